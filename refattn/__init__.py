@@ -1,0 +1,48 @@
+"""Reference implementation of random-feature attention for every array library.
+
+Submodules load when first used: ``refattn.sampling`` is there without being imported at start.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import attention, estimators, kernels, sampling
+    from .attention import Attended, attend, merge, softmax_attention
+    from .estimators import random_feature_attention
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Attended",
+    "attend",
+    "attention",
+    "estimators",
+    "kernels",
+    "merge",
+    "random_feature_attention",
+    "sampling",
+    "softmax_attention",
+]
+
+_HOME = {
+    "Attended": "attention",
+    "attend": "attention",
+    "merge": "attention",
+    "random_feature_attention": "estimators",
+    "softmax_attention": "attention",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return import_module(f".{name}", __name__)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,120 @@
+"""The array library behind the arguments: the only module that imports array_api_compat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+from array_api_compat import (
+    array_namespace,
+    device,
+    is_array_api_obj,
+    is_jax_array,
+    is_numpy_array,
+)
+
+Array = Any  # any array of a library that array_api_compat knows; shapes are in the docstrings
+
+__all__ = [
+    "Array",
+    "array_namespace",
+    "block_shape",
+    "blocks",
+    "constant",
+    "device",
+    "is_array_api_obj",
+    "is_numpy_array",
+    "part",
+    "put",
+    "tiles",
+]
+
+# Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
+_NUMPY_BLOCK = (512, 512)
+_OTHER_BLOCK = (8192, 2048)
+
+
+def constant(value: Any, like: Array) -> Array:
+    """Move host data (a number or a NumPy array) to the dtype and device of `like`."""
+    xp = array_namespace(like)
+    if is_array_api_obj(value) and not is_numpy_array(value):
+        return xp.astype(value, like.dtype)
+    return xp.asarray(value, dtype=like.dtype, device=device(like))
+
+
+def block_shape(x: Array) -> tuple[int, int]:
+    """Return how many queries and how many keys one block of scores holds."""
+    return _NUMPY_BLOCK if is_numpy_array(x) else _OTHER_BLOCK
+
+
+def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Cut range(start, stop) into slices of at most `size`."""
+    for i in range(start, stop, size):
+        yield slice(i, min(i + size, stop))
+
+
+def tiles(shape: tuple[int, ...], size: int) -> Iterator[tuple[slice, ...]]:
+    """Cut an index space into boxes of at most max(size, 1) elements, last axes first."""
+    steps = []
+    for length in reversed(shape):
+        steps.append(max(1, min(length, size)))
+        size //= steps[-1]
+    yield from product(*(blocks(0, n, s) for n, s in zip(shape, reversed(steps), strict=True)))
+
+
+def part(x: Array, index: tuple[slice, ...]) -> Array:
+    """Take `index` of the last axes of `x`, as if axes of length 1 were broadcast."""
+    index = index[max(0, len(index) - x.ndim) :]
+    shape = x.shape[x.ndim - len(index) :]
+    whole = slice(None)
+    return x[(..., *(whole if n == 1 else i for n, i in zip(shape, index, strict=True)))]
+
+
+def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
+    """Write `values`, broadcast, into our own buffer `out` and return it (JAX: a new array)."""
+    xp = array_namespace(out)
+    shape = tuple(len(range(*i.indices(n))) for i, n in zip(index, out.shape, strict=True))
+    values = xp.broadcast_to(values, shape)
+    if is_jax_array(out):
+        return out.at[index].set(values)
+    out[index] = values
+    return out
+
+
+def broadcast_lead(*arrays: Array | None, core: int = 2) -> tuple[int, ...]:
+    """Broadcast the axes before the last `core` of every array given."""
+    return np.broadcast_shapes(
+        *(tuple(x.shape[: max(0, x.ndim - core)]) for x in arrays if x is not None)
+    )
+
+
+def group_heads(q: Array, k: Array, v: Array, *more: Array | None) -> tuple[list[Array], Any]:
+    """Give query heads that share a key head an axis of their own, so that they broadcast.
+
+    With H query and G key heads, (..., H, n, d) becomes (..., G, H/G, n, d) and (..., G, m, d)
+    becomes (..., G, 1, m, d). Returns the arrays and the function that undoes it on results whose
+    last `core` axes follow the heads.
+    """
+    heads, groups = head_counts(q, k, v)
+    if heads == groups or 1 in (heads, groups):
+        return [q, k, v, *more], lambda x, core=2: x
+
+    def split(x: Array | None) -> Array | None:
+        if x is None or x.ndim < 3:
+            return x
+        inner = (groups, heads // groups) if x.shape[-3] == heads else (x.shape[-3], 1)
+        return array_namespace(x).reshape(x, (*x.shape[:-3], *inner, *x.shape[-2:]))
+
+    def join(x: Array, core: int = 2) -> Array:
+        shape = (*x.shape[: x.ndim - core - 2], heads, *x.shape[x.ndim - core :])
+        return array_namespace(x).reshape(x, shape)
+
+    return [split(x) for x in (q, k, v, *more)], join
+
+
+def head_counts(q: Array, k: Array, v: Array) -> tuple[int, int]:
+    """Return the lengths of the head axis (the third from the end) of `q` and of `k` and `v`."""
+    heads, *groups = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
+    return heads, max(groups) if min(groups) else 0

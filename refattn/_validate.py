@@ -1,0 +1,250 @@
+"""Checks of arguments: shapes and dtypes only, never values, so that they hold under tracing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from ._array import (
+    Array,
+    array_namespace,
+    broadcast_lead,
+    constant,
+    device,
+    head_counts,
+    is_array_api_obj,
+    is_numpy_array,
+)
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> None:
+    """Check what every attention function takes."""
+    arrays(2, q=q, k=k, v=v)
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            "`q` and `k` must have last axes of one length, the head size d, "
+            f"got shapes {_shape(q)} and {_shape(k)}."
+        )
+    if q.shape[-1] == 0:
+        raise ValueError(f"`q` must have a head size d of at least 1, got shape {_shape(q)}.")
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            "`k` and `v` must have next-to-last axes of one length, the number of keys m, "
+            f"got shapes {_shape(k)} and {_shape(v)}."
+        )
+    scores = (*lead(q, k, v), q.shape[-2], k.shape[-2])
+    if bias is not None:
+        arrays(0, q=q, bias=bias)
+        broadcasts("bias", bias, scores, "(..., n, m)")
+    if mask is not None:
+        boolean("mask", mask, "q", q)
+        broadcasts("mask", mask, scores, "(..., n, m)")
+    if not isinstance(causal, bool):
+        raise TypeError(f"`causal` must be True or False, got {_describe(causal)}.")
+
+
+def attended(a: Any, b: Any) -> None:
+    """Check two results of `attend` that are to be merged."""
+    for name, pair in (("a", a), ("b", b)):
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise TypeError(f"`{name}` must be a pair (out, lse), got {_describe(pair)}.")
+        out, lse = pair
+        is_array(f"{name}.lse", lse)
+        arrays(1, **{f"{name}.out": out, f"{name}.lse": lse})
+        if _shape(out)[:-1] != _shape(lse):
+            raise ValueError(
+                f"`{name}.lse` must have the shape of `{name}.out` without its last axis, "
+                f"got shapes {_shape(lse)} and {_shape(out)}."
+            )
+    arrays(1, **{"a.out": a[0], "b.out": b[0]})
+    try:
+        np.broadcast_shapes(_shape(a[1]), _shape(b[1]))
+        matches = a[0].shape[-1] == b[0].shape[-1]
+    except ValueError:
+        matches = False
+    if not matches:
+        raise ValueError(
+            "`a` and `b` must hold means of one length d_v for queries that broadcast, "
+            f"got `out` of shapes {_shape(a[0])} and {_shape(b[0])}."
+        )
+
+
+def arrays(min_ndim: int, **named: Array) -> None:
+    """Check that arrays share one library, one supported dtype and one device."""
+    for name, x in named.items():
+        is_array(name, x)
+        if x.ndim < min_ndim:
+            axes = "1 axis" if min_ndim == 1 else f"{min_ndim} axes"
+            raise ValueError(f"`{name}` must have at least {axes}, got shape {_shape(x)}.")
+    (first, head), *rest = named.items()
+    xp = array_namespace(head)
+    supported = [xp.float32, xp.float64]
+    if is_numpy_array(head):
+        supported.append(np.dtype(np.longdouble))
+    if head.dtype not in supported:
+        raise TypeError(
+            f"`{first}` must have dtype float32 or float64, got {head.dtype}: cast it first, "
+            f"for example with xp.astype({first}, xp.float32)."
+        )
+    for name, x in rest:
+        same_home(name, x, first, head)
+        if x.dtype != head.dtype:
+            raise TypeError(
+                f"`{name}` must have the dtype of `{first}`, {head.dtype}, got {x.dtype}: "
+                "cast one of them first."
+            )
+
+
+def is_array(name: str, x: Any) -> None:
+    """Check that `x` is an array of some library."""
+    if not is_array_api_obj(x):
+        raise TypeError(
+            f"`{name}` must be an array of a library with the array API, got {_describe(x)}."
+        )
+
+
+def same_home(name: str, x: Array, first: str, head: Array) -> None:
+    """Check that two arrays live in one library and on one device."""
+    try:
+        array_namespace(head, x)
+    except TypeError:
+        raise TypeError(
+            f"`{name}` must come from the same array library as `{first}`, "
+            f"got {_describe(x)} and {_describe(head)}."
+        ) from None
+    if device(x) != device(head):
+        raise ValueError(
+            f"`{name}` must be on the device of `{first}`, {device(head)}, got {device(x)}."
+        )
+
+
+def boolean(name: str, x: Any, first: str, head: Array) -> None:
+    """Check a boolean array that goes with `head`."""
+    is_array(name, x)
+    same_home(name, x, first, head)
+    if not array_namespace(x).isdtype(x.dtype, "bool"):
+        raise TypeError(f"`{name}` must have dtype bool (True = attend), got {x.dtype}.")
+
+
+def broadcasts(name: str, x: Array, shape: tuple[int, ...], rule: str) -> None:
+    """Check that `x` broadcasts to `shape` without enlarging it."""
+    try:
+        fits = np.broadcast_shapes(_shape(x), shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"`{name}` must broadcast to {rule} = {shape}, got shape {_shape(x)}.")
+
+
+def lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
+    """Return the broadcast leading axes of q, k and v, grouped heads included."""
+    heads, groups = head_counts(q, k, v)
+    try:
+        if heads == groups or 1 in (heads, groups):
+            return broadcast_lead(q, k, v)
+        if groups and heads % groups == 0:
+            broadcast_lead(k, v)
+            return (*broadcast_lead(q, k, v, core=3), heads)
+    except ValueError:
+        pass
+    raise ValueError(
+        "`q`, `k` and `v` must have leading axes that broadcast, or a head axis (the third from "
+        "the end) whose length in `k` and `v` divides that in `q`, "
+        f"got shapes {_shape(q)}, {_shape(k)} and {_shape(v)}."
+    )
+
+
+def compatible(name: str, x: Array, other: str, y: Array) -> None:
+    """Check that vectors (..., d) have one length and leading axes that broadcast."""
+    try:
+        np.broadcast_shapes(_shape(x), _shape(y))
+        fits = x.shape[-1] == y.shape[-1] > 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"`{name}` and `{other}` must have last axes of one length d >= 1 and leading axes "
+            f"that broadcast, got shapes {_shape(x)} and {_shape(y)}."
+        )
+
+
+def frequencies(
+    omega: Any, log_weight: Any, like: Array, outer: tuple[int, ...] | None = None
+) -> tuple[Array, Array]:
+    """Check frequencies (..., S, d) and log weights (..., S), and bring them to `like`.
+
+    Both may be NumPy arrays, whatever `like`, an array (..., d), is. Leading axes broadcast to
+    `outer` if that is given.
+    """
+    d = like.shape[-1]
+    cast = []
+    for name, x in (("omega", omega), ("log_weight", log_weight)):
+        if x is None:
+            x = np.zeros(1)
+        is_array(name, x)
+        if not is_numpy_array(x):
+            same_home(name, x, "q" if outer is not None else "x", like)
+        if not array_namespace(x).isdtype(x.dtype, "real floating"):
+            raise TypeError(f"`{name}` must have a real floating dtype, got {x.dtype}.")
+        cast.append(constant(x, like))
+    omega, log_weight = cast
+    if omega.ndim < 2 or omega.shape[-1] != d or omega.shape[-2] < 1:
+        raise ValueError(f"`omega` must have shape (..., S, {d}) with S >= 1, got {_shape(omega)}.")
+    samples = omega.shape[-2]
+    if outer is None:
+        outer = _shape(omega)[:-2]
+    broadcasts("omega", omega, (*outer, samples, d), "(..., S, d)")
+    broadcasts("log_weight", log_weight, (*outer, samples), "(..., S)")
+    return omega, log_weight
+
+
+def real(name: str, value: Any, *, positive: bool = False, optional: bool = False) -> None:
+    """Check a finite real number."""
+    if value is None and optional:
+        return
+    kind = "positive finite real number" if positive else "finite real number"
+    kind += " or None" if optional else ""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        raise TypeError(f"`{name}` must be a {kind}, got {_describe(value)}.")
+    if not math.isfinite(value) or (positive and value <= 0):
+        raise ValueError(f"`{name}` must be a {kind}, got {value}.")
+
+
+def positive_integer(name: str, value: Any) -> None:
+    """Check an integer of at least 1."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
+        raise TypeError(f"`{name}` must be a positive integer, got {_describe(value)}.")
+    if value < 1:
+        raise ValueError(f"`{name}` must be a positive integer, got {value}.")
+
+
+def choice(name: str, value: Any, options: Iterable[str]) -> None:
+    """Check a name against the names that exist."""
+    options = sorted(options)
+    if value not in options:
+        listed = ", ".join(f'"{option}"' for option in options)
+        raise ValueError(f"`{name}` must be one of {listed}, got {value!r}.")
+
+
+def _shape(x: Array) -> tuple[int, ...]:
+    return tuple(x.shape)
+
+
+def _describe(x: Any) -> str:
+    kind = type(x)
+    if is_array_api_obj(x):
+        return f"{kind.__module__}.{kind.__qualname__}"
+    value = f"{x!r} of type " if isinstance(x, str | int | float) else ""
+    return value + kind.__qualname__

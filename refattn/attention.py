@@ -1,0 +1,363 @@
+"""Exact softmax attention in blocks: the one numerical kernel of the package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+from . import _validate
+from ._array import (
+    Array,
+    array_namespace,
+    block_shape,
+    blocks,
+    broadcast_lead,
+    constant,
+    device,
+    group_heads,
+    part,
+    put,
+    tiles,
+)
+
+__all__ = ["Attended", "attend", "merge", "softmax_attention"]
+
+
+_SUM = 64  # terms that one matrix product may add
+
+
+class Attended(NamedTuple):
+    """Attention over some set of keys, with what it takes to merge it with another set.
+
+    Attributes
+    ----------
+    out : array, shape (..., n, d_v)
+        Weighted mean of the values; 0 for a query that sees no key.
+    lse : array, shape (..., n)
+        Log-sum-exp of the scores, the log of the normaliser; -inf for a query that sees no key.
+    """
+
+    out: Array
+    lse: Array
+
+
+class _Mean(NamedTuple):
+    """Softmax mean over some keys; the normaliser is mass * e^base."""
+
+    out: Array  # (..., n, d_v)
+    mass: Array  # (..., n, 1)
+    base: Array  # (..., n, 1), -inf where no key was seen
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    scale: float = 1.0,
+) -> Attended:
+    r"""Compute softmax attention and its log normaliser.
+
+    .. math::
+        s_{ij} = \mathrm{scale}\; q_i \cdot k_j + \mathrm{bias}_{ij}, \qquad
+        \mathrm{lse}_i = \log \sum_j e^{s_{ij}}, \qquad
+        \mathrm{out}_i = \sum_j e^{s_{ij} - \mathrm{lse}_i} v_j
+
+    Every estimator of the package is made of this function and `merge`. Scores are computed in
+    blocks and never all held at once: the memory used beside the arguments and the result does
+    not depend on n, m or the leading axes.
+
+    Parameters
+    ----------
+    q : array, shape (..., n, d), float32 or float64
+        Queries. On NumPy, longdouble too. Leading axes of all arguments broadcast.
+    k : array, shape (..., m, d), dtype of `q`
+        Keys. m may be 0. Grouped queries: when the axis before the last two (the head axis) of
+        `k` and `v` divides that of `q`, consecutive query heads share a key head: with H query
+        heads and G key heads, query head h uses key head h // (H // G).
+    v : array, shape (..., m, d_v), dtype of `q`
+        Values.
+    bias : array, broadcasting to (..., n, m), dtype of `q`, optional
+        Added to the scores; -inf hides a key as `mask` does.
+    mask : array of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key. Masking a key equals deleting it: NaN in a
+        masked key or value does not reach the result.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n: the last query sees every key (the
+        bottom-right convention).
+    scale : float, default 1.0
+        Factor on q . k.
+
+    Returns
+    -------
+    Attended
+        `out`, shape (..., n, d_v), and `lse`, shape (..., n), with the namespace, dtype and
+        device of `q`. A query that sees no key has out 0 and lse -inf, the identity of `merge`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array, if arrays come from different libraries, have different
+        dtypes or a dtype other than those above, or if `mask` is not boolean.
+    ValueError
+        If shapes do not match or devices differ.
+
+    Notes
+    -----
+    Against exact arithmetic on the same floats, the error of `out` (relative to the largest
+    value) and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|), with C = 16
+    asserted by the tests and far less seen. Scores must be representable: where scale * q . k
+    itself overflows the dtype, the row is NaN. NaN goes to the rows it reaches and no further.
+
+    The recurrence over blocks (running maximum and rescaled sums) is that of Milakov and
+    Gimelshein, arXiv:1805.02867.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import attend
+    >>> q, k, v = np.zeros((1, 2)), np.ones((3, 2)), np.array([[0.0], [3.0], [6.0]])
+    >>> attend(q, k, v)
+    Attended(out=array([[3.]]), lse=array([1.09861229]))
+    >>> attend(q, k, v, mask=np.array([True, True, False])).out
+    array([[1.5]])
+    """
+    _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
+    _validate.real("scale", scale)
+    (q, k, v, bias, mask), ungroup = group_heads(q, k, v, bias, mask)
+    out, lse = _attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale)
+    return Attended(ungroup(out), ungroup(lse, core=1))
+
+
+def merge(a: Attended, b: Attended) -> Attended:
+    r"""Combine attention over two disjoint sets of keys.
+
+    .. math::
+        \mathrm{lse} = \log(e^{\mathrm{lse}_a} + e^{\mathrm{lse}_b}), \qquad
+        \mathrm{out} = e^{\mathrm{lse}_a - \mathrm{lse}} \mathrm{out}_a
+                     + e^{\mathrm{lse}_b - \mathrm{lse}} \mathrm{out}_b
+
+    Associative and commutative, with identity (0, -inf): blocks of keys, streams and machines
+    may be combined in any order.
+
+    Parameters
+    ----------
+    a, b : Attended
+        `out` of shape (..., n, d_v) and `lse` of shape (..., n); leading axes broadcast. Same
+        namespace, dtype and device.
+
+    Returns
+    -------
+    Attended
+        As if the queries had attended to both sets at once.
+
+    Raises
+    ------
+    TypeError
+        If `a` or `b` is not a pair of arrays of one library and one dtype.
+    ValueError
+        If shapes do not match or devices differ.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import attend, merge
+    >>> q, k, v = np.ones((1, 2)), np.eye(2), np.array([[1.0], [3.0]])
+    >>> merge(attend(q, k[:1], v[:1]), attend(q, k[1:], v[1:])).out, attend(q, k, v).out
+    (array([[2.]]), array([[2.]]))
+    """
+    _validate.attended(a=a, b=b)
+    return _merge(Attended(*a), Attended(*b))
+
+
+def softmax_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Compute exact softmax attention.
+
+    .. math:: \mathrm{out}_i = \sum_j \mathrm{softmax}_j(\mathrm{scale}\; q_i \cdot k_j) \, v_j
+
+    Reference 000, Attention(Q, K, V); reference 002, eq. (3); reference 003, SoftmaxAttn. (The
+    references are listed in the README.)
+
+    Parameters
+    ----------
+    q, k, v, bias, mask, causal
+        As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v), all float32 or float64.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import softmax_attention
+    >>> q = k = np.array([[0.0], [np.log(3.0)]])
+    >>> softmax_attention(q, k, np.array([[0.0], [4.0]]), scale=1 / np.log(3.0))
+    array([[2.],
+           [3.]])
+    """
+    _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
+    _validate.real("scale", scale, optional=True)
+    (q, k, v, bias, mask), ungroup = group_heads(q, k, v, bias, mask)
+    if scale is None:
+        scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
+    return ungroup(_attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale).out)
+
+
+def _attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    bias: Array | None = None,
+    key_bias: Callable[[Array], Array] | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    scale: float | Array = 1.0,
+    block: tuple[int, int] | None = None,
+) -> Attended:
+    """`attend` with trusted arguments; `key_bias` maps keys (..., b, d) to their bias (..., b)."""
+    xp = array_namespace(q, k, v)
+    n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
+    lead = broadcast_lead(q, k, v, bias, mask)
+    rows, columns = block or block_shape(q)
+    rows, columns, budget = max(1, min(n, rows)), max(1, min(m, columns)), rows * columns
+    nothing = _Mean(
+        xp.zeros((1, 1), dtype=q.dtype, device=device(q)),
+        xp.zeros((1, 1), dtype=q.dtype, device=device(q)),
+        xp.full((1, 1), -math.inf, dtype=q.dtype, device=device(q)),
+    )
+
+    def means(head: tuple[slice, ...], i: slice) -> Iterator[_Mean]:
+        q_i = part(q, (*head, i, slice(None))) * scale
+        stop = max(0, min(m, i.stop + m - n)) if causal else m
+        for j in blocks(0, stop, columns):
+            k_j = part(k, (*head, j, slice(None)))
+            scores = q_i @ xp.matrix_transpose(k_j)
+            if key_bias is not None:
+                scores = scores + key_bias(k_j)[..., None, :]
+            if bias is not None:
+                scores = scores + part(bias, (*head, i, j))
+            visible = None if mask is None else part(mask, (*head, i, j))
+            if causal and j.stop > i.start + m - n + 1:
+                past = _past(i, j, m - n, device(q), xp)
+                visible = past if visible is None else visible & past
+            yield _mean(scores, part(v, (*head, j, slice(None))), visible, xp)
+
+    out = xp.empty((*lead, n, d_v), dtype=q.dtype, device=device(q))
+    lse = xp.empty((*lead, n), dtype=q.dtype, device=device(q))
+    for head in tiles(lead, budget // (rows * columns)):
+        for i in blocks(0, n, rows):
+            parts = means(head, i)
+            done = _finish(reduce(partial(_combine, xp=xp), parts, next(parts, nothing)), xp)
+            out = put(out, (*head, i, slice(0, d_v)), done.out)
+            lse = put(lse, (*head, i), done.lse)
+    return Attended(out, lse)
+
+
+def _past(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:
+    """Whether query i sees key j in causal attention: j <= i + shift, shape (rows, columns)."""
+    queries = xp.arange(i.start + shift, i.stop + shift, device=device)
+    keys = xp.arange(j.start, j.stop, device=device)
+    return queries[:, None] >= keys[None, :]
+
+
+def _mean(scores: Array, v: Array, visible: Array | None, xp: Any) -> _Mean:
+    """Average the values (..., m, d_v) under the softmax of the scores (..., n, m)."""
+    if visible is not None:
+        scores = xp.where(visible, scores, -math.inf)
+        finite = xp.isfinite(v)
+        unclean = xp.logical_not(xp.all(finite, axis=-1))
+        tainted = xp.any(visible & unclean[..., None, :], axis=-1, keepdims=True)
+        v = xp.where(finite, v, 0.0)  # 0 * nan is nan: a hidden value must not be multiplied
+    weights, mass, base = _weigh(scores, xp)
+    out = _weighted_sum(weights, v) / _nonzero(mass, xp)
+    if visible is not None:
+        out = xp.where(tainted, math.nan, out)
+    return _Mean(out, mass, base)
+
+
+def _weighted_sum(weights: Array, v: Array) -> Array:
+    """Multiply matrices by pairwise summation over the keys.
+
+    A plain product may add N equal terms in turn, whose rounding errors, all of one sign, were
+    seen to reach N / 9 eps.
+    """
+    m = v.shape[-2]
+    if m <= _SUM:
+        return weights @ v
+    return _weighted_sum(weights[..., : m // 2], v[..., : m // 2, :]) + _weighted_sum(
+        weights[..., m // 2 :], v[..., m // 2 :, :]
+    )
+
+
+def _weigh(scores: Array, xp: Any) -> tuple[Array, Array, Array]:
+    """Softmax weights (..., n, m), not normalised, with their sum and log scale (..., n, 1)."""
+    # Weights that sum to at most 1/2 keep sums of the largest finite values finite.
+    base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * scores.shape[-1])
+    weights = xp.exp(scores - _finite(base, xp))
+    return weights, xp.sum(weights, axis=-1, keepdims=True), base
+
+
+def _combine(a: _Mean, b: _Mean, xp: Any) -> _Mean:
+    """Merge the means over two sets of keys."""
+    base = xp.maximum(a.base, b.base)
+    mass_a = a.mass * xp.exp(a.base - _finite(base, xp))
+    mass_b = b.mass * xp.exp(b.base - _finite(base, xp))
+    mass = mass_a + mass_b
+    safe = _nonzero(mass, xp)
+    return _Mean(a.out * (mass_a / safe) + b.out * (mass_b / safe), mass, base)
+
+
+def _log(mass: Array, base: Array, xp: Any) -> Array:
+    """Log of mass * e^base, shape (..., n)."""
+    return xp.where(mass == 0, -math.inf, base + xp.log(_nonzero(mass, xp)))[..., 0]
+
+
+def _finish(mean: _Mean, xp: Any) -> Attended:
+    return Attended(mean.out, _log(mean.mass, mean.base, xp))
+
+
+def _log_sum_exp(scores: Array) -> Array:
+    """Reduce the last axis, which must not be empty."""
+    xp = array_namespace(scores)
+    _, mass, base = _weigh(scores, xp)
+    return _log(mass, base, xp)
+
+
+def _merge(a: Attended, b: Attended) -> Attended:
+    xp = array_namespace(*a, *b)
+    of_a, of_b = (_Mean(x.out, xp.ones_like(x.lse)[..., None], x.lse[..., None]) for x in (a, b))
+    return _finish(_combine(of_a, of_b, xp), xp)
+
+
+def _finite(base: Array, xp: Any) -> Array:
+    """Replace -inf, the base of an empty set, by 0: -inf - 0 is -inf where -inf - (-inf) is nan."""
+    return xp.where(base == -math.inf, 0.0, base)
+
+
+def _nonzero(mass: Array, xp: Any) -> Array:
+    """Replace 0, the mass of an empty set, by 1."""
+    return xp.where(mass == 0, 1.0, mass)

@@ -1,0 +1,163 @@
+"""One fixture for every array library, and the table of measured accuracy."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile("repeatable")
+
+
+class Host:
+    """Marks a NumPy argument that stays NumPy whatever the library under test."""
+
+    def __init__(self, value: np.ndarray) -> None:
+        self.value = value
+
+
+class Backend:
+    """Calls a function with arrays of one library and brings the results back to NumPy.
+
+    Each call also checks that the results have the namespace, dtype and device of the arguments
+    and that no argument was written to.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        if name in ("numpy", "numpy-readonly"):
+            self.xp, self.device = np, "cpu"
+        elif name == "array_api_strict":
+            self.xp = pytest.importorskip("array_api_strict")
+            self.device = self.xp.Device("device1")  # not the default device
+        elif name == "jax":
+            self.jax = pytest.importorskip("jax")
+            self.jax.config.update("jax_enable_x64", True)
+            self.xp, self.device = self.jax.numpy, self.jax.devices()[0]
+        elif name == "torch":
+            self.xp = pytest.importorskip("torch")
+            self.device = self.xp.device("cpu")
+        elif name == "dask":
+            self.xp = pytest.importorskip("dask.array")
+            self.device = "cpu"
+        elif name == "cupy":
+            self.xp = pytest.importorskip("cupy")
+            try:
+                self.xp.cuda.runtime.getDeviceCount()
+            except self.xp.cuda.runtime.CUDARuntimeError:
+                pytest.skip("CuPy is installed but there is no GPU")
+            self.device = self.xp.cuda.Device(0)
+
+    def array(self, x: np.ndarray) -> Any:
+        if self.name == "numpy":
+            return x.copy()
+        if self.name == "numpy-readonly":
+            x = x.copy()
+            x.flags.writeable = False
+            return x
+        if self.name == "array_api_strict":
+            return self.xp.asarray(x, device=self.device)
+        if self.name == "torch":
+            return self.xp.asarray(x.copy())
+        if self.name == "dask":
+            return self.xp.asarray(x, chunks=tuple(max(1, n // 2 + n % 2) for n in x.shape))
+        return self.xp.asarray(x)
+
+    def numpy(self, x: Any) -> np.ndarray:
+        if self.name == "array_api_strict":
+            x = self.xp.asarray(x, device=self.xp.Device("CPU_DEVICE"))
+        return self.xp.asnumpy(x) if self.name == "cupy" else np.asarray(x)
+
+    def call(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call `fn`, under jit on JAX and without computing anything on Dask."""
+        named = {**dict(enumerate(args)), **kwargs}
+        traced = {k: self.array(x) for k, x in named.items() if isinstance(x, np.ndarray)}
+        static = {k: getattr(x, "value", x) for k, x in named.items() if k not in traced}
+
+        def run(arrays: dict[Any, Any]) -> Any:
+            given = {**static, **arrays}
+            positional = [given.pop(i) for i in range(len(args))]
+            return fn(*positional, **given)
+
+        with self.guard():
+            result = self.jit(run)(traced)
+        for name, x in traced.items():
+            np.testing.assert_array_equal(self.numpy(x), named[name], err_msg=f"{name} changed")
+        dtype = next(iter(x.dtype for x in named.values() if isinstance(x, np.ndarray)))
+        if isinstance(result, tuple):
+            return type(result)(*(self.check(x, dtype) for x in result))
+        return self.check(result, dtype)
+
+    def jit(self, run: Any) -> Any:
+        if self.name != "jax":
+            return run
+        # JAX takes dictionaries with keys of one type only.
+        return lambda arrays: self.jax.jit(
+            lambda items: run(dict(zip(arrays, items, strict=True)))
+        )(list(arrays.values()))
+
+    def guard(self) -> Any:
+        if self.name == "array_api_strict":
+            return self.xp.ArrayAPIStrictFlags(
+                api_version="2024.12",
+                boolean_indexing=False,
+                data_dependent_shapes=False,
+                enabled_extensions=(),
+            )
+        if self.name == "dask":
+            import dask
+
+            def refuse(*args: Any, **kwargs: Any) -> None:
+                raise AssertionError("the function computed a Dask graph")
+
+            return dask.config.set(scheduler=refuse)
+        return contextlib.nullcontext()
+
+    def check(self, x: Any, dtype: np.dtype) -> np.ndarray:
+        from array_api_compat import array_namespace, device
+
+        assert array_namespace(x) is array_namespace(self.array(np.zeros(1)))
+        assert device(x) == self.device
+        x = self.numpy(x)
+        assert x.dtype == dtype
+        return x
+
+
+@pytest.fixture(
+    params=["numpy", "numpy-readonly", "array_api_strict", "jax", "torch", "dask", "cupy"]
+)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return Backend(request.param)
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request: pytest.FixtureRequest) -> np.dtype:
+    return np.dtype(request.param)
+
+
+_accuracy: dict[tuple[str, str], float] = {}
+
+
+@pytest.fixture
+def record_accuracy() -> Any:
+    """Collect (case, dtype, error in units of the accuracy contract) for the table at the end."""
+
+    def record(case: str, dtype: Any, units: float) -> None:
+        _accuracy[case, str(dtype)] = max(units, _accuracy.get((case, str(dtype)), 0.0))
+
+    return record
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _accuracy:
+        terminalreporter.section("error against 50-digit arithmetic")
+        terminalreporter.write_line(f"{'case':<52}{'dtype':<12}units of eps (1 + |exponent|)")
+        for (case, dtype), units in sorted(_accuracy.items()):
+            terminalreporter.write_line(f"{case:<52}{dtype:<12}{units:6.2f}")
+        worst = max(_accuracy.values())
+        terminalreporter.write_line(f"largest: C = {worst:.2f}, asserted C = 16")

@@ -1,0 +1,392 @@
+"""attend, merge and softmax_attention."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from conftest import Backend
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import CONTRACT
+
+from refattn import Attended, attend, merge, softmax_attention
+from refattn.attention import _attend
+
+
+def draw(rng: np.random.Generator, *shape: int, dtype: Any = np.float64, size: float = 1.0) -> Any:
+    return (size * rng.standard_normal(shape)).astype(dtype)
+
+
+def with_norm(x: np.ndarray, length: float) -> np.ndarray:
+    norms = np.sqrt(np.sum(x.astype(np.float64) ** 2, -1, keepdims=True))
+    return (x / norms * length).astype(x.dtype)
+
+
+def tolerance(q: np.ndarray, k: np.ndarray, scale: float = 1.0) -> float:
+    """Twice the contract: both sides of a comparison are rounded."""
+    exponent = abs(scale) * reference.norm(q) * reference.norm(k)
+    return 2 * CONTRACT * float(np.finfo(q.dtype).eps) * (1 + exponent)
+
+
+# --- against 50-digit arithmetic ---------------------------------------------------------------
+
+CASES = {
+    "logits of order 1": (1.0, 1.0),
+    "logits to 1e4": (100.0, 100.0),
+    "norms 1e3, logits to 1e4": (1e3, 10.0),
+    "norms 1e-3": (1e-3, 1e-3),
+}
+
+
+@pytest.mark.parametrize("d", [1, 2, 64])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("variant", ["full", "causal", "masked", "biased"])
+def test_attend_accuracy(
+    case: str, d: int, variant: str, dtype: np.dtype, record_accuracy: Any
+) -> None:
+    rng = np.random.default_rng([d, len(case), len(variant)])
+    n, m = 6, 8
+    norm_q, norm_k = CASES[case]
+    q = with_norm(draw(rng, n, d, dtype=dtype), norm_q)
+    k = with_norm(draw(rng, m, d, dtype=dtype), norm_k)
+    v = draw(rng, m, 3, dtype=dtype)
+    options: dict[str, Any] = {}
+    visible: Any = True
+    bias: Any = 0.0
+    if variant == "causal":
+        options["causal"], visible = True, np.tri(n, m, m - n, dtype=bool)
+    if variant == "masked":
+        options["mask"] = visible = rng.random((n, m)) < 0.4
+    if variant == "biased":
+        options["bias"] = bias = draw(rng, n, m, dtype=dtype, size=10.0)
+    for block in (None, (4, 3)):
+        got = _attend(q, k, v, block=block, **options)
+        want = reference.attend(q, k, v, bias, visible)
+        exponent = norm_q * norm_k + float(np.max(np.abs(bias)))
+        seen = np.isfinite(got.lse)
+        np.testing.assert_array_equal(seen, np.broadcast_to(visible, (n, m)).any(-1))
+        np.testing.assert_array_equal(got.out[~seen], 0)
+        worst = max(
+            reference.error(got.out, want[0], np.abs(v).max(), exponent),
+            reference.error(got.lse[seen], want[1][seen], 1, exponent),
+        )
+        record_accuracy(f"attend, {variant}, {case}", dtype, worst)
+        assert worst <= CONTRACT
+
+
+@pytest.mark.parametrize(
+    ("name", "q", "k"),
+    [
+        ("one key", [[3.0, 4.0]], [[1.0, -2.0]]),
+        ("equal keys", [[3.0, 4.0], [-1e3, 10.0]], [[7.0, -3.0]] * 5),
+        ("opposite keys at 1e4", [[1e2, 0.0]], [[1e2, 0.0], [-1e2, 0.0]]),
+        ("all scores -1e4", [[1e2, 0.0]], [[-1e2, 0.0], [-1e2, 1.0]]),
+    ],
+)
+def test_attend_accuracy_special(
+    name: str, q: Any, k: Any, dtype: np.dtype, record_accuracy: Any
+) -> None:
+    q, k = np.array(q, dtype), np.array(k, dtype)
+    v = draw(np.random.default_rng(1), k.shape[0], 2, dtype=dtype)
+    got, want = attend(q, k, v), reference.attend(q, k, v)
+    exponent = reference.norm(q) * reference.norm(k)
+    worst = max(
+        reference.error(got.out, want[0], np.abs(v).max(), exponent),
+        reference.error(got.lse, want[1], 1, exponent),
+    )
+    record_accuracy(f"attend, {name}", dtype, worst)
+    assert worst <= CONTRACT
+
+
+def test_longdouble_keeps_its_digits(record_accuracy: Any) -> None:
+    rng = np.random.default_rng(5)
+    q, k, v = draw(rng, 4, 7), draw(rng, 5, 7), draw(rng, 5, 2)
+    got = softmax_attention(*(x.astype(np.longdouble) for x in (q, k, v)))
+    want = reference.attend(q, k, v, scale=1 / reference.mp.sqrt(7))[0]
+    eps = float(np.finfo(np.longdouble).eps)
+    difference = [
+        abs(reference.mp.mpf(float(a)) + reference.mp.mpf(float(a - np.longdouble(float(a)))) - b)
+        for a, b in zip(got.ravel(), want.ravel(), strict=True)
+    ]
+    units = float(max(difference)) / (eps * (1 + reference.norm(q) * reference.norm(k)))
+    record_accuracy("softmax_attention", "longdouble", units)
+    assert units <= CONTRACT
+
+
+@pytest.mark.parametrize("largest", [0.999, 0.5, 1e-300, 5e-324])
+def test_extreme_values_stay_finite(largest: float, dtype: np.dtype) -> None:
+    # Sums of the values overflow; their mean does not.
+    size = np.finfo(dtype).max if largest > 1e-3 else 1.0
+    v = np.full((700, 2), dtype.type(largest * float(size)), dtype)
+    q, k = np.zeros((3, 2), dtype), np.zeros((700, 2), dtype)
+    out = attend(q, k, v).out
+    assert np.all(np.isfinite(out))
+    tiny = float(np.finfo(dtype).smallest_subnormal)
+    np.testing.assert_allclose(out, v[:3], rtol=CONTRACT * float(np.finfo(dtype).eps), atol=tiny)
+
+
+@pytest.mark.parametrize("m", [1000, 30_000])
+@pytest.mark.parametrize("value", [0.999, 0.7])
+def test_many_equal_values(m: int, value: float, dtype: np.dtype, record_accuracy: Any) -> None:
+    # The worst case for sums: rounding errors of equal terms all have one sign.
+    v = np.full((m, 4), value, dtype)
+    rng = np.random.default_rng(0)
+    for size in (0.0, 1.0):
+        q, k = draw(rng, 3, 2, dtype=dtype, size=size), draw(rng, m, 2, dtype=dtype, size=size)
+        got = attend(q, k, v).out
+        exponent = reference.norm(q) * reference.norm(k)
+        units = reference.error(got, reference.exact(v[:3]), value, exponent)
+        record_accuracy(f"attend, {m} equal values", dtype, units)
+        assert units <= CONTRACT
+
+
+# --- conventions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (5, 3), (1, 4), (4, 0), (0, 4), (0, 0)])
+def test_causal_is_bottom_right(n: int, m: int) -> None:
+    rng = np.random.default_rng(n * 10 + m)
+    q, k, v = draw(rng, 2, n, 3), draw(rng, 2, m, 3), draw(rng, 2, m, 2)
+    got = attend(q, k, v, causal=True)
+    visible = np.array([[j <= i + m - n for j in range(m)] for i in range(n)], bool).reshape(n, m)
+    want = attend(q, k, v, mask=visible)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-14)
+
+
+def test_no_key_gives_the_identity_of_merge() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = draw(rng, 2, 3, 4), draw(rng, 2, 5, 4), draw(rng, 2, 5, 6)
+    for empty in (
+        attend(q, k, v, mask=np.zeros((3, 5), bool)),
+        attend(q, k[:, :0], v[:, :0]),
+        attend(q, k, v, bias=np.full((3, 5), -np.inf)),
+    ):
+        np.testing.assert_array_equal(empty.out, np.zeros((2, 3, 6)))
+        np.testing.assert_array_equal(empty.lse, np.full((2, 3), -np.inf))
+        some = attend(q, k, v)
+        for merged in (merge(empty, some), merge(some, empty)):
+            np.testing.assert_allclose(merged.out, some.out, rtol=1e-15)
+            np.testing.assert_allclose(merged.lse, some.lse, rtol=1e-15)
+        np.testing.assert_array_equal(merge(empty, empty).lse, empty.lse)
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(8, 2), (6, 6), (6, 1), (1, 3), (4, 4)])
+def test_grouped_heads_are_contiguous(heads: int, groups: int) -> None:
+    rng = np.random.default_rng(heads)
+    q, k, v = draw(rng, 2, heads, 5, 3), draw(rng, 2, groups, 7, 3), draw(rng, 2, groups, 7, 2)
+    mask = rng.random((2, heads, 5, 7)) < 0.8
+    mask[..., 0] = True
+    if heads == 1:
+        mask = mask[:, :1]
+    got = softmax_attention(q, k, v, mask=mask, causal=True)
+    for h in range(max(heads, groups)):
+        g = h // (heads // groups) if heads >= groups else h
+        visible = mask[:, min(h, heads - 1)] & np.tri(5, 7, 2, dtype=bool)
+        want = reference.softmax_attention(q[:, min(h, heads - 1)], k[:, g], v[:, g], visible)
+        np.testing.assert_allclose(got[:, h], want, atol=1e-13)
+
+
+def test_leading_axes_broadcast() -> None:
+    rng = np.random.default_rng(3)
+    q, k, v = draw(rng, 3, 1, 4, 2), draw(rng, 5, 6, 2), draw(rng, 2, 3, 5, 6, 7)
+    mask, bias = rng.random((5, 1, 6)) < 0.7, draw(rng, 3, 1, 1, 6)
+    got = attend(q, k, v, mask=mask, bias=bias)
+    full = (2, 3, 5)
+    want = attend(
+        np.broadcast_to(q, (*full, 4, 2)),
+        np.broadcast_to(k, (*full, 6, 2)),
+        v,
+        mask=np.broadcast_to(mask, (*full, 4, 6)),
+        bias=np.broadcast_to(bias, (*full, 4, 6)),
+    )
+    np.testing.assert_allclose(got.out, want.out, atol=1e-14)
+    np.testing.assert_allclose(got.lse, want.lse, atol=1e-14)
+
+
+def test_hidden_nan_does_not_reach_the_result() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = draw(rng, 6, 3), draw(rng, 6, 3), draw(rng, 6, 2)
+    clean = attend(q, k, v, causal=True)
+    for value in (np.nan, np.inf, -np.inf, 1e300):
+        for spoiled in (0, 1):
+            arrays = [k.copy(), v.copy()]
+            arrays[spoiled][4] = value
+            with np.errstate(invalid="ignore"):  # NumPy reports inf * 0 in the hidden scores
+                got = attend(q, *arrays, causal=True)
+            np.testing.assert_array_equal(got.out[:4], clean.out[:4])
+            np.testing.assert_array_equal(got.lse[:4], clean.lse[:4])
+            if np.isnan(value):
+                assert np.all(np.isnan(got.out[4:]))
+    q[2] = np.nan
+    got = attend(q, k, v)
+    np.testing.assert_array_equal(np.isnan(got.lse), np.arange(6) == 2)
+
+
+# --- identities ----------------------------------------------------------------------------------
+
+sizes = st.integers(1, 7)
+seeds = st.integers(0, 2**32 - 1)
+magnitudes = st.sampled_from([1e-8, 0.1, 1.0, 10.0, 100.0])
+dtypes = st.sampled_from([np.float32, np.float64])
+
+
+@st.composite
+def problems(draw_: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(draw_(seeds))
+    n, m, d, d_v = (draw_(sizes) for _ in range(4))
+    lead = tuple(draw_(st.lists(st.integers(1, 3), max_size=2)))
+    size, dtype = draw_(magnitudes), draw_(dtypes)
+    shapes = (*lead, n, d), (*lead, m, d), (*lead, m, d_v)
+    q, k, v = (draw(rng, *shape, dtype=dtype, size=size) for shape in shapes)
+    return q, k, v / max(size, 1)
+
+
+@given(problems())
+def test_constant_values_give_the_constant(problem: Any) -> None:
+    q, k, v = problem
+    constant = np.broadcast_to(v[..., :1, :], v.shape)
+    got = attend(q, k, constant).out
+    want = np.broadcast_to(v[..., :1, :], got.shape)
+    eps = CONTRACT * float(np.finfo(q.dtype).eps)
+    np.testing.assert_allclose(got, want, rtol=eps, atol=0)
+
+
+@given(problems(), seeds)
+def test_order_of_keys_does_not_matter(problem: Any, seed: int) -> None:
+    q, k, v = problem
+    order = np.random.default_rng(seed).permutation(k.shape[-2])
+    a, b = attend(q, k, v), attend(q, k[..., order, :], v[..., order, :])
+    size = np.abs(v).max()
+    np.testing.assert_allclose(a.out, b.out, rtol=0, atol=tolerance(q, k) * size)
+    np.testing.assert_allclose(a.lse, b.lse, rtol=0, atol=tolerance(q, k))
+
+
+@given(problems(), seeds)
+def test_joint_rotation_and_shift_of_keys(problem: Any, seed: int) -> None:
+    q, k, v = (x.astype(np.float64) for x in problem)
+    rng = np.random.default_rng(seed)
+    rotation = np.linalg.qr(draw(rng, q.shape[-1], q.shape[-1]))[0]
+    shift = draw(rng, q.shape[-1])
+    a = attend(q, k, v).out
+    atol = 2 * tolerance(q, np.concatenate([k, k + shift], -2)) * np.abs(v).max()
+    np.testing.assert_allclose(attend(q @ rotation, k @ rotation, v).out, a, rtol=0, atol=atol)
+    np.testing.assert_allclose(attend(q, k + shift, v).out, a, rtol=0, atol=atol)
+
+
+@given(problems(), st.floats(0.01, 5))
+def test_scale_multiplies_the_scores(problem: Any, scale: float) -> None:
+    q, k, v = (x.astype(np.float64) for x in problem)
+    a, b = attend(q, k, v, scale=scale), attend(scale * q, k, v)
+    np.testing.assert_allclose(a.out, b.out, rtol=0, atol=tolerance(scale * q, k) * np.abs(v).max())
+    np.testing.assert_allclose(
+        softmax_attention(q, k, v, scale=scale), a.out, rtol=0, atol=tolerance(scale * q, k)
+    )
+
+
+@given(problems(), st.lists(st.integers(0, 7), max_size=3), seeds)
+def test_merge_agrees_with_one_pass(problem: Any, cuts: list[int], seed: int) -> None:
+    q, k, v = problem
+    m = k.shape[-2]
+    edges = [0, *sorted(min(c, m) for c in cuts), m]
+    parts = [attend(q, k[..., i:j, :], v[..., i:j, :]) for i, j in pairwise(edges)]
+    np.random.default_rng(seed).shuffle(parts)
+    left = right = Attended(*parts[0])
+    for p in parts[1:]:
+        left, right = merge(left, p), merge(p, right)
+    whole = attend(q, k, v)
+    for merged in (left, right):
+        atol = len(edges) * tolerance(q, k)
+        np.testing.assert_allclose(merged.out, whole.out, rtol=0, atol=atol * np.abs(v).max())
+        np.testing.assert_allclose(merged.lse, whole.lse, rtol=0, atol=atol)
+
+
+@given(problems())
+def test_merge_is_associative_and_commutative(problem: Any) -> None:
+    q, k, v = problem
+    a, b, c = (attend(q, s * k, t * v) for s, t in ((1, 1), (-1, 2), (0.5, -1)))
+    atol = 4 * tolerance(q, k)
+    for x, y in ((merge(merge(a, b), c), merge(a, merge(b, c))), (merge(a, b), merge(b, a))):
+        np.testing.assert_allclose(x.out, y.out, rtol=0, atol=2 * atol * np.abs(v).max())
+        np.testing.assert_allclose(x.lse, y.lse, rtol=0, atol=atol)
+
+
+@given(problems(), st.tuples(sizes, sizes), st.booleans())
+def test_block_size_does_not_matter(problem: Any, block: tuple[int, int], causal: bool) -> None:
+    q, k, v = problem
+    a, b = _attend(q, k, v, causal=causal, block=block), _attend(q, k, v, causal=causal)
+    np.testing.assert_allclose(a.out, b.out, rtol=0, atol=tolerance(q, k) * np.abs(v).max())
+    np.testing.assert_allclose(a.lse, b.lse, rtol=0, atol=tolerance(q, k))
+
+
+@given(st.integers(2, 40), st.integers(1, 39), seeds, st.sampled_from([None, (5, 3), (16, 16)]))
+def test_editing_the_future_changes_nothing(n: int, t: int, seed: int, block: Any) -> None:
+    t = min(t, n - 1)
+    rng = np.random.default_rng(seed)
+    q, k, v = draw(rng, 2, n, 3), draw(rng, 2, n, 3), draw(rng, 2, n, 2)
+    before = _attend(q, k, v, causal=True, block=block)
+    for x in (q, k, v):
+        x[:, t:] = rng.choice([1e3, -1e3, np.nan, np.inf, 0.0], x[:, t:].shape)
+    with np.errstate(all="ignore"):
+        after = _attend(q, k, v, causal=True, block=block)
+    np.testing.assert_array_equal(before.out[:, :t], after.out[:, :t])
+    np.testing.assert_array_equal(before.lse[:, :t], after.lse[:, :t])
+
+
+@given(problems(), seeds)
+def test_masking_equals_deleting(problem: Any, seed: int) -> None:
+    q, k, v = problem
+    kept = np.random.default_rng(seed).random(k.shape[-2]) < 0.6
+    k[..., ~kept, :], v[..., ~kept, :] = np.nan, np.nan
+    a = attend(q, k, v, mask=kept)
+    b = attend(q, k[..., kept, :], v[..., kept, :])
+    if kept.any():
+        atol = tolerance(q, k[..., kept, :])
+        np.testing.assert_allclose(a.out, b.out, rtol=0, atol=atol * np.abs(v[..., kept, :]).max())
+        np.testing.assert_allclose(a.lse, b.lse, rtol=0, atol=atol)
+    else:
+        np.testing.assert_array_equal(a.out, b.out)
+
+
+# --- every array library --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["plain", "causal", "mask", "bias", "groups"])
+def test_backends_agree(backend: Backend, dtype: np.dtype, options: str) -> None:
+    rng = np.random.default_rng(0)
+    heads = 2 if options == "groups" else 4
+    q = draw(rng, 2, 4, 5, 3, dtype=dtype)
+    k, v = draw(rng, 2, heads, 6, 3, dtype=dtype), draw(rng, 2, heads, 6, 2, dtype=dtype)
+    kwargs: dict[str, Any] = {}
+    if options == "causal":
+        kwargs["causal"] = True
+    if options == "mask":
+        kwargs["mask"] = rng.random((2, 1, 5, 6)) < 0.5
+        kwargs["mask"][0, 0, 0] = False
+    if options == "bias":
+        kwargs["bias"] = draw(rng, 4, 1, 6, dtype=dtype)
+    atol = tolerance(q, k)
+    want = attend(q, k, v, scale=0.5, **kwargs)
+    got = backend.call(attend, q, k, v, scale=0.5, **kwargs)
+    np.testing.assert_allclose(got.out, want.out, rtol=0, atol=atol)
+    np.testing.assert_allclose(got.lse, want.lse, rtol=0, atol=atol)
+    got = backend.call(softmax_attention, q, k, v, **kwargs)
+    np.testing.assert_allclose(got, softmax_attention(q, k, v, **kwargs), rtol=0, atol=atol)
+
+
+def test_merge_on_backends(backend: Backend, dtype: np.dtype) -> None:
+    rng = np.random.default_rng(0)
+    a = draw(rng, 2, 3, 4, dtype=dtype), draw(rng, 2, 3, dtype=dtype)
+    b = draw(rng, 2, 3, 4, dtype=dtype), draw(rng, 2, 3, dtype=dtype)
+    a[1][0, 0] = -np.inf
+
+    def merged(*arrays: Any) -> Attended:
+        return merge(Attended(*arrays[:2]), Attended(*arrays[2:]))
+
+    got, want = backend.call(merged, *a, *b), merged(*a, *b)
+    np.testing.assert_allclose(got.out, want.out, rtol=0, atol=tolerance(a[0], b[0]))
+    np.testing.assert_allclose(got.lse, want.lse, rtol=0, atol=tolerance(a[0], b[0]))

@@ -1,0 +1,318 @@
+"""Random-feature attention and the registry of estimators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from conftest import Backend, Host
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import CONTRACT
+from test_attention import draw, seeds, sizes, with_norm
+
+from refattn import estimators, random_feature_attention, sampling, softmax_attention
+
+
+def exponent(q: np.ndarray, k: np.ndarray, omega: np.ndarray, scale: float | None = None) -> float:
+    """Largest exponent of the two hops, in kernel coordinates."""
+    root = float(reference.root(scale, q.shape[-1]))
+    length = reference.norm(omega)
+    norm_q, norm_k = root * reference.norm(q), root * reference.norm(k)
+    return length * max(norm_q, norm_k) + norm_k**2 / 2
+
+
+def tolerance(q: np.ndarray, k: np.ndarray, omega: np.ndarray) -> float:
+    return 2 * CONTRACT * float(np.finfo(q.dtype).eps) * (1 + exponent(q, k, omega))
+
+
+# --- against 50-digit arithmetic and a slow formulation ------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 2, 64])
+@pytest.mark.parametrize(
+    ("case", "norm_q", "norm_k"),
+    [
+        ("norms 1", 1.0, 1.0),
+        ("norms 10", 10.0, 10.0),
+        ("norms 100, features underflow", 100.0, 100.0),
+        ("norms 1e3, features underflow", 1e3, 1e3),
+    ],
+)
+@pytest.mark.parametrize(
+    "variant", ["full", "causal", "key mask", "mask", "causal mask", "weights"]
+)
+def test_accuracy(
+    case: str,
+    norm_q: float,
+    norm_k: float,
+    d: int,
+    variant: str,
+    dtype: np.dtype,
+    record_accuracy: Any,
+) -> None:
+    rng = np.random.default_rng([d, len(case), len(variant)])
+    n, m, num_features = 5, 7, 6
+    q = with_norm(draw(rng, n, d, dtype=dtype), norm_q)
+    k = with_norm(draw(rng, m, d, dtype=dtype), norm_k)
+    v = draw(rng, m, 2, dtype=dtype)
+    omega = draw(rng, num_features, d, dtype=dtype)
+    options: dict[str, Any] = {}
+    visible: Any = True
+    log_weight: Any = 0.0
+    if "causal" in variant:
+        options["causal"], visible = True, np.tri(n, m, m - n, dtype=bool)
+    if variant == "key mask":
+        options["mask"] = visible = rng.random(m) < 0.5
+    elif "mask" in variant:
+        options["mask"] = rng.random((n, m)) < 0.5
+        visible = visible & options["mask"]
+    if variant == "weights":
+        options["log_weight"] = log_weight = draw(rng, num_features, dtype=dtype)
+    got = random_feature_attention(q, k, v, omega=omega, **options)
+    want = reference.random_feature_attention(q, k, v, omega, log_weight, visible)
+    worst = reference.error(got, want, np.abs(v).max(), exponent(q, k, omega))
+    record_accuracy(f"rfa, {variant}, {case}", dtype, worst)
+    assert worst <= CONTRACT
+
+
+@pytest.mark.parametrize(("n", "m"), [(300, 300), (140, 155), (155, 140), (1, 33), (129, 128)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_causal_agrees_with_the_slow_formulation(n: int, m: int, masked: bool) -> None:
+    rng = np.random.default_rng(n + m)
+    q, k, v = draw(rng, 2, n, 3), draw(rng, 2, m, 3), draw(rng, 2, m, 2)
+    omega = sampling.draw(5, 3, rng=rng).omega
+    visible = np.tri(n, m, m - n, dtype=bool)
+    mask = None
+    if masked:
+        mask = rng.random((2, 1, m)) < 0.7
+        mask[..., : max(1, m - n + 1)] = True
+        visible = visible & mask
+    visible = np.broadcast_to(visible, (2, n, m))
+    got = random_feature_attention(q, k, v, omega=omega, mask=mask, causal=True)
+    first = max(0, n - m)
+    np.testing.assert_array_equal(got[:, :first], 0)
+    want = reference.slow_random_feature_attention(q[:, first:], k, v, omega, visible[:, first:])
+    np.testing.assert_allclose(got[:, first:], want, rtol=0, atol=tolerance(q, k, omega))
+    dense = random_feature_attention(q, k, v, omega=omega, mask=visible)
+    np.testing.assert_allclose(got, dense, rtol=0, atol=tolerance(q, k, omega))
+
+
+@given(sizes, sizes, sizes, sizes, seeds, st.sampled_from([np.float32, np.float64]))
+def test_agrees_with_the_slow_formulation(
+    n: int, m: int, d: int, num_features: int, seed: int, dtype: Any
+) -> None:
+    rng = np.random.default_rng(seed)
+    q, k = draw(rng, 2, 3, n, d, dtype=dtype), draw(rng, 3, m, d, dtype=dtype)
+    v = draw(rng, 2, 1, m, 4, dtype=dtype)
+    omega = draw(rng, 3, num_features, d, dtype=dtype)
+    got = random_feature_attention(q, k, v, omega=omega)
+    wide = (x.astype(np.float64) for x in (q, k, np.broadcast_to(v, (2, 3, m, 4)), omega))
+    want = reference.slow_random_feature_attention(*wide)
+    atol = tolerance(q, k, omega) * np.abs(v).max()
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+# --- identities ----------------------------------------------------------------------------------
+
+
+def test_one_frequency_ignores_the_queries() -> None:
+    rng = np.random.default_rng(0)
+    k, v, omega = draw(rng, 6, 3), draw(rng, 6, 2), draw(rng, 1, 3)
+    a, b = (random_feature_attention(draw(rng, 4, 3), k, v, omega=omega) for _ in range(2))
+    np.testing.assert_allclose(a, b, atol=1e-14)
+    omega = draw(rng, 5, 3)
+    a, b = (random_feature_attention(draw(rng, 4, 3), k, v, omega=omega) for _ in range(2))
+    assert np.max(np.abs(a - b)) > 0.01  # the control: with five they matter
+
+
+@given(sizes, sizes, sizes, seeds, st.booleans())
+def test_metamorphic(n: int, m: int, d: int, seed: int, causal: bool) -> None:
+    rng = np.random.default_rng(seed)
+    q, k, v, omega = draw(rng, n, d), draw(rng, m, d), draw(rng, m, 2), draw(rng, 4, d)
+
+    def rfa(q: Any, k: Any, v: Any, omega: Any) -> np.ndarray:
+        return random_feature_attention(q, k, v, omega=omega, causal=causal)
+
+    out = rfa(q, k, v, omega)
+    atol = 2 * tolerance(q, k, omega) * np.abs(v).max()
+    seen = slice(max(0, n - m), None) if causal else slice(None)
+    ones = rfa(q, k, np.full_like(v, 3.0), omega)[seen]
+    np.testing.assert_allclose(ones, 3.0, rtol=1e-14)
+    rotation = sampling.draw(d, d, coupling="orthogonal", rng=rng).omega
+    rotation /= np.linalg.norm(rotation, axis=-1, keepdims=True)
+    rotated = rfa(q @ rotation, k @ rotation, v, omega @ rotation)
+    np.testing.assert_allclose(rotated, out, rtol=0, atol=atol)
+    np.testing.assert_allclose(rfa(q, k, v, omega[::-1]), out, rtol=0, atol=atol)
+    np.testing.assert_allclose(rfa(q, k[:1].repeat(m, 0), v, omega)[-1], v.mean(0), atol=atol)
+    if not causal:
+        order = rng.permutation(m)
+        np.testing.assert_allclose(rfa(q, k[order], v[order], omega), out, rtol=0, atol=atol)
+    single = rfa(q, k[:1], v[:1], omega)[-1]
+    np.testing.assert_allclose(single, v[0], rtol=1e-14)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@given(st.integers(2, 300), st.integers(1, 299), seeds)
+def test_editing_the_future_changes_nothing(masked: bool, n: int, t: int, seed: int) -> None:
+    t = min(t, n - 1)
+    rng = np.random.default_rng(seed)
+    q, k, v = draw(rng, n, 3), draw(rng, n, 3), draw(rng, n, 2)
+    omega = draw(rng, 4, 3)
+    mask = rng.random((1, n)) < 0.8 if masked else None
+    before = random_feature_attention(q, k, v, omega=omega, mask=mask, causal=True)
+    for x in (q, k, v):
+        x[t:] = rng.choice([1e3, -1e3, np.nan, np.inf, 0.0], x[t:].shape)
+    with np.errstate(all="ignore"):
+        after = random_feature_attention(q, k, v, omega=omega, mask=mask, causal=True)
+    np.testing.assert_array_equal(before[:t], after[:t])
+
+
+@given(sizes, sizes, seeds, st.booleans())
+def test_masking_equals_deleting(n: int, m: int, seed: int, causal: bool) -> None:
+    rng = np.random.default_rng(seed)
+    q, k, v, omega = draw(rng, n, 3), draw(rng, m, 3), draw(rng, m, 2), draw(rng, 4, 3)
+    kept = rng.random(m) < 0.6
+    want = random_feature_attention(q, k[kept], v[kept], omega=omega)
+    atol = tolerance(q, k, omega) * np.abs(v).max()
+    k[~kept], v[~kept] = np.nan, np.nan
+    got = random_feature_attention(q, k, v, omega=omega, mask=kept)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+    rows = np.broadcast_to(kept, (n, m))
+    got = random_feature_attention(q, k, v, omega=omega, mask=rows)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+def test_grouped_heads() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = draw(rng, 2, 6, 40, 3), draw(rng, 2, 2, 40, 3), draw(rng, 2, 2, 40, 2)
+    wide_k, wide_v = np.repeat(k, 3, 1), np.repeat(v, 3, 1)
+    mask = rng.random((2, 6, 1, 40)) < 0.7
+    full = rng.random((6, 40, 40)) < 0.7
+    for omega in (draw(rng, 5, 3), draw(rng, 6, 5, 3), draw(rng, 2, 1, 5, 3)):
+        for kwargs in ({}, {"causal": True}, {"mask": mask, "causal": True}, {"mask": full}):
+            got = random_feature_attention(q, k, v, omega=omega, **kwargs)
+            want = random_feature_attention(q, wide_k, wide_v, omega=omega, **kwargs)
+            np.testing.assert_allclose(got, want, atol=1e-13)
+
+
+def test_scale_is_applied_to_the_arguments() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, omega = draw(rng, 4, 3), draw(rng, 5, 3), draw(rng, 5, 2), draw(rng, 6, 3)
+    got = random_feature_attention(2 * q, 2 * k, v, omega=omega, scale=0.25)
+    want = random_feature_attention(q, k, v, omega=omega, scale=1.0)
+    np.testing.assert_allclose(got, want, atol=1e-14)
+
+
+@pytest.mark.parametrize("coupling", sampling.COUPLINGS)
+def test_drawing_is_evaluating_at_drawn_frequencies(coupling: str) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = draw(rng, 4, 3), draw(rng, 5, 3), draw(rng, 5, 2)
+    got = random_feature_attention(q, k, v, num_features=7, coupling=coupling, rng=42)
+    omega = sampling.draw(7, 3, coupling=coupling, rng=42).omega
+    np.testing.assert_array_equal(got, random_feature_attention(q, k, v, omega=omega))
+    assert np.any(got != random_feature_attention(q, k, v, num_features=7, rng=43))
+
+
+def test_error_falls_as_features_grow() -> None:
+    # A fixed draw, not evidence: the error of 2^14 features is far below that of 2^4.
+    rng = np.random.default_rng(0)
+    q, k, v = draw(rng, 20, 4), draw(rng, 30, 4), draw(rng, 30, 2)
+    exact = softmax_attention(q, k, v)
+    errors = [
+        np.linalg.norm(random_feature_attention(q, k, v, num_features=s, rng=1) - exact)
+        for s in (2**4, 2**14)
+    ]
+    assert errors[1] < errors[0] / 4
+
+
+# --- every array library, the registry, bad input ---------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["plain", "causal", "key mask", "mask", "groups"])
+def test_backends_agree(backend: Backend, dtype: np.dtype, options: str) -> None:
+    rng = np.random.default_rng(0)
+    heads = 1 if options == "groups" else 2
+    q = draw(rng, 2, 20, 3, dtype=dtype)
+    k, v = draw(rng, heads, 22, 3, dtype=dtype), draw(rng, heads, 22, 2, dtype=dtype)
+    omega, log_weight = draw(rng, 4, 3), draw(rng, 4)
+    kwargs: dict[str, Any] = {"causal": options in ("causal", "key mask")}
+    if "mask" in options:
+        kwargs["mask"] = rng.random((2, 1 if options == "key mask" else 20, 22)) < 0.5
+    want = random_feature_attention(q, k, v, omega=omega, log_weight=log_weight, **kwargs)
+    atol = tolerance(q, k, omega) * np.abs(v).max()
+    for given_omega, given_weight in ((Host(omega), Host(log_weight)), (omega, log_weight)):
+        got = backend.call(
+            random_feature_attention,
+            q,
+            k,
+            v,
+            omega=given_omega,
+            log_weight=given_weight,
+            **kwargs,
+        )
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+def test_same_seed_same_frequencies_everywhere(backend: Backend, dtype: np.dtype) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (draw(rng, 5, 3, dtype=dtype) for _ in range(3))
+    for name, estimator in estimators.ESTIMATORS.items():
+        want = estimator(*(x.astype(np.float64) for x in (q, k, v)), num_features=4, rng=7)
+        got = backend.call(estimator, q, k, v, num_features=4, rng=7)
+        omega = sampling.draw(4, 3, rng=7).omega
+        np.testing.assert_allclose(got, want, rtol=0, atol=4 * tolerance(q, k, omega), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({}, ValueError, "Exactly one of `omega` and `num_features` must be given, got neither"),
+        (
+            {"omega": np.ones((2, 3)), "num_features": 2},
+            ValueError,
+            "Exactly one of `omega` and `num_features` must be given, got both",
+        ),
+        ({"num_features": 0}, ValueError, "`num_features` must be a positive integer, got 0"),
+        ({"num_features": 2.0}, TypeError, "`num_features` must be a positive integer, got 2.0"),
+        ({"num_features": True}, TypeError, "`num_features` must be a positive integer, got True"),
+        (
+            {"num_features": 2, "log_weight": np.ones(2)},
+            ValueError,
+            "`log_weight` must come with the `omega`",
+        ),
+        (
+            {"num_features": 2, "features": "cubic"},
+            ValueError,
+            "`features` must be one of .*\"positive\".*, got 'cubic'",
+        ),
+        (
+            {"num_features": 2, "coupling": "qr"},
+            ValueError,
+            '`coupling` must be one of "iid", "orthogonal".*, got \'qr\'',
+        ),
+        ({"omega": [[1.0]]}, TypeError, "`omega` must be an array .*, got list"),
+        (
+            {"omega": np.ones((2, 4))},
+            ValueError,
+            r"`omega` must have shape \(\.\.\., S, 3\) with S >= 1, got \(2, 4\)",
+        ),
+        ({"omega": np.ones((0, 3))}, ValueError, r"S >= 1, got \(0, 3\)"),
+        ({"omega": np.ones((5, 2, 3))}, ValueError, r"`omega` must broadcast to \(\.\.\., S, d\)"),
+        ({"omega": np.ones((2, 3), int)}, TypeError, "`omega` must have a real floating dtype"),
+        (
+            {"omega": np.ones((2, 3)), "log_weight": np.ones(3)},
+            ValueError,
+            r"`log_weight` must broadcast to \(\.\.\., S\) = \(2,\), got shape \(3,\)",
+        ),
+        ({"num_features": 2, "scale": 0.0}, ValueError, "`scale` must be a positive finite real"),
+        ({"num_features": 2, "scale": -1}, ValueError, "`scale` must be a positive finite real"),
+        ({"num_features": 2, "scale": "1"}, TypeError, "`scale` must be a positive .*, got '1' of"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    q = np.ones((4, 3))
+    with pytest.raises(error, match=message):
+        random_feature_attention(q, q, q, **change)

@@ -1,0 +1,85 @@
+"""The public names and what importing the package costs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import refattn
+
+
+def test_names_are_sorted_and_exist() -> None:
+    assert refattn.__all__ == sorted(refattn.__all__)
+    for name in refattn.__all__:
+        assert getattr(refattn, name) is not None
+    assert set(refattn.__all__) <= set(dir(refattn))
+    with pytest.raises(AttributeError, match="module 'refattn' has no attribute 'nothing'"):
+        refattn.nothing  # noqa: B018
+
+
+def test_modules_list_their_public_functions() -> None:
+    for info in pkgutil.iter_modules(refattn.__path__):
+        if info.name.startswith("_") or info.name == "cli":
+            continue
+        module = importlib.import_module(f"refattn.{info.name}")
+        public = {
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and (inspect.isfunction(value) or inspect.isclass(value))
+            and value.__module__ == module.__name__
+        }
+        assert sorted(module.__all__) == module.__all__
+        assert {name for name in module.__all__ if callable(getattr(module, name))} <= public
+
+
+def test_public_functions_document_themselves() -> None:
+    for name in refattn.__all__:
+        value = getattr(refattn, name)
+        if inspect.isfunction(value):
+            for section in ("Parameters", "Returns", "Raises", "Examples", ">>>"):
+                assert section in (value.__doc__ or ""), f"{name} has no {section}"
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, refattn\n"
+        "heavy = {'scipy', 'matplotlib', 'torch', 'jax', 'cupy', 'dask', 'click', 'rich'}\n"
+        "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))\n"
+        "import numpy as np\n"
+        "refattn.attend(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)))\n"
+        "refattn.random_feature_attention(*np.ones((3, 2, 2)), num_features=2)\n"
+        "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.splitlines() == ["[]", "[]"]
+
+
+def test_version() -> None:
+    from importlib.metadata import version
+
+    assert refattn.__version__ == version("refattn")
+
+
+def test_array_helpers() -> None:
+    from refattn._array import blocks, part, tiles
+
+    assert [(s.start, s.stop) for s in blocks(2, 9, 3)] == [(2, 5), (5, 8), (8, 9)]
+    for size in (0, 1, 3, 4, 100):
+        seen = np.zeros((2, 3, 4), int)
+        for index in tiles((2, 3, 4), size):
+            seen[index] += 1
+            assert seen[index].size <= max(size, 1)
+        assert np.all(seen == 1)
+    assert list(tiles((), 5)) == [()]
+    x = np.arange(6).reshape(2, 1, 3)
+    index = (slice(0, 1), slice(1, 2), slice(5, 7), slice(1, 3))
+    np.testing.assert_array_equal(part(x, index), x[1:2, :, 1:3])

@@ -1,0 +1,127 @@
+"""Exact kernels and their estimates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from conftest import Backend, Host
+from reference import CONTRACT, mp
+from scipy import stats
+from test_attention import draw
+
+from refattn import kernels, sampling
+
+
+def test_kernels_against_mpmath(dtype: np.dtype, record_accuracy: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, y = draw(rng, 5, 3, dtype=dtype, size=2.0), draw(rng, 5, 3, dtype=dtype, size=2.0)
+    ex, ey = reference.exact(x), reference.exact(y)
+    for function, exponents in (
+        (kernels.softmax_kernel, (ex * ey).sum(-1)),
+        (kernels.gaussian_kernel, -((ex - ey) ** 2).sum(-1) / 2),
+    ):
+        got = function(x, y)
+        want = np.array([mp.exp(e) for e in exponents], dtype=object)
+        largest = float(np.max(np.sum(np.abs(x) + np.abs(y), -1)) ** 2) / 2
+        worst = max(
+            reference.error(got[i : i + 1], want[i : i + 1], want[i], largest) for i in range(5)
+        )
+        record_accuracy(f"kernels.{function.__name__}", dtype, worst)
+        assert worst <= CONTRACT
+
+
+@pytest.mark.parametrize("size", [0.5, 5.0, 50.0])
+def test_estimate_against_mpmath(size: float, dtype: np.dtype, record_accuracy: Any) -> None:
+    rng = np.random.default_rng(1)
+    x, y = draw(rng, 4, 3, dtype=dtype, size=size), draw(rng, 4, 3, dtype=dtype, size=size)
+    y = -x + y / size  # |x + y| of order 1: the value is representable, its factors may not be
+    omega, log_weight = draw(rng, 6, 3, dtype=dtype), draw(rng, 6, dtype=dtype)
+    got = kernels.estimate(x, y, omega, log_weight=log_weight)
+    ex, ey = reference.exact(x), reference.exact(y)
+    logs = reference.log_kernel_estimate(ex, ey, omega, log_weight)
+    exponent = (
+        reference.norm(omega) * (reference.norm(x) + reference.norm(y)) + reference.norm(y) ** 2
+    )
+    for i in range(4):
+        want = mp.exp(logs[i, i] - (ex[i] ** 2).sum() / 2) / 6
+        if want < float(np.finfo(dtype).smallest_normal):
+            assert got[i] < 2 * float(np.finfo(dtype).smallest_normal)
+            continue
+        units = reference.error(got[i : i + 1], np.array([want]), want, exponent)
+        record_accuracy(f"kernels.estimate, vectors of size {size:g}", dtype, units)
+        assert units <= CONTRACT
+
+
+def test_each_term_is_a_density_ratio() -> None:
+    # Proposition 1 of reference 000 and 2 (the second moment), pointwise in omega:
+    # Z(w) N(w; 0, I) = kappa N(w; x + y, I) and
+    # Z(w)^2 N(w; 0, I) = kappa^2 e^{|x+y|^2} N(w; 2(x+y), I).
+    rng = np.random.default_rng(2)
+    for d in (1, 4, 32):
+        x, y, omega = draw(rng, d), draw(rng, d), draw(rng, 50, d)
+        log_z = np.log(kernels.estimate(x, y, omega[:, None, :]))
+        normal = stats.multivariate_normal
+        log_p = normal(np.zeros(d)).logpdf(omega)
+        first = log_z + log_p - normal(x + y).logpdf(omega)
+        np.testing.assert_allclose(first, x @ y, rtol=0, atol=1e-12)
+        second = 2 * log_z + log_p - normal(2 * (x + y)).logpdf(omega)
+        np.testing.assert_allclose(second, 2 * x @ y + np.sum((x + y) ** 2), rtol=0, atol=1e-12)
+
+
+def test_estimate_is_the_mean_over_frequencies() -> None:
+    rng = np.random.default_rng(3)
+    x, y, omega = draw(rng, 5, 1, 3), draw(rng, 4, 3), draw(rng, 7, 3)
+    each = [kernels.estimate(x, y, omega[i : i + 1]) for i in range(7)]
+    got = kernels.estimate(x, y, omega)
+    assert got.shape == (5, 4)
+    np.testing.assert_allclose(got, np.mean(each, 0), rtol=1e-14)
+
+
+def test_gram_matrix() -> None:
+    rng = np.random.default_rng(4)
+    x, y = draw(rng, 5, 3), draw(rng, 4, 3)
+    np.testing.assert_allclose(kernels.softmax_kernel(x[:, None], y), np.exp(x @ y.T), rtol=1e-14)
+    relation = np.exp(-np.sum(x**2, -1)[:, None] / 2 - np.sum(y**2, -1) / 2 + x @ y.T)
+    np.testing.assert_allclose(kernels.gaussian_kernel(x[:, None], y), relation, rtol=1e-14)
+
+
+def test_backends_agree(backend: Backend, dtype: np.dtype) -> None:
+    rng = np.random.default_rng(0)
+    x, y = draw(rng, 5, 1, 3, dtype=dtype), draw(rng, 4, 3, dtype=dtype)
+    omega, log_weight = draw(rng, 6, 3), draw(rng, 6)
+    rtol = 2 * CONTRACT * float(np.finfo(dtype).eps) * 30
+    for function in (kernels.softmax_kernel, kernels.gaussian_kernel):
+        np.testing.assert_allclose(backend.call(function, x, y), function(x, y), rtol=rtol)
+    want = kernels.estimate(x, y, omega, log_weight=log_weight)
+    for kwargs in (
+        {"omega": omega, "log_weight": log_weight},
+        {"omega": Host(omega), "log_weight": Host(log_weight)},
+    ):
+        np.testing.assert_allclose(backend.call(kernels.estimate, x, y, **kwargs), want, rtol=rtol)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "message"),
+    [
+        (np.ones(3), np.ones(4), ValueError, "`x` and `y` must have last axes of one length"),
+        (np.ones((2, 3)), np.ones((4, 3)), ValueError, "leading axes that broadcast"),
+        (np.ones(3), [1.0], TypeError, "`y` must be an array"),
+        (np.ones(3), np.ones(3, np.float32), TypeError, "`y` must have the dtype of `x`"),
+        (np.float64(3.0), np.ones(3), ValueError, "`x` must have at least 1 axis"),
+        (np.ones(3, int), np.ones(3, int), TypeError, "`x` must have dtype float32 or float64"),
+    ],
+)
+def test_bad_input(x: Any, y: Any, error: type[Exception], message: str) -> None:
+    for function in (kernels.softmax_kernel, kernels.gaussian_kernel):
+        with pytest.raises(error, match=message):
+            function(x, y)
+    with pytest.raises(error, match=message):
+        kernels.estimate(x, y, sampling.draw(2, 3, rng=0).omega)
+
+
+def test_unknown_features() -> None:
+    with pytest.raises(ValueError, match=r"`features` must be one of .*, got 'cubic'"):
+        kernels.estimate(np.ones(2), np.ones(2), np.ones((1, 2)), features="cubic")
