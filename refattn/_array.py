@@ -28,6 +28,7 @@ __all__ = [
     "is_numpy_array",
     "part",
     "put",
+    "root_scale",
     "tiles",
 ]
 
@@ -42,6 +43,11 @@ def constant(value: Any, like: Array) -> Array:
     if is_array_api_obj(value) and not is_numpy_array(value):
         return xp.astype(value, like.dtype)
     return xp.asarray(value, dtype=like.dtype, device=device(like))
+
+
+def root_scale(scale: float | None, q: Array) -> Array:
+    """Square root of the scale, the factor to kernel coordinates, in the dtype of `q`."""
+    return constant(q.shape[-1], q) ** -0.25 if scale is None else constant(scale, q) ** 0.5
 
 
 def block_shape(x: Array) -> tuple[int, int]:
@@ -76,6 +82,8 @@ def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
     """Write `values`, broadcast, into our own buffer `out` and return it (JAX: a new array)."""
     xp = array_namespace(out)
     shape = tuple(len(range(*i.indices(n))) for i, n in zip(index, out.shape, strict=True))
+    if 0 in shape:
+        return out
     values = xp.broadcast_to(values, shape)
     if is_jax_array(out):
         return out.at[index].set(values)

@@ -51,8 +51,7 @@ def attention(
     if mask is not None:
         boolean("mask", mask, "q", q)
         broadcasts("mask", mask, scores, "(..., n, m)")
-    if not isinstance(causal, bool):
-        raise TypeError(f"`causal` must be True or False, got {_describe(causal)}.")
+    flag("causal", causal)
 
 
 def attended(a: Any, b: Any) -> None:
@@ -181,7 +180,11 @@ def compatible(name: str, x: Array, other: str, y: Array) -> None:
 
 
 def frequencies(
-    omega: Any, log_weight: Any, like: Array, outer: tuple[int, ...] | None = None
+    omega: Any,
+    log_weight: Any,
+    like: Array,
+    outer: tuple[int, ...] | None = None,
+    name: str = "omega",
 ) -> tuple[Array, Array]:
     """Check frequencies (..., S, d) and log weights (..., S), and bring them to `like`.
 
@@ -189,25 +192,87 @@ def frequencies(
     `outer` if that is given.
     """
     d = like.shape[-1]
-    cast = []
-    for name, x in (("omega", omega), ("log_weight", log_weight)):
-        if x is None:
-            x = np.zeros(1)
-        is_array(name, x)
-        if not is_numpy_array(x):
-            same_home(name, x, "q" if outer is not None else "x", like)
-        if not array_namespace(x).isdtype(x.dtype, "real floating"):
-            raise TypeError(f"`{name}` must have a real floating dtype, got {x.dtype}.")
-        cast.append(constant(x, like))
-    omega, log_weight = cast
+    omega = _floats(name, omega, like)
+    log_weight = _floats("log_weight", np.zeros(1) if log_weight is None else log_weight, like)
     if omega.ndim < 2 or omega.shape[-1] != d or omega.shape[-2] < 1:
-        raise ValueError(f"`omega` must have shape (..., S, {d}) with S >= 1, got {_shape(omega)}.")
+        raise ValueError(
+            f"`{name}` must have shape (..., S, {d}) with S >= 1, got {_shape(omega)}."
+        )
     samples = omega.shape[-2]
     if outer is None:
         outer = _shape(omega)[:-2]
-    broadcasts("omega", omega, (*outer, samples, d), "(..., S, d)")
+    broadcasts(name, omega, (*outer, samples, d), "(..., S, d)")
     broadcasts("log_weight", log_weight, (*outer, samples), "(..., S)")
-    return omega, log_weight
+    shape = (*_shape(log_weight)[:-1], samples)
+    return omega, array_namespace(log_weight).broadcast_to(log_weight, shape)
+
+
+def query_frequencies(omega: Any, q: Array, outer: tuple[int, ...]) -> Array:
+    """Check frequencies (..., n, S, d) of each query, and bring them to `q`."""
+    omega = _floats("omega", omega, q)
+    n, d = q.shape[-2:]
+    shape = _shape(omega)
+    if omega.ndim < 3 or shape[-1] != d or shape[-2] < 1 or shape[-3] != n:
+        raise ValueError(
+            f"`omega` must have shape (..., n, S, d) = (..., {n}, S, {d}) with S >= 1, got {shape}."
+        )
+    broadcasts("omega", omega, (*outer, *shape[-3:]), "(..., n, S, d)")
+    return omega
+
+
+def causal_proposals(centres: Any, weighting: str, mask: Array | None) -> None:
+    """Check what causal LARA cannot combine."""
+    if centres is not None:
+        raise ValueError("`centres` must be None with `causal`: proposals are made of past chunks.")
+    if weighting not in ("balance", "own"):
+        raise ValueError(
+            f'`weighting` must be "balance" or "own" with `causal`, got {weighting!r}.'
+        )
+    if mask is not None and mask.shape[-2] > 1:
+        raise ValueError(
+            "`mask` must be the same for all queries, of shape (..., 1, m), with `causal`, "
+            f"got shape {_shape(mask)}."
+        )
+
+
+def _floats(name: str, x: Any, like: Array) -> Array:
+    """Check an array of real floats that is NumPy or of the library of `like`, and cast it."""
+    is_array(name, x)
+    if not is_numpy_array(x):
+        same_home(name, x, "q", like)
+    if not array_namespace(x).isdtype(x.dtype, "real floating"):
+        raise TypeError(f"`{name}` must have a real floating dtype, got {x.dtype}.")
+    return constant(x, like)
+
+
+def host(name: str, x: Any, rule: str, min_ndim: int) -> Any:
+    """Turn host data into a float64 array of finite numbers with at least `min_ndim` axes."""
+    values = np.asarray(x)
+    if values.dtype.kind not in "fiu":
+        raise TypeError(f"`{name}` must hold real numbers, got {_describe(x)} of {values.dtype}.")
+    values = values.astype(np.float64)
+    if values.ndim < min_ndim or 0 in values.shape[-min_ndim:]:
+        raise ValueError(f"`{name}` must have shape {rule}, got {values.shape}.")
+    if not np.all(np.isfinite(values)):
+        raise ValueError(f"`{name}` must be finite, got nan or inf.")
+    return values
+
+
+def covariance(name: str, cov: Any, d: int) -> None:
+    """Check symmetric positive definite matrices (..., d, d) on the host."""
+    if cov.shape[-2:] != (d, d):
+        raise ValueError(f"`{name}` must have shape (..., {d}, {d}), got {cov.shape}.")
+    if np.any(np.abs(cov - np.swapaxes(cov, -1, -2)) > 1e-8 * np.max(np.abs(cov))):
+        worst = np.max(np.abs(cov - np.swapaxes(cov, -1, -2)))
+        raise ValueError(f"`{name}` must be symmetric, got a mirrored pair {worst:.3g} apart.")
+    smallest = np.linalg.eigvalsh(cov)[..., 0]
+    if np.any(smallest <= 0):
+        head = np.unravel_index(np.argmin(smallest), smallest.shape)
+        where = f"head {tuple(int(i) for i in head)} has " if head else ""
+        raise ValueError(
+            f"`{name}` must be positive definite, got a matrix that is not: {where}smallest "
+            f"eigenvalue {np.min(smallest):.3g}."
+        )
 
 
 def real(name: str, value: Any, *, positive: bool = False, optional: bool = False) -> None:
@@ -228,6 +293,20 @@ def positive_integer(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be a positive integer, got {_describe(value)}.")
     if value < 1:
         raise ValueError(f"`{name}` must be a positive integer, got {value}.")
+
+
+def non_negative_integer(name: str, value: Any) -> None:
+    """Check an integer of at least 0."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
+        raise TypeError(f"`{name}` must be a non-negative integer, got {_describe(value)}.")
+    if value < 0:
+        raise ValueError(f"`{name}` must be a non-negative integer, got {value}.")
+
+
+def flag(name: str, value: Any) -> None:
+    """Check a Python bool: it chooses between computations, so it must not be an array."""
+    if not isinstance(value, bool):
+        raise TypeError(f"`{name}` must be True or False, got {_describe(value)}.")
 
 
 def choice(name: str, value: Any, options: Iterable[str]) -> None:

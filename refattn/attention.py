@@ -288,15 +288,23 @@ def _mean(scores: Array, v: Array, visible: Array | None, xp: Any) -> _Mean:
     """Average the values (..., m, d_v) under the softmax of the scores (..., n, m)."""
     if visible is not None:
         scores = xp.where(visible, scores, -math.inf)
-        finite = xp.isfinite(v)
-        unclean = xp.logical_not(xp.all(finite, axis=-1))
-        tainted = xp.any(visible & unclean[..., None, :], axis=-1, keepdims=True)
-        v = xp.where(finite, v, 0.0)  # 0 * nan is nan: a hidden value must not be multiplied
+        v, tainted = _hide(v, visible, xp)
     weights, mass, base = _weigh(scores, xp)
     out = _weighted_sum(weights, v) / _nonzero(mass, xp)
     if visible is not None:
         out = xp.where(tainted, math.nan, out)
     return _Mean(out, mass, base)
+
+
+def _hide(v: Array, visible: Array, xp: Any) -> tuple[Array, Array]:
+    """Replace what is not finite in the values by 0; say which queries (..., n, 1) see some.
+
+    A hidden value must not be multiplied by its weight: 0 * nan is nan.
+    """
+    finite = xp.isfinite(v)
+    unclean = xp.logical_not(xp.all(finite, axis=-1))
+    tainted = xp.any(visible & unclean[..., None, :], axis=-1, keepdims=True)
+    return xp.where(finite, v, 0.0), tainted
 
 
 def _weighted_sum(weights: Array, v: Array) -> Array:

@@ -1,21 +1,55 @@
 r"""Random frequencies: drawn on the host with NumPy, in float64, the same for every array library.
 
-Drawing is apart from evaluating: `draw` returns plain arrays, which any estimator accepts.
+Drawing is apart from evaluating: `draw` returns plain arrays, which any estimator accepts. A
+coupling says how the frequencies depend on each other, a proposal from which law each is drawn;
+every coupling goes with every proposal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _validate
+from ._array import (
+    Array,
+    array_namespace,
+    block_shape,
+    blocks,
+    broadcast_lead,
+    constant,
+    device,
+    group_heads,
+    part,
+    put,
+    root_scale,
+    tiles,
+)
+from .attention import _attend, _past
 
-__all__ = ["COUPLINGS", "Samples", "draw"]
+__all__ = [
+    "BIASED_COUPLINGS",
+    "COUPLINGS",
+    "Gaussian",
+    "InfiniteVarianceWarning",
+    "Mixture",
+    "Samples",
+    "draw",
+    "draw_target",
+]
 
 Floats = npt.NDArray[np.float64]
+
+
+class InfiniteVarianceWarning(UserWarning):
+    """The importance weights of a proposal have no variance: its covariance is not above I/2."""
 
 
 class Samples(NamedTuple):
@@ -23,14 +57,201 @@ class Samples(NamedTuple):
 
     Attributes
     ----------
-    omega : numpy.ndarray, shape (S, d), float64
+    omega : numpy.ndarray, shape (..., S, d), float64
         Frequencies, one a row, in kernel coordinates.
-    log_weight : numpy.ndarray, shape (S,), float64
-        log N(omega; 0, I) - log q(omega), 0 when they are drawn from N(0, I).
+    log_weight : numpy.ndarray, shape (..., S), float64
+        log N(omega; 0, I) - log q(omega) for frequencies drawn from q, so 0 for q = N(0, I).
     """
 
     omega: Floats
     log_weight: Floats
+
+
+class Proposal(Protocol):
+    """A law from which frequencies are drawn, one for each index of the axes `lead`."""
+
+    @property
+    def lead(self) -> tuple[int, ...]: ...
+
+    @property
+    def d(self) -> int: ...
+
+    def transform(self, z: Floats, rng: np.random.Generator) -> Floats: ...
+
+    def log_ratio(self, omega: Floats) -> Floats: ...
+
+    def has_finite_variance(self) -> bool: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    r"""Gaussian proposals N(mean, cov), one or a batch of them.
+
+    Attributes
+    ----------
+    mean : array_like, shape (..., d)
+        Means, in kernel coordinates. Leading axes, for example heads, make a batch.
+    cov : array_like, shape (..., d, d), optional
+        Covariances, symmetric positive definite; the identity by default. Importance weights
+        have finite variance only if every eigenvalue exceeds 1/2 (`draw` warns otherwise).
+
+    Raises
+    ------
+    TypeError
+        If an argument does not hold real numbers.
+    ValueError
+        If shapes do not match, a value is not finite, or a covariance is not symmetric positive
+        definite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.sampling import Gaussian
+    >>> q = Gaussian([1.0, 0.0], [[2.0, 0.0], [0.0, 1.0]])
+    >>> q.log_density(np.array([[1.0, 0.0]]))
+    array([-2.18445066])
+    """
+
+    mean: Floats
+    cov: Floats | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", _validate.host("mean", self.mean, "(..., d)", 1))
+        if self.cov is not None:
+            cov = _validate.host("cov", self.cov, "(..., d, d)", 2)
+            _validate.covariance("cov", cov, self.d)
+            object.__setattr__(self, "cov", (cov + np.swapaxes(cov, -1, -2)) / 2)
+
+    @property
+    def d(self) -> int:
+        """Length of a frequency."""
+        return int(self.mean.shape[-1])
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Shape of the batch."""
+        outer = () if self.cov is None else self.cov.shape[:-2]
+        return np.broadcast_shapes(self.mean.shape[:-1], outer)
+
+    @cached_property
+    def _eigen(self) -> tuple[Floats, Floats]:
+        cov = np.eye(self.d) if self.cov is None else self.cov
+        values, vectors = np.linalg.eigh(cov)
+        return values, vectors
+
+    def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
+        """Map standard normal rows z (..., S, d) to draws: mean + cov^{1/2} z."""
+        if self.cov is not None:
+            values, vectors = self._eigen
+            root = (vectors * np.sqrt(values)[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+            z = z @ root
+        return self.mean[..., None, :] + z
+
+    def log_ratio(self, omega: Floats) -> Floats:
+        """Evaluate log N(omega; 0, I) - log q(omega), (..., S, d) to (..., S)."""
+        mean = self.mean[..., None, :]
+        if self.cov is None:
+            return np.asarray(np.sum(mean * (mean / 2 - omega), axis=-1))
+        values, vectors = self._eigen
+        white = ((omega - mean) @ vectors) / np.sqrt(values)[..., None, :]
+        log_det = np.sum(np.log(values), axis=-1)[..., None]
+        return np.asarray((np.sum(white**2, -1) - np.sum(omega**2, -1) + log_det) / 2)
+
+    def log_density(self, omega: Floats) -> Floats:
+        """Evaluate log q(omega), (..., S, d) to (..., S)."""
+        standard = -np.sum(np.asarray(omega) ** 2, -1) / 2 - self.d / 2 * math.log(2 * math.pi)
+        return np.asarray(standard - self.log_ratio(omega))
+
+    def has_finite_variance(self) -> bool:
+        """Whether every covariance exceeds I/2, so that squared weights have a mean."""
+        return bool(np.all(self._eigen[0] > 0.5))
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    r"""Mixture of Gaussian proposals, sum_c weights_c N(mean_c, cov_c).
+
+    Attributes
+    ----------
+    components : sequence of Gaussian
+        Components, of one length d and with batch axes that broadcast.
+    weights : array_like, shape (C,), optional
+        Probabilities; equal by default. Normalised to sum to 1.
+
+    Raises
+    ------
+    TypeError
+        If `components` holds anything but Gaussian proposals.
+    ValueError
+        If there is no component, lengths differ, or a weight is negative or all are 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.sampling import Gaussian, Mixture, draw
+    >>> q = Mixture([Gaussian(np.zeros(2)), Gaussian(np.ones(2))])
+    >>> draw(3, 2, proposal=q, rng=0).omega.shape
+    (3, 2)
+    """
+
+    components: Sequence[Gaussian]
+    weights: Any = field(default=None)
+
+    def __post_init__(self) -> None:
+        components = tuple(self.components)
+        for c in components:
+            if not isinstance(c, Gaussian):
+                raise TypeError(
+                    f"`components` must hold Gaussian proposals only, got {type(c).__name__}."
+                )
+        if len({c.d for c in components}) != 1:
+            raise ValueError(
+                "`components` must hold at least one Gaussian, all of one length d, "
+                f"got lengths {[c.d for c in components]}."
+            )
+        weights = np.ones(len(components)) if self.weights is None else self.weights
+        weights = _validate.host("weights", weights, "(C,)", 1)
+        if weights.shape != (len(components),) or np.any(weights < 0) or not np.any(weights):
+            raise ValueError(
+                f"`weights` must be {len(components)} non-negative numbers, not all 0, "
+                f"got {weights}."
+            )
+        object.__setattr__(self, "components", components)
+        object.__setattr__(self, "weights", weights / weights.sum())
+
+    @property
+    def d(self) -> int:
+        """Length of a frequency."""
+        return self.components[0].d
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Shape of the batch."""
+        return np.broadcast_shapes(*(c.lead for c in self.components))
+
+    def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
+        """Map standard normal rows z (..., S, d) to draws, each from a component drawn for it."""
+        chosen = rng.choice(len(self.components), size=z.shape[:-1], p=self.weights)
+        each = [c.transform(z, rng) for c in self.components]
+        return np.asarray(np.choose(chosen[..., None], each))
+
+    def log_ratio(self, omega: Floats) -> Floats:
+        """Evaluate log N(omega; 0, I) - log q(omega), (..., S, d) to (..., S)."""
+        from scipy.special import logsumexp
+
+        each = np.stack([-c.log_ratio(omega) for c in self.components])
+        weights = self.weights.reshape((-1,) + (1,) * (each.ndim - 1))
+        return np.asarray(-logsumexp(each, axis=0, b=weights))
+
+    def log_density(self, omega: Floats) -> Floats:
+        """Evaluate log q(omega), (..., S, d) to (..., S)."""
+        standard = Gaussian(np.zeros(self.d))
+        return np.asarray(standard.log_density(omega) - self.log_ratio(omega))
+
+    def has_finite_variance(self) -> bool:
+        """Whether some component exceeds I/2: its share alone then bounds the squared weights."""
+        pairs = zip(self.components, self.weights, strict=True)
+        return any(c.has_finite_variance() for c, w in pairs if w > 0)
 
 
 def draw(
@@ -38,9 +259,10 @@ def draw(
     d: int,
     *,
     coupling: str = "iid",
+    proposal: Gaussian | Mixture | None = None,
     rng: Any = None,
 ) -> Samples:
-    r"""Draw frequencies, each of them exactly N(0, I_d).
+    r"""Draw frequencies from a proposal, coupled with each other, and their importance weights.
 
     Parameters
     ----------
@@ -48,13 +270,27 @@ def draw(
         Number of frequencies S, at least 1.
     d : int
         Length of a frequency, the head size, at least 1.
-    coupling : {"iid", "orthogonal"}, default "iid"
-        How frequencies depend on each other. Every coupling keeps the law of each frequency.
+    coupling : str, default "iid"
+        How frequencies depend on each other. Each coupling makes rows z that are exactly N(0, I)
+        one by one (but for the last), which a Gaussian proposal maps to mean + cov^{1/2} z.
 
         * ``"iid"``: independent.
-        * ``"orthogonal"``: blocks of d mutually orthogonal rows (the last block is partial when d
-          does not divide S), each a Haar-distributed rotation with independent chi_d norms;
-          blocks are independent. Reference 001, orthogonal random features.
+        * ``"orthogonal"``: blocks of d mutually orthogonal rows, each block a Haar-distributed
+          rotation with independent chi_d norms; blocks are independent. Reference 001,
+          orthogonal random features.
+        * ``"simplex"``: as orthogonal, with the directions of a block those of a regular simplex,
+          at angles with cosine -1/(d - 1). Reid et al., arXiv:2301.13856.
+        * ``"antithetic"``: pairs z, -z; the first half of the rows is iid.
+        * ``"sobol"``, ``"halton"``: scrambled quasi-Monte Carlo points through the normal
+          quantile (scipy.stats.qmc); Sobol points are balanced when S is a power of 2.
+        * ``"regularised"``: orthogonal with all norms sqrt(d). Not normal, hence biased: the
+          kernel is underestimated however many frequencies are drawn (see `BIASED_COUPLINGS`).
+
+        When S is not a multiple of the block (d, or 2 for antithetic) the last block is partial.
+    proposal : Gaussian or Mixture, optional
+        The law of each frequency, N(0, I) by default. A batch of proposals draws independently
+        for each of its members. In a mixture the component of each frequency is drawn
+        independently of z.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of randomness. The same seed gives the same frequencies whatever array library,
         dtype or device they are used with.
@@ -62,14 +298,20 @@ def draw(
     Returns
     -------
     Samples
-        `omega`, shape (S, d), and `log_weight`, shape (S,), both float64 NumPy arrays.
+        `omega`, shape (..., S, d), and `log_weight`, shape (..., S), float64 NumPy arrays whose
+        leading axes are those of the proposal.
 
     Raises
     ------
     TypeError
-        If `num_samples` or `d` is not an integer.
+        If `num_samples` or `d` is not an integer or `proposal` not a proposal.
     ValueError
-        If `num_samples` or `d` is below 1 or `coupling` is unknown.
+        If `num_samples` or `d` is below 1, `coupling` is unknown or `proposal` has another d.
+
+    Warns
+    -----
+    InfiniteVarianceWarning
+        If the importance weights have infinite variance: some covariance is not above I/2.
 
     Examples
     --------
@@ -83,8 +325,149 @@ def draw(
     _validate.positive_integer("num_samples", num_samples)
     _validate.positive_integer("d", d)
     _validate.choice("coupling", coupling, COUPLINGS)
-    omega = COUPLINGS[coupling](num_samples, d, np.random.default_rng(rng))
-    return Samples(omega, np.zeros(num_samples))
+    rng = np.random.default_rng(rng)
+    couple = COUPLINGS[coupling]
+    if proposal is None:
+        return Samples(couple(num_samples, d, rng), np.zeros(num_samples))
+    if not isinstance(proposal, Gaussian | Mixture):
+        raise TypeError(
+            f"`proposal` must be a Gaussian, a Mixture or None, got {type(proposal).__name__}."
+        )
+    if proposal.d != d:
+        raise ValueError(f"`proposal` must be over vectors of length d = {d}, got {proposal.d}.")
+    if not proposal.has_finite_variance():
+        warnings.warn(
+            "The covariance of `proposal` is not above I/2: importance weights have infinite "
+            "variance.",
+            InfiniteVarianceWarning,
+            stacklevel=2,
+        )
+    z = np.empty((*proposal.lead, num_samples, d))
+    for index in np.ndindex(proposal.lead):
+        z[index] = couple(num_samples, d, rng)
+    omega = proposal.transform(z, rng)
+    return Samples(omega, proposal.log_ratio(omega))
+
+
+def draw_target(
+    q: Array,
+    k: Array,
+    *,
+    num_samples: int,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Draw exactly from the target of randomized attention, one set of frequencies a query.
+
+    .. math:: p_i(\omega) = \sum_j \pi_{ij} \, N(\omega;\, q_i + k_j,\, I), \qquad
+              \pi_{ij} = \mathrm{softmax}_j(q_i \cdot k_j)
+
+    (kernel coordinates). Reference 003, p_n. The component j is found by inverting the
+    distribution function of pi_i at a uniform number, block by block and in float64: memory does
+    not depend on n times m, and the same seed gives the same frequencies on every backend and
+    dtype, to rounding. Takes time O(n m (d + S)).
+
+    Parameters
+    ----------
+    q, k : array, shape (..., n, d) and (..., m, d), float32 or float64
+        Queries and keys; see `attend` for broadcasting and grouped heads.
+    num_samples : int
+        Frequencies S for each query.
+    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
+        Source of randomness.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+    mask, causal
+        As in `attend`: which keys each query sees. For a query that sees none, omega is
+        N(q_i, I).
+
+    Returns
+    -------
+    array, shape (..., n, S, d)
+        Frequencies, in kernel coordinates, with the namespace, dtype and device of `q`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`, and if `num_samples` is not a positive integer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import sampling
+    >>> q, k = np.zeros((1, 2)), np.array([[5.0, 0.0]])
+    >>> omega = sampling.draw_target(q, k, num_samples=10_000, rng=0, scale=1.0)
+    >>> np.round(omega.mean(axis=-2), 1)
+    array([[5., 0.]])
+    """
+    _validate.attention(q, k, k, mask=mask, causal=causal)
+    _validate.real("scale", scale, positive=True, optional=True)
+    _validate.positive_integer("num_samples", num_samples)
+    rng = np.random.default_rng(rng)
+    shape = (*_validate.lead(q, k, k), q.shape[-2], num_samples)
+    u, z = rng.random(shape), rng.standard_normal((*shape, q.shape[-1]))
+    (q, k, _, mask), ungroup = group_heads(q, k, k, mask)
+    lead = broadcast_lead(q, k, mask)
+    u, z = u.reshape((*lead, *shape[-2:])), z.reshape((*lead, *shape[-2:], q.shape[-1]))
+    return ungroup(_draw_target(q, k, u, z, root_scale(scale, q), mask, causal), core=3)
+
+
+def _draw_target(
+    q: Array, k: Array, u: Floats, z: Floats, root: Array, mask: Array | None, causal: bool
+) -> Array:
+    """Add to the noise z the query and the key whose share of the distribution function holds u."""
+    xp = array_namespace(q, k)
+    *lead, n, num_samples, d = z.shape
+    m, shift = k.shape[-2], k.shape[-2] - n
+    wide = q.dtype if q.dtype not in (xp.float32, xp.float64) else xp.float64
+    columns = block_shape(q)[1]
+    out = xp.empty(z.shape, dtype=q.dtype, device=device(q))
+    whole = slice(None)
+    for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (columns * num_samples))):
+        q_i = part(q, (*head, i, whole))
+        hidden = None if mask is None else part(mask, (*head, i, whole))
+        if causal:
+            past = _past(i, slice(0, m), shift, device(q), xp)
+            hidden = past if hidden is None else hidden & past
+        k_h = part(k, (*head, whole, whole))
+        lse = _attend(q_i, k_h, k_h[..., :1], mask=hidden, scale=root * root).lse[..., None]
+        lse = xp.where(lse == -math.inf, 0.0, lse)
+        q_wide = xp.astype(q_i * (root * root), wide)
+
+        shares = partial(_cumulative_share, q_wide, k_h, xp.astype(lse, wide), hidden)
+        zero = xp.zeros((1, 1), dtype=wide, device=device(q))
+        total = zero
+        for j in blocks(0, m, columns):
+            total = shares(j, total)[..., -1:]
+        u_i = xp.asarray(u[(*head, i)], dtype=wide, device=device(q)) * total
+        key, carry = xp.zeros((1, 1, 1), dtype=q.dtype, device=device(q)), zero
+        for j in blocks(0, m, columns):
+            upper = shares(j, carry)
+            carry = xp.broadcast_to(carry, (*upper.shape[:-1], 1))
+            lower = xp.concat([carry, upper[..., :-1]], axis=-1)
+            chosen = (lower[..., None, :] <= u_i[..., None]) & (
+                u_i[..., None] < upper[..., None, :]
+            )
+            k_j = k_h[..., j, :]
+            k_j = k_j if hidden is None else xp.where(xp.isfinite(k_j), k_j, 0.0)
+            key = key + xp.astype(chosen, q.dtype) @ k_j[..., None, :, :]
+            carry = upper[..., -1:]
+        omega = constant(z[(*head, i)], q) + root * (q_i[..., None, :] + key)
+        out = put(out, (*head, i, slice(0, num_samples), slice(0, d)), omega)
+    return out
+
+
+def _cumulative_share(
+    q: Array, k: Array, lse: Array, visible: Array | None, j: slice, before: Array
+) -> Array:
+    """Distribution function of the attended key, over the keys j, from its value before them."""
+    xp = array_namespace(q)
+    share = xp.exp(q @ xp.matrix_transpose(xp.astype(k[..., j, :], q.dtype)) - lse)
+    if visible is not None:
+        share = xp.where(part(visible, (slice(None), j)), share, 0.0)
+    return before + xp.cumulative_sum(share, axis=-1)
 
 
 def _iid(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
@@ -92,13 +475,51 @@ def _iid(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
 
 
 def _orthogonal(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
-    blocks = -(-num_samples // d)
-    directions = np.concatenate([_haar(d, rng) for _ in range(blocks)])[:num_samples]
+    return _chi(_rotations(np.eye(d), num_samples, rng), rng)
+
+
+def _simplex(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+    return _chi(_rotations(_simplex_directions(d), num_samples, rng), rng)
+
+
+def _antithetic(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+    half = rng.standard_normal((-(-num_samples // 2), d))
+    return np.concatenate([half, -half])[:num_samples]
+
+
+def _sobol(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+    from scipy.stats import qmc
+
+    return _quasi(qmc.Sobol(d, rng=rng), num_samples)
+
+
+def _halton(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+    from scipy.stats import qmc
+
+    return _quasi(qmc.Halton(d, rng=rng), num_samples)
+
+
+def _regularised(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+    return math.sqrt(d) * _rotations(np.eye(d), num_samples, rng)
+
+
+def _rotations(directions: Floats, num_samples: int, rng: np.random.Generator) -> Floats:
+    """Rotate the unit vectors (d, d) anew for each block, cut to the number of samples."""
+    d = directions.shape[-1]
+    rows = np.empty((-(-num_samples // d), d, d))
+    for block in rows:
+        block[:] = directions @ _haar(d, rng)
+    return rows.reshape(-1, d)[:num_samples]
+
+
+def _chi(directions: Floats, rng: np.random.Generator) -> Floats:
+    """Give unit vectors independent chi_d norms: rows that are N(0, I) one by one."""
+    num_samples, d = directions.shape
     return directions * np.sqrt(rng.chisquare(d, (num_samples, 1)))
 
 
 def _haar(d: int, rng: np.random.Generator) -> Floats:
-    """Draw a Haar-distributed orthogonal matrix (d, d): theory of Mezzadri, arXiv:math-ph/0609050.
+    """Draw a Haar-distributed orthogonal matrix (d, d): Mezzadri, arXiv:math-ph/0609050.
 
     LAPACK fixes the signs of R by convention, so that Q alone is not Haar; multiplying the
     columns of Q by the signs of diag R makes the factorisation unique and Q Haar.
@@ -109,7 +530,34 @@ def _haar(d: int, rng: np.random.Generator) -> Floats:
     return np.asarray(q * np.where(np.diagonal(r) < 0, -1.0, 1.0))
 
 
+def _simplex_directions(d: int) -> Floats:
+    """Corners of a regular simplex: unit vectors (d, d) with mutual products -1/(d - 1)."""
+    if d == 1:
+        return np.ones((1, 1))
+    ones = np.append(np.ones(d - 1), 0.0)
+    rows = math.sqrt(d / (d - 1)) * np.eye(d) - (math.sqrt(d) + 1) / (d - 1) ** 1.5 * ones
+    rows[-1] = ones / math.sqrt(d - 1)
+    return np.asarray(rows)
+
+
+def _quasi(engine: Any, num_samples: int) -> Floats:
+    """Standard normal points from a scrambled quasi-Monte Carlo engine."""
+    from scipy.special import ndtri
+
+    with warnings.catch_warnings():  # Sobol warns when S is not a power of 2; so does `draw`'s text
+        warnings.filterwarnings("ignore", message="The balance properties", category=UserWarning)
+        points = engine.random(num_samples)
+    return np.asarray(ndtri(np.clip(points, 2.0**-54, 1 - 2.0**-53)))  # 0 would give -inf
+
+
 COUPLINGS: dict[str, Callable[[int, int, np.random.Generator], Floats]] = {
+    "antithetic": _antithetic,
+    "halton": _halton,
     "iid": _iid,
     "orthogonal": _orthogonal,
+    "regularised": _regularised,
+    "simplex": _simplex,
+    "sobol": _sobol,
 }
+
+BIASED_COUPLINGS = frozenset({"regularised"})

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Backend
 from scipy import stats
 from scipy.linalg import qr
 
@@ -58,7 +59,7 @@ def projections(
 
 
 @pytest.mark.parametrize("d", [2, 3, 4, 16])
-@pytest.mark.parametrize("coupling", sampling.COUPLINGS)
+@pytest.mark.parametrize("coupling", sorted({*sampling.COUPLINGS} - sampling.BIASED_COUPLINGS))
 def test_each_frequency_is_standard_normal(coupling: str, d: int) -> None:
     # Rows of one block depend on each other; Bonferroni over rows needs no independence.
     def sampler(s: int, d: int, rng: Any) -> np.ndarray:
@@ -144,6 +145,262 @@ def test_blocks_are_independent() -> None:
     )
     z = np.sum(omega[:, 0] * omega[:, d], -1) / np.linalg.norm(omega[:, 0], axis=-1)
     assert gaussian_p_value(z[:, None]) > ALPHA
+
+
+def test_simplex_geometry() -> None:
+    for d in (1, 2, 3, 7):
+        rows = sampling._simplex_directions(d)
+        cosine = -1 / (d - 1) if d > 1 else 0.0
+        want = np.where(np.eye(d, dtype=bool), 1.0, cosine)
+        np.testing.assert_allclose(rows @ rows.T, want, atol=1e-14)
+        omega = sampling.draw(d, d, coupling="simplex", rng=SEED).omega
+        unit = omega / np.linalg.norm(omega, axis=-1, keepdims=True)
+        np.testing.assert_allclose(unit @ unit.T, want, atol=1e-13)
+
+
+def test_couplings_by_construction() -> None:
+    omega = sampling.draw(7, 3, coupling="antithetic", rng=SEED).omega
+    np.testing.assert_array_equal(omega[4:], -omega[:3])
+    omega = sampling.draw(7, 3, coupling="regularised", rng=SEED).omega
+    np.testing.assert_allclose(np.linalg.norm(omega, axis=-1), np.sqrt(3.0))
+    assert {"regularised"} == sampling.BIASED_COUPLINGS
+    for coupling, radius in (("sobol", 0.02), ("halton", 0.06)):
+        # Scrambled points fill the cube more evenly than iid points, whose discrepancy is ~ 0.06:
+        # by Sobol's construction each of 256 equal slices of each axis holds exactly one point.
+        omega = sampling.draw(256, 3, coupling=coupling, rng=SEED).omega
+        uniform = stats.norm.cdf(omega)
+        assert np.max(np.abs(np.sort(uniform, 0) - (np.arange(256) + 0.5)[:, None] / 256)) < radius
+        if coupling == "sobol":
+            slices = np.sort(np.floor(256 * uniform), 0)
+            np.testing.assert_array_equal(slices, np.arange(256)[:, None] + np.zeros(3))
+
+
+COV = np.array([[2.0, 0.6], [0.6, 0.9]])
+PROPOSALS = {
+    "shifted": sampling.Gaussian([1.0, -2.0]),
+    "gaussian": sampling.Gaussian([1.0, -2.0], COV),
+    "mixture": sampling.Mixture(
+        [sampling.Gaussian([2.0, 0.0]), sampling.Gaussian([-1.0, 1.0], COV)], [3.0, 1.0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROPOSALS)
+def test_log_weights_are_log_density_ratios(name: str) -> None:
+    normal = stats.multivariate_normal
+    omega, log_weight = sampling.draw(50, 2, proposal=PROPOSALS[name], rng=SEED)
+    densities = {
+        "shifted": lambda w: normal([1.0, -2.0]).pdf(w),
+        "gaussian": lambda w: normal([1.0, -2.0], COV).pdf(w),
+        "mixture": lambda w: (
+            0.75 * normal([2.0, 0.0]).pdf(w) + 0.25 * normal([-1.0, 1.0], COV).pdf(w)
+        ),
+    }
+    log_q = np.log(densities[name](omega))
+    np.testing.assert_allclose(PROPOSALS[name].log_density(omega), log_q, atol=1e-12)
+    want = normal(np.zeros(2)).logpdf(omega) - log_q
+    np.testing.assert_allclose(log_weight, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("coupling", sorted({*sampling.COUPLINGS} - sampling.BIASED_COUPLINGS))
+def test_couplings_compose_with_a_gaussian(coupling: str) -> None:
+    # One row of each draw, whitened, is N(0, I).
+    root = np.linalg.cholesky(np.linalg.inv(COV))
+    rng = np.random.default_rng(SEED)
+    rows = np.stack(
+        [
+            sampling.draw(3, 2, coupling=coupling, proposal=PROPOSALS["gaussian"], rng=rng).omega[1]
+            for _ in range(3000)
+        ]
+    )
+    assert gaussian_p_value((rows - [1.0, -2.0]) @ root) > ALPHA
+
+
+def test_draws_from_a_mixture() -> None:
+    # The distribution function along an axis is exact; wrong weights (1:1) are seen.
+    omega = sampling.draw(4000, 2, proposal=PROPOSALS["mixture"], rng=SEED).omega
+
+    def cdf(weight: float) -> Any:
+        a, b = stats.norm(2.0, 1.0), stats.norm(-1.0, np.sqrt(2.0))
+        return lambda x: weight * a.cdf(x) + (1 - weight) * b.cdf(x)
+
+    assert stats.kstest(omega[:, 0], cdf(0.75)).pvalue > ALPHA
+    assert stats.kstest(omega[:, 0], cdf(0.5)).pvalue < ALPHA
+
+
+def test_batches_of_proposals() -> None:
+    mean = np.arange(12.0).reshape(2, 3, 2)
+    omega, log_weight = sampling.draw(5, 2, proposal=sampling.Gaussian(mean, COV), rng=SEED)
+    assert omega.shape == (2, 3, 5, 2)
+    for head in np.ndindex(2, 3):
+        one = sampling.Gaussian(mean[head], COV)
+        np.testing.assert_allclose(log_weight[head], one.log_ratio(omega[head]), atol=1e-12)
+    noise = omega - mean[..., None, :]
+    assert np.unique(noise).size == noise.size  # independent noise for each head
+    mixture = sampling.Mixture([sampling.Gaussian(mean), sampling.Gaussian(np.zeros(2))])
+    assert sampling.draw(5, 2, proposal=mixture, rng=SEED).omega.shape == (2, 3, 5, 2)
+
+
+def test_infinite_variance_is_announced() -> None:
+    narrow = sampling.Gaussian([0.0, 0.0], 0.5 * np.eye(2))
+    with pytest.warns(sampling.InfiniteVarianceWarning, match="`proposal` is not above I/2"):
+        sampling.draw(3, 2, proposal=narrow, rng=0)
+    sampling.draw(3, 2, proposal=sampling.Mixture([narrow, sampling.Gaussian(np.zeros(2))]), rng=0)
+
+
+# --- exact draws from the target of randomized attention ----------------------------------------
+
+
+def target_p_values(omega: np.ndarray, q: np.ndarray, k: np.ndarray, pi: np.ndarray) -> float:
+    """Rosenblatt: given the coordinates before it, each has a mixture law; its u is uniform.
+
+    omega (N, d) are iid from sum_j pi_j N(q + k_j, I) under the hypothesis. Then all N d values u
+    are iid uniform, so their normal quantiles are iid N(0, 1).
+    """
+    share = np.broadcast_to(pi, (len(omega), len(pi)))
+    u = []
+    for c in range(omega.shape[-1]):
+        z = omega[:, c, None] - (q + k)[None, :, c]
+        u.append(np.sum(share * stats.norm.cdf(z), -1))
+        share = share * stats.norm.pdf(z)
+        share = share / share.sum(-1, keepdims=True)
+    return gaussian_p_value(stats.norm.ppf(np.stack(u, -1)))
+
+
+@pytest.mark.parametrize("variant", ["full", "causal", "mask"])
+def test_target_has_the_law_of_the_mixture(variant: str) -> None:
+    rng = np.random.default_rng(SEED)
+    n, m, d, draws = 3, 5, 2, 4000
+    q, k = rng.standard_normal((n, d)), 2 * rng.standard_normal((m, d))
+    visible = np.ones((n, m), bool)
+    kwargs: dict[str, Any] = {}
+    if variant == "causal":
+        kwargs["causal"], visible = True, np.tri(n, m, m - n, dtype=bool)
+    if variant == "mask":
+        kwargs["mask"] = visible = np.array(
+            [[1, 0, 1, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 1]], bool
+        )
+    omega = sampling.draw_target(q, k, num_samples=draws, rng=SEED, scale=1.0, **kwargs)
+    for i in range(n):
+        pi = np.where(visible[i], np.exp(k @ q[i]), 0.0)
+        pi /= pi.sum()
+        assert target_p_values(omega[i], q[i], k, pi) > ALPHA
+        if variant == "full":  # defects: one component left out, or a single matched Gaussian
+            short = np.where(np.arange(m) == np.argsort(pi)[-2], 0.0, pi)
+            assert target_p_values(omega[i], q[i], k, short / short.sum()) < ALPHA
+
+
+def test_target_is_drawn_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 4, 6, 3)), rng.standard_normal((2, 2, 9, 3))
+    whole = sampling.draw_target(q, k, num_samples=3, rng=1)
+    monkeypatch.setattr(sampling, "block_shape", lambda q: (4, 2))
+    np.testing.assert_allclose(sampling.draw_target(q, k, num_samples=3, rng=1), whole, atol=1e-14)
+    wide = sampling.draw_target(q, np.repeat(k, 2, 1), num_samples=3, rng=1)
+    np.testing.assert_allclose(wide, whole, atol=1e-14)
+
+
+def test_target_without_keys_is_centred_at_the_query() -> None:
+    q, k = np.full((2, 3), 5.0), np.ones((4, 3))
+    z = np.random.default_rng(0)
+    z.random((2, 2))
+    want = 5.0 + z.standard_normal((2, 2, 3))
+    got = sampling.draw_target(q, k, num_samples=2, rng=0, scale=1.0, mask=np.zeros(4, bool))
+    np.testing.assert_allclose(got, want)
+    assert sampling.draw_target(q, k[:0], num_samples=2, rng=0).shape == (2, 2, 3)
+
+
+def test_target_ignores_hidden_nan() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((5, 3)), rng.standard_normal((5, 3))
+    want = sampling.draw_target(q, k, num_samples=4, rng=0, causal=True)
+    k[3:] = np.nan
+    got = sampling.draw_target(q, k, num_samples=4, rng=0, causal=True)
+    np.testing.assert_array_equal(got[:3], want[:3])
+
+
+@pytest.mark.parametrize("options", ["plain", "causal", "mask"])
+def test_target_on_backends(backend: Backend, dtype: np.dtype, options: str) -> None:
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal(s).astype(dtype) for s in ((2, 5, 3), (1, 7, 3)))
+    kwargs: dict[str, Any] = {"causal": True} if options == "causal" else {}
+    if options == "mask":
+        kwargs["mask"] = rng.random((2, 5, 7)) < 0.6
+    got = backend.call(sampling.draw_target, q, k, num_samples=3, rng=1, **kwargs)
+    # The same components whatever the library and the dtype: float32 values, drawn in float64.
+    want = sampling.draw_target(
+        q.astype(np.float64), k.astype(np.float64), num_samples=3, rng=1, **kwargs
+    )
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 if dtype == np.float32 else 1e-13)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: sampling.Gaussian([0.0, 0.0], [[1.0, 2.0], [2.0, 1.0]]),
+            ValueError,
+            r"`cov` must be positive definite, got a matrix that is not: smallest eigenvalue -1\.",
+        ),
+        (
+            lambda: sampling.Gaussian(np.zeros((2, 2)), [np.eye(2), np.diag([1.0, 0.0])]),
+            ValueError,
+            r"head \(1,\) has smallest eigenvalue 0\.",
+        ),
+        (
+            lambda: sampling.Gaussian([0.0, 0.0], [[1.0, 0.5], [0.0, 1.0]]),
+            ValueError,
+            r"`cov` must be symmetric, got a mirrored pair 0.5 apart",
+        ),
+        (
+            lambda: sampling.Gaussian([0.0], np.eye(2)),
+            ValueError,
+            r"`cov` must have shape \(\.\.\., 1, 1\), got \(2, 2\)",
+        ),
+        (lambda: sampling.Gaussian(["a"]), TypeError, "`mean` must hold real numbers"),
+        (lambda: sampling.Gaussian([np.nan]), ValueError, "`mean` must be finite"),
+        (lambda: sampling.Gaussian(3.0), ValueError, r"`mean` must have shape \(\.\.\., d\)"),
+        (lambda: sampling.Mixture([]), ValueError, "`components` must hold at least one Gaussian"),
+        (
+            lambda: sampling.Mixture([1]),
+            TypeError,
+            "`components` must hold Gaussian proposals only",
+        ),
+        (
+            lambda: sampling.Mixture([sampling.Gaussian([0.0]), sampling.Gaussian([0.0, 1.0])]),
+            ValueError,
+            r"all of one length d, got lengths \[1, 2\]",
+        ),
+        (
+            lambda: sampling.Mixture([sampling.Gaussian([0.0])], [-1.0]),
+            ValueError,
+            "`weights` must be 1 non-negative numbers",
+        ),
+        (
+            lambda: sampling.draw(3, 2, proposal=sampling.Gaussian([0.0])),
+            ValueError,
+            "`proposal` must be over vectors of length d = 2, got 1",
+        ),
+        (
+            lambda: sampling.draw(3, 2, proposal="normal"),
+            TypeError,
+            "`proposal` must be a Gaussian, a Mixture or None, got str",
+        ),
+        (
+            lambda: sampling.draw_target(np.ones((2, 3)), np.ones((2, 3)), num_samples=0),
+            ValueError,
+            "`num_samples` must be a positive integer",
+        ),
+        (
+            lambda: sampling.draw_target(np.ones((2, 3)), np.ones((2, 4)), num_samples=1),
+            ValueError,
+            "`q` and `k` must have last axes of one length",
+        ),
+    ],
+)
+def test_bad_proposals(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
 
 
 @pytest.mark.parametrize("coupling", sampling.COUPLINGS)
