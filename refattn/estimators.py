@@ -5,18 +5,21 @@ The positive family is two hops of attention. Samples attend to keys,
 .. math::
     (f_s, \log Z_s) = \mathrm{attend}(\omega_s, k, v, \mathrm{bias}_j = -|k_j|^2 / 2),
 
-then queries attend to samples, with the normalisers as a bias. The factor exp(-|q|^2/2) cancels.
+then queries attend to samples with the normalisers as a bias. The factor exp(-|q|^2/2) cancels.
 Everything is in kernel coordinates, sqrt(scale) times the arguments, so that omega ~ N(0, I).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
-from . import _validate, sampling
+import numpy as np
+
+from . import _validate, features, sampling
 from ._array import (
     Array,
     array_namespace,
@@ -28,6 +31,7 @@ from ._array import (
     group_heads,
     part,
     put,
+    root_scale,
     tiles,
 )
 from .attention import (
@@ -41,7 +45,19 @@ from .attention import (
 )
 from .kernels import FEATURES
 
-__all__ = ["ESTIMATORS", "random_feature_attention"]
+__all__ = [
+    "DEFAULT_ESTIMATORS",
+    "ESTIMATORS",
+    "FEATURES",
+    "WEIGHTINGS",
+    "importance_sampled_attention",
+    "linear_randomized_attention",
+    "mean_of_ratios_attention",
+    "random_feature_attention",
+    "randomized_attention",
+]
+
+WEIGHTINGS = ("balance", "own", "query", "query-over-queries")
 
 # Tokens per step of the causal form, and below how many pairs are evaluated one by one.
 _CHUNK, _LEAF = 128, 16
@@ -57,6 +73,7 @@ def random_feature_attention(
     num_features: int | None = None,
     features: str = "positive",
     coupling: str = "iid",
+    proposal: sampling.Gaussian | sampling.Mixture | None = None,
     rng: Any = None,
     scale: float | None = None,
     mask: Array | None = None,
@@ -66,13 +83,14 @@ def random_feature_attention(
 
     .. math::
         \mathrm{out}_i =
-        \frac{\sum_s w_s \, \xi(q_i, \omega_s) \sum_j \xi(k_j, \omega_s) \, v_j}
-             {\sum_s w_s \, \xi(q_i, \omega_s) \sum_j \xi(k_j, \omega_s)},
-        \qquad \xi(x, \omega) = \exp(\omega \cdot x - |x|^2 / 2)
+        \frac{\sum_s w_s \, \xi(q_i, \omega_s) \cdot \sum_j \xi(k_j, \omega_s) \, v_j}
+             {\sum_s w_s \, \xi(q_i, \omega_s) \cdot \sum_j \xi(k_j, \omega_s)}
 
-    Reference 000, KernelizedAttention; reference 002, eq. (10); reference 003, RFA. Linear in n
-    and m. Consistent as the number of features grows, and biased for any finite number: it is
-    self-normalised importance sampling (reference 003, RFA as SNIS).
+    with the positive features xi(x, omega) = exp(omega . x - |x|^2/2) by default. Reference 000,
+    KernelizedAttention; reference 001, attention_hat (without its factor 2 pi); reference 002,
+    eq. (10); reference 003, RFA. Linear in n and m. Consistent as the number of features grows,
+    and biased for any finite number: with positive features it is self-normalised importance
+    sampling (SNIS, reference 003) of `randomized_attention`, with w the importance weights.
 
     Parameters
     ----------
@@ -89,10 +107,16 @@ def random_feature_attention(
         log N(omega; 0, I) - log q(omega) for frequencies drawn from another law q; 0 by default.
     num_features : int, optional
         Number S of frequencies to draw when `omega` is not given.
-    features : {"positive"}
-        The feature map.
-    coupling : {"iid", "orthogonal"}, default "iid"
-        How drawn frequencies depend on each other; see `sampling.draw`. All heads share them.
+    features : {"positive", "hyperbolic", "trigonometric"}
+        The feature map for each frequency: ``"positive"``; ``"hyperbolic"``, positive features
+        of omega and -omega; ``"trigonometric"``, exp(|x|^2/2) [cos omega.x, sin omega.x], whose
+        estimated normaliser may vanish or be negative.
+    coupling : str, default "iid"
+        How drawn frequencies depend on each other, and `proposal` the law they are drawn from,
+        N(0, I) by default; see `sampling.draw`. Heads share frequencies unless the proposal is a
+        batch.
+    proposal : sampling.Gaussian or sampling.Mixture, optional
+        See `coupling`.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of the drawn frequencies.
     scale : float, optional
@@ -121,8 +145,9 @@ def random_feature_attention(
     -----
     Against exact arithmetic on the same floats the error relative to the largest value is at
     most C eps (1 + the largest of |omega| |q|, |omega| |k| + |k|^2/2), in kernel coordinates, with
-    C as in `attend`. Nothing is added to denominators or clamped, and features never overflow or
-    underflow as they would outside the log domain.
+    C as in `attend` (for trigonometric features, relative to the sum of the absolute terms).
+    Nothing is added to denominators or clamped, and positive features never overflow or underflow
+    as they would outside the log domain. |k|^2 must be representable, or the result is NaN.
 
     Causal attention merges, for each chunk of queries, the state of the samples before the chunk
     with the chunk itself, which is halved until it is small: its second half attends to its first
@@ -139,43 +164,602 @@ def random_feature_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    _validate.attention(q, k, v, mask=mask, causal=causal)
-    _validate.real("scale", scale, positive=True, optional=True)
+    _check(q, k, v, scale, mask, causal)
     _validate.choice("features", features, FEATURES)
-    if (omega is None) == (num_features is None):
-        given = "neither" if omega is None else "both"
-        raise ValueError(f"Exactly one of `omega` and `num_features` must be given, got {given}.")
-    if log_weight is not None and omega is None:
-        raise ValueError("`log_weight` must come with the `omega` it weighs, got no `omega`.")
-    if num_features is not None:
-        _validate.positive_integer("num_features", num_features)
-        omega, log_weight = sampling.draw(num_features, q.shape[-1], coupling=coupling, rng=rng)
-    omega, log_weight = _validate.frequencies(omega, log_weight, q, _validate.lead(q, k, v))
+    omega, log_weight = _frequencies(
+        q, k, v, omega, log_weight, num_features, "num_features", coupling, proposal, rng
+    )
+    xp = array_namespace(q)
+    if features == "trigonometric":
+        return _trigonometric_attention(q, k, v, omega, log_weight, scale, mask, causal)
+    if features == "hyperbolic":
+        omega = xp.concat([omega, -omega], axis=-2)
+        log_weight = xp.concat([log_weight, log_weight], axis=-1)
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
-    root = _root(scale, q)
+    return ungroup(_two_hops(q, k, v, omega, log_weight, root_scale(scale, q), mask, causal).out)
+
+
+def _trigonometric_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    omega: Array,
+    log_weight: Array,
+    scale: float | None,
+    mask: Array | None,
+    causal: bool,
+) -> Array:
+    """Signed features go through linear attention, the weights on the side of the queries."""
+    xp = array_namespace(q)
+    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
+        q, k, v, omega, log_weight[..., None, :], mask
+    )
+    root = root_scale(scale, q)
+    weight = xp.exp(log_weight - xp.max(log_weight, axis=-1, keepdims=True))
+    weight = xp.concat([weight, weight], axis=-1)
+
+    def phi(x: Array) -> features.Features:
+        return features.trigonometric_features(x * root, omega)
+
+    def weighted(x: Array) -> features.Features:
+        values, log_scale = phi(x)
+        return features.Features(values * weight, log_scale)
+
+    return ungroup(features._linear_attention(q, k, v, weighted, phi, mask, causal))
+
+
+def importance_sampled_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array,
+    log_weight: Array | None = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Estimate softmax attention by importance sampling with the exact normaliser (IS).
+
+    .. math::
+        \mathrm{out}_i = \frac1S \sum_s w_s \frac{p_i(\omega_s)}{N(\omega_s; 0, I)} f(\omega_s),
+        \qquad \frac{p_i(\omega)}{N(\omega; 0, I)} = \xi(q_i, \omega) \sum_j \xi(k_j, \omega) / Z_i
+
+    with f as in `randomized_attention` and Z_i = sum_j exp(q_i . k_j) computed exactly, in time
+    O(n m). Unbiased. Reference 002, eq. (11); reference 003, importance sampling.
+
+    Parameters
+    ----------
+    q, k, v, scale, mask, causal
+        As in `random_feature_attention`.
+    omega : array, shape (..., S, d)
+        Frequencies drawn from some law q, in kernel coordinates.
+    log_weight : array, shape (..., S), optional
+        log w = log N(omega; 0, I) - log q(omega); 0 by default.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0. Values are not
+        confined to the range of `v`, and overflow where the estimate itself does.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import importance_sampled_attention, sampling
+    >>> q, k, v = np.zeros((1, 1)), np.array([[0.0], [0.5]]), np.array([[0.0], [1.0]])
+    >>> omega, _ = sampling.draw(100_000, 1, rng=0)
+    >>> np.round(importance_sampled_attention(q, k, v, omega=omega), 2)
+    array([[0.5]])
+    """
+    _check(q, k, v, scale, mask, causal)
+    omega, log_weight = _validate.frequencies(omega, log_weight, q, _validate.lead(q, k, v))
+    log_size = math.log(omega.shape[-2])
+    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
+        q, k, v, omega, log_weight[..., None, :], mask
+    )
+    xp, root = array_namespace(q), root_scale(scale, q)
+    out, log_estimate = _two_hops(q, k, v, omega, log_weight, root, mask, causal)
+    exact = _attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root).lse
+    log_ratio = log_estimate - root * root * xp.sum(q * q, axis=-1) / 2 - log_size - exact
+    ratio = xp.where(exact == -math.inf, 0.0, xp.exp(log_ratio))
+    return ungroup(ratio[..., None] * out)
+
+
+def randomized_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array | None = None,
+    num_samples: int | None = None,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Estimate softmax attention by randomized attention (RA).
+
+    .. math::
+        \mathrm{out}_i = \frac1S \sum_s f_i(\omega_{is}), \qquad
+        f_i(\omega) = \frac{\sum_j \xi(k_j, \omega) \, v_j}{\sum_j \xi(k_j, \omega)}, \qquad
+        \omega_{is} \sim p_i = \sum_j \pi_{ij} \, N(q_i + k_j, I)
+
+    Reference 003, RA. Unbiased when the frequencies are drawn exactly from p_i, as
+    `sampling.draw_target` does, with variance Var(f_i)/S, at most that of attending to one random
+    key. Takes time O(n m S).
+
+    Parameters
+    ----------
+    q, k, v, scale, mask, causal
+        As in `random_feature_attention`. `f_i` and `p_i` range over the keys query i sees.
+    omega : array, shape (..., n, S, d), optional
+        Frequencies of each query, in kernel coordinates.
+    num_samples : int, optional
+        Number S of frequencies to draw for each query when `omega` is not given.
+    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
+        Source of the drawn frequencies.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`, with `num_samples` for `num_features`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import randomized_attention, softmax_attention
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 5, 4))
+    >>> approx = randomized_attention(q, k, v, num_samples=4096, rng=1)
+    >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
+    True
+    """
+    _check(q, k, v, scale, mask, causal)
+    _exactly_one(omega=omega, num_samples=num_samples)
+    if num_samples is not None:
+        omega = sampling.draw_target(
+            q, k, num_samples=num_samples, rng=rng, scale=scale, mask=mask, causal=causal
+        )
+    omega = _validate.query_frequencies(omega, q, _validate.lead(q, k, v))
+    xp, tail = array_namespace(q), omega.shape[-2:]
+    rows = xp.reshape(
+        omega, (*omega.shape[:-2], tail[0] * tail[1])
+    )  # its heads are third from last
+    (q, k, v, mask, rows), ungroup = group_heads(q, k, v, mask, rows)
+    omega = xp.reshape(rows, (*rows.shape[:-1], *tail))
+    return ungroup(_mean_of_states(q, k, v, omega, root_scale(scale, q), mask, causal))
+
+
+def mean_of_ratios_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array | None = None,
+    num_samples: int | None = None,
+    coupling: str = "iid",
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Average the ratios of single random features drawn from N(0, I).
+
+    .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s), \qquad \omega_s \sim N(0, I)
+
+    with f_i as in `randomized_attention`. Reference 002, eq. (12), which calls it RA; it is not:
+    the frequencies do not come from p_i, and xi(q_i, omega) cancels, so the result depends on the
+    query only through the keys it sees. Biased, and inconsistent: it tends to E f(omega) under
+    N(0, I), attention for the query q = -E k rather than q. Provided to show the difference.
+
+    Parameters
+    ----------
+    q, k, v, omega, coupling, rng, scale, mask, causal
+        As in `random_feature_attention`, omega of shape (..., S, d) shared by all queries.
+    num_samples : int, optional
+        Number S of frequencies to draw when `omega` is not given.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`, with `num_samples` for `num_features`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import mean_of_ratios_attention
+    >>> q, k, v = np.array([[-3.0], [3.0]]), np.array([[1.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> mean_of_ratios_attention(q, k, v, num_samples=8, rng=0)
+    array([[0.5],
+           [0.5]])
+    """
+    _check(q, k, v, scale, mask, causal)
+    omega, _ = _frequencies(q, k, v, omega, None, num_samples, "num_samples", coupling, None, rng)
+    (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
+    omega = omega[..., None, :, :]
+    return ungroup(_mean_of_states(q, k, v, omega, root_scale(scale, q), mask, causal))
+
+
+def linear_randomized_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    num_proposals: int | None = None,
+    centres: Array | Sequence[sampling.Gaussian] | None = None,
+    omega: Array | None = None,
+    weighting: str = "balance",
+    beta: float = 1.0,
+    antithetic: bool = False,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Estimate softmax attention from several data-dependent proposals (LARA).
+
+    .. math::
+        \mathrm{out}_i =
+        \frac{\sum_c \alpha'_{ic} \, \xi(q_i, \omega_c) \sum_j \xi(k_j, \omega_c) \, v_j}
+             {\sum_c \alpha'_{ic} \, \xi(q_i, \omega_c) \sum_j \xi(k_j, \omega_c)}, \qquad
+        \alpha'_{ic} = \alpha_{ic} \frac{N(\omega_c; 0, I)}{q_c(\omega_c)}, \qquad
+        \omega_c \sim q_c
+
+    Reference 003, LARA. By default q_c = N(mu_c, I) with mu_c the sum of the mean query and the
+    mean key of the c-th of C contiguous chunks. Linear in n and m; biased, consistent.
+
+    Parameters
+    ----------
+    q, k, v, scale
+        As in `random_feature_attention`.
+    num_proposals : int, optional
+        Number C of chunks, at most n and m. Give it or `centres`, or `omega` for C = S.
+    centres : array, shape (..., C, d), or a sequence of C sampling.Gaussian, optional
+        Means mu_c of the proposals N(mu_c, I), in kernel coordinates, or the proposals.
+    omega : array, shape (..., S, d), optional
+        Frequencies, in kernel coordinates, S a multiple of C: consecutive groups of S/C belong to
+        one proposal. Drawn by default, one for each proposal, independently for each head. With
+        Gaussian proposals given as a sequence, `omega` must be a NumPy array.
+    weighting : {"balance", "own", "query", "query-over-queries"}
+        The weights alpha, with B_c = q_c(omega_c) / sum_c' q_c'(omega_c):
+
+        * ``"balance"``: alpha_c = B_c, the balance heuristic;
+        * ``"own"``: alpha constant;
+        * ``"query"``: alpha_ic = B_c + beta (t_ic - mean_c t_ic), t_i = softmax_c(qbar_c . q_i)
+          with qbar_c the mean query of chunk c;
+        * ``"query-over-queries"``: the same with the softmax taken over i, as in the authors'
+          code.
+
+        With the last two some alpha may be negative. Those proposals are dropped for that query:
+        alpha is replaced by max(alpha, 0). At least one remains, since alpha sums to 1 over c, and
+        the result is a mean of values; but the weights kept no longer sum to 1 at every omega, on
+        which consistency rests. With their sign the estimated normaliser vanishes for some
+        queries.
+    beta : float, default 1.0
+        Strength of the dependence on the query.
+    antithetic : bool, default False
+        Draw omega_c = mu_c + z and mu_c - z for each proposal: S = 2 C.
+    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
+        Source of the drawn frequencies.
+    mask : array of bool, broadcasting to (..., n, m), optional
+        As in `random_feature_attention`. Chunks of keys are of equal numbers of unmasked keys
+        (keys some query sees), so that masking a key equals deleting it.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n, and only proposals made of earlier chunks: for
+        queries of chunk t these are N(0, I) and the chunks before t, over which its weights run
+        ("balance" and "own" only). The proposals are C as before: N(0, I) and all chunks but the
+        last. The cost stays linear. Causal LARA is open in reference 003.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError
+        As in `attend`, and if an option has the wrong type.
+    ValueError
+        As in `attend`; if the number of proposals is not determined, exceeds the number of
+        queries or keys or does not divide that of `omega`, if `causal` comes with `centres`, a
+        query weighting or a mask that differs between queries, or if an option is unknown.
+
+    Notes
+    -----
+    With all centres 0 it is `random_feature_attention`: alpha' is constant. A chunk whose keys
+    are all masked counts as having mean key 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import linear_randomized_attention, softmax_attention
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 64, 4))
+    >>> approx = linear_randomized_attention(q, k, v, num_proposals=64, rng=1)
+    >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.6)
+    True
+    """
+    _check(q, k, v, scale, mask, causal)
+    _validate.choice("weighting", weighting, WEIGHTINGS)
+    _validate.real("beta", beta)
+    _validate.flag("antithetic", antithetic)
+    if mask is not None and mask.ndim == 1:
+        mask = mask[None, :]
+    count, repeats = _count_proposals(q, k, num_proposals, centres, omega, antithetic)
+    if causal:
+        _validate.causal_proposals(centres, weighting, mask)
+    lead, d = _validate.lead(q, k, v), q.shape[-1]
+    z = None
+    if omega is None:
+        z = np.random.default_rng(rng).standard_normal((*lead, count, d))
+    ratio = None
+    if isinstance(centres, Sequence):
+        omega, ratio, centres = (*_draw_from_sequence(centres, omega, z, repeats), None)
+        omega, ratio = constant(omega, q), constant(ratio, q)
+    elif omega is not None:
+        omega, _ = _validate.frequencies(omega, None, q, lead)
+    if centres is not None:
+        centres, _ = _validate.frequencies(centres, None, q, lead, name="centres")
+    if z is not None:
+        z = constant(z, q)
+    (q, k, v, mask, centres, omega, ratio, z), ungroup = group_heads(
+        q, k, v, mask, centres, omega, ratio, z
+    )
+    xp, root = array_namespace(q), root_scale(scale, q)
+    if causal:
+        return ungroup(_causal_lara(q, k, v, omega, z, count, repeats, weighting, root, mask))
+    q_mean = root * _chunk_means(q, count, None)
+    if ratio is None:
+        if centres is None:
+            seen = None if mask is None else xp.any(mask, axis=-2)
+            centres = q_mean + root * _chunk_means(k, count, seen)
+        if omega is None:
+            omega = _around(centres, z, repeats)
+        ratio = _log_ratio(omega, centres)
+    own = _own(ratio, repeats)
+    mixture = _log_sum_exp(ratio)
+    if weighting == "own":
+        log_weight = -own
+    elif weighting == "balance":
+        log_weight = math.log(count) - mixture
+    else:
+        balance = xp.exp(own - mixture)
+        over = -1 if weighting == "query" else -2
+        return ungroup(
+            _query_weighted(q, k, v, omega, own, balance, q_mean, beta, over, repeats, root, mask)
+        )
+    return ungroup(_two_hops(q, k, v, omega, log_weight[..., None, :], root, mask, causal).out)
+
+
+def _log_ratio(omega: Array, centres: Array) -> Array:
+    """log N(omega_s; mu_c, I) - log N(omega_s; 0, I), shape (..., S, C)."""
+    xp = array_namespace(omega)
+    half = xp.sum(centres * centres, axis=-1) / 2
+    return omega @ xp.matrix_transpose(centres) - half[..., None, :]
+
+
+def _around(centres: Array, z: Array, repeats: int) -> Array:
+    """Frequencies mu_c + z_c, or pairs mu_c + z_c and mu_c - z_c, shape (..., repeats C, d)."""
+    if repeats == 1:
+        return centres + z
+    xp = array_namespace(z)
+    pairs = xp.stack([centres + z, centres - z], axis=-2)
+    return xp.reshape(pairs, (*pairs.shape[:-3], -1, pairs.shape[-1]))
+
+
+def _own(ratio: Array, repeats: int) -> Array:
+    """The log ratio (..., S, C) of each frequency to its own proposal, shape (..., S)."""
+    xp = array_namespace(ratio)
+    eye = np.repeat(np.eye(ratio.shape[-1], dtype=bool), repeats, axis=0)
+    return xp.sum(xp.where(xp.asarray(eye, device=device(ratio)), ratio, 0.0), axis=-1)
+
+
+def _draw_from_sequence(
+    proposals: Sequence[Any], omega: Any, z: Any, repeats: int
+) -> tuple[Any, Any]:
+    """Frequencies from a list of Gaussians, and their log ratios, on the host."""
+    for p in proposals:
+        if not isinstance(p, sampling.Gaussian):
+            raise TypeError(
+                "`centres` must be an array or a sequence of sampling.Gaussian, "
+                f"got a sequence with {type(p).__name__}."
+            )
+    if omega is None:
+        rng = np.random.default_rng(0)  # a Gaussian's transform draws nothing
+        signs = (1, -1)[:repeats]
+        rows = [
+            p.transform(sign * z[..., c : c + 1, :], rng)
+            for c, p in enumerate(proposals)
+            for sign in signs
+        ]
+        omega = np.concatenate(rows, axis=-2)
+    return omega, np.stack([-p.log_ratio(omega) for p in proposals], axis=-1)
+
+
+def _chunk_means(x: Array, count: int, seen: Array | None) -> Array:
+    """Means of `count` contiguous chunks with equal numbers of seen rows: (..., count, d)."""
+    xp, n = array_namespace(x), x.shape[-2]
+    if seen is None:
+        rank, total = xp.arange(n, device=device(x)), n
+    else:
+        visible = xp.astype(seen, xp.int64)
+        rank = xp.cumulative_sum(visible, axis=-1) - 1
+        total = xp.maximum(xp.sum(visible, axis=-1, keepdims=True), xp.asarray(1, device=device(x)))
+    chunk = rank * count // total
+    sums = sizes = xp.zeros((1, 1), dtype=x.dtype, device=device(x))
+    for j in blocks(0, n, block_shape(x)[1]):
+        member = chunk[..., None, j] == xp.arange(count, device=device(x))[:, None]
+        x_j = x[..., j, :]
+        if seen is not None:
+            member = member & seen[..., None, j]
+            x_j = xp.where(seen[..., j][..., None], x_j, 0.0)
+        member = xp.astype(member, x.dtype)
+        sums = sums + member @ x_j
+        sizes = sizes + xp.sum(member, axis=-1, keepdims=True)
+    return sums / xp.where(sizes == 0, 1.0, sizes)
+
+
+def _query_weighted(
+    q: Array,
+    k: Array,
+    v: Array,
+    omega: Array,
+    own: Array,
+    balance: Array,
+    q_mean: Array,
+    beta: float,
+    over: int,
+    repeats: int,
+    root: Array,
+    mask: Array | None,
+) -> Array:
+    """LARA with weights alpha_ic that depend on the query; negative ones are dropped."""
+    xp, whole = array_namespace(q), slice(None)
+    general = mask is not None and mask.shape[-2] > 1
+    states = Attended(q, q) if general else _sample(omega, k, v, mask, root)
+    # The softmax over proposals is normalised below, that over queries by this.
+    norm = _attend(q_mean, q, q[..., :1], scale=root).lse[..., None, :] if over == -2 else 0.0
+    out, lse = _buffers(q, v, broadcast_lead(q, k, v, omega, mask))
+    lead, n = lse.shape[:-1], q.shape[-2]
+    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // omega.shape[-2]):
+        box = (*head, whole, whole)
+        q_i = part(q, (*head, i, whole))
+        t = root * q_i @ xp.matrix_transpose(part(q_mean, box))
+        log_norm = part(norm, box) if over == -2 else _log_sum_exp(t)[..., None]
+        t = xp.exp(t - log_norm)
+        t = t - xp.mean(t, axis=-1, keepdims=True)
+        t = xp.repeat(t, repeats, axis=-1)
+        alpha = part(balance, (*head, whole))[..., None, :] + beta * t
+        log_alpha = xp.where(alpha > 0, xp.log(xp.where(alpha > 0, alpha, 1.0)), -math.inf)
+        weight = log_alpha - part(own, (*head, whole))[..., None, :]
+        omega_h = part(omega, box)
+        if general:
+            mask_i = part(mask, (*head, i, whole))
+            done = _two_hops(q_i, part(k, box), part(v, box), omega_h, weight, root, mask_i, False)
+        else:
+            f = Attended(part(states.out, box), part(states.lse, (*head, whole)))
+            done = _read(q_i, omega_h, f, weight, root)
+        out = put(out, (*head, i, whole), done.out)
+    return out
+
+
+def _causal_lara(
+    q: Array,
+    k: Array,
+    v: Array,
+    omega: Array | None,
+    z: Array | None,
+    count: int,
+    repeats: int,
+    weighting: str,
+    root: Array,
+    mask: Array | None,
+) -> Array:
+    """Chunk after chunk: what is past makes a proposal, whose samples join those of before."""
+    xp, whole = array_namespace(q), slice(None)
+    n, d = q.shape[-2:]
+    shift = k.shape[-2] - n
+    edges = [-(-t * n // count) for t in range(count + 1)]
+    noise = omega if z is None else z
+    out, lse = _buffers(q, v, broadcast_lead(q, k, v, noise, mask))
+    size = math.prod(block_shape(q)) // (_CHUNK * repeats * count)
+    for head in tiles(lse.shape[:-1], size):
+        q_h, k_h, v_h, noise_h, mask_h = _parts((*head, whole, whole), q, k, v, noise, mask)
+        lead = broadcast_lead(q_h, k_h, noise_h)
+        centre = xp.zeros((*lead, 1, d), dtype=q.dtype, device=device(q))
+        for t, chunk in enumerate(slice(*edge) for edge in pairwise(edges)):
+            if z is None:
+                omega_t = noise_h[..., t * repeats : (t + 1) * repeats, :]
+            else:
+                omega_t = _around(centre, noise_h[..., t : t + 1, :], repeats)
+            past = _keys(k_h, v_h, mask_h, 0, chunk.start + shift)
+            own_t = _log_ratio(omega_t, centre)[..., 0]
+            state_t = _sample(omega_t, *past, root)
+            if t == 0:
+                samples, centres, own, mixture, state = omega_t, centre, own_t, own_t, state_t
+            else:
+                mixture = xp.concat(
+                    [
+                        xp.logaddexp(mixture, _log_ratio(samples, centre)[..., 0]),
+                        _log_sum_exp(_log_ratio(omega_t, _cat(centres, centre, -2))),
+                    ],
+                    axis=-1,
+                )
+                samples, centres = _cat(samples, omega_t, -2), _cat(centres, centre, -2)
+                own = _cat(own, own_t, -1)
+                state = Attended(_cat(state.out, state_t.out, -2), _cat(state.lse, state_t.lse, -1))
+            weight = -own if weighting == "own" else math.log(t + 1) - mixture
+            for i in _chunks(chunk.start, chunk.stop, -shift):
+                fresh = _keys(k_h, v_h, mask_h, i.start + shift, i.stop + shift)
+                done, state = _causal_step(
+                    q_h[..., i, :], *fresh, samples, weight[..., None, :], root, state
+                )
+                out = put(out, (*head, i, whole), done.out)
+            k_t, _, mask_t = _keys(k_h, v_h, mask_h, chunk.start + shift, chunk.stop + shift)
+            seen = None if mask_t is None else mask_t[..., 0, :]
+            centre = _chunk_means(q_h[..., chunk, :], 1, None) + _chunk_means(k_t, 1, seen)
+            centre = root * centre
+    return out
+
+
+def _two_hops(
+    q: Array,
+    k: Array,
+    v: Array,
+    omega: Array,
+    log_weight: Array,
+    root: Array,
+    mask: Array | None,
+    causal: bool,
+) -> Attended:
+    """Queries attend to samples that attend to the keys each query sees.
+
+    `omega` has shape (..., S, d) and `log_weight` (..., n or 1, S). `lse` lacks -|q|^2/2.
+    """
     if mask is not None and mask.ndim == 1:
         mask = mask[None, :]
     if mask is not None and mask.shape[-2] > 1:
-        return ungroup(_per_query(q, k, v, omega, log_weight, root, mask, causal))
+
+        def read(q: Array, omega: Array, states: Attended, log_weight: Array) -> Attended:
+            q, log_weight = q[..., None, :], log_weight[..., None, :]
+            out, lse = _read(q, omega, states, log_weight, root)
+            return Attended(out[..., 0, :], lse[..., 0])
+
+        return _per_query(read, q, k, v, omega[..., None, :, :], log_weight, root, mask, causal)
     if causal:
-        return ungroup(_causal(q, k, v, omega, log_weight, root, mask))
-    return ungroup(_read(q, omega, _sample(omega, k, v, mask, root), log_weight, root).out)
-
-
-def _root(scale: float | None, q: Array) -> Array:
-    """Square root of the scale, the factor to kernel coordinates, in the dtype of `q`."""
-    return constant(q.shape[-1], q) ** -0.25 if scale is None else constant(scale, q) ** 0.5
+        return _causal(q, k, v, omega, log_weight, root, mask)
+    return _read(q, omega, _sample(omega, k, v, mask, root), log_weight, root)
 
 
 def _sample(omega: Array, k: Array, v: Array, mask: Array | None, root: Array) -> Attended:
     """First hop, samples attend to keys: f_s and log Z_s."""
     xp = array_namespace(k)
     half = root * root / 2
-    return _attend(
-        omega, k, v, mask=mask, scale=root, key_bias=lambda k: -half * xp.sum(k * k, axis=-1)
-    )
+    return _attend(omega, k, v, mask=mask, scale=root, key_bias=lambda k: -half * _square(k, xp))
+
+
+def _square(k: Array, xp: Any) -> Array:
+    """|k|^2, or nan where it overflows: a bias of -inf would hide the key."""
+    square = xp.sum(k * k, axis=-1)
+    return square + 0.0 * square
 
 
 def _read(q: Array, omega: Array, states: Attended, log_weight: Array, root: Array) -> Attended:
@@ -192,47 +776,60 @@ def _causal(
     log_weight: Array,
     root: Array,
     mask: Array | None,
-) -> Array:
+) -> Attended:
     """Two hops over the keys that each query sees, chunk after chunk."""
-    lead = broadcast_lead(q, k, v, omega, log_weight, mask)
-    out = array_namespace(q).empty(
-        (*lead, q.shape[-2], v.shape[-1]), dtype=q.dtype, device=device(q)
-    )
-    whole = slice(None)
-    for head in tiles(lead, math.prod(block_shape(q)) // (_CHUNK * omega.shape[-2])):
-        q_h, k_h, v_h, omega_h, weight_h, mask_h = (
-            None if x is None else part(x, (*head, whole, whole))
-            for x in (q, k, v, omega, log_weight, mask)
+    n, shift, whole = q.shape[-2], k.shape[-2] - q.shape[-2], slice(None)
+    out, lse = _buffers(q, v, broadcast_lead(q, k, v, omega, log_weight, mask))
+    for head in tiles(lse.shape[:-1], math.prod(block_shape(q)) // (_CHUNK * omega.shape[-2])):
+        q_h, k_h, v_h, omega_h, weight_h, mask_h = _parts(
+            (*head, whole, whole), q, k, v, omega, log_weight, mask
         )
-        for i, out_i in _causal_chunks(q_h, k_h, v_h, omega_h, weight_h, root, mask_h):
-            out = put(out, (*head, i, slice(0, v.shape[-1])), out_i)
-    return out
+        state = _sample(omega_h, *_keys(k_h, v_h, mask_h, 0, shift), root)
+        for i in _chunks(0, n, -shift):
+            fresh = _keys(k_h, v_h, mask_h, i.start + shift, i.stop + shift)
+            weight_i = part(weight_h, (i, whole))
+            done, state = _causal_step(q_h[..., i, :], *fresh, omega_h, weight_i, root, state)
+            out = put(out, (*head, i, whole), done.out)
+            lse = put(lse, (*head, i), done.lse)
+    return Attended(out, lse)
 
 
-def _causal_chunks(
+def _chunks(start: int, stop: int, first: int) -> Iterator[slice]:
+    """Cut range(start, stop) into chunks, and at `first`, before which queries see no key."""
+    first = min(max(start, first), stop)
+    yield from blocks(start, first, _CHUNK)
+    yield from blocks(first, stop, _CHUNK)
+
+
+def _parts(index: tuple[slice, ...], *arrays: Array | None) -> list[Any]:
+    """Take `index` of the last axes of each array."""
+    return [None if x is None else part(x, index) for x in arrays]
+
+
+def _keys(
+    k: Array, v: Array, mask: Array | None, start: int, stop: int
+) -> tuple[Array, Array, Array | None]:
+    """Keys, values and mask (..., 1, m) of the tokens from `start` to `stop`, if not negative."""
+    j = slice(max(0, start), max(0, stop))
+    return k[..., j, :], v[..., j, :], None if mask is None else mask[..., j]
+
+
+def _causal_step(
     q: Array,
     k: Array,
     v: Array,
+    mask: Array | None,
     omega: Array,
     log_weight: Array,
     root: Array,
-    mask: Array | None,
-) -> Iterator[tuple[slice, Array]]:
-    """Yield the outputs chunk by chunk, carrying the state of the samples over the keys passed."""
-    n, shift = q.shape[-2], k.shape[-2] - q.shape[-2]
-
-    def keys(j: slice) -> tuple[Array, Array, Array | None]:
-        return k[..., j, :], v[..., j, :], None if mask is None else mask[..., j]
-
-    first = max(0, -shift)  # queries before it see no key
-    state = _sample(omega, *keys(slice(0, max(0, shift))), root)
-    if first:
-        yield slice(0, first), _read(q[..., :first, :], omega, state, log_weight, root).out
-    for i in blocks(first, n, _CHUNK):
-        q_i, own = q[..., i, :], keys(slice(i.start + shift, i.stop + shift))
-        past = _read(q_i, omega, state, log_weight, root)
-        yield i, _merge(past, _triangle(q_i, *own, omega, log_weight, root)).out
-        state = _merge(state, _sample(omega, *own, root))
+    state: Attended,
+) -> tuple[Attended, Attended]:
+    """Attend to the state of the past and, causally, to the chunk; add the chunk to the state."""
+    past = _read(q, omega, state, log_weight, root)
+    if k.shape[-2] == 0:
+        return past, state
+    present = _triangle(q, k, v, mask, omega, log_weight, root)
+    return _merge(past, present), _merge(state, _sample(omega, k, v, mask, root))
 
 
 def _triangle(
@@ -256,48 +853,191 @@ def _triangle(
         visible = _past(slice(0, n), slice(0, n), 0, device(q), xp)
         return _finish(_mean(scores, v, visible if mask is None else visible & mask, xp), xp)
     h = n // 2
-    early, late = (
-        (q[..., i, :], k[..., i, :], v[..., i, :], None if mask is None else mask[..., i])
-        for i in (slice(0, h), slice(h, n))
-    )
-    across = _read(late[0], omega, _sample(omega, *early[1:], root), log_weight, root)
-    a = _triangle(*early, omega, log_weight, root)
-    b = _merge(across, _triangle(*late, omega, log_weight, root))
-    return Attended(
-        *(xp.concat([x, y], axis=axis) for x, y, axis in ((a.out, b.out, -2), (a.lse, b.lse, -1)))
-    )
+    halves = []
+    for i in (slice(0, h), slice(h, n)):
+        own = _keys(k, v, mask, i.start, i.stop)
+        weight = part(log_weight, (i, slice(None)))
+        halves.append((q[..., i, :], own, weight))
+    (q_a, keys_a, weight_a), (q_b, keys_b, weight_b) = halves
+    a = _triangle(q_a, *keys_a, omega, weight_a, root)
+    across = _read(q_b, omega, _sample(omega, *keys_a, root), weight_b, root)
+    b = _merge(across, _triangle(q_b, *keys_b, omega, weight_b, root))
+    return Attended(_cat(a.out, b.out, -2), _cat(a.lse, b.lse, -1))
+
+
+def _mean_of_states(
+    q: Array, k: Array, v: Array, omega: Array, root: Array, mask: Array | None, causal: bool
+) -> Array:
+    """Mean over samples of the first hop; `omega` has shape (..., n or 1, S, d)."""
+
+    def read(q: Array, omega: Array, states: Attended, log_weight: Array) -> Attended:
+        xp = array_namespace(q)
+        return Attended(xp.mean(states.out, axis=-2), xp.mean(states.lse, axis=-1))
+
+    return _per_query(read, q, k, v, omega, None, root, mask, causal).out
 
 
 def _per_query(
+    read: Callable[..., Attended],
     q: Array,
     k: Array,
     v: Array,
     omega: Array,
-    log_weight: Array,
+    log_weight: Array | None,
     root: Array,
-    mask: Array,
+    mask: Array | None,
     causal: bool,
-) -> Array:
-    """Two hops with every query in a batch of its own: each sees keys of its own choice."""
-    xp = array_namespace(q)
+) -> Attended:
+    """First hop with samples or keys of each query's own, (..., n or 1, S, d), then `read`."""
+    xp, whole = array_namespace(q), slice(None)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
-    lead = broadcast_lead(q, k, v, omega, log_weight, mask)
-    out = xp.empty((*lead, n, d_v), dtype=q.dtype, device=device(q))
-    whole = slice(None)
-    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (omega.shape[-2] * d_v)):
-        q_i, weight_i, mask_i = (
-            part(x, (*head, i, whole))[..., None, :] for x in (q, log_weight, mask)
-        )
+    num_samples, d = omega.shape[-2:]
+    if mask is not None and mask.ndim == 1:
+        mask = mask[None, :]
+    lead = broadcast_lead(q, k, v, omega[..., 0, :], log_weight, mask)
+    out, lse = _buffers(q, v, lead)
+    width = max(d_v, m if causal or mask is not None else 1)
+    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
+        c = i.stop - i.start
+        omega_i = part(omega, (*head, i, whole, whole))
+        flat = xp.broadcast_to(omega_i, (*omega_i.shape[:-3], c, num_samples, d))
+        flat = xp.reshape(flat, (*flat.shape[:-3], c * num_samples, d))
+        seen = None if mask is None else part(mask, (*head, i, whole))
         if causal:
-            mask_i = mask_i & _past(i, slice(0, m), m - n, device(q), xp)[..., None, :]
-        k_h, v_h, omega_h = (part(x, (*head, whole, whole))[..., None, :, :] for x in (k, v, omega))
-        states = _sample(omega_h, k_h, v_h, mask_i, root)
-        out_i = _read(q_i, omega_h, states, weight_i, root).out[..., 0, :]
-        out = put(out, (*head, i, slice(0, d_v)), out_i)
-    return out
+            past = _past(i, slice(0, m), m - n, device(q), xp)
+            seen = past if seen is None else seen & past
+        if seen is not None and c > 1:  # the rows of a query's samples
+            seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
+            seen = xp.reshape(seen, (*seen.shape[:-3], c * num_samples, m))
+        k_h, v_h = (part(x, (*head, whole, whole)) for x in (k, v))
+        f, log_z = _sample(flat, k_h, v_h, seen, root)
+        f = xp.reshape(f, (*f.shape[:-2], c, num_samples, d_v))
+        log_z = xp.reshape(log_z, (*log_z.shape[:-1], c, num_samples))
+        weight_i = None if log_weight is None else part(log_weight, (*head, i, whole))
+        done = read(part(q, (*head, i, whole)), omega_i, Attended(f, log_z), weight_i)
+        out = put(out, (*head, i, whole), done.out)
+        lse = put(lse, (*head, i), done.lse)
+    return Attended(out, lse)
 
 
+def _buffers(q: Array, v: Array, lead: tuple[int, ...]) -> Attended:
+    """Room for the result, (..., n, d_v) and (..., n)."""
+    xp, shape = array_namespace(q), (*lead, q.shape[-2])
+    return Attended(
+        xp.empty((*shape, v.shape[-1]), dtype=q.dtype, device=device(q)),
+        xp.empty(shape, dtype=q.dtype, device=device(q)),
+    )
+
+
+def _cat(a: Array, b: Array, axis: int) -> Array:
+    return array_namespace(a).concat([a, b], axis=axis)
+
+
+def _check(q: Array, k: Array, v: Array, scale: Any, mask: Array | None, causal: Any) -> None:
+    """Check what every estimator takes."""
+    _validate.attention(q, k, v, mask=mask, causal=causal)
+    _validate.real("scale", scale, positive=True, optional=True)
+
+
+def _exactly_one(**options: Any) -> None:
+    (a, b), given = options, [x for x in options.values() if x is not None]
+    if len(given) != 1:
+        got = "both" if given else "neither"
+        raise ValueError(f"Exactly one of `{a}` and `{b}` must be given, got {got}.")
+
+
+def _frequencies(
+    q: Array,
+    k: Array,
+    v: Array,
+    omega: Any,
+    log_weight: Any,
+    count: Any,
+    name: str,
+    coupling: str,
+    proposal: Any,
+    rng: Any,
+) -> tuple[Array, Array]:
+    """Frequencies and log weights, given or drawn, as arrays of the library of `q`."""
+    _exactly_one(omega=omega, **{name: count})
+    if log_weight is not None and omega is None:
+        raise ValueError("`log_weight` must come with the `omega` it weighs, got no `omega`.")
+    if omega is not None and proposal is not None:
+        raise ValueError("`proposal` must not come with `omega`: give `log_weight` instead.")
+    if count is not None:
+        _validate.positive_integer(name, count)
+        omega, log_weight = sampling.draw(
+            count, q.shape[-1], coupling=coupling, proposal=proposal, rng=rng
+        )
+    return _validate.frequencies(omega, log_weight, q, _validate.lead(q, k, v))
+
+
+def _count_proposals(
+    q: Array, k: Array, num_proposals: Any, centres: Any, omega: Any, antithetic: bool
+) -> tuple[int, int]:
+    """Number of proposals C, and of samples for each."""
+    if num_proposals is not None:
+        _validate.positive_integer("num_proposals", num_proposals)
+    count = num_proposals
+    if centres is not None:
+        if not isinstance(centres, Sequence):
+            _validate.is_array("centres", centres)
+        given = len(centres) if isinstance(centres, Sequence) else centres.shape[-2]
+        if count not in (None, given):
+            raise ValueError(
+                f"`num_proposals` must be the number of `centres`, {given}, got {count}."
+            )
+        count = given
+    repeats = 2 if antithetic else 1
+    if omega is not None:
+        _validate.is_array("omega", omega)
+        if antithetic:
+            raise ValueError("`antithetic` must be False when `omega` is given.")
+        samples = omega.shape[-2] if omega.ndim > 1 else 0
+        count = samples if count is None else count
+        if count == 0 or samples % count:
+            raise ValueError(
+                f"`omega` must hold a multiple of the number of proposals, {count}, "
+                f"got {samples} frequencies."
+            )
+        repeats = samples // count
+    if count is None:
+        raise ValueError("One of `num_proposals`, `centres` and `omega` must be given, got none.")
+    n, m = q.shape[-2], k.shape[-2]
+    if count < 1 or (centres is None and count > min(n, m)):
+        raise ValueError(
+            "The number of proposals must be at least 1 and at most the numbers of queries and "
+            f"keys, {n} and {m}, for chunks not to be empty, got {count}."
+        )
+    return int(count), repeats
+
+
+def _lara(q: Array, k: Array, v: Array, *, num_samples: int, **options: Any) -> Array:
+    return linear_randomized_attention(q, k, v, num_proposals=num_samples, **options)
+
+
+def _rfa(q: Array, k: Array, v: Array, *, num_samples: int, **options: Any) -> Array:
+    return random_feature_attention(q, k, v, num_features=num_samples, **options)
+
+
+def _is(q: Array, k: Array, v: Array, *, num_samples: int, rng: Any, **options: Any) -> Array:
+    omega, _ = sampling.draw(num_samples, q.shape[-1], rng=rng)
+    return importance_sampled_attention(q, k, v, omega=omega, **options)
+
+
+# Every estimator by name, called as fn(q, k, v, num_samples=, rng=, scale=, mask=, causal=).
 ESTIMATORS: dict[str, Callable[..., Array]] = {
-    "rfa-iid": partial(random_feature_attention, coupling="iid"),
-    "rfa-orthogonal": partial(random_feature_attention, coupling="orthogonal"),
+    **{f"rfa-{coupling}": partial(_rfa, coupling=coupling) for coupling in sampling.COUPLINGS},
+    **{
+        f"rfa-{features}": partial(_rfa, features=features)
+        for features in FEATURES
+        if features != "positive"
+    },
+    "is": _is,
+    "mean-of-ratios": mean_of_ratios_attention,
+    "ra": randomized_attention,
+    **{f"lara-{weighting}": partial(_lara, weighting=weighting) for weighting in WEIGHTINGS},
 }
+
+# What a comparison shows unless told otherwise: one of each kind, and the best of its kind.
+DEFAULT_ESTIMATORS = ("rfa-iid", "rfa-orthogonal", "lara-own", "lara-balance", "ra")

@@ -12,9 +12,9 @@ from . import _validate
 from ._array import Array, array_namespace
 from .attention import _attend
 
-__all__ = ["estimate", "gaussian_kernel", "softmax_kernel"]
+__all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]
 
-FEATURES = ("positive",)
+FEATURES = ("hyperbolic", "positive", "trigonometric")
 
 
 def softmax_kernel(x: Array, y: Array) -> Array:
@@ -88,6 +88,43 @@ def gaussian_kernel(x: Array, y: Array) -> Array:
     return xp.exp(-xp.sum((x - y) * (x - y), axis=-1) / 2)
 
 
+def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
+    r"""Evaluate the homogeneous polynomial kernel.
+
+    .. math:: (x \cdot y)^p
+
+    Reference 001, The Kernel Trick; its features are `features.polynomial_features`.
+
+    Parameters
+    ----------
+    x, y : array, shape (..., d), float32 or float64
+        Vectors; leading axes broadcast.
+    degree : int
+        Degree p, at least 0.
+
+    Returns
+    -------
+    array, shape (...)
+        Namespace, dtype and device of `x`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `softmax_kernel`, and if `degree` is not a non-negative integer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import kernels
+    >>> kernels.polynomial_kernel(np.array([[1.0, 2.0]]), np.array([[3.0, 1.0]]), degree=2)
+    array([25.])
+    """
+    _pairs(x, y)
+    _validate.non_negative_integer("degree", degree)
+    xp = array_namespace(x, y)
+    return xp.sum(x * y, axis=-1) ** degree
+
+
 def estimate(
     x: Array,
     y: Array,
@@ -113,8 +150,10 @@ def estimate(
     omega : array, shape (..., S, d)
         Frequencies, one a row: a NumPy array, or an array of the library of `x`; cast to its
         dtype and device. Leading axes broadcast with those of `x` and `y`.
-    features : {"positive"}
-        The feature map.
+    features : {"positive", "hyperbolic", "trigonometric"}
+        The feature map: ``"positive"`` as above; ``"hyperbolic"``, the mean over omega and
+        -omega; ``"trigonometric"``, exp(|x|^2/2 + |y|^2/2) cos(omega . (x - y)) for each
+        frequency (reference 001, z_sin/cos; reference 002, eq. (8)).
     log_weight : array, shape (..., S), optional
         log w, 0 by default; as `omega`.
 
@@ -146,11 +185,26 @@ def estimate(
     _validate.compatible("x", x, "omega", omega[..., 0, :])
     _validate.compatible("y", y, "omega", omega[..., 0, :])
     xp = array_namespace(x)
+    if features == "trigonometric":
+        return _trigonometric(x, y, omega, log_weight)
+    if features == "hyperbolic":
+        omega = xp.concat([omega, -omega], axis=-2)
+        log_weight = xp.concat([log_weight, log_weight], axis=-1)
     # The estimate is the normaliser of the query x attending to the frequencies.
     bias = log_positive(y, omega) + log_weight
     unit = xp.ones_like(omega[..., :1])
     lse = _attend(x[..., None, :], omega, unit, bias=bias[..., None, :]).lse[..., 0]
     return xp.exp(lse - xp.sum(x * x, axis=-1) / 2 - math.log(omega.shape[-2]))
+
+
+def _trigonometric(x: Array, y: Array, omega: Array, log_weight: Array) -> Array:
+    xp = array_namespace(x)
+    delta = x - y
+    product = (delta[..., None, :] @ xp.matrix_transpose(omega))[..., 0, :]
+    mean = xp.mean(xp.exp(log_weight) * xp.cos(product), axis=-1)
+    size = xp.where(mean == 0, 1.0, xp.abs(mean))
+    log_size = xp.log(size) + (xp.sum(x * x, axis=-1) + xp.sum(y * y, axis=-1)) / 2
+    return xp.sign(mean) * xp.exp(log_size)
 
 
 def log_positive(x: Array, omega: Array) -> Array:

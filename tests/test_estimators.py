@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference import CONTRACT
 from test_attention import draw, seeds, sizes, with_norm
 
-from refattn import estimators, random_feature_attention, sampling, softmax_attention
+from refattn import estimators, kernels, random_feature_attention, sampling, softmax_attention
 
 
 def exponent(q: np.ndarray, k: np.ndarray, omega: np.ndarray, scale: float | None = None) -> float:
@@ -185,6 +185,12 @@ def test_masking_equals_deleting(n: int, m: int, seed: int, causal: bool) -> Non
     np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
 
+def test_overflowing_keys_are_not_hidden() -> None:
+    x, v = np.full((4, 4), 1e30, np.float32), np.ones((4, 1), np.float32)
+    with np.errstate(all="ignore"):
+        assert np.all(np.isnan(random_feature_attention(x, x, v, omega=np.ones((2, 4)))))
+
+
 def test_grouped_heads() -> None:
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, 2, 6, 40, 3), draw(rng, 2, 2, 40, 3), draw(rng, 2, 2, 40, 2)
@@ -260,8 +266,8 @@ def test_same_seed_same_frequencies_everywhere(backend: Backend, dtype: np.dtype
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 5, 3, dtype=dtype) for _ in range(3))
     for name, estimator in estimators.ESTIMATORS.items():
-        want = estimator(*(x.astype(np.float64) for x in (q, k, v)), num_features=4, rng=7)
-        got = backend.call(estimator, q, k, v, num_features=4, rng=7)
+        want = estimator(*(x.astype(np.float64) for x in (q, k, v)), num_samples=4, rng=7)
+        got = backend.call(estimator, q, k, v, num_samples=4, rng=7)
         omega = sampling.draw(4, 3, rng=7).omega
         np.testing.assert_allclose(got, want, rtol=0, atol=4 * tolerance(q, k, omega), err_msg=name)
 
@@ -291,7 +297,7 @@ def test_same_seed_same_frequencies_everywhere(backend: Backend, dtype: np.dtype
         (
             {"num_features": 2, "coupling": "qr"},
             ValueError,
-            '`coupling` must be one of "iid", "orthogonal".*, got \'qr\'',
+            r"`coupling` must be one of .*\"iid\".*, got 'qr'",
         ),
         ({"omega": [[1.0]]}, TypeError, "`omega` must be an array .*, got list"),
         (
@@ -316,3 +322,27 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str)
     q = np.ones((4, 3))
     with pytest.raises(error, match=message):
         random_feature_attention(q, q, q, **change)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_other_features(weighted: bool, causal: bool) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, omega = draw(rng, 2, 6, 3), draw(rng, 2, 7, 3), draw(rng, 2, 7, 2), draw(rng, 20, 3)
+    log_weight = draw(rng, 20) if weighted else None
+    visible = np.tri(6, 7, 1, dtype=bool) if causal else np.ones((6, 7), bool)
+    root = 3.0**-0.25
+    for name in ("positive", "hyperbolic", "trigonometric"):
+        weights = kernels.estimate(
+            root * q[:, :, None],
+            root * k[:, None],
+            omega,
+            features=name,
+            log_weight=log_weight,
+        )
+        weights = np.where(visible, weights, 0.0)
+        want = weights @ v / weights.sum(-1, keepdims=True)
+        got = random_feature_attention(
+            q, k, v, omega=omega, features=name, log_weight=log_weight, causal=causal
+        )
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11)

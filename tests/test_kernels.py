@@ -125,3 +125,20 @@ def test_bad_input(x: Any, y: Any, error: type[Exception], message: str) -> None
 def test_unknown_features() -> None:
     with pytest.raises(ValueError, match=r"`features` must be one of .*, got 'cubic'"):
         kernels.estimate(np.ones(2), np.ones(2), np.ones((1, 2)), features="cubic")
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_features_of_the_estimate(weighted: bool) -> None:
+    rng = np.random.default_rng(5)
+    x, y, omega = draw(rng, 5, 1, 3), draw(rng, 4, 3), draw(rng, 6, 3)
+    log_weight = draw(rng, 6) if weighted else None
+    w = np.exp(log_weight) if weighted else np.ones(6)
+    z = (x + y) @ omega.T
+    squares = np.sum(x * x, -1) + np.sum(y * y, -1)
+    want = {
+        "hyperbolic": np.exp(-squares / 2) * np.mean(w * np.cosh(z), -1),
+        "trigonometric": np.exp(squares / 2) * np.mean(w * np.cos((x - y) @ omega.T), -1),
+    }
+    for name, value in want.items():
+        got = kernels.estimate(x, y, omega, features=name, log_weight=log_weight)
+        np.testing.assert_allclose(got, value, rtol=1e-12, atol=1e-14)
