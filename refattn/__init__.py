@@ -9,31 +9,51 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attention, estimators, kernels, sampling
+    from . import attention, diagnostics, estimators, features, kernels, sampling, streaming
     from .attention import Attended, attend, merge, softmax_attention
-    from .estimators import random_feature_attention
+    from .estimators import (
+        importance_sampled_attention,
+        linear_randomized_attention,
+        mean_of_ratios_attention,
+        random_feature_attention,
+        randomized_attention,
+    )
+    from .features import linear_attention
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "Attended": "attention",
+    "attend": "attention",
+    "importance_sampled_attention": "estimators",
+    "linear_attention": "features",
+    "linear_randomized_attention": "estimators",
+    "mean_of_ratios_attention": "estimators",
+    "merge": "attention",
+    "random_feature_attention": "estimators",
+    "randomized_attention": "estimators",
+    "softmax_attention": "attention",
+}
 
 __all__ = [
     "Attended",
     "attend",
     "attention",
+    "diagnostics",
     "estimators",
+    "features",
+    "importance_sampled_attention",
     "kernels",
+    "linear_attention",
+    "linear_randomized_attention",
+    "mean_of_ratios_attention",
     "merge",
     "random_feature_attention",
+    "randomized_attention",
     "sampling",
     "softmax_attention",
+    "streaming",
 ]
-
-_HOME = {
-    "Attended": "attention",
-    "attend": "attention",
-    "merge": "attention",
-    "random_feature_attention": "estimators",
-    "softmax_attention": "attention",
-}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,167 @@
+r"""How far importance sampling with given frequencies can be trusted, query by query."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from . import _validate
+from ._array import Array, array_namespace, group_heads, is_numpy_array, root_scale
+from .attention import _log_sum_exp
+from .estimators import _sample
+
+__all__ = ["effective_sample_size", "log_weights", "pareto_k"]
+
+
+def log_weights(
+    q: Array,
+    k: Array,
+    *,
+    omega: Array,
+    log_weight: Array | None = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+) -> Array:
+    r"""Compute the normalised importance weights of each query, as logarithms.
+
+    .. math:: W_{is} \propto w_s \, \xi(q_i, \omega_s) \sum_j \xi(k_j, \omega_s),
+              \qquad \sum_s W_{is} = 1
+
+    These are the weights that `random_feature_attention` gives the samples; reference 003, the
+    ratios p_n / q of SNIS.
+
+    Parameters
+    ----------
+    q, k : array, shape (..., n, d) and (..., m, d), float32 or float64
+        Queries and keys; see `attend` for broadcasting and grouped heads.
+    omega : array, shape (..., S, d)
+        Frequencies, in kernel coordinates.
+    log_weight : array, shape (..., S), optional
+        log N(omega; 0, I) - log q(omega); 0 by default.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+    mask : array of bool, broadcasting to (..., 1, m), optional
+        True where queries attend to the key.
+
+    Returns
+    -------
+    array, shape (..., n, S)
+        log W, with the namespace, dtype and device of `q`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import diagnostics
+    >>> omega = np.array([[0.0], [0.0]])
+    >>> np.exp(diagnostics.log_weights(np.ones((1, 1)), np.ones((3, 1)), omega=omega))
+    array([[0.5, 0.5]])
+    """
+    _validate.attention(q, k, k, mask=mask)
+    _validate.real("scale", scale, positive=True, optional=True)
+    lead = _validate.lead(q, k, k)
+    omega, log_weight = _validate.frequencies(omega, log_weight, q, lead)
+    if mask is not None:
+        _validate.broadcasts("mask", mask, (*lead, 1, k.shape[-2]), "(..., 1, m)")
+    (q, k, _, omega, log_weight, mask), ungroup = group_heads(
+        q, k, k, omega, log_weight[..., None, :], mask
+    )
+    xp, root = array_namespace(q), root_scale(scale, q)
+    log_z = _sample(omega, k, k[..., :1], mask, root).lse[..., None, :]
+    scores = (q * root) @ xp.matrix_transpose(omega) + log_z + log_weight
+    return ungroup(scores - _log_sum_exp(scores)[..., None])
+
+
+def effective_sample_size(log_weights: Array) -> Array:
+    r"""Compute the effective sample size of importance weights.
+
+    .. math:: \mathrm{ESS} = \Big(\sum_s W_s\Big)^2 \Big/ \sum_s W_s^2
+
+    Between 1 and S: the number of equally weighted samples with the same variance. Kong, 1992.
+
+    Parameters
+    ----------
+    log_weights : array, shape (..., S), float32 or float64
+        Logarithms of the weights, up to a constant; see `log_weights`.
+
+    Returns
+    -------
+    array, shape (...)
+        Namespace, dtype and device of the argument.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the argument is not a floating array with at least one axis.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import diagnostics
+    >>> weights = np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 2.0, 0.5]])
+    >>> np.round(diagnostics.effective_sample_size(np.log(weights)), 2)
+    array([4.  , 3.24])
+    """
+    _validate.arrays(1, log_weights=log_weights)
+    xp = array_namespace(log_weights)
+    return xp.exp(2 * _log_sum_exp(log_weights) - _log_sum_exp(2 * log_weights))
+
+
+def pareto_k(log_weights: Array) -> Any:
+    r"""Estimate the shape k of the generalised Pareto tail of importance weights.
+
+    Below 0.5 the weights have finite variance; above 0.7 the estimate is not to be trusted
+    whatever its apparent precision. Vehtari et al., Pareto smoothed importance sampling,
+    arXiv:1507.02646, computed by the package arviz-stats (the extra ``diagnostics``).
+
+    Parameters
+    ----------
+    log_weights : numpy.ndarray, shape (..., S)
+        Logarithms of the weights, up to a constant; see `log_weights`. At least 25 a row.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        The shape k; infinite where the tail cannot be fitted.
+
+    Raises
+    ------
+    ImportError
+        If arviz-stats is not installed.
+    TypeError
+        If the argument is not a floating NumPy array: move it to the host first.
+    ValueError
+        If there are fewer than 25 weights a row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import diagnostics
+    >>> u = np.random.default_rng(0).random((2, 1000))
+    >>> bool(np.all(diagnostics.pareto_k(-2.0 * np.log(u)) > 1))  # weights u^-2: k = 2
+    True
+    """
+    _validate.arrays(1, log_weights=log_weights)
+    if not is_numpy_array(log_weights):
+        raise TypeError(
+            f"`log_weights` must be a NumPy array, got {type(log_weights).__name__}: move it to "
+            "the host first."
+        )
+    if log_weights.shape[-1] < 25:
+        raise ValueError(
+            f"`log_weights` must hold at least 25 weights a row, got {log_weights.shape[-1]}."
+        )
+    try:
+        array_stats: Any = import_module("arviz_stats.base").array_stats
+    except ImportError:
+        raise ImportError(
+            "Pareto-k needs the package arviz-stats: pip install 'refattn[diagnostics]'."
+        ) from None
+    # Its argument is a log likelihood, whose negative is the log weight.
+    return np.asarray(array_stats.psislw(-log_weights.astype(np.float64))[1])

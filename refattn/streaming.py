@@ -1,0 +1,175 @@
+r"""Decoding states: attention over keys that arrive over time.
+
+Each state offers `init` (from the first keys, possibly none), `update` (with more keys), `read`
+(attend to the keys so far) and `merge` (with the state of later keys). States are immutable:
+`update` and `merge` return new ones. Reading token by token after each update is causal attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import _validate, features
+from ._array import Array, array_namespace, group_heads, root_scale
+from .attention import Attended, _merge, softmax_attention
+from .estimators import _read, _sample
+
+__all__ = ["LinearState", "PositiveState", "SoftmaxState"]
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxState:
+    """The keys and values so far, for exact attention: a key-value cache.
+
+    Its size grows with the number of tokens; that of `PositiveState` and `LinearState` does not.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.streaming import SoftmaxState
+    >>> k, v = np.eye(2), np.array([[1.0], [3.0]])
+    >>> state = SoftmaxState.init(k[:1], v[:1]).update(k[1:], v[1:])
+    >>> state.read(np.zeros((1, 2)))
+    array([[2.]])
+    """
+
+    k: Array
+    v: Array
+    scale: float | None = None
+
+    @classmethod
+    def init(cls, k: Array, v: Array, *, scale: float | None = None) -> SoftmaxState:
+        """Start from keys (..., m, d) and values (..., m, d_v); m may be 0."""
+        _validate.attention(k, k, v)
+        _validate.real("scale", scale, optional=True)
+        return cls(k, v, scale)
+
+    def update(self, k: Array, v: Array) -> SoftmaxState:
+        """Add keys (..., m, d) and values (..., m, d_v)."""
+        return self.merge(SoftmaxState.init(k, v))
+
+    def read(self, q: Array) -> Array:
+        """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
+        return softmax_attention(q, self.k, self.v, scale=self.scale)
+
+    def merge(self, other: SoftmaxState) -> SoftmaxState:
+        """Add the keys of another state."""
+        xp = array_namespace(self.k, other.k)
+        k, v = (xp.concat([a, b], axis=-2) for a, b in ((self.k, other.k), (self.v, other.v)))
+        return replace(self, k=k, v=v)
+
+
+@dataclass(frozen=True, eq=False)
+class PositiveState:
+    r"""What samples have attended to so far, for random-feature attention.
+
+    For each frequency the mean value f_s and the log normaliser log Z_s: S (d_v + 1) numbers a
+    head, whatever the number of tokens. Two states merge as `refattn.merge` says.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import random_feature_attention, sampling
+    >>> from refattn.streaming import PositiveState
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 6, 4))
+    >>> omega = sampling.draw(8, 4, rng=1).omega
+    >>> state = PositiveState.init(k[:4], v[:4], omega=omega).update(k[4:], v[4:])
+    >>> bool(np.allclose(state.read(q), random_feature_attention(q, k, v, omega=omega)))
+    True
+    """
+
+    samples: Attended
+    omega: Array
+    log_weight: Array
+    scale: float | None = None
+
+    @classmethod
+    def init(
+        cls,
+        k: Array,
+        v: Array,
+        *,
+        omega: Array,
+        log_weight: Array | None = None,
+        scale: float | None = None,
+    ) -> PositiveState:
+        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+
+        `omega`, shape (..., S, d), `log_weight`, shape (..., S), and `scale` are as in
+        `refattn.random_feature_attention`; leading axes are those of the keys.
+        """
+        _validate.attention(k, k, v)
+        _validate.real("scale", scale, positive=True, optional=True)
+        lead = _validate.lead(k, k, v)
+        omega, log_weight = _validate.frequencies(omega, log_weight, k, lead)
+        return cls(_sample(omega, k, v, None, root_scale(scale, k)), omega, log_weight, scale)
+
+    def update(self, k: Array, v: Array) -> PositiveState:
+        """Add keys (..., m, d) and values (..., m, d_v)."""
+        _validate.attention(k, k, v)
+        more = _sample(self.omega, k, v, None, root_scale(self.scale, k))
+        return replace(self, samples=_merge(self.samples, more))
+
+    def read(self, q: Array) -> Array:
+        """Attend from queries (..., n, d) to the samples: (..., n, d_v)."""
+        f, log_z = self.samples
+        _validate.arrays(2, q=q, state=f)
+        (q, omega, f, log_z, log_weight), ungroup = group_heads(
+            q, self.omega, f, log_z[..., None, :], self.log_weight[..., None, :]
+        )
+        states = Attended(f, log_z[..., 0, :])
+        return ungroup(_read(q, omega, states, log_weight, root_scale(self.scale, q)).out)
+
+    def merge(self, other: PositiveState) -> PositiveState:
+        """Add what the same samples attended to elsewhere."""
+        return replace(self, samples=_merge(self.samples, other.samples))
+
+
+@dataclass(frozen=True, eq=False)
+class LinearState:
+    r"""Sums of features times values so far, for linear attention.
+
+    The numbers sum_j phi(k_j) [v_j, 1] over a common scale e^base: F (d_v + 1) a head, whatever
+    the number of tokens. Reference 004; Katharopoulos et al., arXiv:2006.16236.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import linear_attention
+    >>> from refattn.streaming import LinearState
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 6, 4))
+    >>> state = LinearState.init(k[:4], v[:4]).update(k[4:], v[4:])
+    >>> bool(np.allclose(state.read(q), linear_attention(q, k, v)))
+    True
+    """
+
+    sums: Any
+    feature_map: Callable[[Array], Any] = features.elu_features
+
+    @classmethod
+    def init(
+        cls, k: Array, v: Array, *, feature_map: Callable[[Array], Any] = features.elu_features
+    ) -> LinearState:
+        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+
+        `feature_map` is as in `refattn.linear_attention`.
+        """
+        _validate.attention(k, k, v)
+        return cls(features._sum(k, v, feature_map), feature_map)
+
+    def update(self, k: Array, v: Array) -> LinearState:
+        """Add keys (..., m, d) and values (..., m, d_v)."""
+        return self.merge(LinearState.init(k, v, feature_map=self.feature_map))
+
+    def read(self, q: Array) -> Array:
+        """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
+        return features._read(q, self.sums, self.feature_map)
+
+    def merge(self, other: LinearState) -> LinearState:
+        """Add the sums over other keys."""
+        xp = array_namespace(self.sums.total, other.sums.total)
+        return replace(self, sums=features._combine(self.sums, other.sums, xp))

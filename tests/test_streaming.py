@@ -1,0 +1,117 @@
+"""Decoding states: token by token equals the parallel form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Backend
+from hypothesis import given
+from hypothesis import strategies as st
+from test_attention import draw, seeds
+
+from refattn import features, linear_attention, random_feature_attention, softmax_attention
+from refattn.streaming import LinearState, PositiveState, SoftmaxState
+
+OMEGA = np.random.default_rng(9).standard_normal((5, 3))
+WEIGHT = np.random.default_rng(8).standard_normal(5)
+
+
+def taylor(x: Any) -> Any:
+    return features.taylor_features(x, degree=2)
+
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "softmax": (
+        lambda k, v: SoftmaxState.init(k, v, scale=0.7),
+        lambda q, k, v, **kw: softmax_attention(q, k, v, scale=0.7, **kw),
+    ),
+    "positive": (
+        lambda k, v: PositiveState.init(k, v, omega=OMEGA, log_weight=WEIGHT, scale=0.7),
+        lambda q, k, v, **kw: random_feature_attention(
+            q, k, v, omega=OMEGA, log_weight=WEIGHT, scale=0.7, **kw
+        ),
+    ),
+    "elu": (LinearState.init, linear_attention),
+    "taylor": (
+        lambda k, v: LinearState.init(k, v, feature_map=taylor),
+        lambda q, k, v, **kw: linear_attention(q, k, v, feature_map=taylor, **kw),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(st.integers(0, 5), st.integers(1, 40), seeds)
+def test_token_by_token_is_causal_attention(name: str, prefix: int, n: int, seed: int) -> None:
+    init, parallel = CASES[name]
+    rng = np.random.default_rng(seed)
+    m = prefix + n
+    q, k, v = draw(rng, 2, n, 3), draw(rng, 2, m, 3), draw(rng, 2, m, 4)
+    state = init(k[:, :prefix], v[:, :prefix])
+    rows = []
+    for i in range(n):
+        j = slice(prefix + i, prefix + i + 1)
+        state = state.update(k[:, j], v[:, j])
+        rows.append(state.read(q[:, i : i + 1]))
+    want = parallel(q, k, v, causal=True)
+    np.testing.assert_allclose(np.concatenate(rows, -2), want, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(st.integers(0, 9), st.integers(0, 9), seeds)
+def test_merge_of_states(name: str, a: int, b: int, seed: int) -> None:
+    init, parallel = CASES[name]
+    rng = np.random.default_rng(seed)
+    q, k, v = draw(rng, 3, 3), draw(rng, a + b, 3), draw(rng, a + b, 2)
+    merged = init(k[:a], v[:a]).merge(init(k[a:], v[a:]))
+    np.testing.assert_allclose(merged.read(q), parallel(q, k, v), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["positive", "elu", "taylor"])
+def test_state_size_does_not_depend_on_the_tokens(name: str) -> None:
+    rng = np.random.default_rng(0)
+    k, v = draw(rng, 100, 3), draw(rng, 100, 2)
+    init = CASES[name][0]
+
+    def size(state: Any) -> int:
+        parts = state.samples if isinstance(state, PositiveState) else state.sums
+        return sum(x.size for x in parts)
+
+    assert size(init(k, v)) == size(init(k[:1], v[:1])) == size(init(k[:1], v[:1]).update(k, v))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_grouped_heads(name: str) -> None:
+    init, parallel = CASES[name]
+    rng = np.random.default_rng(0)
+    q, k, v = draw(rng, 6, 4, 3), draw(rng, 2, 9, 3), draw(rng, 2, 9, 2)
+    state = init(k[:, :4], v[:, :4]).update(k[:, 4:], v[:, 4:])
+    want = parallel(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0))
+    np.testing.assert_allclose(state.read(q), want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_on_backends(backend: Backend, dtype: np.dtype, name: str) -> None:
+    init, _ = CASES[name]
+    rng = np.random.default_rng(0)
+    q, k, v = (draw(rng, 2, 6, 3, dtype=dtype) for _ in range(3))
+
+    def decode(q: Any, k: Any, v: Any) -> Any:
+        state = init(k[:, :2, :], v[:, :2, :]).update(k[:, 2:4, :], v[:, 2:4, :])
+        return state.merge(init(k[:, 4:, :], v[:, 4:, :])).read(q)
+
+    got, want = backend.call(decode, q, k, v), decode(q, k, v)
+    np.testing.assert_allclose(got, want, atol=1e-4 if dtype == np.float32 else 1e-12)
+
+
+def test_bad_input() -> None:
+    k = np.ones((4, 3))
+    with pytest.raises(ValueError, match=r"`k` and `v` must have next-to-last axes"):
+        SoftmaxState.init(k, k[:2])
+    with pytest.raises(ValueError, match=r"`omega` must have shape \(\.\.\., S, 3\)"):
+        PositiveState.init(k, k, omega=np.ones((2, 4)))
+    with pytest.raises(TypeError, match=r"`state` must have the dtype of `q`, float32"):
+        PositiveState.init(k, k, omega=OMEGA).read(k.astype(np.float32))
+    with pytest.raises(TypeError, match=r"`state` must have the dtype of `q`, float32"):
+        LinearState.init(k, k).read(k.astype(np.float32))
