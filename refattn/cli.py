@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from . import __version__, _validate
 from .attention import softmax_attention
-from .estimators import ESTIMATORS
+from .estimators import DEFAULT_ESTIMATORS, ESTIMATORS
 
 if TYPE_CHECKING:
     import click
@@ -64,6 +64,14 @@ class Row(NamedTuple):
         return tuple(map(int, np.unravel_index(np.argmax(self.per_head), self.per_head.shape)))
 
 
+class Skipped(NamedTuple):
+    """An estimator that does not take this S, or these options."""
+
+    estimator: str
+    samples: int
+    reason: str
+
+
 def main() -> None:
     """Run the command line (the console script `refattn`)."""
     try:
@@ -105,7 +113,7 @@ def commands() -> click.Group:
         "--estimators",
         metavar="NAME,NAME,...",
         callback=_names,
-        help=f"Some of {', '.join(ESTIMATORS)}.  [default: all]",
+        help=f"all, or some of {', '.join(ESTIMATORS)}.  [default: {','.join(DEFAULT_ESTIMATORS)}]",
     )
     @click.option(
         "--draws",
@@ -170,13 +178,13 @@ def commands() -> click.Group:
                 scale = q.shape[-1] ** -0.5
             inputs = Inputs(path, q, k, v, scale, causal, seed, draws)
             with np.errstate(all="ignore"):
-                rows = measure(inputs, estimators, features)
+                rows, skipped = measure(inputs, estimators, features)
         except (TypeError, ValueError, MemoryError, OverflowError) as error:
             raise Unusable(" ".join(str(error).split())) from None
         try:
-            show(inputs, rows, per_head)
+            show(inputs, rows, skipped, per_head)
             if json_path is not None:
-                json_path.write_text(to_json(inputs, rows), encoding="utf-8")
+                json_path.write_text(to_json(inputs, rows, skipped), encoding="utf-8")
             if plot_path is not None:
                 plot(rows, plot_path)
         except OSError as error:
@@ -204,10 +212,12 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     """Parse names of estimators separated by commas."""
     import click
 
-    names = list(ESTIMATORS) if value is None else [item.strip() for item in value.split(",")]
+    if value == "all":
+        return list(ESTIMATORS)
+    names = list(DEFAULT_ESTIMATORS) if value is None else [x.strip() for x in value.split(",")]
     for name in names:
         if name not in ESTIMATORS:
-            raise click.BadParameter(f"must be of {', '.join(ESTIMATORS)}, got {name!r}.")
+            raise click.BadParameter(f"must be all or of {', '.join(ESTIMATORS)}, got {name!r}.")
     return list(dict.fromkeys(names))
 
 
@@ -306,8 +316,10 @@ def _read_safetensors(path: Path) -> dict[str, _Array]:
         return {name: file.get_tensor(name) for name in names}
 
 
-def measure(inputs: Inputs, estimators: Iterable[str], features: Iterable[int]) -> list[Row]:
-    """Measure exact attention, the mean of the values, and each estimator at each S."""
+def measure(
+    inputs: Inputs, estimators: Iterable[str], features: Iterable[int]
+) -> tuple[list[Row], list[Skipped]]:
+    """Measure exact attention, the mean of the values, and each estimator at each S it takes."""
     from rich.console import Console
     from rich.progress import track
 
@@ -322,11 +334,16 @@ def measure(inputs: Inputs, estimators: Iterable[str], features: Iterable[int]) 
             f"to it to exist, got norms {size.tolist()}."
         )
 
+    warm: set[str] = set()
+    skipped = []
+
     def error(estimate: _Array) -> _Array:
         return np.asarray(np.linalg.norm(estimate - exact, axis=(-2, -1)) / size)
 
     def timed(name: str, samples: int | None, evaluate: Callable[[int], _Array]) -> Row:
-        evaluate(0)  # warm up
+        if name not in warm:
+            evaluate(0)
+            warm.add(name)
         errors, seconds = [], []
         for i in range(inputs.draws):
             start = time.perf_counter()
@@ -349,9 +366,12 @@ def measure(inputs: Inputs, estimators: Iterable[str], features: Iterable[int]) 
     ):
         try:
             rows.append(timed(name, samples, partial(_evaluate, inputs, name, samples)))
-        except (TypeError, ValueError, MemoryError, OverflowError) as problem:
-            raise ValueError(f"{name} with S = {samples}: {problem}") from None
-    return rows
+        except (ValueError, MemoryError, OverflowError) as problem:
+            skipped.append(Skipped(name, samples, str(problem)))
+    if len(rows) == 2 and skipped:
+        name, samples, reason = skipped[0]
+        raise ValueError(f"{name} with S = {samples}: {reason}")
+    return rows, skipped
 
 
 def _evaluate(inputs: Inputs, estimator: str, samples: int, draw: int) -> _Array:
@@ -359,7 +379,7 @@ def _evaluate(inputs: Inputs, estimator: str, samples: int, draw: int) -> _Array
     rng = np.random.default_rng(np.random.SeedSequence(inputs.seed, spawn_key=(samples, draw)))
     estimate: _Array = ESTIMATORS[estimator](
         *(inputs.q, inputs.k, inputs.v),
-        num_features=samples,
+        num_samples=samples,
         rng=rng,
         scale=inputs.scale,
         causal=inputs.causal,
@@ -367,7 +387,7 @@ def _evaluate(inputs: Inputs, estimator: str, samples: int, draw: int) -> _Array
     return estimate
 
 
-def show(inputs: Inputs, rows: list[Row], per_head: bool) -> None:
+def show(inputs: Inputs, rows: list[Row], skipped: list[Skipped], per_head: bool) -> None:
     """Print the results as tables."""
     import click
     from rich.console import Console
@@ -391,6 +411,8 @@ def show(inputs: Inputs, rows: list[Row], per_head: bool) -> None:
             *_times(row.seconds, reference),
         )
     console.print(table)
+    for name, samples, reason in skipped:
+        click.echo(f"skipped: {name} with S = {samples}: {reason}")
     if per_head:
         click.echo()
         columns = [r.estimator + ("" if r.samples is None else f"@{r.samples}") for r in rows]
@@ -425,7 +447,7 @@ def _digits(value: Any) -> str:
     return f"{value:#.3g}".rstrip(".")
 
 
-def to_json(inputs: Inputs, rows: list[Row]) -> str:
+def to_json(inputs: Inputs, rows: list[Row], skipped: list[Skipped]) -> str:
     """Format the results as JSON; what is not finite becomes null."""
     reference = rows[0].seconds
     report = {
@@ -452,6 +474,7 @@ def to_json(inputs: Inputs, rows: list[Row]) -> str:
             }
             for row in rows
         ],
+        "skipped": [entry._asdict() for entry in skipped],
     }
     return json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
 
