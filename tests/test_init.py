@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,3 +86,13 @@ def test_array_helpers() -> None:
     x = np.arange(6).reshape(2, 1, 3)
     index = (slice(0, 1), slice(1, 2), slice(5, 7), slice(1, 3))
     np.testing.assert_array_equal(part(x, index), x[1:2, :, 1:3])
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    assert len(blocks) == 1
+    names: dict[str, Any] = {}
+    exec(blocks[0], names)
+    assert names["ess"].shape == (8, 1024)
+    np.testing.assert_array_less(0.999, names["ess"])
