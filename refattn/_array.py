@@ -19,11 +19,13 @@ Array = Any  # any array of a library that array_api_compat knows; shapes are in
 
 __all__ = [
     "Array",
+    "add",
     "array_namespace",
     "block_shape",
     "blocks",
     "constant",
     "device",
+    "fill",
     "is_array_api_obj",
     "is_numpy_array",
     "part",
@@ -76,6 +78,21 @@ def part(x: Array, index: tuple[slice, ...]) -> Array:
     shape = x.shape[x.ndim - len(index) :]
     whole = slice(None)
     return x[(..., *(whole if n == 1 else i for n, i in zip(shape, index, strict=True)))]
+
+
+def add(x: Array, y: Array) -> Array:
+    """Add to our own temporary `x`; in place on NumPy, which saves the time of new memory."""
+    if is_numpy_array(x) and np.broadcast_shapes(x.shape, y.shape) == x.shape:
+        return np.add(x, y, out=x)
+    return x + y
+
+
+def fill(x: Array, where: Array, value: float) -> Array:
+    """Replace elements of our own temporary `x`; in place on NumPy, where it is twice as fast."""
+    if is_numpy_array(x):
+        np.copyto(x, value, where=where)
+        return x
+    return array_namespace(x).where(where, value, x)
 
 
 def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:

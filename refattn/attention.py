@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from . import _validate
 from ._array import (
     Array,
+    add,
     array_namespace,
     block_shape,
     blocks,
     broadcast_lead,
     constant,
     device,
+    fill,
     group_heads,
     part,
     put,
@@ -257,9 +259,9 @@ def _attend(
             k_j = part(k, (*head, j, slice(None)))
             scores = q_i @ xp.matrix_transpose(k_j)
             if key_bias is not None:
-                scores = scores + key_bias(k_j)[..., None, :]
+                scores = add(scores, key_bias(k_j)[..., None, :])
             if bias is not None:
-                scores = scores + part(bias, (*head, i, j))
+                scores = add(scores, part(bias, (*head, i, j)))
             visible = None if mask is None else part(mask, (*head, i, j))
             if causal and j.stop > i.start + m - n + 1:
                 past = _past(i, j, m - n, device(q), xp)
@@ -322,10 +324,18 @@ def _weighted_sum(weights: Array, v: Array) -> Array:
 
 
 def _weigh(scores: Array, xp: Any) -> tuple[Array, Array, Array]:
-    """Softmax weights (..., n, m), not normalised, with their sum and log scale (..., n, 1)."""
+    """Softmax weights (..., n, m), not normalised, with their sum and log scale (..., n, 1).
+
+    Overwrites the scores on NumPy.
+    """
     # Weights that sum to at most 1/2 keep sums of the largest finite values finite.
     base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * scores.shape[-1])
-    weights = xp.exp(scores - _finite(base, xp))
+    exponents = add(scores, -_finite(base, xp))
+    # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
+    tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
+    if tiny:
+        exponents = fill(exponents, exponents < math.log(tiny), -math.inf)
+    weights = xp.exp(exponents)
     return weights, xp.sum(weights, axis=-1, keepdims=True), base
 
 
@@ -351,7 +361,7 @@ def _finish(mean: _Mean, xp: Any) -> Attended:
 def _log_sum_exp(scores: Array) -> Array:
     """Reduce the last axis, which must not be empty."""
     xp = array_namespace(scores)
-    _, mass, base = _weigh(scores, xp)
+    _, mass, base = _weigh(scores + 0.0, xp)  # a copy: the argument is kept
     return _log(mass, base, xp)
 
 
