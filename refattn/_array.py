@@ -31,6 +31,7 @@ __all__ = [
     "part",
     "put",
     "root_scale",
+    "square_norm",
     "tiles",
 ]
 
@@ -45,6 +46,12 @@ def constant(value: Any, like: Array) -> Array:
     if is_array_api_obj(value) and not is_numpy_array(value):
         return xp.astype(value, like.dtype)
     return xp.asarray(value, dtype=like.dtype, device=device(like))
+
+
+def square_norm(x: Array) -> Array:
+    """|x|^2 along the last axis, or nan where it overflows: a bias of -inf would hide the key."""
+    square = array_namespace(x).sum(x * x, axis=-1)
+    return square + 0.0 * square
 
 
 def root_scale(scale: float | None, q: Array) -> Array:

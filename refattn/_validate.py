@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -108,7 +108,7 @@ def arrays(min_ndim: int, **named: Array) -> None:
 
 def is_array(name: str, x: Any) -> None:
     """Check that `x` is an array of some library."""
-    if not is_array_api_obj(x):
+    if not is_array_api_obj(x) or isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"`{name}` must be an array of a library with the array API, got {_describe(x)}."
         )
@@ -123,10 +123,34 @@ def same_home(name: str, x: Array, first: str, head: Array) -> None:
             f"`{name}` must come from the same array library as `{first}`, "
             f"got {_describe(x)} and {_describe(head)}."
         ) from None
-    if device(x) != device(head):
+    homes = device(x), device(head)
+    if None not in homes and homes[0] != homes[1]:  # JAX: an array being traced has no device
         raise ValueError(
             f"`{name}` must be on the device of `{first}`, {device(head)}, got {device(x)}."
         )
+
+
+def gaussians(name: str, proposals: Any) -> Any:
+    """Check a sequence of Gaussian proposals and return it as a tuple."""
+    from .sampling import Gaussian  # it imports this module
+
+    if not isinstance(proposals, Sequence):
+        raise TypeError(f"`{name}` must be a sequence of Gaussian, got {_describe(proposals)}.")
+    for p in proposals:
+        if not isinstance(p, Gaussian):
+            raise TypeError(f"`{name}` must hold Gaussian proposals only, got {type(p).__name__}.")
+    return tuple(proposals)
+
+
+def states(**pairs: tuple[Array, Array]) -> None:
+    """Check arrays (..., m, c) of two states that are to be joined along the tokens."""
+    for name, (x, y) in pairs.items():
+        arrays(2, **{name: x, f"other {name}": y})
+        if _shape(x)[:-2] != _shape(y)[:-2] or x.shape[-1] != y.shape[-1]:
+            raise ValueError(
+                f"`{name}` must have the leading axes and the last axis of the state, "
+                f"got shapes {_shape(x)} and {_shape(y)}."
+            )
 
 
 def boolean(name: str, x: Any, first: str, head: Array) -> None:
@@ -163,6 +187,25 @@ def lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
         "the end) whose length in `k` and `v` divides that in `q`, "
         f"got shapes {_shape(q)}, {_shape(k)} and {_shape(v)}."
     )
+
+
+def key_rows(mask: Array | None, k: Array) -> Array | None:
+    """View a mask, already checked, as (..., n or 1, m)."""
+    if mask is None:
+        return None
+    outer = (1,) if mask.ndim < 2 else _shape(mask)[:-1]
+    return array_namespace(mask).broadcast_to(mask, (*outer, k.shape[-2]))
+
+
+def leading(name: str, x: Array, other: str, y: Array) -> None:
+    """Check that the axes before the last two broadcast."""
+    try:
+        np.broadcast_shapes(_shape(x)[:-2], _shape(y)[:-2])
+    except ValueError:
+        raise ValueError(
+            f"`{name}` and `{other}` must have leading axes that broadcast, "
+            f"got shapes {_shape(x)} and {_shape(y)}."
+        ) from None
 
 
 def compatible(name: str, x: Array, other: str, y: Array) -> None:
@@ -275,16 +318,32 @@ def covariance(name: str, cov: Any, d: int) -> None:
         )
 
 
-def real(name: str, value: Any, *, positive: bool = False, optional: bool = False) -> None:
-    """Check a finite real number."""
+def real(name: str, value: Any, *, positive: bool = False, optional: bool = False) -> Any:
+    """Check a finite real number and return it as a float; None stays None if `optional`."""
     if value is None and optional:
-        return
+        return None
     kind = "positive finite real number" if positive else "finite real number"
     kind += " or None" if optional else ""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be a {kind}, got {_describe(value)}.")
-    if not math.isfinite(value) or (positive and value <= 0):
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or (positive and number <= 0):
         raise ValueError(f"`{name}` must be a {kind}, got {value}.")
+    return number
+
+
+def generator(rng: Any) -> np.random.Generator:
+    """Check a source of randomness and return its generator."""
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            "`rng` must be None, a non-negative integer, a Generator or what else "
+            f"numpy.random.default_rng takes, got {_describe(rng)}."
+        ) from None
 
 
 def positive_integer(name: str, value: Any) -> None:
@@ -312,6 +371,8 @@ def flag(name: str, value: Any) -> None:
 def choice(name: str, value: Any, options: Iterable[str]) -> None:
     """Check a name against the names that exist."""
     options = sorted(options)
+    if not isinstance(value, str):
+        raise TypeError(f"`{name}` must be a string, got {_describe(value)}.")
     if value not in options:
         listed = ", ".join(f'"{option}"' for option in options)
         raise ValueError(f"`{name}` must be one of {listed}, got {value!r}.")

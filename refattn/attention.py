@@ -85,7 +85,7 @@ def attend(
     v : array, shape (..., m, d_v), dtype of `q`
         Values.
     bias : array, broadcasting to (..., n, m), dtype of `q`, optional
-        Added to the scores; -inf hides a key as `mask` does.
+        Added to the scores; -inf hides a key, but not a NaN in it: use `mask` for that.
     mask : array of bool, broadcasting to (..., n, m), optional
         True where the query attends to the key. Masking a key equals deleting it: NaN in a
         masked key or value does not reach the result.
@@ -115,6 +115,7 @@ def attend(
     value) and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|), with C = 16
     asserted by the tests and far less seen. Scores must be representable: where scale * q . k
     itself overflows the dtype, the row is NaN. NaN goes to the rows it reaches and no further.
+    Values within a factor 1e4 of the smallest normal number may lose digits.
 
     The recurrence over blocks (running maximum and rescaled sums) is that of Milakov and
     Gimelshein, arXiv:1805.02867.
@@ -130,7 +131,7 @@ def attend(
     array([[1.5]])
     """
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
-    _validate.real("scale", scale)
+    scale = _validate.real("scale", scale)
     (q, k, v, bias, mask), ungroup = group_heads(q, k, v, bias, mask)
     out, lse = _attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale)
     return Attended(ungroup(out), ungroup(lse, core=1))
@@ -221,7 +222,7 @@ def softmax_attention(
            [3.]])
     """
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
-    _validate.real("scale", scale, optional=True)
+    scale = _validate.real("scale", scale, optional=True)
     (q, k, v, bias, mask), ungroup = group_heads(q, k, v, bias, mask)
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits

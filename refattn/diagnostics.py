@@ -9,7 +9,7 @@ import numpy as np
 
 from . import _validate
 from ._array import Array, array_namespace, group_heads, is_numpy_array, root_scale
-from .attention import _log_sum_exp
+from .attention import _finite, _log_sum_exp
 from .estimators import _sample
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
@@ -48,7 +48,7 @@ def log_weights(
     Returns
     -------
     array, shape (..., n, S)
-        log W, with the namespace, dtype and device of `q`.
+        log W, with the namespace, dtype and device of `q`; -inf where the query sees no key.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def log_weights(
     array([[0.5, 0.5]])
     """
     _validate.attention(q, k, k, mask=mask)
-    _validate.real("scale", scale, positive=True, optional=True)
+    scale = _validate.real("scale", scale, positive=True, optional=True)
     lead = _validate.lead(q, k, k)
     omega, log_weight = _validate.frequencies(omega, log_weight, q, lead)
     if mask is not None:
@@ -75,7 +75,7 @@ def log_weights(
     xp, root = array_namespace(q), root_scale(scale, q)
     log_z = _sample(omega, k, k[..., :1], mask, root).lse[..., None, :]
     scores = (q * root) @ xp.matrix_transpose(omega) + log_z + log_weight
-    return ungroup(scores - _log_sum_exp(scores)[..., None])
+    return ungroup(scores - _finite(_log_sum_exp(scores), xp)[..., None])
 
 
 def effective_sample_size(log_weights: Array) -> Array:
@@ -83,7 +83,8 @@ def effective_sample_size(log_weights: Array) -> Array:
 
     .. math:: \mathrm{ESS} = \Big(\sum_s W_s\Big)^2 \Big/ \sum_s W_s^2
 
-    Between 1 and S: the number of equally weighted samples with the same variance. Kong, 1992.
+    Between 1 and S: the number of equally weighted samples with the same variance; 0 where all
+    weights are 0. Kong, 1992.
 
     Parameters
     ----------
@@ -110,7 +111,10 @@ def effective_sample_size(log_weights: Array) -> Array:
     """
     _validate.arrays(1, log_weights=log_weights)
     xp = array_namespace(log_weights)
-    return xp.exp(2 * _log_sum_exp(log_weights) - _log_sum_exp(2 * log_weights))
+    if log_weights.shape[-1] == 0:
+        raise ValueError("`log_weights` must hold at least one weight a row, got none.")
+    squares = _log_sum_exp(2 * log_weights)
+    return xp.exp(2 * _log_sum_exp(log_weights) - _finite(squares, xp))
 
 
 def pareto_k(log_weights: Array) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -29,15 +29,18 @@ from ._array import (
     constant,
     device,
     group_heads,
+    is_numpy_array,
     part,
     put,
     root_scale,
+    square_norm,
     tiles,
 )
 from .attention import (
     Attended,
     _attend,
     _finish,
+    _finite,
     _log_sum_exp,
     _mean,
     _merge,
@@ -164,7 +167,7 @@ def random_feature_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    _check(q, k, v, scale, mask, causal)
+    scale, mask = _check(q, k, v, scale, mask, causal)
     _validate.choice("features", features, FEATURES)
     omega, log_weight = _frequencies(
         q, k, v, omega, log_weight, num_features, "num_features", coupling, proposal, rng
@@ -197,7 +200,7 @@ def _trigonometric_attention(
         q, k, v, omega, log_weight[..., None, :], mask
     )
     root = root_scale(scale, q)
-    weight = xp.exp(log_weight - xp.max(log_weight, axis=-1, keepdims=True))
+    weight = xp.exp(log_weight - _finite(xp.max(log_weight, axis=-1, keepdims=True), xp))
     weight = xp.concat([weight, weight], axis=-1)
 
     def phi(x: Array) -> features.Features:
@@ -259,18 +262,20 @@ def importance_sampled_attention(
     >>> np.round(importance_sampled_attention(q, k, v, omega=omega), 2)
     array([[0.5]])
     """
-    _check(q, k, v, scale, mask, causal)
+    scale, mask = _check(q, k, v, scale, mask, causal)
     omega, log_weight = _validate.frequencies(omega, log_weight, q, _validate.lead(q, k, v))
-    log_size = math.log(omega.shape[-2])
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
     xp, root = array_namespace(q), root_scale(scale, q)
     out, log_estimate = _two_hops(q, k, v, omega, log_weight, root, mask, causal)
     exact = _attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root).lse
-    log_ratio = log_estimate - root * root * xp.sum(q * q, axis=-1) / 2 - log_size - exact
-    ratio = xp.where(exact == -math.inf, 0.0, xp.exp(log_ratio))
-    return ungroup(ratio[..., None] * out)
+    empty = exact == -math.inf
+    exact, log_estimate = (xp.where(empty, 0.0, x) for x in (exact, log_estimate))
+    log_size = xp.log(constant(omega.shape[-2], q))
+    log_ratio = log_estimate - root * root * square_norm(q) / 2 - log_size - exact
+    half = xp.where(empty, 0.0, xp.exp(log_ratio / 2))[..., None]
+    return ungroup(half * out * half)  # the ratio alone may overflow
 
 
 def randomized_attention(
@@ -327,7 +332,7 @@ def randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    _check(q, k, v, scale, mask, causal)
+    scale, mask = _check(q, k, v, scale, mask, causal)
     _exactly_one(omega=omega, num_samples=num_samples)
     if num_samples is not None:
         omega = sampling.draw_target(
@@ -391,7 +396,7 @@ def mean_of_ratios_attention(
     array([[0.5],
            [0.5]])
     """
-    _check(q, k, v, scale, mask, causal)
+    scale, mask = _check(q, k, v, scale, mask, causal)
     omega, _ = _frequencies(q, k, v, omega, None, num_samples, "num_samples", coupling, None, rng)
     (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
     omega = omega[..., None, :, :]
@@ -497,45 +502,44 @@ def linear_randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.6)
     True
     """
-    _check(q, k, v, scale, mask, causal)
+    scale, mask = _check(q, k, v, scale, mask, causal)
     _validate.choice("weighting", weighting, WEIGHTINGS)
-    _validate.real("beta", beta)
+    beta = _validate.real("beta", beta)
     _validate.flag("antithetic", antithetic)
-    if mask is not None and mask.ndim == 1:
-        mask = mask[None, :]
     count, repeats = _count_proposals(q, k, num_proposals, centres, omega, antithetic)
     if causal:
         _validate.causal_proposals(centres, weighting, mask)
     lead, d = _validate.lead(q, k, v), q.shape[-1]
     z = None
     if omega is None:
-        z = np.random.default_rng(rng).standard_normal((*lead, count, d))
-    ratio = None
+        z = _validate.generator(rng).standard_normal((*lead, count, d))
+    own = mixture = None
     if isinstance(centres, Sequence):
-        omega, ratio, centres = (*_draw_from_sequence(centres, omega, z, repeats), None)
-        omega, ratio = constant(omega, q), constant(ratio, q)
-    elif omega is not None:
+        omega, own, mixture = _from_sequence(centres, omega, z, repeats, lead, d)
+        own, mixture = (constant(x, q)[..., None, :] for x in (own, mixture))
+        centres = None
+    if omega is not None:
         omega, _ = _validate.frequencies(omega, None, q, lead)
     if centres is not None:
         centres, _ = _validate.frequencies(centres, None, q, lead, name="centres")
     if z is not None:
         z = constant(z, q)
-    (q, k, v, mask, centres, omega, ratio, z), ungroup = group_heads(
-        q, k, v, mask, centres, omega, ratio, z
+    (q, k, v, mask, centres, omega, own, mixture, z), ungroup = group_heads(
+        q, k, v, mask, centres, omega, own, mixture, z
     )
     xp, root = array_namespace(q), root_scale(scale, q)
     if causal:
         return ungroup(_causal_lara(q, k, v, omega, z, count, repeats, weighting, root, mask))
     q_mean = root * _chunk_means(q, count, None)
-    if ratio is None:
+    if own is None:
         if centres is None:
             seen = None if mask is None else xp.any(mask, axis=-2)
             centres = q_mean + root * _chunk_means(k, count, seen)
         if omega is None:
             omega = _around(centres, z, repeats)
-        ratio = _log_ratio(omega, centres)
-    own = _own(ratio, repeats)
-    mixture = _log_sum_exp(ratio)
+        own, mixture = _log_own(omega, centres, repeats), _log_mixture(omega, centres)
+    else:
+        own, mixture = own[..., 0, :], mixture[..., 0, :]
     if weighting == "own":
         log_weight = -own
     elif weighting == "balance":
@@ -549,11 +553,18 @@ def linear_randomized_attention(
     return ungroup(_two_hops(q, k, v, omega, log_weight[..., None, :], root, mask, causal).out)
 
 
-def _log_ratio(omega: Array, centres: Array) -> Array:
-    """log N(omega_s; mu_c, I) - log N(omega_s; 0, I), shape (..., S, C)."""
+def _log_own(omega: Array, centres: Array, repeats: int = 1) -> Array:
+    """log N(omega_s; mu_s, I) - log N(omega_s; 0, I) for the own proposal of each, (..., S)."""
     xp = array_namespace(omega)
-    half = xp.sum(centres * centres, axis=-1) / 2
-    return omega @ xp.matrix_transpose(centres) - half[..., None, :]
+    own = xp.repeat(centres, repeats, axis=-2)
+    return xp.sum(omega * own, axis=-1) - square_norm(own) / 2
+
+
+def _log_mixture(omega: Array, centres: Array) -> Array:
+    """log sum_c N(omega_s; mu_c, I) - log N(omega_s; 0, I), (..., S): samples attend to centres."""
+    return _attend(
+        omega, centres, centres[..., :1], key_bias=lambda centre: -square_norm(centre) / 2
+    ).lse
 
 
 def _around(centres: Array, z: Array, repeats: int) -> Array:
@@ -565,33 +576,37 @@ def _around(centres: Array, z: Array, repeats: int) -> Array:
     return xp.reshape(pairs, (*pairs.shape[:-3], -1, pairs.shape[-1]))
 
 
-def _own(ratio: Array, repeats: int) -> Array:
-    """The log ratio (..., S, C) of each frequency to its own proposal, shape (..., S)."""
-    xp = array_namespace(ratio)
-    eye = np.repeat(np.eye(ratio.shape[-1], dtype=bool), repeats, axis=0)
-    return xp.sum(xp.where(xp.asarray(eye, device=device(ratio)), ratio, 0.0), axis=-1)
-
-
-def _draw_from_sequence(
-    proposals: Sequence[Any], omega: Any, z: Any, repeats: int
-) -> tuple[Any, Any]:
-    """Frequencies from a list of Gaussians, and their log ratios, on the host."""
+def _from_sequence(
+    proposals: Sequence[Any],
+    omega: Any,
+    z: Any,
+    repeats: int,
+    lead: tuple[int, ...],
+    d: int,
+) -> tuple[Any, Any, Any]:
+    """Frequencies from a list of Gaussians, with the logs of `_log_own` and `_log_mixture`."""
+    _validate.gaussians("centres", proposals)
     for p in proposals:
-        if not isinstance(p, sampling.Gaussian):
-            raise TypeError(
-                "`centres` must be an array or a sequence of sampling.Gaussian, "
-                f"got a sequence with {type(p).__name__}."
-            )
+        _validate.broadcasts("centres", p.mean, (*lead, d), "(..., d)")
+        _validate.broadcasts("centres", np.empty((*p.lead, 1)), (*lead, 1), "(..., 1)")
     if omega is None:
         rng = np.random.default_rng(0)  # a Gaussian's transform draws nothing
-        signs = (1, -1)[:repeats]
         rows = [
             p.transform(sign * z[..., c : c + 1, :], rng)
             for c, p in enumerate(proposals)
-            for sign in signs
+            for sign in (1, -1)[:repeats]
         ]
         omega = np.concatenate(rows, axis=-2)
-    return omega, np.stack([-p.log_ratio(omega) for p in proposals], axis=-1)
+    elif not is_numpy_array(omega) or omega.ndim < 2 or omega.shape[-1] != d:
+        raise ValueError(
+            f"`omega` must be a NumPy array of shape (..., S, {d}) when `centres` is a sequence."
+        )
+    own = [
+        -p.log_ratio(omega[..., c * repeats : (c + 1) * repeats, :])
+        for c, p in enumerate(proposals)
+    ]
+    mixture = reduce(np.logaddexp, (-p.log_ratio(omega) for p in proposals))
+    return omega, np.concatenate(np.broadcast_arrays(*own), axis=-1), mixture
 
 
 def _chunk_means(x: Array, count: int, seen: Array | None) -> Array:
@@ -691,15 +706,15 @@ def _causal_lara(
             else:
                 omega_t = _around(centre, noise_h[..., t : t + 1, :], repeats)
             past = _keys(k_h, v_h, mask_h, 0, chunk.start + shift)
-            own_t = _log_ratio(omega_t, centre)[..., 0]
+            own_t = _log_own(omega_t, centre, repeats)
             state_t = _sample(omega_t, *past, root)
             if t == 0:
                 samples, centres, own, mixture, state = omega_t, centre, own_t, own_t, state_t
             else:
                 mixture = xp.concat(
                     [
-                        xp.logaddexp(mixture, _log_ratio(samples, centre)[..., 0]),
-                        _log_sum_exp(_log_ratio(omega_t, _cat(centres, centre, -2))),
+                        xp.logaddexp(mixture, _log_mixture(samples, centre)),
+                        _log_mixture(omega_t, _cat(centres, centre, -2)),
                     ],
                     axis=-1,
                 )
@@ -734,8 +749,6 @@ def _two_hops(
 
     `omega` has shape (..., S, d) and `log_weight` (..., n or 1, S). `lse` lacks -|q|^2/2.
     """
-    if mask is not None and mask.ndim == 1:
-        mask = mask[None, :]
     if mask is not None and mask.shape[-2] > 1:
 
         def read(q: Array, omega: Array, states: Attended, log_weight: Array) -> Attended:
@@ -751,15 +764,8 @@ def _two_hops(
 
 def _sample(omega: Array, k: Array, v: Array, mask: Array | None, root: Array) -> Attended:
     """First hop, samples attend to keys: f_s and log Z_s."""
-    xp = array_namespace(k)
     half = root * root / 2
-    return _attend(omega, k, v, mask=mask, scale=root, key_bias=lambda k: -half * _square(k, xp))
-
-
-def _square(k: Array, xp: Any) -> Array:
-    """|k|^2, or nan where it overflows: a bias of -inf would hide the key."""
-    square = xp.sum(k * k, axis=-1)
-    return square + 0.0 * square
+    return _attend(omega, k, v, mask=mask, scale=root, key_bias=lambda k: -half * square_norm(k))
 
 
 def _read(q: Array, omega: Array, states: Attended, log_weight: Array, root: Array) -> Attended:
@@ -848,7 +854,7 @@ def _triangle(
         q, k = q * root, k * root
         frequencies = xp.matrix_transpose(omega)
         x = q @ frequencies + log_weight
-        y = k @ frequencies - xp.sum(k * k, axis=-1, keepdims=True) / 2
+        y = k @ frequencies - square_norm(k)[..., None] / 2
         scores = _log_sum_exp(x[..., :, None, :] + y[..., None, :, :])
         visible = _past(slice(0, n), slice(0, n), 0, device(q), xp)
         return _finish(_mean(scores, v, visible if mask is None else visible & mask, xp), xp)
@@ -872,7 +878,8 @@ def _mean_of_states(
 
     def read(q: Array, omega: Array, states: Attended, log_weight: Array) -> Attended:
         xp = array_namespace(q)
-        return Attended(xp.mean(states.out, axis=-2), xp.mean(states.lse, axis=-1))
+        share = states.out / states.out.shape[-2]  # the sum of large values may overflow
+        return Attended(xp.sum(share, axis=-2), states.lse[..., 0])
 
     return _per_query(read, q, k, v, omega, None, root, mask, causal).out
 
@@ -892,8 +899,6 @@ def _per_query(
     xp, whole = array_namespace(q), slice(None)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
     num_samples, d = omega.shape[-2:]
-    if mask is not None and mask.ndim == 1:
-        mask = mask[None, :]
     lead = broadcast_lead(q, k, v, omega[..., 0, :], log_weight, mask)
     out, lse = _buffers(q, v, lead)
     width = max(d_v, m if causal or mask is not None else 1)
@@ -933,10 +938,13 @@ def _cat(a: Array, b: Array, axis: int) -> Array:
     return array_namespace(a).concat([a, b], axis=axis)
 
 
-def _check(q: Array, k: Array, v: Array, scale: Any, mask: Array | None, causal: Any) -> None:
-    """Check what every estimator takes."""
+def _check(
+    q: Array, k: Array, v: Array, scale: Any, mask: Array | None, causal: Any
+) -> tuple[float | None, Array | None]:
+    """Check what every estimator takes; return the scale and the mask (..., n or 1, m)."""
     _validate.attention(q, k, v, mask=mask, causal=causal)
-    _validate.real("scale", scale, positive=True, optional=True)
+    scale = _validate.real("scale", scale, positive=True, optional=True)
+    return scale, _validate.key_rows(mask, k)
 
 
 def _exactly_one(**options: Any) -> None:
@@ -959,6 +967,7 @@ def _frequencies(
     rng: Any,
 ) -> tuple[Array, Array]:
     """Frequencies and log weights, given or drawn, as arrays of the library of `q`."""
+    _validate.choice("coupling", coupling, sampling.COUPLINGS)
     _exactly_one(omega=omega, **{name: count})
     if log_weight is not None and omega is None:
         raise ValueError("`log_weight` must come with the `omega` it weighs, got no `omega`.")
@@ -982,6 +991,10 @@ def _count_proposals(
     if centres is not None:
         if not isinstance(centres, Sequence):
             _validate.is_array("centres", centres)
+            if centres.ndim < 2:
+                raise ValueError(
+                    f"`centres` must have shape (..., C, d), got {tuple(centres.shape)}."
+                )
         given = len(centres) if isinstance(centres, Sequence) else centres.shape[-2]
         if count not in (None, given):
             raise ValueError(

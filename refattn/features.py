@@ -23,9 +23,11 @@ from ._array import (
     block_shape,
     blocks,
     broadcast_lead,
+    constant,
     device,
     group_heads,
     put,
+    square_norm,
 )
 from .attention import _finite, _hide, _past
 
@@ -115,9 +117,11 @@ def random_features(
     """
     product = _products(x, omega)
     xp = array_namespace(x)
+    if callable(functions) or not all(callable(f) for f in functions):
+        raise TypeError("`functions` must be a sequence of functions of an array.")
     if not functions:
         raise ValueError("`functions` must hold at least one function, got none.")
-    values = xp.concat([f(product) for f in functions], axis=-1) / math.sqrt(product.shape[-1])
+    values = xp.concat([f(product) for f in functions], axis=-1) / _root(product)
     return Features(values, xp.zeros_like(x[..., 0]) if log_h is None else log_h(x))
 
 
@@ -220,7 +224,7 @@ def trigonometric_features(x: Array, omega: Array) -> Features:
     Features(values=array([[1., 0.]]), log_scale=array([1800.]))
     """
     xp = array_namespace(x)
-    return random_features(x, omega, (xp.cos, xp.sin), log_h=lambda x: xp.sum(x * x, axis=-1) / 2)
+    return random_features(x, omega, (xp.cos, xp.sin), log_h=lambda x: square_norm(x) / 2)
 
 
 def elu_features(x: Array, alpha: float = 1.0) -> Array:
@@ -258,7 +262,7 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
     array([1.92874985e-022, 1.00000000e+000, 3.00000000e+000, 1.00000000e+300])
     """
     _validate.arrays(0, x=x)
-    _validate.real("alpha", alpha, positive=True)
+    alpha = _validate.real("alpha", alpha, positive=True)
     if alpha > 1:
         raise ValueError(f"`alpha` must be in (0, 1], got {alpha}.")
     xp = array_namespace(x)
@@ -294,7 +298,7 @@ def relu_features(x: Array) -> Array:
     array([0., 2.])
     """
     _validate.arrays(0, x=x)
-    return array_namespace(x).where(x > 0, x, 0.0)
+    return array_namespace(x).where(x < 0, 0.0, x)
 
 
 def taylor_features(x: Array, *, degree: int) -> Features:
@@ -338,6 +342,7 @@ def taylor_features(x: Array, *, degree: int) -> Features:
     array([[2.5]])
     """
     _validate.arrays(2, x=x)
+    _validate.compatible("x", x, "x", x)
     _validate.non_negative_integer("degree", degree)
     xp, d = array_namespace(x), x.shape[-1]
     _check_size(math.comb(d + degree, degree), d, degree)
@@ -387,6 +392,7 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
     array([[1.        , 2.82842712, 4.        ]])
     """
     _validate.arrays(2, x=x)
+    _validate.compatible("x", x, "x", x)
     _validate.non_negative_integer("degree", degree)
     d = x.shape[-1]
     _check_size(math.comb(d + degree - 1, degree), d, degree)
@@ -429,7 +435,8 @@ def linear_attention(
     -------
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0. Nothing is added to
-        the normaliser: where it vanishes the row is nan or infinite.
+        the normaliser: where it vanishes the row is nan or infinite. Sums of values times
+        features must be representable.
 
     Raises
     ------
@@ -452,8 +459,7 @@ def linear_attention(
         raise TypeError(
             f"`feature_map` must be a function of an array, got {type(feature_map).__name__}."
         )
-    (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
-
+    (q, k, v, mask), ungroup = group_heads(q, k, v, _validate.key_rows(mask, k))
     phi = partial(_evaluate, feature_map)
     return ungroup(_linear_attention(q, k, v, phi, phi, mask, causal))
 
@@ -488,8 +494,6 @@ def _linear_attention(
 ) -> Array:
     """Linear attention with a map for queries and one for keys, all heads at once."""
     xp, n, m = array_namespace(q, k, v), q.shape[-2], k.shape[-2]
-    if mask is not None and mask.ndim == 1:
-        mask = mask[None, :]
     lead = broadcast_lead(q, k, v, mask)
     out = xp.empty((*lead, n, v.shape[-1]), dtype=q.dtype, device=device(q))
     size, state = _sizes(q, k, v, phi_k)
@@ -515,6 +519,11 @@ def _linear_attention(
             state = _combine(state, _accumulate(*keys(j)), xp)
     for i in blocks(0, n, min(size, _CHUNK) if causal else size):
         phi_i = phi_q(q[..., i, :])
+        if phi_i.values.shape[-1] != state.total.shape[-2]:
+            raise ValueError(
+                "`feature_map` must give queries and keys equally many features, got "
+                f"{phi_i.values.shape[-1]} and {state.total.shape[-2]}."
+            )
         done = _State(phi_i.values @ state.total, state.base)
         if general:
             for j in blocks(0, min(m, max(0, i.stop + shift)) if causal else m, size):
@@ -532,12 +541,13 @@ def _sizes(q: Array, k: Array, v: Array, phi: Callable[[Array], Features]) -> tu
     """Tokens in a block, and the state before the first key."""
     xp = array_namespace(q)
     width = phi((k if k.shape[-2] else q)[..., :1, :]).values.shape[-1]
-    heads = math.prod(broadcast_lead(q, k, v))
+    heads, lead = math.prod(broadcast_lead(q, k, v)), broadcast_lead(k, v)
     state = _State(
-        xp.zeros((width, v.shape[-1] + 1), dtype=q.dtype, device=device(q)),
-        xp.full((1, 1), -math.inf, dtype=q.dtype, device=device(q)),
+        xp.zeros((*lead, width, v.shape[-1] + 1), dtype=q.dtype, device=device(q)),
+        xp.full((*lead, 1, 1), -math.inf, dtype=q.dtype, device=device(q)),
     )
-    return max(16, math.prod(block_shape(q)) // max(1, heads * width)), state
+    budget = math.prod(block_shape(q)) // max(1, heads * width)
+    return max(16, min(budget, *block_shape(q))), state
 
 
 def _accumulate(phi: Features, v: Array, seen: Array | None) -> _State:
@@ -586,6 +596,7 @@ def _products(x: Array, omega: Array) -> Array:
     """Products omega_s . x_i, shape (..., n, S)."""
     _validate.arrays(2, x=x)
     omega, _ = _validate.frequencies(omega, None, x)
+    _validate.leading("x", x, "omega", omega)
     return x @ array_namespace(x).matrix_transpose(omega)
 
 
@@ -593,8 +604,13 @@ def _exponential_features(exponent: Array, x: Array) -> Features:
     """Features exp(exponent - |x|^2/2) over the root of their number."""
     xp = array_namespace(x)
     peak = xp.max(exponent, axis=-1, keepdims=True)
-    values = xp.exp(exponent - peak) / math.sqrt(exponent.shape[-1])
-    return Features(values, peak[..., 0] - xp.sum(x * x, axis=-1) / 2)
+    values = xp.exp(exponent - peak) / _root(exponent)
+    return Features(values, peak[..., 0] - square_norm(x) / 2)
+
+
+def _root(x: Array) -> Array:
+    """Square root of the length of the last axis, in the dtype of `x`."""
+    return constant(x.shape[-1], x) ** 0.5
 
 
 def _monomials(x: Array, degree: int) -> Array:
@@ -604,10 +620,11 @@ def _monomials(x: Array, degree: int) -> Array:
         return xp.ones_like(x[..., :1])
     factors = np.array(list(combinations_with_replacement(range(d), degree)))
     counts = (factors[:, :, None] == np.arange(d)).sum(1)
-    log_roots = [
-        (math.lgamma(degree + 1) - sum(math.lgamma(c + 1) for c in row)) / 2 for row in counts
+    coefficients = [
+        math.factorial(degree) // math.prod(math.factorial(c) for c in row)
+        for row in counts.tolist()
     ]
-    result = xp.asarray(np.exp(log_roots), dtype=x.dtype, device=device(x))
+    result = constant(np.array(coefficients, np.float64), x) ** 0.5
     for column in factors.T:
         result = result * xp.take(x, xp.asarray(column, device=device(x)), axis=-1)
     return result
@@ -624,16 +641,24 @@ def _check_size(count: int, d: int, degree: int) -> None:
 def _evaluate(feature_map: Callable[[Array], Array | Features], x: Array) -> Features:
     """Features of `x`, checked."""
     xp, phi = array_namespace(x), feature_map(x)
-    if not isinstance(phi, Features):
-        _validate.is_array("feature_map(x)", phi)
-        phi = Features(phi, xp.zeros_like(x[..., 0]))
-    for name, y in (("feature_map(x)", phi.values), ("feature_map(x).log_scale", phi.log_scale)):
+    values: Any = phi[0] if isinstance(phi, Features) else phi
+    log_scale: Any = phi[1] if isinstance(phi, Features) else x[..., 0]
+    for name, y, ndim, rule in (
+        ("feature_map(x)", values, x.ndim, "(..., n, F) with F >= 1"),
+        ("feature_map(x).log_scale", log_scale, x.ndim - 1, "(..., n)"),
+    ):
+        _validate.is_array(name, y)
         _validate.same_home(name, y, "x", x)
         if y.dtype != x.dtype:
             raise TypeError(f"`{name}` must have the dtype of x, {x.dtype}, got {y.dtype}.")
-    if tuple(phi.values.shape[:-1]) != tuple(x.shape[:-1]):
-        raise ValueError(
-            f"`feature_map(x)` must have shape (..., n, F) for x of shape {tuple(x.shape)}, got "
-            f"{tuple(phi.values.shape)}."
-        )
-    return phi
+        got, outer = tuple(y.shape), tuple(x.shape[:-1])
+        if len(got) != ndim or got[: len(outer)] != outer or got[len(outer) :] == (0,):
+            raise ValueError(
+                f"`{name}` must have shape {rule} for x of shape {tuple(x.shape)}, got {got}."
+            )
+    if isinstance(phi, Features):
+        return phi
+    # Scaled by its largest feature, a row's products neither overflow nor underflow.
+    peak = xp.max(xp.abs(values), axis=-1)
+    peak = xp.where(peak == 0, 1.0, peak)
+    return Features(values / peak[..., None], xp.log(peak))

@@ -6,11 +6,9 @@ two sets is ``kernel(x[..., :, None, :], y[..., None, :, :])``.
 
 from __future__ import annotations
 
-import math
-
 from . import _validate
-from ._array import Array, array_namespace
-from .attention import _attend
+from ._array import Array, array_namespace, constant, square_norm
+from .attention import _attend, _finite
 
 __all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]
 
@@ -194,16 +192,17 @@ def estimate(
     bias = log_positive(y, omega) + log_weight
     unit = xp.ones_like(omega[..., :1])
     lse = _attend(x[..., None, :], omega, unit, bias=bias[..., None, :]).lse[..., 0]
-    return xp.exp(lse - xp.sum(x * x, axis=-1) / 2 - math.log(omega.shape[-2]))
+    return xp.exp(lse - square_norm(x) / 2 - xp.log(constant(omega.shape[-2], x)))
 
 
 def _trigonometric(x: Array, y: Array, omega: Array, log_weight: Array) -> Array:
     xp = array_namespace(x)
     delta = x - y
     product = (delta[..., None, :] @ xp.matrix_transpose(omega))[..., 0, :]
-    mean = xp.mean(xp.exp(log_weight) * xp.cos(product), axis=-1)
+    peak = _finite(xp.max(log_weight, axis=-1, keepdims=True), xp)
+    mean = xp.mean(xp.exp(log_weight - peak) * xp.cos(product), axis=-1)
     size = xp.where(mean == 0, 1.0, xp.abs(mean))
-    log_size = xp.log(size) + (xp.sum(x * x, axis=-1) + xp.sum(y * y, axis=-1)) / 2
+    log_size = xp.log(size) + peak[..., 0] + (square_norm(x) + square_norm(y)) / 2
     return xp.sign(mean) * xp.exp(log_size)
 
 
@@ -211,7 +210,7 @@ def log_positive(x: Array, omega: Array) -> Array:
     """Log of the positive feature xi(x, omega), reference 002 eq. (9): shape (..., S)."""
     xp = array_namespace(x, omega)
     product = (x[..., None, :] @ xp.matrix_transpose(omega))[..., 0, :]
-    return product - xp.sum(x * x, axis=-1, keepdims=True) / 2
+    return product - square_norm(x)[..., None] / 2
 
 
 def _pairs(x: Array, y: Array) -> None:

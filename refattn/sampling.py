@@ -121,6 +121,7 @@ class Gaussian:
             cov = _validate.host("cov", self.cov, "(..., d, d)", 2)
             _validate.covariance("cov", cov, self.d)
             object.__setattr__(self, "cov", (cov + np.swapaxes(cov, -1, -2)) / 2)
+            _validate.leading("mean", self.mean[..., None, :], "cov", cov)
 
     @property
     def d(self) -> int:
@@ -198,12 +199,7 @@ class Mixture:
     weights: Any = field(default=None)
 
     def __post_init__(self) -> None:
-        components = tuple(self.components)
-        for c in components:
-            if not isinstance(c, Gaussian):
-                raise TypeError(
-                    f"`components` must hold Gaussian proposals only, got {type(c).__name__}."
-                )
+        components = _validate.gaussians("components", self.components)
         if len({c.d for c in components}) != 1:
             raise ValueError(
                 "`components` must hold at least one Gaussian, all of one length d, "
@@ -216,6 +212,13 @@ class Mixture:
                 f"`weights` must be {len(components)} non-negative numbers, not all 0, "
                 f"got {weights}."
             )
+        try:
+            np.broadcast_shapes(*(c.lead for c in components))
+        except ValueError:
+            raise ValueError(
+                "`components` must have batch axes that broadcast, "
+                f"got {[c.lead for c in components]}."
+            ) from None
         object.__setattr__(self, "components", components)
         object.__setattr__(self, "weights", weights / weights.sum())
 
@@ -232,8 +235,8 @@ class Mixture:
     def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
         """Map standard normal rows z (..., S, d) to draws, each from a component drawn for it."""
         chosen = rng.choice(len(self.components), size=z.shape[:-1], p=self.weights)
-        each = [c.transform(z, rng) for c in self.components]
-        return np.asarray(np.choose(chosen[..., None], each))
+        each = np.stack([c.transform(z, rng) for c in self.components])
+        return np.asarray(np.take_along_axis(each, chosen[None, ..., None], axis=0)[0])
 
     def log_ratio(self, omega: Floats) -> Floats:
         """Evaluate log N(omega; 0, I) - log q(omega), (..., S, d) to (..., S)."""
@@ -249,7 +252,10 @@ class Mixture:
         return np.asarray(standard.log_density(omega) - self.log_ratio(omega))
 
     def has_finite_variance(self) -> bool:
-        """Whether some component exceeds I/2: its share alone then bounds the squared weights."""
+        """Whether some component exceeds I/2, whose share alone then bounds the squared weights.
+
+        Sufficient, not necessary: components may bound them together.
+        """
         pairs = zip(self.components, self.weights, strict=True)
         return any(c.has_finite_variance() for c, w in pairs if w > 0)
 
@@ -311,7 +317,8 @@ def draw(
     Warns
     -----
     InfiniteVarianceWarning
-        If the importance weights have infinite variance: some covariance is not above I/2.
+        If the importance weights have infinite variance, the covariance not being above I/2, or
+        if they may have: no component of the mixture is.
 
     Examples
     --------
@@ -325,7 +332,7 @@ def draw(
     _validate.positive_integer("num_samples", num_samples)
     _validate.positive_integer("d", d)
     _validate.choice("coupling", coupling, COUPLINGS)
-    rng = np.random.default_rng(rng)
+    rng = _validate.generator(rng)
     couple = COUPLINGS[coupling]
     if proposal is None:
         return Samples(couple(num_samples, d, rng), np.zeros(num_samples))
@@ -338,7 +345,7 @@ def draw(
     if not proposal.has_finite_variance():
         warnings.warn(
             "The covariance of `proposal` is not above I/2: importance weights have infinite "
-            "variance.",
+            "variance, or may have if it is a mixture.",
             InfiniteVarianceWarning,
             stacklevel=2,
         )
@@ -403,47 +410,49 @@ def draw_target(
     array([[5., 0.]])
     """
     _validate.attention(q, k, k, mask=mask, causal=causal)
-    _validate.real("scale", scale, positive=True, optional=True)
+    scale = _validate.real("scale", scale, positive=True, optional=True)
     _validate.positive_integer("num_samples", num_samples)
-    rng = np.random.default_rng(rng)
+    rng = _validate.generator(rng)
     shape = (*_validate.lead(q, k, k), q.shape[-2], num_samples)
     u, z = rng.random(shape), rng.standard_normal((*shape, q.shape[-1]))
-    (q, k, _, mask), ungroup = group_heads(q, k, k, mask)
+    (q, k, _, mask), ungroup = group_heads(q, k, k, _validate.key_rows(mask, k))
     lead = broadcast_lead(q, k, mask)
     u, z = u.reshape((*lead, *shape[-2:])), z.reshape((*lead, *shape[-2:], q.shape[-1]))
-    return ungroup(_draw_target(q, k, u, z, root_scale(scale, q), mask, causal), core=3)
+    return ungroup(_draw_target(q, k, u, z, scale, mask, causal), core=3)
 
 
 def _draw_target(
-    q: Array, k: Array, u: Floats, z: Floats, root: Array, mask: Array | None, causal: bool
+    q: Array,
+    k: Array,
+    u: Floats,
+    z: Floats,
+    scale: float | None,
+    mask: Array | None,
+    causal: bool,
 ) -> Array:
     """Add to the noise z the query and the key whose share of the distribution function holds u."""
     xp = array_namespace(q, k)
     *lead, n, num_samples, d = z.shape
-    m, shift = k.shape[-2], k.shape[-2] - n
+    m, whole = k.shape[-2], slice(None)
     wide = q.dtype if q.dtype not in (xp.float32, xp.float64) else xp.float64
-    columns = block_shape(q)[1]
+    root, columns = root_scale(scale, q), block_shape(q)[1]
+    below_one = 1 - float(xp.finfo(wide).eps)
     out = xp.empty(z.shape, dtype=q.dtype, device=device(q))
-    whole = slice(None)
     for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (columns * num_samples))):
+        stop = max(0, min(m, i.stop + m - n)) if causal else m  # keys that some of the rows see
         q_i = part(q, (*head, i, whole))
-        hidden = None if mask is None else part(mask, (*head, i, whole))
-        if causal:
-            past = _past(i, slice(0, m), shift, device(q), xp)
-            hidden = past if hidden is None else hidden & past
-        k_h = part(k, (*head, whole, whole))
-        lse = _attend(q_i, k_h, k_h[..., :1], mask=hidden, scale=root * root).lse[..., None]
-        lse = xp.where(lse == -math.inf, 0.0, lse)
-        q_wide = xp.astype(q_i * (root * root), wide)
-
-        shares = partial(_cumulative_share, q_wide, k_h, xp.astype(lse, wide), hidden)
+        k_h = part(k, (*head, slice(0, stop), whole))
+        seen = None if mask is None else part(mask, (*head, i, slice(0, stop)))
+        lse = _attend(q_i, k_h, k_h[..., :1], mask=seen, causal=causal, scale=root * root).lse
+        shares = partial(_cumulative_share, q_i, k_h, lse[..., None], seen, causal, scale, wide)
         zero = xp.zeros((1, 1), dtype=wide, device=device(q))
         total = zero
-        for j in blocks(0, m, columns):
+        for j in blocks(0, stop, columns):
             total = shares(j, total)[..., -1:]
-        u_i = xp.asarray(u[(*head, i)], dtype=wide, device=device(q)) * total
+        # At most below_one * total: some key is chosen, though u rounds to 1 in float32.
+        u_i = total * xp.minimum(constant(u[(*head, i)], total), constant(below_one, total))
         key, carry = xp.zeros((1, 1, 1), dtype=q.dtype, device=device(q)), zero
-        for j in blocks(0, m, columns):
+        for j in blocks(0, stop, columns):
             upper = shares(j, carry)
             carry = xp.broadcast_to(carry, (*upper.shape[:-1], 1))
             lower = xp.concat([carry, upper[..., :-1]], axis=-1)
@@ -451,22 +460,37 @@ def _draw_target(
                 u_i[..., None] < upper[..., None, :]
             )
             k_j = k_h[..., j, :]
-            k_j = k_j if hidden is None else xp.where(xp.isfinite(k_j), k_j, 0.0)
+            k_j = xp.where(xp.isfinite(k_j), k_j, 0.0) if causal or mask is not None else k_j
             key = key + xp.astype(chosen, q.dtype) @ k_j[..., None, :, :]
             carry = upper[..., -1:]
+        key = key + xp.astype(0.0 * total, q.dtype)[..., None]  # a nan that was seen
         omega = constant(z[(*head, i)], q) + root * (q_i[..., None, :] + key)
         out = put(out, (*head, i, slice(0, num_samples), slice(0, d)), omega)
     return out
 
 
 def _cumulative_share(
-    q: Array, k: Array, lse: Array, visible: Array | None, j: slice, before: Array
+    q: Array,
+    k: Array,
+    lse: Array,
+    mask: Array | None,
+    causal: bool,
+    scale: float | None,
+    wide: Any,
+    j: slice,
+    before: Array,
 ) -> Array:
     """Distribution function of the attended key, over the keys j, from its value before them."""
-    xp = array_namespace(q)
-    share = xp.exp(q @ xp.matrix_transpose(xp.astype(k[..., j, :], q.dtype)) - lse)
-    if visible is not None:
-        share = xp.where(part(visible, (slice(None), j)), share, 0.0)
+    xp, shift = array_namespace(q), k.shape[-2] - q.shape[-2]
+    q, k_j = xp.astype(q, wide), xp.astype(k[..., j, :], wide)
+    root = root_scale(scale, q)
+    lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))
+    share = xp.exp(q * (root * root) @ xp.matrix_transpose(k_j) - lse)
+    if mask is not None:
+        share = xp.where(mask[..., j], share, 0.0)
+    if causal:
+        past = _past(slice(0, q.shape[-2]), j, shift, device(q), xp)
+        share = xp.where(past, share, 0.0)
     return before + xp.cumulative_sum(share, axis=-1)
 
 

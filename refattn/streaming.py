@@ -11,12 +11,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from . import _validate, features
-from ._array import Array, array_namespace, group_heads, root_scale
+from ._array import (
+    Array,
+    array_namespace,
+    constant,
+    group_heads,
+    is_numpy_array,
+    root_scale,
+)
 from .attention import Attended, _merge, softmax_attention
 from .estimators import _read, _sample
 
 __all__ = ["LinearState", "PositiveState", "SoftmaxState"]
+
+
+def _check_same(a: Any, b: Any, *fields: str) -> None:
+    """Check that `b` is a state that merges with `a`."""
+    if type(a) is not type(b):
+        raise TypeError(f"`other` must be a {type(a).__name__}, got {type(b).__name__}.")
+    for name in fields:
+        x, y = getattr(a, name), getattr(b, name)
+        if x is not y and x != y:
+            raise ValueError(f"`other` must have the `{name}` of this state.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +67,16 @@ class SoftmaxState:
 
     def update(self, k: Array, v: Array) -> SoftmaxState:
         """Add keys (..., m, d) and values (..., m, d_v)."""
-        return self.merge(SoftmaxState.init(k, v))
+        return self.merge(SoftmaxState.init(k, v, scale=self.scale))
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
         return softmax_attention(q, self.k, self.v, scale=self.scale)
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
-        """Add the keys of another state."""
+        """Add the keys of another state, of the same scale."""
+        _check_same(self, other, "scale")
+        _validate.states(k=(self.k, other.k), v=(self.v, other.v))
         xp = array_namespace(self.k, other.k)
         k, v = (xp.concat([a, b], axis=-2) for a, b in ((self.k, other.k), (self.v, other.v)))
         return replace(self, k=k, v=v)
@@ -104,27 +125,40 @@ class PositiveState:
         _validate.attention(k, k, v)
         _validate.real("scale", scale, positive=True, optional=True)
         lead = _validate.lead(k, k, v)
-        omega, log_weight = _validate.frequencies(omega, log_weight, k, lead)
-        return cls(_sample(omega, k, v, None, root_scale(scale, k)), omega, log_weight, scale)
+        ours, log_weight = _validate.frequencies(omega, log_weight, k, lead)
+        return cls(_sample(ours, k, v, None, root_scale(scale, k)), omega, log_weight, scale)
 
     def update(self, k: Array, v: Array) -> PositiveState:
         """Add keys (..., m, d) and values (..., m, d_v)."""
         _validate.attention(k, k, v)
-        more = _sample(self.omega, k, v, None, root_scale(self.scale, k))
+        _validate.arrays(2, k=k, state=self.samples.out)
+        omega, _ = _validate.frequencies(self.omega, None, k, _validate.lead(k, k, v))
+        more = _sample(omega, k, v, None, root_scale(self.scale, k))
+        _validate.attended(self.samples, more)
         return replace(self, samples=_merge(self.samples, more))
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to the samples: (..., n, d_v)."""
         f, log_z = self.samples
         _validate.arrays(2, q=q, state=f)
+        omega = constant(self.omega, q)
+        _validate.attention(q, omega, f)
         (q, omega, f, log_z, log_weight), ungroup = group_heads(
-            q, self.omega, f, log_z[..., None, :], self.log_weight[..., None, :]
+            q, omega, f, log_z[..., None, :], self.log_weight[..., None, :]
         )
         states = Attended(f, log_z[..., 0, :])
         return ungroup(_read(q, omega, states, log_weight, root_scale(self.scale, q)).out)
 
     def merge(self, other: PositiveState) -> PositiveState:
-        """Add what the same samples attended to elsewhere."""
+        """Add what the same samples attended to elsewhere.
+
+        Both states must have the same frequencies; this is checked if both were NumPy arrays.
+        """
+        _check_same(self, other, "scale")
+        pair = self.omega, other.omega
+        if all(is_numpy_array(x) for x in pair) and not np.array_equal(*pair):
+            raise ValueError("`other` must have the `omega` of this state.")
+        _validate.attended(self.samples, other.samples)
         return replace(self, samples=_merge(self.samples, other.samples))
 
 
@@ -170,6 +204,8 @@ class LinearState:
         return features._read(q, self.sums, self.feature_map)
 
     def merge(self, other: LinearState) -> LinearState:
-        """Add the sums over other keys."""
+        """Add the sums over other keys, of the same feature map."""
+        _check_same(self, other, "feature_map")
+        _validate.states(**{"the state": (self.sums.total, other.sums.total)})
         xp = array_namespace(self.sums.total, other.sums.total)
         return replace(self, sums=features._combine(self.sums, other.sums, xp))

@@ -81,3 +81,10 @@ def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "arviz_stats.base", None)
     with pytest.raises(ImportError, match=r"pip install 'refattn\[diagnostics\]'"):
         diagnostics.pareto_k(np.zeros(30))
+
+
+def test_queries_that_see_no_key() -> None:
+    q = np.ones((4, 3))
+    logs = diagnostics.log_weights(q, q, omega=q, mask=np.zeros(4, bool))
+    np.testing.assert_array_equal(logs, np.full((4, 4), -np.inf))
+    np.testing.assert_array_equal(diagnostics.effective_sample_size(logs), np.zeros(4))

@@ -596,7 +596,7 @@ Q = np.ones((4, 3))
             linear_randomized_attention,
             {"centres": [1.0]},
             TypeError,
-            "`centres` must be an array or a sequence of sampling.Gaussian, got .* float",
+            "`centres` must hold Gaussian proposals only, got float",
         ),
         (
             linear_randomized_attention,
@@ -657,3 +657,110 @@ Q = np.ones((4, 3))
 def test_bad_input(function: Any, kwargs: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         function(Q, Q, Q, **kwargs)
+
+
+# --- corners -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (6, 1)])
+def test_masks_broadcast_along_keys(name: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = draw(rng, 6, 3), draw(rng, 6, 3), draw(rng, 6, 2)
+    for value in (True, False):
+        mask = np.full(shape, value)
+        for causal in (False, True)[: 1 + (name in CAUSAL)]:
+            options = {"causal": True} if causal else {}
+            if causal and "lara" in name and shape == (6, 1):
+                continue  # a mask of each query's own
+            got = MASKED[name](q, k, v, mask=mask, **options)
+            want = MASKED[name](q, k, v, **options) if value else np.zeros((6, 2))
+            np.testing.assert_allclose(got, want, atol=1e-11)
+
+
+def test_large_values_do_not_overflow() -> None:
+    one, v = np.ones((3, 1)), np.full((3, 1), 1.5e308)
+    for out in (
+        randomized_attention(one, one, v, num_samples=3, rng=0),
+        mean_of_ratios_attention(one, one, v, num_samples=3, rng=0),
+        linear_randomized_attention(one, one, v, num_proposals=2, rng=0),
+        random_feature_attention(one, one, v, num_features=3, rng=0),
+    ):
+        np.testing.assert_allclose(out, v, rtol=1e-13)
+    zero = np.zeros((1, 1))
+    got = importance_sampled_attention(
+        zero, zero, np.array([[1e-200]]), omega=zero, log_weight=np.array([750.0])
+    )
+    np.testing.assert_allclose(np.log(got), 750 - 200 * np.log(10), rtol=1e-13)
+    got = importance_sampled_attention(zero, zero, zero, omega=zero, log_weight=np.array([750.0]))
+    np.testing.assert_array_equal(got, zero)
+
+
+def test_overflowing_keys_are_not_hidden_in_causal_attention() -> None:
+    k, v = np.array([[1e20], [0.0]], np.float32), np.array([[1.0], [2.0]], np.float32)
+    with np.errstate(all="ignore"):
+        out = random_feature_attention(0 * k, k, v, omega=np.zeros((1, 1)), causal=True)
+    assert np.all(np.isnan(out))
+
+
+def test_gaussians_must_fit_the_heads() -> None:
+    q = np.ones((40, 4))
+    wrong = {
+        r"`centres` must broadcast to \(\.\.\., d\) = \(4,\)": [sampling.Gaussian(np.zeros(3))] * 2,
+        r"`centres` must broadcast to .* = \(4,\), got shape \(2, 4\)": [
+            sampling.Gaussian(np.zeros((2, 4)))
+        ]
+        * 2,
+    }
+    for message, centres in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            linear_randomized_attention(q, q, q, centres=centres)
+    with pytest.raises(ValueError, match=r"`centres` must have shape \(\.\.\., C, d\), got \(4,\)"):
+        linear_randomized_attention(q, q, q, centres=np.zeros(4))
+    fine = [sampling.Gaussian(np.zeros(4))] * 2
+    with pytest.raises(ValueError, match=r"`omega` must broadcast .*, got shape \(3, 2, 4\)"):
+        linear_randomized_attention(q, q, q, centres=fine, omega=np.zeros((3, 2, 4)))
+
+
+def test_gradients_and_vectorisation_under_jax() -> None:
+    # Arrays being traced have no device: mixing them with concrete ones must work.
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    rng = np.random.default_rng(0)
+    q, k, v = (jax.numpy.asarray(draw(rng, 5, 3)) for _ in range(3))
+    omega = jax.numpy.asarray(draw(rng, 4, 3))
+    step = 1e-6 * jax.numpy.asarray(draw(rng, 5, 3))
+    for name, function in {
+        "softmax": lambda q: softmax_attention(q, k, v),
+        "rfa": lambda q: random_feature_attention(q, k, v, omega=omega, causal=True),
+        "trigonometric": lambda q: random_feature_attention(
+            q, k, v, omega=0.1 * omega, features="trigonometric"
+        ),
+        "lara": lambda q: linear_randomized_attention(q, k, v, omega=omega),
+    }.items():
+        gradient = jax.grad(lambda q, f=function: f(q).sum())(q)
+        slope = function(q + step).sum() - function(q - step).sum()
+        np.testing.assert_allclose(2 * (gradient * step).sum(), slope, rtol=1e-5, err_msg=name)
+        batch = jax.numpy.stack([q, 2 * q])
+        want = jax.numpy.stack([function(x) for x in batch])
+        np.testing.assert_allclose(jax.vmap(function)(batch), want, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_gradients_under_torch(empty: bool) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    k, v, omega = (torch.asarray(draw(rng, 5, 3)) for _ in range(3))
+    mask = torch.asarray(np.arange(5) < (0 if empty else 3))
+    for function in (
+        lambda q: softmax_attention(q, k, v, mask=mask),
+        lambda q: random_feature_attention(q, k, v, omega=omega, mask=mask),
+        lambda q: importance_sampled_attention(q, k, v, omega=omega, mask=mask),
+    ):
+        q = torch.asarray(draw(rng, 5, 3)).requires_grad_(True)
+        function(q).sum().backward()
+        assert bool(torch.all(torch.isfinite(q.grad)))
+        step = 1e-6 * torch.asarray(draw(rng, 5, 3))
+        with torch.no_grad():
+            slope = function(q + step).sum() - function(q - step).sum()
+            np.testing.assert_allclose(2 * (q.grad * step).sum(), slope, rtol=1e-4, atol=1e-15)

@@ -316,3 +316,38 @@ X = np.ones((4, 3))
 def test_bad_input(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_small_and_large_features_do_not_underflow_or_overflow(dtype: np.dtype) -> None:
+    v = np.arange(3, dtype=dtype)[:, None]
+    for size in (-60.0, -400.0 if dtype == np.float64 else -80.0, 1e30):
+        x = np.full((3, 2), size, dtype)
+        np.testing.assert_allclose(linear_attention(x, x, v), np.ones((3, 1)), rtol=1e-6)
+
+
+def test_nan_stays_nan() -> None:
+    x = np.array([np.nan, 1.0])
+    for fn in (features.relu_features, features.elu_features):
+        np.testing.assert_array_equal(np.isnan(fn(x)), [True, False])
+
+
+def test_maps_must_return_what_fits() -> None:
+    q, k = np.ones((4, 3)), np.ones((5, 3))
+    for bad, error, message in (
+        (
+            lambda x: features.Features(x, x),
+            ValueError,
+            r"log_scale` must have shape \(\.\.\., n\)",
+        ),
+        (lambda x: features.Features(x, 0.0), TypeError, "log_scale` must be an array"),
+        (lambda x: np.ones((len(x), len(x))), ValueError, "equally many features, got 4 and 5"),
+        (lambda x: x[:, :0], ValueError, "must have shape"),
+    ):
+        with pytest.raises(error, match=message):
+            linear_attention(q, k, k, feature_map=bad)
+    with pytest.raises(TypeError, match="`functions` must be a sequence"):
+        features.random_features(q, np.ones((2, 3)), np.cos)
+    with pytest.raises(ValueError, match="`x` and `omega` must have leading axes that broadcast"):
+        features.positive_features(np.ones((3, 6, 4)), np.ones((2, 8, 4)))
+    with pytest.raises(ValueError, match="`x` and `x` must have last axes"):
+        features.taylor_features(np.ones((3, 0)), degree=2)

@@ -432,3 +432,23 @@ def test_repeatable(coupling: str) -> None:
 def test_bad_input(args: Any, kwargs: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         sampling.draw(*args, **kwargs)
+
+
+def test_target_shows_nan_that_is_seen() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((5, 3)), rng.standard_normal((5, 3))
+    k[2, 0] = np.nan
+    got = sampling.draw_target(q, k, num_samples=2, rng=0, causal=True)
+    np.testing.assert_array_equal(np.isnan(got).all((-1, -2)), [False, False, True, True, True])
+
+
+def test_large_mixtures_and_bad_sources() -> None:
+    mixture = sampling.Mixture([sampling.Gaussian(np.full(4, float(i))) for i in range(100)])
+    assert sampling.draw(3, 4, proposal=mixture, rng=0).omega.shape == (3, 4)
+    for rng in ("x", -1):
+        with pytest.raises((TypeError, ValueError), match="`rng` must be None, a non-negative"):
+            sampling.draw(3, 4, rng=rng)
+    with pytest.raises(ValueError, match="`mean` and `cov` must have leading axes that broadcast"):
+        sampling.Gaussian(np.zeros((3, 4)), np.stack([np.eye(4)] * 2))
+    with pytest.raises(TypeError, match="`components` must be a sequence of Gaussian"):
+        sampling.Mixture(sampling.Gaussian([0.0]))

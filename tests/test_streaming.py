@@ -115,3 +115,27 @@ def test_bad_input() -> None:
         PositiveState.init(k, k, omega=OMEGA).read(k.astype(np.float32))
     with pytest.raises(TypeError, match=r"`state` must have the dtype of `q`, float32"):
         LinearState.init(k, k).read(k.astype(np.float32))
+
+
+def test_states_that_do_not_fit() -> None:
+    k = np.ones((4, 3))
+    states = {
+        "softmax": SoftmaxState.init(k, k),
+        "positive": PositiveState.init(k, k, omega=OMEGA),
+        "linear": LinearState.init(k, k),
+    }
+    for state in states.values():
+        with pytest.raises(TypeError, match="`other` must be a"):
+            state.merge(3)
+        with pytest.raises(TypeError, match="must have the dtype of"):
+            state.update(k.astype(np.float32), k.astype(np.float32))
+        with pytest.raises(ValueError, match="must h"):
+            state.update(k, k[:, :2])
+    with pytest.raises(ValueError, match="`other` must have the `omega` of this state"):
+        states["positive"].merge(PositiveState.init(k, k, omega=OMEGA + 1))
+    with pytest.raises(ValueError, match="`other` must have the `scale` of this state"):
+        states["softmax"].merge(SoftmaxState.init(k, k, scale=2.0))
+    with pytest.raises(ValueError, match="`other` must have the `feature_map` of this state"):
+        states["linear"].merge(LinearState.init(k, k, feature_map=taylor))
+    with pytest.raises(ValueError, match="`q` and `k` must have last axes"):
+        states["positive"].read(k[:, :2])
