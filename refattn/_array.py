@@ -25,6 +25,7 @@ __all__ = [
     "blocks",
     "constant",
     "device",
+    "exp",
     "fill",
     "is_array_api_obj",
     "is_numpy_array",
@@ -92,6 +93,11 @@ def add(x: Array, y: Array) -> Array:
     if is_numpy_array(x) and np.broadcast_shapes(x.shape, y.shape) == x.shape:
         return np.add(x, y, out=x)
     return x + y
+
+
+def exp(x: Array) -> Array:
+    """Exponentiate our own temporary `x`; in place on NumPy."""
+    return np.exp(x, out=x) if is_numpy_array(x) else array_namespace(x).exp(x)
 
 
 def fill(x: Array, where: Array, value: float) -> Array:

@@ -17,6 +17,7 @@ from ._array import (
     broadcast_lead,
     constant,
     device,
+    exp,
     fill,
     group_heads,
     part,
@@ -336,7 +337,7 @@ def _weigh(scores: Array, xp: Any) -> tuple[Array, Array, Array]:
     tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
     if tiny:
         exponents = fill(exponents, exponents < math.log(tiny), -math.inf)
-    weights = xp.exp(exponents)
+    weights = exp(exponents)
     return weights, xp.sum(weights, axis=-1, keepdims=True), base
 
 
