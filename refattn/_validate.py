@@ -348,18 +348,19 @@ def generator(rng: Any) -> np.random.Generator:
 
 def positive_integer(name: str, value: Any) -> None:
     """Check an integer of at least 1."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
-        raise TypeError(f"`{name}` must be a positive integer, got {_describe(value)}.")
-    if value < 1:
-        raise ValueError(f"`{name}` must be a positive integer, got {value}.")
+    _integer(name, value, 1, "positive integer")
 
 
 def non_negative_integer(name: str, value: Any) -> None:
     """Check an integer of at least 0."""
+    _integer(name, value, 0, "non-negative integer")
+
+
+def _integer(name: str, value: Any, least: int, kind: str) -> None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
-        raise TypeError(f"`{name}` must be a non-negative integer, got {_describe(value)}.")
-    if value < 0:
-        raise ValueError(f"`{name}` must be a non-negative integer, got {value}.")
+        raise TypeError(f"`{name}` must be a {kind}, got {_describe(value)}.")
+    if value < least:
+        raise ValueError(f"`{name}` must be a {kind}, got {value}.")
 
 
 def flag(name: str, value: Any) -> None:

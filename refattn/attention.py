@@ -270,8 +270,7 @@ def _attend(
                 visible = past if visible is None else visible & past
             yield _mean(scores, part(v, (*head, j, slice(None))), visible, xp)
 
-    out = xp.empty((*lead, n, d_v), dtype=q.dtype, device=device(q))
-    lse = xp.empty((*lead, n), dtype=q.dtype, device=device(q))
+    out, lse = _buffers(q, v, lead)
     for head in tiles(lead, budget // (rows * columns)):
         for i in blocks(0, n, rows):
             parts = means(head, i)
@@ -279,6 +278,15 @@ def _attend(
             out = put(out, (*head, i, slice(0, d_v)), done.out)
             lse = put(lse, (*head, i), done.lse)
     return Attended(out, lse)
+
+
+def _buffers(q: Array, v: Array, lead: tuple[int, ...]) -> Attended:
+    """Room for the result, (..., n, d_v) and (..., n)."""
+    xp, shape = array_namespace(q), (*lead, q.shape[-2])
+    return Attended(
+        xp.empty((*shape, v.shape[-1]), dtype=q.dtype, device=device(q)),
+        xp.empty(shape, dtype=q.dtype, device=device(q)),
+    )
 
 
 def _past(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:

@@ -39,6 +39,7 @@ from ._array import (
 from .attention import (
     Attended,
     _attend,
+    _buffers,
     _finish,
     _finite,
     _log_sum_exp,
@@ -46,7 +47,7 @@ from .attention import (
     _merge,
     _past,
 )
-from .kernels import FEATURES
+from .kernels import FEATURES, both_signs
 
 __all__ = [
     "DEFAULT_ESTIMATORS",
@@ -172,12 +173,10 @@ def random_feature_attention(
     omega, log_weight = _frequencies(
         q, k, v, omega, log_weight, num_features, "num_features", coupling, proposal, rng
     )
-    xp = array_namespace(q)
     if features == "trigonometric":
         return _trigonometric_attention(q, k, v, omega, log_weight, scale, mask, causal)
     if features == "hyperbolic":
-        omega = xp.concat([omega, -omega], axis=-2)
-        log_weight = xp.concat([log_weight, log_weight], axis=-1)
+        omega, log_weight = both_signs(omega, log_weight)
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
@@ -340,9 +339,8 @@ def randomized_attention(
         )
     omega = _validate.query_frequencies(omega, q, _validate.lead(q, k, v))
     xp, tail = array_namespace(q), omega.shape[-2:]
-    rows = xp.reshape(
-        omega, (*omega.shape[:-2], tail[0] * tail[1])
-    )  # its heads are third from last
+    # With S and d as one axis, the heads are third from last, as group_heads expects.
+    rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
     (q, k, v, mask, rows), ungroup = group_heads(q, k, v, mask, rows)
     omega = xp.reshape(rows, (*rows.shape[:-1], *tail))
     return ungroup(_mean_of_states(q, k, v, omega, root_scale(scale, q), mask, causal))
@@ -652,8 +650,8 @@ def _query_weighted(
     states = Attended(q, q) if general else _sample(omega, k, v, mask, root)
     # The softmax over proposals is normalised below, that over queries by this.
     norm = _attend(q_mean, q, q[..., :1], scale=root).lse[..., None, :] if over == -2 else 0.0
-    out, lse = _buffers(q, v, broadcast_lead(q, k, v, omega, mask))
-    lead, n = lse.shape[:-1], q.shape[-2]
+    lead, n = broadcast_lead(q, k, v, omega, mask), q.shape[-2]
+    out, _ = _buffers(q, v, lead)
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // omega.shape[-2]):
         box = (*head, whole, whole)
         q_i = part(q, (*head, i, whole))
@@ -694,9 +692,10 @@ def _causal_lara(
     shift = k.shape[-2] - n
     edges = [-(-t * n // count) for t in range(count + 1)]
     noise = omega if z is None else z
-    out, lse = _buffers(q, v, broadcast_lead(q, k, v, noise, mask))
+    full = broadcast_lead(q, k, v, noise, mask)
+    out, _ = _buffers(q, v, full)
     size = math.prod(block_shape(q)) // (_CHUNK * repeats * count)
-    for head in tiles(lse.shape[:-1], size):
+    for head in tiles(full, size):
         q_h, k_h, v_h, noise_h, mask_h = _parts((*head, whole, whole), q, k, v, noise, mask)
         lead = broadcast_lead(q_h, k_h, noise_h)
         centre = xp.zeros((*lead, 1, d), dtype=q.dtype, device=device(q))
@@ -923,15 +922,6 @@ def _per_query(
         out = put(out, (*head, i, whole), done.out)
         lse = put(lse, (*head, i), done.lse)
     return Attended(out, lse)
-
-
-def _buffers(q: Array, v: Array, lead: tuple[int, ...]) -> Attended:
-    """Room for the result, (..., n, d_v) and (..., n)."""
-    xp, shape = array_namespace(q), (*lead, q.shape[-2])
-    return Attended(
-        xp.empty((*shape, v.shape[-1]), dtype=q.dtype, device=device(q)),
-        xp.empty(shape, dtype=q.dtype, device=device(q)),
-    )
 
 
 def _cat(a: Array, b: Array, axis: int) -> Array:

@@ -9,8 +9,8 @@ like exp(|x|^2/2) never overflows. Maps may be signed; the positive family is be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import combinations_with_replacement
 from typing import Any, NamedTuple
 
@@ -468,11 +468,23 @@ def _sum(k: Array, v: Array, feature_map: Callable[[Array], Array | Features]) -
     """The state of linear attention over some keys."""
     phi = partial(_evaluate, feature_map)
     size, state = _sizes(k, k, v, phi)
-    return reduce(
-        partial(_combine, xp=array_namespace(k)),
-        (_accumulate(phi(k[..., j, :]), v[..., j, :], None) for j in blocks(0, k.shape[-2], size)),
-        state,
-    )
+    return _fold(state, phi, k, v, None, blocks(0, k.shape[-2], size))
+
+
+def _fold(
+    state: _State,
+    phi: Callable[[Array], Features],
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    keys: Iterable[slice],
+) -> _State:
+    """Add blocks of keys to the state, `mask` being (..., 1, m)."""
+    xp = array_namespace(k)
+    for j in keys:
+        seen = None if mask is None else mask[..., j]
+        state = _combine(state, _accumulate(phi(k[..., j, :]), v[..., j, :], seen), xp)
+    return state
 
 
 def _read(q: Array, state: _State, feature_map: Callable[[Array], Array | Features]) -> Array:
@@ -501,10 +513,6 @@ def _linear_attention(
     whole = tuple(slice(0, length) for length in lead)
     shift = m - n
 
-    def keys(j: slice) -> tuple[Features, Array, Array | None]:
-        seen = None if mask is None or general else mask[..., j]
-        return phi_k(k[..., j, :]), v[..., j, :], seen
-
     def visible(i: slice, j: slice) -> Array | None:
         seen = None
         if mask is not None:
@@ -515,8 +523,8 @@ def _linear_attention(
         return seen
 
     if not general:
-        for j in blocks(0, max(0, shift) if causal else m, size):
-            state = _combine(state, _accumulate(*keys(j)), xp)
+        passed = blocks(0, max(0, shift) if causal else m, size)
+        state = _fold(state, phi_k, k, v, mask, passed)
     for i in blocks(0, n, min(size, _CHUNK) if causal else size):
         phi_i = phi_q(q[..., i, :])
         if phi_i.values.shape[-1] != state.total.shape[-2]:
@@ -525,14 +533,15 @@ def _linear_attention(
                 f"{phi_i.values.shape[-1]} and {state.total.shape[-2]}."
             )
         done = _State(phi_i.values @ state.total, state.base)
-        if general:
-            for j in blocks(0, min(m, max(0, i.stop + shift)) if causal else m, size):
-                done = _combine(done, _attend_block(phi_i, *keys(j)[:2], visible(i, j)), xp)
-        elif causal:
-            j = slice(max(0, i.start + shift), max(0, i.stop + shift))
-            if j.stop > j.start:
-                done = _combine(done, _attend_block(phi_i, *keys(j)[:2], visible(i, j)), xp)
-                state = _combine(state, _accumulate(*keys(j)), xp)
+        # Keys read pair by pair: all that the queries may see, or those of their own chunk.
+        stop = max(0, i.stop + shift) if causal else m
+        start = 0 if general else max(0, i.start + shift) if causal else m
+        for j in blocks(start, stop, size):
+            phi_j, v_j = phi_k(k[..., j, :]), v[..., j, :]
+            done = _combine(done, _attend_block(phi_i, phi_j, v_j, visible(i, j)), xp)
+            if not general:
+                seen = None if mask is None else mask[..., j]
+                state = _combine(state, _accumulate(phi_j, v_j, seen), xp)
         out = put(out, (*whole, i, slice(0, v.shape[-1])), _ratio(done, xp))
     return out
 

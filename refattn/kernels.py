@@ -186,8 +186,7 @@ def estimate(
     if features == "trigonometric":
         return _trigonometric(x, y, omega, log_weight)
     if features == "hyperbolic":
-        omega = xp.concat([omega, -omega], axis=-2)
-        log_weight = xp.concat([log_weight, log_weight], axis=-1)
+        omega, log_weight = both_signs(omega, log_weight)
     # The estimate is the normaliser of the query x attending to the frequencies.
     bias = log_positive(y, omega) + log_weight
     unit = xp.ones_like(omega[..., :1])
@@ -197,8 +196,7 @@ def estimate(
 
 def _trigonometric(x: Array, y: Array, omega: Array, log_weight: Array) -> Array:
     xp = array_namespace(x)
-    delta = x - y
-    product = (delta[..., None, :] @ xp.matrix_transpose(omega))[..., 0, :]
+    product = _project(x - y, omega)
     peak = _finite(xp.max(log_weight, axis=-1, keepdims=True), xp)
     mean = xp.mean(xp.exp(log_weight - peak) * xp.cos(product), axis=-1)
     size = xp.where(mean == 0, 1.0, xp.abs(mean))
@@ -208,9 +206,18 @@ def _trigonometric(x: Array, y: Array, omega: Array, log_weight: Array) -> Array
 
 def log_positive(x: Array, omega: Array) -> Array:
     """Log of the positive feature xi(x, omega), reference 002 eq. (9): shape (..., S)."""
-    xp = array_namespace(x, omega)
-    product = (x[..., None, :] @ xp.matrix_transpose(omega))[..., 0, :]
-    return product - square_norm(x)[..., None] / 2
+    return _project(x, omega) - square_norm(x)[..., None] / 2
+
+
+def both_signs(omega: Array, log_weight: Array) -> tuple[Array, Array]:
+    """Frequencies omega and -omega: hyperbolic features are the positive ones of both."""
+    xp = array_namespace(omega)
+    return xp.concat([omega, -omega], axis=-2), xp.concat([log_weight, log_weight], axis=-1)
+
+
+def _project(x: Array, omega: Array) -> Array:
+    """Products omega_s . x, shape (..., S)."""
+    return (x[..., None, :] @ array_namespace(x).matrix_transpose(omega))[..., 0, :]
 
 
 def _pairs(x: Array, y: Array) -> None:
