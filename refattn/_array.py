@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -29,8 +30,10 @@ __all__ = [
     "fill",
     "is_array_api_obj",
     "is_numpy_array",
+    "multiply",
     "part",
     "put",
+    "room",
     "root_scale",
     "square_norm",
     "tiles",
@@ -60,9 +63,17 @@ def root_scale(scale: float | None, q: Array) -> Array:
     return constant(q.shape[-1], q) ** -0.25 if scale is None else constant(scale, q) ** 0.5
 
 
-def block_shape(x: Array) -> tuple[int, int]:
-    """Return how many queries and how many keys one block of scores holds."""
-    return _NUMPY_BLOCK if is_numpy_array(x) else _OTHER_BLOCK
+def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[int, int]:
+    """Return how many queries and how many keys one block of scores holds.
+
+    Where there are only n queries or m keys, blocks are longer the other way.
+    """
+    rows, columns = _NUMPY_BLOCK if is_numpy_array(x) else _OTHER_BLOCK
+    if m is not None and m < columns:
+        return rows * min(4, columns // max(m, 1)), columns
+    if n is not None and n < rows:
+        return rows, columns * min(4, rows // max(n, 1))
+    return rows, columns
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
@@ -106,6 +117,19 @@ def fill(x: Array, where: Array, value: float) -> Array:
         np.copyto(x, value, where=where)
         return x
     return array_namespace(x).where(where, value, x)
+
+
+def room(like: Array, size: int) -> Array | None:
+    """Memory for one `multiply` after another: on NumPy, new memory takes time to be mapped."""
+    return np.empty(size, dtype=like.dtype) if is_numpy_array(like) else None
+
+
+def multiply(x: Array, y: Array, memory: Array | None) -> Array:
+    """Multiply matrices into memory that nothing else uses, if there is any."""
+    if memory is None:
+        return x @ y
+    shape = (*broadcast_lead(x, y), x.shape[-2], y.shape[-1])
+    return np.matmul(x, y, out=memory[: math.prod(shape)].reshape(shape))
 
 
 def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:

@@ -20,15 +20,20 @@ from ._array import (
     exp,
     fill,
     group_heads,
+    is_numpy_array,
+    multiply,
     part,
     put,
+    room,
     tiles,
 )
+from ._threads import for_each
 
 __all__ = ["Attended", "attend", "merge", "softmax_attention"]
 
 
 _SUM = 64  # terms that one matrix product may add
+_THREADED = 2  # blocks of scores from which on several threads save more time than they take
 
 
 class Attended(NamedTuple):
@@ -246,20 +251,21 @@ def _attend(
     xp = array_namespace(q, k, v)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
     lead = broadcast_lead(q, k, v, bias, mask)
-    rows, columns = block or block_shape(q)
-    rows, columns, budget = max(1, min(n, rows)), max(1, min(m, columns)), rows * columns
+    rows, columns = block or block_shape(q, n, m)
+    budget = math.prod(block or block_shape(q))
+    rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
     nothing = _Mean(
         xp.zeros((1, 1), dtype=q.dtype, device=device(q)),
         xp.zeros((1, 1), dtype=q.dtype, device=device(q)),
         xp.full((1, 1), -math.inf, dtype=q.dtype, device=device(q)),
     )
 
-    def means(head: tuple[slice, ...], i: slice) -> Iterator[_Mean]:
+    def means(head: tuple[slice, ...], i: slice, memory: Array) -> Iterator[_Mean]:
         q_i = part(q, (*head, i, slice(None))) * scale
         stop = max(0, min(m, i.stop + m - n)) if causal else m
         for j in blocks(0, stop, columns):
             k_j = part(k, (*head, j, slice(None)))
-            scores = q_i @ xp.matrix_transpose(k_j)
+            scores = multiply(q_i, xp.matrix_transpose(k_j), memory)
             if key_bias is not None:
                 scores = add(scores, key_bias(k_j)[..., None, :])
             if bias is not None:
@@ -271,12 +277,25 @@ def _attend(
             yield _mean(scores, part(v, (*head, j, slice(None))), visible, xp)
 
     out, lse = _buffers(q, v, lead)
-    for head in tiles(lead, budget // (rows * columns)):
-        for i in blocks(0, n, rows):
-            parts = means(head, i)
+
+    def worker() -> Callable[[tuple[slice, ...]], None]:
+        memory = room(q, budget)
+
+        def attend_block(box: tuple[slice, ...]) -> None:
+            nonlocal out, lse
+            *head, i = box
+            parts = means(tuple(head), i, memory)
             done = _finish(reduce(partial(_combine, xp=xp), parts, next(parts, nothing)), xp)
-            out = put(out, (*head, i, slice(0, d_v)), done.out)
-            lse = put(lse, (*head, i), done.lse)
+            out = put(out, (*box, slice(0, d_v)), done.out)
+            lse = put(lse, box, done.lse)
+
+        return attend_block
+
+    boxes = (
+        (*head, i) for head in tiles(lead, budget // (rows * columns)) for i in blocks(0, n, rows)
+    )
+    large = math.prod(lead) * n * m > _THREADED * budget
+    for_each(worker, boxes, threads=large and is_numpy_array(q))
     return Attended(out, lse)
 
 
@@ -301,8 +320,11 @@ def _mean(scores: Array, v: Array, visible: Array | None, xp: Any) -> _Mean:
     if visible is not None:
         scores = xp.where(visible, scores, -math.inf)
         v, tainted = _hide(v, visible, xp)
-    weights, mass, base = _weigh(scores, xp)
-    out = _weighted_sum(weights, v) / _nonzero(mass, xp)
+    weights, base = _weigh(scores, xp)
+    one = xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))
+    total = _weighted_sum(weights, xp.concat([v, one], axis=-1), xp)
+    out, mass = total[..., :-1], total[..., -1:]
+    out = out / _nonzero(mass, xp)
     if visible is not None:
         out = xp.where(tainted, math.nan, out)
     return _Mean(out, mass, base)
@@ -319,22 +341,24 @@ def _hide(v: Array, visible: Array, xp: Any) -> tuple[Array, Array]:
     return xp.where(finite, v, 0.0), tainted
 
 
-def _weighted_sum(weights: Array, v: Array) -> Array:
-    """Multiply matrices by pairwise summation over the keys.
+def _weighted_sum(weights: Array, v: Array, xp: Any) -> Array:
+    """Multiply matrices in products of a few keys each, which are then added.
 
     A plain product may add N equal terms in turn, whose rounding errors, all of one sign, were
     seen to reach N / 9 eps.
     """
-    m = v.shape[-2]
-    if m <= _SUM:
-        return weights @ v
-    return _weighted_sum(weights[..., : m // 2], v[..., : m // 2, :]) + _weighted_sum(
-        weights[..., m // 2 :], v[..., m // 2 :, :]
-    )
+    whole = v.shape[-2] // _SUM * _SUM
+    rest = weights[..., whole:] @ v[..., whole:, :]
+    if whole == 0:
+        return rest
+    weights, v = weights[..., :whole], v[..., :whole, :]
+    weights = xp.reshape(weights, (*weights.shape[:-1], -1, _SUM))
+    v = xp.reshape(v, (*v.shape[:-2], -1, _SUM, v.shape[-1]))
+    return xp.sum(xp.moveaxis(weights, -2, -3) @ v, axis=-3) + rest
 
 
-def _weigh(scores: Array, xp: Any) -> tuple[Array, Array, Array]:
-    """Softmax weights (..., n, m), not normalised, with their sum and log scale (..., n, 1).
+def _weigh(scores: Array, xp: Any) -> tuple[Array, Array]:
+    """Softmax weights (..., n, m), not normalised, with the log of their scale (..., n, 1).
 
     Overwrites the scores on NumPy.
     """
@@ -345,8 +369,7 @@ def _weigh(scores: Array, xp: Any) -> tuple[Array, Array, Array]:
     tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
     if tiny:
         exponents = fill(exponents, exponents < math.log(tiny), -math.inf)
-    weights = exp(exponents)
-    return weights, xp.sum(weights, axis=-1, keepdims=True), base
+    return exp(exponents), base
 
 
 def _combine(a: _Mean, b: _Mean, xp: Any) -> _Mean:
@@ -371,8 +394,8 @@ def _finish(mean: _Mean, xp: Any) -> Attended:
 def _log_sum_exp(scores: Array) -> Array:
     """Reduce the last axis, which must not be empty."""
     xp = array_namespace(scores)
-    _, mass, base = _weigh(scores + 0.0, xp)  # a copy: the argument is kept
-    return _log(mass, base, xp)
+    weights, base = _weigh(scores + 0.0, xp)  # a copy: the argument is kept
+    return _log(xp.sum(weights, axis=-1, keepdims=True), base, xp)
 
 
 def _merge(a: Attended, b: Attended) -> Attended:

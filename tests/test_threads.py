@@ -1,0 +1,99 @@
+"""Blocks on several threads: same results, nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from threadpoolctl import ThreadpoolController, threadpool_limits
+
+import refattn
+from refattn._threads import _blas, for_each
+
+
+def blas_threads() -> list[int]:
+    return [library.num_threads for library in ThreadpoolController().lib_controllers]
+
+
+@pytest.fixture
+def several():
+    """BLAS with two threads, whatever the machine has."""
+    with threadpool_limits(2, user_api="blas"):
+        if max(blas_threads()) < 2:
+            pytest.skip("BLAS has one thread only")
+        yield
+
+
+@pytest.fixture
+def large():
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((3, 2, 1300, 8))
+
+
+@pytest.mark.usefixtures("several")
+def test_items_run_at_the_same_time():
+    both = threading.Barrier(2)
+    for_each(lambda: lambda item: both.wait(timeout=30) and None, range(2), threads=True)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.usefixtures("several")
+def test_every_item_is_done_once_and_every_thread_has_its_own_function(threads):
+    done, workers = [], []
+
+    def worker():
+        workers.append(threading.get_ident())
+        return done.append
+
+    for_each(worker, range(1000), threads=threads)
+    assert sorted(done) == list(range(1000))
+    assert len(workers) == (2 if threads else 1)
+
+
+@pytest.mark.usefixtures("several")
+def test_results_do_not_depend_on_threads(large):
+    parallel = refattn.attend(*large, causal=True)
+    with threadpool_limits(1, user_api="blas"):
+        alone = refattn.attend(*large, causal=True)
+    for a, b in zip(parallel, alone, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.usefixtures("several")
+def test_calls_from_several_threads_agree_and_blas_gets_its_threads_back(large):
+    before = blas_threads()
+    expected = refattn.softmax_attention(*large)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: refattn.softmax_attention(*large), range(8)))
+    for result in results:
+        np.testing.assert_array_equal(result, expected)
+    assert blas_threads() == before
+
+
+@pytest.mark.usefixtures("several")
+def test_an_error_reaches_the_caller_ends_the_other_thread_and_gives_blas_back():
+    before, done = blas_threads(), []
+
+    def function(item):
+        if item == 3:
+            raise ZeroDivisionError("item 3")
+        done.append(item)
+
+    with pytest.raises(ZeroDivisionError, match="item 3"):
+        for_each(lambda: function, iter(range(10**9)), threads=True)
+    assert len(done) < 10**7
+    assert blas_threads() == before
+
+
+@pytest.mark.usefixtures("several")
+def test_threads_see_the_error_state_of_numpy(large):
+    q, k, v = large
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        refattn.attend(q * 1e200, k * 1e200, v)
+
+
+def test_one_thread_where_there_is_no_blas_to_control(monkeypatch, large):
+    monkeypatch.setattr(_blas(), "lib_controllers", [])
+    assert refattn.softmax_attention(*large).shape == (2, 1300, 8)
