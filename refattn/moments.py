@@ -5,7 +5,7 @@ block; `merge` joins results of different machines. `shrink` and `summary` say w
 too few rows is worth, `mean_only` and `mean_plus_trace` approximate squared norms.
 
     Chan, Golub and LeVeque, Algorithms for computing the sample variance, The American
-    Statistician 37(3), 1983: merging, and centring twice.
+    Statistician 37(3), 1983: shifting, merging, and pairwise merging.
     Chen, Wiesel, Eldar and Hero, Shrinkage algorithms for MMSE covariance estimation, IEEE
     Transactions on Signal Processing 58(10), 2010, arXiv:0907.4698.
     Roy and Vetterli, The effective rank, EUSIPCO 2007.
@@ -60,7 +60,8 @@ class Moments(NamedTuple):
     mean : array, shape (..., d)
         Mean of the rows; nan for no rows.
     cov : array, shape (..., d, d)
-        Covariance with divisor N - ddof, exactly symmetric; nan where N <= ddof.
+        Covariance with divisor N - ddof; nan where N <= ddof. Symmetric bit for bit, but for
+        JAX under jit, which may fuse operations.
     ddof : int, default 1
         1 for the unbiased covariance, 0 for that of the rows as a population.
     """
@@ -149,7 +150,7 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
     Notes
     -----
     Rows are read once, in blocks, as differences from the first row, which are exact where rows
-    share their leading digits. Each block is centred twice, and blocks are joined in a binary
+    share their leading digits. Sums within a block are pairwise, and blocks are joined in a binary
     tree. The memory used beside the argument is a few blocks and one covariance for each doubling
     of their number; `x` is never copied as a whole.
 
@@ -161,8 +162,8 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
     covariance of exactly 0. Covariances within a factor 1e4 of the smallest normal number may
     lose digits; where the square of a difference from the first row overflows, so may they.
 
-    NaN or infinity in a feature makes nan of its mean and of its row and column of the
-    covariance, in its own head only.
+    NaN or infinity in a feature makes its mean nan or infinite and its row and column of the
+    covariance nan, in its own head only.
 
     Examples
     --------
@@ -526,14 +527,13 @@ def _blocks(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[Array]:
 def _part(y: Array) -> _Part:
     """Compute the moments of one block of our own temporary rows (..., b, d)."""
     xp, n = array_namespace(y), y.shape[-2]
-    rough = _mean(y)
-    y = add(y, -rough)
-    rest = _mean(y)  # what rounding left of the mean
+    mean = _mean(y)
     # A power of 2, exact, that keeps the sum of b squares finite where their mean is.
     half = 2.0 ** -((n.bit_length() + 1) // 2)
-    y = add(y, -rest) * half
+    y = add(y, -mean) * half
     cov = _weighted_sum(xp.matrix_transpose(y), y) / (2 * n * half * half)
-    return _Part(n, (rough + rest)[..., 0, :], cov + xp.matrix_transpose(cov))
+    # Products of some libraries are symmetric but for rounding.
+    return _Part(n, mean[..., 0, :], cov + xp.matrix_transpose(cov))
 
 
 def _mean(y: Array) -> Array:
