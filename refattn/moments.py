@@ -338,8 +338,9 @@ def shrinkage_intensity(m: Moments) -> Array:
     Notes
     -----
     It needs the covariance and the count only, and so works on merged moments and on data that
-    are gone. The intensity of Ledoit and Wolf (2004) needs fourth moments of the rows. The
-    intensity is derived for Gaussian rows.
+    are gone. The intensity of Ledoit and Wolf (2004) needs fourth moments of the rows. This
+    one is derived for Gaussian rows and lowers the mean squared error; where one direction
+    dominates, that gain is small and comes from few of the draws.
 
     Examples
     --------
