@@ -9,7 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attention, diagnostics, estimators, features, kernels, sampling, streaming
+    from . import (
+        attention,
+        diagnostics,
+        estimators,
+        features,
+        kernels,
+        moments,
+        sampling,
+        streaming,
+    )
     from .attention import Attended, attend, merge, softmax_attention
     from .estimators import (
         importance_sampled_attention,
@@ -48,6 +57,7 @@ __all__ = [
     "linear_randomized_attention",
     "mean_of_ratios_attention",
     "merge",
+    "moments",
     "random_feature_attention",
     "randomized_attention",
     "sampling",

@@ -12,8 +12,12 @@ from array_api_compat import (
     array_namespace,
     device,
     is_array_api_obj,
+    is_cupy_array,
+    is_dask_array,
     is_jax_array,
     is_numpy_array,
+    is_torch_array,
+    to_device,
 )
 
 Array = Any  # any array of a library that array_api_compat knows; shapes are in the docstrings
@@ -37,6 +41,7 @@ __all__ = [
     "root_scale",
     "square_norm",
     "tiles",
+    "to_host",
 ]
 
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
@@ -50,6 +55,15 @@ def constant(value: Any, like: Array) -> Array:
     if is_array_api_obj(value) and not is_numpy_array(value):
         return xp.astype(value, like.dtype)
     return xp.asarray(value, dtype=like.dtype, device=device(like))
+
+
+def to_host(x: Array) -> Any:
+    """Bring an array of any library, on any device, to NumPy in float64; Dask computes it."""
+    if is_torch_array(x) or is_cupy_array(x):
+        x = to_device(x, "cpu")
+    elif not (is_numpy_array(x) or is_jax_array(x) or is_dask_array(x)):
+        x = np.from_dlpack(x, device="cpu")
+    return np.asarray(x, dtype=np.float64)
 
 
 def square_norm(x: Array) -> Array:

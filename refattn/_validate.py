@@ -153,6 +153,76 @@ def states(**pairs: tuple[Array, Array]) -> None:
             )
 
 
+def row_axes(name: str, x: Array, axis: Any) -> tuple[int, ...]:
+    """Check the axes of the rows of `x`, an array (..., d), and return them in ascending order."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    for i in axes:
+        if isinstance(i, bool | np.bool_) or not isinstance(i, Integral):
+            raise TypeError(
+                f"`axis` must be an integer or a tuple of integers, got {_describe(i)}."
+            )
+    found = sorted({int(i) + x.ndim if i < 0 else int(i) for i in axes})
+    if not axes or len(found) < len(axes) or found[0] < 0 or found[-1] >= x.ndim - 1:
+        raise ValueError(
+            f"`axis` must name one or more axes of `{name}`, each once and never the last, "
+            f"got {axis} for shape {_shape(x)}."
+        )
+    if x.shape[-1] == 0:
+        raise ValueError(f"`{name}` must have rows of length d >= 1, got shape {_shape(x)}.")
+    return tuple(found)
+
+
+def rows(name: str, x: Array, pooled: int, first: str, head: Array) -> None:
+    """Check that rows (..., *pooled, d) may join those of `head`, an array (..., 0, d)."""
+    arrays(2, **{first: head, name: x})
+    axes, found = ((*_shape(y)[: -1 - n], y.shape[-1]) for y, n in ((head, 1), (x, pooled)))
+    if found != axes:
+        raise ValueError(
+            f"`{name}` must have the axes of `{first}` beside those in `axis`, {axes}, got {found}."
+        )
+
+
+def iterable(name: str, values: Any) -> None:
+    """Check an iterable of arrays."""
+    if not isinstance(values, Iterable):
+        raise TypeError(f"`{name}` must be an iterable of arrays, got {_describe(values)}.")
+
+
+def ddof(name: str, value: Any) -> None:
+    """Check what is subtracted from the count."""
+    non_negative_integer(name, value)
+    if value > 1:
+        raise ValueError(f"`{name}` must be 0 or 1, got {value}.")
+
+
+def moments(**named: Any) -> None:
+    """Check results of `moments.estimate`; of several, that they may be merged."""
+    from .moments import Moments  # it imports this module
+
+    for name, m in named.items():
+        if not isinstance(m, Moments):
+            raise TypeError(f"`{name}` must be a Moments, got {_describe(m)}.")
+        non_negative_integer(f"{name}.count", m.count)
+        ddof(f"{name}.ddof", m.ddof)
+        arrays(1, **{f"{name}.mean": m.mean, f"{name}.cov": m.cov})
+        shape = _shape(m.mean)
+        if shape[-1] == 0 or _shape(m.cov) != (*shape, shape[-1]):
+            raise ValueError(
+                f"`{name}.mean` and `{name}.cov` must have shapes (..., d) and (..., d, d) with "
+                f"d >= 1, got {shape} and {_shape(m.cov)}."
+            )
+    (first, head), *rest = named.items()
+    for name, m in rest:
+        arrays(1, **{f"{first}.mean": head.mean, f"{name}.mean": m.mean})
+        if m.ddof != head.ddof:
+            raise ValueError(f"`{name}.ddof` must equal `{first}.ddof`, {head.ddof}, got {m.ddof}.")
+        if _shape(m.mean) != _shape(head.mean):
+            raise ValueError(
+                f"`{name}.mean` must have the shape of `{first}.mean`, {_shape(head.mean)}, "
+                f"got {_shape(m.mean)}."
+            )
+
+
 def boolean(name: str, x: Any, first: str, head: Array) -> None:
     """Check a boolean array that goes with `head`."""
     is_array(name, x)

@@ -1,0 +1,597 @@
+r"""Mean and covariance of queries or keys, in one pass and mergeable, and what follows from them.
+
+`estimate` reads an array (or a file mapped into memory) and `estimate_chunks` a stream, block by
+block; `merge` joins results of different machines. `shrink` and `summary` say what a covariance of
+too few rows is worth, `mean_only` and `mean_plus_trace` approximate squared norms.
+
+    Chan, Golub and LeVeque, Algorithms for computing the sample variance, The American
+    Statistician 37(3), 1983: shifting, merging, and pairwise merging.
+    Chen, Wiesel, Eldar and Hero, Shrinkage algorithms for MMSE covariance estimation, IEEE
+    Transactions on Signal Processing 58(10), 2010, arXiv:0907.4698.
+    Roy and Vetterli, The effective rank, EUSIPCO 2007.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import entr
+
+from . import _validate
+from ._array import (
+    Array,
+    add,
+    array_namespace,
+    block_shape,
+    constant,
+    device,
+    part,
+    square_norm,
+    tiles,
+    to_host,
+)
+from .attention import _nonzero, _weighted_sum
+
+__all__ = [
+    "Moments",
+    "Summary",
+    "estimate",
+    "estimate_chunks",
+    "mean_only",
+    "mean_plus_trace",
+    "merge",
+    "shrink",
+    "shrinkage_intensity",
+    "summary",
+]
+
+
+class Moments(NamedTuple):
+    """Mean and covariance of some rows, with what it takes to merge them with those of others.
+
+    Attributes
+    ----------
+    count : int
+        Number of rows, N; the same for every head, and a Python int also under tracing.
+    mean : array, shape (..., d)
+        Mean of the rows; nan for no rows.
+    cov : array, shape (..., d, d)
+        Covariance with divisor N - ddof; nan where N <= ddof. Symmetric bit for bit, but for
+        JAX under jit, which may fuse operations.
+    ddof : int, default 1
+        1 for the unbiased covariance, 0 for that of the rows as a population.
+    """
+
+    count: int  # type: ignore[assignment]  # it hides tuple.count
+    mean: Array
+    cov: Array
+    ddof: int = 1
+
+
+class Summary(NamedTuple):
+    """What a covariance is worth, on the host and in float64.
+
+    Attributes
+    ----------
+    count : int
+        Number of rows, N.
+    advised_count : int
+        d^2: reference 002 advises N > d^2.
+    enough : bool
+        Whether N > d^2.
+    eigenvalues : ndarray, shape (..., d)
+        Eigenvalues of the covariance, largest first.
+    condition : ndarray, shape (...)
+        Largest eigenvalue over the smallest; inf for a singular covariance, nan for 0.
+    effective_rank : ndarray, shape (...)
+        exp of the entropy of eigenvalues / trace, from 1 to d; nan for a covariance of 0.
+    mean_norm : ndarray, shape (...)
+        Length of the mean.
+    trace : ndarray, shape (...)
+        Trace of the covariance.
+    """
+
+    count: int  # type: ignore[assignment]  # it hides tuple.count
+    advised_count: int
+    enough: bool
+    eigenvalues: Any
+    condition: Any
+    effective_rank: Any
+    mean_norm: Any
+    trace: Any
+
+
+class _Part(NamedTuple):
+    """Moments with divisor N, so that sums never overflow where the covariance does not."""
+
+    size: int
+    mean: Array  # (..., d)
+    cov: Array  # (..., d, d)
+
+
+def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Moments:
+    r"""Estimate the mean and the covariance of rows.
+
+    .. math::
+        \hat\mu = \frac{1}{N} \sum_{i=1}^N x_i, \qquad
+        \hat\Sigma = \frac{1}{N - \mathrm{ddof}} \sum_{i=1}^N
+                     (x_i - \hat\mu)(x_i - \hat\mu)^\top
+
+    Reference 002, eqs. (1) and (2). (The references are listed in the README.)
+
+    Parameters
+    ----------
+    x : array, shape (..., N, d), float32 or float64
+        Queries or keys. On NumPy, longdouble too, and an `np.memmap` larger than memory.
+    axis : int or tuple of int, default -2
+        Where the rows are: any axes but the last, which holds the features. With (0, -2), an
+        array (texts, heads, tokens, d) gives the moments of each head over texts and tokens.
+    ddof : int, default 1
+        1 for the unbiased estimate of reference 002, 0 for the maximum-likelihood one.
+
+    Returns
+    -------
+    Moments
+        `mean`, shape (..., d), and `cov`, shape (..., d, d), over the axes not in `axis`, with
+        the namespace, dtype and device of `x`. No rows: both nan. One row and ddof 1: `cov` nan.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not an array or has a dtype other than those above, or if `axis` or `ddof` are
+        not integers.
+    ValueError
+        If `axis` is not an axis of rows, rows have length 0, or `ddof` is neither 0 nor 1.
+
+    Notes
+    -----
+    Rows are read once, in blocks, as differences from the first row, which are exact where rows
+    share their leading digits. Sums within a block are pairwise, and blocks are joined in a binary
+    tree. The memory used beside the argument is a few blocks and one covariance for each doubling
+    of their number; `x` is never copied as a whole.
+
+    Against exact arithmetic on the same floats, with s_i the exact standard deviation of feature
+    i and z_i = |x_0i - mean_i| / s_i the distance of the first row from the mean, the error of
+    cov_ij is at most C eps (1 + max(z_i, z_j)) s_i s_j and that of mean_i at most
+    C eps (|mean_i| + (1 + z_i) s_i), with C = 16 asserted by the tests and far less seen:
+    independent of N and, for the covariance, of the mean. Rows that are all equal have a
+    covariance of exactly 0. Covariances within a factor 1e4 of the smallest normal number may
+    lose digits; where the square of a difference from the first row overflows, so may they.
+
+    NaN or infinity in a feature makes its mean nan or infinite and its row and column of the
+    covariance nan, in its own head only.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import moments
+    >>> m = moments.estimate(np.array([[1e8, 3.0], [1e8 + 2.0, 5.0]]))
+    >>> m.count, m.mean
+    (2, array([1.00000001e+08, 4.00000000e+00]))
+    >>> m.cov
+    array([[2., 2.],
+           [2., 2.]])
+    """
+    return _estimate([("x", x)], axis, ddof)
+
+
+def estimate_chunks(
+    chunks: Iterable[Array], *, axis: int | tuple[int, ...] = -2, ddof: int = 1
+) -> Moments:
+    r"""Estimate the mean and the covariance of rows that come in several arrays.
+
+    The formula of `estimate` over the rows of all arrays. They are taken one at a time and let
+    go when the next has come: data larger than memory may be generated, read or sliced from a file
+    on the way, and one buffer may serve for all.
+
+    Parameters
+    ----------
+    chunks : iterable of arrays, each of shape (..., n_i, d), float32 or float64
+        All of one library, dtype and device, and of one shape but for the lengths along `axis`,
+        which may differ and be 0.
+    axis, ddof
+        As in `estimate`.
+
+    Returns
+    -------
+    Moments
+        As from `estimate` of the concatenation along `axis`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `estimate`; also if `chunks` is not iterable, yields nothing, or yields arrays that
+        do not match the first.
+
+    Notes
+    -----
+    The accuracy is that of `estimate`: differences are taken from the first row of all.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import moments
+    >>> chunks = (np.full((1, 1), 2.0 * i) for i in range(2))
+    >>> moments.estimate_chunks(chunks)
+    Moments(count=2, mean=array([1.]), cov=array([[2.]]), ddof=1)
+    """
+    _validate.iterable("chunks", chunks)
+    return _estimate(((f"chunks[{i}]", x) for i, x in enumerate(chunks)), axis, ddof)
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    r"""Combine the moments of two disjoint sets of rows.
+
+    .. math::
+        N = N_a + N_b, \qquad \delta = \mu_b - \mu_a, \qquad
+        \mu = \mu_a + \frac{N_b}{N} \delta, \qquad
+        M = M_a + M_b + \frac{N_a N_b}{N} \delta \delta^\top
+
+    with M = (N - ddof) cov the scatter: Chan, Golub and LeVeque. Associative and commutative,
+    with any Moments of count 0 as identity.
+
+    Parameters
+    ----------
+    a, b : Moments
+        Of one shape, namespace, dtype, device and ddof. The covariance of a single row, nan with
+        ddof 1, counts as 0: the row has no scatter.
+
+    Returns
+    -------
+    Moments
+        As if estimated from both sets at once.
+
+    Raises
+    ------
+    TypeError
+        If `a` or `b` is not a Moments of arrays of one library and one dtype.
+    ValueError
+        If shapes, devices or `ddof` differ.
+
+    Notes
+    -----
+    The means are known to their own rounding only, so that an error of eps |mean_i| / s_i joins
+    that of `estimate`. Where rows share many leading digits, prefer `estimate_chunks`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import moments
+    >>> x = np.array([[1.0], [3.0]])
+    >>> moments.merge(moments.estimate(x[:1]), moments.estimate(x[1:]))
+    Moments(count=2, mean=array([2.]), cov=array([[2.]]), ddof=1)
+    """
+    _validate.moments(a=a, b=b)
+    return _moments(_join(_part_of(a), _part_of(b)), a.ddof)
+
+
+def shrink(m: Moments) -> Moments:
+    r"""Shrink the covariance towards a multiple of the identity.
+
+    .. math:: \tilde\Sigma = (1 - \rho) \hat\Sigma + \rho \, \frac{\mathrm{tr}\,\hat\Sigma}{d} I
+
+    Chen, Wiesel, Eldar and Hero, eq. (4), with the intensity of `shrinkage_intensity`.
+
+    Parameters
+    ----------
+    m : Moments
+        Of at least 2 rows; with fewer the covariance stays what it is.
+
+    Returns
+    -------
+    Moments
+        With the shrunk covariance and all else unchanged; the trace is kept. Positive definite
+        also for N <= d, unless all rows are equal: then it is 0. Merge first and shrink last: the
+        covariance of the rows cannot be recovered from the result.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, or its fields do not match.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import moments
+    >>> moments.shrink(moments.estimate(np.array([[1.0, 1.0], [3.0, 3.0]]))).cov
+    array([[2., 0.],
+           [0., 2.]])
+    """
+    _validate.moments(m=m)
+    xp, d = array_namespace(m.cov), m.cov.shape[-1]
+    rho = _intensity(m)[..., None, None]
+    sphere = (_trace(m.cov) / d)[..., None, None] * _eye(m.cov)
+    return m._replace(cov=xp.where(rho == 1, sphere, m.cov + rho * (sphere - m.cov)))
+
+
+def shrinkage_intensity(m: Moments) -> Array:
+    r"""Compute the intensity of Oracle Approximating Shrinkage.
+
+    .. math::
+        \rho = \min\Bigl(1, \frac{(1 - 2/d)\, \mathrm{tr}(\Sigma^2) + \mathrm{tr}^2(\Sigma)}
+               {(n + 1 - 2/d) (\mathrm{tr}(\Sigma^2) - \mathrm{tr}^2(\Sigma) / d)}\Bigr),
+        \qquad n = N - 1
+
+    Chen, Wiesel, Eldar and Hero, eq. (23). They take the mean to be known; of N rows whose mean is
+    estimated N - 1 degrees of freedom remain. The intensity does not depend on the scale of the
+    covariance, hence not on ddof.
+
+    Parameters
+    ----------
+    m : Moments
+        Of at least 2 rows; with fewer the intensity is nan where the covariance is.
+
+    Returns
+    -------
+    array, shape (...)
+        From 0 to 1; 1 where the covariance is already a multiple of the identity, 0 included.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, or its fields do not match.
+
+    Notes
+    -----
+    It needs the covariance and the count only, and so works on merged moments and on data that
+    are gone. The intensity of Ledoit and Wolf (2004) needs fourth moments of the rows. This
+    one is derived for Gaussian rows and lowers the mean squared error; where one direction
+    dominates, that gain is small and comes from few of the draws.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import moments
+    >>> moments.shrinkage_intensity(moments.Moments(11, np.zeros(2), np.diag([1.0, 3.0])))
+    array(0.8)
+    """
+    _validate.moments(m=m)
+    return _intensity(m)
+
+
+def summary(m: Moments) -> Summary:
+    r"""Say what the moments are worth: number of rows, eigenvalues, condition, effective rank.
+
+    .. math:: \mathrm{erank} = \exp\Bigl(-\sum_i p_i \log p_i\Bigr),
+              \qquad p_i = \lambda_i / \textstyle\sum_j \lambda_j
+
+    Roy and Vetterli (2007), definition 1. Reference 002, section I, advises N > d^2 rows.
+
+    Parameters
+    ----------
+    m : Moments
+        Of any library; Dask arrays are computed.
+
+    Returns
+    -------
+    Summary
+        NumPy arrays in float64, whatever the library and dtype of `m`; nan for heads whose
+        covariance is not finite.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, or its fields do not match.
+
+    Notes
+    -----
+    A covariance has no negative eigenvalues: those that rounding makes are given as 0. All
+    eigenvalues carry the rounding of the dtype of `m` times the largest one, so that a condition
+    above 1 / eps says no more than that.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import moments
+    >>> s = moments.summary(moments.Moments(11, np.array([3.0, 4.0]), np.diag([1.0, 4.0])))
+    >>> s.advised_count, s.enough, s.eigenvalues
+    (4, True, array([4., 1.]))
+    >>> float(s.condition), round(float(s.effective_rank), 4), float(s.mean_norm), float(s.trace)
+    (4.0, 1.6494, 5.0, 5.0)
+    """
+    _validate.moments(m=m)
+    mean, cov = to_host(m.mean), to_host(m.cov)
+    d = mean.shape[-1]
+    finite = np.all(np.isfinite(cov), axis=(-2, -1), keepdims=True)
+    values = np.maximum(np.linalg.eigvalsh(np.where(finite, cov, 0.0))[..., ::-1], 0.0)
+    values = np.where(finite[..., 0], values, math.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):  # singular: inf, and 0: nan
+        condition = values[..., 0] / values[..., -1]
+        shares = values / np.sum(values, axis=-1, keepdims=True)
+    return Summary(
+        count=m.count,
+        advised_count=d * d,
+        enough=m.count > d * d,
+        eigenvalues=values,
+        condition=condition,
+        effective_rank=np.exp(np.sum(entr(shares), axis=-1)),
+        mean_norm=np.hypot.reduce(mean, axis=-1),  # squares may overflow
+        trace=np.trace(cov, axis1=-2, axis2=-1),
+    )
+
+
+def mean_only(m: Moments) -> Array:
+    r"""Approximate the squared norm of a row by that of the mean.
+
+    .. math:: q' = |\hat\mu|^2
+
+    Reference 002, eqs. (14) and (15), and the text between (13) and (14). Its eq. (13) says
+    otherwise: see `mean_plus_trace`.
+
+    Parameters
+    ----------
+    m : Moments
+        Of queries or keys.
+
+    Returns
+    -------
+    array, shape (...)
+        With the namespace, dtype and device of `m.mean`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, or its fields do not match.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import moments
+    >>> m = moments.Moments(11, np.array([3.0, 4.0]), np.eye(2))
+    >>> float(moments.mean_only(m)), float(moments.mean_plus_trace(m))
+    (25.0, 27.0)
+    """
+    _validate.moments(m=m)
+    return square_norm(m.mean)
+
+
+def mean_plus_trace(m: Moments) -> Array:
+    r"""Approximate the squared norm of a row by its expectation.
+
+    .. math:: E|x|^2 = |\hat\mu|^2 + \mathrm{tr}\,\hat\Sigma
+
+    Reference 002, eq. (13). With ddof 0 this is the average squared norm of the rows. Its eqs.
+    (14) and (15) leave the trace out: see `mean_only`.
+
+    Parameters
+    ----------
+    m : Moments
+        Of queries or keys.
+
+    Returns
+    -------
+    array, shape (...)
+        With the namespace, dtype and device of `m.mean`; nan where the covariance is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, or its fields do not match.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import moments
+    >>> x = np.array([[1.0, 0.0], [3.0, 2.0]])
+    >>> moments.mean_plus_trace(moments.estimate(x, ddof=0)), np.mean(np.sum(x * x, axis=-1))
+    (np.float64(7.0), np.float64(7.0))
+    """
+    _validate.moments(m=m)
+    return square_norm(m.mean) + _trace(m.cov)
+
+
+def _estimate(named: Iterable[tuple[str, Array]], axis: Any, ddof: int) -> Moments:
+    """Fold the rows of arrays, which come with the names that messages call them."""
+    _validate.ddof("ddof", ddof)
+    blocks = _blocks(named, axis)
+    empty = next(blocks, None)
+    if empty is None:
+        raise ValueError("`chunks` must yield at least one array, got none.")
+    xp, origin, stack = array_namespace(empty), empty, list[_Part]()
+    for i, block in enumerate(blocks, 1):
+        if i == 1:
+            origin = block[..., :1, :] + 0.0  # a copy: the chunk may be overwritten
+        stack.append(_part(block - origin))
+        while i % 2 == 0:  # a binary tree, as in pairwise summation: its depth bounds the error
+            last = stack.pop()
+            stack.append(_join(stack.pop(), last))
+            i //= 2
+    zeros = xp.sum(empty, axis=-2)
+    total = reduce(_join, reversed(stack), _Part(0, zeros, _outer(zeros)))
+    return _moments(total._replace(mean=total.mean + xp.sum(origin, axis=-2)), ddof)
+
+
+def _blocks(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[Array]:
+    """Check arrays and cut their rows into blocks (..., b, d), after one that is empty."""
+    first, head = "", None
+    for name, x in named:
+        _validate.arrays(2, **{name: x})
+        pooled = _validate.row_axes(name, x, axis)
+        kept = tuple(i for i in range(x.ndim - 1) if i not in pooled)
+        xp, lead, d = array_namespace(x), tuple(x.shape[i] for i in kept), x.shape[-1]
+        if head is None:
+            first, head = name, xp.zeros((*lead, 0, d), dtype=x.dtype, device=device(x))
+            yield head
+        x = xp.permute_dims(x, (*kept, *pooled, x.ndim - 1))
+        _validate.rows(name, x, len(pooled), first, head)
+        # d rows take the room of the result; with less, small products would dominate.
+        size = max(d, math.prod(block_shape(x)) // max(1, math.prod(lead) * d))
+        for box in tiles(x.shape[len(lead) : -1], size):
+            block = part(x, (*box, slice(None)))
+            yield xp.reshape(block, (*lead, math.prod(block.shape[len(lead) : -1]), d))
+
+
+def _part(y: Array) -> _Part:
+    """Compute the moments of one block of our own temporary rows (..., b, d)."""
+    xp, n = array_namespace(y), y.shape[-2]
+    mean = _mean(y)
+    # A power of 2, exact, that keeps the sum of b squares finite where their mean is.
+    half = 2.0 ** -((n.bit_length() + 1) // 2)
+    y = add(y, -mean) * half
+    cov = _weighted_sum(xp.matrix_transpose(y), y) / (2 * n * half * half)
+    # Products of some libraries are symmetric but for rounding.
+    return _Part(n, mean[..., 0, :], cov + xp.matrix_transpose(cov))
+
+
+def _mean(y: Array) -> Array:
+    """Average rows (..., b, d) by pairwise summation: (..., 1, d)."""
+    ones = array_namespace(y).ones((1, y.shape[-2]), dtype=y.dtype, device=device(y))
+    return _weighted_sum(ones, y) / y.shape[-2]
+
+
+def _join(a: _Part, b: _Part) -> _Part:
+    """Merge the moments of two sets of rows."""
+    if a.size == 0 or b.size == 0:
+        return a if a.size else b
+    n = a.size + b.size
+    share_a, share_b = (constant(x.size, x.mean) / n for x in (a, b))
+    delta = b.mean - a.mean
+    between = _outer(delta * (share_a * share_b) ** 0.5)
+    return _Part(n, a.mean + share_b * delta, share_a * a.cov + share_b * b.cov + between)
+
+
+def _moments(p: _Part, ddof: int) -> Moments:
+    """Divide by N - ddof instead of N; nan where that is not positive."""
+    mean = p.mean if p.size > 0 else p.mean + math.nan
+    unbiased = constant(p.size, p.cov) / (p.size - ddof) if p.size > ddof else math.nan
+    return Moments(p.size, mean, p.cov * unbiased, ddof)
+
+
+def _part_of(m: Moments) -> _Part:
+    """Undo `_moments`: a single row has no scatter, whatever its covariance."""
+    if m.count <= m.ddof:
+        return _Part(m.count, m.mean, array_namespace(m.cov).zeros_like(m.cov))
+    return _Part(m.count, m.mean, m.cov * (constant(m.count - m.ddof, m.cov) / m.count))
+
+
+def _outer(x: Array) -> Array:
+    """Multiply vectors (..., d) with themselves: (..., d, d)."""
+    return x[..., :, None] * x[..., None, :]
+
+
+def _intensity(m: Moments) -> Array:
+    """`shrinkage_intensity` with a trusted argument."""
+    xp, d = array_namespace(m.cov), m.cov.shape[-1]
+    # Divided by its trace, the covariance has squares that neither overflow nor vanish.
+    p = m.cov / _nonzero(_trace(m.cov), xp)[..., None, None]
+    trace, two = _trace(p), constant(2, p)
+    squares = xp.sum(p * p, axis=(-2, -1))
+    # tr(p^2) - tr(p)^2 / d, without the cancellation
+    off = p - (trace / d)[..., None, None] * _eye(p)
+    spread = xp.sum(off * off, axis=(-2, -1))
+    rho = ((1 - two / d) * squares + trace**2) / ((m.count - two / d) * _nonzero(spread, xp))
+    return xp.where((spread == 0) | (rho > 1), 1.0, rho)
+
+
+def _trace(cov: Array) -> Array:
+    """Sum the diagonals of matrices (..., d, d)."""
+    return array_namespace(cov).sum(cov * _eye(cov), axis=(-2, -1))
+
+
+def _eye(cov: Array) -> Array:
+    """Identity matrix of the size of `cov`."""
+    return array_namespace(cov).eye(cov.shape[-1], dtype=cov.dtype, device=device(cov))
