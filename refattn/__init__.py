@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         moments,
         sampling,
         streaming,
+        theory,
     )
     from .attention import Attended, attend, merge, softmax_attention
     from .estimators import (
@@ -63,6 +64,7 @@ __all__ = [
     "sampling",
     "softmax_attention",
     "streaming",
+    "theory",
 ]
 
 

@@ -322,7 +322,7 @@ def _mean(scores: Array, v: Array, visible: Array | None, xp: Any) -> _Mean:
         v, tainted = _hide(v, visible, xp)
     weights, base = _weigh(scores, xp)
     one = xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))
-    total = _weighted_sum(weights, xp.concat([v, one], axis=-1), xp)
+    total = _weighted_sum(weights, xp.concat([v, one], axis=-1))
     out, mass = total[..., :-1], total[..., -1:]
     out = out / _nonzero(mass, xp)
     if visible is not None:
@@ -341,13 +341,13 @@ def _hide(v: Array, visible: Array, xp: Any) -> tuple[Array, Array]:
     return xp.where(finite, v, 0.0), tainted
 
 
-def _weighted_sum(weights: Array, v: Array, xp: Any) -> Array:
+def _weighted_sum(weights: Array, v: Array) -> Array:
     """Multiply matrices in products of a few keys each, which are then added.
 
     A plain product may add N equal terms in turn, whose rounding errors, all of one sign, were
     seen to reach N / 9 eps.
     """
-    whole = v.shape[-2] // _SUM * _SUM
+    xp, whole = array_namespace(v), v.shape[-2] // _SUM * _SUM
     rest = weights[..., whole:] @ v[..., whole:, :]
     if whole == 0:
         return rest
