@@ -1010,7 +1010,8 @@ class _Pair:
     @property
     def block(self) -> int:
         """How many frequencies depend on each other."""
-        return {"iid": 1, "antithetic": 2}.get(self.coupling, self.d)
+        sizes = {"iid": 1, "antithetic": 2}
+        return sizes.get(self.coupling, int(self.d))
 
     def mean(self) -> tuple[Floats, Floats]:
         """Sign and log of E estimate / kappa."""
