@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import (
+        adapt,
         attention,
         diagnostics,
         estimators,
@@ -47,6 +48,7 @@ _HOME = {
 
 __all__ = [
     "Attended",
+    "adapt",
     "attend",
     "attention",
     "diagnostics",

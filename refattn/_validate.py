@@ -373,8 +373,7 @@ def host(name: str, x: Any, rule: str, min_ndim: int) -> Any:
 
 def covariance(name: str, cov: Any, d: int) -> None:
     """Check symmetric positive definite matrices (..., d, d) on the host."""
-    if cov.shape[-2:] != (d, d):
-        raise ValueError(f"`{name}` must have shape (..., {d}, {d}), got {cov.shape}.")
+    square(name, cov, d)
     if np.any(np.abs(cov - np.swapaxes(cov, -1, -2)) > 1e-8 * np.max(np.abs(cov))):
         worst = np.max(np.abs(cov - np.swapaxes(cov, -1, -2)))
         raise ValueError(f"`{name}` must be symmetric, got a mirrored pair {worst:.3g} apart.")
@@ -386,6 +385,21 @@ def covariance(name: str, cov: Any, d: int) -> None:
             f"`{name}` must be positive definite, got a matrix that is not: {where}smallest "
             f"eigenvalue {np.min(smallest):.3g}."
         )
+
+
+def square(name: str, x: Any, d: int | None = None) -> None:
+    """Check the shape of square matrices (..., d, d)."""
+    d = x.shape[-1] if d is None else d
+    if x.shape[-2:] != (d, d):
+        raise ValueError(f"`{name}` must have shape (..., {d}, {d}), got {x.shape}.")
+
+
+def invertible(name: str, x: Any, d: int) -> None:
+    """Check square matrices (..., d, d) that have an inverse, on the host."""
+    square(name, x, d)
+    smallest = np.linalg.svd(x, compute_uv=False)[..., -1]
+    if np.any(smallest == 0):
+        raise ValueError(f"`{name}` must be invertible, got a singular matrix.")
 
 
 def real(name: str, value: Any, *, positive: bool = False, optional: bool = False) -> Any:

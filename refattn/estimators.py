@@ -120,7 +120,7 @@ def random_feature_attention(
         N(0, I) by default; see `sampling.draw`. Heads share frequencies unless the proposal is a
         batch.
     proposal : sampling.Gaussian or sampling.Mixture, optional
-        See `coupling`.
+        See `coupling`. Queries and keys are put into its gauge, if it has one (`adapt.fit`).
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of the drawn frequencies.
     scale : float, optional
@@ -170,6 +170,7 @@ def random_feature_attention(
     """
     scale, mask = _check(q, k, v, scale, mask, causal)
     _validate.choice("features", features, FEATURES)
+    q, k = _change_gauge(q, k, proposal)
     omega, log_weight = _frequencies(
         q, k, v, omega, log_weight, num_features, "num_features", coupling, proposal, rng
     )
@@ -412,6 +413,7 @@ def linear_randomized_attention(
     weighting: str = "balance",
     beta: float = 1.0,
     antithetic: bool = False,
+    proposal: sampling.Gaussian | None = None,
     rng: Any = None,
     scale: float | None = None,
     mask: Array | None = None,
@@ -460,6 +462,9 @@ def linear_randomized_attention(
         Strength of the dependence on the query.
     antithetic : bool, default False
         Draw omega_c = mu_c + z and mu_c - z for each proposal: S = 2 C.
+    proposal : sampling.Gaussian, optional
+        What `adapt.fit` returns: queries and keys are put into its gauge first, in which `centres`
+        and `omega` are then given and chunk means taken. Its mean and covariance are not used.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of the drawn frequencies.
     mask : array of bool, broadcasting to (..., n, m), optional
@@ -505,6 +510,9 @@ def linear_randomized_attention(
     beta = _validate.real("beta", beta)
     _validate.flag("antithetic", antithetic)
     count, repeats = _count_proposals(q, k, num_proposals, centres, omega, antithetic)
+    if proposal is not None:
+        _validate.gaussians("proposal", [proposal])
+    q, k = _change_gauge(q, k, proposal)
     if causal:
         _validate.causal_proposals(centres, weighting, mask)
     lead, d = _validate.lead(q, k, v), q.shape[-1]
@@ -922,6 +930,13 @@ def _per_query(
         out = put(out, (*head, i, whole), done.out)
         lse = put(lse, (*head, i), done.lse)
     return Attended(out, lse)
+
+
+def _change_gauge(q: Array, k: Array, proposal: Any) -> tuple[Array, Array]:
+    """Queries and keys in the gauge of the proposal, if it has one."""
+    if not isinstance(proposal, sampling.Gaussian):
+        return q, k
+    return proposal.change_gauge(q, k)
 
 
 def _cat(a: Array, b: Array, axis: int) -> Array:

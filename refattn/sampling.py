@@ -27,6 +27,7 @@ from ._array import (
     constant,
     device,
     group_heads,
+    head_counts,
     part,
     put,
     root_scale,
@@ -94,14 +95,17 @@ class Gaussian:
     cov : array_like, shape (..., d, d), optional
         Covariances, symmetric positive definite; the identity by default. Importance weights
         have finite variance only if every eigenvalue exceeds 1/2 (`draw` warns otherwise).
+    gauge : array_like, shape (..., d, d), optional
+        Invertible matrices A: the frequencies are for queries A q and keys A^{-T} k, which have
+        the same products. Estimators that take the proposal change the gauge; see `adapt.fit`.
 
     Raises
     ------
     TypeError
         If an argument does not hold real numbers.
     ValueError
-        If shapes do not match, a value is not finite, or a covariance is not symmetric positive
-        definite.
+        If shapes do not match, a value is not finite, a covariance is not symmetric positive
+        definite, or a gauge is singular.
 
     Examples
     --------
@@ -114,6 +118,7 @@ class Gaussian:
 
     mean: Floats
     cov: Floats | None = None
+    gauge: Floats | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", _validate.host("mean", self.mean, "(..., d)", 1))
@@ -122,6 +127,11 @@ class Gaussian:
             _validate.covariance("cov", cov, self.d)
             object.__setattr__(self, "cov", (cov + np.swapaxes(cov, -1, -2)) / 2)
             _validate.leading("mean", self.mean[..., None, :], "cov", cov)
+        if self.gauge is not None:
+            gauge = _validate.host("gauge", self.gauge, "(..., d, d)", 2)
+            _validate.invertible("gauge", gauge, self.d)
+            _validate.leading("mean", self.mean[..., None, :], "gauge", gauge)
+            object.__setattr__(self, "gauge", gauge)
 
     @property
     def d(self) -> int:
@@ -139,6 +149,25 @@ class Gaussian:
         cov = np.eye(self.d) if self.cov is None else self.cov
         values, vectors = np.linalg.eigh(cov)
         return values, vectors
+
+    def change_gauge(self, q: Array, k: Array) -> tuple[Array, Array]:
+        """Map queries (..., n, d) and keys (..., m, d) to A q and A^{-T} k, if there is a gauge.
+
+        Raises ValueError where query heads that share a key head have different gauges.
+        """
+        if self.gauge is None:
+            return q, k
+        outer = _validate.lead(q, k, k)
+        _validate.broadcasts("proposal", self.gauge[..., 0], (*outer, self.d), "(..., d)")
+        inverse = np.linalg.inv(self.gauge)
+        heads, groups = head_counts(q, k, k)
+        if 1 not in (heads, groups) and self.gauge.shape[:-2][-1:] == (heads,):
+            inverse = inverse[..., :: heads // groups, :, :]
+            if np.any(np.repeat(inverse, heads // groups, axis=-3) != np.linalg.inv(self.gauge)):
+                raise ValueError(
+                    "`proposal` must have one gauge for all query heads that share a key head."
+                )
+        return q @ constant(np.swapaxes(self.gauge, -1, -2), q), k @ constant(inverse, k)
 
     def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
         """Map standard normal rows z (..., S, d) to draws: mean + cov^{1/2} z."""
@@ -212,6 +241,8 @@ class Mixture:
                 f"`weights` must be {len(components)} non-negative numbers, not all 0, "
                 f"got {weights}."
             )
+        if any(c.gauge is not None for c in components):
+            raise ValueError("`components` must have no gauge: change that of q and k first.")
         try:
             np.broadcast_shapes(*(c.lead for c in components))
         except ValueError:

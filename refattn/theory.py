@@ -828,7 +828,7 @@ def _second_moments(
     E_jj' / Z^2 = e^{h} b_j b_j' G_jj', G a Gaussian kernel of the keys: no exponent is positive
     but h and log b, which are carried apart.
     """
-    problem = _Problem(q, k, v, scale, mask, causal)
+    problem = _Problem(q, k, v, scale, mask, causal, proposal)
     law = _Gauss(proposal, problem.d)
     square, cross = np.zeros(problem.shape), np.zeros(problem.shape)
     weight = np.ones(problem.shape[:-1])
@@ -869,7 +869,14 @@ class _Problem:
     """Attention in kernel coordinates, in float64 on the host, one block of queries at a time."""
 
     def __init__(
-        self, q: Any, k: Any, v: Any, scale: float | None, mask: Any, causal: bool
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        scale: float | None,
+        mask: Any,
+        causal: bool,
+        proposal: Any = None,
     ) -> None:
         q, k, v = (
             _validate.host(name, x, f"(..., {rows}, {columns})", 2)
@@ -883,6 +890,8 @@ class _Problem:
         _validate.attention(q, k, v, mask=mask, causal=causal)
         scale = _validate.real("scale", scale, positive=True, optional=True)
         root = q.shape[-1] ** -0.25 if scale is None else math.sqrt(scale)
+        if isinstance(proposal, Gaussian):
+            q, k = proposal.change_gauge(q, k)
         (q, k, v, mask), self.ungroup = group_heads(q * root, k * root, v, mask)
         self.q, self.k, self.v, self.mask, self.causal = q, k, v, mask, causal
         self.d = q.shape[-1]
@@ -993,6 +1002,8 @@ class _Pair:
 
     def __init__(self, x: Any, y: Any, features: str, coupling: str, proposal: Any) -> None:
         x, y = _vectors(x, y)
+        if isinstance(proposal, Gaussian):
+            x, y = (u[..., 0, :] for u in proposal.change_gauge(x[..., None, :], y[..., None, :]))
         _validate.choice("features", features, FEATURES)
         _validate.choice("coupling", coupling, COUPLINGS)
         self.features, self.coupling, self.d = features, coupling, x.shape[-1]

@@ -1,0 +1,574 @@
+r"""Frequencies adapted to the queries and keys at hand, in closed form from their moments.
+
+Reference 002 estimates the means and covariances of queries and keys; these four moments determine
+
+* a gauge A: softmax attention is the same for A q and A^{-T} k, its estimates are not;
+* a Gaussian proposal N(mu, Sigma) for the frequencies: `oprf`, `sderf` and `optimal_gaussian`
+  minimise the expected logarithm of the second moment of a kernel estimate over ever larger
+  families.
+
+`fit` composes the two. All results are host arrays in kernel coordinates: sqrt(scale) times the
+queries and keys.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _validate, moments, theory
+from ._array import Array, array_namespace, constant, head_counts, to_host
+from .moments import Moments
+from .sampling import Gaussian
+from .theory import _LARGE_SAMPLE, _Gauss, _Problem
+
+__all__ = [
+    "Assessment",
+    "Centred",
+    "assess",
+    "centre",
+    "expected_log_excess",
+    "fit",
+    "gauge",
+    "oprf",
+    "optimal_gaussian",
+    "sderf",
+]
+
+Floats = npt.NDArray[np.float64]
+
+
+class Centred(NamedTuple):
+    """Queries and keys less constants, with the bias that keeps exact attention the same.
+
+    Attributes
+    ----------
+    q, k : array, shape (..., n, d) and (..., m, d)
+        Queries and keys less a and b.
+    bias : array, shape (..., 1, m)
+        scale times a . k_j, for `attend`.
+    """
+
+    q: Array
+    k: Array
+    bias: Array
+
+
+class Assessment(NamedTuple):
+    """Error to expect and error found, for each head.
+
+    Attributes
+    ----------
+    predicted : numpy.ndarray, shape (...)
+        `theory.relative_error` of `theory.attention_law`.
+    achieved : numpy.ndarray, shape (...)
+        Root mean square over draws of the relative error of `random_feature_attention`.
+    ess : numpy.ndarray, shape (...)
+        Harmonic mean over queries of the effective sample size that the law predicts.
+    """
+
+    predicted: Floats
+    achieved: Floats
+    ess: Floats
+
+    @property
+    def in_regime(self) -> Any:
+        """Whether the prediction, of first order in 1/S, can be trusted: ess >= 10."""
+        return self.ess >= _LARGE_SAMPLE
+
+
+def fit(
+    q: Array | Moments, k: Array | Moments, *, scale: float | None = None, floor: float = 1e-3
+) -> Gaussian:
+    r"""Fit a gauge and, in it, the optimal Gaussian proposal to queries and keys.
+
+    .. math::
+        A = (\Sigma_q^{-1} \# \Sigma_k)^{1/2}, \qquad
+        \omega \sim N(A \mu_q + A^{-T} \mu_k,\; \Sigma^*)
+
+    the composition of `gauge` and `optimal_gaussian`. The result is a proposal for
+    `random_feature_attention`, `linear_randomized_attention` and `theory.attention_law`, on the
+    data it was fitted to or on others. The mean contains the effect of centring (`centre`).
+    Reference 002, estimating the distribution of queries and keys.
+
+    Parameters
+    ----------
+    q, k : array, shape (..., n, d) and (..., m, d), or moments.Moments
+        Queries and keys, or their moments over any number of texts. One proposal for each head;
+        where query heads share key heads, one for each query head.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+    floor : float, default 1e-3
+        As in `gauge`.
+
+    Returns
+    -------
+    sampling.Gaussian
+        Proposal with mean (..., d), cov (..., d, d) and gauge (..., d, d).
+
+    Raises
+    ------
+    TypeError
+        If `q` or `k` is neither an array of floats nor Moments.
+    ValueError
+        If shapes do not match, there are no rows, or a moment is not finite.
+
+    Notes
+    -----
+    Moments of a single row, whose covariance is undefined, count as having covariance 0. For
+    N < d^2 rows pass ``moments.shrink(moments.estimate(q))``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import adapt, random_feature_attention, softmax_attention
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 200, 4)) + 1.0
+    >>> exact = softmax_attention(q, k, v)
+    >>> for proposal in (None, adapt.fit(q, k)):
+    ...     approx = random_feature_attention(q, k, v, num_features=256, proposal=proposal, rng=0)
+    ...     print(round(float(np.linalg.norm(approx - exact) / np.linalg.norm(exact)), 2))
+    0.2
+    0.07
+    """
+    of_q, of_k = _kernel_moments(q, k, scale)
+    a = gauge(of_q.cov, of_k.cov, floor=floor)
+    inverse = np.linalg.inv(a)
+    best = optimal_gaussian(_turned(of_q, a), _turned(of_k, np.swapaxes(inverse, -1, -2)))
+    return Gaussian(best.mean, best.cov, gauge=a)
+
+
+def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Floats:
+    r"""Find the gauge in which queries and keys vary least.
+
+    .. math::
+        A^T A = \Sigma_q^{-1} \# \Sigma_k
+              = \Sigma_q^{-1/2} (\Sigma_q^{1/2} \Sigma_k \Sigma_q^{1/2})^{1/2} \Sigma_q^{-1/2}
+
+    the geometric mean of Sigma_q^{-1} and Sigma_k. The symmetric root A minimises
+    tr(A Sigma_q A^T) + tr(A^{-T} Sigma_k A^{-1}) over all invertible A, and makes the covariances
+    of A q and A^{-T} k equal.
+
+    Parameters
+    ----------
+    q_cov, k_cov : array_like, shape (..., d, d)
+        Covariances of queries and keys, symmetric positive semidefinite.
+    floor : float, default 1e-3
+        Real covariances are nearly singular, and directions in which queries hardly vary would be
+        stretched without bound: eigenvalues of a covariance are raised to `floor` times their
+        mean. Where a covariance is 0, A = I.
+
+    Returns
+    -------
+    numpy.ndarray, shape (..., d, d), float64
+        Symmetric positive definite matrices A.
+
+    Raises
+    ------
+    TypeError
+        If an argument does not hold real numbers.
+    ValueError
+        If shapes do not match, or a value is not finite, or `floor` is not positive.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import adapt
+    >>> adapt.gauge(np.diag([1.0, 4.0]), np.diag([1.0, 0.25])).round(6)
+    array([[1. , 0. ],
+           [0. , 0.5]])
+    """
+    q_cov, k_cov = (
+        _validate.host(name, x, "(..., d, d)", 2)
+        for name, x in (("q_cov", q_cov), ("k_cov", k_cov))
+    )
+    _validate.square("q_cov", q_cov)
+    _validate.square("k_cov", k_cov)
+    _validate.compatible("q_cov", q_cov, "k_cov", k_cov)
+    floor = _validate.real("floor", floor, positive=True)
+    constant_rows = (_trace(q_cov) <= 0) | (_trace(k_cov) <= 0)
+    of_q, of_k = (_eigh(x, floor) for x in (q_cov, k_cov))
+    root, inverse_root = _power(of_q, 0.5), _power(of_q, -0.5)
+    middle = _power(np.linalg.eigh(root @ _power(of_k, 1.0) @ root), 0.5)
+    square = inverse_root @ middle @ inverse_root
+    a = _power(np.linalg.eigh((square + np.swapaxes(square, -1, -2)) / 2), 0.5)
+    return np.where(constant_rows[..., None, None], np.eye(a.shape[-1]), a)
+
+
+def oprf(q: Moments, k: Moments) -> Gaussian:
+    r"""Optimal isotropic Gaussian proposal with mean 0 (OPRF).
+
+    .. math::
+        \omega \sim N(0, \sigma^2 I), \quad \sigma^2 = \frac{1 + u}2, \quad
+        u = \frac{(1 + 2\lambda) + \sqrt{(1 + 2\lambda)^2 + 8\lambda}}2, \quad
+        \lambda = \frac{E|q + k|^2}d
+
+    Likhosherstov et al., arXiv:2205.15317.
+
+    Parameters
+    ----------
+    q, k : moments.Moments
+        Moments of queries and keys in kernel coordinates, taken to be independent.
+
+    Returns
+    -------
+    sampling.Gaussian
+        Proposal with mean 0 (..., d) and cov (..., d, d).
+
+    Raises
+    ------
+    TypeError
+        If an argument is not Moments.
+    ValueError
+        If shapes do not match or a moment is not finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import adapt
+    >>> from refattn.moments import Moments
+    >>> of_q = of_k = Moments(10, np.zeros(2), np.eye(2) / 2)
+    >>> adapt.oprf(of_q, of_k).cov.round(4)  # lambda = 1: (1 + (3 + sqrt(17)) / 2) / 2
+    array([[2.2808, 0.    ],
+           [0.    , 2.2808]])
+    """
+    mean, second = _second_moment(q, k)
+    d = mean.shape[-1]
+    spread = best_variance(_trace(second) / d)
+    return Gaussian(np.zeros_like(mean), spread[..., None, None] * np.eye(d))
+
+
+def sderf(q: Moments, k: Moments) -> Gaussian:
+    r"""Optimal Gaussian proposal with mean 0 (SDERF).
+
+    .. math::
+        \omega \sim N(0, Q \, \mathrm{diag}(\sigma_i) \, Q^T), \qquad
+        \sigma_i = \frac{1 + u_i}2, \quad
+        u_i = \frac{(1 + 2\lambda_i) + \sqrt{(1 + 2\lambda_i)^2 + 8\lambda_i}}2
+
+    with (lambda, Q) the eigenpairs of E[(q + k)(q + k)^T]. Likhosherstov et al., arXiv:2302.00787.
+
+    Parameters
+    ----------
+    q, k : moments.Moments
+        As in `oprf`.
+
+    Returns
+    -------
+    sampling.Gaussian
+        Proposal with mean 0 (..., d) and cov (..., d, d).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `oprf`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import adapt
+    >>> from refattn.moments import Moments
+    >>> of_q = of_k = Moments(10, np.zeros(2), np.diag([0.5, 0.0]))
+    >>> adapt.sderf(of_q, of_k).cov.round(4)
+    array([[2.2808, 0.    ],
+           [0.    , 1.    ]])
+    """
+    mean, second = _second_moment(q, k)
+    return Gaussian(np.zeros_like(mean), _best_covariance(second))
+
+
+def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:
+    r"""Optimal Gaussian proposal.
+
+    .. math::
+        \omega \sim N(\mu_q + \mu_k, \; Q \, \mathrm{diag}(\sigma_i) \, Q^T)
+
+    with sigma_i as in `sderf`, from the eigenpairs of Sigma_q + Sigma_k. It minimises
+    `expected_log_excess` over all Gaussians: with the mean in place of 0, only what varies must
+    be covered.
+
+    Parameters
+    ----------
+    q, k : moments.Moments
+        As in `oprf`.
+
+    Returns
+    -------
+    sampling.Gaussian
+        Proposal with mean (..., d) and cov (..., d, d).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `oprf`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import adapt
+    >>> from refattn.moments import Moments
+    >>> of_q, of_k = Moments(9, np.ones(1), np.eye(1)), Moments(9, np.ones(1), np.zeros((1, 1)))
+    >>> best = adapt.optimal_gaussian(of_q, of_k)
+    >>> best.mean, best.cov.round(4)
+    (array([2.]), array([[2.2808]]))
+    """
+    of_q, of_k = _checked(q, k)
+    return Gaussian(of_q.mean + of_k.mean, _best_covariance(of_q.cov + of_k.cov))
+
+
+def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None) -> Floats:
+    r"""Expected log of the second moment of a kernel estimate, relative to the squared kernel.
+
+    .. math::
+        E \log \frac{E_\omega (w \, \xi(q) \xi(k))^2}{\kappa(q, k)^2}
+        = \sum_i \Bigl(\log \frac{s_i}{\sqrt{2 s_i - 1}} +
+          \frac{u_i^T (\Sigma_q + \Sigma_k) u_i + (u_i \cdot (\mu_q + \mu_k - \mu))^2}{2 s_i - 1}
+          \Bigr)
+
+    for independent q and k and positive features under N(mu, Sigma) with eigenpairs (s_i, u_i):
+    what `oprf`, `sderf` and `optimal_gaussian` minimise. At best 0.
+
+    Parameters
+    ----------
+    q, k : moments.Moments
+        As in `oprf`.
+    proposal : sampling.Gaussian, optional
+        N(0, I) by default. Its gauge applies.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        inf where the second moment is infinite.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `oprf`, and if `proposal` is not a Gaussian over vectors of length d.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import adapt
+    >>> from refattn.moments import Moments
+    >>> of_q = of_k = Moments(10, np.zeros(2), np.eye(2) / 2)
+    >>> for p in (None, adapt.optimal_gaussian(of_q, of_k)):
+    ...     print(adapt.expected_log_excess(of_q, of_k, p).round(4))
+    2.0
+    0.9404
+    """
+    of_q, of_k = _checked(q, k)
+    law = _Gauss(proposal, of_q.mean.shape[-1])
+    if proposal is not None and proposal.gauge is not None:
+        inverse = np.linalg.inv(proposal.gauge)
+        of_q = _turned(of_q, proposal.gauge)
+        of_k = _turned(of_k, np.swapaxes(inverse, -1, -2))
+    t = law.rotate(of_q.mean + of_k.mean) - law.mean
+    vectors = law.vectors if law.rotated else np.eye(t.shape[-1])
+    spread = np.sum(vectors * ((of_q.cov + of_k.cov) @ vectors), axis=-2)
+    return np.asarray(law.offset + law.quadratic(t) + np.sum(spread * law.curvature, axis=-1))
+
+
+def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) -> Centred:
+    r"""Subtract constants from queries and keys; exact attention stays the same.
+
+    .. math::
+        e^{q \cdot k} = e^{(q - a) \cdot (k - b)} \; e^{a \cdot k} \; e^{q \cdot b - a \cdot b}
+
+    The second factor becomes a bias of the keys, the third cancels. A proposal's mean has the same
+    effect on random features (`optimal_gaussian`), so that `fit` does not centre.
+
+    Parameters
+    ----------
+    q, k : array, shape (..., n, d) and (..., m, d), float32 or float64
+        Queries and keys.
+    a, b : array_like, shape (..., d)
+        What to subtract from queries and keys, for example their means, in their coordinates.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+
+    Returns
+    -------
+    Centred
+        Namespace, dtype and device of `q`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If arrays do not match, or `a` or `b` is not of shape (..., d) and finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import adapt, attend
+    >>> q, k, v = np.array([[1.0]]), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> centred = adapt.centre(q, k, [1.0], [0.5], scale=2.0)
+    >>> attend(q, k, v, scale=2.0).out, attend(*centred[:2], v, bias=centred.bias, scale=2.0).out
+    (array([[0.88079708]]), array([[0.88079708]]))
+    """
+    _validate.attention(q, k, k)
+    scale = _validate.real("scale", scale, positive=True, optional=True)
+    a, b = (_validate.host(name, x, "(..., d)", 1) for name, x in (("a", a), ("b", b)))
+    _validate.compatible("a", a, "q", np.empty((*a.shape[:-1], q.shape[-1])))
+    _validate.compatible("b", b, "k", np.empty((*b.shape[:-1], k.shape[-1])))
+    a, b = constant(a, q)[..., None, :], constant(b, k)[..., None, :]
+    factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
+    xp = array_namespace(q, k)
+    return Centred(
+        q - a, k - b, xp.matrix_transpose(xp.sum(factor * a * k, axis=-1, keepdims=True))
+    )
+
+
+def assess(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    num_features: int,
+    proposal: Gaussian | None = None,
+    draws: int = 8,
+    rng: Any = None,
+    scale: float | None = None,
+) -> Assessment:
+    """Predict the error of random-feature attention, and measure it.
+
+    Parameters
+    ----------
+    q, k, v, num_features, proposal, rng, scale
+        As in `random_feature_attention`.
+    draws : int, default 8
+        Independent sets of frequencies to average the measured error over.
+
+    Returns
+    -------
+    Assessment
+        For each head, on the host.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`, and if `draws` is not a positive integer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import adapt
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 50, 2)) * 0.5
+    >>> found = adapt.assess(q, k, v, num_features=4000, draws=64, rng=0)
+    >>> bool(found.in_regime), bool(abs(found.predicted - found.achieved) < 0.1 * found.predicted)
+    (True, True)
+    """
+    from .estimators import random_feature_attention  # it imports this module
+
+    _validate.positive_integer("draws", draws)
+    _validate.attention(q, k, v)
+    rng = _validate.generator(rng)
+    host = to_host(q), to_host(k), to_host(v)
+    exact = _Problem(*host, scale, None, False).exact()
+    size = np.sum(exact**2, axis=(-2, -1))
+    squares = np.zeros_like(size)
+    for _ in range(draws):
+        approx = random_feature_attention(
+            q, k, v, num_features=num_features, proposal=proposal, rng=rng, scale=scale
+        )
+        squares += np.sum((to_host(approx) - exact) ** 2, axis=(-2, -1)) / draws
+    law = theory.attention_law(*host, num_features=num_features, proposal=proposal, scale=scale)
+    with np.errstate(divide="ignore"):
+        ess = 1 / np.mean(1 / law.ess, axis=-1)
+    return Assessment(theory.relative_error(law, exact), np.sqrt(squares / size), ess)
+
+
+def best_variance(excess: Floats) -> Floats:
+    r"""Minimise log(s / sqrt(2 s - 1)) + excess / (2 s - 1) over s: (1 + u) / 2 of `sderf`."""
+    b = 1 + 2 * excess
+    return (1 + (b + np.sqrt(b * b + 8 * excess)) / 2) / 2
+
+
+def _best_covariance(cov: Floats) -> Floats:
+    """Optimal covariance for q + k of second moment `cov` about the mean of the proposal."""
+    values, vectors = np.linalg.eigh(cov)
+    return _power((best_variance(np.maximum(values, 0.0)), vectors), 1.0)
+
+
+def _second_moment(q: Moments, k: Moments) -> tuple[Floats, Floats]:
+    """Mean and second moment of q + k."""
+    of_q, of_k = _checked(q, k)
+    mean = of_q.mean + of_k.mean
+    return mean, of_q.cov + of_k.cov + mean[..., :, None] * mean[..., None, :]
+
+
+def _checked(q: Any, k: Any) -> tuple[Moments, Moments]:
+    """Moments on the host, with the covariance of a single row 0."""
+    of_q, of_k = _host_moments("q", q), _host_moments("k", k)
+    _validate.compatible("q.mean", of_q.mean, "k.mean", of_k.mean)
+    return of_q, of_k
+
+
+def _host_moments(name: str, m: Any) -> Moments:
+    _validate.moments(**{name: m})
+    mean, cov = to_host(m.mean), to_host(m.cov)
+    if m.count == 1:
+        cov = np.zeros_like(cov)
+    mean = _validate.host(f"{name}.mean", mean, "(..., d)", 1)
+    return Moments(m.count, mean, _validate.host(f"{name}.cov", cov, "(..., d, d)", 2), m.ddof)
+
+
+def _kernel_moments(q: Any, k: Any, scale: float | None) -> tuple[Moments, Moments]:
+    """Moments in kernel coordinates of arrays or from given moments, one for each query head."""
+    scale = _validate.real("scale", scale, positive=True, optional=True)
+    if not isinstance(q, Moments) and not isinstance(k, Moments):
+        _validate.attention(q, k, k)
+    of_q, of_k = (
+        _host_moments(name, x if isinstance(x, Moments) else moments.estimate(x))
+        for name, x in (("q", q), ("k", k))
+    )
+    heads, groups = head_counts(of_q.cov, of_k.cov, of_k.cov)
+    share = 1
+    if 1 not in (heads, groups) and groups and heads % groups == 0:
+        share = heads // groups
+        of_q = reduce(
+            moments.merge,
+            (
+                of_q._replace(mean=of_q.mean[..., i::share, :], cov=of_q.cov[..., i::share, :, :])
+                for i in range(share)
+            ),
+        )
+    _validate.compatible("q", of_q.mean, "k", of_k.mean)
+    root = math.sqrt(of_q.mean.shape[-1] ** -0.5 if scale is None else scale)
+    return _scaled(of_q, root, share), _scaled(of_k, root, share)
+
+
+def _scaled(m: Moments, root: float, copies: int) -> Moments:
+    """Moments of root x, repeated for the query heads that share a key head."""
+    mean, cov = root * m.mean, root**2 * m.cov
+    if copies > 1:
+        mean, cov = np.repeat(mean, copies, axis=-2), np.repeat(cov, copies, axis=-3)
+    return m._replace(mean=mean, cov=cov)
+
+
+def _turned(m: Moments, a: Floats) -> Moments:
+    """Moments of A x."""
+    mean = (a @ m.mean[..., None])[..., 0]
+    return m._replace(mean=mean, cov=a @ m.cov @ np.swapaxes(a, -1, -2))
+
+
+def _eigh(cov: Floats, floor: float) -> tuple[Floats, Floats]:
+    """Eigenpairs, with eigenvalues raised to `floor` times their mean (1 if that is 0)."""
+    values, vectors = np.linalg.eigh((cov + np.swapaxes(cov, -1, -2)) / 2)
+    mean = np.mean(values, axis=-1, keepdims=True)
+    mean = np.where(mean > 0, mean, 1.0)
+    return np.maximum(values, floor * mean), vectors
+
+
+def _power(eigen: tuple[Floats, Floats], exponent: float) -> Floats:
+    """Power of a symmetric matrix."""
+    values, vectors = eigen
+    return (vectors * values[..., None, :] ** exponent) @ np.swapaxes(vectors, -1, -2)
+
+
+def _trace(cov: Floats) -> Floats:
+    return np.asarray(np.trace(cov, axis1=-2, axis2=-1))
