@@ -358,6 +358,22 @@ def _floats(name: str, x: Any, like: Array) -> Array:
     return constant(x, like)
 
 
+def per_head(name: str, x: Any, like: Array) -> Array:
+    """Bring a number, or numbers (...) for rows (..., n, d), to the library of `like`."""
+    if isinstance(x, Real) and not isinstance(x, bool):
+        x = np.asarray(real(name, x))
+    x = _floats(name, x, like)
+    broadcasts(name, x, _shape(like)[:-2], "(...)")
+    return x
+
+
+def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
+    """Bring two of what `per_head` takes to the library of two arrays."""
+    if not isinstance(values, Sequence) or len(values) != 2:
+        raise TypeError(f"`{name}` must be a pair, for q and for k, got {_describe(values)}.")
+    return [per_head(name, x, like) for x, like in zip(values, likes, strict=True)]
+
+
 def host(name: str, x: Any, rule: str, min_ndim: int) -> Any:
     """Turn host data into a float64 array of finite numbers with at least `min_ndim` axes."""
     values = np.asarray(x)

@@ -78,6 +78,7 @@ def random_feature_attention(
     features: str = "positive",
     coupling: str = "iid",
     proposal: sampling.Gaussian | sampling.Mixture | None = None,
+    square_norms: tuple[Any, Any] | None = None,
     rng: Any = None,
     scale: float | None = None,
     mask: Array | None = None,
@@ -121,6 +122,12 @@ def random_feature_attention(
         batch.
     proposal : sampling.Gaussian or sampling.Mixture, optional
         See `coupling`. Queries and keys are put into its gauge, if it has one (`adapt.fit`).
+    square_norms : pair of floats or arrays of shape (...), optional
+        Constants for each head in place of |q|^2 and |k|^2 in the features, in kernel
+        coordinates: reference 002, eqs. (13) to (15), see `moments.mean_plus_trace` and
+        `moments.mean_only`. They cancel, and so does the true |q|^2, but |k|^2 does not: the
+        estimate is then of softmax_j(q . k_j + |k_j|^2 / 2), or with trigonometric features of
+        softmax_j(q . k_j - |k_j|^2 / 2), however many features there are.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of the drawn frequencies.
     scale : float, optional
@@ -174,8 +181,10 @@ def random_feature_attention(
     omega, log_weight = _frequencies(
         q, k, v, omega, log_weight, num_features, "num_features", coupling, proposal, rng
     )
-    if features == "trigonometric":
-        return _trigonometric_attention(q, k, v, omega, log_weight, scale, mask, causal)
+    if features == "trigonometric" or square_norms is not None:
+        return _feature_attention(
+            q, k, v, omega, log_weight, features, square_norms, scale, mask, causal
+        )
     if features == "hyperbolic":
         omega, log_weight = both_signs(omega, log_weight)
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
@@ -184,33 +193,51 @@ def random_feature_attention(
     return ungroup(_two_hops(q, k, v, omega, log_weight, root_scale(scale, q), mask, causal).out)
 
 
-def _trigonometric_attention(
+def _feature_attention(
     q: Array,
     k: Array,
     v: Array,
     omega: Array,
     log_weight: Array,
+    name: str,
+    square_norms: Any,
     scale: float | None,
     mask: Array | None,
     causal: bool,
 ) -> Array:
-    """Signed features go through linear attention, the weights on the side of the queries."""
+    """Linear attention over the features themselves, the weights on the side of the queries.
+
+    For features that are signed, or whose norms are given.
+    """
     xp = array_namespace(q)
-    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
-        q, k, v, omega, log_weight[..., None, :], mask
+    norms = [None, None]
+    if square_norms is not None:
+        norms = [x[..., None, None] for x in _validate.pair("square_norms", square_norms, (q, k))]
+    (q, k, v, omega, log_weight, mask, *norms), ungroup = group_heads(
+        q, k, v, omega, log_weight[..., None, :], mask, *norms
     )
     root = root_scale(scale, q)
     weight = xp.exp(log_weight - _finite(xp.max(log_weight, axis=-1, keepdims=True), xp))
-    weight = xp.concat([weight, weight], axis=-1)
-
-    def phi(x: Array) -> features.Features:
-        return features.trigonometric_features(x * root, omega)
+    if name != "positive":
+        weight = xp.concat([weight, weight], axis=-1)
+    phi_q, phi_k = (
+        partial(
+            getattr(features, f"{name}_features"),
+            omega=omega,
+            square_norm=None if norm is None else norm[..., 0, 0],
+        )
+        for norm in norms
+    )
 
     def weighted(x: Array) -> features.Features:
-        values, log_scale = phi(x)
+        values, log_scale = phi_q(x * root)
         return features.Features(values * weight, log_scale)
 
-    return ungroup(features._linear_attention(q, k, v, weighted, phi, mask, causal))
+    def plain(x: Array) -> features.Features:
+        of_k: features.Features = phi_k(x * root)
+        return of_k
+
+    return ungroup(features._linear_attention(q, k, v, weighted, plain, mask, causal))
 
 
 def importance_sampled_attention(

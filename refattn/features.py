@@ -125,7 +125,7 @@ def random_features(
     return Features(values, xp.zeros_like(x[..., 0]) if log_h is None else log_h(x))
 
 
-def positive_features(x: Array, omega: Array) -> Features:
+def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Features:
     r"""Map vectors to positive random features of the softmax kernel.
 
     .. math:: \phi(x) = S^{-1/2} \exp(\omega_s \cdot x - |x|^2 / 2)
@@ -138,6 +138,9 @@ def positive_features(x: Array, omega: Array) -> Features:
         Vectors, in kernel coordinates.
     omega : array, shape (..., S, d)
         Frequencies; a NumPy array or one of the library of `x`.
+    square_norm : float or array, shape (...), optional
+        What takes the place of |x|^2, the same for all rows: reference 002, eqs. (14) and (15),
+        has `moments.mean_only` here and eq. (13) `moments.mean_plus_trace`.
 
     Returns
     -------
@@ -157,10 +160,10 @@ def positive_features(x: Array, omega: Array) -> Features:
     >>> np.exp(log_scale) * values
     array([[0.70710678, 0.70710678]])
     """
-    return _exponential_features(_products(x, omega), x)
+    return _exponential_features(_products(x, omega), _square_norm(x, square_norm))
 
 
-def hyperbolic_features(x: Array, omega: Array) -> Features:
+def hyperbolic_features(x: Array, omega: Array, *, square_norm: Any = None) -> Features:
     r"""Map vectors to hyperbolic random features: positive features of omega and -omega.
 
     .. math:: \phi(x) = (2 S)^{-1/2} e^{-|x|^2/2} [e^{\omega_s \cdot x}, e^{-\omega_s \cdot x}]
@@ -169,7 +172,7 @@ def hyperbolic_features(x: Array, omega: Array) -> Features:
 
     Parameters
     ----------
-    x, omega
+    x, omega, square_norm
         As in `positive_features`.
 
     Returns
@@ -191,10 +194,11 @@ def hyperbolic_features(x: Array, omega: Array) -> Features:
     """
     product = _products(x, omega)
     xp = array_namespace(x)
-    return _exponential_features(xp.concat([product, -product], axis=-1), x)
+    exponent = xp.concat([product, -product], axis=-1)
+    return _exponential_features(exponent, _square_norm(x, square_norm))
 
 
-def trigonometric_features(x: Array, omega: Array) -> Features:
+def trigonometric_features(x: Array, omega: Array, *, square_norm: Any = None) -> Features:
     r"""Map vectors to trigonometric random features of the softmax kernel.
 
     .. math:: \phi(x) = S^{-1/2} e^{|x|^2/2} [\cos \omega_s \cdot x, \sin \omega_s \cdot x]
@@ -203,7 +207,7 @@ def trigonometric_features(x: Array, omega: Array) -> Features:
 
     Parameters
     ----------
-    x, omega
+    x, omega, square_norm
         As in `positive_features`.
 
     Returns
@@ -224,7 +228,11 @@ def trigonometric_features(x: Array, omega: Array) -> Features:
     Features(values=array([[1., 0.]]), log_scale=array([1800.]))
     """
     xp = array_namespace(x)
-    return random_features(x, omega, (xp.cos, xp.sin), log_h=lambda x: square_norm(x) / 2)
+
+    def log_h(x: Array) -> Array:
+        return _square_norm(x, square_norm) / 2
+
+    return random_features(x, omega, (xp.cos, xp.sin), log_h=log_h)
 
 
 def elu_features(x: Array, alpha: float = 1.0) -> Array:
@@ -609,12 +617,20 @@ def _products(x: Array, omega: Array) -> Array:
     return x @ array_namespace(x).matrix_transpose(omega)
 
 
-def _exponential_features(exponent: Array, x: Array) -> Features:
-    """Features exp(exponent - |x|^2/2) over the root of their number."""
-    xp = array_namespace(x)
+def _square_norm(x: Array, given: Any) -> Array:
+    """|x|^2 of the rows (..., n, d), or what is given in its place, shape (..., n)."""
+    if given is None:
+        return square_norm(x)
+    given = _validate.per_head("square_norm", given, x)
+    return array_namespace(x).broadcast_to(given[..., None], x.shape[:-1])
+
+
+def _exponential_features(exponent: Array, square_norm: Array) -> Features:
+    """Features exp(exponent - square_norm / 2) over the root of their number."""
+    xp = array_namespace(exponent)
     peak = xp.max(exponent, axis=-1, keepdims=True)
     values = xp.exp(exponent - peak) / _root(exponent)
-    return Features(values, peak[..., 0] - square_norm(x) / 2)
+    return Features(values, peak[..., 0] - square_norm / 2)
 
 
 def _root(x: Array) -> Array:
