@@ -1070,6 +1070,22 @@ def _is(q: Array, k: Array, v: Array, *, num_samples: int, rng: Any, **options: 
     return importance_sampled_attention(q, k, v, omega=omega, **options)
 
 
+def _adapted(estimator: Callable[..., Array]) -> Callable[..., Array]:
+    """Fit the proposal to the queries and keys first."""
+
+    def run(q: Array, k: Array, v: Array, **options: Any) -> Array:
+        from .adapt import fit  # it imports SciPy
+
+        if options.get("causal") or options.get("mask") is not None:
+            raise ValueError(
+                "`mask` and `causal` must not be given: the moments are of all queries and keys."
+            )
+        proposal = fit(q, k, scale=options.get("scale"))
+        return estimator(q, k, v, proposal=proposal, **options)
+
+    return run
+
+
 # Every estimator by name, called as fn(q, k, v, num_samples=, rng=, scale=, mask=, causal=).
 ESTIMATORS: dict[str, Callable[..., Array]] = {
     **{f"rfa-{coupling}": partial(_rfa, coupling=coupling) for coupling in sampling.COUPLINGS},
@@ -1078,10 +1094,12 @@ ESTIMATORS: dict[str, Callable[..., Array]] = {
         for features in FEATURES
         if features != "positive"
     },
+    "rfa-adapted": _adapted(_rfa),
     "is": _is,
     "mean-of-ratios": mean_of_ratios_attention,
     "ra": randomized_attention,
     **{f"lara-{weighting}": partial(_lara, weighting=weighting) for weighting in WEIGHTINGS},
+    "lara-adapted": _adapted(_lara),
 }
 
 # What a comparison shows unless told otherwise: one of each kind, and the best of its kind.

@@ -1010,9 +1010,8 @@ class _Pair:
         self.law = _Gauss(proposal, self.d)
         _check_known(features, coupling, self.law)
         _validate.compatible("proposal", self.law.mean, "x + y", x + y)
-        self.log_kappa = np.broadcast_to(
-            _dot(x, y), np.broadcast_shapes(x.shape, self.law.mean.shape)[:-1]
-        )
+        shape = np.broadcast_shapes((x + y).shape, self.law.mean.shape)[:-1]
+        self.log_kappa = np.broadcast_to(_dot(x, y), shape)
         self.sum, self.difference = self.law.rotate(x + y), self.law.rotate(x - y)
         # What estimates with several frequencies depend on: |x + y - mean|^2, or |x - y|^2.
         t = self.difference if features == "trigonometric" else self.sum - self.law.mean

@@ -266,6 +266,8 @@ def test_same_seed_same_frequencies_everywhere(backend: Backend, dtype: np.dtype
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 5, 3, dtype=dtype) for _ in range(3))
     for name, estimator in estimators.ESTIMATORS.items():
+        if name.endswith("-adapted"):  # it reads values: see test_adapt.py
+            continue
         want = estimator(*(x.astype(np.float64) for x in (q, k, v)), num_samples=4, rng=7)
         got = backend.call(estimator, q, k, v, num_samples=4, rng=7)
         omega = sampling.draw(4, 3, rng=7).omega
