@@ -43,9 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     rng = np.random.default_rng(options.seed)
     print(f"{options.sets} sets of frequencies a row, seed {options.seed}")
-    print(
-        f"{'d':>3} {'S':>3} {'features':<14}{'coupling':<13}{'predicted':>11}{'measured':>11}{'z':>7}"
-    )
+    print("  d   S features      coupling       predicted   measured      z")
     worst = 0.0
     for d in (2, 4, 16, 64):
         x, y = rng.standard_normal((2, d))
