@@ -84,7 +84,8 @@ def log_kernel_mean(
     Returns
     -------
     numpy.ndarray, shape (...), float64
-        Log of the mean; nan where the mean of regularised trigonometric features is negative.
+        Log of the mean; nan where the mean of regularised trigonometric features is negative,
+        which is known to rounding of e^{(|x|^2 + |y|^2)/2} only.
 
     Raises
     ------
