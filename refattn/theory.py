@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from copy import copy
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from .kernels import FEATURES
 from .sampling import Gaussian
 
 __all__ = [
+    "ExactLaw",
     "Law",
     "attention_law",
     "importance_sampling_law",
@@ -83,7 +85,8 @@ def log_kernel_mean(
     Returns
     -------
     numpy.ndarray, shape (...), float64
-        Log of the mean; nan where the mean of regularised trigonometric features is negative.
+        Log of the mean; nan where the mean of regularised trigonometric features is negative,
+        which is known to rounding of e^{(|x|^2 + |y|^2)/2} only.
 
     Raises
     ------
@@ -174,6 +177,11 @@ def log_kernel_variance(
 
     where phi has density proportional to sin^{d-1} on (0, pi). The sum has no cancellation and is
     used for positive and hyperbolic features; trigonometric ones use 1F1 averaged over phi.
+
+    The logarithm is within 16 eps b (1 + its size + |x|^2 + |y|^2) of the exact one: in a block of
+    b, V + (b - 1) C may be as small as V / b. A covariance is known by its eigenvalues s_i, to eps
+    times the largest, which the smallest 2 s_i - 1 magnifies. Regularised laws take a number of
+    terms that grows as sqrt(d) times |z|.
 
     Examples
     --------
@@ -403,14 +411,17 @@ def log_second_moment(x: Any, y: Any) -> Floats:
     return np.asarray(_dot(x, x) + _dot(y, y) + 4 * _dot(x, y))
 
 
-def log_norm_approximation_bias(x: Any, y: Any, square_x: Any, square_y: Any) -> Floats:
+def log_norm_approximation_bias(
+    x: Any, y: Any, square_x: Any, square_y: Any, *, features: str = "positive"
+) -> Floats:
     r"""Log of the factor by which constants in place of squared norms change the mean estimate.
 
     .. math:: \log (E\,\hat\kappa / \kappa) = (|x|^2 - x')/2 + (|y|^2 - y')/2
 
     Reference 002, eqs. (13) to (15), puts constants x', y' from `moments.mean_plus_trace` or
     `moments.mean_only` for the squared norms in the features. In attention the constants cancel,
-    and what is estimated is not softmax_j(q . k_j) but softmax_j(q . k_j + |k_j|^2 / 2).
+    and what is estimated is not softmax_j(q . k_j) but softmax_j(q . k_j + |k_j|^2 / 2). With
+    trigonometric features the sign of the right side is the opposite.
 
     Parameters
     ----------
@@ -418,6 +429,8 @@ def log_norm_approximation_bias(x: Any, y: Any, square_x: Any, square_y: Any) ->
         Vectors in kernel coordinates; leading axes broadcast.
     square_x, square_y : array_like, shape (...)
         What takes the place of their squared norms.
+    features : {"positive", "hyperbolic", "trigonometric"}
+        See `kernels.estimate`.
 
     Returns
     -------
@@ -437,7 +450,9 @@ def log_norm_approximation_bias(x: Any, y: Any, square_x: Any, square_y: Any) ->
     x, y = _vectors(x, y)
     square_x = _validate.host("square_x", square_x, "(...)", 0)
     square_y = _validate.host("square_y", square_y, "(...)", 0)
-    return np.asarray((_dot(x, x) - square_x) / 2 + (_dot(y, y) - square_y) / 2)
+    _validate.choice("features", features, FEATURES)
+    sign = -1 if features == "trigonometric" else 1
+    return np.asarray(sign * ((_dot(x, x) - square_x) / 2 + (_dot(y, y) - square_y) / 2))
 
 
 def num_features_for_kernel(
@@ -517,6 +532,15 @@ class Law(NamedTuple):
         return self.ess >= _LARGE_SAMPLE
 
 
+class ExactLaw(Law):
+    """A law that holds for every number of samples."""
+
+    @property
+    def in_regime(self) -> Any:
+        """True, shape (..., n)."""
+        return np.ones(self.ess.shape, dtype=bool)
+
+
 _LARGE_SAMPLE = 10.0  # effective samples from which terms of order 1/S^2 matter little
 
 
@@ -545,7 +569,8 @@ def attention_law(
 
     **Asymptotic**: holds once the effective sample size S Z_i^2 / sum_jj' E_ijj' is large
     (`Law.in_regime`); it is part of the result. Real queries and keys may need more samples than
-    can be drawn, and then the law says no more than that.
+    can be drawn, and then the law says no more than that. v_j - mu_i is known to eps |v|: a share
+    pi_ij of attention that is closer to 1 counts as 1.
 
     Parameters
     ----------
@@ -598,7 +623,7 @@ def importance_sampling_law(
     scale: float | None = None,
     mask: Any = None,
     causal: bool = False,
-) -> Law:
+) -> ExactLaw:
     r"""Variance of importance-sampled attention with the exact normaliser (IS), exact for every S.
 
     .. math::
@@ -614,7 +639,7 @@ def importance_sampling_law(
 
     Returns
     -------
-    Law
+    ExactLaw
         As in `attention_law`.
 
     Raises
@@ -634,7 +659,7 @@ def importance_sampling_law(
     _validate.positive_integer("num_features", num_features)
     moments = _second_moments(q, k, v, proposal, scale, mask, causal, centred=False)
     variance = np.maximum(moments.square - moments.mean**2, 0.0) / num_features
-    return Law(np.zeros_like(variance), variance, num_features / moments.weight)
+    return ExactLaw(np.zeros_like(variance), variance, num_features / moments.weight)
 
 
 def randomized_attention_law(
@@ -646,7 +671,7 @@ def randomized_attention_law(
     scale: float | None = None,
     mask: Any = None,
     causal: bool = False,
-) -> Law:
+) -> ExactLaw:
     r"""Bias of randomized attention (RA), and a bound on its variance, for every S.
 
     .. math::
@@ -667,7 +692,7 @@ def randomized_attention_law(
 
     Returns
     -------
-    Law
+    ExactLaw
         As in `attention_law`; ess is S, since all weights are equal.
 
     Raises
@@ -690,7 +715,7 @@ def randomized_attention_law(
         share = np.exp(scores)[..., None, :]
         variance[index] = np.sum(share * values**2, axis=-1)
     variance = problem.ungroup(variance)
-    return Law(
+    return ExactLaw(
         np.zeros_like(variance),
         variance / num_samples,
         np.full(variance.shape[:-1], float(num_samples)),
@@ -826,7 +851,8 @@ def _second_moments(
 
     The integral of `log_kernel_variance` with 2z = 2 q + k + k' factors into
     E_jj' / Z^2 = e^{h} b_j b_j' G_jj', G a Gaussian kernel of the keys: no exponent is positive
-    but h and log b, which are carried apart.
+    but h and the largest log b, which are carried apart, for all keys and for those whose value
+    is not 0: the key that takes all attention has a centred value of 0.
     """
     problem = _Problem(q, k, v, scale, mask, causal, proposal)
     law = _Gauss(proposal, problem.d)
@@ -837,25 +863,30 @@ def _second_moments(
         t, key = head.rotate(q_i) - head.mean, head.rotate(k_h)
         slope = key * head.curvature
         log_b = scores + t @ slope.T + np.sum(key * slope, axis=-1) / 2
-        peak = np.max(log_b, axis=-1, keepdims=True)
-        b = np.exp(log_b - np.where(np.isfinite(peak), peak, 0.0))
+        b, peak = _scaled_exp(log_b)
+        b_u, peak_u = _scaled_exp(np.where(np.any(values != 0, axis=1), log_b, -math.inf))
         gram = _gaussian_gram(key * np.sqrt((1 + head.curvature) / 4))
-        u = np.concatenate([values, np.ones_like(values[:, :1])], axis=1) * b[:, None, :]
-        seen = np.any(np.isfinite(scores), axis=-1)
-        exponent = head.offset + head.quadratic(t) + 2 * peak[:, 0]
-        with np.errstate(over="ignore", invalid="ignore"):
-            size = np.where(seen, np.exp(np.where(seen, exponent, 0.0)), 0.0)
-            pairs = u @ gram
-            square[index] = _times(size, np.sum(pairs[:, :-1] * u[:, :-1], axis=-1))
-            cross[index] = _times(size, np.sum(pairs[:, -1:] * u[:, :-1], axis=-1))
-            weight[index] = np.where(seen, size * np.sum(pairs[:, -1] * u[:, -1], axis=-1), 1.0)
+        u, pairs = values * b_u[:, None, :], (b @ gram)[:, None, :]
+        height = head.offset + head.quadratic(t)
+        square[index] = _times(height + 2 * peak_u, np.sum((u @ gram) * u, axis=-1))
+        cross[index] = _times(height + peak + peak_u, np.sum(pairs * u, axis=-1))
+        total = _times(height + 2 * peak, np.sum(pairs * b[:, None, :], axis=-1))[:, 0]
+        weight[index] = np.where(np.any(np.isfinite(scores), axis=-1), total, 1.0)
     ungroup = problem.ungroup
     return _Moments(ungroup(square), ungroup(cross), ungroup(weight, core=1), problem.exact())
 
 
-def _times(size: Floats, sums: Floats) -> Floats:
+def _scaled_exp(x: Floats) -> tuple[Floats, Floats]:
+    """e^(x - peak) and the peak of each row; 0 where all of a row is -inf."""
+    peak = np.max(x, axis=-1)
+    peak = np.where(np.isfinite(peak), peak, 0.0)
+    return np.exp(x - peak[:, None]), peak
+
+
+def _times(log_size: Floats, sums: Floats) -> Floats:
     """Scale rows; what is 0 stays 0 where the scale overflows."""
-    return np.where(sums == 0, 0.0, size[:, None] * sums)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.where(sums == 0, 0.0, np.exp(log_size)[:, None] * sums))
 
 
 def _gaussian_gram(x: Floats) -> Floats:
@@ -1035,20 +1066,23 @@ class _Pair:
 
     def log_bias(self) -> Floats:
         """Log of |E estimate - kappa| / kappa."""
-        sign, log_ratio = self.mean()
-        with np.errstate(over="ignore"):
-            return _log(np.where(sign > 0, np.abs(np.expm1(log_ratio)), 1 + np.exp(log_ratio)))
+        if self.coupling != "regularised":
+            return np.full_like(self.log_kappa, -math.inf)
+        if self.features != "trigonometric":
+            return _log(_missing(self.d, self.square / 2, partial(_missing_norms, self.d)))
+        bias = _mean_cosine(self.d, self.square, centred=True)
+        return self.square / 2 + _log(np.abs(bias))
 
     def log_variance(self, count: int) -> Floats:
         """Log of Var / kappa^2 for a number of frequencies."""
         one = self.log_variance_of_one()
         full, rest = divmod(count, self.block)
-        pairs = (full * self.block * (self.block - 1) + rest * (rest - 1)) / count**2
+        pairs = full * self.block * (self.block - 1) + rest * (rest - 1)
         if pairs == 0:
             return one - math.log(count)
-        # V/S + pairs C, written with 1 + C/V, which antithetic pairs bring close to 0.
-        share = (1 / count - pairs) + pairs * (1 + self.correlation())
-        return one + _log(np.maximum(share, 0.0))
+        # V/S + pairs C / S^2 as a sum of terms >= 0: V + (b - 1) C may be far below V.
+        whole = pairs / (self.block - 1)
+        return one + _log((count - whole + whole * self.block_ratio(one)) / count**2)
 
     def log_variance_of_one(self) -> Floats:
         """Log of V / kappa^2."""
@@ -1069,35 +1103,34 @@ class _Pair:
         angle = _dot(self.difference * law.curvature, law.mean)
         quadratic = law.quadratic(self.difference)
         most = _log_expm1(base + _log_mean_exp(square, -quadratic))
-        less = base - quadratic + 2 * _log(np.abs(np.sin(angle)))
-        return most + _log(-np.expm1(np.minimum(less - most, 0.0)))
+        finite = np.where(np.isfinite(base), base, 0.0)
+        less = finite - quadratic + 2 * _log(np.abs(np.sin(angle)))
+        return most + _log(np.maximum(1 - _ratio_of_exp(less, most), 0.0))
 
-    def correlation(self) -> Floats:
-        """C / V of two estimates in a block; any number where V is 0."""
+    def block_ratio(self, one: Floats) -> Floats:
+        """(V + (b - 1) C) / V in a block of b; any number where V, whose log is `one`, is 0."""
         square, d = self.square, self.d
         if self.coupling == "antithetic":
             if self.features != "positive":
-                return np.ones_like(square)  # features of omega and -omega are the same
+                return np.full_like(square, 2.0)  # features of omega and -omega are the same
             log_pair = math.log(2) + _log_expm1(
                 self.law.offset
                 + _log_mean_exp(self.law.quadratic(self.sum - self.law.mean), -square)
             )
-            return np.expm1(np.minimum(log_pair - self.log_variance_of_one(), math.log(2)))
+            return _ratio_of_exp(log_pair, one)
         if self.coupling == "regularised":
             if self.features == "trigonometric":
-                return _ratio(
-                    _fixed_norm_covariance(d, square),
-                    _fixed_norm_variance(d, square),
-                )
-            log_size = _log_series(d, square, _square_less_pair) - square
-            return -np.exp(log_size - np.maximum(self.log_variance_of_one(), -1e300))
+                return _ratio(_fixed_norm_block(d, square), _fixed_norm_variance(d, square))
+            terms = _block if self.features == "positive" else _even_block
+            return _ratio_of_exp(_log_series(d, square, terms) - square, one)
         cosines = [0.0] if self.coupling == "orthogonal" else [-1 / (d - 1), 1 / (d - 1)]
         if self.features == "trigonometric":
-            return 2 * _ratio(_cosine_covariance(d, square, cosines), np.expm1(-square) ** 2)
-        if self.features == "positive":
-            cosines = cosines[:1]
-        missing = _missing(d, square, cosines)
-        return np.where(missing == 0, 0.0, -missing * np.exp(-self.log_variance_of_one()))
+            ratio = 2 * _ratio(_cosine_covariance(d, square, cosines), np.expm1(-square) ** 2)
+        else:
+            cosines = cosines[:1] if self.features == "positive" else cosines
+            missing = _missing(d, square, partial(_missing_angles, d, cosines))
+            ratio = -np.sign(missing) * _ratio_of_exp(_log(np.abs(missing)), one)
+        return np.asarray(np.maximum(1 + (d - 1) * ratio, 0.0))
 
 
 def _vectors(x: Any, y: Any) -> tuple[Floats, Floats]:
@@ -1158,47 +1191,61 @@ def _ratio(a: Floats, b: Floats) -> Floats:
     return np.where(b == 0, 0.0, a / np.where(b == 0, 1.0, b))
 
 
+def _ratio_of_exp(a: Floats, b: Floats) -> Floats:
+    """e^(a - b), or 0 where both are infinite."""
+    finite = np.isfinite(a)
+    return np.where(finite, np.exp(np.where(finite, a, 0.0) - np.where(finite, b, 0.0)), 0.0)
+
+
 # Orthogonal and simplex blocks
 
 
-def _log_rho(d: int, k: Any) -> Floats:
-    """Log of prod_{i<k} (d + i) / (d + 2i) for k = 0, 1, ..., len(k) - 1."""
-    i = np.arange(len(k))
-    return -(np.cumsum(np.log1p(i / (d + i))) - np.log1p(i / (d + i)))
-
-
-def _missing_terms(d: int, order: int, cosines: list[float]) -> Floats:
+def _missing_angles(d: int, cosines: list[float], order: int) -> Floats:
     """1 - rho_k, k < order, of `log_kernel_variance`, averaged over the cosines."""
-    k = np.arange(order)
-    log_rho = _log_rho(d, k)
-    gain = np.zeros(order)
-    for cosine in cosines:
-        if cosine:
-            sine, weight = _angles(d)
-            powers = k[1:, None] * np.log1p(np.maximum(cosine * sine, -1 + 1e-300))
-            gain[1:] += np.expm1(powers) @ weight / len(cosines)
-    return -np.expm1(log_rho) - np.exp(log_rho) * gain
+    k = np.arange(order)[:, None]
+    log_rho = -_sums(np.log1p(k[:, 0] / (d + k[:, 0])))[:, None]
+    total = np.zeros(order)
+    for excess, weight in (_angles(d, cosine) for cosine in cosines):
+        total -= np.expm1(log_rho + k * np.log1p(excess)) @ weight
+    if sum(cosines) == 0:
+        total[1] = 0.0  # exactly: opposite cosines cancel
+    return np.asarray(total / len(cosines))
 
 
-def _angles(d: int) -> tuple[Floats, Floats]:
-    """Nodes sin(phi) and weights of quadrature against the density sin(phi)^(d-1) on (0, pi)."""
+def _missing_norms(d: int, order: int) -> Floats:
+    """1 - prod_{i<k} d / (d + 2i), k < order, of the bias of norms sqrt(d)."""
+    return -np.expm1(-_sums(np.log1p(2 * np.arange(order) / d)))
+
+
+def _sums(x: Floats) -> Floats:
+    """sum_{i<k} x_i for each k."""
+    return np.concatenate([[0.0], np.cumsum(x)[:-1]])
+
+
+def _angles(d: int, cosine: float) -> tuple[Floats, Floats]:
+    """Nodes cosine sin(phi) and weights of quadrature for phi of density ~ sin^(d-1) on (0, pi)."""
     from scipy.special import roots_legendre
 
+    if cosine == 0:
+        return np.zeros(1), np.ones(1)
     x, weight = roots_legendre(256 + 8 * math.isqrt(d))
     log_sine = np.log(np.sin(np.pi * (x + 1) / 2))
     weight = weight * np.exp((d - 1) * log_sine)
-    return np.exp(log_sine), weight / weight.sum()
+    return np.maximum(cosine * np.exp(log_sine), -1 + 1e-16), weight / weight.sum()
 
 
-def _missing(d: int, square: Floats, cosines: list[float]) -> Floats:
+def _missing(d: int, square: Floats, terms: Callable[[int], Floats]) -> Floats:
     """E(1 - rho_K) for K ~ Poisson(square): sums of positive terms but for rounding."""
+    return _poisson_mean(np.minimum(square, 4.0 * d + 1000.0), terms)  # beyond, far below V
+
+
+def _poisson_mean(u: Floats, terms: Callable[[int], Floats]) -> Floats:
+    """Mean of term_K for K ~ Poisson(u)."""
     from scipy.special import gammaln, xlogy
 
-    u = np.minimum(square, 4.0 * d + 1000.0)  # beyond, rho_K is 0 to rounding
     largest = float(np.max(u, initial=0.0))
-    terms = _missing_terms(d, int(largest + 12 * math.sqrt(largest)) + 64, cosines)
     total = np.zeros_like(u)
-    for k, term in enumerate(terms):
+    for k, term in enumerate(terms(int(largest + 12 * math.sqrt(largest)) + 64)):
         total += term * np.exp(xlogy(k, u) - u - gammaln(k + 1))
     return total
 
@@ -1209,15 +1256,14 @@ def _cosine_covariance(d: int, t: Floats, cosines: list[float]) -> Floats:
 
     near = np.minimum(t, 1.0)
     series, power = np.zeros_like(t), np.ones_like(t)
-    for k, term in enumerate(_missing_terms(d, 40, cosines)):
+    for k, term in enumerate(_missing_angles(d, cosines, 40)):
         series -= term * power
         power = power * -near / (k + 1)
     far = np.maximum(t, 1.0)
     value = np.zeros_like(t)
-    for cosine in cosines:
-        sine, weight = _angles(d) if cosine else (np.zeros(1), np.ones(1))
-        for s, w in zip(sine, weight, strict=True):
-            value += w / len(cosines) * hyp1f1(d, d / 2, -far * (1 + cosine * s) / 2)
+    for excess, weight in (_angles(d, cosine) for cosine in cosines):
+        for e, w in zip(excess, weight, strict=True):
+            value += w / len(cosines) * hyp1f1(d, d / 2, -far * (1 + e) / 2)
     return np.where(t < 1, series, value - np.exp(-far))
 
 
@@ -1247,55 +1293,77 @@ def _even_less_square(d: int, order: int) -> Floats:
     return np.concatenate([[0.0], -np.expm1(_log_twice_tau(d, order)) / 2])
 
 
-def _square_less_pair(d: int, order: int) -> Floats:
-    """tau_k - 2^-k, less the covariance of two frequencies at right angles."""
+def _even_block(d: int, order: int) -> Floats:
+    """[k = 0 or 1/2] - tau_k - (d - 1) (tau_k - 2^-k), of V + (d - 1) C of cosh; 0 for k < 4."""
     i = np.arange(1, order)
     logs = np.log1p(i / (d - 1 + i))
-    return np.concatenate([[0.0], np.expm1(np.cumsum(logs) - logs) * 0.5**i])
+    pairs = d * np.expm1(np.cumsum(logs) - logs)
+    return np.concatenate([np.zeros(4), (0.5 - (1 + pairs) * 0.5**i)[3:]])
+
+
+def _block(d: int, order: int) -> Floats:
+    """[k > 0] - tau_k - (d - 1) (tau_k - 2^-k), of V + (d - 1) C of exp."""
+    return np.asarray(_even_block(d, order) + np.append(0.0, np.full(order - 1, 0.5)))
 
 
 def _log_terms(d: int, order: int) -> Floats:
-    """-log(k! (d/2)_k), k < order."""
-    from scipy.special import gammaln
-
-    k = np.arange(order)
-    return np.asarray(gammaln(d / 2) - gammaln(k + 1) - gammaln(d / 2 + k))
+    """log(d^k / (k! (d/2)_k)), k < order."""
+    k = np.arange(1, order)
+    return np.concatenate([[0.0], np.cumsum(np.log(d / (k * (d / 2 + k - 1))))])
 
 
 def _log_series(d: int, s: Floats, factors: Callable[[int, int], Floats]) -> Floats:
     """log sum_k factor_k (d s)^k / (k! (d/2)_k), factors >= 0."""
     from scipy.special import xlogy
 
-    x = d * s
-    order = int(math.sqrt(2 * float(np.max(x, initial=0.0)))) + 72
-    total = np.full(np.shape(x), -math.inf)
+    order = int(math.sqrt(2 * d * float(np.max(s, initial=0.0)))) + 72
+    total = np.full(np.shape(s), -math.inf)
     for k, log_term in enumerate(_log_terms(d, order) + _log(factors(d, order))):
-        total = np.logaddexp(total, log_term + xlogy(k, x))
+        total = np.logaddexp(total, log_term + xlogy(k, s))
     return total
 
 
 def _alternating(d: int, t: Floats, factors: Callable[[int, int], Floats]) -> Floats:
-    """sum_k factor_k (-d t)^k / (k! (d/2)_k) for 0 <= t <= 1."""
+    """sum_k factor_k (-d t)^k / (k! (d/2)_k) for 0 <= t <= 2."""
     k = np.arange(40)
     terms = factors(d, 40) * np.exp(_log_terms(d, 40)) * (-1.0) ** k
-    return np.asarray(np.sum(terms * (d * t)[..., None] ** k, axis=-1))
+    return np.asarray(np.sum(terms * t[..., None] ** k, axis=-1))
 
 
-def _mean_cosine(d: int, t: Floats) -> Floats:
-    """Mean of cos(omega . D) for |omega|^2 = d, |D|^2 = t: F(-d t / 4)."""
-    from scipy.special import hyp0f1
+def _mean_cosine(d: int, t: Floats, *, centred: bool = False) -> Floats:
+    """Mean of cos(omega . D) for |omega|^2 = d, |D|^2 = t: F(-d t / 4), less e^(-t/2) if centred.
 
-    return np.asarray(hyp0f1(d / 2, -d * t / 4))
+    Up to t = 1 + d/4 the mean of 1F1(-K; d/2; d/2) over K ~ Poisson(t/2), beyond a Bessel function,
+    which cannot underflow there.
+    """
+    from scipy.special import gammaln, jv
+
+    def terms(order: int) -> Floats:
+        values = [1.0, 0.0]
+        for k in range(1, order - 1):
+            values.append(k * (2 * values[k] - values[k - 1]) / (k + d / 2))
+        return np.array([0.0 if centred else 1.0, *values[1:]])
+
+    border = 1 + d / 4
+    far = np.sqrt(d * np.maximum(t, border))
+    bessel = np.exp(gammaln(d / 2) - (d / 2 - 1) * np.log(far / 2)) * jv(d / 2 - 1, far)
+    if centred:
+        bessel = bessel - np.exp(-t / 2)
+    return np.where(t < border, _poisson_mean(np.minimum(t, border) / 2, terms), bessel)
 
 
 def _fixed_norm_variance(d: int, t: Floats) -> Floats:
     """Variance of cos(omega . D)."""
-    series = _alternating(d, np.minimum(t, 1.0), _even_less_square)
+    if d == 1:
+        return np.zeros_like(t)
+    series = _alternating(d, np.minimum(t, 2.0), _even_less_square)
     direct = (1 + _mean_cosine(d, 4 * t)) / 2 - _mean_cosine(d, t) ** 2
-    return np.where(t < 1, series, direct)
+    return np.where(t < 2, series, direct)
 
 
-def _fixed_norm_covariance(d: int, t: Floats) -> Floats:
-    """Covariance of cos(omega . D) for two frequencies at right angles."""
-    series = -_alternating(d, np.minimum(t, 1.0), _square_less_pair)
-    return np.where(t < 1, series, _mean_cosine(d, 2 * t) - _mean_cosine(d, t) ** 2)
+def _fixed_norm_block(d: int, t: Floats) -> Floats:
+    """The same, plus d - 1 times the covariance for two frequencies at right angles."""
+    series = _alternating(d, np.minimum(t, 2.0), _even_block)
+    mean_square = _mean_cosine(d, t) ** 2
+    direct = (1 + _mean_cosine(d, 4 * t)) / 2 + (d - 1) * _mean_cosine(d, 2 * t) - d * mean_square
+    return np.where(t < 2, series, np.maximum(direct, 0.0))
