@@ -751,6 +751,11 @@ def num_features_for(
         q, k, v, num_features=1, proposal=proposal, scale=scale, mask=mask, causal=causal
     )
     exact = _Problem(q, k, v, scale, mask, causal).exact()
+    return _features_to_reach(target, law, exact)
+
+
+def _features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
+    """Invert `relative_error`, from the law of one frequency: see `num_features_for`."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         total = np.sum(law.variance, axis=(-2, -1))
         squared_bias = np.sum(law.bias**2, axis=(-2, -1))
