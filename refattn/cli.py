@@ -664,8 +664,8 @@ _PARTS = {  # of moments.Summary
 _QUANTILES = {"quantile_5": 0.05, "quantile_50": 0.5, "quantile_95": 0.95}
 _QUANTILE_ROWS = 2048  # at most so many queries, and keys, make the pairs of the quantiles
 _LAW_KEYS, _LAW_QUERIES = 1024, 256  # with more keys, laws are evaluated for so many queries
-_LAWS = ("rfa", "rfa-fit", "is", "ra")
-_RECOMMENDED = ("rfa", "rfa-fit", "ra")
+_LAWS = ("rfa", "rfa-adapted", "is", "ra")
+_RECOMMENDED = ("rfa", "rfa-adapted", "ra")
 
 
 class Question(NamedTuple):
@@ -839,7 +839,7 @@ def _laws(q: _Array, k: _Array, v: _Array, scale: float, fitted: Gaussian) -> di
     attention_law = partial(theory.attention_law, q, k, v, num_features=1, scale=scale)
     return {
         "rfa": attention_law(),
-        "rfa-fit": attention_law(proposal=fitted),
+        "rfa-adapted": attention_law(proposal=fitted),
         "is": theory.importance_sampling_law(q, k, v, num_features=1, scale=scale),
         "ra": theory.randomized_attention_law(q, k, v, num_samples=1, scale=scale),
     }
@@ -945,7 +945,7 @@ def _show_recommendation(profile: Profile) -> None:
             f"recommended for {len(counts_of)} of {len(profile.heads)} heads: {name}{median}"
         )
     click.echo(
-        "cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-fit, n S m (d + d_v) for ra"
+        "cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v) for ra"
     )
     click.echo("(at least that of exact attention, which it evaluates), n m (d + d_v) for exact")
 

@@ -837,14 +837,17 @@ def _second_moments(
     law = _Gauss(proposal, problem.d)
     square, cross = np.zeros(problem.shape), np.zeros(problem.shape)
     weight = np.ones(problem.shape[:-1])
+    of = None  # the head that `head`, `key` and `gram` are of
     for index, scores, values, q_i, k_h in problem.blocks(centred=centred):
-        head = law.at(index[:-1])
-        t, key = head.rotate(q_i) - head.mean, head.rotate(k_h)
+        if index[:-1] != of:
+            of, head = index[:-1], law.at(index[:-1])
+            key = head.rotate(k_h)
+            gram = _gaussian_gram(key * np.sqrt((1 + head.curvature) / 4))
+        t = head.rotate(q_i) - head.mean
         slope = key * head.curvature
         log_b = scores + t @ slope.T + np.sum(key * slope, axis=-1) / 2
         peak = np.max(log_b, axis=-1, keepdims=True)
         b = np.exp(log_b - np.where(np.isfinite(peak), peak, 0.0))
-        gram = _gaussian_gram(key * np.sqrt((1 + head.curvature) / 4))
         u = np.concatenate([values, np.ones_like(values[:, :1])], axis=1) * b[:, None, :]
         seen = np.any(np.isfinite(scores), axis=-1)
         exponent = head.offset + head.quadratic(t) + 2 * peak[:, 0]

@@ -152,12 +152,14 @@ def test_predictions_are_those_of_the_laws(
     fit = adapt.fit(*qkv[:2], scale=scale)
     exact = softmax_attention(*qkv, scale=scale)
     found = {(x["estimator"], x["samples"]): x for x in seen["predictions"]}
-    assert list(found) == [(name, s) for name in ("rfa", "rfa-fit", "is", "ra") for s in (4, 400)]
+    assert list(found) == [
+        (name, s) for name in ("rfa", "rfa-adapted", "is", "ra") for s in (4, 400)
+    ]
     for s in (4, 400):
         options = {"num_features": s, "scale": scale}
         laws = {
             "rfa": theory.attention_law(*qkv, **options),
-            "rfa-fit": theory.attention_law(*qkv, proposal=fit, **options),
+            "rfa-adapted": theory.attention_law(*qkv, proposal=fit, **options),
             "is": theory.importance_sampling_law(*qkv, **options),
             "ra": theory.randomized_attention_law(*qkv, num_samples=s, scale=scale),
         }
@@ -172,7 +174,7 @@ def test_predictions_are_those_of_the_laws(
                 assert entry["error_mean"] is None
     assert found["rfa", 4]["error_mean"] is None
     assert found["rfa", 400]["error_mean"] is not None
-    for name, proposal in (("rfa", None), ("rfa-fit", fit)):
+    for name, proposal in (("rfa", None), ("rfa-adapted", fit)):
         expected = theory.num_features_for(0.03, *qkv, proposal=proposal, scale=scale)
         np.testing.assert_array_equal(column(seen, "num_features", name), expected)
     law = theory.randomized_attention_law(*qkv, num_samples=1, scale=scale)
@@ -241,7 +243,7 @@ def test_recommendation(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]
         seen = report(tmp_path, npz, "--target", target)
         for head in seen["heads"]:
             found, needed = head["recommended"], head["num_features"]
-            costs = {x: needed[x] * (n + m) / (n * m) for x in ("rfa", "rfa-fit")}
+            costs = {x: needed[x] * (n + m) / (n * m) for x in ("rfa", "rfa-adapted")}
             best = min(costs, key=lambda x: costs[x])
             if costs[best] < 1:
                 assert found == {
@@ -260,7 +262,7 @@ def test_recommendation(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]
     assert "recommended for 3 of 3 heads: exact attention\n" in output
     easy = {**arrays, "q": 0.1 * arrays["q"], "k": 0.1 * arrays["k"]}
     output = run(save(tmp_path, **easy), "--target", 0.3)
-    assert re.search(r"recommended for \d of 3 heads: rfa(-fit)?, median S = \d+\n", output)
+    assert re.search(r"recommended for \d of 3 heads: rfa(-adapted)?, median S = \d+\n", output)
 
 
 def test_outside_the_regime_no_number_is_shown(tmp_path: Path) -> None:
@@ -312,10 +314,12 @@ def test_grouped_heads_are_those_of_repeated_keys(
     k, v = repeated["k"], repeated["v"]
     law = theory.attention_law(q, k, v, num_features=512, proposal=fit)
     error = theory.relative_error(law, softmax_attention(q, k, v))
-    found = [x for x in seen["predictions"] if (x["estimator"], x["samples"]) == ("rfa-fit", 512)]
+    found = [
+        x for x in seen["predictions"] if (x["estimator"], x["samples"]) == ("rfa-adapted", 512)
+    ]
     np.testing.assert_allclose(found[0]["error_per_head"], error, rtol=1e-9)
     np.testing.assert_array_equal(
-        column(seen, "num_features", "rfa-fit"),
+        column(seen, "num_features", "rfa-adapted"),
         theory.num_features_for(0.1, q, k, v, proposal=fit).ravel(),
     )
 
