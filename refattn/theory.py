@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _validate
-from ._array import block_shape, blocks, broadcast_lead, group_heads
+from ._array import block_shape, blocks, broadcast_lead, group_heads, head_counts
 from .attention import _past, attend
 from .kernels import FEATURES
 from .sampling import Gaussian
@@ -776,6 +776,11 @@ def num_features_for(
         q, k, v, num_features=1, proposal=proposal, scale=scale, mask=mask, causal=causal
     )
     exact = _Problem(q, k, v, scale, mask, causal).exact()
+    return _features_to_reach(target, law, exact)
+
+
+def _features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
+    """Invert `relative_error`, from the law of one frequency: see `num_features_for`."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         total = np.sum(law.variance, axis=(-2, -1))
         squared_bias = np.sum(law.bias**2, axis=(-2, -1))
@@ -858,14 +863,17 @@ def _second_moments(
     law = _Gauss(proposal, problem.d)
     square, cross = np.zeros(problem.shape), np.zeros(problem.shape)
     weight = np.ones(problem.shape[:-1])
+    of = None  # the head that `head`, `key` and `gram` are of
     for index, scores, values, q_i, k_h in problem.blocks(centred=centred):
-        head = law.at(index[:-1])
-        t, key = head.rotate(q_i) - head.mean, head.rotate(k_h)
+        if index[:-1] != of:
+            of, head = index[:-1], law.at(problem.query_head(index[:-1]))
+            key = head.rotate(k_h)
+            gram = _gaussian_gram(key * np.sqrt((1 + head.curvature) / 4))
+        t = head.rotate(q_i) - head.mean
         slope = key * head.curvature
         log_b = scores + t @ slope.T + np.sum(key * slope, axis=-1) / 2
         b, peak = _scaled_exp(log_b)
         b_u, peak_u = _scaled_exp(np.where(np.any(values != 0, axis=1), log_b, -math.inf))
-        gram = _gaussian_gram(key * np.sqrt((1 + head.curvature) / 4))
         u, pairs = values * b_u[:, None, :], (b @ gram)[:, None, :]
         height = head.offset + head.quadratic(t)
         square[index] = _times(height + 2 * peak_u, np.sum((u @ gram) * u, axis=-1))
@@ -922,12 +930,23 @@ class _Problem:
         scale = _validate.real("scale", scale, positive=True, optional=True)
         root = q.shape[-1] ** -0.25 if scale is None else math.sqrt(scale)
         if isinstance(proposal, Gaussian):
+            outer = _validate.lead(q, k, v)
+            batch = np.empty((*proposal.lead, 1))
+            _validate.broadcasts("proposal", batch, (*outer, 1), "the leading axes, with 1,")
             q, k = proposal.change_gauge(q, k)
+        heads, groups = head_counts(q, k, v)
+        self.share = 1 if 1 in (heads, groups) else heads // max(groups, 1)
         (q, k, v, mask), self.ungroup = group_heads(q * root, k * root, v, mask)
         self.q, self.k, self.v, self.mask, self.causal = q, k, v, mask, causal
         self.d = q.shape[-1]
         self.shape = (*broadcast_lead(q, k, v, mask), q.shape[-2], v.shape[-1])
         self.attended = attend(q, k, v, mask=mask, causal=causal)
+
+    def query_head(self, index: tuple[int, ...]) -> tuple[int, ...]:
+        """Index among the heads of q of a head among groups of them."""
+        if self.share == 1:
+            return index
+        return (*index[:-2], index[-2] * self.share + index[-1])
 
     def exact(self) -> Floats:
         """Exact attention, (..., n, d_v)."""

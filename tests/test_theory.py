@@ -863,6 +863,21 @@ def test_second_moment_and_corrected_proposition() -> None:
         assert (logs[0] > logs[1] > logs[2]) == (not grows)
 
 
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_grouped_heads_have_their_own_proposals(lead: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(19)
+    q = rng.standard_normal((*lead, 6, 5, 3)) / 2
+    k, v = rng.standard_normal((2, *lead, 3, 7, 3)) / 2
+    proposal = Gaussian(rng.standard_normal((*lead, 6, 3)) / 2, 2 * np.eye(3))
+    options: dict[str, Any] = {"num_features": 9, "proposal": proposal}
+    wide = (np.repeat(x, 2, axis=-3) for x in (k, v))
+    got, want = theory.attention_law(q, k, v, **options), theory.attention_law(q, *wide, **options)
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12)
+    with pytest.raises(ValueError, match="`proposal` must broadcast to the leading axes"):
+        theory.attention_law(q[..., 0, :, :], k[..., 0, :, :], v[..., 0, :, :], **options)
+
+
 def test_the_regime_of_exact_laws_is_everywhere() -> None:
     q, k, v = 3 * np.random.default_rng(18).standard_normal((3, 4, 2))
     assert not theory.attention_law(q, k, v, num_features=1).in_regime.any()
