@@ -811,8 +811,7 @@ def _study_head(
         for name, law in _laws(few, k, v, question.scale, fitted).items():
             laws = [_rescaled(law, samples) for samples in question.features]
             error[name] = [theory.relative_error(law, exact) for law in laws]
-            # The bound of RA holds for every S.
-            inside[name] = [1.0 if name == "ra" else np.mean(law.in_regime) for law in laws]
+            inside[name] = [np.mean(law.in_regime) for law in laws]
             if name.startswith("rfa"):
                 needed[name] = theory._features_to_reach(question.target, law, exact)
             elif name == "ra":
@@ -848,7 +847,7 @@ def _laws(q: _Array, k: _Array, v: _Array, scale: float, fitted: Gaussian) -> di
 def _rescaled(law: theory.Law, samples: int) -> theory.Law:
     """Turn the law of one sample into that of several."""
     count = float(samples)
-    return theory.Law(law.bias / count, law.variance / count, law.ess * count)
+    return type(law)(law.bias / count, law.variance / count, law.ess * count)
 
 
 def show_profile(profile: Profile) -> None:

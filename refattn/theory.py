@@ -528,12 +528,12 @@ class Law(NamedTuple):
 
     @property
     def in_regime(self) -> Any:
-        """Whether laws of first order in 1/S can be trusted: ess >= 10, shape (..., n)."""
+        """Whether errors will look like those of the law: ess >= 10, shape (..., n)."""
         return self.ess >= _LARGE_SAMPLE
 
 
 class ExactLaw(Law):
-    """A law that holds for every number of samples."""
+    """A law whose weights are all equal: it holds for every number of samples."""
 
     @property
     def in_regime(self) -> Any:
@@ -623,14 +623,16 @@ def importance_sampling_law(
     scale: float | None = None,
     mask: Any = None,
     causal: bool = False,
-) -> ExactLaw:
+) -> Law:
     r"""Variance of importance-sampled attention with the exact normaliser (IS), exact for every S.
 
     .. math::
         \mathrm{Var}[\mathrm{out}_i] = \frac1S
             \Bigl(\sum_{jj'} v_j v_{j'} \frac{E_{ijj'}}{Z_i^2} - \mu_i^2\Bigr)
 
-    with E_ijj' and mu_i as in `attention_law`. The bias is 0.
+    with E_ijj' and mu_i as in `attention_law`. The bias is 0. Outside the regime of large effective
+    sample sizes (`Law.in_regime`) the variance is still right, but comes from errors too rare to
+    be seen.
 
     Parameters
     ----------
@@ -639,7 +641,7 @@ def importance_sampling_law(
 
     Returns
     -------
-    ExactLaw
+    Law
         As in `attention_law`.
 
     Raises
@@ -659,7 +661,7 @@ def importance_sampling_law(
     _validate.positive_integer("num_features", num_features)
     moments = _second_moments(q, k, v, proposal, scale, mask, causal, centred=False)
     variance = np.maximum(moments.square - moments.mean**2, 0.0) / num_features
-    return ExactLaw(np.zeros_like(variance), variance, num_features / moments.weight)
+    return Law(np.zeros_like(variance), variance, num_features / moments.weight)
 
 
 def randomized_attention_law(

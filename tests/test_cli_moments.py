@@ -166,7 +166,7 @@ def test_predictions_are_those_of_the_laws(
         for name, law in laws.items():
             entry, error = found[name, s], theory.relative_error(law, exact)
             np.testing.assert_allclose(entry["error_per_head"], error, rtol=1e-9)
-            inside = np.ones(3) if name == "ra" else law.in_regime.mean(-1)
+            inside = law.in_regime.mean(-1)
             np.testing.assert_allclose(entry["share_in_regime_per_head"], inside)
             if np.all(inside == 1):
                 assert entry["error_mean"] == pytest.approx(error.mean())
