@@ -57,13 +57,15 @@ def constant(value: Any, like: Array) -> Array:
     return xp.asarray(value, dtype=like.dtype, device=device(like))
 
 
-def to_host(x: Array) -> Any:
-    """Bring an array of any library, on any device, to NumPy in float64; Dask computes it."""
+def to_host(x: Array, dtype: Any = np.float64) -> Any:
+    """Bring an array of any library, on any device, to NumPy; Dask computes it."""
+    if is_torch_array(x):
+        x = x.detach()  # the result is no part of a graph of derivatives
     if is_torch_array(x) or is_cupy_array(x):
         x = to_device(x, "cpu")
     elif not (is_numpy_array(x) or is_jax_array(x) or is_dask_array(x)):
         x = np.from_dlpack(x, device="cpu")
-    return np.asarray(x, dtype=np.float64)
+    return np.asarray(x, dtype=dtype)
 
 
 def square_norm(x: Array) -> Array:

@@ -18,6 +18,7 @@ from ._array import (
     head_counts,
     is_array_api_obj,
     is_numpy_array,
+    to_host,
 )
 
 
@@ -376,7 +377,7 @@ def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
 
 def host(name: str, x: Any, rule: str, min_ndim: int) -> Any:
     """Turn host data into a float64 array of finite numbers with at least `min_ndim` axes."""
-    values = np.asarray(x)
+    values = to_host(x, None) if is_array_api_obj(x) else np.asarray(x)
     if values.dtype.kind not in "fiu":
         raise TypeError(f"`{name}` must hold real numbers, got {_describe(x)} of {values.dtype}.")
     values = values.astype(np.float64)
@@ -387,12 +388,40 @@ def host(name: str, x: Any, rule: str, min_ndim: int) -> Any:
     return values
 
 
+def squares(name: str, x: Any) -> None:
+    """Check that the squared norms of host vectors (..., d) are representable."""
+    with np.errstate(over="ignore"):
+        largest = np.max(np.sum(x * x, axis=-1), initial=0.0)
+    if not np.isfinite(largest):
+        raise ValueError(
+            f"`{name}` must have squared norms that float64 can hold, got an entry of size "
+            f"{np.max(np.abs(x)):.3g}."
+        )
+
+
+def symmetric(name: str, x: Any, d: int, tolerance: float = 1e-8) -> None:
+    """Check symmetric matrices (..., d, d) on the host."""
+    square(name, x, d)
+    apart = np.abs(x - np.swapaxes(x, -1, -2))
+    if np.any(apart > tolerance * np.max(np.abs(x), initial=0.0)):
+        raise ValueError(
+            f"`{name}` must be symmetric, got a mirrored pair {np.max(apart):.3g} apart."
+        )
+
+
+def semidefinite(name: str, cov: Any, d: int) -> None:
+    """Check covariances (..., d, d) of rows on the host, up to rounding in float32."""
+    symmetric(name, cov, d, tolerance=1e-4)
+    values = np.linalg.eigvalsh(cov)
+    if np.any(values[..., 0] < -1e-4 * np.max(np.abs(values), axis=-1, initial=0.0)):
+        raise ValueError(
+            f"`{name}` must be positive semidefinite, got an eigenvalue {np.min(values):.3g}."
+        )
+
+
 def covariance(name: str, cov: Any, d: int) -> None:
     """Check symmetric positive definite matrices (..., d, d) on the host."""
-    square(name, cov, d)
-    if np.any(np.abs(cov - np.swapaxes(cov, -1, -2)) > 1e-8 * np.max(np.abs(cov))):
-        worst = np.max(np.abs(cov - np.swapaxes(cov, -1, -2)))
-        raise ValueError(f"`{name}` must be symmetric, got a mirrored pair {worst:.3g} apart.")
+    symmetric(name, cov, d)
     smallest = np.linalg.eigvalsh(cov)[..., 0]
     if np.any(smallest <= 0):
         head = np.unravel_index(np.argmin(smallest), smallest.shape)

@@ -188,8 +188,8 @@ def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Floats:
         _validate.host(name, x, "(..., d, d)", 2)
         for name, x in (("q_cov", q_cov), ("k_cov", k_cov))
     )
-    _validate.square("q_cov", q_cov)
-    _validate.square("k_cov", k_cov)
+    _validate.semidefinite("q_cov", q_cov, q_cov.shape[-1])
+    _validate.semidefinite("k_cov", k_cov, k_cov.shape[-1])
     _validate.compatible("q_cov", q_cov, "k_cov", k_cov)
     floor = _validate.real("floor", floor, positive=True)
     constant_rows = (_trace(q_cov) <= 0) | (_trace(k_cov) <= 0)
@@ -389,6 +389,7 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
         Queries and keys.
     a, b : array_like, shape (..., d)
         What to subtract from queries and keys, for example their means, in their coordinates.
+        Query heads that share a key head must share `a`.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default, positive.
 
@@ -414,8 +415,8 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
     _validate.attention(q, k, k)
     scale = _validate.real("scale", scale, positive=True, optional=True)
     a, b = (_validate.host(name, x, "(..., d)", 1) for name, x in (("a", a), ("b", b)))
-    _validate.compatible("a", a, "q", np.empty((*a.shape[:-1], q.shape[-1])))
-    _validate.compatible("b", b, "k", np.empty((*b.shape[:-1], k.shape[-1])))
+    for name, constants, x in (("a", a, q), ("a", a, k), ("b", b, k)):
+        _validate.broadcasts(name, constants, (*x.shape[:-2], x.shape[-1]), "(..., d)")
     a, b = constant(a, q)[..., None, :], constant(b, k)[..., None, :]
     factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
     xp = array_namespace(q, k)
@@ -516,7 +517,9 @@ def _host_moments(name: str, m: Any) -> Moments:
     if m.count == 1:
         cov = np.zeros_like(cov)
     mean = _validate.host(f"{name}.mean", mean, "(..., d)", 1)
-    return Moments(m.count, mean, _validate.host(f"{name}.cov", cov, "(..., d, d)", 2), m.ddof)
+    cov = _validate.host(f"{name}.cov", cov, "(..., d, d)", 2)
+    _validate.semidefinite(f"{name}.cov", cov, mean.shape[-1])
+    return Moments(m.count, mean, cov, m.ddof)
 
 
 def _kernel_moments(q: Any, k: Any, scale: float | None) -> tuple[Moments, Moments]:

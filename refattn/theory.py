@@ -787,7 +787,7 @@ def _features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
         total = np.sum(law.variance, axis=(-2, -1))
         squared_bias = np.sum(law.bias**2, axis=(-2, -1))
         room = target**2 * np.sum(exact**2, axis=(-2, -1))
-        count = (total + np.sqrt(total**2 + 4 * room * squared_bias)) / (2 * room)
+        count = _share(total + np.sqrt(total**2 + 4 * room * squared_bias), 2 * room)
         count = np.maximum(count, _LARGE_SAMPLE * np.mean(1 / law.ess, axis=-1))
         # A whole number that rounding has raised must not become the next one.
         count = np.ceil(count * (1 - 1e-12))
@@ -810,7 +810,7 @@ def relative_error(law: Law, exact: Any) -> Floats:
     Returns
     -------
     numpy.ndarray, shape (...), float64
-        Root mean squared error relative to the exact output.
+        Root mean squared error relative to the exact output; 0 where both are 0.
 
     Raises
     ------
@@ -828,7 +828,8 @@ def relative_error(law: Law, exact: Any) -> Floats:
     exact = _validate.host("exact", exact, "(..., n, d_v)", 2)
     with np.errstate(over="ignore"):
         squares = np.sum(law.variance + law.bias**2, axis=(-2, -1))
-    return np.asarray(np.sqrt(squares / np.sum(exact**2, axis=(-2, -1))))
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.sqrt(_share(squares, np.sum(exact**2, axis=(-2, -1)))))
 
 
 # Sums over pairs of keys
@@ -927,6 +928,8 @@ class _Problem:
                 ("v", v, "m", "d_v"),
             )
         )
+        _validate.squares("q", q)
+        _validate.squares("k", k)
         mask = None if mask is None else np.asarray(mask)
         _validate.attention(q, k, v, mask=mask, causal=causal)
         scale = _validate.real("scale", scale, positive=True, optional=True)
@@ -1157,6 +1160,8 @@ class _Pair:
 def _vectors(x: Any, y: Any) -> tuple[Floats, Floats]:
     x, y = (_validate.host(name, value, "(..., d)", 1) for name, value in (("x", x), ("y", y)))
     _validate.compatible("x", x, "y", y)
+    _validate.squares("x", x)
+    _validate.squares("y", y)
     return x, y
 
 
@@ -1205,6 +1210,11 @@ def _log_cosh(x: Floats) -> Floats:
 def _log_mean_exp(a: Floats, b: Floats) -> Floats:
     """log of the mean of e^a and e^b, to rounding where a = -b is near 0."""
     return (a + b) / 2 + _log_cosh((a - b) / 2)
+
+
+def _share(a: Floats, b: Floats) -> Floats:
+    """a / b, or 0 where a is 0."""
+    return np.asarray(a / np.where(a == 0, 1.0, b))
 
 
 def _ratio(a: Floats, b: Floats) -> Floats:

@@ -337,6 +337,13 @@ def test_adaptation_lowers_the_error_on_text_it_was_not_fitted_to() -> None:
     assert p <= 1e-6, f"seed {seed}: {wins} of 300 draws, p = {p:.2g}"
 
 
+def test_tensors_with_derivatives_are_read() -> None:
+    torch = pytest.importorskip("torch")
+    q = torch.ones((3, 2), requires_grad=True)
+    assert adapt.fit(q, q).mean.shape == (2,)
+    assert theory.attention_law(q, q, q, num_features=1).ess.shape == (3,)
+
+
 def test_assess_is_the_law_and_the_error() -> None:
     q, k, v = 0.5 * np.random.default_rng(14).standard_normal((3, 2, 10, 3))
     proposal = adapt.fit(q, k)
@@ -421,7 +428,26 @@ ONES = np.ones((3, 2))
             ValueError,
             "`proposal` must be over vectors of length d = 2, got 3",
         ),
-        (lambda: adapt.centre(ONES, ONES, [1.0], [1.0, 2.0]), ValueError, "`a` and `q`"),
+        (
+            lambda: adapt.centre(ONES, ONES, [1.0], [1.0, 2.0, 3.0]),
+            ValueError,
+            r"`b` must broadcast to \(..., d\) = \(2,\), got shape \(3,\)",
+        ),
+        (
+            lambda: adapt.centre(np.ones((4, 3, 2)), np.ones((2, 3, 2)), np.ones((4, 2)), [1.0]),
+            ValueError,
+            r"`a` must broadcast to \(..., d\) = \(2, 2\), got shape \(4, 2\)",
+        ),
+        (
+            lambda: adapt.gauge(np.eye(2), np.array([[1.0, 2.0], [0.0, 1.0]])),
+            ValueError,
+            "`k_cov` must be symmetric, got a mirrored pair 2 apart",
+        ),
+        (
+            lambda: adapt.oprf(GOOD._replace(cov=-np.eye(2)), GOOD),
+            ValueError,
+            "`q.cov` must be positive semidefinite, got an eigenvalue -1",
+        ),
         (
             lambda: adapt.assess(ONES, ONES, ONES, num_features=2, draws=0),
             ValueError,

@@ -878,6 +878,23 @@ def test_grouped_heads_have_their_own_proposals(lead: tuple[int, ...]) -> None:
         theory.attention_law(q[..., 0, :, :], k[..., 0, :, :], v[..., 0, :, :], **options)
 
 
+def test_values_that_are_zero_are_estimated_exactly() -> None:
+    q, k = np.random.default_rng(20).standard_normal((2, 4, 2)) / 10
+    v = np.zeros((4, 1))
+    law = theory.attention_law(q, k, v, num_features=3)
+    assert theory.relative_error(law, v) == 0
+    assert np.isfinite(theory.num_features_for(0.1, q, k, v))
+    assert theory.relative_error(law._replace(variance=v + 1), v) == math.inf
+
+
+def test_squared_norms_must_be_representable() -> None:
+    with pytest.raises(ValueError, match=r"`x` must have squared norms .* of size 1e\+200"):
+        theory.log_kernel_variance([1e200], [1.0])
+    one = np.ones((1, 1))
+    with pytest.raises(ValueError, match="`k` must have squared norms"):
+        theory.attention_law(one, 1e200 * one, one, num_features=1)
+
+
 def test_the_regime_is_everywhere_for_equal_weights_only() -> None:
     q, k, v = 3 * np.random.default_rng(18).standard_normal((3, 4, 2))
     assert not theory.attention_law(q, k, v, num_features=1).in_regime.any()
