@@ -363,9 +363,11 @@ def per_head(name: str, x: Any, like: Array) -> Array:
     """Bring a number, or numbers (...) for rows (..., n, d), to the library of `like`."""
     if isinstance(x, Real) and not isinstance(x, bool):
         x = np.asarray(real(name, x))
-    x = _floats(name, x, like)
+    values = _floats(name, x, like)
     broadcasts(name, x, _shape(like)[:-2], "(...)")
-    return x
+    if is_numpy_array(x) and not np.all(np.isfinite(x)):
+        raise ValueError(f"`{name}` must be finite, got nan or inf.")
+    return values
 
 
 def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:

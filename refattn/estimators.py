@@ -123,11 +123,13 @@ def random_feature_attention(
     proposal : sampling.Gaussian or sampling.Mixture, optional
         See `coupling`. Queries and keys are put into its gauge, if it has one (`adapt.fit`).
     square_norms : pair of floats or arrays of shape (...), optional
-        Constants for each head in place of |q|^2 and |k|^2 in the features, in kernel
+        Finite constants for each head in place of |q|^2 and |k|^2 in the features, in kernel
         coordinates: reference 002, eqs. (13) to (15), see `moments.mean_plus_trace` and
         `moments.mean_only`. They cancel, and so does the true |q|^2, but |k|^2 does not: the
         estimate is then of softmax_j(q . k_j + |k_j|^2 / 2), or with trigonometric features of
-        softmax_j(q . k_j - |k_j|^2 / 2), however many features there are.
+        softmax_j(q . k_j - |k_j|^2 / 2), however many features there are. With a `proposal` that
+        has a gauge A all of these are the norms of A q and A^{-T} k. What they are changes
+        nothing, so that NaN in arrays other than NumPy's goes unnoticed.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of the drawn frequencies.
     scale : float, optional
@@ -150,7 +152,8 @@ def random_feature_attention(
         As in `attend`, and if `num_features` is not an integer or `scale` not a real number.
     ValueError
         As in `attend`; if not exactly one of `omega` and `num_features` is given, if
-        `log_weight` is given without `omega`, or if an option is unknown.
+        `log_weight` is given without `omega`, if `square_norms` are not finite, or if an option
+        is unknown.
 
     Notes
     -----
@@ -181,63 +184,52 @@ def random_feature_attention(
     omega, log_weight = _frequencies(
         q, k, v, omega, log_weight, num_features, "num_features", coupling, proposal, rng
     )
-    if features == "trigonometric" or square_norms is not None:
-        return _feature_attention(
-            q, k, v, omega, log_weight, features, square_norms, scale, mask, causal
-        )
+    norms = square_norms is None
+    if not norms:
+        _validate.pair("square_norms", square_norms, (q, k))
+    if features == "trigonometric":
+        return _trigonometric(q, k, v, omega, log_weight, norms, scale, mask, causal)
     if features == "hyperbolic":
         omega, log_weight = both_signs(omega, log_weight)
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
-    return ungroup(_two_hops(q, k, v, omega, log_weight, root_scale(scale, q), mask, causal).out)
+    root = root_scale(scale, q)
+    return ungroup(_two_hops(q, k, v, omega, log_weight, root, mask, causal, norms).out)
 
 
-def _feature_attention(
+def _trigonometric(
     q: Array,
     k: Array,
     v: Array,
     omega: Array,
     log_weight: Array,
-    name: str,
-    square_norms: Any,
+    norms: bool,
     scale: float | None,
     mask: Array | None,
     causal: bool,
 ) -> Array:
     """Linear attention over the features themselves, the weights on the side of the queries.
 
-    For features that are signed, or whose norms are given.
+    Without `norms` those of the keys count as equal, and cancel: any constant will do.
     """
     xp = array_namespace(q)
-    norms = [None, None]
-    if square_norms is not None:
-        norms = [x[..., None, None] for x in _validate.pair("square_norms", square_norms, (q, k))]
-    (q, k, v, omega, log_weight, mask, *norms), ungroup = group_heads(
-        q, k, v, omega, log_weight[..., None, :], mask, *norms
+    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
+        q, k, v, omega, log_weight[..., None, :], mask
     )
     root = root_scale(scale, q)
     weight = xp.exp(log_weight - _finite(xp.max(log_weight, axis=-1, keepdims=True), xp))
-    if name != "positive":
-        weight = xp.concat([weight, weight], axis=-1)
-    phi_q, phi_k = (
-        partial(
-            getattr(features, f"{name}_features"),
-            omega=omega,
-            square_norm=None if norm is None else norm[..., 0, 0],
-        )
-        for norm in norms
-    )
+    weight = xp.concat([weight, weight], axis=-1)
 
-    def weighted(x: Array) -> features.Features:
-        values, log_scale = phi_q(x * root)
+    def phi_q(x: Array) -> features.Features:
+        values, log_scale = features.trigonometric_features(x * root, omega)
         return features.Features(values * weight, log_scale)
 
-    def plain(x: Array) -> features.Features:
-        of_k: features.Features = phi_k(x * root)
-        return of_k
+    def phi_k(x: Array) -> features.Features:
+        square_norm = None if norms else 0.0
+        return features.trigonometric_features(x * root, omega, square_norm=square_norm)
 
-    return ungroup(features._linear_attention(q, k, v, weighted, plain, mask, causal))
+    return ungroup(features._linear_attention(q, k, v, phi_q, phi_k, mask, causal))
 
 
 def importance_sampled_attention(
@@ -778,10 +770,12 @@ def _two_hops(
     root: Array,
     mask: Array | None,
     causal: bool,
+    norms: bool = True,
 ) -> Attended:
     """Queries attend to samples that attend to the keys each query sees.
 
-    `omega` has shape (..., S, d) and `log_weight` (..., n or 1, S). `lse` lacks -|q|^2/2.
+    `omega` has shape (..., S, d) and `log_weight` (..., n or 1, S). `lse` lacks -|q|^2/2, and
+    without `norms` all is as if |k|^2 were 0.
     """
     if mask is not None and mask.shape[-2] > 1:
 
@@ -790,16 +784,22 @@ def _two_hops(
             out, lse = _read(q, omega, states, log_weight, root)
             return Attended(out[..., 0, :], lse[..., 0])
 
-        return _per_query(read, q, k, v, omega[..., None, :, :], log_weight, root, mask, causal)
+        omega = omega[..., None, :, :]
+        return _per_query(read, q, k, v, omega, log_weight, root, mask, causal, norms)
     if causal:
-        return _causal(q, k, v, omega, log_weight, root, mask)
-    return _read(q, omega, _sample(omega, k, v, mask, root), log_weight, root)
+        return _causal(q, k, v, omega, log_weight, root, mask, norms)
+    return _read(q, omega, _sample(omega, k, v, mask, root, norms), log_weight, root)
 
 
-def _sample(omega: Array, k: Array, v: Array, mask: Array | None, root: Array) -> Attended:
+def _sample(
+    omega: Array, k: Array, v: Array, mask: Array | None, root: Array, norms: bool = True
+) -> Attended:
     """First hop, samples attend to keys: f_s and log Z_s."""
-    half = root * root / 2
-    return _attend(omega, k, v, mask=mask, scale=root, key_bias=lambda k: -half * square_norm(k))
+
+    def bias(k: Array) -> Array:
+        return -root * root / 2 * square_norm(k)
+
+    return _attend(omega, k, v, mask=mask, scale=root, key_bias=bias if norms else None)
 
 
 def _read(q: Array, omega: Array, states: Attended, log_weight: Array, root: Array) -> Attended:
@@ -816,6 +816,7 @@ def _causal(
     log_weight: Array,
     root: Array,
     mask: Array | None,
+    norms: bool,
 ) -> Attended:
     """Two hops over the keys that each query sees, chunk after chunk."""
     n, shift, whole = q.shape[-2], k.shape[-2] - q.shape[-2], slice(None)
@@ -824,11 +825,12 @@ def _causal(
         q_h, k_h, v_h, omega_h, weight_h, mask_h = _parts(
             (*head, whole, whole), q, k, v, omega, log_weight, mask
         )
-        state = _sample(omega_h, *_keys(k_h, v_h, mask_h, 0, shift), root)
+        state = _sample(omega_h, *_keys(k_h, v_h, mask_h, 0, shift), root, norms)
         for i in _chunks(0, n, -shift):
             fresh = _keys(k_h, v_h, mask_h, i.start + shift, i.stop + shift)
             weight_i = part(weight_h, (i, whole))
-            done, state = _causal_step(q_h[..., i, :], *fresh, omega_h, weight_i, root, state)
+            q_i = q_h[..., i, :]
+            done, state = _causal_step(q_i, *fresh, omega_h, weight_i, root, state, norms)
             out = put(out, (*head, i, whole), done.out)
             lse = put(lse, (*head, i), done.lse)
     return Attended(out, lse)
@@ -863,13 +865,14 @@ def _causal_step(
     log_weight: Array,
     root: Array,
     state: Attended,
+    norms: bool = True,
 ) -> tuple[Attended, Attended]:
     """Attend to the state of the past and, causally, to the chunk; add the chunk to the state."""
     past = _read(q, omega, state, log_weight, root)
     if k.shape[-2] == 0:
         return past, state
-    present = _triangle(q, k, v, mask, omega, log_weight, root)
-    return _merge(past, present), _merge(state, _sample(omega, k, v, mask, root))
+    present = _triangle(q, k, v, mask, omega, log_weight, root, norms)
+    return _merge(past, present), _merge(state, _sample(omega, k, v, mask, root, norms))
 
 
 def _triangle(
@@ -880,6 +883,7 @@ def _triangle(
     omega: Array,
     log_weight: Array,
     root: Array,
+    norms: bool,
 ) -> Attended:
     """Causal two hops within a chunk: the second half sees the first, then each half itself."""
     xp = array_namespace(q)
@@ -888,7 +892,9 @@ def _triangle(
         q, k = q * root, k * root
         frequencies = xp.matrix_transpose(omega)
         x = q @ frequencies + log_weight
-        y = k @ frequencies - square_norm(k)[..., None] / 2
+        y = k @ frequencies
+        if norms:
+            y = y - square_norm(k)[..., None] / 2
         scores = _log_sum_exp(x[..., :, None, :] + y[..., None, :, :])
         visible = _past(slice(0, n), slice(0, n), 0, device(q), xp)
         return _finish(_mean(scores, v, visible if mask is None else visible & mask, xp), xp)
@@ -899,9 +905,9 @@ def _triangle(
         weight = part(log_weight, (i, slice(None)))
         halves.append((q[..., i, :], own, weight))
     (q_a, keys_a, weight_a), (q_b, keys_b, weight_b) = halves
-    a = _triangle(q_a, *keys_a, omega, weight_a, root)
-    across = _read(q_b, omega, _sample(omega, *keys_a, root), weight_b, root)
-    b = _merge(across, _triangle(q_b, *keys_b, omega, weight_b, root))
+    a = _triangle(q_a, *keys_a, omega, weight_a, root, norms)
+    across = _read(q_b, omega, _sample(omega, *keys_a, root, norms), weight_b, root)
+    b = _merge(across, _triangle(q_b, *keys_b, omega, weight_b, root, norms))
     return Attended(_cat(a.out, b.out, -2), _cat(a.lse, b.lse, -1))
 
 
@@ -928,6 +934,7 @@ def _per_query(
     root: Array,
     mask: Array | None,
     causal: bool,
+    norms: bool = True,
 ) -> Attended:
     """First hop with samples or keys of each query's own, (..., n or 1, S, d), then `read`."""
     xp, whole = array_namespace(q), slice(None)
@@ -949,7 +956,7 @@ def _per_query(
             seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
             seen = xp.reshape(seen, (*seen.shape[:-3], c * num_samples, m))
         k_h, v_h = (part(x, (*head, whole, whole)) for x in (k, v))
-        f, log_z = _sample(flat, k_h, v_h, seen, root)
+        f, log_z = _sample(flat, k_h, v_h, seen, root, norms)
         f = xp.reshape(f, (*f.shape[:-2], c, num_samples, d_v))
         log_z = xp.reshape(log_z, (*log_z.shape[:-1], c, num_samples))
         weight_i = None if log_weight is None else part(log_weight, (*head, i, whole))

@@ -421,7 +421,8 @@ def log_norm_approximation_bias(
     Reference 002, eqs. (13) to (15), puts constants x', y' from `moments.mean_plus_trace` or
     `moments.mean_only` for the squared norms in the features. In attention the constants cancel,
     and what is estimated is not softmax_j(q . k_j) but softmax_j(q . k_j + |k_j|^2 / 2). With
-    trigonometric features the sign of the right side is the opposite.
+    trigonometric features the sign of the right side is the opposite. Where frequencies come from
+    a proposal with a gauge A, `x` and `y` are A q and A^{-T} k, and the constants those of them.
 
     Parameters
     ----------

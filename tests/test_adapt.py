@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from conftest import Backend, Host
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import CONTRACT, mp
 from scipy import stats
-from test_attention import draw, seeds
+from test_attention import draw, seeds, with_norm
 
 import refattn
 from refattn import adapt, estimators, moments, sampling, theory
@@ -385,6 +386,44 @@ def test_constants_for_norms_change_what_is_estimated(features: str, sign: int, 
     bias = np.repeat(bias, 4 // k.shape[0], axis=0)
     want = refattn.softmax_attention(q, k, v, scale=0.8, bias=bias, **options)
     np.testing.assert_allclose(got, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["plain", "key mask", "mask", "causal"])
+@pytest.mark.parametrize("features", ["positive", "hyperbolic"])
+@pytest.mark.parametrize("size", [1.0, 100.0])
+def test_constants_for_norms_at_large_logits(
+    size: float, features: str, case: str, dtype: np.dtype
+) -> None:
+    rng = np.random.default_rng(21)
+    n, m, d = (40, 40, 3) if case == "causal" else (5, 7, 3)
+    q, k = (with_norm(draw(rng, x, d, dtype=dtype), size) for x in (n, m))
+    v, omega = draw(rng, m, 2, dtype=dtype), with_norm(draw(rng, 4, d, dtype=dtype), size)
+    options: dict[str, Any] = {}
+    visible = np.ones((n, m), bool)
+    if case == "causal":
+        options["causal"], visible = True, np.tri(n, m, dtype=bool)
+    elif case != "plain":
+        options["mask"] = rng.random(m if case == "key mask" else (n, m)) < 0.7
+        visible = visible & options["mask"]
+    got = refattn.random_feature_attention(
+        q, k, v, omega=omega, features=features, square_norms=(2.0 * size**2, 1e-3), scale=1.0,
+        **options,
+    )  # fmt: skip
+    both = np.concatenate([omega, -omega]) if features == "hyperbolic" else omega
+    log_kernel = reference.log_kernel_estimate(reference.exact(q), reference.exact(k), both)
+    scores = log_kernel + (reference.exact(k) ** 2).sum(-1) / 2
+    want = reference._softmax_mean(scores, reference.exact(v), visible)[0]
+    assert reference.error(got, want, np.abs(v).max(), size**2) <= CONTRACT
+
+
+def test_constants_for_norms_are_finite() -> None:
+    for constants in ((np.nan, 1.0), (1.0, np.array(np.inf)), (np.array([np.nan]), 1.0)):
+        for features in ("positive", "trigonometric"):
+            with pytest.raises(ValueError, match=r"`square_norms` must be .*finite"):
+                refattn.random_feature_attention(
+                    np.ones((1, 3, 2)), *np.ones((2, 3, 2)), num_features=1,
+                    features=features, square_norms=constants,
+                )  # fmt: skip
 
 
 def test_constants_for_norms_on_every_library(backend: Backend, dtype: np.dtype) -> None:
