@@ -23,7 +23,9 @@ def for_each(
     Each thread gets a function of its own from `worker`, with memory of its own. Products of the
     size of a block gain little from a BLAS with several threads, and all else nothing: so threads
     take whole items, and BLAS has one thread meanwhile. There are as many as BLAS had:
-    threadpoolctl and variables such as OMP_NUM_THREADS set both.
+    threadpoolctl and variables such as OMP_NUM_THREADS set both. The limits belong to the process:
+    those that another thread sets meanwhile hold at once, also here, and are undone at the end,
+    which restores what was found at the start.
     """
     remaining, turn = iter(items), Lock()
 
@@ -33,8 +35,8 @@ def for_each(
             remaining = iter(())
 
     def work() -> None:
-        function = worker()
         try:
+            function = worker()
             while True:
                 with turn:
                     item = next(remaining, None)
@@ -50,9 +52,15 @@ def for_each(
         if count == 1:
             return work()
         with ThreadPoolExecutor(count) as pool:
+            started = []
             try:
-                # Each in a copy of the context, which holds numpy.errstate.
-                for done in [pool.submit(copy_context().run, work) for _ in range(count)]:
+                try:
+                    for _ in range(count):
+                        # Each in a copy of the context, which holds numpy.errstate.
+                        started.append(pool.submit(copy_context().run, work))
+                except RuntimeError:  # no more threads, as when the interpreter shuts down
+                    work()
+                for done in started:
                     done.result()
             finally:
                 stop()  # so does an interrupt
@@ -69,7 +77,8 @@ def _blas_threads() -> Iterator[int]:
         yield count
     finally:
         if limits is not None:
-            limits.restore_original_limits()
+            with _lock:
+                limits.restore_original_limits()
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +12,7 @@ import pytest
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 import refattn
+from refattn import _threads
 from refattn._threads import _blas, for_each
 
 
@@ -97,3 +100,79 @@ def test_threads_see_the_error_state_of_numpy(large):
 def test_one_thread_where_there_is_no_blas_to_control(monkeypatch, large):
     monkeypatch.setattr(_blas(), "lib_controllers", [])
     assert refattn.softmax_attention(*large).shape == (2, 1300, 8)
+
+
+@pytest.mark.usefixtures("several")
+def test_a_worker_that_fails_ends_the_other_thread():
+    done, workers, failed = [], [], threading.Event()
+
+    def worker():
+        workers.append(None)
+        if len(workers) == 2:
+            failed.set()
+            raise MemoryError
+        return function
+
+    def function(item):
+        assert failed.wait(timeout=30)
+        done.append(item)
+
+    with pytest.raises(MemoryError):
+        for_each(worker, range(10**6), threads=True)
+    assert len(done) < 10**6
+
+
+@pytest.mark.parametrize("started", [0, 1])
+@pytest.mark.usefixtures("several")
+def test_without_new_threads_the_caller_does_the_work(started, monkeypatch):
+    done, before, submit = [], blas_threads(), ThreadPoolExecutor.submit
+
+    def refuse(pool, *args):
+        nonlocal started
+        started -= 1
+        if started < 0:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        return submit(pool, *args)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    for_each(lambda: done.append, range(1000), threads=True)
+    assert sorted(done) == list(range(1000))
+    assert blas_threads() == before
+
+
+def test_attention_while_the_interpreter_shuts_down():
+    code = """
+import atexit, numpy, refattn
+from threadpoolctl import threadpool_limits
+
+def run():
+    with threadpool_limits(2, user_api="blas"):
+        x = numpy.ones((2, 1300, 8))
+        print(refattn.softmax_attention(x, x, x).mean())
+
+atexit.register(run)
+refattn.attend(*numpy.ones((3, 1, 1)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("1.0\n", "")
+
+
+@pytest.mark.usefixtures("several")
+def test_limits_are_restored_while_no_other_call_reads_them(monkeypatch):
+    blas, held = _blas(), []
+    limit = type(blas).limit
+
+    def watched(self, **options):
+        limits = limit(self, **options)
+        restore = limits.restore_original_limits
+
+        def restore_original_limits():
+            held.append(_threads._lock.locked())
+            restore()
+
+        limits.restore_original_limits = restore_original_limits
+        return limits
+
+    monkeypatch.setattr(type(blas), "limit", watched)
+    for_each(lambda: lambda item: None, range(2), threads=True)
+    assert held == [True]
