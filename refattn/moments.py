@@ -323,12 +323,13 @@ def shrinkage_intensity(m: Moments) -> Array:
     Parameters
     ----------
     m : Moments
-        Of at least 2 rows; with fewer the intensity is nan where the covariance is.
+        Of at least 2 rows; with fewer the intensity is 0.
 
     Returns
     -------
     array, shape (...)
-        From 0 to 1; 1 where the covariance is already a multiple of the identity, 0 included.
+        From 0 to 1; 1 where the covariance is already a multiple of the identity, 0 included, and
+        nan where it is nan.
 
     Raises
     ------
@@ -576,6 +577,8 @@ def _outer(x: Array) -> Array:
 def _intensity(m: Moments) -> Array:
     """`shrinkage_intensity` with a trusted argument."""
     xp, d = array_namespace(m.cov), m.cov.shape[-1]
+    if m.count < 2:
+        return xp.zeros_like(m.mean[..., 0])
     # Divided by its trace, the covariance has squares that neither overflow nor vanish.
     p = m.cov / _nonzero(_trace(m.cov), xp)[..., None, None]
     trace, two = _trace(p), constant(2, p)
@@ -583,8 +586,9 @@ def _intensity(m: Moments) -> Array:
     # tr(p^2) - tr(p)^2 / d, without the cancellation
     off = p - (trace / d)[..., None, None] * _eye(p)
     spread = xp.sum(off * off, axis=(-2, -1))
-    rho = ((1 - two / d) * squares + trace**2) / ((m.count - two / d) * _nonzero(spread, xp))
-    return xp.where((spread == 0) | (rho > 1), 1.0, rho)
+    below = (m.count - two / d) * spread
+    rho = ((1 - two / d) * squares + trace**2) / _nonzero(below, xp)
+    return xp.where((below == 0) | (rho > 1), 1.0, rho)
 
 
 def _trace(cov: Array) -> Array:

@@ -294,8 +294,8 @@ def test_no_row_and_one_row(ddof: int) -> None:
     for m in (none, one):
         assert shrink(m).cov.shape == (2, 3, 3)
         assert not moments.summary(m).enough
-    assert np.all(np.isnan(shrinkage_intensity(none)))
-    assert np.all(np.isnan(shrinkage_intensity(one)) == (ddof == 1))
+        np.testing.assert_array_equal(shrinkage_intensity(m), np.zeros(2))
+        np.testing.assert_array_equal(shrink(m).cov, m.cov)
     assert np.all(np.isnan(moments.summary(estimate(row)).eigenvalues))
 
 
@@ -500,7 +500,17 @@ def test_law_test_sees_defects(defect: Estimator) -> None:
 # --- shrinkage ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "d"), [(2, 3), (5, 3), (12, 4), (100, 2), (7, 1), (4, 12)])
+def test_covariance_given_with_fewer_than_two_rows_stays() -> None:
+    for count in (0, 1):
+        for cov in (np.eye(3) + 1.0, np.ones((1, 1))):
+            m = Moments(count, np.zeros(len(cov)), cov)
+            assert shrinkage_intensity(m) == 0.0
+            np.testing.assert_array_equal(shrink(m).cov, cov)
+
+
+@pytest.mark.parametrize(
+    ("n", "d"), [(2, 1), (2, 2), (2, 3), (5, 3), (12, 4), (100, 2), (7, 1), (4, 12)]
+)
 def test_intensity_against_mpmath(n: int, d: int, dtype: np.dtype) -> None:
     m = estimate(draw(np.random.default_rng([n, d]), n, d, dtype=dtype))
     cov = reference.exact(m.cov)
