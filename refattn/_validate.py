@@ -143,6 +143,12 @@ def gaussians(name: str, proposals: Any) -> Any:
     return tuple(proposals)
 
 
+def over(name: str, proposal: Any, d: int) -> None:
+    """Check that a proposal is for frequencies of length d."""
+    if proposal.d != d:
+        raise ValueError(f"`{name}` must be over vectors of length d = {d}, got {proposal.d}.")
+
+
 def states(**pairs: tuple[Array, Array]) -> None:
     """Check arrays (..., m, c) of two states that are to be joined along the tokens."""
     for name, (x, y) in pairs.items():
@@ -379,6 +385,7 @@ def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
 
 def host(name: str, x: Any, rule: str, min_ndim: int) -> Any:
     """Turn host data into a float64 array of finite numbers with at least `min_ndim` axes."""
+    whole(name, x)
     values = to_host(x, None) if is_array_api_obj(x) else np.asarray(x)
     if values.dtype.kind not in "fiu":
         raise TypeError(f"`{name}` must hold real numbers, got {_describe(x)} of {values.dtype}.")
@@ -390,14 +397,20 @@ def host(name: str, x: Any, rule: str, min_ndim: int) -> Any:
     return values
 
 
+def whole(name: str, x: Any) -> None:
+    """Check that nothing is hidden in host data: a conversion would drop the mask of numpy.ma."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"`{name}` must have no hidden entries, got {_describe(x)}.")
+
+
 def squares(name: str, x: Any) -> None:
     """Check that the squared norms of host vectors (..., d) are representable."""
     with np.errstate(over="ignore"):
         largest = np.max(np.sum(x * x, axis=-1), initial=0.0)
     if not np.isfinite(largest):
         raise ValueError(
-            f"`{name}` must have squared norms that float64 can hold, got an entry of size "
-            f"{np.max(np.abs(x)):.3g}."
+            f"`{name}` must have squared norms that float64 can hold, in kernel coordinates, got "
+            f"an entry of size {np.max(np.abs(x)):.3g}."
         )
 
 
@@ -405,7 +418,8 @@ def symmetric(name: str, x: Any, d: int, tolerance: float = 1e-8) -> None:
     """Check symmetric matrices (..., d, d) on the host."""
     square(name, x, d)
     apart = np.abs(x - np.swapaxes(x, -1, -2))
-    if np.any(apart > tolerance * np.max(np.abs(x), initial=0.0)):
+    largest = np.max(np.abs(x), axis=(-2, -1), keepdims=True)
+    if np.any(apart > tolerance * largest):
         raise ValueError(
             f"`{name}` must be symmetric, got a mirrored pair {np.max(apart):.3g} apart."
         )

@@ -153,8 +153,11 @@ class Gaussian:
     def change_gauge(self, q: Array, k: Array) -> tuple[Array, Array]:
         """Map queries (..., n, d) and keys (..., m, d) to A q and A^{-T} k, if there is a gauge.
 
-        Raises ValueError where query heads that share a key head have different gauges.
+        Raises ValueError where d is not that of the frequencies, or query heads that share a key
+        head have different gauges.
         """
+        _validate.attention(q, k, k)
+        _validate.over("proposal", self, q.shape[-1])
         if self.gauge is None:
             return q, k
         outer = _validate.lead(q, k, k)
@@ -371,8 +374,7 @@ def draw(
         raise TypeError(
             f"`proposal` must be a Gaussian, a Mixture or None, got {type(proposal).__name__}."
         )
-    if proposal.d != d:
-        raise ValueError(f"`proposal` must be over vectors of length d = {d}, got {proposal.d}.")
+    _validate.over("proposal", proposal, d)
     if not proposal.has_finite_variance():
         warnings.warn(
             "The covariance of `proposal` is not above I/2: importance weights have infinite "

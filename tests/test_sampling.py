@@ -353,6 +353,28 @@ def test_target_on_backends(backend: Backend, dtype: np.dtype, options: str) -> 
             r"`cov` must be symmetric, got a mirrored pair 0.5 apart",
         ),
         (
+            lambda: sampling.Gaussian(np.zeros(2), [1e12 * np.eye(2), [[1.0, 0.5], [0.0, 1.0]]]),
+            ValueError,
+            r"`cov` must be symmetric, got a mirrored pair 0.5 apart",
+        ),
+        (
+            lambda: sampling.Gaussian(np.ma.array([0.0, 1.0], mask=[True, False])),
+            TypeError,
+            "`mean` must have no hidden entries, got numpy.ma",
+        ),
+        (
+            lambda: sampling.Gaussian(np.zeros(3)).change_gauge(np.ones((2, 2)), np.ones((4, 2))),
+            ValueError,
+            "`proposal` must be over vectors of length d = 2, got 3",
+        ),
+        (
+            lambda: sampling.Gaussian(np.zeros(1), gauge=[[2.0]]).change_gauge(
+                np.ones((2, 2)), np.ones((4, 2))
+            ),
+            ValueError,
+            "`proposal` must be over vectors of length d = 2, got 1",
+        ),
+        (
             lambda: sampling.Gaussian([0.0], np.eye(2)),
             ValueError,
             r"`cov` must have shape \(\.\.\., 1, 1\), got \(2, 2\)",
