@@ -24,7 +24,7 @@ from . import _validate, moments, theory
 from ._array import Array, array_namespace, constant, head_counts, to_host
 from .moments import Moments
 from .sampling import Gaussian
-from .theory import _LARGE_SAMPLE, _Gauss, _Problem
+from .theory import _LARGE_SAMPLE, _first_order, _Gauss, _Problem, _second_moments, _share
 
 __all__ = [
     "Assessment",
@@ -119,7 +119,7 @@ def fit(
 
     Notes
     -----
-    Moments of a single row, whose covariance is undefined, count as having covariance 0. For
+    Moments of a single row whose covariance is nan count as having covariance 0. For
     data other than those fitted to, covariances of N < d^2 rows must be shrunk
     (``moments.shrink(moments.estimate(q))``) and a larger `floor` helps: on tokens of the same
     text that were not fitted to, 64 rows of length 32 as they are did harm.
@@ -240,7 +240,7 @@ def oprf(q: Moments, k: Moments) -> Gaussian:
     """
     mean, second = _second_moment(q, k)
     d = mean.shape[-1]
-    spread = best_variance(_trace(second) / d)
+    spread = _best_variance(_trace(second) / d)
     return Gaussian(np.zeros_like(mean), spread[..., None, None] * np.eye(d))
 
 
@@ -471,21 +471,24 @@ def assess(
     _validate.attention(q, k, v)
     rng = _validate.generator(rng)
     host = to_host(q), to_host(k), to_host(v)
-    exact = _Problem(*host, scale, None, False).exact()
+    problem = _Problem(*host, scale, None, False)
+    exact = problem.mean
     size = np.sum(exact**2, axis=(-2, -1))
     squares = np.zeros_like(size)
     for _ in range(draws):
         approx = random_feature_attention(
             q, k, v, num_features=num_features, proposal=proposal, rng=rng, scale=scale
         )
-        squares += np.sum((to_host(approx) - exact) ** 2, axis=(-2, -1)) / draws
-    law = theory.attention_law(*host, num_features=num_features, proposal=proposal, scale=scale)
+        squares += np.sum((to_host(approx) / problem.unit - exact) ** 2, axis=(-2, -1)) / draws
+    sums = _second_moments(*host, proposal, scale, None, False, centred=True)
+    law = _first_order(sums, num_features)
     with np.errstate(divide="ignore"):
         ess = 1 / np.mean(1 / law.ess, axis=-1)
-    return Assessment(theory.relative_error(law, exact), np.sqrt(squares / size), ess)
+        achieved = np.sqrt(_share(squares, size))
+    return Assessment(theory.relative_error(law, exact), achieved, ess)
 
 
-def best_variance(excess: Floats) -> Floats:
+def _best_variance(excess: Floats) -> Floats:
     r"""Minimise log(s / sqrt(2 s - 1)) + excess / (2 s - 1) over s: (1 + u) / 2 of `sderf`."""
     b = 1 + 2 * excess
     return (1 + (b + np.sqrt(b * b + 8 * excess)) / 2) / 2
@@ -494,7 +497,7 @@ def best_variance(excess: Floats) -> Floats:
 def _best_covariance(cov: Floats) -> Floats:
     """Optimal covariance for q + k of second moment `cov` about the mean of the proposal."""
     values, vectors = np.linalg.eigh(cov)
-    return _power((best_variance(np.maximum(values, 0.0)), vectors), 1.0)
+    return _power((_best_variance(np.maximum(values, 0.0)), vectors), 1.0)
 
 
 def _second_moment(q: Moments, k: Moments) -> tuple[Floats, Floats]:
@@ -505,7 +508,7 @@ def _second_moment(q: Moments, k: Moments) -> tuple[Floats, Floats]:
 
 
 def _checked(q: Any, k: Any) -> tuple[Moments, Moments]:
-    """Moments on the host, with the covariance of a single row 0."""
+    """Moments on the host, with the covariance of a single row 0 if it is nan."""
     of_q, of_k = _host_moments("q", q), _host_moments("k", k)
     _validate.compatible("q.mean", of_q.mean, "k.mean", of_k.mean)
     return of_q, of_k
@@ -513,9 +516,11 @@ def _checked(q: Any, k: Any) -> tuple[Moments, Moments]:
 
 def _host_moments(name: str, m: Any) -> Moments:
     _validate.moments(**{name: m})
+    if m.count == 0:
+        raise ValueError(f"`{name}` has no rows: it must have at least one.")
     mean, cov = to_host(m.mean), to_host(m.cov)
-    if m.count == 1:
-        cov = np.zeros_like(cov)
+    if m.count == 1:  # nan, or known otherwise
+        cov = np.where(np.all(np.isnan(cov), axis=(-2, -1), keepdims=True), 0.0, cov)
     mean = _validate.host(f"{name}.mean", mean, "(..., d)", 1)
     cov = _validate.host(f"{name}.cov", cov, "(..., d, d)", 2)
     _validate.semidefinite(f"{name}.cov", cov, mean.shape[-1])

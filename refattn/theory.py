@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -452,6 +452,14 @@ def log_norm_approximation_bias(
     square_x = _validate.host("square_x", square_x, "(...)", 0)
     square_y = _validate.host("square_y", square_y, "(...)", 0)
     _validate.choice("features", features, FEATURES)
+    lead = np.broadcast_shapes(x.shape, y.shape)[:-1]
+    try:
+        np.broadcast_shapes(lead, square_x.shape, square_y.shape)
+    except ValueError:
+        raise ValueError(
+            "`square_x` and `square_y` must have shapes that broadcast with the leading axes of "
+            f"`x` and `y`, {lead}, got shapes {square_x.shape} and {square_y.shape}."
+        ) from None
     sign = -1 if features == "trigonometric" else 1
     return np.asarray(sign * ((_dot(x, x) - square_x) / 2 + (_dot(y, y) - square_y) / 2))
 
@@ -532,6 +540,11 @@ class Law(NamedTuple):
         """Whether errors will look like those of the law: ess >= 10, shape (..., n)."""
         return self.ess >= _LARGE_SAMPLE
 
+    def _in_units(self, unit: Floats) -> Self:
+        """Turn the law for values v into that for unit v."""
+        with np.errstate(over="ignore"):
+            return self._replace(bias=self.bias * unit, variance=self.variance * unit * unit)
+
 
 class ExactLaw(Law):
     """A law whose weights are all equal: it holds for every number of samples."""
@@ -592,7 +605,8 @@ def attention_law(
     -------
     Law
         float64 NumPy arrays; inf where a moment overflows or is infinite. Takes time
-        O(n m^2 d_v). A query that sees no key has bias and variance 0 and ess S.
+        O(n m^2 d_v) and memory O(m^2), for the pairs of keys of one head at a time. A query that
+        sees no key has bias and variance 0 and ess S.
 
     Raises
     ------
@@ -610,8 +624,7 @@ def attention_law(
     """
     _validate.positive_integer("num_features", num_features)
     moments = _second_moments(q, k, v, proposal, scale, mask, causal, centred=True)
-    bias, variance = -moments.cross / num_features, moments.square / num_features
-    return Law(bias, variance, num_features / moments.weight)
+    return _first_order(moments, num_features)._in_units(moments.unit)
 
 
 def importance_sampling_law(
@@ -633,7 +646,8 @@ def importance_sampling_law(
 
     with E_ijj' and mu_i as in `attention_law`. The bias is 0. Outside the regime of large effective
     sample sizes (`Law.in_regime`) the variance is still right, but comes from errors too rare to
-    be seen.
+    be seen. It is a difference, known to rounding errors of order eps (S Var + mu_i^2) / S: where
+    outputs are large against their spread it may be all rounding.
 
     Parameters
     ----------
@@ -662,7 +676,8 @@ def importance_sampling_law(
     _validate.positive_integer("num_features", num_features)
     moments = _second_moments(q, k, v, proposal, scale, mask, causal, centred=False)
     variance = np.maximum(moments.square - moments.mean**2, 0.0) / num_features
-    return Law(np.zeros_like(variance), variance, num_features / moments.weight)
+    law = Law(np.zeros_like(variance), variance, num_features / moments.weight)
+    return law._in_units(moments.unit)
 
 
 def randomized_attention_law(
@@ -696,7 +711,8 @@ def randomized_attention_law(
     Returns
     -------
     ExactLaw
-        As in `attention_law`; ess is S, since all weights are equal.
+        As in `attention_law`, but in time O(n m (d + d_v)) and without the memory for pairs of
+        keys; ess is S, since all weights are equal.
 
     Raises
     ------
@@ -717,12 +733,11 @@ def randomized_attention_law(
     for index, scores, values, _, _ in problem.blocks(centred=True):
         share = np.exp(scores)[..., None, :]
         variance[index] = np.sum(share * values**2, axis=-1)
-    variance = problem.ungroup(variance)
-    return ExactLaw(
-        np.zeros_like(variance),
-        variance / num_samples,
-        np.full(variance.shape[:-1], float(num_samples)),
+    variance = problem.ungroup(variance) / num_samples
+    law = ExactLaw(
+        np.zeros_like(variance), variance, np.full(variance.shape[:-1], float(num_samples))
     )
+    return law._in_units(problem.unit)
 
 
 def num_features_for(
@@ -775,15 +790,14 @@ def num_features_for(
     array(632.)
     """
     target = _validate.real("target_error", target_error, positive=True)
-    law = attention_law(
-        q, k, v, num_features=1, proposal=proposal, scale=scale, mask=mask, causal=causal
-    )
-    exact = _Problem(q, k, v, scale, mask, causal).exact()
-    return _features_to_reach(target, law, exact)
+    moments = _second_moments(q, k, v, proposal, scale, mask, causal, centred=True)
+    return _features_to_reach(target, _first_order(moments, 1), moments.mean)
 
 
 def _features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
     """Invert `relative_error`, from the law of one frequency: see `num_features_for`."""
+    unit = _size(exact)
+    law, exact = law._in_units(1 / unit), exact / unit
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         total = np.sum(law.variance, axis=(-2, -1))
         squared_bias = np.sum(law.bias**2, axis=(-2, -1))
@@ -815,8 +829,10 @@ def relative_error(law: Law, exact: Any) -> Floats:
 
     Raises
     ------
-    TypeError, ValueError
-        If `exact` does not hold finite real numbers.
+    TypeError
+        If `law` is not a Law or `exact` does not hold real numbers.
+    ValueError
+        If `exact` is not finite or not of the shape of the law.
 
     Examples
     --------
@@ -826,7 +842,16 @@ def relative_error(law: Law, exact: Any) -> Floats:
     >>> theory.relative_error(law, [[2.0]])
     array(0.1)
     """
+    if not isinstance(law, Law):
+        raise TypeError(f"`law` must be a Law, got {type(law).__name__}.")
     exact = _validate.host("exact", exact, "(..., n, d_v)", 2)
+    if exact.shape != law.variance.shape:
+        raise ValueError(
+            f"`exact` must have the shape of `law.variance`, {law.variance.shape}, "
+            f"got {exact.shape}."
+        )
+    unit = _size(exact)
+    law, exact = law._in_units(1 / unit), exact / unit
     with np.errstate(over="ignore"):
         squares = np.sum(law.variance + law.bias**2, axis=(-2, -1))
     with np.errstate(divide="ignore"):
@@ -837,12 +862,22 @@ def relative_error(law: Law, exact: Any) -> Floats:
 
 
 class _Moments(NamedTuple):
-    """Sums over pairs of keys of E_ijj' / Z_i^2 times u u', u and 1 for values u of the keys."""
+    """Sums over pairs of keys of E_ijj' / Z_i^2 times u u', u and 1 for values u of the keys.
+
+    All in units of the size of the values, whose squares may overflow.
+    """
 
     square: Floats  # (..., n, d_v)
     cross: Floats  # (..., n, d_v)
     weight: Floats  # (..., n)
     mean: Floats  # (..., n, d_v)
+    unit: Floats  # (..., 1, 1)
+
+
+def _first_order(moments: _Moments, num_features: int) -> Law:
+    """The law of `attention_law`, in units of the size of the values."""
+    bias, variance = -moments.cross / num_features, moments.square / num_features
+    return Law(bias, variance, num_features / moments.weight)
 
 
 def _second_moments(
@@ -885,7 +920,14 @@ def _second_moments(
         total = _times(height + 2 * peak, np.sum(pairs * b[:, None, :], axis=-1))[:, 0]
         weight[index] = np.where(np.any(np.isfinite(scores), axis=-1), total, 1.0)
     ungroup = problem.ungroup
-    return _Moments(ungroup(square), ungroup(cross), ungroup(weight, core=1), problem.exact())
+    sums = ungroup(square), ungroup(cross), ungroup(weight, core=1)
+    return _Moments(*sums, problem.mean, problem.unit)
+
+
+def _size(x: Floats) -> Floats:
+    """Power of 2 near the largest entry of each head (..., n, d_v), with a reciprocal."""
+    _, exponent = np.frexp(np.max(np.abs(x), axis=(-2, -1), keepdims=True))
+    return np.asarray(np.ldexp(1.0, np.clip(exponent, -1022, 1022)))
 
 
 def _scaled_exp(x: Floats) -> tuple[Floats, Floats]:
@@ -909,7 +951,10 @@ def _gaussian_gram(x: Floats) -> Floats:
 
 
 class _Problem:
-    """Attention in kernel coordinates, in float64 on the host, one block of queries at a time."""
+    """Attention in kernel coordinates, in float64 on the host, one block of queries at a time.
+
+    Values are in units of `unit`.
+    """
 
     def __init__(
         self,
@@ -929,8 +974,7 @@ class _Problem:
                 ("v", v, "m", "d_v"),
             )
         )
-        _validate.squares("q", q)
-        _validate.squares("k", k)
+        _validate.whole("mask", mask)
         mask = None if mask is None else np.asarray(mask)
         _validate.attention(q, k, v, mask=mask, causal=causal)
         scale = _validate.real("scale", scale, positive=True, optional=True)
@@ -940,23 +984,25 @@ class _Problem:
             batch = np.empty((*proposal.lead, 1))
             _validate.broadcasts("proposal", batch, (*outer, 1), "the leading axes, with 1,")
             q, k = proposal.change_gauge(q, k)
+        q, k = q * root, k * root
+        _validate.squares("q", q)  # then scores are finite, and those of -inf hidden keys
+        _validate.squares("k", k)
         heads, groups = head_counts(q, k, v)
         self.share = 1 if 1 in (heads, groups) else heads // max(groups, 1)
-        (q, k, v, mask), self.ungroup = group_heads(q * root, k * root, v, mask)
+        unit = _size(v)
+        (q, k, v, mask, unit), self.ungroup = group_heads(q, k, v / unit, mask, unit)
         self.q, self.k, self.v, self.mask, self.causal = q, k, v, mask, causal
         self.d = q.shape[-1]
         self.shape = (*broadcast_lead(q, k, v, mask), q.shape[-2], v.shape[-1])
         self.attended = attend(q, k, v, mask=mask, causal=causal)
+        self.mean = self.ungroup(np.broadcast_to(self.attended.out, self.shape))
+        self.unit = self.ungroup(np.broadcast_to(unit, (*self.shape[:-2], 1, 1)))
 
     def query_head(self, index: tuple[int, ...]) -> tuple[int, ...]:
         """Index among the heads of q of a head among groups of them."""
         if self.share == 1:
             return index
         return (*index[:-2], index[-2] * self.share + index[-1])
-
-    def exact(self) -> Floats:
-        """Exact attention, (..., n, d_v)."""
-        return np.asarray(self.ungroup(np.broadcast_to(self.attended.out, self.shape)))
 
     def blocks(self, *, centred: bool) -> Iterator[tuple[Any, Floats, Floats, Floats, Floats]]:
         """Yield (index, log pi, values less their mean if `centred`, queries, keys).
@@ -998,12 +1044,12 @@ class _Gauss:
                 "`proposal` must be a Gaussian or None: no other law is known in closed form, got "
                 f"{type(proposal).__name__}."
             )
-        if proposal is not None and proposal.d != d:
-            raise ValueError(
-                f"`proposal` must be over vectors of length d = {d}, got {proposal.d}."
-            )
-        self.standard = proposal is None
+        if proposal is not None:
+            _validate.over("proposal", proposal, d)
         self.rotated = proposal is not None and proposal.cov is not None
+        self.standard = proposal is None or not (
+            np.any(proposal.mean) or (self.rotated and np.any(proposal.cov != np.eye(d)))
+        )
         self.eigenvalues = np.ones(d)
         mean = np.zeros(d) if proposal is None else proposal.mean
         if proposal is not None and proposal.cov is not None:
@@ -1058,14 +1104,18 @@ class _Pair:
 
     def __init__(self, x: Any, y: Any, features: str, coupling: str, proposal: Any) -> None:
         x, y = _vectors(x, y)
-        if isinstance(proposal, Gaussian):
-            x, y = (u[..., 0, :] for u in proposal.change_gauge(x[..., None, :], y[..., None, :]))
         _validate.choice("features", features, FEATURES)
         _validate.choice("coupling", coupling, COUPLINGS)
         self.features, self.coupling, self.d = features, coupling, x.shape[-1]
         self.law = _Gauss(proposal, self.d)
         _check_known(features, coupling, self.law)
         _validate.compatible("proposal", self.law.mean, "x + y", x + y)
+        if proposal is not None and proposal.gauge is not None:
+            gauge = proposal.gauge[..., 0]
+            _validate.compatible("proposal", gauge, "x + y", x + y)
+            shape = np.broadcast_shapes(x.shape, y.shape, gauge.shape)
+            x, y = (np.broadcast_to(u, shape)[..., None, :] for u in (x, y))
+            x, y = (u[..., 0, :] for u in proposal.change_gauge(x, y))
         shape = np.broadcast_shapes((x + y).shape, self.law.mean.shape)[:-1]
         self.log_kappa = np.broadcast_to(_dot(x, y), shape)
         self.sum, self.difference = self.law.rotate(x + y), self.law.rotate(x - y)
@@ -1107,7 +1157,8 @@ class _Pair:
             return one - math.log(count)
         # V/S + pairs C / S^2 as a sum of terms >= 0: V + (b - 1) C may be far below V.
         whole = pairs / (self.block - 1)
-        return one + _log((count - whole + whole * self.block_ratio(one)) / count**2)
+        ratio = np.where(one == math.inf, 1.0, self.block_ratio(one))  # infinite for any number
+        return one + _log((count - whole + whole * ratio) / count**2)
 
     def log_variance_of_one(self) -> Floats:
         """Log of V / kappa^2."""

@@ -363,6 +363,28 @@ def test_assess_is_the_law_and_the_error() -> None:
     np.testing.assert_array_equal(found.in_regime, found.ess >= 10)
 
 
+@pytest.mark.filterwarnings("error")
+def test_assess_does_not_depend_on_the_size_of_the_values() -> None:
+    q, k, v = 0.5 * np.random.default_rng(25).standard_normal((3, 2, 10, 3))
+    want = adapt.assess(q, k, v, num_features=50, draws=2, rng=3)
+    for size in (2.0**700, 2.0**-700):
+        got = adapt.assess(q, k, v * size, num_features=50, draws=2, rng=3)
+        np.testing.assert_allclose(got.predicted, want.predicted, rtol=1e-12)
+        np.testing.assert_allclose(got.achieved, want.achieved, rtol=1e-12)
+    none = adapt.assess(q, k, v * 0, num_features=50, draws=2, rng=3)
+    np.testing.assert_array_equal(none.predicted, [0.0, 0.0])
+    np.testing.assert_array_equal(none.achieved, [0.0, 0.0])
+
+
+def test_a_covariance_given_with_a_single_row_is_used() -> None:
+    of_q = Moments(1, np.zeros((2, 2)), np.stack([np.eye(2) / 2, np.full((2, 2), np.nan)]))
+    of_k = Moments(1, np.zeros(2), np.eye(2) / 2)
+    want = adapt.oprf(of_k._replace(count=9), of_k._replace(count=9)).cov
+    got = adapt.oprf(of_q, of_k).cov
+    np.testing.assert_array_equal(got[0], want)
+    assert np.all(np.diagonal(got[1]) < np.diagonal(want))
+
+
 # --- norm approximations of reference 002, eqs. (13) to (15) -----------------------------------
 
 
@@ -454,7 +476,7 @@ ONES = np.ones((3, 2))
         (lambda: adapt.fit(ONES, np.ones((3, 4))), ValueError, "the head size d"),
         (lambda: adapt.fit(ONES, GOOD._replace(mean=np.zeros(3))), ValueError, "moments|cov|mean"),
         (lambda: adapt.fit([[1.0]], ONES), TypeError, "`q` must be an array"),
-        (lambda: adapt.fit(ONES[:0], ONES), ValueError, "`q.mean` must be finite"),
+        (lambda: adapt.fit(ONES[:0], ONES), ValueError, "`q` has no rows"),
         (lambda: adapt.fit(ONES * np.nan, ONES), ValueError, "`q.mean` must be finite"),
         (lambda: adapt.fit(ONES, ONES, scale=-1.0), ValueError, "`scale` must be a positive"),
         (lambda: adapt.fit(ONES, ONES, floor=0.0), ValueError, "`floor` must be a positive"),
@@ -525,6 +547,17 @@ ONES = np.ones((3, 2))
             TypeError,
             "`proposal` must hold Gaussian",
         ),
+        *(
+            (
+                lambda gauge=gauge: refattn.linear_randomized_attention(
+                    ONES, ONES, ONES, num_proposals=1, proposal=Gaussian(np.zeros(3), gauge=gauge)
+                ),
+                ValueError,
+                "`proposal` must be over vectors of length d = 2, got 3",
+            )
+            for gauge in (None, np.eye(3))
+        ),
+        (lambda: adapt.fit(GOOD._replace(count=0), GOOD), ValueError, "`q` has no rows"),
         (
             lambda: refattn.random_feature_attention(
                 ONES, ONES, ONES, num_features=1, square_norms=1.0

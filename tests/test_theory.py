@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from reference import CONTRACT
 from scipy import optimize, special, stats
 
-from refattn import kernels, theory
+from refattn import attend, kernels, theory
 from refattn.sampling import Gaussian, Mixture, draw
 
 ALPHA = 1e-6
@@ -303,6 +303,17 @@ def test_infinite_and_zero_variance_of_proposals() -> None:
             assert theory.num_features_for_kernel(
                 0.1, x, y, coupling=coupling, proposal=proposal
             ) == block_size(coupling, 2)
+
+
+@pytest.mark.parametrize("coupling", ["iid", "antithetic", "orthogonal", "simplex"])
+def test_infinite_variance_in_blocks(coupling: str) -> None:
+    proposal = Gaussian([0.0, 0.1], 0.4 * np.eye(2))
+    x, y = np.array([[0.0, 0.1], [0.5, 0.1], [20.0, 0.0]]), np.zeros(2)
+    names: dict[str, Any] = {"coupling": coupling, "proposal": proposal}
+    for count in (1, 2, 3, 4):
+        got = theory.log_kernel_variance(x, y, num_features=count, **names)
+        assert got.tolist() == [math.inf] * 3
+    assert theory.num_features_for_kernel(0.1, x, y, **names).tolist() == [math.inf] * 3
 
 
 # 2. Quadrature: the trapezoidal rule on the whole plane, accurate to rounding
@@ -887,6 +898,45 @@ def test_values_that_are_zero_are_estimated_exactly() -> None:
     assert theory.relative_error(law._replace(variance=v + 1), v) == math.inf
 
 
+@pytest.mark.parametrize("size", [1e200, 2.0**1020, 1e-200, 1e-310])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_size_of_the_values(size: float, heads: int) -> None:
+    """Biases are of the size of the values, variances overflow, and no square does so too early."""
+    rng = np.random.default_rng(22)
+    q, k, v = (rng.standard_normal((h, 4, 2)) / 2 for h in (2, heads, heads))
+    v[0] *= 0.1
+    mask = np.tri(4, 4, -1, dtype=bool)
+    for law_of, names in (
+        (theory.attention_law, {"num_features": 20, "proposal": Gaussian(np.ones(2) / 5)}),
+        (theory.importance_sampling_law, {"num_features": 20}),
+        (theory.randomized_attention_law, {"num_samples": 20}),
+    ):
+        want, got = (law_of(q, k, x, mask=mask, **names) for x in (v, v * size))
+        tiny = 1e-320 + np.abs(size * want.bias) * 1e-9
+        assert np.all(np.abs(got.bias - size * want.bias) <= tiny)
+        seen = want.variance > 1e-20  # the second query sees one key only
+        assert np.all(got.variance[seen] == (math.inf if size > 1 else 0.0))
+        assert np.all(got.variance[:, 0] == 0)
+        np.testing.assert_array_equal(got.ess, want.ess)
+        error = theory.relative_error(got, attend(q, k, v * size, mask=mask).out)
+        assert np.all(error == math.inf) if size > 1 else np.all(np.isfinite(error))
+    want, got = (theory.num_features_for(0.1, q, k, x, mask=mask) for x in (v, v * size))
+    np.testing.assert_allclose(got, want, rtol=1e-9 if size > 1e-300 else 1e-3)
+
+
+def test_relative_error_at_every_size() -> None:
+    law = theory.Law(np.zeros((1, 1)), np.full((1, 1), 4e300), np.ones(1))
+    assert theory.relative_error(law, [[1e155]]) == pytest.approx(2e-5)
+    law = theory.Law(np.full((1, 1), 1e200), np.zeros((1, 1)), np.ones(1))
+    assert theory.relative_error(law, [[2e200]]) == 0.5
+
+
+def test_scores_that_overflow_are_not_hidden_keys() -> None:
+    one = np.ones((1, 1))
+    with pytest.raises(ValueError, match=r"`q` must have squared norms .* kernel coordinates"):
+        theory.attention_law(1e80 * one, -1e80 * one, one, num_features=1, scale=1e300)
+
+
 def test_squared_norms_must_be_representable() -> None:
     with pytest.raises(ValueError, match=r"`x` must have squared norms .* of size 1e\+200"):
         theory.log_kernel_variance([1e200], [1.0])
@@ -914,6 +964,8 @@ def test_norm_approximation_bias() -> None:
     np.testing.assert_allclose(np.log(ratio), got, rtol=1e-11)
     got = theory.log_norm_approximation_bias(np.ones((2, 1, 3)), np.ones((4, 3)), 3.0, 3.0)
     np.testing.assert_array_equal(got, np.zeros((2, 4)))
+    got = theory.log_norm_approximation_bias(np.ones(3), np.ones(3), np.ones((4, 1)), np.ones(2))
+    assert got.shape == (4, 2)
 
 
 # 5. How many frequencies
@@ -990,6 +1042,36 @@ def test_shapes() -> None:
                 member = Gaussian(batch.mean[2, 0, 0], batch.cov)
                 want = log_variance(x[1, 0], y[0], features, coupling, 3, proposal=member)
                 np.testing.assert_allclose(got[2, 1, 0], want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mean", [np.zeros(2), np.ones((3, 2))])
+def test_batches_of_gauges(mean: np.ndarray) -> None:
+    gauge = np.eye(2) + np.arange(12.0).reshape(3, 2, 2) / 10
+    proposal = Gaussian(mean, 2 * np.eye(2), gauge=gauge)
+    x, y = np.random.default_rng(23).standard_normal((2, 2))
+    got = theory.log_kernel_variance(x, y, proposal=proposal)
+    assert got.shape == theory.log_kernel_mean(x, y, proposal=proposal).shape == (3,)
+    for h in range(3):
+        member = Gaussian(mean[..., 0] * np.ones(2) if mean.ndim == 1 else mean[h], 2 * np.eye(2))
+        u, w = gauge[h] @ x, np.linalg.inv(gauge[h]).T @ y
+        want = theory.log_kernel_variance(u, w, proposal=member)
+        np.testing.assert_allclose(got[h], want, rtol=1e-11)
+    several = theory.log_kernel_variance(np.stack([x, x])[:, None], y, proposal=proposal)
+    np.testing.assert_allclose(several, [got, got], rtol=1e-12)
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("coupling", ["orthogonal", "simplex", "antithetic", "regularised"])
+def test_an_explicit_standard_normal_is_the_default(coupling: str, features: str) -> None:
+    x, y = np.random.default_rng(24).standard_normal((2, 3)) / 2
+    want = log_variance(x, y, features, coupling, 5)
+    for proposal in (Gaussian(np.zeros(3)), Gaussian(np.zeros((1, 3)), np.eye(3))):
+        got = log_variance(x, y, features, coupling, 5, proposal=proposal)
+        np.testing.assert_allclose(got, np.broadcast_to(want, got.shape), rtol=1e-12)
+    turned = Gaussian(np.zeros(3), gauge=np.diag([1.0, 2.0, 3.0]))
+    got = log_variance(x, y, features, coupling, 5, proposal=turned)
+    want = log_variance(x * [1, 2, 3], y / [1, 2, 3], features, coupling, 5)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
 @pytest.mark.parametrize("coupling", ["iid", "orthogonal", "simplex", "antithetic"])
@@ -1167,6 +1249,38 @@ ATTENTION = (np.ones((3, 2)), np.ones((4, 2)), np.ones((4, 1)))
             lambda: theory.relative_error(theory.Law(ONE, ONE, ONE), [[np.inf]]),
             ValueError,
             "`exact` must be finite",
+        ),
+        (lambda: theory.relative_error(None, [[1.0]]), TypeError, "`law` must be a Law, got None"),
+        (
+            lambda: theory.relative_error(
+                theory.attention_law(*ATTENTION, num_features=1), [[1.0]]
+            ),
+            ValueError,
+            r"`exact` must have the shape of `law.variance`, \(3, 1\), got \(1, 1\)",
+        ),
+        (
+            lambda: theory.log_norm_approximation_bias(TWO, np.ones((3, 2)), np.ones(2), 1.0),
+            ValueError,
+            r"`square_x` and `square_y` must have .* `y`, \(3,\), got shapes \(2,\) and \(\)",
+        ),
+        (
+            lambda: theory.log_kernel_variance(np.ma.array(TWO, mask=[True, False]), TWO),
+            TypeError,
+            "`x` must have no hidden entries, got numpy.ma",
+        ),
+        (
+            lambda: theory.attention_law(
+                *ATTENTION, num_features=1, mask=np.ma.array(np.ones((3, 4), bool), mask=True)
+            ),
+            TypeError,
+            "`mask` must have no hidden entries, got numpy.ma",
+        ),
+        (
+            lambda: theory.log_kernel_mean(
+                np.ones((2, 2)), TWO, proposal=Gaussian(TWO, gauge=np.stack([np.eye(2)] * 3))
+            ),
+            ValueError,
+            r"`proposal` and `x \+ y` must have .* leading axes that broadcast",
         ),
         (
             lambda: theory.log_norm_approximation_bias(TWO, TWO, "a", 1.0),
