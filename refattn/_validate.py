@@ -149,6 +149,19 @@ def over(name: str, proposal: Any, d: int) -> None:
         raise ValueError(f"`{name}` must be over vectors of length d = {d}, got {proposal.d}.")
 
 
+def batch(name: str, shape: tuple[int, ...], outer: tuple[int, ...]) -> None:
+    """Check that a batch of proposals broadcasts to the leading axes of q, k and v."""
+    try:
+        fits = np.broadcast_shapes(shape, outer) == outer
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"`{name}` must broadcast to the leading axes of `q`, `k` and `v`, {outer}, "
+            f"got a batch of shape {shape}."
+        )
+
+
 def states(**pairs: tuple[Array, Array]) -> None:
     """Check arrays (..., m, c) of two states that are to be joined along the tokens."""
     for name, (x, y) in pairs.items():

@@ -180,7 +180,7 @@ def random_feature_attention(
     """
     scale, mask = _check(q, k, v, scale, mask, causal)
     _validate.choice("features", features, FEATURES)
-    q, k = _change_gauge(q, k, proposal)
+    q, k = _change_gauge(q, k, v, proposal)
     omega, log_weight = _frequencies(
         q, k, v, omega, log_weight, num_features, "num_features", coupling, proposal, rng
     )
@@ -531,7 +531,7 @@ def linear_randomized_attention(
     count, repeats = _count_proposals(q, k, num_proposals, centres, omega, antithetic)
     if proposal is not None:
         _validate.gaussians("proposal", [proposal])
-    q, k = _change_gauge(q, k, proposal)
+    q, k = _change_gauge(q, k, v, proposal)
     if causal:
         _validate.causal_proposals(centres, weighting, mask)
     lead, d = _validate.lead(q, k, v), q.shape[-1]
@@ -966,8 +966,10 @@ def _per_query(
     return Attended(out, lse)
 
 
-def _change_gauge(q: Array, k: Array, proposal: Any) -> tuple[Array, Array]:
-    """Queries and keys in the gauge of the proposal, if it has one."""
+def _change_gauge(q: Array, k: Array, v: Array, proposal: Any) -> tuple[Array, Array]:
+    """Queries and keys in the gauge of the proposal, if it has one; its batch must fit."""
+    if isinstance(proposal, sampling.Gaussian | sampling.Mixture):
+        _validate.batch("proposal", proposal.lead, _validate.lead(q, k, v))
     if not isinstance(proposal, sampling.Gaussian):
         return q, k
     return proposal.change_gauge(q, k)

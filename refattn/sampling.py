@@ -160,8 +160,7 @@ class Gaussian:
         _validate.over("proposal", self, q.shape[-1])
         if self.gauge is None:
             return q, k
-        outer = _validate.lead(q, k, k)
-        _validate.broadcasts("proposal", self.gauge[..., 0], (*outer, self.d), "(..., d)")
+        _validate.batch("proposal", self.gauge.shape[:-2], _validate.lead(q, k, k))
         inverse = np.linalg.inv(self.gauge)
         heads, groups = head_counts(q, k, k)
         if 1 not in (heads, groups) and self.gauge.shape[:-2][-1:] == (heads,):

@@ -980,9 +980,7 @@ class _Problem:
         scale = _validate.real("scale", scale, positive=True, optional=True)
         root = q.shape[-1] ** -0.25 if scale is None else math.sqrt(scale)
         if isinstance(proposal, Gaussian):
-            outer = _validate.lead(q, k, v)
-            batch = np.empty((*proposal.lead, 1))
-            _validate.broadcasts("proposal", batch, (*outer, 1), "the leading axes, with 1,")
+            _validate.batch("proposal", proposal.lead, _validate.lead(q, k, v))
             q, k = proposal.change_gauge(q, k)
         q, k = q * root, k * root
         _validate.squares("q", q)  # then scores are finite, and those of -inf hidden keys

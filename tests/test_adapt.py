@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -464,6 +465,52 @@ def test_constants_for_norms_on_every_library(backend: Backend, dtype: np.dtype)
     np.testing.assert_allclose(got, want, rtol=0, atol=200 * np.finfo(dtype).eps)
 
 
+# --- batches of proposals ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["mean", "cov", "gauge", "mixture"])
+@pytest.mark.parametrize(
+    ("outer", "batch", "fits"),
+    [
+        ((3,), (2,), False),
+        ((2, 3), (2,), False),
+        ((2,), (2, 3), False),
+        ((), (2,), False),
+        ((2,), (2,), True),
+        ((2, 3), (3,), True),
+        ((2, 3), (2, 3), True),
+        ((2, 3), (2, 1), True),
+    ],
+)
+def test_batches_of_proposals(outer: tuple, batch: tuple, fits: bool, part: str) -> None:
+    rng = np.random.default_rng(26)
+    q, k, v = rng.standard_normal((3, *outer, 5, 2))
+    matrices = np.eye(2) * rng.uniform(0.8, 1.5, (*batch, 1, 1))
+    proposal: Any = Gaussian(rng.standard_normal((*batch, 2)) if part == "mean" else np.zeros(2))
+    if part in ("cov", "gauge"):
+        proposal = Gaussian(np.zeros(2), **{part: matrices})
+    if part == "mixture":
+        proposal = sampling.Mixture([proposal, Gaussian(np.ones((*batch, 2)))])
+    rfa = partial(refattn.random_feature_attention, num_features=3, rng=0)
+    lara = partial(refattn.linear_randomized_attention, num_proposals=2, rng=0)
+    law = partial(theory.attention_law, num_features=3)
+    for function in (rfa,) if part == "mixture" else (rfa, lara, law):
+        if not fits:
+            with pytest.raises(ValueError, match=r"`proposal` must broadcast to the leading axes"):
+                function(q, k, v, proposal=proposal)
+            continue
+        got = function(q, k, v, proposal=proposal)
+        got = got.variance if function is law else got
+        assert got.shape == (*outer, 5, 2)
+        if function is law:
+            full = np.broadcast_to(matrices, (*outer, 2, 2))
+            for index in np.ndindex(*outer):
+                one: Any = {part: full[index]} if part != "mean" else {}
+                mean = np.broadcast_to(proposal.mean, (*outer, 2))[index]
+                want = law(q[index], k[index], v[index], proposal=Gaussian(mean, **one))
+                np.testing.assert_allclose(got[index], want.variance, rtol=1e-9)
+
+
 # --- bad input ---------------------------------------------------------------------------------
 
 GOOD = Moments(5, np.zeros(2), np.eye(2))
@@ -524,7 +571,7 @@ ONES = np.ones((3, 2))
         (
             lambda: Gaussian(np.zeros(2), gauge=np.stack([np.eye(2)] * 3)).change_gauge(ONES, ONES),
             ValueError,
-            r"`proposal` must broadcast to \(..., d\)",
+            r"`proposal` must broadcast to the leading axes .*, \(\), got a batch of shape \(3,\)",
         ),
         (
             lambda: Gaussian(np.zeros(2), gauge=np.stack([np.eye(2), 2 * np.eye(2)])).change_gauge(
