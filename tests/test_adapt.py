@@ -439,6 +439,20 @@ def test_constants_for_norms_at_large_logits(
     assert reference.error(got, want, np.abs(v).max(), size**2) <= CONTRACT
 
 
+@pytest.mark.parametrize("features", ["positive", "hyperbolic"])
+def test_constants_for_norms_across_causal_chunks(features: str) -> None:
+    rng = np.random.default_rng(27)
+    q, k = (with_norm(draw(rng, x, 3), 10.0) for x in (300, 310))
+    v, omega = draw(rng, 310, 2), with_norm(draw(rng, 4, 3), 10.0)
+    causal, masked = (
+        refattn.random_feature_attention(
+            q, k, v, omega=omega, features=features, square_norms=(1.0, 2.0), **options
+        )
+        for options in ({"causal": True}, {"mask": np.tri(300, 310, 10, dtype=bool)})
+    )
+    np.testing.assert_allclose(causal, masked, rtol=0, atol=1e-11)
+
+
 def test_constants_for_norms_are_finite() -> None:
     for constants in ((np.nan, 1.0), (1.0, np.array(np.inf)), (np.array([np.nan]), 1.0)):
         for features in ("positive", "trigonometric"):
