@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         kernels,
         moments,
         sampling,
+        stats,
         streaming,
         theory,
     )
@@ -65,6 +66,7 @@ __all__ = [
     "randomized_attention",
     "sampling",
     "softmax_attention",
+    "stats",
     "streaming",
     "theory",
 ]

@@ -27,16 +27,16 @@ def test_names_are_sorted_and_exist() -> None:
 
 
 def test_modules_list_their_public_functions() -> None:
-    for info in pkgutil.iter_modules(refattn.__path__):
-        if info.name.startswith("_") or info.name == "cli":
+    for info in pkgutil.walk_packages(refattn.__path__, "refattn."):
+        if info.name.rpartition(".")[2].startswith("_") or info.name == "refattn.cli":
             continue
-        module = importlib.import_module(f"refattn.{info.name}")
+        module = importlib.import_module(info.name)
         public = {
             name
             for name, value in vars(module).items()
             if not name.startswith("_")
             and (inspect.isfunction(value) or inspect.isclass(value))
-            and value.__module__ == module.__name__
+            and (value.__module__ == module.__name__ or info.ispkg)
         }
         assert sorted(module.__all__) == module.__all__
         assert {name for name in module.__all__ if callable(getattr(module, name))} <= public

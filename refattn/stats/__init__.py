@@ -1,0 +1,68 @@
+"""Tests with a proven level and a proven power, for what is random.
+
+`exact` has p-values from exact laws, `bounds` from bounds that hold at every sample size, `power`
+what they detect, and `multiple` what keeps the level when there are many. Nothing here knows of
+attention. Every p-value satisfies P(p <= a) <= a for every a under its null, by a theorem; the
+samples are arrays of finite numbers, and p-values are floats.
+"""
+
+from __future__ import annotations
+
+from .bounds import (
+    bernstein,
+    betting,
+    catoni,
+    chernoff,
+    dkwm,
+    dkwm_mean,
+    dkwm_two_sample,
+    empirical_bernstein,
+    hoeffding,
+)
+from .exact import (
+    GaussianEstimates,
+    bartlett,
+    binomial,
+    chi2,
+    gaussian_estimates,
+    hotelling,
+    ks,
+    lognormal_pair,
+    lognormal_sum_cdf,
+    normal_mean,
+    normal_scale,
+    normal_variance,
+)
+from .multiple import Sequential, clopper_pearson, gandy_scott, holm, suite_p
+from .power import min_discrepancy, min_samples
+
+__all__ = [
+    "GaussianEstimates",
+    "Sequential",
+    "bartlett",
+    "bernstein",
+    "betting",
+    "binomial",
+    "catoni",
+    "chernoff",
+    "chi2",
+    "clopper_pearson",
+    "dkwm",
+    "dkwm_mean",
+    "dkwm_two_sample",
+    "empirical_bernstein",
+    "gandy_scott",
+    "gaussian_estimates",
+    "hoeffding",
+    "holm",
+    "hotelling",
+    "ks",
+    "lognormal_pair",
+    "lognormal_sum_cdf",
+    "min_discrepancy",
+    "min_samples",
+    "normal_mean",
+    "normal_scale",
+    "normal_variance",
+    "suite_p",
+]

@@ -1,0 +1,255 @@
+r"""Many p-values, repeated runs and measured levels: what keeps the rate of false alarms.
+
+Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of
+Statistics 6(2), 1979.
+Gandy and Scott, Unit testing for MCMC and other Monte Carlo methods, arXiv:2001.06465.
+Clopper and Pearson, The use of confidence or fiducial limits, Biometrika 26(4), 1934.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats as scipy_stats
+
+from .. import _validate
+from . import _check
+
+__all__ = ["Sequential", "clopper_pearson", "gandy_scott", "holm", "suite_p"]
+
+
+class Sequential(NamedTuple):
+    """What a sequential test saw; see `gandy_scott`.
+
+    Attributes
+    ----------
+    rejected : bool
+        Whether the null is rejected.
+    p_values : tuple of float
+        One a step, as many as were taken.
+    sizes : tuple of int
+        The sample size of each step.
+    seeds : tuple of numpy.random.SeedSequence
+        The seed of each step: ``numpy.random.default_rng(seed)`` draws it again.
+    """
+
+    rejected: bool
+    p_values: tuple[float, ...]
+    sizes: tuple[int, ...]
+    seeds: tuple[np.random.SeedSequence, ...]
+
+
+def holm(p: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    r"""Adjust p-values so that rejecting those at most alpha has family-wise error alpha.
+
+    .. math:: \tilde p_{(i)} = \max_{j \le i} \min(1, (m - j + 1) \, p_{(j)})
+
+    Under any dependence.
+
+    Parameters
+    ----------
+    p : array_like, shape (m,)
+        P-values, in [0, 1].
+
+    Returns
+    -------
+    ndarray, shape (m,)
+        The adjusted ones, in the order given.
+
+    Raises
+    ------
+    TypeError
+        If `p` does not hold real numbers.
+    ValueError
+        If `p` is empty, not in [0, 1] or of another shape.
+
+    References
+    ----------
+    Holm (1979), Theorem 1.
+
+    Examples
+    --------
+    >>> from refattn import stats
+    >>> stats.holm([0.04, 0.01, 0.03])
+    array([0.06, 0.03, 0.06])
+    """
+    p = _check.p_values(p)
+    order = np.argsort(p, kind="stable")
+    scaled = np.minimum(1, np.arange(len(p), 0, -1) * p[order])
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(scaled)
+    return adjusted
+
+
+def suite_p(p: Any) -> float:
+    r"""Join p-values into one.
+
+    .. math:: \min(1, m \min_i p_i)
+
+    Under any dependence; the smallest of `holm`.
+
+    Parameters
+    ----------
+    p : array_like, shape (m,)
+        P-values, in [0, 1].
+
+    Returns
+    -------
+    float
+        The p-value that all nulls hold.
+
+    Raises
+    ------
+    TypeError
+        If `p` does not hold real numbers.
+    ValueError
+        If `p` is empty, not in [0, 1] or of another shape.
+
+    References
+    ----------
+    Bonferroni's inequality.
+
+    Examples
+    --------
+    >>> from refattn import stats
+    >>> stats.suite_p([0.04, 0.01, 0.03])
+    0.03
+    """
+    p = _check.p_values(p)
+    return float(min(1, len(p) * np.min(p)))
+
+
+def gandy_scott(
+    pvalue: Callable[[int, np.random.Generator], float],
+    *,
+    alpha: float = 1e-5,
+    steps: int = 7,
+    size: int = 1000,
+    growth: int = 4,
+    rng: int | np.random.SeedSequence | np.random.Generator | None = None,
+) -> Sequential:
+    r"""Test with fresh samples until the p-value is clear, at most `steps` times.
+
+    With beta_1 = alpha / k, gamma = beta_1^(1/k) and beta_j = beta_1 / gamma^(j - 1), step j
+
+    .. math::
+        \text{rejects if } p_j \le \beta_j, \qquad
+        \text{accepts if } p_j > \gamma + \beta_j, \qquad \text{else goes on},
+
+    and the last one accepts what it does not reject. The sample grows once, after the first step.
+    Sound p-values reach step j with probability at most gamma^(j - 1) times what is left to
+    reject, so the level is at most sum_j gamma^(j - 1) beta_j = alpha.
+
+    Parameters
+    ----------
+    pvalue : callable
+        ``pvalue(n, rng)`` draws a sample of size n and returns its p-value: that of `suite_p` for
+        several.
+    alpha : float, default 1e-5
+        The level, strictly between 0 and 1.
+    steps : int, default 7
+        Most steps k.
+    size : int, default 1000
+        Sample size of the first step.
+    growth : int, default 4
+        Factor on the sample size of the others.
+    rng : int, SeedSequence, Generator or None, optional
+        Spawns a seed a step; None takes fresh entropy, which the result holds.
+
+    Returns
+    -------
+    Sequential
+        The decision, and what it takes to draw the samples again.
+
+    Raises
+    ------
+    TypeError
+        If `pvalue` is not callable, or another argument is not what it should be.
+    ValueError
+        If an argument is out of range, or `pvalue` returns nan or a number outside [0, 1].
+
+    References
+    ----------
+    Gandy and Scott (2020).
+
+    Examples
+    --------
+    >>> from refattn import stats
+    >>> result = stats.gandy_scott(lambda n, rng: stats.normal_mean(rng.normal(size=n)), rng=0)
+    >>> result.rejected, result.sizes
+    (False, (1000,))
+    """
+    if not callable(pvalue):
+        raise TypeError(f"`pvalue` must be callable, got {type(pvalue).__name__}.")
+    alpha = _check.fraction("alpha", alpha)
+    for name, value in (("steps", steps), ("size", size), ("growth", growth)):
+        _validate.positive_integer(name, value)
+    root: Any = rng
+    if not isinstance(rng, np.random.SeedSequence):
+        root = _validate.generator(rng).bit_generator.seed_seq
+    beta = alpha / steps
+    gamma = beta ** (1 / steps)
+    p_values: list[float] = []
+    sizes: list[int] = []
+    seeds: list[np.random.SeedSequence] = []
+    rejected = False
+    while len(seeds) < steps and not rejected:
+        sizes.append(size * growth if seeds else size)
+        seeds += root.spawn(1)
+        p = float(pvalue(sizes[-1], np.random.default_rng(seeds[-1])))
+        if not 0 <= p <= 1:
+            raise ValueError(f"`pvalue` must return a number in [0, 1], got {p}.")
+        p_values.append(p)
+        rejected = p <= beta
+        if p > gamma + beta:
+            break
+        beta /= gamma
+    return Sequential(rejected, tuple(p_values), tuple(sizes), tuple(seeds))
+
+
+def clopper_pearson(successes: int, n: int, confidence: float = 0.99) -> tuple[float, float]:
+    r"""Compute an exact confidence interval of a probability.
+
+    .. math:: \{ p : P(K \ge k) > (1 - c) / 2 \text{ and } P(K \le k) > (1 - c) / 2 \}, \qquad
+              K \sim \mathrm{Bin}(n, p)
+
+    Parameters
+    ----------
+    successes : int
+        Number of successes k, 0 to n.
+    n : int
+        Number of independent trials, at least 1.
+    confidence : float, default 0.99
+        The confidence c, strictly between 0 and 1.
+
+    Returns
+    -------
+    tuple of float
+        The ends of the interval.
+
+    Raises
+    ------
+    TypeError
+        If `successes` or `n` is not an integer or `confidence` is not a number.
+    ValueError
+        If one is out of range.
+
+    References
+    ----------
+    Clopper and Pearson (1934), by ``scipy.stats.binomtest``.
+
+    Examples
+    --------
+    >>> from refattn import stats
+    >>> low, high = stats.clopper_pearson(0, 4603)
+    >>> low, round(high, 5)
+    (0.0, 0.00115)
+    """
+    _validate.positive_integer("n", n)
+    _validate.non_negative_integer("successes", successes)
+    _check.within("successes", successes, 0, n)
+    confidence = _check.fraction("confidence", confidence)
+    interval = scipy_stats.binomtest(int(successes), int(n)).proportion_ci(confidence)
+    return float(interval.low), float(interval.high)
