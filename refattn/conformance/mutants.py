@@ -563,15 +563,25 @@ class RFA(Softmax):
         """log xi(k_j, omega_s), shape (..., m, S)."""
         return k @ omega.swapaxes(-1, -2) - _square(k)[..., None] / 2
 
-    def weights(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+    def log_features(self, q: Array, k: Array, visible: Array, draws: Draws) -> tuple[Array, Array]:
+        """Logarithms of the features of queries and keys."""
         q, k = q * self.root(q.shape[-1]), k * self.root(k.shape[-1])
         omega = self.frequencies(q, k, visible, draws).astype(q.dtype)
-        return self.combine(self.log_q(q, omega), self.log_k(k, omega), visible)
+        return self.log_q(q, omega), self.log_k(k, omega)
+
+    def scores(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return self.log_kernel(*self.log_features(q, k, visible, draws))
+
+    def log_kernel(self, log_q: Array, log_k: Array) -> Array:
+        """Logarithm of the sum over frequencies of the products of features."""
+        return _log_sum_exp(log_q[..., :, None, :] + log_k[..., None, :, :])
+
+    def weights(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return self.combine(*self.log_features(q, k, visible, draws), visible)
 
     def combine(self, log_q: Array, log_k: Array, visible: Array) -> Array:
-        """Sum the products of features over the frequencies."""
-        scores = _log_sum_exp(log_q[..., :, None, :] + log_k[..., None, :, :])
-        return self.exponentiate(scores, visible)
+        """Sums of products of features, up to a factor for each query, 0 where hidden."""
+        return self.exponentiate(self.log_kernel(log_q, log_k), visible)
 
 
 class RA(RFA):
@@ -624,7 +634,7 @@ class RA(RFA):
 class LARA(RFA):
     """Linear randomized attention with unit Gaussians at chunk means and balance weights."""
 
-    def weights(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+    def log_features(self, q: Array, k: Array, visible: Array, draws: Draws) -> tuple[Array, Array]:
         q, k = q * self.root(q.shape[-1]), k * self.root(k.shape[-1])
         centres = draws.centres
         if centres is None:
@@ -633,19 +643,15 @@ class LARA(RFA):
         omega = draws.omega
         if omega is None:
             lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2])
-            omega = centres + self.noise(
-                (*lead, *centres.shape[-2:]), self.generator(draws.seed)
-            )
+            omega = centres + self.noise((*lead, *centres.shape[-2:]), self.generator(draws.seed))
         omega, centres = omega.astype(q.dtype), centres.astype(q.dtype)
         log_q = self.log_q(q, omega) + self.log_weight(omega, centres)[..., None, :]
-        return self.combine(log_q, self.log_k(k, omega), visible)
+        return log_q, self.log_k(k, omega)
 
     def centres(self, q: Array, k: Array, visible: Array, count: int) -> Array:
         """Sums of mean query and mean key of contiguous chunks, shape (..., C, d)."""
         everywhere = np.ones(q.shape[-2], bool)
-        return self.chunk_means(q, everywhere, count) + self.chunk_means(
-            k, visible.any(-2), count
-        )
+        return self.chunk_means(q, everywhere, count) + self.chunk_means(k, visible.any(-2), count)
 
     def chunk_means(self, x: Array, seen: Array, count: int) -> Array:
         """Means of chunks with equal numbers of rows that are seen."""
@@ -692,8 +698,7 @@ class Online(Softmax):
     block = 4
 
     def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
-        weights = self.logits(q, k, visible, draws)
-        scores = np.where(visible, weights, -np.inf)
+        scores = np.where(visible, self.scores(q, k, visible, draws), -np.inf)
         top = np.full((*scores.shape[:-1], 1), -np.inf, scores.dtype)
         total = out = np.zeros((1, 1), scores.dtype)
         for j in range(0, k.shape[-2], self.block):
@@ -707,21 +712,9 @@ class Online(Softmax):
             top = new
         return out / np.where(total == 0, 1.0, total).astype(v.dtype)
 
-    def logits(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
-        """Scores, for an estimator that has weights only their logarithms."""
-        with np.errstate(divide="ignore"):
-            return np.log(self.weights(q, k, visible, draws))
-
     def keep(self, top: Array, new: Array) -> Array:
         """By how much sums relative to the old maximum shrink."""
         return np.exp(top - new)
-
-
-class SoftmaxOnline(Online):
-    """Correct: softmax attention by `Online`."""
-
-    def logits(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
-        return self.scores(q, k, visible, draws)
 
 
 class Upcast(Attention):
@@ -770,3 +763,1180 @@ class LinearRecurrent(Linear):
             w = np.where(seen, (f * g[..., None, j, :]).sum(-1, keepdims=True), 0)
             total, out = total + w, out + w * np.where(seen, v[..., None, j, :], 0)
         return out / np.where(total == 0, 1.0, total).astype(v.dtype)
+
+
+# Defects of any attention: heads, masks, causality, normalisers
+
+
+class Interleaved(Attention):
+    """Query head h reads key head h mod G."""
+
+    def repeat(self, x: Array, times: int) -> Array:
+        return np.concatenate([x] * times, axis=-3)
+
+
+class FirstHead(Attention):
+    """All query heads read the first key head where heads are grouped."""
+
+    def repeat(self, x: Array, times: int) -> Array:
+        return np.repeat(x[..., :1, :, :], times * x.shape[-3], axis=-3)
+
+
+class ValuesOfNextHead(Attention):
+    """Values come from the next head."""
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        return super().average(weights, np.roll(v, -1, axis=-3) if v.ndim > 2 else v, visible)
+
+
+class HeadsMixed(Attention):
+    """Values laid out (heads, tokens) are read as (tokens, heads)."""
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        if v.ndim > 2:
+            *lead, heads, m, size = v.shape
+            v = v.reshape(*lead, m, heads, size).swapaxes(-2, -3)
+        return super().average(weights, v, visible)
+
+
+class MaskOffByOne(Attention):
+    """The mask is shifted by one key."""
+
+    def mask(self, mask: Array) -> Array:
+        return np.roll(mask, 1, axis=-1)
+
+
+class MaskInverted(Attention):
+    """True hides the key."""
+
+    def mask(self, mask: Array) -> Array:
+        return ~mask
+
+
+class MaskIgnored(Attention):
+    """The mask is accepted and not used."""
+
+    def mask(self, mask: Array) -> Array:
+        return np.ones_like(mask)
+
+
+class MaskOfFirstQuery(Attention):
+    """The mask of the first query serves for all."""
+
+    def mask(self, mask: Array) -> Array:
+        return mask[..., :1, :] if mask.ndim > 1 else mask
+
+
+class MaskDroppedWhenCausal(Attention):
+    """The causal mask replaces the caller's."""
+
+    def visible(self, n: int, m: int, mask: Array | None, causal: bool) -> Array:
+        return super().visible(n, m, None if causal else mask, causal)
+
+
+class MaskOnValues(Attention):
+    """Hidden values are zeroed, but hidden keys still count in the normaliser."""
+
+    def weights(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return super().weights(q, k, np.ones_like(visible), draws)
+
+    def sum(self, weights: Array, v: Array, visible: Array) -> Array:
+        return super().sum(np.where(visible, weights, 0), v, visible)
+
+
+class MaskByMultiplication(Attention):
+    """Weights are 0 where hidden, and 0 times NaN is NaN."""
+
+    def sum(self, weights: Array, v: Array, visible: Array) -> Array:
+        return weights @ v
+
+
+class CausalStrict(Attention):
+    """A query does not see its own key."""
+
+    def past(self, i: Array, j: Array, shift: int) -> Array:
+        return j < i + shift
+
+
+class CausalAhead(Attention):
+    """A query sees the key after its own."""
+
+    def past(self, i: Array, j: Array, shift: int) -> Array:
+        return j <= i + shift + 1
+
+
+class CausalIgnored(Attention):
+    """`causal` is accepted and not used."""
+
+    def past(self, i: Array, j: Array, shift: int) -> Array:
+        return j >= 0 * i
+
+
+class CausalTopLeft(Attention):
+    """The first query sees the first key only, also where there are more keys than queries."""
+
+    def past(self, i: Array, j: Array, shift: int) -> Array:
+        return j <= i
+
+
+class CausalByBlocks(Attention):
+    """Causal between blocks of eight only: a query sees all keys of its block."""
+
+    def past(self, i: Array, j: Array, shift: int) -> Array:
+        return j // 8 <= (i + shift) // 8
+
+
+class CausalBucketExcluded(Attention):
+    """A query sees the keys of earlier buckets of 64, not those of its own."""
+
+    def past(self, i: Array, j: Array, shift: int) -> Array:
+        return j // 64 < (i + shift) // 64
+
+
+class CausalWindow(Attention):
+    """A query sees the last eight keys only."""
+
+    def past(self, i: Array, j: Array, shift: int) -> Array:
+        return (j <= i + shift) & (j > i + shift - 8)
+
+
+class CausalOverChannels(Attention):
+    """The causal sum runs over the channels of the output."""
+
+    def __call__(self, q: Array, k: Array, v: Array, **options: Any) -> Array:
+        if not options.pop("causal", False):
+            return super().__call__(q, k, v, **options)
+        out = super().__call__(q, k, v, **options)
+        return np.cumsum(out, axis=-1) / np.arange(1, v.shape[-1] + 1, dtype=out.dtype)
+
+
+class CausalNormaliserGlobal(Attention):
+    """The causal output is divided by the normaliser over all keys."""
+
+    def weights(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return super().weights(q, k, np.ones_like(visible), draws)
+
+    def sum(self, weights: Array, v: Array, visible: Array) -> Array:
+        return super().sum(np.where(visible, weights, 0), v, visible)
+
+
+class TailDropped(Attention):
+    """Keys after the last whole block of four are never read."""
+
+    def visible(self, n: int, m: int, mask: Array | None, causal: bool) -> Array:
+        read = np.arange(m) < (m // 4 * 4 or m)
+        return super().visible(n, m, mask, causal) & read
+
+
+class TailOfQueriesDropped(Attention):
+    """Queries after the last whole block of four are never written."""
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        n = weights.shape[-2]
+        written = np.arange(n)[:, None] < (n // 4 * 4 or n)
+        return np.where(written, super().average(weights, v, visible), 0)
+
+
+class AbsoluteEpsilon(Attention):
+    """1e-6 is added to the normaliser."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return super().total(weights, visible) + 1e-6
+
+
+class HalfPrecisionWeights(Attention):
+    """Weights are stored in float16."""
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        return super().average(weights.astype(np.float16).astype(v.dtype), v, visible)
+
+
+class SinglePrecision(Attention):
+    """float64 arguments are computed with in float32."""
+
+    def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
+        q, k, v = (x.astype(np.float32) for x in (q, k, v))
+        return super().attend(q, k, v, visible, draws)
+
+
+class Dropout(Attention):
+    """Dropout of a tenth of the weights is left on."""
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        kept = np.random.default_rng().random(weights.shape) > 0.1
+        return super().average(np.where(kept, weights, 0), v, visible)
+
+
+# Softmax
+
+
+class ScaleMissing(Softmax):
+    """Scores are q . k."""
+
+    def scale(self, d: int) -> float:
+        return 1.0
+
+
+class ScaleTwice(Softmax):
+    """Scores are q . k / d."""
+
+    def scale(self, d: int) -> float:
+        return 1 / d
+
+
+class ScaleFromNextPowerOfTwo(Softmax):
+    """The scale is that of the padded head size."""
+
+    def scale(self, d: int) -> float:
+        return float((1 << (d - 1).bit_length()) ** -0.5)
+
+
+class FiniteMask(Softmax):
+    """Hidden scores are replaced by a large negative number."""
+
+    hidden = -1e9
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        scores = np.where(visible, scores, self.hidden)
+        return np.exp(scores - scores.max(-1, keepdims=True))
+
+    def sum(self, weights: Array, v: Array, visible: Array) -> Array:
+        return weights @ v
+
+
+class SmallFiniteMask(FiniteMask):
+    """Hidden scores are replaced by -1e4, as float16 requires."""
+
+    hidden = -1e4
+
+
+class AddedMask(FiniteMask):
+    """A finite number is added to hidden scores, and large scores outbid it."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        scores = scores + np.where(visible, 0, -1e4).astype(scores.dtype)
+        return np.exp(scores - scores.max(-1, keepdims=True))
+
+
+class IntegerMask(FiniteMask):
+    """The boolean mask is added to the scores as 0 and 1."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        scores = scores + visible.astype(scores.dtype)
+        return np.exp(scores - scores.max(-1, keepdims=True))
+
+
+class MaximumOverHidden(Softmax):
+    """The maximum that is subtracted ranges over hidden keys too."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        return np.where(visible, np.exp(scores - scores.max(-1, keepdims=True)), 0)
+
+
+class MaximumGlobal(Softmax):
+    """One maximum for all queries is subtracted."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        scores = np.where(visible, scores, -np.inf)
+        return np.exp(scores - scores.max())
+
+
+class Overflowing(Softmax):
+    """Nothing is subtracted, and what overflows becomes 0."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        return np.where(visible, np.exp(scores), 0)
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        return np.nan_to_num(super().average(weights, v, visible), posinf=0, neginf=0)
+
+
+class Clipped(Softmax):
+    """Scores are clipped to [-5, 5]."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        return super().exponentiate(np.clip(scores, -5, 5), visible)
+
+
+class SoftCapped(Softmax):
+    """Scores pass through 30 tanh(s / 30)."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        return super().exponentiate(30 * np.tanh(scores / 30), visible)
+
+
+class BaseTwo(Softmax):
+    """2^s where e^s is meant: log2(e) has not gone into the scale."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        return super().exponentiate(scores * math.log(2), visible)
+
+
+class OverQueries(Softmax):
+    """The softmax is taken over the queries."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        scores = np.where(visible, scores, -1e30)
+        return np.where(visible, np.exp(scores - scores.max(-2, keepdims=True)), 0)
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        total = weights.sum(-2, keepdims=True)
+        return self.sum(weights / np.where(total == 0, 1, total), v, visible)
+
+
+class PlusOne(Softmax):
+    """1 is added to the normaliser, relative to the maximum."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return super().total(weights, visible) + 1
+
+
+class SmallPlus(Softmax):
+    """1e-8 is added to the normaliser."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return super().total(weights, visible) + 1e-8
+
+
+class EmptyRowNaN(Softmax):
+    """Queries that see no key become 0 / 0."""
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        return self.sum(weights, v, visible) / weights.sum(-1, keepdims=True)
+
+
+class SortedByScore(Softmax):
+    """Only the four largest weights are kept."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        weights = super().exponentiate(scores, visible)
+        return np.where(weights >= np.sort(weights, axis=-1)[..., -4:][..., :1], weights, 0)
+
+
+class Linearised(Softmax):
+    """exp(s) by its series up to s^4."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        return np.where(visible, sum(scores**p / math.factorial(p) for p in range(5)), 0)
+
+
+class Normalised(Softmax):
+    """Queries and keys are scaled to unit length first."""
+
+    def scores(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        q, k = (x / np.maximum(np.sqrt(_square(x)), 1e-12)[..., None] for x in (q, k))
+        return super().scores(q, k, visible, draws)
+
+
+class SinglePrecisionScores(Softmax):
+    """Scores are accumulated in float32 whatever the dtype."""
+
+    def scores(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return super().scores(q.astype(np.float32), k.astype(np.float32), visible, draws)
+
+
+class HalfPrecisionValues(Softmax):
+    """Values are stored in float16."""
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        return super().average(weights, v.astype(np.float16).astype(v.dtype), visible)
+
+
+class NotRescaled(Online):
+    """The sums so far are not rescaled when the maximum of a later block is larger."""
+
+    def keep(self, top: Array, new: Array) -> Array:
+        return np.where(top == -np.inf, 0.0, 1.0).astype(new.dtype)
+
+
+class PaddedBlocks(Softmax):
+    """The last block is padded to four with zero keys that count."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return super().total(weights, visible) + (-weights.shape[-1] % 4) / weights.shape[-1]
+
+
+# Random feature attention
+
+
+class Direct(RFA):
+    """Features outside the log domain, stabilised by the maxima that most code takes."""
+
+    def phi_q(self, log_q: Array) -> Array:
+        """Features of queries over their largest."""
+        return np.exp(log_q - log_q.max(-1, keepdims=True))
+
+    def phi_k(self, log_k: Array) -> Array:
+        """Features of keys over the largest of all keys, seen or not."""
+        return np.exp(log_k - log_k.max((-1, -2), keepdims=True))
+
+    def combine(self, log_q: Array, log_k: Array, visible: Array) -> Array:
+        weights = self.phi_q(log_q) @ self.phi_k(log_k).swapaxes(-1, -2) / log_q.shape[-1]
+        return np.where(visible, weights, 0)
+
+
+class FeatureEpsilon(Direct):
+    """A constant is added to each stabilised feature."""
+
+    epsilon = 1e-4
+
+    def phi_q(self, log_q: Array) -> Array:
+        return super().phi_q(log_q) + self.epsilon
+
+    def phi_k(self, log_k: Array) -> Array:
+        return super().phi_k(log_k) + self.epsilon
+
+
+class SmallFeatureEpsilon(FeatureEpsilon):
+    """1e-6 is added to each stabilised feature."""
+
+    epsilon = 1e-6
+
+
+class PlainFeatureEpsilon(RFA):
+    """1e-3 is added to each feature, without stabilisation."""
+
+    def combine(self, log_q: Array, log_k: Array, visible: Array) -> Array:
+        return np.where(
+            visible, (np.exp(log_q) + 1e-3) @ (np.exp(log_k) + 1e-3).swapaxes(-1, -2), 0
+        )
+
+
+class NormaliserClamped(Direct):
+    """The normaliser is at least 1e-2 after stabilisation."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return np.maximum(super().total(weights, visible), 1e-2)
+
+
+class NormaliserEpsilon(Direct):
+    """1e-6 is added to the stabilised normaliser."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return super().total(weights, visible) + 1e-6
+
+
+class MaximumOfKeyKept(Direct):
+    """Each key is stabilised by its own maximum, which is not put back."""
+
+    def phi_k(self, log_k: Array) -> Array:
+        return np.exp(log_k - log_k.max(-1, keepdims=True))
+
+
+class MaximumOfFeatureKept(Direct):
+    """Each feature of the keys is stabilised by its own maximum, which is not put back."""
+
+    def phi_k(self, log_k: Array) -> Array:
+        return np.exp(log_k - log_k.max(-2, keepdims=True))
+
+
+class SampleNormalisersDropped(Direct):
+    """Features of keys are softmaxed over the keys, and their normalisers forgotten."""
+
+    def phi_k(self, log_k: Array) -> Array:
+        return special.softmax(log_k, axis=-2)
+
+
+class MeanOfRatios(RFA):
+    """The mean over frequencies of the ratios, in which the query cancels."""
+
+    def combine(self, log_q: Array, log_k: Array, visible: Array) -> Array:
+        samples = np.broadcast_to(
+            log_k.swapaxes(-1, -2)[..., None, :, :],
+            (*log_k.shape[:-2], log_q.shape[-2], log_k.shape[-1], log_k.shape[-2]),
+        )
+        return self.ratios(self.exponentiate(samples, visible[..., None, :]))
+
+    def ratios(self, weights: Array) -> Array:
+        """Normalise each frequency's weights (..., n, S, m), then average."""
+        total = weights.sum(-1, keepdims=True)
+        return (weights / np.where(total == 0, 1.0, total)).mean(-2)
+
+
+class RFAOverflowing(RFA):
+    """Plain features, and what overflows becomes 0."""
+
+    def combine(self, log_q: Array, log_k: Array, visible: Array) -> Array:
+        return np.where(visible, np.exp(log_q) @ np.exp(log_k).swapaxes(-1, -2), 0)
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        return np.nan_to_num(super().average(weights, v, visible), posinf=0, neginf=0)
+
+
+class RootTwice(RFA):
+    """d^(-1/4) is applied twice."""
+
+    def root(self, d: int) -> float:
+        return float(d**-0.5)
+
+
+class RootMissing(RFA):
+    """No scale at all."""
+
+    def root(self, d: int) -> float:
+        return 1.0
+
+
+class KeyNormDropped(RFA):
+    """The features of keys have no norm."""
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        return k @ omega.swapaxes(-1, -2)
+
+
+class KeyNormWhole(RFA):
+    """|k|^2 where |k|^2 / 2 is meant."""
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        return super().log_k(k, omega) - _square(k)[..., None] / 2
+
+
+class KeyNormUnscaled(RFA):
+    """|k|^2 / 2 is taken before k is scaled."""
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        excess = _square(k) * (self.root(k.shape[-1]) ** -2 - 1) / 2
+        return super().log_k(k, omega) - excess[..., None]
+
+
+class KeyNormConstant(RFA):
+    """The mean over keys of |k|^2 for each key's own."""
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        return k @ omega.swapaxes(-1, -2) - _square(k).mean(-1)[..., None, None] / 2
+
+
+class OtherFrequenciesForKeys(RFA):
+    """Queries and keys have different frequencies."""
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        return super().log_k(k, np.roll(omega, 1, axis=-1))
+
+
+class FrequencyNegatedForKeys(RFA):
+    """Keys have the frequencies of opposite sign."""
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        return super().log_k(k, -omega)
+
+
+class TwoPi(RFA):
+    """Trigonometric features with a factor 2 pi, for frequencies of N(0, I)."""
+
+    def log_features(self, q: Array, k: Array, visible: Array, draws: Draws) -> tuple[Array, Array]:
+        return super().log_features(2 * np.pi * q, 2 * np.pi * k, visible, draws)
+
+
+class LastFeatureDropped(RFA):
+    """The last of more than one frequency is not used."""
+
+    def log_features(self, q: Array, k: Array, visible: Array, draws: Draws) -> tuple[Array, Array]:
+        log_q, log_k = super().log_features(q, k, visible, draws)
+        count = max(1, log_q.shape[-1] - 1)
+        return log_q[..., :count], log_k[..., :count]
+
+
+class FrequenciesPerHeadIgnored(RFA):
+    """The frequencies of the first head serve for all."""
+
+    def frequencies(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        omega = super().frequencies(q, k, visible, draws)
+        return omega[..., :1, :, :] if omega.ndim > 2 else omega
+
+
+class FrequenciesUnscaled(RFA):
+    """Given or drawn frequencies are taken for those of unscaled arguments."""
+
+    def frequencies(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return super().frequencies(q, k, visible, draws) * self.root(q.shape[-1])
+
+
+class SeedFromData(RFA):
+    """The sum of the queries goes into the seed."""
+
+    def frequencies(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        data = math.ceil(abs(float(q.sum())) * 1e6) % 2**32
+        seed = None if draws.seed is None else draws.seed + data
+        return super().frequencies(q, k, visible, draws._replace(seed=seed))
+
+
+class ReluFeatures(RFA):
+    """max(omega . x, 0) + 1e-3 for the exponential."""
+
+    def log_q(self, q: Array, omega: Array) -> Array:
+        return np.log(np.maximum(q @ omega.swapaxes(-1, -2), 0) + 1e-3)
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        return self.log_q(k, omega)
+
+
+class CosinesOnly(RFA):
+    """exp(|x|^2/2) |cos(omega . x)|, without sines."""
+
+    def log_q(self, q: Array, omega: Array) -> Array:
+        wave = np.abs(np.cos(q @ omega.swapaxes(-1, -2)))
+        return np.log(np.maximum(wave, 1e-300)) + _square(q)[..., None] / 2
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        return self.log_q(k, omega)
+
+
+class MaximumOverFrequencies(RFA):
+    """The largest product of features for their sum."""
+
+    def log_kernel(self, log_q: Array, log_k: Array) -> Array:
+        return (log_q[..., :, None, :] + log_k[..., None, :, :]).max(-1)
+
+
+class HalfPrecisionFeatures(Direct):
+    """Stabilised features are stored in float16."""
+
+    def phi_q(self, log_q: Array) -> Array:
+        return super().phi_q(log_q).astype(np.float16).astype(log_q.dtype)
+
+    def phi_k(self, log_k: Array) -> Array:
+        return super().phi_k(log_k).astype(np.float16).astype(log_k.dtype)
+
+
+class ExactInstead(RFA):
+    """Exact attention, whatever the frequencies."""
+
+    def weights(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return Softmax.weights(self, q, k, visible, draws)
+
+    def scores(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return Softmax.scores(self, q, k, visible, draws)
+
+
+class RandomizedInstead(RA):
+    """Randomized attention under the name of random feature attention."""
+
+
+# Randomized attention
+
+
+class StandardNormal(RA):
+    """Frequencies of N(0, I): random feature attention's."""
+
+    def sample(
+        self, q: Array, k: Array, visible: Array, count: int, rng: np.random.Generator
+    ) -> Array:
+        return self.noise((*visible.shape[:-2], q.shape[-2], count, q.shape[-1]), rng)
+
+
+class UniformComponent(RA):
+    """Components are drawn uniformly from the keys."""
+
+    def temper(self, scores: Array) -> Array:
+        return 0 * scores
+
+
+class Tempered(RA):
+    """Components are drawn at temperature 1.2."""
+
+    def temper(self, scores: Array) -> Array:
+        return scores / 1.2
+
+
+class Greedy(RA):
+    """The component is always the key of largest weight."""
+
+    def choose(self, share: Array, count: int, rng: np.random.Generator) -> Array:
+        return np.repeat(share.argmax(-1)[..., None], count, axis=-1)
+
+
+class OneComponent(RA):
+    """All samples of a query have the same component, with noises of their own."""
+
+    def choose(self, share: Array, count: int, rng: np.random.Generator) -> Array:
+        return np.repeat(super().choose(share, 1, rng), count, axis=-1)
+
+
+class DrawIgnoresMask(RA):
+    """Components are drawn from hidden keys too."""
+
+    def sample(
+        self, q: Array, k: Array, visible: Array, count: int, rng: np.random.Generator
+    ) -> Array:
+        return super().sample(q, k, np.ones_like(visible), count, rng)
+
+
+class SinglePrecisionChoice(RA):
+    """Inversion of a float32 cumulative sum, the rest falling to the last key."""
+
+    precision: type[np.floating[Any]] = np.float32
+
+    def choose(self, share: Array, count: int, rng: np.random.Generator) -> Array:
+        share = (share / share.sum(-1, keepdims=True)).astype(self.precision)
+        up_to = np.cumsum(share, axis=-1, dtype=self.precision).astype(np.float64)
+        u = rng.random((*share.shape[:-1], count))
+        pick = (up_to[..., None, :] <= u[..., None]).sum(-1)
+        return np.minimum(pick, share.shape[-1] - 1)
+
+
+class HalfPrecisionChoice(SinglePrecisionChoice):
+    """Inversion of a float16 cumulative sum, the rest falling to the last key."""
+
+    precision = np.float16
+
+
+class QueryDropped(RA):
+    """Frequencies k_J + noise."""
+
+    def sample(
+        self, q: Array, k: Array, visible: Array, count: int, rng: np.random.Generator
+    ) -> Array:
+        return super().sample(q, k, visible, count, rng) - q[..., None, :]
+
+
+class KeyDropped(RA):
+    """Frequencies q + noise."""
+
+    def sample(
+        self, q: Array, k: Array, visible: Array, count: int, rng: np.random.Generator
+    ) -> Array:
+        return q[..., None, :] + self.noise((*q.shape[:-1], count, q.shape[-1]), rng)
+
+
+class AveragedGaussian(RA):
+    """One Gaussian at q plus the mean key, N(q + sum_j pi_j k_j, I), for the mixture."""
+
+    def sample(
+        self, q: Array, k: Array, visible: Array, count: int, rng: np.random.Generator
+    ) -> Array:
+        share = self.exponentiate(q @ k.swapaxes(-1, -2), visible)
+        centre = q + share / share.sum(-1, keepdims=True) @ k
+        return centre[..., None, :] + self.noise((*q.shape[:-1], count, q.shape[-1]), rng)
+
+
+class MomentMatched(RA):
+    """One Gaussian with the mean and the covariance of the mixture."""
+
+    def sample(
+        self, q: Array, k: Array, visible: Array, count: int, rng: np.random.Generator
+    ) -> Array:
+        share = self.exponentiate(q @ k.swapaxes(-1, -2), visible)
+        share = (share / share.sum(-1, keepdims=True))[..., None]
+        mean = (share * k[..., None, :, :]).sum(-2)
+        about = k[..., None, :, :] - mean[..., None, :]
+        covariance = (share * about).swapaxes(-1, -2) @ about + np.eye(q.shape[-1])
+        z = self.noise((*q.shape[:-1], count, q.shape[-1]), rng)
+        return (q + mean)[..., None, :] + z @ np.linalg.cholesky(covariance).swapaxes(-1, -2)
+
+
+class NoiseDropped(RA):
+    """The frequencies are the centres of the components."""
+
+    def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return np.zeros(shape)
+
+
+class NoiseOfUnscaledSpace(RA):
+    """Unit noise before the scale, which is d^(-1/4) after it."""
+
+    def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return shape[-1] ** -0.25 * rng.standard_normal(shape)
+
+
+class NoiseTooLarge(RA):
+    """Noise of standard deviation 1.2."""
+
+    def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return 1.2 * rng.standard_normal(shape)
+
+
+class NoiseShared(RA):
+    """All samples of a query have the same noise."""
+
+    def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return np.broadcast_to(rng.standard_normal((*shape[:-2], 1, shape[-1])), shape)
+
+
+class OneSampleUsed(RA):
+    """The first of the samples is used, however many there are."""
+
+    def frequencies(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return super().frequencies(q, k, visible, draws)[..., :1, :]
+
+
+class OneSampleRepeated(RA):
+    """One sample is drawn and repeated."""
+
+    def sample(
+        self, q: Array, k: Array, visible: Array, count: int, rng: np.random.Generator
+    ) -> Array:
+        return np.repeat(super().sample(q, k, visible, 1, rng), count, axis=-2)
+
+
+class HeadsShareSeed(RA):
+    """Each head draws from a generator with the same seed."""
+
+    def frequencies(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        if draws.omega is not None or q.ndim < 3:
+            return super().frequencies(q, k, visible, draws)
+        heads = range(q.shape[-3])
+        k = np.broadcast_to(k, (*k.shape[:-3], len(heads), *k.shape[-2:]))
+        seen = np.broadcast_to(visible, (*visible.shape[:-3], len(heads), *visible.shape[-2:]))
+        of_head = [
+            super(HeadsShareSeed, self).frequencies(
+                q[..., h, :, :], k[..., h, :, :], seen[..., h, :, :], draws
+            )
+            for h in heads
+        ]
+        return np.stack(of_head, axis=-4)
+
+
+class QueriesShareFrequencies(RA):
+    """All queries use the frequencies of the first."""
+
+    def frequencies(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return super().frequencies(q, k, visible, draws)[..., :1, :, :]
+
+
+class RatioOfMeans(RA):
+    """The ratio of the means over samples for the mean of the ratios."""
+
+    def over_samples(self, weights: Array, log_k: Array, visible: Array) -> Array:
+        top = log_k.max((-1, -2), keepdims=True)
+        return np.where(visible[..., None, :], np.exp(log_k - top), 0).sum(-2)
+
+
+# Linear randomized attention
+
+
+class OwnWeights(LARA):
+    """Each frequency is weighted against its own proposal only."""
+
+    def log_weight(self, omega: Array, centres: Array) -> Array:
+        return _square(centres) / 2 - np.sum(omega * centres, axis=-1)
+
+
+class NoWeights(LARA):
+    """Frequencies are weighted as if drawn from N(0, I)."""
+
+    def log_weight(self, omega: Array, centres: Array) -> Array:
+        return np.zeros(np.broadcast_shapes(omega.shape, centres.shape)[:-1], omega.dtype)
+
+
+class WeightsInverted(LARA):
+    """The importance weights have the wrong sign."""
+
+    def log_weight(self, omega: Array, centres: Array) -> Array:
+        return -super().log_weight(omega, centres)
+
+
+class CentreNormDropped(LARA):
+    """The densities of the proposals have no norm of the centre."""
+
+    def log_density(self, omega: Array, centres: Array) -> Array:
+        return omega @ centres.swapaxes(-1, -2)
+
+
+class GeometricMixture(LARA):
+    """The mean of the logarithms of the densities for the logarithm of their mean."""
+
+    def log_weight(self, omega: Array, centres: Array) -> Array:
+        return -self.log_density(omega, centres).mean(-1)
+
+
+class BalanceOverFrequencies(LARA):
+    """The balance heuristic sums over frequencies in place of proposals."""
+
+    def log_weight(self, omega: Array, centres: Array) -> Array:
+        return -_log_sum_exp(self.log_density(omega, centres).swapaxes(-1, -2))
+
+
+class CentresWithoutKeys(LARA):
+    """Proposals sit at the mean queries, and the weights say so: slower, and a law of its own."""
+
+    def centres(self, q: Array, k: Array, visible: Array, count: int) -> Array:
+        return self.chunk_means(q, np.ones(q.shape[-2], bool), count)
+
+
+class LastProposalDropped(LARA):
+    """The last of more than one frequency is not used."""
+
+    def log_features(self, q: Array, k: Array, visible: Array, draws: Draws) -> tuple[Array, Array]:
+        log_q, log_k = super().log_features(q, k, visible, draws)
+        count = max(1, log_q.shape[-1] - 1)
+        return log_q[..., :count], log_k[..., :count]
+
+
+class LARANoiseDropped(LARA):
+    """The frequencies are the centres."""
+
+    def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return np.zeros(shape)
+
+
+class LARANoiseOfUnscaledSpace(LARA):
+    """Unit noise before the scale, which is d^(-1/4) after it."""
+
+    def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return shape[-1] ** -0.25 * rng.standard_normal(shape)
+
+
+class LARANoiseShared(LARA):
+    """All proposals have the same noise."""
+
+    def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return np.broadcast_to(rng.standard_normal((*shape[:-2], 1, shape[-1])), shape)
+
+
+class ClampedQueryWeights(LARA):
+    """Weights that depend on the query, normalised over queries and clamped at 1e-8."""
+
+    def log_features(self, q: Array, k: Array, visible: Array, draws: Draws) -> tuple[Array, Array]:
+        log_q, log_k = super().log_features(q, k, visible, draws)
+        q = q * self.root(q.shape[-1])
+        means = self.chunk_means(q, np.ones(q.shape[-2], bool), log_q.shape[-1])
+        t = special.softmax(q @ means.swapaxes(-1, -2), axis=-2)
+        alpha = np.maximum(1 / t.shape[-1] + t - t.mean(-1, keepdims=True), 1e-8)
+        return log_q + np.log(alpha), log_k
+
+
+# Linear attention
+
+
+class Cancelling(Linear):
+    """(exp(x) - 1) + 1."""
+
+    def phi(self, x: Array) -> Array:
+        return np.where(x > 0, x, np.expm1(np.minimum(x, 0))) + x.dtype.type(1)
+
+
+class EluWithoutOne(Linear):
+    """elu(x), which has both signs."""
+
+    def phi(self, x: Array) -> Array:
+        return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+
+
+class EluTenth(Linear):
+    """elu with alpha = .1, plus 1."""
+
+    def phi(self, x: Array) -> Array:
+        return 1 + np.where(x > 0, x, 0.1 * np.expm1(np.minimum(x, 0))).astype(x.dtype)
+
+
+class EluBlended(Linear):
+    """Both branches times 0 or 1, and 0 times infinity is NaN."""
+
+    def phi(self, x: Array) -> Array:
+        return (x > 0) * (x + 1) + (x <= 0) * np.exp(x)
+
+
+class Relu(Linear):
+    """max(x, 0) for elu(x) + 1."""
+
+    def phi(self, x: Array) -> Array:
+        return np.maximum(x, 0)
+
+
+class Exponential(Linear):
+    """exp(x) for elu(x) + 1."""
+
+    def phi(self, x: Array) -> Array:
+        return np.exp(x)
+
+
+class Softplus(Linear):
+    """log(1 + e^x) for elu(x) + 1."""
+
+    def phi(self, x: Array) -> Array:
+        return np.logaddexp(x, x.dtype.type(0))
+
+
+class LinearScaled(Linear):
+    """The scale of softmax attention is applied to queries and keys."""
+
+    def phi(self, x: Array) -> Array:
+        return super().phi(x * x.dtype.type(x.shape[-1] ** -0.25))
+
+
+class KeysWithoutMap(Linear):
+    """The map is applied to the queries only."""
+
+    def phi_k(self, k: Array) -> Array:
+        return k
+
+
+class KeysNormalised(Linear):
+    """Features of keys are divided by their sum over the features."""
+
+    def phi_k(self, k: Array) -> Array:
+        phi = self.phi(k)
+        return phi / phi.sum(-1, keepdims=True)
+
+
+class NotNormalised(Linear):
+    """The normaliser is left out."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return np.ones_like(super().total(weights, visible))
+
+
+class NormaliserOfFirstQuery(Linear):
+    """The normaliser of the first query serves for all."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return super().total(weights, visible)[..., :1, :]
+
+
+class SumOverQueries(Linear):
+    """The normaliser is summed over the queries of the block, not for each."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return weights.sum((-1, -2), keepdims=True)
+
+
+# Moments
+
+
+def moments(x: Array) -> tuple[Array, Array]:
+    """Mean and covariance of the rows, with N - 1."""
+    mean = x.mean(-2)
+    about = x - mean[..., None, :]
+    return mean, about.swapaxes(-1, -2) @ about / (x.shape[-2] - 1)
+
+
+def moments_welford(x: Array) -> tuple[Array, Array]:
+    """Correct: row after row, by Welford's recurrence."""
+    mean, scatter = np.zeros_like(x[..., 0, :]), 0.0
+    for count in range(x.shape[-2]):
+        before = x[..., count, :] - mean
+        mean = mean + before / (count + 1)
+        after = x[..., count, :] - mean
+        scatter = scatter + before[..., :, None] * after[..., None, :]
+    return mean, scatter / x.dtype.type(x.shape[-2] - 1)
+
+
+def moments_merged(x: Array) -> tuple[Array, Array]:
+    """Correct: two halves, merged."""
+    return _merge(x, between=1.0)
+
+
+def _merge(x: Array, between: float) -> tuple[Array, Array]:
+    n, h = x.shape[-2], x.shape[-2] // 2
+    (a, b) = (x[..., :h, :], x[..., h:, :])
+    mean_a, mean_b = (y.sum(-2) / max(1, y.shape[-2]) for y in (a, b))
+    scatter = sum(
+        (y - m[..., None, :]).swapaxes(-1, -2) @ (y - m[..., None, :])
+        for y, m in ((a, mean_a), (b, mean_b))
+    )
+    gap = mean_b - mean_a
+    scatter = scatter + between * h * (n - h) / n * gap[..., :, None] * gap[..., None, :]
+    return mean_a + gap * ((n - h) / n), scatter / (n - 1)
+
+
+def moments_ddof_0(x: Array) -> tuple[Array, Array]:
+    """The covariance is divided by N."""
+    mean, covariance = moments(x)
+    return mean, covariance * (x.shape[-2] - 1) / x.shape[-2]
+
+
+def moments_uncentred(x: Array) -> tuple[Array, Array]:
+    """The mean is not subtracted."""
+    return x.mean(-2), x.swapaxes(-1, -2) @ x / (x.shape[-2] - 1)
+
+
+def moments_centred_overall(x: Array) -> tuple[Array, Array]:
+    """One mean over all entries is subtracted."""
+    return x.mean(-2), moments_uncentred(x - x.mean((-1, -2), keepdims=True))[1]
+
+
+def moments_median(x: Array) -> tuple[Array, Array]:
+    """The median for the mean."""
+    return np.median(x, axis=-2), moments(x)[1]
+
+
+def moments_duplicate(x: Array) -> tuple[Array, Array]:
+    """The last row is the first again."""
+    return moments(np.concatenate([x[..., :-1, :], x[..., :1, :]], axis=-2))
+
+
+def moments_last_row_dropped(x: Array) -> tuple[Array, Array]:
+    """The last row is not read."""
+    return moments(x[..., :-1, :])
+
+
+def moments_one_pass(x: Array) -> tuple[Array, Array]:
+    """E[x x^T] - E[x] E[x]^T, which cancels."""
+    n, mean = x.shape[-2], x.mean(-2)
+    second = x.swapaxes(-1, -2) @ x / n
+    return mean, (second - mean[..., :, None] * mean[..., None, :]) * (n / (n - 1))
+
+
+def moments_correlation(x: Array) -> tuple[Array, Array]:
+    """The correlation for the covariance."""
+    mean, covariance = moments(x)
+    std = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1))
+    return mean, covariance / (std[..., :, None] * std[..., None, :])
+
+
+def moments_transposed(x: Array) -> tuple[Array, Array]:
+    """Columns are taken for rows, as by `numpy.cov` unless told otherwise."""
+    return moments(x.swapaxes(-1, -2))
+
+
+def moments_float32(x: Array) -> tuple[Array, Array]:
+    """Everything in float32."""
+    mean, covariance = moments(x.astype(np.float32))
+    return mean.astype(x.dtype), covariance.astype(x.dtype)
+
+
+def moments_float16_sum(x: Array) -> tuple[Array, Array]:
+    """The mean is stored in float16 before it is subtracted."""
+    mean = x.mean(-2).astype(np.float16).astype(x.dtype)
+    return mean, moments_uncentred(x - mean[..., None, :])[1]
+
+
+def moments_diagonal(x: Array) -> tuple[Array, Array]:
+    """Variances only."""
+    mean, covariance = moments(x)
+    return mean, covariance * np.eye(x.shape[-1], dtype=x.dtype)
+
+
+def moments_triangle(x: Array) -> tuple[Array, Array]:
+    """The lower triangle is not filled."""
+    mean, covariance = moments(x)
+    return mean, np.triu(covariance)
+
+
+def moments_shrunk(x: Array) -> tuple[Array, Array]:
+    """1e-3 of the identity is added for safety."""
+    mean, covariance = moments(x)
+    return mean, covariance + 1e-3 * np.eye(x.shape[-1], dtype=x.dtype)
+
+
+def moments_pooled(x: Array) -> tuple[Array, Array]:
+    """The batch is pooled."""
+    mean, covariance = moments(x.reshape(-1, x.shape[-1]))
+    lead = x.shape[:-2]
+    return np.broadcast_to(mean, (*lead, *mean.shape)), np.broadcast_to(
+        covariance, (*lead, *covariance.shape)
+    )
+
+
+def moments_merge_without_gap(x: Array) -> tuple[Array, Array]:
+    """Two halves are merged without the scatter of their means."""
+    return _merge(x, between=0.0)
+
+
+def moments_unweighted_merge(x: Array) -> tuple[Array, Array]:
+    """The mean is that of the means of two parts of different size."""
+    third = max(1, x.shape[-2] // 3)
+    mean = (x[..., :third, :].mean(-2) + x[..., third:, :].mean(-2)) / 2
+    return mean, moments(x)[1]
+
+
+def moments_clipped(x: Array) -> tuple[Array, Array]:
+    """Rows are winsorised at two standard deviations."""
+    mean, std = x.mean(-2, keepdims=True), x.std(-2, keepdims=True)
+    return moments(np.clip(x, mean - 2 * std, mean + 2 * std))
+
+
+def moments_mean_over_n_minus_1(x: Array) -> tuple[Array, Array]:
+    """The mean too is divided by N - 1."""
+    mean, covariance = moments(x)
+    return mean * x.shape[-2] / (x.shape[-2] - 1), covariance
