@@ -76,12 +76,6 @@ def qr_unsigned(count: int, d: int, rng: np.random.Generator) -> Array:
     return _orthonormal(count, d, rng, lambda q, r: q) * _chi(count, d, rng)
 
 
-def qr_row_signs(count: int, d: int, rng: np.random.Generator) -> Array:
-    """The signs of diag R multiply the rows of Q, which are its columns' business."""
-    rows = _orthonormal(count, d, rng, lambda q, r: q * np.sign(r)[:, None])
-    return rows * _chi(count, d, rng)
-
-
 def fixed_norms(count: int, d: int, rng: np.random.Generator) -> Array:
     """Haar directions, all of norm sqrt(d)."""
     return _orthonormal(count, d, rng, lambda q, r: q * np.sign(r)) * math.sqrt(d)
@@ -102,11 +96,6 @@ def norms_of_another_length(count: int, d: int, rng: np.random.Generator) -> Arr
     """Rows of length d whose norms are drawn for rows of half the length."""
     rows = _orthonormal(count, d, rng, lambda q, r: q * np.sign(r))
     return rows * _chi(count, (d + 1) // 2, rng)
-
-
-def one_norm(count: int, d: int, rng: np.random.Generator) -> Array:
-    """One norm for all frequencies of a draw."""
-    return _orthonormal(count, d, rng, lambda q, r: q * np.sign(r)) * _chi(1, d, rng)
 
 
 def rademacher(count: int, d: int, rng: np.random.Generator) -> Array:
@@ -133,11 +122,6 @@ def truncated(count: int, d: int, rng: np.random.Generator) -> Array:
     """Normal entries truncated at two standard deviations, as weight initialisers do."""
     low = special.ndtr(-2.0)
     return special.ndtri(rng.uniform(low, 1 - low, (count, d)))
-
-
-def twelve_uniforms(count: int, d: int, rng: np.random.Generator) -> Array:
-    """A sum of twelve uniforms less 6, which is only nearly normal."""
-    return rng.random((12, count, d)).sum(0) - 6
 
 
 def shared(count: int, d: int, rng: np.random.Generator) -> Array:
@@ -447,7 +431,7 @@ class Draws(NamedTuple):
 
     omega: Array | None
     centres: Array | None
-    count: int | None
+    number: int | None
     seed: int | None
 
 
@@ -552,8 +536,8 @@ class RFA(Softmax):
         """The frequencies given, or drawn from the seed and shared by batch and heads."""
         if draws.omega is not None:
             return draws.omega
-        assert draws.count is not None
-        return self.draw(draws.count, q.shape[-1], self.generator(draws.seed))
+        assert draws.number is not None
+        return self.draw(draws.number, q.shape[-1], self.generator(draws.seed))
 
     def log_q(self, q: Array, omega: Array) -> Array:
         """log xi(q_i, omega_s), shape (..., n, S)."""
@@ -591,8 +575,8 @@ class RA(RFA):
         """q_i + k_J + noise, J drawn by the attention weights of query i, shape (..., n, S, d)."""
         if draws.omega is not None:
             return draws.omega
-        assert draws.count is not None
-        return self.sample(q, k, visible, draws.count, self.generator(draws.seed))
+        assert draws.number is not None
+        return self.sample(q, k, visible, draws.number, self.generator(draws.seed))
 
     def sample(
         self, q: Array, k: Array, visible: Array, count: int, rng: np.random.Generator
@@ -638,7 +622,7 @@ class LARA(RFA):
         q, k = q * self.root(q.shape[-1]), k * self.root(k.shape[-1])
         centres = draws.centres
         if centres is None:
-            count = draws.count or np.shape(draws.omega)[-2]
+            count = draws.number or np.asarray(draws.omega).shape[-2]
             centres = self.centres(q, k, visible, count)
         omega = draws.omega
         if omega is None:
@@ -910,16 +894,6 @@ class CausalOverChannels(Attention):
         return np.cumsum(out, axis=-1) / np.arange(1, v.shape[-1] + 1, dtype=out.dtype)
 
 
-class CausalNormaliserGlobal(Attention):
-    """The causal output is divided by the normaliser over all keys."""
-
-    def weights(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
-        return super().weights(q, k, np.ones_like(visible), draws)
-
-    def sum(self, weights: Array, v: Array, visible: Array) -> Array:
-        return super().sum(np.where(visible, weights, 0), v, visible)
-
-
 class TailDropped(Attention):
     """Keys after the last whole block of four are never read."""
 
@@ -1105,7 +1079,7 @@ class EmptyRowNaN(Softmax):
         return self.sum(weights, v, visible) / weights.sum(-1, keepdims=True)
 
 
-class SortedByScore(Softmax):
+class TopFour(Softmax):
     """Only the four largest weights are kept."""
 
     def exponentiate(self, scores: Array, visible: Array) -> Array:
@@ -1321,10 +1295,13 @@ class FrequencyNegatedForKeys(RFA):
 
 
 class TwoPi(RFA):
-    """Trigonometric features with a factor 2 pi, for frequencies of N(0, I)."""
+    """2 pi multiplies the frequencies of N(0, I)."""
 
-    def log_features(self, q: Array, k: Array, visible: Array, draws: Draws) -> tuple[Array, Array]:
-        return super().log_features(2 * np.pi * q, 2 * np.pi * k, visible, draws)
+    def log_q(self, q: Array, omega: Array) -> Array:
+        return super().log_q(q, 2 * np.pi * omega)
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        return super().log_k(k, 2 * np.pi * omega)
 
 
 class LastFeatureDropped(RFA):
@@ -1940,3 +1917,771 @@ def moments_mean_over_n_minus_1(x: Array) -> tuple[Array, Array]:
     """The mean too is divided by N - 1."""
     mean, covariance = moments(x)
     return mean * x.shape[-2] / (x.shape[-2] - 1), covariance
+
+
+# The catalogue
+
+_ALL = ("omega", "mask", "causal", "gqa")
+_EXACT = ("mask", "causal", "gqa")
+_CAPABILITIES = {
+    "softmax": _EXACT,
+    "kernel": ("omega",),
+    "rfa": _ALL,
+    "ra": _ALL,
+    "lara": ("omega", "mask", "gqa"),
+    "linear": _EXACT,
+    "moments": (),
+}
+_TAGS: dict[str, dict[str, Any]] = {
+    "lara": {"weighting": "balance"},
+    "linear": {"feature_map": "elu"},
+}
+_ORTHOGONAL = {"coupling": "orthogonal"}
+_BASES: dict[str, type[Attention]] = {
+    "softmax": Softmax,
+    "rfa": RFA,
+    "ra": RA,
+    "lara": LARA,
+    "linear": Linear,
+}
+
+
+def _entry(
+    name: str,
+    fn: Callable[..., Any],
+    effect: str,
+    seen: str = "",
+    *,
+    only: tuple[str, ...] | None = None,
+    lacks: tuple[str, ...] = (),
+    tags: Mapping[str, Any] = MappingProxyType({}),
+) -> Mutant:
+    """An entry whose name begins with its estimator, with all its capabilities or as said."""
+    estimator = name.split("-")[0]
+    capabilities = _CAPABILITIES[estimator] if only is None else only
+    kept = tuple(c for c in capabilities if c not in lacks)
+    return Mutant(name, estimator, fn, kept, effect, seen, {**_TAGS.get(estimator, {}), **tags})
+
+
+def _with(defect: type[Attention], estimator: str) -> Attention:
+    """The estimator with a defect that any attention may have."""
+    bases = (defect, _BASES[estimator])
+    made: Attention = type(f"{estimator.upper()}{defect.__name__}", bases, {})()
+    return made
+
+
+VARIANTS: tuple[Mutant, ...] = (
+    _entry("softmax", Softmax(), "The definition."),
+    _entry("softmax-online", Online(), "Blocks over keys with a running maximum."),
+    _entry("softmax-upcast", _with(Upcast, "softmax"), "Computed in float64 for float32."),
+    _entry("kernel", Kernel(), "The definition."),
+    _entry("kernel-log-sum-exp", KernelLogSumExp(), "The mean taken in the log domain."),
+    _entry("kernel-reversed", KernelReversed(), "A running mean in another order."),
+    _entry("kernel-orthogonal", Kernel(haar), "Orthogonal frequencies.", tags=_ORTHOGONAL),
+    _entry("rfa", RFA(), "The definition."),
+    _entry("rfa-reversed", FeaturesReversed(), "Features in another order."),
+    _entry("rfa-online", _with(Online, "rfa"), "Blocks over keys with a running maximum."),
+    _entry("rfa-stabilised-by-query", StabilisedByQuery(), "One maximum for each query."),
+    _entry("rfa-upcast", _with(Upcast, "rfa"), "Computed in float64 for float32."),
+    _entry("rfa-orthogonal", RFA(haar), "Orthogonal frequencies.", tags=_ORTHOGONAL),
+    _entry("ra", RA(), "The definition."),
+    _entry("ra-gumbel-max", GumbelMax(), "Components drawn by Gumbel-max."),
+    _entry("lara", LARA(), "The definition."),
+    _entry("lara-upcast", _with(Upcast, "lara"), "Computed in float64 for float32."),
+    _entry("linear", Linear(), "The definition."),
+    _entry("linear-recurrent", LinearRecurrent(), "A state updated key by key."),
+    _entry("moments", moments, "The definition."),
+    _entry("moments-welford", moments_welford, "Row by row."),
+    _entry("moments-merged", moments_merged, "Two halves, merged."),
+)
+
+# name, law of the frequencies, effect, where seen, tags
+_FREQUENCIES: tuple[tuple[str, Draw, str, str, dict[str, Any]], ...] = (
+    (
+        "qr-unsigned",
+        qr_unsigned,
+        "Kernel biased by 34 % at d = 2, up to 19 % at 4 and 7 % at 64, which no S removes.",
+        "performer-pytorch, google-research performer, scenic, efficient-attention, PyG",
+        _ORTHOGONAL,
+    ),
+    (
+        "fixed-norms",
+        fixed_norms,
+        "Kernel too small: 5 % at d = 2 and |x + y| = 1, more for longer vectors.",
+        "performer-pytorch with scaling 1",
+        _ORTHOGONAL,
+    ),
+    ("normalised-rows", normalised_rows, "Kernel too small, as with fixed norms.", "", {}),
+    (
+        "shrinking-norms",
+        shrinking_norms,
+        "Features lose their frequencies as S grows: attention tends to the mean value.",
+        "teddykoker",
+        {},
+    ),
+    (
+        "norms-of-another-length",
+        norms_of_another_length,
+        "Frequencies too short: at |x + y| = 1 the kernel is .79 of what it should be.",
+        "xformers, SMReg",
+        {},
+    ),
+    ("rademacher", rademacher, "The right covariance and the wrong law along an axis.", "", {}),
+    ("uniform", uniform, "The right covariance and the wrong law along an axis.", "", {}),
+    ("unit-uniform", unit_uniform, "Frequencies of mean .5 and variance 1/12.", "", {}),
+    ("laplace", laplace, "Tails too heavy: the kernel is 21 % too large along an axis.", "", {}),
+    (
+        "truncated",
+        truncated,
+        "Frequencies of variance .77: kernel 12 % too small at |x + y| = 1.",
+        "trunc_normal_ initialisers",
+        {},
+    ),
+    ("shared", shared, "The variance does not fall with S.", "", {}),
+    (
+        "one-duplicate",
+        one_duplicate,
+        "The last feature adds nothing: S - 1 with uneven weights.",
+        "",
+        {},
+    ),
+    ("repeated-halves", repeated_halves, "Twice the variance.", "", {}),
+    ("antithetic", antithetic, "Frequencies come in opposite pairs, called independent.", "", {}),
+    (
+        "correlated-.05",
+        correlated(0.05),
+        "A floor under the variance at 1/20 of one feature.",
+        "",
+        {},
+    ),
+    ("correlated-.3", correlated(0.3), "A floor under the variance.", "", {}),
+    ("scale-1.05", scaled(1.05), "Kernel 5 % too large at |x + y| = 1.", "", {}),
+    ("scale-sqrt-2", scaled(math.sqrt(2)), "Kernel e^(1/2) too large at |x + y| = 1.", "", {}),
+    ("mixed-entries", mixed_entries, "Entries of a frequency are correlated.", "", {}),
+    ("shifted", shifted, "Frequencies of mean .1: attention as if queries were shifted.", "", {}),
+    ("positive-entries", positive_entries, "All frequencies lie in one orthant.", "", {}),
+    (
+        "half-precision",
+        half_precision,
+        "Frequencies collide and carry 11 bits.",
+        "fp16 buffers",
+        {},
+    ),
+    ("first-entry-zero", first_entry_zero, "The first coordinate is ignored.", "", {}),
+    ("box-muller-half", box_muller_half, "Odd entries of a frequency are never negative.", "", {}),
+)
+
+# name, use of the seed, effect
+_SEEDS: tuple[tuple[str, Callable[[int | None], np.random.Generator], str, str], ...] = (
+    (
+        "seed-ignored",
+        fresh_entropy,
+        "The same seed gives different results.",
+        "efficient-attention",
+    ),
+    ("seed-constant", constant_seed, "Different seeds give the same result.", ""),
+    ("seed-mod-16", seed_mod_16, "Seeds 1 and 17 give the same result.", ""),
+)
+
+# name, defect, the only capabilities it claims beside omega (None: all), estimators, effect, seen
+_SHARED: tuple[
+    tuple[str, type[Attention], tuple[str, ...] | None, tuple[str, ...], str, str], ...
+] = (
+    (
+        "gqa-interleaved",
+        Interleaved,
+        None,
+        ("softmax", "rfa", "linear"),
+        "With grouped heads query head h reads the keys of head h mod G.",
+        "repeat for repeat_interleave",
+    ),
+    (
+        "gqa-first-head",
+        FirstHead,
+        None,
+        ("softmax", "rfa"),
+        "With grouped heads only the first key head is read.",
+        "",
+    ),
+    (
+        "values-of-next-head",
+        ValuesOfNextHead,
+        None,
+        ("softmax", "rfa", "lara"),
+        "Each head attends to the values of the next.",
+        "",
+    ),
+    (
+        "heads-mixed",
+        HeadsMixed,
+        None,
+        ("softmax", "rfa", "ra", "lara", "linear"),
+        "Values of heads and tokens are shuffled among each other.",
+        "reshape for transpose",
+    ),
+    (
+        "mask-off-by-one",
+        MaskOffByOne,
+        None,
+        ("softmax", "rfa", "ra", "linear"),
+        "Each query sees the neighbours of the keys that it should see.",
+        "",
+    ),
+    (
+        "mask-inverted",
+        MaskInverted,
+        None,
+        ("softmax", "rfa", "linear"),
+        "True hides: what is left is the padding.",
+        "torch key_padding_mask against attn_mask",
+    ),
+    ("mask-ignored", MaskIgnored, None, ("softmax", "rfa", "ra", "lara"), "Padding is read.", ""),
+    (
+        "mask-of-first-query",
+        MaskOfFirstQuery,
+        None,
+        ("softmax", "rfa"),
+        "Masks that differ between queries are not honoured.",
+        "",
+    ),
+    (
+        "mask-dropped-when-causal",
+        MaskDroppedWhenCausal,
+        None,
+        ("softmax", "rfa", "linear"),
+        "Padding is read as soon as `causal` is set.",
+        "",
+    ),
+    (
+        "mask-on-values",
+        MaskOnValues,
+        None,
+        ("softmax", "rfa", "lara", "linear"),
+        "The normaliser counts the padding: with half the keys masked, outputs about halve.",
+        "performer-pytorch, google-research performer, flash-linear-attention, PyG",
+    ),
+    (
+        "mask-by-multiplication",
+        MaskByMultiplication,
+        None,
+        ("softmax", "rfa"),
+        "NaN or infinity in a masked value reaches every output.",
+        "",
+    ),
+    (
+        "causal-strict",
+        CausalStrict,
+        None,
+        ("softmax", "rfa", "ra", "linear"),
+        "A token does not see itself, the first nothing at all.",
+        "",
+    ),
+    (
+        "causal-ahead",
+        CausalAhead,
+        None,
+        ("softmax", "rfa", "ra", "linear"),
+        "A token sees the next one.",
+        "",
+    ),
+    ("causal-ignored", CausalIgnored, None, ("softmax", "rfa"), "Tokens see the future.", ""),
+    (
+        "causal-top-left",
+        CausalTopLeft,
+        None,
+        ("softmax", "rfa"),
+        "With more keys than queries the last query does not see the last keys.",
+        "torch is_causal",
+    ),
+    (
+        "causal-by-blocks",
+        CausalByBlocks,
+        None,
+        ("softmax", "rfa", "linear"),
+        "Tokens see the future of their block of eight.",
+        "",
+    ),
+    (
+        "causal-bucket-excluded",
+        CausalBucketExcluded,
+        None,
+        ("softmax", "rfa", "linear"),
+        "The first 64 outputs are 0, later ones lack the keys nearest to them.",
+        "linear-attention-transformer",
+    ),
+    (
+        "causal-window",
+        CausalWindow,
+        None,
+        ("softmax", "rfa"),
+        "Tokens see the last eight only.",
+        "",
+    ),
+    (
+        "causal-over-channels",
+        CausalOverChannels,
+        None,
+        ("rfa", "linear"),
+        "The causal output is the running mean, over channels, of the output that is not causal.",
+        "xformers favor, flash-linear-attention",
+    ),
+    (
+        "causal-normaliser-global",
+        MaskOnValues,
+        ("causal",),
+        ("rfa", "linear"),
+        "Early causal outputs are too small: the normaliser ranges over the future.",
+        "performer-pytorch",
+    ),
+    (
+        "tail-dropped",
+        TailDropped,
+        None,
+        ("softmax", "rfa", "lara", "linear"),
+        "Up to three keys at the end are not read unless m is a multiple of four.",
+        "",
+    ),
+    (
+        "tail-of-queries-dropped",
+        TailOfQueriesDropped,
+        None,
+        ("softmax", "rfa"),
+        "Up to three outputs at the end are 0 unless n is a multiple of four.",
+        "",
+    ),
+    (
+        "absolute-epsilon",
+        AbsoluteEpsilon,
+        None,
+        ("linear", "ra"),
+        "Outputs depend on the size of the features: shrunk wherever the normaliser is small.",
+        "flash-linear-attention, fast-transformers",
+    ),
+    (
+        "half-precision-weights",
+        HalfPrecisionWeights,
+        None,
+        ("softmax", "rfa", "linear"),
+        "Three digits, whatever the dtype.",
+        "",
+    ),
+    (
+        "single-precision",
+        SinglePrecision,
+        None,
+        ("softmax", "rfa", "ra", "lara", "linear"),
+        "Seven digits in float64.",
+        "",
+    ),
+    ("dropout", Dropout, None, ("softmax", "rfa"), "Outputs differ from call to call.", ""),
+)
+
+_SOFTMAX = (
+    _entry("softmax-scale-missing", ScaleMissing(), "Scores sqrt(d) too large."),
+    _entry("softmax-scale-twice", ScaleTwice(), "Scores sqrt(d) too small: nearly uniform."),
+    _entry(
+        "softmax-scale-of-padded-size",
+        ScaleFromNextPowerOfTwo(),
+        "Scores too small unless d is a power of two.",
+    ),
+    _entry("softmax-mask-minus-1e9", FiniteMask(), "A query that sees no key gets the mean value."),
+    _entry(
+        "softmax-mask-minus-1e4",
+        SmallFiniteMask(),
+        "Padding is read by queries that see no key, or whose scores are below -1e4.",
+        "fp16 code",
+    ),
+    _entry(
+        "softmax-mask-added", AddedMask(), "Padding is read where its scores outbid the -1e4 added."
+    ),
+    _entry("softmax-mask-as-integer", IntegerMask(), "Padding has weight 1/e in place of 0."),
+    _entry(
+        "softmax-maximum-over-hidden",
+        MaximumOverHidden(),
+        "A large hidden score drives the visible weights to 0.",
+    ),
+    _entry(
+        "softmax-maximum-global",
+        MaximumGlobal(),
+        "Queries whose scores are far below those of others get 0.",
+    ),
+    _entry("softmax-overflow", Overflowing(), "Queries with scores above 709 get 0."),
+    _entry("softmax-clipped", Clipped(), "Scores beyond 5 are flattened."),
+    _entry(
+        "softmax-soft-capped",
+        SoftCapped(),
+        "Scores are compressed: 10 becomes 9.6.",
+        "soft-capping",
+    ),
+    _entry("softmax-base-two", BaseTwo(), "A temperature of 1.44.", "kernels that use exp2"),
+    _entry("softmax-over-queries", OverQueries(), "Weights sum to 1 over queries, not over keys."),
+    _entry("softmax-plus-one", PlusOne(), "Outputs shrink by up to a half."),
+    _entry("softmax-epsilon", SmallPlus(), "Outputs shrink by up to 1e-8."),
+    _entry(
+        "softmax-empty-row-nan", EmptyRowNaN(), "A query that sees no key gets NaN.", "most code"
+    ),
+    _entry("softmax-top-four", TopFour(), "Keys after the fourth best are ignored."),
+    _entry("softmax-series", Linearised(), "Right for small scores only."),
+    _entry("softmax-cosine", Normalised(), "Lengths of queries and keys do not matter."),
+    _entry(
+        "softmax-single-precision-scores",
+        SinglePrecisionScores(),
+        "Seven digits of each score in float64, fewer of its exponential.",
+    ),
+    _entry("softmax-half-precision-values", HalfPrecisionValues(), "Three digits of the values."),
+    _entry(
+        "softmax-not-rescaled",
+        NotRescaled(),
+        "Blocks of keys before the running maximum rose weigh too much.",
+    ),
+    _entry("softmax-padded-blocks", PaddedBlocks(), "Outputs shrink unless 4 divides m."),
+)
+
+_KERNEL = (
+    _entry(
+        "kernel-independent-frequencies",
+        KernelIndependent(),
+        "Estimates 1 and not exp(x . y).",
+        "xformers",
+        lacks=("omega",),
+    ),
+    _entry("kernel-two-pi", KernelTwoPi(), "Estimates of e^(19.2 |x + y|^2).", "teddykoker"),
+    _entry("kernel-whole-norm", KernelWholeNorm(), "Too small by e^(-(|x|^2 + |y|^2)/2)."),
+    _entry("kernel-norm-of-y-dropped", KernelNormOfYDropped(), "Too large by e^(|y|^2/2)."),
+    _entry("kernel-norm-unsquared", KernelNormUnsquared(), "Right only for unit vectors."),
+    _entry("kernel-median", KernelMedian(), "Too small by e^(-|x + y|^2/2) for many features."),
+    _entry("kernel-trimmed", KernelTrimmed(), "Too small: the largest product is left out."),
+    _entry(
+        "kernel-geometric", KernelGeometric(), "Too small by e^(-|x + y|^2/2) for many features."
+    ),
+    _entry("kernel-epsilon", KernelEpsilon(), "Off by .2 % at the origin, more where small."),
+    _entry("kernel-sum", KernelSum(), "S times too large."),
+    _entry("kernel-bessel", KernelBessel(), "Too large by S/(S - 1)."),
+    _entry("kernel-means-of-features", KernelMeansOfFeatures(), "Estimates 1 and not exp(x . y)."),
+    _entry("kernel-maximum-kept", KernelMaximumKept(), "Never above 1."),
+    _entry("kernel-clipped", KernelClipped(), "Too small for long vectors."),
+    _entry("kernel-cosines", KernelCosines(), "A kernel of |cos|, not exp(x . y)."),
+    _entry("kernel-scaled", KernelScaled(), "Estimates exp(x . y / sqrt(d))."),
+    _entry(
+        "kernel-odd-feature",
+        KernelOddFeature(),
+        "An odd number of features counts as one less.",
+    ),
+    _entry("kernel-half-precision", KernelHalfPrecision(), "Three digits, and overflow at 65504."),
+)
+
+_RFA = (
+    _entry(
+        "rfa-feature-epsilon",
+        FeatureEpsilon(),
+        "d = 64, unit variance, 512 tokens: within 20 % of the plain mean of v.",
+        "performer-pytorch",
+    ),
+    _entry(
+        "rfa-small-feature-epsilon",
+        SmallFeatureEpsilon(),
+        "Keys far below the largest all count alike.",
+        "google-research performer",
+    ),
+    _entry("rfa-plain-feature-epsilon", PlainFeatureEpsilon(), "Small features count too much."),
+    _entry(
+        "rfa-stabiliser-sees-future",
+        Direct(),
+        "A large last key takes earlier causal outputs, or padding all outputs, to 0.",
+        "performer-pytorch, google-research performer",
+    ),
+    _entry(
+        "rfa-normaliser-clamped",
+        NormaliserClamped(),
+        "d = 64, unit variance, 512 tokens, 256 features: most outputs shrink, the median to .3.",
+        "efficient-attention",
+    ),
+    _entry("rfa-normaliser-epsilon", NormaliserEpsilon(), "Outputs shrink where keys are far."),
+    _entry(
+        "rfa-maximum-of-key-kept",
+        MaximumOfKeyKept(),
+        "Each key is weighted by the inverse of its largest feature.",
+    ),
+    _entry(
+        "rfa-maximum-of-feature-kept",
+        MaximumOfFeatureKept(),
+        "Each frequency is weighted by the inverse of its largest feature.",
+    ),
+    _entry(
+        "rfa-sample-normalisers-dropped",
+        SampleNormalisersDropped(),
+        "Every frequency counts alike, however much the keys favour it.",
+    ),
+    _entry(
+        "rfa-mean-of-ratios",
+        MeanOfRatios(),
+        "The output does not depend on the query.",
+        "eq. (12) of a published derivation",
+    ),
+    _entry("rfa-overflow", RFAOverflowing(), "0 where exponents pass 709 or all are below -745."),
+    _entry(
+        "rfa-root-twice", RootTwice(), "Attention of exp(q . k / d).", "Nystromformer's Performer"
+    ),
+    _entry("rfa-root-missing", RootMissing(), "Attention of exp(q . k)."),
+    _entry("rfa-key-norm-dropped", KeyNormDropped(), "Long keys weigh e^(|k|^2/2) too much."),
+    _entry("rfa-key-norm-whole", KeyNormWhole(), "Long keys weigh e^(|k|^2/2) too little."),
+    _entry("rfa-key-norm-unscaled", KeyNormUnscaled(), "Long keys weigh far too little."),
+    _entry("rfa-key-norm-constant", KeyNormConstant(), "Keys longer than others weigh too much."),
+    _entry(
+        "rfa-other-frequencies-for-keys",
+        OtherFrequenciesForKeys(),
+        "Attention of the query with its coordinates rotated by one.",
+        "xformers",
+    ),
+    _entry("rfa-frequency-negated", FrequencyNegatedForKeys(), "Attention of the query -q."),
+    _entry(
+        "rfa-two-pi", TwoPi(), "Attention of 4 pi^2 q . k, and no bound on the error.", "teddykoker"
+    ),
+    _entry("rfa-last-feature-dropped", LastFeatureDropped(), "One feature less than asked for."),
+    _entry(
+        "rfa-frequencies-of-first-head",
+        FrequenciesPerHeadIgnored(),
+        "Frequencies given for each head are not used, apart from the first.",
+    ),
+    _entry(
+        "rfa-frequencies-unscaled",
+        FrequenciesUnscaled(),
+        "Frequencies d^(1/4) too short: keys and queries lose contrast.",
+    ),
+    _entry(
+        "rfa-seed-from-data",
+        SeedFromData(),
+        "Editing a later query changes all outputs, in causal attention too.",
+        "google-research performer",
+    ),
+    _entry("rfa-relu", ReluFeatures(), "Another kernel.", "Performer-ReLU"),
+    _entry("rfa-cosines", CosinesOnly(), "Another kernel."),
+    _entry("rfa-maximum", MaximumOverFrequencies(), "One frequency decides for each pair."),
+    _entry(
+        "rfa-half-precision-features",
+        HalfPrecisionFeatures(),
+        "Three digits, and features below 6e-8 of the largest are 0.",
+        "autocast",
+    ),
+    _entry("rfa-exact", ExactInstead(), "No error to speak of: not a random feature estimate."),
+    _entry(
+        "rfa-is-ra",
+        RandomizedInstead(),
+        "Unbiased, at quadratic cost: another estimator.",
+        lacks=("omega",),
+    ),
+)
+
+_RA = (
+    _entry(
+        "ra-is-rfa",
+        StandardNormal(),
+        "Frequencies that know neither query nor keys: biased.",
+        lacks=("omega",),
+    ),
+    _entry("ra-uniform-component", UniformComponent(), "Biased towards the mean value."),
+    _entry("ra-temperature-1.2", Tempered(), "Biased a little towards the mean value."),
+    _entry("ra-greedy", Greedy(), "Biased towards the best key."),
+    _entry("ra-one-component", OneComponent(), "The variance does not fall as 1/S."),
+    _entry("ra-draw-ignores-mask", DrawIgnoresMask(), "Hidden keys shift the frequencies."),
+    _entry(
+        "ra-single-precision-choice",
+        SinglePrecisionChoice(),
+        "With very many keys, the last one is drawn too often or too seldom.",
+    ),
+    _entry(
+        "ra-half-precision-choice",
+        HalfPrecisionChoice(),
+        "Keys of weight below about 1/2000 are not drawn, the last one too often.",
+    ),
+    _entry("ra-query-dropped", QueryDropped(), "Biased: frequencies do not know the query."),
+    _entry("ra-key-dropped", KeyDropped(), "Biased: frequencies do not know the keys."),
+    _entry("ra-averaged-gaussian", AveragedGaussian(), "Biased where keys lie apart."),
+    _entry("ra-moment-matched", MomentMatched(), "Biased a little where keys lie apart."),
+    _entry(
+        "ra-noise-dropped",
+        NoiseDropped(),
+        "Biased, the same component always giving the same output.",
+        "efficient-attention in evaluation mode",
+    ),
+    _entry(
+        "ra-noise-unscaled",
+        NoiseOfUnscaledSpace(),
+        "Noise d^(1/4) too small: at d = 16 biased by half as much as without noise.",
+        "efficient-attention",
+    ),
+    _entry("ra-noise-too-large", NoiseTooLarge(), "Biased a little towards the mean value."),
+    _entry("ra-noise-shared", NoiseShared(), "The variance does not fall as 1/S."),
+    _entry(
+        "ra-one-sample-used",
+        OneSampleUsed(),
+        "The number of samples makes no difference.",
+        "efficient-attention",
+    ),
+    _entry("ra-one-sample-repeated", OneSampleRepeated(), "The variance does not fall with S."),
+    _entry("ra-heads-share-seed", HeadsShareSeed(), "Equal heads give equal outputs."),
+    _entry(
+        "ra-queries-share-frequencies",
+        QueriesShareFrequencies(),
+        "Right for the first query, biased for others.",
+    ),
+    _entry("ra-ratio-of-means", RatioOfMeans(), "Biased for S > 1: frequencies are reweighted."),
+    _entry(
+        "ra-key-norm-dropped",
+        type("RAKeyNormDropped", (KeyNormDropped, RA), {})(),
+        "Long keys weigh e^(|k|^2/2) too much.",
+    ),
+    _entry(
+        "ra-root-twice", type("RARootTwice", (RootTwice, RA), {})(), "Attention of exp(q . k / d)."
+    ),
+)
+
+_LARA = (
+    _entry("lara-own-weights", OwnWeights(), "Weights of the wrong scheme: a larger error."),
+    _entry(
+        "lara-no-weights", NoWeights(), "Does not converge: the proposals are not corrected for."
+    ),
+    _entry("lara-weights-inverted", WeightsInverted(), "Does not converge."),
+    _entry("lara-centre-norm-dropped", CentreNormDropped(), "Far centres count too much."),
+    _entry("lara-geometric-mixture", GeometricMixture(), "Weights against the wrong mixture."),
+    _entry(
+        "lara-balance-over-frequencies",
+        BalanceOverFrequencies(),
+        "Weights are sums over the wrong index.",
+    ),
+    _entry(
+        "lara-centres-without-keys",
+        CentresWithoutKeys(),
+        "The default proposals are not at the documented centres: a larger error.",
+    ),
+    _entry("lara-last-proposal-dropped", LastProposalDropped(), "The last frequency is not used."),
+    _entry(
+        "lara-noise-dropped",
+        LARANoiseDropped(),
+        "The seed makes no difference, and the error does not vanish.",
+        "efficient-attention in evaluation mode",
+    ),
+    _entry(
+        "lara-noise-unscaled",
+        LARANoiseOfUnscaledSpace(),
+        "Noise d^(1/4) too small for the weights.",
+        "efficient-attention",
+    ),
+    _entry("lara-noise-shared", LARANoiseShared(), "Proposals fail together."),
+    _entry(
+        "lara-clamped-query-weights",
+        ClampedQueryWeights(),
+        "Weights depend on the other queries and do not sum to 1.",
+        "efficient-attention",
+    ),
+    _entry(
+        "lara-root-twice",
+        type("LARARootTwice", (RootTwice, LARA), {})(),
+        "Attention of exp(q . k / d).",
+    ),
+    _entry(
+        "lara-key-norm-dropped",
+        type("LARAKeyNormDropped", (KeyNormDropped, LARA), {})(),
+        "Long keys weigh e^(|k|^2/2) too much.",
+    ),
+)
+
+_LINEAR = (
+    _entry(
+        "linear-elu-cancels",
+        Cancelling(),
+        "Features of x lose digits below 0: none is left at -17 in float32, at -38 in float64.",
+        "flash-linear-attention",
+    ),
+    _entry("linear-elu-without-one", EluWithoutOne(), "Weights of both signs."),
+    _entry("linear-elu-alpha-.1", EluTenth(), "Features never below .9.", "a published notebook"),
+    _entry(
+        "linear-elu-blended", EluBlended(), "NaN for entries above 709.", "a published notebook"
+    ),
+    _entry("linear-relu", Relu(), "Negative entries are ignored."),
+    _entry("linear-exponential", Exponential(), "Another kernel."),
+    _entry("linear-softplus", Softplus(), "Another kernel."),
+    _entry("linear-scaled", LinearScaled(), "Features flatter than asked for."),
+    _entry("linear-keys-without-map", KeysWithoutMap(), "Weights of both signs."),
+    _entry("linear-keys-normalised", KeysNormalised(), "Keys of large features weigh too little."),
+    _entry("linear-not-normalised", NotNormalised(), "Outputs grow with the number of keys."),
+    _entry(
+        "linear-normaliser-of-first-query",
+        NormaliserOfFirstQuery(),
+        "All outputs but the first are off by a factor.",
+    ),
+    _entry("linear-normaliser-over-queries", SumOverQueries(), "Outputs about n times too small."),
+)
+
+_MOMENTS = (
+    _entry("moments-ddof-0", moments_ddof_0, "The covariance is (N - 1)/N of what it should be."),
+    _entry("moments-uncentred", moments_uncentred, "The covariance contains the mean."),
+    _entry(
+        "moments-centred-overall",
+        moments_centred_overall,
+        "The covariance contains what the means of the columns differ by.",
+    ),
+    _entry("moments-median", moments_median, "The mean varies pi/2 times as much."),
+    _entry("moments-duplicate-row", moments_duplicate, "One row counts twice, one not at all."),
+    _entry("moments-last-row-dropped", moments_last_row_dropped, "One row does not count."),
+    _entry(
+        "moments-one-pass",
+        moments_one_pass,
+        "No digit of the covariance is left where the mean is 1e8 times the deviation.",
+    ),
+    _entry("moments-correlation", moments_correlation, "Unit variances."),
+    _entry(
+        "moments-transposed", moments_transposed, "The wrong shape, or the wrong axis.", "numpy.cov"
+    ),
+    _entry(
+        "moments-single-precision",
+        moments_float32,
+        "Seven digits in float64, and few of the deviation.",
+    ),
+    _entry("moments-half-precision-mean", moments_float16_sum, "Three digits of the mean."),
+    _entry("moments-diagonal", moments_diagonal, "No covariance between columns."),
+    _entry("moments-triangle", moments_triangle, "Not symmetric."),
+    _entry("moments-shrunk", moments_shrunk, "Variances .001 too large."),
+    _entry("moments-pooled", moments_pooled, "All sets of a batch have the same moments."),
+    _entry(
+        "moments-merge-without-gap",
+        moments_merge_without_gap,
+        "The covariance lacks what halves differ by.",
+    ),
+    _entry(
+        "moments-unweighted-merge", moments_unweighted_merge, "Rows of the first third weigh twice."
+    ),
+    _entry("moments-clipped", moments_clipped, "Variances too small."),
+    _entry("moments-mean-over-n-minus-1", moments_mean_over_n_minus_1, "The mean is too large."),
+)
+
+MUTANTS: tuple[Mutant, ...] = (
+    *_SOFTMAX,
+    *_KERNEL,
+    *_RFA,
+    *_RA,
+    *_LARA,
+    *_LINEAR,
+    *_MOMENTS,
+    *(
+        _entry(f"{estimator}-{name}", base(draw), effect, seen, tags=tags)
+        for name, draw, effect, seen, tags in _FREQUENCIES
+        for estimator, base in (("kernel", Kernel), ("rfa", RFA))
+    ),
+    *(
+        _entry(f"{estimator}-{name}", base(generator=generator), effect, seen)
+        for name, generator, effect, seen in _SEEDS
+        for estimator, base in (("kernel", Kernel), ("rfa", RFA), ("ra", RA), ("lara", LARA))
+    ),
+    *(
+        _entry(
+            f"{estimator}-{name}",
+            _with(defect, estimator),
+            effect,
+            seen,
+            only=only and tuple(c for c in _CAPABILITIES[estimator] if c in ("omega", *only)),
+        )
+        for name, defect, only, estimators, effect, seen in _SHARED
+        for estimator in estimators
+    ),
+)
