@@ -2367,7 +2367,7 @@ _KERNEL = (
         KernelOddFeature(),
         "An odd number of features counts as one less.",
     ),
-    _entry("kernel-half-precision", KernelHalfPrecision(), "Three digits, and overflow at 65504."),
+    _entry("kernel-half-precision-features", KernelHalfPrecision(), "Three digits, and overflow at 65504."),
 )
 
 _RFA = (
