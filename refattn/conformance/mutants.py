@@ -456,7 +456,7 @@ class Attention(Sampler):
         k, v = self.share(q, k), self.share(q, v)
         visible = self.visible(q.shape[-2], k.shape[-2], mask, causal)
         draws = Draws(omega, centres, num_features or num_samples or num_proposals, seed)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             return self.attend(q, k, v, visible, draws).astype(q.dtype)
 
     def share(self, q: Array, x: Array) -> Array:
@@ -492,8 +492,8 @@ class Attention(Sampler):
 
     def average(self, weights: Array, v: Array, visible: Array) -> Array:
         """The weighted mean; 0 for queries that see no key."""
-        total = self.total(weights, visible)
-        return self.sum(weights, v, visible) / np.where(total == 0, 1.0, total).astype(v.dtype)
+        total = np.where(visible.any(-1, keepdims=True), self.total(weights, visible), 1)
+        return self.sum(weights, v, visible) / total.astype(v.dtype)
 
     def total(self, weights: Array, visible: Array) -> Array:
         """The normaliser, shape (..., n, 1)."""
@@ -540,8 +540,8 @@ class RFA(Softmax):
         return self.draw(draws.number, q.shape[-1], self.generator(draws.seed))
 
     def log_q(self, q: Array, omega: Array) -> Array:
-        """log xi(q_i, omega_s), shape (..., n, S)."""
-        return q @ omega.swapaxes(-1, -2) - _square(q)[..., None] / 2
+        """log xi(q_i, omega_s) without -|q_i|^2/2, which cancels, shape (..., n, S)."""
+        return q @ omega.swapaxes(-1, -2)
 
     def log_k(self, k: Array, omega: Array) -> Array:
         """log xi(k_j, omega_s), shape (..., m, S)."""
@@ -746,7 +746,7 @@ class LinearRecurrent(Linear):
             seen = visible[..., j, None]
             w = np.where(seen, (f * g[..., None, j, :]).sum(-1, keepdims=True), 0)
             total, out = total + w, out + w * np.where(seen, v[..., None, j, :], 0)
-        return out / np.where(total == 0, 1.0, total).astype(v.dtype)
+        return out / np.where(visible.any(-1, keepdims=True), total, 1).astype(v.dtype)
 
 
 # Defects of any attention: heads, masks, causality, normalisers
@@ -974,8 +974,8 @@ class FiniteMask(Softmax):
         scores = np.where(visible, scores, self.hidden)
         return np.exp(scores - scores.max(-1, keepdims=True))
 
-    def sum(self, weights: Array, v: Array, visible: Array) -> Array:
-        return weights @ v
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        return weights @ v / weights.sum(-1, keepdims=True)
 
 
 class SmallFiniteMask(FiniteMask):
@@ -1167,7 +1167,17 @@ class SmallFeatureEpsilon(FeatureEpsilon):
     epsilon = 1e-6
 
 
-class PlainFeatureEpsilon(RFA):
+class Plain(RFA):
+    """Features as they are defined, without stabilisation."""
+
+    def log_q(self, q: Array, omega: Array) -> Array:
+        return super().log_q(q, omega) - _square(q)[..., None] / 2
+
+    def combine(self, log_q: Array, log_k: Array, visible: Array) -> Array:
+        return np.where(visible, np.exp(log_q) @ np.exp(log_k).swapaxes(-1, -2), 0)
+
+
+class PlainFeatureEpsilon(Plain):
     """1e-3 is added to each feature, without stabilisation."""
 
     def combine(self, log_q: Array, log_k: Array, visible: Array) -> Array:
@@ -1227,11 +1237,8 @@ class MeanOfRatios(RFA):
         return (weights / np.where(total == 0, 1.0, total)).mean(-2)
 
 
-class RFAOverflowing(RFA):
+class RFAOverflowing(Plain):
     """Plain features, and what overflows becomes 0."""
-
-    def combine(self, log_q: Array, log_k: Array, visible: Array) -> Array:
-        return np.where(visible, np.exp(log_q) @ np.exp(log_k).swapaxes(-1, -2), 0)
 
     def average(self, weights: Array, v: Array, visible: Array) -> Array:
         return np.nan_to_num(super().average(weights, v, visible), posinf=0, neginf=0)
@@ -2298,12 +2305,12 @@ _SOFTMAX = (
     _entry(
         "softmax-maximum-over-hidden",
         MaximumOverHidden(),
-        "A large hidden score drives the visible weights to 0.",
+        "A large hidden score drives the visible weights to 0, and the output to NaN.",
     ),
     _entry(
         "softmax-maximum-global",
         MaximumGlobal(),
-        "Queries whose scores are far below those of others get 0.",
+        "Queries whose scores are far below those of others get NaN.",
     ),
     _entry("softmax-overflow", Overflowing(), "Queries with scores above 709 get 0."),
     _entry("softmax-clipped", Clipped(), "Scores beyond 5 are flattened."),
@@ -2367,7 +2374,11 @@ _KERNEL = (
         KernelOddFeature(),
         "An odd number of features counts as one less.",
     ),
-    _entry("kernel-half-precision-features", KernelHalfPrecision(), "Three digits, and overflow at 65504."),
+    _entry(
+        "kernel-half-precision-features",
+        KernelHalfPrecision(),
+        "Three digits, and overflow at 65504.",
+    ),
 )
 
 _RFA = (
@@ -2387,7 +2398,7 @@ _RFA = (
     _entry(
         "rfa-stabiliser-sees-future",
         Direct(),
-        "A large last key takes earlier causal outputs, or padding all outputs, to 0.",
+        "A large last key takes earlier causal outputs, or padding all outputs, to 0 / 0.",
         "performer-pytorch, google-research performer",
     ),
     _entry(
