@@ -2260,7 +2260,7 @@ _SHARED: tuple[
         "absolute-epsilon",
         AbsoluteEpsilon,
         None,
-        ("linear", "ra"),
+        ("linear",),
         "Outputs depend on the size of the features: shrunk wherever the normaliser is small.",
         "flash-linear-attention, fast-transformers",
     ),
