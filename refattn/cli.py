@@ -1,7 +1,7 @@
 """The command line.
 
 `refattn compare` measures every estimator against exact attention; `refattn moments` says what the
-moments of queries and keys promise.
+moments of queries and keys promise; `refattn check` says whether an implementation is right.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from .sampling import Gaussian
 
 if TYPE_CHECKING:
     import click
+
+    from . import conformance
 
 __all__ = ["main"]
 
@@ -239,7 +241,167 @@ def commands() -> click.Group:
             partial(plot_profile, profile),
         )
 
+    @group.command()
+    @click.argument("target", metavar="MODULE:CALLABLE")
+    @click.option("--estimator", required=True, help="What it computes: softmax, kernel, rfa, ...")
+    @click.option(
+        *("--capability", "capabilities"), multiple=True, help="A keyword it takes; repeatable."
+    )
+    @click.option(
+        *("--tag", "tags"), multiple=True, metavar="KEY=VALUE", help="A convention; repeatable."
+    )
+    @click.option(
+        "--level",
+        type=click.Choice(["quick", "full", "soak"]),
+        default="quick",
+        show_default=True,
+        help="How many seeds the statistical checks use.",
+    )
+    @click.option(
+        "--alpha",
+        type=float,
+        default=1e-6,
+        show_default=True,
+        help="Largest probability that a correct implementation fails.",
+    )
+    @click.option(
+        "--json",
+        "json_path",
+        is_flag=False,
+        flag_value="-",
+        metavar="[OUT.json]",
+        help="Write the report as JSON; without a name, to standard output and nothing else.",
+    )
+    @click.option(
+        *("--junit", "junit_path"),
+        metavar="OUT.xml",
+        callback=_output(".xml"),
+        help="Write the report as JUnit XML.",
+    )
+    @click.option(
+        "--xfails",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="File of expected failures: lines `check: reason`.",
+    )
+    @click.option("--seed", type=click.IntRange(min=0), help="For the same run again.")
+    @click.option(*("--check", "names"), multiple=True, help="Run this check only; repeatable.")
+    @click.option("--time-limit", type=float, help="Seconds for each check.")
+    @click.option(
+        "--subprocess",
+        type=click.Choice(["safetensors", "npz"]),
+        help="MODULE:CALLABLE is a command that reads and writes such files instead.",
+    )
+    @click.option("--reproducers", is_flag=True, help="Print a script for each failure.")
+    @click.pass_context
+    def check(
+        context: click.Context,
+        target: str,
+        json_path: str | None,
+        junit_path: Path | None,
+        xfails: Path | None,
+        reproducers: bool,
+        **options: Any,
+    ) -> None:
+        """Check an implementation of an attention estimator.
+
+        It is called with arrays by position and all else by keyword: see the documentation of
+        refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED
+        and 2 for unusable arguments.
+        """
+        with one_line(False):
+            quiet = json_path == "-"
+            if json_path is not None and not quiet:
+                _output(".json")(context, context.command.params[0], json_path)
+            report = _check(target, xfails, **options)
+        try:
+            if quiet:
+                click.echo(report.to_json(), nl=False)
+            else:
+                click.echo(str(report))
+                for result in report.results if reproducers else ():
+                    if result.reproducer:
+                        click.echo(f"\n# {result.check}\n{result.reproducer}", nl=False)
+            if json_path is not None and not quiet:
+                Path(json_path).write_text(report.to_json(), encoding="utf-8")
+            if junit_path is not None:
+                junit_path.write_text(report.to_junit(), encoding="utf-8")
+        except OSError as error:
+            raise Unusable(f"cannot write the results: {error}") from None
+        context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
+
     return group
+
+
+def _check(
+    target: str,
+    xfails: Path | None,
+    *,
+    estimator: str,
+    capabilities: tuple[str, ...],
+    tags: tuple[str, ...],
+    seed: int | None,
+    names: tuple[str, ...],
+    subprocess: str | None,
+    **options: Any,
+) -> conformance.Report:
+    """Run the checks on what the command line names."""
+    from . import conformance
+
+    pairs = dict(tag.partition("=")[::2] for tag in tags)
+    for tag in tags:
+        if "=" not in tag:
+            raise ValueError(f"`--tag` must be KEY=VALUE, got {tag!r}.")
+    if subprocess is not None:
+        _validate.choice("--estimator", estimator, conformance.ESTIMATORS)
+        fn: Any = conformance.Subprocess(
+            target, format=subprocess, names=conformance.ESTIMATORS[estimator].arrays
+        )
+    else:
+        fn = _imported(target)
+    return conformance.check(
+        fn,
+        estimator=estimator,
+        capabilities=capabilities,
+        tags=pairs,
+        rng=seed,
+        checks=names or None,
+        expected_failures=None if xfails is None else _expected(xfails),
+        **options,
+    )
+
+
+def _imported(target: str) -> Any:
+    """The object that MODULE:NAME or MODULE:NAME.NAME names, from the current directory too."""
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"the target must be MODULE:CALLABLE, got {target!r}.")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot import {target!r}: {error}") from None
+    except Exception as error:
+        raise ValueError(f"importing {module!r} failed: {type(error).__name__}: {error}") from None
+    return found
+
+
+def _expected(path: Path) -> dict[str, str]:
+    """Expected failures, a line each: the name of a check, a colon and the reason."""
+    found = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        name, colon, reason = (part.strip() for part in line.partition(":"))
+        if not (colon and reason):
+            raise ValueError(f"line {number} of {path} must be `check: reason`, got {line!r}.")
+        if name in found:
+            raise ValueError(f"line {number} of {path} names {name!r} a second time.")
+        found[name] = reason
+    return found
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:

@@ -1,0 +1,32 @@
+"""Is an implementation of an attention estimator right, and if not, which mistake does it make?
+
+`check` runs the checks that apply to a callable and returns a `Report`; `Adapter` says how the
+callable is called; `Subprocess` makes a callable of a program in any language;
+`parametrize_with_checks` makes pytest tests.
+"""
+
+from __future__ import annotations
+
+from . import laws  # registers its checks
+from .adapter import CAPABILITIES, ESTIMATORS, TAGS, Adapter, Failure, Subprocess
+from .checks import CHECKS, Check
+from .report import Report, Result
+from .runner import LEVELS, check, checks_of, parametrize_with_checks
+
+__all__ = [
+    "CAPABILITIES",
+    "CHECKS",
+    "ESTIMATORS",
+    "LEVELS",
+    "TAGS",
+    "Adapter",
+    "Check",
+    "Failure",
+    "Report",
+    "Result",
+    "Subprocess",
+    "check",
+    "checks_of",
+    "laws",
+    "parametrize_with_checks",
+]

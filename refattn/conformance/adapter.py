@@ -1,0 +1,456 @@
+"""What stands between the checks and a callable: its conventions, and how it may misbehave."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _validate
+
+__all__ = ["CAPABILITIES", "ESTIMATORS", "TAGS", "Adapter", "Failure", "Subprocess"]
+
+Floats = npt.NDArray[Any]
+
+
+class Signature(NamedTuple):
+    """How a candidate is called: positional arrays, and the keyword of its number of samples."""
+
+    arrays: tuple[str, ...]
+    samples: str | None
+    capabilities: frozenset[str]
+
+
+_QKV = ("q", "k", "v")
+_VISIBLE = frozenset({"mask", "causal", "gqa"})
+
+ESTIMATORS: Mapping[str, Signature] = MappingProxyType(
+    {
+        "softmax": Signature(_QKV, None, _VISIBLE),
+        "kernel": Signature(("x", "y"), "num_features", frozenset({"omega", "feature_map"})),
+        "rfa": Signature(_QKV, "num_features", _VISIBLE | {"omega", "omega_per_head", "moments"}),
+        "ra": Signature(_QKV, "num_samples", _VISIBLE | {"omega"}),
+        "lara": Signature(_QKV, "num_proposals", _VISIBLE | {"omega"}),
+        "linear": Signature(_QKV, None, _VISIBLE),
+        "moments": Signature(("x",), None, frozenset()),
+    }
+)
+
+CAPABILITIES = tuple(sorted(set().union(*(s.capabilities for s in ESTIMATORS.values()))))
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+LIBRARIES = ("numpy", "torch", "jax", "cupy")
+LAYOUTS = ("nd", "hnd", "nhd", "bnd", "bhnd", "bnhd")
+
+TAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "scale": "factor on q . k; None, the default, for 1/sqrt(d)",
+        "coupling": 'how frequencies depend on each other, as in sampling.draw; "iid" by default',
+        "features": '"positive" (default), "hyperbolic" or "trigonometric"',
+        "feature_map": 'of linear attention: "elu" (default) or "relu"',
+        "weighting": 'of LARA: "balance" (default), "own", "query" or "query-over-queries"',
+        "dtype": f"of the arrays: {', '.join(DTYPES)}; float64 by default",
+        "library": f"of the arrays: {', '.join(LIBRARIES)}; numpy by default",
+        "device": "of the arrays, in the words of their library",
+        "layout": f"axes, one of {', '.join(LAYOUTS)}; by default any leading axes, then n, d",
+        "centres": '"chunks" if LARA as a black box takes its proposals as this package does',
+        "causal": '"bottom-right" (default) or "top-left": which keys a query sees if n != m',
+        "epsilon": "what is added to features or normalisers; 0 by default",
+        "ddof": "of the covariance: 1 by default",
+    }
+)
+
+_CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "coupling": ("iid", "orthogonal", "simplex", "antithetic", "sobol", "halton"),
+        "features": ("positive", "hyperbolic", "trigonometric"),
+        "feature_map": ("elu", "relu"),
+        "weighting": ("balance", "own", "query", "query-over-queries"),
+        "dtype": DTYPES,
+        "library": LIBRARIES,
+        "layout": LAYOUTS,
+        "causal": ("bottom-right", "top-left"),
+        "centres": ("own", "chunks"),
+    }
+)
+
+
+class Failure(Exception):
+    """What a candidate did wrong: what was expected, and what came instead."""
+
+    def __init__(self, expected: str, got: str) -> None:
+        super().__init__(f"expected {expected}; got {got}")
+        self.expected, self.got = expected, got
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A callable, the estimator it claims to be, and its conventions.
+
+    Parameters
+    ----------
+    fn : callable
+        Called with arrays by position and everything else by keyword; see `check`.
+    estimator : {"softmax", "kernel", "rfa", "ra", "lara", "linear", "moments"}
+        What it computes.
+    capabilities : iterable of str
+        Keywords it takes beyond those of a black box: ``"omega"`` (frequencies are given; for
+        LARA with ``centres``), ``"omega_per_head"`` (they may differ between heads), ``"mask"``, ``"causal"``, ``"gqa"`` (fewer key than query heads),
+        ``"feature_map"`` (a kernel called as ``fn(x, omega=omega)`` returns features),
+        ``"moments"`` (RFA takes ``mean`` and ``cov`` of the law of its frequencies).
+    tags : mapping, optional
+        Conventions, see `TAGS`; values may be strings, as on the command line.
+    name : str, optional
+        Name in reports; by default that of the callable.
+
+    Raises
+    ------
+    TypeError
+        If `fn` is not callable.
+    ValueError
+        If the estimator, a capability, a tag or its value is unknown.
+
+    Notes
+    -----
+    The seed is passed as ``seed=``, or as ``rng=`` if that is what the callable has instead, as
+    the functions of this package do. Calling the adapter takes and returns NumPy arrays with the
+    axes (..., n, d), whatever the library, dtype and layout of the callable.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn
+    >>> from refattn.conformance import Adapter
+    >>> rfa = Adapter(refattn.random_feature_attention, "rfa", tags={"layout": "bnhd"})
+    >>> rfa(*np.ones((3, 5, 2)), num_features=4, seed=0).shape
+    (5, 2)
+    """
+
+    fn: Callable[..., Any]
+    estimator: str
+    capabilities: Iterable[str] = ()
+    tags: Mapping[str, Any] | None = field(default=None)
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"`fn` must be callable, got {type(self.fn).__name__}.")
+        _validate.choice("estimator", self.estimator, ESTIMATORS)
+        given = (self.capabilities,) if isinstance(self.capabilities, str) else self.capabilities
+        capabilities = frozenset(given)
+        possible = ESTIMATORS[self.estimator].capabilities
+        for name in sorted(capabilities, key=str):
+            _validate.choice("capabilities", name, sorted(possible) or ("none of them",))
+        tags = {"scale": None, "device": None, "layout": None, "epsilon": 0.0, "ddof": 1}
+        tags |= {name: options[0] for name, options in _CHOICES.items() if name not in tags}
+        for name, value in dict(self.tags or {}).items():
+            _validate.choice("tags", name, TAGS)
+            tags[name] = _tag(name, value)
+        name = self.name or getattr(self.fn, "__qualname__", None) or type(self.fn).__name__
+        for attribute, value in (("capabilities", capabilities), ("tags", tags), ("name", name)):
+            object.__setattr__(self, attribute, value)
+
+    def __getitem__(self, tag: str) -> Any:
+        return self.tags[tag]  # type: ignore[index]
+
+    def can(self, *capabilities: str) -> bool:
+        """Whether the candidate has all these capabilities."""
+        return set(capabilities) <= set(self.capabilities)
+
+    @property
+    def signature(self) -> Signature:
+        return ESTIMATORS[self.estimator]
+
+    @cached_property
+    def _seed(self) -> str:
+        try:
+            parameters = inspect.signature(self.fn).parameters
+        except (TypeError, ValueError):
+            return "seed"
+        return "rng" if "rng" in parameters and "seed" not in parameters else "seed"
+
+    @property
+    def eps(self) -> float:
+        """Distance from 1 to the next number of the candidate's dtype."""
+        return 2.0**-7 if self["dtype"] == "bfloat16" else float(np.finfo(self["dtype"]).eps)
+
+    def root(self, d: int) -> float:
+        """Square root of the scale: what turns inputs into kernel coordinates."""
+        if self.estimator in ("kernel", "linear"):
+            return 1.0
+        return float(d**-0.25 if self["scale"] is None else self["scale"] ** 0.5)
+
+    def lead(self, *sizes: int) -> tuple[int, ...]:
+        """As many of the sizes of leading axes (batch, heads) as the layout has."""
+        return sizes if self["layout"] is None else sizes[len(sizes) - self._axes :]
+
+    @property
+    def _axes(self) -> int:
+        return len(self["layout"]) - 2
+
+    def exact(self, x: Any) -> Floats:
+        """The numbers rounded to the candidate's dtype, in float64."""
+        if self["dtype"] != "bfloat16":
+            return np.asarray(x, dtype=self["dtype"]).astype(np.float64)
+        bits = np.asarray(x, np.float32).view(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+        return rounded.view(np.float32).astype(np.float64)
+
+    def __call__(self, *arrays: Any, strict: bool = False, **options: Any) -> Any:
+        """Call the candidate; what it may not do raises `Failure`.
+
+        Exceptions and shapes always count; with `strict` also the library and dtype of the
+        result, and writing to arguments.
+        """
+        sent = [self._send(x) for x in arrays]
+        named = dict(zip(self.signature.arrays, sent, strict=False))
+        keywords = {
+            self._seed if k == "seed" else k: self._option(k, x) for k, x in options.items()
+        }
+        held = {k: x for k, x in (named | keywords).items() if hasattr(x, "shape")}
+        before = {k: self._receive(x).copy() for k, x in held.items()} if strict else {}
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                result = self.fn(*sent, **keywords)
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            raise Failure("a result", f"{type(error).__name__}: {text}") from error
+        for k, x in before.items():
+            if not np.array_equal(self._receive(held[k]), x, equal_nan=True):
+                raise Failure(f"`{k}` to be left as it was", "other numbers in it after the call")
+        if self.estimator == "moments":
+            named_pair = hasattr(result, "mean") and hasattr(result, "cov")
+            pair = (result.mean, result.cov) if named_pair else result
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise Failure("a pair (mean, cov)", f"a {type(result).__name__}")
+            mean, cov = pair
+            *lead, _, d = np.shape(arrays[0])
+            return (
+                self._result(mean, (*lead, d), sent[0], strict),
+                self._result(cov, (*lead, d, d), sent[0], strict),
+            )
+        return self._result(result, self._shape(*arrays, **options), sent[0], strict)
+
+    def _shape(self, *arrays: Any, **options: Any) -> tuple[int, ...] | None:
+        if self.estimator == "kernel":
+            if len(arrays) == 1:
+                return None  # features: any number of them
+            return np.broadcast_shapes(*(np.shape(x) for x in arrays))[:-1]
+        q, k, v = (np.shape(x) for x in arrays)
+        heads = (q[:-2], k[:-3] + q[-3:-2] if "h" in (self["layout"] or "h") else k[:-2])
+        return (*np.broadcast_shapes(*heads), q[-2], v[-1])
+
+    def _result(self, x: Any, shape: tuple[int, ...] | None, like: Any, strict: bool) -> Floats:
+        if strict:
+            kinds = (np.ndarray, np.generic) if self["library"] == "numpy" else type(like)
+            if not isinstance(x, kinds):
+                raise Failure(f"an array of {self['library']}", f"a {type(x).__name__}")
+            if str(x.dtype) != str(like.dtype):
+                raise Failure(f"dtype {like.dtype}, that of the arguments", f"{x.dtype}")
+        try:
+            got = self._receive(x)
+        except Exception as error:
+            raise Failure("an array", f"a {type(x).__name__} ({error})") from error
+        if shape is None:
+            return got
+        if self["layout"] is not None and self.estimator not in ("kernel", "moments"):
+            full = (1,) * (self._axes + 2 - len(shape)) + shape
+            order = self._order()
+            if got.shape != tuple(full[i] for i in order):
+                raise Failure(f"shape {tuple(full[i] for i in order)}", f"shape {got.shape}")
+            got = np.transpose(got, np.argsort(order)).reshape(shape)
+        if got.shape != shape:
+            raise Failure(f"shape {shape}", f"shape {got.shape}")
+        return got
+
+    def _order(self) -> list[int]:
+        canonical = [axis for axis in "bhnd" if axis in self["layout"]]
+        return [canonical.index(axis) for axis in self["layout"]]
+
+    def _send(self, x: Any) -> Any:
+        """Round to the dtype, add the leading axes of the layout, convert to the library."""
+        x = np.asarray(x, np.float64)
+        if self["layout"] is not None and self.estimator not in ("kernel", "moments"):
+            x = x.reshape((1,) * (self._axes + 2 - x.ndim) + x.shape)
+            x = np.ascontiguousarray(np.transpose(x, self._order()))
+        return self._convert(x)
+
+    def _option(self, name: str, x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        core = 3 if name == "omega" and self.estimator == "ra" else 2
+        if self["layout"] is not None and (name == "mask" or core == 3):
+            x = x.reshape((1,) * (self._axes + core - x.ndim) + x.shape)
+        return self._convert(x, boolean=name == "mask")
+
+    def _convert(self, x: Floats, boolean: bool = False) -> Any:
+        """A fresh array of the candidate's library, dtype and device."""
+        dtype, library = "bool" if boolean else self["dtype"], self["library"]
+        held = "float32" if dtype == "bfloat16" else dtype
+        x = np.array(x if boolean else self.exact(x), dtype=held)
+        if library == "numpy":
+            return x
+        device = {} if self["device"] is None else {"device": self["device"]}
+        if library == "jax":
+            jax, xp = import_module("jax"), import_module("jax.numpy")
+            y = xp.asarray(x, dtype=getattr(xp, dtype if dtype != "bool" else "bool_"))
+            if str(y.dtype) != dtype:
+                raise Failure(f"arrays of {dtype}", "float32: JAX needs jax_enable_x64 for float64")
+            return y if self["device"] is None else jax.device_put(y, self["device"])
+        xp = import_module(library)
+        return xp.asarray(x, dtype=getattr(xp, dtype if dtype != "bool" else "bool"), **device)
+
+    def _receive(self, x: Any) -> Floats:
+        """The numbers of a result as a NumPy array, halves in float32."""
+        if hasattr(x, "detach"):
+            x = x.detach().cpu()
+        if str(getattr(x, "dtype", "")).endswith(("bfloat16", "float16")):
+            x = x.float() if hasattr(x, "float") else x.astype(np.float32)
+        if type(x).__module__.startswith("cupy"):
+            x = x.get()
+        return np.asarray(x)
+
+
+def _tag(name: str, value: Any) -> Any:
+    """The value of a tag, from its text where it is one."""
+    if name in _CHOICES:
+        if not (name == "layout" and value in (None, "None")):
+            _validate.choice(f"tags[{name!r}]", value, _CHOICES[name])
+        return None if value == "None" else value
+    if name == "device":
+        return value
+    if value is None or (name == "scale" and value == "None"):
+        return None if name in ("scale", "device") else _validate.real(f"tags[{name!r}]", value)
+    if isinstance(value, str):
+        try:
+            value = int(value) if name == "ddof" else float(value)
+        except ValueError:
+            raise ValueError(f"`tags[{name!r}]` must be a number, got {value!r}.") from None
+    if name == "ddof":
+        _validate.non_negative_integer(f"tags[{name!r}]", value)
+        return int(value)
+    number = _validate.real(f"tags[{name!r}]", value, positive=name == "scale")
+    if number < 0:
+        raise ValueError(f"`tags[{name!r}]` must be at least 0, got {value!r}.")
+    return float(number)
+
+
+class Subprocess:
+    """A program called as an estimator: arrays go in and come out in files.
+
+    For each call the arguments are written to a file (arrays under the names of the contract,
+    ``num_features``, ``seed`` and ``causal`` as int64 numbers, ``mask`` as uint8), the program is
+    run with the paths of this file and of one to write, and ``out`` is read from the latter
+    (``mean`` and ``cov`` for moments). So a program in any language is checked without bindings.
+
+    Parameters
+    ----------
+    command : str or sequence of str
+        The program and its arguments, without a shell. ``{input}`` and ``{output}`` stand for
+        the two paths, which are appended if neither is there.
+    format : {"safetensors", "npz"}
+        Format of both files.
+    names : sequence of str
+        Names of the positional arrays, those of q, k, v by default.
+    timeout : float
+        Seconds after which a call is stopped.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the command is empty or the format unknown.
+    RuntimeError
+        On a call, if the program cannot be started, exits with another status than 0, takes too
+        long, or writes no result.
+
+    Examples
+    --------
+    >>> from refattn.conformance import Subprocess
+    >>> Subprocess("./attention --fast {input} {output}").command
+    ['./attention', '--fast', '{input}', '{output}']
+    """
+
+    def __init__(
+        self,
+        command: str | Sequence[str],
+        *,
+        format: str = "safetensors",
+        names: Sequence[str] = _QKV,
+        timeout: float = 60.0,
+    ) -> None:
+        self.command = shlex.split(command) if isinstance(command, str) else list(command)
+        if not self.command:
+            raise ValueError("`command` must name a program, got nothing.")
+        _validate.choice("format", format, ("safetensors", "npz"))
+        if not any("{input}" in word or "{output}" in word for word in self.command):
+            self.command += ["{input}", "{output}"]
+        self.format, self.names = format, tuple(names)
+        self.timeout = _validate.real("timeout", timeout, positive=True)
+        self.__qualname__ = Path(self.command[0]).name
+
+    def __call__(self, *arrays: Any, **options: Any) -> Any:
+        """Run the program once."""
+        named = dict(zip(self.names, arrays, strict=False))
+        for key, value in options.items():
+            value = np.asarray(value)
+            named[key] = (
+                value
+                if value.dtype.kind == "f"
+                else value.astype(np.uint8 if key == "mask" else np.int64)
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            paths = {k: str(Path(folder) / f"{k}.{self.format}") for k in ("input", "output")}
+            self._write(paths["input"], named)
+            words = [w.format(**paths) if "{" in w else w for w in self.command]
+            try:
+                done = subprocess.run(words, capture_output=True, timeout=self.timeout, check=False)
+            except OSError as error:
+                raise RuntimeError(f"the program could not be started: {error}") from None
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"the program took more than {self.timeout:g} s") from None
+            if done.returncode != 0:
+                said = done.stderr.decode(errors="replace").strip()[-200:]
+                raise RuntimeError(f"the program exited with status {done.returncode}: {said}")
+            try:
+                result = self._read(paths["output"])
+            except Exception as error:
+                raise RuntimeError(f"the program wrote no readable result: {error}") from None
+        if self.names == ("x",) and "mean" in result:
+            return result["mean"], result["cov"]
+        if "out" not in result:
+            raise RuntimeError(f"the program wrote {sorted(result)} and not `out`")
+        return result["out"]
+
+    def _write(self, path: str, arrays: Mapping[str, Any]) -> None:
+        arrays = {k: np.ascontiguousarray(x) for k, x in arrays.items()}
+        if self.format == "npz":
+            np.savez(path, allow_pickle=False, **arrays)
+        else:
+            _safetensors().save_file(arrays, path)
+
+    def _read(self, path: str) -> dict[str, Any]:
+        if self.format == "npz":
+            with np.load(path, allow_pickle=False) as file:
+                return dict(file)
+        return dict(_safetensors().load_file(path))
+
+
+def _safetensors() -> Any:
+    try:
+        return import_module("safetensors.numpy")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "format 'safetensors' needs `pip install 'refattn[cli]'`"
+        ) from None

@@ -1,0 +1,767 @@
+"""Checks that hold number by number: agreement with the reference, and identities.
+
+Each check is a generator of comparisons; the first that fails ends it, and cases come smallest
+first, so that the case reported is the smallest that shows the defect.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import estimators, features, kernels, moments
+from ..attention import softmax_attention
+from .adapter import ESTIMATORS, Adapter, Failure
+
+__all__ = ["CHECKS", "Case", "Check", "Trial", "reference", "tolerance"]
+
+Floats = npt.NDArray[Any]
+
+# Of the accuracy contract, error <= C eps (1 + largest exponent). The halves keep C smaller: their
+# sums are short and their eps so large that 16 would allow anything. tests/test_conformance.py
+# has the errors of honest evaluations in each precision.
+CONTRACT = {"float64": 16.0, "float32": 16.0, "float16": 8.0, "bfloat16": 8.0}
+
+ATTENTION = ("softmax", "rfa", "ra", "lara", "linear")
+RANDOM = ("kernel", "rfa", "ra", "lara")
+DETERMINISTIC = ("softmax", "linear", "moments")
+
+
+class Case(NamedTuple):
+    """One call of the candidate, with what should come and how far from it is allowed."""
+
+    arrays: tuple[Floats, ...]
+    options: dict[str, Any]
+    want: Floats | None = None
+    allowed: float = 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """A named claim about candidates of some estimators, and how it is tried."""
+
+    name: str
+    claim: str
+    layer: str
+    estimators: frozenset[str]
+    needs: Callable[[Adapter], bool]
+    run: Callable[[Trial], None]
+
+    def applies(self, adapter: Adapter) -> bool:
+        """Whether the check can be made of this candidate."""
+        return adapter.estimator in self.estimators and self.needs(adapter)
+
+
+@dataclass
+class Trial:
+    """One run of one check: draws its inputs, calls the candidate, keeps what was found.
+
+    The stream of random numbers depends on the seed of the run and the name of the check only, so
+    that a check run alone repeats what it did among the others.
+    """
+
+    adapter: Adapter
+    name: str
+    seed: int
+    size: int = 0
+    budget: float = 60.0
+    error: float | None = None
+    p: dict[str, float] = field(default_factory=dict)
+    power: dict[str, tuple[Callable[[float], float], float]] = field(default_factory=dict)
+    samples: int = 0
+    hidden: float = 0.0
+    case: Case | None = None
+    got: Any = None
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
+
+    def normal(self, *shape: int, size: float = 1.0) -> Floats:
+        """Normal numbers that are exact in the candidate's dtype."""
+        return self.adapter.exact(size * self.rng.standard_normal(shape))
+
+    def new_seed(self) -> int:
+        """A seed to give to the candidate."""
+        return int(self.rng.integers(2**31 - 2**20))
+
+    def options(self, samples: int) -> dict[str, Any]:
+        """How a black box is asked for a number of samples, at one seed."""
+        name = self.adapter.signature.samples
+        return {} if name is None else {name: samples, "seed": self.new_seed()}
+
+    def call(self, *arrays: Floats, strict: bool = False, **options: Any) -> Any:
+        """Call the candidate, and remember how; NaN or infinity is a failure."""
+        self.case = Case(arrays, options)
+        self.got = None
+        got = self.adapter(*arrays, strict=strict, **options)
+        self.got = got
+        for x in got if isinstance(got, tuple) else (got,):
+            bad = int(np.sum(~np.isfinite(x)))
+            if bad:
+                raise Failure("finite numbers", f"{bad} of {x.size} that are NaN or infinite")
+        return got
+
+    def equal(self, got: Any, want: Any, allowed: Any) -> None:
+        """Compare the last result with what should have come."""
+        pairs = zip(got, want, allowed, strict=True) if isinstance(got, tuple) else None
+        for a, b, most in pairs or ((got, want, allowed),):
+            self._equal(a, b, most)
+
+    def _equal(self, got: Floats, want: Floats, allowed: float) -> None:
+        if self.case is not None:
+            self.case = self.case._replace(
+                want=np.asarray(want, np.float64), allowed=float(allowed)
+            )
+        if not got.size:
+            return
+        error = np.abs(np.asarray(got, np.longdouble) - want)
+        worst = np.unravel_index(int(np.argmax(error)), error.shape)
+        ratio = float(error[worst]) / allowed if allowed else math.inf * float(error[worst] > 0)
+        self.error = max(self.error or 0.0, 0.0 if math.isnan(ratio) else ratio)
+        if self.error > 1:
+            place = f" at {tuple(int(i) for i in worst)}" if error.ndim else ""
+            raise Failure(
+                f"{float(np.asarray(want)[worst]):.12g}{place}, to within {allowed:.2g}",
+                f"{float(got[worst]):.12g}",
+            )
+
+    def compare(self, *arrays: Floats, **options: Any) -> None:
+        """Compare the candidate with the package's own evaluation in extended precision."""
+        got = self.call(*arrays, **options)
+        want, allowed = reference(self.adapter, arrays, options)
+        if self.adapter["epsilon"]:
+            hidden = allowed / max(float(np.max(np.abs(arrays[-1]))), 1e-300)
+            self.hidden = max(self.hidden, hidden)
+            self.power["error"] = (lambda alpha: self.hidden, 0.05)
+        self.equal(got, want, allowed)
+
+    def problem(
+        self,
+        n: int,
+        m: int,
+        d: int,
+        samples: int = 1,
+        *,
+        lead: tuple[int, ...] = (),
+        size: float = 1.0,
+        shift: float = 0.0,
+        d_v: int | None = None,
+        groups: int | None = None,
+    ) -> tuple[tuple[Floats, ...], dict[str, Any]]:
+        """Inputs for the estimator, with frequencies where it takes them.
+
+        `size` is that of queries and keys in kernel coordinates, and `shift` the mean of keys;
+        with `groups` keys and values have that many heads in place of the last of `lead`.
+        """
+        adapter, estimator = self.adapter, self.adapter.estimator
+        unit = size / adapter.root(d)
+        if estimator == "moments":
+            return (self.normal(*lead, n, d, size=size) + shift,), {}
+        if estimator == "kernel":
+            x, y, omega = (self.normal(*s, d, size=size) for s in ((n,), (n,), (samples,)))
+            return (x, y), {"omega": omega / size}
+        shared = lead if groups is None else (*lead[:-1], groups)
+        q = self.normal(*lead, n, d, size=unit)
+        k = adapter.exact(self.normal(*shared, m, d, size=unit) + shift * unit)
+        v = self.normal(*shared, m, d if d_v is None else d_v)
+        options: dict[str, Any] = {}
+        if estimator in ("rfa", "lara"):
+            options["omega"] = self.normal(samples, d)
+        if estimator == "lara":
+            options["centres"] = adapter.exact(options["omega"] + self.normal(samples, d, size=0.5))
+        if estimator == "ra":
+            centres = q[..., :, None, :] + np.mean(k) + self.normal(*lead, n, samples, d, size=unit)
+            noise = self.normal(*lead, n, samples, d)
+            options["omega"] = adapter.exact(adapter.root(d) * centres + noise)
+        return (q, k, v), options
+
+
+def reference(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """What the estimator gives in extended precision, and how far from it a candidate may be."""
+    wide = tuple(np.asarray(x, np.longdouble) for x in arrays)
+    given = {
+        k: np.asarray(x, np.longdouble) if k in ("omega", "centres") else x
+        for k, x in options.items()
+    }
+    if adapter.estimator == "moments":
+        return _moments(adapter, wide[0])
+    d = wide[0].shape[-1]
+    if adapter.estimator == "kernel":
+        want = kernels.estimate(*wide, given["omega"], features=adapter["features"])
+        return want, tolerance(adapter, wide, given)
+    if given.get("causal") and adapter["causal"] == "top-left":
+        n, m = (x.shape[-2] for x in wide[:2])
+        given["mask"] = np.tri(n, m, dtype=bool) & given.get("mask", True)
+        del given["causal"]
+    scale = {} if adapter.estimator == "linear" else {"scale": adapter.root(d) ** 2}
+    extra: dict[str, Any] = {}
+    if adapter.estimator == "rfa":
+        extra["features"] = adapter["features"]
+    if adapter.estimator == "lara":
+        extra["weighting"] = adapter["weighting"]
+    if adapter.estimator == "linear":
+        extra["feature_map"] = _FEATURE_MAPS[adapter["feature_map"]]
+    want = _ESTIMATORS[adapter.estimator](*wide, **given, **scale, **extra)
+    return want, tolerance(adapter, wide, given)
+
+
+_FEATURE_MAPS = {"elu": features.elu_features, "relu": features.relu_features}
+_ESTIMATORS: dict[str, Callable[..., Any]] = {
+    "softmax": softmax_attention,
+    "rfa": estimators.random_feature_attention,
+    "ra": estimators.randomized_attention,
+    "lara": estimators.linear_randomized_attention,
+    "linear": features.linear_attention,
+}
+
+
+def _moments(adapter: Adapter, x: Floats) -> tuple[Any, Any]:
+    """Mean and covariance; deviations off by delta move the latter by 2 delta sigma + delta^2."""
+    want = moments.estimate(x, ddof=adapter["ddof"])
+    unit = CONTRACT[adapter["dtype"]] * adapter.eps
+    off = unit * float(np.max(np.abs(x)))
+    spread = float(np.max(np.abs(want.cov)))
+    return (want.mean, want.cov), (off, unit * spread + 2 * off * math.sqrt(spread) + off**2)
+
+
+def tolerance(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any = 0.0
+) -> float:
+    """Allowed error, C eps (1 + largest exponent) times the largest value, and declared epsilons.
+
+    The exponents are those that an evaluation of the formulas in the log domain meets. Where the
+    frequencies are the candidate's own, their length is taken as that of a long Gaussian vector,
+    and the size of a kernel estimate from what it gave.
+    """
+    unit = CONTRACT[adapter["dtype"]] * adapter.eps
+    d = arrays[0].shape[-1]
+    a, b = (adapter.root(d) * np.asarray(x, float) for x in arrays[:2])
+    x, y = _norm(a), _norm(b)
+    w = _norm(options["omega"]) if "omega" in options else math.sqrt(d) + 5
+    if adapter.estimator in ("ra", "lara") and "omega" not in options:
+        w += x + y
+    if adapter.estimator == "kernel":
+        exponent = w * (x + y) + (x * x + y * y) / 2
+        size = float(np.max(np.abs(got)))
+        if "omega" in options and adapter["features"] != "trigonometric":
+            size = float(np.max(kernels.estimate(a, b, np.asarray(options["omega"], float))))
+        elif adapter["features"] == "trigonometric":
+            size = math.exp((x * x + y * y) / 2)
+        feature = math.exp(min(w * max(x, y), 700.0))
+        return unit * (1 + exponent) * size + adapter["epsilon"] * (2 * feature + size)
+    exponent = {
+        "softmax": x * y,
+        "linear": max(x, y),
+        "rfa": w * max(x, y) + y * y / 2,
+        "ra": w * y + y * y / 2,
+        "lara": w * max(x, y) + y * y / 2,
+    }[adapter.estimator]
+    if "centres" in options:
+        mu = _norm(options["centres"])
+        exponent = max(exponent, w * mu + mu * mu / 2)
+    condition = 1.0
+    if adapter.estimator == "rfa" and adapter["features"] == "trigonometric":
+        if "omega" not in options:
+            return math.inf
+        condition = _cancellation(a, b, options)
+    return _norm(arrays[2]) * (
+        condition * unit * (1 + exponent) + _declared(adapter, a, b, options)
+    )
+
+
+def _cancellation(q: Floats, k: Floats, options: dict[str, Any]) -> float:
+    """Largest ratio of the sum of absolute terms to the normaliser of trigonometric features."""
+    omega = np.asarray(options["omega"], float)
+    estimate = kernels.estimate(
+        q[..., :, None, :], k[..., None, :, :], omega, features="trigonometric"
+    )
+    most = np.exp((np.sum(q * q, -1)[..., :, None] + np.sum(k * k, -1)[..., None, :]) / 2)
+    seen = _visible(q, k, options)
+    normaliser = np.abs(np.sum(np.where(seen, estimate, 0.0), -1))
+    total = np.sum(np.where(seen, most, 0.0), -1)
+    return float(np.max(total / np.where(total == 0, 1.0, normaliser)))
+
+
+def _visible(q: Floats, k: Floats, options: dict[str, Any]) -> Any:
+    n, m = q.shape[-2], k.shape[-2]
+    seen = options.get("mask", True)
+    return np.asarray(seen) & np.tri(n, m, m - n, dtype=bool) if options.get("causal") else seen
+
+
+def _declared(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> float:
+    """Relative error that the declared epsilon may cause, on every feature and every normaliser.
+
+    Features are taken as stabilised by the largest omega . x of a query, and of all keys.
+    """
+    epsilon = adapter["epsilon"]
+    if not epsilon or q.shape[:-2] != k.shape[:-2]:
+        return float(epsilon)
+    if adapter.estimator == "linear":
+        phi = _FEATURE_MAPS[adapter["feature_map"]]
+        normaliser = np.sum(phi(q) @ np.swapaxes(phi(k), -1, -2), -1)
+        return float(epsilon / max(np.min(normaliser), 1e-300))
+    if adapter.estimator == "softmax" or "omega" not in options or adapter.estimator == "ra":
+        return float(epsilon)
+    omega = np.asarray(options["omega"], float)
+    a, b = q @ omega.T, k @ omega.T
+    a = np.exp(a - np.max(a, -1, keepdims=True) - np.sum(q * q, -1, keepdims=True) / 2)
+    b = np.exp(b - np.max(b, (-1, -2), keepdims=True) - np.sum(k * k, -1, keepdims=True) / 2)
+    added = (
+        epsilon * (k.shape[-2] * np.sum(a, -1) + np.sum(b, (-1, -2))[..., None])
+        + epsilon**2 * omega.shape[-2] * k.shape[-2]
+    )
+    normaliser = np.sum(a * np.sum(b, -2)[..., None, :], -1)
+    return float(min(np.max(2 * added / np.maximum(normaliser, 1e-300)), 1e300))
+
+
+def _norm(x: Any) -> float:
+    """Largest length of a row."""
+    x = np.asarray(x, float)
+    return float(np.max(np.sqrt(np.sum(x * x, -1)), initial=0.0))
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(
+    *estimators: str,
+    claim: str,
+    layer: str = "identity",
+    needs: str | Callable[[Adapter], bool] = "",
+) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """Register a check; `needs` are capabilities separated by blanks, or a condition."""
+    condition = needs if callable(needs) else lambda adapter: adapter.can(*needs.split())
+
+    def register(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
+        name = run.__name__
+        CHECKS[name] = Check(name, claim, layer, frozenset(estimators), condition, run)
+        return run
+
+    return register
+
+
+def _evaluated(adapter: Adapter) -> bool:
+    """Whether the candidate can be compared number by number."""
+    return adapter.estimator in DETERMINISTIC or adapter.can("omega")
+
+
+def _with(*capabilities: str) -> Callable[[Adapter], bool]:
+    return lambda adapter: _evaluated(adapter) and adapter.can(*capabilities)
+
+
+def _ways(t: Trial, options: dict[str, Any], samples: int = 4) -> list[dict[str, Any]]:
+    """The ways to call the candidate: with frequencies if it takes them, and with a seed."""
+    ways = [options] if _evaluated(t.adapter) else []
+    return ways + ([t.options(samples)] if t.adapter.estimator in RANDOM else [])
+
+
+@check(*ESTIMATORS, claim="takes and returns what it says, and the same twice at one seed")
+def contract(t: Trial) -> None:
+    """Library, dtype and shape of the result, arguments left alone, repeatability."""
+    for sizes in ((), (2,), (2, 3)):
+        arrays, given = t.problem(5, 5, 4, 4, lead=t.adapter.lead(*sizes))
+        if t.adapter.estimator == "kernel":
+            arrays = tuple(x[0] for x in arrays)
+        for options in _ways(t, given):
+            first = t.call(*arrays, strict=True, **options)
+            again = t.call(*arrays, **options)
+            allowed = _same(t, arrays, options)
+            t.equal(again, first, (allowed, allowed) if isinstance(first, tuple) else allowed)
+
+
+def _same(t: Trial, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+    """Rounding between two evaluations of the same numbers."""
+    if t.adapter.estimator == "moments":
+        return float(np.max(_moments(t.adapter, np.asarray(arrays[0], np.longdouble))[1]))
+    return 2 * tolerance(t.adapter, arrays, options, 0.0 if t.got is None else t.got)
+
+
+@check(*RANDOM, claim="the result depends on the seed, and two seeds never give the same")
+def seeds(t: Trial) -> None:
+    """Different outputs for different seeds."""
+    count = 64 if t.adapter["dtype"] in ("float32", "float64") else 8
+    arrays, _ = t.problem(3, 9, 8)
+    options = t.options(2)
+    start = options.pop("seed")
+    found: dict[bytes, int] = {}
+    for seed in range(start, start + count):
+        got = t.call(*arrays, **options, seed=seed)
+        other = found.setdefault(np.asarray(got).tobytes(), seed)
+        if other != seed:
+            raise Failure(f"different results for seeds {other} and {seed}", "the same bit for bit")
+    t.error = 0.0
+
+
+_SHAPES = (  # n, m, d, samples, leading axes
+    (1, 1, 1, 1, ()),
+    (2, 2, 2, 2, ()),
+    (3, 5, 4, 3, ()),
+    (7, 4, 3, 16, (2,)),
+    (5, 6, 8, 5, (2, 3)),
+    (33, 33, 16, 65, ()),
+    (2, 1100, 8, 130, ()),
+    (300, 257, 4, 9, ()),
+)
+
+
+@check(*ESTIMATORS, claim="agrees with the reference on ordinary numbers", needs=_evaluated)
+def reference_values(t: Trial) -> None:
+    """Cases of many shapes, then keys off the origin, and unequal frequencies."""
+    for n, m, d, samples, lead in _SHAPES:
+        rows = max(n, 2) if t.adapter.estimator == "moments" else n
+        arrays, options = t.problem(rows, m, d, samples, lead=t.adapter.lead(*lead))
+        t.compare(*arrays, **options)
+    for size, shift in ((0.3, 1.0), (1.5, 0.0), (1.0, -1.0)):
+        arrays, options = t.problem(6, 9, 5, 7, size=size, shift=shift)
+        if "omega" in options:
+            options["omega"] = t.adapter.exact(options["omega"] * np.linspace(0, 2, 5))
+        t.compare(*arrays, **options)
+
+
+@check(*ATTENTION, claim="values may have another length than keys", needs=_evaluated)
+def value_length(t: Trial) -> None:
+    """d_v of 1 and of more than d."""
+    for d_v in (1, 7):
+        arrays, options = t.problem(4, 5, 3, 4, d_v=d_v)
+        t.compare(*arrays, **options)
+
+
+@check(
+    *(name for name in ESTIMATORS if name not in ("linear", "moments")),
+    claim="right where unstabilised exponentials lose digits",
+    needs=_evaluated,
+)
+def large_logits(t: Trial) -> None:
+    """Exponents of some tens."""
+    for size in (2.0, 4.0):
+        arrays, options = t.problem(6, 8, 4, 5, size=size)
+        t.compare(*arrays, **options)
+
+
+@check(
+    "softmax",
+    "rfa",
+    "ra",
+    "lara",
+    claim="right where exponentials overflow or underflow, in whatever order they are taken",
+    needs=lambda adapter: _evaluated(adapter) and adapter["features"] != "trigonometric",
+)
+def extreme_logits(t: Trial) -> None:
+    """Exponents of thousands of either sign, and rows in which all of them are very negative."""
+    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    for size in (10.0, 16.0) if low else (10.0, 25.0, 70.0):
+        arrays, options = t.problem(5, 6, 2, 4, size=size)
+        t.compare(*arrays, **options)
+        q, k, v = arrays
+        q = -np.abs(q)
+        k = np.abs(k)
+        t.compare(q, k, v, **options)
+        t.compare(-q, k, v, **options)
+
+
+@check("linear", claim="right where features are tiny or large: the ratio does not see their size")
+def extreme_features(t: Trial) -> None:
+    """Entries from -8 to -60 make elu + 1 features down to 1e-26; those above 709 overflow exp."""
+    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    (q, k, v), _ = t.problem(4, 5, 3)
+    if t.adapter["feature_map"] == "relu":
+        t.compare(np.abs(q) * 2.0**-6, np.abs(k) * 2.0**-6, v)
+        return
+    for shift in (-2.0,) if low else (-4.0, -8.0, -16.0, -30.0):
+        tiny_q, tiny_k = (t.adapter.exact(shift - np.abs(x)) for x in (q, k))
+        t.compare(tiny_q, tiny_k, v)
+        t.compare(np.abs(q), tiny_k, v)
+    large = 20.0 if low else 800.0
+    t.compare(q + large, t.adapter.exact(k * large), v)
+
+
+@check("moments", claim="mean and covariance do not lose digits to a large mean")
+def large_mean(t: Trial) -> None:
+    """Data whose mean is many times their spread, constant columns, two rows, N below d."""
+    offset = {"float64": 1e8, "float32": 1e4}.get(t.adapter["dtype"], 16.0)
+    for n, d in ((2, 1), (2, 3), (5, 2), (50, 3), (1000, 4)):
+        steps = t.rng.integers(-8, 9, (n, d)) * 1.0
+        t.compare(t.adapter.exact(offset + steps))
+        steps[:, 0] = 0.0
+        t.compare(t.adapter.exact(offset + steps))
+
+
+@check("moments", claim="each member of a batch has its own moments")
+def batches_of_rows(t: Trial) -> None:
+    """Leading axes."""
+    for lead in t.adapter.lead(3), t.adapter.lead(2, 3):
+        x = t.normal(*lead, 7, 3)
+        t.compare(t.adapter.exact(x + np.arange(math.prod(lead)).reshape(*lead, 1, 1)))
+
+
+@check(*ATTENTION, claim="a weighted mean of values: weights sum to 1, positive ones stay inside")
+def weighted_mean(t: Trial) -> None:
+    """Constant values come back, one key returns its value, equal keys their mean; linear in v."""
+    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    positive = t.adapter["features"] != "trigonometric"
+    sizes = (0.5, 2.0, 8.0 if low else 30.0) if positive else (0.5,)
+    for size in sizes if t.adapter.estimator != "linear" else (0.5,):
+        (q, k, v), given = t.problem(5, 7, 4, 4, size=size)
+        for options in _ways(t, given):
+            allowed = _same(t, (q, k, v), options)
+            out = t.call(q, k, v, **options)
+            if positive:
+                lowest, highest = (np.broadcast_to(f(v, -2), out.shape) for f in (np.min, np.max))
+                t.equal(out, np.clip(out, lowest, highest), allowed)
+            t.equal(t.call(q, k, np.ones_like(v), **options), np.ones(q.shape), allowed)
+            small = 2.0**-10 if low else 2.0**-40
+            t.equal(t.call(q, k, small * v, **options), small * out, small * allowed)
+            t.equal(t.call(q, k, v[..., ::-1], **options), out[..., ::-1], allowed)
+            same, mean = np.broadcast_to(k[:1], k.shape), np.mean(v, -2)
+            t.equal(t.call(q, same, v, **options), np.broadcast_to(mean, out.shape), allowed)
+            if "num_proposals" in options:  # at most one for each key
+                options = options | {"num_proposals": 1}
+            one = t.call(q, k[:1], v[:1], **options)
+            t.equal(one, np.broadcast_to(v[0], out.shape), allowed)
+
+
+@check(*ATTENTION, claim="the order of keys does not matter", needs=_evaluated)
+def order_of_keys(t: Trial) -> None:
+    """A permutation of keys and values."""
+    (q, k, v), options = t.problem(4, 9, 4, 5)
+    order = t.rng.permutation(9)
+    out = t.call(q, k, v, **options)
+    t.equal(t.call(q, k[order], v[order], **options), out, _same(t, (q, k, v), options))
+
+
+@check(
+    *ATTENTION,
+    claim="each query has a result of its own",
+    needs=lambda adapter: (
+        adapter.estimator != "lara"
+        or (adapter.can("omega") and adapter["weighting"] in ("balance", "own"))
+    ),
+)
+def queries_apart(t: Trial) -> None:
+    """Editing other queries, far away too, leaves a query's result."""
+    (q, k, v), given = t.problem(4, 6, 4, 4)
+    ways = _ways(t, given)
+    for options in ways if t.adapter.estimator != "lara" else ways[:1]:
+        out = t.call(q, k, v, **options)
+        allowed = _same(t, (q, k, v), options)
+        for size in (1.0, 8.0):
+            edited = np.concatenate([q[:1], t.normal(3, 4, size=size)])
+            t.equal(t.call(edited, k, v, **options)[:1], out[:1], allowed)
+
+
+@check(*ATTENTION, claim="heads and members of a batch do not mix")
+def heads_apart(t: Trial) -> None:
+    """Editing one head leaves the others; with given frequencies each equals itself alone."""
+    lead = t.adapter.lead(2, 3)
+    (q, k, v), given = t.problem(5, 6, 4, 4, lead=lead)
+    for options in _ways(t, given):
+        out = t.call(q, k, v, **options)
+        allowed = _same(t, (q, k, v), options)
+        for index in np.ndindex(*lead) if lead else ():
+            if "seed" not in options:
+                alone = dict(options)
+                if t.adapter.estimator == "ra":
+                    alone["omega"] = options["omega"][index]
+                t.equal(t.call(q[index], k[index], v[index], **alone), out[index], allowed)
+            others = np.ones((*lead, 1, 1))
+            others[index] = 0
+            edited = (t.adapter.exact(x + others * t.normal(*x.shape)) for x in (q, k, v))
+            t.equal(t.call(*edited, **options)[index], out[index], allowed)
+
+
+@check("rfa", claim="each head uses the frequencies given for it", needs="omega omega_per_head")
+def frequencies_of_heads(t: Trial) -> None:
+    """Frequencies with the leading axes of queries."""
+    lead = t.adapter.lead(2, 3)
+    arrays, options = t.problem(5, 6, 4, 4, lead=lead)
+    t.compare(*arrays, **(options | {"omega": t.normal(*lead, 4, 4)}))
+
+
+def _mask(t: Trial, n: int, m: int, lead: tuple[int, ...] = ()) -> npt.NDArray[Any]:
+    """A random mask with at least one key for each query, and a row that sees the first only."""
+    mask = t.rng.random((*lead, n, m)) < 0.6
+    mask[..., np.arange(n), np.arange(n) % m] = True
+    mask[..., 0, 1:] = False
+    mask[..., 0, 0] = True
+    return mask
+
+
+@check(*ATTENTION, claim="a masked key is as if it were not there", needs=_with("mask"))
+def mask(t: Trial) -> None:
+    """Agreement with the reference under masks of each query, and of padding."""
+    for n, m, lead in ((2, 3, ()), (5, 5, ()), (6, 70, ()), (4, 5, t.adapter.lead(2, 3))):
+        arrays, options = t.problem(n, m, 4, 5, lead=lead)
+        t.compare(*arrays, **options, mask=_mask(t, n, m, lead))
+        padding = np.broadcast_to(np.arange(m) < max(1, m // 2), (*lead, n, m)).copy()
+        t.compare(*arrays, **options, mask=padding)
+    if t.adapter.estimator != "linear" and t.adapter["features"] != "trigonometric":
+        arrays, options = t.problem(5, 6, 4, 5, size=4.0)
+        t.compare(*arrays, **options, mask=_mask(t, 5, 6))
+
+
+@check(*ATTENTION, claim="a mask broadcasts over heads and queries", needs=_with("mask"))
+def mask_broadcasts(t: Trial) -> None:
+    """Masks of shape (n, m) and (1, m) for a batch of heads."""
+    arrays, options = t.problem(4, 5, 4, 5, lead=t.adapter.lead(2, 3))
+    t.compare(*arrays, **options, mask=_mask(t, 4, 5))
+    t.compare(*arrays, **options, mask=np.array([[True, False, True, True, False]]))
+
+
+@check(*ATTENTION, claim="what is masked has no effect, however large", needs="mask")
+def masked_keys_unseen(t: Trial) -> None:
+    """Editing masked keys and values changes nothing."""
+    seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
+    for size, edits in _edits(t):
+        (q, k, v), given = t.problem(5, 6, 4, 4, size=size)
+        for options in _ways(t, given):
+            out = t.call(q, k, v, **options, mask=seen)
+            allowed = _same(t, (q, k, v), options)
+            for edit in edits:
+                hidden, values = (
+                    np.concatenate([x[:4], t.normal(2, 4, size=edit)]) for x in (k, v)
+                )
+                t.equal(t.call(q, hidden, values, **options, mask=seen), out, allowed)
+
+
+def _edits(t: Trial) -> list[tuple[float, tuple[float, ...]]]:
+    """Sizes of visible keys, and of hidden ones that may not matter: also 0 among far ones."""
+    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    if t.adapter.estimator == "linear" or t.adapter["features"] == "trigonometric":
+        return [(1.0, (0.0, 1.0, 10.0))]
+    return (
+        [(1.0, (0.0, 1.0, 10.0)), (8.0, (0.0, 1.0))]
+        if low
+        else [
+            (1.0, (0.0, 1.0, 3000.0)),
+            (40.0, (0.0, 1.0, 300.0)),
+        ]
+    )
+
+
+@check(*ATTENTION, claim="a query that sees no key gets 0", needs=_with("mask"))
+def query_without_keys(t: Trial) -> None:
+    """A masked row; the other rows are as without it."""
+    arrays, options = t.problem(4, 5, 4, 4)
+    hidden = _mask(t, 4, 5)
+    hidden[2] = False
+    t.compare(*arrays, **options, mask=hidden)
+
+
+def _causal(adapter: Adapter) -> bool:
+    return _evaluated(adapter) and adapter.can("causal") and adapter.estimator != "lara"
+
+
+@check(*ATTENTION, claim="query i sees keys 0 to i", needs=_causal)
+def causal(t: Trial) -> None:
+    """Agreement with the reference, with as many queries as keys."""
+    for n, lead in ((1, ()), (2, ()), (5, ()), (17, ()), (65, ()), (130, ()), (6, (2, 3))):
+        arrays, options = t.problem(n, n, 4, 5, lead=t.adapter.lead(*lead))
+        t.compare(*arrays, **options, causal=True)
+    arrays, options = t.problem(6, 6, 4, 5, size=3.0 if t.adapter.estimator != "linear" else 1.0)
+    t.compare(*arrays, **options, causal=True)
+
+
+@check(*ATTENTION, claim="with fewer queries than keys they are aligned as declared", needs=_causal)
+def causal_cross(t: Trial) -> None:
+    """n below m."""
+    for n, m in ((1, 4), (3, 5), (20, 70)):
+        arrays, options = t.problem(n, m, 4, 5)
+        t.compare(*arrays, **options, causal=True)
+
+
+@check(*ATTENTION, claim="the future has no effect, however large", needs="causal")
+def future_unseen(t: Trial) -> None:
+    """Editing later keys and values, and then later queries too, leaves earlier results."""
+    for size, edits in _edits(t):
+        (q, k, v), given = t.problem(9, 9, 4, 3, size=size)
+        ways = _ways(t, given, 3)
+        for options in ways[-1:] if t.adapter.estimator == "lara" else ways:
+            out = t.call(q, k, v, **options, causal=True)
+            allowed = _same(t, (q, k, v), options)
+            for edit in edits:
+                for first in (8, 4):
+                    edited = [
+                        np.concatenate([x[:first], t.normal(9 - first, 4, size=edit)])
+                        for x in (q, k, v)
+                    ]
+                    later = t.call(*edited, **options, causal=True)
+                    t.equal(later[:first], out[:first], allowed)
+
+
+@check(
+    "rfa",
+    claim="causal and masked attention use the keys and frequencies that plain attention does",
+    needs=lambda adapter: (
+        not adapter.can("omega") and (adapter.can("causal") or adapter.can("mask"))
+    ),
+)
+def visible_part(t: Trial) -> None:
+    """At one seed a query's result is that of plain attention to the keys it sees."""
+    (q, k, v), _ = t.problem(6, 6, 4)
+    for samples in (1, 5):
+        options = t.options(samples)
+        allowed = _same(t, (q, k, v), options)
+        if t.adapter.can("causal"):
+            out = t.call(q, k, v, **options, causal=True)
+            for i in range(6):
+                t.equal(t.call(q, k[: i + 1], v[: i + 1], **options)[i], out[i], allowed)
+        if t.adapter.can("mask"):
+            seen = _mask(t, 6, 6)
+            out = t.call(q, k, v, **options, mask=seen)
+            for i in range(6):
+                t.equal(t.call(q, k[seen[i]], v[seen[i]], **options)[i], out[i], allowed)
+
+
+@check(*ATTENTION, claim="consecutive query heads share a key head", needs=_with("gqa"))
+def grouped_heads(t: Trial) -> None:
+    """Four query heads over two and one key heads, six over three."""
+    for heads, groups in ((4, 2), (4, 1), (6, 3)):
+        arrays, options = t.problem(3, 5, 4, 5, lead=t.adapter.lead(2, heads), groups=groups)
+        t.compare(*arrays, **options)
+
+
+@check(
+    "rfa",
+    claim="with one frequency queries cancel from the ratio",
+    needs=lambda adapter: adapter["features"] == "positive",
+)
+def one_frequency(t: Trial) -> None:
+    """At S = 1 the result is the same for every query."""
+    (q, k, v), given = t.problem(6, 7, 4, 1)
+    for options in _ways(t, given, 1):
+        out = t.call(q, k, v, **options)
+        t.equal(out, np.broadcast_to(out[:1], out.shape), _same(t, (q, k, v), options))
+
+
+@check("kernel", "rfa", "ra", claim="the estimate is the mean over frequencies", needs="omega")
+def mean_over_frequencies(t: Trial) -> None:
+    """Frequencies in another order, and each of them twice, give the same."""
+    arrays, options = t.problem(4, 6, 4, 6)
+    axis = -2
+    omega = options["omega"]
+    out = t.call(*arrays, omega=omega)
+    allowed = _same(t, arrays, options)
+    t.equal(t.call(*arrays, omega=np.flip(omega, axis).copy()), out, allowed)
+    t.equal(t.call(*arrays, omega=np.concatenate([omega, omega], axis)), out, allowed)
+
+
+@check(
+    "kernel", claim="features of x times features of y are the estimate", needs="omega feature_map"
+)
+def feature_products(t: Trial) -> None:
+    """Products of the exposed features, the same map for both sides."""
+    for d, samples in ((1, 1), (3, 4), (8, 33)):
+        (x, y), options = t.problem(5, 5, d, samples)
+        want, allowed = reference(t.adapter, (x, y), options)
+        a, b = (t.call(z, **options) for z in (x, y))
+        if a.shape != b.shape or a.shape[:-1] != x.shape[:-1]:
+            raise Failure("features of shape (5, F)", f"shape {a.shape}")
+        t.equal(np.sum(a * b, -1), want, allowed)

@@ -1,0 +1,193 @@
+"""What a run of the checks found."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from xml.etree import ElementTree
+
+from .. import __version__
+
+__all__ = ["Report", "Result"]
+
+PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
+EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
+
+
+@dataclass
+class Result:
+    """The outcome of one check.
+
+    Attributes
+    ----------
+    check : str
+        Its name.
+    claim : str
+        What it asserts.
+    layer : {"identity", "law", "bound"}
+        Identities hold for every number to rounding; laws are tested by exact p-values; bounds by
+        p-values from inequalities.
+    status : str
+        ``"PASS"``, ``"FAIL"``, ``"UNDERPOWERED"`` (no deviation found, but a larger one than the
+        check is to detect would have been missed), ``"EXPECTED FAILURE"``, or ``"STALE"`` (passed
+        although a failure was expected, which is an error).
+    expected, got : str
+        For a failure, what should have come and what came.
+    error : float or None
+        Largest error found by an identity, in units of the tolerance.
+    p, adjusted : float or None
+        Smallest p-value of a law or bound, and after Holm's correction over all of the run.
+    samples : int
+        Calls with different seeds.
+    detectable, target : dict
+        For each statistic, the discrepancy that this run detects with probability 1 - 1e-6, and
+        the one it is to detect.
+    suspects : list of str
+        Catalogued defects that produce the same numbers, or failures of the same checks.
+    reason : str
+        Why the failure was expected.
+    reproducer : str
+        A script that shows the failure.
+    seconds : float
+        Time taken.
+    """
+
+    check: str
+    claim: str
+    layer: str
+    status: str = PASS
+    expected: str = ""
+    got: str = ""
+    error: float | None = None
+    p: float | None = None
+    adjusted: float | None = None
+    statistic: str = ""
+    samples: int = 0
+    detectable: dict[str, float] = field(default_factory=dict)
+    target: dict[str, float] = field(default_factory=dict)
+    suspects: list[str] = field(default_factory=list)
+    reason: str = ""
+    reproducer: str = ""
+    seconds: float = 0.0
+
+    @property
+    def summary(self) -> str:
+        """The evidence in a few words."""
+        if self.status == STALE:
+            return f"passed, though a failure was expected: {self.reason}"
+        if self.expected:
+            return f"expected {self.expected}; got {self.got}"
+        if self.adjusted is not None:
+            return f"p = {self.p:.2g}, adjusted {self.adjusted:.2g}, {self.samples} seeds"
+        if self.error is not None:
+            return f"largest error {self.error:.2g} of the tolerance"
+        return ""
+
+
+@dataclass
+class Report:
+    """The outcome of a run of the checks.
+
+    Attributes
+    ----------
+    name, estimator, capabilities, tags
+        The candidate.
+    level, alpha, seed
+        Effort, the bound on the probability that a correct candidate fails, and the seed.
+    results : list of Result
+        One for each check.
+    """
+
+    name: str
+    estimator: str
+    capabilities: tuple[str, ...]
+    tags: dict[str, Any]
+    level: str
+    alpha: float
+    seed: int
+    results: list[Result]
+    version: str = __version__
+
+    @property
+    def verdict(self) -> str:
+        """``"FAIL"`` if a check failed or an expected failure is stale, else the weakest status."""
+        statuses = {result.status for result in self.results}
+        if statuses & {FAIL, STALE}:
+            return FAIL
+        return UNDERPOWERED if UNDERPOWERED in statuses else PASS
+
+    @property
+    def guarantee(self) -> str:
+        """The error probability of the verdict, and by which theorem."""
+        return (
+            f"A correct candidate fails with probability at most {self.alpha:g}: p-values are from "
+            "exact laws or proven bounds, corrected by Holm's method, which needs no independence; "
+            "identities are compared within the rounding error of an honest evaluation."
+        )
+
+    def to_json(self) -> str:
+        """The report as JSON; what is not finite is null."""
+        content = {"verdict": self.verdict, "guarantee": self.guarantee, **asdict(self)}
+        return json.dumps(_finite(content), indent=2, sort_keys=False) + "\n"
+
+    def to_junit(self) -> str:
+        """The report as JUnit XML."""
+        counts = {s: sum(r.status == s for r in self.results) for s in (FAIL, STALE, EXPECTED)}
+        suite = ElementTree.Element(
+            "testsuite",
+            name=f"refattn.conformance.{self.estimator}.{self.name}",
+            tests=str(len(self.results)),
+            failures=str(counts[FAIL] + counts[STALE]),
+            skipped=str(counts[EXPECTED] + sum(r.status == UNDERPOWERED for r in self.results)),
+        )
+        for result in self.results:
+            case = ElementTree.SubElement(
+                suite, "testcase", name=result.check, time=f"{result.seconds:.3f}"
+            )
+            case.set("classname", f"{self.estimator}.{self.name}")
+            if result.status in (FAIL, STALE):
+                element = ElementTree.SubElement(case, "failure", message=_xml(result.summary))
+                element.text = _xml(result.reproducer)
+            elif result.status in (EXPECTED, UNDERPOWERED):
+                text = result.reason or f"{result.status}: {result.summary}"
+                ElementTree.SubElement(case, "skipped", message=_xml(text))
+        ElementTree.indent(suite)
+        return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+    def __str__(self) -> str:
+        able = f" with {', '.join(self.capabilities)}" if self.capabilities else ""
+        lines = [
+            f"{self.verdict}: {self.name} as {self.estimator}{able} "
+            f"(level {self.level}, alpha {self.alpha:g}, seed {self.seed})"
+        ]
+        width = max((len(r.check) for r in self.results), default=0)
+        for r in self.results:
+            lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{width}}  {r.summary}")
+            if r.status == FAIL:
+                lines.append(f"      claim: {r.claim}")
+                lines += [
+                    f"      {'like' if i == 0 else '    '}: {s}" for i, s in enumerate(r.suspects)
+                ]
+            if r.status == UNDERPOWERED:
+                lines += [
+                    f"      detects {name} of {r.detectable[name]:.2g}, not {r.target[name]:.2g}"
+                    for name in r.target
+                    if r.detectable[name] > r.target[name]
+                ]
+        return "\n".join([*lines, *textwrap.wrap(self.guarantee, 100)])
+
+
+def _xml(text: str) -> str:
+    """Text without the control characters that XML forbids."""
+    return "".join(c for c in text if c in "\n\t" or ord(c) >= 32)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,316 @@
+"""Running the checks: which apply, with what error probability, and what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import _validate, stats
+from . import suspects
+from .adapter import Adapter, Failure
+from .checks import CHECKS, Check, Trial
+from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
+from .reproduce import reproducer
+
+__all__ = ["LEVELS", "check", "checks_of", "parametrize_with_checks"]
+
+# Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
+LEVELS = {"quick": 2000, "full": 8000, "soak": 32000}
+_BUDGET = {"quick": 60.0, "full": 300.0, "soak": 1800.0}
+
+
+def check(
+    fn: Callable[..., Any],
+    *,
+    estimator: str | None = None,
+    capabilities: Iterable[str] = (),
+    tags: Mapping[str, Any] | None = None,
+    level: str = "quick",
+    alpha: float = 1e-6,
+    rng: Any = None,
+    expected_failures: Mapping[str, str] | None = None,
+    checks: Iterable[str] | None = None,
+    time_limit: float | None = None,
+    on_result: Callable[[Result], None] | None = None,
+) -> Report:
+    r"""Check that an implementation of an attention estimator is right.
+
+    A candidate is called with arrays by position and all else by keyword:
+
+    ============  ======================================  =======================================
+    estimator     black box                               with a capability
+    ============  ======================================  =======================================
+    ``softmax``   ``fn(q, k, v)``                         ``mask=``, ``causal=True``
+    ``kernel``    ``fn(x, y, num_features=, seed=)``      ``omega``: ``fn(x, y, omega=)``;
+                                                          ``feature_map``: ``fn(x, omega=)``
+    ``rfa``       ``fn(q, k, v, num_features=, seed=)``   ``omega``: ``fn(q, k, v, omega=)``;
+                                                          ``moments``: also ``mean=, cov=``
+    ``ra``        ``fn(q, k, v, num_samples=, seed=)``    ``omega`` of shape (..., n, S, d)
+    ``lara``      ``fn(q, k, v, num_proposals=, seed=)``  ``omega``: ``fn(..., omega=, centres=)``
+    ``linear``    ``fn(q, k, v)``                         as softmax
+    ``moments``   ``fn(x)`` -> (mean, cov)
+    ============  ======================================  =======================================
+
+    Identities are compared with the package's own evaluation in extended precision, within
+    the rounding error of an honest evaluation in the candidate's dtype. Of a black box the
+    frequencies are recovered from its outputs (`laws`), and their law is tested exactly.
+
+    Parameters
+    ----------
+    fn : callable or Adapter
+        The implementation; an `Adapter` has the next three arguments already.
+    estimator, capabilities, tags
+        See `Adapter`.
+    level : {"quick", "full", "soak"}
+        2,000, 8,000 or 32,000 seeds for each sample of a statistical check.
+    alpha : float
+        Largest probability that a correct implementation fails, over all checks together.
+    rng : None, int, numpy.random.SeedSequence or numpy.random.Generator
+        Source of the inputs and of the seeds given to the candidate. The report has the seed to
+        pass for the same run.
+    expected_failures : mapping of check names to reasons, optional
+        These checks still run; their failure does not count, and their passing is an error.
+    checks : iterable of str, optional
+        Run these only.
+    time_limit : float, optional
+        Seconds for each check, after which it fails; by default twice what its calls may take
+        at this level: 120, 600, 3600.
+    on_result : callable, optional
+        Called with each `Result` as it ends; statistical ones may still change.
+
+    Returns
+    -------
+    Report
+        The verdict and one result for each check.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is unusable; if `expected_failures` or `checks` name a check that is
+        unknown or does not apply. What the candidate does never raises.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> report = refattn.conformance.check(
+    ...     refattn.softmax_attention, estimator="softmax", capabilities=["mask", "causal"]
+    ... )
+    >>> report.verdict
+    'PASS'
+    """
+    adapter = _adapter(fn, estimator, capabilities, tags)
+    _validate.choice("level", level, LEVELS)
+    alpha = _validate.real("alpha", alpha, positive=True)
+    if alpha >= 1:
+        raise ValueError(f"`alpha` must be below 1, got {alpha!r}.")
+    limit = _validate.real("time_limit", time_limit, positive=True, optional=True)
+    limit = 2 * _BUDGET[level] if limit is None else limit
+    seed = _seed(rng)
+    chosen = {c.name: c for c in checks_of(adapter)}
+    expected = dict(expected_failures or {})
+    _known("expected_failures", expected, chosen)
+    if checks is not None:
+        names = [checks] if isinstance(checks, str) else list(checks)
+        _known("checks", names, chosen)
+        chosen = {name: c for name, c in chosen.items() if name in names}
+    results: list[Result] = []
+    trials: list[Trial] = []
+    for item in chosen.values():
+        trial = Trial(adapter, item.name, seed, LEVELS[level], _BUDGET[level])
+        result = _run(item, trial, limit)
+        results.append(result)
+        trials.append(trial)
+        if on_result is not None:
+            on_result(result)
+    _correct(results, trials, alpha)
+    for result, trial in zip(results, trials, strict=True):
+        if result.status == FAIL:
+            result.reproducer = reproducer(trial, result)
+            if result.check in expected:
+                result.status, result.reason = EXPECTED, expected[result.check]
+        elif result.check in expected and result.status == PASS:
+            result.status, result.reason = STALE, expected[result.check]
+    suspects.name(results, trials)
+    return Report(
+        adapter.name or "",
+        adapter.estimator,
+        tuple(sorted(adapter.capabilities)),
+        {k: v for k, v in dict(adapter.tags or {}).items()},
+        level,
+        alpha,
+        seed,
+        results,
+    )
+
+
+def checks_of(adapter: Adapter) -> Iterator[Check]:
+    """The checks that apply to a candidate."""
+    return (item for item in CHECKS.values() if item.applies(adapter))
+
+
+def parametrize_with_checks(
+    candidates: Iterable[Adapter],
+    *,
+    level: str = "quick",
+    alpha: float = 1e-6,
+    rng: Any = 0,
+    expected_failures: Mapping[str, str] | None = None,
+) -> Any:
+    """Make a pytest test of every check of every candidate, as a decorator.
+
+    The decorated test has one argument, ``check``, to call. The error probability of each test
+    is alpha divided by the number of statistical checks of the candidate (Bonferroni), so that
+    a correct candidate fails any with probability at most alpha.
+
+    Parameters
+    ----------
+    candidates : iterable of Adapter
+        The implementations.
+    level, alpha, rng, expected_failures
+        As in `check`; a check that is expected to fail runs, and fails if it passes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `check`.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> from refattn.conformance import Adapter, parametrize_with_checks
+    >>> @parametrize_with_checks([Adapter(refattn.softmax_attention, "softmax")])
+    ... def test_attention(check):
+    ...     check()
+    """
+    import pytest
+
+    cases = []
+    expected = dict(expected_failures or {})
+    for adapter in candidates:
+        if not isinstance(adapter, Adapter):
+            raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
+        chosen = list(checks_of(adapter))
+        _known("expected_failures", expected, [c.name for c in chosen])
+        statistical = max(sum(c.layer != "identity" for c in chosen), 1)
+        for item in chosen:
+
+            def run(
+                adapter: Adapter = adapter, name: str = item.name, n: int = statistical
+            ) -> None:
+                reasons = {k: x for k, x in expected.items() if k == name}
+                report = check(
+                    adapter,
+                    level=level,
+                    alpha=alpha / n,
+                    rng=rng,
+                    checks=[name],
+                    expected_failures=reasons,
+                )
+                result = report.results[0]
+                if report.verdict == FAIL:
+                    raise AssertionError(f"{result.summary}\n\n{result.reproducer}")
+                if result.status == EXPECTED:
+                    pytest.xfail(result.reason)
+
+            cases.append(pytest.param(run, id=f"{adapter.name}-{item.name}"))
+    return pytest.mark.parametrize("check", cases)
+
+
+def _adapter(fn: Any, estimator: str | None, capabilities: Any, tags: Any) -> Adapter:
+    if isinstance(fn, Adapter):
+        if estimator not in (None, fn.estimator) or capabilities or tags:
+            raise ValueError("`estimator`, `capabilities` and `tags` must be left to the Adapter.")
+        return fn
+    if estimator is None:
+        raise TypeError("`estimator` must be given: what does `fn` compute?")
+    return Adapter(fn, estimator, capabilities, tags)
+
+
+def _seed(rng: Any) -> int:
+    if rng is None:
+        return secrets.randbits(31)
+    if isinstance(rng, int | np.integer) and not isinstance(rng, bool):
+        _validate.non_negative_integer("rng", rng)
+        return int(rng)
+    return int(_validate.generator(rng).integers(2**31))
+
+
+def _known(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
+    for name in names:
+        if name not in CHECKS:
+            _validate.choice(argument, name, CHECKS)
+        if name not in chosen:
+            raise ValueError(f"`{argument}` must name checks of this candidate, got {name!r}.")
+
+
+def _run(item: Check, trial: Trial, limit: float) -> Result:
+    """One check within its time, whatever the candidate does."""
+    result = Result(item.name, item.claim, item.layer)
+    start = time.perf_counter()
+    outcome: list[BaseException | None] = []
+
+    def work() -> None:
+        try:
+            item.run(trial)
+            outcome.append(None)
+        except BaseException as error:  # also SystemExit and the like, from the candidate
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, daemon=True, name=f"check {item.name}")
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        _interrupt(thread)
+        error: BaseException | None = Failure(f"an answer within {limit:g} s", "none")
+    else:
+        error = outcome[0]
+    result.seconds = time.perf_counter() - start
+    result.error, result.samples = trial.error, trial.samples
+    if isinstance(error, Failure):
+        result.status, result.expected, result.got = FAIL, error.expected, error.got
+    elif isinstance(error, ModuleNotFoundError):
+        result.status, result.expected, result.got = FAIL, "an installed library", str(error)
+    elif error is not None:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+        result.status, result.expected, result.got = FAIL, "a result that can be evaluated", text
+    return result
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Ask a thread to stop: a loop in Python does, one in compiled code goes on unseen."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+        )
+
+
+def _correct(results: list[Result], trials: list[Trial], alpha: float) -> None:
+    """Holm's correction of all p-values of the run; those at most alpha are failures.
+
+    What a check detects is reckoned at the smallest level that Holm's method may hold it to.
+    """
+    named = [(r, name, p) for r, t in zip(results, trials, strict=True) for name, p in t.p.items()]
+    adjusted = stats.holm([p for _, _, p in named]) if named else []
+    for (result, name, p), corrected in zip(named, adjusted, strict=True):
+        if result.adjusted is None or (corrected, p) < (result.adjusted, result.p):
+            result.p, result.adjusted, result.statistic = float(p), float(corrected), name
+    for result, trial in zip(results, trials, strict=True):
+        for name, (detectable, target) in trial.power.items():
+            result.detectable[name] = detectable(alpha / max(len(named), 1))
+            result.target[name] = target
+        if result.expected:
+            continue
+        if result.adjusted is not None and result.adjusted <= alpha:
+            result.status = FAIL
+            result.expected = f"that {result.claim}"
+            result.got = f"p = {result.p:.2g} ({result.statistic}), adjusted {result.adjusted:.2g}"
+        elif any(result.detectable[name] > target for name, target in result.target.items()):
+            result.status = UNDERPOWERED
