@@ -295,6 +295,7 @@ def commands() -> click.Group:
     @click.pass_context
     def check(
         context: click.Context,
+        /,
         target: str,
         json_path: str | None,
         junit_path: Path | None,

@@ -107,9 +107,10 @@ class Adapter:
         What it computes.
     capabilities : iterable of str
         Keywords it takes beyond those of a black box: ``"omega"`` (frequencies are given; for
-        LARA with ``centres``), ``"omega_per_head"`` (they may differ between heads), ``"mask"``, ``"causal"``, ``"gqa"`` (fewer key than query heads),
-        ``"feature_map"`` (a kernel called as ``fn(x, omega=omega)`` returns features),
-        ``"moments"`` (RFA takes ``mean`` and ``cov`` of the law of its frequencies).
+        LARA with ``centres``), ``"omega_per_head"`` (they may differ between heads), ``"mask"``,
+        ``"causal"``, ``"gqa"`` (fewer key than query heads), ``"feature_map"`` (a kernel called
+        as ``fn(x, omega=omega)`` returns features), ``"moments"`` (RFA takes ``mean`` and
+        ``cov`` of the law of its frequencies).
     tags : mapping, optional
         Conventions, see `TAGS`; values may be strings, as on the command line.
     name : str, optional
@@ -152,7 +153,13 @@ class Adapter:
         possible = ESTIMATORS[self.estimator].capabilities
         for name in sorted(capabilities, key=str):
             _validate.choice("capabilities", name, sorted(possible) or ("none of them",))
-        tags = {"scale": None, "device": None, "layout": None, "epsilon": 0.0, "ddof": 1}
+        tags: dict[str, Any] = {
+            "scale": None,
+            "device": None,
+            "layout": None,
+            "epsilon": 0.0,
+            "ddof": 1,
+        }
         tags |= {name: options[0] for name, options in _CHOICES.items() if name not in tags}
         for name, value in dict(self.tags or {}).items():
             _validate.choice("tags", name, TAGS)

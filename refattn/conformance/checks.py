@@ -195,7 +195,8 @@ def reference(
         return _moments(adapter, wide[0])
     d = wide[0].shape[-1]
     if adapter.estimator == "kernel":
-        want = kernels.estimate(*wide, given["omega"], features=adapter["features"])
+        x, y = wide
+        want = kernels.estimate(x, y, given["omega"], features=adapter["features"])
         return want, tolerance(adapter, wide, given)
     if given.get("causal") and adapter["causal"] == "top-left":
         n, m = (x.shape[-2] for x in wide[:2])
@@ -252,11 +253,12 @@ def tolerance(
         exponent = w * (x + y) + (x * x + y * y) / 2
         size = float(np.max(np.abs(got)))
         if "omega" in options and adapter["features"] != "trigonometric":
-            size = float(np.max(kernels.estimate(a, b, np.asarray(options["omega"], float))))
+            omega = np.asarray(options["omega"], float)
+            size = float(np.max(kernels.estimate(a, b, omega, features=adapter["features"])))
         elif adapter["features"] == "trigonometric":
             size = math.exp((x * x + y * y) / 2)
         feature = math.exp(min(w * max(x, y), 700.0))
-        return unit * (1 + exponent) * size + adapter["epsilon"] * (2 * feature + size)
+        return unit * (1 + exponent) * size + float(adapter["epsilon"]) * (2 * feature + size)
     exponent = {
         "softmax": x * y,
         "linear": max(x, y),

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -130,14 +131,14 @@ def _normal(t: Trial, z: Floats, error: float) -> None:
 
 def _estimates(t: Trial, x: Floats, y: Floats, samples: int, seed: int) -> Floats:
     """Kernel estimates of x with each row of y at one seed."""
-    name = t.adapter.signature.samples or ""
+    options: dict[str, Any] = {t.adapter.signature.samples or "": samples, "seed": seed}
     if t.adapter.estimator == "kernel":
         x = np.broadcast_to(x, y.shape)
-        return np.asarray(t.call(t.adapter.exact(x), y, **{name: samples, "seed": seed}), float)
+        return np.asarray(t.call(t.adapter.exact(x), y, **options), float)
     root = t.adapter.root(len(x))
     anchor = x if t.adapter["features"] == "trigonometric" else -x
     keys = np.concatenate([anchor[None], y]) / root
-    out = t.call(x[None] / root, keys, np.eye(len(keys)), **{name: samples, "seed": seed})[0]
+    out = t.call(x[None] / root, keys, np.eye(len(keys)), **options)[0]
     if not out[0] > 0:
         raise Failure("a positive weight of the key -q, where all terms are positive", f"{out[0]}")
     sign = 1 if t.adapter["features"] == "trigonometric" else -1
@@ -146,7 +147,7 @@ def _estimates(t: Trial, x: Floats, y: Floats, samples: int, seed: int) -> Float
 
 def _recovery_error(t: Trial, d: int, c: float) -> float:
     """Rounding error of a recovered coordinate: that of a log ratio of two outputs, over c."""
-    arrays = (
+    arrays: tuple[Floats, ...] = (
         np.zeros((1, d)),
         np.full((1, d), c / t.adapter.root(d) / math.sqrt(d)),
         np.ones((1, 1)),
@@ -186,8 +187,8 @@ def given_moments_law(t: Trial) -> None:
     """Frequencies recovered at S = 1, whitened by the moments given."""
     d, c = 4, 1.0
     mean = t.normal(d, size=0.5)
-    factor = np.eye(d) + t.normal(d, d, size=0.3)
-    factor = np.linalg.cholesky(factor @ factor.T + np.eye(d))
+    skew = np.eye(d) + t.normal(d, d, size=0.3)
+    factor = np.linalg.cholesky(skew @ skew.T + np.eye(d))
     cov, root = factor @ factor.T, t.adapter.root(d)
     keys = np.concatenate([np.zeros((1, d)), c * np.eye(d)]) / root
 
@@ -278,8 +279,7 @@ def recovered_values(t: Trial) -> None:
     start = t.new_seed()
     best = max(range(start, start + 8), key=lambda seed: _separation(_pairs(t, d, c, seed)))
     *_, mean = _pairs(t, d, c, best, extra)
-    name = t.adapter.signature.samples or ""
-    options = {name: 2, "seed": best}
+    options: dict[str, Any] = {t.adapter.signature.samples or "": 2, "seed": best}
     count = len(mean) + 1
     if t.adapter.estimator == "kernel":
         arrays: tuple[Floats, ...] = tuple(t.normal(count, d, size=s) for s in (0.7, 0.9))
@@ -319,7 +319,8 @@ def _paired(mean: Floats, d: int, c: float) -> Floats:
             a[i], b[i] = b[i], a[i]
     if not (np.all(a > 0) and np.all(b > 0)):
         raise Failure("two frequencies that explain the results at S = 2", "none that do")
-    return np.log(np.stack([a, b])) / c
+    omega: Floats = np.log(np.stack([a, b])) / c
+    return omega
 
 
 @check(
@@ -427,7 +428,8 @@ def _target_law(t: Trial, hidden: int | None) -> None:
     q, keys, weight = _target(t, d)
     root = t.adapter.root(d)
     queries = np.stack([t.normal(d), q, t.normal(d)]) / root
-    shown, options = keys, {}
+    shown = keys
+    options: dict[str, Any] = {}
     if hidden is not None:
         shown = np.concatenate([keys, (2 * q)[None]])
         options["mask"] = np.broadcast_to(np.arange(d + 2) <= d, (3, d + 2)).copy()
@@ -541,8 +543,8 @@ def draws_apart(t: Trial) -> None:
     (q, k, v), _ = t.problem(1, 5, 3)
     q, k, v = (np.broadcast_to(x, (*lead, *x.shape)).copy() for x in (np.repeat(q, 2, 0), k, v))
     out = t.call(q, k, v, **t.options(1)).reshape(-1, 3)
-    for i, j in ((i, j) for i in range(len(out)) for j in range(i)):
-        if np.array_equal(out[i], out[j]):
+    for first, second in combinations(out, 2):
+        if np.array_equal(first, second):
             raise Failure("different draws for equal queries and heads", "the same")
     t.error = 0.0
 

@@ -142,7 +142,7 @@ def check(
         adapter.name or "",
         adapter.estimator,
         tuple(sorted(adapter.capabilities)),
-        {k: v for k, v in dict(adapter.tags or {}).items()},
+        dict(adapter.tags or {}),
         level,
         alpha,
         seed,
@@ -298,7 +298,7 @@ def _correct(results: list[Result], trials: list[Trial], alpha: float) -> None:
     What a check detects is reckoned at the smallest level that Holm's method may hold it to.
     """
     named = [(r, name, p) for r, t in zip(results, trials, strict=True) for name, p in t.p.items()]
-    adjusted = stats.holm([p for _, _, p in named]) if named else []
+    adjusted: Any = stats.holm([p for _, _, p in named]) if named else []
     for (result, name, p), corrected in zip(named, adjusted, strict=True):
         if result.adjusted is None or (corrected, p) < (result.adjusted, result.p):
             result.p, result.adjusted, result.statistic = float(p), float(corrected), name
