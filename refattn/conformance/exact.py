@@ -31,6 +31,7 @@ __all__ = [
     "covariance",
     "each_head",
     "elu_plus_one",
+    "feature_map",
     "kernel_estimate",
     "linear_attention",
     "linear_randomized_attention",
@@ -196,7 +197,7 @@ def log_kernel_estimate(
     )
 
 
-def _features(x: _Array, omega: _Array, features: str, dps: int) -> _Array:
+def feature_map(x: _Array, omega: _Array, features: str, *, dps: int = 50) -> _Array:
     """Feature maps (n, F): reference 001, z_positive and z_sin/cos; reference 002, (8) and (9)."""
     mp, half = context(dps), (x * x).sum(-1)[:, None] / 2
     product = x @ omega.T
@@ -217,7 +218,7 @@ def _kernel_matrix(
     """(1/S) sum_s w_s phi_s(x_i) . phi_s(y_j): reference 002, eq. (7)."""
     count, omega = len(omega), numbers(omega, dps=dps)
     weight = _map(context(dps).exp, numbers(np.broadcast_to(log_weight, (count,)), dps=dps))
-    a, b = (_features(numbers(z, dps=dps) * root, omega, features, dps) for z in (x, y))
+    a, b = (feature_map(numbers(z, dps=dps) * root, omega, features, dps=dps) for z in (x, y))
     return np.asarray((a * np.tile(weight, a.shape[1] // count)) @ b.T / count)
 
 
