@@ -215,6 +215,12 @@ def _probes(d: int) -> _Array:
     return np.concatenate([rows, -rows])
 
 
+def _both_signs(omega: _Array) -> _Array:
+    """Make the first entries of rows of alternating sign, so that a lost sign shows."""
+    signs = np.where(np.arange(omega.shape[-2]) % 2, 1.0, -1.0)
+    return np.concatenate([abs(omega[..., :1]) * signs[:, None], omega[..., 1:]], axis=-1)
+
+
 def _attention(
     kind: str,
     name: str,
@@ -267,7 +273,7 @@ def _attention(
 def _mask(*shape: int) -> _Array:
     """A mask that hides every third and every fifth key, differently for each query."""
     index = np.arange(math.prod(shape)).reshape(shape)
-    return (index % 3 != 1) & (index % 5 != 3)
+    return np.asarray((index % 3 != 1) & (index % 5 != 3))
 
 
 def _hide_huge(x: dict[str, _Array]) -> dict[str, Any]:
@@ -381,7 +387,8 @@ def _random(kind: str, dtypes: tuple[str, ...] = ("float64", "float32")) -> Iter
 def _haar(kind: str) -> Iterator[_Recipe]:
     yield _attention(
         kind, "probes", "HAAR", "Queries and keys at the probes, as many frequencies as d.",
-        lambda x: {"q": _probes(4), "k": _probes(4)}, n=10, m=10, count=4, d_v=2,
+        lambda x: {"q": _probes(4), "k": _probes(4), "omega": _both_signs(x["omega"])},
+        n=10, m=10, count=4, d_v=2,
     )  # fmt: skip
 
 
@@ -419,7 +426,7 @@ def _ra() -> Iterator[_Recipe]:
                      "Frequencies of its own for each query.", n=6, count=2)  # fmt: skip
     yield _attention(
         "ra", "probes", "HAAR", "Keys at the probes, as many frequencies as d.",
-        lambda x: {"k": _probes(4)}, n=2, m=10, count=4, d_v=2,
+        lambda x: {"k": _probes(4), "omega": _both_signs(x["omega"])}, n=2, m=10, count=4, d_v=2,
     )  # fmt: skip
 
 
@@ -454,12 +461,13 @@ def _kernel() -> Iterator[_Recipe]:
         dtype: str = "float32",
         d: int = 4,
         count: int = 5,
+        rows: int = 4,
         size: float = 1.0,
     ) -> _Recipe:
         label = f"kernel-{features}-{name}-{dtype}"
         x = {
-            key: _draw(f"{label}/{key}", (rows, d), dtype, width)
-            for key, rows, width in (("x", 4, size), ("y", 4, size), ("omega", count, 2.0))
+            key: _draw(f"{label}/{key}", (length, d), dtype, width)
+            for key, length, width in (("x", rows, size), ("y", rows, size), ("omega", count, 2.0))
         }
         x |= {key: value.astype(np.float32).astype(float) for key, value in edit(x).items()}
         return _Recipe(
@@ -472,19 +480,22 @@ def _kernel() -> Iterator[_Recipe]:
                        size=1.0 if dtype != "bfloat16" else 0.5)  # fmt: skip
         yield case(
             features, "probes", "HAAR", "Both vectors at the probes, as many frequencies as d.",
-            lambda x: {"x": _probes(4), "y": np.roll(_probes(4), 1, 0)}, count=4,
+            lambda x: {"x": _probes(4), "y": np.roll(_probes(4), 1, 0),
+                       "omega": _both_signs(x["omega"])}, count=4,
         )  # fmt: skip
         yield case(
             features, "zero", "NORMALISATION", "exp(0) is estimated without error.",
             lambda x: {"x": 0 * x["x"], "y": 0 * x["y"]},
         )  # fmt: skip
-        yield case(features, "one", "DEGENERATE", "One frequency, head size 1.", d=1, count=1)
+        yield case(features, "one", "DEGENERATE", "One pair, one frequency, head size 1.",
+                   d=1, count=1, rows=1)  # fmt: skip
     yield case("positive", "lengths", "MISSING_NORM", "Vectors of lengths from 1/4 to 4.",
                lambda x: {"y": x["y"] * 2.0 ** np.arange(-2, 2)[:, None]}, size=2.0)  # fmt: skip
     yield case("positive", "d64", "DIMENSION", "Head size 64.", d=64, size=0.25)
     yield case(
-        "positive", "far", "UNDERFLOW EXTREME", "Each factor underflows, y is close to -x.",
-        lambda x: {"y": -x["x"] + x["y"] / 64}, size=32.0,
+        "positive", "far", "OVERFLOW UNDERFLOW EXTREME",
+        "Each factor over- or underflows and their product does not: y is close to -x.",
+        lambda x: {"omega": x["omega"] * 512, "y": x["y"] / 1024 - x["x"]}, size=2.0,
     )  # fmt: skip
     yield case(
         "trigonometric", "far", "OVERFLOW EXTREME", "The factor exp(|x|^2/2) is beyond float32.",
@@ -716,6 +727,9 @@ def _test(recipe: Any) -> dict[str, Any]:
     """Solve a case: its entry in a file."""
     decimals, (cond, size) = _decimals(recipe), _bounds(recipe)
     values = [np.array([float(x) for x in digits]) for _, digits in decimals.values()]
+    for name, (_, digits) in decimals.items():
+        if any(x != "0.0" and s == 0 for x, s in zip(digits, size[name].ravel(), strict=False)):
+            raise ValueError(f"{recipe.id}: {name} is too small to be a float64.")
     arguments = dict(recipe.arguments)
     if arguments.get("scale") is not None:
         arguments["scale"] = float(arguments["scale"]).hex()
@@ -844,7 +858,8 @@ def _to_json(document: dict[str, Any]) -> bytes:
 
 def _arrays(document: dict[str, Any]) -> tuple[bytes, dict[str, _Array]]:
     """Take the arrays out of a document: what is left, as JSON, and the arrays by name."""
-    document, arrays = json.loads(json.dumps(document)), {}
+    arrays: dict[str, _Array] = {}
+    document = json.loads(json.dumps(document))
     for test in _tests(document):
         case = _case(document["estimator"], test)
         parts = {"expected": case.expected, "expected_low": case.expected_low, "size": case.size}
@@ -951,7 +966,8 @@ def _read(kind: str, path: Path) -> tuple[Any, dict[str, _Array] | None]:
     if kind == "json":
         return _parse(path.read_text("utf-8")), None
     if kind == "npz":
-        with np.load(path, allow_pickle=False) as file:
+        # Of its own, NumPy leaves damaged files open.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return _parse(bytes(arrays.pop("metadata")).decode()), arrays
     try:
@@ -1009,10 +1025,22 @@ def _case(estimator: str, test: dict[str, Any], arrays: dict[str, _Array] | None
             {n: np.array(x["data"], float).reshape(x["shape"])
              for n, x in ((n, values[n]["size"]) for n in names)}
         )  # fmt: skip
+    expected, expected_low, size = parts
     return Case(
-        label, estimator, test["comment"], tuple(test["flags"]), arguments, test["dtype"], inputs,
-        *parts, test["cond"], test["tolerance"], test["result"],
-    )  # fmt: skip
+        id=label,
+        estimator=estimator,
+        comment=test["comment"],
+        flags=tuple(test["flags"]),
+        arguments=arguments,
+        dtype=test["dtype"],
+        inputs=inputs,
+        expected=expected,
+        expected_low=expected_low,
+        size=size,
+        cond=test["cond"],
+        tolerance=test["tolerance"],
+        result=test["result"],
+    )
 
 
 def _from_tensor(x: dict[str, Any]) -> _Array:
@@ -1243,10 +1271,11 @@ std::vector<double> read(const std::string& path, const std::string& name) {
 
 
 def _readme() -> str:
-    flags = "\n".join(
-        f"| {name} | {kind} | {what} | {effect} |"
-        for name, (kind, what, effect) in sorted(FLAGS.items())
+    rows = (
+        " | ".join(cell.replace("|", "\\|") for cell in (name, *FLAGS[name]))
+        for name in sorted(FLAGS)
     )
+    flags = "\n".join(f"| {row} |" for row in rows)
     return f"""\
 # Golden vectors for random-feature attention
 
@@ -1271,8 +1300,8 @@ heads, h using h // (H // G). Frequencies are given, in the coordinates sqrt(sca
 | json | C99 hexadecimal floats | {_DIGITS} digits |
 | npz, safetensors | float64 arrays `ID.NAME` | `ID.NAME.expected` + `ID.NAME.expected_low` |
 
-Sizes are beside the outputs, `ID.NAME.size`. In npz files the array `metadata` holds the rest as JSON, in safetensors files the metadata
-`refattn`. No file needs pickle.
+Sizes are beside the outputs, `ID.NAME.size`. In npz files the array `metadata` holds the rest as
+JSON, in safetensors files the metadata `refattn`. No file needs pickle.
 
 ## Reading npz with NumPy
 
