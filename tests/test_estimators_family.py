@@ -92,7 +92,7 @@ def test_accuracy(size: float, variant: str, dtype: np.dtype, record_accuracy: A
     size_q = size
     # Randomized attention and the mean of ratios.
     own = draw(rng, n, 2, d, dtype=dtype)
-    want = np.stack([mp_states(k, v, own[i], visible[i], root)[0].mean(0) for i in range(n)])
+    want = reference.randomized_attention(q, k, v, own, visible)
     got = randomized_attention(q, k, v, omega=own, **options)
     record("ra", got, want, top=exponent(q, k, own))
     want = np.stack([mp_states(k, v, omega, visible[i], root)[0].mean(0) for i in range(n)])

@@ -734,6 +734,10 @@ int main(int, char** argv) {
         [binary, path, *names], capture_output=True, text=True, check=True, timeout=60
     )
     assert [float.fromhex(line) for line in result.stdout.split()] == want
+    short = tmp_path / "short"
+    short.write_bytes(Path(path).read_bytes()[:-20_000])
+    cut = subprocess.run([binary, str(short), names[-1]], capture_output=True, timeout=60)
+    assert cut.returncode != 0
     missing = subprocess.run([binary, path, "nothing"], capture_output=True, timeout=60)
     assert missing.returncode != 0
 

@@ -1247,7 +1247,8 @@ def failures(path, run, dtype="float32"):
             for name in test["expected"]:
                 want, size = (file[f"{test['id']}.{name}.{x}"] for x in ("expected", "size"))
                 value = got[name] if isinstance(got, dict) else got
-                if not np.all(np.abs(value - want) <= test["tolerance"][dtype] * size):
+                bound = test["tolerance"][dtype] * size
+                if value.shape != want.shape or not np.all(np.abs(value - want) <= bound):
                     yield test["id"]  # nan fails too
 '''
 
@@ -1265,6 +1266,7 @@ std::vector<double> read(const std::string& path, const std::string& name) {
     numbers >> begin, numbers.ignore(1), numbers >> end;
     std::vector<double> x((end - begin) / sizeof(double));
     file.seekg(8 + length + begin).read(reinterpret_cast<char*>(x.data()), end - begin);
+    if (!file) throw std::runtime_error("the file ends within " + name);
     return x;
 }
 """
@@ -1280,15 +1282,16 @@ def _readme() -> str:
 # Golden vectors for random-feature attention
 
 One file an estimator: {", ".join(ESTIMATORS)}. Written by `refattn vectors`; `refattn vectors
---check` says whether they are intact. Inputs are exact in the stated dtype; outputs were evaluated
-with 80 digits.
+--check` says whether they are intact. Inputs are exact in the stated dtype; outputs were
+evaluated with 80 digits.
 
 An output is right if, everywhere, `|output - expected| <= tolerance[dtype] * size`, where the
-tolerance is 16 eps (1 + cond), cond the largest |exponent|, and size the largest length of a row
-of v (for moments and kernels, the size of the output itself). nan is never right. dtypes without
-a tolerance cannot hold the case or would accept anything. The tolerance of float16 and bfloat16
-is for arithmetic in them throughout; kernels that accumulate in float32 and round the output once
-meet that of float32 plus one rounding. `result` is "valid", or "acceptable" where an
+tolerance is 16 eps (1 + cond), cond the largest |exponent|, and size the largest length of a
+row of v (for trigonometric features times the sum of absolute terms over the normaliser; for
+moments and kernels the size of the output itself). nan is never right. dtypes without a
+tolerance cannot hold the case or would accept anything. The tolerance of float16 and bfloat16
+is for arithmetic in them throughout; kernels that accumulate in float32 and round the output
+once meet that of float32 plus one rounding. `result` is "valid", or "acceptable" where an
 implementation that declares an eps in its formula may miss.
 
 Arguments: `scale` null means 1/sqrt(d), otherwise a C99 hexadecimal float; `causal`: query i sees
