@@ -74,7 +74,7 @@ def numbers(x: Any, *, dps: int = 50) -> _Array:
     0.1
     """
     mp, x = context(dps), np.asarray(x)
-    if x.dtype == np.longdouble:
+    if x.dtype == np.longdouble and x.dtype != np.float64:  # they are one on some machines
         high = x.astype(np.float64)
         # Where the value is infinite there is no rest.
         rest = np.where(np.isfinite(high), x - np.where(np.isfinite(high), high, 0), 0)
