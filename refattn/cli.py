@@ -1,7 +1,8 @@
 """The command line.
 
 `refattn compare` measures every estimator against exact attention; `refattn moments` says what the
-moments of queries and keys promise; `refattn check` says whether an implementation is right.
+moments of queries and keys promise; `refattn check` says whether an implementation is right;
+`refattn vectors` writes golden vectors.
 """
 
 from __future__ import annotations
@@ -329,6 +330,38 @@ def commands() -> click.Group:
         except OSError as error:
             raise Unusable(f"cannot write the results: {error}") from None
         context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
+
+    @group.command()
+    @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+    @click.option(
+        *("--format", "kind"),
+        default="json",
+        show_default=True,
+        type=click.Choice(["json", "npz", "safetensors"]),
+        help="What to write.",
+    )
+    @click.option("--check", is_flag=True, help="Say what is wrong with the vectors in DIRECTORY.")
+    def vectors(directory: Path, kind: str, check: bool) -> None:
+        """Write golden vectors for implementations in any language into DIRECTORY.
+
+        One file an estimator, a schema and a README; files of the same name are replaced. With
+        --check nothing is written, and the exit status is 1 if there are problems.
+        """
+        from .conformance import vectors as golden
+
+        try:
+            with one_line(False):
+                problems = golden.lint(directory) if check else []
+                paths = [] if check else golden.write(directory, format=kind)
+                count = 0 if check else len(golden.load(directory, format=kind))
+        except (ModuleNotFoundError, OSError) as error:
+            raise Unusable(str(error)) from None
+        if check:
+            for problem in problems or [f"{directory}: no problems"]:
+                click.echo(problem)
+            sys.exit(1 if problems else 0)
+        size = sum(path.stat().st_size for path in paths) / 1e3
+        click.echo(f"{directory}: {count} vectors in {len(paths)} files, {size:.0f} kB")
 
     return group
 

@@ -35,7 +35,9 @@ def kernel(x: Any, y: Any, *, num_features: Any = None, seed: Any = None, omega:
     return kernels.estimate(x, y, omega)
 
 
-def rfa_of_moments(q: Any, k: Any, v: Any, *, mean: Any = None, cov: Any = None, **options: Any) -> Any:
+def rfa_of_moments(
+    q: Any, k: Any, v: Any, *, mean: Any = None, cov: Any = None, **options: Any
+) -> Any:
     proposal = None if mean is None else sampling.Gaussian(mean, cov)
     options["rng"] = options.pop("seed")
     return refattn.random_feature_attention(q, k, v, proposal=proposal, **options)
@@ -330,7 +332,9 @@ def test_a_slow_callable_is_underpowered(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_declared_epsilon_widens_and_is_not_a_pass() -> None:
-    def fn(q: Any, k: Any, v: Any, *, omega: Any = None, num_features: Any = None, seed: Any = None) -> Any:
+    def fn(
+        q: Any, k: Any, v: Any, *, omega: Any = None, num_features: Any = None, seed: Any = None
+    ) -> Any:
         if omega is None:
             omega = np.random.default_rng(seed).standard_normal((num_features, q.shape[-1]))
         r = q.shape[-1] ** -0.25
@@ -343,9 +347,7 @@ def test_a_declared_epsilon_widens_and_is_not_a_pass() -> None:
 
     plain = check(fn, estimator="rfa", capabilities=["omega"], rng=0)
     assert plain.verdict == "FAIL"
-    declared = check(
-        fn, estimator="rfa", capabilities=["omega"], tags={"epsilon": 1e-6}, rng=0
-    )
+    declared = check(fn, estimator="rfa", capabilities=["omega"], tags={"epsilon": 1e-6}, rng=0)
     assert declared.verdict == "UNDERPOWERED", str(declared)
 
 
@@ -354,7 +356,9 @@ def test_expected_failures_run_and_stale_ones_are_errors() -> None:
         return refattn.softmax_attention(q, k, v, scale=1.0)
 
     failing = {
-        r.check: "scale" for r in check(fn, estimator="softmax", rng=0).results if r.status == "FAIL"
+        r.check: "scale"
+        for r in check(fn, estimator="softmax", rng=0).results
+        if r.status == "FAIL"
     }
     report = check(fn, estimator="softmax", rng=0, expected_failures=failing)
     assert report.verdict == "PASS"
@@ -678,6 +682,10 @@ def test_programs_that_fail(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"more than 0\.2 s"):
         slow = Subprocess([sys.executable, "-c", "import time; time.sleep(9)"], timeout=0.2)
         Adapter(slow, "softmax")(x, x, x)
-    for bad in ({"command": ""}, {"command": "x", "format": "pickle"}, {"command": "x", "timeout": 0}):
+    for bad in (
+        {"command": ""},
+        {"command": "x", "format": "pickle"},
+        {"command": "x", "timeout": 0},
+    ):
         with pytest.raises(ValueError, match="command|format|timeout"):
             Subprocess(**bad)

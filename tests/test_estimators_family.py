@@ -37,13 +37,13 @@ WEIGHTINGS = estimators.WEIGHTINGS
 def mp_states(k: Any, v: Any, omega: Any, visible: Any, root: Any) -> Any:
     """f(omega_s) and log sum_j xi(k_j, omega_s) over visible keys."""
     scores = exact(omega) @ (exact(k) * root).T - ((exact(k) * root) ** 2).sum(-1)[None, :] / 2
-    return reference._softmax_mean(scores, exact(v), np.broadcast_to(visible, scores.shape))
+    return reference.weighted_mean(scores, exact(v), np.broadcast_to(visible, scores.shape))
 
 
 def mp_weighted(q: Any, omega: Any, f: Any, log_z: Any, log_weight: Any, root: Any) -> Any:
     """Self-normalised mean of f under the log weights (n, S)."""
     scores = (exact(q) * root) @ exact(omega).T + log_z[None, :] + log_weight
-    return reference._softmax_mean(scores, f, np.ones(scores.shape, bool))
+    return reference.weighted_mean(scores, f, np.ones(scores.shape, bool))
 
 
 def mp_lara_weights(q: Any, q_mean: Any, omega: Any, centres: Any, weighting: str) -> Any:
@@ -92,7 +92,7 @@ def test_accuracy(size: float, variant: str, dtype: np.dtype, record_accuracy: A
     size_q = size
     # Randomized attention and the mean of ratios.
     own = draw(rng, n, 2, d, dtype=dtype)
-    want = np.stack([mp_states(k, v, own[i], visible[i], root)[0].mean(0) for i in range(n)])
+    want = reference.randomized_attention(q, k, v, own, visible)
     got = randomized_attention(q, k, v, omega=own, **options)
     record("ra", got, want, top=exponent(q, k, own))
     want = np.stack([mp_states(k, v, omega, visible[i], root)[0].mean(0) for i in range(n)])

@@ -1,0 +1,403 @@
+r"""The estimators in arbitrary precision: each function is one equation, written for reading.
+
+Every argument is taken as the number it is, digit for digit, and every operation is carried out
+with `dps` decimal digits by mpmath, whose exponents do not overflow. Nothing is stabilised, so
+that nothing can be stabilised wrongly. Slow: for tens of queries and keys.
+
+Arrays are NumPy arrays of one head, (n, d), (m, d), (m, d_v), and results are arrays of mpmath
+numbers; `each_head` maps over heads. `visible` is a boolean array broadcasting to (n, m).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+try:
+    import mpmath
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "refattn.conformance.exact needs `pip install 'refattn[vectors]'`", name=error.name
+    ) from None
+
+__all__ = [
+    "attend",
+    "causal",
+    "context",
+    "covariance",
+    "each_head",
+    "elu_plus_one",
+    "feature_map",
+    "kernel_estimate",
+    "linear_attention",
+    "linear_randomized_attention",
+    "log_kernel_estimate",
+    "log_positive",
+    "mean",
+    "numbers",
+    "random_feature_attention",
+    "randomized_attention",
+    "root",
+    "softmax_attention",
+    "weighted_mean",
+]
+
+_Array = npt.NDArray[Any]
+
+
+@cache
+def context(dps: int = 50) -> Any:
+    """Return the mpmath context of `dps` decimal digits; its numbers keep to it.
+
+    Examples
+    --------
+    >>> from refattn.conformance import exact
+    >>> print(exact.context(30).exp(1))
+    2.71828182845904523536028747135
+    """
+    mp = mpmath.mp.clone()
+    mp.dps = dps
+    return mp
+
+
+def numbers(x: Any, *, dps: int = 50) -> _Array:
+    """Turn floats, of longdouble too, into numbers of `dps` digits with the same value.
+
+    Examples
+    --------
+    >>> from refattn.conformance import exact
+    >>> float(exact.numbers([0.1])[0])
+    0.1
+    """
+    mp, x = context(dps), np.asarray(x)
+    if x.dtype == np.longdouble and x.dtype != np.float64:  # they are one on some machines
+        high = x.astype(np.float64)
+        # Where the value is infinite there is no rest.
+        rest = np.where(np.isfinite(high), x - np.where(np.isfinite(high), high, 0), 0)
+        return numbers(high, dps=dps) + numbers(rest.astype(np.float64), dps=dps)
+    values = x.ravel() if x.dtype == object else x.ravel().astype(np.float64)
+    converted = np.empty(x.size, dtype=object)
+    converted[:] = [mp.mpf(e if x.dtype == object else float(e)) for e in values]
+    return converted.reshape(x.shape)
+
+
+def _map(function: Callable[[Any], Any], x: _Array) -> _Array:
+    out = np.empty(x.size, dtype=object)
+    out[:] = [function(e) for e in x.ravel()]
+    return out.reshape(x.shape)
+
+
+def causal(n: int, m: int) -> _Array:
+    """Query i sees key j where j <= i + m - n: the last query sees every key.
+
+    Examples
+    --------
+    >>> from refattn.conformance import exact
+    >>> exact.causal(2, 3).astype(int)
+    array([[1, 1, 0],
+           [1, 1, 1]])
+    """
+    return np.tri(n, m, m - n, dtype=bool)
+
+
+def each_head(function: Callable[..., _Array], ndims: dict[str, int], **arrays: Any) -> _Array:
+    """Apply `function` to each head and stack: of H heads, h uses slice h // (H / G) of G.
+
+    `ndims` says how many axes an array of one head has; an array may have one more, of length H
+    or a divisor.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k = np.zeros((4, 1)), np.array([[5], [7]])
+    >>> exact.each_head(lambda q, k: q + k, {"q": 1, "k": 1}, q=q, k=k)[:, 0]
+    array([5., 5., 7., 7.])
+    """
+    batched = {name for name, x in arrays.items() if np.ndim(x) > ndims.get(name, np.inf)}
+    if not batched:
+        return function(**arrays)
+    heads = max(len(arrays[name]) for name in batched)
+    picked = (
+        {name: x[h // (heads // len(x))] if name in batched else x for name, x in arrays.items()}
+        for h in range(heads)
+    )
+    return np.stack([function(**arguments) for arguments in picked])
+
+
+def weighted_mean(
+    scores: _Array, v: _Array, visible: Any = True, *, dps: int = 50
+) -> tuple[_Array, _Array]:
+    """Mean of v_j with weights exp(scores_ij), and the log of their sum: reference 003, softmax.
+
+    A query that sees no key has mean 0 and log -inf.
+    """
+    mp, (n, m) = context(dps), scores.shape
+    visible = np.broadcast_to(visible, (n, m))
+    out = np.full((n, v.shape[-1]), mp.mpf(0), dtype=object)
+    lse = np.full(n, -mp.inf, dtype=object)
+    for i in range(n):
+        seen = [j for j in range(m) if visible[i, j]]
+        if seen:
+            weights = [mp.exp(scores[i, j]) for j in seen]
+            out[i] = sum(w * v[j] for w, j in zip(weights, seen, strict=True)) / sum(weights)
+            lse[i] = mp.log(sum(weights))
+    return out, lse
+
+
+def attend(
+    q: Any, k: Any, v: Any, bias: Any = 0.0, visible: Any = True, scale: Any = 1, *, dps: int = 50
+) -> tuple[_Array, _Array]:
+    """Softmax attention and its log normaliser: reference 003, with a bias."""
+    bias = numbers(np.broadcast_to(bias, (len(q), len(k))), dps=dps)
+    scores = (numbers(q, dps=dps) @ numbers(k, dps=dps).T) * scale + bias
+    return weighted_mean(scores, numbers(v, dps=dps), visible, dps=dps)
+
+
+def root(scale: float | None, d: int, *, dps: int = 50) -> Any:
+    """Square root of the scale, 1/sqrt(d) by default: the factor of kernel coordinates."""
+    mp = context(dps)
+    return mp.sqrt(1 / mp.sqrt(d) if scale is None else mp.mpf(scale))
+
+
+def softmax_attention(
+    q: Any, k: Any, v: Any, *, scale: float | None = None, visible: Any = True, dps: int = 50
+) -> _Array:
+    """Softmax attention: reference 000, Attention; reference 003, softmax attention.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v = np.array([[1.0]]), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> float(exact.softmax_attention(q, k, v)[0, 0])  # e / (1 + e)
+    0.7310585786300049
+    """
+    return attend(q, k, v, 0.0, visible, root(scale, q.shape[-1], dps=dps) ** 2, dps=dps)[0]
+
+
+def log_positive(x: _Array, omega: _Array) -> _Array:
+    """Log of the positive feature xi(x_i, omega_s): reference 002, eq. (9), for exact numbers."""
+    return np.asarray(x @ omega.T - (x * x).sum(-1)[:, None] / 2)
+
+
+def log_kernel_estimate(
+    q: Any, k: Any, omega: Any, log_weight: Any = 0.0, *, dps: int = 50
+) -> _Array:
+    """Log of sum_s w_s xi(q_i, omega_s) xi(k_j, omega_s), without the factor exp(-|q_i|^2/2)."""
+    mp, weight = context(dps), numbers(np.broadcast_to(log_weight, omega.shape[:1]), dps=dps)
+    q, k, omega = (numbers(x, dps=dps) for x in (q, k, omega))
+    a, b = q @ omega.T + weight, log_positive(k, omega)
+    return np.array(
+        [[mp.log(sum(mp.exp(x) for x in a_i + b_j)) for b_j in b] for a_i in a], dtype=object
+    )
+
+
+def feature_map(x: _Array, omega: _Array, features: str, *, dps: int = 50) -> _Array:
+    """Feature maps (n, F): reference 001, z_positive and z_sin/cos; reference 002, (8) and (9)."""
+    mp, half = context(dps), (x * x).sum(-1)[:, None] / 2
+    product = x @ omega.T
+    if features == "positive":
+        return _map(mp.exp, product - half)
+    if features == "hyperbolic":
+        both = np.concatenate([product, -product], axis=1)
+        return np.asarray(_map(mp.exp, both - half) / mp.sqrt(2))
+    if features == "trigonometric":
+        waves = np.concatenate([_map(mp.cos, product), _map(mp.sin, product)], axis=1)
+        return np.asarray(_map(mp.exp, half) * waves)
+    raise ValueError(f"`features` must be positive, hyperbolic or trigonometric, got {features!r}.")
+
+
+def _kernel_matrix(
+    x: Any, y: Any, omega: Any, log_weight: Any, features: str, root: Any, dps: int
+) -> _Array:
+    """(1/S) sum_s w_s phi_s(x_i) . phi_s(y_j): reference 002, eq. (7)."""
+    count, omega = len(omega), numbers(omega, dps=dps)
+    weight = _map(context(dps).exp, numbers(np.broadcast_to(log_weight, (count,)), dps=dps))
+    a, b = (feature_map(numbers(z, dps=dps) * root, omega, features, dps=dps) for z in (x, y))
+    return np.asarray((a * np.tile(weight, a.shape[1] // count)) @ b.T / count)
+
+
+def kernel_estimate(
+    x: Any,
+    y: Any,
+    omega: Any,
+    *,
+    features: str = "positive",
+    log_weight: Any = 0.0,
+    dps: int = 50,
+) -> _Array:
+    """Estimate exp(x_i . y_i) from features, for each pair of rows: reference 002, eq. (7).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> one = np.ones((1, 1))
+    >>> float(exact.kernel_estimate(one, one, one)[0])  # e
+    2.718281828459045
+    """
+    pairs = (
+        _kernel_matrix(x[i : i + 1], y[i : i + 1], omega, log_weight, features, 1, dps)[0]
+        for i in range(len(x))
+    )
+    return np.concatenate(list(pairs))
+
+
+def _ratio(kernel: _Array, v: Any, visible: Any, dps: int) -> _Array:
+    """sum_j kernel_ij v_j / sum_j kernel_ij over visible keys: reference 000, KernelizedAttention.
+
+    0 for a query that sees no key.
+    """
+    visible = np.broadcast_to(visible, kernel.shape)
+    out = np.full((len(kernel), v.shape[-1]), context(dps).mpf(0), dtype=object)
+    for i, seen in enumerate(visible):
+        if seen.any():
+            out[i] = kernel[i, seen] @ numbers(v[seen], dps=dps) / kernel[i, seen].sum()
+    return out
+
+
+def random_feature_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    omega: Any,
+    log_weight: Any = 0.0,
+    visible: Any = True,
+    scale: float | None = None,
+    *,
+    features: str = "positive",
+    dps: int = 50,
+) -> _Array:
+    """Attention with the estimated kernel (RFA): reference 002, eq. (10); reference 003, RFA.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v = np.array([[9.0]]), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> float(exact.random_feature_attention(q, k, v, np.array([[0.5]]))[0, 0])
+    0.5
+    """
+    r = root(scale, q.shape[-1], dps=dps)
+    kernel = _kernel_matrix(q, k, omega, log_weight, features, r, dps)
+    return _ratio(kernel, v, visible, dps)
+
+
+def randomized_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    omega: Any,
+    visible: Any = True,
+    scale: float | None = None,
+    *,
+    dps: int = 50,
+) -> _Array:
+    """Mean over s of f_i(omega_is) = sum_j xi(k_j) v_j / sum_j xi(k_j): reference 003, RA.
+
+    omega has shape (n, S, d).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v = np.array([[9.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> float(exact.randomized_attention(q, k, v, np.array([[[0.5]]]))[0, 0])  # e / (1 + e)
+    0.7310585786300049
+    """
+    keys = numbers(k, dps=dps) * root(scale, q.shape[-1], dps=dps)
+    visible = np.broadcast_to(visible, (len(q), len(k)))
+    rows = []
+    for i in range(len(q)):
+        scores = log_positive(keys, numbers(omega[i], dps=dps)).T
+        f = weighted_mean(scores, numbers(v, dps=dps), visible[i], dps=dps)[0]
+        rows.append(f.sum(0) / len(f))
+    return np.stack(rows)
+
+
+def linear_randomized_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    omega: Any,
+    centres: Any,
+    visible: Any = True,
+    scale: float | None = None,
+    *,
+    dps: int = 50,
+) -> _Array:
+    """RFA with weights N(omega_s; 0, I) / sum_c N(omega_s; mu_c, I): reference 003, LARA, balance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v = np.array([[9.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> omega, centres = np.array([[0.5]]), np.array([[2.0]])
+    >>> float(exact.linear_randomized_attention(q, k, v, omega, centres)[0, 0])
+    0.7310585786300049
+    """
+    mp = context(dps)
+    densities = log_positive(numbers(centres, dps=dps), numbers(omega, dps=dps)).T
+    log_weight = np.array([-mp.log(sum(map(mp.exp, row))) for row in densities], dtype=object)
+    return random_feature_attention(q, k, v, omega, log_weight, visible, scale, dps=dps)
+
+
+def elu_plus_one(x: Any, *, dps: int = 50) -> _Array:
+    """Evaluate x + 1 for x > 0 and e^x otherwise: reference 004, phi, with alpha = 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> exact.elu_plus_one(np.array([2.0, 0.0]))
+    array([mpf('3.0'), mpf('1.0')], dtype=object)
+    """
+    mp = context(dps)
+    return _map(lambda e: e + 1 if e > 0 else mp.exp(e), numbers(x, dps=dps))
+
+
+def linear_attention(q: Any, k: Any, v: Any, visible: Any = True, *, dps: int = 50) -> _Array:
+    """Attention with the kernel phi(q) . phi(k), phi = elu + 1: reference 004, kernel_attn.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v = np.zeros((1, 2)), np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[0.0], [4.0]])
+    >>> exact.linear_attention(q, k, v)  # kernels 2 and 6
+    array([[mpf('3.0')]], dtype=object)
+    """
+    return _ratio(elu_plus_one(q, dps=dps) @ elu_plus_one(k, dps=dps).T, v, visible, dps)
+
+
+def mean(x: Any, *, dps: int = 50) -> _Array:
+    """Mean of the rows: reference 002, eq. (1).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> exact.mean(np.array([[1.0], [2.0]]))
+    array([mpf('1.5')], dtype=object)
+    """
+    return np.asarray(numbers(x, dps=dps).sum(0) / len(x))
+
+
+def covariance(x: Any, ddof: int = 1, *, dps: int = 50) -> _Array:
+    """Covariance of the rows with divisor N - ddof: reference 002, eq. (2).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> exact.covariance(np.array([[1.0], [2.0]]))
+    array([[mpf('0.5')]], dtype=object)
+    """
+    rows = numbers(x, dps=dps) - mean(x, dps=dps)
+    return np.asarray(rows.T @ rows / (len(x) - ddof))

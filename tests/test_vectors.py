@@ -1,0 +1,755 @@
+"""The golden vectors: the package meets them, planted mistakes do not, damage is found."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn import (
+    kernels,
+    linear_attention,
+    linear_randomized_attention,
+    moments,
+    random_feature_attention,
+    randomized_attention,
+    softmax_attention,
+)
+from refattn.conformance import exact, vectors
+from refattn.conformance.vectors import Case
+
+Folders = dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    found = {kind: tmp_path_factory.mktemp(kind) for kind in vectors.FORMATS}
+    for kind, folder in found.items():
+        vectors.write(folder, format=kind)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cases(folders: Folders) -> list[Case]:
+    return vectors.load(folders["json"])
+
+
+# --- running a case ------------------------------------------------------------------------------
+
+
+def package(estimator: str) -> Callable[..., Any]:
+    """The package's own function, called with the inputs and arguments of a case by name."""
+
+    def moments_of(x: Any, ddof: int) -> dict[str, Any]:
+        m = moments.estimate(x, ddof=ddof)
+        return {"mean": m.mean, "cov": m.cov}
+
+    def linear(q: Any, k: Any, v: Any, feature_map: str, **options: Any) -> Any:
+        assert feature_map == "elu"
+        return linear_attention(q, k, v, **options)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "kernel": kernels.estimate,
+        "lara": linear_randomized_attention,
+        "linear": linear,
+        "moments": moments_of,
+        "ra": randomized_attention,
+        "rfa": random_feature_attention,
+        "softmax": softmax_attention,
+    }
+    return functions[estimator]
+
+
+def units(case: Case, function: Callable[..., Any], dtype: Any, tolerance: float) -> float:
+    """Largest error over the tolerance; infinite for nan, a wrong shape or an exception."""
+    inputs = {n: x if x.dtype == bool else x.astype(dtype) for n, x in case.inputs.items()}
+    try:
+        with np.errstate(all="ignore"):
+            got = function(**inputs, **case.arguments)
+    except (IndexError, TypeError, ValueError):
+        return np.inf
+    got, worst = got if isinstance(got, dict) else {"out": got}, 0.0
+    for name, want in case.expected.items():
+        value = np.asarray(got[name])
+        if value.shape != want.shape or not np.all(np.isfinite(value)):
+            return np.inf
+        wide = np.longdouble
+        error = np.abs(value.astype(wide) - want.astype(wide) - case.expected_low[name])
+        bound = np.broadcast_to(tolerance * case.size[name], want.shape)
+        if np.any(error[bound == 0] != 0):
+            return np.inf
+        worst = max(worst, float(np.max(error[bound > 0] / bound[bound > 0], initial=0)))
+    return worst
+
+
+def misses(case: Case, function: Callable[..., Any]) -> bool:
+    """Whether an implementation misses the case in some dtype."""
+    dtypes = [name for name in case.tolerance if name in ("float32", "float64")]
+    return any(units(case, function, dtype, case.tolerance[dtype]) > 1 for dtype in dtypes)
+
+
+def test_package_meets_every_vector(cases: list[Case], record_accuracy: Any) -> None:
+    count = {"float32": 0, "float64": 0}
+    for case in cases:
+        for dtype in count:
+            if dtype in case.tolerance:
+                error = units(case, package(case.estimator), dtype, case.tolerance[dtype])
+                record_accuracy(f"vectors, {case.estimator}", dtype, 16 * error)
+                assert error <= 1, (case.id, dtype)
+                count[dtype] += 1
+    assert count["float64"] == len(cases)
+    assert count["float32"] > 100
+
+
+def test_package_meets_every_vector_in_longdouble(cases: list[Case], record_accuracy: Any) -> None:
+    eps = float(np.finfo(np.longdouble).eps)
+    if eps >= np.finfo(np.float64).eps:
+        pytest.skip("longdouble is float64 here")
+    for case in cases:
+        tolerance = case.tolerance["float64"] * eps / 2.0**-52
+        error = units(case, package(case.estimator), np.longdouble, tolerance)
+        record_accuracy(f"vectors, {case.estimator}", "longdouble", 16 * error)
+        assert error <= 1, case.id
+
+
+def test_half_precision_can_meet_its_vectors(cases: list[Case]) -> None:
+    # Arithmetic in float16 throughout, with a textbook softmax.
+    half = [c for c in cases if "float16" in c.tolerance and c.estimator == "softmax"]
+    assert len(half) >= 3
+    for case in half:
+        assert units(case, textbook_softmax, "float16", case.tolerance["float16"]) <= 1
+        if "MASK" in case.flags or "CAUSAL" in case.flags:
+            blind = without("mask", "causal")(textbook_softmax)
+            assert units(case, blind, "float16", case.tolerance["float16"]) > 1
+    assert sum("bfloat16" in c.tolerance for c in cases) >= 10
+
+
+# --- textbook implementations, and mistakes planted in them --------------------------------------
+
+
+def seen(q: Any, k: Any, mask: Any, causal: bool, diagonal: int = 0, corner: str = "last") -> Any:
+    n, m = q.shape[-2], k.shape[-2]
+    shift = {"last": m - n, "first": 0}[corner] + diagonal
+    visible = np.tri(n, m, shift, dtype=bool) if causal else np.ones((n, m), bool)
+    return visible if mask is None else visible & mask
+
+
+def spread(k: Any, q: Any) -> Any:
+    """Key heads for each query head."""
+    return k if k.ndim < 3 else np.repeat(k, q.shape[0] // k.shape[0], axis=0)
+
+
+def textbook_softmax(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: Any,
+    causal: bool,
+    mask: Any = None,
+    eps: float = 0.0,
+    shift: bool = True,
+    hide: float = -np.inf,
+    clamp: float = np.inf,
+    **where: Any,
+) -> Any:
+    k, v, visible = spread(k, q), spread(v, q), seen(q, k, mask, causal, **where)
+    factor = q.dtype.type(1 / np.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = np.where(visible, q @ np.swapaxes(k, -1, -2) * factor, q.dtype.type(hide))
+    scores = np.clip(scores, None if hide == -np.inf else -np.inf, clamp)
+    if shift:
+        top = scores.max(-1, keepdims=True)
+        scores = scores - np.where(np.isfinite(top), top, 0)
+    weights = np.exp(scores)
+    total = weights.sum(-1, keepdims=True) + q.dtype.type(eps)
+    out = weights @ np.where(visible.any(-2)[..., None], v, 0)
+    return out / np.where(visible.any(-1, keepdims=True) | (hide > -np.inf), total, 1)
+
+
+def textbook_rfa(
+    q: Any,
+    k: Any,
+    v: Any,
+    omega: Any,
+    scale: Any,
+    causal: bool,
+    features: str,
+    mask: Any = None,
+    log_weight: Any = 0.0,
+    key_norm: float = 0.5,
+    query_norm: float = 0.5,
+    eps: float = 0.0,
+    hidden_in_total: bool = False,
+    power: float = 0.25,
+    **where: Any,
+) -> Any:
+    """Without stabilisation."""
+    k, v, visible = spread(k, q), spread(v, q), seen(q, k, mask, causal, **where)
+    root = q.shape[-1] ** -power if scale is None else np.sqrt(scale)
+
+    def phi(x: Any, norm: float) -> Any:
+        x = x * q.dtype.type(root)
+        product, half = x @ np.swapaxes(omega, -1, -2), norm * (x * x).sum(-1)[..., None]
+        if features == "trigonometric":
+            return np.concatenate([np.cos(product), np.sin(product)], -1) * np.exp(half)
+        both = [product] if features == "positive" else [product, -product]
+        return np.exp(np.concatenate(both, -1) - half) + q.dtype.type(eps)
+
+    weight = np.tile(np.exp(log_weight) * np.ones_like(omega[..., 0]),
+                     1 if features == "positive" else 2)  # fmt: skip
+    kernel = (phi(q, query_norm) * weight[..., None, :]) @ np.swapaxes(phi(k, key_norm), -1, -2)
+    shown = np.where(visible, kernel, 0)
+    total = (kernel if hidden_in_total else shown).sum(-1, keepdims=True)
+    return shown @ v / np.where(visible.any(-1, keepdims=True), total, 1)
+
+
+def textbook_ra(
+    q: Any, k: Any, v: Any, omega: Any, scale: Any, eps: float = 0.0, key_norm: float = 0.5
+) -> Any:
+    """Without stabilisation."""
+    k = k * q.dtype.type(q.shape[-1] ** -0.25 if scale is None else np.sqrt(scale))
+    weights = np.exp(omega @ k.T - key_norm * (k * k).sum(-1)) + q.dtype.type(eps)
+    return (weights @ v / weights.sum(-1, keepdims=True)).mean(-2)
+
+
+def textbook_lara(
+    q: Any, k: Any, v: Any, omega: Any, centres: Any, scale: Any, weighting: str, **where: Any
+) -> Any:
+    """Without stabilisation."""
+    assert weighting == "balance"
+    density = np.exp(omega @ centres.T - (centres * centres).sum(-1) / 2).sum(-1)
+    return textbook_rfa(q, k, v, omega, scale, False, "positive", None, -np.log(density), **where)
+
+
+def textbook_linear(
+    q: Any, k: Any, v: Any, causal: bool, feature_map: str, mask: Any = None, naive: bool = False,
+    eps: float = 0.0, hidden_in_total: bool = False, **where: Any,
+) -> Any:  # fmt: skip
+    k, v, visible = spread(k, q), spread(v, q), seen(q, k, mask, causal, **where)
+
+    def phi(x: Any) -> Any:
+        low = np.exp(np.minimum(x, 0))
+        return np.where(x > 0, x + 1, (low - 1) + 1 if naive else low)
+
+    kernel = phi(q) @ np.swapaxes(phi(k), -1, -2)
+    shown = np.where(visible, kernel, 0)
+    total = (kernel if hidden_in_total else shown).sum(-1, keepdims=True) + q.dtype.type(eps)
+    return shown @ v / np.where(visible.any(-1, keepdims=True), total, 1)
+
+
+def textbook_moments(x: Any, ddof: int, one_pass: bool = False, ones: int = 0) -> Any:
+    n, mean = len(x), x.mean(0)
+    if one_pass:
+        cov = (x.T @ x / n - np.outer(mean, mean)) * x.dtype.type(n / (n - ddof))
+    else:
+        cov = (x - mean).T @ (x - mean) / (n - ddof + ones)
+    return {"mean": mean, "cov": cov}
+
+
+def without(*names: str) -> Any:
+    """Drop arguments on the way, as an implementation that ignores them does."""
+    plain = {"causal": False, "scale": None, "mask": None, "log_weight": None}
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda **given: function(
+            **{n: plain[n] if n in names else x for n, x in given.items()}
+        )
+
+    return wrap
+
+
+def change(function: Callable[..., Any], **edits: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace arguments by functions of all of them."""
+
+    def run(**given: Any) -> Any:
+        return function(**given | {n: e(given) for n, e in edits.items() if n in given})
+
+    return run
+
+
+def with_options(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return lambda **given: function(**given, **options)
+
+
+def interleave(name: str) -> Callable[[dict[str, Any]], Any]:
+    def pick(given: dict[str, Any]) -> Any:
+        x, heads = given[name], given["q"].shape[0]
+        return x if x.ndim < 3 else x[np.arange(heads) % x.shape[0]]
+
+    return pick
+
+
+def flipped_signs(given: dict[str, Any]) -> Any:
+    """Rows with their first entry positive, as after a QR without its signs."""
+    omega = given["omega"]
+    return omega * np.where(omega[..., :1] < 0, -1, 1).astype(omega.dtype)
+
+
+def transposed(given: dict[str, Any]) -> Any:
+    omega = given["omega"]
+    square = omega.shape[-1] == omega.shape[-2]
+    return np.swapaxes(omega, -1, -2).copy() if square else omega
+
+
+def swapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Attend with keys as queries where shapes allow, otherwise with the mean of the values."""
+    return lambda **given: (
+        function(**given) * 0 + spread(given["v"], given["q"]).mean(-2, keepdims=True)
+    )
+
+
+def squeezed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(**given: Any) -> Any:
+        out = function(**given)
+        return (
+            {n: np.squeeze(x) for n, x in out.items()} if isinstance(out, dict) else out.squeeze()
+        )
+
+    return run
+
+
+def wrong_kernel(x: Any, y: Any, omega: Any, features: str, log_weight: Any = 0.0,
+                 norm: float = 0.5, total: float = 1.0, shift: bool = True) -> Any:  # fmt: skip
+    """The kernel estimate outside the log domain, or with a part missing."""
+    a, b = x @ omega.T, y @ omega.T
+    left, right = norm * (x * x).sum(-1)[:, None], norm * (y * y).sum(-1)[:, None]
+    weight = np.exp(log_weight)
+    if features == "trigonometric":
+        return ((np.exp(left) * np.exp(right)) * np.cos(a - b) * weight).mean(-1) * total
+    term = np.exp(a - left) * np.exp(b - right)
+    if features == "hyperbolic":
+        term = (term + np.exp(-a - left) * np.exp(-b - right)) / 2
+    return (term * weight).mean(-1) * total
+
+
+def half_range(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Entries limited to what a narrow format was calibrated for."""
+    return change(
+        function, **{n: lambda g, n=n: np.clip(g[n], -16, 16) for n in ("q", "k", "omega")}
+    )
+
+
+def first(name: str, axis: int) -> Callable[[dict[str, Any]], Any]:
+    def pick(given: dict[str, Any]) -> Any:
+        x = given[name]
+        return x if x.ndim + axis < 0 else np.repeat(np.take(x, [0], axis), x.shape[axis], axis)
+
+    return pick
+
+
+def masked_values_only(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hidden values are 0, but their keys keep a share of the weight."""
+
+    def run(mask: Any = None, **given: Any) -> Any:
+        if mask is None:
+            return function(**given)
+        plain = function(**given | {"v": np.ones_like(given["v"])}, mask=mask)
+        del plain
+        rows = [
+            function(**given | {"q": given["q"][i : i + 1], "v": given["v"] * np.reshape(
+                np.broadcast_to(mask, (len(given["q"]), len(given["k"])))[i], (-1, 1))})
+            for i in range(len(given["q"]))
+        ]  # fmt: skip
+        return np.concatenate(rows)
+
+    return run
+
+
+S, R, L = textbook_softmax, textbook_rfa, textbook_linear
+M, K = textbook_moments, wrong_kernel
+of = package
+MUTANTS: list[tuple[str, str, Callable[..., Any], Callable[..., Any]]] = [
+    # flag, estimator, right implementation, the same with the mistake
+    *(("BASIC", e, of(e), swapped(of(e))) for e in ("softmax", "rfa", "ra", "lara", "linear")),
+    ("BASIC", "kernel", K, change(K, features=lambda g: "positive")),
+    ("BASIC", "moments", M, with_options(M, ones=-1)),
+    ("BASIC", "rfa", of("rfa"), without("log_weight")(of("rfa"))),
+    *(("EXTREME", e, of(e), half_range(of(e))) for e in ("softmax", "rfa", "ra", "lara", "kernel")),
+    ("EXTREME", "softmax", of("softmax"), with_options(S, clamp=50.0)),
+    ("EXTREME", "moments", of("moments"), change(M, x=lambda g: np.clip(g["x"], -65504, 65504))),
+    ("OVERFLOW", "softmax", S, with_options(S, shift=False)),
+    ("OVERFLOW", "rfa", of("rfa"), with_options(R, query_norm=0.0, key_norm=0.0)),
+    ("OVERFLOW", "rfa", of("rfa"), R),
+    ("OVERFLOW", "kernel", of("kernel"), lambda **g: K(**{
+        n: x.astype(np.float32) if isinstance(x, np.ndarray) else x for n, x in g.items()})),
+    ("UNDERFLOW", "softmax", S, with_options(S, shift=False)),
+    ("UNDERFLOW", "softmax", S, with_options(S, shift=False, eps=1e-12)),
+    ("UNDERFLOW", "rfa", of("rfa"), R),
+    ("UNDERFLOW", "kernel", of("kernel"), K),
+    *(("MASK", e, of(e), without("mask")(of(e))) for e in ("softmax", "rfa", "linear")),
+    *(("MASK", e, of(e), masked_values_only(of(e))) for e in ("softmax", "rfa", "linear")),
+    ("MASK", "rfa", of("rfa"), with_options(R, hidden_in_total=True)),
+    ("EMPTY_ROW", "softmax", S, with_options(S, hide=-1e9)),
+    *(("EMPTY_ROW", e, of(e), without("mask", "causal")(of(e))) for e in ("rfa", "linear")),
+    *(("CAUSAL", e, f, with_options(f, diagonal=d))
+      for e, f in (("softmax", S), ("linear", L)) for d in (-1, 1)),
+    *(("CAUSAL", "rfa", of("rfa"), with_options(R, diagonal=d)) for d in (-1, 1)),
+    *(("CAUSAL", e, of(e), without("causal")(of(e))) for e in ("softmax", "rfa", "linear")),
+    *(("CROSS", e, of(e), with_options(f, corner="first"))
+      for e, f in (("softmax", S), ("rfa", R), ("linear", L))),
+    *(("CROSS", e, of(e), change(of(e), k=lambda g: g["k"][: len(g["q"])],
+                                 v=lambda g: g["v"][: len(g["q"])])) for e in ("ra", "lara")),
+    *(("GQA", e, of(e), change(of(e), k=interleave("k"), v=interleave("v")))
+      for e in ("softmax", "rfa", "linear")),
+    ("EPS", "softmax", S, with_options(S, eps=1e-6)),
+    ("EPS", "rfa", R, with_options(R, eps=1e-6)),
+    ("EPS", "ra", textbook_ra, with_options(textbook_ra, eps=1e-6)),
+    ("EPS", "lara", textbook_lara, with_options(textbook_lara, eps=1e-6)),
+    *((flag, e, of(e), with_options(f, key_norm=norm))
+      for e, f in (("ra", textbook_ra), ("lara", textbook_lara))
+      for flag, norm in (("OVERFLOW", 0.0), ("UNDERFLOW", 0.5))),
+    ("MISSING_NORM", "lara", textbook_lara, with_options(textbook_lara, key_norm=0.0)),
+    ("EPS", "linear", L, with_options(L, eps=1e-6)),
+    ("CANCELLATION", "moments", of("moments"), with_options(M, one_pass=True)),
+    ("CANCELLATION", "linear", L, with_options(L, naive=True)),
+    ("CANCELLATION", "rfa", of("rfa"), lambda **g: np.clip(of("rfa")(**g), g["v"].min(0),
+                                                           g["v"].max(0))),
+    *(("SCALING", e, of(e), without("scale")(of(e))) for e in ("softmax", "rfa", "ra", "lara")),
+    *(("SCALING", e, of(e), change(of(e), scale=lambda g: 1 / g["q"].shape[-1]
+       if g["scale"] is None else g["scale"] ** 2)) for e in ("softmax", "rfa", "ra", "lara")),
+    *(("SCALING", e, of(e), change(of(e), scale=lambda g: g["q"].shape[-1] ** -0.25
+       if g["scale"] is None else g["scale"] ** 0.5)) for e in ("softmax", "rfa", "ra", "lara")),
+    ("SCALING", "moments", of("moments"), change(of("moments"), x=lambda g: g["x"] + 1e-6)),
+    ("MISSING_NORM", "rfa", R, with_options(R, key_norm=0.0)),
+    ("MISSING_NORM", "rfa", R, with_options(R, key_norm=1.0)),
+    ("MISSING_NORM", "kernel", K, with_options(K, norm=0.0)),
+    ("MISSING_NORM", "kernel", K, with_options(K, norm=1.0)),
+    ("MISSING_NORM", "ra", of("ra"), change(of("ra"), k=lambda g: g["k"] / np.linalg.norm(
+        g["k"], axis=-1, keepdims=True))),
+    *(("HAAR", e, of(e), change(of(e), omega=f)) for e in ("rfa", "ra", "lara", "kernel")
+      for f in (flipped_signs, transposed)),
+    ("HAAR", "rfa", of("rfa"), change(of("rfa"), omega=lambda g: np.linalg.qr(g["omega"].T)[0].T
+                                      if g["omega"].shape == (4, 4) else g["omega"])),
+    ("NORMALISATION", "rfa", of("rfa"), with_options(R, hidden_in_total=True)),
+    ("NORMALISATION", "linear", L, with_options(L, hidden_in_total=True)),
+    ("NORMALISATION", "softmax", of("softmax"), masked_values_only(of("softmax"))),
+    *(("NORMALISATION", e, of(e), lambda e=e, **g: of(e)(**g) * g["omega"].shape[-2])
+      for e in ("ra", "lara")),
+    ("NORMALISATION", "kernel", K, lambda **g: K(**g) * len(g["omega"])),
+    ("NORMALISATION", "moments", M, with_options(M, ones=1)),
+    ("SHARED_RANDOMNESS", "rfa", of("rfa"), change(of("rfa"), omega=first("omega", -3))),
+    ("SHARED_RANDOMNESS", "ra", of("ra"), change(of("ra"), omega=first("omega", -3))),
+    *(("DEGENERATE", e, of(e), squeezed(of(e))) for e in vectors.ESTIMATORS),
+    *(("DIMENSION", e, of(e), change(of(e), scale=lambda g: g["v"].shape[-1] ** -0.5
+       if g["scale"] is None else g["scale"])) for e in ("softmax", "rfa", "ra", "lara")),
+    ("DIMENSION", "kernel", K, change(K, omega=lambda g: np.where(
+        np.arange(g["omega"].shape[-1]) < 32, g["omega"], 0).astype(g["omega"].dtype))),
+    ("DIMENSION", "linear", L, change(L, q=lambda g: np.where(
+        np.arange(g["q"].shape[-1]) < 32, g["q"], 0).astype(g["q"].dtype))),
+    ("DIMENSION", "moments", M, lambda **g: {
+        n: x[..., :8] for n, x in M(**g).items()}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", range(len(MUTANTS)))
+def test_flags_catch_what_they_name(index: int, cases: list[Case]) -> None:
+    flag, estimator, right, wrong = MUTANTS[index]
+    named = [c for c in cases if c.estimator == estimator and flag in c.flags]
+    assert named
+    caught = [c for c in named if misses(c, wrong)]
+    assert caught
+    for case in caught:
+        assert not misses(case, right), "the mistake is what is caught"
+
+
+def test_every_flag_of_every_estimator_has_a_mutant(cases: list[Case]) -> None:
+    used = {(flag, c.estimator) for c in cases for flag in c.flags}
+    planted = {(flag, estimator) for flag, estimator, _, _ in MUTANTS}
+    assert planted == used
+    assert {flag for flag, _ in used} == set(vectors.FLAGS)
+
+
+# --- the files -----------------------------------------------------------------------------------
+
+
+def test_formats_hold_the_same(folders: Folders, cases: list[Case]) -> None:
+    for kind in ("npz", "safetensors"):
+        for a, b in zip(cases, vectors.load(folders[kind]), strict=True):
+            assert (a.id, a.flags, a.arguments, a.tolerance) == (
+                b.id, b.flags, b.arguments, b.tolerance
+            )  # fmt: skip
+            for part in ("inputs", "expected", "expected_low", "size"):
+                x, y = getattr(a, part), getattr(b, part)
+                assert x.keys() == y.keys()
+                for name in x:
+                    assert x[name].dtype == y[name].dtype
+                    np.testing.assert_array_equal(x[name], y[name], strict=True)
+
+
+def test_size_and_number(folders: Folders, cases: list[Case]) -> None:
+    for folder in folders.values():
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
+    assert len(cases) == len({c.id for c in cases}) > 80
+
+
+def test_identical_bytes_in_another_process(folders: Folders, tmp_path: Path) -> None:
+    code = (
+        "import sys; from refattn.conformance import vectors\n"
+        "for kind in vectors.FORMATS: vectors.write(sys.argv[1] + '/' + kind, format=kind)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=100)
+    for kind, folder in folders.items():
+        names = sorted(path.name for path in folder.iterdir())
+        assert names == sorted(path.name for path in (tmp_path / kind).iterdir())
+        for name in names:
+            assert (folder / name).read_bytes() == (tmp_path / kind / name).read_bytes()
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "rfa.json").write_text("old")
+    vectors.write(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert json.loads((tmp_path / "rfa.json").read_text())["estimator"] == "rfa"
+    assert not list(tmp_path.glob(".*"))
+    vectors.write(tmp_path, format="npz")
+    assert vectors.lint(tmp_path, fraction=0) == []
+    with pytest.raises(ValueError, match="`directory` must hold vectors of one format"):
+        vectors.load(tmp_path)
+    assert len(vectors.load(tmp_path, format="npz")) == len(vectors.load(tmp_path, format="json"))
+    with pytest.raises(ValueError, match="`format` must be one of json, npz, safetensors, got 'x'"):
+        vectors.write(tmp_path, format="x")
+    with pytest.raises(ValueError, match="has none"):
+        vectors.load(tmp_path / "nowhere")
+
+
+def test_digits_that_are_not_determined_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = next(r for r in vectors._recipes() if r.id == "moments-basic-float64")
+    monkeypatch.setattr(vectors, "_PRECISIONS", (20, 80))
+    with pytest.raises(ValueError, match="is not determined to 30 digits"):
+        vectors._decimals(recipe)
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+def _edit_test(key: str, value: Any) -> Callable[[Any], None]:
+    def edit(document: Any) -> None:
+        document["testGroups"][0]["tests"][0][key] = value
+
+    return edit
+
+
+def _first(document: Any, *path: str) -> Any:
+    x = document["testGroups"][0]["tests"][0]
+    for key in path:
+        x = x[key]
+    return x
+
+
+def _set(path: tuple[str, ...], index: Any, value: Any) -> Callable[[Any], None]:
+    def edit(document: Any) -> None:
+        _first(document, *path)[index] = value
+
+    return edit
+
+
+def _repeat(new_id: str | None) -> Callable[[Any], None]:
+    def edit(document: Any) -> None:
+        tests = document["testGroups"][0]["tests"]
+        copy = json.loads(json.dumps(tests[0]))
+        copy["id"] = new_id or copy["id"]
+        tests.append(copy)
+        document["numberOfTests"] += 1
+
+    return edit
+
+
+OUT, Q = ("expected", "out", "data"), ("inputs", "q", "data")
+DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "unknown key": (_edit_test("surprise", 1), "Additional properties"),
+    "missing key": (lambda d: _first(d).pop("comment"), "'comment' is a required property"),
+    "few digits": (_set(OUT, 0, "1.5"), "does not match"),
+    "not a hex float": (_set(Q, 0, "0.5"), "not valid under any"),
+    "duplicate id": (_repeat(None), "id is used twice"),
+    "duplicate content": (_repeat("other"), "the same inputs and arguments"),
+    "count": (lambda d: d.update(numberOfTests=3), "numberOfTests is 3"),
+    "undescribed flag": (lambda d: d["notes"].pop("BASIC"), "flag BASIC is not described"),
+    "unused flag": (lambda d: d["notes"].update(ZERO=d["notes"]["BASIC"]), "described but not"),
+    "inexact": (_set(Q, 0, (0.1).hex()), "q: is not exact in bfloat16"),
+    "short data": (lambda d: _first(d, *Q).pop(), "cannot reshape"),
+    "shape": (lambda d: _first(d, "inputs", "q").update(shape=[2, 8]), "head sizes"),
+    "not finite": (_set(OUT, 0, "1." + "1" * 33 + "e+999"), "OverflowError|not finite"),
+    "one digit": (lambda d: _first(d, *OUT).__setitem__(
+        0, _first(d, *OUT)[0].replace("5", "6", 1)), "evaluated again gives other digits"),
+    "tolerance": (lambda d: _first(d, "tolerance").update(float64=1e-9), "is not 16 eps"),
+    "condition": (_edit_test("cond", 1.0), "is not 16 eps"),
+    "input": (_set(Q, 0, (0.25).hex()), "evaluated again|cond"),
+    "estimator": (lambda d: d.update(estimator="linear"), "estimator is 'linear'"),
+    "result": (_edit_test("result", "acceptable"), "does not go with the flags"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_linter_finds_damage(damage: str, folders: Folders, tmp_path: Path) -> None:
+    edit, message = DAMAGE[damage]
+    document = json.loads((folders["json"] / "softmax.json").read_text())
+    # The bfloat16 case comes first, so that its inputs can be inexact.
+    tests = document["testGroups"][0]["tests"]
+    tests.sort(key=lambda test: test["id"] != "softmax-basic-bfloat16")
+    path = tmp_path / "softmax.json"
+    path.write_text(json.dumps(document))
+    assert vectors.lint(tmp_path, fraction=0) == []
+    edit(document)
+    path.write_text(json.dumps(document))
+    problems = vectors.lint(tmp_path, fraction=1)
+    assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_linter_finds_damaged_files(folders: Folders, tmp_path: Path) -> None:
+    assert vectors.lint(tmp_path) == [f"{tmp_path}: no vectors"]
+    text = (folders["json"] / "ra.json").read_text()
+    (tmp_path / "ra.json").write_text(text.replace('"package":', '"schema": "x", "package":', 1))
+    assert "an object has a key twice" in vectors.lint(tmp_path)[0]
+    (tmp_path / "ra.json").unlink()
+    for kind in ("npz", "safetensors"):
+        data = bytearray((folders[kind] / f"moments.{kind}").read_bytes())
+        (tmp_path / f"moments.{kind}").write_bytes(data[:5000])
+        assert "cannot be read" in vectors.lint(tmp_path)[0]
+        with pytest.raises(ValueError, match="cannot read"):
+            vectors.load(tmp_path)
+        (tmp_path / f"moments.{kind}").unlink()
+    with np.load(folders["npz"] / "moments.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    name = "moments-basic-float64.cov.expected"
+    np.savez(tmp_path / "moments.npz", **arrays | {name: arrays[name] * (1 + 2.0**-40)})
+    assert "other digits" in vectors.lint(tmp_path, fraction=1)[0]
+    np.savez(tmp_path / "moments.npz", **arrays, stray=np.ones(2))
+    assert "array stray belongs to no case" in vectors.lint(tmp_path, fraction=0)[0]
+    np.savez(tmp_path / "moments.npz", **{n: x for n, x in arrays.items() if n != name})
+    assert "KeyError" in vectors.lint(tmp_path, fraction=0)[0]
+    pickled = np.empty(1, object)
+    np.savez(tmp_path / "moments.npz", **arrays | {name: pickled})
+    assert "cannot be read" in vectors.lint(tmp_path, fraction=0)[0]
+
+
+# --- the command line and the readers ------------------------------------------------------------
+
+
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from refattn.cli import commands
+
+    folder = tmp_path / "out"
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(commands(), ["vectors", str(folder), *arguments])
+
+    assert run("--check").exit_code == 1
+    for kind in vectors.FORMATS:
+        result = run("--format", kind)
+        assert result.exit_code == 0, result.output
+        assert re.search(r": \d+ vectors in 9 files, \d+ kB\n", result.output)
+    result = run("--check")
+    assert (result.exit_code, "no problems" in result.output) == (0, True)
+    path = folder / "ra.json"
+    path.write_text(path.read_text().replace('"numberOfTests": ', '"numberOfTests": 9', 1))
+    result = run("--check")
+    assert result.exit_code == 1
+    assert "ra.json: numberOfTests" in result.output
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    result = run("--check")
+    assert result.exit_code == 2
+    assert "checking vectors needs `pip install 'refattn[vectors]'`" in result.output
+
+
+@pytest.mark.parametrize(
+    ("missing", "call", "message"),
+    [
+        ("mpmath", "write(folder)", "refattn.conformance.exact needs"),
+        ("jsonschema", "lint(folder)", "checking vectors needs"),
+        ("safetensors", "load(folder)", "reading .safetensors needs"),
+    ],
+)
+def test_missing_extra(missing: str, call: str, message: str, folders: Folders) -> None:
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; folder = sys.argv[1]\n"
+        "from refattn.conformance import vectors\n"
+        f"try: vectors.{call}\n"
+        "except ModuleNotFoundError as error: print(error)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(folders["safetensors"])],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert result.stdout == f"{message} `pip install 'refattn[vectors]'`\n"
+
+
+def _block(folder: Path, language: str) -> str:
+    return (folder / "README.md").read_text().split(f"```{language}\n")[1].split("```")[0]
+
+
+def test_numpy_reader(folders: Folders) -> None:
+    scope: dict[str, Any] = {}
+    exec(_block(folders["npz"], "python"), scope)
+    failures, path = scope["failures"], folders["npz"] / "softmax.npz"
+
+    def run(scale: Any, **given: Any) -> Any:
+        scale = float.fromhex(scale) if scale else None
+        with np.errstate(all="ignore"):
+            return softmax_attention(scale=scale, **given)
+
+    assert list(failures(path, run)) == []
+    assert list(failures(path, run, "float64")) == []
+    ignored = set(failures(path, lambda scale, **given: run(None, **given)))
+    assert ignored == {"softmax-scale-float32"}
+    assert list(failures(folders["npz"] / "moments.npz", package("moments"))) == []
+
+
+def test_cpp_reader(folders: Folders, tmp_path: Path, cases: list[Case]) -> None:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    includes = ("cstdint", "cstdio", "fstream", "sstream", "stdexcept", "string", "vector")
+    source = "".join(f"#include <{name}>\n" for name in includes)
+    source += _block(folders["safetensors"], "cpp")
+    source += """
+int main(int, char** argv) {
+    for (char** name = argv + 2; *name; ++name)
+        for (double x : read(argv[1], *name)) std::printf("%a\\n", x);
+}
+"""
+    (tmp_path / "read.cpp").write_text(source)
+    binary = str(tmp_path / "read")
+    subprocess.run(
+        [compiler, "-std=c++11", "-Wall", "-Wextra", "-Werror", "-o", binary,
+         str(tmp_path / "read.cpp")], check=True, timeout=100,
+    )  # fmt: skip
+    few = [case for case in cases if case.estimator == "rfa"]
+    names, want = [], []
+    for case in few:
+        names += [f"{case.id}.omega", f"{case.id}.out.expected", f"{case.id}.out.expected_low"]
+        parts = (case.inputs["omega"], case.expected["out"], case.expected_low["out"])
+        want += [x for part in parts for x in part.ravel().tolist()]
+    path = str(folders["safetensors"] / "rfa.safetensors")
+    result = subprocess.run(
+        [binary, path, *names], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert [float.fromhex(line) for line in result.stdout.split()] == want
+    short = tmp_path / "short"
+    short.write_bytes(Path(path).read_bytes()[:-20_000])
+    cut = subprocess.run([binary, str(short), names[-1]], capture_output=True, timeout=60)
+    assert cut.returncode != 0
+    missing = subprocess.run([binary, path, "nothing"], capture_output=True, timeout=60)
+    assert missing.returncode != 0
+
+
+# --- arbitrary precision -------------------------------------------------------------------------
+
+
+def test_exact_numbers_keep_every_bit() -> None:
+    x = np.longdouble(1) / 3
+    assert exact.numbers([x])[0] - exact.numbers([float(x)])[0] == float(
+        x - np.longdouble(float(x))
+    )
+    assert exact.numbers([np.inf])[0] == exact.context().inf
+    with pytest.raises(ValueError, match="`features` must be positive, hyperbolic or trig"):
+        exact.feature_map(exact.numbers(np.ones((1, 1))), exact.numbers(np.ones((1, 1))), "relu")
