@@ -590,14 +590,9 @@ def test_ra_heads_share_the_seed() -> None:
 
 
 def test_ra_choice_in_low_precision() -> None:
-    share = np.random.default_rng(0).random(100_000)
-    cumulative = np.cumsum((share / share.sum()).astype(np.float32), dtype=np.float32)
-    assert abs(cumulative[-1] - 1) > 1e-6  # where the last key has weight 1e-5
     rng = np.random.default_rng(1)
     picks = BY_NAME["ra-half-precision-choice"].fn.choose(np.ones(5000), 2000, rng)
     assert np.mean(picks == 4999) > 0.4
-    picks = BY_NAME["ra-single-precision-choice"].fn.choose(np.array([1.0, 3.0]), 20_000, rng)
-    assert picks.mean() == pytest.approx(0.75, abs=0.02)
 
 
 # Linear randomized attention

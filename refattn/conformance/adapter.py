@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from .. import _validate
 
-__all__ = ["CAPABILITIES", "ESTIMATORS", "TAGS", "Adapter", "Failure", "Subprocess"]
+__all__ = ["CAPABILITIES", "ESTIMATORS", "TAGS", "Adapter", "Failure", "Refusal", "Subprocess"]
 
 Floats = npt.NDArray[Any]
 
@@ -93,6 +93,10 @@ class Failure(Exception):
     def __init__(self, expected: str, got: str) -> None:
         super().__init__(f"expected {expected}; got {got}")
         self.expected, self.got = expected, got
+
+
+class Refusal(Failure):
+    """A candidate that raised an exception."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +237,7 @@ class Adapter:
                 result = self.fn(*sent, **keywords)
         except Exception as error:
             text = " ".join(str(error).split())[:300]
-            raise Failure("a result", f"{type(error).__name__}: {text}") from error
+            raise Refusal("a result", f"{type(error).__name__}: {text}") from error
         for k, x in before.items():
             if not np.array_equal(self._receive(held[k]), x, equal_nan=True):
                 raise Failure(f"`{k}` to be left as it was", "other numbers in it after the call")

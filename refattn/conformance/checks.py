@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .. import estimators, features, kernels, moments
 from ..attention import softmax_attention
-from .adapter import ESTIMATORS, Adapter, Failure
+from .adapter import ESTIMATORS, Adapter, Failure, Refusal
 
 __all__ = ["CHECKS", "Case", "Check", "Trial", "reference", "tolerance"]
 
@@ -671,6 +671,23 @@ def causal(t: Trial) -> None:
     t.compare(*arrays, **options, causal=True)
 
 
+@check(
+    *ATTENTION,
+    claim="with a mask and causal both hide keys",
+    needs=lambda adapter: _causal(adapter) and adapter.can("mask"),
+)
+def mask_with_causal(t: Trial) -> None:
+    """Agreement with the reference; a candidate may refuse both at once, by an exception."""
+    arrays, options = t.problem(6, 6, 4, 5)
+    options |= {"mask": _mask(t, 6, 6), "causal": True}
+    try:
+        t.adapter(*arrays, **options)
+    except Refusal:
+        t.error = 0.0
+        return
+    t.compare(*arrays, **options)
+
+
 @check(*ATTENTION, claim="with fewer queries than keys they are aligned as declared", needs=_causal)
 def causal_cross(t: Trial) -> None:
     """n below m."""
@@ -701,9 +718,7 @@ def future_unseen(t: Trial) -> None:
 @check(
     "rfa",
     claim="causal and masked attention use the keys and frequencies that plain attention does",
-    needs=lambda adapter: (
-        not adapter.can("omega") and (adapter.can("causal") or adapter.can("mask"))
-    ),
+    needs=lambda adapter: adapter.can("causal") or adapter.can("mask"),
 )
 def visible_part(t: Trial) -> None:
     """At one seed a query's result is that of plain attention to the keys it sees."""

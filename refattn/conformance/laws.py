@@ -75,6 +75,7 @@ def _record(
     p: float,
     n: int,
     test: Callable[..., float] | None,
+    /,
     *,
     tries: int = 1,
     hidden: float = 0.0,
@@ -115,6 +116,7 @@ def _normal(t: Trial, z: Floats, error: float) -> None:
     _record(t, "each coordinate", min(1.0, p), n, stats.ks, tries=d, hidden=2 * delta)
     if error > 1e-3:
         return  # what follows has no room for rounding of this size
+    _record(t, "ties", _ties(z.ravel(), error), n * d, None)
     diagonal = np.sum(z, -1) / math.sqrt(d)
     p = stats.ks(diagonal, special.ndtr, error=min(1.0, math.sqrt(d) * delta))
     _record(t, "diagonal", p, n, stats.ks)
@@ -127,6 +129,16 @@ def _normal(t: Trial, z: Floats, error: float) -> None:
     pairs = (z[: n // 2 * 2 : 2] + z[1::2][: n // 2]) / math.sqrt(2)
     p = stats.normal_scale(pairs.ravel())
     _record(t, "successive seeds", p, pairs.size, stats.normal_scale)
+
+
+def _ties(z: Floats, error: float) -> float:
+    """p-value of the number of neighbours closer than their rounding, by Markov's inequality.
+
+    Two independent normal numbers are within h with probability at most h / sqrt(pi).
+    """
+    close = int(np.sum(np.diff(np.sort(z)) <= 2 * error))
+    pairs = z.size * (z.size - 1) / 2
+    return min(1.0, pairs * 2 * error / math.sqrt(math.pi) / close) if close else 1.0
 
 
 def _estimates(t: Trial, x: Floats, y: Floats, samples: int, seed: int) -> Floats:
@@ -269,6 +281,57 @@ def _together(t: Trial, x: Floats, rule: str, allowed: float) -> None:
 @check(
     "kernel",
     "rfa",
+    claim="sums over many frequencies, and over their squares, have the laws of their coupling",
+    layer="law",
+    needs=_precise,
+)
+def feature_sums(t: Trial) -> None:
+    """Means of omega_i and of omega_i^2 over fifteen or sixteen features, from small differences.
+
+    The mean of e^{omega . y} at y = +-c e_i and +-2 c e_i gives both up to terms in c^4. If the
+    features are iid they are exactly normal and chi-squared; else they are compared with those of
+    the package's own draws (DKWM).
+    """
+    d, coupling = 4, t.adapter["coupling"]
+    samples = 15 if coupling in ("iid", "orthogonal") else 16  # odd where blocks need not be whole
+    c = 0.01 if t.adapter["dtype"] == "float64" else 0.04
+    steps = c * np.array([1.0, -1.0, 2.0, -2.0])
+    y = t.adapter.exact((steps[:, None, None] * np.eye(d)).reshape(-1, d))
+    square = np.exp(np.sum(y * y, -1) / 2)
+    c = float(np.max(y[:d]))  # as it is in the candidate's dtype
+
+    def one(seed: int) -> Floats:
+        mean = (_estimates(t, np.zeros(d), y, samples, seed) * square).reshape(4, d)
+        odd, even = mean[::2] - mean[1::2], mean[::2] + mean[1::2] - 2
+        first = (8 * odd[0] - odd[1]) / (12 * c)
+        second = (16 * even[0] - even[1]) / (12 * c * c)
+        return np.stack([math.sqrt(samples) * first, samples * second])
+
+    found = _draws(t, one)
+    # Of terms in c^4 with |omega| below 8, and of rounding in differences.
+    rounding = _recovery_error(t, d, c) * c
+    first = math.sqrt(samples) * (c**4 * 8.0**5 / 30 + 2 * rounding / c)
+    second = samples * (c**4 * 8.0**6 / 90 + 4 * rounding / c**2)
+    if coupling == "iid":
+        _normal(t, found[:, 0], first)
+        delta = second * 0.3 / math.sqrt(samples)  # the density of chi^2 is below that
+        if delta < 0.01:
+            p = stats.ks(found[:, 1].ravel(), laws.chi2(samples).cdf, error=delta)
+            _record(t, "squares", p, found[:, 1].size, stats.ks, hidden=2 * delta)
+        return
+    own = _own_frequencies(samples, d, coupling, t.size, t.rng)
+    sums = np.stack([math.sqrt(samples) * np.mean(own, 1), np.sum(own * own, 1)], 1)
+    for name, a, b in zip(
+        ("sums", "squares"), np.moveaxis(found, 1, 0), np.moveaxis(sums, 1, 0), strict=True
+    ):
+        for i in (0, d - 1):
+            p = stats.dkwm_two_sample(a[:, i], b[:, i])
+            _record(t, f"{name}, axis {i}", p, len(a), stats.dkwm_two_sample, reference=len(b))
+
+
+@check(
+    "kernel",
+    "rfa",
     claim="estimates at one seed follow from the frequencies recovered at it",
     needs=lambda adapter: _precise(adapter),
 )
@@ -342,7 +405,8 @@ def feature_average(t: Trial) -> None:
     axes = np.stack([np.eye(d)[0], -np.eye(d)[0], np.eye(d)[-1], np.full(d, d**-0.5)])
     y = t.adapter.exact(axes - x)
     found = _draws(t, lambda seed: _estimates(t, x, y, samples, seed))
-    own = _own_estimates(x, y, samples, coupling, features, t.size, t.rng)
+    omega = _own_frequencies(samples, d, coupling, t.size, t.rng)
+    own = np.stack([kernels.estimate(x, z, omega, features=features) for z in y], -1)
     n, many = len(found), len(own)
     for i, name in enumerate(("axis 0", "axis 0 reversed", f"axis {d - 1}", "diagonal")):
         p = stats.dkwm_two_sample(found[:, i], own[:, i])
@@ -361,32 +425,24 @@ def feature_average(t: Trial) -> None:
 _OWN = {"iid": 25, "sobol": 2, "halton": 2}
 
 
-def _own_estimates(
-    x: Floats,
-    y: Floats,
-    samples: int,
-    coupling: str,
-    features: str,
-    size: int,
-    rng: np.random.Generator,
+def _own_frequencies(
+    samples: int, d: int, coupling: str, size: int, rng: np.random.Generator
 ) -> Floats:
-    """Estimates from many sets of frequencies of the package's own, (sets, points)."""
-    sets, d = min(_OWN.get(coupling, 10) * size, 100_000), len(x)
+    """Many sets of frequencies of the package's own, (sets, samples, d)."""
+    sets = min(_OWN.get(coupling, 5) * size, 100_000)
     if coupling == "iid":
-        omega = rng.standard_normal((sets, samples, d))
-    else:
-        omega = np.stack(
-            [sampling.draw(samples, d, coupling=coupling, rng=rng).omega for _ in range(sets)]
-        )
-    return np.stack([kernels.estimate(x, z, omega, features=features) for z in y], -1)
+        return rng.standard_normal((sets, samples, d))
+    return np.stack(
+        [sampling.draw(samples, d, coupling=coupling, rng=rng).omega for _ in range(sets)]
+    )
 
 
 def _target(t: Trial, d: int) -> tuple[Floats, Floats, Floats]:
     """A query, keys in general position and their weights, in kernel coordinates."""
-    c = 1.0
     q = t.normal(d)
-    keys = np.concatenate([np.zeros((1, d)), c * np.eye(d)]) + t.normal(d, size=0.3)
-    keys = keys - 1.5 * q * (np.arange(d + 1) % 2)[:, None]  # two groups far apart
+    q[-1] = 0.0
+    keys = np.concatenate([np.zeros((1, d)), np.eye(d)]) + t.normal(d, size=0.3)
+    keys[:, -1] += 1.75 * (-1.0) ** np.arange(d + 1)  # two groups far apart, of similar weights
     root = t.adapter.root(d)
     q, keys = (root * t.adapter.exact(z / root) for z in (q, keys))
     return q, keys, special.softmax(keys @ q)
@@ -448,7 +504,7 @@ def _target_law(t: Trial, hidden: int | None) -> None:
 
 
 def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
-    """Turn draws from sum_j weight_j N(centre_j, I) into iid N(0, I) rows, coordinate by coordinate.
+    """Turn draws from the mixture of N(centre_j, I) into iid N(0, I) rows.
 
     U_i is the distribution function of coordinate i given those before it (Rosenblatt, 1952).
     """
@@ -463,6 +519,37 @@ def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
         found.append(np.where(low < high, special.ndtri_exp(low), -special.ndtri_exp(high)))
         log_r = log_r - z * z / 2
     return np.stack(found, -1)
+
+
+@check("ra", claim="each sample chooses its key anew, light ones too", layer="law")
+def choices(t: Trial) -> None:
+    """How many of 16 samples choose one heavy key and not a thousand light ones: a binomial law.
+
+    The groups are so far apart that the result is that fraction.
+    """
+    d, samples, light, far = 2, 16, 1000, 14.0
+    root = t.adapter.root(d)
+    heavy = np.array([math.log(0.9 / 0.1 * light), far])
+    keys = np.concatenate([heavy[None], np.tile([[0.0, -far]], (light, 1))])
+    q, keys = (t.adapter.exact(x / root) for x in (np.array([[1.0, 0.0]]), keys))
+    score = root * root * (keys[:2] @ q[0])
+    share = float(special.expit(score[0] - score[1] - math.log(light)))
+    values = (np.arange(light + 1) == 0)[:, None] * 1.0
+
+    def one(seed: int) -> Floats:
+        return np.asarray(samples * t.call(q, keys, values, num_samples=samples, seed=seed)[0, 0])
+
+    found = _draws(t, one)
+    counts = np.round(found)
+    if np.max(np.abs(found - counts)) > 0.01:
+        raise Failure("whole numbers of samples", f"{found[np.argmax(np.abs(found - counts))]:.4g}")
+    n = len(counts)
+    law = laws.binom(samples, share)
+    below, at = law.cdf(counts - 1), law.pmf(counts)
+    uniform = np.clip(below + t.rng.random(n) * at, 0.0, 1.0)  # exactly so if counts are binomial
+    _record(t, "counts", stats.ks(uniform, lambda u: u), n, stats.ks)
+    p = stats.binomial(int(np.sum(counts)), n * samples, share)
+    _record(t, "share", p, n * samples, stats.binomial, p=share)
 
 
 @check("ra", claim="the mean over seeds is exact attention", layer="bound")

@@ -828,13 +828,6 @@ class MaskOnValues(Attention):
         return super().sum(np.where(visible, weights, 0), v, visible)
 
 
-class MaskByMultiplication(Attention):
-    """Weights are 0 where hidden, and 0 times NaN is NaN."""
-
-    def sum(self, weights: Array, v: Array, visible: Array) -> Array:
-        return weights @ v
-
-
 class CausalStrict(Attention):
     """A query does not see its own key."""
 
@@ -1445,23 +1438,15 @@ class DrawIgnoresMask(RA):
         return super().sample(q, k, np.ones_like(visible), count, rng)
 
 
-class SinglePrecisionChoice(RA):
-    """Inversion of a float32 cumulative sum, the rest falling to the last key."""
-
-    precision: type[np.floating[Any]] = np.float32
+class HalfPrecisionChoice(RA):
+    """Inversion of a float16 cumulative sum, the rest falling to the last key."""
 
     def choose(self, share: Array, count: int, rng: np.random.Generator) -> Array:
-        share = (share / share.sum(-1, keepdims=True)).astype(self.precision)
-        up_to = np.cumsum(share, axis=-1, dtype=self.precision).astype(np.float64)
+        share = (share / share.sum(-1, keepdims=True)).astype(np.float16)
+        up_to = np.cumsum(share, axis=-1, dtype=np.float16).astype(np.float64)
         u = rng.random((*share.shape[:-1], count))
         pick = (up_to[..., None, :] <= u[..., None]).sum(-1)
         return np.minimum(pick, share.shape[-1] - 1)
-
-
-class HalfPrecisionChoice(SinglePrecisionChoice):
-    """Inversion of a float16 cumulative sum, the rest falling to the last key."""
-
-    precision = np.float16
 
 
 class QueryDropped(RA):
@@ -1953,6 +1938,52 @@ _BASES: dict[str, type[Attention]] = {
 }
 
 
+def _exposed_unscaled(
+    x: Array,
+    y: Array | None = None,
+    *,
+    omega: Array | None = None,
+    num_features: int | None = None,
+    seed: int | None = None,
+) -> Array:
+    """The features of one vector without 1 / sqrt(S), or the kernel estimate, which is right."""
+    kernel = Kernel()
+    if y is None:
+        assert omega is not None
+        return np.exp(kernel.log_x(x, omega))
+    return kernel(x, y, omega=omega, num_features=num_features, seed=seed)
+
+
+def _moments_ignored(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mean: Array | None = None,
+    cov: Array | None = None,
+    **rest: Any,
+) -> Array:
+    """The moments given have no effect."""
+    return RFA()(q, k, v, **rest)
+
+
+def _covariance_not_rooted(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mean: Array | None = None,
+    cov: Array | None = None,
+    **rest: Any,
+) -> Array:
+    """Normal numbers are multiplied by the covariance and not by its root."""
+    if mean is None or cov is None:
+        return RFA()(q, k, v, **rest)
+    shape = (rest["num_features"], q.shape[-1])
+    omega = np.random.default_rng(rest["seed"]).standard_normal(shape) @ cov + mean
+    return RFA()(q, k, v, omega=omega)
+
+
 def _entry(
     name: str,
     fn: Callable[..., Any],
@@ -2166,14 +2197,6 @@ _SHARED: tuple[
         ("softmax", "rfa", "lara", "linear"),
         "The normaliser counts the padding: with half the keys masked, outputs about halve.",
         "performer-pytorch, google-research performer, flash-linear-attention, PyG",
-    ),
-    (
-        "mask-by-multiplication",
-        MaskByMultiplication,
-        None,
-        ("softmax", "rfa"),
-        "NaN or infinity in a masked value reaches every output.",
-        "",
     ),
     (
         "causal-strict",
@@ -2502,11 +2525,6 @@ _RA = (
     _entry("ra-one-component", OneComponent(), "The variance does not fall as 1/S."),
     _entry("ra-draw-ignores-mask", DrawIgnoresMask(), "Hidden keys shift the frequencies."),
     _entry(
-        "ra-single-precision-choice",
-        SinglePrecisionChoice(),
-        "With very many keys, the last one is drawn too often or too seldom.",
-    ),
-    _entry(
         "ra-half-precision-choice",
         HalfPrecisionChoice(),
         "Keys of weight below 1/4096 are not drawn, the last one too often.",
@@ -2672,7 +2690,32 @@ _MOMENTS = (
     _entry("moments-mean-over-n-minus-1", moments_mean_over_n_minus_1, "The mean is too large."),
 )
 
+_EXTRA = (
+    Mutant(
+        "kernel-exposed-features-unscaled",
+        "kernel",
+        _exposed_unscaled,
+        ("omega", "feature_map"),
+        "Products of the exposed features are S times the kernel.",
+    ),
+    Mutant(
+        "rfa-moments-ignored",
+        "rfa",
+        _moments_ignored,
+        ("moments",),
+        "Frequencies are standard normal whatever moments are given.",
+    ),
+    Mutant(
+        "rfa-covariance-not-rooted",
+        "rfa",
+        _covariance_not_rooted,
+        ("moments",),
+        "Frequencies have the square of the covariance given.",
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
+    *_EXTRA,
     *_SOFTMAX,
     *_KERNEL,
     *_RFA,
