@@ -19,7 +19,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq, minimize_scalar
-from scipy.special import ndtr
+from scipy.special import betainc, ndtr
 
 from refattn import stats
 
@@ -591,8 +591,10 @@ def test_powers_by_exact_laws() -> None:
     assert 0.99 * b < max(miss) <= b * (1 + 1e-9)
     delta = stats.min_discrepancy(stats.hotelling, n, dimension=3, **rates)
     limit = scipy.stats.f.isf(a, 3, n - 3)
-    miss = scipy.stats.ncf.cdf(limit, 3, n - 3, n * delta**2)
-    assert miss == pytest.approx(b, rel=1e-6)
+    terms = np.arange(1000)  # noncentral F as a mixture over a Poisson number
+    weights = scipy.stats.poisson.pmf(terms, n * delta**2 / 2)
+    y = 3 * limit / (3 * limit + n - 3)
+    assert weights @ betainc(1.5 + terms, (n - 3) / 2, y) == pytest.approx(b, rel=1e-6)
 
 
 def test_discrepancies_out_of_reach() -> None:
@@ -600,6 +602,7 @@ def test_discrepancies_out_of_reach() -> None:
         (stats.normal_variance, 1, {}),
         (stats.empirical_bernstein, 1, {"variance": 0.1}),
         (stats.hotelling, 3, {"dimension": 3}),
+        (stats.hotelling, 4, {"dimension": 3}),
         (stats.binomial, 5, {"p": 0.5}),
         (stats.chernoff, 5, {"mean": 0.5}),
         (stats.catoni, 10, {"variance": 1.0}),
@@ -800,6 +803,11 @@ def test_means_at_the_ends() -> None:
         (lambda: stats.clopper_pearson(-1, 5), ValueError, "`successes` must be"),
         (lambda: stats.min_discrepancy(stats.ks, 0), ValueError, "`n` must be a positive"),
         (lambda: stats.min_discrepancy(stats.ks, 9, beta=1), ValueError, "`beta` must lie"),
+        (
+            lambda: stats.min_discrepancy(stats.ks, 9, alpha=0.5, beta=0.5),
+            ValueError,
+            "`beta` must be less than 1 - `alpha`, got 0.5 and 0.5",
+        ),
         (lambda: stats.min_samples(stats.ks, 0.0), ValueError, "`discrepancy` must be a positive"),
     ],
 )
