@@ -139,8 +139,9 @@ def gandy_scott(
         \text{accepts if } p_j > \gamma + \beta_j, \qquad \text{else goes on},
 
     and the last one accepts what it does not reject. The sample grows once, after the first step.
-    Sound p-values reach step j with probability at most gamma^(j - 1) times what is left to
-    reject, so the level is at most sum_j gamma^(j - 1) beta_j = alpha.
+    At step j a sound p-value is at most beta_j with probability at most that, and at most
+    gamma + beta_j likewise. Backwards from the last step, the level is therefore at most
+    sum_j gamma^(j - 1) beta_j = alpha, which uniform p-values attain.
 
     Parameters
     ----------

@@ -93,7 +93,7 @@ def min_discrepancy(
     TypeError
         If `n` is not an integer, or parameters are missing or unknown.
     ValueError
-        If `test` has no line in the table or a number is out of range.
+        If `test` has no line in the table, a number is out of range, or alpha + beta >= 1.
 
     References
     ----------
@@ -109,6 +109,8 @@ def min_discrepancy(
     """
     _validate.positive_integer("n", n)
     alpha, beta = _check.fraction("alpha", alpha), _check.fraction("beta", beta)
+    if alpha + beta >= 1:
+        raise ValueError(f"`beta` must be less than 1 - `alpha`, got {beta} and {alpha}.")
     return float(_detectable(test)(int(n), alpha, beta, **parameters))
 
 
@@ -240,7 +242,9 @@ def _hotelling(n: int, alpha: float, beta: float, *, dimension: int) -> float:
     high = 1 / math.sqrt(n)
     while missed(high) > 0:
         high *= 2
-    return float(brentq(missed, high / 2, high, xtol=1e-12 * high)) * (1 + 1e-9)
+    if math.isnan(missed(high)):  # a limit so far out that SciPy has no noncentral F there
+        return math.inf
+    return float(brentq(missed, 0, high, xtol=1e-12 * high)) * (1 + 1e-8)
 
 
 def _hoeffding(n: int, alpha: float, beta: float, *, low: float = 0.0, high: float = 1.0) -> float:
