@@ -136,7 +136,7 @@ def test_attention_of_torch(dtype: str) -> None:
     assert [r.check for r in report.results if r.status == "FAIL"] == ["causal_cross"]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_attention_of_jax(dtype: str) -> None:
     tags = ported("jax", dtype, layout="bnhd", causal="top-left")
     import jax
@@ -144,9 +144,13 @@ def test_attention_of_jax(dtype: str) -> None:
     def fn(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
         return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=causal)
 
-    report = check(fn, estimator="softmax", capabilities=VISIBLE, tags=tags, rng=0)
-    # A query without keys gets the mean of the values there.
-    assert [r.check for r in report.results if r.status != "PASS"] == ["query_without_keys"]
+    some = ["contract", "value_length", "large_logits", "query_without_keys", "causal_cross"]
+    report = check(fn, estimator="softmax", capabilities=VISIBLE, tags=tags, rng=0, checks=some)
+    failed = {r.check for r in report.results if r.status != "PASS"}
+    if dtype == "float64":  # scores are in float32 there
+        assert "large_logits" in failed
+    else:  # a query without keys gets the mean of the values there, and values have length d
+        assert failed == {"query_without_keys", "value_length"}
 
 
 @pytest.mark.parametrize("library", ["torch", "jax"])
@@ -163,7 +167,7 @@ def test_own_functions_on_other_libraries(library: str) -> None:
         estimator="rfa",
         capabilities=("omega", "mask", "causal"),
         tags=tags,
-        checks=["contract", "reference_values", "mask", "causal", "heads_apart", "seeds"],
+        checks=["contract", "order_of_keys"] + ["reference_values", "mask"] * (library == "torch"),
         rng=0,
     )
     assert report.verdict == "PASS", str(report)
@@ -269,7 +273,7 @@ MISBEHAVING = {
     "raises": (raising, "softmax", "contract", "RuntimeError: no GPU"),
     "exits": (exiting, "softmax", "contract", "SystemExit"),
     "writes": (writing, "softmax", "contract", "other numbers in it"),
-    "wrong shape": (lambda q, k, v: v, "softmax", "reference_values", "shape (5, 3)"),
+    "wrong shape": (lambda q, k, v: v[..., :1], "softmax", "contract", "shape (5, 1)"),
     "wrong dtype": (
         lambda q, k, v: refattn.softmax_attention(q, k, v).astype(np.float32),
         "softmax",
@@ -323,11 +327,12 @@ def test_a_slow_callable_is_underpowered(monkeypatch: pytest.MonkeyPatch) -> Non
     from refattn.conformance import runner
 
     monkeypatch.setitem(runner._BUDGET, "quick", 0.02)
-    report = check(kernel, estimator="kernel", rng=0)
+    report = check(kernel, estimator="kernel", rng=0, time_limit=60)
     assert report.verdict == "UNDERPOWERED"
     assert {r.check for r in report.results if r.status == "UNDERPOWERED"} == {
         "frequency_law",
         "frequency_pairs",
+        "feature_sums",
         "feature_average",
     }
     assert "detects" in str(report)
@@ -514,7 +519,7 @@ def test_layouts_go_there_and_back(layout: str | None) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((*lead, m, 4)) for m in (5, 5, 5))
     np.testing.assert_array_equal(adapter(q, k, v) - 0 * q, q + 0 * v[..., :1, :1])
-    sizes = {"b": 2, "h": 3, "n": 5, "d": 4}
+    sizes = dict(zip([axis for axis in "bhnd" if axis in (layout or "bhnd")], q.shape, strict=True))
     assert seen[0] == tuple(sizes[axis] for axis in layout or "bhnd")
 
 
@@ -562,10 +567,8 @@ def rounded(x: Any, dtype: str) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("estimator", ["softmax", "rfa"])
-def test_honest_evaluations_stay_within_the_tolerance(
-    estimator: str, dtype: str, record_accuracy: Any
-) -> None:
-    """Every operation rounded to the dtype, sums in turn: within half, and not far below."""
+def test_honest_evaluations_stay_within_the_tolerance(estimator: str, dtype: str) -> None:
+    """Every operation rounded to the dtype, sums in turn: within a fifth, and not far below."""
     near = partial(rounded, dtype=dtype)
 
     def total(x: Any, axis: int) -> Any:
@@ -608,7 +611,7 @@ def test_honest_evaluations_stay_within_the_tolerance(
         want, allowed = identities.reference(t.adapter, arrays, options)
         got = fn(*arrays, **options)
         worst = max(worst, float(np.max(np.abs(got - want))) / allowed)
-    assert 0.002 < worst < 0.5
+    assert 0.01 < worst < 0.2
 
 
 def test_checks_of_a_batch_of_vectors_one_by_one() -> None:

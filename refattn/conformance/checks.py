@@ -23,10 +23,10 @@ __all__ = ["CHECKS", "Case", "Check", "Trial", "reference", "tolerance"]
 
 Floats = npt.NDArray[Any]
 
-# Of the accuracy contract, error <= C eps (1 + largest exponent). The halves keep C smaller: their
-# sums are short and their eps so large that 16 would allow anything. tests/test_conformance.py
-# has the errors of honest evaluations in each precision.
-CONTRACT = {"float64": 16.0, "float32": 16.0, "float16": 8.0, "bfloat16": 8.0}
+# In error <= C eps (1 + largest exponent). Evaluations that round every operation and add in turn
+# stay below a tenth of it on sums of a few terms (tests/test_conformance.py); the rest is for long
+# sums, which are not checked in the halves.
+CONTRACT = {"float64": 4.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 
 ATTENTION = ("softmax", "rfa", "ra", "lara", "linear")
 RANDOM = ("kernel", "rfa", "ra", "lara")
@@ -83,8 +83,12 @@ class Trial:
         self.rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
 
     def normal(self, *shape: int, size: float = 1.0) -> Floats:
-        """Normal numbers that are exact in the candidate's dtype."""
-        return self.adapter.exact(size * self.rng.standard_normal(shape))
+        """Normal numbers that are exact in the candidate's dtype; with relu, their sizes only.
+
+        Queries and keys of either sign may share no positive feature, and then nothing is defined.
+        """
+        z = size * self.rng.standard_normal(shape)
+        return self.adapter.exact(np.abs(z) if self.adapter["feature_map"] == "relu" else z)
 
     def new_seed(self) -> int:
         """A seed to give to the candidate."""
@@ -420,12 +424,17 @@ def reference_values(t: Trial) -> None:
     for n, m, d, samples, lead in _SHAPES:
         rows = max(n, 2) if t.adapter.estimator == "moments" else n
         arrays, options = t.problem(rows, m, d, samples, lead=t.adapter.lead(*lead))
-        t.compare(*arrays, **options)
+        if m <= 100 or t.adapter.eps < 1e-4:
+            t.compare(*arrays, **options)
     for size, shift in ((0.3, 1.0), (1.5, 0.0), (1.0, -1.0)):
         arrays, options = t.problem(6, 9, 5, 7, size=size, shift=shift)
         if "omega" in options:
             options["omega"] = t.adapter.exact(options["omega"] * np.linspace(0, 2, 5))
         t.compare(*arrays, **options)
+    if t.adapter["feature_map"] == "relu":
+        signs = np.array([1.0, -1.0, 1.0])
+        (q, k, v), _ = t.problem(6, 9, 3)
+        t.compare(q * signs, k * signs[::-1], v)
 
 
 @check(*ATTENTION, claim="values may have another length than keys", needs=_evaluated)
@@ -655,6 +664,7 @@ def query_without_keys(t: Trial) -> None:
     hidden = _mask(t, 4, 5)
     hidden[2] = False
     t.compare(*arrays, **options, mask=hidden)
+    t.equal(t.got[2], np.zeros(4), t.adapter.eps)
 
 
 def _causal(adapter: Adapter) -> bool:

@@ -29,8 +29,9 @@ def name(results: list[Result], trials: list[Trial]) -> None:
     pattern = list(_same_pattern(trials[0].adapter, failed, ran))
     for result, trial in zip(results, trials, strict=True):
         if result.check in failed:
-            exact = [] if result.p is not None else list(_same_numbers(trial))
-            result.suspects = (exact or pattern)[:_MOST]
+            compared = trial.case is not None and trial.case.want is not None
+            exact = list(_same_numbers(trial)) if compared and result.p is None else []
+            result.suspects = (exact or (pattern if compared or result.p else []))[:_MOST]
 
 
 def _same_numbers(trial: Trial) -> Iterable[str]:
