@@ -221,9 +221,30 @@ def test_defects_fail(mutant: Any) -> None:
 # Checks without a defect that they alone reject, and why they are made all the same.
 JUSTIFIED = {
     "contract": "what a candidate returns at all; everything else presumes it",
+    "seeds": "of halves, whose frequencies cannot be recovered, it is all that is known of seeds",
+    "reference_values": "gives the smallest case for most defects",
     "value_length": "says at once that d_v = d is assumed",
     "large_logits": "tells lost digits from overflow",
+    "extreme_logits": "compares digits where weighted_mean knows bounds only",
+    "batches_of_rows": "tells a wrong axis from a wrong formula",
+    "weighted_mean": "of a black box and without a reference, whose errors it would show",
     "order_of_keys": "needs no reference, so that an error of the reference would show",
+    "queries_apart": "of a black box and without a reference",
+    "heads_apart": "of a black box and without a reference",
+    "mask": "tells wrong masks from masks that do not broadcast",
+    "mask_broadcasts": "tells masks that do not broadcast from wrong ones",
+    "masked_keys_unseen": "of a black box; sizes of hidden keys far from those of visible ones",
+    "causal": "tells causal attention from its combination with masks",
+    "future_unseen": "all there is for causal LARA, and of any black box",
+    "visible_part": "of a black box: causal and masked forms against the plain one",
+    "one_frequency": "needs no reference and no recovery, so that it holds in halves",
+    "mean_over_frequencies": "needs no reference",
+    "frequency_pairs": "the exact law of orthogonal and antithetic pairs; others see averages",
+    "recovered_values": "all there is of the formula of a black box",
+    "target_law": "of a black box without masks",
+    "masked_target_law": "of a black box with masks",
+    "unbiased": "the claim itself, which the exact laws imply",
+    "proposal_noise": "LARA with proposals of its own, to which proposal_average does not apply",
 }
 
 

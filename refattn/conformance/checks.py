@@ -231,7 +231,7 @@ _ESTIMATORS: dict[str, Callable[..., Any]] = {
 def _moments(adapter: Adapter, x: Floats) -> tuple[Any, Any]:
     """Mean and covariance; deviations off by delta move the latter by 2 delta sigma + delta^2."""
     want = moments.estimate(x, ddof=adapter["ddof"])
-    unit = CONTRACT[adapter["dtype"]] * adapter.eps
+    unit = (CONTRACT[adapter["dtype"]] + math.sqrt(x.shape[-2])) * adapter.eps  # running sums
     off = unit * float(np.max(np.abs(x)))
     spread = float(np.max(np.abs(want.cov)))
     return (want.mean, want.cov), (off, unit * spread + 2 * off * math.sqrt(spread) + off**2)
