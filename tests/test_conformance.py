@@ -199,7 +199,10 @@ def adapted(mutant: Any, **tags: Any) -> Adapter:
 
 
 def cheapest(names: list[str]) -> str:
-    return min(names, key=lambda name: conformance.CHECKS[name].layer != "identity")
+    """An identity, but not that of a few seeds, which may differ by chance."""
+    return min(
+        names, key=lambda name: (conformance.CHECKS[name].layer != "identity", name == "seeds")
+    )
 
 
 def test_every_defect_is_in_the_matrix_and_rejected() -> None:
