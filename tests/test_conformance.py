@@ -509,6 +509,7 @@ def test_pytest_parametrisation() -> None:
         ({"rng": -1}, ValueError, "rng"),
         ({"checks": ["none"]}, ValueError, "checks"),
         ({"time_limit": 0}, ValueError, "time_limit"),
+        ({"expected_failures": ["contract"]}, TypeError, "expected_failures"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:

@@ -131,7 +131,7 @@ class Report:
     def to_json(self) -> str:
         """The report as JSON; what is not finite is null."""
         content = {"verdict": self.verdict, "guarantee": self.guarantee, **asdict(self)}
-        return json.dumps(_finite(content), indent=2, sort_keys=False) + "\n"
+        return json.dumps(_finite(content), indent=2, default=str) + "\n"
 
     def to_junit(self) -> str:
         """The report as JUnit XML."""

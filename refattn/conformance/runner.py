@@ -114,7 +114,7 @@ def check(
     limit = 2 * _BUDGET[level] if limit is None else limit
     seed = _seed(rng)
     chosen = {c.name: c for c in checks_of(adapter)}
-    expected = dict(expected_failures or {})
+    expected = _reasons(expected_failures)
     _known("expected_failures", expected, chosen)
     if checks is not None:
         names = [checks] if isinstance(checks, str) else list(checks)
@@ -192,7 +192,7 @@ def parametrize_with_checks(
     import pytest
 
     cases = []
-    expected = dict(expected_failures or {})
+    expected = _reasons(expected_failures)
     for adapter in candidates:
         if not isinstance(adapter, Adapter):
             raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
@@ -242,6 +242,17 @@ def _seed(rng: Any) -> int:
     return int(_validate.generator(rng).integers(2**31))
 
 
+def _reasons(expected_failures: Any) -> dict[str, str]:
+    if expected_failures is None:
+        return {}
+    if not isinstance(expected_failures, Mapping):
+        kind = type(expected_failures).__name__
+        raise TypeError(
+            f"`expected_failures` must be a mapping of check names to reasons, got {kind}."
+        )
+    return {str(name): str(reason) for name, reason in expected_failures.items()}
+
+
 def _known(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
     for name in names:
         if name not in CHECKS:
@@ -258,7 +269,8 @@ def _run(item: Check, trial: Trial, limit: float) -> Result:
 
     def work() -> None:
         try:
-            item.run(trial)
+            with np.errstate(all="ignore"):
+                item.run(trial)
             outcome.append(None)
         except BaseException as error:  # also SystemExit and the like, from the candidate
             outcome.append(error)
