@@ -100,7 +100,8 @@ def test_catalogue() -> None:
         assert estimator in BASE
     for m in (*VARIANTS, *MUTANTS):
         assert m.name.split("-")[0] == m.estimator
-        assert set(m.capabilities) <= {"omega", "mask", "causal", "gqa"}
+        known = {"omega", "mask", "causal", "gqa", "feature_map", "moments"}
+        assert set(m.capabilities) <= known
         assert m.effect.endswith(".")
 
 
@@ -184,10 +185,36 @@ def test_variants_agree_with_the_package(entry: Mutant) -> None:
 def test_mutants_differ(entry: Mutant) -> None:
     """By more than rounding from the correct variant on the same arguments, seeds included."""
     base = BASE[entry.estimator].fn
+    if {"feature_map", "moments"} & set(entry.capabilities):
+        return  # see the two tests below
     assert any(
         not same(entry.fn(*args, **options), base(*args, **options), 1e-9)
         for args, options in probes(entry.estimator, entry.capabilities)
     )
+
+
+def test_exposed_features_are_not_scaled() -> None:
+    fn, omega = BY_NAME["kernel-exposed-features-unscaled"].fn, tokens(5, 3)
+    x, y = tokens(3, seed=1), tokens(3, seed=2)
+    product = fn(x, omega=omega) @ fn(y, omega=omega)
+    assert product == pytest.approx(5 * float(fn(x, y, omega=omega)))
+
+
+def test_moments_that_are_not_used_as_they_should() -> None:
+    mean, cov = np.full(3, 2.0), 4 * np.eye(3)
+    keys = np.concatenate([np.zeros((1, 3)), np.eye(3)]) * 3**0.25
+    for name, location, scale in (
+        ("rfa-moments-ignored", 0, 1),
+        ("rfa-covariance-not-rooted", 2, 4),
+    ):
+        fn = BY_NAME[name].fn
+        out = [
+            fn(keys[:1], keys, np.eye(4), num_features=1, seed=s, mean=mean, cov=cov)[0]
+            for s in range(2000)
+        ]
+        omega = np.log(np.array(out)[:, 1:] / np.array(out)[:, :1]) + 0.5
+        np.testing.assert_allclose(omega.mean(0), location, atol=0.1 * scale)
+        np.testing.assert_allclose(omega.std(0), scale, rtol=0.1)
 
 
 @pytest.mark.parametrize("entry", MUTANTS, ids=lambda m: m.name)
