@@ -375,7 +375,7 @@ def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     return _two_sided(2 * len(x) * distance**2)
 
 
-def dkwm_two_sample(x: Any, y: Any) -> float:
+def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
     r"""Test that two samples have the same law, by splitting the inequality of `dkwm`.
 
     .. math:: p = 4 \exp\Big( -\Big(
@@ -391,6 +391,9 @@ def dkwm_two_sample(x: Any, y: Any) -> float:
         Independent draws of any law, atoms allowed.
     y : array_like, shape (N,)
         Independent draws, independent of `x`.
+    error : float, default 0.0
+        How far each of `x` may be from a draw of the law of `y`; D is then the larger of the
+        excess of the function of x + error and the lack of that of x - error.
 
     Returns
     -------
@@ -402,7 +405,7 @@ def dkwm_two_sample(x: Any, y: Any) -> float:
     TypeError
         If the arguments do not hold real numbers.
     ValueError
-        If they are empty, not finite or of other shapes.
+        If they are empty, not finite or of other shapes, or if `error` is negative.
 
     References
     ----------
@@ -416,9 +419,15 @@ def dkwm_two_sample(x: Any, y: Any) -> float:
     1e-10
     """
     x, y = np.sort(_check.sample("x", x)), np.sort(_check.sample("y", y))
-    at = np.concatenate([x, y])
-    gap = np.searchsorted(x, at, "right") / len(x) - np.searchsorted(y, at, "right") / len(y)
-    return _two_sided((float(np.max(np.abs(gap))) / _split(len(x), len(y))) ** 2, 4)
+    error = _check.non_negative("error", error)
+    gap = 0.0
+    for sign in (1, -1):
+        moved = x + sign * error
+        at = np.concatenate([moved, y])
+        share = np.searchsorted(moved, at, "right") / len(x)
+        excess = share - np.searchsorted(y, at, "right") / len(y)
+        gap = max(gap, float(np.max(sign * excess)))
+    return _two_sided((gap / _split(len(x), len(y))) ** 2, 4)
 
 
 def dkwm_mean(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float:
