@@ -560,11 +560,25 @@ def test_frequencies_are_recovered() -> None:
         d, c = 3, 0.5
         got = np.log(laws._estimates(t, np.zeros(d), np.eye(d), 1, 7)) + 0.5
         np.testing.assert_allclose(got, sampling.draw(1, d, rng=7).omega[0], rtol=0, atol=1e-12)
-        extra = c * (np.eye(d)[:1] + np.eye(d)[1:])
-        *_, mean = laws._pairs(t, d, c, 7, extra)
+        y = c * np.concatenate([np.eye(d), 2 * np.eye(d), np.eye(d)[:1] + np.eye(d)[1:]])
+        mean = laws._estimates(t, np.zeros(d), y, 2, 7) * np.exp(np.sum(y * y, -1) / 2)
         want = sampling.draw(2, d, rng=7).omega
         got = laws._paired(mean, d, c)
         np.testing.assert_allclose(sorted(got.tolist()), sorted(want.tolist()), atol=1e-10)
+
+
+@pytest.mark.parametrize("features", ["hyperbolic", "trigonometric"])
+def test_frequencies_are_recovered_up_to_sign(features: str) -> None:
+    from refattn.conformance import laws
+
+    t = trial(
+        partial(refattn.random_feature_attention, features=features), "rfa", features=features
+    )
+    for seed in range(20):
+        got = laws._recovered(t, 5, 0.3, seed)
+        want = sampling.draw(1, 5, rng=seed).omega[0]
+        want = want * np.sign(want[0])
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
 def test_rosenblatt_makes_draws_from_a_mixture_normal() -> None:

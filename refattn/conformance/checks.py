@@ -77,6 +77,7 @@ class Trial:
     p: dict[str, float] = field(default_factory=dict)
     power: dict[str, tuple[Callable[[float], float], float]] = field(default_factory=dict)
     samples: int = 0
+    reached: float = 1.0  # share of the planned seeds that time allowed
     hidden: float = 0.0
     case: Case | None = None
     got: Any = None
