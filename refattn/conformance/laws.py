@@ -52,11 +52,11 @@ def _lawful(adapter: Adapter) -> bool:
 
 def _precise(adapter: Adapter) -> bool:
     """Whether frequencies can be recovered to more digits than their law has."""
-    return _lawful(adapter) and adapter["dtype"] in ("float32", "float64")
+    return _lawful(adapter) and bool(adapter["dtype"] in ("float32", "float64"))
 
 
 def _positive(adapter: Adapter) -> bool:
-    return adapter["features"] == "positive"
+    return bool(adapter["features"] == "positive")
 
 
 def _draws(t: Trial, one: Callable[[int], Floats], share: float = 1.0) -> Floats:
