@@ -392,6 +392,8 @@ def contract(t: Trial) -> None:
             if t.adapter.can("mask"):
                 seen = np.ones((*arrays[0].shape[:-1], 5), dtype=bool)
                 t.equal(t.call(*arrays, strict=True, **options, mask=seen), first, allowed)
+                seen[..., ::2] = False
+                t.call(*arrays, strict=True, **options, mask=seen)
             if t.adapter.can("causal") and (t.adapter.estimator != "lara" or "seed" in options):
                 t.call(*arrays, strict=True, **options, causal=True)
 
@@ -721,6 +723,15 @@ def query_without_keys(t: Trial) -> None:
     lead = t.adapter.lead(2, 3)
     arrays, options = t.problem(4, 5, 4, 4, lead=lead)
     t.compare(*arrays, **options, mask=t.rng.random((*lead, 4, 5)) < 0.3)
+    if not _causal(t.adapter):
+        return
+    for n, m in ((4, 4), (7, 4)):
+        arrays, options = t.problem(n, m, 4, 4)
+        options |= {"causal": True}
+        if n > m and t.adapter["causal"] == "bottom-right":
+            t.compare(*arrays, **options)
+        elif n == m:
+            _both(t, arrays, options | {"mask": np.arange(4)[:, None] * np.ones(4) % 2 == 1})
 
 
 def _causal(adapter: Adapter) -> bool:
@@ -749,11 +760,15 @@ def causal(t: Trial) -> None:
 def mask_with_causal(t: Trial) -> None:
     """Agreement with the reference; a candidate may refuse both at once, by an exception."""
     arrays, options = t.problem(6, 6, 4, 5)
-    options |= {"mask": _mask(t, 6, 6), "causal": True}
+    _both(t, arrays, options | {"mask": _mask(t, 6, 6), "causal": True})
+
+
+def _both(t: Trial, arrays: tuple[Floats, ...], options: dict[str, Any]) -> None:
+    """A mask and causal at once, which a candidate may refuse by an exception."""
     try:
         t.adapter(*arrays, **options)
     except Refusal:
-        t.error = 0.0
+        t.error = t.error or 0.0
         return
     t.compare(*arrays, **options)
 

@@ -64,16 +64,16 @@ def _draws(t: Trial, one: Callable[[int], Floats], share: float = 1.0) -> Floats
 
     How many is settled by the time of the first few, before any result is looked at.
     """
-    count = max(int(share * t.size), 2)
+    planned = max(int(share * t.size), 6)
     start = t.new_seed()
-    began = time.perf_counter()
-    found = [one(start), one(start + 1)]
-    began, first = time.perf_counter(), time.perf_counter() - began
-    found.append(one(start + 2))
-    each = min(max(time.perf_counter() - began, 1e-9), first)
-    planned, count = count, max(3, min(count, int(share * t.budget / each / 2)))
+    found, times = [], []
+    for seed in range(start, start + 6):  # the first may take longer, and the machine be busy
+        began = time.perf_counter()
+        found.append(one(seed))
+        times.append(max(time.perf_counter() - began, 1e-9))
+    count = max(6, min(planned, int(share * t.budget / min(times))))
     t.reached = count / planned
-    found += [one(start + i) for i in range(3, count)]
+    found += [one(start + i) for i in range(6, count)]
     t.samples = max(t.samples, count)
     t.case = None
     return np.stack(found)
@@ -192,9 +192,10 @@ def _estimates(t: Trial, x: Floats, y: Floats, samples: int, seed: int) -> Float
 
 def _recovery_error(t: Trial, d: int, c: float) -> float:
     """Rounding error of a recovered coordinate: that of a log ratio of two outputs, over c."""
-    unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
+    # Each output of honest evaluations in the halves is off by half an eps for each operation.
+    unit = t.adapter.eps * (4 * CONTRACT[t.adapter["dtype"]] if t.adapter.eps < 1e-4 else 1.0)
     hidden = float(t.adapter["epsilon"]) * math.exp(12.0)
-    return (4 * unit * (1 + (math.sqrt(d) + 5) * c + c * c / 2) + hidden) / c
+    return (unit * (1 + (math.sqrt(d) + 5) * c + c * c / 2) + hidden) / c
 
 
 @check(
@@ -557,7 +558,7 @@ def _target(t: Trial, d: int) -> tuple[Floats, Floats, Floats]:
     """A query, keys in general position and their weights, in kernel coordinates."""
     q = t.normal(d)
     q[-1] = 0.0
-    keys = np.concatenate([np.zeros((1, d)), np.eye(d)]) + t.normal(d, size=0.3)
+    keys = np.concatenate([np.zeros((1, d)), 2 * np.eye(d)]) + t.normal(d, size=0.3)
     keys[:, -1] += 1.75 * (-1.0) ** np.arange(d + 1)  # two groups far apart, of similar weights
     root = t.adapter.root(d)
     q, keys = (root * t.adapter.exact(z / root) for z in (q, keys))

@@ -62,6 +62,10 @@ def check(
     the rounding error of an honest evaluation in the candidate's dtype. Of a black box the
     frequencies are recovered from its outputs (`laws`), and their law is tested exactly.
 
+    At one seed results are compared for the same inputs and, except for RA, whose draws depend on
+    queries and keys by definition, for others of the same shapes; the frequencies of RFA and of a
+    kernel estimate may depend on the seed, their number and length only.
+
     Parameters
     ----------
     fn : callable or Adapter
