@@ -33,7 +33,8 @@ def name(results: list[Result], trials: list[Trial]) -> None:
         if result.check in failed:
             compared = trial.case is not None and trial.case.want is not None
             exact = list(_same_numbers(trial)) if compared and result.p is None else []
-            result.suspects = (exact or (pattern if compared or result.p else []))[:_MOST]
+            known = compared or result.p is not None  # p may be 0
+            result.suspects = (exact or (pattern if known else []))[:_MOST]
 
 
 def _same_numbers(trial: Trial) -> Iterable[str]:
