@@ -7,6 +7,7 @@ moments of queries and keys promise; `refattn check` says whether an implementat
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -314,7 +315,8 @@ def commands() -> click.Group:
             quiet = json_path == "-"
             if json_path is not None and not quiet:
                 _output(".json")(context, context.command.params[0], json_path)
-            report = _check(target, xfails, **options)
+            with _elsewhere() if quiet else nullcontext():
+                report = _check(target, xfails, **options)
         try:
             if quiet:
                 click.echo(report.to_json(), nl=False)
@@ -381,6 +383,7 @@ def _check(
     """Run the checks on what the command line names."""
     from . import conformance
 
+    source = None
     pairs = dict(tag.partition("=")[::2] for tag in tags)
     for tag in tags:
         if "=" not in tag:
@@ -391,17 +394,41 @@ def _check(
             target, format=subprocess, names=conformance.ESTIMATORS[estimator].arrays
         )
     else:
-        fn = _imported(target)
+        fn, source = _imported(target), target
     return conformance.check(
-        fn,
-        estimator=estimator,
-        capabilities=capabilities,
-        tags=pairs,
+        conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
         rng=seed,
         checks=names or None,
         expected_failures=None if xfails is None else _expected(xfails),
         **options,
     )
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Send what a candidate prints, from compiled code too, to standard error."""
+    out, saved = sys.stdout, None
+    with suppress(AttributeError, OSError, ValueError):  # there may be no such file
+        out.fileno()
+        out.flush()
+        _flush()
+        saved = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if saved is not None:
+            out.flush()
+            _flush()
+            os.dup2(saved, 1)
+            os.close(saved)
+
+
+def _flush() -> None:
+    """Write out the buffers of C, while they still go to the right place."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).fflush(None)
 
 
 def _imported(target: str) -> Any:

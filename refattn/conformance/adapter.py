@@ -119,13 +119,17 @@ class Adapter:
         Conventions, see `TAGS`; values may be strings, as on the command line.
     name : str, optional
         Name in reports; by default that of the callable.
+    source : str, optional
+        Where the callable can be imported from, as ``"module:name"``, for scripts that show a
+        failure; without it they look for the callable under its own name.
 
     Raises
     ------
     TypeError
-        If `fn` is not callable.
+        If `fn` is not callable, or an argument is of another type than above.
     ValueError
-        If the estimator, a capability, a tag or its value is unknown.
+        If the estimator, a capability, a tag or its value is unknown, if NumPy arrays are to be
+        on a device, or if `source` has no colon.
 
     Notes
     -----
@@ -147,15 +151,15 @@ class Adapter:
     capabilities: Iterable[str] = ()
     tags: Mapping[str, Any] | None = field(default=None)
     name: str | None = None
+    source: str | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise TypeError(f"`fn` must be callable, got {type(self.fn).__name__}.")
         _validate.choice("estimator", self.estimator, ESTIMATORS)
-        given = (self.capabilities,) if isinstance(self.capabilities, str) else self.capabilities
-        capabilities = frozenset(given)
+        capabilities = frozenset(_names("capabilities", self.capabilities))
         possible = ESTIMATORS[self.estimator].capabilities
-        for name in sorted(capabilities, key=str):
+        for name in sorted(capabilities):
             _validate.choice("capabilities", name, sorted(possible) or ("none of them",))
         tags: dict[str, Any] = {
             "scale": None,
@@ -165,9 +169,21 @@ class Adapter:
             "ddof": 1,
         }
         tags |= {name: options[0] for name, options in _CHOICES.items() if name not in tags}
-        for name, value in dict(self.tags or {}).items():
+        if not isinstance(self.tags, Mapping | None):
+            raise TypeError(
+                f"`tags` must be a mapping of tags to values, got {type(self.tags).__name__}."
+            )
+        for name, value in (self.tags or {}).items():
             _validate.choice("tags", name, TAGS)
             tags[name] = _tag(name, value)
+        if tags["device"] is not None and tags["library"] == "numpy":
+            raise ValueError(
+                f"`tags['device']` must be left out for NumPy arrays, got {tags['device']!r}."
+            )
+        if not isinstance(self.source, str | None):
+            raise TypeError(f"`source` must be a string, got {type(self.source).__name__}.")
+        if self.source is not None and not all(self.source.partition(":")):
+            raise ValueError(f"`source` must be module:name, got {self.source!r}.")
         name = self.name or getattr(self.fn, "__qualname__", None) or type(self.fn).__name__
         for attribute, value in (("capabilities", capabilities), ("tags", tags), ("name", name)):
             object.__setattr__(self, attribute, value)
@@ -297,6 +313,8 @@ class Adapter:
             got = self._receive(x)
         except Exception as error:
             raise Failure("an array", f"a {type(x).__name__} ({error})") from error
+        if got.dtype.kind == "c":
+            raise Failure("real numbers", f"complex ones of dtype {got.dtype}")
         if shape is None:
             return got
         if self["layout"] is not None and self.estimator not in ("kernel", "moments"):
@@ -355,6 +373,19 @@ class Adapter:
         if type(x).__module__.startswith("cupy"):
             x = x.get()
         return np.asarray(x)
+
+
+def _names(argument: str, given: Any) -> list[str]:
+    """Check an iterable of names, or one name."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise TypeError(f"`{argument}` must be an iterable of names, got {type(given).__name__}.")
+    names = list(given)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"`{argument}` must hold names only, got {type(name).__name__}.")
+    return names
 
 
 def _tag(name: str, value: Any) -> Any:

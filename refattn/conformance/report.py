@@ -32,10 +32,10 @@ class Result:
         p-values from inequalities.
     status : str
         ``"PASS"``, ``"FAIL"``, ``"UNDERPOWERED"`` (no deviation found, but a larger one than the
-        check is to detect would have been missed), ``"EXPECTED FAILURE"``, or ``"STALE"`` (passed
-        although a failure was expected, which is an error).
+        check is to detect would have been missed, or time ran out), ``"EXPECTED FAILURE"``, or
+        ``"STALE"`` (passed although a failure was expected, which is an error).
     expected, got : str
-        For a failure, what should have come and what came.
+        For a failure, or when time ran out, what should have come and what came.
     error : float or None
         Largest error found by an identity, in units of the tolerance.
     p, adjusted : float or None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
-from functools import partial
+import sys
+from collections.abc import Mapping
+from types import MethodType
 from typing import Any
 
 import numpy as np
 
 from .adapter import Adapter, Subprocess
-from .checks import Trial
+from .checks import Case, Trial
 from .report import Result
 
 __all__ = ["reproducer"]
@@ -17,18 +19,22 @@ __all__ = ["reproducer"]
 _LITERAL = 400  # numbers up to which an array is written out
 
 
-def reproducer(trial: Trial, result: Result) -> str:
-    """A script that makes the failing call again, or the failing statistical check."""
+def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
+    """A script that makes the failing call again, or runs the check again if no call shows it.
+
+    `again` has the arguments of `check` that make the same run.
+    """
     adapter, case = trial.adapter, trial.case
     lines = ["import numpy as np", "", "from refattn import conformance", ""]
-    lines += [*_imported(adapter.fn), ""]
+    lines += [*_imported(adapter), ""]
     named = ", ".join(repr(c) for c in sorted(adapter.capabilities))
     default = Adapter(adapter.fn, adapter.estimator).tags or {}
     tags = {k: v for k, v in (adapter.tags or {}).items() if default.get(k) != v}
     lines.append(f"candidate = conformance.Adapter(fn, {adapter.estimator!r}, [{named}], {tags!r})")
-    if result.p is not None or case is None:
+    if case is None or result.p is not None or not _shows(trial, case):
+        given = ", ".join(f"{k}={x!r}" for k, x in again.items())
         lines += [
-            f"report = conformance.check(candidate, checks=[{result.check!r}], rng={trial.seed})",
+            f"report = conformance.check(candidate, checks=[{result.check!r}], {given})",
             "print(report)",
         ]
         return "\n".join(lines) + "\n"
@@ -41,35 +47,65 @@ def reproducer(trial: Trial, result: Result) -> str:
     words = names + [
         f"{k}={k}" if isinstance(x, np.ndarray) else f"{k}={x!r}" for k, x in case.options.items()
     ]
+    if getattr(case, "strict", False):
+        words.append("strict=True")
     lines.append(f"got = candidate({', '.join(words)})")
     if case.want is None:
         lines.append("print(got)")
-    elif adapter.estimator == "moments":
-        part = 0 if case.want.ndim < case.arrays[0].ndim else 1
-        lines += [
-            f"want = {_array(case.want)}",
-            f"got = got[{part}]",
-            _VERDICT.format(case.allowed),
-        ]
     else:
-        lines += [f"want = {_array(case.want)}", _VERDICT.format(case.allowed)]
+        lines.append(f"want = {_array(case.want)}")
+        if isinstance(trial.got, tuple):
+            lines.append(f"got = got[{_part(trial, case)}]")
+        lines.append(_VERDICT.format(case.allowed))
     return "\n".join(lines) + "\n"
 
 
-_VERDICT = 'print("largest error", np.max(np.abs(got - want)), "allowed", {:.3g})'
+_VERDICT = 'print("largest error", np.max(np.abs(got - want)), "allowed", {!r})'
 
 
-def _imported(fn: Any) -> list[str]:
+def _shows(trial: Trial, case: Case) -> bool:
+    """Whether the last call alone shows the failure: it raises, or its result is wrong as such."""
+    if trial.got is None:
+        return True
+    results = trial.got if isinstance(trial.got, tuple) else (trial.got,)
+    if case.want is None:
+        return not all(np.all(np.isfinite(x)) for x in results)
+    # A part of the result, or something made of it, may have been compared.
+    return bool(np.shape(results[_part(trial, case)]) == case.want.shape)
+
+
+def _part(trial: Trial, case: Case) -> int:
+    """Which of mean and covariance was compared."""
+    wanted = 0 if case.want is None else case.want.ndim
+    return int(isinstance(trial.got, tuple) and wanted == trial.got[1].ndim)
+
+
+def _imported(adapter: Adapter) -> list[str]:
     """Lines that define `fn`, if it can be imported."""
+    fn = adapter.fn
     if isinstance(fn, Subprocess):
         return [
-            f"fn = conformance.Subprocess({fn.command!r}, format={fn.format!r}, names={fn.names!r})"
+            f"fn = conformance.Subprocess({fn.command!r}, format={fn.format!r}, "
+            f"names={fn.names!r}, timeout={fn.timeout!r})"
         ]
-    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", "<none>")
-    if module is None or "<" in name or isinstance(fn, partial) or not hasattr(fn, "__qualname__"):
-        return ["fn = ...  # the callable under test"]
+    if adapter.source is not None:
+        module, _, name = adapter.source.partition(":")
+    else:
+        module, name = getattr(fn, "__module__", None) or "", getattr(fn, "__qualname__", "")
+        if module in ("", "__main__") or not _is_there(fn, module, name):
+            return ["fn = ...  # the callable under test"]
     first, _, rest = name.partition(".")
     return [f"from {module} import {first}", "", f"fn = {first}{'.' + rest if rest else ''}"]
+
+
+def _is_there(fn: Any, module: str, name: str) -> bool:
+    """Whether the name leads to the callable: that of a bound method, say, need not."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(fn, MethodType) and isinstance(found, MethodType):
+        return found == fn  # each look-up makes another object
+    return found is fn
 
 
 def _array(x: Any) -> str:

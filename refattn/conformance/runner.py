@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import _validate, stats
 from . import suspects
-from .adapter import Adapter, Failure
+from .adapter import Adapter, Failure, _names
 from .checks import CHECKS, Check, Trial
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
@@ -84,8 +84,9 @@ def check(
     checks : iterable of str, optional
         Run these only.
     time_limit : float, optional
-        Seconds for each check, after which it fails; by default twice what its calls may take
-        at this level: 120, 600, 3600.
+        Seconds for each check, of which its calls may take half; by default 120, 600, 3600. When
+        they are over the check fails if the candidate seems to hang, and is underpowered if it
+        is only slow.
     on_result : callable, optional
         Called with each `Result` as it ends; statistical ones may still change.
 
@@ -116,27 +117,34 @@ def check(
         raise ValueError(f"`alpha` must be below 1, got {alpha!r}.")
     limit = _validate.real("time_limit", time_limit, positive=True, optional=True)
     limit = 2 * _BUDGET[level] if limit is None else limit
+    if on_result is not None and not callable(on_result):
+        raise TypeError(f"`on_result` must be callable, got {type(on_result).__name__}.")
     seed = _seed(rng)
     chosen = {c.name: c for c in checks_of(adapter)}
     expected = _reasons(expected_failures)
     _known("expected_failures", expected, chosen)
     if checks is not None:
-        names = [checks] if isinstance(checks, str) else list(checks)
+        names = _names("checks", checks)
+        if not names:
+            raise ValueError("`checks` must name at least one check, got none.")
         _known("checks", names, chosen)
         chosen = {name: c for name, c in chosen.items() if name in names}
     results: list[Result] = []
     trials: list[Trial] = []
     for item in chosen.values():
-        trial = Trial(adapter, item.name, seed, LEVELS[level], _BUDGET[level])
+        budget = min(_BUDGET[level], limit / 2)
+        trial = Trial(adapter, item.name, seed, LEVELS[level], budget)
         result = _run(item, trial, limit)
         results.append(result)
         trials.append(trial)
         if on_result is not None:
             on_result(result)
     _correct(results, trials, alpha)
+    again = {"rng": seed, "level": level, "alpha": alpha}
+    again |= {} if time_limit is None else {"time_limit": limit}
     for result, trial in zip(results, trials, strict=True):
         if result.status == FAIL:
-            result.reproducer = reproducer(trial, result)
+            result.reproducer = reproducer(trial, result, again)
             if result.check in expected:
                 result.status, result.reason = EXPECTED, expected[result.check]
         elif result.check in expected and result.status == PASS:
@@ -282,14 +290,21 @@ def _run(item: Check, trial: Trial, limit: float) -> Result:
     thread = threading.Thread(target=work, daemon=True, name=f"check {item.name}")
     thread.start()
     thread.join(limit)
-    if thread.is_alive():
+    late = thread.is_alive()
+    calls, since = getattr(trial, "calls", 0), getattr(trial, "since", None)
+    hangs = calls == 0 or (since is not None and time.monotonic() - since > limit / 2)
+    if late:
         _interrupt(thread)
-        error: BaseException | None = Failure(f"an answer within {limit:g} s", "none")
-    else:
-        error = outcome[0]
+    error = None if late else outcome[0]
     result.seconds = time.perf_counter() - start
     result.error, result.samples = trial.error, trial.samples
-    if isinstance(error, Failure):
+    if late or (error is not None and not isinstance(error, Failure)):
+        trial.case = None  # no call alone shows this
+    if late:
+        result.status = FAIL if hangs else UNDERPOWERED
+        result.expected = f"an answer within {limit:g} s"
+        result.got = "none" if hangs else f"{calls} calls in {limit:g} s"
+    elif isinstance(error, Failure):
         result.status, result.expected, result.got = FAIL, error.expected, error.got
     elif isinstance(error, ModuleNotFoundError):
         result.status, result.expected, result.got = FAIL, "an installed library", str(error)
@@ -322,7 +337,7 @@ def _correct(results: list[Result], trials: list[Trial], alpha: float) -> None:
         for name, (detectable, target) in trial.power.items():
             result.detectable[name] = detectable(alpha / max(len(named), 1))
             result.target[name] = target
-        if result.expected:
+        if result.status == FAIL:
             continue
         if result.adjusted is not None and result.adjusted <= alpha:
             result.status = FAIL

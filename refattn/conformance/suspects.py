@@ -17,6 +17,7 @@ from .report import EXPECTED, FAIL, Result
 __all__ = ["name"]
 
 _MOST = 3  # suspects named for a failure
+_ENOUGH = 4  # failed checks, at least, for a pattern: fewer are common to many defects
 _ALIKE = 0.6  # least share of failed checks in common for a pattern to be named
 
 
@@ -26,12 +27,14 @@ def name(results: list[Result], trials: list[Trial]) -> None:
     if not failed:
         return
     ran = {r.check for r in results}
-    pattern = list(_same_pattern(trials[0].adapter, failed, ran))
+    adapter = trials[0].adapter
+    pattern = list(_same_pattern(adapter, failed, ran)) if len(failed) >= _ENOUGH else []
     for result, trial in zip(results, trials, strict=True):
         if result.check in failed:
             compared = trial.case is not None and trial.case.want is not None
             exact = list(_same_numbers(trial)) if compared and result.p is None else []
-            result.suspects = (exact or (pattern if compared or result.p else []))[:_MOST]
+            known = compared or result.p is not None  # p may be 0
+            result.suspects = (exact or (pattern if known else []))[:_MOST]
 
 
 def _same_numbers(trial: Trial) -> Iterable[str]:

@@ -1,0 +1,353 @@
+"""Runs of the checks: time, scripts that show failures, output, arguments, suspects."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn.conformance import Adapter, Failure, check
+from refattn.conformance import checks as identities
+from refattn.conformance.mutants import MUTANTS
+
+# Candidates, which the scripts import
+
+
+def plain(q: Any, k: Any, v: Any) -> Any:
+    return refattn.softmax_attention(q, k, v)
+
+
+def unscaled(q: Any, k: Any, v: Any) -> Any:
+    return refattn.softmax_attention(q, k, v, scale=1.0)
+
+
+def single(q: Any, k: Any, v: Any) -> Any:
+    return plain(q, k, v).astype(np.float32)
+
+
+def writing(q: Any, k: Any, v: Any) -> Any:
+    out = plain(q, k, v)
+    v += 1
+    return out
+
+
+def listed(q: Any, k: Any, v: Any) -> Any:
+    return plain(q, k, v).tolist()
+
+
+def infinite(q: Any, k: Any, v: Any) -> Any:
+    return plain(q, k, v) * np.inf
+
+
+def mixed_queries(q: Any, k: Any, v: Any) -> Any:
+    return plain(q, k, v) + np.mean(q, -2, keepdims=True)
+
+
+def seedless(q: Any, k: Any, v: Any, *, num_features: int, seed: int) -> Any:
+    return refattn.random_feature_attention(q, k, v, num_features=num_features, rng=1)
+
+
+def wide(q: Any, k: Any, v: Any, *, num_features: int, seed: int) -> Any:
+    return refattn.random_feature_attention(
+        1.2 * q, 1.2 * k, v, num_features=num_features, rng=seed
+    )
+
+
+def exiting(q: Any, k: Any, v: Any) -> Any:
+    sys.exit(3)
+
+
+def uncentred(x: Any) -> Any:
+    return x.mean(-2), np.swapaxes(x, -1, -2) @ x / (x.shape[-2] - 1)
+
+
+class Unscaled:
+    def __call__(self, q: Any, k: Any, v: Any) -> Any:
+        return unscaled(q, k, v)
+
+    def method(self, q: Any, k: Any, v: Any) -> Any:
+        return unscaled(q, k, v)
+
+
+instance, unnamed = Unscaled(), lambda q, k, v: unscaled(q, k, v)
+
+
+def scripts(fn: Any, estimator: str, *names: str, **options: Any) -> dict[str, str]:
+    adapter = fn if isinstance(fn, Adapter) else Adapter(fn, estimator)
+    report = check(adapter, rng=0, checks=names or None, **options)
+    found = {r.check: r.reproducer for r in report.results if r.status == "FAIL"}
+    assert found
+    return found
+
+
+def pasted(script: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=120,
+    )
+
+
+def shown(script: str) -> str:
+    """What a script shows of the failure: an error that is too large, an exception, a report."""
+    result = pasted(script)
+    last = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1]
+    for error, allowed in re.findall(r"error (\S+) allowed (\S+)", result.stdout):
+        assert float(error) > float(allowed)
+        return "error"
+    if "Failure: " in last:
+        return last
+    if result.stdout.startswith("FAIL: "):
+        return "report"
+    assert "inf" in result.stdout or "nan" in result.stdout, result
+    return "not finite"
+
+
+# Time
+
+
+class Counting(identities.Trial):
+    """Counts calls, as trials do."""
+
+    calls: int = 0
+    since: float | None = None
+
+    def call(self, *arrays: Any, **options: Any) -> Any:
+        self.since = time.monotonic()
+        try:
+            return super().call(*arrays, **options)
+        finally:
+            self.calls, self.since = self.calls + 1, None
+
+
+def test_a_slow_candidate_is_given_fewer_seeds_within_its_time_limit() -> None:
+    def slow(q: Any, k: Any, v: Any, *, num_features: int, seed: int) -> Any:
+        time.sleep(0.005)
+        return refattn.random_feature_attention(q, k, v, num_features=num_features, rng=seed)
+
+    report = check(slow, estimator="rfa", rng=0, checks=["frequency_law"], time_limit=3.0)
+    (result,) = report.results
+    assert result.status == "UNDERPOWERED", str(report)
+    assert 3 <= result.samples < 2000
+    assert result.adjusted is not None
+
+
+def test_time_runs_out_for_a_slow_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    from refattn.conformance import runner
+
+    def slow(q: Any, k: Any, v: Any) -> Any:
+        time.sleep(0.02)
+        return plain(q, k, v)
+
+    monkeypatch.setattr(runner, "Trial", Counting)
+    report = check(slow, estimator="softmax", rng=0, checks=["weighted_mean"], time_limit=0.3)
+    (result,) = report.results
+    assert report.verdict == "UNDERPOWERED"
+    assert re.fullmatch(r"[1-9]\d* calls in 0\.3 s", result.got)
+    assert f"expected an answer within 0.3 s; got {result.got}" in str(report)
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_candidate_that_hangs_fails(monkeypatch: pytest.MonkeyPatch, answers: int) -> None:
+    from refattn.conformance import runner
+
+    left = [None] * answers
+
+    def hanging(q: Any, k: Any, v: Any) -> Any:
+        while not left:
+            time.sleep(0.01)
+        left.pop()
+        return plain(q, k, v)
+
+    monkeypatch.setattr(runner, "Trial", Counting)
+    report = check(hanging, estimator="softmax", rng=0, checks=["contract"], time_limit=0.3)
+    assert report.results[0].summary == "expected an answer within 0.3 s; got none"
+    assert report.verdict == "FAIL"
+    assert "time_limit=0.3)" in report.results[0].reproducer
+
+
+# Scripts
+
+
+def test_scripts_of_wrong_numbers() -> None:
+    for name, script in scripts(unscaled, "softmax", "reference_values", "value_length").items():
+        assert shown(script) == "error", name
+    found = scripts(uncentred, "moments", "reference_values", "large_mean")
+    assert {shown(script) for script in found.values()} == {"error"}
+    assert shown(scripts(infinite, "softmax", "contract")["contract"]) == "not finite"
+
+
+def test_scripts_of_comparisons_of_calls_run_the_check_again() -> None:
+    found = scripts(mixed_queries, "softmax", "queries_apart", "weighted_mean")
+    assert shown(found["queries_apart"]) == "report"
+    assert shown(scripts(seedless, "rfa", "seeds")["seeds"]) == "report"
+    assert shown(scripts(exiting, "softmax", "contract")["contract"]) == "report"
+
+
+def test_scripts_of_laws_have_the_level_of_the_run() -> None:
+    options = {"level": "full", "alpha": 1e-3}
+    found = scripts(wide, "rfa", "frequency_law", **options)["frequency_law"]
+    assert "rng=0, level='full', alpha=0.001)" in found
+    assert shown(found) == "report"
+
+
+@pytest.mark.skipif("strict" not in identities.Case._fields, reason="cases do not say")
+@pytest.mark.parametrize(
+    ("fn", "text"),
+    [(single, "float32"), (writing, "other numbers in it"), (listed, "a list")],
+    ids=["dtype", "writing", "library"],
+)
+def test_scripts_of_misbehaviour_raise(fn: Any, text: str) -> None:
+    script = scripts(fn, "softmax", "contract")["contract"]
+    assert "strict=True)" in script
+    assert text in shown(script)
+
+
+def test_scripts_find_the_candidate() -> None:
+    here = __name__.rpartition(".")[2]
+    for fn in (instance, instance.method, unnamed, functools.partial(unscaled)):
+        script = scripts(fn, "softmax", "contract", "value_length")["value_length"]
+        assert "fn = ...  # the callable under test" in script
+    for name in ("instance", "instance.method", "unnamed"):
+        adapter = Adapter(unscaled, "softmax", source=f"{here}:{name}")
+        script = scripts(adapter, "softmax", "value_length")["value_length"]
+        assert f"fn = {name}\n" in script
+        assert shown(script) == "error"
+
+
+# Command line
+
+
+PRINTING = """
+import ctypes, os, sys
+import refattn
+
+out = sys.stdout
+
+class Model:
+    def __call__(self, q, k, v):
+        print("from Python")
+        out.write("held")
+        os.write(1, b"to the file")
+        if os.name == "posix":
+            ctypes.CDLL(None).puts(b"from C")
+        return refattn.softmax_attention(q, k, v, scale=1.0)
+
+model = Model()
+print("imported")
+"""
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("click")
+    (folder / "printing_candidates.py").write_text(PRINTING, encoding="utf-8")
+    main = "from refattn.cli import main; main()"
+    given = ["printing_candidates:model", "--estimator", "softmax", "--check", "value_length"]
+    return subprocess.run(
+        [sys.executable, "-c", main, "check", *given, *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=120,
+    )
+
+
+def test_json_alone_is_on_standard_output(tmp_path: Path) -> None:
+    result = command(tmp_path, "--json")
+    assert json.loads(result.stdout)["verdict"] == "FAIL", result.stdout
+    assert result.returncode == 1
+    texts = ("imported", "from Python", "held", "to the file")
+    for text in texts + (("from C",) if os.name == "posix" else ()):
+        assert text in result.stderr, text
+
+
+def test_json_alone_without_a_file_below(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    testing = pytest.importorskip("click.testing")
+    from refattn import cli
+
+    (tmp_path / "printing_here.py").write_text(
+        "import refattn\n\ndef fn(q, k, v):\n"
+        "    print('printed')\n    return refattn.softmax_attention(q, k, v)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = ["check", "printing_here:fn", "--estimator", "softmax", "--json"]
+    result = testing.CliRunner().invoke(cli.commands(), words)
+    assert json.loads(result.stdout)["verdict"] == "PASS"
+    assert "printed" in result.stderr
+
+
+def test_scripts_of_the_command_line_import_instances(tmp_path: Path) -> None:
+    result = command(tmp_path, "--reproducers")
+    assert "from printing_candidates import model\n\nfn = model\n" in result.stdout
+
+
+# Arguments and results
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"capabilities": 5}, TypeError, "`capabilities` must be an iterable of names, got int"),
+        ({"capabilities": [["a"]]}, TypeError, "`capabilities` must hold names only, got list"),
+        ({"tags": 5}, TypeError, "`tags` must be a mapping of tags to values, got int"),
+        ({"tags": {"device": "cpu"}}, ValueError, "device.* must be left out .* got 'cpu'"),
+        ({"checks": 5}, TypeError, "`checks` must be an iterable of names, got int"),
+        ({"checks": [["a"]]}, TypeError, "`checks` must hold names only, got list"),
+        ({"checks": []}, ValueError, "`checks` must name at least one check, got none"),
+        ({"on_result": 5}, TypeError, "`on_result` must be callable, got int"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        check(plain, estimator="softmax", **arguments)
+
+
+def test_bad_sources() -> None:
+    with pytest.raises(TypeError, match="`source` must be a string, got int"):
+        Adapter(plain, "softmax", source=5)  # type: ignore[arg-type]
+    for source in ("module", "module:", ":name"):
+        with pytest.raises(ValueError, match="`source` must be module:name"):
+            Adapter(plain, "softmax", source=source)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_results_are_real(strict: bool) -> None:
+    x = np.ones((2, 2))
+    adapter = Adapter(lambda q, k, v: plain(q, k, v) + 0j, "softmax")
+    with pytest.raises(Failure, match="complex"):
+        adapter(x, x, x, strict=strict)
+    moments = Adapter(lambda x: tuple(y + 0j for y in uncentred(x)), "moments")
+    with pytest.raises(Failure, match="complex"):
+        moments(x, strict=strict)
+    report = check(adapter, rng=0)
+    assert {r.status for r in report.results} == {"FAIL"}
+
+
+# Suspects
+
+
+def test_few_failures_are_no_pattern() -> None:
+    adapter = Adapter(wide, "rfa")
+    report = check(adapter, rng=0, checks=["contract", "frequency_law", "seeds"])
+    assert [r.check for r in report.results if r.status == "FAIL"] == ["frequency_law"]
+    assert not any(r.suspects for r in report.results)
+    mutant = next(m for m in MUTANTS if m.name == "kernel-box-muller-half")
+    adapter = Adapter(mutant.fn, mutant.estimator, mutant.capabilities, mutant.tags)
+    report = check(adapter, rng=2)
+    assert sum(r.status == "FAIL" for r in report.results) >= 4, str(report)
+    assert any(s.startswith(mutant.name) for r in report.results for s in r.suspects)
