@@ -176,6 +176,7 @@ class Trial:
         if estimator == "moments":
             return (self.normal(*lead, n, d, size=size) + shift,), {}
         if estimator == "kernel":
+            size *= min(1.0, 4 / math.sqrt(d))  # exp(x . y) itself must be representable
             x, y, omega = (self.normal(*s, d, size=size) for s in ((n,), (n,), (samples,)))
             return (x, y), {"omega": omega / size}
         shared = lead if groups is None else (*lead[:-1], groups)

@@ -343,5 +343,7 @@ def _correct(results: list[Result], trials: list[Trial], alpha: float) -> None:
             result.status = FAIL
             result.expected = f"that {result.claim}"
             result.got = f"p = {result.p:.2g} ({result.statistic}), adjusted {result.adjusted:.2g}"
-        elif any(result.detectable[name] > target for name, target in result.target.items()):
+        elif any(result.detectable[name] > target for name, target in result.target.items()) or (
+            result.layer != "identity" and not trial.p and trial.error is None
+        ):
             result.status = UNDERPOWERED
