@@ -270,9 +270,9 @@ def test_a_known_defect_is_named() -> None:
         report = check(adapted(by_name[name]), rng=2)
         named = [s for r in report.results for s in r.suspects]
         assert any(s.startswith(f"{name} (the same numbers)") for s in named), named
-    report = check(adapted(by_name["kernel-box-muller-half"]), rng=2)
+    report = check(adapted(by_name["kernel-qr-unsigned"]), rng=2)
     named = [s for r in report.results if r.status == "FAIL" for s in r.suspects]
-    assert any(s.startswith("kernel-box-muller-half") for s in named), named
+    assert any(s.startswith("kernel-qr-unsigned (fails the same laws)") for s in named), named
 
 
 # Misbehaviour

@@ -346,8 +346,9 @@ def test_few_failures_are_no_pattern() -> None:
     report = check(adapter, rng=0, checks=["contract", "frequency_law", "seeds"])
     assert [r.check for r in report.results if r.status == "FAIL"] == ["frequency_law"]
     assert not any(r.suspects for r in report.results)
+    # Nor are many that thirteen defects share.
     mutant = next(m for m in MUTANTS if m.name == "kernel-box-muller-half")
     adapter = Adapter(mutant.fn, mutant.estimator, mutant.capabilities, mutant.tags)
     report = check(adapter, rng=2)
     assert sum(r.status == "FAIL" for r in report.results) >= 4, str(report)
-    assert any(s.startswith(mutant.name) for r in report.results for s in r.suspects)
+    assert not any(r.suspects for r in report.results)

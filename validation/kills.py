@@ -50,6 +50,8 @@ def main() -> None:
     with ProcessPoolExecutor(options.workers) as pool:
         found = list(pool.map(verdict, [m.name for m in chosen]))
     kills: dict[str, dict[str, list[str]]] = {}
+    if options.names:  # the others stay as they are
+        kills = json.loads(FILE.read_text("utf-8"))
     correct = {m.name for m in VARIANTS}
     for mutant, (outcome, failed, seconds) in zip(chosen, found, strict=True):
         print(f"{outcome:12} {mutant.name:36} {seconds:5.1f} s  {' '.join(failed)}")

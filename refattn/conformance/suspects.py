@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from .adapter import Adapter
-from .checks import Trial
+from .checks import CHECKS, Trial
 from .report import EXPECTED, FAIL, Result
 
 __all__ = ["name"]
 
 _MOST = 3  # suspects named for a failure
 _ENOUGH = 4  # failed checks, at least, for a pattern: fewer are common to many defects
+_ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
 _ALIKE = 0.6  # least share of failed checks in common for a pattern to be named
+_NEAR = 0.2  # of the error that is found, for numbers to be nearly those of a defect
 
 
 def name(results: list[Result], trials: list[Trial]) -> None:
@@ -28,17 +30,20 @@ def name(results: list[Result], trials: list[Trial]) -> None:
         return
     ran = {r.check for r in results}
     adapter = trials[0].adapter
+    laws = {r.check for r in results if r.layer != "identity"}
     pattern = list(_same_pattern(adapter, failed, ran)) if len(failed) >= _ENOUGH else []
+    drawn = list(_same_laws(adapter, failed & laws, laws))
     for result, trial in zip(results, trials, strict=True):
         if result.check in failed:
             compared = trial.case is not None and trial.case.want is not None
             exact = list(_same_numbers(trial)) if compared and result.p is None else []
             known = compared or result.p is not None  # p may be 0
-            result.suspects = (exact or (pattern if known else []))[:_MOST]
+            alike = drawn if result.check in laws and drawn else pattern
+            result.suspects = (exact or (alike if known else []))[:_MOST]
 
 
 def _same_numbers(trial: Trial) -> Iterable[str]:
-    """Defects that give what the candidate gave, within the tolerance, at the failing case."""
+    """Defects that give nearly what the candidate gave at the failing case, the nearest first."""
     from .mutants import MUTANTS
 
     adapter, case = trial.adapter, trial.case
@@ -46,7 +51,10 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
         return
     if adapter["scale"] is not None or "seed" in case.options:
         return
+    if np.shape(trial.got) != np.shape(case.want):
+        return
     needed = {"omega", "mask", "causal"} & set(case.options)
+    found = []
     for mutant in MUTANTS:
         if mutant.estimator != adapter.estimator or not needed <= set(mutant.capabilities):
             continue
@@ -54,13 +62,21 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
             got = Adapter(mutant.fn, mutant.estimator)(*case.arrays, **case.options)
         except Exception:  # a defect may be that it fails
             continue
-        finite = np.all(np.isfinite(got))
-        if finite and np.max(np.abs(got - trial.got), initial=0.0) <= 4 * case.allowed:
-            yield f"{mutant.name} (the same numbers): {mutant.effect}"
+        if not np.all(np.isfinite(got)):
+            continue
+        apart = float(np.max(np.abs(got - trial.got), initial=0.0))
+        same = apart <= 4 * case.allowed
+        if same or apart < _NEAR * np.max(np.abs(trial.got - case.want)):
+            words = "the same numbers" if same else "nearly the same numbers"
+            found.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
+    yield from (text for _, text in sorted(found))
 
 
 def _same_pattern(adapter: Adapter, failed: set[str], ran: set[str]) -> Iterable[str]:
-    """Defects that fail much the same checks, of those that ran, most alike first."""
+    """Defects that fail much the same checks, of those that ran, most alike first.
+
+    None if many are equally alike: then the pattern says little.
+    """
     from .mutants import MUTANTS
 
     effects = {mutant.name: mutant.effect for mutant in MUTANTS}
@@ -70,8 +86,26 @@ def _same_pattern(adapter: Adapter, failed: set[str], ran: set[str]) -> Iterable
         alike = len(theirs & failed) / max(len(theirs | failed), 1)
         if alike >= _ALIKE and mutant in effects:
             found.append((-alike, mutant))
-    for alike, mutant in sorted(found):
+    found.sort()
+    if sum(alike == found[0][0] for alike, _ in found) > _MOST:
+        return
+    for alike, mutant in found:
         yield f"{mutant} (fails {-alike:.0%} the same checks): {effects[mutant]}"
+
+
+def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
+    """Defects of the draw alone that fail the same laws, of those that ran, unless many do."""
+    from .mutants import MUTANTS
+
+    effects = {mutant.name: mutant.effect for mutant in MUTANTS}
+    found = [
+        mutant
+        for mutant, checks in _kills().get(adapter.estimator, {}).items()
+        if all(CHECKS[c].layer != "identity" for c in checks) and set(checks) & ran == failed
+    ]
+    if len(failed) < _ENOUGH_LAWS or len(found) > _MOST:
+        return []
+    return [f"{mutant} (fails the same laws): {effects[mutant]}" for mutant in found]
 
 
 @cache
