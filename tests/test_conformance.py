@@ -93,8 +93,17 @@ OWN = {
 }
 
 
+@pytest.fixture
+def few_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick level with a quarter of its seeds: passing needs no power."""
+    from refattn.conformance import runner
+
+    monkeypatch.setitem(runner.LEVELS, "quick", 500)
+
+
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.usefixtures("few_seeds")
 def test_own_functions_pass(name: str, dtype: str) -> None:
     fn, capabilities, tags = OWN[name]
     if dtype == "float32" and name in ("kernel", "rfa-moments", "rfa-orthogonal"):
@@ -175,6 +184,7 @@ def test_own_functions_on_other_libraries(library: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda m: m.name)
+@pytest.mark.usefixtures("few_seeds")
 def test_correct_variants_pass(variant: Any) -> None:
     report = check(
         variant.fn,
@@ -412,6 +422,7 @@ def test_expected_failures_run_and_stale_ones_are_errors() -> None:
             check(fn, estimator="softmax", expected_failures={unknown: "?"})
 
 
+@pytest.mark.usefixtures("few_seeds")
 def test_the_same_seed_is_the_same_run() -> None:
     first, again, other = (check(kernel, estimator="kernel", rng=rng) for rng in (5, 5, 6))
     assert [r.p for r in first.results] == [r.p for r in again.results]
@@ -661,6 +672,7 @@ def test_honest_evaluations_stay_within_the_tolerance(estimator: str, dtype: str
     assert 0.01 < worst < 0.2
 
 
+@pytest.mark.usefixtures("few_seeds")
 def test_checks_of_a_batch_of_vectors_one_by_one() -> None:
     def single(x: Any, y: Any, *, num_features: int, seed: int) -> Any:
         if x.ndim != 1:
