@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,29 @@ def test_unusable_arguments(here: Path, words: tuple[str, ...], text: str) -> No
 def test_the_estimator_must_be_named() -> None:
     assert run("refattn:softmax_attention").exit_code == 2
     assert run("refattn:softmax_attention", "--estimator", "sofmax").exit_code == 2
+
+
+def test_a_candidate_hanging_in_compiled_code_does_not_abort_the_exit(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "hanging.py").write_text(
+        """\
+import torch
+
+def softmax(q, k, v):
+    while True:
+        try:
+            x = torch.ones(300, 300)
+            for _ in range(10_000):
+                x = torch.sigmoid(x @ x)
+        except BaseException:
+            pass
+"""
+    )
+    arguments = "check hanging:softmax --estimator softmax --check contract --json -"
+    arguments += " --time-limit 0.5"
+    code = f"import sys; from refattn.cli import main; sys.argv[1:] = {arguments.split()}; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 1, run.stderr
+    assert json.loads(run.stdout)["verdict"] == "FAIL"
