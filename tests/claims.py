@@ -1,0 +1,22 @@
+"""Run one claim of the validation suite in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from validation import suite
+
+
+def verdicts(name: str, level: str = "tiny", seed: int = 0) -> dict[str, str]:
+    """Verdict on each statement of a claim."""
+    return {s["name"]: s["verdict"] for s in run(name, level, seed)["statements"]}
+
+
+def run(name: str, level: str = "tiny", seed: int = 0) -> dict[str, Any]:
+    """Record of a claim."""
+    claim = suite.claims()[name]
+    results = [
+        claim.run(suite.generator(seed, name, i), **task)
+        for i, task in enumerate(claim.tasks(level))
+    ]
+    return suite.record(claim, claim.judge(results), suite.alpha())

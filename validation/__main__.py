@@ -1,0 +1,96 @@
+"""The command line: ``python -m validation``."""
+
+from __future__ import annotations
+
+import multiprocessing
+import secrets
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+try:
+    import click
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+except ModuleNotFoundError:
+    sys.stderr.write("validation: error: needs `pip install 'refattn[validation]'`\n")
+    sys.exit(2)
+
+from . import report, runner, suite
+
+
+@click.command()
+@click.argument("claims", nargs=-1, metavar="[CLAIM]...")
+@click.option("--level", type=click.Choice(suite.LEVELS), default="quick", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--vary-seed", is_flag=True, help="Draw the seed, and print it.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="validation-report",
+    show_default=True,
+    help="Where the report and the results go.",
+)
+@click.option("--workers", type=click.IntRange(min=1), help="Processes; all cores by default.")
+@click.option("--resume", is_flag=True, help="Keep the claims that DIR has results of.")
+@click.option("--list", "listing", is_flag=True, help="Print the claims and stop.")
+def main(
+    claims: tuple[str, ...],
+    level: str,
+    seed: int,
+    vary_seed: bool,
+    out: Path,
+    workers: int | None,
+    resume: bool,
+    listing: bool,
+) -> None:
+    """Try every CLAIM of the references, or those named, and write a report.
+
+    The exit status is 0 if every verdict is the expected one, 1 if not, and 2 for unusable
+    arguments. A claim that a reference makes wrongly is expected to be refuted.
+    """
+    if listing:
+        for claim in suite.claims().values():
+            click.echo(f"{claim.name:<28}{claim.source}: {claim.title}")
+        return
+    if vary_seed:
+        if resume:
+            raise click.UsageError("--vary-seed starts a run, and --resume goes on with one.")
+        seed = secrets.randbelow(2**32)
+    names = list(dict.fromkeys(claims)) or list(suite.claims())
+    console = Console(stderr=True)
+    console.print(f"{len(names)} claims, level {level}, seed {seed}")
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        # Processes started afresh, as threads of this one would not survive a fork.
+        with (
+            Progress(*columns, console=console, transient=True) as bars,
+            ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as executor,
+        ):
+            known = {name: bars.add_task(name, total=None) for name in names}
+            try:
+                records = runner.run(
+                    names,
+                    executor,
+                    level=level,
+                    seed=seed,
+                    results=out / "results.jsonl",
+                    resume=resume,
+                    progress=lambda n, done, of: bars.update(known[n], completed=done, total=of),
+                )
+            except BaseException:
+                executor.shutdown(cancel_futures=True)
+                raise
+    except (ValueError, OSError) as error:
+        raise click.UsageError(str(error)) from None
+    for path in report.write(runner.settings(level, seed), records, out):
+        console.print(f"wrote {path}")
+    click.echo(report.summary(records))
+    problems = runner.unexpected(records)
+    for problem in problems:
+        click.echo(f"unexpected: {problem}", err=True)
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m validation")

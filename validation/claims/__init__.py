@@ -1,0 +1,1 @@
+"""One module for each claim; its name is the name of the claim."""

@@ -1,0 +1,267 @@
+"""A claim of the references: what it states, how it is tried, and what came of it.
+
+Each module of `validation.claims` holds one `Claim`. Its tasks run anywhere and in any order, with
+random numbers that depend only on the seed, the claim and the place of the task; `judge` turns
+their results into evidence for or against each statement, and the verdicts follow by the rules
+here. The tests are those of `refattn.stats`.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from refattn import stats
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "ALPHA",
+    "BETA",
+    "HOLDS",
+    "LEVELS",
+    "REFUTED",
+    "UNDERPOWERED",
+    "Claim",
+    "Compared",
+    "Findings",
+    "Shown",
+    "Statement",
+    "Tested",
+    "alpha",
+    "claims",
+    "detects",
+    "generator",
+    "record",
+]
+
+ALPHA = 1e-6  # probability that any verdict of a run is wrong by chance
+BETA = 1e-6  # probability of missing a discrepancy of the size called detectable
+LEVELS = ("tiny", "quick", "full")  # tiny runs the code, and promises no power
+HOLDS, REFUTED, UNDERPOWERED = "HOLDS", "REFUTED", "UNDERPOWERED"
+
+
+class Statement(NamedTuple):
+    """One sentence to be tried, with the verdict that its derivation leads to expect.
+
+    `printed` says that the sentence is that of the reference; a corrected one stands beside it.
+    """
+
+    text: str
+    expected: str = HOLDS
+    printed: bool = True
+
+
+class Tested(NamedTuple):
+    """A p-value under the hypothesis that the statement is true.
+
+    `detectable` gives the discrepancy found at a level with probability 1 - BETA, in `unit`;
+    one that exceeds `target` leaves the statement underpowered.
+    """
+
+    name: str
+    p: float
+    detectable: Callable[[float], float] | None = None
+    target: float = float("inf")
+    unit: str = ""
+
+
+class Shown(NamedTuple):
+    """A p-value under the hypothesis that the statement is false, and one that it is true.
+
+    For statements of order ("more accurate than"), which hold only once the first is small, and
+    are refuted if the second is.
+    """
+
+    name: str
+    p: float
+    opposite: float = 1.0
+
+
+class Compared(NamedTuple):
+    """A number that the statement bounds from above, from arithmetic or from a clock."""
+
+    name: str
+    value: float
+    bound: float
+    unit: str = ""
+
+
+class Findings(NamedTuple):
+    """What the tasks of a claim found: evidence by statement, numbers for the figure, a remark."""
+
+    evidence: Mapping[str, Sequence[Tested | Shown | Compared]]
+    data: dict[str, Any]
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of one reference, and how it is tried.
+
+    Parameters
+    ----------
+    title : str
+        The claim in a few words.
+    source : str
+        Reference and equation, such as "000, Proposition 1".
+    statements : mapping of str to Statement
+        What is tried, by a short name.
+    method : str
+        How, and why its probabilities of error hold.
+    tasks : callable
+        From a level to the keyword arguments of each task.
+    run : callable
+        ``run(rng, **task)`` gives the result of one task; it must be found by its name.
+    judge : callable
+        From the results, in the order of the tasks, to `Findings`.
+    plot : callable, optional
+        From the `data` of the findings to a matplotlib figure.
+    alone : bool
+        Whether tasks are timed, and so run one by one after all else.
+    name : str
+        That of the module, filled in by `claims`.
+    """
+
+    title: str
+    source: str
+    statements: Mapping[str, Statement]
+    method: str
+    tasks: Callable[[str], Sequence[Mapping[str, Any]]]
+    run: Callable[..., Any]
+    judge: Callable[[Sequence[Any]], Findings]
+    plot: Callable[[dict[str, Any]], Figure] | None = None
+    alone: bool = False
+    name: str = field(default="", compare=False)
+
+
+@cache
+def claims() -> Mapping[str, Claim]:
+    """All claims by name, in the order of their sources."""
+    package = import_module("validation.claims")
+    found = []
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.name.startswith("_"):
+            claim = import_module(f"validation.claims.{module.name}").CLAIM
+            object.__setattr__(claim, "name", module.name)
+            found.append(claim)
+    return {claim.name: claim for claim in sorted(found, key=lambda c: (c.source, c.name))}
+
+
+def generator(seed: int, name: str, index: int) -> np.random.Generator:
+    """Random numbers of one task, whatever else runs, where and when."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode()), index])
+
+
+def alpha() -> float:
+    """Level of each statement: their sum over the suite is ALPHA."""
+    return ALPHA / sum(len(claim.statements) for claim in claims().values())
+
+
+def detects(test: Callable[..., float], n: int, **parameters: Any) -> Callable[[float], float]:
+    """What a test of `refattn.stats` detects in n draws, as a function of the level."""
+    return lambda level: stats.min_discrepancy(test, n, alpha=level, beta=BETA, **parameters)
+
+
+def record(claim: Claim, findings: Findings, level: float) -> dict[str, Any]:
+    """All that is kept of a claim: verdicts, evidence and numbers, ready for JSON.
+
+    Holm's method holds the p-values of a statement to the level given, however they depend on each
+    other.
+    """
+    if set(findings.evidence) != set(claim.statements):
+        raise ValueError(f"{claim.name} has evidence for {sorted(findings.evidence)}.")
+    return {
+        "claim": claim.name,
+        "title": claim.title,
+        "source": claim.source,
+        "method": claim.method,
+        "alpha": level,
+        "statements": [
+            {"name": name, **statement._asdict(), **_verdict(findings.evidence[name], level)}
+            for name, statement in claim.statements.items()
+        ],
+        "remark": findings.remark,
+        "data": findings.data,
+    }
+
+
+def _verdict(evidence: Sequence[Tested | Shown | Compared], level: float) -> dict[str, Any]:
+    """The verdict on one statement, the number that decided it, and every piece of evidence."""
+    if not evidence:
+        raise ValueError("A statement needs evidence.")
+    against = [e.p if isinstance(e, Tested) else e.opposite for e in _random(evidence)]
+    shown = [e for e in evidence if isinstance(e, Shown)]
+    refuting = iter(stats.holm(against) if against else ())
+    showing = iter(stats.holm([e.p for e in shown]) if shown else ())
+    rows: list[dict[str, Any]] = []
+    for e in evidence:
+        row: dict[str, Any] = {"name": e.name}
+        if isinstance(e, Compared):
+            row |= {"kind": "compared", "value": float(e.value), "bound": float(e.bound)}
+            row["unit"] = e.unit
+            row["verdict"] = HOLDS if e.value <= e.bound else REFUTED  # NaN refutes
+            row["margin"] = _ratio(e.value, e.bound)
+            row["number"] = f"{e.value:.2g}{_unit(e.unit)} (at most {e.bound:.2g})"
+        elif isinstance(e, Shown):
+            adjusted, opposite = float(next(showing)), float(next(refuting))
+            row |= {"kind": "shown", "p": float(e.p), "adjusted": adjusted, "opposite": opposite}
+            row["verdict"] = (
+                REFUTED if opposite <= level else HOLDS if adjusted <= level else UNDERPOWERED
+            )
+            row["margin"] = _ratio(level, opposite) if opposite <= level else adjusted / level
+            row["number"] = f"p = {min(adjusted, opposite):.2g} that chance showed it"
+        else:
+            adjusted = float(next(refuting))
+            row |= {"kind": "tested", "p": float(e.p), "adjusted": adjusted, "unit": e.unit}
+            row["number"] = f"p = {adjusted:.2g}"
+            row["verdict"], row["margin"] = HOLDS, _ratio(level, adjusted)
+            if e.detectable is not None:
+                found = float(e.detectable(level / len(against)))
+                row |= {"detectable": found, "target": _finite(e.target)}
+                row["number"] += f", detects {found:.2g}{_unit(e.unit)}"
+                if found > e.target:
+                    row["verdict"], row["margin"] = UNDERPOWERED, found / e.target
+            if adjusted <= level:
+                row["verdict"], row["margin"] = REFUTED, _ratio(level, adjusted)
+        rows.append(row)
+    verdict = next(
+        v for v in (REFUTED, UNDERPOWERED, HOLDS) if any(r["verdict"] == v for r in rows)
+    )
+    decisive = [r for r in rows if r["verdict"] == verdict]
+    if verdict == HOLDS:  # identities say more about code than about chance: name them last
+        decisive = [r for r in decisive if r["kind"] != "compared"] or decisive
+    deciding = max(decisive, key=lambda r: r["margin"])
+    for row in rows:
+        row["margin"] = _finite(row["margin"])
+    return {
+        "verdict": verdict,
+        "number": f"{deciding['name']}: {deciding['number']}",
+        "evidence": rows,
+    }
+
+
+def _random(evidence: Sequence[Tested | Shown | Compared]) -> list[Tested | Shown]:
+    return [e for e in evidence if not isinstance(e, Compared)]
+
+
+def _ratio(a: float, b: float) -> float:
+    """How near a is to exceeding b, or how far beyond it."""
+    ratio = a / b if b > 0 else (float("inf") if a > 0 else 0.0)
+    return float("inf") if np.isnan(ratio) else ratio
+
+
+def _finite(x: float) -> float | None:
+    return float(x) if np.isfinite(x) else None
+
+
+def _unit(unit: str) -> str:
+    return f" {unit}" if unit else ""
