@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import secrets
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from pathlib import Path
 
 try:
@@ -81,6 +81,8 @@ def main(
             except BaseException:
                 executor.shutdown(cancel_futures=True)
                 raise
+    except BrokenExecutor:
+        raise click.ClickException("a worker process died; go on with --resume.") from None
     except (ValueError, OSError) as error:
         raise click.UsageError(str(error)) from None
     for path in report.write(runner.settings(level, seed), records, out):

@@ -48,7 +48,7 @@ CANDIDATES = (
 def run(job: tuple[int, int]) -> dict[str, float]:
     """All p-values of one run."""
     seed, size = job
-    found = {}
+    found: dict[str, float] = {}
     for adapter in CANDIDATES:
         for check in conformance.checks_of(adapter):
             if check.layer != "identity":

@@ -21,7 +21,7 @@ def panels(
     from cycler import cycler
     from matplotlib.figure import Figure
 
-    style = {
+    style: Any = {
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
         **dict.fromkeys(("xtick.color", "ytick.color", "legend.labelcolor"), INK),
         **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),

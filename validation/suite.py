@@ -11,7 +11,7 @@ from __future__ import annotations
 import pkgutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -140,7 +140,7 @@ class Claim:
     judge: Callable[[Sequence[Any]], Findings]
     plot: Callable[[dict[str, Any]], Figure] | None = None
     alone: bool = False
-    name: str = field(default="", compare=False)
+    name: str = ""
 
 
 @cache
@@ -151,8 +151,7 @@ def claims() -> Mapping[str, Claim]:
     for module in pkgutil.iter_modules(package.__path__):
         if not module.name.startswith("_"):
             claim = import_module(f"validation.claims.{module.name}").CLAIM
-            object.__setattr__(claim, "name", module.name)
-            found.append(claim)
+            found.append(replace(claim, name=module.name))
     return {claim.name: claim for claim in sorted(found, key=lambda c: (c.source, c.name))}
 
 
@@ -226,7 +225,7 @@ def _verdict(evidence: Sequence[Tested | Shown | Compared], level: float) -> dic
             row["verdict"], row["margin"] = HOLDS, _ratio(level, adjusted)
             if e.detectable is not None:
                 found = float(e.detectable(level / len(against)))
-                row |= {"detectable": found, "target": _finite(e.target)}
+                row |= {"detectable": found, "target": float(e.target)}
                 row["number"] += f", detects {found:.2g}{_unit(e.unit)}"
                 if found > e.target:
                     row["verdict"], row["margin"] = UNDERPOWERED, found / e.target
@@ -240,12 +239,10 @@ def _verdict(evidence: Sequence[Tested | Shown | Compared], level: float) -> dic
     if verdict == HOLDS:  # identities say more about code than about chance: name them last
         decisive = [r for r in decisive if r["kind"] != "compared"] or decisive
     deciding = max(decisive, key=lambda r: r["margin"])
-    for row in rows:
-        row["margin"] = _finite(row["margin"])
     return {
         "verdict": verdict,
         "number": f"{deciding['name']}: {deciding['number']}",
-        "evidence": rows,
+        "evidence": [{k: _finite(v) for k, v in row.items()} for row in rows],
     }
 
 
@@ -259,8 +256,9 @@ def _ratio(a: float, b: float) -> float:
     return float("inf") if np.isnan(ratio) else ratio
 
 
-def _finite(x: float) -> float | None:
-    return float(x) if np.isfinite(x) else None
+def _finite(x: Any) -> Any:
+    """JSON has no infinity and no NaN: null stands for both."""
+    return None if isinstance(x, float) and not np.isfinite(x) else x
 
 
 def _unit(unit: str) -> str:

@@ -26,7 +26,8 @@ def textbook(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> 
     phi_q = np.exp(q @ omega.T - (q * q).sum(-1, keepdims=True) / 2)
     phi_k = np.exp(k @ omega.T - (k * k).sum(-1, keepdims=True) / 2)
     normaliser = phi_q @ phi_k.sum(-2)[..., None]
-    return (phi_q @ (phi_k.swapaxes(-1, -2) @ v)) / normaliser
+    out: np.ndarray = phi_q @ (phi_k.swapaxes(-1, -2) @ v) / normaliser
+    return out
 
 
 FORMS = (refattn.random_feature_attention, textbook)
