@@ -817,8 +817,9 @@ def _causal(
     root: Array,
     mask: Array | None,
     norms: bool,
+    past: Attended | None = None,
 ) -> Attended:
-    """Two hops over the keys that each query sees, chunk after chunk."""
+    """Two hops over the keys that each query sees, chunk after chunk, and over those in `past`."""
     n, shift, whole = q.shape[-2], k.shape[-2] - q.shape[-2], slice(None)
     out, lse = _buffers(q, v, broadcast_lead(q, k, v, omega, log_weight, mask))
     for head in tiles(lse.shape[:-1], math.prod(block_shape(q)) // (_CHUNK * omega.shape[-2])):
@@ -826,6 +827,9 @@ def _causal(
             (*head, whole, whole), q, k, v, omega, log_weight, mask
         )
         state = _sample(omega_h, *_keys(k_h, v_h, mask_h, 0, shift), root, norms)
+        if past is not None:
+            f, log_z = part(past.out, (*head, whole, whole)), part(past.lse, (*head, whole))
+            state = _merge(Attended(f, log_z), state)
         for i in _chunks(0, n, -shift):
             fresh = _keys(k_h, v_h, mask_h, i.start + shift, i.stop + shift)
             weight_i = part(weight_h, (i, whole))

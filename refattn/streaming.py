@@ -23,7 +23,7 @@ from ._array import (
     root_scale,
 )
 from .attention import Attended, _merge, softmax_attention
-from .estimators import _read, _sample
+from .estimators import _causal, _read, _sample
 
 __all__ = ["LinearState", "PositiveState", "SoftmaxState"]
 
@@ -148,6 +148,23 @@ class PositiveState:
         )
         states = Attended(f, log_z[..., 0, :])
         return ungroup(_read(q, omega, states, log_weight, root_scale(self.scale, q)).out)
+
+    def read_causal(self, q: Array, k: Array, v: Array) -> Array:
+        """Attend from the queries of new tokens to every key so far and, causally, to their own.
+
+        q (..., n, d), k (..., m, d) and v (..., m, d_v) are as in causal attention; the state
+        stays without the new keys. `read_causal`, then `update`, is one step over a long prompt.
+        """
+        _validate.attention(q, k, v, causal=True)
+        f, log_z = self.samples
+        _validate.arrays(2, q=q, state=f)
+        omega = constant(self.omega, q)
+        (q, k, v, omega, f, log_z, log_weight), ungroup = group_heads(
+            q, k, v, omega, f, log_z[..., None, :], self.log_weight[..., None, :]
+        )
+        past = Attended(f, log_z[..., 0, :])
+        root = root_scale(self.scale, q)
+        return ungroup(_causal(q, k, v, omega, log_weight, root, None, True, past).out)
 
     def merge(self, other: PositiveState) -> PositiveState:
         """Add what the same samples attended to elsewhere.

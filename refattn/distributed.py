@@ -1,0 +1,327 @@
+r"""Attention over Dask arrays: more tokens than one machine holds.
+
+q, k and v are Dask arrays, cut along tokens and heads. What the queries, or the samples, find in
+each chunk of keys merges in a tree, as `refattn.merge` says, and chunks of queries read what they
+see. Nothing is computed before the result is, and a task holds a few chunks, whatever the number
+of tokens.
+
+Needs ``pip install 'refattn[distributed]'``. Every estimator takes Dask arrays as they are, too, as
+arrays of one more library; here tasks are whole chunks, which run the code of one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from importlib import import_module
+from itertools import accumulate, product
+from typing import Any
+
+import numpy as np
+
+from . import _validate, attention, sampling
+from ._array import Array
+from .attention import Attended
+from .estimators import _frequencies
+from .streaming import PositiveState
+
+__all__ = ["attend", "random_feature_attention", "softmax_attention"]
+
+_FAN_IN = 8  # partial results that one task merges
+
+
+def attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, causal: bool = False) -> Attended:
+    r"""Compute softmax attention and its log normaliser, `refattn.attend`, chunk by chunk.
+
+    Parameters
+    ----------
+    q : dask.array.Array, shape (..., n, d), float32 or float64
+        Queries. A task attends from one chunk of queries to one chunk of keys.
+    k : dask.array.Array, shape (..., m, d), dtype and leading axes of `q`
+        Keys.
+    v : dask.array.Array, shape (..., m, d_v), dtype and leading axes of `q`
+        Values.
+    scale : float, default 1.0
+        Factor on q . k.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n. Keys are cut where the queries are; if chunks
+        differ this moves data.
+
+    Returns
+    -------
+    Attended
+        `out`, shape (..., n, d_v), and `lse`, shape (..., n): Dask arrays in the chunks of `q`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not a Dask array, or as in `refattn.attend`.
+    ValueError
+        If shapes do not match.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from refattn import distributed
+    >>> q = k = v = da.ones((2, 6, 3), chunks=(1, 2, 3))
+    >>> distributed.attend(q, k, v).out.compute().shape
+    (2, 6, 3)
+    """
+    _check(q, k, v, causal)
+    scale = _validate.real("scale", scale)
+    return _exact(q, k, v, scale, causal)
+
+
+def softmax_attention(
+    q: Array, k: Array, v: Array, *, scale: float | None = None, causal: bool = False
+) -> Array:
+    r"""Compute exact softmax attention, `refattn.softmax_attention`, chunk by chunk.
+
+    Parameters
+    ----------
+    q, k, v, causal
+        As in `attend`.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default.
+
+    Returns
+    -------
+    dask.array.Array, shape (..., n, d_v)
+        In the chunks of `q`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from refattn import distributed
+    >>> q = k = v = da.ones((6, 3), chunks=(2, 3))
+    >>> float(distributed.softmax_attention(q, k, v, causal=True).sum().compute())
+    18.0
+    """
+    _check(q, k, v, causal)
+    scale = _validate.real("scale", scale, optional=True)
+    return _exact(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, causal).out
+
+
+def random_feature_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Any = None,
+    log_weight: Any = None,
+    num_features: int | None = None,
+    coupling: str = "iid",
+    proposal: sampling.Proposal | None = None,
+    rng: Any = None,
+    scale: float | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Estimate softmax attention with positive random features, chunk by chunk.
+
+    The samples attend to each chunk of keys, their states merge in a tree (one after another if
+    causal), and chunks of queries read them: linear in n and m, in time and in traffic. The
+    numbers are those of `refattn.random_feature_attention` to rounding.
+
+    Parameters
+    ----------
+    q, k, v, causal
+        As in `attend`.
+    omega : NumPy array, shape (S, d), optional
+        Frequencies in kernel coordinates, the same for all heads; or give `num_features`.
+    log_weight : NumPy array, shape (S,), optional
+        Log importance weights of `omega`.
+    num_features, coupling, proposal, rng
+        As in `refattn.random_feature_attention`; without a gauge in the proposal.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default.
+
+    Returns
+    -------
+    dask.array.Array, shape (..., n, d_v)
+        In the chunks of `q`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend` and `refattn.random_feature_attention`.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from refattn import distributed
+    >>> q = k = v = da.ones((6, 3), chunks=(2, 3))
+    >>> distributed.random_feature_attention(q, k, v, num_features=4, rng=0).compute().shape
+    (6, 3)
+    """
+    _check(q, k, v, causal)
+    scale = _validate.real("scale", scale, positive=True, optional=True)
+    like = np.empty((0, q.shape[-1]), q.dtype)
+    drawn = _frequencies(
+        like, like, like, omega, log_weight, num_features, "num_features", coupling, proposal, rng
+    )
+    delayed = _dask("delayed").delayed
+    samples = delayed(drawn)  # one node of the graph, not a copy in each task
+
+    def rows(queries: list[Any], keys: list[Any]) -> list[Any]:
+        state, read = delayed(_state), delayed(_read)
+        states = [state(samples, scale, *pair) for pair in keys]
+        if not causal:
+            whole = _tree(_merge_states, states)
+            return [read(whole, q_i) for q_i in queries]
+        first, merge = len(keys) - len(queries), delayed(_merge_states)
+        empty = state(samples, scale, *keys[0], tokens=0)
+        past, out = _tree(_merge_states, [empty, *states[: max(first, 0)]]), []
+        for i, q_i in enumerate(queries):
+            if first + i < 0:
+                out.append(read(past, q_i))
+            else:
+                out.append(read(past, q_i, *keys[first + i]))
+                past = merge([past, states[first + i]])
+        return out
+
+    q, k, v = _cut(q, k, v, causal)
+    return _assemble(_rows(q, k, v, rows), q, v.shape[-1:])
+
+
+def _exact(q: Array, k: Array, v: Array, scale: float, causal: bool) -> Attended:
+    """Merge what each chunk of queries finds in the chunks of keys that it sees."""
+    delayed = _dask("delayed").delayed
+
+    def rows(queries: list[Any], keys: list[Any]) -> list[Any]:
+        part, first, out = delayed(_part), len(keys) - len(queries), []
+        for i, q_i in enumerate(queries):
+            if not causal:
+                parts = [part(q_i, *pair, scale) for pair in keys]
+            elif first + i < 0:
+                parts = [part(q_i, *keys[0], scale, tokens=0)]
+            else:
+                parts = [part(q_i, *pair, scale) for pair in keys[: first + i]]
+                parts.append(part(q_i, *keys[first + i], scale, causal=True))
+            out.append(_tree(_merge_parts, parts))
+        return out
+
+    q, k, v = _cut(q, k, v, causal)
+    grid = _rows(q, k, v, rows)
+    out = _assemble({i: x[0] for i, x in grid.items()}, q, v.shape[-1:])
+    return Attended(out, _assemble({i: x[1] for i, x in grid.items()}, q, ()))
+
+
+def _part(
+    q: Array, k: Array, v: Array, scale: float, causal: bool = False, tokens: int | None = None
+) -> Attended:
+    """What one chunk of queries finds in one chunk of keys, or in its first tokens."""
+    k, v = k[..., :tokens, :], v[..., :tokens, :]
+    return attention.attend(q, k, v, scale=scale, causal=causal)
+
+
+def _merge_parts(parts: Sequence[Attended]) -> Attended:
+    return reduce(attention.merge, parts)
+
+
+def _state(
+    samples: Any, scale: float | None, k: Array, v: Array, tokens: int | None = None
+) -> PositiveState:
+    """What the samples find in one chunk of keys, or in its first tokens."""
+    omega, log_weight = samples
+    k, v = k[..., :tokens, :], v[..., :tokens, :]
+    return PositiveState.init(k, v, omega=omega, log_weight=log_weight, scale=scale)
+
+
+def _merge_states(states: Sequence[PositiveState]) -> PositiveState:
+    return reduce(PositiveState.merge, states)
+
+
+def _read(state: PositiveState, q: Array, *own: Array) -> Array:
+    """What a chunk of queries reads from a state and, causally, from its own keys and values."""
+    return state.read_causal(q, *own) if own else state.read(q)
+
+
+def _tree(merge: Callable[[Any], Any], parts: Sequence[Any]) -> Any:
+    """Merge a few at a time, so that no task holds many."""
+    merge = _dask("delayed").delayed(merge)
+    while len(parts) > 1:
+        parts = [merge(parts[i : i + _FAN_IN]) for i in range(0, len(parts), _FAN_IN)]
+    return parts[0]
+
+
+def _rows(
+    q: Array, k: Array, v: Array, rows: Callable[[list[Any], list[Any]], list[Any]]
+) -> dict[tuple[int, ...], Any]:
+    """Apply `rows` to the chunks of queries and of keys with values of each chunk of heads."""
+    queries, keys, values = (x.to_delayed()[..., 0] for x in (q, k, v))
+    grid: dict[tuple[int, ...], Any] = {}
+    for head in product(*map(range, queries.shape[:-1])):
+        found = rows(list(queries[head]), list(zip(keys[head], values[head], strict=True)))
+        grid |= {(*head, i): row for i, row in enumerate(found)}
+    return grid
+
+
+def _assemble(grid: dict[tuple[int, ...], Any], q: Array, core: tuple[int, ...]) -> Array:
+    """Make one array of results in the chunks of the queries, with the last axes `core`."""
+    da, graphs = _dask("array"), _dask("highlevelgraph")
+    name = f"refattn-{_dask('base').tokenize(*(x.key for x in grid.values()))}"
+    last = (0,) * len(core)
+    layer = {(name, *index, *last): x.key for index, x in grid.items()}
+    graph = graphs.HighLevelGraph.from_collections(name, layer, dependencies=list(grid.values()))
+    chunks = (*q.chunks[:-1], *((size,) for size in core))
+    return da.Array(graph, name, chunks, dtype=q.dtype)
+
+
+def _cut(q: Array, k: Array, v: Array, causal: bool) -> tuple[Array, Array, Array]:
+    """Give the arrays the same chunks of heads, and rows that are whole.
+
+    If causal, keys are cut where queries are, so that a chunk of queries sees whole chunks of keys
+    and, causally, one more.
+    """
+    tokens, shift = q.chunks[-2], k.shape[-2] - q.shape[-2]
+    if causal:
+        tokens = _split(tokens, max(-shift, 0))
+        seen = _split(k.chunks[-2], max(shift, 0))
+        before = [n for n, end in zip(seen, accumulate(seen), strict=True) if end <= shift]
+        unseen = [n for n, end in zip(tokens, accumulate(tokens), strict=True) if end <= -shift]
+        columns = (*before, *tokens[len(unseen) :]) or (0,)
+    else:
+        columns = k.chunks[-2]
+    lead = q.chunks[:-2]
+    return (
+        q.rechunk((*lead, tokens, q.shape[-1:])),
+        k.rechunk((*lead, columns, k.shape[-1:])),
+        v.rechunk((*lead, columns, v.shape[-1:])),
+    )
+
+
+def _split(chunks: tuple[int, ...], at: int) -> tuple[int, ...]:
+    """Cut the chunk that reaches beyond `at` in two."""
+    ends = sorted({*accumulate(chunks), *([at] if at else [])})
+    return tuple(b - a for a, b in zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _check(q: Any, k: Any, v: Any, causal: Any) -> None:
+    """Check the arrays as `refattn.attend` does, and that they are Dask arrays of equal heads."""
+    da = _dask("array")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, da.Array):
+            raise TypeError(f"`{name}` must be a Dask array, got {type(x).__name__}.")
+        if any(n != n for n in x.shape):
+            raise ValueError(f"`{name}` must have chunks of known sizes, got {x.chunks}.")
+    _validate.attention(q, k, v, causal=causal)
+    for name, x in (("k", k), ("v", v)):
+        if x.shape[:-2] != q.shape[:-2]:
+            raise ValueError(
+                f"`{name}` must have the leading axes of `q`, {q.shape[:-2]}, got {x.shape[:-2]}."
+            )
+
+
+def _dask(module: str) -> Any:
+    """Import a module of Dask, which is an extra."""
+    try:
+        return import_module(f"dask.{module}")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "refattn.distributed needs `pip install 'refattn[distributed]'`."
+        ) from None
