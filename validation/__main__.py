@@ -12,11 +12,11 @@ try:
     import click
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from . import report, runner, suite
 except ModuleNotFoundError:
     sys.stderr.write("validation: error: needs `pip install 'refattn[validation]'`\n")
     sys.exit(2)
-
-from . import report, runner, suite
 
 
 @click.command()
