@@ -259,7 +259,9 @@ def test_figures_take_the_colours_of_the_page(page: Page, out: Path) -> None:
     assert page.text("figcaption") == ["Error against m, with its law."]
     text = (out / "report.html").read_text(encoding="utf-8")
     assert "currentColor" in text
-    assert plotting.INK not in text
+    # Neither a background nor a legend's text or frame in a colour of its own.
+    for colour in (plotting.INK, "#ffffff", "#000000"):
+        assert not any(colour in value for _, a in page.tags for value in a.values())
     assert "measured &amp; so" in text  # as text, not as outlines
     assert len(page.text("style")) == 1
 

@@ -22,6 +22,7 @@ def style() -> AbstractContextManager[None]:
     options: Any = {
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
         **dict.fromkeys(("xtick.color", "ytick.color", "legend.labelcolor"), INK),
+        **dict.fromkeys(("patch.edgecolor", "hatch.color"), INK),
         **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
         **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
         "axes.prop_cycle": cycler(color=COLOURS),
