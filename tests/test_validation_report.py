@@ -399,7 +399,7 @@ def test_the_summary_is_aligned() -> None:
 @pytest.mark.parametrize(
     ("verdicts", "sentence"),
     [
-        ("H", "Of 1 statement of 1 claim, 1 holds, 0 are refuted as expected and none has an"),
+        ("H", "Of 1 statement of 1 claim, 1 holds and none has an"),
         ("HR", "Of 2 statements of 1 claim, 1 holds, 1 is refuted as expected and none has an"),
     ],
 )

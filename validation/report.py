@@ -168,7 +168,8 @@ def _lead(number: Mapping[str, int]) -> str:
     if not n["claims"]:
         return "No claim was tried."
     parts = [f"{n['hold']} {_plural(n['hold'], 'holds', 'hold')}"]
-    parts.append(f"{n['refuted']} {_plural(n['refuted'], 'is', 'are')} refuted as expected")
+    if n["refuted"]:
+        parts.append(f"{n['refuted']} {_plural(n['refuted'], 'is', 'are')} refuted as expected")
     have = "have" if n["unexpected"] > 1 else "has"
     parts.append(f"{n['unexpected'] or 'none'} {have} an unexpected verdict")
     if n["underpowered"]:
