@@ -198,7 +198,7 @@ def plot(data: dict[str, Any]) -> Any:
         name = "|x - y|" if features == "trigonometric" else "|x + y|"
         axes.set(xlabel=name, title=features, ylim=(0, 1.5))
     panels[0].set_ylabel("variance / that of iid frequencies, S = d")
-    panels[0].legend(fontsize=8, title="orthogonal (dashed: simplex)")
+    panels[1].legend(fontsize=8, title="orthogonal (dashed: simplex)", loc="lower right")
     return figure
 
 

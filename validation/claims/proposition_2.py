@@ -38,7 +38,7 @@ SIDES = {  # directions in which the kernel vanishes, and whether the error does
     "y = -3.8 x": (3.8, -1.0, False),
 }
 PATHS = {"y = -0.8 x": (0.8, -1.0), "|x| = |y|, cosine -0.2": (1.0, -0.2)}  # of the figure
-MEASURED = (0.3, 0.5, 0.7, 0.9)
+MEASURED = ((0.5, 1.0, 2.0, 3.0), (0.3, 0.5, 0.7, 0.9))  # |x| on them, |x + y| being at most 1.1
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
 
@@ -136,7 +136,8 @@ def _moment(rng: np.random.Generator, draws: int) -> dict[str, Any]:
 def _path(rng: np.random.Generator, path: str, draws: int) -> dict[str, Any]:
     """Measured errors of one frequency along a direction of the figure."""
     rows = []
-    for x, y in zip(*towards(MEASURED, *PATHS[path]), strict=True):
+    radius = MEASURED[list(PATHS).index(path)]
+    for x, y in zip(*towards(radius, *PATHS[path]), strict=True):
         omega = sampling.draw(draws, 2, rng=rng).omega[:, None]
         kernel = float(kernels.softmax_kernel(x, y))
         square = (kernels.estimate(x, y, omega) - kernel) ** 2
@@ -181,7 +182,8 @@ def judge(results: Sequence[Any]) -> Findings:
         "The mean squared error is as printed, but does not vanish with the kernel: from "
         f"y = (-{KEYS[0]:g}, 0) to (-{KEYS[-1]:g}, 0), at x = (1, 0), the kernel falls from "
         f"{math.exp(-KEYS[0]):.1e} to {math.exp(-KEYS[-1]):.1e}, and the logarithm of the error "
-        f"rises by {growth['closed form']:.0f}. It vanishes where |x|^2 + |y|^2 + 4 x . y tends to -infinity. "
+        f"rises by {growth['closed form']:.0f}. "
+        "It vanishes where |x|^2 + |y|^2 + 4 x . y tends to -infinity. "
         f"Consistency is in m: {MORE} frequencies beat {FEW} in {wins} of {n} draws."
     )
     return Findings(evidence, _figure(results), remark)
@@ -261,7 +263,7 @@ def _condition() -> Any:
 
 def _figure(results: Sequence[Any]) -> dict[str, Any]:
     """Laws along two directions, measured errors, and the counter-example."""
-    radius = np.linspace(0.05, 4.0, 80)
+    radius = np.linspace(0.05, 8.0, 80)
     lines = {}
     for path, direction in PATHS.items():
         x, y = towards(radius, *direction)
@@ -283,7 +285,7 @@ def plot(data: dict[str, Any]) -> Any:
     label = f"x = (1, 0), y = (-{KEYS[1]:g}, 0)"
     axes.plot(kernel, mse, "*", color=plotting.COLOURS[2], markersize=12, label=label)
     axes.set(xscale="log", yscale="log", xlabel="kernel exp(x . y)", ylabel="m MSE")
-    axes.set(xlim=(1e-5, 1.5), ylim=(1e-10, 1e22))
+    axes.set(xlim=(1e-5, 2), ylim=(1e-9, 1e25))
     axes.legend()
     return figure
 

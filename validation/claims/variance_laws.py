@@ -171,7 +171,7 @@ def _frequencies(parts: Sequence[Any], name: str) -> Any:
 
 def plot(data: dict[str, Any]) -> Any:
     """Variances over those of iid frequencies: laws as lines, measured ones as points."""
-    figure, (panels,) = plotting.panels(1, 3, size=(9.6, 3.6))
+    figure, (panels,) = plotting.panels(1, 3, size=(9.6, 3.6), sharey=True)
     dimensions = sorted({r["d"] for r in data["rows"]})
     for axes, features in zip(panels, kernels.FEATURES, strict=True):
         for i, coupling in enumerate(theory.COUPLINGS):
@@ -186,6 +186,7 @@ def plot(data: dict[str, Any]) -> Any:
             axes.errorbar(d, points, errors, fmt="o", color=colour, markersize=4, capsize=2)
         axes.set(xscale="log", yscale="log", xlabel="d", title=features)
         axes.set_xticks(dimensions, [str(k) for k in dimensions])
+        axes.set_yticks((0.05, 0.1, 0.2, 0.5, 1, 2), ("0.05", "0.1", "0.2", "0.5", "1", "2"))
         axes.minorticks_off()
     panels[0].set_ylabel("variance / that of iid frequencies")
     panels[0].legend(fontsize=8)
