@@ -197,30 +197,32 @@ def test_variance_laws_that_are_wrong(
 
 
 def of_orthogonality(
-    monkeypatch: pytest.MonkeyPatch, batches: int = 60, d: int = 16
+    monkeypatch: pytest.MonkeyPatch, d: int = 4, sets: int = 100
 ) -> dict[str, str]:
-    monkeypatch.setitem(orthogonal_variance.BATCHES, "tiny", batches)
-    monkeypatch.setattr(orthogonal_variance, "SETS", 200)
+    monkeypatch.setitem(orthogonal_variance.BATCHES, "tiny", 60)
+    monkeypatch.setattr(orthogonal_variance, "SETS", sets)
     monkeypatch.setattr(orthogonal_variance, "D", d)
+    monkeypatch.setattr(orthogonal_variance, "DIMENSIONS", (2, 4))
     return verdicts("orthogonal_variance")
 
 
 def test_orthogonal_variance_needs_haar_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert of_orthogonality(monkeypatch, d=4)["unbiased"] == "HOLDS"
+    found = of_orthogonality(monkeypatch)
+    assert found["unbiased"] == found["simplex"] == "HOLDS"
     monkeypatch.setattr(sampling, "_haar", bare_factorisation)
-    assert of_orthogonality(monkeypatch, d=4)["unbiased"] == "REFUTED"
+    assert of_orthogonality(monkeypatch)["unbiased"] == "REFUTED"
 
 
 def test_orthogonal_variance_needs_orthogonal_frequencies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sampling.COUPLINGS, "orthogonal", independent)
-    found = of_orthogonality(monkeypatch)
+    found = of_orthogonality(monkeypatch, d=16, sets=200)
     assert found["positive"] != "HOLDS"
     assert found["simplex"] == "HOLDS"
 
 
 def test_orthogonal_variance_needs_simplices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sampling.COUPLINGS, "simplex", sampling.COUPLINGS["orthogonal"])
-    assert of_orthogonality(monkeypatch, d=4)["simplex"] != "HOLDS"
+    assert of_orthogonality(monkeypatch)["simplex"] != "HOLDS"
 
 
 def test_orthogonal_variance_of_cosines_needs_its_sign(monkeypatch: pytest.MonkeyPatch) -> None:
