@@ -22,11 +22,11 @@ from scipy import special
 
 from refattn import features, kernels, sampling, stats, theory
 from validation import plotting
+from validation.claims.proposition_1 import D, pair
 from validation.suite import REFUTED, Claim, Compared, Findings, Shown, Statement, Tested, detects
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 400_000}
 LENGTHS = {1: (0.5, 1.0, 2.0), 2: (0.5, 1.0, 2.0), 16: (1.0,)}  # |x + y|, by m
-D = 8
 FEW, MORE = 16, 256  # frequencies compared
 KEYS = (6.0, 9.0, 18.0, 36.0)  # x = (1, 0), y = (-r, 0): the kernel is exp(-r)
 SIDES = {  # directions in which the kernel vanishes, and whether the error does
@@ -41,13 +41,6 @@ PATHS = {"y = -0.8 x": (0.8, -1.0), "|x| = |y|, cosine -0.2": (1.0, -0.2)}  # of
 MEASURED = ((0.5, 1.0, 2.0, 3.0), (0.3, 0.5, 0.7, 0.9))  # |x| on them, |x + y| being at most 1.1
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
-
-
-def pair(length: float) -> tuple[Any, Any]:
-    """Vectors with a sum of that length in no special direction, and a difference of length 1."""
-    x, y = np.random.default_rng(1).standard_normal((2, D))
-    total, apart = (x + y) / np.linalg.norm(x + y), (x - y) / np.linalg.norm(x - y)
-    return (length * total + apart) / 2, (length * total - apart) / 2
 
 
 def towards(radius: Any, ratio: float, cosine: float) -> tuple[Any, Any]:
