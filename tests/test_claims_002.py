@@ -16,7 +16,7 @@ from claims import verdicts
 import refattn
 from refattn import adapt, moments, sampling, theory
 from validation import suite
-from validation.claims import distributions
+from validation.claims import distributions, mean_of_ratios
 from validation.claims import moments as of_moments
 
 
@@ -31,11 +31,12 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experiments small enough for a test, and all verdicts still as expected."""
     monkeypatch.setitem(of_moments.REPLICATES, "quick", 4000)
     monkeypatch.setitem(of_moments.ERRORS, "quick", 1000)
+    monkeypatch.setitem(mean_of_ratios.DRAWS, "quick", 5000)
     monkeypatch.setattr(distributions, "COUNTS", (1, 1000))
     monkeypatch.setattr(distributions, "TOKENS", 200)
     monkeypatch.setitem(distributions.DRAWS, "quick", 42)
@@ -52,7 +53,6 @@ def without_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refattn, "random_feature_attention", defect)
 
 
-@pytest.mark.usefixtures("fewer")
 def test_moments_need_the_divisor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts("moments", "quick") == expected("moments")
     finish = moments._moments
@@ -64,7 +64,6 @@ def test_moments_need_the_divisor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts("moments", "quick")["laws"] == "REFUTED"
 
 
-@pytest.mark.usefixtures("fewer")
 def test_moments_merge_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     def average(a: moments.Moments, b: moments.Moments) -> moments.Moments:
         return merge(a, b)._replace(mean=(a.mean + b.mean) / 2)
@@ -74,7 +73,6 @@ def test_moments_merge_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts("moments")["pieces"] == "REFUTED"
 
 
-@pytest.mark.usefixtures("fewer")
 def test_error_of_the_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = moments.estimate
     monkeypatch.setattr(moments, "estimate", lambda x, **o: moments.shrink(estimate(x, **o)))
@@ -113,7 +111,13 @@ def test_bias_needs_the_frequencies_of_the_reference(monkeypatch: pytest.MonkeyP
     found = verdicts("mean_of_ratios", "quick")
     assert (found["unbiased"], found["one_frequency"]) == ("HOLDS", "REFUTED")
     assert found["reduces"] == "HOLDS"
-    monkeypatch.setattr(refattn, "random_feature_attention", target)
+
+
+def test_bias_of_self_normalised_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = refattn.softmax_attention
+    monkeypatch.setattr(
+        refattn, "random_feature_attention", lambda *args, omega, scale: exact(*args, scale=scale)
+    )
     assert verdicts("mean_of_ratios", "quick")["snis_biased"] == "UNDERPOWERED"
 
 
@@ -138,7 +142,6 @@ def test_bias_of_constants_has_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts("norm_approximation", "quick")["kernel"] == "REFUTED"
 
 
-@pytest.mark.usefixtures("fewer")
 def test_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts("distributions", "quick") == expected("distributions")
     without_norms(monkeypatch)
@@ -152,7 +155,6 @@ def test_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["law"] == "REFUTED"
 
 
-@pytest.mark.usefixtures("fewer")
 def test_failures_need_random_features(monkeypatch: pytest.MonkeyPatch) -> None:
     def exact(q: Any, k: Any, v: Any, *, scale: float, **options: Any) -> Any:
         return refattn.softmax_attention(q, k, v, scale=scale)

@@ -23,9 +23,9 @@ from refattn import sampling, stats, theory
 from validation import plotting
 from validation.suite import REFUTED, Claim, Compared, Findings, Shown, Statement, Tested, detects
 
-D, KEYS = 4, 6
-COUNTS = (1, 4, 16, 64)  # frequencies S
-DRAWS = {"tiny": 20, "quick": 20_000, "full": 200_000}
+D, KEYS, LENGTH = 4, 6, 0.7  # LENGTH of the query and the keys
+COUNTS = (1, 4, 16, 64, 128)  # frequencies S
+DRAWS = {"tiny": 20, "quick": 12_000, "full": 200_000}
 EPS = float(np.finfo(float).eps)
 
 
@@ -33,7 +33,7 @@ def problem() -> tuple[Any, Any, Any]:
     """One query, and keys with values of 1 where they point its way and 0 where they do not."""
     rng = np.random.default_rng(2)
     q, k = rng.standard_normal((1, D)), rng.standard_normal((KEYS, D))
-    q, k = q / np.linalg.norm(q), k / np.linalg.norm(k, axis=-1, keepdims=True)
+    q, k = (LENGTH * x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
     return q, k, (k @ q.T > 0).astype(float)
 
 
@@ -107,7 +107,7 @@ def judge(results: Sequence[Any]) -> Findings:
         "the bias of eq. (10) but keeps that of one frequency, and is not RA. Drawn from p_i the "
         f"same average is off by {last['bias']['ra']:+.4f}, within chance of 0."
     )
-    laws = [(s, theory.attention_law(q, k, v, num_features=s, scale=1.0)) for s in range(10, 101)]
+    laws = [(s, theory.attention_law(q, k, v, num_features=s, scale=1.0)) for s in range(10, 201)]
     first_order = [(s, float(law.bias[0, 0])) for s, law in laws if law.in_regime[0]]
     return Findings(
         {
