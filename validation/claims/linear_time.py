@@ -135,6 +135,7 @@ def plot(data: dict[str, Any]) -> Any:
     timed = data["timed"]
     labels = [name.replace(".", ".\n") for name in NAMES]
     values = [timed["seconds"][name] for name in NAMES]
+    left.margins(y=0.1)
     bars = left.bar(labels, values, color=plotting.COLOURS[: len(NAMES)])
     left.bar_label(bars, [f"{value:.2g} s" for value in values])
     left.tick_params(axis="x", labelsize=7)

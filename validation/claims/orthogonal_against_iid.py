@@ -115,7 +115,7 @@ def judge(results: Sequence[Any]) -> Findings:
     middle = {name: float(np.median(values)) for name, values in last.items()}
     gain = float(law_ratio(np.array([math.sqrt(D / 2)]))[0])
     remark = (
-        f"The figure comes back from the published code at {at}: median error "
+        f"The figure comes back from the published code at {at}: median squared error "
         f"{middle['published']:.2g} against {middle[PAIR[0]]:.2g} for iid frequencies; but there "
         f"orthogonal ones are shorter by sqrt(R), and iid ones of that length have "
         f"{middle[VARIANTS[1]]:.2g}. With the law N(0, I), as in the text, orthogonal frequencies "
@@ -165,6 +165,8 @@ def plot(data: dict[str, Any]) -> Any:
             mean, sd, _ = np.array([data["errors"][str(size)][name] for size in sizes]).T
             dashes = "--" if name == MEAN else "-"
             (line,) = axes.plot(sizes, mean, dashes, marker="o", markersize=3, label=name)
+            if name == MEAN:
+                line.set_color(plotting.INK)
             low = np.maximum(mean - sd, 0.1 * mean)  # the axis is logarithmic
             axes.fill_between(sizes, low, mean + sd, color=line.get_color(), alpha=0.15)
         axes.set(yscale="log", xlabel="frequencies R", title=f"attention, {title}")

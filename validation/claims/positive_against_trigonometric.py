@@ -31,7 +31,7 @@ SIZES = {"tiny": (16, LARGEST), "quick": (16, 96, LARGEST), "full": (*range(16, 
 DRAWS = {"tiny": 1, "quick": 40, "full": 60}
 FIGURE_DRAWS = 15  # of what is only drawn
 COSINES, LENGTH = np.linspace(-1, 1, 41), 0.7  # pairs x, y of that length
-KERNEL_DRAWS = {"tiny": 20, "quick": 200, "full": 2000}
+KERNEL_DRAWS = {"tiny": 20, "quick": 800, "full": 2000}
 NEAR = 0.9  # |cosine| of the pairs that are drawn
 VARIANTS = ("trigonometric", "positive", "published trigonometric", "published positive")
 MEAN, BLIND = "mean of the values", "published positive, to the blind mean"
@@ -131,10 +131,10 @@ def judge(results: Sequence[Any]) -> Findings:
     )
     remark = (
         f"As the figure shows, positive features err less: at R = {LARGEST} and deviation 1.5 the "
-        f"median error is {middle['positive']:.2g} against {middle['trigonometric']:.2g}. It is no "
-        f"strong estimation: the mean of the values has {middle[MEAN]:.2g}. The "
+        f"median squared error is {middle['positive']:.2g} against "
+        f"{middle['trigonometric']:.2g}. It is no strong estimation: the mean of the values has {middle[MEAN]:.2g}. The "
         f"{middle['published positive']:.2g} of the published code comes from frequencies that "
-        f"shrink as R grows: its estimate differs by {middle[BLIND]:.2g} from a mean that ignores "
+        f"shrink as R grows: its estimate is {middle[BLIND]:.2g} from a mean that ignores "
         f"the query. For short vectors, of deviation {SHORT:g}, both maps beat the mean of the "
         f"values, and the order is the other one: {short['positive']:.2g} against "
         f"{short['trigonometric']:.2g}."
@@ -175,6 +175,8 @@ def plot(data: dict[str, Any]) -> Any:
             mean, sd = np.array([r[name] for r in rows]).T
             dashes = "--" if name == MEAN else ":" if "published" in name else "-"
             (line,) = axes.plot(sizes, mean, dashes, marker="o", markersize=3, label=name)
+            if name == MEAN:
+                line.set_color(plotting.INK)
             low = np.maximum(mean - sd, 0.1 * mean)  # the axis is logarithmic
             axes.fill_between(sizes, low, mean + sd, color=line.get_color(), alpha=0.15)
         title = f"attention, deviation {temperature:g}"
@@ -191,7 +193,7 @@ def plot(data: dict[str, Any]) -> Any:
         ylim=(0.003, None),
         xlabel=f"cosine of x and y, |x| = |y| = {LENGTH:g}",
         ylabel="standard deviation / kernel",
-        title=f"kernel, R = {D}: law and points measured",
+        title=f"kernel, R = {D}; dots measured",
     )
     right.legend(fontsize=7)
     return figure

@@ -7,8 +7,8 @@ Its formula for z_sin/cos has no 2 pi. With it, for D = x - y, the mean of the e
     = e^{(|x|^2 + |y|^2) / 2 - 2 \pi^2 |D|^2},
 
 and not exp(x . y), which needs -|D|^2/2: the convention of a Fourier transform with 2 pi in the
-exponent goes with frequencies of variance 1 / (4 pi^2). `attention_hat` (which lacks a colon, and
-whose NumPy arrays must be formed first) so tends to attention with another kernel.
+exponent goes with frequencies of variance 1 / (4 pi^2). So `attention_hat`, whose definition also
+lacks a colon, tends to attention with another kernel.
 """
 
 from __future__ import annotations
