@@ -65,23 +65,26 @@ def density(omega: Any, centre: float) -> Any:
     return np.exp(-((omega - centre) ** 2) / 2) / np.sqrt(2 * np.pi)
 
 
-def moments(groups: Sequence[Group], count: int, step: float = 0.1) -> tuple[float, float]:
-    """Mean and variance of the ratio with `count` draws of each group."""
+def moments(
+    groups: Sequence[Group], counts: Sequence[int], step: float = 0.1
+) -> list[tuple[float, float]]:
+    """Mean and variance of the ratio for each number of draws of every group."""
     u = np.arange(-60.0, 60.0, step)
-    log_all, share, square, squares = np.zeros_like(u), 0.0, 0.0, 0.0
-    for g in groups:
+    log_mass, first, second = (np.zeros((len(groups), len(u))) for _ in range(3))
+    for i, g in enumerate(groups):
         exponent = -np.exp(u)[:, None] * g.weight
         decay = np.exp(exponent) * g.p
         mass = np.maximum(np.sum(decay, -1), 1e-300)
         # Near mass 1 its logarithm, times a large count, needs the digits of 1 - mass.
         near = np.maximum(np.expm1(exponent) @ g.p, -0.6)
-        log_mass = np.where(mass < 0.5, np.log(mass), np.log1p(near))
-        log_all = log_all + count * log_mass
-        first = decay @ (g.weight * g.value) / mass
-        share = share + count * first
-        square = square + count * first**2
-        squares = squares + count * (decay @ (g.weight * g.value) ** 2) / mass
-    every = np.exp(log_all + u)
-    mean = float(step * np.sum(every * share))
-    second = float(step * np.sum(every * np.exp(u) * (squares + share**2 - square)))
-    return mean, second - mean**2
+        log_mass[i] = np.where(mass < 0.5, np.log(mass), np.log1p(near))
+        first[i] = decay @ (g.weight * g.value) / mass
+        second[i] = decay @ (g.weight * g.value) ** 2 / mass
+    found = []
+    for n in counts:
+        every = np.exp(n * log_mass.sum(0) + u)
+        share = n * first.sum(0)
+        square = n * (second - first**2).sum(0) + share**2
+        mean = float(step * np.sum(every * share))
+        found.append((mean, float(step * np.sum(every * np.exp(u) * square)) - mean**2))
+    return found

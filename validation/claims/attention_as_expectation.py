@@ -32,7 +32,7 @@ REPEATS = {"tiny": 1, "quick": 5, "full": 50}
 LENGTHS = {1: (0.5, 1.0, 2.0, 4.0), 2: (0.5, 1.0, 2.0)}  # of keys, by d
 REACH = 9.5  # the mass outside is below eps
 KEYS = 5
-STEPS = (1.0, 0.5, 0.25, 0.125, 0.0625)
+STEPS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 
 
 def tasks(level: str) -> Sequence[Mapping[str, Any]]:
@@ -64,7 +64,8 @@ def run(rng: np.random.Generator, kind: str, d: int, length: float, repeats: int
     """Largest errors over random queries and keys, in units of eps (1 + exponents)."""
     each = {"grid": grid, "two keys": two_keys, "responsibilities": responsibilities}[kind]
     found = [each(rng, d, length) for _ in range(repeats)]
-    worst = {key: max(one[key] for one in found) for key in ("error", "mass") if key in found[0]}
+    worst: dict[str, Any] = {}
+    worst |= {key: max(one[key] for one in found) for key in ("error", "mass") if key in found[0]}
     return {"kind": kind, "d": d, "length": length, "path": found[0].get("path"), **worst}
 
 
@@ -85,9 +86,7 @@ def grid(rng: np.random.Generator, d: int, length: float) -> dict[str, Any]:
     allowed = BOUND * float(unit * np.max(np.abs(v)))
     before, path = None, []
     for step in STEPS:
-        axes = [
-            np.arange(np.min(c) - REACH, np.max(c) + REACH + step, step) for c in centres.T
-        ]
+        axes = [np.arange(np.min(c) - REACH, np.max(c) + REACH + step, step) for c in centres.T]
         omega = np.stack([x.ravel() for x in np.meshgrid(*axes)], -1)
         mass = step**d * np.exp(target(q, k).log_density(omega))
         total = mass @ f(omega, q, k, v)
@@ -140,9 +139,7 @@ def judge(results: Sequence[Any]) -> Findings:
         else:
             name = "expectation" if r["kind"] == "two keys" else "responsibilities"
             found[name].append(Compared(f"{r['kind']}, d = {r['d']}", r["error"], BOUND, UNIT))
-    paths = [
-        {"d": r["d"], "length": r["length"], "path": r["path"]} for r in results if r["path"]
-    ]
+    paths = [{"d": r["d"], "length": r["length"], "path": r["path"]} for r in results if r["path"]]
     worst = max(e.value for e in found["expectation"])
     remark = (
         "Softmax attention is the expectation that the text states: integrals agree to "

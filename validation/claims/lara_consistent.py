@@ -31,9 +31,9 @@ DRAWS = {"tiny": 200, "quick": 20_000, "full": 200_000}
 WEIGHTINGS = ("own", "balance", "query")
 COUNTS = (1, 4, 16, 64)  # simulated
 EXACT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
-PROBLEM = _ratios.Problem(1.0, np.array([-1.2, 0.4, 1.0]), np.array([0.0, 0.3, 1.0]))
-QUERIES = np.array([1.0, 0.0, -1.0])  # the first is that of the problem; one a proposal
-CENTRES = np.array([1.0, 0.2, -0.6])
+PROBLEM = _ratios.Problem(0.6, np.array([-1.0, 0.2, 1.0]), np.array([0.0, 0.2, 1.0]))
+QUERIES = np.array([0.6, 0.0, -0.6])  # the first is that of the problem; one a proposal
+CENTRES = np.array([0.8, 0.2, -0.3])
 TARGET = 0.06  # of the largest value
 BATCH = 5000
 
@@ -83,8 +83,8 @@ def run(rng: np.random.Generator, weighting: str, count: int, draws: int) -> dic
     step = 0.01 if weighting == "query" else 0.05
     if count == 0:
         each = groups(weighting, step)
-        laws = [_ratios.moments(each, n) for n in EXACT]
-        finer = [_ratios.moments(groups(weighting, step / 2), n, 0.05) for n in (1, EXACT[-1])]
+        laws = _ratios.moments(each, EXACT)
+        finer = _ratios.moments(groups(weighting, step / 2), (1, EXACT[-1]), 0.05)
         gap = float(np.max(np.abs(np.array(finer) - np.array([laws[0], laws[-1]]))))
         return {**about, "laws": laws, "limit": limit(weighting, step / 2), "gap": gap}
     q, k, v = QUERIES[:, None], PROBLEM.k[:, None], PROBLEM.v[:, None]
@@ -104,7 +104,7 @@ def run(rng: np.random.Generator, weighting: str, count: int, draws: int) -> dic
                 scale=1.0,
             )[:, 0, 0]
         )
-    mean, variance = _ratios.moments(groups(weighting, step), count)
+    ((mean, variance),) = _ratios.moments(groups(weighting, step), [count])
     return {**about, "out": np.clip(np.concatenate(out), 0, 1), "mean": mean, "variance": variance}
 
 
@@ -130,21 +130,19 @@ def judge(results: Sequence[Any]) -> Findings:
             # A square in [0, 1] has at most its mean as variance.
             detectable = detects(stats.empirical_bernstein, len(x), variance=want)
             p = stats.empirical_bernstein(square, want)
-            found.append(
-                Tested(f"mean square, {name}", p, detectable, TARGET, "of squared values")
-            )
+            found.append(Tested(f"mean square, {name}", p, detectable, TARGET, "of squared values"))
             mse = float(np.mean(square))
             data["simulated"].append({"weighting": weighting, "count": count, "mse": mse})
             continue
         bias = [mean - exact for mean, _ in r["laws"]]
-        mse = [variance + b * b for b, (_, variance) in zip(bias, r["laws"], strict=True)]
-        data["exact"][weighting] = {"bias": bias, "mse": mse, "limit": r["limit"] - exact}
+        errors = [variance + b * b for b, (_, variance) in zip(bias, r["laws"], strict=True)]
+        data["exact"][weighting] = {"bias": bias, "mse": errors, "limit": r["limit"] - exact}
         off = abs(r["limit"] - exact)
         found.append(Compared(f"integrals of two steps, {weighting}", r["gap"], 1e-5))
         found.append(Compared(f"limit, {weighting}", off, 1e-4, "of the values"))
         if weighting != "query":
             grew = math.log(EXACT[-1] / EXACT[-3])
-            for name, values in (("bias", bias), ("mean square", mse)):
+            for name, values in (("bias", bias), ("mean square", errors)):
                 slope = math.log(abs(values[-1] / values[-3])) / grew
                 label = f"exponent of K in the {name}, from -1, {weighting}"
                 found.append(Compared(label, abs(slope + 1), 0.05))
@@ -157,6 +155,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"{data['exact']['query']['limit']:.2g}. With one sample of each of at most N "
         "proposals, the form in the text, nothing tends to a limit."
     )
+    evidence: dict[str, Sequence[Tested | Shown | Compared]]
     evidence = {"biased": biased, "consistent": consistent, "query": query}
     return Findings(evidence, data, remark)
 

@@ -25,7 +25,7 @@ import refattn
 from refattn import estimators, sampling, stats, theory
 from refattn.conformance.laws import _rosenblatt
 from validation import plotting
-from validation.suite import Claim, Findings, Shown, Statement, Tested, detects
+from validation.suite import Claim, Compared, Findings, Shown, Statement, Tested, detects
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 400_000}
 COUNTS = (1, 4, 16)
@@ -123,6 +123,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"variance is {min(ratios):.2g} to {max(ratios):.2g} of that of attending to one key "
         "drawn from the attention weights, per sample."
     )
+    found: dict[str, Sequence[Tested | Shown | Compared]]
     found = {"unbiased": unbiased, "law": law, "variance": variance}
     return Findings(found, {"rows": rows}, remark)
 
@@ -134,9 +135,7 @@ def normal(name: str, z: Any) -> list[Tested]:
     ks, scale = detects(stats.ks, n * d), detects(stats.normal_scale, n * d)
     return [
         tested(f"{name}, coordinates", stats.ks(flat, special.ndtr), ks, "probability"),
-        tested(
-            f"{name}, mean", stats.normal_mean(flat), detects(stats.normal_mean, n * d), "sd"
-        ),
+        tested(f"{name}, mean", stats.normal_mean(flat), detects(stats.normal_mean, n * d), "sd"),
         tested(f"{name}, scale", stats.normal_scale(flat), scale, "sd"),
         tested(
             f"{name}, lengths",

@@ -57,13 +57,13 @@ def problem(d: int) -> tuple[Any, Any, Any]:
     return q, k, np.eye(6)[:, :1]
 
 
-def exact_mean(count: int, step: float = 0.1) -> float:
-    """Mean of RFA with that many features."""
+def exact_means(counts: Sequence[int], step: float = 0.1) -> list[float]:
+    """Means of RFA with so many features."""
     # Second moments of the weights have their mass near twice q + k, third near three times.
     omega = _ratios.points([0.0, 3 * (PROBLEM.q + PROBLEM.k.max())], step / 2)
     p = step / 2 * _ratios.density(omega, 0.0)
     group = _ratios.Group(p, np.exp(PROBLEM.log_weight(omega)), PROBLEM.value(omega))
-    return _ratios.moments([group], count, step)[0]
+    return [mean for mean, _ in _ratios.moments([group], counts, step)]
 
 
 def run(rng: np.random.Generator, kind: str, d: int, count: int, draws: int) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def run(rng: np.random.Generator, kind: str, d: int, count: int, draws: int) -> 
     exact = float(refattn.softmax_attention(q, k, v, scale=1.0)[0, 0])
     about = {"kind": kind, "d": d, "count": count, "exact": exact}
     if kind == "law":
-        means = [exact_mean(count) for count in EXACT]
-        finer = [exact_mean(count, 0.05) for count in EXACT]
+        means = exact_means(EXACT)
+        finer = exact_means(EXACT, 0.05)
         law = theory.attention_law(q, k, v, num_features=1, scale=1.0).bias[0, 0]
         bias = [mean - exact for mean in finer]
         gap = max(abs(a - b) for a, b in zip(means, finer, strict=True))
@@ -116,7 +116,7 @@ def judge(results: Sequence[Any]) -> Findings:
                 {"d": r["d"], "count": r["count"], "bias": mean - r["exact"], "error": error}
             )
             if r["d"] == 1:
-                want, variance = exact_mean(r["count"]), 0.25
+                (want,), variance = exact_means([r["count"]]), 0.25
                 p = stats.empirical_bernstein(x, want)
                 detectable = detects(stats.empirical_bernstein, len(x), variance=variance)
                 order.append(Tested(f"mean, {name}", p, detectable, TARGET, "of the values"))
