@@ -162,6 +162,8 @@ def plot(data: dict[str, Any]) -> Any:
         )
     axes.axhline(EPS, color=plotting.INK, linewidth=0.8, linestyle=":", label="eps")
     axes.set(xlabel="step of the grid", ylabel="error of the integral")
+    axes.set_xticks(STEPS[:6], [f"{step:g}" for step in STEPS[:6]])
+    axes.minorticks_off()
     axes.legend()
     return figure
 
