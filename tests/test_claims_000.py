@@ -18,13 +18,14 @@ from validation.claims import orthogonal_variance, variance_laws
 
 
 def test_proposition_1_needs_normal_frequencies(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uniform(num_samples: int, d: int, **options: Any) -> sampling.Samples:
-        rng = np.random.default_rng(options["rng"])
-        omega = rng.uniform(-(3**0.5), 3**0.5, (num_samples, d))
-        return sampling.Samples(omega, np.zeros(num_samples))
+    draw = sampling.draw
+
+    def longer(num_samples: int, d: int, **options: Any) -> sampling.Samples:
+        samples = draw(num_samples, d, **options)
+        return samples._replace(omega=1.1 * samples.omega)
 
     assert verdicts("proposition_1", "quick") == {"unbiased": "HOLDS"}
-    monkeypatch.setattr(sampling, "draw", uniform)
+    monkeypatch.setattr(sampling, "draw", longer)
     assert verdicts("proposition_1", "quick") == {"unbiased": "REFUTED"}
 
 

@@ -218,7 +218,7 @@ def small(patch: Patch) -> None:
     patch.setattr(approximation_error, "arrays", lambda: (q, k, v, exact))
     patch.setattr(approximation_error, "COUNTS", (4, 8, 32, 64, 128, 512))
     patch.setattr(approximation_error, "WEIGHTINGS", ("balance",))
-    plan = [{"seeds": 40, "most": 4}]
+    plan = [{"seeds": 60, "most": 4}]
     patch.setitem(suite.claims()["approximation_error"].__dict__, "tasks", lambda _: plan)
 
 

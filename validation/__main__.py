@@ -50,8 +50,9 @@ def main(
     arguments. A claim that a reference makes wrongly is expected to be refuted.
     """
     if listing:
+        width = max(map(len, suite.claims()))
         for claim in suite.claims().values():
-            click.echo(f"{claim.name:<28}{claim.source}: {claim.title}")
+            click.echo(f"{claim.name:<{width}}  {claim.source}: {claim.title}")
         return
     if vary_seed:
         if resume:

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 import refattn
-from refattn import estimators, stats
+from refattn import estimators
 from validation import plotting
-from validation.suite import REFUTED, Claim, Findings, Shown, Statement
+from validation.suite import REFUTED, Claim, Findings, Statement, more_often
 
 DATA = Path(__file__).parent.parent / "data" / "minilm_zen128_slice.npz"
 SEEDS = {"tiny": 2, "quick": 100, "full": 160}  # for each seed, all methods
@@ -78,14 +78,6 @@ def run(rng: np.random.Generator, seeds: int, most: int) -> list[dict[str, dict[
     return found
 
 
-def more_often(name: str, smaller: Any, larger: Any) -> Shown:
-    """One error is the smaller in more than half of all draws: a sign test."""
-    wins, n = int(np.sum(smaller < larger)), len(smaller)
-    p = stats.binomial(wins, n, 0.5)  # two-sided: no smaller than the tail that is meant
-    label = f"{name}, {wins} of {n}"
-    return Shown(label, p, 1.0) if 2 * wins > n else Shown(label, 1.0, p)
-
-
 def judge(results: Sequence[Any]) -> Findings:
     """Sign tests over seeds."""
     rows = [one for result in results for one in result]
@@ -98,22 +90,24 @@ def judge(results: Sequence[Any]) -> Findings:
     proposals = (8, 32, 128)
     evidence = {
         "ra_lowest": [
-            more_often(f"RA below {name}, {s} samples", ra[s], other[s])
+            more_often(f"RA below {name}, {s} samples", ra[s] < other[s])
             for s in ra
             if s > 1
             for name, other in (("RFA", rfa), ("LARA", lara))
         ],
-        "rfa_plateaus": [more_often(f"{low} no worse than {high} features", rfa[low], rfa[high])],
+        "rfa_plateaus": [more_often(f"{low} no worse than {high} features", rfa[low] < rfa[high])],
         "rfa_falls": [
-            more_often(f"{high} better than {low} features", rfa[high], rfa[low]),
-            more_often("not by the root of the number", rfa[low] / rfa[high], high**0.5 / low**0.5),
+            more_often(f"{high} better than {low} features", rfa[high] < rfa[low]),
+            more_often(
+                "not by the root of the number", rfa[low] / rfa[high] < high**0.5 / low**0.5
+            ),
         ],
         "lara_much_below": [
-            more_often(f"half of RFA, {c} samples", lara[c], MUCH * rfa[c]) for c in proposals
+            more_often(f"half of RFA, {c} samples", lara[c] < MUCH * rfa[c]) for c in proposals
         ],
-        "lara_below": [more_often(f"below RFA, {c} samples", lara[c], rfa[c]) for c in (64, 128)],
+        "lara_below": [more_often(f"below RFA, {c} samples", lara[c] < rfa[c]) for c in (64, 128)],
         "lara_decreases": [
-            more_often(f"{b} better than {a} proposals", lara[b], lara[a])
+            more_often(f"{b} better than {a} proposals", lara[b] < lara[a])
             for a, b in pairwise(proposals)
         ],
     }

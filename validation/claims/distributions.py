@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 import refattn
-from refattn import adapt, moments, sampling, stats, theory
+from refattn import adapt, moments, sampling, theory
 from validation import plotting
-from validation.suite import REFUTED, Claim, Compared, Findings, Shown, Statement
+from validation.suite import REFUTED, Claim, Compared, Findings, Shown, Statement, more_often
 
 D, TOKENS, BINS = 10, 1000, 25
 FIGURES = (1, 2, 3, 4, 5)
@@ -183,21 +183,23 @@ def judge(results: Sequence[Any]) -> Findings:
     exact, constant, adapted = METHODS
     evidence: dict[str, Sequence[Shown | Compared]] = {
         "increase": [
-            sign("mean of the figures", average(last[constant]) < average(first[constant]))
+            more_often("mean of the figures", average(last[constant]) < average(first[constant]))
         ],
-        "exception": [sign(f"figure {f}", last[exact][f] < CLOSE) for f in FIGURES if f != 3],
-        "figure_3": [sign("figure 3", last[exact][3] > CLOSE)],
+        "exception": [more_often(f"figure {f}", last[exact][f] < CLOSE) for f in FIGURES if f != 3],
+        "figure_3": [more_often("figure 3", last[exact][3] > CLOSE)],
         "law": [
             Compared(f"figure {f}, log10 of R", math.log10(COUNTS[-1]), float(needs[f][0]))
             for f in FIGURES
         ],
         "size": [
-            sign("figure 3, below", size[3] < VANISHES),
-            *(sign(f"figure {f}, above", size[f] > VANISHES) for f in (1, 2, 4)),
+            more_often("figure 3, below", size[3] < VANISHES),
+            *(more_often(f"figure {f}, above", size[f] > VANISHES) for f in (1, 2, 4)),
         ],
-        "normalised": [sign(f"figure {f}", last[constant][f] < last[exact][f]) for f in FIGURES],
+        "normalised": [
+            more_often(f"figure {f}", last[constant][f] < last[exact][f]) for f in FIGURES
+        ],
         "adapted": [
-            sign(f"figure {f}, {m}", last[adapted][f] < last[m][f])
+            more_often(f"figure {f}, {m}", last[adapted][f] < last[m][f])
             for m in (exact, constant)
             for f in FIGURES
         ],
@@ -219,13 +221,6 @@ def judge(results: Sequence[Any]) -> Findings:
 def average(x: Mapping[int, Any]) -> Any:
     """Mean of the figures, one experiment of each."""
     return np.mean(list(x.values()), axis=0)
-
-
-def sign(name: str, successes: Any) -> Shown:
-    """Show that an experiment is more likely to succeed than not, or the opposite."""
-    k, n = int(np.sum(successes)), len(successes)
-    p = stats.binomial(k, n, 0.5)
-    return Shown(name, *((p, 1.0) if 2 * k > n else (1.0, p)))
 
 
 def remark(curves: Any, needs: Mapping[int, Any], gained: float) -> str:

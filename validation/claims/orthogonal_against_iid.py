@@ -20,9 +20,9 @@ import numpy as np
 
 from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
 from validation import plotting
-from validation.suite import Claim, Findings, Statement
+from validation.suite import Claim, Findings, Statement, more_often
 
-from ._performer import more_often, published_frequencies, published_inputs
+from ._performer import published_frequencies, published_inputs
 
 L, D, SHOWN = 1024, 16, 15
 LARGEST = 192  # frequencies at the right end of the figure

@@ -22,9 +22,7 @@ import numpy as np
 
 from refattn import features, linear_attention, sampling, softmax_attention, stats
 from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement, Tested, detects
-
-from ._performer import more_often
+from validation.suite import Claim, Compared, Findings, Statement, Tested, detects, more_often
 
 D, LENGTHS = 4, (0.1, 0.2, 0.4)  # |x - y|
 DRAWS = {"tiny": 200, "quick": 100_000, "full": 1_000_000}
