@@ -173,10 +173,10 @@ def test_lara_cases(monkeypatch: Patch) -> None:
         patch.setattr(estimators, "_log_own", lambda *options: 0.5 * own(*options))
         found = verdicts("lara_cases")
         assert found["formula"] == "REFUTED"
-        assert found["is_rfa"] == found["is_ra"] == "HOLDS"
+        assert found["is RFA"] == found["is RA"] == "HOLDS"
     without_norms(monkeypatch)
     found = verdicts("lara_cases")
-    assert found["is_rfa"] == found["is_ra"] == found["formula"] == "REFUTED"
+    assert found["is RFA"] == found["is RA"] == found["formula"] == "REFUTED"
 
 
 def test_lara_cases_needs_weights_of_one(monkeypatch: Patch) -> None:
@@ -244,16 +244,16 @@ def test_approximation_error(defect: str, monkeypatch: Patch) -> None:
     if defect == "none":
         claim = suite.claims()["approximation_error"]
         want = {name: s.expected for name, s in claim.statements.items()}
-        assert found.pop("lara_below") in (want.pop("lara_below"), "UNDERPOWERED")  # two heads
+        assert found.pop("LARA below") in (want.pop("LARA below"), "UNDERPOWERED")  # two heads
         assert found == want
     elif defect == "noise":
-        assert found["ra_lowest"] != "HOLDS"
+        assert found["RA lowest"] != "HOLDS"
     elif defect == "shared":
-        assert found["rfa_plateaus"] != "REFUTED"
-        assert found["rfa_falls"] != "HOLDS"
+        assert found["RFA plateaus"] != "REFUTED"
+        assert found["RFA falls"] != "HOLDS"
     else:
-        assert found["lara_below"] == "REFUTED"
-        assert found["lara_decreases"] != "HOLDS"
+        assert found["LARA below"] == "REFUTED"
+        assert found["LARA decreases"] != "HOLDS"
 
 
 def test_problem_is_softmax_attention() -> None:

@@ -312,7 +312,7 @@ def test_the_markdown_has_the_same_table(out: Path) -> None:
         "! ERROR",
     ]
     assert cells[2][2].strip() == "printed (as printed)"
-    assert cells[3][2].strip() == "corrected (corrected)"
+    assert cells[3][2].strip() == "corrected (derived)"
     assert r"\<script\>alert('&amp;')\</script\>" in cells[4][1]
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert links == ["figures/curves.svg", "figures/curves.svg", "figures/image.svg"]

@@ -247,7 +247,7 @@ def _statement(s: Mapping[str, Any], identifier: str) -> dict[str, Any]:
         "id": identifier,
         "name": s["name"],
         "text": s.get("text", ""),
-        "wording": "as printed" if s.get("printed", True) else "corrected",
+        "wording": _wording(s),
         "state": state,
         "badge": _BADGES[state],
         "verdict": verdict,
@@ -260,6 +260,13 @@ def _statement(s: Mapping[str, Any], identifier: str) -> dict[str, Any]:
         "columns": columns,
         "evidence": evidence,
     }
+
+
+def _wording(s: Mapping[str, Any]) -> str:
+    """Whose sentence it is."""
+    if s.get("printed", True):
+        return "as printed"
+    return "derived" if s["expected"] == suite.HOLDS else "control"
 
 
 def _detects(evidence: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -53,7 +53,8 @@ HOLDS, REFUTED, UNDERPOWERED = "HOLDS", "REFUTED", "UNDERPOWERED"
 class Statement(NamedTuple):
     """One sentence to be tried, with the verdict that its derivation leads to expect.
 
-    `printed` says that the sentence is that of the reference; a corrected one stands beside it.
+    `printed` says that the sentence is that of the reference. Others correct it or add to it, or,
+    if they are expected to be refuted, show that a mistake would be seen.
     """
 
     text: str

@@ -89,24 +89,24 @@ def judge(results: Sequence[Any]) -> Findings:
     low, high = 8, MOST
     proposals = (8, 32, 128)
     evidence = {
-        "ra_lowest": [
+        "RA lowest": [
             more_often(f"RA below {name}, {s} samples", ra[s] < other[s])
             for s in ra
             if s > 1
             for name, other in (("RFA", rfa), ("LARA", lara))
         ],
-        "rfa_plateaus": [more_often(f"{low} no worse than {high} features", rfa[low] < rfa[high])],
-        "rfa_falls": [
+        "RFA plateaus": [more_often(f"{low} no worse than {high} features", rfa[low] < rfa[high])],
+        "RFA falls": [
             more_often(f"{high} better than {low} features", rfa[high] < rfa[low]),
             more_often(
                 "not by the root of the number", rfa[low] / rfa[high] < high**0.5 / low**0.5
             ),
         ],
-        "lara_much_below": [
+        "LARA much below": [
             more_often(f"half of RFA, {c} samples", lara[c] < MUCH * rfa[c]) for c in proposals
         ],
-        "lara_below": [more_often(f"below RFA, {c} samples", lara[c] < rfa[c]) for c in (64, 128)],
-        "lara_decreases": [
+        "LARA below": [more_often(f"below RFA, {c} samples", lara[c] < rfa[c]) for c in (64, 128)],
+        "LARA decreases": [
             more_often(f"{b} better than {a} proposals", lara[b] < lara[a])
             for a, b in pairwise(proposals)
         ],
@@ -171,24 +171,24 @@ CLAIM = Claim(
     title="Approximation errors of RA, LARA and RFA",
     source="003, experimental results",
     statements={
-        "ra_lowest": Statement(
+        "RA lowest": Statement(
             "RA achieves the lowest MSE among RA, LARA and RFA (with 4 samples and more)."
         ),
-        "rfa_plateaus": Statement(
+        "RFA plateaus": Statement(
             "RFA soon plateaus and does not improve even with more samples.", expected=REFUTED
         ),
-        "rfa_falls": Statement(
+        "RFA falls": Statement(
             "The MSE of RFA falls from 8 to 512 features, by less than the root of their ratio.",
             printed=False,
         ),
-        "lara_much_below": Statement(
+        "LARA much below": Statement(
             "LARA exhibits much lower MSE than RFA (half of it, with 8 to 128 samples).",
             expected=REFUTED,
         ),
-        "lara_below": Statement(
+        "LARA below": Statement(
             "LARA (balance) has lower MSE than RFA with 64 and 128 samples.", printed=False
         ),
-        "lara_decreases": Statement(
+        "LARA decreases": Statement(
             "The error of LARA continually decreases as the number of proposals increases."
         ),
     },

@@ -186,7 +186,7 @@ def judge(results: Sequence[Any]) -> Findings:
             more_often("mean of the figures", average(last[constant]) < average(first[constant]))
         ],
         "exception": [more_often(f"figure {f}", last[exact][f] < CLOSE) for f in FIGURES if f != 3],
-        "figure_3": [more_often("figure 3", last[exact][3] > CLOSE)],
+        "figure 3": [more_often("figure 3", last[exact][3] > CLOSE)],
         "law": [
             Compared(f"figure {f}, log10 of R", math.log10(COUNTS[-1]), float(needs[f][0]))
             for f in FIGURES
@@ -295,7 +295,7 @@ CLAIM = Claim(
             "attention (eq. (9)).",
             REFUTED,
         ),
-        "figure_3": Statement(
+        "figure 3": Statement(
             "In figure 3, q_0 = k_0 = 3, R = 10000 fails to approximate the attention (eq. (9))."
         ),
         "law": Statement(

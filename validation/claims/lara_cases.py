@@ -140,16 +140,16 @@ def run(rng: np.random.Generator, d: int, n: int, repeats: int) -> dict[str, Any
 
 def judge(results: Sequence[Any]) -> Findings:
     """All is arithmetic."""
-    found: dict[str, list[Compared]] = {"is_rfa": [], "is_ra": [], "formula": [], "weights": []}
+    found: dict[str, list[Compared]] = {"is RFA": [], "is RA": [], "formula": [], "weights": []}
     for r in results:
         for kind, error in r["worst"].items():
-            name = {"RFA": "is_rfa", "RA": "is_ra"}.get(kind.split(",")[0], "formula")
+            name = {"RFA": "is RFA", "RA": "is RA"}.get(kind.split(",")[0], "formula")
             found[name].append(Compared(f"{kind}, d = {r['d']}", error, BOUND, UNIT))
         for weighting, off in r["total"].items():
             name = f"{weighting}, d = {r['d']}"
             found["weights"].append(Compared(name, off / EPS, 64.0, "eps"))
     most = max(r["dropped"] for r in results)
-    worst = max(e.value for e in (*found["is_rfa"], *found["is_ra"]))
+    worst = max(e.value for e in (*found["is RFA"], *found["is RA"]))
     remark = (
         f"LARA is RFA and RA in the cases that the text names, to {worst:.2g} {UNIT}. Weights sum "
         "to 1 at every frequency; those that depend on the query only while some are negative: "
@@ -177,8 +177,8 @@ CLAIM = Claim(
     title="LARA has RFA and RA as special cases",
     source="003, a unified view of LARA, RA, and RFA",
     statements={
-        "is_rfa": Statement("LARA is RFA if every q_c is N(0, I) and alpha is constant."),
-        "is_ra": Statement("LARA is RA if C = N, q_n = p_n and alpha_nc is 1 for c = n, else 0."),
+        "is RFA": Statement("LARA is RFA if every q_c is N(0, I) and alpha is constant."),
+        "is RA": Statement("LARA is RA if C = N, q_n = p_n and alpha_nc is 1 for c = n, else 0."),
         "formula": Statement(
             "`linear_randomized_attention` is the printed formula, with own, balance and query "
             "weights.",

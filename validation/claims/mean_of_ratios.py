@@ -111,11 +111,11 @@ def judge(results: Sequence[Any]) -> Findings:
     first_order = [(s, float(law.bias[0, 0])) for s, law in laws if law.in_regime[0]]
     return Findings(
         {
-            "importance_sampling": of_is,
-            "snis_biased": of_rfa,
+            "importance sampling": of_is,
+            "SNIS biased": of_rfa,
             "unbiased": of_ratios,
             "reduces": less,
-            "one_frequency": [Compared("difference", gap, 16.0, "eps (1 + exponents)")],
+            "one frequency": [Compared("difference", gap, 16.0, "eps (1 + exponents)")],
             "randomized": of_ra,
         },
         {"exact": exact, "rows": rows, "law": first_order},
@@ -159,15 +159,15 @@ CLAIM = Claim(
     title="Eq. (12) with frequencies from N(0, I) is not randomized attention",
     source="002, eqs. (10) to (12)",
     statements={
-        "importance_sampling": Statement("Importance sampling, eq. (11), is unbiased."),
-        "snis_biased": Statement("Self-normalised importance sampling, eq. (10), is biased."),
+        "importance sampling": Statement("Importance sampling, eq. (11), is unbiased."),
+        "SNIS biased": Statement("Self-normalised importance sampling, eq. (10), is biased."),
         "unbiased": Statement(
             "Eq. (12) with omega ~ N(0, I) is randomized attention (which is unbiased).", REFUTED
         ),
         "reduces": Statement(
             "Eq. (12) with omega ~ N(0, I) reduces the bias of eq. (10).", REFUTED
         ),
-        "one_frequency": Statement(
+        "one frequency": Statement(
             "With one frequency eqs. (10) and (12) are equal, for every frequency.", printed=False
         ),
         "randomized": Statement(

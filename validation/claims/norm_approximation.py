@@ -206,8 +206,8 @@ def judge(results: Sequence[Any]) -> Findings:
     }
     return Findings(
         {
-            "expected_norm": expected,
-            "mean_only": [Tested("mean of |x|^2", without, detectable, 0.1, "of E|x|^2")],
+            "expected norm": expected,
+            "mean only": [Tested("mean of |x|^2", without, detectable, 0.1, "of E|x|^2")],
             "kernel": of_kernel,
             "attention": apart,
             "limit": limit,
@@ -247,8 +247,8 @@ CLAIM = Claim(
     title="Constants in place of squared norms",
     source="002, eqs. (13) to (15)",
     statements={
-        "expected_norm": Statement("The mean of |x|^2 is |mu|^2 + tr Sigma (eq. (13))."),
-        "mean_only": Statement(
+        "expected norm": Statement("The mean of |x|^2 is |mu|^2 + tr Sigma (eq. (13))."),
+        "mean only": Statement(
             "The constant of eqs. (14) and (15), |mu|^2, is the mean of |x|^2 (eq. (13)).", REFUTED
         ),
         "kernel": Statement(
