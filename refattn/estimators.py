@@ -473,7 +473,7 @@ def linear_randomized_attention(
           code.
 
         With the last two some alpha may be negative. Those proposals are dropped for that query:
-        alpha is replaced by max(alpha, 0). At least one remains, since alpha sums to 1 over c, and
+        alpha is replaced by max(alpha, 0). At least one remains, since their sum is positive, and
         the result is a mean of values; but the weights kept no longer sum to 1 at every omega, on
         which consistency rests. With their sign the estimated normaliser vanishes for some
         queries.

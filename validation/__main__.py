@@ -12,11 +12,11 @@ try:
     import click
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from . import report, runner, suite
 except ModuleNotFoundError:
     sys.stderr.write("validation: error: needs `pip install 'refattn[validation]'`\n")
     sys.exit(2)
-
-from . import report, runner, suite
 
 
 @click.command()
@@ -50,8 +50,9 @@ def main(
     arguments. A claim that a reference makes wrongly is expected to be refuted.
     """
     if listing:
+        width = max(map(len, suite.claims()))
         for claim in suite.claims().values():
-            click.echo(f"{claim.name:<28}{claim.source}: {claim.title}")
+            click.echo(f"{claim.name:<{width}}  {claim.source}: {claim.title}")
         return
     if vary_seed:
         if resume:

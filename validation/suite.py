@@ -40,6 +40,7 @@ __all__ = [
     "claims",
     "detects",
     "generator",
+    "more_often",
     "record",
 ]
 
@@ -52,7 +53,8 @@ HOLDS, REFUTED, UNDERPOWERED = "HOLDS", "REFUTED", "UNDERPOWERED"
 class Statement(NamedTuple):
     """One sentence to be tried, with the verdict that its derivation leads to expect.
 
-    `printed` says that the sentence is that of the reference; a corrected one stands beside it.
+    `printed` says that the sentence is that of the reference. Others correct it or add to it, or,
+    if they are expected to be refuted, show that a mistake would be seen.
     """
 
     text: str
@@ -168,6 +170,16 @@ def alpha() -> float:
 def detects(test: Callable[..., float], n: int, **parameters: Any) -> Callable[[float], float]:
     """What a test of `refattn.stats` detects in n draws, as a function of the level."""
     return lambda level: stats.min_discrepancy(test, n, alpha=level, beta=BETA, **parameters)
+
+
+def more_often(name: str, wins: Any, share: float = 0.5) -> Shown:
+    """Evidence that independent trials succeed with a probability above `share`: a sign test.
+
+    The two-sided p-value at `share` bounds the tail for every probability on the other side of it.
+    """
+    n, count = len(wins), int(np.sum(wins))
+    p = stats.binomial(count, n, share)
+    return Shown(f"{name}, {count} of {n}", *((p, 1.0) if count > n * share else (1.0, p)))
 
 
 def record(claim: Claim, findings: Findings, level: float) -> dict[str, Any]:

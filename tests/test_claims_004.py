@@ -1,0 +1,82 @@
+"""Claims of reference 004: each changes its verdict when what it is about is made wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+pytest.importorskip("matplotlib")
+
+from claims import verdicts
+
+from refattn import features
+from validation import suite
+from validation.claims import cost, linear_attention, linear_time
+
+
+def test_linear_attention() -> None:
+    expected = {key: s.expected for key, s in suite.claims()["linear_attention"].statements.items()}
+    assert verdicts("linear_attention", "quick") == expected
+
+
+def test_linear_attention_with_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = features._ratio
+
+    def ratio(state: Any, xp: Any) -> Any:
+        total = state.total + 0.0
+        total[..., -1] += 1e-6
+        return original(state._replace(total=total), xp)
+
+    monkeypatch.setattr(features, "_ratio", ratio)
+    found = verdicts("linear_attention")
+    assert found["linear"] == found["recurrent"] == "REFUTED"
+
+
+def test_states_that_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_combine", lambda a, b, xp: b)
+    assert verdicts("linear_attention")["recurrent"] == "REFUTED"
+
+
+def test_elu_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        features,
+        "elu_features",
+        lambda x, alpha=1.0: linear_attention.printed_elu_plus_one(x, alpha),
+    )
+    found = verdicts("linear_attention")
+    assert found["finite, rewritten"] == found["digits, rewritten"] == "REFUTED"
+
+
+def test_elu_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        linear_attention,
+        "printed_elu_plus_one",
+        lambda x, alpha: features.elu_features(np.asarray(x), alpha),
+    )
+    found = verdicts("linear_attention")
+    assert found["finite"] == found["digits"] == "HOLDS"
+
+
+def test_memory_of_random_features() -> None:
+    """The part of the claim that does not depend on the clock."""
+    memory = [task for task in cost.tasks("tiny") if not task["repeats"]]
+    with threadpool_limits(1):
+        results = [cost.run(np.random.default_rng(0), **task) for task in memory]
+    values = results[0]["values"]
+    assert values["textbook"][-1] > 10 * values["textbook"][0]
+    assert values["refattn"][-1] < 4 * values["refattn"][0]
+    values = results[1]["values"]
+    textbook, ours = (values[name] for name in cost.LINEAR)
+    assert textbook[-1] > 4 * textbook[0]
+    assert ours[-1] < 2 * ours[0]
+
+
+def test_operations() -> None:
+    tasks = linear_time.tasks("tiny")
+    results = [linear_time.run(np.random.default_rng(0), **task) for task in tasks]
+    claim = suite.claims()["linear_time"]
+    record = suite.record(claim, claim.judge(results), 1e-6)
+    assert record["statements"][0]["verdict"] == "HOLDS"

@@ -1,0 +1,492 @@
+"""The report of the validation suite: its page, summary, figures and numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+from validation import plotting, report, suite
+from validation.suite import Claim, Compared, Findings, Shown, Statement
+
+SETTINGS = {"level": "quick", "seed": 7, "alpha": 1e-6, "beta": 1e-6, "statements": 6, "new": "<i>"}
+MARKUP = "<script>alert('&')</script> \"κ\" ≤ λ²"
+
+
+def curves(data: dict[str, Any]) -> Any:
+    """Error against m,
+    with its law.
+
+    Not in the caption.
+    """
+    figure, ((left, right),) = plotting.panels(1, 2, size=(9, 3.5))
+    left.loglog(data["m"], data["error"], "o", label="measured & so")
+    left.plot(data["m"], [1 / m for m in data["m"]], label="law <1/m>")
+    left.set(xlabel="m", ylabel=r"$\kappa_m$")
+    right.fill_between(data["m"], 1, 2, hatch="/")
+    left.legend()
+    return figure
+
+
+def image(data: dict[str, Any]) -> Any:
+    figure, ((axes,),) = plotting.panels()
+    axes.imshow(np.arange(12.0).reshape(3, 4))
+    return figure
+
+
+def broken(data: dict[str, Any]) -> Any:
+    raise KeyError("no <m>")
+
+
+PLOTS = {"curves": curves, "image": image, "broken": broken}
+
+
+def record(name: str, statements: dict[str, Statement], evidence: Any, **more: Any) -> Any:
+    """A record as the suite makes it."""
+    claim = Claim(
+        title=more.get("title", f"Claim {name}"),
+        source="000, eq. (1)",
+        statements=statements,
+        method="By exact laws.",
+        tasks=lambda level: [],
+        run=lambda rng: None,
+        judge=lambda results: Findings({}, {}),
+        name=name,
+    )
+    findings = Findings(evidence, more.get("data", {}), more.get("remark", ""))
+    return {**suite.record(claim, findings, 1e-7), "seconds": 1.25}
+
+
+def examples() -> list[dict[str, Any]]:
+    """Every kind of verdict and of mishap."""
+    return [
+        record(
+            "curves",
+            {
+                "printed": Statement("It is below 1.", suite.REFUTED),
+                "corrected": Statement("It is below 2.", printed=False),
+            },
+            {
+                "printed": [Compared("at d = 2", 1.5, 1.0, "of the bound")],
+                "corrected": [
+                    suite.Tested("m = 4", 0.5, lambda level: 0.05, 0.1, "sd"),
+                    suite.Tested("m = 8", 0.2, lambda level: 0.01, 0.1, "sd"),
+                    Shown("signs", 1e-12),
+                ],
+            },
+            remark="The reference is wrong by 1.5.",
+            data={"m": [1, 2, 4], "error": [1.1, 0.4, 0.3]},
+        ),
+        record(
+            "image",
+            {MARKUP: Statement(MARKUP)},
+            {MARKUP: [Compared(MARKUP, 1.0, 2.0, MARKUP)]},
+            title=MARKUP,
+            remark=MARKUP,
+        ),
+        record("broken", {"a": Statement("A.")}, {"a": [suite.Tested("t", 1e-30)]}),
+        {
+            **record("plain", {"b": Statement("B.")}, {"b": [Shown("s", 0.3)]}),
+            "unheard-of": [1, {"x": None}],
+        },
+        {
+            "claim": "failed",
+            "title": "Could not be tried",
+            "source": "001",
+            "method": "",
+            "statements": [],
+            "error": "Traceback:\n  <module>\nMemoryError: 64 & more",
+            "seconds": 0.1,
+        },
+    ]
+
+
+class Page(HTMLParser):
+    """What a page holds, and that its tags match."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[tuple[tuple[str, ...], str]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((tuple(self.open), data))
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def text(self, tag: str) -> list[str]:
+        return [" ".join(text.split()) for inside, text in self.texts if inside[-1:] == (tag,)]
+
+    def addresses(self) -> list[str]:
+        names = ("href", "src", "xlink:href", "srcset", "data", "action", "poster")
+        found = [a[name] for _, a in self.tags for name in names if name in a]
+        styles = [a["style"] for _, a in self.tags if "style" in a]
+        styles += [text for inside, text in self.texts if inside[-1] == "style"]
+        styles += [v for _, a in self.tags for v in a.values() if v.startswith("url(")]
+        assert not any("@import" in style for style in styles)
+        return found + [u for style in styles for u in re.findall(r"url\(['\"]?([^'\")]+)", style)]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    report.write(SETTINGS, examples(), out, PLOTS)
+    return out
+
+
+@pytest.fixture(scope="module")
+def page(out: Path) -> Page:
+    return Page((out / "report.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_leads_with_what_came_of_all(page: Page) -> None:
+    assert page.all("html") == [{"lang": "en"}]
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all(
+        "meta"
+    )
+    assert len(page.text("h1")) == 1
+    titles = ["Claim curves", MARKUP, "Claim broken", "Claim plain", "Could not be tried"]
+    assert page.text("h2") == ["To look into", "All claims", *titles]
+    assert page.text("h3") == ["printed", "corrected", MARKUP, "a", "b"]
+    shown = [" ".join(text.split()) for _, text in page.texts]
+    assert shown[:5] == [
+        "Validation of the claims: refattn",
+        shown[1],  # the style
+        "refattn · validation report",
+        page.text("h1")[0],
+        "Of 5 statements of 5 claims, 2 hold, 1 is refuted as expected, 1 has an unexpected "
+        "verdict, 1 is underpowered and 1 claim ended in an error.",
+    ]
+    assert any("chance makes any verdict wrong is at most 1e-06" in text for text in shown)
+    assert "The suite has 6 statements; 5 have a verdict here." in shown
+
+
+def test_what_is_not_as_it_should_be_is_named_at_the_top(page: Page) -> None:
+    spans = page.text("span")
+    assert spans[:4] == [
+        "REFUTED, expected HOLDS",
+        "It has no figure: KeyError: 'no <m>'",
+        "The claim could not be tried: MemoryError: 64 & more",
+        "UNDERPOWERED, expected HOLDS",
+    ]
+    assert [a["class"] for a in page.all("article")] == [
+        "tried refuted",
+        "tried holds",
+        "tried holds",
+        "tried unexpected",
+        "tried underpowered",
+    ]
+    assert page.text("pre") == ["Traceback: <module> MemoryError: 64 & more"]
+    assert any("could not be drawn. KeyError: 'no <m>'" in text for text in page.text("p"))
+
+
+def test_the_table_has_a_row_for_each_statement(page: Page) -> None:
+    begin = page.tags.index(("table", page.all("table")[0]))
+    rows: list[list[str]] = []
+    for tag, attributes in page.tags[begin:]:
+        if tag == "section":
+            break
+        if tag == "tr":
+            rows.append([])
+        elif tag in ("th", "td"):
+            rows[-1].append(attributes.get("class") or attributes["scope"])
+    first = ["source", "claim", "statement", "verdict", "evidence", "figure"]
+    rest = ["statement", "verdict", "evidence"]
+    assert rows == [["col"] * 6, first, rest, first, first, first, first]
+    assert all("scope" in a for a in page.all("th"))
+    evidence = [text for text in page.text("td") if text.startswith(("1.5", "p =", "1 <"))]
+    assert evidence[0] == "1.5 of the bound (at most 1)"
+    assert "p = 1e-12 that chance showed it" in evidence
+
+
+def test_addresses_lead_to_places_on_the_page(page: Page) -> None:
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    addresses = page.addresses()
+    assert any(a.startswith("data:image/png;base64,") for a in addresses)
+    for address in addresses:
+        assert address.startswith(("#", "data:"))
+        assert address[0] != "#" or address[1:] in ids
+    for _, attributes in page.tags:
+        for name in attributes.get("aria-labelledby", "").split():
+            assert name in ids
+    assert not page.all("script")
+
+
+def test_text_is_shown_as_it_is(page: Page, out: Path) -> None:
+    assert MARKUP in page.text("h2")
+    assert MARKUP in page.text("p")
+    assert MARKUP in page.text("dd") + page.text("span")
+    assert "<script" not in (out / "report.html").read_text(encoding="utf-8")
+    assert "<i>" in page.text("dd")
+
+
+def test_figures_take_the_colours_of_the_page(page: Page, out: Path) -> None:
+    figures = [a for a in page.all("svg") if a.get("role") == "img"]
+    assert len(figures) == 2
+    assert page.text("title")[1:] == ["Claim curves. Error against m, with its law.", MARKUP]
+    assert page.text("figcaption") == ["Error against m, with its law."]
+    text = (out / "report.html").read_text(encoding="utf-8")
+    assert "currentColor" in text
+    # Neither a background nor a legend's text or frame in a colour of its own.
+    for colour in (plotting.INK, "#ffffff", "#000000"):
+        assert not any(colour in value for _, a in page.tags for value in a.values())
+    assert "measured &amp; so" in text  # as text, not as outlines
+    assert len(page.text("style")) == 1
+
+
+def test_figures_stand_on_their_own(out: Path) -> None:
+    names = sorted(path.name for path in (out / "figures").iterdir())
+    assert names == ["curves.svg", "image.svg"]
+    for name in names:
+        text = (out / "figures" / name).read_text(encoding="utf-8")
+        root = ElementTree.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert {"width", "height", "viewBox"} <= set(root.attrib)
+        assert plotting.INK in text
+        assert "currentColor" not in text
+        background = root.find(".//*[@id='background']/*")
+        assert background is not None
+        assert "#ffffff" in background.attrib["style"]
+
+
+def test_the_numbers_can_be_read_back(out: Path) -> None:
+    data = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert list(data) == ["version", "settings", "counts", "claims"]
+    assert data["version"] == 1
+    assert data["settings"] == SETTINGS
+    assert data["claims"] == json.loads(json.dumps(examples()))
+    assert data["counts"] == {
+        "claims": 5,
+        "statements": 5,
+        "hold": 2,
+        "refuted": 1,
+        "underpowered": 1,
+        "unexpected": 1,
+        "errors": 1,
+    }
+
+
+def test_the_markdown_has_the_same_table(out: Path) -> None:
+    text = (out / "report.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
+    assert [len(row) for row in cells] == [6] * 8
+    assert [row[3].strip() for row in cells[2:]] == [
+        "✗ REFUTED, as expected",
+        "✓ HOLDS, as expected",
+        "✓ HOLDS, as expected",
+        "! REFUTED, expected HOLDS",
+        "? UNDERPOWERED, expected HOLDS",
+        "! ERROR",
+    ]
+    assert cells[2][2].strip() == "printed (as printed)"
+    assert cells[3][2].strip() == "corrected (derived)"
+    assert r"\<script\>alert('&amp;')\</script\>" in cells[4][1]
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links == ["figures/curves.svg", "figures/curves.svg", "figures/image.svg"]
+    assert all((out / link).exists() for link in links)
+
+
+def test_the_same_records_give_the_same_bytes(out: Path, tmp_path: Path) -> None:
+    for path in report.write(SETTINGS, examples(), tmp_path, PLOTS):
+        assert path.read_bytes() == (out / path.relative_to(tmp_path)).read_bytes()
+        assert path.is_relative_to(tmp_path)
+    assert not list(tmp_path.rglob("*.new"))
+
+
+def test_a_report_that_fails_leaves_the_former(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report.write(SETTINGS, examples()[:1], tmp_path, PLOTS)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        report.write(SETTINGS, examples(), tmp_path, PLOTS)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_no_records(tmp_path: Path) -> None:
+    report.write({}, [], tmp_path)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert not page.all("table")
+    assert "No claim was tried." in page.text("p")
+    assert "No claim was tried." in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["claims"] == []
+    assert report.summary([]) == "No claim was tried."
+
+
+def test_claims_of_one_name_or_a_strange_one_keep_apart(tmp_path: Path) -> None:
+    one = examples()[0]
+    names = ["curves", "curves", "Curves", "../../curves", "κ"]
+    records = [{**one, "claim": name} for name in names]
+    plots = dict.fromkeys(names, curves)
+    paths = report.write(SETTINGS, records, tmp_path, plots)
+    assert all(path.resolve().is_relative_to(tmp_path.resolve()) for path in paths)
+    assert len(list((tmp_path / "figures").iterdir())) == 5
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_least_that_a_record_may_be(tmp_path: Path) -> None:
+    statement = {"name": "s", "verdict": "HOLDS", "expected": "HOLDS"}
+    records = [{"claim": "x", "statements": [statement]}, {"claim": "y", "statements": []}]
+    report.write({}, records, tmp_path, PLOTS)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert page.text("h2") == ["All claims", "x", "y"]
+
+
+def test_figures_of_the_suite_are_drawn_by_default(tmp_path: Path) -> None:
+    from claims import run
+
+    paths = report.write(SETTINGS, [run("proposition_1")], tmp_path)
+    assert tmp_path / "figures" / "proposition_1.svg" in paths
+
+
+def test_the_summary_is_aligned() -> None:
+    lines = report.summary(examples()).splitlines()
+    assert lines[0] == "   REFUTED       curves  printed" + lines[0].partition("printed")[2]
+    assert [line[:14].rstrip() for line in lines[:-1]] == [
+        "   REFUTED",
+        "   HOLDS",
+        "   HOLDS",
+        "!  REFUTED",
+        "!  UNDERPOWERED"[:14],
+        "!  ERROR",
+    ]
+    assert len({line.index(name) for line, name in zip(lines, ["curves"] * 2, strict=False)}) == 1
+    assert lines[0].endswith("at d = 2: 1.5 of the bound (at most 1)")
+    assert lines[5].endswith("MemoryError: 64 & more")
+    assert lines[6].startswith("Of 5 statements of 5 claims, 2 hold")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        ("H", "Of 1 statement of 1 claim, 1 holds and none has an"),
+        ("HR", "Of 2 statements of 1 claim, 1 holds, 1 is refuted as expected and none has an"),
+    ],
+)
+def test_the_sentence_counts(verdicts: str, sentence: str) -> None:
+    words = {"H": suite.HOLDS, "R": suite.REFUTED}
+    statements = [
+        {"name": "s", "verdict": words[v], "expected": words[v], "number": "1"} for v in verdicts
+    ]
+    assert report.summary([{"claim": "x", "statements": statements}]).splitlines()[-1] == (
+        f"{sentence} unexpected verdict."
+    )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Chromium from the system, without a window; nothing is downloaded."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no chromium and chromedriver on this system")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in (
+        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run"),
+        *("disable-background-networking", "disable-component-update", "disable-sync"),
+        "disable-dev-shm-usage",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(driver))
+    yield found
+    found.quit()
+
+
+CONTRASTS = """
+const rgb = text => text.match(/[\\d.]+/g).map(Number);
+const light = c => c.slice(0, 3).map(x => x / 255)
+  .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+const behind = e => {
+  for (; e; e = e.parentElement) {
+    const c = rgb(getComputedStyle(e).backgroundColor);
+    if (c.length < 4 || c[3] > 0) return c;
+  }
+};
+const own = e => [...e.childNodes].some(n => n.nodeType == 3 && n.data.trim());
+return [...document.body.querySelectorAll("*")]
+  .filter(e => !(e instanceof SVGElement) && own(e) && e.getClientRects().length)
+  .map(e => {
+    const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), e.className || e.tagName];
+  });
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_the_page_in_a_browser(browser: Any, out: Path, width: int, scheme: str) -> None:
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    for log in ("browser", "performance"):
+        browser.get_log(log)  # empties it
+    browser.get((out / "report.html").as_uri())
+    browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    run = browser.execute_script
+    assert run("return innerWidth") == width
+    assert run("return document.documentElement.scrollWidth") <= width
+    sizes = "return [...document.querySelectorAll(arguments[0])].map(e => e.getBoundingClientRect()"
+    sizes += ").map(r => [r.width, r.height])"
+    for what, count in ((".claims td.verdict", 6), ("svg", 4), ("details tbody tr", 7)):
+        found = run(sizes, what)
+        assert len(found) == count
+        assert all(w > 0 and h > 0 for w, h in found)
+    background = run("return getComputedStyle(document.body).backgroundColor")
+    bright = sum(map(int, re.findall(r"\d+", background))) > 3 * 128
+    assert bright == (scheme == "light")
+    dim = [pair for pair in run(CONTRASTS) if pair[0] < 4.5]
+    assert not dim
+    assert not browser.get_log("browser")
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    requests = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    address = (out / "report.html").as_uri()
+    asked = [r["request"]["url"] for r in requests if r["documentURL"] == address]
+    assert asked[0] == address
+    assert all(url.startswith("data:") for url in asked[1:])

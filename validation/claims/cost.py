@@ -1,0 +1,190 @@
+r"""What attention costs: O(L r D) for random features against O(L^2 D), reference 000.
+
+    "the time complexity of this KernelizedAttention is of O(l r D)"
+
+and in memory O(L r + r D + L D) against O(L^2 + L D) for the forms as they are written down
+(reference 001, "time and space complexity that only grows linearly"). `refattn` works in blocks:
+beyond its arguments and its result it needs memory that does not depend on L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refattn import random_feature_attention, sampling, softmax_attention
+from validation import plotting
+from validation.suite import Claim, Compared, Findings, Statement
+
+from ._clock import exponent, medians, peak
+
+BETWEEN = 1.5  # halfway between linear and quadratic
+HALF = 0.5  # halfway between constant and linear
+D, R = 64, 64
+REPEATS = {"tiny": 1, "quick": 5, "full": 11}
+TOP = {"tiny": 8, "quick": 11, "full": 12}  # sequences of dense forms have up to 3 * 2^top
+LINEAR, DENSE = ("textbook, random features", "refattn, random features"), ("textbook", "refattn")
+
+
+def textbook_features(q: Any, k: Any, v: Any, omega: Any) -> Any:
+    """Positive features, all in memory."""
+    phi_q, phi_k = (np.exp(x @ omega.T - np.sum(x * x, axis=-1, keepdims=True) / 2) for x in (q, k))
+    return (phi_q @ (phi_k.T @ v)) / (phi_q @ phi_k.sum(0)[:, None])
+
+
+def textbook_softmax(q: Any, k: Any, v: Any) -> Any:
+    """Softmax attention, the matrix of weights in memory."""
+    scores = q @ k.T
+    scores -= np.max(scores, axis=-1, keepdims=True)
+    weights = np.exp(scores)
+    return (weights @ v) / np.sum(weights, axis=-1, keepdims=True)
+
+
+def forms(length: int, d: int, r: int, dense: bool) -> dict[str, Callable[[], Any]]:
+    """Calls of the two forms on arrays of that size, in single precision."""
+    rng = np.random.default_rng(5)
+    q, k, v = (0.5 * rng.standard_normal((3, length, d))).astype(np.float32)
+    if dense:
+        return {
+            DENSE[0]: partial(textbook_softmax, q, k, v),
+            DENSE[1]: partial(softmax_attention, q, k, v, scale=1.0),
+        }
+    omega = sampling.draw(r, d, rng=6).omega.astype(np.float32)
+    return {
+        LINEAR[0]: partial(textbook_features, q, k, v, omega),
+        LINEAR[1]: partial(random_feature_attention, q, k, v, omega=omega, scale=1.0),
+    }
+
+
+def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+    """Time over each size and memory over the length."""
+    top, repeats = TOP[level], REPEATS[level]
+    dense = [3 * 2**p for p in range(top - 3, top + 1)]
+    linear = [3 * 2**p for p in range(top - 3, top + 4, 2)]
+    longer = [3 * 2**p for p in range(top, top + 4)]
+    across = [16, 64, 256]
+    return [
+        {"axis": "L", "sizes": dense, "dense": True, "repeats": repeats},
+        {"axis": "L", "sizes": linear, "dense": False, "repeats": repeats},
+        {"axis": "r", "sizes": across, "dense": False, "repeats": repeats, "length": 2 * 2**top},
+        {"axis": "D", "sizes": across, "dense": False, "repeats": repeats, "length": 2 * 2**top},
+        {"axis": "L", "sizes": dense, "dense": True, "repeats": 0},
+        {"axis": "L", "sizes": longer, "dense": False, "repeats": 0},
+    ]
+
+
+def run(
+    rng: np.random.Generator,
+    axis: str,
+    sizes: Sequence[int],
+    dense: bool,
+    repeats: int,
+    length: int = 0,
+) -> dict[str, Any]:
+    """Seconds, or MiB where nothing is repeated, of each form and size."""
+    calls: dict[tuple[str, int], Callable[[], Any]] = {}
+    for size in sizes:
+        shape = {"length": length, "d": D, "r": R} | {
+            {"L": "length", "r": "r", "D": "d"}[axis]: size
+        }
+        calls |= {(name, size): call for name, call in forms(dense=dense, **shape).items()}
+    if repeats:
+        named = medians({f"{name}|{size}": call for (name, size), call in calls.items()}, repeats)
+        values = {key: named["|".join(map(str, key))] for key in calls}
+    else:
+        # without the result, L x D, which every form returns
+        values = {key: peak(call) - 4 * key[1] * D / 2**20 for key, call in calls.items()}
+    names = list(dict.fromkeys(name for name, _ in calls))
+    return {
+        "axis": axis,
+        "unit": "s" if repeats else "MiB",
+        "sizes": list(sizes),
+        "values": {name: [values[name, size] for size in sizes] for name in names},
+    }
+
+
+def judge(results: Sequence[Any]) -> Findings:
+    """Exponents against the middle between two claims."""
+    evidence: dict[str, list[Any]] = {
+        name: [] for name in ("time", "dense time", "memory", "dense memory", "memory of refattn")
+    }
+    found = {}
+    for r in results:
+        for name, values in r["values"].items():
+            slope = exponent(r["sizes"], np.maximum(values, 1e-9))
+            found[r["unit"], r["axis"], name] = slope
+            label = f"{name}: exponent of {r['axis']}"
+            at_most = Compared(label, slope, BETWEEN)
+            at_least = Compared(f"2 - {label}", 2 - slope, 2 - BETWEEN)
+            if r["unit"] == "s":
+                key, row = ("time", at_most) if name in LINEAR else ("dense time", at_least)
+            elif "refattn" in name:
+                key, row = "memory of refattn", Compared(label, slope, HALF)
+            else:
+                key, row = ("memory", at_most) if name in LINEAR else ("dense memory", at_least)
+            evidence[key].append(row)
+    time, space = (
+        [found[unit, "L", name] for name in (LINEAR[0], LINEAR[1], DENSE[0])]
+        for unit in ("s", "MiB")
+    )
+    remark = (
+        f"Time grows as L to the power {time[0]:.2f} (textbook) and {time[1]:.2f} (refattn) with "
+        f"random features and {time[2]:.2f} without, as the reference says; memory beside "
+        f"arguments and result as {space[0]:.2f} and {space[2]:.2f} in the textbook forms, and as "
+        f"{space[1]:.2f} in refattn, which works in blocks."
+    )
+    return Findings(evidence, {"runs": list(results)}, remark)
+
+
+def plot(data: dict[str, Any]) -> Any:
+    """Time and memory over the length, with lines of exponent 1 and 2."""
+    figure, ((left, right),) = plotting.panels(1, 2, size=(8.4, 3.8))
+    colours = dict(zip((*LINEAR, *DENSE), plotting.COLOURS, strict=False))
+    for axes, unit, label in (
+        (left, "s", "seconds"),
+        (right, "MiB", "MiB beside arguments and result"),
+    ):
+        for r in data["runs"]:
+            if r["axis"] != "L" or r["unit"] != unit:
+                continue
+            for name, values in r["values"].items():
+                title = name if name in LINEAR else f"{name}, softmax"
+                values = np.maximum(values, 1e-3 if unit == "MiB" else 1e-9)
+                axes.plot(r["sizes"], values, "o-", color=colours[name], label=title)
+            name = LINEAR[0] if LINEAR[0] in r["values"] else DENSE[0]
+            power = 1 if name in LINEAR else 2
+            sizes = np.array(r["sizes"], dtype=float)
+            line = r["values"][name][-1] * (sizes / sizes[-1]) ** power
+            axes.plot(sizes, line, ":", color=plotting.INK, label=f"exponent {power}")
+        axes.set(xscale="log", yscale="log", xlabel=f"length L (D = {D}, r = {R})", ylabel=label)
+        axes.legend(fontsize=7)
+    return figure
+
+
+CLAIM = Claim(
+    title="Random features take time and memory linear in the length",
+    source="000, KernelizedAttention, time complexity",
+    statements={
+        "time": Statement("Attention with r random features takes time O(L r D)."),
+        "dense time": Statement("Softmax attention takes time O(L^2 D)."),
+        "memory": Statement("Random features as written down need memory linear in L."),
+        "dense memory": Statement("Softmax attention as written down needs memory of order L^2."),
+        "memory of refattn": Statement(
+            "refattn needs memory that does not depend on L beside its arguments and result.",
+            printed=False,
+        ),
+    },
+    method=(
+        "Exponents fitted to medians of several runs, in turn and on one thread, against a bound "
+        "halfway between the exponents 1 and 2 (0 and 1 for memory that does not grow); memory as "
+        "NumPy allocates it."
+    ),
+    tasks=tasks,
+    run=run,
+    judge=judge,
+    plot=plot,
+    alone=True,
+)

@@ -1,0 +1,191 @@
+r"""Attention linear in features, and the map elu + 1: reference 004.
+
+.. math::
+    \frac{\phi(Q) \, (\phi(K)^\top V)}{\phi(Q) \, (\phi(K)^\top 1)}
+    = \frac{\sum_j \phi(q_i) \cdot \phi(k_j) \, v_j}{\sum_j \phi(q_i) \cdot \phi(k_j)}
+
+for every map. As printed elu is mask x + (1 - mask) alpha (e^x - 1), which for large x is
+x + 0 inf, not a number; and adding 1 to alpha (e^x - 1) loses e^x below eps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from refattn import features, linear_attention
+from refattn.conformance import exact
+from refattn.streaming import LinearState
+from validation import plotting
+from validation.suite import Claim, Compared, Findings, Statement
+
+TOKENS, D = {"tiny": (12, 40), "quick": (40, 400), "full": (100, 3000)}, 8  # exact, dense
+PRINTED_ALPHA, ALPHAS = 0.1, (0.1, 1.0)
+LARGE = (88.0, 100.0, 709.0, 710.0, 1e4)
+GRID = np.linspace(-60, 5, 131)
+
+
+def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+    """The identities at two sizes, and the map itself."""
+    few, many = TOKENS[level]
+    return [{"tokens": few, "digits": True}, {"tokens": many, "digits": False}, {"tokens": 0}]
+
+
+def printed_elu_plus_one(x: Any, alpha: float) -> Any:
+    """The map as reference 004 prints it."""
+    mask = (x > 0).astype(x.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return mask * x + (1 - mask) * alpha * (np.exp(x) - 1) + 1
+
+
+def run(rng: np.random.Generator, tokens: int, digits: bool = False) -> dict[str, Any]:
+    """Errors of attention in units of eps, or what the map does."""
+    if not tokens:
+        return {"map": of_the_map()}
+    q, k, v = rng.standard_normal((3, tokens, D))
+    # Values are averaged with weights that sum to 1; errors are relative to the largest.
+    unit = float(np.finfo(float).eps * np.max(np.abs(v)))
+    recurrent = np.empty_like(v)
+    state = LinearState.init(k[:0], v[:0])
+    for i in range(tokens):
+        state = state.update(k[i : i + 1], v[i : i + 1])
+        recurrent[i] = state.read(q[i : i + 1])[0]
+    errors = {}
+    for causal, other in ((False, state.read(q)), (True, recurrent)):
+        out = linear_attention(q, k, v, causal=causal)
+        visible = exact.causal(tokens, tokens) if causal else True
+        if digits:
+            reference = exact.linear_attention(q, k, v, visible).astype(float)
+        else:
+            kernel = features.elu_features(q) @ features.elu_features(k).T * visible
+            reference = (kernel @ v) / np.sum(kernel, axis=-1, keepdims=True)
+        name = "causal" if causal else "all"
+        errors[name] = float(np.max(np.abs(out - reference))) / unit
+        errors[f"{name}, recurrent"] = float(np.max(np.abs(other - reference))) / unit
+    return {"tokens": tokens, "digits": digits, "errors": errors}
+
+
+def of_the_map() -> dict[str, Any]:
+    """Values that are not finite, lost digits, and how much features vary."""
+    eps = float(np.finfo(float).eps)
+    large = {dtype: np.array(LARGE, dtype=dtype) for dtype in ("float32", "float64")}
+    lost = {}
+    truth = exact.elu_plus_one(GRID).astype(float)
+    for name, values in (
+        ("printed", printed_elu_plus_one(GRID, 1.0)),
+        ("refattn", features.elu_features(GRID)),
+    ):
+        lost[name] = (np.abs(values - truth) / truth).tolist()
+    x = np.random.default_rng(4).standard_normal((500, D))
+    spread = {}
+    for alpha in ALPHAS:
+        phi = features.elu_features(x, alpha)
+        kernel = phi @ phi.T
+        share = kernel / np.mean(kernel, axis=-1, keepdims=True)
+        spread[f"{alpha:g}"] = [float(np.min(phi)), float(np.std(share)), float(np.max(share))]
+    softmax = np.exp(x @ x.T / np.sqrt(D))
+    share = softmax / np.mean(softmax, axis=-1, keepdims=True)
+    spread["softmax"] = [0.0, float(np.std(share)), float(np.max(share))]
+    return {
+        "printed not finite": {
+            dtype: float(np.sum(~np.isfinite(printed_elu_plus_one(x, PRINTED_ALPHA))))
+            for dtype, x in large.items()
+        },
+        "not finite": sum(
+            float(np.sum(~np.isfinite(features.elu_features(x, alpha))))
+            for x in large.values()
+            for alpha in ALPHAS
+        ),
+        "lost": lost,
+        "worst": {name: max(values) / eps for name, values in lost.items()},
+        "spread": spread,
+    }
+
+
+def judge(results: Sequence[Any]) -> Findings:
+    """Identities by rounding, and counter-examples."""
+    found = next(r["map"] for r in results if "map" in r)
+    evidence: dict[str, list[Any]] = {"linear": [], "recurrent": []}
+    rows = []
+    for r in (r for r in results if "errors" in r):
+        # Features are positive: products and sums of n terms, three roundings each at most.
+        bound = 3.0 * (r["tokens"] + D)
+        against = "exact" if r["digits"] else "dense"
+        for name, error in r["errors"].items():
+            row = Compared(f"{name}, {r['tokens']} tokens, {against}", error, bound, "eps")
+            evidence["recurrent" if "recurrent" in name else "linear"].append(row)
+        rows.append({"tokens": r["tokens"], "against": against, **r["errors"]})
+    spread, single = found["spread"], found["printed not finite"]["float32"]
+    worst = found["worst"]
+    count = float(len(LARGE))
+    evidence["finite"] = [
+        Compared(f"values not finite, of {count:g} large x, {dtype}", number, 0.0)
+        for dtype, number in found["printed not finite"].items()
+    ]
+    evidence["finite, rewritten"] = [Compared("values not finite", found["not finite"], 0.0)]
+    evidence["digits"] = [Compared("relative error, x from -60", worst["printed"], 8.0, "eps")]
+    evidence["digits, rewritten"] = [
+        Compared("relative error, x from -60", worst["refattn"], 8.0, "eps")
+    ]
+    remark = (
+        f"The rearrangement is exact, also for causal attention, which the post calls not trivial "
+        f"to do fast. As printed elu is not a number at {single:g} of {count:g} large x in single "
+        f"precision (beyond 88.7). With the post's alpha = 0.1 features are at least "
+        f"{spread['0.1'][0]:.2f}, and weights of normal queries and keys deviate from uniform by "
+        f"{spread['0.1'][1]:.0%}, with alpha = 1 by {spread['1'][1]:.0%}, with softmax by "
+        f"{spread['softmax'][1]:.0%}."
+    )
+    data = {"errors": rows, "x": GRID.tolist(), "lost": found["lost"], "spread": spread}
+    return Findings(evidence, data, remark)
+
+
+def plot(data: dict[str, Any]) -> Any:
+    """Digits that the composed map loses, and how much weights vary."""
+    figure, ((left, right),) = plotting.panels(1, 2, size=(8.4, 3.4))
+    for name, label in (("printed", "as composed, alpha = 1"), ("refattn", "as e^x")):
+        error = np.maximum(data["lost"][name], 1e-17)
+        left.plot(data["x"], error, ".", markersize=3, label=label)
+    left.set(yscale="log", xlabel="x", ylabel="relative error of elu(x) + 1")
+    left.legend()
+    names = list(data["spread"])
+    values = [data["spread"][name][1] for name in names]
+    labels = [name if name == "softmax" else f"elu + 1,\nalpha = {name}" for name in names]
+    right.bar(labels, values, color=plotting.COLOURS[: len(names)])
+    right.set(ylabel="deviation of weights / their mean")
+    return figure
+
+
+CLAIM = Claim(
+    title="Linear attention with elu + 1",
+    source="004, kernel_attn and elu",
+    statements={
+        "linear": Statement(
+            "phi(Q) (phi(K)^T V) over phi(Q) (phi(K)^T 1) is attention with kernel phi(q) . phi(k)."
+        ),
+        "recurrent": Statement("It can be computed token by token, from sums of fixed size."),
+        "finite": Statement(
+            "elu as printed is finite for every finite x whose elu is.", expected="REFUTED"
+        ),
+        "finite, rewritten": Statement(
+            "With the exponential of min(x, 0) alone elu + 1 is finite for every finite x.",
+            printed=False,
+        ),
+        "digits": Statement(
+            "elu(x) + 1 as composed has full relative precision, for alpha = 1 too.",
+            expected="REFUTED",
+        ),
+        "digits, rewritten": Statement(
+            "elu(x) + 1 computed as e^x for x <= 0 has full relative precision.", printed=False
+        ),
+    },
+    method=(
+        "Errors against the dense form and against 50 digits, in units of rounding: all terms but "
+        "the values are positive. Counter-examples for the printed map."
+    ),
+    tasks=tasks,
+    run=run,
+    judge=judge,
+    plot=plot,
+)

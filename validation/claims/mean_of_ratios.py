@@ -1,0 +1,187 @@
+r"""Importance sampling, its self-normalised form, and reference 002, eqs. (10) to (12).
+
+.. math::
+    \mathrm{IS} = \frac1S \sum_s \frac{p_i(\omega_s)}{N(\omega_s; 0, I)} f(\omega_s), \qquad
+    \mathrm{RFA} = \frac{\sum_s \xi(q, \omega_s) \sum_j \xi(k_j, \omega_s) v_j}
+                        {\sum_s \xi(q, \omega_s) \sum_j \xi(k_j, \omega_s)}, \qquad
+    \mathrm{(12)} = \frac1S \sum_s f(\omega_s)
+
+with f the ratio at one frequency, in which xi(q, omega) cancels. Eq. (12) draws omega from
+N(0, I): its mean is that of RFA with one frequency, whatever S. Randomized attention is the same
+average with omega drawn from p_i (reference 003, RA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import refattn
+from refattn import sampling, stats, theory
+from validation import plotting
+from validation.suite import REFUTED, Claim, Compared, Findings, Shown, Statement, Tested, detects
+
+D, KEYS, LENGTH = 4, 6, 0.7  # LENGTH of the query and the keys
+COUNTS = (1, 4, 16, 64, 128)  # frequencies S
+DRAWS = {"tiny": 20, "quick": 12_000, "full": 200_000}
+EPS = float(np.finfo(float).eps)
+
+
+def problem() -> tuple[Any, Any, Any]:
+    """One query, and keys with values of 1 where they point its way and 0 where they do not."""
+    rng = np.random.default_rng(2)
+    q, k = rng.standard_normal((1, D)), rng.standard_normal((KEYS, D))
+    q, k = (LENGTH * x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    return q, k, (k @ q.T > 0).astype(float)
+
+
+def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+    """One task for each number of frequencies, with more draws where they say less."""
+    return [{"count": count, "draws": DRAWS[level] * max(1, 10 // count)} for count in COUNTS]
+
+
+def run(rng: np.random.Generator, count: int, draws: int) -> dict[str, Any]:
+    """Outputs of the four estimators, the first three at the same frequencies."""
+    q, k, v = problem()
+    v = np.broadcast_to(v, (draws, KEYS, 1))  # as many problems as draws
+    omega = sampling.draw(draws * count, D, rng=rng).omega.reshape(draws, count, D)
+    target = sampling.draw_target(q, k, num_samples=draws * count, rng=rng, scale=1.0)
+    target = target.reshape(draws, 1, count, D)
+    out = {
+        "is": refattn.importance_sampled_attention(q, k, v, omega=omega, scale=1.0),
+        "rfa": refattn.random_feature_attention(q, k, v, omega=omega, scale=1.0),
+        "ratios": refattn.mean_of_ratios_attention(q, k, v, omega=omega, scale=1.0),
+        "ra": refattn.randomized_attention(q, k, v, omega=target, scale=1.0),
+    }
+    # All values may be 1: a mean of them is in [0, 1] but for rounding.
+    flat = {name: x[:, 0, 0] for name, x in out.items()}
+    bounded = {name: np.clip(x, 0, 1) for name, x in flat.items() if name != "is"}
+    size = float(np.max(np.linalg.norm(omega, axis=-1)))
+    return {"count": count, "size": size, **flat, **bounded}
+
+
+def judge(results: Sequence[Any]) -> Findings:
+    """Means against exact attention, and the biases of eqs. (10) and (12) against each other."""
+    q, k, v = problem()
+    exact = float(refattn.softmax_attention(q, k, v, scale=1.0)[0, 0])
+    of_is: list[Tested] = []
+    of_ratios: list[Tested] = []
+    of_ra: list[Tested] = []
+    of_rfa: list[Shown] = []
+    less: list[Shown] = []
+    rows = []
+    for r in results:
+        count, n, name = r["count"], len(r["is"]), f"S = {r['count']}"
+        variance = float(
+            theory.importance_sampling_law(q, k, v, num_features=count, scale=1.0).variance[0, 0]
+        )
+        p = stats.catoni(r["is"], exact, variance)
+        of_is.append(Tested(name, p, detects(stats.catoni, n, variance=variance), 0.1))
+        cap = float(
+            theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0).variance[0, 0]
+        )
+        p = stats.bernstein(r["ra"], exact, cap)
+        of_ra.append(Tested(name, p, detects(stats.bernstein, n, variance=cap), 0.1))
+        of_ratios.append(Tested(name, stats.betting(r["ratios"], exact)))
+        if count <= 4:
+            of_rfa.append(Shown(name, stats.betting(r["rfa"], exact)))
+        if count > 1:
+            # Both are biased towards attention that ignores the query, which is lower. Where the
+            # mean is below 1/2, the p-value bounds that of every mean of 1/2 and above.
+            x = (1 + r["ratios"] - r["rfa"]) / 2
+            p = stats.empirical_bernstein(x, 0.5)
+            below = float(np.mean(x)) < 0.5
+            less.append(Shown(name, 1.0 if below else p, p if below else 1.0))
+        bias = {e: float(np.mean(r[e])) - exact for e in ("is", "rfa", "ratios", "ra")}
+        error = {e: float(np.std(r[e])) / n**0.5 for e in bias}
+        rows.append({"count": count, "bias": bias, "error": error})
+    one = next(r for r in results if r["count"] == 1)
+    gap = float(np.max(np.abs(one["rfa"] - one["ratios"]))) / (EPS * (1 + 2 * one["size"]))
+    last = rows[-1]
+    remark = (
+        f"Exact attention is {exact:.3f}. At S = {last['count']} eq. (10) is off by "
+        f"{last['bias']['rfa']:+.3f} and eq. (12) by {last['bias']['ratios']:+.3f}, as much as at "
+        f"S = 1 ({rows[0]['bias']['ratios']:+.3f}): drawn from N(0, I), eq. (12) does not reduce "
+        "the bias of eq. (10) but keeps that of one frequency, and is not RA. Drawn from p_i the "
+        f"same average is off by {last['bias']['ra']:+.4f}, within chance of 0."
+    )
+    laws = [(s, theory.attention_law(q, k, v, num_features=s, scale=1.0)) for s in range(10, 201)]
+    first_order = [(s, float(law.bias[0, 0])) for s, law in laws if law.in_regime[0]]
+    return Findings(
+        {
+            "importance sampling": of_is,
+            "SNIS biased": of_rfa,
+            "unbiased": of_ratios,
+            "reduces": less,
+            "one frequency": [Compared("difference", gap, 16.0, "eps (1 + exponents)")],
+            "randomized": of_ra,
+        },
+        {"exact": exact, "rows": rows, "law": first_order},
+        remark,
+    )
+
+
+def plot(data: dict[str, Any]) -> Any:
+    """Bias against the number of frequencies."""
+    figure, ((axes,),) = plotting.panels()
+    names = {
+        "rfa": "eq. (10), RFA",
+        "ratios": "eq. (12) as printed, ω ~ N(0, I)",
+        "ra": "corrected, ω ~ p, RA",
+        "is": "eq. (11), exact normaliser",
+    }
+    for shift, (name, label) in enumerate(names.items()):
+        axes.errorbar(
+            [r["count"] * 1.05**shift for r in data["rows"]],
+            [r["bias"][name] for r in data["rows"]],
+            [r["error"][name] for r in data["rows"]],
+            fmt="o-",
+            capsize=3,
+            label=label,
+        )
+    if data["law"]:
+        axes.plot(
+            *zip(*data["law"], strict=True),
+            "--",
+            color=plotting.INK,
+            linewidth=1,
+            label="eq. (10), law of first order",
+        )
+    axes.axhline(0.0, color=plotting.INK, linewidth=0.8)
+    axes.set(xscale="log", xlabel="frequencies S", ylabel="mean output - exact attention")
+    axes.legend()
+    return figure
+
+
+CLAIM = Claim(
+    title="Eq. (12) with frequencies from N(0, I) is not randomized attention",
+    source="002, eqs. (10) to (12)",
+    statements={
+        "importance sampling": Statement("Importance sampling, eq. (11), is unbiased."),
+        "SNIS biased": Statement("Self-normalised importance sampling, eq. (10), is biased."),
+        "unbiased": Statement(
+            "Eq. (12) with omega ~ N(0, I) is randomized attention (which is unbiased).", REFUTED
+        ),
+        "reduces": Statement(
+            "Eq. (12) with omega ~ N(0, I) reduces the bias of eq. (10).", REFUTED
+        ),
+        "one frequency": Statement(
+            "With one frequency eqs. (10) and (12) are equal, for every frequency.", printed=False
+        ),
+        "randomized": Statement(
+            "Eq. (12) with omega drawn from p_i, not N(0, I), is unbiased.", printed=False
+        ),
+    },
+    method=(
+        "One query, keys with values in {0, 1}. Eq. (11) by Catoni's bound with its variance in "
+        "closed form, randomized attention by Bernstein's with that of exact attention, biased "
+        "means by betting, and means of eqs. (10) and (12) at the same frequencies against each "
+        "other by the empirical Bernstein bound."
+    ),
+    tasks=tasks,
+    run=run,
+    judge=judge,
+    plot=plot,
+)

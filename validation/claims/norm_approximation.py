@@ -1,0 +1,278 @@
+r"""Squared norms replaced by constants, reference 002, eqs. (13) to (15).
+
+.. math:: E|x|^2 = |\mu|^2 + \mathrm{tr}\,\Sigma
+
+is eq. (13); eqs. (14) and (15) take q' = |mu_q|^2 and k' = |mu_k|^2, without the traces. With
+either constant the mean of a kernel estimate becomes
+
+.. math:: \kappa(q, k) \, e^{(|q|^2 - q')/2 + (|k|^2 - k')/2}
+
+(eq. (15); the sign of the exponent is the opposite for eq. (14)). In attention q', k' and |q|^2
+cancel, and what is estimated is softmax_j(q . k_j + |k_j|^2 / 2), for eq. (14) with a minus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import refattn
+from refattn import kernels, moments, sampling, stats, theory
+from validation import plotting
+from validation.suite import REFUTED, Claim, Compared, Findings, Statement, Tested, detects
+
+D, KEYS, NODES = 2, 12, 48
+DRAWS = {"tiny": 320, "quick": 200_000, "full": 1_000_000}
+PAIRS, EACH = 4, 16  # pairs of a query and a key, and frequencies of one estimate
+COUNTS = {"tiny": (8, 64), "quick": (10, 100, 1_000, 10_000), "full": (10, 100, 1_000, 10_000)}
+CURVE = {"tiny": 2, "quick": 8, "full": 40}
+EPS = float(np.finfo(float).eps)
+
+
+def tokens() -> tuple[Any, Any, Any]:
+    """Queries and keys whose norms differ, and values that tell every key apart."""
+    rng = np.random.default_rng(3)
+    q, k = rng.normal(0.3, 0.7, (2, KEYS, D))
+    return q, k, np.eye(KEYS)
+
+
+def law() -> tuple[Any, Any]:
+    """Mean and root of the covariance of the experiment of section V."""
+    rng = np.random.default_rng(2)
+    return rng.random(10), rng.random((10, 10))
+
+
+def quadrature() -> tuple[Any, Any]:
+    """Frequencies and log weights for which averages are means over N(0, I), to rounding."""
+    x, w = np.polynomial.hermite_e.hermegauss(NODES)
+    omega = np.stack([a.ravel() for a in np.meshgrid(x, x)], axis=-1)
+    log_weight = np.log(np.outer(w, w)).ravel()
+    return omega, log_weight
+
+
+def constants(q: Any, k: Any) -> dict[str, tuple[float, float]]:
+    """The constants of eq. (13) and those of eqs. (14) and (15)."""
+    of_q, of_k = moments.estimate(q), moments.estimate(k)
+    return {
+        "(13)": (float(moments.mean_plus_trace(of_q)), float(moments.mean_plus_trace(of_k))),
+        "(15)": (float(moments.mean_only(of_q)), float(moments.mean_only(of_k))),
+    }
+
+
+def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+    """Norms, means of kernel estimates, and attention."""
+    return [
+        {"kind": "norms", "count": DRAWS[level]},
+        *({"kind": "kernel", "count": DRAWS[level], "pair": i} for i in range(PAIRS)),
+        {"kind": "attention", "count": 50},
+        *({"kind": "curve", "count": CURVE[level], "features": s} for s in COUNTS[level]),
+    ]
+
+
+def run(
+    rng: np.random.Generator, kind: str, count: int, pair: int = 0, features: int = 0
+) -> dict[str, Any]:
+    """What one kind of task finds."""
+    q, k, v = tokens()
+    if kind == "norms":
+        mean, root = law()
+        x = mean + rng.standard_normal((count, 10)) @ root.T
+        squares = np.sum(x * x, axis=-1)
+        average = float(np.mean(squares))
+        given = float(moments.mean_plus_trace(moments.estimate(x, ddof=0)))
+        return {"squares": squares, "identity": abs(given - average) / average}
+    if kind == "kernel":
+        return {"pair": pair, **kernel(rng, q[pair], k[pair], constants(q, k), count)}
+    if kind == "attention":
+        omega = sampling.draw(count * 7, D, rng=rng).omega.reshape(count, 7, D)
+        return {"error": identity(omega, q, k, v), **limits(q, k, v)}
+    omega = sampling.draw(count * features, D, rng=rng).omega.reshape(count, features, D)
+    exact = refattn.softmax_attention(q, k, v, scale=1.0)
+    v = np.broadcast_to(v, (count, KEYS, KEYS))  # as many problems as draws
+    norms = constants(q, k)["(15)"]
+    distance = {}
+    for name, option in (("(9)", None), ("(15)", norms)):
+        out = refattn.random_feature_attention(q, k, v, omega=omega, square_norms=option, scale=1.0)
+        distance[name] = float(np.mean(np.sum(np.abs(out - exact), axis=-1) / 2))
+    return {"features": features, "distance": distance}
+
+
+def kernel(rng: np.random.Generator, x: Any, y: Any, primes: Any, count: int) -> dict[str, Any]:
+    """Estimates with constant norms, of EACH frequencies, over the mean they should have."""
+    omega = sampling.draw(count, D, rng=rng).omega.reshape(-1, EACH, D)
+    found = {}
+    for name, (square_x, square_y) in primes.items():
+        phi = [
+            refattn.features.positive_features(a[None], omega, square_norm=b)
+            for a, b in ((x, square_x), (y, square_y))
+        ]
+        scale = np.exp(phi[0].log_scale + phi[1].log_scale)[..., None]
+        estimate = np.sum(phi[0].values * phi[1].values * scale, axis=(-2, -1))
+        bias = float(theory.log_norm_approximation_bias(x, y, square_x, square_y))
+        mean = float(kernels.softmax_kernel(x, y)) * np.exp(bias)
+        found[name] = {"ratio": estimate / mean, "bias": bias}
+    return {"square": float(np.sum((x + y) ** 2)), "found": found}
+
+
+def identity(omega: Any, q: Any, k: Any, v: Any) -> float:
+    """Largest difference, for frequencies as drawn, from two hops of attention without norms."""
+    v = np.broadcast_to(v, (len(omega), KEYS, KEYS))
+    f, log_z = refattn.attend(omega, k, v)
+    expected = refattn.attend(q, omega, f, bias=log_z[..., None, :]).out
+    size = float(np.max(np.linalg.norm(omega, axis=-1)))
+    most = float(max(np.max(np.linalg.norm(a, axis=-1)) for a in (q, k)))
+    errors = []
+    for norms in constants(q, k).values():
+        out = refattn.random_feature_attention(q, k, v, omega=omega, square_norms=norms, scale=1.0)
+        errors.append(float(np.max(np.abs(out - expected))))
+    return max(errors) / (EPS * (1 + 2 * size * most))
+
+
+def limits(q: Any, k: Any, v: Any) -> dict[str, Any]:
+    """Attention with constant norms as the number of frequencies tends to infinity."""
+    omega, log_weight = quadrature()
+    exact = refattn.softmax_attention(q, k, v, scale=1.0)
+    half = np.sum(k * k, axis=-1) / 2
+    found = {}
+    for name, features, sign in (("(15)", "positive", 1), ("(14)", "trigonometric", -1)):
+        out = refattn.random_feature_attention(
+            q,
+            k,
+            v,
+            omega=omega,
+            log_weight=log_weight,
+            features=features,
+            square_norms=constants(q, k)["(15)"],
+            scale=1.0,
+        )
+        expected = refattn.softmax_attention(q, k, v, bias=sign * half, scale=1.0)
+        found[name] = {
+            "error": float(np.max(np.abs(out - expected))),
+            "distance": float(np.max(np.sum(np.abs(out - exact), axis=-1) / 2)),
+            "mean": float(np.mean(np.sum(np.abs(expected - exact), axis=-1) / 2)),
+        }
+    return {"limits": found}
+
+
+def judge(results: Sequence[Any]) -> Findings:
+    """Means of norms and of kernel estimates, the identity, and the limits."""
+    norms, pairs = results[0], results[1 : 1 + PAIRS]
+    attention, curve = results[1 + PAIRS], results[2 + PAIRS :]
+    mean, root = law()
+    cov = root @ root.T
+    squares, n = norms["squares"], len(norms["squares"])
+    truth = float(mean @ mean + np.trace(cov))
+    variance = float(2 * np.sum(cov * cov) + 4 * mean @ cov @ mean) / truth**2
+    detectable = detects(stats.catoni, n, variance=variance)
+    full = stats.catoni(squares / truth, 1.0, variance)
+    without = stats.catoni(squares / truth, float(mean @ mean) / truth, variance)
+    expected: list[Tested | Compared] = [
+        Tested("mean of |x|^2", full, detectable, 0.1, "of the mean"),
+        Compared("average of |x|^2, ddof 0", norms["identity"] / EPS, 64.0, "eps"),
+    ]
+    of_kernel: list[Tested] = []
+    for r in pairs:
+        for name, one in r["found"].items():
+            size = len(one["ratio"])
+            spread = float(np.expm1(r["square"])) / EACH
+            of_kernel.append(
+                Tested(
+                    f"pair {r['pair']}, constants of eq. {name}",
+                    stats.catoni(one["ratio"], 1.0, spread),
+                    detects(stats.catoni, size, variance=spread),
+                    0.5,
+                    "of the mean",
+                )
+            )
+    found = attention["limits"]
+    limit = [Compared("identity for every frequency", attention["error"], 32.0, "eps (1 + exp.)")]
+    limit += [Compared(f"limit of eq. {a}", found[a]["error"], 1e-9) for a in found]
+    apart = [Compared(f"limit of eq. {a}, from softmax", found[a]["distance"], 1e-9) for a in found]
+    biases = [one["bias"] for r in pairs for one in r["found"].values()]
+    remark = (
+        f"Eq. (13) is exact in the mean; its trace is {np.trace(cov) / truth:.0%} of E|x|^2 in the "
+        f"experiment's own law, and eqs. (14) and (15) leave it out: |mu|^2 is "
+        f"{float(mean @ mean):.1f}, E|x|^2 is {truth:.1f}. In attention it makes no difference, "
+        "since both constants cancel, but |k_j|^2 is then missing: as R grows eq. (15) tends to "
+        f"softmax_j(q . k_j + |k_j|^2 / 2), up to {found['(15)']['distance']:.2f} in total "
+        f"variation from softmax attention, and eq. (14) up to {found['(14)']['distance']:.2f}."
+    )
+    data = {
+        "curve": curve,
+        "limit": found["(15)"]["mean"],
+        "log_bias": biases,
+    }
+    return Findings(
+        {
+            "expected norm": expected,
+            "mean only": [Tested("mean of |x|^2", without, detectable, 0.1, "of E|x|^2")],
+            "kernel": of_kernel,
+            "attention": apart,
+            "limit": limit,
+        },
+        data,
+        remark,
+    )
+
+
+def plot(data: dict[str, Any]) -> Any:
+    """Distance from softmax attention against the number of frequencies."""
+    figure, ((axes,),) = plotting.panels()
+    for name, label in (("(9)", "norms of each token, eq. (9)"), ("(15)", "constants, eq. (15)")):
+        axes.plot(
+            [r["features"] for r in data["curve"]],
+            [r["distance"][name] for r in data["curve"]],
+            "o-",
+            label=label,
+        )
+    axes.axhline(
+        data["limit"],
+        color=plotting.INK,
+        linestyle="--",
+        label="softmax(q·k + |k|²/2), the limit of eq. (15)",
+    )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="frequencies R",
+        ylabel="total variation from softmax",
+    )
+    axes.legend()
+    return figure
+
+
+CLAIM = Claim(
+    title="Constants in place of squared norms",
+    source="002, eqs. (13) to (15)",
+    statements={
+        "expected norm": Statement("The mean of |x|^2 is |mu|^2 + tr Sigma (eq. (13))."),
+        "mean only": Statement(
+            "The constant of eqs. (14) and (15), |mu|^2, is the mean of |x|^2 (eq. (13)).", REFUTED
+        ),
+        "kernel": Statement(
+            "With constants for the norms the kernel estimate has the mean of the kernel times "
+            "exp((|q|^2 - q') / 2 + (|k|^2 - k') / 2).",
+            printed=False,
+        ),
+        "attention": Statement(
+            "With the features of eqs. (14) and (15) one can approximate the attention matrix.",
+            REFUTED,
+        ),
+        "limit": Statement(
+            "Eqs. (14) and (15) approximate softmax_j(q . k_j -+ |k_j|^2 / 2), whatever the "
+            "constants.",
+            printed=False,
+        ),
+    },
+    method=(
+        "Means of squared norms and of kernel estimates by Catoni's bound, with their variances in "
+        "closed form. Attention for each frequency drawn as arithmetic, and its limit with the "
+        f"nodes of a Gauss-Hermite rule ({NODES} in each of {D} dimensions) for frequencies."
+    ),
+    tasks=tasks,
+    run=run,
+    judge=judge,
+    plot=plot,
+)

@@ -1,0 +1,314 @@
+r"""Proposition 2 of reference 000: the mean squared error of the positive estimate, and its limits.
+
+.. math::
+    m \, \mathrm{MSE} = \kappa^2 (e^{|x + y|^2} - 1) = e^E (1 - e^{-|x + y|^2}), \qquad
+    E = |x|^2 + |y|^2 + 4 x \cdot y
+
+as printed. What is said to follow does not: that the error vanishes as the kernel does. If the
+kernel vanishes, the error does if and only if E tends to -infinity, for if E does not,
+|x + y|^2 = E - 2 x . y grows. (Where the kernel does not vanish, the error also does for x + y
+tending to 0.) Consistency is in m.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, localcontext
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from refattn import features, kernels, sampling, stats, theory
+from validation import plotting
+from validation.claims.proposition_1 import D, pair
+from validation.suite import (
+    REFUTED,
+    Claim,
+    Compared,
+    Findings,
+    Shown,
+    Statement,
+    Tested,
+    detects,
+    more_often,
+)
+
+DRAWS = {"tiny": 200, "quick": 20_000, "full": 400_000}
+LENGTHS = {1: (0.5, 1.0, 2.0), 2: (0.5, 1.0, 2.0), 16: (1.0,)}  # |x + y|, by m
+FEW, MORE = 16, 256  # frequencies compared
+KEYS = (6.0, 9.0, 18.0, 36.0)  # x = (1, 0), y = (-r, 0): the kernel is exp(-r)
+SIDES = {  # directions in which the kernel vanishes, and whether the error does
+    "|x| = |y|, cosine -0.55": (1.0, -0.55, True),
+    "|x| = |y|, cosine -0.45": (1.0, -0.45, False),
+    "y = -0.28 x": (0.28, -1.0, True),
+    "y = -0.26 x": (0.26, -1.0, False),
+    "y = -3.7 x": (3.7, -1.0, True),
+    "y = -3.8 x": (3.8, -1.0, False),
+}
+PATHS = {"y = -0.8 x": (0.8, -1.0), "|x| = |y|, cosine -0.2": (1.0, -0.2)}  # of the figure
+MEASURED = ((0.5, 1.0, 2.0, 3.0), (0.3, 0.5, 0.7, 0.9))  # |x| on them, |x + y| being at most 1.1
+EPS = float(np.finfo(float).eps)
+UNIT = "eps (1 + exponents)"
+
+
+def towards(radius: Any, ratio: float, cosine: float) -> tuple[Any, Any]:
+    """Vectors (n, 2) of lengths r and ratio r at an angle, one for each radius."""
+    unit = np.array([cosine, math.sqrt(1 - cosine**2)])
+    r = np.asarray(radius, float)[..., None]
+    return r * np.array([1.0, 0.0]), ratio * r * unit
+
+
+def log_features(x: Any, omega: Any) -> Any:
+    """log xi(x, omega) of each frequency (n, d), however large."""
+    values, log_scale = features.positive_features(x[None], omega[:, None])
+    return (np.log(values[..., 0]) + log_scale)[..., 0]
+
+
+def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+    """The law at each number of frequencies and length; more frequencies; limits; the figure."""
+    draws = DRAWS[level]
+    law = [
+        {"part": "law", "length": length, "count": count, "draws": draws // (1 if count < 3 else 4)}
+        for count, lengths in LENGTHS.items()
+        for length in lengths
+    ]
+    paths = [{"part": "path", "path": path, "draws": draws} for path in PATHS]
+    more = {"part": "more", "draws": max(draws // 50, 20)}
+    return [*law, more, {"part": "moment", "draws": 1000}, *paths]
+
+
+def run(rng: np.random.Generator, part: str, **task: Any) -> dict[str, Any]:
+    """One part of the claim."""
+    parts: dict[str, Any] = {"law": _law, "more": _more, "moment": _moment, "path": _path}
+    return {"part": part, **task, **parts[part](rng, **task)}
+
+
+def _law(rng: np.random.Generator, length: float, count: int, draws: int) -> dict[str, Any]:
+    """Estimates over the kernel; logarithms of single ones; the identity of second moments."""
+    x, y = pair(length)
+    omega = sampling.draw(draws * count, D, rng=rng).omega.reshape(draws, count, D)
+    kernel = kernels.softmax_kernel(x, y)
+    ratio = kernels.estimate(x, y, omega) / kernel
+    single = kernels.estimate(x, y, omega[:, :, None])
+    logs = np.log(single)
+    square = np.sum(omega * omega, -1)
+    # 2 log Z + log N(omega; 0, I) - log N(omega; 2 (x + y), I) = 2 x . y + |x + y|^2, always
+    shifted = np.sum((omega - 2 * (x + y)) ** 2, -1)
+    left = 2 * logs + (shifted - square) / 2
+    size = 1 + square + shifted + 2 * np.abs(omega) @ np.abs(x + y) + x @ x + y @ y
+    error = np.abs(left - 2 * x @ y - length**2) / size
+    mean = np.abs(np.mean(single, 1) / kernel / ratio - 1) / (size.max(1) + count)
+    reference = np.zeros(0)
+    if count > 2:  # independent of the package
+        g = rng.standard_normal((10 * draws, count))
+        reference = np.mean(np.exp(length * g - length**2 / 2), 1)
+    return {
+        "ratio": ratio,
+        "z": (logs + (x @ x + y @ y) / 2) / length,
+        "error": float(error.max()) / EPS,
+        "mean_error": float(mean.max()) / EPS,
+        "reference": reference,
+    }
+
+
+def _more(rng: np.random.Generator, draws: int) -> dict[str, Any]:
+    """How often more frequencies bring a smaller error."""
+    x, y = pair(1.0)
+    kernel = kernels.softmax_kernel(x, y)
+    error = []
+    for m in (FEW, MORE):
+        omega = sampling.draw(draws * m, D, rng=rng).omega.reshape(draws, m, D)
+        error.append(np.abs(kernels.estimate(x, y, omega) - kernel))
+    return {"wins": error[1] < error[0]}
+
+
+def _moment(rng: np.random.Generator, draws: int) -> dict[str, Any]:
+    """Log second moments along the counter-example, by sampling with the weight that fits."""
+    found = []
+    for r in KEYS:
+        x, y = np.array([1.0, 0.0]), np.array([-r, 0.0])
+        omega = 2 * (x + y) + rng.standard_normal((draws, 2))
+        log_ratio = (np.sum((omega - 2 * (x + y)) ** 2, -1) - np.sum(omega**2, -1)) / 2
+        logs = 2 * (log_features(x, omega) + log_features(y, omega)) + log_ratio
+        found.append(float(special.logsumexp(logs) - math.log(draws)))
+    return {"logs": found}
+
+
+def _path(rng: np.random.Generator, path: str, draws: int) -> dict[str, Any]:
+    """Measured errors of one frequency along a direction of the figure."""
+    rows = []
+    radius = MEASURED[list(PATHS).index(path)]
+    for x, y in zip(*towards(radius, *PATHS[path]), strict=True):
+        omega = sampling.draw(draws, 2, rng=rng).omega[:, None]
+        kernel = float(kernels.softmax_kernel(x, y))
+        square = (kernels.estimate(x, y, omega) - kernel) ** 2
+        error = float(np.std(square)) / math.sqrt(draws)
+        rows.append({"kernel": kernel, "mse": float(np.mean(square)), "error": error})
+    return {"rows": rows}
+
+
+def judge(results: Sequence[Any]) -> Findings:
+    """Exact laws at one and two frequencies, bounds at more, and arithmetic for the limits."""
+    laws = [r for r in results if r["part"] == "law"]
+    (more,) = [r for r in results if r["part"] == "more"]
+    (moment,) = [r for r in results if r["part"] == "moment"]
+    growth = _growth(moment["logs"])
+    wins = more["wins"]
+    x, y = pair(1.0)
+    logs = [float(theory.log_kernel_mse(x, y, num_features=m)) + math.log(m) for m in (1, 7, 10**6)]
+    consistent: list[Shown | Compared] = [
+        Compared(
+            "log of m MSE at m = 7 and a million",
+            max(abs(v - logs[0]) for v in logs) / EPS / (1 + math.log(10**6)),
+            16,
+            "eps (1 + size)",
+        ),
+        more_often(f"error at m = {MORE} below that at m = {FEW}", wins),
+    ]
+    evidence: dict[str, Sequence[Tested | Shown | Compared]] = {
+        "error": [*(e for r in laws for e in _tests(r)), _closed_form()],
+        "small kernel": [
+            Compared(f"growth of log MSE as the kernel falls, {way}", value, 0.0)
+            for way, value in growth.items()
+        ],
+        "condition": list(_condition()),
+        "consistent": consistent,
+    }
+    remark = (
+        "The mean squared error is as printed, but does not vanish with the kernel: from "
+        f"y = (-{KEYS[0]:g}, 0) to (-{KEYS[-1]:g}, 0), at x = (1, 0), the kernel falls from "
+        f"{math.exp(-KEYS[0]):.1e} to {math.exp(-KEYS[-1]):.1e}, and the logarithm of the error "
+        f"rises by {growth['closed form']:.0f}. "
+        "It vanishes where |x|^2 + |y|^2 + 4 x . y tends to -infinity. "
+        f"Consistency is in m: {MORE} frequencies beat {FEW} in {wins.sum()} of {len(wins)} draws."
+    )
+    return Findings(evidence, _figure(results), remark)
+
+
+def _tests(r: Mapping[str, Any]) -> Any:
+    """The law of estimates from m frequencies, by p-values and identities."""
+    name, n = f"|x + y| = {r['length']:g}, m = {r['count']}", len(r["ratio"])
+    z = r["z"]
+    for label, p, test, size in (
+        ("logarithms", stats.ks(z.ravel(), special.ndtr), stats.ks, z.size),
+        ("their mean", stats.normal_mean(z.ravel()), stats.normal_mean, z.size),
+        ("their scale", stats.normal_scale(z.ravel()), stats.normal_scale, z.size),
+    ):
+        yield Tested(f"{name}, {label}", p, detects(test, size), 0.1, "sd")
+    if r["count"] > 1:  # of two frequencies that are not independent it is not 1
+        p = stats.normal_scale((z[:, 0] + z[:, 1]) / math.sqrt(2))
+        power = detects(stats.normal_scale, n)
+        yield Tested(f"{name}, scale of sums of two", p, power, 0.15, "sd")
+    if r["count"] == 2:
+        p, power = stats.lognormal_pair(r["ratio"], r["length"]), detects(stats.lognormal_pair, n)
+        yield Tested(f"{name}, distribution", p, power, 0.1, "of a probability")
+    if r["count"] > 2:
+        p = stats.dkwm_two_sample(r["ratio"], r["reference"])
+        power = detects(stats.dkwm_two_sample, n, reference=len(r["reference"]))
+        yield Tested(f"{name}, distribution", p, power, 0.15, "of a probability")
+    yield Compared(f"{name}, second moment for every frequency", r["error"], 4, UNIT)
+    yield Compared(f"{name}, mean of single estimates", r["mean_error"], 4, UNIT)
+
+
+def _closed_form() -> Compared:
+    """The formula against `theory`, in logarithms that 50 digits give."""
+    worst = 0.0
+    for r in KEYS:
+        log = float(theory.log_kernel_mse([1.0, 0.0], [-r, 0.0]))
+        worst = max(worst, abs(log - _log_error(r)) / (1 + abs(log)) / EPS)
+    return Compared("closed form at 50 digits", worst, 16, "eps (1 + size)")
+
+
+def _log_error(r: float) -> float:
+    """log MSE at x = (1, 0), y = (-r, 0) and m = 1, by 50 digits."""
+    with localcontext() as context:
+        context.prec = 50
+        square = Decimal(1 - r) ** 2
+        return float((Decimal(-2 * r).exp() * (square.exp() - 1)).ln())
+
+
+def _growth(moments: Sequence[float]) -> dict[str, float]:
+    """Growth of log MSE from the first key to the last, in three ways."""
+    ways = {
+        "closed form": [float(theory.log_kernel_mse([1.0, 0.0], [-r, 0.0])) for r in KEYS],
+        "50 digits": [_log_error(r) for r in KEYS],
+        # E Z^2 - kappa^2 in logarithms, E Z^2 the same for every draw of the weighted sample
+        "weighted sample": [
+            log + math.log(-math.expm1(-2 * r - log)) for log, r in zip(moments, KEYS, strict=True)
+        ],
+    }
+    return {way: logs[-1] - logs[0] for way, logs in ways.items()}
+
+
+def _condition() -> Any:
+    """Log errors by their exponent at many pairs, and monotone on both sides of the condition."""
+    radius = np.linspace(2.0, 40.0, 39)
+    for name, (ratio, cosine, vanishes) in SIDES.items():
+        x, y = towards(radius, ratio, cosine)
+        logs, kernel = theory.log_kernel_mse(x, y), np.sum(x * y, -1)
+        exponent, square = theory.log_second_moment(x, y), np.sum((x + y) ** 2, -1)
+        size = 1 + np.sum(x * x + y * y, -1)
+        error = np.abs(logs - exponent - np.log(-np.expm1(-square))) / size / EPS
+        yield Compared(f"{name}, log error by its exponent", float(error.max()), 16, UNIT)
+        # For vanishing errors the steps go down, for others up, while the kernel vanishes.
+        for label, rows in (("kernel", kernel), ("error", logs)):
+            steps = np.diff(rows) if label == "kernel" or vanishes else -np.diff(rows)
+            way = "falls" if label == "kernel" or vanishes else "rises"
+            yield Compared(f"{name}, {label} {way} at every step", float(steps.max()), 0.0)
+
+
+def _figure(results: Sequence[Any]) -> dict[str, Any]:
+    """Laws along two directions, measured errors, and the counter-example."""
+    radius = np.linspace(0.05, 8.0, 80)
+    lines = {}
+    for path, direction in PATHS.items():
+        x, y = towards(radius, *direction)
+        log_mse = theory.log_kernel_mse(x, y)
+        lines[path] = {"log_kernel": np.sum(x * y, -1).tolist(), "log_mse": log_mse.tolist()}
+    points = {r["path"]: r["rows"] for r in results if r["part"] == "path"}
+    return {"lines": lines, "points": points, "counter_example": [-KEYS[1], _log_error(KEYS[1])]}
+
+
+def plot(data: dict[str, Any]) -> Any:
+    """The error against the kernel along two directions: lines are the law."""
+    figure, ((axes,),) = plotting.panels()
+    for colour, (path, line) in zip(plotting.COLOURS, data["lines"].items(), strict=False):
+        axes.plot(np.exp(line["log_kernel"]), np.exp(line["log_mse"]), color=colour, label=path)
+        rows = data["points"][path]
+        kernel, mse, error = (np.array([r[k] for r in rows]) for k in ("kernel", "mse", "error"))
+        axes.errorbar(kernel, mse, error, fmt="o", color=colour, capsize=2, markersize=4)
+    kernel, mse = np.exp(data["counter_example"])
+    label = f"x = (1, 0), y = (-{KEYS[1]:g}, 0)"
+    axes.plot(kernel, mse, "*", color=plotting.COLOURS[2], markersize=12, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="kernel exp(x . y)", ylabel="m MSE")
+    axes.set(xlim=(1e-5, 2), ylim=(1e-9, 1e25))
+    axes.legend()
+    return figure
+
+
+CLAIM = Claim(
+    title="The mean squared error of the positive estimate",
+    source="000, Proposition 2",
+    statements={
+        "error": Statement("The mean squared error is kernel^2 (exp(|x + y|^2) - 1) / m."),
+        "small kernel": Statement("It vanishes as the kernel does.", REFUTED),
+        "condition": Statement(
+            "Where the kernel vanishes, it does if and only if |x|^2 + |y|^2 + 4 x . y tends to "
+            "-infinity.",
+            printed=False,
+        ),
+        "consistent": Statement("The estimate is consistent in m.", printed=False),
+    },
+    method=(
+        "Logarithms of single estimates are standard normal (exact); the mean of two has a known "
+        "law (exact), and that of more is compared with direct draws (Dvoretzky-Kiefer-Wolfowitz-"
+        "Massart). Limits by closed form, 50 digits, and weighted samples without variance. "
+        "Consistency by a sign test and the factor 1/m."
+    ),
+    tasks=tasks,
+    run=run,
+    judge=judge,
+    plot=plot,
+)

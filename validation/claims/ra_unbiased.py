@@ -1,0 +1,200 @@
+r"""Reference 003, randomized attention (RA): an unbiased estimator for softmax attention.
+
+.. math::
+    \mathrm{RA} = \frac1S \sum_s f_n(\omega_s), \qquad
+    \omega_s \sim p_n = \sum_m \pi_{nm} N(q_n + k_m, I), \qquad
+    \mathrm{Var}\,\mathrm{RA} \le \frac1S \sum_m \pi_{nm} (v_m - \mu_n)^2
+
+It is unbiased if frequencies are drawn from p_n exactly: means alone show little of noise that is
+a little off, so that the law of the draws is tested too. Rosenblatt's transform makes them normal.
+The bound holds since f_n is the mean of v_m given omega, if m is drawn from pi_n and omega from
+its component.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import special
+from scipy import stats as laws
+
+import refattn
+from refattn import estimators, sampling, stats, theory
+from refattn.conformance.laws import _rosenblatt
+from validation import plotting
+from validation.suite import Claim, Compared, Findings, Shown, Statement, Tested, detects
+
+DRAWS = {"tiny": 300, "quick": 30_000, "full": 400_000}
+COUNTS = (1, 4, 16)
+SIZES = (2, 4, 16)
+KEYS = 6
+TARGETS = {"sd": 0.15, "of the values": 0.05, "probability": 0.08}
+ROWS = 4000  # queries at once
+
+
+def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+    """One task for each length, and number of samples."""
+    means = [{"d": 4, "count": count, "draws": DRAWS[level]} for count in COUNTS]
+    return [*means, *({"d": d, "count": 0, "draws": DRAWS[level]} for d in SIZES)]
+
+
+def problem(d: int) -> tuple[Any, Any, Any]:
+    """Make a query, keys in two groups, and the weights of three keys as values."""
+    rng = np.random.default_rng(5)
+    q, k = rng.standard_normal((1, d)) / math.sqrt(d), rng.standard_normal((KEYS, d))
+    k[:2] += q
+    return q, k * 1.5 / math.sqrt(d), np.eye(KEYS)[:, :3]
+
+
+def run(rng: np.random.Generator, d: int, count: int, draws: int) -> dict[str, Any]:
+    """Independent outputs, as those of a query repeated, or the normal form of draws."""
+    q, k, v = problem(d)
+    if count == 0:
+        omega = sampling.draw_target(q, k, num_samples=draws, rng=rng, scale=1.0)[0]
+        return {"d": d, "count": 0, "z": _rosenblatt(omega, q + k, special.softmax(k @ q[0]))}
+    out = np.concatenate(
+        [
+            estimators.randomized_attention(
+                np.broadcast_to(q, (min(ROWS, draws - i), d)),
+                k,
+                v,
+                num_samples=count,
+                rng=rng,
+                scale=1.0,
+            )
+            for i in range(0, draws, ROWS)
+        ]
+    )
+    exact = refattn.softmax_attention(q, k, v, scale=1.0)[0]
+    bound = theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0).variance[0]
+    return {"d": d, "count": count, "out": np.clip(out, 0, 1), "exact": exact, "bound": bound}
+
+
+def tested(name: str, p: float, detectable: Any, unit: str) -> Tested:
+    """A p-value with what must be detectable in that unit."""
+    return Tested(name, p, detectable, TARGETS[unit], unit)
+
+
+def below(test: Callable[[Any, float], float], name: str, x: Any, mean: float) -> Shown:
+    """The mean of x is below: for tests whose p-value falls as the sample mean moves away."""
+    p = test(x, mean)
+    return Shown(name, p, 1.0) if np.mean(x) < mean else Shown(name, 1.0, p)
+
+
+def judge(results: Sequence[Any]) -> Findings:
+    """Bounds on means and variances, and exact tests of the law."""
+    unbiased: list[Tested] = []
+    law: list[Tested] = []
+    variance: list[Shown] = []
+    rows = []
+    for r in results:
+        if r["count"] == 0:
+            law += normal(f"d = {r['d']}", r["z"])
+            continue
+        for j, (x, mean, bound) in enumerate(zip(r["out"].T, r["exact"], r["bound"], strict=True)):
+            name, n, mean = f"S = {r['count']}, value {j}", len(x), float(mean)
+            unbiased.append(Tested(f"{name}, bets", stats.betting(x, mean)))
+            p = stats.empirical_bernstein(x, mean)
+            detectable = detects(stats.empirical_bernstein, n, variance=float(bound))
+            unbiased.append(tested(name, p, detectable, "of the values"))
+            square = (x - mean) ** 2
+            variance.append(below(stats.empirical_bernstein, name, square, float(bound)))
+            rows.append(
+                {
+                    "count": r["count"],
+                    "value": j,
+                    "exact": mean,
+                    "mean": float(np.mean(x)),
+                    "variance": float(np.mean(square)),
+                    "bound": float(bound),
+                    "n": n,
+                }
+            )
+    ratios = [row["variance"] / row["bound"] for row in rows]
+    off = max(
+        abs(row["mean"] - row["exact"]) / math.sqrt(row["variance"] / row["n"]) for row in rows
+    )
+    remark = (
+        "RA is unbiased, as the text says, and its frequencies have the law p_n: the largest of "
+        f"{len(rows)} differences from softmax attention is {off:.2g} standard errors. Its "
+        f"variance is {min(ratios):.2g} to {max(ratios):.2g} of that of attending to one key "
+        "drawn from the attention weights, per sample."
+    )
+    found: dict[str, Sequence[Tested | Shown | Compared]]
+    found = {"unbiased": unbiased, "law": law, "variance": variance}
+    return Findings(found, {"rows": rows}, remark)
+
+
+def normal(name: str, z: Any) -> list[Tested]:
+    """All that is asked of rows that should be N(0, I)."""
+    n, d = z.shape
+    flat, length = z.ravel(), np.sum(z * z, -1)
+    ks, scale = detects(stats.ks, n * d), detects(stats.normal_scale, n * d)
+    return [
+        tested(f"{name}, coordinates", stats.ks(flat, special.ndtr), ks, "probability"),
+        tested(f"{name}, mean", stats.normal_mean(flat), detects(stats.normal_mean, n * d), "sd"),
+        tested(f"{name}, scale", stats.normal_scale(flat), scale, "sd"),
+        tested(
+            f"{name}, lengths",
+            stats.ks(length, laws.chi2(d).cdf),
+            detects(stats.ks, n),
+            "probability",
+        ),
+    ]
+
+
+def plot(data: dict[str, Any]) -> Any:
+    """Errors of the means, and variances beside their bounds."""
+    figure, ((left, right),) = plotting.panels(1, 2, size=(7.2, 3.4))
+    for j in range(3):
+        rows = [r for r in data["rows"] if r["value"] == j]
+        at = [r["count"] * 1.06 ** (j - 1) for r in rows]
+        colour = plotting.COLOURS[j]
+        left.errorbar(
+            at,
+            [r["mean"] - r["exact"] for r in rows],
+            [math.sqrt(r["variance"] / r["n"]) for r in rows],
+            fmt="o",
+            capsize=3,
+            color=colour,
+            label=f"weight of key {j}",
+        )
+        right.loglog(at, [r["variance"] for r in rows], "o", color=colour)
+        label = "bound" if j == 0 else None
+        right.loglog(at, [r["bound"] for r in rows], "--", color=colour, label=label)
+    left.axhline(0.0, color=plotting.INK, linewidth=0.8)
+    left.set(xscale="log", xlabel="samples S", ylabel="mean of RA - softmax attention")
+    right.set(xlabel="samples S", ylabel="variance of RA")
+    for axes in (left, right):
+        axes.set_xticks(COUNTS, [str(c) for c in COUNTS])
+        axes.minorticks_off()
+        axes.legend()
+    return figure
+
+
+CLAIM = Claim(
+    title="Randomized attention is unbiased",
+    source="003, randomized attention",
+    statements={
+        "unbiased": Statement("The mean of RA is softmax attention."),
+        "law": Statement(
+            "`sampling.draw_target` draws from p_n, the mixture of N(q_n + k_m, I).",
+            printed=False,
+        ),
+        "variance": Statement(
+            "The variance of RA is below that of attending to one key at random, over S.",
+            printed=False,
+        ),
+    },
+    method=(
+        "Outputs with values in [0, 1]: bets, and the empirical Bernstein bound, for the mean and "
+        "for squared errors. Draws: exact tests of their normal form (Rosenblatt)."
+    ),
+    tasks=tasks,
+    run=run,
+    judge=judge,
+    plot=plot,
+)

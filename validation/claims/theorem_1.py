@@ -1,0 +1,248 @@
+r"""Theorem 1 of reference 000: random features of the general form, and kernels that they give.
+
+.. math::
+    \xi(x) = \frac{h(x)}{\sqrt m} [f_1(\omega_1 \cdot x), \ldots, f_l(\omega_m \cdot x)], \qquad
+    \kappa(x, y) = E \, \xi(x) \cdot \xi(y)
+
+It is named after Bochner and stated for stationary kernels, which functions of x - y are.
+exp(x . y) is none; the theorem holds for it all the same, with h = exp(-|x|^2/2) and f = exp.
+Bochner's is about such as exp(-|x - y|^2/2), with h = 1 and f_1 = cos, f_2 = sin.
+
+The feature map without randomness has entries x^n / sqrt(n!). Elementwise powers do not give
+exp(x . y) for vectors: their inner product is 1 + sum_i (exp(x_i y_i) - 1). Tensor powers do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from refattn import features, kernels, sampling
+from validation import plotting
+from validation.suite import REFUTED, Claim, Compared, Findings, Statement
+
+PAIRS = {"tiny": 5, "quick": 200, "full": 2000}
+DEGREES = {2: 20, 3: 16, 8: 6}  # of the Taylor series, by d
+NODES = 64
+COUNT = 16  # frequencies
+SHIFTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
+EPS = float(np.finfo(float).eps)
+
+
+def minus_half_square(x: Any) -> Any:
+    """log h for positive features."""
+    return -np.sum(x * x, -1) / 2
+
+
+def half_square(x: Any) -> Any:
+    """log h for trigonometric features."""
+    return np.sum(x * x, -1) / 2
+
+
+def both_signs(x: Any) -> Any:
+    """log h for hyperbolic features."""
+    return minus_half_square(x) - math.log(2) / 2
+
+
+def exp_minus(u: Any) -> Any:
+    """f_2 of hyperbolic features."""
+    return np.exp(-u)
+
+
+FORMS: dict[str, tuple[Any, Any]] = {  # f_1, ..., f_l and log h
+    "positive": ((np.exp,), minus_half_square),
+    "hyperbolic": ((np.exp, exp_minus), both_signs),
+    "trigonometric": ((np.cos, np.sin), half_square),
+}
+
+
+def elementwise(x: Any, degree: int) -> Any:
+    """The feature map read with elementwise powers: 1, x, x^2 / sqrt(2!), ..."""
+    powers = [x**n / math.sqrt(math.factorial(n)) for n in range(1, degree + 1)]
+    return np.concatenate([np.ones_like(x[..., :1]), *powers], axis=-1)
+
+
+def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+    """Pairs of vectors in each dimension."""
+    return [{"d": d, "pairs": PAIRS[level]} for d in DEGREES]
+
+
+def run(rng: np.random.Generator, d: int, pairs: int) -> dict[str, Any]:
+    """Errors of each identity, in units of rounding, over random pairs of vectors."""
+    x, y = rng.standard_normal((2, pairs, d)) / math.sqrt(d)
+    omega = sampling.draw(pairs * COUNT, d, rng=rng).omega.reshape(pairs, COUNT, d)
+    both = np.stack([x, y], 1)
+    half = np.sum(both * both, (1, 2)) / 2
+    size = 1 + half + np.max(np.sum(np.abs(omega @ np.swapaxes(both, 1, 2)), -1), -1)
+    found: dict[str, Any] = {"d": d, "form": {}, "mean": {}}
+    for name, (functions, log_h) in FORMS.items():
+        phi = features.random_features(both, omega, functions, log_h=log_h)
+        values = np.exp(phi.log_scale[..., None]) * phi.values
+        own = getattr(features, f"{name}_features")(both, omega)
+        own = np.exp(own.log_scale[..., None]) * own.values
+        # Cosines cancel: errors are relative to what is added up.
+        scale = np.sum(np.abs(values[:, 0] * values[:, 1]), -1)
+        estimate = kernels.estimate(x, y, omega, features=name)
+        error = np.abs(np.sum(values[:, 0] * values[:, 1], -1) - estimate) / scale / size
+        maps = np.abs(own - values) / np.max(np.abs(values), -1, keepdims=True)
+        found["form"][name] = float(max(error.max(), (maps.max((1, 2)) / size).max())) / EPS
+        found["mean"][name] = max(
+            quadrature(a, b, functions, log_h, kernels.softmax_kernel(a, b))
+            for a, b in zip(x[:10], y[:10], strict=True)
+        )
+    found["gaussian"] = max(
+        quadrature(a, b, (np.cos, np.sin), None, kernels.gaussian_kernel(a, b))
+        for a, b in zip(x[:10], y[:10], strict=True)
+    )
+    shift = rng.standard_normal((pairs, d)) / math.sqrt(d)
+    found |= {"shift": moved(kernels.softmax_kernel, x, y, shift)}
+    found |= {"gaussian_shift": moved(kernels.gaussian_kernel, x, y, shift)}
+    degree, t = DEGREES[d], np.sum(x * y, -1)
+    kernel, most = kernels.softmax_kernel(x, y), np.exp(np.sum(np.abs(x * y), -1))
+    plain = np.sum(elementwise(x, degree) * elementwise(y, degree), -1)
+    # What the series leaves out, and rounding of terms that add up to exp(sum |x_i y_i|).
+    allowed = remainder(np.sum(np.abs(x * y), -1), degree) + 16 * EPS * most
+    found["elementwise"] = float(np.max(np.abs(plain - kernel) / allowed))
+    found["tensor"] = max(
+        float(np.max(np.abs(taylor(both, p) - kernel) / (remainder(t, p) + 16 * EPS * most)))
+        for p in range(degree + 1)
+    )
+    return found
+
+
+def quadrature(x: Any, y: Any, functions: Any, log_h: Any, kernel: Any) -> float:
+    """Error of the mean over frequencies in the plane of x and y, by Gauss and Hermite.
+
+    The features of one pair depend on no other part of omega.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    plane = np.linalg.qr(np.stack([x, y], 1))[0].T
+    grid = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), -1).reshape(-1, 2)
+    weight = np.outer(weights, weights).ravel() / (2 * math.pi)
+    both = np.broadcast_to(np.stack([x, y]), (len(grid), 2, len(x)))
+    phi = features.random_features(both, (grid @ plane)[:, None], functions, log_h=log_h)
+    products = np.exp(np.sum(phi.log_scale, -1)) * np.sum(phi.values[:, 0] * phi.values[:, 1], -1)
+    size = np.sum(weight * np.abs(products)) * (1 + x @ x + y @ y)
+    return float(np.abs(weight @ products - kernel) / size) / EPS
+
+
+def moved(kernel: Any, x: Any, y: Any, shift: Any) -> float:
+    """Change of the logarithm of a kernel as both vectors move, in units of rounding."""
+    change = np.log(kernel(x + shift, y + shift)) - np.log(kernel(x, y))
+    size = 1 + sum(np.sum(v * v, -1) for v in (x, y, shift))
+    return float(np.max(np.abs(change) / size)) / EPS
+
+
+def taylor(both: Any, degree: int) -> Any:
+    """Inner products of pairs by tensor powers, as far as the degree."""
+    phi = features.taylor_features(both, degree=degree)
+    return np.exp(np.sum(phi.log_scale, -1)) * np.sum(phi.values[:, 0] * phi.values[:, 1], -1)
+
+
+def remainder(t: Any, degree: int) -> Any:
+    """Bound on what the series of exp(t) leaves out after a degree, by Lagrange."""
+    power = np.abs(t) ** (degree + 1) / math.factorial(degree + 1)
+    return power * np.exp(np.maximum(t, 0))
+
+
+def judge(results: Sequence[Any]) -> Findings:
+    """Identities and integrals within rounding; elementwise powers and shifts are not."""
+    unit, sums = "eps (1 + exponents)", "eps (1 + |x|^2 + |y|^2)"
+    general, stationary, gaussian, plain, tensor = [], [], [], [], []
+    for r in results:
+        d = f"d = {r['d']}"
+        for name in FORMS:
+            general.append(Compared(f"{d}, {name}, every omega", r["form"][name], 8, unit))
+            general.append(Compared(f"{d}, {name}, mean", r["mean"][name], 32, sums))
+        stationary.append(Compared(f"{d}, log kernel moved", r["shift"], 16, sums))
+        gaussian.append(Compared(f"{d}, log kernel moved", r["gaussian_shift"], 16, sums))
+        gaussian.append(Compared(f"{d}, mean of cosines and sines", r["gaussian"], 32, sums))
+        plain.append(Compared(f"{d}, error", r["elementwise"], 1.0, "bounds on the remainder"))
+        tensor.append(Compared(f"{d}, error", r["tensor"], 1.0, "bounds on the remainder"))
+    evidence = {
+        "general form": general,
+        "stationary": stationary,
+        "Bochner": gaussian,
+        "elementwise powers": plain,
+        "tensor powers": tensor,
+    }
+    data = _figure()
+    remark = (
+        "The general form gives exp(x . y), for which Theorem 1 is used though it is not "
+        f"stationary: moving x = y = 0 by a vector of length {SHIFTS[-1]:g} multiplies it by "
+        f"{data['softmax'][-1]:.0f}. Read elementwise, the map of powers gives "
+        f"{data['elementwise'][-1]:.2f} for x = y = (1, 1), in place of e^2 = {math.exp(2):.2f}, "
+        "which tensor powers give."
+    )
+    return Findings(evidence, data, remark)
+
+
+def _figure() -> dict[str, Any]:
+    """Inner products for x = y = (1, 1) by degree, and kernels at x = y = c by the length of c."""
+    one = np.ones((1, 2))
+    degrees = list(range(16))
+    both = np.stack([one, one], 1)
+    c = np.outer(SHIFTS, np.array([0.6, 0.8]))
+    return {
+        "degrees": degrees,
+        "tensor": [float(taylor(both, p)[0]) for p in degrees],
+        "elementwise": [float(np.sum(elementwise(one, p) ** 2)) for p in degrees],
+        "remainder": [float(remainder(2.0, p)) for p in degrees],
+        "shifts": list(SHIFTS),
+        "softmax": kernels.softmax_kernel(c, c).tolist(),
+        "gaussian": kernels.gaussian_kernel(c, c).tolist(),
+    }
+
+
+def plot(data: dict[str, Any]) -> Any:
+    """Errors of both maps by degree; kernels as both vectors move."""
+    figure, ((left, right),) = plotting.panels(1, 2, size=(8.4, 3.6))
+    for name, style in (("elementwise", "s-"), ("tensor", "o")):
+        errors = np.abs(np.array(data[name]) - math.exp(2))
+        left.plot(data["degrees"], np.maximum(errors, 1e-16), style, label=f"{name} powers")
+    left.plot(
+        data["degrees"], data["remainder"], color=plotting.COLOURS[1], label="remainder's bound"
+    )
+    left.set(yscale="log", xlabel="degree", ylabel="error for x = y = (1, 1)")
+    left.legend()
+    right.plot(data["shifts"], data["softmax"], "o-", label="exp(x . y)")
+    right.plot(data["shifts"], data["gaussian"], "s-", label="exp(-|x - y|^2 / 2)")
+    right.set(yscale="log", xlabel="|c|", ylabel="kernel at x = y = c")
+    right.legend()
+    return figure
+
+
+CLAIM = Claim(
+    title="Random features of the general form, and the feature map of the softmax kernel",
+    source="000, Theorem 1",
+    statements={
+        "general form": Statement(
+            "With h and f of positive, hyperbolic or trigonometric features it gives exp(x . y)."
+        ),
+        "stationary": Statement(
+            "exp(x . y), which is approximated by a theorem on stationary kernels, is one.", REFUTED
+        ),
+        "Bochner": Statement(
+            "exp(-|x - y|^2 / 2) is stationary, and has the form with h = 1, cosine and sine.",
+            printed=False,
+        ),
+        "elementwise powers": Statement(
+            "The map 1, x, x^2 / sqrt(2!), ... has the inner product exp(x . y), powers being "
+            "elementwise.",
+            REFUTED,
+        ),
+        "tensor powers": Statement("It has, powers being tensor powers.", printed=False),
+    },
+    method=(
+        "For random vectors and frequencies, features of the general form against those of the "
+        "package and its kernel estimates; their means by Gauss-Hermite quadrature; the series "
+        "against Lagrange's bound on its remainder."
+    ),
+    tasks=tasks,
+    run=run,
+    judge=judge,
+    plot=plot,
+)

@@ -1,0 +1,210 @@
+r"""The code of reference 001 has sin(2 pi omega.x), cos(2 pi omega.x) with omega ~ N(0, I).
+
+Its formula for z_sin/cos has no 2 pi. With it, for D = x - y, the mean of the estimate is
+
+.. math::
+    e^{(|x|^2 + |y|^2) / 2} \; E \cos(2 \pi \omega \cdot D)
+    = e^{(|x|^2 + |y|^2) / 2 - 2 \pi^2 |D|^2},
+
+and not exp(x . y), which needs -|D|^2/2: the convention of a Fourier transform with 2 pi in the
+exponent goes with frequencies of variance 1 / (4 pi^2). So `attention_hat`, whose definition also
+lacks a colon, tends to attention with another kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refattn import features, linear_attention, sampling, softmax_attention, stats
+from validation import plotting
+from validation.suite import Claim, Compared, Findings, Statement, Tested, detects, more_often
+
+D, LENGTHS = 4, (0.1, 0.2, 0.4)  # |x - y|
+DRAWS = {"tiny": 200, "quick": 100_000, "full": 1_000_000}
+TARGET = 0.05  # the two means differ by 0.17 and more
+NODES = 100
+TOKENS, DEVIATION = 32, 0.08  # so that both kernels vary: 2 pi |q - k| is about 1.4
+SIZES = {"tiny": (16, 64), "quick": (16, 64, 256, 1024), "full": (16, 64, 256, 1024, 4096, 16384)}
+REPEATS = {"tiny": 2, "quick": 60, "full": 100}
+TO_SOFTMAX, TO_OTHER, CORRECTED = "printed, to attention", "printed, to its limit", "without 2 pi"
+
+
+def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+    """One task for each distance, and one for each number of frequencies of attention."""
+    kernel = [{"length": length, "count": DRAWS[level]} for length in LENGTHS]
+    return [*kernel, *({"size": size, "count": REPEATS[level]} for size in SIZES[level])]
+
+
+def printed_features(x: Any, omega: Any) -> features.Features:
+    """The map of the post's code, z_sin_cos."""
+
+    def sin(product: Any) -> Any:
+        return np.sin(2 * np.pi * product)
+
+    def cos(product: Any) -> Any:
+        return np.cos(2 * np.pi * product)
+
+    return features.random_features(
+        x, omega, (sin, cos), log_h=lambda x: np.sum(x * x, axis=-1) / 2
+    )
+
+
+def run(rng: np.random.Generator, count: int, length: float = 0.0, size: int = 0) -> dict[str, Any]:
+    """Estimates of the kernel frequency by frequency, or errors of attention."""
+    if size:
+        return {"size": size, "errors": attention_errors(rng, count, size)}
+    x, y = pair(length)
+    omega = sampling.draw(count, D, rng=rng).omega[:, None, :]
+    (f, log_f), (g, log_g) = (printed_features(u[None], omega) for u in (x, y))
+    # without the factor exp((|x|^2 + |y|^2) / 2): within [-1, 1], but for rounding
+    cosine = np.sum(f * g, axis=-1)[:, 0]
+    scale = float(log_f.ravel()[0] + log_g.ravel()[0] - (x @ x + y @ y) / 2)
+    return {"length": length, "cosine": np.clip(cosine, -1, 1), "scale": scale}
+
+
+def pair(length: float) -> tuple[Any, Any]:
+    """Vectors at that distance, not at the origin."""
+    x, direction = np.random.default_rng(2).standard_normal((2, D))
+    return x, x + length * direction / np.linalg.norm(direction)
+
+
+def attention_errors(rng: np.random.Generator, count: int, size: int) -> dict[str, list[float]]:
+    """Largest errors of `attention_hat` as printed, and without the factor."""
+    q, k, v = np.random.default_rng(3).standard_normal((3, TOKENS, D))
+    q, k = DEVIATION * q, DEVIATION * k  # in kernel coordinates
+    exact = softmax_attention(q, k, v, scale=1.0)
+    # the other kernel: log of it is 4 pi^2 q.k + (1/2 - 2 pi^2) |k|^2, plus what cancels
+    bias = (0.5 - 2 * np.pi**2) * np.sum(k * k, axis=-1)
+    other = softmax_attention(q, k, v, scale=4 * np.pi**2, bias=bias)
+    found: dict[str, list[float]] = {TO_SOFTMAX: [], TO_OTHER: [], CORRECTED: []}
+    for _ in range(count):
+        omega = sampling.draw(size, D, rng=rng).omega
+        printed = linear_attention(q, k, v, feature_map=partial(printed_features, omega=omega))
+        right = linear_attention(
+            q, k, v, feature_map=partial(features.trigonometric_features, omega=omega)
+        )
+        for name, a, b in (
+            (TO_SOFTMAX, printed, exact),
+            (TO_OTHER, printed, other),
+            (CORRECTED, right, exact),
+        ):
+            found[name].append(float(np.max(np.abs(a - b))))
+    return found
+
+
+def quadrature(length: float) -> float:
+    """E cos(2 pi z), z ~ N(0, length^2), by Gauss and Hermite."""
+    z, weight = np.polynomial.hermite_e.hermegauss(NODES)
+    return float(np.cos(2 * np.pi * length * z) @ weight / math.sqrt(2 * math.pi))
+
+
+def judge(results: Sequence[Any]) -> Findings:
+    """Bounded tests of both means, a quadrature, and sign tests of attention."""
+    printed: list[Tested | Compared] = []
+    corrected: list[Tested | Compared] = []
+    rows = []
+    eps = float(np.finfo(float).eps)
+    for r in (r for r in results if "cosine" in r):
+        name, x, n = f"|x - y| = {r['length']:g}", r["cosine"], len(r["cosine"])
+        for found, factor in ((printed, 1.0), (corrected, 4 * math.pi**2)):
+            mean = math.exp(-factor * r["length"] ** 2 / 2)
+            p = stats.empirical_bernstein(x, mean, -1, 1)
+            variance = (1 - math.exp(-factor * r["length"] ** 2)) ** 2 / 2  # under the null
+            detectable = detects(
+                stats.empirical_bernstein, n, variance=variance, low=-1.0, high=1.0
+            )
+            found.append(Tested(name, p, detectable, TARGET, "of the scale"))
+        mean = math.exp(-2 * math.pi**2 * r["length"] ** 2)
+        error = abs(quadrature(r["length"]) - mean) / eps
+        corrected.append(Compared(f"{name}, quadrature", error, NODES, "eps"))
+        corrected.append(Compared(f"{name}, scale", abs(r["scale"]) / eps, 4.0 * D, "eps"))
+        deviation = float(np.std(x)) / math.sqrt(n)
+        rows.append({"length": r["length"], "mean": float(np.mean(x)), "error": deviation})
+    attention = {r["size"]: r["errors"] for r in results if "errors" in r}
+    last = max(attention)
+    e = {name: np.array(values) for name, values in attention[last].items()}
+    name = f"R = {last}"
+    evidence: dict[str, Sequence[Any]] = {
+        "kernel": printed,
+        "kernel with its law": corrected,
+        "attention": [more_often(name, e[TO_SOFTMAX] < e[TO_OTHER])],
+        "attention without it": [more_often(name, e[CORRECTED] < e[TO_SOFTMAX])],
+    }
+    row = rows[-1]
+    middle = {key: float(np.median(values)) for key, values in e.items()}
+    remark = (
+        f"At |x - y| = {row['length']:g} the code's features have the mean {row['mean']:.3f} "
+        f"before scaling, where exp(x . y) calls for {math.exp(-(row['length'] ** 2) / 2):.3f} and "
+        f"2 pi for {math.exp(-2 * math.pi**2 * row['length'] ** 2):.3f}. With R = {last} "
+        f"`attention_hat` is {middle[TO_SOFTMAX]:.2g} from attention, {middle[TO_OTHER]:.2g} from "
+        f"that of the other kernel; without the factor it is {middle[CORRECTED]:.2g} from it."
+    )
+    data = {
+        "kernel": rows,
+        "attention": [
+            {"size": size, **{key: float(np.median(values)) for key, values in errors.items()}}
+            for size, errors in attention.items()
+        ],
+    }
+    return Findings(evidence, data, remark)
+
+
+def plot(data: dict[str, Any]) -> Any:
+    """Means of the printed features beside both laws, and errors of attention."""
+    figure, ((left, right),) = plotting.panels(1, 2, size=(8.4, 3.6))
+    t = np.linspace(0, 0.6, 100)
+    left.plot(t, np.exp(-t * t / 2), label="exp(-|x - y|^2 / 2), as stated")
+    left.plot(t, np.exp(-2 * np.pi**2 * t * t), label="exp(-2 pi^2 |x - y|^2)")
+    left.errorbar(
+        [r["length"] for r in data["kernel"]],
+        [r["mean"] for r in data["kernel"]],
+        [5 * r["error"] for r in data["kernel"]],
+        fmt="o",
+        capsize=3,
+        color=plotting.COLOURS[2],
+        label="printed code, 5 standard errors",
+    )
+    left.set(xlabel="|x - y|", ylabel="kernel / exp((|x|^2 + |y|^2) / 2)")
+    sizes = [r["size"] for r in data["attention"]]
+    for key in (TO_SOFTMAX, TO_OTHER, CORRECTED):
+        right.plot(sizes, [r[key] for r in data["attention"]], "o-", label=key)
+    right.set(xscale="log", yscale="log", xlabel="frequencies R", ylabel="largest error, median")
+    left.legend(fontsize=7)
+    right.legend(fontsize=7)
+    return figure
+
+
+CLAIM = Claim(
+    title="The factor 2 pi in the code of the trigonometric features",
+    source="001, z_sin_cos and attention_hat",
+    statements={
+        "kernel": Statement(
+            "The printed code, with 2 pi, estimates exp(x . y) without bias.", expected="REFUTED"
+        ),
+        "kernel with its law": Statement(
+            "The printed code estimates exp((|x|^2 + |y|^2)/2 - 2 pi^2 |x - y|^2) without bias.",
+            printed=False,
+        ),
+        "attention": Statement(
+            "The printed attention_hat estimates attention: with many frequencies it is nearer to "
+            "it than to attention with the kernel above.",
+            expected="REFUTED",
+        ),
+        "attention without it": Statement(
+            "Without 2 pi attention_hat is nearer to attention.", printed=False
+        ),
+    },
+    method=(
+        "The empirical Bernstein bound of Maurer and Pontil on the mean of the features, which are "
+        "bounded before scaling; Gauss-Hermite quadrature; exact sign tests over independent draws."
+    ),
+    tasks=tasks,
+    run=run,
+    judge=judge,
+    plot=plot,
+)
