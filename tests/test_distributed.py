@@ -1,0 +1,168 @@
+"""Attention over Dask arrays: equal to that of one machine, whatever the chunks."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import refattn
+from refattn import distributed, sampling
+
+da = pytest.importorskip("dask.array")
+
+D, D_V, S = 3, 2, 5
+OMEGA = np.random.default_rng(9).standard_normal((S, D))
+WEIGHT = np.random.default_rng(8).standard_normal(S)
+CHUNK = st.integers(1, 9)
+
+
+@st.composite
+def arrays(draw: Any) -> tuple[list[np.ndarray], list[Any]]:
+    """q, k, v, and the same as Dask arrays in chunks of any size."""
+    n, m = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    lead = draw(st.sampled_from([(), (2,), (2, 3)]))
+    dtype = draw(st.sampled_from(["float32", "float64"]))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    shapes = ((n, D), (m, D), (m, D_V))
+    host = [rng.standard_normal((*lead, *shape)).astype(dtype) for shape in shapes]
+    return host, [da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape)) for x in host]
+
+
+def agree(got: Any, want: np.ndarray) -> None:
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    found = got.compute(scheduler="synchronous")
+    assert found.dtype == want.dtype
+    np.testing.assert_allclose(found, want, rtol=0, atol=64 * np.finfo(want.dtype).eps)
+
+
+@given(arrays(), st.booleans())
+def test_attend(both: Any, causal: bool) -> None:
+    (q, k, v), cut = both
+    want = refattn.attend(q, k, v, scale=0.7, causal=causal)
+    got = distributed.attend(*cut, scale=0.7, causal=causal)
+    agree(got.out, want.out)
+    agree(got.lse, want.lse)
+    agree(
+        distributed.softmax_attention(*cut, causal=causal),
+        refattn.softmax_attention(q, k, v, causal=causal),
+    )
+
+
+@given(arrays(), st.booleans())
+def test_random_feature_attention(both: Any, causal: bool) -> None:
+    (q, k, v), cut = both
+    options = {"omega": OMEGA.astype(q.dtype), "log_weight": WEIGHT.astype(q.dtype), "scale": 0.7}
+    agree(
+        distributed.random_feature_attention(*cut, causal=causal, **options),
+        refattn.random_feature_attention(q, k, v, causal=causal, **options),
+    )
+
+
+@pytest.mark.parametrize("coupling", ["iid", "orthogonal"])
+def test_draws_are_those_of_one_machine(coupling: str) -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 8, D))
+    cut = [da.from_array(x, chunks=(1, 3, D)) for x in (q, k, v)]
+    options: dict[str, Any] = {"num_features": 4, "coupling": coupling, "rng": 3}
+    options["proposal"] = sampling.Gaussian(np.full(D, 0.1), 1.2 * np.eye(D))
+    agree(
+        distributed.random_feature_attention(*cut, **options),
+        refattn.random_feature_attention(q, k, v, **options),
+    )
+
+
+def test_no_keys_and_no_queries() -> None:
+    q, k, v = (da.zeros((n, D), chunks=2) for n in (5, 0, 0))
+    assert np.all(np.isneginf(distributed.attend(q, k, v).lse.compute()))
+    assert not np.any(distributed.attend(q, k, v, causal=True).out.compute())
+    got = distributed.random_feature_attention(q, k, v, omega=OMEGA, causal=True)
+    assert not np.any(got.compute())
+    assert distributed.softmax_attention(k, q, q).compute().shape == (0, D)
+
+
+def test_nothing_is_computed_before_the_result_is() -> None:
+    def fail(x: Any) -> Any:
+        raise AssertionError("computed")
+
+    x = da.ones((6, D), chunks=(2, D)).map_blocks(fail, dtype=float, meta=np.ones((0, 0)))
+    out = distributed.random_feature_attention(x, x, x, omega=OMEGA, causal=True)
+    with pytest.raises(AssertionError, match="computed"):
+        out.compute(scheduler="synchronous")
+
+
+def test_size_of_the_graph() -> None:
+    """Linear in the number of chunks for random features; frequencies stand in it once."""
+    sizes = []
+    for chunks in (16, 32, 64):
+        x = da.ones((chunks, D), chunks=(1, D))
+        out = distributed.random_feature_attention(x, x, x, omega=OMEGA)
+        sizes.append(len(out.__dask_graph__()))
+    assert math.isclose(sizes[2] - sizes[1], 2 * (sizes[1] - sizes[0]), rel_tol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"q": np.ones((4, D))}, TypeError, "`q` must be a Dask array, got ndarray"),
+        ({"v": da.ones((3, D))}, ValueError, "`v`"),
+        ({"k": da.ones((2, 4, D)), "v": da.ones((2, 4, D))}, ValueError, "`k` must have the lead"),
+        ({"causal": 1}, TypeError, "`causal`"),
+        ({"scale": "1"}, TypeError, "`scale`"),
+        ({"q": da.ones((4, D), dtype="float32")}, TypeError, "dtype"),
+    ],
+)
+def test_bad_arguments(change: dict[str, Any], error: Any, said: str) -> None:
+    given = {name: da.ones((4, D), chunks=(2, D)) for name in ("q", "k", "v")} | change
+    q, k, v = (given.pop(name) for name in ("q", "k", "v"))
+    for function in (distributed.attend, distributed.softmax_attention):
+        with pytest.raises(error, match=said):
+            function(q, k, v, **given)
+    with pytest.raises(error, match=said):
+        distributed.random_feature_attention(q, k, v, omega=OMEGA, **given)
+
+
+def test_chunks_of_unknown_size() -> None:
+    x = da.ones((4, D), chunks=(2, D))
+    with pytest.raises(ValueError, match="`q` must have chunks of known sizes"):
+        distributed.attend(x[x[:, 0] > 0], x, x)
+
+
+@pytest.fixture(scope="module")
+def client() -> Any:
+    """Two processes of one thread each."""
+    dask_distributed = pytest.importorskip("distributed")
+    with (
+        dask_distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, memory_limit="1GB", dashboard_address=None
+        ) as cluster,
+        dask_distributed.Client(cluster) as found,
+    ):
+        yield found
+
+
+def dies_once(x: np.ndarray, path: str, block_id: Any = None) -> np.ndarray:
+    """Kill the process that works on one chunk, the first time."""
+    if block_id == (3, 0) and not os.path.exists(path):
+        open(path, "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_worker_that_dies(client: Any, tmp_path: Any, causal: bool) -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 400, D))
+    cut = [da.from_array(x, chunks=(50, D)) for x in (q, k, v)]
+    flag = str(tmp_path / "died")
+    cut[1] = cut[1].map_blocks(dies_once, flag, dtype=float, meta=np.ones((0, 0)))
+    options = {"omega": OMEGA, "causal": causal}
+    got = client.compute(distributed.random_feature_attention(*cut, **options)).result(timeout=120)
+    assert os.path.exists(flag)
+    want = refattn.random_feature_attention(q, k, v, **options)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
