@@ -88,7 +88,7 @@ def judge(results: Sequence[Any]) -> Findings:
     found.append(Compared("identity for every frequency", error, 4.0, "eps (1 + exponents)"))
     worst = max(means, key=lambda m: abs(m["mean"] - 1) / m["error"])
     remark = (
-        "The estimate is unbiased, as the text proves: of all means the one farthest from the kernel "
+        "The estimate is unbiased, as the text proves. Of all means that farthest from the kernel "
         f"is {worst['mean']:.4f} of it, with standard error {worst['error']:.4f}."
     )
     return Findings({"unbiased": found}, {"means": means}, remark)
