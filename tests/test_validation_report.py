@@ -188,7 +188,7 @@ def test_the_page_leads_with_what_came_of_all(page: Page) -> None:
         "Of 5 statements of 5 claims, 2 hold, 1 is refuted as expected, 1 contradicts "
         "what is expected, 1 is underpowered and 1 claim ended in an error.",
     ]
-    assert any("wrong verdict by chance is at most 1e-06" in " ".join(text.split()) for text in shown)
+    assert any("wrong verdict by chance is at most 1e-06" in text for text in shown)
     assert "The suite has 6 statements; 5 have a verdict here." in shown
 
 
