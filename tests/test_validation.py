@@ -408,3 +408,13 @@ def test_the_list_of_claims() -> None:
     result = CliRunner().invoke(cli.main, ["--list"])
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.output.splitlines()] == list(suite.claims())
+
+
+@pytest.mark.parametrize("file", ["README.md", "validation/README.md"])
+def test_the_documents_name_every_claim_once(file: str) -> None:
+    text = (ROOT / file).read_text()
+    for name, claim in suite.claims().items():
+        rows = [line for line in text.splitlines() if f"claims/{name}.py)" in line]
+        assert len(rows) == 1, name
+        assert claim.title in rows[0]
+        assert claim.source in rows[0]
