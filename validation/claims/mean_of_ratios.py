@@ -121,9 +121,10 @@ def judge(results: Sequence[Any]) -> Findings:
 def reduction(name: str, ratios: Any, rfa: Any, exact: float) -> Shown:
     """Evidence on |E ratios - exact| < |E rfa - exact|, whatever the signs of both biases.
 
-    That |a| < |b| is that b - a and b + a have the same sign and neither is 0. So p bounds the
-    chance of seeing both so, the larger of the two p-values; and if |a| >= |b| they have opposite
-    signs, or one is 0. Two-sided p-values at 0 bound those of every mean on the other side.
+    With biases a and b, |a| < |b| if and only if b - a and b + a have one sign and neither is 0.
+    Otherwise one of the two is not positive, and one is not negative: that both seem to have one
+    sign is chance in at least one of two one-sided tests, and the larger of both two-sided
+    p-values bounds its probability. In the same way for |a| > |b| and opposite signs.
     """
     # In [0, 1]: halves of differences, and averages measured from the middle of their range.
     sides = []

@@ -260,8 +260,8 @@ CLAIM = Claim(
             printed=False,
         ),
         "attention": Statement(
-            "With the features of eqs. (14) and (15), as with those that they approximate, "
-            "attention converges to softmax attention as R grows.",
+            "With the features of eqs. (14) and (15) attention converges to softmax attention as R "
+            "grows, as it does with those of eqs. (8) and (9).",
             REFUTED,
         ),
         "limit": Statement(
