@@ -223,8 +223,13 @@ def test_orthogonal_variance_needs_haar_rotations(monkeypatch: pytest.MonkeyPatc
     found = of_orthogonality(monkeypatch)
     assert found["unbiased"] == found["unbiased simplex"] == found["simplex"] == "HOLDS"
     monkeypatch.setattr(sampling, "_haar", bare_factorisation)
-    found = of_orthogonality(monkeypatch)
-    assert found["unbiased"] == found["unbiased simplex"] == "REFUTED"
+    assert of_orthogonality(monkeypatch)["unbiased"] == "REFUTED"
+
+
+def test_orthogonal_variance_needs_lengths_of_simplices(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = sampling.COUPLINGS["simplex"]
+    monkeypatch.setitem(sampling.COUPLINGS, "simplex", lambda *args: 1.3 * original(*args))
+    assert of_orthogonality(monkeypatch)["unbiased simplex"] == "REFUTED"
 
 
 def test_orthogonal_variance_needs_orthogonal_frequencies(monkeypatch: pytest.MonkeyPatch) -> None:
