@@ -166,7 +166,7 @@ def plot(data: dict[str, Any]) -> Any:
         error = np.maximum(data["lost"][name], 1e-17)
         left.plot(data["x"], error, ".", markersize=3, label=label)
     left.set(yscale="log", xlabel="x", ylabel="relative error of elu(x) + 1")
-    left.legend()
+    left.legend(loc="upper right")
     names = list(data["spread"])
     values = [data["spread"][name][1] for name in names]
     labels = [name if name == "softmax" else f"elu + 1,\nalpha = {name}" for name in names]
