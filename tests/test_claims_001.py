@@ -119,6 +119,17 @@ def test_published_frequencies_of_the_stated_law(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("small_figures")
+def test_gain_of_orthogonality_that_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = orthogonal_against_iid.frequencies
+
+    def shorter(variant: str, *args: Any) -> Any:
+        return original("published" if variant.startswith("orthogonal") else variant, *args)
+
+    monkeypatch.setattr(orthogonal_against_iid, "frequencies", shorter)
+    assert verdicts("orthogonal_against_iid", "quick")["small gain"] != "HOLDS"
+
+
+@pytest.mark.usefixtures("small_figures")
 def test_positive_against_trigonometric() -> None:
     found = verdicts("positive_against_trigonometric", "quick")
     assert found == as_expected("positive_against_trigonometric")
