@@ -215,19 +215,27 @@ def test_lara_consistent_finds_defects(defect: str, monkeypatch: Patch) -> None:
 def small(patch: Patch) -> None:
     """Two heads, and fewer methods and numbers of samples."""
     q, k, v, exact = (x[:, :1] for x in approximation_error.arrays())
+    counts = (1, 4, 8, 32, 64, 128, 512)
     patch.setattr(approximation_error, "arrays", lambda: (q, k, v, exact))
-    patch.setattr(approximation_error, "COUNTS", (4, 8, 32, 64, 128, 512))
+    patch.setattr(approximation_error, "COUNTS", counts)
+    patch.setattr(approximation_error, "STEP", 16)  # from 4 to 64, and from 8 to 128
     patch.setattr(approximation_error, "WEIGHTINGS", ("balance",))
-    plan = [{"seeds": 60, "most": 4}]
+    plan = [
+        {"seeds": 60, "counts": counts, "ra": (4,)},
+        {"seeds": 100, "counts": (1,), "ra": (1,)},
+    ]
     patch.setitem(suite.claims()["approximation_error"].__dict__, "tasks", lambda _: plan)
 
 
-@pytest.mark.parametrize("defect", ["none", "noise", "shared", "one centre"])
+@pytest.mark.parametrize("defect", ["none", "noise", "exact", "shared", "one centre"])
 def test_approximation_error(defect: str, monkeypatch: Patch) -> None:
     small(monkeypatch)
     rfa, lara = estimators.random_feature_attention, estimators.linear_randomized_attention
     if defect == "noise":  # RA of noise that is far too large
         noise(monkeypatch, 3.0)
+    elif defect == "exact":  # RA that is softmax attention
+        exact = approximation_error.arrays()[-1]
+        monkeypatch.setattr(estimators, "randomized_attention", lambda *arrays, **options: exact)
     elif defect == "shared":  # one feature, repeated
         monkeypatch.setattr(
             estimators,
@@ -244,10 +252,13 @@ def test_approximation_error(defect: str, monkeypatch: Patch) -> None:
     if defect == "none":
         claim = suite.claims()["approximation_error"]
         want = {name: s.expected for name, s in claim.statements.items()}
-        assert found.pop("LARA below") in (want.pop("LARA below"), "UNDERPOWERED")  # two heads
+        for name in ("RA lowest", "LARA below"):  # two heads
+            assert found.pop(name) in (want.pop(name), "UNDERPOWERED")
         assert found == want
     elif defect == "noise":
-        assert found["RA lowest"] != "HOLDS"
+        assert found["RA lowest, several"] != "HOLDS"
+    elif defect == "exact":
+        assert found["RA lowest"] == "HOLDS"
     elif defect == "shared":
         assert found["RFA plateaus"] != "REFUTED"
         assert found["RFA falls"] != "HOLDS"
