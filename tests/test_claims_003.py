@@ -13,7 +13,6 @@ pytest.importorskip("matplotlib")
 from claims import verdicts
 from threadpoolctl import threadpool_limits
 
-import refattn
 from refattn import estimators, sampling, theory
 from validation import suite
 from validation.claims import _ratios, approximation_error, lara_consistent, rfa_biased
