@@ -185,8 +185,8 @@ CLAIM = Claim(
     },
     method=(
         "Exponents fitted to medians of several runs, in turn and on one thread, against a bound "
-        "halfway between the exponents 1 and 2 (and 2 and 3; 0 and 1 for memory that does not grow); memory as "
-        "NumPy allocates it."
+        "halfway between the exponents 1 and 2 (and 2 and 3; 0 and 1 for memory that does not "
+        "grow); memory as NumPy allocates it."
     ),
     tasks=tasks,
     run=run,

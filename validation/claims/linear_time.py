@@ -168,8 +168,8 @@ CLAIM = Claim(
             "(per product)."
         ),
         "faster": Statement(
-            "Kernelised attention is faster at 4000 tokens and d_model 1024: at least 1.58 times as "
-            "fast, halfway in ratios to the 2.5 times reported."
+            "Kernelised attention is faster at 4000 tokens and d_model 1024: at least 1.58 times "
+            "as fast, halfway in ratios to the 2.5 times reported."
         ),
         "memory": Statement(
             "Memory grows linearly with the length if kernelised, quadratically if scaled-dot."
