@@ -13,9 +13,16 @@ pytest.importorskip("matplotlib")
 from claims import verdicts
 from threadpoolctl import threadpool_limits
 
-from refattn import estimators, sampling, theory
+import refattn
+from refattn import estimators, sampling, stats, theory
 from validation import suite
-from validation.claims import _ratios, approximation_error, lara_consistent, rfa_biased
+from validation.claims import (
+    _ratios,
+    approximation_error,
+    attention_costs,
+    lara_consistent,
+    rfa_biased,
+)
 
 Patch = pytest.MonkeyPatch
 
@@ -299,3 +306,16 @@ def test_problem_is_softmax_attention() -> None:
     weight = np.exp(problem.log_weight(omega))
     want = weight @ problem.value(omega) / weight.sum()
     np.testing.assert_allclose(got, want, rtol=1e-13)
+
+
+def test_textbook_forms_that_are_timed() -> None:
+    """What stands for softmax attention and RA is that, whatever the number of rows."""
+    q, k, v = np.random.default_rng(0).standard_normal((3, 200, 4)) / 2
+    exact = refattn.softmax_attention(q, k, v, scale=1.0)
+    np.testing.assert_allclose(attention_costs.textbook_softmax(q, k, v), exact, rtol=1e-10)
+    rng = np.random.default_rng(1)
+    q, v = np.broadcast_to(q[:1], (30_000, 4)), np.eye(200)[:, :1]
+    k[0] = 2 * q[0]  # a key that weighs
+    out = attention_costs.textbook_randomized(q, k, v, rng)[:, 0]
+    exact = refattn.softmax_attention(q[:1], k, v, scale=1.0).item()
+    assert stats.empirical_bernstein(out, exact) > 1e-8
