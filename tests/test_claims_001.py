@@ -14,6 +14,7 @@ pytest.importorskip("matplotlib")
 
 from claims import verdicts
 
+import refattn
 from refattn import features, kernels, sampling
 from validation import suite
 from validation.claims import orthogonal_against_iid, positive_against_trigonometric
@@ -81,6 +82,26 @@ def test_kernel_trick_needs_the_law_of_the_frequencies(monkeypatch: pytest.Monke
     monkeypatch.setattr(sampling, "draw", of_scale(1.1))
     found = verdicts("kernel_trick", "quick")
     assert found["fourier"] == found["any gamma, scaled"] == "REFUTED"
+    assert found["eq. (6), scaled"] == "REFUTED"
+
+
+def test_kernel_trick_needs_the_keys_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = refattn.random_feature_attention
+    monkeypatch.setattr(
+        refattn,
+        "random_feature_attention",
+        lambda q, k, v, **options: original(q, 1.01 * k, v, **options),
+    )
+    assert verdicts("kernel_trick")["attention"] == "REFUTED"
+
+
+def test_positive_estimates_that_are_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = kernels.estimate
+    monkeypatch.setattr(
+        kernels, "estimate", lambda *args, **options: original(*args, **options) - 1
+    )
+    monkeypatch.setattr(positive_against_trigonometric, "L", 32)
+    assert verdicts("positive_against_trigonometric")["negative"] == "REFUTED"
 
 
 @pytest.fixture
