@@ -1,13 +1,8 @@
 r"""Reference 003, what randomized attention, LARA, RFA and softmax attention cost.
 
-    "RA suffers from quadratic computational costs [...] O(NM) complexity overall"
-
-    "as long as C is smaller than N, the computational complexity of LARA is linear, O(CN + CM)"
-
-    "RA runs almost twice slower than softmax attention, while its linear variant LARA runs much
-    faster and brings marginal computational overheads compared to RFA."
-
-The last is of models on a GPU. Here attention alone is timed, on one thread, with one sample of RA
+The text says that RA costs O(N M) and LARA, with C < N proposals, O(C N + C M); and, of models on a
+GPU, that RA takes nearly twice as long as softmax attention, LARA much less, and little more than
+RFA. Here attention alone is timed, on one thread, with one sample of RA
 for each query, in the forms of `refattn` and, where two quadratic forms are compared, as they are
 written down too. `refattn` draws exactly and evaluates any number of samples, in blocks, and so
 costs more.
@@ -220,12 +215,10 @@ CLAIM = Claim(
     title="What RA, LARA, RFA and softmax attention cost",
     source="003, efficiency",
     statements={
-        "RA quadratic": Statement("RA suffers from quadratic computational costs, O(NM)."),
-        "LARA linear": Statement(
-            "The computational complexity of LARA is linear, that is, O(CN + CM)."
-        ),
+        "RA quadratic": Statement("The cost of RA is quadratic, O(N M)."),
+        "LARA linear": Statement("The cost of LARA is linear, O(C N + C M)."),
         "twice": Statement(
-            "RA runs almost twice slower than softmax attention (one sample for each query, both "
+            "RA takes nearly twice as long as softmax attention (one sample for each query, both "
             "as they are written down)."
         ),
         "twice, refattn": Statement(
@@ -237,8 +230,8 @@ CLAIM = Claim(
             "LARA runs much faster than softmax attention and RA: in less than half the time."
         ),
         "marginal": Statement(
-            "LARA brings marginal computational overheads compared to RFA, relative to softmax "
-            "attention as in the figure: nearer to a tenth of its time than to all of it."
+            "LARA takes little longer than RFA, relative to softmax attention as in the figure: "
+            "nearer to a tenth of its time than to all of it."
         ),
     },
     method=(

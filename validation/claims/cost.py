@@ -1,9 +1,7 @@
 r"""What attention costs: O(L r D) for random features against O(L^2 D), reference 000.
 
-    "the time complexity of this KernelizedAttention is of O(l r D)"
-
-and in memory O(L r + r D + L D) against O(L^2 + L D) for the forms as they are written down
-(reference 001, "time and space complexity that only grows linearly"). `refattn` works in blocks:
+In memory O(L r + r D + L D) against O(L^2 + L D) for the forms as they are written down
+(reference 001 too says that both are linear in L). `refattn` works in blocks:
 beyond its arguments and its result it needs memory that does not depend on L.
 """
 

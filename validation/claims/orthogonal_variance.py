@@ -1,9 +1,8 @@
 r"""Orthogonal frequencies reduce the variance without bias: for which features, and which laws.
 
-Reference 001, orthogonal random features, quotes: "To further reduce the variance of the estimator
-... we entangle different random samples to be exactly orthogonal. This can be done while
-maintaining unbiasedness whenever isotropic distributions D are used". For positive features the
-covariance of two estimates of a block is, with z = x + y and K ~ Poisson(|z|^2),
+Reference 001, orthogonal random features, quotes its source: exactly orthogonal samples reduce the
+variance further, and leave the estimate unbiased if the distribution D is isotropic. For positive
+features the covariance of two estimates of a block is, with z = x + y and K ~ Poisson(|z|^2),
 
 .. math:: C = \kappa^2 \, E \Big( \prod_{i < K} \frac{d + i}{d + 2i} - 1 \Big) \le 0,
 
