@@ -31,8 +31,10 @@ def test_proposition_1_needs_normal_frequencies(monkeypatch: pytest.MonkeyPatch)
 
 # Theorem 1
 
+POSITIVE = features.positive_features
 THEOREM_1 = {
     "general form": "HOLDS",
+    "other features": "HOLDS",
     "stationary": "REFUTED",
     "Bochner": "HOLDS",
     "elementwise powers": "REFUTED",
@@ -46,6 +48,10 @@ def test_theorem_1() -> None:
 
 def without_root(x: Any) -> Any:
     return 1.0
+
+
+def of_the_square(x: Any, omega: Any, **options: Any) -> Any:
+    return POSITIVE(x, 1.01 * omega, **options)
 
 
 def with_two_pi(x: Any, y: Any, omega: Any, log_weight: Any) -> Any:
@@ -64,8 +70,8 @@ def of_the_sum(x: Any, y: Any) -> Any:
 @pytest.mark.parametrize(
     ("module", "name", "defect", "statement"),
     [
-        (features, "_root", without_root, "general form"),
-        (kernels, "_trigonometric", with_two_pi, "general form"),
+        (features, "positive_features", of_the_square, "general form"),
+        (kernels, "_trigonometric", with_two_pi, "other features"),
         (kernels, "gaussian_kernel", of_the_sum, "Bochner"),
         (features, "_monomials", plain_monomials, "tensor powers"),
     ],
@@ -75,6 +81,12 @@ def test_theorem_1_with_a_defect(
 ) -> None:
     monkeypatch.setattr(module, name, defect)
     assert verdicts("theorem_1") == {**THEOREM_1, statement: "REFUTED"}
+
+
+def test_theorem_1_needs_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_root", without_root)
+    found = verdicts("theorem_1")
+    assert found["general form"] == found["other features"] == "REFUTED"
 
 
 # Proposition 2
@@ -209,9 +221,15 @@ def of_orthogonality(
 
 def test_orthogonal_variance_needs_haar_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
     found = of_orthogonality(monkeypatch)
-    assert found["unbiased"] == found["simplex"] == "HOLDS"
+    assert found["unbiased"] == found["unbiased simplex"] == found["simplex"] == "HOLDS"
     monkeypatch.setattr(sampling, "_haar", bare_factorisation)
     assert of_orthogonality(monkeypatch)["unbiased"] == "REFUTED"
+
+
+def test_orthogonal_variance_needs_lengths_of_simplices(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = sampling.COUPLINGS["simplex"]
+    monkeypatch.setitem(sampling.COUPLINGS, "simplex", lambda *args: 1.3 * original(*args))
+    assert of_orthogonality(monkeypatch)["unbiased simplex"] == "REFUTED"
 
 
 def test_orthogonal_variance_needs_orthogonal_frequencies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("matplotlib")
 
 from claims import verdicts
 
+import refattn
 from refattn import features, kernels, sampling
 from validation import suite
 from validation.claims import orthogonal_against_iid, positive_against_trigonometric
@@ -81,6 +82,26 @@ def test_kernel_trick_needs_the_law_of_the_frequencies(monkeypatch: pytest.Monke
     monkeypatch.setattr(sampling, "draw", of_scale(1.1))
     found = verdicts("kernel_trick", "quick")
     assert found["fourier"] == found["any gamma, scaled"] == "REFUTED"
+    assert found["eq. (6), scaled"] == "REFUTED"
+
+
+def test_kernel_trick_needs_the_keys_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = refattn.random_feature_attention
+    monkeypatch.setattr(
+        refattn,
+        "random_feature_attention",
+        lambda q, k, v, **options: original(q, 1.01 * k, v, **options),
+    )
+    assert verdicts("kernel_trick")["attention"] == "REFUTED"
+
+
+def test_positive_estimates_that_are_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = kernels.estimate
+    monkeypatch.setattr(
+        kernels, "estimate", lambda *args, **options: original(*args, **options) - 1
+    )
+    monkeypatch.setattr(positive_against_trigonometric, "L", 32)
+    assert verdicts("positive_against_trigonometric")["negative"] == "REFUTED"
 
 
 @pytest.fixture
@@ -116,6 +137,17 @@ def test_published_frequencies_of_the_stated_law(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(orthogonal_against_iid.DRAWS, "quick", (40, 4))
     assert verdicts("orthogonal_against_iid", "quick")["figure"] != "HOLDS"
     assert verdicts("positive_against_trigonometric", "quick")["blind"] != "HOLDS"
+
+
+@pytest.mark.usefixtures("small_figures")
+def test_gain_of_orthogonality_that_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = orthogonal_against_iid.frequencies
+
+    def shorter(variant: str, *args: Any) -> Any:
+        return original("published" if variant.startswith("orthogonal") else variant, *args)
+
+    monkeypatch.setattr(orthogonal_against_iid, "frequencies", shorter)
+    assert verdicts("orthogonal_against_iid", "quick")["small gain"] != "HOLDS"
 
 
 @pytest.mark.usefixtures("small_figures")

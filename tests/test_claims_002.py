@@ -150,8 +150,13 @@ def test_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(theory, "log_kernel_variance", theory.log_kernel_mean)
     found = verdicts("distributions", "quick")
-    for name in ("increase", "normalised", "adapted"):
+    for name in ("normalised", "adapted"):
         assert found[name] == "UNDERPOWERED"
+    assert (found["increase"], found["others"], found["figure 3"]) == (
+        "REFUTED",
+        "REFUTED",
+        "HOLDS",
+    )
     assert found["law"] == "REFUTED"
 
 
@@ -165,5 +170,5 @@ def test_failures_need_random_features(monkeypatch: pytest.MonkeyPatch) -> None:
         refattn, "attend", lambda *args: attend(*args)._replace(lse=attend(*args).lse + 200)
     )
     found = verdicts("distributions", "quick")
-    assert (found["exception"], found["figure 3"]) == ("HOLDS", "REFUTED")
-    assert found["size"] == "REFUTED"
+    assert found["others"] == found["others, eq. (9)"] == "HOLDS"
+    assert found["figure 3, eq. (9)"] == found["size"] == "REFUTED"

@@ -89,13 +89,17 @@ def verdict(evidence: Any, level: float = 1e-6) -> str:
         ([Shown("s", 1e-9), Shown("t", 1e-3)], UNDERPOWERED),
         ([Compared("c", 1.0, 1.0)], HOLDS),
         ([Compared("c", 1.1, 1.0)], REFUTED),
-        ([Compared("c", float("nan"), 1.0)], REFUTED),
         ([Compared("c", float("inf"), 1.0), suite.Tested("t", 0.5)], REFUTED),
         ([Compared("c", 0.0, 0.0), Shown("s", 1e-3)], UNDERPOWERED),
     ],
 )
 def test_verdicts(evidence: Any, expected: str) -> None:
     assert verdict(evidence) == expected
+
+
+def test_what_is_not_a_number_is_no_evidence() -> None:
+    with pytest.raises(ValueError, match="c is not a number"):
+        verdict([Compared("c", float("nan"), 1.0)])
 
 
 def test_a_detectable_discrepancy_is_at_the_level_that_each_test_may_have() -> None:
@@ -314,14 +318,103 @@ def test_unusable_arguments(arguments: list[str], said: str, tmp_path: Path) -> 
     assert said in result.output
 
 
-def test_a_file_that_is_no_file_of_results(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text("hello\n")
+@pytest.mark.parametrize("text", ["hello\n", "5\n", "[]\n", '{"level": "quick"}\n'])
+def test_a_file_that_is_no_file_of_results(text: str, tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text(text)
     result = CliRunner().invoke(cli.main, ["--resume", "--out", str(tmp_path), FAST[0]])
     assert result.exit_code == 2
     assert "is not a file of results" in result.output
+
+
+@pytest.mark.parametrize("record", ["7", "{}", '{"claim": "one"}'])
+def test_a_record_that_is_none(record: str, examples: dict[str, Claim], tmp_path: Path) -> None:
+    results = tmp_path / "r.jsonl"
+    results.write_text(json.dumps(runner.settings("tiny", 0)) + f"\n{record}\n")
+    with pytest.raises(ValueError, match="is not a file of results"):
+        runner.run(["one"], Here(), level="tiny", seed=0, results=results, resume=True)
+
+
+def test_two_runs_do_not_write_to_one_file(examples: dict[str, Claim], tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    options: dict[str, Any] = {"level": "tiny", "results": tmp_path / "r.jsonl"}
+
+    def again(rng: Any, factor: int) -> float:
+        runner.run(["one"], Here(), seed=1, **options)
+        return 0.0
+
+    examples["two"] = example(name="two", run=again)
+    (record,) = runner.run(["two"], Here(), seed=0, **options)
+    assert "another run writes to" in record["error"]
+    assert runner.read(options["results"])[0]["seed"] == 0
+
+
+def test_results_of_other_code_are_not_resumed(
+    examples: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"level": "tiny", "seed": 0, "results": tmp_path / "r.jsonl"}
+    runner.run(["one"], Here(), **options)
+    monkeypatch.setattr(runner, "_code", lambda: "other")
+    with pytest.raises(ValueError, match="it was made with code"):
+        runner.run(["one"], Here(), resume=True, **options)
+
+
+def test_a_result_that_does_not_come_back_is_an_error_of_its_claim(
+    examples: dict[str, Claim], tmp_path: Path
+) -> None:
+    class Loses(Here):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future = super().submit(fn, *args, **kwargs)
+            if args[0] == "one":
+                future = Future()
+                future.set_exception(SystemExit(3))
+            return future
+
+    records = runner.run(
+        ["one", "two"], Loses(), level="tiny", seed=0, results=tmp_path / "r.jsonl"
+    )
+    assert "SystemExit: 3" in records[0]["error"]
+    assert "error" not in records[1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_workers_end_with_a_killed_run(tmp_path: Path) -> None:
+    process = suite_process(["--out", str(tmp_path), "--workers", "2"])
+    deadline = time.monotonic() + 60
+    workers: list[int] = []
+    while len(workers) < 3 and time.monotonic() < deadline and process.poll() is None:
+        listed = subprocess.run(
+            ["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True
+        )
+        workers = [int(pid) for pid in listed.stdout.split()]
+        time.sleep(0.05)
+    time.sleep(1.0)  # they have started
+    process.kill()
+    process.communicate(timeout=60)
+
+    def alive(pid: int) -> bool:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return False
+        return state != "Z"
+
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(workers) >= 3
+    assert not any(map(alive, workers))
 
 
 def test_the_list_of_claims() -> None:
     result = CliRunner().invoke(cli.main, ["--list"])
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.output.splitlines()] == list(suite.claims())
+
+
+@pytest.mark.parametrize("file", ["README.md", "validation/README.md"])
+def test_the_documents_name_every_claim_once(file: str) -> None:
+    text = (ROOT / file).read_text()
+    for name, claim in suite.claims().items():
+        rows = [line for line in text.splitlines() if f"claims/{name}.py)" in line]
+        assert len(rows) == 1, name
+        assert claim.title in rows[0]
+        assert claim.source in rows[0]

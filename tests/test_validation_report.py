@@ -185,10 +185,10 @@ def test_the_page_leads_with_what_came_of_all(page: Page) -> None:
         shown[1],  # the style
         "refattn · validation report",
         page.text("h1")[0],
-        "Of 5 statements of 5 claims, 2 hold, 1 is refuted as expected, 1 has an unexpected "
-        "verdict, 1 is underpowered and 1 claim ended in an error.",
+        "Of 5 statements of 5 claims, 2 hold, 1 is refuted as expected, 1 contradicts "
+        "what is expected, 1 is underpowered and 1 claim ended in an error.",
     ]
-    assert any("chance makes any verdict wrong is at most 1e-06" in text for text in shown)
+    assert any("wrong verdict by chance is at most 1e-06" in text for text in shown)
     assert "The suite has 6 statements; 5 have a verdict here." in shown
 
 
@@ -399,8 +399,8 @@ def test_the_summary_is_aligned() -> None:
 @pytest.mark.parametrize(
     ("verdicts", "sentence"),
     [
-        ("H", "Of 1 statement of 1 claim, 1 holds and none has an"),
-        ("HR", "Of 2 statements of 1 claim, 1 holds, 1 is refuted as expected and none has an"),
+        ("H", "Of 1 statement of 1 claim, 1 holds and none"),
+        ("HR", "Of 2 statements of 1 claim, 1 holds, 1 is refuted as expected and none"),
     ],
 )
 def test_the_sentence_counts(verdicts: str, sentence: str) -> None:
@@ -409,7 +409,7 @@ def test_the_sentence_counts(verdicts: str, sentence: str) -> None:
         {"name": "s", "verdict": words[v], "expected": words[v], "number": "1"} for v in verdicts
     ]
     assert report.summary([{"claim": "x", "statements": statements}]).splitlines()[-1] == (
-        f"{sentence} unexpected verdict."
+        f"{sentence} contradicts what is expected."
     )
 
 

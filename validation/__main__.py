@@ -61,12 +61,19 @@ def main(
     names = list(dict.fromkeys(claims)) or list(suite.claims())
     console = Console(stderr=True)
     console.print(f"{len(names)} claims, level {level}, seed {seed}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "results.jsonl").open("ab").close()
+    except OSError as error:
+        raise click.UsageError(f"cannot write to {out}: {error}") from None
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         # Processes started afresh, as threads of this one would not survive a fork.
         with (
             Progress(*columns, console=console, transient=True) as bars,
-            ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as executor,
+            ProcessPoolExecutor(
+                workers, multiprocessing.get_context("spawn"), runner.end_with_parent
+            ) as executor,
         ):
             known = {name: bars.add_task(name, total=None) for name in names}
             try:
@@ -82,12 +89,14 @@ def main(
             except BaseException:
                 executor.shutdown(cancel_futures=True)
                 raise
+        for path in report.write(runner.settings(level, seed), records, out):
+            console.print(f"wrote {path}")
     except BrokenExecutor:
         raise click.ClickException("a worker process died; go on with --resume.") from None
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise click.UsageError(str(error)) from None
-    for path in report.write(runner.settings(level, seed), records, out):
-        console.print(f"wrote {path}")
+    except OSError as error:
+        raise click.ClickException(f"cannot write the results: {error}") from None
     click.echo(report.summary(records))
     problems = runner.unexpected(records)
     for problem in problems:

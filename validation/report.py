@@ -170,8 +170,8 @@ def _lead(number: Mapping[str, int]) -> str:
     parts = [f"{n['hold']} {_plural(n['hold'], 'holds', 'hold')}"]
     if n["refuted"]:
         parts.append(f"{n['refuted']} {_plural(n['refuted'], 'is', 'are')} refuted as expected")
-    have = "have" if n["unexpected"] > 1 else "has"
-    parts.append(f"{n['unexpected'] or 'none'} {have} an unexpected verdict")
+    contradict = _plural(max(n["unexpected"], 1), "contradicts", "contradict")
+    parts.append(f"{n['unexpected'] or 'none'} {contradict} what is expected")
     if n["underpowered"]:
         parts.append(f"{n['underpowered']} {_plural(n['underpowered'], 'is', 'are')} underpowered")
     if n["errors"]:

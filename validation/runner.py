@@ -6,13 +6,17 @@ killed loses the claims that were running, and can be resumed.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import multiprocessing
 import os
 import platform
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,7 @@ import refattn
 
 from . import suite
 
-__all__ = ["read", "run", "settings", "unexpected"]
+__all__ = ["end_with_parent", "read", "run", "settings", "unexpected"]
 
 
 def settings(level: str, seed: int) -> dict[str, Any]:
@@ -39,6 +43,7 @@ def settings(level: str, seed: int) -> dict[str, Any]:
         "numpy": np.__version__,
         "scipy": scipy.__version__,
         "python": platform.python_version(),
+        "code": _code(),
     }
 
 
@@ -74,25 +79,30 @@ def run(
     Raises
     ------
     ValueError
-        If a name is unknown, or the file is that of a run with other settings.
+        If a name is unknown, if the file is that of a run with other settings or no file of
+        results, or if another run writes to it.
+    OSError
+        If the file cannot be written.
     """
     chosen = list(names)
     for name in chosen:
         if name not in suite.claims():
             raise ValueError(f"Unknown claim {name!r}; there are {', '.join(suite.claims())}.")
     header = settings(level, seed)
-    done = _kept(results, header) if resume else {}
-    _rewrite(results, [header, *done.values()])
-    for name in chosen:
-        if name in done and progress is not None:
-            progress(name, 1, 1)
-    wanted = [name for name in chosen if name not in done]
-    together = [name for name in wanted if not suite.claims()[name].alone]
-    apart = [[name] for name in wanted if suite.claims()[name].alone]
-    for batch in ([together] if together else []) + apart:
-        for one in _run_batch(batch, executor, level, seed, progress):
-            done[one["claim"]] = one
-            _append(results, one)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(results):
+        done = _kept(results, header) if resume else {}
+        _rewrite(results, [header, *done.values()])
+        for name in chosen:
+            if name in done and progress is not None:
+                progress(name, 1, 1)
+        wanted = [name for name in chosen if name not in done]
+        together = [name for name in wanted if not suite.claims()[name].alone]
+        apart = [[name] for name in wanted if suite.claims()[name].alone]
+        for batch in ([together] if together else []) + apart:
+            for one in _run_batch(batch, executor, level, seed, progress):
+                done[one["claim"]] = one
+                _append(results, one)
     return [done[name] for name in chosen]
 
 
@@ -110,15 +120,31 @@ def unexpected(records: Iterable[dict[str, Any]]) -> list[str]:
     return found
 
 
+def end_with_parent() -> None:
+    """Initialise a worker process to end when the run is killed; it would wait for ever."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def read(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Settings and records of a file of results; a line that was cut short is left out."""
-    lines = []
+    lines: list[Any] = []
     for line in results.read_text(encoding="utf-8").splitlines():
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:
             continue
-    if not lines or "level" not in lines[0]:
+    needed: list[set[str]] = [{"level", "seed"}, *[{"claim", "title", "statements"}] * len(lines)]
+    if not lines or not all(
+        isinstance(line, dict) and keys <= set(line)
+        for line, keys in zip(lines, needed, strict=False)
+    ):
         raise ValueError(f"{results} is not a file of results.")
     return lines[0], lines[1:]
 
@@ -136,20 +162,43 @@ def _kept(results: Path, header: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _rewrite(results: Path, lines: list[dict[str, Any]]) -> None:
     """Replace the file at once: a reader sees the old one or the new one."""
-    results.parent.mkdir(parents=True, exist_ok=True)
     new = results.with_suffix(".new")
     new.write_text("".join(_line(one) for one in lines), encoding="utf-8")
     new.replace(results)
 
 
 def _append(results: Path, one: dict[str, Any]) -> None:
-    """Add one line in one write, on the disk before anything else is begun."""
-    file = os.open(results, os.O_WRONLY | os.O_APPEND)
+    """Add one line, on the disk before anything else is begun."""
+    with results.open("ab") as file:
+        file.write(_line(one).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _locked(results: Path) -> Iterator[None]:
+    """Keep other runs from the file, where the system can; the lock ends with the process."""
     try:
-        os.write(file, _line(one).encode())
-        os.fsync(file)
-    finally:
-        os.close(file)
+        import fcntl
+    except ModuleNotFoundError:
+        yield
+        return
+    with results.with_suffix(".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another run writes to {results}.") from None
+        yield
+
+
+def _code() -> str:
+    """A short hash of the code of the suite and of the package."""
+    found = hashlib.sha256()
+    for module in (suite, refattn):
+        folder = Path(str(module.__file__)).parent
+        for path in sorted(folder.rglob("*.py")):
+            found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def _line(one: dict[str, Any]) -> str:
@@ -178,7 +227,7 @@ def _run_batch(
                 waiting[future] = (name, i)
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 name, i = waiting.pop(future)
-                found[name][i] = future.result()
+                found[name][i] = _outcome(future)
                 if progress is not None:
                     progress(name, len(found[name]), len(plans[name]))
                 if len(found[name]) == len(plans[name]):
@@ -186,6 +235,16 @@ def _run_batch(
     finally:
         for future in waiting:
             future.cancel()
+
+
+def _outcome(future: Future[Any]) -> Any:
+    """What came of a task; what kept it from coming back is an error of the task."""
+    try:
+        return future.result()
+    except (BrokenExecutor, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        return {"error": "".join(traceback.format_exception(error)), "seconds": 0.0}
 
 
 def _task(name: str, index: int, seed: int, task: dict[str, Any]) -> dict[str, Any]:

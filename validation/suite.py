@@ -44,7 +44,7 @@ __all__ = [
     "record",
 ]
 
-ALPHA = 1e-6  # probability that any verdict of a run is wrong by chance
+ALPHA = 1e-6  # probability that the p-values of a run give any wrong verdict
 BETA = 1e-6  # probability of missing a discrepancy of the size called detectable
 LEVELS = ("tiny", "quick", "full")  # tiny runs the code, and promises no power
 HOLDS, REFUTED, UNDERPOWERED = "HOLDS", "REFUTED", "UNDERPOWERED"
@@ -217,9 +217,11 @@ def _verdict(evidence: Sequence[Tested | Shown | Compared], level: float) -> dic
     for e in evidence:
         row: dict[str, Any] = {"name": e.name}
         if isinstance(e, Compared):
+            if np.isnan(e.value):
+                raise ValueError(f"{e.name} is not a number: no evidence either way.")
             row |= {"kind": "compared", "value": float(e.value), "bound": float(e.bound)}
             row["unit"] = e.unit
-            row["verdict"] = HOLDS if e.value <= e.bound else REFUTED  # NaN refutes
+            row["verdict"] = HOLDS if e.value <= e.bound else REFUTED
             row["margin"] = _ratio(e.value, e.bound)
             row["number"] = f"{e.value:.2g}{_unit(e.unit)} (at most {e.bound:.2g})"
         elif isinstance(e, Shown):
@@ -264,8 +266,7 @@ def _random(evidence: Sequence[Tested | Shown | Compared]) -> list[Tested | Show
 
 def _ratio(a: float, b: float) -> float:
     """How near a is to exceeding b, or how far beyond it."""
-    ratio = a / b if b > 0 else (float("inf") if a > 0 else 0.0)
-    return float("inf") if np.isnan(ratio) else ratio
+    return a / b if b > 0 else (float("inf") if a > 0 else 0.0)
 
 
 def _finite(x: Any) -> Any:

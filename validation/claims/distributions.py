@@ -1,5 +1,9 @@
 r"""The experiment of reference 002, section V: five laws of queries and keys, figures 1 to 5.
 
+The reference names eq. (9), then eq. (15), for its features, and eq. (6) for the attention matrix,
+without the sums that normalise rows. Its sentences are tried with eq. (15), normalised, and again
+with eq. (9); eq. (6) alone is tried by the size of the estimates.
+
 Rows q ~ N(q_0, A A^T), k ~ N(k_0, B B^T), with N = 1000 and D = 10, as they are (no division by
 sqrt(D)), and R in {1, 10, ..., 10000} frequencies. The reference shows attention maps, from which
 it concludes that more frequencies are better and that figure 3 is an exception. Here maps are
@@ -32,8 +36,16 @@ COUNTS = (1, 10, 100, 1_000, 10_000)  # R
 DRAWS = {"tiny": 1, "quick": 42, "full": 64}  # independent experiments a figure
 ROWS = {"tiny": (20, 50), "quick": (25, 150), "full": (50, 1000)}  # queries and keys of a draw
 PIECES = {"tiny": 1, "quick": 2, "full": 8}  # tasks a figure
+# More experiments of eq. (15) at the largest R: in some figures not nearly all of them are close.
+MORE = {
+    "tiny": {},
+    "quick": {1: 72, 2: 216, 3: 72, 4: 36, 5: 36},
+    "full": {1: 216, 2: 216, 3: 216, 4: 36, 5: 36},
+}
+MORE_OF_TASK = 36
 METHODS = ("eq. (9)", "eq. (15)", "adapted")
 CLOSE = 0.5  # more than half of the attention at the right keys
+NEARER = 0.1  # gain in total variation that counts
 VANISHES = -20  # log10 of an estimate over the kernel
 
 
@@ -51,7 +63,7 @@ def tokens(rng: np.random.Generator, figure: int) -> tuple[Any, Any]:
 
 
 def tasks(level: str) -> Sequence[Mapping[str, Any]]:
-    """Maps of all tokens for each figure, and draws in pieces."""
+    """Maps of all tokens for each figure, draws in pieces, and draws of one method alone."""
     size = DRAWS[level] // PIECES[level]
     queries, keys = ROWS[level]
     maps = [
@@ -64,6 +76,11 @@ def tasks(level: str) -> Sequence[Mapping[str, Any]]:
             {"figure": f, "kind": "draws", "draws": size, "queries": queries, "keys": keys}
             for f in FIGURES
             for _ in range(PIECES[level])
+        ),
+        *(
+            {"figure": f, "kind": "more", "draws": MORE_OF_TASK, "queries": queries, "keys": keys}
+            for f, more in MORE[level].items()
+            for _ in range(more // MORE_OF_TASK)
         ),
     ]
 
@@ -80,6 +97,9 @@ def run(
     """Maps of one experiment, or distances from softmax attention of several."""
     if kind == "maps":
         return {"figure": figure, **maps(rng, *tokens(rng, figure), counts)}
+    if kind == "more":
+        more = [last_distance(rng, *tokens(rng, figure), queries, keys) for _ in range(draws)]
+        return {"figure": figure, "more": more}
     found = [distances(rng, *tokens(rng, figure), queries, keys) for _ in range(draws)]
     return {"figure": figure, "draws": found}
 
@@ -125,6 +145,14 @@ def distances(
         "needed": needed(q, k),
         "size": size(rng, q, k, of),
     }
+
+
+def last_distance(rng: np.random.Generator, q: Any, k: Any, queries: int, keys: int) -> float:
+    """Distance of eq. (15) at the largest R."""
+    of = moments.estimate(q), moments.estimate(k)
+    q, k, v = q[:queries], k[:keys], groups(keys)
+    out = estimate(rng, "eq. (15)", q, k, v, COUNTS[-1], of)
+    return variation(out, refattn.softmax_attention(q, k, v, scale=1.0))
 
 
 def needed(q: Any, k: Any) -> list[float]:
@@ -174,19 +202,25 @@ def maps(rng: np.random.Generator, q: Any, k: Any, counts: Sequence[int]) -> dic
 def judge(results: Sequence[Any]) -> Findings:
     """Sign tests over independent experiments, and the number of frequencies by the law."""
     draws: dict[int, list[Any]] = {f: [] for f in FIGURES}
+    more: dict[int, list[float]] = {f: [] for f in FIGURES}
     for r in results[len(FIGURES) :]:
-        draws[r["figure"]] += r["draws"]
+        draws[r["figure"]] += r.get("draws", [])
+        more[r["figure"]] += r.get("more", [])
     found = {f: {m: np.array([one[m] for one in draws[f]]) for m in draws[f][0]} for f in FIGURES}
     first, last = ({m: {f: found[f][m][:, i] for f in FIGURES} for m in METHODS} for i in (0, -1))
     size = {f: found[f]["size"][:, 1] for f in FIGURES}
     needs = {f: np.median(found[f]["needed"], axis=0) for f in FIGURES}
     exact, constant, adapted = METHODS
+    all_last = {f: np.append(last[constant][f], more[f]) for f in FIGURES}
+    gain = {m: average(first[m]) - average(last[m]) for m in (exact, constant)}
+    others = [f for f in FIGURES if f != 3]
     evidence: dict[str, Sequence[Shown | Compared]] = {
-        "increase": [
-            more_often("mean of the figures", average(last[constant]) < average(first[constant]))
-        ],
-        "exception": [more_often(f"figure {f}", last[exact][f] < CLOSE) for f in FIGURES if f != 3],
-        "figure 3": [more_often("figure 3", last[exact][3] > CLOSE)],
+        "increase": [more_often("mean of the figures", gain[constant] > NEARER)],
+        "increase, eq. (9)": [more_often("mean of the figures", gain[exact] > NEARER)],
+        "others": [more_often(f"figure {f}", all_last[f] < CLOSE) for f in others],
+        "others, eq. (9)": [more_often(f"figure {f}", last[exact][f] < CLOSE) for f in others],
+        "figure 3": [more_often("figure 3", all_last[3] > CLOSE)],
+        "figure 3, eq. (9)": [more_often("figure 3", last[exact][3] > CLOSE)],
         "law": [
             Compared(f"figure {f}, log10 of R", math.log10(COUNTS[-1]), float(needs[f][0]))
             for f in FIGURES
@@ -208,14 +242,15 @@ def judge(results: Sequence[Any]) -> Findings:
         str(f): {m: np.mean(found[f][m], axis=0).round(5).tolist() for m in found[f]}
         for f in FIGURES
     }
-    # Eq. (9) gains little, so that its share of experiments is told and not tried.
-    gained = float(np.mean([last[exact][f] < first[exact][f] for f in FIGURES]))
+    gained = {m: float(np.median(g)) for m, g in gain.items()}
+    share = {f: float(np.mean(all_last[f] < CLOSE)) for f in FIGURES}
     data = {
         "maps": {str(r["figure"]): r["maps"] for r in results[: len(FIGURES)]},
         "curves": curves,
         "gained": gained,
+        "share": {str(f): share[f] for f in FIGURES},
     }
-    return Findings(evidence, data, remark(curves, needs, gained))
+    return Findings(evidence, data, remark(curves, needs, gained, share))
 
 
 def average(x: Mapping[int, Any]) -> Any:
@@ -223,29 +258,41 @@ def average(x: Mapping[int, Any]) -> Any:
     return np.mean(list(x.values()), axis=0)
 
 
-def remark(curves: Any, needs: Mapping[int, Any], gained: float) -> str:
+def remark(
+    curves: Any,
+    needs: Mapping[int, Any],
+    gained: Mapping[str, float],
+    share: Mapping[int, float],
+) -> str:
     """How each figure agrees with the reference, and why."""
+    exact, constant, _ = METHODS
     said = [
-        "Distances are total variations from softmax attention at R = 10000, with the norms of "
-        "eq. (9), the constants of eq. (15), and an adapted proposal."
+        "Distances are mean total variations from softmax attention at R = 10000, with the "
+        "constants of eq. (15), the norms of eq. (9), and an adapted proposal."
     ]
     for f in FIGURES:
         c = curves[str(f)]
         far, near, best = (c[m][-1] for m in METHODS)
         # The reference sees failure in figure 3 only.
-        agrees = ["agrees" if (x > CLOSE) == (f == 3) else "disagrees" for x in (far, near)]
+        agrees = [
+            "agrees" if fails == (f == 3) else "disagrees"
+            for fails in (share[f] < 0.5, far > CLOSE)
+        ]
         said.append(
-            f"Figure {f} {agrees[0]} for eq. (9), {far:.2f}, and {agrees[1]} for eq. (15), "
-            f"{near:.2f} (limit {c['limit'][0]:.2f}), adapted {best:.3f}; eq. (15) without "
+            f"Figure {f} {agrees[0]} for eq. (15), {near:.2f} (limit {c['limit'][0]:.2f}; below "
+            f"{CLOSE} in {share[f]:.0%} of experiments), and {agrees[1]} for eq. (9), {far:.2f}, "
+            f"adapted {best:.3f}; eq. (15) without "
             f"normalisation is 1e{c['size'][1]:+.0f} times the kernel; by the law R = "
             f"1e{needs[f][0]:.0f} for a median pair, 1e{needs[f][1]:.0f} for the key attended to "
             "most."
         )
     said.append(
-        "What sets figure 3 apart is the size of the kernel with q' = k' = 90, which normalisation "
-        "cancels. Eq. (15) tends to another attention, near this one where keys of large norm take "
-        f"nearly all of both; with eq. (9) R = 10000 was nearer than R = 1 in {gained:.0%} of "
-        "experiments, by little."
+        "What sets figure 3 apart is the size of the kernel with q' = k' = 90: by eq. (6) alone "
+        "the estimate vanishes, which would look as the reference says; normalisation cancels it. "
+        "Eq. (15) tends to another attention, near this one where keys of large norm take "
+        "nearly all of both. From R = 1 to R = 10000 the mean of the figures' distances falls by "
+        f"{gained[constant]:.2f} with eq. (15), and with eq. (9) by {gained[exact]:.3f}, in the "
+        "median experiment."
     )
     return " ".join(said)
 
@@ -287,16 +334,31 @@ CLAIM = Claim(
     source="002, section V and figures 1 to 5",
     statements={
         "increase": Statement(
-            "An increase in R, from 1 to 10000, generally leads to better approximation (eq. (15), "
-            "mean of the figures)."
+            "An increase in R, from 1 to 10000, generally leads to better approximation: with eq. "
+            "(15) the distance, mean of the figures, falls by more than 0.1 in most experiments."
         ),
-        "exception": Statement(
-            "Figure 3 is the exception: in figures 1, 2, 4 and 5 R = 10000 approximates the "
-            "attention (eq. (9)).",
+        "increase, eq. (9)": Statement(
+            "So it does with the norms of eq. (9).",
             REFUTED,
+            printed=False,
+        ),
+        "others": Statement(
+            "In figures 1, 2, 4 and 5, which are no exception, R = 10000 approximates the "
+            "attention in most experiments (eq. (15))."
+        ),
+        "others, eq. (9)": Statement(
+            "So it does with the norms of eq. (9).",
+            REFUTED,
+            printed=False,
         ),
         "figure 3": Statement(
-            "In figure 3, q_0 = k_0 = 3, R = 10000 fails to approximate the attention (eq. (9))."
+            "In figure 3, q_0 = k_0 = 3, R = 10000 fails to approximate the attention in most "
+            "experiments (eq. (15); normalised, unlike eq. (6), for which see below).",
+            REFUTED,
+        ),
+        "figure 3, eq. (9)": Statement(
+            "So it does with the norms of eq. (9).",
+            printed=False,
         ),
         "law": Statement(
             "In every figure R = 10000 is too few for eq. (9): by the law of its variance a median "
@@ -304,8 +366,10 @@ CLAIM = Claim(
             printed=False,
         ),
         "size": Statement(
-            "In figure 3, and not in figures 1, 2 and 4, the estimated kernel, eqs. (6) and (15), "
-            "vanishes against the true one, below 1e-20 of it for a median pair.",
+            "Without normalisation, eq. (6) with eq. (15), the estimate vanishes in figure 3, "
+            "below 1e-20 of the kernel for a median pair in most experiments, and not in figures "
+            "1, 2 and 4. (Not tried in figure 5: there it is many orders of magnitude above the "
+            "kernel or below, from experiment to experiment.)",
             printed=False,
         ),
         "normalised": Statement(
@@ -321,10 +385,12 @@ CLAIM = Claim(
     },
     method=(
         "Each figure as independent experiments: means, covariances, tokens and frequencies drawn "
-        "anew, moments of all 1000 tokens, attention of the first. Exact sign tests over "
-        "experiments; an attention map is approximated if, on average over queries, its total "
-        "variation from softmax attention (no 1 / sqrt(D), keys in groups of neighbours) is below "
-        "1/2."
+        "anew, moments of all 1000 tokens, attention of the first. Attention is normalised, but "
+        "for the sizes. The reference uses eq. (9) by one sentence and eq. (15) by another; the "
+        "latter is taken for printed, and both are tried in the same way. Exact sign tests over "
+        "experiments, so that 'most' is of experiments: an attention map is approximated if, on "
+        "average over queries, its total variation from softmax attention (no 1 / sqrt(D), keys in "
+        "groups of neighbours) is below 1/2; both numbers, 1/2 and 0.1, are ours."
     ),
     tasks=tasks,
     run=run,

@@ -7,6 +7,10 @@ r"""Kernels as products of features: reference 001, from the kernel trick to the
 and Fourier features cos(omega.x), sin(omega.x), whose product over one omega has the mean
 exp(-|x - y|^2/2) for omega ~ N(0, I). The post writes K_gauss = exp(-gamma |x - y|^2) beside
 that law: it needs gamma = 1/2, or omega ~ N(0, 2 gamma I).
+
+Reference 002, eq. (6), has K(x, y) ~ z(x) . z(y) with z of length R, made of the maps of its
+eqs. (8), (9) and (15), without a factor 1 / sqrt(R): as printed it estimates R K(x, y). Attention
+is a ratio, in which the factor cancels.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+import refattn
 from refattn import features, kernels, sampling, stats
 from validation import plotting
 from validation.suite import Claim, Compared, Findings, Statement, Tested, detects
@@ -26,6 +31,7 @@ GAMMA = 1.0  # other than 1/2
 DRAWS = {"tiny": 200, "quick": 100_000, "full": 1_000_000}
 PAIRS = {"tiny": 100, "quick": 10_000, "full": 100_000}
 TARGET = 0.05  # for gamma = 1/2 and 1 the means differ by 0.12 and more
+FEATURES = 8  # R
 MEANS = {"1/2": (0.5, 1.0), "printed": (GAMMA, 1.0), "scaled": (GAMMA, math.sqrt(2 * GAMMA))}
 
 
@@ -71,10 +77,18 @@ def identities(rng: np.random.Generator, count: int) -> dict[str, Any]:
     squares = (np.sum(x * x, axis=-1) + np.sum(y * y, axis=-1)) / 2
     log = np.log(kernels.gaussian_kernel(x, y)) + squares
     softmax = np.abs(log - np.log(kernels.softmax_kernel(x, y))) / (1 + 4 * squares)
+    q, k, v = rng.standard_normal((3, 2 * D, D)) / math.sqrt(D)
+    omega = sampling.draw(FEATURES, D, rng=rng).omega
+    z_q, z_k = (np.exp(a @ omega.T - np.sum(a * a, -1, keepdims=True) / 2) for a in (q, k))
+    by_formula = z_q @ (z_k.T @ v) / (z_q @ z_k.sum(0)[:, None])
+    attention = refattn.random_feature_attention(q, k, v, omega=omega, scale=1.0)
+    length = np.max(np.sum(omega * omega, -1))
+    off = np.abs(by_formula - attention) / (1 + length) / np.max(np.abs(v))
     return {
         "polynomial": float(np.max(error)) / eps,
         "map": float(np.max(shape)) / eps,
         "softmax": float(np.max(softmax)) / eps,
+        "attention": float(np.max(off)) / eps,
     }
 
 
@@ -82,8 +96,24 @@ def judge(results: Sequence[Any]) -> Findings:
     """Identities by rounding, means by a bound."""
     found = results[0]
     tests: dict[str, list[Tested]] = {name: [] for name in MEANS}
+    sums: dict[str, list[Tested]] = {"eq. (6)": [], "eq. (6), scaled": []}
     rows = []
     for r in results[1:]:
+        x = r["cosine"]["1/2"]
+        blocks = x[: len(x) // FEATURES * FEATURES].reshape(-1, FEATURES).mean(-1)  # z . z / R
+        square = r["length"] ** 2
+        kernel = math.exp(-square / 2)
+        for name, mean in (("eq. (6)", kernel / FEATURES), ("eq. (6), scaled", kernel)):
+            detectable = detects(
+                stats.empirical_bernstein,
+                len(blocks),
+                variance=(1 - math.exp(-square)) ** 2 / 2 / FEATURES,
+                low=-1.0,
+                high=1.0,
+            )
+            p = stats.empirical_bernstein(blocks, mean, -1, 1)
+            label = f"|x - y| = {r['length']:g}, R = {FEATURES}"
+            sums[name].append(Tested(label, p, detectable, TARGET, "of the scale"))
         row = {"length": r["length"]}
         for name, (gamma, scale) in MEANS.items():
             x = r["cosine"][name]
@@ -114,13 +144,16 @@ def judge(results: Sequence[Any]) -> Findings:
         "fourier": tests["1/2"],
         "any gamma": tests["printed"],
         "any gamma, scaled": tests["scaled"],
+        **sums,
+        "attention": [Compared("attention by eqs. (9) and (10)", found["attention"], 8.0, unit)],
     }
     remark = (
         f"Both identities hold to rounding ({found['polynomial']:.1f} and {found['softmax']:.1f} "
         f"units). Fourier features with omega ~ N(0, I) give "
         f"{rows[1]['printed']:.3f} at |x - y| = {rows[1]['length']:g}, which is "
         f"exp(-|x - y|^2/2) = {math.exp(-(rows[1]['length'] ** 2) / 2):.3f}, whatever gamma: the "
-        f"law named beside gamma needs gamma = 1/2, as the appendix has."
+        f"law named beside gamma needs gamma = 1/2, as the appendix has. Eq. (6) of reference 002 "
+        f"estimates R times the kernel with the maps as printed; attention does not see it."
     )
     return Findings(evidence, {"means": rows}, remark)
 
@@ -151,7 +184,7 @@ def plot(data: dict[str, Any]) -> Any:
 
 CLAIM = Claim(
     title="Kernels as products of features",
-    source="001, The Kernel Trick, Random Fourier Features, Appendix",
+    source="001, The Kernel Trick, Random Fourier Features, Appendix; 002, eq. (6)",
     statements={
         "polynomial": Statement("phi(x) = (x1^2, x2^2, sqrt(2) x1 x2) gives (x . y)^2."),
         "softmax": Statement("exp(x . y) = exp(|x|^2/2) K_gauss(x, y) exp(|y|^2/2), gamma = 1/2."),
@@ -163,6 +196,20 @@ CLAIM = Claim(
         ),
         "any gamma, scaled": Statement(
             "The mean of z(x) . z(y) over omega ~ N(0, 2 gamma I) is exp(-gamma |x - y|^2).",
+            printed=False,
+        ),
+        "eq. (6)": Statement(
+            "K(x, y) is the mean of z(x) . z(y), z of R entries as printed in eqs. (8), (9), (15) "
+            "of reference 002.",
+            expected="REFUTED",
+        ),
+        "eq. (6), scaled": Statement(
+            "K(x, y) is the mean of z(x) . z(y) / R for these z: they lack a factor 1 / sqrt(R).",
+            printed=False,
+        ),
+        "attention": Statement(
+            "The factor cancels in attention: with z as printed it is that of "
+            "`random_feature_attention`.",
             printed=False,
         ),
     },

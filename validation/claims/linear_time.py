@@ -1,9 +1,9 @@
 r"""The experiment of reference 004: attention with elu + 1 against scaled-dot attention.
 
-    "with seq_len = 4000, d_model = 1024 I see a speedup around 2.5 times (2.24ms vs 5.57ms)"
-
-on a V100, and memory for d_model = 64: 12 MB against 132 MB at 4096 tokens, 72 MB against 4096 MB
-at 6 times as many. Products take d N^2 and N d^2 operations: 16e9 and 4e9 for N = 4000, d = 1000.
+The post reports a speed-up of about 2.5 (2.24 ms against 5.57 ms) for 4000 tokens and d_model =
+1024 on a V100, and memory for d_model = 64: 12 MB against 132 MB at 4096 tokens, 72 MB against
+4096 MB at 6 times as many. Products take d N^2 and N d^2 operations: 16e9 and 4e9 for N = 4000 and
+d = 1000.
 """
 
 from __future__ import annotations
@@ -167,7 +167,10 @@ CLAIM = Claim(
             "For N = 4000 and d = 1000 scaled-dot attention needs 16e9 operations, kernelised 4e9 "
             "(per product)."
         ),
-        "faster": Statement("Kernelised attention is faster at 4000 tokens and d_model 1024."),
+        "faster": Statement(
+            "Kernelised attention is faster at 4000 tokens and d_model 1024: at least 1.58 times "
+            "as fast, halfway in ratios to the 2.5 times reported."
+        ),
         "memory": Statement(
             "Memory grows linearly with the length if kernelised, quadratically if scaled-dot."
         ),

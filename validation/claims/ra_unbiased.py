@@ -25,7 +25,7 @@ import refattn
 from refattn import estimators, sampling, stats, theory
 from refattn.conformance.laws import _rosenblatt
 from validation import plotting
-from validation.suite import Claim, Compared, Findings, Shown, Statement, Tested, detects
+from validation.suite import REFUTED, Claim, Compared, Findings, Shown, Statement, Tested, detects
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 400_000}
 COUNTS = (1, 4, 16)
@@ -33,12 +33,19 @@ SIZES = (2, 4, 16)
 KEYS = 6
 TARGETS = {"sd": 0.15, "of the values": 0.05, "probability": 0.08}
 ROWS = 4000  # queries at once
+# Standard deviations of the noise of frequencies that are given; 0.5 is d^(-1/4) for d = 16.
+CONTROLS = {"unbiased": 1.0, "no noise": 0.0, "small noise": 0.5}
+CONTROL_D = 16
 
 
 def tasks(level: str) -> Sequence[Mapping[str, Any]]:
     """One task for each length, and number of samples."""
     means = [{"d": 4, "count": count, "draws": DRAWS[level]} for count in COUNTS]
-    return [*means, *({"d": d, "count": 0, "draws": DRAWS[level]} for d in SIZES)]
+    law = [{"d": d, "count": 0, "draws": DRAWS[level]} for d in SIZES]
+    controls = [
+        {"d": CONTROL_D, "count": 1, "draws": DRAWS[level], "control": name} for name in CONTROLS
+    ]
+    return [*means, *law, *controls]
 
 
 def problem(d: int) -> tuple[Any, Any, Any]:
@@ -49,9 +56,18 @@ def problem(d: int) -> tuple[Any, Any, Any]:
     return q, k * 1.5 / math.sqrt(d), np.eye(KEYS)[:, :3]
 
 
-def run(rng: np.random.Generator, d: int, count: int, draws: int) -> dict[str, Any]:
+def run(
+    rng: np.random.Generator, d: int, count: int, draws: int, control: str = ""
+) -> dict[str, Any]:
     """Independent outputs, as those of a query repeated, or the normal form of draws."""
     q, k, v = problem(d)
+    exact = refattn.softmax_attention(q, k, v, scale=1.0)[0]
+    if control:
+        key = rng.choice(KEYS, size=draws, p=special.softmax(k @ q[0]))
+        omega = q + k[key] + CONTROLS[control] * rng.standard_normal((draws, d))
+        rows = np.broadcast_to(q, (draws, d))
+        out = estimators.randomized_attention(rows, k, v, omega=omega[:, None], scale=1.0)
+        return {"d": d, "count": 1, "control": control, "out": np.clip(out, 0, 1), "exact": exact}
     if count == 0:
         omega = sampling.draw_target(q, k, num_samples=draws, rng=rng, scale=1.0)[0]
         return {"d": d, "count": 0, "z": _rosenblatt(omega, q + k, special.softmax(k @ q[0]))}
@@ -68,7 +84,6 @@ def run(rng: np.random.Generator, d: int, count: int, draws: int) -> dict[str, A
             for i in range(0, draws, ROWS)
         ]
     )
-    exact = refattn.softmax_attention(q, k, v, scale=1.0)[0]
     bound = theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0).variance[0]
     return {"d": d, "count": count, "out": np.clip(out, 0, 1), "exact": exact, "bound": bound}
 
@@ -89,8 +104,19 @@ def judge(results: Sequence[Any]) -> Findings:
     unbiased: list[Tested] = []
     law: list[Tested] = []
     variance: list[Shown] = []
+    controls: dict[str, list[Tested]] = {name: [] for name in CONTROLS}
+    biases = dict.fromkeys(CONTROLS, 0.0)
     rows = []
     for r in results:
+        if "control" in r:
+            name = r["control"]
+            for j, (x, mean) in enumerate(zip(r["out"].T, r["exact"].tolist(), strict=True)):
+                label = f"frequencies given, value {j}"
+                p = stats.empirical_bernstein(x, mean)
+                controls[name].append(Tested(f"{label}, bets", stats.betting(x, mean)))
+                controls[name].append(Tested(label, p))
+                biases[name] = max(biases[name], abs(float(np.mean(x)) - mean))
+            continue
         if r["count"] == 0:
             law += normal(f"d = {r['d']}", r["z"])
             continue
@@ -121,10 +147,13 @@ def judge(results: Sequence[Any]) -> Findings:
         "RA is unbiased, as the text says, and its frequencies have the law p_n: the largest of "
         f"{len(rows)} differences from softmax attention is {off:.2g} standard errors. Its "
         f"variance is {min(ratios):.2g} to {max(ratios):.2g} of that of attending to one key "
-        "drawn from the attention weights, per sample."
+        "drawn from the attention weights, per sample. Means are off by up to "
+        f"{biases['no noise']:.2g} if the noise is dropped and by {biases['small noise']:.2g} if "
+        "its standard deviation is 1 where queries and keys are not multiplied by d^(-1/4)."
     )
     found: dict[str, Sequence[Tested | Shown | Compared]]
-    found = {"unbiased": unbiased, "law": law, "variance": variance}
+    unbiased += controls.pop("unbiased")
+    found = {"unbiased": unbiased, "law": law, "variance": variance, **controls}
     return Findings(found, {"rows": rows}, remark)
 
 
@@ -186,6 +215,17 @@ CLAIM = Claim(
         ),
         "variance": Statement(
             "The variance of RA is below that of attending to one key at random, over S.",
+            printed=False,
+        ),
+        "no noise": Statement(
+            "RA is unbiased too at the centres q_n + k_m of the mixture, without noise.",
+            expected=REFUTED,
+            printed=False,
+        ),
+        "small noise": Statement(
+            "RA is unbiased too with noise of standard deviation 1 about q_n + k_m where queries "
+            "and keys have not been multiplied by d^(-1/4), d = 16 (there it must be d^(1/4)).",
+            expected=REFUTED,
             printed=False,
         ),
     },

@@ -170,8 +170,8 @@ CLAIM = Claim(
     title="RFA is biased, although its kernels are not",
     source="003, the biasedness of RFA",
     statements={
-        "kernels": Statement("The estimation of individual exponential kernels is unbiased."),
-        "biased": Statement("The estimation of a ratio of exponential kernels is not unbiased."),
+        "kernels": Statement("Estimates of single kernels are unbiased."),
+        "biased": Statement("RFA, a ratio of such estimates, is biased."),
         "order": Statement(
             "The bias of RFA vanishes as 1/S, with the factor of `theory.attention_law`.",
             printed=False,

@@ -120,7 +120,8 @@ CLAIM = Claim(
     statements={
         "standard": Statement("RFA is SNIS of f_n under p_n with proposal N(0, I)."),
         "other": Statement(
-            "With other Gaussian proposals it is, once features are weighted by N(0, I) / q."
+            "With other Gaussian proposals it is, once features are weighted by N(0, I) / q.",
+            printed=False,
         ),
     },
     method=(

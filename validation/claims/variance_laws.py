@@ -23,18 +23,19 @@ from scipy import special
 from refattn import kernels, sampling, stats, theory
 from validation import plotting
 from validation.claims._block_moments import moments
-from validation.suite import Claim, Compared, Findings, Statement, Tested, detects
+from validation.suite import Claim, Compared, Findings, Statement, Tested, alpha, detects
 
 SETS = {
     "tiny": {2: 100, 4: 100},
     "quick": {2: 12_000, 4: 12_000, 16: 6000},
-    "full": {2: 60_000, 4: 60_000, 8: 60_000, 16: 30_000},
+    "full": {2: 180_000, 4: 180_000, 8: 120_000, 16: 90_000},
 }
+ANTITHETIC = 5  # times as many sets of these, which are cheap and vary most
 PART = 6000  # sets of a task
 SUM, DIFFERENCE = 0.7, 1.5  # |x + y| and |x - y|
 BLOCKS = ("orthogonal", "regularised", "simplex")
 EPS = float(np.finfo(float).eps)
-TARGETS = {"of the kernel": 0.3, "of the variance": 0.9, "of a probability": 0.15, "log": 0.1}
+TARGETS = {"of the kernel": 0.3, "of the variance": 0.5, "of a probability": 0.15, "log": 0.1}
 
 
 def pair(d: int) -> tuple[Any, Any]:
@@ -59,7 +60,7 @@ def tasks(level: str) -> Sequence[Mapping[str, Any]]:
         {"d": d, "coupling": coupling, "sets": min(PART, sets)}
         for d, sets in SETS[level].items()
         for coupling in theory.COUPLINGS
-        for _ in range(0, sets, PART)
+        for _ in range(0, sets * (ANTITHETIC if coupling == "antithetic" else 1), PART)
     ]
 
 
@@ -119,23 +120,34 @@ def judge(results: Sequence[Any]) -> Findings:
             means.append(Compared(f"{name}, quadrature", abs(mean - again) / EPS, 500, "eps"))
             error = abs(variance - second) / EPS
             variances.append(Compared(f"{name}, quadrature", error, 500, "eps"))
+            _, iid, tail = moments(features, "iid", d, square(features), count)
+            p_iid = stats.catoni((ratio - 1) ** 2 / iid, 1.0, tail / iid**2 - 1)
             rows.append(
                 {
                     "d": d,
                     **names,
+                    "told": bool(p_iid <= alpha()),
                     "mean": mean,
                     "law": count * variance,
-                    "iid": count * moments(features, "iid", d, square(features), count)[1],
+                    "iid": count * iid,
                     "measured": count * float(np.mean((ratio - mean) ** 2)),
                     "error": count * math.sqrt(spread / len(ratio)),
                 }
             )
     evidence = {"mean": means, "variance": variances, "frequencies": frequencies}
     off = max(abs(r["measured"] / r["law"] - 1) for r in rows)
+    coupled = [r for r in rows if r["coupling"] != "iid"]
+    alike = [
+        f"{r['coupling']}, {r['features']}, d = {r['d']} ({r['law'] / r['iid']:.2f} of it)"
+        for r in coupled
+        if not r["told"]
+    ]
     remark = (
         f"The variances of {len(rows)} combinations of features, coupling and dimension agree with "
         f"closed forms, of which reference 000 has one (positive, iid): measured ones are within "
-        f"{off:.0%} of them, and quadrature within rounding."
+        f"{off:.0%} of them, and quadrature within rounding. Draws alone refute the variance of "
+        f"iid frequencies in {len(coupled) - len(alike)} of {len(coupled)} combinations with "
+        f"another coupling, all but: {'; '.join(alike) or 'none'}."
     )
     return Findings(evidence, {"rows": rows}, remark)
 
@@ -203,7 +215,8 @@ CLAIM = Claim(
             printed=False,
         ),
         "variance": Statement(
-            "The variance of S frequencies is V/S + C sum b(b - 1)/S^2 over blocks of b.",
+            "The variance of S frequencies is V/S + C sum b(b - 1)/S^2 over blocks of b: within "
+            "rounding by quadrature, and within half of it by draws.",
             printed=False,
         ),
         "frequencies": Statement(
@@ -215,7 +228,12 @@ CLAIM = Claim(
     method=(
         "Catoni's bound on the mean and on the mean squared deviation of estimates from many sets "
         "of frequencies, with variances from quadrature over lengths; Kolmogorov-Smirnov and "
-        "chi-square for lengths and directions, exact."
+        "chi-square for lengths and directions, exact. Where a coupling changes the variance by "
+        "little, draws do not tell it from that of iid frequencies, and quadrature does, given "
+        "the lengths, angles and directions: at level quick for orthogonal frequencies with "
+        "positive features at d = 2 and 4 (0.97 and 0.93 of that of iid ones) and with hyperbolic "
+        "ones at d = 2 (0.86), and for simplex frequencies with hyperbolic features at d = 2 "
+        "(1.14). The remark names those of the run."
     ),
     tasks=tasks,
     run=run,
