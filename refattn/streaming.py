@@ -159,6 +159,11 @@ class PositiveState:
         f, log_z = self.samples
         _validate.arrays(2, q=q, state=f)
         omega = constant(self.omega, q)
+        _validate.attention(q, omega, f)
+        if v.shape[-1] != f.shape[-1]:
+            raise ValueError(
+                f"`v` must have the last axis of the state, {f.shape[-1]}, got {v.shape[-1]}."
+            )
         (q, k, v, omega, f, log_z, log_weight), ungroup = group_heads(
             q, k, v, omega, f, log_z[..., None, :], self.log_weight[..., None, :]
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,19 @@ def dies_once(x: np.ndarray, path: str, block_id: Any = None) -> np.ndarray:
         open(path, "x").close()
         os.kill(os.getpid(), signal.SIGKILL)
     return x
+
+
+def test_the_validation_suite_on_a_cluster(client: Any, tmp_path: Any) -> None:
+    runner = pytest.importorskip("validation.runner")
+    names = ["proposition_1", "lara_cases"]
+    data = []
+    for executor in (client.get_executor(), ThreadPoolExecutor(1)):
+        with executor:
+            records = runner.run(
+                names, executor, level="tiny", seed=0, results=tmp_path / "results.jsonl"
+            )
+        data.append([record["data"] for record in records])
+    assert data[0] == data[1]
 
 
 @pytest.mark.parametrize("causal", [False, True])

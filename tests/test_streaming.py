@@ -58,6 +58,25 @@ def test_token_by_token_is_causal_attention(name: str, prefix: int, n: int, seed
     np.testing.assert_allclose(np.concatenate(rows, -2), want, rtol=0, atol=1e-11)
 
 
+@given(st.integers(0, 9), st.integers(1, 70), st.integers(0, 5), seeds)
+def test_a_long_prompt_in_chunks(prefix: int, n: int, more: int, seed: int) -> None:
+    """Queries of new tokens, or of the last of them."""
+    init, parallel = CASES["positive"]
+    rng = np.random.default_rng(seed)
+    m = n + more
+    q, k, v = draw(rng, 4, n, 3), draw(rng, 2, prefix + m, 3), draw(rng, 2, prefix + m, 4)
+    state = init(k[:, :prefix], v[:, :prefix])
+    got = state.read_causal(q, k[:, prefix:], v[:, prefix:])
+    want = parallel(q, k, v, causal=True)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-11)
+
+
+def test_a_long_prompt_of_other_values() -> None:
+    x = np.ones((4, 3))
+    with pytest.raises(ValueError, match="`v` must have the last axis of the state, 3, got 2"):
+        PositiveState.init(x, x, omega=OMEGA).read_causal(x, x, x[:, :2])
+
+
 @pytest.mark.parametrize("name", CASES)
 @given(st.integers(0, 9), st.integers(0, 9), seeds)
 def test_merge_of_states(name: str, a: int, b: int, seed: int) -> None:
