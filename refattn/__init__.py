@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import (
         adapt,
         attention,
+        conformance,
         diagnostics,
         estimators,
         features,
@@ -52,6 +53,7 @@ __all__ = [
     "adapt",
     "attend",
     "attention",
+    "conformance",
     "diagnostics",
     "estimators",
     "features",

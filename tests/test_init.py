@@ -26,6 +26,13 @@ def test_names_are_sorted_and_exist() -> None:
         refattn.nothing  # noqa: B018
 
 
+def test_every_public_module_is_there_without_being_imported() -> None:
+    names = {m.name for m in pkgutil.iter_modules(refattn.__path__) if not m.name.startswith("_")}
+    assert names - {"cli"} <= set(refattn.__all__)
+    code = f"import refattn; [getattr(refattn, name) for name in {sorted(names - {'cli'})}]"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_modules_list_their_public_functions() -> None:
     for info in pkgutil.walk_packages(refattn.__path__, "refattn."):
         if info.name.rpartition(".")[2].startswith("_") or info.name == "refattn.cli":
