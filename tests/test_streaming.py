@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,12 @@ from hypothesis import strategies as st
 from test_attention import draw, seeds
 
 from refattn import features, linear_attention, random_feature_attention, softmax_attention
-from refattn.streaming import LinearState, PositiveState, SoftmaxState
+from refattn.streaming import (
+    LinearState,
+    PositiveState,
+    SoftmaxState,
+    write_random_feature_attention,
+)
 
 OMEGA = np.random.default_rng(9).standard_normal((5, 3))
 WEIGHT = np.random.default_rng(8).standard_normal(5)
@@ -69,6 +75,52 @@ def test_a_long_prompt_in_chunks(prefix: int, n: int, more: int, seed: int) -> N
     got = state.read_causal(q, k[:, prefix:], v[:, prefix:])
     want = parallel(q, k, v, causal=True)
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-11)
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(1, 4), st.booleans(), seeds)
+def test_written_in_chunks(n: int, m: int, chunk: int, causal: bool, seed: int) -> None:
+    _, parallel = CASES["positive"]
+    rng = np.random.default_rng(seed)
+    q, k, v = draw(rng, 4, n, 3), draw(rng, 2, m, 3), draw(rng, 2, m, 5)
+    out = np.full((4, n, 5), np.nan)
+    got = write_random_feature_attention(
+        out, q, k, v, omega=OMEGA, log_weight=WEIGHT, scale=0.7, causal=causal, chunk=chunk
+    )
+    assert got is out
+    np.testing.assert_allclose(out, parallel(q, k, v, causal=causal), rtol=0, atol=1e-11)
+
+
+def test_written_to_a_memory_map(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [draw(rng, 2, 50, 3, dtype=np.dtype("float32")) for _ in range(3)]
+    for i, x in enumerate(arrays):
+        np.save(tmp_path / f"{i}.npy", x)
+    maps = [np.load(tmp_path / f"{i}.npy", mmap_mode="r") for i in range(3)]
+    options: dict[str, Any] = {"mode": "w+", "dtype": np.float32, "shape": (2, 50, 3)}
+    out = np.lib.format.open_memmap(tmp_path / "out.npy", **options)
+    omega = OMEGA.astype(np.float32)
+    write_random_feature_attention(out, *maps, omega=omega, causal=True, chunk=16).flush()
+    want = random_feature_attention(*arrays, omega=omega, causal=True)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"out": [0.0]}, TypeError, "`out` must be a writable NumPy array of float64, got list"),
+        ({"out": np.empty((4, 3), "f4")}, TypeError, "of float64, got float32, writable"),
+        ({"out": np.broadcast_to(0.0, (4, 3))}, TypeError, "got float64, not writable"),
+        ({"out": np.empty((3, 3))}, ValueError, r"`out` must have shape \(4, 3\), got \(3, 3\)"),
+        ({"chunk": 0}, ValueError, "`chunk`"),
+        ({"chunk": 1.5}, TypeError, "`chunk`"),
+        ({"omega": OMEGA[:, :2]}, ValueError, "`omega`"),
+    ],
+)
+def test_bad_input_of_writing(change: dict[str, Any], error: Any, said: str) -> None:
+    x = np.ones((4, 3))
+    options = {"out": np.empty((4, 3)), "omega": OMEGA} | change
+    with pytest.raises(error, match=said):
+        write_random_feature_attention(options.pop("out"), x, x, x, **options)
 
 
 def test_a_long_prompt_of_other_values() -> None:
