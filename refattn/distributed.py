@@ -22,7 +22,7 @@ import numpy as np
 from . import _validate, attention, sampling
 from ._array import Array
 from .attention import Attended
-from .estimators import _frequencies
+from .estimators import _change_gauge, _frequencies
 from .streaming import PositiveState
 
 __all__ = ["attend", "random_feature_attention", "softmax_attention"]
@@ -136,7 +136,7 @@ def random_feature_attention(
     log_weight : NumPy array, shape (S,), optional
         Log importance weights of `omega`.
     num_features, coupling, proposal, rng
-        As in `refattn.random_feature_attention`; without a gauge in the proposal.
+        As in `refattn.random_feature_attention`; one proposal for all heads.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default.
 
@@ -160,6 +160,9 @@ def random_feature_attention(
     """
     _check(q, k, v, causal)
     scale = _validate.real("scale", scale, positive=True, optional=True)
+    if heads := getattr(proposal, "lead", ()):
+        raise ValueError(f"`proposal` must be one for all heads, got a batch of shape {heads}.")
+    q, k = _change_gauge(q, k, v, proposal)
     like = np.empty((0, q.shape[-1]), q.dtype)
     drawn = _frequencies(
         like, like, like, omega, log_weight, num_features, "num_features", coupling, proposal, rng
@@ -171,17 +174,17 @@ def random_feature_attention(
         state, read = delayed(_state), delayed(_read)
         states = [state(samples, scale, *pair) for pair in keys]
         if not causal:
-            whole = _tree(_merge_states, states)
+            whole = _tree(PositiveState.merge, states)
             return [read(whole, q_i) for q_i in queries]
-        first, merge = len(keys) - len(queries), delayed(_merge_states)
+        first, merge = len(keys) - len(queries), delayed(PositiveState.merge)
         empty = state(samples, scale, *keys[0], tokens=0)
-        past, out = _tree(_merge_states, [empty, *states[: max(first, 0)]]), []
+        past, out = _tree(PositiveState.merge, [empty, *states[: max(first, 0)]]), []
         for i, q_i in enumerate(queries):
             if first + i < 0:
                 out.append(read(past, q_i))
             else:
                 out.append(read(past, q_i, *keys[first + i]))
-                past = merge([past, states[first + i]])
+                past = merge(past, states[first + i])
         return out
 
     q, k, v = _cut(q, k, v, causal)
@@ -202,7 +205,7 @@ def _exact(q: Array, k: Array, v: Array, scale: float, causal: bool) -> Attended
             else:
                 parts = [part(q_i, *pair, scale) for pair in keys[: first + i]]
                 parts.append(part(q_i, *keys[first + i], scale, causal=True))
-            out.append(_tree(_merge_parts, parts))
+            out.append(_tree(attention.merge, parts))
         return out
 
     q, k, v = _cut(q, k, v, causal)
@@ -219,10 +222,6 @@ def _part(
     return attention.attend(q, k, v, scale=scale, causal=causal)
 
 
-def _merge_parts(parts: Sequence[Attended]) -> Attended:
-    return reduce(attention.merge, parts)
-
-
 def _state(
     samples: Any, scale: float | None, k: Array, v: Array, tokens: int | None = None
 ) -> PositiveState:
@@ -232,20 +231,16 @@ def _state(
     return PositiveState.init(k, v, omega=omega, log_weight=log_weight, scale=scale)
 
 
-def _merge_states(states: Sequence[PositiveState]) -> PositiveState:
-    return reduce(PositiveState.merge, states)
-
-
 def _read(state: PositiveState, q: Array, *own: Array) -> Array:
     """What a chunk of queries reads from a state and, causally, from its own keys and values."""
     return state.read_causal(q, *own) if own else state.read(q)
 
 
-def _tree(merge: Callable[[Any], Any], parts: Sequence[Any]) -> Any:
+def _tree(merge: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
     """Merge a few at a time, so that no task holds many."""
-    merge = _dask("delayed").delayed(merge)
+    fold = _dask("delayed").delayed(reduce)
     while len(parts) > 1:
-        parts = [merge(parts[i : i + _FAN_IN]) for i in range(0, len(parts), _FAN_IN)]
+        parts = [fold(merge, parts[i : i + _FAN_IN]) for i in range(0, len(parts), _FAN_IN)]
     return parts[0]
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refattn
-from refattn import distributed, sampling
+from refattn import adapt, distributed, sampling
 
 da = pytest.importorskip("dask.array")
 
@@ -77,6 +77,21 @@ def test_draws_are_those_of_one_machine(coupling: str) -> None:
         distributed.random_feature_attention(*cut, **options),
         refattn.random_feature_attention(q, k, v, **options),
     )
+
+
+def test_a_fitted_proposal_changes_the_gauge() -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 30, D)) * [1.0, 2.0, 0.5]
+    cut = [da.from_array(x, chunks=(1, 7, 2)) for x in (q, k, v)]
+    fitted = adapt.fit(q[0], k[0])
+    assert fitted.gauge is not None
+    options: dict[str, Any] = {"num_features": 4, "proposal": fitted, "rng": 3}
+    for causal in (False, True):
+        agree(
+            distributed.random_feature_attention(*cut, causal=causal, **options),
+            refattn.random_feature_attention(q, k, v, causal=causal, **options),
+        )
+    with pytest.raises(ValueError, match=r"`proposal` must be one for all heads, got .* \(2,\)"):
+        distributed.random_feature_attention(*cut, num_features=4, proposal=adapt.fit(q, k))
 
 
 def test_no_keys_and_no_queries() -> None:

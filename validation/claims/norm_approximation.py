@@ -21,6 +21,7 @@ import numpy as np
 import refattn
 from refattn import kernels, moments, sampling, stats, theory
 from validation import plotting
+from validation.claims.moments import law
 from validation.suite import REFUTED, Claim, Compared, Findings, Statement, Tested, detects
 
 D, KEYS, NODES = 2, 12, 48
@@ -36,12 +37,6 @@ def tokens() -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(3)
     q, k = rng.normal(0.3, 0.7, (2, KEYS, D))
     return q, k, np.eye(KEYS)
-
-
-def law() -> tuple[Any, Any]:
-    """Mean and root of the covariance of the experiment of section V."""
-    rng = np.random.default_rng(2)
-    return rng.random(10), rng.random((10, 10))
 
 
 def quadrature() -> tuple[Any, Any]:
