@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial, reduce
 from typing import Any, NamedTuple
 
 from . import _validate
@@ -16,15 +15,17 @@ from ._array import (
     blocks,
     broadcast_lead,
     constant,
+    cut,
     device,
     exp,
-    fill,
     group_heads,
     is_numpy_array,
     multiply,
+    pairwise,
     part,
     put,
     room,
+    sum_of_products,
     tiles,
 )
 from ._threads import for_each
@@ -32,7 +33,6 @@ from ._threads import for_each
 __all__ = ["Attended", "attend", "merge", "softmax_attention"]
 
 
-_SUM = 64  # terms that one matrix product may add
 _THREADED = 2  # blocks of scores from which on several threads save more time than they take
 
 
@@ -51,11 +51,10 @@ class Attended(NamedTuple):
     lse: Array
 
 
-class _Mean(NamedTuple):
-    """Softmax mean over some keys; the normaliser is mass * e^base."""
+class _Sums(NamedTuple):
+    """Sums over some keys of e^score times [value, 1], held as total * e^base."""
 
-    out: Array  # (..., n, d_v)
-    mass: Array  # (..., n, 1)
+    total: Array  # (..., n, d_v + 1)
     base: Array  # (..., n, 1), -inf where no key was seen
 
 
@@ -121,10 +120,10 @@ def attend(
     value) and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|), with C = 16
     asserted by the tests and far less seen. Scores must be representable: where scale * q . k
     itself overflows the dtype, the row is NaN. NaN goes to the rows it reaches and no further.
-    Values within a factor 1e4 of the smallest normal number may lose digits.
+    Values within a factor 10 m of the smallest normal number may lose digits.
 
-    The recurrence over blocks (running maximum and rescaled sums) is that of Milakov and
-    Gimelshein, arXiv:1805.02867.
+    Blocks of keys are summed as by Milakov and Gimelshein, arXiv:1805.02867 (running maximum and
+    rescaled sums), but as a balanced tree, so that rounding errors do not grow with m.
 
     Examples
     --------
@@ -244,7 +243,7 @@ def _attend(
     key_bias: Callable[[Array], Array] | None = None,
     mask: Array | None = None,
     causal: bool = False,
-    scale: float | Array = 1.0,
+    scale: float | Array | None = None,
     block: tuple[int, int] | None = None,
 ) -> Attended:
     """`attend` with trusted arguments; `key_bias` maps keys (..., b, d) to their bias (..., b)."""
@@ -254,14 +253,11 @@ def _attend(
     rows, columns = block or block_shape(q, n, m)
     budget = math.prod(block or block_shape(q))
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
-    nothing = _Mean(
-        xp.zeros((1, 1), dtype=q.dtype, device=device(q)),
-        xp.zeros((1, 1), dtype=q.dtype, device=device(q)),
-        xp.full((1, 1), -math.inf, dtype=q.dtype, device=device(q)),
-    )
 
-    def means(head: tuple[slice, ...], i: slice, memory: Array) -> Iterator[_Mean]:
-        q_i = part(q, (*head, i, slice(None))) * scale
+    def sums(head: tuple[slice, ...], i: slice, memory: Array) -> Iterator[_Sums]:
+        q_i = part(q, (*head, i, slice(None)))
+        if scale is not None:
+            q_i = q_i * scale
         stop = max(0, min(m, i.stop + m - n)) if causal else m
         for j in blocks(0, stop, columns):
             k_j = part(k, (*head, j, slice(None)))
@@ -274,9 +270,13 @@ def _attend(
             if causal and j.stop > i.start + m - n + 1:
                 past = _past(i, j, m - n, device(q), xp)
                 visible = past if visible is None else visible & past
-            yield _mean(scores, part(v, (*head, j, slice(None))), visible, xp)
+            yield _sums(scores, part(v, (*head, j, slice(None))), visible, m)
 
     out, lse = _buffers(q, v, lead)
+    nothing = _Sums(
+        xp.zeros((1, d_v + 1), dtype=q.dtype, device=device(q)),
+        xp.full((1, 1), -math.inf, dtype=q.dtype, device=device(q)),
+    )
 
     def worker() -> Callable[[tuple[slice, ...]], None]:
         memory = room(q, budget)
@@ -284,8 +284,7 @@ def _attend(
         def attend_block(box: tuple[slice, ...]) -> None:
             nonlocal out, lse
             *head, i = box
-            parts = means(tuple(head), i, memory)
-            done = _finish(reduce(partial(_combine, xp=xp), parts, next(parts, nothing)), xp)
+            done = _normalise(pairwise(_combine, sums(tuple(head), i, memory), nothing))
             out = put(out, (*box, slice(0, d_v)), done.out)
             lse = put(lse, box, done.lse)
 
@@ -315,19 +314,23 @@ def _past(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:
     return queries[:, None] >= keys[None, :]
 
 
-def _mean(scores: Array, v: Array, visible: Array | None, xp: Any) -> _Mean:
-    """Average the values (..., m, d_v) under the softmax of the scores (..., n, m)."""
+def _sums(scores: Array, v: Array, visible: Array | None, m: int) -> _Sums:
+    """Sum over a block of the m keys, scores (..., n, b), which are overwritten on NumPy."""
+    xp, tainted = array_namespace(scores, v), None
     if visible is not None:
         scores = xp.where(visible, scores, -math.inf)
         v, tainted = _hide(v, visible, xp)
-    weights, base = _weigh(scores, xp)
+    # Weights of which m sum to at most 1/2 keep sums of the largest finite values finite.
+    base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
+    exponents = add(scores, -_finite(base, xp))
+    # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
+    tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
+    weights = exp(cut(exponents, math.log(tiny)) if tiny else exponents)
     one = xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))
-    total = _weighted_sum(weights, xp.concat([v, one], axis=-1))
-    out, mass = total[..., :-1], total[..., -1:]
-    out = out / _nonzero(mass, xp)
-    if visible is not None:
-        out = xp.where(tainted, math.nan, out)
-    return _Mean(out, mass, base)
+    total = sum_of_products(weights, xp.concat([v, one], axis=-1))
+    if tainted is not None:
+        total = xp.concat([xp.where(tainted, math.nan, total[..., :-1]), total[..., -1:]], axis=-1)
+    return _Sums(total, base)
 
 
 def _hide(v: Array, visible: Array, xp: Any) -> tuple[Array, Array]:
@@ -341,67 +344,41 @@ def _hide(v: Array, visible: Array, xp: Any) -> tuple[Array, Array]:
     return xp.where(finite, v, 0.0), tainted
 
 
-def _weighted_sum(weights: Array, v: Array) -> Array:
-    """Multiply matrices in products of a few keys each, which are then added.
-
-    A plain product may add N equal terms in turn, whose rounding errors, all of one sign, were
-    seen to reach N / 9 eps.
-    """
-    xp, whole = array_namespace(v), v.shape[-2] // _SUM * _SUM
-    rest = weights[..., whole:] @ v[..., whole:, :]
-    if whole == 0:
-        return rest
-    weights, v = weights[..., :whole], v[..., :whole, :]
-    weights = xp.reshape(weights, (*weights.shape[:-1], -1, _SUM))
-    v = xp.reshape(v, (*v.shape[:-2], -1, _SUM, v.shape[-1]))
-    return xp.sum(xp.moveaxis(weights, -2, -3) @ v, axis=-3) + rest
-
-
-def _weigh(scores: Array, xp: Any) -> tuple[Array, Array]:
-    """Softmax weights (..., n, m), not normalised, with the log of their scale (..., n, 1).
-
-    Overwrites the scores on NumPy.
-    """
-    # Weights that sum to at most 1/2 keep sums of the largest finite values finite.
-    base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * scores.shape[-1])
-    exponents = add(scores, -_finite(base, xp))
-    # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
-    tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
-    if tiny:
-        exponents = fill(exponents, exponents < math.log(tiny), -math.inf)
-    return exp(exponents), base
-
-
-def _combine(a: _Mean, b: _Mean, xp: Any) -> _Mean:
-    """Merge the means over two sets of keys."""
+def _combine(a: _Sums, b: _Sums) -> _Sums:
+    """Add the sums over two sets of keys."""
+    xp = array_namespace(*a, *b)
     base = xp.maximum(a.base, b.base)
-    mass_a = a.mass * xp.exp(a.base - _finite(base, xp))
-    mass_b = b.mass * xp.exp(b.base - _finite(base, xp))
-    mass = mass_a + mass_b
-    safe = _nonzero(mass, xp)
-    return _Mean(a.out * (mass_a / safe) + b.out * (mass_b / safe), mass, base)
+    total_a, total_b = (x.total * xp.exp(x.base - _finite(base, xp)) for x in (a, b))
+    return _Sums(add(total_a, total_b), base)
+
+
+def _normalise(sums: _Sums) -> Attended:
+    xp = array_namespace(*sums)
+    total, mass = sums.total[..., :-1], sums.total[..., -1:]
+    return Attended(total / _nonzero(mass, xp), _log(mass, sums.base, xp)[..., 0])
 
 
 def _log(mass: Array, base: Array, xp: Any) -> Array:
-    """Log of mass * e^base, shape (..., n)."""
-    return xp.where(mass == 0, -math.inf, base + xp.log(_nonzero(mass, xp)))[..., 0]
-
-
-def _finish(mean: _Mean, xp: Any) -> Attended:
-    return Attended(mean.out, _log(mean.mass, mean.base, xp))
+    """Log of mass * e^base."""
+    return xp.where(mass == 0, -math.inf, base + xp.log(_nonzero(mass, xp)))
 
 
 def _log_sum_exp(scores: Array) -> Array:
     """Reduce the last axis, which must not be empty."""
     xp = array_namespace(scores)
-    weights, base = _weigh(scores + 0.0, xp)  # a copy: the argument is kept
-    return _log(xp.sum(weights, axis=-1, keepdims=True), base, xp)
+    base = xp.max(scores, axis=-1)
+    weights = xp.exp(scores - _finite(base, xp)[..., None])
+    return _log(xp.sum(weights, axis=-1), base, xp)
 
 
 def _merge(a: Attended, b: Attended) -> Attended:
     xp = array_namespace(*a, *b)
-    of_a, of_b = (_Mean(x.out, xp.ones_like(x.lse)[..., None], x.lse[..., None]) for x in (a, b))
-    return _finish(_combine(of_a, of_b, xp), xp)
+    base = _finite(xp.maximum(a.lse, b.lse), xp)
+    mass_a, mass_b = (xp.exp(x.lse - base) for x in (a, b))
+    mass = mass_a + mass_b
+    share_a, share_b = (x / _nonzero(mass, xp) for x in (mass_a, mass_b))
+    out = share_a[..., None] * a.out + share_b[..., None] * b.out
+    return Attended(out, _log(mass, base, xp))
 
 
 def _finite(base: Array, xp: Any) -> Array:

@@ -40,12 +40,12 @@ from .attention import (
     Attended,
     _attend,
     _buffers,
-    _finish,
     _finite,
     _log_sum_exp,
-    _mean,
     _merge,
+    _normalise,
     _past,
+    _sums,
 )
 from .kernels import FEATURES, both_signs
 
@@ -799,13 +799,13 @@ def _sample(
     def bias(k: Array) -> Array:
         return -root * root / 2 * square_norm(k)
 
-    return _attend(omega, k, v, mask=mask, scale=root, key_bias=bias if norms else None)
+    return _attend(root * omega, k, v, mask=mask, key_bias=bias if norms else None)
 
 
 def _read(q: Array, omega: Array, states: Attended, log_weight: Array, root: Array) -> Attended:
     """Second hop, queries attend to samples; `log_weight` has shape (..., n or 1, S)."""
     bias = states.lse[..., None, :] + log_weight
-    return _attend(q, omega, states.out, bias=bias, scale=root)
+    return _attend(q, root * omega, states.out, bias=bias)
 
 
 def _causal(
@@ -901,7 +901,7 @@ def _triangle(
             y = y - square_norm(k)[..., None] / 2
         scores = _log_sum_exp(x[..., :, None, :] + y[..., None, :, :])
         visible = _past(slice(0, n), slice(0, n), 0, device(q), xp)
-        return _finish(_mean(scores, v, visible if mask is None else visible & mask, xp), xp)
+        return _normalise(_sums(scores, v, visible if mask is None else visible & mask, n))
     h = n // 2
     halves = []
     for i in (slice(0, h), slice(h, n)):

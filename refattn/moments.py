@@ -31,10 +31,11 @@ from ._array import (
     device,
     part,
     square_norm,
+    sum_of_products,
     tiles,
     to_host,
 )
-from .attention import _nonzero, _weighted_sum
+from .attention import _nonzero
 
 __all__ = [
     "Moments",
@@ -533,7 +534,7 @@ def _part(y: Array) -> _Part:
     # A power of 2, exact, that keeps the sum of b squares finite where their mean is.
     half = 2.0 ** -((n.bit_length() + 1) // 2)
     y = add(y, -mean) * half
-    cov = _weighted_sum(xp.matrix_transpose(y), y) / (2 * n * half * half)
+    cov = sum_of_products(xp.matrix_transpose(y), y) / (2 * n * half * half)
     # Products of some libraries are symmetric but for rounding.
     return _Part(n, mean[..., 0, :], cov + xp.matrix_transpose(cov))
 
@@ -541,7 +542,7 @@ def _part(y: Array) -> _Part:
 def _mean(y: Array) -> Array:
     """Average rows (..., b, d) by pairwise summation: (..., 1, d)."""
     ones = array_namespace(y).ones((1, y.shape[-2]), dtype=y.dtype, device=device(y))
-    return _weighted_sum(ones, y) / y.shape[-2]
+    return sum_of_products(ones, y) / y.shape[-2]
 
 
 def _join(a: _Part, b: _Part) -> _Part:
