@@ -35,6 +35,7 @@ __all__ = [
     "exp",
     "is_array_api_obj",
     "is_numpy_array",
+    "most_threads",
     "multiply",
     "pairwise",
     "part",
@@ -104,6 +105,11 @@ def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[i
     if n is not None and n < rows:
         return rows, columns * min(4, rows // max(n, 1))
     return rows, columns
+
+
+def most_threads(x: Array, work: int) -> int:
+    """Threads that save more time than they take for so many scores; 0 but on NumPy."""
+    return max(1, work // math.prod(block_shape(x))) if is_numpy_array(x) else 0
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[slice]:

@@ -16,13 +16,14 @@ _lock = Lock()
 
 
 def for_each(
-    worker: Callable[[], Callable[[Any], None]], items: Iterable[Any], *, threads: bool
+    worker: Callable[[], Callable[[Any], None]], items: Iterable[Any], *, most: int
 ) -> None:
-    """Call a function for each item; with `threads`, on several threads and in any order.
+    """Call a function for each item, in any order, on at most `most` threads.
 
     Each thread gets a function of its own from `worker`, with memory of its own. Products of the
-    size of a block gain little from a BLAS with several threads, and all else nothing: so threads
-    take whole items, and BLAS has one thread meanwhile. There are as many as BLAS had:
+    size of a block gain little from a BLAS with several threads, and all else nothing; and those
+    threads spin for a while after each product, on cores that are needed. So threads take whole
+    items, and BLAS has one thread meanwhile, unless `most` is 0. There are as many as BLAS had:
     threadpoolctl and variables such as OMP_NUM_THREADS set both. The limits belong to the process:
     those that another thread sets meanwhile hold at once, also here, and are undone at the end,
     which restores what was found at the start.
@@ -46,9 +47,10 @@ def for_each(
         finally:
             stop()  # an error in one thread ends the others
 
-    if not threads:
+    if most == 0:
         return work()
     with _blas_threads() as count:
+        count = min(count, most)
         if count == 1:
             return work()
         with ThreadPoolExecutor(count) as pool:

@@ -19,7 +19,7 @@ from ._array import (
     device,
     exp,
     group_heads,
-    is_numpy_array,
+    most_threads,
     multiply,
     pairwise,
     part,
@@ -31,9 +31,6 @@ from ._array import (
 from ._threads import for_each
 
 __all__ = ["Attended", "attend", "merge", "softmax_attention"]
-
-
-_THREADED = 2  # blocks of scores from which on several threads save more time than they take
 
 
 class Attended(NamedTuple):
@@ -293,8 +290,7 @@ def _attend(
     boxes = (
         (*head, i) for head in tiles(lead, budget // (rows * columns)) for i in blocks(0, n, rows)
     )
-    large = math.prod(lead) * n * m > _THREADED * budget
-    for_each(worker, boxes, threads=large and is_numpy_array(q))
+    for_each(worker, boxes, most=most_threads(q, math.prod(lead) * n * m))
     return Attended(out, lse)
 
 

@@ -30,12 +30,14 @@ from ._array import (
     device,
     group_heads,
     is_numpy_array,
+    most_threads,
     part,
     put,
     root_scale,
     square_norm,
     tiles,
 )
+from ._threads import for_each
 from .attention import (
     Attended,
     _attend,
@@ -636,25 +638,34 @@ def _from_sequence(
 
 def _chunk_means(x: Array, count: int, seen: Array | None) -> Array:
     """Means of `count` contiguous chunks with equal numbers of seen rows: (..., count, d)."""
-    xp, n = array_namespace(x), x.shape[-2]
-    if seen is None:
-        rank, total = xp.arange(n, device=device(x)), n
-    else:
-        visible = xp.astype(seen, xp.int64)
+    xp, n, size = array_namespace(x), x.shape[-2], block_shape(x)[1]
+    few, total, lead = max(1, size // 2 * count // max(n, 1)), n, broadcast_lead(x)
+    if seen is not None:  # any row may be in any chunk
+        few, visible, lead = count, xp.astype(seen, xp.int64), broadcast_lead(x, seen[..., None])
         rank = xp.cumulative_sum(visible, axis=-1) - 1
         total = xp.maximum(xp.sum(visible, axis=-1, keepdims=True), xp.asarray(1, device=device(x)))
-    chunk = rank * count // total
-    sums = sizes = xp.zeros((1, 1), dtype=x.dtype, device=device(x))
-    for j in blocks(0, n, block_shape(x)[1]):
-        member = chunk[..., None, j] == xp.arange(count, device=device(x))[:, None]
-        x_j = x[..., j, :]
-        if seen is not None:
-            member = member & seen[..., None, j]
-            x_j = xp.where(seen[..., j][..., None], x_j, 0.0)
-        member = xp.astype(member, x.dtype)
-        sums = sums + member @ x_j
-        sizes = sizes + xp.sum(member, axis=-1, keepdims=True)
-    return sums / xp.where(sizes == 0, 1.0, sizes)
+    means = xp.empty((*lead, count, x.shape[-1]), dtype=x.dtype, device=device(x))
+
+    def average(c: slice) -> None:
+        nonlocal means
+        chunks = xp.arange(c.start, c.stop, device=device(x))[:, None]
+        sums = sizes = xp.zeros((1, 1), dtype=x.dtype, device=device(x))
+        for j in blocks(-(-c.start * n // count), -(-c.stop * n // count), size):
+            ranks = xp.arange(j.start, j.stop, device=device(x)) if seen is None else rank[..., j]
+            member, x_j = (ranks * count // total)[..., None, :] == chunks, x[..., j, :]
+            if seen is not None:
+                member = member & seen[..., None, j]
+                x_j = xp.where(seen[..., j][..., None], x_j, 0.0)
+            member = xp.astype(member, x.dtype)
+            sums = sums + member @ x_j
+            sizes = sizes + xp.sum(member, axis=-1, keepdims=True)
+        whole = tuple(slice(0, length) for length in lead)
+        mean = sums / xp.where(sizes == 0, 1.0, sizes)
+        means = put(means, (*whole, c, slice(0, x.shape[-1])), mean)
+
+    most = most_threads(x, math.prod(x.shape))
+    for_each(lambda: average, blocks(0, count, few), most=most)
+    return means
 
 
 def _query_weighted(
@@ -925,6 +936,10 @@ def _mean_of_states(
         share = states.out / states.out.shape[-2]  # the sum of large values may overflow
         return Attended(xp.sum(share, axis=-2), states.lse[..., 0])
 
+    if omega.shape[-3] == 1 and not causal and (mask is None or mask.shape[-2] == 1):
+        # The same samples and keys for every query.
+        out = _per_query(read, q[..., :1, :], k, v, omega, None, root, mask, causal).out
+        return array_namespace(q).repeat(out, max(1, q.shape[-2]), axis=-2)
     return _per_query(read, q, k, v, omega, None, root, mask, causal).out
 
 

@@ -38,21 +38,21 @@ def large():
 @pytest.mark.usefixtures("several")
 def test_items_run_at_the_same_time():
     both = threading.Barrier(2)
-    for_each(lambda: lambda item: both.wait(timeout=30) and None, range(2), threads=True)
+    for_each(lambda: lambda item: both.wait(timeout=30) and None, range(2), most=2)
 
 
-@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("most", [0, 1, 1000])
 @pytest.mark.usefixtures("several")
-def test_every_item_is_done_once_and_every_thread_has_its_own_function(threads):
+def test_every_item_is_done_once_and_every_thread_has_its_own_function(most):
     done, workers = [], []
 
     def worker():
         workers.append(threading.get_ident())
         return done.append
 
-    for_each(worker, range(1000), threads=threads)
+    for_each(worker, range(1000), most=most)
     assert sorted(done) == list(range(1000))
-    assert len(workers) == (2 if threads else 1)
+    assert len(workers) == (2 if most > 1 else 1)
 
 
 @pytest.mark.usefixtures("several")
@@ -85,7 +85,7 @@ def test_an_error_reaches_the_caller_ends_the_other_thread_and_gives_blas_back()
         done.append(item)
 
     with pytest.raises(ZeroDivisionError, match="item 3"):
-        for_each(lambda: function, iter(range(10**9)), threads=True)
+        for_each(lambda: function, iter(range(10**9)), most=2)
     assert len(done) < 10**7
     assert blas_threads() == before
 
@@ -118,7 +118,7 @@ def test_a_worker_that_fails_ends_the_other_thread():
         done.append(item)
 
     with pytest.raises(MemoryError):
-        for_each(worker, range(10**6), threads=True)
+        for_each(worker, range(10**6), most=2)
     assert len(done) < 10**6
 
 
@@ -135,7 +135,7 @@ def test_without_new_threads_the_caller_does_the_work(started, monkeypatch):
         return submit(pool, *args)
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
-    for_each(lambda: done.append, range(1000), threads=True)
+    for_each(lambda: done.append, range(1000), most=2)
     assert sorted(done) == list(range(1000))
     assert blas_threads() == before
 
@@ -174,5 +174,5 @@ def test_limits_are_restored_while_no_other_call_reads_them(monkeypatch):
         return limits
 
     monkeypatch.setattr(type(blas), "limit", watched)
-    for_each(lambda: lambda item: None, range(2), threads=True)
+    for_each(lambda: lambda item: None, range(2), most=2)
     assert held == [True]
