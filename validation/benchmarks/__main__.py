@@ -71,7 +71,10 @@ def main(
             sections[name] = []
             for record in SECTIONS[name](settings):
                 sections[name].append(record)
-                progress.print(f"{name}: {record['case']}, {record['dtype']}", highlight=False)
+                label = (
+                    f"{record['case']}, {record['dtype']}" if record["dtype"] else record["case"]
+                )
+                progress.print(f"{name}: {label}", highlight=False)
             report.show(console, name, sections[name])
             results = report.collect(settings, sections)
             paths = report.write(results, output)  # an interrupted run keeps what it has

@@ -8,7 +8,7 @@
   not finite, with its ``"bound"`` and whether the form is ``"wrong"`` by it; and, unless it is,
   ``"seconds"`` of each round.
 
-A form without an oracle has only the latter. The first form is the one the others are compared with.
+A form without an oracle has only the latter. The others are compared with the first form.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def measure(case: Case, repeats: int, *, pause: float = PAUSE, timer: Timer = wa
 
 
 def compare(record: Record, name: str, to: str | None = None) -> Quartiles | None:
-    """Ratio of the time of a form to that of another, or of the first; None if not both are timed."""
+    """Divide the time of a form by that of another, the first by default, if both were timed."""
     timed = {form["name"]: form["seconds"] for form in record["forms"] if "seconds" in form}
     to = record["forms"][0]["name"] if to is None else to
     if name not in timed or to not in timed:

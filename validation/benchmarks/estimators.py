@@ -42,11 +42,15 @@ class Inputs:
         """Draw from N(0, 1)."""
         return self.rng.standard_normal(shape).astype(self.dtype, copy=False)
 
-    def tokens(self, shape: tuple[int, int], factor: float = 1.0) -> list[np.ndarray]:
+    def tokens(
+        self, shape: tuple[int, int], factor: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draw queries, keys and values (heads, tokens, d); the first two times a factor."""
         q, k, v = (self.normal(*shape, self.sizes.d) for _ in range(3))
         self.rows = np.linspace(0, shape[1] - 1, min(shape[1], self.sizes.checked)).astype(int)
-        self.arrays = [x * np.asarray(y, self.dtype) for x, y in ((q, factor), (k, factor), (v, 1))]
+        q *= factor
+        k *= factor
+        self.arrays = q, k, v
         return self.arrays
 
     def past(self) -> np.ndarray:
@@ -192,7 +196,7 @@ def _randomized(inputs: Inputs) -> Case:
     omega = sampling.draw_target(*arrays[:2], num_samples=count, rng=inputs.rng)
     oracle = inputs.oracle(oracles.randomized, omega[..., inputs.rows, :, :])
     return inputs.case(
-        "RA",
+        "randomized attention",
         _ours(oracle, refattn.randomized_attention, *arrays, omega=omega),
         _textbook(oracle, peers.textbook_randomized, *arrays, omega),
         samples=count,
@@ -216,7 +220,7 @@ def _importance_sampled(inputs: Inputs) -> Case:
     omega = inputs.normal(count, inputs.sizes.d)
     oracle = inputs.oracle(oracles.importance_sampled, omega)
     return inputs.case(
-        "IS",
+        "importance sampling",
         _ours(oracle, refattn.importance_sampled_attention, *arrays, omega=omega),
         _textbook(oracle, peers.textbook_importance_sampled, *arrays, omega),
         samples=count,

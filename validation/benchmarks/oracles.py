@@ -29,7 +29,7 @@ __all__ = [
 def softmax(q: Any, k: Any, v: Any, visible: Any = True) -> np.ndarray:
     """Exact softmax attention."""
     q, k, v = _double(q, k, v)
-    return _softmax(np.where(visible, _scores(q, k), -np.inf)) @ v
+    return np.asarray(_softmax(np.where(visible, _scores(q, k), -np.inf)) @ v)
 
 
 def positive(
@@ -100,7 +100,7 @@ def linear_randomized(
 def randomized(q: Any, k: Any, v: Any, omega: Any) -> np.ndarray:
     """Randomized attention; `omega` (..., r, S, d) holds the frequencies of each query."""
     k, v, omega = _double(k, v, omega)
-    return _ratios(omega, k[..., None, :, :]).mean(axis=-2) @ v
+    return np.asarray(_ratios(omega, k[..., None, :, :]).mean(axis=-2) @ v)
 
 
 def mean_of_ratios(q: Any, k: Any, v: Any, omega: Any) -> np.ndarray:

@@ -59,7 +59,7 @@ def load(module: str, package: str) -> Any:
         raise Missing(f"{package} does not import: {error}") from None
 
 
-# --- NumPy, as the formulas are written down: all in memory, and they overflow for large q and k ---
+# --- NumPy, as the formulas are written down: all in memory, and they overflow for large q and k -
 
 
 def textbook_softmax(
@@ -68,7 +68,7 @@ def textbook_softmax(
     """Exact attention."""
     scores = q @ _t(k) * q.shape[-1] ** -0.5
     if causal:
-        scores[..., ~np.tri(*scores.shape[-2:], dtype=bool)] = -np.inf
+        scores[..., ~np.tri(*scores.shape[-2:]).astype(bool)] = -np.inf
     return np.asarray(_softmax(scores) @ v)
 
 
@@ -149,7 +149,7 @@ def textbook_importance_sampled(
 
 def _positive(x: np.ndarray, omega: np.ndarray) -> np.ndarray:
     x = x * x.shape[-1] ** -0.25
-    return np.exp(x @ _t(omega) - _half_square_norm(x)[..., None])
+    return np.asarray(np.exp(x @ _t(omega) - _half_square_norm(x)[..., None]))
 
 
 def _linear(phi_q: np.ndarray, phi_k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -189,7 +189,7 @@ def _causal(phi_q: Any, phi_k: Any, v: Any, xp: Any) -> Any:
     return out[..., :-1] / out[..., -1:]
 
 
-# --- torch -----------------------------------------------------------------------------------------
+# --- torch ---------------------------------------------------------------------------------------
 
 
 def torch_softmax(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False) -> Call:
@@ -247,7 +247,7 @@ def _performer(x: Any, omega: Any, axes: Any, epsilon: float = 1e-4) -> Any:
     return omega.shape[-2] ** -0.5 * ((exponent - half - largest).exp() + epsilon)
 
 
-# --- packages over torch; they expect one more axis, the batch --------------------------------------
+# --- packages over torch; they expect one more axis, the batch -----------------------------------
 
 
 def performer_pytorch(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> Call:

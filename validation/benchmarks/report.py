@@ -6,9 +6,9 @@ with
 - ``"version"``: 1; a change that breaks readers adds 1.
 - ``"environment"``: processor, versions, BLAS.
 - ``"settings"``: sizes, repeats, pause, threads and seed.
-- ``"sections"``: for each section its records. Those of `cases.measure` and `imports.run` hold times
-  of forms; `scaling.run` and `memory.run` say what theirs hold. Sections of other names may be
-  added: their records are shown by what they hold.
+- ``"sections"``: for each section its records. Those of `cases.measure` and `imports.run` hold
+  times of forms; `scaling.run` and `memory.run` say what theirs hold. Sections of other names may
+  be added: their records are shown by what they hold.
 - ``"targets"``: see `targets.judge`.
 """
 
@@ -28,7 +28,7 @@ from .. import svg
 from . import environment
 from .cases import Record, compare
 from .figures import figures
-from .settings import Settings
+from .settings import FULL, Settings
 from .targets import judge
 from .timing import Quartiles, quartiles
 
@@ -79,7 +79,7 @@ def show(console: Console, section: str, records: Sequence[Record]) -> None:
 def show_targets(console: Console, results: Mapping[str, Any]) -> None:
     """Print what was measured beside what it should be."""
     if results["targets"]:
-        _print(console, _targets(results["targets"]))
+        _print(console, _targets(results))
 
 
 def wrong(sections: Mapping[str, Iterable[Record]]) -> list[str]:
@@ -107,7 +107,7 @@ def _tables(section: str, records: Sequence[Record]) -> Iterator[Table]:
 
 
 def _timed(section: str, dtype: str | None, records: Iterable[Record]) -> Table:
-    columns = ["case", "form", "seconds", "quartiles", "of the first", "quartiles", "error"]
+    columns = ["case", "form", "seconds", "quartiles", "over the first", "quartiles", "error"]
     rows = []
     for record in records:
         label = ", ".join([record["case"], *(f"{k} {n}" for k, n in record["sizes"].items())])
@@ -125,11 +125,9 @@ def _timed_cells(record: Record, form: Record) -> list[str]:
         error = f"{value} WRONG" if form["wrong"] else value
     if "seconds" not in form:
         return [_NONE, _NONE, _NONE, _NONE, error]
-    return [
-        *_spread(quartiles(form["seconds"])),
-        *_spread(compare(record, form["name"])),
-        error,
-    ]
+    first = form is record["forms"][0]
+    ratio = ("1", "") if first else _spread(compare(record, form["name"]))
+    return [*_spread(quartiles(form["seconds"])), *ratio, error]
 
 
 def _curves(record: Record) -> Table:
@@ -167,7 +165,7 @@ def _memory(section: str, records: Sequence[Record]) -> Table:
     return Table(title, ["case", *sizes, "kind", "MiB"], rows)
 
 
-def _targets(targets: Iterable[Record]) -> Table:
+def _targets(results: Mapping[str, Any]) -> Table:
     rows = [
         [
             target["target"],
@@ -179,9 +177,11 @@ def _targets(targets: Iterable[Record]) -> Table:
             _NONE if target["range"] is None else " to ".join(map(_number, target["range"])),
             {True: "met", False: "not met", None: "not measured"}[target["met"]],
         ]
-        for target in targets
+        for target in results["targets"]
     ]
-    return Table("targets", ["target", "dtype", "should be", "is", "range", ""], rows)
+    full = results["settings"]["sizes"] == asdict(FULL)
+    title = "targets" if full else "targets, which are meant for the full sizes"
+    return Table(title, ["target", "dtype", "should be", "is", "range", ""], rows)
 
 
 def _spread(values: Quartiles | None) -> tuple[str, str]:
@@ -213,7 +213,7 @@ def _markdown(results: Mapping[str, Any]) -> str:
         f"Python {machine['python']}, {versions}. "
         f"{setting['threads']} threads, {setting['repeats']} rounds, seed {setting['seed']}.",
     ]
-    tables = [_targets(results["targets"])] if results["targets"] else []
+    tables = [_targets(results)] if results["targets"] else []
     for section, records in results["sections"].items():
         tables += _tables(section, records)
     parts += [_markdown_table(table) for table in tables]

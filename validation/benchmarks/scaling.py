@@ -20,7 +20,7 @@ __all__ = ["LENGTH", "LINEAR", "SAMPLES", "fit", "run"]
 LENGTH, SAMPLES = "time against tokens", "time against samples"
 LINEAR = "linear attention, elu + 1"
 
-Calls = dict[tuple[str, int], Callable[[], Any]]
+Calls = Mapping[tuple[str, int], Callable[[], Any]]
 
 
 def run(settings: Settings) -> Iterator[Record]:
