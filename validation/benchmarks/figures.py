@@ -76,7 +76,9 @@ def _ratios(records: Sequence[Record]) -> Figure:
         median = [x.median for _, x in bars[dtype]]
         below = [x.median - x.lower for _, x in bars[dtype]]
         above = [x.upper - x.median for _, x in bars[dtype]]
-        axes.barh(range(len(names)), median, xerr=(below, above), error_kw={"elinewidth": 0.8})
+        gain = [x - 1 for x in median]  # bars go from 1, as a logarithmic axis has no 0
+        error = {"xerr": (below, above), "error_kw": {"elinewidth": 0.8}}
+        axes.barh(range(len(names)), gain, left=1, **error)
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         axes.axvline(1, color=plotting.INK, linewidth=0.8)

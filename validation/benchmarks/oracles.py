@@ -93,7 +93,7 @@ def linear_randomized(
     """LARA with proposals N(centre, I) and the balance heuristic."""
     omega, centres = _double(omega, centres)
     log_ratio = omega @ _t(centres) - _half_square_norm(centres)[..., None, :]
-    log_weight = -np.logaddexp.reduce(log_ratio, axis=-1)[..., None, :]
+    log_weight = -_log_sum_exp(log_ratio)[..., None, :]
     return positive(q, k, v, omega, visible, log_weight)
 
 
@@ -114,7 +114,7 @@ def importance_sampled(q: Any, k: Any, v: Any, omega: Any) -> np.ndarray:
     """Importance sampling with the exact normaliser."""
     q, k, v, omega = _double(q, k, v, omega)
     kernel, log_scale = _positive(q, k, omega, 0.0)
-    log_exact = np.logaddexp.reduce(_scores(q, k), axis=-1)
+    log_exact = _log_sum_exp(_scores(q, k))
     half = _half_square_norm(_kernel_coordinates(q))
     log_ratio = log_scale - half - math.log(omega.shape[-2]) - log_exact
     return np.asarray(kernel @ v * np.exp(log_ratio)[..., None])
@@ -146,6 +146,11 @@ def _average(kernel: Any, v: Any, added: Any = 0.0) -> np.ndarray:
 def _softmax(scores: Any) -> np.ndarray:
     weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
     return np.asarray(weights / np.sum(weights, axis=-1, keepdims=True))
+
+
+def _log_sum_exp(scores: Any) -> np.ndarray:
+    base = np.max(scores, axis=-1, keepdims=True)
+    return np.asarray(np.log(np.sum(np.exp(scores - base), axis=-1)) + base[..., 0])
 
 
 def _scores(q: Any, k: Any) -> np.ndarray:
