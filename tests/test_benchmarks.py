@@ -1,0 +1,284 @@
+"""The benchmarks at tiny sizes: what they write, and what they would notice."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from validation.benchmarks import (
+    cases,
+    estimators,
+    imports,
+    memory,
+    oracles,
+    peers,
+    report,
+    scaling,
+    settings,
+    targets,
+    timing,
+)
+from validation.benchmarks.__main__ import SECTIONS, main
+
+TINY = settings.Sizes(
+    d=8,
+    features=16,
+    checked=5,
+    linear=(2, 64),
+    quadratic=(2, 48),
+    dense=(1, 16),
+    samples=3,
+    lengths=(64, 128, 256),
+    exact_up_to=64,
+    fitted_from=64,
+    counts=(4, 8, 16),
+    counts_fitted_from=4,
+    counts_length=32,
+    memory_lengths=(64, 512),
+    exact_memory_lengths=(64,),
+    many_heads=2,
+)
+
+
+def invoke(output: Path, *more: str) -> Result:
+    """Run the command at tiny sizes."""
+    options = ["--quick", "--pause", "0", "--repeats", "2", "--output", str(output)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "QUICK", TINY)
+        return CliRunner().invoke(main, [*options, *more], catch_exceptions=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Result]:
+    """The command, which writes to ``tmp_path``."""
+    return partial(invoke, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one run has compared the estimators with their peers."""
+    directory = tmp_path_factory.mktemp("benchmarks")
+    result = invoke(directory, "--only", "estimators")
+    assert result.exit_code == 0, result.output
+    return directory
+
+
+def written(directory: Path) -> Any:
+    return json.loads((directory / "benchmarks.json").read_text())
+
+
+def case(*forms: cases.Form) -> cases.Case:
+    return cases.Case("example", "float64", {"n": 2}, forms)
+
+
+def form(name: str, value: Any, want: Any = ((1.0,), (2.0,)), **options: Any) -> cases.Form:
+    return cases.Form(
+        name, lambda: lambda: np.array(value), lambda: np.array(want, float), **options
+    )
+
+
+RIGHT, OFF = [[1.0], [2.0]], [[1.0], [2.0 + 1e-9]]
+
+
+def test_estimators_agree_with_their_oracles(compared: Path) -> None:
+    records = written(compared)["sections"]["estimators"]
+    assert len(records) == 2 * len(estimators.CASES)
+    for record in records:
+        first = record["forms"][0]
+        assert first["name"] == "refattn"
+        for one in record["forms"]:
+            if "missing" not in one:
+                assert one["error"] <= one["bound"]
+                assert not one["wrong"]
+                assert len(one["seconds"]) == 2
+    assert "| RFA, positive, heads 2, tokens 64, d 8, S 16 | refattn |" in (
+        compared / "benchmarks.md"
+    ).read_text(encoding="utf-8")
+    assert (compared / "figures/ratios.svg").stat().st_size > 0
+
+
+def test_peers_of_torch_are_measured(compared: Path) -> None:
+    pytest.importorskip("torch")
+    results = written(compared)
+    timed = {
+        one["name"]
+        for record in results["sections"]["estimators"]
+        for one in record["forms"]
+        if "seconds" in one
+    }
+    assert timed >= {estimators.SDPA, estimators.TORCH, "torch"}
+    met = {(t["target"], t["dtype"]): t["met"] for t in results["targets"]}
+    assert len(met) == 6
+    assert None not in met.values()
+
+
+def test_peers_that_are_missing_are_named(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    assert run("--only", "estimators").exit_code == 0
+    results = written(tmp_path)
+    missing = {
+        one["name"]: one["missing"]
+        for record in results["sections"]["estimators"]
+        for one in record["forms"]
+        if "missing" in one
+    }
+    assert missing["performer-pytorch"] == "not installed: pip install torch"
+    assert missing["pytorch-fast-transformers"] == (
+        "not installed: pip install pytorch-fast-transformers"
+    )
+    assert {t["met"] for t in results["targets"] if "torch" in t["target"]} == {None}
+
+
+def test_other_sections(run: Any, tmp_path: Path) -> None:
+    names = [name for name in SECTIONS if name != "estimators"]
+    result = run(*(word for name in names for word in ("--only", name)), "--threads", "1")
+    assert result.exit_code == 0, result.output
+    results = written(tmp_path)
+    assert list(results["sections"]) == names
+    assert results["settings"]["threads"] == 1
+    roofline, length = results["sections"]["roofline"], results["sections"]["scaling"][0]
+    assert [one["name"] for one in roofline[0]["forms"]] == ["refattn", "roofline"]
+    assert length["case"] == scaling.LENGTH
+    curves = {one["name"]: one for one in length["forms"]}
+    assert curves[estimators.RFA]["at"] == [64, 128, 256]
+    assert math.isfinite(curves[estimators.RFA]["exponent"]["value"])
+    assert curves[estimators.EXACT]["at"] == [64]
+    assert curves[estimators.EXACT]["exponent"] is None
+    held = results["sections"]["memory"]
+    assert {record["case"] for record in held} == {memory.RFA, memory.STREAMED, memory.EXACT}
+    assert all(record["bytes"] is None or record["bytes"] < 2**26 for record in held)
+    (seconds,) = results["sections"]["imports"]
+    assert all(0 < s < 60 for one in seconds["forms"] for s in one["seconds"])
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"tokens", "samples"}
+
+
+@pytest.mark.skipif(memory.resident()[1] is None, reason="memory cannot be read here")
+def test_memory_counts_what_is_held_for_a_moment() -> None:
+    _, read = memory.resident()
+    assert read is not None
+    before = read()
+    with memory._sampled(read) as samples:
+        for _ in range(5):
+            np.ones(2**22).sum()
+    assert max(samples) - before > 0.9 * 2**25
+
+
+@pytest.mark.parametrize("value", [OFF, [[1.0], [np.nan]], [[1.0, 2.0]]])
+def test_a_wrong_form_is_flagged_and_not_timed(value: Any) -> None:
+    record = cases.measure(case(form("a", RIGHT), form("b", value)), 2, pause=0.0)
+    right, wrong = record["forms"]
+    assert (right["wrong"], wrong["wrong"]) == (False, True)
+    assert "seconds" not in wrong
+    assert cases.compare(record, "b") is None
+    (table,) = report._tables("estimators", [record])
+    assert [row[-1].endswith("WRONG") for row in table.rows] == [False, True]
+    json.dumps(record, allow_nan=False)
+
+
+def test_the_command_fails_if_refattn_is_wrong(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact, rfa = estimators._exact, estimators._positive
+    monkeypatch.setattr(estimators, "CASES", (exact, rfa))
+    monkeypatch.setattr(oracles, "positive", partial(oracles.positive, log_weight=np.arange(16.0)))
+    result = run("--only", "estimators")
+    assert result.exit_code == 1
+    assert "wrong: RFA, positive, float32: refattn" in result.output
+    assert "wrong: exact attention" not in result.output
+
+
+def test_a_peer_that_fails_is_not_measured() -> None:
+    def fails() -> Any:
+        raise RuntimeError("no such kernel")
+
+    peer = cases.Form("peer", lambda: fails, lambda: np.zeros((2, 1)))
+    record = cases.measure(case(form("a", RIGHT), peer), 1, pause=0.0)
+    assert record["forms"][1]["missing"] == "fails: no such kernel"
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        cases.measure(case(cases.Form("a", lambda: fails, peer.oracle, ours=True)), 1, pause=0.0)
+
+
+def test_forms_run_in_turn_after_a_round_to_warm_up() -> None:
+    order: list[str] = []
+
+    def timer(call: Callable[[], object]) -> float:
+        call()
+        return float(len(order))
+
+    forms = {name: partial(order.append, name) for name in "ab"}
+    seconds = timing.alternate(forms, 2, pause=0.0, timer=timer)
+    assert order == list("ababab")
+    assert seconds == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
+
+
+def test_ratios_are_of_times_of_the_same_round() -> None:
+    # The machine is three times as slow in the second round, and ten times in the third.
+    assert timing.ratio([2.0, 6.0, 20.0], [1.0, 3.0, 10.0]) == (2.0, 2.0, 2.0)
+    lower, median, upper = timing.ratio([1.0, 2.0, 3.0, 4.0, 50.0], [1.0] * 5)
+    assert (lower, median, upper) == (2.0, 3.0, 4.0)
+
+
+@pytest.mark.parametrize("power", [1.0, 1.05, 2.0])
+def test_exponents_of_power_laws(power: float) -> None:
+    sizes = [2**i for i in range(14, 21)]
+    fitted = timing.exponent(sizes, [3e-6 * n**power for n in sizes])
+    assert fitted.value == pytest.approx(power, abs=1e-9)
+    assert fitted.error < 1e-6
+
+
+def test_standard_errors_of_exponents() -> None:
+    rng, sizes = np.random.default_rng(0), 2.0 ** np.arange(14, 21)
+    fits = [timing.exponent(sizes, sizes * np.exp(0.1 * rng.normal(size=7))) for _ in range(500)]
+    spread = np.std([fit.value for fit in fits])
+    assert np.sqrt(np.mean([fit.error**2 for fit in fits])) == pytest.approx(spread, rel=0.15)
+
+
+def test_exponents_leave_out_small_sizes_and_too_few() -> None:
+    at, seconds = [1, 2, 4, 8, 16], [[100.0], [100.0], [4.0], [8.0], [16.0]]
+    fitted = scaling.fit(at, seconds, 4)
+    assert fitted is not None
+    assert fitted["value"] == pytest.approx(1)
+    assert scaling.fit(at, seconds, 8) is None
+
+
+def test_targets_are_met_or_not() -> None:
+    def record(name: str, ours: float, theirs: float) -> Any:
+        forms = [{"name": "refattn", "seconds": [ours]}, {"name": name, "seconds": [theirs]}]
+        return {"case": estimators.RFA, "dtype": "float32", "sizes": {}, "forms": forms}
+
+    def judged(theirs: float) -> Any:
+        (target,) = targets.judge({"estimators": [record(estimators.TORCH, 1.0, theirs)]})
+        return target["measured"], target["met"]
+
+    assert judged(3.0) == (3.0, True)
+    assert judged(2.9) == (2.9, False)
+    assert targets.judge({"estimators": [record("other", 1.0, 9.0)]})[0]["met"] is None
+
+
+def test_sections_of_others_are_shown(tmp_path: Path) -> None:
+    record = cases.measure(case(form("a", RIGHT), form("b", RIGHT)), 2, pause=0.0)
+    given = settings.Settings(TINY, repeats=2, pause=0.0, threads=1, seed=0)
+    results = report.collect(given, {"gpu": [record]})
+    assert results["targets"] == []
+    report.write(results, tmp_path)
+    assert "## gpu, float64" in (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
+
+
+def test_import_times_are_those_of_outermost_imports() -> None:
+    log = """import time: self [us] | cumulative | imported package
+import time:       100 |        100 | site
+import time:      1000 |       2000 |   numpy
+import time:       500 |       2500 | refattn
+import time:        10 |         10 |   refattn.kernels
+import time:       300 |       1500 | refattn.estimators
+"""
+    assert imports.total(log, "refattn") == pytest.approx(4e-3)
+    assert imports.total(log, "numpy") == 0

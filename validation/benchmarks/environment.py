@@ -1,0 +1,56 @@
+"""What a run was made on, without anything that names the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_info
+
+__all__ = ["describe"]
+
+_PACKAGES = (
+    "refattn",
+    "numpy",
+    "scipy",
+    "threadpoolctl",
+    "torch",
+    "performer-pytorch",
+    "pytorch-fast-transformers",
+)
+
+
+def describe() -> dict[str, Any]:
+    """Processor, system, versions and BLAS."""
+    blas = [x for x in threadpool_info() if x["user_api"] == "blas"]
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "blas": [
+            {key: x.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
+            for x in blas
+        ],
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or "unknown"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,285 @@
+"""The forms that refattn is timed against.
+
+NumPy forms are functions of arrays. Those of other packages are made by a function that imports the
+package and converts the arrays, which takes no part in the time, and returns the call; it raises
+`Missing` where the package is not there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "Missing",
+    "fast_transformers_linear",
+    "load",
+    "performer_pytorch",
+    "performer_pytorch_causal",
+    "textbook_causal",
+    "textbook_hyperbolic",
+    "textbook_importance_sampled",
+    "textbook_linear",
+    "textbook_linear_randomized",
+    "textbook_mean_of_ratios",
+    "textbook_positive",
+    "textbook_randomized",
+    "textbook_softmax",
+    "textbook_trigonometric",
+    "torch_linear",
+    "torch_performer",
+    "torch_performer_causal",
+    "torch_softmax",
+]
+
+Call = Callable[[], Any]
+
+_CHUNK = 128  # tokens a step of the causal forms
+
+
+class Missing(Exception):
+    """A peer that cannot be measured here, and why."""
+
+
+def load(module: str, package: str) -> Any:
+    """Import a module of an optional package, without what it warns of."""
+    if find_spec(module.partition(".")[0]) is None:
+        raise Missing(f"not installed: pip install {package}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module(module)
+    except Exception as error:
+        raise Missing(f"{package} does not import: {error}") from None
+
+
+# --- NumPy, as the formulas are written down: all in memory, and they overflow for large q and k -
+
+
+def textbook_softmax(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False
+) -> np.ndarray:
+    """Exact attention."""
+    scores = q @ _t(k) * q.shape[-1] ** -0.5
+    if causal:
+        scores[..., ~np.tri(*scores.shape[-2:]).astype(bool)] = -np.inf
+    return np.asarray(_softmax(scores) @ v)
+
+
+def textbook_positive(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> np.ndarray:
+    """Random-feature attention with positive features."""
+    return _linear(_positive(q, omega), _positive(k, omega), v)
+
+
+def textbook_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> np.ndarray:
+    """Causal random-feature attention with positive features."""
+    return np.asarray(_causal(_positive(q, omega), _positive(k, omega), v, np))
+
+
+def textbook_hyperbolic(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
+) -> np.ndarray:
+    """Random-feature attention with positive features of both signs of the frequencies."""
+    return textbook_positive(q, k, v, np.concatenate([omega, -omega], axis=-2))
+
+
+def textbook_trigonometric(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
+) -> np.ndarray:
+    """Random-feature attention with trigonometric features."""
+
+    def phi(x: np.ndarray) -> np.ndarray:
+        x = x * x.shape[-1] ** -0.25
+        product = x @ _t(omega)
+        features = np.concatenate([np.cos(product), np.sin(product)], axis=-1)
+        return np.asarray(features * np.exp(np.sum(x * x, axis=-1, keepdims=True) / 2))
+
+    return _linear(phi(q), phi(k), v)
+
+
+def textbook_linear(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Linear attention with elu + 1."""
+
+    def phi(x: np.ndarray) -> np.ndarray:
+        return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+    return _linear(phi(q), phi(k), v)
+
+
+def textbook_linear_randomized(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
+) -> np.ndarray:
+    """LARA with as many equal chunks as frequencies, and the balance heuristic."""
+    root = q.shape[-1] ** -0.25
+    shape = (*q.shape[:-2], omega.shape[-2], -1, q.shape[-1])
+    centres = root * (q.reshape(shape).mean(axis=-2) + k.reshape(shape).mean(axis=-2))
+    mixture = np.exp(omega @ _t(centres) - _half_square_norm(centres)[..., None, :]).sum(axis=-1)
+    return _linear(_positive(q, omega) / mixture[..., None, :], _positive(k, omega), v)
+
+
+def textbook_randomized(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
+) -> np.ndarray:
+    """Randomized attention with frequencies (..., n, S, d)."""
+    return np.asarray(_ratios(omega, k[..., None, :, :]).mean(axis=-2) @ v)
+
+
+def textbook_mean_of_ratios(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
+) -> np.ndarray:
+    """Mean of the ratios of single features."""
+    mean = _ratios(omega, k).mean(axis=-2, keepdims=True) @ v
+    return np.broadcast_to(mean, (*q.shape[:-1], v.shape[-1])).copy()
+
+
+def textbook_importance_sampled(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
+) -> np.ndarray:
+    """Importance sampling with the exact normaliser."""
+    exact = np.exp(q @ _t(k) * q.shape[-1] ** -0.5).sum(axis=-1, keepdims=True)
+    total = _positive(q, omega) @ (_t(_positive(k, omega)) @ v)
+    return np.asarray(total / omega.shape[-2] / exact)
+
+
+def _positive(x: np.ndarray, omega: np.ndarray) -> np.ndarray:
+    x = x * x.shape[-1] ** -0.25
+    return np.asarray(np.exp(x @ _t(omega) - _half_square_norm(x)[..., None]))
+
+
+def _linear(phi_q: np.ndarray, phi_k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return np.asarray(phi_q @ (_t(phi_k) @ v) / (phi_q @ phi_k.sum(axis=-2)[..., None]))
+
+
+def _ratios(omega: np.ndarray, k: np.ndarray) -> np.ndarray:
+    k = k * k.shape[-1] ** -0.25
+    return _softmax(omega @ _t(k) - _half_square_norm(k)[..., None, :])
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def _half_square_norm(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sum(x * x, axis=-1) / 2)
+
+
+def _t(x: Any) -> Any:
+    return x.swapaxes(-1, -2)
+
+
+def _causal(phi_q: Any, phi_k: Any, v: Any, xp: Any) -> Any:
+    """Causal linear attention: the sums over past chunks, and the pairs within each."""
+    ones = xp.ones_like(v[..., :1])
+    v = xp.concatenate([v, ones], -1)
+    total, parts = 0.0, []
+    for start in range(0, v.shape[-2], _CHUNK):
+        i = slice(start, start + _CHUNK)
+        q_i, k_i, v_i = phi_q[..., i, :], phi_k[..., i, :], v[..., i, :]
+        present = xp.tril(q_i @ _t(k_i)) @ v_i
+        parts.append(present if start == 0 else present + q_i @ total)
+        total = total + _t(k_i) @ v_i
+    out = xp.concatenate(parts, -2)
+    return out[..., :-1] / out[..., -1:]
+
+
+# --- torch ---------------------------------------------------------------------------------------
+
+
+def torch_softmax(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False) -> Call:
+    """Exact attention by torch's own function."""
+    torch, tensors = _torch(q, k, v)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return partial(attention, *tensors, is_causal=causal)
+
+
+def torch_performer(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> Call:
+    """Performer attention: features below their maximum, plus a constant."""
+    _, (q, k, v, omega) = _torch(q, k, v, omega)
+
+    def call() -> Any:
+        phi_q, phi_k = _performer(q, omega, -1), _performer(k, omega, (-2, -1))
+        normaliser = phi_q @ phi_k.sum(-2)[..., None]
+        return phi_q @ (phi_k.mT @ v) / normaliser
+
+    return call
+
+
+def torch_performer_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> Call:
+    """Causal Performer attention, chunk by chunk."""
+    torch, (q, k, v, omega) = _torch(q, k, v, omega)
+
+    def call() -> Any:
+        phi_q, phi_k = _performer(q, omega, -1), _performer(k, omega, (-2, -1))
+        return _causal(phi_q, phi_k, v, torch)
+
+    return call
+
+
+def torch_linear(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Call:
+    """Linear attention with elu + 1."""
+    torch, (q, k, v) = _torch(q, k, v)
+    elu = torch.nn.functional.elu
+
+    def call() -> Any:
+        phi_q, phi_k = elu(q) + 1, elu(k) + 1
+        return phi_q @ (phi_k.mT @ v) / (phi_q @ phi_k.sum(-2)[..., None])
+
+    return call
+
+
+def _torch(*arrays: np.ndarray) -> tuple[Any, list[Any]]:
+    torch = load("torch", "torch")
+    return torch, [torch.from_numpy(x) for x in arrays]
+
+
+def _performer(x: Any, omega: Any, axes: Any, epsilon: float = 1e-4) -> Any:
+    x = x * x.shape[-1] ** -0.25
+    exponent = x @ omega.mT
+    largest = exponent.amax(axes, keepdim=True)
+    half = (x * x).sum(-1, keepdim=True) / 2
+    return omega.shape[-2] ** -0.5 * ((exponent - half - largest).exp() + epsilon)
+
+
+# --- packages over torch; they expect one more axis, the batch -----------------------------------
+
+
+def performer_pytorch(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> Call:
+    """Performer attention of performer-pytorch."""
+    return _performer_pytorch(q, k, v, omega, "linear_attention")
+
+
+def performer_pytorch_causal(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
+) -> Call:
+    """Causal Performer attention of performer-pytorch, the form without CUDA code."""
+    return _performer_pytorch(q, k, v, omega, "causal_linear_attention_noncuda")
+
+
+def _performer_pytorch(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray, name: str
+) -> Call:
+    _, (q, k, v, omega) = _torch(q[None], k[None], v[None], omega)
+    package = load("performer_pytorch.performer_pytorch", "performer-pytorch")
+    phi, attention = (
+        partial(package.softmax_kernel, projection_matrix=omega),
+        getattr(package, name),
+    )
+    return lambda: attention(phi(q, is_query=True), phi(k, is_query=False), v)[0]
+
+
+def fast_transformers_linear(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Call:
+    """Linear attention with elu + 1 of pytorch-fast-transformers; heads come after tokens."""
+    attention = load("fast_transformers.attention", "pytorch-fast-transformers")
+    masking = load("fast_transformers.masking", "pytorch-fast-transformers")
+    torch, tensors = _torch(*(np.ascontiguousarray(x.swapaxes(0, 1)[None]) for x in (q, k, v)))
+    n, d = q.shape[-2:]
+    everything = masking.FullMask(n), *2 * [masking.LengthMask(torch.tensor([n]))]
+    form = attention.LinearAttention(d)
+    return lambda: form(*tensors, *everything)[0].transpose(0, 1)

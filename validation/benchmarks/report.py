@@ -1,0 +1,229 @@
+"""The report of a run: tables, numbers and figures.
+
+`write` makes ``benchmarks.json``, ``benchmarks.md`` and ``figures/*.svg``. The first is an object
+with
+
+- ``"version"``: 1; a change that breaks readers adds 1.
+- ``"environment"``: processor, versions, BLAS.
+- ``"settings"``: sizes, repeats, pause, threads and seed.
+- ``"sections"``: for each section its records. Those of `cases.measure` and `imports.run` hold
+  times of forms; `scaling.run` and `memory.run` say what theirs hold. Sections of other names may
+  be added: their records are shown by what they hold.
+- ``"targets"``: see `targets.judge`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich import box
+from rich import table as rich_table
+from rich.console import Console
+
+from .. import svg
+from . import environment
+from .cases import Record, compare
+from .figures import figures
+from .settings import FULL, Settings
+from .targets import judge
+from .timing import Quartiles, quartiles
+
+__all__ = ["collect", "show", "show_targets", "write", "wrong"]
+
+_NONE = "\N{EN DASH}"
+
+
+class Table(NamedTuple):
+    """A table in plain text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def collect(settings: Settings, sections: dict[str, list[Record]]) -> dict[str, Any]:
+    """Put together what is written to ``benchmarks.json``."""
+    return {
+        "version": 1,
+        "environment": environment.describe(),
+        "settings": asdict(settings),
+        "sections": sections,
+        "targets": judge(sections),
+    }
+
+
+def write(results: Mapping[str, Any], directory: Path) -> list[Path]:
+    """Write results as `collect` makes them, and return the paths."""
+    (directory / "figures").mkdir(parents=True, exist_ok=True)
+    texts = {
+        "benchmarks.json": json.dumps(results, indent=1, allow_nan=False) + "\n",
+        "benchmarks.md": _markdown(results),
+    }
+    for name, title, figure in figures(results["sections"]):
+        texts[f"figures/{name}.svg"] = svg.for_file(svg.draw(figure, name), title)
+    for name, text in texts.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    return [directory / name for name in texts]
+
+
+def show(console: Console, section: str, records: Sequence[Record]) -> None:
+    """Print the tables of a section."""
+    for table in _tables(section, records):
+        _print(console, table)
+
+
+def show_targets(console: Console, results: Mapping[str, Any]) -> None:
+    """Print what was measured beside what it should be."""
+    if results["targets"]:
+        _print(console, _targets(results))
+
+
+def wrong(sections: Mapping[str, Iterable[Record]]) -> list[str]:
+    """Name the forms of refattn whose results are wrong."""
+    return [
+        f"{record['case']}, {record['dtype']}: {form['name']}"
+        for records in sections.values()
+        for record in records
+        for form in record.get("forms", ())
+        if form.get("ours") and form.get("wrong")
+    ]
+
+
+def _tables(section: str, records: Sequence[Record]) -> Iterator[Table]:
+    """Tables by what the records hold."""
+    held = [record for record in records if "bytes" in record]
+    if held:
+        yield _memory(section, held)
+    curves = [r for r in records if "forms" in r and any("at" in form for form in r["forms"])]
+    for record in curves:
+        yield _curves(record)
+    timed = [record for record in records if record not in held and record not in curves]
+    for dtype in dict.fromkeys(record["dtype"] for record in timed):
+        yield _timed(section, dtype, [record for record in timed if record["dtype"] == dtype])
+
+
+def _timed(section: str, dtype: str | None, records: Iterable[Record]) -> Table:
+    columns = ["case", "form", "seconds", "quartiles", "over the first", "quartiles", "error"]
+    rows = []
+    for record in records:
+        label = ", ".join([record["case"], *(f"{k} {n}" for k, n in record["sizes"].items())])
+        for i, form in enumerate(record["forms"]):
+            rows.append([label if i == 0 else "", form["name"], *_timed_cells(record, form)])
+    return Table(f"{section}, {dtype}" if dtype else section, columns, rows)
+
+
+def _timed_cells(record: Record, form: Record) -> list[str]:
+    if "missing" in form:
+        return [_NONE, _NONE, _NONE, _NONE, form["missing"]]
+    error = ""
+    if "error" in form:
+        value = "not finite" if form["error"] is None else f"{form['error']:.1e}"
+        error = f"{value} WRONG" if form["wrong"] else value
+    if "seconds" not in form:
+        return [_NONE, _NONE, _NONE, _NONE, error]
+    first = form is record["forms"][0]
+    ratio = ("1", "") if first else _spread(compare(record, form["name"]))
+    return [*_spread(quartiles(form["seconds"])), *ratio, error]
+
+
+def _curves(record: Record) -> Table:
+    """Median seconds by size, and the exponents."""
+    forms = record["forms"]
+    medians = [
+        {n: _number(quartiles(s).median) for n, s in zip(form["at"], form["seconds"], strict=True)}
+        for form in forms
+    ]
+    sizes = sorted({n for form in forms for n in form["at"]})
+    rows = [[str(n), *(median.get(n, _NONE) for median in medians)] for n in sizes]
+    rows.append([f"exponent from {record['fitted_from']}", *map(_exponent, forms)])
+    label = ", ".join(f"{k} {n}" for k, n in record["sizes"].items())
+    title = f"{record['case']}, seconds, {record['dtype']}, {label}"
+    return Table(title, ["", *(form["name"] for form in forms)], rows)
+
+
+def _exponent(form: Record) -> str:
+    fit = form["exponent"]
+    return _NONE if fit is None else f"{fit['value']:.3f} ± {fit['error']:.3f}"
+
+
+def _memory(section: str, records: Sequence[Record]) -> Table:
+    sizes = list(dict.fromkeys(name for record in records for name in record["sizes"]))
+    rows = [
+        [
+            record["case"],
+            *(str(record["sizes"].get(name, _NONE)) for name in sizes),
+            record["kind"],
+            _NONE if record["bytes"] is None else f"{record['bytes'] / 2**20:.1f}",
+        ]
+        for record in records
+    ]
+    title = f"{section}: peak beside arguments and result"
+    return Table(title, ["case", *sizes, "kind", "MiB"], rows)
+
+
+def _targets(results: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            target["target"],
+            target["dtype"],
+            f"at least {target['at_least']}"
+            if "at_least" in target
+            else f"at most {target['at_most']}",
+            _number(target["measured"]),
+            _NONE if target["range"] is None else " to ".join(map(_number, target["range"])),
+            {True: "met", False: "not met", None: "not measured"}[target["met"]],
+        ]
+        for target in results["targets"]
+    ]
+    full = results["settings"]["sizes"] == asdict(FULL)
+    title = "targets" if full else "targets, which are meant for the full sizes"
+    return Table(title, ["target", "dtype", "should be", "is", "range", ""], rows)
+
+
+def _spread(values: Quartiles | None) -> tuple[str, str]:
+    """Median, and quartiles."""
+    if values is None:
+        return _NONE, _NONE
+    return _number(values.median), f"{_number(values.lower)} to {_number(values.upper)}"
+
+
+def _number(x: float | None) -> str:
+    return _NONE if x is None else f"{x:.3g}"
+
+
+def _print(console: Console, table: Table) -> None:
+    grid = rich_table.Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in table.columns:
+        grid.add_column(column)
+    for row in table.rows:
+        grid.add_row(*row, style="bold red" if "WRONG" in row[-1] else None)
+    console.print(grid, markup=False)
+
+
+def _markdown(results: Mapping[str, Any]) -> str:
+    setting, machine = results["settings"], results["environment"]
+    versions = ", ".join(f"{name} {x}" for name, x in machine["versions"].items() if x)
+    parts = [
+        "# Benchmarks",
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, "
+        f"Python {machine['python']}, {versions}. "
+        f"{setting['threads']} threads, {setting['repeats']} rounds, seed {setting['seed']}.",
+    ]
+    tables = [_targets(results)] if results["targets"] else []
+    for section, records in results["sections"].items():
+        tables += _tables(section, records)
+    parts += [_markdown_table(table) for table in tables]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+    return f"## {table.title}\n\n" + "\n".join("| " + " | ".join(_cells(x)) + " |" for x in lines)
+
+
+def _cells(row: Iterable[str]) -> list[str]:
+    return [" ".join(x.replace("|", r"\|").split()) for x in row]

@@ -1,0 +1,64 @@
+"""What the times should be, and what they are; nothing is asserted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from . import scaling
+from .cases import Record, compare
+from .estimators import EXACT, LARA, RFA, SAME_SAMPLES, SDPA, TORCH
+from .roofline import ROOFLINE
+from .timing import Quartiles
+
+__all__ = ["judge"]
+
+Sections = Mapping[str, Sequence[Record]]
+
+# Section, case, form timed against another of the case, what the ratio is, bound for each dtype.
+_RATIOS = (
+    ("estimators", RFA, TORCH, "refattn", "RFA: times as fast as torch Performer", (3.0, 3.5)),
+    ("roofline", RFA, ROOFLINE, "refattn", "RFA: share of the roofline", (0.75, 0.8)),
+    ("estimators", EXACT, "refattn", SDPA, "exact attention: time over torch SDPA", (1.25, 1.0)),
+    ("estimators", LARA, "refattn", SAME_SAMPLES, "LARA: time over RFA", (1.15, 1.15)),
+)
+_EXPONENT = 1.05
+
+
+def judge(sections: Sections) -> list[Record]:
+    """List the targets of the sections that were run.
+
+    Each has ``"target"``, ``"dtype"``, a bound ``"at_least"`` or ``"at_most"``, ``"measured"``
+    (null if it was not), ``"range"`` (quartiles, or a standard error to either side) and ``"met"``.
+    """
+    return [*_ratios(sections), *_exponents(sections)]
+
+
+def _ratios(sections: Sections) -> Iterator[Record]:
+    for section, case, form, to, target, bounds in _RATIOS:
+        for dtype, bound in zip(("float32", "float64"), bounds, strict=True):
+            side = "at_most" if form == "refattn" else "at_least"
+            for record in sections.get(section, ()):
+                if (record["case"], record["dtype"]) == (case, dtype):
+                    yield _target(target, dtype, side, bound, compare(record, form, to))
+
+
+def _exponents(sections: Sections) -> Iterator[Record]:
+    for record in sections.get("scaling", ()):
+        for form in record["forms"]:
+            if record["case"] == scaling.LENGTH and form["name"] == RFA:
+                fit = form["exponent"]
+                measured = fit and Quartiles(*(fit["value"] + i * fit["error"] for i in (-1, 0, 1)))
+                name = "RFA: exponent of the number of tokens"
+                yield _target(name, record["dtype"], "at_most", _EXPONENT, measured)
+
+
+def _target(
+    target: str, dtype: str, side: str, bound: float, measured: Quartiles | None
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {"target": target, "dtype": dtype, side: bound}
+    if measured is None:
+        return entry | {"measured": None, "range": None, "met": None}
+    value = measured.median
+    met = value >= bound if side == "at_least" else value <= bound
+    return entry | {"measured": value, "range": [measured.lower, measured.upper], "met": met}
