@@ -20,7 +20,7 @@ def test_quick(tmp_path: Path) -> None:
     done = testing.CliRunner().invoke(dask_run.main, ["--quick", "--out", str(out)])
     assert done.exit_code == 0, done.output
     found = json.loads(out.read_text(encoding="utf-8"))
-    assert found["settings"]["memory_limit"] == 400_000_000
+    assert found["settings"]["memory_limit"] == 500_000_000
     assert len(found["cases"]) == 3
     for case in found["cases"]:
         large, kill, small = case["large"], case["kill"], case["small"]
