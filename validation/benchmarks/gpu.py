@@ -47,7 +47,7 @@ EPS = 1e-4  # what Performers add to their features
 LINES = 60  # of the end of the test run
 
 BLOCKS = ((2048, 2048), (8192, 2048), (8192, 8192), (16384, 4096), (32768, 8192))
-STEPS = ((128, 16), (128, 64), (256, 64), (256, 128), (512, 128), (1024, 128))
+STEPS = ((128, 16), (128, 64), (128, 128), (256, 64), (256, 128), (512, 128))
 
 
 class Unavailable(click.ClickException):
