@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _validate
+from .._array import array_namespace
 
 __all__ = ["CAPABILITIES", "ESTIMATORS", "TAGS", "Adapter", "Failure", "Refusal", "Subprocess"]
 
@@ -362,7 +363,9 @@ class Adapter:
                 raise Failure(f"arrays of {dtype}", "float32: JAX needs jax_enable_x64 for float64")
             return y if self["device"] is None else jax.device_put(y, self["device"])
         xp = import_module(library)
-        return xp.asarray(x, dtype=getattr(xp, dtype if dtype != "bool" else "bool"), **device)
+        if library == "cupy":
+            xp = array_namespace(xp.empty(0))  # whose asarray takes a device
+        return xp.asarray(x, dtype=getattr(xp, dtype), **device)
 
     def _receive(self, x: Any) -> Floats:
         """The numbers of a result as a NumPy array, halves in float32."""
