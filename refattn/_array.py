@@ -49,9 +49,10 @@ __all__ = [
 ]
 
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
-_NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 4096
+_NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
+_NUMPY_WORK = 2**18  # scores that are worth a thread
 _OTHER_BLOCK = (8192, 2048)
-_TERMS = 64  # that one matrix product may add
+_TERMS = 128  # that one matrix product may add
 _NUMPY = array_api_compat.array_namespace(np.empty(0))
 
 
@@ -109,7 +110,7 @@ def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[i
 
 def most_threads(x: Array, work: int) -> int:
     """Threads that save more time than they take for so many scores; 0 but on NumPy."""
-    return max(1, work // math.prod(block_shape(x))) if is_numpy_array(x) else 0
+    return max(1, work // _NUMPY_WORK) if is_numpy_array(x) else 0
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
@@ -187,7 +188,7 @@ def sum_of_products(x: Array, y: Array) -> Array:
     """
     xp, m = array_namespace(x, y), y.shape[-2]
     whole, half = m // _TERMS * _TERMS, m // 2
-    if is_numpy_array(x) and m > 16 * _TERMS:
+    if is_numpy_array(x) and m > 8 * _TERMS:
         first = sum_of_products(x[..., :half], y[..., :half, :])
         return add(first, sum_of_products(x[..., half:], y[..., half:, :]))
     if is_numpy_array(x):  # one after another, in memory that stays in the cache

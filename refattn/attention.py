@@ -49,9 +49,10 @@ class Attended(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums over some keys of e^score times [value, 1], held as total * e^base."""
+    """Sums over some keys of e^(score - base) times the values, and of e^(score - base)."""
 
-    total: Array  # (..., n, d_v + 1)
+    total: Array  # (..., n, d_v)
+    mass: Array  # (..., n, 1)
     base: Array  # (..., n, 1), -inf where no key was seen
 
 
@@ -270,10 +271,8 @@ def _attend(
             yield _sums(scores, part(v, (*head, j, slice(None))), visible, m)
 
     out, lse = _buffers(q, v, lead)
-    nothing = _Sums(
-        xp.zeros((1, d_v + 1), dtype=q.dtype, device=device(q)),
-        xp.full((1, 1), -math.inf, dtype=q.dtype, device=device(q)),
-    )
+    zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
+    nothing = _Sums(zero, zero, zero - math.inf)
 
     def worker() -> Callable[[tuple[slice, ...]], None]:
         memory = room(q, budget)
@@ -287,10 +286,10 @@ def _attend(
 
         return attend_block
 
-    boxes = (
-        (*head, i) for head in tiles(lead, budget // (rows * columns)) for i in blocks(0, n, rows)
-    )
-    for_each(worker, boxes, most=most_threads(q, math.prod(lead) * n * m))
+    most = most_threads(q, math.prod(lead) * n * m)
+    heads = budget // (rows * columns * min(4, most or 1))  # small ones together, but for threads
+    boxes = ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
+    for_each(worker, boxes, most=most)
     return Attended(out, lse)
 
 
@@ -322,11 +321,10 @@ def _sums(scores: Array, v: Array, visible: Array | None, m: int) -> _Sums:
     # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
     tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
     weights = exp(cut(exponents, math.log(tiny)) if tiny else exponents)
-    one = xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))
-    total = sum_of_products(weights, xp.concat([v, one], axis=-1))
+    total = sum_of_products(weights, v)
     if tainted is not None:
-        total = xp.concat([xp.where(tainted, math.nan, total[..., :-1]), total[..., -1:]], axis=-1)
-    return _Sums(total, base)
+        total = xp.where(tainted, math.nan, total)
+    return _Sums(total, xp.sum(weights, axis=-1, keepdims=True), base)
 
 
 def _hide(v: Array, visible: Array, xp: Any) -> tuple[Array, Array]:
@@ -344,14 +342,15 @@ def _combine(a: _Sums, b: _Sums) -> _Sums:
     """Add the sums over two sets of keys."""
     xp = array_namespace(*a, *b)
     base = xp.maximum(a.base, b.base)
-    total_a, total_b = (x.total * xp.exp(x.base - _finite(base, xp)) for x in (a, b))
-    return _Sums(add(total_a, total_b), base)
+    scale_a, scale_b = (xp.exp(x.base - _finite(base, xp)) for x in (a, b))
+    total = add(a.total * scale_a, b.total * scale_b)
+    return _Sums(total, a.mass * scale_a + b.mass * scale_b, base)
 
 
 def _normalise(sums: _Sums) -> Attended:
     xp = array_namespace(*sums)
-    total, mass = sums.total[..., :-1], sums.total[..., -1:]
-    return Attended(total / _nonzero(mass, xp), _log(mass, sums.base, xp)[..., 0])
+    lse = _log(sums.mass, sums.base, xp)[..., 0]
+    return Attended(sums.total / _nonzero(sums.mass, xp), lse)
 
 
 def _log(mass: Array, base: Array, xp: Any) -> Array:

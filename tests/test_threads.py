@@ -148,7 +148,7 @@ from threadpoolctl import threadpool_limits
 def run():
     with threadpool_limits(2, user_api="blas"):
         x = numpy.ones((2, 1300, 8))
-        print(refattn.softmax_attention(x, x, x).mean())
+        print(round(refattn.softmax_attention(x, x, x).mean(), 12))
 
 atexit.register(run)
 refattn.attend(*numpy.ones((3, 1, 1)))
