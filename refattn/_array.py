@@ -135,7 +135,7 @@ def pairwise(merge: Callable[[Any, Any], Any], parts: Iterable[Any], nothing: An
         for _ in range((count & -count).bit_length() - 1):
             merged = merge(waiting.pop(), merged)
         waiting.append(merged)
-    return reduce(merge, waiting) if waiting else nothing
+    return reduce(lambda late, early: merge(early, late), reversed(waiting)) if waiting else nothing
 
 
 def part(x: Array, index: tuple[slice, ...]) -> Array:

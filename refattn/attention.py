@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from . import _validate
@@ -31,6 +32,9 @@ from ._array import (
 from ._threads import for_each
 
 __all__ = ["Attended", "attend", "merge", "softmax_attention"]
+
+
+_ITEMS = 128  # that threads share, unless there are more boxes of queries
 
 
 class Attended(NamedTuple):
@@ -252,12 +256,13 @@ def _attend(
     budget = math.prod(block or block_shape(q))
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
 
-    def sums(head: tuple[slice, ...], i: slice, memory: Array) -> Iterator[_Sums]:
-        q_i = part(q, (*head, i, slice(None)))
+    def sums(box: tuple[slice, ...], keys: slice, memory: Array) -> Iterator[_Sums]:
+        *head, i = box
+        q_i = part(q, (*box, slice(None)))
         if scale is not None:
             q_i = q_i * scale
-        stop = max(0, min(m, i.stop + m - n)) if causal else m
-        for j in blocks(0, stop, columns):
+        stop = max(0, min(keys.stop, i.stop + m - n)) if causal else keys.stop
+        for j in blocks(keys.start, stop, columns):
             k_j = part(k, (*head, j, slice(None)))
             scores = multiply(q_i, xp.matrix_transpose(k_j), memory)
             if key_bias is not None:
@@ -272,25 +277,52 @@ def _attend(
 
     out, lse = _buffers(q, v, lead)
     zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
-    nothing = _Sums(zero, zero, zero - math.inf)
+    join = partial(pairwise, _combine, nothing=_Sums(zero, zero, zero - math.inf))
 
-    def worker() -> Callable[[tuple[slice, ...]], None]:
-        memory = room(q, budget)
-
-        def attend_block(box: tuple[slice, ...]) -> None:
-            nonlocal out, lse
-            *head, i = box
-            done = _normalise(pairwise(_combine, sums(tuple(head), i, memory), nothing))
-            out = put(out, (*box, slice(0, d_v)), done.out)
-            lse = put(lse, box, done.lse)
-
-        return attend_block
+    def write(box: tuple[slice, ...], found: _Sums) -> None:
+        nonlocal out, lse
+        done = _normalise(found)
+        out = put(out, (*box, slice(0, d_v)), done.out)
+        lse = put(lse, box, done.lse)
 
     most = most_threads(q, math.prod(lead) * n * m)
     heads = budget // (rows * columns * min(4, most or 1))  # small ones together, but for threads
-    boxes = ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
-    for_each(worker, boxes, most=most)
+
+    def boxes() -> Iterator[tuple[slice, ...]]:
+        return ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
+
+    spans = _spans(m, columns, sum(1 for _ in boxes())) if most > 1 else [slice(0, m)]
+    found: dict[tuple[int, int], _Sums] = {}
+
+    def worker() -> Callable[[tuple[Any, Any]], None]:
+        memory = room(q, budget)
+
+        def attend_span(item: tuple[Any, Any]) -> None:
+            (b, box), (s, keys) = item
+            part_of_box = join(parts=sums(box, keys, memory))
+            if len(spans) == 1:
+                write(box, part_of_box)
+            else:
+                found[b, s] = part_of_box
+
+        return attend_span
+
+    items = ((b, s) for b in enumerate(boxes()) for s in enumerate(spans))
+    for_each(worker, items, most=most)
+    if len(spans) > 1:
+        for b, box in enumerate(boxes()):
+            write(box, join(parts=(found.pop((b, s)) for s in range(len(spans)))))
     return Attended(out, lse)
+
+
+def _spans(m: int, columns: int, boxes: int) -> list[slice]:
+    """Cut the keys, where there are too few boxes of queries for many threads.
+
+    In powers of two of blocks, which leaves the tree of sums as it is.
+    """
+    while columns < m and boxes * -(-m // columns) > _ITEMS:
+        columns *= 2
+    return list(blocks(0, m, columns)) or [slice(0, 0)]
 
 
 def _buffers(q: Array, v: Array, lead: tuple[int, ...]) -> Attended:

@@ -147,7 +147,8 @@ def test_other_sections(run: Any, tmp_path: Path) -> None:
     assert list(results["sections"]) == names
     assert results["settings"]["threads"] == 1
     roofline, length = results["sections"]["roofline"], results["sections"]["scaling"][0]
-    assert [one["name"] for one in roofline[0]["forms"]] == ["refattn", "roofline"]
+    names = [one["name"] for one in roofline[0]["forms"]]
+    assert names == ["refattn", "roofline, whole arrays", "roofline, in cache"]
     assert length["case"] == scaling.LENGTH
     curves = {one["name"]: one for one in length["forms"]}
     assert curves[estimators.RFA]["at"] == [64, 128, 256]

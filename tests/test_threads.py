@@ -12,8 +12,11 @@ import pytest
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 import refattn
-from refattn import _threads
+from refattn import _threads, attention
 from refattn._threads import _blas, for_each
+
+MANY = 40_000  # keys
+MASK = np.arange(MANY) % 5000 > 4100
 
 
 def blas_threads() -> list[int]:
@@ -61,6 +64,21 @@ def test_results_do_not_depend_on_threads(large):
     with threadpool_limits(1, user_api="blas"):
         alone = refattn.attend(*large, causal=True)
     for a, b in zip(parallel, alone, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": MASK}])
+@pytest.mark.parametrize("items", [1, 4, 128])
+@pytest.mark.usefixtures("several")
+def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, items, monkeypatch):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, n, 4)) for n in (9, MANY, MANY))
+    monkeypatch.setattr(attention, "_ITEMS", 1)
+    whole = refattn.attend(q, k, v, **options)
+    monkeypatch.setattr(attention, "_ITEMS", items)
+    spans = attention._spans(MANY, 4096, 1)
+    assert len(spans) == {1: 1, 4: 3, 128: 10}[items]
+    for a, b in zip(refattn.attend(q, k, v, **options), whole, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
