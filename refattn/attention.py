@@ -34,7 +34,7 @@ from ._threads import for_each
 __all__ = ["Attended", "attend", "merge", "softmax_attention"]
 
 
-_ITEMS = 128  # that threads share, unless there are more boxes of queries
+_ITEMS = 256  # that threads share, unless there are more boxes of queries
 
 
 class Attended(NamedTuple):
@@ -292,26 +292,23 @@ def _attend(
         return ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
 
     spans = _spans(m, columns, sum(1 for _ in boxes())) if most > 1 else [slice(0, m)]
-    found: dict[tuple[int, int], _Sums] = {}
+    found: dict[int, dict[int, _Sums]] = {}
 
     def worker() -> Callable[[tuple[Any, Any]], None]:
         memory = room(q, budget)
 
         def attend_span(item: tuple[Any, Any]) -> None:
             (b, box), (s, keys) = item
-            part_of_box = join(parts=sums(box, keys, memory))
-            if len(spans) == 1:
-                write(box, part_of_box)
-            else:
-                found[b, s] = part_of_box
+            parts = found.setdefault(b, {})
+            parts[s] = join(parts=sums(box, keys, memory))
+            # Whoever finds all parts of a box, and is the first to take them, writes it.
+            if len(parts) == len(spans) and found.pop(b, None) is not None:
+                write(box, join(parts=(parts[s] for s in range(len(spans)))))
 
         return attend_span
 
     items = ((b, s) for b in enumerate(boxes()) for s in enumerate(spans))
     for_each(worker, items, most=most)
-    if len(spans) > 1:
-        for b, box in enumerate(boxes()):
-            write(box, join(parts=(found.pop((b, s)) for s in range(len(spans)))))
     return Attended(out, lse)
 
 
