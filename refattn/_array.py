@@ -52,7 +52,7 @@ __all__ = [
 _NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
 _NUMPY_WORK = 2**18  # scores that are worth a thread
 _OTHER_BLOCK = (8192, 2048)
-_TERMS = 128  # that one matrix product may add
+_TERMS = 64  # that one matrix product may add
 _NUMPY = array_api_compat.array_namespace(np.empty(0))
 
 
@@ -187,16 +187,9 @@ def sum_of_products(x: Array, y: Array) -> Array:
     seen to reach N / 9 eps.
     """
     xp, m = array_namespace(x, y), y.shape[-2]
-    whole, half = m // _TERMS * _TERMS, m // 2
-    if is_numpy_array(x) and m > 8 * _TERMS:
-        first = sum_of_products(x[..., :half], y[..., :half, :])
-        return add(first, sum_of_products(x[..., half:], y[..., half:, :]))
-    if is_numpy_array(x):  # one after another, in memory that stays in the cache
-        total, memory = x[..., :_TERMS] @ y[..., :_TERMS, :], None
-        for j in blocks(_TERMS, m, _TERMS):
-            memory = np.matmul(x[..., j], y[..., j, :], out=memory)
-            total += memory
-        return total
+    if is_numpy_array(x):
+        return _sum_in_cache(x, y)
+    whole = m // _TERMS * _TERMS
     if whole == 0:
         return x @ y
     if whole < m:
@@ -205,6 +198,20 @@ def sum_of_products(x: Array, y: Array) -> Array:
     x = xp.reshape(x, (*x.shape[:-1], -1, _TERMS))
     y = xp.reshape(y, (*y.shape[:-2], -1, _TERMS, y.shape[-1]))
     return xp.sum(xp.moveaxis(x, -2, -3) @ y, axis=-3)
+
+
+def _sum_in_cache(x: Array, y: Array) -> Array:
+    """`sum_of_products` on NumPy: one product after another, in memory that stays in the cache."""
+    m = y.shape[-2]
+    if m > 16 * _TERMS:
+        half = m // 2
+        first = _sum_in_cache(x[..., :half], y[..., :half, :])
+        return add(first, _sum_in_cache(x[..., half:], y[..., half:, :]))
+    total, memory = x[..., :_TERMS] @ y[..., :_TERMS, :], None
+    for j in blocks(_TERMS, m, _TERMS):
+        memory = np.matmul(x[..., j], y[..., j, :], out=memory)
+        total += memory
+    return total
 
 
 def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:

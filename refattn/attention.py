@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 from . import _validate
@@ -277,7 +276,7 @@ def _attend(
 
     out, lse = _buffers(q, v, lead)
     zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
-    join = partial(pairwise, _combine, nothing=_Sums(zero, zero, zero - math.inf))
+    nothing = _Sums(zero, zero, zero - math.inf)
 
     def write(box: tuple[slice, ...], found: _Sums) -> None:
         nonlocal out, lse
@@ -291,19 +290,25 @@ def _attend(
     def boxes() -> Iterator[tuple[slice, ...]]:
         return ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
 
-    spans = _spans(m, columns, sum(1 for _ in boxes())) if most > 1 else [slice(0, m)]
-    found: dict[int, dict[int, _Sums]] = {}
+    spans = _spans(m, columns if most > 1 else max(1, m), sum(1 for _ in boxes()))
+    waiting: dict[tuple[int, int, int], _Sums] = {}
 
     def worker() -> Callable[[tuple[Any, Any]], None]:
         memory = room(q, budget)
 
         def attend_span(item: tuple[Any, Any]) -> None:
             (b, box), (s, keys) = item
-            parts = found.setdefault(b, {})
-            parts[s] = join(parts=sums(box, keys, memory))
-            # Whoever finds all parts of a box, and is the first to take them, writes it.
-            if len(parts) == len(spans) and found.pop(b, None) is not None:
-                write(box, join(parts=(parts[s] for s in range(len(spans)))))
+            found, count = pairwise(_combine, sums(box, keys, memory), nothing), len(spans)
+            while count > 1:  # neighbours merge, by the thread that has the later one
+                if s + 1 < count or s % 2:
+                    pair = b, count, s // 2
+                    other = waiting.setdefault(pair, found)  # one step, whatever threads do
+                    if other is found:
+                        return
+                    del waiting[pair]
+                    found = _combine(other, found) if s % 2 else _combine(found, other)
+                s, count = s // 2, -(-count // 2)
+            write(box, found)
 
         return attend_span
 

@@ -684,7 +684,7 @@ def _query_weighted(
 ) -> Array:
     """LARA with weights alpha_ic that depend on the query; negative ones are dropped."""
     xp, whole = array_namespace(q), slice(None)
-    general = mask is not None and mask.shape[-2] > 1
+    general = mask is not None and mask.shape[-2] != 1
     states = Attended(q, q) if general else _sample(omega, k, v, mask, root)
     # The softmax over proposals is normalised below, that over queries by this.
     norm = _attend(q_mean, q, q[..., :1], scale=root).lse[..., None, :] if over == -2 else 0.0
@@ -788,7 +788,7 @@ def _two_hops(
     `omega` has shape (..., S, d) and `log_weight` (..., n or 1, S). `lse` lacks -|q|^2/2, and
     without `norms` all is as if |k|^2 were 0.
     """
-    if mask is not None and mask.shape[-2] > 1:
+    if mask is not None and mask.shape[-2] != 1:
 
         def read(q: Array, omega: Array, states: Attended, log_weight: Array) -> Attended:
             q, log_weight = q[..., None, :], log_weight[..., None, :]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from ._array import (
     block_shape,
     constant,
     device,
+    pairwise,
     part,
     square_norm,
     sum_of_products,
@@ -493,17 +493,17 @@ def _estimate(named: Iterable[tuple[str, Array]], axis: Any, ddof: int) -> Momen
     empty = next(blocks, None)
     if empty is None:
         raise ValueError("`chunks` must yield at least one array, got none.")
-    xp, origin, stack = array_namespace(empty), empty, list[_Part]()
-    for i, block in enumerate(blocks, 1):
-        if i == 1:
-            origin = block[..., :1, :] + 0.0  # a copy: the chunk may be overwritten
-        stack.append(_part(block - origin))
-        while i % 2 == 0:  # a binary tree, as in pairwise summation: its depth bounds the error
-            last = stack.pop()
-            stack.append(_join(stack.pop(), last))
-            i //= 2
+    xp, origin = array_namespace(empty), empty
+
+    def parts() -> Iterator[_Part]:
+        nonlocal origin
+        for i, block in enumerate(blocks):
+            if i == 0:
+                origin = block[..., :1, :] + 0.0  # a copy: the chunk may be overwritten
+            yield _part(block - origin)
+
     zeros = xp.sum(empty, axis=-2)
-    total = reduce(_join, reversed(stack), _Part(0, zeros, _outer(zeros)))
+    total = pairwise(_join, parts(), _Part(0, zeros, _outer(zeros)))
     return _moments(total._replace(mean=total.mean + xp.sum(origin, axis=-2)), ddof)
 
 

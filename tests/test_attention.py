@@ -129,8 +129,8 @@ def test_extreme_values_stay_finite(largest: float, dtype: np.dtype) -> None:
     np.testing.assert_allclose(out, v[:3], rtol=CONTRACT * float(np.finfo(dtype).eps), atol=tiny)
 
 
-@pytest.mark.parametrize("m", [1000, 30_000, 2**20])
-@pytest.mark.parametrize("value", [0.999, 0.7])
+@pytest.mark.parametrize("m", [1000, 4047, 30_000, 2**20])
+@pytest.mark.parametrize("value", [0.999, 0.7, 1.7589990022820636])
 def test_many_equal_values(m: int, value: float, dtype: np.dtype, record_accuracy: Any) -> None:
     # The worst case for sums: rounding errors of equal terms all have one sign.
     v = np.full((m, 4), value, dtype)

@@ -216,8 +216,8 @@ def test_forms_run_in_turn_after_a_round_to_warm_up() -> None:
 
     forms = {name: partial(order.append, name) for name in "ab"}
     seconds = timing.alternate(forms, 2, pause=0.0, timer=timer)
-    assert order == list("ababab")
-    assert seconds == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
+    assert order == list("abbaab")
+    assert seconds == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
 
 
 def test_ratios_are_of_times_of_the_same_round() -> None:

@@ -348,3 +348,12 @@ def test_other_features(weighted: bool, causal: bool) -> None:
             q, k, v, omega=omega, features=name, log_weight=log_weight, causal=causal
         )
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rows", [0, 1])
+def test_no_queries_with_a_mask(causal: bool, rows: int) -> None:
+    q, k, v = np.ones((3, 0, 3)), np.ones((3, 4, 3)), np.ones((3, 4, 2))
+    mask, omega = np.ones((rows, 4), bool), np.ones((4, 3))
+    for attention in (random_feature_attention, estimators.importance_sampled_attention):
+        assert attention(q, k, v, omega=omega, mask=mask, causal=causal).shape == (3, 0, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -80,6 +81,21 @@ def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, ite
     assert len(spans) == {1: 1, 4: 3, 128: 10}[items]
     for a, b in zip(refattn.attend(q, k, v, **options), whole, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_does_not_grow_with_the_keys_of_a_few_queries(threads):
+    peaks = []
+    for m in (2**15, 2**18):
+        q, k, v = np.ones((512, 4)), np.ones((m, 4)), np.ones((m, 64))
+        with threadpool_limits(threads, user_api="blas"):
+            tracemalloc.start()
+            try:
+                refattn.attend(q, k, v)
+                peaks.append(tracemalloc.get_traced_memory()[1])
+            finally:
+                tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 @pytest.mark.usefixtures("several")

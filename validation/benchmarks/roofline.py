@@ -68,16 +68,20 @@ def whole_arrays(
 ) -> Callable[[], None]:
     """Make a call that computes the scores (heads, rows, columns), `passes` times."""
     q, k, v = _small(dtype, rows, columns, d)
-    q = np.tile(q, (heads, 1, 1))
-    scores, out = np.ones((heads, rows, columns), dtype), np.ones((heads, rows, d), dtype)
-    parts = np.array_split(scores.reshape(-1), threads)
+    q = np.tile(q, (heads, 1))
+    scores, out = np.ones((heads * rows, columns), dtype), np.ones((heads * rows, d), dtype)
+    parts = [np.array_split(x, threads) for x in (q, scores, out)]
+    blas = ThreadpoolController().select(user_api="blas")
+    steps = (
+        lambda q, scores, out: np.matmul(q, k.T, out=scores),
+        lambda q, scores, out: np.exp(scores, out=scores),
+        lambda q, scores, out: np.matmul(scores, v, out=out),
+    )
 
     def call() -> None:
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in range(passes):
-                np.matmul(q, k.T, out=scores)
-                list(pool.map(lambda part: np.exp(part, out=part), parts))
-                np.matmul(scores, v, out=out)
+        with blas.limit(limits=1), ThreadPoolExecutor(threads) as pool:
+            for step in passes * steps:
+                list(pool.map(step, *parts))
 
     return call
 

@@ -58,14 +58,16 @@ def alternate(
 ) -> dict[Name, list[float]]:
     """Seconds of each form in each round; in a round every form runs once, in turn.
 
-    A machine that is busy for a while slows all forms of a round alike. Each run starts after a
-    pause, when the threads of the one before sleep. A first round warms up and is not kept.
+    Each round starts with another form, so that none always follows the same one. A machine that is
+    busy for a while slows all forms of a round alike. Each run starts after a pause, when the
+    threads of the one before sleep. A first round warms up and is not kept.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in forms}
     for lap in range(repeats + 1):
-        for name, form in forms.items():
+        names = list(forms)
+        for name in names[lap % len(names) :] + names[: lap % len(names)]:
             time.sleep(pause)
-            elapsed = timer(form)
+            elapsed = timer(forms[name])
             if lap > 0:
                 seconds[name].append(elapsed)
     return seconds
