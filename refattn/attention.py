@@ -291,7 +291,7 @@ def _attend(
         return ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
 
     spans = _spans(m, columns if most > 1 else max(1, m), sum(1 for _ in boxes()))
-    waiting: dict[tuple[int, int, int], _Sums] = {}
+    waiting: dict[tuple[int, int, int], tuple[int, _Sums]] = {}
 
     def worker() -> Callable[[tuple[Any, Any]], None]:
         memory = room(q, budget)
@@ -301,12 +301,12 @@ def _attend(
             found, count = pairwise(_combine, sums(box, keys, memory), nothing), len(spans)
             while count > 1:  # neighbours merge, by the thread that has the later one
                 if s + 1 < count or s % 2:
-                    pair = b, count, s // 2
-                    other = waiting.setdefault(pair, found)  # one step, whatever threads do
-                    if other is found:
+                    pair, mine = (b, count, s // 2), (s, found)
+                    other = waiting.setdefault(pair, mine)  # one step, whatever threads do
+                    if other is mine:
                         return
                     del waiting[pair]
-                    found = _combine(other, found) if s % 2 else _combine(found, other)
+                    found = _combine(other[1], found) if s % 2 else _combine(found, other[1])
                 s, count = s // 2, -(-count // 2)
             write(box, found)
 

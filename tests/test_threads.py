@@ -84,6 +84,19 @@ def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, ite
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shift", [-3000, 0, 500])
+def test_causal_queries_see_no_key_of_most_spans(threads, shift):
+    n = 6000
+    q, (k, v) = np.zeros((n, 2)), np.ones((2, n + shift, 2))
+    assert len(attention._spans(n + shift, 1024, n // 512 + 1)) > 2
+    with threadpool_limits(threads, user_api="blas"):
+        out, lse = refattn.attend(q, k, v, causal=True)
+    seen = np.maximum(np.arange(1, n + 1) + shift, 0)
+    np.testing.assert_array_equal(out[:, 0] > 0.5, seen > 0)
+    np.testing.assert_allclose(np.exp(lse), seen, rtol=1e-12)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
 def test_memory_does_not_grow_with_the_keys_of_a_few_queries(threads):
     peaks = []
     for m in (2**15, 2**18):
