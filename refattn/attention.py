@@ -33,7 +33,7 @@ from ._threads import for_each
 __all__ = ["Attended", "attend", "merge", "softmax_attention"]
 
 
-_ITEMS = 256  # that threads share, unless there are more boxes of queries
+_ITEMS = 256  # at most, that keys are cut into for threads to share
 
 
 class Attended(NamedTuple):
@@ -119,7 +119,7 @@ def attend(
     -----
     Against exact arithmetic on the same floats, the error of `out` (relative to the largest
     value) and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|), with C = 16
-    asserted by the tests and far less seen. Scores must be representable: where scale * q . k
+    asserted by the tests. Scores must be representable: where scale * q . k
     itself overflows the dtype, the row is NaN. NaN goes to the rows it reaches and no further.
     Values within a factor 10 m of the smallest normal number may lose digits.
 

@@ -35,6 +35,7 @@ except ModuleNotFoundError:
 import refattn
 from refattn import _array, estimators
 
+from . import peers
 from .timing import Timer, alternate, quartiles, ratio
 
 Record = dict[str, Any]
@@ -43,7 +44,6 @@ Shape = tuple[int, int, int]
 
 CHECKED = 64  # queries of the first head that are compared with float64 on the host
 SCORES = 2**28  # that the roofline holds at once
-EPS = 1e-4  # what Performers add to their features
 LINES = 60  # of the end of the test run
 
 BLOCKS = ((2048, 2048), (8192, 2048), (8192, 8192), (16384, 4096), (32768, 8192))
@@ -176,25 +176,14 @@ def _about(cupy: Any, torch: Any) -> Record:
 # --- what is compared ---------------------------------------------------------------------------
 
 
-def performer(torch: Any, q: Any, k: Any, v: Any, omega: Any) -> Any:
-    """Linear attention over positive features, as Performers have them."""
-    root = q.shape[-1] ** -0.25
-
-    def phi(x: Any, axes: tuple[int, ...]) -> Any:
-        x = x * root
-        exponent = x @ omega.mT - (x * x).sum(-1, keepdim=True) / 2
-        return torch.exp(exponent - exponent.amax(axes, keepdim=True)) + EPS
-
+def _performer(torch: Any, q: Any, k: Any, v: Any, omega: Any) -> Any:
     with torch.inference_mode():
-        phi_q, phi_k = phi(q, (-1,)), phi(k, (-2, -1))
-        return phi_q @ (phi_k.mT @ v) / (phi_q @ phi_k.sum(-2)[..., None])
+        return peers.performer(q, k, v, omega)
 
 
-def sdpa(torch: Any, q: Any, k: Any, v: Any, omega: Any) -> Any:
-    """Exact attention of torch, which wants a batch of heads."""
+def _sdpa(torch: Any, q: Any, k: Any, v: Any, omega: Any) -> Any:
     with torch.inference_mode():
-        attend = torch.nn.functional.scaled_dot_product_attention
-        return attend(q[None], k[None], v[None])[0]
+        return peers.sdpa(torch, q, k, v)
 
 
 def _exact(q: Any, k: Any, v: Any, omega: Any) -> Any:
@@ -219,8 +208,8 @@ def _two_hops(q: Any, k: Any, v: Any, omega: Any) -> list[tuple[Any, Any, Any]]:
 
 
 METHODS = {
-    "exact": Method(_exact, _one_hop, sdpa),
-    "random features": Method(_features, _two_hops, performer),
+    "exact": Method(_exact, _one_hop, _sdpa),
+    "random features": Method(_features, _two_hops, _performer),
     "random features, causal": Method(partial(_features, causal=True), _two_hops),
     "LARA": Method(_lara, _two_hops, whole=True),
 }

@@ -194,22 +194,15 @@ def _causal(phi_q: Any, phi_k: Any, v: Any, xp: Any) -> Any:
 
 
 def torch_softmax(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False) -> Call:
-    """Exact attention by torch's own function; its fast form wants a batch of heads."""
+    """Exact attention by torch's own function."""
     torch, tensors = _torch(q, k, v)
-    attention = torch.nn.functional.scaled_dot_product_attention
-    return lambda: attention(*(x[None] for x in tensors), is_causal=causal)[0]
+    return partial(sdpa, torch, *tensors, causal=causal)
 
 
 def torch_performer(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> Call:
-    """Performer attention: features below their maximum, plus a constant."""
-    _, (q, k, v, omega) = _torch(q, k, v, omega)
-
-    def call() -> Any:
-        phi_q, phi_k = _performer(q, omega, -1), _performer(k, omega, (-2, -1))
-        normaliser = phi_q @ phi_k.sum(-2)[..., None]
-        return phi_q @ (phi_k.mT @ v) / normaliser
-
-    return call
+    """Performer attention."""
+    _, tensors = _torch(q, k, v, omega)
+    return partial(performer, *tensors)
 
 
 def torch_performer_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> Call:
@@ -233,6 +226,18 @@ def torch_linear(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Call:
         return phi_q @ (phi_k.mT @ v) / (phi_q @ phi_k.sum(-2)[..., None])
 
     return call
+
+
+def sdpa(torch: Any, q: Any, k: Any, v: Any, *, causal: bool = False) -> Any:
+    """Exact attention of tensors by torch, whose fast form wants a batch of heads."""
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return attention(q[None], k[None], v[None], is_causal=causal)[0]
+
+
+def performer(q: Any, k: Any, v: Any, omega: Any) -> Any:
+    """Performer attention of tensors: features below their maximum, plus a constant."""
+    phi_q, phi_k = _performer(q, omega, -1), _performer(k, omega, (-2, -1))
+    return phi_q @ (phi_k.mT @ v) / (phi_q @ phi_k.sum(-2)[..., None])
 
 
 def _torch(*arrays: np.ndarray) -> tuple[Any, list[Any]]:
