@@ -37,9 +37,11 @@ __all__ = [
     "is_numpy_array",
     "most_threads",
     "multiply",
+    "norm",
     "pairwise",
     "part",
     "put",
+    "quiet",
     "room",
     "root_scale",
     "square_norm",
@@ -54,6 +56,8 @@ _NUMPY_WORK = 2**18  # scores that are worth a thread
 _OTHER_BLOCK = (8192, 2048)
 _TERMS = 64  # that one matrix product may add
 _NUMPY = array_api_compat.array_namespace(np.empty(0))
+
+quiet = np.errstate(all="ignore")  # a decorator, where overflow is an answer
 
 
 def array_namespace(*arrays: Array | None) -> Any:
@@ -86,6 +90,12 @@ def square_norm(x: Array) -> Array:
     """|x|^2 along the last axis, or nan where it overflows: a bias of -inf would hide the key."""
     square = array_namespace(x).sum(x * x, axis=-1)
     return square + 0.0 * square
+
+
+def norm(x: Array) -> Array:
+    """|x| along the last axis, which is kept."""
+    xp = array_namespace(x)
+    return xp.sqrt(xp.vecdot(x, x))[..., None]
 
 
 def root_scale(scale: float | None, q: Array) -> Array:

@@ -19,11 +19,14 @@ from ._array import (
     device,
     exp,
     group_heads,
+    is_numpy_array,
     most_threads,
     multiply,
+    norm,
     pairwise,
     part,
     put,
+    quiet,
     room,
     sum_of_products,
     tiles,
@@ -124,7 +127,8 @@ def attend(
     Values within a factor 10 m of the smallest normal number may lose digits.
 
     Blocks of keys are summed as by Milakov and Gimelshein, arXiv:1805.02867 (running maximum and
-    rescaled sums), but as a balanced tree, so that rounding errors do not grow with m.
+    rescaled sums), but as a balanced tree, so that rounding errors do not grow with m. On NumPy no
+    maximum is taken where norms bound the scores well enough.
 
     Examples
     --------
@@ -262,17 +266,19 @@ def _attend(
             q_i = q_i * scale
         stop = max(0, min(keys.stop, i.stop + m - n)) if causal else keys.stop
         for j in blocks(keys.start, stop, columns):
-            k_j = part(k, (*head, j, slice(None)))
+            k_j, v_j = (part(x, (*head, j, slice(None))) for x in (k, v))
             scores = multiply(q_i, xp.matrix_transpose(k_j), memory)
-            if key_bias is not None:
-                scores = add(scores, key_bias(k_j)[..., None, :])
+            bias_j = None if key_bias is None else key_bias(k_j)[..., None, :]
+            if bias_j is not None:
+                scores = add(scores, bias_j)
             if bias is not None:
                 scores = add(scores, part(bias, (*head, i, j)))
             visible = None if mask is None else part(mask, (*head, i, j))
             if causal and j.stop > i.start + m - n + 1:
                 past = _past(i, j, m - n, device(q), xp)
                 visible = past if visible is None else visible & past
-            yield _sums(scores, part(v, (*head, j, slice(None))), visible, m)
+            plain = bias is None and visible is None
+            yield _sums(scores, v_j, visible, m, _near(q_i, k_j, bias_j, v_j, m) if plain else None)
 
     out, lse = _buffers(q, v, lead)
     zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
@@ -343,22 +349,66 @@ def _past(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:
     return queries[:, None] >= keys[None, :]
 
 
-def _sums(scores: Array, v: Array, visible: Array | None, m: int) -> _Sums:
-    """Sum over a block of the m keys, scores (..., n, b), which are overwritten on NumPy."""
+def _sums(
+    scores: Array, v: Array, visible: Array | None, m: int, near: Array | None = None
+) -> _Sums:
+    """Sum over a block of the m keys, scores (..., n, b), which are overwritten on NumPy.
+
+    Where `near`, (..., n, 1), is true, e^score serves as it is.
+    """
     xp, tainted = array_namespace(scores, v), None
     if visible is not None:
         scores = xp.where(visible, scores, -math.inf)
         v, tainted = _hide(v, visible, xp)
-    # Weights of which m sum to at most 1/2 keep sums of the largest finite values finite.
-    base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
-    exponents = add(scores, -_finite(base, xp))
-    # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
-    tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
-    weights = exp(cut(exponents, math.log(tiny)) if tiny else exponents)
+    if near is not None and near.all():
+        weights, base = exp(scores), xp.zeros_like(near, dtype=scores.dtype)
+    else:
+        # Weights of which m sum to at most 1/2 keep sums of the largest finite values finite.
+        base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
+        base = base if near is None else xp.where(near, 0.0, base)
+        exponents = add(scores, -_finite(base, xp))
+        # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
+        tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
+        weights = exp(cut(exponents, math.log(tiny)) if tiny else exponents)
     total = sum_of_products(weights, v)
     if tainted is not None:
         total = xp.where(tainted, math.nan, total)
     return _Sums(total, xp.sum(weights, axis=-1, keepdims=True), base)
+
+
+@quiet
+def _near(q: Array, k: Array, bias: Array | None, v: Array, m: int) -> Array | None:
+    r"""Say which queries (..., n, 1) need no maximum, which saves three passes over the scores.
+
+    By :math:`|q \cdot k + b| \le r = |q| \max |k| + \max |b|`, weights are between
+    :math:`e^{-r}` and :math:`e^r`. Let c be the largest of a column of values, or its inverse.
+    While
+
+    .. math:: e^r \max c \; (2 m)^2 \le \mathrm{eps} / \mathrm{tiny},
+
+    no product with a value and no sum of m of them overflows or, beside the largest of its
+    column, underflows. Nor is anything lost to sums with another base: their mass is at least
+    1 / (2 m), and a factor below the smallest normal number makes eps / (2 m) of what is here.
+    """
+    xp = array_namespace(q, k, v)
+    limits = xp.finfo(q.dtype)
+    tiny = float(limits.smallest_normal)
+    if not (is_numpy_array(q) and tiny and v.size):  # elsewhere a branch would wait for the device
+        return None
+    reach = norm(q) * xp.max(norm(k), axis=-2, keepdims=True)
+    if bias is not None:
+        reach = reach + xp.max(xp.abs(bias), axis=-1, keepdims=True)
+    largest = _nonzero(_largest_of_columns(v, xp), xp)  # a column of zeros has nothing to lose
+    spread = xp.max(xp.abs(xp.log(largest)), axis=-1, keepdims=True)
+    return reach + spread <= math.log(float(limits.eps) / tiny) - 2 * math.log(2 * m)
+
+
+def _largest_of_columns(v: Array, xp: Any) -> Array:
+    """Largest magnitude in each column, (..., 1, d_v)."""
+    *lead, b, d_v = v.shape
+    rows = math.gcd(b, 32)  # taken as one: NumPy needs as long for short rows as for long ones
+    largest = xp.max(xp.reshape(xp.abs(v), (*lead, b // rows, rows * d_v)), axis=-2)
+    return xp.max(xp.reshape(largest, (*lead, rows, d_v)), axis=-2, keepdims=True)
 
 
 def _hide(v: Array, visible: Array, xp: Any) -> tuple[Array, Array]:

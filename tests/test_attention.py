@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from reference import CONTRACT
 
 from refattn import Attended, attend, merge, softmax_attention
-from refattn.attention import _attend
+from refattn.attention import _attend, _near
 
 
 def draw(rng: np.random.Generator, *shape: int, dtype: Any = np.float64, size: float = 1.0) -> Any:
@@ -30,6 +31,12 @@ def tolerance(q: np.ndarray, k: np.ndarray, scale: float = 1.0) -> float:
     """Twice the contract: both sides of a comparison are rounded."""
     exponent = abs(scale) * reference.norm(q) * reference.norm(k)
     return 2 * CONTRACT * float(np.finfo(q.dtype).eps) * (1 + exponent)
+
+
+sizes = st.integers(1, 7)
+seeds = st.integers(0, 2**32 - 1)
+magnitudes = st.sampled_from([1e-8, 0.1, 1.0, 10.0, 100.0])
+dtypes = st.sampled_from([np.float32, np.float64])
 
 
 # --- against 50-digit arithmetic ---------------------------------------------------------------
@@ -227,12 +234,134 @@ def test_hidden_nan_does_not_reach_the_result() -> None:
     np.testing.assert_array_equal(np.isnan(got.lse), np.arange(6) == 2)
 
 
-# --- identities ----------------------------------------------------------------------------------
+# --- where the scores are known to be small, and no maximum is taken ------------------------------
 
-sizes = st.integers(1, 7)
-seeds = st.integers(0, 2**32 - 1)
-magnitudes = st.sampled_from([1e-8, 0.1, 1.0, 10.0, 100.0])
-dtypes = st.sampled_from([np.float32, np.float64])
+
+@pytest.fixture(params=["subnormals", "flushed to zero"])
+def subnormals(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With a processor set to flush subnormal numbers to 0 too, as other libraries may leave it."""
+    if request.param == "subnormals":
+        yield
+        return
+    torch = pytest.importorskip("torch")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("the processor cannot flush subnormal numbers")
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.usefixtures("subnormals")
+@pytest.mark.parametrize("m", [4, 300, 2**15, 2**20])
+def test_sums_with_and_without_maximum_add(m: int, dtype: np.dtype, record_accuracy: Any) -> None:
+    # m keys of one score, which needs no maximum if it is small enough, and a block of one key of a
+    # larger score and about the same weight, for which the factor between them may have no digits.
+    mp, worst = reference.mp, 0.0
+    highest = -float(np.log(np.finfo(dtype).smallest_normal))
+    q, v = np.ones((1, 1), dtype), np.repeat(np.eye(2, dtype=dtype), [m, 1], 0)
+    for first in np.linspace(0.4, 1, 20) * highest:
+        for gap in (-30.0, 0.0, 2.0, 6.0):
+            k = np.repeat(np.array([[first], [first + np.log(m) + gap]], dtype), [m, 1], 0)
+            got = _attend(q, k, v, block=(1, m))
+            scores = [mp.log(m) + mp.mpf(float(k[0, 0])), mp.mpf(float(k[-1, 0]))]
+            lse = max(scores) + mp.log(sum(mp.exp(x - max(scores)) for x in scores))
+            want = np.array([[mp.exp(x - lse) for x in scores]])
+            exponent = float(np.max(k))
+            worst = max(
+                worst,
+                reference.error(got.out, want, 1, exponent),
+                reference.error(got.lse, np.array([lse]), 1, exponent),
+            )
+    record_accuracy(f"attend, {m} keys that may need no maximum", dtype, worst)
+    assert worst <= CONTRACT
+
+
+def test_large_bias_of_small_scores(dtype: np.dtype) -> None:
+    q, k, v = np.zeros((3, 1), dtype), np.zeros((4, 1), dtype), np.eye(4, dtype=dtype)
+    bias = np.array([[900.0] * 4, [-900.0] * 4, [-np.inf, 900, -900, 900]], dtype)
+    seen = np.array([[1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 0, 1]])
+    want = (seen / seen.sum(-1, keepdims=True), bias.max(-1) + np.log(seen.sum(-1)))
+    for row in range(3):
+        keys = _attend(q[:1], k, v, key_bias=lambda _, row=row: bias[row])
+        whole = attend(q, k, v, bias=bias)
+        for got in (Attended(keys.out, keys.lse), Attended(*(x[row : row + 1] for x in whole))):
+            np.testing.assert_allclose(got.out[0], want[0][row], rtol=1e-4, atol=0)
+            np.testing.assert_allclose(got.lse[0], want[1][row], rtol=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.999, 1e-10, 1e-30])
+@pytest.mark.parametrize("score", [-60.0, -40.0, 40.0, 60.0])
+def test_each_column_of_values_keeps_its_digits(
+    share: float, score: float, dtype: np.dtype
+) -> None:
+    # Weights may be as large as e^60, or as small, and values as large as any number, or as small.
+    limits = np.finfo(dtype)
+    smallest = 10 * 2000 * limits.smallest_normal  # that keeps its digits, as documented
+    sizes = [1.0, limits.max * dtype.type(share), smallest / dtype.type(share), 0.0]
+    v = np.ones((2000, 1), dtype) * np.array(sizes, dtype)
+    v[::2] *= dtype.type(0.5)
+    for columns in ([0], [1], [2], [3], [0, 1], [0, 2], [1, 2, 3]):
+        for k in (np.full((2000, 1), score, dtype), np.full((2000, 1), -score, dtype)):
+            got = attend(np.ones((2, 1), dtype), k, v[:, columns]).out
+            want = np.array(sizes)[columns] * 0.75
+            rtol = CONTRACT * float(limits.eps) * (1 + abs(score))
+            np.testing.assert_allclose(got.astype(np.float64), [want, want], rtol=rtol, atol=0)
+
+
+exponents = st.integers(-30, 30).map(lambda x: 10.0**x)
+
+
+@given(seeds, exponents, exponents, exponents, st.sampled_from([0.0, 1e-3, 1e3]), dtypes)
+def test_near_scores_are_small(
+    seed: int, size_q: float, size_k: float, size_v: float, size_b: float, dtype: Any
+) -> None:
+    rng, limits = np.random.default_rng(seed), np.finfo(dtype)
+    n, m, d = (int(x) for x in rng.integers(1, 40, 3))
+    q, k = draw(rng, n, d, dtype=dtype, size=size_q), draw(rng, m, d, dtype=dtype, size=size_k)
+    v, b = draw(rng, m, 3, dtype=dtype, size=size_v), draw(rng, 1, m, dtype=dtype, size=size_b)
+    v[:, rng.integers(3)] *= rng.integers(2)
+    near = _near(q, k, b, v, m)
+    assert near.shape == (n, 1)
+    with np.errstate(all="ignore"):
+        wide = np.longdouble
+        worst = np.abs(q.astype(wide) @ k.astype(wide).T + b).max(-1)
+    seen = worst[near[:, 0]]
+    columns = np.abs(v.astype(wide)).max(0)
+    for largest in (1, *columns[columns > 0]):
+        assert np.all(seen + np.log(wide(m)) + np.log(wide(largest)) < np.log(wide(limits.max)))
+        assert np.all(np.log(wide(largest)) - seen > np.log(wide(limits.smallest_normal)))
+
+
+def test_usual_scores_need_no_maximum(dtype: np.dtype) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (draw(rng, 2, 100, 64, dtype=dtype) for _ in range(3))
+    v[..., 3] = 0
+    assert np.all(_near(q / dtype.type(8), k, None, v, 10**6))
+    assert _near(q, k, None, v[..., :0], 10**6) is None  # nothing to look at
+    assert attend(q, k, v[..., :0]).out.shape == (2, 100, 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_a_query_does_not_touch_others(value: float, dtype: np.dtype) -> None:
+    rng = np.random.default_rng(3)
+    q, k, v = (draw(rng, *shape, dtype=dtype) for shape in ((50, 4), (300, 4), (300, 2)))
+    before = attend(q, k, v)
+    q[7] = value
+    with np.errstate(invalid="ignore"):
+        after = attend(q, k, v)
+    others = np.arange(50) != 7
+    np.testing.assert_array_equal(before.out[others], after.out[others])
+    np.testing.assert_array_equal(before.lse[others], after.lse[others])
+
+
+def test_lengths_that_overflow_are_not_reported(dtype: np.dtype) -> None:
+    # Warnings are errors here. The scores are 2, the squares of the queries overflow.
+    size = np.sqrt(np.finfo(dtype).max) * dtype.type(16)
+    q, k = np.full((1, 2), size, dtype), np.full((3, 2), 1 / size, dtype)
+    got = attend(q, k, np.ones((3, 1), dtype))
+    np.testing.assert_allclose(got.lse, 2 + np.log(3), rtol=1e-6)
+
+
+# --- identities ----------------------------------------------------------------------------------
 
 
 @st.composite
