@@ -42,6 +42,7 @@ __all__ = [
     "part",
     "put",
     "quiet",
+    "rescale",
     "room",
     "root_scale",
     "square_norm",
@@ -50,11 +51,11 @@ __all__ = [
     "to_host",
 ]
 
+_TERMS = 96  # that one matrix product may add
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
 _NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
 _NUMPY_WORK = 2**18  # scores that are worth a thread
-_OTHER_BLOCK = (8192, 2048)
-_TERMS = 64  # that one matrix product may add
+_OTHER_BLOCK = (8192, 20 * _TERMS)
 _NUMPY = array_api_compat.array_namespace(np.empty(0))
 
 quiet = np.errstate(all="ignore")  # a decorator, where overflow is an answer
@@ -161,6 +162,13 @@ def add(x: Array, y: Array) -> Array:
     if is_numpy_array(x) and np.broadcast_shapes(x.shape, y.shape) == x.shape:
         return np.add(x, y, out=x)
     return x + y
+
+
+def rescale(x: Array, factor: Array) -> Array:
+    """Multiply by factors most of which are 1: on NumPy, `x` itself where all are."""
+    if is_numpy_array(x) and np.all(factor == 1):
+        return x
+    return x * factor
 
 
 def exp(x: Array) -> Array:

@@ -27,6 +27,7 @@ from ._array import (
     part,
     put,
     quiet,
+    rescale,
     room,
     sum_of_products,
     tiles,
@@ -423,11 +424,11 @@ def _hide(v: Array, visible: Array, xp: Any) -> tuple[Array, Array]:
 
 
 def _combine(a: _Sums, b: _Sums) -> _Sums:
-    """Add the sums over two sets of keys."""
+    """Add the sums over two sets of keys; the totals are used up."""
     xp = array_namespace(*a, *b)
     base = xp.maximum(a.base, b.base)
     scale_a, scale_b = (xp.exp(x.base - _finite(base, xp)) for x in (a, b))
-    total = add(a.total * scale_a, b.total * scale_b)
+    total = add(rescale(a.total, scale_a), rescale(b.total, scale_b))
     return _Sums(total, a.mass * scale_a + b.mass * scale_b, base)
 
 
