@@ -207,10 +207,11 @@ def _print(console: Console, table: Table) -> None:
 def _markdown(results: Mapping[str, Any]) -> str:
     setting, machine = results["settings"], results["environment"]
     versions = ", ".join(f"{name} {x}" for name, x in machine["versions"].items() if x)
+    blas = {f"{x['internal_api']} {x['version']} for {x['architecture']}" for x in machine["blas"]}
     parts = [
         "# Benchmarks",
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, "
-        f"Python {machine['python']}, {versions}. "
+        f"Python {machine['python']}, {versions}. BLAS: {', '.join(sorted(blas))}. "
         f"{setting['threads']} threads, {setting['repeats']} rounds, seed {setting['seed']}.",
     ]
     tables = [_targets(results)] if results["targets"] else []
