@@ -37,7 +37,7 @@ __all__ = [
     "is_numpy_array",
     "most_threads",
     "multiply",
-    "norm",
+    "norm_bound",
     "pairwise",
     "part",
     "put",
@@ -51,11 +51,11 @@ __all__ = [
     "to_host",
 ]
 
-_TERMS = 96  # that one matrix product may add
+_TERMS = 64  # that one matrix product may add
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
 _NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
 _NUMPY_WORK = 2**18  # scores that are worth a thread
-_OTHER_BLOCK = (8192, 20 * _TERMS)
+_OTHER_BLOCK = (8192, 2048)
 _NUMPY = array_api_compat.array_namespace(np.empty(0))
 
 quiet = np.errstate(all="ignore")  # a decorator, where overflow is an answer
@@ -93,10 +93,11 @@ def square_norm(x: Array) -> Array:
     return square + 0.0 * square
 
 
-def norm(x: Array) -> Array:
-    """|x| along the last axis, which is kept."""
+def norm_bound(x: Array) -> Array:
+    """Bound |x| along the last axis, which is kept: squares may underflow to 0."""
     xp = array_namespace(x)
-    return xp.sqrt(xp.vecdot(x, x))[..., None]
+    lost = (x.shape[-1] * float(xp.finfo(x.dtype).smallest_normal)) ** 0.5
+    return xp.sqrt(xp.vecdot(x, x))[..., None] + lost
 
 
 def root_scale(scale: float | None, q: Array) -> Array:
@@ -201,8 +202,8 @@ def multiply(x: Array, y: Array, memory: Array | None) -> Array:
 def sum_of_products(x: Array, y: Array) -> Array:
     """Multiply matrices in products of a few terms each, which are then added.
 
-    A plain product may add N equal terms in turn, whose rounding errors, all of one sign, were
-    seen to reach N / 9 eps.
+    A plain product may add N terms in turn. Where these are nearly equal, its rounding errors may
+    all have one sign, and add up to 3 N / 16 eps.
     """
     xp, m = array_namespace(x, y), y.shape[-2]
     if is_numpy_array(x):

@@ -22,7 +22,7 @@ from ._array import (
     is_numpy_array,
     most_threads,
     multiply,
-    norm,
+    norm_bound,
     pairwise,
     part,
     put,
@@ -38,6 +38,7 @@ __all__ = ["Attended", "attend", "merge", "softmax_attention"]
 
 
 _ITEMS = 256  # at most, that keys are cut into for threads to share
+_NEAR_ROWS = 128  # queries from which on it pays to read keys and values once more
 
 
 class Attended(NamedTuple):
@@ -379,24 +380,25 @@ def _sums(
 
 @quiet
 def _near(q: Array, k: Array, bias: Array | None, v: Array, m: int) -> Array | None:
-    r"""Say which queries (..., n, 1) need no maximum, which saves three passes over the scores.
+    r"""Say which queries (..., n, 1) need no maximum over a block of the m keys.
 
-    By :math:`|q \cdot k + b| \le r = |q| \max |k| + \max |b|`, weights are between
-    :math:`e^{-r}` and :math:`e^r`. Let c be the largest of a column of values, or its inverse.
-    While
+    That saves three passes over the scores, and takes one over the keys and the values of the
+    block. By :math:`|q \cdot k + b| \le r = |q| \max |k| + \max |b|`, weights are between
+    :math:`e^{-r}` and :math:`e^r`. Let :math:`v_c` be the largest magnitude in a column c of the
+    values, unless all are 0. While
 
-    .. math:: e^r \max c \; (2 m)^2 \le \mathrm{eps} / \mathrm{tiny},
+    .. math:: e^r \; \max_c \max(v_c, 1 / v_c) \; (2 m)^2 \le \mathrm{eps} / \mathrm{tiny},
 
-    no product with a value and no sum of m of them overflows or, beside the largest of its
-    column, underflows. Nor is anything lost to sums with another base: their mass is at least
-    1 / (2 m), and a factor below the smallest normal number makes eps / (2 m) of what is here.
+    nothing overflows; what underflows is less than eps of :math:`v_c` times the least weight. Sums
+    may be added to others that have a base, hence a mass of at least 1 / (2 m): where their factor
+    for it is below tiny, and may be flushed to 0, these sums are less than eps of the others.
     """
     xp = array_namespace(q, k, v)
     limits = xp.finfo(q.dtype)
     tiny = float(limits.smallest_normal)
-    if not (is_numpy_array(q) and tiny and v.size):  # elsewhere a branch would wait for the device
-        return None
-    reach = norm(q) * xp.max(norm(k), axis=-2, keepdims=True)
+    if not (is_numpy_array(q) and q.shape[-2] >= _NEAR_ROWS and tiny and v.size):
+        return None  # in other libraries a branch would wait for the device
+    reach = norm_bound(q) * xp.max(norm_bound(k), axis=-2, keepdims=True)
     if bias is not None:
         reach = reach + xp.max(xp.abs(bias), axis=-1, keepdims=True)
     largest = _nonzero(_largest_of_columns(v, xp), xp)  # a column of zeros has nothing to lose
@@ -424,7 +426,7 @@ def _hide(v: Array, visible: Array, xp: Any) -> tuple[Array, Array]:
 
 
 def _combine(a: _Sums, b: _Sums) -> _Sums:
-    """Add the sums over two sets of keys; the totals are used up."""
+    """Add the sums over two sets of keys, of which the totals may be overwritten."""
     xp = array_namespace(*a, *b)
     base = xp.maximum(a.base, b.base)
     scale_a, scale_b = (xp.exp(x.base - _finite(base, xp)) for x in (a, b))

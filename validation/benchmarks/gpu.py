@@ -46,7 +46,7 @@ CHECKED = 64  # queries of the first head that are compared with float64 on the 
 SCORES = 2**28  # that the roofline holds at once
 LINES = 60  # of the end of the test run
 
-BLOCKS = ((2048, 1920), (8192, 1920), (8192, 7680), (16384, 3840), (32768, 7680))
+BLOCKS = ((2048, 2048), (8192, 2048), (8192, 8192), (16384, 4096), (32768, 8192))
 STEPS = ((128, 16), (128, 64), (128, 128), (256, 64), (256, 128), (512, 128))
 
 
