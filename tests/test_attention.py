@@ -348,15 +348,17 @@ def test_each_column_of_values_keeps_its_digits(
 @pytest.mark.usefixtures("subnormals")
 @pytest.mark.parametrize("sign", [1, -1])
 def test_squares_of_queries_that_vanish(sign: int, dtype: np.dtype) -> None:
-    # The scores are 0.99 sqrt(d), although the squares of the queries are below all normal numbers.
+    # The scores are 1.9 sqrt(d), although the squares of the queries are below all normal numbers,
+    # and the values as large or small as scores of 0 allow.
     limits, d = np.finfo(dtype), 128
     small = dtype.type(0.97 * np.sqrt(limits.smallest_normal))
-    size = 0.99 / (float(small) * np.sqrt(d))
+    size = 1.9 / (float(small) * np.sqrt(d))
     q, k = np.full((1, d), small, dtype), np.full((2, d), sign * size, dtype)
-    for value in (1.0, limits.max / 2, limits.smallest_normal * 200):
+    largest = 0.9 * float(limits.eps) / float(limits.smallest_normal) / 16
+    for value in (1.0, largest, 1 / largest):
         got = attend(q, k, np.full((2, 1), value, dtype))
         rtol = CONTRACT * float(limits.eps) * (1 + np.sqrt(d))
-        np.testing.assert_allclose(got.out, [[value]], rtol=rtol)
+        np.testing.assert_allclose(got.out, [[dtype.type(value)]], rtol=rtol, atol=0)
         lse = sign * d * float(small) * float(dtype.type(size)) + np.log(2)
         np.testing.assert_allclose(got.lse, [lse], atol=rtol)
 
