@@ -38,7 +38,7 @@ __all__ = ["Attended", "attend", "merge", "softmax_attention"]
 
 
 _ITEMS = 256  # at most, that keys are cut into for threads to share
-_NEAR_ROWS = 128  # queries from which on it pays to read keys and values once more
+_NEAR_ROWS = 256  # queries from which on it pays to read keys and values once more
 
 
 class Attended(NamedTuple):
