@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
+from contextlib import AbstractContextManager, ExitStack
+from functools import reduce, wraps
 from itertools import product
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
 import numpy as np
@@ -21,12 +23,15 @@ from array_api_compat import (
     to_device,
 )
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 Array = Any  # any array of a library that array_api_compat knows; shapes are in the docstrings
 
 __all__ = [
     "Array",
     "add",
     "array_namespace",
+    "as_written",
     "block_shape",
     "blocks",
     "constant",
@@ -41,7 +46,6 @@ __all__ = [
     "pairwise",
     "part",
     "put",
-    "quiet",
     "rescale",
     "room",
     "root_scale",
@@ -51,14 +55,40 @@ __all__ = [
     "to_host",
 ]
 
-_TERMS = 64  # that one matrix product may add
+_TERMS = 48  # that one matrix product may add
+_WHOLE = 128  # terms of a product of queries and keys that is not cut, which would take time
+# Of what is added on NumPy, so that it stays in the cache: at least so many rows, or so many bytes.
+_CACHE_ROWS, _CACHE_BYTES = 128, 2**16
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
 _NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
 _NUMPY_WORK = 2**18  # scores that are worth a thread
 _OTHER_BLOCK = (8192, 2048)
 _NUMPY = array_api_compat.array_namespace(np.empty(0))
 
-quiet = np.errstate(all="ignore")  # a decorator, where overflow is an answer
+
+def as_written(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function to compute what is written, whatever the caller has set.
+
+    Overflow is an answer, of which NumPy does not warn, and torch.autocast makes no products in
+    another precision than that of the arrays.
+    """
+
+    @wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with np.errstate(all="ignore"), _no_autocast():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _no_autocast() -> AbstractContextManager[Any]:
+    """Switch off torch.autocast where it is on."""
+    torch: Any = sys.modules.get("torch")
+    stack = ExitStack()
+    for kind in ("cpu", "cuda", "mps", "xpu") if hasattr(torch, "autocast") else ():
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
 
 
 def array_namespace(*arrays: Array | None) -> Any:
@@ -192,45 +222,61 @@ def room(like: Array, size: int) -> Array | None:
 
 
 def multiply(x: Array, y: Array, memory: Array | None) -> Array:
-    """Multiply matrices into memory that nothing else uses, if there is any."""
-    if memory is None:
-        return x @ y
-    shape = (*broadcast_lead(x, y), x.shape[-2], y.shape[-1])
-    return np.matmul(x, y, out=memory[: math.prod(shape)].reshape(shape))
+    """Multiply matrices, into memory that nothing else uses if there is any."""
+    out = None
+    if memory is not None:
+        shape = (*broadcast_lead(x, y), x.shape[-2], y.shape[-1])
+        out = memory[: math.prod(shape)].reshape(shape)
+    if y.shape[-2] > _WHOLE:
+        return sum_of_products(x, y, out)
+    return x @ y if out is None else np.matmul(x, y, out=out)
 
 
-def sum_of_products(x: Array, y: Array) -> Array:
+def sum_of_products(x: Array, y: Array, out: Array | None = None) -> Array:
     """Multiply matrices in products of a few terms each, which are then added.
 
     A plain product may add N terms in turn. Where these are nearly equal, its rounding errors may
     all have one sign, and add up to 3 N / 16 eps.
     """
-    xp, m = array_namespace(x, y), y.shape[-2]
-    if is_numpy_array(x):
-        return _sum_in_cache(x, y)
-    whole = m // _TERMS * _TERMS
-    if whole == 0:
+    xp, (terms, columns) = array_namespace(x, y), y.shape[-2:]
+    if terms <= _TERMS:
         return x @ y
-    if whole < m:
-        rest = x[..., whole:] @ y[..., whole:, :]
-        return rest + sum_of_products(x[..., :whole], y[..., :whole, :])
-    x = xp.reshape(x, (*x.shape[:-1], -1, _TERMS))
-    y = xp.reshape(y, (*y.shape[:-2], -1, _TERMS, y.shape[-1]))
-    return xp.sum(xp.moveaxis(x, -2, -3) @ y, axis=-3)
+    if is_numpy_array(x):
+        return _sum_in_cache(x, y, out)
+    count, rest = divmod(terms, _TERMS)
+    if rest:
+        split = count * _TERMS
+    elif count * columns > max(terms, columns):  # all at once would take more memory than `x`
+        split = count // 2 * _TERMS
+    else:
+        x = xp.reshape(x, (*x.shape[:-1], count, _TERMS))
+        y = xp.reshape(y, (*y.shape[:-2], count, _TERMS, columns))
+        return xp.sum(xp.moveaxis(x, -2, -3) @ y, axis=-3)
+    first = sum_of_products(x[..., :split], y[..., :split, :])
+    return first + sum_of_products(x[..., split:], y[..., split:, :])
 
 
-def _sum_in_cache(x: Array, y: Array) -> Array:
-    """`sum_of_products` on NumPy: one product after another, in memory that stays in the cache."""
-    m = y.shape[-2]
-    if m > 16 * _TERMS:
-        half = m // 2
-        first = _sum_in_cache(x[..., :half], y[..., :half, :])
-        return add(first, _sum_in_cache(x[..., half:], y[..., half:, :]))
-    total, memory = x[..., :_TERMS] @ y[..., :_TERMS, :], None
-    for j in blocks(_TERMS, m, _TERMS):
-        memory = np.matmul(x[..., j], y[..., j, :], out=memory)
-        total += memory
-    return total
+def _sum_in_cache(x: Array, y: Array, out: Array | None) -> Array:
+    """`sum_of_products` on NumPy: a few rows at a time, a few products and then their sums."""
+    terms, columns = y.shape[-2:]
+    if out is None:
+        out = np.empty((*broadcast_lead(x, y), x.shape[-2], columns), dtype=x.dtype)
+    few = _TERMS * math.isqrt(-(-terms // _TERMS))
+    rows = max(_CACHE_ROWS, _CACHE_BYTES // max(1, columns * x.dtype.itemsize))
+    for i in blocks(0, x.shape[-2], rows):
+        x_i, total = x[..., i, :], out[..., i, :]
+        some = one = None
+        for j in blocks(0, terms, few):
+            first, *more = blocks(j.start, j.stop, _TERMS)
+            some = np.matmul(x_i[..., first], y[..., first, :], out=some if j.start else total)
+            for t in more:
+                one = np.matmul(x_i[..., t], y[..., t, :], out=one)
+                some += one
+            if j.start:
+                total += some
+            else:
+                some = None
+    return out
 
 
 def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:

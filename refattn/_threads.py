@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import cache
-from threading import Lock
+from functools import cache, partial
+from threading import Lock, local
 from typing import Any
 
 __all__ = ["for_each"]
@@ -23,10 +23,11 @@ def for_each(
     Each thread gets a function of its own from `worker`, with memory of its own. Products of the
     size of a block gain little from a BLAS with several threads, and all else nothing; and those
     threads spin for a while after each product, on cores that are needed. So threads take whole
-    items, and BLAS has one thread meanwhile, unless `most` is 0. There are as many as BLAS had:
-    threadpoolctl and variables such as OMP_NUM_THREADS set both. The limits belong to the process:
-    those that another thread sets meanwhile hold at once, also here, and are undone at the end,
-    which restores what was found at the start.
+    items, and BLAS has one thread meanwhile, from whatever thread this is called, unless `most` is
+    0. There are as many as BLAS had: threadpoolctl and variables such as OMP_NUM_THREADS set both.
+    The limits belong to the process (with OpenMP, to each thread): those that another thread sets
+    meanwhile hold at once, also here, and are undone at the end of the last call that overlaps,
+    which restores what was found at the start of the first.
     """
     remaining, turn = iter(items), Lock()
 
@@ -53,7 +54,8 @@ def for_each(
         count = min(count, most)
         if count == 1:
             return work()
-        with ThreadPoolExecutor(count) as pool:
+        alone = partial(_set_blas_threads, [1] * len(_blas().lib_controllers))  # for OpenMP
+        with ThreadPoolExecutor(count, initializer=alone) as pool:
             started = []
             try:
                 try:
@@ -68,19 +70,53 @@ def for_each(
                 stop()  # so does an interrupt
 
 
+class _Control:
+    """How many calls hold BLAS to one thread, and what its libraries had before the first."""
+
+    calls = 0
+    found: Sequence[int] = ()
+
+
+class _ControlOfThread(local, _Control):
+    """The same where each thread has limits of its own, as with OpenMP."""
+
+
+_of_process, _of_thread = _Control(), _ControlOfThread()
+
+
 @contextmanager
 def _blas_threads() -> Iterator[int]:
     """Take over the threads of BLAS: their number, or 1 while another call has them."""
-    blas = _blas()
+    libraries = _blas().lib_controllers
+    openmp = any(getattr(library, "threading_layer", "") == "openmp" for library in libraries)
+    control, count = _of_thread if openmp else _of_process, 1
     with _lock:
-        count = max((library.num_threads or 1 for library in blas.lib_controllers), default=1)
-        limits = blas.limit(limits=1) if count > 1 else None
+        if control.calls == 0:
+            control.found = [library.num_threads or 1 for library in libraries]
+            count = max(control.found, default=1)
+            if count > 1:
+                _set_blas_threads([1] * len(libraries))
+        control.calls += 1
     try:
         yield count
     finally:
-        if limits is not None:
-            with _lock:
-                limits.restore_original_limits()
+        with _lock:
+            control.calls -= 1
+            if control.calls == 0 and max(control.found, default=1) > 1:
+                _set_blas_threads(control.found)
+
+
+def _set_blas_threads(numbers: Sequence[int]) -> None:
+    """Set the threads of each library; threadpoolctl may ignore all threads but one otherwise."""
+    for library, number in zip(_blas().lib_controllers, numbers, strict=True):
+        release = getattr(library, "clear_controlling_thread", _nothing)  # from 3.7 on
+        release(force=True)
+        library.set_num_threads(number)
+        release(force=True)
+
+
+def _nothing(*, force: bool) -> None:
+    """Stand in where any thread may set limits."""
 
 
 @cache

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from . import _validate
 from ._array import (
     Array,
     add,
     array_namespace,
+    as_written,
     block_shape,
     blocks,
     broadcast_lead,
@@ -26,7 +29,6 @@ from ._array import (
     pairwise,
     part,
     put,
-    quiet,
     rescale,
     room,
     sum_of_products,
@@ -241,6 +243,7 @@ def softmax_attention(
     return ungroup(_attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale).out)
 
 
+@as_written
 def _attend(
     q: Array,
     k: Array,
@@ -358,10 +361,9 @@ def _sums(
 
     Where `near`, (..., n, 1), is true, e^score serves as it is.
     """
-    xp, tainted = array_namespace(scores, v), None
+    xp = array_namespace(scores, v)
     if visible is not None:
         scores = xp.where(visible, scores, -math.inf)
-        v, tainted = _hide(v, visible, xp)
     if near is not None and near.all():
         weights, base = exp(scores), xp.zeros_like(near, dtype=scores.dtype)
     else:
@@ -372,13 +374,11 @@ def _sums(
         # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
         tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
         weights = exp(cut(exponents, math.log(tiny)) if tiny else exponents)
-    total = sum_of_products(weights, v)
-    if tainted is not None:
-        total = xp.where(tainted, math.nan, total)
+    total = sum_of_products(weights, v) if visible is None else _sum_of_visible(weights, v, visible)
     return _Sums(total, xp.sum(weights, axis=-1, keepdims=True), base)
 
 
-@quiet
+@as_written
 def _near(q: Array, k: Array, bias: Array | None, v: Array, m: int) -> Array | None:
     r"""Say which queries (..., n, 1) need no maximum over a block of the m keys.
 
@@ -414,15 +414,34 @@ def _largest_of_columns(v: Array, xp: Any) -> Array:
     return xp.max(xp.reshape(largest, (*lead, rows, d_v)), axis=-2, keepdims=True)
 
 
-def _hide(v: Array, visible: Array, xp: Any) -> tuple[Array, Array]:
-    """Replace what is not finite in the values by 0; say which queries (..., n, 1) see some.
+def _sum_of_visible(weights: Array, v: Array, visible: Array, *, signed: bool = False) -> Array:
+    """Sum weights, 0 where hidden, times values: neither 0 * inf nor 0 * nan hidden reach it.
 
-    A hidden value must not be multiplied by its weight: 0 * nan is nan.
+    No weight is negative unless `signed`.
     """
+    xp = array_namespace(weights, v)
     finite = xp.isfinite(v)
-    unclean = xp.logical_not(xp.all(finite, axis=-1))
-    tainted = xp.any(visible & unclean[..., None, :], axis=-1, keepdims=True)
-    return xp.where(finite, v, 0.0), tainted
+    if is_numpy_array(v) and finite.all():
+        return sum_of_products(weights, v)
+    total = sum_of_products(weights, xp.where(finite, v, 0.0))
+    if signed:
+        total = total + _sum_of_infinite(-weights, -v, visible & (weights < 0))
+        visible = visible & (weights >= 0)
+    return total + _sum_of_infinite(weights, v, visible)
+
+
+def _sum_of_infinite(weights: Array, v: Array, visible: Array) -> Array:
+    """Sum what visible infinities and nan add to finite values: 0, inf, -inf or nan.
+
+    They are counted in matrix products: a nan as both infinities, any with weight 0 as very many.
+    """
+    xp, many = array_namespace(weights, v), 2.0 * v.shape[-2]
+    seen = xp.where(visible, xp.where(weights > 0, xp.ones_like(weights), many), 0.0)
+    unknown = xp.isnan(v)
+    rise, fall = (seen @ xp.astype((v == x) | unknown, v.dtype) for x in (math.inf, -math.inf))
+    total = xp.where(rise > 0, math.inf, xp.where(fall > 0, -math.inf, xp.zeros_like(rise)))
+    spoilt = ((rise > 0) & (fall > 0)) | (xp.maximum(rise, fall) >= many)
+    return xp.where(spoilt, math.nan, total)
 
 
 def _combine(a: _Sums, b: _Sums) -> _Sums:
@@ -437,7 +456,16 @@ def _combine(a: _Sums, b: _Sums) -> _Sums:
 def _normalise(sums: _Sums) -> Attended:
     xp = array_namespace(*sums)
     lse = _log(sums.mass, sums.base, xp)[..., 0]
-    return Attended(sums.total / _nonzero(sums.mass, xp), lse)
+    return Attended(_mean(sums.total / _nonzero(sums.mass, xp), xp.isfinite(sums.total)), lse)
+
+
+def _mean(mean: Array, finite: Array) -> Array:
+    """Undo overflow by rounding: where what was averaged is finite, so is the mean."""
+    if is_numpy_array(mean) and not np.isinf(mean).any():
+        return mean
+    xp = array_namespace(mean)
+    largest = xp.sign(mean) * xp.finfo(mean.dtype).max
+    return xp.where(finite & xp.isinf(mean), largest, mean)
 
 
 def _log(mass: Array, base: Array, xp: Any) -> Array:
@@ -445,6 +473,7 @@ def _log(mass: Array, base: Array, xp: Any) -> Array:
     return xp.where(mass == 0, -math.inf, base + xp.log(_nonzero(mass, xp)))
 
 
+@as_written
 def _log_sum_exp(scores: Array) -> Array:
     """Reduce the last axis, which must not be empty."""
     xp = array_namespace(scores)
@@ -453,6 +482,7 @@ def _log_sum_exp(scores: Array) -> Array:
     return _log(xp.sum(weights, axis=-1), base, xp)
 
 
+@as_written
 def _merge(a: Attended, b: Attended) -> Attended:
     xp = array_namespace(*a, *b)
     base = _finite(xp.maximum(a.lse, b.lse), xp)
@@ -460,6 +490,7 @@ def _merge(a: Attended, b: Attended) -> Attended:
     mass = mass_a + mass_b
     share_a, share_b = (x / _nonzero(mass, xp) for x in (mass_a, mass_b))
     out = share_a[..., None] * a.out + share_b[..., None] * b.out
+    out = _mean(out, xp.isfinite(a.out) & xp.isfinite(b.out))
     return Attended(out, _log(mass, base, xp))
 
 

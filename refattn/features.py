@@ -28,8 +28,9 @@ from ._array import (
     group_heads,
     put,
     square_norm,
+    sum_of_products,
 )
-from .attention import _finite, _hide, _past
+from .attention import _finite, _past, _sum_of_visible
 
 __all__ = [
     "Features",
@@ -586,15 +587,15 @@ def _attend_block(phi_q: Features, phi_k: Features, v: Array, visible: Array | N
     xp = array_namespace(v)
     products = phi_q.values @ xp.matrix_transpose(phi_k.values)
     log_scale = phi_k.log_scale[..., None, :]
-    tainted = None
     if visible is not None:
-        v, tainted = _hide(v, visible, xp)
         products = xp.where(visible, products, 0.0)
         log_scale = xp.where(visible, log_scale, -math.inf)
     base = xp.max(log_scale, axis=-1, keepdims=True)
     v = xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
-    total = (products * xp.exp(log_scale - _finite(base, xp))) @ v
-    return _State(total if tainted is None else xp.where(tainted, math.nan, total), base)
+    weights = products * xp.exp(log_scale - _finite(base, xp))
+    if visible is None:
+        return _State(sum_of_products(weights, v), base)
+    return _State(_sum_of_visible(weights, v, visible, signed=True), base)
 
 
 def _combine(a: _State, b: _State, xp: Any) -> _State:

@@ -132,7 +132,73 @@ def test_longdouble_keeps_its_digits(record_accuracy: Any) -> None:
     assert units <= CONTRACT
 
 
-@pytest.mark.parametrize("largest", [0.999, 0.5, 1e-300, 5e-324])
+def rounded_one_way(terms: int, center: float, dtype: Any) -> np.ndarray:
+    """Numbers near `center` of which each rounds their running sum down, by almost half a unit."""
+    near = (center * (1 + 1e-3 * np.random.default_rng(0).random(2000))).astype(dtype)
+    chosen, total = np.empty(terms, dtype), dtype.type(0)
+    for j in range(terms):
+        exact = np.longdouble(total) + near.astype(np.longdouble)
+        sums = exact.astype(dtype)
+        i = int(np.argmax((exact - sums) / np.spacing(sums)))
+        chosen[j], total = near[i], sums[i]
+    return chosen
+
+
+@pytest.mark.parametrize("d", [64, 85, 160, 256, 1024, 4096])
+def test_accuracy_at_every_head_size(d: int, dtype: np.dtype, record_accuracy: Any) -> None:
+    # Products of nearly equal terms: the rounding errors of a long sum all have one sign.
+    rows = [
+        np.full(d, 0.2, dtype),
+        *(np.resize(rounded_one_way(t, 0.75, dtype), d) for t in (48, 64, d)),
+    ]
+    for row in rows:
+        want = reference.mp.fsum(reference.exact(row))
+        for n, m in ((2, 1), (1, 2), (2, 2), (16, 16), (300, 70)):
+            q, k = np.ones((n, d), dtype), np.broadcast_to(row, (m, d))
+            got = attend(q, k, np.ones((m, 1), dtype))
+            exponent = reference.norm(q) * reference.norm(k)
+            units = max(
+                reference.error(got.lse[:1], np.array([want + reference.mp.log(m)]), 1, exponent),
+                reference.error(got.out[:1], reference.exact(np.ones((1, 1))), 1, exponent),
+            )
+            record_accuracy(f"attend, d = {d}, nearly equal terms", dtype, units)
+            assert units <= CONTRACT
+
+
+@pytest.mark.parametrize("d", [86, 128])
+def test_accuracy_of_products_that_are_not_cut(d: int, dtype: np.dtype) -> None:
+    # Half the errors of the worst sum of d terms, 3 d / 16, is more than C only by design.
+    row = rounded_one_way(d, 0.75, dtype)
+    k = np.broadcast_to(row, (16, d))
+    got = attend(np.ones((16, d), dtype), k, np.ones((16, 1), dtype)).lse[:1]
+    want = reference.mp.fsum(reference.exact(row)) + reference.mp.log(16)
+    exponent = d**0.5 * reference.norm(k)
+    assert reference.error(got, np.array([want]), 1, exponent) <= 3 * d / 16 + 1
+    same = np.full((16, d), 0.2, dtype)
+    want = reference.mp.fsum(reference.exact(same[0]) ** 2) + reference.mp.log(16)
+    got = attend(same, same, same[:, :1]).lse[:1]
+    units = reference.error(got, np.array([want]), 1, reference.norm(same) ** 2)
+    assert units <= CONTRACT
+
+
+@pytest.mark.parametrize("m", [1024, 3904, 4112, 7944])
+@pytest.mark.parametrize("terms", [48, 64])
+def test_accuracy_of_values_chosen_against_it(
+    m: int, terms: int, dtype: np.dtype, record_accuracy: Any
+) -> None:
+    # At these m numpy.sum of m equal weights, too, is off by two units and more.
+    zeros, row = np.zeros((8, 1), dtype), None
+    for center in (0.55, 0.62, 0.7, 0.78, 0.9):
+        row = np.resize(rounded_one_way(terms, center, dtype), m)
+        v = np.repeat(row[:, None], 16, axis=1)
+        got = attend(zeros, np.zeros((m, 1), dtype), v).out[:1, :1]
+        want = np.array([[reference.mp.fsum(reference.exact(row)) / m]])
+        units = reference.error(got, want, np.max(row), 0)
+        record_accuracy("attend, values chosen against it", dtype, units)
+        assert units <= CONTRACT
+
+
+@pytest.mark.parametrize("largest", [1.0, 0.999, 0.5, 1e-300, 5e-324])
 def test_extreme_values_stay_finite(largest: float, dtype: np.dtype) -> None:
     # Sums of the values overflow; their mean does not.
     size = np.finfo(dtype).max if largest > 1e-3 else 1.0
@@ -140,8 +206,12 @@ def test_extreme_values_stay_finite(largest: float, dtype: np.dtype) -> None:
     q, k = np.zeros((3, 2), dtype), np.zeros((5000, 2), dtype)
     out = attend(q, k, v).out
     assert np.all(np.isfinite(out))
-    tiny = float(np.finfo(dtype).smallest_subnormal)
-    np.testing.assert_allclose(out, v[:3], rtol=CONTRACT * float(np.finfo(dtype).eps), atol=tiny)
+    tiny, eps = float(np.finfo(dtype).smallest_subnormal), float(np.finfo(dtype).eps)
+    with np.errstate(over="ignore"):  # of the tolerance itself
+        np.testing.assert_allclose(out, v[:3], rtol=CONTRACT * eps, atol=tiny)
+    both = merge(attend(q, k, v), attend(q, -k, v)).out
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(both, v[:3], rtol=CONTRACT * eps, atol=tiny)
 
 
 @pytest.mark.parametrize("m", [1000, 4047, 30_000, 2**20])
@@ -173,7 +243,7 @@ def near_equal_values(m: int, terms: int, center: float, dtype: Any) -> np.ndarr
     return values
 
 
-@pytest.mark.parametrize("terms", [32, 64, 96, 128, 2000])
+@pytest.mark.parametrize("terms", [32, 48, 64, 96, 128, 2000])
 @pytest.mark.parametrize("m", [96, 1000, 1536])
 def test_many_nearly_equal_values(
     m: int, terms: int, dtype: np.dtype, record_accuracy: Any
@@ -538,6 +608,95 @@ def test_masking_equals_deleting(problem: Any, seed: int) -> None:
 
 
 # --- every array library --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["plain", "causal", "mask"])
+@pytest.mark.parametrize(
+    ("n", "m", "d", "d_v"),
+    [
+        (1, 48, 1, 0),
+        (3, 49, 129, 1),
+        (2, 64, 8, 0),
+        (5, 130, 130, 70),
+        (8200, 2, 1, 1),
+        (2, 8300, 2, 3),
+        (520, 2100, 200, 2),
+    ],
+)
+def test_backends_agree_beyond_every_block(
+    backend: Backend, options: str, n: int, m: int, d: int, d_v: int
+) -> None:
+    # Terms of one product, rows in cache, rows and columns of a block: on NumPy and elsewhere.
+    rng, dtype = np.random.default_rng(0), np.dtype(np.float32)
+    q, k, v = (draw(rng, *shape, dtype=dtype) for shape in ((n, d), (m, d), (m, d_v)))
+    kwargs: dict[str, Any] = {"causal": options == "causal"}
+    visible = np.tri(n, m, m - n, dtype=bool) if kwargs["causal"] else np.ones((n, m), bool)
+    if options == "mask":
+        kwargs["mask"] = visible = rng.random((n, m)) < 0.7
+    got = backend.call(softmax_attention, q, k, v, **kwargs)
+    assert got.shape == (n, d_v)
+    want = reference.softmax_attention(
+        *(x.astype(np.float64) for x in (q, k, v)), visible=visible | ~visible.any(-1)[:, None]
+    )
+    want = np.where(visible.any(-1)[:, None], want, 0)
+    atol = tolerance(q, k, d**-0.5) * np.max(np.abs(v), initial=0)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Dask, which computes later
+@pytest.mark.parametrize("weight", ["some", "underflows"])
+def test_infinite_values_with_a_mask_of_true(
+    backend: Backend, dtype: np.dtype, weight: str
+) -> None:
+    # What is seen counts as without a mask, column by column; what is hidden does not count.
+    q, k = np.ones((3, 1), dtype), np.zeros((5, 1), dtype)
+    if weight == "underflows":
+        k[:4] = -1e4
+    v = np.array(
+        [[np.inf, 1, 1, -np.inf, np.nan, 1], [np.inf, 1, -np.inf, 1, 1, 2], *[[1.0] * 6] * 3], dtype
+    )
+    plain = backend.call(attend, q, k, v).out
+    got = backend.call(attend, q, k, v, mask=np.ones((3, 5), bool)).out
+    np.testing.assert_array_equal(got, plain)
+    if weight == "some":
+        np.testing.assert_array_equal(got[0, [0, 2, 3]], [np.inf, -np.inf, -np.inf])
+        assert np.all(np.isfinite(got[:, [1, 5]]))
+    mask = np.array([[1, 1, 1, 1, 1], [0, 1, 1, 1, 1], [0, 0, 1, 1, 1]], bool)
+    got = backend.call(attend, q, k, v, mask=mask).out
+    np.testing.assert_array_equal(got[0], plain[0])
+    np.testing.assert_array_equal(got[2], np.ones(6))
+    want = backend.call(attend, q[1:2], k[1:], v[1:]).out[0]
+    np.testing.assert_allclose(got[1], want, rtol=1e-6)
+    nonzero = backend.call(attend, q, k, v, causal=True).out
+    np.testing.assert_array_equal(nonzero[2], plain[2])
+
+
+def test_no_warning_of_what_is_hidden_or_documented(dtype: np.dtype) -> None:
+    # Warnings are errors in these tests.
+    huge = np.finfo(dtype).max
+    q, v = np.ones((2, 3), dtype), np.ones((4, 2), dtype)
+    mask = np.array([True, True, False, False])
+    for extreme in (np.inf, -np.inf, np.nan, huge):
+        k = np.ones((4, 3), dtype)
+        k[2:] = extreme
+        np.testing.assert_array_equal(attend(q, k, v, mask=mask).out, np.ones((2, 2)))
+        out = attend(q[:, :1], k[:, :1], v, bias=np.array([0, 0, -np.inf, -np.inf], dtype)).out
+        assert np.all(np.isnan(out) == bool(np.isnan(extreme) or extreme == np.inf))
+    far = np.array([[0.0], [800.0]], dtype)
+    np.testing.assert_array_equal(attend(q[:, :1], far, v[:2], causal=True).out, np.ones((2, 2)))
+    assert np.all(np.isnan(attend(q * huge, q * huge, v[:2]).out))
+
+
+def test_torch_autocast_changes_nothing() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.asarray(draw(np.random.default_rng(0), 64, 64, dtype=np.dtype(np.float32)))
+    want = attend(x, x, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = attend(x, x, x)
+        joined = merge(got, want)
+        assert (x @ x).dtype == torch.bfloat16  # it is on again
+    assert torch.equal(got.out, want.out)
+    assert torch.equal(joined.out, merge(want, want).out)
 
 
 @pytest.mark.parametrize("options", ["plain", "causal", "mask", "bias", "groups"])

@@ -138,10 +138,50 @@ def test_an_error_reaches_the_caller_ends_the_other_thread_and_gives_blas_back()
 
 
 @pytest.mark.usefixtures("several")
-def test_threads_see_the_error_state_of_numpy(large):
-    q, k, v = large
-    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
-        refattn.attend(q * 1e200, k * 1e200, v)
+def test_threads_see_the_error_state_of_numpy():
+    seen = []
+    with np.errstate(over="raise", under="call"):
+        for_each(lambda: lambda _: seen.append(np.geterr()), range(4), most=2)
+        assert seen == [np.geterr()] * 4
+
+
+@pytest.mark.usefixtures("several")
+def test_blas_has_one_thread_from_whatever_thread_a_call_comes(large):
+    seen, before = [], blas_threads()
+    want = refattn.softmax_attention(*large)  # threadpoolctl lets this thread set limits, only
+
+    def call():
+        for_each(lambda: lambda _: seen.extend(blas_threads()), range(4), most=2)
+        return refattn.softmax_attention(*large)
+
+    with ThreadPoolExecutor(1) as pool:
+        np.testing.assert_array_equal(pool.submit(call).result(), want)
+    assert set(seen) == {1}
+    assert blas_threads() == before
+
+
+@pytest.mark.usefixtures("several")
+def test_blas_keeps_one_thread_until_the_last_call_ends():
+    before, first, second, seen = blas_threads(), threading.Event(), threading.Event(), []
+
+    def early(_):
+        assert second.wait(60)
+
+    def late(_):
+        second.set()
+        assert first.wait(60)
+        seen.extend(blas_threads())
+
+    with ThreadPoolExecutor(2) as pool:
+        a = pool.submit(for_each, lambda: early, range(1), most=1)
+        while blas_threads() != [1] * len(before):
+            pass
+        b = pool.submit(for_each, lambda: late, range(1), most=1)
+        a.result()
+        first.set()
+        b.result()
+    assert set(seen) == {1}
+    assert blas_threads() == before
 
 
 def test_one_thread_where_there_is_no_blas_to_control(monkeypatch, large):
@@ -205,21 +245,13 @@ refattn.attend(*numpy.ones((3, 1, 1)))
 
 
 @pytest.mark.usefixtures("several")
-def test_limits_are_restored_while_no_other_call_reads_them(monkeypatch):
-    blas, held = _blas(), []
-    limit = type(blas).limit
+def test_limits_are_set_while_no_other_call_reads_them(monkeypatch):
+    held, set_threads = [], _threads._set_blas_threads
 
-    def watched(self, **options):
-        limits = limit(self, **options)
-        restore = limits.restore_original_limits
+    def watched(numbers):
+        held.append(_threads._lock.locked())
+        set_threads(numbers)
 
-        def restore_original_limits():
-            held.append(_threads._lock.locked())
-            restore()
-
-        limits.restore_original_limits = restore_original_limits
-        return limits
-
-    monkeypatch.setattr(type(blas), "limit", watched)
-    for_each(lambda: lambda item: None, range(2), most=2)
-    assert held == [True]
+    monkeypatch.setattr(_threads, "_set_blas_threads", watched)
+    for_each(lambda: lambda item: None, range(2), most=1)
+    assert held == [True, True]
