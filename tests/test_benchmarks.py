@@ -88,6 +88,7 @@ def form(name: str, value: Any, want: Any = ((1.0,), (2.0,)), **options: Any) ->
 RIGHT, OFF = [[1.0], [2.0]], [[1.0], [2.0 + 1e-9]]
 
 
+@pytest.mark.checks_more
 def test_estimators_agree_with_their_oracles(compared: Path) -> None:
     records = written(compared)["sections"]["estimators"]
     assert len(records) == 2 * len(estimators.CASES)
@@ -146,6 +147,7 @@ def test_peers_that_are_missing_are_named(
     assert {t["met"] for t in results["targets"] if "torch" in t["target"]} == {None}
 
 
+@pytest.mark.checks_more
 def test_other_sections(run: Any, tmp_path: Path) -> None:
     names = [name for name in SECTIONS if name != "estimators"]
     result = run(*(word for name in names for word in ("--only", name)), "--threads", "1")
@@ -193,6 +195,7 @@ def test_a_wrong_form_is_flagged_and_not_timed(value: Any) -> None:
     json.dumps(record, allow_nan=False)
 
 
+@pytest.mark.checks_more
 def test_the_command_fails_if_refattn_is_wrong(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     exact, rfa = estimators._exact, estimators._positive
     monkeypatch.setattr(estimators, "CASES", (exact, rfa))

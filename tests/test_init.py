@@ -59,6 +59,7 @@ def test_public_functions_document_themselves() -> None:
                 assert section in (value.__doc__ or ""), f"{name} has no {section}"
 
 
+@pytest.mark.checks_more
 def test_import_is_light() -> None:
     code = (
         "import sys, refattn\n"
