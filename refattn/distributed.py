@@ -237,12 +237,12 @@ def _state(
 
 def _read(state: PositiveState, q: Array, *own: Array) -> Array:
     """What a chunk of queries reads from a state and, causally, from its own keys and values."""
-    state, q, *own = map(_aligned, (state, q, *own))
+    state, q, own = _aligned(state), _aligned(q), tuple(map(_aligned, own))
     return state.read_causal(q, *own) if own else state.read(q)
 
 
 def _aligned(x: Any) -> Any:
-    """What a task was given, as it was where it was made; from another worker it begins at any byte.
+    """Arrays as they were where they were made: from another worker they begin at any byte.
 
     NumPy multiplies arrays that are not aligned in another way, which rounds differently.
     """

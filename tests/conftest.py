@@ -192,7 +192,9 @@ class Skipped:
 
     def _chosen(self, item: pytest.Item, names: Sequence[str]) -> bool:
         module = item.nodeid.partition("::")[0]
-        return item.nodeid in names or module in names or bool(item.get_closest_marker("checks_more"))
+        return (
+            item.nodeid in names or module in names or bool(item.get_closest_marker("checks_more"))
+        )
 
     def pytest_sessionfinish(self) -> None:
         if self.cache is not None and not self.chooses:
