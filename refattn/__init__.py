@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         streaming,
         theory,
     )
+    from ._sample import load_sample
     from .attention import Attended, attend, merge, softmax_attention
     from .estimators import (
         importance_sampled_attention,
@@ -43,6 +44,7 @@ _HOME = {
     "linear_attention": "features",
     "linear_randomized_attention": "estimators",
     "mean_of_ratios_attention": "estimators",
+    "load_sample": "_sample",
     "merge": "attention",
     "random_feature_attention": "estimators",
     "randomized_attention": "estimators",
@@ -63,6 +65,7 @@ __all__ = [
     "kernels",
     "linear_attention",
     "linear_randomized_attention",
+    "load_sample",
     "mean_of_ratios_attention",
     "merge",
     "moments",

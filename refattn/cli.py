@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import __version__, _validate, adapt, theory
+from . import _sample as _bundled
 from . import moments as _moments
 from ._array import broadcast_lead, group_heads
 from .attention import softmax_attention
@@ -41,7 +42,6 @@ __all__ = ["main"]
 
 _Array = npt.NDArray[Any]
 
-_SAMPLE = "minilm_zen128_slice.npz"
 _INSTALL = "needs `pip install 'refattn[cli]'`"
 
 
@@ -528,12 +528,11 @@ def _output(suffix: str) -> Callable[[Any, Any, str | None], Path | None]:
 
 
 def _sample() -> Path:
-    """Find the data that come with the package, installed or in a checkout."""
-    here = Path(__file__).resolve().parent
-    for folder in (here / "data", here.parent / "validation" / "data"):
-        if (folder / _SAMPLE).is_file():
-            return folder / _SAMPLE
-    raise ValueError(f"FILE must be given: the sample {_SAMPLE} is not installed.")
+    """Find the data that come with the package."""
+    try:
+        return _bundled.path()
+    except FileNotFoundError as error:
+        raise ValueError(f"FILE must be given: {error}.") from None
 
 
 def load(path: Path, dtype: str | None = None, *, required: str = "qkv") -> dict[str, _Array]:

@@ -14,6 +14,7 @@ arrays of one more library; here tasks are whole chunks, which run the code of o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from importlib import import_module
 from itertools import accumulate, product
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from . import _validate, attention, sampling
-from ._array import Array
+from ._array import Array, is_numpy_array
 from .attention import Attended
 from .estimators import _change_gauge, _frequencies
 from .streaming import PositiveState
@@ -221,6 +222,7 @@ def _part(
 ) -> Attended:
     """What one chunk of queries finds in one chunk of keys, or in its first tokens."""
     k, v = k[..., :tokens, :], v[..., :tokens, :]
+    q, k, v = map(_aligned, (q, k, v))
     return attention.attend(q, k, v, scale=scale, causal=causal)
 
 
@@ -228,14 +230,27 @@ def _state(
     samples: Any, scale: float | None, k: Array, v: Array, tokens: int | None = None
 ) -> PositiveState:
     """What the samples find in one chunk of keys, or in its first tokens."""
-    omega, log_weight = samples
     k, v = k[..., :tokens, :], v[..., :tokens, :]
+    k, v, omega, log_weight = map(_aligned, (k, v, *samples))
     return PositiveState.init(k, v, omega=omega, log_weight=log_weight, scale=scale)
 
 
 def _read(state: PositiveState, q: Array, *own: Array) -> Array:
     """What a chunk of queries reads from a state and, causally, from its own keys and values."""
+    state, q, own = _aligned(state), _aligned(q), tuple(map(_aligned, own))
     return state.read_causal(q, *own) if own else state.read(q)
+
+
+def _aligned(x: Any) -> Any:
+    """Arrays as they were where they were made: from another worker they begin at any byte.
+
+    NumPy multiplies arrays that are not aligned in another way, which rounds differently.
+    """
+    if isinstance(x, Attended):
+        return Attended(*map(_aligned, x))
+    if isinstance(x, PositiveState):
+        return replace(x, **{name: _aligned(value) for name, value in vars(x).items()})
+    return np.require(x, None, "A") if is_numpy_array(x) else x
 
 
 def _tree(merge: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:

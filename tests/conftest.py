@@ -1,8 +1,9 @@
-"""One fixture for every array library, and the table of measured accuracy."""
+"""One fixture for every array library, the table of measured accuracy, and what a run skipped."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,66 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request: pytest.FixtureRequest) -> np.dtype:
     return np.dtype(request.param)
+
+
+# --- what the last run skipped, for lack of a library or a browser --------------------------------
+
+
+SKIPPED = "refattn/skipped"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--last-skipped",
+        action="store_true",
+        help="run what the last run skipped, and what checks more where more is installed",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "checks_more: runs everywhere, and checks more where torch is installed"
+    )
+    config.pluginmanager.register(Skipped(config), "skipped")
+
+
+class Skipped:
+    """Writes the tests, and whole modules, that are skipped to the cache of pytest."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.cache = getattr(config, "cache", None)
+        self.chooses = config.getoption("last_skipped")
+        self.names: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self.names.add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.names.add(report.nodeid)
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        if not self.chooses:
+            return
+        names = self.cache and self.cache.get(SKIPPED, None)
+        if names is None:
+            raise pytest.UsageError("--last-skipped needs a run before it")
+        left_out = [item for item in items if not self._chosen(item, names)]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+    def _chosen(self, item: pytest.Item, names: Sequence[str]) -> bool:
+        module = item.nodeid.partition("::")[0]
+        return (
+            item.nodeid in names or module in names or bool(item.get_closest_marker("checks_more"))
+        )
+
+    def pytest_sessionfinish(self) -> None:
+        if self.cache is not None and not self.chooses:
+            self.cache.set(SKIPPED, sorted(self.names))
 
 
 _accuracy: dict[tuple[str, str], float] = {}

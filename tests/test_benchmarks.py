@@ -88,6 +88,7 @@ def form(name: str, value: Any, want: Any = ((1.0,), (2.0,)), **options: Any) ->
 RIGHT, OFF = [[1.0], [2.0]], [[1.0], [2.0 + 1e-9]]
 
 
+@pytest.mark.checks_more
 def test_estimators_agree_with_their_oracles(compared: Path) -> None:
     records = written(compared)["sections"]["estimators"]
     assert len(records) == 2 * len(estimators.CASES)
@@ -124,7 +125,14 @@ def test_peers_that_are_missing_are_named(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
-    assert run("--only", "estimators").exit_code == 0
+    result = run("--only", "estimators")
+    assert result.exit_code == 0
+    notes = [line for line in result.output.splitlines() if line.startswith("not measured, ")]
+    assert [note.split(": ")[1] for note in notes] == [
+        "pip install torch",
+        "pip install pytorch-fast-transformers",
+    ]
+    assert f"{estimators.EXACT}: {estimators.SDPA}; " in notes[0]
     results = written(tmp_path)
     missing = {
         one["name"]: one["missing"]
@@ -139,6 +147,7 @@ def test_peers_that_are_missing_are_named(
     assert {t["met"] for t in results["targets"] if "torch" in t["target"]} == {None}
 
 
+@pytest.mark.checks_more
 def test_other_sections(run: Any, tmp_path: Path) -> None:
     names = [name for name in SECTIONS if name != "estimators"]
     result = run(*(word for name in names for word in ("--only", name)), "--threads", "1")
@@ -186,6 +195,7 @@ def test_a_wrong_form_is_flagged_and_not_timed(value: Any) -> None:
     json.dumps(record, allow_nan=False)
 
 
+@pytest.mark.checks_more
 def test_the_command_fails_if_refattn_is_wrong(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     exact, rfa = estimators._exact, estimators._positive
     monkeypatch.setattr(estimators, "CASES", (exact, rfa))
@@ -194,6 +204,25 @@ def test_the_command_fails_if_refattn_is_wrong(run: Any, monkeypatch: pytest.Mon
     assert result.exit_code == 1
     assert "wrong: RFA, positive, float32: refattn" in result.output
     assert "wrong: exact attention" not in result.output
+
+
+def test_nothing_is_timed_where_refattn_is_wrong_and_peers_are_missing(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    monkeypatch.setattr(estimators, "CASES", (estimators._positive,))
+    monkeypatch.setattr(oracles, "positive", partial(oracles.positive, log_weight=np.arange(16.0)))
+    result = run("--only", "estimators")
+    assert result.exit_code == 1
+    assert "wrong: RFA, positive, float32: refattn" in result.output
+    forms = [form for x in written(tmp_path)["sections"]["estimators"] for form in x["forms"]]
+    assert not any("seconds" in form for form in forms)
+    assert timing.alternate({}, 3, pause=0.0) == {}
+
+
+def test_memory_that_cannot_be_read_is_named() -> None:
+    record = {"case": "a", "kind": "not available: pip install psutil", "bytes": None}
+    assert report.not_measured({"memory": [record, record]}) == {record["kind"]: ["a"]}
 
 
 def test_a_peer_that_fails_is_not_measured() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import __version__, cli, random_feature_attention, softmax_attention
+from refattn import __version__, _sample, cli, random_feature_attention, softmax_attention
 from refattn.estimators import DEFAULT_ESTIMATORS, ESTIMATORS
 
 pytest.importorskip("rich")
@@ -402,7 +402,7 @@ def test_missing_packages(
 
 
 def test_missing_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_SAMPLE", "nothing.npz")
+    monkeypatch.setattr(_sample, "_NAME", "nothing.npz")
     assert "FILE must be given: the sample nothing.npz is not installed" in fails()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 try:
     import click
+    import matplotlib.figure  # noqa: F401  # figures come last, after minutes
     from rich.console import Console
 
     from . import estimators, imports, memory, report, roofline, scaling
@@ -81,6 +82,8 @@ def main(
     report.show_targets(console, results)
     for path in paths:
         progress.print(f"wrote {path}", highlight=False)
+    for reason, names in report.not_measured(sections).items():
+        click.echo(f"not measured, {reason}: {'; '.join(names)}", err=True)
     wrong = report.wrong(sections)
     for name in wrong:
         click.echo(f"wrong: {name}", err=True)

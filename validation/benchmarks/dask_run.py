@@ -61,6 +61,7 @@ from .timing import alternate, quartiles, ratio
 Record = dict[str, Any]
 
 SAMPLE_S = 0.02  # between two looks at the memory of a worker
+RESTART_S = 120  # until another worker must have taken the place of one that was killed
 SHRINK = 32  # how many times smaller the arrays are that are held in memory
 
 
@@ -255,7 +256,7 @@ def kill(client: Client, case: Case, share: float, want: np.ndarray) -> Record:
         seconds = time.perf_counter() - start
         while not progress.lost:
             time.sleep(0.001)
-    client.wait_for_workers(len(pids))
+    client.wait_for_workers(len(pids), timeout=RESTART_S)
     started = set(client.run(os.getpid).values()) - set(pids.values())
     times = progress.done.values()
     return {

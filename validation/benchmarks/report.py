@@ -32,7 +32,7 @@ from .settings import FULL, Settings
 from .targets import judge
 from .timing import Quartiles, quartiles
 
-__all__ = ["collect", "show", "show_targets", "write", "wrong"]
+__all__ = ["collect", "not_measured", "show", "show_targets", "write", "wrong"]
 
 _NONE = "\N{EN DASH}"
 
@@ -91,6 +91,18 @@ def wrong(sections: Mapping[str, Iterable[Record]]) -> list[str]:
         for form in record.get("forms", ())
         if form.get("ours") and form.get("wrong")
     ]
+
+
+def not_measured(sections: Mapping[str, Iterable[Record]]) -> dict[str, list[str]]:
+    """Forms that were not measured, and cases whose memory was not, by reason."""
+    found: dict[str, list[str]] = {}
+    for record in (record for records in sections.values() for record in records):
+        if record.get("bytes", 0) is None:
+            found.setdefault(record["kind"], []).append(record["case"])
+        for form in record.get("forms", ()):
+            if "missing" in form:
+                found.setdefault(form["missing"], []).append(f"{record['case']}: {form['name']}")
+    return {reason: list(dict.fromkeys(names)) for reason, names in found.items()}
 
 
 def _tables(section: str, records: Sequence[Record]) -> Iterator[Table]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -63,13 +64,14 @@ def alternate(
     threads of the one before sleep. A first round warms up and is not kept.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in forms}
+    turns = deque(forms)
     for lap in range(repeats + 1):
-        names = list(forms)
-        for name in names[lap % len(names) :] + names[: lap % len(names)]:
+        for name in turns:
             time.sleep(pause)
             elapsed = timer(forms[name])
             if lap > 0:
                 seconds[name].append(elapsed)
+        turns.rotate(-1)
     return seconds
 
 
