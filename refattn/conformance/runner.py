@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,8 @@ def check(
         trial = Trial(adapter, item.name, seed, LEVELS[level], budget)
         result = _run(item, trial, limit)
         results.append(result)
-        trials.append(trial)
+        # A thread that is late may still write to its own.
+        trials.append(replace(trial, p=dict(trial.p), power=dict(trial.power)))
         if on_result is not None:
             on_result(result)
     _correct(results, trials, alpha)
