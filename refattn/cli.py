@@ -11,24 +11,29 @@ import ctypes
 import json
 import math
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from . import __version__, _validate, adapt, theory
+from . import __version__, _safetensors, _validate, adapt, theory
 from . import _sample as _bundled
 from . import moments as _moments
 from ._array import broadcast_lead, group_heads
+from ._text import portable, printable, said
 from .attention import softmax_attention
 from .estimators import DEFAULT_ESTIMATORS, ESTIMATORS
 from .sampling import Gaussian
@@ -53,22 +58,67 @@ def main() -> None:
     except ModuleNotFoundError:
         sys.stderr.write(f"refattn: error: the command line {_INSTALL}\n")
         sys.exit(2)
+    if sys.argv[1:2] == ["check"]:
+        sys.exit(_answer_of(sys.argv[1:]))
+    _run()
+
+
+def _run() -> None:
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters that it does not have
+    commands()(prog_name="refattn")
+
+
+def _answer_of(words: list[str]) -> int:
+    """Run a check in a process of its own: the status is what it leaves word of, and no other.
+
+    A candidate may end its process at any time, in compiled code too, and with status 0.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        word = Path(folder) / "status"
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}\n"
+            f"from refattn.cli import _answer; _answer({str(word)!r}, {os.getpid()})"
+        )
+        try:
+            ended = subprocess.call([sys.executable, "-c", code, *words])
+        except KeyboardInterrupt:
+            return 130
+        if word.exists():
+            return int(word.read_text("ascii"))
+    sys.stderr.write(f"Error: the process ended, with status {ended}, before the report was out\n")
+    return 2
+
+
+def _answer(word: str, parent: int) -> None:
+    """Run the command line, and leave word of its exit status in a file."""
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     try:
-        commands()(prog_name="refattn")
-    finally:
-        _end(sys.exc_info()[1])
+        _run()
+    except SystemExit as ending:
+        draft = Path(f"{word}.part")
+        draft.write_text(str(ending.code or 0), "ascii")
+        draft.replace(word)
+        _end(ending)
+        raise
 
 
-def _end(ending: BaseException | None) -> None:
+def _follow(parent: int) -> None:
+    """End when the process that waits for the answer is no more."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(2)
+
+
+def _end(ending: SystemExit) -> None:
     """End at once if a candidate still hangs in compiled code.
 
     The interpreter's own shutdown would unwind that thread, and abort when the code is C++.
     """
-    code = ending.code if isinstance(ending, SystemExit) else None
-    if isinstance(code, int) and any(t.name.startswith("check ") for t in threading.enumerate()):
+    if any(t.name.startswith("check ") for t in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(int(ending.code or 0))
 
 
 def commands() -> click.Group:
@@ -160,11 +210,11 @@ def commands() -> click.Group:
         "--draws",
         default=3,
         show_default=True,
-        type=click.IntRange(min=1),
+        type=click.IntRange(1, 10**6),
         help="Independent draws to average over.",
     )
     @dtype_option("evaluate in the dtype of the file")
-    @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
+    @click.option("--seed", default=0, show_default=True, type=int, callback=_seed)
     @scale_option
     @click.option("--causal", is_flag=True, help="Query i sees key j only if j <= i + m - n.")
     @json_option("Write the errors of every head and draw.")
@@ -301,11 +351,11 @@ def commands() -> click.Group:
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="File of expected failures: lines `check: reason`.",
     )
-    @click.option("--seed", type=click.IntRange(min=0), help="For the same run again.")
+    @click.option("--seed", type=int, callback=_seed, help="For the same run again.")
     @click.option(*("--check", "names"), multiple=True, help="Run this check only; repeatable.")
     @click.option("--time-limit", type=float, help="Seconds for each check.")
     @click.option(
-        "--subprocess",
+        *("--subprocess", "program"),
         type=click.Choice(["safetensors", "npz"]),
         help="MODULE:CALLABLE is a command that reads and writes such files instead.",
     )
@@ -324,15 +374,21 @@ def commands() -> click.Group:
         """Check an implementation of an attention estimator.
 
         It is called with arrays by position and all else by keyword: see the documentation of
-        refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED
-        and 2 for unusable arguments.
+        refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED,
+        and 2 where there is no verdict: for unusable arguments, and if the report cannot be
+        written or the candidate ends the process before it is out.
         """
+        if sys.stdout is None:
+            raise Unusable("cannot write the results: standard output is closed")
+        quiet = json_path == "-"
         with one_line(False):
-            quiet = json_path == "-"
             if json_path is not None and not quiet:
                 _output(".json")(context, context.command.params[0], json_path)
-            with _elsewhere() if quiet else nullcontext():
-                report = _check(target, xfails, **options)
+            try:
+                with _kept(quiet):
+                    report = _check(target, xfails, **options)
+            except (KeyboardInterrupt, SystemExit) as error:
+                raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
         try:
             if quiet:
                 click.echo(report.to_json(), nl=False)
@@ -340,7 +396,8 @@ def commands() -> click.Group:
                 click.echo(str(report))
                 for result in report.results if reproducers else ():
                     if result.reproducer:
-                        click.echo(f"\n# {result.check}\n{result.reproducer}", nl=False)
+                        text = f"\n# {result.check}\n{result.reproducer}"
+                        click.echo(printable(text), nl=False)
             if json_path is not None and not quiet:
                 Path(json_path).write_text(report.to_json(), encoding="utf-8")
             if junit_path is not None:
@@ -393,7 +450,7 @@ def _check(
     tags: tuple[str, ...],
     seed: int | None,
     names: tuple[str, ...],
-    subprocess: str | None,
+    program: str | None,
     **options: Any,
 ) -> conformance.Report:
     """Run the checks on what the command line names."""
@@ -404,11 +461,13 @@ def _check(
     for tag in tags:
         if "=" not in tag:
             raise ValueError(f"`--tag` must be KEY=VALUE, got {tag!r}.")
-    if subprocess is not None:
+    if program is not None:
         _validate.choice("--estimator", estimator, conformance.ESTIMATORS)
         fn: Any = conformance.Subprocess(
-            target, format=subprocess, names=conformance.ESTIMATORS[estimator].arrays
+            target, format=program, names=conformance.ESTIMATORS[estimator].arrays
         )
+        if shutil.which(fn.command[0]) is None:
+            raise ValueError(f"there is no program {fn.command[0]!r}.")
     else:
         fn, source = _imported(target), target
     return conformance.check(
@@ -421,24 +480,49 @@ def _check(
 
 
 @contextmanager
-def _elsewhere() -> Iterator[None]:
-    """Send what a candidate prints, from compiled code too, to standard error."""
-    out, saved = sys.stdout, None
-    with suppress(AttributeError, OSError, ValueError):  # there may be no such file
-        out.fileno()
-        out.flush()
-        _flush()
-        saved = os.dup(1)
-        os.dup2(2, 1)
+def _kept(to_error: bool) -> Iterator[None]:
+    """Give back the standard streams and `sys.exit`, whatever a candidate makes of them.
+
+    What it prints, from compiled code too, may go to standard error instead.
+    """
+    leave, streams = sys.exit, (sys.stdout, sys.stderr)
+    files = [_copy(stream, fd) for fd, stream in enumerate(streams, 1)]
+    if to_error:
+        if None not in files:
+            os.dup2(2, 1)
+        sys.stdout = sys.stderr
     try:
-        with redirect_stdout(sys.stderr):
-            yield
+        yield
     finally:
-        if saved is not None:
-            out.flush()
-            _flush()
-            os.dup2(saved, 1)
-            os.close(saved)
+        for stream in (sys.stdout, sys.stderr, *streams):
+            with suppress(Exception):  # it may be anything that a candidate has put there
+                stream.flush()
+        _flush()
+        for fd, file in enumerate(files, 1):
+            if file is not None:
+                os.dup2(file, fd)
+                os.close(file)
+        sys.exit = leave
+        sys.stdout, sys.stderr = (_opened(stream, fd) for fd, stream in enumerate(streams, 1))
+
+
+def _copy(stream: Any, fd: int) -> int | None:
+    """Another handle of the file below a standard stream, if it has one."""
+    with suppress(AttributeError, OSError, ValueError):
+        stream.flush()
+        _flush()
+        return os.dup(fd) if stream.fileno() == fd else None
+    return None
+
+
+def _opened(stream: Any, fd: int) -> Any:
+    """The stream, or another on its file if it was closed or detached."""
+    with suppress(AttributeError, ValueError):
+        if not stream.closed:
+            return stream
+    with suppress(OSError):
+        return open(fd, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    return stream
 
 
 def _flush() -> None:
@@ -459,16 +543,21 @@ def _imported(target: str) -> Any:
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import {target!r}: {error}") from None
-    except Exception as error:
-        raise ValueError(f"importing {module!r} failed: {type(error).__name__}: {error}") from None
+        raise ValueError(f"cannot import {target!r}: {said(error)}") from None
+    except BaseException as error:  # also SystemExit and the like
+        kind = type(error).__name__
+        raise ValueError(f"importing {module!r} failed: {kind}: {said(error)}") from None
     return found
 
 
 def _expected(path: Path) -> dict[str, str]:
     """Expected failures, a line each: the name of a check, a colon and the reason."""
     found = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {str(path)!r}: {error}") from None
+    for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
         if not line:
             continue
@@ -487,13 +576,22 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
 
     try:
         numbers = [int(item) for item in value.split(",")]
-        if min(numbers) < 1:
+        if not all(1 <= number < 2**63 for number in numbers):
             raise ValueError
     except ValueError:
         raise click.BadParameter(
-            f"must be positive integers separated by commas, got {value!r}."
+            f"must be positive integers separated by commas, below 2**63, got {value!r}."
         ) from None
     return sorted(set(numbers))
+
+
+def _seed(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    """Check a seed: NumPy's hold 128 bits."""
+    import click
+
+    if value is not None and not 0 <= value < 2**128:
+        raise click.BadParameter(f"must be at least 0 and below 2**128, got {value}.")
+    return value
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
@@ -597,14 +695,7 @@ def _read_npz(path: Path) -> dict[str, _Array]:
 
 
 def _read_safetensors(path: Path) -> dict[str, _Array]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as file:
-        names = [name for name in file.keys() if name in ("q", "k", "v")]  # noqa: SIM118
-        for name in names:
-            if file.get_slice(name).get_dtype() == "BF16":  # NumPy has no such dtype
-                raise TypeError(f"`{name}` must have dtype float32 or float64, got bfloat16")
-        return {name: file.get_tensor(name) for name in names}
+    return _safetensors.read(path, "qkv")[0]
 
 
 # compare: estimators against exact attention
@@ -844,16 +935,7 @@ def _origin(path: Path, arrays: dict[str, _Array]) -> dict[str, Any]:
 
 
 def _dump(report: dict[str, Any]) -> str:
-    return json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinities, which JSON does not have, by None."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(portable(report), indent=2, allow_nan=False) + "\n"
 
 
 def plot(rows: list[Row], path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -129,6 +132,23 @@ def test_a_program(here: Path) -> None:
         (("candidates_under_test:right", "--xfails", "twice"), "second time"),
         (("candidates_under_test:right", "--xfails", "unknown"), "expected_failures"),
         (("candidates_under_test:right", "--json", "x.txt"), ".json"),
+        (("candidates_under_test:right", "--seed", "9" * 400), "'--seed': must be at least 0 and"),
+        (("candidates_under_test:right", "--seed", str(2**128)), "below 2**128"),
+        (
+            ("candidates_under_test:right", "--tag", "scale=" + "9" * 400),
+            "a finite number, got '999",
+        ),
+        (
+            ("candidates_under_test:right", "--tag", "ddof=" + "9" * 5000),
+            "must be 0 or 1, got '999",
+        ),
+        (
+            ("candidates_under_test:right", "--tag", "ddof=2"),
+            "`tags['ddof']` must be 0 or 1, got '2'",
+        ),
+        (("candidates_under_test:right", "--xfails", "binary"), "cannot read 'binary'"),
+        (("no-such-program {input}", "--subprocess", "npz"), "no program 'no-such-program'"),
+        (("program 'open", "--subprocess", "npz"), "`command` must be words as of a shell"),
     ],
 )
 def test_unusable_arguments(here: Path, words: tuple[str, ...], text: str) -> None:
@@ -136,6 +156,7 @@ def test_unusable_arguments(here: Path, words: tuple[str, ...], text: str) -> No
     (here / "bad").write_text("mask\n", encoding="utf-8")
     (here / "twice").write_text("mask: a\nmask: b\n", encoding="utf-8")
     (here / "unknown").write_text("maks: a\n", encoding="utf-8")
+    (here / "binary").write_bytes(b"\xff\xfe")
     result = run(*words, "--estimator", "softmax")
     assert result.exit_code == 2, result.output
     assert text in result.output
@@ -170,3 +191,200 @@ def softmax(q, k, v):
     )
     assert run.returncode == 1, run.stderr
     assert json.loads(run.stdout)["verdict"] == "FAIL"
+
+
+# A process of its own: no status but that of the report
+
+
+RIGHT = "import refattn\ndef fn(q, k, v):\n    return refattn.softmax_attention(q, k, v)\n"
+WRONG = RIGHT.replace("k, v)\n", "k, v, scale=1.0)\n").replace("q, k, v, scale=1.0):", "q, k, v):")
+ENDS = {
+    "exit": ("import sys; sys.exit(0)", "failed: SystemExit: 0"),
+    "interrupt": ("raise KeyboardInterrupt", "failed: KeyboardInterrupt"),
+    "generator": ("raise GeneratorExit", "failed: GeneratorExit"),
+    "base": ("class Odd(BaseException): pass\nraise Odd('odd')", "failed: Odd: odd"),
+    "attribute": ("import sys\ndef __getattr__(name): sys.exit(0)", "failed: SystemExit: 0"),
+    "name": (
+        "import sys\nclass Fn:\n    def __getattr__(self, name): sys.exit(0)\n"
+        "    def __call__(self, q, k, v): pass\nfn = Fn()",
+        "ended by SystemExit, without a verdict",
+    ),
+    "main thread": (
+        "import _thread, time\ndef fn(q, k, v): _thread.interrupt_main(); time.sleep(1)",
+        "ended by KeyboardInterrupt, without a verdict",
+    ),
+    "hard exit": ("import os; os._exit(0)", "the process ended, with status 0, before"),
+    "hard exit in a call": (
+        "import os\ndef fn(q, k, v): os._exit(0)",
+        "the process ended, with status 0, before",
+    ),
+    "hard exit in a thread": (
+        "import os, threading, time\n"
+        "threading.Thread(target=lambda: os._exit(0)).start()\ntime.sleep(10)",
+        "the process ended, with status 0, before",
+    ),
+}
+
+
+def process(folder: Path, text: str, *words: str, **options: Any) -> Any:
+    (folder / "ending.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "refattn.cli", "check", "ending:fn", "--estimator", "softmax"]
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120}
+    given["env"] = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [*command, "--check", "value_length", "--seed", "0", *words], cwd=folder, **given | options
+    )
+
+
+@pytest.mark.parametrize("end", ["exit", *(end for end in ENDS if " " in end)])
+def test_an_end_before_the_report_is_unusable(tmp_path: Path, end: str) -> None:
+    text, message = ENDS[end]
+    result = process(tmp_path, text)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("end", ["exit", "interrupt", "base", "attribute", "name"])
+def test_an_end_is_unusable_in_this_process_too(here: Path, end: str) -> None:
+    (here / "ending_here.py").write_text(ENDS[end][0], encoding="utf-8")
+    sys.modules.pop("ending_here", None)
+    result = run("ending_here:fn", "--estimator", "softmax")
+    assert result.exit_code == 2
+    assert ENDS[end][1] in result.output
+
+
+@pytest.mark.parametrize(
+    "raised", ["SystemExit(0)", "KeyboardInterrupt()", "BaseException('odd')", "GeneratorExit()"]
+)
+def test_an_end_in_a_call_is_a_failure(here: Path, raised: str) -> None:
+    text = f"def fn(q, k, v):\n    raise {raised}\n"
+    (here / "ending_in_calls.py").write_text(text, encoding="utf-8")
+    sys.modules.pop("ending_in_calls", None)
+    result = run("ending_in_calls:fn", "--estimator", "softmax")
+    assert result.exit_code == 1
+    assert result.output.startswith("FAIL: ")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import atexit, os; atexit.register(os._exit, 0)",
+        "import sys; sys.exit = lambda *status: None",
+        "import sys; sys.stdout = open('elsewhere', 'w')",
+        "import sys; sys.stdout = sys.stderr = None",
+        "import sys; sys.stdout.close()",
+        "import io, sys; sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
+        "import os; os.close(1)",
+    ],
+)
+def test_the_report_and_its_status_come_out(tmp_path: Path, before: str) -> None:
+    right = process(tmp_path, f"{before}\n{RIGHT}", "--json")
+    assert (right.returncode, json.loads(right.stdout)["verdict"]) == (0, "PASS"), right.stderr
+    wrong = process(tmp_path, f"{before}\n{WRONG}")
+    assert (wrong.returncode, wrong.stdout[:6]) == (1, "FAIL: "), wrong.stderr
+
+
+def test_the_status_of_a_report_stands_if_the_end_is_violent(tmp_path: Path) -> None:
+    text = "import atexit, os, signal\natexit.register(os.kill, os.getpid(), signal.SIGABRT)\n"
+    assert process(tmp_path, text + RIGHT).returncode == 0
+    assert process(tmp_path, text + WRONG).returncode == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and closed files as of POSIX")
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_report_that_nobody_reads_is_no_verdict(tmp_path: Path, words: tuple[str, ...]) -> None:
+    closed = "standard output is closed"
+    result = process(tmp_path, RIGHT, *words, stdout=None, preexec_fn=lambda: os.close(1))
+    assert (result.returncode, closed in result.stderr) == (2, True), result.stderr
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as broken:
+        result = process(tmp_path, RIGHT, *words, stdout=broken)
+    assert result.returncode == 2
+    assert result.stderr == "Error: cannot write the results: [Errno 32] Broken pipe\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")
+def test_what_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(
+        "import os, time\nopen('id', 'w').write(str(os.getpid()))\ntime.sleep(100)\n"
+    )
+    words = [sys.executable, "-m", "refattn.cli", "check", "ending:fn", "--estimator", "softmax"]
+    with subprocess.Popen(words, cwd=tmp_path) as running:
+        while not (tmp_path / "id").exists() or not (tmp_path / "id").read_text():
+            time.sleep(0.05)
+        running.kill()
+    child = int((tmp_path / "id").read_text())
+    for _ in range(100):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        with open(f"/proc/{child}/stat") as file:
+            if file.read().split()[2] == "Z":  # nobody waits for it here
+                return
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError("the check goes on")
+
+
+# Text that candidates write
+
+
+STRANGE = """
+class Odd(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+def fn(q, k, v):
+    raise ValueError("bad \\udcff\\x00\\x1b[31m\\x9b\\ufffe name")
+
+fn.__qualname__ = "f\\x01\\udc80n"
+"""
+
+
+def test_strange_characters_are_escaped(tmp_path: Path) -> None:
+    words = ("--json", "out.json", "--junit", "out.xml", "--reproducers")
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONIOENCODING": "utf-8:strict",
+    }
+    result = process(tmp_path, STRANGE, *words, env=env)
+    name, said = "f\\x01\\udc80n", "bad \\udcff\\x00\\x1b[31m\\x9b\\ufffe name"
+    assert result.returncode == 1, result.stderr
+    assert result.stdout.startswith(f"FAIL: {name} as softmax")
+    assert f"got ValueError: {said}" in result.stdout
+    content = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    assert content["name"] == name
+    assert content["results"][0]["got"] == f"ValueError: {said}"
+    root = ElementTree.parse(tmp_path / "out.xml").getroot()
+    assert root.get("name") == f"refattn.conformance.softmax.{name}"
+    assert said in str(root[0][0].get("message"))
+
+
+def test_an_encoding_without_the_characters(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "latin-1"}
+    result = process(tmp_path, RIGHT + "fn.__qualname__ = '\\u4e2d'\n", env=env)
+    assert (result.returncode, result.stdout[:13]) == (0, "PASS: \\u4e2d "), result
+
+
+# Time, and programs
+
+
+def test_a_program_with_braces(here: Path) -> None:
+    code = (
+        "import sys, numpy as np, refattn; given = dict(np.load(sys.argv[1])); kept = {}; "
+        "np.savez(sys.argv[2], out=refattn.softmax_attention(**{n: given[n] for n in 'qkv'}))"
+    )
+    words = ("--subprocess", "npz", "--estimator", "softmax", "--check", "value_length")
+    result = run(f'{sys.executable} -c "{code}" {{input}} {{output}}', *words)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("seconds", ["1e-9", "1e10", "1e300"])
+def test_time_limits_of_any_size(here: Path, seconds: str) -> None:
+    result = softmax("right", "--time-limit", seconds)
+    assert result.exit_code == 0 if seconds != "1e-9" else result.exit_code in (1, 3)

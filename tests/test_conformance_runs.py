@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import refattn
+from refattn import conformance
 from refattn.conformance import Adapter, Failure, check
 from refattn.conformance import checks as identities
 from refattn.conformance.mutants import MUTANTS
@@ -179,6 +181,58 @@ def test_a_candidate_that_hangs_fails(monkeypatch: pytest.MonkeyPatch, answers: 
     assert "time_limit=0.3)" in report.results[0].reproducer
 
 
+def test_an_import_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_import.py").write_text(
+        "import time\nfor _ in range(100): time.sleep(0.01)\nwhole = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def importing(q: Any, k: Any, v: Any) -> Any:
+        import slow_import  # type: ignore[import-not-found]
+
+        assert slow_import.whole
+        return plain(q, k, v)
+
+    (result,) = check(
+        importing, estimator="softmax", rng=0, checks=["contract"], time_limit=0.2
+    ).results
+    assert result.got == "none"
+    import slow_import  # here the thread of the check has ended its import, not broken it off
+
+    assert slow_import.whole
+
+
+def test_time_that_is_over_before_the_first_call_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slow(self: Any, *sizes: int, **options: Any) -> Any:
+        time.sleep(0.5)
+        raise AssertionError
+
+    monkeypatch.setattr(identities.Trial, "problem", slow)
+    (result,) = check(
+        plain, estimator="softmax", rng=0, checks=["contract"], time_limit=0.1
+    ).results
+    assert (result.status, result.got) == ("UNDERPOWERED", "0 calls in 0.1 s")
+
+
+def test_what_a_late_check_still_finds_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def adding(trial: Any) -> None:
+        while True:  # not in a call, so that nothing interrupts it
+            trial.p[f"p {len(trial.p)}"] = 0.5
+            trial.power[f"p {len(trial.p)}"] = (lambda alpha: 0.0, 1.0)
+            time.sleep(0)
+            if len(trial.p) > 10**5:
+                return
+
+    late = dataclasses.replace(identities.CHECKS["contract"], run=adding)
+    monkeypatch.setitem(identities.CHECKS, "contract", late)
+    (result,) = check(
+        plain, estimator="softmax", rng=0, checks=["contract"], time_limit=0.05
+    ).results
+    assert result.status == "UNDERPOWERED"
+
+
 # Scripts
 
 
@@ -310,6 +364,14 @@ def test_scripts_of_the_command_line_import_instances(tmp_path: Path) -> None:
         ({"checks": [["a"]]}, TypeError, "`checks` must hold names only, got list"),
         ({"checks": []}, ValueError, "`checks` must name at least one check, got none"),
         ({"on_result": 5}, TypeError, "`on_result` must be callable, got int"),
+        (
+            {"rng": 10**5000},
+            ValueError,
+            "`rng` must be below 2\\*\\*128, got an integer of 16610 b",
+        ),
+        ({"tags": {"ddof": 10**5000}}, ValueError, "must be 0 or 1, got an integer of 16610 bits"),
+        ({"tags": {"ddof": True}}, ValueError, "`tags\\['ddof'\\]` must be 0 or 1, got True"),
+        ({"tags": {"scale": 10**400}}, ValueError, "`tags\\['scale'\\]` must be a positive finite"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -336,6 +398,124 @@ def test_results_are_real(strict: bool) -> None:
         moments(x, strict=strict)
     report = check(adapter, rng=0)
     assert {r.status for r in report.results} == {"FAIL"}
+
+
+class Quantity(np.ndarray):
+    """An array with a unit, which is lost with its type."""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda x: np.ma.MaskedArray(x, True), "a plain array; got a MaskedArray"),
+        (lambda x: np.ma.MaskedArray(x), "a plain array; got a MaskedArray"),
+        (lambda x: np.ma.masked, "a plain array; got a MaskedConstant"),
+        (lambda x: x.view(np.matrix), "a plain array; got a matrix"),
+        (lambda x: x.view(np.recarray), "a plain array; got a recarray"),
+        (lambda x: x.view(Quantity), "a plain array; got a Quantity"),
+        (lambda x: x.astype(object), "dtype object|of dtype object|; got object"),
+        (lambda x: x.astype(str), "<U32"),
+        (lambda x: x.astype([("re", float)]), "re"),
+        (lambda x: x.astype("m8[s]"), "timedelta64"),
+        (lambda x: x[0, 0], "array|shape"),
+        (lambda x: None, "an array of numpy|real numbers"),
+    ],
+)
+def test_what_is_no_plain_array_of_real_numbers_fails(change: Any, text: str, strict: bool) -> None:
+    x = np.ones((2, 2))
+    with pytest.raises(Failure, match=text):
+        Adapter(lambda q, k, v: change(plain(q, k, v)), "softmax")(x, x, x, strict=strict)
+    if "plain" in text:
+        moments = Adapter(
+            lambda x: tuple(change(np.atleast_2d(y)) for y in uncentred(x)), "moments"
+        )
+        with pytest.raises(Failure, match=text):
+            moments(x, strict=strict)
+
+
+def test_other_plain_arrays_pass(tmp_path: Path) -> None:
+    x = np.ones((2, 2))
+
+    def mapped(x: Any) -> Any:
+        out = np.memmap(tmp_path / "x", x.dtype, "w+", shape=x.shape)
+        out[:] = x
+        return out
+
+    def read_only(x: Any) -> Any:
+        x.flags.writeable = False
+        return x[:]
+
+    for change in (mapped, read_only, np.asfortranarray):
+        Adapter(lambda q, k, v, c=change: c(plain(q, k, v)), "softmax")(x, x, x, strict=True)
+
+
+class Proxy:
+    """Answers whatever it is asked for, and takes anything."""
+
+    __signature__ = property(lambda self: 1 / 0)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__qualname__":
+            return self
+        raise AttributeError(name)
+
+    def __call__(self, q: Any, k: Any, v: Any) -> Any:
+        return plain(q, k, v)
+
+
+def test_names_are_strings() -> None:
+    assert Adapter(Proxy(), "softmax").name == "Proxy"
+    assert check(Proxy(), estimator="softmax", rng=0, checks=["contract"]).verdict == "PASS"
+    with pytest.raises(TypeError, match="`name` must be a string, got int"):
+        Adapter(plain, "softmax", name=5)  # type: ignore[arg-type]
+
+
+class Wordless(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_exceptions_without_words() -> None:
+    def fails(q: Any, k: Any, v: Any) -> Any:
+        raise Wordless
+
+    (result,) = check(fails, estimator="softmax", rng=0, checks=["contract"]).results
+    assert result.status == "FAIL"
+    assert result.got.startswith("Wordless: ")
+
+
+# Programs
+
+
+def test_programs_that_write_dtypes_numpy_does_not_have(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, sys\n"
+        "head = {'out': {'dtype': 'F8_E4M3', 'shape': [2, 2], 'data_offsets': [0, 4]}}\n"
+        "text = json.dumps(head).encode()\n"
+        "open(sys.argv[2], 'wb').write(len(text).to_bytes(8, 'little') + text + bytes(4))\n"
+    )
+    run = conformance.Subprocess([sys.executable, str(program)], format="safetensors")
+    with pytest.raises(RuntimeError, match=r"`out` must have a dtype that NumPy has.* got F8_E4M3"):
+        run(*np.ones((3, 2, 2)))
+
+
+def test_programs_and_their_words(tmp_path: Path) -> None:
+    code = "import sys, numpy as np; np.savez(sys.argv[2], **{sys.argv[3]: np.eye(2)})"
+    words = [sys.executable, "-c", code, "{input}", "{output}"]
+    run = conformance.Subprocess([*words, "out"], format="npz", timeout=1e300)
+    np.testing.assert_array_equal(run(*np.ones((3, 2, 2))), np.eye(2))
+    run = conformance.Subprocess([*words, "mean"], format="npz", names=("x",))
+    with pytest.raises(RuntimeError, match=r"the program wrote \['mean'\] and not `cov`"):
+        run(np.ones((2, 2)))
+    with pytest.raises(
+        TypeError, match=r"`command` must hold strings only, got (Posix|Windows)Path"
+    ):
+        conformance.Subprocess([tmp_path])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match='`command` must be words as of a shell, got "a \'b"'):
+        conformance.Subprocess("a 'b")
 
 
 # Suspects

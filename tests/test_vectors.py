@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -510,7 +511,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "rfa.json").read_text())["estimator"] == "rfa"
     assert not list(tmp_path.glob(".*"))
     vectors.write(tmp_path, format="npz")
-    assert vectors.lint(tmp_path, fraction=0) == []
+    assert vectors.lint(tmp_path, fraction=0) == ["mine.txt: is in no manifest"]
     with pytest.raises(ValueError, match="`directory` must hold vectors of one format"):
         vectors.load(tmp_path)
     assert len(vectors.load(tmp_path, format="npz")) == len(vectors.load(tmp_path, format="json"))
@@ -562,6 +563,7 @@ def _repeat(new_id: str | None) -> Callable[[Any], None]:
     return edit
 
 
+NO_MANIFEST = "manifest-json.json: is missing; vectors without one must be written again"
 OUT, Q = ("expected", "out", "data"), ("inputs", "q", "data")
 DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "unknown key": (_edit_test("surprise", 1), "Additional properties"),
@@ -596,7 +598,7 @@ def test_linter_finds_damage(damage: str, folders: Folders, tmp_path: Path) -> N
     tests.sort(key=lambda test: test["id"] != "softmax-basic-bfloat16")
     path = tmp_path / "softmax.json"
     path.write_text(json.dumps(document))
-    assert vectors.lint(tmp_path, fraction=0) == []
+    assert vectors.lint(tmp_path, fraction=0) == [NO_MANIFEST]
     edit(document)
     path.write_text(json.dumps(document))
     problems = vectors.lint(tmp_path, fraction=1)
@@ -607,12 +609,12 @@ def test_linter_finds_damaged_files(folders: Folders, tmp_path: Path) -> None:
     assert vectors.lint(tmp_path) == [f"{tmp_path}: no vectors"]
     text = (folders["json"] / "ra.json").read_text()
     (tmp_path / "ra.json").write_text(text.replace('"package":', '"schema": "x", "package":', 1))
-    assert "an object has a key twice" in vectors.lint(tmp_path)[0]
+    assert "an object has a key twice" in vectors.lint(tmp_path)[1]
     (tmp_path / "ra.json").unlink()
     for kind in ("npz", "safetensors"):
         data = bytearray((folders[kind] / f"moments.{kind}").read_bytes())
         (tmp_path / f"moments.{kind}").write_bytes(data[:5000])
-        assert "cannot be read" in vectors.lint(tmp_path)[0]
+        assert "cannot be read" in vectors.lint(tmp_path)[1]
         with pytest.raises(ValueError, match="cannot read"):
             vectors.load(tmp_path)
         (tmp_path / f"moments.{kind}").unlink()
@@ -620,14 +622,156 @@ def test_linter_finds_damaged_files(folders: Folders, tmp_path: Path) -> None:
         arrays = {name: file[name] for name in file.files}
     name = "moments-basic-float64.cov.expected"
     np.savez(tmp_path / "moments.npz", **arrays | {name: arrays[name] * (1 + 2.0**-40)})
-    assert "other digits" in vectors.lint(tmp_path, fraction=1)[0]
+    assert "other digits" in vectors.lint(tmp_path, fraction=1)[1]
     np.savez(tmp_path / "moments.npz", **arrays, stray=np.ones(2))
-    assert "array stray belongs to no case" in vectors.lint(tmp_path, fraction=0)[0]
+    assert "array stray belongs to no case" in vectors.lint(tmp_path, fraction=0)[1]
     np.savez(tmp_path / "moments.npz", **{n: x for n, x in arrays.items() if n != name})
-    assert "KeyError" in vectors.lint(tmp_path, fraction=0)[0]
+    assert "KeyError" in vectors.lint(tmp_path, fraction=0)[1]
     pickled = np.empty(1, object)
     np.savez(tmp_path / "moments.npz", **arrays | {name: pickled})
-    assert "cannot be read" in vectors.lint(tmp_path, fraction=0)[0]
+    assert "cannot be read" in vectors.lint(tmp_path, fraction=0)[1]
+
+
+def _damage_text(old: str, new: str) -> Callable[[bytes], bytes]:
+    def edit(data: bytes) -> bytes:
+        assert old.encode() in data
+        return data.replace(old.encode(), new.encode(), 1)
+
+    return edit
+
+
+def _without_a_test(data: bytes) -> bytes:
+    document = json.loads(data)
+    del document["testGroups"][0]["tests"][0]
+    document["numberOfTests"] -= 1
+    return vectors._to_json(document)
+
+
+def _digit_after(key: str) -> Callable[[bytes], bytes]:
+    """Change the first digit between 1 and 8 of the first number of a key."""
+
+    def edit(data: bytes) -> bytes:
+        start = data.index(f'"{key}": '.encode()) + len(key) + 4
+        found = re.compile(rb"(?<=[\d.])[1-8]").search(data, start)
+        assert found is not None
+        at = found.start()
+        return data[:at] + bytes([data[at] + 1]) + data[at + 1 :]
+
+    return edit
+
+
+CHANGES: dict[str, tuple[str, Callable[[bytes], bytes | None], str]] = {
+    "file gone": ("ra.json", lambda data: None, "ra.json: is missing"),
+    "readme gone": ("README.md", lambda data: None, "README.md: is missing"),
+    "manifest gone": ("manifest-json.json", lambda data: None, NO_MANIFEST),
+    "cut": ("ra.json", lambda data: data[:-100], "ra.json: has .* bytes, not the .* of manifest"),
+    "cut to a document": ("ra.json", lambda data: data.rstrip(), "ra.json: has .* bytes"),
+    "empty": ("ra.json", lambda data: b"", "ra.json: has 0 bytes"),
+    "test gone": ("linear.json", _without_a_test, "linear.json: linear-basic-float64: is missing"),
+    "comment": ("ra.json", _damage_text("order one", "order two"), "ra.json: does not have the S"),
+    "input": ("ra.json", _digit_after("k"), "ra-basic-float64: out: evaluated again gives other"),
+    "output": ("ra.json", _digit_after("expected"), "out: evaluated again gives other digits"),
+    "tolerance": ("ra.json", _digit_after("float64"), "tolerance for float64 is not 16 eps"),
+    "readme": ("README.md", _damage_text("16 eps", "17 eps"), "README.md: does not have the SHA"),
+    "schema": (
+        "vectors.schema.json", _damage_text("minLength", "maxLength"), "schema.json: does not have"
+    ),
+    "checksum": ("manifest-json.json", _digit_after("sha256"), "manifest-json.json: is not as it"),
+    "count": ("manifest-json.json", _digit_after("numberOfTests"), "manifest-json.json: is not as"),
+    "name": (
+        "manifest-json.json", _damage_text("ra-basic-float64", "ra-basic-float16"),
+        "manifest-json.json: is not as it was written",
+    ),
+    "blank": ("manifest-json.json", lambda data: data + b" ", "manifest-json.json: is not as it"),
+    "version": ("manifest-json.json", _damage_text("0.", "9."), "manifest-json.json: is not as it"),
+    "manifest cut": ("manifest-json.json", lambda data: data[:99], "json.json: cannot be read"),
+    "manifest of something": ("manifest-json.json", lambda data: b"{}", "json.json: : 'files' is"),
+    "deep": ("ra.json", lambda data: b"[" * 100_000, "ra.json: cannot be read: .* nested too deep"),
+    "deep manifest": ("manifest-json.json", lambda data: b"[" * 100_000, "nested too deeply"),
+    "nan": ("ra.json", _damage_text('"cond": ', '"cond": NaN, "_": '), "NaN is not a number"),
+    "digits": ("ra.json", _damage_text('"cond": ', f'"cond": {"9" * 400}, "_": '), "_.*unexpected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_is_named(change: str, folders: Folders, tmp_path: Path) -> None:
+    name, edit, message = CHANGES[change]
+    folder = tmp_path / "vectors"
+    shutil.copytree(folders["json"], folder)
+    for path in folder.glob("*.json"):  # evaluated again where that is what finds it
+        if path.stem not in ("ra", "linear", "vectors.schema", "manifest-json"):
+            path.unlink()
+    gone = {f"{path.name}: is missing" for path in folders["json"].iterdir()} - {
+        f"{path.name}: is missing" for path in folder.iterdir()
+    }
+    assert set(vectors.lint(folder, fraction=0)) == gone
+    path = folder / name
+    data = edit(path.read_bytes())
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    problems = set(vectors.lint(folder)) - gone
+    assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_every_case_is_evaluated_again(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[str] = []
+    monkeypatch.setattr(vectors, "_lint_again", lambda case, *rest: again.append(case.id) or ())
+    for kind in vectors.FORMATS:
+        again.clear()
+        assert vectors.lint(folders[kind]) == []
+        assert again == [case.id for case in vectors.load(folders[kind])]
+
+
+@pytest.mark.parametrize("kind", vectors.FORMATS)
+def test_a_flipped_bit_anywhere_is_named(kind: str, folders: Folders, tmp_path: Path) -> None:
+    folder = tmp_path / "vectors"
+    shutil.copytree(folders[kind], folder)
+    rng = np.random.default_rng(0)
+    for path in sorted(folder.iterdir()):
+        if path.stem in ("kernel", "lara", "rfa", "softmax"):
+            path.unlink()
+    for path in sorted(folder.iterdir()):
+        data = bytearray(path.read_bytes())
+        data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
+        whole = path.read_bytes()
+        path.write_bytes(data)
+        assert any(p.startswith(f"{path.name}: ") for p in vectors.lint(folder, fraction=0))
+        path.write_bytes(whole)
+
+
+def test_added_files_are_named(folders: Folders, tmp_path: Path) -> None:
+    folder = tmp_path / "vectors"
+    shutil.copytree(folders["npz"], folder)
+    (folder / "new.npz").write_bytes((folder / "ra.npz").read_bytes())
+    (folder / ".ra.npz.part").write_bytes(b"")
+    problems = vectors.lint(folder, fraction=0)
+    assert problems == [f"{name}: is in no manifest" for name in (".ra.npz.part", "new.npz")]
+
+
+def test_manifest(folders: Folders) -> None:
+    for kind, folder in folders.items():
+        manifest = json.loads((folder / f"manifest-{kind}.json").read_text())
+        assert set(manifest["files"]) | {f"manifest-{kind}.json"} == {
+            path.name for path in folder.iterdir()
+        }
+        for name, entry in manifest["files"].items():
+            data = (folder / name).read_bytes()
+            assert entry["bytes"] == len(data)
+            assert entry["sha256"] == hashlib.sha256(data).hexdigest()
+        count = sum(entry.get("numberOfTests", 0) for entry in manifest["files"].values())
+        assert count == len(vectors.load(folder))
+
+
+def test_numbers_that_are_too_large_are_unreadable(folders: Folders, tmp_path: Path) -> None:
+    text = (folders["json"] / "ra.json").read_text()
+    for old, new in ((r'"shape": \[ \d+', f'"shape": [ {"9" * 400}'), (r'p[+-]\d+"', 'p+99999"')):
+        (tmp_path / "ra.json").write_text(re.sub(old, new, text, count=1))
+        with pytest.raises(ValueError, match=r"cannot read .*ra\.json"):
+            vectors.load(tmp_path)
+        assert any("ra-basic-float64: " in p for p in vectors.lint(tmp_path, fraction=0))
 
 
 # --- the command line and the readers ------------------------------------------------------------
@@ -647,7 +791,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in vectors.FORMATS:
         result = run("--format", kind)
         assert result.exit_code == 0, result.output
-        assert re.search(r": \d+ vectors in 9 files, \d+ kB\n", result.output)
+        assert re.search(r": \d+ vectors in 10 files, \d+ kB\n", result.output)
     result = run("--check")
     assert (result.exit_code, "no problems" in result.output) == (0, True)
     path = folder / "ra.json"

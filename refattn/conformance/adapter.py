@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import shlex
 import subprocess
 import tempfile
@@ -20,6 +21,8 @@ import numpy.typing as npt
 
 from .. import _validate
 from .._array import array_namespace
+from .._safetensors import read as _read_safetensors
+from .._text import said
 
 __all__ = ["CAPABILITIES", "ESTIMATORS", "TAGS", "Adapter", "Failure", "Refusal", "Subprocess"]
 
@@ -51,6 +54,8 @@ ESTIMATORS: Mapping[str, Signature] = MappingProxyType(
 
 CAPABILITIES = tuple(sorted(set().union(*(s.capabilities for s in ESTIMATORS.values()))))
 
+_LONGEST = 1e6  # seconds that every system can wait for a program
+
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 LIBRARIES = ("numpy", "torch", "jax", "cupy")
 LAYOUTS = ("nd", "hnd", "nhd", "bnd", "bhnd", "bnhd")
@@ -69,7 +74,7 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "centres": '"chunks" if LARA as a black box takes its proposals as this package does',
         "causal": '"bottom-right" (default) or "top-left": which keys a query sees if n != m',
         "epsilon": "what is added to features or normalisers; 0 by default",
-        "ddof": "of the covariance: 1 by default",
+        "ddof": "of the covariance: 0, or 1 by default",
     }
 )
 
@@ -181,11 +186,14 @@ class Adapter:
             raise ValueError(
                 f"`tags['device']` must be left out for NumPy arrays, got {tags['device']!r}."
             )
-        if not isinstance(self.source, str | None):
-            raise TypeError(f"`source` must be a string, got {type(self.source).__name__}.")
+        for attribute in ("name", "source"):
+            given = getattr(self, attribute)
+            if not isinstance(given, str | None):
+                kind = type(given).__name__
+                raise TypeError(f"`{attribute}` must be a string, got {kind}.")
         if self.source is not None and not all(self.source.partition(":")):
             raise ValueError(f"`source` must be module:name, got {self.source!r}.")
-        name = self.name or getattr(self.fn, "__qualname__", None) or type(self.fn).__name__
+        name = self.name or _name(self.fn)
         for attribute, value in (("capabilities", capabilities), ("tags", tags), ("name", name)):
             object.__setattr__(self, attribute, value)
 
@@ -204,7 +212,7 @@ class Adapter:
     def _seed(self) -> str:
         try:
             parameters = inspect.signature(self.fn).parameters
-        except (TypeError, ValueError):
+        except Exception:  # no signature, or one that a candidate has written and that fails
             return "seed"
         return "rng" if "rng" in parameters and "seed" not in parameters else "seed"
 
@@ -276,8 +284,7 @@ class Adapter:
                 warnings.simplefilter("ignore")
                 result = self.fn(*sent, **keywords)
         except Exception as error:
-            text = " ".join(str(error).split())[:300]
-            raise Refusal("a result", f"{type(error).__name__}: {text}") from error
+            raise Refusal("a result", f"{type(error).__name__}: {said(error)[:300]}") from error
         for k, x in before.items():
             if not np.array_equal(self._receive(held[k]), x, equal_nan=True):
                 raise Failure(f"`{k}` to be left as it was", "other numbers in it after the call")
@@ -304,18 +311,23 @@ class Adapter:
         return (*np.broadcast_shapes(*heads), q[-2], v[-1])
 
     def _result(self, x: Any, shape: tuple[int, ...] | None, like: Any, strict: bool) -> Floats:
+        kind = type(x)
+        if issubclass(kind, np.ndarray) and kind not in (np.ndarray, np.memmap):
+            raise Failure(
+                "a plain array", f"a {kind.__name__}, which may hide or scale its numbers"
+            )
         if strict:
             kinds = (np.ndarray, np.generic) if self["library"] == "numpy" else type(like)
             if not isinstance(x, kinds):
-                raise Failure(f"an array of {self['library']}", f"a {type(x).__name__}")
+                raise Failure(f"an array of {self['library']}", f"a {kind.__name__}")
             if str(x.dtype) != str(like.dtype):
                 raise Failure(f"dtype {like.dtype}, that of the arguments", f"{x.dtype}")
         try:
             got = self._receive(x)
         except Exception as error:
-            raise Failure("an array", f"a {type(x).__name__} ({error})") from error
-        if got.dtype.kind == "c":
-            raise Failure("real numbers", f"complex ones of dtype {got.dtype}")
+            raise Failure("an array", f"a {kind.__name__} ({said(error)})") from error
+        if got.dtype.kind not in "fiub":
+            raise Failure("real numbers", f"a {kind.__name__} of dtype {got.dtype}")
         if shape is None:
             return got
         if self["layout"] is not None and self.estimator not in ("kernel", "moments"):
@@ -378,6 +390,15 @@ class Adapter:
         return np.asarray(x)
 
 
+def _name(fn: Any) -> str:
+    """What a callable is called in reports: its own name if it has one, or that of its type."""
+    try:
+        name = fn.__qualname__
+    except Exception:  # it may be anything that a candidate has written
+        name = None
+    return name if isinstance(name, str) and name else type(fn).__name__
+
+
 def _names(argument: str, given: Any) -> list[str]:
     """Check an iterable of names, or one name."""
     if isinstance(given, str):
@@ -391,6 +412,14 @@ def _names(argument: str, given: Any) -> list[str]:
     return names
 
 
+def _brief(value: Any) -> str:
+    """What was received, shortened: digits may be thousands."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _tag(name: str, value: Any) -> Any:
     """The value of a tag, from its text where it is one."""
     if name in _CHOICES:
@@ -401,14 +430,18 @@ def _tag(name: str, value: Any) -> Any:
         return value
     if value is None or (name == "scale" and value == "None"):
         return None if name in ("scale", "device") else _validate.real(f"tags[{name!r}]", value)
+    if name == "ddof":
+        if isinstance(value, bool) or value not in (0, 1, "0", "1"):
+            raise ValueError(f"`tags['ddof']` must be 0 or 1, got {_brief(value)}.")
+        return int(value)
     if isinstance(value, str):
         try:
-            value = int(value) if name == "ddof" else float(value)
+            number = float(value)
         except ValueError:
-            raise ValueError(f"`tags[{name!r}]` must be a number, got {value!r}.") from None
-    if name == "ddof":
-        _validate.non_negative_integer(f"tags[{name!r}]", value)
-        return int(value)
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"`tags[{name!r}]` must be a finite number, got {_brief(value)}.")
+        value = number
     number = _validate.real(f"tags[{name!r}]", value, positive=name == "scale")
     if number < 0:
         raise ValueError(f"`tags[{name!r}]` must be at least 0, got {value!r}.")
@@ -427,18 +460,18 @@ class Subprocess:
     ----------
     command : str or sequence of str
         The program and its arguments, without a shell. ``{input}`` and ``{output}`` stand for
-        the two paths, which are appended if neither is there.
+        the two paths, which are appended if neither is there; other braces are left as they are.
     format : {"safetensors", "npz"}
         Format of both files.
     names : sequence of str
         Names of the positional arrays, those of q, k, v by default.
     timeout : float
-        Seconds after which a call is stopped.
+        Seconds after which a call is stopped; at most 10^6 are waited.
 
     Raises
     ------
     TypeError, ValueError
-        If the command is empty or the format unknown.
+        If the command is empty or no list of words, or the format unknown.
     RuntimeError
         On a call, if the program cannot be started, exits with another status than 0, takes too
         long, or writes no result.
@@ -458,7 +491,15 @@ class Subprocess:
         names: Sequence[str] = _QKV,
         timeout: float = 60.0,
     ) -> None:
-        self.command = shlex.split(command) if isinstance(command, str) else list(command)
+        try:
+            self.command = shlex.split(command) if isinstance(command, str) else list(command)
+        except ValueError as error:
+            raise ValueError(
+                f"`command` must be words as of a shell, got {command!r}: {error}."
+            ) from None
+        for word in self.command:
+            if not isinstance(word, str):
+                raise TypeError(f"`command` must hold strings only, got {type(word).__name__}.")
         if not self.command:
             raise ValueError("`command` must name a program, got nothing.")
         _validate.choice("format", format, ("safetensors", "npz"))
@@ -481,9 +522,13 @@ class Subprocess:
         with tempfile.TemporaryDirectory() as folder:
             paths = {k: str(Path(folder) / f"{k}.{self.format}") for k in ("input", "output")}
             self._write(paths["input"], named)
-            words = [w.format(**paths) if "{" in w else w for w in self.command]
+            words = [
+                w.replace("{input}", paths["input"]).replace("{output}", paths["output"])
+                for w in self.command
+            ]
+            seconds = min(self.timeout, _LONGEST)
             try:
-                done = subprocess.run(words, capture_output=True, timeout=self.timeout, check=False)
+                done = subprocess.run(words, capture_output=True, timeout=seconds, check=False)
             except OSError as error:
                 raise RuntimeError(f"the program could not be started: {error}") from None
             except subprocess.TimeoutExpired:
@@ -495,11 +540,11 @@ class Subprocess:
                 result = self._read(paths["output"])
             except Exception as error:
                 raise RuntimeError(f"the program wrote no readable result: {error}") from None
-        if self.names == ("x",) and "mean" in result:
-            return result["mean"], result["cov"]
-        if "out" not in result:
-            raise RuntimeError(f"the program wrote {sorted(result)} and not `out`")
-        return result["out"]
+        wanted = ("mean", "cov") if self.names == ("x",) else ("out",)
+        for name in wanted:
+            if name not in result:
+                raise RuntimeError(f"the program wrote {sorted(result)} and not `{name}`")
+        return result["out"] if wanted == ("out",) else tuple(result[name] for name in wanted)
 
     def _write(self, path: str, arrays: Mapping[str, Any]) -> None:
         arrays = {k: np.ascontiguousarray(x) for k, x in arrays.items()}
@@ -512,7 +557,7 @@ class Subprocess:
         if self.format == "npz":
             with np.load(path, allow_pickle=False) as file:
                 return dict(file)
-        return dict(_safetensors().load_file(path))
+        return _read_safetensors(path)[0]
 
 
 def _safetensors() -> Any:

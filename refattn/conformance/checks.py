@@ -83,6 +83,7 @@ class Trial:
     got: Any = None
     calls: int = 0  # that have returned
     since: float | None = None  # when the call that runs now began
+    over: bool = False  # time has run out, and nobody waits for the rest
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
@@ -106,6 +107,8 @@ class Trial:
 
     def call(self, *arrays: Floats, strict: bool = False, **options: Any) -> Any:
         """Call the candidate, and remember how; NaN or infinity is a failure."""
+        if self.over:
+            raise Failure("an answer in time", "none")
         self.case = Case(arrays, options, strict=strict)
         self.got = None
         self.since = time.monotonic()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
 from .. import __version__
+from .._text import portable, printable
 
 __all__ = ["Report", "Result"]
 
@@ -129,16 +129,17 @@ class Report:
         )
 
     def to_json(self) -> str:
-        """The report as JSON; what is not finite is null."""
+        """The report as JSON; what is not finite is null, and strange characters are escaped."""
         content = {"verdict": self.verdict, "guarantee": self.guarantee, **asdict(self)}
-        return json.dumps(_finite(content), indent=2, default=str) + "\n"
+        text = json.dumps(portable(content), indent=2, default=lambda x: printable(str(x)))
+        return text + "\n"
 
     def to_junit(self) -> str:
         """The report as JUnit XML."""
         counts = {s: sum(r.status == s for r in self.results) for s in (FAIL, STALE, EXPECTED)}
         suite = ElementTree.Element(
             "testsuite",
-            name=f"refattn.conformance.{self.estimator}.{self.name}",
+            name=printable(f"refattn.conformance.{self.estimator}.{self.name}"),
             tests=str(len(self.results)),
             failures=str(counts[FAIL] + counts[STALE]),
             skipped=str(counts[EXPECTED] + sum(r.status == UNDERPOWERED for r in self.results)),
@@ -147,13 +148,13 @@ class Report:
             case = ElementTree.SubElement(
                 suite, "testcase", name=result.check, time=f"{result.seconds:.3f}"
             )
-            case.set("classname", f"{self.estimator}.{self.name}")
+            case.set("classname", printable(f"{self.estimator}.{self.name}"))
             if result.status in (FAIL, STALE):
-                element = ElementTree.SubElement(case, "failure", message=_xml(result.summary))
-                element.text = _xml(result.reproducer)
+                element = ElementTree.SubElement(case, "failure", message=printable(result.summary))
+                element.text = printable(result.reproducer)
             elif result.status in (EXPECTED, UNDERPOWERED):
                 text = result.reason or f"{result.status}: {result.summary}"
-                ElementTree.SubElement(case, "skipped", message=_xml(text))
+                ElementTree.SubElement(case, "skipped", message=printable(text))
         ElementTree.indent(suite)
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -177,17 +178,4 @@ class Report:
                     for name in r.target
                     if r.detectable[name] > r.target[name]
                 ]
-        return "\n".join([*lines, *textwrap.wrap(self.guarantee, 100)])
-
-
-def _xml(text: str) -> str:
-    """Text without the control characters that XML forbids."""
-    return "".join(c for c in text if c in "\n\t" or ord(c) >= 32)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return printable("\n".join([*lines, *textwrap.wrap(self.guarantee, 100)]))

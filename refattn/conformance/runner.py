@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import secrets
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .. import _validate, stats
+from .._text import said
 from . import suspects
 from .adapter import Adapter, Failure, _names
 from .checks import CHECKS, Check, Trial
@@ -136,7 +139,8 @@ def check(
         trial = Trial(adapter, item.name, seed, LEVELS[level], budget)
         result = _run(item, trial, limit)
         results.append(result)
-        trials.append(trial)
+        # A thread that is late may still write to its own.
+        trials.append(replace(trial, p=dict(trial.p), power=dict(trial.power)))
         if on_result is not None:
             on_result(result)
     _correct(results, trials, alpha)
@@ -250,6 +254,9 @@ def _seed(rng: Any) -> int:
         return secrets.randbits(31)
     if isinstance(rng, int | np.integer) and not isinstance(rng, bool):
         _validate.non_negative_integer("rng", rng)
+        if rng >= 2**128:  # more than NumPy's seeds hold
+            bits = int(rng).bit_length()
+            raise ValueError(f"`rng` must be below 2**128, got an integer of {bits} bits.")
         return int(rng)
     return int(_validate.generator(rng).integers(2**31))
 
@@ -289,12 +296,14 @@ def _run(item: Check, trial: Trial, limit: float) -> Result:
 
     thread = threading.Thread(target=work, daemon=True, name=f"check {item.name}")
     thread.start()
-    thread.join(limit)
+    thread.join(min(limit, threading.TIMEOUT_MAX))
     late = thread.is_alive()
-    calls, since = getattr(trial, "calls", 0), getattr(trial, "since", None)
-    hangs = calls == 0 or (since is not None and time.monotonic() - since > limit / 2)
+    calls, since = trial.calls, trial.since
+    hangs = since is not None and time.monotonic() - since > limit / 2
     if late:
-        _interrupt(thread)
+        trial.over = True  # no further calls
+        if since is not None:
+            _interrupt(thread)
     error = None if late else outcome[0]
     result.seconds = time.perf_counter() - start
     result.error, result.samples = trial.error, trial.samples
@@ -307,20 +316,31 @@ def _run(item: Check, trial: Trial, limit: float) -> Result:
     elif isinstance(error, Failure):
         result.status, result.expected, result.got = FAIL, error.expected, error.got
     elif isinstance(error, ModuleNotFoundError):
-        result.status, result.expected, result.got = FAIL, "an installed library", str(error)
+        result.status, result.expected, result.got = FAIL, "an installed library", said(error)
     elif error is not None:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+        text = f"{type(error).__name__}: {said(error)} ({where.name}, line {where.lineno})"
         result.status, result.expected, result.got = FAIL, "a result that can be evaluated", text
     return result
 
 
 def _interrupt(thread: threading.Thread) -> None:
-    """Ask a thread to stop: a loop in Python does, one in compiled code goes on unseen."""
-    if thread.ident is not None:
+    """Ask a thread to stop: a loop in Python does, one in compiled code goes on unseen.
+
+    An import is not interrupted: its module would stay half made, and locked for every thread.
+    """
+    if thread.ident is not None and not _imports(thread.ident):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
         )
+
+
+def _imports(ident: int) -> bool:
+    """Whether a thread is within an import."""
+    frame = sys._current_frames().get(ident)
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _correct(results: list[Result], trials: list[Trial], alpha: float) -> None:

@@ -5,12 +5,14 @@ is wrong with them. A case is named after the mistakes that it catches (its flag
 
 Inputs come from a raw PCG64 stream, seeded with the CRC-32 of their name and rounded to few bits,
 or are small integers. Outputs come from `refattn.conformance.exact` with 50 and with 80 digits,
-which must agree. Nothing depends on the time or the machine: two runs give identical bytes. The
-layout of the files follows that of Project Wycheproof.
+which must agree. Nothing depends on the time or the machine: two runs give identical bytes. A
+manifest has the checksum of every file and the names of its cases. The layout of the files follows
+that of Project Wycheproof.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -28,6 +30,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from .._safetensors import read as _read_safetensors
 
 __all__ = ["ESTIMATORS", "FLAGS", "FORMATS", "Case", "lint", "load", "write"]
 
@@ -798,7 +802,7 @@ def _documents() -> dict[str, Any]:
 
 
 def write(directory: str | os.PathLike[str], *, format: str = "json") -> list[Path]:
-    """Write the golden vectors, one file an estimator, with their schema and a README.
+    """Write the golden vectors, one file an estimator, with schema, README and manifest.
 
     Parameters
     ----------
@@ -836,12 +840,36 @@ def write(directory: str | os.PathLike[str], *, format: str = "json") -> list[Pa
     content = {f"{name}.{format}": encode(doc) for name, doc in _documents().items()}
     content["README.md"] = _readme().encode()
     content[_SCHEMA.name] = _SCHEMA.read_bytes()
+    content[_manifest_name(format)] = _manifest(content)
     paths = [folder / name for name in sorted(content)]
     for path in paths:
         draft = path.with_name(f".{path.name}.part")
         draft.write_bytes(content[path.name])
         os.replace(draft, path)
     return paths
+
+
+def _manifest_name(format: str) -> str:
+    return f"manifest-{format}.json"
+
+
+def _manifest(content: dict[str, bytes]) -> bytes:
+    """Checksums of files by name, and the names of the cases in those of an estimator."""
+    tests = {name: [test["id"] for test in _tests(doc)] for name, doc in _documents().items()}
+    files = {}
+    for name, data in content.items():
+        files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        if (estimator := name.partition(".")[0]) in tests:
+            files[name] |= {"numberOfTests": len(tests[estimator]), "tests": tests[estimator]}
+    version = next(iter(_documents().values()))["packageVersion"]
+    return _sealed({"files": files, "package": "refattn", "packageVersion": version,
+                    "schema": _SCHEMA.name, "schemaVersion": 1})  # fmt: skip
+
+
+def _sealed(manifest: dict[str, Any]) -> bytes:
+    """The file of a manifest, with the checksum of all else in it."""
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    return _to_json(body | {"sha256": hashlib.sha256(_to_json(body)).hexdigest()})
 
 
 def _check_format(format: Any) -> None:
@@ -950,7 +978,9 @@ def load(directory: str | os.PathLike[str], *, format: str | None = None) -> lis
             document, arrays = _read(kind, path)
             tests = _tests(document)
             cases += [_case(document["estimator"], test, arrays) for test in tests]
-        except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:  # parsers of foreign bytes raise all kinds
             raise ValueError(f"cannot read {str(path)!r}: {error!r}") from None
     return cases
 
@@ -971,16 +1001,11 @@ def _read(kind: str, path: Path) -> tuple[Any, dict[str, _Array] | None]:
             arrays = {name: file[name] for name in file.files}
         return _parse(bytes(arrays.pop("metadata")).decode()), arrays
     try:
-        from safetensors import SafetensorError, safe_open
+        arrays, metadata = _read_safetensors(path)
     except ModuleNotFoundError as error:
         message = f"reading .safetensors {_INSTALL}"
         raise ModuleNotFoundError(message, name=error.name) from None
-    try:
-        with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return _parse(file.metadata()["refattn"]), arrays
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
+    return _parse(metadata["refattn"]), arrays
 
 
 def _parse(text: str) -> Any:
@@ -989,7 +1014,13 @@ def _parse(text: str) -> Any:
             raise ValueError("an object has a key twice.")
         return dict(pairs)
 
-    return json.loads(text, object_pairs_hook=unique)
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not a number of JSON.")
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("objects or arrays are nested too deeply.") from None
 
 
 def _tests(document: Any) -> list[Any]:
@@ -1051,20 +1082,21 @@ def _from_tensor(x: dict[str, Any]) -> _Array:
 # --- what may be wrong with files ----------------------------------------------------------------
 
 
-def lint(directory: str | os.PathLike[str], *, fraction: float = 0.1, rng: Any = None) -> list[str]:
+def lint(directory: str | os.PathLike[str], *, fraction: float = 1.0, rng: Any = None) -> list[str]:
     """Say what is wrong with the vectors of a directory.
 
-    Files must satisfy the schema and more: unique ids and keys, no case twice, flags described
+    The directory must hold the files of its manifests as they were written, and no others. They
+    must satisfy the schema and more: unique ids and keys, no case twice, flags described
     and used, inputs that are numbers of the stated dtype, shapes that agree, finite outputs,
-    tolerances as the accuracy contract has them. A random part is evaluated again, and must give
-    the same digits.
+    tolerances as the accuracy contract has them. All cases, or a random part, are evaluated again,
+    and must give the same digits.
 
     Parameters
     ----------
     directory : path
         What `write` was given.
-    fraction : float, default 0.1
-        Part of the cases that is evaluated again.
+    fraction : float, default 1
+        Part of the cases that is evaluated again; all of them take a few seconds.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Chooses them.
 
@@ -1092,31 +1124,87 @@ def lint(directory: str | os.PathLike[str], *, fraction: float = 0.1, rng: Any =
     except ModuleNotFoundError as error:
         message = f"checking vectors {_INSTALL}"
         raise ModuleNotFoundError(message, name=error.name) from None
-    schema = Draft202012Validator(json.loads(_SCHEMA.read_text("utf-8")))
-    generator, problems = np.random.default_rng(rng), []
-    found = _files(directory)
-    if not found:
+    schema = json.loads(_SCHEMA.read_text("utf-8"))
+    of_manifests = {"$ref": "#/$defs/manifest", "$defs": schema["$defs"]}
+    folder, found = Path(directory), _files(directory)
+    kinds = {kind for kind in FORMATS if (folder / _manifest_name(kind)).is_file()}
+    if not found and not kinds:
         return [f"{os.fspath(directory)}: no vectors"]
+    generator, problems = np.random.default_rng(rng), []
+    manifests: dict[str, Any] = {}
+    for kind in sorted(kinds | {kind for kind, _ in found}):
+        name = _manifest_name(kind)
+        if kind not in kinds:
+            problems.append(f"{name}: is missing; vectors without one must be written again")
+            continue
+        manifest, wrong = _lint_manifest(folder / name, Draft202012Validator(of_manifests))
+        problems += [f"{name}: {problem}" for problem in wrong]
+        manifests |= {} if manifest is None else {name: manifest}
+    problems += _lint_files(folder, manifests)
+    if len(manifests) == len(kinds) > 0:
+        listed = {name for manifest in manifests.values() for name in manifest["files"]}
+        there = {path.name for path in folder.iterdir()}
+        problems += [f"{name}: is in no manifest" for name in sorted(there - listed - {*manifests})]
     seen: dict[str, Counter[Any]] = {kind: Counter() for kind in FORMATS}
     for kind, path in found:
         try:
             document, arrays = _read(kind, path)
-        except (KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+            wrong = _schema_errors(Draft202012Validator(schema), document)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:  # parsers of foreign bytes raise all kinds
             problems.append(f"{path.name}: cannot be read: {error}")
             continue
-        wrong = [
-            f"{path.name}: {'/'.join(map(str, error.absolute_path))}: {error.message[:200]}"
-            for error in schema.iter_errors(document)
-        ]
         if not wrong:
-            wrong = [
-                f"{path.name}: {problem}"
-                for problem in _lint_file(
-                    path, document, arrays, seen[kind], lambda: generator.random() < fraction
-                )
-            ]
-        problems += wrong
+            entry = manifests.get(_manifest_name(kind), {"files": {}})["files"].get(path.name)
+            wrong = [] if entry is None else list(_lint_ids(document, entry.get("tests", [])))
+            wrong += _lint_file(
+                path, document, arrays, seen[kind], lambda: generator.random() < fraction
+            )
+        problems += [f"{path.name}: {problem}" for problem in wrong]
     return problems
+
+
+def _schema_errors(schema: Any, document: Any) -> list[str]:
+    return [
+        f"{'/'.join(map(str, error.absolute_path))}: {error.message[:200]}"
+        for error in schema.iter_errors(document)
+    ]
+
+
+def _lint_manifest(path: Path, schema: Any) -> tuple[Any, list[str]]:
+    """A manifest, or None if it is of no use, and what is wrong with it."""
+    try:
+        data = path.read_bytes()
+        manifest = _parse(data.decode("ascii"))
+        wrong = _schema_errors(schema, manifest)
+    except Exception as error:
+        return None, [f"cannot be read: {error}"]
+    if wrong:
+        return None, wrong
+    return manifest, [] if data == _sealed(manifest) else ["is not as it was written"]
+
+
+def _lint_files(folder: Path, manifests: dict[str, Any]) -> Iterator[str]:
+    """Compare files with their checksums."""
+    for manifest_name, manifest in manifests.items():
+        for name, entry in manifest["files"].items():
+            path = folder / name
+            if not path.is_file():
+                yield f"{name}: is missing"
+                continue
+            data = path.read_bytes()
+            if len(data) != entry["bytes"]:
+                yield f"{name}: has {len(data)} bytes, not the {entry['bytes']} of {manifest_name}"
+            elif hashlib.sha256(data).hexdigest() != entry["sha256"]:
+                yield f"{name}: does not have the SHA-256 of {manifest_name}"
+
+
+def _lint_ids(document: Any, ids: list[str]) -> Iterator[str]:
+    """Compare the cases of a file with those of its manifest."""
+    there = {test["id"] for test in _tests(document)}
+    yield from (f"{name}: is missing" for name in ids if name not in there)
+    yield from (f"{name}: is not in the manifest" for name in sorted(there - set(ids)))
 
 
 def _lint_file(
@@ -1152,7 +1240,7 @@ def _lint_file(
                 problems.append("the same inputs and arguments as another case")
             if not problems and again():
                 problems = list(_lint_again(case, test, arrays is None))
-        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # the numbers may be anything that the schema allows
             problems = [f"{type(error).__name__}: {error}"]
         yield from (f"{test['id']}: {problem}" for problem in problems)
     if arrays is not None:
@@ -1282,7 +1370,8 @@ def _readme() -> str:
 # Golden vectors for random-feature attention
 
 One file an estimator: {", ".join(ESTIMATORS)}. Written by `refattn vectors`; `refattn vectors
---check` says whether they are intact. Inputs are exact in the stated dtype; outputs were
+--check` says whether they are intact: it compares files with their manifest, and evaluates every
+vector again. Inputs are exact in the stated dtype; outputs were
 evaluated with 80 digits.
 
 An output is right if, everywhere, `|output - expected| <= tolerance[dtype] * size`, where the
@@ -1302,6 +1391,10 @@ heads, h using h // (H // G). Frequencies are given, in the coordinates sqrt(sca
 |---|---|---|
 | json | C99 hexadecimal floats | {_DIGITS} digits |
 | npz, safetensors | float64 arrays `ID.NAME` | `ID.NAME.expected` + `ID.NAME.expected_low` |
+
+`manifest-json.json`, `manifest-npz.json` or `manifest-safetensors.json` has the size and SHA-256 of
+every file of its format, of the schema and of this file, the number and the ids of the tests, and
+as `sha256` the checksum of its own other entries, written in the same way.
 
 Sizes are beside the outputs, `ID.NAME.size`. In npz files the array `metadata` holds the rest as
 JSON, in safetensors files the metadata `refattn`. No file needs pickle.
