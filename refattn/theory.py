@@ -283,9 +283,9 @@ def kernel_variance(
     x: Any,
     y: Any,
     *,
-    features: str,
-    coupling: str,
-    num_features: int,
+    features: str = "positive",
+    coupling: str = "iid",
+    num_features: int = 1,
     proposal: Gaussian | None = None,
 ) -> Floats:
     r"""Variance of the kernel estimate: exp of `log_kernel_variance`.
@@ -308,9 +308,7 @@ def kernel_variance(
     Examples
     --------
     >>> from refattn import theory
-    >>> value = theory.kernel_variance(
-    ...     [1.0], [0.0], features="positive", coupling="iid", num_features=4
-    ... )
+    >>> value = theory.kernel_variance([1.0], [0.0], num_features=4)
     >>> float(value.round(4))  # (e - 1) / 4
     0.4296
     """
@@ -331,9 +329,9 @@ def kernel_mse(
     x: Any,
     y: Any,
     *,
-    features: str,
-    coupling: str,
-    num_features: int,
+    features: str = "positive",
+    coupling: str = "iid",
+    num_features: int = 1,
     proposal: Gaussian | None = None,
 ) -> Floats:
     r"""Mean squared error of the kernel estimate: exp of `log_kernel_mse`.
@@ -356,9 +354,7 @@ def kernel_mse(
     Examples
     --------
     >>> from refattn import theory
-    >>> value = theory.kernel_mse(
-    ...     [1.0], [0.0], features="trigonometric", coupling="iid", num_features=1
-    ... )
+    >>> value = theory.kernel_mse([1.0], [0.0], features="trigonometric")
     >>> float(value.round(4))  # e (1 - 1/e)^2 / 2
     0.5431
     """

@@ -9,6 +9,7 @@ together a false-alarm probability of at most ALPHA, each p-value being held to 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -371,6 +372,14 @@ def test_variance_of_one_by_quadrature(features: str, name: str, d: int) -> None
     np.testing.assert_allclose(mean, theory.kernel_mean(x, y, features=features), rtol=1e-12)
     names = {"features": features, "coupling": "iid", "num_features": 1, "proposal": proposal}
     np.testing.assert_allclose(theory.kernel_variance(x, y, **names), variance, rtol=1e-11)
+
+
+@pytest.mark.parametrize("law", ["mean", "variance", "mse"])
+def test_a_law_and_its_log_have_the_same_defaults(law: str) -> None:
+    plain, log = (getattr(theory, prefix + law) for prefix in ("kernel_", "log_kernel_"))
+    assert inspect.signature(plain) == inspect.signature(log)
+    x, y = [0.3, 0.4], [0.5, -0.1]
+    np.testing.assert_allclose(plain(x, y), np.exp(log(x, y)), rtol=1e-14)
 
 
 @pytest.mark.parametrize("coupling", ["orthogonal", "simplex", "antithetic", "regularised"])
