@@ -414,7 +414,7 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
     (array([[0.88079708]]), array([[0.88079708]]))
     """
     _validate.attention(q, k, k)
-    scale = _validate.real("scale", scale, positive=True, optional=True)
+    scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
     a, b = (_validate.host(name, x, "(..., d)", 1) for name, x in (("a", a), ("b", b)))
     for name, constants, x in (("a", a, q), ("b", b, k)):
         _validate.broadcasts(name, constants, (*x.shape[:-2], x.shape[-1]), "(..., d)")

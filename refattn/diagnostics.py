@@ -67,7 +67,7 @@ def log_weights(
     array([[0.5, 0.5]])
     """
     _validate.attention(q, k, k, mask=mask)
-    scale = _validate.real("scale", scale, positive=True, optional=True)
+    scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
     lead = _validate.lead(q, k, k)
     omega, log_weight = _validate.frequencies(omega, log_weight, q, lead)
     if mask is not None:
