@@ -38,6 +38,7 @@ __all__ = [
     "cut",
     "device",
     "exp",
+    "has_float64",
     "is_array_api_obj",
     "is_numpy_array",
     "most_threads",
@@ -115,6 +116,12 @@ def to_host(x: Array, dtype: Any = np.float64) -> Any:
     elif not (is_numpy_array(x) or is_jax_array(x) or is_dask_array(x)):
         x = np.from_dlpack(x, device="cpu")
     return np.asarray(x, dtype=dtype)
+
+
+def has_float64(like: Array) -> bool:
+    """Say whether there is float64 on the device: JAX has it on demand, some devices never."""
+    info = array_namespace(like).__array_namespace_info__()
+    return "float64" in info.dtypes(device=device(like), kind="real floating")
 
 
 def square_norm(x: Array) -> Array:

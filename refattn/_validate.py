@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,7 @@ def arrays(min_ndim: int, **named: Array) -> None:
     """Check that arrays share one library, one supported dtype and one device."""
     for name, x in named.items():
         is_array(name, x)
+        few_axes(name, x)
         if x.ndim < min_ndim:
             axes = "1 axis" if min_ndim == 1 else f"{min_ndim} axes"
             raise ValueError(f"`{name}` must have at least {axes}, got shape {_shape(x)}.")
@@ -113,6 +115,12 @@ def is_array(name: str, x: Any) -> None:
         raise TypeError(
             f"`{name}` must be an array of a library with the array API, got {_describe(x)}."
         )
+
+
+def few_axes(name: str, x: Any, most: int = 31) -> None:
+    """Check the number of axes: NumPy broadcasts up to 32, and each query may have samples."""
+    if x.ndim > most:
+        raise ValueError(f"`{name}` must have at most {most} axes, got {x.ndim}.")
 
 
 def same_home(name: str, x: Array, first: str, head: Array) -> None:
@@ -246,6 +254,7 @@ def moments(**named: Any) -> None:
 def boolean(name: str, x: Any, first: str, head: Array) -> None:
     """Check a boolean array that goes with `head`."""
     is_array(name, x)
+    few_axes(name, x)
     same_home(name, x, first, head)
     if not array_namespace(x).isdtype(x.dtype, "bool"):
         raise TypeError(f"`{name}` must have dtype bool (True = attend), got {x.dtype}.")
@@ -264,8 +273,11 @@ def broadcasts(name: str, x: Array, shape: tuple[int, ...], rule: str) -> None:
 def lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
     """Return the broadcast leading axes of q, k and v, grouped heads included."""
     heads, groups = head_counts(q, k, v)
+    shared = heads != groups and 1 not in (heads, groups)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        few_axes(name, x, 30 if shared else 31)  # shared keys take an axis of their own
     try:
-        if heads == groups or 1 in (heads, groups):
+        if not shared:
             return broadcast_lead(q, k, v)
         if groups and heads % groups == 0:
             broadcast_lead(k, v)
@@ -371,6 +383,7 @@ def causal_proposals(centres: Any, weighting: str, mask: Array | None) -> None:
 def _floats(name: str, x: Any, like: Array) -> Array:
     """Check an array of real floats that is NumPy or of the library of `like`, and cast it."""
     is_array(name, x)
+    few_axes(name, x, 32)
     if not is_numpy_array(x):
         same_home(name, x, "q", like)
     if not array_namespace(x).isdtype(x.dtype, "real floating"):
@@ -381,7 +394,7 @@ def _floats(name: str, x: Any, like: Array) -> Array:
 def per_head(name: str, x: Any, like: Array) -> Array:
     """Bring a number, or numbers (...) for rows (..., n, d), to the library of `like`."""
     if isinstance(x, Real) and not isinstance(x, bool):
-        x = np.asarray(real(name, x))
+        x = np.asarray(real(name, x, like=like))
     values = _floats(name, x, like)
     broadcasts(name, x, _shape(like)[:-2], "(...)")
     if is_numpy_array(x) and not np.all(np.isfinite(x)):
@@ -400,6 +413,7 @@ def host(name: str, x: Any, rule: str, min_ndim: int) -> Any:
     """Turn host data into a float64 array of finite numbers with at least `min_ndim` axes."""
     whole(name, x)
     values = to_host(x, None) if is_array_api_obj(x) else np.asarray(x)
+    few_axes(name, values)
     if values.dtype.kind not in "fiu":
         raise TypeError(f"`{name}` must hold real numbers, got {_describe(x)} of {values.dtype}.")
     values = values.astype(np.float64)
@@ -471,26 +485,46 @@ def square(name: str, x: Any, d: int | None = None) -> None:
 def invertible(name: str, x: Any, d: int) -> None:
     """Check square matrices (..., d, d) that have an inverse, on the host."""
     square(name, x, d)
-    smallest = np.linalg.svd(x, compute_uv=False)[..., -1]
-    if np.any(smallest == 0):
-        raise ValueError(f"`{name}` must be invertible, got a singular matrix.")
+    try:
+        np.linalg.inv(x)  # a singular value of 0 may be rounded, on some machines
+    except np.linalg.LinAlgError:
+        raise ValueError(f"`{name}` must be invertible, got a singular matrix.") from None
 
 
-def real(name: str, value: Any, *, positive: bool = False, optional: bool = False) -> Any:
-    """Check a finite real number and return it as a float; None stays None if `optional`."""
+def real(
+    name: str,
+    value: Any,
+    *,
+    positive: bool = False,
+    optional: bool = False,
+    like: Array | None = None,
+) -> Any:
+    """Check a finite real number and return it as a float; None stays None if `optional`.
+
+    A float means the number that it is, to the last bit. Where `like` is a longdouble array, the
+    number stays one of that precision.
+    """
     if value is None and optional:
         return None
     kind = "positive finite real number" if positive else "finite real number"
     kind += " or None" if optional else ""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be a {kind}, got {_describe(value)}.")
+    wide = like is not None and is_numpy_array(like) and like.dtype == np.longdouble
     try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number) or (positive and number <= 0):
-        raise ValueError(f"`{name}` must be a {kind}, got {value}.")
-    return number
+        result: Any = _longdouble(value) if wide else float(value)
+    except (OverflowError, ValueError):  # of integers with too many digits
+        result = math.inf
+    if not np.isfinite(result) or (positive and result <= 0):
+        raise ValueError(f"`{name}` must be a {kind}, got {number(value)}.")
+    return result
+
+
+def _longdouble(value: Any) -> Any:
+    """Convert a number to longdouble; NumPy takes fractions through float64."""
+    if isinstance(value, Rational):
+        return np.longdouble(value.numerator) / np.longdouble(value.denominator)
+    return np.longdouble(value)
 
 
 def generator(rng: Any) -> np.random.Generator:
@@ -509,6 +543,18 @@ def positive_integer(name: str, value: Any) -> None:
     _integer(name, value, 1, "positive integer")
 
 
+def length(name: str, value: Any, size: int = 1) -> None:
+    """Check how many rows, each of `size` floats, an array is to have."""
+    positive_integer(name, value)
+    at_most(name, value, sys.maxsize // (8 * max(size, 1)), "what memory has addresses for")
+
+
+def at_most(name: str, value: Any, most: int, rule: str) -> None:
+    """Check an upper limit, which `rule` explains."""
+    if value > most:
+        raise ValueError(f"`{name}` must be at most {number(most)}, {rule}, got {number(value)}.")
+
+
 def non_negative_integer(name: str, value: Any) -> None:
     """Check an integer of at least 0."""
     _integer(name, value, 0, "non-negative integer")
@@ -518,7 +564,8 @@ def _integer(name: str, value: Any, least: int, kind: str) -> None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be a {kind}, got {_describe(value)}.")
     if value < least:
-        raise ValueError(f"`{name}` must be a {kind}, got {value}.")
+        raise ValueError(f"`{name}` must be a {kind}, got {number(value)}.")
+    at_most(name, value, 10**308, "what float64 holds")
 
 
 def flag(name: str, value: Any) -> None:
@@ -545,5 +592,13 @@ def _describe(x: Any) -> str:
     kind = type(x)
     if is_array_api_obj(x):
         return f"{kind.__module__}.{kind.__qualname__}"
-    value = f"{x!r} of type " if isinstance(x, str | int | float) else ""
+    value = f"{number(x)} of type " if isinstance(x, str | int | float) else ""
     return value + kind.__qualname__
+
+
+def number(x: Any, spec: str = "") -> str:
+    """Show a value; of a long integer its size: Python refuses to print the longest."""
+    whole = int(x.numerator) // int(x.denominator) if isinstance(x, Rational) else 0
+    if abs(whole) < 10**20:
+        return repr(x) if isinstance(x, str) else format(x, spec)
+    return f"about {'-' if whole < 0 else ''}10**{math.log10(abs(whole)):.0f}"

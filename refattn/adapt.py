@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _validate, moments, theory
-from ._array import Array, array_namespace, constant, head_counts, to_host
+from ._array import Array, array_namespace, constant, group_heads, head_counts, to_host
 from .moments import Moments
 from .sampling import Gaussian
 from .theory import _LARGE_SAMPLE, _first_order, _Gauss, _Problem, _second_moments, _share
@@ -50,7 +50,7 @@ class Centred(NamedTuple):
     q, k : array, shape (..., n, d) and (..., m, d)
         Queries and keys less a and b.
     bias : array, shape (..., 1, m)
-        scale times a . k_j, for `attend`.
+        scale times a . k_j, for `attend`, of every query head.
     """
 
     q: Array
@@ -389,7 +389,8 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
         Queries and keys.
     a, b : array_like, shape (..., d)
         What to subtract from queries and keys, for example their means, in their coordinates.
-        Query heads that share a key head must share `a`.
+        Leading axes broadcast to those of `q` and of `k`: where query heads share a key head, `a`
+        may still differ between them.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default, positive.
 
@@ -413,16 +414,16 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
     (array([[0.88079708]]), array([[0.88079708]]))
     """
     _validate.attention(q, k, k)
-    scale = _validate.real("scale", scale, positive=True, optional=True)
+    scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
     a, b = (_validate.host(name, x, "(..., d)", 1) for name, x in (("a", a), ("b", b)))
-    for name, constants, x in (("a", a, q), ("a", a, k), ("b", b, k)):
+    for name, constants, x in (("a", a, q), ("b", b, k)):
         _validate.broadcasts(name, constants, (*x.shape[:-2], x.shape[-1]), "(..., d)")
-    a, b = constant(a, q)[..., None, :], constant(b, k)[..., None, :]
-    factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
     xp = array_namespace(q, k)
-    return Centred(
-        q - a, k - b, xp.matrix_transpose(xp.sum(factor * a * k, axis=-1, keepdims=True))
-    )
+    a, b = (constant(x, q)[..., None, :] for x in (a, b))
+    factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
+    row = xp.broadcast_to(factor * a, (*q.shape[:-2], 1, q.shape[-1]))
+    (row, keys, _), ungroup = group_heads(row, k, k)
+    return Centred(q - a, k - b, ungroup(row @ xp.matrix_transpose(keys)))
 
 
 def assess(

@@ -152,7 +152,7 @@ def attend(
     array([[1.5]])
     """
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
-    scale = _validate.real("scale", scale)
+    scale = _validate.real("scale", scale, like=q)
     (q, k, v, bias, mask), ungroup = group_heads(q, k, v, bias, mask)
     out, lse = _attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale)
     return Attended(ungroup(out), ungroup(lse, core=1))
@@ -243,7 +243,7 @@ def softmax_attention(
            [3.]])
     """
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
-    scale = _validate.real("scale", scale, optional=True)
+    scale = _validate.real("scale", scale, optional=True, like=q)
     (q, k, v, bias, mask), ungroup = group_heads(q, k, v, bias, mask)
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits

@@ -2,17 +2,20 @@ r"""How far importance sampling with given frequencies can be trusted, query by 
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from . import _validate
-from ._array import Array, array_namespace, group_heads, is_numpy_array, root_scale
-from .attention import _finite, _log_sum_exp
+from ._array import Array, array_namespace, group_heads, is_numpy_array, quiet, root_scale
+from .attention import _finite, _log_sum_exp, _nonzero
 from .estimators import _sample
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
+
+_LEAST = math.log(1e-292)  # smallest normal number / eps: below it the fit loses digits
 
 
 def log_weights(
@@ -64,7 +67,7 @@ def log_weights(
     array([[0.5, 0.5]])
     """
     _validate.attention(q, k, k, mask=mask)
-    scale = _validate.real("scale", scale, positive=True, optional=True)
+    scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
     lead = _validate.lead(q, k, k)
     omega, log_weight = _validate.frequencies(omega, log_weight, q, lead)
     if mask is not None:
@@ -83,8 +86,9 @@ def effective_sample_size(log_weights: Array) -> Array:
 
     .. math:: \mathrm{ESS} = \Big(\sum_s W_s\Big)^2 \Big/ \sum_s W_s^2
 
-    Between 1 and S: the number of equally weighted samples with the same variance; 0 where all
-    weights are 0. Kong, 1992.
+    Between 1 and S, to a few eps: the number of equally weighted samples with the same variance; 0
+    where all weights are 0. Kong, 1992. Weights are taken relative to the largest, so that a common
+    factor, however large, makes no difference.
 
     Parameters
     ----------
@@ -113,8 +117,10 @@ def effective_sample_size(log_weights: Array) -> Array:
     xp = array_namespace(log_weights)
     if log_weights.shape[-1] == 0:
         raise ValueError("`log_weights` must hold at least one weight a row, got none.")
-    squares = _log_sum_exp(2 * log_weights)
-    return xp.exp(2 * _log_sum_exp(log_weights) - _finite(squares, xp))
+    peak = _finite(xp.max(log_weights, axis=-1, keepdims=True), xp)
+    weights = xp.exp(log_weights - peak)
+    total, squares = (xp.sum(x, axis=-1) for x in (weights, weights * weights))
+    return total * (total / _nonzero(squares, xp))
 
 
 def pareto_k(log_weights: Array) -> Any:
@@ -122,7 +128,8 @@ def pareto_k(log_weights: Array) -> Any:
 
     Below 0.5 the weights have finite variance; above 0.7 the estimate is not to be trusted
     whatever its apparent precision. Vehtari et al., Pareto smoothed importance sampling,
-    arXiv:1507.02646, computed by the package arviz-stats (the extra ``diagnostics``).
+    arXiv:1507.02646: the law is fitted to the tail, the min(S / 5, 3 sqrt(S)) largest weights less
+    the next one, by the package arviz-stats (the extra ``diagnostics``).
 
     Parameters
     ----------
@@ -132,7 +139,12 @@ def pareto_k(log_weights: Array) -> Any:
     Returns
     -------
     numpy.ndarray, shape (...), float64
-        The shape k; infinite where the tail cannot be fitted.
+        The shape k of each row, or
+
+        * inf where the tail cannot be fitted: a quarter of it is 0, or below 1e-292 of its largest
+          member. So it is where one weight is all that counts, and where all weights are 0;
+        * -inf where the weights of the tail are equal, and none is larger: they are bounded;
+        * nan where a weight is nan or the largest infinite.
 
     Raises
     ------
@@ -167,5 +179,32 @@ def pareto_k(log_weights: Array) -> Any:
         raise ImportError(
             "Pareto-k needs the package arviz-stats: pip install 'refattn[diagnostics]'."
         ) from None
-    # Its argument is a log likelihood, whose negative is the log weight.
-    return np.asarray(array_stats.psislw(-log_weights.astype(np.float64))[1])
+    size = log_weights.shape[-1]
+    length = size // 5 if size <= 225 else math.isqrt(9 * size)
+    wide = np.result_type(log_weights, np.float64)
+    largest = np.sort(log_weights.astype(wide).reshape(-1, size), axis=-1)[:, -length - 1 :]
+    top, tail = largest[:, -1], _log_excess(largest)
+    equal = (largest[:, 1] == top) & (top > -math.inf)
+    k = np.where(equal, -math.inf, math.inf)
+    k[np.isnan(top) | (top == math.inf)] = math.nan
+    # The fit divides by the first quartile.
+    fits = (k == math.inf) & (tail[:, int(length / 4 + 0.5) - 1] > _LEAST)
+    if np.any(fits):
+        rows = np.full((np.count_nonzero(fits), size), -math.inf)
+        rows[:, -length:] = tail[fits]
+        # Its argument is a log likelihood, whose negative is the log weight.
+        with np.errstate(all="ignore"):
+            k[fits] = array_stats.psislw(-rows)[1]
+    return k.reshape(log_weights.shape[:-1])
+
+
+@quiet
+def _log_excess(logs: Array) -> Array:
+    """Log of weights less the smallest, relative to the largest of these; logs (R, M + 1) ascend.
+
+    The law fitted does not depend on the unit of the weights, but their ratios may underflow.
+    """
+    least, rest = logs[:, :1], logs[:, 1:]
+    gap = np.where(rest == least, 0.0, least - rest)  # both may be -inf
+    excess = rest + np.log(-np.expm1(gap))
+    return excess - excess[:, -1:]

@@ -528,7 +528,7 @@ def linear_randomized_attention(
     """
     scale, mask = _check(q, k, v, scale, mask, causal)
     _validate.choice("weighting", weighting, WEIGHTINGS)
-    beta = _validate.real("beta", beta)
+    beta = _validate.real("beta", beta, like=q)
     _validate.flag("antithetic", antithetic)
     count, repeats = _count_proposals(q, k, num_proposals, centres, omega, antithetic)
     if proposal is not None:
@@ -641,7 +641,8 @@ def _chunk_means(x: Array, count: int, seen: Array | None) -> Array:
     xp, n, size = array_namespace(x), x.shape[-2], block_shape(x)[1]
     few, total, lead = max(1, size // 2 * count // max(n, 1)), n, broadcast_lead(x)
     if seen is not None:  # any row may be in any chunk
-        few, visible, lead = count, xp.astype(seen, xp.int64), broadcast_lead(x, seen[..., None])
+        integer = xp.arange(0, device=device(x)).dtype  # JAX may have no int64
+        few, visible, lead = count, xp.astype(seen, integer), broadcast_lead(x, seen[..., None])
         rank = xp.cumulative_sum(visible, axis=-1) - 1
         total = xp.maximum(xp.sum(visible, axis=-1, keepdims=True), xp.asarray(1, device=device(x)))
     means = xp.empty((*lead, count, x.shape[-1]), dtype=x.dtype, device=device(x))
@@ -1003,7 +1004,7 @@ def _check(
 ) -> tuple[float | None, Array | None]:
     """Check what every estimator takes; return the scale and the mask (..., n or 1, m)."""
     _validate.attention(q, k, v, mask=mask, causal=causal)
-    scale = _validate.real("scale", scale, positive=True, optional=True)
+    scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
     return scale, _validate.key_rows(mask, k)
 
 
@@ -1034,7 +1035,7 @@ def _frequencies(
     if omega is not None and proposal is not None:
         raise ValueError("`proposal` must not come with `omega`: give `log_weight` instead.")
     if count is not None:
-        _validate.positive_integer(name, count)
+        _validate.length(name, count, q.shape[-1])
         omega, log_weight = sampling.draw(
             count, q.shape[-1], coupling=coupling, proposal=proposal, rng=rng
         )

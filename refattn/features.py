@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import combinations_with_replacement
+from itertools import chain, combinations_with_replacement
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from ._array import (
     constant,
     device,
     group_heads,
+    is_numpy_array,
     put,
     square_norm,
     sum_of_products,
@@ -47,6 +48,8 @@ __all__ = [
 
 _CHUNK = 128  # tokens a step of the causal form
 _LARGEST = 1_000_000  # features that a deterministic map may have
+_FACTORS = 10_000_000  # that these may have in all
+_HIGHEST = 10_000  # degree
 
 
 class Features(NamedTuple):
@@ -249,7 +252,8 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
     x : array, shape (...), float32 or float64
         Values.
     alpha : float, default 1.0
-        Slope of elu at 0 from below, in (0, 1]: features are non-negative.
+        Slope of elu at 0 from below, in (0, 1]: features are non-negative. A float is the number
+        that it is: 0.3 in longdouble is not 3/10 but the double next to it.
 
     Returns
     -------
@@ -271,7 +275,7 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
     array([1.92874985e-022, 1.00000000e+000, 3.00000000e+000, 1.00000000e+300])
     """
     _validate.arrays(0, x=x)
-    alpha = _validate.real("alpha", alpha, positive=True)
+    alpha = _validate.real("alpha", alpha, positive=True, like=x)
     if alpha > 1:
         raise ValueError(f"`alpha` must be in (0, 1], got {alpha}.")
     xp = array_namespace(x)
@@ -339,7 +343,8 @@ def taylor_features(x: Array, *, degree: int) -> Features:
     TypeError
         If `x` is not a floating array or `degree` not an integer.
     ValueError
-        If `degree` is negative or the map would have more than a million features.
+        If `degree` is negative or above 10,000, or the map would have more than a million features,
+        or ten million factors in them.
 
     Examples
     --------
@@ -354,12 +359,13 @@ def taylor_features(x: Array, *, degree: int) -> Features:
     _validate.compatible("x", x, "x", x)
     _validate.non_negative_integer("degree", degree)
     xp, d = array_namespace(x), x.shape[-1]
-    _check_size(math.comb(d + degree, degree), d, degree)
+    _check_size(d + degree, d, degree)
     size = xp.max(xp.abs(x), axis=-1, keepdims=True)
     size = xp.where(size == 0, 1.0, size)
     unit, log_size = x / size, xp.log(size)
     # size^p / sqrt(p!) over the degrees p, with the largest divided out.
-    logs = [p * log_size - math.lgamma(p + 1) / 2 for p in range(degree + 1)]
+    log_roots = np.log(np.arange(1, degree + 1, dtype=_host_dtype(x))) / 2
+    logs = [p * log_size - constant(np.sum(log_roots[:p]), x) for p in range(degree + 1)]
     peak = logs[0]
     for term in logs[1:]:
         peak = xp.maximum(peak, term)
@@ -404,7 +410,7 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
     _validate.compatible("x", x, "x", x)
     _validate.non_negative_integer("degree", degree)
     d = x.shape[-1]
-    _check_size(math.comb(d + degree - 1, degree), d, degree)
+    _check_size(d + degree - 1, d, degree)
     return _monomials(x, degree)
 
 
@@ -640,27 +646,54 @@ def _root(x: Array) -> Array:
 
 
 def _monomials(x: Array, degree: int) -> Array:
-    """The monomials of a degree, each times the root of its multinomial coefficient."""
-    xp, d = array_namespace(x), x.shape[-1]
-    if degree == 0:
-        return xp.ones_like(x[..., :1])
-    factors = np.array(list(combinations_with_replacement(range(d), degree)))
-    counts = (factors[:, :, None] == np.arange(d)).sum(1)
-    coefficients = [
-        math.factorial(degree) // math.prod(math.factorial(c) for c in row)
-        for row in counts.tolist()
-    ]
-    result = constant(np.array(coefficients, np.float64), x) ** 0.5
-    for column in factors.T:
-        result = result * xp.take(x, xp.asarray(column, device=device(x)), axis=-1)
+    r"""The monomials of a degree p, each times the root of its multinomial coefficient.
+
+    One factor after another: :math:`p! / \alpha! = \prod_j j / r_j` if factor j is the r_j-th that
+    equals it. The first j factors are then a feature of degree j, and as each index is spread
+    evenly, it is between 1 and the result, up to a few factors: nothing overflows on the way.
+    """
+    xp, size = array_namespace(x), x.shape[-1]
+    index, rank = _factors(size, degree)
+    result = xp.ones_like(x[..., :1])
+    for j in range(degree):
+        root = np.sqrt((j + 1) / rank[:, j].astype(_host_dtype(x)))
+        factor = xp.take(x, xp.asarray(index[:, j], device=device(x)), axis=-1)
+        result = result * (constant(root, x) * factor)
     return result
 
 
-def _check_size(count: int, d: int, degree: int) -> None:
+def _factors(d: int, degree: int) -> tuple[Any, Any]:
+    """Indices (F, p) of the factors of each monomial, and how many have been equal so far."""
+    count, place = math.comb(d + degree - 1, degree), np.arange(degree)
+    rows = chain.from_iterable(combinations_with_replacement(range(d), degree))
+    index = np.fromiter(rows, np.int64, count * degree).reshape(count, degree)
+    change, edge = index[:, 1:] != index[:, :-1], np.ones((count, 1), bool)
+    start, stop = np.hstack([edge, change]), np.hstack([change, edge])
+    first = np.maximum.accumulate(np.where(start, place, 0), axis=1)
+    last = np.minimum.accumulate(np.where(stop, place, degree)[:, ::-1], axis=1)[:, ::-1]
+    rank = place - first + 1
+    order = np.argsort((rank - 0.5) / (last - first + 1), axis=1, kind="stable")
+    return np.take_along_axis(index, order, axis=1), np.take_along_axis(rank, order, axis=1)
+
+
+def _host_dtype(x: Array) -> Any:
+    """Dtype of constants for `x` that are computed on the host."""
+    return np.result_type(x, np.float64) if is_numpy_array(x) else np.float64
+
+
+def _check_size(pool: int, d: int, degree: int) -> None:
+    """Check how many features there are, choices of `degree` from the pool, and their factors."""
+    _validate.at_most("degree", degree, _HIGHEST, "the highest of these features")
+    count = math.comb(pool, degree)
     if count > _LARGEST:
         raise ValueError(
             f"`degree` must give at most {_LARGEST:,} features, got degree {degree} for vectors "
-            f"of length {d}: {count:,} features."
+            f"of length {d}: {_validate.number(count, ',')} features."
+        )
+    if count * degree > _FACTORS:
+        raise ValueError(
+            f"`degree` must give features of at most {_FACTORS:,} factors in all, got degree "
+            f"{degree} for vectors of length {d}: {_validate.number(count, ',')} features."
         )
 
 

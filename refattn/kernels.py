@@ -108,7 +108,8 @@ def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
     Raises
     ------
     TypeError, ValueError
-        As in `softmax_kernel`, and if `degree` is not a non-negative integer.
+        As in `softmax_kernel`, and if `degree` is not an integer from 0 to 1 / eps, from where
+        on no digit of a power is known.
 
     Examples
     --------
@@ -120,6 +121,7 @@ def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
     _pairs(x, y)
     _validate.non_negative_integer("degree", degree)
     xp = array_namespace(x, y)
+    _validate.at_most("degree", degree, int(1 / float(xp.finfo(x.dtype).eps)), "1 / eps")
     return xp.sum(x * y, axis=-1) ** degree
 
 

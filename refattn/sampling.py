@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
@@ -27,11 +28,14 @@ from ._array import (
     constant,
     device,
     group_heads,
+    has_float64,
     head_counts,
+    is_numpy_array,
     part,
     put,
     root_scale,
     tiles,
+    to_host,
 )
 from .attention import _attend, _past
 
@@ -253,7 +257,8 @@ class Mixture:
                 f"got {[c.lead for c in components]}."
             ) from None
         object.__setattr__(self, "components", components)
-        object.__setattr__(self, "weights", weights / weights.sum())
+        weights = weights / np.max(weights)  # their sum may overflow
+        object.__setattr__(self, "weights", weights / np.sum(weights))
 
     @property
     def d(self) -> int:
@@ -362,8 +367,8 @@ def draw(
     >>> bool(np.allclose(gram, np.diag(np.diag(gram))))
     True
     """
-    _validate.positive_integer("num_samples", num_samples)
-    _validate.positive_integer("d", d)
+    _validate.length("d", d)
+    _validate.length("num_samples", num_samples, d)
     _validate.choice("coupling", coupling, COUPLINGS)
     rng = _validate.generator(rng)
     couple = COUPLINGS[coupling]
@@ -406,7 +411,10 @@ def draw_target(
     (kernel coordinates). Reference 003, p_n. The component j is found by inverting the
     distribution function of pi_i at a uniform number, block by block and in float64: memory does
     not depend on n times m, and the same seed gives the same frequencies on every backend and
-    dtype, to rounding. Takes time O(n m (d + S)).
+    dtype, to rounding. Where the device has no float64, as in JAX unless jax_enable_x64 is set,
+    this is done on the host; but for arrays that JAX traces, whose values are not known yet: there
+    a uniform number within rounding of a step, in float32, may find the key next to it. Takes time
+    O(n m (d + S)).
 
     Parameters
     ----------
@@ -442,15 +450,21 @@ def draw_target(
     array([[5., 0.]])
     """
     _validate.attention(q, k, k, mask=mask, causal=causal)
-    scale = _validate.real("scale", scale, positive=True, optional=True)
-    _validate.positive_integer("num_samples", num_samples)
+    scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
+    lead, (n, d) = _validate.lead(q, k, k), q.shape[-2:]
+    _validate.length("num_samples", num_samples, math.prod(lead) * n * d)
     rng = _validate.generator(rng)
-    shape = (*_validate.lead(q, k, k), q.shape[-2], num_samples)
-    u, z = rng.random(shape), rng.standard_normal((*shape, q.shape[-1]))
-    (q, k, _, mask), ungroup = group_heads(q, k, k, _validate.key_rows(mask, k))
+    shape = (*lead, n, num_samples)
+    u, z = rng.random(shape), rng.standard_normal((*shape, d))
+    like, mask = q, _validate.key_rows(mask, k)
+    if not has_float64(q):
+        with suppress(TypeError):  # the values of traced arrays are not known yet
+            q, k, mask = (None if x is None else to_host(x, None) for x in (q, k, mask))
+    (q, k, _, mask), ungroup = group_heads(q, k, k, mask)
     lead = broadcast_lead(q, k, mask)
-    u, z = u.reshape((*lead, *shape[-2:])), z.reshape((*lead, *shape[-2:], q.shape[-1]))
-    return ungroup(_draw_target(q, k, u, z, scale, mask, causal), core=3)
+    u, z = u.reshape((*lead, *shape[-2:])), z.reshape((*lead, *shape[-2:], d))
+    out = ungroup(_draw_target(q, k, u, z, scale, mask, causal), core=3)
+    return constant(out, like) if is_numpy_array(out) else out
 
 
 def _draw_target(
@@ -466,7 +480,7 @@ def _draw_target(
     xp = array_namespace(q, k)
     *lead, n, num_samples, d = z.shape
     m, whole = k.shape[-2], slice(None)
-    wide = q.dtype if q.dtype not in (xp.float32, xp.float64) else xp.float64
+    wide = xp.float64 if q.dtype == xp.float32 and has_float64(q) else q.dtype
     root, columns = root_scale(scale, q), block_shape(q)[1]
     below_one = 1 - float(xp.finfo(wide).eps)
     out = xp.empty(z.shape, dtype=q.dtype, device=device(q))

@@ -65,7 +65,7 @@ class SoftmaxState:
     def init(cls, k: Array, v: Array, *, scale: float | None = None) -> SoftmaxState:
         """Start from keys (..., m, d) and values (..., m, d_v); m may be 0."""
         _validate.attention(k, k, v)
-        scale = _validate.real("scale", scale, optional=True)
+        scale = _validate.real("scale", scale, optional=True, like=k)
         return cls(k, v, scale)
 
     def update(self, k: Array, v: Array) -> SoftmaxState:
@@ -126,7 +126,7 @@ class PositiveState:
         `refattn.random_feature_attention`; leading axes are those of the keys.
         """
         _validate.attention(k, k, v)
-        scale = _validate.real("scale", scale, positive=True, optional=True)
+        scale = _validate.real("scale", scale, positive=True, optional=True, like=k)
         lead = _validate.lead(k, k, v)
         ours, log_weight = _validate.frequencies(omega, log_weight, k, lead)
         return cls(_sample(ours, k, v, None, root_scale(scale, k)), omega, log_weight, scale)

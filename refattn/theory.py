@@ -283,9 +283,9 @@ def kernel_variance(
     x: Any,
     y: Any,
     *,
-    features: str,
-    coupling: str,
-    num_features: int,
+    features: str = "positive",
+    coupling: str = "iid",
+    num_features: int = 1,
     proposal: Gaussian | None = None,
 ) -> Floats:
     r"""Variance of the kernel estimate: exp of `log_kernel_variance`.
@@ -308,9 +308,7 @@ def kernel_variance(
     Examples
     --------
     >>> from refattn import theory
-    >>> value = theory.kernel_variance(
-    ...     [1.0], [0.0], features="positive", coupling="iid", num_features=4
-    ... )
+    >>> value = theory.kernel_variance([1.0], [0.0], num_features=4)
     >>> float(value.round(4))  # (e - 1) / 4
     0.4296
     """
@@ -331,9 +329,9 @@ def kernel_mse(
     x: Any,
     y: Any,
     *,
-    features: str,
-    coupling: str,
-    num_features: int,
+    features: str = "positive",
+    coupling: str = "iid",
+    num_features: int = 1,
     proposal: Gaussian | None = None,
 ) -> Floats:
     r"""Mean squared error of the kernel estimate: exp of `log_kernel_mse`.
@@ -356,9 +354,7 @@ def kernel_mse(
     Examples
     --------
     >>> from refattn import theory
-    >>> value = theory.kernel_mse(
-    ...     [1.0], [0.0], features="trigonometric", coupling="iid", num_features=1
-    ... )
+    >>> value = theory.kernel_mse([1.0], [0.0], features="trigonometric")
     >>> float(value.round(4))  # e (1 - 1/e)^2 / 2
     0.5431
     """
@@ -801,8 +797,9 @@ def _features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         total = np.sum(law.variance, axis=(-2, -1))
         squared_bias = np.sum(law.bias**2, axis=(-2, -1))
-        room = target**2 * np.sum(exact**2, axis=(-2, -1))
-        count = _share(total + np.sqrt(total**2 + 4 * room * squared_bias), 2 * room)
+        room = target * np.sqrt(np.sum(exact**2, axis=(-2, -1)))  # the root of T
+        variance, bias = _share(_share(total, room), room), _share(np.sqrt(squared_bias), room)
+        count = (variance + np.hypot(variance, 2 * bias)) / 2
         count = np.maximum(count, _LARGE_SAMPLE * np.mean(1 / law.ess, axis=-1))
         # A whole number that rounding has raised must not become the next one.
         count = np.ceil(count * (1 - 1e-12))
@@ -1154,9 +1151,9 @@ class _Pair:
         if pairs == 0:
             return one - math.log(count)
         # V/S + pairs C / S^2 as a sum of terms >= 0: V + (b - 1) C may be far below V.
-        whole = pairs / (self.block - 1)
+        most = count * (self.block - 1)
         ratio = np.where(one == math.inf, 1.0, self.block_ratio(one))  # infinite for any number
-        return one + _log((count - whole + whole * ratio) / count**2)
+        return one + _log((most - pairs) / most + pairs / most * ratio) - math.log(count)
 
     def log_variance_of_one(self) -> Floats:
         """Log of V / kappa^2."""

@@ -205,6 +205,35 @@ def test_centring_leaves_exact_attention(backend: Backend, dtype: np.dtype) -> N
     np.testing.assert_allclose(got, want, rtol=0, atol=slack((q, k)) * np.abs(v).max())
 
 
+@pytest.mark.parametrize(
+    ("of_q", "of_k", "of_a", "of_b"),
+    [
+        ((4,), (2,), (4,), (2,)),
+        ((4,), (2,), (), ()),
+        ((4,), (1,), (4,), (1,)),
+        ((4,), (4,), (4,), (4,)),
+        ((3, 6), (3, 2), (3, 6), (2,)),
+        ((3, 6), (2,), (6,), (2,)),
+        ((), (2,), (), (2,)),
+    ],
+)
+def test_centring_with_shared_key_heads(
+    backend: Backend, of_q: Any, of_k: Any, of_a: Any, of_b: Any
+) -> None:
+    rng = np.random.default_rng(61)
+    q, a = (rng.standard_normal((*of_q, 5, 3)), rng.standard_normal((*of_a, 3)))
+    k, b = (rng.standard_normal((*of_k, 6, 3)), rng.standard_normal((*of_b, 3)))
+    v = rng.standard_normal((*of_k, 6, 2))
+
+    def run(q: Any, k: Any, v: Any, a: Host, b: Host) -> Any:
+        centred = adapt.centre(q, k, a, b)
+        return refattn.softmax_attention(centred.q, centred.k, v, bias=centred.bias)
+
+    got = backend.call(run, q, k, v, Host(a), Host(b))
+    want = refattn.softmax_attention(q, k, v)
+    np.testing.assert_allclose(got, want, rtol=0, atol=slack((q, k)) * np.abs(v).max())
+
+
 # --- fit ---------------------------------------------------------------------------------------
 
 
@@ -556,9 +585,9 @@ ONES = np.ones((3, 2))
             r"`b` must broadcast to \(..., d\) = \(2,\), got shape \(3,\)",
         ),
         (
-            lambda: adapt.centre(np.ones((4, 3, 2)), np.ones((2, 3, 2)), np.ones((4, 2)), [1.0]),
+            lambda: adapt.centre(np.ones((4, 3, 2)), np.ones((2, 3, 2)), [1.0], np.ones((4, 2))),
             ValueError,
-            r"`a` must broadcast to \(..., d\) = \(2, 2\), got shape \(4, 2\)",
+            r"`b` must broadcast to \(..., d\) = \(2, 2\), got shape \(4, 2\)",
         ),
         (
             lambda: adapt.gauge(np.eye(2), np.array([[1.0, 2.0], [0.0, 1.0]])),

@@ -265,6 +265,15 @@ def test_recommendation(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]
     assert re.search(r"recommended for \d of 3 heads: rfa(-adapted)?, median S = \d+\n", output)
 
 
+def test_any_target(tmp_path: Path, npz: Path) -> None:
+    easy, easiest = (report(tmp_path, npz, "--target", t) for t in (1e100, 1e300))
+    assert [h["num_features"] for h in easy["heads"]] == [
+        h["num_features"] for h in easiest["heads"]
+    ]
+    for head in report(tmp_path, npz, "--target", 1e-300)["heads"]:
+        assert head["recommended"]["estimator"] == "exact attention"
+
+
 def test_outside_the_regime_no_number_is_shown(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     q, k, v = 20 * rng.standard_normal((3, 8, 4))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Backend, Host
+from mpmath import mp
 from test_attention import draw
 
 from refattn import diagnostics, random_feature_attention, randomized_attention
@@ -42,6 +43,18 @@ def test_effective_sample_size() -> None:
     np.testing.assert_allclose(diagnostics.effective_sample_size(np.zeros((2, 8))), 8.0)
 
 
+def test_effective_sample_size_does_not_depend_on_the_unit(backend: Backend, dtype: Any) -> None:
+    # Nor is it above S, beyond rounding: equal weights may be of any size.
+    sizes = np.array([1e6, -1e6, 20.7, 1e30, 0.0])
+    logs = np.repeat(sizes[:, None], 50, axis=-1).astype(dtype)
+    got = backend.call(diagnostics.effective_sample_size, logs)
+    np.testing.assert_allclose(got, 50.0, rtol=4 * np.finfo(dtype).eps)
+    logs = draw(np.random.default_rng(0), 3, 50, size=3.0, dtype=dtype)
+    logs = np.round(logs * 2**10) / 2**10  # sums with 2^10 are exact
+    got, far = (backend.call(diagnostics.effective_sample_size, x) for x in (logs, logs + 2.0**10))
+    np.testing.assert_allclose(far, got, rtol=4 * np.finfo(dtype).eps)
+
+
 def test_pareto_k_recovers_the_shape() -> None:
     # Weights u^-k with u uniform have a Pareto tail of shape k exactly. Four standard errors of
     # the tail fit with M = min(S/5, 3 sqrt(S)) points are (1 + k) / sqrt(M) each.
@@ -52,6 +65,75 @@ def test_pareto_k_recovers_the_shape() -> None:
     for k in (0.2, 0.5, 0.9):
         logs = -k * np.log(rng.random((2, size)))
         np.testing.assert_allclose(diagnostics.pareto_k(logs), k, atol=error)
+
+
+def pareto_shape(logs: np.ndarray) -> float:
+    """Fit by Zhang and Stephens (2009), with the prior of Vehtari et al., in 50 digits."""
+    with mp.workdps(50):
+        size = len(logs)
+        length = size // 5 if size <= 225 else int(3 * np.sqrt(size))
+        least, *tail = (mp.exp(mp.mpf(float(x))) for x in np.sort(logs)[-length - 1 :])
+        tail = [x - least for x in tail]
+        count, quartile = 30 + int(np.sqrt(length)), tail[int(length / 4 + 0.5) - 1]
+        grid = [
+            1 / tail[-1] + (1 - mp.sqrt(mp.mpf(2 * count) / (2 * j - 1))) / (3 * quartile)
+            for j in range(1, count + 1)
+        ]
+
+        def shape(b: Any) -> Any:
+            return mp.fsum(mp.log1p(-b * x) for x in tail) / length
+
+        profile = [length * (mp.log(-b / shape(b)) - shape(b) - 1) for b in grid]
+        weights = [mp.exp(x - max(profile)) for x in profile]
+        b = mp.fsum(w * b for w, b in zip(weights, grid, strict=True)) / mp.fsum(weights)
+        return float((length * shape(b) + 5) / (length + 10))
+
+
+def test_pareto_k_against_50_digits() -> None:
+    # The weights of a row may span any range, and be nearly equal: the fit has no unit.
+    pytest.importorskip("arviz_stats")
+    for seed, count in ((0, 25), (1, 200), (2, 1000)):
+        z = np.random.default_rng(seed).standard_normal(count)
+        for spread in (1e-12, 1e-6, 0.1, 1.0, 10.0, 100.0):
+            want = pareto_shape(spread * z)
+            # A posterior mean whose smallest weights the package leaves out.
+            np.testing.assert_allclose(diagnostics.pareto_k(spread * z), want, rtol=1e-9, atol=1e-9)
+
+
+def test_pareto_k_decides_row_by_row() -> None:
+    pytest.importorskip("arviz_stats")
+    z = np.random.default_rng(0).standard_normal(1000)
+    one = np.where(np.arange(1000) == 7, 0.0, -np.inf)
+    few = np.where(np.arange(1000) < 12, 0.0, -np.inf)  # less than three quarters of a tail of 94
+    capped = np.minimum(z, np.sort(z)[-200])
+    rows = {
+        "ordinary": (z, pareto_shape(z)),
+        "one takes all": (1000 * z, np.inf),
+        "all but one are 0": (one, np.inf),
+        "all but some are 0": (few, np.inf),
+        "all are 0": (np.full(1000, -np.inf), np.inf),
+        "equal": (np.zeros(1000), -np.inf),
+        "equal and large": (np.full(1000, 1e6), -np.inf),
+        "capped": (capped, -np.inf),
+        "nan": (np.where(np.arange(1000) == 3, np.nan, z), np.nan),
+        "infinite": (np.where(np.arange(1000) == 3, np.inf, z), np.nan),
+    }
+    logs, want = (np.array(x) for x in zip(*rows.values(), strict=True))
+    got = diagnostics.pareto_k(logs.reshape(2, 5, 1000))
+    np.testing.assert_allclose(got, want.reshape(2, 5), rtol=1e-9)
+    for x, k in zip(logs, want, strict=True):  # whatever the other rows are
+        np.testing.assert_allclose(diagnostics.pareto_k(x), k, rtol=1e-9)
+    assert diagnostics.pareto_k(np.zeros((2, 0, 30))).shape == (2, 0)
+    logs = np.round(8 * z) / 8  # ties, at the cut-off too
+    np.testing.assert_allclose(diagnostics.pareto_k(logs), pareto_shape(logs), rtol=1e-9)
+
+
+def test_pareto_k_grows_with_the_spread_until_it_is_infinite() -> None:
+    pytest.importorskip("arviz_stats")
+    z = np.random.default_rng(0).standard_normal(1000)
+    k = diagnostics.pareto_k(np.geomspace(1.0, 1e6, 200)[:, None] * z)
+    assert np.all((k[1:] > k[:-1]) | (k[1:] == np.inf))
+    assert k[-1] == np.inf
 
 
 def test_backends(backend: Backend, dtype: np.dtype) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -257,6 +258,51 @@ def test_maps_on_backends(backend: Backend, dtype: np.dtype) -> None:
 X = np.ones((4, 3))
 
 
+def test_high_degrees() -> None:
+    # Coefficients exceed every float, and so may products of a few factors; the features do not.
+    x = np.array([[0.6, 0.8]])
+    norm = np.sum(features.polynomial_features(x, degree=1100) ** 2)
+    assert abs(norm - np.sum(x * x) ** 1100) <= 16 * 1100 * np.finfo(float).eps
+    with np.errstate(all="ignore"):  # other features do
+        got = features.polynomial_features(np.array([[1e-3, 1e3]]), degree=220)[0, 110]
+    want = float(mp.sqrt(mp.binomial(220, 110)))
+    assert abs(got - want) <= 16 * 220 * np.finfo(float).eps * want
+
+
+def as_mp(x: Any) -> Any:
+    return mp.mpf(float(x)) + mp.mpf(float(x - np.longdouble(float(x))))
+
+
+@pytest.mark.parametrize("alpha", [0.3, np.longdouble(3) / 10, Fraction(3, 10)])
+def test_elu_in_longdouble(alpha: Any, record_accuracy: Any) -> None:
+    eps, x = float(np.finfo(np.longdouble).eps), np.array([-40.0, -0.5, -3.0], np.longdouble) / 3
+    exact = mp.mpf(3) / 10 if isinstance(alpha, Fraction) else as_mp(alpha)
+    for t, got in zip(x, features.elu_features(x, alpha), strict=True):
+        want = exact * mp.exp(as_mp(t)) + 1 - exact
+        units = float(abs(as_mp(got) - want) / (eps * (1 + abs(float(t)))))
+        record_accuracy("elu_features", "longdouble", units)
+        assert units <= CONTRACT
+
+
+@pytest.mark.parametrize("degree", [1, 2, 5, 9])
+def test_taylor_and_polynomial_features_in_longdouble(degree: int, record_accuracy: Any) -> None:
+    eps, rng = float(np.finfo(np.longdouble).eps), np.random.default_rng(degree)
+    x = rng.standard_normal((4, 3)).astype(np.longdouble) / 3
+    taylor, log_scale = features.taylor_features(x, degree=degree)
+    polynomial = features.polynomial_features(x, degree=degree)
+    for i in range(len(x)):
+        square = mp.fsum(as_mp(t) ** 2 for t in x[i])
+        series = mp.fsum(square**p / mp.factorial(p) for p in range(degree + 1))
+        for name, got, want in (
+            ("taylor_features", np.exp(2 * log_scale[i]) * np.sum(taylor[i] ** 2), series),
+            ("polynomial_features", np.sum(polynomial[i] ** 2), square**degree),
+        ):
+            exponent = 2 * degree + 2 * abs(float(log_scale[i]))
+            units = float(abs(as_mp(got) - want) / (eps * (1 + exponent) * want))
+            record_accuracy(f"{name}, degree {degree}", "longdouble", units)
+            assert units <= CONTRACT
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -265,6 +311,33 @@ X = np.ones((4, 3))
             ValueError,
             "`degree` must give at most 1,000,000 features, got degree 6 for vectors of length 64: "
             "131,115,985 features",
+        ),
+        (
+            lambda: features.polynomial_features(np.ones((1, 9)), degree=10**400),
+            ValueError,
+            r"`degree` must be at most about 10\*\*308, what float64 holds, got about 10\*\*400\.",
+        ),
+        (
+            lambda: features.taylor_features(np.ones((1, 1)), degree=10_001),
+            ValueError,
+            "`degree` must be at most 10000, the highest of these features, got 10001",
+        ),
+        (
+            lambda: features.taylor_features(np.ones((1, 4096)), degree=9999),
+            ValueError,
+            r"`degree` must give at most .* of length 4096: about 10\*\*\d+ features",
+        ),
+        (
+            lambda: features.polynomial_features(np.ones((1, 2)), degree=9999),
+            ValueError,
+            "`degree` must give features of at most 10,000,000 factors .*: 10,000 features",
+        ),
+        (
+            lambda: kernels.polynomial_kernel(
+                X.astype(np.float32), X.astype(np.float32), degree=2**24
+            ),
+            ValueError,
+            "`degree` must be at most 8388608, 1 / eps, got 16777216",
         ),
         (lambda: features.taylor_features(X, degree=-1), ValueError, "`degree` must be a non-neg"),
         (lambda: features.taylor_features(X, degree=1.5), TypeError, "`degree` must be a non-neg"),

@@ -6,6 +6,7 @@ at most ALPHA by the union bound. The seed is fixed, so that a run is repeatable
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -334,9 +335,91 @@ def test_target_on_backends(backend: Backend, dtype: np.dtype, options: str) -> 
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 if dtype == np.float32 else 1e-13)
 
 
+@pytest.mark.parametrize("options", ["plain", "causal", "mask"])
+@pytest.mark.parametrize("library", ["jax", "array_api_strict"])
+def test_target_where_there_is_no_float64(library: str, options: str) -> None:
+    # Every key is NumPy's, of so many that float32 would take another here and there.
+    xp = pytest.importorskip("jax.numpy" if library == "jax" else library)
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal(s).astype(np.float32) for s in ((4, 20, 8), (2, 20_000, 8)))
+    kwargs: dict[str, Any] = {"causal": True} if options == "causal" else {}
+    mask = rng.random((4, 20, 20_000)) < 0.6
+    if options == "mask":
+        kwargs["mask"] = mask
+    want = sampling.draw_target(q, k, num_samples=50, rng=1, **kwargs)
+    if library == "jax":
+        with pytest.importorskip("jax").enable_x64(False):
+            kwargs = {name: xp.asarray(x) if name == "mask" else x for name, x in kwargs.items()}
+            got = sampling.draw_target(
+                xp.asarray(q), xp.asarray(k), num_samples=50, rng=1, **kwargs
+            )
+            assert isinstance(got, xp.ndarray)
+    else:
+        device = xp.Device("no_float64")
+        q, k = (xp.asarray(x, device=device) for x in (q, k))
+        if options == "mask":
+            kwargs["mask"] = xp.asarray(mask, device=device)
+        got = sampling.draw_target(q, k, num_samples=50, rng=1, **kwargs)
+        assert got.device == device
+        got = xp.asarray(got, device=xp.Device("CPU_DEVICE"))
+    np.testing.assert_array_equal(np.asarray(got), want)
+    assert want.dtype == np.float32
+
+
+def test_target_of_traced_arrays_without_float64() -> None:
+    jax = pytest.importorskip("jax")
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal(s).astype(np.float32) for s in ((5, 3), (7, 3)))
+    with jax.enable_x64(False):
+        got = jax.jit(lambda q, k: sampling.draw_target(q, k, num_samples=4, rng=1))(q, k)
+    want = sampling.draw_target(q, k, num_samples=4, rng=1)
+    np.testing.assert_allclose(np.asarray(got), want, rtol=0, atol=1e-5)
+
+
+def test_weights_of_a_mixture_have_no_unit() -> None:
+    rng = np.random.default_rng(0)
+    parts = [sampling.Gaussian(rng.standard_normal(2)) for _ in range(3)]
+    want = sampling.Mixture(parts, [1.0, 0.5, 0.25]).weights
+    np.testing.assert_array_equal(want, np.array([4, 2, 1]) / 7)
+    for unit in (2.0**1023, 2.0**-1072):
+        mixture = sampling.Mixture(parts, np.array([1.0, 0.5, 0.25]) * unit)
+        np.testing.assert_array_equal(mixture.weights, want)
+        assert np.all(np.isfinite(sampling.draw(9, 2, proposal=mixture, rng=0).log_weight))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
+        (
+            lambda: sampling.draw(10**400, 2),
+            ValueError,
+            r"`num_samples` must be at most .*, what float64 holds, got about 10\*\*400",
+        ),
+        (
+            lambda: sampling.draw(10**18, 2),
+            ValueError,
+            f"`num_samples` must be at most {sys.maxsize // 16}, what memory has addresses for",
+        ),
+        (
+            lambda: sampling.draw(1, -(10**5000)),
+            ValueError,
+            r"`d` must be a positive integer, got about -10\*\*5000",
+        ),
+        (
+            lambda: sampling.draw(1, 2, rng=-(10**5000)),
+            ValueError,
+            r"`rng` must be None, a non-negative integer, .* got about -10\*\*5000 of type int",
+        ),
+        (
+            lambda: sampling.draw_target(np.ones((2, 3)), np.ones((2, 3)), num_samples=10**18),
+            ValueError,
+            f"`num_samples` must be at most {sys.maxsize // 48}, what memory has addresses for",
+        ),
+        (
+            lambda: sampling.Gaussian([10**400]),
+            TypeError,
+            "`mean` must hold real numbers, got list of object",
+        ),
         (
             lambda: sampling.Gaussian([0.0, 0.0], [[1.0, 2.0], [2.0, 1.0]]),
             ValueError,

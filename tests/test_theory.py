@@ -9,6 +9,7 @@ together a false-alarm probability of at most ALPHA, each p-value being held to 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -371,6 +372,31 @@ def test_variance_of_one_by_quadrature(features: str, name: str, d: int) -> None
     np.testing.assert_allclose(mean, theory.kernel_mean(x, y, features=features), rtol=1e-12)
     names = {"features": features, "coupling": "iid", "num_features": 1, "proposal": proposal}
     np.testing.assert_allclose(theory.kernel_variance(x, y, **names), variance, rtol=1e-11)
+
+
+def test_any_target_and_any_number_of_features() -> None:
+    # Whatever the square of the target is: 1e300 is reached by what makes the law hold.
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 4, 2))
+    law = theory.attention_law(q, k, v, num_features=1)
+    enough = np.ceil(10 * np.mean(1 / law.ess))
+    for target in (1e10, 1e154, 1e300, 1.7e308):
+        assert theory.num_features_for(target, q, k, v) == enough
+    few, many = (theory.num_features_for(target, q, k, v) for target in (1e-10, 1e-140))
+    np.testing.assert_allclose(many / 1e260, few, rtol=1e-9)
+    assert theory.num_features_for(1e-170, q, k, v) == math.inf
+    for coupling in theory.COUPLINGS:
+        some = theory.log_kernel_variance(q, k, coupling=coupling, num_features=10**8)
+        more = theory.log_kernel_variance(q, k, coupling=coupling, num_features=10**300)
+        np.testing.assert_allclose(more + 292 * math.log(10), some, rtol=1e-12)
+
+
+@pytest.mark.parametrize("law", ["mean", "variance", "mse"])
+def test_a_law_and_its_log_have_the_same_defaults(law: str) -> None:
+    plain, log = (getattr(theory, prefix + law) for prefix in ("kernel_", "log_kernel_"))
+    assert inspect.signature(plain) == inspect.signature(log)
+    x, y = [0.3, 0.4], [0.5, -0.1]
+    np.testing.assert_allclose(plain(x, y), np.exp(log(x, y)), rtol=1e-14)
 
 
 @pytest.mark.parametrize("coupling", ["orthogonal", "simplex", "antithetic", "regularised"])

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Backend
+from reference import CONTRACT
 
-from refattn import Attended, attend, merge, softmax_attention
+from refattn import (
+    Attended,
+    adapt,
+    attend,
+    diagnostics,
+    features,
+    importance_sampled_attention,
+    linear_randomized_attention,
+    merge,
+    moments,
+    random_feature_attention,
+    randomized_attention,
+    sampling,
+    softmax_attention,
+    streaming,
+)
 
 Q = np.ones((2, 4, 3))
 K = np.ones((2, 5, 3))
 V = np.ones((2, 5, 6))
+OMEGA = np.random.default_rng(1).standard_normal((6, 3))
 
 
 @pytest.mark.parametrize(
@@ -109,6 +129,105 @@ def test_attention_arguments(change: dict[str, Any], error: type[Exception], mes
 def test_scale_of_attend_is_not_optional() -> None:
     with pytest.raises(TypeError, match=r"`scale` must be a finite real number, got NoneType"):
         attend(Q, K, V, scale=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [10**400, -(10**5000), Fraction(10**5000, 3)],
+    ids=["10**400", "-10**5000", "10**5000 / 3"],
+)
+def test_numbers_of_many_digits(number: Any) -> None:
+    # Python refuses to print some of them.
+    with pytest.raises(ValueError, match=r"`scale` must be a finite real number, got about -?10"):
+        attend(Q, K, V, scale=number)
+    wide = (x.astype(np.longdouble) for x in (Q, K, V))
+    if abs(number) > 10**4932:  # more than any longdouble
+        with pytest.raises(ValueError, match="`scale` must be a finite real number, got about"):
+            attend(*wide, scale=number)
+    with pytest.raises(TypeError, match=r"`causal` must be True or False"):
+        attend(Q, K, V, causal=number)
+    if isinstance(number, int):
+        with pytest.raises(ValueError, match=r"`num_features` must be .*, got about -?10"):
+            random_feature_attention(Q, K, V, num_features=number)
+
+
+def test_most_axes() -> None:
+    def axes(count: int, heads: int = 1) -> np.ndarray:
+        return np.ones((*(1,) * (count - 3), heads, 2, 3))
+
+    x, many = axes(31), axes(40)
+    assert attend(x, x, x).out.ndim == 31
+    assert randomized_attention(x, x, x, num_samples=2, rng=0).ndim == 31
+    assert attend(axes(30, 4), axes(30, 2), axes(30, 2)).out.ndim == 30
+    for call in (attend, softmax_attention, merge):
+        arguments = [(many, many[..., 0])] * 2 if call is merge else [many] * 3
+        with pytest.raises(ValueError, match=r"`(q|a.out)` must have at most 31 axes, got 40"):
+            call(*arguments)
+    with pytest.raises(ValueError, match="`k` must have at most 31 axes, got 40"):
+        attend(x, many, many)
+    with pytest.raises(ValueError, match="`mask` must have at most 31 axes, got 40"):
+        attend(x, x, x, mask=np.ones((1,) * 40, bool))
+    with pytest.raises(ValueError, match="`q` must have at most 30 axes, got 31"):
+        attend(axes(31, 4), axes(31, 2), axes(31, 2))
+    with pytest.raises(ValueError, match="`omega` must have at most 32 axes, got 40"):
+        random_feature_attention(x, x, x, omega=many)
+    with pytest.raises(ValueError, match="`mean` must have at most 31 axes, got 40"):
+        sampling.Gaussian(many)
+    with pytest.raises(ValueError, match="`x` must have at most 31 axes, got 40"):
+        moments.estimate(many)
+
+
+THIRD = np.longdouble(1) / 3
+TAKES_A_SCALE: dict[str, Any] = {
+    "attend": lambda q, k, v, **s: attend(q, k, v, **s).out,
+    "softmax_attention": softmax_attention,
+    "random_feature_attention": partial(random_feature_attention, omega=OMEGA),
+    "trigonometric": partial(random_feature_attention, omega=OMEGA, features="trigonometric"),
+    "importance_sampled_attention": partial(importance_sampled_attention, omega=OMEGA),
+    "randomized_attention": lambda q, k, v, **s: randomized_attention(
+        q, k, v, omega=np.stack([OMEGA] * 4, axis=-3), **s
+    ),
+    "linear_randomized_attention": partial(linear_randomized_attention, num_proposals=2, rng=0),
+    "log_weights": lambda q, k, v, **s: diagnostics.log_weights(q, k, omega=OMEGA, **s),
+    "draw_target": lambda q, k, v, **s: sampling.draw_target(q, k, num_samples=3, rng=0, **s),
+    "SoftmaxState": lambda q, k, v, **s: streaming.SoftmaxState.init(k, v, **s).read(q),
+    "PositiveState": lambda q, k, v, **s: (
+        streaming.PositiveState.init(k, v, omega=OMEGA, **s).update(k, v).read(q)
+    ),
+}
+
+
+@pytest.mark.parametrize("scale", [THIRD, Fraction(1, 3)])
+@pytest.mark.parametrize("name", TAKES_A_SCALE)
+def test_a_scale_keeps_the_digits_of_longdouble(name: str, scale: Any) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(s).astype(np.longdouble) for s in ((4, 3), (5, 3), (5, 2)))
+    got, root = TAKES_A_SCALE[name](q, k, v, scale=scale), np.sqrt(THIRD)
+    want = TAKES_A_SCALE[name](root * q, root * k, v, scale=1.0)
+    exponent = np.max(np.abs(q @ k.T)) / 3 + np.max(np.abs(OMEGA)) * np.max(np.abs(q))
+    atol = CONTRACT * np.finfo(np.longdouble).eps * (1 + exponent) / 8
+    np.testing.assert_allclose(got, want, rtol=0, atol=float(atol * np.max(np.abs(want))))
+
+
+def test_other_numbers_keep_the_digits_of_longdouble() -> None:
+    rng, eps = np.random.default_rng(0), np.finfo(np.longdouble).eps
+    q, k, v = (rng.standard_normal((4, 2)).astype(np.longdouble) for _ in range(3))
+    bias = adapt.centre(q, k, [1.0, 2.0], [0.0, 0.0], scale=THIRD).bias
+    np.testing.assert_allclose(bias[0], (k[:, 0] + 2 * k[:, 1]) / 3, rtol=float(16 * eps))
+    constant = features.positive_features(q, OMEGA[:, :2], square_norm=THIRD).log_scale
+    peak = np.max(q @ OMEGA[:, :2].T, axis=-1)
+    np.testing.assert_allclose(constant, peak - THIRD / 2, rtol=0, atol=float(16 * eps))
+    options: dict[str, Any] = {"num_proposals": 2, "weighting": "query", "rng": 0}
+    want = linear_randomized_attention(q, k, v, beta=Fraction(1, 3), **options)
+    near = linear_randomized_attention(q, k, v, beta=float(THIRD), **options)
+    np.testing.assert_array_equal(linear_randomized_attention(q, k, v, beta=THIRD, **options), want)
+    assert (np.any(want != near)) == (float(THIRD) != THIRD)
+
+
+def test_a_longdouble_scale_leaves_other_dtypes_alone(backend: Backend, dtype: np.dtype) -> None:
+    q, k, v = (x[0].astype(dtype) for x in (Q, K, V))
+    got = backend.call(softmax_attention, q, k, v, scale=THIRD)
+    np.testing.assert_allclose(got, softmax_attention(q, k, v, scale=1 / 3), rtol=1e-6)
 
 
 def test_libraries_and_devices_do_not_mix() -> None:
