@@ -427,7 +427,7 @@ def test_bad_files_and_options(tmp_path: Path, npz: Path, monkeypatch: pytest.Mo
     for value in ("0", "-1", "nan", "inf"):
         assert "`target` must be a positive finite real number" in fails(npz, f"--target={value}")
         assert "`scale` must be a positive finite real number" in fails(npz, f"--scale={value}")
-    assert "too large" in fails(npz, "--features", 10**400)
+    assert "below 2**63" in fails(npz, "--features", 10**400)
     assert "must end in .json" in fails(npz, "--json", npz)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     install = "needs `pip install 'refattn[cli]'`"
