@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _validate
-from ._array import Array, array_namespace, group_heads, is_numpy_array, quiet, root_scale
+from ._array import Array, array_namespace, as_written, group_heads, is_numpy_array, root_scale
 from .attention import _finite, _log_sum_exp, _nonzero
 from .estimators import _sample
 
@@ -198,7 +198,7 @@ def pareto_k(log_weights: Array) -> Any:
     return k.reshape(log_weights.shape[:-1])
 
 
-@quiet
+@as_written
 def _log_excess(logs: Array) -> Array:
     """Log of weights less the smallest, relative to the largest of these; logs (R, M + 1) ascend.
 
