@@ -842,11 +842,22 @@ def _sample(
     omega: Array, k: Array, v: Array, mask: Array | None, root: Array, norms: bool = True
 ) -> Attended:
     """First hop, samples attend to keys: f_s and log Z_s."""
+    if k.shape[-2] == 0:  # as `_attend` says, in far fewer operations
+        return _nothing(omega, v, broadcast_lead(omega, k, v, mask))
 
     def bias(k: Array) -> Array:
         return -root * root / 2 * square_norm(k)
 
     return _attend(root * omega, k, v, mask=mask, key_bias=bias if norms else None)
+
+
+def _nothing(omega: Array, v: Array, lead: tuple[int, ...]) -> Attended:
+    """The state of samples that have seen no key."""
+    xp, options = array_namespace(v), {"dtype": v.dtype, "device": device(v)}
+    shape = (*lead, omega.shape[-2])
+    return Attended(
+        xp.zeros((*shape, v.shape[-1]), **options), xp.full(shape, -math.inf, **options)
+    )
 
 
 def _read(q: Array, omega: Array, states: Attended, log_weight: Array, root: Array) -> Attended:
@@ -986,7 +997,8 @@ def _causal_step(
 
 def _leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
     """Cut rows (..., n, w) into leaves (..., T, c, w), with zeros where rows are missing."""
-    xp, *lead, n, w = array_namespace(x), *x.shape
+    xp = array_namespace(x)
+    *lead, n, w = x.shape
     rows = [x]
     for where, count in ((0, missing), (2, math.prod(shape) - n - missing)):
         if count:
