@@ -13,11 +13,12 @@ arrays of one more library; here tasks are whole chunks, which run the code of o
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from importlib import import_module
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from .streaming import PositiveState
 
 __all__ = ["attend", "random_feature_attention", "softmax_attention"]
 
+Heads = list[Any]  # what chunks of query heads that share keys read
+
 _FAN_IN = 8  # partial results that one task merges
 
 
@@ -41,8 +44,9 @@ def attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, causal: bool = F
     q : dask.array.Array, shape (..., n, d), float32 or float64
         Queries. A task attends from one chunk of queries to one chunk of keys.
     k : dask.array.Array, shape (..., m, d), dtype and leading axes of `q`
-        Keys.
-    v : dask.array.Array, shape (..., m, d_v), dtype and leading axes of `q`
+        Keys. Heads may be grouped as in `refattn.attend`: the last leading axis may be one that
+        divides that of `q`.
+    v : dask.array.Array, shape (..., m, d_v), dtype of `q` and leading axes of `k`
         Values.
     scale : float, default 1.0
         Factor on q . k.
@@ -53,7 +57,8 @@ def attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, causal: bool = F
     Returns
     -------
     Attended
-        `out`, shape (..., n, d_v), and `lse`, shape (..., n): Dask arrays in the chunks of `q`.
+        `out`, shape (..., n, d_v), and `lse`, shape (..., n): Dask arrays in the chunks of `q`,
+        of which those that hold parts of several groups of heads are cut.
 
     Raises
     ------
@@ -90,7 +95,7 @@ def softmax_attention(
     Returns
     -------
     dask.array.Array, shape (..., n, d_v)
-        In the chunks of `q`.
+        In the chunks of `q`, as in `attend`.
 
     Raises
     ------
@@ -146,7 +151,7 @@ def random_feature_attention(
     Returns
     -------
     dask.array.Array, shape (..., n, d_v)
-        In the chunks of `q`.
+        In the chunks of `q`, as in `attend`.
 
     Raises
     ------
@@ -173,20 +178,20 @@ def random_feature_attention(
     delayed = _dask("delayed").delayed
     samples = delayed(drawn)  # one node of the graph, not a copy in each task
 
-    def rows(queries: list[Any], keys: list[Any]) -> list[Any]:
+    def rows(queries: list[Heads], keys: list[Any]) -> list[Heads]:
         state, read = delayed(_state), delayed(_read)
         states = [state(samples, scale, *pair) for pair in keys]
         if not causal:
             whole = _tree(PositiveState.merge, states)
-            return [read(whole, q_i) for q_i in queries]
+            return [[read(whole, q_h) for q_h in q_i] for q_i in queries]
         first, merge = len(keys) - len(queries), delayed(PositiveState.merge)
         empty = state(samples, scale, *keys[0], tokens=0)
         past, out = _tree(PositiveState.merge, [empty, *states[: max(first, 0)]]), []
         for i, q_i in enumerate(queries):
             if first + i < 0:
-                out.append(read(past, q_i))
+                out.append([read(past, q_h) for q_h in q_i])
             else:
-                out.append(read(past, q_i, *keys[first + i]))
+                out.append([read(past, q_h, *keys[first + i]) for q_h in q_i])
                 past = merge(past, states[first + i])
         return out
 
@@ -198,18 +203,18 @@ def _exact(q: Array, k: Array, v: Array, scale: float, causal: bool) -> Attended
     """Merge what each chunk of queries finds in the chunks of keys that it sees."""
     delayed = _dask("delayed").delayed
 
-    def rows(queries: list[Any], keys: list[Any]) -> list[Any]:
-        part, first, out = delayed(_part), len(keys) - len(queries), []
-        for i, q_i in enumerate(queries):
-            if not causal:
-                parts = [part(q_i, *pair, scale) for pair in keys]
-            elif first + i < 0:
-                parts = [part(q_i, *keys[0], scale, tokens=0)]
-            else:
-                parts = [part(q_i, *pair, scale) for pair in keys[: first + i]]
-                parts.append(part(q_i, *keys[first + i], scale, causal=True))
-            out.append(_tree(attention.merge, parts))
-        return out
+    def row(i: int, q: Any, keys: list[Any]) -> Any:
+        part = delayed(_part)
+        if not causal:
+            return _tree(attention.merge, [part(q, *pair, scale) for pair in keys])
+        if i < 0:
+            return part(q, *keys[0], scale, tokens=0)
+        parts = [part(q, *pair, scale) for pair in keys[:i]]
+        return _tree(attention.merge, [*parts, part(q, *keys[i], scale, causal=True)])
+
+    def rows(queries: list[Heads], keys: list[Any]) -> list[Heads]:
+        first = len(keys) - len(queries)
+        return [[row(first + i, q_h, keys) for q_h in q_i] for i, q_i in enumerate(queries)]
 
     q, k, v = _cut(q, k, v, causal)
     grid = _rows(q, k, v, rows)
@@ -262,15 +267,30 @@ def _tree(merge: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
 
 
 def _rows(
-    q: Array, k: Array, v: Array, rows: Callable[[list[Any], list[Any]], list[Any]]
+    q: Array, k: Array, v: Array, rows: Callable[[list[Heads], list[Any]], list[Heads]]
 ) -> dict[tuple[int, ...], Any]:
-    """Apply `rows` to the chunks of queries and of keys with values of each chunk of heads."""
+    """Apply `rows` to the chunks of keys with values of each chunk of heads, and their queries."""
     queries, keys, values = (x.to_delayed()[..., 0] for x in (q, k, v))
+    readers = _readers(q, k)
     grid: dict[tuple[int, ...], Any] = {}
-    for head in product(*map(range, queries.shape[:-1])):
-        found = rows(list(queries[head]), list(zip(keys[head], values[head], strict=True)))
-        grid |= {(*head, i): row for i, row in enumerate(found)}
+    for head in product(*map(range, keys.shape[:-1])):
+        heads = [(*head[:-1], *h) for h in readers[head[-1:]]]
+        tokens = [[queries[(*h, i)] for h in heads] for i in range(queries.shape[-1])]
+        found = rows(tokens, list(zip(keys[head], values[head], strict=True)))
+        grid |= {(*h, i): x for i, row in enumerate(found) for h, x in zip(heads, row, strict=True)}
     return grid
+
+
+def _readers(q: Array, k: Array) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
+    """Chunks of query heads for each chunk of key heads, as indices along the axis of heads."""
+    if q.ndim < 3:
+        return {(): [()]}
+    ratio = max(1, q.shape[-3] // max(1, k.shape[-3]))
+    ends = list(accumulate(k.chunks[-3]))
+    found: dict[tuple[int, ...], list[tuple[int, ...]]] = {(g,): [] for g in range(len(ends))}
+    for h, start in enumerate(accumulate(q.chunks[-3][:-1], initial=0)):
+        found[(bisect_right(ends[:-1], start // ratio),)].append((h,))
+    return found
 
 
 def _assemble(grid: dict[tuple[int, ...], Any], q: Array, core: tuple[int, ...]) -> Array:
@@ -285,7 +305,7 @@ def _assemble(grid: dict[tuple[int, ...], Any], q: Array, core: tuple[int, ...])
 
 
 def _cut(q: Array, k: Array, v: Array, causal: bool) -> tuple[Array, Array, Array]:
-    """Give the arrays the same chunks of heads, and rows that are whole.
+    """Give the arrays chunks of heads that go together, and rows that are whole.
 
     If causal, keys are cut where queries are, so that a chunk of queries sees whole chunks of keys
     and, causally, one more.
@@ -299,12 +319,27 @@ def _cut(q: Array, k: Array, v: Array, causal: bool) -> tuple[Array, Array, Arra
         columns = (*before, *tokens[len(unseen) :]) or (0,)
     else:
         columns = k.chunks[-2]
-    lead = q.chunks[:-2]
+    lead, heads, groups = q.chunks[:-3], *_cut_heads(q, k)
     return (
-        q.rechunk((*lead, tokens, q.shape[-1:])),
-        k.rechunk((*lead, columns, k.shape[-1:])),
-        v.rechunk((*lead, columns, v.shape[-1:])),
+        q.rechunk((*lead, *heads, tokens, q.shape[-1:])),
+        k.rechunk((*lead, *groups, columns, k.shape[-1:])),
+        v.rechunk((*lead, *groups, columns, v.shape[-1:])),
     )
+
+
+def _cut_heads(q: Array, k: Array) -> tuple[Any, Any]:
+    """Chunks of query and of key heads: several whole groups, or a part of one, go together."""
+    if q.ndim < 3 or q.shape[-3] == k.shape[-3]:
+        return q.chunks[-3:-2], q.chunks[-3:-2]
+    ratio = q.shape[-3] // k.shape[-3]
+    ends = {0, *accumulate(q.chunks[-3])}
+    ends |= {
+        e for end in ends if end % ratio for e in (end - end % ratio, end - end % ratio + ratio)
+    }
+    heads = sorted(ends)
+    groups = [end // ratio for end in heads if end % ratio == 0]
+    of_q, of_k = (tuple(b - a for a, b in pairwise(x)) for x in (heads, groups))
+    return (of_q,), (of_k,)
 
 
 def _split(chunks: tuple[int, ...], at: int) -> tuple[int, ...]:
@@ -322,10 +357,14 @@ def _check(q: Any, k: Any, v: Any, causal: Any) -> None:
         if any(n != n for n in x.shape):
             raise ValueError(f"`{name}` must have chunks of known sizes, got {x.chunks}.")
     _validate.attention(q, k, v, causal=causal)
-    for name, x in (("k", k), ("v", v)):
-        if x.shape[:-2] != q.shape[:-2]:
+    grouped = min(q.ndim, k.ndim) > 2 and q.shape[:-3] == k.shape[:-3]
+    grouped = grouped and 0 < k.shape[-3] <= q.shape[-3]
+    for name, x, lead in (("k", k, k if grouped else q), ("v", v, k)):
+        if x.shape[:-2] != lead.shape[:-2]:
+            other = "q" if lead is q else "k"
             raise ValueError(
-                f"`{name}` must have the leading axes of `q`, {q.shape[:-2]}, got {x.shape[:-2]}."
+                f"`{name}` must have the leading axes of `{other}`, {lead.shape[:-2]}, or heads "
+                f"that divide those of `q`, got {x.shape[:-2]}."
             )
 
 

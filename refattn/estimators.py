@@ -12,9 +12,8 @@ Everything is in kernel coordinates, sqrt(scale) times the arguments, so that om
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ from .attention import (
     Attended,
     _attend,
     _buffers,
+    _combine,
     _finite,
     _log_sum_exp,
     _merge,
@@ -65,7 +65,7 @@ __all__ = [
 
 WEIGHTINGS = ("balance", "own", "query", "query-over-queries")
 
-# Tokens per step of the causal form, and below how many pairs are evaluated one by one.
+# Tokens of a step of the causal form, and of its leaves, in which pairs are evaluated one by one.
 _CHUNK, _LEAF = 128, 16
 
 
@@ -725,52 +725,88 @@ def _causal_lara(
     root: Array,
     mask: Array | None,
 ) -> Array:
-    """Chunk after chunk: what is past makes a proposal, whose samples join those of before."""
-    xp, whole = array_namespace(q), slice(None)
-    n, d = q.shape[-2:]
-    shift = k.shape[-2] - n
-    edges = [-(-t * n // count) for t in range(count + 1)]
+    """What is past of a chunk's first token makes its proposal, whose samples join the others.
+
+    All samples attend to all keys, and queries read those that they know of.
+    """
+    xp, whole, home = array_namespace(q), slice(None), device(q)
+    n, shift = q.shape[-2], k.shape[-2] - q.shape[-2]
     noise = omega if z is None else z
     full = broadcast_lead(q, k, v, noise, mask)
     out, _ = _buffers(q, v, full)
-    size = math.prod(block_shape(q)) // (_CHUNK * repeats * count)
-    for head in tiles(full, size):
+    chunk, proposal = np.arange(n) * count // n, np.arange(count * repeats) // repeats
+    shape = _leaf_shape(n, q)
+    size = math.prod(shape)
+    most = -(-size * count // n)  # chunks that start in one step
+
+    def attend_head(head: tuple[slice, ...]) -> None:
+        nonlocal out
         q_h, k_h, v_h, noise_h, mask_h = _parts((*head, whole, whole), q, k, v, noise, mask)
-        lead = broadcast_lead(q_h, k_h, noise_h)
-        centre = xp.zeros((*lead, 1, d), dtype=q.dtype, device=device(q))
-        for t, chunk in enumerate(slice(*edge) for edge in pairwise(edges)):
-            if z is None:
-                omega_t = noise_h[..., t * repeats : (t + 1) * repeats, :]
-            else:
-                omega_t = _around(centre, noise_h[..., t : t + 1, :], repeats)
-            past = _keys(k_h, v_h, mask_h, 0, chunk.start + shift)
-            own_t = _log_own(omega_t, centre, repeats)
-            state_t = _sample(omega_t, *past, root)
-            if t == 0:
-                samples, centres, own, mixture, state = omega_t, centre, own_t, own_t, state_t
-            else:
-                mixture = xp.concat(
-                    [
-                        xp.logaddexp(mixture, _log_mixture(samples, centre)),
-                        _log_mixture(omega_t, _cat(centres, centre, -2)),
-                    ],
-                    axis=-1,
-                )
-                samples, centres = _cat(samples, omega_t, -2), _cat(centres, centre, -2)
-                own = _cat(own, own_t, -1)
-                state = Attended(_cat(state.out, state_t.out, -2), _cat(state.lse, state_t.lse, -1))
-            weight = -own if weighting == "own" else math.log(t + 1) - mixture
-            for i in _chunks(chunk.start, chunk.stop, -shift):
-                fresh = _keys(k_h, v_h, mask_h, i.start + shift, i.stop + shift)
-                done, state = _causal_step(
-                    q_h[..., i, :], *fresh, samples, weight[..., None, :], root, state
-                )
-                out = put(out, (*head, i, whole), done.out)
-            k_t, _, mask_t = _keys(k_h, v_h, mask_h, chunk.start + shift, chunk.stop + shift)
-            seen = None if mask_t is None else mask_t[..., 0, :]
-            centre = _chunk_means(q_h[..., chunk, :], 1, None) + _chunk_means(k_t, 1, seen)
-            centre = root * centre
+        centres = _past_centres(q_h, k_h, mask_h, count, root)
+        samples = noise_h if z is None else _around(centres, noise_h, repeats)
+        weight = -_log_own(samples, centres, repeats)[..., None, :]
+        mixture = xp.full_like(weight, -math.inf)
+        state = _sample(samples, *_keys(k_h, v_h, mask_h, 0, shift), root)
+        for i in blocks(0, n, size):
+            if weighting == "balance":
+                first, last = (-(-j * count // n) for j in (i.start, i.stop))
+                rows = np.minimum(np.arange(first, first + most), count - 1)
+                centre = xp.take(centres, xp.asarray(rows, device=home), axis=-2)
+                ratio = centre @ xp.matrix_transpose(samples) - square_norm(centre)[..., None] / 2
+                started = xp.asarray((np.arange(first, first + most) < last)[:, None], device=home)
+                mixture = _running_log_sum(_cat(mixture, xp.where(started, ratio, -math.inf), -2))
+                which = xp.asarray(chunk[i] - first + 1, device=home)
+                weight, mixture = -xp.take(mixture, which, axis=-2), mixture[..., -1:, :]
+            known = xp.asarray(proposal <= chunk[i, None], device=home)
+            fresh = _keys(k_h, v_h, mask_h, i.start + shift, i.stop + shift)
+            done, state = _causal_step(
+                q_h[..., i, :], *fresh, samples, weight, root, state, shape, known=known
+            )
+            out = put(out, (*head, i, whole), done.out)
+
+    _for_heads(attend_head, full, q, shape, count * repeats)
     return out
+
+
+def _past_centres(q: Array, k: Array, mask: Array | None, count: int, root: Array) -> Array:
+    """Means of the proposals of causal chunks (..., C, d), each of the chunk before; 0 at first."""
+    xp, n, d, home = array_namespace(q), q.shape[-2], q.shape[-1], device(q)
+    lead = broadcast_lead(q, k, mask)
+    edges = -(-np.arange(count + 1) * n // count)
+    length = -(-n // count)
+
+    def mean(x: Array, seen: Array | None, chunks: slice, shift: int) -> Array:
+        tokens = edges[:-1][chunks, None] + np.arange(length)
+        own = (tokens < edges[1:][chunks, None]) & (tokens + shift >= 0)
+        rows = xp.asarray(
+            np.maximum(tokens + shift, 0).clip(0, x.shape[-2] - 1).ravel(), device=home
+        )
+        visible = xp.asarray(own[..., None], device=home)
+        if seen is not None:
+            some = xp.take(xp.matrix_transpose(seen), rows, axis=-2)
+            visible = visible & xp.reshape(some, (*some.shape[:-2], -1, length, 1))
+        values = xp.take(x, rows, axis=-2)
+        values = xp.reshape(values, (*values.shape[:-2], -1, length, d))
+        sums = xp.sum(xp.where(visible, values, 0.0), axis=-2)
+        sizes = xp.sum(xp.astype(visible, x.dtype), axis=-2)
+        return sums / xp.where(sizes == 0, 1.0, sizes)
+
+    few = max(1, math.prod(block_shape(q)) // (length * d * math.prod(lead)))
+    centres = [xp.zeros((*lead, 1, d), dtype=q.dtype, device=home)]
+    for chunks in blocks(0, count - 1, few):
+        centre = root * (mean(q, None, chunks, 0) + mean(k, mask, chunks, k.shape[-2] - n))
+        centres.append(xp.broadcast_to(centre, (*lead, *centre.shape[-2:])))
+    return xp.concat(centres, axis=-2)
+
+
+def _running_log_sum(x: Array) -> Array:
+    """log(e^x_0 + ... + e^x_t) along the axis before the last, of 2, 4, 8, ... rows."""
+    xp, step = array_namespace(x), 1
+    while step < x.shape[-2]:
+        none = xp.full_like(x[..., :step, :], -math.inf)
+        x = xp.logaddexp(x, _cat(none, x[..., :-step, :], -2))
+        step *= 2
+    return x
 
 
 def _two_hops(
@@ -807,11 +843,22 @@ def _sample(
     omega: Array, k: Array, v: Array, mask: Array | None, root: Array, norms: bool = True
 ) -> Attended:
     """First hop, samples attend to keys: f_s and log Z_s."""
+    if k.shape[-2] == 0:  # as `_attend` says, in far fewer operations
+        return _nothing(omega, v, broadcast_lead(omega, k, v, mask))
 
     def bias(k: Array) -> Array:
         return -root * root / 2 * square_norm(k)
 
     return _attend(root * omega, k, v, mask=mask, key_bias=bias if norms else None)
+
+
+def _nothing(omega: Array, v: Array, lead: tuple[int, ...]) -> Attended:
+    """The state of samples that have seen no key."""
+    xp, options = array_namespace(v), {"dtype": v.dtype, "device": device(v)}
+    shape = (*lead, omega.shape[-2])
+    return Attended(
+        xp.zeros((*shape, v.shape[-1]), **options), xp.full(shape, -math.inf, **options)
+    )
 
 
 def _read(q: Array, omega: Array, states: Attended, log_weight: Array, root: Array) -> Attended:
@@ -831,10 +878,14 @@ def _causal(
     norms: bool,
     past: Attended | None = None,
 ) -> Attended:
-    """Two hops over the keys that each query sees, chunk after chunk, and over those in `past`."""
+    """Two hops over the keys that each query sees, step after step, and over those in `past`."""
     n, shift, whole = q.shape[-2], k.shape[-2] - q.shape[-2], slice(None)
-    out, lse = _buffers(q, v, broadcast_lead(q, k, v, omega, log_weight, mask))
-    for head in tiles(lse.shape[:-1], math.prod(block_shape(q)) // (_CHUNK * omega.shape[-2])):
+    lead = broadcast_lead(q, k, v, omega, log_weight, mask)
+    out, lse = _buffers(q, v, lead)
+    shape = _leaf_shape(n, q)
+
+    def attend_head(head: tuple[slice, ...]) -> None:
+        nonlocal out, lse
         q_h, k_h, v_h, omega_h, weight_h, mask_h = _parts(
             (*head, whole, whole), q, k, v, omega, log_weight, mask
         )
@@ -842,21 +893,38 @@ def _causal(
         if past is not None:
             f, log_z = part(past.out, (*head, whole, whole)), part(past.lse, (*head, whole))
             state = _merge(Attended(f, log_z), state)
-        for i in _chunks(0, n, -shift):
+        for i in blocks(0, n, math.prod(shape)):
             fresh = _keys(k_h, v_h, mask_h, i.start + shift, i.stop + shift)
             weight_i = part(weight_h, (i, whole))
             q_i = q_h[..., i, :]
-            done, state = _causal_step(q_i, *fresh, omega_h, weight_i, root, state, norms)
+            done, state = _causal_step(q_i, *fresh, omega_h, weight_i, root, state, shape, norms)
             out = put(out, (*head, i, whole), done.out)
             lse = put(lse, (*head, i), done.lse)
+
+    _for_heads(attend_head, lead, q, shape, omega.shape[-2])
     return Attended(out, lse)
 
 
-def _chunks(start: int, stop: int, first: int) -> Iterator[slice]:
-    """Cut range(start, stop) into chunks, and at `first`, before which queries see no key."""
-    first = min(max(start, first), stop)
-    yield from blocks(start, first, _CHUNK)
-    yield from blocks(first, stop, _CHUNK)
+def _leaf_shape(n: int, q: Array) -> tuple[int, int]:
+    """Leaves of a step, and tokens of a leaf: n tokens are cut into steps of one shape."""
+    steps = -(-max(n, 1) // (_CHUNK if is_numpy_array(q) else 4 * _CHUNK))
+    leaves = -(-max(n, 1) // (steps * _LEAF))
+    return leaves, -(-max(n, 1) // (steps * leaves))
+
+
+def _for_heads(
+    attend_head: Callable[[tuple[slice, ...]], None],
+    lead: tuple[int, ...],
+    q: Array,
+    shape: tuple[int, int],
+    num_samples: int,
+) -> None:
+    """Take as many heads at once as the pairs of one step fill a block, on threads."""
+    pairs = shape[1] * num_samples  # of a token
+    heads = tiles(lead, math.prod(block_shape(q)) // (math.prod(shape) * pairs))
+    for_each(
+        lambda: attend_head, heads, most=most_threads(q, math.prod(lead) * q.shape[-2] * pairs)
+    )
 
 
 def _parts(index: tuple[slice, ...], *arrays: Array | None) -> list[Any]:
@@ -881,50 +949,77 @@ def _causal_step(
     log_weight: Array,
     root: Array,
     state: Attended,
+    shape: tuple[int, int],
     norms: bool = True,
+    known: Array | None = None,
 ) -> tuple[Attended, Attended]:
-    """Attend to the state of the past and, causally, to the chunk; add the chunk to the state."""
-    past = _read(q, omega, state, log_weight, root)
-    if k.shape[-2] == 0:
-        return past, state
-    present = _triangle(q, k, v, mask, omega, log_weight, root, norms)
-    return _merge(past, present), _merge(state, _sample(omega, k, v, mask, root, norms))
+    """Attend to the state of the past and, causally, to the step; add the step to the state.
+
+    The keys are those of the last queries. All `shape[0]` leaves are evaluated at once: queries
+    attend to the samples, which have seen what is before the leaf, and to keys of their own leaf
+    up to their own. `known`, (n, S), says which samples there are for a query.
+    """
+    xp, n, c = array_namespace(q), q.shape[-2], shape[1]
+    missing = n - k.shape[-2]
+    if missing and mask is None:
+        mask = xp.ones((1, n - missing), dtype=xp.bool, device=device(q))
+    q, k, v = (
+        _leaves(q * root, shape),
+        _leaves(k * root, shape, missing),
+        _leaves(v, shape, missing),
+    )
+    if mask is not None:  # (..., leaves, 1, c)
+        mask = xp.matrix_transpose(_leaves(xp.matrix_transpose(mask), shape, missing))
+    if log_weight.shape[-2] == 1:
+        log_weight = log_weight[..., None, :, :]
+    else:
+        log_weight = _leaves(log_weight, shape)
+    frequencies = xp.matrix_transpose(omega)[..., None, :, :]
+    x = q @ frequencies + log_weight
+    y = k @ frequencies
+    if norms:
+        y = y - square_norm(k)[..., None] / 2
+    pairs = x[..., :, None, :] + y[..., None, :, :]
+    if known is not None:
+        known = _leaves(known, shape)
+        pairs = xp.where(known[..., None, :], pairs, -math.inf)
+    pairs = _log_sum_exp(pairs)
+    own = _normalise(_sums(xp.matrix_transpose(y), v, mask, c))
+    before, state = _states_before(state, own)
+    visible = _past(slice(0, c), slice(0, c), 0, device(q), xp)
+    size = omega.shape[-2] + c
+    past = _sums(x + before.lse[..., None, :], before.out, known, size)
+    present = _sums(pairs, v, visible if mask is None else visible & mask, size)
+    done = _normalise(_combine(past, present))
+    out = xp.reshape(done.out, (*done.out.shape[:-3], -1, v.shape[-1]))
+    lse = xp.reshape(done.lse, (*done.lse.shape[:-2], -1))
+    return Attended(out[..., :n, :], lse[..., :n]), state
 
 
-def _triangle(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    omega: Array,
-    log_weight: Array,
-    root: Array,
-    norms: bool,
-) -> Attended:
-    """Causal two hops within a chunk: the second half sees the first, then each half itself."""
-    xp = array_namespace(q)
-    n = q.shape[-2]
-    if n <= _LEAF:
-        q, k = q * root, k * root
-        frequencies = xp.matrix_transpose(omega)
-        x = q @ frequencies + log_weight
-        y = k @ frequencies
-        if norms:
-            y = y - square_norm(k)[..., None] / 2
-        scores = _log_sum_exp(x[..., :, None, :] + y[..., None, :, :])
-        visible = _past(slice(0, n), slice(0, n), 0, device(q), xp)
-        return _normalise(_sums(scores, v, visible if mask is None else visible & mask, n))
-    h = n // 2
-    halves = []
-    for i in (slice(0, h), slice(h, n)):
-        own = _keys(k, v, mask, i.start, i.stop)
-        weight = part(log_weight, (i, slice(None)))
-        halves.append((q[..., i, :], own, weight))
-    (q_a, keys_a, weight_a), (q_b, keys_b, weight_b) = halves
-    a = _triangle(q_a, *keys_a, omega, weight_a, root, norms)
-    across = _read(q_b, omega, _sample(omega, *keys_a, root, norms), weight_b, root)
-    b = _merge(across, _triangle(q_b, *keys_b, omega, weight_b, root, norms))
-    return Attended(_cat(a.out, b.out, -2), _cat(a.lse, b.lse, -1))
+def _leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
+    """Cut rows (..., n, w) into leaves (..., T, c, w), with zeros where rows are missing."""
+    xp = array_namespace(x)
+    *lead, n, w = x.shape
+    rows = [x]
+    for where, count in ((0, missing), (2, math.prod(shape) - n - missing)):
+        if count:
+            rows.insert(where, xp.zeros((*lead, count, w), dtype=x.dtype, device=device(x)))
+    x = xp.concat(rows, axis=-2) if len(rows) > 1 else x
+    return xp.reshape(x, (*lead, *shape, w))
+
+
+def _states_before(state: Attended, own: Attended) -> tuple[Attended, Attended]:
+    """States (..., T, S) before each of T leaves, and after all: samples attend to the leaves."""
+    xp = array_namespace(*state)
+    f = _cat(state.out[..., None, :, :], own.out, -3)
+    log_z = _cat(state.lse[..., None, :], own.lse, -2)
+    f, scores = xp.moveaxis(f, -3, -2), xp.matrix_transpose(log_z)[..., None, :]
+    count = f.shape[-2]
+    past = _past(slice(0, count), slice(0, count), 0, device(f), xp)
+    found = _normalise(_sums(scores, f, past, count))
+    f, log_z = xp.moveaxis(found.out, -2, -3), xp.matrix_transpose(found.lse)
+    after = Attended(f[..., -1, :, :], log_z[..., -1, :])
+    return Attended(f[..., :-1, :, :], log_z[..., :-1, :]), after
 
 
 def _mean_of_states(
@@ -996,7 +1091,9 @@ def _change_gauge(q: Array, k: Array, v: Array, proposal: Any) -> tuple[Array, A
 
 
 def _cat(a: Array, b: Array, axis: int) -> Array:
-    return array_namespace(a).concat([a, b], axis=axis)
+    """Join arrays of which the axes before `axis` broadcast."""
+    xp, lead = array_namespace(a, b), broadcast_lead(a, b, core=-axis)
+    return xp.concat([xp.broadcast_to(x, (*lead, *x.shape[axis:])) for x in (a, b)], axis=axis)
 
 
 def _check(

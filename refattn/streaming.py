@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from ._array import (
     Array,
     array_namespace,
     blocks,
+    broadcast_lead,
     constant,
     group_heads,
+    is_array_api_obj,
     is_numpy_array,
     root_scale,
 )
@@ -36,9 +39,51 @@ def _check_same(a: Any, b: Any, *fields: str) -> None:
     if type(a) is not type(b):
         raise TypeError(f"`other` must be a {type(a).__name__}, got {type(b).__name__}.")
     for name in fields:
-        x, y = getattr(a, name), getattr(b, name)
-        if x is not y and x != y:
+        if not _same(getattr(a, name), getattr(b, name)):
             raise ValueError(f"`other` must have the `{name}` of this state.")
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two options agree; of arrays other than NumPy's only shapes and dtypes can be seen.
+
+    A `functools.partial` that was pickled equals no other, so that its parts are compared.
+    """
+    if a is b:
+        return True
+    if isinstance(a, partial) and isinstance(b, partial):
+        return _same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
+    if isinstance(a, tuple | list) and type(a) is type(b):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    if is_array_api_obj(a) and is_array_api_obj(b):
+        if is_numpy_array(a) and is_numpy_array(b):
+            return np.array_equal(a, b)
+        kinds = {is_numpy_array(x) or x.dtype for x in (a, b)}  # one library has its own dtypes
+        return tuple(a.shape) == tuple(b.shape) and (True in kinds or len(kinds) == 1)
+    equal = a == b
+    return isinstance(equal, bool | np.bool_) and bool(equal)
+
+
+def _check_keys(state: Any, k: Array, v: Array) -> None:
+    """Check more keys and values of a state: a token axis left out would read heads as tokens."""
+    _validate.attention(k, k, v)
+    _validate.arrays(2, k=k, state=state._totals)
+    if broadcast_lead(k, v) != state.lead:
+        raise ValueError(
+            f"`k` and `v` must have the leading axes of the state, {state.lead}, "
+            f"got shapes {tuple(k.shape)} and {tuple(v.shape)}."
+        )
+    for name, x, size in (("k", k, state.d), ("v", v, state._totals.shape[-1])):
+        if x.shape[-1] != size:
+            raise ValueError(
+                f"`{name}` must have the last axis of the state, {size}, got {x.shape[-1]}."
+            )
+
+
+def _own(x: Array) -> Array:
+    """Copy an array of the caller's: a state does not change when the caller writes to it."""
+    return array_namespace(x).astype(x, x.dtype, copy=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +111,27 @@ class SoftmaxState:
         """Start from keys (..., m, d) and values (..., m, d_v); m may be 0."""
         _validate.attention(k, k, v)
         scale = _validate.real("scale", scale, optional=True, like=k)
-        return cls(k, v, scale)
+        return cls(_own(k), _own(v), scale)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the keys and values."""
+        return broadcast_lead(self.k, self.v)
+
+    @property
+    def d(self) -> int:
+        """Length of a key."""
+        return int(self.k.shape[-1])
+
+    @property
+    def _totals(self) -> Array:
+        """What is kept of the values, (..., d_v)."""
+        return self.v
 
     def update(self, k: Array, v: Array) -> SoftmaxState:
-        """Add keys (..., m, d) and values (..., m, d_v)."""
-        return self.merge(SoftmaxState.init(k, v, scale=self.scale))
+        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        _check_keys(self, k, v)
+        return self.merge(replace(self, k=k, v=v))
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
@@ -127,27 +188,39 @@ class PositiveState:
         """
         _validate.attention(k, k, v)
         scale = _validate.real("scale", scale, positive=True, optional=True, like=k)
-        lead = _validate.lead(k, k, v)
-        ours, log_weight = _validate.frequencies(omega, log_weight, k, lead)
-        return cls(_sample(ours, k, v, None, root_scale(scale, k)), omega, log_weight, scale)
+        ours, _ = _validate.frequencies(omega, log_weight, k, _validate.lead(k, k, v))
+        if log_weight is None:
+            log_weight = np.zeros(omega.shape[-2])
+        samples = _sample(ours, k, v, None, root_scale(scale, k))
+        return cls(samples, _own(omega), _own(log_weight), scale)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the keys and values."""
+        return tuple(self.samples.lse.shape[:-1])
+
+    @property
+    def d(self) -> int:
+        """Length of a key."""
+        return int(self.omega.shape[-1])
+
+    @property
+    def _totals(self) -> Array:
+        """What is kept of the values, (..., d_v)."""
+        return self.samples.out
 
     def update(self, k: Array, v: Array) -> PositiveState:
-        """Add keys (..., m, d) and values (..., m, d_v)."""
-        _validate.attention(k, k, v)
-        _validate.arrays(2, k=k, state=self.samples.out)
-        omega, _ = _validate.frequencies(self.omega, None, k, _validate.lead(k, k, v))
-        more = _sample(omega, k, v, None, root_scale(self.scale, k))
-        _validate.attended(self.samples, more)
+        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        _check_keys(self, k, v)
+        more = _sample(constant(self.omega, k), k, v, None, root_scale(self.scale, k))
         return replace(self, samples=_merge(self.samples, more))
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to the samples: (..., n, d_v)."""
         f, log_z = self.samples
-        _validate.arrays(2, q=q, state=f)
-        omega = constant(self.omega, q)
-        _validate.attention(q, omega, f)
+        omega, log_weight = self._proposal(q)
         (q, omega, f, log_z, log_weight), ungroup = group_heads(
-            q, omega, f, log_z[..., None, :], self.log_weight[..., None, :]
+            q, omega, f, log_z[..., None, :], log_weight
         )
         states = Attended(f, log_z[..., 0, :])
         return ungroup(_read(q, omega, states, log_weight, root_scale(self.scale, q)).out)
@@ -160,29 +233,30 @@ class PositiveState:
         """
         _validate.attention(q, k, v, causal=True)
         f, log_z = self.samples
-        _validate.arrays(2, q=q, state=f)
-        omega = constant(self.omega, q)
-        _validate.attention(q, omega, f)
-        if v.shape[-1] != f.shape[-1]:
-            raise ValueError(
-                f"`v` must have the last axis of the state, {f.shape[-1]}, got {v.shape[-1]}."
-            )
+        omega, log_weight = self._proposal(q)
+        _check_keys(self, k, v)
         (q, k, v, omega, f, log_z, log_weight), ungroup = group_heads(
-            q, k, v, omega, f, log_z[..., None, :], self.log_weight[..., None, :]
+            q, k, v, omega, f, log_z[..., None, :], log_weight
         )
         past = Attended(f, log_z[..., 0, :])
         root = root_scale(self.scale, q)
         return ungroup(_causal(q, k, v, omega, log_weight, root, None, True, past).out)
 
-    def merge(self, other: PositiveState) -> PositiveState:
-        """Add what the same samples attended to elsewhere.
+    def _proposal(self, q: Array) -> tuple[Array, Array]:
+        """Frequencies and log weights (..., 1, S) for queries, which are checked."""
+        f = self.samples.out
+        _validate.arrays(2, q=q, state=f)
+        omega, log_weight = (constant(x, q) for x in (self.omega, self.log_weight))
+        _validate.attention(q, omega, f)
+        return omega, log_weight[..., None, :]
 
-        Both states must have the same frequencies; this is checked if both were NumPy arrays.
+    def merge(self, other: PositiveState) -> PositiveState:
+        """Add what the same samples attended to elsewhere, from keys of the same leading axes.
+
+        Both states must have the same frequencies and log weights. Where these are not NumPy
+        arrays, only their shapes and dtypes are compared.
         """
-        _check_same(self, other, "scale")
-        pair = self.omega, other.omega
-        if all(is_numpy_array(x) for x in pair) and not np.array_equal(*pair):
-            raise ValueError("`other` must have the `omega` of this state.")
+        _check_same(self, other, "scale", "lead", "omega", "log_weight")
         _validate.attended(self.samples, other.samples)
         return replace(self, samples=_merge(self.samples, other.samples))
 
@@ -207,6 +281,7 @@ class LinearState:
     """
 
     sums: Any
+    d: int
     feature_map: Callable[[Array], Any] = features.elu_features
 
     @classmethod
@@ -218,19 +293,36 @@ class LinearState:
         `feature_map` is as in `refattn.linear_attention`.
         """
         _validate.attention(k, k, v)
-        return cls(features._sum(k, v, feature_map), feature_map)
+        return cls(features._sum(k, v, feature_map), int(k.shape[-1]), feature_map)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the keys and values."""
+        return tuple(self.sums.total.shape[:-2])
+
+    @property
+    def _totals(self) -> Array:
+        """What is kept of the values, (..., d_v)."""
+        return self.sums.total[..., :-1]
 
     def update(self, k: Array, v: Array) -> LinearState:
-        """Add keys (..., m, d) and values (..., m, d_v)."""
+        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        _check_keys(self, k, v)
         return self.merge(LinearState.init(k, v, feature_map=self.feature_map))
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
+        _validate.arrays(2, q=q, state=self._totals)
+        if q.shape[-1] != self.d:
+            raise ValueError(
+                f"`q` must have the last axis of the state, {self.d}, got {q.shape[-1]}."
+            )
+        _validate.lead(q, self._totals, self._totals)
         return features._read(q, self.sums, self.feature_map)
 
     def merge(self, other: LinearState) -> LinearState:
-        """Add the sums over other keys, of the same feature map."""
-        _check_same(self, other, "feature_map")
+        """Add the sums over other keys, of the same leading axes and the same feature map."""
+        _check_same(self, other, "d", "feature_map")
         _validate.states(**{"the state": (self.sums.total, other.sums.total)})
         xp = array_namespace(self.sums.total, other.sums.total)
         return replace(self, sums=features._combine(self.sums, other.sums, xp))

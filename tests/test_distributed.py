@@ -38,6 +38,18 @@ def arrays(draw: Any) -> tuple[list[np.ndarray], list[Any]]:
     return host, [da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape)) for x in host]
 
 
+@st.composite
+def grouped(draw: Any) -> tuple[list[np.ndarray], list[Any]]:
+    """Query heads that share key heads, cut anywhere."""
+    n, m, groups = (draw(st.integers(1, x)) for x in (5, 5, 4))
+    heads = groups * draw(st.integers(1, 4))
+    outer = draw(st.sampled_from([(), (2,)]))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    shapes = ((heads, n, D), (groups, m, D), (groups, m, D_V))
+    host = [rng.standard_normal((*outer, *shape)) for shape in shapes]
+    return host, [da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape)) for x in host]
+
+
 def agree(got: Any, want: np.ndarray) -> None:
     assert got.shape == want.shape
     assert got.dtype == want.dtype
@@ -46,7 +58,7 @@ def agree(got: Any, want: np.ndarray) -> None:
     np.testing.assert_allclose(found, want, rtol=0, atol=64 * np.finfo(want.dtype).eps)
 
 
-@given(arrays(), st.booleans())
+@given(arrays() | grouped(), st.booleans())
 def test_attend(both: Any, causal: bool) -> None:
     (q, k, v), cut = both
     want = refattn.attend(q, k, v, scale=0.7, causal=causal)
@@ -59,7 +71,7 @@ def test_attend(both: Any, causal: bool) -> None:
     )
 
 
-@given(arrays(), st.booleans())
+@given(arrays() | grouped(), st.booleans())
 def test_random_feature_attention(both: Any, causal: bool) -> None:
     (q, k, v), cut = both
     options = {"omega": OMEGA.astype(q.dtype), "log_weight": WEIGHT.astype(q.dtype), "scale": 0.7}
@@ -103,6 +115,51 @@ def test_no_keys_and_no_queries() -> None:
     got = distributed.random_feature_attention(q, k, v, omega=OMEGA, causal=True)
     assert not np.any(got.compute())
     assert distributed.softmax_attention(k, q, q).compute().shape == (0, D)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 6, 12])
+def test_heads_that_share_keys_share_their_states(chunk: int) -> None:
+    """Keys are attended to once for each group, however the query heads are cut."""
+    q, k = da.ones((12, 4, D), chunks=(chunk, 2, D)), da.ones((3, 4, D), chunks=(3, 2, D))
+    out = distributed.random_feature_attention(q, k, k, omega=OMEGA)
+    cuts = set(np.cumsum(out.chunks[0]))
+    assert cuts >= set(np.cumsum(q.chunks[0]))
+    keys = [key for key in out.__dask_graph__() if str(key).startswith("_state-")]
+    whole = {1: 3, 2: 3, 3: 3, 4: 3, 6: 3, 12: 1}[chunk]  # chunks of key heads
+    assert len(keys) == 2 * whole
+
+
+def test_proposals_with_grouped_heads() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((6, 30, D)) * [1.0, 2.0, 0.5], rng.standard_normal((2, 30, D))
+    cut = [da.from_array(x, chunks=(4, 7, 2)) for x in (q, k, k)]
+    options: dict[str, Any] = {"num_features": 4, "proposal": adapt.fit(q[0], k[0]), "rng": 3}
+    agree(
+        distributed.random_feature_attention(*cut, **options),
+        refattn.random_feature_attention(q, k, k, **options),
+    )
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((4, 5, D), (3, 5, D), (3, 5, D)),
+        ((1, 5, D), (3, 5, D), (3, 5, D)),
+        ((4, 5, D), (2, 5, D), (4, 5, D)),
+        ((4, 5, D), (4, 5, D), (2, 5, D)),
+        ((2, 4, 5, D), (1, 2, 5, D), (1, 2, 5, D)),
+        ((4, 5, D), (5, D), (5, D)),
+        ((4, 5, D), (0, 5, D), (0, 5, D)),
+    ],
+)
+def test_heads_that_do_not_fit(q: Any, k: Any, v: Any) -> None:
+    with pytest.raises(ValueError, match=r"must have (the )?leading axes"):
+        distributed.attend(*(da.ones(shape) for shape in (q, k, v)))
+
+
+def test_no_heads() -> None:
+    x = da.ones((0, 4, D))
+    assert distributed.attend(x, x, x).out.compute().shape == (0, 4, D)
 
 
 def test_nothing_is_computed_before_the_result_is() -> None:

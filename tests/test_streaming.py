@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +213,146 @@ def test_states_that_do_not_fit() -> None:
         states["linear"].merge(LinearState.init(k, k, feature_map=taylor))
     with pytest.raises(ValueError, match="`q` and `k` must have last axes"):
         states["positive"].read(k[:, :2])
+
+
+# --- what states refuse, and what they own -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_forgotten_token_axis(name: str) -> None:
+    """k[:, i] without the token axis would be read as tokens of one head."""
+    init, _ = CASES[name]
+    k, v = np.ones((2, 9, 3)), np.ones((2, 9, 4))
+    for state in (init(k, v), init(k[:, :0], v[:, :0])):
+        assert state.lead == (2,)
+        for wrong in ((k[:, 0], v[:, 0]), (k[:1], v[:1]), (k[None], v[None])):
+            with pytest.raises(ValueError, match=r"leading axes of the state, \(2,\), got shapes"):
+                state.update(*wrong)
+            with pytest.raises(ValueError, match="must have the"):
+                state.merge(init(*wrong))
+            if isinstance(state, PositiveState):
+                with pytest.raises(ValueError, match="leading axes of the state"):
+                    state.read_causal(k, *wrong)
+        assert state.update(k[:, :1], v[:, :1]).lead == (2,)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_keys_of_another_length(name: str) -> None:
+    init, _ = CASES[name]
+    k = np.ones((4, 3))
+    state = init(k, k)
+    for d in (1, 2, 4):
+        other = np.ones((4, d))
+        with pytest.raises(
+            ValueError, match=f"`k` must have the last axis of the state, 3, got {d}"
+        ):
+            state.update(other, k)
+        with pytest.raises(
+            ValueError, match=f"`v` must have the last axis of the state, 3, got {d}"
+        ):
+            state.update(k, other)
+        with pytest.raises(ValueError, match="`q`"):
+            state.read(other)
+    if name in ("elu", "taylor"):
+        one = init(k[:, :1], k)
+        with pytest.raises(ValueError, match="`other` must have the `d` of this state"):
+            one.merge(state)
+        with pytest.raises(ValueError, match="`k` must have the last axis of the state, 1, got 3"):
+            one.update(k, k)
+
+
+def test_queries_that_do_not_fit(backend: Backend) -> None:
+    k, q = backend.array(np.ones((2, 4, 3))), backend.array(np.ones((5, 4, 3)))
+    for init, _ in CASES.values():
+        with pytest.raises(ValueError, match="leading axes that broadcast"):
+            init(k, k).read(q)
+
+
+def test_log_weights_must_agree(backend: Backend) -> None:
+    """Shapes and dtypes of all arrays are compared, and the values of NumPy's."""
+    k = backend.array(np.ones((4, 3)))
+    host = PositiveState.init(k, k, omega=OMEGA, log_weight=WEIGHT)
+    plain = PositiveState.init(k, k, omega=OMEGA)
+    for a, b in ((host, plain), (plain, host)):
+        with pytest.raises(ValueError, match="`other` must have the `log_weight` of this state"):
+            a.merge(b)
+    zero = PositiveState.init(k, k, omega=OMEGA, log_weight=np.zeros(5))
+    assert plain.merge(zero).samples.out.shape == (5, 3)
+    given = PositiveState.init(k, k, omega=backend.array(OMEGA), log_weight=backend.array(WEIGHT))
+    assert host.merge(given).samples.out.shape == given.merge(host).samples.out.shape
+    fewer = PositiveState.init(k, k, omega=backend.array(OMEGA[:2]))
+    short = PositiveState.init(
+        k, k, omega=backend.array(OMEGA), log_weight=backend.array(WEIGHT[:1])
+    )
+    single = PositiveState.init(k, k, omega=backend.array(OMEGA.astype("f4")))
+    for other in (fewer, short, single):
+        with pytest.raises(ValueError, match=r"`other` must have the `(omega|log_weight)`"):
+            given.merge(other)
+
+
+@given(st.integers(0, 9), st.integers(0, 9), seeds)
+def test_merge_is_commutative(a: int, b: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    q, k, v = draw(rng, 3, 3), draw(rng, a + b, 3), draw(rng, a + b, 2)
+    for init, _ in CASES.values():
+        first, second = init(k[:a], v[:a]), init(k[a:], v[a:])
+        want = first.merge(second).read(q)
+        np.testing.assert_allclose(second.merge(first).read(q), want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_do_not_change_with_the_arrays_of_the_caller(backend: Backend, name: str) -> None:
+    if backend.name not in ("numpy", "torch", "array_api_strict", "cupy"):
+        pytest.skip("arrays are not written to")
+    q, k, v = (backend.array(x) for x in np.random.default_rng(0).standard_normal((3, 6, 3)))
+    omega, weight = backend.array(OMEGA), backend.array(WEIGHT)
+    init = CASES[name][0]
+    if name == "positive":
+
+        def init(k: Any, v: Any) -> Any:
+            return PositiveState.init(k, v, omega=omega, log_weight=weight)
+
+    state = init(k, v)
+    grown = state.update(k, v)
+    before = [backend.numpy(x.read(q)).copy() for x in (state, grown)]
+    for x in (k, v, omega, weight):
+        x[...] = 7.0
+    after = [backend.numpy(x.read(q)) for x in (state, grown)]
+    np.testing.assert_array_equal(before, after)
+
+
+def degree_and_shift(x: Any, shift: Any, degree: int, options: Any = ()) -> Any:
+    return features.taylor_features(x + shift, degree=degree)
+
+
+def test_pickled_states_merge() -> None:
+    """Also where the feature map is a partial of a function, which equals itself only."""
+    rng = np.random.default_rng(0)
+    q, k, v = draw(rng, 2, 3), draw(rng, 4, 3), draw(rng, 4, 2)
+    shift = draw(rng, 3)
+
+    def phi(shift: Any = shift, **options: Any) -> Any:
+        return partial(partial(degree_and_shift, shift=shift), **{"degree": 2, **options})
+
+    same = [phi(), phi(shift=shift.copy()), phi(options=[1, {"a": (2.0, shift)}])]
+    for feature_map in same:
+        state = LinearState.init(k, v, feature_map=feature_map)
+        merged = state.merge(pickle.loads(pickle.dumps(state)))
+        np.testing.assert_allclose(merged.read(q), state.read(q), rtol=0, atol=1e-14)
+    state = LinearState.init(k, v, feature_map=phi())
+    for other in (
+        phi(degree=3),
+        phi(shift=shift + 1),
+        phi(shift=shift[:1]),
+        phi(shift=0.0),
+        phi(options=[1]),
+        partial(degree_and_shift, shift=shift),
+        taylor,
+    ):
+        different = replace(state, feature_map=other)
+        with pytest.raises(ValueError, match="`feature_map` of this state"):
+            state.merge(different)
+    positive = PositiveState.init(k, v, omega=OMEGA, log_weight=WEIGHT)
+    for kept in (positive, SoftmaxState.init(k, v)):
+        merged = kept.merge(pickle.loads(pickle.dumps(kept)))
+        np.testing.assert_allclose(merged.read(q), kept.read(q), rtol=0, atol=1e-14)
