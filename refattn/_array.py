@@ -39,6 +39,7 @@ __all__ = [
     "device",
     "exp",
     "has_float64",
+    "host_dtype",
     "is_array_api_obj",
     "is_numpy_array",
     "most_threads",
@@ -116,6 +117,11 @@ def to_host(x: Array, dtype: Any = np.float64) -> Any:
     elif not (is_numpy_array(x) or is_jax_array(x) or is_dask_array(x)):
         x = np.from_dlpack(x, device="cpu")
     return np.asarray(x, dtype=dtype)
+
+
+def host_dtype(like: Array) -> Any:
+    """Dtype in which constants for `like` are computed on the host."""
+    return np.result_type(like, np.float64) if is_numpy_array(like) else np.float64
 
 
 def has_float64(like: Array) -> bool:

@@ -409,14 +409,14 @@ def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
     return [per_head(name, x, like) for x, like in zip(values, likes, strict=True)]
 
 
-def host(name: str, x: Any, rule: str, min_ndim: int) -> Any:
-    """Turn host data into a float64 array of finite numbers with at least `min_ndim` axes."""
+def host(name: str, x: Any, rule: str, min_ndim: int, dtype: Any = np.float64) -> Any:
+    """Turn host data into an array of finite numbers with at least `min_ndim` axes."""
     whole(name, x)
     values = to_host(x, None) if is_array_api_obj(x) else np.asarray(x)
     few_axes(name, values)
     if values.dtype.kind not in "fiu":
         raise TypeError(f"`{name}` must hold real numbers, got {_describe(x)} of {values.dtype}.")
-    values = values.astype(np.float64)
+    values = values.astype(dtype)
     if values.ndim < min_ndim or 0 in values.shape[-min_ndim:]:
         raise ValueError(f"`{name}` must have shape {rule}, got {values.shape}.")
     if not np.all(np.isfinite(values)):

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _validate, moments, theory
-from ._array import Array, array_namespace, constant, group_heads, head_counts, to_host
+from ._array import Array, array_namespace, constant, group_heads, head_counts, host_dtype, to_host
 from .moments import Moments
 from .sampling import Gaussian
 from .theory import _LARGE_SAMPLE, _first_order, _Gauss, _Problem, _second_moments, _share
@@ -415,7 +415,8 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
     """
     _validate.attention(q, k, k)
     scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
-    a, b = (_validate.host(name, x, "(..., d)", 1) for name, x in (("a", a), ("b", b)))
+    wide = host_dtype(q)
+    a, b = (_validate.host(name, x, "(..., d)", 1, wide) for name, x in (("a", a), ("b", b)))
     for name, constants, x in (("a", a, q), ("b", b, k)):
         _validate.broadcasts(name, constants, (*x.shape[:-2], x.shape[-1]), "(..., d)")
     xp = array_namespace(q, k)

@@ -26,7 +26,7 @@ from ._array import (
     constant,
     device,
     group_heads,
-    is_numpy_array,
+    host_dtype,
     put,
     square_norm,
     sum_of_products,
@@ -364,7 +364,7 @@ def taylor_features(x: Array, *, degree: int) -> Features:
     size = xp.where(size == 0, 1.0, size)
     unit, log_size = x / size, xp.log(size)
     # size^p / sqrt(p!) over the degrees p, with the largest divided out.
-    log_roots = np.log(np.arange(1, degree + 1, dtype=_host_dtype(x))) / 2
+    log_roots = np.log(np.arange(1, degree + 1, dtype=host_dtype(x))) / 2
     logs = [p * log_size - constant(np.sum(log_roots[:p]), x) for p in range(degree + 1)]
     peak = logs[0]
     for term in logs[1:]:
@@ -656,7 +656,7 @@ def _monomials(x: Array, degree: int) -> Array:
     index, rank = _factors(size, degree)
     result = xp.ones_like(x[..., :1])
     for j in range(degree):
-        root = np.sqrt((j + 1) / rank[:, j].astype(_host_dtype(x)))
+        root = np.sqrt((j + 1) / rank[:, j].astype(host_dtype(x)))
         factor = xp.take(x, xp.asarray(index[:, j], device=device(x)), axis=-1)
         result = result * (constant(root, x) * factor)
     return result
@@ -674,11 +674,6 @@ def _factors(d: int, degree: int) -> tuple[Any, Any]:
     rank = place - first + 1
     order = np.argsort((rank - 0.5) / (last - first + 1), axis=1, kind="stable")
     return np.take_along_axis(index, order, axis=1), np.take_along_axis(rank, order, axis=1)
-
-
-def _host_dtype(x: Array) -> Any:
-    """Dtype of constants for `x` that are computed on the host."""
-    return np.result_type(x, np.float64) if is_numpy_array(x) else np.float64
 
 
 def _check_size(pool: int, d: int, degree: int) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from reference import CONTRACT
 from test_attention import draw, seeds, sizes, with_norm
 
+import refattn
 from refattn import estimators, kernels, random_feature_attention, sampling, softmax_attention
 
 
@@ -235,6 +236,19 @@ def test_error_falls_as_features_grow() -> None:
 
 
 # --- every array library, the registry, bad input ---------------------------------------------
+
+
+def test_masked_chunks_without_wide_integers() -> None:
+    jax = pytest.importorskip("jax")
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((9, 3)).astype(np.float32) for _ in range(3))
+    mask = rng.random((1, 9)) < 0.7
+    with jax.enable_x64(False):  # a warning of truncated integers would be an error
+        arrays = (jax.numpy.asarray(x) for x in (q, k, v))
+        seen = jax.numpy.asarray(mask)
+        got = refattn.linear_randomized_attention(*arrays, num_proposals=3, rng=0, mask=seen)
+    want = refattn.linear_randomized_attention(q, k, v, num_proposals=3, rng=0, mask=mask)
+    np.testing.assert_allclose(np.asarray(got), want, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", ["plain", "causal", "key mask", "mask", "groups"])

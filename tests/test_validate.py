@@ -214,6 +214,10 @@ def test_other_numbers_keep_the_digits_of_longdouble() -> None:
     q, k, v = (rng.standard_normal((4, 2)).astype(np.longdouble) for _ in range(3))
     bias = adapt.centre(q, k, [1.0, 2.0], [0.0, 0.0], scale=THIRD).bias
     np.testing.assert_allclose(bias[0], (k[:, 0] + 2 * k[:, 1]) / 3, rtol=float(16 * eps))
+    shift = np.array([1, 2], np.longdouble) / 3
+    centred = adapt.centre(q, k, shift, -shift)
+    np.testing.assert_array_equal(centred.q, q - shift)
+    np.testing.assert_array_equal(centred.k, k + shift)
     constant = features.positive_features(q, OMEGA[:, :2], square_norm=THIRD).log_scale
     peak = np.max(q @ OMEGA[:, :2].T, axis=-1)
     np.testing.assert_allclose(constant, peak - THIRD / 2, rtol=0, atol=float(16 * eps))
