@@ -234,7 +234,7 @@ def room(like: Array, size: int) -> Array | None:
     return np.empty(size, dtype=like.dtype) if is_numpy_array(like) else None
 
 
-def multiply(x: Array, y: Array, memory: Array | None) -> Array:
+def multiply(x: Array, y: Array, memory: Array | None = None) -> Array:
     """Multiply matrices, into memory that nothing else uses if there is any."""
     out = None
     if memory is not None:

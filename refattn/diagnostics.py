@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from . import _validate
-from ._array import Array, array_namespace, as_written, group_heads, is_numpy_array, root_scale
+from ._array import (
+    Array,
+    array_namespace,
+    as_written,
+    group_heads,
+    is_numpy_array,
+    multiply,
+    root_scale,
+)
 from .attention import _finite, _log_sum_exp, _nonzero
 from .estimators import _sample
 
@@ -75,10 +83,18 @@ def log_weights(
     (q, k, _, omega, log_weight, mask), ungroup = group_heads(
         q, k, k, omega, log_weight[..., None, :], mask
     )
-    xp, root = array_namespace(q), root_scale(scale, q)
+    return ungroup(_log_weights(q, k, omega, log_weight, root_scale(scale, q), mask))
+
+
+@as_written
+def _log_weights(
+    q: Array, k: Array, omega: Array, log_weight: Array, root: Array, mask: Array | None
+) -> Array:
+    """Scores of samples, less their log-sum-exp."""
+    xp = array_namespace(q)
     log_z = _sample(omega, k, k[..., :1], mask, root).lse[..., None, :]
-    scores = (q * root) @ xp.matrix_transpose(omega) + log_z + log_weight
-    return ungroup(scores - _finite(_log_sum_exp(scores), xp)[..., None])
+    scores = multiply(q * root, xp.matrix_transpose(omega)) + log_z + log_weight
+    return scores - _finite(_log_sum_exp(scores), xp)[..., None]
 
 
 def effective_sample_size(log_weights: Array) -> Array:

@@ -22,6 +22,7 @@ from . import _validate, features, sampling
 from ._array import (
     Array,
     array_namespace,
+    as_written,
     block_shape,
     blocks,
     broadcast_lead,
@@ -30,10 +31,12 @@ from ._array import (
     group_heads,
     is_numpy_array,
     most_threads,
+    multiply,
     part,
     put,
     root_scale,
     square_norm,
+    sum_of_products,
     tiles,
 )
 from ._threads import for_each
@@ -200,6 +203,7 @@ def random_feature_attention(
     return ungroup(_two_hops(q, k, v, omega, log_weight, root, mask, causal, norms).out)
 
 
+@as_written
 def _trigonometric(
     q: Array,
     k: Array,
@@ -288,7 +292,23 @@ def importance_sampled_attention(
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
-    xp, root = array_namespace(q), root_scale(scale, q)
+    root = root_scale(scale, q)
+    return ungroup(_importance_sampled(q, k, v, omega, log_weight, root, mask, causal))
+
+
+@as_written
+def _importance_sampled(
+    q: Array,
+    k: Array,
+    v: Array,
+    omega: Array,
+    log_weight: Array,
+    root: Array,
+    mask: Array | None,
+    causal: bool,
+) -> Array:
+    """Two hops times the estimated over the exact normaliser."""
+    xp = array_namespace(q)
     out, log_estimate = _two_hops(q, k, v, omega, log_weight, root, mask, causal)
     exact = _attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root).lse
     empty = exact == -math.inf
@@ -296,7 +316,7 @@ def importance_sampled_attention(
     log_size = xp.log(constant(omega.shape[-2], q))
     log_ratio = log_estimate - root * root * square_norm(q) / 2 - log_size - exact
     half = xp.where(empty, 0.0, xp.exp(log_ratio / 2))[..., None]
-    return ungroup(half * out * half)  # the ratio alone may overflow
+    return half * out * half  # the ratio alone may overflow
 
 
 def randomized_attention(
@@ -580,6 +600,7 @@ def linear_randomized_attention(
     return ungroup(_two_hops(q, k, v, omega, log_weight[..., None, :], root, mask, causal).out)
 
 
+@as_written
 def _log_own(omega: Array, centres: Array, repeats: int = 1) -> Array:
     """log N(omega_s; mu_s, I) - log N(omega_s; 0, I) for the own proposal of each, (..., S)."""
     xp = array_namespace(omega)
@@ -636,6 +657,7 @@ def _from_sequence(
     return omega, np.concatenate(np.broadcast_arrays(*own), axis=-1), mixture
 
 
+@as_written
 def _chunk_means(x: Array, count: int, seen: Array | None) -> Array:
     """Means of `count` contiguous chunks with equal numbers of seen rows: (..., count, d)."""
     xp, n, size = array_namespace(x), x.shape[-2], block_shape(x)[1]
@@ -658,7 +680,7 @@ def _chunk_means(x: Array, count: int, seen: Array | None) -> Array:
                 member = member & seen[..., None, j]
                 x_j = xp.where(seen[..., j][..., None], x_j, 0.0)
             member = xp.astype(member, x.dtype)
-            sums = sums + member @ x_j
+            sums = sums + sum_of_products(member, x_j)
             sizes = sizes + xp.sum(member, axis=-1, keepdims=True)
         whole = tuple(slice(0, length) for length in lead)
         mean = sums / xp.where(sizes == 0, 1.0, sizes)
@@ -669,6 +691,7 @@ def _chunk_means(x: Array, count: int, seen: Array | None) -> Array:
     return means
 
 
+@as_written
 def _query_weighted(
     q: Array,
     k: Array,
@@ -694,7 +717,7 @@ def _query_weighted(
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // omega.shape[-2]):
         box = (*head, whole, whole)
         q_i = part(q, (*head, i, whole))
-        t = root * q_i @ xp.matrix_transpose(part(q_mean, box))
+        t = multiply(root * q_i, xp.matrix_transpose(part(q_mean, box)))
         log_norm = part(norm, box) if over == -2 else _log_sum_exp(t)[..., None]
         t = xp.exp(t - log_norm)
         t = t - xp.mean(t, axis=-1, keepdims=True)
@@ -713,6 +736,7 @@ def _query_weighted(
     return out
 
 
+@as_written
 def _causal_lara(
     q: Array,
     k: Array,
@@ -752,7 +776,8 @@ def _causal_lara(
                 first, last = (-(-j * count // n) for j in (i.start, i.stop))
                 rows = np.minimum(np.arange(first, first + most), count - 1)
                 centre = xp.take(centres, xp.asarray(rows, device=home), axis=-2)
-                ratio = centre @ xp.matrix_transpose(samples) - square_norm(centre)[..., None] / 2
+                ratio = multiply(centre, xp.matrix_transpose(samples))
+                ratio = ratio - square_norm(centre)[..., None] / 2
                 started = xp.asarray((np.arange(first, first + most) < last)[:, None], device=home)
                 mixture = _running_log_sum(_cat(mixture, xp.where(started, ratio, -math.inf), -2))
                 which = xp.asarray(chunk[i] - first + 1, device=home)
@@ -809,6 +834,7 @@ def _running_log_sum(x: Array) -> Array:
     return x
 
 
+@as_written
 def _two_hops(
     q: Array,
     k: Array,
@@ -839,6 +865,7 @@ def _two_hops(
     return _read(q, omega, _sample(omega, k, v, mask, root, norms), log_weight, root)
 
 
+@as_written
 def _sample(
     omega: Array, k: Array, v: Array, mask: Array | None, root: Array, norms: bool = True
 ) -> Attended:
@@ -861,12 +888,14 @@ def _nothing(omega: Array, v: Array, lead: tuple[int, ...]) -> Attended:
     )
 
 
+@as_written
 def _read(q: Array, omega: Array, states: Attended, log_weight: Array, root: Array) -> Attended:
     """Second hop, queries attend to samples; `log_weight` has shape (..., n or 1, S)."""
     bias = states.lse[..., None, :] + log_weight
     return _attend(q, root * omega, states.out, bias=bias)
 
 
+@as_written
 def _causal(
     q: Array,
     k: Array,
@@ -975,8 +1004,8 @@ def _causal_step(
     else:
         log_weight = _leaves(log_weight, shape)
     frequencies = xp.matrix_transpose(omega)[..., None, :, :]
-    x = q @ frequencies + log_weight
-    y = k @ frequencies
+    x = multiply(q, frequencies) + log_weight
+    y = multiply(k, frequencies)
     if norms:
         y = y - square_norm(k)[..., None] / 2
     pairs = x[..., :, None, :] + y[..., None, :, :]
@@ -1022,6 +1051,7 @@ def _states_before(state: Attended, own: Attended) -> tuple[Attended, Attended]:
     return Attended(f[..., :-1, :, :], log_z[..., :-1, :]), after
 
 
+@as_written
 def _mean_of_states(
     q: Array, k: Array, v: Array, omega: Array, root: Array, mask: Array | None, causal: bool
 ) -> Array:

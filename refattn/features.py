@@ -20,6 +20,7 @@ from . import _validate
 from ._array import (
     Array,
     array_namespace,
+    as_written,
     block_shape,
     blocks,
     broadcast_lead,
@@ -27,6 +28,7 @@ from ._array import (
     device,
     group_heads,
     host_dtype,
+    multiply,
     put,
     square_norm,
     sum_of_products,
@@ -479,6 +481,7 @@ def linear_attention(
     return ungroup(_linear_attention(q, k, v, phi, phi, mask, causal))
 
 
+@as_written
 def _sum(k: Array, v: Array, feature_map: Callable[[Array], Array | Features]) -> _State:
     """The state of linear attention over some keys."""
     phi = partial(_evaluate, feature_map)
@@ -502,14 +505,16 @@ def _fold(
     return state
 
 
+@as_written
 def _read(q: Array, state: _State, feature_map: Callable[[Array], Array | Features]) -> Array:
     """Linear attention from the state of the keys."""
     _validate.arrays(2, q=q, state=state.total)
     xp = array_namespace(q)
     (q, base, total), ungroup = group_heads(q, state.base, state.total)
-    return ungroup(_ratio(_State(_evaluate(feature_map, q).values @ total, base), xp))
+    return ungroup(_ratio(_State(multiply(_evaluate(feature_map, q).values, total), base), xp))
 
 
+@as_written
 def _linear_attention(
     q: Array,
     k: Array,
@@ -547,7 +552,7 @@ def _linear_attention(
                 "`feature_map` must give queries and keys equally many features, got "
                 f"{phi_i.values.shape[-1]} and {state.total.shape[-2]}."
             )
-        done = _State(phi_i.values @ state.total, state.base)
+        done = _State(multiply(phi_i.values, state.total), state.base)
         # Keys read pair by pair: all that the queries may see, or those of their own chunk.
         stop = max(0, i.stop + shift) if causal else m
         start = 0 if general else max(0, i.start + shift) if causal else m
@@ -585,13 +590,14 @@ def _accumulate(phi: Features, v: Array, seen: Array | None) -> _State:
         log_scale = xp.where(seen[..., 0], log_scale, -math.inf)
     base = xp.max(log_scale, axis=-1, keepdims=True)
     weight = xp.exp(log_scale - _finite(base, xp))
-    return _State(xp.matrix_transpose(values * weight[..., None]) @ v, base[..., None])
+    values = xp.matrix_transpose(values * weight[..., None])
+    return _State(sum_of_products(values, v), base[..., None])
 
 
 def _attend_block(phi_q: Features, phi_k: Features, v: Array, visible: Array | None) -> _State:
     """Read a block of keys pair by pair, so that each query may see other keys."""
     xp = array_namespace(v)
-    products = phi_q.values @ xp.matrix_transpose(phi_k.values)
+    products = multiply(phi_q.values, xp.matrix_transpose(phi_k.values))
     log_scale = phi_k.log_scale[..., None, :]
     if visible is not None:
         products = xp.where(visible, products, 0.0)
@@ -616,12 +622,13 @@ def _ratio(state: _State, xp: Any) -> Array:
     return state.total[..., :-1] / normaliser
 
 
+@as_written
 def _products(x: Array, omega: Array) -> Array:
     """Products omega_s . x_i, shape (..., n, S)."""
     _validate.arrays(2, x=x)
     omega, _ = _validate.frequencies(omega, None, x)
     _validate.leading("x", x, "omega", omega)
-    return x @ array_namespace(x).matrix_transpose(omega)
+    return multiply(x, array_namespace(x).matrix_transpose(omega))
 
 
 def _square_norm(x: Array, given: Any) -> Array:
@@ -632,6 +639,7 @@ def _square_norm(x: Array, given: Any) -> Array:
     return array_namespace(x).broadcast_to(given[..., None], x.shape[:-1])
 
 
+@as_written
 def _exponential_features(exponent: Array, square_norm: Array) -> Features:
     """Features exp(exponent - square_norm / 2) over the root of their number."""
     xp = array_namespace(exponent)
@@ -645,6 +653,7 @@ def _root(x: Array) -> Array:
     return constant(x.shape[-1], x) ** 0.5
 
 
+@as_written
 def _monomials(x: Array, degree: int) -> Array:
     r"""The monomials of a degree p, each times the root of its multinomial coefficient.
 

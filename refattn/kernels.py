@@ -7,7 +7,14 @@ two sets is ``kernel(x[..., :, None, :], y[..., None, :, :])``.
 from __future__ import annotations
 
 from . import _validate
-from ._array import Array, array_namespace, constant, square_norm
+from ._array import (
+    Array,
+    array_namespace,
+    as_written,
+    constant,
+    multiply,
+    square_norm,
+)
 from .attention import _attend, _finite
 
 __all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]
@@ -217,9 +224,10 @@ def both_signs(omega: Array, log_weight: Array) -> tuple[Array, Array]:
     return xp.concat([omega, -omega], axis=-2), xp.concat([log_weight, log_weight], axis=-1)
 
 
+@as_written
 def _project(x: Array, omega: Array) -> Array:
     """Products omega_s . x, shape (..., S)."""
-    return (x[..., None, :] @ array_namespace(x).matrix_transpose(omega))[..., 0, :]
+    return multiply(x[..., None, :], array_namespace(x).matrix_transpose(omega))[..., 0, :]
 
 
 def _pairs(x: Array, y: Array) -> None:

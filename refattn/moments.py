@@ -25,6 +25,7 @@ from ._array import (
     Array,
     add,
     array_namespace,
+    as_written,
     block_shape,
     constant,
     device,
@@ -527,6 +528,7 @@ def _blocks(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[Array]:
             yield xp.reshape(block, (*lead, math.prod(block.shape[len(lead) : -1]), d))
 
 
+@as_written
 def _part(y: Array) -> _Part:
     """Compute the moments of one block of our own temporary rows (..., b, d)."""
     xp, n = array_namespace(y), y.shape[-2]
@@ -539,12 +541,14 @@ def _part(y: Array) -> _Part:
     return _Part(n, mean[..., 0, :], cov + xp.matrix_transpose(cov))
 
 
+@as_written
 def _mean(y: Array) -> Array:
     """Average rows (..., b, d) by pairwise summation: (..., 1, d)."""
     ones = array_namespace(y).ones((1, y.shape[-2]), dtype=y.dtype, device=device(y))
     return sum_of_products(ones, y) / y.shape[-2]
 
 
+@as_written
 def _join(a: _Part, b: _Part) -> _Part:
     """Merge the moments of two sets of rows."""
     if a.size == 0 or b.size == 0:

@@ -22,6 +22,7 @@ from . import _validate
 from ._array import (
     Array,
     array_namespace,
+    as_written,
     block_shape,
     blocks,
     broadcast_lead,
@@ -31,6 +32,7 @@ from ._array import (
     has_float64,
     head_counts,
     is_numpy_array,
+    multiply,
     part,
     put,
     root_scale,
@@ -154,6 +156,7 @@ class Gaussian:
         values, vectors = np.linalg.eigh(cov)
         return values, vectors
 
+    @as_written
     def change_gauge(self, q: Array, k: Array) -> tuple[Array, Array]:
         """Map queries (..., n, d) and keys (..., m, d) to A q and A^{-T} k, if there is a gauge.
 
@@ -173,7 +176,8 @@ class Gaussian:
                 raise ValueError(
                     "`proposal` must have one gauge for all query heads that share a key head."
                 )
-        return q @ constant(np.swapaxes(self.gauge, -1, -2), q), k @ constant(inverse, k)
+        gauge = constant(np.swapaxes(self.gauge, -1, -2), q)
+        return multiply(q, gauge), multiply(k, constant(inverse, k))
 
     def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
         """Map standard normal rows z (..., S, d) to draws: mean + cov^{1/2} z."""
@@ -189,7 +193,7 @@ class Gaussian:
         if self.cov is None:
             return np.asarray(np.sum(mean * (mean / 2 - omega), axis=-1))
         values, vectors = self._eigen
-        white = ((omega - mean) @ vectors) / np.sqrt(values)[..., None, :]
+        white = multiply(omega - mean, vectors) / np.sqrt(values)[..., None, :]
         log_det = np.sum(np.log(values), axis=-1)[..., None]
         return np.asarray((np.sum(white**2, -1) - np.sum(omega**2, -1) + log_det) / 2)
 
@@ -467,6 +471,7 @@ def draw_target(
     return constant(out, like) if is_numpy_array(out) else out
 
 
+@as_written
 def _draw_target(
     q: Array,
     k: Array,
@@ -531,7 +536,7 @@ def _cumulative_share(
     q, k_j = xp.astype(q, wide), xp.astype(k[..., j, :], wide)
     root = root_scale(scale, q)
     lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))
-    share = xp.exp(q * (root * root) @ xp.matrix_transpose(k_j) - lse)
+    share = xp.exp(multiply(q * (root * root), xp.matrix_transpose(k_j)) - lse)
     if mask is not None:
         share = xp.where(mask[..., j], share, 0.0)
     if causal:

@@ -14,7 +14,14 @@ from reference import CONTRACT
 from test_attention import draw, seeds, sizes, with_norm
 
 import refattn
-from refattn import estimators, kernels, random_feature_attention, sampling, softmax_attention
+from refattn import (
+    estimators,
+    importance_sampled_attention,
+    kernels,
+    random_feature_attention,
+    sampling,
+    softmax_attention,
+)
 
 
 def exponent(q: np.ndarray, k: np.ndarray, omega: np.ndarray, scale: float | None = None) -> float:
@@ -371,3 +378,85 @@ def test_no_queries_with_a_mask(causal: bool, rows: int) -> None:
     mask, omega = np.ones((rows, 4), bool), np.ones((4, 3))
     for attention in (random_feature_attention, estimators.importance_sampled_attention):
         assert attention(q, k, v, omega=omega, mask=mask, causal=causal).shape == (3, 0, 2)
+
+
+# --- sizes past every block, warnings, autocast ---------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("n", "m", "d", "d_v", "num_features"),
+    [
+        (3, 64, 8, 0, 4),
+        (130, 130, 130, 3, 50),
+        (2, 2100, 3, 1, 65),
+        (1100, 20, 2, 70, 3),
+        (700, 700, 2, 2, 130),
+    ],
+)
+def test_backends_beyond_every_block(
+    backend: Backend, causal: bool, n: int, m: int, d: int, d_v: int, num_features: int
+) -> None:
+    rng, dtype = np.random.default_rng(0), np.dtype(np.float32)
+    q, k, v = (draw(rng, *shape, dtype=dtype) for shape in ((n, d), (m, d), (m, d_v)))
+    omega = draw(rng, num_features, d, dtype=dtype)
+    got = backend.call(random_feature_attention, q, k, v, omega=omega, causal=causal)
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    want = random_feature_attention(*wide, omega=omega, causal=causal)
+    atol = tolerance(q, k, omega) * np.max(np.abs(v), initial=0)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+    some = slice(0, 60)  # against another formulation, where it is not too large
+    visible = np.tri(n, m, m - n, dtype=bool)[some, :300] if causal else True
+    if m <= 300 and (not causal or visible.any(-1).all()):
+        slow = reference.slow_random_feature_attention(wide[0][some], *wide[1:], omega, visible)
+        np.testing.assert_allclose(want[some], slow, rtol=0, atol=atol)
+    if not causal:
+        got = backend.call(importance_sampled_attention, q, k, v, omega=omega)
+        want = importance_sampled_attention(*wide, omega=omega)
+        size = atol * max(1.0, np.max(np.abs(want), initial=0))
+        np.testing.assert_allclose(got, want, rtol=0, atol=size)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d", [160, 256, 1024, 4096])
+def test_accuracy_at_every_head_size(
+    d: int, causal: bool, dtype: np.dtype, record_accuracy: Any
+) -> None:
+    # Nearly equal terms in every product: all rounding errors of a long sum have one sign.
+    q = k = np.full((3, d), 0.2 * d**0.25 * (64 / d) ** 0.5, dtype)
+    omega = np.full((2, d), 0.9, dtype)
+    v = draw(np.random.default_rng(0), 3, 2, dtype=dtype)
+    got = random_feature_attention(q, k, v, omega=omega, causal=causal)
+    want = reference.random_feature_attention(
+        q, k, v, omega, visible=np.tri(3, dtype=bool) if causal else True
+    )
+    units = reference.error(got, want, np.abs(v).max(), exponent(q, k, omega))
+    record_accuracy(f"RFA, d = {d}, equal terms", dtype, units)
+    assert units <= CONTRACT
+
+
+@pytest.mark.parametrize("features", ["positive", "trigonometric"])
+def test_nothing_warns_of_what_is_hidden(features: str, dtype: np.dtype) -> None:
+    # Warnings are errors in these tests.
+    q, k, v = np.ones((2, 3), dtype), np.ones((4, 3), dtype), np.ones((4, 2), dtype)
+    omega = np.ones((3, 3), dtype)
+    mask = np.array([True, True, False, False])
+    for extreme in (np.inf, np.nan, np.finfo(dtype).max):
+        k[2:] = extreme
+        for seen in (mask, np.broadcast_to(mask, (2, 4))):
+            got = random_feature_attention(q, k, v, omega=omega, features=features, mask=seen)
+            np.testing.assert_allclose(got, np.ones((2, 2)), rtol=1e-5)
+
+
+def test_torch_autocast_changes_nothing() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    x = torch.asarray(draw(rng, 64, 64, dtype=np.dtype(np.float32)))
+    omega = draw(rng, 32, 64)
+    for causal in (False, True):
+        for features in kernels.FEATURES:
+            options = {"omega": omega, "features": features, "causal": causal}
+            want = random_feature_attention(x, x, x, **options)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                got = random_feature_attention(x, x, x, **options)
+            assert torch.equal(got, want)
