@@ -621,7 +621,8 @@ def _around(centres: Array, z: Array, repeats: int) -> Array:
         return centres + z
     xp = array_namespace(z)
     pairs = xp.stack([centres + z, centres - z], axis=-2)
-    return xp.reshape(pairs, (*pairs.shape[:-3], -1, pairs.shape[-1]))
+    *lead, count, _, d = pairs.shape
+    return xp.reshape(pairs, (*lead, repeats * count, d))
 
 
 def _from_sequence(
@@ -809,9 +810,9 @@ def _past_centres(q: Array, k: Array, mask: Array | None, count: int, root: Arra
         visible = xp.asarray(own[..., None], device=home)
         if seen is not None:
             some = xp.take(xp.matrix_transpose(seen), rows, axis=-2)
-            visible = visible & xp.reshape(some, (*some.shape[:-2], -1, length, 1))
+            visible = visible & xp.reshape(some, (*some.shape[:-2], *own.shape, 1))
         values = xp.take(x, rows, axis=-2)
-        values = xp.reshape(values, (*values.shape[:-2], -1, length, d))
+        values = xp.reshape(values, (*values.shape[:-2], *own.shape, d))
         sums = xp.sum(xp.where(visible, values, 0.0), axis=-2)
         sizes = xp.sum(xp.astype(visible, x.dtype), axis=-2)
         return sums / xp.where(sizes == 0, 1.0, sizes)
@@ -1020,8 +1021,8 @@ def _causal_step(
     past = _sums(x + before.lse[..., None, :], before.out, known, size)
     present = _sums(pairs, v, visible if mask is None else visible & mask, size)
     done = _normalise(_combine(past, present))
-    out = xp.reshape(done.out, (*done.out.shape[:-3], -1, v.shape[-1]))
-    lse = xp.reshape(done.lse, (*done.lse.shape[:-2], -1))
+    out = xp.reshape(done.out, (*done.out.shape[:-3], math.prod(shape), v.shape[-1]))
+    lse = xp.reshape(done.lse, (*done.lse.shape[:-2], math.prod(shape)))
     return Attended(out[..., :n, :], lse[..., :n]), state
 
 
@@ -1064,8 +1065,9 @@ def _mean_of_states(
 
     if omega.shape[-3] == 1 and not causal and (mask is None or mask.shape[-2] == 1):
         # The same samples and keys for every query.
-        out = _per_query(read, q[..., :1, :], k, v, omega, None, root, mask, causal).out
-        return array_namespace(q).repeat(out, max(1, q.shape[-2]), axis=-2)
+        n = q.shape[-2]
+        out = _per_query(read, q[..., : min(1, n), :], k, v, omega, None, root, mask, causal).out
+        return array_namespace(q).repeat(out, max(1, n), axis=-2)
     return _per_query(read, q, k, v, omega, None, root, mask, causal).out
 
 
@@ -1087,7 +1089,7 @@ def _per_query(
     num_samples, d = omega.shape[-2:]
     lead = broadcast_lead(q, k, v, omega[..., 0, :], log_weight, mask)
     out, lse = _buffers(q, v, lead)
-    width = max(d_v, m if causal or mask is not None else 1)
+    width = max(1, d_v, m if causal or mask is not None else 1)
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
         c = i.stop - i.start
         omega_i = part(omega, (*head, i, whole, whole))

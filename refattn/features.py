@@ -509,7 +509,9 @@ def _fold(
 def _read(q: Array, state: _State, feature_map: Callable[[Array], Array | Features]) -> Array:
     """Linear attention from the state of the keys."""
     _validate.arrays(2, q=q, state=state.total)
-    xp = array_namespace(q)
+    xp, shape = array_namespace(q), (*_validate.lead(q, state.total, state.total), q.shape[-2])
+    if 0 in shape:  # Dask finds no maximum of no rows
+        return xp.zeros((*shape, state.total.shape[-1] - 1), dtype=q.dtype, device=device(q))
     (q, base, total), ungroup = group_heads(q, state.base, state.total)
     return ungroup(_ratio(_State(multiply(_evaluate(feature_map, q).values, total), base), xp))
 
@@ -529,7 +531,7 @@ def _linear_attention(
     lead = broadcast_lead(q, k, v, mask)
     out = xp.empty((*lead, n, v.shape[-1]), dtype=q.dtype, device=device(q))
     size, state = _sizes(q, k, v, phi_k)
-    general = mask is not None and mask.shape[-2] > 1
+    general = mask is not None and mask.shape[-2] != 1
     whole = tuple(slice(0, length) for length in lead)
     shift = m - n
 
@@ -569,7 +571,8 @@ def _linear_attention(
 def _sizes(q: Array, k: Array, v: Array, phi: Callable[[Array], Features]) -> tuple[int, _State]:
     """Tokens in a block, and the state before the first key."""
     xp = array_namespace(q)
-    width = phi((k if k.shape[-2] else q)[..., :1, :]).values.shape[-1]
+    some = k if k.shape[-2] else q
+    width = phi(some[..., : min(1, some.shape[-2]), :]).values.shape[-1]
     heads, lead = math.prod(broadcast_lead(q, k, v)), broadcast_lead(k, v)
     state = _State(
         xp.zeros((*lead, width, v.shape[-1] + 1), dtype=q.dtype, device=device(q)),
@@ -583,7 +586,7 @@ def _accumulate(phi: Features, v: Array, seen: Array | None) -> _State:
     """Sum phi(k_j) [v_j, 1] over the keys of a block that are seen, (..., 1 or n = 1, m)."""
     xp = array_namespace(v)
     values, log_scale = phi
-    v = xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
+    v = _with_ones(v)
     if seen is not None:
         seen = xp.matrix_transpose(seen)  # (..., m, 1)
         values, v = xp.where(seen, values, 0.0), xp.where(seen, v, 0.0)
@@ -592,6 +595,13 @@ def _accumulate(phi: Features, v: Array, seen: Array | None) -> _State:
     weight = xp.exp(log_scale - _finite(base, xp))
     values = xp.matrix_transpose(values * weight[..., None])
     return _State(sum_of_products(values, v), base[..., None])
+
+
+def _with_ones(v: Array) -> Array:
+    """Values [v_j, 1], whose sums hold the normaliser."""
+    xp = array_namespace(v)
+    one = xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))
+    return xp.concat([v, one], axis=-1)
 
 
 def _attend_block(phi_q: Features, phi_k: Features, v: Array, visible: Array | None) -> _State:
@@ -603,7 +613,7 @@ def _attend_block(phi_q: Features, phi_k: Features, v: Array, visible: Array | N
         products = xp.where(visible, products, 0.0)
         log_scale = xp.where(visible, log_scale, -math.inf)
     base = xp.max(log_scale, axis=-1, keepdims=True)
-    v = xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
+    v = _with_ones(v)
     weights = products * xp.exp(log_scale - _finite(base, xp))
     if visible is None:
         return _State(sum_of_products(weights, v), base)

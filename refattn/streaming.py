@@ -317,7 +317,6 @@ class LinearState:
             raise ValueError(
                 f"`q` must have the last axis of the state, {self.d}, got {q.shape[-1]}."
             )
-        _validate.lead(q, self._totals, self._totals)
         return features._read(q, self.sums, self.feature_map)
 
     def merge(self, other: LinearState) -> LinearState:
