@@ -378,7 +378,11 @@ def slow_causal_lara(
 
 
 @pytest.mark.parametrize(
-    ("n", "m", "count"), [(20, 20, 5), (40, 43, 3), (23, 17, 4), (9, 9, 9), (7, 7, 1)]
+    ("n", "m", "count"),
+    [
+        *((20, 20, 5), (40, 43, 3), (23, 17, 4), (9, 9, 9), (7, 7, 1)),
+        *((300, 300, 7), (260, 300, 100), (300, 140, 37)),  # several steps
+    ],
 )
 @pytest.mark.parametrize("weighting", ["own", "balance"])
 @pytest.mark.parametrize("masked", [False, True])
@@ -399,6 +403,63 @@ def test_causal_lara(n: int, m: int, count: int, weighting: str, masked: bool) -
     noise = np.random.default_rng(8).standard_normal((count, 3))
     want = slow_causal_lara(q, k, v, noise, count, weighting, mask)
     np.testing.assert_allclose(got, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_causal_lara_of_several_samples(repeats: int) -> None:
+    """At given frequencies, S / C of each proposal: duplicates of a sample change nothing."""
+    rng = np.random.default_rng(repeats)
+    q, k, v, omega = draw(rng, 2, 200, 3), draw(rng, 200, 3), draw(rng, 200, 2), draw(rng, 9, 3)
+    options: dict[str, Any] = {"num_proposals": 9, "causal": True}
+    for weighting in ("own", "balance"):
+        options["weighting"] = weighting
+        want = linear_randomized_attention(q, k, v, omega=omega, **options)
+        twice = np.repeat(omega, repeats, 0)
+        got = linear_randomized_attention(q, k, v, omega=twice, **options)
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "m"), [(600, 600), (520, 530), (530, 520)])
+def test_causal_steps_on_backends(backend: Backend, n: int, m: int) -> None:
+    """More tokens than one step holds, in libraries whose steps are longer than NumPy's."""
+    if backend.name in ("numpy-readonly", "dask"):
+        pytest.skip("as NumPy, or slow")
+    rng = np.random.default_rng(n)
+    q, k, v, omega = draw(rng, n, 3), draw(rng, m, 3), draw(rng, m, 2), draw(rng, 4, 3)
+    mask = rng.random(m) < 0.7
+    for function, options in (
+        (random_feature_attention, {"omega": omega}),
+        (random_feature_attention, {"omega": omega, "log_weight": draw(rng, 4), "mask": mask}),
+        (linear_randomized_attention, {"num_proposals": 12, "rng": 1, "mask": mask}),
+    ):
+        got = backend.call(function, q, k, v, causal=True, **options)
+        want = function(q, k, v, causal=True, **options)
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("name", "most"), [("rfa", 160), ("lara", 200)])
+def test_few_programs_are_compiled(name: str, most: int) -> None:
+    """Outside `jax.jit`, the first call compiles each operation for each shape."""
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    counts: list[int] = []
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            counts[-1] += 1
+
+    rng = np.random.default_rng(0)
+    options = {"omega": draw(rng, 7, 5)} if name == "rfa" else {"num_proposals": 7, "rng": 1}
+    function = random_feature_attention if name == "rfa" else linear_randomized_attention
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for n in (153, 1003):  # in one step, in two
+            counts.append(0)
+            arrays = (jax.numpy.asarray(draw(rng, n, size)) for size in (5, 5, 3))
+            function(*arrays, causal=True, **options)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert 0 < min(counts) <= max(counts) <= most, counts
 
 
 # --- causality, masks, groups --------------------------------------------------------------------
