@@ -215,7 +215,7 @@ def client() -> Any:
     dask_distributed = pytest.importorskip("distributed")
     with (
         dask_distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, memory_limit="1GB", dashboard_address=None
+            n_workers=2, threads_per_worker=1, memory_limit="1GB", dashboard_address=":0"
         ) as cluster,
         dask_distributed.Client(cluster) as found,
     ):

@@ -421,7 +421,7 @@ def main(
             memory_limit=memory_limit,
             local_directory=folder,
             silence_logs=logging.CRITICAL,  # the loss of a worker is no news here
-            dashboard_address=None,
+            dashboard_address=":0",
         ) as cluster,
         Client(cluster) as client,
     ):
