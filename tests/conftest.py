@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -186,11 +185,13 @@ class Skipped:
         names = self.cache and self.cache.get(SKIPPED, None)
         if names is None:
             raise pytest.UsageError("--last-skipped needs a run before it")
-        left_out = [item for item in items if not self._chosen(item, names)]
-        items[:] = [item for item in items if item not in left_out]
+        known, chosen, left_out = set(names), [], []
+        for item in items:
+            (chosen if self._chosen(item, known) else left_out).append(item)
+        items[:] = chosen
         config.hook.pytest_deselected(items=left_out)
 
-    def _chosen(self, item: pytest.Item, names: Sequence[str]) -> bool:
+    def _chosen(self, item: pytest.Item, names: set[str]) -> bool:
         module = item.nodeid.partition("::")[0]
         return (
             item.nodeid in names or module in names or bool(item.get_closest_marker("checks_more"))
