@@ -68,8 +68,9 @@ __all__ = [
 
 WEIGHTINGS = ("balance", "own", "query", "query-over-queries")
 
-# Tokens of a step of the causal form, and of its leaves, in which pairs are evaluated one by one.
-_CHUNK, _LEAF = 128, 16
+# Tokens of a step of the causal form, on NumPy and elsewhere, and of the leaves of a step, in which
+# pairs of tokens are evaluated one by one.
+_CHUNK, _OTHER_CHUNK, _LEAF = 128, 512, 16
 
 
 def random_feature_attention(
@@ -168,10 +169,9 @@ def random_feature_attention(
     Nothing is added to denominators or clamped, and positive features never overflow or underflow
     as they would outside the log domain. |k|^2 must be representable, or the result is NaN.
 
-    Causal attention merges, for each chunk of queries, the state of the samples before the chunk
-    with the chunk itself, which is halved until it is small: its second half attends to its first
-    half in two hops. Later keys enter no sum and no maximum, so editing them leaves earlier
-    outputs unchanged bit for bit.
+    Causal attention cuts the tokens into leaves of a few. Queries attend to the samples, which have
+    seen the leaves before, and to the keys of their own leaf one by one. Later keys enter no sum
+    and no maximum, so editing them leaves earlier outputs unchanged bit for bit.
 
     Examples
     --------
@@ -804,9 +804,7 @@ def _past_centres(q: Array, k: Array, mask: Array | None, count: int, root: Arra
     def mean(x: Array, seen: Array | None, chunks: slice, shift: int) -> Array:
         tokens = edges[:-1][chunks, None] + np.arange(length)
         own = (tokens < edges[1:][chunks, None]) & (tokens + shift >= 0)
-        rows = xp.asarray(
-            np.maximum(tokens + shift, 0).clip(0, x.shape[-2] - 1).ravel(), device=home
-        )
+        rows = xp.asarray((tokens + shift).clip(0, x.shape[-2] - 1).ravel(), device=home)
         visible = xp.asarray(own[..., None], device=home)
         if seen is not None:
             some = xp.take(xp.matrix_transpose(seen), rows, axis=-2)
@@ -937,7 +935,7 @@ def _causal(
 
 def _leaf_shape(n: int, q: Array) -> tuple[int, int]:
     """Leaves of a step, and tokens of a leaf: n tokens are cut into steps of one shape."""
-    steps = -(-max(n, 1) // (_CHUNK if is_numpy_array(q) else 4 * _CHUNK))
+    steps = -(-max(n, 1) // (_CHUNK if is_numpy_array(q) else _OTHER_CHUNK))
     leaves = -(-max(n, 1) // (steps * _LEAF))
     return leaves, -(-max(n, 1) // (steps * leaves))
 

@@ -437,7 +437,7 @@ def test_causal_steps_on_backends(backend: Backend, n: int, m: int) -> None:
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize(("name", "most"), [("rfa", 160), ("lara", 200)])
+@pytest.mark.parametrize(("name", "most"), [("rfa", 200), ("lara", 300)])
 def test_few_programs_are_compiled(name: str, most: int) -> None:
     """Outside `jax.jit`, the first call compiles each operation for each shape."""
     jax = pytest.importorskip("jax")
@@ -459,7 +459,7 @@ def test_few_programs_are_compiled(name: str, most: int) -> None:
             function(*arrays, causal=True, **options)
     finally:
         jax.monitoring.clear_event_listeners()
-    assert 0 < min(counts) <= max(counts) <= most, counts
+    assert 0 < min(counts) <= max(counts) <= most, counts  # without steps of one shape 433, 1101
 
 
 # --- causality, masks, groups --------------------------------------------------------------------
