@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -82,6 +83,20 @@ class _ControlOfThread(local, _Control):
 
 
 _of_process, _of_thread = _Control(), _ControlOfThread()
+
+
+def _after_fork() -> None:
+    """End, in a process forked from it, the calls of threads that it does not have."""
+    global _lock
+    _lock = Lock()
+    for control in (_of_process, _of_thread):
+        if control.calls:
+            control.calls = 0
+            _set_blas_threads(control.found)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager

@@ -111,11 +111,13 @@ def _follow(parent: int) -> None:
 
 
 def _end(ending: SystemExit) -> None:
-    """End at once if a candidate still hangs in compiled code.
+    """End at once if a candidate still hangs in compiled code, or has threads of its own.
 
-    The interpreter's own shutdown would unwind that thread, and abort when the code is C++.
+    The interpreter's own shutdown would unwind the first, and abort when the code is C++, and wait
+    for the others.
     """
-    if any(t.name.startswith("check ") for t in threading.enumerate()):
+    others = [t for t in threading.enumerate() if t is not threading.main_thread()]
+    if any(t.name.startswith("check ") or not t.daemon for t in others):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(int(ending.code or 0))
@@ -381,6 +383,9 @@ def commands() -> click.Group:
         if sys.stdout is None:
             raise Unusable("cannot write the results: standard output is closed")
         quiet = json_path == "-"
+        # A candidate may change the working directory.
+        json_path = json_path if json_path is None or quiet else str(Path(json_path).absolute())
+        junit_path = None if junit_path is None else junit_path.absolute()
         with one_line(False):
             if json_path is not None and not quiet:
                 _output(".json")(context, context.command.params[0], json_path)

@@ -453,7 +453,8 @@ def linear_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0. Nothing is added to
         the normaliser: where it vanishes the row is nan or infinite. Sums of values times
-        features must be representable.
+        features must be representable; with features of both signs, an infinite value makes its
+        column of the rows that see it infinite or nan.
 
     Raises
     ------
@@ -600,8 +601,8 @@ def _accumulate(phi: Features, v: Array, seen: Array | None) -> _State:
 def _with_ones(v: Array) -> Array:
     """Values [v_j, 1], whose sums hold the normaliser."""
     xp = array_namespace(v)
-    one = xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))
-    return xp.concat([v, one], axis=-1)
+    like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
+    return xp.concat([v, xp.ones_like(like)], axis=-1)
 
 
 def _attend_block(phi_q: Features, phi_k: Features, v: Array, visible: Array | None) -> _State:

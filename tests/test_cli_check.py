@@ -388,3 +388,17 @@ def test_a_program_with_braces(here: Path) -> None:
 def test_time_limits_of_any_size(here: Path, seconds: str) -> None:
     result = softmax("right", "--time-limit", seconds)
     assert result.exit_code == 0 if seconds != "1e-9" else result.exit_code in (1, 3)
+
+
+def test_reports_go_where_the_caller_is(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    away = "import os; os.chdir('elsewhere')\n"
+    result = process(tmp_path, away + RIGHT, "--json", "out.json", "--junit", "out.xml")
+    assert result.returncode == 0, result.stderr
+    assert sorted(x.name for x in tmp_path.glob("out.*")) == ["out.json", "out.xml"]
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_thread_of_the_candidate_is_not_waited_for(tmp_path: Path) -> None:
+    endless = "import threading; threading.Thread(target=threading.Event().wait).start()\n"
+    assert process(tmp_path, endless + RIGHT).returncode == 0

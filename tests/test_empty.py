@@ -112,3 +112,10 @@ def test_no_head_size(function: Any) -> None:
     q = np.ones((3, 0))
     with pytest.raises(ValueError, match="`q` must have a head size d of at least 1"):
         function(q, q, np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("d_v", [0, 3])
+def test_no_heads_and_many_keys(backend: Backend, d_v: int) -> None:
+    q, k, v = np.ones((0, 3, 8)), np.ones((0, 300, 8)), np.ones((0, 300, d_v))
+    for function in (linear_attention, softmax_attention):
+        assert backend.call(function, q, k, v).shape == (0, 3, d_v)

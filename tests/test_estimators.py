@@ -460,3 +460,12 @@ def test_torch_autocast_changes_nothing() -> None:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 got = random_feature_attention(x, x, x, **options)
             assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("num_samples", [3, 11, 20, 49, 100])
+def test_means_of_the_largest_values_are_finite(num_samples: int, dtype: np.dtype) -> None:
+    largest = np.finfo(dtype).max
+    q, k, v = np.zeros((2, 1), dtype), np.zeros((50, 1), dtype), np.full((50, 1), largest, dtype)
+    for function in (refattn.randomized_attention, refattn.mean_of_ratios_attention):
+        got = function(q, k, v, num_samples=num_samples, rng=0)
+        np.testing.assert_allclose(got / largest, 1, rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -255,3 +256,37 @@ def test_limits_are_set_while_no_other_call_reads_them(monkeypatch):
     monkeypatch.setattr(_threads, "_set_blas_threads", watched)
     for_each(lambda: lambda item: None, range(2), most=1)
     assert held == [True, True]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="as of POSIX")
+def test_a_process_forked_during_a_call_has_its_threads():
+    code = """
+import os, threading
+from threadpoolctl import ThreadpoolController, threadpool_limits
+from refattn._threads import for_each
+
+def threads():
+    return [library.num_threads for library in ThreadpoolController().lib_controllers]
+
+import numpy
+started, end = threading.Event(), threading.Event()
+
+def wait(_):
+    started.set()
+    end.wait(60)
+
+with threadpool_limits(2, user_api="blas"):
+    before = threads()
+    call = threading.Thread(target=for_each, args=(lambda: wait, range(1)), kwargs={"most": 1})
+    call.start()
+    started.wait(60)
+    if (child := os.fork()) == 0:
+        for_each(lambda: lambda _: None, range(1), most=1)
+        os._exit(threads() != before)
+    status = os.waitpid(child, 0)[1]
+    end.set()
+    call.join()
+print(status, threads() == before)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("0 True\n", "")
