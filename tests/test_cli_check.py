@@ -210,7 +210,9 @@ ENDS = {
         "ended by SystemExit, without a verdict",
     ),
     "main thread": (
-        "import _thread, time\ndef fn(q, k, v): _thread.interrupt_main(); time.sleep(1)",
+        "import _thread, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell ignores it\n"
+        "def fn(q, k, v): _thread.interrupt_main(); time.sleep(1)",
         "ended by KeyboardInterrupt, without a verdict",
     ),
     "hard exit": ("import os; os._exit(0)", "the process ended, with status 0, before"),
@@ -226,13 +228,17 @@ ENDS = {
 }
 
 
-def process(folder: Path, text: str, *words: str, **options: Any) -> Any:
+def process(
+    folder: Path, text: str, *words: str, before: tuple[str, ...] = (), **options: Any
+) -> Any:
     (folder / "ending.py").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "refattn.cli", "check", "ending:fn", "--estimator", "softmax"]
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120}
     given["env"] = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
-        [*command, "--check", "value_length", "--seed", "0", *words], cwd=folder, **given | options
+        [*before, *command, "--check", "value_length", "--seed", "0", *words],
+        cwd=folder,
+        **given | options,
     )
 
 
@@ -296,7 +302,7 @@ def test_the_status_of_a_report_stands_if_the_end_is_violent(tmp_path: Path) -> 
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_a_report_that_nobody_reads_is_no_verdict(tmp_path: Path, words: tuple[str, ...]) -> None:
     closed = "standard output is closed"
-    result = process(tmp_path, RIGHT, *words, stdout=None, preexec_fn=lambda: os.close(1))
+    result = process(tmp_path, RIGHT, *words, before=("sh", "-c", 'exec "$@" >&-', "sh"))
     assert (result.returncode, closed in result.stderr) == (2, True), result.stderr
     read, write = os.pipe()
     os.close(read)
