@@ -59,8 +59,9 @@ __all__ = [
 
 _TERMS = 48  # that one matrix product may add
 _WHOLE = 128  # terms of a product of queries and keys that is not cut, which would take time
-# Of what is added on NumPy, so that it stays in the cache: at least so many rows, or so many bytes.
-_CACHE_ROWS, _CACHE_BYTES = 128, 2**16
+_FEW = 7  # products that are added in turn, of the 21 or 42 of a block and others
+# Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
+_CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**19
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
 _NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
 _NUMPY_WORK = 2**18  # scores that are worth a thread
@@ -270,25 +271,29 @@ def sum_of_products(x: Array, y: Array, out: Array | None = None) -> Array:
 
 
 def _sum_in_cache(x: Array, y: Array, out: Array | None) -> Array:
-    """`sum_of_products` on NumPy: a few rows at a time, a few products and then their sums."""
-    terms, columns = y.shape[-2:]
+    """`sum_of_products` on NumPy: of a part of the result at a time, in memory in the cache.
+
+    Few calls: between two of them each of several threads waits for the others.
+    """
+    (n, terms), columns, lead = x.shape[-2:], y.shape[-1], broadcast_lead(x, y)
+    count = terms // _TERMS
+    few = max(_FEW, math.isqrt(count)) if count >= 2 * _FEW else 1
+    grid = (count // few, few, _TERMS)  # a few products are added, and then their sums
+    whole = math.prod(grid)
+    xs = np.moveaxis(x[..., :whole].reshape((*x.shape[:-1], *grid)), -4, -2)
+    ys = y[..., :whole, :].reshape((*y.shape[:-2], *grid, columns))
     if out is None:
-        out = np.empty((*broadcast_lead(x, y), x.shape[-2], columns), dtype=x.dtype)
-    few = _TERMS * math.isqrt(-(-terms // _TERMS))
-    rows = max(_CACHE_ROWS, _CACHE_BYTES // max(1, columns * x.dtype.itemsize))
-    for i in blocks(0, x.shape[-2], rows):
-        x_i, total = x[..., i, :], out[..., i, :]
-        some = one = None
-        for j in blocks(0, terms, few):
-            first, *more = blocks(j.start, j.stop, _TERMS)
-            some = np.matmul(x_i[..., first], y[..., first, :], out=some if j.start else total)
-            for t in more:
-                one = np.matmul(x_i[..., t], y[..., t, :], out=one)
-                some += one
-            if j.start:
-                total += some
-            else:
-                some = None
+        out = np.empty((*lead, n, columns), dtype=x.dtype)
+    width = min(columns, _CACHE_COLUMNS)
+    size = grid[0] * few * width
+    rows = min(n, max(_CACHE_ROWS, _CACHE_BYTES // max(1, size * x.dtype.itemsize)))
+    memory = np.empty(math.prod(lead) * size * rows, dtype=x.dtype)
+    for i, j in product(blocks(0, n, max(1, rows)), blocks(0, columns, max(1, width))):
+        products = multiply(xs[..., i, :], ys[..., j], memory)
+        sums = np.add.reduce(products, axis=-3) if few > 1 else products[..., 0, :, :]
+        np.add.reduce(sums, axis=-3, out=out[..., i, j])
+    if whole < terms:
+        out += sum_of_products(x[..., whole:], y[..., whole:, :])
     return out
 
 

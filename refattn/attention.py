@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import and_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,12 +128,13 @@ def attend(
     -----
     Against exact arithmetic on the same floats, the error of `out` (relative to the largest
     value) and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|), with C = 16
-    asserted by the tests for d up to 4096. Longer sums than 128 terms are cut; a product of 86 to
-    128 is not, as it would take a fifth more time: against vectors made so that each rounding has
-    one sign, and those only, C is 3 d / 16 there. Scores must be representable: where
-    scale * q . k itself overflows the dtype, the row is NaN. NaN goes to the rows it reaches and no
-    further, and so do infinite values. Values within a factor 10 m of the smallest normal number
-    may lose digits.
+    asserted by the tests for d up to 4096. Longer sums than 128 terms are cut; shorter products of
+    queries and keys are not, as it would take a fifth more time. Vectors made so that each rounding
+    of q . k has one sign, and those only, exceed it: for d up to 128 to 3 d / 16 if the d terms are
+    nearly equal, and if the first outweighs all others to d / 2, which bounds any sum of d terms;
+    for larger d to 64. Scores must be representable: where scale * q . k itself overflows the
+    dtype, the row is NaN. NaN goes to the rows it reaches and no further, and so do infinite
+    values. Values within a factor 10 m of the smallest normal number may lose digits.
 
     The last bits depend on the array library, and on NumPy on its BLAS and the processor; neither
     on the number of threads nor on the thread that calls. NumPy warns of nothing here, and
@@ -385,7 +388,6 @@ def _sums(
     return _Sums(total, xp.sum(weights, axis=-1, keepdims=True), base)
 
 
-@as_written
 def _near(q: Array, k: Array, bias: Array | None, v: Array, m: int) -> Array | None:
     r"""Say which queries (..., n, 1) need no maximum over a block of the m keys.
 
@@ -463,16 +465,16 @@ def _combine(a: _Sums, b: _Sums) -> _Sums:
 def _normalise(sums: _Sums) -> Attended:
     xp = array_namespace(*sums)
     lse = _log(sums.mass, sums.base, xp)[..., 0]
-    return Attended(_mean(sums.total / _nonzero(sums.mass, xp), xp.isfinite(sums.total)), lse)
+    return Attended(_mean(sums.total / _nonzero(sums.mass, xp), sums.total), lse)
 
 
-def _mean(mean: Array, finite: Array) -> Array:
+def _mean(mean: Array, *averaged: Array) -> Array:
     """Undo overflow by rounding: where what was averaged is finite, so is the mean."""
     if is_numpy_array(mean) and not np.isinf(mean).any():
         return mean
     xp = array_namespace(mean)
-    largest = xp.sign(mean) * xp.finfo(mean.dtype).max
-    return xp.where(finite & xp.isinf(mean), largest, mean)
+    undo = reduce(and_, map(xp.isfinite, averaged), xp.isinf(mean))
+    return xp.where(undo, xp.sign(mean) * xp.finfo(mean.dtype).max, mean)
 
 
 def _log(mass: Array, base: Array, xp: Any) -> Array:
@@ -497,7 +499,7 @@ def _merge(a: Attended, b: Attended) -> Attended:
     mass = mass_a + mass_b
     share_a, share_b = (x / _nonzero(mass, xp) for x in (mass_a, mass_b))
     out = share_a[..., None] * a.out + share_b[..., None] * b.out
-    out = _mean(out, xp.isfinite(a.out) & xp.isfinite(b.out))
+    out = _mean(out, a.out, b.out)
     return Attended(out, _log(mass, base, xp))
 
 

@@ -1060,8 +1060,8 @@ def _mean_of_states(
     def read(q: Array, omega: Array, states: Attended, log_weight: Array) -> Attended:
         xp = array_namespace(q)
         share = states.out / states.out.shape[-2]  # the sum of large values may overflow
-        finite = xp.all(xp.isfinite(share), axis=-2)
-        return Attended(_mean(xp.sum(share, axis=-2), finite), states.lse[..., 0])
+        largest = xp.max(xp.abs(share), axis=-2)
+        return Attended(_mean(xp.sum(share, axis=-2), largest), states.lse[..., 0])
 
     if omega.shape[-3] == 1 and not causal and (mask is None or mask.shape[-2] == 1):
         # The same samples and keys for every query.

@@ -181,6 +181,21 @@ def test_accuracy_of_products_that_are_not_cut(d: int, dtype: np.dtype) -> None:
     assert units <= CONTRACT
 
 
+@pytest.mark.parametrize("d", [48, 64, 128, 129, 256, 1024, 4096])
+def test_no_vectors_exceed_the_bound_of_a_sum(d: int, dtype: np.dtype) -> None:
+    # One term of 1024, and others of half its last place and a little more: each rounds it up.
+    half = 1024 * float(np.finfo(dtype).eps) / 2
+    row = np.full((70, d), np.sqrt(1.05 * half), dtype)
+    row[:, 0] = 32
+    terms = reference.exact(row[0]) ** 2
+    want = np.array([reference.mp.fsum(terms) + reference.mp.log(70)])
+    got = attend(row, row, row[:, :1]).lse[:1]
+    units = reference.error(got, want, 1, float(sum(terms)))
+    assert units <= (d / 2 if d <= 128 else 64)
+    if d == 128:
+        assert units > 3 * d / 16  # there are such vectors
+
+
 @pytest.mark.parametrize("m", [1024, 3904, 4112, 7944])
 @pytest.mark.parametrize("terms", [48, 64])
 def test_accuracy_of_values_chosen_against_it(
