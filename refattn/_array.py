@@ -60,6 +60,7 @@ __all__ = [
 _TERMS = 48  # that one matrix product may add
 _WHOLE = 128  # terms of a product of queries and keys that is not cut, which would take time
 _FEW = 7  # products that are added in turn, of the 21 or 42 of a block and others
+_MOST = _FEW * _FEW * _TERMS  # terms of which all products are made at once
 # Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
 _CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**19
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
@@ -276,9 +277,13 @@ def _sum_in_cache(x: Array, y: Array, out: Array | None) -> Array:
     Few calls: between two of them each of several threads waits for the others.
     """
     (n, terms), columns, lead = x.shape[-2:], y.shape[-1], broadcast_lead(x, y)
-    count = terms // _TERMS
-    few = max(_FEW, math.isqrt(count)) if count >= 2 * _FEW else 1
-    grid = (count // few, few, _TERMS)  # a few products are added, and then their sums
+    if terms > _MOST:
+        half = terms // 2
+        out = _sum_in_cache(x[..., :half], y[..., :half, :], out)
+        out += sum_of_products(x[..., half:], y[..., half:, :])
+        return out
+    few = _FEW if terms >= 2 * _FEW * _TERMS else 1
+    grid = (terms // (few * _TERMS), few, _TERMS)  # a few products are added, and then their sums
     whole = math.prod(grid)
     xs = np.moveaxis(x[..., :whole].reshape((*x.shape[:-1], *grid)), -4, -2)
     ys = y[..., :whole, :].reshape((*y.shape[:-2], *grid, columns))
