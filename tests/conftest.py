@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "checks_more: runs everywhere, and checks more where torch is installed"
     )
+    if cache := getattr(config, "cache", None):  # programs that JAX compiled, for every process
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     config.pluginmanager.register(Skipped(config), "skipped")
     config.pluginmanager.register(Accuracy(config), "accuracy")
 
