@@ -415,6 +415,9 @@ def main(
     ]
     with (
         tempfile.TemporaryDirectory() as folder,
+        # After that time a cluster gives up a worker that is not there at the moment, though it may
+        # be another one that has been killed and is started again.
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
         LocalCluster(
             n_workers=workers,
             threads_per_worker=threads_per_worker,
