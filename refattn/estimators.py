@@ -239,6 +239,7 @@ def _trigonometric(
     return ungroup(features._linear_attention(q, k, v, phi_q, phi_k, mask, causal))
 
 
+@as_written
 def importance_sampled_attention(
     q: Array,
     k: Array,
@@ -293,23 +294,7 @@ def importance_sampled_attention(
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
-    root = root_scale(scale, q)
-    return ungroup(_importance_sampled(q, k, v, omega, log_weight, root, mask, causal))
-
-
-@as_written
-def _importance_sampled(
-    q: Array,
-    k: Array,
-    v: Array,
-    omega: Array,
-    log_weight: Array,
-    root: Array,
-    mask: Array | None,
-    causal: bool,
-) -> Array:
-    """Two hops times the estimated over the exact normaliser."""
-    xp = array_namespace(q)
+    xp, root = array_namespace(q), root_scale(scale, q)
     out, log_estimate = _two_hops(q, k, v, omega, log_weight, root, mask, causal)
     exact = _attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root).lse
     empty = exact == -math.inf
@@ -317,7 +302,7 @@ def _importance_sampled(
     log_size = xp.log(constant(omega.shape[-2], q))
     log_ratio = log_estimate - root * root * square_norm(q) / 2 - log_size - exact
     half = xp.where(empty, 0.0, xp.exp(log_ratio / 2))[..., None]
-    return half * out * half  # the ratio alone may overflow
+    return ungroup(half * out * half)  # the ratio alone may overflow
 
 
 def randomized_attention(
