@@ -8,17 +8,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from . import (
         adapt,
         attention,
+        compare,
         conformance,
         diagnostics,
         distributed,
         estimators,
         features,
         kernels,
+        lara,
+        linear,
         moments,
+        naive,
+        profile,
+        registry,
         sampling,
         stats,
         streaming,
@@ -28,21 +36,19 @@ if TYPE_CHECKING:
     from .attention import Attended, attend, merge, softmax_attention
     from .estimators import (
         importance_sampled_attention,
-        linear_randomized_attention,
         mean_of_ratios_attention,
         random_feature_attention,
         randomized_attention,
     )
-    from .features import linear_attention
-
-__version__ = "0.1.0"
+    from .lara import linear_randomized_attention
+    from .linear import linear_attention
 
 _HOME = {
     "Attended": "attention",
     "attend": "attention",
     "importance_sampled_attention": "estimators",
-    "linear_attention": "features",
-    "linear_randomized_attention": "estimators",
+    "linear_attention": "linear",
+    "linear_randomized_attention": "lara",
     "mean_of_ratios_attention": "estimators",
     "load_sample": "_sample",
     "merge": "attention",
@@ -56,6 +62,7 @@ __all__ = [
     "adapt",
     "attend",
     "attention",
+    "compare",
     "conformance",
     "diagnostics",
     "distributed",
@@ -63,14 +70,19 @@ __all__ = [
     "features",
     "importance_sampled_attention",
     "kernels",
+    "lara",
+    "linear",
     "linear_attention",
     "linear_randomized_attention",
     "load_sample",
     "mean_of_ratios_attention",
     "merge",
     "moments",
+    "naive",
+    "profile",
     "random_feature_attention",
     "randomized_attention",
+    "registry",
     "sampling",
     "softmax_attention",
     "stats",

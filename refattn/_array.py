@@ -42,6 +42,7 @@ __all__ = [
     "host_dtype",
     "is_array_api_obj",
     "is_numpy_array",
+    "loop",
     "most_threads",
     "multiply",
     "norm_bound",
@@ -55,6 +56,7 @@ __all__ = [
     "sum_of_products",
     "tiles",
     "to_host",
+    "traced_once",
 ]
 
 _TERMS = 48  # that one matrix product may add
@@ -272,34 +274,58 @@ def sum_of_products(x: Array, y: Array, out: Array | None = None) -> Array:
 
 
 def _sum_in_cache(x: Array, y: Array, out: Array | None) -> Array:
-    """`sum_of_products` on NumPy: of a part of the result at a time, in memory in the cache.
-
-    Few calls: between two of them each of several threads waits for the others.
-    """
+    """`sum_of_products` on NumPy: of a part of the result at a time, in memory in the cache."""
     (n, terms), columns, lead = x.shape[-2:], y.shape[-1], broadcast_lead(x, y)
+    if out is None:
+        out = np.empty((*lead, n, columns), dtype=x.dtype)
+    width = max(1, min(columns, _CACHE_COLUMNS))
+    size = min(terms, _MOST) // _TERMS * width  # numbers of the products of a row
+    fit = _CACHE_BYTES // (size * x.dtype.itemsize)
+    rows = max(1, min(n, max(_CACHE_ROWS, fit)))
+    heads = max(1, min(math.prod(lead), fit // rows))
+    memory, whole = np.empty(heads * rows * size, dtype=x.dtype), slice(None)
+    for head, i, j in product(tiles(lead, heads), blocks(0, n, rows), blocks(0, columns, width)):
+        x_part, y_part = part(x, (*head, i, whole)), part(y, (*head, whole, j))
+        _sum_of_part(x_part, y_part, out[(*head, i, j)], memory)
+    return out
+
+
+def _sum_of_part(x: Array, y: Array, out: Array, memory: Array) -> None:
+    """Write a sum of products in few calls: between two of them threads wait for each other."""
+    terms, columns = y.shape[-2:]
     if terms > _MOST:
-        half = terms // 2
-        out = _sum_in_cache(x[..., :half], y[..., :half, :], out)
-        out += sum_of_products(x[..., half:], y[..., half:, :])
-        return out
+        half, more = terms // 2, np.empty_like(out)
+        _sum_of_part(x[..., :half], y[..., :half, :], out, memory)
+        _sum_of_part(x[..., half:], y[..., half:, :], more, memory)
+        out += more
+        return
     few = _FEW if terms >= 2 * _FEW * _TERMS else 1
     grid = (terms // (few * _TERMS), few, _TERMS)  # a few products are added, and then their sums
     whole = math.prod(grid)
-    xs = np.moveaxis(x[..., :whole].reshape((*x.shape[:-1], *grid)), -4, -2)
-    ys = y[..., :whole, :].reshape((*y.shape[:-2], *grid, columns))
-    if out is None:
-        out = np.empty((*lead, n, columns), dtype=x.dtype)
-    width = min(columns, _CACHE_COLUMNS)
-    size = grid[0] * few * width
-    rows = min(n, max(_CACHE_ROWS, _CACHE_BYTES // max(1, size * x.dtype.itemsize)))
-    memory = np.empty(math.prod(lead) * size * rows, dtype=x.dtype)
-    for i, j in product(blocks(0, n, max(1, rows)), blocks(0, columns, max(1, width))):
-        products = multiply(xs[..., i, :], ys[..., j], memory)
-        sums = np.add.reduce(products, axis=-3) if few > 1 else products[..., 0, :, :]
-        np.add.reduce(sums, axis=-3, out=out[..., i, j])
+    x_grid = x[..., :whole].reshape((*x.shape[:-1], *grid)).swapaxes(-4, -3).swapaxes(-3, -2)
+    y_grid = y[..., :whole, :].reshape((*y.shape[:-2], *grid, columns))
+    products = multiply(x_grid, y_grid, memory)
+    sums = np.add.reduce(products, axis=-3) if few > 1 else products[..., 0, :, :]
+    np.add.reduce(sums, axis=-3, out=out)
     if whole < terms:
         out += sum_of_products(x[..., whole:], y[..., whole:, :])
-    return out
+
+
+def traced_once(x: Array) -> bool:
+    """Say whether loops are better in the library's own control flow: JAX compiles each round."""
+    return is_jax_array(x)
+
+
+def loop(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, items: Any) -> Any:
+    """Call `step(state, item)`, which returns the next state and a result; stack the results.
+
+    Items are along the first axis of each array, of a library whose loops are `traced_once`.
+    """
+    jax: Any = sys.modules["jax"]
+    first = jax.tree.map(lambda x: x[0], items)
+    after, _ = jax.eval_shape(step, state, first)  # axes that broadcast are there in later rounds
+    state = jax.tree.map(lambda x, y: jax.numpy.broadcast_to(x, y.shape), state, after)
+    return jax.lax.scan(step, state, items)[1]
 
 
 def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:

@@ -60,7 +60,7 @@ def attended(a: Any, b: Any) -> None:
     """Check two results of `attend` that are to be merged."""
     for name, pair in (("a", a), ("b", b)):
         if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise TypeError(f"`{name}` must be a pair (out, lse), got {_describe(pair)}.")
+            raise TypeError(f"`{name}` must be a pair (out, lse), got {describe(pair)}.")
         out, lse = pair
         is_array(f"{name}.lse", lse)
         arrays(1, **{f"{name}.out": out, f"{name}.lse": lse})
@@ -113,7 +113,7 @@ def is_array(name: str, x: Any) -> None:
     """Check that `x` is an array of some library."""
     if not is_array_api_obj(x) or isinstance(x, np.ma.MaskedArray):
         raise TypeError(
-            f"`{name}` must be an array of a library with the array API, got {_describe(x)}."
+            f"`{name}` must be an array of a library with the array API, got {describe(x)}."
         )
 
 
@@ -130,25 +130,13 @@ def same_home(name: str, x: Array, first: str, head: Array) -> None:
     except TypeError:
         raise TypeError(
             f"`{name}` must come from the same array library as `{first}`, "
-            f"got {_describe(x)} and {_describe(head)}."
+            f"got {describe(x)} and {describe(head)}."
         ) from None
     homes = device(x), device(head)
     if None not in homes and homes[0] != homes[1]:  # JAX: an array being traced has no device
         raise ValueError(
             f"`{name}` must be on the device of `{first}`, {device(head)}, got {device(x)}."
         )
-
-
-def gaussians(name: str, proposals: Any) -> Any:
-    """Check a sequence of Gaussian proposals and return it as a tuple."""
-    from .sampling import Gaussian  # it imports this module
-
-    if not isinstance(proposals, Sequence):
-        raise TypeError(f"`{name}` must be a sequence of Gaussian, got {_describe(proposals)}.")
-    for p in proposals:
-        if not isinstance(p, Gaussian):
-            raise TypeError(f"`{name}` must hold Gaussian proposals only, got {type(p).__name__}.")
-    return tuple(proposals)
 
 
 def over(name: str, proposal: Any, d: int) -> None:
@@ -186,9 +174,7 @@ def row_axes(name: str, x: Array, axis: Any) -> tuple[int, ...]:
     axes = axis if isinstance(axis, tuple) else (axis,)
     for i in axes:
         if isinstance(i, bool | np.bool_) or not isinstance(i, Integral):
-            raise TypeError(
-                f"`axis` must be an integer or a tuple of integers, got {_describe(i)}."
-            )
+            raise TypeError(f"`axis` must be an integer or a tuple of integers, got {describe(i)}.")
     found = sorted({int(i) + x.ndim if i < 0 else int(i) for i in axes})
     if not axes or len(found) < len(axes) or found[0] < 0 or found[-1] >= x.ndim - 1:
         raise ValueError(
@@ -213,7 +199,7 @@ def rows(name: str, x: Array, pooled: int, first: str, head: Array) -> None:
 def iterable(name: str, values: Any) -> None:
     """Check an iterable of arrays."""
     if not isinstance(values, Iterable):
-        raise TypeError(f"`{name}` must be an iterable of arrays, got {_describe(values)}.")
+        raise TypeError(f"`{name}` must be an iterable of arrays, got {describe(values)}.")
 
 
 def ddof(name: str, value: Any) -> None:
@@ -221,34 +207,6 @@ def ddof(name: str, value: Any) -> None:
     non_negative_integer(name, value)
     if value > 1:
         raise ValueError(f"`{name}` must be 0 or 1, got {value}.")
-
-
-def moments(**named: Any) -> None:
-    """Check results of `moments.estimate`; of several, that they may be merged."""
-    from .moments import Moments  # it imports this module
-
-    for name, m in named.items():
-        if not isinstance(m, Moments):
-            raise TypeError(f"`{name}` must be a Moments, got {_describe(m)}.")
-        non_negative_integer(f"{name}.count", m.count)
-        ddof(f"{name}.ddof", m.ddof)
-        arrays(1, **{f"{name}.mean": m.mean, f"{name}.cov": m.cov})
-        shape = _shape(m.mean)
-        if shape[-1] == 0 or _shape(m.cov) != (*shape, shape[-1]):
-            raise ValueError(
-                f"`{name}.mean` and `{name}.cov` must have shapes (..., d) and (..., d, d) with "
-                f"d >= 1, got {shape} and {_shape(m.cov)}."
-            )
-    (first, head), *rest = named.items()
-    for name, m in rest:
-        arrays(1, **{f"{first}.mean": head.mean, f"{name}.mean": m.mean})
-        if m.ddof != head.ddof:
-            raise ValueError(f"`{name}.ddof` must equal `{first}.ddof`, {head.ddof}, got {m.ddof}.")
-        if _shape(m.mean) != _shape(head.mean):
-            raise ValueError(
-                f"`{name}.mean` must have the shape of `{first}.mean`, {_shape(head.mean)}, "
-                f"got {_shape(m.mean)}."
-            )
 
 
 def boolean(name: str, x: Any, first: str, head: Array) -> None:
@@ -405,7 +363,7 @@ def per_head(name: str, x: Any, like: Array) -> Array:
 def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
     """Bring two of what `per_head` takes to the library of two arrays."""
     if not isinstance(values, Sequence) or len(values) != 2:
-        raise TypeError(f"`{name}` must be a pair, for q and for k, got {_describe(values)}.")
+        raise TypeError(f"`{name}` must be a pair, for q and for k, got {describe(values)}.")
     return [per_head(name, x, like) for x, like in zip(values, likes, strict=True)]
 
 
@@ -415,7 +373,7 @@ def host(name: str, x: Any, rule: str, min_ndim: int, dtype: Any = np.float64) -
     values = to_host(x, None) if is_array_api_obj(x) else np.asarray(x)
     few_axes(name, values)
     if values.dtype.kind not in "fiu":
-        raise TypeError(f"`{name}` must hold real numbers, got {_describe(x)} of {values.dtype}.")
+        raise TypeError(f"`{name}` must hold real numbers, got {describe(x)} of {values.dtype}.")
     values = values.astype(dtype)
     if values.ndim < min_ndim or 0 in values.shape[-min_ndim:]:
         raise ValueError(f"`{name}` must have shape {rule}, got {values.shape}.")
@@ -427,7 +385,7 @@ def host(name: str, x: Any, rule: str, min_ndim: int, dtype: Any = np.float64) -
 def whole(name: str, x: Any) -> None:
     """Check that nothing is hidden in host data: a conversion would drop the mask of numpy.ma."""
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"`{name}` must have no hidden entries, got {_describe(x)}.")
+        raise TypeError(f"`{name}` must have no hidden entries, got {describe(x)}.")
 
 
 def squares(name: str, x: Any) -> None:
@@ -509,7 +467,7 @@ def real(
     kind = "positive finite real number" if positive else "finite real number"
     kind += " or None" if optional else ""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        raise TypeError(f"`{name}` must be a {kind}, got {_describe(value)}.")
+        raise TypeError(f"`{name}` must be a {kind}, got {describe(value)}.")
     wide = like is not None and is_numpy_array(like) and like.dtype == np.longdouble
     try:
         result: Any = _longdouble(value) if wide else float(value)
@@ -534,7 +492,7 @@ def generator(rng: Any) -> np.random.Generator:
     except (TypeError, ValueError) as error:
         raise type(error)(
             "`rng` must be None, a non-negative integer, a Generator or what else "
-            f"numpy.random.default_rng takes, got {_describe(rng)}."
+            f"numpy.random.default_rng takes, got {describe(rng)}."
         ) from None
 
 
@@ -562,7 +520,7 @@ def non_negative_integer(name: str, value: Any) -> None:
 
 def _integer(name: str, value: Any, least: int, kind: str) -> None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
-        raise TypeError(f"`{name}` must be a {kind}, got {_describe(value)}.")
+        raise TypeError(f"`{name}` must be a {kind}, got {describe(value)}.")
     if value < least:
         raise ValueError(f"`{name}` must be a {kind}, got {number(value)}.")
     at_most(name, value, 10**308, "what float64 holds")
@@ -571,14 +529,27 @@ def _integer(name: str, value: Any, least: int, kind: str) -> None:
 def flag(name: str, value: Any) -> None:
     """Check a Python bool: it chooses between computations, so it must not be an array."""
     if not isinstance(value, bool):
-        raise TypeError(f"`{name}` must be True or False, got {_describe(value)}.")
+        raise TypeError(f"`{name}` must be True or False, got {describe(value)}.")
+
+
+def names(argument: str, given: Any) -> list[str]:
+    """Check an iterable of names, or one name."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise TypeError(f"`{argument}` must be an iterable of names, got {type(given).__name__}.")
+    found = list(given)
+    for name in found:
+        if not isinstance(name, str):
+            raise TypeError(f"`{argument}` must hold names only, got {type(name).__name__}.")
+    return found
 
 
 def choice(name: str, value: Any, options: Iterable[str]) -> None:
     """Check a name against the names that exist."""
     options = sorted(options)
     if not isinstance(value, str):
-        raise TypeError(f"`{name}` must be a string, got {_describe(value)}.")
+        raise TypeError(f"`{name}` must be a string, got {describe(value)}.")
     if value not in options:
         listed = ", ".join(f'"{option}"' for option in options)
         raise ValueError(f"`{name}` must be one of {listed}, got {value!r}.")
@@ -588,7 +559,8 @@ def _shape(x: Array) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def _describe(x: Any) -> str:
+def describe(x: Any) -> str:
+    """Name the type of a value, with the value where it is short."""
     kind = type(x)
     if is_array_api_obj(x):
         return f"{kind.__module__}.{kind.__qualname__}"

@@ -22,9 +22,13 @@ import numpy.typing as npt
 
 from . import _validate, moments, theory
 from ._array import Array, array_namespace, constant, group_heads, head_counts, host_dtype, to_host
+from .estimators import random_feature_attention
 from .moments import Moments
 from .sampling import Gaussian
-from .theory import _LARGE_SAMPLE, _first_order, _Gauss, _Problem, _second_moments, _share
+from .theory.attention import LARGE_SAMPLE, first_order
+from .theory.elementary import quotient
+from .theory.problem import Problem, pair_sums
+from .theory.proposal import SquaredWeights
 
 __all__ = [
     "Assessment",
@@ -78,7 +82,7 @@ class Assessment(NamedTuple):
     @property
     def in_regime(self) -> Any:
         """Whether the prediction, of first order in 1/S, can be trusted: ess >= 10."""
-        return self.ess >= _LARGE_SAMPLE
+        return self.ess >= LARGE_SAMPLE
 
 
 def fit(
@@ -363,7 +367,7 @@ def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None
     0.9404
     """
     of_q, of_k = _checked(q, k)
-    law = _Gauss(proposal, of_q.mean.shape[-1])
+    law = SquaredWeights(proposal, of_q.mean.shape[-1])
     if proposal is not None and proposal.gauge is not None:
         inverse = np.linalg.inv(proposal.gauge)
         of_q = _turned(of_q, proposal.gauge)
@@ -467,13 +471,11 @@ def assess(
     >>> bool(found.in_regime), bool(abs(found.predicted - found.achieved) < 0.1 * found.predicted)
     (True, True)
     """
-    from .estimators import random_feature_attention  # it imports this module
-
     _validate.positive_integer("draws", draws)
     _validate.attention(q, k, v)
     rng = _validate.generator(rng)
     host = to_host(q), to_host(k), to_host(v)
-    problem = _Problem(*host, scale, None, False)
+    problem = Problem(*host, scale=scale)
     exact = problem.mean
     size = np.sum(exact**2, axis=(-2, -1))
     squares = np.zeros_like(size)
@@ -482,11 +484,11 @@ def assess(
             q, k, v, num_features=num_features, proposal=proposal, rng=rng, scale=scale
         )
         squares += np.sum((to_host(approx) / problem.unit - exact) ** 2, axis=(-2, -1)) / draws
-    sums = _second_moments(*host, proposal, scale, None, False, centred=True)
-    law = _first_order(sums, num_features)
+    sums = pair_sums(Problem(*host, scale=scale, proposal=proposal), centred=True)
+    law = first_order(sums, num_features)
     with np.errstate(divide="ignore"):
         ess = 1 / np.mean(1 / law.ess, axis=-1)
-        achieved = np.sqrt(_share(squares, size))
+        achieved = np.sqrt(quotient(squares, size))
     return Assessment(theory.relative_error(law, exact), achieved, ess)
 
 
@@ -517,7 +519,7 @@ def _checked(q: Any, k: Any) -> tuple[Moments, Moments]:
 
 
 def _host_moments(name: str, m: Any) -> Moments:
-    _validate.moments(**{name: m})
+    moments.check_moments(**{name: m})
     if m.count == 0:
         raise ValueError(f"`{name}` has no rows: it must have at least one.")
     mean, cov = to_host(m.mean), to_host(m.cov)

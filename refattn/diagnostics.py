@@ -18,8 +18,8 @@ from ._array import (
     multiply,
     root_scale,
 )
-from .attention import _finite, _log_sum_exp, _nonzero
-from .estimators import _sample
+from ._hops import Keys, sample
+from ._kernel import finite, log_sum_exp, nonzero
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
 
@@ -92,9 +92,9 @@ def _log_weights(
 ) -> Array:
     """Scores of samples, less their log-sum-exp."""
     xp = array_namespace(q)
-    log_z = _sample(omega, k, k[..., :1], mask, root).lse[..., None, :]
+    log_z = sample(root * omega, Keys(k, k[..., :1], mask, root * root / 2)).lse[..., None, :]
     scores = multiply(q * root, xp.matrix_transpose(omega)) + log_z + log_weight
-    return scores - _finite(_log_sum_exp(scores), xp)[..., None]
+    return scores - finite(log_sum_exp(scores), xp)[..., None]
 
 
 def effective_sample_size(log_weights: Array) -> Array:
@@ -133,10 +133,10 @@ def effective_sample_size(log_weights: Array) -> Array:
     xp = array_namespace(log_weights)
     if log_weights.shape[-1] == 0:
         raise ValueError("`log_weights` must hold at least one weight a row, got none.")
-    peak = _finite(xp.max(log_weights, axis=-1, keepdims=True), xp)
+    peak = finite(xp.max(log_weights, axis=-1, keepdims=True), xp)
     weights = xp.exp(log_weights - peak)
     total, squares = (xp.sum(x, axis=-1) for x in (weights, weights * weights))
-    return total * (total / _nonzero(squares, xp))
+    return total * (total / nonzero(squares, xp))
 
 
 def pareto_k(log_weights: Array) -> Any:

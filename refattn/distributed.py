@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from . import _validate, attention, sampling
+from ._arguments import change_gauge, frequencies
 from ._array import Array, is_numpy_array
 from .attention import Attended
-from .estimators import _change_gauge, _frequencies
 from .streaming import PositiveState
 
 __all__ = ["attend", "random_feature_attention", "softmax_attention"]
@@ -170,11 +170,10 @@ def random_feature_attention(
     scale = _validate.real("scale", scale, positive=True, optional=True)
     if heads := getattr(proposal, "lead", ()):
         raise ValueError(f"`proposal` must be one for all heads, got a batch of shape {heads}.")
-    q, k = _change_gauge(q, k, v, proposal)
+    q, k = change_gauge(q, k, v, proposal)
     like = np.empty((0, q.shape[-1]), q.dtype)
-    drawn = _frequencies(
-        like, like, like, omega, log_weight, num_features, "num_features", coupling, proposal, rng
-    )
+    law = {"coupling": coupling, "proposal": proposal, "rng": rng}
+    drawn = frequencies(like, (), omega, log_weight, num_features=num_features, **law)
     delayed = _dask("delayed").delayed
     samples = delayed(drawn)  # one node of the graph, not a copy in each task
 

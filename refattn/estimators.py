@@ -1,4 +1,4 @@
-r"""Random-feature estimators of softmax attention, a few lines each over `attend`.
+r"""Random-feature estimators of softmax attention, a few lines each over two hops of `attend`.
 
 The positive family is two hops of attention. Samples attend to keys,
 
@@ -12,66 +12,32 @@ Everything is in kernel coordinates, sqrt(scale) times the arguments, so that om
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial, reduce
 from typing import Any
 
-import numpy as np
-
-from . import _validate, features, sampling
+from . import _hops, _validate, features, sampling
+from ._arguments import change_gauge, check, exactly_one, frequencies
 from ._array import (
     Array,
     array_namespace,
     as_written,
-    block_shape,
-    blocks,
-    broadcast_lead,
     constant,
     device,
     group_heads,
-    is_numpy_array,
-    most_threads,
-    multiply,
     part,
-    put,
     root_scale,
     square_norm,
-    sum_of_products,
-    tiles,
 )
-from ._threads import for_each
-from .attention import (
-    Attended,
-    _attend,
-    _buffers,
-    _combine,
-    _finite,
-    _log_sum_exp,
-    _mean,
-    _merge,
-    _normalise,
-    _past,
-    _sums,
-)
+from ._hops import Keys, Samples, Signed, per_query, two_hops
+from ._kernel import Attended, attend, finite, mean
 from .kernels import FEATURES, both_signs
 
 __all__ = [
-    "DEFAULT_ESTIMATORS",
-    "ESTIMATORS",
     "FEATURES",
-    "WEIGHTINGS",
     "importance_sampled_attention",
-    "linear_randomized_attention",
     "mean_of_ratios_attention",
     "random_feature_attention",
     "randomized_attention",
 ]
-
-WEIGHTINGS = ("balance", "own", "query", "query-over-queries")
-
-# Tokens of a step of the causal form, on NumPy and elsewhere, and of the leaves of a step, in which
-# pairs of tokens are evaluated one by one.
-_CHUNK, _OTHER_CHUNK, _LEAF = 128, 512, 16
 
 
 def random_feature_attention(
@@ -184,59 +150,47 @@ def random_feature_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    scale, mask = _check(q, k, v, scale, mask, causal)
+    scale, mask = check(q, k, v, scale, mask, causal)
     _validate.choice("features", features, FEATURES)
-    q, k = _change_gauge(q, k, v, proposal)
-    omega, log_weight = _frequencies(
-        q, k, v, omega, log_weight, num_features, "num_features", coupling, proposal, rng
-    )
+    q, k = change_gauge(q, k, v, proposal)
+    lead, drawn = _validate.lead(q, k, v), {"coupling": coupling, "proposal": proposal, "rng": rng}
+    omega, log_weight = frequencies(q, lead, omega, log_weight, num_features=num_features, **drawn)
     norms = square_norms is None
     if not norms:
         _validate.pair("square_norms", square_norms, (q, k))
-    if features == "trigonometric":
-        return _trigonometric(q, k, v, omega, log_weight, norms, scale, mask, causal)
     if features == "hyperbolic":
         omega, log_weight = both_signs(omega, log_weight)
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
     root = root_scale(scale, q)
-    return ungroup(_two_hops(q, k, v, omega, log_weight, root, mask, causal, norms).out)
+    if features == "trigonometric":
+        waves = _trigonometric(omega, log_weight, root, norms)
+        return ungroup(_hops.linear_attention(q, Keys(k, v, mask), waves, causal))
+    keys = Keys(k, v, mask, root * root / 2 if norms else None)
+    return ungroup(two_hops(q, Samples(root * omega, log_weight), keys, causal).out)
 
 
 @as_written
-def _trigonometric(
-    q: Array,
-    k: Array,
-    v: Array,
-    omega: Array,
-    log_weight: Array,
-    norms: bool,
-    scale: float | None,
-    mask: Array | None,
-    causal: bool,
-) -> Array:
-    """Linear attention over the features themselves, the weights on the side of the queries.
+def _trigonometric(omega: Array, log_weight: Array, root: Array, norms: bool) -> Signed:
+    """Trigonometric features, with the weights of the samples on the side of the queries.
 
     Without `norms` those of the keys count as equal, and cancel: any constant will do.
     """
-    xp = array_namespace(q)
-    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
-        q, k, v, omega, log_weight[..., None, :], mask
-    )
-    root = root_scale(scale, q)
-    weight = xp.exp(log_weight - _finite(xp.max(log_weight, axis=-1, keepdims=True), xp))
+    xp = array_namespace(omega)
+    weight = xp.exp(log_weight - finite(xp.max(log_weight, axis=-1, keepdims=True), xp))
     weight = xp.concat([weight, weight], axis=-1)
+    square_norm, whole = None if norms else 0.0, (slice(None), slice(None))
 
-    def phi_q(x: Array) -> features.Features:
-        values, log_scale = features.trigonometric_features(x * root, omega)
-        return features.Features(values * weight, log_scale)
+    def phi_q(x: Array, head: tuple[slice, ...]) -> features.Features:
+        values, log_scale = features.trigonometric_features(x * root, part(omega, (*head, *whole)))
+        return features.Features(values * part(weight, (*head, *whole)), log_scale)
 
-    def phi_k(x: Array) -> features.Features:
-        square_norm = None if norms else 0.0
-        return features.trigonometric_features(x * root, omega, square_norm=square_norm)
+    def phi_k(x: Array, head: tuple[slice, ...]) -> features.Features:
+        omega_h = part(omega, (*head, *whole))
+        return features.trigonometric_features(x * root, omega_h, square_norm=square_norm)
 
-    return ungroup(features._linear_attention(q, k, v, phi_q, phi_k, mask, causal))
+    return Signed(phi_q, phi_k, 2 * omega.shape[-2], arrays=(omega, weight))
 
 
 @as_written
@@ -289,14 +243,15 @@ def importance_sampled_attention(
     >>> np.round(importance_sampled_attention(q, k, v, omega=omega), 2)
     array([[0.5]])
     """
-    scale, mask = _check(q, k, v, scale, mask, causal)
+    scale, mask = check(q, k, v, scale, mask, causal)
     omega, log_weight = _validate.frequencies(omega, log_weight, q, _validate.lead(q, k, v))
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
     xp, root = array_namespace(q), root_scale(scale, q)
-    out, log_estimate = _two_hops(q, k, v, omega, log_weight, root, mask, causal)
-    exact = _attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root).lse
+    keys = Keys(k, v, mask, root * root / 2)
+    out, log_estimate = two_hops(q, Samples(root * omega, log_weight), keys, causal)
+    exact = attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root).lse
     empty = exact == -math.inf
     exact, log_estimate = (xp.where(empty, 0.0, x) for x in (exact, log_estimate))
     log_size = xp.log(constant(omega.shape[-2], q))
@@ -359,8 +314,8 @@ def randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    scale, mask = _check(q, k, v, scale, mask, causal)
-    _exactly_one(omega=omega, num_samples=num_samples)
+    scale, mask = check(q, k, v, scale, mask, causal)
+    exactly_one(omega=omega, num_samples=num_samples)
     if num_samples is not None:
         omega = sampling.draw_target(
             q, k, num_samples=num_samples, rng=rng, scale=scale, mask=mask, causal=causal
@@ -371,7 +326,9 @@ def randomized_attention(
     rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
     (q, k, v, mask, rows), ungroup = group_heads(q, k, v, mask, rows)
     omega = xp.reshape(rows, (*rows.shape[:-1], *tail))
-    return ungroup(_mean_of_states(q, k, v, omega, root_scale(scale, q), mask, causal))
+    root = root_scale(scale, q)
+    keys = Keys(k, v, mask, root * root / 2)
+    return ungroup(_mean_of_states(q, root * omega, keys, causal))
 
 
 def mean_of_ratios_attention(
@@ -422,828 +379,28 @@ def mean_of_ratios_attention(
     array([[0.5],
            [0.5]])
     """
-    scale, mask = _check(q, k, v, scale, mask, causal)
-    omega, _ = _frequencies(q, k, v, omega, None, num_samples, "num_samples", coupling, None, rng)
+    scale, mask = check(q, k, v, scale, mask, causal)
+    lead, drawn = _validate.lead(q, k, v), {"coupling": coupling, "proposal": None, "rng": rng}
+    omega, _ = frequencies(q, lead, omega, None, num_samples=num_samples, **drawn)
     (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
-    omega = omega[..., None, :, :]
-    return ungroup(_mean_of_states(q, k, v, omega, root_scale(scale, q), mask, causal))
-
-
-def linear_randomized_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    num_proposals: int | None = None,
-    centres: Array | Sequence[sampling.Gaussian] | None = None,
-    omega: Array | None = None,
-    weighting: str = "balance",
-    beta: float = 1.0,
-    antithetic: bool = False,
-    proposal: sampling.Gaussian | None = None,
-    rng: Any = None,
-    scale: float | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Array:
-    r"""Estimate softmax attention from several data-dependent proposals (LARA).
-
-    .. math::
-        \mathrm{out}_i =
-        \frac{\sum_c \alpha'_{ic} \, \xi(q_i, \omega_c) \sum_j \xi(k_j, \omega_c) \, v_j}
-             {\sum_c \alpha'_{ic} \, \xi(q_i, \omega_c) \sum_j \xi(k_j, \omega_c)}, \qquad
-        \alpha'_{ic} = \alpha_{ic} \frac{N(\omega_c; 0, I)}{q_c(\omega_c)}, \qquad
-        \omega_c \sim q_c
-
-    Reference 003, LARA. By default q_c = N(mu_c, I) with mu_c the sum of the mean query and the
-    mean key of the c-th of C contiguous chunks. Linear in n and m; biased, consistent.
-
-    Parameters
-    ----------
-    q, k, v, scale
-        As in `random_feature_attention`.
-    num_proposals : int, optional
-        Number C of chunks, at most n and m. Give it or `centres`, or `omega` for C = S.
-    centres : array, shape (..., C, d), or a sequence of C sampling.Gaussian, optional
-        Means mu_c of the proposals N(mu_c, I), in kernel coordinates, or the proposals.
-    omega : array, shape (..., S, d), optional
-        Frequencies, in kernel coordinates, S a multiple of C: consecutive groups of S/C belong to
-        one proposal. Drawn by default, one for each proposal, independently for each head. With
-        Gaussian proposals given as a sequence, `omega` must be a NumPy array.
-    weighting : {"balance", "own", "query", "query-over-queries"}
-        The weights alpha, with B_c = q_c(omega_c) / sum_c' q_c'(omega_c):
-
-        * ``"balance"``: alpha_c = B_c, the balance heuristic;
-        * ``"own"``: alpha constant;
-        * ``"query"``: alpha_ic = B_c + beta (t_ic - mean_c t_ic), t_i = softmax_c(qbar_c . q_i)
-          with qbar_c the mean query of chunk c;
-        * ``"query-over-queries"``: the same with the softmax taken over i, as in the authors'
-          code.
-
-        With the last two some alpha may be negative. Those proposals are dropped for that query:
-        alpha is replaced by max(alpha, 0). At least one remains, since their sum is positive, and
-        the result is a mean of values; but the weights kept no longer sum to 1 at every omega, on
-        which consistency rests. With their sign the estimated normaliser vanishes for some
-        queries.
-    beta : float, default 1.0
-        Strength of the dependence on the query.
-    antithetic : bool, default False
-        Draw omega_c = mu_c + z and mu_c - z for each proposal: S = 2 C.
-    proposal : sampling.Gaussian, optional
-        What `adapt.fit` returns: queries and keys are put into its gauge first, in which `centres`
-        and `omega` are then given and chunk means taken. Its mean and covariance are not used.
-    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
-        Source of the drawn frequencies.
-    mask : array of bool, broadcasting to (..., n, m), optional
-        As in `random_feature_attention`. Chunks of keys are of equal numbers of unmasked keys
-        (keys some query sees), so that masking a key equals deleting it.
-    causal : bool, default False
-        Query i sees key j only if j <= i + m - n, and only proposals made of earlier chunks: for
-        queries of chunk t these are N(0, I) and the chunks before t, over which its weights run
-        ("balance" and "own" only). The proposals are C as before: N(0, I) and all chunks but the
-        last. The cost stays linear. Causal LARA is open in reference 003.
-
-    Returns
-    -------
-    array, shape (..., n, d_v)
-        Same namespace, dtype and device as `q`. Rows that see no key are 0.
-
-    Raises
-    ------
-    TypeError
-        As in `attend`, and if an option has the wrong type.
-    ValueError
-        As in `attend`; if the number of proposals is not determined, exceeds the number of
-        queries or keys or does not divide that of `omega`, if `causal` comes with `centres`, a
-        query weighting or a mask that differs between queries, or if an option is unknown.
-
-    Notes
-    -----
-    With all centres 0 it is `random_feature_attention`: alpha' is constant. A chunk whose keys
-    are all masked counts as having mean key 0.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn import linear_randomized_attention, softmax_attention
-    >>> rng = np.random.default_rng(0)
-    >>> q, k, v = rng.standard_normal((3, 64, 4))
-    >>> approx = linear_randomized_attention(q, k, v, num_proposals=64, rng=1)
-    >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.6)
-    True
-    """
-    scale, mask = _check(q, k, v, scale, mask, causal)
-    _validate.choice("weighting", weighting, WEIGHTINGS)
-    beta = _validate.real("beta", beta, like=q)
-    _validate.flag("antithetic", antithetic)
-    count, repeats = _count_proposals(q, k, num_proposals, centres, omega, antithetic)
-    if proposal is not None:
-        _validate.gaussians("proposal", [proposal])
-    q, k = _change_gauge(q, k, v, proposal)
-    if causal:
-        _validate.causal_proposals(centres, weighting, mask)
-    lead, d = _validate.lead(q, k, v), q.shape[-1]
-    z = None
-    if omega is None:
-        z = _validate.generator(rng).standard_normal((*lead, count, d))
-    own = mixture = None
-    if isinstance(centres, Sequence):
-        omega, own, mixture = _from_sequence(centres, omega, z, repeats, lead, d)
-        own, mixture = (constant(x, q)[..., None, :] for x in (own, mixture))
-        centres = None
-    if omega is not None:
-        omega, _ = _validate.frequencies(omega, None, q, lead)
-    if centres is not None:
-        centres, _ = _validate.frequencies(centres, None, q, lead, name="centres")
-    if z is not None:
-        z = constant(z, q)
-    (q, k, v, mask, centres, omega, own, mixture, z), ungroup = group_heads(
-        q, k, v, mask, centres, omega, own, mixture, z
-    )
-    xp, root = array_namespace(q), root_scale(scale, q)
-    if causal:
-        return ungroup(_causal_lara(q, k, v, omega, z, count, repeats, weighting, root, mask))
-    q_mean = root * _chunk_means(q, count, None)
-    if own is None:
-        if centres is None:
-            seen = None if mask is None else xp.any(mask, axis=-2)
-            centres = q_mean + root * _chunk_means(k, count, seen)
-        if omega is None:
-            omega = _around(centres, z, repeats)
-        own, mixture = _log_own(omega, centres, repeats), _log_mixture(omega, centres)
-    else:
-        own, mixture = own[..., 0, :], mixture[..., 0, :]
-    if weighting == "own":
-        log_weight = -own
-    elif weighting == "balance":
-        log_weight = math.log(count) - mixture
-    else:
-        balance = xp.exp(own - mixture)
-        over = -1 if weighting == "query" else -2
-        return ungroup(
-            _query_weighted(q, k, v, omega, own, balance, q_mean, beta, over, repeats, root, mask)
-        )
-    return ungroup(_two_hops(q, k, v, omega, log_weight[..., None, :], root, mask, causal).out)
+    root = root_scale(scale, q)
+    keys = Keys(k, v, mask, root * root / 2)
+    return ungroup(_mean_of_states(q, root * omega[..., None, :, :], keys, causal))
 
 
 @as_written
-def _log_own(omega: Array, centres: Array, repeats: int = 1) -> Array:
-    """log N(omega_s; mu_s, I) - log N(omega_s; 0, I) for the own proposal of each, (..., S)."""
-    xp = array_namespace(omega)
-    own = xp.repeat(centres, repeats, axis=-2)
-    return xp.sum(omega * own, axis=-1) - square_norm(own) / 2
-
-
-def _log_mixture(omega: Array, centres: Array) -> Array:
-    """log sum_c N(omega_s; mu_c, I) - log N(omega_s; 0, I), (..., S): samples attend to centres."""
-    return _attend(
-        omega, centres, centres[..., :1], key_bias=lambda centre: -square_norm(centre) / 2
-    ).lse
-
-
-def _around(centres: Array, z: Array, repeats: int) -> Array:
-    """Frequencies mu_c + z_c, or pairs mu_c + z_c and mu_c - z_c, shape (..., repeats C, d)."""
-    if repeats == 1:
-        return centres + z
-    xp = array_namespace(z)
-    pairs = xp.stack([centres + z, centres - z], axis=-2)
-    *lead, count, _, d = pairs.shape
-    return xp.reshape(pairs, (*lead, repeats * count, d))
-
-
-def _from_sequence(
-    proposals: Sequence[Any],
-    omega: Any,
-    z: Any,
-    repeats: int,
-    lead: tuple[int, ...],
-    d: int,
-) -> tuple[Any, Any, Any]:
-    """Frequencies from a list of Gaussians, with the logs of `_log_own` and `_log_mixture`."""
-    _validate.gaussians("centres", proposals)
-    for p in proposals:
-        _validate.broadcasts("centres", p.mean, (*lead, d), "(..., d)")
-        _validate.broadcasts("centres", np.empty((*p.lead, 1)), (*lead, 1), "(..., 1)")
-    if omega is None:
-        rng = np.random.default_rng(0)  # a Gaussian's transform draws nothing
-        rows = [
-            p.transform(sign * z[..., c : c + 1, :], rng)
-            for c, p in enumerate(proposals)
-            for sign in (1, -1)[:repeats]
-        ]
-        omega = np.concatenate(rows, axis=-2)
-    elif not is_numpy_array(omega) or omega.ndim < 2 or omega.shape[-1] != d:
-        raise ValueError(
-            f"`omega` must be a NumPy array of shape (..., S, {d}) when `centres` is a sequence."
-        )
-    own = [
-        -p.log_ratio(omega[..., c * repeats : (c + 1) * repeats, :])
-        for c, p in enumerate(proposals)
-    ]
-    mixture = reduce(np.logaddexp, (-p.log_ratio(omega) for p in proposals))
-    return omega, np.concatenate(np.broadcast_arrays(*own), axis=-1), mixture
-
-
-@as_written
-def _chunk_means(x: Array, count: int, seen: Array | None) -> Array:
-    """Means of `count` contiguous chunks with equal numbers of seen rows: (..., count, d)."""
-    xp, n, size = array_namespace(x), x.shape[-2], block_shape(x)[1]
-    few, total, lead = max(1, size // 2 * count // max(n, 1)), n, broadcast_lead(x)
-    if seen is not None:  # any row may be in any chunk
-        integer = xp.arange(0, device=device(x)).dtype  # JAX may have no int64
-        few, visible, lead = count, xp.astype(seen, integer), broadcast_lead(x, seen[..., None])
-        rank = xp.cumulative_sum(visible, axis=-1) - 1
-        total = xp.maximum(xp.sum(visible, axis=-1, keepdims=True), xp.asarray(1, device=device(x)))
-    means = xp.empty((*lead, count, x.shape[-1]), dtype=x.dtype, device=device(x))
-
-    def average(c: slice) -> None:
-        nonlocal means
-        chunks = xp.arange(c.start, c.stop, device=device(x))[:, None]
-        sums = sizes = xp.zeros((1, 1), dtype=x.dtype, device=device(x))
-        for j in blocks(-(-c.start * n // count), -(-c.stop * n // count), size):
-            ranks = xp.arange(j.start, j.stop, device=device(x)) if seen is None else rank[..., j]
-            member, x_j = (ranks * count // total)[..., None, :] == chunks, x[..., j, :]
-            if seen is not None:
-                member = member & seen[..., None, j]
-                x_j = xp.where(seen[..., j][..., None], x_j, 0.0)
-            member = xp.astype(member, x.dtype)
-            sums = sums + sum_of_products(member, x_j)
-            sizes = sizes + xp.sum(member, axis=-1, keepdims=True)
-        whole = tuple(slice(0, length) for length in lead)
-        mean = sums / xp.where(sizes == 0, 1.0, sizes)
-        means = put(means, (*whole, c, slice(0, x.shape[-1])), mean)
-
-    most = most_threads(x, math.prod(x.shape))
-    for_each(lambda: average, blocks(0, count, few), most=most)
-    return means
-
-
-@as_written
-def _query_weighted(
-    q: Array,
-    k: Array,
-    v: Array,
-    omega: Array,
-    own: Array,
-    balance: Array,
-    q_mean: Array,
-    beta: float,
-    over: int,
-    repeats: int,
-    root: Array,
-    mask: Array | None,
-) -> Array:
-    """LARA with weights alpha_ic that depend on the query; negative ones are dropped."""
-    xp, whole = array_namespace(q), slice(None)
-    general = mask is not None and mask.shape[-2] != 1
-    states = Attended(q, q) if general else _sample(omega, k, v, mask, root)
-    # The softmax over proposals is normalised below, that over queries by this.
-    norm = _attend(q_mean, q, q[..., :1], scale=root).lse[..., None, :] if over == -2 else 0.0
-    lead, n = broadcast_lead(q, k, v, omega, mask), q.shape[-2]
-    out, _ = _buffers(q, v, lead)
-    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // omega.shape[-2]):
-        box = (*head, whole, whole)
-        q_i = part(q, (*head, i, whole))
-        t = multiply(root * q_i, xp.matrix_transpose(part(q_mean, box)))
-        log_norm = part(norm, box) if over == -2 else _log_sum_exp(t)[..., None]
-        t = xp.exp(t - log_norm)
-        t = t - xp.mean(t, axis=-1, keepdims=True)
-        t = xp.repeat(t, repeats, axis=-1)
-        alpha = part(balance, (*head, whole))[..., None, :] + beta * t
-        log_alpha = xp.where(alpha > 0, xp.log(xp.where(alpha > 0, alpha, 1.0)), -math.inf)
-        weight = log_alpha - part(own, (*head, whole))[..., None, :]
-        omega_h = part(omega, box)
-        if general:
-            mask_i = part(mask, (*head, i, whole))
-            done = _two_hops(q_i, part(k, box), part(v, box), omega_h, weight, root, mask_i, False)
-        else:
-            f = Attended(part(states.out, box), part(states.lse, (*head, whole)))
-            done = _read(q_i, omega_h, f, weight, root)
-        out = put(out, (*head, i, whole), done.out)
-    return out
-
-
-@as_written
-def _causal_lara(
-    q: Array,
-    k: Array,
-    v: Array,
-    omega: Array | None,
-    z: Array | None,
-    count: int,
-    repeats: int,
-    weighting: str,
-    root: Array,
-    mask: Array | None,
-) -> Array:
-    """What is past of a chunk's first token makes its proposal, whose samples join the others.
-
-    All samples attend to all keys, and queries read those that they know of.
-    """
-    xp, whole, home = array_namespace(q), slice(None), device(q)
-    n, shift = q.shape[-2], k.shape[-2] - q.shape[-2]
-    noise = omega if z is None else z
-    full = broadcast_lead(q, k, v, noise, mask)
-    out, _ = _buffers(q, v, full)
-    chunk, proposal = np.arange(n) * count // n, np.arange(count * repeats) // repeats
-    shape = _leaf_shape(n, q)
-    size = math.prod(shape)
-    most = -(-size * count // n)  # chunks that start in one step
-
-    def attend_head(head: tuple[slice, ...]) -> None:
-        nonlocal out
-        q_h, k_h, v_h, noise_h, mask_h = _parts((*head, whole, whole), q, k, v, noise, mask)
-        centres = _past_centres(q_h, k_h, mask_h, count, root)
-        samples = noise_h if z is None else _around(centres, noise_h, repeats)
-        weight = -_log_own(samples, centres, repeats)[..., None, :]
-        mixture = xp.full_like(weight, -math.inf)
-        state = _sample(samples, *_keys(k_h, v_h, mask_h, 0, shift), root)
-        for i in blocks(0, n, size):
-            if weighting == "balance":
-                first, last = (-(-j * count // n) for j in (i.start, i.stop))
-                rows = np.minimum(np.arange(first, first + most), count - 1)
-                centre = xp.take(centres, xp.asarray(rows, device=home), axis=-2)
-                ratio = multiply(centre, xp.matrix_transpose(samples))
-                ratio = ratio - square_norm(centre)[..., None] / 2
-                started = xp.asarray((np.arange(first, first + most) < last)[:, None], device=home)
-                mixture = _running_log_sum(_cat(mixture, xp.where(started, ratio, -math.inf), -2))
-                which = xp.asarray(chunk[i] - first + 1, device=home)
-                weight, mixture = -xp.take(mixture, which, axis=-2), mixture[..., -1:, :]
-            known = xp.asarray(proposal <= chunk[i, None], device=home)
-            fresh = _keys(k_h, v_h, mask_h, i.start + shift, i.stop + shift)
-            done, state = _causal_step(
-                q_h[..., i, :], *fresh, samples, weight, root, state, shape, known=known
-            )
-            out = put(out, (*head, i, whole), done.out)
-
-    _for_heads(attend_head, full, q, shape, count * repeats)
-    return out
-
-
-def _past_centres(q: Array, k: Array, mask: Array | None, count: int, root: Array) -> Array:
-    """Means of the proposals of causal chunks (..., C, d), each of the chunk before; 0 at first."""
-    xp, n, d, home = array_namespace(q), q.shape[-2], q.shape[-1], device(q)
-    lead = broadcast_lead(q, k, mask)
-    edges = -(-np.arange(count + 1) * n // count)
-    length = -(-n // count)
-
-    def mean(x: Array, seen: Array | None, chunks: slice, shift: int) -> Array:
-        tokens = edges[:-1][chunks, None] + np.arange(length)
-        own = (tokens < edges[1:][chunks, None]) & (tokens + shift >= 0)
-        rows = xp.asarray((tokens + shift).clip(0, x.shape[-2] - 1).ravel(), device=home)
-        visible = xp.asarray(own[..., None], device=home)
-        if seen is not None:
-            some = xp.take(xp.matrix_transpose(seen), rows, axis=-2)
-            visible = visible & xp.reshape(some, (*some.shape[:-2], *own.shape, 1))
-        values = xp.take(x, rows, axis=-2)
-        values = xp.reshape(values, (*values.shape[:-2], *own.shape, d))
-        sums = xp.sum(xp.where(visible, values, 0.0), axis=-2)
-        sizes = xp.sum(xp.astype(visible, x.dtype), axis=-2)
-        return sums / xp.where(sizes == 0, 1.0, sizes)
-
-    few = max(1, math.prod(block_shape(q)) // (length * d * math.prod(lead)))
-    centres = [xp.zeros((*lead, 1, d), dtype=q.dtype, device=home)]
-    for chunks in blocks(0, count - 1, few):
-        centre = root * (mean(q, None, chunks, 0) + mean(k, mask, chunks, k.shape[-2] - n))
-        centres.append(xp.broadcast_to(centre, (*lead, *centre.shape[-2:])))
-    return xp.concat(centres, axis=-2)
-
-
-def _running_log_sum(x: Array) -> Array:
-    """log(e^x_0 + ... + e^x_t) along the axis before the last, of 2, 4, 8, ... rows."""
-    xp, step = array_namespace(x), 1
-    while step < x.shape[-2]:
-        none = xp.full_like(x[..., :step, :], -math.inf)
-        x = xp.logaddexp(x, _cat(none, x[..., :-step, :], -2))
-        step *= 2
-    return x
-
-
-@as_written
-def _two_hops(
-    q: Array,
-    k: Array,
-    v: Array,
-    omega: Array,
-    log_weight: Array,
-    root: Array,
-    mask: Array | None,
-    causal: bool,
-    norms: bool = True,
-) -> Attended:
-    """Queries attend to samples that attend to the keys each query sees.
-
-    `omega` has shape (..., S, d) and `log_weight` (..., n or 1, S). `lse` lacks -|q|^2/2, and
-    without `norms` all is as if |k|^2 were 0.
-    """
-    if mask is not None and mask.shape[-2] != 1:
-
-        def read(q: Array, omega: Array, states: Attended, log_weight: Array) -> Attended:
-            q, log_weight = q[..., None, :], log_weight[..., None, :]
-            out, lse = _read(q, omega, states, log_weight, root)
-            return Attended(out[..., 0, :], lse[..., 0])
-
-        omega = omega[..., None, :, :]
-        return _per_query(read, q, k, v, omega, log_weight, root, mask, causal, norms)
-    if causal:
-        return _causal(q, k, v, omega, log_weight, root, mask, norms)
-    return _read(q, omega, _sample(omega, k, v, mask, root, norms), log_weight, root)
-
-
-@as_written
-def _sample(
-    omega: Array, k: Array, v: Array, mask: Array | None, root: Array, norms: bool = True
-) -> Attended:
-    """First hop, samples attend to keys: f_s and log Z_s."""
-    if k.shape[-2] == 0:  # as `_attend` says, in far fewer operations
-        return _nothing(omega, v, broadcast_lead(omega, k, v, mask))
-
-    def bias(k: Array) -> Array:
-        return -root * root / 2 * square_norm(k)
-
-    return _attend(root * omega, k, v, mask=mask, key_bias=bias if norms else None)
-
-
-def _nothing(omega: Array, v: Array, lead: tuple[int, ...]) -> Attended:
-    """The state of samples that have seen no key."""
-    xp, options = array_namespace(v), {"dtype": v.dtype, "device": device(v)}
-    shape = (*lead, omega.shape[-2])
-    return Attended(
-        xp.zeros((*shape, v.shape[-1]), **options), xp.full(shape, -math.inf, **options)
-    )
-
-
-@as_written
-def _read(q: Array, omega: Array, states: Attended, log_weight: Array, root: Array) -> Attended:
-    """Second hop, queries attend to samples; `log_weight` has shape (..., n or 1, S)."""
-    bias = states.lse[..., None, :] + log_weight
-    return _attend(q, root * omega, states.out, bias=bias)
-
-
-@as_written
-def _causal(
-    q: Array,
-    k: Array,
-    v: Array,
-    omega: Array,
-    log_weight: Array,
-    root: Array,
-    mask: Array | None,
-    norms: bool,
-    past: Attended | None = None,
-) -> Attended:
-    """Two hops over the keys that each query sees, step after step, and over those in `past`."""
-    n, shift, whole = q.shape[-2], k.shape[-2] - q.shape[-2], slice(None)
-    lead = broadcast_lead(q, k, v, omega, log_weight, mask)
-    out, lse = _buffers(q, v, lead)
-    shape = _leaf_shape(n, q)
-
-    def attend_head(head: tuple[slice, ...]) -> None:
-        nonlocal out, lse
-        q_h, k_h, v_h, omega_h, weight_h, mask_h = _parts(
-            (*head, whole, whole), q, k, v, omega, log_weight, mask
-        )
-        state = _sample(omega_h, *_keys(k_h, v_h, mask_h, 0, shift), root, norms)
-        if past is not None:
-            f, log_z = part(past.out, (*head, whole, whole)), part(past.lse, (*head, whole))
-            state = _merge(Attended(f, log_z), state)
-        for i in blocks(0, n, math.prod(shape)):
-            fresh = _keys(k_h, v_h, mask_h, i.start + shift, i.stop + shift)
-            weight_i = part(weight_h, (i, whole))
-            q_i = q_h[..., i, :]
-            done, state = _causal_step(q_i, *fresh, omega_h, weight_i, root, state, shape, norms)
-            out = put(out, (*head, i, whole), done.out)
-            lse = put(lse, (*head, i), done.lse)
-
-    _for_heads(attend_head, lead, q, shape, omega.shape[-2])
-    return Attended(out, lse)
-
-
-def _leaf_shape(n: int, q: Array) -> tuple[int, int]:
-    """Leaves of a step, and tokens of a leaf: n tokens are cut into steps of one shape."""
-    steps = -(-max(n, 1) // (_CHUNK if is_numpy_array(q) else _OTHER_CHUNK))
-    leaves = -(-max(n, 1) // (steps * _LEAF))
-    return leaves, -(-max(n, 1) // (steps * leaves))
-
-
-def _for_heads(
-    attend_head: Callable[[tuple[slice, ...]], None],
-    lead: tuple[int, ...],
-    q: Array,
-    shape: tuple[int, int],
-    num_samples: int,
-) -> None:
-    """Take as many heads at once as the pairs of one step fill a block, on threads."""
-    pairs = shape[1] * num_samples  # of a token
-    heads = tiles(lead, math.prod(block_shape(q)) // (math.prod(shape) * pairs))
-    for_each(
-        lambda: attend_head, heads, most=most_threads(q, math.prod(lead) * q.shape[-2] * pairs)
-    )
-
-
-def _parts(index: tuple[slice, ...], *arrays: Array | None) -> list[Any]:
-    """Take `index` of the last axes of each array."""
-    return [None if x is None else part(x, index) for x in arrays]
-
-
-def _keys(
-    k: Array, v: Array, mask: Array | None, start: int, stop: int
-) -> tuple[Array, Array, Array | None]:
-    """Keys, values and mask (..., 1, m) of the tokens from `start` to `stop`, if not negative."""
-    j = slice(max(0, start), max(0, stop))
-    return k[..., j, :], v[..., j, :], None if mask is None else mask[..., j]
-
-
-def _causal_step(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    omega: Array,
-    log_weight: Array,
-    root: Array,
-    state: Attended,
-    shape: tuple[int, int],
-    norms: bool = True,
-    known: Array | None = None,
-) -> tuple[Attended, Attended]:
-    """Attend to the state of the past and, causally, to the step; add the step to the state.
-
-    The keys are those of the last queries. All `shape[0]` leaves are evaluated at once: queries
-    attend to the samples, which have seen what is before the leaf, and to keys of their own leaf
-    up to their own. `known`, (n, S), says which samples there are for a query.
-    """
-    xp, n, c = array_namespace(q), q.shape[-2], shape[1]
-    missing = n - k.shape[-2]
-    if missing and mask is None:
-        mask = xp.ones((1, n - missing), dtype=xp.bool, device=device(q))
-    q, k, v = (
-        _leaves(q * root, shape),
-        _leaves(k * root, shape, missing),
-        _leaves(v, shape, missing),
-    )
-    if mask is not None:  # (..., leaves, 1, c)
-        mask = xp.matrix_transpose(_leaves(xp.matrix_transpose(mask), shape, missing))
-    if log_weight.shape[-2] == 1:
-        log_weight = log_weight[..., None, :, :]
-    else:
-        log_weight = _leaves(log_weight, shape)
-    frequencies = xp.matrix_transpose(omega)[..., None, :, :]
-    x = multiply(q, frequencies) + log_weight
-    y = multiply(k, frequencies)
-    if norms:
-        y = y - square_norm(k)[..., None] / 2
-    pairs = x[..., :, None, :] + y[..., None, :, :]
-    if known is not None:
-        known = _leaves(known, shape)
-        pairs = xp.where(known[..., None, :], pairs, -math.inf)
-    pairs = _log_sum_exp(pairs)
-    own = _normalise(_sums(xp.matrix_transpose(y), v, mask, c))
-    before, state = _states_before(state, own)
-    visible = _past(slice(0, c), slice(0, c), 0, device(q), xp)
-    size = omega.shape[-2] + c
-    past = _sums(x + before.lse[..., None, :], before.out, known, size)
-    present = _sums(pairs, v, visible if mask is None else visible & mask, size)
-    done = _normalise(_combine(past, present))
-    out = xp.reshape(done.out, (*done.out.shape[:-3], math.prod(shape), v.shape[-1]))
-    lse = xp.reshape(done.lse, (*done.lse.shape[:-2], math.prod(shape)))
-    return Attended(out[..., :n, :], lse[..., :n]), state
-
-
-def _leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
-    """Cut rows (..., n, w) into leaves (..., T, c, w), with zeros where rows are missing."""
-    xp = array_namespace(x)
-    *lead, n, w = x.shape
-    rows = [x]
-    for where, count in ((0, missing), (2, math.prod(shape) - n - missing)):
-        if count:
-            rows.insert(where, xp.zeros((*lead, count, w), dtype=x.dtype, device=device(x)))
-    x = xp.concat(rows, axis=-2) if len(rows) > 1 else x
-    return xp.reshape(x, (*lead, *shape, w))
-
-
-def _states_before(state: Attended, own: Attended) -> tuple[Attended, Attended]:
-    """States (..., T, S) before each of T leaves, and after all: samples attend to the leaves."""
-    xp = array_namespace(*state)
-    f = _cat(state.out[..., None, :, :], own.out, -3)
-    log_z = _cat(state.lse[..., None, :], own.lse, -2)
-    f, scores = xp.moveaxis(f, -3, -2), xp.matrix_transpose(log_z)[..., None, :]
-    count = f.shape[-2]
-    past = _past(slice(0, count), slice(0, count), 0, device(f), xp)
-    found = _normalise(_sums(scores, f, past, count))
-    f, log_z = xp.moveaxis(found.out, -2, -3), xp.matrix_transpose(found.lse)
-    after = Attended(f[..., -1, :, :], log_z[..., -1, :])
-    return Attended(f[..., :-1, :, :], log_z[..., :-1, :]), after
-
-
-@as_written
-def _mean_of_states(
-    q: Array, k: Array, v: Array, omega: Array, root: Array, mask: Array | None, causal: bool
-) -> Array:
+def _mean_of_states(q: Array, omega: Array, keys: Keys, causal: bool) -> Array:
     """Mean over samples of the first hop; `omega` has shape (..., n or 1, S, d)."""
+    xp, n = array_namespace(q), q.shape[-2]
 
-    def read(q: Array, omega: Array, states: Attended, log_weight: Array) -> Attended:
-        xp = array_namespace(q)
+    def mean_of(q: Array, samples: Samples, states: Attended) -> Attended:
         share = states.out / states.out.shape[-2]  # the sum of large values may overflow
         largest = xp.max(xp.abs(share), axis=-2)
-        return Attended(_mean(xp.sum(share, axis=-2), largest), states.lse[..., 0])
+        return Attended(mean(xp.sum(share, axis=-2), largest), states.lse[..., 0])
 
-    if omega.shape[-3] == 1 and not causal and (mask is None or mask.shape[-2] == 1):
+    samples = Samples(omega, xp.zeros((1, omega.shape[-2]), dtype=q.dtype, device=device(q)))
+    if omega.shape[-3] == 1 and not causal and (keys.mask is None or keys.mask.shape[-2] == 1):
         # The same samples and keys for every query.
-        n = q.shape[-2]
-        out = _per_query(read, q[..., : min(1, n), :], k, v, omega, None, root, mask, causal).out
-        return array_namespace(q).repeat(out, max(1, n), axis=-2)
-    return _per_query(read, q, k, v, omega, None, root, mask, causal).out
-
-
-def _per_query(
-    read: Callable[..., Attended],
-    q: Array,
-    k: Array,
-    v: Array,
-    omega: Array,
-    log_weight: Array | None,
-    root: Array,
-    mask: Array | None,
-    causal: bool,
-    norms: bool = True,
-) -> Attended:
-    """First hop with samples or keys of each query's own, (..., n or 1, S, d), then `read`."""
-    xp, whole = array_namespace(q), slice(None)
-    n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
-    num_samples, d = omega.shape[-2:]
-    lead = broadcast_lead(q, k, v, omega[..., 0, :], log_weight, mask)
-    out, lse = _buffers(q, v, lead)
-    width = max(1, d_v, m if causal or mask is not None else 1)
-    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
-        c = i.stop - i.start
-        omega_i = part(omega, (*head, i, whole, whole))
-        flat = xp.broadcast_to(omega_i, (*omega_i.shape[:-3], c, num_samples, d))
-        flat = xp.reshape(flat, (*flat.shape[:-3], c * num_samples, d))
-        seen = None if mask is None else part(mask, (*head, i, whole))
-        if causal:
-            past = _past(i, slice(0, m), m - n, device(q), xp)
-            seen = past if seen is None else seen & past
-        if seen is not None and c > 1:  # the rows of a query's samples
-            seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
-            seen = xp.reshape(seen, (*seen.shape[:-3], c * num_samples, m))
-        k_h, v_h = (part(x, (*head, whole, whole)) for x in (k, v))
-        f, log_z = _sample(flat, k_h, v_h, seen, root, norms)
-        f = xp.reshape(f, (*f.shape[:-2], c, num_samples, d_v))
-        log_z = xp.reshape(log_z, (*log_z.shape[:-1], c, num_samples))
-        weight_i = None if log_weight is None else part(log_weight, (*head, i, whole))
-        done = read(part(q, (*head, i, whole)), omega_i, Attended(f, log_z), weight_i)
-        out = put(out, (*head, i, whole), done.out)
-        lse = put(lse, (*head, i), done.lse)
-    return Attended(out, lse)
-
-
-def _change_gauge(q: Array, k: Array, v: Array, proposal: Any) -> tuple[Array, Array]:
-    """Queries and keys in the gauge of the proposal, if it has one; its batch must fit."""
-    if isinstance(proposal, sampling.Gaussian | sampling.Mixture):
-        _validate.batch("proposal", proposal.lead, _validate.lead(q, k, v))
-    if not isinstance(proposal, sampling.Gaussian):
-        return q, k
-    return proposal.change_gauge(q, k)
-
-
-def _cat(a: Array, b: Array, axis: int) -> Array:
-    """Join arrays of which the axes before `axis` broadcast."""
-    xp, lead = array_namespace(a, b), broadcast_lead(a, b, core=-axis)
-    return xp.concat([xp.broadcast_to(x, (*lead, *x.shape[axis:])) for x in (a, b)], axis=axis)
-
-
-def _check(
-    q: Array, k: Array, v: Array, scale: Any, mask: Array | None, causal: Any
-) -> tuple[float | None, Array | None]:
-    """Check what every estimator takes; return the scale and the mask (..., n or 1, m)."""
-    _validate.attention(q, k, v, mask=mask, causal=causal)
-    scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
-    return scale, _validate.key_rows(mask, k)
-
-
-def _exactly_one(**options: Any) -> None:
-    (a, b), given = options, [x for x in options.values() if x is not None]
-    if len(given) != 1:
-        got = "both" if given else "neither"
-        raise ValueError(f"Exactly one of `{a}` and `{b}` must be given, got {got}.")
-
-
-def _frequencies(
-    q: Array,
-    k: Array,
-    v: Array,
-    omega: Any,
-    log_weight: Any,
-    count: Any,
-    name: str,
-    coupling: str,
-    proposal: Any,
-    rng: Any,
-) -> tuple[Array, Array]:
-    """Frequencies and log weights, given or drawn, as arrays of the library of `q`."""
-    _validate.choice("coupling", coupling, sampling.COUPLINGS)
-    _exactly_one(omega=omega, **{name: count})
-    if log_weight is not None and omega is None:
-        raise ValueError("`log_weight` must come with the `omega` it weighs, got no `omega`.")
-    if omega is not None and proposal is not None:
-        raise ValueError("`proposal` must not come with `omega`: give `log_weight` instead.")
-    if count is not None:
-        _validate.length(name, count, q.shape[-1])
-        omega, log_weight = sampling.draw(
-            count, q.shape[-1], coupling=coupling, proposal=proposal, rng=rng
-        )
-    return _validate.frequencies(omega, log_weight, q, _validate.lead(q, k, v))
-
-
-def _count_proposals(
-    q: Array, k: Array, num_proposals: Any, centres: Any, omega: Any, antithetic: bool
-) -> tuple[int, int]:
-    """Number of proposals C, and of samples for each."""
-    if num_proposals is not None:
-        _validate.positive_integer("num_proposals", num_proposals)
-    count = num_proposals
-    if centres is not None:
-        if not isinstance(centres, Sequence):
-            _validate.is_array("centres", centres)
-            if centres.ndim < 2:
-                raise ValueError(
-                    f"`centres` must have shape (..., C, d), got {tuple(centres.shape)}."
-                )
-        given = len(centres) if isinstance(centres, Sequence) else centres.shape[-2]
-        if count not in (None, given):
-            raise ValueError(
-                f"`num_proposals` must be the number of `centres`, {given}, got {count}."
-            )
-        count = given
-    repeats = 2 if antithetic else 1
-    if omega is not None:
-        _validate.is_array("omega", omega)
-        if antithetic:
-            raise ValueError("`antithetic` must be False when `omega` is given.")
-        samples = omega.shape[-2] if omega.ndim > 1 else 0
-        count = samples if count is None else count
-        if count == 0 or samples % count:
-            raise ValueError(
-                f"`omega` must hold a multiple of the number of proposals, {count}, "
-                f"got {samples} frequencies."
-            )
-        repeats = samples // count
-    if count is None:
-        raise ValueError("One of `num_proposals`, `centres` and `omega` must be given, got none.")
-    n, m = q.shape[-2], k.shape[-2]
-    if count < 1 or (centres is None and count > min(n, m)):
-        raise ValueError(
-            "The number of proposals must be at least 1 and at most the numbers of queries and "
-            f"keys, {n} and {m}, for chunks not to be empty, got {count}."
-        )
-    return int(count), repeats
-
-
-def _lara(q: Array, k: Array, v: Array, *, num_samples: int, **options: Any) -> Array:
-    return linear_randomized_attention(q, k, v, num_proposals=num_samples, **options)
-
-
-def _rfa(q: Array, k: Array, v: Array, *, num_samples: int, **options: Any) -> Array:
-    return random_feature_attention(q, k, v, num_features=num_samples, **options)
-
-
-def _is(q: Array, k: Array, v: Array, *, num_samples: int, rng: Any, **options: Any) -> Array:
-    omega, _ = sampling.draw(num_samples, q.shape[-1], rng=rng)
-    return importance_sampled_attention(q, k, v, omega=omega, **options)
-
-
-def _adapted(estimator: Callable[..., Array]) -> Callable[..., Array]:
-    """Fit the proposal to the queries and keys first."""
-
-    def run(q: Array, k: Array, v: Array, **options: Any) -> Array:
-        from .adapt import fit  # it imports SciPy
-
-        if options.get("causal") or options.get("mask") is not None:
-            raise ValueError(
-                "`mask` and `causal` must not be given: the moments are of all queries and keys."
-            )
-        proposal = fit(q, k, scale=options.get("scale"))
-        return estimator(q, k, v, proposal=proposal, **options)
-
-    return run
-
-
-# Every estimator by name, called as fn(q, k, v, num_samples=, rng=, scale=, mask=, causal=).
-ESTIMATORS: dict[str, Callable[..., Array]] = {
-    **{f"rfa-{coupling}": partial(_rfa, coupling=coupling) for coupling in sampling.COUPLINGS},
-    **{
-        f"rfa-{features}": partial(_rfa, features=features)
-        for features in FEATURES
-        if features != "positive"
-    },
-    "rfa-adapted": _adapted(_rfa),
-    "is": _is,
-    "mean-of-ratios": mean_of_ratios_attention,
-    "ra": randomized_attention,
-    **{f"lara-{weighting}": partial(_lara, weighting=weighting) for weighting in WEIGHTINGS},
-    "lara-adapted": _adapted(_lara),
-}
-
-# What a comparison shows unless told otherwise: one of each kind, and the best of its kind.
-DEFAULT_ESTIMATORS = ("rfa-iid", "rfa-orthogonal", "lara-own", "lara-balance", "ra")
+        out = per_query(mean_of, q[..., : min(1, n), :], samples, keys, causal).out
+        return xp.repeat(out, max(1, n), axis=-2)
+    return per_query(mean_of, q, samples, keys, causal).out

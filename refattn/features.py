@@ -9,8 +9,7 @@ like exp(|x|^2/2) never overflows. Maps may be signed; the positive family is be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import chain, combinations_with_replacement
 from typing import Any, NamedTuple
 
@@ -19,27 +18,21 @@ import numpy as np
 from . import _validate
 from ._array import (
     Array,
+    add,
     array_namespace,
     as_written,
-    block_shape,
-    blocks,
-    broadcast_lead,
     constant,
     device,
-    group_heads,
+    exp,
     host_dtype,
     multiply,
-    put,
     square_norm,
-    sum_of_products,
 )
-from .attention import _finite, _past, _sum_of_visible
 
 __all__ = [
     "Features",
     "elu_features",
     "hyperbolic_features",
-    "linear_attention",
     "polynomial_features",
     "positive_features",
     "random_features",
@@ -67,13 +60,6 @@ class Features(NamedTuple):
 
     values: Array
     log_scale: Array
-
-
-class _State(NamedTuple):
-    """Sums over keys, e^base * total = sum_j phi(k_j) [v_j, 1]; base -inf before the first key."""
-
-    total: Array  # (..., F, d_v + 1) over keys, or (..., n, d_v + 1) once a query has read it
-    base: Array  # (..., 1 or n, 1)
 
 
 def random_features(
@@ -281,7 +267,10 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
     if alpha > 1:
         raise ValueError(f"`alpha` must be in (0, 1], got {alpha}.")
     xp = array_namespace(x)
-    return xp.where(x > 0, x + 1, alpha * xp.exp(xp.where(x > 0, 0.0, x)) + (1 - alpha))
+    below = exp(xp.minimum(x, 0.0))  # without a branch for each number
+    if alpha != 1:
+        below = alpha * below + (1 - alpha)
+    return add(below, xp.maximum(x, 0.0))
 
 
 def relu_features(x: Array) -> Array:
@@ -416,223 +405,6 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
     return _monomials(x, degree)
 
 
-def linear_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    feature_map: Callable[[Array], Array | Features] = elu_features,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Array:
-    r"""Compute attention whose kernel is the product of features.
-
-    .. math::
-        \mathrm{out}_i = \frac{\phi(q_i) \cdot \sum_j \phi(k_j) \, v_j}
-                              {\phi(q_i) \cdot \sum_j \phi(k_j)}
-
-    Reference 004, kernel_attn; reference 000, KernelizedAttention. Linear in n and m.
-
-    Parameters
-    ----------
-    q, k, v
-        Queries (..., n, d), keys (..., m, d) and values (..., m, d_v), float32 or float64; see
-        `attend` for broadcasting and grouped heads. No scale is applied: scale `q` and `k` first
-        where the map calls for it.
-    feature_map : function, default elu_features
-        Maps vectors (..., n, d) to features (..., n, F), or to `Features`. With grouped heads it
-        is given arrays with one more axis, (..., key heads, queries per key head or 1, n, d).
-    mask : array of bool, broadcasting to (..., n, m), optional
-        True where the query attends to the key. A mask that is the same for all queries keeps
-        the cost linear; any other costs O(n m F).
-    causal : bool, default False
-        Query i sees key j only if j <= i + m - n. The cost stays linear.
-
-    Returns
-    -------
-    array, shape (..., n, d_v)
-        Same namespace, dtype and device as `q`. Rows that see no key are 0. Nothing is added to
-        the normaliser: where it vanishes the row is nan or infinite. Sums of values times
-        features must be representable; with features of both signs, an infinite value makes its
-        column of the rows that see it infinite or nan.
-
-    Raises
-    ------
-    TypeError
-        As in `attend`, and if `feature_map` does not return an array or `Features` of the dtype
-        of its argument.
-    ValueError
-        As in `attend`, and if the features have the wrong shape.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn import linear_attention
-    >>> q, k, v = np.zeros((1, 2)), np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[0.0], [4.0]])
-    >>> linear_attention(q, k, v)  # kernels 2 and 6
-    array([[3.]])
-    """
-    _validate.attention(q, k, v, mask=mask, causal=causal)
-    if not callable(feature_map):
-        raise TypeError(
-            f"`feature_map` must be a function of an array, got {type(feature_map).__name__}."
-        )
-    (q, k, v, mask), ungroup = group_heads(q, k, v, _validate.key_rows(mask, k))
-    phi = partial(_evaluate, feature_map)
-    return ungroup(_linear_attention(q, k, v, phi, phi, mask, causal))
-
-
-@as_written
-def _sum(k: Array, v: Array, feature_map: Callable[[Array], Array | Features]) -> _State:
-    """The state of linear attention over some keys."""
-    phi = partial(_evaluate, feature_map)
-    size, state = _sizes(k, k, v, phi)
-    return _fold(state, phi, k, v, None, blocks(0, k.shape[-2], size))
-
-
-def _fold(
-    state: _State,
-    phi: Callable[[Array], Features],
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    keys: Iterable[slice],
-) -> _State:
-    """Add blocks of keys to the state, `mask` being (..., 1, m)."""
-    xp = array_namespace(k)
-    for j in keys:
-        seen = None if mask is None else mask[..., j]
-        state = _combine(state, _accumulate(phi(k[..., j, :]), v[..., j, :], seen), xp)
-    return state
-
-
-@as_written
-def _read(q: Array, state: _State, feature_map: Callable[[Array], Array | Features]) -> Array:
-    """Linear attention from the state of the keys."""
-    _validate.arrays(2, q=q, state=state.total)
-    xp, shape = array_namespace(q), (*_validate.lead(q, state.total, state.total), q.shape[-2])
-    if 0 in shape:  # Dask finds no maximum of no rows
-        return xp.zeros((*shape, state.total.shape[-1] - 1), dtype=q.dtype, device=device(q))
-    (q, base, total), ungroup = group_heads(q, state.base, state.total)
-    return ungroup(_ratio(_State(multiply(_evaluate(feature_map, q).values, total), base), xp))
-
-
-@as_written
-def _linear_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    phi_q: Callable[[Array], Features],
-    phi_k: Callable[[Array], Features],
-    mask: Array | None,
-    causal: bool,
-) -> Array:
-    """Linear attention with a map for queries and one for keys, all heads at once."""
-    xp, n, m = array_namespace(q, k, v), q.shape[-2], k.shape[-2]
-    lead = broadcast_lead(q, k, v, mask)
-    out = xp.empty((*lead, n, v.shape[-1]), dtype=q.dtype, device=device(q))
-    size, state = _sizes(q, k, v, phi_k)
-    general = mask is not None and mask.shape[-2] != 1
-    whole = tuple(slice(0, length) for length in lead)
-    shift = m - n
-
-    def visible(i: slice, j: slice) -> Array | None:
-        seen = None
-        if mask is not None:
-            seen = mask[..., i, j] if general else mask[..., j]
-        if causal:
-            past = _past(i, j, shift, device(q), xp)
-            seen = past if seen is None else seen & past
-        return seen
-
-    if not general:
-        passed = blocks(0, max(0, shift) if causal else m, size)
-        state = _fold(state, phi_k, k, v, mask, passed)
-    for i in blocks(0, n, min(size, _CHUNK) if causal else size):
-        phi_i = phi_q(q[..., i, :])
-        if phi_i.values.shape[-1] != state.total.shape[-2]:
-            raise ValueError(
-                "`feature_map` must give queries and keys equally many features, got "
-                f"{phi_i.values.shape[-1]} and {state.total.shape[-2]}."
-            )
-        done = _State(multiply(phi_i.values, state.total), state.base)
-        # Keys read pair by pair: all that the queries may see, or those of their own chunk.
-        stop = max(0, i.stop + shift) if causal else m
-        start = 0 if general else max(0, i.start + shift) if causal else m
-        for j in blocks(start, stop, size):
-            phi_j, v_j = phi_k(k[..., j, :]), v[..., j, :]
-            done = _combine(done, _attend_block(phi_i, phi_j, v_j, visible(i, j)), xp)
-            if not general:
-                seen = None if mask is None else mask[..., j]
-                state = _combine(state, _accumulate(phi_j, v_j, seen), xp)
-        out = put(out, (*whole, i, slice(0, v.shape[-1])), _ratio(done, xp))
-    return out
-
-
-def _sizes(q: Array, k: Array, v: Array, phi: Callable[[Array], Features]) -> tuple[int, _State]:
-    """Tokens in a block, and the state before the first key."""
-    xp = array_namespace(q)
-    some = k if k.shape[-2] else q
-    width = phi(some[..., : min(1, some.shape[-2]), :]).values.shape[-1]
-    heads, lead = math.prod(broadcast_lead(q, k, v)), broadcast_lead(k, v)
-    state = _State(
-        xp.zeros((*lead, width, v.shape[-1] + 1), dtype=q.dtype, device=device(q)),
-        xp.full((*lead, 1, 1), -math.inf, dtype=q.dtype, device=device(q)),
-    )
-    budget = math.prod(block_shape(q)) // max(1, heads * width)
-    return max(16, min(budget, *block_shape(q))), state
-
-
-def _accumulate(phi: Features, v: Array, seen: Array | None) -> _State:
-    """Sum phi(k_j) [v_j, 1] over the keys of a block that are seen, (..., 1 or n = 1, m)."""
-    xp = array_namespace(v)
-    values, log_scale = phi
-    v = _with_ones(v)
-    if seen is not None:
-        seen = xp.matrix_transpose(seen)  # (..., m, 1)
-        values, v = xp.where(seen, values, 0.0), xp.where(seen, v, 0.0)
-        log_scale = xp.where(seen[..., 0], log_scale, -math.inf)
-    base = xp.max(log_scale, axis=-1, keepdims=True)
-    weight = xp.exp(log_scale - _finite(base, xp))
-    values = xp.matrix_transpose(values * weight[..., None])
-    return _State(sum_of_products(values, v), base[..., None])
-
-
-def _with_ones(v: Array) -> Array:
-    """Values [v_j, 1], whose sums hold the normaliser."""
-    xp = array_namespace(v)
-    like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
-    return xp.concat([v, xp.ones_like(like)], axis=-1)
-
-
-def _attend_block(phi_q: Features, phi_k: Features, v: Array, visible: Array | None) -> _State:
-    """Read a block of keys pair by pair, so that each query may see other keys."""
-    xp = array_namespace(v)
-    products = multiply(phi_q.values, xp.matrix_transpose(phi_k.values))
-    log_scale = phi_k.log_scale[..., None, :]
-    if visible is not None:
-        products = xp.where(visible, products, 0.0)
-        log_scale = xp.where(visible, log_scale, -math.inf)
-    base = xp.max(log_scale, axis=-1, keepdims=True)
-    v = _with_ones(v)
-    weights = products * xp.exp(log_scale - _finite(base, xp))
-    if visible is None:
-        return _State(sum_of_products(weights, v), base)
-    return _State(_sum_of_visible(weights, v, visible, signed=True), base)
-
-
-def _combine(a: _State, b: _State, xp: Any) -> _State:
-    base = xp.maximum(a.base, b.base)
-    scale_a, scale_b = (xp.exp(x.base - _finite(base, xp)) for x in (a, b))
-    return _State(scale_a * a.total + scale_b * b.total, base)
-
-
-def _ratio(state: _State, xp: Any) -> Array:
-    """Divide by the normaliser; 0 where no key was seen."""
-    normaliser = xp.where(state.base == -math.inf, 1.0, state.total[..., -1:])
-    return state.total[..., :-1] / normaliser
-
-
 @as_written
 def _products(x: Array, omega: Array) -> Array:
     """Products omega_s . x_i, shape (..., n, S)."""
@@ -710,29 +482,3 @@ def _check_size(pool: int, d: int, degree: int) -> None:
             f"`degree` must give features of at most {_FACTORS:,} factors in all, got degree "
             f"{degree} for vectors of length {d}: {_validate.number(count, ',')} features."
         )
-
-
-def _evaluate(feature_map: Callable[[Array], Array | Features], x: Array) -> Features:
-    """Features of `x`, checked."""
-    xp, phi = array_namespace(x), feature_map(x)
-    values: Any = phi[0] if isinstance(phi, Features) else phi
-    log_scale: Any = phi[1] if isinstance(phi, Features) else x[..., 0]
-    for name, y, ndim, rule in (
-        ("feature_map(x)", values, x.ndim, "(..., n, F) with F >= 1"),
-        ("feature_map(x).log_scale", log_scale, x.ndim - 1, "(..., n)"),
-    ):
-        _validate.is_array(name, y)
-        _validate.same_home(name, y, "x", x)
-        if y.dtype != x.dtype:
-            raise TypeError(f"`{name}` must have the dtype of x, {x.dtype}, got {y.dtype}.")
-        got, outer = tuple(y.shape), tuple(x.shape[:-1])
-        if len(got) != ndim or got[: len(outer)] != outer or got[len(outer) :] == (0,):
-            raise ValueError(
-                f"`{name}` must have shape {rule} for x of shape {tuple(x.shape)}, got {got}."
-            )
-    if isinstance(phi, Features):
-        return phi
-    # Scaled by its largest feature, a row's products neither overflow nor underflow.
-    peak = xp.max(xp.abs(values), axis=-1)
-    peak = xp.where(peak == 0, 1.0, peak)
-    return Features(values / peak[..., None], xp.log(peak))

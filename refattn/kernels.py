@@ -15,7 +15,7 @@ from ._array import (
     multiply,
     square_norm,
 )
-from .attention import _attend, _finite
+from ._kernel import attend, finite
 
 __all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]
 
@@ -199,14 +199,14 @@ def estimate(
     # The estimate is the normaliser of the query x attending to the frequencies.
     bias = log_positive(y, omega) + log_weight
     unit = xp.ones_like(omega[..., :1])
-    lse = _attend(x[..., None, :], omega, unit, bias=bias[..., None, :]).lse[..., 0]
+    lse = attend(x[..., None, :], omega, unit, bias=bias[..., None, :]).lse[..., 0]
     return xp.exp(lse - square_norm(x) / 2 - xp.log(constant(omega.shape[-2], x)))
 
 
 def _trigonometric(x: Array, y: Array, omega: Array, log_weight: Array) -> Array:
     xp = array_namespace(x)
     product = _project(x - y, omega)
-    peak = _finite(xp.max(log_weight, axis=-1, keepdims=True), xp)
+    peak = finite(xp.max(log_weight, axis=-1, keepdims=True), xp)
     mean = xp.mean(xp.exp(log_weight - peak) * xp.cos(product), axis=-1)
     size = xp.where(mean == 0, 1.0, xp.abs(mean))
     log_size = xp.log(size) + peak[..., 0] + (square_norm(x) + square_norm(y)) / 2

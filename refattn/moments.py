@@ -36,7 +36,7 @@ from ._array import (
     tiles,
     to_host,
 )
-from .attention import _nonzero
+from ._kernel import nonzero
 
 __all__ = [
     "Moments",
@@ -267,7 +267,7 @@ def merge(a: Moments, b: Moments) -> Moments:
     >>> moments.merge(moments.estimate(x[:1]), moments.estimate(x[1:]))
     Moments(count=2, mean=array([2.]), cov=array([[2.]]), ddof=1)
     """
-    _validate.moments(a=a, b=b)
+    check_moments(a=a, b=b)
     return _moments(_join(_part_of(a), _part_of(b)), a.ddof)
 
 
@@ -303,7 +303,7 @@ def shrink(m: Moments) -> Moments:
     array([[2., 0.],
            [0., 2.]])
     """
-    _validate.moments(m=m)
+    check_moments(m=m)
     xp, d = array_namespace(m.cov), m.cov.shape[-1]
     rho = _intensity(m)[..., None, None]
     sphere = (_trace(m.cov) / d)[..., None, None] * _eye(m.cov)
@@ -352,7 +352,7 @@ def shrinkage_intensity(m: Moments) -> Array:
     >>> moments.shrinkage_intensity(moments.Moments(11, np.zeros(2), np.diag([1.0, 3.0])))
     array(0.8)
     """
-    _validate.moments(m=m)
+    check_moments(m=m)
     return _intensity(m)
 
 
@@ -396,7 +396,7 @@ def summary(m: Moments) -> Summary:
     >>> float(s.condition), round(float(s.effective_rank), 4), float(s.mean_norm), float(s.trace)
     (4.0, 1.6494, 5.0, 5.0)
     """
-    _validate.moments(m=m)
+    check_moments(m=m)
     mean, cov = to_host(m.mean), to_host(m.cov)
     d = mean.shape[-1]
     finite = np.all(np.isfinite(cov), axis=(-2, -1), keepdims=True)
@@ -448,7 +448,7 @@ def mean_only(m: Moments) -> Array:
     >>> float(moments.mean_only(m)), float(moments.mean_plus_trace(m))
     (25.0, 27.0)
     """
-    _validate.moments(m=m)
+    check_moments(m=m)
     return square_norm(m.mean)
 
 
@@ -483,7 +483,7 @@ def mean_plus_trace(m: Moments) -> Array:
     >>> moments.mean_plus_trace(moments.estimate(x, ddof=0)), np.mean(np.sum(x * x, axis=-1))
     (np.float64(7.0), np.float64(7.0))
     """
-    _validate.moments(m=m)
+    check_moments(m=m)
     return square_norm(m.mean) + _trace(m.cov)
 
 
@@ -585,14 +585,14 @@ def _intensity(m: Moments) -> Array:
     if m.count < 2:
         return xp.zeros_like(m.mean[..., 0])
     # Divided by its trace, the covariance has squares that neither overflow nor vanish.
-    p = m.cov / _nonzero(_trace(m.cov), xp)[..., None, None]
+    p = m.cov / nonzero(_trace(m.cov), xp)[..., None, None]
     trace, two = _trace(p), constant(2, p)
     squares = xp.sum(p * p, axis=(-2, -1))
     # tr(p^2) - tr(p)^2 / d, without the cancellation
     off = p - (trace / d)[..., None, None] * _eye(p)
     spread = xp.sum(off * off, axis=(-2, -1))
     below = (m.count - two / d) * spread
-    rho = ((1 - two / d) * squares + trace**2) / _nonzero(below, xp)
+    rho = ((1 - two / d) * squares + trace**2) / nonzero(below, xp)
     return xp.where((below == 0) | (rho > 1), 1.0, rho)
 
 
@@ -604,3 +604,29 @@ def _trace(cov: Array) -> Array:
 def _eye(cov: Array) -> Array:
     """Identity matrix of the size of `cov`."""
     return array_namespace(cov).eye(cov.shape[-1], dtype=cov.dtype, device=device(cov))
+
+
+def check_moments(**named: Any) -> None:
+    """Check results of `moments.estimate`; of several, that they may be merged."""
+    for name, m in named.items():
+        if not isinstance(m, Moments):
+            raise TypeError(f"`{name}` must be a Moments, got {_validate.describe(m)}.")
+        _validate.non_negative_integer(f"{name}.count", m.count)
+        _validate.ddof(f"{name}.ddof", m.ddof)
+        _validate.arrays(1, **{f"{name}.mean": m.mean, f"{name}.cov": m.cov})
+        shape = tuple(m.mean.shape)
+        if shape[-1] == 0 or tuple(m.cov.shape) != (*shape, shape[-1]):
+            raise ValueError(
+                f"`{name}.mean` and `{name}.cov` must have shapes (..., d) and (..., d, d) with "
+                f"d >= 1, got {shape} and {tuple(m.cov.shape)}."
+            )
+    (first, head), *rest = named.items()
+    for name, m in rest:
+        _validate.arrays(1, **{f"{first}.mean": head.mean, f"{name}.mean": m.mean})
+        if m.ddof != head.ddof:
+            raise ValueError(f"`{name}.ddof` must equal `{first}.ddof`, {head.ddof}, got {m.ddof}.")
+        if tuple(m.mean.shape) != tuple(head.mean.shape):
+            raise ValueError(
+                f"`{name}.mean` must have the shape of `{first}.mean`, {tuple(head.mean.shape)}, "
+                f"got {tuple(m.mean.shape)}."
+            )

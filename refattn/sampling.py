@@ -39,7 +39,7 @@ from ._array import (
     tiles,
     to_host,
 )
-from .attention import _attend, _past
+from ._kernel import attend, causal_mask
 
 __all__ = [
     "BIASED_COUPLINGS",
@@ -151,7 +151,8 @@ class Gaussian:
         return np.broadcast_shapes(self.mean.shape[:-1], outer)
 
     @cached_property
-    def _eigen(self) -> tuple[Floats, Floats]:
+    def eigen(self) -> tuple[Floats, Floats]:
+        """Eigenvalues (..., d) and eigenvectors (..., d, d), in columns, of the covariance."""
         cov = np.eye(self.d) if self.cov is None else self.cov
         values, vectors = np.linalg.eigh(cov)
         return values, vectors
@@ -182,7 +183,7 @@ class Gaussian:
     def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
         """Map standard normal rows z (..., S, d) to draws: mean + cov^{1/2} z."""
         if self.cov is not None:
-            values, vectors = self._eigen
+            values, vectors = self.eigen
             root = (vectors * np.sqrt(values)[..., None, :]) @ np.swapaxes(vectors, -1, -2)
             z = z @ root
         return self.mean[..., None, :] + z
@@ -192,7 +193,7 @@ class Gaussian:
         mean = self.mean[..., None, :]
         if self.cov is None:
             return np.asarray(np.sum(mean * (mean / 2 - omega), axis=-1))
-        values, vectors = self._eigen
+        values, vectors = self.eigen
         white = multiply(omega - mean, vectors) / np.sqrt(values)[..., None, :]
         log_det = np.sum(np.log(values), axis=-1)[..., None]
         return np.asarray((np.sum(white**2, -1) - np.sum(omega**2, -1) + log_det) / 2)
@@ -204,7 +205,7 @@ class Gaussian:
 
     def has_finite_variance(self) -> bool:
         """Whether every covariance exceeds I/2, so that squared weights have a mean."""
-        return bool(np.all(self._eigen[0] > 0.5))
+        return bool(np.all(self.eigen[0] > 0.5))
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +239,7 @@ class Mixture:
     weights: Any = field(default=None)
 
     def __post_init__(self) -> None:
-        components = _validate.gaussians("components", self.components)
+        components = check_gaussians("components", self.components)
         if len({c.d for c in components}) != 1:
             raise ValueError(
                 "`components` must hold at least one Gaussian, all of one length d, "
@@ -494,7 +495,7 @@ def _draw_target(
         q_i = part(q, (*head, i, whole))
         k_h = part(k, (*head, slice(0, stop), whole))
         seen = None if mask is None else part(mask, (*head, i, slice(0, stop)))
-        lse = _attend(q_i, k_h, k_h[..., :1], mask=seen, causal=causal, scale=root * root).lse
+        lse = attend(q_i, k_h, k_h[..., :1], mask=seen, causal=causal, scale=root * root).lse
         shares = partial(_cumulative_share, q_i, k_h, lse[..., None], seen, causal, scale, wide)
         zero = xp.zeros((1, 1), dtype=wide, device=device(q))
         total = zero
@@ -540,7 +541,7 @@ def _cumulative_share(
     if mask is not None:
         share = xp.where(mask[..., j], share, 0.0)
     if causal:
-        past = _past(slice(0, q.shape[-2]), j, shift, device(q), xp)
+        past = causal_mask(slice(0, q.shape[-2]), j, shift, device(q), xp)
         share = xp.where(past, share, 0.0)
     return before + xp.cumulative_sum(share, axis=-1)
 
@@ -636,3 +637,15 @@ COUPLINGS: dict[str, Callable[[int, int, np.random.Generator], Floats]] = {
 }
 
 BIASED_COUPLINGS = frozenset({"regularised"})
+
+
+def check_gaussians(name: str, proposals: Any) -> Any:
+    """Check a sequence of Gaussian proposals and return it as a tuple."""
+    if not isinstance(proposals, Sequence):
+        raise TypeError(
+            f"`{name}` must be a sequence of Gaussian, got {_validate.describe(proposals)}."
+        )
+    for p in proposals:
+        if not isinstance(p, Gaussian):
+            raise TypeError(f"`{name}` must hold Gaussian proposals only, got {type(p).__name__}.")
+    return tuple(proposals)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _validate, features
+from . import _validate, features, linear
 from ._array import (
     Array,
     array_namespace,
@@ -28,8 +28,9 @@ from ._array import (
     is_numpy_array,
     root_scale,
 )
-from .attention import Attended, _merge, softmax_attention
-from .estimators import _causal, _read, _sample
+from ._hops import Exponential, Keys, Samples, causal_attention, merge_totals, read, sample
+from ._kernel import Attended, merge
+from .attention import softmax_attention
 
 __all__ = ["LinearState", "PositiveState", "SoftmaxState", "write_random_feature_attention"]
 
@@ -79,6 +80,12 @@ def _check_keys(state: Any, k: Array, v: Array) -> None:
             raise ValueError(
                 f"`{name}` must have the last axis of the state, {size}, got {x.shape[-1]}."
             )
+
+
+def _sample(omega: Array, k: Array, v: Array, scale: float | None) -> Attended:
+    """What frequencies, in kernel coordinates, have seen of some keys."""
+    root = root_scale(scale, k)
+    return sample(root * omega, Keys(k, v, half=root * root / 2))
 
 
 def _own(x: Array) -> Array:
@@ -191,7 +198,7 @@ class PositiveState:
         ours, _ = _validate.frequencies(omega, log_weight, k, _validate.lead(k, k, v))
         if log_weight is None:
             log_weight = np.zeros(omega.shape[-2])
-        samples = _sample(ours, k, v, None, root_scale(scale, k))
+        samples = _sample(ours, k, v, scale)
         return cls(samples, _own(omega), _own(log_weight), scale)
 
     @property
@@ -212,8 +219,8 @@ class PositiveState:
     def update(self, k: Array, v: Array) -> PositiveState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
         _check_keys(self, k, v)
-        more = _sample(constant(self.omega, k), k, v, None, root_scale(self.scale, k))
-        return replace(self, samples=_merge(self.samples, more))
+        more = _sample(constant(self.omega, k), k, v, self.scale)
+        return replace(self, samples=merge(self.samples, more))
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to the samples: (..., n, d_v)."""
@@ -223,7 +230,8 @@ class PositiveState:
             q, omega, f, log_z[..., None, :], log_weight
         )
         states = Attended(f, log_z[..., 0, :])
-        return ungroup(_read(q, omega, states, log_weight, root_scale(self.scale, q)).out)
+        samples = Samples(root_scale(self.scale, q) * omega, log_weight)
+        return ungroup(read(q, samples, states).out)
 
     def read_causal(self, q: Array, k: Array, v: Array) -> Array:
         """Attend from the queries of new tokens to every key so far and, causally, to their own.
@@ -240,7 +248,9 @@ class PositiveState:
         )
         past = Attended(f, log_z[..., 0, :])
         root = root_scale(self.scale, q)
-        return ungroup(_causal(q, k, v, omega, log_weight, root, None, True, past).out)
+        features = Exponential(Samples(root * omega, log_weight))
+        keys = Keys(k, v, half=root * root / 2)
+        return ungroup(causal_attention(q, keys, features, past).out)
 
     def _proposal(self, q: Array) -> tuple[Array, Array]:
         """Frequencies and log weights (..., 1, S) for queries, which are checked."""
@@ -258,7 +268,7 @@ class PositiveState:
         """
         _check_same(self, other, "scale", "lead", "omega", "log_weight")
         _validate.attended(self.samples, other.samples)
-        return replace(self, samples=_merge(self.samples, other.samples))
+        return replace(self, samples=merge(self.samples, other.samples))
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,7 +303,7 @@ class LinearState:
         `feature_map` is as in `refattn.linear_attention`.
         """
         _validate.attention(k, k, v)
-        return cls(features._sum(k, v, feature_map), int(k.shape[-1]), feature_map)
+        return cls(linear.sums(k, v, feature_map), int(k.shape[-1]), feature_map)
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -317,14 +327,13 @@ class LinearState:
             raise ValueError(
                 f"`q` must have the last axis of the state, {self.d}, got {q.shape[-1]}."
             )
-        return features._read(q, self.sums, self.feature_map)
+        return linear.read(q, self.sums, self.feature_map)
 
     def merge(self, other: LinearState) -> LinearState:
         """Add the sums over other keys, of the same leading axes and the same feature map."""
         _check_same(self, other, "d", "feature_map")
         _validate.states(**{"the state": (self.sums.total, other.sums.total)})
-        xp = array_namespace(self.sums.total, other.sums.total)
-        return replace(self, sums=features._combine(self.sums, other.sums, xp))
+        return replace(self, sums=merge_totals(self.sums, other.sums))
 
 
 def write_random_feature_attention(

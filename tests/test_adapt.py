@@ -19,7 +19,7 @@ from scipy import stats
 from test_attention import draw, seeds, with_norm
 
 import refattn
-from refattn import adapt, estimators, moments, sampling, theory
+from refattn import adapt, moments, registry, sampling, theory
 from refattn.moments import Moments
 from refattn.sampling import Gaussian
 
@@ -270,9 +270,10 @@ def test_fit_on_every_library_that_has_values(backend: Backend, dtype: np.dtype)
     for x, y in ((got.mean, want.mean), (got.cov, want.cov), (got.gauge, want.gauge)):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e4 * eps)  # condition of 1 / floor
     for name in ("rfa-adapted", "lara-adapted"):
-        estimate = estimators.ESTIMATORS[name]
-        want_out = estimate(*(x.astype(np.float64) for x in (q, k, v)), num_samples=4, rng=0)
-        got_out = backend.call(estimate, q, k, v, num_samples=4, rng=0)
+        record = registry.ESTIMATORS[name]
+        options = {**record.sized(4), "rng": 0}
+        want_out = record.fn(*(x.astype(np.float64) for x in (q, k, v)), **options)
+        got_out = backend.call(record.fn, q, k, v, **options)
         np.testing.assert_allclose(got_out, want_out, rtol=0, atol=1e5 * eps)
 
 
@@ -663,8 +664,8 @@ ONES = np.ones((3, 2))
             r"`square_norms` must broadcast to \(...\) = \(\)",
         ),
         (
-            lambda: estimators.ESTIMATORS["rfa-adapted"](
-                ONES, ONES, ONES, num_samples=1, causal=True
+            lambda: registry.ESTIMATORS["rfa-adapted"].fn(
+                ONES, ONES, ONES, num_features=1, causal=True
             ),
             ValueError,
             "`mask` and `causal` must not be given",

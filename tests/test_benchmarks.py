@@ -117,7 +117,7 @@ def test_peers_of_torch_are_measured(compared: Path) -> None:
     }
     assert timed >= {estimators.SDPA, estimators.TORCH, "torch"}
     met = {(t["target"], t["dtype"]): t["met"] for t in results["targets"]}
-    assert len(met) == 6
+    assert len(met) == 2 * 7  # seven ratios between the estimators, in two dtypes
     assert None not in met.values()
 
 
@@ -179,8 +179,8 @@ def test_memory_counts_what_is_held_for_a_moment() -> None:
     before = read()
     with memory._sampled(read) as samples:
         for _ in range(5):
-            np.ones(2**22).sum()
-    assert max(samples) - before > 0.9 * 2**25
+            np.ones(2**23).sum()  # more than what is kept for reuse
+    assert max(samples) - before > 0.9 * 2**26
 
 
 @pytest.mark.parametrize("value", [OFF, [[1.0], [np.nan]], [[1.0, 2.0]]])

@@ -202,7 +202,7 @@ def test_variance_laws_of_wrong_draws(
 def test_variance_laws_that_are_wrong(
     coupling: str, name: str, defect: Any, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(theory._Pair, name, defect)
+    monkeypatch.setattr(theory.kernel.Pair, name, defect)
     assert of_variance(coupling, monkeypatch)[statement] == "REFUTED"
 
 
@@ -245,6 +245,6 @@ def test_orthogonal_variance_needs_simplices(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_orthogonal_variance_of_cosines_needs_its_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    law = theory._cosine_covariance
-    monkeypatch.setattr(theory, "_cosine_covariance", lambda *args: np.minimum(law(*args), 0))
+    law = theory.series.cosine_covariance
+    monkeypatch.setattr(theory.series, "cosine_covariance", lambda *args: np.minimum(law(*args), 0))
     assert verdicts("orthogonal_variance")["every feature"] == "HOLDS"

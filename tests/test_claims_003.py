@@ -14,7 +14,7 @@ from claims import verdicts
 from threadpoolctl import threadpool_limits
 
 import refattn
-from refattn import estimators, sampling, stats, theory
+from refattn import _hops, estimators, lara, sampling, stats, theory
 from validation import suite
 from validation.claims import (
     _ratios,
@@ -44,12 +44,8 @@ def reduce(patch: Patch, name: str, level: str, **changed: Any) -> None:
 
 def without_norms(patch: Patch) -> None:
     """Features exp(omega . k) without -|k|^2/2."""
-    sample = estimators._sample
-    patch.setattr(
-        estimators,
-        "_sample",
-        lambda omega, k, v, mask, root, norms=True: sample(omega, k, v, mask, root, False),
-    )
+    sample = _hops.sample
+    patch.setattr(_hops, "sample", lambda omega, keys: sample(omega, keys._replace(half=None)))
 
 
 def noise(patch: Patch, factor: float) -> None:
@@ -172,14 +168,14 @@ def test_rfa_is_snis(monkeypatch: Patch) -> None:
 
 
 def test_rfa_is_snis_needs_norms_and_weights(monkeypatch: Patch) -> None:
-    frequencies = estimators._frequencies
+    frequencies = estimators.frequencies
 
-    def unweighted(*options: Any) -> Any:
-        omega, log_weight = frequencies(*options)
+    def unweighted(*arrays: Any, **options: Any) -> Any:
+        omega, log_weight = frequencies(*arrays, **options)
         return omega, 0 * log_weight
 
     with monkeypatch.context() as patch:
-        patch.setattr(estimators, "_frequencies", unweighted)
+        patch.setattr(estimators, "frequencies", unweighted)
         assert verdicts("rfa_is_snis") == {"standard": "HOLDS", "other": "REFUTED"}
     without_norms(monkeypatch)
     assert verdicts("rfa_is_snis") == {"standard": "REFUTED", "other": "REFUTED"}
@@ -189,9 +185,9 @@ def test_lara_cases(monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
         reduce(patch, "lara_cases", "quick", repeats=3)
         assert set(verdicts("lara_cases").values()) == {"HOLDS"}
-    own = estimators._log_own
+    own = lara._log_own
     with monkeypatch.context() as patch:
-        patch.setattr(estimators, "_log_own", lambda *options: 0.5 * own(*options))
+        patch.setattr(lara, "_log_own", lambda *options: 0.5 * own(*options))
         found = verdicts("lara_cases")
         assert found["formula"] == "REFUTED"
         assert found["is RFA"] == found["is RA"] == "HOLDS"
@@ -209,17 +205,17 @@ def test_lara_consistent(monkeypatch: Patch) -> None:
 
 
 def test_lara_consistent_needs_the_law_of_query_weights(monkeypatch: Patch) -> None:
-    lara = estimators.linear_randomized_attention
+    weighted = refattn.linear_randomized_attention
 
     def half(q: Any, k: Any, v: Any, *, weighting: str, **options: Any) -> Any:
         if weighting == "query":
             return np.full((len(q), 1, 1), 0.5)
-        return lara(q, k, v, weighting=weighting, **options)
+        return weighted(q, k, v, weighting=weighting, **options)
 
     monkeypatch.setattr(lara_consistent, "TARGET", 0.3)
     monkeypatch.setattr(lara_consistent, "COUNTS", (1, 4))
     reduce(monkeypatch, "lara_consistent", "quick", draws=2000)
-    monkeypatch.setattr(estimators, "linear_randomized_attention", half)
+    monkeypatch.setattr(lara_consistent, "linear_randomized_attention", half)
     found = verdicts("lara_consistent")
     assert (found["law"], found["consistent"]) == ("REFUTED", "HOLDS")
 
@@ -229,11 +225,11 @@ def test_lara_consistent_finds_defects(defect: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(lara_consistent, "COUNTS", (1, 4))
     reduce(monkeypatch, "lara_consistent", "quick", draws=2000)
     if defect == "no weights":
-        mixture = estimators._log_mixture
-        monkeypatch.setattr(estimators, "_log_mixture", lambda *options: 0 * mixture(*options))
+        mixture = lara._log_mixture
+        monkeypatch.setattr(lara, "_log_mixture", lambda *options: 0 * mixture(*options))
     else:
         monkeypatch.setattr(
-            estimators,
+            lara_consistent,
             "linear_randomized_attention",
             lambda q, k, v, **options: np.full((len(q), 1, 1), lara_consistent.PROBLEM.exact),
         )
@@ -260,7 +256,7 @@ def small(patch: Patch) -> None:
 @pytest.mark.parametrize("defect", ["none", "noise", "exact", "shared", "one centre"])
 def test_approximation_error(defect: str, monkeypatch: Patch) -> None:
     small(monkeypatch)
-    rfa, lara = estimators.random_feature_attention, estimators.linear_randomized_attention
+    rfa, chunks = estimators.random_feature_attention, refattn.linear_randomized_attention
     if defect == "noise":  # RA of noise that is far too large
         noise(monkeypatch, 3.0)
     elif defect == "exact":  # RA that is softmax attention
@@ -274,9 +270,11 @@ def test_approximation_error(defect: str, monkeypatch: Patch) -> None:
         )
     elif defect == "one centre":
         monkeypatch.setattr(
-            estimators,
+            approximation_error,
             "linear_randomized_attention",
-            lambda q, k, v, *, num_proposals, **options: lara(q, k, v, num_proposals=1, **options),
+            lambda q, k, v, *, num_proposals, **options: chunks(
+                q, k, v, num_proposals=1, **options
+            ),
         )
     found = verdicts("approximation_error")
     if defect == "none":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
@@ -12,7 +10,7 @@ pytest.importorskip("matplotlib")
 
 from claims import verdicts
 
-from refattn import features
+from refattn import _hops, features, streaming
 from validation import suite
 from validation.claims import cost, linear_attention, linear_time
 
@@ -23,20 +21,16 @@ def test_linear_attention() -> None:
 
 
 def test_linear_attention_with_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = features._ratio
-
-    def ratio(state: Any, xp: Any) -> Any:
-        total = state.total + 0.0
-        total[..., -1] += 1e-6
-        return original(state._replace(total=total), xp)
-
-    monkeypatch.setattr(features, "_ratio", ratio)
+    finish = _hops.Signed.finish
+    monkeypatch.setattr(
+        _hops.Signed, "finish", lambda own, sums: finish(own, sums._replace(mass=sums.mass + 1e-6))
+    )
     found = verdicts("linear_attention")
     assert found["linear"] == found["recurrent"] == "REFUTED"
 
 
 def test_states_that_forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "_combine", lambda a, b, xp: b)
+    monkeypatch.setattr(streaming, "merge_totals", lambda a, b: b)
     assert verdicts("linear_attention")["recurrent"] == "REFUTED"
 
 

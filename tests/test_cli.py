@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -12,13 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import __version__, _sample, cli, random_feature_attention, softmax_attention
-from refattn.estimators import DEFAULT_ESTIMATORS, ESTIMATORS
+from refattn import __version__, _sample, cli, random_feature_attention, registry, softmax_attention
+from refattn.registry import DEFAULT
 
 pytest.importorskip("rich")
 testing = pytest.importorskip("click.testing")
+_commands = importlib.import_module("refattn._commands")
 
-FIRST, SECOND = DEFAULT_ESTIMATORS[:2]
+ESTIMATORS = dict.fromkeys(x.name for x in registry.ESTIMATORS.values() if x.approximates)
+FIRST, SECOND = DEFAULT[:2]
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, fn: Any) -> None:
+    """Put another function in the place of an estimator."""
+    records: Any = registry.ESTIMATORS
+    monkeypatch.setitem(records._records, name, records[name]._replace(fn=fn))
 
 
 def refattn(*args: Any) -> Any:
@@ -77,7 +86,7 @@ def test_default_data() -> None:
     assert rows[0][0] == "exact"
     assert rows[0][-1] == "1.00"
     assert rows[1][:3] == ["mean", "of", "v"]
-    expected = [(name, str(s)) for name in DEFAULT_ESTIMATORS for s in (8, 32, 128, 512)]
+    expected = [(name, str(s)) for name in DEFAULT for s in (8, 32, 128, 512)]
     expected = [(name, s) for name, s in expected if not ("lara" in name and s == "512")]
     skipped = [line for line in lines if line.startswith("skipped: lara-")]
     assert [tuple(row[:2]) for row in rows[2 : -len(skipped)]] == expected
@@ -156,7 +165,7 @@ def test_json(tmp_path: Path, npz: Path) -> None:
 def test_json_is_strict_where_an_estimate_overflows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, npz: Path
 ) -> None:
-    monkeypatch.setitem(ESTIMATORS, FIRST, lambda q, k, v, **options: np.inf * v[..., :6, :])
+    stand_in(monkeypatch, FIRST, lambda q, k, v, **options: np.inf * v[..., :6, :])
     row = report(tmp_path, npz, "--features", 4)["results"][2]
     assert row["estimator"] == FIRST
     assert row["error_mean"] is row["error_worst"] is row["error_per_head"][0][0] is None
@@ -242,7 +251,7 @@ def test_plot_of_errors_that_are_zero_or_not_finite(
     np.savez(path, q=np.ones((3, 2)), k=np.ones((1, 2)), v=np.ones((1, 2)))
     compare(path, "--features", 1, "--plot", tmp_path / "zero.png")
     for name in ESTIMATORS:
-        monkeypatch.setitem(ESTIMATORS, name, lambda q, k, v, **options: q * np.nan)
+        stand_in(monkeypatch, name, lambda q, k, v, **options: q * np.nan)
     compare(path, "--features", 1, "--plot", tmp_path / "nan.png")
 
 
@@ -369,7 +378,7 @@ def test_bad_options(tmp_path: Path, npz: Path) -> None:
 def test_outputs_are_checked_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, npz: Path, option: str, suffix: str
 ) -> None:
-    monkeypatch.setattr(cli, "measure", None)
+    monkeypatch.setattr(_commands, "measure", None)
     (tmp_path / f"folder{suffix}").mkdir()
     (tmp_path / "file").write_text("")
     for place in ("nowhere/out", "folder", "file/out"):

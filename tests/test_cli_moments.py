@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import __version__, adapt, cli, moments, softmax_attention, theory
+from refattn import __version__, adapt, cli, moments, profile, softmax_attention, theory
 
 pytest.importorskip("rich")
 testing = pytest.importorskip("click.testing")
@@ -364,9 +364,9 @@ def test_subsamples_are_evenly_spaced_and_said(
     tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "evenly spaced" not in run(npz)
-    monkeypatch.setattr(cli, "_QUANTILE_ROWS", 35)
-    monkeypatch.setattr(cli, "_LAW_KEYS", 39)
-    monkeypatch.setattr(cli, "_LAW_QUERIES", 3)
+    monkeypatch.setattr(profile, "QUANTILE_ROWS", 35)
+    monkeypatch.setattr(profile, "LAW_KEYS", 39)
+    monkeypatch.setattr(profile, "LAW_QUERIES", 3)
     output = run(npz)
     assert "quantiles: over at most 35 evenly spaced queries and keys\n" in output
     assert "laws: of 3 evenly spaced queries of each head, and all keys\n" in output
@@ -375,9 +375,9 @@ def test_subsamples_are_evenly_spaced_and_said(
     few = q[:, [0, 14, 29]]
     expected = theory.num_features_for(0.1, few, k, v)
     np.testing.assert_array_equal(column(seen, "num_features", "rfa"), expected)
-    np.testing.assert_array_equal(cli._spaced(np.arange(9), 3), [0, 4, 8])
-    np.testing.assert_array_equal(cli._spaced(np.arange(3), 3), [0, 1, 2])
-    monkeypatch.setattr(cli, "_LAW_KEYS", 40)  # the bound itself is not exceeded
+    np.testing.assert_array_equal(profile._spaced(np.arange(9), 3), [0, 4, 8])
+    np.testing.assert_array_equal(profile._spaced(np.arange(3), 3), [0, 1, 2])
+    monkeypatch.setattr(profile, "LAW_KEYS", 40)  # the bound itself is not exceeded
     assert "laws: of" not in run(npz)
 
 

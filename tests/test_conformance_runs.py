@@ -20,7 +20,7 @@ import refattn
 from refattn import conformance
 from refattn.conformance import Adapter, Failure, check
 from refattn.conformance import checks as identities
-from refattn.conformance.mutants import MUTANTS
+from refattn.conformance.defects import MUTANTS
 
 # Candidates, which the scripts import
 
@@ -99,7 +99,7 @@ def pasted(script: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -315,7 +315,7 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=folder,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -14,6 +14,7 @@ from conftest import Backend
 from refattn import (
     estimators,
     importance_sampled_attention,
+    lara,
     linear_attention,
     linear_randomized_attention,
     mean_of_ratios_attention,
@@ -38,7 +39,7 @@ ESTIMATORS: dict[str, Any] = {
         f"lara {name}": partial(
             linear_randomized_attention, num_proposals=1, rng=0, weighting=name, antithetic=True
         )
-        for name in estimators.WEIGHTINGS
+        for name in lara.WEIGHTINGS
     },
 }
 NO_MEAN = ("is", "rfa trigonometric")  # of values of 1, these are not 1

@@ -18,7 +18,9 @@ from refattn import (
     estimators,
     importance_sampled_attention,
     kernels,
+    naive,
     random_feature_attention,
+    registry,
     sampling,
     softmax_attention,
 )
@@ -86,24 +88,47 @@ def test_accuracy(
     assert worst <= CONTRACT
 
 
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9, 1.0, 1.1, 1.5, 8.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_accuracy_where_products_of_features_underflow(
+    share: float, weighted: bool, dtype: np.dtype, record_accuracy: Any
+) -> None:
+    # The sample at which a query's feature is largest is one at which those of the keys are least:
+    # e^-reach of the largest terms is left in a pair, near the underflow threshold and beyond.
+    rng = np.random.default_rng(int(10 * share))
+    n = m = 9
+    reach = -share * float(np.log(np.finfo(dtype).smallest_normal))
+    omega = np.array([[4.0, 0.1], [-4.0, 0.2], [0.0, 1.0]], dtype)
+    sign = np.where(np.arange(m) % 3 == 1, 1, -1)[:, None]  # some pairs agree, some are opposite
+    size = reach / 8
+    q = (np.array([[size, 0.3]]) * sign + 0.01 * draw(rng, n, 2)).astype(dtype)
+    k = (np.array([[-size, 0.2]]) * np.roll(sign, 1) + 0.01 * draw(rng, m, 2)).astype(dtype)
+    v, log_weight = draw(rng, m, 2, dtype=dtype), np.array([0.0, -1.0, -400.0 * weighted], dtype)
+    options: Any = {"omega": omega, "log_weight": log_weight, "scale": 1.0, "causal": True}
+    got = random_feature_attention(q, k, v, **options)
+    visible = np.tri(n, m, dtype=bool)
+    want = reference.random_feature_attention(q, k, v, omega, log_weight, visible, scale=1.0)
+    largest = exponent(q, k, omega, 1.0) + float(np.abs(log_weight).max())
+    worst = reference.error(got, want, np.abs(v).max(), largest)
+    record_accuracy(f"rfa, causal, opposite peaks, {share} of the range", dtype, worst)
+    assert worst <= CONTRACT
+
+
 @pytest.mark.parametrize(("n", "m"), [(300, 300), (140, 155), (155, 140), (1, 33), (129, 128)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_causal_agrees_with_the_slow_formulation(n: int, m: int, masked: bool) -> None:
     rng = np.random.default_rng(n + m)
     q, k, v = draw(rng, 2, n, 3), draw(rng, 2, m, 3), draw(rng, 2, m, 2)
     omega = sampling.draw(5, 3, rng=rng).omega
-    visible = np.tri(n, m, m - n, dtype=bool)
     mask = None
     if masked:
         mask = rng.random((2, 1, m)) < 0.7
         mask[..., : max(1, m - n + 1)] = True
-        visible = visible & mask
-    visible = np.broadcast_to(visible, (2, n, m))
     got = random_feature_attention(q, k, v, omega=omega, mask=mask, causal=True)
-    first = max(0, n - m)
-    np.testing.assert_array_equal(got[:, :first], 0)
-    want = reference.slow_random_feature_attention(q[:, first:], k, v, omega, visible[:, first:])
-    np.testing.assert_allclose(got[:, first:], want, rtol=0, atol=tolerance(q, k, omega))
+    np.testing.assert_array_equal(got[:, : max(0, n - m)], 0)
+    want = naive.random_feature_attention(q, k, v, omega=omega, mask=mask, causal=True)
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance(q, k, omega))
+    visible = np.broadcast_to(naive.visible(q, k, mask=mask, causal=True), (2, n, m))
     dense = random_feature_attention(q, k, v, omega=omega, mask=visible)
     np.testing.assert_allclose(got, dense, rtol=0, atol=tolerance(q, k, omega))
 
@@ -117,8 +142,8 @@ def test_agrees_with_the_slow_formulation(
     v = draw(rng, 2, 1, m, 4, dtype=dtype)
     omega = draw(rng, 3, num_features, d, dtype=dtype)
     got = random_feature_attention(q, k, v, omega=omega)
-    wide = (x.astype(np.float64) for x in (q, k, np.broadcast_to(v, (2, 3, m, 4)), omega))
-    want = reference.slow_random_feature_attention(*wide)
+    wide = (x.astype(np.float64) for x in (q, k, v))
+    want = naive.random_feature_attention(*wide, omega=omega)
     atol = tolerance(q, k, omega) * np.abs(v).max()
     np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
@@ -286,11 +311,12 @@ def test_backends_agree(backend: Backend, dtype: np.dtype, options: str) -> None
 def test_same_seed_same_frequencies_everywhere(backend: Backend, dtype: np.dtype) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 5, 3, dtype=dtype) for _ in range(3))
-    for name, estimator in estimators.ESTIMATORS.items():
-        if name.endswith("-adapted"):  # it reads values: see test_adapt.py
-            continue
-        want = estimator(*(x.astype(np.float64) for x in (q, k, v)), num_samples=4, rng=7)
-        got = backend.call(estimator, q, k, v, num_samples=4, rng=7)
+    for name, record in registry.ESTIMATORS.items():
+        if name.endswith("-adapted") or not (record.approximates and record.has("random")):
+            continue  # the first read values: see test_adapt.py
+        options = {**record.sized(4), "rng": 7}
+        want = record.fn(*(x.astype(np.float64) for x in (q, k, v)), **options)
+        got = backend.call(record.fn, q, k, v, **options)
         omega = sampling.draw(4, 3, rng=7).omega
         np.testing.assert_allclose(got, want, rtol=0, atol=4 * tolerance(q, k, omega), err_msg=name)
 
@@ -405,10 +431,10 @@ def test_backends_beyond_every_block(
     want = random_feature_attention(*wide, omega=omega, causal=causal)
     atol = tolerance(q, k, omega) * np.max(np.abs(v), initial=0)
     np.testing.assert_allclose(got, want, rtol=0, atol=atol)
-    some = slice(0, 60)  # against another formulation, where it is not too large
-    visible = np.tri(n, m, m - n, dtype=bool)[some, :300] if causal else True
-    if m <= 300 and (not causal or visible.any(-1).all()):
-        slow = reference.slow_random_feature_attention(wide[0][some], *wide[1:], omega, visible)
+    if m <= 300:  # against the formula, where it is not too large
+        some = slice(0, 60)
+        mask = np.tri(n, m, m - n, dtype=bool)[some] if causal else None
+        slow = naive.random_feature_attention(wide[0][some], *wide[1:], omega=omega, mask=mask)
         np.testing.assert_allclose(want[some], slow, rtol=0, atol=atol)
     if not causal:
         got = backend.call(importance_sampled_attention, q, k, v, omega=omega)

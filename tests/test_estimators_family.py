@@ -17,9 +17,10 @@ from test_attention import draw, seeds, sizes, with_norm
 from test_estimators import exponent, tolerance
 
 from refattn import (
+    _hops,
     diagnostics,
-    estimators,
     importance_sampled_attention,
+    lara,
     linear_randomized_attention,
     mean_of_ratios_attention,
     random_feature_attention,
@@ -28,7 +29,7 @@ from refattn import (
     softmax_attention,
 )
 
-WEIGHTINGS = estimators.WEIGHTINGS
+WEIGHTINGS = lara.WEIGHTINGS
 
 
 # --- 50-digit forms, straight from the definitions -----------------------------------------------
@@ -295,8 +296,8 @@ def test_lara_with_delta_weights_is_ra() -> None:
     q, k, v = draw(rng, 4, 3), draw(rng, 6, 3), draw(rng, 6, 2)
     omega = sampling.draw_target(q, k, num_samples=1, rng=1)
     delta = np.where(np.eye(4, dtype=bool), 0.0, -np.inf)
-    root = np.asarray(3.0**-0.25)
-    lara = estimators._two_hops(q, k, v, omega[:, 0], delta, root, None, False).out
+    keys = _hops.Keys(k, v, half=0.5 * 3.0**-0.5)
+    lara = _hops.two_hops(q, _hops.Samples(3.0**-0.25 * omega[:, 0], delta), keys, False).out
     np.testing.assert_allclose(lara, randomized_attention(q, k, v, omega=omega), atol=1e-14)
 
 
@@ -453,13 +454,36 @@ def test_few_programs_are_compiled(name: str, most: int) -> None:
     function = random_feature_attention if name == "rfa" else linear_randomized_attention
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        for n in (153, 1003):  # in one step, in two
+        for n in (153, 1503):  # in one step, in two
             counts.append(0)
             arrays = (jax.numpy.asarray(draw(rng, n, size)) for size in (5, 5, 3))
             function(*arrays, causal=True, **options)
     finally:
         jax.monitoring.clear_event_listeners()
     assert 0 < min(counts) <= max(counts) <= most, counts  # without steps of one shape 433, 1101
+
+
+@pytest.mark.parametrize("weighting", ["own", "balance"])
+@pytest.mark.parametrize("given_omega", [False, True])
+def test_any_argument_of_causal_lara_may_have_the_heads(weighting: str, given_omega: bool) -> None:
+    rng = np.random.default_rng(0)
+    full = {
+        "q": draw(rng, 2, 6, 3),
+        "k": draw(rng, 2, 7, 3),
+        "v": draw(rng, 2, 7, 2),
+        "mask": rng.random((2, 1, 7)) < 0.7,
+    }
+    if given_omega:
+        full["omega"] = draw(rng, 2, 3, 3)
+    for name in full:  # the one that has them
+        some = {key: x if key in (name, "v") else x[0] for key, x in full.items()}
+        options = {"num_proposals": 3, "rng": 1, "weighting": weighting, "causal": True}
+        q, k, v = (some.pop(key) for key in "qkv")
+        got = linear_randomized_attention(q, k, v, **some, **options)
+        wide = {key: x if key in (name, "v") else np.stack([x, x]) for key, x in some.items()}
+        q, k = (x if x.ndim > 2 else np.stack([x, x]) for x in (q, k))
+        want = linear_randomized_attention(q, k, v, **wide, **options)
+        np.testing.assert_allclose(got, want, atol=1e-13, err_msg=name)
 
 
 # --- causality, masks, groups --------------------------------------------------------------------

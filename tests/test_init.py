@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import cli
+from refattn import _files, cli
 
 
 def test_names_are_sorted_and_exist() -> None:
@@ -134,6 +134,6 @@ def test_the_readme_shows_what_its_first_command_prints() -> None:
 
 
 def test_the_sample_is_what_the_command_line_reads() -> None:
-    arrays = cli.load(cli._sample())
+    arrays = _files.load(_files.sample())
     for name, x in zip("qkv", refattn.load_sample(), strict=True):
         np.testing.assert_array_equal(x, arrays[name])

@@ -249,7 +249,7 @@ def proposal_units(x: Any, y: Any, proposal: Gaussian) -> float:
     second, first = log_weighted_second_moment(x, y, proposal), 2 * (exact(x) * exact(y)).sum()
     want = first + mp.log(mp.expm1(second - first))
     got = theory.log_kernel_variance(x, y, proposal=proposal)
-    s = proposal._eigen[0]
+    s = proposal.eigen[0]
     # Eigenvalues are known to eps times the largest, what they give to that over 2 s - 1.
     return units(got, want, x, y, 1) / float(np.max(s) / np.min(np.abs(2 * s - 1)))
 
@@ -496,7 +496,7 @@ def test_leading_axes_grouped_heads_and_batches_of_proposals() -> None:
     one = theory.randomized_attention_law(q[1, 2], k[1, 1], v[1, 1], num_samples=3)
     np.testing.assert_allclose(bound.variance[1, 2], one.variance, rtol=1e-13)
     k, v = np.repeat(k, 2, 1), np.repeat(v, 2, 1)
-    cov = np.stack([gaussian_with([0.8, 1.5], seed)._eigen[1] for seed in range(4)])
+    cov = np.stack([gaussian_with([0.8, 1.5], seed).eigen[1] for seed in range(4)])
     batch = Gaussian(rng.standard_normal((4, 2)), cov * [0.8, 1.5] @ np.swapaxes(cov, -1, -2))
     law = theory.attention_law(q, k, v, num_features=3, proposal=batch)
     x = rng.standard_normal((2, 4, 2))
@@ -1327,9 +1327,9 @@ def mutate_ratio(change: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
     """Change (V + (b - 1) C) / V."""
 
     def apply(patch: Any) -> None:
-        original = theory._Pair.block_ratio
+        original = theory.kernel.Pair.block_ratio
         patch.setattr(
-            theory._Pair, "block_ratio", lambda self, one: change(self, original(self, one))
+            theory.kernel.Pair, "block_ratio", lambda self, one: change(self, original(self, one))
         )
 
     return apply
@@ -1389,15 +1389,15 @@ MUTANTS: dict[str, tuple[Callable[[Any], None], list[Callable[[], None]]]] = {
         ],
     ),
     "d/2 for d": (
-        mutate_attribute(theory, "_missing_angles", standard_angles),
+        mutate_attribute(theory.series, "missing_angles", standard_angles),
         [lambda: printed_check("orthogonal"), lambda: pair_check("positive", "orthogonal", 4)],
     ),
     "no partial block": (
-        mutate_attribute(theory._Pair, "log_variance", forget_partial_block),
+        mutate_attribute(theory.kernel.Pair, "log_variance", forget_partial_block),
         [lambda: printed_check("orthogonal"), lambda: pair_check("positive", "orthogonal", 4)],
     ),
     "z for z - mu": (
-        mutate_attribute(theory._Gauss, "__init__", forget_mean),
+        mutate_attribute(theory.proposal.SquaredWeights, "__init__", forget_mean),
         [lambda: lognormal_check(16, 0.4), lambda: test_proposals_against_mpmath(2)],
     ),
     "no bias in the attention law": (

@@ -15,7 +15,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import refattn
-from refattn import _threads, attention
+from refattn import _kernel, _threads
 from refattn._threads import _blas, for_each
 
 MANY = 40_000  # keys
@@ -79,10 +79,10 @@ def test_results_do_not_depend_on_threads(large):
 def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, items, monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, n, 4)) for n in (9, MANY, MANY))
-    monkeypatch.setattr(attention, "_ITEMS", 1)
+    monkeypatch.setattr(_kernel, "_ITEMS", 1)
     whole = refattn.attend(q, k, v, **options)
-    monkeypatch.setattr(attention, "_ITEMS", items)
-    spans = attention._spans(MANY, 4096, 1)
+    monkeypatch.setattr(_kernel, "_ITEMS", items)
+    spans = _kernel._spans(MANY, 4096, 1)
     assert len(spans) == {1: 1, 4: 3, 128: 10}[items]
     for a, b in zip(refattn.attend(q, k, v, **options), whole, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -93,7 +93,7 @@ def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, ite
 def test_causal_queries_see_no_key_of_most_spans(threads, shift):
     n = 6000
     q, (k, v) = np.zeros((n, 2)), np.ones((2, n + shift, 2))
-    assert len(attention._spans(n + shift, 1024, n // 512 + 1)) > 2
+    assert len(_kernel._spans(n + shift, 1024, n // 512 + 1)) > 2
     with threadpool_limits(threads, user_api="blas"):
         out, lse = refattn.attend(q, k, v, causal=True)
     seen = np.maximum(np.arange(1, n + 1) + shift, 0)

@@ -25,7 +25,7 @@ from refattn import (
     softmax_attention,
 )
 from refattn.conformance import exact, vectors
-from refattn.conformance.vectors import Case
+from refattn.conformance.vectors import Case, checking, recipes, solving, writing
 
 Folders = dict[str, Path]
 
@@ -522,10 +522,10 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_digits_that_are_not_determined_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = next(r for r in vectors._recipes() if r.id == "moments-basic-float64")
-    monkeypatch.setattr(vectors, "_PRECISIONS", (20, 80))
+    recipe = next(r for r in recipes.all_recipes() if r.id == "moments-basic-float64")
+    monkeypatch.setattr(solving, "PRECISIONS", (20, 80))
     with pytest.raises(ValueError, match="is not determined to 30 digits"):
-        vectors._decimals(recipe)
+        solving._decimals(recipe)
 
 
 # --- damage --------------------------------------------------------------------------------------
@@ -644,7 +644,7 @@ def _without_a_test(data: bytes) -> bytes:
     document = json.loads(data)
     del document["testGroups"][0]["tests"][0]
     document["numberOfTests"] -= 1
-    return vectors._to_json(document)
+    return writing.to_json(document)
 
 
 def _digit_after(key: str) -> Callable[[bytes], bytes]:
@@ -718,7 +718,7 @@ def test_every_case_is_evaluated_again(
     folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again: list[str] = []
-    monkeypatch.setattr(vectors, "_lint_again", lambda case, *rest: again.append(case.id) or ())
+    monkeypatch.setattr(checking, "_lint_again", lambda case, *rest: again.append(case.id) or ())
     for kind in vectors.FORMATS:
         again.clear()
         assert vectors.lint(folders[kind]) == []

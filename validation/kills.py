@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from refattn import conformance
-from refattn.conformance.mutants import MUTANTS, VARIANTS, Mutant
+from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
 
 FILE = Path(conformance.__file__).with_name("kills.json")
 
@@ -37,6 +37,16 @@ def verdict(name: str) -> tuple[str, list[str], float]:
     report = conformance.check(adapter(mutant), rng=0)
     failed = [r.check for r in report.results if r.status == "FAIL"]
     return report.verdict, failed, sum(r.seconds for r in report.results)
+
+
+def written(kills: dict[str, dict[str, list[str]]]) -> str:
+    """JSON with a line for each defect."""
+    estimators = []
+    for estimator, defects in sorted(kills.items()):
+        lines = (f"  {json.dumps(name)}: {json.dumps(checks)}"
+                 for name, checks in sorted(defects.items()))  # fmt: skip
+        estimators.append(f" {json.dumps(estimator)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(estimators) + "\n}\n"
 
 
 def main() -> None:
@@ -71,7 +81,7 @@ def main() -> None:
         count = int(np.sum([check in failed for _, failed, _ in found]))
         print(f"{check:24} rejects {count:4}, alone {', '.join(only.get(check, ['none']))}")
     if options.write:
-        FILE.write_text(json.dumps(kills, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        FILE.write_text(written(kills), encoding="utf-8")
 
 
 if __name__ == "__main__":

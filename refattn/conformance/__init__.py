@@ -7,8 +7,9 @@ callable is called; `Subprocess` makes a callable of a program in any language;
 
 from __future__ import annotations
 
+from ..registry import ESTIMATORS
 from . import laws  # registers its checks
-from .adapter import CAPABILITIES, ESTIMATORS, TAGS, Adapter, Failure, Subprocess
+from .adapter import CAPABILITIES, TAGS, Adapter, Failure, Subprocess
 from .checks import CHECKS, Check
 from .report import Report, Result
 from .runner import LEVELS, check, checks_of, parametrize_with_checks

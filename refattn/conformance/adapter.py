@@ -14,7 +14,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,36 +23,15 @@ from .. import _validate
 from .._array import array_namespace
 from .._safetensors import read as _read_safetensors
 from .._text import said
+from ..registry import ESTIMATORS, Estimator
 
-__all__ = ["CAPABILITIES", "ESTIMATORS", "TAGS", "Adapter", "Failure", "Refusal", "Subprocess"]
+__all__ = ["CAPABILITIES", "TAGS", "Adapter", "Failure", "Refusal", "Subprocess"]
 
 Floats = npt.NDArray[Any]
 
 
-class Signature(NamedTuple):
-    """How a candidate is called: positional arrays, and the keyword of its number of samples."""
-
-    arrays: tuple[str, ...]
-    samples: str | None
-    capabilities: frozenset[str]
-
-
-_QKV = ("q", "k", "v")
-_VISIBLE = frozenset({"mask", "causal", "gqa"})
-
-ESTIMATORS: Mapping[str, Signature] = MappingProxyType(
-    {
-        "softmax": Signature(_QKV, None, _VISIBLE),
-        "kernel": Signature(("x", "y"), "num_features", frozenset({"omega", "feature_map"})),
-        "rfa": Signature(_QKV, "num_features", _VISIBLE | {"omega", "omega_per_head", "moments"}),
-        "ra": Signature(_QKV, "num_samples", _VISIBLE | {"omega"}),
-        "lara": Signature(_QKV, "num_proposals", _VISIBLE | {"omega"}),
-        "linear": Signature(_QKV, None, _VISIBLE),
-        "moments": Signature(("x",), None, frozenset()),
-    }
-)
-
-CAPABILITIES = tuple(sorted(set().union(*(s.capabilities for s in ESTIMATORS.values()))))
+# Options of an estimator that the checks know how to use.
+CAPABILITIES = ("causal", "feature_map", "gqa", "mask", "moments", "omega", "omega_per_head")
 
 _LONGEST = 1e6  # seconds that every system can wait for a program
 
@@ -113,8 +92,9 @@ class Adapter:
     ----------
     fn : callable
         Called with arrays by position and everything else by keyword; see `check`.
-    estimator : {"softmax", "kernel", "rfa", "ra", "lara", "linear", "moments"}
-        What it computes.
+    estimator : str
+        What it computes: a name of `registry.ESTIMATORS`, such as ``"softmax"``, ``"kernel"``,
+        ``"rfa"``, ``"ra"``, ``"lara"``, ``"linear"``, ``"moments"``.
     capabilities : iterable of str
         Keywords it takes beyond those of a black box: ``"omega"`` (frequencies are given; for
         LARA with ``centres``), ``"omega_per_head"`` (they may differ between heads), ``"mask"``,
@@ -163,10 +143,10 @@ class Adapter:
         if not callable(self.fn):
             raise TypeError(f"`fn` must be callable, got {type(self.fn).__name__}.")
         _validate.choice("estimator", self.estimator, ESTIMATORS)
-        capabilities = frozenset(_names("capabilities", self.capabilities))
-        possible = ESTIMATORS[self.estimator].capabilities
+        capabilities = frozenset(_validate.names("capabilities", self.capabilities))
+        possible = [name for name in CAPABILITIES if self.record.takes(name)]
         for name in sorted(capabilities):
-            _validate.choice("capabilities", name, sorted(possible) or ("none of them",))
+            _validate.choice("capabilities", name, possible or ("none of them",))
         tags: dict[str, Any] = {
             "scale": None,
             "device": None,
@@ -204,8 +184,13 @@ class Adapter:
         """Whether the candidate has all these capabilities."""
         return set(capabilities) <= set(self.capabilities)
 
+    def has(self, *traits: str) -> bool:
+        """Whether the estimator has all these traits."""
+        return self.record.has(*traits)
+
     @property
-    def signature(self) -> Signature:
+    def record(self) -> Estimator:
+        """What is known of the estimator."""
         return ESTIMATORS[self.estimator]
 
     @cached_property
@@ -235,7 +220,7 @@ class Adapter:
 
     def root(self, d: int) -> float:
         """Square root of the scale: what turns inputs into kernel coordinates."""
-        if self.estimator in ("kernel", "linear"):
+        if not self.record.takes("scale"):
             return 1.0
         return float(d**-0.25 if self["scale"] is None else self["scale"] ** 0.5)
 
@@ -261,7 +246,7 @@ class Adapter:
         Exceptions and shapes always count; with `strict` also the library and dtype of the
         result, and writing to arguments.
         """
-        if self.estimator == "kernel" and np.ndim(arrays[0]) > 1 and not self._batches:
+        if self.has("pairs") and np.ndim(arrays[0]) > 1 and not self._batches:
             shape = np.broadcast_shapes(*(np.shape(x) for x in arrays))
             rows = zip(
                 *(np.broadcast_to(x, shape).reshape(-1, shape[-1]) for x in arrays), strict=True
@@ -273,7 +258,7 @@ class Adapter:
 
     def _call(self, *arrays: Any, strict: bool, **options: Any) -> Any:
         sent = [self._send(x) for x in arrays]
-        named = dict(zip(self.signature.arrays, sent, strict=False))
+        named = dict(zip(self.record.arrays, sent, strict=False))
         keywords = {
             self._seed if k == "seed" else k: self._option(k, x) for k, x in options.items()
         }
@@ -288,7 +273,7 @@ class Adapter:
         for k, x in before.items():
             if not np.array_equal(self._receive(held[k]), x, equal_nan=True):
                 raise Failure(f"`{k}` to be left as it was", "other numbers in it after the call")
-        if self.estimator == "moments":
+        if self.has("rows"):
             named_pair = hasattr(result, "mean") and hasattr(result, "cov")
             pair = (result.mean, result.cov) if named_pair else result
             if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -302,7 +287,7 @@ class Adapter:
         return self._result(result, self._shape(*arrays, **options), sent[0], strict)
 
     def _shape(self, *arrays: Any, **options: Any) -> tuple[int, ...] | None:
-        if self.estimator == "kernel":
+        if self.has("pairs"):
             if len(arrays) == 1:
                 return None  # features: any number of them
             return np.broadcast_shapes(*(np.shape(x) for x in arrays))[:-1]
@@ -330,7 +315,7 @@ class Adapter:
             raise Failure("real numbers", f"a {kind.__name__} of dtype {got.dtype}")
         if shape is None:
             return got
-        if self["layout"] is not None and self.estimator not in ("kernel", "moments"):
+        if self["layout"] is not None and len(self.record.arrays) == 3:
             full = (1,) * (self._axes + 2 - len(shape)) + shape
             order = self._order()
             if got.shape != tuple(full[i] for i in order):
@@ -347,7 +332,7 @@ class Adapter:
     def _send(self, x: Any) -> Any:
         """Round to the dtype, add the leading axes of the layout, convert to the library."""
         x = np.asarray(x, np.float64)
-        if self["layout"] is not None and self.estimator not in ("kernel", "moments"):
+        if self["layout"] is not None and len(self.record.arrays) == 3:
             x = x.reshape((1,) * (self._axes + 2 - x.ndim) + x.shape)
             x = np.ascontiguousarray(np.transpose(x, self._order()))
         return self._convert(x)
@@ -355,7 +340,7 @@ class Adapter:
     def _option(self, name: str, x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return x
-        core = 3 if name == "omega" and self.estimator == "ra" else 2
+        core = 3 if name == "omega" and self.has("per-query") else 2
         if self["layout"] is not None and (name == "mask" or core == 3):
             x = x.reshape((1,) * (self._axes + core - x.ndim) + x.shape)
         return self._convert(x, boolean=name == "mask")
@@ -397,19 +382,6 @@ def _name(fn: Any) -> str:
     except Exception:  # it may be anything that a candidate has written
         name = None
     return name if isinstance(name, str) and name else type(fn).__name__
-
-
-def _names(argument: str, given: Any) -> list[str]:
-    """Check an iterable of names, or one name."""
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, Iterable):
-        raise TypeError(f"`{argument}` must be an iterable of names, got {type(given).__name__}.")
-    names = list(given)
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"`{argument}` must hold names only, got {type(name).__name__}.")
-    return names
 
 
 def _brief(value: Any) -> str:
@@ -488,7 +460,7 @@ class Subprocess:
         command: str | Sequence[str],
         *,
         format: str = "safetensors",
-        names: Sequence[str] = _QKV,
+        names: Sequence[str] = ("q", "k", "v"),
         timeout: float = 60.0,
     ) -> None:
         try:

@@ -18,8 +18,6 @@ the level.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -29,155 +27,20 @@ from scipy import special
 from scipy import stats as laws
 
 from .. import kernels, sampling, stats, theory
-from ..estimators import linear_randomized_attention, randomized_attention
-from .adapter import Adapter, Failure
-from .checks import CONTRACT, RANDOM, Trial, check, reference, tolerance
+from .adapter import Failure
+from .checks import Trial, check
+from .recovery import draws, lawful, normal, positive, precise, record, recovery_error, scale
+from .reference import black_box, reference, tolerance
 
 __all__: list[str] = []
 
 Floats = npt.NDArray[Any]
 
-_MISS = 1e-6  # probability of missing a discrepancy of the size called detectable
-_MARGIN = 1.25  # a check is underpowered if it detects no less than this times its design
-
-
-def _lawful(adapter: Adapter) -> bool:
-    """Whether an epsilon added to features leaves frequencies recoverable.
-
-    In what is asked of a black box features are above e^-12 of the largest.
-    """
-    hidden = float(adapter["epsilon"]) * math.exp(12.0)
-    return hidden < 1e-3
-
-
-def _precise(adapter: Adapter) -> bool:
-    """Whether frequencies can be recovered to more digits than their law has."""
-    return _lawful(adapter) and bool(adapter["dtype"] in ("float32", "float64"))
-
-
-def _positive(adapter: Adapter) -> bool:
-    return bool(adapter["features"] == "positive")
-
-
-def _draws(t: Trial, one: Callable[[int], Floats], share: float = 1.0) -> Floats:
-    """Results at consecutive seeds, as many as the level has or the time allows.
-
-    How many is settled by the time of the first few, before any result is looked at.
-    """
-    planned = max(int(share * t.size), 6)
-    start = t.new_seed()
-    found, times = [], []
-    for seed in range(start, start + 6):  # the first may take longer, and the machine be busy
-        began = time.perf_counter()
-        found.append(one(seed))
-        times.append(max(time.perf_counter() - began, 1e-9))
-    count = max(6, min(planned, int(share * t.budget / min(times))))
-    t.reached = count / planned
-    found += [one(start + i) for i in range(6, count)]
-    t.samples = max(t.samples, count)
-    t.case = None
-    return np.stack(found)
-
-
-def _record(
-    t: Trial,
-    name: str,
-    p: float,
-    n: int,
-    test: Callable[..., float] | None,
-    /,
-    *,
-    tries: int = 1,
-    hidden: float = 0.0,
-    **parameters: Any,
-) -> None:
-    """Keep a p-value with what it detects, against what the level is designed to detect.
-
-    `tries` is the number of p-values of which this is the smallest, corrected, and `hidden` what
-    rounding may hide besides.
-    """
-    t.p[name] = float(p)
-    if test is None:
-        return
-    planned = max(round(n / t.reached), 2)
-
-    def detectable(alpha: float, n: int = n) -> float:
-        return stats.min_discrepancy(test, n, alpha=alpha / tries, beta=_MISS, **parameters)
-
-    t.power[name] = (
-        lambda alpha: detectable(alpha) + hidden,
-        _MARGIN * detectable(1e-6 / 40, planned) + (0.1 if hidden else 0.0),
-    )
-
-
-def _normal(t: Trial, z: Floats, error: float, label: str = "") -> None:
-    """All that is asked of rows that should be iid N(0, I), each row from one seed.
-
-    Coordinates pooled and one by one, sums and differences of two, lengths, means, scale, and
-    sums of rows from seeds near each other and far apart. `error` is how far off an entry may be.
-    """
-    n, d = z.shape
-    if not np.all(np.isfinite(z)):
-        raise Failure("frequencies that can be recovered from the results", "none for some seeds")
-    delta = min(1.0, error / math.sqrt(2 * math.pi))  # the normal density is at most this steep
-    p = stats.ks(z.ravel(), special.ndtr, error=delta)
-    _record(t, f"{label}coordinates", p, n * d, stats.ks, hidden=2 * delta)
-    if d > 1:
-        p = d * min(stats.ks(z[:, i], special.ndtr, error=delta) for i in range(d))
-        _record(t, f"{label}each coordinate", min(1, p), n, stats.ks, tries=d, hidden=2 * delta)
-    if not _precise(t.adapter):
-        return  # what follows has no room for rounding
-    _record(t, f"{label}ties", _ties(z.ravel(), error), n * d, None)
-    length = np.sum(z * z, -1)
-    p = stats.ks(length, laws.chi2(d).cdf, error=min(1.0, 2 * delta * d))
-    _record(t, f"{label}lengths", p, n, stats.ks)
-    p = d * min(_mean(z[:, i], error) for i in range(d))
-    _record(t, f"{label}means", min(1.0, p), n, stats.normal_mean, tries=d)
-    _record(t, f"{label}scale", _scale(z, error), n * d, stats.normal_scale)
-    pairs = list(combinations(range(d), 2))
-    if len(pairs) > 64:
-        pairs = [pairs[i] for i in t.rng.choice(len(pairs), 64, replace=False)]
-    if pairs:
-        sums = [(z[:, i] + sign * z[:, j]) / math.sqrt(2) for i, j in pairs for sign in (1, -1)]
-        p = min(1.0, len(sums) * min(_scale(x, 1.5 * error) for x in sums))
-        _record(t, f"{label}pairs of coordinates", p, n, stats.normal_scale, tries=len(sums))
-    lags = [lag for lag in (1, 2, 3, 4, 8, n // 2) if 2 * lag <= n]
-    apart = []
-    for lag in dict.fromkeys(lags):
-        rows = z[: n // (2 * lag) * 2 * lag].reshape(-1, 2, lag, d)
-        apart.append(_scale((rows[:, 0] + rows[:, 1]) / math.sqrt(2), 1.5 * error))
-    p = min(1.0, len(apart) * min(apart))
-    _record(t, f"{label}seeds apart", p, n * d // 4, stats.normal_scale, tries=len(apart))
-
-
-def _scale(z: Floats, error: float) -> float:
-    """p-value of the scale about 0 of normal numbers that are known to within `error`."""
-    size = np.abs(z).ravel()
-    low, high = np.maximum(size - error, 0.0), size + error
-    if np.sum(low * low) <= size.size <= np.sum(high * high):
-        return 1.0
-    return max(stats.normal_scale(low), stats.normal_scale(high))
-
-
-def _mean(z: Floats, error: float) -> float:
-    """p-value of the mean of normal numbers that are known to within `error`."""
-    return stats.normal_mean(z - np.clip(np.mean(z), -error, error))
-
-
-def _ties(z: Floats, error: float) -> float:
-    """p-value of the number of neighbours closer than their rounding, by Markov's inequality.
-
-    Two independent normal numbers are within h with probability at most h / sqrt(pi).
-    """
-    close = int(np.sum(np.diff(np.sort(z)) <= 2 * error))
-    pairs = z.size * (z.size - 1) / 2
-    return min(1.0, pairs * 4 * error / math.sqrt(math.pi) / close) if close else 1.0
-
 
 def _estimates(t: Trial, x: Floats, y: Floats, samples: int, seed: int) -> Floats:
     """Kernel estimates of x with each row of y at one seed."""
-    options: dict[str, Any] = {t.adapter.signature.samples or "": samples, "seed": seed}
-    if t.adapter.estimator == "kernel":
+    options: dict[str, Any] = {**t.adapter.record.sized(samples), "seed": seed}
+    if t.adapter.has("pairs"):
         x = np.broadcast_to(x, y.shape)
         return np.asarray(t.call(t.adapter.exact(x), y, **options), float)
     root = t.adapter.root(len(x))
@@ -190,20 +53,11 @@ def _estimates(t: Trial, x: Floats, y: Floats, samples: int, seed: int) -> Float
     return np.asarray(out[1:] / out[0] * math.exp(sign * np.sum(x * x)), float)
 
 
-def _recovery_error(t: Trial, d: int, c: float) -> float:
-    """Rounding error of a recovered coordinate: that of a log ratio of two outputs, over c."""
-    # Each output of honest evaluations in the halves is off by half an eps for each operation.
-    unit = t.adapter.eps * (4 * CONTRACT[t.adapter["dtype"]] if t.adapter.eps < 1e-4 else 1.0)
-    hidden = float(t.adapter["epsilon"]) * math.exp(12.0)
-    return (unit * (1 + (math.sqrt(d) + 5) * c + c * c / 2) + hidden) / c
-
-
 @check(
-    "kernel",
-    "rfa",
+    "random-features",
     claim="frequencies are N(0, I), independent from seed to seed",
     layer="law",
-    needs=_lawful,
+    needs=lawful,
 )
 def frequency_law(t: Trial) -> None:
     """Frequencies recovered at S = 1, d = 8, and with fewer seeds d = 1, 5 and 64.
@@ -212,24 +66,24 @@ def frequency_law(t: Trial) -> None:
     """
     c = {"positive": 1.0, "hyperbolic": 0.7, "trigonometric": 0.3}[t.adapter["features"]]
     for d, share in ((8, 1.0), (1, 0.25), (5, 0.25), (64, 0.25)):
-        if d != 8 and not _precise(t.adapter):
+        if d != 8 and not precise(t.adapter):
             continue
 
         def one(seed: int, d: int = d) -> Floats:
             return _recovered(t, d, c, seed)
 
-        z = _draws(t, one, share)
-        error = _recovery_error(t, d, c)
-        if not _positive(t.adapter):
+        z = draws(t, one, share)
+        error = recovery_error(t, d, c)
+        if not positive(t.adapter):
             z = z * t.rng.choice([-1.0, 1.0], (len(z), 1))
             error = math.sqrt(error)  # near 0 the inverse has no slope
-        _normal(t, z, error, f"d = {d}, ")
+        normal(t, z, error, f"d = {d}, ")
 
 
 def _recovered(t: Trial, d: int, c: float, seed: int) -> Floats:
     """The frequency at S = 1, by its coordinate 0 being positive if its sign does not show."""
     zero, axes = np.zeros(d), c * np.eye(d)
-    if _positive(t.adapter):
+    if positive(t.adapter):
         with np.errstate(invalid="ignore", divide="ignore"):
             return (np.log(_estimates(t, zero, axes, 1, seed)) + c * c / 2) / c
     y = np.concatenate([axes, axes[:1] + axes[1:]])
@@ -249,10 +103,10 @@ def _sign(t: Trial) -> int:
 
 
 @check(
-    "rfa",
+    "random-features",
     claim="frequencies given their mean and covariance have that law",
     layer="law",
-    needs=lambda adapter: _precise(adapter) and _positive(adapter) and adapter.can("moments"),
+    needs=lambda adapter: precise(adapter) and positive(adapter) and adapter.can("moments"),
 )
 def given_moments_law(t: Trial) -> None:
     """Frequencies recovered at S = 1, whitened by the moments given."""
@@ -265,13 +119,17 @@ def given_moments_law(t: Trial) -> None:
 
     def one(seed: int) -> Floats:
         out = t.call(
-            np.zeros((1, d)), keys, np.eye(d + 1), num_features=1, seed=seed, mean=mean, cov=cov
+            *(np.zeros((1, d)), keys, np.eye(d + 1)),
+            **t.adapter.record.sized(1),
+            seed=seed,
+            mean=mean,
+            cov=cov,
         )[0]
         with np.errstate(invalid="ignore", divide="ignore"):
             omega = (np.log(out[1:] / out[0]) + c * c / 2) / c
         return np.linalg.solve(factor, omega - mean)
 
-    _normal(t, _draws(t, one), _recovery_error(t, d, c))
+    normal(t, draws(t, one), recovery_error(t, d, c))
 
 
 def _pairs(t: Trial, d: int, c: float, seed: int) -> tuple[Floats, Floats]:
@@ -292,13 +150,12 @@ def _roots(first: Floats, second: Floats) -> tuple[Floats, Floats]:
 
 
 @check(
-    "kernel",
-    "rfa",
+    "random-features",
     claim="two frequencies of one set are coupled as declared",
     layer="law",
     needs=lambda adapter: (
-        _precise(adapter)
-        and _positive(adapter)
+        precise(adapter)
+        and positive(adapter)
         and adapter["coupling"] in ("iid", "orthogonal", "antithetic")
     ),
 )
@@ -311,9 +168,9 @@ def frequency_pairs(t: Trial) -> None:
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.stack([np.log(a), np.log(b)]) / c
 
-    pairs = _draws(t, one, share=0.02 if coupling != "iid" else 1.0)
+    pairs = draws(t, one, share=0.02 if coupling != "iid" else 1.0)
     # Two numbers that are nearly equal are recovered to the root of the precision only.
-    error = math.sqrt(_recovery_error(t, d, c))
+    error = math.sqrt(recovery_error(t, d, c))
     if coupling == "antithetic":
         _together(t, np.sum(pairs, 1), "omega_1 + omega_2 = 0", error)
     elif coupling == "orthogonal":
@@ -323,11 +180,11 @@ def frequency_pairs(t: Trial) -> None:
         gap = (pairs[:, 0] - pairs[:, 1]) / math.sqrt(2)
         n, delta = total.size, error / math.sqrt(2 * math.pi)
         p = stats.ks(total.ravel(), special.ndtr, error=delta)
-        _record(t, "sums", p, n, stats.ks)
+        record(t, "sums", p, n, stats.ks)
         p = stats.ks(np.abs(gap).ravel(), laws.halfnorm.cdf, error=2 * delta)
-        _record(t, "gaps", p, n, stats.ks)
+        record(t, "gaps", p, n, stats.ks)
         for name, x in (("scale of sums", total), ("scale of gaps", gap)):
-            _record(t, name, _scale(x, 1.5 * _recovery_error(t, d, c)), n, stats.normal_scale)
+            record(t, name, scale(x, 1.5 * recovery_error(t, d, c)), n, stats.normal_scale)
 
 
 def _together(t: Trial, x: Floats, rule: str, allowed: float) -> None:
@@ -338,11 +195,10 @@ def _together(t: Trial, x: Floats, rule: str, allowed: float) -> None:
 
 
 @check(
-    "kernel",
-    "rfa",
+    "random-features",
     claim="sums over many frequencies, and over their squares, have the laws of their coupling",
     layer="law",
-    needs=_precise,
+    needs=precise,
 )
 def feature_sums(t: Trial) -> None:
     """Means of omega_i and of omega_i^2 over 15, 64 and 257 features, from small differences.
@@ -374,24 +230,24 @@ def _feature_sums(t: Trial, samples: int, d: int, share: float) -> None:
         second = (16 * even[0] - even[1]) / (12 * c * c)
         return np.stack([math.sqrt(samples) * first, -_sign(t) * samples * second])
 
-    found = _draws(t, one, share)
+    found = draws(t, one, share)
     # Of terms in c^4 with |omega| below 9, which all are but for one draw in 1e18, and of rounding.
-    rounding = _recovery_error(t, d, c) * c
+    rounding = recovery_error(t, d, c) * c
     first = math.sqrt(samples) * (c**4 * 9.0**5 / 30 + 2 * rounding / c)
     second = samples * (c**4 * 9.0**6 / 90 + 4 * rounding / c**2)
-    signed = _positive(t.adapter)
+    signed = positive(t.adapter)
     if coupling == "iid":
         if signed:
-            _normal(t, found[:, 0], first, label)
+            normal(t, found[:, 0], first, label)
         law = laws.chi2(samples)
         delta = second * float(law.pdf(max(samples - 2, 0.1)))  # the density is at most this steep
         if delta < 0.05:
             x = found[:, 1].ravel()
             p = stats.ks(x, law.cdf, error=delta)
-            _record(t, f"{label}squares", p, x.size, stats.ks, hidden=2 * delta)
+            record(t, f"{label}squares", p, x.size, stats.ks, hidden=2 * delta)
             if second < 0.01:
                 p = stats.chi2(np.maximum(x, 0.0), samples)
-                _record(t, f"{label}scale", p, x.size, stats.chi2, df=samples)
+                record(t, f"{label}scale", p, x.size, stats.chi2, df=samples)
         return
     own = _own_frequencies(samples, d, coupling, max(int(share * t.size), 2), t.rng)
     sums = np.stack([math.sqrt(samples) * np.mean(own, 1), np.sum(own * own, 1)], 1)
@@ -405,14 +261,13 @@ def _feature_sums(t: Trial, samples: int, d: int, share: float) -> None:
                 continue
             p = stats.dkwm_two_sample(found[:, j, i], sums[:, j, i], error=error)
             test, known = stats.dkwm_two_sample, {"reference": len(sums)}
-            _record(t, f"{label}{name}, axis {i}", p, len(found), test, hidden=hidden, **known)
+            record(t, f"{label}{name}, axis {i}", p, len(found), test, hidden=hidden, **known)
 
 
 @check(
-    "kernel",
-    "rfa",
+    "random-features",
     claim="results at one seed follow from the frequencies recovered at it",
-    needs=lambda adapter: _precise(adapter) and _positive(adapter),
+    needs=lambda adapter: precise(adapter) and positive(adapter),
 )
 def recovered_values(t: Trial) -> None:
     """Two frequencies from outputs along the axes predict outputs at other points.
@@ -424,14 +279,14 @@ def recovered_values(t: Trial) -> None:
     # The sums e_0 + e_i tell which number belongs with which.
     y = c * np.concatenate([np.eye(d), 2 * np.eye(d), np.eye(d)[:1] + np.eye(d)[1:]])
     cases = [((), 1, len(y) + 1), ((), 3, 20), ((), 2, 257), (t.adapter.lead(2, 3), 3, 20)]
-    for lead, n, m in cases[:1] if t.adapter.estimator == "kernel" else cases:
+    for lead, n, m in cases[:1] if t.adapter.has("pairs") else cases:
         _recovered_values(t, d, c, y, lead, n, m)
 
 
 def _recovered_values(
     t: Trial, d: int, c: float, y: Floats, lead: tuple[int, ...], n: int, m: int
 ) -> None:
-    name, root = t.adapter.signature.samples or "", t.adapter.root(d)
+    sized, root = t.adapter.record.sized(2), t.adapter.root(d)
     square = np.exp(np.sum(y * y, -1) / 2)
     keys = np.broadcast_to(np.concatenate([np.zeros((1, d)), y])[:m], (*lead, len(y) + 1, d))
     keys = np.concatenate([keys, np.zeros((*lead, m - len(y) - 1, d))], -2) / root
@@ -439,9 +294,9 @@ def _recovered_values(
 
     def means(seed: int) -> Floats:
         """Means of e^{omega . y} over both frequencies, for each head."""
-        if t.adapter.estimator == "kernel":
+        if t.adapter.has("pairs"):
             return np.asarray(_estimates(t, np.zeros(d), y, 2, seed) * square)
-        options: dict[str, Any] = {name: 2, "seed": seed}
+        options: dict[str, Any] = {**sized, "seed": seed}
         out = t.call(np.zeros((*lead, n, d)), keys, values, **options)[..., 0, :]
         found: Floats = np.asarray(out[..., 1 : len(y) + 1] / out[..., :1] * square, float)
         return found
@@ -449,7 +304,7 @@ def _recovered_values(
     start = t.new_seed()
     best = max(range(start, start + 8), key=lambda seed: _separation(means(seed), d))
     mean = means(best)
-    if t.adapter.estimator == "kernel":
+    if t.adapter.has("pairs"):
         arrays: tuple[Floats, ...] = tuple(t.normal(m, d, size=size) for size in (0.7, 0.9))
     else:
         q, k = (t.normal(*lead, i, d, size=size / root) for i, size in ((n, 0.7), (m, 0.9)))
@@ -461,11 +316,11 @@ def _recovered_values(
             omega[index] = _paired(mean[index], d, c)
         return reference(t.adapter, arrays, {"omega": omega})
 
-    options: dict[str, Any] = {name: 2, "seed": best}
+    options: dict[str, Any] = {**sized, "seed": best}
     got = t.call(*arrays, **options)
     want, allowed = predict(mean)
     # The error of each mean moves the prediction: to first order, by the sum of the moves.
-    unit = _recovery_error(t, d, c) * c
+    unit = recovery_error(t, d, c) * c
     for i in range(len(y)):
         moved = mean.copy()
         moved[..., i] *= 1 + 2 * unit
@@ -496,11 +351,10 @@ def _paired(mean: Floats, d: int, c: float) -> Floats:
 
 
 @check(
-    "kernel",
-    "rfa",
+    "random-features",
     claim="the average over many features has the law of its coupling, and the right mean",
     layer="bound",
-    needs=_lawful,
+    needs=lawful,
 )
 def feature_average(t: Trial) -> None:
     """Fifteen or sixteen features at x + y along an axis, either way, and along the diagonal.
@@ -515,29 +369,29 @@ def feature_average(t: Trial) -> None:
     any_way /= np.linalg.norm(any_way)
     axes = np.stack([np.eye(d)[0], -np.eye(d)[0], np.full(d, d**-0.5), any_way])
     y = t.adapter.exact(axes - x)
-    found = _draws(t, lambda seed: _estimates(t, x, y, samples, seed))
+    found = draws(t, lambda seed: _estimates(t, x, y, samples, seed))
     omega = _own_frequencies(samples, d, coupling, t.size, t.rng)
     own = np.stack([kernels.estimate(x, z, omega, features=features) for z in y], -1)
     n, many = len(found), len(own)
-    error = _recovery_error(t, d, 1.0)
+    error = recovery_error(t, d, 1.0)
     for i, name in enumerate(("axis 0", "axis 0 reversed", "diagonal", "a random direction")):
         # In the halves rounding moves estimates, by as much as their logarithms' recovery allows.
-        if _precise(t.adapter):
+        if precise(t.adapter):
             p = stats.dkwm_two_sample(found[:, i], own[:, i])
         elif features == "trigonometric":
             continue
         else:
             logs = (np.log(np.maximum(z[:, i], 1e-300)) for z in (found, own))
             p = stats.dkwm_two_sample(*logs, error=error)
-        _record(t, f"law, {name}", p, n, stats.dkwm_two_sample, reference=many)
-        if coupling in theory.COUPLINGS and _precise(t.adapter):
+        record(t, f"law, {name}", p, n, stats.dkwm_two_sample, reference=many)
+        if coupling in theory.COUPLINGS and precise(t.adapter):
             kernel = math.exp(float(x @ y[i]))
             variance = theory.kernel_variance(
                 x, y[i], features=features, coupling=coupling, num_features=samples
             )
             cap = float(variance) / kernel**2
             p = stats.catoni(found[:, i] / kernel, 1.0, cap)
-            _record(t, f"mean, {name}", p, n, stats.catoni, variance=cap)
+            record(t, f"mean, {name}", p, n, stats.catoni, variance=cap)
 
 
 # Own draws for each of the candidate's: as many as do not dominate the time.
@@ -577,10 +431,10 @@ def _frequency(out: Floats, keys: Floats) -> Floats:
 
 
 @check(
-    "ra",
+    "target",
     claim="frequencies of a query are drawn from its target, one mixture of Gaussians",
     layer="law",
-    needs=_precise,
+    needs=precise,
 )
 def target_law(t: Trial) -> None:
     """Frequencies recovered from single samples of the second of three queries, d = 4.
@@ -592,10 +446,10 @@ def target_law(t: Trial) -> None:
 
 
 @check(
-    "ra",
+    "target",
     claim="frequencies are drawn from the target over the keys that a mask leaves",
     layer="law",
-    needs=lambda adapter: _precise(adapter) and adapter.can("mask"),
+    needs=lambda adapter: precise(adapter) and adapter.can("mask"),
 )
 def masked_target_law(t: Trial) -> None:
     """The same with a key of large weight masked."""
@@ -603,10 +457,10 @@ def masked_target_law(t: Trial) -> None:
 
 
 @check(
-    "ra",
+    "target",
     claim="frequencies are drawn from the target over the keys that are not in the future",
     layer="law",
-    needs=lambda adapter: _precise(adapter) and adapter.can("causal"),
+    needs=lambda adapter: precise(adapter) and adapter.can("causal"),
 )
 def causal_target_law(t: Trial) -> None:
     """The same for the last query but one, causal, the last key having a large weight."""
@@ -635,17 +489,18 @@ def _target_law(
     values = np.broadcast_to(np.eye(shown.shape[-2]), (*lead, *[shown.shape[-2]] * 2))
 
     def one(seed: int) -> Floats:
-        out = t.call(queries / root, shown / root, values, num_samples=1, seed=seed, **options)
+        given = {**t.adapter.record.sized(1), "seed": seed, **options}
+        out = t.call(queries / root, shown / root, values, **given)
         return _frequency(out[(*last, query)][: d + 1], keys)
 
-    omega = _draws(t, one, share)
+    omega = draws(t, one, share)
     # One coordinate's map to a normal number has slope at most 1 (Jensen, since the normal density
     # is a concave function of the distribution function); the weights of the others add to it.
     size = math.sqrt(d) + 6 + float(np.max(np.linalg.norm(q + keys, axis=-1)))
     spread = float(np.linalg.norm(np.linalg.inv(keys[1:] - keys[0]), 2))
     far = float(np.max(np.abs(keys[:, None] - keys)))
     error = 64 * t.adapter.eps * (1 + size * float(np.max(np.abs(keys))) * d) * spread * (1 + far)
-    _normal(t, _rosenblatt(omega, q + keys, weight), error, f"d = {d}, ")
+    normal(t, _rosenblatt(omega, q + keys, weight), error, f"d = {d}, ")
 
 
 def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
@@ -667,10 +522,10 @@ def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
 
 
 @check(
-    "ra",
+    "target",
     claim="each sample chooses its key anew, light ones too",
     layer="law",
-    needs=_precise,
+    needs=precise,
 )
 def choices(t: Trial) -> None:
     """How many of 16 samples choose one of a thousand light keys: a binomial law.
@@ -679,6 +534,7 @@ def choices(t: Trial) -> None:
     the result is the fraction of samples that chose a light one.
     """
     d, samples, light, far = 2, 16, 1000, 14.0
+    sized = t.adapter.record.sized(samples)
     root = t.adapter.root(d)
     heavy = [math.log(0.9 / 0.1 * light), far]
     keys = np.concatenate([[heavy], np.tile([[0.0, -far]], (light, 1)), [[-30.0, 0.0]]])
@@ -689,9 +545,9 @@ def choices(t: Trial) -> None:
     share = float(weight @ values[:, 0])
 
     def one(seed: int) -> Floats:
-        return np.asarray(samples * t.call(q, keys, values, num_samples=samples, seed=seed)[0, 0])
+        return np.asarray(samples * t.call(q, keys, values, **sized, seed=seed)[0, 0])
 
-    found = _draws(t, one)
+    found = draws(t, one)
     counts = np.round(found)
     if np.max(np.abs(found - counts)) > 0.01:
         raise Failure("whole numbers of samples", f"{found[np.argmax(np.abs(found - counts))]:.4g}")
@@ -699,20 +555,20 @@ def choices(t: Trial) -> None:
     law = laws.binom(samples, share)
     below, at = law.cdf(counts - 1), law.pmf(counts)
     uniform = np.clip(below + t.rng.random(n) * at, 0.0, 1.0)  # exactly so if counts are binomial
-    _record(t, "counts", stats.ks(uniform, lambda u: u), n, stats.ks)
+    record(t, "counts", stats.ks(uniform, lambda u: u), n, stats.ks)
     p = stats.binomial(int(np.sum(counts)), n * samples, share)
-    _record(t, "share", p, n * samples, stats.binomial, p=share)
+    record(t, "share", p, n * samples, stats.binomial, p=share)
 
 
-@check("ra", claim="the mean over seeds is exact attention", layer="bound", needs=_precise)
+@check("target", claim="the mean over seeds is exact attention", layer="bound", needs=precise)
 def unbiased(t: Trial) -> None:
     """Weights of three keys, bounded and of known mean, at S = 16 (betting)."""
     d, m, root = 4, 6, t.adapter.root(4)
     q, k = (t.normal(count, d, size=1 / root) for count in (3, m))
     k = t.adapter.exact(k + q[1] * (np.arange(m) < 2)[:, None])
     want = special.softmax((root * root) * (q @ k.T), -1)
-    values = np.eye(m)
-    found = _draws(t, lambda seed: t.call(q, k, values, num_samples=16, seed=seed)[1])
+    values, sized = np.eye(m), t.adapter.record.sized(16)
+    found = draws(t, lambda seed: t.call(q, k, values, **sized, seed=seed)[1])
     n = len(found)
     allowed = 2 * tolerance(t.adapter, (q, k, values), {})
     if np.any((found < -allowed) | (found > 1 + allowed)):
@@ -720,16 +576,16 @@ def unbiased(t: Trial) -> None:
     for j in range(3):
         x = np.clip(found[:, j], 0.0, 1.0)
         mean = float(want[1, j])
-        _record(t, f"weight of key {j}, bets", stats.betting(x, mean), n, None)
+        record(t, f"weight of key {j}, bets", stats.betting(x, mean), n, None)
         p = stats.empirical_bernstein(x, mean)
         test = stats.empirical_bernstein  # bets have no proven power
-        _record(t, f"weight of key {j}", p, n, test, variance=mean * (1 - mean))
+        record(t, f"weight of key {j}", p, n, test, variance=mean * (1 - mean))
 
 
 @check(
-    "ra",
+    "target",
     claim="with two samples the result is the mean of two different results",
-    needs=lambda adapter: _precise(adapter),
+    needs=lambda adapter: precise(adapter),
 )
 def mean_of_samples(t: Trial) -> None:
     r"""Both samples recovered from the weights of five keys j c e_0, at S = 2.
@@ -741,7 +597,7 @@ def mean_of_samples(t: Trial) -> None:
     line = np.zeros((5, d))
     line[:, 0] = c * np.arange(5)
     square = np.exp(line[:, 0] ** 2 / 2)
-    q = np.zeros((2, d))
+    q, sized = np.zeros((2, d)), t.adapter.record.sized(2)
     start = t.new_seed()
 
     def shares(out: Floats) -> tuple[Floats, float]:
@@ -756,7 +612,7 @@ def mean_of_samples(t: Trial) -> None:
     best: tuple[float, int] = (-1.0, start)
     bend = 0.0
     for seed in range(start, start + 16):
-        out = t.call(q, line / root, np.eye(5), num_samples=2, seed=seed)[1]
+        out = t.call(q, line / root, np.eye(5), **sized, seed=seed)[1]
         curved = math.log(max(out[0] * out[2] / out[1] ** 2, 1e-300)) + c * c
         bend = max(bend, abs(curved))
         with np.errstate(all="ignore"):
@@ -766,7 +622,7 @@ def mean_of_samples(t: Trial) -> None:
                 continue
     if not bend > 1e3 * t.adapter.eps:  # by chance only if 16 pairs all lie within 1e-2
         raise Failure("the mean of two different samples", "the result of a single one")
-    out = t.call(q, line / root, np.eye(5), num_samples=2, seed=best[1])[1]
+    out = t.call(q, line / root, np.eye(5), **sized, seed=best[1])[1]
     found = shares(out)[0]
     allowed = 0.0
     for j in range(5):  # to first order, by how much each output's rounding moves the shares
@@ -778,10 +634,10 @@ def mean_of_samples(t: Trial) -> None:
 
 
 @check(
-    "ra",
+    "target",
     claim="the result has the law of a mean of independent samples",
     layer="bound",
-    needs=_precise,
+    needs=precise,
 )
 def sample_average(t: Trial) -> None:
     """Weights of two of twelve keys at S = 16 and 64 against the package's own (DKWM)."""
@@ -790,26 +646,21 @@ def sample_average(t: Trial) -> None:
     k[-1] = 1.2 * q[-1]  # the last key matters
     k, values = t.adapter.exact(k), np.eye(m)[:, [0, -1]]
     for samples in (16, 64):
+        sized = t.adapter.record.sized(samples)
 
-        def one(seed: int, samples: int = samples) -> Floats:
-            return np.asarray(t.call(q, k, values, num_samples=samples, seed=seed)[-1])
+        def one(seed: int, sized: dict[str, Any] = sized) -> Floats:
+            return np.asarray(t.call(q, k, values, **sized, seed=seed)[-1])
 
-        found = _draws(t, one, 0.5)
-        own = randomized_attention(
-            np.broadcast_to(q[-1:], (many, 1, d)),
-            k,
-            values,
-            num_samples=samples,
-            scale=root * root,
-            rng=t.rng,
-        )[:, 0]
+        found = draws(t, one, 0.5)
+        queries = np.broadcast_to(q[-1:], (many, 1, d))
+        own = t.adapter.record.fn(queries, k, values, **sized, scale=root * root, rng=t.rng)[:, 0]
         for j, key in enumerate(("first", "last")):
             p = stats.dkwm_two_sample(found[:, j], own[:, j])
             name, test = f"S = {samples}, weight of the {key} key", stats.dkwm_two_sample
-            _record(t, name, p, len(found), test, reference=many)
+            record(t, name, p, len(found), test, reference=many)
 
 
-@check("ra", claim="queries and heads draw frequencies of their own")
+@check("target", claim="queries and heads draw frequencies of their own")
 def draws_apart(t: Trial) -> None:
     """Equal queries, and equal heads, get different results."""
     lead = t.adapter.lead(2)
@@ -823,10 +674,10 @@ def draws_apart(t: Trial) -> None:
 
 
 @check(
-    "lara",
+    "proposals",
     claim="with one proposal the frequency is Gaussian about a centre, with covariance I",
     layer="law",
-    needs=lambda adapter: _precise(adapter),
+    needs=lambda adapter: precise(adapter),
 )
 def proposal_noise(t: Trial) -> None:
     """Differences of frequencies recovered at C = 1 from successive seeds.
@@ -840,19 +691,19 @@ def proposal_noise(t: Trial) -> None:
     q = np.broadcast_to(t.normal(1, d, size=0.5 / root), (d + 1, d))
 
     def one(seed: int) -> Floats:
-        out = t.call(q, keys / root, np.eye(d + 1), num_proposals=1, seed=seed)[0]
+        out = t.call(q, keys / root, np.eye(d + 1), **t.adapter.record.sized(1), seed=seed)[0]
         return _frequency(out, keys)
 
-    omega = _draws(t, one)
+    omega = draws(t, one)
     omega = omega[: len(omega) // 2 * 2]
-    error = 2 * c + 2 * _recovery_error(t, d, c)
-    _normal(t, (omega[::2] - omega[1::2]) / math.sqrt(2), error)
+    error = 2 * c + 2 * recovery_error(t, d, c)
+    normal(t, (omega[::2] - omega[1::2]) / math.sqrt(2), error)
 
 
 @check(
-    "lara",
+    "proposals",
     claim="two proposals are weighed by their features of the query",
-    needs=lambda adapter: _precise(adapter) and adapter["weighting"] in ("balance", "own"),
+    needs=lambda adapter: precise(adapter) and adapter["weighting"] in ("balance", "own"),
 )
 def two_proposals(t: Trial) -> None:
     """Both frequencies along an axis recovered at C = 2 from the weights of five keys on it.
@@ -890,9 +741,9 @@ def two_proposals(t: Trial) -> None:
             except np.linalg.LinAlgError:
                 return -1.0
 
-    start = t.new_seed()
+    start, sized = t.new_seed(), t.adapter.record.sized(2)
     outs = [
-        t.call(q / root, line / root, np.eye(5), num_proposals=2, seed=seed)
+        t.call(q / root, line / root, np.eye(5), **sized, seed=seed)
         for seed in range(start, start + 16)
     ]
     out = max(outs, key=gap)
@@ -908,36 +759,67 @@ def two_proposals(t: Trial) -> None:
 
 
 @check(
-    "lara",
+    "proposals",
     claim="weights of keys have the law they have with chunks of the sequence as proposals",
     layer="bound",
-    needs=lambda adapter: _precise(adapter) and adapter["centres"] == "chunks",
+    needs=lambda adapter: precise(adapter) and adapter["centres"] == "chunks",
 )
 def proposal_average(t: Trial) -> None:
     """Weights at C = 3 against the distribution of the package's own (DKWM)."""
     d, m, many, root = 4, 6, min(25 * t.size, 100_000), t.adapter.root(4)
     q, k = (t.normal(m, d, size=1 / root) for _ in range(2))
-    found = _draws(t, lambda seed: t.call(q, k, np.eye(m), num_proposals=3, seed=seed)[1])
-    own = linear_randomized_attention(
-        np.broadcast_to(q, (many, m, d)),
-        k,
-        np.eye(m),
-        num_proposals=3,
+    sized = t.adapter.record.sized(3)
+    found = draws(t, lambda seed: t.call(q, k, np.eye(m), **sized, seed=seed)[1])
+    own = t.adapter.record.fn(
+        *(np.broadcast_to(q, (many, m, d)), k, np.eye(m)),
+        **sized,
         weighting=t.adapter["weighting"],
         scale=root * root,
         rng=t.rng,
     )[:, 1]
     for j in range(3):
         p = stats.dkwm_two_sample(found[:, j], own[:, j])
-        _record(t, f"weight of key {j}", p, len(found), stats.dkwm_two_sample, reference=many)
+        record(t, f"weight of key {j}", p, len(found), stats.dkwm_two_sample, reference=many)
 
 
 @check(
-    *RANDOM,
+    "random",
+    claim="results at many seeds have the law of the estimator's own",
+    layer="bound",
+    needs=lambda adapter: (
+        precise(adapter)
+        and not any(map(adapter.has, ("random-features", "target", "proposals")))  # known laws
+    ),
+)
+def own_law(t: Trial) -> None:
+    """First and last entry of a result at S = 1 and 4 against the registered function's (DKWM)."""
+    for samples in (1, 4):
+        _own_law(t, t.problem(5, 6, 4)[0], t.adapter.record.sized(samples))
+
+
+def _own_law(t: Trial, arrays: tuple[Floats, ...], sized: dict[str, Any]) -> None:
+    found = draws(t, lambda seed: _ends(t.call(*arrays, **sized, seed=seed)))
+    own = np.stack([_ends(black_box(t.adapter, arrays, sized | {"seed": t.rng})) for _ in found])
+    error = 2 * tolerance(t.adapter, arrays, sized | {"seed": t.new_seed()}, found)
+    label = ", ".join(f"{name} = {value}" for name, value in sized.items()) or "any size"
+    for j, name in enumerate(("first", "last")):
+        test = stats.dkwm_two_sample
+        p = test(found[:, j], own[:, j], error=error)
+        hidden = float(error > 1e-3 * np.std(own[:, j]))  # all of it, where rounding may matter
+        known = {"reference": len(own)}
+        record(t, f"{label}, {name} entry", p, len(found), test, hidden=hidden, **known)
+
+
+def _ends(out: Any) -> Floats:
+    return np.asarray(out, float).reshape(-1)[[0, -1]]
+
+
+@check(
+    "random",
     claim="how frequencies are distributed shows in the results",
     layer="law",
     needs=lambda adapter: (
-        not (_precise(adapter) or (_lawful(adapter) and adapter.estimator in ("kernel", "rfa")))
+        not (precise(adapter) or (lawful(adapter) and adapter.has("random-features")))
     ),
 )
 def unseen_law(t: Trial) -> None:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from .. import __version__
 from .._text import portable, printable
+from .._version import __version__
 
 __all__ = ["Report", "Result"]
 
@@ -32,7 +32,8 @@ class Result:
         p-values from inequalities.
     status : str
         ``"PASS"``, ``"FAIL"``, ``"UNDERPOWERED"`` (no deviation found, but a larger one than the
-        check is to detect would have been missed, or time ran out), ``"EXPECTED FAILURE"``, or
+        check is to detect would have been missed, or time ran out, or nothing could be compared),
+        ``"EXPECTED FAILURE"``, or
         ``"STALE"`` (passed although a failure was expected, which is an error).
     expected, got : str
         For a failure, or when time ran out, what should have come and what came.
@@ -113,11 +114,14 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """``"FAIL"`` if a check failed or an expected failure is stale, else the weakest status."""
+        """``"FAIL"`` if a check failed or an expected failure is stale, else the weakest status.
+
+        With no check run it is ``"UNDERPOWERED"``.
+        """
         statuses = {result.status for result in self.results}
         if statuses & {FAIL, STALE}:
             return FAIL
-        return UNDERPOWERED if UNDERPOWERED in statuses else PASS
+        return UNDERPOWERED if UNDERPOWERED in statuses or not statuses else PASS
 
     @property
     def guarantee(self) -> str:

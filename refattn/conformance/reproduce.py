@@ -38,7 +38,7 @@ def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
             "print(report)",
         ]
         return "\n".join(lines) + "\n"
-    names = list(adapter.signature.arrays[: len(case.arrays)])
+    names = list(adapter.record.arrays[: len(case.arrays)])
     for name, x in zip(names, case.arrays, strict=True):
         lines.append(f"{name} = {_array(x)}")
     for name, x in case.options.items():

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ..registry import ESTIMATORS
 from .adapter import Adapter
 from .checks import CHECKS, Trial
 from .report import EXPECTED, FAIL, Result
 
-__all__ = ["name"]
+__all__ = ["suspect"]
 
 _MOST = 3  # suspects named for a failure
 _ENOUGH = 4  # failed checks, at least, for a pattern: fewer are common to many defects
@@ -23,7 +24,7 @@ _ALIKE = 0.6  # least share of failed checks in common for a pattern to be named
 _NEAR = 0.2  # of the error that is found, for numbers to be nearly those of a defect
 
 
-def name(results: list[Result], trials: list[Trial]) -> None:
+def suspect(results: list[Result], trials: list[Trial]) -> None:
     """Name, for each failure, defects with the same numbers, then those with the same pattern."""
     failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
     if not failed:
@@ -44,7 +45,7 @@ def name(results: list[Result], trials: list[Trial]) -> None:
 
 def _same_numbers(trial: Trial) -> Iterable[str]:
     """Defects that give nearly what the candidate gave at the failing case, the nearest first."""
-    from .mutants import MUTANTS
+    from .defects import MUTANTS
 
     adapter, case = trial.adapter, trial.case
     if case is None or case.want is None or trial.got is None or isinstance(trial.got, tuple):
@@ -56,7 +57,9 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
     needed = {"omega", "mask", "causal"} & set(case.options)
     found = []
     for mutant in MUTANTS:
-        if mutant.estimator != adapter.estimator or not needed <= set(mutant.capabilities):
+        if ESTIMATORS[mutant.estimator] is not adapter.record:
+            continue
+        if not needed <= set(mutant.capabilities):
             continue
         try:
             got = Adapter(mutant.fn, mutant.estimator)(*case.arrays, **case.options)
@@ -77,11 +80,11 @@ def _same_pattern(adapter: Adapter, failed: set[str], ran: set[str]) -> Iterable
 
     None if many are equally alike: then the pattern says little.
     """
-    from .mutants import MUTANTS
+    from .defects import MUTANTS
 
     effects = {mutant.name: mutant.effect for mutant in MUTANTS}
     found = []
-    for mutant, checks in _kills().get(adapter.estimator, {}).items():
+    for mutant, checks in _killers(adapter).items():
         theirs = set(checks) & ran
         alike = len(theirs & failed) / max(len(theirs | failed), 1)
         if alike >= _ALIKE and mutant in effects:
@@ -95,12 +98,12 @@ def _same_pattern(adapter: Adapter, failed: set[str], ran: set[str]) -> Iterable
 
 def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
     """Defects of the draw alone that fail the same laws, of those that ran, unless many do."""
-    from .mutants import MUTANTS
+    from .defects import MUTANTS
 
     effects = {mutant.name: mutant.effect for mutant in MUTANTS}
     found = [
         mutant
-        for mutant, checks in _kills().get(adapter.estimator, {}).items()
+        for mutant, checks in _killers(adapter).items()
         if all(CHECKS[c].layer != "identity" for c in checks) and set(checks) & ran == failed
     ]
     if len(failed) < _ENOUGH_LAWS or len(found) > _MOST:
@@ -108,9 +111,15 @@ def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
     return [f"{mutant} (fails the same laws): {effects[mutant]}" for mutant in found]
 
 
+def _killers(adapter: Adapter) -> dict[str, list[str]]:
+    """Defects of the estimator and the checks that each fails."""
+    names = (adapter.record.name, *adapter.record.aliases)
+    return {mutant: x for name in names for mutant, x in _kills().get(name, {}).items()}
+
+
 @cache
 def _kills() -> dict[str, dict[str, list[str]]]:
-    """Which checks fail for which defect, as measured; see `mutants`."""
+    """Which checks fail for which defect, as measured; see `defects`."""
     text = resources.files(__package__).joinpath("kills.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content

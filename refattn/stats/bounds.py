@@ -29,7 +29,7 @@ from scipy.special import rel_entr
 
 from .. import _validate
 from . import _check
-from .exact import _distance
+from .exact import kolmogorov_distance
 
 __all__ = [
     "bernstein",
@@ -370,7 +370,7 @@ def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     9.1e-05
     """
     x = np.sort(_check.sample("x", x))
-    distance = _distance(_check.probabilities(cdf, x))
+    distance = kolmogorov_distance(_check.probabilities(cdf, x))
     distance = max(0.0, distance - _check.non_negative("error", error))
     return _two_sided(2 * len(x) * distance**2)
 

@@ -32,6 +32,7 @@ __all__ = [
     "chi2",
     "gaussian_estimates",
     "hotelling",
+    "kolmogorov_distance",
     "ks",
     "lognormal_pair",
     "lognormal_sum_cdf",
@@ -110,7 +111,7 @@ def ks(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     0.993
     """
     x = np.sort(_check.sample("x", x))
-    distance = _distance(_check.probabilities(cdf, x))
+    distance = kolmogorov_distance(_check.probabilities(cdf, x))
     distance = max(0.0, distance - _check.non_negative("error", error))
     return float(np.clip(scipy_stats.kstwo.sf(distance, len(x)), 0, 1))
 
@@ -590,7 +591,7 @@ def lognormal_pair(x: Any, s: float, *, error: float = 0.0) -> float:
     return ks(x, partial(lognormal_sum_cdf, s=s), error=error)
 
 
-def _distance(u: Any) -> float:
+def kolmogorov_distance(u: Any) -> float:
     """Return sup |F_n - F| for the values u of F at the sorted sample."""
     i = np.arange(len(u) + 1) / len(u)
     return float(max(np.max(i[1:] - u), np.max(u - i[:-1])))

@@ -19,7 +19,9 @@ __all__ = ["CAUSAL", "DTYPES", "EXACT", "LARA", "RFA", "SAME_SAMPLES", "SDPA", "
 
 DTYPES = ("float32", "float64")
 EXACT, RFA, LARA, CAUSAL = "exact attention", "RFA, positive", "LARA", ", causal"
+LINEAR, PLAIN = "linear attention, elu + 1", "refattn, not causal"
 SDPA, TORCH, SAME_SAMPLES = "torch SDPA", "torch Performer", "refattn, RFA of as many samples"
+CHUNKS, TORCH_LINEAR = "torch Performer in chunks", "torch"
 
 Oracle = Callable[[], np.ndarray]
 
@@ -123,10 +125,12 @@ def _positive_causal(inputs: Inputs) -> Case:
     performer = inputs.oracle(oracles.performer, omega, past)
     package = inputs.oracle(oracles.performer, omega, past, added=1e-6)
     ours = partial(refattn.random_feature_attention, causal=True)
+    plain = partial(refattn.random_feature_attention, *arrays, omega=omega)
     return inputs.case(
         RFA + CAUSAL,
         _ours(oracle, ours, *arrays, omega=omega),
-        Form(TORCH, partial(peers.torch_performer_causal, *arrays, omega), performer),
+        Form(PLAIN, lambda: plain, inputs.oracle(oracles.positive, omega), ours=True),
+        Form(CHUNKS, partial(peers.torch_performer_causal, *arrays, omega), performer),
         Form("performer-pytorch", partial(peers.performer_pytorch_causal, *arrays, omega), package),
         _textbook(oracle, peers.textbook_causal, *arrays, omega),
         samples=count,
@@ -166,11 +170,24 @@ def _linear(inputs: Inputs) -> Case:
     package = inputs.oracle(oracles.linear, added=1e-6)
     fast_transformers = partial(peers.fast_transformers_linear, *arrays)
     return inputs.case(
-        "linear attention, elu + 1",
+        LINEAR,
         _ours(oracle, refattn.linear_attention, *arrays),
-        Form("torch", partial(peers.torch_linear, *arrays), oracle),
+        Form(TORCH_LINEAR, partial(peers.torch_linear, *arrays), oracle),
         Form("pytorch-fast-transformers", fast_transformers, package),
         _textbook(oracle, peers.textbook_linear, *arrays),
+    )
+
+
+def _linear_causal(inputs: Inputs) -> Case:
+    arrays, oracle = (
+        inputs.tokens(inputs.sizes.linear),
+        inputs.oracle(oracles.linear, inputs.past()),
+    )
+    return inputs.case(
+        LINEAR + CAUSAL,
+        _ours(oracle, partial(refattn.linear_attention, causal=True), *arrays),
+        Form(TORCH_LINEAR, partial(peers.torch_linear_causal, *arrays), oracle),
+        _textbook(oracle, peers.textbook_linear_causal, *arrays),
     )
 
 
@@ -235,6 +252,7 @@ CASES = (
     _hyperbolic,
     _trigonometric,
     _linear,
+    _linear_causal,
     _lara,
     _randomized,
     _mean_of_ratios,

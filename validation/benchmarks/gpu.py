@@ -33,7 +33,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 import refattn
-from refattn import _array, estimators
+from refattn import _array, _hops
 
 from . import peers
 from .timing import Timer, alternate, quartiles, ratio
@@ -47,7 +47,7 @@ SCORES = 2**28  # that the roofline holds at once
 LINES = 60  # of the end of the test run
 
 BLOCKS = ((2048, 2048), (8192, 2048), (8192, 8192), (16384, 4096), (32768, 8192))
-STEPS = ((128, 16), (512, 16), (1024, 16), (512, 32), (1024, 32), (512, 64))
+STEPS = ((8, 16), (32, 16), (64, 16), (16, 32), (32, 32), (8, 64))
 
 
 class Unavailable(click.ClickException):
@@ -290,7 +290,7 @@ def sweep(device: Device, shape: Shape, features: int, repeats: int) -> list[Rec
     """Time methods in float32 under several sizes of blocks, and of causal steps."""
     arrays = [device.xp.asarray(x) for x in draw(shape, features, "float32")]
     blocks = {str(x): mock.patch.object(_array, "_OTHER_BLOCK", x) for x in BLOCKS}
-    steps = {str(x): mock.patch.multiple(estimators, _OTHER_CHUNK=x[0], _LEAF=x[1]) for x in STEPS}
+    steps = {str(x): mock.patch.multiple(_hops, _LEAVES=x[0], _LEAF=x[1]) for x in STEPS}
     plan = {"exact": blocks, "random features": blocks, "random features, causal": steps}
     records = []
     for name, patches in plan.items():

@@ -1,8 +1,9 @@
 """What each form claims to compute, for some queries, written down directly in float64.
 
 Arguments are `q` (..., r, d), the queries that are checked, and all keys `k` (..., m, d) and values
-`v` (..., m, d_v). `visible`, shape (r, m), says which keys each query sees. Random features are
-evaluated in the log domain. Nothing is shared with the forms that are checked.
+`v` (..., m, d_v). `visible`, shape (r, m), says which keys each query sees. The formulas are those
+of `refattn.naive`; where these would hold all keys times all frequencies, products of matrices in
+the log domain. Nothing is shared with the forms that are checked.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import math
 from typing import Any
 
 import numpy as np
+
+from refattn import naive
 
 __all__ = [
     "chunk_centres",
@@ -26,10 +29,10 @@ __all__ = [
 ]
 
 
-def softmax(q: Any, k: Any, v: Any, visible: Any = True) -> np.ndarray:
-    """Exact softmax attention."""
-    q, k, v = _double(q, k, v)
-    return np.asarray(_softmax(np.where(visible, _scores(q, k), -np.inf)) @ v)
+def softmax(q: Any, k: Any, v: Any, visible: Any = None) -> np.ndarray:
+    """Exact softmax attention, one head after another."""
+    heads = zip(*_double(q, k, v), strict=True)
+    return np.stack([naive.softmax_attention(*head, mask=visible) for head in heads])
 
 
 def positive(
@@ -73,11 +76,11 @@ def performer(
     return _average(kernel, v, added * np.sum(phi_q, axis=-1, keepdims=True))
 
 
-def linear(q: Any, k: Any, v: Any, *, added: float = 0.0) -> np.ndarray:
+def linear(q: Any, k: Any, v: Any, visible: Any = True, *, added: float = 0.0) -> np.ndarray:
     """Linear attention with elu + 1, `added` to the normaliser."""
     q, k, v = _double(q, k, v)
     phi_q, phi_k = (np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) for x in (q, k))
-    return _average(phi_q @ _t(phi_k), v, added)
+    return _average(np.where(visible, phi_q @ _t(phi_k), 0), v, added)
 
 
 def chunk_centres(q: Any, k: Any, count: int) -> np.ndarray:
@@ -99,15 +102,12 @@ def linear_randomized(
 
 def randomized(q: Any, k: Any, v: Any, omega: Any) -> np.ndarray:
     """Randomized attention; `omega` (..., r, S, d) holds the frequencies of each query."""
-    k, v, omega = _double(k, v, omega)
-    return np.asarray(_ratios(omega, k[..., None, :, :]).mean(axis=-2) @ v)
+    return np.asarray(naive.randomized_attention(*_double(q, k, v), omega=omega))
 
 
 def mean_of_ratios(q: Any, k: Any, v: Any, omega: Any) -> np.ndarray:
     """Mean of the ratios of single features, the same for every query."""
-    k, v, omega = _double(k, v, omega)
-    mean = _ratios(omega, k).mean(axis=-2, keepdims=True) @ v
-    return np.broadcast_to(mean, (*q.shape[:-1], v.shape[-1]))
+    return np.asarray(naive.mean_of_ratios_attention(*_double(q, k, v), omega=omega))
 
 
 def importance_sampled(q: Any, k: Any, v: Any, omega: Any) -> np.ndarray:
@@ -133,19 +133,8 @@ def _positive(q: Any, k: Any, omega: Any, log_weight: Any) -> tuple[np.ndarray, 
     return np.exp(log_q - log_scale) @ _t(np.exp(log_k - base)), log_scale[..., 0]
 
 
-def _ratios(omega: Any, k: Any) -> np.ndarray:
-    """Weights of the keys for each frequency, (..., S, m)."""
-    k = _kernel_coordinates(k)
-    return _softmax(omega @ _t(k) - _half_square_norm(k)[..., None, :])
-
-
 def _average(kernel: Any, v: Any, added: Any = 0.0) -> np.ndarray:
     return np.asarray(kernel @ v / (np.sum(kernel, axis=-1, keepdims=True) + added))
-
-
-def _softmax(scores: Any) -> np.ndarray:
-    weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
-    return np.asarray(weights / np.sum(weights, axis=-1, keepdims=True))
 
 
 def _log_sum_exp(scores: Any) -> np.ndarray:

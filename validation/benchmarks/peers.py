@@ -26,6 +26,7 @@ __all__ = [
     "textbook_hyperbolic",
     "textbook_importance_sampled",
     "textbook_linear",
+    "textbook_linear_causal",
     "textbook_linear_randomized",
     "textbook_mean_of_ratios",
     "textbook_positive",
@@ -33,6 +34,7 @@ __all__ = [
     "textbook_softmax",
     "textbook_trigonometric",
     "torch_linear",
+    "torch_linear_causal",
     "torch_performer",
     "torch_performer_causal",
     "torch_softmax",
@@ -106,11 +108,16 @@ def textbook_trigonometric(
 
 def textbook_linear(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Linear attention with elu + 1."""
+    return _linear(_elu_plus_one(q), _elu_plus_one(k), v)
 
-    def phi(x: np.ndarray) -> np.ndarray:
-        return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
-    return _linear(phi(q), phi(k), v)
+def textbook_linear_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Causal linear attention with elu + 1, chunk by chunk."""
+    return np.asarray(_causal(_elu_plus_one(q), _elu_plus_one(k), v, np))
+
+
+def _elu_plus_one(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
 
 def textbook_linear_randomized(
@@ -226,6 +233,13 @@ def torch_linear(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Call:
         return phi_q @ (phi_k.mT @ v) / (phi_q @ phi_k.sum(-2)[..., None])
 
     return call
+
+
+def torch_linear_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Call:
+    """Causal linear attention with elu + 1, chunk by chunk."""
+    torch, (q, k, v) = _torch(q, k, v)
+    elu = torch.nn.functional.elu
+    return lambda: _causal(elu(q) + 1, elu(k) + 1, v, torch)
 
 
 def sdpa(torch: Any, q: Any, k: Any, v: Any, *, causal: bool = False) -> Any:

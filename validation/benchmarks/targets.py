@@ -7,7 +7,19 @@ from typing import Any
 
 from . import scaling
 from .cases import Record, compare
-from .estimators import EXACT, LARA, RFA, SAME_SAMPLES, SDPA, TORCH
+from .estimators import (
+    CAUSAL,
+    CHUNKS,
+    EXACT,
+    LARA,
+    LINEAR,
+    PLAIN,
+    RFA,
+    SAME_SAMPLES,
+    SDPA,
+    TORCH,
+    TORCH_LINEAR,
+)
 from .roofline import WHOLE_ARRAYS
 from .timing import Quartiles
 
@@ -15,12 +27,18 @@ __all__ = ["judge"]
 
 Sections = Mapping[str, Sequence[Record]]
 
+_CAUSAL_LINEAR = "causal linear: time over torch"
+
 # Section, case, form timed against another of the case, what the ratio is, bound for each dtype.
 _RATIOS = (
     ("estimators", RFA, TORCH, "refattn", "RFA: times as fast as torch Performer", (3.0, 3.5)),
     ("roofline", RFA, WHOLE_ARRAYS, "refattn", "RFA: share of the roofline", (0.75, 0.8)),
     ("estimators", EXACT, "refattn", SDPA, "exact attention: time over torch SDPA", (1.25, 1.0)),
     ("estimators", LARA, "refattn", SAME_SAMPLES, "LARA: time over RFA", (1.15, 1.15)),
+    ("estimators", RFA + CAUSAL, "refattn", PLAIN, "causal RFA: time over not causal", (2.5, 2.5)),
+    ("estimators", RFA + CAUSAL, "refattn", CHUNKS, "causal RFA: time over torch", (1.0, 1.0)),
+    ("estimators", LINEAR, "refattn", TORCH_LINEAR, "linear: time over torch", (0.75, 0.75)),
+    ("estimators", LINEAR + CAUSAL, "refattn", TORCH_LINEAR, _CAUSAL_LINEAR, (1.0, 1.0)),
 )
 _EXPONENT = 1.05
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import refattn
-from refattn import estimators
+from refattn import estimators, linear_randomized_attention
 from validation import plotting
 from validation.suite import REFUTED, Claim, Findings, Shown, Statement, more_often
 
@@ -76,7 +76,7 @@ def run(
             one["RFA"][count] = error(estimators.random_feature_attention(q, k, v, omega=omega))
             if count <= TOKENS:
                 for weighting in WEIGHTINGS:
-                    out = estimators.linear_randomized_attention(
+                    out = linear_randomized_attention(
                         q, k, v, num_proposals=count, weighting=weighting, rng=rng
                     )
                     one.setdefault(lara(weighting), {})[count] = error(out)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn import estimators, softmax_attention
+from refattn import estimators, linear_randomized_attention, softmax_attention
 from validation import plotting
 from validation.suite import REFUTED, Claim, Compared, Findings, Statement
 
@@ -70,9 +70,7 @@ def textbook_randomized(q: Any, k: Any, v: Any, rng: np.random.Generator) -> Any
 def forms(rng: np.random.Generator, n: int, c: int, dense: bool) -> dict[str, Callable[[], Any]]:
     """Calls on n queries and keys: the linear forms, or all that are compared with softmax."""
     q, k, v = rng.standard_normal((3, n, D)) / D**0.25
-    lara = partial(
-        estimators.linear_randomized_attention, q, k, v, num_proposals=c, rng=rng, scale=1.0
-    )
+    lara = partial(linear_randomized_attention, q, k, v, num_proposals=c, rng=rng, scale=1.0)
     calls: dict[str, Callable[[], Any]] = {
         RFA: partial(
             estimators.random_feature_attention,

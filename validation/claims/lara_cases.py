@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-from refattn import estimators, sampling
+from refattn import estimators, linear_randomized_attention, sampling
 from validation import plotting
 from validation.suite import Claim, Compared, Findings, Statement
 
@@ -92,7 +92,7 @@ def run(rng: np.random.Generator, d: int, n: int, repeats: int) -> dict[str, Any
         standard = stats.norm.logpdf(omega).sum(-1)
         formula = lara(q, k, v, omega, np.zeros((n, count)), standard, log_target(q, k, omega))
         for weighting in ("own", "balance"):
-            got = estimators.linear_randomized_attention(
+            got = linear_randomized_attention(
                 q,
                 k,
                 v,
@@ -108,7 +108,7 @@ def run(rng: np.random.Generator, d: int, n: int, repeats: int) -> dict[str, Any
         target = log_target(q, k, own[:, 0])
         delta = np.where(np.eye(n) == 1, 0.0, -math.inf)
         formula = lara(q, k, v, own[:, 0], delta, np.diag(target), target)
-        got = estimators.linear_randomized_attention(
+        got = linear_randomized_attention(
             q[:, None], k, v, omega=own, centres=q[:, None], weighting="own", scale=1.0
         )
         keep("RA", got[:, 0], own, ra, formula)
@@ -122,7 +122,7 @@ def run(rng: np.random.Generator, d: int, n: int, repeats: int) -> dict[str, Any
             alpha = np.diagonal(every, axis1=1, axis2=2)
             kept = np.where(alpha > 0, np.log(np.where(alpha > 0, alpha, 1.0)), -math.inf)
             formula = lara(q, k, v, omega, kept, np.diag(proposals), target)
-            got = estimators.linear_randomized_attention(
+            got = linear_randomized_attention(
                 q, k, v, omega=omega, num_proposals=count, weighting=weighting, scale=1.0
             )
             # Weights of queries are differences, known to eps and not to eps times themselves.

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from refattn import estimators, stats
+from refattn import linear_randomized_attention, stats
 from validation import plotting
 from validation.claims import _ratios
 from validation.suite import Claim, Compared, Findings, Shown, Statement, Tested, detects
@@ -94,7 +94,7 @@ def run(rng: np.random.Generator, weighting: str, count: int, draws: int) -> dic
         size = min(BATCH, draws - i)
         omega = centres + rng.standard_normal((size, len(centres), 1))
         out.append(
-            estimators.linear_randomized_attention(
+            linear_randomized_attention(
                 np.broadcast_to(q, (size, *q.shape)),
                 k,
                 v,

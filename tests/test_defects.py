@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 import refattn
 from refattn import kernels
-from refattn.conformance import mutants
-from refattn.conformance.mutants import MUTANTS, VARIANTS, Mutant
+from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
+from refattn.conformance.defects import frequencies as laws
+from validation import kills
 
 BY_NAME = {m.name: m for m in (*VARIANTS, *MUTANTS)}
 BASE = {m.name: m for m in VARIANTS if m.name == m.estimator}
@@ -103,6 +105,14 @@ def test_catalogue() -> None:
         known = {"omega", "mask", "causal", "gqa", "feature_map", "moments"}
         assert set(m.capabilities) <= known
         assert m.effect.endswith(".")
+
+
+def test_kills_have_a_line_each() -> None:
+    """The file is as `validation/kills.py` writes it, and a change to a defect changes a line."""
+    text = kills.FILE.read_text("utf-8")
+    assert text == kills.written(json.loads(text))
+    for m in MUTANTS:
+        assert text.count(f'\n  "{m.name}": [') == 1
 
 
 @each
@@ -239,7 +249,7 @@ def test_seed(entry: Mutant) -> None:
         assert np.array_equal(outs[0], outs[3]) == (short == "seed-mod-16")
 
 
-LAWS = {name: draw for name, draw, *_ in mutants._FREQUENCIES}
+LAWS = {law.name: law.made for law in laws.LAWS}
 
 # E[exp(omega . e_1 - 1/2)] for d = 4, which is 1 for N(0, I)
 KERNEL_RATIO = {
@@ -308,7 +318,7 @@ def test_correlation_between_frequencies(name: str) -> None:
 )
 def test_qr_without_sign_is_biased_and_haar_is_not(d: int, direction: str, bias: float) -> None:
     z = np.eye(d)[0] if direction == "axis" else np.full(d, d**-0.5)
-    for law, want in ((mutants.qr_unsigned, bias), (mutants.haar, 0.0)):
+    for law, want in ((laws.qr_unsigned, bias), (laws.haar, 0.0)):
         omega = law(60_000, d, np.random.default_rng(1))
         for sign in (1, -1):
             ratio = np.exp(sign * omega @ z - 0.5).mean()
@@ -317,9 +327,9 @@ def test_qr_without_sign_is_biased_and_haar_is_not(d: int, direction: str, bias:
 
 def test_haar_frequencies_are_orthogonal_and_normal() -> None:
     rng = np.random.default_rng(2)
-    omega = mutants.haar(4, 4, rng)
+    omega = laws.haar(4, 4, rng)
     np.testing.assert_allclose(omega @ omega.T, np.diag(np.diag(omega @ omega.T)), atol=1e-12)
-    norms = np.sum(mutants.haar(20_000, 4, rng) ** 2, axis=-1)
+    norms = np.sum(laws.haar(20_000, 4, rng) ** 2, axis=-1)
     assert norms.mean() == pytest.approx(4, abs=0.1)
     assert norms.var() == pytest.approx(8, abs=0.5)
 

@@ -1,0 +1,540 @@
+"""The commands of the command line; click and rich must be installed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from . import _show, _validate
+from ._files import INSTALL, load, sample
+from ._text import printable, said
+from ._version import __version__
+from .compare import measure
+from .compare import names as comparable
+from .profile import study
+from .registry import DEFAULT, ESTIMATORS
+
+__all__ = ["group"]
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    """Parse positive integers separated by commas."""
+    try:
+        numbers = [int(item) for item in value.split(",")]
+        if not all(1 <= number < 2**63 for number in numbers):
+            raise ValueError
+    except ValueError:
+        raise click.BadParameter(
+            f"must be positive integers separated by commas, below 2**63, got {value!r}."
+        ) from None
+    return sorted(set(numbers))
+
+
+def _seed(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    """Check a seed: NumPy's hold 128 bits."""
+    if value is not None and not 0 <= value < 2**128:
+        raise click.BadParameter(f"must be at least 0 and below 2**128, got {value}.")
+    return value
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
+    """Parse names of estimators separated by commas."""
+    if value == "all":
+        return comparable()
+    names = list(DEFAULT) if value is None else [x.strip() for x in value.split(",")]
+    for name in names:
+        if name not in ESTIMATORS or not ESTIMATORS[name].approximates:
+            known = ", ".join(comparable())
+            raise click.BadParameter(f"must be all or of {known}, got {name!r}.")
+    return list(dict.fromkeys(ESTIMATORS[name].name for name in names))
+
+
+def _output(suffix: str) -> Callable[[Any, Any, str | None], Path | None]:
+    """Make a check that a file with this suffix can be written; it is not opened yet."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+        if value is None:
+            return None
+        if not value.lower().endswith(suffix):  # an input given by mistake is not overwritten
+            raise click.BadParameter(f"must end in {suffix}, got {value!r}.")
+        folder = os.path.dirname(value) or "."
+        target = value if os.path.exists(value) else folder
+        if not os.path.isdir(folder) or os.path.isdir(value) or not os.access(target, os.W_OK):
+            raise click.BadParameter(f"cannot write to {value!r}.")
+        return Path(value)
+
+    return check
+
+
+class Unusable(click.ClickException):
+    exit_code = 2
+
+
+@contextmanager
+def one_line(plotting: bool) -> Iterator[None]:
+    """Turn what is raised for unusable input into one line and exit status 2."""
+    if plotting:
+        try:
+            import_module("matplotlib.figure")
+        except ModuleNotFoundError:
+            raise Unusable(f"--plot {INSTALL}") from None
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except (TypeError, ValueError, MemoryError, OverflowError) as error:
+        raise Unusable(" ".join(str(error).split())) from None
+
+
+def publish(
+    show: Callable[[], None],
+    json_path: Path | None,
+    to_json: Callable[[], str],
+    plot_path: Path | None,
+    plot: Callable[[Path], None],
+) -> None:
+    try:
+        show()
+        if json_path is not None:
+            json_path.write_text(to_json(), encoding="utf-8")
+        if plot_path is not None:
+            plot(plot_path)
+    except OSError as error:
+        raise Unusable(f"cannot write the results: {error}") from None
+
+
+file_argument = click.argument(
+    "file",
+    required=False,
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+)
+features_option = click.option(
+    "--features",
+    default="8,32,128,512",
+    show_default=True,
+    metavar="S,S,...",
+    callback=_numbers,
+    help="Numbers of features or samples.",
+)
+scale_option = click.option("--scale", type=float, help="Factor on q . k.  [default: 1/sqrt(d)]")
+
+
+def dtype_option(default: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--dtype",
+        type=click.Choice(["float32", "float64"]),
+        help=f"Cast the arrays first.  [default: {default}]",
+    )
+
+
+def json_option(content: str) -> Callable[[Any], Any]:
+    return click.option(
+        *("--json", "json_path"), metavar="OUT.json", callback=_output(".json"), help=content
+    )
+
+
+def plot_option(content: str) -> Callable[[Any], Any]:
+    return click.option(
+        *("--plot", "plot_path"), metavar="OUT.png", callback=_output(".png"), help=content
+    )
+
+
+@click.group("refattn", context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="refattn")
+def group() -> None:
+    """Reference implementation of random-feature attention."""
+
+
+@group.command()
+@file_argument
+@features_option
+@click.option(
+    "--estimators",
+    metavar="NAME,NAME,...",
+    callback=_names,
+    help=f"all, or some of {', '.join(comparable())}.  [default: {','.join(DEFAULT)}]",
+)
+@click.option(
+    "--draws",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 10**6),
+    help="Independent draws to average over.",
+)
+@dtype_option("evaluate in the dtype of the file")
+@click.option("--seed", default=0, show_default=True, type=int, callback=_seed)
+@scale_option
+@click.option("--causal", is_flag=True, help="Query i sees key j only if j <= i + m - n.")
+@json_option("Write the errors of every head and draw.")
+@plot_option("Plot error against S.")
+@click.option("--per-head", is_flag=True, help="Print the error of every head too.")
+def compare(
+    file: Path | None,
+    features: list[int],
+    estimators: list[str],
+    draws: int,
+    dtype: str | None,
+    seed: int,
+    scale: float | None,
+    causal: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+    per_head: bool,
+) -> None:
+    """Compare estimators with exact softmax attention: error and time.
+
+    FILE (.npz or .safetensors) holds arrays q, k, v of shape (..., n, d); the default is a
+    sample from a sentence encoder that comes with the package. The error of a head is
+    |estimate - exact| / |exact| in the Frobenius norm, averaged over the draws, where exact
+    attention is evaluated in float64. Seconds are the median for one evaluation of all heads.
+    """
+    with one_line(plot_path is not None):
+        _validate.real("scale", scale, positive=True, optional=True)
+        path = file or sample()
+        arrays = load(path, dtype)
+        found = measure(
+            **arrays,
+            estimators=estimators,
+            sizes=features,
+            draws=draws,
+            seed=seed,
+            scale=scale,
+            causal=causal,
+            track=partial(_show.track, "Comparing"),
+        )
+    publish(
+        partial(_show.comparison, path, arrays, found, per_head),
+        json_path,
+        partial(_show.comparison_to_json, path, arrays, found),
+        plot_path,
+        partial(_show.plot_comparison, found.rows),
+    )
+
+
+@group.command("moments")
+@file_argument
+@features_option
+@click.option(
+    "--target",
+    default=0.1,
+    show_default=True,
+    type=float,
+    help="Relative error that the recommended estimator is to reach.",
+)
+@click.option(
+    "--shrink/--no-shrink",
+    default=False,
+    show_default=True,
+    help="Shrink the covariances, for fewer rows than d^2.",
+)
+@dtype_option("as they are; what follows is evaluated in float64")
+@scale_option
+@json_option("Write all numbers, of every head.")
+@plot_option("Plot the spectra of the covariances, and predicted error against S.")
+def moments(
+    file: Path | None,
+    features: list[int],
+    target: float,
+    shrink: bool,
+    dtype: str | None,
+    scale: float | None,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Say what the moments of queries and keys promise: adaptation, error, cost.
+
+    FILE (.npz or .safetensors) holds arrays q, k of shape (..., n, d) and, for the predicted
+    errors, v; the default is a sample from a sentence encoder that comes with the package.
+    No random numbers are used. Predicting errors takes time proportional to m^2 for m keys.
+    """
+    with one_line(plot_path is not None):
+        _validate.real("scale", scale, positive=True, optional=True)
+        _validate.real("target", target, positive=True)
+        path = file or sample()
+        arrays = load(path, dtype, required="qk")
+        found = study(
+            **arrays,
+            sizes=features,
+            target=target,
+            scale=scale,
+            shrink=shrink,
+            track=partial(_show.track, "Studying"),
+        )
+    publish(
+        partial(_show.profile, path, arrays, found),
+        json_path,
+        partial(_show.profile_to_json, path, arrays, found),
+        plot_path,
+        partial(_show.plot_profile, found),
+    )
+
+
+@group.command()
+@click.argument("target", metavar="MODULE:CALLABLE")
+@click.option("--estimator", required=True, help="What it computes: softmax, kernel, rfa, ...")
+@click.option(
+    *("--capability", "capabilities"), multiple=True, help="A keyword it takes; repeatable."
+)
+@click.option(
+    *("--tag", "tags"), multiple=True, metavar="KEY=VALUE", help="A convention; repeatable."
+)
+@click.option(
+    "--level",
+    type=click.Choice(["quick", "full", "soak"]),
+    default="quick",
+    show_default=True,
+    help="How many seeds the statistical checks use.",
+)
+@click.option(
+    "--alpha",
+    type=float,
+    default=1e-6,
+    show_default=True,
+    help="Largest probability that a correct implementation fails.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    is_flag=False,
+    flag_value="-",
+    metavar="[OUT.json]",
+    help="Write the report as JSON; without a name, to standard output and nothing else.",
+)
+@click.option(
+    *("--junit", "junit_path"),
+    metavar="OUT.xml",
+    callback=_output(".xml"),
+    help="Write the report as JUnit XML.",
+)
+@click.option(
+    "--xfails",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File of expected failures: lines `check: reason`.",
+)
+@click.option("--seed", type=int, callback=_seed, help="For the same run again.")
+@click.option(*("--check", "names"), multiple=True, help="Run this check only; repeatable.")
+@click.option("--time-limit", type=float, help="Seconds for each check.")
+@click.option(
+    *("--subprocess", "program"),
+    type=click.Choice(["safetensors", "npz"]),
+    help="MODULE:CALLABLE is a command that reads and writes such files instead.",
+)
+@click.option("--reproducers", is_flag=True, help="Print a script for each failure.")
+@click.pass_context
+def check(
+    context: click.Context,
+    /,
+    target: str,
+    json_path: str | None,
+    junit_path: Path | None,
+    xfails: Path | None,
+    reproducers: bool,
+    **options: Any,
+) -> None:
+    """Check an implementation of an attention estimator.
+
+    It is called with arrays by position and all else by keyword: see the documentation of
+    refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED,
+    and 2 where there is no verdict: for unusable arguments, and if the report cannot be
+    written or the candidate ends the process before it is out.
+    """
+    if sys.stdout is None:
+        raise Unusable("cannot write the results: standard output is closed")
+    quiet = json_path == "-"
+    # A candidate may change the working directory.
+    json_path = json_path if json_path is None or quiet else str(Path(json_path).absolute())
+    junit_path = None if junit_path is None else junit_path.absolute()
+    with one_line(False):
+        if json_path is not None and not quiet:
+            _output(".json")(context, context.command.params[0], json_path)
+        try:
+            with _kept(quiet):
+                report = _check(target, xfails, **options)
+        except (KeyboardInterrupt, SystemExit) as error:
+            raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
+    try:
+        if quiet:
+            click.echo(report.to_json(), nl=False)
+        else:
+            click.echo(str(report))
+            for result in report.results if reproducers else ():
+                if result.reproducer:
+                    text = f"\n# {result.check}\n{result.reproducer}"
+                    click.echo(printable(text), nl=False)
+        if json_path is not None and not quiet:
+            Path(json_path).write_text(report.to_json(), encoding="utf-8")
+        if junit_path is not None:
+            junit_path.write_text(report.to_junit(), encoding="utf-8")
+    except OSError as error:
+        raise Unusable(f"cannot write the results: {error}") from None
+    context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
+
+
+@group.command()
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    *("--format", "kind"),
+    default="json",
+    show_default=True,
+    type=click.Choice(["json", "npz", "safetensors"]),
+    help="What to write.",
+)
+@click.option("--check", is_flag=True, help="Say what is wrong with the vectors in DIRECTORY.")
+def vectors(directory: Path, kind: str, check: bool) -> None:
+    """Write golden vectors for implementations in any language into DIRECTORY.
+
+    One file an estimator, a schema and a README; files of the same name are replaced. With
+    --check nothing is written, and the exit status is 1 if there are problems.
+    """
+    from .conformance import vectors as golden
+
+    try:
+        with one_line(False):
+            problems = golden.lint(directory) if check else []
+            paths = [] if check else golden.write(directory, format=kind)
+            count = 0 if check else len(golden.load(directory, format=kind))
+    except (ModuleNotFoundError, OSError) as error:
+        raise Unusable(str(error)) from None
+    if check:
+        for problem in problems or [f"{directory}: no problems"]:
+            click.echo(problem)
+        sys.exit(1 if problems else 0)
+    size = sum(path.stat().st_size for path in paths) / 1e3
+    click.echo(f"{directory}: {count} vectors in {len(paths)} files, {size:.0f} kB")
+
+
+def _check(
+    target: str,
+    xfails: Path | None,
+    *,
+    estimator: str,
+    capabilities: tuple[str, ...],
+    tags: tuple[str, ...],
+    seed: int | None,
+    names: tuple[str, ...],
+    program: str | None,
+    **options: Any,
+) -> Any:
+    """Run the checks on what the command line names."""
+    from . import conformance
+
+    source = None
+    pairs = dict(tag.partition("=")[::2] for tag in tags)
+    for tag in tags:
+        if "=" not in tag:
+            raise ValueError(f"`--tag` must be KEY=VALUE, got {tag!r}.")
+    if program is not None:
+        _validate.choice("--estimator", estimator, ESTIMATORS)
+        fn: Any = conformance.Subprocess(target, format=program, names=ESTIMATORS[estimator].arrays)
+        if shutil.which(fn.command[0]) is None:
+            raise ValueError(f"there is no program {fn.command[0]!r}.")
+    else:
+        fn, source = _imported(target), target
+    return conformance.check(
+        conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
+        rng=seed,
+        checks=names or None,
+        expected_failures=None if xfails is None else _expected(xfails),
+        **options,
+    )
+
+
+@contextmanager
+def _kept(to_error: bool) -> Iterator[None]:
+    """Give back the standard streams and `sys.exit`, whatever a candidate makes of them.
+
+    What it prints, from compiled code too, may go to standard error instead.
+    """
+    leave, streams = sys.exit, (sys.stdout, sys.stderr)
+    files = [_copy(stream, fd) for fd, stream in enumerate(streams, 1)]
+    if to_error:
+        if None not in files:
+            os.dup2(2, 1)
+        sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr, *streams):
+            with suppress(Exception):  # it may be anything that a candidate has put there
+                stream.flush()
+        _flush()
+        for fd, file in enumerate(files, 1):
+            if file is not None:
+                os.dup2(file, fd)
+                os.close(file)
+        sys.exit = leave
+        sys.stdout, sys.stderr = (_opened(stream, fd) for fd, stream in enumerate(streams, 1))
+
+
+def _copy(stream: Any, fd: int) -> int | None:
+    """Another handle of the file below a standard stream, if it has one."""
+    with suppress(AttributeError, OSError, ValueError):
+        stream.flush()
+        _flush()
+        return os.dup(fd) if stream.fileno() == fd else None
+    return None
+
+
+def _opened(stream: Any, fd: int) -> Any:
+    """The stream, or another on its file if it was closed or detached."""
+    with suppress(AttributeError, ValueError):
+        if not stream.closed:
+            return stream
+    with suppress(OSError):
+        return open(fd, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    return stream
+
+
+def _flush() -> None:
+    """Write out the buffers of C, while they still go to the right place."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).fflush(None)
+
+
+def _imported(target: str) -> Any:
+    """The object that MODULE:NAME or MODULE:NAME.NAME names, from the current directory too."""
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"the target must be MODULE:CALLABLE, got {target!r}.")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot import {target!r}: {said(error)}") from None
+    except BaseException as error:  # also SystemExit and the like
+        kind = type(error).__name__
+        raise ValueError(f"importing {module!r} failed: {kind}: {said(error)}") from None
+    return found
+
+
+def _expected(path: Path) -> dict[str, str]:
+    """Expected failures, a line each: the name of a check, a colon and the reason."""
+    found = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {str(path)!r}: {error}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        name, colon, reason = (part.strip() for part in line.partition(":"))
+        if not (colon and reason):
+            raise ValueError(f"line {number} of {path} must be `check: reason`, got {line!r}.")
+        if name in found:
+            raise ValueError(f"line {number} of {path} names {name!r} a second time.")
+        found[name] = reason
+    return found

@@ -1,0 +1,881 @@
+r"""The engine of every linear estimator: hops of one kernel, and one causal machine.
+
+Samples attend to keys, then queries attend to samples (`sample`, `read`). Causal attention goes
+over the tokens in chunks (`causal_attention`): queries read a state of the past, and the keys of
+their own chunk pair by pair, in matrix products. These are of the kernel of query i and key j
+
+.. math:: \kappa_{ij} = \sum_s \phi_s(q_i) \, \phi_s(k_j)
+
+in one of two arithmetics: `Exponential` for positive features e^x, of which only exponents need
+be representable, and `Signed` for those of any feature map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._array import (
+    Array,
+    add,
+    array_namespace,
+    as_written,
+    block_shape,
+    blocks,
+    broadcast_lead,
+    cut,
+    device,
+    exp,
+    is_numpy_array,
+    loop,
+    most_threads,
+    multiply,
+    pairwise,
+    part,
+    put,
+    rescale,
+    square_norm,
+    sum_of_products,
+    tiles,
+    traced_once,
+)
+from ._kernel import (
+    Attended,
+    Sums,
+    attend,
+    buffers,
+    causal_mask,
+    combine,
+    finite,
+    log_sum_exp,
+    merge,
+    normalise,
+    sum_of_visible,
+    sums,
+)
+from ._threads import for_each
+from .features import Features
+
+__all__ = [
+    "Exponential",
+    "Keys",
+    "Samples",
+    "Signed",
+    "Totals",
+    "causal_attention",
+    "concatenate",
+    "exponents",
+    "linear_attention",
+    "merge_totals",
+    "per_query",
+    "read",
+    "sample",
+    "two_hops",
+    "with_ones",
+]
+
+FeatureMap = Callable[[Array, tuple[slice, ...]], Features]  # of tokens, and which heads they are
+
+_WHOLE = slice(None)
+_CHUNK = 96  # tokens of a step on NumPy, twice what one sum of products adds
+_CHUNK_SIZE = 2**16  # numbers of the features of a step, of as many heads
+_SHARES = 4  # at least, that heads are cut into for threads to share
+# Elsewhere a step is of many leaves at once, of so few tokens where pairs are evaluated one by one.
+_LEAVES, _LEAF, _SIGNED_LEAF = 64, 16, 48
+
+
+class Keys(NamedTuple):
+    """Keys and what travels with them. Frequencies have the root of the scale in their place."""
+
+    k: Array  # (..., m, d)
+    v: Array  # (..., m, d_v)
+    mask: Array | None = None  # (..., n or 1, m)
+    half: Array = None  # half the scale, factor of |k|^2; None where norms cancel
+
+    def part(self, head: tuple[slice, ...]) -> Keys:
+        """Take some heads."""
+        box = (*head, _WHOLE, _WHOLE)
+        mask = None if self.mask is None else part(self.mask, box)
+        return Keys(part(self.k, box), part(self.v, box), mask, self.half)
+
+    def tokens(self, start: int, stop: int) -> Keys:
+        """Take the tokens from `start` to `stop`, as far as these are not negative."""
+        j = slice(max(0, start), max(0, stop))
+        mask = None if self.mask is None else self.mask[..., j]
+        return Keys(self.k[..., j, :], self.v[..., j, :], mask, self.half)
+
+    def bias(self, k: Array) -> Array:
+        """-scale |k|^2 / 2 of some of the keys."""
+        return -self.half * square_norm(k)
+
+
+class Samples(NamedTuple):
+    """Frequencies with their log weights, times the root of the scale: q . omega is as given."""
+
+    omega: Array  # (..., S, d), or (..., n or 1, S, d) where each query has its own
+    log_weight: Array  # (..., n or 1, S)
+
+
+@as_written
+def sample(omega: Array, keys: Keys) -> Attended:
+    """First hop, samples attend to keys: f_s and log Z_s."""
+    if keys.k.shape[-2] == 0:  # as `attend` says, in far fewer operations
+        return _nothing(omega, keys.v, broadcast_lead(omega, keys.k, keys.v, keys.mask))
+    bias = None if keys.half is None else keys.bias
+    return attend(omega, keys.k, keys.v, mask=keys.mask, key_bias=bias)
+
+
+def _nothing(omega: Array, v: Array, lead: tuple[int, ...]) -> Attended:
+    """What samples have seen of no key."""
+    xp, options = array_namespace(v), {"dtype": v.dtype, "device": device(v)}
+    shape = (*lead, omega.shape[-2])
+    return Attended(
+        xp.zeros((*shape, v.shape[-1]), **options), xp.full(shape, -math.inf, **options)
+    )
+
+
+@as_written
+def read(q: Array, samples: Samples, states: Attended) -> Attended:
+    """Second hop, queries attend to samples."""
+    bias = states.lse[..., None, :] + samples.log_weight
+    return attend(q, samples.omega, states.out, bias=bias)
+
+
+@as_written
+def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool) -> Attended:
+    """Queries attend to samples that attend to the keys each query sees; `lse` lacks -|q|^2/2."""
+    if keys.mask is not None and keys.mask.shape[-2] != 1:
+
+        def read_own(q: Array, samples: Samples, states: Attended) -> Attended:
+            weights = samples.log_weight[..., None, :]
+            out, lse = read(q[..., None, :], Samples(samples.omega, weights), states)
+            return Attended(out[..., 0, :], lse[..., 0])
+
+        omega = samples.omega[..., None, :, :]
+        return per_query(read_own, q, Samples(omega, samples.log_weight), keys, causal)
+    if causal:
+        return causal_attention(q, keys, Exponential(samples))
+    return read(q, samples, sample(samples.omega, keys))
+
+
+def per_query(
+    read: Callable[[Array, Samples, Attended], Attended],
+    q: Array,
+    samples: Samples,
+    keys: Keys,
+    causal: bool,
+) -> Attended:
+    """First hop with samples or keys of each query's own, then `read`."""
+    xp, omega = array_namespace(q), samples.omega
+    n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
+    num_samples, d = omega.shape[-2:]
+    lead = broadcast_lead(q, keys.k, keys.v, omega[..., 0, :], samples.log_weight, keys.mask)
+    out, lse = buffers(q, keys.v, lead)
+    width = max(1, d_v, m if causal or keys.mask is not None else 1)
+    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
+        c = i.stop - i.start
+        own = Samples(
+            part(omega, (*head, i, _WHOLE, _WHOLE)), part(samples.log_weight, (*head, i, _WHOLE))
+        )
+        flat = xp.broadcast_to(own.omega, (*own.omega.shape[:-3], c, num_samples, d))
+        flat = xp.reshape(flat, (*flat.shape[:-3], c * num_samples, d))
+        k, v, _, half = keys.part(tuple(head))
+        seen = None if keys.mask is None else part(keys.mask, (*head, i, _WHOLE))
+        if causal:
+            past = causal_mask(i, slice(0, m), m - n, device(q), xp)
+            seen = past if seen is None else seen & past
+        if seen is not None and c > 1:  # the rows of a query's samples
+            seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
+            seen = xp.reshape(seen, (*seen.shape[:-3], c * num_samples, m))
+        f, log_z = sample(flat, Keys(k, v, seen, half))
+        f = xp.reshape(f, (*f.shape[:-2], c, num_samples, d_v))
+        log_z = xp.reshape(log_z, (*log_z.shape[:-1], c, num_samples))
+        done = read(part(q, (*head, i, _WHOLE)), own, Attended(f, log_z))
+        out = put(out, (*head, i, _WHOLE), done.out)
+        lse = put(lse, (*head, i), done.lse)
+    return Attended(out, lse)
+
+
+class _Exponents(NamedTuple):
+    """Features e^x of tokens. On NumPy they are near where plain arithmetic loses nothing."""
+
+    x: Array  # (..., c, S)
+    known: Array = None  # which samples there are for a query, (c, S); all if None
+    values: Array = None  # e^(x - base)
+    base: Array = None  # (..., c, 1), 0 for rows that are near
+    near: Array = None  # (..., c, 1)
+    v: Array = None  # (..., c, d_v), of keys
+    ones: Array = None  # (..., c, d_v + 1), of keys: values [v_j, 1] where these are near
+    plain: bool = False  # whether all rows are near
+
+    def map(self, function: Callable[[Array], Array]) -> _Exponents:
+        """Apply a function to what there is in libraries other than NumPy."""
+        known, v = (x if x is None else function(x) for x in (self.known, self.v))
+        return _Exponents(function(self.x), known, v=v)
+
+
+class _State(NamedTuple):
+    """What samples have seen: sums over terms that are near, and the mean of others."""
+
+    near: Array = None  # (..., S, d_v + 1), sums of e^y_js [v_j, 1]; on NumPy
+    far: Attended | None = None
+
+
+class Exponential:
+    r"""Positive features of queries and keys, e^x_is and e^y_js, of any size.
+
+    Where exponents and values are bounded, sums are of plain numbers, as in `Signed`: products of
+    such features with each other, with values and with the number of terms neither overflow nor
+    underflow. All else is in the log domain: a pair is the log of a product of rows, each less
+    its own maximum, or where that may have lost digits a log-sum-exp. What is near is decided
+    for each term alone, so that a result does not depend on what its query does not see.
+    Other libraries than NumPy do not branch on values: all is far there, and pairs are
+    log-sum-exps.
+    """
+
+    splits = True
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+        self.alike = samples.log_weight.shape[-2] == 1  # whether steps differ in their tokens only
+        self.width = samples.omega.shape[-2]
+        self.arrays: tuple[Array, ...] = samples
+
+    def part(self, head: tuple[slice, ...]) -> Exponential:
+        """Take some heads."""
+        box = (*head, _WHOLE, _WHOLE)
+        return Exponential(Samples(*(part(x, box) for x in self.samples)))
+
+    def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
+        """Leaves of a step, and tokens of a leaf."""
+        return (1, _CHUNK) if is_numpy_array(q) else _leaf_shape(q.shape[-2], _LEAVES, _LEAF)
+
+    def in_leaves(self, like: Array) -> bool:
+        """Whether a step is cut into leaves."""
+        return not is_numpy_array(like)
+
+    def chunks(self, q: Array, size: int) -> Iterator[slice]:
+        """Cut the queries into steps."""
+        return blocks(0, q.shape[-2], size)
+
+    def start(self, keys: Keys) -> _State:
+        """What samples have seen of keys before the first query."""
+        return self.remember(sample(self.samples.omega, keys))
+
+    def remember(self, states: Attended) -> _State:
+        """What samples have seen, of sums that are near and others."""
+        f, lse = states
+        if not is_numpy_array(f):
+            return _State(far=states)
+        near = (np.abs(lse) <= _limits(f)[1])[..., None] & _near_rows(f)
+        mass = np.where(near, np.exp(np.where(near, lse[..., None], 0.0)), 0.0)
+        found = mass * with_ones(np.where(near, f, 0.0))
+        far = np.where(near[..., 0], -math.inf, lse)
+        return _State(found, None if (far == -math.inf).all() else Attended(f, far))
+
+    def queries(self, q: Array, i: slice) -> _Exponents:
+        """Features of queries, with the weights of the samples."""
+        omega = array_namespace(q).matrix_transpose(self.samples.omega)
+        return exponents(multiply(q, omega) + part(self.samples.log_weight, (i, _WHOLE)))
+
+    def keys(self, keys: Keys) -> _Exponents:
+        """Features of keys."""
+        y = multiply(keys.k, array_namespace(keys.k).matrix_transpose(self.samples.omega))
+        if keys.half is not None:
+            y = add(y, keys.bias(keys.k)[..., None])
+        return exponents(y, keys.v)
+
+    def accumulate(self, keys: _Exponents, mask: Array | None) -> _State:
+        """What samples see of a chunk, `mask` being (..., 1, c)."""
+        xp, y, v = array_namespace(keys.x), keys.x, keys.v
+        size = y.shape[-2]
+        if not is_numpy_array(y):
+            return _State(far=normalise(sums(xp.matrix_transpose(y), v, mask, size)))
+        if keys.plain and mask is None:
+            return _State(sum_of_products(keys.values.mT, keys.ones))
+        seen, (low, high) = np.True_ if mask is None else mask.mT, _limits(y)
+        near_rows = _near_rows(v)
+        near = (y >= low) & (y <= high) & near_rows & seen
+        ones = with_ones(np.where(near_rows, v, 0.0))
+        found = sum_of_products(np.exp(np.where(near, y, -math.inf)).mT, ones)
+        rest = seen & ~near
+        if not rest.any():
+            return _State(found)
+        return _State(found, normalise(sums(y.mT, v, rest.mT, size)))
+
+    def join(self, a: _State, b: _State) -> _State:
+        """Add what was seen of other keys."""
+        near = None if a.near is None else a.near + b.near
+        far = a.far or b.far
+        return _State(near, merge(a.far, b.far) if a.far and b.far else far)
+
+    def pairs(self, queries: _Exponents, keys: _Exponents, visible: Array) -> Iterator[Sums]:
+        """Read the visible keys of a chunk one by one."""
+        v = keys.v  # large ones are averaged with those of the past: twice as many weights
+        if not is_numpy_array(v):
+            scores = queries.x[..., :, None, :] + keys.x[..., None, :, :]
+            if queries.known is not None:
+                xp = array_namespace(v)
+                scores = xp.where(queries.known[..., :, None, :], scores, -math.inf)
+            yield sums(log_sum_exp(scores), v, visible, 2 * v.shape[-2])
+            return
+        known = queries.x.shape[-1]
+        if known < keys.x.shape[-1]:
+            keys = _of_known(keys, known)
+        products = sum_of_products(queries.values, keys.values.mT)
+        if queries.plain and keys.plain:
+            yield _plain_sums(sum_of_products(np.where(visible, products, 0.0), keys.ones))
+            return
+        near = queries.near & keys.near.mT & visible
+        if near.any():
+            yield _plain_sums(sum_of_products(np.where(near, products, 0.0), keys.ones))
+        far = visible & ~near
+        if far.any():
+            yield sums(_log_products(queries, keys, products, far), v, far, 2 * v.shape[-2])
+
+    def read(self, queries: _Exponents, state: _State) -> Iterator[Sums]:
+        """Read what samples have seen."""
+        x = queries.x
+        size = x.shape[-1]
+        if state.near is not None:
+            near, values = state.near[..., :size, :], queries.values
+            if not queries.plain:
+                values = np.where(queries.near, values, 0.0)
+                f, lse = normalise(_plain_sums(near))
+                scores = np.where(queries.near, -math.inf, x + lse[..., None, :])
+                yield sums(scores, f, None, size)
+            yield _plain_sums(sum_of_products(values, near))
+        if state.far is not None:
+            f, lse = state.far.out[..., :size, :], state.far.lse[..., None, :size]
+            yield sums(x + lse, f, queries.known, 2 * size)
+
+    def before(self, state: _State, own: _State) -> tuple[_State, _State]:
+        """States before each of many leaves, and after all."""
+        before, after = _running(merge, state.far, own.far, (-3, -2))
+        return _State(far=before), _State(far=after)
+
+    def finish(self, found: Sums) -> Attended:
+        """Mean and log normaliser."""
+        return normalise(found)
+
+
+def _limits(x: Array) -> tuple[float, float]:
+    """Between which exponents are near.
+
+    A product of two features, a value up to e^high or down to e^-high, and the sum of e^high such
+    terms are between the smallest normal and the largest number.
+    """
+    largest = float(np.log(np.finfo(x.dtype).max))
+    return -largest / 3, largest / 4
+
+
+def _near_rows(v: Array) -> Array:
+    """Whether all values (..., c, d_v) of a row are 0 or neither large nor small, (..., c, 1)."""
+    if not v.size:
+        return np.ones((*v.shape[:-1], 1), dtype=bool)
+    high = np.exp(v.dtype.type(_limits(v)[1]))
+    size = np.abs(v)
+    if np.max(size) <= high and np.min(size) >= 1 / high:
+        return np.ones((*v.shape[:-1], 1), dtype=bool)
+    np.copyto(size, 1.0, where=size == 0)
+    largest, least = (f(size, axis=-1, keepdims=True) for f in (np.max, np.min))
+    return (largest <= high) & (least >= 1 / high)
+
+
+def exponents(x: Array, v: Array | None = None, known: Array | None = None) -> _Exponents:
+    """Exponents of tokens, with their values if they are keys; what has large values is far."""
+    if not is_numpy_array(x):
+        return _Exponents(x, known, v=v)
+    low, high = _limits(x)
+    near = np.ones((*x.shape[:-1], 1), dtype=bool) if v is None else _near_rows(v)
+    if not (np.max(x) <= high and np.min(x) >= low):  # rows are looked at where it is not for all
+        largest, least = (f(x, axis=-1, keepdims=True) for f in (np.max, np.min))
+        near = near & (largest <= high) & (least >= low)
+    ones = None if v is None else with_ones(np.where(near, v, 0.0) if not near.all() else v)
+    if near.all():
+        return _Exponents(x, None, np.exp(x), np.zeros_like(x[..., :1]), near, v, ones, True)
+    base = np.where(near, 0.0, finite(np.max(x, axis=-1, keepdims=True), np))
+    tiny = float(np.finfo(x.dtype).smallest_normal)  # 0 for longdouble
+    values = exp(cut(x - base, math.log(tiny)) if tiny else x - base)
+    return _Exponents(x, None, values, base, near, v, ones)
+
+
+def _of_known(keys: _Exponents, known: int) -> _Exponents:
+    """Features of keys for the first samples alone."""
+    x = keys.x[..., :known]
+    if keys.plain:
+        return keys._replace(x=x, values=keys.values[..., :known])
+    return exponents(x, keys.v)
+
+
+def _plain_sums(found: Array) -> Sums:
+    """Sums (..., d_v + 1) that need no base; of no key where the mass is 0."""
+    return _split(found, _base(found[..., -1:] != 0, found))
+
+
+def _base(some: Array, like: Array) -> Array:
+    """0 where there are some keys, else -inf, in the dtype of `like`."""
+    zero, nothing = np.asarray([0.0, -math.inf], dtype=like.dtype)
+    return np.where(some, zero, nothing)
+
+
+def _log_products(queries: _Exponents, keys: _Exponents, products: Array, far: Array) -> Array:
+    """log sum_s e^(x_is + y_js) of far pairs, (..., n, c), from products of rows less their bases.
+
+    Where all terms of a product are so small that they may have lost digits, it is evaluated anew.
+    """
+    limits, size = np.finfo(products.dtype), queries.x.shape[-1]
+    lost = size * (limits.smallest_normal / limits.eps)  # what was cut was times at most e^high
+    lost = np.where(
+        queries.near | keys.near.mT, lost * np.exp(products.dtype.type(_limits(products)[1])), lost
+    )
+    lost = (products < lost) & far
+    scores = np.log(products)
+    scores += queries.base
+    scores += keys.base.mT
+    if lost.any():
+        lead = scores.shape[:-2]
+        x, y = (np.broadcast_to(z.x, (*lead, *z.x.shape[-2:])) for z in (queries, keys))
+        *head, i, j = np.nonzero(lost)
+        for some in blocks(0, len(i), max(1, math.prod(block_shape(x)) // size)):
+            at = [index[some] for index in (*head, i, j)]
+            scores[tuple(at)] = log_sum_exp(x[(*at[:-2], at[-2])] + y[(*at[:-2], at[-1])])
+    return scores
+
+
+class Signed:
+    """Features of either sign, values times e^log_scale; `phi_q` and `phi_k` take tokens and heads.
+
+    What these are made of beside tokens is in `arrays`; only if the map `splits` is it given some
+    of the heads. The normaliser may vanish, so that all is in sums over a common base.
+    """
+
+    def __init__(
+        self,
+        phi_q: FeatureMap,
+        phi_k: FeatureMap,
+        width: int,
+        *,
+        arrays: tuple[Array, ...] = (),
+        splits: bool = True,
+    ) -> None:
+        self.phi_q, self.phi_k, self.width = phi_q, phi_k, width
+        self.arrays, self.splits, self.alike = arrays, splits, True
+        self.head: tuple[slice, ...] = ()
+
+    def part(self, head: tuple[slice, ...]) -> Signed:
+        """Take some heads."""
+        own = copy(self)
+        own.head = head
+        return own
+
+    def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
+        """Leaves of a step, and tokens of a leaf."""
+        most, leaf = _LEAVES, _SIGNED_LEAF
+        if is_numpy_array(q):
+            heads = _share(lead) if self.splits else max(1, math.prod(lead))
+            most = max(1, _CHUNK_SIZE // (heads * self.width * leaf))
+        return _leaf_shape(q.shape[-2], most, leaf)
+
+    def in_leaves(self, like: Array) -> bool:
+        """Whether a step is cut into leaves."""
+        return True
+
+    def chunks(self, q: Array, size: int) -> Iterator[slice]:
+        """Cut the queries into steps."""
+        return blocks(0, q.shape[-2], size)
+
+    def start(self, keys: Keys) -> Totals:
+        """What features have seen of keys before the first query."""
+        (k, v, *_), lead = keys, broadcast_lead(keys.k, keys.v)
+        xp, options = array_namespace(k), {"dtype": k.dtype, "device": device(k)}
+        nothing = Totals(
+            xp.zeros((*lead, self.width, v.shape[-1] + 1), **options),
+            xp.full((*lead, 1, 1), -math.inf, **options),
+        )
+
+        def states() -> Iterator[Totals]:
+            for j in blocks(0, k.shape[-2], self.block(k, v)):
+                some = keys.tokens(j.start, j.stop)
+                yield self.accumulate(self.keys(some), some.mask)
+
+        found: Totals = pairwise(self.join, states(), nothing)
+        return found
+
+    def block(self, k: Array, v: Array) -> int:
+        """Tokens of a block, of which features are held."""
+        row = max(1, math.prod(broadcast_lead(k, v)) * self.width)
+        if is_numpy_array(k):
+            return max(16, _CHUNK_SIZE // row)
+        return max(16, min(math.prod(block_shape(k)) // row, *block_shape(k)))
+
+    def queries(self, q: Array, i: slice) -> _Scaled:
+        """Features of queries."""
+        found = self.phi_q(q, self.head)
+        return _Scaled(self._checked(found.values))
+
+    def keys(self, keys: Keys) -> _Scaled:
+        """Features of keys."""
+        values, log_scale = self.phi_k(keys.k, self.head)
+        values = self._checked(values)
+        plain = is_numpy_array(values) and not log_scale.any()
+        return _Scaled(values, log_scale[..., None], with_ones(keys.v), plain)
+
+    def _checked(self, values: Array) -> Array:
+        if values.shape[-1] != self.width:
+            raise ValueError(
+                "`feature_map` must give all queries and keys equally many features, got "
+                f"{values.shape[-1]} and {self.width}."
+            )
+        return values
+
+    def accumulate(self, keys: _Scaled, mask: Array | None) -> Totals:
+        """Sums over the keys of a chunk, `mask` being (..., 1, c)."""
+        xp, (values, log_scale, v, plain) = array_namespace(keys.values), keys
+        if plain and mask is None:
+            return Totals(sum_of_products(values.mT, v), log_scale[..., :1, :])
+        if mask is not None:
+            seen = xp.matrix_transpose(mask)
+            values, v = xp.where(seen, values, 0.0), xp.where(seen, v, 0.0)
+            log_scale = xp.where(seen, log_scale, -math.inf)
+        base = xp.max(log_scale, axis=-2, keepdims=True)
+        values = rescale(values, xp.exp(log_scale - finite(base, xp)))
+        return Totals(sum_of_products(xp.matrix_transpose(values), v), base)
+
+    def join(self, a: Totals, b: Totals) -> Totals:
+        """Add what was seen of other keys."""
+        return merge_totals(a, b)
+
+    def pairs(self, queries: _Scaled, keys: _Scaled, visible: Array) -> Iterator[Sums]:
+        """Read the visible keys of a chunk one by one."""
+        xp, (values, log_scale, v, plain) = array_namespace(keys.values), keys
+        weights = multiply(queries.values, xp.matrix_transpose(values))
+        weights = xp.where(visible, weights, 0.0)
+        if plain:
+            base = _base(np.any(visible, axis=-1, keepdims=True), weights)
+        else:
+            log_scale = xp.where(visible, xp.matrix_transpose(log_scale), -math.inf)
+            base = xp.max(log_scale, axis=-1, keepdims=True)
+            weights = weights * xp.exp(log_scale - finite(base, xp))
+        yield _split(sum_of_visible(weights, v, visible, signed=True), base)
+
+    def read(self, queries: _Scaled, state: Totals) -> Iterator[Sums]:
+        """Read what features have seen."""
+        yield _split(multiply(queries.values, state.total), state.base)
+
+    def before(self, state: Totals, own: Totals) -> tuple[Totals, Totals]:
+        """States before each of many leaves, and after all."""
+        return _running(self.join, state, own, (-3, -3))
+
+    def finish(self, found: Sums) -> Attended:
+        """Divide by the normaliser, which is returned; 0 where no key was seen."""
+        xp = array_namespace(*found)
+        normaliser = xp.where(found.base == -math.inf, 1.0, found.mass)
+        return Attended(found.total / normaliser, normaliser[..., 0])
+
+
+class _Scaled(NamedTuple):
+    """Features of tokens, values times e^log_scale; a factor on queries cancels."""
+
+    values: Array  # (..., c, F)
+    log_scale: Array = None  # (..., c, 1)
+    ones: Array = None  # (..., c, d_v + 1), of keys: values [v_j, 1]
+    plain: bool = False  # whether each scale is 1, on NumPy
+
+    def map(self, function: Callable[[Array], Array]) -> _Scaled:
+        """Apply a function to all arrays."""
+        values, log_scale, ones = (x if x is None else function(x) for x in self[:-1])
+        return _Scaled(values, log_scale, ones, self.plain)
+
+
+class Totals(NamedTuple):
+    """Sums over keys, e^base * total = sum_j phi(k_j) [v_j, 1]; base -inf before the first key."""
+
+    total: Array  # (..., F, d_v + 1)
+    base: Array  # (..., 1, 1)
+
+
+def merge_totals(a: Totals, b: Totals) -> Totals:
+    """Add the sums over two sets of keys."""
+    xp = array_namespace(*a, *b)
+    base = xp.maximum(a.base, b.base)
+    scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
+    return Totals(rescale(a.total, scale_a) + rescale(b.total, scale_b), base)
+
+
+def _split(found: Array, base: Array) -> Sums:
+    """Sums (..., d_v + 1) of values and of 1."""
+    return Sums(found[..., :-1], found[..., -1:], base)
+
+
+def with_ones(v: Array) -> Array:
+    """Values [v_j, 1], whose sums hold the mass."""
+    xp = array_namespace(v)
+    like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
+    return xp.concat([v, xp.ones_like(like)], axis=-1)
+
+
+@as_written
+def causal_attention(
+    q: Array, keys: Keys, arithmetic: Any, past: Attended | None = None
+) -> Attended:
+    """Attend to the keys that each query sees, chunk after chunk, and to what is in `past`.
+
+    Later keys enter no sum and no maximum: editing them leaves earlier results as they are, bit
+    for bit.
+    """
+    n, shift = q.shape[-2], keys.k.shape[-2] - q.shape[-2]
+    lead = broadcast_lead(q, keys.k, keys.v, keys.mask, *arithmetic.arrays)
+    out, lse = buffers(q, keys.v, lead)
+    shape = arithmetic.step(q, lead)
+    size = math.prod(shape)
+
+    def attend_head(head: tuple[slice, ...]) -> None:
+        nonlocal out, lse
+        own, q_h, keys_h = arithmetic.part(head), part(q, (*head, _WHOLE, _WHOLE)), keys.part(head)
+        seen = _Seen(own.start(keys_h.tokens(0, shift)), own.join)
+        if past is not None:
+            f, log_z = part(past.out, (*head, _WHOLE, _WHOLE)), part(past.lse, (*head, _WHOLE))
+            seen.add(own.remember(Attended(f, log_z)))
+        if traced_once(q) and n > size and own.alike:
+            done = _attend_in_loop(own, q_h, keys_h, seen, shape)
+            out = put(out, (*head, _WHOLE, _WHOLE), done.out)
+            lse = put(lse, (*head, _WHOLE), done.lse)
+            return
+        for i in own.chunks(q_h, size):
+            rows = own.queries(q_h[..., i, :], i)
+            fresh = keys_h.tokens(i.start + shift, i.stop + shift)
+            done = _attend_step(own, rows, fresh, seen, shape)
+            out = put(out, (*head, i, _WHOLE), done.out)
+            lse = put(lse, (*head, i), done.lse)
+
+    most = most_threads(q, math.prod(lead) * n * (arithmetic.width + shape[1]))
+    for_each(lambda: attend_head, _heads(lead, q, shape, arithmetic), most=most)
+    return Attended(out, lse)
+
+
+@as_written
+def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> Array:
+    """Attention from the sums of what keys have, for features of either sign."""
+    if keys.mask is not None and keys.mask.shape[-2] != 1:
+        return _attend_in_pairs(q, keys, keys.mask, arithmetic, causal)
+    if causal:
+        return causal_attention(q, keys, arithmetic).out
+    lead, n = broadcast_lead(q, keys.k, keys.v, keys.mask), q.shape[-2]
+    out, _ = buffers(q, keys.v, lead)
+
+    def attend_head(head: tuple[slice, ...]) -> None:
+        nonlocal out
+        own, q_h, keys_h = arithmetic.part(head), part(q, (*head, _WHOLE, _WHOLE)), keys.part(head)
+        state = own.start(keys_h)
+        for i in blocks(0, n, own.block(q_h, keys_h.v)):
+            found = reduce(combine, own.read(own.queries(q_h[..., i, :], i), state))
+            out = put(out, (*head, i, _WHOLE), own.finish(found).out)
+
+    heads = list(_heads(lead, q, (1, 1), arithmetic))
+    work = math.prod(lead) * (n + keys.k.shape[-2]) * arithmetic.width
+    most = most_threads(q, work) if len(heads) > 1 else 0
+    for_each(lambda: attend_head, heads, most=most)
+    return out
+
+
+def _attend_in_pairs(q: Array, keys: Keys, mask: Array, arithmetic: Signed, causal: bool) -> Array:
+    """The same where each query sees other keys: all pairs are evaluated."""
+    xp, n, m = array_namespace(q), q.shape[-2], keys.k.shape[-2]
+    lead = broadcast_lead(q, keys.k, keys.v, keys.mask)
+    own, whole = arithmetic.part(tuple(slice(0, length) for length in lead)), (_WHOLE,) * len(lead)
+    out, _ = buffers(q, keys.v, lead)
+    size = own.block(q, keys.v)
+    nothing = own.start(keys.tokens(0, 0))
+    for i in blocks(0, n, size):
+        rows = own.queries(q[..., i, :], i)
+        found = list(own.read(rows, nothing))
+        for j in blocks(0, max(0, min(m, i.stop + m - n)) if causal else m, size):
+            some, visible = keys.tokens(j.start, j.stop), mask[..., i, j]
+            if causal:
+                visible = visible & causal_mask(i, j, m - n, device(q), xp)
+            found = [reduce(combine, [*found, *own.pairs(rows, own.keys(some), visible)])]
+        out = put(out, (*whole, i, _WHOLE), own.finish(found[0]).out)
+    return out
+
+
+class _Seen:
+    """The state of all keys so far: sums of 1, 2, 4, ... chunks, each with the sum of all before.
+
+    As many are added in turn as the number of chunks has binary digits, and so many rounding
+    errors add up.
+    """
+
+    def __init__(self, start: Any, join: Callable[[Any, Any], Any]) -> None:
+        self.join, self.waiting = join, [(-1, start, start)]
+
+    @property
+    def state(self) -> Any:
+        """All keys so far."""
+        return self.waiting[-1][2]
+
+    def add(self, own: Any) -> None:
+        """Add the state of a chunk."""
+        level = 0
+        while self.waiting[-1][0] == level:
+            own, level = self.join(self.waiting.pop()[1], own), level + 1
+        self.waiting.append((level, own, self.join(self.state, own)))
+
+
+def _attend_in_loop(
+    own: Any, q: Array, keys: Keys, seen: _Seen, shape: tuple[int, int]
+) -> Attended:
+    """All steps, of which one is traced: tokens are filled up to steps of one shape."""
+    xp, n, size = array_namespace(q), q.shape[-2], math.prod(shape)
+    shift, count = keys.k.shape[-2] - n, -(-n // size)
+
+    def steps(x: Array, missing: int = 0) -> Array:
+        return xp.moveaxis(_leaves(x, (count, size), missing), -3, 0)
+
+    def step(state: Any, item: Any) -> tuple[Any, Attended]:
+        q_i, k_i, v_i, mask_i = item
+        mask_i = None if mask_i is None else xp.matrix_transpose(mask_i)
+        so_far = _Seen(state, own.join)
+        rows = own.queries(q_i, slice(0, size))
+        done = _attend_step(own, rows, Keys(k_i, v_i, mask_i, keys.half), so_far, shape)
+        return so_far.state, done
+
+    missing, (k, v, mask, _) = max(0, -shift), keys.tokens(shift, n + shift)
+    if missing and mask is None:
+        mask = xp.ones((1, n - missing), dtype=xp.bool, device=device(q))
+    if mask is not None:
+        mask = steps(xp.matrix_transpose(mask), missing)
+    done = loop(step, seen.state, (steps(q), steps(k, missing), steps(v, missing), mask))
+    out, lse = xp.moveaxis(done.out, 0, -3), xp.moveaxis(done.lse, 0, -2)
+    out = xp.reshape(out, (*out.shape[:-3], count * size, out.shape[-1]))
+    return Attended(out[..., :n, :], xp.reshape(lse, (*lse.shape[:-2], count * size))[..., :n])
+
+
+def _heads(
+    lead: tuple[int, ...], q: Array, shape: tuple[int, int], arithmetic: Any
+) -> Iterator[tuple[slice, ...]]:
+    """As many heads at once as the features of a step fill a block, of which threads get some."""
+    count, row = math.prod(lead), math.prod(shape) * arithmetic.width
+    if not arithmetic.splits:
+        return tiles(lead, count)
+    if is_numpy_array(q):
+        return tiles(lead, min(_share(lead), _CHUNK_SIZE // row))
+    return tiles(lead, math.prod(block_shape(q)) // (row * shape[1]))
+
+
+def _share(lead: tuple[int, ...]) -> int:
+    """Heads that are at most taken at once."""
+    return max(1, math.prod(lead) // _SHARES)
+
+
+def _leaf_shape(n: int, most: int, leaf: int) -> tuple[int, int]:
+    """Leaves of a step, and tokens of a leaf: n tokens are cut into steps of one shape."""
+    steps = -(-max(n, 1) // (most * leaf))
+    leaves = -(-max(n, 1) // (steps * leaf))
+    return leaves, -(-max(n, 1) // (steps * leaves))
+
+
+def _attend_step(own: Any, rows: Any, fresh: Keys, seen: _Seen, shape: tuple[int, int]) -> Attended:
+    """Read the past and, pair by pair, the keys of the last queries; add these to the past.
+
+    Where a step is cut into leaves, all of these at once.
+    """
+    n, m = rows[0].shape[-2], fresh.k.shape[-2]
+    if m == 0:
+        alone: Attended = own.finish(reduce(combine, own.read(rows, seen.state)))
+        return alone
+    if own.in_leaves(fresh.k):
+        return _attend_leaves(own, rows, fresh, seen, shape)
+    keys = own.keys(fresh)
+    visible = causal_mask(slice(0, n), slice(0, m), m - n, None, np)
+    if fresh.mask is not None:
+        visible = visible & fresh.mask
+    found = reduce(combine, [*own.read(rows, seen.state), *own.pairs(rows, keys, visible)])
+    seen.add(own.accumulate(keys, fresh.mask))
+    done: Attended = own.finish(found)
+    return done
+
+
+def _attend_leaves(
+    own: Any, rows: Any, fresh: Keys, seen: _Seen, shape: tuple[int, int]
+) -> Attended:
+    """The same for all leaves (T, c) of a step at once, each with what is before it as the past."""
+    n, missing, c = rows[0].shape[-2], rows[0].shape[-2] - fresh.k.shape[-2], shape[1]
+    xp, mask, home = array_namespace(fresh.k), fresh.mask, device(fresh.k)
+    if missing and mask is None:
+        mask = xp.ones((1, n - missing), dtype=xp.bool, device=home)
+    rows = rows.map(lambda x: _leaves(x, shape))
+    keys = own.keys(fresh).map(lambda x: _leaves(x, shape, missing))
+    visible = causal_mask(slice(0, c), slice(0, c), 0, home, xp)
+    if mask is not None:  # (..., T, 1, c)
+        mask = xp.matrix_transpose(_leaves(xp.matrix_transpose(mask), shape, missing))
+        visible = visible & mask
+    before, after = own.before(seen.state, own.accumulate(keys, mask))
+    seen.add(after)
+    done = own.finish(reduce(combine, [*own.read(rows, before), *own.pairs(rows, keys, visible)]))
+    out = xp.reshape(done.out, (*done.out.shape[:-3], math.prod(shape), fresh.v.shape[-1]))
+    lse = xp.reshape(done.lse, (*done.lse.shape[:-2], math.prod(shape)))
+    return Attended(out[..., :n, :], lse[..., :n])
+
+
+def _leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
+    """Cut rows (..., n, w) into leaves (..., T, c, w), with zeros where rows are missing."""
+    xp = array_namespace(x)
+    *lead, n, w = x.shape
+    rows = [x]
+    for where, count in ((0, missing), (2, math.prod(shape) - n - missing)):
+        if count:
+            rows.insert(where, xp.zeros((*lead, count, w), dtype=x.dtype, device=device(x)))
+    x = xp.concat(rows, axis=-2) if len(rows) > 1 else x
+    return xp.reshape(x, (*lead, *shape, w))
+
+
+def _running(
+    join: Callable[[Any, Any], Any], first: Any, own: Any, axes: tuple[int, ...]
+) -> tuple[Any, Any]:
+    """States before each of T, which lie along an axis, and of the T alone: of 1, 2, 4, ... T.
+
+    All steps are of arrays of one shape, for libraries that compile each shape.
+    """
+    xp, home, count = array_namespace(*own), device(own[0]), own[0].shape[axes[0]]
+    place = np.arange(count)
+
+    def earlier(state: Any, steps: int) -> Any:
+        index = xp.asarray(np.maximum(place - steps, 0), device=home)
+        return type(state)(*(xp.take(x, index, axis=i) for x, i in zip(state, axes, strict=True)))
+
+    def choose(late: Any, a: Any, b: Any) -> Any:
+        """State a where `late`, else b."""
+        parts = zip(a, b, axes, strict=True)
+        late = xp.asarray(late, device=home)
+        return type(a)(
+            *(xp.where(xp.reshape(late, (count, *(1,) * (-i - 1))), x, y) for x, y, i in parts)
+        )
+
+    steps = 1
+    while steps < count:
+        own = choose(place >= steps, join(earlier(own, steps), own), own)
+        steps *= 2
+    first = _at(first, None, axes)
+    return choose(place >= 1, join(first, earlier(own, 1)), first), _at(own, -1, axes)
+
+
+def _at(state: Any, i: Any, axes: tuple[int, ...]) -> Any:
+    """Take one of many states, or with None make it the only one along a new axis."""
+    index = ((..., i, *(_WHOLE,) * (-axis - 1)) for axis in axes)
+    return type(state)(*(x[j] for x, j in zip(state, index, strict=True)))
+
+
+def concatenate(a: Array, b: Array, axis: int) -> Array:
+    """Join arrays of which the axes before `axis` broadcast."""
+    xp, lead = array_namespace(a, b), broadcast_lead(a, b, core=-axis)
+    shapes = ((*lead, *x.shape[axis:]) for x in (a, b))
+    parts = (
+        x if x.shape == s else xp.broadcast_to(x, s) for x, s in zip((a, b), shapes, strict=True)
+    )
+    return xp.concat(list(parts), axis=axis)

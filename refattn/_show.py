@@ -1,0 +1,368 @@
+"""What the command line shows: tables, JSON, plots."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+from rich import box
+from rich.console import Console
+from rich.progress import track as progress
+from rich.table import Table
+
+from . import profile as study
+from ._text import portable
+from ._version import __version__
+from .compare import Comparison, Row
+from .profile import Profile
+
+__all__ = [
+    "comparison",
+    "comparison_to_json",
+    "plot_comparison",
+    "plot_profile",
+    "profile",
+    "profile_to_json",
+    "track",
+]
+
+_Array = npt.NDArray[Any]
+
+_LABELS = {**dict(zip(study.LAWS, study.LAWS, strict=True)), "ra": "ra (bound)"}
+
+
+def track(description: str, items: Sequence[Any]) -> Iterable[Any]:
+    """Iterate with a progress bar on a terminal."""
+    return progress(
+        items,
+        console=Console(stderr=True),
+        description=description,
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def comparison(path: Path, arrays: dict[str, _Array], found: Comparison, per_head: bool) -> None:
+    """Print the results as tables."""
+    console, rows = _console(), found.rows
+    click.echo(
+        f"{_heading(path, arrays)}\n"
+        f"scale {found.scale:.6g}, {'causal' if found.causal else 'not causal'}, "
+        f"seed {found.seed}, draws {found.draws}; errors relative to exact attention in float64"
+    )
+    reference = rows[0].seconds
+    table = _table("estimator", "S", "mean error", "worst head", "which", "seconds", "ratio")
+    for row in rows:
+        table.add_row(
+            row.estimator,
+            "" if row.samples is None else str(row.samples),
+            _digits(np.mean(row.per_head)),
+            _digits(np.max(row.per_head)),
+            _index(row.worst_head),
+            *_times(row.seconds, reference),
+        )
+    console.print(table)
+    for entry in found.skipped:
+        click.echo(f"skipped: {entry.label}: {entry.reason}")
+    if per_head:
+        click.echo()
+        columns = [r.estimator + ("" if r.samples is None else f"@{r.samples}") for r in rows]
+        table = _table("head", *columns)
+        for head in np.ndindex(rows[0].per_head.shape):
+            table.add_row(_index(head), *(_digits(row.per_head[head]) for row in rows))
+        console.print(table)
+
+
+def _console() -> Any:
+    return Console(width=1000, highlight=False, markup=False)  # tables are never squeezed
+
+
+def _heading(path: Path, arrays: dict[str, _Array]) -> str:
+    """Name of the file, shapes and dtype."""
+    shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
+    return f"{click.format_filename(path.name)}: {shapes}, {arrays['q'].dtype}"
+
+
+def _table(first: str, *rest: str) -> Any:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(first)
+    for name in rest:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _index(head: tuple[int, ...]) -> str:
+    return ",".join(map(str, head)) or "-"
+
+
+def _times(seconds: float | None, reference: float | None) -> tuple[str, str]:
+    if seconds is None or reference is None:
+        return "", ""
+    return f"{seconds:.2g}", _digits(seconds / reference)
+
+
+def _digits(value: Any) -> str:
+    return f"{value:#.3g}".rstrip(".")
+
+
+def comparison_to_json(path: Path, arrays: dict[str, _Array], found: Comparison) -> str:
+    """Format the results as JSON; what is not finite becomes null."""
+    reference = found.rows[0].seconds
+    report = {
+        **_origin(path, arrays),
+        "scale": found.scale,
+        "causal": found.causal,
+        "seed": found.seed,
+        "draws": found.draws,
+        "results": [
+            {
+                "estimator": row.estimator,
+                "samples": row.samples,
+                "error_mean": float(np.mean(row.per_head)),
+                "error_worst": float(np.max(row.per_head)),
+                "worst_head": list(row.worst_head),
+                "seconds": row.seconds,
+                "ratio": row.seconds and reference and row.seconds / reference,
+                "error_per_head": row.per_head.tolist(),
+                "error_per_draw": row.errors.tolist(),
+            }
+            for row in found.rows
+        ],
+        "skipped": [entry._asdict() for entry in found.skipped],
+    }
+    return _dump(report)
+
+
+def _origin(path: Path, arrays: dict[str, _Array]) -> dict[str, Any]:
+    """Versions, and what was read."""
+    return {
+        "refattn": __version__,
+        "numpy": np.__version__,
+        "file": path.name,
+        "shapes": {name: list(x.shape) for name, x in arrays.items()},
+        "dtype": str(arrays["q"].dtype),
+    }
+
+
+def _dump(report: dict[str, Any]) -> str:
+    return json.dumps(portable(report), indent=2, allow_nan=False) + "\n"
+
+
+def plot_comparison(rows: list[Row], path: Path) -> None:
+    """Draw error, mean over heads, against S."""
+    from matplotlib.figure import Figure
+
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row.samples is not None:
+            point = (row.samples, float(np.mean(row.per_head)))
+            curves.setdefault(row.estimator, []).append(point)
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(float(np.mean(rows[1].per_head)), color="0.5", linestyle=":", label="mean of v")
+    for i, row in enumerate(row for row in rows[2:] if row.samples is None):  # has no size
+        axes.axhline(float(np.mean(row.per_head)), color=f"C{9 - i % 10}", label=row.estimator)
+    if curves:
+        _plot_curves(axes, curves, guide=next(iter(curves.values())))
+    axes.set_ylabel("relative error, mean over heads")
+    axes.legend()
+    figure.savefig(path, format="png", dpi=150)
+
+
+def _plot_curves(
+    axes: Any, curves: dict[str, list[tuple[int, float]]], guide: list[tuple[int, float]]
+) -> None:
+    """Draw error against S, with 1/sqrt(S) through the first point of the guide."""
+    for i, (name, points) in enumerate(curves.items()):
+        axes.plot(*zip(*points, strict=True), marker="osD^v"[i // 10 % 5], label=name)
+    slope = [(s, guide[0][1] * math.sqrt(guide[0][0] / s)) for s, _ in guide]
+    axes.plot(*zip(*slope, strict=True), color="0.5", linestyle="--", label="1/sqrt(S)")
+    axes.set_xscale("log")
+    if any(error > 0 for points in curves.values() for _, error in points):
+        axes.set_yscale("log")
+    axes.set_xlabel("number of features or samples S")
+    axes.set_xticks([s for s, _ in guide], labels=[str(s) for s, _ in guide])
+    axes.xaxis.minorticks_off()
+
+
+def profile(path: Path, arrays: dict[str, _Array], found: Profile) -> None:
+    """Print the answers as tables."""
+    console = _console()
+    click.echo(_heading(path, arrays))
+    click.echo(
+        f"scale {found.scale:.6g}, covariances {'' if found.shrink else 'not '}shrunk, "
+        f"not causal; {_worth(found)}"
+    )
+    click.echo(
+        "\nMoments in kernel coordinates, sqrt(scale) q and sqrt(scale) k: norm of the mean;"
+    )
+    click.echo("trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2")
+    labels = {f"{part}_{x}": label.format(x) for part, label in study.PARTS.items() for x in "qk"}
+    labels |= {name: f"{p:.0%}" for name, p in study.QUANTILES.items()}
+    console.print(_per_head(found, {labels[name]: x for name, x in found.table.items()}))
+    if max(found.rows) > study.QUANTILE_ROWS:
+        click.echo(f"quantiles: over at most {study.QUANTILE_ROWS} evenly spaced queries and keys")
+    click.echo("\nExpected log excess of the variance of a kernel estimate, by proposal (best: 0)")
+    console.print(_per_head(found, found.excess))
+    if not found.error:
+        click.echo("\nFILE has no v: predicted errors and the recommendation are left out.")
+        return
+    click.echo("\nPredicted relative error, mean over heads (ra: an upper bound)")
+    table = _table("S", *_LABELS.values())
+    outside = False
+    for i, samples in enumerate(found.sizes):
+        cells = []
+        for name in study.LAWS:
+            value, share = found.predictions(name)[i], float(np.mean(found.inside[name][i]))
+            outside = outside or share < 1
+            cells.append(_digits(value) if share == 1 else f"- ({math.floor(100 * share)}%)")
+        table.add_row(str(samples), *cells)
+    console.print(table)
+    if outside:
+        click.echo("-: outside the regime of the law (effective sample size below 10) for some")
+        click.echo("queries; in brackets the share of queries inside")
+    if found.rows[1] > study.LAW_KEYS and found.rows[0] > study.LAW_QUERIES:
+        click.echo(f"laws: of {study.LAW_QUERIES} evenly spaced queries of each head, and all keys")
+    _show_recommendation(found)
+
+
+def _worth(found: Profile) -> str:
+    """Compare the numbers of rows with d^2."""
+    n, m = found.rows
+    counts = f"n = {n}, m = {m}"
+    rough = sorted({x for x in (n, m) if x <= found.advised})
+    if not rough:
+        return f"{counts}; N > d^2 = {found.advised}, as reference 002 advises"
+    listed = " and ".join(map(str, rough))
+    sign = "<" if rough[-1] < found.advised else "<="
+    return f"{counts}\nN = {listed} {sign} d^2 = {found.advised}: covariances are rough"
+
+
+def _per_head(found: Profile, columns: dict[str, _Array]) -> Any:
+    """Make a table of one row a head, the median and the worst."""
+    table = _table("head", *columns)
+    for head in found.heads:
+        table.add_row(_index(head), *(_cell(x[head]) for x in columns.values()))
+    for label, pick in (("median", np.median), ("worst", np.max)):
+        cells = []
+        for name, x in columns.items():
+            known = x[~np.isnan(x)]
+            least = label == "worst" and name.startswith("rank")
+            cells.append(_cell((np.min if least else pick)(known) if known.size else math.nan))
+        table.add_row(label, *cells)
+    return table
+
+
+def _cell(value: Any) -> str:
+    return "-" if math.isnan(value) else _digits(value)
+
+
+def _show_recommendation(found: Profile) -> None:
+    click.echo(f"\nS for relative error {found.target:g}, and what reaches it for least")
+    table = _table("head", *found.needed, "recommended", "cost/exact")
+    chosen: dict[str, list[float | None]] = {}
+    for head in found.heads:
+        name, samples, cost = found.recommended(head)
+        chosen.setdefault(name, []).append(samples)
+        counts = (_count(float(found.needed[name][head])) for name in found.needed)
+        table.add_row(_index(head), *counts, name, _digits(cost))
+    _console().print(table)
+    for name, counts_of in chosen.items():
+        known = [x for x in counts_of if x is not None]
+        median = f", median S = {_count(float(np.median(known)))}" if known else ""
+        click.echo(f"recommended for {len(counts_of)} of {len(found.heads)} heads: {name}{median}")
+    click.echo(
+        "cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v) for ra"
+    )
+    click.echo("(at least that of exact attention, which it evaluates), n m (d + d_v) for exact")
+
+
+def _count(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:g}" if value < 1e6 else f"{value:.2e}"
+
+
+def profile_to_json(path: Path, arrays: dict[str, _Array], found: Profile) -> str:
+    """Format the answers as JSON; what is not finite becomes null.
+
+    heads: one object a head, with its index `head`, `moments` in kernel coordinates
+    (what `moments.Summary` holds, and quantiles of |q_i + k_j|^2 in percent), the `eigenvalues` of
+    the covariances of q and k, largest first, `log_excess` by proposal, `num_features` for the
+    target by estimator, and what is `recommended`. predictions: one object for each estimator and
+    S, with `error_mean` over heads (null outside the regime of the law), `error_per_head` (what
+    the law says there too) and `share_in_regime_per_head` of the queries.
+    """
+    n, m = found.rows
+    heads = []
+    for head in found.heads:
+        entry: dict[str, Any] = {
+            "head": list(head),
+            "moments": {name: float(x[head]) for name, x in found.table.items()},
+            "eigenvalues": {name: x[head].tolist() for name, x in found.eigenvalues.items()},
+            "log_excess": {name: float(x[head]) for name, x in found.excess.items()},
+        }
+        if found.error:
+            entry["num_features"] = {name: float(x[head]) for name, x in found.needed.items()}
+            keys = ("estimator", "num_features", "cost_ratio")
+            entry["recommended"] = dict(zip(keys, found.recommended(head), strict=True))
+        heads.append(entry)
+    return _dump(
+        {
+            **_origin(path, arrays),
+            "scale": found.scale,
+            "shrink": found.shrink,
+            "target": found.target,
+            "count": {"q": n, "k": m},
+            "advised_count": found.advised,
+            "enough": {"q": n > found.advised, "k": m > found.advised},
+            "heads": heads,
+            "predictions": [
+                {
+                    "estimator": name,
+                    "samples": samples,
+                    "error_mean": found.predictions(name)[i],
+                    "error_per_head": error[i].tolist(),
+                    "share_in_regime_per_head": found.inside[name][i].tolist(),
+                }
+                for name, error in found.error.items()
+                for i, samples in enumerate(found.sizes)
+            ],
+        }
+    )
+
+
+def plot_profile(found: Profile, path: Path) -> None:
+    """Draw the spectra of q and k and, if there are predictions, error against S."""
+    from matplotlib.figure import Figure
+
+    names = list(found.eigenvalues)
+    panels = len(names) + bool(found.error)
+    figure = Figure(figsize=(4.5 * panels, 4), layout="constrained")
+    axes = figure.subplots(1, panels)
+    for ax, name in zip(axes, names, strict=False):
+        values = found.eigenvalues[name].reshape(-1, found.eigenvalues[name].shape[-1])
+        positive = np.where(values > 0, values, math.nan)
+        ax.plot(np.arange(1, values.shape[-1] + 1), positive.T, linewidth=0.7)
+        if np.any(values > 0):
+            ax.set_yscale("log")
+        ax.set_xlabel(f"eigenvalue of the covariance of {name}, one line a head")
+    axes[0].set_ylabel("size in kernel coordinates")
+    if found.error:
+        curves = {}
+        for name in study.LAWS:
+            pairs = zip(found.sizes, found.predictions(name), strict=True)
+            points = [(samples, error) for samples, error in pairs if math.isfinite(error)]
+            if points:
+                curves[_LABELS[name]] = points
+        _plot_curves(axes[-1], curves, guide=curves[_LABELS["ra"]])
+        axes[-1].legend()
+        axes[-1].set_ylabel("predicted relative error, mean over heads")
+    figure.savefig(path, format="png", dpi=150)

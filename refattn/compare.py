@@ -1,0 +1,248 @@
+"""Estimators against exact softmax attention: error and time.
+
+What `refattn compare` prints, as a function that returns it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _validate
+from .attention import softmax_attention
+from .registry import DEFAULT, ESTIMATORS, Estimator
+
+__all__ = ["Comparison", "Row", "Skipped", "measure", "names"]
+
+_Array = npt.NDArray[Any]
+_Item = TypeVar("_Item")
+
+
+class Row(NamedTuple):
+    """Errors of one method, relative to exact attention in float64."""
+
+    estimator: str
+    samples: int | None  # S
+    errors: _Array  # (draws, ...), one for each draw and head
+    seconds: float | None  # for one evaluation of all heads
+
+    @property
+    def per_head(self) -> _Array:
+        """Mean over the draws, shape (...)."""
+        return np.asarray(np.mean(self.errors, axis=0))
+
+    @property
+    def worst_head(self) -> tuple[int, ...]:
+        """Index of the head of largest error; () if there are no leading axes."""
+        return tuple(map(int, np.unravel_index(np.argmax(self.per_head), self.per_head.shape)))
+
+
+class Skipped(NamedTuple):
+    """An estimator that does not take this S, or these options."""
+
+    estimator: str
+    samples: int | None
+    reason: str
+
+    @property
+    def label(self) -> str:
+        """The estimator, and S if it has one."""
+        return self.estimator + ("" if self.samples is None else f" with S = {self.samples}")
+
+
+class Comparison(NamedTuple):
+    """What was measured, and how.
+
+    Attributes
+    ----------
+    rows : list of Row
+        Exact attention in the dtype of the arrays, the mean of the values, then each estimator at
+        each S.
+    skipped : list of Skipped
+        What could not be measured, and why.
+    scale, causal, seed, draws
+        As given; the scale is a number.
+    """
+
+    rows: list[Row]
+    skipped: list[Skipped]
+    scale: float
+    causal: bool
+    seed: int
+    draws: int
+
+
+class _Problem(NamedTuple):
+    """The arguments of one comparison."""
+
+    q: _Array
+    k: _Array
+    v: _Array
+    scale: float
+    causal: bool
+    seed: int
+
+
+def names() -> list[str]:
+    """Names of the estimators that stand for softmax attention, in the order of the registry."""
+    return [x.name for name, x in ESTIMATORS.items() if x.approximates and x.name == name]
+
+
+def measure(
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    *,
+    estimators: Iterable[str] = DEFAULT,
+    sizes: Sequence[int] = (8, 32, 128, 512),
+    draws: int = 3,
+    seed: int = 0,
+    scale: float | None = None,
+    causal: bool = False,
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> Comparison:
+    r"""Measure the error of estimators relative to exact attention, and their time.
+
+    .. math:: |\mathrm{estimate} - \mathrm{exact}|_F \,/\, |\mathrm{exact}|_F
+
+    for each head and draw, where exact attention is evaluated in float64.
+
+    Parameters
+    ----------
+    q : NumPy array, shape (..., n, d), float32 or float64
+        Queries.
+    k : NumPy array, shape (..., m, d), dtype of `q`
+        Keys.
+    v : NumPy array, shape (..., m, d_v), dtype of `q`
+        Values.
+    estimators : iterable of str
+        Names of `registry.ESTIMATORS` that stand for softmax attention, see `names`.
+    sizes : sequence of int
+        Numbers S of features, samples, ...; an estimator that has no size is measured once.
+    draws : int
+        Independent draws of random numbers.
+    seed : int
+        Draw i at S has the seed ``SeedSequence(seed, spawn_key=(S, i))``, for every estimator.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n.
+    track : callable
+        Wraps the sequence of what is to be measured, for a bar of progress, say.
+
+    Returns
+    -------
+    Comparison
+        Errors and times, and what an estimator refused.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is unusable, if a name is unknown, if exact attention is not finite or is 0
+        in some head, or if every estimator refuses.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> from refattn import compare
+    >>> found = compare.measure(
+    ...     *refattn.load_sample(), estimators=["rfa-iid", "ra"], sizes=[8, 32], draws=1
+    ... )
+    >>> [(row.estimator, row.samples) for row in found.rows[2:]]
+    [('rfa-iid', 8), ('rfa-iid', 32), ('ra', 8), ('ra', 32)]
+    >>> found.rows[0].per_head.shape
+    (2, 4)
+    """
+    _validate.attention(q, k, v, causal=causal)
+    found = _validate.real("scale", scale, positive=True, optional=True)
+    scale = q.shape[-1] ** -0.5 if found is None else found
+    _validate.positive_integer("draws", draws)
+    _validate.non_negative_integer("seed", seed)
+    for size in sizes:
+        _validate.positive_integer("sizes", size)
+    chosen = [_record(name) for name in _validate.names("estimators", estimators)]
+    problem = _Problem(q, k, v, scale, causal, seed)
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    settings: dict[str, Any] = {"scale": scale, "causal": causal}
+    exact, size_of = exact_and_size(*wide, **settings)
+
+    def error(estimate: _Array) -> _Array:
+        return np.asarray(np.linalg.norm(estimate - exact, axis=(-2, -1)) / size_of)
+
+    uniform = softmax_attention(np.zeros_like(wide[0]), *wide[1:], **settings)
+    plain = partial(softmax_attention, q, k, v, **settings)
+    rows = [
+        _timed("exact", None, lambda draw: plain(), error, draws, warm=False),
+        Row("mean of v", None, error(uniform)[None], None),
+    ]
+    skipped, warm = [], set()
+    for record, samples in track([(x, s) for x in chosen for s in (sizes if x.size else [None])]):
+        evaluate = partial(_evaluate, problem, record, samples)
+        try:
+            row = _timed(record.name, samples, evaluate, error, draws, warm=record.name in warm)
+        except (ValueError, MemoryError, OverflowError) as refusal:
+            skipped.append(Skipped(record.name, samples, str(refusal)))
+        else:
+            rows.append(row)
+            warm.add(record.name)
+    if len(rows) == 2 and skipped:
+        raise ValueError(f"{skipped[0].label}: {skipped[0].reason}")
+    return Comparison(rows, skipped, scale, causal, seed, draws)
+
+
+def exact_and_size(q: _Array, k: _Array, v: _Array, **settings: Any) -> tuple[_Array, _Array]:
+    """Exact attention and its norm in each head, which errors are relative to."""
+    exact = softmax_attention(q, k, v, **settings)
+    size = np.linalg.norm(exact, axis=(-2, -1))
+    if not (size.size and np.all(np.isfinite(size) & (size > 0))):
+        raise ValueError(
+            "exact attention must be finite and not all zero in each head, for errors relative "
+            f"to it to exist, got norms {size.tolist()}."
+        )
+    return np.asarray(exact), np.asarray(size)
+
+
+def _record(name: str) -> Estimator:
+    if name not in ESTIMATORS or not ESTIMATORS[name].approximates:
+        raise ValueError(f"`estimators` must be of {', '.join(names())}, got {name!r}.")
+    return ESTIMATORS[name]
+
+
+def _timed(
+    name: str,
+    samples: int | None,
+    evaluate: Callable[[int], _Array],
+    error: Callable[[_Array], _Array],
+    draws: int,
+    *,
+    warm: bool,
+) -> Row:
+    """Errors of the draws and the median time of one; the first evaluation of all is not timed."""
+    if not warm:
+        evaluate(0)
+    errors, seconds = [], []
+    for draw in range(draws):
+        start = time.perf_counter()
+        estimate = evaluate(draw)
+        seconds.append(time.perf_counter() - start)
+        errors.append(error(estimate))
+    return Row(name, samples, np.stack(errors), float(np.median(seconds)))
+
+
+def _evaluate(problem: _Problem, record: Estimator, samples: int | None, draw: int) -> _Array:
+    """Evaluate an estimator; the seed depends on S and the draw, not on the estimator."""
+    options = {"scale": problem.scale, "causal": problem.causal}
+    default = {"scale": problem.q.shape[-1] ** -0.5, "causal": False}
+    for name in default:
+        if not record.takes(name) and options.pop(name) != default[name]:
+            raise ValueError(f"{record.name} does not take `{name}`.")
+    sized = {} if samples is None else record.sized(samples)
+    if record.has("random"):
+        seed = np.random.SeedSequence(problem.seed, spawn_key=(samples or 0, draw))
+        sized["rng"] = np.random.default_rng(seed)
+    return np.asarray(record.fn(problem.q, problem.k, problem.v, **sized, **options))

@@ -1,0 +1,20 @@
+"""Golden vectors: inputs with exact bits and outputs to thirty digits, for any language.
+
+`write` puts one file an estimator into a directory, `load` reads them back and `lint` says what
+is wrong with them. A case is named after the mistakes that it catches (its flags).
+
+Inputs come from a raw PCG64 stream, seeded with the CRC-32 of their name and rounded to few bits,
+or are small integers. Outputs come from `refattn.conformance.exact` with 50 and with 80 digits,
+which must agree. Nothing depends on the time or the machine: two runs give identical bytes. A
+manifest has the checksum of every file and the names of its cases. The layout of the files follows
+that of Project Wycheproof.
+"""
+
+from __future__ import annotations
+
+from .cases import ESTIMATORS, FLAGS, FORMATS, Case
+from .checking import lint
+from .reading import load
+from .writing import write
+
+__all__ = ["ESTIMATORS", "FLAGS", "FORMATS", "Case", "lint", "load", "write"]

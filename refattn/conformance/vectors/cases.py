@@ -1,0 +1,192 @@
+"""What a golden vector is: a case, its flags, its dtypes and the formats it is written in."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "CONTRACT",
+    "DIGITS",
+    "DTYPES",
+    "ESTIMATORS",
+    "FLAGS",
+    "FORMATS",
+    "INSTALL",
+    "SCHEMA",
+    "Case",
+    "check_format",
+    "is_exact",
+]
+
+_Array = npt.NDArray[Any]
+
+ESTIMATORS = ("kernel", "lara", "linear", "moments", "ra", "rfa", "softmax")
+FORMATS = ("json", "npz", "safetensors")
+
+# Significand bits, unit of the last place of 1, smallest normal and largest number.
+DTYPES = {
+    "bfloat16": (8, 2.0**-7, 2.0**-126, 2.0**127 * (2 - 2.0**-7)),
+    "float16": (11, 2.0**-10, 2.0**-14, 65504.0),
+    "float32": (24, 2.0**-23, 2.0**-126, 2.0**127 * (2 - 2.0**-23)),
+    "float64": (53, 2.0**-52, 2.0**-1022, float(np.finfo(np.float64).max)),
+}
+CONTRACT = 16  # the constant C of the accuracy contract
+DIGITS = 34  # stored; 30 are asserted
+SCHEMA = resources.files(__package__).joinpath("vectors.schema.json")
+INSTALL = "needs `pip install 'refattn[vectors]'`"
+
+# What a flag says of the mistake that its cases catch.
+FLAGS = {
+    "BASIC": ("basic", "Plain inputs of order one.", "Nothing is wired correctly."),
+    "EXTREME": (
+        "range",
+        "Exponents in the thousands, of both signs.",
+        "Clamped or low-precision exponents give other weights.",
+    ),
+    "OVERFLOW": (
+        "range",
+        "The exponential of an exponent is not representable.",
+        "Without subtraction of a maximum the output is infinite or nan.",
+    ),
+    "UNDERFLOW": (
+        "range",
+        "The exponentials of all exponents of a row are zero in floating point.",
+        "The normaliser vanishes: the output is 0/0, or 0 where the denominator is clamped.",
+    ),
+    "MASK": (
+        "masking",
+        "Some keys are hidden, some of them with huge entries.",
+        "Hidden keys keep a share of the weight, or only their values are dropped.",
+    ),
+    "EMPTY_ROW": (
+        "masking",
+        "A query sees no key: its output is 0.",
+        "nan, or the mean of the values where masks are large negative numbers.",
+    ),
+    "CAUSAL": (
+        "masking",
+        "Query i sees key j only if j <= i + m - n.",
+        "Queries see the next key, or not their own.",
+    ),
+    "CROSS": (
+        "shape",
+        "The numbers of queries and keys differ.",
+        "The causal triangle starts in the wrong corner, or lengths are mixed up.",
+    ),
+    "GQA": (
+        "shape",
+        "Consecutive query heads share a key head: h uses h // (H // G).",
+        "Heads are interleaved, h % G, and attend to the keys of others.",
+    ),
+    "EPS": (
+        "stabiliser",
+        "Right only if no small constant is added to features or normalisers.",
+        "Outputs shrink or tend to the plain mean of the values. Acceptable if declared.",
+    ),
+    "CANCELLATION": (
+        "rounding",
+        "A difference of close numbers decides the result.",
+        "Covariances in one pass, or elu(x) + 1 as written, lose all digits.",
+    ),
+    "SCALING": (
+        "scale",
+        "The scale is given, or the head size is such that scales differ clearly.",
+        "The scale is dropped, applied twice, or the root of the one meant.",
+    ),
+    "MISSING_NORM": (
+        "formula",
+        "The lengths of the vectors differ clearly.",
+        "Without |k|^2/2 the features estimate another kernel.",
+    ),
+    "HAAR": (
+        "frequencies",
+        "Probes at plus and minus e_i and (1, ..., 1) show each entry of anisotropic frequencies.",
+        "Frequencies are transposed, orthogonalised again or have lost their signs on the way.",
+    ),
+    "NORMALISATION": (
+        "formula",
+        "Constants are reproduced, 1/S and N - 1 are where they belong.",
+        "Weights do not sum to 1: hidden keys or samples are counted wrongly.",
+    ),
+    "SHARED_RANDOMNESS": (
+        "frequencies",
+        "Each head or query comes with frequencies of its own.",
+        "All of them use those of the first.",
+    ),
+    "DEGENERATE": (
+        "shape",
+        "One key, query or frequency, or keys that are all equal.",
+        "Axes of length one are squeezed or broadcast; spreads of zero divide.",
+    ),
+    "DIMENSION": (
+        "shape",
+        "Head sizes 1, 9 and 64, none that of the values.",
+        "Head sizes are hard-coded or taken from another argument.",
+    ),
+}
+
+
+class Case(NamedTuple):
+    """One golden vector.
+
+    Attributes
+    ----------
+    id : str
+        Stable name, unique over all files.
+    estimator : str
+        One of `ESTIMATORS`, as in `refattn.conformance.check`.
+    comment : str
+        What is special about it.
+    flags : tuple of str
+        Keys of `FLAGS`.
+    arguments : dict
+        Keyword arguments: scale (None for 1/sqrt(d)), causal, features, weighting, ...
+    dtype : str
+        The narrowest of float64, float32, float16, bfloat16 that the inputs were made for.
+    inputs : dict of ndarray
+        float64, or bool for masks.
+    expected, expected_low : dict of ndarray
+        Outputs by name, rounded to float64, and what the rounding left.
+    size : dict of ndarray
+        What errors are relative to, broadcasting to the outputs.
+    cond : float
+        Largest |exponent|, rounded up.
+    tolerance : dict
+        By dtype: an output is right if |output - expected| <= tolerance * size everywhere.
+    result : str
+        "valid", or "acceptable" where a declared eps may miss the expected value.
+    """
+
+    id: str
+    estimator: str
+    comment: str
+    flags: tuple[str, ...]
+    arguments: dict[str, Any]
+    dtype: str
+    inputs: dict[str, _Array]
+    expected: dict[str, _Array]
+    expected_low: dict[str, _Array]
+    size: dict[str, _Array]
+    cond: float
+    tolerance: dict[str, float]
+    result: str
+
+
+def is_exact(x: _Array, dtype: str) -> bool:
+    """Whether every number is one of the dtype."""
+    if x.dtype == bool or dtype == "float64":
+        return True
+    with np.errstate(over="ignore"):
+        cast = x.astype(np.float16 if dtype == "float16" else np.float32)
+    if not np.array_equal(cast.astype(np.float64), x):
+        return False
+    return dtype != "bfloat16" or not np.any(cast.view(np.uint32) & 0xFFFF)
+
+
+def check_format(format: Any) -> None:
+    if format not in FORMATS:
+        raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}.")

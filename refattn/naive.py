@@ -1,0 +1,788 @@
+r"""Every estimator as its formula is written: dense, a few lines each. Read this first.
+
+Beside these formulas the rest of the package is an engine: it computes the same numbers in blocks,
+on threads, in time linear in the tokens where there is such a form. The two share the checks of
+the arguments and no step of the computation, so that each can be held against the other. Memory
+is what a formula names, O(n m S) for S frequencies and O(n m d_v): for hundreds of tokens.
+
+Every sum over keys is over those that a query sees (`visible`). A hidden key does not exist:
+whatever it holds, NaN too, reaches nothing, and a query that sees no key gives 0.
+
+Kernel coordinates are sqrt(scale) times queries and keys, in which omega ~ N(0, I). The positive
+feature xi(x, omega) = exp(omega . x - |x|^2/2) appears in products only,
+
+.. math:: \xi(q, \omega) \, \xi(k, \omega) = e^{\omega \cdot (q + k) - |q|^2/2 - |k|^2/2},
+
+and the factor e^{-|q|^2/2} cancels wherever a query's weights are normalised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from . import _validate
+from ._array import (
+    Array,
+    array_namespace,
+    as_written,
+    broadcast_lead,
+    constant,
+    device,
+    group_heads,
+)
+
+__all__ = [
+    "elu_plus_one",
+    "importance_sampled_attention",
+    "linear_attention",
+    "linear_randomized_attention",
+    "mean_of_ratios_attention",
+    "random_feature_attention",
+    "randomized_attention",
+    "softmax_attention",
+    "visible",
+]
+
+_FEATURES = ("hyperbolic", "positive", "trigonometric")
+_WEIGHTINGS = ("balance", "own", "query", "query-over-queries")
+
+
+@as_written
+def softmax_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+) -> Array:
+    r"""Compute exact softmax attention.
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_j e^{s_{ij}} \, v_j}{e^{\mathrm{sink}} + \sum_j e^{s_{ij}}},
+        \qquad
+        s_{ij} = \mathrm{cap}(\mathrm{scale}\; q_i \cdot k_j) + \mathrm{bias}_{ij}
+
+    over the keys j that query i sees. Reference 000, Attention(Q, K, V); reference 002, eq. (3);
+    reference 003, SoftmaxAttn: these have no sink, cap or bias.
+
+    Parameters
+    ----------
+    q : array, shape (..., n, d), float32 or float64
+        Queries. On NumPy, longdouble too. Leading axes of all arguments broadcast.
+    k : array, shape (..., m, d), dtype of `q`
+        Keys. With fewer heads than `q` has, each is shared by consecutive query heads, as in
+        `attend`.
+    v : array, shape (..., m, d_v), dtype of `q`
+        Values.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default.
+    bias : array, broadcasting to (..., n, m), dtype of `q`, optional
+        Added to the scores.
+    mask : array of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n.
+    window : pair of int or None, optional
+        (left, right): query i sees key j only if i + m - n - left <= j <= i + m - n + right. None
+        is no limit on that side.
+    softcap : float, optional
+        Positive c: cap(s) = c tanh(s / c) in place of cap(s) = s.
+    sinks : array, shape (..., heads), optional
+        Score of one more key for each head, that all its queries see and whose value is 0. Without
+        them e^sink is 0.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.zeros((2, 1)), np.zeros((2, 1)), np.array([[4.0], [2.0]])
+    >>> naive.softmax_attention(q, k, v)
+    array([[3.],
+           [3.]])
+    >>> naive.softmax_attention(q, k, v, window=(0, None))
+    array([[3.],
+           [2.]])
+    >>> naive.softmax_attention(q, k, v, sinks=np.array(0.0))
+    array([[2.],
+           [2.]])
+    """
+    _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
+    scale = _validate.real("scale", scale, optional=True, like=q)
+    factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
+    sink = None if sinks is None else constant(sinks, q)[..., None, None]
+    (q, k, v, bias, mask, sink), ungroup = group_heads(q, k, v, bias, mask, sink)
+    xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal, window=window)
+    scores = factor * _products(q, k)
+    if softcap is not None:
+        scores = softcap * xp.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    return ungroup(_sum(_softmax(_hide(scores, seen), sink), v, seen))
+
+
+@as_written
+def random_feature_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array,
+    log_weight: Array | None = None,
+    features: str = "positive",
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Estimate softmax attention from random features of the softmax kernel (RFA, Performer).
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_j \hat\kappa_{ij} \, v_j}{\sum_j \hat\kappa_{ij}}, \qquad
+        \hat\kappa_{ij} = \sum_s w_s \, \phi_s(q_i) \cdot \phi_s(k_j)
+
+    over the keys j that query i sees. Up to factors of the query alone, which cancel,
+    phi_s(q) . phi_s(k) is
+
+    * ``"positive"``: exp(omega_s . (q + k) - |k|^2/2);
+    * ``"hyperbolic"``: cosh(omega_s . (q + k)) exp(-|k|^2/2);
+    * ``"trigonometric"``: cos(omega_s . (q - k)) exp(|k|^2/2).
+
+    Reference 000, KernelizedAttention; reference 001, attention_hat; reference 002, eqs. (7) to
+    (10); reference 003, RFA. Hyperbolic features: Choromanski et al., arXiv:2009.14794.
+
+    Parameters
+    ----------
+    q, k, v, mask, causal
+        As in `softmax_attention`.
+    omega : array, shape (..., S, d)
+        Frequencies, in kernel coordinates: a NumPy array or one of the library of `q`.
+    log_weight : array, shape (..., S), optional
+        log w, 0 by default.
+    features : {"positive", "hyperbolic", "trigonometric"}
+        The feature map.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.random_feature_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.array([[9.0]]), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> naive.random_feature_attention(q, k, v, omega=np.array([[0.5]]))
+    array([[0.5]])
+    """
+    _validate.attention(q, k, v, mask=mask, causal=causal)
+    _validate.choice("features", features, _FEATURES)
+    omega, log_weight = _validate.frequencies(omega, log_weight, q, _validate.lead(q, k, v))
+    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
+        q, k, v, omega, log_weight[..., None, :], mask
+    )
+    seen = visible(q, k, mask=mask, causal=causal)
+    q, k = _kernel_coordinates(q, scale), _kernel_coordinates(k, scale)
+    if features == "positive":
+        return ungroup(_average(_log_kernel(q, k, omega, log_weight), v, seen))
+    xp, half, log_weight = array_namespace(q), _half_square_norm(k), log_weight[..., None, :]
+    if features == "hyperbolic":
+        z = _products(q, omega)[..., :, None, :] + _products(k, omega)[..., None, :, :]
+        log_kernel = _log_sum_exp(log_weight + xp.logaddexp(z, -z))[..., 0] - half
+        return ungroup(_average(log_kernel, v, seen))
+    z = _products(q, omega)[..., :, None, :] - _products(k, omega)[..., None, :, :]
+    weight = xp.exp(log_weight - xp.max(log_weight, axis=-1, keepdims=True))
+    return ungroup(_ratio(xp.sum(weight * xp.cos(z), axis=-1), half, v, seen))
+
+
+@as_written
+def importance_sampled_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array,
+    log_weight: Array | None = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Estimate softmax attention by importance sampling with the exact normaliser (IS).
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_j \hat\kappa_{ij} \, v_j}{\sum_j e^{q_i \cdot k_j}}, \qquad
+        \hat\kappa_{ij} = \frac1S \sum_s w_s \, \xi(q_i, \omega_s) \, \xi(k_j, \omega_s)
+
+    over the keys j that query i sees. Reference 002, eq. (11); reference 003, importance sampling,
+    where the ratio p_i / N(0, I) at omega is xi(q_i, omega) sum_j xi(k_j, omega) over the
+    normaliser above.
+
+    Parameters
+    ----------
+    q, k, v, omega, log_weight, scale, mask, causal
+        As in `random_feature_attention`.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.importance_sampled_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> zero, v = np.zeros((1, 1)), np.array([[3.0]])
+    >>> naive.importance_sampled_attention(zero, zero, v, omega=np.ones((4, 1)))
+    array([[3.]])
+    """
+    _validate.attention(q, k, v, mask=mask, causal=causal)
+    omega, log_weight = _validate.frequencies(omega, log_weight, q, _validate.lead(q, k, v))
+    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
+        q, k, v, omega, log_weight[..., None, :], mask
+    )
+    xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal)
+    q, k = _kernel_coordinates(q, scale), _kernel_coordinates(k, scale)
+    log_size = xp.log(constant(omega.shape[-2], q))
+    log_factor = xp.matrix_transpose(_half_square_norm(q)) + log_size
+    log_kernel = _log_kernel(q, k, omega, log_weight) - log_factor
+    log_exact = _log_sum_exp(_hide(_products(q, k), seen))
+    return ungroup(_sum(xp.exp(log_kernel - _finite(log_exact)), v, seen))
+
+
+@as_written
+def randomized_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Estimate softmax attention by randomized attention (RA).
+
+    .. math::
+        \mathrm{out}_i = \frac1S \sum_s f_i(\omega_{is}), \qquad
+        f_i(\omega) = \frac{\sum_j \xi(k_j, \omega) \, v_j}{\sum_j \xi(k_j, \omega)}
+
+    over the keys j that query i sees. Reference 003, RA, for omega_is drawn from
+    p_i = sum_j softmax_j(q_i . k_j) N(q_i + k_j, I).
+
+    Parameters
+    ----------
+    q, k, v, scale, mask, causal
+        As in `random_feature_attention`.
+    omega : array, shape (..., n, S, d)
+        Frequencies of each query, in kernel coordinates.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.randomized_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.array([[9.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> naive.randomized_attention(q, k, v, omega=np.array([[[0.5]]]))  # e / (1 + e)
+    array([[0.73105858]])
+    """
+    _validate.attention(q, k, v, mask=mask, causal=causal)
+    omega = _validate.query_frequencies(omega, q, _validate.lead(q, k, v))
+    xp, samples = array_namespace(q), omega.shape[-2:]
+    # group_heads expects the heads third from last: S and d as one axis.
+    rows = xp.reshape(omega, (*omega.shape[:-2], math.prod(samples)))
+    (q, k, v, rows, mask), ungroup = group_heads(q, k, v, rows, mask)
+    omega = xp.reshape(rows, (*rows.shape[:-1], *samples))
+    seen = visible(q, k, mask=mask, causal=causal)
+    return ungroup(_mean_of_ratios(q, _kernel_coordinates(k, scale), v, omega, seen))
+
+
+@as_written
+def mean_of_ratios_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Average the ratios of single random features at frequencies that all queries share.
+
+    .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s)
+
+    with f_i as in `randomized_attention`. Reference 002, eq. (12), for omega_s drawn from N(0, I).
+
+    Parameters
+    ----------
+    q, k, v, omega, scale, mask, causal
+        As in `random_feature_attention`.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.mean_of_ratios_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.array([[9.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> naive.mean_of_ratios_attention(q, k, v, omega=np.array([[0.5], [-0.5]]))
+    array([[0.5]])
+    """
+    _validate.attention(q, k, v, mask=mask, causal=causal)
+    omega, _ = _validate.frequencies(omega, None, q, _validate.lead(q, k, v))
+    (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
+    seen = visible(q, k, mask=mask, causal=causal)
+    k, omega = _kernel_coordinates(k, scale), omega[..., None, :, :]
+    return ungroup(_mean_of_ratios(q, k, v, omega, seen))
+
+
+@as_written
+def linear_randomized_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array,
+    num_proposals: int | None = None,
+    centres: Array | None = None,
+    weighting: str = "balance",
+    beta: float = 1.0,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Estimate softmax attention from several data-dependent proposals (LARA).
+
+    .. math::
+        \mathrm{out}_i =
+        \frac{\sum_s \alpha'_{is} \, \xi(q_i, \omega_s) \sum_j \xi(k_j, \omega_s) \, v_j}
+             {\sum_s \alpha'_{is} \, \xi(q_i, \omega_s) \sum_j \xi(k_j, \omega_s)}, \qquad
+        \alpha'_{is} = \alpha_{is} \frac{N(\omega_s; 0, I)}{q_c(\omega_s)}
+
+    with c = c(s) the proposal N(mu_c, I) of sample s, over the keys j that query i sees: RFA with
+    weights. Reference 003, LARA.
+
+    Parameters
+    ----------
+    q, k, v, scale
+        As in `random_feature_attention`.
+    omega : array, shape (..., S, d)
+        Frequencies, in kernel coordinates: consecutive groups of S / C belong to one proposal.
+    num_proposals : int, optional
+        Number C of proposals, S by default, or that of `centres`.
+    centres : array, shape (..., C, d), optional
+        Means mu_c of the proposals, in kernel coordinates. By default mu_c is the mean query plus
+        the mean key of chunk c, of C contiguous chunks with equal numbers of tokens.
+    weighting : {"balance", "own", "query", "query-over-queries"}
+        The weights alpha, with B_s = q_c(omega_s) / sum_c' q_c'(omega_s):
+
+        * ``"balance"``: alpha_s = B_s, the balance heuristic;
+        * ``"own"``: alpha constant;
+        * ``"query"``: alpha_is = max(0, B_s + beta (t_ic - mean_c t_ic)),
+          t_i = softmax_c(qbar_c . q_i) with qbar_c the mean query of chunk c;
+        * ``"query-over-queries"``: the same with the softmax taken over i.
+    beta : float, default 1.0
+        Strength of the dependence on the query.
+    mask : array of bool, broadcasting to (..., n, m), optional
+        As in `random_feature_attention`. Chunks of keys have equal numbers of keys that some
+        query sees; the mean of none is 0.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n, and the first proposal is N(0, I), the others
+        those of all chunks of n / C queries but the last: of these, queries of chunk t use the
+        first t, and chunks of keys are where the queries' are.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.linear_randomized_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.array([[9.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> naive.linear_randomized_attention(q, k, v, omega=np.array([[0.5]]))  # e / (1 + e)
+    array([[0.73105858]])
+    """
+    _validate.attention(q, k, v, mask=mask, causal=causal)
+    _validate.choice("weighting", weighting, _WEIGHTINGS)
+    beta = _validate.real("beta", beta, like=q)
+    outer, mask = _validate.lead(q, k, v), _validate.key_rows(mask, k)
+    omega, _ = _validate.frequencies(omega, None, q, outer)
+    if causal:
+        _validate.causal_proposals(centres, weighting, mask)
+    if centres is not None:
+        centres, _ = _validate.frequencies(centres, None, q, outer, name="centres")
+        num_proposals = centres.shape[-2]
+    samples = omega.shape[-2]
+    count = samples if num_proposals is None else num_proposals
+    if count < 1 or samples % count:
+        raise ValueError(
+            f"`omega` must hold a multiple of the number of proposals, {count}, "
+            f"got {samples} frequencies."
+        )
+    (q, k, v, omega, centres, mask), ungroup = group_heads(q, k, v, omega, centres, mask)
+    seen = visible(q, k, mask=mask, causal=causal)
+    q, k = _kernel_coordinates(q, scale), _kernel_coordinates(k, scale)
+    q_mean, centres, there = _proposals(q, k, centres, count, mask, causal)
+    log_weight = _log_alpha(q, omega, q_mean, centres, there, weighting, beta)
+    return ungroup(_average(_log_kernel(q, k, omega, log_weight), v, seen))
+
+
+def elu_plus_one(x: Array) -> Array:
+    r"""Map vectors to elu(x) + 1, elementwise.
+
+    .. math:: \phi(x) = x + 1 \;(x > 0), \qquad e^x \;(x \le 0)
+
+    Reference 004, phi, with alpha = 1.
+
+    Parameters
+    ----------
+    x : array
+        Values.
+
+    Returns
+    -------
+    array, shape of `x`
+        Namespace, dtype and device of `x`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> naive.elu_plus_one(np.array([2.0, 0.0, -np.inf]))
+    array([3., 1., 0.])
+    """
+    xp = array_namespace(x)
+    return xp.where(x > 0, x + 1, xp.exp(xp.where(x > 0, 0.0, x)))
+
+
+@as_written
+def linear_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    feature_map: Callable[[Array], Any] = elu_plus_one,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    r"""Compute attention whose kernel is the product of features.
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_j \phi(q_i) \cdot \phi(k_j) \, v_j}
+                              {\sum_j \phi(q_i) \cdot \phi(k_j)}
+
+    over the keys j that query i sees. Reference 004, kernel_attn; reference 000,
+    KernelizedAttention.
+
+    Parameters
+    ----------
+    q, k, v, mask, causal
+        As in `softmax_attention`; no scale is applied.
+    feature_map : function, default elu_plus_one
+        Maps vectors (..., n, d) to features (..., n, F), or to a pair: features and the logarithm
+        of a factor on each row, (..., n), as `features.Features` is. Sums of products of features
+        must be representable.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.zeros((1, 2)), np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[0.0], [4.0]])
+    >>> naive.linear_attention(q, k, v)  # kernels 2 and 6
+    array([[3.]])
+    """
+    _validate.attention(q, k, v, mask=mask, causal=causal)
+    (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
+    seen = visible(q, k, mask=mask, causal=causal)
+    phi_q, _ = _with_scale(feature_map(q))  # the factor of a query cancels
+    phi_k, log_scale = _with_scale(feature_map(k))
+    return ungroup(_ratio(_products(phi_q, phi_k), log_scale[..., None, :], v, seen))
+
+
+def visible(
+    q: Array,
+    k: Array,
+    *,
+    mask: Array | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+) -> Array:
+    r"""Say which keys each query sees.
+
+    .. math:: i + m - n - \mathrm{left} \le j \le i + m - n + \mathrm{right}
+
+    in a window, whose right end is 0 if `causal`: the last query is level with the last key.
+
+    Parameters
+    ----------
+    q, k, mask, causal, window
+        As in `softmax_attention`.
+
+    Returns
+    -------
+    array of bool, shape (..., n, m)
+        True where the query sees the key.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> naive.visible(np.zeros((2, 1)), np.zeros((3, 1)), causal=True)
+    array([[ True,  True, False],
+           [ True,  True,  True]])
+    """
+    xp, (n, m) = array_namespace(q), (q.shape[-2], k.shape[-2])
+    ahead = _integers(0, m, q) - _integers(m - n, m, q)[:, None]  # of the query, j - (i + m - n)
+    left, right = (None, None) if window is None else window
+    seen = xp.ones((n, m), dtype=xp.bool, device=device(q))
+    if mask is not None:
+        seen = seen & mask
+    if causal:
+        seen = seen & (ahead <= 0)
+    if left is not None:
+        seen = seen & (ahead >= -left)
+    if right is not None:
+        seen = seen & (ahead <= right)
+    return seen
+
+
+def _average(scores: Array, v: Array, seen: Array) -> Array:
+    """Mean of the values of the keys seen, with weights e^score; 0 if there are none."""
+    return _sum(_softmax(_hide(scores, seen)), v, seen)
+
+
+def _ratio(kernel: Array, log_scale: Array, v: Array, seen: Array) -> Array:
+    """Mean of the values of the keys seen, with weights kernel e^log_scale of either sign."""
+    xp = array_namespace(v)
+    weights = kernel * _softmax(_hide(log_scale, seen))
+    total = xp.sum(xp.where(seen, weights, 0.0), axis=-1, keepdims=True)
+    return _sum(weights, v, seen) / xp.where(xp.any(seen, axis=-1, keepdims=True), total, 1.0)
+
+
+def _sum(weights: Array, v: Array, seen: Array) -> Array:
+    """Sum of w_ij v_j over the keys j that query i sees, whatever the others hold."""
+    xp = array_namespace(v)
+    terms = weights[..., None, :] * xp.matrix_transpose(v)[..., None, :, :]
+    return xp.sum(xp.where(seen[..., None, :], terms, 0.0), axis=-1)
+
+
+def _softmax(scores: Array, sink: Array | None = None) -> Array:
+    """e^score over the sum of these along the last axis, that of a sink included; 0 of nothing."""
+    xp, log_total = array_namespace(scores), _log_sum_exp(scores)
+    if sink is not None:
+        log_total = xp.logaddexp(log_total, sink)
+    return xp.exp(scores - _finite(log_total))
+
+
+def _log_sum_exp(x: Array) -> Array:
+    """Log of the sum of e^x along the last axis, which is kept; -inf of nothing."""
+    xp = array_namespace(x)
+    nothing = xp.full((*x.shape[:-1], 1), -math.inf, dtype=x.dtype, device=device(x))
+    top = _finite(xp.max(xp.concat([x, nothing], axis=-1), axis=-1, keepdims=True))
+    return top + _log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True))
+
+
+def _log(x: Array) -> Array:
+    """Logarithm, of 0 too."""
+    xp, zero = array_namespace(x), x == 0
+    return xp.where(zero, -math.inf, xp.log(xp.where(zero, 1.0, x)))
+
+
+def _hide(scores: Array, seen: Array) -> Array:
+    """Scores of the keys seen, -inf of the others."""
+    return array_namespace(scores).where(seen, scores, -math.inf)
+
+
+def _finite(x: Array) -> Array:
+    """0 in place of -inf, so that it may be subtracted from -inf."""
+    return array_namespace(x).where(x == -math.inf, 0.0, x)
+
+
+def _log_kernel(q: Array, k: Array, omega: Array, log_weight: Array) -> Array:
+    """Log of sum_s w_is xi(q_i, omega_s) xi(k_j, omega_s), without the factor e^{-|q_i|^2/2}.
+
+    `log_weight` has shape (..., n or 1, S).
+    """
+    log_q = _products(q, omega) + log_weight
+    terms = log_q[..., :, None, :] + _products(k, omega)[..., None, :, :]
+    return _log_sum_exp(terms)[..., 0] - _half_square_norm(k)
+
+
+def _mean_of_ratios(q: Array, k: Array, v: Array, omega: Array, seen: Array) -> Array:
+    """Mean over s of sum_j xi(k_j, omega_is) v_j / sum_j xi(k_j, omega_is), omega (..., n, S, d).
+
+    The values are the same for each s, so that the mean may be that of the weights.
+    """
+    xp, k = array_namespace(q), k[..., None, :, :]
+    scores = _products(omega, k) - _half_square_norm(k)
+    out = _sum(xp.mean(_softmax(_hide(scores, seen[..., None, :])), axis=-2), v, seen)
+    return xp.broadcast_to(out, (*broadcast_lead(q, out), *out.shape[-2:]))
+
+
+def _log_alpha(
+    q: Array,
+    omega: Array,
+    q_mean: Array,
+    centres: Array,
+    there: Array,
+    weighting: str,
+    beta: float,
+) -> Array:
+    """Log of alpha'_is of LARA, (..., n or 1, S); -inf where query i does not have c(s) there."""
+    xp, (samples, count) = array_namespace(q), (omega.shape[-2], centres.shape[-2])
+    repeats = samples // count
+    # log q_c(omega_s) - log N(omega_s; 0, I), shape (..., S, C); of the own c; of the sum over c.
+    log_ratio = _products(omega, centres) - _half_square_norm(centres)
+    is_own = _integers(0, samples, q)[:, None] // repeats == _integers(0, count, q)
+    log_own = xp.sum(xp.where(is_own, log_ratio, 0.0), axis=-1)[..., None, :]
+    log_sum = _log_sum_exp(_hide(log_ratio[..., None, :, :], there[..., None, :]))[..., 0]
+    if weighting == "own":
+        log_weight = -log_own
+    elif weighting == "balance":
+        log_weight = -log_sum
+    else:
+        t = _products(q, q_mean)
+        if weighting == "query":
+            t = _softmax(t)
+        else:
+            t = xp.matrix_transpose(_softmax(xp.matrix_transpose(t)))
+        t = xp.repeat(t - xp.mean(t, axis=-1, keepdims=True), repeats, axis=-1)
+        log_weight = _log(xp.maximum(xp.exp(log_own - log_sum) + beta * t, 0.0)) - log_own
+    return _hide(log_weight, xp.repeat(there, repeats, axis=-1))
+
+
+def _proposals(
+    q: Array, k: Array, centres: Array | None, count: int, mask: Array | None, causal: bool
+) -> tuple[Array, Array, Array]:
+    """Mean query of each chunk and mean of each proposal, (..., C, d), and who has it, (n or 1, C).
+
+    Where attention is causal a query has N(0, I) and the proposals of the chunks before its own.
+    """
+    xp = array_namespace(q)
+    q_chunk, k_chunk = _chunks(q, k, count, mask, causal)
+    q_mean = _chunk_means(q, q_chunk, count)
+    if centres is None:
+        centres = q_mean + _chunk_means(k, k_chunk, count)
+    if not causal:
+        return q_mean, centres, xp.ones((1, count), dtype=xp.bool, device=device(q))
+    centres = xp.concat([xp.zeros_like(centres[..., :1, :]), centres[..., :-1, :]], axis=-2)
+    return q_mean, centres, q_chunk[:, None] >= _integers(0, count, q)
+
+
+def _chunks(q: Array, k: Array, count: int, mask: Array | None, causal: bool) -> Any:
+    """Chunk of each query, (n,), and of each key, (..., m), negative if it is in none.
+
+    Chunks of keys have equal numbers of those that some query sees. Where attention is causal a
+    key is in the chunk of the query that is level with it.
+    """
+    xp, n, m = array_namespace(q), q.shape[-2], k.shape[-2]
+    chunk = _integers(0, n, q) * count // max(n, 1)
+    some = xp.ones((1, m), dtype=xp.bool, device=device(q)) if mask is None else mask
+    some = xp.any(some, axis=-2)
+    if causal:
+        return chunk, xp.where(some, _integers(n - m, n, q) * count // max(n, 1), -1)
+    one = xp.astype(some, xp.int32)
+    total = xp.sum(one, axis=-1, keepdims=True, dtype=xp.int32)
+    rank = xp.cumulative_sum(one, axis=-1, dtype=xp.int32) - 1
+    return chunk, xp.where(some, rank * count // xp.where(total == 0, 1, total), -1)
+
+
+def _chunk_means(x: Array, chunk: Array, count: int) -> Array:
+    """Means of the rows in each chunk, (..., C, d); 0 of none."""
+    xp = array_namespace(x)
+    member = chunk[..., None, :] == _integers(0, count, x)[:, None]
+    size = xp.sum(xp.astype(member, x.dtype), axis=-1, keepdims=True)
+    weights = xp.astype(member, x.dtype) / xp.where(size == 0, 1.0, size)
+    return _sum(weights, x, member)
+
+
+def _kernel_coordinates(x: Array, scale: float | None) -> Array:
+    """Queries or keys times the root of the scale, 1 / sqrt(d) by default."""
+    scale = _validate.real("scale", scale, positive=True, optional=True, like=x)
+    root = constant(x.shape[-1], x) ** -0.25 if scale is None else constant(scale, x) ** 0.5
+    return root * x
+
+
+def _products(x: Array, y: Array) -> Array:
+    """x_i . y_j, shape (..., n, m)."""
+    return x @ array_namespace(x).matrix_transpose(y)
+
+
+def _half_square_norm(x: Array) -> Array:
+    """|x_j|^2 / 2 as a row, (..., 1, m); nan where it overflows, as -inf would hide a key."""
+    half = array_namespace(x).sum(x * x, axis=-1)[..., None, :] / 2
+    return half + 0.0 * half
+
+
+def _integers(start: int, stop: int, like: Array) -> Array:
+    xp = array_namespace(like)
+    return xp.arange(start, stop, dtype=xp.int32, device=device(like))
+
+
+def _with_scale(phi: Any) -> tuple[Array, Array]:
+    """Features, and the logarithm of the factor on each row: 0 if the map gives none."""
+    if isinstance(phi, tuple):
+        return phi
+    return phi, array_namespace(phi).zeros_like(phi[..., 0])

@@ -1,0 +1,53 @@
+r"""Closed-form laws: the mean, variance and bias that random-feature estimates should have.
+
+All in kernel coordinates unless a function takes `scale`, on the host, in float64. With z = x + y,
+D = x - y and kappa = exp(x . y), each law is a power of kappa times a function of z or D, and is
+evaluated as a logarithm: a variance may overflow, its logarithm does not.
+
+The laws of one frequency and of pairs of frequencies in a block are exact for any number of
+frequencies. Those of attention are of first order in 1/S where they say so.
+"""
+
+from __future__ import annotations
+
+from .attention import (
+    ExactLaw,
+    Law,
+    attention_law,
+    importance_sampling_law,
+    num_features_for,
+    randomized_attention_law,
+    relative_error,
+)
+from .kernel import (
+    COUPLINGS,
+    kernel_mean,
+    kernel_mse,
+    kernel_variance,
+    log_kernel_mean,
+    log_kernel_mse,
+    log_kernel_variance,
+    log_norm_approximation_bias,
+    log_second_moment,
+    num_features_for_kernel,
+)
+
+__all__ = [
+    "COUPLINGS",
+    "ExactLaw",
+    "Law",
+    "attention_law",
+    "importance_sampling_law",
+    "kernel_mean",
+    "kernel_mse",
+    "kernel_variance",
+    "log_kernel_mean",
+    "log_kernel_mse",
+    "log_kernel_variance",
+    "log_norm_approximation_bias",
+    "log_second_moment",
+    "num_features_for",
+    "num_features_for_kernel",
+    "randomized_attention_law",
+    "relative_error",
+]

@@ -1,0 +1,381 @@
+"""Laws of estimated attention: bias, variance and effective sample size of each output."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _validate
+from ..sampling import Gaussian
+from .elementary import quotient
+from .problem import PairSums, Problem, pair_sums, unit_of
+
+__all__ = [
+    "LARGE_SAMPLE",
+    "ExactLaw",
+    "Law",
+    "attention_law",
+    "features_to_reach",
+    "first_order",
+    "importance_sampling_law",
+    "num_features_for",
+    "randomized_attention_law",
+    "relative_error",
+]
+
+Floats = npt.NDArray[np.float64]
+
+LARGE_SAMPLE = 10.0  # effective samples from which terms of order 1/S^2 matter little
+
+
+class Law(NamedTuple):
+    """What to expect of estimated attention.
+
+    Attributes
+    ----------
+    bias : numpy.ndarray, shape (..., n, d_v)
+        Mean of the output minus exact attention.
+    variance : numpy.ndarray, shape (..., n, d_v)
+        Variance of the output.
+    ess : numpy.ndarray, shape (..., n)
+        Effective sample size S / E[w^2] of the importance weights w, normalised to mean 1.
+    """
+
+    bias: Floats
+    variance: Floats
+    ess: Floats
+
+    @property
+    def in_regime(self) -> Any:
+        """Whether errors will look like those of the law: ess >= 10, shape (..., n)."""
+        return self.ess >= LARGE_SAMPLE
+
+    def _in_units(self, unit: Floats) -> Self:
+        """Turn the law for values v into that for unit v."""
+        with np.errstate(over="ignore"):
+            return self._replace(bias=self.bias * unit, variance=self.variance * unit * unit)
+
+
+class ExactLaw(Law):
+    """A law whose weights are all equal: it holds for every number of samples."""
+
+    @property
+    def in_regime(self) -> Any:
+        """True, shape (..., n)."""
+        return np.ones(self.ess.shape, dtype=bool)
+
+
+def attention_law(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    num_features: int,
+    proposal: Gaussian | None = None,
+    scale: float | None = None,
+    mask: Any = None,
+    causal: bool = False,
+) -> Law:
+    r"""Bias and variance of self-normalised attention estimates (RFA, SNIS), to first order in 1/S.
+
+    .. math::
+        \mathrm{Var}[\mathrm{out}_i] \approx \frac1S
+            \sum_{jj'} (v_j - \mu_i)(v_{j'} - \mu_i) \frac{E_{ijj'}}{Z_i^2}, \qquad
+        \mathrm{Bias}[\mathrm{out}_i] \approx -\frac1S
+            \sum_{jj'} (v_j - \mu_i) \frac{E_{ijj'}}{Z_i^2}
+
+    with mu_i the exact output, Z_i = sum_j exp(q_i . k_j) and E_ijj' the second moments
+    E_q[w^2 xi(q_i)^2 xi(k_j) xi(k_j')] of iid positive features weighted by w = N(0, I) / q. For
+    N(0, I) itself E_ijj' = exp(|q|^2 + 2 q.k_j + 2 q.k_j' + k_j.k_j').
+
+    **Asymptotic**: holds once the effective sample size S Z_i^2 / sum_jj' E_ijj' is large
+    (`Law.in_regime`); it is part of the result. Real queries and keys may need more samples than
+    can be drawn, and then the law says no more than that. v_j - mu_i is known to eps |v|: a share
+    pi_ij of attention that is closer to 1 counts as 1.
+
+    Parameters
+    ----------
+    q, k, v : array_like, shape (..., n, d), (..., m, d), (..., m, d_v)
+        Queries, keys and values; see `attend` for broadcasting and grouped heads.
+    num_features : int
+        Number S of independent frequencies.
+    proposal : sampling.Gaussian, optional
+        Law of the frequencies, N(0, I) by default.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+    mask : array_like of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n.
+
+    Returns
+    -------
+    Law
+        float64 NumPy arrays; inf where a moment overflows or is infinite. Takes time
+        O(n m^2 d_v) and memory O(m^2), for the pairs of keys of one head at a time. A query that
+        sees no key has bias and variance 0 and ess S.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`; if a value is not finite or `proposal` is a mixture.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import theory
+    >>> q, k, v = np.zeros((1, 1)), np.array([[-0.5], [0.5]]), np.array([[-1.0], [1.0]])
+    >>> law = theory.attention_law(q, k, v, num_features=100, scale=1.0)
+    >>> law.variance.round(5), law.ess.round(1)  # sinh(1/4) / 100, 100 / cosh(1/4)
+    (array([[0.00253]]), array([97.]))
+    """
+    _validate.positive_integer("num_features", num_features)
+    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
+    sums = pair_sums(problem, centred=True)
+    return first_order(sums, num_features)._in_units(sums.unit)
+
+
+def first_order(sums: PairSums, num_features: int) -> Law:
+    """The law of `attention_law`, in units of the size of the values."""
+    bias, variance = -sums.cross / num_features, sums.square / num_features
+    return Law(bias, variance, num_features / sums.weight)
+
+
+def importance_sampling_law(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    num_features: int,
+    proposal: Gaussian | None = None,
+    scale: float | None = None,
+    mask: Any = None,
+    causal: bool = False,
+) -> Law:
+    r"""Variance of importance-sampled attention with the exact normaliser (IS), exact for every S.
+
+    .. math::
+        \mathrm{Var}[\mathrm{out}_i] = \frac1S
+            \Bigl(\sum_{jj'} v_j v_{j'} \frac{E_{ijj'}}{Z_i^2} - \mu_i^2\Bigr)
+
+    with E_ijj' and mu_i as in `attention_law`. The bias is 0. Outside the regime of large effective
+    sample sizes (`Law.in_regime`) the variance is still right, but comes from errors too rare to
+    be seen. It is a difference, known to rounding errors of order eps (S Var + mu_i^2) / S: where
+    outputs are large against their spread it may be all rounding.
+
+    Parameters
+    ----------
+    q, k, v, num_features, proposal, scale, mask, causal
+        As in `attention_law`.
+
+    Returns
+    -------
+    Law
+        As in `attention_law`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention_law`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import theory
+    >>> q, k, v = np.zeros((1, 1)), np.array([[-0.5], [0.5]]), np.array([[1.0], [1.0]])
+    >>> law = theory.importance_sampling_law(q, k, v, num_features=1, scale=1.0)
+    >>> law.variance.round(5)  # cosh(1/4) - 1
+    array([[0.03141]])
+    """
+    _validate.positive_integer("num_features", num_features)
+    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
+    sums = pair_sums(problem, centred=False)
+    variance = np.maximum(sums.square - sums.mean**2, 0.0) / num_features
+    law = Law(np.zeros_like(variance), variance, num_features / sums.weight)
+    return law._in_units(sums.unit)
+
+
+def randomized_attention_law(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    num_samples: int,
+    scale: float | None = None,
+    mask: Any = None,
+    causal: bool = False,
+) -> ExactLaw:
+    r"""Bias of randomized attention (RA), and a bound on its variance, for every S.
+
+    .. math::
+        \mathrm{Bias}[\mathrm{out}_i] = 0, \qquad
+        \mathrm{Var}[\mathrm{out}_i] = \frac1S \mathrm{Var}_{p_i}(f_i)
+            \le \frac1S \mathrm{Var}_{\pi_i}(v) = \frac1S \sum_j \pi_{ij} (v_j - \mu_i)^2
+
+    f_i is the mean of v given omega when a key is drawn from pi_i and omega from its component of
+    p_i, so that its variance is at most that of v. `variance` holds the bound; it is reached in
+    the limit of keys that are far apart.
+
+    Parameters
+    ----------
+    q, k, v, scale, mask, causal
+        As in `attention_law`.
+    num_samples : int
+        Number S of samples for each query.
+
+    Returns
+    -------
+    ExactLaw
+        As in `attention_law`, but in time O(n m (d + d_v)) and without the memory for pairs of
+        keys; ess is S, since all weights are equal.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention_law`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import theory
+    >>> q, k, v = np.zeros((1, 1)), np.array([[-0.5], [0.5]]), np.array([[-1.0], [1.0]])
+    >>> theory.randomized_attention_law(q, k, v, num_samples=4).variance
+    array([[0.25]])
+    """
+    _validate.positive_integer("num_samples", num_samples)
+    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal)
+    variance = np.zeros(problem.shape)
+    for index, scores, values, _, _ in problem.blocks(centred=True):
+        share = np.exp(scores)[..., None, :]
+        variance[index] = np.sum(share * values**2, axis=-1)
+    variance = problem.ungroup(variance) / num_samples
+    law = ExactLaw(
+        np.zeros_like(variance), variance, np.full(variance.shape[:-1], float(num_samples))
+    )
+    return law._in_units(problem.unit)
+
+
+def num_features_for(
+    target_error: float,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    proposal: Gaussian | None = None,
+    scale: float | None = None,
+    mask: Any = None,
+    causal: bool = False,
+) -> Floats:
+    r"""Find how many frequencies bring the relative error of RFA or SNIS to a target.
+
+    .. math::
+        S = \left\lceil \frac{V + \sqrt{V^2 + 4 T B}}{2 T} \right\rceil, \qquad
+        T = \mathrm{target}^2 \sum_{ic} \mu_{ic}^2
+
+    with V/S the sum over queries and columns of the variances of `attention_law` and B/S^2 that
+    of the squared biases: the inverse of `relative_error`.
+
+    **Asymptotic**, as `attention_law`: where the number found leaves the law outside its regime
+    it is raised until ess >= 10 for the mean weight of the queries.
+
+    Parameters
+    ----------
+    target_error : float
+        Relative error of each head: root mean squared error over root mean square of the exact
+        output, positive.
+    q, k, v, proposal, scale, mask, causal
+        As in `attention_law`.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        Whole numbers, one for each head; inf where the law is infinite.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention_law`, and if the target is not positive.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import theory
+    >>> q, k, v = np.zeros((1, 1)), np.array([[-0.5], [0.5]]), np.array([[1.0], [3.0]])
+    >>> theory.num_features_for(0.01, q, k, v, scale=1.0)  # sinh(1/4) / 0.02^2
+    array(632.)
+    """
+    target = _validate.real("target_error", target_error, positive=True)
+    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
+    sums = pair_sums(problem, centred=True)
+    return features_to_reach(target, first_order(sums, 1), sums.mean)
+
+
+def features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
+    """Invert `relative_error`, from the law of one frequency: see `num_features_for`."""
+    unit = unit_of(exact)
+    law, exact = law._in_units(1 / unit), exact / unit
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        total = np.sum(law.variance, axis=(-2, -1))
+        squared_bias = np.sum(law.bias**2, axis=(-2, -1))
+        room = target * np.sqrt(np.sum(exact**2, axis=(-2, -1)))  # the root of T
+        variance, bias = (
+            quotient(quotient(total, room), room),
+            quotient(np.sqrt(squared_bias), room),
+        )
+        count = (variance + np.hypot(variance, 2 * bias)) / 2
+        count = np.maximum(count, LARGE_SAMPLE * np.mean(1 / law.ess, axis=-1))
+        # A whole number that rounding has raised must not become the next one.
+        count = np.ceil(count * (1 - 1e-12))
+    return np.where(np.isfinite(count), np.maximum(count, 1.0), math.inf)
+
+
+def relative_error(law: Law, exact: Any) -> Floats:
+    r"""Turn the law of attention into the relative error to expect of each head.
+
+    .. math::
+        \sqrt{\sum_{ic} (\mathrm{variance}_{ic} + \mathrm{bias}_{ic}^2) / \sum_{ic} \mu_{ic}^2}
+
+    Parameters
+    ----------
+    law : Law
+        Law of the estimate.
+    exact : array_like, shape (..., n, d_v)
+        Exact attention mu.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        Root mean squared error relative to the exact output; 0 where both are 0.
+
+    Raises
+    ------
+    TypeError
+        If `law` is not a Law or `exact` does not hold real numbers.
+    ValueError
+        If `exact` is not finite or not of the shape of the law.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import theory
+    >>> law = theory.Law(np.zeros((1, 1)), np.full((1, 1), 0.04), np.full(1, 100.0))
+    >>> theory.relative_error(law, [[2.0]])
+    array(0.1)
+    """
+    if not isinstance(law, Law):
+        raise TypeError(f"`law` must be a Law, got {type(law).__name__}.")
+    exact = _validate.host("exact", exact, "(..., n, d_v)", 2)
+    if exact.shape != law.variance.shape:
+        raise ValueError(
+            f"`exact` must have the shape of `law.variance`, {law.variance.shape}, "
+            f"got {exact.shape}."
+        )
+    unit = unit_of(exact)
+    law, exact = law._in_units(1 / unit), exact / unit
+    with np.errstate(over="ignore"):
+        squares = np.sum(law.variance + law.bias**2, axis=(-2, -1))
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.sqrt(quotient(squares, np.sum(exact**2, axis=(-2, -1)))))

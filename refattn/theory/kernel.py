@@ -1,0 +1,643 @@
+"""Laws of one estimate of the kernel: mean, variance and bias from S frequencies."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _validate
+from ..kernels import FEATURES
+from ..sampling import Gaussian
+from . import series
+from .elementary import dot, log, log_cosh, log_expm1, log_mean_exp, quotient_of_exp
+from .proposal import SquaredWeights
+
+__all__ = [
+    "COUPLINGS",
+    "Pair",
+    "kernel_mean",
+    "kernel_mse",
+    "kernel_variance",
+    "log_kernel_mean",
+    "log_kernel_mse",
+    "log_kernel_variance",
+    "log_norm_approximation_bias",
+    "log_second_moment",
+    "num_features_for_kernel",
+]
+
+Floats = npt.NDArray[np.float64]
+
+# The couplings whose laws are known; quasi-random points have none in closed form.
+COUPLINGS = ("antithetic", "iid", "orthogonal", "regularised", "simplex")
+
+
+def log_kernel_mean(
+    x: Any,
+    y: Any,
+    *,
+    features: str = "positive",
+    coupling: str = "iid",
+    proposal: Gaussian | None = None,
+) -> Floats:
+    r"""Log of the mean of the kernel estimate.
+
+    .. math:: \log E\,\hat\kappa = x \cdot y
+
+    for every coupling but ``"regularised"``, whose norms sqrt(d) bias the estimate to
+
+    .. math:: E\,\hat\kappa = e^{-|x|^2/2 - |y|^2/2} \; {}_0F_1(; d/2; d |x+y|^2 / 4) \le \kappa
+
+    for positive and hyperbolic features. Reference 000, Proposition 1.
+
+    Parameters
+    ----------
+    x, y : array_like, shape (..., d)
+        Vectors in kernel coordinates; leading axes broadcast.
+    features : {"positive", "hyperbolic", "trigonometric"}
+        See `kernels.estimate`.
+    coupling : {"iid", "orthogonal", "simplex", "antithetic", "regularised"}
+        See `sampling.draw`.
+    proposal : sampling.Gaussian, optional
+        Law of the frequencies, N(0, I) by default.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        Log of the mean; nan where the mean of regularised trigonometric features is negative,
+        which is known to rounding of e^{(|x|^2 + |y|^2)/2} only.
+
+    Raises
+    ------
+    TypeError
+        If an argument does not hold real numbers or `proposal` is not a Gaussian.
+    ValueError
+        If shapes do not match or no closed form is known: quasi-random couplings, a mixture, and
+        the combinations listed in `log_kernel_variance`.
+
+    Examples
+    --------
+    >>> from refattn import theory
+    >>> theory.log_kernel_mean([1.0, 2.0], [0.5, 0.0], coupling="orthogonal")
+    array(0.5)
+    """
+    pair = Pair(x, y, features, coupling, proposal)
+    sign, log_ratio = pair.mean()
+    return np.where(sign > 0, pair.log_kappa + log_ratio, math.nan)
+
+
+def log_kernel_variance(
+    x: Any,
+    y: Any,
+    *,
+    features: str = "positive",
+    coupling: str = "iid",
+    num_features: int = 1,
+    proposal: Gaussian | None = None,
+) -> Floats:
+    r"""Log of the variance of the kernel estimate from S frequencies.
+
+    .. math::
+        \mathrm{Var}\,\hat\kappa = \frac{V}{S} + \frac{\sum_b b(b-1)}{S^2} C
+
+    with V the variance for one frequency, C the covariance of two estimates in a block and b the
+    sizes of the blocks (d, or 2 for antithetic pairs; the last may be partial). For frequencies
+    from N(0, I), where z = x + y, D = x - y,
+
+    .. math::
+        V = \kappa^2 (e^{|z|^2} - 1), \quad
+        \tfrac12 (1 - e^{-|z|^2}) \kappa^2 (e^{|z|^2} - 1), \quad
+        \tfrac12 e^{|x|^2 + |y|^2} (1 - e^{-|D|^2})^2
+
+    for positive, hyperbolic and trigonometric features. For orthogonal blocks C is
+
+    .. math::
+        e^{-|x|^2-|y|^2} \; {}_1F_1(d; \tfrac d2; \tfrac{|z|^2}2) - \kappa^2, \qquad
+        e^{|x|^2+|y|^2} \; {}_1F_1(d; \tfrac d2; -\tfrac{|D|^2}2) - \kappa^2
+
+    for positive or hyperbolic, and trigonometric features; for simplex blocks see the Notes.
+    Under a proposal N(mu, Sigma) with eigenvalues s_i along u_i, iid positive features have
+
+    .. math::
+        V = \kappa^2 \Bigl(\prod_i \frac{s_i}{\sqrt{2 s_i - 1}} \;
+            \exp \sum_i \frac{(u_i \cdot (z - \mu))^2}{2 s_i - 1} - 1\Bigr)
+
+    which is 0 at mu = z, Sigma = I, and infinite if some s_i <= 1/2. Reference 000,
+    Proposition 2, corrected (see `log_second_moment`); Reid et al., arXiv:2301.13856, for simplex.
+
+    Parameters
+    ----------
+    x, y, features, coupling, proposal
+        As in `log_kernel_mean`.
+    num_features : int, default 1
+        Number S of frequencies.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        Log of the variance, -inf where it is 0. Exact for every S.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `log_kernel_mean`. Closed forms are known for iid frequencies with any Gaussian; for
+        positive features also for antithetic pairs with any Gaussian, for orthogonal and simplex
+        blocks with an isotropic covariance, and for regularised ones with covariance I; for
+        hyperbolic and trigonometric features in blocks with N(0, I) only.
+
+    Notes
+    -----
+    Two frequencies of a block have independent chi_d norms and directions with cosine c (0, or
+    -1/(d-1) for simplex). With K ~ Poisson(|z|^2),
+
+    .. math::
+        C = \kappa^2 (E \rho_K - 1), \qquad
+        \rho_k = \prod_{i<k} \frac{d+i}{d+2i} \; E_\phi (1 + c \sin\phi)^k
+
+    where phi has density proportional to sin^{d-1} on (0, pi). The sum has no cancellation and is
+    used for positive and hyperbolic features; trigonometric ones use 1F1 averaged over phi.
+
+    The logarithm is within 16 eps b (1 + its size + |x|^2 + |y|^2) of the exact one: in a block of
+    b, V + (b - 1) C may be as small as V / b. A covariance is known by its eigenvalues s_i, to eps
+    times the largest, which the smallest 2 s_i - 1 magnifies. Regularised laws take a number of
+    terms that grows as sqrt(d) times |z|.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import theory
+    >>> x, y = np.array([0.5, 0.0]), np.array([0.5, 0.0])
+    >>> for coupling in ("iid", "orthogonal", "simplex"):
+    ...     log_variance = theory.log_kernel_variance(x, y, coupling=coupling, num_features=2)
+    ...     print(f"{np.exp(log_variance):.3f}")
+    1.416
+    1.342
+    0.973
+    """
+    pair = Pair(x, y, features, coupling, proposal)
+    _validate.positive_integer("num_features", num_features)
+    return 2 * pair.log_kappa + pair.log_variance(num_features)
+
+
+def log_kernel_mse(
+    x: Any,
+    y: Any,
+    *,
+    features: str = "positive",
+    coupling: str = "iid",
+    num_features: int = 1,
+    proposal: Gaussian | None = None,
+) -> Floats:
+    r"""Log of the mean squared error of the kernel estimate from S frequencies.
+
+    .. math:: \log (\mathrm{Var}\,\hat\kappa + (E\,\hat\kappa - \kappa)^2)
+
+    The variance, but for the biased ``"regularised"`` coupling.
+
+    Parameters
+    ----------
+    x, y, features, coupling, num_features, proposal
+        As in `log_kernel_variance`.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        Log of the mean squared error, -inf where it is 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `log_kernel_variance`.
+
+    Examples
+    --------
+    >>> from refattn import theory
+    >>> theory.log_kernel_mse([1.0, 2.0], [-1.0, -2.0])
+    array(-inf)
+    """
+    pair = Pair(x, y, features, coupling, proposal)
+    _validate.positive_integer("num_features", num_features)
+    log_mse = np.logaddexp(pair.log_variance(num_features), 2 * pair.log_bias())
+    return np.asarray(2 * pair.log_kappa + log_mse)
+
+
+def kernel_mean(
+    x: Any,
+    y: Any,
+    *,
+    features: str = "positive",
+    coupling: str = "iid",
+    proposal: Gaussian | None = None,
+) -> Floats:
+    r"""Mean of the kernel estimate: exp of `log_kernel_mean`, with its sign.
+
+    Parameters
+    ----------
+    x, y, features, coupling, proposal
+        As in `log_kernel_mean`.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        Mean, inf where it overflows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `log_kernel_mean`.
+
+    Examples
+    --------
+    >>> from refattn import theory
+    >>> float(theory.kernel_mean([1.0], [1.0], coupling="regularised").round(4))  # cosh(2) / e
+    1.384
+    """
+    pair = Pair(x, y, features, coupling, proposal)
+    sign, log_ratio = pair.mean()
+    with np.errstate(over="ignore"):
+        return np.asarray(sign * np.exp(pair.log_kappa + log_ratio))
+
+
+def kernel_variance(
+    x: Any,
+    y: Any,
+    *,
+    features: str = "positive",
+    coupling: str = "iid",
+    num_features: int = 1,
+    proposal: Gaussian | None = None,
+) -> Floats:
+    r"""Variance of the kernel estimate: exp of `log_kernel_variance`.
+
+    Parameters
+    ----------
+    x, y, features, coupling, num_features, proposal
+        As in `log_kernel_variance`.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        Variance, inf where it overflows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `log_kernel_variance`.
+
+    Examples
+    --------
+    >>> from refattn import theory
+    >>> value = theory.kernel_variance([1.0], [0.0], num_features=4)
+    >>> float(value.round(4))  # (e - 1) / 4
+    0.4296
+    """
+    with np.errstate(over="ignore"):
+        return np.exp(
+            log_kernel_variance(
+                x,
+                y,
+                features=features,
+                coupling=coupling,
+                num_features=num_features,
+                proposal=proposal,
+            )
+        )
+
+
+def kernel_mse(
+    x: Any,
+    y: Any,
+    *,
+    features: str = "positive",
+    coupling: str = "iid",
+    num_features: int = 1,
+    proposal: Gaussian | None = None,
+) -> Floats:
+    r"""Mean squared error of the kernel estimate: exp of `log_kernel_mse`.
+
+    Parameters
+    ----------
+    x, y, features, coupling, num_features, proposal
+        As in `log_kernel_variance`.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        Mean squared error, inf where it overflows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `log_kernel_variance`.
+
+    Examples
+    --------
+    >>> from refattn import theory
+    >>> value = theory.kernel_mse([1.0], [0.0], features="trigonometric")
+    >>> float(value.round(4))  # e (1 - 1/e)^2 / 2
+    0.5431
+    """
+    with np.errstate(over="ignore"):
+        return np.exp(
+            log_kernel_mse(
+                x,
+                y,
+                features=features,
+                coupling=coupling,
+                num_features=num_features,
+                proposal=proposal,
+            )
+        )
+
+
+def log_second_moment(x: Any, y: Any) -> Floats:
+    r"""Log of the second moment of one positive-feature estimate: the exponent of Proposition 2.
+
+    .. math::
+        \log E\,(\xi(x, \omega) \xi(y, \omega))^2 = |x|^2 + |y|^2 + 4 x \cdot y, \qquad
+        S \cdot \mathrm{MSE} = e^{|x|^2 + |y|^2 + 4 x \cdot y} (1 - e^{-|x + y|^2})
+
+    Reference 000, Proposition 2, says that the mean squared error vanishes as the kernel does. It
+    vanishes if and only if this exponent tends to -inf, or x + y to 0 faster than it grows: for
+    x = (1, 0), y = (-9, 0) the kernel is 1e-4 and S MSE = 1e20. With |x| = |y| the exponent is
+    negative where the cosine of the angle is below -1/2.
+
+    Parameters
+    ----------
+    x, y : array_like, shape (..., d)
+        Vectors in kernel coordinates; leading axes broadcast.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `log_kernel_mean`.
+
+    Examples
+    --------
+    >>> from refattn import theory
+    >>> theory.log_second_moment([1.0, 0.0], [-9.0, 0.0])
+    array(46.)
+    """
+    x, y = _vectors(x, y)
+    return np.asarray(dot(x, x) + dot(y, y) + 4 * dot(x, y))
+
+
+def log_norm_approximation_bias(
+    x: Any, y: Any, square_x: Any, square_y: Any, *, features: str = "positive"
+) -> Floats:
+    r"""Log of the factor by which constants in place of squared norms change the mean estimate.
+
+    .. math:: \log (E\,\hat\kappa / \kappa) = (|x|^2 - x')/2 + (|y|^2 - y')/2
+
+    Reference 002, eqs. (13) to (15), puts constants x', y' from `moments.mean_plus_trace` or
+    `moments.mean_only` for the squared norms in the features. In attention the constants cancel,
+    and what is estimated is not softmax_j(q . k_j) but softmax_j(q . k_j + |k_j|^2 / 2). With
+    trigonometric features the sign of the right side is the opposite. Where frequencies come from
+    a proposal with a gauge A, `x` and `y` are A q and A^{-T} k, and the constants those of them.
+
+    Parameters
+    ----------
+    x, y : array_like, shape (..., d)
+        Vectors in kernel coordinates; leading axes broadcast.
+    square_x, square_y : array_like, shape (...)
+        What takes the place of their squared norms.
+    features : {"positive", "hyperbolic", "trigonometric"}
+        See `kernels.estimate`.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `log_kernel_mean`.
+
+    Examples
+    --------
+    >>> from refattn import theory
+    >>> theory.log_norm_approximation_bias([2.0], [1.0], 3.0, 1.0)
+    array(0.5)
+    """
+    x, y = _vectors(x, y)
+    square_x = _validate.host("square_x", square_x, "(...)", 0)
+    square_y = _validate.host("square_y", square_y, "(...)", 0)
+    _validate.choice("features", features, FEATURES)
+    lead = np.broadcast_shapes(x.shape, y.shape)[:-1]
+    try:
+        np.broadcast_shapes(lead, square_x.shape, square_y.shape)
+    except ValueError:
+        raise ValueError(
+            "`square_x` and `square_y` must have shapes that broadcast with the leading axes of "
+            f"`x` and `y`, {lead}, got shapes {square_x.shape} and {square_y.shape}."
+        ) from None
+    sign = -1 if features == "trigonometric" else 1
+    return np.asarray(sign * ((dot(x, x) - square_x) / 2 + (dot(y, y) - square_y) / 2))
+
+
+def num_features_for_kernel(
+    target_error: float,
+    x: Any,
+    y: Any,
+    *,
+    features: str = "positive",
+    coupling: str = "iid",
+    proposal: Gaussian | None = None,
+) -> Floats:
+    r"""Find how many frequencies bring the root mean squared error of the kernel to a target.
+
+    .. math::
+        S = b \left\lceil \frac{V + (b - 1) C}
+            {b \, ((\mathrm{target} \cdot \kappa)^2 - \mathrm{bias}^2)} \right\rceil
+
+    The inverse of `log_kernel_mse` for whole blocks of b frequencies, with V and C as in
+    `log_kernel_variance`.
+
+    Parameters
+    ----------
+    target_error : float
+        Error relative to the kernel, positive.
+    x, y, features, coupling, proposal
+        As in `log_kernel_variance`.
+
+    Returns
+    -------
+    numpy.ndarray, shape (...), float64
+        Whole numbers; inf where no number reaches the target, below the bias of a
+        biased coupling.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `log_kernel_variance`, and if the target is not positive.
+
+    Examples
+    --------
+    >>> from refattn import theory
+    >>> theory.num_features_for_kernel(0.1, [1.0], [0.0])  # (e - 1) / 0.01
+    array(172.)
+    """
+    target = 2 * math.log(_validate.real("target_error", target_error, positive=True))
+    pair = Pair(x, y, features, coupling, proposal)
+    size, bias = pair.block, 2 * pair.log_bias()
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        room = np.where(bias < target, target + np.log(-np.expm1(bias - target)), -math.inf)
+        count = size * np.ceil(np.exp(pair.log_variance(size) - room))
+    return np.where(np.isnan(count), math.inf, np.maximum(count, size))
+
+
+# One pair of vectors
+
+
+class Pair:
+    """The laws of one pair of vectors, relative to the kernel, for a coupling of frequencies."""
+
+    def __init__(self, x: Any, y: Any, features: str, coupling: str, proposal: Any) -> None:
+        x, y = _vectors(x, y)
+        _validate.choice("features", features, FEATURES)
+        _validate.choice("coupling", coupling, COUPLINGS)
+        self.features, self.coupling, self.d = features, coupling, x.shape[-1]
+        self.law = SquaredWeights(proposal, self.d)
+        _check_known(features, coupling, self.law)
+        _validate.compatible("proposal", self.law.mean, "x + y", x + y)
+        if proposal is not None and proposal.gauge is not None:
+            gauge = proposal.gauge[..., 0]
+            _validate.compatible("proposal", gauge, "x + y", x + y)
+            shape = np.broadcast_shapes(x.shape, y.shape, gauge.shape)
+            x, y = (np.broadcast_to(u, shape)[..., None, :] for u in (x, y))
+            x, y = (u[..., 0, :] for u in proposal.change_gauge(x, y))
+        shape = np.broadcast_shapes((x + y).shape, self.law.mean.shape)[:-1]
+        self.log_kappa = np.broadcast_to(dot(x, y), shape)
+        self.sum, self.difference = self.law.rotate(x + y), self.law.rotate(x - y)
+        # What estimates with several frequencies depend on: |x + y - mean|^2, or |x - y|^2.
+        t = self.difference if features == "trigonometric" else self.sum - self.law.mean
+        self.square = dot(t, t)
+
+    @property
+    def block(self) -> int:
+        """How many frequencies depend on each other."""
+        sizes = {"iid": 1, "antithetic": 2}
+        return sizes.get(self.coupling, int(self.d))
+
+    def mean(self) -> tuple[Floats, Floats]:
+        """Sign and log of E estimate / kappa."""
+        if self.coupling != "regularised":
+            return np.ones_like(self.log_kappa), np.zeros_like(self.log_kappa)
+        if self.features == "trigonometric":
+            value = series.mean_cosine(self.d, self.square)
+            return np.sign(value), self.square / 2 + log(np.abs(value))
+        log_mean = series.log_series(self.d, self.square / 4, series.unit) - self.square / 2
+        return np.ones_like(self.square), np.minimum(log_mean, 0.0)
+
+    def log_bias(self) -> Floats:
+        """Log of |E estimate - kappa| / kappa."""
+        if self.coupling != "regularised":
+            return np.full_like(self.log_kappa, -math.inf)
+        if self.features != "trigonometric":
+            return log(
+                series.missing(self.d, self.square / 2, partial(series.missing_norms, self.d))
+            )
+        bias = series.mean_cosine(self.d, self.square, centred=True)
+        return self.square / 2 + log(np.abs(bias))
+
+    def log_variance(self, count: int) -> Floats:
+        """Log of Var / kappa^2 for a number of frequencies."""
+        one = self.log_variance_of_one()
+        full, rest = divmod(count, self.block)
+        pairs = full * self.block * (self.block - 1) + rest * (rest - 1)
+        if pairs == 0:
+            return one - math.log(count)
+        # V/S + pairs C / S^2 as a sum of terms >= 0: V + (b - 1) C may be far below V.
+        most = count * (self.block - 1)
+        ratio = np.where(one == math.inf, 1.0, self.block_ratio(one))  # infinite for any number
+        return one + log((most - pairs) / most + pairs / most * ratio) - math.log(count)
+
+    def log_variance_of_one(self) -> Floats:
+        """Log of V / kappa^2."""
+        law, square = self.law, self.square
+        if self.coupling == "regularised":
+            if self.features == "trigonometric":
+                return square + log(series.fixed_norm_variance(self.d, square))
+            terms = (
+                series.second_less_square
+                if self.features == "positive"
+                else series.even_less_square
+            )
+            return series.log_series(self.d, square, terms) - square
+        if self.features == "positive":
+            return log_expm1(law.offset + law.quadratic(self.sum - law.mean))
+        base = law.offset + law.quadratic(law.mean)
+        if self.features == "hyperbolic":
+            tilt = log_cosh(2 * dot(self.sum * law.curvature, law.mean))
+            return log_expm1(
+                base + log_mean_exp(law.quadratic(self.sum) + tilt, -dot(self.sum, self.sum))
+            )
+        angle = dot(self.difference * law.curvature, law.mean)
+        quadratic = law.quadratic(self.difference)
+        most = log_expm1(base + log_mean_exp(square, -quadratic))
+        finite = np.where(np.isfinite(base), base, 0.0)
+        less = finite - quadratic + 2 * log(np.abs(np.sin(angle)))
+        return most + log(np.maximum(1 - quotient_of_exp(less, most), 0.0))
+
+    def block_ratio(self, one: Floats) -> Floats:
+        """(V + (b - 1) C) / V in a block of b; any number where V, whose log is `one`, is 0."""
+        square, d = self.square, self.d
+        if self.coupling == "antithetic":
+            if self.features != "positive":
+                return np.full_like(square, 2.0)  # features of omega and -omega are the same
+            log_pair = math.log(2) + log_expm1(
+                self.law.offset
+                + log_mean_exp(self.law.quadratic(self.sum - self.law.mean), -square)
+            )
+            return quotient_of_exp(log_pair, one)
+        if self.coupling == "regularised":
+            if self.features == "trigonometric":
+                return _ratio(
+                    series.fixed_norm_block(d, square), series.fixed_norm_variance(d, square)
+                )
+            terms = series.block if self.features == "positive" else series.even_block
+            return quotient_of_exp(series.log_series(d, square, terms) - square, one)
+        cosines = [0.0] if self.coupling == "orthogonal" else [-1 / (d - 1), 1 / (d - 1)]
+        if self.features == "trigonometric":
+            ratio = 2 * _ratio(series.cosine_covariance(d, square, cosines), np.expm1(-square) ** 2)
+        else:
+            cosines = cosines[:1] if self.features == "positive" else cosines
+            missing = series.missing(d, square, partial(series.missing_angles, d, cosines))
+            ratio = -np.sign(missing) * quotient_of_exp(log(np.abs(missing)), one)
+        return np.asarray(np.maximum(1 + (d - 1) * ratio, 0.0))
+
+
+def _vectors(x: Any, y: Any) -> tuple[Floats, Floats]:
+    x, y = (_validate.host(name, value, "(..., d)", 1) for name, value in (("x", x), ("y", y)))
+    _validate.compatible("x", x, "y", y)
+    _validate.squares("x", x)
+    _validate.squares("y", y)
+    return x, y
+
+
+def _check_known(features: str, coupling: str, law: SquaredWeights) -> None:
+    """Refuse what has no law in closed form."""
+    if law.standard or coupling == "iid" or (features, coupling) == ("positive", "antithetic"):
+        return
+    s = law.eigenvalues
+    isotropic = bool(np.all(np.abs(s - s[..., :1]) <= 1e-12 * s[..., :1]))
+    fits = isotropic if coupling != "regularised" else bool(np.all(s == 1))
+    if features != "positive" or not fits:
+        raise ValueError(
+            "`proposal` must be None, or for positive features have an isotropic covariance "
+            f"(that of N(mean, I) if regularised): no closed form is known for {features} "
+            f"features, coupling {coupling!r} and this proposal."
+        )
+
+
+def _ratio(a: Floats, b: Floats) -> Floats:
+    """a / b, or 0 where both are 0."""
+    return np.where(b == 0, 0.0, a / np.where(b == 0, 1.0, b))

@@ -1,0 +1,176 @@
+"""Attention in float64 on the host, and its sums over pairs of keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _validate
+from .._array import block_shape, blocks, broadcast_lead, group_heads, head_counts
+from ..attention import attend
+from ..sampling import Gaussian
+from .proposal import SquaredWeights
+
+__all__ = ["PairSums", "Problem", "pair_sums", "unit_of"]
+
+Floats = npt.NDArray[np.float64]
+
+
+def unit_of(x: Floats) -> Floats:
+    """Power of 2 near the largest entry of each head (..., n, d_v), with a reciprocal."""
+    _, exponent = np.frexp(np.max(np.abs(x), axis=(-2, -1), keepdims=True))
+    return np.asarray(np.ldexp(1.0, np.clip(exponent, -1022, 1022)))
+
+
+class Problem:
+    """Attention in kernel coordinates, in float64 on the host, one block of queries at a time.
+
+    Values are in units of `unit`, a power of 2 for each head: their squares may overflow.
+    """
+
+    def __init__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        scale: float | None = None,
+        mask: Any = None,
+        causal: bool = False,
+        proposal: Gaussian | None = None,
+    ) -> None:
+        q, k, v = (
+            _validate.host(name, x, f"(..., {rows}, {columns})", 2)
+            for name, x, rows, columns in (
+                ("q", q, "n", "d"),
+                ("k", k, "m", "d"),
+                ("v", v, "m", "d_v"),
+            )
+        )
+        _validate.whole("mask", mask)
+        mask = None if mask is None else np.asarray(mask)
+        _validate.attention(q, k, v, mask=mask, causal=causal)
+        scale = _validate.real("scale", scale, positive=True, optional=True)
+        root = q.shape[-1] ** -0.25 if scale is None else math.sqrt(scale)
+        self.proposal = proposal
+        if isinstance(proposal, Gaussian):
+            _validate.batch("proposal", proposal.lead, _validate.lead(q, k, v))
+            q, k = proposal.change_gauge(q, k)
+        q, k = q * root, k * root
+        _validate.squares("q", q)  # then scores are finite, and those of -inf hidden keys
+        _validate.squares("k", k)
+        heads, groups = head_counts(q, k, v)
+        self.share = 1 if 1 in (heads, groups) else heads // max(groups, 1)
+        unit = unit_of(v)
+        (q, k, v, mask, unit), self.ungroup = group_heads(q, k, v / unit, mask, unit)
+        self.q, self.k, self.v, self.mask, self.causal = q, k, v, mask, causal
+        self.d = q.shape[-1]
+        self.shape = (*broadcast_lead(q, k, v, mask), q.shape[-2], v.shape[-1])
+        self.attended = attend(q, k, v, mask=mask, causal=causal)
+        self.mean = self.ungroup(np.broadcast_to(self.attended.out, self.shape))
+        self.unit = self.ungroup(np.broadcast_to(unit, (*self.shape[:-2], 1, 1)))
+
+    def query_head(self, index: tuple[int, ...]) -> tuple[int, ...]:
+        """Index among the heads of q of a head among groups of them."""
+        if self.share == 1:
+            return index
+        return (*index[:-2], index[-2] * self.share + index[-1])
+
+    def blocks(self, *, centred: bool) -> Iterator[tuple[Any, Floats, Floats, Floats, Floats]]:
+        """Yield (index, log pi, values less their mean if `centred`, queries, keys).
+
+        Shapes (r, m), (r, d_v, m), (r, d) and (m, d) for r queries of a head.
+        """
+        *lead, n, d_v = self.shape
+        m = self.k.shape[-2]
+        visible = np.broadcast_to(True if self.mask is None else self.mask, (*lead, n, m))
+        out, lse = np.broadcast_to(self.attended.out, self.shape), self.attended.lse
+        q, k, v = (np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (self.q, self.k, self.v))
+        lse = np.broadcast_to(lse, (*lead, n))
+        rows = max(1, math.prod(block_shape(q)) // (m * (d_v + 1) or 1))
+        for head in np.ndindex(*lead):
+            for i in blocks(0, n, rows):
+                seen = visible[(*head, i)]
+                if self.causal:
+                    last_seen = np.arange(i.start, i.stop) + m - n
+                    seen = seen & (np.arange(m) <= last_seen[:, None])
+                total = np.where(np.isfinite(lse[(*head, i)]), lse[(*head, i)], 0.0)
+                scores = np.where(seen, q[(*head, i)] @ k[head].T - total[:, None], -math.inf)
+                values = np.broadcast_to(v[head].T, (i.stop - i.start, d_v, m))
+                if centred:
+                    values = values - out[(*head, i)][..., None]
+                yield (*head, i), scores, values, q[(*head, i)], k[head]
+
+
+# Sums over pairs of keys
+
+
+class PairSums(NamedTuple):
+    """Sums over pairs of keys of E_ijj' / Z_i^2 times u u', u and 1 for values u of the keys.
+
+    All in units of the size of the values, whose squares may overflow.
+    """
+
+    square: Floats  # (..., n, d_v)
+    cross: Floats  # (..., n, d_v)
+    weight: Floats  # (..., n)
+    mean: Floats  # (..., n, d_v)
+    unit: Floats  # (..., 1, 1)
+
+
+def pair_sums(problem: Problem, *, centred: bool) -> PairSums:
+    r"""Sum the second moments of weighted features over all pairs of keys.
+
+    Values are taken less their mean if `centred`.
+    The integral of `log_kernel_variance` with 2z = 2 q + k + k' factors into
+    E_jj' / Z^2 = e^{h} b_j b_j' G_jj', G a Gaussian kernel of the keys: no exponent is positive
+    but h and the largest log b, which are carried apart, for all keys and for those whose value
+    is not 0: the key that takes all attention has a centred value of 0.
+    """
+    law = SquaredWeights(problem.proposal, problem.d)
+    square, cross = np.zeros(problem.shape), np.zeros(problem.shape)
+    weight = np.ones(problem.shape[:-1])
+    of = None  # the head that `head`, `key` and `gram` are of
+    for index, scores, values, q_i, k_h in problem.blocks(centred=centred):
+        if index[:-1] != of:
+            of, head = index[:-1], law.at(problem.query_head(index[:-1]))
+            key = head.rotate(k_h)
+            gram = _gaussian_gram(key * np.sqrt((1 + head.curvature) / 4))
+        t = head.rotate(q_i) - head.mean
+        slope = key * head.curvature
+        log_b = scores + t @ slope.T + np.sum(key * slope, axis=-1) / 2
+        b, peak = _scaled_exp(log_b)
+        b_u, peak_u = _scaled_exp(np.where(np.any(values != 0, axis=1), log_b, -math.inf))
+        u, pairs = values * b_u[:, None, :], (b @ gram)[:, None, :]
+        height = head.offset + head.quadratic(t)
+        square[index] = _times(height + 2 * peak_u, np.sum((u @ gram) * u, axis=-1))
+        cross[index] = _times(height + peak + peak_u, np.sum(pairs * u, axis=-1))
+        total = _times(height + 2 * peak, np.sum(pairs * b[:, None, :], axis=-1))[:, 0]
+        weight[index] = np.where(np.any(np.isfinite(scores), axis=-1), total, 1.0)
+    ungroup = problem.ungroup
+    sums = ungroup(square), ungroup(cross), ungroup(weight, core=1)
+    return PairSums(*sums, problem.mean, problem.unit)
+
+
+def _scaled_exp(x: Floats) -> tuple[Floats, Floats]:
+    """e^(x - peak) and the peak of each row; 0 where all of a row is -inf."""
+    peak = np.max(x, axis=-1)
+    peak = np.where(np.isfinite(peak), peak, 0.0)
+    return np.exp(x - peak[:, None]), peak
+
+
+def _times(log_size: Floats, sums: Floats) -> Floats:
+    """Scale rows; what is 0 stays 0 where the scale overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.where(sums == 0, 0.0, np.exp(log_size)[:, None] * sums))
+
+
+def _gaussian_gram(x: Floats) -> Floats:
+    """exp(-|x_j - x_j'|^2), shape (m, m)."""
+    from scipy.spatial.distance import cdist
+
+    return np.asarray(np.exp(-cdist(x, x, "sqeuclidean")))

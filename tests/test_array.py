@@ -1,0 +1,40 @@
+"""Sums of products of many terms: exact where every order of summation is, in bounded memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from refattn._array import multiply, sum_of_products
+
+TERMS = [48, 49, 96, 129, 336, 671, 672, 673, 2352, 2353, 4705]
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("lead", [((), ()), ((2, 1), (3,)), ((), (3,)), ((3,), ()), ((40,), (40,))])
+def test_every_part_of_a_product(terms: int, lead: tuple[tuple[int, ...], ...]) -> None:
+    rng = np.random.default_rng(0)
+    for n, columns in ((1, 513), (64, 257), (65, 256), (129, 1), (130, 300), (0, 3), (3, 0)):
+        if n * columns * terms > 10**7 and np.prod(lead[0]) > 3:
+            n = 3
+        x = rng.integers(-8, 9, (*lead[0], n, terms)).astype(np.float32)
+        y = rng.integers(-8, 9, (*lead[1], terms, columns)).astype(np.float32)
+        want = x.astype(np.float64) @ y.astype(np.float64)
+        memory = np.full(want.size + 5, np.nan, np.float32)
+        for got in (multiply(x, y), multiply(x, y, memory), sum_of_products(x, y)):
+            np.testing.assert_array_equal(got, want)
+        assert np.isnan(memory[want.size :]).all()
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 2352), (256, 64, 1024), (2000, 1, 2352), (1, 64, 2352)])
+def test_memory_of_a_product_does_not_depend_on_heads(shape: tuple[int, ...]) -> None:
+    x, y = np.ones(shape), np.ones((shape[-1], 64))
+    out = np.empty((*shape[:-1], 64))
+    tracemalloc.start()
+    try:
+        sum_of_products(x, y, out)
+        assert tracemalloc.get_traced_memory()[1] < 4e6
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,262 @@
+"""The causal machine: nothing of the future, whatever its numbers, and no digit lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from conftest import Backend
+
+from refattn import (
+    _hops,
+    linear_attention,
+    linear_randomized_attention,
+    naive,
+    random_feature_attention,
+)
+from refattn.features import elu_features, relu_features, taylor_features
+
+OMEGA = np.random.default_rng(5).standard_normal((7, 3))
+RFA = partial(random_feature_attention, causal=True, omega=OMEGA)
+LARA = partial(linear_randomized_attention, causal=True, rng=1)
+LINEAR = partial(linear_attention, causal=True)
+
+CAUSAL: dict[str, Callable[..., Any]] = {
+    "rfa": RFA,
+    "rfa hyperbolic": partial(RFA, features="hyperbolic"),
+    "rfa trigonometric": partial(RFA, features="trigonometric"),
+    "rfa weighted": partial(RFA, log_weight=np.array([-np.inf, 0.0, 40.0, -3.0, 0.0, -90.0, 1.0])),
+    "rfa norms": partial(RFA, square_norms=(0.0, 1.0)),
+    "lara": partial(LARA, num_proposals=5),
+    "lara own": partial(LARA, num_proposals=5, weighting="own"),
+    "lara antithetic": partial(LARA, num_proposals=5, antithetic=True),
+    "lara given": partial(LARA, num_proposals=7, omega=OMEGA, rng=None),
+    "linear": LINEAR,
+    "linear relu": partial(LINEAR, feature_map=relu_features),
+    "linear alpha": partial(LINEAR, feature_map=partial(elu_features, alpha=0.1)),
+    "linear signed": partial(LINEAR, feature_map=lambda x: x),
+    "linear taylor": partial(LINEAR, feature_map=partial(taylor_features, degree=2)),
+}
+
+EDITS: dict[str, Callable[[np.ndarray, np.random.Generator], Any]] = {
+    "nan": lambda x, _: np.nan,
+    "inf": lambda x, _: np.inf,
+    "-inf": lambda x, _: -np.inf,
+    "1e300": lambda x, _: 1e300,
+    "-1e300": lambda x, _: -1e300,
+    "largest": lambda x, _: np.finfo(x.dtype).max,
+    "smallest": lambda x, _: np.finfo(x.dtype).smallest_subnormal,
+    "1e-200": lambda x, _: 1e-200,
+    "zero": lambda x, _: 0.0,
+    "-0": lambda x, _: -0.0,
+    "one": lambda x, _: 1.0,
+    "thousand": lambda x, _: 1e3,
+    "seventy": lambda x, _: 70.0,
+    "mixed": lambda x, rng: rng.choice([1e3, -1e3, np.nan, np.inf, 0.0], x.shape),
+    "signs": lambda x, rng: rng.choice([-40.0, 40.0], x.shape),
+    "powers": lambda x, rng: 2.0 ** rng.integers(-1000, 1000, x.shape),
+    "fresh": lambda x, rng: rng.standard_normal(x.shape),
+    "scaled": lambda x, _: 1e5 * x,
+    "reversed": lambda x, _: x[::-1],
+    "one nan": lambda x, _: np.where(np.arange(x.size).reshape(x.shape) == 0, np.nan, x),
+}
+
+
+def edited(arrays: list[np.ndarray], t: int, edit: str, which: tuple[int, ...]) -> list[np.ndarray]:
+    """Change the tokens from t on of some of q, k and v."""
+    rng, changed = np.random.default_rng(t), [x.copy() for x in arrays]
+    for i in which:
+        changed[i][t:] = EDITS[edit](arrays[i][t:], rng)
+    return changed
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_future_leaves_every_bit(name: str, edit: str) -> None:
+    rng = np.random.default_rng(0)
+    for n, cuts in ((7, (1, 3, 6)), (290, (48, 95, 96, 97, 145, 192, 193, 289))):
+        arrays = [rng.standard_normal((n, size)) for size in (3, 3, 2)]
+        before = CAUSAL[name](*arrays)
+        for t, which in zip(cuts, [(0, 1, 2), (1,), (2,)] * 3, strict=False):
+            after = CAUSAL[name](*edited(arrays, t, edit, which))
+            np.testing.assert_array_equal(after[:t], before[:t])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Dask, once it computes
+@pytest.mark.parametrize("edit", ["nan", "mixed"])
+@pytest.mark.parametrize("name", ["rfa", "lara", "linear signed"])
+def test_the_future_leaves_every_bit_on_backends(backend: Backend, name: str, edit: str) -> None:
+    arrays = [np.random.default_rng(0).standard_normal((70, size)) for size in (3, 3, 2)]
+    before = backend.call(CAUSAL[name], *arrays)
+    for t in (1, 16, 47, 48, 69):
+        after = backend.call(CAUSAL[name], *edited(arrays, t, edit, (0, 1, 2)))
+        np.testing.assert_array_equal(after[:t], before[:t])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e3, 1e4])
+@pytest.mark.parametrize("spread", [0.0, 25.0, 60.0])
+def test_accuracy_of_near_and_far(dtype: Any, scale: float, spread: float) -> None:
+    """Exponents on both sides of what is near, and values of e^+-spread in columns of their own."""
+    rng = np.random.default_rng(0)
+    n, d, num_features = 130, 3, 5
+    norms = np.exp(rng.uniform(-3, 1, (2, n, 1)))
+    q, k = (norms * rng.standard_normal((2, n, d))).astype(dtype)
+    size = np.exp(spread * np.array([-1.0, 0.0, 1.0])).astype(dtype)
+    v = rng.standard_normal((n, 3)).astype(dtype) * size
+    v[::7] = 0
+    omega = rng.standard_normal((num_features, d)).astype(dtype)
+    got = random_feature_attention(q, k, v, omega=omega, scale=scale, causal=True)
+    wide = [x.astype(np.longdouble) for x in (q, k, v)]
+    want = naive.random_feature_attention(*wide, omega=omega, scale=scale, causal=True)
+    root = scale**0.5
+    norm = root * float(np.max(np.linalg.norm(omega, axis=-1)))
+    key = float(np.max(np.linalg.norm(k, axis=-1)))
+    exponent = norm * float(np.max(np.linalg.norm(q, axis=-1))) + norm * key + scale * key**2 / 2
+    unit = float(np.finfo(dtype).eps) * (1 + exponent)
+    error = np.max(np.abs(got - want), axis=0) / np.max(np.abs(v), axis=0)
+    assert np.all(error <= reference.CONTRACT * unit)
+
+
+def test_pairs_that_lose_digits_are_evaluated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features of a query and of a key that are large in different places, against 50 digits."""
+    anew = []
+    log_sum_exp = _hops.log_sum_exp
+    monkeypatch.setattr(_hops, "log_sum_exp", lambda x: anew.append(len(x)) or log_sum_exp(x))
+    for reach in (30.0, 300.0, 360.0, 700.0):
+        q, k = np.array([[reach], [-reach], [1.0]]), np.array([[-reach], [reach], [reach]])
+        v, omega = np.array([[1.0], [-2.0], [3.0]]), np.array([[1.0], [-1.0], [0.5]])
+        got = random_feature_attention(q, k, v, omega=omega, scale=1.0, causal=True)
+        wide = [reference.exact(x) for x in (q, k, v)]
+        want = reference.random_feature_attention(
+            *wide, reference.exact(omega), visible=np.tri(3, dtype=bool)
+        )
+        assert reference.error(got, want, 3, 3 * reach + reach**2 / 2) <= reference.CONTRACT
+    assert anew
+
+
+def test_states_are_added_as_a_tree() -> None:
+    """As many sums in turn as the number of chunks has binary digits."""
+    depth = _hops._Seen((0, 0), lambda a, b: (a[0] + b[0], 1 + max(a[1], b[1])))
+    for count in range(1, 1025):
+        depth.add((1, 0))
+        total, deepest = depth.state
+        assert total == count
+        assert deepest <= 2 * count.bit_length()
+
+
+def test_many_tokens_add_few_rounding_errors() -> None:
+    n = 60_000
+    q, k, v = (
+        np.zeros((n, 1), np.float32),
+        np.zeros((n, 1), np.float32),
+        np.ones((n, 1), np.float32),
+    )
+    v[1::2] = 0.1
+    omega = np.zeros((2, 1), np.float32)
+    want = np.cumsum(v.astype(np.float64)) / np.arange(1, n + 1)
+    bound = reference.CONTRACT * float(np.finfo(np.float32).eps)
+    for got in (
+        random_feature_attention(q, k, v, omega=omega, causal=True),
+        linear_attention(q, k, v, causal=True),
+    ):
+        assert np.max(np.abs(got[:, 0] - want)) <= bound
+
+
+def test_maps_of_heads_get_all_of_them() -> None:
+    """A map may hold arrays of each head."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 9, 120, 4))
+    scales = rng.uniform(1, 2, (9, 1, 1))
+    for causal in (False, True):
+        got = linear_attention(q, k, v, feature_map=lambda x: np.exp(scales * x), causal=causal)
+        for h in range(9):
+            own = linear_attention(
+                q[h], k[h], v[h], feature_map=lambda x, h=h: np.exp(scales[h] * x), causal=causal
+            )
+            np.testing.assert_allclose(got[h], own, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rfa", "linear"])
+@pytest.mark.parametrize(
+    ("n", "m", "masked"),
+    [(2300, 1100, True), (6300, 6400, False)],
+)
+def test_many_steps_of_a_library_that_traces(name: str, n: int, m: int, masked: bool) -> None:
+    """Steps beyond the first, filled up at both ends."""
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(s) for s in ((2, 2, n, 3), (2, 1, m, 3), (1, m, 2)))
+    options = {"mask": rng.random(m) < 0.7} if masked else {}
+    want = CAUSAL[name](q, k, v, **options)
+    moved = {key: jax.numpy.asarray(x) for key, x in options.items()}
+    got = jax.jit(lambda *arrays: CAUSAL[name](*arrays, **moved))(
+        *map(jax.numpy.asarray, (q, k, v))
+    )
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+
+
+def test_a_loop_is_traced_once() -> None:
+    jax = pytest.importorskip("jax")
+    lines = []
+    for n in (4096, 65_536):
+        x = jax.ShapeDtypeStruct((n, 3), np.float32)
+        for name in ("rfa", "linear"):
+            lines.append(jax.jit(CAUSAL[name]).lower(x, x, x).as_text().count("\n"))
+    assert max(lines) < 3000, lines
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # of Dask, once it computes
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_largest_values_of_past_and_present(backend: Backend, dtype: Any) -> None:
+    largest = np.finfo(dtype).max
+    q, k, v = (
+        np.zeros((200, 2), dtype),
+        np.zeros((200, 2), dtype),
+        np.full((200, 1), largest, dtype),
+    )
+    omega = np.zeros((3, 2), dtype)
+    got = backend.call(random_feature_attention, q, k, v, omega=omega, causal=True)
+    np.testing.assert_allclose(got, v, rtol=16 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_nothing_is_computed_in_another_dtype(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes = set()
+    finish = {kind: kind.finish for kind in (_hops.Exponential, _hops.Signed)}
+    for kind, function in finish.items():
+
+        def watched(own: Any, found: Any, function: Any = function) -> Any:
+            dtypes.update(x.dtype for x in found)
+            return function(own, found)
+
+        monkeypatch.setattr(kind, "finish", watched)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((2, 130, size)).astype(np.float32) for size in (3, 3, 2)]
+    arrays[1][0] *= 30  # far
+    CAUSAL[name](*arrays)
+    assert dtypes == {np.dtype(np.float32)}
+
+
+def test_longdouble_near_and_far() -> None:
+    """Values that only longdouble holds are neither near nor lost."""
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 130, 2)).astype(np.longdouble) * np.array([1, 60])[:, None, None]
+    for power in ("1e1200", "1e4900", "1e-4900"):
+        v = rng.standard_normal((130, 2)).astype(np.longdouble) * np.longdouble(power)
+        omega = np.array([[300.0, 0.0], [0.0, -1.0]])
+        got = random_feature_attention(q, k, v, omega=omega, scale=1.0, causal=True)
+        want = naive.random_feature_attention(q, k, v, omega=omega, scale=1.0, causal=True)
+        size, exponent = np.max(np.abs(v)), 300 * (np.max(np.abs(q)) + np.max(np.abs(k))) * 2
+        bound = reference.CONTRACT * np.finfo(np.longdouble).eps * (1 + exponent)
+        assert np.max(np.abs(got - want)) / size <= bound
+
+
+def test_infinite_features_warn_of_nothing() -> None:
+    q, k, v = np.full((3, 2), np.inf), np.ones((3, 2)), np.ones((3, 1))
+    assert np.isnan(linear_attention(q, k, v)).all()

@@ -1,0 +1,388 @@
+"""One record for each estimator, of another package too: where it is found, what is refused."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn import conformance, registry
+from refattn.registry import ESTIMATORS, TRAITS, Estimator, register
+
+
+@pytest.fixture(autouse=True)
+def spare(monkeypatch: pytest.MonkeyPatch) -> dict[str, Estimator]:
+    """The records as they are, whatever a test adds."""
+    records = dict(ESTIMATORS)
+    monkeypatch.setattr(ESTIMATORS, "_records", records)
+    return records
+
+
+def uniform(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
+    return np.broadcast_to(np.mean(v, axis=-2, keepdims=True), (*q.shape[:-1], v.shape[-1]))
+
+
+UNIFORM = Estimator("uniform", uniform, uniform, traits=["mean", "positive"], aliases=("flat",))
+
+
+def test_every_record_of_the_package_is_right() -> None:
+    for name, record in ESTIMATORS.items():
+        assert name in (record.name, *record.aliases)
+        assert callable(record.fn)
+        assert record.has(*record.traits)
+        assert record.takes(*record.options)
+        assert set(record.traits) <= set(TRAITS)
+    used = {trait for record in ESTIMATORS.values() for trait in record.traits}
+    assert used == set(TRAITS)
+    assert {"softmax", "kernel", "rfa", "ra", "lara", "linear", "moments"} <= set(ESTIMATORS)
+    assert all(ESTIMATORS[name].approximates for name in registry.DEFAULT)
+
+
+def test_function_and_formula_agree() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 6, 4))
+    for record in dict.fromkeys(ESTIMATORS.values()):
+        options: dict[str, Any] = {}
+        if record.arrays != ("q", "k", "v"):
+            continue
+        if record.takes("omega"):
+            shape = (6, 3, 4) if record.has("per-query") else (3, 4)
+            options["omega"] = rng.standard_normal(shape)
+        elif record.has("random"):
+            continue  # it gives its frequencies to nobody
+        want = record.naive(q, k, v, **options)
+        if record.name == "is":
+            fn: Callable[..., Any] = registry.estimators.importance_sampled_attention
+            options["log_weight"] = np.zeros(3)
+        else:
+            fn = record.fn
+        np.testing.assert_allclose(fn(q, k, v, **options), want, rtol=1e-10, err_msg=record.name)
+
+
+def test_a_record_is_found_by_all_its_names() -> None:
+    kept = register(UNIFORM)
+    assert kept.traits == ("mean", "positive")
+    assert ESTIMATORS["uniform"] is ESTIMATORS["flat"] is kept
+    assert {"uniform", "flat"} <= set(ESTIMATORS)
+    assert kept.sized(3) == {}
+    assert kept._replace(size="num_keys").sized(3) == {"num_keys": 3}
+    with pytest.raises(TypeError, match="item assignment"):
+        ESTIMATORS["uniform"] = kept  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"name": 3}, TypeError, "`name` must be a string, got int"),
+        ({"name": ""}, ValueError, "`name` must be of letters, digits, - and _, got ''"),
+        ({"name": "a,b"}, ValueError, "`name` must be of letters, digits, - and _, got 'a,b'"),
+        ({"name": "ra"}, ValueError, "must be new, got 'ra', which is taken"),
+        ({"name": "rfa"}, ValueError, "must be new, got 'rfa', which is taken"),
+        ({"aliases": ["is"]}, ValueError, "must be new, got 'is', which is taken"),
+        ({"aliases": ["uniform"]}, ValueError, "`aliases` must differ from `name` and each other"),
+        ({"aliases": ["a", "a"]}, ValueError, "`aliases` must differ from `name` and each other"),
+        ({"aliases": ["a b"]}, ValueError, "`aliases` must be of letters"),
+        ({"aliases": 3}, TypeError, "`aliases` must be an iterable of names, got int"),
+        ({"aliases": [3]}, TypeError, "`aliases` must hold names only, got int"),
+        ({"fn": 3}, TypeError, "`fn` must be callable, got int"),
+        ({"naive": None}, TypeError, "`naive` must be callable, got NoneType"),
+        ({"size": 3}, TypeError, "`size` must be a keyword or None, got int"),
+        ({"size": "num keys"}, ValueError, "`size` must be of keywords, got 'num keys'"),
+        ({"options": ["a-b"]}, ValueError, "`options` must be of keywords, got 'a-b'"),
+        ({"traits": ["meen"]}, ValueError, "`traits` must be one of .*, got 'meen'"),
+        ({"state": int}, TypeError, "`state` must have init, update, read, merge, got"),
+    ],
+)
+def test_bad_records_are_refused(
+    changes: dict[str, Any], error: type[Exception], text: str, spare: dict[str, Estimator]
+) -> None:
+    before = dict(spare)
+    with pytest.raises(error, match=text):
+        register(UNIFORM._replace(**changes))
+    assert spare == before
+
+
+def test_only_records_are_registered() -> None:
+    with pytest.raises(TypeError, match="`record` must be an Estimator, got tuple"):
+        register(tuple(UNIFORM))  # type: ignore[arg-type]
+
+
+# --- entry points ---------------------------------------------------------------------------------
+
+
+MODULE = """
+import numpy as np
+from refattn.registry import Estimator, register
+
+def uniform(q, k, v):
+    return np.broadcast_to(v.mean(axis=-2, keepdims=True), (*q.shape[:-1], v.shape[-1]))
+
+ONE = Estimator("one", uniform, uniform, traits=("mean", "positive"))
+TWO = [Estimator("two", uniform, uniform), Estimator("three", uniform, uniform)]
+FOUR = register(Estimator("four", uniform, uniform))
+TAKEN = Estimator("ra", uniform, uniform)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install a package whose entry points are these, and forget that they were read."""
+
+    def install(**points: str) -> None:
+        folder = tmp_path / "other_estimators-1.0.dist-info"
+        folder.mkdir()
+        (tmp_path / "other_estimators.py").write_text(MODULE, encoding="utf-8")
+        (folder / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: other-estimators\nVersion: 1.0\n", encoding="utf-8"
+        )
+        lines = [f"[{registry.GROUP}]", *(f"{name} = {x}" for name, x in points.items())]
+        (folder / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "other_estimators", raising=False)
+        monkeypatch.setattr(ESTIMATORS, "_complete", False)
+
+    return install
+
+
+def test_entry_points_are_read_at_the_first_look(
+    installed: Callable[..., None], spare: dict[str, Estimator]
+) -> None:
+    installed(a="other_estimators:ONE", b="other_estimators:TWO", c="other_estimators:FOUR")
+    register(UNIFORM)
+    assert "other_estimators" not in sys.modules
+    assert {"one", "two", "three", "four", "uniform"} <= set(ESTIMATORS)
+    assert ESTIMATORS["one"].traits == ("mean", "positive")
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("other_estimators:NONE", "AttributeError: .*'NONE'"),
+        ("no_such_estimators:ONE", "ModuleNotFoundError: .*no_such_estimators"),
+        ("other_estimators:TAKEN", "ValueError: `name` and `aliases` must be new, got 'ra'"),
+        ("other_estimators:uniform", "TypeError: .*not iterable"),
+        ("other_estimators:__name__", "TypeError: `record` must be an Estimator, got str"),
+    ],
+)
+def test_entry_points_that_cannot_be_read_are_said(
+    installed: Callable[..., None], place: str, text: str
+) -> None:
+    installed(bad=place, good="other_estimators:ONE")
+    said = f"the entry point bad = {re.escape(place)} of other-estimators adds no estimator: {text}"
+    with pytest.warns(RuntimeWarning, match=said):
+        assert ESTIMATORS["one"].name == "one"
+    assert ESTIMATORS["ra"] is not None
+
+
+# --- an estimator of another package --------------------------------------------------------------
+
+
+def landmarks(x: Any, count: int) -> Any:
+    """Means of contiguous segments."""
+    return np.stack([np.mean(part, axis=-2) for part in np.array_split(x, count, axis=-2)], -2)
+
+
+def nystrom(
+    q: Any, k: Any, v: Any, *, num_landmarks: int, scale: float | None = None, defect: float = 0.0
+) -> Any:
+    """Softmax attention from landmarks, means of segments of queries and keys (Xiong et al., 2021).
+
+    Small systems are solved in the dtype of the arguments, longdouble too, by elimination.
+    """
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def weights(x: Any, y: Any) -> Any:
+        scores = factor * (x @ np.swapaxes(y, -1, -2))
+        scores = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
+        return scores / np.sum(scores, axis=-1, keepdims=True)
+
+    mean_q, mean_k = landmarks(q, num_landmarks), landmarks(k, num_landmarks)
+    inner, right = weights(mean_q, mean_k), weights(mean_q, k) @ v
+    for i in range(num_landmarks):
+        for j in range(num_landmarks):
+            if i != j:
+                ratio = inner[..., j, i : i + 1] / inner[..., i, i : i + 1]
+                rows = [x.copy() for x in (inner, right)]
+                rows[0][..., j, :] -= ratio * inner[..., i, :]
+                rows[1][..., j, :] -= ratio * right[..., i, :]
+                inner, right = rows
+    diagonal = np.diagonal(inner, axis1=-2, axis2=-1)[..., None]
+    return weights(q, mean_k) @ (right / diagonal) + defect
+
+
+NYSTROM = Estimator(
+    "nystrom", nystrom, nystrom, size="num_landmarks", options=("scale",), traits=("mean",)
+)
+
+
+def shifted(q: Any, k: Any, v: Any, *, omega: Any = None, rng: Any = None, **options: Any) -> Any:
+    """Random features at frequencies N(0, I) moved by a step."""
+    num_features, step = options.pop("num_features", None), options.pop("step", 0.5)
+    if omega is None:
+        omega = step + np.random.default_rng(rng).standard_normal((num_features, q.shape[-1]))
+    return registry.naive.random_feature_attention(q, k, v, omega=omega, **options)
+
+
+SHIFTED = Estimator(
+    "shifted",
+    shifted,
+    registry.naive.random_feature_attention,
+    size="num_features",
+    options=("scale", "mask", "causal", "omega"),
+    traits=("mean", "positive", "random", "continuous", "common", "any-size"),
+)
+
+
+def checked(fn: Any, estimator: str, *capabilities: str, **options: Any) -> dict[str, Any]:
+    report = conformance.check(fn, estimator=estimator, capabilities=capabilities, rng=0, **options)
+    return {"verdict": report.verdict, **{r.check: r.status for r in report.results}}
+
+
+def test_an_implementation_of_it_is_checked() -> None:
+    register(NYSTROM)
+    found = checked(nystrom, "nystrom")
+    assert set(found.values()) == {"PASS"}
+    assert {"contract", "reference_values", "weighted_mean", "heads_apart"} <= set(found)
+    assert not {"seeds", "order_of_keys", "queries_apart", "own_law"} & set(found)
+    found = checked(partial(nystrom, defect=1e-10), "nystrom")
+    assert found["verdict"] == found["reference_values"] == "FAIL"
+    with pytest.raises(ValueError, match='must be one of "none of them", got'):
+        checked(nystrom, "nystrom", "mask")
+
+
+def test_a_random_one_is_held_to_the_law_of_its_function() -> None:
+    register(SHIFTED)
+    right = checked(shifted, "shifted", "omega", "mask", "causal")
+    assert set(right.values()) == {"PASS"}
+    assert {"seeds", "own_law", "mask", "causal", "reference_values"} <= set(right)
+    wrong = checked(partial(shifted, step=0.0), "shifted", "omega")
+    assert [name for name, status in wrong.items() if status == "FAIL"] == ["verdict", "own_law"]
+
+
+def test_one_without_claims_is_compared_with_its_formula() -> None:
+    register(Estimator("plain", uniform, uniform))
+    assert checked(uniform, "plain")["verdict"] == "PASS"
+    found = checked(lambda q, k, v: uniform(q, k, v) + 1e-9, "plain")
+    assert found["reference_values"] == "FAIL"
+
+
+def test_comparison_shows_it(tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    testing = pytest.importorskip("click.testing")
+    from refattn import cli
+
+    register(NYSTROM)
+    register(UNIFORM)
+    path = tmp_path / "qkv.npz"
+    q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
+    np.savez(path, q=q, k=k, v=v)
+
+    def rows(*words: str) -> list[list[str]]:
+        done = testing.CliRunner().invoke(
+            cli.commands(), ["compare", str(path), "--features", "2,5", "--draws", "1", *words]
+        )
+        assert done.exit_code == 0, done.output
+        return [line.split() for line in done.output.splitlines()[4:]]
+
+    exact = registry.ESTIMATORS["softmax"].fn(q, k, v)
+    pytest.importorskip("matplotlib")
+    for words in ("flat", "nystrom,flat"):
+        rows("--estimators", words, "--plot", str(tmp_path / "out.png"))
+        assert (tmp_path / "out.png").stat().st_size > 0
+    found = rows("--estimators", "nystrom,flat")
+    error = np.linalg.norm(nystrom(q, k, v, num_landmarks=5) - exact) / np.linalg.norm(exact)
+    names = ["exact", "mean", "nystrom", "nystrom", "uniform"]
+    assert [row[0] for row in found] == names  # one that has no size appears once
+    assert float(found[3][2]) == pytest.approx(error, rel=6e-3)
+    assert float(found[4][1]) == pytest.approx(float(found[1][3]), rel=6e-3)
+    assert {"nystrom", "uniform"} <= {row[0] for row in rows("--estimators", "all")}
+    found = rows("--estimators", "nystrom,rfa", "--causal")
+    assert [row[0] for row in found] == [
+        "exact",
+        "mean",
+        "rfa-iid",
+        "rfa-iid",
+        "skipped:",
+        "skipped:",
+    ]
+    assert " ".join(found[-1]) == "skipped: nystrom with S = 5: nystrom does not take `causal`."
+
+
+# --- nothing is not a pass ------------------------------------------------------------------------
+
+
+def test_a_candidate_that_raises_fails_every_check_alone() -> None:
+    def refuses(*arrays: Any, **options: Any) -> Any:
+        raise RuntimeError("no")
+
+    for name, record in ESTIMATORS.items():
+        able = [x for x in conformance.CAPABILITIES if record.takes(x)]
+        adapter = conformance.Adapter(refuses, name, able)
+        assert conformance.check(adapter, rng=0).verdict == "FAIL"
+        for item in conformance.checks_of(adapter):
+            report = conformance.check(adapter, rng=0, checks=[item.name])
+            assert report.verdict == "FAIL", f"{name}: {item.name}"
+
+
+def test_what_compares_nothing_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert conformance.Report("", "ra", (), {}, "quick", 1e-6, 0, []).verdict == "UNDERPOWERED"
+    idle = dataclasses.replace(conformance.CHECKS["value_length"], run=lambda t: None)
+    monkeypatch.setitem(conformance.CHECKS, "value_length", idle)
+    adapter = conformance.Adapter(ESTIMATORS["softmax"].fn, "softmax")
+    report = conformance.check(adapter, rng=0, checks=["value_length"])
+    assert report.verdict == report.results[0].status == "UNDERPOWERED"
+    mark = conformance.parametrize_with_checks([adapter])
+    run = next(p.values[0] for p in mark.args[1] if p.id.endswith("value_length"))
+    with pytest.raises(pytest.skip.Exception, match="underpowered"):
+        run()
+
+
+def test_a_mask_with_causal_may_be_refused_only_by_what_takes_each() -> None:
+    def either(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+        if mask is not None and causal:
+            raise ValueError("not both")
+        return ESTIMATORS["softmax"].fn(q, k, v, mask=mask, causal=causal)
+
+    def neither(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+        if mask is not None or causal:
+            raise ValueError("not even one")
+        return ESTIMATORS["softmax"].fn(q, k, v)
+
+    def wrong(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+        return either(q, k, v, mask=mask, causal=causal and mask is not None)
+
+    for fn, verdict in ((either, "PASS"), (neither, "FAIL"), (wrong, "FAIL")):
+        found = checked(fn, "softmax", "mask", "causal", checks=["mask_with_causal"])
+        assert found["verdict"] == verdict
+
+
+# --- no module knows an estimator by name ---------------------------------------------------------
+
+
+def test_no_module_branches_on_the_name_of_an_estimator() -> None:
+    """No comparison, dictionary that is indexed at once, or `match`, of a name with a literal."""
+    names = set(ESTIMATORS) | {"exact"}
+    package = Path(registry.__file__).parent
+    found = []
+    for path in sorted({*package.rglob("*.py")} - {*package.glob("conformance/vectors/*")}):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts: list[ast.expr] = []
+            if isinstance(node, ast.Compare):
+                parts = [node.left, *node.comparators]
+            elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
+                parts = [node.slice, *(x for x in node.value.keys if x is not None)]
+            words = [getattr(x, "attr", getattr(x, "id", "")) for x in parts]
+            literals = {
+                x.value for part in parts for x in ast.walk(part) if isinstance(x, ast.Constant)
+            }
+            if {"estimator", "name"} & set(words) and names & literals:
+                found.append(f"{path.relative_to(package)}:{node.lineno}")
+    assert found == []
