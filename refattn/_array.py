@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from functools import reduce, wraps
-from itertools import product
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
@@ -32,8 +31,6 @@ __all__ = [
     "add",
     "array_namespace",
     "as_written",
-    "block_shape",
-    "blocks",
     "constant",
     "cut",
     "device",
@@ -41,34 +38,17 @@ __all__ = [
     "has_float64",
     "host_dtype",
     "is_array_api_obj",
+    "is_jax_array",
     "is_numpy_array",
     "loop",
-    "most_threads",
-    "multiply",
     "norm_bound",
-    "pairwise",
-    "part",
-    "put",
     "rescale",
-    "room",
     "root_scale",
     "square_norm",
-    "sum_of_products",
-    "tiles",
     "to_host",
     "traced_once",
 ]
 
-_TERMS = 48  # that one matrix product may add
-_WHOLE = 128  # terms of a product of queries and keys that is not cut, which would take time
-_FEW = 7  # products that are added in turn, of the 21 or 42 of a block and others
-_MOST = _FEW * _FEW * _TERMS  # terms of which all products are made at once
-# Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
-_CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**19
-# Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
-_NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
-_NUMPY_WORK = 2**18  # scores that are worth a thread
-_OTHER_BLOCK = (8192, 2048)
 _NUMPY = array_api_compat.array_namespace(np.empty(0))
 
 
@@ -152,59 +132,6 @@ def root_scale(scale: float | None, q: Array) -> Array:
     return constant(q.shape[-1], q) ** -0.25 if scale is None else constant(scale, q) ** 0.5
 
 
-def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[int, int]:
-    """Return how many queries and how many keys one block of scores holds.
-
-    Where there are only n queries or m keys, blocks are longer the other way.
-    """
-    rows, columns = _OTHER_BLOCK
-    if is_numpy_array(x):
-        rows, columns = _NUMPY_ROWS, _NUMPY_ROW_BYTES // x.dtype.itemsize
-    if m is not None and m < columns:
-        return rows * min(4, columns // max(m, 1)), columns
-    if n is not None and n < rows:
-        return rows, columns * min(4, rows // max(n, 1))
-    return rows, columns
-
-
-def most_threads(x: Array, work: int) -> int:
-    """Threads that save more time than they take for so many scores; 0 but on NumPy."""
-    return max(1, work // _NUMPY_WORK) if is_numpy_array(x) else 0
-
-
-def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
-    """Cut range(start, stop) into slices of at most `size`."""
-    for i in range(start, stop, size):
-        yield slice(i, min(i + size, stop))
-
-
-def tiles(shape: tuple[int, ...], size: int) -> Iterator[tuple[slice, ...]]:
-    """Cut an index space into boxes of at most max(size, 1) elements, last axes first."""
-    steps = []
-    for length in reversed(shape):
-        steps.append(max(1, min(length, size)))
-        size //= steps[-1]
-    yield from product(*(blocks(0, n, s) for n, s in zip(shape, reversed(steps), strict=True)))
-
-
-def pairwise(merge: Callable[[Any, Any], Any], parts: Iterable[Any], nothing: Any) -> Any:
-    """Merge as a balanced tree: rounding errors grow with the log of the number of parts."""
-    waiting: list[Any] = []
-    for count, merged in enumerate(parts, 1):
-        for _ in range((count & -count).bit_length() - 1):
-            merged = merge(waiting.pop(), merged)
-        waiting.append(merged)
-    return reduce(lambda late, early: merge(early, late), reversed(waiting)) if waiting else nothing
-
-
-def part(x: Array, index: tuple[slice, ...]) -> Array:
-    """Take `index` of the last axes of `x`, as if axes of length 1 were broadcast."""
-    index = index[max(0, len(index) - x.ndim) :]
-    shape = x.shape[x.ndim - len(index) :]
-    whole = slice(None)
-    return x[(..., *(whole if n == 1 else i for n, i in zip(shape, index, strict=True)))]
-
-
 def add(x: Array, y: Array) -> Array:
     """Add to our own temporary `x`; in place on NumPy, which saves the time of new memory."""
     if is_numpy_array(x) and np.broadcast_shapes(x.shape, y.shape) == x.shape:
@@ -233,84 +160,6 @@ def cut(x: Array, floor: float) -> Array:
     return array_namespace(x).where(x < floor, -math.inf, x)
 
 
-def room(like: Array, size: int) -> Array | None:
-    """Memory for one `multiply` after another: on NumPy, new memory takes time to be mapped."""
-    return np.empty(size, dtype=like.dtype) if is_numpy_array(like) else None
-
-
-def multiply(x: Array, y: Array, memory: Array | None = None) -> Array:
-    """Multiply matrices, into memory that nothing else uses if there is any."""
-    out = None
-    if memory is not None:
-        shape = (*broadcast_lead(x, y), x.shape[-2], y.shape[-1])
-        out = memory[: math.prod(shape)].reshape(shape)
-    if y.shape[-2] > _WHOLE:
-        return sum_of_products(x, y, out)
-    return x @ y if out is None else np.matmul(x, y, out=out)
-
-
-def sum_of_products(x: Array, y: Array, out: Array | None = None) -> Array:
-    """Multiply matrices in products of a few terms each, which are then added.
-
-    A plain product may add N terms in turn. Where these are nearly equal, its rounding errors may
-    all have one sign, and add up to 3 N / 16 eps.
-    """
-    xp, (terms, columns) = array_namespace(x, y), y.shape[-2:]
-    if terms <= _TERMS:
-        return x @ y
-    if is_numpy_array(x):
-        return _sum_in_cache(x, y, out)
-    count, rest = divmod(terms, _TERMS)
-    if rest:
-        split = count * _TERMS
-    elif count * columns > max(terms, columns):  # all at once would take more memory than `x`
-        split = count // 2 * _TERMS
-    else:
-        x = xp.reshape(x, (*x.shape[:-1], count, _TERMS))
-        y = xp.reshape(y, (*y.shape[:-2], count, _TERMS, columns))
-        return xp.sum(xp.moveaxis(x, -2, -3) @ y, axis=-3)
-    first = sum_of_products(x[..., :split], y[..., :split, :])
-    return first + sum_of_products(x[..., split:], y[..., split:, :])
-
-
-def _sum_in_cache(x: Array, y: Array, out: Array | None) -> Array:
-    """`sum_of_products` on NumPy: of a part of the result at a time, in memory in the cache."""
-    (n, terms), columns, lead = x.shape[-2:], y.shape[-1], broadcast_lead(x, y)
-    if out is None:
-        out = np.empty((*lead, n, columns), dtype=x.dtype)
-    width = max(1, min(columns, _CACHE_COLUMNS))
-    size = min(terms, _MOST) // _TERMS * width  # numbers of the products of a row
-    fit = _CACHE_BYTES // (size * x.dtype.itemsize)
-    rows = max(1, min(n, max(_CACHE_ROWS, fit)))
-    heads = max(1, min(math.prod(lead), fit // rows))
-    memory, whole = np.empty(heads * rows * size, dtype=x.dtype), slice(None)
-    for head, i, j in product(tiles(lead, heads), blocks(0, n, rows), blocks(0, columns, width)):
-        x_part, y_part = part(x, (*head, i, whole)), part(y, (*head, whole, j))
-        _sum_of_part(x_part, y_part, out[(*head, i, j)], memory)
-    return out
-
-
-def _sum_of_part(x: Array, y: Array, out: Array, memory: Array) -> None:
-    """Write a sum of products in few calls: between two of them threads wait for each other."""
-    terms, columns = y.shape[-2:]
-    if terms > _MOST:
-        half, more = terms // 2, np.empty_like(out)
-        _sum_of_part(x[..., :half], y[..., :half, :], out, memory)
-        _sum_of_part(x[..., half:], y[..., half:, :], more, memory)
-        out += more
-        return
-    few = _FEW if terms >= 2 * _FEW * _TERMS else 1
-    grid = (terms // (few * _TERMS), few, _TERMS)  # a few products are added, and then their sums
-    whole = math.prod(grid)
-    x_grid = x[..., :whole].reshape((*x.shape[:-1], *grid)).swapaxes(-4, -3).swapaxes(-3, -2)
-    y_grid = y[..., :whole, :].reshape((*y.shape[:-2], *grid, columns))
-    products = multiply(x_grid, y_grid, memory)
-    sums = np.add.reduce(products, axis=-3) if few > 1 else products[..., 0, :, :]
-    np.add.reduce(sums, axis=-3, out=out)
-    if whole < terms:
-        out += sum_of_products(x[..., whole:], y[..., whole:, :])
-
-
 def traced_once(x: Array) -> bool:
     """Say whether loops are better in the library's own control flow: JAX compiles each round."""
     return is_jax_array(x)
@@ -326,53 +175,3 @@ def loop(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, items: Any) ->
     after, _ = jax.eval_shape(step, state, first)  # axes that broadcast are there in later rounds
     state = jax.tree.map(lambda x, y: jax.numpy.broadcast_to(x, y.shape), state, after)
     return jax.lax.scan(step, state, items)[1]
-
-
-def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
-    """Write `values`, broadcast, into our own buffer `out` and return it (JAX: a new array)."""
-    xp = array_namespace(out)
-    shape = tuple(len(range(*i.indices(n))) for i, n in zip(index, out.shape, strict=True))
-    if 0 in shape:
-        return out
-    values = xp.broadcast_to(values, shape)
-    if is_jax_array(out):
-        return out.at[index].set(values)
-    out[index] = values
-    return out
-
-
-def broadcast_lead(*arrays: Array | None, core: int = 2) -> tuple[int, ...]:
-    """Broadcast the axes before the last `core` of every array given."""
-    return np.broadcast_shapes(
-        *(tuple(x.shape[: max(0, x.ndim - core)]) for x in arrays if x is not None)
-    )
-
-
-def group_heads(q: Array, k: Array, v: Array, *more: Array | None) -> tuple[list[Array], Any]:
-    """Give query heads that share a key head an axis of their own, so that they broadcast.
-
-    With H query and G key heads, (..., H, n, d) becomes (..., G, H/G, n, d) and (..., G, m, d)
-    becomes (..., G, 1, m, d). Returns the arrays and the function that undoes it on results whose
-    last `core` axes follow the heads.
-    """
-    heads, groups = head_counts(q, k, v)
-    if heads == groups or 1 in (heads, groups):
-        return [q, k, v, *more], lambda x, core=2: x
-
-    def split(x: Array | None) -> Array | None:
-        if x is None or x.ndim < 3:
-            return x
-        inner = (groups, heads // groups) if x.shape[-3] == heads else (x.shape[-3], 1)
-        return array_namespace(x).reshape(x, (*x.shape[:-3], *inner, *x.shape[-2:]))
-
-    def join(x: Array, core: int = 2) -> Array:
-        shape = (*x.shape[: x.ndim - core - 2], heads, *x.shape[x.ndim - core :])
-        return array_namespace(x).reshape(x, shape)
-
-    return [split(x) for x in (q, k, v, *more)], join
-
-
-def head_counts(q: Array, k: Array, v: Array) -> tuple[int, int]:
-    """Return the lengths of the head axis (the third from the end) of `q` and of `k` and `v`."""
-    heads, *groups = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
-    return heads, max(groups) if min(groups) else 0

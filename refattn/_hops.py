@@ -25,25 +25,17 @@ from ._array import (
     add,
     array_namespace,
     as_written,
-    block_shape,
-    blocks,
-    broadcast_lead,
     cut,
     device,
     exp,
     is_numpy_array,
     loop,
-    most_threads,
-    multiply,
-    pairwise,
-    part,
-    put,
     rescale,
     square_norm,
-    sum_of_products,
-    tiles,
     traced_once,
 )
+from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, tiles
+from ._heads import broadcast_lead
 from ._kernel import (
     Attended,
     Sums,
@@ -58,6 +50,7 @@ from ._kernel import (
     sum_of_visible,
     sums,
 )
+from ._products import multiply, sum_of_products
 from ._threads import for_each
 from .features import Features
 

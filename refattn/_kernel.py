@@ -15,25 +15,17 @@ from ._array import (
     add,
     array_namespace,
     as_written,
-    block_shape,
-    blocks,
-    broadcast_lead,
     cut,
     device,
     exp,
     is_numpy_array,
-    most_threads,
-    multiply,
     norm_bound,
-    pairwise,
-    part,
-    put,
     rescale,
-    room,
-    sum_of_products,
-    tiles,
 )
-from ._threads import for_each
+from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, tiles
+from ._heads import broadcast_lead
+from ._products import multiply, room, sum_of_products
+from ._threads import Tree, for_each
 
 __all__ = [
     "Attended",
@@ -141,29 +133,24 @@ def attend(
         return ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
 
     spans = _spans(m, columns if most > 1 else max(1, m), sum(1 for _ in boxes()))
-    waiting: dict[tuple[int, int, int], tuple[int, Sums]] = {}
 
-    def worker() -> Callable[[tuple[Any, Any]], None]:
+    def items() -> Iterator[tuple[Any, ...]]:
+        for box in boxes():
+            tree = Tree(combine, len(spans))
+            yield from ((box, tree, place, keys) for place, keys in enumerate(spans))
+
+    def worker() -> Callable[[tuple[Any, ...]], None]:
         memory = room(q, budget)
 
-        def attend_span(item: tuple[Any, Any]) -> None:
-            (b, box), (s, keys) = item
-            found, count = pairwise(combine, block_sums(box, keys, memory), nothing), len(spans)
-            while count > 1:  # neighbours merge, by the thread that has the later one
-                if s + 1 < count or s % 2:
-                    pair, mine = (b, count, s // 2), (s, found)
-                    other = waiting.setdefault(pair, mine)  # one step, whatever threads do
-                    if other is mine:
-                        return
-                    del waiting[pair]
-                    found = combine(other[1], found) if s % 2 else combine(found, other[1])
-                s, count = s // 2, -(-count // 2)
-            write(box, found)
+        def attend_span(item: tuple[Any, ...]) -> None:
+            box, tree, place, keys = item
+            found = tree.add(place, pairwise(combine, block_sums(box, keys, memory), nothing))
+            if found is not None:
+                write(box, found)
 
         return attend_span
 
-    items = ((b, s) for b in enumerate(boxes()) for s in enumerate(spans))
-    for_each(worker, items, most=most)
+    for_each(worker, items(), most=most)
     return Attended(out, lse)
 
 

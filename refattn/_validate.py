@@ -13,14 +13,13 @@ import numpy as np
 from ._array import (
     Array,
     array_namespace,
-    broadcast_lead,
     constant,
     device,
-    head_counts,
     is_array_api_obj,
     is_numpy_array,
     to_host,
 )
+from ._heads import broadcast_lead, head_counts
 
 
 def attention(

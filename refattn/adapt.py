@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _validate, moments, theory
-from ._array import Array, array_namespace, constant, group_heads, head_counts, host_dtype, to_host
+from ._array import Array, array_namespace, constant, host_dtype, to_host
+from ._heads import group_heads, head_counts
 from .estimators import random_feature_attention
 from .moments import Moments
 from .sampling import Gaussian

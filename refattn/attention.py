@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from . import _kernel, _validate
-from ._array import Array, constant, group_heads
+from ._array import Array, constant
+from ._heads import group_heads
 from ._kernel import Attended
 
 __all__ = ["Attended", "attend", "merge", "softmax_attention"]

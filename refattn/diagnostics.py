@@ -9,17 +9,11 @@ from typing import Any
 import numpy as np
 
 from . import _validate
-from ._array import (
-    Array,
-    array_namespace,
-    as_written,
-    group_heads,
-    is_numpy_array,
-    multiply,
-    root_scale,
-)
+from ._array import Array, array_namespace, as_written, is_numpy_array, root_scale
+from ._heads import group_heads
 from ._hops import Keys, sample
 from ._kernel import finite, log_sum_exp, nonzero
+from ._products import multiply
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
 

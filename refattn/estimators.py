@@ -16,17 +16,9 @@ from typing import Any
 
 from . import _hops, _validate, features, sampling
 from ._arguments import change_gauge, check, exactly_one, frequencies
-from ._array import (
-    Array,
-    array_namespace,
-    as_written,
-    constant,
-    device,
-    group_heads,
-    part,
-    root_scale,
-    square_norm,
-)
+from ._array import Array, array_namespace, as_written, constant, device, root_scale, square_norm
+from ._blocks import part
+from ._heads import group_heads
 from ._hops import Keys, Samples, Signed, per_query, two_hops
 from ._kernel import Attended, attend, finite, mean
 from .kernels import FEATURES, both_signs

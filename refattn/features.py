@@ -25,9 +25,9 @@ from ._array import (
     device,
     exp,
     host_dtype,
-    multiply,
     square_norm,
 )
+from ._products import multiply
 
 __all__ = [
     "Features",

@@ -7,15 +7,9 @@ two sets is ``kernel(x[..., :, None, :], y[..., None, :, :])``.
 from __future__ import annotations
 
 from . import _validate
-from ._array import (
-    Array,
-    array_namespace,
-    as_written,
-    constant,
-    multiply,
-    square_norm,
-)
+from ._array import Array, array_namespace, as_written, constant, square_norm
 from ._kernel import attend, finite
+from ._products import multiply
 
 __all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]
 

@@ -17,22 +17,14 @@ from ._array import (
     Array,
     array_namespace,
     as_written,
-    block_shape,
-    blocks,
-    broadcast_lead,
     constant,
     device,
-    group_heads,
     is_numpy_array,
-    most_threads,
-    multiply,
-    part,
-    put,
     root_scale,
     square_norm,
-    sum_of_products,
-    tiles,
 )
+from ._blocks import block_shape, blocks, most_threads, part, put, tiles
+from ._heads import broadcast_lead, group_heads
 from ._hops import (
     Exponential,
     Keys,
@@ -45,6 +37,7 @@ from ._hops import (
     two_hops,
 )
 from ._kernel import Attended, attend, buffers, log_sum_exp
+from ._products import multiply, sum_of_products
 from ._threads import for_each
 
 __all__ = ["WEIGHTINGS", "linear_randomized_attention"]

@@ -9,14 +9,8 @@ from typing import Any
 import numpy as np
 
 from . import _hops, _validate
-from ._array import (
-    Array,
-    array_namespace,
-    as_written,
-    device,
-    group_heads,
-    is_numpy_array,
-)
+from ._array import Array, array_namespace, as_written, device, is_numpy_array
+from ._heads import group_heads
 from .features import Features, elu_features, relu_features
 
 __all__ = ["linear_attention", "of_map", "read", "sums"]

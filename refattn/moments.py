@@ -21,22 +21,10 @@ import numpy as np
 from scipy.special import entr
 
 from . import _validate
-from ._array import (
-    Array,
-    add,
-    array_namespace,
-    as_written,
-    block_shape,
-    constant,
-    device,
-    pairwise,
-    part,
-    square_norm,
-    sum_of_products,
-    tiles,
-    to_host,
-)
+from ._array import Array, add, array_namespace, as_written, constant, device, square_norm, to_host
+from ._blocks import block_shape, pairwise, part, tiles
 from ._kernel import nonzero
+from ._products import sum_of_products
 
 __all__ = [
     "Moments",

@@ -23,15 +23,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _validate
-from ._array import (
-    Array,
-    array_namespace,
-    as_written,
-    broadcast_lead,
-    constant,
-    device,
-    group_heads,
-)
+from ._array import Array, array_namespace, as_written, constant, device
+from ._heads import broadcast_lead, group_heads
 
 __all__ = [
     "elu_plus_one",

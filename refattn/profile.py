@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _validate, adapt, moments, theory
-from ._array import broadcast_lead, group_heads
+from ._heads import broadcast_lead, group_heads
 from .attention import softmax_attention
 from .compare import exact_and_size
 from .registry import ESTIMATORS

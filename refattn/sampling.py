@@ -23,23 +23,17 @@ from ._array import (
     Array,
     array_namespace,
     as_written,
-    block_shape,
-    blocks,
-    broadcast_lead,
     constant,
     device,
-    group_heads,
     has_float64,
-    head_counts,
     is_numpy_array,
-    multiply,
-    part,
-    put,
     root_scale,
-    tiles,
     to_host,
 )
+from ._blocks import block_shape, blocks, part, put, tiles
+from ._heads import broadcast_lead, group_heads, head_counts
 from ._kernel import attend, causal_mask
+from ._products import multiply
 
 __all__ = [
     "BIASED_COUPLINGS",

@@ -17,17 +17,9 @@ from typing import Any
 import numpy as np
 
 from . import _validate, features, linear
-from ._array import (
-    Array,
-    array_namespace,
-    blocks,
-    broadcast_lead,
-    constant,
-    group_heads,
-    is_array_api_obj,
-    is_numpy_array,
-    root_scale,
-)
+from ._array import Array, array_namespace, constant, is_array_api_obj, is_numpy_array, root_scale
+from ._blocks import blocks
+from ._heads import broadcast_lead, group_heads
 from ._hops import Exponential, Keys, Samples, causal_attention, merge_totals, read, sample
 from ._kernel import Attended, merge
 from .attention import softmax_attention

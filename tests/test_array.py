@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from refattn._array import multiply, sum_of_products
+from refattn._products import multiply, sum_of_products
 
 TERMS = [48, 49, 96, 129, 336, 671, 672, 673, 2352, 2353, 4705]
 

@@ -83,7 +83,7 @@ def test_version() -> None:
 
 
 def test_array_helpers() -> None:
-    from refattn._array import blocks, part, tiles
+    from refattn._blocks import blocks, part, tiles
 
     assert [(s.start, s.stop) for s in blocks(2, 9, 3)] == [(2, 5), (5, 8), (8, 9)]
     for size in (0, 1, 3, 4, 100):

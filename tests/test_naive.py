@@ -522,7 +522,7 @@ def test_shares_nothing_with_the_engine() -> None:
         for alias in node.names
         if isinstance(node, ast.Import) or node.level
     }
-    assert modules == {"__future__", "collections.abc", "typing", None, "_array"}
+    assert modules == {"__future__", "collections.abc", "typing", None, "_array", "_heads"}
     assert names == {
         "math",
         "_validate",

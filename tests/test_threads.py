@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 import refattn
 from refattn import _kernel, _threads
-from refattn._threads import _blas, for_each
+from refattn._threads import Tree, _blas, for_each
 
 MANY = 40_000  # keys
 MASK = np.arange(MANY) % 5000 > 4100
@@ -71,6 +71,35 @@ def test_results_do_not_depend_on_threads(large):
         alone = refattn.attend(*large, causal=True)
     for a, b in zip(parallel, alone, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("count", [*range(1, 18), 100])
+@pytest.mark.usefixtures("several")
+def test_a_tree_merges_neighbours_in_one_way_whoever_brings_them(count):
+    def in_order(places):
+        tree, found = Tree(lambda a, b: (a, b), count), []
+
+        def bring(place):
+            whole = tree.add(place, place)
+            if whole is not None:
+                found.append(whole)
+
+        for_each(lambda: bring, places, most=2)
+        (whole,) = found
+        return whole
+
+    def leaves(tree):
+        return [tree] if isinstance(tree, int) else leaves(tree[0]) + leaves(tree[1])
+
+    def height(tree):
+        return 0 if isinstance(tree, int) else 1 + max(map(height, tree))
+
+    rng = np.random.default_rng(count)
+    want = in_order(range(count))
+    assert leaves(want) == list(range(count))
+    assert height(want) == (count - 1).bit_length()
+    for _ in range(10):
+        assert in_order(rng.permutation(count).tolist()) == want
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": MASK}])

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _validate
-from .._array import block_shape, blocks, broadcast_lead, group_heads, head_counts
+from .._blocks import block_shape, blocks
+from .._heads import broadcast_lead, group_heads, head_counts
 from ..attention import attend
 from ..sampling import Gaussian
 from .proposal import SquaredWeights
