@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ... import registry
 from .cases import CONTRACT, DTYPES, FORMATS, INSTALL, SCHEMA, Case, is_exact
 from .reading import case_of, files_in, parse, read, tests_of
 from .solving import solved
@@ -231,10 +232,11 @@ def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
     sizes = {shape[-1] for name, shape in x.items() if name not in ("v", "mask", "log_weight")}
     if len(sizes) != 1:
         raise ValueError(f"head sizes {sorted(sizes)} differ")
-    if case.estimator == "moments":
+    record = registry.ESTIMATORS[case.estimator]
+    if record.has("rows"):
         d = x["x"][-1]
         return {"mean": (d,), "cov": (d, d)}
-    if case.estimator == "kernel":
+    if record.has("pairs"):
         if x["x"] != x["y"]:
             raise ValueError(f"shapes {x['x']} and {x['y']} of pairs differ")
         return {"out": x["x"][:1]}

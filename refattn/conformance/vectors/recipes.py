@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ... import registry
 from .cases import DTYPES
 
 __all__ = ["Drawn", "Recipe", "all_recipes"]
@@ -92,6 +93,7 @@ def _attention(
 ) -> Recipe:
     """Draw q, k, v and what the estimator takes besides; `edit` replaces some of it."""
     estimator, _, features = kind.partition("-")
+    record = registry.ESTIMATORS[estimator]
     d, count, dtype = drawn.d, drawn.count, drawn.dtype
     label = f"{kind}-{name}-{dtype}"
     size = drawn.plain if drawn.size is None else drawn.size
@@ -100,19 +102,19 @@ def _attention(
         "k": (*drawn.key_heads, drawn.m, d),
         "v": (*drawn.key_heads, drawn.m, drawn.d_v),
     }
-    if estimator == "rfa":
+    if record.has("random-features"):
         shapes["omega"] = (*drawn.omega_heads, count, d)
         arguments["features"] = features
-    if estimator == "ra":
+    if record.has("per-query"):
         shapes["omega"] = (drawn.n, count, d)
-    if estimator == "lara":
+    if record.has("proposals"):
         shapes |= {"omega": (count, d), "centres": (count, d)}
         arguments["weighting"] = "balance"
-    if estimator == "linear":
+    if record.has("feature-map"):
         arguments["feature_map"] = "elu"
-    else:
+    if record.takes("scale"):
         arguments.setdefault("scale", None)
-    if estimator not in ("ra", "lara"):
+    if not (record.has("target") or record.has("proposals")):  # of the keys that are seen
         arguments.setdefault("causal", False)
     x = {
         key: _draw(f"{label}/{key}", shape, dtype, size if key in "qk" else drawn.plain)
@@ -147,12 +149,12 @@ def _constant(masked: bool, x: dict[str, _Array]) -> dict[str, Any]:
     return {"v": np.ones_like(x["v"]), **mask}
 
 
-def _common(kind: str) -> Iterator[Recipe]:
+def _common(kind: str, *, masked: bool) -> Iterator[Recipe]:
     """Cases for every kind of attention."""
-    case, masked = partial(_attention, kind), kind in ("softmax", "linear", "rfa-positive")
+    case = partial(_attention, kind)
     for dtype in ("float64", "float32", "bfloat16"):
         yield case("basic", "BASIC", "Plain inputs of order one.", Drawn(dtype=dtype))
-    if kind != "linear":
+    if registry.ESTIMATORS[kind.partition("-")[0]].takes("scale"):
         yield case("scale", "SCALING", "The scale is given.", scale=0.75)
         yield case(
             "d9", "SCALING DIMENSION", "Default scale 1/3, not a power of 2.", Drawn(d=9, size=1.0)
@@ -240,7 +242,7 @@ def _masked(kind: str) -> Iterator[Recipe]:
 
 def _softmax() -> Iterator[Recipe]:
     case = partial(_attention, "softmax")
-    yield from _common("softmax")
+    yield from _common("softmax", masked=True)
     yield from _masked("softmax")
     for dtype in ("float64", "float32"):
         yield case(
@@ -271,7 +273,9 @@ def _lengths(x: dict[str, _Array]) -> dict[str, Any]:
     return {"k": (np.ones_like(x["k"]) + x["k"] / 16) * lengths[:, None] / 2}
 
 
-def _random(kind: str, dtypes: tuple[str, ...] = ("float64", "float32")) -> Iterator[Recipe]:
+def _random(
+    kind: str, dtypes: tuple[str, ...] = ("float64", "float32"), longest: float = 64.0
+) -> Iterator[Recipe]:
     """Cases for estimators with frequencies."""
     case = partial(_attention, kind)
     for dtype in dtypes:
@@ -286,7 +290,7 @@ def _random(kind: str, dtypes: tuple[str, ...] = ("float64", "float32")) -> Iter
             "long",
             "OVERFLOW UNDERFLOW EXTREME",
             "Exponents to thousands of both signs.",
-            Drawn(size=64.0 if kind != "rfa-trigonometric" else 32.0, dtype=dtype),
+            Drawn(size=longest, dtype=dtype),
         )
     yield case("one-sample", "DEGENERATE", "One frequency.", Drawn(count=1))
 
@@ -304,7 +308,7 @@ def _haar(kind: str) -> Iterator[Recipe]:
 
 def _rfa() -> Iterator[Recipe]:
     case = partial(_attention, "rfa-positive")
-    yield from _common("rfa-positive")
+    yield from _common("rfa-positive", masked=True)
     yield from _masked("rfa-positive")
     yield from _random("rfa-positive")
     yield from _haar("rfa-positive")
@@ -320,14 +324,14 @@ def _rfa() -> Iterator[Recipe]:
         "Frequencies of its own for each head.",
         Drawn(heads=(3,), key_heads=(3,), omega_heads=(3,), n=2, m=4),
     )
-    for kind in ("rfa-hyperbolic", "rfa-trigonometric"):
+    for kind, longest in (("rfa-hyperbolic", 64.0), ("rfa-trigonometric", 32.0)):
         case = partial(_attention, kind)
         for dtype in ("float64", "float32", "bfloat16"):
             yield case("basic", "BASIC", "Plain inputs of order one.", Drawn(dtype=dtype))
         yield case("scale", "SCALING", "The scale is given.", scale=0.75)
         yield case("mask", "MASK", "A mask.", edit=lambda x: {"mask": _mask(4, 6)})
         yield case("causal", "CAUSAL", "As many queries as keys.", Drawn(n=6), causal=True)
-        yield from _random(kind, ("float64",))
+        yield from _random(kind, ("float64",), longest)
         yield from _haar(kind)
     yield case(
         "signed",
@@ -339,7 +343,7 @@ def _rfa() -> Iterator[Recipe]:
 
 
 def _ra() -> Iterator[Recipe]:
-    yield from _common("ra")
+    yield from _common("ra", masked=False)
     yield from _random("ra")
     yield _attention(
         "ra",
@@ -359,7 +363,7 @@ def _ra() -> Iterator[Recipe]:
 
 
 def _lara() -> Iterator[Recipe]:
-    yield from _common("lara")
+    yield from _common("lara", masked=False)
     yield from _random("lara")
     yield from _haar("lara")
     yield _attention(
@@ -373,7 +377,7 @@ def _lara() -> Iterator[Recipe]:
 
 
 def _linear() -> Iterator[Recipe]:
-    yield from _common("linear")
+    yield from _common("linear", masked=True)
     yield from _masked("linear")
     for dtype in ("float64", "float32"):
         yield _attention(

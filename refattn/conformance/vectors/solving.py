@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ... import registry
 from .cases import CONTRACT, DIGITS, DTYPES, ESTIMATORS, FLAGS, SCHEMA, Case, is_exact
 from .recipes import Recipe, all_recipes
 
@@ -28,52 +29,48 @@ def _exact() -> Any:
     return import_module("refattn.conformance.exact")
 
 
-def _per_head(estimator: str, x: dict[str, _Array], causal: bool) -> tuple[Any, dict[str, _Array]]:
+def _per_head(recipe: Recipe | Case) -> tuple[Any, dict[str, _Array]]:
     """Axes of one head, and the arrays with the mask and the causal form as `visible`."""
+    record, x = registry.ESTIMATORS[recipe.estimator], recipe.inputs
     n, m = x["q"].shape[-2], x["k"].shape[-2]
     visible = np.ones((n, m), bool)
     if "mask" in x:
         visible = visible & x["mask"]
-    if causal:
+    if recipe.arguments.get("causal"):
         visible = visible & _exact().causal(n, m)
     arrays = {name: value for name, value in x.items() if name != "mask"}
-    return {**_NDIMS, "omega": 3 if estimator == "ra" else 2}, {**arrays, "visible": visible}
+    return {**_NDIMS, "omega": 3 if record.has("per-query") else 2}, {**arrays, "visible": visible}
 
 
 def _solve(recipe: Recipe | Case, dps: int) -> dict[str, _Array]:
     """Evaluate a case with so many digits."""
-    exact, x = _exact(), recipe.inputs
+    exact, x, record = _exact(), recipe.inputs, registry.ESTIMATORS[recipe.estimator]
     options = {
         name: value
         for name, value in recipe.arguments.items()
         if name not in ("causal", "weighting", "feature_map")
     }
-    if recipe.estimator == "moments":
+    if record.has("rows"):
         mean, cov = exact.mean(x["x"], dps=dps), exact.covariance(x["x"], **options, dps=dps)
         return {"mean": mean, "cov": cov}
-    if recipe.estimator == "kernel":
+    if record.has("pairs"):
         return {"out": exact.kernel_estimate(**x, **options, dps=dps)}
-    function = {
-        "lara": exact.linear_randomized_attention,
-        "linear": exact.linear_attention,
-        "ra": exact.randomized_attention,
-        "rfa": exact.random_feature_attention,
-        "softmax": exact.softmax_attention,
-    }[recipe.estimator]
-    ndims, x = _per_head(recipe.estimator, x, recipe.arguments.get("causal", False))
+    function = getattr(exact, record.naive.__name__)  # the same formula has the same name there
+    ndims, x = _per_head(recipe)
     return {"out": exact.each_head(partial(function, **options, dps=dps), ndims, **x)}
 
 
 def _bounds(recipe: Recipe | Case) -> tuple[float, dict[str, _Array]]:
     """Largest exponent and what errors are relative to: the accuracy contract."""
     exact, x, features = _exact(), recipe.inputs, recipe.arguments.get("features")
-    if recipe.estimator == "moments":
+    record = registry.ESTIMATORS[recipe.estimator]
+    if record.has("rows"):
         mp, rows = exact.context(), exact.numbers(x["x"])
         mean, cov = (_solve(recipe, PRECISIONS[0])[name] for name in ("mean", "cov"))
         sd = np.array([mp.sqrt(cov[i, i]) for i in range(len(mean))], dtype=object)
         z = abs(rows[0] - mean) / np.where(sd == 0, 1, sd)
         return _up(max(z)), {"mean": _ups(abs(mean) + sd), "cov": _ups(np.outer(sd, sd))}
-    if recipe.estimator == "kernel":
+    if record.has("pairs"):
         mp, want = exact.context(), abs(_solve(recipe, PRECISIONS[0])["out"])
         long_x, long_y, long_omega = (_longest(x[name]) for name in ("x", "y", "omega"))
         cond = long_omega * (long_x + long_y) + (long_x**2 + long_y**2) / 2
@@ -83,7 +80,7 @@ def _bounds(recipe: Recipe | Case) -> tuple[float, dict[str, _Array]]:
         if "log_weight" in x:
             cond += max(abs(exact.numbers(x["log_weight"])))
         return _up(cond), {"out": _ups(want)}
-    ndims, x = _per_head(recipe.estimator, x, recipe.arguments.get("causal", False))
+    ndims, x = _per_head(recipe)
     both = exact.each_head(lambda **arrays: _bound(recipe, _Head(**arrays)), ndims, **x)
     size = both[..., 1:]
     if features != "trigonometric":
@@ -113,7 +110,7 @@ def _bound(recipe: Recipe | Case, head: _Head) -> _Array:
     root = exact.root(scale, q.shape[-1])
     a, b, size = _longest(q) * root, _longest(k) * root, _longest(v)
     cond, rows = a * b, [size] * len(q)
-    if recipe.estimator == "linear":
+    if registry.ESTIMATORS[recipe.estimator].has("feature-map"):
         cond = max(_longest(q), _longest(k))
     elif omega is not None:
         w = _longest(omega)
