@@ -28,9 +28,11 @@ Array = Any  # any array of a library that array_api_compat knows; shapes are in
 
 __all__ = [
     "Array",
+    "Workspace",
     "add",
     "array_namespace",
     "as_written",
+    "clip",
     "constant",
     "cut",
     "device",
@@ -47,6 +49,7 @@ __all__ = [
     "square_norm",
     "to_host",
     "traced_once",
+    "workspace",
 ]
 
 _NUMPY = array_api_compat.array_namespace(np.empty(0))
@@ -132,11 +135,40 @@ def root_scale(scale: float | None, q: Array) -> Array:
     return constant(q.shape[-1], q) ** -0.25 if scale is None else constant(scale, q) ** 0.5
 
 
+class Workspace:
+    """Memory that is written again and again, for NumPy: new memory takes time to be mapped."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Array] = {}
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array in the memory of that name, which is read no more once it is asked for again."""
+        size = math.prod(shape)
+        held = self._held.get(name)
+        if held is None or held.size < size or held.dtype != dtype:
+            held = self._held[name] = np.empty(size, dtype=dtype)
+        return held[:size].reshape(shape)
+
+
+def workspace(like: Array) -> Workspace | None:
+    """A workspace, where there is use for it."""
+    return Workspace() if is_numpy_array(like) else None
+
+
 def add(x: Array, y: Array) -> Array:
     """Add to our own temporary `x`; in place on NumPy, which saves the time of new memory."""
     if is_numpy_array(x) and np.broadcast_shapes(x.shape, y.shape) == x.shape:
         return np.add(x, y, out=x)
     return x + y
+
+
+def clip(x: Array, low: float, high: float, out: Array | None = None) -> Array:
+    """Bound numbers, in memory that nothing else uses if there is any."""
+    xp = array_namespace(x)
+    if is_numpy_array(x):  # both bounds at once take a fifth of the time of one
+        return np.clip(x, low, high, out=out)
+    x = x if low == -math.inf else xp.maximum(x, low)
+    return x if high == math.inf else xp.minimum(x, high)
 
 
 def rescale(x: Array, factor: Array) -> Array:

@@ -7,9 +7,20 @@ from functools import reduce
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from ._array import Array, array_namespace, is_jax_array, is_numpy_array
 
-__all__ = ["block_shape", "blocks", "most_threads", "pairwise", "part", "put", "tiles"]
+__all__ = [
+    "block_shape",
+    "blocks",
+    "most_threads",
+    "pairwise",
+    "part",
+    "put",
+    "put_quotient",
+    "tiles",
+]
 
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
 _NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
@@ -80,4 +91,12 @@ def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
     if is_jax_array(out):
         return out.at[index].set(values)
     out[index] = values
+    return out
+
+
+def put_quotient(out: Array, index: tuple[slice, ...], x: Array, y: Array) -> Array:
+    """Write x / y, as `put`; on NumPy without memory for it."""
+    if not is_numpy_array(out):
+        return put(out, index, x / y)
+    np.divide(x, y, out=out[index])
     return out

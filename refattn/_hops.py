@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from copy import copy
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._array import (
     Array,
+    Workspace,
     add,
     array_namespace,
     as_written,
@@ -30,11 +30,10 @@ from ._array import (
     exp,
     is_numpy_array,
     loop,
-    rescale,
     square_norm,
     traced_once,
 )
-from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, tiles
+from ._blocks import block_shape, blocks, most_threads, part, put, tiles
 from ._heads import broadcast_lead
 from ._kernel import (
     Attended,
@@ -47,39 +46,39 @@ from ._kernel import (
     log_sum_exp,
     merge,
     normalise,
-    sum_of_visible,
     sums,
 )
 from ._products import multiply, sum_of_products
 from ._threads import for_each
-from .features import Features
 
 __all__ = [
+    "CHUNK_SIZE",
     "Exponential",
     "Keys",
     "Samples",
-    "Signed",
-    "Totals",
+    "at",
+    "base_of",
     "causal_attention",
     "concatenate",
     "exponents",
-    "linear_attention",
-    "merge_totals",
+    "heads_at_once",
+    "leaf_shape",
     "per_query",
     "read",
+    "running",
     "sample",
+    "share",
+    "split_ones",
     "two_hops",
     "with_ones",
 ]
 
-FeatureMap = Callable[[Array, tuple[slice, ...]], Features]  # of tokens, and which heads they are
-
 _WHOLE = slice(None)
 _CHUNK = 96  # tokens of a step on NumPy, twice what one sum of products adds
-_CHUNK_SIZE = 2**16  # numbers of the features of a step, of as many heads
+CHUNK_SIZE = 2**17  # numbers of the features of a step, of as many heads
 _SHARES = 4  # at least, that heads are cut into for threads to share
 # Elsewhere a step is of many leaves at once, of so few tokens where pairs are evaluated one by one.
-_LEAVES, _LEAF, _SIGNED_LEAF = 64, 16, 48
+_LEAVES, _LEAF = 64, 16
 
 
 class Keys(NamedTuple):
@@ -244,9 +243,13 @@ class Exponential:
         box = (*head, _WHOLE, _WHOLE)
         return Exponential(Samples(*(part(x, box) for x in self.samples)))
 
+    def alone(self, like: Array) -> Exponential:
+        """For one thread."""
+        return self
+
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
         """Leaves of a step, and tokens of a leaf."""
-        return (1, _CHUNK) if is_numpy_array(q) else _leaf_shape(q.shape[-2], _LEAVES, _LEAF)
+        return (1, _CHUNK) if is_numpy_array(q) else leaf_shape(q.shape[-2], _LEAF)
 
     def in_leaves(self, like: Array) -> bool:
         """Whether a step is cut into leaves."""
@@ -349,7 +352,7 @@ class Exponential:
 
     def before(self, state: _State, own: _State) -> tuple[_State, _State]:
         """States before each of many leaves, and after all."""
-        before, after = _running(merge, state.far, own.far, (-3, -2))
+        before, after = running(merge, state.far, own.far, (-3, -2))
         return _State(far=before), _State(far=after)
 
     def finish(self, found: Sums) -> Attended:
@@ -408,10 +411,10 @@ def _of_known(keys: _Exponents, known: int) -> _Exponents:
 
 def _plain_sums(found: Array) -> Sums:
     """Sums (..., d_v + 1) that need no base; of no key where the mass is 0."""
-    return _split(found, _base(found[..., -1:] != 0, found))
+    return split_ones(found, base_of(found[..., -1:] != 0, found))
 
 
-def _base(some: Array, like: Array) -> Array:
+def base_of(some: Array, like: Array) -> Array:
     """0 where there are some keys, else -inf, in the dtype of `like`."""
     zero, nothing = np.asarray([0.0, -math.inf], dtype=like.dtype)
     return np.where(some, zero, nothing)
@@ -441,176 +444,20 @@ def _log_products(queries: _Exponents, keys: _Exponents, products: Array, far: A
     return scores
 
 
-class Signed:
-    """Features of either sign, values times e^log_scale; `phi_q` and `phi_k` take tokens and heads.
-
-    What these are made of beside tokens is in `arrays`; only if the map `splits` is it given some
-    of the heads. The normaliser may vanish, so that all is in sums over a common base.
-    """
-
-    def __init__(
-        self,
-        phi_q: FeatureMap,
-        phi_k: FeatureMap,
-        width: int,
-        *,
-        arrays: tuple[Array, ...] = (),
-        splits: bool = True,
-    ) -> None:
-        self.phi_q, self.phi_k, self.width = phi_q, phi_k, width
-        self.arrays, self.splits, self.alike = arrays, splits, True
-        self.head: tuple[slice, ...] = ()
-
-    def part(self, head: tuple[slice, ...]) -> Signed:
-        """Take some heads."""
-        own = copy(self)
-        own.head = head
-        return own
-
-    def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
-        """Leaves of a step, and tokens of a leaf."""
-        most, leaf = _LEAVES, _SIGNED_LEAF
-        if is_numpy_array(q):
-            heads = _share(lead) if self.splits else max(1, math.prod(lead))
-            most = max(1, _CHUNK_SIZE // (heads * self.width * leaf))
-        return _leaf_shape(q.shape[-2], most, leaf)
-
-    def in_leaves(self, like: Array) -> bool:
-        """Whether a step is cut into leaves."""
-        return True
-
-    def chunks(self, q: Array, size: int) -> Iterator[slice]:
-        """Cut the queries into steps."""
-        return blocks(0, q.shape[-2], size)
-
-    def start(self, keys: Keys) -> Totals:
-        """What features have seen of keys before the first query."""
-        (k, v, *_), lead = keys, broadcast_lead(keys.k, keys.v)
-        xp, options = array_namespace(k), {"dtype": k.dtype, "device": device(k)}
-        nothing = Totals(
-            xp.zeros((*lead, self.width, v.shape[-1] + 1), **options),
-            xp.full((*lead, 1, 1), -math.inf, **options),
-        )
-
-        def states() -> Iterator[Totals]:
-            for j in blocks(0, k.shape[-2], self.block(k, v)):
-                some = keys.tokens(j.start, j.stop)
-                yield self.accumulate(self.keys(some), some.mask)
-
-        found: Totals = pairwise(self.join, states(), nothing)
-        return found
-
-    def block(self, k: Array, v: Array) -> int:
-        """Tokens of a block, of which features are held."""
-        row = max(1, math.prod(broadcast_lead(k, v)) * self.width)
-        if is_numpy_array(k):
-            return max(16, _CHUNK_SIZE // row)
-        return max(16, min(math.prod(block_shape(k)) // row, *block_shape(k)))
-
-    def queries(self, q: Array, i: slice) -> _Scaled:
-        """Features of queries."""
-        found = self.phi_q(q, self.head)
-        return _Scaled(self._checked(found.values))
-
-    def keys(self, keys: Keys) -> _Scaled:
-        """Features of keys."""
-        values, log_scale = self.phi_k(keys.k, self.head)
-        values = self._checked(values)
-        plain = is_numpy_array(values) and not log_scale.any()
-        return _Scaled(values, log_scale[..., None], with_ones(keys.v), plain)
-
-    def _checked(self, values: Array) -> Array:
-        if values.shape[-1] != self.width:
-            raise ValueError(
-                "`feature_map` must give all queries and keys equally many features, got "
-                f"{values.shape[-1]} and {self.width}."
-            )
-        return values
-
-    def accumulate(self, keys: _Scaled, mask: Array | None) -> Totals:
-        """Sums over the keys of a chunk, `mask` being (..., 1, c)."""
-        xp, (values, log_scale, v, plain) = array_namespace(keys.values), keys
-        if plain and mask is None:
-            return Totals(sum_of_products(values.mT, v), log_scale[..., :1, :])
-        if mask is not None:
-            seen = xp.matrix_transpose(mask)
-            values, v = xp.where(seen, values, 0.0), xp.where(seen, v, 0.0)
-            log_scale = xp.where(seen, log_scale, -math.inf)
-        base = xp.max(log_scale, axis=-2, keepdims=True)
-        values = rescale(values, xp.exp(log_scale - finite(base, xp)))
-        return Totals(sum_of_products(xp.matrix_transpose(values), v), base)
-
-    def join(self, a: Totals, b: Totals) -> Totals:
-        """Add what was seen of other keys."""
-        return merge_totals(a, b)
-
-    def pairs(self, queries: _Scaled, keys: _Scaled, visible: Array) -> Iterator[Sums]:
-        """Read the visible keys of a chunk one by one."""
-        xp, (values, log_scale, v, plain) = array_namespace(keys.values), keys
-        weights = multiply(queries.values, xp.matrix_transpose(values))
-        weights = xp.where(visible, weights, 0.0)
-        if plain:
-            base = _base(np.any(visible, axis=-1, keepdims=True), weights)
-        else:
-            log_scale = xp.where(visible, xp.matrix_transpose(log_scale), -math.inf)
-            base = xp.max(log_scale, axis=-1, keepdims=True)
-            weights = weights * xp.exp(log_scale - finite(base, xp))
-        yield _split(sum_of_visible(weights, v, visible, signed=True), base)
-
-    def read(self, queries: _Scaled, state: Totals) -> Iterator[Sums]:
-        """Read what features have seen."""
-        yield _split(multiply(queries.values, state.total), state.base)
-
-    def before(self, state: Totals, own: Totals) -> tuple[Totals, Totals]:
-        """States before each of many leaves, and after all."""
-        return _running(self.join, state, own, (-3, -3))
-
-    def finish(self, found: Sums) -> Attended:
-        """Divide by the normaliser, which is returned; 0 where no key was seen."""
-        xp = array_namespace(*found)
-        normaliser = xp.where(found.base == -math.inf, 1.0, found.mass)
-        return Attended(found.total / normaliser, normaliser[..., 0])
-
-
-class _Scaled(NamedTuple):
-    """Features of tokens, values times e^log_scale; a factor on queries cancels."""
-
-    values: Array  # (..., c, F)
-    log_scale: Array = None  # (..., c, 1)
-    ones: Array = None  # (..., c, d_v + 1), of keys: values [v_j, 1]
-    plain: bool = False  # whether each scale is 1, on NumPy
-
-    def map(self, function: Callable[[Array], Array]) -> _Scaled:
-        """Apply a function to all arrays."""
-        values, log_scale, ones = (x if x is None else function(x) for x in self[:-1])
-        return _Scaled(values, log_scale, ones, self.plain)
-
-
-class Totals(NamedTuple):
-    """Sums over keys, e^base * total = sum_j phi(k_j) [v_j, 1]; base -inf before the first key."""
-
-    total: Array  # (..., F, d_v + 1)
-    base: Array  # (..., 1, 1)
-
-
-def merge_totals(a: Totals, b: Totals) -> Totals:
-    """Add the sums over two sets of keys."""
-    xp = array_namespace(*a, *b)
-    base = xp.maximum(a.base, b.base)
-    scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
-    return Totals(rescale(a.total, scale_a) + rescale(b.total, scale_b), base)
-
-
-def _split(found: Array, base: Array) -> Sums:
-    """Sums (..., d_v + 1) of values and of 1."""
-    return Sums(found[..., :-1], found[..., -1:], base)
-
-
-def with_ones(v: Array) -> Array:
+def with_ones(v: Array, memory: Workspace | None = None) -> Array:
     """Values [v_j, 1], whose sums hold the mass."""
     xp = array_namespace(v)
+    if memory is not None:
+        ones = memory.empty("ones", (*v.shape[:-1], v.shape[-1] + 1), v.dtype)
+        ones[..., :-1], ones[..., -1] = v, 1.0
+        return ones
     like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
     return xp.concat([v, xp.ones_like(like)], axis=-1)
+
+
+def split_ones(found: Array, base: Array) -> Sums:
+    """Sums (..., d_v + 1) of values and of 1."""
+    return Sums(found[..., :-1], found[..., -1:], base)
 
 
 @as_written
@@ -628,9 +475,9 @@ def causal_attention(
     shape = arithmetic.step(q, lead)
     size = math.prod(shape)
 
-    def attend_head(head: tuple[slice, ...]) -> None:
+    def attend_head(mine: Any, head: tuple[slice, ...]) -> None:
         nonlocal out, lse
-        own, q_h, keys_h = arithmetic.part(head), part(q, (*head, _WHOLE, _WHOLE)), keys.part(head)
+        own, q_h, keys_h = mine.part(head), part(q, (*head, _WHOLE, _WHOLE)), keys.part(head)
         seen = _Seen(own.start(keys_h.tokens(0, shift)), own.join)
         if past is not None:
             f, log_z = part(past.out, (*head, _WHOLE, _WHOLE)), part(past.lse, (*head, _WHOLE))
@@ -648,53 +495,9 @@ def causal_attention(
             lse = put(lse, (*head, i), done.lse)
 
     most = most_threads(q, math.prod(lead) * n * (arithmetic.width + shape[1]))
-    for_each(lambda: attend_head, _heads(lead, q, shape, arithmetic), most=most)
+    heads = heads_at_once(lead, q, shape, arithmetic)
+    for_each(lambda: partial(attend_head, arithmetic.alone(q)), heads, most=most)
     return Attended(out, lse)
-
-
-@as_written
-def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> Array:
-    """Attention from the sums of what keys have, for features of either sign."""
-    if keys.mask is not None and keys.mask.shape[-2] != 1:
-        return _attend_in_pairs(q, keys, keys.mask, arithmetic, causal)
-    if causal:
-        return causal_attention(q, keys, arithmetic).out
-    lead, n = broadcast_lead(q, keys.k, keys.v, keys.mask), q.shape[-2]
-    out, _ = buffers(q, keys.v, lead)
-
-    def attend_head(head: tuple[slice, ...]) -> None:
-        nonlocal out
-        own, q_h, keys_h = arithmetic.part(head), part(q, (*head, _WHOLE, _WHOLE)), keys.part(head)
-        state = own.start(keys_h)
-        for i in blocks(0, n, own.block(q_h, keys_h.v)):
-            found = reduce(combine, own.read(own.queries(q_h[..., i, :], i), state))
-            out = put(out, (*head, i, _WHOLE), own.finish(found).out)
-
-    heads = list(_heads(lead, q, (1, 1), arithmetic))
-    work = math.prod(lead) * (n + keys.k.shape[-2]) * arithmetic.width
-    most = most_threads(q, work) if len(heads) > 1 else 0
-    for_each(lambda: attend_head, heads, most=most)
-    return out
-
-
-def _attend_in_pairs(q: Array, keys: Keys, mask: Array, arithmetic: Signed, causal: bool) -> Array:
-    """The same where each query sees other keys: all pairs are evaluated."""
-    xp, n, m = array_namespace(q), q.shape[-2], keys.k.shape[-2]
-    lead = broadcast_lead(q, keys.k, keys.v, keys.mask)
-    own, whole = arithmetic.part(tuple(slice(0, length) for length in lead)), (_WHOLE,) * len(lead)
-    out, _ = buffers(q, keys.v, lead)
-    size = own.block(q, keys.v)
-    nothing = own.start(keys.tokens(0, 0))
-    for i in blocks(0, n, size):
-        rows = own.queries(q[..., i, :], i)
-        found = list(own.read(rows, nothing))
-        for j in blocks(0, max(0, min(m, i.stop + m - n)) if causal else m, size):
-            some, visible = keys.tokens(j.start, j.stop), mask[..., i, j]
-            if causal:
-                visible = visible & causal_mask(i, j, m - n, device(q), xp)
-            found = [reduce(combine, [*found, *own.pairs(rows, own.keys(some), visible)])]
-        out = put(out, (*whole, i, _WHOLE), own.finish(found[0]).out)
-    return out
 
 
 class _Seen:
@@ -749,7 +552,7 @@ def _attend_in_loop(
     return Attended(out[..., :n, :], xp.reshape(lse, (*lse.shape[:-2], count * size))[..., :n])
 
 
-def _heads(
+def heads_at_once(
     lead: tuple[int, ...], q: Array, shape: tuple[int, int], arithmetic: Any
 ) -> Iterator[tuple[slice, ...]]:
     """As many heads at once as the features of a step fill a block, of which threads get some."""
@@ -757,17 +560,18 @@ def _heads(
     if not arithmetic.splits:
         return tiles(lead, count)
     if is_numpy_array(q):
-        return tiles(lead, min(_share(lead), _CHUNK_SIZE // row))
+        return tiles(lead, min(share(lead), CHUNK_SIZE // row))
     return tiles(lead, math.prod(block_shape(q)) // (row * shape[1]))
 
 
-def _share(lead: tuple[int, ...]) -> int:
+def share(lead: tuple[int, ...]) -> int:
     """Heads that are at most taken at once."""
     return max(1, math.prod(lead) // _SHARES)
 
 
-def _leaf_shape(n: int, most: int, leaf: int) -> tuple[int, int]:
+def leaf_shape(n: int, leaf: int, most: int | None = None) -> tuple[int, int]:
     """Leaves of a step, and tokens of a leaf: n tokens are cut into steps of one shape."""
+    most = _LEAVES if most is None else most
     steps = -(-max(n, 1) // (most * leaf))
     leaves = -(-max(n, 1) // (steps * leaf))
     return leaves, -(-max(n, 1) // (steps * leaves))
@@ -828,7 +632,7 @@ def _leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
     return xp.reshape(x, (*lead, *shape, w))
 
 
-def _running(
+def running(
     join: Callable[[Any, Any], Any], first: Any, own: Any, axes: tuple[int, ...]
 ) -> tuple[Any, Any]:
     """States before each of T, which lie along an axis, and of the T alone: of 1, 2, 4, ... T.
@@ -854,11 +658,11 @@ def _running(
     while steps < count:
         own = choose(place >= steps, join(earlier(own, steps), own), own)
         steps *= 2
-    first = _at(first, None, axes)
-    return choose(place >= 1, join(first, earlier(own, 1)), first), _at(own, -1, axes)
+    first = at(first, None, axes)
+    return choose(place >= 1, join(first, earlier(own, 1)), first), at(own, -1, axes)
 
 
-def _at(state: Any, i: Any, axes: tuple[int, ...]) -> Any:
+def at(state: Any, i: Any, axes: tuple[int, ...]) -> Any:
     """Take one of many states, or with None make it the only one along a new axis."""
     index = ((..., i, *(_WHOLE,) * (-axis - 1)) for axis in axes)
     return type(state)(*(x[j] for x, j in zip(state, index, strict=True)))

@@ -12,6 +12,7 @@ import numpy as np
 
 from ._array import (
     Array,
+    Workspace,
     add,
     array_namespace,
     as_written,
@@ -21,10 +22,11 @@ from ._array import (
     is_numpy_array,
     norm_bound,
     rescale,
+    workspace,
 )
 from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, tiles
 from ._heads import broadcast_lead
-from ._products import multiply, room, sum_of_products
+from ._products import multiply, sum_of_products
 from ._threads import Tree, for_each
 
 __all__ = [
@@ -95,7 +97,7 @@ def attend(
     budget = math.prod(block or block_shape(q))
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
 
-    def block_sums(box: tuple[slice, ...], keys: slice, memory: Array) -> Iterator[Sums]:
+    def block_sums(box: tuple[slice, ...], keys: slice, memory: Workspace | None) -> Iterator[Sums]:
         *head, i = box
         q_i = part(q, (*box, slice(None)))
         if scale is not None:
@@ -114,7 +116,8 @@ def attend(
                 seen = causal_mask(i, j, m - n, device(q), xp)
                 visible = seen if visible is None else visible & seen
             plain = bias is None and visible is None
-            yield sums(scores, v_j, visible, m, _near(q_i, k_j, bias_j, v_j, m) if plain else None)
+            near = _near(q_i, k_j, bias_j, v_j, m) if plain else None
+            yield sums(scores, v_j, visible, m, near, memory)
 
     out, lse = buffers(q, v, lead)
     zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
@@ -140,7 +143,9 @@ def attend(
             yield from ((box, tree, place, keys) for place, keys in enumerate(spans))
 
     def worker() -> Callable[[tuple[Any, ...]], None]:
-        memory = room(q, budget)
+        memory = workspace(q)
+        if memory is not None:  # as much as any block takes, not as much as the first
+            memory.empty("product", (budget,), q.dtype)
 
         def attend_span(item: tuple[Any, ...]) -> None:
             box, tree, place, keys = item
@@ -180,7 +185,14 @@ def causal_mask(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:
     return queries[:, None] >= keys[None, :]
 
 
-def sums(scores: Array, v: Array, visible: Array | None, m: int, near: Array | None = None) -> Sums:
+def sums(
+    scores: Array,
+    v: Array,
+    visible: Array | None,
+    m: int,
+    near: Array | None = None,
+    memory: Workspace | None = None,
+) -> Sums:
     """Sum over a block of the m keys, scores (..., n, b), which are overwritten on NumPy.
 
     Where `near`, (..., n, 1), is true, e^score serves as it is.
@@ -198,7 +210,11 @@ def sums(scores: Array, v: Array, visible: Array | None, m: int, near: Array | N
         # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
         tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
         weights = exp(cut(exponents, math.log(tiny)) if tiny else exponents)
-    total = sum_of_products(weights, v) if visible is None else sum_of_visible(weights, v, visible)
+    total = (
+        sum_of_products(weights, v, memory)
+        if visible is None
+        else sum_of_visible(weights, v, visible)
+    )
     return Sums(total, xp.sum(weights, axis=-1, keepdims=True), base)
 
 

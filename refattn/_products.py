@@ -7,11 +7,11 @@ from itertools import product
 
 import numpy as np
 
-from ._array import Array, array_namespace, is_numpy_array
+from ._array import Array, Workspace, array_namespace, is_numpy_array
 from ._blocks import blocks, part, tiles
 from ._heads import broadcast_lead
 
-__all__ = ["multiply", "room", "sum_of_products"]
+__all__ = ["multiply", "sum_of_products"]
 
 _TERMS = 48  # that one matrix product may add
 _WHOLE = 128  # terms of a product of queries and keys that is not cut, which would take time
@@ -21,23 +21,24 @@ _MOST = _FEW * _FEW * _TERMS  # terms of which all products are made at once
 _CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**19
 
 
-def room(like: Array, size: int) -> Array | None:
-    """Memory for one `multiply` after another: on NumPy, new memory takes time to be mapped."""
-    return np.empty(size, dtype=like.dtype) if is_numpy_array(like) else None
-
-
-def multiply(x: Array, y: Array, memory: Array | None = None) -> Array:
-    """Multiply matrices, into memory that nothing else uses if there is any."""
-    out = None
-    if memory is not None:
-        shape = (*broadcast_lead(x, y), x.shape[-2], y.shape[-1])
-        out = memory[: math.prod(shape)].reshape(shape)
+def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "product") -> Array:
+    """Multiply matrices, in a workspace in the memory of that name."""
+    out = _room(x, y, memory, name)
     if y.shape[-2] > _WHOLE:
-        return sum_of_products(x, y, out)
+        return sum_of_products(x, y, memory, out)
     return x @ y if out is None else np.matmul(x, y, out=out)
 
 
-def sum_of_products(x: Array, y: Array, out: Array | None = None) -> Array:
+def _room(x: Array, y: Array, memory: Workspace | None, name: str) -> Array | None:
+    """Room for a product of matrices."""
+    if memory is None:
+        return None
+    return memory.empty(name, (*broadcast_lead(x, y), x.shape[-2], y.shape[-1]), x.dtype)
+
+
+def sum_of_products(
+    x: Array, y: Array, memory: Workspace | None = None, out: Array | None = None
+) -> Array:
     """Multiply matrices in products of a few terms each, which are then added.
 
     A plain product may add N terms in turn. Where these are nearly equal, its rounding errors may
@@ -45,9 +46,9 @@ def sum_of_products(x: Array, y: Array, out: Array | None = None) -> Array:
     """
     xp, (terms, columns) = array_namespace(x, y), y.shape[-2:]
     if terms <= _TERMS:
-        return x @ y
+        return x @ y if out is None else np.matmul(x, y, out=out)
     if is_numpy_array(x):
-        return _sum_in_cache(x, y, out)
+        return _sum_in_cache(x, y, memory or Workspace(), out)
     count, rest = divmod(terms, _TERMS)
     if rest:
         split = count * _TERMS
@@ -61,7 +62,7 @@ def sum_of_products(x: Array, y: Array, out: Array | None = None) -> Array:
     return first + sum_of_products(x[..., split:], y[..., split:, :])
 
 
-def _sum_in_cache(x: Array, y: Array, out: Array | None) -> Array:
+def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> Array:
     """`sum_of_products` on NumPy: of a part of the result at a time, in memory in the cache."""
     (n, terms), columns, lead = x.shape[-2:], y.shape[-1], broadcast_lead(x, y)
     if out is None:
@@ -71,10 +72,10 @@ def _sum_in_cache(x: Array, y: Array, out: Array | None) -> Array:
     fit = _CACHE_BYTES // (size * x.dtype.itemsize)
     rows = max(1, min(n, max(_CACHE_ROWS, fit)))
     heads = max(1, min(math.prod(lead), fit // rows))
-    memory, whole = np.empty(heads * rows * size, dtype=x.dtype), slice(None)
+    products, whole = memory.empty("products", (heads * rows * size,), x.dtype), slice(None)
     for head, i, j in product(tiles(lead, heads), blocks(0, n, rows), blocks(0, columns, width)):
         x_part, y_part = part(x, (*head, i, whole)), part(y, (*head, whole, j))
-        _sum_of_part(x_part, y_part, out[(*head, i, j)], memory)
+        _sum_of_part(x_part, y_part, out[(*head, i, j)], products)
     return out
 
 
@@ -92,7 +93,8 @@ def _sum_of_part(x: Array, y: Array, out: Array, memory: Array) -> None:
     whole = math.prod(grid)
     x_grid = x[..., :whole].reshape((*x.shape[:-1], *grid)).swapaxes(-4, -3).swapaxes(-3, -2)
     y_grid = y[..., :whole, :].reshape((*y.shape[:-2], *grid, columns))
-    products = multiply(x_grid, y_grid, memory)
+    shape = (*broadcast_lead(x_grid, y_grid), x.shape[-2], columns)
+    products = np.matmul(x_grid, y_grid, out=memory[: math.prod(shape)].reshape(shape))
     sums = np.add.reduce(products, axis=-3) if few > 1 else products[..., 0, :, :]
     np.add.reduce(sums, axis=-3, out=out)
     if whole < terms:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from . import _hops, _validate, features, sampling
+from . import _signed, _validate, features, sampling
 from ._arguments import change_gauge, check, exactly_one, frequencies
 from ._array import Array, array_namespace, as_written, constant, device, root_scale, square_norm
 from ._blocks import part
 from ._heads import group_heads
-from ._hops import Keys, Samples, Signed, per_query, two_hops
+from ._hops import Keys, Samples, per_query, two_hops
 from ._kernel import Attended, attend, finite, mean
+from ._signed import Signed
 from .kernels import FEATURES, both_signs
 
 __all__ = [
@@ -158,7 +159,7 @@ def random_feature_attention(
     root = root_scale(scale, q)
     if features == "trigonometric":
         waves = _trigonometric(omega, log_weight, root, norms)
-        return ungroup(_hops.linear_attention(q, Keys(k, v, mask), waves, causal))
+        return ungroup(_signed.linear_attention(q, Keys(k, v, mask), waves, causal))
     keys = Keys(k, v, mask, root * root / 2 if norms else None)
     return ungroup(two_hops(q, Samples(root * omega, log_weight), keys, causal).out)
 
@@ -174,11 +175,11 @@ def _trigonometric(omega: Array, log_weight: Array, root: Array, norms: bool) ->
     weight = xp.concat([weight, weight], axis=-1)
     square_norm, whole = None if norms else 0.0, (slice(None), slice(None))
 
-    def phi_q(x: Array, head: tuple[slice, ...]) -> features.Features:
+    def phi_q(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
         values, log_scale = features.trigonometric_features(x * root, part(omega, (*head, *whole)))
         return features.Features(values * part(weight, (*head, *whole)), log_scale)
 
-    def phi_k(x: Array, head: tuple[slice, ...]) -> features.Features:
+    def phi_k(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
         omega_h = part(omega, (*head, *whole))
         return features.trigonometric_features(x * root, omega_h, square_norm=square_norm)
 

@@ -18,9 +18,11 @@ import numpy as np
 from . import _validate
 from ._array import (
     Array,
+    Workspace,
     add,
     array_namespace,
     as_written,
+    clip,
     constant,
     device,
     exp,
@@ -31,11 +33,13 @@ from ._products import multiply
 
 __all__ = [
     "Features",
+    "elu",
     "elu_features",
     "hyperbolic_features",
     "polynomial_features",
     "positive_features",
     "random_features",
+    "relu",
     "relu_features",
     "taylor_features",
     "trigonometric_features",
@@ -266,11 +270,23 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
     alpha = _validate.real("alpha", alpha, positive=True, like=x)
     if alpha > 1:
         raise ValueError(f"`alpha` must be in (0, 1], got {alpha}.")
-    xp = array_namespace(x)
-    below = exp(xp.minimum(x, 0.0))  # without a branch for each number
+    return elu(x, alpha)
+
+
+def elu(x: Array, alpha: float = 1.0, memory: Workspace | None = None) -> Array:
+    """`elu_features` of trusted vectors, in a workspace if there is one."""
+    below, above = _rooms(memory, x)
+    below = exp(clip(x, -math.inf, 0.0, below))  # without a branch for each number
     if alpha != 1:
         below = alpha * below + (1 - alpha)
-    return add(below, xp.maximum(x, 0.0))
+    return add(below, clip(x, 0.0, math.inf, above))
+
+
+def _rooms(memory: Workspace | None, x: Array) -> tuple[Array | None, Array | None]:
+    """Room for the features of `x`, and for what these are made of."""
+    if memory is None:
+        return None, None
+    return memory.empty("features", x.shape, x.dtype), memory.empty("parts", x.shape, x.dtype)
 
 
 def relu_features(x: Array) -> Array:
@@ -302,7 +318,12 @@ def relu_features(x: Array) -> Array:
     array([0., 2.])
     """
     _validate.arrays(0, x=x)
-    return array_namespace(x).where(x < 0, 0.0, x)
+    return relu(x)
+
+
+def relu(x: Array, memory: Workspace | None = None) -> Array:
+    """`relu_features` of trusted vectors, in a workspace if there is one."""
+    return clip(x, 0.0, math.inf, _rooms(memory, x)[0])
 
 
 def taylor_features(x: Array, *, degree: int) -> Features:

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from . import _hops, _validate
-from ._array import Array, array_namespace, as_written, device, is_numpy_array
+from . import _signed, _validate
+from ._array import Array, Workspace, array_namespace, as_written, device, is_numpy_array
 from ._heads import group_heads
-from .features import Features, elu_features, relu_features
+from ._hops import Keys
+from .features import Features, elu, elu_features, relu, relu_features
 
 __all__ = ["linear_attention", "of_map", "read", "sums"]
 
-_ELEMENTWISE = (elu_features, relu_features)  # maps that may be given some of the heads
+# Maps that may be given some of the heads, as they are for trusted arrays.
+_ELEMENTWISE = ((elu_features, elu), (relu_features, relu))
 
 
 def linear_attention(
@@ -81,17 +83,19 @@ def linear_attention(
         )
     (q, k, v, mask), ungroup = group_heads(q, k, v, _validate.key_rows(mask, k))
     features = of_map(feature_map, k if k.shape[-2] else q)
-    return ungroup(_hops.linear_attention(q, _hops.Keys(k, v, mask), features, causal))
+    return ungroup(_signed.linear_attention(q, Keys(k, v, mask), features, causal))
 
 
 @as_written
-def sums(k: Array, v: Array, feature_map: Callable[[Array], Array | Features]) -> _hops.Totals:
+def sums(k: Array, v: Array, feature_map: Callable[[Array], Array | Features]) -> _signed.Totals:
     """The state of linear attention over some keys."""
-    return of_map(feature_map, k).start(_hops.Keys(k, v))
+    return of_map(feature_map, k).start(Keys(k, v))
 
 
 @as_written
-def read(q: Array, state: _hops.Totals, feature_map: Callable[[Array], Array | Features]) -> Array:
+def read(
+    q: Array, state: _signed.Totals, feature_map: Callable[[Array], Array | Features]
+) -> Array:
     """Linear attention from the state of the keys."""
     _validate.arrays(2, q=q, state=state.total)
     xp, shape = array_namespace(q), (*_validate.lead(q, state.total, state.total), q.shape[-2])
@@ -99,19 +103,22 @@ def read(q: Array, state: _hops.Totals, feature_map: Callable[[Array], Array | F
         return xp.zeros((*shape, state.total.shape[-1] - 1), dtype=q.dtype, device=device(q))
     (q, *parts), ungroup = group_heads(q, *state)
     features = of_map(feature_map, q)
-    (found,) = features.read(features.queries(q, slice(None)), _hops.Totals(*parts))
+    (found,) = features.read(features.queries(q, slice(None)), _signed.Totals(*parts))
     return ungroup(features.finish(found).out)
 
 
-def of_map(feature_map: Callable[[Array], Array | Features], like: Array) -> _hops.Signed:
+def of_map(feature_map: Callable[[Array], Array | Features], like: Array) -> _signed.Signed:
     """The features of a map, of which a row like those of `like` shows how many there are."""
 
-    def phi(x: Array, head: tuple[slice, ...]) -> Features:
-        return _evaluate(feature_map, x)
-
     width = _evaluate(feature_map, like[..., : min(1, like.shape[-2]), :]).values.shape[-1]
+    trusted = next((fast for map, fast in _ELEMENTWISE if map is feature_map), None)
     function = feature_map.func if isinstance(feature_map, partial) else feature_map
-    return _hops.Signed(phi, phi, width, splits=function in _ELEMENTWISE)
+    splits = any(map is function for map, _ in _ELEMENTWISE)
+
+    def phi(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
+        return _evaluate(feature_map, x) if trusted is None else _scaled(trusted(x, memory=memory))
+
+    return _signed.Signed(phi, phi, width, splits=splits)
 
 
 def _evaluate(feature_map: Callable[[Array], Array | Features], x: Array) -> Features:

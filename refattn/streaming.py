@@ -20,8 +20,9 @@ from . import _validate, features, linear
 from ._array import Array, array_namespace, constant, is_array_api_obj, is_numpy_array, root_scale
 from ._blocks import blocks
 from ._heads import broadcast_lead, group_heads
-from ._hops import Exponential, Keys, Samples, causal_attention, merge_totals, read, sample
+from ._hops import Exponential, Keys, Samples, causal_attention, read, sample
 from ._kernel import Attended, merge
+from ._signed import merge_totals
 from .attention import softmax_attention
 
 __all__ = ["LinearState", "PositiveState", "SoftmaxState", "write_random_feature_attention"]

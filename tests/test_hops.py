@@ -13,6 +13,7 @@ from conftest import Backend
 
 from refattn import (
     _hops,
+    _signed,
     linear_attention,
     linear_randomized_attention,
     naive,
@@ -228,7 +229,7 @@ def test_largest_values_of_past_and_present(backend: Backend, dtype: Any) -> Non
 @pytest.mark.parametrize("name", CAUSAL)
 def test_nothing_is_computed_in_another_dtype(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dtypes = set()
-    finish = {kind: kind.finish for kind in (_hops.Exponential, _hops.Signed)}
+    finish = {kind: kind.finish for kind in (_hops.Exponential, _signed.Signed)}
     for kind, function in finish.items():
 
         def watched(own: Any, found: Any, function: Any = function) -> Any:
