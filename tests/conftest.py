@@ -148,6 +148,7 @@ SKIPPED = "refattn/skipped"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run long sweeps too")
     parser.addoption(
         "--last-skipped",
         action="store_true",
@@ -158,7 +159,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("full"):
+        for item in items:
+            if is_long(item):
+                item.add_marker(pytest.mark.skip(reason="long; --full runs it"))
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Whether a test is marked as long, or is with one of its parameters."""
+    words = set(getattr(getattr(item, "callspec", None), "id", "").split("-"))
+    return any(not m.args or words & set(m.args) for m in item.iter_markers("long"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "long(*words): is run with --full only, if a parameter has one of these names"
+    )
     config.addinivalue_line(
         "markers", "checks_more: runs everywhere, and checks more where torch is installed"
     )

@@ -373,6 +373,7 @@ def subnormals(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_flush_denormal(False)
 
 
+@pytest.mark.long("1048576")
 @pytest.mark.usefixtures("subnormals")
 @pytest.mark.parametrize("m", [4, 300, 2**15, 2**20])
 def test_sums_with_and_without_maximum_add(m: int, dtype: np.dtype, record_accuracy: Any) -> None:
@@ -628,6 +629,7 @@ def test_masking_equals_deleting(problem: Any, seed: int) -> None:
 # --- every array library --------------------------------------------------------------------------
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("options", ["plain", "causal", "mask"])
 @pytest.mark.parametrize(
     ("n", "m", "d", "d_v"),
@@ -713,6 +715,7 @@ def test_torch_autocast_changes_nothing() -> None:
     assert torch.equal(joined.out, merge(want, want).out)
 
 
+@pytest.mark.long("float32")
 @pytest.mark.parametrize("options", ["plain", "causal", "mask", "bias", "groups"])
 def test_backends_agree(backend: Backend, dtype: np.dtype, options: str) -> None:
     rng = np.random.default_rng(0)

@@ -147,6 +147,7 @@ def test_peers_that_are_missing_are_named(
     assert {t["met"] for t in results["targets"] if "torch" in t["target"]} == {None}
 
 
+@pytest.mark.long
 @pytest.mark.checks_more
 def test_other_sections(run: Any, tmp_path: Path) -> None:
     names = [name for name in SECTIONS if name != "estimators"]

@@ -40,6 +40,15 @@ def test_known_to_fail():
 @pytest.mark.checks_more
 def test_checks_more():
     pass
+
+@pytest.mark.long
+def test_long():
+    pass
+
+@pytest.mark.long("wide")
+@pytest.mark.parametrize("size", ["wide", "narrow"])
+def test_long_where_wide(size):
+    pass
 """,
     "test_module.py": """
 import pytest
@@ -82,8 +91,8 @@ def run(folder: Path, *options: str, **environment: str) -> tuple[int, str]:
 def test_what_was_skipped_is_run_where_more_is_installed(examples: Path) -> None:
     status, output = run(examples)
     assert status == 0, output
-    assert "3 passed, 4 skipped, 1 xfailed in" in output.splitlines()[-1]
-    status, output = run(examples, "--last-skipped", PYTHONPATH=str(examples / "peers"))
+    assert "4 passed, 6 skipped, 1 xfailed in" in output.splitlines()[-1]
+    status, output = run(examples, "--last-skipped", "--full", PYTHONPATH=str(examples / "peers"))
     assert status == 0, output
     passed = {line.split("::")[1] for line in output.splitlines() if line.startswith("PASSED ")}
     assert passed == {
@@ -91,6 +100,8 @@ def test_what_was_skipped_is_run_where_more_is_installed(examples: Path) -> None
         "test_fixture_skips",
         "test_one_case_skips[peer]",
         "test_checks_more",
+        "test_long",
+        "test_long_where_wide[wide]",
         "test_first",
         "test_second",
     }

@@ -142,6 +142,7 @@ def test_bias_of_constants_has_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts("norm_approximation", "quick")["kernel"] == "REFUTED"
 
 
+@pytest.mark.long
 def test_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts("distributions", "quick") == expected("distributions")
     without_norms(monkeypatch)

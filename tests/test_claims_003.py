@@ -220,6 +220,7 @@ def test_lara_consistent_needs_the_law_of_query_weights(monkeypatch: Patch) -> N
     assert (found["law"], found["consistent"]) == ("REFUTED", "HOLDS")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("defect", ["no weights", "exact"])
 def test_lara_consistent_finds_defects(defect: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(lara_consistent, "COUNTS", (1, 4))
@@ -253,6 +254,7 @@ def small(patch: Patch) -> None:
     patch.setitem(suite.claims()["approximation_error"].__dict__, "tasks", lambda _: plan)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("defect", ["none", "noise", "exact", "shared", "one centre"])
 def test_approximation_error(defect: str, monkeypatch: Patch) -> None:
     small(monkeypatch)

@@ -56,6 +56,7 @@ def test_elu_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["finite"] == found["digits, alpha = 1"] == "HOLDS"
 
 
+@pytest.mark.long
 def test_memory_of_random_features() -> None:
     """The part of the claim that does not depend on the clock."""
     memory = [task for task in cost.tasks("tiny") if not task["repeats"]]
@@ -70,6 +71,7 @@ def test_memory_of_random_features() -> None:
     assert ours[-1] < 2 * ours[0]
 
 
+@pytest.mark.long
 def test_operations() -> None:
     tasks = linear_time.tasks("tiny")
     results = [linear_time.run(np.random.default_rng(0), **task) for task in tasks]

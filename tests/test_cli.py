@@ -76,6 +76,7 @@ def npz(tmp_path: Path, arrays: dict[str, np.ndarray]) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_default_data() -> None:
     lines = compare().splitlines()
     assert lines[0].startswith("minilm_zen128_slice.npz: q (2, 4, 128, 32)")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,9 +17,12 @@ import pytest
 
 pytest.importorskip("click")
 
+
 from click.testing import CliRunner
 
 from refattn import cli
+
+long = partial(pytest.param, marks=pytest.mark.long)
 
 CANDIDATES = """
 import refattn
@@ -277,12 +281,12 @@ def test_an_end_in_a_call_is_a_failure(here: Path, raised: str) -> None:
     "before",
     [
         "import atexit, os; atexit.register(os._exit, 0)",
-        "import sys; sys.exit = lambda *status: None",
+        long("import sys; sys.exit = lambda *status: None"),
         "import sys; sys.stdout = open('elsewhere', 'w')",
-        "import sys; sys.stdout = sys.stderr = None",
-        "import sys; sys.stdout.close()",
-        "import io, sys; sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
-        "import os; os.close(1)",
+        long("import sys; sys.stdout = sys.stderr = None"),
+        long("import sys; sys.stdout.close()"),
+        long("import io, sys; sys.stdout = io.TextIOWrapper(sys.stdout.detach())"),
+        long("import os; os.close(1)"),
     ],
 )
 def test_the_report_and_its_status_come_out(tmp_path: Path, before: str) -> None:

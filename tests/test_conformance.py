@@ -102,6 +102,7 @@ def few_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(runner.LEVELS, "quick", 500)
 
 
+@pytest.mark.long("orthogonal", "moments", "scale", "float32")
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.usefixtures("few_seeds")
@@ -147,6 +148,7 @@ def test_attention_of_torch(dtype: str) -> None:
     assert failed == {"causal_cross", "query_without_keys"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_attention_of_jax(dtype: str) -> None:
     tags = ported("jax", dtype, layout="bnhd", causal="top-left")
@@ -164,6 +166,7 @@ def test_attention_of_jax(dtype: str) -> None:
         assert failed == {"query_without_keys", "value_length"}
 
 
+@pytest.mark.long("jax")
 @pytest.mark.parametrize("library", ["torch", "jax"])
 def test_own_functions_on_other_libraries(library: str) -> None:
     tags = ported(library, "float64", layout="bnhd")
@@ -185,6 +188,7 @@ def test_own_functions_on_other_libraries(library: str) -> None:
     assert report.verdict == "PASS", str(report)
 
 
+@pytest.mark.long("ra", "orthogonal")
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda m: m.name)
 @pytest.mark.usefixtures("few_seeds")
 def test_correct_variants_pass(variant: Any) -> None:
@@ -225,6 +229,7 @@ def test_every_defect_is_in_the_matrix_and_rejected() -> None:
     assert len(MUTANTS) >= 40
 
 
+@pytest.mark.long("rfa", "ra")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_defects_fail(mutant: Any) -> None:
     """By one check that rejects it, an identity where there is one, at another seed."""
@@ -346,6 +351,7 @@ MISBEHAVING = {
 }
 
 
+@pytest.mark.long("restless")
 @pytest.mark.parametrize("name", MISBEHAVING)
 def test_misbehaviour_is_a_failure_with_a_sentence(name: str) -> None:
     fn, estimator, where, text = MISBEHAVING[name]
@@ -466,6 +472,7 @@ def module_level_softmax(q: Any, k: Any, v: Any) -> Any:
     return refattn.softmax_attention(q, k, v, scale=1.0)
 
 
+@pytest.mark.long
 def test_reproducers_run_and_show_the_failure() -> None:
     report = check(module_level_softmax, estimator="softmax", rng=0)
     scripts = [r.reproducer for r in report.results if r.status == "FAIL"][:3]
@@ -675,6 +682,7 @@ def test_honest_evaluations_stay_within_the_tolerance(estimator: str, dtype: str
     assert 0.01 < worst < 0.2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_seeds")
 def test_checks_of_a_batch_of_vectors_one_by_one() -> None:
     def single(x: Any, y: Any, *, num_features: int, seed: int) -> Any:

@@ -236,6 +236,7 @@ def test_what_a_late_check_still_finds_does_not_count(monkeypatch: pytest.Monkey
 # Scripts
 
 
+@pytest.mark.long
 def test_scripts_of_wrong_numbers() -> None:
     for name, script in scripts(unscaled, "softmax", "reference_values", "value_length").items():
         assert shown(script) == "error", name
@@ -244,6 +245,7 @@ def test_scripts_of_wrong_numbers() -> None:
     assert shown(scripts(infinite, "softmax", "contract")["contract"]) == "not finite"
 
 
+@pytest.mark.long
 def test_scripts_of_comparisons_of_calls_run_the_check_again() -> None:
     found = scripts(mixed_queries, "softmax", "queries_apart", "weighted_mean")
     assert shown(found["queries_apart"]) == "report"
@@ -251,6 +253,7 @@ def test_scripts_of_comparisons_of_calls_run_the_check_again() -> None:
     assert shown(scripts(exiting, "softmax", "contract")["contract"]) == "report"
 
 
+@pytest.mark.long
 def test_scripts_of_laws_have_the_level_of_the_run() -> None:
     options = {"level": "full", "alpha": 1e-3}
     found = scripts(wide, "rfa", "frequency_law", **options)["frequency_law"]
@@ -258,6 +261,7 @@ def test_scripts_of_laws_have_the_level_of_the_run() -> None:
     assert shown(found) == "report"
 
 
+@pytest.mark.long
 @pytest.mark.skipif("strict" not in identities.Case._fields, reason="cases do not say")
 @pytest.mark.parametrize(
     ("fn", "text"),
@@ -270,6 +274,7 @@ def test_scripts_of_misbehaviour_raise(fn: Any, text: str) -> None:
     assert text in shown(script)
 
 
+@pytest.mark.long
 def test_scripts_find_the_candidate() -> None:
     here = __name__.rpartition(".")[2]
     for fn in (instance, instance.method, unnamed, functools.partial(unscaled)):
@@ -526,6 +531,7 @@ def test_programs_and_their_words(tmp_path: Path) -> None:
 # Suspects
 
 
+@pytest.mark.long
 def test_few_failures_are_no_pattern() -> None:
     adapter = Adapter(wide, "rfa")
     report = check(adapter, rng=0, checks=["contract", "frequency_law", "seeds"])

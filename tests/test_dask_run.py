@@ -15,6 +15,7 @@ testing = pytest.importorskip("click.testing")
 from validation.benchmarks import dask_run  # noqa: E402
 
 
+@pytest.mark.long
 def test_quick(tmp_path: Path) -> None:
     out = tmp_path / "dask.json"
     done = testing.CliRunner().invoke(dask_run.main, ["--quick", "--out", str(out)])

@@ -55,6 +55,7 @@ def problems(backend: Backend) -> Iterator[tuple[tuple[int, ...], str, bool]]:
     return product(shapes, masks, (False, True))
 
 
+@pytest.mark.long("readonly", "jax", "dask")
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_empty_axes(backend: Backend, name: str) -> None:
     """Right shapes, rows of 0 where no key is seen, or an error: chunks of LARA are not empty."""
@@ -87,6 +88,7 @@ def test_empty_axes(backend: Backend, name: str) -> None:
             np.testing.assert_allclose(out[:, some], 1, rtol=1e-12)
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("name", ["softmax", "positive", "linear"])
 def test_states_of_empty_axes(backend: Backend, name: str) -> None:
     init = {

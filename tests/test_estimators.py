@@ -270,6 +270,7 @@ def test_error_falls_as_features_grow() -> None:
 # --- every array library, the registry, bad input ---------------------------------------------
 
 
+@pytest.mark.long
 def test_masked_chunks_without_wide_integers() -> None:
     jax = pytest.importorskip("jax")
     rng = np.random.default_rng(0)
@@ -283,6 +284,7 @@ def test_masked_chunks_without_wide_integers() -> None:
     np.testing.assert_allclose(np.asarray(got), want, atol=1e-5)
 
 
+@pytest.mark.long("float32")
 @pytest.mark.parametrize("options", ["plain", "causal", "key mask", "mask", "groups"])
 def test_backends_agree(backend: Backend, dtype: np.dtype, options: str) -> None:
     rng = np.random.default_rng(0)
@@ -308,6 +310,7 @@ def test_backends_agree(backend: Backend, dtype: np.dtype, options: str) -> None
         np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
 
+@pytest.mark.long("jax", "dask")
 def test_same_seed_same_frequencies_everywhere(backend: Backend, dtype: np.dtype) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 5, 3, dtype=dtype) for _ in range(3))
@@ -409,6 +412,7 @@ def test_no_queries_with_a_mask(causal: bool, rows: int) -> None:
 # --- sizes past every block, warnings, autocast ---------------------------------------------------
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("n", "m", "d", "d_v", "num_features"),

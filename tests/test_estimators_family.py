@@ -420,6 +420,7 @@ def test_causal_lara_of_several_samples(repeats: int) -> None:
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
 
 
+@pytest.mark.long("jax")
 @pytest.mark.parametrize(("n", "m"), [(600, 600), (520, 530), (530, 520)])
 def test_causal_steps_on_backends(backend: Backend, n: int, m: int) -> None:
     """More tokens than one step holds, in libraries whose steps are longer than NumPy's."""
@@ -438,6 +439,7 @@ def test_causal_steps_on_backends(backend: Backend, n: int, m: int) -> None:
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-11)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "most"), [("rfa", 200), ("lara", 300)])
 def test_few_programs_are_compiled(name: str, most: int) -> None:
     """Outside `jax.jit`, the first call compiles each operation for each shape."""
@@ -583,6 +585,7 @@ def test_constant_values_and_one_key(name: str) -> None:
 # --- every array library -------------------------------------------------------------------------
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -603,6 +606,7 @@ def test_backends_agree(backend: Backend, name: str, options: str, dtype: np.dty
     np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.long("jax", "dask")
 def test_given_frequencies_on_backends(backend: Backend, dtype: np.dtype) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 2, 6, 3, dtype=dtype) for _ in range(3))
@@ -807,6 +811,7 @@ def test_gaussians_must_fit_the_heads() -> None:
         linear_randomized_attention(q, q, q, centres=fine, omega=np.zeros((3, 2, 4)))
 
 
+@pytest.mark.long
 def test_gradients_and_vectorisation_under_jax() -> None:
     # Arrays being traced have no device: mixing them with concrete ones must work.
     jax = pytest.importorskip("jax")

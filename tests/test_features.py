@@ -212,6 +212,7 @@ def test_grouped_heads() -> None:
     np.testing.assert_allclose(linear_attention(q, k, v, causal=True), wide, atol=1e-14)
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("name", ["elu", "taylor", "trigonometric"])
 def test_backends_agree(backend: Backend, dtype: np.dtype, name: str) -> None:
     rng = np.random.default_rng(0)
@@ -223,6 +224,7 @@ def test_backends_agree(backend: Backend, dtype: np.dtype, name: str) -> None:
         np.testing.assert_allclose(got, want, atol=atol)
 
 
+@pytest.mark.long("jax", "dask")
 def test_maps_on_backends(backend: Backend, dtype: np.dtype) -> None:
     rng = np.random.default_rng(0)
     x, omega = draw(rng, 2, 5, 3, dtype=dtype), draw(rng, 4, 3)

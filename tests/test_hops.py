@@ -87,6 +87,7 @@ def test_the_future_leaves_every_bit(name: str, edit: str) -> None:
             np.testing.assert_array_equal(after[:t], before[:t])
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Dask, once it computes
 @pytest.mark.parametrize("edit", ["nan", "mixed"])
 @pytest.mark.parametrize("name", ["rfa", "lara", "linear signed"])
@@ -182,6 +183,7 @@ def test_maps_of_heads_get_all_of_them() -> None:
             np.testing.assert_allclose(got[h], own, rtol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["rfa", "linear"])
 @pytest.mark.parametrize(
     ("n", "m", "masked"),

@@ -354,6 +354,7 @@ def test_nan_stays_in_its_head_and_feature(value: float, row: int) -> None:
 # --- every array library -----------------------------------------------------------------------
 
 
+@pytest.mark.long("float32")
 @pytest.mark.parametrize("axis", [-2, 0, (0, -2)])
 def test_backends_agree(backend: Backend, dtype: np.dtype, axis: Any) -> None:
     x, y = draw(np.random.default_rng(7), 2, 3, 6, 5, dtype=dtype) + dtype.type(3.0)

@@ -293,6 +293,7 @@ def test_agrees_with_the_engine(name: str, p: Problem) -> None:
     np.testing.assert_array_equal(got[empty], 0)
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_the_engine_on_every_backend(
     backend: Backend, dtype: np.dtype, name: str

@@ -59,6 +59,7 @@ def projections(
     return [omega[:, i] @ probes(d).T for i in range(d)]
 
 
+@pytest.mark.long("16")
 @pytest.mark.parametrize("d", [2, 3, 4, 16])
 @pytest.mark.parametrize("coupling", sorted({*sampling.COUPLINGS} - sampling.BIASED_COUPLINGS))
 def test_each_frequency_is_standard_normal(coupling: str, d: int) -> None:
@@ -335,6 +336,7 @@ def test_target_on_backends(backend: Backend, dtype: np.dtype, options: str) -> 
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 if dtype == np.float32 else 1e-13)
 
 
+@pytest.mark.long("mask")
 @pytest.mark.parametrize("options", ["plain", "causal", "mask"])
 @pytest.mark.parametrize("library", ["jax", "array_api_strict"])
 def test_target_where_there_is_no_float64(library: str, options: str) -> None:

@@ -538,6 +538,7 @@ def missed(seed: int, power: Power, delta: float, runs: int = RUNS) -> int:
     return sum(power.draw(rng, delta) > 0.05 for _ in range(runs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "power"), list(enumerate(POWERS, 200)), ids=IDS)
 def test_what_is_said_to_be_detected_is(seed: int, power: Power) -> None:
     delta = stats.min_discrepancy(power.test, power.n, alpha=0.05, beta=0.1, **power.parameters)

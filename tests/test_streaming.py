@@ -165,6 +165,7 @@ def test_grouped_heads(name: str) -> None:
     np.testing.assert_allclose(state.read(q), want, rtol=0, atol=1e-12)
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("name", CASES)
 def test_states_on_backends(backend: Backend, dtype: np.dtype, name: str) -> None:
     init, _ = CASES[name]
@@ -261,6 +262,7 @@ def test_keys_of_another_length(name: str) -> None:
             one.update(k, k)
 
 
+@pytest.mark.long("jax")
 def test_queries_that_do_not_fit(backend: Backend) -> None:
     k, q = backend.array(np.ones((2, 4, 3))), backend.array(np.ones((5, 4, 3)))
     for init, _ in CASES.values():
@@ -268,6 +270,7 @@ def test_queries_that_do_not_fit(backend: Backend) -> None:
             init(k, k).read(q)
 
 
+@pytest.mark.long("jax")
 def test_log_weights_must_agree(backend: Backend) -> None:
     """Shapes and dtypes of all arrays are compared, and the values of NumPy's."""
     k = backend.array(np.ones((4, 3)))

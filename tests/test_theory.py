@@ -177,6 +177,7 @@ def accuracy(features: str, coupling: str, d: int, size: float) -> float:
 DIMENSIONS = (1, 2, 3, 4, 5, 16, 64, 256)
 
 
+@pytest.mark.long("simplex", "regularised")
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize("features", FEATURES)
 def test_laws_against_mpmath(features: str, coupling: str, record_accuracy: Any) -> None:
@@ -611,6 +612,7 @@ def blocks_of(coupling: str, d: int, size: int | None = None) -> np.ndarray:
     return omega[:, :size]
 
 
+@pytest.mark.long("4")
 @pytest.mark.parametrize("d", BLOCKS)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_trigonometric_estimates(coupling: str, d: int) -> None:

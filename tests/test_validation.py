@@ -131,6 +131,7 @@ def test_false_alarms_of_a_statement() -> None:
     assert stats.clopper_pearson(alarms, runs, 1 - 1e-6)[0] <= level  # wrong once in 2e6 seeds
 
 
+@pytest.mark.long("cost", "linear_time")
 @pytest.mark.parametrize("name", suite.claims())
 def test_every_claim_at_a_tiny_level(name: str) -> None:
     claim = suite.claims()[name]
@@ -165,6 +166,7 @@ def test_every_random_number_follows_from_the_seed_whatever_runs_it(
     assert go(Here(), ["one"], seed=4)["one"] != here["one"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_processes_find_what_one_thread_finds(
     workers: int, tmp_path: Path, request: pytest.FixtureRequest
@@ -194,6 +196,7 @@ def suite_process(arguments: list[str]) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
     names = [name for name in suite.claims() if name not in TIMED]
     results = tmp_path / "results.jsonl"

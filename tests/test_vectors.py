@@ -693,6 +693,7 @@ CHANGES: dict[str, tuple[str, Callable[[bytes], bytes | None], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_is_named(change: str, folders: Folders, tmp_path: Path) -> None:
     name, edit, message = CHANGES[change]
@@ -777,6 +778,7 @@ def test_numbers_that_are_too_large_are_unreadable(folders: Folders, tmp_path: P
 # --- the command line and the readers ------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 
