@@ -166,7 +166,7 @@ def clip(x: Array, low: float, high: float, out: Array | None = None) -> Array:
     """Bound numbers, in memory that nothing else uses if there is any."""
     xp = array_namespace(x)
     if is_numpy_array(x):  # both bounds at once take a fifth of the time of one
-        return np.clip(x, low, high, out=out)
+        return np.clip(x, low, high, out=np.empty_like(x) if out is None else out)
     x = x if low == -math.inf else xp.maximum(x, low)
     return x if high == math.inf else xp.minimum(x, high)
 

@@ -268,6 +268,16 @@ def as_mp(x: Any) -> Any:
     return mp.mpf(float(x)) + mp.mpf(float(x - np.longdouble(float(x))))
 
 
+@pytest.mark.parametrize("name", ["elu_features", "relu_features"])
+def test_elementwise_maps_of_one_number(name: str) -> None:
+    x = np.array(2.5, np.float32)
+    got = getattr(features, name)(x)
+    assert isinstance(got, np.ndarray)
+    assert got.shape == ()
+    assert got.dtype == np.float32
+    assert got == getattr(features, name)(x[None])[0]
+
+
 @pytest.mark.parametrize("alpha", [0.3, np.longdouble(3) / 10, Fraction(3, 10)])
 def test_elu_in_longdouble(alpha: Any, record_accuracy: Any) -> None:
     eps, x = float(np.finfo(np.longdouble).eps), np.array([-40.0, -0.5, -3.0], np.longdouble) / 3
