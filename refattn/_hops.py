@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from ._array import (
     loop,
     square_norm,
     traced_once,
+    workspace,
 )
 from ._blocks import block_shape, blocks, most_threads, part, put, tiles
 from ._heads import broadcast_lead
@@ -53,15 +55,18 @@ from ._threads import for_each
 
 __all__ = [
     "CHUNK_SIZE",
+    "NO_WORKSPACES",
     "Exponential",
     "Keys",
     "Samples",
+    "Workspaces",
     "at",
     "base_of",
     "causal_attention",
     "concatenate",
     "exponents",
     "heads_at_once",
+    "hidden",
     "leaf_shape",
     "per_query",
     "read",
@@ -104,6 +109,16 @@ class Keys(NamedTuple):
     def bias(self, k: Array) -> Array:
         """-scale |k|^2 / 2 of some of the keys."""
         return -self.half * square_norm(k)
+
+
+class Workspaces(NamedTuple):
+    """Where a thread writes what it makes of some queries, and of some keys, on NumPy."""
+
+    queries: Workspace | None
+    keys: Workspace | None
+
+
+NO_WORKSPACES = Workspaces(None, None)
 
 
 class Samples(NamedTuple):
@@ -231,6 +246,7 @@ class Exponential:
     """
 
     splits = True
+    memory = NO_WORKSPACES
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -240,12 +256,16 @@ class Exponential:
 
     def part(self, head: tuple[slice, ...]) -> Exponential:
         """Take some heads."""
-        box = (*head, _WHOLE, _WHOLE)
-        return Exponential(Samples(*(part(x, box) for x in self.samples)))
+        box, own = (*head, _WHOLE, _WHOLE), copy(self)
+        own.samples = Samples(*(part(x, box) for x in self.samples))
+        own.arrays = own.samples
+        return own
 
-    def alone(self, like: Array) -> Exponential:
-        """For one thread."""
-        return self
+    def alone(self, like: Array) -> Any:
+        """For one thread, with memory of its own."""
+        own = copy(self)
+        own.memory = Workspaces(workspace(like), workspace(like))
+        return own
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
         """Leaves of a step, and tokens of a leaf."""
@@ -277,14 +297,20 @@ class Exponential:
     def queries(self, q: Array, i: slice) -> _Exponents:
         """Features of queries, with the weights of the samples."""
         omega = array_namespace(q).matrix_transpose(self.samples.omega)
-        return exponents(multiply(q, omega) + part(self.samples.log_weight, (i, _WHOLE)))
+        memory = self.memory.queries
+        x = multiply(q, omega, memory, "exponents")
+        return exponents(add(x, part(self.samples.log_weight, (i, _WHOLE))), memory=memory)
 
     def keys(self, keys: Keys) -> _Exponents:
         """Features of keys."""
-        y = multiply(keys.k, array_namespace(keys.k).matrix_transpose(self.samples.omega))
+        memory, omega = (
+            self.memory.keys,
+            array_namespace(keys.k).matrix_transpose(self.samples.omega),
+        )
+        y = multiply(keys.k, omega, memory, "exponents")
         if keys.half is not None:
             y = add(y, keys.bias(keys.k)[..., None])
-        return exponents(y, keys.v)
+        return exponents(y, keys.v, memory=memory)
 
     def accumulate(self, keys: _Exponents, mask: Array | None) -> _State:
         """What samples see of a chunk, `mask` being (..., 1, c)."""
@@ -293,7 +319,7 @@ class Exponential:
         if not is_numpy_array(y):
             return _State(far=normalise(sums(xp.matrix_transpose(y), v, mask, size)))
         if keys.plain and mask is None:
-            return _State(sum_of_products(keys.values.mT, keys.ones))
+            return _State(sum_of_products(keys.values.mT, keys.ones, self.memory.keys))
         seen, (low, high) = np.True_ if mask is None else mask.mT, _limits(y)
         near_rows = _near_rows(v)
         near = (y >= low) & (y <= high) & near_rows & seen
@@ -323,9 +349,10 @@ class Exponential:
         known = queries.x.shape[-1]
         if known < keys.x.shape[-1]:
             keys = _of_known(keys, known)
-        products = sum_of_products(queries.values, keys.values.mT)
-        if queries.plain and keys.plain:
-            yield _plain_sums(sum_of_products(np.where(visible, products, 0.0), keys.ones))
+        products = sum_of_products(queries.values, keys.values.mT, self.memory.keys)
+        if queries.plain and keys.plain:  # finite, all of them
+            weights = hidden(products, visible)
+            yield _plain_sums(sum_of_products(weights, keys.ones, self.memory.keys))
             return
         near = queries.near & keys.near.mT & visible
         if near.any():
@@ -345,7 +372,7 @@ class Exponential:
                 f, lse = normalise(_plain_sums(near))
                 scores = np.where(queries.near, -math.inf, x + lse[..., None, :])
                 yield sums(scores, f, None, size)
-            yield _plain_sums(sum_of_products(values, near))
+            yield _plain_sums(sum_of_products(values, near, self.memory.queries))
         if state.far is not None:
             f, lse = state.far.out[..., :size, :], state.far.lse[..., None, :size]
             yield sums(x + lse, f, queries.known, 2 * size)
@@ -383,7 +410,12 @@ def _near_rows(v: Array) -> Array:
     return (largest <= high) & (least >= 1 / high)
 
 
-def exponents(x: Array, v: Array | None = None, known: Array | None = None) -> _Exponents:
+def exponents(
+    x: Array,
+    v: Array | None = None,
+    known: Array | None = None,
+    memory: Workspace | None = None,
+) -> _Exponents:
     """Exponents of tokens, with their values if they are keys; what has large values is far."""
     if not is_numpy_array(x):
         return _Exponents(x, known, v=v)
@@ -392,9 +424,12 @@ def exponents(x: Array, v: Array | None = None, known: Array | None = None) -> _
     if not (np.max(x) <= high and np.min(x) >= low):  # rows are looked at where it is not for all
         largest, least = (f(x, axis=-1, keepdims=True) for f in (np.max, np.min))
         near = near & (largest <= high) & (least >= low)
-    ones = None if v is None else with_ones(np.where(near, v, 0.0) if not near.all() else v)
+    ones = None if v is None else with_ones(v if near.all() else np.where(near, v, 0.0), memory)
     if near.all():
-        return _Exponents(x, None, np.exp(x), np.zeros_like(x[..., :1]), near, v, ones, True)
+        out = None if memory is None else memory.empty("features", x.shape, x.dtype)
+        return _Exponents(
+            x, None, np.exp(x, out=out), np.zeros_like(x[..., :1]), near, v, ones, True
+        )
     base = np.where(near, 0.0, finite(np.max(x, axis=-1, keepdims=True), np))
     tiny = float(np.finfo(x.dtype).smallest_normal)  # 0 for longdouble
     values = exp(cut(x - base, math.log(tiny)) if tiny else x - base)
@@ -412,6 +447,12 @@ def _of_known(keys: _Exponents, known: int) -> _Exponents:
 def _plain_sums(found: Array) -> Sums:
     """Sums (..., d_v + 1) that need no base; of no key where the mass is 0."""
     return split_ones(found, base_of(found[..., -1:] != 0, found))
+
+
+def hidden(products: Array, visible: Array) -> Array:
+    """Finite products, our own, with 0 for what is not visible, in less time than `where` takes."""
+    fits = np.broadcast_shapes(products.shape, visible.shape) == products.shape
+    return np.multiply(products, visible, out=products if fits else None)
 
 
 def base_of(some: Array, like: Array) -> Array:

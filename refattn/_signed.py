@@ -24,11 +24,14 @@ from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, put
 from ._heads import broadcast_lead
 from ._hops import (
     CHUNK_SIZE,
+    NO_WORKSPACES,
     Keys,
+    Workspaces,
     at,
     base_of,
     causal_attention,
     heads_at_once,
+    hidden,
     leaf_shape,
     running,
     share,
@@ -70,7 +73,7 @@ class Signed:
         self.phi_q, self.phi_k, self.width = phi_q, phi_k, width
         self.arrays, self.splits, self.alike = arrays, splits, True
         self.head: tuple[slice, ...] = ()
-        self.memory: dict[str, Workspace | None] = {"q": None, "k": None}
+        self.memory = NO_WORKSPACES
 
     def part(self, head: tuple[slice, ...]) -> Signed:
         """Take some heads."""
@@ -81,7 +84,7 @@ class Signed:
     def alone(self, like: Array) -> Signed:
         """For one thread, with memory of its own."""
         own = copy(self)
-        own.memory = {"q": workspace(like), "k": workspace(like)}
+        own.memory = Workspaces(workspace(like), workspace(like))
         return own
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
@@ -125,15 +128,15 @@ class Signed:
 
     def queries(self, q: Array, i: slice) -> _Scaled:
         """Features of queries."""
-        found = self.phi_q(q, self.head, self.memory["q"])
+        found = self.phi_q(q, self.head, self.memory.queries)
         return _Scaled(self._checked(found.values))
 
     def keys(self, keys: Keys) -> _Scaled:
         """Features of keys."""
-        values, log_scale = self.phi_k(keys.k, self.head, self.memory["k"])
+        values, log_scale = self.phi_k(keys.k, self.head, self.memory.keys)
         values = self._checked(values)
         plain = is_numpy_array(values) and not log_scale.any()
-        return _Scaled(values, log_scale[..., None], with_ones(keys.v, self.memory["k"]), plain)
+        return _Scaled(values, log_scale[..., None], with_ones(keys.v, self.memory.keys), plain)
 
     def _checked(self, values: Array) -> Array:
         if values.shape[-1] != self.width:
@@ -147,7 +150,7 @@ class Signed:
         """Sums over the keys of a chunk, `mask` being (..., 1, c)."""
         xp, (values, log_scale, v, plain) = array_namespace(keys.values), keys
         if plain and mask is None:
-            found = sum_of_products(values.mT, v, self.memory["k"])
+            found = sum_of_products(values.mT, v, self.memory.keys)
             return Totals(found, log_scale[..., :1, :])
         if mask is not None:
             seen = xp.matrix_transpose(mask)
@@ -164,10 +167,9 @@ class Signed:
     def pairs(self, queries: _Scaled, keys: _Scaled, visible: Array) -> Iterator[Sums]:
         """Read the visible keys of a chunk one by one."""
         xp, (values, log_scale, v, plain) = array_namespace(keys.values), keys
-        weights = multiply(queries.values, xp.matrix_transpose(values), self.memory["k"], "weights")
-        if plain:  # and so finite: a product takes a fraction of the time of `where`
-            fits = np.broadcast_shapes(weights.shape, visible.shape) == weights.shape
-            weights = np.multiply(weights, visible, out=weights if fits else None)
+        weights = multiply(queries.values, xp.matrix_transpose(values), self.memory.keys, "weights")
+        if plain:  # and so finite
+            weights = hidden(weights, visible)
             base = base_of(np.any(visible, axis=-1, keepdims=True), weights)
         else:
             weights = xp.where(visible, weights, 0.0)
@@ -178,7 +180,7 @@ class Signed:
 
     def read(self, queries: _Scaled, state: Totals) -> Iterator[Sums]:
         """Read what features have seen."""
-        yield split_ones(multiply(queries.values, state.total, self.memory["q"]), state.base)
+        yield split_ones(multiply(queries.values, state.total, self.memory.queries), state.base)
 
     def before(self, state: Totals, own: Totals) -> tuple[Totals, Totals]:
         """States before each of many leaves, and after all."""
@@ -186,7 +188,7 @@ class Signed:
             return running(self.join, state, own, (-3, -3))
         count = own.base.shape[-3]
         if not own.base.any() and np.all((state.base == 0) | (state.base == -math.inf)):
-            memory = self.memory["q"] or Workspace()
+            memory = self.memory.queries or Workspace()
             before, after = _sums_in_groups(state.total, own.total, memory)
             base = np.repeat(state.base[..., None, :, :], count, axis=-3)
             base[..., 1:, :, :] = 0.0
