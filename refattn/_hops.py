@@ -467,11 +467,8 @@ def _log_products(queries: _Exponents, keys: _Exponents, products: Array, far: A
     Where all terms of a product are so small that they may have lost digits, it is evaluated anew.
     """
     limits, size = np.finfo(products.dtype), queries.x.shape[-1]
-    lost = size * (limits.smallest_normal / limits.eps)  # what was cut was times at most e^high
-    lost = np.where(
-        queries.near | keys.near.mT, lost * np.exp(products.dtype.type(_limits(products)[1])), lost
-    )
-    lost = (products < lost) & far
+    # A product with a row that is near loses nothing: its exponents are above log(tiny) / 3.
+    lost = (products < size * (limits.smallest_normal / limits.eps)) & far
     scores = np.log(products)
     scores += queries.base
     scores += keys.base.mT

@@ -195,7 +195,7 @@ class Signed:
             return Totals(before, base), Totals(after, own.base[..., 0, :, :])
         leaves = [at(own, t, (-3, -3)) for t in range(count)]
         states, last = _in_groups(self.join, state, leaves)
-        return Totals(*(np.stack(x, axis=-3) for x in zip(*states, strict=True))), last
+        return Totals(*map(_stacked, zip(*states, strict=True))), last
 
     def finish(self, found: Sums) -> Attended:
         """Divide by the normaliser, which is returned; 0 where no key was seen."""
@@ -299,6 +299,12 @@ def _in_groups(
             before.append(join(first, whole))
         so_far = whole
     return before[:-1], so_far
+
+
+def _stacked(arrays: tuple[Array, ...]) -> Array:
+    """Matrices along a new axis before the last two; those before it may be of some only."""
+    shape = np.broadcast_shapes(*(x.shape for x in arrays))
+    return np.stack([np.broadcast_to(x, shape) for x in arrays], axis=-3)
 
 
 def _sums_in_groups(first: Array, own: Array, memory: Workspace) -> tuple[Array, Array]:

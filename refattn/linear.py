@@ -118,7 +118,12 @@ def of_map(feature_map: Callable[[Array], Array | Features], like: Array) -> _si
     def phi(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
         return _evaluate(feature_map, x) if trusted is None else _scaled(trusted(x, memory=memory))
 
-    return _signed.Signed(phi, phi, width, splits=splits)
+    def phi_q(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
+        values, log_scale = phi(x, head, memory)
+        # A map may write the features of keys where it has written these.
+        return Features(values if trusted else 1.0 * values, log_scale)
+
+    return _signed.Signed(phi_q, phi, width, splits=splits)
 
 
 def _evaluate(feature_map: Callable[[Array], Array | Features], x: Array) -> Features:

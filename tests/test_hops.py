@@ -11,6 +11,7 @@ import pytest
 import reference
 from conftest import Backend
 
+import refattn
 from refattn import (
     _hops,
     _signed,
@@ -263,3 +264,116 @@ def test_longdouble_near_and_far() -> None:
 def test_infinite_features_warn_of_nothing() -> None:
     q, k, v = np.full((3, 2), np.inf), np.ones((3, 2)), np.ones((3, 1))
     assert np.isnan(linear_attention(q, k, v)).all()
+
+
+# --- axes that only some arguments have, many leaves, maps of one array ---------------------------
+
+
+@pytest.mark.parametrize("n", [20, 100, 150])
+@pytest.mark.parametrize("extreme", [False, True])
+def test_axes_that_keys_lack(n: int, extreme: bool) -> None:
+    """Of queries, masks and frequencies, with features that are scaled and that are not."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Any:
+        return rng.standard_normal(shape)
+
+    def keys(*lead: int) -> Any:
+        k = normal(*lead, n, 5)
+        k[..., -1, :] = 1e200 if extreme else k[..., -1, :]  # scaled, and the last only
+        return k
+
+    padding = np.arange(n) > n // 3
+    linear = ("linear_attention", {})
+    scaled = ("linear_attention", {"feature_map": partial(taylor_features, degree=2)})
+
+    def waves(*lead: int) -> Any:
+        return "random_feature_attention", {
+            "omega": normal(*lead, 4, 5), "features": "trigonometric"
+        }  # fmt: skip
+
+    cases = [
+        (linear, (3, n, 5), (), {"mask": np.broadcast_to(padding, (3, 1, n))}),
+        (linear, (8, 4, n, 5), (8, 1), {"mask": np.broadcast_to(padding, (8, 4, 1, n))}),
+    ]
+    if not extreme:
+        cases += [
+            (scaled, (2, n, 5), (), {"mask": np.ones((2, 1, n), bool)}),
+            (waves(3), (3, n, 5), (), {}),
+            (waves(16), (16, n, 5), (8,), {}),
+        ]
+    for (name, options), shape, lead, mask in cases:
+        q, k, v = normal(*shape), keys(*lead), normal(*lead, n, 3)
+        got, want = (
+            getattr(module, name)(q, k, v, causal=True, **options, **mask)
+            for module in (refattn, naive)
+        )
+        scale = np.max(np.abs(want[..., :-1, :]), initial=1.0)
+        np.testing.assert_allclose(got[..., :-1, :], want[..., :-1, :], rtol=0, atol=1e-10 * scale)
+
+
+def test_values_of_heads_with_keys_of_one() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 100, 5))
+    v, mask = rng.standard_normal((3, 100, 5)), rng.random((3, 1, 100)) < 0.8
+    mask[..., 0] = True
+    got, want = (
+        f(q, k, v, mask=mask, causal=True) for f in (linear_attention, naive.linear_attention)
+    )
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+
+
+def test_many_leaves_after_a_long_past() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((length, 3)) for length in (1500, 3000, 3000))
+    for _ in range(2):
+        got, want = (f(q, k, v, causal=True) for f in (linear_attention, naive.linear_attention))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+        k[:100] = 1e200  # a past that is scaled, and leaves that are not
+
+
+@pytest.mark.parametrize("n", [2000, 4100])
+def test_the_last_of_many_tokens_leaves_every_bit(n: int) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, n, 3))
+    before = linear_attention(q, k, v, causal=True)
+    for edit in (np.nan, 1e200, -np.inf):
+        k[-1] = edit
+        np.testing.assert_array_equal(linear_attention(q, k, v, causal=True)[:-1], before[:-1])
+
+
+def test_exponents_that_are_near_on_one_side_only() -> None:
+    """Products of two features, each of which is a number, underflow."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((60, 1)) + shift for shift in (-30.0, -20.0, 0.0))
+    options: dict[str, Any] = {"omega": np.array([[13.0], [12.5]]), "scale": 1.0, "causal": True}
+    got = random_feature_attention(q, k, v, **options)
+    want = naive.random_feature_attention(*(x.astype(np.longdouble) for x in (q, k, v)), **options)
+    bound = reference.CONTRACT * np.finfo(float).eps * (1 + 13 * 60 + 300)
+    assert np.max(np.abs(got - want)) / np.max(np.abs(v)) <= bound
+
+
+def test_a_query_without_a_positive_part_has_no_mean() -> None:
+    q, k, v = np.full((60, 2), -1.0), np.ones((60, 2)), np.ones((60, 1))
+    for causal in (False, True):
+        with np.errstate(all="ignore"):
+            got = linear_attention(q, k, v, feature_map=relu_features, causal=causal)
+        assert np.isnan(got).all()
+
+
+@pytest.mark.parametrize("n", [10, 48, 96, 150])
+def test_a_map_may_return_the_same_array_at_each_call(n: int) -> None:
+    room: dict[Any, Any] = {}
+
+    def into_one(x: Any) -> Any:
+        values = room.setdefault(x.shape, np.empty(x.shape))
+        values[...] = np.exp(x)
+        return values
+
+    q, k, v = np.random.default_rng(0).standard_normal((3, n, 4))
+    full = np.tri(n, dtype=bool)
+    for options in ({}, {"causal": True}, {"mask": full}, {"mask": full, "causal": True}):
+        got, want = (
+            linear_attention(q, k, v, feature_map=f, **options) for f in (into_one, np.exp)
+        )
+        np.testing.assert_array_equal(got, want)

@@ -73,6 +73,24 @@ def test_results_do_not_depend_on_threads(large):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.usefixtures("several")
+def test_threads_have_workspaces_of_their_own(causal):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 16, 3000, 4))
+    omega = np.random.default_rng(1).standard_normal((30, 4))
+    together, first = (
+        (
+            refattn.linear_attention(*arrays, causal=causal),
+            refattn.random_feature_attention(*arrays, omega=omega, causal=causal),
+        )
+        for arrays in ((q, k, v), (q[:1], k[:1], v[:1]))
+    )
+    for a, b in zip(together, first, strict=True):
+        np.testing.assert_allclose(a[:1], b, rtol=0, atol=1e-12)
+    for a in together:
+        assert np.all(np.isfinite(a))
+
+
 @pytest.mark.parametrize("count", [*range(1, 18), 100])
 @pytest.mark.usefixtures("several")
 def test_a_tree_merges_neighbours_in_one_way_whoever_brings_them(count):
