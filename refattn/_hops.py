@@ -51,7 +51,7 @@ from ._kernel import (
     sums,
 )
 from ._products import multiply, sum_of_products
-from ._threads import for_each
+from ._threads import available, for_each
 
 __all__ = [
     "CHUNK_SIZE",
@@ -81,7 +81,8 @@ __all__ = [
 _WHOLE = slice(None)
 _CHUNK = 96  # tokens of a step on NumPy, twice what one sum of products adds
 CHUNK_SIZE = 2**17  # numbers of the features of a step, of as many heads
-_SHARES = 4  # at least, that heads are cut into for threads to share
+_SHARES = 4  # of the heads, of one of which a step fills the size; whatever threads there are
+_FEWEST = 2  # shares, at least, that heads are cut into for threads
 # Elsewhere a step is of many leaves at once, of so few tokens where pairs are evaluated one by one.
 _LEAVES, _LEAF = 64, 16
 
@@ -598,12 +599,13 @@ def heads_at_once(
     if not arithmetic.splits:
         return tiles(lead, count)
     if is_numpy_array(q):
-        return tiles(lead, min(share(lead), CHUNK_SIZE // row))
+        shares = max(_FEWEST, available()) if count > _FEWEST else _FEWEST
+        return tiles(lead, min(max(1, count // shares), CHUNK_SIZE // row))
     return tiles(lead, math.prod(block_shape(q)) // (row * shape[1]))
 
 
 def share(lead: tuple[int, ...]) -> int:
-    """Heads that are at most taken at once."""
+    """Heads whose features fill a step, which must not depend on the threads that there are."""
     return max(1, math.prod(lead) // _SHARES)
 
 

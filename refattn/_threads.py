@@ -11,7 +11,7 @@ from functools import cache, partial
 from threading import Lock, local
 from typing import Any
 
-__all__ = ["Tree", "for_each"]
+__all__ = ["Tree", "available", "for_each"]
 
 _lock = Lock()
 
@@ -69,6 +69,11 @@ def for_each(
                     done.result()
             finally:
                 stop()  # so does an interrupt
+
+
+def available() -> int:
+    """Threads that the next `for_each` may have; 1 within one."""
+    return max((library.num_threads or 1 for library in _blas().lib_controllers), default=1)
 
 
 class Tree:
