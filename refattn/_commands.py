@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,7 +25,7 @@ from ._version import __version__
 from .compare import measure
 from .compare import names as comparable
 from .profile import study
-from .registry import DEFAULT, ESTIMATORS
+from .registry import DEFAULT, ESTIMATORS, Estimator
 
 __all__ = ["group"]
 
@@ -46,6 +48,17 @@ def _seed(ctx: click.Context, param: click.Parameter, value: int | None) -> int 
     if value is not None and not 0 <= value < 2**128:
         raise click.BadParameter(f"must be at least 0 and below 2**128, got {value}.")
     return value
+
+
+def _seed_or_random(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
+    """Parse a seed; None for a fresh one."""
+    if value == "random":
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        raise click.BadParameter(f"must be an integer or random, got {value!r}.") from None
+    return _seed(ctx, param, number)
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
@@ -279,8 +292,53 @@ def moments(
     )
 
 
+def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    """Print the words that `check` knows, with their meanings."""
+    if not asked or context.resilient_parsing:
+        return
+    from . import conformance
+
+    known = {
+        "--estimator": {
+            ", ".join((record.name, *record.aliases)): _means(record)
+            for record in dict.fromkeys(ESTIMATORS.values())
+        },
+        "--capability": conformance.CAPABILITIES,
+        "--tag": conformance.TAGS,
+    }
+    for option, words in known.items():
+        click.echo(option)
+        width = max(map(len, words))
+        for word, meaning in words.items():
+            text = textwrap.wrap(meaning, 96 - width)
+            click.echo(f"  {word:<{width}}  {text[0]}")
+            for more in text[1:]:
+                click.echo(f"  {'':<{width}}  {more}")
+    context.exit()
+
+
+def _means(record: Estimator) -> str:
+    """What an estimator computes, in the words of its formula, and what it may be able to do."""
+    from .conformance import CAPABILITIES
+
+    able = [name for name in CAPABILITIES if record.takes(name)]
+    formula = getattr(record.naive, "func", record.naive)
+    given = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
+    summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
+    summary += "".join(f" {name} = {value}." for name, value in given.items())
+    return f"{summary} May have: {', '.join(able)}." if able else summary
+
+
 @group.command()
 @click.argument("target", metavar="MODULE:CALLABLE")
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list,
+    help="Print estimators, capabilities and tags with their meanings.",
+)
 @click.option("--estimator", required=True, help="What it computes: softmax, kernel, rfa, ...")
 @click.option(
     *("--capability", "capabilities"), multiple=True, help="A keyword it takes; repeatable."
@@ -321,9 +379,15 @@ def moments(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File of expected failures: lines `check: reason`.",
 )
-@click.option("--seed", type=int, callback=_seed, help="For the same run again.")
+@click.option(
+    "--seed",
+    default="0",
+    show_default=True,
+    callback=_seed_or_random,
+    help="Of what is drawn, or `random`.",
+)
 @click.option(*("--check", "names"), multiple=True, help="Run this check only; repeatable.")
-@click.option("--time-limit", type=float, help="Seconds for each check.")
+@click.option("--time-limit", type=float, help="Seconds for the run.")
 @click.option(
     *("--subprocess", "program"),
     type=click.Choice(["safetensors", "npz"]),

@@ -132,7 +132,7 @@ def ported(library: str, dtype: str, **tags: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_attention_of_torch(dtype: str) -> None:
-    tags = ported("torch", dtype, layout="bhnd", causal="top-left")
+    tags = ported("torch", dtype, layout="bhnd", causal="top-left", hidden="finite")
     import torch
 
     def fn(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
@@ -151,7 +151,7 @@ def test_attention_of_torch(dtype: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_attention_of_jax(dtype: str) -> None:
-    tags = ported("jax", dtype, layout="bnhd", causal="top-left")
+    tags = ported("jax", dtype, layout="bnhd", causal="top-left", hidden="finite")
     import jax
 
     def fn(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
@@ -263,6 +263,7 @@ JUSTIFIED = {
     "visible_part": "of a black box: causal and masked forms against the plain one",
     "one_frequency": "needs no reference and no recovery, so that it holds in halves",
     "mean_over_frequencies": "needs no reference",
+    "calls_apart": "tells memory that is used again from a result that was never right",
     "frequency_pairs": "the exact law of orthogonal and antithetic pairs; others see averages",
     "recovered_values": "all there is of the formula of a black box",
     "feature_average": "unbiasedness itself, and couplings of which no exact law is known",
@@ -358,7 +359,9 @@ def test_misbehaviour_is_a_failure_with_a_sentence(name: str) -> None:
     report = check(fn, estimator=estimator, rng=0)
     assert report.verdict == "FAIL"
     found = {r.check: r for r in report.results}
-    assert set(found) == {c.name for c in conformance.checks_of(Adapter(fn, estimator))}
+    asked = {c.name for c in conformance.checks_of(Adapter(fn, estimator))}
+    assert set(found) == asked - set(report.not_tried)
+    assert asked <= set(found) | set(report.not_tried)
     assert found[where].status == "FAIL"
     assert text in found[where].got
     assert "\n" not in found[where].got
@@ -482,9 +485,10 @@ def test_reproducers_run_and_show_the_failure() -> None:
             [sys.executable, "-c", script],
             capture_output=True,
             text=True,
-            check=True,
+            check=False,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         )
+        assert result.returncode == 1, result.stderr
         error, allowed = re.findall(r"error (\S+) allowed (\S+)", result.stdout)[0]
         assert float(error) > float(allowed)
     report = check(partial(kernel), estimator="kernel", rng=0)
@@ -724,7 +728,7 @@ def test_a_program_in_c(program: str, defect: str) -> None:
     want = {
         "": [],
         "unstable": ["extreme_logits", "weighted_mean", "future_unseen"],
-        "strict": ["causal", "causal_cross"],
+        "strict": ["causal", "causal_cross", "large_sizes"],
     }[defect]
     assert set(failed) == set(want), str(report)
     if failed:

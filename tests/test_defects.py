@@ -187,9 +187,13 @@ def test_variants_agree_with_the_package(entry: Mutant) -> None:
         assert same(entry.fn(*args, **options), want, 1e-9)  # exponents go up to 1e5
 
 
+# Seen in large arrays, or in the next call: the checks of sizes and uses reject these.
+LATE = ("late-keys-dropped", "late-tokens", "-1024", "-16384", "size-128", "precision-sums", "out")
+
+
 @pytest.mark.parametrize(
     "entry",
-    [m for m in MUTANTS if not m.name.endswith("precision-choice")],
+    [m for m in MUTANTS if not m.name.endswith(("precision-choice", *LATE))],
     ids=lambda m: m.name,
 )
 def test_mutants_differ(entry: Mutant) -> None:

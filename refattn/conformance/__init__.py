@@ -8,7 +8,7 @@ callable is called; `Subprocess` makes a callable of a program in any language;
 from __future__ import annotations
 
 from ..registry import ESTIMATORS
-from . import laws  # registers its checks
+from . import laws, uses  # register their checks
 from .adapter import CAPABILITIES, TAGS, Adapter, Failure, Subprocess
 from .checks import CHECKS, Check
 from .report import Report, Result
@@ -30,4 +30,5 @@ __all__ = [
     "checks_of",
     "laws",
     "parametrize_with_checks",
+    "uses",
 ]

@@ -31,7 +31,17 @@ Floats = npt.NDArray[Any]
 
 
 # Options of an estimator that the checks know how to use.
-CAPABILITIES = ("causal", "feature_map", "gqa", "mask", "moments", "omega", "omega_per_head")
+CAPABILITIES: Mapping[str, str] = MappingProxyType(
+    {
+        "causal": "causal=True: query i sees key j only if j <= i + m - n",
+        "feature_map": "a kernel called as fn(x, omega=omega) returns features",
+        "gqa": "keys and values may have fewer heads than queries, shared by consecutive ones",
+        "mask": "mask=, boolean (..., n, m), True where a query sees a key",
+        "moments": "mean= and cov= of the law of the frequencies",
+        "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=",
+        "omega_per_head": "the frequencies may differ between heads",
+    }
+)
 
 _LONGEST = 1e6  # seconds that every system can wait for a program
 
@@ -52,6 +62,7 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "layout": f"axes, one of {', '.join(LAYOUTS)}; by default any leading axes, then n, d",
         "centres": '"chunks" if LARA as a black box takes its proposals as this package does',
         "causal": '"bottom-right" (default) or "top-left": which keys a query sees if n != m',
+        "hidden": 'what masked keys and values may be: "any" (default), NaN too, or "finite"',
         "epsilon": "what is added to features or normalisers; 0 by default",
         "ddof": "of the covariance: 0, or 1 by default",
     }
@@ -67,6 +78,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "library": LIBRARIES,
         "layout": LAYOUTS,
         "causal": ("bottom-right", "top-left"),
+        "hidden": ("any", "finite"),
         "centres": ("own", "chunks"),
     }
 )
@@ -240,11 +252,14 @@ class Adapter:
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
         return rounded.view(np.float32).astype(np.float64)
 
-    def __call__(self, *arrays: Any, strict: bool = False, **options: Any) -> Any:
+    def __call__(
+        self, *arrays: Any, strict: bool = False, memory: str | None = None, **options: Any
+    ) -> Any:
         """Call the candidate; what it may not do raises `Failure`.
 
         Exceptions and shapes always count; with `strict` also the library and dtype of the
-        result, and writing to arguments.
+        result, and writing to arguments. Arrays are contiguous unless `memory` is "transposed",
+        "sliced" or "read-only".
         """
         if self.has("pairs") and np.ndim(arrays[0]) > 1 and not self._batches:
             shape = np.broadcast_shapes(*(np.shape(x) for x in arrays))
@@ -254,10 +269,10 @@ class Adapter:
             return np.stack([self(*row, strict=strict, **options) for row in rows]).reshape(
                 shape[:-1] if len(arrays) > 1 else (*shape[:-1], -1)
             )
-        return self._call(*arrays, strict=strict, **options)
+        return self._call(*arrays, strict=strict, memory=memory, **options)
 
-    def _call(self, *arrays: Any, strict: bool, **options: Any) -> Any:
-        sent = [self._send(x) for x in arrays]
+    def _call(self, *arrays: Any, strict: bool, memory: str | None = None, **options: Any) -> Any:
+        sent = [_in_memory(self._send(x), memory) for x in arrays]
         named = dict(zip(self.record.arrays, sent, strict=False))
         keywords = {
             self._seed if k == "seed" else k: self._option(k, x) for k, x in options.items()
@@ -373,6 +388,25 @@ class Adapter:
         if type(x).__module__.startswith("cupy"):
             x = x.get()
         return np.asarray(x)
+
+
+def _in_memory(x: Any, layout: str | None) -> Any:
+    """The same array of NumPy or torch, laid out otherwise."""
+    if layout is None or x.ndim < 2:
+        return x
+    if layout == "read-only":
+        if isinstance(x, np.ndarray):
+            x.flags.writeable = False
+        return x
+    xp = import_module(type(x).__module__.partition(".")[0])
+    if layout == "transposed":
+        room = xp.zeros((*x.shape[:-2], x.shape[-1], x.shape[-2]), dtype=x.dtype)
+        room = xp.swapaxes(room, -1, -2)
+        room[...] = x
+        return room
+    room = xp.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=x.dtype)
+    room[..., ::2] = x
+    return room[..., ::2]
 
 
 def _name(fn: Any) -> str:

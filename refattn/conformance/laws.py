@@ -47,7 +47,7 @@ def _estimates(t: Trial, x: Floats, y: Floats, samples: int, seed: int) -> Float
     anchor = x if t.adapter["features"] == "trigonometric" else -x
     keys = np.concatenate([anchor[None], y]) / root
     out = t.call(x[None] / root, keys, np.eye(len(keys)), **options)[0]
-    if not out[0] > 0:
+    if not (out[0] > 0 or (t.adapter["features"] == "trigonometric" and out[0] != 0)):
         raise Failure("a positive weight of the key -q, where all terms are positive", f"{out[0]}")
     sign = 1 if t.adapter["features"] == "trigonometric" else -1
     return np.asarray(out[1:] / out[0] * math.exp(sign * np.sum(x * x)), float)

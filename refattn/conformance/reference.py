@@ -11,7 +11,16 @@ import numpy.typing as npt
 from .. import features, kernels, naive
 from .adapter import Adapter
 
-__all__ = ["CONTRACT", "black_box", "of_rows", "reference", "tolerance"]
+__all__ = [
+    "CONTRACT",
+    "black_box",
+    "declared",
+    "largest_exponent",
+    "of_rows",
+    "reference",
+    "rounding",
+    "tolerance",
+]
 
 Floats = npt.NDArray[Any]
 
@@ -27,7 +36,8 @@ def reference(
     """What the estimator gives in extended precision, and how far from it a candidate may be."""
     if adapter.has("rows"):
         return of_rows(adapter, np.asarray(arrays[0], np.longdouble))
-    return _formula(adapter, arrays, options), tolerance(adapter, arrays, options)
+    want = _formula(adapter, arrays, options)
+    return want, tolerance(adapter, arrays, options, want)
 
 
 def _formula(
@@ -74,29 +84,56 @@ def of_rows(adapter: Adapter, x: Floats) -> tuple[Any, Any]:
 def tolerance(
     adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any = 0.0
 ) -> float:
-    """Allowed error, C eps (1 + largest exponent) times the largest value, and declared epsilons.
+    """Allowed error: rounding, and declared epsilons. `got` is what came, or should come."""
+    return rounding(adapter, arrays, options, got) + declared(adapter, arrays, options, got)
 
-    The exponents are those that an evaluation of the formulas in the log domain meets. Where the
-    frequencies are the candidate's own, their length is taken as that of a long Gaussian vector,
-    and the size of a kernel estimate from what it gave.
+
+def rounding(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any = 0.0
+) -> float:
+    """C eps (1 + largest exponent) times the largest value.
+
+    A quotient N / D of sums with cancellation, of condition c = sum |terms| / |D|, is off by
+    c eps of the largest value through N, and by c eps of itself through D.
     """
     unit = CONTRACT[adapter["dtype"]] * adapter.eps
-    d = arrays[0].shape[-1]
-    a, b = (adapter.root(d) * np.asarray(x, float) for x in arrays[:2])
-    x, y = _norm(a), _norm(b)
-    w = _norm(options["omega"]) if "omega" in options else math.sqrt(d) + 5
-    if "omega" not in options and not adapter.has("random-features"):
-        w += x + y  # they may lie about q + k
+    exponent = largest_exponent(adapter, arrays, options)
     if adapter.has("pairs"):
-        exponent = w * (x + y) + (x * x + y * y) / 2
-        size = float(np.max(np.abs(got)))
-        if "omega" in options and adapter["features"] != "trigonometric":
-            omega = np.asarray(options["omega"], float)
-            size = float(np.max(kernels.estimate(a, b, omega, features=adapter["features"])))
-        elif adapter["features"] == "trigonometric":
-            size = math.exp((x * x + y * y) / 2)
-        feature = math.exp(min(w * max(x, y), 700.0))
-        return unit * (1 + exponent) * size + float(adapter["epsilon"]) * (2 * feature + size)
+        return unit * (1 + exponent) * _estimated(adapter, arrays, options, got)
+    condition, size = 1.0, _norm(arrays[2])
+    if adapter.has("random-features") and adapter["features"] == "trigonometric":
+        q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
+        condition = _cancellation(q, k, options)
+        size += _norm(got)
+    elif not adapter.has("mean", "positive"):
+        condition = max(1.0, _condition(adapter, arrays, options))
+    return condition * unit * (1 + exponent) * size
+
+
+def _estimated(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any
+) -> float:
+    """Size of kernel estimates: at frequencies that are not known, of those that came."""
+    x, y = (adapter.root(z.shape[-1]) * np.asarray(z, float) for z in arrays)
+    if adapter["features"] == "trigonometric":
+        return math.exp((_norm(x) ** 2 + _norm(y) ** 2) / 2)
+    if "omega" not in options:
+        return float(np.max(np.abs(got)))
+    omega = np.asarray(options["omega"], float)
+    return float(np.max(kernels.estimate(x, y, omega, features=adapter["features"])))
+
+
+def largest_exponent(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> float:
+    """Bound the exponents that an evaluation of the formulas in the log domain meets."""
+    if adapter.has("rows"):
+        return 0.0
+    root = adapter.root(arrays[0].shape[-1])
+    x, y = (root * _norm(z) for z in (arrays * 2)[:2])  # features are of one array
+    w = _longest(adapter, arrays, options)
+    if adapter.has("pairs"):
+        return w * (x + y) + (x * x + y * y) / 2
     exponent = x * y
     if adapter.has("feature-map"):
         exponent = max(x, y)
@@ -105,16 +142,16 @@ def tolerance(
     if "centres" in options:
         mu = _norm(options["centres"])
         exponent = max(exponent, w * mu + mu * mu / 2)
-    condition = 1.0
-    if adapter.has("random-features") and adapter["features"] == "trigonometric":
-        if "omega" not in options:
-            return math.inf
-        condition = _cancellation(a, b, options)
-    elif not adapter.has("mean", "positive"):
-        condition = max(1.0, _condition(adapter, arrays, options))
-    return _norm(arrays[2]) * (
-        condition * unit * (1 + exponent) + _declared(adapter, a, b, options)
-    )
+    return exponent
+
+
+def _longest(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+    """Length of the longest frequency; of those not known, that of a long Gaussian vector."""
+    if "omega" in options:
+        return _norm(options["omega"])
+    d = arrays[0].shape[-1]
+    about = 0.0 if adapter.has("random-features") else sum(map(_norm, (arrays * 2)[:2]))
+    return math.sqrt(d) + 5 + adapter.root(d) * about  # they may lie about q + k
 
 
 def _condition(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
@@ -158,15 +195,25 @@ def black_box(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, A
 
 def _cancellation(q: Floats, k: Floats, options: dict[str, Any]) -> float:
     """Largest ratio of the sum of absolute terms to the normaliser of trigonometric features."""
-    omega = np.asarray(options["omega"], float)
-    estimate = kernels.estimate(
-        q[..., :, None, :], k[..., None, :, :], omega, features="trigonometric"
-    )
+    if "omega" not in options:  # no term is below cos(|omega| |q - k|) of its largest
+        angle = (math.sqrt(q.shape[-1]) + 5) * (_norm(q) + _norm(k))
+        return 1 / math.cos(angle) if angle < math.pi / 2 else math.inf
+    k = _repeated(k, q)
+    omega = np.swapaxes(np.asarray(options["omega"], float), -1, -2)
+    a, b = q @ omega, k @ omega
+    cosine = np.cos(a) @ np.swapaxes(np.cos(b), -1, -2) + np.sin(a) @ np.swapaxes(np.sin(b), -1, -2)
     most = np.exp((np.sum(q * q, -1)[..., :, None] + np.sum(k * k, -1)[..., None, :]) / 2)
     seen = _visible(q, k, options)
-    normaliser = np.abs(np.sum(np.where(seen, estimate, 0.0), -1))
+    normaliser = np.abs(np.sum(np.where(seen, cosine / omega.shape[-1] * most, 0.0), -1))
     total = np.sum(np.where(seen, most, 0.0), -1)
     return float(np.max(total / np.where(total == 0, 1.0, normaliser)))
+
+
+def _repeated(k: Floats, q: Floats) -> Floats:
+    """Keys with a head for each head of the queries."""
+    if k.ndim > 2 and q.ndim == k.ndim and q.shape[-3] != k.shape[-3]:
+        return np.repeat(k, q.shape[-3] // k.shape[-3], -3)
+    return k
 
 
 def _visible(q: Floats, k: Floats, options: dict[str, Any]) -> Any:
@@ -175,30 +222,84 @@ def _visible(q: Floats, k: Floats, options: dict[str, Any]) -> Any:
     return np.asarray(seen) & np.tri(n, m, m - n, dtype=bool) if options.get("causal") else seen
 
 
-def _declared(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> float:
-    """Relative error that the declared epsilon may cause, on every feature and every normaliser.
+def declared(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any = 0.0
+) -> float:
+    """Error that the declared epsilon may cause; infinite where that is all of it.
 
-    Features are taken as stabilised by the largest omega . x of a query, and of all keys.
+    Added to features or to the normaliser, it moves a mean of values by at most twice its share in
+    the normaliser, over the keys that a query sees.
     """
-    epsilon = adapter["epsilon"]
-    if not epsilon or q.shape[:-2] != k.shape[:-2]:
-        return float(epsilon)
+    if not adapter["epsilon"]:
+        return 0.0
+    if adapter.has("pairs"):
+        longest = max(adapter.root(x.shape[-1]) * _norm(x) for x in arrays)
+        feature = math.exp(min(_longest(adapter, arrays, options) * longest, 700.0))
+        size = _estimated(adapter, arrays, options, got)
+        return float(adapter["epsilon"]) * (2 * feature + size)
+    q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
+    share = _share(adapter, q, k, options)
+    return _norm(arrays[2]) * 2 * share if share < 0.5 else math.inf
+
+
+def _share(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> float:
+    """Largest share of what the declared epsilon may add in the normaliser."""
+    epsilon = float(adapter["epsilon"])
+    if adapter.has("random") and "omega" not in options:
+        # The largest feature of a query is 1; no other of a key is e^(2 |omega| |k| + ...) of it.
+        y, w = _norm(k), math.sqrt(k.shape[-1]) + 5
+        count = int(options.get(adapter.record.size or "", 1))
+        x = _norm(q)
+        least = math.exp(-min(2 * w * y + w * x + (x * x + y * y) / 2, 700.0))
+        return epsilon * (2 * count + count) / least
+    terms, added = _terms(adapter, q, k, options)
+    seen = _visible(q, k, options)
+    normaliser = np.abs(np.sum(np.where(seen, terms, 0.0), -1))
+    # A normaliser may be a mean over frequencies: then what is added to it counts for each.
+    more = np.sum(np.where(seen, added, 0.0), -1) + epsilon * len(options.get("omega", [0]))
+    more = np.where(np.any(np.broadcast_to(seen, terms.shape), -1), more, 0.0)
+    return float(np.max(more / np.maximum(normaliser, 1e-300), initial=0.0))
+
+
+def _terms(
+    adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]
+) -> tuple[Floats, Floats]:
+    """Terms (..., n, m) of the normaliser, and what the declared epsilon adds to each.
+
+    Features are taken as small as they may be: stabilised or not, by the largest omega . x of a
+    query, and of all keys. Exponentials of softmax are stabilised by the largest that is seen.
+    """
+    epsilon = float(adapter["epsilon"])
+    k = _repeated(k, q)
     if adapter.has("feature-map"):
-        phi = _FEATURE_MAPS[adapter["feature_map"]]
-        normaliser = np.sum(phi(q) @ np.swapaxes(phi(k), -1, -2), -1)
-        return float(epsilon / max(np.min(normaliser), 1e-300))
-    if "omega" not in options or adapter.has("per-query"):
-        return float(epsilon)
-    omega = np.asarray(options["omega"], float)
-    a, b = q @ omega.T, k @ omega.T
-    a = np.exp(a - np.max(a, -1, keepdims=True) - np.sum(q * q, -1, keepdims=True) / 2)
-    b = np.exp(b - np.max(b, (-1, -2), keepdims=True) - np.sum(k * k, -1, keepdims=True) / 2)
-    added = (
-        epsilon * (k.shape[-2] * np.sum(a, -1) + np.sum(b, (-1, -2))[..., None])
-        + epsilon**2 * omega.shape[-2] * k.shape[-2]
-    )
-    normaliser = np.sum(a * np.sum(b, -2)[..., None, :], -1)
-    return float(min(np.max(2 * added / np.maximum(normaliser, 1e-300)), 1e300))
+        phi_q, phi_k = (_FEATURE_MAPS[adapter["feature_map"]](x) for x in (q, k))
+    elif "omega" in options and not adapter.has("per-query"):
+        omega = np.swapaxes(np.asarray(options["omega"], float), -1, -2)
+        phi_q, phi_k = (
+            np.exp(
+                a - np.max(a, axes, keepdims=True, initial=0.0) - np.sum(x * x, -1)[..., None] / 2
+            )
+            for x, a, axes in ((q, q @ omega, -1), (k, k @ omega, (-1, -2)))
+        )
+    else:  # softmax, or one for each sample
+        if "omega" in options:
+            q = np.asarray(options["omega"], float)
+            k = k[..., None, :, :]
+        scores = np.where(_visible(q, k, options), q @ np.swapaxes(k, -1, -2), -np.inf)
+        most = np.max(scores, -1, keepdims=True)
+        terms = np.exp(scores - np.where(np.isfinite(most), most, 0.0))
+        if "omega" in options:
+            terms = np.min(terms, -2)
+        return terms, np.full_like(terms, epsilon)
+    total_q, total_k = (np.sum(phi, -1) for phi in (phi_q, phi_k))
+    added = epsilon * (total_q[..., :, None] + total_k[..., None, :]) + epsilon**2 * phi_q.shape[-1]
+    return phi_q @ np.swapaxes(phi_k, -1, -2), added
+
+
+def _half_square(x: Floats) -> Floats:
+    """Half the squared length of rows, (..., n, 1)."""
+    half: Floats = np.sum(x * x, -1, keepdims=True) / 2
+    return half
 
 
 def _norm(x: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +15,13 @@ from .._version import __version__
 __all__ = ["Report", "Result"]
 
 PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
+SEVERITIES = {
+    "formula": "wrong at ordinary inputs",
+    "law": "random numbers of another law",
+    "contract": "another shape, dtype or error, or not the same twice",
+    "range": "wrong at extreme inputs only",
+}
+STOPS = ("every call raises", "the candidate hangs", "time is over")
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
 
 
@@ -35,6 +43,10 @@ class Result:
         check is to detect would have been missed, or time ran out, or nothing could be compared),
         ``"EXPECTED FAILURE"``, or
         ``"STALE"`` (passed although a failure was expected, which is an error).
+    severity : str
+        Of a failure: ``"formula"``, wrong at ordinary inputs; ``"law"``, random numbers of another
+        law; ``"contract"``, another shape, dtype or error than said, or not the same twice;
+        ``"range"``, wrong at inputs with large exponents only.
     expected, got : str
         For a failure, or when time ran out, what should have come and what came.
     error : float or None
@@ -47,9 +59,12 @@ class Result:
         For each statistic, the discrepancy that this run detects with probability 1 - 1e-6, and
         the one it is to detect.
     suspects : list of str
-        Catalogued defects that produce the same numbers, or failures of the same checks.
+        Catalogued defects that produce the same numbers, other than the right ones; of laws, the
+        only one that fails the same.
     reason : str
         Why the failure was expected.
+    compared : bool
+        Whether the numbers of a failure were compared with those of the catalogued defects.
     reproducer : str
         A script that shows the failure.
     seconds : float
@@ -60,6 +75,7 @@ class Result:
     claim: str
     layer: str
     status: str = PASS
+    severity: str = ""
     expected: str = ""
     got: str = ""
     error: float | None = None
@@ -70,6 +86,7 @@ class Result:
     detectable: dict[str, float] = field(default_factory=dict)
     target: dict[str, float] = field(default_factory=dict)
     suspects: list[str] = field(default_factory=list)
+    compared: bool = False
     reason: str = ""
     reproducer: str = ""
     seconds: float = 0.0
@@ -100,6 +117,8 @@ class Report:
         Effort, the bound on the probability that a correct candidate fails, and the seed.
     results : list of Result
         One for each check.
+    not_tried : dict
+        Checks of this kind of estimator that were not made, with what they need.
     """
 
     name: str
@@ -110,6 +129,7 @@ class Report:
     alpha: float
     seed: int
     results: list[Result]
+    not_tried: dict[str, str] = field(default_factory=dict)
     version: str = __version__
 
     @property
@@ -166,20 +186,45 @@ class Report:
         able = f" with {', '.join(self.capabilities)}" if self.capabilities else ""
         lines = [
             f"{self.verdict}: {self.name} as {self.estimator}{able} "
-            f"(level {self.level}, alpha {self.alpha:g}, seed {self.seed})"
+            f"(level {self.level}, alpha {self.alpha:g}, seed {self.seed})",
+            *self._gravity(),
         ]
         width = max((len(r.check) for r in self.results), default=0)
         for r in self.results:
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{width}}  {r.summary}")
             if r.status == FAIL:
-                lines.append(f"      claim: {r.claim}")
-                lines += [
-                    f"      {'like' if i == 0 else '    '}: {s}" for i, s in enumerate(r.suspects)
-                ]
+                lines.append(f"      {r.severity}: {r.claim}")
+                found = r.suspects or ["none of the known mistakes"][: r.compared]
+                lines += [f"      {'like' if i == 0 else '    '}: {s}" for i, s in enumerate(found)]
             if r.status == UNDERPOWERED:
                 lines += [
                     f"      detects {name} of {r.detectable[name]:.2g}, not {r.target[name]:.2g}"
                     for name in r.target
                     if r.detectable[name] > r.target[name]
                 ]
+        if self.not_tried:
+            lines += ["not tried:", *self._left_out()]
         return printable("\n".join([*lines, *textwrap.wrap(self.guarantee, 100)]))
+
+    def _left_out(self) -> Iterator[str]:
+        """A line for each check that was not tried, or for all after which the run stopped."""
+        width = max(map(len, self.not_tried))
+        for why in dict.fromkeys(self.not_tried.values()):
+            names = [name for name, reason in self.not_tried.items() if reason == why]
+            if why in STOPS:
+                text = f"{why}: {', '.join(names)}"
+                yield from textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="    ")
+            else:
+                yield from (f"  {name:<{width}}  {why}" for name in names)
+
+    def _gravity(self) -> list[str]:
+        """How many failures there are of each severity, and what that means."""
+        found = [r.severity for r in self.results if r.status == FAIL]
+        counts = [
+            f"{found.count(name)} of {name} ({text})"
+            for name, text in SEVERITIES.items()
+            if name in found
+        ]
+        if set(found) == {"range"}:
+            counts.append("right at ordinary inputs, as far as was tried")
+        return [f"  {'; '.join(counts)}"] if counts else []

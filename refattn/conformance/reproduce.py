@@ -22,6 +22,8 @@ _LITERAL = 400  # numbers up to which an array is written out
 def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
     """A script that makes the failing call again, or runs the check again if no call shows it.
 
+    Its exit status is 1 while the failure is there.
+
     `again` has the arguments of `check` that make the same run.
     """
     adapter, case = trial.adapter, trial.case
@@ -36,6 +38,7 @@ def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
         lines += [
             f"report = conformance.check(candidate, checks=[{result.check!r}], {given})",
             "print(report)",
+            'raise SystemExit(report.verdict == "FAIL")',
         ]
         return "\n".join(lines) + "\n"
     names = list(adapter.record.arrays[: len(case.arrays)])
@@ -51,7 +54,7 @@ def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
         words.append("strict=True")
     lines.append(f"got = candidate({', '.join(words)})")
     if case.want is None:
-        lines.append("print(got)")
+        lines += ["print(got)", "raise SystemExit(not np.all(np.isfinite(got)))"]
     else:
         lines.append(f"want = {_array(case.want)}")
         if isinstance(trial.got, tuple):
@@ -60,7 +63,9 @@ def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_VERDICT = 'print("largest error", np.max(np.abs(got - want)), "allowed", {!r})'
+_VERDICT = """error = np.max(np.abs(got - want))
+print("largest error", error, "allowed", {0!r})
+raise SystemExit(not error <= {0!r})"""
 
 
 def _shows(trial: Trial, case: Case) -> bool:

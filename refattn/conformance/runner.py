@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import secrets
 import sys
 import threading
@@ -10,14 +11,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from .. import _validate, stats
 from .._text import said
-from .adapter import Adapter, Failure
+from .adapter import CAPABILITIES, Adapter, Failure, Refusal
 from .checks import CHECKS, Check, Trial
+from .reference import largest_exponent
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
 from .suspects import suspect
@@ -37,7 +40,7 @@ def check(
     tags: Mapping[str, Any] | None = None,
     level: str = "quick",
     alpha: float = 1e-6,
-    rng: Any = None,
+    rng: Any = 0,
     expected_failures: Mapping[str, str] | None = None,
     checks: Iterable[str] | None = None,
     time_limit: float | None = None,
@@ -87,9 +90,9 @@ def check(
     checks : iterable of str, optional
         Run these only.
     time_limit : float, optional
-        Seconds for each check, of which its calls may take half; by default 120, 600, 3600. When
-        they are over the check fails if the candidate seems to hang, and is underpowered if it
-        is only slow.
+        Seconds for the whole run; by default 120, 600, 3600. A check's calls may take half of its
+        share of what is left, and use fewer seeds then. When time is over a check fails if the
+        candidate seems to hang, and is underpowered if it is only slow; the others are not tried.
     on_result : callable, optional
         Called with each `Result` as it ends; statistical ones may still change.
 
@@ -134,15 +137,22 @@ def check(
         chosen = {name: c for name, c in chosen.items() if name in names}
     results: list[Result] = []
     trials: list[Trial] = []
-    for item in chosen.values():
-        budget = min(_BUDGET[level], limit / 2)
-        trial = Trial(adapter, item.name, seed, LEVELS[level], budget)
-        result = _run(item, trial, limit)
+    end = time.monotonic() + limit
+    stopped = ""
+    for i, item in enumerate(chosen.values()):
+        left = max(end - time.monotonic(), 0.0)
+        shares = 1 if item.layer == "identity" else _laws_from(chosen, i)
+        budget = min(_BUDGET[level], left / 2 / shares)
+        trial = Trial(adapter, item.name, seed, LEVELS[level], budget, level)
+        result = _run(item, trial, left)
         results.append(result)
         # A thread that is late may still write to its own.
         trials.append(replace(trial, p=dict(trial.p), power=dict(trial.power)))
         if on_result is not None:
             on_result(result)
+        stopped = _stops(item, trial, result)
+        if stopped:
+            break
     _correct(results, trials, alpha)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
@@ -163,7 +173,79 @@ def check(
         alpha,
         seed,
         results,
+        _not_tried(adapter, chosen)
+        | {t.name: "; ".join(t.untried) for t in trials if t.untried}
+        | dict.fromkeys(list(chosen)[len(results) :], stopped),
     )
+
+
+def _laws_from(chosen: Mapping[str, Check], i: int) -> int:
+    """How many statistical checks are left, of those that share the time."""
+    return max(1, sum(item.layer != "identity" for item in list(chosen.values())[i:]))
+
+
+def _stops(item: Check, trial: Trial, result: Result) -> str:
+    """Why no other check can say more, if none can."""
+    if result.status == FAIL and trial.over:
+        return "the candidate hangs"
+    if result.status == UNDERPOWERED and trial.over:
+        return "time is over"
+    refused = result.status == FAIL and trial.refused and trial.calls == 0
+    if item.name == "contract" and refused:
+        result.got = f"{result.got}; {_signatures(trial)}"
+        return "every call raises"
+    return ""
+
+
+def _signatures(trial: Trial) -> str:
+    """How the candidate was called, and how it is defined."""
+    names = list(trial.adapter.record.arrays)
+    if trial.case is not None:
+        names += [
+            f"{k}={'array' if isinstance(x, np.ndarray) else repr(x)}"
+            for k, x in trial.case.options.items()
+        ]
+    called = f"called as fn({', '.join(names)})"
+    try:
+        return f"{called}, defined as fn{inspect.signature(trial.adapter.fn)}"
+    except Exception:  # no signature, or one that fails
+        return called
+
+
+def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
+    """Checks of such estimators that were not made, and why."""
+    asked = set(chosen)
+    return {
+        item.name: "not asked for" if item.applies(adapter) else f"needs {_needed(item, adapter)}"
+        for item in CHECKS.values()
+        if item.name not in asked and adapter.has(*item.traits)
+        if item.applies(adapter) or _needed(item, adapter)
+    }
+
+
+def _needed(item: Check, adapter: Adapter) -> str:
+    """What would have to be declared for a check to apply, in the words of the command line."""
+    tags: dict[str, Any] = dict(adapter.tags or {})
+    more: list[tuple[str, set[str], dict[str, Any]]] = [
+        (f"--capability {name}", {name}, {})
+        for name in sorted({*adapter.record.options} & {*CAPABILITIES} - {*adapter.capabilities})
+    ]
+    for name, value in (("dtype", "float64"), ("epsilon", 0.0), ("features", "positive"),
+                        ("coupling", "iid"), ("layout", None), ("centres", "chunks"),
+                        ("weighting", "balance")):  # fmt: skip
+        if tags.get(name) != value:
+            more.append((f"--tag {name}={value}", set(), {name: value}))
+    for count in (1, 2):
+        for some in combinations(more, count):
+            capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))
+            given = tags | {name: value for _, _, tag in some for name, value in tag.items()}
+            try:
+                other = Adapter(adapter.fn, adapter.estimator, capabilities, given)
+            except (TypeError, ValueError):
+                continue
+            if item.applies(other):
+                return " and ".join(words for words, _, _ in some)
+    return ""
 
 
 def checks_of(adapter: Adapter) -> Iterator[Check]:
@@ -191,7 +273,7 @@ def parametrize_with_checks(
         The implementations.
     level, alpha, rng, expected_failures
         As in `check`; a check that is expected to fail runs, and fails if it passes. One that is
-        underpowered is skipped.
+        underpowered is skipped. `expected_failures` may hold a mapping for each candidate, by name.
 
     Raises
     ------
@@ -209,19 +291,30 @@ def parametrize_with_checks(
     import pytest
 
     cases = []
-    expected = _reasons(expected_failures)
+    nested = isinstance(expected_failures, Mapping) and all(
+        isinstance(x, Mapping) for x in expected_failures.values()
+    )
+    expected: dict[str, Any] = (
+        {str(name): _reasons(x) for name, x in (expected_failures or {}).items()}
+        if nested
+        else _reasons(expected_failures)
+    )
     for adapter in candidates:
         if not isinstance(adapter, Adapter):
             raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
         chosen = list(checks_of(adapter))
-        _known("expected_failures", expected, [c.name for c in chosen])
+        own = expected.get(str(adapter.name), {}) if nested else expected
+        _known("expected_failures", own, [c.name for c in chosen])
         statistical = max(sum(c.layer != "identity" for c in chosen), 1)
         for item in chosen:
 
             def run(
-                adapter: Adapter = adapter, name: str = item.name, n: int = statistical
+                adapter: Adapter = adapter,
+                name: str = item.name,
+                n: int = statistical,
+                own: Mapping[str, str] = own,
             ) -> None:
-                reasons = {k: x for k, x in expected.items() if k == name}
+                reasons = {k: x for k, x in own.items() if k == name}
                 report = check(
                     adapter,
                     level=level,
@@ -232,7 +325,8 @@ def parametrize_with_checks(
                 )
                 result = report.results[0]
                 if report.verdict == FAIL:
-                    raise AssertionError(f"{result.summary}\n\n{result.reproducer}")
+                    like = "".join(f"\nlike: {name}" for name in result.suspects)
+                    raise AssertionError(f"{result.summary}{like}\n\n{result.reproducer}")
                 if result.status == EXPECTED:
                     pytest.xfail(result.reason)
                 if result.status == UNDERPOWERED:
@@ -301,6 +395,7 @@ def _run(item: Check, trial: Trial, limit: float) -> Result:
     thread.start()
     thread.join(min(limit, threading.TIMEOUT_MAX))
     late = thread.is_alive()
+    trial.refused = not late and isinstance(outcome[0], Refusal)
     calls, since = trial.calls, trial.since
     hangs = since is not None and time.monotonic() - since > limit / 2
     if late:
@@ -312,10 +407,12 @@ def _run(item: Check, trial: Trial, limit: float) -> Result:
     result.error, result.samples = trial.error, trial.samples
     if late or (error is not None and not isinstance(error, Failure)):
         trial.case = None  # no call alone shows this
+    with np.errstate(all="ignore"):
+        result.severity = _severity(item, trial, error)
     if late:
         result.status = FAIL if hangs else UNDERPOWERED
-        result.expected = f"an answer within {limit:g} s"
-        result.got = "none" if hangs else f"{calls} calls in {limit:g} s"
+        result.expected = f"an answer within {limit:.3g} s"
+        result.got = "none" if hangs else f"{calls} calls in {limit:.3g} s"
     elif isinstance(error, Failure):
         result.status, result.expected, result.got = FAIL, error.expected, error.got
     elif isinstance(error, ModuleNotFoundError):
@@ -325,6 +422,32 @@ def _run(item: Check, trial: Trial, limit: float) -> Result:
         text = f"{type(error).__name__}: {said(error)} ({where.name}, line {where.lineno})"
         result.status, result.expected, result.got = FAIL, "a result that can be evaluated", text
     return result
+
+
+# Ordinary inputs: exponents up to this and the length of a key, and numbers below that.
+_ORDINARY, _LARGE = 60.0, 1e4
+
+
+def _severity(item: Check, trial: Trial, error: BaseException | None) -> str:
+    """What kind of failure it is, or would be."""
+    if item.layer != "identity":
+        return "law"
+    case = trial.case
+    if not isinstance(error, Failure) or isinstance(error, Refusal) or item.name in _CONTRACTS:
+        return "contract"
+    if case is not None and len(case.arrays) == len(trial.adapter.record.arrays):
+        if trial.adapter.has("rows"):
+            x = case.arrays[0]
+            return "range" if np.max(np.abs(np.mean(x, -2)) > 1e3 * np.std(x, -2)) else "formula"
+        exponent = largest_exponent(trial.adapter, case.arrays, case.options)
+        if not exponent <= _ORDINARY + case.arrays[0].shape[-1]:
+            return "range"
+        if not all(np.max(np.abs(x), initial=0.0) < _LARGE for x in case.arrays):
+            return "range"
+    return "formula"
+
+
+_CONTRACTS = ("contract", "seeds")
 
 
 def _interrupt(thread: threading.Thread) -> None:

@@ -18,29 +18,34 @@ from .report import EXPECTED, FAIL, Result
 __all__ = ["suspect"]
 
 _MOST = 3  # suspects named for a failure
-_ENOUGH = 4  # failed checks, at least, for a pattern: fewer are common to many defects
 _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
-_ALIKE = 0.6  # least share of failed checks in common for a pattern to be named
 _NEAR = 0.2  # of the error that is found, for numbers to be nearly those of a defect
 
 
 def suspect(results: list[Result], trials: list[Trial]) -> None:
-    """Name, for each failure, defects with the same numbers, then those with the same pattern."""
+    """Name, for each failure, defects with the same numbers, or that fail the same laws."""
     failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
     if not failed:
         return
-    ran = {r.check for r in results}
     adapter = trials[0].adapter
     laws = {r.check for r in results if r.layer != "identity"}
-    pattern = list(_same_pattern(adapter, failed, ran)) if len(failed) >= _ENOUGH else []
-    drawn = list(_same_laws(adapter, failed & laws, laws))
+    drawn = _same_laws(adapter, failed & laws, laws)
     for result, trial in zip(results, trials, strict=True):
-        if result.check in failed:
-            compared = trial.case is not None and trial.case.want is not None
-            exact = list(_same_numbers(trial)) if compared and result.p is None else []
-            known = compared or result.p is not None  # p may be 0
-            alike = drawn if result.check in laws and drawn else pattern
-            result.suspects = (exact or (alike if known else []))[:_MOST]
+        if result.check in failed and result.check in laws:
+            result.suspects = drawn
+        elif result.check in failed:
+            result.compared = _comparable(trial)
+            result.suspects = list(_same_numbers(trial))[:_MOST] if result.compared else []
+
+
+def _comparable(trial: Trial) -> bool:
+    """Whether the failing call can be made of catalogued defects."""
+    adapter, case = trial.adapter, trial.case
+    if case is None or case.want is None or trial.got is None or isinstance(trial.got, tuple):
+        return False
+    if adapter["scale"] is not None or "seed" in case.options:
+        return False
+    return bool(np.shape(trial.got) == np.shape(case.want))
 
 
 def _same_numbers(trial: Trial) -> Iterable[str]:
@@ -48,11 +53,7 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
     from .defects import MUTANTS
 
     adapter, case = trial.adapter, trial.case
-    if case is None or case.want is None or trial.got is None or isinstance(trial.got, tuple):
-        return
-    if adapter["scale"] is not None or "seed" in case.options:
-        return
-    if np.shape(trial.got) != np.shape(case.want):
+    if case is None or case.want is None:
         return
     needed = {"omega", "mask", "causal"} & set(case.options)
     found = []
@@ -68,32 +69,13 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
         if not np.all(np.isfinite(got)):
             continue
         apart = float(np.max(np.abs(got - trial.got), initial=0.0))
+        if float(np.max(np.abs(got - case.want), initial=0.0)) <= 4 * case.allowed:
+            continue  # right, here
         same = apart <= 4 * case.allowed
         if same or apart < _NEAR * np.max(np.abs(trial.got - case.want)):
             words = "the same numbers" if same else "nearly the same numbers"
             found.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
     yield from (text for _, text in sorted(found))
-
-
-def _same_pattern(adapter: Adapter, failed: set[str], ran: set[str]) -> Iterable[str]:
-    """Defects that fail much the same checks, of those that ran, most alike first.
-
-    None if many are equally alike: then the pattern says little.
-    """
-    from .defects import MUTANTS
-
-    effects = {mutant.name: mutant.effect for mutant in MUTANTS}
-    found = []
-    for mutant, checks in _killers(adapter).items():
-        theirs = set(checks) & ran
-        alike = len(theirs & failed) / max(len(theirs | failed), 1)
-        if alike >= _ALIKE and mutant in effects:
-            found.append((-alike, mutant))
-    found.sort()
-    if sum(alike == found[0][0] for alike, _ in found) > _MOST:
-        return
-    for alike, mutant in found:
-        yield f"{mutant} (fails {-alike:.0%} the same checks): {effects[mutant]}"
 
 
 def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:

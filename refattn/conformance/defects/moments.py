@@ -189,3 +189,9 @@ def moments_mean_over_n_minus_1(x: Array) -> tuple[Array, Array]:
     """The mean too is divided by N - 1."""
     mean, covariance = moments(x)
     return mean * x.shape[-2] / (x.shape[-2] - 1), covariance
+
+
+@CATALOGUE.defect("moments-first-16384", "Rows after the 16,384th are not read.")
+def moments_first_16384(x: Array) -> tuple[Array, Array]:
+    """Rows after the 16,384th are not read."""
+    return moments(x[..., :16_384, :])

@@ -352,3 +352,90 @@ class Dropout(Attention):
     def average(self, weights: Array, v: Array, visible: Array) -> Array:
         kept = np.random.default_rng().random(weights.shape) > 0.1
         return super().average(np.where(kept, weights, 0), v, visible)
+
+
+@defect(
+    "late-keys-dropped",
+    ("softmax", "rfa", "linear"),
+    "Keys after the last whole block of 1,024 are not read.",
+)
+class LateKeysDropped(Attention):
+    """Keys after the last whole block of 1,024 are never read, if there is one."""
+
+    def visible(self, n: int, m: int, mask: Array | None, causal: bool) -> Array:
+        read = np.arange(m) < (m // 1024 * 1024 or m)
+        return super().visible(n, m, mask, causal) & read
+
+
+@defect(
+    "causal-late-tokens", ("softmax", "rfa", "linear"), "From token 1,024 on, none sees itself."
+)
+class CausalLateTokens(Attention):
+    """Queries from the 1,024th on do not see their own key."""
+
+    def past(self, i: Array, j: Array, shift: int) -> Array:
+        return j <= i + shift - (i >= 1024)
+
+
+@defect(
+    "batch-of-two",
+    ("softmax", "rfa", "linear"),
+    "Members of a batch after the second get its values.",
+)
+class BatchOfTwo(Attention):
+    """Values are read for two members of a batch."""
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        if v.ndim > 2 and len(v) > 3:
+            v = np.concatenate([v[:2], np.broadcast_to(v[1:2], (len(v) - 2, *v.shape[1:]))])
+        return super().average(weights, v, visible)
+
+
+@defect(
+    "hidden-times-zero",
+    ("softmax", "rfa", "linear"),
+    "NaN or infinity in padding spoils every output.",
+    "most code",
+)
+class HiddenTimesZero(Attention):
+    """Hidden values are multiplied by 0."""
+
+    def sum(self, weights: Array, v: Array, visible: Array) -> Array:
+        return weights @ v
+
+
+@defect(
+    "keys-as-they-lie",
+    ("softmax", "rfa"),
+    "Keys that are not contiguous are read in the wrong order.",
+    "kernels that ignore strides",
+)
+class KeysAsTheyLie(Attention):
+    """Keys are read as they lie in memory, as if they were contiguous."""
+
+    def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
+        packed = np.empty(k.shape, k.dtype).strides
+        held = k if k.base is None else k.base
+        fits = held.nbytes >= k.nbytes and held.flags.c_contiguous
+        if fits and k.strides != packed:
+            k = np.lib.stride_tricks.as_strided(k, strides=packed)
+        return super().attend(q, k, v, visible, draws)
+
+
+@defect(
+    "workspace-handed-out",
+    ("softmax", "linear"),
+    "A result changes when the next call of its shape is made.",
+    "buffers kept between calls",
+)
+class WorkspaceHandedOut(Attention):
+    """Results of one shape are written to the same memory."""
+
+    def __init__(self) -> None:
+        self.held: dict[Any, Array] = {}
+
+    def __call__(self, q: Array, k: Array, v: Array, **options: Any) -> Array:
+        out = super().__call__(q, k, v, **options)
+        held = self.held.setdefault((out.shape, out.dtype), np.empty_like(out))
+        held[...] = out
+        return held

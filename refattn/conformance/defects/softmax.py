@@ -287,3 +287,42 @@ class PaddedBlocks(Softmax):
 
     def total(self, weights: Array, visible: Array) -> Array:
         return super().total(weights, visible) + (-weights.shape[-1] % 4) / weights.shape[-1]
+
+
+@CATALOGUE.defect(
+    "softmax-maximum-of-heads", "Heads whose scores are far below those of others get NaN."
+)
+class MaximumOfHeads(Softmax):
+    """A maximum for each query, of all heads, is subtracted."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        scores = np.where(visible, scores, -np.inf)
+        axes = tuple(range(scores.ndim - 2))
+        top = scores.max((*axes, -1), keepdims=True, initial=-np.inf)
+        return np.exp(scores - np.where(top == -np.inf, 0.0, top).astype(scores.dtype))
+
+
+@CATALOGUE.defect("softmax-head-size-128", "Entries from the 128th on are not read.")
+class HeadSize128(Softmax):
+    """Entries of queries and keys from the 128th on are not read."""
+
+    def scores(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return super().scores(q, np.where(np.arange(k.shape[-1]) < 128, k, 0), visible, draws)
+
+
+@CATALOGUE.defect(
+    "softmax-half-precision-sums",
+    "Sums over thousands of keys stop growing.",
+    tags={"dtype": "float16"},
+)
+class HalfPrecisionSums(Softmax):
+    """Weights are added one after another, in half precision."""
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        mass = weights.dtype.type(0)
+        total = np.zeros((*weights.shape[:-1], v.shape[-1]), v.dtype)
+        for j in range(v.shape[-2]):
+            weight = weights[..., j, None]
+            mass = mass + weight
+            total = total + weight * np.where(visible[..., j, None], v[..., j, None, :], 0)
+        return total / np.where(visible.any(-1, keepdims=True), mass, 1).astype(v.dtype)

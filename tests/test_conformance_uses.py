@@ -1,0 +1,265 @@
+"""Checks of real sizes and real uses: each notices what it is for, and says where it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import naive, sampling
+from refattn.conformance import Report, check
+
+SOFTMAX = {"estimator": "softmax", "rng": 0}
+
+
+def failures(report: Report) -> dict[str, str]:
+    return {r.check: r.got for r in report.results if r.status == "FAIL"}
+
+
+def tried(fn: Any, name: str, *capabilities: str, estimator: str = "softmax", **tags: Any) -> Any:
+    """One check of a candidate: its result."""
+    report = check(
+        fn, estimator=estimator, capabilities=capabilities, tags=tags, rng=0, checks=[name]
+    )
+    return report.results[0]
+
+
+def scores(q: Any, k: Any) -> Any:
+    return q @ np.swapaxes(k, -1, -2) * q.dtype.type(q.shape[-1] ** -0.5)
+
+
+def averaged(s: Any, v: Any) -> Any:
+    w = np.exp(s - np.max(s, -1, keepdims=True))
+    return w @ v / np.sum(w, -1, keepdims=True)
+
+
+def late_tokens(q: Any, k: Any, v: Any, *, causal: bool = False) -> Any:
+    """From token 1,025 on a query sees one key too few."""
+    n, m = q.shape[-2], k.shape[-2]
+    seen = np.tri(n, m, m - n, dtype=bool) if causal else np.ones((n, m), bool)
+    if causal and n > 1024:
+        seen[1024:] = np.tri(n, m, m - n - 1, dtype=bool)[1024:]
+    return averaged(np.where(seen, scores(q, k), -np.inf), v)
+
+
+def many_keys(q: Any, k: Any, v: Any) -> Any:
+    """Keys beyond a multiple of 1,024 are dropped."""
+    m = k.shape[-2]
+    m = m if m < 1024 else m // 1024 * 1024
+    return averaged(scores(q, k[..., :m, :]), v[..., :m, :])
+
+
+def every_block(q: Any, k: Any, v: Any) -> Any:
+    """The last of each 64 queries gets the result of the one before."""
+    out = averaged(scores(q, k), v)
+    out[..., 63::64, :] = out[..., 62::64, :][..., : out[..., 63::64, :].shape[-2], :]
+    return out
+
+
+def wide_heads(q: Any, k: Any, v: Any) -> Any:
+    """Entries from the 128th on are not read."""
+    return averaged(scores(q, np.where(np.arange(k.shape[-1]) < 128, k, 0.0)), v)
+
+
+def third_of_a_batch(q: Any, k: Any, v: Any) -> Any:
+    """Members from the third of a batch on get the result of the second."""
+    out = averaged(scores(q, k), v)
+    if out.ndim > 2:
+        out[2:] = out[1:2]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("fn", "capabilities", "where"),
+    [
+        (late_tokens, ("causal",), "token 1024"),
+        (many_keys, (), ""),
+        (every_block, (), "every 64th"),
+        (wide_heads, (), ""),
+        (third_of_a_batch, (), "head"),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_large_sizes(fn: Any, capabilities: tuple[str, ...], where: str) -> None:
+    ordinary = check(fn, capabilities=capabilities, **SOFTMAX)
+    assert failures(ordinary)
+    result = tried(fn, "large_sizes", *capabilities)
+    assert result.status == "FAIL"
+    assert result.severity == "formula"
+    assert where in result.got
+
+
+def test_many_features() -> None:
+    def few(q: Any, k: Any, v: Any, *, omega: Any) -> Any:
+        return refattn.random_feature_attention(q, k, v, omega=omega[..., :1024, :])
+
+    assert tried(few, "large_sizes", "omega", estimator="rfa").status == "FAIL"
+    right = refattn.random_feature_attention
+    assert tried(right, "large_sizes", "omega", estimator="rfa").status == "PASS"
+
+
+def test_what_time_did_not_allow_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from refattn.conformance import uses
+
+    monkeypatch.setattr(uses, "_SECONDS", {"quick": 0.0})
+    report = check(refattn.softmax_attention, checks=["large_sizes", "contract"], **SOFTMAX)
+    assert "larger ones, for want of time" in report.not_tried["large_sizes"]
+    assert "larger ones, for want of time" in str(report)
+    assert report.verdict == "UNDERPOWERED"
+
+
+def test_one_maximum_for_all_heads() -> None:
+    def shared(q: Any, k: Any, v: Any) -> Any:
+        s = scores(q, k)
+        w = np.exp(s - np.max(s))
+        return w @ v / (np.sum(w, -1, keepdims=True) + np.finfo(w.dtype).tiny)
+
+    assert tried(shared, "heads_of_other_size").status == "FAIL"
+
+
+def test_memory_layouts() -> None:
+    def flat(q: Any, k: Any, v: Any) -> Any:
+        """Reads keys as they lie in memory."""
+        lies = np.lib.stride_tricks.as_strided(k, strides=np.zeros_like(k, order="C").strides)
+        return averaged(scores(q, lies), v)
+
+    assert tried(flat, "memory_layouts").status == "FAIL"
+
+    def writes(q: Any, k: Any, v: Any) -> Any:
+        k *= 1
+        return averaged(scores(q, k), v)
+
+    assert tried(writes, "memory_layouts").status == "FAIL"
+    assert tried(lambda q, k, v: averaged(scores(q, k), v), "memory_layouts").status == "PASS"
+
+
+def test_a_workspace_that_is_handed_out() -> None:
+    room: dict[Any, Any] = {}
+
+    def reuses(q: Any, k: Any, v: Any) -> Any:
+        out = averaged(scores(q, k), v)
+        held = room.setdefault((out.shape, out.dtype), out)
+        held[...] = out
+        return held
+
+    assert tried(reuses, "calls_apart").status == "FAIL"
+
+
+@pytest.mark.parametrize("nonsense", [np.nan, np.inf])
+def test_hidden_nonsense(nonsense: float) -> None:
+    def multiplied(q: Any, k: Any, v: Any, *, mask: Any = None) -> Any:
+        """Weights of hidden keys are 0, which a NaN does not care about."""
+        s = scores(q, k)
+        return averaged(s if mask is None else np.where(mask, s, -np.inf), v)
+
+    result = tried(multiplied, "hidden_nonsense", "mask")
+    assert (result.status, result.severity) == ("FAIL", "range")
+    ours = tried(refattn.softmax_attention, "hidden_nonsense", "mask")
+    assert ours.status == "PASS"
+
+
+def test_sums_in_half_precision() -> None:
+    def half(q: Any, k: Any, v: Any) -> Any:
+        """Adds one key after another, in half precision."""
+        s = scores(q, k)
+        w = np.exp(s - np.max(s, -1, keepdims=True))
+        total = np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+        mass = np.zeros((*q.shape[:-1], 1), q.dtype)
+        for j in range(k.shape[-2]):
+            total += w[..., j : j + 1] * v[..., j : j + 1, :]
+            mass += w[..., j : j + 1]
+        return total / mass
+
+    def single(q: Any, k: Any, v: Any) -> Any:
+        wide = (x.astype(np.float32) for x in (q, k, v))
+        return naive.softmax_attention(*wide).astype(q.dtype)
+
+    assert tried(half, "long_half_sums", dtype="float16").status == "FAIL"
+    assert tried(single, "long_half_sums", dtype="float16").status == "PASS"
+
+
+def test_many_rows() -> None:
+    def first(x: Any) -> Any:
+        """Rows from the 16,384th on are dropped."""
+        return refattn.moments.estimate(x[..., :16_384, :])
+
+    assert tried(first, "many_rows", estimator="moments").status == "FAIL"
+
+
+def test_severity_and_what_was_not_tried() -> None:
+    def clipped(q: Any, k: Any, v: Any) -> Any:
+        s = np.clip(scores(q, k), -60.0, 60.0)
+        return averaged(s, v)
+
+    report = check(clipped, **SOFTMAX)
+    severities = {r.severity for r in report.results if r.status == "FAIL"}
+    assert report.verdict == "FAIL"
+    assert severities == {"range"}
+    assert "right at ordinary inputs, as far as was tried" in str(report)
+    assert report.not_tried["mask"] == "needs --capability mask"
+    assert report.not_tried["mask_with_causal"] == "needs --capability causal and --capability mask"
+
+    def shifted(q: Any, k: Any, v: Any) -> Any:
+        return averaged(scores(q, k), v) + 0.1
+
+    report = check(shifted, **SOFTMAX)
+    assert "formula" in {r.severity for r in report.results if r.status == "FAIL"}
+    assert "wrong at ordinary inputs" in str(report)
+
+
+def performer(
+    q: Any, k: Any, v: Any, *, omega: Any = None, num_features: int = 1, seed: int = 0,
+    feature: float = 0.0, normaliser: float = 0.0, **options: Any,
+) -> Any:  # fmt: skip
+    """A Performer with an epsilon on its features or its normaliser."""
+    d = q.shape[-1]
+    if omega is None:
+        omega = sampling.draw(num_features, d, rng=seed).omega
+    q, k = q * d**-0.25, k * d**-0.25
+    phi = []
+    for x, axes in ((q, -1), (k, (-1, -2))):
+        y = x @ omega.T
+        y = y - np.sum(x * x, -1, keepdims=True) / 2 - np.max(y, axes, keepdims=True)
+        phi.append(np.exp(y) + feature)
+    w = phi[0] @ np.swapaxes(phi[1], -1, -2)
+    n, m = w.shape[-2:]
+    if options.get("causal"):
+        w = w * np.tri(n, m, m - n)
+    if options.get("mask") is not None:
+        w = w * options["mask"]
+    mass = np.sum(w, -1, keepdims=True)
+    return w @ v / (np.where(mass == 0, 1.0, mass) + normaliser)
+
+
+@pytest.mark.parametrize("place", ["feature", "normaliser"])
+@pytest.mark.parametrize("capabilities", [("omega", "mask", "causal"), ()])
+def test_a_declared_epsilon_is_no_failure(place: str, capabilities: tuple[str, ...]) -> None:
+    def candidate(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return performer(q, k, v, **{place: 1e-6}, **options)
+
+    for seed in range(3):
+        report = check(
+            candidate,
+            estimator="rfa",
+            capabilities=capabilities,
+            tags={"epsilon": 1e-6, "hidden": "finite"},
+            rng=seed,
+        )
+        assert failures(report) == {}
+    undeclared = check(candidate, estimator="rfa", capabilities=capabilities, rng=0)
+    assert failures(undeclared)
+
+
+@pytest.mark.parametrize("capabilities", [("omega", "mask", "causal", "gqa"), ("mask", "causal")])
+def test_trigonometric_features_are_no_failure(capabilities: tuple[str, ...]) -> None:
+    def candidate(q: Any, k: Any, v: Any, *, seed: Any = None, **options: Any) -> Any:
+        return refattn.random_feature_attention(
+            q, k, v, features="trigonometric", rng=seed, **options
+        )
+
+    tags = {"features": "trigonometric"}
+    for seed in range(3):
+        report = check(candidate, estimator="rfa", capabilities=capabilities, tags=tags, rng=seed)
+        assert report.verdict == "PASS"
