@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,7 @@ def test_severity_and_what_was_not_tried() -> None:
         return averaged(scores(q, k), v) + 0.1
 
     report = check(shifted, **SOFTMAX)
+    assert {r.severity for r in report.results if r.status == "PASS"} == {""}
     assert "formula" in {r.severity for r in report.results if r.status == "FAIL"}
     assert "wrong at ordinary inputs" in str(report)
 
@@ -263,3 +265,24 @@ def test_trigonometric_features_are_no_failure(capabilities: tuple[str, ...]) ->
     for seed in range(3):
         report = check(candidate, estimator="rfa", capabilities=capabilities, tags=tags, rng=seed)
         assert report.verdict == "PASS"
+
+
+def test_slow_calls_at_the_end_of_the_time_are_no_hang() -> None:
+    def slow(q: Any, k: Any, v: Any) -> Any:
+        time.sleep(0.02)
+        return refattn.softmax_attention(q, k, v)
+
+    report = check(slow, time_limit=1.0, **SOFTMAX)
+    assert report.verdict == "UNDERPOWERED"
+    assert failures(report) == {}
+    assert "time is over: " in str(report)
+
+
+def test_a_run_stops_where_every_call_raises() -> None:
+    def other(query: Any, key: Any) -> Any:
+        return query
+
+    report = check(other, **SOFTMAX)
+    assert [r.check for r in report.results] == ["contract"]
+    assert "called as fn(q, k, v), defined as fn(query: " in report.results[0].got
+    assert "every call raises: reference_values" in str(report)
