@@ -171,6 +171,7 @@ def test_the_estimator_must_be_named() -> None:
     assert run("refattn:softmax_attention", "--estimator", "sofmax").exit_code == 2
 
 
+@pytest.mark.long
 def test_a_candidate_hanging_in_compiled_code_does_not_abort_the_exit(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "hanging.py").write_text(

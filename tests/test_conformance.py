@@ -102,7 +102,7 @@ def few_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(runner.LEVELS, "quick", 500)
 
 
-@pytest.mark.long("orthogonal", "moments", "scale", "float32")
+@pytest.mark.long("trigonometric", "hyperbolic", "orthogonal", "moments", "scale", "float32")
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.usefixtures("few_seeds")
@@ -188,7 +188,7 @@ def test_own_functions_on_other_libraries(library: str) -> None:
     assert report.verdict == "PASS", str(report)
 
 
-@pytest.mark.long("ra", "orthogonal")
+@pytest.mark.long("rfa", "recurrent", "ra", "orthogonal")
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda m: m.name)
 @pytest.mark.usefixtures("few_seeds")
 def test_correct_variants_pass(variant: Any) -> None:
@@ -434,6 +434,7 @@ def test_expected_failures_run_and_stale_ones_are_errors() -> None:
             check(fn, estimator="softmax", expected_failures={unknown: "?"})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_seeds")
 def test_the_same_seed_is_the_same_run() -> None:
     first, again, other = (check(kernel, estimator="kernel", rng=rng) for rng in (5, 5, 6))

@@ -235,6 +235,7 @@ def performer(
     return w @ v / (np.where(mass == 0, 1.0, mass) + normaliser)
 
 
+@pytest.mark.long("capabilities0")
 @pytest.mark.parametrize("place", ["feature", "normaliser"])
 @pytest.mark.parametrize("capabilities", [("omega", "mask", "causal"), ()])
 def test_a_declared_epsilon_is_no_failure(place: str, capabilities: tuple[str, ...]) -> None:
@@ -254,6 +255,7 @@ def test_a_declared_epsilon_is_no_failure(place: str, capabilities: tuple[str, .
     assert failures(undeclared)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capabilities", [("omega", "mask", "causal", "gqa"), ("mask", "causal")])
 def test_trigonometric_features_are_no_failure(capabilities: tuple[str, ...]) -> None:
     def candidate(q: Any, k: Any, v: Any, *, seed: Any = None, **options: Any) -> Any:
@@ -286,3 +288,28 @@ def test_a_run_stops_where_every_call_raises() -> None:
     assert [r.check for r in report.results] == ["contract"]
     assert "called as fn(q, k, v), defined as fn(query: " in report.results[0].got
     assert "every call raises: reference_values" in str(report)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_what_long_vectors_show_of_a_black_box(dtype: str) -> None:
+    def added(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return performer(q, k, v, feature=1e-6, **options).astype(q.dtype)
+
+    def clipped(q: Any, k: Any, v: Any, *, num_features: int, seed: int) -> Any:
+        d = q.shape[-1]
+        omega = sampling.draw(num_features, d, rng=seed).omega
+        q, k = q * d**-0.25, k * d**-0.25
+        phi = [
+            np.exp(np.clip(x @ omega.T - np.sum(x * x, -1, keepdims=True) / 2, -20, 20))
+            for x in (q, k)
+        ]
+        w = phi[0] @ np.swapaxes(phi[1], -1, -2)
+        return (w @ v / np.sum(w, -1, keepdims=True)).astype(q.dtype)
+
+    for fn in (added, clipped):
+        assert tried(fn, "recovered_values", estimator="rfa", dtype=dtype).status == "FAIL"
+    right = refattn.random_feature_attention
+    for seed in range(4):
+        tags = {"dtype": dtype}
+        report = check(right, estimator="rfa", tags=tags, rng=seed, checks=["recovered_values"])
+        assert report.verdict == "PASS"

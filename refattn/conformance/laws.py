@@ -273,7 +273,8 @@ def recovered_values(t: Trial) -> None:
     """Two frequencies from outputs along the axes predict outputs at other points.
 
     Of attention for one query and for three, for few keys and many, in a batch of heads too: each
-    time the frequencies are recovered from inputs of the same shapes.
+    time the frequencies are recovered from inputs of the same shapes. Some points are long, where
+    exponents that are clipped and constants that are added show.
     """
     d, c = 3, 0.5
     # The sums e_0 + e_i tell which number belongs with which.
@@ -304,28 +305,33 @@ def _recovered_values(
     start = t.new_seed()
     best = max(range(start, start + 8), key=lambda seed: _separation(means(seed), d))
     mean = means(best)
-    if t.adapter.has("pairs"):
-        arrays: tuple[Floats, ...] = tuple(t.normal(m, d, size=size) for size in (0.7, 0.9))
-    else:
-        q, k = (t.normal(*lead, i, d, size=size / root) for i, size in ((n, 0.7), (m, 0.9)))
-        arrays = (q, k, t.normal(*lead, m, d))
 
-    def predict(mean: Floats) -> tuple[Any, Any]:
+    def predict(mean: Floats, arrays: tuple[Floats, ...]) -> tuple[Any, Any]:
         omega = np.empty((*lead, 2, d))
         for index in np.ndindex(*lead):
             omega[index] = _paired(mean[index], d, c)
         return reference(t.adapter, arrays, {"omega": omega})
 
-    options: dict[str, Any] = {**sized, "seed": best}
-    got = t.call(*arrays, **options)
-    want, allowed = predict(mean)
-    # The error of each mean moves the prediction: to first order, by the sum of the moves.
-    unit = recovery_error(t, d, c) * c
-    for i in range(len(y)):
-        moved = mean.copy()
-        moved[..., i] *= 1 + 2 * unit
-        allowed = allowed + float(np.max(np.abs(predict(moved)[0] - want)))
-    t.equal(got, want, float(allowed))
+    for long in (1.0, 3.0, 6.0):
+        if t.adapter.has("pairs"):
+            sizes = (0.7 * long, 0.9)  # an estimate is e^(x . y)
+            arrays: tuple[Floats, ...] = tuple(t.normal(m, d, size=size) for size in sizes)
+        else:
+            sizes = (0.7 * long, 0.9 * long)
+            q, k = (
+                t.normal(*lead, i, d, size=s / root) for i, s in zip((n, m), sizes, strict=True)
+            )
+            arrays = (q, k, t.normal(*lead, m, d))
+        options: dict[str, Any] = {**sized, "seed": best}
+        got = t.call(*arrays, **options)
+        want, allowed = predict(mean, arrays)
+        # The error of each mean moves the prediction: to first order, by the sum of the moves.
+        unit = recovery_error(t, d, c) * c
+        for i in range(len(y)):
+            moved = mean.copy()
+            moved[..., i] *= 1 + 2 * unit
+            allowed = allowed + float(np.max(np.abs(predict(moved, arrays)[0] - want)))
+        t.equal(got, want, float(allowed))
 
 
 def _separation(mean: Floats, d: int) -> float:
