@@ -13,7 +13,7 @@ from refattn._products import multiply, sum_of_products
 TERMS = [48, 49, 96, 129, 336, 671, 672, 673, 2352, 2353, 4705]
 
 
-@pytest.mark.long("4705", "2353", "2352")
+@pytest.mark.long("lead4", "4705", "2353", "2352")
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("lead", [((), ()), ((2, 1), (3,)), ((), (3,)), ((3,), ()), ((40,), (40,))])
 def test_every_part_of_a_product(terms: int, lead: tuple[tuple[int, ...], ...]) -> None:

@@ -172,6 +172,7 @@ def of_variance(coupling: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
     return verdicts("variance_laws")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("coupling", ["orthogonal", "regularised"])
 def test_variance_laws(coupling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(of_variance(coupling, monkeypatch).values()) == {"HOLDS"}

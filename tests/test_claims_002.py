@@ -53,6 +53,7 @@ def without_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refattn, "random_feature_attention", defect)
 
 
+@pytest.mark.long
 def test_moments_need_the_divisor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts("moments", "quick") == expected("moments")
     finish = moments._moments
@@ -161,6 +162,7 @@ def test_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["law"] == "REFUTED"
 
 
+@pytest.mark.long
 def test_failures_need_random_features(monkeypatch: pytest.MonkeyPatch) -> None:
     def exact(q: Any, k: Any, v: Any, *, scale: float, **options: Any) -> Any:
         return refattn.softmax_attention(q, k, v, scale=scale)

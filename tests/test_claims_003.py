@@ -97,6 +97,7 @@ def test_rfa_biased(monkeypatch: Patch) -> None:
     assert set(verdicts("rfa_biased").values()) == {"HOLDS"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("defect", ["norms", "law", "unbiased"])
 def test_rfa_biased_finds_defects(defect: str, monkeypatch: Patch) -> None:
     if defect == "norms":  # another mean than that of RFA
@@ -140,6 +141,7 @@ def test_ra_unbiased_finds_that_frequencies_are_ignored(monkeypatch: Patch) -> N
     assert found["no noise"] == found["small noise"] == "HOLDS"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [0.0, 4**0.25, 1.05], ids=["no noise", "d^(1/4)", "5%"])
 def test_ra_needs_standard_noise(factor: float, monkeypatch: Patch) -> None:
     reduce(monkeypatch, "ra_unbiased", "quick", draws=8000)

@@ -102,7 +102,7 @@ def few_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(runner.LEVELS, "quick", 500)
 
 
-@pytest.mark.long("trigonometric", "hyperbolic", "orthogonal", "moments", "scale", "float32")
+@pytest.mark.long("ra", "trigonometric", "hyperbolic", "orthogonal", "moments", "scale", "float32")
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.usefixtures("few_seeds")
@@ -352,7 +352,7 @@ MISBEHAVING = {
 }
 
 
-@pytest.mark.long("restless")
+@pytest.mark.long("writes", "restless")
 @pytest.mark.parametrize("name", MISBEHAVING)
 def test_misbehaviour_is_a_failure_with_a_sentence(name: str) -> None:
     fn, estimator, where, text = MISBEHAVING[name]
@@ -748,6 +748,7 @@ else:
 """
 
 
+@pytest.mark.long
 def test_a_program_with_npz_files(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PYTHON, encoding="utf-8")

@@ -230,6 +230,7 @@ def dies_once(x: np.ndarray, path: str, block_id: Any = None) -> np.ndarray:
     return x
 
 
+@pytest.mark.long
 def test_the_validation_suite_on_a_cluster(client: Any, tmp_path: Any) -> None:
     runner = pytest.importorskip("validation.runner")
     names = ["proposition_1", "lara_cases"]

@@ -606,7 +606,7 @@ def test_backends_agree(backend: Backend, name: str, options: str, dtype: np.dty
     np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
 
 
-@pytest.mark.long("jax", "dask")
+@pytest.mark.long("array_api_strict", "jax", "dask")
 def test_given_frequencies_on_backends(backend: Backend, dtype: np.dtype) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 2, 6, 3, dtype=dtype) for _ in range(3))

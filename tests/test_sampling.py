@@ -59,7 +59,7 @@ def projections(
     return [omega[:, i] @ probes(d).T for i in range(d)]
 
 
-@pytest.mark.long("16")
+@pytest.mark.long("halton", "sobol", "16")
 @pytest.mark.parametrize("d", [2, 3, 4, 16])
 @pytest.mark.parametrize("coupling", sorted({*sampling.COUPLINGS} - sampling.BIASED_COUPLINGS))
 def test_each_frequency_is_standard_normal(coupling: str, d: int) -> None:

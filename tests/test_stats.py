@@ -172,6 +172,7 @@ def test_bartlett_of_singular_covariances_is_zero() -> None:
     assert set(stats.gaussian_estimates(np.zeros((3, 2)), covs, **settings_)) == {0.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("s", [0.01, 0.3, 1.0, 3.0, 10.0])
 def test_lognormal_sum_cdf_by_quadrature(s: float) -> None:
     """The plain convolution, in 30 digits."""
@@ -365,6 +366,7 @@ def too_many(seed: int, null: Null) -> list[float]:
 DECISIONS = 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(NULLS)))
 def test_p_values_are_sound(seed: int, name: str) -> None:
     assert min(too_many(seed, NULLS[name])) > LEVEL / DECISIONS

@@ -262,7 +262,7 @@ def test_keys_of_another_length(name: str) -> None:
             one.update(k, k)
 
 
-@pytest.mark.long("jax")
+@pytest.mark.long("dask", "jax")
 def test_queries_that_do_not_fit(backend: Backend) -> None:
     k, q = backend.array(np.ones((2, 4, 3))), backend.array(np.ones((5, 4, 3)))
     for init, _ in CASES.values():

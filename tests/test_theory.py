@@ -177,7 +177,7 @@ def accuracy(features: str, coupling: str, d: int, size: float) -> float:
 DIMENSIONS = (1, 2, 3, 4, 5, 16, 64, 256)
 
 
-@pytest.mark.long("simplex", "regularised")
+@pytest.mark.long("orthogonal", "simplex", "regularised")
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize("features", FEATURES)
 def test_laws_against_mpmath(features: str, coupling: str, record_accuracy: Any) -> None:
@@ -637,6 +637,7 @@ def cosine_check(coupling: str, d: int) -> None:
                 reject(bounded_p_value(square, width, variance), ("variance", *label))
 
 
+@pytest.mark.long("4")
 @pytest.mark.parametrize("d", [2, 4, 16])
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize("features", ["positive", "hyperbolic"])

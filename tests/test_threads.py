@@ -148,6 +148,7 @@ def test_causal_queries_see_no_key_of_most_spans(threads, shift):
     np.testing.assert_allclose(np.exp(lse), seen, rtol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 2])
 def test_memory_does_not_grow_with_the_keys_of_a_few_queries(threads):
     peaks = []

@@ -131,7 +131,14 @@ def test_false_alarms_of_a_statement() -> None:
     assert stats.clopper_pearson(alarms, runs, 1 - 1e-6)[0] <= level  # wrong once in 2e6 seeds
 
 
-@pytest.mark.long("cost", "linear_time")
+@pytest.mark.long(
+    "lara_consistent",
+    "distributions",
+    "orthogonal_against_iid",
+    "variance_laws",
+    "cost",
+    "linear_time",
+)
 @pytest.mark.parametrize("name", suite.claims())
 def test_every_claim_at_a_tiny_level(name: str) -> None:
     claim = suite.claims()[name]
@@ -379,6 +386,7 @@ def test_a_result_that_does_not_come_back_is_an_error_of_its_claim(
     assert "error" not in records[1]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_workers_end_with_a_killed_run(tmp_path: Path) -> None:
     process = suite_process(["--out", str(tmp_path), "--workers", "2"])

@@ -490,6 +490,7 @@ def test_size_and_number(folders: Folders, cases: list[Case]) -> None:
     assert len(cases) == len({c.id for c in cases}) > 80
 
 
+@pytest.mark.long
 def test_identical_bytes_in_another_process(folders: Folders, tmp_path: Path) -> None:
     code = (
         "import sys; from refattn.conformance import vectors\n"
@@ -807,6 +808,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "checking vectors needs `pip install 'refattn[vectors]'`" in result.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("missing", "call", "message"),
     [
