@@ -33,13 +33,11 @@ from ._products import multiply
 
 __all__ = [
     "Features",
-    "elu",
     "elu_features",
     "hyperbolic_features",
     "polynomial_features",
     "positive_features",
     "random_features",
-    "relu",
     "relu_features",
     "taylor_features",
     "trigonometric_features",
