@@ -55,11 +55,10 @@ from ._threads import available, for_each
 
 __all__ = [
     "CHUNK_SIZE",
-    "NO_WORKSPACES",
+    "Arithmetic",
     "Exponential",
     "Keys",
     "Samples",
-    "Workspaces",
     "at",
     "base_of",
     "causal_attention",
@@ -72,7 +71,6 @@ __all__ = [
     "read",
     "running",
     "sample",
-    "share",
     "split_ones",
     "two_hops",
     "with_ones",
@@ -81,7 +79,6 @@ __all__ = [
 _WHOLE = slice(None)
 _CHUNK = 96  # tokens of a step on NumPy, twice what one sum of products adds
 CHUNK_SIZE = 2**17  # numbers of the features of a step, of as many heads
-_SHARES = 4  # of the heads, of one of which a step fills the size; whatever threads there are
 _FEWEST = 2  # shares, at least, that heads are cut into for threads
 # Elsewhere a step is of many leaves at once, of so few tokens where pairs are evaluated one by one.
 _LEAVES, _LEAF = 64, 16
@@ -234,7 +231,23 @@ class _State(NamedTuple):
     far: Attended | None = None
 
 
-class Exponential:
+class Arithmetic:
+    """What the arithmetics of features share: memory for each thread, and steps of one size."""
+
+    memory = NO_WORKSPACES
+
+    def alone(self, like: Array) -> Any:
+        """For one thread, with memory of its own."""
+        own = copy(self)
+        own.memory = Workspaces(workspace(like), workspace(like))
+        return own
+
+    def chunks(self, q: Array, size: int) -> Iterator[slice]:
+        """Cut the queries into steps."""
+        return blocks(0, q.shape[-2], size)
+
+
+class Exponential(Arithmetic):
     r"""Positive features of queries and keys, e^x_is and e^y_js, of any size.
 
     Where exponents and values are bounded, sums are of plain numbers, as in `Signed`: products of
@@ -247,7 +260,6 @@ class Exponential:
     """
 
     splits = True
-    memory = NO_WORKSPACES
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -262,12 +274,6 @@ class Exponential:
         own.arrays = own.samples
         return own
 
-    def alone(self, like: Array) -> Any:
-        """For one thread, with memory of its own."""
-        own = copy(self)
-        own.memory = Workspaces(workspace(like), workspace(like))
-        return own
-
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
         """Leaves of a step, and tokens of a leaf."""
         return (1, _CHUNK) if is_numpy_array(q) else leaf_shape(q.shape[-2], _LEAF)
@@ -275,10 +281,6 @@ class Exponential:
     def in_leaves(self, like: Array) -> bool:
         """Whether a step is cut into leaves."""
         return not is_numpy_array(like)
-
-    def chunks(self, q: Array, size: int) -> Iterator[slice]:
-        """Cut the queries into steps."""
-        return blocks(0, q.shape[-2], size)
 
     def start(self, keys: Keys) -> _State:
         """What samples have seen of keys before the first query."""
@@ -599,14 +601,8 @@ def heads_at_once(
     if not arithmetic.splits:
         return tiles(lead, count)
     if is_numpy_array(q):
-        shares = max(_FEWEST, available()) if count > _FEWEST else _FEWEST
-        return tiles(lead, min(max(1, count // shares), CHUNK_SIZE // row))
+        return tiles(lead, min(count // max(_FEWEST, available()), CHUNK_SIZE // row))
     return tiles(lead, math.prod(block_shape(q)) // (row * shape[1]))
-
-
-def share(lead: tuple[int, ...]) -> int:
-    """Heads whose features fill a step, which must not depend on the threads that there are."""
-    return max(1, math.prod(lead) // _SHARES)
 
 
 def leaf_shape(n: int, leaf: int, most: int | None = None) -> tuple[int, int]:

@@ -18,15 +18,13 @@ from ._array import (
     device,
     is_numpy_array,
     rescale,
-    workspace,
 )
 from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, put_quotient
 from ._heads import broadcast_lead
 from ._hops import (
     CHUNK_SIZE,
-    NO_WORKSPACES,
+    Arithmetic,
     Keys,
-    Workspaces,
     at,
     base_of,
     causal_attention,
@@ -34,7 +32,6 @@ from ._hops import (
     hidden,
     leaf_shape,
     running,
-    share,
     split_ones,
     with_ones,
 )
@@ -50,10 +47,11 @@ FeatureMap = Callable[[Array, tuple[slice, ...], Workspace | None], Features]
 
 _WHOLE = slice(None)
 _LEAF = 48  # tokens of a leaf
+_SHARES = 4  # of the heads, of one of which the features fill a step
 _GROUP = 7  # states of leaves that are added in turn, before their sums are
 
 
-class Signed:
+class Signed(Arithmetic):
     """Features of either sign, values times e^log_scale; `phi_q` and `phi_k` take tokens and heads.
 
     What these are made of beside tokens is in `arrays`; only if the map `splits` is it given some
@@ -73,7 +71,6 @@ class Signed:
         self.phi_q, self.phi_k, self.width = phi_q, phi_k, width
         self.arrays, self.splits, self.alike = arrays, splits, True
         self.head: tuple[slice, ...] = ()
-        self.memory = NO_WORKSPACES
 
     def part(self, head: tuple[slice, ...]) -> Signed:
         """Take some heads."""
@@ -81,26 +78,17 @@ class Signed:
         own.head = head
         return own
 
-    def alone(self, like: Array) -> Signed:
-        """For one thread, with memory of its own."""
-        own = copy(self)
-        own.memory = Workspaces(workspace(like), workspace(like))
-        return own
-
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
         """Leaves of a step, and tokens of a leaf."""
         if not is_numpy_array(q):
             return leaf_shape(q.shape[-2], _LEAF)
-        heads = share(lead) if self.splits else max(1, math.prod(lead))
+        # Whatever threads there are: the order of sums depends on the size of a step.
+        heads = max(1, math.prod(lead) // (_SHARES if self.splits else 1))
         return leaf_shape(q.shape[-2], _LEAF, max(1, CHUNK_SIZE // (heads * self.width * _LEAF)))
 
     def in_leaves(self, like: Array) -> bool:
         """Whether a step is cut into leaves."""
         return True
-
-    def chunks(self, q: Array, size: int) -> Iterator[slice]:
-        """Cut the queries into steps."""
-        return blocks(0, q.shape[-2], size)
 
     def start(self, keys: Keys) -> Totals:
         """What features have seen of keys before the first query."""
@@ -289,7 +277,7 @@ def _attend_in_pairs(q: Array, keys: Keys, mask: Array, arithmetic: Signed, caus
 def _in_groups(
     join: Callable[[Any, Any], Any], first: Any, own: list[Any]
 ) -> tuple[list[Any], Any]:
-    """`_running`, state by state: a few are added in turn, and then their sums."""
+    """`running`, state by state: a few are added in turn, and then their sums."""
     before, so_far = [first], None
     for group in blocks(0, len(own), _GROUP):
         inner = None
