@@ -24,6 +24,7 @@ __all__ = [
     "Case",
     "Check",
     "Trial",
+    "again",
     "attends",
     "check",
     "comparable",
@@ -282,9 +283,9 @@ def contract(t: Trial) -> None:
             arrays = tuple(x[0] for x in arrays)
         for options in _ways(t, given):
             first = t.call(*arrays, strict=True, **options)
-            again = t.call(*arrays, **options)
-            allowed = _again(t, arrays, options)
-            t.equal(again, first, (allowed, allowed) if isinstance(first, tuple) else allowed)
+            second = t.call(*arrays, **options)
+            allowed = again(t, arrays, options)
+            t.equal(second, first, (allowed, allowed) if isinstance(first, tuple) else allowed)
             if t.adapter.can("mask"):
                 seen = np.ones((*arrays[0].shape[:-1], 5), dtype=bool)
                 t.equal(t.call(*arrays, strict=True, **options, mask=seen), first, allowed)
@@ -294,7 +295,7 @@ def contract(t: Trial) -> None:
                 t.call(*arrays, strict=True, **options, causal=True)
 
 
-def _again(t: Trial, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+def again(t: Trial, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
     """Rounding between two equal calls."""
     if t.adapter.has("rows"):
         return float(np.max(of_rows(t.adapter, np.asarray(arrays[0], np.longdouble))[1]))
@@ -332,7 +333,7 @@ def seeds(t: Trial) -> None:
         if other != seed:
             raise Failure(f"different results for seeds {other} and {seed}", "the same bit for bit")
         if seed in typed:
-            allowed = _again(t, arrays, options)
+            allowed = again(t, arrays, options)
             t.equal(t.call(*arrays, **options, seed=seed), got, allowed)
     t.error = t.error or 0.0
 

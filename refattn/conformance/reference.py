@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ __all__ = [
     "CONTRACT",
     "black_box",
     "declared",
+    "engine",
     "largest_exponent",
     "of_rows",
     "reference",
@@ -40,13 +42,29 @@ def reference(
     return want, tolerance(adapter, arrays, options, want)
 
 
+def engine(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Any:
+    """What the registered function gives in float64, at sizes that the formula is too slow for."""
+    return _evaluate(adapter, adapter.record.fn, arrays, options, np.float64)
+
+
 def _formula(
     adapter: Adapter,
     arrays: tuple[Floats, ...],
     options: dict[str, Any],
     dtype: Any = np.longdouble,
 ) -> Any:
-    """The estimator as it is written, in extended precision, with the conventions declared."""
+    """The estimator as it is written, in extended precision."""
+    return _evaluate(adapter, adapter.record.naive, arrays, options, dtype)
+
+
+def _evaluate(
+    adapter: Adapter,
+    function: Callable[..., Any],
+    arrays: tuple[Floats, ...],
+    options: dict[str, Any],
+    dtype: Any,
+) -> Any:
+    """Call a function of the record with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
     given = {
         k: np.asarray(x, dtype) if k in ("omega", "centres") else x for k, x in options.items()
@@ -62,7 +80,7 @@ def _formula(
             given[tag] = adapter[tag]
     if adapter.has("feature-map"):
         given["feature_map"] = _FEATURE_MAPS[adapter["feature_map"]]
-    return adapter.record.naive(*wide, **given)
+    return function(*wide, **given)
 
 
 # Tags that are options of the formula, where the estimator has a trait.

@@ -216,13 +216,14 @@ def _signatures(trial: Trial) -> str:
 
 def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
     """Checks of such estimators that were not made, and why."""
-    asked = set(chosen)
-    return {
-        item.name: "not asked for" if item.applies(adapter) else f"needs {_needed(item, adapter)}"
-        for item in CHECKS.values()
-        if item.name not in asked and adapter.has(*item.traits)
-        if item.applies(adapter) or _needed(item, adapter)
-    }
+    left = [item for item in CHECKS.values() if item.name not in set(chosen)]
+    found = {}
+    for item in (item for item in left if adapter.has(*item.traits)):
+        if item.applies(adapter):
+            found[item.name] = "not asked for"
+        elif needed := _needed(item, adapter):
+            found[item.name] = f"needs {needed}"
+    return found
 
 
 def _needed(item: Check, adapter: Adapter) -> str:
