@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 _WHOLE = slice(None)
-_CHUNK = 96  # tokens of a step on NumPy, twice what one sum of products adds
+_CHUNK = 128  # tokens of a step on NumPy, twice what one sum of products adds
 CHUNK_SIZE = 2**17  # numbers of the features of a step, of as many heads
 _FEWEST = 2  # shares, at least, that heads are cut into for threads
 # Elsewhere a step is of many leaves at once, of so few tokens where pairs are evaluated one by one.

@@ -13,12 +13,12 @@ from ._heads import broadcast_lead
 
 __all__ = ["multiply", "sum_of_products"]
 
-_TERMS = 48  # that one matrix product may add
+_TERMS = 64  # that one matrix product may add
 _WHOLE = 128  # terms of a product of queries and keys that is not cut, which would take time
-_FEW = 7  # products that are added in turn, of the 21 or 42 of a block and others
+_FEW = 8  # products that are added in turn, of the 16 or 32 of a block and others
 _MOST = _FEW * _FEW * _TERMS  # terms of which all products are made at once
 # Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
-_CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**19
+_CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**20
 
 
 def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "product") -> Array:
