@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from typing import Any
 from xml.etree import ElementTree
 
+from .._files import INSTALL
 from .._text import portable, printable
 from .._version import __version__
 
@@ -69,6 +72,12 @@ class Result:
         A script that shows the failure.
     seconds : float
         Time taken.
+
+    Examples
+    --------
+    >>> from refattn.conformance import Result
+    >>> Result("causal", "later keys count for nothing", "identity", error=0.25)
+    <Result PASS: causal, largest error 0.25 of the tolerance>
     """
 
     check: str
@@ -104,6 +113,29 @@ class Result:
             return f"largest error {self.error:.2g} of the tolerance"
         return ""
 
+    @property
+    def gravity(self) -> str:
+        """The severity of a failure in words."""
+        return SEVERITIES.get(self.severity, "")
+
+    @property
+    def likeness(self) -> list[str]:
+        """The known mistakes that a failure is like, or that it is like none."""
+        return self.suspects or ["none of the known mistakes"][: self.compared]
+
+    @property
+    def shortfalls(self) -> list[str]:
+        """What an underpowered check detects, where it is to detect less."""
+        return [
+            f"detects {name} of {self.detectable[name]:.2g}, not {target:.2g}"
+            for name, target in self.target.items()
+            if self.detectable[name] > target
+        ]
+
+    def __repr__(self) -> str:
+        words = f", {self.summary}" if self.summary else ""
+        return printable(f"<Result {self.status}: {self.check}{textwrap.shorten(words, 100)}>")
+
 
 @dataclass
 class Report:
@@ -119,6 +151,15 @@ class Report:
         One for each check.
     not_tried : dict
         Checks of this kind of estimator that were not made, with what they need.
+    limits : dict
+        The declared limits under which the verdict holds: names, each with what it leaves out.
+
+    Examples
+    --------
+    >>> from refattn.conformance import Report, Result
+    >>> results = [Result("contract", "", "identity"), Result("causal", "", "identity", "FAIL")]
+    >>> Report("mine", "softmax", ("causal",), {}, "quick", 1e-6, 0, results)
+    <Report FAIL: 'mine' as softmax, 1 PASS, 1 FAIL>
     """
 
     name: str
@@ -130,6 +171,7 @@ class Report:
     seed: int
     results: list[Result]
     not_tried: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, str] = field(default_factory=dict)
     version: str = __version__
 
     @property
@@ -144,6 +186,28 @@ class Report:
         return UNDERPOWERED if UNDERPOWERED in statuses or not statuses else PASS
 
     @property
+    def counts(self) -> Counter[str]:
+        """How many checks ended with each status."""
+        return Counter(result.status for result in self.results)
+
+    @property
+    def severities(self) -> dict[str, int]:
+        """How many failures there are of each severity."""
+        found = Counter(result.severity for result in self.results if result.status == FAIL)
+        return {name: found[name] for name in SEVERITIES if name in found}
+
+    @property
+    def conclusion(self) -> str:
+        """The verdict in words: how grave its failures are, and what that means."""
+        if self.verdict == FAIL:
+            return "; ".join(self._failures())
+        if not self.results:
+            return "nothing was checked"
+        expected = self.counts[EXPECTED]
+        found = "no deviation was found" + f" other than {expected} expected" * bool(expected)
+        return found if self.verdict == PASS else f"{found}, but some checks say too little"
+
+    @property
     def guarantee(self) -> str:
         """The error probability of the verdict, and by which theorem."""
         return (
@@ -154,27 +218,33 @@ class Report:
 
     def to_json(self) -> str:
         """The report as JSON; what is not finite is null, and strange characters are escaped."""
-        content = {"verdict": self.verdict, "guarantee": self.guarantee, **asdict(self)}
+        said = ("verdict", "conclusion", "severities", "guarantee")
+        content = {name: getattr(self, name) for name in said} | asdict(self)
         text = json.dumps(portable(content), indent=2, default=lambda x: printable(str(x)))
         return text + "\n"
 
     def to_junit(self) -> str:
         """The report as JUnit XML."""
-        counts = {s: sum(r.status == s for r in self.results) for s in (FAIL, STALE, EXPECTED)}
+        counts = self.counts
         suite = ElementTree.Element(
             "testsuite",
             name=printable(f"refattn.conformance.{self.estimator}.{self.name}"),
             tests=str(len(self.results)),
             failures=str(counts[FAIL] + counts[STALE]),
-            skipped=str(counts[EXPECTED] + sum(r.status == UNDERPOWERED for r in self.results)),
+            skipped=str(counts[EXPECTED] + counts[UNDERPOWERED]),
         )
+        properties = ElementTree.SubElement(suite, "properties")
+        for name, value in self._properties().items():
+            ElementTree.SubElement(properties, "property", name=name, value=printable(value))
         for result in self.results:
             case = ElementTree.SubElement(
                 suite, "testcase", name=result.check, time=f"{result.seconds:.3f}"
             )
             case.set("classname", printable(f"{self.estimator}.{self.name}"))
             if result.status in (FAIL, STALE):
-                element = ElementTree.SubElement(case, "failure", message=printable(result.summary))
+                text = ": ".join(filter(None, [result.gravity, result.summary]))
+                element = ElementTree.SubElement(case, "failure", message=printable(text))
+                element.set("type", result.severity or result.status)
                 element.text = printable(result.reproducer)
             elif result.status in (EXPECTED, UNDERPOWERED):
                 text = result.reason or f"{result.status}: {result.summary}"
@@ -182,49 +252,104 @@ class Report:
         ElementTree.indent(suite)
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
+    def _properties(self) -> dict[str, str]:
+        """What JUnit XML says of all of the run."""
+        return {
+            "verdict": self.verdict,
+            "conclusion": self.conclusion,
+            **{f"severity.{name}": str(count) for name, count in self.severities.items()},
+            **{f"limit.{name}": text for name, text in self.limits.items()},
+        }
+
+    def to_html(self) -> str:
+        """The report as a page that needs no other file.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If jinja2 is not installed.
+        """
+        return self._rendered("page.html")
+
+    def _repr_html_(self) -> str | None:
+        """The report as a part of a page, for notebooks; without jinja2 they show the `repr`."""
+        try:
+            return self._rendered("part.html")
+        except ModuleNotFoundError:
+            return None
+
+    def _rendered(self, template: str) -> str:
+        page = _templates().get_template(template)
+        return printable(page.render(report=self, severities=SEVERITIES))
+
+    def __repr__(self) -> str:
+        counts = "".join(f", {count} {status}" for status, count in self.counts.items())
+        return f"<Report {self.verdict}: {self.name!r} as {self.estimator}{counts}>"
+
     def __str__(self) -> str:
         able = f" with {', '.join(self.capabilities)}" if self.capabilities else ""
         lines = [
             f"{self.verdict}: {self.name} as {self.estimator}{able} "
-            f"(level {self.level}, alpha {self.alpha:g}, seed {self.seed})",
-            *self._gravity(),
+            f"(level {self.level}, alpha {self.alpha:g}, seed {self.seed})"
         ]
+        if self.verdict != PASS:
+            lines.append(f"  {self.conclusion}")
         width = max((len(r.check) for r in self.results), default=0)
         for r in self.results:
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{width}}  {r.summary}")
             if r.status == FAIL:
                 lines.append(f"      {r.severity}: {r.claim}")
-                found = r.suspects or ["none of the known mistakes"][: r.compared]
-                lines += [f"      {'like' if i == 0 else '    '}: {s}" for i, s in enumerate(found)]
-            if r.status == UNDERPOWERED:
                 lines += [
-                    f"      detects {name} of {r.detectable[name]:.2g}, not {r.target[name]:.2g}"
-                    for name in r.target
-                    if r.detectable[name] > r.target[name]
+                    f"      {'like' if i == 0 else '    '}: {s}" for i, s in enumerate(r.likeness)
                 ]
+            if r.status == UNDERPOWERED:
+                lines += [f"      {text}" for text in r.shortfalls]
+        if self.limits:
+            width = max(map(len, self.limits))
+            lines += ["limits of the verdict:"]
+            lines += [f"  {name:<{width}}  {text}" for name, text in self.limits.items()]
         if self.not_tried:
             lines += ["not tried:", *self._left_out()]
         return printable("\n".join([*lines, *textwrap.wrap(self.guarantee, 100)]))
 
+    @property
+    def untried(self) -> dict[str, list[str]]:
+        """The checks that were not tried, by the reason."""
+        found: dict[str, list[str]] = {}
+        for name, why in self.not_tried.items():
+            found.setdefault(why, []).append(name)
+        return found
+
     def _left_out(self) -> Iterator[str]:
         """A line for each check that was not tried, or for all after which the run stopped."""
         width = max(map(len, self.not_tried))
-        for why in dict.fromkeys(self.not_tried.values()):
-            names = [name for name, reason in self.not_tried.items() if reason == why]
+        for why, names in self.untried.items():
             if why in STOPS:
                 text = f"{why}: {', '.join(names)}"
                 yield from textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="    ")
             else:
                 yield from (f"  {name:<{width}}  {why}" for name in names)
 
-    def _gravity(self) -> list[str]:
+    def _failures(self) -> Iterator[str]:
         """How many failures there are of each severity, and what that means."""
-        found = [r.severity for r in self.results if r.status == FAIL]
-        counts = [
-            f"{found.count(name)} of {name} ({text})"
-            for name, text in SEVERITIES.items()
-            if name in found
-        ]
-        if set(found) == {"range"}:
-            counts.append("right at ordinary inputs, as far as was tried")
-        return [f"  {'; '.join(counts)}"] if counts else []
+        for name, count in self.severities.items():
+            yield f"{count} of {name} ({SEVERITIES[name]})"
+        if {r.severity for r in self.results if r.status in (FAIL, EXPECTED)} == {"range"}:
+            yield "right at ordinary inputs, as far as was tried"
+        if stale := self.counts[STALE]:
+            yield f"{stale} passed, though a failure was expected"
+
+
+def _templates() -> Any:
+    try:
+        jinja2 = import_module("jinja2")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"the report as HTML {INSTALL}", name=error.name) from None
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

@@ -1,0 +1,245 @@
+"""The report of a run of the checks: as text, JSON, JUnit XML and a page."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from refattn.conformance import Report, Result
+from refattn.conformance.report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED
+
+MARKUP = "<script>alert('&')</script> \"κ\" \x1b[31m\udcff"
+SHOWN = "<script>alert('&')</script> \"κ\" \\x1b[31m\\udcff"
+NONE = "\N{EN DASH}"
+RIGHT_INSIDE = "right at ordinary inputs, as far as was tried"
+
+
+def report(*results: Result, **more: Any) -> Report:
+    return Report("mine", "rfa", ("omega",), {"dtype": "float32"}, "quick", 1e-6, 7, [*results])
+
+
+def result(status: str = PASS, severity: str = "", check: str = "large_logits") -> Result:
+    found = Result(check, "as it should be", "identity", status, severity, error=0.25)
+    if status in (FAIL, EXPECTED):
+        found.expected, found.got, found.error = "1.5", "2.5", 1e6
+    return found
+
+
+class Page(HTMLParser):
+    """The elements of a page, its text, and that its tags match."""
+
+    VOID = frozenset({"meta", "link", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[tuple[str, ...], str]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((tuple(self.open), data))
+
+    def text(self, within: str = "article") -> str:
+        """What is to be read, in one line."""
+        return " ".join(" ".join(data for tags, data in self.texts if within in tags).split())
+
+
+def page(found: Report) -> Page:
+    pytest.importorskip("jinja2")
+    return Page(found.to_html())
+
+
+def properties(found: Report) -> dict[str | None, str | None]:
+    root = ElementTree.fromstring(found.to_junit())
+    assert root[0].tag == "properties"  # readers want them first
+    return {x.get("name"): x.get("value") for x in root[0]}
+
+
+# Text
+
+
+def test_reprs_are_short_and_in_one_line() -> None:
+    long = Result("contract", "", "identity", FAIL, expected="x\n" * 1000, got=MARKUP)
+    found = Report(MARKUP + "\n", "rfa", (), {}, "quick", 1e-6, 0, [result(), result(), long])
+    assert repr(found) == f"<Report FAIL: {(MARKUP + chr(10))!r} as rfa, 2 PASS, 1 FAIL>"
+    for text in (repr(found), repr(long)):
+        assert len(text) < 150
+        assert text.isprintable()
+    assert repr(Result("contract", "", "identity")) == "<Result PASS: contract>"
+
+
+@pytest.mark.parametrize(
+    ("results", "verdict", "text"),
+    [
+        ([PASS], PASS, "no deviation was found"),
+        ([PASS, EXPECTED], PASS, "no deviation was found other than 1 expected"),
+        (
+            [PASS, UNDERPOWERED],
+            UNDERPOWERED,
+            "no deviation was found, but some checks say too little",
+        ),
+        ([], UNDERPOWERED, "nothing was checked"),
+        ([PASS, STALE], FAIL, "1 passed, though a failure was expected"),
+    ],
+)
+def test_the_conclusion_says_the_verdict(results: list[str], verdict: str, text: str) -> None:
+    found = report(*(result(status, "law" * (status == EXPECTED)) for status in results))
+    assert (found.verdict, found.conclusion) == (verdict, text)
+    assert json.loads(found.to_json())["conclusion"] == text
+    assert properties(found)["conclusion"] == text
+    assert (f"\n  {text}\n" in str(found)) == (verdict != PASS)
+
+
+# Severities
+
+
+def test_severities_are_in_every_format() -> None:
+    some = [result(FAIL, name) for name in ("range", "formula", "range")]
+    found = report(result(), *some, result(EXPECTED, "law"))
+    words = "1 of formula (wrong at ordinary inputs); 2 of range (wrong at extreme inputs only)"
+    assert str(found).splitlines()[1] == f"  {words}"
+    content = json.loads(found.to_json())
+    assert content["severities"] == found.severities == {"formula": 1, "range": 2}
+    assert content["conclusion"] == words
+    assert [r["severity"] for r in content["results"]] == ["", "range", "formula", "range", "law"]
+    assert properties(found) == {
+        "verdict": "FAIL",
+        "conclusion": words,
+        "severity.formula": "1",
+        "severity.range": "2",
+    }
+    failures = ElementTree.fromstring(found.to_junit()).findall("testcase/failure")
+    assert [x.get("type") for x in failures] == ["range", "formula", "range"]
+    assert failures[1].get("message") == "wrong at ordinary inputs: expected 1.5; got 2.5"
+    text = page(found).text()
+    assert words in text
+    assert "formula 1 wrong at ordinary inputs range 2 wrong at extreme inputs only" in text
+    assert "severity law: random numbers of another law" in text  # of the expected one
+
+
+def test_failures_at_extreme_inputs_only_have_words_of_their_own() -> None:
+    def says(found: Report) -> set[bool]:
+        text = page(found).text().lower()
+        said = [text, str(found), json.loads(found.to_json())["conclusion"]]
+        return {RIGHT_INSIDE in x for x in (*said, properties(found)["conclusion"] or "")}
+
+    only = report(result(), result(FAIL, "range"))
+    assert says(only) == {True}
+    failure = ElementTree.fromstring(only.to_junit()).find("testcase/failure")
+    assert failure is not None
+    assert failure.get("message") == "wrong at extreme inputs only: expected 1.5; got 2.5"
+    for status in (FAIL, EXPECTED):
+        assert says(report(result(FAIL, "range"), result(status, "formula"))) == {False}
+
+
+# Limits
+
+
+def test_limits_are_in_every_format() -> None:
+    limits = {"head_sizes": "only d of 64, 128 were tried", "dtype": f"{MARKUP} only"}
+    found, free = report(result()), report(result())
+    found.limits = limits
+    text = str(found).split("limits of the verdict:\n")[1]
+    assert text.startswith("  head_sizes  only d of 64, 128 were tried\n  dtype       <script>")
+    assert json.loads(found.to_json())["limits"]["head_sizes"] == limits["head_sizes"]
+    assert properties(found)["limit.head_sizes"] == limits["head_sizes"]
+    shown = page(found).text()
+    assert f"Limits of the verdict head_sizes {limits['head_sizes']} dtype {SHOWN} only" in shown
+    assert "limits of the verdict" not in f"{free} {page(free).text()}".lower()
+    assert json.loads(free.to_json())["limits"] == {}
+    assert not any("limit" in str(name) for name in properties(free))
+
+
+# The page
+
+
+@pytest.fixture
+def everything() -> Report:
+    """A report with text of a candidate wherever there may be some."""
+    failed = result(FAIL, "range")
+    failed.expected = failed.got = failed.reproducer = MARKUP
+    failed.suspects = [MARKUP, "another"]
+    weak = Result("frequency_law", "a law", "law", UNDERPOWERED, p=0.04, adjusted=0.5, samples=30)
+    weak.target, weak.detectable = {"scale": 0.1}, {"scale": 0.25}
+    unlike = result(FAIL, "formula", "mask")
+    unlike.compared = True
+    stale = result(STALE)
+    stale.reason = MARKUP
+    found = report(result(check="contract"), failed, unlike, weak, stale)
+    found.name, found.capabilities = MARKUP, (MARKUP, "causal")
+    found.tags = {"device": MARKUP, "scale": None}
+    found.not_tried = {"gqa": "needs more", "causal": "needs more", "seeds": MARKUP}
+    return found
+
+
+def test_the_page_holds_everything(everything: Report) -> None:
+    text = page(everything).text()
+    for part in (
+        f"refattn {everything.version} · check of an implementation FAIL {SHOWN} as rfa",
+        f"estimator rfa capabilities {SHOWN}, causal device {SHOWN} scale None",
+        "level quick alpha 1e-06 seed 7",
+        "Summary 1 PASS 2 FAIL 1 UNDERPOWERED 1 STALE",
+        f"expected {SHOWN} got {SHOWN} like {SHOWN} another Script that shows it {SHOWN}",
+        "like none of the known mistakes",
+        f"STALE large_logits as it should be failure expected {SHOWN}",
+        f"PASS contract as it should be largest error 0.25 of the tolerance {NONE} {NONE} 0.25 0",
+        f"p = 0.04, adjusted 0.5, 30 seeds detects scale of 0.25, not 0.1 0.04 0.5 {NONE} 0.000",
+        f"Not tried needs more gqa, causal {SHOWN} seeds",
+        f"Guarantee {everything.guarantee}",
+    ):
+        assert part in text, part
+
+
+def test_the_page_has_no_script_and_needs_no_other_file(everything: Report) -> None:
+    found = page(everything)
+    assert found.text("title") == f"FAIL: {SHOWN} as rfa"
+    for tag, attributes in found.elements:
+        assert tag not in {"script", "img", "iframe", "object", "embed", "base", "form"}
+        assert not any(name.startswith("on") for name in attributes)
+        assert {attributes.get("src"), attributes.get("href")} <= {None, "data:,"}
+    assert "script" not in {tags[-1] for tags, _ in found.texts if tags}
+    style = "".join(data for tags, data in found.texts if "style" in tags)
+    assert not re.search(r"url\(|@import", style)
+    assert "prefers-color-scheme: dark" in style
+    assert [tags[-2:] for tags, data in found.texts if "alert" in data and "pre" in tags] == [
+        ("details", "pre")
+    ]
+    everything.to_html().encode()  # no lone surrogates
+
+
+def test_notebooks_show_a_part_of_a_page(everything: Report) -> None:
+    pytest.importorskip("jinja2")
+    text = everything._repr_html_()
+    assert text is not None
+    part = Page(text)
+    assert part.text() == page(everything).text()
+    assert not {tag for tag, _ in part.elements} & {"html", "head", "body", "script", "title"}
+    style = "".join(data for tags, data in part.texts if "style" in tags)
+    selectors = re.findall(r"^\s*([^@\s}-][^{};]*)\{", style, re.MULTILINE)
+    assert len(selectors) > 10
+    assert {x.split()[0].partition(":")[0] for x in selectors} == {".refattn-report"}
+
+
+def test_without_jinja2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    found = report(result())
+    with pytest.raises(ModuleNotFoundError, match=r"needs `pip install 'refattn\[cli\]'`"):
+        found.to_html()
+    assert found._repr_html_() is None
