@@ -94,14 +94,18 @@ class Unusable(click.ClickException):
     exit_code = 2
 
 
+def _installed(option: str, module: str) -> None:
+    try:
+        import_module(module)
+    except ModuleNotFoundError:
+        raise Unusable(f"{option} {INSTALL}") from None
+
+
 @contextmanager
 def one_line(plotting: bool) -> Iterator[None]:
     """Turn what is raised for unusable input into one line and exit status 2."""
     if plotting:
-        try:
-            import_module("matplotlib.figure")
-        except ModuleNotFoundError:
-            raise Unusable(f"--plot {INSTALL}") from None
+        _installed("--plot", "matplotlib.figure")
     try:
         with np.errstate(all="ignore"):
             yield
@@ -375,6 +379,12 @@ def _means(record: Estimator) -> str:
     help="Write the report as JUnit XML.",
 )
 @click.option(
+    *("--html", "html_path"),
+    metavar="OUT.html",
+    callback=_output(".html"),
+    help="Write the report as a page that needs no other file.",
+)
+@click.option(
     "--xfails",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File of expected failures: lines `check: reason`.",
@@ -401,6 +411,7 @@ def check(
     target: str,
     json_path: str | None,
     junit_path: Path | None,
+    html_path: Path | None,
     xfails: Path | None,
     reproducers: bool,
     **options: Any,
@@ -418,6 +429,9 @@ def check(
     # A candidate may change the working directory.
     json_path = json_path if json_path is None or quiet else str(Path(json_path).absolute())
     junit_path = None if junit_path is None else junit_path.absolute()
+    html_path = None if html_path is None else html_path.absolute()
+    if html_path is not None:
+        _installed("--html", "jinja2")
     with one_line(False):
         if json_path is not None and not quiet:
             _output(".json")(context, context.command.params[0], json_path)
@@ -430,7 +444,7 @@ def check(
         if quiet:
             click.echo(report.to_json(), nl=False)
         else:
-            click.echo(str(report))
+            _show.verdicts(str(report))
             for result in report.results if reproducers else ():
                 if result.reproducer:
                     text = f"\n# {result.check}\n{result.reproducer}"
@@ -439,6 +453,8 @@ def check(
             Path(json_path).write_text(report.to_json(), encoding="utf-8")
         if junit_path is not None:
             junit_path.write_text(report.to_junit(), encoding="utf-8")
+        if html_path is not None:
+            html_path.write_text(report.to_html(), encoding="utf-8")
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,9 +32,19 @@ __all__ = [
     "profile",
     "profile_to_json",
     "track",
+    "verdicts",
 ]
 
 _Array = npt.NDArray[Any]
+
+_COLOURS = {
+    "PASS": "green",
+    "FAIL": "red",
+    "UNDERPOWERED": "yellow",
+    "EXPECTED FAILURE": "yellow",
+    "STALE": "red",
+}
+_STATUS = re.compile(rf"^(  )?({'|'.join(_COLOURS)})\b", re.MULTILINE)
 
 _LABELS = {**dict(zip(study.LAWS, study.LAWS, strict=True)), "ra": "ra (bound)"}
 
@@ -47,6 +58,13 @@ def track(description: str, items: Sequence[Any]) -> Iterable[Any]:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
+
+
+def verdicts(report: str) -> None:
+    """Print a report of checks, its verdict and statuses in colour where there is any."""
+    console = Console()
+    coloured = _STATUS.sub(lambda found: click.style(found[0], _COLOURS[found[2]]), report)
+    click.echo(coloured, color=console.color_system is not None and not console.no_color)
 
 
 def comparison(path: Path, arrays: dict[str, _Array], found: Comparison, per_head: bool) -> None:

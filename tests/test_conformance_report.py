@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -243,3 +245,86 @@ def test_without_jinja2(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModuleNotFoundError, match=r"needs `pip install 'refattn\[cli\]'`"):
         found.to_html()
     assert found._repr_html_() is None
+
+
+# The command line
+
+
+def check(*words: str, **options: Any) -> Any:
+    testing = pytest.importorskip("click.testing")
+    pytest.importorskip("rich")
+    from refattn import cli
+
+    given = ["check", *words, "--estimator", "softmax", "--check", "value_length"]
+    return testing.CliRunner().invoke(cli.commands(), given, **options)
+
+
+def test_a_page_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jinja2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "moving.py").write_text(
+        "import os, refattn\nos.chdir('elsewhere')\nfn = refattn.softmax_attention\n"
+    )
+    done = check("moving:fn", "--html", "out.html")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "out.html").read_text("utf-8")
+    assert "PASS softmax_attention as softmax" in Page(text).text()
+    wrong = check("refattn:softmax_attention", "--html", "out.txt")
+    assert wrong.exit_code == 2
+    assert "must end in .html, got 'out.txt'" in wrong.output
+
+
+def test_the_command_line_without_jinja2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    done = check("no_such_module:fn", "--html", str(tmp_path / "out.html"))
+    assert done.exit_code == 2
+    assert done.output == "Error: --html needs `pip install 'refattn[cli]'`\n"
+
+
+COLOURS = {PASS: 32, FAIL: 31, STALE: 31, UNDERPOWERED: 33, EXPECTED: 33}
+
+
+def on_a_terminal(found: Report, monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
+    """What a terminal is sent of a report."""
+    _show = pytest.importorskip("refattn._show")
+    if os.name != "posix":
+        pytest.skip("terminals as of POSIX")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"TERM": "xterm"} | variables).items():
+        monkeypatch.setenv(name, value)
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    with open(theirs, "w", encoding="utf-8") as file, open(ours, "rb", buffering=0) as screen:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", file)
+            _show.verdicts(str(found))
+        return (screen.read(10**5) or b"").decode().replace("\r\n", "\n")
+
+
+def test_statuses_have_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = report(*(result(status, "law", f"check_{i}") for i, status in enumerate(COLOURS)))
+    sent = on_a_terminal(found, monkeypatch)
+    assert sent.startswith("\x1b[31mFAIL\x1b[0m: mine as rfa")
+    for status, colour in COLOURS.items():
+        assert f"\n\x1b[{colour}m  {status}\x1b[0m  " in sent
+    assert sent.count("\x1b[0m") == 1 + len(COLOURS)
+    assert re.sub(r"\x1b\[\d+m", "", sent) == f"{found}\n"
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colour_where_none_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    found = report(result())
+    assert on_a_terminal(found, monkeypatch, **variables) == f"{found}\n"
+
+
+def test_the_command_line_has_no_colour_on_a_pipe() -> None:
+    none = {"NO_COLOR": None, "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "TERM": "xterm"}
+    piped = check("refattn:softmax_attention", env=none, color=True)
+    assert piped.output.startswith("PASS: ")
+    forced = check("refattn:softmax_attention", env=none | {"FORCE_COLOR": "1"})
+    assert forced.output.startswith("\x1b[32mPASS\x1b[0m: ")
