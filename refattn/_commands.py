@@ -301,6 +301,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
     if not asked or context.resilient_parsing:
         return
     from . import conformance
+    from .conformance.adapter import written
 
     known = {
         "--estimator": {
@@ -309,6 +310,10 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
         },
         "--capability": conformance.CAPABILITIES,
         "--tag": conformance.TAGS,
+        "--spec": {
+            name: " ".join(f"{tag}={written(value)}" for tag, value in tags.items())
+            for name, tags in conformance.SPECS.items()
+        },
     }
     for option, words in known.items():
         click.echo(option)
@@ -341,7 +346,7 @@ def _means(record: Estimator) -> str:
     is_eager=True,
     expose_value=False,
     callback=_list,
-    help="Print estimators, capabilities and tags with their meanings.",
+    help="Print estimators, capabilities, tags and bundles of them with their meanings.",
 )
 @click.option("--estimator", required=True, help="What it computes: softmax, kernel, rfa, ...")
 @click.option(
@@ -350,6 +355,7 @@ def _means(record: Estimator) -> str:
 @click.option(
     *("--tag", "tags"), multiple=True, metavar="KEY=VALUE", help="A convention; repeatable."
 )
+@click.option("--spec", help="Conventions of a well-known function; see --list.")
 @click.option(
     "--level",
     type=click.Choice(["quick", "full", "soak"]),
@@ -500,6 +506,7 @@ def _check(
     estimator: str,
     capabilities: tuple[str, ...],
     tags: tuple[str, ...],
+    spec: str | None,
     seed: int | None,
     names: tuple[str, ...],
     program: str | None,
@@ -513,6 +520,9 @@ def _check(
     for tag in tags:
         if "=" not in tag:
             raise ValueError(f"`--tag` must be KEY=VALUE, got {tag!r}.")
+    if spec is not None:
+        _validate.choice("--spec", spec, conformance.SPECS)
+        pairs = {**conformance.SPECS[spec], **pairs}
     if program is not None:
         _validate.choice("--estimator", estimator, ESTIMATORS)
         fn: Any = conformance.Subprocess(target, format=program, names=ESTIMATORS[estimator].arrays)

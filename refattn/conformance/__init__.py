@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from ..registry import ESTIMATORS
 from . import laws, uses  # register their checks
-from .adapter import CAPABILITIES, TAGS, Adapter, Failure, Subprocess
+from .adapter import CAPABILITIES, SPECS, TAGS, Adapter, Subprocess
 from .checks import CHECKS, Check
+from .failures import Failure
 from .report import Report, Result
 from .runner import LEVELS, check, checks_of, parametrize_with_checks
 
@@ -19,6 +20,7 @@ __all__ = [
     "CHECKS",
     "ESTIMATORS",
     "LEVELS",
+    "SPECS",
     "TAGS",
     "Adapter",
     "Check",

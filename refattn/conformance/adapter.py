@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -24,8 +24,10 @@ from .._array import array_namespace
 from .._safetensors import read as _read_safetensors
 from .._text import said
 from ..registry import ESTIMATORS, Estimator
+from .failures import Failure, Refusal
+from .limits import fitted, head_size
 
-__all__ = ["CAPABILITIES", "TAGS", "Adapter", "Failure", "Refusal", "Subprocess"]
+__all__ = ["CAPABILITIES", "SPECS", "TAGS", "Adapter", "Subprocess", "written"]
 
 Floats = npt.NDArray[Any]
 
@@ -39,6 +41,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "mask": "mask=, boolean (..., n, m), True where a query sees a key",
         "moments": "mean= and cov= of the law of the frequencies",
         "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=",
+        "omega_only": "the same, and no other way to call it: it draws nothing by itself",
         "omega_per_head": "the frequencies may differ between heads",
     }
 )
@@ -65,6 +68,15 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "hidden": 'what masked keys and values may be: "any" (default), NaN too, or "finite"',
         "epsilon": "what is added to features or normalisers; 0 by default",
         "ddof": "of the covariance: 0, or 1 by default",
+        "head_sizes": "the only d that it takes, such as 64,128; any by default",
+        "multiple_of": "what numbers of tokens must be multiples of; 1 by default",
+        "self_attention": "true if there must be as many queries as keys",
+        "causal_only": "true if every call is causal, with causal=True only if that is declared",
+        "same_value_size": "true if values must be as long as queries and keys",
+        "fixed_frequencies": "true if drawn when it was made: neither a size nor a seed is given",
+        "empty_rows": 'what a query gets that sees no key: "zero" (default), "nan", "mean" or '
+        '"undefined"',
+        "max_logit": "the largest |scale q . k| that it takes; any by default",
     }
 )
 
@@ -80,20 +92,62 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "causal": ("bottom-right", "top-left"),
         "hidden": ("any", "finite"),
         "centres": ("own", "chunks"),
+        "empty_rows": ("zero", "nan", "mean", "undefined"),
     }
 )
 
+_TRUE_OR_FALSE = ("self_attention", "causal_only", "same_value_size", "fixed_frequencies")
+_OF_TOKENS = ("multiple_of", "self_attention", "causal_only", "same_value_size", "empty_rows")
 
-class Failure(Exception):
-    """What a candidate did wrong: what was expected, and what came instead."""
+# What a verdict does not cover where a tag or a capability says so.
+LIMITS: Mapping[str, str] = MappingProxyType(
+    {
+        "omega_only": "how frequencies are drawn is not its own",
+        "hidden": "what is hidden was always finite",
+        "epsilon": "errors that it may cause were allowed",
+        "head_sizes": "no other length of queries and keys was asked",
+        "multiple_of": "no other number of tokens was asked",
+        "self_attention": "there were always as many queries as keys",
+        "causal_only": "every call was causal",
+        "same_value_size": "values were always as long as keys",
+        "fixed_frequencies": "the law of its frequencies was not tested",
+        "empty_rows": "queries that see no key were compared with that",
+        "max_logit": "no larger inner product was asked",
+    }
+)
 
-    def __init__(self, expected: str, got: str) -> None:
-        super().__init__(f"expected {expected}; got {got}")
-        self.expected, self.got = expected, got
-
-
-class Refusal(Failure):
-    """A candidate that raised an exception."""
+# Conventions of well-known functions: tags that the glue around one then need not repeat.
+SPECS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "torch-sdpa": {
+            "library": "torch",
+            "dtype": "float32",
+            "causal": "top-left",
+        },
+        "jax-dpa": {
+            "library": "jax",
+            "dtype": "float32",
+            "layout": "bnhd",
+            "causal": "top-left",
+            "empty_rows": "mean",
+        },
+        "onnx-24": {
+            "library": "numpy",
+            "dtype": "float32",
+            "layout": "bhnd",
+            "causal": "top-left",
+            "empty_rows": "nan",
+        },
+        "flash-attn-2": {
+            "library": "torch",
+            "device": "cuda",
+            "dtype": "float16",
+            "layout": "bnhd",
+            "head_sizes": tuple(range(8, 257, 8)),
+            "same_value_size": True,
+        },
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -156,7 +210,7 @@ class Adapter:
             raise TypeError(f"`fn` must be callable, got {type(self.fn).__name__}.")
         _validate.choice("estimator", self.estimator, ESTIMATORS)
         capabilities = frozenset(_validate.names("capabilities", self.capabilities))
-        possible = [name for name in CAPABILITIES if self.record.takes(name)]
+        possible = [name for name in CAPABILITIES if _possible(self.record, name)]
         for name in sorted(capabilities):
             _validate.choice("capabilities", name, possible or ("none of them",))
         tags: dict[str, Any] = {
@@ -165,7 +219,11 @@ class Adapter:
             "layout": None,
             "epsilon": 0.0,
             "ddof": 1,
+            "head_sizes": None,
+            "multiple_of": 1,
+            "max_logit": math.inf,
         }
+        tags |= dict.fromkeys(_TRUE_OR_FALSE, False)
         tags |= {name: options[0] for name, options in _CHOICES.items() if name not in tags}
         if not isinstance(self.tags, Mapping | None):
             raise TypeError(
@@ -178,6 +236,7 @@ class Adapter:
             raise ValueError(
                 f"`tags['device']` must be left out for NumPy arrays, got {tags['device']!r}."
             )
+        _limited(self.record, capabilities, tags)
         for attribute in ("name", "source"):
             given = getattr(self, attribute)
             if not isinstance(given, str | None):
@@ -193,12 +252,33 @@ class Adapter:
         return self.tags[tag]  # type: ignore[index]
 
     def can(self, *capabilities: str) -> bool:
-        """Whether the candidate has all these capabilities."""
-        return set(capabilities) <= set(self.capabilities)
+        """Whether the candidate has all these capabilities, or others that imply them."""
+        implied = {"omega"} if "omega_only" in self.capabilities else set()
+        if self["causal_only"]:
+            implied.add("causal")
+        return set(capabilities) <= implied.union(self.capabilities)
 
     def has(self, *traits: str) -> bool:
         """Whether the estimator has all these traits."""
         return self.record.has(*traits)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws frequencies by itself, others for each seed."""
+        own = "omega_only" not in self.capabilities and not self["fixed_frequencies"]
+        return self.has("random") and own
+
+    @property
+    def limits(self) -> dict[str, str]:
+        """What a verdict does not cover, by what the candidate declares."""
+        plain = Adapter(self.fn, self.estimator).tags or {}
+        declared = dict.fromkeys({"omega_only"} & {*self.capabilities}, "")
+        declared |= {
+            tag: f"={written(self[tag])}"
+            for tag in LIMITS
+            if tag in plain and self[tag] != plain[tag]
+        }
+        return {f"{name}{value}": LIMITS[name] for name, value in declared.items()}
 
     @property
     def record(self) -> Estimator:
@@ -219,8 +299,8 @@ class Adapter:
         x = np.array([[0.5, 0.25], [0.125, -0.5]])
         given: dict[str, Any] = {"num_features": 3, "seed": 1}
         try:
-            both = self._call(x, x[::-1], strict=False, **given)
-            one = self._call(x[1], x[0], strict=False, **given)
+            both = self._within((x, x[::-1]), given)
+            one = self._within((x[1], x[0]), given)
         except Failure:
             return False
         return bool(np.allclose(both[1], one, rtol=1e-2))
@@ -234,7 +314,9 @@ class Adapter:
         """Square root of the scale: what turns inputs into kernel coordinates."""
         if not self.record.takes("scale"):
             return 1.0
-        return float(d**-0.25 if self["scale"] is None else self["scale"] ** 0.5)
+        if self["scale"] is None:
+            return float(head_size(self, d) ** -0.25)
+        return float(self["scale"] ** 0.5)
 
     def lead(self, *sizes: int) -> tuple[int, ...]:
         """As many of the sizes of leading axes (batch, heads) as the layout has."""
@@ -269,9 +351,15 @@ class Adapter:
             return np.stack([self(*row, strict=strict, **options) for row in rows]).reshape(
                 shape[:-1] if len(arrays) > 1 else (*shape[:-1], -1)
             )
-        return self._call(*arrays, strict=strict, memory=memory, **options)
+        return self._within(arrays, options, strict=strict, memory=memory)
 
-    def _call(self, *arrays: Any, strict: bool, memory: str | None = None, **options: Any) -> Any:
+    def _within(self, arrays: tuple[Any, ...], options: dict[str, Any], **how: Any) -> Any:
+        """Call it within its limits."""
+        return fitted(self, partial(self._call, **how), arrays, options)
+
+    def _call(
+        self, *arrays: Any, strict: bool = False, memory: str | None = None, **options: Any
+    ) -> Any:
         sent = [_in_memory(self._send(x), memory) for x in arrays]
         named = dict(zip(self.record.arrays, sent, strict=False))
         keywords = {
@@ -426,8 +514,66 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def _possible(record: Estimator, capability: str) -> bool:
+    """Whether implementations of an estimator may have a capability."""
+    return record.takes("omega" if capability == "omega_only" else capability)
+
+
+def _limited(record: Estimator, capabilities: Iterable[str], tags: Mapping[str, Any]) -> None:
+    """Refuse limits that an estimator cannot have."""
+    if len(record.arrays) < 3:
+        for tag in _OF_TOKENS:
+            if tags[tag] not in (False, 1, "zero"):
+                raise ValueError(
+                    f"`tags[{tag!r}]` must be left out for {record.name}, got {tags[tag]!r}."
+                )
+    if record.has("rows") and tags["head_sizes"] is not None:
+        raise ValueError(f"`tags['head_sizes']` must be left out for {record.name}.")
+    if tags["fixed_frequencies"] and (not record.has("random") or "omega" in capabilities):
+        raise ValueError(
+            "`tags['fixed_frequencies']` must be left out where no frequencies are drawn, or "
+            f"where they are given, got {tags['fixed_frequencies']!r}."
+        )
+    if tags["causal_only"] and not record.takes("causal"):
+        raise ValueError(f"`tags['causal_only']` must be left out for {record.name}.")
+
+
+def written(value: Any) -> str:
+    """The value of a tag as on the command line."""
+    if isinstance(value, tuple) and len(value) > 4:
+        return f"{value[0]},{value[1]},...,{value[-1]}"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _true(name: str, value: Any) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if not isinstance(value, bool) and str(value).lower() not in words:
+        raise ValueError(f"`tags[{name!r}]` must be true or false, got {_brief(value)}.")
+    return words[str(value).lower()]
+
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    """Head sizes: a number, several, or as text separated by commas."""
+    if value is None:
+        return None
+    given = value.split(",") if isinstance(value, str) else value
+    try:
+        sizes = tuple(int(size) for size in (given if np.iterable(given) else (given,)))
+    except (TypeError, ValueError):
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"`tags['head_sizes']` must be positive integers, got {_brief(value)}.")
+    return tuple(sorted(set(sizes)))
+
+
 def _tag(name: str, value: Any) -> Any:
     """The value of a tag, from its text where it is one."""
+    if name in _TRUE_OR_FALSE:
+        return _true(name, value)
+    if name == "head_sizes":
+        return _sizes(value)
     if name in _CHOICES:
         if not (name == "layout" and value in (None, "None")):
             _validate.choice(f"tags[{name!r}]", value, _CHOICES[name])
@@ -448,7 +594,11 @@ def _tag(name: str, value: Any) -> Any:
         if not math.isfinite(number):
             raise ValueError(f"`tags[{name!r}]` must be a finite number, got {_brief(value)}.")
         value = number
-    number = _validate.real(f"tags[{name!r}]", value, positive=name == "scale")
+    if name == "multiple_of":
+        if isinstance(value, bool) or value != int(value) or value < 1:
+            raise ValueError(f"`tags['multiple_of']` must be a positive integer, got {value!r}.")
+        return int(value)
+    number = _validate.real(f"tags[{name!r}]", value, positive=name in ("scale", "max_logit"))
     if number < 0:
         raise ValueError(f"`tags[{name!r}]` must be at least 0, got {value!r}.")
     return float(number)

@@ -27,8 +27,9 @@ from scipy import special
 from scipy import stats as laws
 
 from .. import kernels, sampling, stats, theory
-from .adapter import Failure
 from .checks import Trial, check
+from .failures import Failure
+from .limits import head_size, nearest_head_size
 from .recovery import draws, lawful, normal, positive, precise, record, recovery_error, scale
 from .reference import black_box, reference, tolerance
 
@@ -65,8 +66,11 @@ def frequency_law(t: Trial) -> None:
     Hyperbolic and trigonometric features determine them up to sign, which is then drawn anew.
     """
     c = {"positive": 1.0, "hyperbolic": 0.7, "trigonometric": 0.3}[t.adapter["features"]]
+    shares: dict[int, float] = {}
     for d, share in ((8, 1.0), (1, 0.25), (5, 0.25), (64, 0.25)):
-        if d != 8 and not precise(t.adapter):
+        shares.setdefault(nearest_head_size(t.adapter, d), share)
+    for i, (d, share) in enumerate(shares.items()):
+        if i > 0 and not precise(t.adapter):
             continue
 
         def one(seed: int, d: int = d) -> Floats:
@@ -161,7 +165,7 @@ def _roots(first: Floats, second: Floats) -> tuple[Floats, Floats]:
 )
 def frequency_pairs(t: Trial) -> None:
     """Both frequencies recovered at S = 2: independent, at right angles, or opposite."""
-    d, c, coupling = 4, 0.5, t.adapter["coupling"]
+    d, c, coupling = nearest_head_size(t.adapter, 4), 0.5, t.adapter["coupling"]
 
     def one(seed: int) -> Floats:
         a, b = _pairs(t, d, c, seed)
@@ -249,7 +253,7 @@ def _feature_sums(t: Trial, samples: int, d: int, share: float) -> None:
                 p = stats.chi2(np.maximum(x, 0.0), samples)
                 record(t, f"{label}scale", p, x.size, stats.chi2, df=samples)
         return
-    own = _own_frequencies(samples, d, coupling, max(int(share * t.size), 2), t.rng)
+    own = _own_frequencies(t, samples, d, max(int(share * t.size), 2))
     sums = np.stack([math.sqrt(samples) * np.mean(own, 1), np.sum(own * own, 1)], 1)
     for j, name in enumerate(("sums", "squares")):
         if name == "sums" and (coupling == "antithetic" or not signed):
@@ -267,6 +271,7 @@ def _feature_sums(t: Trial, samples: int, d: int, share: float) -> None:
 @check(
     "random-features",
     claim="results at one seed follow from the frequencies recovered at it",
+    draws=True,
     needs=lambda adapter: precise(adapter) and positive(adapter),
 )
 def recovered_values(t: Trial) -> None:
@@ -376,7 +381,7 @@ def feature_average(t: Trial) -> None:
     axes = np.stack([np.eye(d)[0], -np.eye(d)[0], np.full(d, d**-0.5), any_way])
     y = t.adapter.exact(axes - x)
     found = draws(t, lambda seed: _estimates(t, x, y, samples, seed))
-    omega = _own_frequencies(samples, d, coupling, t.size, t.rng)
+    omega = _own_frequencies(t, samples, d, t.size)
     own = np.stack([kernels.estimate(x, z, omega, features=features) for z in y], -1)
     n, many = len(found), len(own)
     error = recovery_error(t, d, 1.0)
@@ -392,8 +397,12 @@ def feature_average(t: Trial) -> None:
         record(t, f"law, {name}", p, n, stats.dkwm_two_sample, reference=many)
         if coupling in theory.COUPLINGS and precise(t.adapter):
             kernel = math.exp(float(x @ y[i]))
+            room = (0, head_size(t.adapter, d) - d)  # other coordinates are 0
             variance = theory.kernel_variance(
-                x, y[i], features=features, coupling=coupling, num_features=samples
+                *(np.pad(z, room) for z in (x, y[i])),
+                features=features,
+                coupling=coupling,
+                num_features=samples,
             )
             cap = float(variance) / kernel**2
             p = stats.catoni(found[:, i] / kernel, 1.0, cap)
@@ -404,15 +413,18 @@ def feature_average(t: Trial) -> None:
 _OWN = {"iid": 25, "sobol": 2, "halton": 2}
 
 
-def _own_frequencies(
-    samples: int, d: int, coupling: str, size: int, rng: np.random.Generator
-) -> Floats:
-    """Many sets of frequencies of the package's own, (sets, samples, d)."""
+def _own_frequencies(t: Trial, samples: int, d: int, size: int) -> Floats:
+    """Many sets of frequencies of the package's own, of which d coordinates show."""
+    coupling = t.adapter["coupling"]
     sets = min(_OWN.get(coupling, 5) * size, 100_000)
     if coupling == "iid":
-        return rng.standard_normal((sets, samples, d))
+        return t.rng.standard_normal((sets, samples, d))
+    whole = head_size(t.adapter, d)
     return np.stack(
-        [sampling.draw(samples, d, coupling=coupling, rng=rng).omega for _ in range(sets)]
+        [
+            sampling.draw(samples, whole, coupling=coupling, rng=t.rng).omega[:, :d]
+            for _ in range(sets)
+        ]
     )
 
 
@@ -591,6 +603,7 @@ def unbiased(t: Trial) -> None:
 @check(
     "target",
     claim="with two samples the result is the mean of two different results",
+    draws=True,
     needs=lambda adapter: precise(adapter),
 )
 def mean_of_samples(t: Trial) -> None:
@@ -666,7 +679,12 @@ def sample_average(t: Trial) -> None:
             record(t, name, p, len(found), test, reference=many)
 
 
-@check("target", claim="queries and heads draw frequencies of their own")
+@check(
+    "target",
+    claim="queries and heads draw frequencies of their own",
+    draws=True,
+    needs=lambda adapter: not adapter["causal_only"],  # of which queries are asked one by one
+)
 def draws_apart(t: Trial) -> None:
     """Equal queries, and equal heads, get different results."""
     lead = t.adapter.lead(2)
@@ -709,6 +727,7 @@ def proposal_noise(t: Trial) -> None:
 @check(
     "proposals",
     claim="two proposals are weighed by their features of the query",
+    draws=True,
     needs=lambda adapter: precise(adapter) and adapter["weighting"] in ("balance", "own"),
 )
 def two_proposals(t: Trial) -> None:
@@ -768,7 +787,9 @@ def two_proposals(t: Trial) -> None:
     "proposals",
     claim="weights of keys have the law they have with chunks of the sequence as proposals",
     layer="bound",
-    needs=lambda adapter: precise(adapter) and adapter["centres"] == "chunks",
+    needs=lambda adapter: (
+        precise(adapter) and adapter["centres"] == "chunks" and adapter["multiple_of"] == 1
+    ),
 )
 def proposal_average(t: Trial) -> None:
     """Weights at C = 3 against the distribution of the package's own (DKWM)."""

@@ -14,8 +14,9 @@ from scipy import special
 from scipy import stats as laws
 
 from .. import stats
-from .adapter import Adapter, Failure
+from .adapter import Adapter
 from .checks import Trial
+from .failures import Failure
 from .reference import CONTRACT
 
 __all__ = ["draws", "lawful", "normal", "positive", "precise", "record", "recovery_error", "scale"]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .. import features, kernels, naive
 from .adapter import Adapter
+from .limits import repeated
 
 __all__ = [
     "CONTRACT",
@@ -216,7 +217,7 @@ def _cancellation(q: Floats, k: Floats, options: dict[str, Any]) -> float:
     if "omega" not in options:  # no term is below cos(|omega| |q - k|) of its largest
         angle = (math.sqrt(q.shape[-1]) + 5) * (_norm(q) + _norm(k))
         return 1 / math.cos(angle) if angle < math.pi / 2 else math.inf
-    k = _repeated(k, q)
+    k = repeated(k, q)
     omega = np.swapaxes(np.asarray(options["omega"], float), -1, -2)
     a, b = q @ omega, k @ omega
     cosine = np.cos(a) @ np.swapaxes(np.cos(b), -1, -2) + np.sin(a) @ np.swapaxes(np.sin(b), -1, -2)
@@ -225,13 +226,6 @@ def _cancellation(q: Floats, k: Floats, options: dict[str, Any]) -> float:
     normaliser = np.abs(np.sum(np.where(seen, cosine / omega.shape[-1] * most, 0.0), -1))
     total = np.sum(np.where(seen, most, 0.0), -1)
     return float(np.max(total / np.where(total == 0, 1.0, normaliser)))
-
-
-def _repeated(k: Floats, q: Floats) -> Floats:
-    """Keys with a head for each head of the queries."""
-    if k.ndim > 2 and q.ndim == k.ndim and q.shape[-3] != k.shape[-3]:
-        return np.repeat(k, q.shape[-3] // k.shape[-3], -3)
-    return k
 
 
 def _visible(q: Floats, k: Floats, options: dict[str, Any]) -> Any:
@@ -288,7 +282,7 @@ def _terms(
     query, and of all keys. Exponentials of softmax are stabilised by the largest that is seen.
     """
     epsilon = float(adapter["epsilon"])
-    k = _repeated(k, q)
+    k = repeated(k, q)
     if adapter.has("feature-map"):
         phi_q, phi_k = (_FEATURE_MAPS[adapter["feature_map"]](x) for x in (q, k))
     elif "omega" in options and not adapter.has("per-query"):

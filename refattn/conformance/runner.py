@@ -18,8 +18,9 @@ import numpy as np
 
 from .. import _validate, stats
 from .._text import said
-from .adapter import CAPABILITIES, Adapter, Failure, Refusal
+from .adapter import CAPABILITIES, Adapter
 from .checks import CHECKS, Check, Trial
+from .failures import Beyond, Failure, Refusal
 from .reference import largest_exponent
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
@@ -138,13 +139,16 @@ def check(
     results: list[Result] = []
     trials: list[Trial] = []
     end = time.monotonic() + limit
-    stopped = ""
+    stopped, beyond = "", {}
     for i, item in enumerate(chosen.values()):
         left = max(end - time.monotonic(), 0.0)
         shares = 1 if item.layer == "identity" else _laws_from(chosen, i)
         budget = min(_BUDGET[level], left / 2 / shares)
         trial = Trial(adapter, item.name, seed, LEVELS[level], budget, level)
         result = _run(item, trial, left, limit / 2)
+        if trial.beyond and trial.error is None and not trial.p:  # nothing was asked
+            beyond[item.name] = trial.beyond
+            continue
         results.append(result)
         # A thread that is late may still write to its own.
         trials.append(replace(trial, p=dict(trial.p), power=dict(trial.power)))
@@ -176,8 +180,9 @@ def check(
         seed,
         results,
         _not_tried(adapter, chosen)
+        | beyond
         | {t.name: "; ".join(t.untried) for t in trials if t.untried}
-        | dict.fromkeys(list(chosen)[len(results) :], stopped),
+        | dict.fromkeys(list(chosen)[len(results) + len(beyond) :], stopped),
     )
 
 
@@ -221,6 +226,8 @@ def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
     for item in (item for item in left if adapter.has(*item.traits)):
         if item.applies(adapter):
             found[item.name] = "not asked for"
+        elif adapter.has("random") and not adapter.draws and item.of_draws:
+            found[item.name] = "needs frequencies of its own for each seed"
         elif needed := _needed(item, adapter):
             found[item.name] = f"needs {needed}"
     return found
@@ -235,9 +242,12 @@ def _needed(item: Check, adapter: Adapter) -> str:
     ]
     for name, value in (("dtype", "float64"), ("epsilon", 0.0), ("features", "positive"),
                         ("coupling", "iid"), ("layout", None), ("centres", "chunks"),
-                        ("weighting", "balance")):  # fmt: skip
+                        ("weighting", "balance"), ("self_attention", False),
+                        ("causal_only", False), ("same_value_size", False),
+                        ("multiple_of", 1), ("empty_rows", "zero")):  # fmt: skip
         if tags.get(name) != value:
-            more.append((f"--tag {name}={value}", set(), {name: value}))
+            words = f"--tag {name}={str(value).lower() if value is False else value}"
+            more.append((words, set(), {name: value}))
     for count in (1, 2):
         for some in combinations(more, count):
             capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))
@@ -326,6 +336,8 @@ def parametrize_with_checks(
                     checks=[name],
                     expected_failures=reasons,
                 )
+                if not report.results:
+                    pytest.skip(report.not_tried[name])
                 result = report.results[0]
                 if report.verdict == FAIL:
                     like = "".join(f"\nlike: {name}" for name in result.suspects)
@@ -419,6 +431,9 @@ def _run(item: Check, trial: Trial, limit: float, patience: float) -> Result:
         result.status = FAIL if hangs else UNDERPOWERED
         result.expected = f"an answer within {limit:.3g} s"
         result.got = "none" if hangs else f"{calls} calls in {limit:.3g} s"
+    elif isinstance(error, Beyond):
+        trial.beyond = str(error)
+        trial.untried.append(f"other cases are {error}")
     elif isinstance(error, Failure):
         result.status, result.expected, result.got = FAIL, error.expected, error.got
     elif isinstance(error, ModuleNotFoundError):

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .adapter import Adapter, Failure
+from .adapter import Adapter
 from .checks import Trial, again, attends, check, comparable, comparable_ways, evaluated, stabilised
+from .failures import Failure
 from .reference import engine, reference, rounding
 
 __all__: list[str] = []
@@ -97,7 +98,8 @@ def large_sizes(t: Trial) -> None:
     """Lengths past every power of two by one, up to what the time allows."""
     end, rate = time.monotonic() + _SECONDS[t.level], 0.0
     causal = t.adapter.can("causal") and not t.adapter.has("proposals")
-    cases = [size for size in _SIZES if causal or not size.causal]
+    plain = not t.adapter["causal_only"]
+    cases = [size for size in _SIZES if (causal if size.causal else plain)]
     for i, size in enumerate(cases):
         pairs = size.n * size.m * math.prod(size.lead)
         began = time.monotonic()
@@ -115,6 +117,8 @@ def _compare_rows(t: Trial, size: _Size) -> None:
     if t.adapter.has("per-query"):
         samples = min(samples, max(2, 2**16 // size.n))
     lead = t.adapter.lead(*size.lead)
+    n, m, d = t.fit(size.n, size.m, size.d)
+    size = size._replace(n=n, m=m, d=d)
     arrays, options = t.problem(size.n, size.m, size.d, samples, lead=lead)
     given = options | ({"causal": True} if size.causal else {})
     got = t.call(*arrays, **given)

@@ -1,0 +1,24 @@
+"""How a call of a candidate may end without an answer."""
+
+from __future__ import annotations
+
+__all__ = ["Beyond", "Failure", "Refusal"]
+
+
+class Failure(Exception):
+    """What a candidate did wrong: what was expected, and what came instead."""
+
+    def __init__(self, expected: str, got: str) -> None:
+        super().__init__(f"expected {expected}; got {got}")
+        self.expected, self.got = expected, got
+
+
+class Refusal(Failure):
+    """A candidate that raised an exception."""
+
+
+class Beyond(Exception):
+    """A problem beyond what a candidate is declared to take: no call was made."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(f"beyond the declared `{tag}`")

@@ -1,0 +1,227 @@
+"""What a candidate is declared to take, and how problems of other sizes are put within that.
+
+A problem that a candidate does not take becomes one that it does, of which the answer is a part,
+exactly: coordinates that are 0 change no inner product, keys that all come r times no mean, and
+queries, hidden keys and keys of the future may be added freely. What no such step brings within
+the limits is not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .failures import Beyond, Failure
+
+if TYPE_CHECKING:
+    from .adapter import Adapter
+
+__all__ = ["fitted", "head_size", "largest_logit", "nearest_head_size", "repeated", "tokens"]
+
+Floats = npt.NDArray[Any]
+Call = Callable[..., Any]
+Arrays = tuple[Floats, ...]
+Options = dict[str, Any]
+
+_OF_FREQUENCIES = ("omega", "centres", "mean", "cov")  # options whose last axis is d
+
+
+def fitted(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+    """Call with a problem within the limits, and take the part that was asked for."""
+    if largest_logit(adapter, arrays) > adapter["max_logit"]:
+        raise Beyond("max_logit")
+    for step in (_keywords, _without_keys, _coordinates, _tokens, _one_by_one, _size_of_values):
+        call = _within(step, adapter, call)
+    return call(arrays, options)
+
+
+def _within(step: Callable[..., Any], adapter: Adapter, call: Call) -> Call:
+    return lambda arrays, options: step(adapter, call, arrays, options)
+
+
+def head_size(adapter: Adapter, d: int) -> int:
+    """The least head size that is taken and has room for d coordinates."""
+    sizes = [size for size in adapter["head_sizes"] or (d,) if size >= d]
+    if not sizes:
+        raise Beyond("head_sizes")
+    return int(min(sizes))
+
+
+def nearest_head_size(adapter: Adapter, d: int) -> int:
+    """The same, or the largest that is taken."""
+    return head_size(adapter, min(d, max(adapter["head_sizes"] or (d,))))
+
+
+def tokens(adapter: Adapter, n: int, m: int) -> tuple[int, int]:
+    """The least numbers of queries and keys that are taken and not below these."""
+    if adapter["self_attention"]:
+        n = m = max(n, m)
+    return _up(adapter, n), _up(adapter, m)
+
+
+def largest_logit(adapter: Adapter, arrays: Arrays) -> float:
+    """Largest |scale q . k|, hidden ones too; 0 where nothing limits it, NaN left out."""
+    if not np.isfinite(adapter["max_logit"]) or len(arrays) < 2:
+        return 0.0
+    q, k = (np.asarray(x, float) for x in arrays[:2])
+    scale = adapter.root(q.shape[-1]) ** 2
+    if adapter.has("pairs"):
+        logits = scale * np.sum(q * k, -1)
+    else:
+        with np.errstate(all="ignore"):
+            logits = scale * (q @ np.swapaxes(repeated(k, q), -1, -2))
+    return float(np.max(np.abs(np.nan_to_num(logits, posinf=np.inf, neginf=-np.inf)), initial=0.0))
+
+
+def _up(adapter: Adapter, count: int) -> int:
+    """The next multiple that is taken."""
+    unit = int(adapter["multiple_of"])
+    return -(-count // unit) * unit
+
+
+def _keywords(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+    """Innermost: leave out what a candidate has settled by itself."""
+    settled = {"seed", adapter.record.size} if adapter["fixed_frequencies"] else set()
+    if adapter["causal_only"] and "causal" not in adapter.capabilities:
+        settled.add("causal")
+    return call(*arrays, **{k: x for k, x in options.items() if k not in settled})
+
+
+def _without_keys(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+    """Queries that see no key: NaN or the mean of all values become 0, the package's convention."""
+    got = call(arrays, options)
+    given = adapter["empty_rows"]
+    if given == "zero" or not {"mask", "causal"} & set(options):
+        return got
+    n, m = (x.shape[-2] for x in arrays[:2])
+    seen = np.broadcast_to(options.get("mask", True), (*got.shape[:-2], n, m))
+    if options.get("causal"):
+        seen = seen & np.tri(n, m, 0 if adapter["causal"] == "top-left" else m - n, dtype=bool)
+    empty = ~np.any(seen, -1)[..., None]
+    if given == "nan":
+        wrong = int(np.sum(empty & ~np.isnan(got)))
+        if wrong:
+            raise Failure("NaN for queries that see no key", f"{wrong} numbers")
+        return np.where(empty, 0.0, got)
+    mean = np.mean(np.asarray(arrays[2], float), -2, keepdims=True)
+    return got - np.where(empty, repeated(mean, got), 0.0)
+
+
+def _coordinates(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+    """Coordinates of 0 for queries, keys and frequencies."""
+    if adapter["head_sizes"] is None:
+        return call(arrays, options)
+    d = arrays[0].shape[-1]
+    room = head_size(adapter, d) - d
+    if not room:
+        return call(arrays, options)
+    more = {k: _padded(x, room) for k, x in options.items() if k in _OF_FREQUENCIES}
+    if "cov" in options:
+        cov = np.eye(d + room)
+        cov[:d, :d] = options["cov"]
+        more["cov"] = cov
+    inner = arrays[:2] if len(arrays) > 1 else arrays
+    return call((*(_padded(x, room) for x in inner), *arrays[2:]), options | more)
+
+
+def _size_of_values(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+    """As many columns of the values at a time as queries and keys have coordinates."""
+    if not adapter["same_value_size"]:
+        return call(arrays, options)
+    q, k, v = arrays
+    d, d_v = head_size(adapter, q.shape[-1]), v.shape[-1]
+    parts = [v[..., i : i + d] for i in range(0, d_v, d)]
+    outs = [call((q, k, _padded(part, d - part.shape[-1])), options) for part in parts]
+    return np.concatenate(outs, -1)[..., :d_v]
+
+
+def _one_by_one(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+    """Where only causal attention is had: each query alone, as the last, which sees every key."""
+    if not adapter["causal_only"] or options.get("causal"):
+        return call(arrays, options)
+    q, k, v = arrays
+    rows = k.shape[-2] if adapter["self_attention"] or adapter["causal"] == "top-left" else 1
+    outs = []
+    for i in range(q.shape[-2]):
+        own = {name: _of_row(x, i, name, adapter) for name, x in options.items()}
+        alone = np.repeat(q[..., i : i + 1, :], rows, -2)
+        if rows > 1 and adapter.has("per-query") and "omega" in own:
+            own["omega"] = np.repeat(own["omega"], rows, -3)
+        outs.append(call((alone, k, v), own | {"causal": True})[..., -1:, :])
+    return np.concatenate(outs, -2)
+
+
+def _of_row(x: Any, i: int, name: str, adapter: Adapter) -> Any:
+    """An option for one of the queries."""
+    if name == "mask" and np.ndim(x) > 1 and x.shape[-2] != 1:
+        return x[..., i : i + 1, :]
+    if name == "omega" and adapter.has("per-query"):
+        return x[..., i : i + 1, :, :]
+    return x
+
+
+def _tokens(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+    """More queries, like the last; more keys, hidden by the mask or as the future; or all again."""
+    if adapter["multiple_of"] == 1 and not adapter["self_attention"]:
+        return call(arrays, options)
+    q, k, v = arrays
+    n, m = q.shape[-2], k.shape[-2]
+    if options.get("causal"):
+        rows, columns = _of_causal(adapter, n, m)
+    elif "mask" in options:
+        rows, columns = tokens(adapter, n, m)
+    else:
+        times = next(
+            r for r in range(1, n + adapter["multiple_of"] + 1) if _taken(adapter, n, m * r)
+        )
+        k, v = (np.repeat(x, times, -2) for x in (k, v))
+        rows, columns = tokens(adapter, n, m * times)
+    q = _longer(q, rows - n)
+    k, v = (_longer(x, columns - x.shape[-2]) for x in (k, v))
+    more: Options = {}
+    if "mask" in options:
+        mask = options["mask"]
+        hidden = np.zeros((*mask.shape[:-1], columns - m), dtype=bool)
+        mask = np.concatenate([mask, hidden], -1)
+        tall = mask.ndim > 1 and mask.shape[-2] == n
+        more["mask"] = _longer(mask, rows - n) if tall else mask
+    if adapter.has("per-query") and "omega" in options:
+        omega = options["omega"]
+        more["omega"] = np.concatenate([omega] + [omega[..., -1:, :, :]] * (rows - n), -3)
+    return call((q, k, v), options | more)[..., :n, :]
+
+
+def _taken(adapter: Adapter, n: int, m: int) -> bool:
+    """Whether so many keys are taken, with queries added."""
+    return tokens(adapter, n, m)[1] == m
+
+
+def _of_causal(adapter: Adapter, n: int, m: int) -> tuple[int, int]:
+    """Numbers of tokens that leave causal attention of the first as it is."""
+    rows, columns = tokens(adapter, n, m)
+    aligned = rows - n == columns - m  # at the end, if as many queries are added as keys
+    if not (n <= m or columns == m if adapter["causal"] == "top-left" else aligned):
+        raise Beyond("self_attention" if adapter["self_attention"] else "multiple_of")
+    return rows, columns
+
+
+def repeated(k: Floats, q: Floats) -> Floats:
+    """Keys with a head for each head of the queries."""
+    if k.ndim > 2 and q.ndim == k.ndim and q.shape[-3] != k.shape[-3]:
+        return np.repeat(k, q.shape[-3] // k.shape[-3], -3)
+    return k
+
+
+def _padded(x: Any, room: int) -> Floats:
+    """Zeros after the last axis."""
+    return np.pad(np.asarray(x), [(0, 0)] * (np.ndim(x) - 1) + [(0, room)])
+
+
+def _longer(x: Any, room: int) -> Any:
+    """Rows like the last after the last axis but one."""
+    if not room:
+        return x
+    return np.concatenate([x, np.repeat(x[..., -1:, :], room, -2)], -2)

@@ -1,0 +1,257 @@
+"""What a candidate is declared to take is all that it is asked, and defects within it still show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn.conformance import SPECS, TAGS, Adapter, check
+
+ABLE = ("mask", "causal", "gqa")
+RNG = np.random.default_rng(0)
+OMEGA = RNG.standard_normal((32, 8))
+
+
+def only(condition: bool) -> None:
+    if not condition:
+        raise ValueError("not taken")
+
+
+def softmax(taken: Callable[[Any, Any, Any], bool], **fixed: Any) -> Callable[..., Any]:
+    """Exact attention that takes some problems only."""
+
+    def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        only(taken(q, k, v))
+        return refattn.softmax_attention(q, k, v, **options, **fixed)
+
+    return attention
+
+
+def size(q: Any, k: Any, v: Any) -> bool:
+    return q.shape[-1] in (64, 128)
+
+
+def multiple(q: Any, k: Any, v: Any) -> bool:
+    return q.shape[-2] % 64 == 0 and k.shape[-2] % 64 == 0
+
+
+def square(q: Any, k: Any, v: Any) -> bool:
+    return bool(q.shape[-2] == k.shape[-2])
+
+
+def same_length(q: Any, k: Any, v: Any) -> bool:
+    return bool(q.shape[-1] == v.shape[-1])
+
+
+def everything(q: Any, k: Any, v: Any) -> bool:
+    return size(q, k, v) and multiple(q, k, v) and square(q, k, v) and same_length(q, k, v)
+
+
+def small(q: Any, k: Any, v: Any) -> bool:
+    k = np.repeat(k, q.shape[-3] // k.shape[-3], -3) if k.ndim > 2 else k
+    with np.errstate(invalid="ignore"):
+        logits = np.abs(q @ np.swapaxes(k, -1, -2)) / np.sqrt(q.shape[-1])
+    return bool(np.nanmax(logits, initial=0.0) <= 20)
+
+
+def empty_rows(value: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Exact attention that gives queries without keys something else than 0."""
+
+    def attention(q: Any, k: Any, v: Any, mask: Any = True, causal: bool = False) -> Any:
+        n, m = q.shape[-2], k.shape[-2]
+        seen = mask & np.tri(n, m, m - n if causal else m, dtype=bool)
+        out = refattn.softmax_attention(q, k, v, mask=seen)
+        return np.where(np.any(seen, -1)[..., None], out, value(v))
+
+    return attention
+
+
+def mean_of_all(v: Any) -> Any:
+    return np.mean(v, -2, keepdims=True)
+
+
+def at_omega(q: Any, k: Any, v: Any, omega: Any, **options: Any) -> Any:
+    return refattn.random_feature_attention(q, k, v, omega=omega, **options)
+
+
+def frozen(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    only(q.shape[-1] == 8)
+    return refattn.random_feature_attention(q, k, v, omega=OMEGA, **options)
+
+
+def orthogonal(q: Any, k: Any, v: Any, *, num_features: int, seed: int, **options: Any) -> Any:
+    only(q.shape[-1] == 16)
+    return refattn.random_feature_attention(
+        q, k, v, num_features=num_features, rng=seed, coupling="orthogonal", **options
+    )
+
+
+def causal_ra(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    only(q.shape[-1] == 8)
+    given = {"rng" if name == "seed" else name: x for name, x in options.items()}
+    return refattn.randomized_attention(q, k, v, causal=True, **given)
+
+
+LIMITED: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
+    "head sizes": (softmax(size), "softmax", ABLE, {"head_sizes": (64, 128)}),
+    "multiple": (softmax(multiple), "softmax", ABLE, {"multiple_of": 64}),
+    "square": (softmax(square), "softmax", ABLE, {"self_attention": True}),
+    "same length": (softmax(same_length), "softmax", ABLE, {"same_value_size": True}),
+    "causal": (
+        softmax(lambda q, k, v: True, causal=True),
+        "softmax",
+        ("mask", "gqa"),
+        {"causal_only": True},
+    ),
+    "everything": (
+        softmax(everything, causal=True),
+        "softmax",
+        ("mask",),
+        {
+            "head_sizes": "64,128",
+            "multiple_of": "64",
+            "self_attention": "true",
+            "same_value_size": "true",
+            "causal_only": "true",
+        },
+    ),
+    "nan": (empty_rows(lambda v: np.nan), "softmax", ABLE[:2], {"empty_rows": "nan"}),
+    "mean": (empty_rows(mean_of_all), "softmax", ABLE[:2], {"empty_rows": "mean"}),
+    "undefined": (empty_rows(lambda v: 3.0), "softmax", ABLE[:2], {"empty_rows": "undefined"}),
+    "logits": (softmax(small), "softmax", ABLE, {"max_logit": 20}),
+    "omega only": (at_omega, "rfa", (*ABLE, "omega_only", "omega_per_head"), {}),
+    "frozen": (frozen, "rfa", ABLE, {"fixed_frequencies": True, "head_sizes": 8}),
+    "orthogonal": (orthogonal, "rfa", ABLE, {"head_sizes": 16, "coupling": "orthogonal"}),
+    "causal RA": (
+        causal_ra,
+        "ra",
+        ("omega",),
+        {"causal_only": True, "self_attention": True, "head_sizes": 8},
+    ),
+}
+
+
+@pytest.mark.long("everything", "causal RA", "orthogonal")
+@pytest.mark.parametrize("name", LIMITED)
+def test_correct_candidates_are_asked_no_more_than_they_take(name: str) -> None:
+    fn, estimator, capabilities, tags = LIMITED[name]
+    report = check(fn, estimator=estimator, capabilities=capabilities, tags=tags)
+    assert report.verdict != "FAIL", str(report)
+    assert any(r.check == "contract" and r.status == "PASS" for r in report.results)
+
+
+@pytest.mark.parametrize("name", [n for n in LIMITED if n not in ("causal", "omega only")])
+def test_undeclared_it_fails(name: str) -> None:
+    """Else the declaration would be idle, and the test above with it."""
+    fn, estimator, capabilities, tags = LIMITED[name]
+    first = ["contract", "reference_values", "query_without_keys", "value_length", "large_logits"]
+    kept = {k: x for k, x in tags.items() if k in ("causal_only", "coupling")}
+    adapter = Adapter(fn, estimator, capabilities, kept)
+    names = [c.name for c in refattn.conformance.checks_of(adapter) if c.name in first]
+    assert check(adapter, checks=names).verdict == "FAIL"
+
+
+def late_coordinate(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """Coordinates from 40 on are left out."""
+    return softmax(size)(np.where(np.arange(q.shape[-1]) < 40, q, 0.0), k, v, **options)
+
+
+def last_of_block(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """The last query of each 64 gets the result of another."""
+    out = np.array(softmax(multiple)(q, k, v, **options))
+    out[..., 63::64, :] = out[..., 62::64, :]
+    return out
+
+
+def off_by_one(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    """Causal, but a query sees the next key too."""
+    n, m = q.shape[-2], k.shape[-2]
+    seen = np.tri(n, m, m - n + 1, dtype=bool) & (True if mask is None else mask)
+    return refattn.softmax_attention(q, k, v, mask=seen)
+
+
+def half_empty(v: Any) -> Any:
+    return np.where(np.arange(v.shape[-1]) % 2, np.nan, 0.0)
+
+
+def wrong_scale(q: Any, k: Any, v: Any, omega: Any) -> Any:
+    return refattn.random_feature_attention(q, k, v, omega=omega, scale=1.0)
+
+
+def frozen_without_bias(q: Any, k: Any, v: Any) -> Any:
+    """Features of keys without -|k|^2 / 2 weigh some values negatively after a shift."""
+    omega = OMEGA * 8**-0.25
+    a, b = np.exp(q @ omega.T), np.exp(np.swapaxes(k @ omega.T, -1, -2)) - 0.5
+    kernel = a @ b
+    return kernel @ v / np.sum(kernel, -1, keepdims=True)
+
+
+WRONG: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
+    "coordinate": (late_coordinate, "softmax", (), {"head_sizes": (64, 128)}),
+    "block": (last_of_block, "softmax", (), {"multiple_of": 64}),
+    "future": (off_by_one, "softmax", ("mask",), {"causal_only": True}),
+    "empty": (empty_rows(half_empty), "softmax", ("mask",), {"empty_rows": "nan"}),
+    "zero for nan": (empty_rows(lambda v: 0.0), "softmax", ("mask",), {"empty_rows": "nan"}),
+    "zero for mean": (empty_rows(lambda v: 0.0), "softmax", ("mask",), {"empty_rows": "mean"}),
+    "scale": (wrong_scale, "rfa", ("omega_only",), {}),
+    "frozen": (frozen_without_bias, "rfa", (), {"fixed_frequencies": True, "head_sizes": 8}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_defects_within_the_limits_show(name: str) -> None:
+    fn, estimator, capabilities, tags = WRONG[name]
+    report = check(fn, estimator=estimator, capabilities=capabilities, tags=tags)
+    assert report.verdict == "FAIL", str(report)
+    assert all("not taken" not in r.got for r in report.results), str(report)
+
+
+def test_a_verdict_names_its_limits() -> None:
+    adapter = Adapter(
+        frozen, "rfa", ABLE, {"fixed_frequencies": "yes", "head_sizes": "8", "epsilon": 0.0}
+    )
+    assert adapter.limits == {
+        "head_sizes=8": "no other length of queries and keys was asked",
+        "fixed_frequencies=true": "the law of its frequencies was not tested",
+    }
+    report = check(adapter, checks=["contract"])
+    assert "needs frequencies of its own for each seed" in report.not_tried["frequency_law"]
+
+
+def test_nothing_asked_is_no_pass() -> None:
+    """Where the limits leave no case of a check, it is not tried."""
+    adapter = Adapter(refattn.softmax_attention, "softmax", ["mask"], {"max_logit": 0.5})
+    report = check(adapter, checks=["heads_of_other_size"])
+    assert report.results == [] and report.verdict == "UNDERPOWERED"
+    assert report.not_tried["heads_of_other_size"] == "beyond the declared `max_logit`"
+
+
+@pytest.mark.parametrize(
+    ("estimator", "tags", "words"),
+    [
+        ("softmax", {"head_sizes": "64,x"}, "positive integers"),
+        ("softmax", {"head_sizes": 0}, "positive integers"),
+        ("softmax", {"multiple_of": 0}, "positive integer"),
+        ("softmax", {"multiple_of": 1.5}, "positive integer"),
+        ("softmax", {"self_attention": "maybe"}, "true or false"),
+        ("softmax", {"empty_rows": "one"}, "empty_rows"),
+        ("softmax", {"max_logit": 0}, "max_logit"),
+        ("softmax", {"fixed_frequencies": True}, "no frequencies are drawn"),
+        ("lara", {"fixed_frequencies": True, "x": 1}, "tags"),
+        ("kernel", {"self_attention": True}, "kernel"),
+        ("moments", {"head_sizes": 64}, "moments"),
+    ],
+)
+def test_unusable_limits(estimator: str, tags: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        Adapter(len, estimator, (), tags)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_bundles_are_of_known_tags(name: str) -> None:
+    assert set(SPECS[name]) <= set(TAGS)
+    Adapter(len, "softmax", (), SPECS[name])
