@@ -1,4 +1,4 @@
-"""What a candidate is declared to take is all that it is asked, and defects within it still show."""
+"""What a candidate is declared to take is all that it is asked; defects within it still show."""
 
 from __future__ import annotations
 
@@ -226,7 +226,8 @@ def test_nothing_asked_is_no_pass() -> None:
     """Where the limits leave no case of a check, it is not tried."""
     adapter = Adapter(refattn.softmax_attention, "softmax", ["mask"], {"max_logit": 0.5})
     report = check(adapter, checks=["heads_of_other_size"])
-    assert report.results == [] and report.verdict == "UNDERPOWERED"
+    assert report.results == []
+    assert report.verdict == "UNDERPOWERED"
     assert report.not_tried["heads_of_other_size"] == "beyond the declared `max_logit`"
 
 

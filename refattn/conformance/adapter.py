@@ -97,7 +97,15 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 _TRUE_OR_FALSE = ("self_attention", "causal_only", "same_value_size", "fixed_frequencies")
-_OF_TOKENS = ("multiple_of", "self_attention", "causal_only", "same_value_size", "empty_rows")
+_OF_TOKENS: Mapping[str, Any] = MappingProxyType(  # limits of attention only, by default none
+    {
+        "multiple_of": 1,
+        "self_attention": False,
+        "causal_only": False,
+        "same_value_size": False,
+        "empty_rows": "zero",
+    }
+)
 
 # What a verdict does not cover where a tag or a capability says so.
 LIMITS: Mapping[str, str] = MappingProxyType(
@@ -522,8 +530,8 @@ def _possible(record: Estimator, capability: str) -> bool:
 def _limited(record: Estimator, capabilities: Iterable[str], tags: Mapping[str, Any]) -> None:
     """Refuse limits that an estimator cannot have."""
     if len(record.arrays) < 3:
-        for tag in _OF_TOKENS:
-            if tags[tag] not in (False, 1, "zero"):
+        for tag, none in _OF_TOKENS.items():
+            if tags[tag] != none:
                 raise ValueError(
                     f"`tags[{tag!r}]` must be left out for {record.name}, got {tags[tag]!r}."
                 )

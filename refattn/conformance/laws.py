@@ -63,11 +63,15 @@ def _estimates(t: Trial, x: Floats, y: Floats, samples: int, seed: int) -> Float
 def frequency_law(t: Trial) -> None:
     """Frequencies recovered at S = 1, d = 8, and with fewer seeds d = 1, 5 and 64.
 
+    If they are iid, also at d = 256: half a million numbers at level quick, for the tails.
+
     Hyperbolic and trigonometric features determine them up to sign, which is then drawn anew.
     """
     c = {"positive": 1.0, "hyperbolic": 0.7, "trigonometric": 0.3}[t.adapter["features"]]
     shares: dict[int, float] = {}
-    for d, share in ((8, 1.0), (1, 0.25), (5, 0.25), (64, 0.25)):
+    sizes = [(8, 1.0), (1, 0.25), (5, 0.25), (64, 0.25)]
+    sizes += [(256, 1.0)] * (t.adapter["coupling"] == "iid")  # else a draw takes long
+    for d, share in sizes:
         shares.setdefault(nearest_head_size(t.adapter, d), share)
     for i, (d, share) in enumerate(shares.items()):
         if i > 0 and not precise(t.adapter):
@@ -104,6 +108,82 @@ def _recovered(t: Trial, d: int, c: float, seed: int) -> Floats:
 def _sign(t: Trial) -> int:
     """Of |y|^2/2 in an estimate at x = 0: trigonometric features multiply by its exponential."""
     return 1 if t.adapter["features"] == "trigonometric" else -1
+
+
+@check(
+    "random-features",
+    claim="the estimate is a function of x + y, or of x - y where trigonometric, but for norms",
+    needs=lambda adapter: precise(adapter) and "omega_only" not in adapter.capabilities,
+)
+def one_function(t: Trial) -> None:
+    r"""The same sums x + y of other parts, whatever the frequencies, near the origin and far.
+
+    Weights of keys :math:`z_j - x` at a query x, times :math:`e^{|z_j - x|^2/2}`, have the ratios
+    that they have at x = 0.
+    """
+    far = positive(t.adapter) or t.adapter["features"] == "hyperbolic"
+    for samples, length in ((4, 0.3), (33, 0.3), *(((4, 2.0), (33, 4.0), (129, 6.0)) * far)):
+        _one_function(t, samples, length)
+
+
+def _one_function(t: Trial, samples: int, length: float) -> None:
+    d, sign = 4, _sign(t)
+    root = t.adapter.root(d)
+    z = t.rng.standard_normal((5, d))
+    z *= length / np.linalg.norm(z, axis=-1, keepdims=True)
+    z[0] /= 2
+    options = t.options(samples)
+
+    def sums(x: Floats) -> tuple[Any, Any]:
+        """Sums over the frequencies at each z, but for a factor, and how far off their logs are."""
+        x = root * t.adapter.exact(x / root)
+        y = root * t.adapter.exact((z - x if sign < 0 else x - z) / root)
+        half = (np.sum(x * x) + np.sum(y * y, -1)) / 2
+        if t.adapter.has("pairs"):
+            found = t.call(np.broadcast_to(x, y.shape), y, **options)
+        else:
+            found = t.call(x[None] / root, y / root, np.eye(len(y)), **options)[0]
+        longest = np.linalg.norm(x) + np.linalg.norm(y, axis=-1)
+        return found * np.exp(-sign * half), recovery_error(t, d, 1.0) * (1 + longest)
+
+    x = t.rng.standard_normal((2, d))
+    x *= length / 2 / np.linalg.norm(x, axis=-1, keepdims=True)
+    base, unsure = sums(np.zeros(d))
+    for other in x:
+        moved, error = sums(other)
+        if not np.all(base * moved > 0):
+            raise Failure("weights that are not 0, of the same sign", f"{base} and {moved}")
+        ratio = moved / base
+        t.case = None
+        t.equal(ratio / ratio[0], np.ones(len(z)), 4 * float(np.max(error + unsure)))
+
+
+@check(
+    "random-features",
+    claim="at one frequency the logarithm of the estimate is Gaussian, of variance |x + y|^2",
+    layer="law",
+    needs=lambda adapter: precise(adapter) and positive(adapter),
+)
+def long_vectors(t: Trial) -> None:
+    """At x + y of lengths 2, 4 and 6, where a mean over seeds has too large a variance to tell.
+
+    Exponents that are clipped, norms that are clamped and constants that are added show.
+    """
+    lengths = np.array([2.0, 4.0, 6.0])
+    d = len(lengths)
+    x = t.normal(d)
+    x *= 2 / np.linalg.norm(x)
+    z = lengths[:, None] * np.linalg.qr(t.rng.standard_normal((d, d)))[0]
+    x, y = t.adapter.exact(x), t.adapter.exact(z - x)
+    square = (np.sum(x * x) + np.sum(y * y, -1)) / 2
+    spread = np.linalg.inv(x + y)  # their directions are not quite at right angles
+
+    def one(seed: int) -> Floats:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return spread @ (np.log(_estimates(t, x, y, 1, seed)) + square)
+
+    error = recovery_error(t, d, 1.0) * (1 + float(np.max(lengths)))
+    normal(t, draws(t, one), error)
 
 
 @check(

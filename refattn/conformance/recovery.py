@@ -47,6 +47,10 @@ def positive(adapter: Adapter) -> bool:
     return bool(adapter["features"] == "positive")
 
 
+_TAILS = (2.0, 3.0, 3.5, 4.0)  # bounds beyond which normal numbers are counted,
+_FEWEST = 10  # where so many are expected
+
+
 def draws(t: Trial, one: Callable[[int], Floats], share: float = 1.0) -> Floats:
     """Results at consecutive seeds, as many as the level has or the time allows.
 
@@ -101,8 +105,9 @@ def record(
 def normal(t: Trial, z: Floats, error: float, label: str = "") -> None:
     """All that is asked of rows that should be iid N(0, I), each row from one seed.
 
-    Coordinates pooled and one by one, sums and differences of two, lengths, means, scale, and
-    sums of rows from seeds near each other and far apart. `error` is how far off an entry may be.
+    Coordinates pooled and one by one, their tails, sums and differences of two, lengths, means,
+    scale, and sums of rows from seeds near each other and far apart. `error` is how far off an
+    entry may be.
     """
     n, d = z.shape
     if not np.all(np.isfinite(z)):
@@ -116,6 +121,11 @@ def normal(t: Trial, z: Floats, error: float, label: str = "") -> None:
     if not precise(t.adapter):
         return  # what follows has no room for rounding
     record(t, f"{label}ties", _ties(z.ravel(), error), n * d, None)
+    for bound in _TAILS:
+        share = 2 * float(special.ndtr(-bound))
+        if share * n * d >= _FEWEST:
+            p = _exceedances(z, bound, share, error)
+            record(t, f"{label}beyond {bound:g}", p, n * d, stats.binomial, p=share)
     length = np.sum(z * z, -1)
     p = stats.ks(length, laws.chi2(d).cdf, error=min(1.0, 2 * delta * d))
     record(t, f"{label}lengths", p, n, stats.ks)
@@ -136,6 +146,15 @@ def normal(t: Trial, z: Floats, error: float, label: str = "") -> None:
         apart.append(scale((rows[:, 0] + rows[:, 1]) / math.sqrt(2), 1.5 * error))
     p = min(1.0, len(apart) * min(apart))
     record(t, f"{label}seeds apart", p, n * d // 4, stats.normal_scale, tries=len(apart))
+
+
+def _exceedances(z: Floats, bound: float, share: float, error: float) -> float:
+    """p-value of how many of normal numbers, known to within `error`, are beyond a bound."""
+    size = np.abs(z)
+    low, high = (int(np.sum(size > bound + e)) for e in (error, -error))
+    if low <= share * z.size <= high:
+        return 1.0
+    return max(stats.binomial(count, z.size, share) for count in (low, high))
 
 
 def scale(z: Floats, error: float) -> float:
