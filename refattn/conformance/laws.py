@@ -180,7 +180,7 @@ def long_vectors(t: Trial) -> None:
 
     def one(seed: int) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
-            return spread @ (np.log(_estimates(t, x, y, 1, seed)) + square)
+            return np.asarray(spread @ (np.log(_estimates(t, x, y, 1, seed)) + square))
 
     error = recovery_error(t, d, 1.0) * (1 + float(np.max(lengths)))
     normal(t, draws(t, one), error)
