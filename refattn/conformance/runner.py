@@ -183,6 +183,7 @@ def check(
         | beyond
         | {t.name: "; ".join(t.untried) for t in trials if t.untried}
         | dict.fromkeys(list(chosen)[len(results) + len(beyond) :], stopped),
+        adapter.limits,
     )
 
 
