@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from typing import Any
 
 # What XML forbids, lone surrogates and control characters, to which terminals react.
@@ -40,3 +41,15 @@ def said(error: BaseException) -> str:
         return " ".join(str(error).split())
     except Exception:
         return ""
+
+
+def ending(status: int) -> str:
+    """How a process ended, by its exit status.
+
+    >>> ending(3), ending(-11)
+    ('with status 3', 'by SIGSEGV (signal 11)')
+    """
+    if status >= 0:
+        return f"with status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"by {names.get(-status, 'a signal')} (signal {-status})"

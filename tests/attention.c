@@ -2,7 +2,8 @@
  *
  * attention [unstable|strict] INPUT OUTPUT reads float64 q, k, v (and int64 causal) from a
  * safetensors file and writes `out`. `unstable` leaves out the maximum, `strict` hides the key
- * of the query itself. */
+ * of the query itself. attention serve reads INPUT and OUTPUT, with a tab between them, from each
+ * line of its standard input, and answers ok or error. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,15 +23,14 @@ static long number(const char *name, const char *key, int index) {
     return strtol(at, NULL, 10);
 }
 
-int main(int argc, char **argv) {
-    const char *defect = argc > 3 ? argv[1] : "";
+static int call(const char *defect, const char *input, const char *output) {
     unsigned long long size;
-    FILE *in = fopen(argv[argc - 2], "rb");
+    FILE *in = fopen(input, "rb");
     if (!in || fread(&size, 8, 1, in) != 1) return 1;
     header = calloc(size + 1, 1);
     if (fread(header, 1, size, in) != size) return 1;
-    data = malloc(1 << 26);
     if (!fread(data, 1, 1 << 26, in)) return 1;
+    fclose(in);
     char *bytes = (char *)data;
     double *q = (double *)(bytes + number("q", "data_offsets", 0));
     double *k = (double *)(bytes + number("k", "data_offsets", 0));
@@ -62,10 +62,31 @@ int main(int argc, char **argv) {
     sprintf(text, "{\"out\":{\"dtype\":\"F64\",\"shape\":[%ld,%ld],\"data_offsets\":[0,%ld]}}", n,
             e, n * e * 8);
     size = strlen(text);
-    FILE *file = fopen(argv[argc - 1], "wb");
+    FILE *file = fopen(output, "wb");
     if (!file) return 1;
     fwrite(&size, 8, 1, file);
     fwrite(text, 1, size, file);
     fwrite(out, 8, n * e, file);
+    free(header);
+    free(out);
+    free(s);
     return fclose(file) != 0;
+}
+
+static int serve(void) {
+    char line[4096], *tab;
+    while (fgets(line, sizeof line, stdin)) {
+        line[strcspn(line, "\n")] = 0;
+        if (!(tab = strchr(line, '\t'))) return 1;
+        *tab = 0;
+        puts(call("", line, tab + 1) ? "error: no such file, or no attention in it" : "ok");
+        fflush(stdout);
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    data = malloc(1 << 26);
+    if (argc == 2 && !strcmp(argv[1], "serve")) return serve();
+    return call(argc > 3 ? argv[1] : "", argv[argc - 2], argv[argc - 1]);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -735,6 +736,13 @@ def test_a_program_in_c(program: str, defect: str) -> None:
     if failed:
         script = next(r.reproducer for r in report.results if r.reproducer)
         assert f"Subprocess(['{program}'" in script
+
+
+def test_a_program_in_c_that_is_kept(program: str) -> None:
+    with contextlib.closing(Subprocess(f"{program} serve", keep=True)) as fn:
+        options = {"capabilities": ["causal"], "tags": {"layout": "nd"}}
+        report = check(fn, estimator="softmax", rng=0, **options)
+    assert report.verdict == "PASS", str(report)
 
 
 PYTHON = """

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from ..registry import ESTIMATORS
 from . import laws, uses  # register their checks
-from .adapter import CAPABILITIES, SPECS, TAGS, Adapter, Subprocess
+from .adapter import CAPABILITIES, SPECS, TAGS, Adapter
 from .checks import CHECKS, Check
 from .failures import Failure
+from .programs import Subprocess
 from .report import Report, Result
 from .runner import LEVELS, check, checks_of, parametrize_with_checks
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-import shlex
-import subprocess
-import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -21,13 +17,12 @@ import numpy.typing as npt
 
 from .. import _validate
 from .._array import array_namespace
-from .._safetensors import read as _read_safetensors
 from .._text import said
 from ..registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal
 from .limits import fitted, head_size
 
-__all__ = ["CAPABILITIES", "SPECS", "TAGS", "Adapter", "Subprocess", "written"]
+__all__ = ["CAPABILITIES", "SPECS", "TAGS", "Adapter", "written"]
 
 Floats = npt.NDArray[Any]
 
@@ -45,8 +40,6 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "omega_per_head": "the frequencies may differ between heads",
     }
 )
-
-_LONGEST = 1e6  # seconds that every system can wait for a program
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 LIBRARIES = ("numpy", "torch", "jax", "cupy")
@@ -610,124 +603,3 @@ def _tag(name: str, value: Any) -> Any:
     if number < 0:
         raise ValueError(f"`tags[{name!r}]` must be at least 0, got {value!r}.")
     return float(number)
-
-
-class Subprocess:
-    """A program called as an estimator: arrays go in and come out in files.
-
-    For each call the arguments are written to a file (arrays under the names of the contract,
-    ``num_features``, ``seed`` and ``causal`` as int64 numbers, ``mask`` as uint8), the program is
-    run with the paths of this file and of one to write, and ``out`` is read from the latter
-    (``mean`` and ``cov`` for moments). So a program in any language is checked without bindings.
-
-    Parameters
-    ----------
-    command : str or sequence of str
-        The program and its arguments, without a shell. ``{input}`` and ``{output}`` stand for
-        the two paths, which are appended if neither is there; other braces are left as they are.
-    format : {"safetensors", "npz"}
-        Format of both files.
-    names : sequence of str
-        Names of the positional arrays, those of q, k, v by default.
-    timeout : float
-        Seconds after which a call is stopped; at most 10^6 are waited.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the command is empty or no list of words, or the format unknown.
-    RuntimeError
-        On a call, if the program cannot be started, exits with another status than 0, takes too
-        long, or writes no result.
-
-    Examples
-    --------
-    >>> from refattn.conformance import Subprocess
-    >>> Subprocess("./attention --fast {input} {output}").command
-    ['./attention', '--fast', '{input}', '{output}']
-    """
-
-    def __init__(
-        self,
-        command: str | Sequence[str],
-        *,
-        format: str = "safetensors",
-        names: Sequence[str] = ("q", "k", "v"),
-        timeout: float = 60.0,
-    ) -> None:
-        try:
-            self.command = shlex.split(command) if isinstance(command, str) else list(command)
-        except ValueError as error:
-            raise ValueError(
-                f"`command` must be words as of a shell, got {command!r}: {error}."
-            ) from None
-        for word in self.command:
-            if not isinstance(word, str):
-                raise TypeError(f"`command` must hold strings only, got {type(word).__name__}.")
-        if not self.command:
-            raise ValueError("`command` must name a program, got nothing.")
-        _validate.choice("format", format, ("safetensors", "npz"))
-        if not any("{input}" in word or "{output}" in word for word in self.command):
-            self.command += ["{input}", "{output}"]
-        self.format, self.names = format, tuple(names)
-        self.timeout = _validate.real("timeout", timeout, positive=True)
-        self.__qualname__ = Path(self.command[0]).name
-
-    def __call__(self, *arrays: Any, **options: Any) -> Any:
-        """Run the program once."""
-        named = dict(zip(self.names, arrays, strict=False))
-        for key, value in options.items():
-            value = np.asarray(value)
-            named[key] = (
-                value
-                if value.dtype.kind == "f"
-                else value.astype(np.uint8 if key == "mask" else np.int64)
-            )
-        with tempfile.TemporaryDirectory() as folder:
-            paths = {k: str(Path(folder) / f"{k}.{self.format}") for k in ("input", "output")}
-            self._write(paths["input"], named)
-            words = [
-                w.replace("{input}", paths["input"]).replace("{output}", paths["output"])
-                for w in self.command
-            ]
-            seconds = min(self.timeout, _LONGEST)
-            try:
-                done = subprocess.run(words, capture_output=True, timeout=seconds, check=False)
-            except OSError as error:
-                raise RuntimeError(f"the program could not be started: {error}") from None
-            except subprocess.TimeoutExpired:
-                raise RuntimeError(f"the program took more than {self.timeout:g} s") from None
-            if done.returncode != 0:
-                said = done.stderr.decode(errors="replace").strip()[-200:]
-                raise RuntimeError(f"the program exited with status {done.returncode}: {said}")
-            try:
-                result = self._read(paths["output"])
-            except Exception as error:
-                raise RuntimeError(f"the program wrote no readable result: {error}") from None
-        wanted = ("mean", "cov") if self.names == ("x",) else ("out",)
-        for name in wanted:
-            if name not in result:
-                raise RuntimeError(f"the program wrote {sorted(result)} and not `{name}`")
-        return result["out"] if wanted == ("out",) else tuple(result[name] for name in wanted)
-
-    def _write(self, path: str, arrays: Mapping[str, Any]) -> None:
-        arrays = {k: np.ascontiguousarray(x) for k, x in arrays.items()}
-        if self.format == "npz":
-            np.savez(path, allow_pickle=False, **arrays)
-        else:
-            _safetensors().save_file(arrays, path)
-
-    def _read(self, path: str) -> dict[str, Any]:
-        if self.format == "npz":
-            with np.load(path, allow_pickle=False) as file:
-                return dict(file)
-        return _read_safetensors(path)[0]
-
-
-def _safetensors() -> Any:
-    try:
-        return import_module("safetensors.numpy")
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "format 'safetensors' needs `pip install 'refattn[cli]'`"
-        ) from None

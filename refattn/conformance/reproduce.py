@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .adapter import Adapter, Subprocess
+from .adapter import Adapter
 from .checks import Case, Trial
+from .programs import Subprocess
 from .report import Result
 
 __all__ = ["reproducer"]
@@ -91,7 +92,7 @@ def _imported(adapter: Adapter) -> list[str]:
     if isinstance(fn, Subprocess):
         return [
             f"fn = conformance.Subprocess({fn.command!r}, format={fn.format!r}, "
-            f"names={fn.names!r}, timeout={fn.timeout!r})"
+            f"names={fn.names!r}, timeout={fn.timeout!r}, keep={fn.keep!r})"
         ]
     if adapter.source is not None:
         module, _, name = adapter.source.partition(":")
