@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -409,6 +409,17 @@ def _means(record: Estimator) -> str:
     type=click.Choice(["safetensors", "npz"]),
     help="MODULE:CALLABLE is a command that reads and writes such files instead.",
 )
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="The command is run once and makes all calls: it reads lines INPUT<tab>OUTPUT, two paths, "
+    "and answers each with `ok` or `error: message`.",
+)
+@click.option(
+    "--isolate",
+    is_flag=True,
+    help="Call MODULE:CALLABLE in a process of its own, whose crash is a failure.",
+)
 @click.option("--reproducers", is_flag=True, help="Print a script for each failure.")
 @click.pass_context
 def check(
@@ -427,7 +438,8 @@ def check(
     It is called with arrays by position and all else by keyword: see the documentation of
     refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED,
     and 2 where there is no verdict: for unusable arguments, and if the report cannot be
-    written or the candidate ends the process before it is out.
+    written or the candidate ends the process before it is out; with --isolate, and for
+    programs, such an end in a call is a failure. On a terminal the check that runs is named.
     """
     if sys.stdout is None:
         raise Unusable("cannot write the results: standard output is closed")
@@ -510,12 +522,12 @@ def _check(
     seed: int | None,
     names: tuple[str, ...],
     program: str | None,
+    keep: bool,
     **options: Any,
 ) -> Any:
     """Run the checks on what the command line names."""
     from . import conformance
 
-    source = None
     pairs = dict(tag.partition("=")[::2] for tag in tags)
     for tag in tags:
         if "=" not in tag:
@@ -523,20 +535,35 @@ def _check(
     if spec is not None:
         _validate.choice("--spec", spec, conformance.SPECS)
         pairs = {**conformance.SPECS[spec], **pairs}
-    if program is not None:
-        _validate.choice("--estimator", estimator, ESTIMATORS)
-        fn: Any = conformance.Subprocess(target, format=program, names=ESTIMATORS[estimator].arrays)
+    with _candidate(target, estimator, program, keep) as (fn, source):
+        return conformance.check(
+            conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
+            rng=seed,
+            checks=names or None,
+            expected_failures=None if xfails is None else _expected(xfails),
+            track=_show.checking,
+            **options,
+        )
+
+
+@contextmanager
+def _candidate(
+    target: str, estimator: str, program: str | None, keep: bool
+) -> Iterator[tuple[Any, str | None]]:
+    """What is called, and where it can be imported from; a program ends with the context."""
+    if program is None:
+        if keep:
+            raise ValueError("`--keep` must come with --subprocess.")
+        yield _imported(target), target
+        return
+    from .conformance import Subprocess
+
+    _validate.choice("--estimator", estimator, ESTIMATORS)
+    names = ESTIMATORS[estimator].arrays
+    with closing(Subprocess(target, format=program, names=names, keep=keep)) as fn:
         if shutil.which(fn.command[0]) is None:
             raise ValueError(f"there is no program {fn.command[0]!r}.")
-    else:
-        fn, source = _imported(target), target
-    return conformance.check(
-        conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
-        rng=seed,
-        checks=names or None,
-        expected_failures=None if xfails is None else _expected(xfails),
-        **options,
-    )
+        yield fn, None
 
 
 @contextmanager

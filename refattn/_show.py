@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from rich import box
 from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn
 from rich.progress import track as progress
 from rich.table import Table
 
@@ -25,6 +27,7 @@ from .compare import Comparison, Row
 from .profile import Profile
 
 __all__ = [
+    "checking",
     "comparison",
     "comparison_to_json",
     "plot_comparison",
@@ -65,6 +68,29 @@ def verdicts(report: str) -> None:
     console = Console()
     coloured = _STATUS.sub(lambda found: click.style(found[0], _COLOURS[found[2]]), report)
     click.echo(coloured, color=console.color_system is not None and not console.no_color)
+
+
+def checking(checks: Sequence[Any]) -> Iterator[Any]:
+    """Name each check while it runs, with its number and the time so far, on a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield from checks
+        return
+    # A candidate may close or replace the standard streams.
+    with open(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
+        line = Progress(
+            "{task.description}",
+            TimeElapsedColumn(),
+            console=Console(file=terminal),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        with line:
+            task = line.add_task("", total=None)
+            for number, check in enumerate(checks, 1):
+                name = f"check {number} of {len(checks)}: {check.name}"
+                line.update(task, description=name, refresh=True)
+                yield check
 
 
 def comparison(path: Path, arrays: dict[str, _Array], found: Comparison, per_head: bool) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._files import INSTALL
+from ._text import ending
 
 if TYPE_CHECKING:
     import click
@@ -63,8 +64,19 @@ def _answer_of(words: list[str]) -> int:
             return 130
         if word.exists():
             return int(word.read_text("ascii"))
-    sys.stderr.write(f"Error: the process ended, with status {ended}, before the report was out\n")
+    _lost(ended)
     return 2
+
+
+def _lost(status: int) -> None:
+    """Say how the process ended; it may have left the cursor hidden, in a line that it wrote."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    console.show_cursor()
+    start = "\n" if console.is_terminal else ""
+    end = f"the process ended {ending(status)} before the report was out"
+    sys.stderr.write(f"{start}Error: {end}; --isolate may say in which check\n")
 
 
 def _answer(word: str, parent: int) -> None:

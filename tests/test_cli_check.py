@@ -151,6 +151,9 @@ def test_a_program(here: Path) -> None:
             "`tags['ddof']` must be 0 or 1, got '2'",
         ),
         (("candidates_under_test:right", "--xfails", "binary"), "cannot read 'binary'"),
+        (("candidates_under_test:right", "--keep"), "`--keep` must come with --subprocess"),
+        (("sh {input}", "--keep", "--subprocess", "npz"), "must leave out {input} and {output}"),
+        (("sh", "--isolate", "--subprocess", "npz"), "`isolate` must be left out for"),
         (("no-such-program {input}", "--subprocess", "npz"), "no program 'no-such-program'"),
         (("program 'open", "--subprocess", "npz"), "`command` must be words as of a shell"),
     ],
@@ -220,24 +223,29 @@ ENDS = {
         "def fn(q, k, v): _thread.interrupt_main(); time.sleep(1)",
         "ended by KeyboardInterrupt, without a verdict",
     ),
-    "hard exit": ("import os; os._exit(0)", "the process ended, with status 0, before"),
+    "hard exit": ("import os; os._exit(0)", "the process ended with status 0 before"),
     "hard exit in a call": (
         "import os\ndef fn(q, k, v): os._exit(0)",
-        "the process ended, with status 0, before",
+        "the process ended with status 0 before",
     ),
     "hard exit in a thread": (
         "import os, threading, time\n"
         "threading.Thread(target=lambda: os._exit(0)).start()\ntime.sleep(10)",
-        "the process ended, with status 0, before",
+        "the process ended with status 0 before",
     ),
 }
 
 
 def process(
-    folder: Path, text: str, *words: str, before: tuple[str, ...] = (), **options: Any
+    folder: Path,
+    text: str,
+    *words: str,
+    before: tuple[str, ...] = (),
+    target: str = "ending:fn",
+    **options: Any,
 ) -> Any:
     (folder / "ending.py").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "refattn.cli", "check", "ending:fn", "--estimator", "softmax"]
+    command = [sys.executable, "-m", "refattn.cli", "check", target, "--estimator", "softmax"]
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120}
     given["env"] = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
@@ -255,6 +263,89 @@ def test_an_end_before_the_report_is_unusable(tmp_path: Path, end: str) -> None:
     assert result.stdout == ""
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def gone(process: int) -> bool:
+    """Whether a process ends within seconds; if not it is killed."""
+    for _ in range(100):
+        try:
+            os.kill(process, 0)
+            with open(f"/proc/{process}/stat") as file:
+                if file.read().split()[2] == "Z":  # nobody waits for it here
+                    return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.1)
+    os.kill(process, signal.SIGKILL)
+    return False
+
+
+CRASH = "import ctypes\ndef fn(q, k, v): ctypes.string_at(0)"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")
+def test_a_crash_is_a_failure_in_a_process_of_its_own(tmp_path: Path) -> None:
+    result = process(tmp_path, CRASH, "--isolate")
+    assert result.returncode == 1
+    assert "FAIL          value_length  expected a result; got the process ended by SIGSEGV" in (
+        result.stdout
+    )
+    assert result.stderr == ""
+    unseen = process(tmp_path, CRASH)
+    assert (unseen.returncode, unseen.stdout) == (2, "")
+    assert "the process ended by SIGSEGV (signal 11) before the report was out" in unseen.stderr
+
+
+def test_an_exit_in_a_call_is_a_failure_in_a_process_of_its_own(tmp_path: Path) -> None:
+    result = process(tmp_path, ENDS["hard exit in a call"][0], "--isolate")
+    assert result.returncode == 1
+    assert "got the process ended with status 0" in result.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_what_an_isolated_candidate_prints_is_kept(tmp_path: Path, words: tuple[str, ...]) -> None:
+    text = RIGHT.replace("    return", "    print('printed')\n    return")
+    result = process(tmp_path, text, "--isolate", *words)
+    assert result.returncode == 0, result.stderr
+    assert "printed" in (result.stderr if words else result.stdout)
+    assert not words or json.loads(result.stdout)["verdict"] == "PASS"
+
+
+HANGS = "import os, time\n{}open('id', 'w').write(str(os.getpid())); time.sleep(100)\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")
+@pytest.mark.parametrize("words", ["--isolate", "--subprocess", "--keep"])
+def test_what_hangs_fails_and_is_ended(tmp_path: Path, words: str) -> None:
+    options = ("--time-limit", "3", "--check", "contract")
+    if words == "--isolate":
+        result = process(tmp_path, HANGS.format("def fn(q, k, v): "), "--isolate", *options)
+    else:
+        (tmp_path / "program.py").write_text(HANGS.format(""), encoding="utf-8")
+        keep = ("--keep",) * (words == "--keep")
+        given = ("--subprocess", "npz", *keep, *options)
+        result = process(tmp_path, "", *given, target=f"{sys.executable} program.py")
+    assert result.returncode == 1, result.stderr
+    assert "expected an answer within 3 s; got none" in result.stdout
+    assert gone(int((tmp_path / "id").read_text()))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals as of POSIX")
+def test_the_check_that_runs_is_named_on_a_terminal_only(tmp_path: Path) -> None:
+    pty = pytest.importorskip("pty")
+    slow = RIGHT.replace("    return", "    import time; time.sleep(0.01)\n    return")
+    silent = process(tmp_path, slow)
+    assert silent.stderr == ""
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
+    shown = process(tmp_path, slow, "--check", "contract", stderr=theirs, env=env)
+    os.close(theirs)
+    with open(ours, "rb", closefd=True) as terminal:
+        text = terminal.read1(2**16).decode()
+    assert shown.returncode == 0
+    assert "check 1 of 2: contract" in text
+    assert "check 2 of 2: value_length" in text
+    assert shown.stdout.splitlines()[0] == silent.stdout.splitlines()[0]
 
 
 @pytest.mark.parametrize("end", ["exit", "interrupt", "base", "attribute", "name"])
@@ -318,27 +409,16 @@ def test_a_report_that_nobody_reads_is_no_verdict(tmp_path: Path, words: tuple[s
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")
-def test_what_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "ending.py").write_text(
-        "import os, time\nopen('id', 'w').write(str(os.getpid()))\ntime.sleep(100)\n"
-    )
+@pytest.mark.parametrize("isolate", [False, True])
+def test_what_is_killed_leaves_nothing_behind(tmp_path: Path, isolate: bool) -> None:
+    text = HANGS.format("def fn(q, k, v): " if isolate else "")
+    (tmp_path / "ending.py").write_text(text, encoding="utf-8")
     words = [sys.executable, "-m", "refattn.cli", "check", "ending:fn", "--estimator", "softmax"]
-    with subprocess.Popen(words, cwd=tmp_path) as running:
+    with subprocess.Popen([*words, *["--isolate"][:isolate]], cwd=tmp_path) as running:
         while not (tmp_path / "id").exists() or not (tmp_path / "id").read_text():
             time.sleep(0.05)
         running.kill()
-    child = int((tmp_path / "id").read_text())
-    for _ in range(100):
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            return
-        with open(f"/proc/{child}/stat") as file:
-            if file.read().split()[2] == "Z":  # nobody waits for it here
-                return
-        time.sleep(0.1)
-    os.kill(child, signal.SIGKILL)
-    raise AssertionError("the check goes on")
+    assert gone(int((tmp_path / "id").read_text()))
 
 
 # Text that candidates write

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,8 @@ from refattn import conformance
 from refattn.conformance import Adapter, Failure, check
 from refattn.conformance import checks as identities
 from refattn.conformance.defects import MUTANTS
+
+long = partial(pytest.param, marks=pytest.mark.long)
 
 # Candidates, which the scripts import
 
@@ -67,6 +74,20 @@ def wide(q: Any, k: Any, v: Any, *, num_features: int, seed: int) -> Any:
 
 def exiting(q: Any, k: Any, v: Any) -> Any:
     sys.exit(3)
+
+
+def crashing(q: Any, k: Any, v: Any) -> Any:
+    if k.shape[-2] == 1:
+        ctypes.string_at(0)
+    return plain(q, k, v)
+
+
+def leaving(q: Any, k: Any, v: Any) -> Any:
+    os._exit(0)
+
+
+def contiguous_only(q: Any, k: Any, v: Any) -> Any:
+    return plain(q, k, v) if q.flags.c_contiguous else v
 
 
 def uncentred(x: Any) -> Any:
@@ -526,6 +547,197 @@ def test_programs_and_their_words(tmp_path: Path) -> None:
         conformance.Subprocess([tmp_path])  # type: ignore[list-item]
     with pytest.raises(ValueError, match='`command` must be words as of a shell, got "a \'b"'):
         conformance.Subprocess("a 'b")
+
+
+@pytest.mark.parametrize("format", ["npz", "safetensors"])
+def test_programs_get_scalars_without_axes(tmp_path: Path, format: str) -> None:
+    if format == "safetensors":
+        pytest.importorskip("safetensors")
+    kept = tmp_path / f"kept.{format}"
+    code = f"import shutil, sys; shutil.copy(sys.argv[1], {str(kept)!r})"
+    run = conformance.Subprocess([sys.executable, "-c", code], format=format)
+    q = np.ones((4, 3, 2))[:, ::2]
+    with pytest.raises(RuntimeError, match="wrote no readable result"):
+        run(q, q, q, num_features=2, seed=5, causal=True, mask=np.ones((2, 2), bool))
+    found = run._read(str(kept))
+    assert {name: (x.shape, str(x.dtype)) for name, x in found.items()} == {
+        **dict.fromkeys("qkv", ((4, 2, 2), "float64")),
+        **dict.fromkeys(("num_features", "seed", "causal"), ((), "int64")),
+        "mask": ((2, 2), "uint8"),
+    }
+    assert found["seed"] == 5
+
+
+KEPT = """
+import ctypes, os, sys, time
+import numpy as np
+
+with open("started", "a") as file:
+    file.write("x")
+print("started", flush=True)
+for line in sys.stdin:
+    given, target = line.rstrip("\\n").split("\\t")
+    seed = int(np.load(given)["seed"])
+    if seed == 1:
+        sys.stderr.write("last words")
+        sys.stderr.flush()
+        ctypes.string_at(0)
+    if seed == 2:
+        time.sleep(100)
+    if seed == 3:
+        print("error: no such seed", flush=True)
+        continue
+    if seed == 4:
+        os._exit(0)
+    if seed == 5:
+        sys.stderr.write("x" * 2**20)
+        print("noise " * 2**17)
+    np.savez(target, out=np.full((2, 2), os.getpid()))
+    print("ok", flush=True)
+"""
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[conformance.Subprocess]:
+    monkeypatch.chdir(tmp_path)
+    Path("kept.py").write_text(KEPT, encoding="utf-8")
+    command = [sys.executable, "kept.py"]
+    with contextlib.closing(conformance.Subprocess(command, format="npz", keep=True)) as run:
+        yield run
+
+
+def gone(process: int) -> bool:
+    """Whether a process ends within seconds."""
+    for _ in range(100):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_program_is_kept_for_many_calls(kept: conformance.Subprocess) -> None:
+    q = np.ones((2, 2))
+    processes = {kept(q, q, q, seed=0)[0, 0] for _ in range(50)}
+    assert kept(q, q, q, seed=5)[0, 0] in processes  # noise fills no pipe
+    with pytest.raises(RuntimeError, match=r"^no such seed$"):
+        kept(q, q, q, seed=3)
+    processes.add(kept(q, q, q, seed=0)[0, 0])
+    assert len(processes) == 1
+    assert Path("started").read_text() == "x"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")
+def test_a_kept_program_that_ends_is_started_again(kept: conformance.Subprocess) -> None:
+    q = np.ones((2, 2))
+    with pytest.raises(RuntimeError, match=r"ended by SIGSEGV \(signal 11\): last words$"):
+        kept(q, q, q, seed=1)
+    with pytest.raises(RuntimeError, match=r"ended with status 0$"):
+        kept(q, q, q, seed=4)
+    process = int(kept(q, q, q, seed=0)[0, 0])
+    kept.timeout = 0.2
+    with pytest.raises(RuntimeError, match=r"took more than 0\.2 s"):
+        kept(q, q, q, seed=2)
+    assert gone(process)
+    kept.timeout = 60.0
+    process = int(kept(q, q, q, seed=0)[0, 0])
+    os.kill(process, signal.SIGKILL)  # between two calls
+    with pytest.raises(RuntimeError, match=r"ended by SIGKILL \(signal 9\)$"):
+        kept(q, q, q, seed=0)
+    process = int(kept(q, q, q, seed=0)[0, 0])
+    kept.close()
+    assert gone(process)
+    assert Path("started").read_text() == "xxxxx"
+
+
+def test_a_kept_program_takes_no_paths_as_words() -> None:
+    with pytest.raises(ValueError, match=r"must leave out {input} and {output} if .* kept, got"):
+        conformance.Subprocess("program {input} {output}", keep=True)
+    with pytest.raises(RuntimeError, match="could not be started"):
+        conformance.Subprocess("/nonexistent", format="npz", keep=True)(*np.ones((3, 2, 2)))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_crash_of_a_program_is_a_failure(keep: bool) -> None:
+    code = "import ctypes, sys; sys.argv[1:] or input(); ctypes.string_at(0)"
+    run = conformance.Subprocess([sys.executable, "-c", code], format="npz", keep=keep)
+    report = check(run, estimator="softmax", rng=0, checks=["contract", "value_length"])
+    contract = report.results[0]
+    assert (contract.status, contract.severity) == ("FAIL", "contract")
+    assert contract.got.startswith("RuntimeError: the program ended by SIGSEGV (signal 11)")
+    assert f"keep={keep})" in contract.reproducer
+
+
+# A process for the candidate
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")
+def test_a_crash_is_a_failure_of_the_check_that_ran(tmp_path: Path) -> None:
+    checks = ["contract", "reference_values", "value_length"]
+    report = check(crashing, estimator="softmax", rng=0, checks=checks, isolate=True)
+    assert [(r.check, r.status) for r in report.results] == [
+        ("contract", "PASS"),
+        ("reference_values", "FAIL"),
+    ]
+    assert report.results[1].severity == "contract"
+    assert report.results[1].got == "the process ended by SIGSEGV (signal 11)"
+    assert report.not_tried["value_length"] == "the candidate crashed"
+    script = tmp_path / "script.py"
+    script.write_text(report.results[1].reproducer, encoding="utf-8")
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    again = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert again.returncode == 1, again.stderr
+    assert "the process ended by SIGSEGV (signal 11)" in again.stdout
+
+
+def test_an_exit_is_a_failure_whatever_its_status() -> None:
+    report = check(leaving, estimator="softmax", rng=0, checks=["contract"], isolate=True)
+    assert report.results[0].summary == "expected a result; got the process ended with status 0"
+
+
+@pytest.mark.parametrize("fn", [contiguous_only, *(long(fn) for fn in (writing, single, infinite))])
+def test_a_process_of_its_own_changes_no_result(fn: Any) -> None:
+    names = ["contract", "reference_values", "memory_layouts"]
+    apart, here = (
+        check(fn, estimator="softmax", rng=0, checks=names, isolate=isolate).results
+        for isolate in (True, False)
+    )
+    assert any(result.status == "FAIL" for result in here)
+    for result in (*apart, *here):
+        result.seconds, result.reproducer = 0.0, ""
+    assert apart == here
+
+
+def test_candidates_that_no_other_process_can_have() -> None:
+    with pytest.raises(ValueError, match=r"`isolate` must be left out for a callable that .* got"):
+        check(lambda q, k, v: v, estimator="softmax", isolate=True)
+    lost = Adapter(plain, "softmax", source="no_such_module:fn")
+    with pytest.raises(ValueError, match="got plain: ModuleNotFoundError: No module named 'no_s"):
+        check(lost, isolate=True)
+    with pytest.raises(ValueError, match="`isolate` must be left out for a program"):
+        check(conformance.Subprocess("program"), estimator="softmax", isolate=True)
+
+
+def test_progress_is_followed_check_by_check() -> None:
+    seen: list[str] = []
+
+    def track(checks: Any) -> Any:
+        assert len(checks) == 2
+        for item in checks:
+            seen.append(item.name)
+            yield item
+            seen.append("done")
+
+    names = ["contract", "value_length"]
+    check(plain, estimator="softmax", rng=0, checks=names, track=track)
+    assert seen == ["contract", "done", "value_length", "done"]
 
 
 # Suspects

@@ -24,7 +24,7 @@ SEVERITIES = {
     "contract": "another shape, dtype or error, or not the same twice",
     "range": "wrong at extreme inputs only",
 }
-STOPS = ("every call raises", "the candidate hangs", "time is over")
+STOPS = ("every call raises", "the candidate hangs", "the candidate crashed", "time is over")
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
 
 

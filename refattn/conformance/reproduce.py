@@ -37,9 +37,10 @@ def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
     if case is None or result.p is not None or not _shows(trial, case):
         given = ", ".join(f"{k}={x!r}" for k, x in again.items())
         lines += [
-            f"report = conformance.check(candidate, checks=[{result.check!r}], {given})",
-            "print(report)",
-            'raise SystemExit(report.verdict == "FAIL")',
+            'if __name__ == "__main__":',
+            f"    report = conformance.check(candidate, checks=[{result.check!r}], {given})",
+            "    print(report)",
+            '    raise SystemExit(report.verdict == "FAIL")',
         ]
         return "\n".join(lines) + "\n"
     names = list(adapter.record.arrays[: len(case.arrays)])

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -21,6 +22,7 @@ from .._text import said
 from .adapter import CAPABILITIES, Adapter
 from .checks import CHECKS, Check, Trial
 from .failures import Beyond, Failure, Refusal
+from .isolation import Crash, isolated
 from .reference import largest_exponent
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
@@ -45,7 +47,9 @@ def check(
     expected_failures: Mapping[str, str] | None = None,
     checks: Iterable[str] | None = None,
     time_limit: float | None = None,
+    isolate: bool = False,
     on_result: Callable[[Result], None] | None = None,
+    track: Callable[[Sequence[Check]], Iterable[Check]] = iter,
 ) -> Report:
     r"""Check that an implementation of an attention estimator is right.
 
@@ -94,8 +98,15 @@ def check(
         Seconds for the whole run; by default 120, 600, 3600. A check's calls may take half of its
         share of what is left, and use fewer seeds then. When time is over a check fails if the
         candidate seems to hang, and is underpowered if it is only slow; the others are not tried.
+    isolate : bool
+        Call the candidate in a process of its own. A crash of that process is a failure of the
+        check that ran, and the checks after it are not tried. The process must be able to import
+        the candidate; as with all of `multiprocessing`, a script that asks for it needs
+        ``if __name__ == "__main__":``.
     on_result : callable, optional
         Called with each `Result` as it ends; statistical ones may still change.
+    track : callable
+        Wraps the sequence of the checks, each of which runs when it is taken, to show progress.
 
     Returns
     -------
@@ -106,7 +117,8 @@ def check(
     ------
     TypeError, ValueError
         If an argument is unusable; if `expected_failures` or `checks` name a check that is
-        unknown or does not apply. What the candidate does never raises.
+        unknown or does not apply; if `isolate` is asked for a program, or for a candidate that
+        cannot be imported. What the candidate does never raises.
 
     Examples
     --------
@@ -138,28 +150,30 @@ def check(
         chosen = {name: c for name, c in chosen.items() if name in names}
     results: list[Result] = []
     trials: list[Trial] = []
-    end = time.monotonic() + limit
     stopped, beyond = "", {}
-    for i, item in enumerate(chosen.values()):
-        left = max(end - time.monotonic(), 0.0)
-        shares = 1 if item.layer == "identity" else _laws_from(chosen, i)
-        budget = min(_BUDGET[level], left / 2 / shares)
-        trial = Trial(adapter, item.name, seed, LEVELS[level], budget, level)
-        result = _run(item, trial, left, limit / 2)
-        if trial.beyond and trial.error is None and not trial.p:  # nothing was asked
-            beyond[item.name] = trial.beyond
-            continue
-        results.append(result)
-        # A thread that is late may still write to its own.
-        trials.append(replace(trial, p=dict(trial.p), power=dict(trial.power)))
-        if on_result is not None:
-            on_result(result)
-        stopped = _stops(item, trial, result)
-        if stopped:
-            break
+    with isolated(adapter) if isolate else nullcontext(adapter) as candidate:
+        end = time.monotonic() + limit
+        for i, item in enumerate(track(list(chosen.values()))):
+            left = max(end - time.monotonic(), 0.0)
+            shares = 1 if item.layer == "identity" else _laws_from(chosen, i)
+            budget = min(_BUDGET[level], left / 2 / shares)
+            trial = Trial(candidate, item.name, seed, LEVELS[level], budget, level)
+            result = _run(item, trial, left, limit / 2)
+            if trial.beyond and trial.error is None and not trial.p:  # nothing was asked
+                beyond[item.name] = trial.beyond
+                continue
+            results.append(result)
+            # A thread that is late may still write to its own.
+            trials.append(replace(trial, p=dict(trial.p), power=dict(trial.power)))
+            if on_result is not None:
+                on_result(result)
+            stopped = _stops(item, trial, result)
+            if stopped:
+                break
     _correct(results, trials, alpha)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
+    again |= {"isolate": True} if isolate else {}
     for result, trial in zip(results, trials, strict=True):
         if result.status == FAIL:
             result.reproducer = reproducer(trial, result, again)
@@ -198,6 +212,8 @@ def _stops(item: Check, trial: Trial, result: Result) -> str:
         return "the candidate hangs"
     if result.status == UNDERPOWERED and trial.over:
         return "time is over"
+    if trial.crashed:
+        return "the candidate crashed"
     refused = result.status == FAIL and trial.refused and trial.calls == 0
     if item.name == "contract" and refused:
         result.got = f"{result.got}; {_signatures(trial)}"
@@ -422,9 +438,10 @@ def _run(item: Check, trial: Trial, limit: float, patience: float) -> Result:
         if since is not None:
             _interrupt(thread)
     error = None if late else outcome[0]
+    trial.crashed = isinstance(error, Crash)
     result.seconds = time.perf_counter() - start
     result.error, result.samples = trial.error, trial.samples
-    if late or (error is not None and not isinstance(error, Failure)):
+    if late or trial.crashed or (error is not None and not isinstance(error, Failure)):
         trial.case = None  # no call alone shows this
     with np.errstate(all="ignore"):
         result.severity = _severity(item, trial, error)
