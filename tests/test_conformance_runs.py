@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import functools
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -84,6 +85,10 @@ def crashing(q: Any, k: Any, v: Any) -> Any:
 
 def leaving(q: Any, k: Any, v: Any) -> Any:
     os._exit(0)
+
+
+def hanging(q: Any, k: Any, v: Any) -> Any:
+    time.sleep(100)
 
 
 def contiguous_only(q: Any, k: Any, v: Any) -> Any:
@@ -700,6 +705,13 @@ def test_a_crash_is_a_failure_of_the_check_that_ran(tmp_path: Path) -> None:
 def test_an_exit_is_a_failure_whatever_its_status() -> None:
     report = check(leaving, estimator="softmax", rng=0, checks=["contract"], isolate=True)
     assert report.results[0].summary == "expected a result; got the process ended with status 0"
+
+
+def test_a_candidate_that_hangs_is_ended_with_its_process() -> None:
+    options: dict[str, Any] = {"checks": ["contract"], "isolate": True, "time_limit": 0.3}
+    report = check(hanging, estimator="softmax", rng=0, **options)
+    assert report.results[0].summary == "expected an answer within 0.3 s; got none"
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("fn", [contiguous_only, *(long(fn) for fn in (writing, single, infinite))])
