@@ -72,11 +72,10 @@ def verdicts(report: str) -> None:
 
 def checking(checks: Sequence[Any]) -> Iterator[Any]:
     """Name each check while it runs, with its number and the time so far, on a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not os.isatty(2):  # a candidate may close or replace the streams of Python
         yield from checks
         return
-    # A candidate may close or replace the standard streams.
-    with open(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
+    with open(os.dup(2), "w", encoding="utf-8") as terminal:
         line = Progress(
             "{task.description}",
             TimeElapsedColumn(),

@@ -338,7 +338,8 @@ def test_the_check_that_runs_is_named_on_a_terminal_only(tmp_path: Path) -> None
     assert silent.stderr == ""
     ours, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
-    shown = process(tmp_path, slow, "--check", "contract", stderr=theirs, env=env)
+    lost = "import sys; sys.stderr.close()\n" + slow
+    shown = process(tmp_path, lost, "--check", "contract", stderr=theirs, env=env)
     os.close(theirs)
     with open(ours, "rb", closefd=True) as terminal:
         text = terminal.read1(2**16).decode()
