@@ -618,20 +618,20 @@ def test_frequencies_are_recovered_up_to_sign(features: str) -> None:
 
 def test_rosenblatt_makes_draws_from_a_mixture_normal() -> None:
     from refattn import stats
-    from refattn.conformance import laws, recovery
+    from refattn.conformance import mixtures, recovery
 
     rng = np.random.default_rng(0)
     centres, weight = 3 * rng.standard_normal((4, 2)), np.array([0.1, 0.2, 0.3, 0.4])
     index = rng.choice(4, 4000, p=weight)
     omega = centres[index] + rng.standard_normal((4000, 2))
-    z = laws._rosenblatt(omega, centres, weight)
+    z = mixtures._rosenblatt(omega, centres, weight)
     t = trial(kernel, "kernel")
     recovery.normal(t, z, 0.0)
     assert stats.suite_p(list(t.p.values())) > 1e-6
     t = trial(kernel, "kernel")
-    recovery.normal(t, laws._rosenblatt(omega, centres, weight[::-1].copy()), 0.0)
+    recovery.normal(t, mixtures._rosenblatt(omega, centres, weight[::-1].copy()), 0.0)
     assert stats.suite_p(list(t.p.values())) < 1e-6
-    far = laws._rosenblatt(np.array([[1e4, -1e4]]), centres, weight)
+    far = mixtures._rosenblatt(np.array([[1e4, -1e4]]), centres, weight)
     assert np.all(np.isfinite(far))
 
 

@@ -8,7 +8,7 @@ callable is called; `Subprocess` makes a callable of a program in any language;
 from __future__ import annotations
 
 from ..registry import ESTIMATORS
-from . import laws, uses  # register their checks
+from . import laws, mixtures, uses  # register their checks
 from .adapter import CAPABILITIES, SPECS, TAGS, Adapter
 from .checks import CHECKS, Check
 from .failures import Failure
@@ -32,6 +32,7 @@ __all__ = [
     "check",
     "checks_of",
     "laws",
+    "mixtures",
     "parametrize_with_checks",
     "uses",
 ]

@@ -222,7 +222,7 @@ class Adapter:
             "ddof": 1,
             "head_sizes": None,
             "multiple_of": 1,
-            "max_logit": math.inf,
+            "max_logit": None,
         }
         tags |= dict.fromkeys(_TRUE_OR_FALSE, False)
         tags |= {name: options[0] for name, options in _CHOICES.items() if name not in tags}
@@ -582,7 +582,11 @@ def _tag(name: str, value: Any) -> Any:
     if name == "device":
         return value
     if value is None or (name == "scale" and value == "None"):
-        return None if name in ("scale", "device") else _validate.real(f"tags[{name!r}]", value)
+        return (
+            None
+            if name in ("scale", "device", "max_logit")
+            else _validate.real(f"tags[{name!r}]", value)
+        )
     if name == "ddof":
         if isinstance(value, bool) or value not in (0, 1, "0", "1"):
             raise ValueError(f"`tags['ddof']` must be 0 or 1, got {_brief(value)}.")

@@ -225,7 +225,7 @@ class Trial:
         q = self.normal(*lead, n, d, size=unit)
         k = adapter.exact(self.normal(*shared, m, d, size=unit) + shift * unit)
         most = largest_logit(adapter, (q, k))
-        if most > adapter["max_logit"]:
+        if most > (adapter["max_logit"] or math.inf):
             q = adapter.exact(q * (0.9 * adapter["max_logit"] / most))
         v = self.normal(*shared, m, d if d_v is None else d_v)
         options: dict[str, Any] = {}

@@ -9,15 +9,12 @@ the limits is not asked.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .failures import Beyond, Failure
-
-if TYPE_CHECKING:
-    from .adapter import Adapter
 
 __all__ = ["fitted", "head_size", "largest_logit", "nearest_head_size", "repeated", "tokens"]
 
@@ -29,20 +26,20 @@ Options = dict[str, Any]
 _OF_FREQUENCIES = ("omega", "centres", "mean", "cov")  # options whose last axis is d
 
 
-def fitted(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+def fitted(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     """Call with a problem within the limits, and take the part that was asked for."""
-    if largest_logit(adapter, arrays) > adapter["max_logit"]:
+    if largest_logit(adapter, arrays) > (adapter["max_logit"] or np.inf):
         raise Beyond("max_logit")
     for step in (_keywords, _without_keys, _coordinates, _tokens, _one_by_one, _size_of_values):
         call = _within(step, adapter, call)
     return call(arrays, options)
 
 
-def _within(step: Callable[..., Any], adapter: Adapter, call: Call) -> Call:
+def _within(step: Callable[..., Any], adapter: Any, call: Call) -> Call:
     return lambda arrays, options: step(adapter, call, arrays, options)
 
 
-def head_size(adapter: Adapter, d: int) -> int:
+def head_size(adapter: Any, d: int) -> int:
     """The least head size that is taken and has room for d coordinates."""
     sizes = [size for size in adapter["head_sizes"] or (d,) if size >= d]
     if not sizes:
@@ -50,21 +47,21 @@ def head_size(adapter: Adapter, d: int) -> int:
     return int(min(sizes))
 
 
-def nearest_head_size(adapter: Adapter, d: int) -> int:
+def nearest_head_size(adapter: Any, d: int) -> int:
     """The same, or the largest that is taken."""
     return head_size(adapter, min(d, max(adapter["head_sizes"] or (d,))))
 
 
-def tokens(adapter: Adapter, n: int, m: int) -> tuple[int, int]:
+def tokens(adapter: Any, n: int, m: int) -> tuple[int, int]:
     """The least numbers of queries and keys that are taken and not below these."""
     if adapter["self_attention"]:
         n = m = max(n, m)
     return _up(adapter, n), _up(adapter, m)
 
 
-def largest_logit(adapter: Adapter, arrays: Arrays) -> float:
+def largest_logit(adapter: Any, arrays: Arrays) -> float:
     """Largest |scale q . k|, hidden ones too; 0 where nothing limits it, NaN left out."""
-    if not np.isfinite(adapter["max_logit"]) or len(arrays) < 2:
+    if adapter["max_logit"] is None or len(arrays) < 2:
         return 0.0
     q, k = (np.asarray(x, float) for x in arrays[:2])
     scale = adapter.root(q.shape[-1]) ** 2
@@ -76,13 +73,13 @@ def largest_logit(adapter: Adapter, arrays: Arrays) -> float:
     return float(np.max(np.abs(np.nan_to_num(logits, posinf=np.inf, neginf=-np.inf)), initial=0.0))
 
 
-def _up(adapter: Adapter, count: int) -> int:
+def _up(adapter: Any, count: int) -> int:
     """The next multiple that is taken."""
     unit = int(adapter["multiple_of"])
     return -(-count // unit) * unit
 
 
-def _keywords(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+def _keywords(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     """Innermost: leave out what a candidate has settled by itself."""
     settled = {"seed", adapter.record.size} if adapter["fixed_frequencies"] else set()
     if adapter["causal_only"] and "causal" not in adapter.capabilities:
@@ -90,7 +87,7 @@ def _keywords(adapter: Adapter, call: Call, arrays: Arrays, options: Options) ->
     return call(*arrays, **{k: x for k, x in options.items() if k not in settled})
 
 
-def _without_keys(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+def _without_keys(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     """Queries that see no key: NaN or the mean of all values become 0, the package's convention."""
     got = call(arrays, options)
     given = adapter["empty_rows"]
@@ -110,7 +107,7 @@ def _without_keys(adapter: Adapter, call: Call, arrays: Arrays, options: Options
     return got - np.where(empty, repeated(mean, got), 0.0)
 
 
-def _coordinates(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+def _coordinates(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     """Coordinates of 0 for queries, keys and frequencies."""
     if adapter["head_sizes"] is None:
         return call(arrays, options)
@@ -127,7 +124,7 @@ def _coordinates(adapter: Adapter, call: Call, arrays: Arrays, options: Options)
     return call((*(_padded(x, room) for x in inner), *arrays[2:]), options | more)
 
 
-def _size_of_values(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+def _size_of_values(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     """As many columns of the values at a time as queries and keys have coordinates."""
     if not adapter["same_value_size"]:
         return call(arrays, options)
@@ -138,7 +135,7 @@ def _size_of_values(adapter: Adapter, call: Call, arrays: Arrays, options: Optio
     return np.concatenate(outs, -1)[..., :d_v]
 
 
-def _one_by_one(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+def _one_by_one(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     """Where only causal attention is had: each query alone, as the last, which sees every key."""
     if not adapter["causal_only"] or options.get("causal"):
         return call(arrays, options)
@@ -154,7 +151,7 @@ def _one_by_one(adapter: Adapter, call: Call, arrays: Arrays, options: Options) 
     return np.concatenate(outs, -2)
 
 
-def _of_row(x: Any, i: int, name: str, adapter: Adapter) -> Any:
+def _of_row(x: Any, i: int, name: str, adapter: Any) -> Any:
     """An option for one of the queries."""
     if name == "mask" and np.ndim(x) > 1 and x.shape[-2] != 1:
         return x[..., i : i + 1, :]
@@ -163,7 +160,7 @@ def _of_row(x: Any, i: int, name: str, adapter: Adapter) -> Any:
     return x
 
 
-def _tokens(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> Any:
+def _tokens(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     """More queries, like the last; more keys, hidden by the mask or as the future; or all again."""
     if adapter["multiple_of"] == 1 and not adapter["self_attention"]:
         return call(arrays, options)
@@ -194,12 +191,12 @@ def _tokens(adapter: Adapter, call: Call, arrays: Arrays, options: Options) -> A
     return call((q, k, v), options | more)[..., :n, :]
 
 
-def _taken(adapter: Adapter, n: int, m: int) -> bool:
+def _taken(adapter: Any, n: int, m: int) -> bool:
     """Whether so many keys are taken, with queries added."""
     return tokens(adapter, n, m)[1] == m
 
 
-def _of_causal(adapter: Adapter, n: int, m: int) -> tuple[int, int]:
+def _of_causal(adapter: Any, n: int, m: int) -> tuple[int, int]:
     """Numbers of tokens that leave causal attention of the first as it is."""
     rows, columns = tokens(adapter, n, m)
     aligned = rows - n == columns - m  # at the end, if as many queries are added as keys
