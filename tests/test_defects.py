@@ -167,7 +167,10 @@ def package(estimator: str) -> Any:
 
 @pytest.mark.parametrize("entry", VARIANTS, ids=lambda m: m.name)
 def test_variants_agree_with_the_package(entry: Mutant) -> None:
+    features = {name: x for name, x in entry.tags.items() if name == "features"}
     for args, options in probes(entry.estimator, entry.capabilities):
+        if features and max(np.abs(x).max() for x in args[:2]) > 10:
+            continue  # cosines lose all digits
         if entry.estimator == "moments":
             (x,) = args
             want: Any = (x.mean(-2), np.vectorize(np.cov, signature="(d,n)->(d,d)")(x.mT))
@@ -175,7 +178,7 @@ def test_variants_agree_with_the_package(entry: Mutant) -> None:
             if "seed" in options:
                 continue
             x, y = (np.atleast_2d(z)[:, None] for z in args)
-            want = kernels.estimate(x, y, **options).reshape(args[0].shape[:-1])
+            want = kernels.estimate(x, y, **features, **options).reshape(args[0].shape[:-1])
         elif "seed" in options:
             if entry.estimator != "lara":
                 continue  # the package draws in another order
@@ -183,12 +186,15 @@ def test_variants_agree_with_the_package(entry: Mutant) -> None:
             want = package("lara")(*args, rng=options["seed"], **given)
         else:
             with np.errstate(invalid="ignore"):  # linear attention whose features all vanish
-                want = package(entry.estimator)(*args, **options)
+                want = package(entry.estimator)(*args, **features, **options)
         assert same(entry.fn(*args, **options), want, 1e-9)  # exponents go up to 1e5
 
 
-# Seen in large arrays, or in the next call: the checks of sizes and uses reject these.
-LATE = ("late-keys-dropped", "late-tokens", "-1024", "-16384", "size-128", "precision-sums", "out")
+# Seen in large arrays, or in the next call: checks of sizes and uses reject these.
+LATE = (
+    *("late-keys-dropped", "late-tokens", "size-128"),
+    *("-1024", "-4096", "-16384", "precision-sums", "out"),
+)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +296,8 @@ def test_every_law_has_a_test() -> None:
         "mixed-entries",
         "positive-entries",
         "box-muller-half",
+        "qr-norms-of-r",
+        "norms-of-the-rows",
     }
     assert set(LAWS) == {*KERNEL_RATIO, *CORRELATION, *others}
 
@@ -327,6 +335,33 @@ def test_qr_without_sign_is_biased_and_haar_is_not(d: int, direction: str, bias:
         for sign in (1, -1):
             ratio = np.exp(sign * omega @ z - 0.5).mean()
             assert ratio - 1 == pytest.approx(-sign * want, abs=0.025)
+
+
+def test_simplex_frequencies_have_its_angles_and_are_normal() -> None:
+    rng = np.random.default_rng(2)
+    omega = laws.simplex(4, 4, rng)
+    unit = omega / np.linalg.norm(omega, axis=-1, keepdims=True)
+    np.testing.assert_allclose(unit @ unit.T, np.eye(4) * 4 / 3 - 1 / 3, atol=1e-12)
+    many = laws.simplex(60_000, 4, rng)
+    assert np.exp(many[:, 0] - 0.5).mean() == pytest.approx(1, abs=0.025)
+    assert np.sum(many**2, axis=-1).var() == pytest.approx(8, abs=0.3)
+
+
+def test_norms_that_are_not_independent() -> None:
+    """Of a row of R, and of a row of the matrix that is decomposed."""
+    blocks = {
+        name: LAWS[name](40_000, 4, np.random.default_rng(4)).reshape(-1, 4, 4)
+        for name in ("qr-norms-of-r", "norms-of-the-rows")
+    }
+    for omega in blocks.values():
+        products = omega @ omega.swapaxes(-1, -2)
+        np.testing.assert_allclose(products * (1 - np.eye(4)), 0, atol=1e-10)
+    squares = {name: np.sum(omega**2, axis=-1) for name, omega in blocks.items()}
+    np.testing.assert_allclose(squares["qr-norms-of-r"].mean(0), [4, 3, 2, 1], atol=0.1)
+    np.testing.assert_allclose(squares["norms-of-the-rows"].mean(0), 4, atol=0.15)
+    fourth = (blocks["norms-of-the-rows"] ** 4).mean(0)
+    assert fourth[0, 0] > 3.5
+    assert fourth[3, 3] < 2.5
 
 
 def test_haar_frequencies_are_orthogonal_and_normal() -> None:
@@ -393,13 +428,24 @@ def test_kernel_effects() -> None:
     assert independent == pytest.approx(1, rel=0.03)
     assert BY_NAME["kernel-maximum-kept"].fn(x, y, omega=omega) < 1
     assert BY_NAME["kernel-two-pi"].fn(x, y, omega=omega) > 1e6
+    sizes = (x @ x + y @ y) / 2
+    gap = (x - y) @ (x - y) / 2
+    for name, factor, of, sign in (
+        ("over-two-pi", 1 / (2 * math.pi), s2 / 2, 1),
+        ("trigonometric", 1.0, gap, -1),
+        ("trigonometric-two-pi", 2 * math.pi, gap, -1),
+        ("trigonometric-over-two-pi", 1 / (2 * math.pi), gap, -1),
+    ):
+        out = BY_NAME[f"kernel-{name}"].fn(x, y, omega=omega)
+        want_there = math.exp(sign * (factor**2 * of - sizes))
+        assert out == pytest.approx(want_there, rel=0.02, abs=0.02)
 
 
 # Heads, masks and causality
 
 
-def attention(estimator: str) -> dict[str, Any]:
-    return frequencies(estimator, (), 8, 4) if estimator in COUNT else {}
+def attention(estimator: str, n: int = 8) -> dict[str, Any]:
+    return frequencies(estimator, (), n, 4) if estimator in COUNT else {}
 
 
 @pytest.mark.parametrize("estimator", ["softmax", "rfa", "lara", "linear"])
@@ -417,7 +463,7 @@ def test_mask_on_values_halves_outputs(estimator: str) -> None:
 @pytest.mark.parametrize("estimator", ["softmax", "rfa", "linear"])
 def test_causal_effects(estimator: str) -> None:
     q, k, v = (tokens(70, 4, seed=s) for s in range(3))
-    options = frequencies(estimator, (), 70, 4) if estimator in COUNT else {}
+    options = attention(estimator, 70)
 
     def call(name: str, **more: Any) -> Any:
         entry = BY_NAME[f"{estimator}-{name}" if name else estimator]
@@ -540,6 +586,14 @@ def test_rfa_effects() -> None:
     np.testing.assert_allclose(
         call("-last-feature-dropped", q, k, v), call("", q, k, v, omega=omega[:-1])
     )
+    trigonometric = {
+        name: refattn.random_feature_attention(
+            q, k, v, omega=factor * omega, features="trigonometric"
+        )
+        for name, factor in (("two-pi", 2 * np.pi), ("over-two-pi", 0.5 / np.pi))
+    }
+    for name, want in trigonometric.items():
+        np.testing.assert_allclose(call(f"-trigonometric-{name}", q, k, v), want)
     np.testing.assert_allclose(call("-exact", q, k, v), BY_NAME["softmax"].fn(q, k, v))
     long = k * np.arange(1, 8)[:, None]
     norm = np.sum((r * long) ** 2, axis=-1) / 2
@@ -673,6 +727,7 @@ def test_linear_effects() -> None:
     assert epsilon[0] < 0.9
     assert epsilon[1] < 0.1 * epsilon[0]
     assert np.all(np.isnan(call("-elu-blended", np.full((1, 4), 800.0), k, v)))
+    assert call("-normaliser-clamped", 2 * low, k, np.ones((6, 1))).item() < 1e-2
     assert call("-elu-without-one", np.array([[-1.0, 1, 0, 0]]), k, np.eye(6)).min() < 0
     assert np.all(call("-not-normalised", np.abs(k), np.abs(k), np.ones((6, 1))) > 6)
 

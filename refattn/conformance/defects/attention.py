@@ -8,9 +8,11 @@ import numpy as np
 
 from .frequencies import Sampler
 
-__all__ = ["Attention", "Draws", "log_sum_exp", "square"]
+__all__ = ["TRIGONOMETRIC", "Attention", "Draws", "log_sum_exp", "square"]
 
 Array = Any
+
+TRIGONOMETRIC = {"features": "trigonometric"}
 
 
 def square(x: Array) -> Array:

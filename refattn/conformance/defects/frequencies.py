@@ -15,10 +15,12 @@ __all__ = [
     "LAWS",
     "ORTHOGONAL",
     "SEEDS",
+    "SIMPLEX",
     "Sampler",
     "Wrong",
     "haar",
     "normal",
+    "simplex",
     "wrong_laws",
     "wrong_seeds",
 ]
@@ -28,6 +30,7 @@ Draw = Callable[[int, int, np.random.Generator], Array]
 T = TypeVar("T", bound=Callable[..., Any])
 
 ORTHOGONAL = {"coupling": "orthogonal"}
+SIMPLEX = {"coupling": "simplex"}
 
 
 class Wrong(NamedTuple):
@@ -67,15 +70,17 @@ def normal(count: int, d: int, rng: np.random.Generator) -> Array:
     return rng.standard_normal((count, d))
 
 
-def _orthonormal(
+def _orthogonal(
     count: int, d: int, rng: np.random.Generator, fix: Callable[[Array, Array], Array]
 ) -> Array:
-    """Rows of blocks of d orthonormal vectors, Q and diag R being put together by `fix`."""
-    blocks = []
-    for _ in range(-(-count // d)):
-        q, r = np.linalg.qr(rng.standard_normal((d, d)))
-        blocks.append(fix(q, np.diagonal(r)).T)
+    """Rows of blocks of d orthogonal vectors, Q and R being put together by `fix`."""
+    blocks = [fix(*np.linalg.qr(rng.standard_normal((d, d)))).T for _ in range(-(-count // d))]
     return np.concatenate(blocks)[:count]
+
+
+def _directions(count: int, d: int, rng: np.random.Generator) -> Array:
+    """Rows of blocks of a Haar-distributed orthogonal matrix."""
+    return _orthogonal(count, d, rng, lambda q, r: q * np.sign(np.diagonal(r)))
 
 
 def _chi(count: int, d: int, rng: np.random.Generator) -> Array:
@@ -85,8 +90,20 @@ def _chi(count: int, d: int, rng: np.random.Generator) -> Array:
 
 def haar(count: int, d: int, rng: np.random.Generator) -> Array:
     """Block-orthogonal frequencies, Haar directions with chi norms: correct as "orthogonal"."""
-    rows = _orthonormal(count, d, rng, lambda q, r: q * np.sign(r))
-    return rows * _chi(count, d, rng)
+    return _directions(count, d, rng) * _chi(count, d, rng)
+
+
+def _corners(count: int, d: int, rng: np.random.Generator) -> Array:
+    """Corners of regular simplices about the origin, each turned by a Haar rotation."""
+    corners = np.eye(d) - (d > 1) / d
+    corners = corners / np.linalg.norm(corners, axis=-1, keepdims=True)
+    blocks = [corners @ _directions(d, d, rng) for _ in range(-(-count // d))]
+    return np.concatenate(blocks)[:count]
+
+
+def simplex(count: int, d: int, rng: np.random.Generator) -> Array:
+    """Simplex frequencies with chi norms: correct as "simplex"."""
+    return _corners(count, d, rng) * _chi(count, d, rng)
 
 
 @_law(
@@ -97,7 +114,31 @@ def haar(count: int, d: int, rng: np.random.Generator) -> Array:
 )
 def qr_unsigned(count: int, d: int, rng: np.random.Generator) -> Array:
     """Directions from a bare QR, whose signs are LAPACK's convention and not random."""
-    return _orthonormal(count, d, rng, lambda q, r: q) * _chi(count, d, rng)
+    return _orthogonal(count, d, rng, lambda q, r: q) * _chi(count, d, rng)
+
+
+@_law(
+    "qr-norms-of-r",
+    "Frequencies too short, each of a block more than the one before; the last has length 1.",
+    tags=ORTHOGONAL,
+)
+def qr_norms_of_r(count: int, d: int, rng: np.random.Generator) -> Array:
+    """A bare QR, its directions times the size of the diagonal of its R."""
+    return _orthogonal(count, d, rng, lambda q, r: q * np.abs(np.diagonal(r)))
+
+
+@_law(
+    "norms-of-the-rows",
+    "Norms depend on directions: some coordinates have too heavy tails, others too light ones.",
+    tags=ORTHOGONAL,
+)
+def norms_of_the_rows(count: int, d: int, rng: np.random.Generator) -> Array:
+    """Norms of the rows of the matrix whose columns are made orthogonal, which know of these."""
+
+    def fix(q: Array, r: Array) -> Array:
+        return q * np.sign(np.diagonal(r)) * np.linalg.norm(q @ r, axis=-1)
+
+    return _orthogonal(count, d, rng, fix)
 
 
 @_law(
@@ -108,7 +149,7 @@ def qr_unsigned(count: int, d: int, rng: np.random.Generator) -> Array:
 )
 def fixed_norms(count: int, d: int, rng: np.random.Generator) -> Array:
     """Haar directions, all of norm sqrt(d)."""
-    return _orthonormal(count, d, rng, lambda q, r: q * np.sign(r)) * math.sqrt(d)
+    return _directions(count, d, rng) * math.sqrt(d)
 
 
 @_law("normalised-rows", "Kernel too small, as with fixed norms.")
@@ -135,8 +176,7 @@ def shrinking_norms(count: int, d: int, rng: np.random.Generator) -> Array:
 )
 def norms_of_another_length(count: int, d: int, rng: np.random.Generator) -> Array:
     """Rows of length d whose norms are drawn for rows of half the length."""
-    rows = _orthonormal(count, d, rng, lambda q, r: q * np.sign(r))
-    return rows * _chi(count, (d + 1) // 2, rng)
+    return _directions(count, d, rng) * _chi(count, (d + 1) // 2, rng)
 
 
 @_law("rademacher", "The right covariance and the wrong law along an axis.")

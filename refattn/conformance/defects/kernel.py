@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .attention import log_sum_exp, square
+from .attention import TRIGONOMETRIC, log_sum_exp, square
 from .catalogue import Catalogue
-from .frequencies import ORTHOGONAL, Sampler, haar, wrong_laws, wrong_seeds
+from .frequencies import ORTHOGONAL, SIMPLEX, Sampler, haar, simplex, wrong_laws, wrong_seeds
 
 __all__ = ["CATALOGUE", "Kernel"]
 
@@ -55,6 +55,7 @@ def _project(x: Array, omega: Array) -> Array:
 
 CATALOGUE = Catalogue("kernel", Kernel, ("omega",))
 CATALOGUE.variant("kernel-orthogonal", "Orthogonal frequencies.", tags=ORTHOGONAL)(Kernel(haar))
+CATALOGUE.variant("kernel-simplex", "Simplex frequencies.", tags=SIMPLEX)(Kernel(simplex))
 wrong_laws(CATALOGUE)
 wrong_seeds(CATALOGUE)
 
@@ -78,6 +79,20 @@ class KernelReversed(Kernel):
         return mean
 
 
+@CATALOGUE.variant("kernel-trigonometric", "Trigonometric features.", tags=TRIGONOMETRIC)
+class KernelTrigonometric(Kernel):
+    """Correct: cosines and sines, the real part of complex exponentials."""
+
+    def log_x(self, x: Array, omega: Array) -> Array:
+        return 1j * _project(x, omega) + square(x)[..., None] / 2
+
+    def log_y(self, y: Array, omega: Array) -> Array:
+        return self.log_x(y, omega).conj()
+
+    def combine(self, a: Array, b: Array) -> Array:
+        return super().combine(a, b).real
+
+
 @CATALOGUE.defect(
     "kernel-independent-frequencies",
     "Estimates 1 and not exp(x . y).",
@@ -98,8 +113,35 @@ class KernelIndependent(Kernel):
 class KernelTwoPi(Kernel):
     """2 pi multiplies the frequencies."""
 
+    factor = 2 * np.pi
+
     def log_x(self, x: Array, omega: Array) -> Array:
-        return super().log_x(x, 2 * np.pi * omega)
+        return super().log_x(x, self.factor * omega)
+
+
+@CATALOGUE.defect("kernel-over-two-pi", "Estimates exp(.013 |x + y|^2 - (|x|^2 + |y|^2)/2).")
+class KernelOverTwoPi(KernelTwoPi):
+    """The frequencies are divided by 2 pi."""
+
+    factor = 1 / (2 * np.pi)
+
+
+@CATALOGUE.defect(
+    "kernel-trigonometric-two-pi",
+    "Estimates exp((|x|^2 + |y|^2)/2 - 19.7 |x - y|^2).",
+    tags=TRIGONOMETRIC,
+)
+class KernelTrigonometricTwoPi(KernelTwoPi, KernelTrigonometric):
+    """cos(2 pi omega . x) with frequencies of N(0, I)."""
+
+
+@CATALOGUE.defect(
+    "kernel-trigonometric-over-two-pi",
+    "Estimates exp((|x|^2 + |y|^2)/2 - .013 |x - y|^2).",
+    tags=TRIGONOMETRIC,
+)
+class KernelTrigonometricOverTwoPi(KernelOverTwoPi, KernelTrigonometric):
+    """cos(omega . x / (2 pi)) with frequencies of N(0, I)."""
 
 
 @CATALOGUE.defect("kernel-whole-norm", "Too small by e^(-(|x|^2 + |y|^2)/2).")
@@ -155,8 +197,17 @@ class KernelGeometric(Kernel):
 class KernelEpsilon(Kernel):
     """1e-3 is added to each feature."""
 
+    epsilon = 1e-3
+
     def combine(self, a: Array, b: Array) -> Array:
-        return ((np.exp(a) + 1e-3) * (np.exp(b) + 1e-3)).mean(-1)
+        return ((np.exp(a) + self.epsilon) * (np.exp(b) + self.epsilon)).mean(-1)
+
+
+@CATALOGUE.defect("kernel-small-epsilon", "Off by 2e-6 at the origin, more where small.")
+class KernelSmallEpsilon(KernelEpsilon):
+    """1e-6 is added to each feature."""
+
+    epsilon = 1e-6
 
 
 @CATALOGUE.defect("kernel-sum", "S times too large.")
@@ -199,6 +250,30 @@ class KernelClipped(Kernel):
         return np.exp(np.minimum(a, 1) + np.minimum(b, 1)).mean(-1)
 
 
+@CATALOGUE.defect("kernel-exponents-clipped", "Too small for long vectors.")
+class KernelExponentsClipped(Kernel):
+    """Exponents are clipped to [-10, 10]."""
+
+    def log_x(self, x: Array, omega: Array) -> Array:
+        return np.clip(super().log_x(x, omega), -10, 10)
+
+
+@CATALOGUE.defect("kernel-norm-clamped", "Too large where |x|^2 or |y|^2 is above 10.")
+class KernelNormClamped(Kernel):
+    """|x|^2 / 2 is at most 5."""
+
+    def log_x(self, x: Array, omega: Array) -> Array:
+        return _project(x, omega) - np.minimum(square(x)[..., None] / 2, 5)
+
+
+@CATALOGUE.defect("kernel-relu", "Another kernel.", "Performer-ReLU")
+class KernelRelu(Kernel):
+    """max(omega . x, 0) + 1e-3 for the exponential."""
+
+    def log_x(self, x: Array, omega: Array) -> Array:
+        return np.log(np.maximum(_project(x, omega), 0) + 1e-3)
+
+
 @CATALOGUE.defect("kernel-cosines", "A kernel of |cos|, not exp(x . y).")
 class KernelCosines(Kernel):
     """Cosines without their sines."""
@@ -222,6 +297,25 @@ class KernelOddFeature(Kernel):
     def combine(self, a: Array, b: Array) -> Array:
         even = max(2, a.shape[-1] // 2 * 2)
         return super().combine(a[..., :even], b[..., :even])
+
+
+@CATALOGUE.defect("kernel-one-sample-used", "The number of features makes no difference.")
+class KernelOneSampleUsed(Kernel):
+    """The first of the frequencies is used, however many there are."""
+
+    def combine(self, a: Array, b: Array) -> Array:
+        return super().combine(a[..., :1], b[..., :1])
+
+
+@CATALOGUE.defect(
+    "kernel-single-precision-constants", "Seven digits in float64 unless S is a power of 4."
+)
+class KernelSinglePrecisionConstants(Kernel):
+    """1/sqrt(S) of the features is rounded to float32."""
+
+    def combine(self, a: Array, b: Array) -> Array:
+        scale = a.dtype.type(np.float32(a.shape[-1] ** -0.5))
+        return ((scale * np.exp(a)) * (scale * np.exp(b))).sum(-1)
 
 
 @CATALOGUE.defect("kernel-half-precision-features", "Three digits, and overflow at 65504.")

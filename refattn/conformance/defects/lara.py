@@ -10,7 +10,7 @@ from scipy import special
 from .attention import Draws, log_sum_exp, square
 from .catalogue import Catalogue
 from .frequencies import wrong_seeds
-from .rfa import RFA, KeyNormDropped, RootTwice
+from .rfa import RFA, KeyNormDropped, MaximumOfFeatureKept, MaximumOfKeyKept, RootTwice
 
 __all__ = ["CATALOGUE", "LARA"]
 
@@ -188,3 +188,18 @@ class LARARootTwice(RootTwice, LARA):
 @CATALOGUE.defect("lara-key-norm-dropped", "Long keys weigh e^(|k|^2/2) too much.")
 class LARAKeyNormDropped(KeyNormDropped, LARA):
     """The features of keys have no norm."""
+
+
+@CATALOGUE.defect(
+    "lara-maximum-of-key-kept", "Each key is weighted by the inverse of its largest feature."
+)
+class LARAMaximumOfKeyKept(MaximumOfKeyKept, LARA):
+    """Each key is stabilised by its own maximum, which is not put back."""
+
+
+@CATALOGUE.defect(
+    "lara-maximum-of-feature-kept",
+    "Each frequency is weighted by the inverse of its largest feature.",
+)
+class LARAMaximumOfFeatureKept(MaximumOfFeatureKept, LARA):
+    """Each feature of the keys is stabilised by its own maximum, which is not put back."""

@@ -99,6 +99,25 @@ class Exponential(Linear):
         return np.exp(x)
 
 
+@CATALOGUE.defect("linear-features-clamped", "Features below 1e-4 all count alike.")
+class FeaturesClamped(Linear):
+    """Features are at least 1e-4."""
+
+    def phi(self, x: Array) -> Array:
+        return np.maximum(super().phi(x), x.dtype.type(1e-4))
+
+
+@CATALOGUE.defect("linear-epsilon-in-both", "Tiny features all count alike, and outputs shrink.")
+class LinearEpsilonInBoth(Linear):
+    """1e-6 is added to each feature and to the normaliser."""
+
+    def phi(self, x: Array) -> Array:
+        return super().phi(x) + x.dtype.type(1e-6)
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return super().total(weights, visible) + 1e-6
+
+
 @CATALOGUE.defect("linear-softplus", "Another kernel.")
 class Softplus(Linear):
     """log(1 + e^x) for elu(x) + 1."""
@@ -138,6 +157,14 @@ class NotNormalised(Linear):
 
     def total(self, weights: Array, visible: Array) -> Array:
         return np.ones_like(super().total(weights, visible))
+
+
+@CATALOGUE.defect("linear-normaliser-clamped", "Outputs shrink where features are small.")
+class LinearNormaliserClamped(Linear):
+    """The normaliser is at least 1e-2."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return np.maximum(super().total(weights, visible), 1e-2)
 
 
 @CATALOGUE.defect(

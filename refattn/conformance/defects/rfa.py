@@ -8,12 +8,19 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from .attention import Draws, log_sum_exp, square
+from .attention import TRIGONOMETRIC, Draws, log_sum_exp, square
 from .catalogue import Catalogue
-from .frequencies import ORTHOGONAL, haar, wrong_laws, wrong_seeds
+from .frequencies import ORTHOGONAL, SIMPLEX, haar, simplex, wrong_laws, wrong_seeds
 from .softmax import Online, Softmax
 
-__all__ = ["CATALOGUE", "RFA", "KeyNormDropped", "RootTwice"]
+__all__ = [
+    "CATALOGUE",
+    "RFA",
+    "KeyNormDropped",
+    "MaximumOfFeatureKept",
+    "MaximumOfKeyKept",
+    "RootTwice",
+]
 
 Array = Any
 
@@ -63,6 +70,7 @@ class RFA(Softmax):
 
 CATALOGUE = Catalogue("rfa", RFA, ("omega", "mask", "causal", "gqa"))
 CATALOGUE.variant("rfa-orthogonal", "Orthogonal frequencies.", tags=ORTHOGONAL)(RFA(haar))
+CATALOGUE.variant("rfa-simplex", "Simplex frequencies.", tags=SIMPLEX)(RFA(simplex))
 wrong_laws(CATALOGUE)
 wrong_seeds(CATALOGUE)
 
@@ -90,6 +98,32 @@ class StabilisedByQuery(RFA):
         top = terms.max((-1, -2), keepdims=True, initial=-np.inf)
         top = np.where(top == -np.inf, 0.0, top).astype(terms.dtype)
         return np.exp(terms - top).sum(-1)
+
+
+@CATALOGUE.variant("rfa-trigonometric", "Trigonometric features.", tags=TRIGONOMETRIC)
+class Trigonometric(RFA):
+    """Correct: cosines and sines, the real part of complex exponentials."""
+
+    def log_q(self, q: Array, omega: Array) -> Array:
+        return 1j * super().log_q(q, omega)
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        return square(k)[..., None] / 2 - self.log_q(k, omega)
+
+    def combine(self, log_q: Array, log_k: Array, visible: Array) -> Array:
+        return np.where(visible, (np.exp(log_q) @ np.exp(log_k).swapaxes(-1, -2)).real, 0)
+
+
+@CATALOGUE.defect(
+    "rfa-trigonometric-normaliser-clamped",
+    "Queries whose normaliser is small or negative get outputs of the wrong size or sign.",
+    tags=TRIGONOMETRIC,
+)
+class TrigonometricNormaliserClamped(Trigonometric):
+    """The normaliser, which may have any sign, is at least 1e-2."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return np.maximum(super().total(weights, visible), 1e-2)
 
 
 @CATALOGUE.defect(
@@ -161,6 +195,25 @@ class FeatureEpsilonAfterNorm(FeatureEpsilon):
 
     def phi_k(self, log_k: Array) -> Array:
         return np.exp(log_k) + self.epsilon
+
+
+@CATALOGUE.defect(
+    "rfa-epsilon-in-both",
+    "Keys far below the largest all count alike, and outputs shrink where all are.",
+)
+class EpsilonInBoth(FeatureEpsilon):
+    """1e-4 is added to each stabilised feature and to the normaliser."""
+
+    def total(self, weights: Array, visible: Array) -> Array:
+        return super().total(weights, visible) + self.epsilon
+
+
+@CATALOGUE.defect(
+    "rfa-small-epsilon-in-both",
+    "Keys far below the largest all count alike, and outputs shrink where all are.",
+)
+class SmallEpsilonInBoth(SmallFeatureEpsilon, EpsilonInBoth):
+    """1e-6 is added to each stabilised feature and to the normaliser."""
 
 
 class Plain(RFA):
@@ -339,11 +392,44 @@ class FrequencyNegatedForKeys(RFA):
 class TwoPi(RFA):
     """2 pi multiplies the frequencies of N(0, I)."""
 
-    def log_q(self, q: Array, omega: Array) -> Array:
-        return super().log_q(q, 2 * np.pi * omega)
+    factor = 2 * np.pi
+
+    def frequencies(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return self.factor * super().frequencies(q, k, visible, draws)
+
+
+@CATALOGUE.defect(
+    "rfa-over-two-pi", "Attention of q . k / 40, in which long keys weigh too little."
+)
+class OverTwoPi(TwoPi):
+    """The frequencies are divided by 2 pi."""
+
+    factor = 1 / (2 * np.pi)
+
+
+@CATALOGUE.defect(
+    "rfa-trigonometric-two-pi", "Only keys next to the query count.", tags=TRIGONOMETRIC
+)
+class TrigonometricTwoPi(TwoPi, Trigonometric):
+    """cos(2 pi omega . x) with frequencies of N(0, I)."""
+
+
+@CATALOGUE.defect(
+    "rfa-trigonometric-over-two-pi",
+    "Attention of q . k / 40, in which long keys weigh too much.",
+    tags=TRIGONOMETRIC,
+)
+class TrigonometricOverTwoPi(OverTwoPi, Trigonometric):
+    """cos(omega . x / (2 pi)) with frequencies of N(0, I)."""
+
+
+@CATALOGUE.defect("rfa-key-norm-clamped", "Keys with |k|^2 above 10 weigh too much.")
+class KeyNormClamped(RFA):
+    """|k|^2 / 2 is at most 5."""
 
     def log_k(self, k: Array, omega: Array) -> Array:
-        return super().log_k(k, 2 * np.pi * omega)
+        excess = np.maximum(square(k) / 2 - 5, 0)
+        return super().log_k(k, omega) + excess[..., None]
 
 
 @CATALOGUE.defect("rfa-last-feature-dropped", "One feature less than asked for.")

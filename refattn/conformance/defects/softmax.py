@@ -89,6 +89,16 @@ class ScaleFromNextPowerOfTwo(Softmax):
         return float((1 << (d - 1).bit_length()) ** -0.5)
 
 
+@CATALOGUE.defect(
+    "softmax-scale-in-single-precision", "Seven digits in float64 unless d is a power of 4."
+)
+class ScaleInSinglePrecision(Softmax):
+    """1/sqrt(d) is rounded to float32."""
+
+    def scale(self, d: int) -> float:
+        return float(np.float32(super().scale(d)))
+
+
 @CATALOGUE.defect("softmax-mask-minus-1e9", "A query that sees no key gets the mean value.")
 class FiniteMask(Softmax):
     """Hidden scores are replaced by a large negative number."""
