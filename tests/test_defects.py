@@ -190,10 +190,10 @@ def test_variants_agree_with_the_package(entry: Mutant) -> None:
         assert same(entry.fn(*args, **options), want, 1e-9)  # exponents go up to 1e5
 
 
-# Seen in large arrays, or in the next call: checks of sizes and uses reject these.
+# Seen in large arrays, in other layouts or in the next call: checks of sizes and uses reject these.
 LATE = (
-    *("late-keys-dropped", "late-tokens", "size-128"),
-    *("-1024", "-4096", "-16384", "precision-sums", "out"),
+    *("late-keys-dropped", "late-tokens", "state-reset", "block-edge", "size-128"),
+    *("first-256", "-1024", "-4096", "-16384", "precision-sums", "lie", "out"),
 )
 
 
@@ -441,6 +441,17 @@ def test_kernel_effects() -> None:
         assert out == pytest.approx(want_there, rel=0.02, abs=0.02)
 
 
+def test_memory_layouts() -> None:
+    """Arrays that are not contiguous are read wrongly, and others rightly."""
+    args = [tokens(4, 4, seed=s) for s in range(3)]
+    for estimator in ("softmax", "linear", *COUNT):
+        options = attention(estimator, 4)
+        right, wrong = BY_NAME[estimator].fn, BY_NAME[f"{estimator}-keys-as-they-lie"].fn
+        turned = [np.ascontiguousarray(z.T).T for z in args]
+        assert same(wrong(*args, **options), right(*args, **options), 1e-12)
+        assert not same(wrong(*turned, **options), right(*args, **options), 1e-3)
+
+
 # Heads, masks and causality
 
 
@@ -475,6 +486,16 @@ def test_causal_effects(estimator: str) -> None:
     bucket = call("causal-bucket-excluded", causal=True)
     assert np.all(bucket[:64] == 0)
     assert np.all(bucket[64:] != 0)
+    late = [tokens(1030, 1, seed=s) for s in range(3)]
+    many = {**options, **({"omega": options["omega"][:, :1]} if options else {})}
+    want = BY_NAME[estimator].fn(*late, **many, causal=True)
+    reset, edge = (
+        BY_NAME[f"{estimator}-causal-{name}"].fn(*late, **many, causal=True)
+        for name in ("state-reset", "block-edge")
+    )
+    np.testing.assert_allclose(reset[:512], want[:512])
+    np.testing.assert_allclose(reset[[512, 1024]], late[2][[512, 1024]])
+    assert list(np.flatnonzero(~np.isclose(edge, want)[:, 0])) == [1024]
     if estimator == "softmax":
         return
     means = np.cumsum(full, axis=-1) / np.arange(1, 5)
@@ -585,6 +606,9 @@ def test_rfa_effects() -> None:
     )
     np.testing.assert_allclose(
         call("-last-feature-dropped", q, k, v), call("", q, k, v, omega=omega[:-1])
+    )
+    np.testing.assert_allclose(
+        call("-one-sample-used", q, k, v), call("", q, k, v, omega=omega[:1])
     )
     trigonometric = {
         name: refattn.random_feature_attention(

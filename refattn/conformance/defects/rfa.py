@@ -573,13 +573,3 @@ def covariance_not_rooted(
     shape = (rest["num_features"], q.shape[-1])
     omega = np.random.default_rng(rest["seed"]).standard_normal(shape) @ cov + mean
     return RFA()(q, k, v, omega=omega)
-
-
-@CATALOGUE.defect("rfa-first-1024", "Features after the 1,024th are not read.")
-class First1024(RFA):
-    """Frequencies after the 1,024th are not used."""
-
-    def __call__(self, q: Array, k: Array, v: Array, **options: Any) -> Array:
-        if options.get("omega") is not None:
-            options["omega"] = options["omega"][..., :1024, :]
-        return super().__call__(q, k, v, **options)

@@ -1,15 +1,15 @@
-"""Defects of any attention: heads, masks, causality, normalisers."""
+"""Defects of several estimators: heads, masks, causality, normalisers, sizes, features."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from . import lara, linear, ra, rfa, softmax
 from .attention import Attention, Draws
-from .catalogue import Catalogue
+from .catalogue import NO_TAGS, Catalogue
 
 __all__ = ["CATALOGUES"]
 
@@ -46,6 +46,7 @@ def defect(
     seen: str = "",
     *,
     only: tuple[str, ...] | None = None,
+    tags: Mapping[str, Any] = NO_TAGS,
 ) -> Callable[[Kind], Kind]:
     """Enter each of the estimators with the defect.
 
@@ -55,7 +56,9 @@ def defect(
     def enter(made: Kind) -> Kind:
         for catalogue in (CATALOGUES[estimator] for estimator in estimators):
             claimed = only and tuple(c for c in catalogue.capabilities if c in ("omega", *only))
-            entry = catalogue.defect(f"{catalogue.estimator}-{name}", effect, seen, only=claimed)
+            entry = catalogue.defect(
+                f"{catalogue.estimator}-{name}", effect, seen, only=claimed, tags=tags
+            )
             entry(_with(made, catalogue))
         return made
 
@@ -356,7 +359,7 @@ class Dropout(Attention):
 
 @defect(
     "late-keys-dropped",
-    ("softmax", "rfa", "linear"),
+    ("softmax", "rfa", "ra", "lara", "linear"),
     "Keys after the last whole block of 1,024 are not read.",
 )
 class LateKeysDropped(Attention):
@@ -378,8 +381,33 @@ class CausalLateTokens(Attention):
 
 
 @defect(
-    "batch-of-two",
+    "causal-state-reset",
+    ("softmax", "rfa", "ra", "linear"),
+    "Tokens from the 512th on see nothing before their block.",
+)
+class CausalStateReset(Attention):
+    """A query sees keys of its own block of 512 only."""
+
+    def past(self, i: Array, j: Array, shift: int) -> Array:
+        return (j <= i + shift) & (j // 512 == (i + shift) // 512)
+
+
+@defect(
+    "causal-block-edge",
     ("softmax", "rfa", "linear"),
+    "Every 1,024th token does not see the one before it.",
+)
+class CausalBlockEdge(Attention):
+    """The first query of a block of 1,024 does not see the last key of the block before."""
+
+    def past(self, i: Array, j: Array, shift: int) -> Array:
+        edge = (i >= 1024) & (i % 1024 == 0)
+        return (j <= i + shift) & ~(edge & (j == i + shift - 1))
+
+
+@defect(
+    "batch-of-two",
+    ("softmax", "rfa", "ra", "lara", "linear"),
     "Members of a batch after the second get its values.",
 )
 class BatchOfTwo(Attention):
@@ -393,7 +421,7 @@ class BatchOfTwo(Attention):
 
 @defect(
     "hidden-times-zero",
-    ("softmax", "rfa", "linear"),
+    ("softmax", "rfa", "ra", "lara", "linear"),
     "NaN or infinity in padding spoils every output.",
     "most code",
 )
@@ -406,7 +434,7 @@ class HiddenTimesZero(Attention):
 
 @defect(
     "keys-as-they-lie",
-    ("softmax", "rfa"),
+    ("softmax", "rfa", "ra", "lara", "linear"),
     "Keys that are not contiguous are read in the wrong order.",
     "kernels that ignore strides",
 )
@@ -414,11 +442,9 @@ class KeysAsTheyLie(Attention):
     """Keys are read as they lie in memory, as if they were contiguous."""
 
     def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
-        packed = np.empty(k.shape, k.dtype).strides
         held = k if k.base is None else k.base
-        fits = held.nbytes >= k.nbytes and held.flags.c_contiguous
-        if fits and k.strides != packed:
-            k = np.lib.stride_tricks.as_strided(k, strides=packed)
+        if not k.flags.c_contiguous and held.flags.c_contiguous and held.size >= k.size:
+            k = held.reshape(-1)[: k.size].reshape(k.shape)
         return super().attend(q, k, v, visible, draws)
 
 
@@ -439,3 +465,103 @@ class WorkspaceHandedOut(Attention):
         held = self.held.setdefault((out.shape, out.dtype), np.empty_like(out))
         held[...] = out
         return held
+
+
+@defect(
+    "maximum-of-heads",
+    ("softmax",),
+    "Heads whose scores are far below those of others get NaN.",
+)
+class MaximumOfHeads(softmax.Softmax):
+    """A maximum for each query, of all heads, is subtracted."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        scores = np.where(visible, scores, -np.inf)
+        axes = tuple(range(scores.ndim - 2))
+        top = scores.max((*axes, -1), keepdims=True, initial=-np.inf)
+        return np.exp(scores - np.where(top == -np.inf, 0.0, top).astype(scores.dtype))
+
+
+@defect(
+    "head-size-128",
+    ("softmax", "rfa", "ra", "lara", "linear"),
+    "Entries from the 128th on are not read.",
+)
+class HeadSize128(Attention):
+    """Entries of queries and keys from the 128th on are taken for 0."""
+
+    def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
+        q, k = (np.where(np.arange(x.shape[-1]) < 128, x, 0) for x in (q, k))
+        return super().attend(q, k, v, visible, draws)
+
+
+@defect("first-256", ("rfa", "ra"), "Samples after the 256th are not read.")
+class First256(rfa.RFA):
+    """Frequencies after the 256th are not used."""
+
+    first = 256
+
+    def frequencies(self, q: Array, k: Array, visible: Array, draws: Draws) -> Array:
+        return super().frequencies(q, k, visible, draws)[..., : self.first, :]
+
+
+@defect("first-1024", ("rfa",), "Samples after the 1,024th are not read.")
+class First1024(First256):
+    """Frequencies after the 1,024th are not used."""
+
+    first = 1024
+
+
+@defect("one-sample-used", ("rfa", "lara"), "The number of samples makes no difference.")
+class OneSampleUsed(rfa.RFA):
+    """The first of the frequencies is used, however many there are."""
+
+    def log_features(self, q: Array, k: Array, visible: Array, draws: Draws) -> tuple[Array, Array]:
+        log_q, log_k = super().log_features(q, k, visible, draws)
+        return log_q[..., :1], log_k[..., :1]
+
+
+@defect(
+    "exponents-clipped",
+    ("rfa", "ra", "lara"),
+    "Long queries and keys are taken for shorter ones.",
+)
+class ExponentsClipped(rfa.RFA):
+    """Exponents of features are clipped to [-10, 10]."""
+
+    def log_q(self, q: Array, omega: Array) -> Array:
+        return np.clip(super().log_q(q, omega), -10, 10)
+
+    def log_k(self, k: Array, omega: Array) -> Array:
+        return np.clip(super().log_k(k, omega), -10, 10)
+
+
+@defect(
+    "root-in-single-precision",
+    ("rfa", "ra", "lara"),
+    "Seven digits in float64 unless d is a power of 16.",
+)
+class RootInSinglePrecision(rfa.RFA):
+    """d^(-1/4) is rounded to float32."""
+
+    def root(self, d: int) -> float:
+        return float(np.float32(super().root(d)))
+
+
+@defect(
+    "half-precision-sums",
+    ("softmax", "rfa", "linear"),
+    "Sums over thousands of keys stop growing.",
+    tags={"dtype": "float16"},
+)
+class HalfPrecisionSums(Attention):
+    """Weights are added one after another, in half precision."""
+
+    def average(self, weights: Array, v: Array, visible: Array) -> Array:
+        mass = weights.dtype.type(0)
+        total = np.zeros((*weights.shape[:-1], v.shape[-1]), v.dtype)
+        for j in range(v.shape[-2]):
+            weight = weights[..., j, None]
+            mass = mass + weight
+            total = total + weight * np.where(visible[..., j, None], v[..., j, None, :], 0)
+        return total / np.where(visible.any(-1, keepdims=True), mass, 1).astype(v.dtype)
