@@ -245,7 +245,6 @@ JUSTIFIED = {
     "own_law": "of random estimators that have no law above, such as those of other packages",
     "contract": "what a candidate returns at all; everything else presumes it",
     "seeds": "of halves, whose frequencies cannot be recovered, it is all that is known of seeds",
-    "reference_values": "gives the smallest case for most defects",
     "value_length": "says at once that d_v = d is assumed",
     "large_logits": "tells lost digits from overflow",
     "extreme_logits": "compares digits where weighted_mean knows bounds only",

@@ -192,7 +192,7 @@ def test_variants_agree_with_the_package(entry: Mutant) -> None:
 
 # Seen in large arrays, in other layouts or in the next call: checks of sizes and uses reject these.
 LATE = (
-    *("late-keys-dropped", "late-tokens", "state-reset", "block-edge", "size-128"),
+    *("late-keys-dropped", "late-tokens", "state-reset", "block-edge", "size-64", "size-128"),
     *("first-256", "-1024", "-4096", "-16384", "precision-sums", "lie", "out"),
 )
 
@@ -265,6 +265,9 @@ LAWS = {law.name: law.made for law in laws.LAWS}
 KERNEL_RATIO = {
     "fixed-norms": 2 * 1.5906368546 / 2 * math.exp(-0.5),  # 2 I_1(2) / 2, the mean on a sphere
     "normalised-rows": 2 * 1.5906368546 / 2 * math.exp(-0.5),
+    "halved-norms": 2 * 0.5651591040 / 1 * math.exp(-0.5),  # 2 I_1(1) / 1
+    "simplex-fixed-norms": 2 * 1.5906368546 / 2 * math.exp(-0.5),
+    "simplex-unscaled-corners": math.exp((3 / 4 - 1) / 2),
     "norms-of-another-length": 0.79,
     "rademacher": math.cosh(1) * math.exp(-0.5),
     "uniform": math.sinh(math.sqrt(3)) / math.sqrt(3) * math.exp(-0.5),
@@ -439,6 +442,14 @@ def test_kernel_effects() -> None:
         out = BY_NAME[f"kernel-{name}"].fn(x, y, omega=omega)
         want_there = math.exp(sign * (factor**2 * of - sizes))
         assert out == pytest.approx(want_there, rel=0.02, abs=0.02)
+
+
+def test_sizes() -> None:
+    """Right up to the size that the entry says, and wrong past it."""
+    for d, right in ((64, True), (65, False)):
+        x, y, omega = tokens(d) / 9, tokens(d, seed=1) / 9, tokens(3, d, seed=2)
+        out, true = (BY_NAME[n].fn(x, y, omega=omega) for n in ("kernel-head-size-64", "kernel"))
+        assert (out == true) == right
 
 
 def test_memory_layouts() -> None:

@@ -79,14 +79,23 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
 
 
 def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
-    """Defects of the draw alone that fail the same laws, of those that ran, unless many do."""
+    """Defects of the draw alone that fail the same laws, of those that ran, unless many do.
+
+    Only those of the candidate's coupling: other laws are tried of others.
+    """
     from .defects import MUTANTS
 
-    effects = {mutant.name: mutant.effect for mutant in MUTANTS}
+    effects = {
+        mutant.name: mutant.effect
+        for mutant in MUTANTS
+        if mutant.tags.get("coupling", "iid") == adapter["coupling"]
+    }
     found = [
         mutant
         for mutant, checks in _killers(adapter).items()
-        if all(CHECKS[c].layer != "identity" for c in checks) and set(checks) & ran == failed
+        if all(CHECKS[c].layer != "identity" for c in checks)
+        and set(checks) & ran == failed
+        and mutant in effects
     ]
     if len(failed) < _ENOUGH_LAWS or len(found) > _MOST:
         return []

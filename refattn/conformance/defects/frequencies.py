@@ -152,6 +152,32 @@ def fixed_norms(count: int, d: int, rng: np.random.Generator) -> Array:
     return _directions(count, d, rng) * math.sqrt(d)
 
 
+@_law(
+    "halved-norms",
+    "Frequencies of norm 4 for 8 at d = 64: at |x + y| = 1 the kernel is .69 of what it should be.",
+    tags=ORTHOGONAL,
+)
+def halved_norms(count: int, d: int, rng: np.random.Generator) -> Array:
+    """Haar directions, all of norm sqrt(d/4)."""
+    return fixed_norms(count, d, rng) / 2
+
+
+@_law("simplex-fixed-norms", "Kernel too small, as with fixed norms.", tags=SIMPLEX)
+def simplex_fixed_norms(count: int, d: int, rng: np.random.Generator) -> Array:
+    """Simplex directions, all of norm sqrt(d)."""
+    return _corners(count, d, rng) * math.sqrt(d)
+
+
+@_law(
+    "simplex-unscaled-corners",
+    "Frequencies too short by sqrt(1 - 1/d): a half of the variance at d = 2, a 64th at 64.",
+    tags=SIMPLEX,
+)
+def simplex_unscaled_corners(count: int, d: int, rng: np.random.Generator) -> Array:
+    """Corners that are centred and not brought back to unit length."""
+    return simplex(count, d, rng) * (math.sqrt(1 - 1 / d) if d > 1 else 1.0)
+
+
 @_law("normalised-rows", "Kernel too small, as with fixed norms.")
 def normalised_rows(count: int, d: int, rng: np.random.Generator) -> Array:
     """Independent directions, all of norm sqrt(d)."""

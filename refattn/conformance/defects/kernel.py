@@ -307,6 +307,14 @@ class KernelOneSampleUsed(Kernel):
         return super().combine(a[..., :1], b[..., :1])
 
 
+@CATALOGUE.defect("kernel-head-size-64", "Entries from the 64th on are not read.")
+class KernelHeadSize64(Kernel):
+    """Entries from the 64th on are not read."""
+
+    def log_x(self, x: Array, omega: Array) -> Array:
+        return super().log_x(x[..., :64], omega[..., :64])
+
+
 @CATALOGUE.defect(
     "kernel-single-precision-constants", "Seven digits in float64 unless S is a power of 4."
 )
