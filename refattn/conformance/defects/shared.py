@@ -469,7 +469,7 @@ class WorkspaceHandedOut(Attention):
 
 @defect(
     "maximum-of-heads",
-    ("softmax",),
+    ("softmax", "rfa", "lara"),
     "Heads whose scores are far below those of others get NaN.",
 )
 class MaximumOfHeads(softmax.Softmax):
