@@ -193,7 +193,7 @@ def test_variants_agree_with_the_package(entry: Mutant) -> None:
 # Seen in large arrays, in other layouts or in the next call: checks of sizes and uses reject these.
 LATE = (
     *("late-keys-dropped", "late-tokens", "state-reset", "block-edge", "size-64", "size-128"),
-    *("first-256", "-1024", "-4096", "-16384", "precision-sums", "lie", "out"),
+    *("first-256", "-1024", "-4096", "-16384", "precision-sums", "lie", "lies", "out"),
 )
 
 
@@ -301,6 +301,9 @@ def test_every_law_has_a_test() -> None:
         "box-muller-half",
         "qr-norms-of-r",
         "norms-of-the-rows",
+        "norm-of-a-block",
+        "truncated-far",
+        "twelve-uniforms",
     }
     assert set(LAWS) == {*KERNEL_RATIO, *CORRELATION, *others}
 
@@ -351,10 +354,10 @@ def test_simplex_frequencies_have_its_angles_and_are_normal() -> None:
 
 
 def test_norms_that_are_not_independent() -> None:
-    """Of a row of R, and of a row of the matrix that is decomposed."""
+    """Of a row of R, of a row of the matrix that is decomposed, and of a whole block."""
     blocks = {
         name: LAWS[name](40_000, 4, np.random.default_rng(4)).reshape(-1, 4, 4)
-        for name in ("qr-norms-of-r", "norms-of-the-rows")
+        for name in ("qr-norms-of-r", "norms-of-the-rows", "norm-of-a-block")
     }
     for omega in blocks.values():
         products = omega @ omega.swapaxes(-1, -2)
@@ -365,6 +368,9 @@ def test_norms_that_are_not_independent() -> None:
     fourth = (blocks["norms-of-the-rows"] ** 4).mean(0)
     assert fourth[0, 0] > 3.5
     assert fourth[3, 3] < 2.5
+    of_block = squares["norm-of-a-block"]
+    np.testing.assert_allclose(of_block, of_block[:, :1] + 0 * of_block)
+    np.testing.assert_allclose((blocks["norm-of-a-block"] ** 4).mean(0), 3, atol=0.3)
 
 
 def test_haar_frequencies_are_orthogonal_and_normal() -> None:
@@ -386,6 +392,14 @@ def test_other_laws() -> None:
     assert draw["box-muller-half"][:, 1::2].min() >= 0
     assert draw["box-muller-half"][:, ::2].mean() == pytest.approx(0, abs=0.03)
     assert len(np.unique(draw["half-precision"])) < 40_000
+    tails = {
+        name: np.abs(LAWS[name](250_000, 4, np.random.default_rng(3)))
+        for name in ("twelve-uniforms", "truncated-far")
+    }
+    for x in tails.values():
+        assert np.mean(x**2) == pytest.approx(1, abs=0.01)
+    assert np.mean(tails["twelve-uniforms"] ** 4) == pytest.approx(2.9, abs=0.02)
+    assert 3.4 < tails["truncated-far"].max() < 3.5
     norms = np.linalg.norm(LAWS["shrinking-norms"](100, 4, np.random.default_rng(0)), axis=-1)
     np.testing.assert_allclose(norms, 0.2)
 
@@ -446,18 +460,28 @@ def test_kernel_effects() -> None:
 
 def test_sizes() -> None:
     """Right up to the size that the entry says, and wrong past it."""
-    for d, right in ((64, True), (65, False)):
-        x, y, omega = tokens(d) / 9, tokens(d, seed=1) / 9, tokens(3, d, seed=2)
-        out, true = (BY_NAME[n].fn(x, y, omega=omega) for n in ("kernel-head-size-64", "kernel"))
+    for name, good, bad in (("head-size-64", 64, 65), ("head-size-128", 128, 129)):
+        for d, right in ((good, True), (bad, False)):
+            x, y, omega = tokens(d) / 9, tokens(d, seed=1) / 9, tokens(3, d, seed=2)
+            out, true = (BY_NAME[n].fn(x, y, omega=omega) for n in (f"kernel-{name}", "kernel"))
+            assert (out == true) == right
+    x, y = tokens(2), tokens(2, seed=1)
+    for size, right in ((256, True), (257, False)):
+        omega = tokens(size, 2, seed=2)
+        out, true = (BY_NAME[n].fn(x, y, omega=omega) for n in ("kernel-first-256", "kernel"))
         assert (out == true) == right
 
 
 def test_memory_layouts() -> None:
     """Arrays that are not contiguous are read wrongly, and others rightly."""
-    args = [tokens(4, 4, seed=s) for s in range(3)]
-    for estimator in ("softmax", "linear", *COUNT):
-        options = attention(estimator, 4)
-        right, wrong = BY_NAME[estimator].fn, BY_NAME[f"{estimator}-keys-as-they-lie"].fn
+    x, y = tokens(4, 4), tokens(4, 4, seed=1)
+    for estimator, args, options in (
+        ("kernel", (x, y), {"omega": tokens(3, 4, seed=2)}),
+        ("moments", (x,), {}),
+        *((e, (x, y, x), attention(e, 4)) for e in ("softmax", "linear", *COUNT)),
+    ):
+        name = f"{estimator}-keys-as-they-lie" if len(args) > 2 else f"{estimator}-as-it-lies"
+        right, wrong = BY_NAME[estimator].fn, BY_NAME[name].fn
         turned = [np.ascontiguousarray(z.T).T for z in args]
         assert same(wrong(*args, **options), right(*args, **options), 1e-12)
         assert not same(wrong(*turned, **options), right(*args, **options), 1e-3)
@@ -717,6 +741,16 @@ def test_ra_heads_share_the_seed() -> None:
     for name, equal in (("ra", False), ("ra-heads-share-seed", True)):
         out = BY_NAME[name].fn(q, k, v, num_samples=3, seed=1)
         assert np.array_equal(out[0], out[1]) == equal
+
+
+@pytest.mark.parametrize("estimator", COUNT)
+def test_neighbouring_seeds_share_heads(estimator: str) -> None:
+    q, k, v = (np.tile(tokens(5, 4, seed=s), (3, 1, 1)) for s in range(3))
+    for name, shared in ((estimator, False), (f"{estimator}-seed-plus-head", True)):
+        out, later = (
+            BY_NAME[name].fn(q, k, v, **{COUNT[estimator]: 3}, seed=seed) for seed in (1, 2)
+        )
+        assert np.array_equal(out[1:], later[:-1]) == shared
 
 
 def test_ra_choice_in_low_precision() -> None:

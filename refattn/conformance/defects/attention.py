@@ -8,7 +8,7 @@ import numpy as np
 
 from .frequencies import Sampler
 
-__all__ = ["TRIGONOMETRIC", "Attention", "Draws", "log_sum_exp", "square"]
+__all__ = ["TRIGONOMETRIC", "Attention", "Draws", "as_it_lies", "log_sum_exp", "square"]
 
 Array = Any
 
@@ -18,6 +18,14 @@ TRIGONOMETRIC = {"features": "trigonometric"}
 def square(x: Array) -> Array:
     """Squared lengths of the rows."""
     return np.sum(x * x, axis=-1)
+
+
+def as_it_lies(x: Array) -> Array:
+    """The array read as it lies in memory, as if it were contiguous."""
+    held = x if x.base is None else x.base
+    if x.flags.c_contiguous or not held.flags.c_contiguous or held.size < x.size:
+        return x
+    return held.reshape(-1)[: x.size].reshape(x.shape)
 
 
 def log_sum_exp(x: Array) -> Array:

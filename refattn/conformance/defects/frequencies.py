@@ -142,6 +142,17 @@ def norms_of_the_rows(count: int, d: int, rng: np.random.Generator) -> Array:
 
 
 @_law(
+    "norm-of-a-block",
+    "Each frequency has the right law, and those of a block are long or short together.",
+    tags=ORTHOGONAL,
+)
+def norm_of_a_block(count: int, d: int, rng: np.random.Generator) -> Array:
+    """Haar directions, all of a block having the same chi norm."""
+    norms = np.repeat(_chi(-(-count // d), d, rng), d, axis=0)
+    return _directions(count, d, rng) * norms[:count]
+
+
+@_law(
     "fixed-norms",
     "Kernel too small: 5 % at d = 2 and |x + y| = 1, more for longer vectors.",
     "performer-pytorch with scaling 1",
@@ -238,6 +249,26 @@ def truncated(count: int, d: int, rng: np.random.Generator) -> Array:
     """Normal entries truncated at two standard deviations, as weight initialisers do."""
     low = special.ndtr(-2.0)
     return special.ndtri(rng.uniform(low, 1 - low, (count, d)))
+
+
+@_law(
+    "truncated-far",
+    "The right variance to .6 %, and no entry above 3.5: large kernels come out too small.",
+)
+def truncated_far(count: int, d: int, rng: np.random.Generator) -> Array:
+    """Normal entries truncated at 3.5 standard deviations."""
+    low = special.ndtr(-3.5)
+    return special.ndtri(rng.uniform(low, 1 - low, (count, d)))
+
+
+@_law(
+    "twelve-uniforms",
+    "The right variance, and tails too light: large kernels come out too small.",
+    "generators without a normal law",
+)
+def twelve_uniforms(count: int, d: int, rng: np.random.Generator) -> Array:
+    """The sum of twelve uniform numbers less 6."""
+    return rng.random((12, count, d)).sum(0) - 6
 
 
 @_law("shared", "The variance does not fall with S.")

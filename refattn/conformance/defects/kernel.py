@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .attention import TRIGONOMETRIC, log_sum_exp, square
+from .attention import TRIGONOMETRIC, as_it_lies, log_sum_exp, square
 from .catalogue import Catalogue
 from .frequencies import ORTHOGONAL, SIMPLEX, Sampler, haar, simplex, wrong_laws, wrong_seeds
 
@@ -313,6 +313,32 @@ class KernelHeadSize64(Kernel):
 
     def log_x(self, x: Array, omega: Array) -> Array:
         return super().log_x(x[..., :64], omega[..., :64])
+
+
+@CATALOGUE.defect("kernel-head-size-128", "Entries from the 128th on are not read.")
+class KernelHeadSize128(Kernel):
+    """Entries from the 128th on are not read."""
+
+    def log_x(self, x: Array, omega: Array) -> Array:
+        return super().log_x(x[..., :128], omega[..., :128])
+
+
+@CATALOGUE.defect("kernel-first-256", "Features after the 256th are not read.")
+class KernelFirst256(Kernel):
+    """Features after the 256th are not used."""
+
+    def combine(self, a: Array, b: Array) -> Array:
+        return super().combine(a[..., :256], b[..., :256])
+
+
+@CATALOGUE.defect(
+    "kernel-as-it-lies", "Vectors that are not contiguous are read in the wrong order."
+)
+class KernelAsItLies(Kernel):
+    """Vectors are read as they lie in memory, as if they were contiguous."""
+
+    def log_y(self, y: Array, omega: Array) -> Array:
+        return super().log_y(as_it_lies(y), omega)
 
 
 @CATALOGUE.defect(

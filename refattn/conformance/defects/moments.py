@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .attention import as_it_lies
 from .catalogue import Catalogue
 
 __all__ = ["CATALOGUE", "moments"]
@@ -189,6 +190,12 @@ def moments_mean_over_n_minus_1(x: Array) -> tuple[Array, Array]:
     """The mean too is divided by N - 1."""
     mean, covariance = moments(x)
     return mean * x.shape[-2] / (x.shape[-2] - 1), covariance
+
+
+@CATALOGUE.defect("moments-as-it-lies", "Rows that are not contiguous are read in the wrong order.")
+def moments_as_it_lies(x: Array) -> tuple[Array, Array]:
+    """Rows are read as they lie in memory, as if they were contiguous."""
+    return moments(as_it_lies(x))
 
 
 @CATALOGUE.defect("moments-first-4096", "Rows after the 4,096th are not read.")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import lara, linear, ra, rfa, softmax
-from .attention import Attention, Draws
+from .attention import Attention, Draws, as_it_lies
 from .catalogue import NO_TAGS, Catalogue
 
 __all__ = ["CATALOGUES"]
@@ -442,10 +442,7 @@ class KeysAsTheyLie(Attention):
     """Keys are read as they lie in memory, as if they were contiguous."""
 
     def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
-        held = k if k.base is None else k.base
-        if not k.flags.c_contiguous and held.flags.c_contiguous and held.size >= k.size:
-            k = held.reshape(-1)[: k.size].reshape(k.shape)
-        return super().attend(q, k, v, visible, draws)
+        return super().attend(q, as_it_lies(k), v, visible, draws)
 
 
 @defect(
@@ -565,3 +562,20 @@ class HalfPrecisionSums(Attention):
             mass = mass + weight
             total = total + weight * np.where(visible[..., j, None], v[..., j, None, :], 0)
         return total / np.where(visible.any(-1, keepdims=True), mass, 1).astype(v.dtype)
+
+
+@defect("seed-plus-head", ("rfa", "ra", "lara"), "Neighbouring seeds share all heads but one.")
+class SeedPlusHead(Attention):
+    """Head h draws from a generator with the seed plus h."""
+
+    def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
+        if draws.seed is None or q.ndim < 3:
+            return super().attend(q, k, v, visible, draws)
+        attend = super().attend
+        given = (np.broadcast_to(x, (*q.shape[:-2], *x.shape[-2:])) for x in (k, v, visible))
+        heads = zip(*(np.moveaxis(x, -3, 0) for x in (q, *given)), strict=True)
+        outs = [
+            attend(a, b, c, seen, draws._replace(seed=draws.seed + h))
+            for h, (a, b, c, seen) in enumerate(heads)
+        ]
+        return np.stack(outs, axis=-3)
