@@ -58,7 +58,8 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "layout": f"axes, one of {', '.join(LAYOUTS)}; by default any leading axes, then n, d",
         "centres": '"chunks" if LARA as a black box takes its proposals as this package does',
         "causal": '"bottom-right" (default) or "top-left": which keys a query sees if n != m',
-        "hidden": 'what masked keys and values may be: "any" (default), NaN too, or "finite"',
+        "hidden": 'what masked keys and values may be: "any" (default), NaN too; "finite-values", '
+        'keys alone may be NaN; or "finite"',
         "epsilon": "what is added to features or normalisers; 0 by default",
         "ddof": "of the covariance: 0, or 1 by default",
         "head_sizes": "the only d that it takes, such as 64,128; any by default",
@@ -83,7 +84,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "library": LIBRARIES,
         "layout": LAYOUTS,
         "causal": ("bottom-right", "top-left"),
-        "hidden": ("any", "finite"),
+        "hidden": ("any", "finite-values", "finite"),
         "centres": ("own", "chunks"),
         "empty_rows": ("zero", "nan", "mean", "undefined"),
     }
@@ -104,7 +105,7 @@ _OF_TOKENS: Mapping[str, Any] = MappingProxyType(  # limits of attention only, b
 LIMITS: Mapping[str, str] = MappingProxyType(
     {
         "omega_only": "how frequencies are drawn is not its own",
-        "hidden": "what is hidden was always finite",
+        "hidden": "what is hidden was finite",
         "epsilon": "errors that it may cause were allowed",
         "head_sizes": "no other length of queries and keys was asked",
         "multiple_of": "no other number of tokens was asked",
@@ -124,20 +125,23 @@ SPECS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "library": "torch",
             "dtype": "float32",
             "causal": "top-left",
+            "hidden": "finite",
         },
         "jax-dpa": {
             "library": "jax",
             "dtype": "float32",
             "layout": "bnhd",
             "causal": "top-left",
+            "hidden": "finite-values",
             "empty_rows": "mean",
+            "same_value_size": True,
         },
         "onnx-24": {
             "library": "numpy",
             "dtype": "float32",
             "layout": "bhnd",
             "causal": "top-left",
-            "empty_rows": "nan",
+            "hidden": "finite",
         },
         "flash-attn-2": {
             "library": "torch",
@@ -236,6 +240,11 @@ class Adapter:
         if tags["device"] is not None and tags["library"] == "numpy":
             raise ValueError(
                 f"`tags['device']` must be left out for NumPy arrays, got {tags['device']!r}."
+            )
+        if tags["dtype"] == "bfloat16" and tags["library"] in ("numpy", "cupy"):
+            raise ValueError(
+                "`tags['dtype']` must be one that the library has, got 'bfloat16' for "
+                f"{tags['library']}."
             )
         _limited(self.record, capabilities, tags)
         for attribute in ("name", "source"):
@@ -460,8 +469,6 @@ class Adapter:
         if library == "jax":
             jax, xp = import_module("jax"), import_module("jax.numpy")
             y = xp.asarray(x, dtype=getattr(xp, dtype if dtype != "bool" else "bool_"))
-            if str(y.dtype) != dtype:
-                raise Failure(f"arrays of {dtype}", "float32: JAX needs jax_enable_x64 for float64")
             return y if self["device"] is None else jax.device_put(y, self["device"])
         xp = import_module(library)
         if library == "cupy":

@@ -215,6 +215,12 @@ def given_moments_law(t: Trial) -> None:
     normal(t, draws(t, one), recovery_error(t, d, c))
 
 
+def _along(d: int, c: float) -> Floats:
+    """Points c e_i, 2 c e_i, and c (e_0 + e_i), which tell which number belongs with which."""
+    axes = np.eye(d)
+    return c * np.concatenate([axes, 2 * axes, axes[:1] + axes[1:]])
+
+
 def _pairs(t: Trial, d: int, c: float, seed: int) -> tuple[Floats, Floats]:
     """The two numbers e^{c omega_si} for each i at S = 2, the larger first.
 
@@ -245,19 +251,28 @@ def _roots(first: Floats, second: Floats) -> tuple[Floats, Floats]:
 def frequency_pairs(t: Trial) -> None:
     """Both frequencies recovered at S = 2: independent, at right angles, or opposite."""
     d, c, coupling = nearest_head_size(t.adapter, 4), 0.5, t.adapter["coupling"]
+    together = _along(d, c)
+    square = np.exp(np.sum(together * together, -1) / 2)
 
     def one(seed: int) -> Floats:
+        if coupling == "orthogonal":  # whose lengths take both frequencies whole
+            return _paired(_estimates(t, np.zeros(d), together, 2, seed) * square, d, c)
         a, b = _pairs(t, d, c, seed)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.stack([np.log(a), np.log(b)]) / c
 
-    pairs = draws(t, one, share=0.02 if coupling != "iid" else 1.0)
+    pairs = draws(t, one, share=0.05 if coupling != "iid" else 1.0)
     # Two numbers that are nearly equal are recovered to the root of the precision only.
     error = math.sqrt(recovery_error(t, d, c))
     if coupling == "antithetic":
         _together(t, np.sum(pairs, 1), "omega_1 + omega_2 = 0", error)
     elif coupling == "orthogonal":
         _together(t, np.sum(pairs[:, 0] * pairs[:, 1], -1), "omega_1 . omega_2 = 0", 4 * d * error)
+        if t.adapter["dtype"] == "float64":  # else the two may be mistaken for one another
+            squares = np.sum(pairs * pairs, -1)
+            share, law = squares[:, 0] / np.sum(squares, 1), laws.beta(d / 2, d / 2)
+            delta = 4 * d * error * float(law.pdf(0.5))
+            record(t, "lengths", stats.ks(share, law.cdf, error=delta), len(share), stats.ks)
     else:
         total = np.sum(pairs, 1) / math.sqrt(2)
         gap = (pairs[:, 0] - pairs[:, 1]) / math.sqrt(2)
@@ -361,8 +376,7 @@ def recovered_values(t: Trial) -> None:
     exponents that are clipped and constants that are added show.
     """
     d, c = 3, 0.5
-    # The sums e_0 + e_i tell which number belongs with which.
-    y = c * np.concatenate([np.eye(d), 2 * np.eye(d), np.eye(d)[:1] + np.eye(d)[1:]])
+    y = _along(d, c)
     cases = [((), 1, len(y) + 1), ((), 3, 20), ((), 2, 257), (t.adapter.lead(2, 3), 3, 20)]
     for lead, n, m in cases[:1] if t.adapter.has("pairs") else cases:
         _recovered_values(t, d, c, y, lead, n, m)

@@ -47,6 +47,7 @@ def positive(adapter: Adapter) -> bool:
     return bool(adapter["features"] == "positive")
 
 
+_LEAST = 6  # draws, whatever the time
 _TAILS = (2.0, 3.0, 3.5, 4.0)  # bounds beyond which normal numbers are counted,
 _FEWEST = 10  # where so many are expected
 
@@ -54,19 +55,17 @@ _FEWEST = 10  # where so many are expected
 def draws(t: Trial, one: Callable[[int], Floats], share: float = 1.0) -> Floats:
     """Results at consecutive seeds, as many as the level has or the time allows.
 
-    How many is settled by the time of the first few, before any result is looked at.
+    How many is settled by the clock alone, whatever the results are.
     """
-    planned = max(int(share * t.size), 6)
-    start = t.new_seed()
-    found, times = [], []
-    for seed in range(start, start + 6):  # the first may take longer, and the machine be busy
-        began = time.perf_counter()
-        found.append(one(seed))
-        times.append(max(time.perf_counter() - began, 1e-9))
-    count = max(6, min(planned, int(share * t.budget / min(times))))
-    t.reached = count / planned
-    found += [one(start + i) for i in range(6, count)]
-    t.samples = max(t.samples, count)
+    planned = max(int(share * t.size), _LEAST)
+    start, end = t.new_seed(), math.inf
+    found: list[Floats] = []
+    while len(found) < planned and time.perf_counter() < end:
+        found.append(one(start + len(found)))
+        if len(found) == _LEAST:  # of which the first may take longer
+            end = time.perf_counter() + share * t.budget
+    t.reached = len(found) / planned
+    t.samples = max(t.samples, len(found))
     t.case = None
     return np.stack(found)
 

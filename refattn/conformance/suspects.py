@@ -68,11 +68,10 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
             continue
         if not np.all(np.isfinite(got)):
             continue
+        error = float(np.max(np.abs(trial.got - case.want), initial=0.0))
         apart = float(np.max(np.abs(got - trial.got), initial=0.0))
-        if float(np.max(np.abs(got - case.want), initial=0.0)) <= 4 * case.allowed:
-            continue  # right, here
-        same = apart <= 4 * case.allowed
-        if same or apart < _NEAR * np.max(np.abs(trial.got - case.want)):
+        if apart < _NEAR * error:  # nearer to what came than the right numbers are
+            same = apart <= 4 * case.allowed
             words = "the same numbers" if same else "nearly the same numbers"
             found.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
     yield from (text for _, text in sorted(found))
