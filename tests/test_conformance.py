@@ -388,6 +388,7 @@ def test_a_slow_callable_is_underpowered(monkeypatch: pytest.MonkeyPatch) -> Non
         "frequency_pairs",
         "feature_sums",
         "feature_average",
+        "long_vectors",
     }
     assert "detects" in str(report)
 

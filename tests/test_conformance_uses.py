@@ -313,3 +313,113 @@ def test_what_long_vectors_show_of_a_black_box(dtype: str) -> None:
         tags = {"dtype": dtype}
         report = check(right, estimator="rfa", tags=tags, rng=seed, checks=["recovered_values"])
         assert report.verdict == "PASS"
+
+
+def exact(q: Any, k: Any, v: Any, mask: Any = True, causal: bool = False, top: bool = False) -> Any:
+    n, m = q.shape[-2], k.shape[-2]
+    seen = mask & np.tri(n, m, (0 if top else m - n) if causal else m, dtype=bool)
+    return refattn.softmax_attention(q, k, v, mask=seen)
+
+
+def test_a_convention_of_causal_attention_is_blamed_once() -> None:
+    """Top-left attention gives 0 where no key is seen, whatever it takes for the past."""
+
+    def top_left(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return exact(q, k, v, **options, top=True)
+
+    report = check(top_left, capabilities=["mask", "causal"], **SOFTMAX)
+    assert set(failures(report)) == {"causal_cross"}
+    tags = {"causal": "top-left"}
+    report = check(top_left, capabilities=["mask", "causal"], tags=tags, **SOFTMAX)
+    assert report.verdict == "PASS", str(report)
+
+
+def test_hidden_values_alone_may_have_to_be_finite() -> None:
+    def selects(q: Any, k: Any, v: Any, mask: Any = True) -> Any:
+        """Hidden keys may be anything, but 0 * nan of values is nan."""
+        return averaged(np.where(mask, scores(q, k), -np.inf), v)
+
+    def adds(q: Any, k: Any, v: Any, mask: Any = True) -> Any:
+        return averaged(scores(q, k) + np.where(mask, 0.0, -np.inf), v)
+
+    for fn, hidden, status in (
+        (selects, "any", "FAIL"),
+        (selects, "finite-values", "PASS"),
+        (adds, "finite-values", "FAIL"),
+    ):
+        assert tried(fn, "hidden_nonsense", "mask", hidden=hidden).status == status
+
+
+def test_halves_need_a_library_that_has_them() -> None:
+    with pytest.raises(ValueError, match="bfloat16"):
+        check(refattn.softmax_attention, tags={"dtype": "bfloat16"}, **SOFTMAX)
+
+
+def test_float64_of_jax_must_be_there() -> None:
+    jax = pytest.importorskip("jax")
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", False)
+    try:
+        with pytest.raises(ValueError, match="jax_enable_x64"):
+            check(refattn.softmax_attention, tags={"library": "jax"}, **SOFTMAX)
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+def rfa(q: Any, k: Any, v: Any, omega: Any, change: Any = lambda x: x) -> Any:
+    """Positive features, of which one step may be changed; in single precision if q is."""
+    root = q.dtype.type(q.shape[-1] ** -0.25)
+    phi_q, phi_k = (
+        change(np.exp(x @ omega.T - np.sum(x * x, -1, keepdims=True) / 2))
+        for x in (q * root, k * root)
+    )
+    kernel = phi_q @ np.swapaxes(phi_k, -1, -2)
+    return kernel @ v / np.sum(kernel, -1, keepdims=True)
+
+
+CHANGES = {
+    "right": lambda phi: phi,
+    "a constant": lambda phi: phi + phi.dtype.type(1e-6),
+    "clipped": lambda phi: np.clip(phi, np.exp(-8.0), np.exp(8.0)),
+    "rounded": lambda phi: np.round(phi, 5),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("which", ["one_function", "long_vectors"])
+def test_what_is_done_to_features_shows_far_from_the_origin(name: str, which: str) -> None:
+    def drawn(q: Any, k: Any, v: Any, num_features: int, seed: int) -> Any:
+        omega = np.random.default_rng(seed).standard_normal((num_features, q.shape[-1]))
+        return rfa(q, k, v, omega.astype(q.dtype), CHANGES[name])
+
+    result = tried(drawn, which, estimator="rfa", dtype="float32")
+    assert result.status == ("PASS" if name == "right" else "FAIL"), result.summary
+
+
+def test_one_function_of_frequencies_that_nobody_knows() -> None:
+    """The formula of features drawn once and for all, which no seed and no law can tell."""
+    omega = np.random.default_rng(3).standard_normal((40, 8))
+
+    def squared(q: Any, k: Any, v: Any) -> Any:
+        return rfa(q, k, v, omega, lambda phi: phi * phi)
+
+    def right(q: Any, k: Any, v: Any) -> Any:
+        return rfa(q, k, v, omega)
+
+    for fn, status in ((right, "PASS"), (squared, "FAIL")):
+        result = tried(fn, "one_function", estimator="rfa", fixed_frequencies=True, head_sizes=8)
+        assert result.status == status, result.summary
+
+
+def test_heads_of_neighbouring_seeds() -> None:
+    def shared(q: Any, k: Any, v: Any, num_features: int, seed: int) -> Any:
+        """Head h at seed s draws as head h - 1 does at s + 1."""
+        heads = q.shape[:-2]
+        out = np.empty((*heads, q.shape[-2], v.shape[-1]))
+        for i, index in enumerate(np.ndindex(*heads)):
+            rng = np.random.default_rng(seed + i)
+            omega = rng.standard_normal((num_features, q.shape[-1]))
+            out[index] = rfa(q[index], k[index], v[index], omega)
+        return out
+
+    assert tried(shared, "seeds", estimator="rfa").got == "the same bit for bit"
