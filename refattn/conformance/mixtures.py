@@ -242,9 +242,10 @@ def mean_of_samples(t: Trial) -> None:
     out = t.call(q, line / root, np.eye(5), **sized, seed=best[1])[1]
     found = shares(out)[0]
     allowed = 0.0
+    unit = recovery_error(t, d, 4 * c) * 4 * c  # of the output of the longest key
     for j in range(5):  # to first order, by how much each output's rounding moves the shares
         moved = out.copy()
-        moved[j] *= 1 + 64 * t.adapter.eps
+        moved[j] *= 1 + unit
         allowed += float(np.max(np.abs(shares(moved)[0] - found)))
     t.case = None
     t.equal(found, np.ones(2), allowed)
@@ -373,9 +374,10 @@ def two_proposals(t: Trial) -> None:
     if gap(out) < 1e-2:
         raise Failure("the results of two proposals", "those of a single one")
     allowed = 0.0
+    unit = recovery_error(t, d, 2 * c) * 2 * c  # of the output of the longest key
     for i in np.ndindex(2, 5):  # to first order, by how much each output's rounding moves it
         moved = out.copy()
-        moved[i] *= 1 + 64 * t.adapter.eps
+        moved[i] *= 1 + unit
         allowed += abs(excess(moved) - excess(out))
     t.case = None
     t.equal(np.array(excess(out)), np.zeros(()), allowed)

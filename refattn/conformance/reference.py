@@ -32,6 +32,8 @@ Floats = npt.NDArray[Any]
 # sums, which are not checked in the halves.
 CONTRACT = {"float64": 4.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 
+_LEAST = {"float16": 2.0**-24}  # numbers that ordinary estimates may be below
+
 
 def reference(
     adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
@@ -118,7 +120,8 @@ def rounding(
     unit = CONTRACT[adapter["dtype"]] * adapter.eps
     exponent = largest_exponent(adapter, arrays, options)
     if adapter.has("pairs"):
-        return unit * (1 + exponent) * _estimated(adapter, arrays, options, got)
+        size = _estimated(adapter, arrays, options, got)
+        return unit * (1 + exponent) * size + _LEAST.get(str(adapter["dtype"]), 0.0)
     condition, size = 1.0, _norm(arrays[2])
     if adapter.has("random-features") and adapter["features"] == "trigonometric":
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
