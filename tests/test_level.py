@@ -68,11 +68,12 @@ def test_alarms_are_counted_at_each_level() -> None:
     lines = level.table(
         [made("a", 0.05), made("a", 2e-3), made("b", 1.0, "mask: no"), made("b", 1e-3)]
     ).splitlines()
-    assert lines[2:6] == [
+    assert lines[2:7] == [
         "| a | 2 | 2 | 1 | 0 | 0 |",
         "| b | 2 | 2 | 2 | 2 | 1 |",
         "| **all** | 4 | 4 | 3 | 2 | 1 |",
         "| alarms expected, at most |  | 0.2 | 0.04 | 0.004 | 4e-06 |",
+        "| share, 99% upper limit |  | 1 | 1 | 0.96 | 0.86 |",
     ]
     assert lines[-1] == "- b, seed 7, mask: no"
 

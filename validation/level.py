@@ -112,7 +112,7 @@ def in_float32(fn: Call) -> Call:
         xp, half = array_namespace(*arrays), arrays[0].dtype
         given = {k: _wide(x, xp) if k in ("omega", "centres") else x for k, x in options.items()}
         out = fn(*(_wide(x, xp) for x in arrays), **given)
-        if hasattr(out, "cov"):
+        if isinstance(out, tuple):
             return xp.astype(out.mean, half), xp.astype(out.cov, half)
         return xp.astype(out, half)
 
@@ -155,6 +155,13 @@ def own(record: Estimator, tags: Mapping[str, Any], *, omega: bool) -> conforman
     return conformance.Adapter(fn, record.name, able, {**tags, **more}, " ".join(words))
 
 
+def ways(record: Estimator, tags: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Without frequencies and with them; for their time pairs without and layouts with only."""
+    if len(tags) > 1 or not record.takes("omega"):
+        return (False,)
+    return (True,) if "layout" in tags else (False, True)
+
+
 def of_package() -> Iterator[conformance.Adapter]:
     """Every estimator as it is, and those of `TAGS` with other tags."""
     varied = [
@@ -164,9 +171,8 @@ def of_package() -> Iterator[conformance.Adapter]:
         for values in product(*(VALUES[tag] for tag in tags))
     ]
     for record, tags in [*((x, {}) for x in ESTIMATORS.values()), *varied]:
-        yield own(record, tags, omega=False)
-        if record.takes("omega") and len(tags) < 2:  # pairs as black boxes only: they take longer
-            yield own(record, tags, omega=True)
+        for omega in ways(record, tags):
+            yield own(record, tags, omega=omega)
 
 
 # Other styles: each is written from its definition, and calls nothing of the package.
