@@ -113,7 +113,8 @@ def in_float32(fn: Call) -> Call:
         given = {k: _wide(x, xp) if k in ("omega", "centres") else x for k, x in options.items()}
         out = fn(*(_wide(x, xp) for x in arrays), **given)
         if isinstance(out, tuple):
-            return xp.astype(out.mean, half), xp.astype(out.cov, half)
+            mean, cov = (xp.astype(x, half) for x in out)
+            return mean, cov
         return xp.astype(out, half)
 
     return rounded
