@@ -274,6 +274,8 @@ JUSTIFIED = {
     "two_proposals": "the formula of a black box, whatever its centres",
     "unseen_law": "rejects nothing: it says what is not tested",
     "unbiased": "the claim itself, which the exact laws imply",
+    "one_function": "the formula of frequencies that are drawn once, which no law can tell",
+    "long_vectors": "a law far out, where recovered_values has the formula at two frequencies",
     "proposal_noise": "LARA with proposals of its own, to which proposal_average does not apply",
 }
 
