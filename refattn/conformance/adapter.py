@@ -241,11 +241,6 @@ class Adapter:
             raise ValueError(
                 f"`tags['device']` must be left out for NumPy arrays, got {tags['device']!r}."
             )
-        if tags["dtype"] == "bfloat16" and tags["library"] in ("numpy", "cupy"):
-            raise ValueError(
-                "`tags['dtype']` must be one that the library has, got 'bfloat16' for "
-                f"{tags['library']}."
-            )
         _limited(self.record, capabilities, tags)
         for attribute in ("name", "source"):
             given = getattr(self, attribute)
@@ -345,13 +340,17 @@ class Adapter:
         return rounded.view(np.float32).astype(np.float64)
 
     def __call__(
-        self, *arrays: Any, strict: bool = False, memory: str | None = None, **options: Any
+        self,
+        *arrays: Any,
+        strict: bool = False,
+        memory: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> Any:
         """Call the candidate; what it may not do raises `Failure`.
 
         Exceptions and shapes always count; with `strict` also the library and dtype of the
-        result, and writing to arguments. Arrays are contiguous unless `memory` is "transposed",
-        "sliced" or "read-only".
+        result, and writing to arguments. Arrays are contiguous but for those that `memory` names as
+        "transposed", "sliced" or "read-only".
         """
         if self.has("pairs") and np.ndim(arrays[0]) > 1 and not self._batches:
             shape = np.broadcast_shapes(*(np.shape(x) for x in arrays))
@@ -368,12 +367,21 @@ class Adapter:
         return fitted(self, partial(self._call, **how), arrays, options)
 
     def _call(
-        self, *arrays: Any, strict: bool = False, memory: str | None = None, **options: Any
+        self,
+        *arrays: Any,
+        strict: bool = False,
+        memory: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> Any:
-        sent = [_in_memory(self._send(x), memory) for x in arrays]
-        named = dict(zip(self.record.arrays, sent, strict=False))
+        layouts = memory or {}
+        named = {
+            name: _in_memory(self._send(x), layouts.get(name))
+            for name, x in zip(self.record.arrays, arrays, strict=False)
+        }
+        sent = list(named.values())
         keywords = {
-            self._seed if k == "seed" else k: self._option(k, x) for k, x in options.items()
+            self._seed if k == "seed" else k: _in_memory(self._option(k, x), layouts.get(k))
+            for k, x in options.items()
         }
         held = {k: x for k, x in (named | keywords).items() if hasattr(x, "shape")}
         before = {k: self._receive(x).copy() for k, x in held.items()} if strict else {}
@@ -462,7 +470,7 @@ class Adapter:
         """A fresh array of the candidate's library, dtype and device."""
         dtype, library = "bool" if boolean else self["dtype"], self["library"]
         held = "float32" if dtype == "bfloat16" else dtype
-        x = np.array(x if boolean else self.exact(x), dtype=held)
+        x = np.array(x if boolean else self.exact(x), dtype=held, order="C")
         if library == "numpy":
             return x
         device = {} if self["device"] is None else {"device": self["device"]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -141,7 +141,11 @@ class Trial:
         return self.adapter.record.sized(samples) | seed
 
     def call(
-        self, *arrays: Floats, strict: bool = False, memory: str | None = None, **options: Any
+        self,
+        *arrays: Floats,
+        strict: bool = False,
+        memory: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> Any:
         """Call the candidate, and remember how; NaN or infinity is a failure."""
         if self.over:
@@ -299,7 +303,8 @@ def _ways(t: Trial, options: dict[str, Any], samples: int = 4) -> list[dict[str,
 def contract(t: Trial) -> None:
     """Library, dtype and shape of the result, arguments left alone, repeatability."""
     for sizes in ((), (2,), (2, 3)):
-        arrays, given = t.problem(5, 5, 4, 4, lead=t.adapter.lead(*sizes))
+        n, m, _ = t.fit(5, 5, 4)  # with a mask and without it the same keys, for what is drawn
+        arrays, given = t.problem(n, m, 4, 4, lead=t.adapter.lead(*sizes))
         if t.adapter.has("pairs"):
             arrays = tuple(x[0] for x in arrays)
         for options in _ways(t, given):
@@ -308,7 +313,7 @@ def contract(t: Trial) -> None:
             allowed = again(t, arrays, options)
             t.equal(second, first, (allowed, allowed) if isinstance(first, tuple) else allowed)
             if t.adapter.can("mask"):
-                seen = np.ones((*arrays[0].shape[:-1], 5), dtype=bool)
+                seen = np.ones((*arrays[0].shape[:-1], m), dtype=bool)
                 t.equal(t.call(*arrays, strict=True, **options, mask=seen), first, allowed)
                 seen[..., ::2] = False
                 t.call(*arrays, strict=True, **options, mask=seen)
@@ -347,7 +352,7 @@ def seeds(t: Trial) -> None:
     options = t.options(2)
     start = options.pop("seed")
     typed = [0, 1, 42, 2**31 - 1]
-    near = [] if few else [*range(start, start + 32), *(start + 2**j for j in range(5, 20))]
+    near = [] if few else [*range(start, start + 32), *(start ^ 2**j for j in range(5, 31))]
     found: dict[bytes, int] = {}
     for seed in [*typed, *near]:
         got = t.call(*arrays, **options, seed=seed)
@@ -358,18 +363,19 @@ def seeds(t: Trial) -> None:
             allowed = again(t, arrays, options)
             t.equal(t.call(*arrays, **options, seed=seed), got, allowed)
     t.error = t.error or 0.0
-    if not few and t.adapter.lead(3):
+    if not few and t.adapter.lead(2, 3):
         _seeds_of_heads(t, start)
 
 
 def _seeds_of_heads(t: Trial, start: int) -> None:
     """Heads that are equal get other results at other seeds, be it of one another."""
     arrays, _ = t.problem(3, 9, 8)
-    arrays = tuple(np.broadcast_to(x, (*t.adapter.lead(3), *x.shape)).copy() for x in arrays)
+    lead = t.adapter.lead(2, 3)
+    arrays = tuple(np.broadcast_to(x, (*lead, *x.shape)).copy() for x in arrays)
     options, found = t.options(2), dict[bytes, int]()
     for seed in range(start, start + 8):
         out = t.call(*arrays, **(options | {"seed": seed}))
-        for head in {np.ascontiguousarray(x).tobytes() for x in out}:
+        for head in {out[index].tobytes() for index in np.ndindex(*lead)}:
             other = found.setdefault(head, seed)
             if other != seed:
                 expected = f"other results of every head for seeds {other} and {seed}"
@@ -610,8 +616,9 @@ def mask(t: Trial) -> None:
     sizes = [(2, 3, ()), (5, 5, ()), (6, 70, ()), (4, 5, t.adapter.lead(2, 3))]
     if t.adapter.eps < 1e-4:  # across the edges of blocks
         sizes += [(3, 129, ()), (2, 520, ()), (2, 1030, ())]
+        sizes += [(130, 9, ()), (70, 140, t.adapter.lead(2, 3))]
     for n, m, lead in sizes:
-        arrays, options = t.problem(n, m, 4, 5, lead=lead)
+        arrays, options = t.problem(n, m, nearest_head_size(t.adapter, 4), 5, lead=lead)
         t.compare(*arrays, **options, mask=_mask(t, n, m, lead))
         padding = np.broadcast_to(np.arange(m) < max(1, m // 2), (*lead, n, m)).copy()
         t.compare(*arrays, **options, mask=padding)
@@ -622,7 +629,7 @@ def mask(t: Trial) -> None:
 
 @check(claim="a mask broadcasts over heads and queries", needs=_with("mask"))
 def mask_broadcasts(t: Trial) -> None:
-    """Masks of shape (n, m), (1, m) and (m,) for a batch of heads, and one for each of a batch."""
+    """Masks of shape (n, m), (1, m) and (m,), and one for each of a batch or for each head."""
     arrays, options = t.problem(4, 5, 4, 5, lead=t.adapter.lead(2, 3))
     t.compare(*arrays, **options, mask=_mask(t, 4, 5))
     padding = np.array([[True, False, True, True, False]])
@@ -632,6 +639,9 @@ def mask_broadcasts(t: Trial) -> None:
     each = _mask(t, 1, 5, lead[:1] + (1,) * (len(lead) - 1)) if lead else padding
     each[..., 1] = True
     t.compare(*arrays, **options, mask=each)
+    if len(lead) == 2:
+        t.compare(*arrays, **options, mask=_mask(t, 4, 5, (1, lead[1])))
+        t.compare(*arrays, **options, mask=_mask(t, 1, 5, (1, lead[1])))
 
 
 @check(
@@ -697,7 +707,8 @@ def _causal(adapter: Adapter) -> bool:
 @check(claim="query i sees keys 0 to i", needs=_causal)
 def causal(t: Trial) -> None:
     """Agreement with the reference, with as many queries as keys."""
-    for n, lead in ((1, ()), (2, ()), (5, ()), (17, ()), (65, ()), (130, ()), (6, (2, 3))):
+    heads = [(6, (2, 3)), (130, (2, 3))]
+    for n, lead in [*((n, ()) for n in (1, 2, 5, 17, 65, 130)), *heads]:
         arrays, options = t.problem(n, n, 4, 5, lead=t.adapter.lead(*lead))
         t.compare(*arrays, **options, causal=True)
     if t.adapter.eps < 1e-4:  # across the edges of blocks
@@ -736,8 +747,9 @@ def _both(t: Trial, arrays: tuple[Floats, ...], options: dict[str, Any]) -> None
 def causal_cross(t: Trial) -> None:
     """n below m, and above."""
     empty = t.adapter["causal"] == "bottom-right"  # whether some of 7 queries of 4 keys see none
-    sizes = [(1, 4), (3, 5), (20, 70), (7, 4)]
-    for n, m in sizes[: 3 if empty and t.adapter["empty_rows"] == "undefined" else 4]:
+    undefined = t.adapter["empty_rows"] == "undefined" or not t.adapter.can("mask")
+    sizes = [(1, 4), (3, 5), (20, 70), (1, 200), (30, 200), (70, 333)]
+    for n, m in sizes if empty and undefined else [*sizes, (7, 4)]:
         arrays, options = t.problem(*t.fit(n, m, 4), 5)
         t.compare(*arrays, **options, causal=True)
 
@@ -797,8 +809,14 @@ def visible_part(t: Trial) -> None:
 def grouped_heads(t: Trial) -> None:
     """Four query heads over two and one key heads, six over three."""
     for heads, groups in ((4, 2), (4, 1), (6, 3)):
-        arrays, options = t.problem(3, 5, 4, 5, lead=t.adapter.lead(2, heads), groups=groups)
+        lead = t.adapter.lead(2, heads)
+        arrays, options = t.problem(3, 5, 4, 5, lead=lead, groups=groups)
         t.compare(*arrays, **options)
+        if t.adapter.can("mask"):
+            t.compare(*arrays, **options, mask=_mask(t, 3, 5, lead))
+        if _causal(t.adapter):
+            arrays, options = t.problem(5, 5, 4, 5, lead=lead, groups=groups)
+            t.compare(*arrays, **options, causal=True)
 
 
 @check(

@@ -85,6 +85,25 @@ def frequency_law(t: Trial) -> None:
             z = z * t.rng.choice([-1.0, 1.0], (len(z), 1))
             error = math.sqrt(error)  # near 0 the inverse has no slope
         normal(t, z, error, f"d = {d}, ")
+    if positive(t.adapter) and not t.adapter.has("pairs") and t.adapter.lead(2, 3):
+        _law_of_last_head(t, nearest_head_size(t.adapter, 4), c)
+
+
+def _law_of_last_head(t: Trial, d: int, c: float) -> None:
+    """The same of the last query of the last head."""
+    lead, keys = t.adapter.lead(2, 3), np.concatenate([np.zeros((1, d)), c * np.eye(d)])
+    arrays = tuple(
+        np.broadcast_to(x, (*lead, *x.shape))
+        for x in (np.zeros((3, d)), keys / t.adapter.root(d), np.eye(d + 1))
+    )
+
+    def one(seed: int) -> Floats:
+        out = t.call(*arrays, **t.adapter.record.sized(1), seed=seed)
+        out = out[(-1,) * (out.ndim - 1)]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray((np.log(out[1:] / out[0]) + c * c / 2) / c, float)
+
+    normal(t, draws(t, one, 0.5), recovery_error(t, d, c), "last head, ")
 
 
 def _recovered(t: Trial, d: int, c: float, seed: int) -> Floats:
@@ -122,12 +141,13 @@ def one_function(t: Trial) -> None:
     """
     far = positive(t.adapter) or t.adapter["features"] == "hyperbolic"
     for samples, length in ((4, 0.3), (33, 0.3), *(((4, 2.0), (33, 4.0), (129, 6.0)) * far)):
-        _one_function(t, samples, length)
+        for lead in [()] if t.adapter.has("pairs") else dict.fromkeys([(), t.adapter.lead(2, 3)]):
+            _one_function(t, samples, length, lead)
 
 
-def _one_function(t: Trial, samples: int, length: float) -> None:
+def _one_function(t: Trial, samples: int, length: float, lead: tuple[int, ...]) -> None:
     d, sign = 4, _sign(t)
-    root = t.adapter.root(d)
+    root, last = t.adapter.root(d), (-1,) * (len(lead) + 1)
     z = t.rng.standard_normal((5, d))
     z *= length / np.linalg.norm(z, axis=-1, keepdims=True)
     z[0] /= 2
@@ -141,7 +161,9 @@ def _one_function(t: Trial, samples: int, length: float) -> None:
         if t.adapter.has("pairs"):
             found = t.call(np.broadcast_to(x, y.shape), y, **options)
         else:
-            found = t.call(x[None] / root, y / root, np.eye(len(y)), **options)[0]
+            arrays = (np.stack([0 * x, x]) / root, y / root, np.eye(len(y)))
+            found = t.call(*(np.broadcast_to(z, (*lead, *z.shape)) for z in arrays), **options)
+            found = found[last]
         longest = np.linalg.norm(x) + np.linalg.norm(y, axis=-1)
         return found * np.exp(-sign * half), recovery_error(t, d, 1.0) * (1 + longest)
 

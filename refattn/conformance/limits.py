@@ -1,8 +1,8 @@
 """What a candidate is declared to take, and how problems of other sizes are put within that.
 
 A problem that a candidate does not take becomes one that it does, of which the answer is a part,
-exactly: coordinates that are 0 change no inner product, keys that all come r times no mean, and
-queries, hidden keys and keys of the future may be added freely. What no such step brings within
+exactly: coordinates without features change no inner product, keys that all come r times no mean,
+and queries, hidden keys and keys of the future may be added freely. What no such step brings within
 the limits is not asked.
 """
 
@@ -23,6 +23,7 @@ Call = Callable[..., Any]
 Arrays = tuple[Floats, ...]
 Options = dict[str, Any]
 
+_FAR_BELOW = -1e4  # where elu + 1 and ReLU are 0, in every dtype
 _OF_FREQUENCIES = ("omega", "centres", "mean", "cov")  # options whose last axis is d
 
 
@@ -120,8 +121,10 @@ def _coordinates(adapter: Any, call: Call, arrays: Arrays, options: Options) -> 
         cov = np.eye(d + room)
         cov[:d, :d] = options["cov"]
         more["cov"] = cov
-    inner = arrays[:2] if len(arrays) > 1 else arrays
-    return call((*(_padded(x, room) for x in inner), *arrays[2:]), options | more)
+    padded = [_padded(x, room) for x in arrays[:2]]
+    if adapter.has("feature-map"):  # whose features of 0 are not 0, but those of this are
+        padded[1][..., d:] = _FAR_BELOW
+    return call((*padded, *arrays[2:]), options | more)
 
 
 def _size_of_values(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:

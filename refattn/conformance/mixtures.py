@@ -327,7 +327,11 @@ def proposal_noise(t: Trial) -> None:
     "proposals",
     claim="two proposals are weighed by their features of the query",
     draws=True,
-    needs=lambda adapter: precise(adapter) and adapter["weighting"] in ("balance", "own"),
+    needs=lambda adapter: (
+        precise(adapter)
+        and adapter["weighting"] in ("balance", "own")
+        and not adapter["causal_only"]  # of which queries are asked one by one
+    ),
 )
 def two_proposals(t: Trial) -> None:
     """Both frequencies along an axis recovered at C = 2 from the weights of five keys on it.

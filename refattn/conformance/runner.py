@@ -382,6 +382,11 @@ def _adapter(fn: Any, estimator: str | None, capabilities: Any, tags: Any) -> Ad
 
 def _usable(adapter: Adapter) -> None:
     """Refuse what the libraries at hand cannot give to any candidate."""
+    if adapter["dtype"] == "bfloat16" and adapter["library"] in ("numpy", "cupy"):
+        raise ValueError(
+            "`tags['dtype']` must be one that the library has, got 'bfloat16' for "
+            f"{adapter['library']}."
+        )
     if adapter["library"] != "jax" or adapter["dtype"] != "float64":
         return
     with suppress(ModuleNotFoundError):  # which the checks say
@@ -483,10 +488,12 @@ _ORDINARY, _LARGE = 60.0, 1e4
 
 def _severity(item: Check, trial: Trial, error: BaseException | None) -> str:
     """What kind of failure it is, or would be."""
+    if isinstance(error, Refusal) or item.name in _CONTRACTS:
+        return "contract"
     if item.layer != "identity":
         return "law"
     case = trial.case
-    if not isinstance(error, Failure) or isinstance(error, Refusal) or item.name in _CONTRACTS:
+    if not isinstance(error, Failure):
         return "contract"
     if case is not None and len(case.arrays) == len(trial.adapter.record.arrays):
         if trial.adapter.has("rows"):

@@ -54,6 +54,10 @@ _SIZES = (
     *(_Size(5, 6, 4, 2**p + 1) for p in range(5, 11)),
     _Size(5, 6, 4, 2048),
     _Size(9, 17, 8, 5, (5, 3)),
+    _Size(5, 6, 4, 5, (2, 13)),
+    _Size(5, 6, 4, 5, (33,)),
+    _Size(5, 5, 4, 1025, (), True),
+    _Size(5, 5, 257, 3, (), True),
     _Size(70, 70, 64, 65, (5,)),
     *(_Size(2**p + 1, 2**p + 1, 4, 5, (), True) for p in range(7, 11)),
     _Size(700, 700, 64, 129, (2,)),
@@ -198,6 +202,8 @@ def large_estimates(t: Trial) -> None:
     for d, samples in ((129, 3), (256, 3), (257, 3), (4, 257), (4, 513), (4, 1025), (4, 2049)):
         arrays, options = t.problem(*t.fit(3, 3, d), samples)
         t.compare(*arrays, **options)
+    arrays, options = t.problem(*t.fit(2049, 2049, 4), 3)
+    t.compare(*arrays, **options)
 
 
 @check("rows", claim="moments of many rows are as right as those of few")
@@ -206,6 +212,8 @@ def many_rows(t: Trial) -> None:
     for n, d in ((4097, 3), (8193, 2), (20_000, 8)):
         if t.adapter.eps < 1e-4:
             t.compare(t.normal(n, d))
+    if t.adapter.eps < 1e-4:
+        t.compare(t.normal(*t.adapter.lead(2), 9000, 3))
 
 
 @check(
@@ -233,11 +241,16 @@ def memory_layouts(t: Trial) -> None:
     """Transposed, sliced and read-only arrays."""
     arrays, given = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
     for options in comparable_ways(t, given):
+        if t.adapter.can("mask") and attends(t.adapter):
+            options = options | {"mask": np.arange(5)[:, None] >= np.arange(6) - 2}
         out = t.call(*arrays, **options)
         allowed = again(t, arrays, options)
+        given_arrays = [name for name, x in options.items() if isinstance(x, np.ndarray)]
+        names = [*t.adapter.record.arrays, *given_arrays]
         for layout in ("transposed", "sliced", "read-only"):
-            got = t.call(*arrays, **options, memory=layout)
-            t.equal(got, out, (allowed, allowed) if isinstance(out, tuple) else allowed)
+            for some in (names, *([name] for name in names)):  # all alike, and each alone
+                got = t.call(*arrays, **options, memory=dict.fromkeys(some, layout))
+                t.equal(got, out, (allowed, allowed) if isinstance(out, tuple) else allowed)
 
 
 @check(claim="a result stays as it is when other calls are made", needs=comparable)
