@@ -96,7 +96,7 @@ def test_runs_are_independent_and_large_sizes_are_rare(monkeypatch: pytest.Monke
         level.run(job)
     assert len({x["rng"] for x in asked}) == 22
     assert ["large_sizes" in x["checks"] for x in asked] == 2 * [True, *9 * [False], True]
-    assert {x["law_seeds"] for x in asked} == {200}
+    assert {x["law_seeds"] for x in asked} == {level.LAW_SEEDS}
     assert refattn.conformance.LEVELS["quick"] == 2000
 
 
