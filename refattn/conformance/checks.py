@@ -805,7 +805,10 @@ def visible_part(t: Trial) -> None:
                 t.equal(t.call(q, k[seen[i]], v[seen[i]], **options)[i], out[i], allowed + own)
 
 
-@check(claim="consecutive query heads share a key head", needs=_with("gqa"))
+@check(
+    claim="consecutive query heads share a key head",
+    needs=lambda adapter: _with("gqa")(adapter) and "h" in (adapter["layout"] or "h"),
+)
 def grouped_heads(t: Trial) -> None:
     """Four query heads over two and one key heads, six over three."""
     for heads, groups in ((4, 2), (4, 1), (6, 3)):

@@ -213,18 +213,20 @@ def mean_of_samples(t: Trial) -> None:
     d, c, root = 3, 1.0, t.adapter.root(3)
     line = np.zeros((5, d))
     line[:, 0] = c * np.arange(5)
-    square = np.exp(line[:, 0] ** 2 / 2)
+    square = np.exp(np.asarray(line[:, 0], np.longdouble) ** 2 / 2)
     q, sized = np.zeros((2, d)), t.adapter.record.sized(2)
     start = t.new_seed()
 
     def shares(out: Floats) -> tuple[Floats, float]:
         """A_s times twice the normaliser, 1 each, and how far apart the frequencies are."""
         m = out * square
-        total, product = np.linalg.solve([[m[1], -m[0]], [m[2], -m[1]]], m[2:4])
-        gap = math.sqrt(max(total * total - 4 * product, 0.0))
-        nodes = np.array([(total + gap) / 2, (total - gap) / 2])
-        weight = np.linalg.solve(np.stack([np.ones(2), nodes]), m[:2])
-        return 2 * weight * (nodes[:, None] ** np.arange(5) @ (1 / square)), gap / abs(total)
+        pivot = m[0] * m[2] - m[1] ** 2
+        total, product = (m[0] * m[3] - m[1] * m[2]) / pivot, (m[1] * m[3] - m[2] ** 2) / pivot
+        gap = np.sqrt(max(total * total - 4 * product, 0.0))
+        larger = (total + gap) / 2
+        nodes = np.array([larger, product / larger])  # without cancellation
+        weight = (m[1] - nodes[::-1] * m[0]) / (nodes - nodes[::-1])
+        return 2 * weight * (nodes[:, None] ** np.arange(5) @ (1 / square)), float(gap / abs(total))
 
     best: tuple[float, int] = (-1.0, start)
     bend = 0.0
