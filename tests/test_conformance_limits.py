@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn.conformance import SPECS, TAGS, Adapter, check
+from refattn.conformance import CHECKS, SPECS, TAGS, Adapter, check
+from refattn.conformance.failures import Beyond
 
 ABLE = ("mask", "causal", "gqa")
 RNG = np.random.default_rng(0)
@@ -96,6 +97,39 @@ def causal_ra(q: Any, k: Any, v: Any, **options: Any) -> Any:
     return refattn.randomized_attention(q, k, v, causal=True, **given)
 
 
+def shifted(
+    q: Any, k: Any, v: Any, *, num_features: int, seed: int, mean: Any = None, cov: Any = None
+) -> Any:
+    only(q.shape[-1] == 16)
+    omega = np.random.default_rng(seed).standard_normal((num_features, 16))
+    if mean is not None:
+        omega = mean + omega @ np.linalg.cholesky(cov).T
+    return refattn.random_feature_attention(q, k, v, omega=omega)
+
+
+def elu(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    only(q.shape[-1] == 16)
+    return refattn.linear_attention(q, k, v, **options)
+
+
+def lara(q: Any, k: Any, v: Any, *, num_proposals: int, seed: int, **options: Any) -> Any:
+    only(q.shape[-2] % 8 == 0 and k.shape[-2] % 8 == 0)
+    return refattn.linear_randomized_attention(
+        q, k, v, num_proposals=num_proposals, rng=seed, **options
+    )
+
+
+def causal_lara(q: Any, k: Any, v: Any, *, num_proposals: int, seed: int) -> Any:
+    return refattn.linear_randomized_attention(
+        q, k, v, num_proposals=num_proposals, rng=seed, causal=True
+    )
+
+
+def top_left(q: Any, k: Any, v: Any) -> Any:
+    """Always causal, aligned at the first token."""
+    return refattn.softmax_attention(q, k, v, mask=np.tri(q.shape[-2], k.shape[-2], dtype=bool))
+
+
 LIMITED: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
     "head sizes": (softmax(size), "softmax", ABLE, {"head_sizes": (64, 128)}),
     "multiple": (softmax(multiple), "softmax", ABLE, {"multiple_of": 64}),
@@ -126,6 +160,11 @@ LIMITED: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
     "omega only": (at_omega, "rfa", (*ABLE, "omega_only", "omega_per_head"), {}),
     "frozen": (frozen, "rfa", ABLE, {"fixed_frequencies": True, "head_sizes": 8}),
     "orthogonal": (orthogonal, "rfa", ABLE, {"head_sizes": 16, "coupling": "orthogonal"}),
+    "elu": (elu, "linear", ABLE, {"head_sizes": 16}),
+    "moments of frequencies": (shifted, "rfa", ("moments",), {"head_sizes": 16}),
+    "LARA": (lara, "lara", ("mask",), {"multiple_of": 8}),
+    "causal LARA": (causal_lara, "lara", (), {"causal_only": True}),
+    "top-left": (top_left, "softmax", (), {"causal_only": True, "causal": "top-left"}),
     "causal RA": (
         causal_ra,
         "ra",
@@ -135,7 +174,7 @@ LIMITED: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.long("everything", "causal RA", "orthogonal")
+@pytest.mark.long("everything", "causal RA", "orthogonal", "LARA", "moments")
 @pytest.mark.parametrize("name", LIMITED)
 def test_correct_candidates_are_asked_no_more_than_they_take(name: str) -> None:
     fn, estimator, capabilities, tags = LIMITED[name]
@@ -144,7 +183,11 @@ def test_correct_candidates_are_asked_no_more_than_they_take(name: str) -> None:
     assert any(r.check == "contract" and r.status == "PASS" for r in report.results)
 
 
-@pytest.mark.parametrize("name", [n for n in LIMITED if n not in ("causal", "omega only")])
+# Those that take a call without what they declare, and give another result or none is wrong.
+IDLE = ("causal", "omega only", "causal LARA", "top-left")
+
+
+@pytest.mark.parametrize("name", [n for n in LIMITED if n not in IDLE])
 def test_undeclared_it_fails(name: str) -> None:
     """Else the declaration would be idle, and the test above with it."""
     fn, estimator, capabilities, tags = LIMITED[name]
@@ -256,3 +299,30 @@ def test_unusable_limits(estimator: str, tags: dict[str, Any], words: str) -> No
 def test_bundles_are_of_known_tags(name: str) -> None:
     assert set(SPECS[name]) <= set(TAGS)
     Adapter(len, "softmax", (), SPECS[name])
+
+
+def test_what_the_limits_leave_is_compared() -> None:
+    """Logits are made small enough; every check with ordinary numbers is made."""
+    adapter = Adapter(softmax(small), "softmax", ABLE, {"max_logit": 20})
+    names = ["reference_values", "large_logits", "mask", "causal", "grouped_heads", "value_length"]
+    report = check(adapter, checks=names)
+    assert [r.check for r in report.results if r.status == "PASS"] == [
+        name for name in CHECKS if name in names
+    ]
+
+
+def test_causal_attention_is_not_moved() -> None:
+    """Tokens that are added must leave the alignment, or nothing is asked."""
+    q, k, v = (RNG.standard_normal((n, 4)) for n in (7, 4, 4))
+    for tags in ({"multiple_of": 8, "causal": "top-left"}, {"multiple_of": 8}):
+        adapter = Adapter(refattn.softmax_attention, "softmax", ["causal"], tags)
+        with pytest.raises(Beyond, match="multiple_of"):
+            adapter(q, k, v, causal=True)
+
+
+def test_logits_of_every_head_count() -> None:
+    adapter = Adapter(refattn.softmax_attention, "softmax", ["gqa"], {"max_logit": 10})
+    q, k = np.ones((4, 2, 4)), np.ones((2, 3, 4))
+    k[1] *= 30
+    with pytest.raises(Beyond, match="max_logit"):
+        adapter(q, k, np.ones((2, 3, 4)))

@@ -423,3 +423,78 @@ def test_heads_of_neighbouring_seeds() -> None:
         return out
 
     assert tried(shared, "seeds", estimator="rfa").got == "the same bit for bit"
+
+
+def causal_rows(q: Any, k: Any, v: Any, mask: Any = True, causal: bool = False) -> Any:
+    """Query heads that share a key head are rows of one problem, whose number is their token."""
+    n, m = q.shape[-2], k.shape[-2]
+    if causal and q.ndim > 2 and q.shape[-3] != k.shape[-3]:
+        seen = np.tri(n, m, m - n, dtype=bool)
+        seen = np.where(np.arange(q.shape[-3])[:, None, None] % 2 == 1, True, seen)
+        return refattn.softmax_attention(q, k, v, mask=mask & seen)
+    return exact(q, k, v, mask, causal)
+
+
+def first_rows_of_mask(q: Any, k: Any, v: Any, mask: Any = True) -> Any:
+    """A mask is read anew for each 64 queries."""
+    if np.ndim(mask) > 1 and mask.shape[-2] > 1:
+        mask = mask[..., np.arange(mask.shape[-2]) % 64, :]
+    return exact(q, k, v, mask)
+
+
+def state_of_last_head(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+    """From token 65 on a head sees the keys of the head before."""
+    out = np.array(exact(q, k, v, causal=causal))
+    if causal and q.ndim > 2 and q.shape[-2] > 64:
+        k, v = (np.roll(x, 1, -3) for x in (k, v))
+        out[..., 64:, :] = exact(q, k, v, causal=True)[..., 64:, :]
+    return out
+
+
+def one_stride(q: Any, k: Any, v: Any, mask: Any = True) -> Any:
+    """Values are read as if they lay as keys do."""
+    if v.strides != k.strides and v.shape == k.shape:
+        v = np.ascontiguousarray(np.swapaxes(v, -1, -2)).reshape(v.shape)
+    return exact(q, k, v, mask)
+
+
+def mask_as_it_lies(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    return exact(q, k, v, True if mask is None else mask.ravel("K").reshape(mask.shape))
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "capabilities"),
+    [
+        (causal_rows, "grouped_heads", ("mask", "causal", "gqa")),
+        (first_rows_of_mask, "mask", ("mask",)),
+        (state_of_last_head, "causal", ("causal",)),
+        (one_stride, "memory_layouts", ("mask",)),
+        (mask_as_it_lies, "memory_layouts", ("mask",)),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_real_kernels_get_wrong(fn: Any, name: str, capabilities: tuple[str, ...]) -> None:
+    assert tried(fn, name, *capabilities).status == "FAIL"
+    assert tried(exact, name, *capabilities).status == "PASS"
+
+
+def test_law_of_every_head() -> None:
+    def by_head(q: Any, k: Any, v: Any, num_features: int, seed: int) -> Any:
+        """Frequencies are divided by the root of the number of heads."""
+        heads = q.shape[-3] if q.ndim > 2 else 1
+        omega = np.random.default_rng(seed).standard_normal((num_features, q.shape[-1]))
+        return rfa(q, k, v, omega * heads**-0.5)
+
+    result = tried(by_head, "frequency_law", estimator="rfa")
+    assert result.statistic.startswith("last head"), result.summary
+
+
+def test_numbers_beyond_a_bound() -> None:
+    from refattn.conformance.recovery import _exceedances
+
+    z = np.random.default_rng(0).standard_normal(10**6)
+    share = 0.0026997960632601866
+    assert _exceedances(z, 3.0, share, 0.0) > 0.01
+    for wrong in (np.clip(z, -3.0, 3.0), 1.05 * z):  # too few, and too many
+        assert _exceedances(wrong, 3.0, share, 0.0) < 1e-6
+    assert _exceedances(1.05 * z, 3.0, share, 0.2) == 1.0  # as far as is known

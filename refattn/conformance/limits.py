@@ -143,7 +143,10 @@ def _one_by_one(adapter: Any, call: Call, arrays: Arrays, options: Options) -> A
     if not adapter["causal_only"] or options.get("causal"):
         return call(arrays, options)
     q, k, v = arrays
-    rows = k.shape[-2] if adapter["self_attention"] or adapter["causal"] == "top-left" else 1
+    # One query may be too few to be cut into as many chunks as there are samples.
+    chunks = adapter.record.size is not None and not adapter.has("any-size")
+    square = adapter["self_attention"] or adapter["causal"] == "top-left" or chunks
+    rows = k.shape[-2] if square else 1
     outs = []
     for i in range(q.shape[-2]):
         own = {name: _of_row(x, i, name, adapter) for name, x in options.items()}
