@@ -614,11 +614,11 @@ def _tag(name: str, value: Any) -> Any:
         if not math.isfinite(number):
             raise ValueError(f"`tags[{name!r}]` must be a finite number, got {_brief(value)}.")
         value = number
-    if name == "multiple_of":
-        if isinstance(value, bool) or value != int(value) or value < 1:
-            raise ValueError(f"`tags['multiple_of']` must be a positive integer, got {value!r}.")
-        return int(value)
     number = _validate.real(f"tags[{name!r}]", value, positive=name in ("scale", "max_logit"))
+    if name == "multiple_of":
+        if number < 1 or number != int(number):
+            raise ValueError(f"`tags['multiple_of']` must be a positive integer, got {value!r}.")
+        return int(number)
     if number < 0:
         raise ValueError(f"`tags[{name!r}]` must be at least 0, got {value!r}.")
     return float(number)
