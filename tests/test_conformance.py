@@ -189,7 +189,7 @@ def test_own_functions_on_other_libraries(library: str) -> None:
     assert report.verdict == "PASS", str(report)
 
 
-@pytest.mark.long("rfa", "recurrent", "ra", "orthogonal")
+@pytest.mark.long("rfa", "recurrent", "ra", "orthogonal", "upcast", "online", "linear", "simplex")
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda m: m.name)
 @pytest.mark.usefixtures("few_seeds")
 def test_correct_variants_pass(variant: Any) -> None:
@@ -232,7 +232,7 @@ def test_every_defect_is_in_the_matrix_and_rejected() -> None:
     assert len(MUTANTS) >= 40
 
 
-@pytest.mark.long("rfa", "ra")
+@pytest.mark.long("rfa", "ra", "lara", "kernel")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_defects_fail(mutant: Any) -> None:
     """By one check that rejects it, an identity where there is one, at another seed."""

@@ -174,7 +174,15 @@ LIMITED: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.long("everything", "causal RA", "orthogonal", "LARA", "moments")
+@pytest.mark.long(
+    "everything",
+    "causal RA",
+    "orthogonal",
+    "LARA",
+    "causal LARA",
+    "moments of frequencies",
+    "logits",
+)
 @pytest.mark.parametrize("name", LIMITED)
 def test_correct_candidates_are_asked_no_more_than_they_take(name: str) -> None:
     fn, estimator, capabilities, tags = LIMITED[name]

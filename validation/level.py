@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial, wraps
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -300,10 +301,9 @@ def softmax_empty(
 
 def softmax_torch(q: Array, k: Array, v: Array, *, causal: bool = False) -> Array:
     """PyTorch's own, with the heads third."""
-    from torch.nn.functional import scaled_dot_product_attention
-
+    attend = import_module("torch").nn.functional.scaled_dot_product_attention
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+    return attend(q, k, v, is_causal=causal).transpose(1, 2)
 
 
 def softmax_jax(q: Array, k: Array, v: Array, *, mask: Array = None, causal: bool = False) -> Array:
@@ -425,8 +425,7 @@ def performer(
 
 def rfa_torch(q: Array, k: Array, v: Array, *, num_features: int, seed: int) -> Array:
     """With the heads third, and PyTorch's random numbers."""
-    import torch
-
+    torch = import_module("torch")
     generator = torch.Generator().manual_seed(seed)
     omega = torch.randn(num_features, q.shape[-1], generator=generator, dtype=q.dtype)
     q, k = coordinates(q.transpose(1, 2), k.transpose(1, 2))
