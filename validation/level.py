@@ -318,6 +318,11 @@ def _compiled() -> Call:
     return jax.jit(jax.nn.dot_product_attention, static_argnames="is_causal")
 
 
+def log_kernel(log_q: Array, log_k: Array) -> Array:
+    """Of every pair, from the logarithms of features."""
+    return special.logsumexp(log_q[..., :, None, :] + log_k[..., None, :, :], -1)
+
+
 def rfa_logs(
     q: Array,
     k: Array,
@@ -333,7 +338,7 @@ def rfa_logs(
     q, k = coordinates(q, k)
     omega = frequencies(omega, num_features, seed, q)
     log_q, log_k = log_features(q, omega), log_features(k, omega)
-    scores = special.logsumexp(log_q[..., :, None, :] + log_k[..., None, :, :], -1)
+    scores = log_kernel(log_q, log_k)
     return mean_of_values(exponentials(scores, visible(q, k, mask, causal)), v)
 
 
@@ -396,7 +401,7 @@ def rfa_of_moments(
     omega = mean + z @ root.T
     log_weight = (np.sum(z * z, -1) - np.sum(omega * omega, -1)) / 2
     log_q, log_k = log_features(q, omega) + log_weight, log_features(k, omega)
-    scores = special.logsumexp(log_q[..., :, None, :] + log_k[..., None, :, :], -1)
+    scores = log_kernel(log_q, log_k)
     return mean_of_values(exponentials(scores), v)
 
 

@@ -22,7 +22,7 @@ from ..registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal
 from .limits import fitted, head_size
 
-__all__ = ["CAPABILITIES", "SPECS", "TAGS", "Adapter", "written"]
+__all__ = ["CAPABILITIES", "DEFAULTS", "SPECS", "TAGS", "Adapter", "written"]
 
 Floats = npt.NDArray[Any]
 
@@ -91,14 +91,14 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 _TRUE_OR_FALSE = ("self_attention", "causal_only", "same_value_size", "fixed_frequencies")
-_OF_TOKENS: Mapping[str, Any] = MappingProxyType(  # limits of attention only, by default none
-    {
-        "multiple_of": 1,
-        "self_attention": False,
-        "causal_only": False,
-        "same_value_size": False,
-        "empty_rows": "zero",
-    }
+# Limits of attention only.
+_OF_TOKENS = ("multiple_of", "self_attention", "causal_only", "same_value_size", "empty_rows")
+
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {name: options[0] for name, options in _CHOICES.items()}
+    | dict.fromkeys(_TRUE_OR_FALSE, False)
+    | dict.fromkeys(("scale", "device", "layout", "head_sizes", "max_logit"))
+    | {"epsilon": 0.0, "ddof": 1, "multiple_of": 1}
 )
 
 # What a verdict does not cover where a tag or a capability says so.
@@ -218,18 +218,7 @@ class Adapter:
         possible = [name for name in CAPABILITIES if _possible(self.record, name)]
         for name in sorted(capabilities):
             _validate.choice("capabilities", name, possible or ("none of them",))
-        tags: dict[str, Any] = {
-            "scale": None,
-            "device": None,
-            "layout": None,
-            "epsilon": 0.0,
-            "ddof": 1,
-            "head_sizes": None,
-            "multiple_of": 1,
-            "max_logit": None,
-        }
-        tags |= dict.fromkeys(_TRUE_OR_FALSE, False)
-        tags |= {name: options[0] for name, options in _CHOICES.items() if name not in tags}
+        tags = dict(DEFAULTS)
         if not isinstance(self.tags, Mapping | None):
             raise TypeError(
                 f"`tags` must be a mapping of tags to values, got {type(self.tags).__name__}."
@@ -270,20 +259,24 @@ class Adapter:
     @property
     def draws(self) -> bool:
         """Whether it draws frequencies by itself, others for each seed."""
-        own = "omega_only" not in self.capabilities and not self["fixed_frequencies"]
-        return self.has("random") and own
+        return self.has("random") and self.black_box and not self["fixed_frequencies"]
+
+    @property
+    def black_box(self) -> bool:
+        """Whether it can be called without frequencies."""
+        return "omega_only" not in self.capabilities
 
     @property
     def limits(self) -> dict[str, str]:
         """What a verdict does not cover, by what the candidate declares."""
-        plain = Adapter(self.fn, self.estimator).tags or {}
-        declared = dict.fromkeys({"omega_only"} & {*self.capabilities}, "")
-        declared |= {
-            tag: f"={written(self[tag])}"
-            for tag in LIMITS
-            if tag in plain and self[tag] != plain[tag]
-        }
-        return {f"{name}{value}": LIMITS[name] for name, value in declared.items()}
+        words = dict.fromkeys(self.capabilities, "")
+        words |= {tag: f"={written(value)}" for tag, value in self.declared.items()}
+        return {f"{name}{words[name]}": text for name, text in LIMITS.items() if name in words}
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The tags whose value is not the default."""
+        return {name: x for name, x in (self.tags or {}).items() if x != DEFAULTS[name]}
 
     @property
     def record(self) -> Estimator:
@@ -538,8 +531,8 @@ def _possible(record: Estimator, capability: str) -> bool:
 def _limited(record: Estimator, capabilities: Iterable[str], tags: Mapping[str, Any]) -> None:
     """Refuse limits that an estimator cannot have."""
     if len(record.arrays) < 3:
-        for tag, none in _OF_TOKENS.items():
-            if tags[tag] != none:
+        for tag in _OF_TOKENS:
+            if tags[tag] != DEFAULTS[tag]:
                 raise ValueError(
                     f"`tags[{tag!r}]` must be left out for {record.name}, got {tags[tag]!r}."
                 )

@@ -295,7 +295,7 @@ def stabilised(adapter: Adapter) -> bool:
 def _ways(t: Trial, options: dict[str, Any], samples: int = 4) -> list[dict[str, Any]]:
     """The ways to call the candidate: with frequencies if it takes them, and with a seed."""
     ways = [options] if evaluated(t.adapter) else []
-    alone = t.adapter.has("random") and "omega_only" not in t.adapter.capabilities
+    alone = t.adapter.has("random") and t.adapter.black_box
     return ways + ([t.options(samples)] if alone else [])
 
 
@@ -356,15 +356,20 @@ def seeds(t: Trial) -> None:
     found: dict[bytes, int] = {}
     for seed in [*typed, *near]:
         got = t.call(*arrays, **options, seed=seed)
-        other = found.setdefault(np.asarray(got).tobytes(), seed)
-        if other != seed:
-            raise Failure(f"different results for seeds {other} and {seed}", "the same bit for bit")
+        _new(found, got, seed)
         if seed in typed:
             allowed = again(t, arrays, options)
             t.equal(t.call(*arrays, **options, seed=seed), got, allowed)
     t.error = t.error or 0.0
     if not few and t.adapter.lead(2, 3):
         _seeds_of_heads(t, start)
+
+
+def _new(found: dict[bytes, int], got: Any, seed: int) -> None:
+    """No other seed may have given the same."""
+    other = found.setdefault(np.asarray(got).tobytes(), seed)
+    if other != seed:
+        raise Failure(f"different results for seeds {other} and {seed}", "the same bit for bit")
 
 
 def _seeds_of_heads(t: Trial, start: int) -> None:
@@ -375,11 +380,8 @@ def _seeds_of_heads(t: Trial, start: int) -> None:
     options, found = t.options(2), dict[bytes, int]()
     for seed in range(start, start + 8):
         out = t.call(*arrays, **(options | {"seed": seed}))
-        for head in {out[index].tobytes() for index in np.ndindex(*lead)}:
-            other = found.setdefault(head, seed)
-            if other != seed:
-                expected = f"other results of every head for seeds {other} and {seed}"
-                raise Failure(expected, "the same bit for bit")
+        for head in (out[index] for index in np.ndindex(*lead)):
+            _new(found, head, seed)
 
 
 _SHAPES = (  # n, m, d, samples, leading axes
@@ -783,9 +785,7 @@ def future_unseen(t: Trial) -> None:
     "random-features",
     "mean",
     claim="causal and masked attention use the keys and frequencies that plain attention does",
-    needs=lambda adapter: (
-        (adapter.can("causal") or adapter.can("mask")) and "omega_only" not in adapter.capabilities
-    ),
+    needs=lambda adapter: (adapter.can("causal") or adapter.can("mask")) and adapter.black_box,
 )
 def visible_part(t: Trial) -> None:
     """At one seed a query's result is that of plain attention to the keys it sees."""

@@ -29,7 +29,17 @@ from .. import kernels, sampling, stats, theory
 from .checks import Trial, check
 from .failures import Failure
 from .limits import head_size, nearest_head_size
-from .recovery import draws, lawful, normal, positive, precise, record, recovery_error, scale
+from .recovery import (
+    draws,
+    frequency,
+    lawful,
+    normal,
+    positive,
+    precise,
+    record,
+    recovery_error,
+    scale,
+)
 from .reference import black_box, reference, tolerance
 
 __all__: list[str] = []
@@ -99,9 +109,7 @@ def _law_of_last_head(t: Trial, d: int, c: float) -> None:
 
     def one(seed: int) -> Floats:
         out = t.call(*arrays, **t.adapter.record.sized(1), seed=seed)
-        out = out[(-1,) * (out.ndim - 1)]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray((np.log(out[1:] / out[0]) + c * c / 2) / c, float)
+        return frequency(out[(-1,) * (out.ndim - 1)], keys)
 
     normal(t, draws(t, one, 0.5), recovery_error(t, d, c), "last head, ")
 
@@ -131,7 +139,7 @@ def _sign(t: Trial) -> int:
 @check(
     "random-features",
     claim="the estimate is a function of x + y, or of x - y where trigonometric, but for norms",
-    needs=lambda adapter: precise(adapter) and "omega_only" not in adapter.capabilities,
+    needs=lambda adapter: precise(adapter) and adapter.black_box,
 )
 def one_function(t: Trial) -> None:
     r"""The same sums x + y of other parts, whatever the frequencies, near the origin and far.
@@ -220,19 +228,17 @@ def given_moments_law(t: Trial) -> None:
     skew = np.eye(d) + t.normal(d, d, size=0.3)
     factor = np.linalg.cholesky(skew @ skew.T + np.eye(d))
     cov, root = factor @ factor.T, t.adapter.root(d)
-    keys = np.concatenate([np.zeros((1, d)), c * np.eye(d)]) / root
+    keys = np.concatenate([np.zeros((1, d)), c * np.eye(d)])
 
     def one(seed: int) -> Floats:
         out = t.call(
-            *(np.zeros((1, d)), keys, np.eye(d + 1)),
+            *(np.zeros((1, d)), keys / root, np.eye(d + 1)),
             **t.adapter.record.sized(1),
             seed=seed,
             mean=mean,
             cov=cov,
         )[0]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            omega = (np.log(out[1:] / out[0]) + c * c / 2) / c
-        return np.linalg.solve(factor, omega - mean)
+        return np.linalg.solve(factor, frequency(out, keys) - mean)
 
     normal(t, draws(t, one), recovery_error(t, d, c))
 

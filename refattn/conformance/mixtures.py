@@ -18,7 +18,7 @@ from scipy import stats as laws
 from .. import stats
 from .checks import Trial, check
 from .failures import Failure
-from .recovery import draws, normal, precise, record, recovery_error
+from .recovery import draws, frequency, normal, precise, record, recovery_error
 from .reference import tolerance
 
 __all__: list[str] = []
@@ -35,15 +35,6 @@ def _target(t: Trial, d: int) -> tuple[Floats, Floats, Floats]:
     root = t.adapter.root(d)
     q, keys = (root * t.adapter.exact(z / root) for z in (q, keys))
     return q, keys, special.softmax(keys @ q)
-
-
-def _frequency(out: Floats, keys: Floats) -> Floats:
-    """The frequency at which keys weigh xi(k, omega) = exp(omega . k - |k|^2/2), from weights."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        log_ratio = np.log(out[..., 1:] / out[..., :1])
-    square = np.sum(keys * keys, -1)
-    right = log_ratio + (square[1:] - square[0]) / 2
-    return np.linalg.solve(keys[1:] - keys[0], right[..., None])[..., 0]
 
 
 @check(
@@ -107,7 +98,7 @@ def _target_law(
     def one(seed: int) -> Floats:
         given = {**t.adapter.record.sized(1), "seed": seed, **options}
         out = t.call(queries / root, shown / root, values, **given)
-        return _frequency(out[(*last, query)][: d + 1], keys)
+        return frequency(out[(*last, query)][: d + 1], keys)
 
     omega = draws(t, one, share)
     # One coordinate's map to a normal number has slope at most 1 (Jensen, since the normal density
@@ -317,7 +308,7 @@ def proposal_noise(t: Trial) -> None:
 
     def one(seed: int) -> Floats:
         out = t.call(q, keys / root, np.eye(d + 1), **t.adapter.record.sized(1), seed=seed)[0]
-        return _frequency(out, keys)
+        return frequency(out, keys)
 
     omega = draws(t, one)
     omega = omega[: len(omega) // 2 * 2]

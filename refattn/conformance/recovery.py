@@ -19,7 +19,17 @@ from .checks import Trial
 from .failures import Failure
 from .reference import CONTRACT
 
-__all__ = ["draws", "lawful", "normal", "positive", "precise", "record", "recovery_error", "scale"]
+__all__ = [
+    "draws",
+    "frequency",
+    "lawful",
+    "normal",
+    "positive",
+    "precise",
+    "record",
+    "recovery_error",
+    "scale",
+]
 
 Floats = npt.NDArray[Any]
 
@@ -68,6 +78,15 @@ def draws(t: Trial, one: Callable[[int], Floats], share: float = 1.0) -> Floats:
     t.samples = max(t.samples, len(found))
     t.case = None
     return np.stack(found)
+
+
+def frequency(out: Floats, keys: Floats) -> Floats:
+    """The frequency at which keys weigh xi(k, omega) = exp(omega . k - |k|^2/2), from weights."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        log_ratio = np.log(out[..., 1:] / out[..., :1])
+    square = np.sum(keys * keys, -1)
+    right = log_ratio + (square[1:] - square[0]) / 2
+    return np.linalg.solve(keys[1:] - keys[0], right[..., None])[..., 0]
 
 
 def record(

@@ -31,9 +31,8 @@ def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
     lines = ["import numpy as np", "", "from refattn import conformance", ""]
     lines += [*_imported(adapter), ""]
     named = ", ".join(repr(c) for c in sorted(adapter.capabilities))
-    default = Adapter(adapter.fn, adapter.estimator).tags or {}
-    tags = {k: v for k, v in (adapter.tags or {}).items() if default.get(k) != v}
-    lines.append(f"candidate = conformance.Adapter(fn, {adapter.estimator!r}, [{named}], {tags!r})")
+    given = f"fn, {adapter.estimator!r}, [{named}], {adapter.declared!r}"
+    lines.append(f"candidate = conformance.Adapter({given})")
     if case is None or result.p is not None or not _shows(trial, case):
         given = ", ".join(f"{k}={x!r}" for k, x in again.items())
         lines += [

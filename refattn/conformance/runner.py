@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import _validate, stats
 from .._text import said
-from .adapter import CAPABILITIES, Adapter
+from .adapter import CAPABILITIES, DEFAULTS, Adapter, written
 from .checks import CHECKS, Check, Trial
 from .failures import Beyond, Failure, Refusal
 from .isolation import Crash, isolated
@@ -252,6 +252,13 @@ def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
     return found
 
 
+# Tags without which, or with another value of which, more checks may apply.
+_LIMITING = (
+    *("dtype", "epsilon", "features", "coupling", "layout", "centres", "weighting"),
+    *("self_attention", "causal_only", "same_value_size", "multiple_of", "empty_rows"),
+)
+
+
 def _needed(item: Check, adapter: Adapter) -> str:
     """What would have to be declared for a check to apply, in the words of the command line."""
     tags: dict[str, Any] = dict(adapter.tags or {})
@@ -259,14 +266,10 @@ def _needed(item: Check, adapter: Adapter) -> str:
         (f"--capability {name}", {name}, {})
         for name in sorted({*adapter.record.options} & {*CAPABILITIES} - {*adapter.capabilities})
     ]
-    for name, value in (("dtype", "float64"), ("epsilon", 0.0), ("features", "positive"),
-                        ("coupling", "iid"), ("layout", None), ("centres", "chunks"),
-                        ("weighting", "balance"), ("self_attention", False),
-                        ("causal_only", False), ("same_value_size", False),
-                        ("multiple_of", 1), ("empty_rows", "zero")):  # fmt: skip
-        if tags.get(name) != value:
-            words = f"--tag {name}={str(value).lower() if value is False else value}"
-            more.append((words, set(), {name: value}))
+    for name in _LIMITING:
+        value = "chunks" if name == "centres" else DEFAULTS[name]
+        if tags[name] != value:
+            more.append((f"--tag {name}={written(value)}", set(), {name: value}))
     for count in (1, 2):
         for some in combinations(more, count):
             capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))
