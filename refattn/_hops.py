@@ -54,7 +54,6 @@ from ._products import multiply, sum_of_products
 from ._threads import available, for_each
 
 __all__ = [
-    "CHUNK_SIZE",
     "Arithmetic",
     "Exponential",
     "Keys",
@@ -62,6 +61,7 @@ __all__ = [
     "at",
     "base_of",
     "causal_attention",
+    "chunk_size",
     "concatenate",
     "exponents",
     "heads_at_once",
@@ -78,7 +78,7 @@ __all__ = [
 
 _WHOLE = slice(None)
 _CHUNK = 128  # tokens of a step on NumPy, twice what one sum of products adds
-CHUNK_SIZE = 2**17  # numbers of the features of a step, of as many heads
+_CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay in the cache
 _FEWEST = 2  # shares, at least, that heads are cut into for threads
 # Elsewhere a step is of many leaves at once, of so few tokens where pairs are evaluated one by one.
 _LEAVES, _LEAF = 64, 16
@@ -601,8 +601,13 @@ def heads_at_once(
     if not arithmetic.splits:
         return tiles(lead, count)
     if is_numpy_array(q):
-        return tiles(lead, min(count // max(_FEWEST, available()), CHUNK_SIZE // row))
+        return tiles(lead, min(count // max(_FEWEST, available()), chunk_size(q) // row))
     return tiles(lead, math.prod(block_shape(q)) // (row * shape[1]))
+
+
+def chunk_size(like: Array) -> int:
+    """Numbers of the features of a step, on NumPy."""
+    return int(_CHUNK_BYTES // like.dtype.itemsize)
 
 
 def leaf_shape(n: int, leaf: int, most: int | None = None) -> tuple[int, int]:

@@ -97,12 +97,21 @@ def attend(
     budget = math.prod(block or block_shape(q))
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
 
+    reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which all queries share
+
+    def reach(head: tuple[slice, ...], j: slice, *keys: Array | None) -> _Reach:
+        at = (*(h.start for h in head), j.start, j.stop)
+        if at not in reaches:
+            reaches[at] = _reach(*keys)
+        return reaches[at]
+
     def block_sums(box: tuple[slice, ...], keys: slice, memory: Workspace | None) -> Iterator[Sums]:
-        *head, i = box
+        head, i = box[:-1], box[-1]
         q_i = part(q, (*box, slice(None)))
         if scale is not None:
             q_i = q_i * scale
         stop = max(0, min(keys.stop, i.stop + m - n)) if causal else keys.stop
+        norms = norm_bound(q_i) if bias is None and mask is None and _may_be_near(q_i, v) else None
         for j in blocks(keys.start, stop, columns):
             k_j, v_j = (part(x, (*head, j, slice(None))) for x in (k, v))
             scores = multiply(q_i, xp.matrix_transpose(k_j), memory)
@@ -115,8 +124,9 @@ def attend(
             if causal and j.stop > i.start + m - n + 1:
                 seen = causal_mask(i, j, m - n, device(q), xp)
                 visible = seen if visible is None else visible & seen
-            plain = bias is None and visible is None
-            near = _near(q_i, k_j, bias_j, v_j, m) if plain else None
+            near = None
+            if norms is not None and visible is None:
+                near = _near(norms, reach(head, j, k_j, bias_j, v_j), m)
             yield sums(scores, v_j, visible, m, near, memory)
 
     out, lse = buffers(q, v, lead)
@@ -218,11 +228,34 @@ def sums(
     return Sums(total, xp.sum(weights, axis=-1, keepdims=True), base)
 
 
-def _near(q: Array, k: Array, bias: Array | None, v: Array, m: int) -> Array | None:
+class _Reach(NamedTuple):
+    """How far keys and values of a block reach, (..., 1, 1) each."""
+
+    norm: Array  # largest |k|
+    rest: Array  # largest |bias| and |log| of the largest values of columns
+
+
+def _reach(k: Array, bias: Array | None, v: Array) -> _Reach:
+    xp = array_namespace(k, v)
+    largest = nonzero(_largest_of_columns(v, xp), xp)  # a column of zeros has nothing to lose
+    rest = xp.max(xp.abs(xp.log(largest)), axis=-1, keepdims=True)
+    if bias is not None:
+        rest = rest + xp.max(xp.abs(bias), axis=-1, keepdims=True)
+    return _Reach(xp.max(norm_bound(k), axis=-2, keepdims=True), rest)
+
+
+def _may_be_near(q: Array, v: Array) -> bool:
+    """Say whether `_near` pays; in other libraries its branch would wait for the device."""
+    if not is_numpy_array(q) or q.shape[-2] < _NEAR_ROWS:
+        return False
+    return float(np.finfo(q.dtype).smallest_normal) > 0 and v.size > 0  # 0 for longdouble
+
+
+def _near(norms: Array, keys: _Reach, m: int) -> Array:
     r"""Say which queries (..., n, 1) need no maximum over a block of the m keys.
 
-    That saves three passes over the scores, and takes one over the keys and the values of the
-    block. By :math:`|q \cdot k + b| \le r = |q| \max |k| + \max |b|`, weights are between
+    That saves three passes over the scores. By
+    :math:`|q \cdot k + b| \le r = |q| \max |k| + \max |b|`, weights are between
     :math:`e^{-r}` and :math:`e^r`. Let :math:`v_c` be the largest magnitude in a column c of the
     values, unless all are 0. While
 
@@ -232,17 +265,10 @@ def _near(q: Array, k: Array, bias: Array | None, v: Array, m: int) -> Array | N
     may be added to others that have a base, hence a mass of at least 1 / (2 m): where their factor
     for it is below tiny, and may be flushed to 0, these sums are less than eps of the others.
     """
-    xp = array_namespace(q, k, v)
-    limits = xp.finfo(q.dtype)
-    tiny = float(limits.smallest_normal)
-    if not (is_numpy_array(q) and q.shape[-2] >= _NEAR_ROWS and tiny and v.size):
-        return None  # in other libraries a branch would wait for the device
-    reach = norm_bound(q) * xp.max(norm_bound(k), axis=-2, keepdims=True)
-    if bias is not None:
-        reach = reach + xp.max(xp.abs(bias), axis=-1, keepdims=True)
-    largest = nonzero(_largest_of_columns(v, xp), xp)  # a column of zeros has nothing to lose
-    spread = xp.max(xp.abs(xp.log(largest)), axis=-1, keepdims=True)
-    return reach + spread <= math.log(float(limits.eps) / tiny) - 2 * math.log(2 * m)
+    limits = np.finfo(norms.dtype)
+    most = math.log(float(limits.eps) / float(limits.smallest_normal)) - 2 * math.log(2 * m)
+    near: Array = norms * keys.norm + keys.rest <= most
+    return near
 
 
 def _largest_of_columns(v: Array, xp: Any) -> Array:

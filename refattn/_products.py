@@ -18,7 +18,7 @@ _WHOLE = 128  # terms of a product of queries and keys that is not cut, which wo
 _FEW = 8  # products that are added in turn, of the 16 or 32 of a block and others
 _MOST = _FEW * _FEW * _TERMS  # terms of which all products are made at once
 # Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
-_CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**20
+_CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**21
 
 
 def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "product") -> Array:

@@ -22,12 +22,12 @@ from ._array import (
 from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, put_quotient
 from ._heads import broadcast_lead
 from ._hops import (
-    CHUNK_SIZE,
     Arithmetic,
     Keys,
     at,
     base_of,
     causal_attention,
+    chunk_size,
     heads_at_once,
     hidden,
     leaf_shape,
@@ -84,7 +84,7 @@ class Signed(Arithmetic):
             return leaf_shape(q.shape[-2], _LEAF)
         # Whatever threads there are: the order of sums depends on the size of a step.
         heads = max(1, math.prod(lead) // (_SHARES if self.splits else 1))
-        return leaf_shape(q.shape[-2], _LEAF, max(1, CHUNK_SIZE // (heads * self.width * _LEAF)))
+        return leaf_shape(q.shape[-2], _LEAF, max(1, chunk_size(q) // (heads * self.width * _LEAF)))
 
     def in_leaves(self, like: Array) -> bool:
         """Whether a step is cut into leaves."""
@@ -111,7 +111,7 @@ class Signed(Arithmetic):
         """Tokens of a block, of which features are held."""
         row = max(1, math.prod(broadcast_lead(k, v)) * self.width)
         if is_numpy_array(k):
-            return max(16, CHUNK_SIZE // row)
+            return max(16, chunk_size(k) // row)
         return max(16, min(math.prod(block_shape(k)) // row, *block_shape(k)))
 
     def queries(self, q: Array, i: slice) -> _Scaled:

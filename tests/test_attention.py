@@ -13,9 +13,11 @@ from conftest import Backend
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import CONTRACT
+from scipy.special import logsumexp
 
 from refattn import Attended, _kernel, attend, merge, naive, softmax_attention
-from refattn._kernel import _near
+from refattn._array import norm_bound
+from refattn._kernel import _may_be_near, _near, _reach
 
 
 def draw(rng: np.random.Generator, *shape: int, dtype: Any = np.float64, size: float = 1.0) -> Any:
@@ -462,7 +464,7 @@ def test_near_scores_are_small(
     v, b = draw(rng, m, 3, dtype=dtype, size=size_v), draw(rng, 1, m, dtype=dtype, size=size_b)
     v[:, rng.integers(3)] *= rng.integers(2)
     with np.errstate(all="ignore"):
-        near = _near(q, k, b, v, m)
+        near = _near(norm_bound(q), _reach(k, b, v), m)
         assert near.shape == (n, 1)
         wide = np.longdouble
         worst = np.abs(q.astype(wide) @ k.astype(wide).T + b).max(-1)
@@ -477,9 +479,27 @@ def test_usual_scores_need_no_maximum(dtype: np.dtype) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 2, 100, 64, dtype=dtype) for _ in range(3))
     v[..., 3] = 0
-    assert np.all(_near(q / dtype.type(8), k, None, v, 10**6))
-    assert _near(q, k, None, v[..., :0], 10**6) is None  # nothing to look at
+    assert np.all(_near(norm_bound(q / dtype.type(8)), _reach(k, None, v), 10**6))
+    assert _may_be_near(q, v)
+    assert not _may_be_near(q, v[..., :0])  # nothing to look at
     assert attend(q, k, v[..., :0]).out.shape == (2, 100, 0)
+
+
+@pytest.mark.parametrize("big", [0, 1, 4, 5])
+def test_each_block_of_keys_reaches_as_far_as_it_does(big: int, dtype: np.dtype) -> None:
+    """One head of one block has scores that need a maximum: where it is, nothing else is."""
+    rng = np.random.default_rng(big)
+    q, k, v = (draw(rng, 2, 3, n, 4, dtype=dtype) for n in (9, 40, 40))
+    head, j = divmod(big, 3), slice(8 * (big % 5), 8 * (big % 5) + 8)
+    k[(*head, j)] *= 1e4
+    v[(*head, j)] *= 1e-30
+    got = _kernel.attend(q, k, v, block=(4, 8))
+    wide = [x.astype(np.longdouble) for x in (q, k, v)]
+    want = naive.softmax_attention(*wide, scale=1.0)
+    bound = tolerance(q, k)
+    np.testing.assert_array_less(np.abs(got.out - want), bound * np.max(np.abs(v)))
+    lse = np.asarray(logsumexp(wide[0] @ wide[1].mT, axis=-1))
+    np.testing.assert_array_less(np.abs(got.lse - lse), bound * (1 + np.abs(lse)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])

@@ -3,6 +3,8 @@
 Run as ``python validation/kills.py``. Every catalogued defect is checked at the quick level with
 alpha 1e-6 and seed 0; the matrix is printed, and with ``--write`` kept in
 ``refattn/conformance/kills.json``, from which reports name the defects that a failure looks like.
+With ``--seeds N`` the file is read instead, and each defect checked at seeds 0 to N - 1: by one
+after the other of the checks that reject it there, and by all where none of these does.
 """
 
 from __future__ import annotations
@@ -39,6 +41,33 @@ def verdict(name: str) -> tuple[str, list[str], float]:
     return report.verdict, failed, sum(r.seconds for r in report.results)
 
 
+def rejected(name: str, known: list[str], seed: int) -> str:
+    """The check that rejects a defect at a seed, of those known to first; empty if none does."""
+    mutant = next(m for m in MUTANTS if m.name == name)
+    for checks in (*([check] for check in known), None):
+        report = conformance.check(adapter(mutant), rng=seed, checks=checks)
+        if failed := [r.check for r in report.results if r.status == "FAIL"]:
+            return failed[0]
+    return ""
+
+
+def at_seeds(chosen: list[Mutant], seeds: int, workers: int) -> None:
+    """Print which defects are not rejected at each of so many seeds."""
+    kills = json.loads(FILE.read_text("utf-8"))
+    known = [kills.get(m.estimator, {}).get(m.name, []) for m in chosen]
+    pairs = [(m.name, checks, s) for m, checks in zip(chosen, known, strict=True)
+             for s in range(seeds)]  # fmt: skip
+    with ProcessPoolExecutor(workers) as pool:
+        found = list(pool.map(rejected, *zip(*pairs, strict=True)))
+    for (name, checks, seed), check in zip(pairs, found, strict=True):
+        if not check:
+            print(f"seed {seed}: not rejected: {name}")
+        elif check not in checks:
+            print(f"seed {seed}: {name}: {check} in place of {', '.join(checks) or 'none'}")
+    print(f"{sum(map(bool, found))} of {len(found)} runs reject: {len(chosen)} defects, each at "
+          f"{seeds} seeds")  # fmt: skip
+
+
 def written(kills: dict[str, dict[str, list[str]]]) -> str:
     """JSON with a line for each defect."""
     estimators = []
@@ -54,9 +83,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Check every catalogued defect.")
     parser.add_argument("--write", action="store_true", help=f"write {FILE.name}")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seeds", type=int, help="check each at so many seeds")
     parser.add_argument("names", nargs="*", help="these only")
     options = parser.parse_args()
     chosen = [m for m in (*MUTANTS, *VARIANTS) if not options.names or m.name in options.names]
+    if options.seeds:
+        return at_seeds([m for m in chosen if m in MUTANTS], options.seeds, options.workers)
     with ProcessPoolExecutor(options.workers) as pool:
         found = list(pool.map(verdict, [m.name for m in chosen]))
     kills: dict[str, dict[str, list[str]]] = {}

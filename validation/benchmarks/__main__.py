@@ -11,7 +11,7 @@ try:
     import matplotlib.figure  # noqa: F401  # figures come last, after minutes
     from rich.console import Console
 
-    from . import estimators, imports, memory, report, roofline, scaling
+    from . import environment, estimators, imports, memory, report, roofline, scaling
     from . import settings as presets
     from .cases import Record
     from .settings import Settings
@@ -64,6 +64,7 @@ def main(
         pause=pause,
         threads=threads or presets.available_threads(),
         seed=seed,
+        new_memory=environment.map_large_arrays(),
     )
     console, progress = Console(), Console(stderr=True)
     sections: dict[str, list[Record]] = {}

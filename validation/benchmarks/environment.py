@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from importlib import metadata
@@ -10,7 +11,10 @@ from typing import Any
 
 from threadpoolctl import threadpool_info
 
-__all__ = ["describe"]
+__all__ = ["describe", "map_large_arrays"]
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of options of glibc's mallopt
+_LARGE, _KEPT = 2**22, 2**26  # bytes
 
 _PACKAGES = (
     "refattn",
@@ -37,6 +41,19 @@ def describe() -> dict[str, Any]:
             for x in blas
         ],
     }
+
+
+def map_large_arrays() -> bool:
+    """Give arrays of 4 MiB and more new memory, where the C library is glibc; say whether it is.
+
+    Left alone, glibc keeps what was freed up to the size of the largest array so far, at most 32
+    MiB: whether mapping memory is part of a time would depend on what ran before.
+    """
+    try:
+        options = ((_M_MMAP_THRESHOLD, _LARGE), (_M_TRIM_THRESHOLD, _KEPT))
+        return all(ctypes.CDLL(None).mallopt(*option) for option in options)
+    except (AttributeError, OSError, TypeError):  # another library, or Windows
+        return False
 
 
 def _cpu() -> str:

@@ -224,7 +224,8 @@ def _markdown(results: Mapping[str, Any]) -> str:
         "# Benchmarks",
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, "
         f"Python {machine['python']}, {versions}. BLAS: {', '.join(sorted(blas))}. "
-        f"{setting['threads']} threads, {setting['repeats']} rounds, seed {setting['seed']}.",
+        f"{setting['threads']} threads, {setting['repeats']} rounds, seed {setting['seed']}"
+        f"{', large arrays in new memory' if setting['new_memory'] else ''}.",
     ]
     tables = [_targets(results)] if results["targets"] else []
     for section, records in results["sections"].items():

@@ -67,6 +67,7 @@ class Settings:
     pause: float
     threads: int
     seed: int
+    new_memory: bool = False  # whether each large array is
 
 
 def available_threads() -> int:
