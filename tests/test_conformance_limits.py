@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn.conformance import CHECKS, SPECS, TAGS, Adapter, check
+from refattn.conformance import CHECKS, SPECS, TAGS, Adapter, check, reference
 from refattn.conformance.failures import Beyond
 
 ABLE = ("mask", "causal", "gqa")
@@ -334,3 +334,18 @@ def test_logits_of_every_head_count() -> None:
     k[1] *= 30
     with pytest.raises(Beyond, match="max_logit"):
         adapter(q, k, np.ones((2, 3, 4)))
+
+
+def test_tolerances_are_of_the_keys_that_queries_see() -> None:
+    """Aligned at the first token, the first query sees one key, and that of a small feature."""
+    q, k, v = np.zeros((2, 1)), np.array([[-8.0], [0.0], [0.0]]), np.ones((3, 1))
+
+    def allowed(alignment: str) -> float:
+        tags = {"causal": alignment, "epsilon": 1e-6}
+        adapter = Adapter(refattn.linear_attention, "linear", {"causal"}, tags)
+        seen = adapter.visible(2, 3, {"causal": True, "mask": np.array([True, True, False])})
+        assert np.sum(seen, -1).tolist() == ([1, 2] if alignment == "top-left" else [2, 2])
+        return reference.declared(adapter, (q, k, v), {"causal": True})
+
+    assert allowed("top-left") == pytest.approx(2 * 2e-6 / np.exp(-8), rel=1e-2)
+    assert allowed("bottom-right") == pytest.approx(2 * 4e-6, rel=1e-2)

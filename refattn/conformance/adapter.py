@@ -316,6 +316,14 @@ class Adapter:
             return float(head_size(self, d) ** -0.25)
         return float(self["scale"] ** 0.5)
 
+    def visible(self, n: int, m: int, options: Mapping[str, Any]) -> Any:
+        """Which of n queries sees which of m keys, (..., n, m); True where all see all."""
+        seen = options.get("mask", True)
+        if not options.get("causal"):
+            return seen
+        shift = 0 if self["causal"] == "top-left" else m - n
+        return np.asarray(seen) & np.tri(n, m, shift, dtype=bool)
+
     def lead(self, *sizes: int) -> tuple[int, ...]:
         """As many of the sizes of leading axes (batch, heads) as the layout has."""
         return sizes if self["layout"] is None else sizes[len(sizes) - self._axes :]

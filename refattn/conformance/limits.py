@@ -95,9 +95,7 @@ def _without_keys(adapter: Any, call: Call, arrays: Arrays, options: Options) ->
     if given == "zero" or not {"mask", "causal"} & set(options):
         return got
     n, m = (x.shape[-2] for x in arrays[:2])
-    seen = np.broadcast_to(options.get("mask", True), (*got.shape[:-2], n, m))
-    if options.get("causal"):
-        seen = seen & np.tri(n, m, 0 if adapter["causal"] == "top-left" else m - n, dtype=bool)
+    seen = np.broadcast_to(adapter.visible(n, m, options), (*got.shape[:-2], n, m))
     empty = ~np.any(seen, -1)[..., None]
     if given == "nan":
         wrong = int(np.sum(empty & ~np.isnan(got)))

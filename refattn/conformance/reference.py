@@ -73,8 +73,7 @@ def _evaluate(
         k: np.asarray(x, dtype) if k in ("omega", "centres") else x for k, x in options.items()
     }
     if given.get("causal") and adapter["causal"] == "top-left":
-        n, m = (x.shape[-2] for x in wide[:2])
-        given["mask"] = np.tri(n, m, dtype=bool) & given.get("mask", True)
+        given["mask"] = adapter.visible(wide[0].shape[-2], wide[1].shape[-2], given)
         del given["causal"]
     if adapter.record.takes("scale"):
         given["scale"] = adapter.root(wide[0].shape[-1]) ** 2
@@ -125,7 +124,7 @@ def rounding(
     condition, size = 1.0, _norm(arrays[2])
     if adapter.has("random-features") and adapter["features"] == "trigonometric":
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
-        condition = _cancellation(q, k, options)
+        condition = _cancellation(adapter, q, k, options)
         size += _norm(got)
     elif not adapter.has("mean", "positive"):
         condition = max(1.0, _condition(adapter, arrays, options))
@@ -215,7 +214,7 @@ def black_box(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, A
     return np.asarray(adapter.record.fn(*arrays, **given), float)
 
 
-def _cancellation(q: Floats, k: Floats, options: dict[str, Any]) -> float:
+def _cancellation(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> float:
     """Largest ratio of the sum of absolute terms to the normaliser of trigonometric features."""
     if "omega" not in options:  # no term is below cos(|omega| |q - k|) of its largest
         angle = (math.sqrt(q.shape[-1]) + 5) * (_norm(q) + _norm(k))
@@ -225,16 +224,10 @@ def _cancellation(q: Floats, k: Floats, options: dict[str, Any]) -> float:
     a, b = q @ omega, k @ omega
     cosine = np.cos(a) @ np.swapaxes(np.cos(b), -1, -2) + np.sin(a) @ np.swapaxes(np.sin(b), -1, -2)
     most = np.exp((np.sum(q * q, -1)[..., :, None] + np.sum(k * k, -1)[..., None, :]) / 2)
-    seen = _visible(q, k, options)
+    seen = adapter.visible(q.shape[-2], k.shape[-2], options)
     normaliser = np.abs(np.sum(np.where(seen, cosine / omega.shape[-1] * most, 0.0), -1))
     total = np.sum(np.where(seen, most, 0.0), -1)
     return float(np.max(total / np.where(total == 0, 1.0, normaliser)))
-
-
-def _visible(q: Floats, k: Floats, options: dict[str, Any]) -> Any:
-    n, m = q.shape[-2], k.shape[-2]
-    seen = options.get("mask", True)
-    return np.asarray(seen) & np.tri(n, m, m - n, dtype=bool) if options.get("causal") else seen
 
 
 def declared(
@@ -267,8 +260,8 @@ def _share(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> f
         x = _norm(q)
         least = math.exp(-min(2 * w * y + w * x + (x * x + y * y) / 2, 700.0))
         return epsilon * (2 * count + count) / least
-    terms, added = _terms(adapter, q, k, options)
-    seen = _visible(q, k, options)
+    seen = adapter.visible(q.shape[-2], k.shape[-2], options)
+    terms, added = _terms(adapter, q, k, seen, options)
     normaliser = np.abs(np.sum(np.where(seen, terms, 0.0), -1))
     # A normaliser may be a mean over frequencies: then what is added to it counts for each.
     more = np.sum(np.where(seen, added, 0.0), -1) + epsilon * len(options.get("omega", [0]))
@@ -277,7 +270,7 @@ def _share(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> f
 
 
 def _terms(
-    adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]
+    adapter: Adapter, q: Floats, k: Floats, seen: Any, options: dict[str, Any]
 ) -> tuple[Floats, Floats]:
     """Terms (..., n, m) of the normaliser, and what the declared epsilon adds to each.
 
@@ -299,8 +292,8 @@ def _terms(
     else:  # softmax, or one for each sample
         if "omega" in options:
             q = np.asarray(options["omega"], float)
-            k = k[..., None, :, :]
-        scores = np.where(_visible(q, k, options), q @ np.swapaxes(k, -1, -2), -np.inf)
+            k, seen = k[..., None, :, :], np.expand_dims(np.atleast_2d(seen), -2)
+        scores = np.where(seen, q @ np.swapaxes(k, -1, -2), -np.inf)
         most = np.max(scores, -1, keepdims=True)
         terms = np.exp(scores - np.where(np.isfinite(most), most, 0.0))
         if "omega" in options:
