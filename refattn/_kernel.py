@@ -97,13 +97,18 @@ def attend(
     budget = math.prod(block or block_shape(q))
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
 
-    reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which all queries share
+    reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which many queries share
+    outer = broadcast_lead(k, v)
 
     def reach(head: tuple[slice, ...], j: slice, *keys: Array | None) -> _Reach:
-        at = (*(h.start for h in head), j.start, j.stop)
-        if at not in reaches:
-            reaches[at] = _reach(*keys)
-        return reaches[at]
+        own = zip(head[len(head) - len(outer) :], outer, strict=True)
+        at = (*(h.start for h, length in own if length != 1), j.start, j.stop)
+        found = reaches.get(at)
+        if found is None:
+            found = _reach(*keys)
+            if n > rows or outer != lead:
+                reaches[at] = found
+        return found
 
     def block_sums(box: tuple[slice, ...], keys: slice, memory: Workspace | None) -> Iterator[Sums]:
         head, i = box[:-1], box[-1]

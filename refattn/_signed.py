@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import reduce
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ FeatureMap = Callable[[Array, tuple[slice, ...], Workspace | None], Features]
 _WHOLE = slice(None)
 _LEAF = 48  # tokens of a leaf
 _SHARES = 4  # of the heads, of one of which the features fill a step
-_GROUP = 7  # states of leaves that are added in turn, before their sums are
+_GROUP = 7  # states that are added in turn, before the sums of as many are, and so on
 
 
 class Signed(Arithmetic):
@@ -277,16 +278,18 @@ def _attend_in_pairs(q: Array, keys: Keys, mask: Array, arithmetic: Signed, caus
 def _in_groups(
     join: Callable[[Any, Any], Any], first: Any, own: list[Any]
 ) -> tuple[list[Any], Any]:
-    """`running`, state by state: a few are added in turn, and then their sums."""
-    before, so_far = [first], None
-    for group in blocks(0, len(own), _GROUP):
-        inner = None
-        for leaf in own[group]:
-            inner = leaf if inner is None else join(inner, leaf)
-            whole = inner if so_far is None else join(so_far, inner)
-            before.append(join(first, whole))
-        so_far = whole
-    return before[:-1], so_far
+    """`running`, state by state: few are added in turn."""
+    sums = _running_sums(join, own)
+    return [first, *(join(first, x) for x in sums[:-1])], sums[-1]
+
+
+def _running_sums(join: Callable[[Any, Any], Any], own: list[Any]) -> list[Any]:
+    """Sums up to each state: in groups, after the running sums of whole groups."""
+    groups = [list(accumulate(own[group], join)) for group in blocks(0, len(own), _GROUP)]
+    if len(groups) > 1:
+        before = _running_sums(join, [group[-1] for group in groups[:-1]])
+        groups[1:] = [[join(a, x) for x in g] for a, g in zip(before, groups[1:], strict=True)]
+    return [x for group in groups for x in group]
 
 
 def _stacked(arrays: tuple[Array, ...]) -> Array:
@@ -297,15 +300,22 @@ def _stacked(arrays: tuple[Array, ...]) -> Array:
 
 def _sums_in_groups(first: Array, own: Array, memory: Workspace) -> tuple[Array, Array]:
     """The same for sums (..., T, F, w) without a base, which are overwritten: to the bit."""
-    lead = np.broadcast_shapes(own.shape[:-3], first.shape[:-2])
-    before = memory.empty("before", (*lead, own.shape[-3] + 1, *own.shape[-2:]), own.dtype)
+    lead, count = np.broadcast_shapes(own.shape[:-3], first.shape[:-2]), own.shape[-3]
+    _add_up(own)
+    before = memory.empty("before", (*lead, count, *own.shape[-2:]), own.dtype)
     before[..., 0, :, :] = first
-    for group in blocks(0, own.shape[-3], _GROUP):
-        some = own[..., group, :, :]
-        for t in range(1, some.shape[-3]):
-            some[..., t, :, :] += some[..., t - 1, :, :]
-        if group.start:
-            some += own[..., group.start - 1 : group.start, :, :]
-        after = before[..., group.start + 1 : group.stop + 1, :, :]
-        np.add(some, first[..., None, :, :], out=after)
-    return before[..., :-1, :, :], own[..., -1, :, :].copy()
+    np.add(own[..., :-1, :, :], first[..., None, :, :], out=before[..., 1:, :, :])
+    return before, own[..., -1, :, :].copy()
+
+
+def _add_up(own: Array) -> None:
+    """Replace arrays (..., T, F, w) by their running sums, as `_running_sums` does."""
+    count = own.shape[-3]
+    for group in blocks(0, count, _GROUP):
+        for t in range(group.start + 1, group.stop):
+            own[..., t, :, :] += own[..., t - 1, :, :]
+    if count > _GROUP:
+        before = own[..., _GROUP - 1 : count - 1 : _GROUP, :, :].copy()
+        _add_up(before)
+        for g, group in enumerate(blocks(_GROUP, count, _GROUP)):
+            own[..., group, :, :] += before[..., g : g + 1, :, :]

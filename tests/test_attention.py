@@ -502,6 +502,15 @@ def test_each_block_of_keys_reaches_as_far_as_it_does(big: int, dtype: np.dtype)
     np.testing.assert_array_less(np.abs(got.lse - lse), bound * (1 + np.abs(lse)))
 
 
+def test_blocks_of_keys_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all queries, and for all query heads that share a key head."""
+    calls = []
+    monkeypatch.setattr(_kernel, "_reach", lambda *x: calls.append(0) or _reach(*x))
+    q, k, v = (np.ones((heads, 4, 40, 2)) for heads in (3, 1, 1))
+    _kernel.attend(q, k, v, block=(8, 10))
+    assert len(calls) <= 2 * 4 * 4  # each block of a head; two threads may come at once
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 def test_a_query_does_not_touch_others(value: float, dtype: np.dtype) -> None:
     rng = np.random.default_rng(3)

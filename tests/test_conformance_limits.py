@@ -349,3 +349,18 @@ def test_tolerances_are_of_the_keys_that_queries_see() -> None:
 
     assert allowed("top-left") == pytest.approx(2 * 2e-6 / np.exp(-8), rel=1e-2)
     assert allowed("bottom-right") == pytest.approx(2 * 4e-6, rel=1e-2)
+
+
+@pytest.mark.parametrize("mask", [None, np.array([True, False, True]), np.ones((2, 3), bool)])
+def test_tolerances_of_frequencies_of_each_query(mask: Any) -> None:
+    """The largest weight of a query is 1 for each of its frequencies, whatever it sees."""
+    rng = np.random.default_rng(0)
+    q, k, v = np.zeros((2, 1)), np.zeros((3, 1)), np.ones((3, 1))
+    adapter = Adapter(refattn.randomized_attention, "ra", {"omega", "causal"}, {"epsilon": 1e-6})
+    options: dict[str, Any] = {"omega": rng.standard_normal((2, 5, 1)), "causal": True}
+    if mask is not None:
+        options["mask"] = mask
+    seen = np.sum(adapter.visible(2, 3, options), -1)
+    # Each key adds an epsilon, and so does the sum of each frequency, of which there may be a mean.
+    want = max((count + len(options["omega"])) / count for count in seen)
+    assert reference.declared(adapter, (q, k, v), options) == pytest.approx(2e-6 * want)

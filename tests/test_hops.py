@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from refattn import (
     naive,
     random_feature_attention,
 )
+from refattn._array import Workspace
 from refattn.features import elu_features, relu_features, taylor_features
 
 OMEGA = np.random.default_rng(5).standard_normal((7, 3))
@@ -377,3 +379,29 @@ def test_a_map_may_return_the_same_array_at_each_call(n: int) -> None:
             linear_attention(q, k, v, feature_map=f, **options) for f in (into_one, np.exp)
         )
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [2**12, 2**17, 2**18 + 1])
+@pytest.mark.parametrize("value", [0.7, 1 / 3])
+def test_sums_of_many_nearly_equal_values_lose_few_digits(n: int, value: float, dtype: Any) -> None:
+    """A state is the sum of few sums, of which each is the sum of few."""
+    q, v = np.zeros((n, 1), dtype), np.full((n, 1), value, dtype)
+    v[1::2] *= dtype(0.9)
+    got = linear_attention(q, q, v, causal=True)
+    count, (odd, even) = np.arange(1, n + 1)[:, None], v[:2].astype(np.longdouble)
+    want = ((count + 1) // 2 * odd + count // 2 * even) / count
+    eps = float(np.finfo(dtype).eps) * float(odd[0])
+    assert float(np.max(np.abs(got - want))) <= reference.CONTRACT * eps
+
+
+@pytest.mark.parametrize("count", [1, 6, 7, 8, 14, 15, 48, 49, 50, 343, 344, 2402])
+def test_sums_of_arrays_are_those_of_states(count: int) -> None:
+    """To the bit, since a base that is needed later must not change what is there."""
+    rng = np.random.default_rng(count)
+    first, own = rng.standard_normal((2, 3, 4)), rng.standard_normal((2, count, 3, 4))
+    want, last = _signed._in_groups(operator.add, first, [own[:, t] for t in range(count)])
+    got, total = _signed._sums_in_groups(first, own.copy(), Workspace())
+    np.testing.assert_array_equal(got, np.stack(want, axis=1))
+    np.testing.assert_array_equal(total, last)
+    np.testing.assert_allclose(total, own.sum(axis=1), rtol=1e-10, atol=1e-10)

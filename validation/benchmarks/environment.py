@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_info
 __all__ = ["describe", "map_large_arrays"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of options of glibc's mallopt
-_LARGE, _KEPT = 2**22, 2**26  # bytes
+_LARGE = 2**22  # bytes
 
 _PACKAGES = (
     "refattn",
@@ -47,13 +47,18 @@ def map_large_arrays() -> bool:
     """Give arrays of 4 MiB and more new memory, where the C library is glibc; say whether it is.
 
     Left alone, glibc keeps what was freed up to the size of the largest array so far, at most 32
-    MiB: whether mapping memory is part of a time would depend on what ran before.
+    MiB: whether mapping memory is part of a time would depend on what ran before. Now only what
+    lies between arrays that are still held is kept.
     """
     try:
-        options = ((_M_MMAP_THRESHOLD, _LARGE), (_M_TRIM_THRESHOLD, _KEPT))
-        return all(ctypes.CDLL(None).mallopt(*option) for option in options)
+        library = ctypes.CDLL(None)
+        done = library.mallopt(_M_MMAP_THRESHOLD, _LARGE) and library.mallopt(
+            _M_TRIM_THRESHOLD, _LARGE
+        )
+        library.malloc_trim(0)
     except (AttributeError, OSError, TypeError):  # another library, or Windows
         return False
+    return bool(done)
 
 
 def _cpu() -> str:
