@@ -8,7 +8,7 @@ callable is called; `Subprocess` makes a callable of a program in any language;
 from __future__ import annotations
 
 from ..registry import ESTIMATORS
-from . import laws, mixtures, uses  # register their checks
+from . import combined, laws, mixtures, uses  # register their checks
 from .adapter import CAPABILITIES, SPECS, TAGS, Adapter
 from .checks import CHECKS, Check
 from .failures import Failure
@@ -31,6 +31,7 @@ __all__ = [
     "Subprocess",
     "check",
     "checks_of",
+    "combined",
     "laws",
     "mixtures",
     "parametrize_with_checks",

@@ -351,7 +351,7 @@ class Adapter:
 
         Exceptions and shapes always count; with `strict` also the library and dtype of the
         result, and writing to arguments. Arrays are contiguous but for those that `memory` names as
-        "transposed", "sliced" or "read-only".
+        "transposed", "sliced", "read-only", "heads inside" or "reversed".
         """
         if self.has("pairs") and np.ndim(arrays[0]) > 1 and not self._batches:
             shape = np.broadcast_shapes(*(np.shape(x) for x in arrays))
@@ -504,9 +504,13 @@ def _in_memory(x: Any, layout: str | None) -> Any:
             x.flags.writeable = False
         return x
     xp = import_module(type(x).__module__.partition(".")[0])
-    if layout == "transposed":
-        room = xp.zeros((*x.shape[:-2], x.shape[-1], x.shape[-2]), dtype=x.dtype)
-        room = xp.swapaxes(room, -1, -2)
+    if layout == "reversed":
+        return np.flip(np.flip(x, -2).copy(), -2)
+    if layout in ("transposed", "heads inside"):
+        i, j = (-2, -1) if layout == "transposed" else (max(-3, -x.ndim), -2)
+        shape = list(x.shape)
+        shape[i], shape[j] = shape[j], shape[i]
+        room = xp.swapaxes(xp.zeros(tuple(shape), dtype=x.dtype), i, j)
         room[...] = x
         return room
     room = xp.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=x.dtype)

@@ -187,9 +187,9 @@ class Trial:
                 f"{float(got[worst]):.12g}, off by {float(error[worst]):.2g}",
             )
 
-    def compare(self, *arrays: Floats, **options: Any) -> None:
+    def compare(self, *arrays: Floats, strict: bool = False, **options: Any) -> None:
         """Compare the candidate with the package's own evaluation in extended precision."""
-        got = self.call(*arrays, **options)
+        got = self.call(*arrays, strict=strict, **options)
         want, allowed = reference(self.adapter, arrays, options)
         if self.adapter["epsilon"]:
             hidden = allowed / max(float(np.max(np.abs(arrays[-1]))), 1e-300)
@@ -395,6 +395,7 @@ _SHAPES = (  # n, m, d, samples, leading axes
     (300, 257, 4, 9, ()),
     (1, 5, 64, 7, (2, 3)),
     (4, 6, 128, 3, ()),
+    (3, 4, 4, 3, (2, 1, 3)),
 )
 
 
@@ -416,6 +417,7 @@ def reference_values(t: Trial) -> None:
         t.compare(*arrays, **options)
     if t.adapter.has("rows") and t.adapter.eps < 1e-4:
         t.compare(t.normal(3000, 20))
+        t.compare(t.normal(40, 193))
     if t.adapter["feature_map"] == "relu":
         signs = np.array([1.0, -1.0, 1.0])
         (q, k, v), _ = t.problem(6, 9, 3)
@@ -516,7 +518,9 @@ def weighted_mean(t: Trial) -> None:
                 t.equal(out, np.clip(out, lowest, highest), allowed)
             t.equal(t.call(q, k, np.ones_like(v), **options), np.ones(q.shape), allowed)
             small = 2.0**-10 if low else 2.0**-40
-            t.equal(t.call(q, k, small * v, **options), small * out, small * allowed)
+            for factor in (small,) if low else (small, 2.0**20):
+                scaled = t.call(q, k, factor * v, **options)
+                t.equal(scaled, factor * out, factor * allowed)
             t.equal(t.call(q, k, v[..., ::-1], **options), out[..., ::-1], allowed)
             if t.adapter.has("unordered"):
                 same, mean = np.broadcast_to(k[:1], k.shape), np.mean(v, -2)

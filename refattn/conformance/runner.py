@@ -78,6 +78,10 @@ def check(
     queries and keys by definition, for others of the same shapes; the frequencies of RFA and of a
     kernel estimate may depend on the seed, their number and length only.
 
+    What a candidate takes it takes together: masks of any shape that broadcasts, causal, grouped
+    heads. No check calls it from several threads at once, with empty arrays, or with seeds of 2^31
+    and more.
+
     Parameters
     ----------
     fn : callable or Adapter

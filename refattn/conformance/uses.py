@@ -206,12 +206,15 @@ def large_estimates(t: Trial) -> None:
     t.compare(*arrays, **options)
 
 
-@check("rows", claim="moments of many rows are as right as those of few")
+@check(
+    "rows",
+    claim="moments of many rows are as right as those of few",
+    needs=lambda adapter: adapter.eps < 1e-4,
+)
 def many_rows(t: Trial) -> None:
     """20,000 rows, and past powers of two by one."""
     for shape in ((4097, 3), (8193, 2), (20_000, 8), (*t.adapter.lead(2), 9000, 3)):
-        if t.adapter.eps < 1e-4:
-            t.compare(t.normal(*shape))
+        t.compare(t.normal(*shape))
 
 
 @check(
@@ -236,7 +239,7 @@ def heads_of_other_size(t: Trial) -> None:
     ),
 )
 def memory_layouts(t: Trial) -> None:
-    """Transposed, sliced and read-only arrays."""
+    """Transposed, sliced and read-only arrays, with heads beside numbers, and backwards."""
     arrays, given = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
     for options in comparable_ways(t, given):
         if t.adapter.can("mask") and attends(t.adapter):
@@ -245,7 +248,8 @@ def memory_layouts(t: Trial) -> None:
         allowed = again(t, arrays, options)
         given_arrays = [name for name, x in options.items() if isinstance(x, np.ndarray)]
         names = [*t.adapter.record.arrays, *given_arrays]
-        for layout in ("transposed", "sliced", "read-only"):
+        backwards = ["reversed"] if t.adapter["library"] == "numpy" else []
+        for layout in ("transposed", "sliced", "read-only", "heads inside", *backwards):
             for some in (names, *([name] for name in names)):  # all alike, and each alone
                 got = t.call(*arrays, **options, memory=dict.fromkeys(some, layout))
                 t.equal(got, out, (allowed, allowed) if isinstance(out, tuple) else allowed)
@@ -254,16 +258,22 @@ def memory_layouts(t: Trial) -> None:
 @check(claim="a result stays as it is when other calls are made", needs=comparable)
 def calls_apart(t: Trial) -> None:
     """Calls of other sizes in between, and the first again."""
-    first, given = t.problem(6, 7, 4, 4)
-    for options in comparable_ways(t, given):
-        kept = t.call(*first, **options)
-        before, allowed = np.array(kept), again(t, first, options)
-        for n, m in ((6, 7), (4, 9), (9, 4)):
-            other, more = t.problem(n, m, 4, 4)
-            t.call(*other, **(more if "seed" not in options else options))
-        t.case = None
-        t.equal(kept, before, 0.0)
-        t.equal(t.call(*first, **options), before, allowed)
+    for causal in (False, True) if t.adapter.can("causal") else (False,):
+        seen: dict[str, Any] = {"causal": True} if causal else {}
+        n, m, d = t.fit(6, 7, 4)
+        first, given = t.problem(n, m, d, 4)
+        ways = comparable_ways(t, given)
+        for options in ways[-1:] if causal and t.adapter.has("proposals") else ways:
+            kept = t.call(*first, **options, **seen)
+            before, allowed = np.array(kept), again(t, first, options | seen)
+            for n, m, d, samples in ((6, 7, 4, 4), (6, 9, 4, 3), (4, 9, 4, 7), (6, 6, 5, 4)):
+                other, more = t.problem(*t.fit(n, m, d), samples)
+                if "seed" in options:
+                    more = options | t.adapter.record.sized(samples)
+                t.call(*other, **more, **seen)
+            t.case = None
+            t.equal(kept, before, 0.0)
+            t.equal(t.call(*first, **options, **seen), before, allowed)
 
 
 @check(

@@ -1,0 +1,169 @@
+"""What a candidate takes, together: any three of its uses.
+
+One use at a time says little about two: a path of its own for one query may forget the mask, and
+heads in groups may read the frequencies of the first. Cases cover every choice of three.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations, product
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .adapter import Adapter
+from .checks import Trial, attends, check, evaluated
+from .failures import Refusal
+
+__all__ = ["covering"]
+
+Mask = npt.NDArray[np.bool_]
+
+_SECONDS = {"quick": 4.0, "full": 30.0, "soak": 120.0}
+_TRIES = 16  # rows of which the one is taken that covers most
+
+
+def covering(
+    levels: Mapping[str, tuple[Any, ...]], rng: np.random.Generator, strength: int = 3
+) -> Iterator[dict[str, Any]]:
+    """Choices of a level of each factor in which any few factors have all of their levels.
+
+    The first has the first level of each. Each other begins with levels that are still missing, and
+    the best of some is taken: far fewer than all choices.
+    """
+    names, choices = list(levels), [range(len(x)) for x in levels.values()]
+    subsets = list(combinations(range(len(names)), min(strength, len(names))))
+    missing = {(s, x) for s in subsets for x in product(*(choices[i] for i in s))}
+
+    def new(row: list[int]) -> list[Any]:
+        found = ((s, tuple(row[i] for i in s)) for s in subsets)
+        return [each for each in found if each in missing]
+
+    row = [0] * len(names)
+    while missing:
+        missing.difference_update(new(row))
+        yield {name: levels[name][i] for name, i in zip(names, row, strict=True)}
+        order, tries = sorted(missing), []
+        for _ in range(min(_TRIES, len(order))):
+            subset, values = order[rng.integers(len(order))]
+            guess = [int(rng.integers(len(x))) for x in choices]
+            for i, value in zip(subset, values, strict=True):
+                guess[i] = value
+            tries.append(guess)
+        row = max(tries, key=lambda guess: len(new(guess)), default=row)
+
+
+class _Size(NamedTuple):
+    """What a mask is made for."""
+
+    lead: tuple[int, ...]
+    n: int
+    m: int
+
+
+def _random(rng: np.random.Generator, *shape: int) -> Mask:
+    """A random mask of which every query sees the first key."""
+    mask = rng.random(shape) < 0.6
+    mask[..., 0] = True
+    return mask
+
+
+def _padding(rng: np.random.Generator, size: _Size) -> Mask:
+    """Keys that are there, all of them in the first member of the batch."""
+    mask = _random(rng, size.lead[0], *[1] * len(size.lead[1:]), 1, size.m)
+    mask[0] = True
+    return mask
+
+
+_MASKS: Mapping[str, Callable[[np.random.Generator, _Size], Mask]] = {
+    "pairs": lambda rng, s: _random(rng, s.n, s.m),
+    "keys": lambda rng, s: _random(rng, s.m),
+    "row": lambda rng, s: _random(rng, 1, s.m),
+    "queries": lambda rng, s: rng.random((s.n, 1)) < 0.7,
+    "heads": lambda rng, s: _random(rng, *s.lead[-1:], s.n, s.m),
+    "padding": _padding,
+    "all": lambda rng, s: _random(rng, *s.lead, s.n, s.m),
+}
+
+
+def _levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
+    """The uses of a candidate, the plainest first."""
+    some = adapter.lead(2, 4)
+    masks = [
+        name
+        for name in _MASKS
+        if (some or name not in ("heads", "padding", "all"))
+        and (name != "queries" or adapter["empty_rows"] != "undefined")
+    ]
+    causal = adapter.can("causal") and not adapter.has("proposals")
+    grouped = adapter.can("gqa") and "h" in (adapter["layout"] or "h")
+    return {
+        "n": (5, 1, 70),
+        "more": (0,) if adapter["self_attention"] else (0, 4, 130),
+        "mask": (None, *(masks if adapter.can("mask") else [])),
+        "causal": (True,) if adapter["causal_only"] else (False, True) if causal else (False,),
+        "d_v": (None,) if adapter["same_value_size"] else (None, 1, 7),
+        "groups": (None, 2, 1) if grouped else (None,),
+        "own": (False, True) if adapter.can("omega", "omega_per_head") else (False,),
+    }
+
+
+def _many(adapter: Adapter) -> bool:
+    """Whether there are three uses to put together."""
+    if not (attends(adapter) and evaluated(adapter)):
+        return False
+    if adapter["causal_only"] and not adapter.can("causal"):
+        return False  # its calls are made one query at a time
+    return sum(len(x) > 1 for x in _levels(adapter).values()) > 1
+
+
+@check(claim="what it takes one by one it takes together", needs=_many)
+def uses_together(t: Trial) -> None:
+    """Masks of every shape, causal, one query or many, grouped heads, frequencies of each head."""
+    end = time.monotonic() + _SECONDS[t.level]
+    cases = list(covering(_levels(t.adapter), t.rng))
+    if t.adapter.can("mask", "causal") and _refuses_both(t):
+        t.untried.append("a mask and causal together, which it refuses")
+        cases = [case for case in cases if case["mask"] is None or not case["causal"]]
+    for i, case in enumerate(cases):
+        if time.monotonic() > end:
+            t.untried.append(f"{len(cases) - i} of {len(cases)} uses together, for want of time")
+            break
+        _compare(t, **case)
+
+
+def _refuses_both(t: Trial) -> bool:
+    """A candidate that takes a mask and causal each alone may refuse both, by an exception."""
+    n, m, d = t.fit(6, 6, 4)
+    arrays, options = t.problem(n, m, d, 5)
+    try:
+        t.adapter(*arrays, **options, mask=np.ones((n, m), dtype=bool), causal=True)
+    except Refusal:
+        return True
+    return False
+
+
+def _compare(
+    t: Trial,
+    n: int,
+    more: int,
+    mask: str | None,
+    causal: bool,
+    d_v: int | None,
+    groups: int | None,
+    own: bool,
+) -> None:
+    """Compare one case with the reference."""
+    lead, samples = t.adapter.lead(2, 4), 5
+    n, m, d = t.fit(n, n + more, 4)
+    arrays, options = t.problem(n, m, d, samples, lead=lead, d_v=d_v, groups=groups)
+    if own:
+        options["omega"] = t.normal(*lead, samples, d)
+    if mask is not None:
+        options["mask"] = _MASKS[mask](t.rng, _Size(lead, n, m))
+    if causal:
+        options["causal"] = True
+    t.compare(*arrays, strict=True, **options)
