@@ -12,7 +12,7 @@ import pytest
 
 import refattn
 from refattn import kernels
-from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
+from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant, combined
 from refattn.conformance.defects import frequencies as laws
 from validation import kills
 
@@ -207,6 +207,8 @@ def test_mutants_differ(entry: Mutant) -> None:
     base = BASE[entry.estimator].fn
     if {"feature_map", "moments"} & set(entry.capabilities):
         return  # see the two tests below
+    if any(kind.__module__ == combined.__name__ for kind in type(entry.fn).__mro__):
+        return  # right where one thing is asked, and seen by the check of uses together, and alike
     assert any(
         not same(entry.fn(*args, **options), base(*args, **options), 1e-9)
         for args, options in probes(entry.estimator, entry.capabilities)

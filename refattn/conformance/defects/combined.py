@@ -145,6 +145,7 @@ class CausalMaskKept(Attention):
     """The causal mask is kept by the number of queries, and made anew only for more keys."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.kept: dict[int, Array] = {}
 
     def visible(self, n: int, m: int, mask: Array | None, causal: bool) -> Array:

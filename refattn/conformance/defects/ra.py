@@ -241,6 +241,14 @@ class NoiseShared(RA):
         return np.broadcast_to(rng.standard_normal((*shape[:-2], 1, shape[-1])), shape)
 
 
+@CATALOGUE.defect("ra-noise-of-all-queries", "Queries of one component are not independent.")
+class NoiseOfAllQueries(RA):
+    """All queries have the same noise; their components are drawn apart."""
+
+    def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return np.broadcast_to(rng.standard_normal((*shape[:-3], 1, *shape[-2:])), shape)
+
+
 @CATALOGUE.defect(
     "ra-one-sample-used", "The number of samples makes no difference.", "efficient-attention"
 )
