@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -44,7 +45,20 @@ def main() -> None:
 def _run() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that it does not have
-    commands()(prog_name="refattn")
+    try:
+        commands()(prog_name="refattn")
+    finally:
+        _drop_unread()
+
+
+def _drop_unread() -> None:
+    """Drop what nobody reads any more: the interpreter would complain of it a second time."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _answer_of(words: list[str]) -> int:

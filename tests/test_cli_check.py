@@ -247,7 +247,8 @@ def process(
     (folder / "ending.py").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "refattn.cli", "check", target, "--estimator", "softmax"]
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120}
-    given["env"] = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    paths = os.pathsep.join(sys.path)
+    given["env"] = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": ""}
     return subprocess.run(
         [*before, *command, "--check", "value_length", "--seed", "0", *words],
         cwd=folder,
