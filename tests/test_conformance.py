@@ -103,7 +103,17 @@ def few_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(runner.LEVELS, "quick", 500)
 
 
-@pytest.mark.long("ra", "trigonometric", "hyperbolic", "orthogonal", "moments", "scale", "float32")
+@pytest.mark.long(
+    "ra",
+    "trigonometric",
+    "hyperbolic",
+    "orthogonal",
+    "moments",
+    "scale",
+    "float32",
+    "query",
+    "antithetic",
+)
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.usefixtures("few_seeds")
@@ -189,7 +199,9 @@ def test_own_functions_on_other_libraries(library: str) -> None:
     assert report.verdict == "PASS", str(report)
 
 
-@pytest.mark.long("rfa", "recurrent", "ra", "orthogonal", "upcast", "online", "linear", "simplex")
+@pytest.mark.long(
+    "rfa", "recurrent", "ra", "orthogonal", "upcast", "online", "linear", "simplex", "lara"
+)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda m: m.name)
 @pytest.mark.usefixtures("few_seeds")
 def test_correct_variants_pass(variant: Any) -> None:

@@ -176,6 +176,9 @@ LIMITED: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
 
 @pytest.mark.long(
     "everything",
+    "head sizes",
+    "multiple",
+    "omega only",
     "causal RA",
     "orthogonal",
     "LARA",
