@@ -22,6 +22,11 @@ from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
 FILE = Path(conformance.__file__).with_name("kills.json")
 
 
+def entry(name: str) -> Mutant:
+    """The entry of the catalogue, which other processes are told by its name."""
+    return next(m for m in (*MUTANTS, *VARIANTS) if m.name == name)
+
+
 def adapter(mutant: Mutant) -> conformance.Adapter:
     """The mutant with all it can do, declared."""
     capabilities = set(mutant.capabilities)
@@ -35,17 +40,16 @@ def adapter(mutant: Mutant) -> conformance.Adapter:
 
 def verdict(name: str) -> tuple[str, list[str], float]:
     """Verdict, failed checks and seconds."""
-    mutant = next(m for m in (*MUTANTS, *VARIANTS) if m.name == name)
-    report = conformance.check(adapter(mutant), rng=0)
+    report = conformance.check(adapter(entry(name)), rng=0)
     failed = [r.check for r in report.results if r.status == "FAIL"]
     return report.verdict, failed, sum(r.seconds for r in report.results)
 
 
 def rejected(name: str, known: list[str], seed: int) -> str:
     """The check that rejects a defect at a seed, of those known to first; empty if none does."""
-    mutant = next(m for m in MUTANTS if m.name == name)
+    candidate = adapter(entry(name))
     for checks in (*([check] for check in known), None):
-        report = conformance.check(adapter(mutant), rng=seed, checks=checks)
+        report = conformance.check(candidate, rng=seed, checks=checks)
         if failed := [r.check for r in report.results if r.status == "FAIL"]:
             return failed[0]
     return ""

@@ -120,7 +120,7 @@ def _levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
 
 
 def _many(adapter: Adapter) -> bool:
-    """Whether there are three uses to put together."""
+    """Whether there are uses to put together."""
     if not (attends(adapter) and evaluated(adapter)):
         return False
     if adapter["causal_only"] and not adapter.can("causal"):

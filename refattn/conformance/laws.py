@@ -39,6 +39,7 @@ from .recovery import (
     record,
     recovery_error,
     scale,
+    told,
 )
 from .reference import black_box, reference, tolerance
 
@@ -147,7 +148,7 @@ def one_function(t: Trial) -> None:
     Weights of keys :math:`z_j - x` at a query x, times :math:`e^{|z_j - x|^2/2}`, have the ratios
     that they have at x = 0.
     """
-    far = t.adapter["features"] != "trigonometric" and not t.adapter["epsilon"]
+    far = t.adapter["features"] != "trigonometric" and told(t.adapter)
     for samples, length in ((4, 0.3), (33, 0.3), *(((4, 2.0), (33, 4.0), (129, 6.0)) * far)):
         for lead in [()] if t.adapter.has("pairs") else dict.fromkeys([(), t.adapter.lead(2, 3)]):
             _one_function(t, samples, length, lead)
@@ -191,7 +192,7 @@ def _one_function(t: Trial, samples: int, length: float, lead: tuple[int, ...]) 
     "random-features",
     claim="at one frequency the logarithm of the estimate is Gaussian, of variance |x + y|^2",
     layer="law",
-    needs=lambda adapter: precise(adapter) and positive(adapter) and not adapter["epsilon"],
+    needs=lambda adapter: told(adapter) and positive(adapter),
 )
 def long_vectors(t: Trial) -> None:
     """At x + y of lengths 2, 4 and 6, where a mean over seeds has too large a variance to tell.

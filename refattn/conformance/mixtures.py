@@ -16,10 +16,9 @@ from scipy import special
 from scipy import stats as laws
 
 from .. import stats
-from .adapter import Adapter
 from .checks import Trial, check
 from .failures import Failure
-from .recovery import draws, frequency, normal, precise, record, recovery_error
+from .recovery import draws, frequency, normal, precise, record, recovery_error, told
 from .reference import tolerance
 
 __all__: list[str] = []
@@ -38,16 +37,11 @@ def _target(t: Trial, d: int) -> tuple[Floats, Floats, Floats]:
     return q, keys, special.softmax(keys @ q)
 
 
-def _told(adapter: Adapter) -> bool:
-    """Whether weights of keys tell the frequency, however far out it is."""
-    return precise(adapter) and not adapter["epsilon"]
-
-
 @check(
     "target",
     claim="frequencies of a query are drawn from its target, one mixture of Gaussians",
     layer="law",
-    needs=_told,
+    needs=told,
 )
 def target_law(t: Trial) -> None:
     """Frequencies recovered from single samples of the second of three queries, d = 4.
@@ -62,7 +56,7 @@ def target_law(t: Trial) -> None:
     "target",
     claim="frequencies are drawn from the target over the keys that a mask leaves",
     layer="law",
-    needs=lambda adapter: _told(adapter) and adapter.can("mask"),
+    needs=lambda adapter: told(adapter) and adapter.can("mask"),
 )
 def masked_target_law(t: Trial) -> None:
     """The same with a key of large weight masked."""
@@ -73,7 +67,7 @@ def masked_target_law(t: Trial) -> None:
     "target",
     claim="frequencies are drawn from the target over the keys that are not in the future",
     layer="law",
-    needs=lambda adapter: _told(adapter) and adapter.can("causal"),
+    needs=lambda adapter: told(adapter) and adapter.can("causal"),
 )
 def causal_target_law(t: Trial) -> None:
     """The same for the last query but one, causal, the last key having a large weight."""

@@ -29,6 +29,7 @@ __all__ = [
     "record",
     "recovery_error",
     "scale",
+    "told",
 ]
 
 Floats = npt.NDArray[Any]
@@ -51,6 +52,11 @@ def lawful(adapter: Adapter) -> bool:
 def precise(adapter: Adapter) -> bool:
     """Whether frequencies can be recovered to more digits than their law has."""
     return lawful(adapter) and bool(adapter["dtype"] in ("float32", "float64"))
+
+
+def told(adapter: Adapter) -> bool:
+    """Whether they can be however far out they are, or vectors: nothing is added to features."""
+    return precise(adapter) and not adapter["epsilon"]
 
 
 def positive(adapter: Adapter) -> bool:

@@ -8,11 +8,13 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from .attention import Attention, Draws
-from .shared import CATALOGUES, defect
+from .shared import CATALOGUES, Interleaved, defect
 
 __all__ = ["CATALOGUES"]  # with these entries
 
 Array = Any
+
+_interleaved = Interleaved().share
 
 
 @defect("one-query-unmasked", ("softmax", "rfa", "linear"), "Decoding ignores the mask.")
@@ -32,9 +34,7 @@ class OneQueryInterleaved(Attention):
     """For one query, query head h reads key head h mod G."""
 
     def share(self, q: Array, x: Array) -> Array:
-        if q.ndim < 3 or q.shape[-2] > 1 or x.shape[-3] in (1, q.shape[-3]):
-            return super().share(q, x)
-        return np.concatenate([x] * (q.shape[-3] // x.shape[-3]), axis=-3)
+        return _interleaved(q, x) if q.shape[-2] == 1 else super().share(q, x)
 
 
 @defect(
@@ -46,9 +46,7 @@ class ManyKeysInterleaved(Attention):
     """Beyond one block of keys, query head h reads key head h mod G."""
 
     def share(self, q: Array, x: Array) -> Array:
-        if q.ndim < 3 or x.shape[-2] <= 64 or x.shape[-3] in (1, q.shape[-3]):
-            return super().share(q, x)
-        return np.concatenate([x] * (q.shape[-3] // x.shape[-3]), axis=-3)
+        return _interleaved(q, x) if x.shape[-2] > 64 else super().share(q, x)
 
 
 @defect(
@@ -60,9 +58,7 @@ class ValueLengthInterleaved(Attention):
     """Values of another length come as heads h mod G."""
 
     def share(self, q: Array, x: Array) -> Array:
-        if q.ndim < 3 or x.shape[-1] == q.shape[-1] or x.shape[-3] in (1, q.shape[-3]):
-            return super().share(q, x)
-        return np.concatenate([x] * (q.shape[-3] // x.shape[-3]), axis=-3)
+        return _interleaved(q, x) if x.shape[-1] != q.shape[-1] else super().share(q, x)
 
 
 @defect(
