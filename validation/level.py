@@ -447,19 +447,20 @@ def ra_mixture(
     omega: Array = None,
     num_samples: Any = None,
     seed: int | None = None,
+    in_normaliser: float = 0.0,
 ) -> Array:
     """A key drawn by its weight, then a Gaussian about the sum of it and the query."""
     q, k = coordinates(q, k)
     if omega is None:
         rng = np.random.default_rng(seed)
         share = special.softmax(q @ transposed(k), -1)
-        omega = np.empty((*q.shape[:-1], num_samples, q.shape[-1]))
+        omega = np.empty((*q.shape[:-1], num_samples, q.shape[-1]), q.dtype)
         for *head, i in np.ndindex(q.shape[:-1]):
             pick = rng.choice(k.shape[-2], num_samples, p=share[*head, i])
             noise = rng.standard_normal((num_samples, q.shape[-1]))
             omega[*head, i] = q[*head, i] + k[*head][pick] + noise
     scores = transposed(log_features(k[..., None, :, :], omega))
-    return np.mean(special.softmax(scores, -1) @ v[..., None, :, :], -2)
+    return np.mean(mean_of_values(exponentials(scores), v[..., None, :, :], in_normaliser), -2)
 
 
 def chunk_means(x: Array, count: int) -> Array:
@@ -620,7 +621,7 @@ WITH_EPSILON: Sequence[tuple[Call, str, tuple[str, ...]]] = (
 
 def with_epsilon() -> Iterator[conformance.Adapter]:
     """An epsilon in features or normalisers, declared."""
-    for epsilon, dtype in product((1e-6, 1e-4), ("float64", "float32")):
+    for epsilon, dtype in product((1e-12, 1e-6, 1e-4), ("float64", "float32")):
         tags = {"epsilon": epsilon, "dtype": dtype} | FINITE
         words = f"epsilon={epsilon:g} dtype={dtype}"
         fn: Call = partial(softmax_epsilon, epsilon=epsilon)
@@ -629,6 +630,9 @@ def with_epsilon() -> Iterator[conformance.Adapter]:
             name = " ".join((fn.__name__, place, words, *more))
             fn = partial(fn, **{place: epsilon})
             yield conformance.Adapter(fn, estimator, (*SEES, *more), tags, name)
+        fn = partial(ra_mixture, in_normaliser=epsilon)
+        tags = {x: tags[x] for x in ("epsilon", "dtype")}
+        yield conformance.Adapter(fn, "ra", (), tags, f"ra_mixture in_normaliser {words}")
 
 
 # Candidates that raise outside of what they declare.
