@@ -27,10 +27,12 @@ if TYPE_CHECKING:
         naive,
         profile,
         registry,
+        rounding,
         sampling,
         stats,
         streaming,
         theory,
+        verification,
     )
     from ._sample import load_sample
     from .attention import Attended, attend, merge, softmax_attention
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     )
     from .lara import linear_randomized_attention
     from .linear import linear_attention
+    from .verification import Verdict, verify
 
 _HOME = {
     "Attended": "attention",
@@ -55,10 +58,13 @@ _HOME = {
     "random_feature_attention": "estimators",
     "randomized_attention": "estimators",
     "softmax_attention": "attention",
+    "Verdict": "verification",
+    "verify": "verification",
 }
 
 __all__ = [
     "Attended",
+    "Verdict",
     "adapt",
     "attend",
     "attention",
@@ -83,11 +89,14 @@ __all__ = [
     "random_feature_attention",
     "randomized_attention",
     "registry",
+    "rounding",
     "sampling",
     "softmax_attention",
     "stats",
     "streaming",
     "theory",
+    "verification",
+    "verify",
 ]
 
 

@@ -1,0 +1,68 @@
+"""Floating-point formats: what a number is rounded to, and how far it may move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FORMATS", "Format"]
+
+_Floats = npt.NDArray[np.float64]
+_EXPONENT = np.int64(0x7FF << 52)
+
+
+class Format(NamedTuple):
+    """Binary floating-point numbers with subnormal ones, as far as float64 holds them.
+
+    Attributes
+    ----------
+    digits : int
+        Binary digits of a normal number, the leading one with them.
+    least : int
+        Exponent of the smallest normal number, 2^least.
+    largest : float
+        Largest finite number.
+    """
+
+    digits: int
+    least: int
+    largest: float
+
+    @property
+    def unit(self) -> float:
+        """Largest relative error of a rounding to nearest of a normal number, 2^-digits."""
+        return 2.0**-self.digits
+
+    def spacing(self, x: Any) -> _Floats:
+        """Distance of neighbouring numbers in the binade of x."""
+        bits = np.asarray(x, np.float64).view(np.int64) & _EXPONENT  # the power of two below
+        normal: _Floats = np.maximum(bits.view(np.float64), 2.0**self.least)
+        return normal * 2.0 ** (1 - self.digits)
+
+    def round(self, x: Any) -> _Floats:
+        """Round to nearest, ties to even; what is too large becomes infinite."""
+        if self.digits == 53:
+            return np.asarray(x, np.float64)
+        step = self.spacing(x)
+        found: _Floats = np.rint(x / step) * step
+        return np.where(np.abs(found) > self.largest, np.copysign(np.inf, found), found)
+
+    def holds(self, x: Any) -> npt.NDArray[np.bool_]:
+        """Whether these are numbers of the format; infinities and NaN are taken for such."""
+        x = np.asarray(x, np.float64)
+        found: npt.NDArray[np.bool_] = (self.round(x) == x) | ~np.isfinite(x)
+        return found
+
+
+FORMATS: Mapping[str, Format] = {
+    "float64": Format(53, -1022, float(np.finfo(np.float64).max)),
+    "float32": Format(24, -126, float(np.finfo(np.float32).max)),
+    "tfloat32": Format(11, -126, (2 - 2.0**-10) * 2.0**127),
+    "float16": Format(11, -14, 65504.0),
+    "bfloat16": Format(8, -126, (2 - 2.0**-7) * 2.0**127),
+    "float8_e4m3fn": Format(4, -6, 448.0),
+    "float8_e5m2": Format(3, -14, 57344.0),
+}
