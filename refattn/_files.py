@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _safetensors, _sample, _validate
+from ._text import said
 
-__all__ = ["INSTALL", "load", "sample"]
+__all__ = ["INSTALL", "load", "must_hold", "read_file", "read_npz", "sample"]
 
 _Array = npt.NDArray[Any]
+_T = TypeVar("_T")
 
 INSTALL = "needs `pip install 'refattn[cli]'`"
 
@@ -48,21 +51,14 @@ def load(path: Path, dtype: str | None = None, *, required: str = "qkv") -> dict
     TypeError, ValueError
         If the file cannot be used.
     """
-    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
-    if path.suffix.lower() not in readers:
-        raise ValueError(f"FILE must end in .npz or .safetensors, got {str(path)!r}.")
-    try:
-        arrays = readers[path.suffix.lower()](path)
-    except ModuleNotFoundError:
-        raise ValueError(f"reading .safetensors {INSTALL}") from None
-    except Exception as error:  # parsers of foreign bytes raise all kinds
-        raise ValueError(f"cannot read {str(path)!r}: {error}") from None
-    missing = [name for name in required if name not in arrays]
-    if missing:
-        names = f"{', '.join(required[:-1])} and {required[-1]}"
-        raise ValueError(
-            f"FILE must hold arrays {names}: {str(path)!r} has no {' and no '.join(missing)}."
-        )
+    arrays = read_file(
+        path,
+        {
+            ".npz": lambda path: read_npz(path, "qkv")[0],
+            ".safetensors": lambda path: _safetensors.read(path, "qkv")[0],
+        },
+    )
+    must_hold(path, arrays, required)
     if dtype is not None:
         with np.errstate(over="ignore"):
             arrays = {n: x.astype(dtype) if x.dtype.kind == "f" else x for n, x in arrays.items()}
@@ -80,12 +76,50 @@ def load(path: Path, dtype: str | None = None, *, required: str = "qkv") -> dict
     return arrays
 
 
-def _read_npz(path: Path) -> dict[str, _Array]:
-    if not zipfile.is_zipfile(path):  # np.load would take it for a pickle
-        raise ValueError("not a complete .npz archive")
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in "qkv" if name in file}
+def read_file(path: Path, readers: Mapping[str, Callable[[Path], _T]]) -> _T:
+    """Read a file by the reader of its suffix, .npz or .safetensors.
+
+    Raises
+    ------
+    ValueError
+        If there is no such reader, or the file cannot be read.
+    """
+    if path.suffix.lower() not in readers:
+        raise ValueError(f"FILE must end in .npz or .safetensors, got {str(path)!r}.")
+    try:
+        return readers[path.suffix.lower()](path)
+    except ModuleNotFoundError:
+        raise ValueError(f"reading .safetensors {INSTALL}") from None
+    except Exception as error:  # parsers of foreign bytes raise all kinds
+        words = said(error) or type(error).__name__
+        raise ValueError(f"cannot read {str(path)!r}: {words}") from None
 
 
-def _read_safetensors(path: Path) -> dict[str, _Array]:
-    return _safetensors.read(path, "qkv")[0]
+def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, _Array], list[str]]:
+    """Read the arrays of these names, as far as the file has them, and list all names in it."""
+    with path.open("rb") as stream:  # of its own, NumPy leaves damaged files open
+        if not zipfile.is_zipfile(stream):  # np.load would take it for a pickle
+            raise ValueError("not a complete .npz archive")
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as file:
+            return {name: _member(file, name) for name in names if name in file}, file.files
+
+
+def _member(file: Mapping[str, _Array], name: str) -> _Array:
+    try:
+        x = file[name]
+    except ValueError as error:
+        raise ValueError(f"`{name}`: {error}") from None
+    if not isinstance(x, np.ndarray):  # bytes, of a member that is no .npy file
+        raise ValueError(f"`{name}` is not an array")
+    return x
+
+
+def must_hold(path: Path, there: Container[str], required: str) -> None:
+    """Check that a file has the arrays of some names of one letter."""
+    missing = [name for name in required if name not in there]
+    if missing:
+        names = f"{', '.join(required[:-1])} and {required[-1]}"
+        raise ValueError(
+            f"FILE must hold arrays {names}: {str(path)!r} has no {' and no '.join(missing)}."
+        )

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,9 @@ def test_bad_files(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]) -> 
     corrupt[len(whole) // 4] ^= 0xFF
     (tmp_path / "corrupt.npz").write_bytes(corrupt)
     assert "Bad CRC-32" in fails(tmp_path / "corrupt.npz")
+    with zipfile.ZipFile(tmp_path / "bytes.npz", "w") as file:
+        file.writestr("q", "1,2,3")
+    assert "`q` is not an array" in fails(tmp_path / "bytes.npz", "--dtype", "float32")
     (tmp_path / "qkv.txt").write_text("")
     assert "FILE must end in .npz or .safetensors" in fails(tmp_path / "qkv.txt")
 
