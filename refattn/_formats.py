@@ -46,7 +46,8 @@ class Format(NamedTuple):
         """Round to nearest, ties to even; what is too large becomes infinite."""
         if self.digits == 53:
             return np.asarray(x, np.float64)
-        step = self.spacing(x)
+        x = np.asarray(x, np.float64)
+        step = self.spacing(np.where(np.isfinite(x), x, 0.0))
         found: _Floats = np.rint(x / step) * step
         return np.where(np.abs(found) > self.largest, np.copysign(np.inf, found), found)
 
