@@ -218,9 +218,8 @@ class Problem(NamedTuple):
         """The arrays and the conventions of a head."""
         x = self.read(index)
         conventions = (self.causal, self.window, self.softcap)
-        return _rounding.Head(
-            x["q"], x["k"], x["v"], self.scale, x.get("bias"), x.get("mask"), *conventions
-        )
+        bias, mask = _finite(x.get("bias"), x.get("mask"))
+        return _rounding.Head(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
 
     def items(self) -> Iterator[tuple[tuple[int, ...], slice]]:
         """Heads and blocks of their queries."""
@@ -243,6 +242,13 @@ class Problem(NamedTuple):
             return found | {name: to.round(found[name] * x) / x for name, x in factor.items()}
 
         return self._replace(read=read)
+
+
+def _finite(bias: Any, mask: Any) -> tuple[Any, Any]:
+    """A bias of -inf hides a key, as a mask does."""
+    if bias is None or not np.any(hidden := np.isneginf(bias)):
+        return bias, mask
+    return np.where(hidden, 0.0, bias), ~hidden if mask is None else mask & ~hidden
 
 
 def of_arrays(
