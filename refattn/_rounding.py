@@ -26,16 +26,34 @@ from . import _kernel
 from ._blocks import blocks
 from ._formats import Format
 
-__all__ = ["RMS", "SURE", "WORST", "Head", "Kernel", "Rows", "Tile", "analyse", "tiles", "walk"]
+__all__ = [
+    "RMS",
+    "SURE",
+    "WORST",
+    "Head",
+    "Kernel",
+    "Rows",
+    "Tile",
+    "analyse",
+    "exact",
+    "tiles",
+    "walk",
+]
 
 _Floats = npt.NDArray[np.float64]
 
 # Mean square of (h / sqrt(12)) / (u x) = 2^(1 - f) / sqrt(12) for x = 2^f, f uniform on [0, 1].
 RMS = math.sqrt(1 / (8 * math.log(2)))
-WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits, 1.00...
+WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits
 _KEYS = 64  # of a tile: as far apart are the running sums that are known
 _WIDTH = 8  # coordinates between running sums of q . k that are known, if they matter
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other
+_NEAR = 4  # units: weights nearer than that to each other, or to 1, are rounded together
+_GONE = -700.0  # difference to the largest score of weights that are 0 in any precision
+_ALIKE = 16  # roundings that may be the same before they are taken for tied
+_FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
+_TILE = 16  # keys after which a running maximum may change, at the least
+_CONSTANTS = 3  # units by which the product of a scale and log2 e, both rounded, may be off
 
 
 class Kernel(NamedTuple):
@@ -124,12 +142,12 @@ class Rows(NamedTuple):
         What no error exceeds.
     lse_std, lse_bound : arrays, (b,)
         Of the log normaliser, before it is rounded itself.
-    lse_slack : float
-        How much of that may be the same for all.
+    lse_slack : array, (b,)
+        How much of that may be the same for all, by the exponentials and by rounded constants.
     spacing : array, (b, d_v)
         Distance of the numbers that the result may be rounded to; 0 if it is not rounded.
     slack : array, (b, d_v)
-        How much of the error may be the same for all, by the exponentials.
+        How much of the error may be the same for all, by the exponentials and rounded constants.
     tangents : dict of arrays, (b, d_v)
         Derivative of the result with respect to a change of the scores.
     """
@@ -143,7 +161,7 @@ class Rows(NamedTuple):
     bound: _Floats
     lse_std: _Floats
     lse_bound: _Floats
-    lse_slack: float
+    lse_slack: _Floats
     spacing: _Floats
     slack: _Floats
     tangents: dict[str, _Floats]
@@ -213,13 +231,16 @@ def _relative_variance(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _F
                             + np.square(tile.logits))  # fmt: skip
     if head.bias is not None:
         found += unit * np.square(tile.scores)
-    found += half * (np.square(gap) + (gap < 0))
+    found += half * np.square(gap) + min(unit, half) * (gap < 0)
+    if head.softcap is not None:
+        found += 2 * unit * np.square(tile.capped)
     if kernel.scores is not None:
         for number, factor in _rounded(head, tile, tile.slope):
             found += np.square(factor * kernel.scores.spacing(number)) / 12
     if kernel.softmax.unit > kernel.accumulate.unit:
         weight = np.exp(gap)
-        found += np.square(kernel.softmax.spacing(weight) / weight) / 12 * (gap < 0)
+        step = kernel.softmax.spacing(weight) / np.where(weight > 0, weight, math.inf)
+        found += np.square(step) / 12 * (gap < 0)
     return np.asarray(found)
 
 
@@ -227,7 +248,7 @@ def _rounded(
     head: Head, tile: Tile, slope: _Floats | float
 ) -> Iterator[tuple[_Floats, _Floats | float]]:
     """What is rounded on the way to the scores, and the derivative of the score to it."""
-    if abs(math.frexp(head.scale)[0]) != 0.5:  # by a power of two nothing is rounded
+    if abs(math.frexp(head.scale)[0]) not in (0.0, 0.5):  # by a power of two nothing is rounded
         yield tile.products, head.scale * slope
     yield tile.logits, slope
     if head.softcap is not None:
@@ -268,6 +289,11 @@ def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
     return line / lanes**2 + bridge / lanes
 
 
+def exact(head: Head, i: slice) -> _Floats:
+    """The exact result for the queries i."""
+    return _attend(head, i, None).out
+
+
 def analyse(
     head: Head,
     kernel: Kernel,
@@ -276,7 +302,7 @@ def analyse(
 ) -> Rows:
     """Say what a kernel that rounds like this may give for the queries i."""
     exact = _attend(head, i, None)
-    own = exact if kernel.scores is None else _attend(head, i, kernel.scores.round)
+    own = _Own(head, kernel, i, exact)
     rows, d_v = exact.out.shape
     law = _Law(rows, d_v)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
@@ -287,16 +313,18 @@ def analyse(
         gap = np.minimum(tile.scores - top, 0.0)
         if tile.visible is not None:
             gap = np.where(tile.visible, gap, -math.inf)
-        shares = np.exp(np.where(np.isneginf(gap), gap, tile.scores - lse))
-        law.add(head, kernel, tile, i, gap, shares, v)
-        nearest += _own_weights(head, kernel, tile, i, gap, shares, own) @ v
+        logs = np.where(np.isneginf(gap), gap, tile.scores - lse)
+        shares = np.exp(logs)
+        law.add(head, kernel, tile, i, gap, logs, v)
+        nearest += own.weights(tile) @ v
         with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
             steep[name] += (shares * change(head, tile, i)) @ with_ones
     variance, least_favourable, bound = law.result(head, kernel, exact.out)
     std, worst = np.sqrt(variance), np.sqrt(least_favourable)
     tangents = {name: x[:, :-1] - x[:, -1:] * exact.out for name, x in steep.items()}
-    loose = np.abs(nearest - exact.out) > SURE * std
+    loose = (np.abs(nearest - exact.out) > SURE * std) | law.tied(kernel)[:, None]
+    loose |= law.lost(kernel)
     spacing = np.zeros_like(exact.out)
     if kernel.out is not None:
         spacing = kernel.out.spacing(exact.out)
@@ -308,7 +336,12 @@ def analyse(
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
     lse_std, lse_bound = law.of_lse(kernel, exact.lse)
-    slack = kernel.exp * kernel.accumulate.unit * (law.sizes + np.abs(exact.out))
+    drift = _CONSTANTS * np.abs(steep.get("scale", np.zeros((rows, d_v + 1))))
+    slack = kernel.exp * (law.sizes + np.abs(exact.out))
+    if "scale" in tangents:
+        slack = slack + _CONSTANTS * np.abs(tangents["scale"])
+    flushed = law.flushed[:, :-1] + law.flushed[:, -1:] * np.abs(exact.out)
+    lse_slack = kernel.exp + drift[:, -1] + 2 * np.abs(lse[:, 0])
     return Rows(
         exact.out,
         exact.lse,
@@ -319,34 +352,51 @@ def analyse(
         bound,
         lse_std,
         lse_bound,
-        kernel.exp * kernel.accumulate.unit,
+        kernel.accumulate.unit * lse_slack,
         spacing,
-        slack,
+        kernel.accumulate.unit * slack + flushed,
         tangents,
     )
 
 
-def _own_weights(
-    head: Head,
-    kernel: Kernel,
-    tile: Tile,
-    i: slice,
-    gap: _Floats,
-    shares: _Floats,
-    own: _First,
-) -> _Floats:
+class _Own:
     """Weights over their sum, with the roundings of the profile to nearest."""
-    if kernel.scores is not None:
-        scores = _tile(head, i, tile.keys, None, tile.products, kernel.scores.round).scores
-        top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (own.top, own.lse))
-        gap = np.where(np.isneginf(gap), gap, scores - top)
-        shares = np.exp(np.where(np.isneginf(gap), gap, scores - lse))
-    if kernel.weights is None:
-        return shares
-    if kernel.normalised:
-        return kernel.weights.round(shares)
-    weights = np.exp(gap)
-    return shares * (kernel.weights.round(weights) / np.where(weights > 0, weights, 1.0))
+
+    def __init__(self, head: Head, kernel: Kernel, i: slice, exact: _First) -> None:
+        self.head, self.kernel, self.i = head, kernel, i
+        to = kernel.scores
+        self.first = exact if to is None else _attend(head, i, to.round)
+        self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
+        self.narrow = kernel.softmax.unit > kernel.accumulate.unit
+        lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
+        total = np.exp(lse - self.top)
+        if self.narrow:
+            total = np.zeros_like(total)
+            for tile in tiles(head, i):
+                total += np.sum(np.exp(self._logs(tile)), -1, keepdims=True)
+            total = kernel.softmax.round(total)
+        self.total = np.where(total > 0, total, 1.0)
+
+    def _logs(self, tile: Tile) -> _Floats:
+        """Logs of the weights over the largest."""
+        if self.kernel.scores is not None:
+            to = self.kernel.scores.round
+            tile = _tile(self.head, self.i, tile.keys, tile.visible, tile.products, to)
+        gap = np.minimum(tile.scores - self.top, 0.0)
+        if self.narrow:
+            with np.errstate(divide="ignore"):
+                to = self.kernel.softmax.round
+                gap = np.log(to(np.exp(to(gap))))
+        return gap if tile.visible is None else np.where(tile.visible, gap, -math.inf)
+
+    def weights(self, tile: Tile) -> _Floats:
+        """The weights of a tile."""
+        weights, to = np.exp(self._logs(tile)), self.kernel.weights
+        if to is None:
+            return np.asarray(weights / self.total)
+        if self.kernel.normalised:
+            return to.round(weights / self.total)
+        return to.round(weights) / self.total
 
 
 class _Law:
@@ -355,11 +405,17 @@ class _Law:
     def __init__(self, rows: int, d_v: int) -> None:
         self.scores = np.zeros((rows, 2 * d_v + 1))  # p^2 var(delta) times v^2, v and 1
         self.weights = np.zeros((rows, d_v))  # var(eta) v^2
+        self.widest = np.zeros((rows, d_v))  # the same at the least favourable digits
+        self.near = np.zeros((rows, 4))  # p^2 times 1, gap and gap^2, and p^4
+        self.together = self.alone = 0.0  # squares of roundings, summed over rows first or not
+        self.lattice = False
         self.running = np.zeros((rows, d_v))  # squares of the running sums of p v
         self.run, self.runs, self.steps = np.zeros((rows, d_v)), np.zeros((rows, d_v)), 0
         self.shift = np.zeros((rows, d_v + 1))  # p (e^epsilon - 1) times |v| and 1
         self.moved = np.zeros((rows, d_v))  # largest |eta| |v|
         self.least = np.zeros((rows, 1))  # the sum of the weights, at least
+        self.whole = np.full((rows, 1), 1e-300)  # the share of a weight of 1
+        self.flushed = np.zeros((rows, d_v + 1))  # half the last spacing times |v| and 1
         self.sizes = np.zeros((rows, d_v))  # p |v|
         self.keys = 0
 
@@ -370,22 +426,26 @@ class _Law:
         tile: Tile,
         i: slice,
         gap: _Floats,
-        shares: _Floats,
+        logs: _Floats,
         v: _Floats,
     ) -> None:
-        """Add the keys of a tile."""
-        finite = np.where(np.isneginf(gap), 0.0, gap)
+        """Add the keys of a tile, with the logs of their shares of the weight."""
+        shares, hidden = np.exp(logs), np.isneginf(gap)
+        finite = np.where(hidden, 0.0, gap)
+        of_one = np.exp(np.where(hidden, -math.inf, logs - finite))
+        self.whole = np.maximum(self.whole, np.max(of_one, -1, keepdims=True))
         variance = _relative_variance(head, kernel, tile, i, finite)
         squares, sizes, ones = v * v, np.abs(v), np.ones((v.shape[0], 1))
         self.scores += (shares * shares * variance) @ np.concatenate([squares, v, ones], -1)
         epsilon = _largest_error(head, kernel, tile, i, finite)
         with np.errstate(over="ignore"):
-            shift = np.where(shares > 0, shares * np.expm1(epsilon), 0.0)
+            shift = np.where(shares > 0, shares * np.expm1(epsilon), np.exp(logs + epsilon))
         self.shift += shift @ np.concatenate([sizes, ones], -1)
         self.least += np.sum(shares * np.exp(-epsilon), -1, keepdims=True)
         self.sizes += shares @ sizes
         if kernel.weights is not None:
-            self._weights(kernel.weights, kernel.normalised, gap, shares, squares, sizes)
+            self._weights(kernel, gap, shares, squares)
+            self.moved += _largest_rounding(kernel, gap, logs, shares + shift) @ sizes
         last = self.run + shares @ v
         steps = v.shape[0]
         self.running += walk(self.run, last, (shares * shares) @ squares, steps, kernel.lanes)
@@ -393,24 +453,58 @@ class _Law:
         if self.steps >= kernel.run:
             self.close()
 
-    def _weights(
-        self,
-        to: Format,
-        normalised: bool,
-        gap: _Floats,
-        shares: _Floats,
-        squares: _Floats,
-        sizes: _Floats,
-    ) -> None:
-        """The rounding of the weights: over their sum, or over the largest, which is exactly 1."""
-        if normalised:
-            step = to.spacing(shares)
-        else:
-            weights = np.exp(gap)
-            step = to.spacing(weights) * (shares / np.where(weights > 0, weights, 1.0))
-        step = np.where((shares > 0) & (normalised | (gap < 0)), step, 0.0)
+    def _weights(self, kernel: Kernel, gap: _Floats, shares: _Floats, squares: _Floats) -> None:
+        """The rounding of the weights: over their sum, or over the largest, which is exactly 1.
+
+        A running maximum may be another than the last when a weight is rounded, and digits, too.
+        """
+        to = kernel.weights
+        assert to is not None
+        if kernel.normalised:
+            step = np.where(shares > 0, to.spacing(shares), 0.0)
+            self.weights += (step * step / 12) @ squares
+            self.widest = self.weights
+            return
+        weights, rounded = np.exp(gap), (shares > 0) & (gap < 0)
+        step = to.spacing(weights) * (shares / np.where(weights > 0, weights, 1.0))
+        step = np.where(rounded, step, 0.0)
+        widest = np.where(rounded, np.maximum(step, 2 * to.unit * shares), 0.0)
+        seen, last = shares > 0, to.spacing(0.0)
+        of_one = np.where(seen, shares / np.where(weights > 0, weights, 1.0), 0.0)
+        flushed = np.where(seen & (weights < _FLUSHED * last), of_one * last / 2, 0.0)
+        self.flushed += flushed @ np.concatenate([np.sqrt(squares), np.ones((len(squares), 1))], -1)
         self.weights += (step * step / 12) @ squares
-        self.moved += (step / 2) @ sizes
+        self.widest += (widest * widest / 12) @ squares
+        size, gap = np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0)
+        residual = np.where(rounded, of_one * (to.round(weights) - weights), 0.0)
+        self.together += np.sum(np.square(np.sum(residual, 0)))
+        self.alone += np.sum(np.square(residual))
+        if self.keys == 0:
+            self.lattice = _few(gap[rounded & (weights > last)])
+        self.near += np.stack([np.sum(size * x, -1) for x in (1.0, gap, gap * gap, size)], -1)
+
+    def lost(self, kernel: Kernel) -> npt.NDArray[np.bool_]:
+        """Whether products are as small as the smallest numbers of the sums."""
+        smallest = kernel.accumulate.spacing(0.0) * (1.0 if kernel.normalised else self.whole)
+        found: npt.NDArray[np.bool_] = self.sizes < 8 * max(self.keys, 1) * smallest
+        return found & (self.sizes > 0)
+
+    def tied(self, kernel: Kernel) -> npt.NDArray[np.bool_]:
+        """Whether weights are rounded alike.
+
+        They are where they are near to each other or to the largest, where they take few values, or
+        where queries are nearly the same.
+        """
+        zeroth, first, second, fourth = self.near.T
+        total = np.where(zeroth > 0, zeroth, 1.0)
+        unit = 0.0 if kernel.weights is None else kernel.weights.unit
+        square, mean = second / total, first / total
+        limit = (_NEAR * unit) ** 2
+        many = zeroth * zeroth > 8 * fourth
+        found: npt.NDArray[np.bool_] = (zeroth > 0) & (
+            (square < limit) | (many & (square - mean * mean < limit))
+        )
+        return found | (self.together > _ALIKE * self.alone) | self.lattice
 
     def close(self) -> None:
         """End a run of the sum over the keys: it is added to those before."""
@@ -421,7 +515,7 @@ class _Law:
     def of_lse(self, kernel: Kernel, lse: _Floats) -> tuple[_Floats, _Floats]:
         """Standard deviation and bound of the log normaliser."""
         m, unit = self.keys, kernel.accumulate.unit
-        size = np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1
+        size = np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))
         std = np.sqrt(self.scores[:, -1] + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
         spread = self.shift[:, -1] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
@@ -436,16 +530,39 @@ class _Law:
         sums = (RMS * unit) ** 2 * (self.running + out * out) + (RMS * half * out) ** 2
         variance = scores + self.weights + sums
         known = self.weights if kernel.scores is None else scores + self.weights
-        worst = known + WORST**2 * (variance - known)
+        worst = known + WORST**2 * (variance - known) + self.widest - self.weights
         m = head.k.shape[0]
-        gamma = (min(m, kernel.run) / kernel.lanes + kernel.lanes + m / kernel.run + 2) * unit
+        terms = min(m, kernel.run) / kernel.lanes + kernel.lanes + m / kernel.run
+        gamma = (terms + 2 * m / _TILE + 2) * unit
         gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
         least = np.where(self.least > 0, self.least, 1.0)
         size, total = self.shift[:, :-1], self.shift[:, -1:]
         bound = (size + np.abs(out) * total) / least
-        bound += (self.moved * (1 + total) + gamma * (self.sizes + size + self.moved)) / least
+        bound += (self.moved + gamma * (self.sizes + size + self.moved)) / least
         bound += (2 * gamma + 4 * half) * (np.abs(out) + bound)
+        # Sums in the range of subnormal numbers, and beyond the largest.
+        whole = np.ones_like(zeroth) if kernel.normalised else self.whole
+        bound += m * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits) * whole / least
+        reach = (self.sizes + size + self.moved) * (1 + gamma) / whole
+        bound = np.where(reach > kernel.accumulate.largest, math.inf, bound)
+        smallest = 2.0 ** (kernel.accumulate.least + 1 - kernel.accumulate.digits) * whole
+        variance = variance + m * smallest**2 / 12 * (np.abs(out) < m * smallest / unit)
         return variance, worst, bound
+
+
+def _few(x: _Floats) -> bool:
+    """Whether many numbers have few values."""
+    return x.size > _KEYS * _ALIKE and np.unique(np.round(x * 2.0**20)).size * _ALIKE < x.size
+
+
+def _largest_rounding(kernel: Kernel, gap: _Floats, logs: _Floats, shares: _Floats) -> _Floats:
+    """Bound of |eta|: of shares with their errors, and over any maximum that was before."""
+    assert kernel.weights is not None
+    seen = ~np.isneginf(gap)
+    least: Any = 2.0 ** (kernel.weights.least - kernel.weights.digits)
+    if not kernel.normalised:  # in shares, the largest of which is not 1
+        least = least * np.exp(np.where(seen, logs - gap, 0.0))
+    return np.where(seen & (logs < 0), kernel.weights.unit * shares + least, 0.0)
 
 
 def _largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
@@ -456,12 +573,20 @@ def _largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Float
     norms = np.sqrt(np.sum(np.square(head.q[i]), -1))[:, None] * np.sqrt(
         np.sum(np.square(head.k[tile.keys]), -1)
     )
-    found = abs(head.scale) * terms * norms + unit * (
-        np.abs(tile.logits) + np.abs(tile.capped) + 2 * np.abs(tile.scores)
+    least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
+    norms = np.where(norms > kernel.accumulate.largest, math.inf, norms)
+    found = abs(head.scale) * (terms * norms + least) + unit * (
+        2 * np.abs(tile.logits) + 2 * np.abs(tile.scores)
     )
-    found = found + half * (2 * np.abs(gap) + 3) + unit * kernel.exp
+    if head.softcap is not None:
+        found = found + 6 * unit * np.abs(tile.capped)
     if kernel.scores is not None:
         for number, factor in _rounded(head, tile, 1.0):
-            found = found + np.abs(factor) * kernel.scores.spacing(number) / 2
-            found = np.where(np.abs(number) > kernel.scores.largest, math.inf, found)
-    return np.asarray(found)
+            reach = np.abs(number) + found / np.abs(factor)  # with the errors before
+            found = found + np.abs(factor) * kernel.scores.spacing(reach) / 2
+            beyond = (reach > kernel.scores.largest) & ((number > 0) | (gap > _GONE))
+            found = np.where(beyond, math.inf, found)
+    # Changes of a running maximum, each with an exponential.
+    changes = head.k.shape[0] / _TILE
+    found = found + half * (2 * (np.abs(gap) + found) + 3) + unit * kernel.exp
+    return np.asarray(found + changes * (half * (kernel.exp + 1) + unit))

@@ -215,11 +215,11 @@ def analyse(head: LinearHead, kernel: Kernel, i: slice) -> Rows:
         found = _rows(head.queries.rows(block), _States(*own), kernel, m)
         empty = (seen + first <= 0)[:, None]
         parts.append(found._replace(out=np.where(empty, 0.0, found.out)))
-    fields = [x for x in Rows._fields if x not in ("lse_slack", "tangents")]
+    fields = [x for x in Rows._fields if x not in ("tangents",)]
     joined: dict[str, Any] = {
         x: np.concatenate([getattr(part, x) for part in parts]) for x in fields
     }
-    return Rows(**joined, lse_slack=0.0, tangents={})
+    return Rows(**joined, tangents={})
 
 
 def _apply(weights: _Floats, states: _Floats) -> _Floats:
@@ -276,7 +276,19 @@ def _rows(queries: Features, states: _States, kernel: Kernel, m: int) -> Rows:
     nothing = np.zeros(out.shape[0])
     slack = (kernel.exp + 4) * unit * (_apply(np.abs(phi), states.sizes)[:, :-1] + np.abs(out))
     return Rows(
-        out, nothing, nothing, near, std, worst, bound, nothing, nothing, 0.0, spacing, slack, {}
+        out,
+        nothing,
+        nothing,
+        near,
+        std,
+        worst,
+        bound,
+        nothing,
+        nothing,
+        nothing,
+        spacing,
+        slack,
+        {},
     )
 
 

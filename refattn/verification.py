@@ -16,6 +16,9 @@ violates with a probability that is bounded:
   :math:`e^{-t^2/2}` (Efron), whatever their variances are. With the derivative of the output to a
   defect as weights this is a test for it, and it measures its size.
 
+Rows with the same query, or the same exact result, are rounded alike: g of them have weights 1 / g,
+and count for one. By Jensen and Cauchy both statements about rows hold for that, too.
+
     Efron, Student's t-test under symmetry conditions, Journal of the American Statistical
     Association 64(328), 1969.
 """
@@ -25,7 +28,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -155,7 +158,7 @@ class Sums(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Sums over rows, of one direction: T, U, G, L of `Sums`, and TT, TU, UU, TG, UG, GG."""
+    """Weighted sums over rows, of T, U, G and L of `Sums`, and of TT, TU, UU, TG, UG and GG."""
 
     t: Any
     u: Any
@@ -169,10 +172,10 @@ class Moments(NamedTuple):
     gg: Any
 
     @classmethod
-    def of(cls, t: Any, u: Any, g: Any, slack: Any, axis: int = -1) -> Moments:
+    def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Moments:
         """Sums over an axis."""
         parts = (t, u, g, slack, t * t, t * u, u * u, t * g, u * g, g * g)
-        return cls(*(np.sum(x, axis=axis) for x in parts))
+        return cls(*(np.sum(weights * x, axis=axis) for x in parts))
 
     def over(self, axis: int) -> Moments:
         """Sums over one more axis."""
@@ -214,10 +217,11 @@ def chernoff(square: Any, rows: Any) -> Any:
 
     .. math:: P(\overline{z^2} > x) \le (x e^{1 - x})^{N / 2}
 
-    for independent rows, each the mean of squares of sub-Gaussian numbers of variance 1.
+    for independent rows, each the mean of squares of sub-Gaussian numbers of variance 1; or for a
+    weighted mean, of which no row has more than that share.
     """
     x = np.maximum(square, 1.0)
-    return rows / 2 * (np.log(x) + 1 - x)
+    return np.floor(rows + 2.0**-20) / 2 * (np.log(x) + 1 - x)
 
 
 class Numbers(NamedTuple):
@@ -244,18 +248,21 @@ class Numbers(NamedTuple):
 class _Found:
     """What the sweep over the heads collects for one profile."""
 
-    def __init__(self, problem: Problem, names: Sequence[str], numbers: Numbers) -> None:
+    def __init__(
+        self, problem: Problem, names: Sequence[str], numbers: Numbers, weights: _Floats
+    ) -> None:
         (n, m, d_v), heads = problem.shape, math.prod(problem.lead)
+        self.weights = weights  # of rows, (heads, n)
         self.problem, self.numbers, self.lock = problem, numbers, Lock()
         self.sums = {x: Sums(*(np.zeros((heads, n)) for _ in Sums._fields)) for x in names}
         self.keys = Moments(*(np.zeros((heads, m)) for _ in Moments._fields))
         self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
         self.plain = 0.0  # sum of squares of errors over standard deviations
+        self.elements = 0  # that have a law
         self.largest: tuple[float, tuple[int, ...]] = (0.0, ())
         self.beyond: tuple[float, tuple[int, ...]] = (0.0, ())  # error over bound
-        self.lse_beyond = self.lse_square = 0.0
-        self.lse_rows = 0
+        self.lse_beyond = self.lse_square = self.lse_rows = 0.0
 
     def of_heads(self) -> None:
         """Take heads for rows, where the rows of a head have roundings in common."""
@@ -263,7 +270,7 @@ class _Found:
         rows = np.sum(used, -1, keepdims=True)
         self.square = np.sum(self.square * used, -1, keepdims=True) / np.maximum(rows, 1)
         self.counted = np.sum(self.counted, -1, keepdims=True)
-        self.column_rows = np.minimum(self.column_rows, np.sum(rows > 0))
+        self.weights = np.max(self.weights, -1, keepdims=True)
         self.sums = {
             name: Sums(*(np.sum(x, -1, keepdims=True) for x in sums))
             for name, sums in self.sums.items()
@@ -284,6 +291,11 @@ class _Found:
         count = np.sum(known, -1)
         self.square[at, i] = np.sum(z * z, -1) / np.maximum(count, 1)
         self.counted[at, i] = count
+        of_row = (
+            self.weights[at, i, None]
+            if self.problem.rows_apart
+            else self.weights[at, 0] / (self.weights.shape[1])
+        )
         weight = error / np.square(rows.std), own / np.square(rows.std)
         for name, change in _directions(self.problem, index, i, rows):
             if name in self.sums:
@@ -295,8 +307,9 @@ class _Found:
                 sums.slack[at, i] = np.sum(np.abs(steep) * rows.slack / rows.std, -1)
         with self.lock:
             self.plain += float(np.sum(np.square(error / rows.std)))
-            self.column += np.sum(z * z, 0)
-            self.column_rows += np.sum(known, 0)
+            self.elements += int(np.sum(known))
+            self.column += np.sum(of_row * z * z, 0)
+            self.column_rows += np.sum(of_row * known, 0)
             self.largest = _larger(self.largest, np.abs(z), index, i)
             self.beyond = _larger(self.beyond, ratio, index, i)
         if self.problem.rows_apart:
@@ -306,7 +319,8 @@ class _Found:
 
     def _lse(self, at: int, i: slice, got: _Floats, rows: _rounding.Rows) -> None:
         """The errors of the log normalisers."""
-        spacing = FORMATS[self.numbers.lse_dtype].spacing(rows.lse)
+        to = FORMATS[self.numbers.lse_dtype]
+        spacing = to.spacing(rows.lse)
         empty = np.isneginf(rows.lse)
         with np.errstate(invalid="ignore"):
             error = np.where(empty, np.where(got == rows.lse, 0.0, math.inf), got - rows.lse)
@@ -315,15 +329,18 @@ class _Found:
         variance = np.square(rows.lse_std) + np.where(empty, 0.0, spacing * spacing / 12)
         known = np.isfinite(error) & ~empty
         weight = np.where(known, 1 / variance, 0.0)
-        error = np.where(known, error, 0.0)
+        error, exact = np.where(known, error, 0.0), np.where(known, rows.lse, 0.0)
+        own, slack = to.round(exact) - exact, rows.lse_slack + to.spacing(exact) / 2
         sums = self.sums["lse"]
         sums.errors[at, i], sums.size[at, i] = weight * error, weight
-        sums.slack[at, i] = weight * rows.lse_slack
+        sums.own[at, i], sums.slack[at, i] = weight * own, weight * slack
+        apart = self.weights[at, i]
         with self.lock:
             self.lse_beyond = max(self.lse_beyond, float(np.max(ratio, initial=0.0)))
-            beyond = np.maximum(np.abs(error) - rows.lse_slack, 0.0)
-            self.lse_square += float(np.sum(weight * beyond * beyond)) / _rounding.WORST**2
-            self.lse_rows += int(np.sum(known))
+            beyond = np.maximum(np.abs(error) - slack, 0.0)
+            square = apart * weight * beyond * beyond
+            self.lse_square += float(np.sum(square)) / _rounding.WORST**2
+            self.lse_rows += float(np.sum(apart * known))
 
     def _keys(
         self,
@@ -359,12 +376,40 @@ class _Found:
             )
             common = share * (slack @ np.abs(v).T + np.sum(slack * np.abs(rows.out), -1)[:, None])
             with self.lock:
-                new = Moments.of(e, d, size, common, axis=0)
+                new = Moments.of(e, d, size, common, self.weights[at, i, None], axis=0)
                 for known, x in zip(self.keys, new, strict=True):
                     known[at, tile.keys] += x
 
 
 _ALL = 1 - 2.0**-20
+
+
+def _row_weights(problem: Problem) -> _Floats:
+    """1 / g for g rows with one query, or one exact result; where linear, for heads of one key."""
+    heads, n = math.prod(problem.lead), problem.shape[0]
+    if not problem.rows_apart:
+        keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
+        return np.broadcast_to(_shares(_marks(x.reshape(1, -1)) for x in keys), (heads, n))
+    found: list[tuple[_Floats, _Floats]] = []
+    for index, i in problem.items():
+        head = problem.head(index)
+        with np.errstate(all="ignore"):
+            found.append((head.q[i], _rounding.exact(head, i).astype(np.float32)))
+    queries, results = (_shares(_marks(x) for x in rows) for rows in zip(*found, strict=True))
+    return np.minimum(queries, results).reshape(heads, n)
+
+
+def _marks(rows: npt.NDArray[Any]) -> list[int]:
+    """Numbers that are equal where rows are."""
+    return [hash((x + 0).tobytes()) for x in rows]
+
+
+def _shares(marks: Iterable[list[int]]) -> _Floats:
+    """1 / g for g equal marks."""
+    every = np.array([x for part in marks for x in part], np.int64)
+    _, which, counts = np.unique(every, return_inverse=True, return_counts=True)
+    found: _Floats = 1 / counts[which]
+    return found
 
 
 def _larger(
@@ -446,11 +491,12 @@ def attempt(
         names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]
     if numbers.lse is not None:
         names.append("lse")
-    found = _Found(problem, names, numbers)
+    narrowed = problem if profile.inputs is None else problem.rounded(FORMATS[profile.inputs])
+    found = _Found(problem, names, numbers, _row_weights(narrowed))
     rounding.sweep(problem, dtype, profile, found.add, changes)
     if not problem.rows_apart:
         found.of_heads()
-    elements = float(np.sum(found.counted))
+    elements = float(found.elements)
     raw = [*_of_bound(found), *_of_sizes(found, elements)]
     raw += _of_lse(found) if numbers.lse is not None else []
     directions = [*_of_directions(found), *(_of_keys(found) if problem.rows_apart else [])]
@@ -469,7 +515,7 @@ def attempt(
     rms = math.sqrt(found.plain / elements) if elements else 0.0
     threshold = math.sqrt(2 * math.log(2 * len(tests) / alpha))
     sizes = {x: float(np.sum(sums.size)) for x, sums in found.sums.items()}
-    usable = int(np.sum(found.counted > 0))
+    usable = float(np.sum(found.weights * (found.counted > 0)))
     detectable = {
         x: threshold / math.sqrt(size)
         for x, size in sizes.items()
@@ -527,12 +573,14 @@ def _of_sizes(found: _Found, elements: float) -> Iterator[_Outcome]:
     yield _Outcome("largest z", _many(math.log(2) - z * z / 2, elements), z, f"at {_at(where)}")
     n = found.square.shape[1]
     used = found.counted > 0
-    rows, total = np.sum(used), np.sum(found.square * used)
+    weights = found.weights * used
+    rows, total = np.sum(weights), np.sum(found.square * weights)
     yield _Outcome("mean square", float(chernoff(total / rows, rows)), float(total / rows), "all")
     for size in _powers(n):
         cut = np.arange(0, n, size)
-        counts = np.maximum(np.add.reduceat(used, cut, axis=1), 1)
-        means = np.add.reduceat(found.square * used, cut, axis=1) / counts
+        counts = np.add.reduceat(weights, cut, axis=1)
+        means = np.add.reduceat(found.square * weights, cut, axis=1)
+        means = means / np.where(counts > 0, counts, 1.0)
         log_p = chernoff(means, counts)
         head, tile = (int(x) for x in np.unravel_index(int(np.argmin(log_p)), log_p.shape))
         index = _head(found.problem, int(head))
@@ -543,7 +591,7 @@ def _of_sizes(found: _Found, elements: float) -> Iterator[_Outcome]:
             float(means[head, tile]),
             ", ".join(x for x in (index, rest if size < n else "") if x) or "all",
         )
-    means = found.column / np.maximum(found.column_rows, 1)
+    means = found.column / np.where(found.column_rows > 0, found.column_rows, 1.0)
     log_p = chernoff(means, found.column_rows)
     column = int(np.argmin(log_p))
     yield _Outcome(
@@ -565,7 +613,7 @@ def _powers(n: int) -> Iterator[int]:
 
 def _of_directions(found: _Found) -> Iterator[_Outcome]:
     for name, sums in found.sums.items():
-        rows = Moments.of(*sums)
+        rows = Moments.of(*sums, found.weights)
         yield from _grouped(found, name, rows, _SENTENCES[name])
 
 
