@@ -280,10 +280,7 @@ class _Found:
         """Add a block of queries."""
         at = int(np.ravel_multi_index(index, self.problem.lead)) if index else 0
         error, own = self.numbers.out(index)[i] - rows.out, rows.nearest - rows.out
-        ratio = np.where(
-            error == 0, 0.0, np.abs(error) / np.where(rows.bound > 0, rows.bound, 1e-300)
-        )
-        ratio = np.where(np.isnan(error), math.inf, ratio)
+        ratio = _beyond(error, rows.bound)
         known = np.isfinite(rows.std) & np.isfinite(error)
         error, own = (np.where(known, x, 0.0) for x in (error, own))
         near = np.minimum(own, 0.0) - rows.slack, np.maximum(own, 0.0) + rows.slack
@@ -324,8 +321,7 @@ class _Found:
         empty = np.isneginf(rows.lse)
         with np.errstate(invalid="ignore"):
             error = np.where(empty, np.where(got == rows.lse, 0.0, math.inf), got - rows.lse)
-        error = np.where(np.isnan(error), math.inf, error)
-        ratio = np.abs(error) / (rows.lse_bound + np.where(empty, 0.0, spacing / 2))
+        ratio = _beyond(error, rows.lse_bound + np.where(empty, 0.0, spacing / 2))
         variance = np.square(rows.lse_std) + np.where(empty, 0.0, spacing * spacing / 12)
         known = np.isfinite(error) & ~empty
         weight = np.where(known, 1 / variance, 0.0)
@@ -389,7 +385,7 @@ def _row_weights(problem: Problem) -> _Floats:
     heads, n = math.prod(problem.lead), problem.shape[0]
     if not problem.rows_apart:
         keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
-        return np.broadcast_to(_shares(_marks(x.reshape(1, -1)) for x in keys), (heads, n))
+        return np.repeat(_shares(_marks(x.reshape(1, -1)) for x in keys)[:, None], n, 1)
     found: list[tuple[_Floats, _Floats]] = []
     for index, i in problem.items():
         head = problem.head(index)
@@ -410,6 +406,13 @@ def _shares(marks: Iterable[list[int]]) -> _Floats:
     _, which, counts = np.unique(every, return_inverse=True, return_counts=True)
     found: _Floats = 1 / counts[which]
     return found
+
+
+def _beyond(error: _Floats, bound: _Floats) -> _Floats:
+    """Errors over their bounds; where a profile overflows, anything may come out."""
+    found = np.abs(error) / np.where(bound > 0, bound, 1e-300)
+    found = np.where(np.isnan(error), math.inf, np.where(error == 0, 0.0, found))
+    return np.where(np.isinf(bound), 0.0, found)
 
 
 def _larger(
@@ -1022,7 +1025,7 @@ def _estimator(
             if x is not None:
                 raise ValueError(f"`{option}` must not be given for softmax.")
         return {}
-    if name == "rfa":
+    if name == ESTIMATORS["rfa"].name:
         if omega is None:
             raise ValueError("`omega` must be given for rfa: frequencies (..., S, d), got None.")
         return {"omega": omega, "log_weight": log_weight, "features": features}

@@ -1,0 +1,325 @@
+"""Attention kernels that round what a profile says, in NumPy; and those that are wrong by a little.
+
+A head is float64 arrays (n, d), (m, d), (m, d_v). Sums are sums of float32 numbers or, with another
+rounding, the float64 sum to which the error of one rounding is added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refattn._formats import FORMATS, Format
+
+Array = np.ndarray
+f32 = np.float32
+
+
+class Case(NamedTuple):
+    """Softmax attention of one head."""
+
+    q: Array
+    k: Array
+    v: Array
+    scale: float | None = None
+    bias: Array | None = None
+    mask: Array | None = None
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+
+    @property
+    def factor(self) -> float:
+        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(zip(self._fields[3:], self[3:], strict=True))
+
+    def seen(self) -> Array:
+        n, m = len(self.q), len(self.k)
+        ahead = np.arange(m) - np.arange(n)[:, None] - (m - n)
+        seen = np.ones((n, m), bool) if self.mask is None else np.broadcast_to(self.mask, (n, m))
+        left, right = self.window or (None, None)
+        if self.causal:
+            seen = seen & (ahead <= 0)
+        if left is not None:
+            seen = seen & (ahead >= -left)
+        return seen if right is None else seen & (ahead <= right)
+
+
+# --- roundings ------------------------------------------------------------------------------------
+
+
+class Nearest(NamedTuple):
+    to: Format
+
+    def __call__(self, x: Array) -> Array:
+        return self.to.round(x)
+
+
+class Stochastic(NamedTuple):
+    """Up or down, so that the mean is right: mean square of the error h^2 / 6 on average."""
+
+    to: Format
+    rng: np.random.Generator
+
+    def __call__(self, x: Array) -> Array:
+        step = self.to.spacing(x)
+        return np.floor(x / step + self.rng.random(np.shape(x))) * step
+
+
+class Noise(NamedTuple):
+    """What the law takes a rounding for: an error that is uniform on half a spacing each way."""
+
+    to: Format
+    rng: np.random.Generator
+
+    def __call__(self, x: Array) -> Array:
+        return x + self.to.spacing(x) * (self.rng.random(np.shape(x)) - 0.5)
+
+
+def same(x: Array) -> Array:
+    return x
+
+
+class Steps(NamedTuple):
+    """Roundings of a kernel in float64."""
+
+    scores: Callable[[Array], Array] = same
+    weights: Callable[[Array], Array] = same
+    sums: Callable[[Array], Array] = same
+    out: Callable[[Array], Array] = same
+    normalised: bool = False
+    softmax: Callable[[Array], Array] = same
+
+
+def running(terms: Array, to: Callable[[Array], Array]) -> Array:
+    """Sum over the last axis, of which each partial sum is rounded."""
+    total = to(terms[..., 0])
+    for t in range(1, terms.shape[-1]):
+        total = to(total + terms[..., t])
+    return total
+
+
+def stepwise(case: Case, steps: Steps) -> Array:
+    """Attention in float64 with explicit roundings."""
+    q, k, v = case.q, case.k, case.v
+    s = q @ k.T if steps.sums is same else running(q[:, None] * k, steps.sums)
+    s = steps.scores(s)
+    s = steps.scores(steps.sums(case.factor * s))
+    if case.softcap is not None:
+        s = steps.scores(case.softcap * np.tanh(s / case.softcap))
+    if case.bias is not None:
+        s = steps.scores(steps.sums(s + case.bias))
+    s = np.where(case.seen(), s, -math.inf)
+    top = np.max(s, -1, keepdims=True)
+    gap = s - np.where(np.isfinite(top), top, 0.0)
+    shown = np.isfinite(gap)
+    w = np.where(gap == 0, 1.0, steps.softmax(np.exp(steps.softmax(np.where(shown, gap, 0.0)))))
+    w = np.where(shown, w, 0.0)
+    total = steps.softmax(w.sum(-1, keepdims=True))
+    total = np.where(total > 0, total, 1.0)
+    if steps.normalised:
+        w = np.where(w > 0, steps.weights(w / total), 0.0)
+        total = np.ones_like(total)
+    else:
+        w = np.where((w > 0) & (w < 1), steps.weights(w), w)
+    found = w @ v if steps.sums is same else running((w[:, None] * v.T), steps.sums)
+    return steps.out(found / total)
+
+
+# --- kernels in float32 ---------------------------------------------------------------------------
+
+
+def scores32(case: Case, to: Format | None = None) -> Array:
+    """Scores in float32, each step rounded to a narrow type if there is one."""
+
+    def narrow(x: Array) -> Array:
+        return x if to is None else to.round(x).astype(f32)
+
+    s = narrow(case.q.astype(f32) @ case.k.T.astype(f32))
+    s = narrow(s * f32(case.factor))
+    if case.softcap is not None:
+        s = narrow(f32(case.softcap) * np.tanh(s / f32(case.softcap)))
+    if case.bias is not None:
+        s = narrow(s + case.bias.astype(f32))
+    return np.where(case.seen(), s, f32(-np.inf)).astype(f32)
+
+
+def _top(s: Array) -> Array:
+    top = np.max(s, -1, keepdims=True, initial=-np.inf)
+    return np.where(np.isfinite(top), top, f32(0)).astype(f32)
+
+
+def math32(case: Case, dtype: str, out: str | None = None) -> tuple[Array, Array]:
+    """Everything in float32; the result is rounded to the storage type."""
+    s = scores32(case)
+    top = _top(s)
+    w = np.exp(s - top)
+    total = w.sum(-1, keepdims=True, dtype=f32)
+    found = (w / np.where(total > 0, total, f32(1))) @ case.v.astype(f32)
+    with np.errstate(divide="ignore"):
+        lse = (top + np.log(total))[:, 0]
+    return FORMATS[out or dtype].round(found), lse
+
+
+def flash(
+    case: Case,
+    dtype: str,
+    *,
+    tile: int = 16,
+    base2: bool = False,
+    rescale: bool = True,
+    rounded_normaliser: bool = False,
+    log2e: float = math.log2(math.e),
+    weights: str | None = None,
+    out: str | None = None,
+) -> tuple[Array, Array]:
+    """Tiles of keys with a running maximum; weights are rounded, their sum is of those before."""
+    to = FORMATS[weights or dtype]
+    s, v = scores32(case), case.v.astype(f32)
+    n, m = s.shape
+    top = np.full((n, 1), -np.inf, f32)
+    total, found = np.zeros((n, 1), f32), np.zeros((n, v.shape[1]), f32)
+    for j in range(0, m, tile):
+        part = s[:, j : j + tile]
+        new = np.maximum(top, part.max(-1, keepdims=True))
+        safe = np.where(np.isfinite(new), new, f32(0)).astype(f32)
+        if base2:
+            c = f32(log2e)
+            w, shrink = np.exp2(part * c - safe * c), np.exp2((top - safe) * c)
+        else:
+            w, shrink = np.exp(part - safe), np.exp(top - safe)
+        if not rescale:
+            shrink = np.where(np.isfinite(top), f32(1), f32(0))
+        narrow = to.round(w).astype(f32)
+        total = total * shrink + (narrow if rounded_normaliser else w).sum(-1, keepdims=True)
+        found = found * shrink + narrow @ v[j : j + tile]
+        top = new
+    found = found / np.where(total > 0, total, f32(1))
+    with np.errstate(divide="ignore"):
+        lse = (np.where(np.isfinite(top), top, f32(0)) + np.log(total))[:, 0]
+    return FORMATS[out or dtype].round(found), lse
+
+
+def eager(case: Case, dtype: str, *, narrow: bool = False) -> tuple[Array, None]:
+    """Every array is of the storage type; the softmax may be in float32 inside."""
+    to = FORMATS[dtype]
+    s = scores32(case, to)
+
+    def inner(x: Array) -> Array:
+        return to.round(x).astype(f32) if narrow else x
+
+    w = inner(np.exp(inner(s - _top(s))))
+    w = np.where(np.isneginf(s), f32(0), w)
+    total = inner(w.sum(-1, keepdims=True, dtype=f32))
+    p = to.round(w / np.where(total > 0, total, f32(1))).astype(f32)
+    return to.round(p @ case.v.astype(f32)), None
+
+
+def half_sums(case: Case, dtype: str = "float16") -> tuple[Array, None]:
+    """Sums of products in float16, term by term."""
+    to = FORMATS["float16"]
+    s = running(case.q[:, None] * case.k, to.round)
+    s = to.round(s * case.factor)
+    if case.softcap is not None:
+        s = to.round(case.softcap * np.tanh(s / case.softcap))
+    if case.bias is not None:
+        s = to.round(s + case.bias)
+    s = np.where(case.seen(), s, -np.inf)
+    w = np.exp(s - _top(s))
+    total = w.sum(-1, keepdims=True)
+    found = running(to.round(w)[:, None] * case.v.T, to.round)
+    return to.round(found / np.where(total > 0, total, 1.0)), None
+
+
+def quantised(to: Format, *arrays: Array) -> list[Array]:
+    """Arrays rounded to a type; those of 8 bits scaled to its range."""
+
+    def narrow(x: Array) -> Array:
+        largest = np.max(np.abs(x), initial=0.0)
+        factor = to.largest / largest if to.digits <= 4 and largest else 1.0
+        return to.round(x * factor) / factor
+
+    return [narrow(x) for x in arrays]
+
+
+INPUTS = {"tf32": "tfloat32", "fp8": "float8_e4m3fn"}
+KERNELS: dict[str, Callable[..., tuple[Array, Array | None]]] = {
+    "math": math32,
+    "flash": flash,
+    "eager": eager,
+    "eager-narrow": lambda case, dtype: eager(case, dtype, narrow=True),
+    "tf32": lambda case, dtype: flash(case, dtype, weights="tfloat32", tile=32),
+    "fp8-weights": lambda case, dtype: flash(case, dtype, weights="float8_e4m3fn"),
+    "fp8": lambda case, dtype: flash(case, dtype, weights="float8_e4m3fn"),
+    "half-sums": half_sums,
+}
+
+
+def of_heads(
+    name: str, q: Array, k: Array, v: Array, dtype: str, **options: Any
+) -> tuple[Array, Array | None]:
+    """A kernel on arrays (heads, n, d), with as many heads of keys or fewer."""
+    share = len(q) // len(k)
+    if name in INPUTS:
+        q, k, v = quantised(FORMATS[INPUTS[name]], q, k, v)
+
+    def case(h: int) -> Case:
+        given = {a: x[h] if np.ndim(x) == 3 else x for a, x in options.items()}
+        return Case(q[h], k[h // share], v[h // share], **given)
+
+    found = [KERNELS[name](case(h), dtype) for h in range(len(q))]
+    out = np.stack([out for out, _ in found])
+    return out, None if found[0][1] is None else np.stack([lse for _, lse in found])
+
+
+# --- attention that is linear in features ---------------------------------------------------------
+
+
+def positive_features(
+    case: Case, omega: Array, log_weight: Array, dtype: str, narrow: bool = False
+) -> Array:
+    """Positive random features in float32, over the largest of a query and of all keys."""
+    root = f32(math.sqrt(case.factor))
+    q, k, w = case.q.astype(f32) * root, case.k.astype(f32) * root, omega.astype(f32)
+    a = q @ w.T
+    b = k @ w.T - (k * k).sum(-1, keepdims=True, dtype=f32) / f32(2) + log_weight.astype(f32)
+    seen = np.ones(len(k), bool) if case.mask is None else case.mask[0]
+    b = np.where(seen[:, None], b, f32(-np.inf))
+    top = b.max() if np.isfinite(b.max()) else f32(0)
+    phi, psi = np.exp(a - a.max(-1, keepdims=True)), np.exp(b - top)
+    return _linear(phi, psi, case, dtype, narrow)
+
+
+def linear(
+    case: Case, feature_map: Callable[[Array], Array], dtype: str, narrow: bool = False
+) -> Array:
+    """Attention of a feature map in float32."""
+    phi, psi = (feature_map(x.astype(f32)).astype(f32) for x in (case.q, case.k))
+    if case.mask is not None:
+        psi = np.where(case.mask[0][:, None], psi, f32(0))
+    return _linear(phi, psi, case, dtype, narrow)
+
+
+def _linear(phi: Array, psi: Array, case: Case, dtype: str, narrow: bool) -> Array:
+    v, to = case.v.astype(f32), FORMATS[dtype]
+    if narrow:
+        phi, psi = (to.round(x).astype(f32) for x in (phi, psi))
+    with_ones = np.concatenate([v, np.ones((len(v), 1), f32)], -1)
+    if case.causal:
+        n, m = len(phi), len(psi)
+        terms = psi[:, :, None] * with_ones[:, None, :]
+        state = np.concatenate(
+            [np.zeros((1, *terms.shape[1:]), f32), np.cumsum(terms, 0, dtype=f32)]
+        )
+        at = np.clip(np.arange(n) + 1 + m - n, 0, m)
+        found = np.einsum("ns,nsc->nc", phi, state[at], dtype=f32)
+    else:
+        found = phi @ (psi.T @ with_ones)
+    mass = found[:, -1:]
+    return to.round(found[:, :-1] / np.where(mass == 0, f32(1), mass))

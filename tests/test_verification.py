@@ -1,0 +1,480 @@
+"""Verdicts on numbers: correct kernels pass, at the level that is said, and defects do not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from rounded import KERNELS, Case, f32, flash, linear, of_heads, positive_features, scores32
+from scipy import stats
+
+import refattn
+from refattn import verification
+from refattn._formats import FORMATS
+from refattn.features import elu_features
+from refattn.rounding import PROFILES
+from refattn.verification import Moments, Verdict, chernoff, symmetric_test, verify
+
+Array = np.ndarray
+BF16 = FORMATS["bfloat16"].round
+DTYPES = {
+    "math": ("bfloat16", "float16", "float32"),
+    "flash": ("bfloat16", "float16"),
+    "eager": ("bfloat16", "float16"),
+    "eager-narrow": ("bfloat16", "float16"),
+    "tf32": ("float32",),
+    "fp8-weights": ("bfloat16", "float16"),
+    "fp8": ("bfloat16",),
+    "half-sums": ("float16",),
+}
+
+
+# --- the inequalities -----------------------------------------------------------------------------
+
+
+def alarms(log_p: Array, level: float) -> bool:
+    """Whether there are no more p-values below a level than there may be, but for 10^-9."""
+    found = int(np.sum(log_p <= math.log(level)))
+    return found <= stats.binom.ppf(1 - 1e-9, log_p.size, level)
+
+
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+@pytest.mark.parametrize("copies", [1, 5])
+def test_symmetric_test_keeps_its_level(spread: float, copies: int) -> None:
+    """Whatever the variances, with a part of a deterministic error, and with copies of rows."""
+    rng = np.random.default_rng(0)
+    size = (20_000, 12)
+    own = rng.standard_normal(size) * (rng.random(size) < 0.5)
+    noise = (rng.random(size) - 0.5) * np.exp(spread * rng.standard_normal(size))
+    for share in (0.0, 0.4, 1.0):
+        t, u, g, slack = (
+            np.repeat(x, copies, -1) for x in (share * own + noise, own, own**2 + 1, 0 * own)
+        )
+        found = symmetric_test(Moments.of(t, u, g, slack, np.full(t.shape, 1 / copies)))
+        for level in (0.05, 0.01, 0.001):
+            assert alarms(found.log_p, level)
+
+
+def test_symmetric_test_measures() -> None:
+    rng = np.random.default_rng(1)
+    g = rng.random((500, 400)) + 0.5
+    t = 0.3 * g + rng.standard_normal(g.shape) * np.sqrt(g)
+    found = symmetric_test(Moments.of(t, 0 * t, g, 0 * t, np.ones_like(t)))
+    z = (found.value - 0.3) / found.error
+    assert abs(np.mean(z)) < 6 / math.sqrt(z.size)
+    assert 0.8 < np.std(z) < 1.2
+    assert (found.log_p < math.log(0.01)).mean() > 0.9
+
+
+def test_slack_is_not_held_against_a_kernel() -> None:
+    ones = np.ones((1, 400))
+    with_slack = symmetric_test(Moments.of(ones, 0 * ones, ones, ones, ones))
+    without = symmetric_test(Moments.of(ones, 0 * ones, ones, 0 * ones, ones))
+    assert with_slack.log_p == 0
+    assert without.log_p < math.log(1e-6)
+
+
+@pytest.mark.parametrize("columns", [1, 7])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_mean_squares_keep_their_level(columns: int, copies: int) -> None:
+    """Of uniform numbers, of normal ones, and of rows with the same number in every column."""
+    rng = np.random.default_rng(2)
+    for rows in (1, 4, 30):
+        size = (20_000, rows, columns)
+        for z in (
+            math.sqrt(12) * (rng.random(size) - 0.5),
+            rng.standard_normal(size),
+            np.broadcast_to(rng.standard_normal((20_000, rows, 1)), size),
+        ):
+            square = np.repeat(np.mean(z * z, -1), copies, -1).mean(-1)
+            for level in (0.05, 0.01, 0.001):
+                assert alarms(chernoff(square, rows), level)
+    assert chernoff(4.0, 0.5) == 0  # less than a row says nothing
+    assert chernoff(4.0, 2.999) == chernoff(4.0, 2)
+
+
+# --- correct kernels ------------------------------------------------------------------------------
+
+
+class Draw(NamedTuple):
+    """A problem of random shape, layout, sizes and type, and what a correct kernel gave."""
+
+    profile: str
+    given: dict[str, Any]
+
+
+def draw(seed: int) -> Draw:
+    rng = np.random.default_rng(seed)
+    name = str(rng.choice([*DTYPES, "rfa", "linear"]))
+    dtype = str(rng.choice(DTYPES.get(name, ("bfloat16", "float16", "float32"))))
+    heads = int(rng.choice([1, 2, 4]))
+    n, m = (int(x) for x in np.exp(rng.uniform(0, math.log(301), 2)))
+    d, d_v = (int(x) for x in np.exp(rng.uniform(0, math.log(129), 2)))
+    if name in ("half-sums", "rfa", "linear"):
+        n, m, d, d_v = min(n, 60), min(m, 60), min(d, 32), min(d_v, 32)
+    share, to = int(rng.choice([1, heads])), FORMATS[dtype]
+    sizes = np.exp(rng.normal(0, [0.7, 0.3, 2]))
+    q = to.round(rng.standard_normal((heads, n, d)) * sizes[0])
+    k = to.round(rng.standard_normal((heads // share, m, d)) * sizes[1])
+    v = to.round(rng.standard_normal((heads // share, m, d_v)) * sizes[2])
+    if rng.random() < 0.1:  # repeated tokens
+        q, k = q[:, rng.integers(0, n, n)], k[:, rng.integers(0, max(1, m // 2), m)]
+    options: dict[str, Any] = {}
+    for option, part, x in (
+        ("causal", 0.3, True),
+        ("mask", 0.2, rng.random((n, m)) < rng.uniform(0.1, 1)),
+        ("bias", 0.2, to.round(rng.standard_normal((n, m)))),
+        ("softcap", 0.15, float(rng.uniform(2, 30))),
+        ("window", 0.15, (int(rng.integers(0, m)), rng.choice([None, 2, 30]))),
+        ("scale", 0.2, float(rng.uniform(0.05, 1) / d**0.5)),
+    ):
+        if rng.random() < part:
+            options[option] = x
+    with np.errstate(all="ignore"):
+        if name in ("rfa", "linear"):
+            return _features(name, dtype, q, k, v, options, rng)
+        out, lse = of_heads(name, q, k, v, dtype, **options)
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": dtype, **options}
+    return Draw(name, given if lse is None or name in ("tf32", "fp8") else given | {"lse": lse})
+
+
+def _features(
+    name: str, dtype: str, q: Array, k: Array, v: Array, options: dict[str, Any], rng: Any
+) -> Draw:
+    heads, share, narrow = len(q), len(q) // len(k), dtype != "float32"
+    options = {x: y for x, y in options.items() if x in ("causal", "mask")}
+    if "mask" in options:
+        options["mask"] = None if "causal" in options else options["mask"][:1]
+    given = {"q": q, "k": k, "v": v, "dtype": dtype, "estimator": name, **options}
+    omega = rng.standard_normal((24, q.shape[-1])).astype(f32).astype(float)
+    cases = [Case(q[h], k[h // share], v[h // share], **options) for h in range(heads)]
+    if name == "rfa":
+        given["omega"] = omega
+        out = [positive_features(x, omega, np.zeros(24), dtype, narrow) for x in cases]
+    else:
+        out = [linear(x, elu_features, dtype, narrow) for x in cases]
+    return Draw("flash" if narrow else "math", given | {"out": np.stack(out)})
+
+
+def smallest(found: Verdict) -> float:
+    return min(found.trials.values())
+
+
+def test_correct_kernels_pass() -> None:
+    for seed in range(150):
+        profile, given = draw(seed)
+        found = verify(profile=profile, **given)
+        assert found.verdict != "FAIL", (seed, profile, found.tests[:2])
+
+
+@pytest.mark.long
+def test_level() -> None:
+    """2,000 correct kernels: none fails, and no more alarms than the level allows."""
+    p = []
+    for seed in range(10_000, 12_000):
+        profile, given = draw(seed)
+        found = verify(profile=profile, **given)
+        assert found.verdict != "FAIL", (seed, profile, found.tests[:2])
+        p.append(smallest(found))
+    for level in (0.05, 0.01, 0.001):
+        count = int(np.sum(np.array(p) <= level))
+        print(f"alarms at {level}: {count} of {len(p)}")
+        assert alarms(np.log(np.maximum(p, 1e-300)), level)
+
+
+def test_the_tightest_profile_is_found() -> None:
+    q, k, v = sample()
+    for name in ("math", "flash", "eager", "eager-narrow"):
+        out, _ = of_heads(name, q, k, v, "bfloat16")
+        found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
+        assert (found.verdict, found.profile) == ("PASS", name)
+        assert found.known == 1
+        assert 0.7 < found.z.rms < 1.1
+
+
+def odd() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Honest problems in which roundings are less independent than they look."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((3, 96, 16)) for _ in range(3))
+    key = rng.integers(0, 4, 96)
+    yield "equal queries", {"q": np.repeat(q[:, :1], 96, 1)}, {}
+    yield "equal queries, causal", {"q": np.repeat(q[:, :1], 96, 1)}, {"causal": True}
+    yield "padded with zeros", {"q": np.where(np.arange(96)[:, None] < 50, 0, q)}, {}
+    yield "few tokens", {"q": q[:, key], "k": k[:, key]}, {"causal": True}
+    yield "equal keys", {"k": 0 * k}, {}
+    yield "four keys", {"k": k[:, key]}, {}
+    yield "batch of copies", {x: np.repeat(y[:1], 3, 0) for x, y in zip("qkv", (q, k, v))}, {}  # noqa: B905
+    yield "queries nearly equal", {"q": q[:, :1] + 1e-3 * q}, {}
+    yield "keys nearly equal", {"k": k[:, :1] + 1e-2 * k}, {}
+    yield "small integers", {x: np.rint(y) for x, y in zip("qk", (q, k))}, {}  # noqa: B905
+    yield "signs", {x: np.sign(y) for x, y in zip("qkv", (q, k, v))}, {}  # noqa: B905
+    for size in (1e-7, 1e-5, 1e-3, 1e-2, 0.1, 30.0, 1000.0):
+        yield f"queries times {size}", {"q": size * q}, {}
+    for size in (1e-7, 1e-5, 1e4):
+        yield f"values times {size}", {"v": size * v}, {}
+    yield "values with a mean", {"v": 1 + v / 100}, {}
+    yield "large mean", {"v": 100 + v}, {}
+    yield "one value", {"v": 0 * v + 1}, {}
+    yield "zero values", {"v": 0 * v}, {}
+    yield "values of a unit matrix", {"v": np.broadcast_to(np.eye(96), (3, 96, 96))}, {}
+    yield "one key", {"k": k[:, :1], "v": v[:, :1]}, {}
+    yield "two keys", {"k": k[:, :2], "v": v[:, :2]}, {}
+    yield "one dimension", {"q": q[..., :1], "k": k[..., :1]}, {}
+    yield "one column", {"v": v[..., :1]}, {}
+    yield "heads of all sizes", {"v": v * np.array([1e-3, 1, 1e3])[:, None, None]}, {}
+    hidden = rng.random((96, 96)) < 0.5
+    yield "bias of -inf", {}, {"bias": np.where(hidden, -np.inf, 0.0)}
+    yield "the least bias", {}, {"bias": np.where(hidden, -65504.0, 0.0)}
+    yield "empty rows", {}, {"mask": np.broadcast_to(np.arange(96)[:, None] > 20, (96, 96))}
+    yield "a small cap", {"q": 4 * q}, {"softcap": 0.5}
+    yield "a narrow window", {}, {"window": (1, 0)}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", ["math", "flash", "eager", "eager-narrow", "fp8-weights"])
+def test_honest_uses_pass(name: str, dtype: str) -> None:
+    if dtype not in DTYPES[name]:
+        pytest.skip("not in use")
+    rng, to = np.random.default_rng(3), FORMATS[dtype].round
+    usual = dict(zip("qkv", (rng.standard_normal((3, 96, 16)) for _ in range(3)), strict=True))
+    for words, changed, options in odd():
+        x = {a: to(y) for a, y in (usual | changed).items()}
+        with np.errstate(all="ignore"):
+            out, lse = of_heads(name, **x, dtype=dtype, **options)
+        found = verify(**x, out=out, lse=lse, dtype=dtype, profile=name, **options)
+        assert found.verdict != "FAIL", (words, found.tests[:3])
+        assert smallest(found) > 1e-3, (words, found.tests[:3])
+
+
+# --- defects --------------------------------------------------------------------------------------
+
+
+def sample() -> list[Array]:
+    """12 heads x 128 x 32 of trained tensors: 8, and 4 of which the queries are of other keys."""
+    q, k, v = (BF16(x.reshape(8, 128, 32).astype(np.float64)) for x in refattn.load_sample())
+    return [np.concatenate([x, x[y]]) for x, y in ((q, [1, 0, 3, 2]), (k, range(4)), (v, range(4)))]
+
+
+def run(
+    kernel: Callable[..., tuple[Array, Any]] = flash, to: str = "bfloat16", **options: Any
+) -> Array:
+    """A kernel on the sample, with other conventions than will be said."""
+    q, k, v = sample()
+    own = {x: y for x, y in options.items() if x in Case._fields}
+    rest = {x: y for x, y in options.items() if x not in own}
+    if kernel is flash:
+        rest["out"] = to
+    return np.stack(
+        [kernel(Case(*x, **own), "bfloat16", **rest)[0] for x in zip(q, k, v, strict=True)]
+    )
+
+
+def truncated(x: Array) -> Array:
+    step = FORMATS["bfloat16"].spacing(x)
+    return np.trunc(x / step) * step
+
+
+def with_epsilon(case: Case, dtype: str, *, epsilon: float) -> tuple[Array, None]:
+    s = scores32(case)
+    w = np.exp(s - s.max(-1, keepdims=True))
+    return BF16(BF16(w) @ case.v / (w.sum(-1, keepdims=True) + f32(epsilon))), None
+
+
+def cap_before_scale(case: Case, dtype: str) -> tuple[Array, None]:
+    assert case.softcap is not None
+    s = scores32(case._replace(softcap=None)) / f32(case.factor)
+    s = case.softcap * np.tanh(s / case.softcap) * case.factor
+    w = np.exp(s - s.max(-1, keepdims=True))
+    return BF16(BF16(w) @ case.v / w.sum(-1, keepdims=True)), None
+
+
+def changed(x: Array, at: Any, to: Any) -> Array:
+    x = x.copy()
+    x[at] = to(x[at])
+    return BF16(x)
+
+
+WITHOUT_LAST = np.arange(128) < 127
+TWICE = np.where(np.arange(128) == 60, math.log(2), 0.0) + np.zeros((128, 1))
+SLOPE = -0.01 * np.abs(np.arange(128) - np.arange(128)[:, None])
+SCALE = 32**-0.5
+C, ONE, CAP = {"causal": True}, np.eye(1, 128, dtype=bool), {"softcap": 20.0}
+# What is done, what is said, whether allclose(rtol=1e-2, atol=1e-2) sees it, and what is told.
+DEFECTS: dict[str, tuple[Callable[[], Array], dict[str, Any], bool, str]] = {
+    "scale 1e-4": (lambda: run(scale=SCALE * 1.0001), {}, False, "the scale is 1.000"),
+    "scale 2e-4": (lambda: run(scale=SCALE * 1.0002), {}, False, "the scale is 1.000"),
+    "scale 3e-3": (lambda: run(scale=SCALE * 1.003), {}, False, "the scale is 1.0029"),
+    "last key lost": (
+        lambda: run(mask=np.tile(WITHOUT_LAST, (128, 1))),
+        {},
+        True,
+        "key 127 is missing",
+    ),
+    "key twice": (lambda: run(bias=TWICE), {}, True, "key 60 counts 1.9"),
+    "edge +1": (lambda: run(mask=np.tri(128, k=1, dtype=bool)), C, True, "one key more"),
+    "edge -1": (
+        lambda: run(mask=np.tri(128, k=-1, dtype=bool) | (ONE & ONE.T)),
+        C,
+        True,
+        "does not see its last key",
+    ),
+    "truncated": (lambda: truncated(run(to="float32")), {}, False, "is truncated, not rounded: 1"),
+    "epsilon 1e-3": (lambda: run(with_epsilon, epsilon=1e-3), {}, False, "0.001"),
+    "log2 e": (lambda: run(base2=True, log2e=1.443), {}, False, "the scale is 1.00018"),
+    "tile": (
+        lambda: changed(run(to="float32"), np.s_[3, 32:48], lambda x: 1.01 * x),
+        {},
+        False,
+        "",
+    ),
+    "cap before": (lambda: run(cap_before_scale, **CAP), CAP, True, ""),
+    "cap of 200": (lambda: run(softcap=200.0), {}, False, "capped, softly: 1 / cap^2 is 2.4"),
+    "ALiBi": (lambda: run(bias=1.01 * SLOPE), {"bias": SLOPE}, False, ""),
+    "window": (lambda: run(window=(65, 0)), {"window": (64, 0)}, True, "reaches 65 to the left"),
+    "one head": (
+        lambda: np.concatenate([run()[:11], run(scale=SCALE * 1.003)[11:]]),
+        {},
+        False,
+        "head 11",
+    ),
+    "no rescaling": (lambda: run(rescale=False), {}, True, ""),
+    "columns": (lambda: run()[..., [1, 0, *range(2, 32)]], {}, True, ""),
+    "NaN": (lambda: changed(run(), np.s_[2, 5, 3], lambda x: math.nan), {}, True, ""),
+    "zeros": (lambda: 0 * run(), {}, True, "times what it should be"),
+    "transposed": (lambda: np.swapaxes(run(), 1, 2).reshape(12, 128, 32), {}, True, ""),
+    "one number": (lambda: changed(run(), np.s_[4, 7, 9], lambda x: 1.02 * x), {}, False, ""),
+    "row of the next": (lambda: run()[:, [*range(7), 8, *range(8, 128)]], {}, True, ""),
+    "one key in a row": (
+        lambda: np.concatenate(
+            [run(mask=np.tile(WITHOUT_LAST, (128, 1)))[:1, :1], run()[:1, 1:]], 1
+        ),
+        {"only": 1},
+        True,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_defects_are_rejected(defect: str) -> None:
+    make, said, seen, words = DEFECTS[defect]
+    said = dict(said)
+    heads = said.pop("only", 12)
+    q, k, v = (x[:heads] for x in sample())
+    out = make()
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash", **said)
+    assert found.verdict == "FAIL"
+    assert np.allclose(out, run(**said)[:heads], rtol=1e-2, atol=1e-2) != seen
+    if words:
+        assert words in found.suspects[0].text
+    json.loads(found.to_json())
+    assert str(found).startswith("FAIL: no correct kernel in bfloat16")
+
+
+# Too small for 12 x 128 x 32 numbers of 8 digits, or another way to be right.
+NOT_SEEN: dict[str, Callable[[], Array]] = {
+    "scale 2e-5": lambda: run(scale=SCALE * 1.00002),
+    "epsilon 1e-5": lambda: run(with_epsilon, epsilon=1e-5),
+    "log2 e": lambda: run(base2=True, log2e=1.4427),
+    "rounded normaliser": lambda: run(rounded_normaliser=True),
+    "tile": lambda: changed(run(to="float32"), np.s_[3, 32:48], lambda x: 1.003 * x),
+    "rounded twice": lambda: BF16(FORMATS["float16"].round(run(to="float32"))),
+}
+
+
+@pytest.mark.parametrize("defect", NOT_SEEN)
+def test_what_is_not_seen(defect: str) -> None:
+    q, k, v = sample()
+    found = verify(q=q, k=k, v=v, out=NOT_SEEN[defect](), dtype="bfloat16", profile="flash")
+    assert found.verdict == "PASS"
+    assert found.detectable["scale"] > 2e-5
+    assert found.detectable["epsilon"] > 1e-5
+
+
+def test_what_would_have_been_rejected_is() -> None:
+    q, k, v = sample()
+    size = (
+        2 * verify(q=q, k=k, v=v, out=run(), dtype="bfloat16", profile="flash").detectable["scale"]
+    )
+    out = run(scale=SCALE * (1 + size))
+    assert verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash").verdict == "FAIL"
+
+
+def test_remarks() -> None:
+    q, k, v = sample()
+    out = changed(run(), np.s_[2, 5:7, 3], lambda x: math.nan)
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
+    assert found.remarks == ["2 of 1536 rows hold NaN or infinity, the first is (2, 5)"]
+    found = verify(q=q, k=k, v=v, out=0 * run(), dtype="bfloat16")
+    assert found.remarks == ["the output is 0 everywhere"]
+
+
+# --- log normalisers ------------------------------------------------------------------------------
+
+
+def test_lse() -> None:
+    q, k, v = sample()
+    out, lse = of_heads("flash", q, k, v, "bfloat16")
+    assert lse is not None
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "profile": "flash"}
+    assert verify(**given, lse=lse).verdict == "PASS"
+    for wrong in (lse + 1e-4, lse * math.log2(math.e), np.where(lse == lse.max(), np.nan, lse)):
+        assert verify(**given, lse=wrong).verdict == "FAIL"
+
+
+def test_lse_of_an_empty_row_is_minus_infinity() -> None:
+    rng = np.random.default_rng(4)
+    q, k, v = (BF16(rng.standard_normal((20, 30, 8)))[:, :x] for x in (20, 30, 30))
+    mask = np.broadcast_to(np.arange(20)[:, None] > 3, (20, 30))
+    out, lse = of_heads("math", q, k, v, "bfloat16", mask=mask)
+    assert lse is not None
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "mask": mask}
+    assert verify(**given, lse=lse).verdict == "PASS"
+    assert verify(**given, lse=np.where(np.isinf(lse), 0.0, lse)).verdict == "FAIL"
+
+
+# --- what is not known ----------------------------------------------------------------------------
+
+
+def test_nan_where_scores_overflow() -> None:
+    """Nothing is proven there; elsewhere a NaN, and an error beyond the bound, still show."""
+    rng = np.random.default_rng(5)
+    q, k, v = (FORMATS["float16"].round(rng.standard_normal((40, 30, 8)))[0] for _ in range(3))
+    q[3] = 60000.0
+    given = {"q": q, "k": k, "v": v, "dtype": "float16", "profile": "half-sums"}
+    with np.errstate(all="ignore"):
+        out = of_heads("half-sums", q[None], k[None], v[None], "float16")[0][0]
+    assert verify(**given, out=out).verdict != "FAIL"
+    for wrong in (math.nan, math.inf, 3.0):
+        other = out.copy()
+        other[4, 2] = wrong
+        assert verify(**given, out=other).verdict == "FAIL"
+
+
+def test_underpowered() -> None:
+    k = BF16(np.random.default_rng(6).standard_normal((1, 8)))
+    found = verify(q=k, k=k, v=k, out=k, dtype="bfloat16")
+    assert found.verdict == "UNDERPOWERED"
+    assert "nothing but bounds" in str(found)
+
+
+def test_bad_arguments() -> None:
+    x = np.zeros((3, 2))
+    given = {"q": x, "k": x, "v": x, "out": x, "dtype": "bfloat16"}
+    for options, words in (
+        ({"alpha": 1.0}, "`alpha`"),
+        ({"alpha": 0.0}, "`alpha`"),
+        ({"out": np.zeros((3, 3))}, "`out` must have the shape"),
+        ({"lse": np.zeros((3, 1))}, "`lse` must have the shape"),
+        ({"estimator": "lara"}, "`estimator`"),
+        ({"estimator": "rfa"}, "`omega`"),
+        ({"omega": x}, "`omega`"),
+        ({"estimator": "linear", "lse": np.zeros(3)}, "`lse`"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            verify(**given | options)
+    assert set(verification._ORDER) < set(PROFILES) == set(KERNELS)
