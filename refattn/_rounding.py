@@ -34,6 +34,7 @@ _Floats = npt.NDArray[np.float64]
 RMS = math.sqrt(1 / (8 * math.log(2)))
 WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits, 1.00...
 _KEYS = 64  # of a tile: as far apart are the running sums that are known
+_TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
 _WIDTH = 8  # coordinates between running sums of q . k that are known, if they matter
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other
 
@@ -56,6 +57,13 @@ class Kernel(NamedTuple):
     def fine(self) -> bool:
         """Whether nothing but sums and elementary functions is rounded."""
         return self.scores is None and self.weights is None
+
+    @property
+    def scores_matter(self) -> bool:
+        """Whether the errors of scores and sums are more than a trifle beside those of weights."""
+        if self.weights is None or self.scores is not None:
+            return True
+        return max(self.accumulate.unit, self.softmax.unit) * _TRIFLE > self.weights.unit
 
 
 class Head(NamedTuple):
@@ -239,6 +247,8 @@ def _rounded(
 def _running_products(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floats:
     """Sum of the squares of the running sums of q . k."""
     d = head.q.shape[-1]
+    if not kernel.scores_matter:
+        return np.asarray(np.square(_norms(head, tile, i)) * d)
     width = _WIDTH if kernel.fine else d
     q, k = head.q[i], head.k[tile.keys]
     found = np.zeros((q.shape[0], k.shape[0]))
@@ -248,6 +258,13 @@ def _running_products(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floa
         last = first + x @ y.T if width < d else tile.products
         found += walk(first, last, np.square(x) @ np.square(y).T, x.shape[-1], kernel.lanes)
         first = last
+    return found
+
+
+def _norms(head: Head, tile: Tile, i: slice) -> _Floats:
+    """Norms of queries times norms of keys."""
+    q, k = (np.sqrt(np.sum(np.square(x), -1)) for x in (head.q[i], head.k[tile.keys]))
+    found: _Floats = q[:, None] * k
     return found
 
 
@@ -278,7 +295,7 @@ def analyse(
     exact = _attend(head, i, None)
     own = exact if kernel.scores is None else _attend(head, i, kernel.scores.round)
     rows, d_v = exact.out.shape
-    law = _Law(rows, d_v)
+    law = _Law(rows, d_v, head.k.shape[0], kernel)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
@@ -307,7 +324,7 @@ def analyse(
         bound = np.where(np.abs(exact.out) + bound > kernel.out.largest, math.inf, bound)
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
-    lse_std, lse_bound = law.of_lse(kernel, exact.lse)
+    lse_std, lse_bound = law.of_lse(head, kernel, exact.lse)
     slack = kernel.exp * kernel.accumulate.unit * (law.sizes + np.abs(exact.out))
     return Rows(
         exact.out,
@@ -352,16 +369,19 @@ def _own_weights(
 class _Law:
     """Sums over the keys that the variance and the bound are made of."""
 
-    def __init__(self, rows: int, d_v: int) -> None:
+    def __init__(self, rows: int, d_v: int, m: int, kernel: Kernel) -> None:
         self.scores = np.zeros((rows, 2 * d_v + 1))  # p^2 var(delta) times v^2, v and 1
         self.weights = np.zeros((rows, d_v))  # var(eta) v^2
         self.running = np.zeros((rows, d_v))  # squares of the running sums of p v
         self.run, self.runs, self.steps = np.zeros((rows, d_v)), np.zeros((rows, d_v)), 0
-        self.shift = np.zeros((rows, d_v + 1))  # p (e^epsilon - 1) times |v| and 1
-        self.moved = np.zeros((rows, d_v))  # largest |eta| |v|
+        self.relative = np.zeros(rows)  # p^2 var(delta)
+        self.moved = np.zeros((rows, d_v))  # the largest errors of p, and of their sum, times |v|
+        self.shift = np.zeros((rows, 1))  # p (e^epsilon - 1)
         self.least = np.zeros((rows, 1))  # the sum of the weights, at least
         self.sizes = np.zeros((rows, d_v))  # p |v|
-        self.keys = 0
+        terms = min(m, kernel.run) / kernel.lanes + kernel.lanes + m / kernel.run + 2
+        gamma = terms * kernel.accumulate.unit
+        self.gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
 
     def add(
         self,
@@ -375,42 +395,31 @@ class _Law:
     ) -> None:
         """Add the keys of a tile."""
         finite = np.where(np.isneginf(gap), 0.0, gap)
-        variance = _relative_variance(head, kernel, tile, i, finite)
-        squares, sizes, ones = v * v, np.abs(v), np.ones((v.shape[0], 1))
-        self.scores += (shares * shares * variance) @ np.concatenate([squares, v, ones], -1)
+        squares, sizes = v * v, np.abs(v)
+        noise = shares * shares * _relative_variance(head, kernel, tile, i, finite)
+        self.relative += np.sum(noise, -1)
         epsilon = _largest_error(head, kernel, tile, i, finite)
-        with np.errstate(over="ignore"):
-            shift = np.where(shares > 0, shares * np.expm1(epsilon), 0.0)
-        self.shift += shift @ np.concatenate([sizes, ones], -1)
-        self.least += np.sum(shares * np.exp(-epsilon), -1, keepdims=True)
+        with np.errstate(over="ignore", invalid="ignore"):
+            most = np.where(shares > 0, shares * np.expm1(epsilon), 0.0)
+            self.least += np.sum(shares * np.exp(-epsilon), -1, keepdims=True)
+        self.shift += np.sum(most, -1, keepdims=True)
         self.sizes += shares @ sizes
         if kernel.weights is not None:
-            self._weights(kernel.weights, kernel.normalised, gap, shares, squares, sizes)
-        last = self.run + shares @ v
-        steps = v.shape[0]
-        self.running += walk(self.run, last, (shares * shares) @ squares, steps, kernel.lanes)
-        self.run, self.steps, self.keys = last, self.steps + steps, self.keys + steps
-        if self.steps >= kernel.run:
-            self.close()
-
-    def _weights(
-        self,
-        to: Format,
-        normalised: bool,
-        gap: _Floats,
-        shares: _Floats,
-        squares: _Floats,
-        sizes: _Floats,
-    ) -> None:
-        """The rounding of the weights: over their sum, or over the largest, which is exactly 1."""
-        if normalised:
-            step = to.spacing(shares)
-        else:
-            weights = np.exp(gap)
-            step = to.spacing(weights) * (shares / np.where(weights > 0, weights, 1.0))
-        step = np.where((shares > 0) & (normalised | (gap < 0)), step, 0.0)
-        self.weights += (step * step / 12) @ squares
-        self.moved += (step / 2) @ sizes
+            step = _steps(kernel.weights, kernel.normalised, gap, shares)
+            most = most + step  # twice half of it, as the weight may be beyond a power of two
+            noise_of_weights = step * step / 12
+            if not kernel.scores_matter:
+                noise_of_weights += noise
+            self.weights += noise_of_weights @ squares
+        self.moved += most @ sizes
+        if kernel.scores_matter:
+            with_ones = np.concatenate([squares, v, np.ones((v.shape[0], 1))], -1)
+            self.scores += noise @ with_ones
+            steps, last = v.shape[0], self.run + shares @ v
+            self.running += walk(self.run, last, (shares * shares) @ squares, steps, kernel.lanes)
+            self.run, self.steps = last, self.steps + steps
+            if self.steps >= kernel.run:
+                self.close()
 
     def close(self) -> None:
         """End a run of the sum over the keys: it is added to those before."""
@@ -418,12 +427,12 @@ class _Law:
         self.running += np.square(self.runs)
         self.run, self.steps = np.zeros_like(self.run), 0
 
-    def of_lse(self, kernel: Kernel, lse: _Floats) -> tuple[_Floats, _Floats]:
+    def of_lse(self, head: Head, kernel: Kernel, lse: _Floats) -> tuple[_Floats, _Floats]:
         """Standard deviation and bound of the log normaliser."""
-        m, unit = self.keys, kernel.accumulate.unit
+        m, unit = head.k.shape[0], kernel.accumulate.unit
         size = np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1
-        std = np.sqrt(self.scores[:, -1] + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
-        spread = self.shift[:, -1] / np.where(self.least > 0, self.least, 1.0)[:, 0]
+        std = np.sqrt(self.relative + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
+        spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
 
     def result(self, head: Head, kernel: Kernel, out: _Floats) -> tuple[_Floats, _Floats, _Floats]:
@@ -433,19 +442,29 @@ class _Law:
         unit, half, d_v = kernel.accumulate.unit, kernel.softmax.unit, out.shape[-1]
         squares, first, zeroth = np.split(self.scores, [d_v, 2 * d_v], -1)
         scores = np.maximum(squares - 2 * out * first + out * out * zeroth, 0.0)
-        sums = (RMS * unit) ** 2 * (self.running + out * out) + (RMS * half * out) ** 2
+        running = self.running if kernel.scores_matter else out * out * head.k.shape[0]
+        sums = (RMS * unit) ** 2 * (running + out * out) + (RMS * half * out) ** 2
         variance = scores + self.weights + sums
         known = self.weights if kernel.scores is None else scores + self.weights
         worst = known + WORST**2 * (variance - known)
-        m = head.k.shape[0]
-        gamma = (min(m, kernel.run) / kernel.lanes + kernel.lanes + m / kernel.run + 2) * unit
-        gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
         least = np.where(self.least > 0, self.least, 1.0)
-        size, total = self.shift[:, :-1], self.shift[:, -1:]
-        bound = (size + np.abs(out) * total) / least
-        bound += (self.moved * (1 + total) + gamma * (self.sizes + size + self.moved)) / least
-        bound += (2 * gamma + 4 * half) * (np.abs(out) + bound)
+        error = self.moved + self.gamma * (self.sizes + self.moved)
+        bound = (error * (1 + self.shift) + np.abs(out) * self.shift) / least
+        bound += (2 * self.gamma + 4 * half) * (np.abs(out) + bound)
         return variance, worst, bound
+
+
+def _steps(to: Format, normalised: bool, gap: _Floats, shares: _Floats) -> _Floats:
+    """Distance of the numbers that weights are rounded to, over the sum of the weights.
+
+    Weights are over their sum, or over the largest, which is exactly 1.
+    """
+    if normalised:
+        step = to.spacing(shares)
+    else:
+        weights = np.exp(gap)
+        step = to.spacing(weights) * (shares / np.where(weights > 0, weights, 1.0))
+    return np.where((shares > 0) & (normalised | (gap < 0)), step, 0.0)
 
 
 def _largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
@@ -453,10 +472,7 @@ def _largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Float
     unit, half, d = kernel.accumulate.unit, kernel.softmax.unit, head.q.shape[-1]
     terms = (min(d, kernel.run) / kernel.lanes + kernel.lanes + d / kernel.run + 1) * unit
     terms = terms / (1 - terms) if terms < 1 else math.inf
-    norms = np.sqrt(np.sum(np.square(head.q[i]), -1))[:, None] * np.sqrt(
-        np.sum(np.square(head.k[tile.keys]), -1)
-    )
-    found = abs(head.scale) * terms * norms + unit * (
+    found = abs(head.scale) * terms * _norms(head, tile, i) + unit * (
         np.abs(tile.logits) + np.abs(tile.capped) + 2 * np.abs(tile.scores)
     )
     found = found + half * (2 * np.abs(gap) + 3) + unit * kernel.exp

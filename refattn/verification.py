@@ -39,14 +39,14 @@ from .features import elu_features
 from .registry import ESTIMATORS
 from .rounding import PROFILES, Problem, Profile
 
-__all__ = ["Suspect", "Test", "Verdict", "judge", "verify"]
+__all__ = ["Finding", "Suspect", "Verdict", "judge", "verify"]
 
 _Floats = npt.NDArray[np.float64]
 
 _SMALLEST_TILE = 16
 
 
-class Test(NamedTuple):
+class Finding(NamedTuple):
     """A statement about a correct kernel, and how surely the numbers violate it.
 
     Attributes
@@ -420,7 +420,7 @@ class Trial(NamedTuple):
     """What the numbers say of one profile."""
 
     profile: str
-    tests: list[Test]
+    tests: list[Finding]
     suspects: list[Suspect]
     z: Z
     known: float  # share of the elements that have a law
@@ -457,7 +457,7 @@ def attempt(
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
     tests = [
-        Test(x.name, math.exp(max(x.log_p, -700.0)), float(p), x.statistic, x.where)
+        Finding(x.name, math.exp(max(x.log_p, -700.0)), float(p), x.statistic, x.where)
         for x, p in outcomes
     ]
     suspects = [
@@ -657,8 +657,8 @@ class Verdict(NamedTuple):
         The tightest profile that explains the numbers.
     z : Z
         Errors over their standard deviations, by that profile or, of those rejected, by the one
-        whose root mean square is nearest to 1: root mean square, largest, and where that is.
-    tests : list of Test
+        with which a known defect explains most: root mean square, largest, and where that is.
+    tests : list of Finding
         What was tried, by that profile.
     suspects : list of Suspect
         Known defects that the numbers show, those that explain most first.
@@ -683,7 +683,7 @@ class Verdict(NamedTuple):
     verdict: str
     profile: str | None
     z: Z
-    tests: list[Test]
+    tests: list[Finding]
     suspects: list[Suspect]
     remarks: list[str]
     dtype: str
@@ -774,7 +774,7 @@ def judge(
         trials[name] = attempt(problem, dtype, chosen, name, numbers, alpha)
         if not trials[name].rejected(alpha):
             break
-    best = min(trials.values(), key=lambda x: (x.rejected(alpha), abs(math.log(x.z.rms or 1.0))))
+    best = min(trials.values(), key=lambda x: _rank(x, alpha))
     failed = best.rejected(alpha)
     verdict = "FAIL" if failed else "PASS" if best.detectable else "UNDERPOWERED"
     suspects = list(best.suspects)
@@ -797,6 +797,12 @@ def judge(
         {name: min((t.adjusted for t in x.tests), default=1.0) for name, x in trials.items()},
         time.perf_counter() - start,
     )
+
+
+def _rank(trial: Trial, alpha: float) -> tuple[bool, float, float]:
+    """What explains the numbers comes first, or else what known defects explain best."""
+    most = max((x.explained for x in trial.suspects), default=0.0)
+    return trial.rejected(alpha), -most, abs(math.log(trial.z.rms or 1.0))
 
 
 def _profiles(dtype: str, out_dtype: str, profile: str | Profile | None) -> dict[str, Profile]:
@@ -915,7 +921,58 @@ def verify(
     features: str = "positive",
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Verdict:
-    """TODO."""
+    """Say whether numbers can be those of a correct kernel, to rounding.
+
+    They are compared with exact attention, by what `rounding.predict` says of errors; the tests,
+    and what they assume, are those of `refattn.verification`. Profiles are tried from the tightest
+    until one explains the numbers.
+
+    Parameters
+    ----------
+    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        What the kernel was given, of any floating-point dtype and library.
+    out : array, shape (..., n, d_v)
+        What it gave.
+    lse : array, shape (..., n), optional
+        The log normalisers that it gave, natural, of softmax attention.
+    omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
+        Frequencies of random feature attention, and their log weights.
+    estimator : {"softmax", "rfa", "linear"}
+        What the kernel computes.
+    dtype : str, optional
+        The storage type, by default that of `q`: what the numbers of `q`, `k` and `v` were rounded
+        to, if they come in a wider type. So is that of `out`, if it holds all of its numbers.
+    profile : str or Profile, optional
+        What the kernel rounds, where that is known: no other is tried.
+    alpha : float, default 1e-6
+        Largest probability that a correct kernel fails.
+    scale, bias, mask, causal, window, softcap, features, feature_map
+        As in `rounding.predict`; for linear attention the map is `elu_features` by default.
+
+    Returns
+    -------
+    Verdict
+        PASS, FAIL or UNDERPOWERED, the profile that explains the numbers, and the suspects.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `rounding.predict`; also if shapes of results do not match, or if an option is not
+        one of the estimator.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import refattn
+    >>> q, k, v = refattn.load_sample()
+    >>> out = refattn.softmax_attention(q, k, v)
+    >>> refattn.verify(q=q, k=k, v=v, out=out).profile
+    'math'
+    >>> off = refattn.softmax_attention(q, k, v, scale=32**-0.5 * 1.00001)
+    >>> found = refattn.verify(q=q, k=k, v=v, out=off)
+    >>> found.verdict, found.suspects[0].name
+    ('FAIL', 'scale')
+    """
     settings = {"bias": bias, "mask": mask, "causal": causal, "window": window, "softcap": softcap}
     problem = rounding.of_arrays(
         q,
