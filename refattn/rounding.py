@@ -112,6 +112,7 @@ class Profile(NamedTuple):
 
 PROFILES: Mapping[str, Profile] = {
     "math": Profile(),
+    "serial": Profile(run=2**40),
     "flash": Profile(weights="storage", exp=32.0),
     "eager": Profile("storage", "storage", normalised=True),
     "eager-narrow": Profile("storage", "storage", normalised=True, softmax="storage"),

@@ -487,7 +487,7 @@ def _telling(suspects: list[Suspect]) -> list[Suspect]:
     for suspect in sorted(suspects, key=lambda x: -x.explained):
         found.setdefault(suspect.name.removesuffix(_OF_HEAD), suspect)
     most = max((x.explained for x in found.values()), default=0.0)
-    return [x for x in found.values() if x.explained >= most / 10]
+    return [x for x in found.values() if x.explained >= most / 2]
 
 
 _OF_HEAD = " of a head"
@@ -642,7 +642,8 @@ def _at(index: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, index))})" if len(index) != 1 else str(index[0])
 
 
-_ORDER = ("math", "tf32", "flash", "eager", "eager-narrow")  # from the tightest
+_NARROW = ("math", "flash", "eager", "eager-narrow")  # from the tightest
+_WIDE = ("math", "serial", "tf32")
 
 
 class Verdict(NamedTuple):
@@ -764,7 +765,7 @@ def judge(
     problem: Problem,
     numbers: Numbers,
     dtype: str,
-    profile: str | Profile | None = None,
+    profile: str | Profile | Sequence[str] | None = None,
     alpha: float = 1e-6,
 ) -> Verdict:
     """Say whether what a kernel gave for a problem can be that of a correct kernel."""
@@ -805,15 +806,17 @@ def _rank(trial: Trial, alpha: float) -> tuple[bool, float, float]:
     return trial.rejected(alpha), -most, abs(math.log(trial.z.rms or 1.0))
 
 
-def _profiles(dtype: str, out_dtype: str, profile: str | Profile | None) -> dict[str, Profile]:
+def _profiles(
+    dtype: str, out_dtype: str, profile: str | Profile | Sequence[str] | None
+) -> dict[str, Profile]:
     """Those to try, from the tightest, with the type of the output."""
-    if profile is not None:
+    if isinstance(profile, str | Profile):
         name = profile if isinstance(profile, str) else "given"
         chosen = {name: rounding.profile_of(profile)}
     else:
-        narrow = FORMATS[dtype].digits < FORMATS["tfloat32"].digits + 1
-        names = [x for x in _ORDER if narrow or x in ("math", "tf32")]
-        chosen = {x: PROFILES[x] for x in names if not (narrow and x == "tf32")}
+        narrow = FORMATS[dtype].digits <= FORMATS["float16"].digits
+        names = profile or (_NARROW if narrow else _WIDE)
+        chosen = {x: rounding.profile_of(x) for x in names}
     return {
         name: x._replace(out=out_dtype) if x.out == "storage" else x for name, x in chosen.items()
     }
