@@ -50,7 +50,8 @@ def rounding_errors(t: Trial) -> None:
             given = {"causal": causal, "feature_map": _MAPS[t.adapter["feature_map"] or "elu"]}
         elif t.adapter.has("random-features"):
             given["features"] = t.adapter["features"]
-        problem = rounding.of_arrays(*arrays, **given, **options)
+        q, k, v = arrays
+        problem = rounding.of_arrays(q, k, v, **given, **options)
         asked: dict[str, Any] = options | ({"causal": True} if causal else {})
         got = t.call(*arrays, **asked)
         numbers = verification.Numbers(got.__getitem__, dtype)
