@@ -114,6 +114,8 @@ PROFILES: Mapping[str, Profile] = {
     "math": Profile(),
     "serial": Profile(run=2**40),
     "flash": Profile(weights="storage", exp=32.0),
+    "upcast": Profile(weights="storage", normalised=True),
+    "flash-fast": Profile(weights="storage", exp=2048.0),
     "eager": Profile("storage", "storage", normalised=True),
     "eager-narrow": Profile("storage", "storage", normalised=True, softmax="storage"),
     "tf32": Profile(weights="tfloat32", inputs="tfloat32"),

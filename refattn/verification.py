@@ -468,12 +468,11 @@ def attempt(
     suspects = _telling(suspects)
     rms = math.sqrt(found.plain / elements) if elements else 0.0
     threshold = math.sqrt(2 * math.log(2 * len(tests) / alpha))
-    sizes = {x: float(np.sum(sums.size)) for x, sums in found.sums.items()}
     usable = int(np.sum(found.counted > 0))
     detectable = {
-        x: threshold / math.sqrt(size)
-        for x, size in sizes.items()
-        if size > 0 and usable > 2 * threshold**2
+        x: float((threshold * np.sqrt(np.sum(sums.size)) + np.sum(sums.slack)) / np.sum(sums.size))
+        for x, sums in found.sums.items()
+        if np.sum(sums.size) > 0 and usable > 2 * threshold**2
     }
     total = math.prod(problem.lead) * problem.shape[0] * problem.shape[2]
     return Trial(
@@ -642,7 +641,7 @@ def _at(index: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, index))})" if len(index) != 1 else str(index[0])
 
 
-_NARROW = ("math", "flash", "eager", "eager-narrow")  # from the tightest
+_NARROW = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")  # from the tightest
 _WIDE = ("math", "serial", "tf32")
 
 
