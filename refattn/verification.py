@@ -739,13 +739,14 @@ def _report(found: Verdict) -> Iterator[str]:
             yield f"    {suspect.explained:6.1%}  {suspect.text}"
         if not found.suspects:
             yield "    none of the known defects"
-    elif found.detectable:
-        sizes = ", ".join(
-            f"{_DEFECTS[name]} {size:.2g}"
-            for name, size in found.detectable.items()
-            if name in _DEFECTS
-        )
-        yield f"  would have been rejected: {sizes}"
+    elif found.known:
+        sizes = [
+            f"{_DEFECTS[x]} {size:.2g}" for x, size in found.detectable.items() if x in _DEFECTS
+        ]
+        rows = math.prod(found.shape)
+        most = _rounding.WORST * math.sqrt(2 * math.log(2 * len(found.tests) * rows / found.alpha))
+        sizes.append(f"an element that is off by {most:.2g} standard deviations")
+        yield f"  would have been rejected: {', '.join(sizes)}"
     yield "  proven: the bound. If roundings are independent and symmetric: the rest."
 
 
@@ -777,7 +778,7 @@ def judge(
             break
     best = min(trials.values(), key=lambda x: _rank(x, alpha))
     failed = best.rejected(alpha)
-    verdict = "FAIL" if failed else "PASS" if best.detectable else "UNDERPOWERED"
+    verdict = "FAIL" if failed else "PASS" if best.known else "UNDERPOWERED"
     suspects = list(best.suspects)
     remarks = list(_remarks(problem, numbers.out))
     if failed:
