@@ -34,6 +34,7 @@ _Floats = npt.NDArray[np.float64]
 RMS = math.sqrt(1 / (8 * math.log(2)))
 WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits, 1.00...
 _KEYS = 64  # of a tile: as far apart are the running sums that are known
+_BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
 _TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
 _WIDTH = 8  # coordinates between running sums of q . k that are known, if they matter
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other
@@ -221,7 +222,8 @@ def _relative_variance(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _F
                             + np.square(tile.logits))  # fmt: skip
     if head.bias is not None:
         found += unit * np.square(tile.scores)
-    found += half * (np.square(gap) + (gap < 0))
+    found += half * np.square(gap)
+    found += (kernel.exp * kernel.accumulate.unit / 2) ** 2 * (gap < 0)
     if kernel.scores is not None:
         for number, factor in _rounded(head, tile, tile.slope):
             found += np.square(factor * kernel.scores.spacing(number)) / 12
@@ -325,7 +327,7 @@ def analyse(
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
     lse_std, lse_bound = law.of_lse(head, kernel, exact.lse)
-    slack = kernel.exp * kernel.accumulate.unit * (law.sizes + np.abs(exact.out))
+    slack = kernel.exp * kernel.accumulate.unit * law.common(exact.out)
     return Rows(
         exact.out,
         exact.lse,
@@ -379,6 +381,7 @@ class _Law:
         self.shift = np.zeros((rows, 1))  # p (e^epsilon - 1)
         self.least = np.zeros((rows, 1))  # the sum of the weights, at least
         self.sizes = np.zeros((rows, d_v))  # p |v|
+        self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
         terms = min(m, kernel.run) / kernel.lanes + kernel.lanes + m / kernel.run + 2
         gamma = terms * kernel.accumulate.unit
         self.gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
@@ -404,6 +407,9 @@ class _Law:
             self.least += np.sum(shares * np.exp(-epsilon), -1, keepdims=True)
         self.shift += np.sum(most, -1, keepdims=True)
         self.sizes += shares @ sizes
+        row, key = np.nonzero(gap == 0)
+        top = shares[row, key, None]
+        np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
         if kernel.weights is not None:
             step = _steps(kernel.weights, kernel.normalised, gap, shares)
             most = most + step  # twice half of it, as the weight may be beyond a power of two
@@ -426,6 +432,14 @@ class _Law:
         self.runs += self.run
         self.running += np.square(self.runs)
         self.run, self.steps = np.zeros_like(self.run), 0
+
+    def common(self, out: _Floats) -> _Floats:
+        """What errors of exponentials of one sign add up to, over their size.
+
+        That of e^0 is always the same, and of others it averages to `_BIAS` at most.
+        """
+        found: _Floats = _BIAS * (self.sizes + np.abs(out))
+        return found + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
 
     def of_lse(self, head: Head, kernel: Kernel, lse: _Floats) -> tuple[_Floats, _Floats]:
         """Standard deviation and bound of the log normaliser."""

@@ -71,8 +71,8 @@ class Profile(NamedTuple):
     states : str or None
         Of random features and linear attention, type of the sums over the keys.
     exp : float
-        Largest error of an exponential before it is rounded, in units u of the type of the sums. It
-        may have one sign for all.
+        Largest error of an exponential before it is rounded, in units u of the type of the sums.
+        It is taken for random, but for that of e^0 and a sixteenth of the others.
     """
 
     scores: str | None = None
@@ -85,7 +85,7 @@ class Profile(NamedTuple):
     inputs: str | None = None
     run: int = 256
     states: str | None = None
-    exp: float = 2.0
+    exp: float = 1.0
 
     def kernel(self, dtype: str) -> _rounding.Kernel:
         """The formats for a storage type."""

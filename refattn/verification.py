@@ -338,7 +338,8 @@ class _Found:
         head = self.problem.head(index)
         lse = np.where(np.isfinite(rows.lse), rows.lse, math.inf)[:, None]
         inverse = 1 / np.square(rows.std)
-        slack = inverse * rows.slack
+        slack = inverse * rows.slack  # times |v - out|, by Cauchy and Schwarz
+        far, about = _length(slack)[:, None], np.sum(slack * np.abs(rows.out), -1)[:, None]
         for tile in _rounding.tiles(head, i, 512):
             share = np.exp(np.minimum(tile.scores - lse, 0.0))
             if tile.visible is not None:
@@ -357,7 +358,7 @@ class _Found:
                     + np.sum(inverse * np.square(rows.out), -1, keepdims=True)
                 )
             )
-            common = share * (slack @ np.abs(v).T + np.sum(slack * np.abs(rows.out), -1)[:, None])
+            common = share * (far * _length(v) + about)
             with self.lock:
                 new = Moments.of(e, d, size, common, axis=0)
                 for known, x in zip(self.keys, new, strict=True):
@@ -365,6 +366,11 @@ class _Found:
 
 
 _ALL = 1 - 2.0**-20
+
+
+def _length(x: _Floats) -> _Floats:
+    """Norms of rows."""
+    return np.asarray(np.sqrt(np.sum(x * x, -1)))
 
 
 def _larger(
@@ -642,6 +648,8 @@ def _at(index: tuple[int, ...]) -> str:
 
 
 _NARROW = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")  # from the tightest
+_ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
+_FEW = 4  # blocks of queries that are looked at before all
 _LIKE_THE_NEXT = "upcast"  # neither is the tighter one: that whose rms is nearer to 1 is named
 _WIDE = ("math", "serial", "tf32")
 
@@ -658,7 +666,8 @@ class Verdict(NamedTuple):
         The tightest profile that explains the numbers.
     z : Z
         Errors over their standard deviations, by that profile or, of those rejected, by the one
-        with which a known defect explains most: root mean square, largest, and where that is.
+        with which a known defect explains all, or else by the nearest: root mean square, largest,
+        and where that is.
     tests : list of Finding
         What was tried, by that profile.
     suspects : list of Suspect
@@ -772,9 +781,11 @@ def judge(
     """Say whether what a kernel gave for a problem can be that of a correct kernel."""
     start = time.perf_counter()
     trials: dict[str, Trial] = {}
-    for name, chosen in _profiles(dtype, numbers.out_dtype, profile).items():
-        trials[name] = attempt(problem, dtype, chosen, name, numbers, alpha)
-        if name != _LIKE_THE_NEXT and not all(x.rejected(alpha) for x in trials.values()):
+    profiles = _profiles(dtype, numbers.out_dtype, profile)
+    near = [x for x in profiles if _within(problem, numbers, profiles[x].kernel(dtype))]
+    for name in (*near, *(x for x in profiles if x not in near)):
+        trials[name] = attempt(problem, dtype, profiles[name], name, numbers, alpha)
+        if name != _LIKE_THE_NEXT and _explained(trials, alpha):
             break
     best = min(trials.values(), key=lambda x: _rank(x, alpha))
     failed = best.rejected(alpha)
@@ -782,7 +793,7 @@ def judge(
     suspects = list(best.suspects)
     remarks = list(_remarks(problem, numbers.out))
     if failed:
-        suspects[:0] = _alternatives(problem, numbers.out, dtype, PROFILES["eager"])
+        suspects[:0] = _alternatives(problem, numbers, dtype, PROFILES["eager"])
     return Verdict(
         verdict,
         None if failed else best.profile,
@@ -801,10 +812,26 @@ def judge(
     )
 
 
-def _rank(trial: Trial, alpha: float) -> tuple[bool, float, float]:
-    """What explains the numbers comes first, or else what known defects explain best."""
+def _explained(trials: Mapping[str, Trial], alpha: float) -> bool:
+    """Whether one of the profiles explains the numbers."""
+    return not all(x.rejected(alpha) for x in trials.values())
+
+
+def _within(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> bool:
+    """Whether a few blocks of queries are within their bounds."""
+    items = list(problem.items())
+    for index, i in items[:: max(1, len(items) // _FEW)][:_FEW]:
+        with np.errstate(all="ignore"):
+            rows = problem.analyse(index, kernel, i)
+            if not np.all(np.abs(numbers.out(index)[i] - rows.out) <= rows.bound):
+                return False
+    return True
+
+
+def _rank(trial: Trial, alpha: float) -> tuple[bool, bool, float]:
+    """What explains the numbers comes first, then what does with a known defect, then the nearest."""
     most = max((x.explained for x in trial.suspects), default=0.0)
-    return trial.rejected(alpha), -most, abs(math.log(trial.z.rms or 1.0))
+    return trial.rejected(alpha), most < _ALL_BUT, abs(math.log(trial.z.rms or 1.0))
 
 
 def _profiles(
@@ -840,24 +867,12 @@ def _remarks(problem: Problem, read: Callable[[tuple[int, ...]], _Floats]) -> It
 
 
 def _alternatives(
-    problem: Problem,
-    read: Callable[[tuple[int, ...]], _Floats],
-    dtype: str,
-    profile: Profile,
+    problem: Problem, numbers: Numbers, dtype: str, profile: Profile
 ) -> Iterator[Suspect]:
     """Other conventions by which a part of the numbers is within its bound, where it was not."""
-    items = list(problem.items())
-    some = items[:: max(1, len(items) // 4)][:4]
+    kernel = profile.kernel(dtype)
     for text, other in _conventions(problem):
-        kernel = profile.kernel(dtype)
-        close = True
-        for index, i in some:
-            with np.errstate(all="ignore"):
-                rows = other.analyse(index, kernel, i)
-                close = close and bool(np.all(np.abs(read(index)[i] - rows.out) <= rows.bound))
-            if not close:
-                break
-        if close:
+        if _within(other, numbers, kernel):
             yield Suspect("convention", math.nan, math.nan, math.nan, 1.0, f"agrees if {text}")
 
 
