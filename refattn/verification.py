@@ -829,7 +829,7 @@ def _within(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> boo
 
 
 def _rank(trial: Trial, alpha: float) -> tuple[bool, bool, float]:
-    """What explains the numbers comes first, then what does with a known defect, then the nearest."""
+    """What explains the numbers is first, then what does with a known defect, then the nearest."""
     most = max((x.explained for x in trial.suspects), default=0.0)
     return trial.rejected(alpha), most < _ALL_BUT, abs(math.log(trial.z.rms or 1.0))
 
