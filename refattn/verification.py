@@ -179,6 +179,47 @@ class Moments(NamedTuple):
         return Moments(*(np.sum(x, axis=axis) for x in self))
 
 
+def evenly(t: Any, u: Any, g: Any, slack: Any) -> tuple[Any, ...]:
+    """The rows of a direction over their standard deviations: none outweighs the others."""
+    factor = np.where(g > 0, 1 / np.sqrt(np.where(g > 0, g, 1.0)), 0.0)
+    return tuple(x * factor for x in (t, u, g, slack))
+
+
+class Evidence(NamedTuple):
+    """Sums over rows with the weights that are best if errors are Gaussian, and evenly.
+
+    Where few rows have nearly all of the weight they alone are no evidence of symmetric errors.
+    """
+
+    best: Moments
+    even: Moments
+
+    @classmethod
+    def of(cls, t: Any, u: Any, g: Any, slack: Any, axis: int = -1) -> Evidence:
+        """Sums over an axis of what `Sums` holds."""
+        t2, u2, g2, slack2 = evenly(t, u, g, slack)
+        return cls(Moments.of(t, u, g, slack, axis), Moments.of(t2, u2, g2, slack2, axis))
+
+    def over(self, axis: int) -> Evidence:
+        """Sums over one more axis."""
+        return Evidence(self.best.over(axis), self.even.over(axis))
+
+    def add(self, other: Evidence, at: Any) -> None:
+        """Add to some of the entries."""
+        for mine, new in zip((*self.best, *self.even), (*other.best, *other.even), strict=True):
+            mine[at] += new
+
+    def test(self) -> Estimate:
+        """The size by the best weights, and the surer of the two tests."""
+        best, even = symmetric_test(self.best), symmetric_test(self.even)
+        return Estimate(
+            best.value,
+            best.error,
+            np.minimum(np.minimum(best.log_p, even.log_p) + math.log(2), 0.0),
+            np.maximum(best.statistic, even.statistic),
+        )
+
+
 class Estimate(NamedTuple):
     """Size of a defect, its standard error, and the log of a bound on how likely 0 is."""
 
@@ -248,7 +289,8 @@ class _Found:
         (n, m, d_v), heads = problem.shape, math.prod(problem.lead)
         self.problem, self.numbers, self.lock = problem, numbers, Lock()
         self.sums = {x: Sums(*(np.zeros((heads, n)) for _ in Sums._fields)) for x in names}
-        self.keys = Moments(*(np.zeros((heads, m)) for _ in Moments._fields))
+        best, even = (Moments(*(np.zeros((heads, m)) for _ in Moments._fields)) for _ in range(2))
+        self.keys = Evidence(best, even)
         self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
         self.plain = 0.0  # sum of squares of errors over standard deviations
@@ -359,10 +401,9 @@ class _Found:
                 )
             )
             common = share * (far * _length(v) + about)
+            new = Evidence.of(e, d, np.maximum(size, 0.0), common, axis=0)
             with self.lock:
-                new = Moments.of(e, d, size, common, axis=0)
-                for known, x in zip(self.keys, new, strict=True):
-                    known[at, tile.keys] += x
+                self.keys.add(new, (at, tile.keys))
 
 
 _ALL = 1 - 2.0**-20
@@ -570,23 +611,23 @@ def _powers(n: int) -> Iterator[int]:
 
 def _of_directions(found: _Found) -> Iterator[_Outcome]:
     for name, sums in found.sums.items():
-        rows = Moments.of(*sums)
+        rows = Evidence.of(*sums)
         yield from _grouped(found, name, rows, _SENTENCES[name])
 
 
 def _grouped(
-    found: _Found, name: str, rows: Moments, sentence: Callable[[float, float], str]
+    found: _Found, name: str, rows: Evidence, sentence: Callable[[float, float], str]
 ) -> Iterator[_Outcome]:
     """One direction over all heads and, where there are several, in the head where it is surest."""
-    for of_head in (False, True)[: 1 + (len(rows.t) > 1)]:
-        tried = symmetric_test(rows if of_head else rows.over(0))
+    for of_head in (False, True)[: 1 + (len(rows.best.t) > 1)]:
+        total = rows if of_head else rows.over(0)
+        tried = total.test()
         log_p = np.atleast_1d(tried.log_p)
         at = int(np.argmin(log_p))
         value, error, statistic = (
             float(np.atleast_1d(x)[at]) for x in (tried.value, tried.error, tried.statistic)
         )
-        total = rows if of_head else rows.over(0)
-        size = float(np.atleast_1d(total.g)[at])
+        size = float(np.atleast_1d(total.best.g)[at])
         where = f", {_head(found.problem, at)}" if of_head else ""
         yield _Outcome(
             name + (_OF_HEAD if of_head else ""),
@@ -601,19 +642,19 @@ def _grouped(
 
 def _of_keys(found: _Found) -> Iterator[_Outcome]:
     """The key whose loss, or second use, explains most."""
-    heads, m = found.keys.t.shape
+    heads, m = found.keys.best.t.shape
     if not m:
         return
     for name, rows in (("key", found.keys.over(0)), ("key" + _OF_HEAD, found.keys))[
         : 1 + (heads > 1)
     ]:
-        tried = symmetric_test(rows)
+        tried = rows.test()
         log_p = np.atleast_2d(tried.log_p)
-        explained = np.atleast_2d(np.square(tried.value) * rows.g)
+        explained = np.atleast_2d(np.square(tried.value) * rows.best.g)
         head, key = np.unravel_index(int(np.argmax(explained)), log_p.shape)
         value, error, statistic, size = (
             float(np.atleast_2d(x)[head, key])
-            for x in (tried.value, tried.error, tried.statistic, rows.g)
+            for x in (tried.value, tried.error, tried.statistic, rows.best.g)
         )
         words = (
             f"key {key} is missing: {_pm(value, error)} of its weight"
