@@ -46,6 +46,8 @@ _Floats = npt.NDArray[np.float64]
 RMS = math.sqrt(1 / (8 * math.log(2)))
 WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits
 _KEYS = 64  # of a tile: as far apart are the running sums that are known
+_BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
+_TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
 _WIDTH = 8  # coordinates between running sums of q . k that are known, if they matter
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other
 _NEAR = 4  # units: weights nearer than that to each other, or to 1, are rounded together
@@ -74,6 +76,13 @@ class Kernel(NamedTuple):
     def fine(self) -> bool:
         """Whether nothing but sums and elementary functions is rounded."""
         return self.scores is None and self.weights is None
+
+    @property
+    def scores_matter(self) -> bool:
+        """Whether the errors of scores and sums are more than a trifle beside those of weights."""
+        if self.weights is None or self.scores is not None:
+            return True
+        return max(self.accumulate.unit, self.softmax.unit) * _TRIFLE > self.weights.unit
 
 
 class Head(NamedTuple):
@@ -231,7 +240,8 @@ def _relative_variance(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _F
                             + np.square(tile.logits))  # fmt: skip
     if head.bias is not None:
         found += unit * np.square(tile.scores)
-    found += half * np.square(gap) + min(unit, half) * (gap < 0)
+    found += half * np.square(gap)
+    found += (kernel.exp * kernel.accumulate.unit / 2) ** 2 * (gap < 0)
     if head.softcap is not None:
         found += 2 * unit * np.square(tile.capped)
     if kernel.scores is not None:
@@ -260,6 +270,8 @@ def _rounded(
 def _running_products(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floats:
     """Sum of the squares of the running sums of q . k."""
     d = head.q.shape[-1]
+    if not kernel.scores_matter:
+        return np.asarray(np.square(_norms(head, tile, i)) * d)
     width = _WIDTH if kernel.fine else d
     q, k = head.q[i], head.k[tile.keys]
     found = np.zeros((q.shape[0], k.shape[0]))
@@ -269,6 +281,13 @@ def _running_products(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floa
         last = first + x @ y.T if width < d else tile.products
         found += walk(first, last, np.square(x) @ np.square(y).T, x.shape[-1], kernel.lanes)
         first = last
+    return found
+
+
+def _norms(head: Head, tile: Tile, i: slice) -> _Floats:
+    """Norms of queries times norms of keys."""
+    q, k = (np.sqrt(np.sum(np.square(x), -1)) for x in (head.q[i], head.k[tile.keys]))
+    found: _Floats = q[:, None] * k
     return found
 
 
@@ -304,7 +323,7 @@ def analyse(
     exact = _attend(head, i, None)
     own = _Own(head, kernel, i, exact)
     rows, d_v = exact.out.shape
-    law = _Law(rows, d_v)
+    law = _Law(rows, d_v, head.k.shape[0], kernel)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
@@ -335,9 +354,9 @@ def analyse(
         bound = np.where(np.abs(exact.out) + bound > kernel.out.largest, math.inf, bound)
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
-    lse_std, lse_bound = law.of_lse(kernel, exact.lse)
+    lse_std, lse_bound = law.of_lse(head, kernel, exact.lse)
     drift = _CONSTANTS * np.abs(steep.get("scale", np.zeros((rows, d_v + 1))))
-    slack = kernel.exp * (law.sizes + np.abs(exact.out))
+    slack = kernel.exp * law.common(exact.out)
     if "scale" in tangents:
         slack = slack + _CONSTANTS * np.abs(tangents["scale"])
     flushed = law.flushed[:, :-1] + law.flushed[:, -1:] * np.abs(exact.out)
@@ -402,22 +421,28 @@ class _Own:
 class _Law:
     """Sums over the keys that the variance and the bound are made of."""
 
-    def __init__(self, rows: int, d_v: int) -> None:
+    def __init__(self, rows: int, d_v: int, m: int, kernel: Kernel) -> None:
         self.scores = np.zeros((rows, 2 * d_v + 1))  # p^2 var(delta) times v^2, v and 1
         self.weights = np.zeros((rows, d_v))  # var(eta) v^2
-        self.widest = np.zeros((rows, d_v))  # the same at the least favourable digits
+        self.wider = np.zeros((rows, d_v))  # how much more at the least favourable digits
         self.near = np.zeros((rows, 4))  # p^2 times 1, gap and gap^2, and p^4
+        self.keys = 0
         self.together = self.alone = 0.0  # squares of roundings, summed over rows first or not
         self.lattice = False
         self.running = np.zeros((rows, d_v))  # squares of the running sums of p v
         self.run, self.runs, self.steps = np.zeros((rows, d_v)), np.zeros((rows, d_v)), 0
-        self.shift = np.zeros((rows, d_v + 1))  # p (e^epsilon - 1) times |v| and 1
-        self.moved = np.zeros((rows, d_v))  # largest |eta| |v|
+        self.relative = np.zeros(rows)  # p^2 var(delta)
+        self.moved = np.zeros((rows, d_v))  # the largest errors of p, and of their sum, times |v|
+        self.shift = np.zeros((rows, 1))  # p (e^epsilon - 1)
         self.least = np.zeros((rows, 1))  # the sum of the weights, at least
         self.whole = np.full((rows, 1), 1e-300)  # the share of a weight of 1
         self.flushed = np.zeros((rows, d_v + 1))  # half the last spacing times |v| and 1
         self.sizes = np.zeros((rows, d_v))  # p |v|
-        self.keys = 0
+        self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
+        terms = min(m, kernel.run) / kernel.lanes + kernel.lanes + m / kernel.run + 2
+        terms += 2 * m / _TILE  # changes of a running maximum
+        gamma = terms * kernel.accumulate.unit
+        self.gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
 
     def add(
         self,
@@ -434,54 +459,62 @@ class _Law:
         finite = np.where(hidden, 0.0, gap)
         of_one = np.exp(np.where(hidden, -math.inf, logs - finite))
         self.whole = np.maximum(self.whole, np.max(of_one, -1, keepdims=True))
-        variance = _relative_variance(head, kernel, tile, i, finite)
-        squares, sizes, ones = v * v, np.abs(v), np.ones((v.shape[0], 1))
-        self.scores += (shares * shares * variance) @ np.concatenate([squares, v, ones], -1)
+        squares, sizes = v * v, np.abs(v)
+        noise = shares * shares * _relative_variance(head, kernel, tile, i, finite)
+        self.relative += np.sum(noise, -1)
         epsilon = _largest_error(head, kernel, tile, i, finite)
-        with np.errstate(over="ignore"):
-            shift = np.where(shares > 0, shares * np.expm1(epsilon), np.exp(logs + epsilon))
-        self.shift += shift @ np.concatenate([sizes, ones], -1)
-        self.least += np.sum(shares * np.exp(-epsilon), -1, keepdims=True)
+        with np.errstate(over="ignore", invalid="ignore"):
+            most = np.where(shares > 0, shares * np.expm1(epsilon), np.exp(logs + epsilon))
+            self.least += np.sum(shares * np.exp(-epsilon), -1, keepdims=True)
+        self.shift += np.sum(most, -1, keepdims=True)
         self.sizes += shares @ sizes
+        row, key = np.nonzero(gap == 0)
+        top = shares[row, key, None]
+        np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
         if kernel.weights is not None:
-            self._weights(kernel, gap, shares, squares)
-            self.moved += _largest_rounding(kernel, gap, logs, shares + shift) @ sizes
-        last = self.run + shares @ v
-        steps = v.shape[0]
-        self.running += walk(self.run, last, (shares * shares) @ squares, steps, kernel.lanes)
-        self.run, self.steps, self.keys = last, self.steps + steps, self.keys + steps
-        if self.steps >= kernel.run:
-            self.close()
+            most = most + _largest_rounding(kernel, gap, logs, shares + most)
+            variance = self._weights(kernel, gap, shares, squares)
+            if not kernel.scores_matter:
+                variance = variance + noise
+            self.weights += variance @ squares
+        self.moved += most @ sizes
+        self.keys += v.shape[0]
+        if kernel.scores_matter:
+            with_ones = np.concatenate([squares, v, np.ones((v.shape[0], 1))], -1)
+            self.scores += noise @ with_ones
+            steps, last = v.shape[0], self.run + shares @ v
+            self.running += walk(self.run, last, (shares * shares) @ squares, steps, kernel.lanes)
+            self.run, self.steps = last, self.steps + steps
+            if self.steps >= kernel.run:
+                self.close()
 
-    def _weights(self, kernel: Kernel, gap: _Floats, shares: _Floats, squares: _Floats) -> None:
-        """The rounding of the weights: over their sum, or over the largest, which is exactly 1.
+    def _weights(self, kernel: Kernel, gap: _Floats, shares: _Floats, squares: _Floats) -> _Floats:
+        """Variance of the rounding of the weights: over their sum, or over the largest, exactly 1.
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
         """
         to = kernel.weights
         assert to is not None
         if kernel.normalised:
-            step = np.where(shares > 0, to.spacing(shares), 0.0)
-            self.weights += (step * step / 12) @ squares
-            self.widest = self.weights
-            return
+            return np.where(shares > 0, np.square(to.spacing(shares)) / 12, 0.0)
         weights, rounded = np.exp(gap), (shares > 0) & (gap < 0)
-        step = to.spacing(weights) * (shares / np.where(weights > 0, weights, 1.0))
-        step = np.where(rounded, step, 0.0)
+        of_one = np.where(rounded, shares / np.where(weights > 0, weights, 1.0), 0.0)
+        step = to.spacing(weights) * of_one
         widest = np.where(rounded, np.maximum(step, 2 * to.unit * shares), 0.0)
-        seen, last = shares > 0, to.spacing(0.0)
-        of_one = np.where(seen, shares / np.where(weights > 0, weights, 1.0), 0.0)
-        flushed = np.where(seen & (weights < _FLUSHED * last), of_one * last / 2, 0.0)
-        self.flushed += flushed @ np.concatenate([np.sqrt(squares), np.ones((len(squares), 1))], -1)
-        self.weights += (step * step / 12) @ squares
-        self.widest += (widest * widest / 12) @ squares
+        self.wider += ((widest * widest - step * step) / 12) @ squares
+        last = to.spacing(0.0)
+        flushed = np.where(weights < _FLUSHED * last, of_one * last / 2, 0.0)
+        if np.any(flushed):
+            ones = np.ones((len(squares), 1))
+            self.flushed += flushed @ np.concatenate([np.sqrt(squares), ones], -1)
         size, gap = np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0)
-        residual = np.where(rounded, of_one * (to.round(weights) - weights), 0.0)
+        residual = of_one * (to.round(weights) - weights)
         self.together += np.sum(np.square(np.sum(residual, 0)))
         self.alone += np.sum(np.square(residual))
         if self.keys == 0:
             self.lattice = _few(gap[rounded & (weights > last)])
         self.near += np.stack([np.sum(size * x, -1) for x in (1.0, gap, gap * gap, size)], -1)
+        return step * step / 12
 
     def lost(self, kernel: Kernel) -> npt.NDArray[np.bool_]:
         """Whether products are as small as the smallest numbers of the sums."""
@@ -512,12 +545,20 @@ class _Law:
         self.running += np.square(self.runs)
         self.run, self.steps = np.zeros_like(self.run), 0
 
-    def of_lse(self, kernel: Kernel, lse: _Floats) -> tuple[_Floats, _Floats]:
+    def common(self, out: _Floats) -> _Floats:
+        """What errors of exponentials of one sign add up to, over their size.
+
+        That of e^0 is always the same, and of others it averages to `_BIAS` at most.
+        """
+        found: _Floats = _BIAS * (self.sizes + np.abs(out))
+        return found + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
+
+    def of_lse(self, head: Head, kernel: Kernel, lse: _Floats) -> tuple[_Floats, _Floats]:
         """Standard deviation and bound of the log normaliser."""
-        m, unit = self.keys, kernel.accumulate.unit
+        m, unit = head.k.shape[0], kernel.accumulate.unit
         size = np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))
-        std = np.sqrt(self.scores[:, -1] + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
-        spread = self.shift[:, -1] / np.where(self.least > 0, self.least, 1.0)[:, 0]
+        std = np.sqrt(self.relative + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
+        spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
 
     def result(self, head: Head, kernel: Kernel, out: _Floats) -> tuple[_Floats, _Floats, _Floats]:
@@ -527,26 +568,22 @@ class _Law:
         unit, half, d_v = kernel.accumulate.unit, kernel.softmax.unit, out.shape[-1]
         squares, first, zeroth = np.split(self.scores, [d_v, 2 * d_v], -1)
         scores = np.maximum(squares - 2 * out * first + out * out * zeroth, 0.0)
-        sums = (RMS * unit) ** 2 * (self.running + out * out) + (RMS * half * out) ** 2
+        running = self.running if kernel.scores_matter else out * out * head.k.shape[0]
+        sums = (RMS * unit) ** 2 * (running + out * out) + (RMS * half * out) ** 2
         variance = scores + self.weights + sums
-        known = self.weights if kernel.scores is None else scores + self.weights
-        worst = known + WORST**2 * (variance - known) + self.widest - self.weights
-        m = head.k.shape[0]
-        terms = min(m, kernel.run) / kernel.lanes + kernel.lanes + m / kernel.run
-        gamma = (terms + 2 * m / _TILE + 2) * unit
-        gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
-        least = np.where(self.least > 0, self.least, 1.0)
-        size, total = self.shift[:, :-1], self.shift[:, -1:]
-        bound = (size + np.abs(out) * total) / least
-        bound += (self.moved + gamma * (self.sizes + size + self.moved)) / least
-        bound += (2 * gamma + 4 * half) * (np.abs(out) + bound)
         # Sums in the range of subnormal numbers, and beyond the largest.
-        whole = np.ones_like(zeroth) if kernel.normalised else self.whole
-        bound += m * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits) * whole / least
-        reach = (self.sizes + size + self.moved) * (1 + gamma) / whole
-        bound = np.where(reach > kernel.accumulate.largest, math.inf, bound)
-        smallest = 2.0 ** (kernel.accumulate.least + 1 - kernel.accumulate.digits) * whole
-        variance = variance + m * smallest**2 / 12 * (np.abs(out) < m * smallest / unit)
+        accumulate, m = kernel.accumulate, head.k.shape[0]
+        whole = 1.0 if kernel.normalised else self.whole
+        last = m * accumulate.spacing(0.0) * whole
+        variance = variance + np.where(np.abs(out) * unit < last, last * last / (12 * m), 0.0)
+        known = self.weights if kernel.scores is None else scores + self.weights
+        worst = known + WORST**2 * (variance - known) + self.wider
+        least = np.where(self.least > 0, self.least, 1.0)
+        error = self.moved + self.gamma * (self.sizes + self.moved) + last / 2
+        bound = (error + np.abs(out) * self.shift) / least
+        bound += (2 * self.gamma + 4 * half) * (np.abs(out) + bound)
+        reach = (self.sizes + self.moved) * (1 + self.gamma) / whole
+        bound = np.where(reach > accumulate.largest, math.inf, bound)
         return variance, worst, bound
 
 
@@ -570,10 +607,8 @@ def _largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Float
     unit, half, d = kernel.accumulate.unit, kernel.softmax.unit, head.q.shape[-1]
     terms = (min(d, kernel.run) / kernel.lanes + kernel.lanes + d / kernel.run + 1) * unit
     terms = terms / (1 - terms) if terms < 1 else math.inf
-    norms = np.sqrt(np.sum(np.square(head.q[i]), -1))[:, None] * np.sqrt(
-        np.sum(np.square(head.k[tile.keys]), -1)
-    )
     least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
+    norms = _norms(head, tile, i)
     norms = np.where(norms > kernel.accumulate.largest, math.inf, norms)
     found = abs(head.scale) * (terms * norms + least) + unit * (
         2 * np.abs(tile.logits) + 2 * np.abs(tile.scores)

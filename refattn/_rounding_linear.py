@@ -274,7 +274,7 @@ def _rows(queries: Features, states: _States, kernel: Kernel, m: int) -> Rows:
     free = ~loose & (std > 0) & seen
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
     nothing = np.zeros(out.shape[0])
-    slack = (kernel.exp + 4) * unit * (_apply(np.abs(phi), states.sizes)[:, :-1] + np.abs(out))
+    slack = (kernel.exp / 16 + 4) * unit * (_apply(np.abs(phi), states.sizes)[:, :-1] + np.abs(out))
     return Rows(
         out,
         nothing,

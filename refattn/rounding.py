@@ -71,8 +71,8 @@ class Profile(NamedTuple):
     states : str or None
         Of random features and linear attention, type of the sums over the keys.
     exp : float
-        Largest error of an exponential before it is rounded, in units u of the type of the sums. It
-        may have one sign for all.
+        Largest error of an exponential before it is rounded, in units u of the type of the sums.
+        It is taken for random, but for that of e^0 and a sixteenth of the others.
     """
 
     scores: str | None = None
@@ -85,7 +85,7 @@ class Profile(NamedTuple):
     inputs: str | None = None
     run: int = 256
     states: str | None = None
-    exp: float = 2.0
+    exp: float = 1.0
 
     def kernel(self, dtype: str) -> _rounding.Kernel:
         """The formats for a storage type."""
@@ -112,7 +112,10 @@ class Profile(NamedTuple):
 
 PROFILES: Mapping[str, Profile] = {
     "math": Profile(),
+    "serial": Profile(run=2**40),
     "flash": Profile(weights="storage", exp=32.0),
+    "upcast": Profile(weights="storage", normalised=True),
+    "flash-fast": Profile(weights="storage", exp=2048.0),
     "eager": Profile("storage", "storage", normalised=True),
     "eager-narrow": Profile("storage", "storage", normalised=True, softmax="storage"),
     "tf32": Profile(weights="tfloat32", inputs="tfloat32"),
@@ -398,7 +401,85 @@ def predict(
     features: str = "positive",
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Prediction:
-    """TODO."""
+    r"""Predict what a correct kernel gives in another precision, and how far it may be off.
+
+    .. math:: \mathrm{out}_i = \sum_j p_{ij} v_j, \qquad
+        \mathrm{Var}\,\delta\mathrm{out}_{ic} = \sum_j p_{ij}^2 \sigma_{ij}^2
+        (v_{jc} - \mathrm{out}_{ic})^2 + \sum_j \tau_{ij}^2 v_{jc}^2 + \sigma_{\mathrm{sums}}^2
+        + h_{ic}^2 / 12
+
+    with the relative variance :math:`\sigma_{ij}^2` of a weight, by its score and exponential, the
+    variance :math:`\tau_{ij}^2` of its rounding, and the distance h of the numbers that the result
+    is rounded to. The bound has the same terms, each at its largest, and is not to first order
+    only.
+
+    Parameters
+    ----------
+    q : array, shape (..., n, d)
+        Queries, of the storage type or of a wider one, in any library. Leading axes broadcast, and
+        heads may share keys in groups, as in `attend`.
+    k : array, shape (..., m, d)
+        Keys.
+    v : array, shape (..., m, d_v)
+        Values.
+    dtype : str
+        The storage type: all of `q`, `k` and `v` must be numbers of it.
+    profile : str or Profile, default "flash"
+        What the kernel rounds; names are those of `PROFILES`.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default. For random features it is positive.
+    bias : array, broadcasting to (..., n, m), optional
+        Added to the scores, in numbers that the kernel has.
+    mask : array of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key. With features, of keys: (..., 1, m).
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n.
+    window : pair of int or None, optional
+        (left, right): query i sees key j only if i + m - n - left <= j <= i + m - n + right.
+    softcap : float, optional
+        Positive c: scores are c tanh(s / c) before the bias is added.
+    omega : array, shape (..., S, d), optional
+        Frequencies: random feature attention in place of softmax attention.
+    log_weight : array, shape (..., S), optional
+        Log weights of the frequencies.
+    features : {"positive", "hyperbolic"}
+        Features of the frequencies.
+    feature_map : callable, optional
+        x -> features: linear attention, with a map like `refattn.features.elu_features`.
+
+    Returns
+    -------
+    Prediction
+        Exact `out` and `lse`, the standard deviation of errors and their bound, in float64. `lse`
+        is 0 with features, where it is not defined.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array or is of a dtype that is no `FORMATS`.
+    ValueError
+        If shapes do not match, if `q`, `k` or `v` hold numbers that `dtype` lacks, or if an option
+        is not one of the above.
+
+    Notes
+    -----
+    With U the type of the weights in the second product, the law fails, and `std` is infinite,
+    where roundings of weights are tied to each other: in rows where many weights are equal or
+    differ by less than a rounding in U, which is told from what rounding them to nearest does.
+    Heads are taken by one, and queries in blocks: the memory beside arguments and results does not
+    depend on n and m. With features the errors of rows are not independent of each other.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import rounding
+    >>> q, k, v = (np.array(x) for x in ([[1.0]], [[0.5], [-1.0]], [[1.0], [3.0]]))
+    >>> found = rounding.predict(q, k, v, dtype="bfloat16")
+    >>> found.out
+    array([[1.36485105]])
+    >>> bool(np.all(found.std < found.bound))
+    True
+    """
     problem = of_arrays(
         q,
         k,

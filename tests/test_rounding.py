@@ -30,8 +30,10 @@ from refattn.rounding import PROFILES, Profile, predict
 
 Array = np.ndarray
 ALARM = 1e-9  # probability that a correct law fails one of these tests, each
-DTYPES = dict.fromkeys(("flash", "eager", "eager-narrow"), ("bfloat16", "float16")) | {
+NARROW = ("flash", "upcast", "flash-fast", "eager", "eager-narrow")
+DTYPES = dict.fromkeys(NARROW, ("bfloat16", "float16")) | {
     "math": ("bfloat16", "float16", "float32"),
+    "serial": ("float32",),
     "tf32": ("float32",),
     "fp8-weights": ("bfloat16",),
     "fp8": ("bfloat16",),

@@ -13,7 +13,6 @@ from rounded import KERNELS, Case, f32, flash, linear, of_heads, positive_featur
 from scipy import stats
 
 import refattn
-from refattn import verification
 from refattn._formats import FORMATS
 from refattn.features import elu_features
 from refattn.rounding import PROFILES
@@ -23,7 +22,10 @@ Array = np.ndarray
 BF16 = FORMATS["bfloat16"].round
 DTYPES = {
     "math": ("bfloat16", "float16", "float32"),
+    "serial": ("float32", "bfloat16"),
     "flash": ("bfloat16", "float16"),
+    "upcast": ("bfloat16", "float16"),
+    "flash-fast": ("bfloat16", "float16"),
     "eager": ("bfloat16", "float16"),
     "eager-narrow": ("bfloat16", "float16"),
     "tf32": ("float32",),
@@ -113,8 +115,10 @@ def draw(seed: int) -> Draw:
     dtype = str(rng.choice(DTYPES.get(name, ("bfloat16", "float16", "float32"))))
     heads = int(rng.choice([1, 2, 4]))
     n, m = (int(x) for x in np.exp(rng.uniform(0, math.log(301), 2)))
+    if rng.random() < 0.6:
+        n, m = (int(x) for x in rng.integers(40, 301, 2))
     d, d_v = (int(x) for x in np.exp(rng.uniform(0, math.log(129), 2)))
-    if name in ("half-sums", "rfa", "linear"):
+    if name in ("half-sums", "serial", "rfa", "linear"):
         n, m, d, d_v = min(n, 60), min(m, 60), min(d, 32), min(d_v, 32)
     share, to = int(rng.choice([1, heads])), FORMATS[dtype]
     sizes = np.exp(rng.normal(0, [0.7, 0.3, 2]))
@@ -456,8 +460,11 @@ def test_nan_where_scores_overflow() -> None:
 
 
 def test_underpowered() -> None:
-    k = BF16(np.random.default_rng(6).standard_normal((1, 8)))
-    found = verify(q=k, k=k, v=k, out=k, dtype="bfloat16")
+    rng = np.random.default_rng(6)
+    q, k, v = BF16(rng.standard_normal((3, 1, 40, 8)))
+    k = BF16(k[:, :1] + 1e-3 * k)
+    out, _ = of_heads("flash", q, k, v, "bfloat16")
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
     assert found.verdict == "UNDERPOWERED"
     assert "nothing but bounds" in str(found)
 
@@ -477,4 +484,4 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             verify(**given | options)
-    assert set(verification._ORDER) < set(PROFILES) == set(KERNELS)
+    assert set(PROFILES) == set(KERNELS) == set(DTYPES)

@@ -297,3 +297,59 @@ class PaddedBlocks(Softmax):
 
     def total(self, weights: Array, visible: Array) -> Array:
         return super().total(weights, visible) + (-weights.shape[-1] % 4) / weights.shape[-1]
+
+
+HALF = {"dtype": "float16"}
+
+
+class Fused(Softmax):
+    """Half precision in, float32 within, half precision out."""
+
+    def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
+        q, k, v = (x.astype(np.float32) for x in (q, k, v))
+        return super().attend(q, k, v, visible, draws)
+
+
+@CATALOGUE.defect(
+    "softmax-scale-nearly", "Scores a thousandth too large, in half precision.", tags=HALF
+)
+class ScaleNearly(Fused):
+    """The scale is 1.001 / sqrt(d)."""
+
+    def scale(self, d: int) -> float:
+        return 1.001 * super().scale(d)
+
+
+@CATALOGUE.defect("softmax-result-truncated", "Half a unit in the last place towards 0.", tags=HALF)
+class ResultTruncated(Fused):
+    """The result is cut off to half precision, not rounded."""
+
+    def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
+        out = super().attend(q, k, v, visible, draws)
+        rounded = out.astype(np.float16)
+        beyond = np.abs(rounded.astype(np.float32)) > np.abs(out)
+        return np.where(beyond, np.nextafter(rounded, np.float16(0)), rounded)
+
+
+@CATALOGUE.defect(
+    "softmax-short-log2e",
+    "A temperature off by three millionths.",
+    "kernels that use exp2",
+    tags={"dtype": "float32"},
+)
+class ShortLog2E(Softmax):
+    """Powers of 2 with log2(e) taken for 1.4427."""
+
+    def exponentiate(self, scores: Array, visible: Array) -> Array:
+        return super().exponentiate(scores * np.float32(1.4427 * math.log(2)), visible)
+
+
+@CATALOGUE.defect("softmax-tile-off", "A tile of 32 queries is 1 % too large.", tags=HALF)
+class TileOff(Fused):
+    """Queries 32 to 63 are multiplied by 1.01."""
+
+    def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
+        out = super().attend(q, k, v, visible, draws)
+        factor = np.ones((out.shape[-2], 1), np.float32)
+        factor[32:64] = 1.01
+        return out * factor
