@@ -268,7 +268,7 @@ def _rounded(
 
 
 def _running_products(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floats:
-    """Sum of the squares of the running sums of q . k."""
+    """Sum of the squares of the products in q . k, and of their running sums."""
     d = head.q.shape[-1]
     if not kernel.scores_matter:
         return np.asarray(np.square(_norms(head, tile, i)) * d)
@@ -279,7 +279,8 @@ def _running_products(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floa
     for at in blocks(0, d, width):
         x, y = q[:, at], k[:, at]
         last = first + x @ y.T if width < d else tile.products
-        found += walk(first, last, np.square(x) @ np.square(y).T, x.shape[-1], kernel.lanes)
+        squares = np.square(x) @ np.square(y).T
+        found += walk(first, last, squares, x.shape[-1], kernel.lanes) + squares
         first = last
     return found
 
@@ -429,7 +430,7 @@ class _Law:
         self.keys = 0
         self.together = self.alone = 0.0  # squares of roundings, summed over rows first or not
         self.lattice = False
-        self.running = np.zeros((rows, d_v))  # squares of the running sums of p v
+        self.running = np.zeros((rows, d_v))  # squares of p v and of their running sums
         self.run, self.runs, self.steps = np.zeros((rows, d_v)), np.zeros((rows, d_v)), 0
         self.relative = np.zeros(rows)  # p^2 var(delta)
         self.moved = np.zeros((rows, d_v))  # the largest errors of p, and of their sum, times |v|
@@ -483,7 +484,8 @@ class _Law:
             with_ones = np.concatenate([squares, v, np.ones((v.shape[0], 1))], -1)
             self.scores += noise @ with_ones
             steps, last = v.shape[0], self.run + shares @ v
-            self.running += walk(self.run, last, (shares * shares) @ squares, steps, kernel.lanes)
+            terms = (shares * shares) @ squares
+            self.running += walk(self.run, last, terms, steps, kernel.lanes) + terms
             self.run, self.steps = last, self.steps + steps
             if self.steps >= kernel.run:
                 self.close()
