@@ -26,6 +26,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ import numpy.typing as npt
 
 from . import _rounding, _validate, rounding, stats
 from ._formats import FORMATS
+from ._tensors import Tensors
 from ._text import portable
 from .features import elu_features
 from .registry import ESTIMATORS
@@ -678,6 +680,8 @@ class Verdict(NamedTuple):
         Smallest corrected p-value of each profile that was tried.
     seconds : float
         Time taken.
+    by : str
+        Name of the profile that `z` and `tests` are by.
     """
 
     verdict: str
@@ -694,6 +698,7 @@ class Verdict(NamedTuple):
     alpha: float
     trials: dict[str, float]
     seconds: float
+    by: str = ""
 
     def to_json(self) -> str:
         """The verdict as JSON."""
@@ -729,16 +734,20 @@ def _report(found: Verdict) -> Iterator[str]:
         f"largest {found.z.largest:.3g}{place}"
     )
     yield from (f"  {x}" for x in found.remarks)
-    for x in found.tests:
-        if x.adjusted <= found.alpha and x.name in _SHOWN:
-            yield f"  {x.name}: {x.statistic:.3g}, p {_p(x.adjusted)}, {x.where}"
+    shown = [x for x in found.tests if x.adjusted <= found.alpha and x.name in _SHOWN]
+    tiles = [x for x in found.tests if x.adjusted <= found.alpha and x.name.startswith(_PARTS)]
+    for x in (*shown, *tiles[:1]):  # of tiles and heads where it is surest
+        yield f"  {x.name}: {x.statistic:.3g}, p {_p(x.adjusted)}, {x.where}"
     if found.verdict == "FAIL":
         yield "  suspects, and the share of the mean square that each explains:"
         for suspect in found.suspects[:5]:
             yield f"    {suspect.explained:6.1%}  {suspect.text}"
         if not found.suspects:
             yield "    none of the known defects"
-    elif found.detectable:
+    rejected = [x for x, p in found.trials.items() if p <= found.alpha]
+    if found.verdict != "FAIL" and rejected:
+        yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
+    if found.verdict != "FAIL" and found.detectable:
         sizes = ", ".join(
             f"{_DEFECTS[name]} {size:.2g}"
             for name, size in found.detectable.items()
@@ -748,7 +757,8 @@ def _report(found: Verdict) -> Iterator[str]:
     yield "  proven: the bound. If roundings are independent and symmetric: the rest."
 
 
-_SHOWN = ("bound", "largest z", "mean square", "finest tiles", "mean square of columns")
+_SHOWN = ("bound", "largest z", "mean square", "mean square of columns")
+_PARTS = ("mean square of tiles", "mean square of heads")
 _DEFECTS = {
     "scale": "a scale wrong by",
     "factor": "an output wrong by a factor 1 +",
@@ -796,7 +806,78 @@ def judge(
         alpha,
         {name: min((t.adjusted for t in x.tests), default=1.0) for name, x in trials.items()},
         time.perf_counter() - start,
+        best.profile,
     )
+
+
+def z_by_row(
+    problem: Problem, numbers: Numbers, dtype: str, profile: str | Profile
+) -> tuple[_Floats, _Floats]:
+    """Sums of z^2 over the columns, (heads, n), and the numbers of elements that have a law."""
+    shape = math.prod(problem.lead), problem.shape[0]
+    squares, counts = np.zeros(shape), np.zeros(shape)
+
+    def add(index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
+        at = int(np.ravel_multi_index(index, problem.lead)) if index else 0
+        z = _z(numbers.out(index)[i], rows)
+        squares[at, i], counts[at, i] = np.nansum(z * z, -1), np.sum(~np.isnan(z), -1)
+
+    rounding.sweep(problem, dtype, _chosen(dtype, numbers.out_dtype, profile), add)
+    return squares, counts
+
+
+def z_of_head(
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    profile: str | Profile,
+    index: tuple[int, ...],
+) -> _Floats:
+    """Errors of a head over their standard deviations, (n, d_v); nan where there is no law."""
+    found = np.empty((problem.shape[0], problem.shape[2]))
+    chosen, got = _chosen(dtype, numbers.out_dtype, profile), numbers.out(index)
+    if chosen.inputs is not None:  # 8 bits have a scale for all heads
+        problem = problem.rounded(FORMATS[chosen.inputs])
+
+    def add(index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
+        found[i] = _z(got[i], rows)
+
+    one = problem._replace(lead=(), read=lambda _: problem.read(index))
+    rounding.sweep(one, dtype, chosen._replace(inputs=None), add)
+    return found
+
+
+def _z(got: _Floats, rows: _rounding.Rows) -> _Floats:
+    error = got - rows.out
+    found: _Floats = np.where(np.isfinite(rows.std) & np.isfinite(error), error / rows.std, np.nan)
+    return found
+
+
+def _chosen(dtype: str, out_dtype: str, profile: str | Profile) -> Profile:
+    return next(iter(_profiles(dtype, out_dtype, profile).values()))
+
+
+def numbers_of(tensors: Tensors) -> Numbers:
+    """The results in a file."""
+    if "out" not in tensors.shapes:
+        raise ValueError(
+            f"`out` must be in FILE, for it to be judged: {str(tensors.path)!r} has none."
+        )
+    return Numbers(
+        partial(tensors.read, "out"),
+        _held(tensors, "out"),
+        partial(tensors.read, "lse") if "lse" in tensors.shapes else None,
+        _held(tensors, "lse") if "lse" in tensors.shapes else "float32",
+    )
+
+
+def _held(tensors: Tensors, name: str) -> str:
+    """The type of the queries where it holds all numbers, their own type otherwise."""
+    dtype, own = tensors.dtype, tensors.dtypes[name]
+    if own == dtype or not math.prod(tensors.shapes[name]):
+        return own
+    all_held = all(np.all(FORMATS[dtype].holds(tensors.read(name, x))) for x in tensors.heads())
+    return dtype if all_held else own
 
 
 def _profiles(dtype: str, out_dtype: str, profile: str | Profile | None) -> dict[str, Profile]:
@@ -925,7 +1006,7 @@ def verify(
         **settings,
         **_estimator(estimator, omega, log_weight, features, feature_map),
     )
-    alpha = _alpha(alpha)
+    alpha = alpha_of(alpha)
     n, _, d_v = problem.shape
     given = {"out": (out, (*problem.lead, n, d_v)), "lse": (lse, (*problem.lead, n))}
     got: dict[str, _Floats] = {}
@@ -955,7 +1036,8 @@ def narrowest(x: _Floats, dtype: str, own: str) -> str:
     return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else own
 
 
-def _alpha(alpha: Any) -> float:
+def alpha_of(alpha: Any) -> float:
+    """Check a level."""
     found = float(_validate.real("alpha", alpha, positive=True))
     if found >= 1:
         raise ValueError(f"`alpha` must be between 0 and 1, got {found}.")
