@@ -18,7 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
-from . import _show, _validate, rounding, verification
+from . import _show, _validate, rounding, tolerance, verification
 from ._files import INSTALL, load, sample
 from ._tensors import DTYPES, open_tensors
 from ._text import printable, said
@@ -468,6 +468,60 @@ def _verified(
             problem, numbers._replace(out=out), tensors.dtype, profile, alpha
         )
     return _show.Verified(tensors, problem, numbers, verdict)
+
+
+@group.command("tolerance")
+@file_argument
+@click.option(
+    "--dtype",
+    metavar="NAME",
+    callback=_in(*tolerance.USUAL),
+    help=f"What the kernel holds: {', '.join(tolerance.USUAL)}.  [default: what FILE holds]",
+)
+@profile_option
+@click.option("--atol", type=float, help="What you allow.  [default: as torch.testing]")
+@click.option("--rtol", type=float, help="What you allow, relative to the exact result.")
+@causal_option
+@scale_option
+@window_option
+@softcap_option
+@layout_option
+@json_option("Write all numbers, of every head.")
+def tolerances(
+    file: Path | None,
+    dtype: str | None,
+    profile: str | None,
+    atol: float | None,
+    rtol: float | None,
+    layout: str,
+    json_path: Path | None,
+    **options: Any,
+) -> None:
+    """Say which tolerance a correct kernel needs, and which defects it lets through.
+
+    FILE (.npz or .safetensors) holds arrays q, k, v of shape (..., n, d), and may hold mask and
+    bias; the default is a sample from a sentence encoder that comes with the package. They are
+    rounded to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|; each defect
+    is simulated, with the roundings of a kernel, and tried at --atol and --rtol, at the tolerance
+    that a correct kernel needs, and by `refattn verify`.
+    """
+    with one_line(False):
+        path = file or sample()
+        tensors = open_tensors(path, layout=layout, required=())
+        problem = rounding.of_tensors(tensors, **options)
+        found = tolerance.of_problem(
+            problem,
+            dtype or tensors.dtype,
+            profile=profile,
+            atol=atol,
+            rtol=rtol,
+            track=partial(_show.track, "Trying"),
+        )
+    publish(
+        partial(_show.tolerances, tensors, problem, found),
+        json_path,
+        partial(_show.tolerances_to_json, tensors, problem, found),
+    )
 
 
 def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> None:

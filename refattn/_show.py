@@ -31,6 +31,7 @@ from ._version import __version__
 from .compare import Comparison, Row
 from .profile import Profile
 from .rounding import Problem
+from .tolerance import LEVEL, Tolerance
 
 __all__ = [
     "Verified",
@@ -43,6 +44,8 @@ __all__ = [
     "plot_verified",
     "profile",
     "profile_to_json",
+    "tolerances",
+    "tolerances_to_json",
     "track",
     "verdicts",
     "verified",
@@ -127,12 +130,6 @@ class Verified(NamedTuple):
     numbers: verification.Numbers
     verdict: verification.Verdict
 
-    @property
-    def conventions(self) -> dict[str, Any]:
-        """What the numbers were compared with."""
-        names = ("estimator", "scale", "causal", "window", "softcap")
-        return {name: getattr(self.problem, name) for name in names}
-
     def unread(self) -> Iterator[str]:
         """What the file holds that was not judged or not used, a line each."""
         shapes = self.tensors.shapes
@@ -149,22 +146,41 @@ class Verified(NamedTuple):
 
 def verified(found: Verified, after: bool) -> None:
     """Print the verdict on a file, after another or not."""
-    tensors, problem = found.tensors, found.problem
+    click.echo("\n" * after + _introduction(found.tensors, found.problem, found.tensors.dtype))
+    for line in found.unread():
+        click.echo(printable(line))
+    verdicts(printable(str(found.verdict)))
+
+
+def _introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
+    """Name of the file, shapes, dtype, and the conventions, in two lines."""
     shapes = ", ".join(f"{name} {x}" for name, x in tensors.shapes.items())
-    sides = ",".join("" if x is None else str(x) for x in problem.window)
+    rounded = f" rounded to {dtype}" if tensors.dtype != dtype else ""
     said = [
         problem.estimator,
         f"scale {problem.scale:.6g}",
         "causal" if problem.causal else "not causal",
-        *[f"window {sides}" for _ in sides[1:]],
-        *[f"softcap {problem.softcap:g}" for _ in [0] if problem.softcap is not None],
-        *[f"with {x}" for x in ("mask", "bias") if x in tensors.shapes],
     ]
+    if problem.window != (None, None):
+        said.append(f"window {','.join('' if x is None else str(x) for x in problem.window)}")
+    if problem.softcap is not None:
+        said.append(f"softcap {problem.softcap:g}")
+    said += [f"with {x}" for x in ("mask", "bias") if x in tensors.shapes]
     name = click.format_filename(tensors.path.name)
-    click.echo("\n" * after + printable(f"{name}: {shapes}, {tensors.dtype}\n{', '.join(said)}"))
-    for line in found.unread():
-        click.echo(printable(line))
-    verdicts(printable(str(found.verdict)))
+    return printable(f"{name}: {shapes}, {tensors.dtype}{rounded}\n{', '.join(said)}")
+
+
+def _source(tensors: Tensors, problem: Problem) -> dict[str, Any]:
+    """Versions, what was read, and what it was compared with."""
+    conventions = ("estimator", "scale", "causal", "window", "softcap")
+    return {
+        "refattn": __version__,
+        "numpy": np.__version__,
+        "file": tensors.path.name,
+        "shapes": {name: list(shape) for name, shape in tensors.shapes.items()},
+        "dtypes": tensors.dtypes,
+        **{name: getattr(problem, name) for name in conventions},
+    }
 
 
 def verified_to_json(found: Sequence[Verified]) -> str:
@@ -173,19 +189,8 @@ def verified_to_json(found: Sequence[Verified]) -> str:
     Beside what `Verdict.to_json` holds: versions, name of the `file`, `shapes` and `dtypes` of its
     arrays, and the conventions that the numbers were compared with.
     """
-    reports = [
-        {
-            "refattn": __version__,
-            "numpy": np.__version__,
-            "file": x.tensors.path.name,
-            "shapes": {name: list(shape) for name, shape in x.tensors.shapes.items()},
-            "dtypes": x.tensors.dtypes,
-            **x.conventions,
-            **json.loads(x.verdict.to_json()),
-        }
-        for x in found
-    ]
-    return json.dumps(portable(reports if len(reports) > 1 else reports[0]), indent=2) + "\n"
+    reports = [_source(x.tensors, x.problem) | json.loads(x.verdict.to_json()) for x in found]
+    return _dump(reports if len(reports) > 1 else reports[0])
 
 
 def plot_verified(found: Verified, path: Path) -> None:
@@ -302,7 +307,7 @@ def _plot_tiles(
     )
     ticks = [x for x in range(-12, 13) if abs(x) <= end and (end < 5 or x % 2 == 0)]
     bar = figure.colorbar(image, ax=axes, extend="both", ticks=ticks)
-    bar.ax.set_yticklabels([f"{2.0**x:.3g}" for x in ticks])
+    bar.ax.set_yticklabels([f"{2.0**x:.4g}" for x in ticks])
     labels = [_index(tuple(map(int, x))) for x in np.ndindex(lead)]
     step = -(-heads // 16)
     axes.set_yticks(range(0, heads, step), labels=labels[::step])
@@ -310,6 +315,64 @@ def _plot_tiles(
     axes.set_xlabel(f"query, in tiles of {size}")
     axes.set_ylabel("head")
     axes.set_title("rms z by tile", fontsize=10)
+
+
+def tolerances(tensors: Tensors, problem: Problem, found: Tolerance) -> None:
+    """Print what a correct kernel needs, and what becomes of defects, as tables."""
+    console = _console()
+    click.echo(_introduction(tensors, problem, found.dtype))
+    click.echo(
+        "\nWhat a correct kernel needs for |got - exact| <= atol + rtol |exact|, by profile:"
+    )
+    click.echo(f"with probability {1 - LEVEL:.6f} if roundings are independent, and for certain")
+    table = _table("profile", "atol", "certain", "or rtol", "and atol", "or rtol", "certain")
+    whole = [x for x in found.needs if x.head is None]
+    for x in whole:
+        pairs = (x.pair.rtol, x.pair.atol, x.proven_pair.rtol, x.proven_pair.atol)
+        table.add_row(x.profile, *map(_digits, (x.atol, x.proven, *pairs)))
+    console.print(table)
+    heads = list(dict.fromkeys(x.head for x in found.needs if x.head is not None))
+    if heads:
+        click.echo("\natol of each head (rtol 0), by profile")
+        table = _table("head", *(x.profile for x in whole))
+        for head in heads:
+            needs = [_digits(x.atol) for x in found.needs if x.head == head]
+            table.add_row(_index(head), *needs)
+        console.print(table)
+    of = math.prod(found.lead) * found.rows
+    click.echo(
+        f"\nWhat lets a defect pass: largest error over what is allowed, for kernels of profile "
+        f"{found.profile}\n(rounded to nearest), of {of} of "
+        f"{math.prod(problem.lead) * problem.shape[0]} queries"
+    )
+    table = _table("defect", "yours", "", "needed", "", "verify", "which takes it for")
+    table.columns[-1].justify = "left"
+    for row in found.power:
+        cells = []
+        for ratio in (row.given, row.ours):
+            cells += [_digits(ratio), "passes" if ratio <= 1 else "fails"]
+        table.add_row(f"{row.defect} {row.size}".strip(), *cells, row.verdict, row.suspect)
+    with console.capture() as printed:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+    for name, pair in (("yours", found.given), ("needed", found.ours)):
+        click.echo(f"{name}: atol {_digits(pair.atol)}, rtol {_digits(pair.rtol)}")
+    if found.power[0].given > 1:
+        click.echo("yours is too little for a correct kernel")
+
+
+def tolerances_to_json(tensors: Tensors, problem: Problem, found: Tolerance) -> str:
+    """Format what `tolerance.study` returns as JSON; what is not finite becomes null."""
+    report = found._asdict() | {
+        "needs": [
+            x._asdict() | {y: getattr(x, y)._asdict() for y in ("pair", "proven_pair")}
+            for x in found.needs
+        ],
+        "power": [x._asdict() for x in found.power],
+        "given": found.given._asdict(),
+        "ours": found.ours._asdict(),
+    }
+    return _dump(_source(tensors, problem) | report)
 
 
 def comparison(path: Path, arrays: dict[str, _Array], found: Comparison, per_head: bool) -> None:
@@ -414,7 +477,7 @@ def _origin(path: Path, arrays: dict[str, _Array]) -> dict[str, Any]:
     }
 
 
-def _dump(report: dict[str, Any]) -> str:
+def _dump(report: Any) -> str:
     return json.dumps(portable(report), indent=2, allow_nan=False) + "\n"
 
 
