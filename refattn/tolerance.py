@@ -203,9 +203,9 @@ def study(
     >>> found = tolerance.study(q, k, v, dtype="bfloat16", profile="flash")
     >>> f"atol {found.needs[0].atol:.1g}"
     'atol 0.005'
-    >>> row = next(x for x in found.power if x.size == "1.003")
-    >>> row.defect, row.given > 1, row.ours > 1, row.verdict
-    ('output times', True, False, 'FAIL')
+    >>> row = next(x for x in found.power if x[:2] == ("output times", "1.003"))
+    >>> row.ours < 1, row.verdict  # passes at what is needed, and yet it can be told
+    (True, 'FAIL')
     """
     problem = rounding.of_arrays(
         q,
