@@ -335,7 +335,7 @@ def of_tensors(
         _no("bias", shapes.get("bias"), estimator)
         _no("window", window, estimator)
         _no("softcap", softcap, estimator)
-        rows = (1, *shapes.get("mask", ()))[-2]
+        rows = (1, 1, *shapes.get("mask", ()))[-2]
         if rows != 1:
             raise ValueError(
                 f"`mask` must be of keys, (..., 1, m), for {estimator}, got shape {shapes['mask']}."

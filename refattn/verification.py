@@ -780,11 +780,18 @@ def judge(
     """Say whether what a kernel gave for a problem can be that of a correct kernel."""
     start = time.perf_counter()
     trials: dict[str, Trial] = {}
-    for name, chosen in _profiles(dtype, numbers.out_dtype, profile).items():
+    profiles = _profiles(dtype, numbers.out_dtype, profile)
+    for name, chosen in profiles.items():
         trials[name] = attempt(problem, dtype, chosen, name, numbers, alpha)
         if not trials[name].rejected(alpha):
             break
-    best = min(trials.values(), key=lambda x: (x.rejected(alpha), abs(math.log(x.z.rms or 1.0))))
+
+    def rank(x: Trial) -> tuple[bool, bool, float]:
+        """Sizes of defects are right for the problem as it was given: with inputs as they are."""
+        rounded = profiles[x.profile].inputs is not None
+        return x.rejected(alpha), rounded, abs(math.log(x.z.rms or 1.0))
+
+    best = min(trials.values(), key=rank)
     failed = best.rejected(alpha)
     verdict = "FAIL" if failed else "PASS" if best.detectable else "UNDERPOWERED"
     suspects = list(best.suspects)
