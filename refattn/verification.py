@@ -797,6 +797,7 @@ def judge(
     suspects = list(best.suspects)
     remarks = list(_remarks(problem, numbers.out))
     if failed:
+        remarks += _narrower(problem, dtype)
         suspects[:0] = _alternatives(problem, numbers.out, dtype, PROFILES["eager"])
     return Verdict(
         verdict,
@@ -915,6 +916,18 @@ def _remarks(problem: Problem, read: Callable[[tuple[int, ...]], _Floats]) -> It
         yield "the output is 0 everywhere"
     if nan:
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}"
+
+
+def _narrower(problem: Problem, dtype: str) -> Iterator[str]:
+    """Whether queries, keys and values look like those of a narrower type."""
+    for name in ("bfloat16", "float16"):
+        to = FORMATS[name]
+        heads = (problem.read(index) for index in np.ndindex(problem.lead))
+        if to.digits < FORMATS[dtype].digits and all(
+            np.all(to.holds(x[y])) for x in heads for y in "qkv"
+        ):
+            yield f"q, k and v hold numbers of {name} only: is that the dtype of the kernel?"
+            return
 
 
 def _alternatives(
