@@ -275,8 +275,9 @@ def _plot_histogram(axes: Any, z: _Array) -> None:
     normal = np.exp(-at * at / 2) / math.sqrt(2 * math.pi) * (known.size * (edges[1] - edges[0]))
     axes.hist(np.clip(known, -end, end), bins=edges, color="C0", label="z")
     axes.plot(at, normal, color="C1", label="normal")
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=0.5)
+    if known.size:
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=0.5)
     axes.set_xlabel("z" + (f", beyond {end:g} at the ends" if np.any(np.abs(known) > end) else ""))
     axes.set_ylabel("elements")
     rms = math.sqrt(float(np.mean(known * known))) if known.size else math.nan

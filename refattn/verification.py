@@ -391,7 +391,7 @@ def _directions(
     with np.errstate(all="ignore"):
         yield "epsilon", np.nan_to_num(-rows.out * np.exp(rows.top - rows.lse)[:, None])
         yield "sink", np.nan_to_num(-rows.out * np.exp(-rows.lse)[:, None], posinf=0.0, neginf=0.0)
-    if problem.causal:
+    if problem.causal and problem.shape[1]:
         head = problem.head(index)
         yield "edge+1", _edge(head, i, rows, 1)
         yield "edge-1", _edge(head, i, rows, 0)

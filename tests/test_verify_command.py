@@ -350,6 +350,8 @@ def test_pictures(tmp_path: Path, right: Path, wrong: Path, small: Path) -> None
     q = np.ones((1100, 1))  # no law, and more queries than are drawn
     path = save(tmp_path / "one.safetensors", {"q": q, "k": q[:1], "v": q[:1], "out": q})
     assert run(path, "--plot", tmp_path / "one.png").exit_code in (0, 3)
+    path = save(tmp_path / "nan.safetensors", {"q": q, "k": q, "v": q, "out": np.nan * q})
+    assert run(path, "--plot", tmp_path / "nan.png").exit_code == 1
     empty = {"q": q[:0], "k": q, "v": q, "out": q[:0]}
     path = save(tmp_path / "empty.safetensors", empty)
     assert run(path).exit_code == 3
@@ -370,6 +372,18 @@ def test_one_block_of_heads_is_in_memory(right: Path, monkeypatch: pytest.Monkey
         for _ in range(3):
             assert set(found.read(index)) == {"q", "k", "v"}
     assert sorted(asked) == [(x, (h,)) for x in ("k", "q", "v") for h in range(4)]
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 0)])
+@pytest.mark.parametrize("lead", [(), (2,), (0,)])
+def test_empty_arrays(tmp_path: Path, shape: tuple[int, int, int], lead: tuple[int, ...]) -> None:
+    n, m, d_v = shape
+    arrays = {"q": np.ones((*lead, n, 2)), "k": np.ones((*lead, m, 2))}
+    arrays |= {"v": np.ones((*lead, m, d_v)), "out": np.zeros((*lead, n, d_v))}
+    path = save(tmp_path / "file.safetensors", arrays)
+    for words in ([], ["--causal"], ["--window", "1,1"], ["--estimator", "linear"]):
+        result = run(path, *words)
+        assert result.exit_code in (0, 3), result.output
 
 
 def damaged() -> Iterator[tuple[str, str]]:
