@@ -26,6 +26,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ import numpy.typing as npt
 
 from . import _rounding, _validate, rounding, stats
 from ._formats import FORMATS
+from ._tensors import Tensors
 from ._text import portable
 from .features import elu_features
 from .registry import ESTIMATORS
@@ -436,7 +438,7 @@ def _directions(
     with np.errstate(all="ignore"):
         yield "epsilon", np.nan_to_num(-rows.out * np.exp(rows.top - rows.lse)[:, None])
         yield "sink", np.nan_to_num(-rows.out * np.exp(-rows.lse)[:, None], posinf=0.0, neginf=0.0)
-    if problem.causal:
+    if problem.causal and problem.shape[1]:
         head = problem.head(index)
         yield "edge+1", _edge(head, i, rows, 1)
         yield "edge-1", _edge(head, i, rows, 0)
@@ -729,6 +731,8 @@ class Verdict(NamedTuple):
         Smallest corrected p-value of each profile that was tried.
     seconds : float
         Time taken.
+    by : str
+        Name of the profile that `z` and `tests` are by.
     """
 
     verdict: str
@@ -745,6 +749,7 @@ class Verdict(NamedTuple):
     alpha: float
     trials: dict[str, float]
     seconds: float
+    by: str = ""
 
     def to_json(self) -> str:
         """The verdict as JSON."""
@@ -780,16 +785,20 @@ def _report(found: Verdict) -> Iterator[str]:
         f"largest {found.z.largest:.3g}{place}"
     )
     yield from (f"  {x}" for x in found.remarks)
-    for x in found.tests:
-        if x.adjusted <= found.alpha and x.name in _SHOWN:
-            yield f"  {x.name}: {x.statistic:.3g}, p {_p(x.adjusted)}, {x.where}"
+    shown = [x for x in found.tests if x.adjusted <= found.alpha and x.name in _SHOWN]
+    tiles = [x for x in found.tests if x.adjusted <= found.alpha and x.name.startswith(_PARTS)]
+    for x in (*shown, *tiles[:1]):  # of tiles and heads where it is surest
+        yield f"  {x.name}: {x.statistic:.3g}, p {_p(x.adjusted)}, {x.where}"
     if found.verdict == "FAIL":
         yield "  suspects, and the share of the mean square that each explains:"
         for suspect in found.suspects[:5]:
             yield f"    {suspect.explained:6.1%}  {suspect.text}"
         if not found.suspects:
             yield "    none of the known defects"
-    elif found.known:
+    rejected = [x for x, p in found.trials.items() if p <= found.alpha]
+    if found.verdict != "FAIL" and rejected:
+        yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
+    if found.verdict != "FAIL" and found.known:
         sizes = [
             f"{_DEFECTS[x]} {size:.2g}" for x, size in found.detectable.items() if x in _DEFECTS
         ]
@@ -800,7 +809,8 @@ def _report(found: Verdict) -> Iterator[str]:
     yield "  proven: the bound. If roundings are independent and symmetric: the rest."
 
 
-_SHOWN = ("bound", "largest z", "mean square", "finest tiles", "mean square of columns")
+_SHOWN = ("bound", "largest z", "mean square", "mean square of columns")
+_PARTS = ("mean square of tiles", "mean square of heads")
 _DEFECTS = {
     "scale": "a scale wrong by",
     "factor": "an output wrong by a factor 1 +",
@@ -828,12 +838,13 @@ def judge(
         trials[name] = attempt(problem, dtype, profiles[name], name, numbers, alpha)
         if name != _LIKE_THE_NEXT and _explained(trials, alpha):
             break
-    best = min(trials.values(), key=lambda x: _rank(x, alpha))
+    best = min(trials.values(), key=lambda x: _rank(x, profiles[x.profile], alpha))
     failed = best.rejected(alpha)
     verdict = "FAIL" if failed else "PASS" if best.known else "UNDERPOWERED"
     suspects = list(best.suspects)
     remarks = list(_remarks(problem, numbers.out))
     if failed:
+        remarks += _narrower(problem, dtype)
         suspects[:0] = _alternatives(problem, numbers, dtype, PROFILES["eager"])
     return Verdict(
         verdict,
@@ -850,6 +861,7 @@ def judge(
         alpha,
         {name: min((t.adjusted for t in x.tests), default=1.0) for name, x in trials.items()},
         time.perf_counter() - start,
+        best.profile,
     )
 
 
@@ -869,10 +881,84 @@ def _within(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> boo
     return True
 
 
-def _rank(trial: Trial, alpha: float) -> tuple[bool, bool, float]:
-    """What explains the numbers is first, then what does with a known defect, then the nearest."""
+def _rank(trial: Trial, profile: Profile, alpha: float) -> tuple[bool, bool, bool, float]:
+    """What explains the numbers is first, then what does with a known defect, then the nearest.
+
+    Sizes of defects are right for the problem as it was given, with inputs as they are.
+    """
     most = max((x.explained for x in trial.suspects), default=0.0)
-    return trial.rejected(alpha), most < _ALL_BUT, abs(math.log(trial.z.rms or 1.0))
+    rounded = profile.inputs is not None
+    return trial.rejected(alpha), rounded, most < _ALL_BUT, abs(math.log(trial.z.rms or 1.0))
+
+
+def z_by_row(
+    problem: Problem, numbers: Numbers, dtype: str, profile: str | Profile
+) -> tuple[_Floats, _Floats]:
+    """Sums of z^2 over the columns, (heads, n), and the numbers of elements that have a law."""
+    shape = math.prod(problem.lead), problem.shape[0]
+    squares, counts = np.zeros(shape), np.zeros(shape)
+
+    def add(index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
+        at = int(np.ravel_multi_index(index, problem.lead)) if index else 0
+        z = _z(numbers.out(index)[i], rows)
+        squares[at, i], counts[at, i] = np.nansum(z * z, -1), np.sum(~np.isnan(z), -1)
+
+    rounding.sweep(problem, dtype, _chosen(dtype, numbers.out_dtype, profile), add)
+    return squares, counts
+
+
+def z_of_head(
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    profile: str | Profile,
+    index: tuple[int, ...],
+) -> _Floats:
+    """Errors of a head over their standard deviations, (n, d_v); nan where there is no law."""
+    found = np.empty((problem.shape[0], problem.shape[2]))
+    chosen, got = _chosen(dtype, numbers.out_dtype, profile), numbers.out(index)
+    if chosen.inputs is not None:  # 8 bits have a scale for all heads
+        problem = problem.rounded(FORMATS[chosen.inputs])
+
+    def add(index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
+        found[i] = _z(got[i], rows)
+
+    one = problem._replace(lead=(), read=lambda _: problem.read(index))
+    rounding.sweep(one, dtype, chosen._replace(inputs=None), add)
+    return found
+
+
+def _z(got: _Floats, rows: _rounding.Rows) -> _Floats:
+    error = got - rows.out
+    found: _Floats = np.where(np.isfinite(rows.std) & np.isfinite(error), error / rows.std, np.nan)
+    return found
+
+
+def _chosen(dtype: str, out_dtype: str, profile: str | Profile) -> Profile:
+    return next(iter(_profiles(dtype, out_dtype, profile).values()))
+
+
+def numbers_of(tensors: Tensors) -> Numbers:
+    """The results in a file."""
+    if "out" not in tensors.shapes:
+        raise ValueError(
+            f"`out` must be in FILE, for it to be judged: {str(tensors.path)!r} has none."
+        )
+    return Numbers(
+        partial(tensors.read, "out"),
+        _held(tensors, "out"),
+        partial(tensors.read, "lse") if "lse" in tensors.shapes else None,
+        _held(tensors, "lse") if "lse" in tensors.shapes else "float32",
+    )
+
+
+def _held(tensors: Tensors, name: str) -> str:
+    """The type of the queries where it holds all numbers, their own type otherwise."""
+    dtype, own = tensors.dtype, tensors.dtypes[name]
+    if own == dtype or not math.prod(tensors.shapes[name]):
+        return own
+    all_held = all(np.all(FORMATS[dtype].holds(tensors.read(name, x))) for x in tensors.heads())
+    return dtype if all_held else own
 
 
 def _profiles(
@@ -905,6 +991,18 @@ def _remarks(problem: Problem, read: Callable[[tuple[int, ...]], _Floats]) -> It
         yield "the output is 0 everywhere"
     if nan:
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}"
+
+
+def _narrower(problem: Problem, dtype: str) -> Iterator[str]:
+    """Whether queries, keys and values look like those of a narrower type."""
+    for name in ("bfloat16", "float16"):
+        to = FORMATS[name]
+        heads = (problem.read(index) for index in np.ndindex(problem.lead))
+        if to.digits < FORMATS[dtype].digits and all(
+            np.all(to.holds(x[y])) for x in heads for y in "qkv"
+        ):
+            yield f"q, k and v hold numbers of {name} only: is that the dtype of the kernel?"
+            return
 
 
 def _alternatives(
@@ -1042,7 +1140,7 @@ def verify(
         **settings,
         **_estimator(estimator, omega, log_weight, features, feature_map),
     )
-    alpha = _alpha(alpha)
+    alpha = alpha_of(alpha)
     n, _, d_v = problem.shape
     given = {"out": (out, (*problem.lead, n, d_v)), "lse": (lse, (*problem.lead, n))}
     got: dict[str, _Floats] = {}
@@ -1072,7 +1170,8 @@ def narrowest(x: _Floats, dtype: str, own: str) -> str:
     return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else own
 
 
-def _alpha(alpha: Any) -> float:
+def alpha_of(alpha: Any) -> float:
+    """Check a level."""
     found = float(_validate.real("alpha", alpha, positive=True))
     if found >= 1:
         raise ValueError(f"`alpha` must be between 0 and 1, got {found}.")
