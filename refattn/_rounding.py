@@ -411,8 +411,8 @@ class _Law:
         top = shares[row, key, None]
         np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
         if kernel.weights is not None:
-            step = _steps(kernel.weights, kernel.normalised, gap, shares)
-            most = most + step  # twice half of it, as the weight may be beyond a power of two
+            step = _steps(kernel, gap, shares, 0.0)
+            most = most + _steps(kernel, gap, shares, epsilon) / 2
             noise_of_weights = step * step / 12
             if not kernel.scores_matter:
                 noise_of_weights += noise
@@ -468,17 +468,20 @@ class _Law:
         return variance, worst, bound
 
 
-def _steps(to: Format, normalised: bool, gap: _Floats, shares: _Floats) -> _Floats:
-    """Distance of the numbers that weights are rounded to, over the sum of the weights.
+def _steps(kernel: Kernel, gap: _Floats, shares: _Floats, error: Any) -> _Floats:
+    """Distance of the numbers that weights e^error times as large are rounded to.
 
-    Weights are over their sum, or over the largest, which is exactly 1.
+    It is over the sum of the weights. So are they, or over the largest, which is exactly 1.
     """
-    if normalised:
-        step = to.spacing(shares)
-    else:
-        weights = np.exp(gap)
-        step = to.spacing(weights) * (shares / np.where(weights > 0, weights, 1.0))
-    return np.where((shares > 0) & (normalised | (gap < 0)), step, 0.0)
+    assert kernel.weights is not None
+    with np.errstate(over="ignore"):
+        if kernel.normalised:
+            step = kernel.weights.spacing(shares * np.exp(error))
+        else:
+            weights = np.exp(gap)
+            spacing = kernel.weights.spacing(weights * np.exp(error))
+            step = spacing * (shares / np.where(weights > 0, weights, 1.0))
+    return np.where((shares > 0) & (kernel.normalised | (gap < 0)), step, 0.0)
 
 
 def _largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:

@@ -247,7 +247,7 @@ def of_problem(
         for name, x in problem.read(index).items():
             if name in "qkv" and not np.all(np.isfinite(x)):
                 raise ValueError(f"`{name}` must be finite in {dtype}, got NaN or infinity.")
-    names = [profile] if profile is not None else _usual(dtype)
+    names = [profile] if profile is not None else list(verification.usual_profiles(dtype))
     simulated = profile or ("math" if dtype == "float32" else "flash")
     part, rows = _part(problem)
     defects = list(catalogue(part))
@@ -262,12 +262,6 @@ def of_problem(
                 ours = next(x.pair for x in needs if x.head is None and x.profile == simulated)
             power.append(_power(part, item, dtype, simulated, profile, given, ours))
     return Tolerance(needs, power, dtype, simulated, given, ours, part.lead, rows)
-
-
-def _usual(dtype: str) -> list[str]:
-    if dtype == "float32":
-        return ["math", "tf32"]
-    return ["math", "flash", "eager", "eager-narrow"]
 
 
 def _given(dtype: str, atol: float | None, rtol: float | None) -> Pair:

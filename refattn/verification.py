@@ -295,6 +295,7 @@ class _Found:
         self.keys = Evidence(best, even)
         self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
+        self.strength = 0.0  # sum of squares of outputs over their standard deviations
         self.plain = 0.0  # sum of squares of errors over standard deviations
         self.largest: tuple[float, tuple[int, ...]] = (0.0, ())
         self.beyond: tuple[float, tuple[int, ...]] = (0.0, ())  # error over bound
@@ -338,6 +339,7 @@ class _Found:
                 sums.size[at, i] = np.sum(steep * steep, -1)
                 sums.slack[at, i] = np.sum(np.abs(steep) * rows.slack / rows.std, -1)
         with self.lock:
+            self.strength += float(np.sum(np.square(np.where(known, rows.out / rows.worst, 0.0))))
             self.plain += float(np.sum(np.square(error / rows.std)))
             self.column += np.sum(z * z, 0)
             self.column_rows += np.sum(known, 0)
@@ -474,6 +476,7 @@ class Trial(NamedTuple):
     z: Z
     known: float  # share of the elements that have a law
     detectable: dict[str, float]
+    powered: bool  # whether an output that is 1 % too large would have been rejected
 
     def rejected(self, alpha: float) -> bool:
         """Whether a kernel of this profile gives such numbers with probability at most alpha."""
@@ -502,7 +505,9 @@ def attempt(
     elements = float(np.sum(found.counted))
     raw = [*_of_bound(found), *_of_sizes(found, elements)]
     raw += _of_lse(found) if numbers.lse is not None else []
-    directions = [*_of_directions(found), *(_of_keys(found) if problem.rows_apart else [])]
+    directions = list(_of_directions(found))
+    if problem.rows_apart:
+        directions += [*_of_keys(found), *_of_tiles(found)]
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
     tests = [
@@ -523,9 +528,19 @@ def attempt(
         for x, sums in found.sums.items()
         if np.sum(sums.size) > 0 and usable > 2 * threshold**2
     }
+    rows = float(np.sum(found.counted > 0))
+    seen = chernoff(_ONE_PERCENT**2 * found.strength / max(elements, 1.0), rows)
+    powered = bool(seen <= math.log(alpha / len(tests)))
+    powered = powered or detectable.get("factor", 1.0) <= _ONE_PERCENT
     total = math.prod(problem.lead) * problem.shape[0] * problem.shape[2]
     return Trial(
-        name, tests, suspects, Z(rms, *found.largest), elements / max(total, 1), detectable
+        name,
+        tests,
+        suspects,
+        Z(rms, *found.largest),
+        elements / max(total, 1),
+        detectable,
+        powered,
     )
 
 
@@ -617,6 +632,39 @@ def _of_directions(found: _Found) -> Iterator[_Outcome]:
         yield from _grouped(found, name, rows, _SENTENCES[name])
 
 
+def _of_tiles(found: _Found) -> Iterator[_Outcome]:
+    """The tile of queries of one head of which a factor on the output explains most."""
+    sums, n = found.sums["factor"], found.square.shape[1]
+    tried: list[_Outcome] = []
+    count = 0
+    for size in _powers(n):
+        if size == n:
+            continue
+        t, u, g, slack = (_cut(x, size) for x in sums)
+        tiles = Evidence.of(t, u, g, slack)
+        test = tiles.test()
+        count += test.log_p.size
+        explained = np.square(test.value) * tiles.best.g
+        at = np.unravel_index(int(np.argmax(explained)), explained.shape)
+        value, error, log_p, statistic, most = (
+            float(x[at]) for x in (test.value, test.error, test.log_p, test.statistic, explained)
+        )
+        head, tile = map(int, at)
+        where = f"queries {tile * size} to {min(n, (tile + 1) * size) - 1}"
+        words = (_SENTENCES["factor"](value, error), _head(found.problem, head), where)
+        text = ", ".join(x for x in words if x)
+        tried.append(_Outcome("factor of a tile", log_p, statistic, text, value, error, most))
+    if tried:
+        best = max(tried, key=lambda x: x.explained)
+        yield best._replace(log_p=_many(best.log_p, count))
+
+
+def _cut(x: _Floats, size: int) -> _Floats:
+    """Rows (heads, n) as tiles (heads, tiles, size), with zeros at the end."""
+    heads, n = x.shape
+    return np.pad(x, ((0, 0), (0, -n % size))).reshape(heads, -1, size)
+
+
 def _grouped(
     found: _Found, name: str, rows: Evidence, sentence: Callable[[float, float], str]
 ) -> Iterator[_Outcome]:
@@ -692,6 +740,7 @@ def _at(index: tuple[int, ...]) -> str:
 
 _NARROW = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")  # from the tightest
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
+_ONE_PERCENT = 0.01
 _FEW = 4  # blocks of queries that are looked at before all
 _LIKE_THE_NEXT = "upcast"  # neither is the tighter one: that whose rms is nearer to 1 is named
 _WIDE = ("math", "serial", "tf32")
@@ -704,7 +753,7 @@ class Verdict(NamedTuple):
     ----------
     verdict : str
         ``"PASS"``; ``"FAIL"``, no profile that was tried explains the numbers; or
-        ``"UNDERPOWERED"``, nothing could be tested but bounds.
+        ``"UNDERPOWERED"``, an output that is 1 % too large would not have been rejected.
     profile : str or None
         The tightest profile that explains the numbers.
     z : Z
@@ -771,7 +820,7 @@ def _report(found: Verdict) -> Iterator[str]:
         "PASS": f"a correct kernel in {types} gives such numbers (profile {found.profile})",
         "FAIL": f"no correct kernel in {types} gives such numbers (profiles tried: "
         f"{', '.join(found.trials)})",
-        "UNDERPOWERED": "nothing but bounds could be tested, and none is exceeded",
+        "UNDERPOWERED": "an output that is 1 % too large would not have been rejected",
     }
     yield f"{found.verdict}: {said[found.verdict]}"
     rows = math.prod(found.shape[:-1])
@@ -840,7 +889,7 @@ def judge(
             break
     best = min(trials.values(), key=lambda x: _rank(x, profiles[x.profile], alpha))
     failed = best.rejected(alpha)
-    verdict = "FAIL" if failed else "PASS" if best.known else "UNDERPOWERED"
+    verdict = "FAIL" if failed else "PASS" if best.powered else "UNDERPOWERED"
     suspects = list(best.suspects)
     remarks = list(_remarks(problem, numbers.out))
     if failed:
@@ -961,6 +1010,11 @@ def _held(tensors: Tensors, name: str) -> str:
     return dtype if all_held else own
 
 
+def usual_profiles(dtype: str) -> Sequence[str]:
+    """Names of the profiles to try for a storage type, from the tightest."""
+    return _NARROW if FORMATS[dtype].digits <= FORMATS["float16"].digits else _WIDE
+
+
 def _profiles(
     dtype: str, out_dtype: str, profile: str | Profile | Sequence[str] | None
 ) -> dict[str, Profile]:
@@ -969,8 +1023,7 @@ def _profiles(
         name = profile if isinstance(profile, str) else "given"
         chosen = {name: rounding.profile_of(profile)}
     else:
-        narrow = FORMATS[dtype].digits <= FORMATS["float16"].digits
-        names = profile or (_NARROW if narrow else _WIDE)
+        names = profile or usual_profiles(dtype)
         chosen = {x: rounding.profile_of(x) for x in names}
     return {
         name: x._replace(out=out_dtype) if x.out == "storage" else x for name, x in chosen.items()
