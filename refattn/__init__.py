@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         stats,
         streaming,
         theory,
+        tolerance,
         verification,
     )
     from ._sample import load_sample
@@ -95,6 +96,7 @@ __all__ = [
     "stats",
     "streaming",
     "theory",
+    "tolerance",
     "verification",
     "verify",
 ]

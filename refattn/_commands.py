@@ -18,14 +18,16 @@ from typing import Any
 import click
 import numpy as np
 
-from . import _show, _validate
+from . import _show, _validate, rounding, tolerance, verification
 from ._files import INSTALL, load, sample
+from ._tensors import DTYPES, open_tensors
 from ._text import printable, said
 from ._version import __version__
 from .compare import measure
 from .compare import names as comparable
 from .profile import study
 from .registry import DEFAULT, ESTIMATORS, Estimator
+from .rounding import PROFILES
 
 __all__ = ["group"]
 
@@ -115,16 +117,16 @@ def one_line(plotting: bool) -> Iterator[None]:
 
 def publish(
     show: Callable[[], None],
-    json_path: Path | None,
-    to_json: Callable[[], str],
-    plot_path: Path | None,
-    plot: Callable[[Path], None],
+    json_path: Path | None = None,
+    to_json: Callable[[], str] = str,
+    plot_path: Path | None = None,
+    plot: Callable[[Path], None] | None = None,
 ) -> None:
     try:
         show()
         if json_path is not None:
             json_path.write_text(to_json(), encoding="utf-8")
-        if plot_path is not None:
+        if plot_path is not None and plot is not None:
             plot(plot_path)
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
@@ -293,6 +295,232 @@ def moments(
         partial(_show.profile_to_json, path, arrays, found),
         plot_path,
         partial(_show.plot_profile, found),
+    )
+
+
+def _window(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int | None, int | None] | None:
+    """Parse two numbers of keys, of which one or both may be left out."""
+    if value is None:
+        return None
+    try:
+        left, right = (int(side) if side.strip() else None for side in value.split(","))
+        if min(left or 0, right or 0) < 0:
+            raise ValueError
+    except ValueError:
+        raise Unusable(
+            f"--window must be LEFT,RIGHT, two numbers of keys of at least 0, or nothing for "
+            f"no limit (128,0 or 128,), got {value!r}."
+        ) from None
+    return left, right
+
+
+def _in(*known: str) -> Callable[[Any, Any, str | None], str | None]:
+    """Make a check that a word is known, with one line if it is not."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        if value is not None and value not in known:
+            raise Unusable(f"{param.opts[0]} must be of {', '.join(known)}, got {value!r}.")
+        return value
+
+    return check
+
+
+window_option = click.option(
+    "--window",
+    metavar="LEFT,RIGHT",
+    callback=_window,
+    help="Keys that a query sees before and behind its own; 128, has no limit behind.",
+)
+softcap_option = click.option("--softcap", type=float, help="Scores are C tanh(score / C).")
+causal_option = click.option(
+    "--causal", is_flag=True, help="Query i sees key j only if j <= i + m - n."
+)
+layout_option = click.option(
+    "--layout",
+    default="bhnd",
+    show_default=True,
+    callback=_in("bhnd", "bnhd"),
+    help="Whether heads come before tokens, in the arrays of FILE, or after them.",
+)
+profile_option = click.option(
+    "--profile",
+    metavar="NAME",
+    callback=_in(*PROFILES),
+    help=f"What the kernel rounds: {', '.join(PROFILES)}.  [default: any that is usual]",
+)
+
+_VERIFY = """Say whether the numbers in a file can be those of a correct kernel.
+
+FILE (.safetensors or .npz) holds q, k, v and out as a kernel had them, in its own type, and may
+hold lse, mask, bias and omega. What a correct kernel may differ by from exact attention follows
+from q, k, v and from what it rounds: there is no tolerance to choose. The exit status is 0 if all
+files PASS, 1 if one FAILs, 3 if one is UNDERPOWERED, and 2 where there is no verdict.
+
+\b
+Such a file is written from torch by
+  from safetensors.torch import save_file
+  arrays = dict(q=q, k=k, v=v, out=out)
+  save_file({x: y.contiguous() for x, y in arrays.items()}, "dump.safetensors")
+from JAX by
+  from safetensors.flax import save_file
+  save_file(dict(q=q, k=k, v=v, out=out), "dump.safetensors")
+and from C by
+  uint64_t size = sprintf(text, "{\\"q\\":{\\"dtype\\":\\"BF16\\",\\"shape\\":[8,512,64],"
+                                "\\"data_offsets\\":[0,524288]},...}");
+  fwrite(&size, 8, 1, file), fwrite(text, 1, size, file), fwrite(q, 2, 262144, file), ...
+that is, a length of 8 bytes, a header in JSON, and the arrays one after the other; the README has
+the whole program.
+"""
+
+
+@group.command("verify", help=_VERIFY)
+@click.argument(
+    "files",
+    metavar="FILE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+)
+@click.option(
+    "--estimator",
+    default="softmax",
+    show_default=True,
+    callback=_in("softmax", "rfa", "linear"),
+    help="What was computed: softmax, rfa (of omega in FILE, positive features) or linear (elu+1).",
+)
+@click.option(
+    "--dtype",
+    metavar="NAME",
+    callback=_in(*DTYPES),
+    help="What float32 or float64 arrays were rounded to.  [default: their type]",
+)
+@profile_option
+@causal_option
+@scale_option
+@window_option
+@softcap_option
+@layout_option
+@click.option(
+    "--alpha",
+    type=float,
+    default=1e-6,
+    show_default=True,
+    help="Largest probability that a correct kernel fails.",
+)
+@json_option("Write the verdict; of several files, a list.")
+@plot_option("Draw the errors of the worst head over their standard deviations.")
+@click.pass_context
+def verify(
+    context: click.Context,
+    /,
+    files: tuple[Path, ...],
+    json_path: Path | None,
+    plot_path: Path | None,
+    **options: Any,
+) -> None:
+    found: list[_show.Verified] = []
+    with one_line(plot_path is not None):
+        if plot_path is not None and len(files) > 1:
+            raise ValueError(f"`--plot` must come with one FILE, got {len(files)}.")
+    for number, path in enumerate(files):
+        with one_line(False):
+            try:
+                found.append(_verified(path, **options))
+            except (TypeError, ValueError) as error:
+                name = f"{path.name}: " if len(files) > 1 else ""
+                raise ValueError(f"{name}{error}") from None
+        publish(partial(_show.verified, found[-1], number > 0))
+
+    def plot(target: Path) -> None:
+        with one_line(False):
+            _show.plot_verified(found[0], target)
+
+    publish(lambda: None, json_path, partial(_show.verified_to_json, found), plot_path, plot)
+    words = {x.verdict.verdict for x in found}
+    context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
+
+
+def _verified(
+    path: Path,
+    *,
+    dtype: str | None,
+    layout: str,
+    profile: str | None,
+    alpha: float,
+    **options: Any,
+) -> _show.Verified:
+    """Judge what a file holds."""
+    alpha = verification.alpha_of(alpha)
+    tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
+    problem = rounding.of_tensors(tensors, **options)
+    numbers = verification.numbers_of(tensors)
+    if numbers.lse is not None and problem.estimator != "softmax":
+        numbers = numbers._replace(lse=None)
+    with _show.blocks("Verifying", len(list(problem.items()))) as tick:
+
+        def out(index: tuple[int, ...]) -> Any:
+            tick()
+            return numbers.out(index)
+
+        verdict = verification.judge(
+            problem, numbers._replace(out=out), tensors.dtype, profile, alpha
+        )
+    return _show.Verified(tensors, problem, numbers, verdict)
+
+
+@group.command("tolerance")
+@file_argument
+@click.option(
+    "--dtype",
+    metavar="NAME",
+    callback=_in(*tolerance.USUAL),
+    help=f"What the kernel holds: {', '.join(tolerance.USUAL)}.  [default: what FILE holds]",
+)
+@profile_option
+@click.option("--atol", type=float, help="What you allow.  [default: as torch.testing]")
+@click.option("--rtol", type=float, help="What you allow, relative to the exact result.")
+@causal_option
+@scale_option
+@window_option
+@softcap_option
+@layout_option
+@json_option("Write all numbers, of every head.")
+def tolerances(
+    file: Path | None,
+    dtype: str | None,
+    profile: str | None,
+    atol: float | None,
+    rtol: float | None,
+    layout: str,
+    json_path: Path | None,
+    **options: Any,
+) -> None:
+    """Say which tolerance a correct kernel needs, and which defects it lets through.
+
+    FILE (.npz or .safetensors) holds arrays q, k, v of shape (..., n, d), and may hold mask and
+    bias; the default is a sample from a sentence encoder that comes with the package. They are
+    rounded to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|; each defect
+    is simulated, with the roundings of a kernel, and tried at --atol and --rtol, at the tolerance
+    that a correct kernel needs, and by `refattn verify`.
+    """
+    with one_line(False):
+        path = file or sample()
+        tensors = open_tensors(path, layout=layout, required=())
+        problem = rounding.of_tensors(tensors, **options)
+        found = tolerance.of_problem(
+            problem,
+            dtype or tensors.dtype,
+            profile=profile,
+            atol=atol,
+            rtol=rtol,
+            track=partial(_show.track, "Trying"),
+        )
+    publish(
+        partial(_show.tolerances, tensors, problem, found),
+        json_path,
+        partial(_show.tolerances_to_json, tensors, problem, found),
     )
 
 

@@ -250,7 +250,7 @@ def _rows(queries: Features, states: _States, kernel: Kernel, m: int) -> Rows:
     benford = about(_apply(square * queries.variance, states_squared))
     benford += about(_apply(square, states.noise))
     features = value.shape[-1]
-    run = min(m, kernel.run)
+    run = max(1, min(m, kernel.run))
     walked = _apply(
         square,
         walk(0.0, total, states.squares, run, kernel.lanes) + total * total * max(1, m / run),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -21,21 +24,32 @@ from rich.progress import track as progress
 from rich.table import Table
 
 from . import profile as study
-from ._text import portable
+from . import verification
+from ._tensors import Tensors
+from ._text import portable, printable
 from ._version import __version__
 from .compare import Comparison, Row
 from .profile import Profile
+from .rounding import Problem
+from .tolerance import LEVEL, Tolerance
 
 __all__ = [
+    "Verified",
+    "blocks",
     "checking",
     "comparison",
     "comparison_to_json",
     "plot_comparison",
     "plot_profile",
+    "plot_verified",
     "profile",
     "profile_to_json",
+    "tolerances",
+    "tolerances_to_json",
     "track",
     "verdicts",
+    "verified",
+    "verified_to_json",
 ]
 
 _Array = npt.NDArray[Any]
@@ -90,6 +104,276 @@ def checking(checks: Sequence[Any]) -> Iterator[Any]:
                 name = f"check {number} of {len(checks)}: {check.name}"
                 line.update(task, description=name, refresh=True)
                 yield check
+
+
+@contextmanager
+def blocks(description: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar that each call advances, on a terminal; what goes over it starts it again."""
+    line = Progress(
+        *Progress.get_default_columns()[:2],
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    count = itertools.count(1)
+    with line:
+        task = line.add_task(description, total=max(total, 1))
+        yield lambda: line.update(task, completed=next(count) % max(total, 1))
+
+
+class Verified(NamedTuple):
+    """A file, and what is said of it."""
+
+    tensors: Tensors
+    problem: Problem
+    numbers: verification.Numbers
+    verdict: verification.Verdict
+
+    def unread(self) -> Iterator[str]:
+        """What the file holds that was not judged or not used, a line each."""
+        shapes = self.tensors.shapes
+        gradients = [x for x in ("dq", "dk", "dv") if x in shapes]
+        if gradients or "d_out" in shapes:
+            yield f"gradients are not judged: {', '.join(gradients or ['d_out'])}"
+        if "omega" in shapes and self.problem.estimator != "rfa":
+            yield "omega is not used: it is for --estimator rfa"
+        if "lse" in shapes and self.numbers.lse is None:
+            yield f"lse is not judged for {self.problem.estimator}"
+        if self.tensors.others:
+            yield f"not read: {', '.join(self.tensors.others)}"
+
+
+def verified(found: Verified, after: bool) -> None:
+    """Print the verdict on a file, after another or not."""
+    click.echo("\n" * after + _introduction(found.tensors, found.problem, found.tensors.dtype))
+    for line in found.unread():
+        click.echo(printable(line))
+    verdicts(printable(str(found.verdict)))
+
+
+def _introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
+    """Name of the file, shapes, dtype, and the conventions, in two lines."""
+    shapes = ", ".join(f"{name} {x}" for name, x in tensors.shapes.items())
+    rounded = f" rounded to {dtype}" if tensors.dtype != dtype else ""
+    said = [
+        problem.estimator,
+        f"scale {problem.scale:.6g}",
+        "causal" if problem.causal else "not causal",
+    ]
+    if problem.window != (None, None):
+        said.append(f"window {','.join('' if x is None else str(x) for x in problem.window)}")
+    if problem.softcap is not None:
+        said.append(f"softcap {problem.softcap:g}")
+    said += [f"with {x}" for x in ("mask", "bias") if x in tensors.shapes]
+    name = click.format_filename(tensors.path.name)
+    return printable(f"{name}: {shapes}, {tensors.dtype}{rounded}\n{', '.join(said)}")
+
+
+def _source(tensors: Tensors, problem: Problem) -> dict[str, Any]:
+    """Versions, what was read, and what it was compared with."""
+    conventions = ("estimator", "scale", "causal", "window", "softcap")
+    return {
+        "refattn": __version__,
+        "numpy": np.__version__,
+        "file": tensors.path.name,
+        "shapes": {name: list(shape) for name, shape in tensors.shapes.items()},
+        "dtypes": tensors.dtypes,
+        **{name: getattr(problem, name) for name in conventions},
+    }
+
+
+def verified_to_json(found: Sequence[Verified]) -> str:
+    """Format verdicts as JSON: one object, or a list if there are several files.
+
+    Beside what `Verdict.to_json` holds: versions, name of the `file`, `shapes` and `dtypes` of its
+    arrays, and the conventions that the numbers were compared with.
+    """
+    reports = [_source(x.tensors, x.problem) | json.loads(x.verdict.to_json()) for x in found]
+    return _dump(reports if len(reports) > 1 else reports[0])
+
+
+def plot_verified(found: Verified, path: Path) -> None:
+    """Draw z of the worst head over queries and columns, its histogram, and rms z by tile."""
+    from matplotlib.figure import Figure
+
+    judged = (found.problem, found.numbers, found.tensors.dtype, found.verdict.by)
+    squares, counts = verification.z_by_row(*judged)
+    if not squares.size:
+        raise ValueError("there is nothing to draw: the output is empty.")
+    means = np.sum(squares, -1) / np.maximum(np.sum(counts, -1), 1)
+    worst = tuple(map(int, np.unravel_index(int(np.argmax(means)), found.problem.lead)))
+    z = verification.z_of_head(*judged, worst)
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    panels = figure.subplot_mosaic(
+        [["map", "map"], ["histogram", "tiles"]], gridspec_kw={"width_ratios": [2, 3]}
+    )
+    _plot_map(figure, panels["map"], z, worst)
+    _plot_histogram(panels["histogram"], z)
+    _plot_tiles(figure, panels["tiles"], squares, counts, found.problem.lead)
+    figure.suptitle(_title(found), fontsize=10)
+    figure.savefig(path, format="png", dpi=130)
+
+
+_LINE = 120  # characters of a title
+
+
+def _title(found: Verified) -> str:
+    """File, verdict and first suspect, or where the deviation is surest, in short lines."""
+    verdict = found.verdict
+    first = str(verdict).splitlines()[0].partition(" (")[0]
+    said = [f"{found.tensors.path.name}: {first} (z by profile {verdict.by})"]
+    if verdict.suspects and verdict.verdict == "FAIL":
+        said.append(verdict.suspects[0].text)
+    elif verdict.verdict == "FAIL" and verdict.tests:
+        tiles = [x for x in verdict.tests if x.where not in ("", "all")]
+        said.append(f"{tiles[0].name}: {tiles[0].where}")
+    return "\n".join(y for x in said for y in textwrap.wrap(printable(x), _LINE))
+
+
+_Z = 6.0  # colours end there
+_WIDTH = 512  # queries, or groups of them, of a map
+
+
+def _plot_map(figure: Any, axes: Any, z: _Array, worst: tuple[int, ...]) -> None:
+    n, columns = z.shape
+    group = -(-n // _WIDTH)
+    shown = z
+    if group > 1:  # the largest of neighbours, with its sign
+        padded = np.concatenate([z, np.full((-n % group, columns), np.nan)])
+        parts = padded.reshape(-1, group, columns)
+        at = np.argmax(np.nan_to_num(np.abs(parts), nan=-1.0), axis=1, keepdims=True)
+        shown = np.take_along_axis(parts, at, 1)[:, 0]
+    axes.set_facecolor("0.6")
+    image = axes.imshow(
+        shown.T,
+        aspect="auto",
+        cmap="RdBu_r",
+        vmin=-_Z,
+        vmax=_Z,
+        interpolation="nearest",
+        extent=(-0.5, n - 0.5, columns - 0.5, -0.5),
+    )
+    figure.colorbar(image, ax=axes, extend="both", label="z", fraction=0.03, pad=0.01)
+    several = f", the largest of {group}" if group > 1 else ""
+    axes.set_xlabel(f"query{several}")
+    axes.set_ylabel("column")
+    largest = float(np.nanmax(np.abs(z), initial=0.0))
+    unknown = float(np.mean(np.isnan(z)))
+    grey = f"; grey, {unknown:.0%}: no law, or not finite" if unknown else ""
+    head = f" of head {_index(worst)}" if worst else ""
+    axes.set_title(
+        f"z = error / standard deviation{head}: largest |z| {largest:.3g}{grey}", fontsize=10
+    )
+
+
+def _plot_histogram(axes: Any, z: _Array) -> None:
+    known = z[~np.isnan(z)]
+    end = min(max(5.0, math.ceil(float(np.max(np.abs(known), initial=0.0)))), 12.0)
+    edges = np.linspace(-end, end, 61)
+    at = (edges[1:] + edges[:-1]) / 2
+    normal = np.exp(-at * at / 2) / math.sqrt(2 * math.pi) * (known.size * (edges[1] - edges[0]))
+    axes.hist(np.clip(known, -end, end), bins=edges, color="C0", label="z")
+    axes.plot(at, normal, color="C1", label="normal")
+    if known.size:
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=0.5)
+    axes.set_xlabel("z" + (f", beyond {end:g} at the ends" if np.any(np.abs(known) > end) else ""))
+    axes.set_ylabel("elements")
+    rms = math.sqrt(float(np.mean(known * known))) if known.size else math.nan
+    axes.set_title(f"the same head: rms z {rms:.3g}", fontsize=10)
+    axes.legend()
+
+
+def _plot_tiles(
+    figure: Any, axes: Any, squares: _Array, counts: _Array, lead: tuple[int, ...]
+) -> None:
+    heads, n = squares.shape
+    size = 16
+    while n / size > 64:
+        size *= 2
+    cut = np.arange(0, n, size)
+    total, number = (np.add.reduceat(x, cut, axis=1) for x in (squares, counts))
+    rms = np.sqrt(np.where(number > 0, total / np.maximum(number, 1), np.nan))
+    end = min(max(2, math.ceil(math.log2(np.nanmax(rms, initial=1.0)))), 12)
+    axes.set_facecolor("0.6")
+    image = axes.imshow(
+        np.log2(np.maximum(rms, 2.0**-12)),
+        aspect="auto",
+        cmap="PuOr_r",
+        vmin=-end,
+        vmax=end,
+        interpolation="nearest",
+        extent=(0, len(cut) * size, heads - 0.5, -0.5),
+    )
+    ticks = [x for x in range(-12, 13) if abs(x) <= end and (end < 5 or x % 2 == 0)]
+    bar = figure.colorbar(image, ax=axes, extend="both", ticks=ticks)
+    bar.ax.set_yticklabels([f"{2.0**x:.4g}" for x in ticks])
+    labels = [_index(tuple(map(int, x))) for x in np.ndindex(lead)]
+    step = -(-heads // 16)
+    axes.set_yticks(range(0, heads, step), labels=labels[::step])
+    axes.set_xlim(0, n)
+    axes.set_xlabel(f"query, in tiles of {size}")
+    axes.set_ylabel("head")
+    axes.set_title("rms z by tile", fontsize=10)
+
+
+def tolerances(tensors: Tensors, problem: Problem, found: Tolerance) -> None:
+    """Print what a correct kernel needs, and what becomes of defects, as tables."""
+    console = _console()
+    click.echo(_introduction(tensors, problem, found.dtype))
+    click.echo(
+        "\nWhat a correct kernel needs for |got - exact| <= atol + rtol |exact|, by profile:"
+    )
+    click.echo(f"with probability {1 - LEVEL:.6f} if roundings are independent, and for certain")
+    table = _table("profile", "atol", "certain", "or rtol", "and atol", "or rtol", "certain")
+    whole = [x for x in found.needs if x.head is None]
+    for x in whole:
+        pairs = (x.pair.rtol, x.pair.atol, x.proven_pair.rtol, x.proven_pair.atol)
+        table.add_row(x.profile, *map(_digits, (x.atol, x.proven, *pairs)))
+    console.print(table)
+    heads = list(dict.fromkeys(x.head for x in found.needs if x.head is not None))
+    if heads:
+        click.echo("\natol of each head (rtol 0), by profile")
+        table = _table("head", *(x.profile for x in whole))
+        for head in heads:
+            needs = [_digits(x.atol) for x in found.needs if x.head == head]
+            table.add_row(_index(head), *needs)
+        console.print(table)
+    of = math.prod(found.lead) * found.rows
+    click.echo(
+        f"\nWhat lets a defect pass: largest error over what is allowed, for kernels of profile "
+        f"{found.profile}\n(rounded to nearest), of {of} of "
+        f"{math.prod(problem.lead) * problem.shape[0]} queries"
+    )
+    table = _table("defect", "yours", "", "needed", "", "verify", "which takes it for")
+    table.columns[-1].justify = "left"
+    for row in found.power:
+        cells = []
+        for ratio in (row.given, row.ours):
+            cells += [_digits(ratio), "passes" if ratio <= 1 else "fails"]
+        table.add_row(f"{row.defect} {row.size}".strip(), *cells, row.verdict, row.suspect)
+    with console.capture() as printed:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+    for name, pair in (("yours", found.given), ("needed", found.ours)):
+        click.echo(f"{name}: atol {_digits(pair.atol)}, rtol {_digits(pair.rtol)}")
+    if found.power[0].given > 1:
+        click.echo("yours is too little for a correct kernel")
+
+
+def tolerances_to_json(tensors: Tensors, problem: Problem, found: Tolerance) -> str:
+    """Format what `tolerance.study` returns as JSON; what is not finite becomes null."""
+    report = found._asdict() | {
+        "needs": [
+            x._asdict() | {y: getattr(x, y)._asdict() for y in ("pair", "proven_pair")}
+            for x in found.needs
+        ],
+        "power": [x._asdict() for x in found.power],
+        "given": found.given._asdict(),
+        "ours": found.ours._asdict(),
+    }
+    return _dump(_source(tensors, problem) | report)
 
 
 def comparison(path: Path, arrays: dict[str, _Array], found: Comparison, per_head: bool) -> None:
@@ -194,7 +478,7 @@ def _origin(path: Path, arrays: dict[str, _Array]) -> dict[str, Any]:
     }
 
 
-def _dump(report: dict[str, Any]) -> str:
+def _dump(report: Any) -> str:
     return json.dumps(portable(report), indent=2, allow_nan=False) + "\n"
 
 

@@ -1,7 +1,8 @@
 """The command line.
 
 `refattn compare` measures every estimator against exact attention; `refattn moments` says what the
-moments of queries and keys promise; `refattn check` says whether an implementation is right;
+moments of queries and keys promise; `refattn check` says whether an implementation is right, and
+`refattn verify` whether numbers are; `refattn tolerance` says what a correct kernel needs;
 `refattn vectors` writes golden vectors. The commands themselves are in `_commands`, which needs the
 packages of the extra ``cli``; this module says so where they are missing.
 """

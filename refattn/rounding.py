@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -31,9 +32,11 @@ from ._array import array_namespace, to_host
 from ._blocks import blocks
 from ._formats import FORMATS, Format
 from ._heads import broadcast_lead
+from ._tensors import Tensors
 from ._threads import for_each
+from .features import elu_features
 
-__all__ = ["PROFILES", "Prediction", "Profile", "predict"]
+__all__ = ["PROFILES", "Prediction", "Profile", "assert_close", "predict"]
 
 _Floats = npt.NDArray[np.float64]
 _ROWS = 256  # queries of a block
@@ -317,6 +320,60 @@ def of_arrays(
     )
 
 
+def of_tensors(
+    tensors: Tensors,
+    *,
+    estimator: str = "softmax",
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    features: str = "positive",
+    feature_map: Callable[[Any], Any] | None = None,
+) -> Problem:
+    """The problem of a file, of which no more than some heads are in memory."""
+    shapes = tensors.shapes
+    used = {"softmax": ("bias", "mask"), "rfa": ("omega", "mask"), "linear": ("mask",)}
+    _validate.choice("estimator", estimator, used)
+    if estimator == "rfa" and "omega" not in shapes:
+        raise ValueError(
+            f"`omega` must be in FILE for rfa: frequencies (..., S, d); "
+            f"{str(tensors.path)!r} has none."
+        )
+    if estimator != "softmax":
+        _no("bias", shapes.get("bias"), estimator)
+        _no("window", window, estimator)
+        _no("softcap", softcap, estimator)
+        rows = (1, 1, *shapes.get("mask", ()))[-2]
+        if rows != 1:
+            raise ValueError(
+                f"`mask` must be of keys, (..., 1, m), for {estimator}, got shape {shapes['mask']}."
+            )
+    names = [x for x in ("q", "k", "v", *used[estimator]) if x in shapes]
+    n, m = shapes["q"][-2], shapes["k"][-2]
+
+    @lru_cache(maxsize=4)  # a head is asked for by each block of its queries
+    def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+        found: dict[str, Any] = {name: tensors.read(name, index) for name in names}
+        if "omega" in found:
+            found |= _frequencies(found["omega"], None, features, found["q"])
+        for name in {"bias", "mask"} & {*found}:
+            found[name] = np.broadcast_to(found[name], (n, m))
+        return found
+
+    return Problem(
+        tensors.lead,
+        (n, m, shapes["v"][-1]),
+        read,
+        conventions(shapes["q"][-1], scale),
+        causal,
+        _window(window),
+        _validate.real("softcap", softcap, positive=True, optional=True),
+        (feature_map or elu_features) if estimator == "linear" else None,
+        estimator,
+    )
+
+
 def _no(name: str, x: Any, estimator: str) -> None:
     if x is not None:
         raise ValueError(
@@ -562,3 +619,67 @@ def holds(problem: Problem, dtype: str) -> None:
                     f"`{name}` must hold numbers of {dtype} only, got {x[tuple(at)]!r} at "
                     f"{(*index, *map(int, at))}: round it first."
                 )
+
+
+def assert_close(
+    got: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    dtype: str | None = None,
+    profile: str | Profile | None = None,
+    alpha: float = 1e-6,
+    lse: Any = None,
+    **options: Any,
+) -> None:
+    """Raise an AssertionError if no correct kernel gives such an output, for tests of kernels.
+
+    There is no tolerance to choose: what a correct kernel may differ by follows from the arrays.
+
+    Parameters
+    ----------
+    got : array, shape (..., n, d_v)
+        What the kernel gave.
+    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        What it was given, of NumPy, torch, JAX or any array API library.
+    dtype : str, optional
+        Storage type of the kernel, that of `q` by default: `bfloat16`, `float16`, `float32`, ...
+        Arrays of a wider type must hold numbers of it.
+    profile : str or Profile, optional
+        What the kernel rounds; by default whatever one of the usual profiles allows is let through.
+    alpha : float
+        At most this is the probability that a correct kernel fails.
+    lse : array, shape (..., n), optional
+        The log normalisers that the kernel gave.
+    **options
+        As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `window`, `softcap`, ...
+
+    Raises
+    ------
+    AssertionError
+        If the verdict is FAIL, with its text: where the errors are largest, and known defects that
+        explain them.
+    TypeError, ValueError
+        If an argument is unusable.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import refattn
+    >>> q, k, v = refattn.load_sample()
+    >>> exact = refattn.softmax_attention(*(x.astype(np.float64) for x in (q, k, v)))
+    >>> refattn.rounding.assert_close(exact.astype(np.float32), q, k, v)
+    >>> wrong = exact.astype(np.float32) * np.float32(1.001)
+    >>> refattn.rounding.assert_close(wrong, q, k, v)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    AssertionError: FAIL: no correct kernel in float32 gives such numbers ...
+    """
+    from .verification import verify  # which is made of this module
+
+    found = verify(
+        q=q, k=k, v=v, out=got, lse=lse, dtype=dtype, profile=profile, alpha=alpha, **options
+    )
+    if found.verdict == "FAIL":
+        raise AssertionError(str(found))

@@ -29,6 +29,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ import numpy.typing as npt
 
 from . import _rounding, _validate, rounding, stats
 from ._formats import FORMATS
+from ._tensors import Tensors
 from ._text import portable
 from .features import elu_features
 from .registry import ESTIMATORS
@@ -300,6 +302,7 @@ class _Found:
         self.keys = Evidence(best, even)
         self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
+        self.strength = 0.0  # sum of squares of outputs over their standard deviations
         self.plain = 0.0  # sum of squares of errors over standard deviations
         self.elements = 0  # that have a law
         self.largest: tuple[float, tuple[int, ...]] = (0.0, ())
@@ -345,6 +348,7 @@ class _Found:
                 sums.size[at, i] = np.sum(steep * steep, -1)
                 sums.slack[at, i] = np.sum(np.abs(steep) * rows.slack / rows.std, -1)
         with self.lock:
+            self.strength += float(np.sum(np.square(np.where(known, rows.out / rows.worst, 0.0))))
             self.plain += float(np.sum(np.square(error / rows.std)))
             self.elements += int(np.sum(known))
             self.column += np.sum(of_row * z * z, 0)
@@ -484,7 +488,7 @@ def _directions(
     with np.errstate(all="ignore"):
         yield "epsilon", np.nan_to_num(-rows.out * np.exp(rows.top - rows.lse)[:, None])
         yield "sink", np.nan_to_num(-rows.out * np.exp(-rows.lse)[:, None], posinf=0.0, neginf=0.0)
-    if problem.causal:
+    if problem.causal and problem.shape[1]:
         head = problem.head(index)
         yield "edge+1", _edge(head, i, rows, 1)
         yield "edge-1", _edge(head, i, rows, 0)
@@ -520,6 +524,7 @@ class Trial(NamedTuple):
     z: Z
     known: float  # share of the elements that have a law
     detectable: dict[str, float]
+    powered: bool  # whether an output that is 1 % too large would have been rejected
 
     def rejected(self, alpha: float) -> bool:
         """Whether a kernel of this profile gives such numbers with probability at most alpha."""
@@ -549,7 +554,9 @@ def attempt(
     elements = float(found.elements)
     raw = [*_of_bound(found), *_of_sizes(found, elements)]
     raw += _of_lse(found) if numbers.lse is not None else []
-    directions = [*_of_directions(found), *(_of_keys(found) if problem.rows_apart else [])]
+    directions = list(_of_directions(found))
+    if problem.rows_apart:
+        directions += [*_of_keys(found), *_of_tiles(found)]
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
     tests = [
@@ -570,9 +577,19 @@ def attempt(
         for x, sums in found.sums.items()
         if np.sum(sums.size) > 0 and usable > 2 * threshold**2
     }
+    rows = float(np.sum(found.counted > 0))
+    seen = chernoff(_ONE_PERCENT**2 * found.strength / max(elements, 1.0), rows)
+    powered = bool(seen <= math.log(alpha / len(tests)))
+    powered = powered or detectable.get("factor", 1.0) <= _ONE_PERCENT
     total = math.prod(problem.lead) * problem.shape[0] * problem.shape[2]
     return Trial(
-        name, tests, suspects, Z(rms, *found.largest), elements / max(total, 1), detectable
+        name,
+        tests,
+        suspects,
+        Z(rms, *found.largest),
+        elements / max(total, 1),
+        detectable,
+        powered,
     )
 
 
@@ -666,6 +683,39 @@ def _of_directions(found: _Found) -> Iterator[_Outcome]:
         yield from _grouped(found, name, rows, _SENTENCES[name])
 
 
+def _of_tiles(found: _Found) -> Iterator[_Outcome]:
+    """The tile of queries of one head of which a factor on the output explains most."""
+    sums, n = found.sums["factor"], found.square.shape[1]
+    tried: list[_Outcome] = []
+    count = 0
+    for size in _powers(n):
+        if size == n:
+            continue
+        t, u, g, slack, weights = (_cut(x, size) for x in (*sums, found.weights))
+        tiles = Evidence.of(t, u, g, slack, weights)
+        test = tiles.test()
+        count += test.log_p.size
+        explained = np.square(test.value) * tiles.best.g
+        at = np.unravel_index(int(np.argmax(explained)), explained.shape)
+        value, error, log_p, statistic, most = (
+            float(x[at]) for x in (test.value, test.error, test.log_p, test.statistic, explained)
+        )
+        head, tile = map(int, at)
+        where = f"queries {tile * size} to {min(n, (tile + 1) * size) - 1}"
+        words = (_SENTENCES["factor"](value, error), _head(found.problem, head), where)
+        text = ", ".join(x for x in words if x)
+        tried.append(_Outcome("factor of a tile", log_p, statistic, text, value, error, most))
+    if tried:
+        best = max(tried, key=lambda x: x.explained)
+        yield best._replace(log_p=_many(best.log_p, count))
+
+
+def _cut(x: _Floats, size: int) -> _Floats:
+    """Rows (heads, n) as tiles (heads, tiles, size), with zeros at the end."""
+    heads, n = x.shape
+    return np.pad(x, ((0, 0), (0, -n % size))).reshape(heads, -1, size)
+
+
 def _grouped(
     found: _Found, name: str, rows: Evidence, sentence: Callable[[float, float], str]
 ) -> Iterator[_Outcome]:
@@ -741,6 +791,7 @@ def _at(index: tuple[int, ...]) -> str:
 
 _NARROW = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")  # from the tightest
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
+_ONE_PERCENT = 0.01
 _FEW = 4  # blocks of queries that are looked at before all
 _LIKE_THE_NEXT = "upcast"  # neither is the tighter one: that whose rms is nearer to 1 is named
 _WIDE = ("math", "serial", "tf32")
@@ -753,7 +804,7 @@ class Verdict(NamedTuple):
     ----------
     verdict : str
         ``"PASS"``; ``"FAIL"``, no profile that was tried explains the numbers; or
-        ``"UNDERPOWERED"``, nothing could be tested but bounds.
+        ``"UNDERPOWERED"``, an output that is 1 % too large would not have been rejected.
     profile : str or None
         The tightest profile that explains the numbers.
     z : Z
@@ -780,6 +831,8 @@ class Verdict(NamedTuple):
         Smallest corrected p-value of each profile that was tried.
     seconds : float
         Time taken.
+    by : str
+        Name of the profile that `z` and `tests` are by.
     """
 
     verdict: str
@@ -796,6 +849,7 @@ class Verdict(NamedTuple):
     alpha: float
     trials: dict[str, float]
     seconds: float
+    by: str = ""
 
     def to_json(self) -> str:
         """The verdict as JSON."""
@@ -817,7 +871,7 @@ def _report(found: Verdict) -> Iterator[str]:
         "PASS": f"a correct kernel in {types} gives such numbers (profile {found.profile})",
         "FAIL": f"no correct kernel in {types} gives such numbers (profiles tried: "
         f"{', '.join(found.trials)})",
-        "UNDERPOWERED": "nothing but bounds could be tested, and none is exceeded",
+        "UNDERPOWERED": "an output that is 1 % too large would not have been rejected",
     }
     yield f"{found.verdict}: {said[found.verdict]}"
     rows = math.prod(found.shape[:-1])
@@ -831,16 +885,20 @@ def _report(found: Verdict) -> Iterator[str]:
         f"largest {found.z.largest:.3g}{place}"
     )
     yield from (f"  {x}" for x in found.remarks)
-    for x in found.tests:
-        if x.adjusted <= found.alpha and x.name in _SHOWN:
-            yield f"  {x.name}: {x.statistic:.3g}, p {_p(x.adjusted)}, {x.where}"
+    shown = [x for x in found.tests if x.adjusted <= found.alpha and x.name in _SHOWN]
+    tiles = [x for x in found.tests if x.adjusted <= found.alpha and x.name.startswith(_PARTS)]
+    for x in (*shown, *tiles[:1]):  # of tiles and heads where it is surest
+        yield f"  {x.name}: {x.statistic:.3g}, p {_p(x.adjusted)}, {x.where}"
     if found.verdict == "FAIL":
         yield "  suspects, and the share of the mean square that each explains:"
         for suspect in found.suspects[:5]:
             yield f"    {suspect.explained:6.1%}  {suspect.text}"
         if not found.suspects:
             yield "    none of the known defects"
-    elif found.known:
+    rejected = [x for x, p in found.trials.items() if p <= found.alpha]
+    if found.verdict != "FAIL" and rejected:
+        yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
+    if found.verdict != "FAIL" and found.known:
         sizes = [
             f"{_DEFECTS[x]} {size:.2g}" for x, size in found.detectable.items() if x in _DEFECTS
         ]
@@ -851,7 +909,8 @@ def _report(found: Verdict) -> Iterator[str]:
     yield "  proven: the bound. If roundings are independent and symmetric: the rest."
 
 
-_SHOWN = ("bound", "largest z", "mean square", "finest tiles", "mean square of columns")
+_SHOWN = ("bound", "largest z", "mean square", "mean square of columns")
+_PARTS = ("mean square of tiles", "mean square of heads")
 _DEFECTS = {
     "scale": "a scale wrong by",
     "factor": "an output wrong by a factor 1 +",
@@ -879,12 +938,13 @@ def judge(
         trials[name] = attempt(problem, dtype, profiles[name], name, numbers, alpha)
         if name != _LIKE_THE_NEXT and _explained(trials, alpha):
             break
-    best = min(trials.values(), key=lambda x: _rank(x, alpha))
+    best = min(trials.values(), key=lambda x: _rank(x, profiles[x.profile], alpha))
     failed = best.rejected(alpha)
-    verdict = "FAIL" if failed else "PASS" if best.known else "UNDERPOWERED"
+    verdict = "FAIL" if failed else "PASS" if best.powered else "UNDERPOWERED"
     suspects = list(best.suspects)
     remarks = list(_remarks(problem, numbers.out))
     if failed:
+        remarks += _narrower(problem, dtype)
         suspects[:0] = _alternatives(problem, numbers, dtype, PROFILES["eager"])
     return Verdict(
         verdict,
@@ -901,6 +961,7 @@ def judge(
         alpha,
         {name: min((t.adjusted for t in x.tests), default=1.0) for name, x in trials.items()},
         time.perf_counter() - start,
+        best.profile,
     )
 
 
@@ -920,10 +981,89 @@ def _within(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> boo
     return True
 
 
-def _rank(trial: Trial, alpha: float) -> tuple[bool, bool, float]:
-    """What explains the numbers is first, then what does with a known defect, then the nearest."""
+def _rank(trial: Trial, profile: Profile, alpha: float) -> tuple[bool, bool, bool, float]:
+    """What explains the numbers is first, then what does with a known defect, then the nearest.
+
+    Sizes of defects are right for the problem as it was given, with inputs as they are.
+    """
     most = max((x.explained for x in trial.suspects), default=0.0)
-    return trial.rejected(alpha), most < _ALL_BUT, abs(math.log(trial.z.rms or 1.0))
+    rounded = profile.inputs is not None
+    return trial.rejected(alpha), rounded, most < _ALL_BUT, abs(math.log(trial.z.rms or 1.0))
+
+
+def z_by_row(
+    problem: Problem, numbers: Numbers, dtype: str, profile: str | Profile
+) -> tuple[_Floats, _Floats]:
+    """Sums of z^2 over the columns, (heads, n), and the numbers of elements that have a law."""
+    shape = math.prod(problem.lead), problem.shape[0]
+    squares, counts = np.zeros(shape), np.zeros(shape)
+
+    def add(index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
+        at = int(np.ravel_multi_index(index, problem.lead)) if index else 0
+        z = _z(numbers.out(index)[i], rows)
+        squares[at, i], counts[at, i] = np.nansum(z * z, -1), np.sum(~np.isnan(z), -1)
+
+    rounding.sweep(problem, dtype, _chosen(dtype, numbers.out_dtype, profile), add)
+    return squares, counts
+
+
+def z_of_head(
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    profile: str | Profile,
+    index: tuple[int, ...],
+) -> _Floats:
+    """Errors of a head over their standard deviations, (n, d_v); nan where there is no law."""
+    found = np.empty((problem.shape[0], problem.shape[2]))
+    chosen, got = _chosen(dtype, numbers.out_dtype, profile), numbers.out(index)
+    if chosen.inputs is not None:  # 8 bits have a scale for all heads
+        problem = problem.rounded(FORMATS[chosen.inputs])
+
+    def add(index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
+        found[i] = _z(got[i], rows)
+
+    one = problem._replace(lead=(), read=lambda _: problem.read(index))
+    rounding.sweep(one, dtype, chosen._replace(inputs=None), add)
+    return found
+
+
+def _z(got: _Floats, rows: _rounding.Rows) -> _Floats:
+    error = got - rows.out
+    found: _Floats = np.where(np.isfinite(rows.std) & np.isfinite(error), error / rows.std, np.nan)
+    return found
+
+
+def _chosen(dtype: str, out_dtype: str, profile: str | Profile) -> Profile:
+    return next(iter(_profiles(dtype, out_dtype, profile).values()))
+
+
+def numbers_of(tensors: Tensors) -> Numbers:
+    """The results in a file."""
+    if "out" not in tensors.shapes:
+        raise ValueError(
+            f"`out` must be in FILE, for it to be judged: {str(tensors.path)!r} has none."
+        )
+    return Numbers(
+        partial(tensors.read, "out"),
+        _held(tensors, "out"),
+        partial(tensors.read, "lse") if "lse" in tensors.shapes else None,
+        _held(tensors, "lse") if "lse" in tensors.shapes else "float32",
+    )
+
+
+def _held(tensors: Tensors, name: str) -> str:
+    """The type of the queries where it holds all numbers, their own type otherwise."""
+    dtype, own = tensors.dtype, tensors.dtypes[name]
+    if own == dtype or not math.prod(tensors.shapes[name]):
+        return own
+    all_held = all(np.all(FORMATS[dtype].holds(tensors.read(name, x))) for x in tensors.heads())
+    return dtype if all_held else own
+
+
+def usual_profiles(dtype: str) -> Sequence[str]:
+    """Names of the profiles to try for a storage type, from the tightest."""
+    return _NARROW if FORMATS[dtype].digits <= FORMATS["float16"].digits else _WIDE
 
 
 def _profiles(
@@ -934,8 +1074,7 @@ def _profiles(
         name = profile if isinstance(profile, str) else "given"
         chosen = {name: rounding.profile_of(profile)}
     else:
-        narrow = FORMATS[dtype].digits <= FORMATS["float16"].digits
-        names = profile or (_NARROW if narrow else _WIDE)
+        names = profile or usual_profiles(dtype)
         chosen = {x: rounding.profile_of(x) for x in names}
     return {
         name: x._replace(out=out_dtype) if x.out == "storage" else x for name, x in chosen.items()
@@ -956,6 +1095,18 @@ def _remarks(problem: Problem, read: Callable[[tuple[int, ...]], _Floats]) -> It
         yield "the output is 0 everywhere"
     if nan:
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}"
+
+
+def _narrower(problem: Problem, dtype: str) -> Iterator[str]:
+    """Whether queries, keys and values look like those of a narrower type."""
+    for name in ("bfloat16", "float16"):
+        to = FORMATS[name]
+        heads = (problem.read(index) for index in np.ndindex(problem.lead))
+        if to.digits < FORMATS[dtype].digits and all(
+            np.all(to.holds(x[y])) for x in heads for y in "qkv"
+        ):
+            yield f"q, k and v hold numbers of {name} only: is that the dtype of the kernel?"
+            return
 
 
 def _alternatives(
@@ -1093,7 +1244,7 @@ def verify(
         **settings,
         **_estimator(estimator, omega, log_weight, features, feature_map),
     )
-    alpha = _alpha(alpha)
+    alpha = alpha_of(alpha)
     n, _, d_v = problem.shape
     given = {"out": (out, (*problem.lead, n, d_v)), "lse": (lse, (*problem.lead, n))}
     got: dict[str, _Floats] = {}
@@ -1123,7 +1274,8 @@ def narrowest(x: _Floats, dtype: str, own: str) -> str:
     return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else own
 
 
-def _alpha(alpha: Any) -> float:
+def alpha_of(alpha: Any) -> float:
+    """Check a level."""
     found = float(_validate.real("alpha", alpha, positive=True))
     if found >= 1:
         raise ValueError(f"`alpha` must be between 0 and 1, got {found}.")

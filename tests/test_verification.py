@@ -466,7 +466,7 @@ def test_underpowered() -> None:
     out, _ = of_heads("flash", q, k, v, "bfloat16")
     found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
     assert found.verdict == "UNDERPOWERED"
-    assert "nothing but bounds" in str(found)
+    assert str(found).startswith("UNDERPOWERED: ")
 
 
 def test_bad_arguments() -> None:
