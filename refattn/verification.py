@@ -429,6 +429,8 @@ _ALL = 1 - 2.0**-20
 def _row_weights(problem: Problem) -> _Floats:
     """1 / g for g rows with one query, or one exact result; where linear, for heads of one key."""
     heads, n = math.prod(problem.lead), problem.shape[0]
+    if not heads * n:
+        return np.ones((heads, n))
     if not problem.rows_apart:
         keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
         return np.repeat(_shares(_marks(x.reshape(1, -1)) for x in keys)[:, None], n, 1)
