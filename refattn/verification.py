@@ -315,7 +315,7 @@ class _Found:
         rows = np.sum(used, -1, keepdims=True)
         self.square = np.sum(self.square * used, -1, keepdims=True) / np.maximum(rows, 1)
         self.counted = np.sum(self.counted, -1, keepdims=True)
-        self.weights = np.max(self.weights, -1, keepdims=True)
+        self.weights = np.max(self.weights, -1, keepdims=True, initial=0.0)
         self.sums = {
             name: Sums(*(np.sum(x, -1, keepdims=True) for x in sums))
             for name, sums in self.sums.items()
