@@ -18,8 +18,9 @@ from typing import Any
 import click
 import numpy as np
 
-from . import _show, _validate, rounding, tolerance, verification
+from . import _show, _validate, tolerance, verification
 from ._files import INSTALL, load, sample
+from ._problems import PROFILES, of_tensors
 from ._tensors import DTYPES, open_tensors
 from ._text import printable, said
 from ._version import __version__
@@ -27,7 +28,6 @@ from .compare import measure
 from .compare import names as comparable
 from .profile import study
 from .registry import DEFAULT, ESTIMATORS, Estimator
-from .rounding import PROFILES
 
 __all__ = ["group"]
 
@@ -454,7 +454,7 @@ def _verified(
     """Judge what a file holds."""
     alpha = verification.alpha_of(alpha)
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
-    problem = rounding.of_tensors(tensors, **options)
+    problem = of_tensors(tensors, **options)
     numbers = verification.numbers_of(tensors)
     if numbers.lse is not None and problem.estimator != "softmax":
         numbers = numbers._replace(lse=None)
@@ -508,7 +508,7 @@ def tolerances(
     with one_line(False):
         path = file or sample()
         tensors = open_tensors(path, layout=layout, required=())
-        problem = rounding.of_tensors(tensors, **options)
+        problem = of_tensors(tensors, **options)
         found = tolerance.of_problem(
             problem,
             dtype or tensors.dtype,

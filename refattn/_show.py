@@ -25,12 +25,12 @@ from rich.table import Table
 
 from . import profile as study
 from . import verification
+from ._problems import Problem
 from ._tensors import Tensors
 from ._text import portable, printable
 from ._version import __version__
 from .compare import Comparison, Row
 from .profile import Profile
-from .rounding import Problem
 from .tolerance import LEVEL, Tolerance
 
 __all__ = [

@@ -13,10 +13,11 @@ from rounded import KERNELS, Case, f32, flash, linear, of_heads, positive_featur
 from scipy import stats
 
 import refattn
+from refattn._evidence import Moments, chernoff, symmetric_test
 from refattn._formats import FORMATS
 from refattn.features import elu_features
 from refattn.rounding import PROFILES
-from refattn.verification import Moments, Verdict, chernoff, symmetric_test, verify
+from refattn.verification import Verdict, verify
 
 Array = np.ndarray
 BF16 = FORMATS["bfloat16"].round

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import features, rounding, verification
+from .. import features, verification
+from .._problems import of_arrays
 from .adapter import Adapter
 from .checks import Trial, attends, check, evaluated
 from .failures import Failure
@@ -51,7 +52,7 @@ def rounding_errors(t: Trial) -> None:
         elif t.adapter.has("random-features"):
             given["features"] = t.adapter["features"]
         q, k, v = arrays
-        problem = rounding.of_arrays(q, k, v, **given, **options)
+        problem = of_arrays(q, k, v, **given, **options)
         asked: dict[str, Any] = options | ({"causal": True} if causal else {})
         got = t.call(*arrays, **asked)
         numbers = verification.Numbers(got.__getitem__, dtype)

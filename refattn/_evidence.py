@@ -1,0 +1,142 @@
+"""Sums of errors over rows, and how likely a correct kernel has them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Estimate", "Evidence", "Moments", "Sums", "chernoff", "evenly", "symmetric_test"]
+
+_Floats = npt.NDArray[np.float64]
+
+
+class Sums(NamedTuple):
+    """Of each row (..., n), sums over its columns along one direction.
+
+    Attributes
+    ----------
+    errors : array
+        Of the errors.
+    own : array
+        Of what rounding to nearest makes of the exact numbers.
+    size : array
+        Of the direction itself: what the errors are if the defect has size 1.
+    slack : array
+        Of what errors of a correct kernel may have in common, at most.
+    """
+
+    errors: _Floats
+    own: _Floats
+    size: _Floats
+    slack: _Floats
+
+
+class Moments(NamedTuple):
+    """Weighted sums over rows, of T, U, G and L of `Sums`, and of TT, TU, UU, TG, UG and GG."""
+
+    t: Any
+    u: Any
+    g: Any
+    slack: Any
+    tt: Any
+    tu: Any
+    uu: Any
+    tg: Any
+    ug: Any
+    gg: Any
+
+    @classmethod
+    def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Moments:
+        """Sums over an axis."""
+        parts = (t, u, g, slack, t * t, t * u, u * u, t * g, u * g, g * g)
+        return cls(*(np.sum(weights * x, axis=axis) for x in parts))
+
+    def over(self, axis: int) -> Moments:
+        """Sums over one more axis."""
+        return Moments(*(np.sum(x, axis=axis) for x in self))
+
+
+def evenly(t: Any, u: Any, g: Any, slack: Any) -> tuple[Any, Any, Any, Any]:
+    """The rows of a direction over their standard deviations: none outweighs the others."""
+    factor = np.where(g > 0, 1 / np.sqrt(np.where(g > 0, g, 1.0)), 0.0)
+    return t * factor, u * factor, g * factor, slack * factor
+
+
+class Evidence(NamedTuple):
+    """Sums over rows with the weights that are best if errors are Gaussian, and evenly.
+
+    Where few rows have nearly all of the weight they alone are no evidence of symmetric errors.
+    """
+
+    best: Moments
+    even: Moments
+
+    @classmethod
+    def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Evidence:
+        """Sums over an axis of what `Sums` holds."""
+        even = Moments.of(*evenly(t, u, g, slack), weights, axis=axis)
+        return cls(Moments.of(t, u, g, slack, weights, axis), even)
+
+    def over(self, axis: int) -> Evidence:
+        """Sums over one more axis."""
+        return Evidence(self.best.over(axis), self.even.over(axis))
+
+    def add(self, other: Evidence, at: Any) -> None:
+        """Add to some of the entries."""
+        for mine, new in zip((*self.best, *self.even), (*other.best, *other.even), strict=True):
+            mine[at] += new
+
+    def test(self) -> Estimate:
+        """The size by the best weights, and the surer of the two tests."""
+        best, even = symmetric_test(self.best), symmetric_test(self.even)
+        return Estimate(
+            best.value,
+            best.error,
+            np.minimum(np.minimum(best.log_p, even.log_p) + math.log(2), 0.0),
+            np.maximum(best.statistic, even.statistic),
+        )
+
+
+class Estimate(NamedTuple):
+    """Size of a defect, its standard error, and the log of a bound on how likely 0 is."""
+
+    value: Any
+    error: Any
+    log_p: Any
+    statistic: Any
+
+
+def symmetric_test(rows: Moments) -> Estimate:
+    r"""Test that errors have no part in a direction, whatever their variances.
+
+    .. math:: P\Big(\Big|\sum_i T_i\Big| > t \sqrt{\textstyle\sum_i T_i^2}\Big) \le 2 e^{-t^2 / 2}
+
+    for independent symmetric T_i: the errors of rows but for the share, between 0 and 1, of what
+    rounding the exact numbers gives that makes the sum least, and for what they may have in common.
+    """
+    t, u, g, slack, tt, tu, uu, tg, ug, gg = (np.asarray(x, np.float64) for x in rows)
+    share = np.clip(np.where(u == 0, 0.0, t / np.where(u == 0, 1.0, u)), 0.0, 1.0)
+    total = t - share * u
+    root = np.sqrt(np.maximum(tt - 2 * share * tu + share * share * uu, 0.0))
+    beyond = np.maximum(np.abs(total) - slack, 0.0)
+    statistic = np.where(root > 0, beyond / np.where(root > 0, root, 1.0), 0.0)
+    size = np.where(g > 0, g, 1.0)
+    value = np.where(g > 0, total / size, 0.0)
+    rest = root * root - 2 * value * (tg - share * ug) + value * value * gg
+    error = np.where(g > 0, np.sqrt(np.maximum(rest, 0.0)) / size, math.inf)
+    return Estimate(value, error, np.minimum(math.log(2) - statistic**2 / 2, 0.0), statistic)
+
+
+def chernoff(square: Any, rows: Any) -> Any:
+    r"""Log of the largest probability that the mean square of so many rows is so large.
+
+    .. math:: P(\overline{z^2} > x) \le (x e^{1 - x})^{N / 2}
+
+    for independent rows, each the mean of squares of sub-Gaussian numbers of variance 1; or for a
+    weighted mean, of which no row has more than that share.
+    """
+    x = np.maximum(square, 1.0)
+    return np.floor(rows + 2.0**-20) / 2 * (np.log(x) + 1 - x)
