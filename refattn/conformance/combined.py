@@ -90,7 +90,7 @@ _MASKS: Mapping[str, Callable[[np.random.Generator, _Size], Mask]] = {
     "pairs": lambda rng, s: _random(rng, s.n, s.m),
     "keys": lambda rng, s: _random(rng, s.m),
     "row": lambda rng, s: _random(rng, 1, s.m),
-    "queries": lambda rng, s: rng.random((s.n, 1)) < 0.7,
+    "queries": lambda rng, s: np.repeat(rng.random((s.n, 1)) < 0.7, s.m, axis=1),
     "heads": lambda rng, s: _random(rng, *s.lead[-1:], s.n, s.m),
     "padding": _padding,
     "all": _of_each,

@@ -19,7 +19,7 @@ __all__ = ["suspect"]
 
 _MOST = 3  # suspects named for a failure
 _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
-_NEAR = 0.2  # of the error that is found, for numbers to be nearly those of a defect
+_NEAR = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
 def suspect(results: list[Result], trials: list[Trial]) -> None:
