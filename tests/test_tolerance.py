@@ -48,6 +48,7 @@ def chance(x: dict[str, np.ndarray], atol: float, rtol: float = 0.0) -> float:
     return float(np.sum(np.where(allowed >= x["bound"], 0, tails)))
 
 
+@pytest.mark.long("bfloat16", "float16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_the_smallest_tolerance(dtype: str) -> None:
     arrays = sample(dtype)
@@ -104,6 +105,7 @@ def test_the_usual_tolerances_are_those_of_torch() -> None:
         assert pair == (atol, rtol)
 
 
+@pytest.mark.long
 def test_what_is_given() -> None:
     arrays = sample(n=16)
     for given, pair in (
@@ -120,6 +122,7 @@ def test_what_is_given() -> None:
         assert found.power[0].given == pytest.approx(ratio, rel=1e-6)
 
 
+@pytest.mark.long
 def test_power() -> None:
     found = tolerance.study(*sample(), dtype="bfloat16", causal=True)
     assert (found.dtype, found.profile, found.lead, found.rows) == ("bfloat16", "flash", (3,), 128)
@@ -297,6 +300,7 @@ def save(path: Path, arrays: Arrays, **more: np.ndarray) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_command_says_what_the_function_returns(tmp_path: Path) -> None:
     arrays = sample("float32", n=32)
     path = save(tmp_path / "file.npz", arrays)
@@ -325,6 +329,7 @@ def test_the_command_says_what_the_function_returns(tmp_path: Path) -> None:
         assert line.endswith(row.suspect or row.verdict)
 
 
+@pytest.mark.long
 def test_the_readme_shows_what_the_command_prints() -> None:
     shown = README.split("On the bundled data:\n\n```\n")[1].split("```")[0]
     result = run("--dtype", "bfloat16")

@@ -239,6 +239,7 @@ def odd() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     yield "a narrow window", {}, {"window": (1, 0)}
 
 
+@pytest.mark.long("float16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", ["math", "flash", "eager", "eager-narrow", "fp8-weights"])
 def test_honest_uses_pass(name: str, dtype: str) -> None:

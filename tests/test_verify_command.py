@@ -342,6 +342,7 @@ def test_z_of_heads_and_rows(profile: str | None, right: Path) -> None:
         np.testing.assert_allclose(z, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 def test_pictures(tmp_path: Path, right: Path, wrong: Path, small: Path) -> None:
     pytest.importorskip("matplotlib")
     for path in (right, wrong, small):
