@@ -113,13 +113,18 @@ class Profile(NamedTuple):
 Profile.__module__ = "refattn.rounding"  # where users find it, and so do pickles
 
 PROFILES: Mapping[str, Profile] = {
+    # All but the result in float32, sums in runs or one term after the other.
     "math": Profile(),
     "serial": Profile(run=2**40),
+    # Fused: weights over the largest are rounded, with a good exponential or a fast one (a cubic).
     "flash": Profile(weights="storage", exp=32.0),
-    "upcast": Profile(weights="storage", normalised=True),
     "flash-fast": Profile(weights="storage", exp=2048.0),
+    # Scores and softmax in float32, then probabilities are rounded.
+    "upcast": Profile(weights="storage", normalised=True),
+    # Step by step: scores are rounded, and probabilities; or every step of the softmax, too.
     "eager": Profile("storage", "storage", normalised=True),
     "eager-narrow": Profile("storage", "storage", normalised=True, softmax="storage"),
+    # Matrix units that round what they are given.
     "tf32": Profile(weights="tfloat32", inputs="tfloat32"),
     "fp8-weights": Profile(weights="float8_e4m3fn"),
     "fp8": Profile(weights="float8_e4m3fn", inputs="float8_e4m3fn"),
