@@ -456,7 +456,7 @@ def _verified(
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
     problem = of_tensors(tensors, **options)
     numbers = verification.numbers_of(tensors)
-    if numbers.lse is not None and problem.estimator != "softmax":
+    if numbers.lse is not None and problem.kind != "scores":
         numbers = numbers._replace(lse=None)
     with _show.blocks("Verifying", len(list(problem.items()))) as tick:
 

@@ -19,14 +19,17 @@ from ._heads import broadcast_lead
 from ._tensors import Tensors
 from ._threads import for_each
 from .features import elu_features
+from .registry import ESTIMATORS
 
 __all__ = [
+    "CALLED",
     "PROFILES",
     "Problem",
     "Profile",
     "conventions",
     "dtype_of",
     "holds",
+    "kind_of",
     "of_arrays",
     "of_head",
     "of_tensors",
@@ -155,12 +158,12 @@ class Problem(NamedTuple):
     window: tuple[int | None, int | None]
     softcap: float | None
     feature_map: Callable[[Any], Any] | None = None
-    estimator: str = "softmax"
+    kind: str = "scores"
 
     @property
     def rows_apart(self) -> bool:
         """Whether no rounding has a part in two rows of the result."""
-        return self.estimator == "softmax"
+        return self.kind == "scores"
 
     def analyse(
         self,
@@ -170,7 +173,7 @@ class Problem(NamedTuple):
         changes: Mapping[str, Any] = MappingProxyType({}),
     ) -> _rounding.Rows:
         """What a kernel may give for the queries i of a head."""
-        if self.estimator == "softmax":
+        if self.kind == "scores":
             return _rounding.analyse(self.head(index), kernel, i, changes)
         return _rounding_linear.analyse(self.features(index, kernel), kernel, i)
 
@@ -257,14 +260,14 @@ def of_arrays(
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Problem:
     """The problem of arrays in memory."""
-    estimator = "softmax"
+    kind = "scores"
     if omega is not None or feature_map is not None:
-        estimator = "rfa" if feature_map is None else "linear"
-        _no("omega", omega if estimator == "linear" else None, estimator)
+        kind = "frequencies" if feature_map is None else "map"
+        _no("omega", omega if kind == "map" else None, kind)
         for name, x in (("bias", bias), ("window", window), ("softcap", softcap)):
-            _no(name, x, estimator)
+            _no(name, x, kind)
     else:
-        _no("log_weight", log_weight, estimator)
+        _no("log_weight", log_weight, kind)
     given = {"q": q, "k": k, "v": v, "bias": bias}
     numbers = {name: wide(name, x) for name, x in given.items() if x is not None}
     if mask is not None:
@@ -273,11 +276,11 @@ def of_arrays(
     q, k, v = (numbers[name] for name in "qkv")
     _validate.attention(q, k, v, bias=numbers.get("bias"), mask=mask, causal=causal)
     n, m = q.shape[-2], k.shape[-2]
-    if estimator == "rfa":
+    if kind == "frequencies":
         numbers |= _frequencies(omega, log_weight, features, q)
-    if estimator != "softmax" and mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+    if kind != "scores" and mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
         raise ValueError(
-            f"`mask` must be of keys, (..., 1, m), for {estimator}, got shape {mask.shape}."
+            f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {mask.shape}."
         )
     lead = np.broadcast_shapes(
         _validate.lead(q, k, v), broadcast_lead(numbers.get("bias"), numbers.get("mask"))
@@ -299,7 +302,7 @@ def of_arrays(
         _window(window),
         _validate.real("softcap", softcap, positive=True, optional=True),
         feature_map,
-        estimator,
+        kind,
     )
 
 
@@ -316,23 +319,24 @@ def of_tensors(
 ) -> Problem:
     """The problem of a file, of which no more than some heads are in memory."""
     shapes = tensors.shapes
-    used = {"softmax": ("bias", "mask"), "rfa": ("omega", "mask"), "linear": ("mask",)}
-    _validate.choice("estimator", estimator, used)
-    if estimator == "rfa" and "omega" not in shapes:
+    used = {"scores": ("bias", "mask"), "frequencies": ("omega", "mask"), "map": ("mask",)}
+    kind = kind_of(estimator)
+    if kind == "frequencies" and "omega" not in shapes:
         raise ValueError(
             f"`omega` must be in FILE for rfa: frequencies (..., S, d); "
             f"{str(tensors.path)!r} has none."
         )
-    if estimator != "softmax":
-        _no("bias", shapes.get("bias"), estimator)
-        _no("window", window, estimator)
-        _no("softcap", softcap, estimator)
+    if kind != "scores":
+        _no("bias", shapes.get("bias"), kind)
+        _no("window", window, kind)
+        _no("softcap", softcap, kind)
         rows = (1, 1, *shapes.get("mask", ()))[-2]
         if rows != 1:
             raise ValueError(
-                f"`mask` must be of keys, (..., 1, m), for {estimator}, got shape {shapes['mask']}."
+                f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, "
+                f"got shape {shapes['mask']}."
             )
-    names = [x for x in ("q", "k", "v", *used[estimator]) if x in shapes]
+    names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
 
     @lru_cache(maxsize=4)  # a head is asked for by each block of its queries
@@ -352,15 +356,30 @@ def of_tensors(
         causal,
         _window(window),
         _validate.real("softcap", softcap, positive=True, optional=True),
-        (feature_map or elu_features) if estimator == "linear" else None,
-        estimator,
+        (feature_map or elu_features) if kind == "map" else None,
+        kind,
     )
 
 
-def _no(name: str, x: Any, estimator: str) -> None:
+def kind_of(estimator: Any) -> str:
+    """What the weights of an estimator are made of: scores, frequencies or a map of features."""
+    record = ESTIMATORS.get(estimator) if isinstance(estimator, str) else None
+    if record is not None and record.arrays == ("q", "k", "v"):
+        for trait, kind in _KINDS.items():
+            if record.has(trait):
+                return kind
+    known = ", ".join(CALLED.values())
+    raise ValueError(f"`estimator` must be of {known}, got {estimator!r}.")
+
+
+_KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
+CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
+
+
+def _no(name: str, x: Any, kind: str) -> None:
     if x is not None:
         raise ValueError(
-            f"`{name}` must not be given for {estimator}, got {_validate.describe(x)}."
+            f"`{name}` must not be given for {CALLED[kind]}, got {_validate.describe(x)}."
         )
 
 

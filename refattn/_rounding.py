@@ -478,6 +478,9 @@ class _Law:
             if not kernel.scores_matter:
                 variance = variance + noise
             self.weights += variance @ squares
+        else:
+            rounded = (shares > 0) & (gap < 0)
+            self._spread(np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0))
         self.moved += most @ sizes
         self.keys += v.shape[0]
         if kernel.scores_matter:
@@ -515,8 +518,12 @@ class _Law:
         self.alone += np.sum(np.square(residual))
         if self.keys == 0:
             self.lattice = _few(gap[rounded & (weights > last)])
-        self.near += np.stack([np.sum(size * x, -1) for x in (1.0, gap, gap * gap, size)], -1)
+        self._spread(size, gap)
         return step * step / 12
+
+    def _spread(self, size: _Floats, gap: _Floats) -> None:
+        """How far weights are from each other and from the largest."""
+        self.near += np.stack([np.sum(size * x, -1) for x in (1.0, gap, gap * gap, size)], -1)
 
     def lost(self, kernel: Kernel) -> npt.NDArray[np.bool_]:
         """Whether products are as small as the smallest numbers of the sums."""
@@ -525,14 +532,14 @@ class _Law:
         return found & (self.sizes > 0)
 
     def tied(self, kernel: Kernel) -> npt.NDArray[np.bool_]:
-        """Whether weights are rounded alike.
+        """Whether weights are rounded alike, or their sums.
 
         They are where they are near to each other or to the largest, where they take few values, or
         where queries are nearly the same.
         """
         zeroth, first, second, fourth = self.near.T
         total = np.where(zeroth > 0, zeroth, 1.0)
-        unit = 0.0 if kernel.weights is None else kernel.weights.unit
+        unit = (kernel.weights or kernel.accumulate).unit  # of sums, where weights are as they are
         square, mean = second / total, first / total
         limit = (_NEAR * unit) ** 2
         many = zeroth * zeroth > 8 * fourth

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from . import profile as study
 from . import verification
-from ._problems import Problem
+from ._problems import CALLED, Problem
 from ._tensors import Tensors
 from ._text import portable, printable
 from ._version import __version__
@@ -136,10 +136,10 @@ class Verified(NamedTuple):
         gradients = [x for x in ("dq", "dk", "dv") if x in shapes]
         if gradients or "d_out" in shapes:
             yield f"gradients are not judged: {', '.join(gradients or ['d_out'])}"
-        if "omega" in shapes and self.problem.estimator != "rfa":
+        if "omega" in shapes and self.problem.kind != "frequencies":
             yield "omega is not used: it is for --estimator rfa"
         if "lse" in shapes and self.numbers.lse is None:
-            yield f"lse is not judged for {self.problem.estimator}"
+            yield f"lse is not judged for {CALLED[self.problem.kind]}"
         if self.tensors.others:
             yield f"not read: {', '.join(self.tensors.others)}"
 
@@ -157,7 +157,7 @@ def _introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
     shapes = ", ".join(f"{name} {x}" for name, x in tensors.shapes.items())
     rounded = f" rounded to {dtype}" if tensors.dtype != dtype else ""
     said = [
-        problem.estimator,
+        CALLED[problem.kind],
         f"scale {problem.scale:.6g}",
         "causal" if problem.causal else "not causal",
     ]

@@ -42,7 +42,6 @@ from ._problems import PROFILES, Problem, Profile
 from ._tensors import Tensors
 from ._text import portable
 from .features import elu_features
-from .registry import ESTIMATORS
 
 __all__ = ["Finding", "Numbers", "Suspect", "Verdict", "judge", "verify"]
 
@@ -520,7 +519,7 @@ def verify(
         narrowest(got["out"], dtype, _problems.dtype_of(out, "out")),
     )
     if lse is not None:
-        if estimator != "softmax":
+        if problem.kind != "scores":
             raise ValueError(f"`lse` must not be given for {estimator}.")
         own = narrowest(got["lse"], dtype, _problems.dtype_of(lse, "lse"))
         numbers = numbers._replace(lse=lambda index: got["lse"][index], lse_dtype=own)
@@ -544,18 +543,15 @@ def _estimator(
     estimator: Any, omega: Any, log_weight: Any, features: str, feature_map: Any
 ) -> dict[str, Any]:
     """What the estimator takes beside queries, keys and values."""
-    record = ESTIMATORS.get(estimator) if isinstance(estimator, str) else None
-    name = record.name if record is not None else estimator
-    if name == "softmax":
+    kind = _problems.kind_of(estimator)
+    if kind == "scores":
         given = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
         for option, x in given.items():
             if x is not None:
                 raise ValueError(f"`{option}` must not be given for softmax.")
         return {}
-    if name == ESTIMATORS["rfa"].name:
-        if omega is None:
-            raise ValueError("`omega` must be given for rfa: frequencies (..., S, d), got None.")
-        return {"omega": omega, "log_weight": log_weight, "features": features}
-    if name == "linear":
+    if kind == "map":
         return {"feature_map": elu_features if feature_map is None else feature_map}
-    raise ValueError(f"`estimator` must be softmax, rfa or linear, got {estimator!r}.")
+    if omega is None:
+        raise ValueError("`omega` must be given for rfa: frequencies (..., S, d), got None.")
+    return {"omega": omega, "log_weight": log_weight, "features": features}
