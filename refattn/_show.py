@@ -172,13 +172,14 @@ def _introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
 
 def _source(tensors: Tensors, problem: Problem) -> dict[str, Any]:
     """Versions, what was read, and what it was compared with."""
-    conventions = ("estimator", "scale", "causal", "window", "softcap")
+    conventions = ("scale", "causal", "window", "softcap")
     return {
         "refattn": __version__,
         "numpy": np.__version__,
         "file": tensors.path.name,
         "shapes": {name: list(shape) for name, shape in tensors.shapes.items()},
         "dtypes": tensors.dtypes,
+        "estimator": CALLED[problem.kind],
         **{name: getattr(problem, name) for name in conventions},
     }
 
