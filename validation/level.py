@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -791,8 +791,7 @@ def table(runs: Sequence[Run]) -> str:
     """Alarms of each candidate and of all, in Markdown, then what failed."""
     rows = [["candidate", "runs", *(f"alarms at {alpha:g}" for alpha in ALPHAS)]]
     rows.append(["---", *["---:"] * (len(rows[0]) - 1)])
-    for name in dict.fromkeys(x.candidate for x in runs):
-        rows.append([name, *_counts([x for x in runs if x.candidate == name])])
+    rows += [[name, *_counts([*group])] for name, group in groupby(runs, lambda x: x.candidate)]
     rows.append(["**all**", *_counts(runs)])
     rows.append(["alarms expected, at most", "", *(f"{alpha * len(runs):.3g}" for alpha in ALPHAS)])
     limits = (upper_limit(sum(x.alarms(alpha) for x in runs), len(runs)) for alpha in ALPHAS)
@@ -830,8 +829,12 @@ def main(words: Sequence[str] | None = None) -> int:
     jobs = [(x, i) for x in chosen if x not in left_out for i in range(options.seeds)]
     if not jobs:
         parser.error(f"every candidate that was named needs a library: {', '.join(left_out)}")
+    runs: list[Run] = []
     with ProcessPoolExecutor(options.workers) as pool:
-        runs = list(pool.map(run, jobs, chunksize=EVERY))
+        for name, group in groupby(pool.map(run, jobs, chunksize=EVERY), lambda x: x.candidate):
+            runs += group
+            words = ", ".join(_counts([x for x in runs if x.candidate == name])[1:])
+            print(f"{name}: alarms {words}", file=sys.stderr, flush=True)  # it takes an hour or two
     found = table(runs)
     print(found)
     print(f"left out, for want of their library: {', '.join(left_out) or 'none'}")
