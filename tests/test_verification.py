@@ -169,6 +169,7 @@ def smallest(found: Verdict) -> float:
     return min(found.trials.values())
 
 
+@pytest.mark.long
 def test_correct_kernels_pass() -> None:
     for seed in range(150):
         profile, given = draw(seed)

@@ -486,7 +486,7 @@ def test_the_lines_that_write_a_file(
     parts = README.split("```py\n")[1:]
     code = parts[library == "jax"].split("```")[0]
     shown = run("--help").stdout
-    assert all(f"  {line}\n" in shown for line in code.splitlines())
+    assert all(f"  {line}\n" in shown for line in code.splitlines() if line)
     given = {
         name: array.asarray(x.astype(np.float32)).astype(array.bfloat16)
         if library == "jax"
