@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -14,8 +14,9 @@ from . import _problems, _rounding, stats
 from ._evidence import Evidence, Moments, Sums, chernoff
 from ._formats import FORMATS
 from ._problems import Problem, Profile
+from ._threads import for_each
 
-__all__ = ["Finding", "Numbers", "Suspect", "Trial", "Z", "attempt", "place"]
+__all__ = ["Finding", "Numbers", "Suspect", "Trial", "Z", "attempt", "place", "row_weights"]
 
 _Floats = npt.NDArray[np.float64]
 
@@ -172,7 +173,7 @@ class _Found:
 
     def add(self, index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
         """Add a block of queries."""
-        at = int(np.ravel_multi_index(index, self.problem.lead)) if index else 0
+        at = self.problem.number(index)
         error, own = self.numbers.out(index)[i] - rows.out, rows.nearest - rows.out
         ratio = _beyond(error, rows.bound)
         known = np.isfinite(rows.std) & np.isfinite(error)
@@ -187,25 +188,23 @@ class _Found:
             if self.problem.rows_apart
             else self.weights[at, 0] / (self.weights.shape[1])
         )
-        weight = error / np.square(rows.std), own / np.square(rows.std)
+        errors, owns, slacks = (x / rows.std for x in (error, own, rows.slack))
         for name, change in _directions(self.problem, index, i, rows):
-            if name in self.sums:
-                steep = np.where(known, change / rows.std, 0.0)
-                sums = self.sums[name]
-                sums.errors[at, i] = np.sum(steep * (error / rows.std), -1)
-                sums.own[at, i] = np.sum(steep * (own / rows.std), -1)
-                sums.size[at, i] = np.sum(steep * steep, -1)
-                sums.slack[at, i] = np.sum(np.abs(steep) * rows.slack / rows.std, -1)
+            steep, sums = np.where(known, change / rows.std, 0.0), self.sums[name]
+            sums.errors[at, i] = np.sum(steep * errors, -1)
+            sums.own[at, i] = np.sum(steep * owns, -1)
+            sums.size[at, i] = np.sum(steep * steep, -1)
+            sums.slack[at, i] = np.sum(np.abs(steep) * slacks, -1)
         with self.lock:
             self.strength += float(np.sum(np.square(np.where(known, rows.out / rows.worst, 0.0))))
-            self.plain += float(np.sum(np.square(error / rows.std)))
+            self.plain += float(np.sum(np.square(errors)))
             self.elements += int(np.sum(known))
             self.column += np.sum(of_row * z * z, 0)
             self.column_rows += np.sum(of_row * known, 0)
             self.largest = _larger(self.largest, np.abs(z), index, i)
             self.beyond = _larger(self.beyond, ratio, index, i)
         if self.problem.rows_apart:
-            self._keys(at, index, i, rows, *weight)
+            self._keys(at, index, i, rows, errors / rows.std, owns / rows.std)
         if self.numbers.lse is not None:
             self._lse(at, i, self.numbers.lse(index)[i], rows)
 
@@ -275,34 +274,38 @@ class _Found:
 _ALL = 1 - 2.0**-20
 
 
-def _row_weights(problem: Problem) -> _Floats:
+def row_weights(problem: Problem) -> _Floats:
     """1 / g for g rows with one query, or one exact result; where linear, for heads of one key."""
     heads, n = math.prod(problem.lead), problem.shape[0]
     if not heads * n:
         return np.ones((heads, n))
     if not problem.rows_apart:
         keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
-        return np.repeat(_shares(_marks(x.reshape(1, -1)) for x in keys)[:, None], n, 1)
-    found: list[tuple[_Floats, _Floats]] = []
-    for index, i in problem.items():
-        head = problem.head(index)
+        marks = np.concatenate([_marks(x.reshape(1, -1)) for x in keys])
+        return np.repeat(_shares(marks)[:, None], n, 1)
+    queries, results = (np.empty((heads, n), np.int64) for _ in range(2))
+
+    def mark(item: tuple[tuple[int, ...], slice]) -> None:
+        (index, i), head = item, problem.head(item[0])
+        at: Any = (problem.number(index), i)
         with np.errstate(all="ignore"):
-            found.append((head.q[i], _rounding.exact(head, i).astype(np.float32)))
-    queries, results = (_shares(_marks(x) for x in rows) for rows in zip(*found, strict=True))
-    return np.minimum(queries, results).reshape(heads, n)
+            exact = _rounding.exact(head, i).astype(np.float32)
+        queries[at], results[at] = _marks(head.q[i]), _marks(exact)
+
+    for_each(lambda: mark, problem.items(), most=heads + n)
+    return np.minimum(_shares(queries), _shares(results))
 
 
-def _marks(rows: npt.NDArray[Any]) -> list[int]:
+def _marks(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Numbers that are equal where rows are."""
-    return [hash((x + 0).tobytes()) for x in rows]
+    return np.array([hash((x + 0).tobytes()) for x in rows], np.int64)
 
 
-def _shares(marks: Iterable[list[int]]) -> _Floats:
+def _shares(marks: npt.NDArray[np.int64]) -> _Floats:
     """1 / g for g equal marks."""
-    every = np.array([x for part in marks for x in part], np.int64)
-    _, which, counts = np.unique(every, return_inverse=True, return_counts=True)
+    _, which, counts = np.unique(marks.ravel(), return_inverse=True, return_counts=True)
     found: _Floats = 1 / counts[which]
-    return found
+    return found.reshape(marks.shape)
 
 
 def _beyond(error: _Floats, bound: _Floats) -> _Floats:
@@ -389,16 +392,19 @@ def attempt(
     name: str,
     numbers: Numbers,
     alpha: float,
+    weights: _Floats,
 ) -> Trial:
-    """Try whether the numbers can be those of a correct kernel of a profile."""
+    """Try whether the numbers can be those of a correct kernel of a profile.
+
+    The weights are those of `row_weights`, for queries, keys and values as the profile reads them.
+    """
     changes, names = {}, ["factor", "truncated"]
     if problem.rows_apart:
         changes = {x: f for x, f in _CHANGES.items() if x != "softcap" or problem.softcap is None}
         names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]
     if numbers.lse is not None:
         names.append("lse")
-    narrowed = problem if profile.inputs is None else problem.rounded(FORMATS[profile.inputs])
-    found = _Found(problem, names, numbers, _row_weights(narrowed))
+    found = _Found(problem, names, numbers, weights)
     _problems.sweep(problem, dtype, profile, found.add, changes)
     if not problem.rows_apart:
         found.of_heads()

@@ -218,6 +218,32 @@ class Problem(NamedTuple):
         for index in np.ndindex(self.lead):
             yield from ((index, i) for i in blocks(0, self.shape[0], _ROWS))
 
+    def number(self, index: tuple[int, ...]) -> int:
+        """Which head that is."""
+        return int(np.ravel_multi_index(index, self.lead)) if index else 0
+
+    def replaced(self, name: str, change: Callable[[tuple[int, ...], Any], Any]) -> Problem:
+        """With another mask or bias, made of the index of the head and of the one that was."""
+
+        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+            found = self.read(index)
+            return {**found, name: change(index, found.get(name))}
+
+        return self._replace(read=read)
+
+    def masked(self, seen: npt.NDArray[np.bool_]) -> Problem:
+        """With one more mask."""
+        return self.replaced("mask", lambda index, x: seen if x is None else seen & x)
+
+    def without(self, name: str) -> Problem:
+        """Without the mask or the bias."""
+        read = self.read
+        return self._replace(read=lambda index: {x: y for x, y in read(index).items() if x != name})
+
+    def read_by(self, profile: Profile) -> Problem:
+        """With queries, keys and values as a profile rounds them first."""
+        return self if profile.inputs is None else self.rounded(FORMATS[profile.inputs])
+
     def rounded(self, to: Format) -> Problem:
         """With queries, keys and values rounded; those of 8 bits are scaled to their range."""
         factor = dict.fromkeys("qkv", 1.0)
@@ -422,14 +448,10 @@ def _window(window: Any) -> tuple[int | None, int | None]:
 def wide(name: str, x: Any) -> _Floats:
     """Numbers of any floating-point type, in float64 on the host."""
     _validate.is_array(name, x)
-    dtype_of(x, name)
+    dtype = dtype_of(x, name)
     if not isinstance(x, np.ndarray):
         xp = array_namespace(x)
-        x = (
-            to_host(xp.astype(x, xp.float32), None)
-            if dtype_of(x) not in _NUMPY
-            else to_host(x, None)
-        )
+        x = to_host(x if dtype in _NUMPY else xp.astype(x, xp.float32), None)
     return np.asarray(x, np.float64)
 
 
@@ -450,9 +472,7 @@ def sweep(
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Analyse all blocks of queries, on the threads that BLAS may use, and use what is found."""
-    kernel = profile.kernel(dtype)
-    if profile.inputs is not None:
-        problem = problem.rounded(FORMATS[profile.inputs])
+    kernel, problem = profile.kernel(dtype), problem.read_by(profile)
 
     def work(item: tuple[tuple[int, ...], slice]) -> None:
         index, i = item
@@ -488,10 +508,12 @@ def holds(problem: Problem, dtype: str) -> None:
     """Check that queries, keys and values are numbers of the storage type."""
     _validate.choice("dtype", dtype, FORMATS)
     for index in np.ndindex(problem.lead):
-        for name, x in problem.read(index).items():
-            if name in ("q", "k", "v") and not np.all(FORMATS[dtype].holds(x)):
-                at = np.argwhere(~FORMATS[dtype].holds(x))[0]
+        x = problem.read(index)
+        for name in "qkv":
+            held = FORMATS[dtype].holds(x[name])
+            if not np.all(held):
+                at = np.argwhere(~held)[0]
                 raise ValueError(
-                    f"`{name}` must hold numbers of {dtype} only, got {x[tuple(at)]!r} at "
+                    f"`{name}` must hold numbers of {dtype} only, got {x[name][tuple(at)]!r} at "
                     f"{(*index, *map(int, at))}: round it first."
                 )

@@ -366,28 +366,8 @@ def _part(problem: Problem) -> tuple[Problem, int]:
     return problem._replace(lead=(len(chosen),), shape=(rows, m, d_v), read=read), rows
 
 
-def _with(problem: Problem, name: str, change: Callable[[_Index, Any], Any]) -> Problem:
-    """With another bias or mask."""
-
-    def read(index: _Index) -> Mapping[str, Any]:
-        found = dict(problem.read(index))
-        return found | {name: change(index, found.get(name))}
-
-    return problem._replace(read=read)
-
-
 def _biased(problem: Problem, bias: Callable[[_Index], Any]) -> Problem:
-    return _with(problem, "bias", lambda index, x: bias(index) + (0.0 if x is None else x))
-
-
-def _masked(problem: Problem, mask: npt.NDArray[np.bool_]) -> Problem:
-    return _with(problem, "mask", lambda index, x: mask if x is None else mask & x)
-
-
-def _without(name: str, problem: Problem) -> Problem:
-    return problem._replace(
-        read=lambda index: {x: y for x, y in problem.read(index).items() if x != name}
-    )
+    return problem.replaced("bias", lambda index, x: bias(index) + (0.0 if x is None else x))
 
 
 def catalogue(problem: Problem) -> Iterator[Defect]:
@@ -420,7 +400,7 @@ def _of_keys(problem: Problem) -> Iterator[Defect]:
     for key in sorted({0, m // 2, m - 1}):
         mask = np.ones((n, m), bool)
         mask[:, key] = False
-        yield Defect("lost: key", f"{key}", partial(_masked, mask=mask))
+        yield Defect("lost: key", f"{key}", partial(Problem.masked, seen=mask))
     twice = np.zeros((n, m))
     twice[:, m // 2] = math.log(2)
     yield Defect("counted twice: key", f"{m // 2}", partial(_biased, bias=lambda index: twice))
@@ -445,7 +425,7 @@ def _of_conventions(problem: Problem) -> Iterator[Defect]:
     first = problem.read((0,) * len(problem.lead))
     for name in ("mask", "bias"):
         if name in first:
-            yield Defect(f"{name} left out", "", partial(_without, name))
+            yield Defect(f"{name} left out", "", partial(Problem.without, name=name))
 
 
 def _scaled(by: float, problem: Problem) -> Problem:
@@ -457,7 +437,7 @@ def _capped(cap: float | None, problem: Problem) -> Problem:
 
 
 def _edge(edge: npt.NDArray[np.bool_], problem: Problem) -> Problem:
-    return _masked(problem._replace(causal=False), edge)
+    return problem._replace(causal=False).masked(edge)
 
 
 def _sloped(slope: float, problem: Problem) -> Problem:

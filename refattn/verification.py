@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _problems, _rounding, _validate
-from ._errors import Finding, Numbers, Suspect, Trial, Z, attempt, place
+from ._errors import Finding, Numbers, Suspect, Trial, Z, attempt, place, row_weights
 from ._formats import FORMATS
 from ._problems import PROFILES, Problem, Profile
 from ._tensors import Tensors
@@ -189,10 +189,14 @@ def judge(
     """Say whether what a kernel gave for a problem can be that of a correct kernel."""
     start = time.perf_counter()
     trials: dict[str, Trial] = {}
+    weights: dict[str | None, _Floats] = {}
     profiles = _profiles(dtype, numbers.out_dtype, profile)
     near = [x for x in profiles if _within(problem, numbers, profiles[x].kernel(dtype))]
     for name in (*near, *(x for x in profiles if x not in near)):
-        trials[name] = attempt(problem, dtype, profiles[name], name, numbers, alpha)
+        chosen = profiles[name]
+        if chosen.inputs not in weights:
+            weights[chosen.inputs] = row_weights(problem.read_by(chosen))
+        trials[name] = attempt(problem, dtype, chosen, name, numbers, alpha, weights[chosen.inputs])
         if name != _LIKE_THE_NEXT and _explained(trials, alpha):
             break
     best = min(trials.values(), key=lambda x: _rank(x, profiles[x.profile], alpha))
@@ -256,7 +260,7 @@ def z_by_row(
     squares, counts = np.zeros(shape), np.zeros(shape)
 
     def add(index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
-        at = int(np.ravel_multi_index(index, problem.lead)) if index else 0
+        at = problem.number(index)
         z = _z(numbers.out(index)[i], rows)
         squares[at, i], counts[at, i] = np.nansum(z * z, -1), np.sum(~np.isnan(z), -1)
 
@@ -274,8 +278,7 @@ def z_of_head(
     """Errors of a head over their standard deviations, (n, d_v); nan where there is no law."""
     found = np.empty((problem.shape[0], problem.shape[2]))
     chosen, got = _chosen(dtype, numbers.out_dtype, profile), numbers.out(index)
-    if chosen.inputs is not None:  # 8 bits have a scale for all heads
-        problem = problem.rounded(FORMATS[chosen.inputs])
+    problem = problem.read_by(chosen)  # 8 bits have a scale for all heads
 
     def add(index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
         found[i] = _z(got[i], rows)
@@ -387,24 +390,15 @@ def _conventions(problem: Problem) -> Iterator[tuple[str, Problem]]:
     without = "causal" if not problem.causal else "not causal"
     yield f"attention is {without}", problem._replace(causal=not problem.causal)
 
-    def with_mask(change: Callable[[Any], Any]) -> Callable[[tuple[int, ...]], Mapping[str, Any]]:
-        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
-            found = dict(problem.read(index))
-            return found | {"mask": change(found.get("mask"))}
-
-        return read
-
     if n != m and problem.rows_apart:
         corner = np.tri(n, m, dtype=bool)
-        top = with_mask(lambda mask: corner if mask is None else corner & mask)
         words = "attention is causal from the first key (query i sees key j if j <= i)"
-        yield words, problem._replace(read=top, causal=False)
+        yield words, problem.masked(corner)._replace(causal=False)
     if "mask" in first:
-        yield "the mask is inverted", problem._replace(read=with_mask(np.logical_not))
-        yield "the mask is ignored", problem._replace(read=with_mask(lambda mask: None))
-    if "bias" in first:
-        ignored = lambda index: {x: y for x, y in problem.read(index).items() if x != "bias"}  # noqa: E731
-        yield "the bias is ignored", problem._replace(read=ignored)
+        yield "the mask is inverted", problem.replaced("mask", lambda index, x: np.logical_not(x))
+    for name in ("mask", "bias"):
+        if name in first:
+            yield f"the {name} is ignored", problem.without(name)
     left, right = problem.window
     for side, words, change in (
         (left, "left", lambda x: (x, right)),

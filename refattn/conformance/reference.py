@@ -15,6 +15,7 @@ from .limits import repeated
 
 __all__ = [
     "CONTRACT",
+    "FEATURE_MAPS",
     "black_box",
     "declared",
     "engine",
@@ -81,7 +82,7 @@ def _evaluate(
         if adapter.has(trait):
             given[tag] = adapter[tag]
     if adapter.has("feature-map"):
-        given["feature_map"] = _FEATURE_MAPS[adapter["feature_map"]]
+        given["feature_map"] = FEATURE_MAPS[adapter["feature_map"]]
     return function(*wide, **given)
 
 
@@ -89,7 +90,7 @@ def _evaluate(
 _DECLARED = {"random-features": "features", "proposals": "weighting"}
 
 
-_FEATURE_MAPS = {"elu": naive.elu_plus_one, "relu": features.relu_features}
+FEATURE_MAPS = {"elu": naive.elu_plus_one, "relu": features.relu_features}
 
 
 def of_rows(adapter: Adapter, x: Floats) -> tuple[Any, Any]:
@@ -280,7 +281,7 @@ def _terms(
     epsilon = float(adapter["epsilon"])
     k = repeated(k, q)
     if adapter.has("feature-map"):
-        phi_q, phi_k = (_FEATURE_MAPS[adapter["feature_map"]](x) for x in (q, k))
+        phi_q, phi_k = (FEATURE_MAPS[adapter["feature_map"]](x) for x in (q, k))
     elif "omega" in options and not adapter.has("per-query"):
         omega = np.swapaxes(np.asarray(options["omega"], float), -1, -2)
         phi_q, phi_k = (
