@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,7 +145,7 @@ class _Found:
     ) -> None:
         (n, m, d_v), heads = problem.shape, math.prod(problem.lead)
         self.weights = weights  # of rows, (heads, n)
-        self.problem, self.numbers, self.lock = problem, numbers, Lock()
+        self.problem, self.numbers = problem, numbers
         self.sums = {x: Sums(*(np.zeros((heads, n)) for _ in Sums._fields)) for x in names}
         best, even = (Moments(*(np.zeros((heads, m)) for _ in Moments._fields)) for _ in range(2))
         self.keys = Evidence(best, even)
@@ -171,8 +170,8 @@ class _Found:
             for name, sums in self.sums.items()
         }
 
-    def add(self, index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
-        """Add a block of queries."""
+    def add(self, index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> Callable[[], None]:
+        """Write what belongs to a block of queries; returned is what adds its part of the sums."""
         at = self.problem.number(index)
         error, own = self.numbers.out(index)[i] - rows.out, rows.nearest - rows.out
         ratio = _beyond(error, rows.bound)
@@ -195,20 +194,30 @@ class _Found:
             sums.own[at, i] = np.sum(steep * owns, -1)
             sums.size[at, i] = np.sum(steep * steep, -1)
             sums.slack[at, i] = np.sum(np.abs(steep) * slacks, -1)
-        with self.lock:
-            self.strength += float(np.sum(np.square(np.where(known, rows.out / rows.worst, 0.0))))
-            self.plain += float(np.sum(np.square(errors)))
-            self.elements += int(np.sum(known))
-            self.column += np.sum(of_row * z * z, 0)
-            self.column_rows += np.sum(of_row * known, 0)
-            self.largest = _larger(self.largest, np.abs(z), index, i)
-            self.beyond = _larger(self.beyond, ratio, index, i)
+        strength = float(np.sum(np.square(np.where(known, rows.out / rows.worst, 0.0))))
+        plain, elements = float(np.sum(np.square(errors))), int(np.sum(known))
+        column, column_rows = np.sum(of_row * z * z, 0), np.sum(of_row * known, 0)
+        largest, beyond = (_largest(x, index, i) for x in (np.abs(z), ratio))
+        more = []
         if self.problem.rows_apart:
-            self._keys(at, index, i, rows, errors / rows.std, owns / rows.std)
+            more.append(self._keys(at, index, i, rows, errors / rows.std, owns / rows.std))
         if self.numbers.lse is not None:
-            self._lse(at, i, self.numbers.lse(index)[i], rows)
+            more.append(self._lse(at, i, self.numbers.lse(index)[i], rows))
 
-    def _lse(self, at: int, i: slice, got: _Floats, rows: _rounding.Rows) -> None:
+        def sums_of_all() -> None:
+            self.strength += strength
+            self.plain += plain
+            self.elements += elements
+            self.column += column
+            self.column_rows += column_rows
+            self.largest = max(self.largest, largest, key=lambda x: x[0])
+            self.beyond = max(self.beyond, beyond, key=lambda x: x[0])
+            for add in more:
+                add()
+
+        return sums_of_all
+
+    def _lse(self, at: int, i: slice, got: _Floats, rows: _rounding.Rows) -> Callable[[], None]:
         """The errors of the log normalisers."""
         to = FORMATS[self.numbers.lse_dtype]
         spacing = to.spacing(rows.lse)
@@ -225,12 +234,17 @@ class _Found:
         sums.errors[at, i], sums.size[at, i] = weight * error, weight
         sums.own[at, i], sums.slack[at, i] = weight * own, weight * slack
         apart = self.weights[at, i]
-        with self.lock:
-            self.lse_beyond = max(self.lse_beyond, float(np.max(ratio, initial=0.0)))
-            beyond = np.maximum(np.abs(error) - slack, 0.0)
-            square = apart * weight * beyond * beyond
-            self.lse_square += float(np.sum(square)) / _rounding.WORST**2
-            self.lse_rows += float(np.sum(apart * known))
+        beyond = np.maximum(np.abs(error) - slack, 0.0)
+        largest = float(np.max(ratio, initial=0.0))
+        square = float(np.sum(apart * weight * beyond * beyond)) / _rounding.WORST**2
+        count = float(np.sum(apart * known))
+
+        def sums_of_all() -> None:
+            self.lse_beyond = max(self.lse_beyond, largest)
+            self.lse_square += square
+            self.lse_rows += count
+
+        return sums_of_all
 
     def _keys(
         self,
@@ -240,13 +254,14 @@ class _Found:
         rows: _rounding.Rows,
         errors: _Floats,
         own: _Floats,
-    ) -> None:
+    ) -> Callable[[], None]:
         """The loss of each key: the derivative to its weight, p (v - out) / (1 - p)."""
         head = self.problem.head(index)
         lse = np.where(np.isfinite(rows.lse), rows.lse, math.inf)[:, None]
         inverse = 1 / np.square(rows.std)
         slack = inverse * rows.slack  # times |v - out|, by Cauchy and Schwarz
         far, about = _length(slack)[:, None], np.sum(slack * np.abs(rows.out), -1)[:, None]
+        parts: list[tuple[slice, Evidence]] = []
         for tile in _rounding.tiles(head, i, 512):
             share = np.exp(np.minimum(tile.scores - lse, 0.0))
             if tile.visible is not None:
@@ -266,9 +281,15 @@ class _Found:
                 )
             )
             common = share * (far * _length(v) + about)
-            new = Evidence.of(e, d, np.maximum(size, 0.0), common, self.weights[at, i, None], 0)
-            with self.lock:
-                self.keys.add(new, (at, tile.keys))
+            size = np.maximum(size, 0.0)
+            new = Evidence.of(e, d, size, common, self.weights[at, i, None], 0)
+            parts.append((tile.keys, new))
+
+        def sums_of_all() -> None:
+            for keys, new in parts:
+                self.keys.add(new, (at, keys))
+
+        return sums_of_all
 
 
 _ALL = 1 - 2.0**-20
@@ -320,12 +341,10 @@ def _length(x: _Floats) -> _Floats:
     return np.asarray(np.sqrt(np.sum(x * x, -1)))
 
 
-def _larger(
-    known: tuple[float, tuple[int, ...]], x: _Floats, index: tuple[int, ...], i: slice
-) -> tuple[float, tuple[int, ...]]:
-    """The larger of what is known and the largest of an array, with its place."""
-    if not x.size or not np.max(x) > known[0]:
-        return known
+def _largest(x: _Floats, index: tuple[int, ...], i: slice) -> tuple[float, tuple[int, ...]]:
+    """The largest of an array, with its place."""
+    if not x.size or not np.max(x) > 0:
+        return 0.0, ()
     row, column = np.unravel_index(int(np.argmax(x)), x.shape)
     return float(x[row, column]), (*index, i.start + int(row), int(column))
 

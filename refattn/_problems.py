@@ -17,7 +17,7 @@ from ._blocks import blocks
 from ._formats import FORMATS, Format
 from ._heads import broadcast_lead
 from ._tensors import Tensors
-from ._threads import for_each
+from ._threads import InOrder, for_each
 from .features import elu_features
 from .registry import ESTIMATORS
 
@@ -468,18 +468,24 @@ def sweep(
     problem: Problem,
     dtype: str,
     profile: Profile,
-    use: Callable[[tuple[int, ...], slice, _rounding.Rows], None],
+    use: Callable[[tuple[int, ...], slice, _rounding.Rows], Callable[[], None] | None],
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Analyse all blocks of queries, on the threads that BLAS may use, and use what is found."""
-    kernel, problem = profile.kernel(dtype), problem.read_by(profile)
+    """Analyse all blocks of queries, on the threads that BLAS may use, and use what is found.
 
-    def work(item: tuple[tuple[int, ...], slice]) -> None:
-        index, i = item
+    What `use` returns is called in the order of the blocks: sums over blocks belong there.
+    """
+    kernel, problem, sums = profile.kernel(dtype), problem.read_by(profile), InOrder()
+
+    def work(item: tuple[int, tuple[tuple[int, ...], slice]]) -> None:
+        place, (index, i) = item
         with np.errstate(all="ignore"):
-            use(index, i, problem.analyse(index, kernel, i, changes))
+            rest = use(index, i, problem.analyse(index, kernel, i, changes))
+            sums.add(place, rest or (lambda: None))
 
-    for_each(lambda: work, problem.items(), most=math.prod(problem.lead) + problem.shape[0])
+    for_each(
+        lambda: work, enumerate(problem.items()), most=math.prod(problem.lead) + problem.shape[0]
+    )
 
 
 def profile_of(profile: Any) -> Profile:

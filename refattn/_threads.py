@@ -11,7 +11,7 @@ from functools import cache, partial
 from threading import Lock, local
 from typing import Any
 
-__all__ = ["Tree", "available", "for_each"]
+__all__ = ["InOrder", "Tree", "available", "for_each"]
 
 _lock = Lock()
 
@@ -74,6 +74,22 @@ def for_each(
 def available() -> int:
     """Threads that the next `for_each` may have; 1 within one."""
     return max((library.num_threads or 1 for library in _blas().lib_controllers), default=1)
+
+
+class InOrder:
+    """Call the functions of places 0, 1, ... in that order, whichever threads bring them."""
+
+    def __init__(self) -> None:
+        self._next, self._lock = 0, Lock()
+        self._waiting: dict[int, Callable[[], None]] = {}
+
+    def add(self, place: int, function: Callable[[], None]) -> None:
+        """Call it, and those that waited for it, or leave it to the one before; nobody waits."""
+        with self._lock:
+            self._waiting[place] = function
+            while (ready := self._waiting.pop(self._next, None)) is not None:
+                ready()
+                self._next += 1
 
 
 class Tree:

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 import refattn
 from refattn import _kernel, _threads
-from refattn._threads import Tree, _blas, for_each
+from refattn._threads import InOrder, Tree, _blas, for_each
 
 MANY = 40_000  # keys
 MASK = np.arange(MANY) % 5000 > 4100
@@ -48,6 +48,24 @@ def large():
 def test_items_run_at_the_same_time():
     both = threading.Barrier(2)
     for_each(lambda: lambda item: both.wait(timeout=30) and None, range(2), most=2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_functions_are_called_in_the_order_of_their_places(seed):
+    called, queue = [], InOrder()
+    places = np.random.default_rng(seed).permutation(50)
+    for place in places:
+        queue.add(place, lambda place=place: called.append(place))
+    assert called == [*range(50)]
+
+
+@pytest.mark.usefixtures("several")
+def test_sums_of_blocks_do_not_depend_on_threads():
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((2, 1100, 16)).astype(np.float32) for _ in range(3))
+    out = refattn.softmax_attention(q, k, v)
+    found = [refattn.verify(q=q, k=k, v=v, out=out) for _ in range(4)]
+    assert all(x.tests == found[0].tests and x.z == found[0].z for x in found)
 
 
 @pytest.mark.parametrize("most", [0, 1, 1000])
