@@ -303,6 +303,7 @@ def test_an_exit_in_a_call_is_a_failure_in_a_process_of_its_own(tmp_path: Path) 
     assert "got the process ended with status 0" in result.stdout
 
 
+@pytest.mark.long("words1")
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_what_an_isolated_candidate_prints_is_kept(tmp_path: Path, words: tuple[str, ...]) -> None:
     text = RIGHT.replace("    return", "    print('printed')\n    return")
@@ -316,6 +317,7 @@ HANGS = "import os, time\n{}open('id', 'w').write(str(os.getpid())); time.sleep(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")
+@pytest.mark.long("subprocess", "keep")
 @pytest.mark.parametrize("words", ["--isolate", "--subprocess", "--keep"])
 def test_what_hangs_fails_and_is_ended(tmp_path: Path, words: str) -> None:
     options = ("--time-limit", "3", "--check", "contract")
@@ -397,6 +399,7 @@ def test_the_status_of_a_report_stands_if_the_end_is_violent(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes and closed files as of POSIX")
+@pytest.mark.long("words1")
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_a_report_that_nobody_reads_is_no_verdict(tmp_path: Path, words: tuple[str, ...]) -> None:
     closed = "standard output is closed"

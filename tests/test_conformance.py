@@ -113,6 +113,7 @@ def few_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     "float32",
     "query",
     "antithetic",
+    "lara",
 )
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -297,6 +298,7 @@ def test_every_check_is_needed() -> None:
     assert set(conformance.CHECKS) - alone == set(JUSTIFIED)
 
 
+@pytest.mark.long
 def test_a_known_defect_is_named() -> None:
     by_name = {m.name: m for m in MUTANTS}
     for name in ("rfa-key-norm-dropped", "softmax-scale-missing", "linear-softplus"):
@@ -407,6 +409,7 @@ def test_a_slow_callable_is_underpowered(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "detects" in str(report)
 
 
+@pytest.mark.long
 def test_a_declared_epsilon_widens_and_is_not_a_pass() -> None:
     def fn(
         q: Any, k: Any, v: Any, *, omega: Any = None, num_features: Any = None, seed: Any = None

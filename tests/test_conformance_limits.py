@@ -185,6 +185,9 @@ LIMITED: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
     "causal LARA",
     "moments of frequencies",
     "logits",
+    "undefined",
+    "elu",
+    "mean",
 )
 @pytest.mark.parametrize("name", LIMITED)
 def test_correct_candidates_are_asked_no_more_than_they_take(name: str) -> None:

@@ -189,6 +189,7 @@ def test_many_rows() -> None:
     assert tried(first, "many_rows", estimator="moments").status == "FAIL"
 
 
+@pytest.mark.long
 def test_severity_and_what_was_not_tried() -> None:
     def clipped(q: Any, k: Any, v: Any) -> Any:
         s = np.clip(scores(q, k), -60.0, 60.0)
@@ -321,6 +322,7 @@ def exact(q: Any, k: Any, v: Any, mask: Any = True, causal: bool = False, top: b
     return refattn.softmax_attention(q, k, v, mask=seen)
 
 
+@pytest.mark.long
 def test_a_convention_of_causal_attention_is_blamed_once() -> None:
     """Top-left attention gives 0 where no key is seen, whatever it takes for the past."""
 

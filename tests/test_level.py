@@ -35,6 +35,7 @@ def made(candidate: str, smallest: float, *failures: str) -> level.Run:
     return level.Run(candidate, 7, smallest, failures, 0.0)
 
 
+@pytest.mark.long
 def test_correct_candidates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "level.md"
     words = ["softmax in loops", "by Welford", "--seeds", "2", "--workers", "1"]

@@ -258,6 +258,7 @@ def test_an_implementation_of_it_is_checked() -> None:
         checked(nystrom, "nystrom", "mask")
 
 
+@pytest.mark.long
 def test_a_random_one_is_held_to_the_law_of_its_function() -> None:
     register(SHIFTED)
     right = checked(shifted, "shifted", "omega", "mask", "causal")
