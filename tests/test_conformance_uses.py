@@ -10,7 +10,7 @@ import pytest
 
 import refattn
 from refattn import naive, sampling
-from refattn.conformance import Report, check
+from refattn.conformance import Report, check, mixtures
 
 SOFTMAX = {"estimator": "softmax", "rng": 0}
 
@@ -500,3 +500,10 @@ def test_numbers_beyond_a_bound() -> None:
     for wrong in (np.clip(z, -3.0, 3.0), 1.05 * z):  # too few, and too many
         assert _exceedances(wrong, 3.0, share, 0.0) < 1e-6
     assert _exceedances(1.05 * z, 3.0, share, 0.2) == 1.0  # as far as is known
+
+
+def test_two_exponentials_of_very_different_sizes() -> None:
+    nodes, weights = np.array([32.0, 1 / 16]), np.array([[1.0, 1.0], [4.0, 1 / 8]])
+    found = mixtures._two_exponentials(weights @ nodes[:, None] ** np.arange(5))  # exact numbers
+    np.testing.assert_allclose(found[0], nodes, rtol=1e-14)
+    np.testing.assert_allclose(found[1], weights, rtol=1e-14)

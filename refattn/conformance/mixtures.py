@@ -7,6 +7,7 @@ One sample of randomized attention, and one proposal of LARA, give their frequen
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
@@ -321,6 +322,30 @@ def proposal_noise(t: Trial) -> None:
     normal(t, (omega[::2] - omega[1::2]) / math.sqrt(2), error)
 
 
+def _two_exponentials(m: Floats) -> tuple[Floats, Floats]:
+    """Nodes x and weights of rows m_i = w_0 x_0^i + w_1 x_1^i (Prony's method).
+
+    In rationals: the numbers of a row may differ by many orders, and a solution in floats is off by
+    roundings of the largest.
+    """
+    rows = [[Fraction(float(x)) for x in row] for row in m]
+    terms = [(y, -x, z) for row in rows for x, y, z in zip(row, row[1:], row[2:], strict=False)]
+    xx, xy, yy, xz, yz = (
+        sum((t[i] * t[j] for t in terms), Fraction(0))
+        for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2))
+    )
+    det = xx * yy - xy * xy
+    total, product = (xz * yy - yz * xy) / det, (xx * yz - xy * xz) / det
+    gap = Fraction(math.sqrt(max(total * total - 4 * product, Fraction(0))))
+    first = (total + gap) / 2
+    nodes = first, product / first
+    weights = [
+        [(y - nodes[1] * x) / (nodes[0] - nodes[1]), (nodes[0] * x - y) / (nodes[0] - nodes[1])]
+        for x, y, *_ in rows
+    ]
+    return np.array(nodes, float), np.array(weights, float)
+
+
 @check(
     "proposals",
     claim="two proposals are weighed by their features of the query",
@@ -345,14 +370,9 @@ def two_proposals(t: Trial) -> None:
     q[1, 0] = b
 
     def mixture(out: Floats) -> tuple[Floats, Floats]:
-        """Nodes e^{c omega} and log ratios of the weights at both queries (Prony's method)."""
-        m = out[:2] * square
-        left, right = np.stack([m[:, 1:4], -m[:, :3]], -1), m[:, 2:]
-        both = np.linalg.lstsq(left.reshape(-1, 2), right.reshape(-1), rcond=None)[0]
-        gap = math.sqrt(max(both[0] ** 2 - 4 * both[1], 0.0))
-        nodes = np.array([(both[0] + gap) / 2, (both[0] - gap) / 2])
-        weight = np.linalg.solve(np.stack([np.ones(2), nodes]), m[:, :2].T)
-        return nodes, np.log(weight[0] / weight[1])
+        """Nodes e^{c omega} and log ratios of the weights at both queries."""
+        nodes, weights = _two_exponentials(out[:2] * square)
+        return nodes, np.log(weights[:, 0] / weights[:, 1])
 
     def excess(out: Floats) -> float:
         nodes, ratio = mixture(out)
@@ -364,7 +384,7 @@ def two_proposals(t: Trial) -> None:
                 nodes, ratio = mixture(out)
                 known = bool(np.all(nodes > 0) and np.all(np.isfinite(ratio)))
                 return float((nodes[0] - nodes[1]) / nodes[0]) if known else -1.0
-            except np.linalg.LinAlgError:
+            except (ArithmeticError, ValueError):  # they are not two, or not numbers
                 return -1.0
 
     start, sized = t.new_seed(), t.adapter.record.sized(2)
