@@ -354,14 +354,15 @@ profile_option = click.option(
 _VERIFY = """Say whether the numbers in a file can be those of a correct kernel.
 
 FILE (.safetensors or .npz) holds q, k, v and out as a kernel had them, in its own type, and may
-hold lse, mask, bias and omega. What a correct kernel may differ by from exact attention follows
-from q, k, v and from what it rounds: there is no tolerance to choose. The exit status is 0 if all
-files PASS, 1 if one FAILs, 3 if one is UNDERPOWERED, and 2 where there is no verdict.
+hold lse, mask, bias and omega; with d_out, the gradients dq, dk and dv are judged. What a correct
+kernel may differ by from exact attention follows from q, k, v and from what it rounds: there is no
+tolerance to choose. The exit status is 0 if all files PASS, 1 if one FAILs, 3 if one is
+UNDERPOWERED, and 2 where there is no verdict.
 
 \b
 Such a file is written from torch by
   from safetensors.torch import save_file
-  arrays = dict(q=q, k=k, v=v, out=out)
+  arrays = dict(q=q, k=k, v=v, out=out)  # and d_out=d_out, dq=q.grad, dk=k.grad, dv=v.grad
   save_file({x: y.contiguous() for x, y in arrays.items()}, "dump.safetensors")
 from JAX by
   from safetensors.flax import save_file
@@ -455,19 +456,19 @@ def _verified(
     alpha = verification.alpha_of(alpha)
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
     problem = of_tensors(tensors, **options)
-    numbers = verification.numbers_of(tensors)
-    if numbers.lse is not None and problem.kind != "scores":
-        numbers = numbers._replace(lse=None)
+    parts = verification.parts_of(tensors, problem)
     with _show.blocks("Verifying", len(list(problem.items()))) as tick:
 
-        def out(index: tuple[int, ...]) -> Any:
-            tick()
-            return numbers.out(index)
+        def shown(part: verification.Part) -> verification.Part:
+            def out(index: tuple[int, ...]) -> Any:
+                tick()
+                return part.numbers.out(index)
 
-        verdict = verification.judge(
-            problem, numbers._replace(out=out), tensors.dtype, profile, alpha
-        )
-    return _show.Verified(tensors, problem, numbers, verdict)
+            return part._replace(numbers=part.numbers._replace(out=out))
+
+        judged = {name: shown(part) for name, part in parts.items()}
+        verdict = verification.judge_all(judged, tensors.dtype, profile, alpha)
+    return _show.Verified(tensors, problem, parts, verdict)
 
 
 @group.command("tolerance")

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _problems, _rounding, stats
-from ._evidence import Evidence, Moments, Sums, chernoff
+from . import _problems, _rounding, _rounding_backward, stats
+from ._evidence import Evidence, Known, Moments, Sums, chernoff
 from ._formats import FORMATS
 from ._problems import Problem, Profile
 from ._threads import for_each
@@ -98,9 +98,16 @@ _SENTENCES: Mapping[str, Callable[[float, float], str]] = {
     "truncated": lambda x, e: f"the output is truncated, not rounded: {_pm(x, e)} times as far",
     "epsilon": lambda x, e: f"{_pm(x, e)} is added to the normaliser, of weights up to 1",
     "sink": lambda x, e: f"{_pm(x, e)} is added to the normaliser, of weights e^score",
+    "delta": lambda x, e: f"the part of sum d_out * out counts {_pm(1 + x, e)} times",
     "edge+1": lambda x, e: f"a query sees one key more, the next: {_pm(x, e)} of its weight",
     "edge-1": lambda x, e: f"a query does not see its last key: {_pm(x, e)} of its weight",
 }
+
+
+def _sentence(problem: Problem, name: str) -> Callable[[float, float], str]:
+    """What a size of a defect means, for the output or a gradient."""
+    of = "the output" if problem.gradient is None else problem.gradient.of
+    return lambda x, e: _SENTENCES[name](x, e).replace("the output", of)
 
 
 def _pm(x: float, error: float) -> str:
@@ -141,9 +148,22 @@ class _Found:
     """What the sweep over the heads collects for one profile."""
 
     def __init__(
-        self, problem: Problem, names: Sequence[str], numbers: Numbers, weights: _Floats
+        self,
+        problem: Problem,
+        names: Sequence[str],
+        numbers: Numbers,
+        weights: _Floats,
+        rows_apart: bool,
     ) -> None:
         (n, m, d_v), heads = problem.shape, math.prod(problem.lead)
+        self.rows_apart = rows_apart
+        m = m if problem.is_mean else 0
+        self.along: dict[str, _Floats] = {}  # the weights of errors in sums along a direction
+        self.alone: dict[str, _Floats] = {}  # the variance of such a sum by what is in no other
+        self.known: dict[str, Known] = {}  # those sums, over all heads
+        if problem.gradient is not None and not rows_apart:
+            self.along = {x: np.zeros((heads, n, d_v)) for x in names}
+            self.alone = {x: np.zeros((heads, n)) for x in names}
         self.weights = weights  # of rows, (heads, n)
         self.problem, self.numbers = problem, numbers
         self.sums = {x: Sums(*(np.zeros((heads, n)) for _ in Sums._fields)) for x in names}
@@ -184,7 +204,7 @@ class _Found:
         self.counted[at, i] = count
         of_row = (
             self.weights[at, i, None]
-            if self.problem.rows_apart
+            if self.rows_apart
             else self.weights[at, 0] / (self.weights.shape[1])
         )
         errors, owns, slacks = (x / rows.std for x in (error, own, rows.slack))
@@ -194,12 +214,16 @@ class _Found:
             sums.own[at, i] = np.sum(steep * owns, -1)
             sums.size[at, i] = np.sum(steep * steep, -1)
             sums.slack[at, i] = np.sum(np.abs(steep) * slacks, -1)
+            if name in self.along:
+                assert rows.apart is not None
+                self.along[name][at, i] = w = steep / rows.std
+                self.alone[name][at, i] = np.sum(w * w * rows.apart, -1)
         strength = float(np.sum(np.square(np.where(known, rows.out / rows.worst, 0.0))))
         plain, elements = float(np.sum(np.square(errors))), int(np.sum(known))
         column, column_rows = np.sum(of_row * z * z, 0), np.sum(of_row * known, 0)
         largest, beyond = (_largest(x, index, i) for x in (np.abs(z), ratio))
         more = []
-        if self.problem.rows_apart:
+        if self.problem.is_mean:
             more.append(self._keys(at, index, i, rows, errors / rows.std, owns / rows.std))
         if self.numbers.lse is not None:
             more.append(self._lse(at, i, self.numbers.lse(index)[i], rows))
@@ -295,26 +319,26 @@ class _Found:
 _ALL = 1 - 2.0**-20
 
 
-def row_weights(problem: Problem) -> _Floats:
-    """1 / g for g rows with one query, or one exact result; where linear, for heads of one key."""
+def row_weights(problem: Problem, kernel: _rounding.Kernel) -> _Floats:
+    """1 / g for g rows with one query, or one exact result; for heads of one key if rows depend."""
     heads, n = math.prod(problem.lead), problem.shape[0]
     if not heads * n:
         return np.ones((heads, n))
-    if not problem.rows_apart:
+    if not problem.rows_apart(kernel):
         keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
         marks = np.concatenate([_marks(x.reshape(1, -1)) for x in keys])
         return np.repeat(_shares(marks)[:, None], n, 1)
-    queries, results = (np.empty((heads, n), np.int64) for _ in range(2))
+    given, results = (np.empty((heads, n), np.int64) for _ in range(2))
 
     def mark(item: tuple[tuple[int, ...], slice]) -> None:
-        (index, i), head = item, problem.head(item[0])
+        index, i = item
         at: Any = (problem.number(index), i)
         with np.errstate(all="ignore"):
-            exact = _rounding.exact(head, i).astype(np.float32)
-        queries[at], results[at] = _marks(head.q[i]), _marks(exact)
+            exact = problem.exact(index, kernel, i).astype(np.float32)
+        given[at], results[at] = _marks(problem.rows_given(index)[i]), _marks(exact)
 
     for_each(lambda: mark, problem.items(), most=heads + n)
-    return np.minimum(_shares(queries), _shares(results))
+    return np.minimum(_shares(given), _shares(results))
 
 
 def _marks(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -356,7 +380,7 @@ def _directions(
     yield from rows.tangents.items()
     yield "factor", rows.out
     yield "truncated", -np.sign(rows.out) * rows.spacing / 2
-    if not problem.rows_apart:
+    if not problem.is_mean:
         return
     with np.errstate(all="ignore"):
         yield "epsilon", np.nan_to_num(-rows.out * np.exp(rows.top - rows.lse)[:, None])
@@ -418,20 +442,27 @@ def attempt(
     The weights are those of `row_weights`, for queries, keys and values as the profile reads them.
     """
     changes, names = {}, ["factor", "truncated"]
-    if problem.rows_apart:
+    kernel = profile.kernel(dtype)
+    rows_apart = problem.rows_apart(kernel)
+    if problem.gradient is not None:
+        names += ["scale", "delta"] if problem.gradient.of != "dv" else ["scale"]
+    if problem.is_mean:
         changes = {x: f for x, f in _CHANGES.items() if x != "softcap" or problem.softcap is None}
         names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]
     if numbers.lse is not None:
         names.append("lse")
-    found = _Found(problem, names, numbers, weights)
+    found = _Found(problem, names, numbers, weights, rows_apart)
     _problems.sweep(problem, dtype, profile, found.add, changes)
-    if not problem.rows_apart:
+    if not rows_apart:
         found.of_heads()
     elements = float(found.elements)
     raw = [*_of_bound(found), *_of_sizes(found, elements)]
     raw += _of_lse(found) if numbers.lse is not None else []
-    directions = list(_of_directions(found))
-    if problem.rows_apart:
+    if found.along:
+        directions = list(_of_gradients(found, problem.read_by(profile), kernel))
+    else:
+        directions = list(_of_directions(found))
+    if problem.is_mean:
         directions += [*_of_keys(found), *_of_tiles(found)]
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
@@ -451,7 +482,12 @@ def attempt(
     detectable = {
         x: float((threshold * np.sqrt(np.sum(sums.size)) + np.sum(sums.slack)) / np.sum(sums.size))
         for x, sums in found.sums.items()
-        if np.sum(sums.size) > 0 and usable > 2 * threshold**2
+        if np.sum(sums.size) > 0 and usable > 2 * threshold**2 and not found.along
+    }
+    detectable |= {
+        x: float((threshold * math.sqrt(known.variance) + known.slack) / known.g)
+        for x, known in found.known.items()
+        if known.g > 0
     }
     rows = float(np.sum(found.counted > 0))
     seen = chernoff(_ONE_PERCENT**2 * found.strength / max(elements, 1.0), rows)
@@ -526,7 +562,7 @@ def _of_sizes(found: _Found, elements: float) -> Iterator[_Outcome]:
         log_p = chernoff(means, counts)
         head, tile = (int(x) for x in np.unravel_index(int(np.argmin(log_p)), log_p.shape))
         index = _head(found.problem, int(head))
-        rest = f"queries {tile * size} to {min(n, (tile + 1) * size) - 1}"
+        rest = f"{found.problem.rows} {tile * size} to {min(n, (tile + 1) * size) - 1}"
         yield _Outcome(
             f"mean square of tiles of {size}" if size < n else "mean square of heads",
             _many(float(log_p[head, tile]), log_p.size),
@@ -556,7 +592,25 @@ def _powers(n: int) -> Iterator[int]:
 def _of_directions(found: _Found) -> Iterator[_Outcome]:
     for name, sums in found.sums.items():
         rows = Evidence.of(*sums, found.weights)
-        yield from _grouped(found, name, rows, _SENTENCES[name])
+        yield from _grouped(found, name, rows, _sentence(found.problem, name))
+
+
+def _of_gradients(found: _Found, problem: Problem, kernel: _rounding.Kernel) -> Iterator[_Outcome]:
+    """Directions of which the sums have a known variance, over all heads and in the surest."""
+    gradient = problem.gradient
+    assert gradient is not None
+    for name, along in found.along.items():
+        variance = np.sum(found.alone[name], -1)
+        for number, index in enumerate(np.ndindex(problem.lead)):
+            saved = gradient.saved(index, kernel)
+            with np.errstate(all="ignore"):
+                variance[number] += _rounding_backward.variance_along(
+                    saved, kernel, gradient.of, along[number]
+                )
+        sums = (*(x[:, 0] for x in found.sums[name]), _rounding.WORST**2 * variance)
+        rows = Known(*(found.weights[:, 0] * x for x in sums))
+        found.known[name] = rows.over(0)
+        yield from _grouped(found, name, rows, _sentence(found.problem, name))
 
 
 def _of_tiles(found: _Found) -> Iterator[_Outcome]:
@@ -577,8 +631,12 @@ def _of_tiles(found: _Found) -> Iterator[_Outcome]:
             float(x[at]) for x in (test.value, test.error, test.log_p, test.statistic, explained)
         )
         head, tile = map(int, at)
-        where = f"queries {tile * size} to {min(n, (tile + 1) * size) - 1}"
-        words = (_SENTENCES["factor"](value, error), _head(found.problem, head), where)
+        where = f"{found.problem.rows} {tile * size} to {min(n, (tile + 1) * size) - 1}"
+        words = (
+            _sentence(found.problem, "factor")(value, error),
+            _head(found.problem, head),
+            where,
+        )
         text = ", ".join(x for x in words if x)
         tried.append(_Outcome("factor of a tile", log_p, statistic, text, value, error, most))
     if tried:
@@ -593,10 +651,10 @@ def _cut(x: _Floats, size: int) -> _Floats:
 
 
 def _grouped(
-    found: _Found, name: str, rows: Evidence, sentence: Callable[[float, float], str]
+    found: _Found, name: str, rows: Evidence | Known, sentence: Callable[[float, float], str]
 ) -> Iterator[_Outcome]:
     """One direction over all heads and, where there are several, in the head where it is surest."""
-    for of_head in (False, True)[: 1 + (len(rows.best.t) > 1)]:
+    for of_head in (False, True)[: 1 + (len(rows.size) > 1)]:
         total = rows if of_head else rows.over(0)
         tried = total.test()
         log_p = np.atleast_1d(tried.log_p)
@@ -604,7 +662,7 @@ def _grouped(
         value, error, statistic = (
             float(np.atleast_1d(x)[at]) for x in (tried.value, tried.error, tried.statistic)
         )
-        size = float(np.atleast_1d(total.best.g)[at])
+        size = float(np.atleast_1d(total.size)[at])
         where = f", {_head(found.problem, at)}" if of_head else ""
         yield _Outcome(
             name + (_OF_HEAD if of_head else ""),

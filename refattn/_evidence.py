@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Estimate", "Evidence", "Moments", "Sums", "chernoff", "evenly", "symmetric_test"]
+__all__ = [
+    "Estimate",
+    "Evidence",
+    "Known",
+    "Moments",
+    "Sums",
+    "chernoff",
+    "evenly",
+    "symmetric_test",
+]
 
 _Floats = npt.NDArray[np.float64]
 
@@ -74,6 +83,11 @@ class Evidence(NamedTuple):
     best: Moments
     even: Moments
 
+    @property
+    def size(self) -> Any:
+        """Sum of the squares of the direction."""
+        return self.best.g
+
     @classmethod
     def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Evidence:
         """Sums over an axis of what `Sums` holds."""
@@ -100,6 +114,43 @@ class Evidence(NamedTuple):
         )
 
 
+class Known(NamedTuple):
+    """Sums of `Sums` over heads, of which the variance of the errors is known.
+
+    They are sub-Gaussian with it, about a share of what rounding the exact numbers gives.
+    """
+
+    t: Any
+    u: Any
+    g: Any
+    slack: Any
+    variance: Any
+
+    @property
+    def size(self) -> Any:
+        """Sum of the squares of the direction."""
+        return self.g
+
+    def over(self, axis: int) -> Known:
+        """Sums over an axis."""
+        return Known(*(np.sum(x, axis=axis) for x in self))
+
+    def test(self) -> Estimate:
+        r"""Test by :math:`P(|\sum_i T_i| > t \sigma) \le 2 e^{-t^2/2}`."""
+        t, u, g, slack, variance = (np.asarray(x, np.float64) for x in self)
+        total, std = _without_own(t, u)[0], np.sqrt(variance)
+        known = (std > 0) & np.isfinite(std)
+        beyond = np.maximum(np.abs(total) - slack, 0.0)
+        statistic = np.where(known, beyond / np.where(known, std, 1.0), 0.0)
+        size = np.where(g > 0, g, 1.0)
+        return Estimate(
+            np.where(g > 0, total / size, 0.0),
+            np.where(g > 0, std / size, math.inf),
+            np.minimum(math.log(2) - statistic**2 / 2, 0.0),
+            statistic,
+        )
+
+
 class Estimate(NamedTuple):
     """Size of a defect, its standard error, and the log of a bound on how likely 0 is."""
 
@@ -118,8 +169,7 @@ def symmetric_test(rows: Moments) -> Estimate:
     rounding the exact numbers gives that makes the sum least, and for what they may have in common.
     """
     t, u, g, slack, tt, tu, uu, tg, ug, gg = (np.asarray(x, np.float64) for x in rows)
-    share = np.clip(np.where(u == 0, 0.0, t / np.where(u == 0, 1.0, u)), 0.0, 1.0)
-    total = t - share * u
+    total, share = _without_own(t, u)
     root = np.sqrt(np.maximum(tt - 2 * share * tu + share * share * uu, 0.0))
     beyond = np.maximum(np.abs(total) - slack, 0.0)
     statistic = np.where(root > 0, beyond / np.where(root > 0, root, 1.0), 0.0)
@@ -128,6 +178,12 @@ def symmetric_test(rows: Moments) -> Estimate:
     rest = root * root - 2 * value * (tg - share * ug) + value * value * gg
     error = np.where(g > 0, np.sqrt(np.maximum(rest, 0.0)) / size, math.inf)
     return Estimate(value, error, np.minimum(math.log(2) - statistic**2 / 2, 0.0), statistic)
+
+
+def _without_own(t: _Floats, u: _Floats) -> tuple[_Floats, _Floats]:
+    """Sums of errors but for the share of their own roundings that leaves least, and that share."""
+    share = np.clip(np.where(u == 0, 0.0, t / np.where(u == 0, 1.0, u)), 0.0, 1.0)
+    return t - share * u, share
 
 
 def chernoff(square: Any, rows: Any) -> Any:

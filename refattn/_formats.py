@@ -36,6 +36,11 @@ class Format(NamedTuple):
         """Largest relative error of a rounding to nearest of a normal number, 2^-digits."""
         return 2.0**-self.digits
 
+    @property
+    def tiny(self) -> float:
+        """Smallest normal number: what is below may be flushed to 0."""
+        return 2.0**self.least
+
     def spacing(self, x: Any) -> _Floats:
         """Distance of neighbouring numbers in the binade of x."""
         bits = np.asarray(x, np.float64).view(np.int64) & _EXPONENT  # the power of two below

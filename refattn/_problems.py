@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _rounding, _rounding_linear, _validate
+from . import _rounding, _rounding_backward, _rounding_linear, _validate
 from ._array import array_namespace, to_host
 from ._blocks import blocks
 from ._formats import FORMATS, Format
@@ -24,10 +25,12 @@ from .registry import ESTIMATORS
 __all__ = [
     "CALLED",
     "PROFILES",
+    "Gradient",
     "Problem",
     "Profile",
     "conventions",
     "dtype_of",
+    "gradients",
     "holds",
     "kind_of",
     "of_arrays",
@@ -76,6 +79,16 @@ class Profile(NamedTuple):
     exp : float
         Largest error of an exponential before it is rounded, in units u of the type of the sums.
         It is taken for random, but for that of e^0 and a sixteenth of the others.
+    d_weights : str or None
+        Of a backward pass, type of the derivatives to the weights, d_out . v.
+    d_scores : str or None
+        Type of the derivatives to the scores in their products with queries and keys.
+    delta : {"weights", "out"}
+        What the sum over the keys of weights times derivatives to them is computed from: those, or
+        d_out . out, with the output as it was rounded.
+    parts : pair of int or None
+        Queries, and keys, after which a running sum of gradients is rounded to the type of the
+        result; None if there is one sum.
     """
 
     scores: str | None = None
@@ -89,6 +102,10 @@ class Profile(NamedTuple):
     run: int = 256
     states: str | None = None
     exp: float = 1.0
+    d_weights: str | None = None
+    d_scores: str | None = None
+    delta: str = "weights"
+    parts: tuple[int, int] | None = None
 
     def kernel(self, dtype: str) -> _rounding.Kernel:
         """The formats for a storage type."""
@@ -110,6 +127,10 @@ class Profile(NamedTuple):
             self.run,
             of(self.states),
             self.exp,
+            of(self.d_weights),
+            of(self.d_scores),
+            self.delta == "out",
+            self.parts,
         )
 
 
@@ -120,13 +141,34 @@ PROFILES: Mapping[str, Profile] = {
     "math": Profile(),
     "serial": Profile(run=2**40),
     # Fused: weights over the largest are rounded, with a good exponential or a fast one (a cubic).
-    "flash": Profile(weights="storage", exp=32.0),
-    "flash-fast": Profile(weights="storage", exp=2048.0),
+    "flash": Profile(weights="storage", exp=32.0, d_scores="storage", delta="out"),
+    "flash-fast": Profile(weights="storage", exp=2048.0, d_scores="storage", delta="out"),
+    # The same, but that gradients are summed by blocks, after which sums are rounded.
+    "flash-256": Profile(
+        weights="storage", exp=2048.0, d_scores="storage", delta="out", parts=(256, 512)
+    ),
+    "flash-64": Profile(
+        weights="storage", exp=2048.0, d_scores="storage", delta="out", parts=(64, 512)
+    ),
+    "flash-32": Profile(
+        weights="storage", exp=2048.0, d_scores="storage", delta="out", parts=(32, 512)
+    ),
+    # As "math", but that a backward pass computes weights again, from log normalisers.
+    "recomputed": Profile(delta="out"),
     # Scores and softmax in float32, then probabilities are rounded.
-    "upcast": Profile(weights="storage", normalised=True),
+    "upcast": Profile(weights="storage", normalised=True, d_weights="storage"),
     # Step by step: scores are rounded, and probabilities; or every step of the softmax, too.
-    "eager": Profile("storage", "storage", normalised=True),
-    "eager-narrow": Profile("storage", "storage", normalised=True, softmax="storage"),
+    "eager": Profile(
+        "storage", "storage", normalised=True, d_weights="storage", d_scores="storage"
+    ),
+    "eager-narrow": Profile(
+        "storage",
+        "storage",
+        normalised=True,
+        softmax="storage",
+        d_weights="storage",
+        d_scores="storage",
+    ),
     # Matrix units that round what they are given.
     "tf32": Profile(weights="tfloat32", inputs="tfloat32"),
     "fp8-weights": Profile(weights="float8_e4m3fn"),
@@ -159,11 +201,23 @@ class Problem(NamedTuple):
     softcap: float | None
     feature_map: Callable[[Any], Any] | None = None
     kind: str = "scores"
+    gradient: Gradient | None = None
 
     @property
-    def rows_apart(self) -> bool:
-        """Whether no rounding has a part in two rows of the result."""
-        return self.kind == "scores"
+    def is_mean(self) -> bool:
+        """Whether the result is a mean of the values, with weights by scores."""
+        return self.kind == "scores" and self.gradient is None
+
+    @property
+    def rows(self) -> str:
+        """What the rows of the result belong to."""
+        return "queries" if self.gradient is None or self.gradient.of == "dq" else "keys"
+
+    def rows_apart(self, kernel: _rounding.Kernel) -> bool:
+        """Whether no rounding that matters has a part in two rows of the result."""
+        if self.gradient is None or self.gradient.of == "dq":
+            return self.kind == "scores"
+        return kernel.delta_of_out and not kernel.scores_matter and self.gradient.has_out
 
     def analyse(
         self,
@@ -173,9 +227,26 @@ class Problem(NamedTuple):
         changes: Mapping[str, Any] = MappingProxyType({}),
     ) -> _rounding.Rows:
         """What a kernel may give for the queries i of a head."""
+        if self.gradient is not None:
+            saved = self.gradient.saved(index, kernel)
+            return _rounding_backward.analyse(saved, kernel, self.gradient.of, i)
         if self.kind == "scores":
             return _rounding.analyse(self.head(index), kernel, i, changes)
         return _rounding_linear.analyse(self.features(index, kernel), kernel, i)
+
+    def exact(self, index: tuple[int, ...], kernel: _rounding.Kernel, i: slice) -> _Floats:
+        """The exact result for some rows of a head, where they are scores' or gradients'."""
+        if self.gradient is None:
+            return _rounding.exact(self.head(index), i)
+        saved = self.gradient.saved(index, kernel)
+        return _rounding_backward.exact(saved, self.gradient.of, i)
+
+    def rows_given(self, index: tuple[int, ...]) -> _Floats:
+        """What makes a row: its query, with the derivative to its output, or its key and value."""
+        if self.gradient is None:
+            found: _Floats = self.read(index)["q"]
+            return found
+        return _rounding_backward.given(self.gradient.backs(index), self.gradient.of)
 
     def features(
         self, index: tuple[int, ...], kernel: _rounding.Kernel
@@ -222,6 +293,12 @@ class Problem(NamedTuple):
         """Which head that is."""
         return int(np.ravel_multi_index(index, self.lead)) if index else 0
 
+    def alone(self, index: tuple[int, ...]) -> Problem:
+        """One head of it."""
+        if self.gradient is None:
+            return self._replace(lead=(), read=lambda _: self.read(index))
+        return self.gradient._replace(heads={(): self.gradient.heads[index]}).problem(())
+
     def replaced(self, name: str, change: Callable[[tuple[int, ...], Any], Any]) -> Problem:
         """With another mask or bias, made of the index of the head and of the one that was."""
 
@@ -246,6 +323,8 @@ class Problem(NamedTuple):
 
     def rounded(self, to: Format) -> Problem:
         """With queries, keys and values rounded; those of 8 bits are scaled to their range."""
+        if self.gradient is not None:
+            return self.gradient.rounded(to).problem(self.lead)
         factor = dict.fromkeys("qkv", 1.0)
         if to.digits <= 4:
             largest = dict.fromkeys("qkv", 0.0)
@@ -260,6 +339,105 @@ class Problem(NamedTuple):
             return found | {name: to.round(found[name] * x) / x for name, x in factor.items()}
 
         return self._replace(read=read)
+
+
+class Gradient(NamedTuple):
+    """The gradient of softmax attention in queries, keys or values.
+
+    Attributes
+    ----------
+    of : {"dq", "dk", "dv"}
+        Which one.
+    forward : Problem
+        What the output is of.
+    given : callable
+        Gives, for a query head, the derivative to the output, and the output or None.
+    heads : dict
+        The query heads that have a part in each head of the gradient.
+    has_out : bool
+        Whether there is an output.
+    columns : int
+        Columns of the gradient.
+    """
+
+    of: str
+    forward: Problem
+    given: Callable[[tuple[int, ...]], tuple[_Floats, _Floats | None]]
+    heads: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]]
+    has_out: bool
+    columns: int
+    saved: Callable[[tuple[int, ...], _rounding.Kernel], Any] = lambda index, kernel: None
+
+    def back(self, head: tuple[int, ...]) -> _rounding_backward.Backward:
+        """A query head with the derivative to its output."""
+        return _rounding_backward.Backward(self.forward.head(head), *self.given(head))
+
+    def backs(self, index: tuple[int, ...]) -> list[_rounding_backward.Backward]:
+        """All that have a part in a head of the gradient."""
+        return [self.back(x) for x in self.heads[index]]
+
+    def problem(self, lead: tuple[int, ...]) -> Problem:
+        """The problem of it, which looks at a head once for all blocks of its rows."""
+        most = max((len(x) for x in self.heads.values()), default=1)
+        lock = Lock()  # others wait: they would need the same
+
+        @lru_cache(maxsize=most + 3)
+        def look(index: tuple[int, ...], kernel: _rounding.Kernel) -> Any:
+            back = self.back(index)
+            return back, _rounding_backward.prepare(back, kernel)
+
+        def saved(index: tuple[int, ...], kernel: _rounding.Kernel) -> Any:
+            with lock:
+                return [look(x, kernel) for x in self.heads[index]]
+
+        n, m, _ = self.forward.shape
+        return self.forward._replace(
+            lead=lead,
+            shape=(n, m, self.columns) if self.of == "dq" else (m, n, self.columns),
+            read=lambda index: self.forward.read(self.heads[index][0]),
+            gradient=self._replace(saved=saved),
+        )
+
+    def rounded(self, to: Format) -> Gradient:
+        """With queries, keys, values and derivatives rounded."""
+
+        def given(index: tuple[int, ...]) -> tuple[_Floats, _Floats | None]:
+            d_out, out = self.given(index)
+            return to.round(d_out), out
+
+        return self._replace(forward=self.forward.rounded(to), given=given)
+
+
+def gradients(
+    problem: Problem,
+    shapes: Mapping[str, tuple[int, ...]],
+    d_out: Callable[[tuple[int, ...]], _Floats],
+    out: Callable[[tuple[int, ...]], _Floats] | None,
+    dtype: str,
+) -> dict[str, Problem]:
+    """The problems of gradients, of which the shapes are given, by their names.
+
+    The derivatives `d_out` must be numbers of the type, as those that a kernel was given.
+    """
+    if problem.kind != "scores":
+        raise ValueError(f"gradients are judged for softmax only, got {CALLED[problem.kind]}.")
+    if problem.softcap is not None:
+        raise ValueError("gradients are not judged with a `softcap`.")
+
+    for index in np.ndindex(problem.lead):
+        all_hold("d_out", d_out(index), index, dtype)
+
+    def given(index: tuple[int, ...]) -> tuple[_Floats, _Floats | None]:
+        return d_out(index), None if out is None else out(index)
+
+    found: dict[str, Problem] = {}
+    for name, (*lead, _, columns) in shapes.items():
+        heads: dict[tuple[int, ...], list[tuple[int, ...]]] = {x: [] for x in np.ndindex(*lead)}
+        for index in np.ndindex(problem.lead):
+            heads[_place(index, problem.lead, tuple(lead))].append(index)
+        gradient = Gradient(name, problem, given, heads, out is not None, columns)
+        found[name] = gradient.problem(tuple(lead))
+    return found
 
 
 def _finite(bias: Any, mask: Any) -> tuple[Any, Any]:
@@ -423,9 +601,13 @@ def _frequencies(omega: Any, log_weight: Any, features: str, q: _Floats) -> dict
 
 def of_head(x: Any, index: tuple[int, ...], lead: tuple[int, ...]) -> Any:
     """Part of an array that a head takes: axes broadcast, and heads share keys in groups."""
-    own = x.shape[: max(0, x.ndim - 2)]
+    return x[_place(index, lead, x.shape[: max(0, x.ndim - 2)])]
+
+
+def _place(index: tuple[int, ...], lead: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
+    """Index in own leading axes of what a head takes."""
     at = zip(index[len(index) - len(own) :], lead[len(lead) - len(own) :], own, strict=True)
-    return x[tuple(i * length // whole for i, whole, length in at)]
+    return tuple(i * length // whole for i, whole, length in at)
 
 
 def conventions(d: int, scale: float | None) -> float:
@@ -516,10 +698,15 @@ def holds(problem: Problem, dtype: str) -> None:
     for index in np.ndindex(problem.lead):
         x = problem.read(index)
         for name in "qkv":
-            held = FORMATS[dtype].holds(x[name])
-            if not np.all(held):
-                at = np.argwhere(~held)[0]
-                raise ValueError(
-                    f"`{name}` must hold numbers of {dtype} only, got {x[name][tuple(at)]!r} at "
-                    f"{(*index, *map(int, at))}: round it first."
-                )
+            all_hold(name, x[name], index, dtype)
+
+
+def all_hold(name: str, x: _Floats, index: tuple[int, ...], dtype: str) -> None:
+    """Check that the numbers of a head are of the storage type."""
+    held = FORMATS[dtype].holds(x)
+    if not np.all(held):
+        at = np.argwhere(~held)[0]
+        raise ValueError(
+            f"`{name}` must hold numbers of {dtype} only, got {x[tuple(at)]!r} at "
+            f"{(*index, *map(int, at))}: round it first."
+        )

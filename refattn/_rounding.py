@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,15 +28,22 @@ from ._blocks import blocks
 from ._formats import Format
 
 __all__ = [
+    "BIAS",
+    "CONSTANTS",
     "RMS",
     "SURE",
     "WORST",
     "Head",
     "Kernel",
+    "Own",
     "Rows",
     "Tile",
     "analyse",
+    "attend",
     "exact",
+    "largest_error",
+    "relative_variance",
+    "tile_of",
     "tiles",
     "walk",
 ]
@@ -46,7 +54,7 @@ _Floats = npt.NDArray[np.float64]
 RMS = math.sqrt(1 / (8 * math.log(2)))
 WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits
 _KEYS = 64  # of a tile: as far apart are the running sums that are known
-_BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
+BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
 _TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
 _WIDTH = 8  # coordinates between running sums of q . k that are known, if they matter
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other
@@ -55,7 +63,7 @@ _GONE = -700.0  # difference to the largest score of weights that are 0 in any p
 _ALIKE = 16  # roundings that may be the same before they are taken for tied
 _FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
 _TILE = 16  # keys after which a running maximum may change, at the least
-_CONSTANTS = 3  # units by which the product of a scale and log2 e, both rounded, may be off
+CONSTANTS = 3  # units by which the product of a scale and log2 e, both rounded, may be off
 
 
 class Kernel(NamedTuple):
@@ -71,11 +79,20 @@ class Kernel(NamedTuple):
     run: int
     states: Format | None  # sums over keys, that queries read
     exp: float  # largest error of an exponential, which may have a sign, in units of the sums
+    d_weights: Format | None  # of a backward pass: derivatives to the weights
+    d_scores: Format | None
+    delta_of_out: bool  # whether D is taken from the output
+    parts: tuple[int, int] | None  # queries and keys after which running sums are rounded
 
     @property
     def fine(self) -> bool:
         """Whether nothing but sums and elementary functions is rounded."""
         return self.scores is None and self.weights is None
+
+    @property
+    def kept(self) -> bool:
+        """Whether a backward pass has the weights as they were rounded, not computed again."""
+        return self.scores is not None and self.weights is not None
 
     @property
     def scores_matter(self) -> bool:
@@ -159,6 +176,8 @@ class Rows(NamedTuple):
         How much of the error may be the same for all, by the exponentials and rounded constants.
     tangents : dict of arrays, (b, d_v)
         Derivative of the result with respect to a change of the scores.
+    apart : array, (b, d_v), or None
+        Variance of what has no part in another element, of gradients.
     """
 
     out: _Floats
@@ -174,19 +193,26 @@ class Rows(NamedTuple):
     spacing: _Floats
     slack: _Floats
     tangents: dict[str, _Floats]
+    apart: _Floats | None = None
 
 
 def tiles(head: Head, i: slice, size: int = _KEYS) -> Iterator[Tile]:
     """Scores of the queries i with all keys."""
     for j in blocks(0, head.k.shape[0], size):
-        visible = head.visible(i, j)
-        if visible is not None and not visible.any():
-            continue
-        products = head.q[i] @ head.k[j].T
-        yield _tile(head, i, j, visible, products)
+        tile = tile_of(head, i, j)
+        if tile is not None:
+            yield tile
 
 
-def _tile(
+def tile_of(head: Head, i: slice, j: slice) -> Tile | None:
+    """Scores of the queries i with the keys j; None if no query sees one."""
+    visible = head.visible(i, j)
+    if visible is not None and not visible.any():
+        return None
+    return _steps(head, i, j, visible, head.q[i] @ head.k[j].T)
+
+
+def _steps(
     head: Head,
     i: slice,
     j: slice,
@@ -214,14 +240,14 @@ class _First(NamedTuple):
     top: _Floats
 
 
-def _attend(head: Head, i: slice, to: Callable[[_Floats], _Floats] | None) -> _First:
+def attend(head: Head, i: slice, to: Callable[[_Floats], _Floats] | None) -> _First:
     """Attention with scores that are exact, or rounded by `to`."""
     m, rows = head.k.shape[0], i.stop - i.start
     zero = np.zeros((1, 1))
     total, top = _kernel.Sums(zero, zero, zero - math.inf), np.full(rows, -math.inf)
     for tile in tiles(head, i, 16 * _KEYS):
         if to is not None:
-            tile = _tile(head, i, tile.keys, tile.visible, tile.products, to)
+            tile = _steps(head, i, tile.keys, tile.visible, tile.products, to)
         scores = np.array(np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1])))
         seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
         top = np.maximum(top, seen.max(-1))
@@ -232,7 +258,7 @@ def _attend(head: Head, i: slice, to: Callable[[_Floats], _Floats] | None) -> _F
     return _First(np.broadcast_to(out, shape), np.broadcast_to(lse, rows), top)
 
 
-def _relative_variance(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
+def relative_variance(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
     """Variance of delta, of the scores and of the exponential."""
     unit, half = (RMS * kernel.accumulate.unit) ** 2, (RMS * kernel.softmax.unit) ** 2
     slope = np.square(tile.slope)
@@ -311,7 +337,7 @@ def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
 
 def exact(head: Head, i: slice) -> _Floats:
     """The exact result for the queries i."""
-    return _attend(head, i, None).out
+    return attend(head, i, None).out
 
 
 def analyse(
@@ -321,21 +347,22 @@ def analyse(
     changes: Mapping[str, Callable[[Head, Tile, slice], Any]] = MappingProxyType({}),
 ) -> Rows:
     """Say what a kernel that rounds like this may give for the queries i."""
-    exact = _attend(head, i, None)
-    own = _Own(head, kernel, i, exact)
+    exact = attend(head, i, None)
+    own = Own(head, kernel, i, exact)
     rows, d_v = exact.out.shape
     law = _Law(rows, d_v, head.k.shape[0], kernel)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
+    law.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - lse), 1e-300)
     for tile in tiles(head, i):
         v = head.v[tile.keys]
         gap = np.minimum(tile.scores - top, 0.0)
         if tile.visible is not None:
             gap = np.where(tile.visible, gap, -math.inf)
-        logs = np.where(np.isneginf(gap), gap, tile.scores - lse)
-        shares = np.exp(logs)
-        law.add(head, kernel, tile, i, gap, logs, v)
+        weights = np.exp(gap)
+        shares = weights * law.whole
+        law.add(head, kernel, tile, i, _Shares(gap, weights, shares), v)
         nearest += own.weights(tile) @ v
         with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
@@ -356,10 +383,10 @@ def analyse(
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
     lse_std, lse_bound = law.of_lse(head, kernel, exact.lse)
-    drift = _CONSTANTS * np.abs(steep.get("scale", np.zeros((rows, d_v + 1))))
+    drift = CONSTANTS * np.abs(steep.get("scale", np.zeros((rows, d_v + 1))))
     slack = kernel.exp * law.common(exact.out)
     if "scale" in tangents:
-        slack = slack + _CONSTANTS * np.abs(tangents["scale"])
+        slack = slack + CONSTANTS * np.abs(tangents["scale"])
     flushed = law.flushed[:, :-1] + law.flushed[:, -1:] * np.abs(exact.out)
     lse_slack = kernel.exp + drift[:, -1] + 2 * np.abs(lse[:, 0])
     return Rows(
@@ -379,13 +406,13 @@ def analyse(
     )
 
 
-class _Own:
+class Own:
     """Weights over their sum, with the roundings of the profile to nearest."""
 
     def __init__(self, head: Head, kernel: Kernel, i: slice, exact: _First) -> None:
         self.head, self.kernel, self.i = head, kernel, i
         to = kernel.scores
-        self.first = exact if to is None else _attend(head, i, to.round)
+        self.first = exact if to is None else attend(head, i, to.round)
         self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
         self.narrow = kernel.softmax.unit > kernel.accumulate.unit
         lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
@@ -397,11 +424,17 @@ class _Own:
             total = kernel.softmax.round(total)
         self.total = np.where(total > 0, total, 1.0)
 
+    def part(self, i: slice) -> Own:
+        """The same for some of the queries."""
+        found, at = copy(self), slice(i.start - self.i.start, i.stop - self.i.start)
+        found.i, found.top, found.total = i, self.top[at], self.total[at]
+        return found
+
     def _logs(self, tile: Tile) -> _Floats:
         """Logs of the weights over the largest."""
         if self.kernel.scores is not None:
             to = self.kernel.scores.round
-            tile = _tile(self.head, self.i, tile.keys, tile.visible, tile.products, to)
+            tile = _steps(self.head, self.i, tile.keys, tile.visible, tile.products, to)
         gap = np.minimum(tile.scores - self.top, 0.0)
         if self.narrow:
             with np.errstate(divide="ignore"):
@@ -409,14 +442,30 @@ class _Own:
                 gap = np.log(to(np.exp(to(gap))))
         return gap if tile.visible is None else np.where(tile.visible, gap, -math.inf)
 
-    def weights(self, tile: Tile) -> _Floats:
-        """The weights of a tile."""
+    def weights(self, tile: Tile, rounded: bool = True) -> _Floats:
+        """The weights of a tile, rounded where the profile does."""
         weights, to = np.exp(self._logs(tile)), self.kernel.weights
-        if to is None:
+        if to is None or not rounded:
             return np.asarray(weights / self.total)
         if self.kernel.normalised:
             return to.round(weights / self.total)
         return to.round(weights) / self.total
+
+
+class _Shares(NamedTuple):
+    """Weights of a tile.
+
+    Attributes
+    ----------
+    gap : array
+        Differences to the largest score, -inf where hidden.
+    weights, shares : arrays
+        e^gap, and these over their sum.
+    """
+
+    gap: _Floats
+    weights: _Floats
+    shares: _Floats
 
 
 class _Law:
@@ -446,35 +495,28 @@ class _Law:
         self.gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
 
     def add(
-        self,
-        head: Head,
-        kernel: Kernel,
-        tile: Tile,
-        i: slice,
-        gap: _Floats,
-        logs: _Floats,
-        v: _Floats,
+        self, head: Head, kernel: Kernel, tile: Tile, i: slice, of: _Shares, v: _Floats
     ) -> None:
-        """Add the keys of a tile, with the logs of their shares of the weight."""
-        shares, hidden = np.exp(logs), np.isneginf(gap)
-        finite = np.where(hidden, 0.0, gap)
-        of_one = np.exp(np.where(hidden, -math.inf, logs - finite))
-        self.whole = np.maximum(self.whole, np.max(of_one, -1, keepdims=True))
+        """Add the keys of a tile."""
+        gap, _, shares = of
+        finite = gap if tile.visible is None else np.where(tile.visible, gap, 0.0)
         squares, sizes = v * v, np.abs(v)
-        noise = shares * shares * _relative_variance(head, kernel, tile, i, finite)
+        noise = shares * shares * relative_variance(head, kernel, tile, i, finite)
         self.relative += np.sum(noise, -1)
-        epsilon = _largest_error(head, kernel, tile, i, finite)
-        with np.errstate(over="ignore", invalid="ignore"):
-            most = np.where(shares > 0, shares * np.expm1(epsilon), np.exp(logs + epsilon))
-            self.least += np.sum(shares * np.exp(-epsilon), -1, keepdims=True)
+        most, least = _moved(
+            shares, finite, self.whole, largest_error(head, kernel, tile, i, finite)
+        )
+        if tile.visible is not None:
+            most = np.where(tile.visible, most, 0.0)
+        self.least += np.sum(least, -1, keepdims=True)
         self.shift += np.sum(most, -1, keepdims=True)
         self.sizes += shares @ sizes
         row, key = np.nonzero(gap == 0)
         top = shares[row, key, None]
         np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
         if kernel.weights is not None:
-            most = most + _largest_rounding(kernel, gap, logs, shares + most)
-            variance = self._weights(kernel, gap, shares, squares)
+            most = most + _largest_rounding(kernel, of, self.whole, shares + most)
+            variance = self._weights(kernel, of, squares)
             if not kernel.scores_matter:
                 variance = variance + noise
             self.weights += variance @ squares
@@ -493,17 +535,17 @@ class _Law:
             if self.steps >= kernel.run:
                 self.close()
 
-    def _weights(self, kernel: Kernel, gap: _Floats, shares: _Floats, squares: _Floats) -> _Floats:
+    def _weights(self, kernel: Kernel, of: _Shares, squares: _Floats) -> _Floats:
         """Variance of the rounding of the weights: over their sum, or over the largest, exactly 1.
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
         """
-        to = kernel.weights
+        to, (gap, weights, shares) = kernel.weights, of
         assert to is not None
         if kernel.normalised:
             return np.where(shares > 0, np.square(to.spacing(shares)) / 12, 0.0)
-        weights, rounded = np.exp(gap), (shares > 0) & (gap < 0)
-        of_one = np.where(rounded, shares / np.where(weights > 0, weights, 1.0), 0.0)
+        rounded = (shares > 0) & (gap < 0)
+        of_one = np.where(rounded, self.whole, 0.0)
         step = to.spacing(weights) * of_one
         widest = np.where(rounded, np.maximum(step, 2 * to.unit * shares), 0.0)
         self.wider += ((widest * widest - step * step) / 12) @ squares
@@ -557,9 +599,9 @@ class _Law:
     def common(self, out: _Floats) -> _Floats:
         """What errors of exponentials of one sign add up to, over their size.
 
-        That of e^0 is always the same, and of others it averages to `_BIAS` at most.
+        That of e^0 is always the same, and of others it averages to `BIAS` at most.
         """
-        found: _Floats = _BIAS * (self.sizes + np.abs(out))
+        found: _Floats = BIAS * (self.sizes + np.abs(out))
         return found + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
 
     def of_lse(self, head: Head, kernel: Kernel, lse: _Floats) -> tuple[_Floats, _Floats]:
@@ -601,17 +643,33 @@ def _few(x: _Floats) -> bool:
     return x.size > _KEYS * _ALIKE and np.unique(np.round(x * 2.0**20)).size * _ALIKE < x.size
 
 
-def _largest_rounding(kernel: Kernel, gap: _Floats, logs: _Floats, shares: _Floats) -> _Floats:
+def _moved(
+    shares: _Floats, gap: _Floats, whole: _Floats, epsilon: _Floats
+) -> tuple[_Floats, _Floats]:
+    """How far shares may move if their logarithms do by epsilon, and what is left at the least."""
+    if np.max(epsilon, initial=0.0) < 2.0**-10:  # e^x - 1 <= x (1 + x) and e^-x >= 1 - x
+        most, least = shares * (epsilon * (1 + epsilon)), shares * (1 - epsilon)
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            most, least = shares * np.expm1(epsilon), shares * np.exp(-epsilon)
+    gone = shares == 0
+    if gone.any():
+        with np.errstate(over="ignore", invalid="ignore"):
+            most = np.where(gone, np.exp(gap + epsilon) * whole, most)
+    return most, least
+
+
+def _largest_rounding(kernel: Kernel, of: _Shares, whole: _Floats, shares: _Floats) -> _Floats:
     """Bound of |eta|: of shares with their errors, and over any maximum that was before."""
     assert kernel.weights is not None
-    seen = ~np.isneginf(gap)
     least: Any = 2.0 ** (kernel.weights.least - kernel.weights.digits)
     if not kernel.normalised:  # in shares, the largest of which is not 1
-        least = least * np.exp(np.where(seen, logs - gap, 0.0))
-    return np.where(seen & (logs < 0), kernel.weights.unit * shares + least, 0.0)
+        least = least * whole
+    rounded = ~np.isneginf(of.gap) & (of.shares < 1)
+    return np.where(rounded, kernel.weights.unit * shares + least, 0.0)
 
 
-def _largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
+def largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
     """Bound of |delta|: every rounding at its largest."""
     unit, half, d = kernel.accumulate.unit, kernel.softmax.unit, head.q.shape[-1]
     terms = (min(d, kernel.run) / kernel.lanes + kernel.lanes + d / kernel.run + 1) * unit

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,18 +127,17 @@ class Verified(NamedTuple):
 
     tensors: Tensors
     problem: Problem
-    numbers: verification.Numbers
+    parts: Mapping[str, verification.Part]
     verdict: verification.Verdict
 
     def unread(self) -> Iterator[str]:
         """What the file holds that was not judged or not used, a line each."""
         shapes = self.tensors.shapes
-        gradients = [x for x in ("dq", "dk", "dv") if x in shapes]
-        if gradients or "d_out" in shapes:
-            yield f"gradients are not judged: {', '.join(gradients or ['d_out'])}"
+        if "d_out" in shapes and not {"dq", "dk", "dv"} & {*shapes}:
+            yield "d_out is not used: there is no dq, dk or dv"
         if "omega" in shapes and self.problem.kind != "frequencies":
             yield "omega is not used: it is for --estimator rfa"
-        if "lse" in shapes and self.numbers.lse is None:
+        if "lse" in shapes and ("out" not in shapes or self.parts["out"].numbers.lse is None):
             yield f"lse is not judged for {CALLED[self.problem.kind]}"
         if self.tensors.others:
             yield f"not read: {', '.join(self.tensors.others)}"
@@ -198,12 +197,13 @@ def plot_verified(found: Verified, path: Path) -> None:
     """Draw z of the worst head over queries and columns, its histogram, and rms z by tile."""
     from matplotlib.figure import Figure
 
-    judged = (found.problem, found.numbers, found.tensors.dtype, found.verdict.by)
+    part = found.parts[found.verdict.of]
+    judged = (part.problem, part.numbers, found.tensors.dtype, found.verdict.by)
     squares, counts = verification.z_by_row(*judged)
     if not squares.size:
         raise ValueError("there is nothing to draw: the output is empty.")
     means = np.sum(squares, -1) / np.maximum(np.sum(counts, -1), 1)
-    worst = tuple(map(int, np.unravel_index(int(np.argmax(means)), found.problem.lead)))
+    worst = tuple(map(int, np.unravel_index(int(np.argmax(means)), part.problem.lead)))
     z = verification.z_of_head(*judged, worst)
     figure = Figure(figsize=(11, 7), layout="constrained")
     panels = figure.subplot_mosaic(
@@ -211,7 +211,7 @@ def plot_verified(found: Verified, path: Path) -> None:
     )
     _plot_map(figure, panels["map"], z, worst)
     _plot_histogram(panels["histogram"], z)
-    _plot_tiles(figure, panels["tiles"], squares, counts, found.problem.lead)
+    _plot_tiles(figure, panels["tiles"], squares, counts, part.problem.lead)
     figure.suptitle(_title(found), fontsize=10)
     figure.savefig(path, format="png", dpi=130)
 
@@ -223,6 +223,7 @@ def _title(found: Verified) -> str:
     """File, verdict and first suspect, or where the deviation is surest, in short lines."""
     verdict = found.verdict
     first = str(verdict).splitlines()[0].partition(" (")[0]
+    first += f"; {verdict.of}" if verdict.parts else ""
     said = [f"{found.tensors.path.name}: {first} (z by profile {verdict.by})"]
     if verdict.suspects and verdict.verdict == "FAIL":
         said.append(verdict.suspects[0].text)

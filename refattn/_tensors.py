@@ -92,7 +92,11 @@ class Tensors:
         The axes are (n, d) and the like, (n,) for `lse`, (n, S, d) for `omega` of each query's
         own, and (n, m) for `mask` and `bias`, with 1 for an axis along which all are the same.
         """
-        x = self._views[name][self.index(name, head)]
+        return self.part(name, self.index(name, head))
+
+    def part(self, name: str, index: _Shape) -> _Array:
+        """Read what is at an index of an array's own leading axes, as `read` does."""
+        x = self._views[name][index]
         dtype = bool if name == "mask" else np.float64
         with np.errstate(invalid="ignore"):  # of signalling NaNs
             return np.array(x, dtype, ndmin=self._cores[name])

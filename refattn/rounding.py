@@ -13,7 +13,7 @@ a bound that it never exceeds. To first order, for weights :math:`p_{ij}`, relat
 The law assumes that roundings are independent of each other. They are not where weights are equal
 to each other or nearer than a rounding, where a weight is exactly 1, or where nothing is rounded:
 there `Prediction.std` is infinite, and the bound is what is left. It takes sums in the order of the
-keys and coordinates. Backward passes and dropout are not here.
+keys and coordinates. `verify` has the same for gradients; dropout is not here.
 """
 
 from __future__ import annotations

@@ -19,6 +19,11 @@ violates with a probability that is bounded:
 Rows with the same query, or the same exact result, are rounded alike: g of them have weights 1 / g,
 and count for one. By Jensen and Cauchy both statements about rows hold for that, too.
 
+Gradients are judged in the same way. Those in keys and values have rows that are not independent
+where errors of scores, or of the sum of d_out * out, move the weights of one query for all keys.
+Then the statements on rows are made on heads, and sums along a direction have a known variance:
+:math:`P(|T - \kappa T_D| > t \sigma) \le 2 e^{-t^2/2}`.
+
     Efron, Student's t-test under symmetry conditions, Journal of the American Statistical
     Association 64(328), 1969.
 """
@@ -30,6 +35,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +58,20 @@ _ALL_BUT = 0.95  # share of the mean square that a defect explains where there i
 _FEW = 4  # blocks of queries that are looked at before all
 _LIKE_THE_NEXT = "upcast"  # neither is the tighter one: that whose rms is nearer to 1 is named
 _WIDE = ("math", "serial", "tf32")
+_BACKWARD: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
+    True: (
+        "math",
+        "flash",
+        "upcast",
+        "flash-fast",
+        "flash-256",
+        "flash-64",
+        "flash-32",
+        "eager",
+        "eager-narrow",
+    ),
+    False: ("math", "recomputed", "serial"),
+}
 
 
 class Verdict(NamedTuple):
@@ -90,6 +110,12 @@ class Verdict(NamedTuple):
         Time taken.
     by : str
         Name of the profile that `z` and `tests` are by.
+    of : str
+        What all of this is said of: `out` or, where gradients are judged, the first of `parts` that
+        failed or, if none did, that lacks power.
+    parts : dict of str to Verdict
+        Where gradients are judged, the verdicts on `out`, `dq`, `dk` and `dv`, each at its share of
+        alpha.
     """
 
     verdict: str
@@ -107,6 +133,8 @@ class Verdict(NamedTuple):
     trials: dict[str, float]
     seconds: float
     by: str = ""
+    of: str = "out"
+    parts: Mapping[str, Verdict] = MappingProxyType({})
 
     def to_json(self) -> str:
         """The verdict as JSON."""
@@ -115,20 +143,32 @@ class Verdict(NamedTuple):
         found["tests"], found["suspects"] = (
             [x._asdict() for x in items] for items in (self.tests, self.suspects)
         )
+        found["parts"] = {name: json.loads(x.to_json()) for name, x in self.parts.items()}
         return json.dumps(portable(found), indent=1) + "\n"
 
     def __str__(self) -> str:
         """The verdict in words."""
-        return "\n".join(_report(self))
+        if not self.parts:
+            return "\n".join(_report(self))
+        words = [f"{name} {x.verdict}" for name, x in self.parts.items()]
+        lines = [f"{self.verdict}: {', '.join(words)}"]
+        for name, part in self.parts.items():
+            lines += [f"{name}: {_report(part)[0]}", *_report(part)[1:-1]]
+        return "\n".join([*lines, _PROVEN])
 
 
-def _report(found: Verdict) -> Iterator[str]:
+def _report(found: Verdict) -> list[str]:
+    return list(_lines(found))
+
+
+def _lines(found: Verdict) -> Iterator[str]:
+    one = "an output" if found.of == "out" else found.of
     types = found.dtype if found.out_dtype == found.dtype else f"{found.dtype} to {found.out_dtype}"
     said = {
         "PASS": f"a correct kernel in {types} gives such numbers (profile {found.profile})",
         "FAIL": f"no correct kernel in {types} gives such numbers (profiles tried: "
         f"{', '.join(found.trials)})",
-        "UNDERPOWERED": "an output that is 1 % too large would not have been rejected",
+        "UNDERPOWERED": f"{one} that is 1 % too large would not have been rejected",
     }
     yield f"{found.verdict}: {said[found.verdict]}"
     rows = math.prod(found.shape[:-1])
@@ -157,20 +197,24 @@ def _report(found: Verdict) -> Iterator[str]:
         yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
     if found.verdict != "FAIL" and found.known:
         sizes = [
-            f"{_DEFECTS[x]} {size:.2g}" for x, size in found.detectable.items() if x in _DEFECTS
+            f"{_DEFECTS[x].format(one)} {size:.2g}"
+            for x, size in found.detectable.items()
+            if x in _DEFECTS
         ]
         rows = math.prod(found.shape)
         most = _rounding.WORST * math.sqrt(2 * math.log(2 * len(found.tests) * rows / found.alpha))
         sizes.append(f"an element that is off by {most:.2g} standard deviations")
         yield f"  would have been rejected: {', '.join(sizes)}"
-    yield "  proven: the bound. If roundings are independent and symmetric: the rest."
+    yield _PROVEN
 
 
+_PROVEN = "  proven: the bound. If roundings are independent and symmetric: the rest."
 _SHOWN = ("bound", "largest z", "mean square", "mean square of columns")
 _PARTS = ("mean square of tiles", "mean square of heads")
 _DEFECTS = {
     "scale": "a scale wrong by",
-    "factor": "an output wrong by a factor 1 +",
+    "factor": "{} wrong by a factor 1 +",
+    "delta": "sum d_out * out wrong by a factor 1 +",
     "epsilon": "an epsilon in the normaliser of",
 }
 
@@ -188,22 +232,53 @@ def judge(
 ) -> Verdict:
     """Say whether what a kernel gave for a problem can be that of a correct kernel."""
     start = time.perf_counter()
-    trials: dict[str, Trial] = {}
-    weights: dict[str | None, _Floats] = {}
     profiles = _profiles(dtype, numbers.out_dtype, profile)
-    near = [x for x in profiles if _within(problem, numbers, profiles[x].kernel(dtype))]
-    for name in (*near, *(x for x in profiles if x not in near)):
-        chosen = profiles[name]
-        if chosen.inputs not in weights:
-            weights[chosen.inputs] = row_weights(problem.read_by(chosen))
-        trials[name] = attempt(problem, dtype, chosen, name, numbers, alpha, weights[chosen.inputs])
+    trial = _trials(problem, numbers, dtype, profiles, alpha)
+    trials: dict[str, Trial] = {}
+    for name in _in_order({"": Part(problem, numbers)}, dtype, profiles):
+        trials[name] = trial(name)
         if name != _LIKE_THE_NEXT and _explained(trials, alpha):
             break
     best = min(trials.values(), key=lambda x: _rank(x, profiles[x.profile], alpha))
+    return _verdict(problem, numbers, dtype, alpha, trials, best, start)
+
+
+def _trials(
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    profiles: Mapping[str, Profile],
+    alpha: float,
+) -> Callable[[str], Trial]:
+    """What tries a profile by name; weights of rows are computed once."""
+    weights: dict[tuple[str | None, bool], _Floats] = {}
+
+    def trial(name: str) -> Trial:
+        chosen = profiles[name]
+        kernel = chosen.kernel(dtype)
+        known = chosen.inputs, problem.rows_apart(kernel)
+        if known not in weights:
+            weights[known] = row_weights(problem.read_by(chosen), kernel)
+        return attempt(problem, dtype, chosen, name, numbers, alpha, weights[known])
+
+    return trial
+
+
+def _verdict(
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    alpha: float,
+    trials: Mapping[str, Trial],
+    best: Trial,
+    start: float,
+) -> Verdict:
+    """What a trial says, of all that were made."""
     failed = best.rejected(alpha)
     verdict = "FAIL" if failed else "PASS" if best.powered else "UNDERPOWERED"
     suspects = list(best.suspects)
-    remarks = list(_remarks(problem, numbers.out))
+    of = "the output" if problem.gradient is None else problem.gradient.of
+    remarks = list(_remarks(problem, numbers.out, of))
     if failed:
         remarks += _narrower(problem, dtype)
         suspects[:0] = _alternatives(problem, numbers, dtype, PROFILES["eager"])
@@ -226,20 +301,100 @@ def judge(
     )
 
 
+class Part(NamedTuple):
+    """Numbers to be judged, and what they are to be."""
+
+    problem: Problem
+    numbers: Numbers
+
+
+def judge_all(
+    parts: Mapping[str, Part],
+    dtype: str,
+    profile: str | Profile | Sequence[str] | None = None,
+    alpha: float = 1e-6,
+) -> Verdict:
+    """Judge an output, gradients or both: together they fail with probability alpha at most."""
+    share = alpha / len(parts)
+    found: dict[str, Verdict] = {}
+    if "out" in parts:
+        found["out"] = judge(*parts["out"], dtype, profile, share)
+        if len(parts) == 1:
+            return found["out"]
+    found |= _judge_gradients({x: y for x, y in parts.items() if x != "out"}, dtype, profile, share)
+    found = {name: x._replace(of=name) for name, x in found.items()}
+    first = min(found.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
+    seconds = sum(x.seconds for x in found.values())
+    return first._replace(alpha=alpha, seconds=seconds, parts=found)
+
+
+def _judge_gradients(
+    parts: Mapping[str, Part],
+    dtype: str,
+    profile: str | Profile | Sequence[str] | None,
+    alpha: float,
+) -> dict[str, Verdict]:
+    """Judge the gradients of one backward pass, by one profile: the first that explains all."""
+    names = _BACKWARD[_is_narrow(dtype)] if profile is None else profile
+    profiles = {x: _profiles(dtype, y.numbers.out_dtype, names) for x, y in parts.items()}
+    trial = {x: _trials(*y, dtype, profiles[x], alpha) for x, y in parts.items()}
+    trials: dict[str, dict[str, Trial]] = {x: {} for x in parts}
+    spent = dict.fromkeys(parts, 0.0)
+
+    def rank(name: str) -> tuple[int, float]:
+        made = [x[name] for x in trials.values()]
+        off = sum(abs(math.log(x.z.rms or 1.0)) for x in made)
+        return sum(x.rejected(alpha) for x in made), off
+
+    every = next(iter(profiles.values()))
+    for name in _in_order(parts, dtype, every):
+        for part in parts:
+            start = time.perf_counter()
+            trials[part][name] = trial[part](name)
+            spent[part] += time.perf_counter() - start
+        if rank(name)[0] == 0:
+            break
+    best = min(trials[next(iter(parts))], key=rank)
+    return {
+        x: _verdict(*y, dtype, alpha, trials[x], trials[x][best], time.perf_counter() - spent[x])
+        for x, y in parts.items()
+    }
+
+
 def _explained(trials: Mapping[str, Trial], alpha: float) -> bool:
     """Whether one of the profiles explains the numbers."""
     return not all(x.rejected(alpha) for x in trials.values())
 
 
+def _in_order(parts: Mapping[str, Part], dtype: str, profiles: Mapping[str, Profile]) -> list[str]:
+    """Those first of which a few blocks are within the bounds, of gradients the nearest first."""
+    if len(profiles) == 1:
+        return [*profiles]
+    off: dict[str, tuple[int, float]] = {}
+    for name, profile in profiles.items():
+        near = [_nearness(*x, profile.kernel(dtype)) for x in parts.values()]
+        beyond = sum(x == math.inf for x in near)
+        gradients = all(x.problem.gradient is not None for x in parts.values())
+        off[name] = beyond, sum(x for x in near if x < math.inf) if gradients else 0.0
+    return sorted(profiles, key=off.__getitem__)
+
+
 def _within(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> bool:
     """Whether a few blocks of queries are within their bounds."""
-    items = list(problem.items())
+    return _nearness(problem, numbers, kernel) < math.inf
+
+
+def _nearness(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> float:
+    """How far z of a few blocks is from 1 in root mean square; infinite beyond a bound."""
+    items, squares, count = list(problem.items()), 0.0, 0
     for index, i in items[:: max(1, len(items) // _FEW)][:_FEW]:
         with np.errstate(all="ignore"):
-            rows = problem.analyse(index, kernel, i)
-            if not np.all(np.abs(numbers.out(index)[i] - rows.out) <= rows.bound):
-                return False
-    return True
+            rows, got = problem.analyse(index, kernel, i), numbers.out(index)[i]
+        if not np.all(np.abs(got - rows.out) <= rows.bound):
+            return math.inf
+        z = _z(got, rows)
+        squares, count = squares + float(np.nansum(z * z)), count + int(np.sum(~np.isnan(z)))
+    return abs(math.log(squares / count)) if squares and count else 0.0
 
 
 def _rank(trial: Trial, profile: Profile, alpha: float) -> tuple[bool, bool, bool, float]:
@@ -280,11 +435,10 @@ def z_of_head(
     chosen, got = _chosen(dtype, numbers.out_dtype, profile), numbers.out(index)
     problem = problem.read_by(chosen)  # 8 bits have a scale for all heads
 
-    def add(index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
+    def add(_: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
         found[i] = _z(got[i], rows)
 
-    one = problem._replace(lead=(), read=lambda _: problem.read(index))
-    _problems.sweep(one, dtype, chosen._replace(inputs=None), add)
+    _problems.sweep(problem.alone(index), dtype, chosen._replace(inputs=None), add)
     return found
 
 
@@ -298,18 +452,35 @@ def _chosen(dtype: str, out_dtype: str, profile: str | Profile) -> Profile:
     return next(iter(_profiles(dtype, out_dtype, profile).values()))
 
 
-def numbers_of(tensors: Tensors) -> Numbers:
-    """The results in a file."""
-    if "out" not in tensors.shapes:
+def parts_of(tensors: Tensors, problem: Problem) -> dict[str, Part]:
+    """The results in a file: the output, with log normalisers, and gradients."""
+    shapes = tensors.shapes
+    names = [x for x in ("dq", "dk", "dv") if x in shapes]
+    if "out" not in shapes and not names:
         raise ValueError(
-            f"`out` must be in FILE, for it to be judged: {str(tensors.path)!r} has none."
+            f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
+            f"{str(tensors.path)!r} has none."
         )
-    return Numbers(
-        partial(tensors.read, "out"),
-        _held(tensors, "out"),
-        partial(tensors.read, "lse") if "lse" in tensors.shapes else None,
-        _held(tensors, "lse") if "lse" in tensors.shapes else "float32",
-    )
+    found: dict[str, Part] = {}
+    if "out" in shapes:
+        lse = "lse" in shapes and problem.kind == "scores"
+        numbers = Numbers(
+            partial(tensors.read, "out"),
+            _held(tensors, "out"),
+            partial(tensors.read, "lse") if lse else None,
+            _held(tensors, "lse") if lse else "float32",
+        )
+        found["out"] = Part(problem, numbers)
+    if names:
+        out = partial(tensors.read, "out") if "out" in shapes else None
+        d_out = partial(tensors.read, "d_out")
+        dtype = found["out"].numbers.out_dtype if "out" in shapes else tensors.dtype
+        results: dict[str, Any] = {name: shapes[name] for name in names}
+        backward = _problems.gradients(problem, results, d_out, out, dtype)
+        for name, one in backward.items():
+            own = partial(tensors.part, name)
+            found[name] = Part(one, Numbers(own, _held(tensors, name)))
+    return found
 
 
 def _held(tensors: Tensors, name: str) -> str:
@@ -323,7 +494,11 @@ def _held(tensors: Tensors, name: str) -> str:
 
 def usual_profiles(dtype: str) -> Sequence[str]:
     """Names of the profiles to try for a storage type, from the tightest."""
-    return _NARROW if FORMATS[dtype].digits <= FORMATS["float16"].digits else _WIDE
+    return _NARROW if _is_narrow(dtype) else _WIDE
+
+
+def _is_narrow(dtype: str) -> bool:
+    return FORMATS[dtype].digits <= FORMATS["float16"].digits
 
 
 def _profiles(
@@ -341,7 +516,9 @@ def _profiles(
     }
 
 
-def _remarks(problem: Problem, read: Callable[[tuple[int, ...]], _Floats]) -> Iterator[str]:
+def _remarks(
+    problem: Problem, read: Callable[[tuple[int, ...]], _Floats], of: str
+) -> Iterator[str]:
     """What is to be seen without any law."""
     zero, nan, rows, first = True, 0, 0, ""
     for index in np.ndindex(problem.lead):
@@ -352,7 +529,7 @@ def _remarks(problem: Problem, read: Callable[[tuple[int, ...]], _Floats]) -> It
             first = place((*index, int(strange[0])))
         nan, rows = nan + strange.size, rows + got.shape[0]
     if zero and rows:
-        yield "the output is 0 everywhere"
+        yield f"{of} is 0 everywhere"
     if nan:
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}"
 
@@ -373,8 +550,10 @@ def _alternatives(
     problem: Problem, numbers: Numbers, dtype: str, profile: Profile
 ) -> Iterator[Suspect]:
     """Other conventions by which a part of the numbers is within its bound, where it was not."""
-    kernel = profile.kernel(dtype)
-    for text, other in _conventions(problem):
+    kernel, gradient = profile.kernel(dtype), problem.gradient
+    for text, other in _conventions(problem if gradient is None else gradient.forward):
+        if gradient is not None:
+            other = gradient._replace(forward=other).problem(problem.lead)
         if _within(other, numbers, kernel):
             yield Suspect("convention", math.nan, math.nan, math.nan, 1.0, f"agrees if {text}")
 
@@ -390,7 +569,7 @@ def _conventions(problem: Problem) -> Iterator[tuple[str, Problem]]:
     without = "causal" if not problem.causal else "not causal"
     yield f"attention is {without}", problem._replace(causal=not problem.causal)
 
-    if n != m and problem.rows_apart:
+    if n != m and problem.kind == "scores":
         corner = np.tri(n, m, dtype=bool)
         words = "attention is causal from the first key (query i sees key j if j <= i)"
         yield words, problem.masked(corner)._replace(causal=False)
@@ -417,8 +596,12 @@ def verify(
     q: Any,
     k: Any,
     v: Any,
-    out: Any,
+    out: Any = None,
     lse: Any = None,
+    d_out: Any = None,
+    dq: Any = None,
+    dk: Any = None,
+    dv: Any = None,
     omega: Any = None,
     log_weight: Any = None,
     estimator: str = "softmax",
@@ -444,10 +627,16 @@ def verify(
     ----------
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
         What the kernel was given, of any floating-point dtype and library.
-    out : array, shape (..., n, d_v)
+    out : array, shape (..., n, d_v), optional
         What it gave.
     lse : array, shape (..., n), optional
         The log normalisers that it gave, natural, of softmax attention.
+    d_out : array, shape (..., n, d_v), optional
+        What its backward pass was given: the derivative to the output, in numbers of the type of
+        `out` or, without it, of the storage type.
+    dq, dk, dv : arrays, shapes of `q`, `k` and `v`, optional
+        What its backward pass gave, of softmax attention without a softcap. It is taken to have
+        had the numbers of `out`, if they are given, and to sum over heads that share keys.
     omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
         Frequencies of random feature attention, and their log weights.
     estimator : {"softmax", "rfa", "linear"}
@@ -470,8 +659,8 @@ def verify(
     Raises
     ------
     TypeError, ValueError
-        As in `rounding.predict`; also if shapes of results do not match, or if an option is not
-        one of the estimator.
+        As in `rounding.predict`; also if there is nothing to judge, if shapes of results do not
+        match, if gradients come without `d_out`, or if an option is not one of the estimator.
 
     Examples
     --------
@@ -497,27 +686,47 @@ def verify(
     )
     alpha = alpha_of(alpha)
     n, _, d_v = problem.shape
-    given = {"out": (out, (*problem.lead, n, d_v)), "lse": (lse, (*problem.lead, n))}
+    of_result = "the result"
+    given = {
+        "out": (out, (*problem.lead, n, d_v), of_result),
+        "lse": (lse, (*problem.lead, n), of_result),
+        "d_out": (d_out, (*problem.lead, n, d_v), of_result),
+        "dq": (dq, tuple(q.shape), "`q`"),
+        "dk": (dk, tuple(k.shape), "`k`"),
+        "dv": (dv, tuple(v.shape), "`v`"),
+    }
     got: dict[str, _Floats] = {}
-    for name, (x, shape) in given.items():
+    for name, (x, shape, of) in given.items():
         if x is not None:
             got[name] = _problems.wide(name, x)
             if got[name].shape != shape:
                 raise ValueError(
-                    f"`{name}` must have the shape of the result, {shape}, got {got[name].shape}."
+                    f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
                 )
     dtype = _problems.dtype_of(q) if dtype is None else dtype
     _problems.holds(problem, dtype)
-    numbers = Numbers(
-        lambda index: got["out"][index],
-        narrowest(got["out"], dtype, _problems.dtype_of(out, "out")),
-    )
-    if lse is not None:
-        if problem.kind != "scores":
-            raise ValueError(f"`lse` must not be given for {estimator}.")
-        own = narrowest(got["lse"], dtype, _problems.dtype_of(lse, "lse"))
-        numbers = numbers._replace(lse=lambda index: got["lse"][index], lse_dtype=own)
-    return judge(problem, numbers, dtype, profile, alpha)
+    types = {x: narrowest(got[x], dtype, _problems.dtype_of(given[x][0], x)) for x in got}
+    parts: dict[str, Part] = {}
+    if "out" in got:
+        parts["out"] = Part(problem, Numbers(got["out"].__getitem__, types["out"]))
+    if "lse" in got:
+        if problem.kind != "scores" or "out" not in got:
+            raise ValueError("`lse` must come with `out`, of softmax attention.")
+        numbers = parts["out"].numbers
+        numbers = numbers._replace(lse=got["lse"].__getitem__, lse_dtype=types["lse"])
+        parts["out"] = Part(problem, numbers)
+    results: dict[str, Any] = {x: got[x].shape for x in ("dq", "dk", "dv") if x in got}
+    if results:
+        if "d_out" not in got:
+            raise ValueError(f"`{next(iter(results))}` must come with `d_out`, got None.")
+        read = got["out"].__getitem__ if "out" in got else None
+        written = types.get("out", dtype)
+        backward = _problems.gradients(problem, results, got["d_out"].__getitem__, read, written)
+        for name, one in backward.items():
+            parts[name] = Part(one, Numbers(got[name].__getitem__, types[name]))
+    if not parts:
+        raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
+    return judge_all(parts, dtype, profile, alpha)
 
 
 def narrowest(x: _Floats, dtype: str, own: str) -> str:

@@ -354,3 +354,127 @@ def _linear(phi: Array, psi: Array, case: Case, dtype: str, narrow: bool) -> Arr
         found = phi @ (psi.T @ with_ones)
     mass = found[:, -1:]
     return to.round(found[:, :-1] / np.where(mass == 0, f32(1), mass))
+
+
+# --- backward passes ------------------------------------------------------------------------------
+
+
+class Back(NamedTuple):
+    """What a backward pass rounds: the names of `Profile`."""
+
+    weights: bool = False
+    d_weights: bool = False
+    d_scores: bool = False
+    kept: bool = False  # weights and scores of the forward pass, as they were rounded
+    narrow: bool = False  # every step of the softmax, too
+    delta: str = "weights"
+    parts: tuple[int, int] | None = None
+
+
+BACKWARD = {
+    "math": Back(),
+    "recomputed": Back(delta="out"),
+    "flash": Back(weights=True, d_scores=True, delta="out"),
+    "flash-fast": Back(weights=True, d_scores=True, delta="out"),
+    "flash-32": Back(weights=True, d_scores=True, delta="out", parts=(32, 512)),
+    "flash-64": Back(weights=True, d_scores=True, delta="out", parts=(64, 512)),
+    "flash-256": Back(weights=True, d_scores=True, delta="out", parts=(256, 512)),
+    "upcast": Back(weights=True, d_weights=True),
+    "eager": Back(weights=True, d_weights=True, d_scores=True, kept=True),
+    "eager-narrow": Back(weights=True, d_weights=True, d_scores=True, kept=True, narrow=True),
+}
+
+
+class Wrong(NamedTuple):
+    """What a backward pass may do wrong."""
+
+    dq: float = 1.0
+    dk: float = 1.0
+    dv: float = 1.0
+    delta: float = 1.0
+    scale: float = 1.0  # of the scores that are computed again
+    shift: int = 0  # of the causal edge
+    lost: int = 0  # rows at the end of queries, and of keys
+    seen: bool = False  # no mask
+    no_norm: bool = False  # of another row
+    truncated: bool = False
+
+
+RIGHT = Wrong()
+
+
+def backward(
+    name: str, case: Case, d_out: Array, dtype: str, wrong: Wrong = RIGHT
+) -> tuple[Array, Array, Array, Array]:
+    """Output and gradients in float32, with the roundings of a profile."""
+    back, to = BACKWARD[name], FORMATS[dtype]
+
+    def narrow(x: Array, really: bool = True) -> Array:
+        return to.round(x).astype(f32) if really else x.astype(f32)
+
+    seen = case.seen()
+    if wrong.seen:
+        seen = case._replace(mask=None).seen()
+    if wrong.shift:
+        ahead = np.arange(len(case.k)) - np.arange(len(case.q))[:, None]
+        seen = ahead <= len(case.k) - len(case.q) + wrong.shift
+    s = scores32(case, to if back.kept else None)
+    again = scores32(case._replace(scale=case.factor * wrong.scale, mask=None, causal=False))
+    if back.kept:
+        again = s
+    again = np.where(seen, again, f32(-np.inf)).astype(f32)
+    top = _top(s)
+    with np.errstate(divide="ignore"):
+        w = narrow(np.exp(narrow(s - top, back.narrow)), back.narrow)
+        total = narrow(w.sum(-1, keepdims=True, dtype=f32), back.narrow)
+        total = np.where(total > 0, total, f32(1))
+        lse = top + np.log(total)
+    g, v, k, q = (x.astype(f32) for x in (d_out, case.v, case.k, case.q))
+    kept = w / total
+    if back.delta == "out":
+        p = np.exp(again - lse)
+    else:
+        p = narrow(kept, back.kept)
+        if wrong.shift or wrong.seen:
+            p = narrow(np.exp(again - lse), back.kept)
+    if name.startswith("flash"):
+        out = flash(case, dtype)[0]
+    else:
+        out = to.round(narrow(kept, back.weights) @ v)
+    t = narrow(g @ v.T, back.d_weights)
+    if back.delta == "out":
+        delta = (g * out.astype(f32)).sum(-1, keepdims=True, dtype=f32)
+    else:
+        delta = (p * t).sum(-1, keepdims=True, dtype=f32)
+        delta = narrow(delta, back.narrow)
+    if wrong.no_norm:
+        delta = np.roll(delta, 1, 0)
+    ds = p * (t - f32(wrong.delta) * delta)
+    ds = narrow(ds, back.d_scores)
+    factor = f32(case.factor)
+    if back.kept:
+        ds, factor = narrow(ds * factor), f32(1)
+    n, m = ds.shape
+    keep_q, keep_k = slice(0, n - wrong.lost), slice(0, m - wrong.lost)
+    half, double = narrow(p, back.weights), ds
+
+    def product(x: Array, y: Array, by: float, size: int | None) -> Array:
+        if size is None:
+            return (f32(by) * (x @ y)).astype(f32)
+        found = np.zeros((x.shape[0], y.shape[1]), f32)
+        for at in range(0, x.shape[1], size):
+            found = narrow(found + f32(by) * (x[:, at : at + size] @ y[at : at + size]))
+        return found
+
+    queries, keys = back.parts or (None, None)
+    dq = product(double[:, keep_k], k[keep_k], factor * f32(wrong.dq), keys)
+    dk = product(double.T[:, keep_q], q[keep_q], factor * f32(wrong.dk), queries)
+    dv = product(half.T[:, keep_q], g[keep_q], f32(wrong.dv), queries)
+
+    def final(x: Array) -> Array:
+        if wrong.truncated:
+            step = to.spacing(x)
+            return np.trunc(x / step) * step
+        return to.round(x)
+
+    return out, final(dq), final(dk), final(dv)

@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from rounded import KERNELS, Case, f32, flash, linear, of_heads, positive_features, scores32
+from rounded import (
+    BACKWARD,
+    KERNELS,
+    Case,
+    f32,
+    flash,
+    linear,
+    of_heads,
+    positive_features,
+    scores32,
+)
 from scipy import stats
 
 import refattn
@@ -487,4 +497,5 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             verify(**given | options)
-    assert set(PROFILES) == set(KERNELS) == set(DTYPES)
+    assert set(PROFILES) == set(KERNELS) | set(BACKWARD)
+    assert set(KERNELS) == set(DTYPES)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rounded import Case, backward
 
 import refattn
 from refattn import _problems, cli, naive, verification
@@ -308,10 +309,50 @@ def test_random_features_and_linear_attention(tmp_path: Path) -> None:
 def test_what_is_not_read_is_said(tmp_path: Path) -> None:
     arrays = problem()
     out = arrays["out"]
-    more = {"d_out": out, "dq": out, "dv": out, "spare": out}
+    more = {"d_out": out, "spare": out}
     result = run(save(tmp_path / "file.safetensors", arrays | more))
     assert result.exit_code == 0
-    assert "\ngradients are not judged: dq, dv\nnot read: spare\n" in result.stdout
+    assert "\nd_out is not used: there is no dq, dk or dv\nnot read: spare\n" in result.stdout
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+def test_gradients(tmp_path: Path, layout: str) -> None:
+    arrays = {x: np.asarray(y, np.float64) for x, y in problem().items()}
+    d_out = np.random.default_rng(0).standard_normal(arrays["out"].shape)
+    arrays["d_out"] = FORMATS["bfloat16"].round(d_out)
+    names = ("q", "k", "v", "d_out")
+    found = [
+        backward("flash", Case(q, k, v), g, "bfloat16")
+        for q, k, v, g in zip(*(arrays[x] for x in names), strict=True)
+    ]
+    arrays |= {
+        x: np.stack(y)
+        for x, y in zip(("out", "dq", "dk", "dv"), zip(*found, strict=True), strict=True)
+    }
+
+    def saved(name: str, **changed: Any) -> Path:
+        given = {x: np.asarray(y, np.float32) for x, y in (arrays | changed).items()}
+        if layout == "bnhd":
+            given = {x: np.swapaxes(y, 0, 1) for x, y in given.items()}
+        return save(tmp_path / name, given)
+
+    words = ("--layout", layout)
+    result = run(saved("right.safetensors"), *words)
+    assert result.exit_code == 0, result.stdout
+    assert "\nPASS: out PASS, dq PASS, dk PASS, dv PASS\n" in result.stdout
+    wrong = saved("wrong.safetensors", dk=np.roll(arrays["dk"], 1, 0))
+    result = run(wrong, *words, "--plot", tmp_path / "x.png", "--json", tmp_path / "x.json")
+    assert result.exit_code == 1
+    assert "\nFAIL: out PASS, dq PASS, dk FAIL, dv PASS\n" in result.stdout
+    assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
+    told = json.loads((tmp_path / "x.json").read_text("utf-8"))
+    assert [*told["parts"]] == ["out", "dq", "dk", "dv"]
+    assert (told["verdict"], told["of"], told["parts"]["dv"]["verdict"]) == ("FAIL", "dk", "PASS")
+    del arrays["out"], arrays["dq"], arrays["dv"]
+    result = run(saved("alone.safetensors"), *words)
+    assert "\nPASS: dk PASS\n" in result.stdout
+    message = fails(saved("linear.safetensors"), *words, "--estimator", "linear")
+    assert "gradients are judged for softmax only, got linear" in message
 
 
 def test_plain_defects_have_plain_words(tmp_path: Path) -> None:
@@ -331,7 +372,7 @@ def test_plain_defects_have_plain_words(tmp_path: Path) -> None:
 def test_z_of_heads_and_rows(profile: str | None, right: Path) -> None:
     tensors = open_tensors(right)
     found = _problems.of_tensors(tensors)
-    numbers = verification.numbers_of(tensors)
+    numbers = verification.parts_of(tensors, found)["out"].numbers
     verdict = verification.judge(found, numbers, "bfloat16", profile)
     squares, counts = verification.z_by_row(found, numbers, "bfloat16", verdict.by)
     assert squares.shape == counts.shape == (4, 128)
@@ -394,7 +435,7 @@ def test_empty_arrays(tmp_path: Path, shape: tuple[int, int, int], lead: tuple[i
 def damaged() -> Iterator[tuple[str, str]]:
     """What is done to a file, and what is said of it."""
     yield "no q", "FILE must hold"
-    yield "no out", "`out` must be in FILE, for it to be judged"
+    yield "no out", "`out`, `dq`, `dk` or `dv` must be in FILE, to be judged"
     yield "d_out alone", "`dq` must come with `d_out`"
     yield "out shape", r"`out` must have shape \(4, 128, 32\), .* got shape \(4, 127, 32\)"
     yield "k shape", "`q` and `k` must have last axes of one length"

@@ -1,0 +1,462 @@
+"""Verdicts on gradients: right backward passes pass, wrong ones do not, and bounds hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from rounded import BACKWARD, RIGHT, Array, Back, Case, Wrong, backward
+
+import refattn
+from refattn import _problems, _rounding_backward
+from refattn._formats import FORMATS
+from refattn.rounding import PROFILES
+
+NAMES = ("dq", "dk", "dv")
+
+
+def numbers(rng: np.random.Generator, dtype: str, *shape: int, size: float = 1.0) -> Array:
+    return FORMATS[dtype].round(size * rng.standard_normal(shape))
+
+
+def arrays(
+    rng: np.random.Generator, dtype: str, heads: int, n: int, m: int, d: int, d_v: int | None = None
+) -> list[Array]:
+    d_v = d if d_v is None else d_v
+    q = numbers(rng, dtype, heads, n, d, size=1.5)
+    k = numbers(rng, dtype, heads, m, d, size=1.5)
+    v, g = numbers(rng, dtype, heads, m, d_v), numbers(rng, dtype, heads, n, d_v)
+    return [q, k, v, g]
+
+
+def made(
+    name: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    dtype: str,
+    wrong: Wrong = RIGHT,
+    **options: Any,
+) -> dict[str, Array]:
+    """What a backward pass gives, of heads that share keys where there are fewer of these."""
+    share = len(q) // len(k)
+    found = [
+        backward(name, Case(q[h], k[h // share], v[h // share], **options), g[h], dtype, wrong)
+        for h in range(len(q))
+    ]
+    out, dq, dk, dv = (np.stack(x) for x in zip(*found, strict=True))
+    to = FORMATS[dtype]
+    dk, dv = (to.round(x.reshape(len(k), share, *x.shape[1:]).sum(1)) for x in (dk, dv))
+    return {"out": out, "dq": dq, "dk": dk, "dv": dv}
+
+
+def judged(
+    q: Array, k: Array, v: Array, g: Array, found: dict[str, Array], dtype: str, **options: Any
+) -> refattn.verification.Verdict:
+    return refattn.verify(q=q, k=k, v=v, d_out=g, **found, dtype=dtype, **options)
+
+
+# The exact gradients
+
+
+def of_mpmath(case: Case, g: Array, name: str, index: tuple[int, int]) -> float:
+    """The derivative of sum g * out by one number, with 50 digits."""
+    seen = case.seen()
+
+    def value(x: Any) -> Any:
+        given = {a: y.astype(object) for a, y in zip("qkv", case[:3], strict=True)}
+        given[name[1]][index] = x
+        total = mpmath.mpf(0)
+        for i in range(len(case.q)):
+            keys = np.flatnonzero(seen[i])
+            weights = [
+                mpmath.exp(
+                    mpmath.mpf(case.factor) * sum(given["q"][i] * given["k"][j]) + bias(i, j)
+                )
+                for j in keys
+            ]
+            for c in range(g.shape[1]):
+                top = sum(w * given["v"][j, c] for w, j in zip(weights, keys, strict=True))
+                total += mpmath.mpf(g[i, c]) * top / sum(weights) if len(keys) else 0
+        return total
+
+    def bias(i: int, j: int) -> Any:
+        return 0 if case.bias is None else mpmath.mpf(case.bias[i, j])
+
+    with mpmath.workdps(60):
+        x = mpmath.mpf(getattr(case, name[1])[index])
+        return float(mpmath.diff(value, x))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", ["plain", "causal", "window", "mask", "bias"])
+def test_exact_gradients_against_50_digits(name: str, options: str) -> None:
+    rng = np.random.default_rng(3)
+    q, k, v, g = (x[0] for x in arrays(rng, "float32", 1, 4, 3, 2))
+    given: dict[str, Any] = {
+        "plain": {},
+        "causal": {"causal": True},  # the first query sees no key
+        "window": {"window": (1, 0)},
+        "mask": {"mask": rng.random((4, 3)) < 0.6},
+        "bias": {"bias": numbers(rng, "float32", 4, 3)},
+    }[options]
+    case = Case(q, k, v, **given)
+    problem = _problems.of_arrays(q, k, v, **given)
+    shape = getattr(case, name[1]).shape
+    of = _problems.gradients(problem, {name: shape}, lambda _: g, None, "float64")[name]
+    kernel = PROFILES["math"].kernel("float32")
+    rows = of.analyse((), kernel, slice(0, of.shape[0]))
+    exact = of.exact((), kernel, slice(0, of.shape[0]))
+    expected = np.array(
+        [[of_mpmath(case, g, name, (i, c)) for c in range(of.shape[2])] for i in range(of.shape[0])]
+    )
+    scale = max(1.0, np.max(np.abs(expected)))
+    np.testing.assert_allclose(rows.out, expected, rtol=0, atol=1e-14 * scale)
+    np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-14 * scale)
+
+
+# Right backward passes
+
+USES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "plain": ((4, 96, 96, 32), {}),
+    "causal": ((4, 100, 100, 16), {"causal": True}),
+    "cross": ((3, 70, 133, 24), {}),
+    "fewer keys": ((3, 90, 40, 16), {"causal": True}),
+    "window": ((3, 80, 80, 16), {"window": (9, 4)}),
+    "large scale": ((3, 64, 64, 16), {"scale": 3.0}),
+    "small scale": ((3, 64, 64, 16), {"scale": 1e-4}),
+    "one key": ((3, 40, 1, 16), {}),
+    "few": ((2, 3, 2, 4), {}),
+    "values": ((2, 300, 290, 8, 40), {}),
+}
+
+
+@pytest.mark.long("float16", "window", "values", "fewer keys", "cross")
+@pytest.mark.parametrize("name", [x for x in BACKWARD if x != "recomputed"])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_right_backward_passes(name: str, use: str, dtype: str) -> None:
+    shape, options = USES[use]
+    given = arrays(np.random.default_rng(len(use)), dtype, *shape)
+    found = made(name, *given, dtype, **options)
+    verdict = judged(*given, found, dtype, profile=name, **options)
+    assert verdict.verdict != "FAIL", str(verdict)
+    assert judged(*given, found, dtype, **options).verdict != "FAIL"
+
+
+@pytest.mark.parametrize("name", ["math", "recomputed"])
+@pytest.mark.parametrize("use", USES)
+def test_right_backward_passes_in_float32(name: str, use: str) -> None:
+    shape, options = USES[use]
+    given = arrays(np.random.default_rng(len(use)), "float32", *shape)
+    found = made(name, *given, "float32", **options)
+    verdict = judged(*given, found, "float32", **options)
+    assert verdict.verdict != "FAIL", str(verdict)
+
+
+@pytest.mark.parametrize("name", ["flash", "eager"])
+def test_the_law_has_the_right_size(name: str) -> None:
+    given = arrays(np.random.default_rng(1), "bfloat16", 4, 128, 128, 32)
+    verdict = judged(*given, made(name, *given, "bfloat16"), "bfloat16", profile=name)
+    for part in verdict.parts.values():
+        assert 0.8 < part.z.rms < 1.25, str(part)
+        assert part.verdict == "PASS"
+
+
+def test_masks_biases_and_grouped_heads() -> None:
+    rng = np.random.default_rng(2)
+    q, _, _, g = arrays(rng, "bfloat16", 4, 60, 60, 16)
+    _, k, v, _ = arrays(rng, "bfloat16", 2, 60, 60, 16)
+    mask, bias = rng.random((60, 60)) < 0.7, numbers(rng, "bfloat16", 60, 60)
+    mask[7] = False
+    options = {"mask": mask, "bias": bias}
+    found = made("math", q, k, v, g, "bfloat16", **options)
+    for x in ("dk", "dv"):  # one rounding more than there is in sums over heads
+        found.pop(x)
+    assert judged(q, k, v, g, found, "bfloat16", **options).verdict == "PASS"
+    half = made("math", q[::2], k, v, g[::2], "bfloat16", **options)
+    assert judged(q[::2], k, v, g[::2], half, "bfloat16", **options).verdict == "PASS"
+    wrong = {"dk": half["dk"], "dv": half["dv"]}  # no sum over the heads of a group
+    verdict = judged(q, k, v, g, wrong, "bfloat16", **options)
+    assert [x.verdict for x in verdict.parts.values()] == ["FAIL", "FAIL"]
+
+
+def test_sums_over_heads_that_share_keys() -> None:
+    rng = np.random.default_rng(2)
+    q, _, _, g = arrays(rng, "float32", 6, 60, 50, 16)
+    _, k, v, _ = arrays(rng, "float32", 2, 60, 50, 16)
+    found = made("math", q, k, v, g, "float32")
+    verdict = judged(q, k, v, g, found, "float32")
+    assert verdict.verdict == "PASS", str(verdict)
+    one = {x: np.sum(found[x], 0, keepdims=True) for x in ("dk", "dv")}  # over a batch
+    k1, v1 = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
+    found = made("math", q, k1, v1, g, "float32")
+    one = {x: np.sum(found[x], 0, keepdims=True) for x in ("dk", "dv")}
+    verdict = judged(q, k1[:1], v1[:1], g, one, "float32")
+    assert verdict.verdict == "PASS", str(verdict)
+
+
+# Wrong ones
+
+WRONG: dict[str, tuple[Wrong, dict[str, Any], set[str]]] = {
+    "dq a bit too large": (Wrong(dq=1.002), {}, {"dq"}),
+    "dk too large": (Wrong(dk=1.01), {}, {"dk"}),
+    "dv too large": (Wrong(dv=1.01), {}, {"dv"}),
+    "scale twice": (Wrong(dq=0.2, dk=0.2), {}, {"dq", "dk"}),
+    "D left out": (Wrong(delta=0.0), {}, {"dq", "dk"}),
+    "D a bit too small": (Wrong(delta=0.97), {}, {"dq"}),
+    "D of another row": (Wrong(no_norm=True), {}, {"dq", "dk"}),
+    "another scale": (Wrong(scale=1.01), {}, {"dq"}),
+    "causal edge": (Wrong(shift=1), {"causal": True}, {"dq", "dk", "dv"}),
+    "no causal edge": (Wrong(shift=1000), {"causal": True}, {"dq", "dk", "dv"}),
+    "mask forgotten": (Wrong(seen=True), {"mask": "random"}, {"dq", "dk", "dv"}),
+    "the last row lost": (Wrong(lost=1), {}, {"dq", "dk", "dv"}),
+    "truncated": (Wrong(truncated=True), {}, {"dq"}),
+}
+
+
+@pytest.mark.parametrize("name", ["flash", "math"])
+@pytest.mark.parametrize("defect", WRONG)
+def test_wrong_backward_passes_fail(name: str, defect: str) -> None:
+    wrong, options, expected = WRONG[defect]
+    rng = np.random.default_rng(5)
+    given = arrays(rng, "bfloat16", 4, 96, 96, 24)
+    if "mask" in options:
+        options = {"mask": rng.random((96, 96)) < 0.7}
+    if wrong.scale != 1 and name == "math":
+        pytest.skip("it has its weights of the forward pass")
+    found = made(name, *given, "bfloat16", wrong, **options)
+    verdict = judged(*given, found, "bfloat16", **options)
+    assert {x for x, y in verdict.parts.items() if y.verdict == "FAIL"} >= expected, str(verdict)
+    assert verdict.parts["out"].verdict == "PASS"
+    assert verdict.verdict == "FAIL"
+    assert verdict.of in expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name", "size"),
+    [(Wrong(dq=1.002), "factor", 0.002), (Wrong(delta=0.98), "delta", -0.02)],
+)
+def test_defects_are_named_and_measured(wrong: Wrong, name: str, size: float) -> None:
+    given = arrays(np.random.default_rng(6), "bfloat16", 6, 256, 256, 32)
+    found = {"dq": made("flash", *given, "bfloat16", wrong)["dq"]}
+    suspects = judged(*given, found, "bfloat16", profile="flash").parts["dq"].suspects
+    suspect = next(x for x in suspects if x.name == name)
+    assert abs(suspect.estimate - size) < 6 * suspect.error < abs(size)
+    assert suspects[0].name == name
+
+
+# The bound and the variance of sums
+
+
+@pytest.mark.parametrize("of", NAMES)
+@pytest.mark.parametrize("name", ["flash", "eager", "upcast", "flash-32"])
+def test_no_error_exceeds_its_bound(name: str, of: str) -> None:
+    rng = np.random.default_rng(7)
+    for causal in (False, True):
+        given = arrays(rng, "bfloat16", 8, 70, 70, 8)
+        found = made(name, *given, "bfloat16", causal=causal)
+        verdict = judged(
+            *given, {"out": found["out"], of: found[of]}, "bfloat16", profile=name, causal=causal
+        )
+        bound = next(x for x in verdict.parts[of].tests if x.name == "bound")
+        assert 0.02 < bound.statistic <= 1
+
+
+@pytest.mark.parametrize("of", ["dk", "dv"])
+def test_the_variance_of_a_sum_over_keys(of: str) -> None:
+    """Weights that are moved by errors of scores: all keys of a query move."""
+    rng = np.random.default_rng(8)
+    q, k, v, g = (x[0] for x in arrays(rng, "float64", 1, 20, 30, 6))
+    kernel = PROFILES["eager"].kernel("bfloat16")
+    problem = _problems.of_arrays(q, k, v)
+    one = _problems.gradients(problem, {of: (30, 6)}, lambda _: g, None, "float64")[of]
+    assert one.gradient is not None
+    saved = one.gradient.saved((), kernel)
+    w = rng.standard_normal((30, 6))
+    expected = _rounding_backward.variance_along(saved, kernel, of, w)
+    count, total = 2000, []
+    s = q @ k.T * 6**-0.5
+    to = FORMATS["bfloat16"]
+
+    def noise(x: Array) -> Array:
+        return x + to.spacing(x) * (rng.random(x.shape) - 0.5)
+
+    for _ in range(count):
+        scores = noise(noise(q @ k.T) * 6**-0.5)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p = noise(p / p.sum(-1, keepdims=True))
+        t = noise(g @ v.T)
+        ds = noise(noise(p * (t - np.sum(p * t, -1, keepdims=True))) * 6**-0.5)
+        found = ds.T @ q if of == "dk" else p.T @ g
+        total.append(np.sum(w * found))
+    assert s.shape == (20, 30)
+    # The relative error of a variance of 2,000 Gaussian numbers is 3.2 %.
+    assert abs(np.var(total) / expected - 1) < 0.2
+
+
+# Other libraries
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["fused", "math", "eager"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_torch(kind: str, dtype: str, causal: bool) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    given = arrays(np.random.default_rng(9), dtype, 4, 130, 130, 32)
+    q, k, v, g = (torch.tensor(x[None]).to(getattr(torch, dtype)) for x in given)
+    for x in (q, k, v):
+        x.requires_grad_()
+    if kind == "eager":
+        s = (q @ k.transpose(-1, -2)) * 32**-0.5
+        if causal:
+            s = s.masked_fill(torch.ones(130, 130).triu(1).bool(), -torch.inf)
+        out = torch.softmax(s, -1) @ v
+    else:
+        backend = SDPBackend.FLASH_ATTENTION if kind == "fused" else SDPBackend.MATH
+        with sdpa_kernel(backend):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    out.backward(g)
+    verdict = refattn.verify(
+        q=q.detach(), k=k.detach(), v=v.detach(), out=out.detach(), d_out=g,
+        dq=q.grad, dk=k.grad, dv=v.grad, causal=causal,
+    )  # fmt: skip
+    assert verdict.verdict == "PASS", str(verdict)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_jax(dtype: str, causal: bool) -> None:
+    jax = pytest.importorskip("jax")
+    given = arrays(np.random.default_rng(9), dtype, 4, 130, 130, 32)
+    q, k, v, g = (jax.numpy.asarray(x.swapaxes(0, 1)[None], dtype) for x in given)
+    out, pullback = jax.vjp(
+        lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=causal), q, k, v
+    )
+    found = dict(zip(("out", *NAMES), (out, *pullback(g)), strict=True))
+    result = {x: np.asarray(y, np.float64)[0].swapaxes(0, 1) for x, y in found.items()}
+    verdict = judged(*given, result, dtype, causal=causal)
+    assert verdict.verdict == "PASS", str(verdict)
+
+
+# What cannot be judged
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d_out": None}, "`dq` must come with `d_out`"),
+        ({"d_out": np.full((2, 5, 4), 0.1)}, "`d_out` must hold numbers of float32 only"),
+        ({"dq": np.zeros((2, 5, 3))}, "`dq` must have the shape of `q`"),
+        ({"dk": np.zeros((1, 6, 4))}, "`dk` must have the shape of `k`"),
+        ({"softcap": 3.0}, "`softcap`"),
+        ({"estimator": "linear"}, "gradients are judged for softmax only"),
+        ({"out": None, "dq": None}, "must be given, to be judged"),
+        ({"out": None, "lse": np.zeros((2, 5))}, "`lse` must come with `out`"),
+    ],
+)
+def test_unusable(change: dict[str, Any], message: str) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, g = arrays(rng, "float32", 2, 5, 6, 4)
+    given = {"q": q, "k": k, "v": v, "d_out": g, "out": g, "dq": q} | change
+    with pytest.raises(ValueError, match=message):
+        refattn.verify(dtype="float32", **given)
+
+
+def test_gradients_without_the_output() -> None:
+    given = arrays(np.random.default_rng(4), "bfloat16", 6, 120, 120, 32)
+    found = made("flash", *given, "bfloat16")
+    del found["out"]
+    verdict = judged(*given, found, "bfloat16")
+    assert verdict.verdict == "PASS"
+    assert [*verdict.parts] == [*NAMES]
+    found["dq"] = 1.05 * found["dq"]
+    assert judged(*given, found, "bfloat16").parts["dq"].verdict == "FAIL"
+
+
+def test_every_profile_of_a_backward_pass_is_simulated() -> None:
+    tried = {x for names in refattn.verification._BACKWARD.values() for x in names}
+    assert tried - {"serial"} == set(BACKWARD)
+    for name, back in BACKWARD.items():
+        profile = PROFILES[name]
+        assert back == Back(
+            profile.weights is not None,
+            profile.d_weights is not None,
+            profile.d_scores is not None,
+            profile.scores is not None,
+            profile.softmax != "float32",
+            profile.delta,
+            profile.parts,
+        )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*BACKWARD])
+def test_level(name: str) -> None:
+    """Of 40 right kernels, 120 gradients; at most 15 alarms at .05, with probability 1e-3."""
+    alarms, worst = 0, 1.0
+    dtype = "float32" if name == "recomputed" else "bfloat16"
+    for seed in range(40):
+        rng = np.random.default_rng(1000 + seed)
+        n, m, d = (int(x) for x in rng.integers(2, 140, 3))
+        options = {"causal": True} if seed % 3 == 0 and n <= m else {}
+        given = arrays(rng, dtype, int(rng.integers(1, 5)), n, m, 1 + d // 4)
+        found = made(name, *given, dtype, **options)
+        verdict = judged(*given, found, dtype, profile=name, **options)
+        for x in NAMES:
+            p = min(t.adjusted for t in verdict.parts[x].tests)
+            alarms, worst = alarms + (p <= 0.05), min(worst, p)
+    assert worst > 1e-6
+    assert alarms <= 15  # P(Binomial(120, .05) > 15) = 2e-4
+
+
+HARD = {
+    "weights below the smallest normal number": (24, 12.0, None),
+    "derivatives with a sign for each half": (16, 0.5, "halves"),
+    "columns of one sign": (64, 0.5, "columns"),
+    "queries that are alike": (20, 1.0, "alike"),
+    "overflow of g v": (16, 1.0, "large"),
+    "derivatives that are all but 0": (16, 1.0, "tiny"),
+}
+
+
+@pytest.mark.parametrize("how", HARD)
+@pytest.mark.parametrize("name", ["math", "recomputed", "eager"])
+def test_hard_cases(name: str, how: str) -> None:
+    d, size, change = HARD[how]
+    dtype = "float16" if name == "eager" else "float32"
+    q, k, v, g = arrays(np.random.default_rng(11), dtype, 3, 250, 60, d)
+    q, k = (FORMATS[dtype].round(size / 1.5 * x) for x in (q, k))
+    if change == "halves":
+        g[:] = np.where(np.arange(250) < 125, 1.0, -1.0)[:, None]
+    elif change == "columns":
+        g[:] = 1
+        v[:] = np.abs(v) * np.where(np.arange(d) < d // 2, 1, -1)
+    elif change == "alike":
+        q[:, :] = q[:, :1]
+        g[:] = 1
+    elif change is not None:
+        g = FORMATS[dtype].round(g * (1e4 if change == "large" else 1e-37))
+    with np.errstate(all="ignore"):
+        found = made(name, q, k, v, g, dtype)
+    verdict = judged(q, k, v, g, found, dtype)
+    assert verdict.verdict != "FAIL", str(verdict)
+
+
+def test_no_heads_and_no_tokens() -> None:
+    for shape in ((0, 5, 4), (2, 0, 4)):
+        x = np.zeros(shape, np.float32)
+        verdict = refattn.verify(q=x, k=x, v=x, out=x, d_out=x, dq=x, dk=x, dv=x)
+        assert verdict.verdict == "UNDERPOWERED"
+
+
+@pytest.mark.parametrize("name", ["flash-32", "upcast", "eager", "math"])
+def test_one_profile_explains_all_gradients(name: str) -> None:
+    given = arrays(np.random.default_rng(12), "bfloat16", 4, 128, 128, 32)
+    verdict = judged(*given, made(name, *given, "bfloat16"), "bfloat16")
+    assert {verdict.parts[x].profile for x in NAMES} == {name}
