@@ -68,7 +68,7 @@ def performer(epsilon: float, whole: bool) -> Any:
     return attention
 
 
-@pytest.mark.long("09", "15")  # of the exponent
+@pytest.mark.long("09", "15", "True")  # of the exponent
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("epsilon", [1e-9, 1e-12, 1e-15])
 def test_small_epsilons_are_no_defect(epsilon: float, whole: bool) -> None:

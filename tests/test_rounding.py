@@ -262,6 +262,7 @@ def test_bound_of_many() -> None:
         total += sum(check_bound(name, dtype, next(seeds)) for name, dtype in cases)
 
 
+@pytest.mark.long("True")
 @pytest.mark.parametrize("normalised", [False, True])
 def test_two_keys_with_every_weight_of_a_binade(normalised: bool) -> None:
     """Rounding to nearest of every gap near which a weight of 8 digits lies: the bound is exact."""

@@ -134,7 +134,19 @@ USES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.long("float16", "window", "values", "fewer keys", "cross")
+@pytest.mark.long(
+    "float16",
+    "window",
+    "values",
+    "fewer keys",
+    "cross",
+    "32",
+    "64",
+    "256",
+    "fast",
+    "upcast",
+    "narrow",
+)
 @pytest.mark.parametrize("name", [x for x in BACKWARD if x != "recomputed"])
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -147,6 +159,7 @@ def test_right_backward_passes(name: str, use: str, dtype: str) -> None:
     assert judged(*given, found, dtype, **options).verdict != "FAIL"
 
 
+@pytest.mark.long("recomputed", "values", "window", "fewer keys")
 @pytest.mark.parametrize("name", ["math", "recomputed"])
 @pytest.mark.parametrize("use", USES)
 def test_right_backward_passes_in_float32(name: str, use: str) -> None:
@@ -218,14 +231,15 @@ WRONG: dict[str, tuple[Wrong, dict[str, Any], set[str]]] = {
 }
 
 
+@pytest.mark.long("math")
 @pytest.mark.parametrize("name", ["flash", "math"])
 @pytest.mark.parametrize("defect", WRONG)
 def test_wrong_backward_passes_fail(name: str, defect: str) -> None:
     wrong, options, expected = WRONG[defect]
     rng = np.random.default_rng(5)
-    given = arrays(rng, "bfloat16", 4, 96, 96, 24)
+    given = arrays(rng, "bfloat16", 3, 80, 80, 24)
     if "mask" in options:
-        options = {"mask": rng.random((96, 96)) < 0.7}
+        options = {"mask": rng.random((80, 80)) < 0.7}
     if wrong.scale != 1 and name == "math":
         pytest.skip("it has its weights of the forward pass")
     found = made(name, *given, "bfloat16", wrong, **options)
@@ -301,6 +315,7 @@ def test_the_variance_of_a_sum_over_keys(of: str) -> None:
 # Other libraries
 
 
+@pytest.mark.long("False", "float16")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["fused", "math", "eager"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -329,6 +344,7 @@ def test_torch(kind: str, dtype: str, causal: bool) -> None:
     assert verdict.verdict == "PASS", str(verdict)
 
 
+@pytest.mark.long("False")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_jax(dtype: str, causal: bool) -> None:
@@ -369,7 +385,7 @@ def test_unusable(change: dict[str, Any], message: str) -> None:
 
 
 def test_gradients_without_the_output() -> None:
-    given = arrays(np.random.default_rng(4), "bfloat16", 6, 120, 120, 32)
+    given = arrays(np.random.default_rng(4), "bfloat16", 6, 80, 80, 32)
     found = made("flash", *given, "bfloat16")
     del found["out"]
     verdict = judged(*given, found, "bfloat16")
@@ -425,6 +441,7 @@ HARD = {
 }
 
 
+@pytest.mark.long("recomputed", "eager")
 @pytest.mark.parametrize("how", HARD)
 @pytest.mark.parametrize("name", ["math", "recomputed", "eager"])
 def test_hard_cases(name: str, how: str) -> None:
