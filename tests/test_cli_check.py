@@ -284,6 +284,7 @@ def gone(process: int) -> bool:
 CRASH = "import ctypes\ndef fn(q, k, v): ctypes.string_at(0)"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")
 def test_a_crash_is_a_failure_in_a_process_of_its_own(tmp_path: Path) -> None:
     result = process(tmp_path, CRASH, "--isolate")

@@ -190,6 +190,8 @@ LIMITED: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
     "mean",
     "nan",
     "square",
+    "causal",
+    "same length",
 )
 @pytest.mark.parametrize("name", LIMITED)
 def test_correct_candidates_are_asked_no_more_than_they_take(name: str) -> None:

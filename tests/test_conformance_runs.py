@@ -161,6 +161,7 @@ class Counting(identities.Trial):
             self.calls, self.since = self.calls + 1, None
 
 
+@pytest.mark.long
 def test_a_slow_candidate_is_given_fewer_seeds_within_its_time_limit() -> None:
     def slow(q: Any, k: Any, v: Any, *, num_features: int, seed: int) -> Any:
         time.sleep(0.005)

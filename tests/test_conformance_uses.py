@@ -236,7 +236,7 @@ def performer(
     return w @ v / (np.where(mass == 0, 1.0, mass) + normaliser)
 
 
-@pytest.mark.long("capabilities0", "normaliser")
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["feature", "normaliser"])
 @pytest.mark.parametrize("capabilities", [("omega", "mask", "causal"), ()])
 def test_a_declared_epsilon_is_no_failure(place: str, capabilities: tuple[str, ...]) -> None:
