@@ -59,6 +59,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "average": "an average over frequencies: in any order, or each twice, they give the same",
         "per-query": "has frequencies of each query's own, (..., n, S, d)",
         "random-features": "its frequencies are N(0, I), or coupled as a tag says, for all queries",
+        "waves": "its features are cosines and sines: sums have both signs, and may cancel",
         "target": "its frequencies are drawn from the target of each query (RA)",
         "proposals": "its frequencies are drawn from Gaussian proposals about centres (LARA)",
     }
@@ -374,7 +375,7 @@ def _featured(name: str) -> Estimator:
         fn=partial(_RFA.fn, features=name),
         naive=partial(_RFA.naive, features=name),
         options=(*_SEES, "omega", "omega_per_head"),
-        traits=("mean", *_SHARED) if name == "trigonometric" else (*_MEAN, *_SHARED),
+        traits=("mean", *_SHARED, "waves") if name == "trigonometric" else (*_MEAN, *_SHARED),
         state=None,
         aliases=(),
     )

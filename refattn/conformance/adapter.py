@@ -257,6 +257,12 @@ class Adapter:
         return self.record.has(*traits)
 
     @property
+    def waves(self) -> bool:
+        """Whether its features are cosines and sines, of which sums may cancel."""
+        tagged = self.has("random-features") and self["features"] == "trigonometric"
+        return self.has("waves") or tagged
+
+    @property
     def draws(self) -> bool:
         """Whether it draws frequencies by itself, others for each seed."""
         return self.has("random") and self.black_box and not self["fixed_frequencies"]

@@ -120,8 +120,7 @@ class Trial:
     def near(self) -> float:
         """Factor on queries and keys where the frequencies are not known."""
         adapter = self.adapter
-        waves = adapter.has("random-features") and adapter["features"] == "trigonometric"
-        return _NEAR if waves or (adapter["epsilon"] and adapter.has("random")) else 1.0
+        return _NEAR if adapter.waves or (adapter["epsilon"] and adapter.has("random")) else 1.0
 
     def declared(self, options: dict[str, Any]) -> float:
         """What the declared epsilon may do to the last call."""
@@ -289,7 +288,7 @@ def _with(*capabilities: str) -> Callable[[Adapter], bool]:
 
 def stabilised(adapter: Adapter) -> bool:
     """Whether large exponents are asked of it: cosines lose all digits to them."""
-    return adapter.has("exponential") and adapter["features"] != "trigonometric"
+    return adapter.has("exponential") and not adapter.waves
 
 
 def _ways(t: Trial, options: dict[str, Any], samples: int = 4) -> list[dict[str, Any]]:
@@ -507,7 +506,7 @@ def batches_of_rows(t: Trial) -> None:
 def weighted_mean(t: Trial) -> None:
     """Constant values come back, one key returns its value, equal keys their mean; linear in v."""
     low = t.adapter["dtype"] in ("float16", "bfloat16")
-    positive = t.adapter.has("positive") and t.adapter["features"] != "trigonometric"
+    positive = t.adapter.has("positive") and not t.adapter.waves
     for size in (0.5, 2.0, 8.0 if low else 30.0) if stabilised(t.adapter) else (0.5,):
         (q, k, v), given = t.problem(5, 7, 4, 4, size=size)
         for options in _ways(t, given):

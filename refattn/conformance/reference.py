@@ -123,7 +123,7 @@ def rounding(
         size = _estimated(adapter, arrays, options, got)
         return unit * (1 + exponent) * size + _LEAST.get(str(adapter["dtype"]), 0.0)
     condition, size = 1.0, _norm(arrays[2])
-    if adapter.has("random-features") and adapter["features"] == "trigonometric":
+    if adapter.waves:
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
         condition = _cancellation(adapter, q, k, options)
         size += _norm(got)

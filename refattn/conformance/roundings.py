@@ -24,7 +24,7 @@ def _has_law(adapter: Adapter) -> bool:
 
     In half precision features are rounded in more ways than profiles have.
     """
-    of_features = adapter.has("random-features") and adapter["features"] != "trigonometric"
+    of_features = adapter.has("random-features") and not adapter.waves
     return (
         attends(adapter)
         and evaluated(adapter)
