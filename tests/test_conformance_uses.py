@@ -10,7 +10,8 @@ import pytest
 
 import refattn
 from refattn import naive, sampling
-from refattn.conformance import Report, check, mixtures
+from refattn.conformance import Report, check, mixtures, reference
+from refattn.conformance.adapter import Adapter
 
 SOFTMAX = {"estimator": "softmax", "rng": 0}
 
@@ -507,3 +508,20 @@ def test_two_exponentials_of_very_different_sizes() -> None:
     found = mixtures._two_exponentials(weights @ nodes[:, None] ** np.arange(5))  # exact numbers
     np.testing.assert_allclose(found[0], nodes, rtol=1e-14)
     np.testing.assert_allclose(found[1], weights, rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["rfa-trigonometric", "rfa"])
+def test_tolerances_of_sums_that_cancel(name: str) -> None:
+    """One visible key: the formula is exact there, and sums of features may all but vanish."""
+    tags = {} if name == "rfa-trigonometric" else {"features": "trigonometric"}
+    adapter = Adapter(naive.random_feature_attention, name, ("omega", "mask"), tags)
+    rng, worst = np.random.default_rng(0), 0.0
+    for _ in range(300):
+        q, k, v = rng.standard_normal((3, 4, 5, 4))
+        mask = np.arange(5) == 2
+        given = {"omega": rng.standard_normal((5, 4)), "mask": mask}
+        want, allowed = reference.reference(adapter, (q, k, v), given)
+        got = refattn.random_feature_attention(q, k, v, features="trigonometric", **given)
+        assert np.max(np.abs(got - want)) <= allowed
+        worst = max(worst, float(np.max(np.abs(got - want))))
+    assert worst > 1e-12  # as large as that
