@@ -106,8 +106,7 @@ _SENTENCES: Mapping[str, Callable[[float, float], str]] = {
 
 def _sentence(problem: Problem, name: str) -> Callable[[float, float], str]:
     """What a size of a defect means, for the output or a gradient."""
-    of = "the output" if problem.gradient is None else problem.gradient.of
-    return lambda x, e: _SENTENCES[name](x, e).replace("the output", of)
+    return lambda x, e: _SENTENCES[name](x, e).replace("the output", problem.result)
 
 
 def _pm(x: float, error: float) -> str:
@@ -445,7 +444,7 @@ def attempt(
     kernel = profile.kernel(dtype)
     rows_apart = problem.rows_apart(kernel)
     if problem.gradient is not None:
-        names += ["scale", "delta"] if problem.gradient.of != "dv" else ["scale"]
+        names += _rounding_backward.DIRECTIONS[problem.gradient.of]
     if problem.is_mean:
         changes = {x: f for x, f in _CHANGES.items() if x != "softcap" or problem.softcap is None}
         names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]

@@ -136,39 +136,28 @@ class Profile(NamedTuple):
 
 Profile.__module__ = "refattn.rounding"  # where users find it, and so do pickles
 
+_FLASH = Profile(weights="storage", exp=32.0, d_scores="storage", delta="out")
+_FAST = _FLASH._replace(exp=2048.0)
+_EAGER = Profile("storage", "storage", normalised=True, d_weights="storage", d_scores="storage")
+
 PROFILES: Mapping[str, Profile] = {
     # All but the result in float32, sums in runs or one term after the other.
     "math": Profile(),
     "serial": Profile(run=2**40),
     # Fused: weights over the largest are rounded, with a good exponential or a fast one (a cubic).
-    "flash": Profile(weights="storage", exp=32.0, d_scores="storage", delta="out"),
-    "flash-fast": Profile(weights="storage", exp=2048.0, d_scores="storage", delta="out"),
+    "flash": _FLASH,
+    "flash-fast": _FAST,
     # The same, but that gradients are summed by blocks, after which sums are rounded.
-    "flash-256": Profile(
-        weights="storage", exp=2048.0, d_scores="storage", delta="out", parts=(256, 512)
-    ),
-    "flash-64": Profile(
-        weights="storage", exp=2048.0, d_scores="storage", delta="out", parts=(64, 512)
-    ),
-    "flash-32": Profile(
-        weights="storage", exp=2048.0, d_scores="storage", delta="out", parts=(32, 512)
-    ),
+    "flash-256": _FAST._replace(parts=(256, 512)),
+    "flash-64": _FAST._replace(parts=(64, 512)),
+    "flash-32": _FAST._replace(parts=(32, 512)),
     # As "math", but that a backward pass computes weights again, from log normalisers.
     "recomputed": Profile(delta="out"),
     # Scores and softmax in float32, then probabilities are rounded.
     "upcast": Profile(weights="storage", normalised=True, d_weights="storage"),
     # Step by step: scores are rounded, and probabilities; or every step of the softmax, too.
-    "eager": Profile(
-        "storage", "storage", normalised=True, d_weights="storage", d_scores="storage"
-    ),
-    "eager-narrow": Profile(
-        "storage",
-        "storage",
-        normalised=True,
-        softmax="storage",
-        d_weights="storage",
-        d_scores="storage",
-    ),
+    "eager": _EAGER,
+    "eager-narrow": _EAGER._replace(softmax="storage"),
     # Matrix units that round what they are given.
     "tf32": Profile(weights="tfloat32", inputs="tfloat32"),
     "fp8-weights": Profile(weights="float8_e4m3fn"),
@@ -207,6 +196,11 @@ class Problem(NamedTuple):
     def is_mean(self) -> bool:
         """Whether the result is a mean of the values, with weights by scores."""
         return self.kind == "scores" and self.gradient is None
+
+    @property
+    def result(self) -> str:
+        """What the result is called."""
+        return "the output" if self.gradient is None else self.gradient.of
 
     @property
     def rows(self) -> str:

@@ -41,6 +41,7 @@ __all__ = [
     "analyse",
     "attend",
     "exact",
+    "gamma",
     "largest_error",
     "relative_variance",
     "tile_of",
@@ -335,6 +336,13 @@ def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
     return line / lanes**2 + bridge / lanes
 
 
+def gamma(kernel: Kernel, terms: float, more: float) -> float:
+    """Largest relative error of a sum of so many terms, with so many roundings more."""
+    steps = min(terms, kernel.run) / kernel.lanes + kernel.lanes + terms / kernel.run + more
+    found = steps * kernel.accumulate.unit
+    return found / (1 - found) if found < 1 else math.inf
+
+
 def exact(head: Head, i: slice) -> _Floats:
     """The exact result for the queries i."""
     return attend(head, i, None).out
@@ -489,10 +497,7 @@ class _Law:
         self.flushed = np.zeros((rows, d_v + 1))  # half the last spacing times |v| and 1
         self.sizes = np.zeros((rows, d_v))  # p |v|
         self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
-        terms = min(m, kernel.run) / kernel.lanes + kernel.lanes + m / kernel.run + 2
-        terms += 2 * m / _TILE  # changes of a running maximum
-        gamma = terms * kernel.accumulate.unit
-        self.gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
+        self.gamma = gamma(kernel, m, 2 + 2 * m / _TILE)  # with changes of a running maximum
 
     def add(
         self, head: Head, kernel: Kernel, tile: Tile, i: slice, of: _Shares, v: _Floats
@@ -672,8 +677,7 @@ def _largest_rounding(kernel: Kernel, of: _Shares, whole: _Floats, shares: _Floa
 def largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
     """Bound of |delta|: every rounding at its largest."""
     unit, half, d = kernel.accumulate.unit, kernel.softmax.unit, head.q.shape[-1]
-    terms = (min(d, kernel.run) / kernel.lanes + kernel.lanes + d / kernel.run + 1) * unit
-    terms = terms / (1 - terms) if terms < 1 else math.inf
+    terms = gamma(kernel, d, 1)
     least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
     norms = _norms(head, tile, i)
     norms = np.where(norms > kernel.accumulate.largest, math.inf, norms)

@@ -27,10 +27,20 @@ from ._blocks import blocks
 from ._formats import Format
 from ._rounding import BIAS, CONSTANTS, RMS, WORST, Head, Kernel, Rows
 
-__all__ = ["Backward", "Saved", "analyse", "exact", "given", "prepare", "variance_along"]
+__all__ = [
+    "DIRECTIONS",
+    "Backward",
+    "Saved",
+    "analyse",
+    "exact",
+    "given",
+    "prepare",
+    "variance_along",
+]
 
 _Floats = npt.NDArray[np.float64]
 
+DIRECTIONS = {"dq": ("scale", "delta"), "dk": ("scale", "delta"), "dv": ("scale",)}  # of defects
 _QUERIES = 256  # of a block
 _TOKENS = 256  # that are added at a time
 _STEPS = 16  # tokens between running sums that are known, if they matter
@@ -62,8 +72,8 @@ class Saved(NamedTuple):
         Of log normalisers.
     logit, moved_logit : arrays, (n,)
         Weighted means of scaled products of queries and keys, and of these times t - D.
-    copies : array, (n,)
-        How many queries are the same: their weights have the same errors.
+    copies, key_copies : arrays, (n,) and (m,)
+        How many queries, and keys, are the same: their weights have the same errors.
     mean : array, (n, d)
         Weighted means of the keys.
     own : list
@@ -84,6 +94,7 @@ class Saved(NamedTuple):
     logit: _Floats
     moved_logit: _Floats
     copies: _Floats
+    key_copies: _Floats
     mean: _Floats
     own: list[_rounding.Own]
 
@@ -140,10 +151,14 @@ def _round(to: Format, x: _Floats, scale: float) -> _Floats:
 
 
 def _gamma(terms: float, kernel: Kernel) -> float:
-    """Largest relative error of a sum of so many terms."""
-    steps = min(terms, kernel.run) / kernel.lanes + kernel.lanes + terms / kernel.run + 2
-    found = steps * kernel.accumulate.unit
-    return found / (1 - found) if found < 1 else math.inf
+    """Largest relative error of a sum of so many terms that is rounded twice more."""
+    return _rounding.gamma(kernel, terms, 2)
+
+
+def _most(p: _Floats, logs: _Floats, epsilon: _Floats) -> _Floats:
+    """How far weights may move if their logarithms do by epsilon."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(p > 0, p * np.expm1(epsilon), np.exp(logs + epsilon))
 
 
 def _shares(tile: _rounding.Tile, lse: _Floats) -> tuple[_Floats, _Floats]:
@@ -191,7 +206,7 @@ def _products(back: Backward, kernel: Kernel, i: slice, j: slice) -> tuple[Any, 
 def prepare(back: Backward, kernel: Kernel) -> Saved:
     """Look at all pairs of a head once."""
     head, n = back.head, back.head.q.shape[0]
-    names = [x for x in Saved._fields if x not in ("copies", "mean", "own")]
+    names = [x for x in Saved._fields if x not in ("copies", "key_copies", "mean", "own")]
     found = {x: np.zeros(n) for x in names}
     mean, own_weights = np.zeros(head.q.shape), []
     for i in blocks(0, n, _QUERIES):
@@ -212,8 +227,7 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
             mean[i] += p @ head.k[j]
             noise = p * p * _rounding.relative_variance(head, kernel, tile, i, finite)
             epsilon = _rounding.largest_error(head, kernel, tile, i, finite)
-            with np.errstate(over="ignore", invalid="ignore"):
-                most = np.where(p > 0, p * np.expm1(epsilon), np.exp(logs + epsilon))
+            most = _most(p, logs, epsilon)
             spread += np.sum(most, -1)
             t, t_variance, t_bound = _products(back, kernel, i, j)
             apart = t - delta[:, None]
@@ -258,7 +272,8 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
         }
         for name in names:
             found[name][i] = row[name]
-    return Saved(**found, copies=_copies(head.q), mean=mean, own=own_weights)
+    copies, key_copies = _copies(head.q), _copies(head.k)
+    return Saved(**found, copies=copies, key_copies=key_copies, mean=mean, own=own_weights)
 
 
 def _copies(x: _Floats) -> _Floats:
@@ -309,8 +324,7 @@ def _pairs(back: Backward, saved: Saved, kernel: Kernel, i: slice, j: slice) -> 
     s = p * apart
     unit = kernel.accumulate.unit
     epsilon = _rounding.largest_error(head, kernel, tile, i, finite) + saved.lse_bound[i, None]
-    with np.errstate(over="ignore", invalid="ignore"):
-        p_bound = np.where(p > 0, p * np.expm1(epsilon), np.exp(logs + epsilon))
+    p_bound = _most(p, logs, epsilon)
     raw = saved.own[i.start // _QUERIES].part(i).weights(tile, rounded=False)
     near_p, p_variance, rounded_bound = raw, np.zeros_like(p), p_bound
     if kernel.weights is not None:
@@ -495,11 +509,10 @@ def analyse(backs: Sequence[tuple[Backward, Saved]], kernel: Kernel, of: str, ro
     """
     scale = 1.0 if of == "dv" else backs[0][0].head.scale
     columns = _columns(backs[0][0], of)
-    copies = _copies(backs[0][0].head.k) if of == "dq" else backs[0][1].copies
+    copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
     most = float(np.max(copies, initial=1.0))
     sum_ = _Sum(rows.stop - rows.start, columns, kernel, scale, most)
-    names = ("scale", "delta") if of != "dv" else ("scale",)
-    tangents = {x: np.zeros_like(sum_.total) for x in names}
+    tangents = {x: np.zeros_like(sum_.total) for x in DIRECTIONS[of]}
     size, to = _steps(kernel, of)
     for back, saved in backs:
         head = back.head
@@ -554,14 +567,10 @@ def _add_to_queries(
     mean, apart = saved.mean[i], x.t - saved.delta[i, None]
     noise = x.p * x.p * x.log_variance
     squares = k * k
-    a = copies * noise * apart * apart
-    sum_.variance += a @ squares
-    if not kernel.delta_of_out:  # D moves, too: p (t - D) (k - mean)
-        sum_.variance += mean * mean * np.sum(a, -1, keepdims=True) - 2 * mean * (a @ k)
-    b = copies * x.p * x.p * x.t_variance
-    sum_.variance += (copies * x.s_variance + b) @ squares
-    if not kernel.delta_of_out:  # p t is in D, too
-        sum_.variance += mean * mean * np.sum(b, -1, keepdims=True) - 2 * mean * (b @ k)
+    moved = copies * (noise * apart * apart + x.p * x.p * x.t_variance)
+    sum_.variance += (copies * x.s_variance + moved) @ squares
+    if not kernel.delta_of_out:  # D moves with weights and products: k - mean, not k
+        sum_.variance += mean * mean * np.sum(moved, -1, keepdims=True) - 2 * mean * (moved @ k)
     if kernel.kept:
         own = copies * x.p_variance
         sum_.variance += (own * apart * apart) @ squares

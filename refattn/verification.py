@@ -277,8 +277,7 @@ def _verdict(
     failed = best.rejected(alpha)
     verdict = "FAIL" if failed else "PASS" if best.powered else "UNDERPOWERED"
     suspects = list(best.suspects)
-    of = "the output" if problem.gradient is None else problem.gradient.of
-    remarks = list(_remarks(problem, numbers.out, of))
+    remarks = list(_remarks(problem, numbers.out))
     if failed:
         remarks += _narrower(problem, dtype)
         suspects[:0] = _alternatives(problem, numbers, dtype, PROFILES["eager"])
@@ -516,9 +515,7 @@ def _profiles(
     }
 
 
-def _remarks(
-    problem: Problem, read: Callable[[tuple[int, ...]], _Floats], of: str
-) -> Iterator[str]:
+def _remarks(problem: Problem, read: Callable[[tuple[int, ...]], _Floats]) -> Iterator[str]:
     """What is to be seen without any law."""
     zero, nan, rows, first = True, 0, 0, ""
     for index in np.ndindex(problem.lead):
@@ -529,7 +526,7 @@ def _remarks(
             first = place((*index, int(strange[0])))
         nan, rows = nan + strange.size, rows + got.shape[0]
     if zero and rows:
-        yield f"{of} is 0 everywhere"
+        yield f"{problem.result} is 0 everywhere"
     if nan:
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}"
 

@@ -456,7 +456,7 @@ def backward(
         ds, factor = narrow(ds * factor), f32(1)
     n, m = ds.shape
     keep_q, keep_k = slice(0, n - wrong.lost), slice(0, m - wrong.lost)
-    half, double = narrow(p, back.weights), ds
+    p = narrow(p, back.weights)
 
     def product(x: Array, y: Array, by: float, size: int | None) -> Array:
         if size is None:
@@ -467,9 +467,9 @@ def backward(
         return found
 
     queries, keys = back.parts or (None, None)
-    dq = product(double[:, keep_k], k[keep_k], factor * f32(wrong.dq), keys)
-    dk = product(double.T[:, keep_q], q[keep_q], factor * f32(wrong.dk), queries)
-    dv = product(half.T[:, keep_q], g[keep_q], f32(wrong.dv), queries)
+    dq = product(ds[:, keep_k], k[keep_k], factor * f32(wrong.dq), keys)
+    dk = product(ds.T[:, keep_q], q[keep_q], factor * f32(wrong.dk), queries)
+    dv = product(p.T[:, keep_q], g[keep_q], f32(wrong.dv), queries)
 
     def final(x: Array) -> Array:
         if wrong.truncated:
