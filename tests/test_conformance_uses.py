@@ -12,6 +12,8 @@ import refattn
 from refattn import naive, sampling
 from refattn.conformance import Report, check, mixtures, reference
 from refattn.conformance.adapter import Adapter
+from refattn.conformance.checks import Trial
+from refattn.conformance.failures import Failure
 
 SOFTMAX = {"estimator": "softmax", "rng": 0}
 
@@ -501,6 +503,21 @@ def test_numbers_beyond_a_bound() -> None:
     for wrong in (np.clip(z, -3.0, 3.0), 1.05 * z):  # too few, and too many
         assert _exceedances(wrong, 3.0, share, 0.0) < 1e-6
     assert _exceedances(1.05 * z, 3.0, share, 0.2) == 1.0  # as far as is known
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_results_beyond_half_precision(dtype: str) -> None:
+    """Trigonometric features whose sum all but vanishes may leave the range of float16 only."""
+    tags = {"features": "trigonometric", "dtype": dtype}
+    adapter = Adapter(lambda q, k, v, omega: v * np.inf, "rfa", ("omega",), tags)
+    q, k, v, omega = np.array([[0.0]]), np.array([[1.0]]), np.ones((1, 1)), np.ones((1, 1))
+    for angle, wide in ((1.0, False), (np.pi / 2, True)):  # cos(omega . (q - k)) is the weight
+        trial = Trial(adapter, "values_at_given_frequencies", 0)
+        if wide and dtype == "float16":
+            trial.compare(q, angle * k, v, omega=omega)
+        else:
+            with pytest.raises(Failure, match="finite numbers"):
+                trial.compare(q, angle * k, v, omega=omega)
 
 
 def test_two_exponentials_of_very_different_sizes() -> None:

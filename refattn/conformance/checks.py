@@ -181,10 +181,13 @@ class Trial:
             )
         if not got.size or not math.isfinite(allowed):
             return
-        error = np.abs(np.asarray(got, np.longdouble) - want)
+        known = np.isfinite(got) & np.isfinite(want)  # what is infinite `call` has let through
+        error = np.abs(
+            np.asarray(np.where(known, got, 0), np.longdouble) - np.where(known, want, 0)
+        )
         worst = np.unravel_index(int(np.argmax(error)), error.shape)
         ratio = float(error[worst]) / allowed if allowed else math.inf * float(error[worst] > 0)
-        self.error = max(self.error or 0.0, 0.0 if math.isnan(ratio) else ratio)
+        self.error = max(self.error or 0.0, ratio)
         if self.error > 1:
             place = f" at {tuple(int(i) for i in worst)}" if error.ndim else ""
             raise Failure(
