@@ -374,3 +374,23 @@ def test_tolerances_of_frequencies_of_each_query(mask: Any) -> None:
     # Each key adds an epsilon, and so does the sum of each frequency, of which there may be a mean.
     want = max((count + len(options["omega"])) / count for count in seen)
     assert reference.declared(adapter, (q, k, v), options) == pytest.approx(2e-6 * want)
+
+
+def test_sums_of_keys_that_come_many_times() -> None:
+    """Five keys come 64 times each to a kernel of blocks, which adds them in turn."""
+
+    def running(q: Any, k: Any, v: Any) -> Any:
+        only(multiple(q, k, v))
+        scores = np.einsum("...id,...jd->...ij", q, k) / np.sqrt(q.shape[-1])
+        weights = np.exp(scores - np.max(scores, -1, keepdims=True))
+        return np.einsum("...ij,...jv->...iv", weights, v) / np.sum(weights, -1, keepdims=True)
+
+    for seed in range(30):
+        report = check(
+            running,
+            estimator="softmax",
+            tags={"multiple_of": 64},
+            rng=seed,
+            checks=["value_length"],
+        )
+        assert report.verdict == "PASS", (seed, report)

@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from .failures import Beyond, Failure
 
-__all__ = ["fitted", "head_size", "largest_logit", "nearest_head_size", "repeated", "tokens"]
+__all__ = [
+    "copies",
+    "fitted",
+    "head_size",
+    "largest_logit",
+    "nearest_head_size",
+    "repeated",
+    "tokens",
+]
 
 Floats = npt.NDArray[Any]
 Call = Callable[..., Any]
@@ -175,9 +183,7 @@ def _tokens(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     elif "mask" in options:
         rows, columns = tokens(adapter, n, m)
     else:
-        times = next(
-            r for r in range(1, n + adapter["multiple_of"] + 1) if _taken(adapter, n, m * r)
-        )
+        times = copies(adapter, n, m, options)
         k, v = (np.repeat(x, times, -2) for x in (k, v))
         rows, columns = tokens(adapter, n, m * times)
     q = _longer(q, rows - n)
@@ -193,6 +199,14 @@ def _tokens(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
         omega = options["omega"]
         more["omega"] = np.concatenate([omega] + [omega[..., -1:, :, :]] * (rows - n), -3)
     return call((q, k, v), options | more)[..., :n, :]
+
+
+def copies(adapter: Any, n: int, m: int, options: Options) -> int:
+    """How many times all keys come, where no others can be hidden."""
+    if options.get("causal") or "mask" in options:
+        return 1
+    most = n + int(adapter["multiple_of"])
+    return next(r for r in range(1, most + 1) if _taken(adapter, n, m * r))
 
 
 def _taken(adapter: Any, n: int, m: int) -> bool:

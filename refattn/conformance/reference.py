@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .. import features, kernels, naive
 from .adapter import Adapter
-from .limits import repeated
+from .limits import copies, repeated
 
 __all__ = [
     "CONTRACT",
@@ -23,6 +23,7 @@ __all__ = [
     "of_rows",
     "reference",
     "rounding",
+    "terms",
     "tolerance",
 ]
 
@@ -129,7 +130,22 @@ def rounding(
         size += _norm(got)
     elif not adapter.has("mean", "positive"):
         condition = max(1.0, _condition(adapter, arrays, options))
-    return condition * unit * (1 + exponent) * size
+    return (condition * unit * (1 + exponent) + _of_copies(adapter, arrays, options)) * size
+
+
+def terms(adapter: Adapter, count: int) -> float:
+    """Rounding of sums of so many terms that are added in turn, relative to the largest value.
+
+    Halves are added in single precision.
+    """
+    return count * min(adapter.eps, 2.0**-23)
+
+
+def _of_copies(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+    """The same where limits make a candidate add every key many times."""
+    n, m = (x.shape[-2] for x in arrays[:2])
+    times = copies(adapter, n, m, options)
+    return terms(adapter, m * times) if times > 1 else 0.0
 
 
 def _estimated(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .adapter import Adapter
 from .checks import Trial, again, attends, check, comparable, comparable_ways, evaluated, stabilised
 from .failures import Failure
-from .reference import engine, reference, rounding
+from .reference import engine, reference, rounding, terms
 
 __all__: list[str] = []
 
@@ -86,14 +86,6 @@ def _apart(adapter: Adapter) -> bool:
     return evaluated(adapter) and attends(adapter) and adapter.has("separate") and alone
 
 
-def _terms(t: Trial, count: int) -> float:
-    """Rounding of sums of so many terms that are added in turn, relative to the largest value.
-
-    Halves are added in single precision.
-    """
-    return count * min(t.adapter.eps, 2.0**-23)
-
-
 @check(
     claim="right at real sizes: long sequences, large heads, many features, many heads",
     needs=_apart,
@@ -131,7 +123,7 @@ def _compare_rows(t: Trial, size: _Size) -> None:
     if size.causal:
         chosen["mask"] = np.tri(size.n, size.m, size.m - size.n, dtype=bool)[rows]
     want, allowed = reference(t.adapter, some, chosen)
-    allowed += _terms(t, max(size.m, samples, size.d)) * float(np.max(np.abs(arrays[2])))
+    allowed += terms(t.adapter, max(size.m, samples, size.d)) * float(np.max(np.abs(arrays[2])))
     try:
         t.equal(got[..., rows, :], want, allowed)
     except Failure as failure:
@@ -314,5 +306,7 @@ def long_half_sums(t: Trial) -> None:
     values = np.repeat(np.ones_like(v), many, 0)
     values[many // 2 :] = 0.0
     got = t.call(q, keys, values, **options)
-    allowed = 2 * rounding(t.adapter, (q, k, np.ones_like(v)), options, got) + _terms(t, many)
+    allowed = 2 * rounding(t.adapter, (q, k, np.ones_like(v)), options, got) + terms(
+        t.adapter, many
+    )
     t.equal(got, np.full(got.shape, 0.5), allowed)
