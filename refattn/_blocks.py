@@ -12,6 +12,7 @@ import numpy as np
 from ._array import Array, array_namespace, is_jax_array, is_numpy_array
 
 __all__ = [
+    "add_part",
     "block_shape",
     "blocks",
     "most_threads",
@@ -19,6 +20,7 @@ __all__ = [
     "part",
     "put",
     "put_quotient",
+    "sum_to",
     "tiles",
 ]
 
@@ -92,6 +94,31 @@ def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
         return out.at[index].set(values)
     out[index] = values
     return out
+
+
+def add_part(out: Array, index: tuple[slice, ...], values: Array) -> Array:
+    """Add `values` to `part(out, index)` in our own buffer, summed over axes that this repeats.
+
+    It is the pullback of `part`.
+    """
+    index = index[max(0, len(index) - out.ndim) :]
+    shape, whole = out.shape[out.ndim - len(index) :], slice(None)
+    at = (..., *(whole if n == 1 else i for n, i in zip(shape, index, strict=True)))
+    values = sum_to(values, (*out.shape[: out.ndim - len(index)], *shape))
+    if is_jax_array(out):
+        return out.at[at].add(values)
+    out[at] += values
+    return out
+
+
+def sum_to(values: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the axes along which arrays of this shape are repeated."""
+    xp, extra = array_namespace(values), values.ndim - len(shape)
+    if extra > 0:
+        values = xp.sum(values, axis=tuple(range(extra)))
+    pairs = zip(shape[len(shape) - values.ndim :], values.shape, strict=True)
+    single = tuple(axis for axis, (n, length) in enumerate(pairs) if n == 1 and length != 1)
+    return xp.sum(values, axis=single, keepdims=True) if single else values
 
 
 def put_quotient(out: Array, index: tuple[slice, ...], x: Array, y: Array) -> Array:

@@ -58,6 +58,7 @@ __all__ = [
     "Exponential",
     "Keys",
     "Samples",
+    "Seen",
     "at",
     "base_of",
     "causal_attention",
@@ -67,6 +68,7 @@ __all__ = [
     "heads_at_once",
     "hidden",
     "leaf_shape",
+    "leaves",
     "per_query",
     "read",
     "running",
@@ -519,7 +521,7 @@ def causal_attention(
     def attend_head(mine: Any, head: tuple[slice, ...]) -> None:
         nonlocal out, lse
         own, q_h, keys_h = mine.part(head), part(q, (*head, _WHOLE, _WHOLE)), keys.part(head)
-        seen = _Seen(own.start(keys_h.tokens(0, shift)), own.join)
+        seen = Seen(own.start(keys_h.tokens(0, shift)), own.join)
         if past is not None:
             f, log_z = part(past.out, (*head, _WHOLE, _WHOLE)), part(past.lse, (*head, _WHOLE))
             seen.add(own.remember(Attended(f, log_z)))
@@ -541,7 +543,7 @@ def causal_attention(
     return Attended(out, lse)
 
 
-class _Seen:
+class Seen:
     """The state of all keys so far: sums of 1, 2, 4, ... chunks, each with the sum of all before.
 
     As many are added in turn as the number of chunks has binary digits, and so many rounding
@@ -564,20 +566,18 @@ class _Seen:
         self.waiting.append((level, own, self.join(self.state, own)))
 
 
-def _attend_in_loop(
-    own: Any, q: Array, keys: Keys, seen: _Seen, shape: tuple[int, int]
-) -> Attended:
+def _attend_in_loop(own: Any, q: Array, keys: Keys, seen: Seen, shape: tuple[int, int]) -> Attended:
     """All steps, of which one is traced: tokens are filled up to steps of one shape."""
     xp, n, size = array_namespace(q), q.shape[-2], math.prod(shape)
     shift, count = keys.k.shape[-2] - n, -(-n // size)
 
     def steps(x: Array, missing: int = 0) -> Array:
-        return xp.moveaxis(_leaves(x, (count, size), missing), -3, 0)
+        return xp.moveaxis(leaves(x, (count, size), missing), -3, 0)
 
     def step(state: Any, item: Any) -> tuple[Any, Attended]:
         q_i, k_i, v_i, mask_i = item
         mask_i = None if mask_i is None else xp.matrix_transpose(mask_i)
-        so_far = _Seen(state, own.join)
+        so_far = Seen(state, own.join)
         rows = own.queries(q_i, slice(0, size))
         done = _attend_step(own, rows, Keys(k_i, v_i, mask_i, keys.half), so_far, shape)
         return so_far.state, done
@@ -614,11 +614,11 @@ def leaf_shape(n: int, leaf: int, most: int | None = None) -> tuple[int, int]:
     """Leaves of a step, and tokens of a leaf: n tokens are cut into steps of one shape."""
     most = _LEAVES if most is None else most
     steps = -(-max(n, 1) // (most * leaf))
-    leaves = -(-max(n, 1) // (steps * leaf))
-    return leaves, -(-max(n, 1) // (steps * leaves))
+    count = -(-max(n, 1) // (steps * leaf))
+    return count, -(-max(n, 1) // (steps * count))
 
 
-def _attend_step(own: Any, rows: Any, fresh: Keys, seen: _Seen, shape: tuple[int, int]) -> Attended:
+def _attend_step(own: Any, rows: Any, fresh: Keys, seen: Seen, shape: tuple[int, int]) -> Attended:
     """Read the past and, pair by pair, the keys of the last queries; add these to the past.
 
     Where a step is cut into leaves, all of these at once.
@@ -640,18 +640,18 @@ def _attend_step(own: Any, rows: Any, fresh: Keys, seen: _Seen, shape: tuple[int
 
 
 def _attend_leaves(
-    own: Any, rows: Any, fresh: Keys, seen: _Seen, shape: tuple[int, int]
+    own: Any, rows: Any, fresh: Keys, seen: Seen, shape: tuple[int, int]
 ) -> Attended:
     """The same for all leaves (T, c) of a step at once, each with what is before it as the past."""
     n, missing, c = rows[0].shape[-2], rows[0].shape[-2] - fresh.k.shape[-2], shape[1]
     xp, mask, home = array_namespace(fresh.k), fresh.mask, device(fresh.k)
     if missing and mask is None:
         mask = xp.ones((1, n - missing), dtype=xp.bool, device=home)
-    rows = rows.map(lambda x: _leaves(x, shape))
-    keys = own.keys(fresh).map(lambda x: _leaves(x, shape, missing))
+    rows = rows.map(lambda x: leaves(x, shape))
+    keys = own.keys(fresh).map(lambda x: leaves(x, shape, missing))
     visible = causal_mask(slice(0, c), slice(0, c), 0, home, xp)
     if mask is not None:  # (..., T, 1, c)
-        mask = xp.matrix_transpose(_leaves(xp.matrix_transpose(mask), shape, missing))
+        mask = xp.matrix_transpose(leaves(xp.matrix_transpose(mask), shape, missing))
         visible = visible & mask
     before, after = own.before(seen.state, own.accumulate(keys, mask))
     seen.add(after)
@@ -661,7 +661,7 @@ def _attend_leaves(
     return Attended(out[..., :n, :], lse[..., :n])
 
 
-def _leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
+def leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
     """Cut rows (..., n, w) into leaves (..., T, c, w), with zeros where rows are missing."""
     xp = array_namespace(x)
     *lead, n, w = x.shape

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 from . import _kernel, _validate
 from ._array import Array, constant
 from ._heads import group_heads
@@ -96,11 +99,39 @@ def attend(
     >>> attend(q, k, v, mask=np.array([True, True, False])).out
     array([[1.5]])
     """
+    given = arranged(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, rooted=False)
+    out, lse = _kernel.attend(*given.arrays, **given.options)
+    return Attended(given.ungroup(out), given.ungroup(lse, core=1))
+
+
+class Arranged(NamedTuple):
+    """Arguments of attention: checked, and in groups of heads."""
+
+    arrays: tuple[Array, Array, Array]
+    options: dict[str, Any]
+    ungroup: Callable[..., Array]
+
+
+def arranged(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float | None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    rooted: bool = True,
+) -> Arranged:
+    """Arrange the arguments of `softmax_attention`, or of `attend`, which has a scale."""
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
-    scale = _validate.real("scale", scale, like=q)
+    scale = _validate.real("scale", scale, optional=rooted, like=q)
     (q, k, v, bias, mask), ungroup = group_heads(q, k, v, bias, mask)
-    out, lse = _kernel.attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale)
-    return Attended(ungroup(out), ungroup(lse, core=1))
+    if scale is None:
+        scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
+    return Arranged(
+        (q, k, v), {"bias": bias, "mask": mask, "causal": causal, "scale": scale}, ungroup
+    )
 
 
 def merge(a: Attended, b: Attended) -> Attended:
@@ -187,9 +218,5 @@ def softmax_attention(
     array([[2.],
            [3.]])
     """
-    _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
-    scale = _validate.real("scale", scale, optional=True, like=q)
-    (q, k, v, bias, mask), ungroup = group_heads(q, k, v, bias, mask)
-    if scale is None:
-        scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
-    return ungroup(_kernel.attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale).out)
+    given = arranged(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale)
+    return given.ungroup(_kernel.attend(*given.arrays, **given.options).out)

@@ -12,7 +12,8 @@ Everything is in kernel coordinates, sqrt(scale) times the arguments, so that om
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from . import _signed, _validate, features, sampling
 from ._arguments import change_gauge, check, exactly_one, frequencies
@@ -143,6 +144,59 @@ def random_feature_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
+    found = arranged(
+        q,
+        k,
+        v,
+        omega=omega,
+        log_weight=log_weight,
+        num_features=num_features,
+        features=features,
+        coupling=coupling,
+        proposal=proposal,
+        square_norms=square_norms,
+        rng=rng,
+        scale=scale,
+        mask=mask,
+        causal=causal,
+    )
+    if features == "trigonometric":
+        waves = trigonometric(*found.samples, found.root, square_norms is None)
+        return found.ungroup(_signed.linear_attention(found.q, found.keys, waves, causal))
+    return found.ungroup(two_hops(found.q, found.samples, found.keys, causal).out)
+
+
+class Arranged(NamedTuple):
+    """Arguments of random-feature attention: checked, in groups of heads, frequencies drawn.
+
+    Frequencies are times the root of the scale, but for trigonometric features.
+    """
+
+    q: Array
+    keys: Keys
+    samples: Samples
+    root: Array
+    ungroup: Callable[..., Array]
+
+
+def arranged(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array | None = None,
+    log_weight: Array | None = None,
+    num_features: int | None = None,
+    features: str = "positive",
+    coupling: str = "iid",
+    proposal: sampling.Gaussian | sampling.Mixture | None = None,
+    square_norms: tuple[Any, Any] | None = None,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Arranged:
+    """Arrange the arguments of `random_feature_attention`."""
     scale, mask = check(q, k, v, scale, mask, causal)
     _validate.choice("features", features, FEATURES)
     q, k = change_gauge(q, k, v, proposal)
@@ -158,21 +212,18 @@ def random_feature_attention(
     )
     root = root_scale(scale, q)
     if features == "trigonometric":
-        waves = _trigonometric(omega, log_weight, root, norms)
-        return ungroup(_signed.linear_attention(q, Keys(k, v, mask), waves, causal))
+        return Arranged(q, Keys(k, v, mask), Samples(omega, log_weight), root, ungroup)
     keys = Keys(k, v, mask, root * root / 2 if norms else None)
-    return ungroup(two_hops(q, Samples(root * omega, log_weight), keys, causal).out)
+    return Arranged(q, keys, Samples(root * omega, log_weight), root, ungroup)
 
 
 @as_written
-def _trigonometric(omega: Array, log_weight: Array, root: Array, norms: bool) -> Signed:
+def trigonometric(omega: Array, log_weight: Array, root: Array, norms: bool) -> Signed:
     """Trigonometric features, with the weights of the samples on the side of the queries.
 
     Without `norms` those of the keys count as equal, and cancel: any constant will do.
     """
-    xp = array_namespace(omega)
-    weight = xp.exp(log_weight - finite(xp.max(log_weight, axis=-1, keepdims=True), xp))
-    weight = xp.concat([weight, weight], axis=-1)
+    weight = wave_weights(log_weight)
     square_norm, whole = None if norms else 0.0, (slice(None), slice(None))
 
     def phi_q(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
@@ -184,6 +235,13 @@ def _trigonometric(omega: Array, log_weight: Array, root: Array, norms: bool) ->
         return features.trigonometric_features(x * root, omega_h, square_norm=square_norm)
 
     return Signed(phi_q, phi_k, 2 * omega.shape[-2], arrays=(omega, weight))
+
+
+def wave_weights(log_weight: Array) -> Array:
+    """Weights of cosines and sines, up to a factor."""
+    xp = array_namespace(log_weight)
+    weight = xp.exp(log_weight - finite(xp.max(log_weight, axis=-1, keepdims=True), xp))
+    return xp.concat([weight, weight], axis=-1)
 
 
 @as_written
@@ -236,21 +294,33 @@ def importance_sampled_attention(
     >>> np.round(importance_sampled_attention(q, k, v, omega=omega), 2)
     array([[0.5]])
     """
-    scale, mask = check(q, k, v, scale, mask, causal)
-    omega, log_weight = _validate.frequencies(omega, log_weight, q, _validate.lead(q, k, v))
-    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
-        q, k, v, omega, log_weight[..., None, :], mask
+    found = arranged(
+        q, k, v, omega=omega, log_weight=log_weight, scale=scale, mask=mask, causal=causal
     )
-    xp, root = array_namespace(q), root_scale(scale, q)
-    keys = Keys(k, v, mask, root * root / 2)
-    out, log_estimate = two_hops(q, Samples(root * omega, log_weight), keys, causal)
-    exact = attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root).lse
-    empty = exact == -math.inf
-    exact, log_estimate = (xp.where(empty, 0.0, x) for x in (exact, log_estimate))
-    log_size = xp.log(constant(omega.shape[-2], q))
-    log_ratio = log_estimate - root * root * square_norm(q) / 2 - log_size - exact
-    half = xp.where(empty, 0.0, xp.exp(log_ratio / 2))[..., None]
-    return ungroup(half * out * half)  # the ratio alone may overflow
+    done, _, log_ratio = importance_ratio(found, causal)
+    half = array_namespace(q).exp(log_ratio / 2)[..., None]
+    return found.ungroup(half * done.out * half)  # the ratio alone may overflow
+
+
+class Ratio(NamedTuple):
+    """RFA, the exact normaliser, and the log of the estimated one over it, -inf without keys."""
+
+    done: Attended
+    exact: Attended
+    log: Array
+
+
+@as_written
+def importance_ratio(found: Arranged, causal: bool) -> Ratio:
+    """What importance sampling multiplies RFA by."""
+    (q, (k, v, mask, _), samples, root, _), xp = found, array_namespace(found.q)
+    done = two_hops(q, samples, found.keys, causal)
+    exact = attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root)
+    empty = exact.lse == -math.inf
+    log_estimate, log_exact = (xp.where(empty, 0.0, x) for x in (done.lse, exact.lse))
+    log_size = xp.log(constant(samples.omega.shape[-2], q))
+    log_ratio = log_estimate - root * root * square_norm(q) / 2 - log_size - log_exact
+    return Ratio(done, exact, xp.where(empty, -math.inf, log_ratio))
 
 
 def randomized_attention(
@@ -307,6 +377,33 @@ def randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
+    found = arranged_by_query(
+        q,
+        k,
+        v,
+        omega=omega,
+        num_samples=num_samples,
+        rng=rng,
+        scale=scale,
+        mask=mask,
+        causal=causal,
+    )
+    return found.ungroup(mean_of_states(found.q, found.samples, found.keys, causal))
+
+
+def arranged_by_query(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array | None = None,
+    num_samples: int | None = None,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Arranged:
+    """Arrange the arguments of `randomized_attention`."""
     scale, mask = check(q, k, v, scale, mask, causal)
     exactly_one(omega=omega, num_samples=num_samples)
     if num_samples is not None:
@@ -319,9 +416,16 @@ def randomized_attention(
     rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
     (q, k, v, mask, rows), ungroup = group_heads(q, k, v, mask, rows)
     omega = xp.reshape(rows, (*rows.shape[:-1], *tail))
-    root = root_scale(scale, q)
-    keys = Keys(k, v, mask, root * root / 2)
-    return ungroup(_mean_of_states(q, root * omega, keys, causal))
+    return _without_weights(q, Keys(k, v, mask), omega, scale, ungroup)
+
+
+def _without_weights(
+    q: Array, keys: Keys, omega: Array, scale: float | None, ungroup: Callable[..., Array]
+) -> Arranged:
+    xp, root = array_namespace(q), root_scale(scale, q)
+    equal = xp.zeros((1, omega.shape[-2]), dtype=q.dtype, device=device(q))
+    keys = keys._replace(half=root * root / 2)
+    return Arranged(q, keys, Samples(root * omega, equal), root, ungroup)
 
 
 def mean_of_ratios_attention(
@@ -372,18 +476,45 @@ def mean_of_ratios_attention(
     array([[0.5],
            [0.5]])
     """
+    found = arranged_for_all(
+        q,
+        k,
+        v,
+        omega=omega,
+        num_samples=num_samples,
+        coupling=coupling,
+        rng=rng,
+        scale=scale,
+        mask=mask,
+        causal=causal,
+    )
+    return found.ungroup(mean_of_states(found.q, found.samples, found.keys, causal))
+
+
+def arranged_for_all(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array | None = None,
+    num_samples: int | None = None,
+    coupling: str = "iid",
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Arranged:
+    """Arrange the arguments of `mean_of_ratios_attention`."""
     scale, mask = check(q, k, v, scale, mask, causal)
     lead, drawn = _validate.lead(q, k, v), {"coupling": coupling, "proposal": None, "rng": rng}
     omega, _ = frequencies(q, lead, omega, None, num_samples=num_samples, **drawn)
     (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
-    root = root_scale(scale, q)
-    keys = Keys(k, v, mask, root * root / 2)
-    return ungroup(_mean_of_states(q, root * omega[..., None, :, :], keys, causal))
+    return _without_weights(q, Keys(k, v, mask), omega[..., None, :, :], scale, ungroup)
 
 
 @as_written
-def _mean_of_states(q: Array, omega: Array, keys: Keys, causal: bool) -> Array:
-    """Mean over samples of the first hop; `omega` has shape (..., n or 1, S, d)."""
+def mean_of_states(q: Array, samples: Samples, keys: Keys, causal: bool) -> Array:
+    """Mean over samples, of each query or of all, of the first hop."""
     xp, n = array_namespace(q), q.shape[-2]
 
     def mean_of(q: Array, samples: Samples, states: Attended) -> Attended:
@@ -391,9 +522,13 @@ def _mean_of_states(q: Array, omega: Array, keys: Keys, causal: bool) -> Array:
         largest = xp.max(xp.abs(share), axis=-2)
         return Attended(mean(xp.sum(share, axis=-2), largest), states.lse[..., 0])
 
-    samples = Samples(omega, xp.zeros((1, omega.shape[-2]), dtype=q.dtype, device=device(q)))
-    if omega.shape[-3] == 1 and not causal and (keys.mask is None or keys.mask.shape[-2] == 1):
-        # The same samples and keys for every query.
+    if alike(samples, keys, causal):
         out = per_query(mean_of, q[..., : min(1, n), :], samples, keys, causal).out
         return xp.repeat(out, max(1, n), axis=-2)
     return per_query(mean_of, q, samples, keys, causal).out
+
+
+def alike(samples: Samples, keys: Keys, causal: bool) -> bool:
+    """Whether samples and keys are the same for every query."""
+    one = samples.omega.shape[-3] == 1 and not causal
+    return one and (keys.mask is None or keys.mask.shape[-2] == 1)

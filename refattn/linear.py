@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,16 @@ from ._heads import group_heads
 from ._hops import Keys
 from .features import Features, elu, elu_features, relu, relu_features
 
-__all__ = ["linear_attention", "of_map", "read", "sums"]
+__all__ = [
+    "arranged",
+    "checked",
+    "evaluate",
+    "is_elementwise",
+    "linear_attention",
+    "of_map",
+    "read",
+    "sums",
+]
 
 # Maps that may be given some of the heads, as they are for trusted arrays.
 _ELEMENTWISE = ((elu_features, elu), (relu_features, relu))
@@ -76,14 +85,36 @@ def linear_attention(
     >>> linear_attention(q, k, v)  # kernels 2 and 6
     array([[3.]])
     """
+    q, keys, ungroup = arranged(q, k, v, feature_map, mask=mask, causal=causal)
+    features = of_map(feature_map, keys.k if keys.k.shape[-2] else q)
+    return ungroup(_signed.linear_attention(q, keys, features, causal))
+
+
+class Arranged(NamedTuple):
+    """Arguments of linear attention: checked, and in groups of heads."""
+
+    q: Array
+    keys: Keys
+    ungroup: Callable[..., Array]
+
+
+def arranged(
+    q: Array,
+    k: Array,
+    v: Array,
+    feature_map: Any,
+    *,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Arranged:
+    """Arrange the arguments of `linear_attention`."""
     _validate.attention(q, k, v, mask=mask, causal=causal)
     if not callable(feature_map):
         raise TypeError(
             f"`feature_map` must be a function of an array, got {type(feature_map).__name__}."
         )
     (q, k, v, mask), ungroup = group_heads(q, k, v, _validate.key_rows(mask, k))
-    features = of_map(feature_map, k if k.shape[-2] else q)
-    return ungroup(_signed.linear_attention(q, Keys(k, v, mask), features, causal))
+    return Arranged(q, Keys(k, v, mask), ungroup)
 
 
 @as_written
@@ -110,25 +141,33 @@ def read(
 def of_map(feature_map: Callable[[Array], Array | Features], like: Array) -> _signed.Signed:
     """The features of a map, of which a row like those of `like` shows how many there are."""
 
-    width = _evaluate(feature_map, like[..., : min(1, like.shape[-2]), :]).values.shape[-1]
+    width = evaluate(feature_map, like[..., : min(1, like.shape[-2]), :]).values.shape[-1]
     trusted = next((fast for map, fast in _ELEMENTWISE if map is feature_map), None)
-    function = feature_map.func if isinstance(feature_map, partial) else feature_map
-    splits = any(map is function for map, _ in _ELEMENTWISE)
 
     def phi(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
-        return _evaluate(feature_map, x) if trusted is None else _scaled(trusted(x, memory=memory))
+        return evaluate(feature_map, x) if trusted is None else scaled(trusted(x, memory=memory))
 
     def phi_q(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
         values, log_scale = phi(x, head, memory)
         # A map may write the features of keys where it has written these.
         return Features(values if trusted else 1.0 * values, log_scale)
 
-    return _signed.Signed(phi_q, phi, width, splits=splits)
+    return _signed.Signed(phi_q, phi, width, splits=is_elementwise(feature_map))
 
 
-def _evaluate(feature_map: Callable[[Array], Array | Features], x: Array) -> Features:
+def is_elementwise(feature_map: Callable[[Array], Array | Features]) -> bool:
+    """Whether a map may be given some of the heads."""
+    function = feature_map.func if isinstance(feature_map, partial) else feature_map
+    return any(map is function for map, _ in _ELEMENTWISE)
+
+
+def evaluate(feature_map: Callable[[Array], Array | Features], x: Array) -> Features:
     """Features of `x`, checked."""
-    phi = feature_map(x)
+    return checked(feature_map(x), x)
+
+
+def checked(phi: Any, x: Array) -> Features:
+    """What a map made of `x`, checked."""
     values: Any = phi[0] if isinstance(phi, Features) else phi
     log_scale: Any = phi[1] if isinstance(phi, Features) else x[..., 0]
     for name, y, ndim, rule in (
@@ -146,11 +185,11 @@ def _evaluate(feature_map: Callable[[Array], Array | Features], x: Array) -> Fea
             )
     if isinstance(phi, Features):
         return phi
-    return _scaled(values)
+    return scaled(values)
 
 
 @as_written
-def _scaled(values: Array) -> Features:
+def scaled(values: Array) -> Features:
     """Features with rows scaled by their largest: products neither overflow nor underflow.
 
     Rows of ordinary size are as they are, on NumPy.

@@ -158,10 +158,15 @@ class Gaussian:
         Raises ValueError where d is not that of the frequencies, or query heads that share a key
         head have different gauges.
         """
+        matrices = self.gauges(q, k)
+        return (q, k) if matrices is None else (multiply(q, matrices[0]), multiply(k, matrices[1]))
+
+    def gauges(self, q: Array, k: Array) -> tuple[Array, Array] | None:
+        """Return what `change_gauge` multiplies rows of queries and of keys by: A^T and A^{-1}."""
         _validate.attention(q, k, k)
         _validate.over("proposal", self, q.shape[-1])
         if self.gauge is None:
-            return q, k
+            return None
         _validate.batch("proposal", self.gauge.shape[:-2], _validate.lead(q, k, k))
         inverse = np.linalg.inv(self.gauge)
         heads, groups = head_counts(q, k, k)
@@ -171,8 +176,7 @@ class Gaussian:
                 raise ValueError(
                     "`proposal` must have one gauge for all query heads that share a key head."
                 )
-        gauge = constant(np.swapaxes(self.gauge, -1, -2), q)
-        return multiply(q, gauge), multiply(k, constant(inverse, k))
+        return constant(np.swapaxes(self.gauge, -1, -2), q), constant(inverse, k)
 
     def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
         """Map standard normal rows z (..., S, d) to draws: mean + cov^{1/2} z."""

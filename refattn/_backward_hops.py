@@ -1,0 +1,155 @@
+r"""The pullback of two hops of attention, composed as they are.
+
+With :math:`(f, \log Z)` what samples have seen of the keys, the second hop takes cotangents of
+:math:`f` and, by its bias, of :math:`\log Z + \log w`; the first takes these on to the keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from . import _backward
+from ._array import Array, array_namespace, as_written, device
+from ._backward import zeros_of
+from ._backward_linear import Exponential, attend
+from ._blocks import add_part, block_shape, part, sum_to, tiles
+from ._heads import broadcast_lead
+from ._hops import Keys, Samples, sample
+from ._kernel import Attended, causal_mask
+
+__all__ = ["Pulled", "Taken", "per_query", "read_each", "two_hops"]
+
+_WHOLE = slice(None)
+
+
+class Pulled(NamedTuple):
+    """Cotangents of what two hops are made of, each with the shape of its array."""
+
+    q: Array
+    k: Array
+    v: Array
+    omega: Array
+    log_weight: Array
+
+
+class Taken(NamedTuple):
+    """What the second hop takes of some queries, of samples and of what these have seen."""
+
+    q: Array | None
+    omega: Array | None
+    log_weight: Array | None
+    f: Array
+    log_z: Array | None
+
+
+@as_written
+def two_hops(
+    q: Array,
+    samples: Samples,
+    keys: Keys,
+    causal: bool,
+    done: Attended,
+    d_out: Array,
+    d_lse: Array | None = None,
+) -> Pulled:
+    """Pull cotangents of `_hops.two_hops`, which returned `done`, back."""
+    omega, log_weight = samples
+    if keys.mask is not None and keys.mask.shape[-2] != 1:
+        own = Samples(omega[..., None, :, :], log_weight)
+        pulled = per_query(read_each(done, d_out, d_lse), q, own, keys, causal)
+        return pulled._replace(omega=pulled.omega[..., 0, :, :])
+    if causal:
+        arithmetic = Exponential(omega, log_weight, done.lse, keys.half)
+        found = attend(q, keys, arithmetic, done.out, d_out, d_lse, causal=True)
+        return Pulled(*found[:3], *found.parameters)
+    states = sample(omega, keys)
+    bias = states.lse[..., None, :] + log_weight
+    second = _backward.attend(q, omega, states.out, done, d_out, d_lse, bias=bias)
+    d_bias: Array = second.bias
+    first = _backward.attend(
+        omega, keys.k, keys.v, states, second.v, d_bias[..., 0, :], half=keys.half, mask=keys.mask
+    )
+    d_omega = first.q + second.k
+    return Pulled(second.q, first.k, first.v, d_omega, sum_to(d_bias, log_weight.shape))
+
+
+def read_each(done: Attended, d_out: Array, d_lse: Array | None) -> Any:
+    """Pull the second hop of queries with samples of their own back."""
+
+    def pull(box: tuple[slice, ...], q: Array, samples: Samples, states: Attended) -> Taken:
+        log_weight = samples.log_weight[..., None, :]
+        bias = states.lse[..., None, :] + log_weight
+        out, g = (part(x, (*box, _WHOLE))[..., None, :] for x in (done.out, d_out))
+        lse = part(done.lse, box)[..., None]
+        d_lse_i = None if d_lse is None else part(d_lse, box)[..., None]
+        found = _backward.attend(
+            q[..., None, :], samples.omega, states.out, Attended(out, lse), g, d_lse_i, bias=bias
+        )
+        d_bias: Array = found.bias
+        d_log_z = d_bias[..., 0, :]
+        return Taken(found.q[..., 0, :], found.k, d_log_z, found.v, d_log_z)
+
+    return pull
+
+
+def per_query(
+    read: Callable[[tuple[slice, ...], Array, Samples, Attended], Taken],
+    q: Array,
+    samples: Samples,
+    keys: Keys,
+    causal: bool,
+) -> Pulled:
+    """Pull `_hops.per_query` back: `read` takes some queries to the cotangents of its arguments."""
+    xp, (omega, log_weight) = array_namespace(q), samples
+    n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
+    num_samples, d = omega.shape[-2:]
+    lead = broadcast_lead(q, keys.k, keys.v, omega[..., 0, :], log_weight, keys.mask)
+    total = Pulled(*map(zeros_of, (q, keys.k, keys.v, omega, log_weight)))
+    width = max(1, d_v, m if causal or keys.mask is not None else 1)
+    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
+        c, box = i.stop - i.start, (*head, i)
+        own = Samples(part(omega, (*box, _WHOLE, _WHOLE)), part(log_weight, (*box, _WHOLE)))
+        shape = (*(s.stop - s.start for s in head), c, num_samples)
+        flat = _rows(xp.broadcast_to(own.omega, (*shape, d)))
+        k, v, _, half = keys.part(tuple(head))
+        seen = None if keys.mask is None else part(keys.mask, (*box, _WHOLE))
+        if causal:
+            past = causal_mask(i, slice(0, m), m - n, device(q), xp)
+            seen = past if seen is None else seen & past
+        if seen is not None:
+            seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
+            seen = _rows(seen)
+        states = sample(flat, Keys(k, v, seen, half))
+        of_each = Attended(xp.reshape(states.out, (*shape, d_v)), xp.reshape(states.lse, shape))
+        taken = read(box, part(q, (*box, _WHOLE)), own, of_each)
+        first = _backward.attend(
+            flat,
+            k,
+            v,
+            states,
+            _rows(xp.broadcast_to(taken.f, (*shape, d_v))),
+            None if taken.log_z is None else xp.reshape(taken.log_z, states.lse.shape),
+            half=half,
+            mask=seen,
+        )
+        tokens = (*box, _WHOLE)
+        d_omega = add_part(total.omega, (*tokens, _WHOLE), xp.reshape(first.q, (*shape, d)))
+        if taken.omega is not None:
+            d_omega = add_part(d_omega, (*tokens, _WHOLE), taken.omega)
+        total = Pulled(
+            total.q if taken.q is None else add_part(total.q, tokens, taken.q),
+            add_part(total.k, (*head, _WHOLE, _WHOLE), first.k),
+            add_part(total.v, (*head, _WHOLE, _WHOLE), first.v),
+            d_omega,
+            total.log_weight
+            if taken.log_weight is None
+            else add_part(total.log_weight, tokens, taken.log_weight),
+        )
+    return total
+
+
+def _rows(x: Array) -> Array:
+    """The samples of all queries in one row."""
+    return array_namespace(x).reshape(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))

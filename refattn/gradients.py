@@ -1,0 +1,409 @@
+r"""Derivatives of attention: the pullback of every estimator, composed as the estimator is.
+
+`vjp` evaluates a function, and returns what takes the cotangent of its result, the derivative of
+some loss with respect to it, to those of its arguments. One pullback is numerical, that of
+`attend`; the others are made of it as the estimators are made of `attend`. Causal and linear forms
+go over the tokens twice, forth and back, in time linear in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from . import _backward, _backward_hops, _kernel, _validate, attention, estimators, linear, sampling
+from ._array import Array, array_namespace
+from ._backward_linear import attend
+from ._blocks import part, sum_to
+from ._feature_pullbacks import of_map, of_waves
+from ._heads import broadcast_lead
+from ._hops import Samples, two_hops
+from ._kernel import Attended
+from ._products import multiply
+from ._signed import linear_attention
+from .estimators import Arranged
+from .features import elu_features
+
+__all__ = ["Gradients", "vjp"]
+
+Pullback = Callable[[Any], "Gradients"]
+
+
+class Gradients(NamedTuple):
+    """Cotangents of the arguments of an attention function.
+
+    Each has the shape, dtype, namespace and device of its argument: where an argument is broadcast
+    or shared by heads, it is the sum over all its uses. Those of arguments that the function does
+    not have, or that were not given, are None.
+
+    Attributes
+    ----------
+    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        Of queries, keys and values.
+    bias : array, broadcasting to (..., n, m), or None
+        Of what is added to the scores; 0 where a key is hidden.
+    omega : array, shape (..., S, d) or (..., n, S, d), or None
+        Of frequencies, with the dtype and library of the queries.
+    log_weight : array, shape (..., S), or None
+        Of the log weights of frequencies.
+    sinks : array, shape (..., heads), or None
+        Of the scores of sinks.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    bias: Array | None = None
+    omega: Array | None = None
+    log_weight: Array | None = None
+    sinks: Array | None = None
+
+
+def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pullback]:
+    r"""Evaluate attention, and return its pullback too.
+
+    .. math::
+        \bar x = \sum_i \bar g_i \cdot \frac{\partial \, \mathrm{out}_i}{\partial x}
+
+    for the cotangent :math:`\bar g` of the output and each argument x. For exact attention with
+    weights :math:`p_{ij}`
+
+    .. math::
+        \bar s_{ij} = p_{ij} (\bar g_i \cdot v_j - \bar g_i \cdot \mathrm{out}_i), \quad
+        \bar q_i = c \sum_j \bar s_{ij} k_j, \quad \bar k_j = c \sum_i \bar s_{ij} q_i, \quad
+        \bar v_j = \sum_i p_{ij} \bar g_i
+
+    with c the scale of the scores; the pullbacks of estimators are composed of this one.
+
+    Parameters
+    ----------
+    fn : function
+        One of the public attention functions: `attend`, `softmax_attention`,
+        `random_feature_attention`, `importance_sampled_attention`, `randomized_attention`,
+        `mean_of_ratios_attention`, `linear_randomized_attention` or `linear_attention`, or a
+        `functools.partial` of one with options.
+    q, k, v : arrays
+        As `fn` takes them.
+    **options
+        As for `fn`. Drawn frequencies count as constants, but for those that
+        `linear_randomized_attention` draws around proposals: these move with the queries and keys
+        that the proposals are made of. Give `omega` and `centres` for the derivative at fixed
+        frequencies and proposals. `randomized_attention` must be given its frequencies. A
+        `feature_map` must be one of `refattn.features`, or have a pullback of its own in an
+        attribute: ``feature_map.vjp(x)`` returns the features, and a function from their cotangent
+        to that of x (for `Features`, from those of `values` and of `log_scale`, which is None where
+        the scale cancels).
+
+    Returns
+    -------
+    out : array or Attended
+        ``fn(q, k, v, **options)``.
+    pullback : function
+        Takes the cotangent of `out`, an array of its shape and dtype (for `attend` a pair, for
+        `out` and `lse`, of which one may be None), to `Gradients`. It may be called again.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `fn` does; if `fn` is none of these functions; from the pullback if the cotangent does
+        not match the result.
+
+    Notes
+    -----
+    Errors are at most C eps (1 + E) relative to the sum of the absolute terms above, with E the
+    largest exponent as in the notes of `fn`. Memory beside arguments and results does not depend on
+    n or m where that of `fn` does not. A query that sees no key has gradient 0.
+
+    Where a derivative does not exist, at the kinks of ReLU features and at weights of
+    `linear_randomized_attention` that are dropped, it is the one from the left.
+
+    Source: derived by the chain rule from the formulas of the references that `fn` names.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import softmax_attention, vjp
+    >>> q, k, v = np.array([[1.0]]), np.array([[0.0], [0.0]]), np.array([[0.0], [4.0]])
+    >>> out, pullback = vjp(softmax_attention, q, k, v)
+    >>> out
+    array([[2.]])
+    >>> found = pullback(np.array([[1.0]]))
+    >>> found.q, found.k.T, found.v.T
+    (array([[0.]]), array([[-1.,  1.]]), array([[0.5, 0.5]]))
+    """
+    while isinstance(fn, partial):
+        if fn.args:
+            raise TypeError(f"`fn` must have options by keyword only, got {fn!r}.")
+        fn, options = fn.func, {**fn.keywords, **options}
+    known = _PULLBACKS.get(fn) if callable(fn) else None
+    if known is None:
+        names = ", ".join(sorted(x.__name__ for x in _PULLBACKS))
+        raise TypeError(f"`fn` must be one of {names}, got {_validate.describe(fn)}.")
+    result: tuple[Any, Pullback] = known(q, k, v, **options)
+    return result
+
+
+def _checked(d_out: Array, out: Array, name: str = "d_out") -> Array:
+    """A cotangent that matches the result."""
+    _validate.arrays(0, **{name: d_out})
+    _validate.same_home(name, d_out, "out", out)
+    if d_out.dtype != out.dtype:
+        raise TypeError(
+            f"`{name}` must have the dtype of the result, {out.dtype}, got {d_out.dtype}."
+        )
+    if tuple(d_out.shape) != tuple(out.shape):
+        raise ValueError(
+            f"`{name}` must have the shape of the result, {tuple(out.shape)}, "
+            f"got {tuple(d_out.shape)}."
+        )
+    return d_out
+
+
+def _like(x: Array, given: Array) -> Array:
+    """Undo the grouping of heads."""
+    return array_namespace(x).reshape(x, given.shape)
+
+
+# Exact attention.
+
+
+def _attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, **options: Any) -> Any:
+    """Pull `attend` back."""
+    given = attention.arranged(q, k, v, scale=scale, rooted=False, **options)
+    done, pull = _exact(given, q, k, v, options.get("bias"))
+    result = Attended(given.ungroup(done.out), given.ungroup(done.lse, core=1))
+
+    def pullback(cotangents: Any) -> Gradients:
+        if not isinstance(cotangents, tuple) or len(cotangents) != 2:
+            raise TypeError(
+                "`cotangents` must be a pair (d_out, d_lse), of which one may be None, "
+                f"got {_validate.describe(cotangents)}."
+            )
+        d_out, d_lse = cotangents
+        if d_out is None:
+            d_out = array_namespace(result.out).zeros_like(result.out)
+        d_lse = None if d_lse is None else _checked(d_lse, result.lse, "d_lse")
+        found: Gradients = pull(_checked(d_out, result.out), d_lse)
+        return found
+
+    return result, pullback
+
+
+def _softmax(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Any:
+    """Pull `softmax_attention` back."""
+    given = attention.arranged(q, k, v, scale=scale, **options)
+    done, pull = _exact(given, q, k, v, options.get("bias"))
+    out = given.ungroup(done.out)
+    return out, lambda d_out: pull(_checked(d_out, out))
+
+
+def _exact(given: attention.Arranged, q: Array, k: Array, v: Array, bias: Array | None) -> Any:
+    """Exact attention with its pullback, of cotangents of the output and of the normaliser."""
+    done = _kernel.attend(*given.arrays, **given.options)
+
+    def pull(d_out: Array, d_lse: Array | None = None) -> Gradients:
+        d_lse = None if d_lse is None else _like(d_lse, done.lse)
+        found = _backward.attend(
+            *given.arrays, done, _like(d_out, done.out), d_lse, **given.options
+        )
+        pairs = zip(found, (q, k, v, bias), strict=True)
+        return Gradients(*(None if x is None else _like(x, like) for x, like in pairs))
+
+    return done, pull
+
+
+# Random features.
+
+
+class _Sources(NamedTuple):
+    """The arguments as they were given, whose shapes cotangents have."""
+
+    q: Array
+    k: Array
+    v: Array
+    omega: Array | None = None
+    log_weight: Array | None = None
+    gauges: tuple[Array, Array] | None = None
+    both: bool = False  # whether frequencies have got their negatives
+
+    def gradients(
+        self, q: Array, k: Array, v: Array, omega: Any = None, log_weight: Any = None
+    ) -> Gradients:
+        """Cotangents of these from those of what they were arranged to."""
+        if self.gauges is None:
+            q, k = _like(q, self.q), _like(k, self.k)
+        else:
+            q, k = (
+                _before_gauge(x, given, gauge)
+                for x, given, gauge in zip((q, k), self[:2], self.gauges, strict=True)
+            )
+        return Gradients(
+            q, k, _like(v, self.v), None, self._omega(omega), self._log_weight(log_weight)
+        )
+
+    def _omega(self, omega: Array) -> Array | None:
+        if self.omega is None:
+            return None
+        if self.both:
+            half = omega.shape[-2] // 2
+            omega = omega[..., :half, :] - omega[..., half:, :]
+        return _like(omega, self.omega)
+
+    def _log_weight(self, log_weight: Array | None) -> Array | None:
+        if self.log_weight is None or log_weight is None:
+            return None
+        half = log_weight.shape[-1] // 2
+        if self.both:
+            log_weight = log_weight[..., :half] + log_weight[..., half:]
+        return _like(
+            sum_to(log_weight, (*log_weight.shape[:-1], self.log_weight.shape[-1])), self.log_weight
+        )
+
+
+def _before_gauge(x: Array, given: Array, gauge: Array) -> Array:
+    """Cotangent of what was multiplied by the gauge, which may have more heads."""
+    lead = broadcast_lead(given, gauge)
+    x = array_namespace(x).reshape(x, (*lead, *given.shape[-2:]))
+    return sum_to(multiply(x, array_namespace(x).matrix_transpose(gauge)), given.shape)
+
+
+def _sources(q: Array, k: Array, v: Array, options: dict[str, Any]) -> _Sources:
+    proposal = options.get("proposal")
+    gauges = proposal.gauges(q, k) if isinstance(proposal, sampling.Gaussian) else None
+    both = options.get("features") == "hyperbolic"
+    return _Sources(q, k, v, options.get("omega"), options.get("log_weight"), gauges, both)
+
+
+def _random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `random_feature_attention` back: hop 2, then hop 1."""
+    found, causal = estimators.arranged(q, k, v, **options), options.get("causal", False)
+    sources, (q, keys, samples, root, ungroup) = _sources(q, k, v, options), found
+    if options.get("features") == "trigonometric":
+        norms = options.get("square_norms") is None
+        waves = estimators.trigonometric(*samples, root, norms)
+        raw = linear_attention(q, keys, waves, causal)
+        back = of_waves(*samples, root, norms)
+        out = ungroup(raw)
+
+        def pull(d_out: Array) -> Gradients:
+            d_out = _like(_checked(d_out, out), raw)
+            pulled = attend(q, keys, back, raw, d_out, causal=causal)
+            return sources.gradients(*pulled[:3], *pulled.parameters)
+
+        return out, pull
+    done = two_hops(q, samples, keys, causal)
+    out = ungroup(done.out)
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out = _like(_checked(d_out, out), done.out)
+        pulled = _backward_hops.two_hops(q, samples, keys, causal, done, d_out)
+        return sources.gradients(*pulled[:3], root * pulled.omega, pulled.log_weight)
+
+    return out, pullback
+
+
+def _importance_sampled(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `importance_sampled_attention` back: RFA times a ratio of normalisers."""
+    found, causal = estimators.arranged(q, k, v, **options), options.get("causal", False)
+    sources, (q, keys, samples, root, ungroup) = _sources(q, k, v, options), found
+    xp = array_namespace(q)
+    done, exact, log_ratio = estimators.importance_ratio(found, causal)
+    half = xp.exp(log_ratio / 2)[..., None]
+    raw = half * done.out * half
+    out = ungroup(raw)
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out = _like(_checked(d_out, out), raw)
+        d_log = xp.sum(d_out * raw, axis=-1)
+        pulled = _backward_hops.two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
+        none, square = d_out[..., :0], root * root
+        normaliser = _backward.attend(
+            q,
+            keys.k,
+            keys.v[..., :0],
+            exact,
+            none,
+            -d_log,
+            mask=keys.mask,
+            causal=causal,
+            scale=square,
+        )
+        d_q = pulled.q + normaliser.q - sum_to(square * d_log[..., None] * q, q.shape)
+        return sources.gradients(
+            d_q, pulled.k + normaliser.k, pulled.v, root * pulled.omega, pulled.log_weight
+        )
+
+    return out, pullback
+
+
+def _means(found: Arranged, sources: _Sources, causal: bool) -> Any:
+    """Pull a mean of states back: every sample of a query takes the same."""
+    q, keys, samples, root, ungroup = found
+    raw = estimators.mean_of_states(q, samples, keys, causal)
+    out, xp, size = ungroup(raw), array_namespace(q), samples.omega.shape[-2]
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out, some = _like(_checked(d_out, out), raw), q
+        if estimators.alike(samples, keys, causal):
+            d_out, some = xp.sum(d_out, axis=-2, keepdims=True), q[..., :1, :]
+
+        def read(box: tuple[slice, ...], q: Array, own: Samples, states: Attended) -> Any:
+            share = part(d_out, (*box, slice(None)))[..., None, :] / size
+            return _backward_hops.Taken(None, None, None, share, None)
+
+        pulled = _backward_hops.per_query(read, some, samples, keys, causal)
+        return sources.gradients(xp.zeros_like(q), pulled.k, pulled.v, root * pulled.omega)
+
+    return out, pullback
+
+
+def _randomized(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `randomized_attention` back at given frequencies."""
+    if options.get("omega") is None:
+        raise ValueError(
+            "`omega` must be given: draws from p_i jump between keys, and have no derivative."
+        )
+    found = estimators.arranged_by_query(q, k, v, **options)
+    return _means(found, _sources(q, k, v, options), options.get("causal", False))
+
+
+def _mean_of_ratios(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `mean_of_ratios_attention` back."""
+    found = estimators.arranged_for_all(q, k, v, **options)
+    return _means(found, _sources(q, k, v, options), options.get("causal", False))
+
+
+# Linear attention.
+
+
+def _linear(
+    q: Array, k: Array, v: Array, *, feature_map: Any = elu_features, **options: Any
+) -> Any:
+    """Pull `linear_attention` back, through its features."""
+    sources = _Sources(q, k, v)
+    (q, keys, ungroup), causal = (
+        linear.arranged(q, k, v, feature_map, **options),
+        options.get("causal", False),
+    )
+    features = linear.of_map(feature_map, keys.k if keys.k.shape[-2] else q)
+    raw = linear_attention(q, keys, features, causal)
+    out, back = ungroup(raw), of_map(feature_map, features)
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out = _like(_checked(d_out, out), raw)
+        pulled = attend(q, keys, back, raw, d_out, causal=causal)
+        return sources.gradients(*pulled[:3])
+
+    return out, pullback
+
+
+_PULLBACKS: dict[Any, Callable[..., Any]] = {
+    attention.attend: _attend,
+    attention.softmax_attention: _softmax,
+    estimators.random_feature_attention: _random_features,
+    estimators.importance_sampled_attention: _importance_sampled,
+    estimators.randomized_attention: _randomized,
+    estimators.mean_of_ratios_attention: _mean_of_ratios,
+    linear.linear_attention: _linear,
+}
