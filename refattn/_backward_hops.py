@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from . import _backward
 from ._array import Array, array_namespace, as_written, device
-from ._backward import zeros_of
+from ._backward import Cotangents, zeros_of
 from ._backward_linear import Exponential, attend
 from ._blocks import add_part, block_shape, part, sum_to, tiles
 from ._heads import broadcast_lead
 from ._hops import Keys, Samples, sample
 from ._kernel import Attended, causal_mask
 
-__all__ = ["Pulled", "Taken", "per_query", "read_each", "two_hops"]
+__all__ = ["Pulled", "Taken", "per_query", "read", "read_each", "sampled", "two_hops"]
 
 _WHOLE = slice(None)
 
@@ -65,43 +65,60 @@ def two_hops(
         found = attend(q, keys, arithmetic, done.out, d_out, d_lse, causal=True)
         return Pulled(*found[:3], *found.parameters)
     states = sample(omega, keys)
-    bias = states.lse[..., None, :] + log_weight
-    second = _backward.attend(q, omega, states.out, done, d_out, d_lse, bias=bias)
+    second = read(q, samples, states, done, d_out, d_lse)
     d_bias: Array = second.bias
-    first = _backward.attend(
-        omega, keys.k, keys.v, states, second.v, d_bias[..., 0, :], half=keys.half, mask=keys.mask
-    )
+    d_log_z = sum_to(array_namespace(q).sum(d_bias, axis=-2), states.lse.shape)
+    first = sampled(omega, keys, states, second.v, d_log_z)
     d_omega = first.q + second.k
     return Pulled(second.q, first.k, first.v, d_omega, sum_to(d_bias, log_weight.shape))
+
+
+def read(
+    q: Array,
+    samples: Samples,
+    states: Attended,
+    done: Attended,
+    d_out: Array,
+    d_lse: Array | None = None,
+) -> Cotangents:
+    """Pull the second hop back: `v` is of the states, `bias` of log Z + log w for each query."""
+    bias = states.lse[..., None, :] + samples.log_weight
+    return _backward.attend(q, samples.omega, states.out, done, d_out, d_lse, bias=bias)
+
+
+def sampled(
+    omega: Array, keys: Keys, states: Attended, d_f: Array, d_log_z: Array | None
+) -> Cotangents:
+    """Pull the first hop back: `q` is of frequencies."""
+    options = {"half": keys.half, "mask": keys.mask}
+    return _backward.attend(omega, keys.k, keys.v, states, d_f, d_log_z, **options)
 
 
 def read_each(done: Attended, d_out: Array, d_lse: Array | None) -> Any:
     """Pull the second hop of queries with samples of their own back."""
 
     def pull(box: tuple[slice, ...], q: Array, samples: Samples, states: Attended) -> Taken:
-        log_weight = samples.log_weight[..., None, :]
-        bias = states.lse[..., None, :] + log_weight
+        own = Samples(samples.omega, samples.log_weight[..., None, :])
         out, g = (part(x, (*box, _WHOLE))[..., None, :] for x in (done.out, d_out))
         lse = part(done.lse, box)[..., None]
         d_lse_i = None if d_lse is None else part(d_lse, box)[..., None]
-        found = _backward.attend(
-            q[..., None, :], samples.omega, states.out, Attended(out, lse), g, d_lse_i, bias=bias
-        )
+        found = read(q[..., None, :], own, states, Attended(out, lse), g, d_lse_i)
         d_bias: Array = found.bias
-        d_log_z = d_bias[..., 0, :]
-        return Taken(found.q[..., 0, :], found.k, d_log_z, found.v, d_log_z)
+        d_log = d_bias[..., 0, :]
+        d_log_z = sum_to(d_log, states.lse.shape)
+        return Taken(found.q[..., 0, :], found.k, d_log, found.v, d_log_z)
 
     return pull
 
 
 def per_query(
-    read: Callable[[tuple[slice, ...], Array, Samples, Attended], Taken],
+    taken_by: Callable[[tuple[slice, ...], Array, Samples, Attended], Taken],
     q: Array,
     samples: Samples,
     keys: Keys,
     causal: bool,
 ) -> Pulled:
-    """Pull `_hops.per_query` back: `read` takes some queries to the cotangents of its arguments."""
+    """Pull `_hops.per_query` back, with the second hop of some queries as `taken_by` has it."""
     xp, (omega, log_weight) = array_namespace(q), samples
     n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
     num_samples, d = omega.shape[-2:]
@@ -121,19 +138,13 @@ def per_query(
         if seen is not None:
             seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
             seen = _rows(seen)
-        states = sample(flat, Keys(k, v, seen, half))
+        own_keys = Keys(k, v, seen, half)
+        states = sample(flat, own_keys)
         of_each = Attended(xp.reshape(states.out, (*shape, d_v)), xp.reshape(states.lse, shape))
-        taken = read(box, part(q, (*box, _WHOLE)), own, of_each)
-        first = _backward.attend(
-            flat,
-            k,
-            v,
-            states,
-            _rows(xp.broadcast_to(taken.f, (*shape, d_v))),
-            None if taken.log_z is None else xp.reshape(taken.log_z, states.lse.shape),
-            half=half,
-            mask=seen,
-        )
+        taken = taken_by(box, part(q, (*box, _WHOLE)), own, of_each)
+        d_f = _rows(xp.broadcast_to(taken.f, (*shape, d_v)))
+        d_log_z = None if taken.log_z is None else xp.reshape(taken.log_z, states.lse.shape)
+        first = sampled(flat, own_keys, states, d_f, d_log_z)
         tokens = (*box, _WHOLE)
         d_omega = add_part(total.omega, (*tokens, _WHOLE), xp.reshape(first.q, (*shape, d)))
         if taken.omega is not None:

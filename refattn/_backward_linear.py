@@ -87,18 +87,25 @@ class Exponential:
 
     def queries(self, q: Array, head: tuple[slice, ...], i: slice) -> Rows:
         """Features of queries."""
-        xp, box = array_namespace(q), (*head, i, _WHOLE)
+        xp = array_namespace(q)
         omega = part(self.omega, (*head, _WHOLE, _WHOLE))
         lse = part(self.lse, (*head, i))[..., None]
-        log = add(multiply(q, xp.matrix_transpose(omega)), part(self.log_weight, box))
+        log = add(multiply(q, xp.matrix_transpose(omega)), self.weights(head, i))
         log = xp.where(lse == -math.inf, -math.inf, add(log, -finite(lse, xp)))
 
         def pull(cotangent: Array) -> tuple[Array, list[Addend]]:
             d_omega = sum_of_products(xp.matrix_transpose(cotangent), q)
-            more = [(0, _WHOLE, d_omega), (1, i, cotangent)]
-            return multiply(cotangent, omega), more
+            return multiply(cotangent, omega), [(0, _WHOLE, d_omega), *self.taken(i, cotangent)]
 
         return Rows(None, log, pull)
+
+    def weights(self, head: tuple[slice, ...], i: slice) -> Array:
+        """Log weights of the samples for some queries."""
+        return part(self.log_weight, (*head, i, _WHOLE))
+
+    def taken(self, i: slice, cotangent: Array) -> list[Addend]:
+        """What these take."""
+        return [(1, i, cotangent)]
 
     def keys(self, k: Array, head: tuple[slice, ...]) -> Rows:
         """Features of keys."""
@@ -355,9 +362,8 @@ def attend(
                 total[to] = add_part(total[to], box, x)
 
         q_h, out_h, d_out_h = (part(x, (*head, whole, whole)) for x in (q, out, d_out))
-        delta = array_namespace(q).sum(d_out_h * out_h, axis=-1)
-        delta = delta if d_lse is None else delta - part(d_lse, (*head, whole))
-        _Heads(arithmetic, head, q_h, keys.part(head), d_out_h, delta, give).pull(causal)
+        bring = _cotangents(d_out_h, out_h, None if d_lse is None else part(d_lse, (*head, whole)))
+        _Heads(arithmetic, head, q_h, keys.part(head), bring, give).pull(causal)
         order.add(place, write)
 
     most = most_threads(q, math.prod(lead) * (n + m) * arithmetic.width)
@@ -365,6 +371,14 @@ def attend(
     for_each(lambda: pull_head, enumerate(heads), most=most)
     q_bar, k_bar, v_bar, *parameters = total
     return Pulled(q_bar, k_bar, v_bar, tuple(parameters))
+
+
+def _cotangents(d_out: Array, out: Array, d_lse: Array | None = None) -> Array:
+    """What queries bring to pairs but for the normaliser, [g_i, -delta_i]."""
+    xp = array_namespace(out)
+    delta = xp.sum(d_out * out, axis=-1)
+    delta = delta if d_lse is None else delta - d_lse
+    return xp.concat([d_out, -delta[..., None]], axis=-1)
 
 
 def _shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
@@ -413,8 +427,7 @@ def _attend_in_pairs(
         for j in columns:
             weights = arithmetic.weights(rows, arithmetic.keys(k[..., j, :], head), seen(i, j))
             mass = mass + xp.sum(weights, axis=-1, keepdims=True)
-        delta = xp.sum(d_out[..., i, :] * out[..., i, :], axis=-1, keepdims=True)
-        x = xp.concat([d_out[..., i, :], -delta], axis=-1) * _inverse(mass, none)
+        x = _cotangents(d_out[..., i, :], out[..., i, :]) * _inverse(mass, none)
         moved = xp.zeros_like(rows.values)
         for j in columns:
             some_keys, visible = arithmetic.keys(k[..., j, :], head), seen(i, j)
@@ -443,8 +456,7 @@ class _Heads:
         head: tuple[slice, ...],
         q: Array,
         keys: Keys,
-        d_out: Array,
-        delta: Array,
+        cotangents: Array,
         give: Callable[[int, slice, Array], None],
     ) -> None:
         xp = array_namespace(q)
@@ -454,8 +466,8 @@ class _Heads:
             seen = xp.matrix_transpose(self.mask)
             k, v = xp.where(seen, k, 0.0), xp.where(seen, v, 0.0)
         self.k, self.ones = k, with_ones(v)
-        self.cotangents = xp.concat([d_out, -delta[..., None]], axis=-1)
-        self.lead = broadcast_lead(q, k, d_out, self.mask)
+        self.cotangents = cotangents
+        self.lead = broadcast_lead(q, k, cotangents, self.mask)
         self.scales: dict[int, tuple[Array, Array]] = {}  # of queries, by the first of a step
 
     def pull(self, causal: bool) -> None:

@@ -294,6 +294,7 @@ def importance_sampled_attention(
     >>> np.round(importance_sampled_attention(q, k, v, omega=omega), 2)
     array([[0.5]])
     """
+    _validate.is_array("omega", omega)  # it cannot be drawn
     found = arranged(
         q, k, v, omega=omega, log_weight=log_weight, scale=scale, mask=mask, causal=causal
     )

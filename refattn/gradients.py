@@ -12,7 +12,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from . import _backward, _backward_hops, _kernel, _validate, attention, estimators, linear, sampling
+from . import (
+    _backward,
+    _backward_hops,
+    _backward_lara,
+    _kernel,
+    _validate,
+    attention,
+    estimators,
+    lara,
+    linear,
+    sampling,
+)
 from ._array import Array, array_namespace
 from ._backward_linear import attend
 from ._blocks import part, sum_to
@@ -26,6 +37,8 @@ from .estimators import Arranged
 from .features import elu_features
 
 __all__ = ["Gradients", "vjp"]
+
+_OF_QUERY = ("query", "query-over-queries")  # weightings of LARA
 
 Pullback = Callable[[Any], "Gradients"]
 
@@ -242,8 +255,8 @@ class _Sources(NamedTuple):
             q, k, _like(v, self.v), None, self._omega(omega), self._log_weight(log_weight)
         )
 
-    def _omega(self, omega: Array) -> Array | None:
-        if self.omega is None:
+    def _omega(self, omega: Array | None) -> Array | None:
+        if self.omega is None or omega is None:
             return None
         if self.both:
             half = omega.shape[-2] // 2
@@ -374,6 +387,23 @@ def _mean_of_ratios(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return _means(found, _sources(q, k, v, options), options.get("causal", False))
 
 
+def _proposals(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `linear_randomized_attention` back, through proposals that are made of q and k."""
+    found, causal = lara.arranged(q, k, v, **options), options.get("causal", False)
+    sources, query_weighted = _sources(q, k, v, options), found.options.weighting in _OF_QUERY
+    if sources.omega is not None and found.own is not None:
+        sources = sources._replace(omega=None)
+    done = lara.attend_arranged(found, causal)
+    out, pull = found.ungroup(done.out), _backward_lara.pull
+    if causal or query_weighted:
+        pull = _backward_lara.pull_causal if causal else _backward_lara.pull_query_weighted
+
+    def pullback(d_out: Array) -> Gradients:
+        return sources.gradients(*pull(found, done, _like(_checked(d_out, out), done.out)))
+
+    return out, pullback
+
+
 # Linear attention.
 
 
@@ -405,5 +435,6 @@ _PULLBACKS: dict[Any, Callable[..., Any]] = {
     estimators.importance_sampled_attention: _importance_sampled,
     estimators.randomized_attention: _randomized,
     estimators.mean_of_ratios_attention: _mean_of_ratios,
+    lara.linear_randomized_attention: _proposals,
     linear.linear_attention: _linear,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import reduce
 from itertools import pairwise
@@ -150,6 +150,79 @@ def linear_randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.6)
     True
     """
+    found = arranged(
+        q,
+        k,
+        v,
+        num_proposals=num_proposals,
+        centres=centres,
+        omega=omega,
+        weighting=weighting,
+        beta=beta,
+        antithetic=antithetic,
+        proposal=proposal,
+        rng=rng,
+        scale=scale,
+        mask=mask,
+        causal=causal,
+    )
+    return found.ungroup(attend_arranged(found, causal).out)
+
+
+def attend_arranged(found: Arranged, causal: bool) -> Attended:
+    """LARA of arguments that are arranged, and its log normaliser."""
+    q, keys, root, weighting = found.q, found.keys, found.root, found.options.weighting
+    if causal:
+        return causal_attention(q, keys, _Growing(found))
+    made = proposals(found)
+    if weighting not in ("own", "balance"):
+        return query_weighted(q, made.omega, keys, root, query_weights(found, made))
+    samples = Samples(root * made.omega, log_weights(made, weighting)[..., None, :])
+    return two_hops(q, samples, keys, False)
+
+
+class Arranged(NamedTuple):
+    """Arguments of LARA: checked, in groups of heads, and what is drawn."""
+
+    q: Array
+    keys: Keys
+    root: Array
+    ungroup: Callable[..., Array]
+    options: Options
+    omega: Array | None  # (..., S, d), if given
+    centres: Array | None  # (..., C, d), if given
+    noise: Array | None  # (..., C, d), if frequencies are drawn around the centres
+    own: Array | None  # (..., S), of proposals that are given
+    mixture: Array | None
+
+
+class Options(NamedTuple):
+    """How many proposals and samples of each there are, and how they are weighted."""
+
+    proposals: int
+    repeats: int
+    weighting: str
+    beta: float
+
+
+def arranged(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    num_proposals: int | None = None,
+    centres: Array | Sequence[sampling.Gaussian] | None = None,
+    omega: Array | None = None,
+    weighting: str = "balance",
+    beta: float = 1.0,
+    antithetic: bool = False,
+    proposal: sampling.Gaussian | None = None,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Arranged:
+    """Arrange the arguments of `linear_randomized_attention`."""
     scale, mask = check(q, k, v, scale, mask, causal)
     _validate.choice("weighting", weighting, WEIGHTINGS)
     beta = _validate.real("beta", beta, like=q)
@@ -178,32 +251,84 @@ def linear_randomized_attention(
     (q, k, v, mask, centres, omega, own, mixture, z), ungroup = group_heads(
         q, k, v, mask, centres, omega, own, mixture, z
     )
-    xp, root = array_namespace(q), root_scale(scale, q)
-    keys = Keys(k, v, mask, root * root / 2)
-    if causal:
-        options = _Options(count, repeats, weighting, z is not None)
-        growing = _Growing(q, keys, omega if z is None else z, root, options)
-        return ungroup(causal_attention(q, keys, growing).out)
-    q_mean = root * _chunk_means(q, count, None)
-    if own is None:
-        if centres is None:
-            seen = None if mask is None else xp.any(mask, axis=-2)
-            centres = q_mean + root * _chunk_means(k, count, seen)
-        if omega is None:
-            omega = _around(centres, z, repeats)
-        own, mixture = _log_own(omega, centres, repeats), _log_mixture(omega, centres)
-    else:
+    if own is not None:
         own, mixture = own[..., 0, :], mixture[..., 0, :]
+    root = root_scale(scale, q)
+    options = Options(count, repeats, weighting, beta)
+    keys = Keys(k, v, mask, root * root / 2)
+    return Arranged(q, keys, root, ungroup, options, omega, centres, z, own, mixture)
+
+
+class Proposals(NamedTuple):
+    """Proposals, their frequencies, and densities at these, log over N(0, I)."""
+
+    q_mean: Array  # (..., C, d), mean query of each chunk
+    centres: Array | None  # (..., C, d); None where densities are given
+    omega: Array  # (..., S, d)
+    own: Array  # (..., S), of the own proposal of each
+    mixture: Array  # (..., S), of the sum of all
+
+
+def proposals(found: Arranged) -> Proposals:
+    """Make the proposals of chunks, and draw around them, where they are not given."""
+    (count, repeats, *_), centres, omega = found.options, found.centres, found.omega
+    q_mean = found.root * chunk_means(found.q, count, None)
+    if found.own is not None:
+        return Proposals(q_mean, None, omega, found.own, found.mixture)
+    if centres is None:
+        centres = q_mean + found.root * chunk_means(found.keys.k, count, seen_keys(found.keys))
+    if omega is None:
+        omega = _around(centres, found.noise, repeats)
+    own, mixture = _log_own(omega, centres, repeats), log_mixture(omega, centres).lse
+    return Proposals(q_mean, centres, omega, own, mixture)
+
+
+def seen_keys(keys: Keys) -> Array | None:
+    """Which keys some query sees, (..., m)."""
+    return None if keys.mask is None else array_namespace(keys.mask).any(keys.mask, axis=-2)
+
+
+def chunk_of_keys(keys: Keys, count: int) -> Array:
+    """Which of the chunks each key is in, -1 if it is masked."""
+    seen, xp = seen_keys(keys), array_namespace(keys.k)
+    if seen is not None:
+        return chunk_of_seen(seen, count)
+    return xp.asarray(chunk_of(keys.k.shape[-2], count), device=device(keys.k))
+
+
+def past_proposals(found: Arranged) -> tuple[Array, Array]:
+    """Means of the proposals of causal chunks (..., C, d), and their frequencies (..., S, d)."""
+    count, repeats, *_ = found.options
+    keys, omega = found.keys, found.omega
+    centres = _past_centres(found.q, keys.k, keys.mask, count, found.root)
+    return centres, _around(centres, found.noise, repeats) if omega is None else omega
+
+
+def past_chunks(found: Arranged) -> Iterator[tuple[Array, Array]]:
+    """Which of the chunks that make proposals each query and each key is in, or -1; and these."""
+    n, count, xp = found.q.shape[-2], found.options.proposals, array_namespace(found.q)
+    chunk = chunk_of(n, count)
+    chunk[chunk == count - 1] = -1  # the last makes none
+    yield xp.asarray(chunk, device=device(found.q)), found.q
+    (k, _, mask, _), place = found.keys, np.arange(found.keys.k.shape[-2])
+    query = place - len(place) + n
+    own = xp.asarray(np.where(query < 0, -1, chunk[query.clip(0)]), device=device(k))
+    yield own if mask is None else xp.where(mask[..., 0, :], own, -1), k
+
+
+def log_weights(made: Proposals, weighting: str) -> Array:
+    """Log weights of samples that do not depend on the query, (..., S)."""
     if weighting == "own":
-        log_weight = -own
-    elif weighting == "balance":
-        log_weight = math.log(count) - mixture
-    else:
-        balance = xp.exp(own - mixture)
-        over = -1 if weighting == "query" else -2
-        weights = _QueryWeights(q_mean, balance, own, over, beta, repeats)
-        return ungroup(_query_weighted(q, omega, keys, root, weights))
-    return ungroup(two_hops(q, Samples(root * omega, log_weight[..., None, :]), keys, False).out)
+        return -made.own
+    return math.log(made.q_mean.shape[-2]) - made.mixture
+
+
+def query_weights(found: Arranged, made: Proposals) -> QueryWeights:
+    """What the weights of samples are made of where they depend on the query."""
+    balance = array_namespace(made.omega).exp(made.own - made.mixture)
+    over = -1 if found.options.weighting == "query" else -2
+    options = (over, found.options.beta, found.options.repeats)
+    return QueryWeights(made.q_mean, balance, made.own, *options)
 
 
 @as_written
@@ -214,11 +339,11 @@ def _log_own(omega: Array, centres: Array, repeats: int = 1) -> Array:
     return xp.sum(omega * own, axis=-1) - square_norm(own) / 2
 
 
-def _log_mixture(omega: Array, centres: Array) -> Array:
-    """log sum_c N(omega_s; mu_c, I) - log N(omega_s; 0, I), (..., S): samples attend to centres."""
+def log_mixture(omega: Array, centres: Array) -> Attended:
+    """log sum_c N(omega_s; mu_c, I) - log N(omega_s; 0, I), (..., S), the `lse` of attention."""
     return attend(
-        omega, centres, centres[..., :1], key_bias=lambda centre: -square_norm(centre) / 2
-    ).lse
+        omega, centres, centres[..., :0], key_bias=lambda centre: -square_norm(centre) / 2
+    )
 
 
 def _around(centres: Array, z: Array, repeats: int) -> Array:
@@ -265,28 +390,23 @@ def _from_sequence(
 
 
 @as_written
-def _chunk_means(x: Array, count: int, seen: Array | None) -> Array:
+def chunk_means(x: Array, count: int, seen: Array | None) -> Array:
     """Means of `count` contiguous chunks with equal numbers of seen rows: (..., count, d)."""
     xp, n, size = array_namespace(x), x.shape[-2], block_shape(x)[1]
-    few, total, lead = max(1, size // 2 * count // max(n, 1)), n, broadcast_lead(x)
-    if seen is not None:  # any row may be in any chunk
-        integer = xp.arange(0, device=device(x)).dtype  # JAX may have no int64
-        few, visible, lead = count, xp.astype(seen, integer), broadcast_lead(x, seen[..., None])
-        rank = xp.cumulative_sum(visible, axis=-1) - 1
-        total = xp.maximum(xp.sum(visible, axis=-1, keepdims=True), xp.asarray(1, device=device(x)))
-    means = xp.empty((*lead, count, x.shape[-1]), dtype=x.dtype, device=device(x))
+    few, lead, home = max(1, size // 2 * count // max(n, 1)), broadcast_lead(x), device(x)
+    if seen is None:
+        chunk = xp.asarray(chunk_of(n, count), device=home)
+    else:  # any row may be in any chunk
+        few, chunk, lead = count, chunk_of_seen(seen, count), broadcast_lead(x, seen[..., None])
+    means = xp.empty((*lead, count, x.shape[-1]), dtype=x.dtype, device=home)
 
     def average(c: slice) -> None:
         nonlocal means
-        chunks = xp.arange(c.start, c.stop, device=device(x))[:, None]
-        sums = sizes = xp.zeros((1, 1), dtype=x.dtype, device=device(x))
+        sums = sizes = xp.zeros((1, 1), dtype=x.dtype, device=home)
         for j in blocks(-(-c.start * n // count), -(-c.stop * n // count), size):
-            ranks = xp.arange(j.start, j.stop, device=device(x)) if seen is None else rank[..., j]
-            member, x_j = (ranks * count // total)[..., None, :] == chunks, x[..., j, :]
+            member, x_j = members(chunk[..., j], c, x), x[..., j, :]
             if seen is not None:
-                member = member & seen[..., None, j]
                 x_j = xp.where(seen[..., j][..., None], x_j, 0.0)
-            member = xp.astype(member, x.dtype)
             sums = sums + sum_of_products(member, x_j)
             sizes = sizes + xp.sum(member, axis=-1, keepdims=True)
         whole = tuple(slice(0, length) for length in lead)
@@ -298,7 +418,28 @@ def _chunk_means(x: Array, count: int, seen: Array | None) -> Array:
     return means
 
 
-class _QueryWeights(NamedTuple):
+def chunk_of(n: int, count: int) -> Any:
+    """Which of the chunks each of n tokens is in."""
+    return np.arange(n) * count // max(n, 1)
+
+
+def chunk_of_seen(seen: Array, count: int) -> Array:
+    """Which of chunks of equally many seen tokens each is in, (..., m), and -1 if it is not."""
+    xp, home = array_namespace(seen), device(seen)
+    visible = xp.astype(seen, xp.arange(0, device=home).dtype)  # JAX may have no int64
+    rank = xp.cumulative_sum(visible, axis=-1) - 1
+    total = xp.maximum(xp.sum(visible, axis=-1, keepdims=True), xp.asarray(1, device=home))
+    return xp.where(seen, rank * count // total, -1)
+
+
+def members(chunk: Array, c: slice, like: Array) -> Array:
+    """1 where a token is in a chunk, else 0, (..., chunks, tokens)."""
+    xp = array_namespace(like)
+    chunks = xp.arange(c.start, c.stop, device=device(like))[:, None]
+    return xp.astype(chunk[..., None, :] == chunks, like.dtype)
+
+
+class QueryWeights(NamedTuple):
     """What weights alpha_ic = B_c + beta (t_ic - mean_c t_ic) of a query are made of."""
 
     q_mean: Array  # (..., C, d), mean query of each chunk
@@ -308,17 +449,33 @@ class _QueryWeights(NamedTuple):
     beta: float
     repeats: int
 
-    def log(self, q: Array, norm: Array | None) -> Array:
-        """Log of alpha over the own proposal, (..., n, S): negative weights are dropped."""
+    def norm(self, q: Array, root: Array) -> Array | None:
+        """Log normaliser of the softmax over queries; that over proposals is of each alone."""
+        return self.over_queries(q, root).lse[..., None, :] if self.over == -2 else None
+
+    def over_queries(self, q: Array, root: Array) -> Attended:
+        """Mean queries attend to queries."""
+        return attend(self.q_mean, q, q[..., :0], scale=root)
+
+    def softmax(self, q: Array, norm: Array | None) -> Array:
+        """t_ic, (..., n, C)."""
         xp = array_namespace(q)
         t = multiply(q, xp.matrix_transpose(self.q_mean))
-        t = xp.exp(t - (log_sum_exp(t)[..., None] if norm is None else norm))
+        return xp.exp(t - (log_sum_exp(t)[..., None] if norm is None else norm))
+
+    def of(self, t: Array) -> Array:
+        """alpha, (..., n, S)."""
+        xp = array_namespace(t)
         t = xp.repeat(t - xp.mean(t, axis=-1, keepdims=True), self.repeats, axis=-1)
-        alpha = self.balance[..., None, :] + self.beta * t
+        return self.balance[..., None, :] + self.beta * t
+
+    def log(self, alpha: Array) -> Array:
+        """Log of alpha over the own proposal, (..., n, S): negative weights are dropped."""
+        xp = array_namespace(alpha)
         log_alpha = xp.where(alpha > 0, xp.log(xp.where(alpha > 0, alpha, 1.0)), -math.inf)
         return log_alpha - self.own[..., None, :]
 
-    def part(self, head: tuple[slice, ...]) -> _QueryWeights:
+    def part(self, head: tuple[slice, ...]) -> QueryWeights:
         """Take some heads."""
         balance, own = (part(x, (*head, _WHOLE)) for x in (self.balance, self.own))
         q_mean = part(self.q_mean, (*head, _WHOLE, _WHOLE))
@@ -326,41 +483,30 @@ class _QueryWeights(NamedTuple):
 
 
 @as_written
-def _query_weighted(
-    q: Array, omega: Array, keys: Keys, root: Array, weights: _QueryWeights
-) -> Array:
+def query_weighted(
+    q: Array, omega: Array, keys: Keys, root: Array, weights: QueryWeights
+) -> Attended:
     """LARA with weights that depend on the query."""
     omega, general = root * omega, keys.mask is not None and keys.mask.shape[-2] != 1
     states = None if general else sample(omega, keys)
-    norm = None  # of the softmax over queries; that over proposals is of each query alone
-    if weights.over == -2:
-        norm = attend(weights.q_mean, q, q[..., :1], scale=root).lse[..., None, :]
+    norm = weights.norm(q, root)
     lead, n = broadcast_lead(q, keys.k, keys.v, omega, keys.mask), q.shape[-2]
-    out, _ = buffers(q, keys.v, lead)
+    out, lse = buffers(q, keys.v, lead)
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // omega.shape[-2]):
         box, q_i = (*head, _WHOLE, _WHOLE), part(q, (*head, i, _WHOLE))
-        log_weight = weights.part(tuple(head)).log(
-            root * q_i, None if norm is None else part(norm, box)
-        )
+        own = weights.part(tuple(head))
+        t = own.softmax(root * q_i, None if norm is None else part(norm, box))
+        log_weight = own.log(own.of(t))
         samples = Samples(part(omega, box), log_weight)
         if states is None:
-            own = keys.part(tuple(head))
-            own = own._replace(mask=part(keys.mask, (*head, i, _WHOLE)))
-            done = two_hops(q_i, samples, own, False)
+            seen = keys.part(tuple(head))._replace(mask=part(keys.mask, (*head, i, _WHOLE)))
+            done = two_hops(q_i, samples, seen, False)
         else:
             f = Attended(part(states.out, box), part(states.lse, (*head, _WHOLE)))
             done = read(q_i, samples, f)
         out = put(out, (*head, i, _WHOLE), done.out)
-    return out
-
-
-class _Options(NamedTuple):
-    """How many proposals and samples of each there are, and what is known of them."""
-
-    proposals: int
-    repeats: int
-    weighting: str
-    drawn: bool
+        lse = put(lse, (*head, i), done.lse)
+    return Attended(out, lse)
 
 
 class _Growing(Exponential):
@@ -374,22 +520,23 @@ class _Growing(Exponential):
     omega: Array  # (..., S, d)
     mixture: Array  # of the proposals so far at each of omega, log over N(0, I), (..., 1, S)
 
-    def __init__(self, q: Array, keys: Keys, noise: Array, root: Array, options: _Options) -> None:
-        self.q, self.all_keys, self.noise, self.root, self.options = q, keys, noise, root, options
-        self.alike = False
-        self.width, self.arrays = options.proposals * options.repeats, (noise,)
-        self.chunk = np.arange(q.shape[-2]) * options.proposals // max(q.shape[-2], 1)
+    def __init__(self, found: Arranged) -> None:
+        self.found, self.options, self.alike = found, found.options, False
+        noise = found.noise if found.omega is None else found.omega
+        self.width, self.arrays = self.options.proposals * self.options.repeats, (noise,)
+        self.chunk = chunk_of(found.q.shape[-2], self.options.proposals)
 
     def part(self, head: tuple[slice, ...]) -> _Growing:
         """Take some heads, and draw their samples."""
-        own, box = copy(self), (*head, _WHOLE, _WHOLE)
-        count, repeats, _, drawn = self.options
-        keys, omega = self.all_keys.part(head), part(self.noise, box)
-        own.centres = _past_centres(part(self.q, box), keys.k, keys.mask, count, self.root)
-        omega = _around(own.centres, omega, repeats) if drawn else omega
-        own.omega, log_weight = omega, -_log_own(omega, own.centres, repeats)[..., None, :]
-        own.samples = Samples(self.root * omega, log_weight)
-        own.mixture = array_namespace(omega).full_like(log_weight, -math.inf)
+        own, found, box = copy(self), self.found, (*head, _WHOLE, _WHOLE)
+        omega, noise = (None if x is None else part(x, box) for x in (found.omega, found.noise))
+        own.found = found._replace(
+            q=part(found.q, box), keys=found.keys.part(head), omega=omega, noise=noise
+        )
+        own.centres, own.omega = past_proposals(own.found)
+        log_weight = -_log_own(own.omega, own.centres, self.options.repeats)[..., None, :]
+        own.samples = Samples(found.root * own.omega, log_weight)
+        own.mixture = array_namespace(log_weight).full_like(log_weight, -math.inf)
         return own
 
     def chunks(self, q: Array, size: int) -> Iterator[slice]:
@@ -403,7 +550,7 @@ class _Growing(Exponential):
 
     def _first(self, chunk: Any) -> Any:
         """First query of a chunk."""
-        return -(-chunk * self.q.shape[-2] // self.options.proposals)
+        return -(-chunk * len(self.chunk) // self.options.proposals)
 
     def queries(self, q: Array, i: slice) -> Any:
         """Features of queries, for the samples that they know."""
@@ -422,8 +569,8 @@ class _Growing(Exponential):
     def _weights(self, i: slice) -> Array:
         """Weights of the balance heuristic over the proposals that there are, (..., c or 1, S)."""
         xp, home, (count, n) = (
-            array_namespace(self.q),
-            device(self.q),
+            array_namespace(self.omega),
+            device(self.omega),
             (self.options.proposals, len(self.chunk)),
         )
         first, last = (-(-j * count // n) for j in (i.start, i.stop))
@@ -437,10 +584,10 @@ class _Growing(Exponential):
         )
         started = xp.asarray((rows < last)[:, None], device=home)
         ratio = xp.where(started, ratio, -math.inf)
-        mixture = _running_log_sum(concatenate(self.mixture, ratio, -2))
+        mixture = running_log_sum(concatenate(self.mixture, ratio, -2))
         self.mixture = mixture[..., -1:, :]
         which = self.chunk[i] - first + 1
-        which = which[:1] if is_numpy_array(self.q) else which
+        which = which[:1] if is_numpy_array(self.omega) else which
         return -xp.take(mixture, xp.asarray(which, device=home), axis=-2)
 
 
@@ -473,7 +620,7 @@ def _past_centres(q: Array, k: Array, mask: Array | None, count: int, root: Arra
     return xp.concat(centres, axis=-2)
 
 
-def _running_log_sum(x: Array) -> Array:
+def running_log_sum(x: Array) -> Array:
     """log(e^x_0 + ... + e^x_t) along the axis before the last, of 2, 4, 8, ... rows."""
     xp, step = array_namespace(x), 1
     while step < x.shape[-2]:

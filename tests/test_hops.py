@@ -146,7 +146,7 @@ def test_pairs_that_lose_digits_are_evaluated_anew(monkeypatch: pytest.MonkeyPat
 
 def test_states_are_added_as_a_tree() -> None:
     """As many sums in turn as the number of chunks has binary digits."""
-    depth = _hops._Seen((0, 0), lambda a, b: (a[0] + b[0], 1 + max(a[1], b[1])))
+    depth = _hops.Seen((0, 0), lambda a, b: (a[0] + b[0], 1 + max(a[1], b[1])))
     for count in range(1, 1025):
         depth.add((1, 0))
         total, deepest = depth.state
