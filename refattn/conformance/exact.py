@@ -32,6 +32,7 @@ __all__ = [
     "each_head",
     "elu_plus_one",
     "feature_map",
+    "gradients",
     "kernel_estimate",
     "linear_attention",
     "linear_randomized_attention",
@@ -61,7 +62,111 @@ def context(dps: int = 50) -> Any:
     """
     mp = mpmath.mp.clone()
     mp.dps = dps
+    slopes = {
+        "exp": lambda x, y: y,
+        "log": lambda x, y: 1 / x,
+        "cos": lambda x, y: -mp.sin(x),
+        "sin": lambda x, y: mp.cos(x),
+    }
+    for name, slope in slopes.items():
+        setattr(mp, name, _of_both(getattr(mp, name), slope))
     return mp
+
+
+def _of_both(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Any:
+    """A function of numbers, and of dual ones too."""
+
+    def of_either(x: Any) -> Any:
+        if not isinstance(x, _Dual):
+            return function(x)
+        value = function(x.value)
+        return _Dual(value, slope(x.value, value) * x.slope)
+
+    return of_either
+
+
+class _Dual:
+    """A number with its derivatives with respect to some others: the rules of calculus."""
+
+    def __init__(self, value: Any, slope: _Array) -> None:
+        self.value, self.slope = value, slope
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, np.ndarray):
+            return NotImplemented  # which adds to each of its elements
+        y, dy = _parts(other)
+        return _Dual(self.value + y, self.slope + dy)
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, np.ndarray):
+            return NotImplemented
+        y, dy = _parts(other)
+        return _Dual(self.value * y, self.slope * y + self.value * dy)
+
+    def __truediv__(self, other: Any) -> Any:
+        if isinstance(other, np.ndarray):
+            return NotImplemented
+        y, dy = _parts(other)
+        ratio = self.value / y
+        return _Dual(ratio, (self.slope - ratio * dy) / y)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        ratio = other / self.value
+        return _Dual(ratio, -ratio / self.value * self.slope)
+
+    def __neg__(self) -> _Dual:
+        return _Dual(-self.value, -self.slope)
+
+    def __sub__(self, other: Any) -> Any:
+        return NotImplemented if isinstance(other, np.ndarray) else self + -other
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __gt__(self, other: Any) -> bool:
+        return bool(self.value > _parts(other)[0])
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _parts(x: Any) -> tuple[Any, Any]:
+    return (x.value, x.slope) if isinstance(x, _Dual) else (x, 0)
+
+
+def gradients(
+    function: Callable[..., _Array], cotangent: Any, *, dps: int = 50, **arrays: Any
+) -> dict[str, _Array]:
+    r"""Pull a cotangent back through a function of this module, in dual numbers.
+
+    .. math:: \bar x = \sum_i \bar g_i \, \partial f_i / \partial x
+
+    for each of the arrays, which the function is called with. Each number is followed by its
+    derivatives with respect to all others of all arrays, forth, by the rules for sums, products,
+    quotients and elementary functions: no formula of a pullback is used.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v = np.array([[1.0]]), np.array([[0.0], [0.0]]), np.array([[0.0], [4.0]])
+    >>> found = exact.gradients(exact.softmax_attention, np.ones((1, 1)), q=q, k=k, v=v)
+    >>> {name: [float(e) for e in x.ravel()] for name, x in found.items()}
+    {'q': [0.0], 'k': [-1.0, 1.0], 'v': [0.5, 0.5]}
+    """
+    given = {name: numbers(x, dps=dps) for name, x in arrays.items()}
+    count, first, duals = sum(x.size for x in given.values()), 0, {}
+    unit = numbers(np.eye(count), dps=dps)
+    for name, x in given.items():
+        own = np.empty(x.size, dtype=object)
+        own[:] = [_Dual(e, unit[first + i]) for i, e in enumerate(x.ravel())]
+        duals[name], first = own.reshape(x.shape), first + x.size
+    out, zero = function(**duals), numbers(np.zeros(count), dps=dps)
+    pairs = zip(numbers(cotangent, dps=dps).ravel(), out.ravel(), strict=True)
+    total = sum((g * (zero + _parts(y)[1]) for g, y in pairs), start=zero)
+    split = np.split(total, np.cumsum([x.size for x in given.values()])[:-1])
+    return {
+        name: part.reshape(x.shape) for part, (name, x) in zip(split, given.items(), strict=True)
+    }
 
 
 def numbers(x: Any, *, dps: int = 50) -> _Array:
@@ -81,7 +186,9 @@ def numbers(x: Any, *, dps: int = 50) -> _Array:
         return numbers(high, dps=dps) + numbers(rest.astype(np.float64), dps=dps)
     values = x.ravel() if x.dtype == object else x.ravel().astype(np.float64)
     converted = np.empty(x.size, dtype=object)
-    converted[:] = [mp.mpf(e if x.dtype == object else float(e)) for e in values]
+    converted[:] = [
+        e if isinstance(e, _Dual) else mp.mpf(e if x.dtype == object else float(e)) for e in values
+    ]
     return converted.reshape(x.shape)
 
 
