@@ -88,6 +88,8 @@ def attend(
     """
     xp = array_namespace(q, k, v)
     n, m = q.shape[-2], k.shape[-2]
+    if mask is not None and mask.ndim < 2:
+        mask = xp.broadcast_to(mask, (1, m))
     lead = broadcast_lead(q, k, v, bias, mask)
     rows, columns = block_shape(q, n, m)
     budget = rows * columns

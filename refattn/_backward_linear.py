@@ -310,7 +310,8 @@ def _padded(rows: Rows, shape: tuple[int, int]) -> Rows:
     log, missing = rows.log, math.prod(shape) - rows.log.shape[-2]
     if missing:
         xp, none = array_namespace(log), (*log.shape[:-2], missing, log.shape[-1])
-        log = xp.concat([log, xp.full(none, -math.inf, dtype=log.dtype, device=device(log))], -2)
+        options = {"dtype": log.dtype, "device": device(log)}
+        log = xp.concat([log, xp.full(none, -math.inf, **options)], axis=-2)
     values = None if rows.values is None else leaves(rows.values, shape)
     return Rows(values, leaves(log, shape), rows.pull)
 

@@ -104,6 +104,8 @@ def add_part(out: Array, index: tuple[slice, ...], values: Array) -> Array:
     index = index[max(0, len(index) - out.ndim) :]
     shape, whole = out.shape[out.ndim - len(index) :], slice(None)
     at = (..., *(whole if n == 1 else i for n, i in zip(shape, index, strict=True)))
+    if 0 in out.shape or 0 in values.shape:
+        return out
     values = sum_to(values, (*out.shape[: out.ndim - len(index)], *shape))
     if is_jax_array(out):
         return out.at[at].add(values)

@@ -91,7 +91,7 @@ class Backend:
             np.testing.assert_array_equal(self.numpy(x), named[name], err_msg=f"{name} changed")
         dtype = next(iter(x.dtype for x in named.values() if isinstance(x, np.ndarray)))
         if isinstance(result, tuple):
-            return type(result)(*(self.check(x, dtype) for x in result))
+            return type(result)(*(None if x is None else self.check(x, dtype) for x in result))
         return self.check(result, dtype)
 
     def jit(self, run: Any) -> Any:
