@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         distributed,
         estimators,
         features,
+        gradients,
         kernels,
         lara,
         linear,
@@ -43,12 +44,14 @@ if TYPE_CHECKING:
         random_feature_attention,
         randomized_attention,
     )
+    from .gradients import Gradients, vjp
     from .lara import linear_randomized_attention
     from .linear import linear_attention
     from .verification import Verdict, verify
 
 _HOME = {
     "Attended": "attention",
+    "Gradients": "gradients",
     "attend": "attention",
     "importance_sampled_attention": "estimators",
     "linear_attention": "linear",
@@ -61,10 +64,12 @@ _HOME = {
     "softmax_attention": "attention",
     "Verdict": "verification",
     "verify": "verification",
+    "vjp": "gradients",
 }
 
 __all__ = [
     "Attended",
+    "Gradients",
     "Verdict",
     "adapt",
     "attend",
@@ -75,6 +80,7 @@ __all__ = [
     "distributed",
     "estimators",
     "features",
+    "gradients",
     "importance_sampled_attention",
     "kernels",
     "lara",
@@ -99,6 +105,7 @@ __all__ = [
     "tolerance",
     "verification",
     "verify",
+    "vjp",
 ]
 
 

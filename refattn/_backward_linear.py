@@ -32,7 +32,7 @@ from ._array import (
     times,
 )
 from ._backward import zeros_of
-from ._blocks import add_part, block_shape, blocks, most_threads, part, sum_to
+from ._blocks import add_part, block_shape, blocks, most_threads, part, sum_to, tiles
 from ._heads import broadcast_lead
 from ._hops import Keys, Seen, chunk_size, heads_at_once, leaf_shape, leaves, running, with_ones
 from ._kernel import causal_mask, finite, sum_of_visible
@@ -46,6 +46,7 @@ __all__ = ["Exponential", "Featured", "Pulled", "attend"]
 _WHOLE = slice(None)
 _AXES = (-3, -3)  # of leaves, in sums
 _LEAF, _OTHER_LEAF = 64, 16  # tokens of a leaf on NumPy, and elsewhere
+_SHARES = 4  # of the heads, at least, for threads
 
 
 class Pulled(NamedTuple):
@@ -368,8 +369,7 @@ def attend(
         order.add(place, write)
 
     most = most_threads(q, math.prod(lead) * (n + m) * arithmetic.width)
-    heads = heads_at_once(lead, q, _shape(q, n, arithmetic), arithmetic)
-    for_each(lambda: pull_head, enumerate(heads), most=most)
+    for_each(lambda: pull_head, enumerate(_heads_at_once(lead, q, arithmetic)), most=most)
     q_bar, k_bar, v_bar, *parameters = total
     return Pulled(q_bar, k_bar, v_bar, tuple(parameters))
 
@@ -380,6 +380,15 @@ def _cotangents(d_out: Array, out: Array, d_lse: Array | None = None) -> Array:
     delta = xp.sum(d_out * out, axis=-1)
     delta = delta if d_lse is None else delta - d_lse
     return xp.concat([d_out, -delta[..., None]], axis=-1)
+
+
+def _heads_at_once(lead: tuple[int, ...], q: Array, arithmetic: Any) -> Iterator[tuple[slice, ...]]:
+    """As the way forth has them, but whatever threads there are: sums over heads have one order."""
+    shape = _shape(q, q.shape[-2], arithmetic)
+    if not is_numpy_array(q) or not arithmetic.splits:
+        return heads_at_once(lead, q, shape, arithmetic)
+    fit = chunk_size(q) // (math.prod(shape) * arithmetic.width)
+    return tiles(lead, min(math.prod(lead) // _SHARES, fit))
 
 
 def _shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:

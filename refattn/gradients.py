@@ -318,6 +318,7 @@ def _random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 def _importance_sampled(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `importance_sampled_attention` back: RFA times a ratio of normalisers."""
+    _validate.is_array("omega", options.get("omega"))
     found, causal = estimators.arranged(q, k, v, **options), options.get("causal", False)
     sources, (q, keys, samples, root, ungroup) = _sources(q, k, v, options), found
     xp = array_namespace(q)

@@ -18,7 +18,7 @@ from reference import CONTRACT
 import refattn
 from refattn import features, naive, sampling
 from refattn.conformance import exact
-from refattn.gradients import vjp
+from refattn.gradients import Gradients, vjp
 
 SOFTMAX, RFA = refattn.softmax_attention, refattn.random_feature_attention
 IS, RA = refattn.importance_sampled_attention, refattn.randomized_attention
@@ -556,3 +556,159 @@ class Parts(NamedTuple):
     v: Any
     omega: Any = None
     log_weight: Any = None
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_torch_differentiates(name: str, causal: bool) -> None:
+    """The functions themselves, by automatic differentiation."""
+    torch = pytest.importorskip("torch")
+    case, rng = CASES[name], np.random.default_rng(0)
+    if causal and not case.causal:
+        pytest.skip("LARA does not take it")
+    arrays = problem(case, rng, 9, 10)
+    options = {**case.options, "causal": causal}
+    d_out = rng.standard_normal((4, 9, 3))
+    want = pulled(case.fn, arrays, d_out, **options)
+    given = {x: torch.tensor(y, requires_grad=True) for x, y in arrays.items()}
+    if "centres" in options:
+        options["centres"] = torch.tensor(options["centres"])
+    (case.fn(**given, **options) * torch.tensor(d_out)).sum().backward()
+    for x, y in given.items():
+        own = np.zeros(y.shape) if y.grad is None else y.grad.numpy()
+        np.testing.assert_allclose(own, want[x], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["softmax", "positive", "trigonometric", "linear elu"])
+def test_torch_differentiates_twice(name: str, causal: bool) -> None:
+    torch = pytest.importorskip("torch")
+    case, rng = CASES[name], np.random.default_rng(0)
+    arrays = problem(case, rng, 3, 4, heads=None)
+    names = list(arrays)
+    given = [torch.tensor(x, requires_grad=True) for x in arrays.values()]
+
+    def attention(*tensors: Any) -> Any:
+        named = dict(zip(names, tensors, strict=True))
+        return case.fn(**named, **case.options, causal=causal)
+
+    assert torch.autograd.gradcheck(attention, given)
+    assert torch.autograd.gradgradcheck(attention, given)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "name", ["softmax", "positive", "hyperbolic", "trigonometric", "lara balance", "linear elu"]
+)
+def test_jax_differentiates(name: str, causal: bool) -> None:
+    """Under grad, vmap over heads and jit."""
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    case, rng = CASES[name], np.random.default_rng(0)
+    arrays = problem(case, rng, 9, 10, heads=(4, 4))
+    arrays |= {x: rng.standard_normal((4, *y.shape)) for x, y in arrays.items() if y.ndim < 3}
+    d_out = rng.standard_normal((4, 9, 3))
+    options = {**case.options, "causal": causal}
+    want = pulled(case.fn, arrays, d_out, **options)
+
+    def loss(given: Any, d_out: Any) -> Any:
+        return jax.numpy.sum(case.fn(**given, **options) * d_out)
+
+    got = jax.jit(jax.vmap(jax.grad(loss)))(arrays, d_out)
+    for x, y in got.items():
+        np.testing.assert_allclose(y, want[x], rtol=1e-8, atol=1e-10)
+
+
+# --- what is given --------------------------------------------------------------------------------
+
+
+def test_maps_with_a_pullback_of_their_own() -> None:
+    """Squares, as an array and as features with a scale."""
+
+    def square(x: Any) -> Any:
+        return x * x
+
+    def scaled(x: Any) -> Any:
+        return features.Features(x * x, np.log(1 + np.sum(x * x, -1)))
+
+    square.vjp = lambda x: (square(x), lambda cotangent: 2 * x * cotangent)  # type: ignore[attr-defined]
+
+    def scaled_vjp(x: Any) -> Any:
+        def pull(d_values: Any, d_log: Any) -> Any:
+            own = 2 * x * d_values
+            if d_log is None:
+                return own
+            return own + (d_log / (1 + np.sum(x * x, -1)))[..., None] * 2 * x
+
+        return scaled(x), pull
+
+    scaled.vjp = scaled_vjp  # type: ignore[attr-defined]
+    for feature_map in (square, scaled):
+        case = linear(feature_map)
+        for causal in (False, True):
+            rng = np.random.default_rng(0)
+            arrays = problem(case, rng, heads=None)
+            d_out = rng.standard_normal((11, 3))
+            found = pulled(LINEAR, arrays, d_out, **case.options, causal=causal)
+            way = {x: rng.standard_normal(y.shape) for x, y in arrays.items()}
+            want = slope(LINEAR, arrays, way, d_out, **case.options, causal=causal)
+            assert abs(sum(np.sum(found[x] * way[x]) for x in arrays) - want) <= 1e-9
+
+
+def test_threads_and_repetition_leave_every_bit() -> None:
+    from threadpoolctl import threadpool_limits
+
+    rng = np.random.default_rng(0)
+    arrays = problem(CASES["positive"], rng, 700, 700, heads=(4, 2))
+    d_out = rng.standard_normal((4, 700, 3))
+    for fn, names in ((SOFTMAX, "qkv"), (RFA, list(arrays)), (LINEAR, "qkv")):
+        some = {x: arrays[x] for x in names}
+        for causal in (False, True):
+            found = []
+            for count in (1, 2, 3):
+                with threadpool_limits(count, user_api="blas"):
+                    found.append(pulled(fn, some, d_out, causal=causal))
+            for other in found[1:]:
+                for x, y in other.items():
+                    np.testing.assert_array_equal(y, found[0][x])
+
+
+def test_functions_with_options() -> None:
+    rng = np.random.default_rng(0)
+    arrays = problem(CASES["softmax"], rng)
+    d_out = np.ones((4, 11, 3))
+    want = vjp(SOFTMAX, **arrays, scale=0.2, causal=True)[1](d_out)
+    got = vjp(partial(partial(SOFTMAX, scale=0.5, causal=True), scale=0.2), **arrays)[1](d_out)
+    assert isinstance(got, Gradients)
+    np.testing.assert_array_equal(got.q, want.q)
+
+
+def test_bad_input() -> None:
+    arrays = problem(CASES["softmax"], np.random.default_rng(0))
+    d_out = np.ones((4, 11, 3))
+    pullback = vjp(SOFTMAX, **arrays)[1]
+    for wrong, error, words in (
+        (d_out[0], ValueError, r"`d_out` must have the shape of the result, \(4, 11, 3\)"),
+        (d_out.astype(np.float32), TypeError, "`d_out` must have the dtype of the result"),
+        ([1.0], TypeError, "`d_out`"),
+        (None, TypeError, "`d_out`"),
+    ):
+        with pytest.raises(error, match=words):
+            pullback(wrong)
+    with pytest.raises(TypeError, match="`cotangents` must be a pair"):
+        vjp(ATTEND, **arrays)[1](d_out)
+    with pytest.raises(TypeError, match="`d_lse` must have the dtype"):
+        vjp(ATTEND, **arrays)[1]((None, np.ones((4, 11), np.float32)))
+    for fn in (np.sum, None, naive.softmax_attention):
+        with pytest.raises(TypeError, match="`fn` must be one of attend, importance"):
+            vjp(fn, **arrays)
+    with pytest.raises(TypeError, match="`fn` must have options by keyword only"):
+        vjp(partial(SOFTMAX, arrays["q"]), **arrays)
+    with pytest.raises(ValueError, match="`omega` must be given"):
+        vjp(RA, **arrays, num_samples=3)
+    with pytest.raises(TypeError, match="`omega` must be an array"):
+        vjp(IS, **arrays, omega=None)
+    with pytest.raises(TypeError, match="`feature_map` must have a pullback"):
+        vjp(LINEAR, **arrays, feature_map=np.cosh)[1](d_out)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        vjp(SOFTMAX, **arrays, omega=1)

@@ -98,17 +98,19 @@ def test_array_helpers() -> None:
     np.testing.assert_array_equal(part(x, index), x[1:2, :, 1:3])
 
 
-def test_the_readme_shows_what_its_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_shows_what_its_examples_print(capsys: pytest.CaptureFixture[str]) -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", readme, flags=re.DOTALL)
-    assert len(blocks) == readme.count("```python") == 1
-    code, shown = blocks[0]
-    exec(code, {})
+    assert len(blocks) == readme.count("```python") == 2
     number = r"\d+\.\d+"
-    printed = capsys.readouterr().out
-    assert re.sub(number, "#", printed) == re.sub(number, "#", shown)
-    found, expected = ([float(x) for x in re.findall(number, text)] for text in (printed, shown))
-    np.testing.assert_allclose(found, expected, rtol=0.02)  # the last digit that is shown
+    for code, shown in blocks:
+        exec(code, {})
+        printed = capsys.readouterr().out
+        assert re.sub(number, "#", printed) == re.sub(number, "#", shown)
+        found, expected = (
+            [float(x) for x in re.findall(number, text)] for text in (printed, shown)
+        )
+        np.testing.assert_allclose(found, expected, rtol=0.02)  # the last digit that is shown
 
 
 def test_the_readme_shows_what_its_first_command_prints() -> None:
