@@ -19,6 +19,7 @@ from .attention import (
     randomized_attention_law,
     relative_error,
 )
+from .gradient import gradient_law
 from .kernel import (
     COUPLINGS,
     kernel_mean,
@@ -37,6 +38,7 @@ __all__ = [
     "ExactLaw",
     "Law",
     "attention_law",
+    "gradient_law",
     "importance_sampling_law",
     "kernel_mean",
     "kernel_mse",

@@ -16,7 +16,16 @@ from ..attention import attend
 from ..sampling import Gaussian
 from .proposal import SquaredWeights
 
-__all__ = ["PairSums", "Problem", "pair_sums", "unit_of"]
+__all__ = [
+    "PairSums",
+    "PairWeights",
+    "Problem",
+    "pair_sums",
+    "pair_weights",
+    "scaled",
+    "scaled_exp",
+    "unit_of",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,6 +70,7 @@ class Problem:
         if isinstance(proposal, Gaussian):
             _validate.batch("proposal", proposal.lead, _validate.lead(q, k, v))
             q, k = proposal.change_gauge(q, k)
+        self.root, self.lead = root, _validate.lead(q, k, v)
         q, k = q * root, k * root
         _validate.squares("q", q)  # then scores are finite, and those of -inf hidden keys
         _validate.squares("k", k)
@@ -80,6 +90,14 @@ class Problem:
         if self.share == 1:
             return index
         return (*index[:-2], index[-2] * self.share + index[-1])
+
+    def ways(self, index: tuple[int, ...]) -> Floats:
+        """Directions in kernel coordinates, in columns, of the coordinates of a head's queries."""
+        gauge = None if self.proposal is None else self.proposal.gauge
+        if gauge is None:
+            return self.root * np.eye(self.d)
+        own = np.broadcast_to(gauge, (*self.lead, self.d, self.d))
+        return np.asarray(self.root * own[self.query_head(index)])
 
     def blocks(self, *, centred: bool) -> Iterator[tuple[Any, Floats, Floats, Floats, Floats]]:
         """Yield (index, log pi, values less their mean if `centred`, queries, keys).
@@ -123,51 +141,76 @@ class PairSums(NamedTuple):
     unit: Floats  # (..., 1, 1)
 
 
-def pair_sums(problem: Problem, *, centred: bool) -> PairSums:
-    r"""Sum the second moments of weighted features over all pairs of keys.
+class PairWeights(NamedTuple):
+    """What makes E_ijj' / Z_i^2 = e^height b_j b_j' gram_jj' for some queries of a head."""
 
-    Values are taken less their mean if `centred`.
+    index: Any
+    scores: Floats  # (r, m), log pi
+    values: Floats  # (r, d_v, m)
+    q: Floats  # (r, d), along the eigenvectors, as are keys
+    key: Floats  # (m, d)
+    log_b: Floats  # (r, m)
+    gram: Floats  # (m, m)
+    height: Floats  # (r,)
+    head: SquaredWeights
+
+
+def pair_weights(problem: Problem, *, centred: bool) -> Iterator[PairWeights]:
+    r"""Factor the second moments of weighted features of pairs of keys.
+
     The integral of `log_kernel_variance` with 2z = 2 q + k + k' factors into
     E_jj' / Z^2 = e^{h} b_j b_j' G_jj', G a Gaussian kernel of the keys: no exponent is positive
-    but h and the largest log b, which are carried apart, for all keys and for those whose value
-    is not 0: the key that takes all attention has a centred value of 0.
+    but h and the largest log b, which are to be carried apart.
     """
     law = SquaredWeights(problem.proposal, problem.d)
-    square, cross = np.zeros(problem.shape), np.zeros(problem.shape)
-    weight = np.ones(problem.shape[:-1])
     of = None  # the head that `head`, `key` and `gram` are of
     for index, scores, values, q_i, k_h in problem.blocks(centred=centred):
         if index[:-1] != of:
             of, head = index[:-1], law.at(problem.query_head(index[:-1]))
             key = head.rotate(k_h)
             gram = _gaussian_gram(key * np.sqrt((1 + head.curvature) / 4))
-        t = head.rotate(q_i) - head.mean
+        q = head.rotate(q_i)
+        t = q - head.mean
         slope = key * head.curvature
         log_b = scores + t @ slope.T + np.sum(key * slope, axis=-1) / 2
-        b, peak = _scaled_exp(log_b)
-        b_u, peak_u = _scaled_exp(np.where(np.any(values != 0, axis=1), log_b, -math.inf))
-        u, pairs = values * b_u[:, None, :], (b @ gram)[:, None, :]
         height = head.offset + head.quadratic(t)
-        square[index] = _times(height + 2 * peak_u, np.sum((u @ gram) * u, axis=-1))
-        cross[index] = _times(height + peak + peak_u, np.sum(pairs * u, axis=-1))
-        total = _times(height + 2 * peak, np.sum(pairs * b[:, None, :], axis=-1))[:, 0]
+        yield PairWeights(index, scores, values, q, key, log_b, gram, height, head)
+
+
+def pair_sums(problem: Problem, *, centred: bool) -> PairSums:
+    """Sum the second moments of weighted features over all pairs of keys.
+
+    Values are taken less their mean if `centred`. The largest log b is carried apart for all keys
+    and for those whose value is not 0: the key that takes all attention has a centred value of 0.
+    """
+    square, cross = np.zeros(problem.shape), np.zeros(problem.shape)
+    weight = np.ones(problem.shape[:-1])
+    for index, scores, values, _, _, log_b, gram, height, _ in pair_weights(
+        problem, centred=centred
+    ):
+        b, peak = scaled_exp(log_b)
+        b_u, peak_u = scaled_exp(np.where(np.any(values != 0, axis=1), log_b, -math.inf))
+        u, pairs = values * b_u[:, None, :], (b @ gram)[:, None, :]
+        square[index] = scaled(height + 2 * peak_u, np.sum((u @ gram) * u, axis=-1))
+        cross[index] = scaled(height + peak + peak_u, np.sum(pairs * u, axis=-1))
+        total = scaled(height + 2 * peak, np.sum(pairs * b[:, None, :], axis=-1))[:, 0]
         weight[index] = np.where(np.any(np.isfinite(scores), axis=-1), total, 1.0)
     ungroup = problem.ungroup
     sums = ungroup(square), ungroup(cross), ungroup(weight, core=1)
     return PairSums(*sums, problem.mean, problem.unit)
 
 
-def _scaled_exp(x: Floats) -> tuple[Floats, Floats]:
+def scaled_exp(x: Floats) -> tuple[Floats, Floats]:
     """e^(x - peak) and the peak of each row; 0 where all of a row is -inf."""
     peak = np.max(x, axis=-1)
     peak = np.where(np.isfinite(peak), peak, 0.0)
-    return np.exp(x - peak[:, None]), peak
+    return np.exp(x - peak[..., None]), peak
 
 
-def _times(log_size: Floats, sums: Floats) -> Floats:
+def scaled(log_size: Floats, sums: Floats) -> Floats:
     """Scale rows; what is 0 stays 0 where the scale overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(np.where(sums == 0, 0.0, np.exp(log_size)[:, None] * sums))
+        return np.asarray(np.where(sums == 0, 0.0, np.exp(log_size)[..., None] * sums))
 
 
 def _gaussian_gram(x: Floats) -> Floats:

@@ -66,6 +66,11 @@ class SquaredWeights:
         )
 
     @property
+    def spread(self) -> Floats:
+        """Variance s / (2 s - 1) of frequencies under their squared weights."""
+        return np.asarray(self.eigenvalues * self.curvature)
+
+    @property
     def offset(self) -> Floats:
         """Log of the squared weights' mean at t = 0; inf where it is infinite."""
         # log(s / sqrt(2 s - 1)), to rounding near s = 1 too
