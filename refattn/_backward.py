@@ -118,8 +118,8 @@ def attend(
         weights = exp(add(scores, -finite(lse, xp)))
         d_weights = add(multiply(g, xp.matrix_transpose(v_j), memory, "d_scores"), -delta)
         d_scores = times(d_weights, weights)
-        if visible is not None:  # nan in a hidden key or value goes no further
-            d_scores = xp.where(visible, d_scores, 0.0)
+        if visible is not None:  # nan in what is hidden goes no further
+            weights, d_scores = (xp.where(visible, x, 0.0) for x in (weights, d_scores))
         d_q = _sum(d_scores, k_j, visible, memory)
         d_k = _sum(xp.matrix_transpose(d_scores), q_i, visible, memory, turned=True)
         d_v = _sum(xp.matrix_transpose(weights), g, visible, memory, turned=True)

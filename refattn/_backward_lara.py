@@ -88,7 +88,7 @@ def _through_proposals(
         if found.omega is None:
             d_centres = _plus(d_centres, _of_each(d_omega, count))
         if found.centres is None:
-            d_q_mean = d_centres if d_q_mean is None else d_q_mean + d_centres
+            d_q_mean = d_centres if d_q_mean is None else _plus(d_q_mean, d_centres)
             chunk = lara.chunk_of_keys(found.keys, count)
             k = k + found.root * _of_chunks(d_centres, chunk, found.keys.k)
     if d_q_mean is not None:
@@ -158,7 +158,7 @@ def pull_query_weighted(found: lara.Arranged, done: Attended, d_out: Array) -> P
                 add_part(d_states.lse, heads, xp.sum(d_log, axis=-2)),
             )
         moved = _of_weights(own, root * q_i, t, d_log)
-        total = total.add("q", rows, d_q + root * moved.q).add("omega", box, d_omega)
+        total = total.add("q", rows, d_q).add("q", rows, root * moved.q).add("omega", box, d_omega)
         total = total.add("q_mean", box, moved.q_mean).add("own", heads, moved.own)
         total = total.add("balance", heads, moved.balance)
         if d_norm is not None:

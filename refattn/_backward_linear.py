@@ -46,6 +46,8 @@ __all__ = ["Exponential", "Featured", "Pulled", "attend"]
 _WHOLE = slice(None)
 _AXES = (-3, -3)  # of leaves, in sums
 _LEAF, _OTHER_LEAF = 64, 16  # tokens of a leaf on NumPy, and elsewhere
+# Exponents of factors are a quarter of the largest, at most; those of longdouble are no floats.
+_LARGEST = {"float32": 22.0, "float64": 177.0}
 _SHARES = 4  # of the heads, at least, for threads
 
 
@@ -168,10 +170,11 @@ def _factors(queries: Rows, keys: Rows) -> tuple[Array, Array] | None:
     xp = array_namespace(log)
     base = finite(xp.max(keys.log, axis=-2, keepdims=True), xp)
     exponent, limits = log + base, xp.finfo(log.dtype)
+    most, least = _LARGEST.get(str(log.dtype), 2500.0), float(limits.smallest_normal)
     # What a factor of keys loses below the smallest number is that over the root of the largest.
-    if not exponent.max() <= math.log(float(limits.max)) / 4:
+    if not exponent.max() <= most:
         return None
-    tiny = math.log(float(limits.tiny)) if limits.tiny else -math.inf  # 0 for longdouble
+    tiny = math.log(least) if least else -math.inf  # 0 for longdouble
     return exp(cut(exponent, tiny)), exp(cut(keys.log - base, tiny))
 
 
@@ -215,6 +218,8 @@ class Featured:
         """Features of queries, without their scale."""
         (values, _), pull = self.phi_q(q, head)
         xp = array_namespace(values)
+        if not self.splits:  # a map may write the features of keys where it has written these
+            values = xp.asarray(values, copy=True)
         return Rows(values, xp.zeros_like(values[..., :1]), lambda x: pull(x, None))
 
     def keys(self, k: Array, head: tuple[slice, ...]) -> Rows:
@@ -298,12 +303,17 @@ def _sums(rows: Rows, x: Array) -> Totals:
     return Totals(sum_of_products(xp.matrix_transpose(features), x), xp.matrix_transpose(base))
 
 
-def _read(rows: Rows, x: Array, totals: Totals) -> tuple[Array, Array]:
-    """Cotangents of features of tokens that bring x to pairs, and what they read of the sums."""
-    xp, factor = array_namespace(x), _factor(rows, totals)
+def _moved_by(rows: Rows, x: Array, totals: Totals) -> Array:
+    """Cotangents of features of tokens that bring x to pairs with those that were summed."""
+    moved = multiply(x, array_namespace(x).matrix_transpose(totals.total))
+    return times(moved, _factor(rows, totals))
+
+
+def _values_of(rows: Rows, totals: Totals) -> Array:
+    """Cotangents of the values of keys, from sums over queries."""
+    factor = _factor(rows, totals)
     features = factor if rows.values is None else rows.values * factor
-    moved = multiply(x, xp.matrix_transpose(totals.total)) * factor
-    return moved, multiply(features, totals.total[..., :-1])
+    return multiply(features, totals.total[..., :-1])
 
 
 def _padded(rows: Rows, shape: tuple[int, int]) -> Rows:
@@ -414,7 +424,7 @@ def _attend_in_pairs(
         return visible & causal_mask(i, j, m - n, device(q), xp) if causal else visible
 
     some = xp.matrix_transpose(xp.any(seen(slice(0, n), slice(0, m)), axis=-2, keepdims=True))
-    k, v = xp.where(some, k, 0.0), xp.where(some, v, 0.0)  # nan that nobody sees
+    k, v = (_where_known(x, some) for x in (k, v))
     ones, columns = with_ones(v), list(blocks(0, m, size))
 
     def give(to: int, tokens: slice, x: Array) -> None:
@@ -451,6 +461,12 @@ def _attend_in_pairs(
     return Pulled(q_bar, k_bar, v_bar, tuple(parameters))
 
 
+def _where_known(x: Array, seen: Array) -> Array:
+    """Keys or values with 0 for what is not finite and not seen: it goes no further."""
+    xp = array_namespace(x)
+    return xp.where(seen | xp.isfinite(x), x, 0.0)
+
+
 def _sum_of_pairs(weights: Array, visible: Array, x: Array) -> Array:
     """What keys get of the queries that see them."""
     turned = array_namespace(x).matrix_transpose
@@ -472,9 +488,8 @@ class _Heads:
         xp = array_namespace(q)
         self.arithmetic, self.head, self.q, self.give = arithmetic, head, q, give
         k, v, self.mask, _ = keys
-        if self.mask is not None:  # nan in what is masked goes no further
-            seen = xp.matrix_transpose(self.mask)
-            k, v = xp.where(seen, k, 0.0), xp.where(seen, v, 0.0)
+        if self.mask is not None:
+            k, v = (_where_known(x, xp.matrix_transpose(self.mask)) for x in (k, v))
         self.k, self.ones = k, with_ones(v)
         self.cotangents = cotangents
         self.lead = broadcast_lead(q, k, cotangents, self.mask)
@@ -497,13 +512,14 @@ class _Heads:
                 self.forth(i, past)
             else:
                 rows, x = self.queries_of(i, past.state)
-                self.to_queries(rows, i, _read(rows, x, past.state)[0])
+                self.to_queries(rows, i, _moved_by(rows, x, past.state))
                 later.add(_sums(rows, x))
         for i in reversed(steps) if causal else ():
             self.back(i, later)
         for j in before:
             rows = self.keys_of(j)
-            self.to_keys(rows, j, *_read(rows, self.ones[..., j, :], later.state))
+            moved = _moved_by(rows, self.ones[..., j, :], later.state)
+            self.to_keys(rows, j, moved, _values_of(rows, later.state))
 
     def nothing(self) -> Totals:
         """Sums over no tokens."""
@@ -554,10 +570,6 @@ class _Heads:
     def to_keys(self, rows: Rows, j: slice, cotangent: Array, d_v: Array) -> None:
         """Give what the features and the values of some keys take."""
         d_k, more = rows.pull(cotangent)
-        if self.mask is not None:
-            xp = array_namespace(d_k)
-            seen = xp.matrix_transpose(self.mask[..., j])
-            d_k, d_v = xp.where(seen, d_k, 0.0), xp.where(seen, d_v, 0.0)
         self.give(1, j, d_k)
         self.give(2, j, d_v)
         self.to_parameters(more)
@@ -573,7 +585,7 @@ class _Heads:
         past.add(after)
         queries, x = self.scaled(own.queries, own.x, i, before, own.keys, own.visible)
         products = multiply(x, array_namespace(x).matrix_transpose(own.ones))
-        moved = _read(queries, x, before)[0]
+        moved = _moved_by(queries, x, before)
         moved = moved + self.arithmetic.to_queries(queries, own.keys, products, own.visible)
         self.to_queries(queries, i, _joined(moved, i.stop - i.start))
 
@@ -586,7 +598,7 @@ class _Heads:
         after = Totals(*(xp.flip(y, axis=-3) for y in after))
         later.add(before)
         products = multiply(x, xp.matrix_transpose(own.ones))
-        moved, d_v = _read(own.keys, own.ones, after)
+        moved, d_v = _moved_by(own.keys, own.ones, after), _values_of(own.keys, after)
         more, weights = self.arithmetic.to_keys(queries, own.keys, products, own.visible)
         d_v = d_v + _sum_of_pairs(weights, own.visible, x[..., :-1])
         j = slice(i.start + self.shift, i.stop + self.shift)

@@ -7,13 +7,14 @@ a function of its cotangent, or of those of `values` and `log_scale` where the m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache, partial
 from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
 
+from . import _validate
 from ._array import Array, array_namespace, as_written, constant, device, host_dtype
 from ._backward_linear import Featured
 from ._blocks import part
@@ -32,7 +33,7 @@ from .features import (
 )
 from .linear import checked
 
-__all__ = ["of_map", "of_waves"]
+__all__ = ["check", "of_map", "of_waves"]
 
 
 def of_map(feature_map: Callable[[Array], Any], features: Signed) -> Featured:
@@ -44,9 +45,12 @@ def of_map(feature_map: Callable[[Array], Any], features: Signed) -> Featured:
 
         def pull_features(d_values: Array, d_log: Array | None) -> tuple[Array, list[Any]]:
             if isinstance(found, Features):
-                return pull(d_values, d_log), []
-            factor = array_namespace(x).exp(-log_scale)[..., None]
-            return pull(d_values * factor), []
+                return _shaped(pull(d_values, d_log), x), []
+            # In halves: the scale of a row may be so small that there is no inverse of it.
+            half = array_namespace(x).exp(-log_scale / 2)[..., None]
+            if _known(feature_map) is None:  # other rows may come of this one
+                return _shaped(pull(d_values * half * half), x), []
+            return half * pull(half * d_values), []
 
         return Features(values, log_scale), pull_features
 
@@ -85,15 +89,35 @@ def _vjp(feature_map: Any, x: Array) -> tuple[Any, Callable[..., Array]]:
     if own is not None:
         found: tuple[Any, Callable[..., Array]] = own(x)
         return found
-    whole = isinstance(feature_map, partial)
-    function, options = (feature_map.func, feature_map.keywords) if whole else (feature_map, {})
-    known = _PULLBACKS.get(function)
-    if known is None or (whole and feature_map.args):
+    known, options = _known(feature_map), getattr(feature_map, "keywords", {})
+    return feature_map(x), partial(known, x, **options)
+
+
+def _known(feature_map: Any) -> Any:
+    """The pullback of a map of `refattn.features`, perhaps with options; None of another."""
+    if isinstance(feature_map, partial):
+        return None if feature_map.args else _known(feature_map.func)
+    return _PULLBACKS.get(feature_map) if isinstance(feature_map, Hashable) else None
+
+
+def check(feature_map: Any) -> None:
+    """Check that a map has a pullback."""
+    if _known(feature_map) is None and not callable(getattr(feature_map, "vjp", None)):
         raise TypeError(
             "`feature_map` must have a pullback, in an attribute `vjp`, or be a map of "
             f"`refattn.features`, got {getattr(feature_map, '__name__', feature_map)!r}."
         )
-    return feature_map(x), partial(known, x, **options)
+
+
+def _shaped(d_x: Any, x: Array) -> Array:
+    """What a pullback of a user's gave, if it has the shape of x."""
+    _validate.is_array("feature_map.vjp", d_x)
+    if d_x.shape[-2:] != x.shape[-2:]:  # of as many heads as the output has
+        raise ValueError(
+            "`feature_map.vjp` must give cotangents of the shape of x, (..., "
+            f"{x.shape[-2]}, {x.shape[-1]}), got {tuple(d_x.shape)}."
+        )
+    return d_x
 
 
 def _elu(x: Array, cotangent: Array, *, alpha: float = 1.0) -> Array:
@@ -153,7 +177,7 @@ def _taylor(x: Array, d_values: Array, d_log_scale: Array | None, *, degree: int
     for p, log in enumerate(logs):
         count = math.comb(d + p - 1, p)
         own = _polynomial(unit, d_values[..., first : first + count], degree=p)
-        total = total + xp.exp(log - peak) * own / size
+        total = total + xp.exp(log - peak - log_size) * own if p else total
         first += count
     return total
 

@@ -8,7 +8,7 @@ go over the tokens twice, forth and back, in time linear in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from . import (
 from ._array import Array, array_namespace
 from ._backward_linear import attend
 from ._blocks import part, sum_to
-from ._feature_pullbacks import of_map, of_waves
+from ._feature_pullbacks import check, of_map, of_waves
 from ._heads import broadcast_lead
 from ._hops import Samples, two_hops
 from ._kernel import Attended
@@ -61,7 +61,7 @@ class Gradients(NamedTuple):
     log_weight : array, shape (..., S), or None
         Of the log weights of frequencies.
     sinks : array, shape (..., heads), or None
-        Of the scores of sinks.
+        Of the scores of sinks; None, as no function has them.
     """
 
     q: Array
@@ -126,7 +126,10 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     -----
     Errors are at most C eps (1 + E) relative to the sum of the absolute terms above, with E the
     largest exponent as in the notes of `fn`. Memory beside arguments and results does not depend on
-    n or m where that of `fn` does not. A query that sees no key has gradient 0.
+    n or m where that of `fn` does not, but for causal LARA, which takes O(C S). A query that sees
+    no key has gradient 0. Arguments must be left as they are until the pullback has been called;
+    the output may be written to. There are no cotangents of `omega` where LARA is given a sequence
+    of proposals.
 
     Where a derivative does not exist, at the kinks of ReLU features and at weights of
     `linear_randomized_attention` that are dropped, it is the one from the left.
@@ -149,12 +152,19 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
         if fn.args:
             raise TypeError(f"`fn` must have options by keyword only, got {fn!r}.")
         fn, options = fn.func, {**fn.keywords, **options}
-    known = _PULLBACKS.get(fn) if callable(fn) else None
+    known = _PULLBACKS.get(fn) if isinstance(fn, Hashable) else None
     if known is None:
         names = ", ".join(sorted(x.__name__ for x in _PULLBACKS))
         raise TypeError(f"`fn` must be one of {names}, got {_validate.describe(fn)}.")
-    result: tuple[Any, Pullback] = known(q, k, v, **options)
-    return result
+    out, pullback = known(q, k, v, **options)
+    return _own(out), pullback
+
+
+def _own(out: Any) -> Any:
+    """A copy for the caller, who may write to it; the pullback reads the original."""
+    if isinstance(out, Attended):
+        return Attended(*map(_own, out))
+    return array_namespace(out).asarray(out, copy=True)
 
 
 def _checked(d_out: Array, out: Array, name: str = "d_out") -> Array:
@@ -412,11 +422,9 @@ def _linear(
     q: Array, k: Array, v: Array, *, feature_map: Any = elu_features, **options: Any
 ) -> Any:
     """Pull `linear_attention` back, through its features."""
-    sources = _Sources(q, k, v)
-    (q, keys, ungroup), causal = (
-        linear.arranged(q, k, v, feature_map, **options),
-        options.get("causal", False),
-    )
+    sources, causal = _Sources(q, k, v), options.get("causal", False)
+    q, keys, ungroup = linear.arranged(q, k, v, feature_map, **options)
+    check(feature_map)
     features = linear.of_map(feature_map, keys.k if keys.k.shape[-2] else q)
     raw = linear_attention(q, keys, features, causal)
     out, back = ungroup(raw), of_map(feature_map, features)

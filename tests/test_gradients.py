@@ -465,15 +465,22 @@ def test_broadcast_axes_are_summed(name: str) -> None:
         pytest.skip("copies would draw others")
     arrays = problem(case, rng, heads=None)
     copies = {x: np.broadcast_to(y, (2, 3, *y.shape)).copy() for x, y in arrays.items()}
-    copies["q"] = rng.standard_normal(copies["q"].shape)
     d_out = rng.standard_normal((2, 3, 11, 3))
-    options = dict(case.options)
-    if case.positive:
-        copies["q"] = np.abs(copies["q"])
-    apart = pulled(case.fn, copies, d_out, **options)
-    shared = pulled(case.fn, {**arrays, "q": copies["q"]}, d_out, **options)
+    for own in ("q", "kv", "v"):  # what is not shared
+        for name in own:
+            copies[name] = rng.standard_normal(copies[name].shape)
+            if case.positive:
+                copies[name] = np.abs(copies[name])
+        apart = pulled(case.fn, copies, d_out, **case.options)
+        given = {x: copies[x] if x in own else arrays[x] for x in arrays}
+        broadcast_agrees(pulled(case.fn, given, d_out, **case.options), apart, own)
+        for name in own:
+            copies[name] = np.broadcast_to(arrays[name], copies[name].shape).copy()
+
+
+def broadcast_agrees(shared: dict[str, Any], apart: dict[str, Any], own: str) -> None:
     for x, y in shared.items():
-        want = apart[x] if x == "q" else np.sum(apart[x], (0, 1))
+        want = apart[x] if x in own else np.sum(apart[x], (0, 1))
         np.testing.assert_allclose(y, want, rtol=1e-8, atol=1e-10 * np.max(np.abs(want), initial=1))
 
 
@@ -673,6 +680,105 @@ def test_threads_and_repetition_leave_every_bit() -> None:
                     np.testing.assert_array_equal(y, found[0][x])
 
 
+def test_outputs_and_memory_of_maps_may_be_written_to() -> None:
+    """What the pullback needs it keeps for itself."""
+    rng = np.random.default_rng(0)
+    held = np.empty((300, D))
+
+    def into_memory(x: Any) -> Any:
+        room = held[: x.shape[-2]]
+        return np.exp(x, out=room)
+
+    into_memory.vjp = lambda x: (into_memory(x), lambda c: np.exp(x) * c)  # type: ignore[attr-defined]
+    arrays = problem(CASES["positive"], rng, 300, 300, heads=None)
+    d_out = rng.standard_normal((300, 3))
+    for fn, names, options in (
+        (SOFTMAX, "qkv", {}),
+        (RFA, list(arrays), {}),
+        (RFA, list(arrays), {"features": "trigonometric"}),
+        (IS, list(arrays), {}),
+        (LARA, "qkv", {"num_proposals": 4, "rng": 0}),
+        (LINEAR, "qkv", {"feature_map": into_memory}),
+    ):
+        for causal in (False, True):
+            some = {x: arrays[x] for x in names}
+            out, pullback = vjp(fn, **some, **options, causal=causal)
+            want = vjp(fn, **some, **options, causal=causal)[1](d_out)
+            out += 1.0
+            for x, y in zip(pullback(d_out), want, strict=True):
+                assert (x is None and y is None) or np.array_equal(x, y)
+    case = linear(into_memory)
+    found = pulled(LINEAR, {x: arrays[x] for x in "qkv"}, d_out, **case.options, causal=True)
+    exact_map = linear(partial(features.positive_features, omega=np.eye(D), square_norm=0.0))
+    want = pulled(LINEAR, {x: arrays[x] for x in "qkv"}, d_out, **exact_map.options, causal=True)
+    for x, y in found.items():
+        np.testing.assert_allclose(y, want[x], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "name", ["softmax", "positive", "importance", "lara balance", "linear elu"]
+)
+def test_extended_precision(name: str, causal: bool) -> None:
+    case = CASES[name]
+    arrays = problem(case, np.random.default_rng(0), dtype=LONG)
+    d_out = np.random.default_rng(1).standard_normal((4, 11, 3))
+    got = pulled(case.fn, arrays, d_out.astype(LONG), **case.options, causal=causal)
+    low = {x: y.astype(float) for x, y in arrays.items()}
+    want = pulled(case.fn, low, d_out, **case.options, causal=causal)
+    for x, y in got.items():
+        assert y.dtype == LONG
+        np.testing.assert_allclose(y.astype(float), want[x], rtol=1e-9, atol=1e-12)
+
+
+def test_nan_goes_where_it_is_seen() -> None:
+    """A query that is nan takes its own cotangent, and those of the keys that it sees."""
+    rng = np.random.default_rng(0)
+    for name in ("softmax", "positive", "linear elu"):
+        arrays = problem(CASES[name], rng, 6, 6, heads=None)
+        arrays["q"][1] = np.nan
+        found = pulled(CASES[name].fn, arrays, np.ones((6, 3)), **CASES[name].options, causal=True)
+        for x, rows in (("q", [1]), ("k", [0, 1]), ("v", [0, 1])):
+            assert np.flatnonzero(np.isnan(found[x]).any(-1)).tolist() == rows, (name, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_features_that_nearly_underflow(dtype: str) -> None:
+    """Of elu below where its exponential is normal: finite, and right to what it holds."""
+    low = {"float32": -95.0, "float64": -720.0}[dtype]
+    arrays = problem(CASES["linear elu"], np.random.default_rng(0), 4, 5, heads=None, dtype=dtype)
+    arrays["q"][1], arrays["k"][2] = low, low
+    d_out = np.ones((4, 3), dtype)
+    found = pulled(LINEAR, arrays, d_out)
+    wide = {x: y.astype(LONG) for x, y in arrays.items()}
+    want = pulled(LINEAR, wide, d_out.astype(LONG))
+    for x, y in found.items():
+        np.testing.assert_allclose(y, want[x].astype(float), rtol=1e-2, atol=1e-5)
+
+
+def test_maps_that_mix_heads_see_what_is_masked() -> None:
+    def mixed(x: Any) -> Any:
+        return np.exp(x + 0.3 * np.roll(x, 1, axis=-3))
+
+    def pull(x: Any) -> Any:
+        def back(c: Any) -> Any:
+            c = c * mixed(x)
+            return c + 0.3 * np.roll(c, -1, axis=-3)
+
+        return mixed(x), back
+
+    mixed.vjp = pull  # type: ignore[attr-defined]
+    rng = np.random.default_rng(0)
+    case = linear(mixed)
+    arrays = problem(case, rng, heads=(3, 3))
+    mask = rng.random((3, 1, 13)) < 0.7
+    d_out = rng.standard_normal((3, 11, 3))
+    found = pulled(LINEAR, arrays, d_out, **case.options, mask=mask)
+    way = {x: rng.standard_normal(y.shape) for x, y in arrays.items()}
+    want = slope(LINEAR, arrays, way, d_out, **case.options, mask=mask)
+    assert abs(sum(np.sum(found[x] * way[x]) for x in arrays) - want) <= 1e-9
+
+
 def test_functions_with_options() -> None:
     rng = np.random.default_rng(0)
     arrays = problem(CASES["softmax"], rng)
@@ -699,7 +805,7 @@ def test_bad_input() -> None:
         vjp(ATTEND, **arrays)[1](d_out)
     with pytest.raises(TypeError, match="`d_lse` must have the dtype"):
         vjp(ATTEND, **arrays)[1]((None, np.ones((4, 11), np.float32)))
-    for fn in (np.sum, None, naive.softmax_attention):
+    for fn in (np.sum, None, [], naive.softmax_attention):
         with pytest.raises(TypeError, match="`fn` must be one of attend, importance"):
             vjp(fn, **arrays)
     with pytest.raises(TypeError, match="`fn` must have options by keyword only"):
@@ -709,6 +815,14 @@ def test_bad_input() -> None:
     with pytest.raises(TypeError, match="`omega` must be an array"):
         vjp(IS, **arrays, omega=None)
     with pytest.raises(TypeError, match="`feature_map` must have a pullback"):
-        vjp(LINEAR, **arrays, feature_map=np.cosh)[1](d_out)
+        vjp(LINEAR, **arrays, feature_map=np.cosh)
+
+    def square(x: Any) -> Any:
+        return x * x
+
+    for wrong, error in ((lambda c: None, TypeError), (lambda c: c[..., :1], ValueError)):
+        square.vjp = lambda x, back=wrong: (x * x, back)  # type: ignore[attr-defined]
+        with pytest.raises(error, match=r"`feature_map\.vjp` must"):
+            vjp(LINEAR, **arrays, feature_map=square)[1](d_out)
     with pytest.raises(TypeError, match="unexpected keyword"):
         vjp(SOFTMAX, **arrays, omega=1)
