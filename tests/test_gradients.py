@@ -147,6 +147,7 @@ def slope(
 # --- against finite differences of the formulas ---------------------------------------------------
 
 
+@pytest.mark.long("keys")
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", CASES)
@@ -283,6 +284,7 @@ def exponent(arrays: dict[str, Any], scale: float) -> float:
     return float(root * norm["omega"] * max(norm["q"], norm["k"]) + scale * norm["k"] ** 2 / 2)
 
 
+@pytest.mark.long("10.0")
 @pytest.mark.parametrize("variant", ["full", "causal", "key mask", "mask"])
 @pytest.mark.parametrize("size", [1.0, 10.0, 100.0])
 @pytest.mark.parametrize("name", ["softmax", "positive", "hyperbolic"])
@@ -338,6 +340,7 @@ def test_accuracy_of_others(name: str) -> None:
         assert reference.error(x, want[which], size, 0.0) <= CONTRACT
 
 
+@pytest.mark.long("float32")
 @pytest.mark.parametrize("n", [700, 2300])
 @pytest.mark.parametrize("causal", [False, True])
 def test_accuracy_of_many_tokens(causal: bool, n: int, dtype: np.dtype) -> None:
@@ -446,6 +449,7 @@ def test_laws_of_exact_attention() -> None:
     np.testing.assert_allclose(np.sum(found["v"], -2), np.sum(d_out, -2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_linear_in_cotangents(name: str) -> None:
     case, rng = CASES[name], np.random.default_rng(0)
@@ -520,7 +524,7 @@ def test_finite_wherever_they_are(seed: int, size: float, causal: bool, name: st
 # --- libraries ------------------------------------------------------------------------------------
 
 
-@pytest.mark.long("jax", "dask")
+@pytest.mark.long("jax", "dask", "array_api_strict")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "name",
@@ -603,6 +607,7 @@ def test_torch_differentiates_twice(name: str, causal: bool) -> None:
     assert torch.autograd.gradgradcheck(attention, given)
 
 
+@pytest.mark.long("hyperbolic", "trigonometric", "lara balance", "linear elu")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "name", ["softmax", "positive", "hyperbolic", "trigonometric", "lara balance", "linear elu"]
