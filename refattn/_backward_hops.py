@@ -6,18 +6,16 @@ With :math:`(f, \log Z)` what samples have seen of the keys, the second hop take
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _backward
-from ._array import Array, array_namespace, as_written, device
+from ._array import Array, array_namespace, as_written
 from ._backward import Cotangents, zeros_of
 from ._backward_linear import Exponential, attend
-from ._blocks import add_part, block_shape, part, sum_to, tiles
-from ._heads import broadcast_lead
-from ._hops import Keys, Samples, sample
-from ._kernel import Attended, causal_mask
+from ._blocks import add_part, part, sum_to
+from ._hops import Keys, Samples, joined, sample, tiles_of_queries
+from ._kernel import Attended
 
 __all__ = ["Pulled", "Taken", "per_query", "read", "read_each", "sampled", "two_hops"]
 
@@ -56,7 +54,7 @@ def two_hops(
 ) -> Pulled:
     """Pull cotangents of `_hops.two_hops`, which returned `done`, back."""
     omega, log_weight = samples
-    if keys.mask is not None and keys.mask.shape[-2] != 1:
+    if keys.differ:
         own = Samples(omega[..., None, :, :], log_weight)
         pulled = per_query(read_each(done, d_out, d_lse), q, own, keys, causal)
         return pulled._replace(omega=pulled.omega[..., 0, :, :])
@@ -119,32 +117,18 @@ def per_query(
     causal: bool,
 ) -> Pulled:
     """Pull `_hops.per_query` back, with the second hop of some queries as `taken_by` has it."""
-    xp, (omega, log_weight) = array_namespace(q), samples
-    n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
-    num_samples, d = omega.shape[-2:]
-    lead = broadcast_lead(q, keys.k, keys.v, omega[..., 0, :], log_weight, keys.mask)
-    total = Pulled(*map(zeros_of, (q, keys.k, keys.v, omega, log_weight)))
-    width = max(1, d_v, m if causal or keys.mask is not None else 1)
-    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
-        c, box = i.stop - i.start, (*head, i)
-        own = Samples(part(omega, (*box, _WHOLE, _WHOLE)), part(log_weight, (*box, _WHOLE)))
-        shape = (*(s.stop - s.start for s in head), c, num_samples)
-        flat = _rows(xp.broadcast_to(own.omega, (*shape, d)))
-        k, v, _, half = keys.part(tuple(head))
-        seen = None if keys.mask is None else part(keys.mask, (*box, _WHOLE))
-        if causal:
-            past = causal_mask(i, slice(0, m), m - n, device(q), xp)
-            seen = past if seen is None else seen & past
-        if seen is not None:
-            seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
-            seen = _rows(seen)
-        own_keys = Keys(k, v, seen, half)
-        states = sample(flat, own_keys)
+    xp, (num_samples, d), d_v = array_namespace(q), samples.omega.shape[-2:], keys.v.shape[-1]
+    total = Pulled(*map(zeros_of, (q, keys.k, keys.v, *samples)))
+    for box, own, flat, seen in tiles_of_queries(q, samples, keys, causal):
+        head = box[:-1]
+        shape = (*(s.stop - s.start for s in box), num_samples)
+        flat = xp.broadcast_to(flat, (*shape[:-2], *flat.shape[-2:]))
+        states = sample(flat, seen)
         of_each = Attended(xp.reshape(states.out, (*shape, d_v)), xp.reshape(states.lse, shape))
         taken = taken_by(box, part(q, (*box, _WHOLE)), own, of_each)
-        d_f = _rows(xp.broadcast_to(taken.f, (*shape, d_v)))
+        d_f = joined(xp.broadcast_to(taken.f, (*shape, d_v)))
         d_log_z = None if taken.log_z is None else xp.reshape(taken.log_z, states.lse.shape)
-        first = sampled(flat, own_keys, states, d_f, d_log_z)
+        first = sampled(flat, seen, states, d_f, d_log_z)
         tokens = (*box, _WHOLE)
         d_omega = add_part(total.omega, (*tokens, _WHOLE), xp.reshape(first.q, (*shape, d)))
         if taken.omega is not None:
@@ -159,8 +143,3 @@ def per_query(
             else add_part(total.log_weight, tokens, taken.log_weight),
         )
     return total
-
-
-def _rows(x: Array) -> Array:
-    """The samples of all queries in one row."""
-    return array_namespace(x).reshape(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _backward, _backward_hops, lara
-from ._array import Array, array_namespace, as_written, device, square_norm
+from ._array import Array, array_namespace, as_written, constant, device, square_norm
 from ._backward import zeros_of
 from ._backward_linear import Exponential, attend
 from ._blocks import add_part, block_shape, blocks, part, sum_to, tiles
@@ -74,16 +74,9 @@ def _through_proposals(
             d_centres = _plus(d_centres, _of_each(some * (made.omega - own), count))
         if taken.mixture is not None:
             done = lara.log_mixture(made.omega, made.centres)
-            half, none = xp.asarray(0.5, dtype=q.dtype, device=device(q)), made.omega[..., :0]
-            mixture = _backward.attend(
-                made.omega,
-                made.centres,
-                made.centres[..., :0],
-                done,
-                none,
-                taken.mixture,
-                half=half,
-            )
+            half, none = constant(0.5, made.omega), made.omega[..., :0]
+            arrays = (made.omega, made.centres, made.centres[..., :0])
+            mixture = _backward.attend(*arrays, done, none, taken.mixture, half=half)
             d_omega, d_centres = _plus(d_omega, mixture.q), _plus(d_centres, mixture.k)
         if found.omega is None:
             d_centres = _plus(d_centres, _of_each(d_omega, count))
@@ -130,8 +123,7 @@ def pull_query_weighted(found: lara.Arranged, done: Attended, d_out: Array) -> P
     q, keys, root, xp = found.q, found.keys, found.root, array_namespace(found.q)
     made = lara.proposals(found)
     weights, omega = lara.query_weights(found, made), root * made.omega
-    general = keys.mask is not None and keys.mask.shape[-2] != 1
-    states = None if general else sample(omega, keys)
+    states = None if keys.differ else sample(omega, keys)
     norm = weights.norm(q, root)
     total = _Sums(*map(zeros_of, (q, keys.k, keys.v, omega, made.q_mean, made.own, made.own)))
     d_norm = None if norm is None else zeros_of(norm)

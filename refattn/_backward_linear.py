@@ -34,7 +34,17 @@ from ._array import (
 from ._backward import zeros_of
 from ._blocks import add_part, block_shape, blocks, most_threads, part, sum_to, tiles
 from ._heads import broadcast_lead
-from ._hops import Keys, Seen, chunk_size, heads_at_once, leaf_shape, leaves, running, with_ones
+from ._hops import (
+    Keys,
+    Seen,
+    chunk_size,
+    heads_at_once,
+    joined,
+    leaf_shape,
+    leaves,
+    running,
+    with_ones,
+)
 from ._kernel import causal_mask, finite, sum_of_visible
 from ._products import multiply, sum_of_products
 from ._signed import Totals, merge_totals
@@ -327,12 +337,6 @@ def _padded(rows: Rows, shape: tuple[int, int]) -> Rows:
     return Rows(values, leaves(log, shape), rows.pull)
 
 
-def _joined(x: Array, n: int) -> Array:
-    """The tokens of leaves in one row again."""
-    x = array_namespace(x).reshape(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))
-    return x[..., :n, :]
-
-
 @as_written
 def attend(
     q: Array,
@@ -348,7 +352,7 @@ def attend(
 
     With a mask of each query's own, features are to be `Featured`.
     """
-    if keys.mask is not None and keys.mask.shape[-2] != 1:
+    if keys.differ:
         return _attend_in_pairs(q, keys, arithmetic, out, d_out, causal)
     n, m, whole = q.shape[-2], keys.k.shape[-2], _WHOLE
     lead = broadcast_lead(q, keys.k, keys.v, keys.mask, *arithmetic.parameters)
@@ -426,6 +430,7 @@ def _attend_in_pairs(
     some = xp.matrix_transpose(xp.any(seen(slice(0, n), slice(0, m)), axis=-2, keepdims=True))
     k, v = (_where_known(x, some) for x in (k, v))
     ones, columns = with_ones(v), list(blocks(0, m, size))
+    logs = [xp.asarray(arithmetic.keys(k[..., j, :], head).log, copy=True) for j in columns]
 
     def give(to: int, tokens: slice, x: Array) -> None:
         total[to] = add_part(total[to], (*head, tokens, _WHOLE), x)
@@ -438,9 +443,9 @@ def _attend_in_pairs(
 
     for i in blocks(0, n, size):
         rows, base = arithmetic.queries(q[..., i, :], head, i), None
-        for j in columns:
-            logs = xp.matrix_transpose(arithmetic.keys(k[..., j, :], head).log)
-            own = xp.max(xp.where(seen(i, j), logs, -math.inf), axis=-1, keepdims=True)
+        for j, log in zip(columns, logs, strict=True):
+            own = xp.where(seen(i, j), xp.matrix_transpose(log), -math.inf)
+            own = xp.max(own, axis=-1, keepdims=True)
             base = own if base is None else xp.maximum(base, own)
         none = base == -math.inf
         rows, mass = _over(rows, base, none), xp.zeros_like(base)
@@ -587,7 +592,7 @@ class _Heads:
         products = multiply(x, array_namespace(x).matrix_transpose(own.ones))
         moved = _moved_by(queries, x, before)
         moved = moved + self.arithmetic.to_queries(queries, own.keys, products, own.visible)
-        self.to_queries(queries, i, _joined(moved, i.stop - i.start))
+        self.to_queries(queries, i, joined(moved)[..., : i.stop - i.start, :])
 
     def back(self, i: slice, later: Seen) -> None:
         """Keys of a step are read by its queries and by those after them."""
@@ -602,7 +607,7 @@ class _Heads:
         more, weights = self.arithmetic.to_keys(queries, own.keys, products, own.visible)
         d_v = d_v + _sum_of_pairs(weights, own.visible, x[..., :-1])
         j = slice(i.start + self.shift, i.stop + self.shift)
-        self.to_keys(own.keys, j, *(_joined(y, count) for y in (moved + more, d_v)))
+        self.to_keys(own.keys, j, *(joined(y)[..., :count, :] for y in (moved + more, d_v)))
 
     def step(self, i: slice) -> _Step:
         """Queries of a step and their own keys, in leaves."""

@@ -29,6 +29,7 @@ from .features import (
     positive_features,
     relu_features,
     taylor_features,
+    taylor_scales,
     trigonometric_features,
 )
 from .linear import checked
@@ -89,8 +90,8 @@ def _vjp(feature_map: Any, x: Array) -> tuple[Any, Callable[..., Array]]:
     if own is not None:
         found: tuple[Any, Callable[..., Array]] = own(x)
         return found
-    known, options = _known(feature_map), getattr(feature_map, "keywords", {})
-    return feature_map(x), partial(known, x, **options)
+    known, options, phi = _known(feature_map), getattr(feature_map, "keywords", {}), feature_map(x)
+    return phi, partial(known, x, phi, **options)
 
 
 def _known(feature_map: Any) -> Any:
@@ -120,19 +121,19 @@ def _shaped(d_x: Any, x: Array) -> Array:
     return d_x
 
 
-def _elu(x: Array, cotangent: Array, *, alpha: float = 1.0) -> Array:
+def _elu(x: Array, phi: Array, cotangent: Array, *, alpha: float = 1.0) -> Array:
     """Slope 1 above 0, alpha e^x below."""
     xp = array_namespace(x)
     return cotangent * xp.where(x > 0, 1.0, alpha * xp.exp(xp.minimum(x, xp.zeros_like(x))))
 
 
-def _relu(x: Array, cotangent: Array) -> Array:
+def _relu(x: Array, phi: Array, cotangent: Array) -> Array:
     """Slope 1 above 0, 0 below."""
     return array_namespace(x).where(x > 0, cotangent, 0.0)
 
 
 @as_written
-def _polynomial(x: Array, cotangent: Array, *, degree: int) -> Array:
+def _polynomial(x: Array, phi: Any, cotangent: Array, *, degree: int) -> Array:
     r"""Pull the normalised monomials of a degree back.
 
     .. math:: \frac{\partial}{\partial x_c} \sqrt{\tfrac{p!}{\alpha!}} \, x^\alpha
@@ -162,21 +163,16 @@ def _raised(d: int, degree: int) -> tuple[Any, Any]:
 
 
 @as_written
-def _taylor(x: Array, d_values: Array, d_log_scale: Array | None, *, degree: int) -> Array:
+def _taylor(
+    x: Array, phi: Features, d_values: Array, d_log_scale: Array | None, *, degree: int
+) -> Array:
     """Each degree p as `_polynomial`, over root p! and with the scale of the row divided out."""
     xp, d, first = array_namespace(x), x.shape[-1], 0
-    size = xp.max(xp.abs(x), axis=-1, keepdims=True)
-    size = xp.where(size == 0, 1.0, size)
-    unit, log_size = x / size, xp.log(size)
-    log_roots = np.log(np.arange(1, degree + 1, dtype=host_dtype(x))) / 2
-    logs = [p * log_size - constant(np.sum(log_roots[:p]), x) for p in range(degree + 1)]
-    peak = logs[0]
-    for term in logs[1:]:
-        peak = xp.maximum(peak, term)
+    unit, log_size, logs, peak = taylor_scales(x, degree)
     total = xp.zeros_like(x)
     for p, log in enumerate(logs):
         count = math.comb(d + p - 1, p)
-        own = _polynomial(unit, d_values[..., first : first + count], degree=p)
+        own = _polynomial(unit, None, d_values[..., first : first + count], degree=p)
         total = total + xp.exp(log - peak - log_size) * own if p else total
         first += count
     return total
@@ -185,6 +181,7 @@ def _taylor(x: Array, d_values: Array, d_log_scale: Array | None, *, degree: int
 @as_written
 def _exponential(
     x: Array,
+    phi: Features,
     d_values: Array,
     d_log_scale: Array | None,
     *,
@@ -193,9 +190,7 @@ def _exponential(
     both: bool = False,
 ) -> Array:
     """Features e^(omega . x - |x|^2 / 2): of each its exponent, of all the norm."""
-    omega = constant(omega, x)
-    found = hyperbolic_features(x, omega) if both else positive_features(x, omega)
-    moved = d_values * found.values
+    omega, moved = constant(omega, x), d_values * phi.values
     if both:
         half = omega.shape[-2]
         moved = moved[..., :half] - moved[..., half:]
@@ -207,6 +202,7 @@ def _exponential(
 
 def _trigonometric(
     x: Array,
+    phi: Features,
     d_values: Array,
     d_log_scale: Array | None,
     *,
@@ -214,10 +210,8 @@ def _trigonometric(
     square_norm: Any = None,
 ) -> Array:
     """Features e^(|x|^2 / 2) [cos, sin](omega . x)."""
-    omega = constant(omega, x)
-    values = trigonometric_features(x, omega).values
     d_log_scale = None if square_norm is not None else d_log_scale
-    return _waves(x, omega, values, d_values, d_log_scale)[0]
+    return _waves(x, constant(omega, x), phi.values, d_values, d_log_scale)[0]
 
 
 @as_written
@@ -231,6 +225,7 @@ def _waves(
     return (d_x if d_log_scale is None else d_x + d_log_scale[..., None] * x), turned
 
 
+# Of a map: the vectors, what it made of them, and cotangents to those of the vectors.
 _PULLBACKS: dict[Any, Callable[..., Array]] = {
     elu_features: _elu,
     relu_features: _relu,

@@ -67,6 +67,7 @@ __all__ = [
     "exponents",
     "heads_at_once",
     "hidden",
+    "joined",
     "leaf_shape",
     "leaves",
     "per_query",
@@ -74,6 +75,7 @@ __all__ = [
     "running",
     "sample",
     "split_ones",
+    "tiles_of_queries",
     "two_hops",
     "with_ones",
 ]
@@ -105,6 +107,11 @@ class Keys(NamedTuple):
         j = slice(max(0, start), max(0, stop))
         mask = None if self.mask is None else self.mask[..., j]
         return Keys(self.k[..., j, :], self.v[..., j, :], mask, self.half)
+
+    @property
+    def differ(self) -> bool:
+        """Whether queries see different keys, by a mask that each has of its own."""
+        return self.mask is not None and self.mask.shape[-2] != 1
 
     def bias(self, k: Array) -> Array:
         """-scale |k|^2 / 2 of some of the keys."""
@@ -156,7 +163,7 @@ def read(q: Array, samples: Samples, states: Attended) -> Attended:
 @as_written
 def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool) -> Attended:
     """Queries attend to samples that attend to the keys each query sees; `lse` lacks -|q|^2/2."""
-    if keys.mask is not None and keys.mask.shape[-2] != 1:
+    if keys.differ:
 
         def read_own(q: Array, samples: Samples, states: Attended) -> Attended:
             weights = samples.log_weight[..., None, :]
@@ -178,34 +185,50 @@ def per_query(
     causal: bool,
 ) -> Attended:
     """First hop with samples or keys of each query's own, then `read`."""
-    xp, omega = array_namespace(q), samples.omega
+    xp, num_samples = array_namespace(q), samples.omega.shape[-2]
+    out, lse = buffers(q, keys.v, _lead_of_each(q, samples, keys))
+    for box, own, flat, seen in tiles_of_queries(q, samples, keys, causal):
+        f, log_z = sample(flat, seen)
+        shape = (box[-1].stop - box[-1].start, num_samples)
+        f = xp.reshape(f, (*f.shape[:-2], *shape, f.shape[-1]))
+        log_z = xp.reshape(log_z, (*log_z.shape[:-1], *shape))
+        done = read(part(q, (*box, _WHOLE)), own, Attended(f, log_z))
+        out = put(out, (*box, _WHOLE), done.out)
+        lse = put(lse, box, done.lse)
+    return Attended(out, lse)
+
+
+def _lead_of_each(q: Array, samples: Samples, keys: Keys) -> tuple[int, ...]:
+    omega, log_weight = samples
+    return broadcast_lead(q, keys.k, keys.v, omega[..., 0, :], log_weight, keys.mask)
+
+
+def tiles_of_queries(
+    q: Array, samples: Samples, keys: Keys, causal: bool
+) -> Iterator[tuple[tuple[slice, ...], Samples, Array, Keys]]:
+    """Cut queries with samples or keys of their own into tiles.
+
+    Yields which queries, their samples, the frequencies of all of these in one row, and the keys
+    that each of the row sees.
+    """
+    xp, (omega, log_weight) = array_namespace(q), samples
     n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
     num_samples, d = omega.shape[-2:]
-    lead = broadcast_lead(q, keys.k, keys.v, omega[..., 0, :], samples.log_weight, keys.mask)
-    out, lse = buffers(q, keys.v, lead)
+    lead = _lead_of_each(q, samples, keys)
     width = max(1, d_v, m if causal or keys.mask is not None else 1)
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
-        c = i.stop - i.start
-        own = Samples(
-            part(omega, (*head, i, _WHOLE, _WHOLE)), part(samples.log_weight, (*head, i, _WHOLE))
-        )
-        flat = xp.broadcast_to(own.omega, (*own.omega.shape[:-3], c, num_samples, d))
-        flat = xp.reshape(flat, (*flat.shape[:-3], c * num_samples, d))
+        c, box = i.stop - i.start, (*head, i)
+        own = Samples(part(omega, (*box, _WHOLE, _WHOLE)), part(log_weight, (*box, _WHOLE)))
+        flat = joined(xp.broadcast_to(own.omega, (*own.omega.shape[:-3], c, num_samples, d)))
         k, v, _, half = keys.part(tuple(head))
-        seen = None if keys.mask is None else part(keys.mask, (*head, i, _WHOLE))
+        seen = None if keys.mask is None else part(keys.mask, (*box, _WHOLE))
         if causal:
             past = causal_mask(i, slice(0, m), m - n, device(q), xp)
             seen = past if seen is None else seen & past
         if seen is not None and c > 1:  # the rows of a query's samples
             seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
-            seen = xp.reshape(seen, (*seen.shape[:-3], c * num_samples, m))
-        f, log_z = sample(flat, Keys(k, v, seen, half))
-        f = xp.reshape(f, (*f.shape[:-2], c, num_samples, d_v))
-        log_z = xp.reshape(log_z, (*log_z.shape[:-1], c, num_samples))
-        done = read(part(q, (*head, i, _WHOLE)), own, Attended(f, log_z))
-        out = put(out, (*head, i, _WHOLE), done.out)
-        lse = put(lse, (*head, i), done.lse)
-    return Attended(out, lse)
+            seen = joined(seen)
+        yield box, own, flat, Keys(k, v, seen, half)
 
 
 class _Exponents(NamedTuple):
@@ -656,9 +679,8 @@ def _attend_leaves(
     before, after = own.before(seen.state, own.accumulate(keys, mask))
     seen.add(after)
     done = own.finish(reduce(combine, [*own.read(rows, before), *own.pairs(rows, keys, visible)]))
-    out = xp.reshape(done.out, (*done.out.shape[:-3], math.prod(shape), fresh.v.shape[-1]))
     lse = xp.reshape(done.lse, (*done.lse.shape[:-2], math.prod(shape)))
-    return Attended(out[..., :n, :], lse[..., :n])
+    return Attended(joined(done.out)[..., :n, :], lse[..., :n])
 
 
 def leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
@@ -671,6 +693,12 @@ def leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
             rows.insert(where, xp.zeros((*lead, count, w), dtype=x.dtype, device=device(x)))
     x = xp.concat(rows, axis=-2) if len(rows) > 1 else x
     return xp.reshape(x, (*lead, *shape, w))
+
+
+def joined(x: Array) -> Array:
+    """Rows (..., T, c, w) of leaves, or of samples, as (..., T c, w) again."""
+    *lead, count, c, w = x.shape
+    return array_namespace(x).reshape(x, (*lead, count * c, w))
 
 
 def running(

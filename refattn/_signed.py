@@ -228,7 +228,7 @@ def merge_totals(a: Totals, b: Totals) -> Totals:
 @as_written
 def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> Array:
     """Attention from the sums of what keys have, for features of either sign."""
-    if keys.mask is not None and keys.mask.shape[-2] != 1:
+    if keys.differ:
         return _attend_in_pairs(q, keys, keys.mask, arithmetic, causal)
     if causal:
         return causal_attention(q, keys, arithmetic).out

@@ -531,5 +531,4 @@ def mean_of_states(q: Array, samples: Samples, keys: Keys, causal: bool) -> Arra
 
 def alike(samples: Samples, keys: Keys, causal: bool) -> bool:
     """Whether samples and keys are the same for every query."""
-    one = samples.omega.shape[-3] == 1 and not causal
-    return one and (keys.mask is None or keys.mask.shape[-2] == 1)
+    return samples.omega.shape[-3] == 1 and not causal and not keys.differ

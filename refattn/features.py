@@ -370,6 +370,15 @@ def taylor_features(x: Array, *, degree: int) -> Features:
     _validate.non_negative_integer("degree", degree)
     xp, d = array_namespace(x), x.shape[-1]
     _check_size(d + degree, d, degree)
+    unit, _, logs, peak = taylor_scales(x, degree)
+    terms = [xp.exp(log - peak) * _monomials(unit, p) for p, log in enumerate(logs)]
+    return Features(xp.concat(terms, axis=-1), peak[..., 0])
+
+
+@as_written
+def taylor_scales(x: Array, degree: int) -> tuple[Array, Array, list[Array], Array]:
+    """Rows over their largest entry, its log, that of each degree's factor, and their largest."""
+    xp = array_namespace(x)
     size = xp.max(xp.abs(x), axis=-1, keepdims=True)
     size = xp.where(size == 0, 1.0, size)
     unit, log_size = x / size, xp.log(size)
@@ -379,8 +388,7 @@ def taylor_features(x: Array, *, degree: int) -> Features:
     peak = logs[0]
     for term in logs[1:]:
         peak = xp.maximum(peak, term)
-    terms = [xp.exp(log - peak) * _monomials(unit, p) for p, log in enumerate(logs)]
-    return Features(xp.concat(terms, axis=-1), peak[..., 0])
+    return unit, log_size, logs, peak
 
 
 def polynomial_features(x: Array, *, degree: int) -> Array:

@@ -377,7 +377,7 @@ def _means(found: Arranged, sources: _Sources, causal: bool) -> Any:
             return _backward_hops.Taken(None, None, None, share, None)
 
         pulled = _backward_hops.per_query(read, some, samples, keys, causal)
-        return sources.gradients(xp.zeros_like(q), pulled.k, pulled.v, root * pulled.omega)
+        return sources.gradients(_backward.zeros_of(q), pulled.k, pulled.v, root * pulled.omega)
 
     return out, pullback
 

@@ -487,8 +487,8 @@ def query_weighted(
     q: Array, omega: Array, keys: Keys, root: Array, weights: QueryWeights
 ) -> Attended:
     """LARA with weights that depend on the query."""
-    omega, general = root * omega, keys.mask is not None and keys.mask.shape[-2] != 1
-    states = None if general else sample(omega, keys)
+    omega = root * omega
+    states = None if keys.differ else sample(omega, keys)
     norm = weights.norm(q, root)
     lead, n = broadcast_lead(q, keys.k, keys.v, omega, keys.mask), q.shape[-2]
     out, lse = buffers(q, keys.v, lead)

@@ -53,7 +53,7 @@ class Law(NamedTuple):
         """Whether errors will look like those of the law: ess >= 10, shape (..., n)."""
         return self.ess >= LARGE_SAMPLE
 
-    def _in_units(self, unit: Floats) -> Self:
+    def in_units(self, unit: Floats) -> Self:
         """Turn the law for values v into that for unit v."""
         with np.errstate(over="ignore"):
             return self._replace(bias=self.bias * unit, variance=self.variance * unit * unit)
@@ -135,7 +135,7 @@ def attention_law(
     _validate.positive_integer("num_features", num_features)
     problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
     sums = pair_sums(problem, centred=True)
-    return first_order(sums, num_features)._in_units(sums.unit)
+    return first_order(sums, num_features).in_units(sums.unit)
 
 
 def first_order(sums: PairSums, num_features: int) -> Law:
@@ -195,7 +195,7 @@ def importance_sampling_law(
     sums = pair_sums(problem, centred=False)
     variance = np.maximum(sums.square - sums.mean**2, 0.0) / num_features
     law = Law(np.zeros_like(variance), variance, num_features / sums.weight)
-    return law._in_units(sums.unit)
+    return law.in_units(sums.unit)
 
 
 def randomized_attention_law(
@@ -255,7 +255,7 @@ def randomized_attention_law(
     law = ExactLaw(
         np.zeros_like(variance), variance, np.full(variance.shape[:-1], float(num_samples))
     )
-    return law._in_units(problem.unit)
+    return law.in_units(problem.unit)
 
 
 def num_features_for(
@@ -316,7 +316,7 @@ def num_features_for(
 def features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
     """Invert `relative_error`, from the law of one frequency: see `num_features_for`."""
     unit = unit_of(exact)
-    law, exact = law._in_units(1 / unit), exact / unit
+    law, exact = law.in_units(1 / unit), exact / unit
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         total = np.sum(law.variance, axis=(-2, -1))
         squared_bias = np.sum(law.bias**2, axis=(-2, -1))
@@ -374,7 +374,7 @@ def relative_error(law: Law, exact: Any) -> Floats:
             f"got {exact.shape}."
         )
     unit = unit_of(exact)
-    law, exact = law._in_units(1 / unit), exact / unit
+    law, exact = law.in_units(1 / unit), exact / unit
     with np.errstate(over="ignore"):
         squares = np.sum(law.variance + law.bias**2, axis=(-2, -1))
     with np.errstate(divide="ignore"):

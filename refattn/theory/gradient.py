@@ -94,17 +94,13 @@ def gradient_law(
     for some in pair_weights(problem, centred=True):
         g = cotangent[some.index]
         u = np.sum(some.values * g[..., None], axis=1)
+        ways = some.head.rotate(problem.ways(some.index[:-1]).T).T  # (d, d), in columns
         for row, at in enumerate(_indices(some.index)):
             if np.any(np.isfinite(some.scores[row])):
-                bias[at], variance[at], weight[at] = _of_query(problem, some, row, u[row])
-    ungroup, unit = problem.ungroup, problem.unit
-    law = Law(
-        ungroup(bias) / num_features,
-        ungroup(variance) / num_features,
-        num_features / ungroup(weight, core=1),
-    )
-    with np.errstate(over="ignore"):
-        return law._replace(bias=law.bias * unit, variance=law.variance * unit * unit)
+                bias[at], variance[at], weight[at] = _of_query(some, ways, row, u[row])
+    bias, variance = (problem.ungroup(x) / num_features for x in (bias, variance))
+    law = Law(bias, variance, num_features / problem.ungroup(weight, core=1))
+    return law.in_units(problem.unit)
 
 
 def _indices(index: Any) -> list[Any]:
@@ -113,10 +109,9 @@ def _indices(index: Any) -> list[Any]:
     return [(*head, i) for i in range(rows.start, rows.stop)]
 
 
-def _of_query(problem: Problem, some: PairWeights, row: int, u: Floats) -> tuple[Any, Any, Any]:
+def _of_query(some: PairWeights, ways: Floats, row: int, u: Floats) -> tuple[Any, Any, Any]:
     """Bias, variance (d,) and the mean square of the weights of one query, for one frequency."""
     share = np.exp(some.scores[row])
-    ways = some.head.rotate(problem.ways(some.index[:-1]).T).T  # (d, d), in columns
     key_mean = share @ some.key
     apart = some.key - key_mean
     spread = some.head.spread
