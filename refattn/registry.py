@@ -87,7 +87,8 @@ class Estimator(NamedTuple):
     options : iterable of str
         Other keywords that `fn` and `naive` take: ``"scale"`` (a factor on q . k, by default
         1/sqrt(d)), ``"mask"``, ``"causal"``, ``"omega"`` (frequencies), and more that an
-        implementation may be able to do, see `conformance.CAPABILITIES`.
+        implementation may be able to do, see `conformance.CAPABILITIES`. With ``"vjp"`` the
+        function of `refattn` with the name of `naive` must be one that `vjp` takes.
     traits : iterable of str
         What is claimed of it, in words of `TRAITS`. Each adds checks; none takes any away.
     state : class or None
@@ -281,7 +282,7 @@ def register(record: Estimator) -> Estimator:
 # What a comparison shows unless told otherwise: one of each kind, and the best of its kind.
 DEFAULT = ("rfa-iid", "rfa-orthogonal", "lara-own", "lara-balance", "ra")
 
-_SEES = ("scale", "mask", "causal", "gqa")
+_SEES = ("scale", "mask", "causal", "gqa", "vjp")
 _DRAWS = ("random", "continuous", "common")
 _ROWS = ("unordered", "separate")  # what a query sees is a set, and other queries are not in it
 _MEAN = ("mean", "positive", "exponential")
@@ -387,7 +388,7 @@ def _weighted(weighting: str) -> Estimator:
         name=f"lara-{weighting}",
         fn=partial(_LARA.fn, weighting=weighting),
         naive=partial(_LARA.naive, weighting=weighting),
-        options=_SEES if weighting == "own" else ("scale", "mask", "gqa"),
+        options=_SEES if weighting == "own" else ("scale", "mask", "gqa", "vjp"),
         traits=(*_MEAN, *_DRAWS),
         aliases=(),
     )
@@ -458,7 +459,7 @@ for _record in (
         "linear",
         linear.linear_attention,
         naive.linear_attention,
-        options=("mask", "causal", "gqa"),
+        options=("mask", "causal", "gqa", "vjp"),
         traits=("mean", "positive", *_ROWS, "feature-map"),
         state=streaming.LinearState,
     ),

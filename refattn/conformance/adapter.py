@@ -38,6 +38,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=",
         "omega_only": "the same, and no other way to call it: it draws nothing by itself",
         "omega_per_head": "the frequencies may differ between heads",
+        "vjp": "d_out=: returns (out, dq, dk, dv); of torch and jax the library differentiates",
     }
 )
 
@@ -171,7 +172,9 @@ class Adapter:
         LARA with ``centres``), ``"omega_per_head"`` (they may differ between heads), ``"mask"``,
         ``"causal"``, ``"gqa"`` (fewer key than query heads), ``"feature_map"`` (a kernel called
         as ``fn(x, omega=omega)`` returns features), ``"moments"`` (RFA takes ``mean`` and
-        ``cov`` of the law of its frequencies).
+        ``cov`` of the law of its frequencies), ``"vjp"`` (gradients: with the tag ``library``
+        torch or jax the library differentiates the callable, otherwise it takes ``d_out`` and
+        returns ``(out, dq, dk, dv)``).
     tags : mapping, optional
         Conventions, see `TAGS`; values may be strings, as on the command line.
     name : str, optional
@@ -390,12 +393,16 @@ class Adapter:
             self._seed if k == "seed" else k: _in_memory(self._option(k, x), layouts.get(k))
             for k, x in options.items()
         }
+        d_out = keywords.pop("d_out", None)
         held = {k: x for k, x in (named | keywords).items() if hasattr(x, "shape")}
         before = {k: self._receive(x).copy() for k, x in held.items()} if strict else {}
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                result = self.fn(*sent, **keywords)
+                if d_out is None:
+                    result = self.fn(*sent, **keywords)
+                else:
+                    result = self._differentiated(sent, keywords, d_out)
         except Exception as error:
             raise Refusal("a result", f"{type(error).__name__}: {said(error)[:300]}") from error
         for k, x in before.items():
@@ -412,7 +419,30 @@ class Adapter:
                 self._result(mean, (*lead, d), sent[0], strict),
                 self._result(cov, (*lead, d, d), sent[0], strict),
             )
-        return self._result(result, self._shape(*arrays, **options), sent[0], strict)
+        shape = self._shape(*arrays, **options)
+        if d_out is None:
+            return self._result(result, shape, sent[0], strict)
+        if not isinstance(result, tuple | list) or len(result) != 4:
+            raise Failure("(out, dq, dk, dv)", f"a {type(result).__name__}")
+        shapes = (shape, *map(np.shape, arrays))
+        return tuple(
+            self._result(x, y, sent[0], strict) for x, y in zip(result, shapes, strict=True)
+        )
+
+    def _differentiated(self, sent: list[Any], keywords: dict[str, Any], d_out: Any) -> Any:
+        """The result and the cotangents of queries, keys and values."""
+        if self["library"] == "torch":
+            torch = import_module("torch")
+            given = [x.detach().requires_grad_() for x in sent]
+            out = self.fn(*given, **keywords)
+            found = torch.autograd.grad(out, given, d_out, allow_unused=True)
+            pairs = zip(found, given, strict=True)
+            return (out, *(torch.zeros_like(x) if g is None else g for g, x in pairs))
+        if self["library"] == "jax":
+            jax = import_module("jax")
+            out, pullback = jax.vjp(lambda *arrays: self.fn(*arrays, **keywords), *sent)
+            return (out, *pullback(d_out))
+        return self.fn(*sent, d_out=d_out, **keywords)
 
     def _shape(self, *arrays: Any, **options: Any) -> tuple[int, ...] | None:
         if self.has("pairs"):
@@ -469,6 +499,8 @@ class Adapter:
         if not isinstance(x, np.ndarray):
             return x
         core = 3 if name == "omega" and self.has("per-query") else 2
+        if name == "d_out":
+            return self._send(x)
         if self["layout"] is not None and (name == "mask" or core == 3):
             x = x.reshape((1,) * (self._axes + core - x.ndim) + x.shape)
         return self._convert(x, boolean=name == "mask")

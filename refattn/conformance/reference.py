@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import features, kernels, naive
+from ..gradients import vjp
 from .adapter import Adapter
 from .limits import copies, repeated
 
@@ -21,6 +24,7 @@ __all__ = [
     "engine",
     "largest_exponent",
     "of_rows",
+    "pulled",
     "reference",
     "rounding",
     "terms",
