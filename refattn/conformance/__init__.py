@@ -8,7 +8,7 @@ callable is called; `Subprocess` makes a callable of a program in any language;
 from __future__ import annotations
 
 from ..registry import ESTIMATORS
-from . import combined, laws, mixtures, roundings, uses  # register their checks
+from . import combined, laws, mixtures, pullbacks, roundings, uses  # register their checks
 from .adapter import CAPABILITIES, SPECS, TAGS, Adapter
 from .checks import CHECKS, Check
 from .failures import Failure
@@ -35,6 +35,7 @@ __all__ = [
     "laws",
     "mixtures",
     "parametrize_with_checks",
+    "pullbacks",
     "roundings",
     "uses",
 ]

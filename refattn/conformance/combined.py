@@ -18,7 +18,7 @@ from .adapter import Adapter
 from .checks import Trial, attends, check, evaluated
 from .failures import Failure, Refusal
 
-__all__ = ["covering"]
+__all__ = ["case_of", "covering", "levels"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -97,7 +97,7 @@ _MASKS: Mapping[str, Callable[[np.random.Generator, _Size], Mask]] = {
 }
 
 
-def _levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
+def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
     """The uses of a candidate, the plainest first."""
     some = adapter.lead(2, 4)
     masks = [
@@ -125,7 +125,7 @@ def _many(adapter: Adapter) -> bool:
         return False
     if adapter["causal_only"] and not adapter.can("causal"):
         return False  # its calls are made one query at a time
-    return sum(len(x) > 1 for x in _levels(adapter).values()) > 1
+    return sum(len(x) > 1 for x in levels(adapter).values()) > 1
 
 
 @check(claim="what it takes one by one it takes together", needs=_many)
@@ -135,10 +135,10 @@ def uses_together(t: Trial) -> None:
     A mask and causal together may be refused, by an exception.
     """
     end, refused = time.monotonic() + _SECONDS[t.level], 0
-    levels = _levels(t.adapter)
-    if len(levels["more"]) > 1 and True in levels["causal"] and not _aligned(t):
-        levels["more"] = (0,)  # another check says so, once
-    cases = list(covering(levels, t.rng))
+    factors = levels(t.adapter)
+    if len(factors["more"]) > 1 and True in factors["causal"] and not _aligned(t):
+        factors["more"] = (0,)  # another check says so, once
+    cases = list(covering(factors, t.rng))
     for i, case in enumerate(cases):
         if time.monotonic() > end:
             t.untried.append(f"{len(cases) - i} of {len(cases)} uses together, for want of time")
@@ -163,7 +163,13 @@ def _aligned(t: Trial) -> bool:
     return True
 
 
-def _compare(
+def _compare(t: Trial, *factors: Any, **named: Any) -> None:
+    """Compare one case with the reference."""
+    arrays, options = case_of(t, *factors, **named)
+    t.compare(*arrays, strict=True, **options)
+
+
+def case_of(
     t: Trial,
     n: int,
     more: int,
@@ -172,8 +178,8 @@ def _compare(
     d_v: int | None,
     groups: int | None,
     own: bool,
-) -> None:
-    """Compare one case with the reference."""
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs that use a candidate in these ways."""
     lead, samples = t.adapter.lead(2, 4), 5
     n, m, d = t.fit(n, n + more, 4)
     arrays, options = t.problem(n, m, d, samples, lead=lead, d_v=d_v, groups=groups)
@@ -183,4 +189,4 @@ def _compare(
         options["mask"] = _MASKS[mask](t.rng, _Size(lead, n, m))
     if causal:
         options["causal"] = True
-    t.compare(*arrays, strict=True, **options)
+    return arrays, options

@@ -7,14 +7,14 @@ can be compared number by number, and with difference quotients of its own resul
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .adapter import Adapter
 from .checks import Trial, attends, check, evaluated, stabilised
-from .combined import case_of, cases_of
+from .combined import case_of, covering, levels
 from .failures import Failure, Refusal
 from .reference import pulled
 from .uses import indices
@@ -35,8 +35,181 @@ def _compared(adapter: Adapter) -> bool:
     return _differentiated(adapter) and evaluated(adapter)
 
 
+def _settled(adapter: Adapter) -> dict[str, Any]:
+    """Options of every call: what is causal without being asked has to be told so."""
+    return {"causal": True} if adapter["causal_only"] else {}
+
+
 def _cotangent(t: Trial, arrays: tuple[Floats, ...]) -> Floats:
-    """A cotangent of the output."""
-    q, k, v = arrays
-    lead = np.broadcast_shapes(q.shape[:-2], *(x.shape[:-2] for x in (k, v) if x.ndim == q.ndim and x.shape[:-2] == q.shape[:-2]))
-    return t.normal(*lead, q.shape[-2], v.shape[-1])
+    """Of the output: as many heads as queries have."""
+    q, _, v = arrays
+    return t.normal(*q.shape[:-1], v.shape[-1])
+
+
+def _compare(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> None:
+    """Compare output and gradients with the reference, and say where they are wrong."""
+    options = _settled(t.adapter) | options
+    options.setdefault("d_out", _cotangent(t, arrays))
+    got = t.call(*arrays, **options)
+    want, allowed = pulled(t.adapter, arrays, options)
+    for name, x, y, most in zip(NAMES, got, want, allowed, strict=True):
+        try:
+            t.equal(x, y, most)
+        except Failure as failure:
+            wrong = np.abs(np.asarray(x, np.longdouble) - y) > most
+            axes = ((-2, "token"), (-3, "head"), (-1, "column"))
+            where = ", ".join(w for axis, of in axes if (w := indices(wrong, axis, of)))
+            n, m = (z.shape[-2] for z in arrays[:2])
+            raise Failure(
+                f"{name} {failure.expected}", f"{failure.got}; n = {n}, m = {m}: {where}"
+            ) from None
+
+
+@check(claim="gradients are those of the formula", needs=_compared)
+def gradients(t: Trial) -> None:
+    """Without and with leading axes, of values of another length, twice from one result."""
+    for lead in ((), t.adapter.lead(2, 3)):
+        n, m, d = t.fit(4, 6, 4)
+        arrays, options = t.problem(n, m, d, 4, lead=lead)
+        _compare(t, arrays, **options)
+    if not t.adapter["same_value_size"]:
+        arrays, options = t.problem(n, m, d, 4, d_v=7)
+        _compare(t, arrays, **options)
+    zero = np.zeros((n, arrays[2].shape[-1]))
+    for x in t.call(*arrays, d_out=zero, **_settled(t.adapter), **options)[1:]:
+        t.equal(x, np.zeros(x.shape), 0.0)
+
+
+@check(claim="gradients are right in every use", needs=_compared)
+def gradients_together(t: Trial) -> None:
+    """Any two of: masks of every shape, causal, one query or many, grouped heads, more keys."""
+    end, refused = time.monotonic() + _SECONDS[t.level], 0
+    cases = list(covering(levels(t.adapter), t.rng, 2))
+    for i, case in enumerate(cases):
+        if time.monotonic() > end:
+            t.untried.append(f"{len(cases) - i} of {len(cases)} uses, for want of time")
+            break
+        arrays, options = case_of(t, **case)
+        try:
+            _compare(t, arrays, **options)
+        except Refusal:
+            if case["mask"] is None or not case["causal"]:
+                raise
+            t.since, refused = None, refused + 1
+    if refused:
+        t.untried.append("a mask and causal together, which it refuses")
+
+
+@check(
+    "exponential",
+    claim="gradients are right at large logits",
+    needs=lambda adapter: _compared(adapter) and stabilised(adapter),
+)
+def gradients_of_large_logits(t: Trial) -> None:
+    """Exponents of tens and of thousands, where most weights vanish."""
+    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    for size in (4.0, 10.0) if low else (4.0, 10.0, 40.0):
+        arrays, options = t.problem(*t.fit(5, 6, 4), 4, size=size)
+        _compare(t, arrays, **options)
+
+
+@check(claim="gradients are right at ragged ends of blocks", needs=_compared)
+def gradients_of_many_tokens(t: Trial) -> None:
+    """Past powers of two by one, causal too, as far as time allows."""
+    end, rate = time.monotonic() + _SECONDS[t.level], 0.0
+    plain = not t.adapter["causal_only"]
+    causal = t.adapter.can("causal") and not t.adapter.has("proposals")
+    ways: list[dict[str, Any]] = [{}] * plain + [{"causal": True}] * causal
+    for n, m in ((17, 33), (65, 65), (129, 130), (257, 257), (513, 1025), (1025, 1025)):
+        for options in ways:
+            began = time.monotonic()
+            if began + rate * n * m > end:
+                t.untried.append(f"{n} queries and more, for want of time")
+                return
+            rows, columns, d = t.fit(n, m, 8)
+            arrays, given = t.problem(rows, columns, d, 9)
+            _compare(t, arrays, **given, **options)
+            rate = (time.monotonic() - began) / (n * m)
+
+
+@check(claim="what a query does not see takes no gradient", needs=_differentiated)
+def gradients_of_hidden(t: Trial) -> None:
+    """Masked keys, future keys, and queries whose output has no cotangent."""
+    n, m, d = t.fit(5, 7, 4)
+    arrays, given = t.problem(n, m, d, 4)
+    ways = [given] if evaluated(t.adapter) else [t.options(4)]
+    for options in ways:
+        options = _settled(t.adapter) | options
+        d_out = _cotangent(t, arrays)
+        if t.adapter.can("mask"):
+            mask = np.ones((n, m), dtype=bool)
+            mask[:, 2] = False
+            found = t.call(*arrays, d_out=d_out, mask=mask, **options)
+            for x in found[2:]:
+                t.equal(x[2], np.zeros(x.shape[-1]), 0.0)
+        if t.adapter.can("causal") and not t.adapter.has("proposals"):
+            first = d_out.copy()
+            first[1:] = 0.0  # the first query sees the keys up to m - n, or one
+            seen = 1 if t.adapter["causal"] == "top-left" else m - n + 1
+            found = t.call(*arrays, d_out=first, **options | {"causal": True})
+            for x in found[2:]:
+                t.equal(x[seen:], np.zeros(x[seen:].shape), 0.0)
+        if t.adapter.has("separate") and not t.adapter.has("proposals"):
+            one = d_out.copy()
+            one[[0, -1]] = 0.0
+            found = t.call(*arrays, d_out=one, **options)
+            t.equal(found[1][[0, -1]], np.zeros((2, d)), 0.0)
+
+
+@check(claim="gradients are linear in the cotangent", needs=_differentiated)
+def gradients_are_linear(t: Trial) -> None:
+    """Twice a cotangent takes twice as much, and exactly so."""
+    arrays, given = t.problem(*t.fit(4, 6, 4), 4)
+    options = _settled(t.adapter) | (given if evaluated(t.adapter) else t.options(4))
+    d_out = _cotangent(t, arrays)
+    once, twice, least = (
+        t.call(*arrays, d_out=factor * d_out, **options) for factor in (1.0, 4.0, 2.0**-6)
+    )
+    for name, x, y, z in zip(NAMES[1:], once[1:], twice[1:], least[1:], strict=True):
+        allowed = 8 * t.adapter.eps * float(np.max(np.abs(x), initial=0.0))
+        for factor, other in ((4.0, y), (2.0**-6, z)):
+            try:
+                t.equal(other / factor, x, allowed)
+            except Failure as failure:
+                raise Failure(f"{name} {failure.expected}", failure.got) from None
+
+
+@check(
+    claim="gradients are the slopes of its own results",
+    needs=lambda x: _differentiated(x) and x.eps < 1e-4,
+)
+def gradients_are_slopes(t: Trial) -> None:
+    r"""Difference quotients along random ways, of what it computes at one seed.
+
+    Of the fourth order: with steps h the error is below h^4 times the fifth derivative over 30, and
+    below that of results over h.
+    """
+    n, m, d = t.fit(4, 6, 4)
+    arrays, given = t.problem(n, m, d, 4, size=0.5)
+    options = _settled(t.adapter) | (given if evaluated(t.adapter) else t.options(4))
+    if t.adapter.can("causal") and not t.adapter.has("proposals"):
+        options["causal"] = True
+    d_out = _cotangent(t, arrays)
+    found = t.call(*arrays, d_out=d_out, **options)
+    step = 2.0 ** round(np.log2(t.adapter.eps) / 5)
+    scale = float(np.sum(np.abs(d_out))) * float(np.max(np.abs(arrays[2])))
+    for i, name in enumerate("qkv"):
+        way = t.normal(*arrays[i].shape)
+        total = 0.0
+        for far, weight in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
+            moved = list(arrays)
+            moved[i] = t.adapter.exact(arrays[i] + far * step * way)
+            total += weight * float(np.sum(t.call(*moved, **options) * d_out))
+        want = np.asarray(total / (12 * step))
+        got = np.asarray(np.sum(found[i + 1] * way))
+        error = 64 * t.adapter.eps / step + 64 * step**4
+        t.got = got
+        try:
+            t.equal(got, want, error * scale * (1 + float(np.max(np.abs(way)))) ** 5)
+        except Failure as failure:
+            raise Failure(f"a slope along {name} of {failure.expected}", failure.got) from None

@@ -137,6 +137,75 @@ def rounding(
     return (condition * unit * (1 + exponent) + _of_copies(adapter, arrays, options)) * size
 
 
+def pulled(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> tuple[tuple[Floats, ...], tuple[float, ...]]:
+    """Output and cotangents of q, k, v in extended precision, and how far from it is allowed.
+
+    Of many pairs in float64, which takes far less time and has an error of its own.
+    """
+    many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY
+    dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
+    given = {k: x for k, x in options.items() if k != "d_out"}
+    d_out = np.asarray(options["d_out"], dtype)
+    formula: Any = adapter.record.naive
+    fixed: dict[str, Any] = {}
+    while isinstance(formula, partial):
+        formula, fixed = formula.func, formula.keywords | fixed
+    fn = getattr(import_module("refattn"), formula.__name__)  # the engine of the same formula
+
+    def evaluate(*wide: Floats, **named: Any) -> tuple[Floats, ...]:
+        own: dict[str, Any] = fixed | named
+        if "feature_map" in named:
+            own["feature_map"] = _MAPS[adapter["feature_map"]]
+        q, k, v = wide
+        out, pullback = vjp(fn, q, k, v, **own)
+        return (out, *pullback(d_out)[:3])
+
+    want = _evaluate(adapter, evaluate, arrays, given, dtype)
+    allowed = _pulled_rounding(adapter, arrays, given, d_out)
+    return want, tuple(times * x for x in allowed)
+
+
+_MANY = 2**14  # pairs
+_MAPS = {"elu": features.elu_features, "relu": features.relu_features}
+
+
+def _pulled_rounding(
+    adapter: Adapter,
+    arrays: tuple[Floats, ...],
+    options: dict[str, Any],
+    d_out: Floats,
+) -> tuple[float, ...]:
+    r"""C eps (1 + largest exponent) times the largest sum of absolute terms, for each result.
+
+    With the weights p of pairs, a cotangent of v is a sum of p g over queries, and one of q or k of
+    p (g . v_j - g . out_i) times how a pair's log weight moves: by the other vector, in exact
+    attention; by frequencies, and the key itself, with features. Sums over queries and keys may be
+    running ones. Where weights have signs their sizes count, once more for the normaliser.
+    """
+    q, k, v = (np.asarray(x, np.longdouble) for x in arrays)
+    n, m, c = q.shape[-2], k.shape[-2], adapter.root(q.shape[-1]) ** 2
+    eye = np.broadcast_to(np.eye(m), (*v.shape[:-2], m, m))
+    weights = np.abs(_formula(adapter, (*arrays[:2], eye), options, np.float64))
+    row = max(1.0, float(np.max(np.sum(weights, -1), initial=0.0)))
+    column = row * float(np.max(np.sum(weights, -2), initial=0.0))
+    grouped = weights.ndim > 2 and k.ndim > 2
+    group = max(1, weights.shape[-3] // k.shape[-3]) if grouped else 1
+    exponent = largest_exponent(adapter, arrays, options)
+    unit = CONTRACT[adapter["dtype"]] * adapter.eps * (1 + exponent)
+    unit += terms(adapter, n * group + m)
+    size = float(np.max(np.sum(np.abs(d_out), -1), initial=0.0))
+    moved = 2 * row * row * size * _norm(v)
+    way = _longest(adapter, arrays, options) * c**0.5 if adapter.has("random") else 0.0
+    by_q, by_k = (way, way + c * _norm(k)) if way else (c * _norm(k), c * _norm(q))
+    if adapter.has("feature-map"):  # phi' / phi of elu + 1 is at most 1
+        by_q = by_k = 1.0
+    column *= group
+    sizes = (row * _norm(v), moved * by_q, moved * column * by_k, column * size)
+    return tuple(unit * x for x in sizes)
+
+
 def terms(adapter: Adapter, count: int) -> float:
     """Rounding of sums of so many terms that are added in turn, relative to the largest value.
 

@@ -20,7 +20,7 @@ from .checks import Trial, again, attends, check, comparable, comparable_ways, e
 from .failures import Failure
 from .reference import engine, reference, rounding, terms
 
-__all__: list[str] = []
+__all__ = ["indices"]
 
 Floats = npt.NDArray[Any]
 
@@ -163,11 +163,11 @@ def _where(
     return ", ".join(
         words
         for axis, name in ((-2, "token"), (-3, "head"), (-1, "column"))
-        if (words := _indices(wrong, axis, name))
+        if (words := indices(wrong, axis, name))
     )
 
 
-def _indices(wrong: Any, axis: int, name: str) -> str:
+def indices(wrong: Any, axis: int, name: str) -> str:
     """The first wrong index along an axis, how many there are, and their period."""
     if wrong.ndim < -axis:
         return ""
