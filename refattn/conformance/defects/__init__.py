@@ -13,12 +13,17 @@ which are d^(-1/4) times the arguments. Scores and weights have shape (..., n, m
 
 from __future__ import annotations
 
-from . import combined, kernel, moments
+from . import backward, combined, kernel, moments
 from .catalogue import Mutant
 
 __all__ = ["MUTANTS", "VARIANTS", "Mutant"]
 
-_CATALOGUES = (kernel.CATALOGUE, *combined.CATALOGUES.values(), moments.CATALOGUE)
+_CATALOGUES = (
+    kernel.CATALOGUE,
+    *combined.CATALOGUES.values(),
+    *backward.CATALOGUES.values(),
+    moments.CATALOGUE,
+)
 
 MUTANTS: tuple[Mutant, ...] = tuple(m for c in _CATALOGUES for m in c.mutants)
 VARIANTS: tuple[Mutant, ...] = tuple(m for c in _CATALOGUES for m in c.variants)

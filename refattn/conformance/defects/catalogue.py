@@ -41,12 +41,14 @@ class Catalogue:
         definition: Any,
         capabilities: tuple[str, ...],
         tags: Mapping[str, Any] = NO_TAGS,
+        *,
+        name: str | None = None,
     ) -> None:
         self.estimator, self.definition = estimator, definition
         self.capabilities, self.tags = capabilities, tags
         self.variants: list[Mutant] = []
         self.mutants: list[Mutant] = []
-        self.variant(estimator, "The definition.")(definition)
+        self.variant(name or estimator, "The definition.")(definition)
 
     def variant(
         self, name: str, effect: str, *, tags: Mapping[str, Any] = NO_TAGS
