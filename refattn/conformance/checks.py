@@ -97,6 +97,7 @@ class Trial:
     hidden: float = 0.0
     case: Case | None = None
     got: Any = None
+    part: int | None = None  # of a result of several arrays, the one that is compared
     calls: int = 0  # that have returned
     since: float | None = None  # when the call that runs now began
     beyond: str = ""  # why it ended, if that was a problem beyond what the candidate takes
@@ -172,11 +173,21 @@ class Trial:
                 raise Failure("finite numbers", f"{bad} of {x.size} that are NaN or infinite")
         return got
 
+    @property
+    def numbers(self) -> Any:
+        """The array of the last result that is compared."""
+        several = isinstance(self.got, tuple)
+        if not several or self.part is None:
+            return None if several else self.got
+        return self.got[self.part]
+
     def equal(self, got: Any, want: Any, allowed: Any) -> None:
         """Compare the last result with what should have come."""
-        pairs = zip(got, want, allowed, strict=True) if isinstance(got, tuple) else None
-        for a, b, most in pairs or ((got, want, allowed),):
-            self._equal(a, b, most)
+        if not isinstance(got, tuple):
+            self._equal(got, want, allowed)
+            return
+        for self.part, triple in enumerate(zip(got, want, allowed, strict=True)):
+            self._equal(*triple)
 
     def _equal(self, got: Floats, want: Floats, allowed: float) -> None:
         if self.case is not None:

@@ -41,11 +41,11 @@ def suspect(results: list[Result], trials: list[Trial]) -> None:
 def _comparable(trial: Trial) -> bool:
     """Whether the failing call can be made of catalogued defects."""
     adapter, case = trial.adapter, trial.case
-    if case is None or case.want is None or trial.got is None or isinstance(trial.got, tuple):
+    if case is None or case.want is None or trial.numbers is None:
         return False
     if adapter["scale"] is not None or "seed" in case.options:
         return False
-    return bool(np.shape(trial.got) == np.shape(case.want))
+    return bool(np.shape(trial.numbers) == np.shape(case.want))
 
 
 def _same_numbers(trial: Trial) -> Iterable[str]:
@@ -56,20 +56,23 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
     if case is None or case.want is None:
         return
     needed = {"omega", "mask", "causal"} & set(case.options)
+    gradient = "d_out" in case.options
     found = []
     for mutant in MUTANTS:
         if ESTIMATORS[mutant.estimator] is not adapter.record:
             continue
-        if not needed <= set(mutant.capabilities):
+        able = {x.removesuffix("_only") for x in mutant.capabilities}
+        if not needed <= able or gradient != ("vjp" in able):
             continue
         try:
             got = Adapter(mutant.fn, mutant.estimator)(*case.arrays, **case.options)
         except Exception:  # a defect may be that it fails
             continue
+        got = got[trial.part or 0] if isinstance(got, tuple) else got
         if not np.all(np.isfinite(got)):
             continue
-        error = float(np.max(np.abs(trial.got - case.want), initial=0.0))
-        apart = float(np.max(np.abs(got - trial.got), initial=0.0))
+        error = float(np.max(np.abs(trial.numbers - case.want), initial=0.0))
+        apart = float(np.max(np.abs(got - trial.numbers), initial=0.0))
         if apart < _NEAR * error:  # nearer to what came than the right numbers are
             same = apart <= 4 * case.allowed
             words = "the same numbers" if same else "nearly the same numbers"
