@@ -59,7 +59,7 @@ def test_own_pullbacks_pass(name: str, dtype: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("entry", [m for m in VARIANTS if "vjp" in m.capabilities], ids=str)
+@pytest.mark.parametrize("entry", [m for m in VARIANTS if "vjp" in m.capabilities], ids=lambda m: m.name)
 def test_other_styles_pass(entry: Mutant) -> None:
     for dtype in ("float32", "float64"):
         report = gradients(
