@@ -289,6 +289,11 @@ JUSTIFIED = {
     "query_without_keys": "where causal attention is not taken, and causal_cross not made",
     "one_function": "the formula of frequencies that are drawn once, which no law can tell",
     "long_vectors": "a law far out, where recovered_values has the formula at two frequencies",
+    "gradients": "the plainest case, of which the report can be read",
+    "gradients_of_hidden": "of a black box",
+    "gradients_of_means": "of a black box, and without a reference",
+    "gradients_are_linear": "of a black box, and without a reference",
+    "gradients_are_slopes": "all there is of the gradients of a black box",
     "proposal_noise": "LARA with proposals of its own, to which proposal_average does not apply",
 }
 

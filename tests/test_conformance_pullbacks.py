@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from refattn import vjp
 from refattn.conformance import Adapter, Report, check, checks_of
 from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
 
+RIGHT = [m for m in VARIANTS if "vjp" in m.capabilities]
 SEES = ("mask", "causal", "gqa")
 BACK = [m for m in MUTANTS if "vjp" in m.capabilities]
 
@@ -46,6 +48,12 @@ OWN: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
     "is": (refattn.importance_sampled_attention, "is", (*SEES, "omega_only"), {}),
     "mean of ratios": (refattn.mean_of_ratios_attention, "mean-of-ratios", (*SEES, "omega"), {}),
     "linear": (refattn.linear_attention, "linear", SEES, {}),
+    "relu": (
+        partial(refattn.linear_attention, feature_map=refattn.features.relu_features),
+        "linear",
+        SEES,
+        {"feature_map": "relu"},
+    ),
 }
 
 
@@ -59,7 +67,7 @@ def test_own_pullbacks_pass(name: str, dtype: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("entry", [m for m in VARIANTS if "vjp" in m.capabilities], ids=lambda m: m.name)
+@pytest.mark.parametrize("entry", RIGHT, ids=lambda m: m.name)
 def test_other_styles_pass(entry: Mutant) -> None:
     for dtype in ("float32", "float64"):
         report = gradients(
@@ -83,6 +91,39 @@ def test_mistakes_are_rejected(entry: Mutant) -> None:
             if report.verdict == "FAIL":
                 return
     raise AssertionError(entry.name)
+
+
+def drawn(fn: Any) -> Any:
+    """A way back as it is where frequencies are drawn inside."""
+
+    def attention(q: Any, k: Any, v: Any, *, num_features: int, seed: int, **options: Any) -> Any:
+        omega = np.random.default_rng(seed).standard_normal((num_features, q.shape[-1]))
+        return fn(q, k, v, omega=omega.astype(q.dtype), **options)
+
+    return attention
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_mistakes_of_black_boxes(dtype: str) -> None:
+    """Where frequencies are drawn slopes, sums and zeros show what numbers cannot."""
+    by_name = {m.name.removeprefix("rfa-backward-"): m.fn for m in BACK if m.estimator == "rfa"}
+    right = next(m.fn for m in RIGHT if m.name == "rfa-backward")
+    assert gradients(drawn(right), "rfa", *SEES, dtype=dtype).verdict == "PASS"
+    for name, seen_by in {
+        "delta-dropped": "gradients_of_means",
+        "normaliser-constant-for-keys": "gradients_are_slopes",
+        "norm-forgotten": "gradients_are_slopes",
+        "mask-ignored": "gradients_of_hidden",
+        "mask-of-first-query": "gradients_are_slopes",
+        "causal-ahead": "gradients_are_slopes",
+        "causal-top-left": "gradients_are_slopes",
+        "group-not-summed": "gradients_are_slopes",
+        "group-interleaved": "gradients_are_slopes",
+        "root-missing": "gradients_are_slopes",
+        "cotangents-are-ones": "gradients_are_linear",
+    }.items():
+        report = gradients(drawn(by_name[name]), "rfa", *SEES, dtype=dtype)
+        assert seen_by in [r.check for r in report.results if r.status == "FAIL"], (name, report)
 
 
 def test_there_are_mistakes_enough() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import kernels
+from refattn import kernels, vjp
 from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant, combined
 from refattn.conformance.defects import frequencies as laws
 from validation import kills
@@ -52,11 +52,17 @@ def probes(
         return
     for args, options in attention_probes(has):
         n, d = args[0].shape[-2:]
+        if "vjp" in has:
+            q, _, v = args
+            if np.isnan(v).any():
+                continue  # of which textbook gradients are NaN
+            options = options | {"d_out": tokens(*q.shape[:-1], v.shape[-1], seed=7)}
         if estimator not in COUNT:
             yield args, options
             continue
-        yield args, {**options, COUNT[estimator]: SIZE, "seed": 17}
-        if "omega" in has:
+        if "omega_only" not in has:
+            yield args, {**options, COUNT[estimator]: SIZE, "seed": 17}
+        if {"omega", "omega_only"} & set(has):
             lead = (args[0].shape[0],) if args[0].ndim == 3 else ()
             yield args, {**options, **frequencies(estimator, lead, n, d)}
 
@@ -102,7 +108,7 @@ def test_catalogue() -> None:
         assert estimator in BASE
     for m in (*VARIANTS, *MUTANTS):
         assert m.name.split("-")[0] == m.estimator
-        known = {"omega", "mask", "causal", "gqa", "feature_map", "moments"}
+        known = {"omega", "omega_only", "mask", "causal", "gqa", "feature_map", "moments", "vjp"}
         assert set(m.capabilities) <= known
         assert m.effect.endswith(".")
 
@@ -165,12 +171,20 @@ def package(estimator: str) -> Any:
     }[estimator]
 
 
+def pulled(fn: Any, *args: Any, d_out: Any = None, **options: Any) -> Any:
+    """The package's result, with gradients where there is a cotangent."""
+    if d_out is None:
+        return fn(*args, **options)
+    out, pullback = vjp(fn, *args, **options)
+    return (out, *pullback(d_out)[:3])
+
+
 @pytest.mark.parametrize("entry", VARIANTS, ids=lambda m: m.name)
 def test_variants_agree_with_the_package(entry: Mutant) -> None:
     features = {name: x for name, x in entry.tags.items() if name == "features"}
     for args, options in probes(entry.estimator, entry.capabilities):
-        if features and max(np.abs(x).max() for x in args[:2]) > 10:
-            continue  # cosines lose all digits
+        if (features or "d_out" in options) and max(np.abs(x).max() for x in args[:2]) > 10:
+            continue  # cosines, and differences from a mean of one value, lose all digits
         if entry.estimator == "moments":
             (x,) = args
             want: Any = (x.mean(-2), np.vectorize(np.cov, signature="(d,n)->(d,d)")(x.mT))
@@ -186,7 +200,7 @@ def test_variants_agree_with_the_package(entry: Mutant) -> None:
             want = package("lara")(*args, rng=options["seed"], **given)
         else:
             with np.errstate(invalid="ignore"):  # linear attention whose features all vanish
-                want = package(entry.estimator)(*args, **features, **options)
+                want = pulled(package(entry.estimator), *args, **features, **options)
         assert same(entry.fn(*args, **options), want, 1e-9)  # exponents go up to 1e5
 
 
@@ -194,6 +208,8 @@ def test_variants_agree_with_the_package(entry: Mutant) -> None:
 LATE = (
     *("late-keys-dropped", "late-tokens", "state-reset", "block-edge", "size-64", "size-128"),
     *("first-256", "-1024", "-4096", "-16384", "precision-sums", "lie", "lies", "out"),
+    *("one-query-unmasked", "first-of-batch", "last-block-of-queries-lost", "blocks-overwrite"),
+    *("last-block-of-keys-lost", "diagonal-twice"),
 )
 
 
@@ -204,7 +220,8 @@ LATE = (
 )
 def test_mutants_differ(entry: Mutant) -> None:
     """By more than rounding from the correct variant on the same arguments, seeds included."""
-    base = BASE[entry.estimator].fn
+    back = "vjp" in entry.capabilities
+    base = BY_NAME[f"{entry.estimator}-backward"].fn if back else BASE[entry.estimator].fn
     if {"feature_map", "moments"} & set(entry.capabilities):
         return  # see the two tests below
     if any(kind.__module__ == combined.__name__ for kind in type(entry.fn).__mro__):

@@ -40,15 +40,22 @@ def adapter(mutant: Mutant) -> conformance.Adapter:
 
 def verdict(name: str) -> tuple[str, list[str], float]:
     """Verdict, failed checks and seconds."""
-    report = conformance.check(adapter(entry(name)), rng=0)
+    candidate = adapter(entry(name))
+    report = conformance.check(candidate, rng=0, checks=of_gradients(candidate))
     failed = [r.check for r in report.results if r.status == "FAIL"]
     return report.verdict, failed, sum(r.seconds for r in report.results)
+
+
+def of_gradients(candidate: conformance.Adapter) -> list[str] | None:
+    """The checks to make of a way back, whose way forth is that of another entry."""
+    names = [c.name for c in conformance.checks_of(candidate) if c.name.startswith("gradients")]
+    return names or None
 
 
 def rejected(name: str, known: list[str], seed: int) -> str:
     """The check that rejects a defect at a seed, of those known to first; empty if none does."""
     candidate = adapter(entry(name))
-    for checks in (*([check] for check in known), None):
+    for checks in (*([check] for check in known), of_gradients(candidate)):
         report = conformance.check(candidate, rng=seed, checks=checks)
         if failed := [r.check for r in report.results if r.status == "FAIL"]:
             return failed[0]

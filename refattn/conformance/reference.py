@@ -23,8 +23,10 @@ __all__ = [
     "declared",
     "engine",
     "largest_exponent",
+    "log_slopes",
     "of_rows",
     "pulled",
+    "pulled_rounding",
     "reference",
     "rounding",
     "terms",
@@ -163,7 +165,7 @@ def pulled(
         return (out, *pullback(d_out)[:3])
 
     want = _evaluate(adapter, evaluate, arrays, given, dtype)
-    allowed = _pulled_rounding(adapter, arrays, given, d_out)
+    allowed = pulled_rounding(adapter, arrays, given, d_out)
     return want, tuple(times * x for x in allowed)
 
 
@@ -171,7 +173,7 @@ _MANY = 2**14  # pairs
 _MAPS = {"elu": features.elu_features, "relu": features.relu_features}
 
 
-def _pulled_rounding(
+def pulled_rounding(
     adapter: Adapter,
     arrays: tuple[Floats, ...],
     options: dict[str, Any],
@@ -180,30 +182,89 @@ def _pulled_rounding(
     r"""C eps (1 + largest exponent) times the largest sum of absolute terms, for each result.
 
     With the weights p of pairs, a cotangent of v is a sum of p g over queries, and one of q or k of
-    p (g . v_j - g . out_i) times how a pair's log weight moves: by the other vector, in exact
-    attention; by frequencies, and the key itself, with features. Sums over queries and keys may be
-    running ones. Where weights have signs their sizes count, once more for the normaliser.
+    p (g . v_j - g . out_i) times how a pair's log weight moves. Sums over queries and keys may be
+    running ones. Where weights have signs their sizes count, once more for the normaliser; those of
+    frequencies that are not known are at most 1, for weights without.
     """
-    q, k, v = (np.asarray(x, np.longdouble) for x in arrays)
-    n, m, c = q.shape[-2], k.shape[-2], adapter.root(q.shape[-1]) ** 2
-    eye = np.broadcast_to(np.eye(m), (*v.shape[:-2], m, m))
-    weights = np.abs(_formula(adapter, (*arrays[:2], eye), options, np.float64))
-    row = max(1.0, float(np.max(np.sum(weights, -1), initial=0.0)))
-    column = row * float(np.max(np.sum(weights, -2), initial=0.0))
-    grouped = weights.ndim > 2 and k.ndim > 2
-    group = max(1, weights.shape[-3] // k.shape[-3]) if grouped else 1
-    exponent = largest_exponent(adapter, arrays, options)
-    unit = CONTRACT[adapter["dtype"]] * adapter.eps * (1 + exponent)
+    q, k, v = (np.asarray(x, float) for x in arrays)
+    n, m, g = q.shape[-2], k.shape[-2], np.abs(d_out)
+    by_q, by_k = log_slopes(adapter, arrays, options)
+    weights: Floats
+    terms_of = g @ np.swapaxes(np.abs(repeated(v, q)), -1, -2)  # of g . v
+    if adapter.has("random") and "omega" not in options:  # frequencies that are not known
+        row, pairs = 1.0, np.full(terms_of.shape, 2 * _most(terms_of))
+        weights = np.ones(terms_of.shape)
+        by_row = pairs[..., :1]
+    else:
+        weights = _sizes_of_weights(adapter, arrays, options)
+        row = max(1.0, _most(np.sum(weights, -1)))
+        delta = np.sum(weights * terms_of, -1, keepdims=True)
+        by_row = pairs = row * weights * (terms_of + delta)
+        if not (adapter.has("mean") or adapter.waves):  # its normaliser is that of exact attention
+            options = {name: x for name, x in options.items() if name != "omega"}
+            shares = _evaluate(adapter, _exact, (q, k, _unit(k)), options, np.float64)
+            by_row = pairs = pairs + shares * delta
+    shared = k.ndim > 2 and weights.ndim > 2
+    group = max(1, weights.shape[-3] // k.shape[-3]) if shared else 1
+    unit = CONTRACT[adapter["dtype"]] * adapter.eps
+    unit *= 1 + largest_exponent(adapter, arrays, options)
     unit += terms(adapter, n * group + m)
-    size = float(np.max(np.sum(np.abs(d_out), -1), initial=0.0))
-    moved = 2 * row * row * size * _norm(v)
-    way = _longest(adapter, arrays, options) * c**0.5 if adapter.has("random") else 0.0
-    by_q, by_k = (way, way + c * _norm(k)) if way else (c * _norm(k), c * _norm(q))
-    if adapter.has("feature-map"):  # phi' / phi of elu + 1 is at most 1
-        by_q = by_k = 1.0
-    column *= group
-    sizes = (row * _norm(v), moved * by_q, moved * column * by_k, column * size)
+    sizes = (
+        row * (_norm(v) + _most(weights @ np.abs(repeated(v, q)))),
+        by_q * _most(np.sum(by_row, -1)),
+        by_k * _most(np.sum(pairs, -2)) * group,
+        row * _most(np.swapaxes(weights, -1, -2) @ g) * group,
+    )
     return tuple(unit * x for x in sizes)
+
+
+def _sizes_of_weights(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> Floats:
+    """Sizes of the weights of keys, (..., n, m), at the frequencies that are given."""
+    if adapter.waves:
+        q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
+        return _sizes_of_waves(adapter, q, k, options)
+    weights: Floats = _formula(adapter, (*arrays[:2], _unit(arrays[1])), options, np.float64)
+    return np.abs(weights)
+
+
+def _exact(q: Floats, k: Floats, v: Floats, *, features: str = "", **options: Any) -> Any:
+    return naive.softmax_attention(q, k, v, **options)
+
+
+def _unit(k: Floats) -> Floats:
+    """Values that pick the weights of keys."""
+    m = k.shape[-2]
+    return np.broadcast_to(np.eye(m), (*k.shape[:-2], m, m))
+
+
+def _most(x: Floats) -> float:
+    return float(np.max(x, initial=0.0))
+
+
+def log_slopes(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> tuple[float, float]:
+    """How fast the log weight of a pair may move with its query, and with its key.
+
+    The other vector, in exact attention; frequencies, and the key itself, with features of them;
+    phi(k) over phi(q) . phi(k) where phi is ReLU, and at most 1 where it is elu + 1.
+    """
+    q, k = (np.asarray(x, float) for x in arrays[:2])
+    root = adapter.root(q.shape[-1])
+    if adapter["feature_map"] == "elu":
+        return 1.0, 1.0
+    if adapter.has("feature-map"):
+        kernel = q @ np.swapaxes(repeated(k, q), -1, -2)
+        least = float(np.min(kernel, initial=np.inf))
+        return _norm(k) / least, _norm(q) / least
+    exact = root**2 * _norm(k), root**2 * _norm(q)
+    if adapter.has("random"):
+        way = root * _longest(adapter, arrays, options)
+        own = way, way + exact[0]
+        return own if adapter.has("mean") else (own[0] + exact[0], own[1] + exact[1])
+    return exact
 
 
 def terms(adapter: Adapter, count: int) -> float:
@@ -309,15 +370,20 @@ def _cancellation(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any
     if "omega" not in options:  # no term is below cos(|omega| |q - k|) of its largest
         angle = (math.sqrt(q.shape[-1]) + 5) * (_norm(q) + _norm(k))
         return 1 / math.cos(angle) if angle < math.pi / 2 else math.inf
+    return float(np.max(np.sum(_sizes_of_waves(adapter, q, k, options), -1)))
+
+
+def _sizes_of_waves(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> Floats:
+    """The absolute terms of each pair over the normaliser of its query, which may be far less."""
     k = repeated(k, q)
     omega = np.swapaxes(np.asarray(options["omega"], float), -1, -2)
     a, b = q @ omega, k @ omega
     cosine = np.cos(a) @ np.swapaxes(np.cos(b), -1, -2) + np.sin(a) @ np.swapaxes(np.sin(b), -1, -2)
     most = np.exp((np.sum(q * q, -1)[..., :, None] + np.sum(k * k, -1)[..., None, :]) / 2)
     seen = adapter.visible(q.shape[-2], k.shape[-2], options)
-    normaliser = np.abs(np.sum(np.where(seen, cosine / omega.shape[-1] * most, 0.0), -1))
-    total = np.sum(np.where(seen, most, 0.0), -1)
-    return float(np.max(total / np.where(total == 0, 1.0, normaliser)))
+    normaliser = np.sum(np.where(seen, cosine / omega.shape[-1] * most, 0.0), -1, keepdims=True)
+    empty = ~np.any(np.broadcast_to(seen, cosine.shape), -1, keepdims=True)
+    return np.where(seen, most, 0.0) / np.where(empty, 1.0, np.abs(normaliser))
 
 
 def declared(
