@@ -33,6 +33,7 @@ __all__ = [
     "elu_plus_one",
     "feature_map",
     "gradients",
+    "heads",
     "kernel_estimate",
     "linear_attention",
     "linear_randomized_attention",
@@ -80,42 +81,43 @@ def _of_both(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -
         if not isinstance(x, _Dual):
             return function(x)
         value = function(x.value)
-        return _Dual(value, slope(x.value, value) * x.slope)
+        return _Dual(value, _times(slope(x.value, value), x.slope))
 
     return of_either
 
 
 class _Dual:
-    """A number with its derivatives with respect to some others: the rules of calculus."""
+    """A number with its derivatives with respect to those that it depends on: rules of calculus."""
 
-    def __init__(self, value: Any, slope: _Array) -> None:
+    def __init__(self, value: Any, slope: dict[int, Any]) -> None:
         self.value, self.slope = value, slope
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, np.ndarray):
             return NotImplemented  # which adds to each of its elements
         y, dy = _parts(other)
-        return _Dual(self.value + y, self.slope + dy)
+        return _Dual(self.value + y, _summed(self.slope, dy))
 
     def __mul__(self, other: Any) -> Any:
         if isinstance(other, np.ndarray):
             return NotImplemented
         y, dy = _parts(other)
-        return _Dual(self.value * y, self.slope * y + self.value * dy)
+        return _Dual(self.value * y, _summed(_times(y, self.slope), _times(self.value, dy)))
 
     def __truediv__(self, other: Any) -> Any:
         if isinstance(other, np.ndarray):
             return NotImplemented
         y, dy = _parts(other)
         ratio = self.value / y
-        return _Dual(ratio, (self.slope - ratio * dy) / y)
+        slope = _summed(self.slope, _times(-ratio, dy))
+        return _Dual(ratio, {i: x / y for i, x in slope.items()})
 
     def __rtruediv__(self, other: Any) -> Any:
         ratio = other / self.value
-        return _Dual(ratio, -ratio / self.value * self.slope)
+        return _Dual(ratio, _times(-ratio / self.value, self.slope))
 
     def __neg__(self) -> _Dual:
-        return _Dual(-self.value, -self.slope)
+        return _Dual(-self.value, _times(-1, self.slope))
 
     def __sub__(self, other: Any) -> Any:
         return NotImplemented if isinstance(other, np.ndarray) else self + -other
@@ -129,8 +131,16 @@ class _Dual:
     __radd__, __rmul__ = __add__, __mul__
 
 
-def _parts(x: Any) -> tuple[Any, Any]:
-    return (x.value, x.slope) if isinstance(x, _Dual) else (x, 0)
+def _parts(x: Any) -> tuple[Any, dict[int, Any]]:
+    return (x.value, x.slope) if isinstance(x, _Dual) else (x, {})
+
+
+def _times(factor: Any, slope: dict[int, Any]) -> dict[int, Any]:
+    return {i: factor * x for i, x in slope.items()}
+
+
+def _summed(x: dict[int, Any], y: dict[int, Any]) -> dict[int, Any]:
+    return x | {i: x[i] + e if i in x else e for i, e in y.items()}
 
 
 def gradients(
@@ -153,19 +163,18 @@ def gradients(
     >>> {name: [float(e) for e in x.ravel()] for name, x in found.items()}
     {'q': [0.0], 'k': [-1.0, 1.0], 'v': [0.5, 0.5]}
     """
-    given = {name: numbers(x, dps=dps) for name, x in arrays.items()}
-    count, first, duals = sum(x.size for x in given.values()), 0, {}
-    unit = numbers(np.eye(count), dps=dps)
+    given, duals, first = {name: numbers(x, dps=dps) for name, x in arrays.items()}, {}, 0
     for name, x in given.items():
         own = np.empty(x.size, dtype=object)
-        own[:] = [_Dual(e, unit[first + i]) for i, e in enumerate(x.ravel())]
+        own[:] = [_Dual(e, {i: 1}) for i, e in enumerate(x.ravel(), first)]
         duals[name], first = own.reshape(x.shape), first + x.size
-    out, zero = function(**duals), numbers(np.zeros(count), dps=dps)
-    pairs = zip(numbers(cotangent, dps=dps).ravel(), out.ravel(), strict=True)
-    total = sum((g * (zero + _parts(y)[1]) for g, y in pairs), start=zero)
-    split = np.split(total, np.cumsum([x.size for x in given.values()])[:-1])
+    pairs = zip(numbers(cotangent, dps=dps).ravel(), function(**duals).ravel(), strict=True)
+    total: dict[int, Any] = {}
+    zero = context(dps).mpf(0)
+    for g, y in pairs:
+        total = _summed(total, _times(g, _parts(y)[1]))
     return {
-        name: part.reshape(x.shape) for part, (name, x) in zip(split, given.items(), strict=True)
+        name: _map(lambda e: total.get(next(iter(e.slope)), zero), x) for name, x in duals.items()
     }
 
 
@@ -211,6 +220,24 @@ def causal(n: int, m: int) -> _Array:
     return np.tri(n, m, m - n, dtype=bool)
 
 
+def heads(ndims: dict[str, int], **arrays: Any) -> list[dict[str, Any]]:
+    """The arrays of each head, as `each_head` takes them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> [x["k"].tolist() for x in exact.heads({"q": 1, "k": 1}, q=np.ones((2, 1)), k=np.ones(1))]
+    [[1.0], [1.0]]
+    """
+    batched = {name for name, x in arrays.items() if np.ndim(x) > ndims.get(name, np.inf)}
+    count = max((len(arrays[name]) for name in batched), default=1)
+    return [
+        {name: x[h // (count // len(x))] if name in batched else x for name, x in arrays.items()}
+        for h in range(count)
+    ]
+
+
 def each_head(function: Callable[..., _Array], ndims: dict[str, int], **arrays: Any) -> _Array:
     """Apply `function` to each head and stack: of H heads, h uses slice h // (H / G) of G.
 
@@ -225,15 +252,9 @@ def each_head(function: Callable[..., _Array], ndims: dict[str, int], **arrays: 
     >>> exact.each_head(lambda q, k: q + k, {"q": 1, "k": 1}, q=q, k=k)[:, 0]
     array([5., 5., 7., 7.])
     """
-    batched = {name for name, x in arrays.items() if np.ndim(x) > ndims.get(name, np.inf)}
-    if not batched:
-        return function(**arrays)
-    heads = max(len(arrays[name]) for name in batched)
-    picked = (
-        {name: x[h // (heads // len(x))] if name in batched else x for name, x in arrays.items()}
-        for h in range(heads)
-    )
-    return np.stack([function(**arguments) for arguments in picked])
+    found = [function(**arguments) for arguments in heads(ndims, **arrays)]
+    stacked = any(np.ndim(x) > ndims.get(name, np.inf) for name, x in arrays.items())
+    return np.stack(found) if stacked else found[0]
 
 
 def weighted_mean(
