@@ -5,9 +5,10 @@ is wrong with them. A case is named after the mistakes that it catches (its flag
 
 Inputs come from a raw PCG64 stream, seeded with the CRC-32 of their name and rounded to few bits,
 or are small integers. Outputs come from `refattn.conformance.exact` with 50 and with 80 digits,
-which must agree. Nothing depends on the time or the machine: two runs give identical bytes. A
-manifest has the checksum of every file and the names of its cases. The layout of the files follows
-that of Project Wycheproof.
+which must agree; where a case has a cotangent `d_out`, so do gradients, of the same formulas in
+dual numbers. Nothing depends on the time or the machine: two runs give identical bytes. A manifest
+has the checksum of every file and the names of its cases. The layout of the files follows that of
+Project Wycheproof.
 """
 
 from __future__ import annotations

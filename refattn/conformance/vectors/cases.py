@@ -15,8 +15,10 @@ __all__ = [
     "ESTIMATORS",
     "FLAGS",
     "FORMATS",
+    "GRADIENTS",
     "INSTALL",
     "SCHEMA",
+    "VERSION",
     "Case",
     "check_format",
     "is_exact",
@@ -36,8 +38,19 @@ DTYPES = {
 }
 CONTRACT = 16  # the constant C of the accuracy contract
 DIGITS = 34  # stored; 30 are asserted
+VERSION = 2  # of the schema
 SCHEMA = resources.files(__package__).joinpath("vectors.schema.json")
 INSTALL = "needs `pip install 'refattn[vectors]'`"
+
+# Names of the gradients by those of the inputs that have one.
+GRADIENTS = {
+    "q": "dq",
+    "k": "dk",
+    "v": "dv",
+    "omega": "d_omega",
+    "log_weight": "d_log_weight",
+    "centres": "d_centres",
+}
 
 # What a flag says of the mistake that its cases catch.
 FLAGS = {
@@ -126,6 +139,11 @@ FLAGS = {
         "shape",
         "Head sizes 1, 9 and 64, none that of the values.",
         "Head sizes are hard-coded or taken from another argument.",
+    ),
+    "GRADIENT": (
+        "gradient",
+        "Cotangents are given, and gradients expected besides the output.",
+        "The way back forgets the normaliser, the scale, what is hidden or that heads share keys.",
     ),
 }
 

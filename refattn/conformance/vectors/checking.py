@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import registry
-from .cases import CONTRACT, DTYPES, FORMATS, INSTALL, SCHEMA, Case, is_exact
+from .cases import CONTRACT, DTYPES, FORMATS, GRADIENTS, INSTALL, SCHEMA, Case, is_exact
 from .reading import case_of, files_in, parse, read, tests_of
 from .solving import solved
 from .writing import manifest_name, sealed
@@ -229,7 +229,8 @@ def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[st
 def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
     """Shapes of the outputs; raises where those of the inputs do not agree."""
     x = {name: value.shape for name, value in case.inputs.items()}
-    sizes = {shape[-1] for name, shape in x.items() if name not in ("v", "mask", "log_weight")}
+    others = ("v", "mask", "log_weight", "d_out", "d_lse")
+    sizes = {shape[-1] for name, shape in x.items() if name not in others}
     if len(sizes) != 1:
         raise ValueError(f"head sizes {sorted(sizes)} differ")
     record = registry.ESTIMATORS[case.estimator]
@@ -243,7 +244,15 @@ def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
     if x["k"][:-1] != x["v"][:-1]:
         raise ValueError(f"shapes {x['k']} and {x['v']} of keys and values do not agree")
     np.broadcast_shapes(x.get("mask", ()), (*x["q"][:-1], x["k"][-2]))
-    return {"out": (*x["q"][:-1], x["v"][-1])}
+    shapes = {"out": (*x["q"][:-1], x["v"][-1])}
+    if "d_lse" in x:
+        shapes["lse"] = x["q"][:-1]
+    for name in {"out", "lse"} & shapes.keys():
+        if "d_out" in x and x[f"d_{name}"] != shapes[name]:
+            raise ValueError(f"shape {x[f'd_{name}']} of d_{name} is not {shapes[name]}")
+    if "d_out" in x:
+        shapes |= {GRADIENTS[name]: shape for name, shape in x.items() if name in GRADIENTS}
+    return shapes
 
 
 def _lint_again(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[str]:

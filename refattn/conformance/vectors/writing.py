@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .cases import DIGITS, ESTIMATORS, FLAGS, SCHEMA, check_format
+from .cases import DIGITS, ESTIMATORS, FLAGS, GRADIENTS, SCHEMA, VERSION, check_format
 from .reading import case_of, tests_of
 from .solving import documents
 
@@ -87,7 +87,7 @@ def _manifest(content: dict[str, bytes]) -> bytes:
             files[name] |= {"numberOfTests": len(tests[estimator]), "tests": tests[estimator]}
     version = next(iter(documents().values()))["packageVersion"]
     return sealed({"files": files, "package": "refattn", "packageVersion": version,
-                    "schema": SCHEMA.name, "schemaVersion": 1})  # fmt: skip
+                    "schema": SCHEMA.name, "schemaVersion": VERSION})  # fmt: skip
 
 
 def sealed(manifest: dict[str, Any]) -> bytes:
@@ -160,6 +160,7 @@ def _readme() -> str:
     return Template(_text("README.md.txt")).substitute(
         estimators=", ".join(ESTIMATORS),
         digits=DIGITS,
+        gradients=", ".join(f"`{name}`" for name in GRADIENTS.values()),
         read_npz=_text("read_npz.py.txt"),
         read_safetensors=_text("read_safetensors.cpp"),
         flags="\n".join(f"| {row} |" for row in rows),

@@ -1,0 +1,198 @@
+"""What errors of the outputs of a case are relative to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import registry
+from .cases import GRADIENTS, Case
+from .formulas import Head, exact, formula, heads
+from .recipes import Recipe
+
+__all__ = ["bounds"]
+
+_Array = npt.NDArray[Any]
+
+
+def bounds(case: Recipe | Case, values: dict[str, _Array]) -> tuple[float, dict[str, _Array]]:
+    """Largest exponent and what errors are relative to: the accuracy contract.
+
+    `values` are those of the outputs.
+    """
+    x, features = case.inputs, case.arguments.get("features")
+    record, mp = registry.ESTIMATORS[case.estimator], exact().context()
+    if record.has("rows"):
+        rows, mean, cov = exact().numbers(x["x"]), values["mean"], values["cov"]
+        sd = np.array([mp.sqrt(cov[i, i]) for i in range(len(mean))], dtype=object)
+        z = abs(rows[0] - mean) / np.where(sd == 0, 1, sd)
+        return _up(max(z)), {"mean": _ups(abs(mean) + sd), "cov": _ups(np.outer(sd, sd))}
+    if record.has("pairs"):
+        want = abs(values["out"])
+        long_x, long_y, long_omega = (_longest(x[name]) for name in ("x", "y", "omega"))
+        cond = long_omega * (long_x + long_y) + (long_x**2 + long_y**2) / 2
+        if features == "trigonometric":
+            squares = sum((exact().numbers(x[name]) ** 2).sum(-1) for name in "xy")
+            want = np.array([mp.exp(s / 2) for s in squares], dtype=object)
+        if "log_weight" in x:
+            cond += max(abs(exact().numbers(x["log_weight"])))
+        return _up(cond), {"out": _ups(want)}
+    conds, rows = zip(*(_bound(case, head) for head in heads(case)), strict=True)
+    size = {"out": np.reshape(rows, (*x["q"].shape[:-1], 1))}
+    if "d_out" in x:
+        size |= _gradients(case)
+    if features != "trigonometric":
+        size = {name: _largest(rows, name) for name, rows in size.items()}
+    if "d_lse" in x:
+        size["lse"] = np.array(1.0)
+    return _up(max(conds)), {name: _ups(rows) for name, rows in size.items()}
+
+
+def _largest(rows: _Array, name: str) -> _Array:
+    """The largest size for all; gradients that nothing moves are exactly 0."""
+    if name == "out":
+        return np.array(np.max(rows), dtype=object)
+    return np.where(rows == 0, 0, np.max(rows))
+
+
+def _bound(case: Recipe | Case, head: Head) -> tuple[Any, _Array]:
+    """Largest exponent of one head and size of each of its rows, over keys that are seen."""
+    mp, features = exact(), case.arguments.get("features")
+    seen = head.visible.any(0)
+    q, k, v, visible = head.q, head.k[seen], head.v[seen], head.visible[:, seen]
+    root = mp.root(case.arguments.get("scale"), q.shape[-1])
+    a, b, size = _longest(q) * root, _longest(k) * root, _longest(v)
+    cond, rows = a * b, [size] * len(q)
+    if registry.ESTIMATORS[case.estimator].has("feature-map"):
+        cond = max(_longest(q), _longest(k))
+    elif head.omega is not None:
+        w = _longest(head.omega)
+        cond = max(w * a, w * b + b**2 / 2) + np.max(abs(mp.numbers(head.log_weight)))
+        if head.centres is not None:
+            cond += _longest(head.centres) * w + _longest(head.centres) ** 2
+        if features == "trigonometric":
+            cond = w * (a + b) + (a**2 + b**2) / 2
+            phi = [mp.feature_map(mp.numbers(x) * root, mp.numbers(head.omega), features)
+                   for x in (q, k)]  # fmt: skip
+            terms, kernel = abs(phi[0]) @ abs(phi[1]).T, phi[0] @ phi[1].T
+            rows = [
+                size * terms[i, see].sum() / abs(kernel[i, see].sum()) if see.any() else size
+                for i, see in enumerate(visible)
+            ]
+    return cond, np.array(rows, dtype=object)
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def _gradients(case: Recipe | Case) -> dict[str, _Array]:
+    """Sums of absolute terms of gradients, over all heads that share the argument."""
+    of_head = _by_sample if registry.ESTIMATORS[case.estimator].has("per-query") else _by_query
+    found, sizes = [of_head(case, head) for head in heads(case)], {}
+    for name in found[0]:
+        x, rows = case.inputs[name], np.stack([sizes[name] for sizes in found])
+        lead = x.shape[: x.ndim + 1 - rows.ndim]
+        sizes[GRADIENTS[name]] = rows.reshape(*lead, -1, *rows.shape[1:]).sum(len(lead))
+    return sizes
+
+
+def _by_query(case: Recipe | Case, head: Head) -> dict[str, _Array]:
+    """Sums of pairs of a query and a key, times how far the argument moves their logarithm.
+
+    A query and a key move the pairs that they are in, all else moves every pair.
+    """
+    g, p = exact().numbers(head.d_out), _weights(case, head)
+    pairs, sizes = _pairs(p, g, head), {"v": (p.T @ _lengths(g))[:, None]}
+    for name, way in _ways(case, head).items():
+        if name in case.inputs:
+            x, moved = getattr(head, name), pairs * way
+            sums = {"q": moved.sum(1), "k": moved.sum(0)}
+            rows = sums.get(name, np.full(len(x), moved.sum()))
+            sizes[name] = rows.reshape(-1, *[1] * (x.ndim - 1))
+    return sizes
+
+
+def _by_sample(case: Recipe | Case, head: Head) -> dict[str, _Array]:
+    """The same where each sample of a query has weights of its own: it moves them, not the query.
+
+    The output is the mean over samples.
+    """
+    assert head.omega is not None
+    assert head.d_out is not None
+    n, samples, d = head.omega.shape
+    q, g, visible = (np.repeat(x, samples, 0) for x in (head.q, head.d_out, head.visible))
+    omega, g = head.omega.reshape(-1, 1, d), exact().numbers(g) / samples
+    p = _weights(case, head._replace(q=q, omega=omega, visible=visible))
+    pairs, root = _pairs(p, g, head), exact().root(case.arguments["scale"], d)
+    w, b = _lengths(omega[:, 0])[:, None], _lengths(head.k) * root
+    return {
+        "q": np.zeros((n, 1), int),
+        "k": (pairs * (w + b) * root).sum(0)[:, None],
+        "v": (p.T @ _lengths(g))[:, None],
+        "omega": (pairs * b).sum(1).reshape(n, samples, 1),
+    }
+
+
+def _pairs(p: _Array, g: _Array, head: Head) -> _Array:
+    """Cotangents of the logarithms of weights p, by absolute terms: p (g . v - g . out + d_lse)."""
+    products = abs(g) @ abs(exact().numbers(head.v)).T
+    delta = (p * products).sum(1) + abs(exact().numbers(head.d_lse))
+    return np.asarray(p * (products + delta[:, None]))
+
+
+def _weights(case: Recipe | Case, head: Head) -> _Array:
+    """Weights of pairs, (n, m); where they have signs, a bound of the terms and of their sums."""
+    mp, features = exact(), case.arguments.get("features")
+    if features != "trigonometric":
+        given = {name: getattr(head, name) for name in GRADIENTS if name in case.inputs}
+        given |= {"v": np.eye(len(head.k)), "visible": head.visible}
+        return formula(case)(**given)[:, : len(head.k)]
+    root = mp.root(case.arguments["scale"], head.q.shape[-1])
+    x, y, omega = mp.numbers(head.q) * root, mp.numbers(head.k) * root, mp.numbers(head.omega)
+    kernel, most = (
+        np.where(head.visible, mp.feature_map(x, w, features) @ mp.feature_map(y, w, features).T, 0)
+        for w in (omega, 0 * omega)
+    )
+    total = abs(kernel.sum(1))[:, None]
+    terms, p = (abs(x) / np.where(total == 0, 1, total) for x in (most, kernel))
+    return np.asarray(terms + p * terms.sum(1)[:, None])
+
+
+def _ways(case: Recipe | Case, head: Head) -> dict[str, Any]:
+    """How far arguments move the logarithms of the kernel, and what they add to normalisers."""
+    root = exact().root(case.arguments.get("scale"), head.q.shape[-1])
+    a, b = _lengths(head.q)[:, None] * root, _lengths(head.k) * root
+    if registry.ESTIMATORS[case.estimator].has("feature-map"):
+        return {"q": 1, "k": 1}  # at most: phi' <= phi
+    if head.omega is None:
+        return {"q": b * root, "k": a * root}
+    w, mu = _longest(head.omega), 0 if head.centres is None else _longest(head.centres)
+    return {
+        "q": (w + a) * root,
+        "k": (w + b) * root,
+        "omega": a + b + mu,
+        "log_weight": 1,
+        "centres": w + mu,
+    }
+
+
+def _lengths(x: _Array) -> _Array:
+    """Lengths of rows."""
+    squares = (exact().numbers(x) ** 2).sum(-1)
+    return np.array([exact().context().sqrt(e) for e in squares.ravel()]).reshape(squares.shape)
+
+
+def _longest(x: _Array) -> Any:
+    """Largest length of a row."""
+    return max(_lengths(x).ravel(), default=0)
+
+
+def _up(x: Any) -> float:
+    """Round up to three digits."""
+    return float(f"{float(x) * 1.01:.3g}")
+
+
+def _ups(x: _Array) -> _Array:
+    return np.array([_up(e) for e in x.ravel()]).reshape(x.shape)
