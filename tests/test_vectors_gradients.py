@@ -1,0 +1,355 @@
+"""Golden vectors of gradients: the package meets them, mistakes on the way back do not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_vectors import units
+
+import refattn
+from refattn import vjp
+from refattn.conformance import vectors
+from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
+from refattn.conformance.vectors import Case
+from refattn.conformance.vectors.cases import GRADIENTS
+
+LONG = np.longdouble
+BACK = [m for m in MUTANTS if "vjp" in m.capabilities]
+RIGHT = {m.name: m for m in VARIANTS if "vjp" in m.capabilities}
+FUNCTIONS: dict[str, Any] = {
+    "lara": refattn.linear_randomized_attention,
+    "linear": refattn.linear_attention,
+    "ra": refattn.randomized_attention,
+    "rfa": refattn.random_feature_attention,
+    "softmax": refattn.softmax_attention,
+}
+# Defects of the catalogue that no vector can show, with what it would take.
+TOO_SMALL = {
+    "last-block-of-queries-lost": "more than 64 queries",
+    "last-block-of-keys-lost": "more than 64 keys",
+    "blocks-overwrite": "more than 128 queries",
+    "diagonal-twice": "more than 100 queries",
+    "first-of-batch": "a batch of heads",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("vectors")
+    for kind in ("json", "npz"):
+        vectors.write(found / kind, format=kind)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cases(folder: Path) -> list[Case]:
+    return [case for case in vectors.load(folder / "json") if "d_out" in case.inputs]
+
+
+def package(
+    estimator: str, d_out: Any, d_lse: Any = None, feature_map: str = "elu", **given: Any
+) -> dict[str, Any]:
+    """What the package gives, by the names of the vectors."""
+    assert feature_map == "elu"
+    if d_lse is None:
+        out, pullback = vjp(FUNCTIONS[estimator], **given)
+        found, pulled = {"out": out}, pullback(d_out)
+    else:
+        scale = given.pop("scale")
+        scale = given["q"].dtype.type(given["q"].shape[-1]) ** -0.5 if scale is None else scale
+        done, pullback = vjp(refattn.attend, scale=scale, **given)
+        found, pulled = {"out": done.out, "lse": done.lse}, pullback((d_out, d_lse))
+    named = ((GRADIENTS.get(name), x) for name, x in pulled._asdict().items())
+    return found | {name: x for name, x in named if name is not None and x is not None}
+
+
+def only(case: Case, *names: str) -> Case:
+    """The case with some of its outputs."""
+    return case._replace(expected={name: case.expected[name] for name in names})
+
+
+def of_package(case: Case) -> Case:
+    """Without the gradient of proposals, which the package does not return."""
+    return only(case, *(name for name in case.expected if name != "d_centres"))
+
+
+def missed(case: Case, function: Callable[..., Any]) -> bool:
+    dtypes = [name for name in case.tolerance if name in ("float32", "float64")]
+    return any(units(case, function, dtype, case.tolerance[dtype]) > 1 for dtype in dtypes)
+
+
+# --- right ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
+def test_package_meets_every_vector(dtype: str, cases: list[Case], record_accuracy: Any) -> None:
+    eps, known = float(np.finfo(dtype).eps), "float64" if dtype == "longdouble" else dtype
+    chosen = [case for case in cases if known in case.tolerance]
+    assert len(chosen) > 50
+    for case in chosen:
+        tolerance = case.tolerance[known] * eps / float(np.finfo(known).eps)
+        run = partial(package, case.estimator)
+        error = units(of_package(case), run, np.dtype(dtype), tolerance)
+        record_accuracy(f"vectors of gradients, {case.estimator}", dtype, 16 * error)
+        assert error <= 0.1, case.id
+
+
+def test_gradients_of_proposals(cases: list[Case]) -> None:
+    """By central differences along some way."""
+    chosen = [c for c in cases if "d_centres" in c.expected and "EXTREME" not in c.flags]
+    assert len(chosen) > 5
+    for case in chosen:
+        x = {name: value.astype(LONG) for name, value in case.inputs.items()}
+        d_out, centres, h = x.pop("d_out"), x.pop("centres"), LONG(2) ** -16
+        way = np.cos(np.arange(centres.size, dtype=LONG)).reshape(centres.shape)
+        up, down = (
+            FUNCTIONS["lara"](**x, **case.arguments, centres=centres + s * way) for s in (h, -h)
+        )
+        want = np.sum(case.expected["d_centres"] * way)
+        size = float(np.max(case.size["d_centres"]))
+        assert abs(np.sum(d_out * (up - down)) / (2 * h) - want) <= 1e-6 * size, case.id
+
+
+def test_what_nothing_moves_is_exactly_0(cases: list[Case]) -> None:
+    for case in cases:
+        mask = np.atleast_2d(case.inputs.get("mask", True))
+        for name, hidden in (("dk", ~mask.any(-2)), ("dv", ~mask.any(-2)), ("dq", ~mask.any(-1))):
+            x, size = case.expected[name], case.size[name]
+            rows = np.broadcast_to(hidden, x.shape[-2:-1])
+            assert not x[..., rows, :].any()
+            assert not np.broadcast_to(size, x.shape)[..., rows, :].any()
+        if {"constant", "one-key"} & set(case.id.split("-gradient-")[1].rsplit("-", 1)[:1]):
+            assert not any(case.expected[name].any() for name in case.expected
+                           if name not in ("out", "lse", "dv"))  # fmt: skip
+    assert sum(not np.all(c.size["dk"]) for c in cases) >= 3
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+
+def takes(case: Case, estimator: str) -> bool:
+    """Whether the catalogue's implementations of an estimator take what the case gives."""
+    plain = case.arguments.get("scale") is None and not {"d_lse", "log_weight"} & set(case.inputs)
+    return plain and case.estimator == estimator and not is_signed(case)
+
+
+def is_signed(case: Case) -> bool:
+    return case.arguments.get("features", "positive") != "positive"
+
+
+def of_catalogue(entry: Mutant) -> Callable[..., dict[str, Any]]:
+    def run(scale: Any = None, features: Any = None, feature_map: Any = None, **given: Any) -> Any:
+        return dict(zip(("out", "dq", "dk", "dv"), entry.fn(**given), strict=True))
+
+    return run
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_other_styles_meet_them(name: str, cases: list[Case]) -> None:
+    chosen = [case for case in cases if takes(case, RIGHT[name].estimator)]
+    assert len(chosen) >= 15
+    for case in chosen:
+        assert not missed(only(case, "out", "dq", "dk", "dv"), of_catalogue(RIGHT[name])), case.id
+
+
+@pytest.mark.parametrize("entry", BACK, ids=lambda m: m.name)
+def test_defects_miss_some(entry: Mutant, cases: list[Case]) -> None:
+    run = of_catalogue(entry)
+    caught = [
+        case.id
+        for case in cases
+        if takes(case, entry.estimator) and missed(only(case, "out", "dq", "dk", "dv"), run)
+    ]
+    assert bool(caught) != (entry.name.partition("-backward-")[2] in TOO_SMALL)
+
+
+def changed(**edits: Callable[[Any, dict[str, Any]], Any]) -> Any:
+    """Replace some of what the package gives."""
+
+    def wrap(run: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        def wrong(**given: Any) -> dict[str, Any]:
+            found = run(**given)
+            return found | {n: e(found[n], given) for n, e in edits.items() if n in found}
+
+        return wrong
+
+    return wrap
+
+
+def given(**edits: Callable[[dict[str, Any]], Any]) -> Any:
+    """Take gradients at other arguments than the output."""
+
+    def wrap(run: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        def wrong(**x: Any) -> dict[str, Any]:
+            other = run(**x | {n: e(x) for n, e in edits.items() if n in x})
+            return other | {n: y for n, y in run(**x).items() if n in ("out", "lse")}
+
+        return wrong
+
+    return wrap
+
+
+def detached_density(run: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Weights of LARA are constants on the way back."""
+
+    def wrong(omega: Any, centres: Any, weighting: str, **x: Any) -> dict[str, Any]:
+        density = np.exp(omega @ centres.T - np.sum(centres * centres, -1) / 2).sum(-1)
+        return package("rfa", omega=omega, log_weight=-np.log(density), **x)
+
+    return wrong
+
+
+def root(x: dict[str, Any]) -> Any:
+    d = x["q"].shape[-1]
+    return d**-0.25 if x["scale"] is None else x["scale"] ** 0.5
+
+
+RANDOM = ("ra", "lara", "rfa", "rfa-hyperbolic", "rfa-trigonometric")
+PLANTED: dict[str, tuple[tuple[str, ...], Any]] = {
+    "lse dropped": (("softmax",), given(d_lse=lambda x: 0 * x["d_lse"])),
+    "lse alone": (
+        ("softmax",),
+        given(d_out=lambda x: 0 * x["d_out"] if "d_lse" in x else x["d_out"]),
+    ),
+    "lse of another sign": (("softmax",), given(d_lse=lambda x: -x["d_lse"])),
+    "scale ignored": (("softmax", *RANDOM), given(scale=lambda x: None)),
+    "scale of dk off": (("softmax", *RANDOM), changed(dk=lambda dk, x: dk * root(x) ** 2)),
+    "scale of dq off": (("softmax", *RANDOM[1:]), changed(dq=lambda dq, x: dq / root(x) ** 2)),
+    "root of frequencies": (RANDOM, changed(d_omega=lambda g, x: g * root(x))),
+    "dk off": (("softmax", "linear", *RANDOM), changed(dk=lambda dk, x: dk * 1.0001)),
+    "queries of RA": (("ra",), changed(dq=lambda dq, x: dq + 1e-6 * x["q"])),
+    "samples not averaged": (("ra",), changed(d_omega=lambda g, x: g * g.shape[-2])),
+    "samples averaged": (
+        ("ra", "lara", "rfa"),
+        changed(d_omega=lambda g, x: 0 * g + g.mean(-2, keepdims=True)),
+    ),
+    "density constant": (("lara",), detached_density),
+    "weights, not their logs": (
+        ("rfa",),
+        changed(d_log_weight=lambda g, x: g * np.exp(-x["log_weight"])),
+    ),
+    "weights forgotten": (("rfa",), given(log_weight=lambda x: 0 * x["log_weight"])),
+    "frequencies of the first head": (
+        ("rfa",),
+        changed(d_omega=lambda g, x: 0 * g + g[:1] if g.ndim > 2 else g),
+    ),
+    "frequencies not summed over heads": (
+        ("rfa",),
+        changed(d_omega=lambda g, x: g / len(x["q"]) if x["q"].ndim > g.ndim else g),
+    ),
+    "one sign of two": (("rfa-hyperbolic",), given(features=lambda x: "positive")),
+    "waves for exponentials": (("rfa-trigonometric",), given(features=lambda x: "hyperbolic")),
+    "causal forgotten": (RANDOM[2:], given(causal=lambda x: False)),
+    "mask forgotten": (("softmax", "rfa", "linear"), given(mask=lambda x: x["mask"] | True)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name, (kinds, _) in PLANTED.items() for kind in kinds]
+)
+def test_planted_mistakes_miss_some(name: str, kind: str, cases: list[Case]) -> None:
+    estimator, _, features = kind.partition("-")
+    wrong = PLANTED[name][1](partial(package, estimator))
+    chosen = [
+        of_package(case)
+        for case in cases
+        if case.estimator == estimator
+        and case.arguments.get("features", "positive") == (features or "positive")
+    ]
+    assert any(missed(case, wrong) for case in chosen)
+
+
+def test_every_gradient_counts(cases: list[Case]) -> None:
+    """Each is missed if it is left out, but that of the queries of RA, which is 0."""
+    for case in cases:
+        for name in set(case.expected) - {"out", "lse"}:
+            zero = {name: np.zeros_like(case.expected[name])}
+            lost = units(only(case, name), lambda zero=zero, **x: zero, "float64", 1e-3) > 1
+            assert lost or "BASIC" not in case.flags or (case.estimator, name) == ("ra", "dq")
+
+
+# --- the files -----------------------------------------------------------------------------------
+
+
+def test_groups_and_versions(folder: Path) -> None:
+    for estimator in FUNCTIONS:
+        document = json.loads((folder / "json" / f"{estimator}.json").read_text())
+        assert document["schemaVersion"] == 2
+        for group in document["testGroups"]:
+            for test in group["tests"]:
+                back = group["type"].endswith("-gradients")
+                assert back == ("d_out" in test["inputs"]) == ("GRADIENT" in test["flags"])
+                assert back == ("dq" in test["expected"])
+
+
+def test_reader(folder: Path) -> None:
+    """Vectors with gradients are skipped unless they are asked for."""
+    text, scope = (folder / "npz" / "README.md").read_text(), {}
+    exec(text.split("```python\n")[1].split("```")[0], scope)
+    assert all(f"`{name}`" in text for name in GRADIENTS.values())
+    failures, path = scope["failures"], folder / "npz" / "softmax.npz"
+
+    def run(scale: Any, **given: Any) -> Any:
+        scale = float.fromhex(scale) if scale else None
+        with np.errstate(all="ignore"):
+            if "d_out" in given:
+                return package("softmax", scale=scale, **given)
+            return refattn.softmax_attention(scale=scale, **given)
+
+    for dtype in ("float32", "float64"):
+        assert list(failures(path, run, dtype, gradients=True)) == []
+
+    def wrong(**given: Any) -> Any:
+        return given.pop("d_out") if "d_out" in given else run(**given)
+
+    assert list(failures(path, wrong)) == []
+    assert all("-gradient-" in name for name in failures(path, wrong, gradients=True))
+    assert len(set(failures(path, wrong, gradients=True))) > 10
+
+
+def _set(part: str, name: str, **entries: Any) -> Callable[[Any], None]:
+    return lambda test: test[part][name].update(entries)
+
+
+DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no cotangent": (lambda t: t["inputs"].pop("d_out"), "do not follow from the inputs"),
+    "turned cotangent": (_set("inputs", "d_out", shape=[2, 3]), r"\(2, 3\) of d_out is not"),
+    "gradient gone": (lambda t: t["expected"].pop("dk"), "do not follow from the inputs"),
+    "shape": (_set("expected", "dk", shape=[3, 4]), "do not agree|do not follow"),
+    "unknown": (lambda t: t["expected"].update(d_mask=t["expected"]["dq"]), "Additional prop"),
+    "another cotangent": (
+        lambda t: t["inputs"]["d_out"]["data"].reverse(), "d[qkv]: evaluated again gives other"
+    ),
+    "digit": (
+        lambda t: t["expected"]["dv"]["data"].reverse(), "dv: evaluated again gives other digits"
+    ),
+    "size": (
+        lambda t: t["expected"]["dq"]["size"].update(data=[1.0] * 3), "dq: evaluated again"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_linter_finds_damage(damage: str, folder: Path, tmp_path: Path) -> None:
+    edit, message = DAMAGE[damage]
+    document = json.loads((folder / "json" / "softmax.json").read_text())
+    (group,) = (g for g in document["testGroups"] if g["type"] == "softmax-gradients")
+    (test,) = (t for t in group["tests"] if t["id"] == "softmax-gradient-basic-float32")
+    document["testGroups"], group["tests"], document["numberOfTests"] = [group], [test], 1
+    edit(test)
+    (tmp_path / "softmax.json").write_text(json.dumps(document))
+    problems = vectors.lint(tmp_path)
+    assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_older_files_are_to_be_written_again(folder: Path, tmp_path: Path) -> None:
+    text = (folder / "json" / "ra.json").read_text()
+    (tmp_path / "ra.json").write_text(text.replace('"schemaVersion": 2', '"schemaVersion": 1'))
+    assert "ra.json: schemaVersion: 2 was expected" in vectors.lint(tmp_path)
