@@ -420,7 +420,7 @@ def _pulled(kind: str) -> Iterator[Recipe]:
         "gradient-constant",
         "GRADIENT NORMALISATION",
         "All values are 1: only they have gradients.",
-        small(dtype="float64"),
+        small(),
         edit=partial(_constant, False),
     )
     yield case(
@@ -443,7 +443,7 @@ def _pulled(kind: str) -> Iterator[Recipe]:
             "gradient-long",
             "GRADIENT EXTREME",
             "Exponents to hundreds of both signs: most weights vanish.",
-            small(size=16.0, dtype="float64"),
+            small(size=16.0),
         )
 
 
@@ -475,7 +475,7 @@ def _pulled_masked(kind: str) -> Iterator[Recipe]:
         "gradient-empty-row",
         "GRADIENT EMPTY_ROW MASK",
         "Query 1 sees no key: its gradient is 0, and it adds to no other.",
-        small(dtype="float64"),
+        small(),
         edit=_empty_row,
     )
     yield case(
@@ -499,7 +499,7 @@ def _pulled_masked(kind: str) -> Iterator[Recipe]:
         "gradient-causal-mask",
         "GRADIENT CAUSAL MASK",
         "Causal, with a mask.",
-        small(n=4, dtype="float64"),
+        small(n=4),
         edit=lambda x: {"mask": _mask(4, 4)},
         causal=True,
     )
@@ -524,7 +524,7 @@ def _pulled_softmax() -> Iterator[Recipe]:
             f"gradient-{name}",
             f"GRADIENT {name.upper()}",
             f"All scores near {sign * 1600}.",
-            small(size=0.25, dtype="float64"),
+            small(size=0.25),
             edit=lambda x, sign=sign: {"q": x["q"] + 30, "k": sign * (x["k"] + 30)},  # type: ignore[misc]
         )
 
@@ -551,7 +551,7 @@ def _pulled_rfa() -> Iterator[Recipe]:
             f"gradient-{name}",
             f"GRADIENT {name.upper()}",
             f"Exponents of queries near {sign * 1200}.",
-            small(size=0.25, dtype="float64"),
+            small(size=0.25),
             edit=lambda x, sign=sign: {"q": x["q"] + sign * 512, "omega": 1 + x["omega"] / 64},  # type: ignore[misc]
         )
     for kind in ("rfa-hyperbolic", "rfa-trigonometric"):
