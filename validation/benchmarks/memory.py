@@ -1,5 +1,8 @@
 """Peak memory beside arguments and result, each size in a process of its own.
 
+That of a pullback is beside what `refattn.vjp` has kept for it too: the result, its normalisers,
+and what frequencies have seen of the keys.
+
 Run as ``python -m validation.benchmarks.memory '{"form": ..., ...}'``, the arguments of `peak`, it
 prints what `peak` returns: what one process has held before does not count for the next.
 
@@ -29,9 +32,10 @@ from .cases import Record
 from .child import run_python
 from .settings import Settings, Sizes
 
-__all__ = ["EXACT", "RFA", "STREAMED", "peak", "resident", "run"]
+__all__ = ["EXACT", "EXACT_BACK", "RFA", "RFA_BACK", "STREAMED", "peak", "resident", "run"]
 
 RFA, STREAMED, EXACT = "RFA in memory", "RFA from file to file", "exact attention in memory"
+RFA_BACK, EXACT_BACK = "RFA, pullback", "exact attention, pullback"
 
 _INTERVAL = 0.001  # seconds
 _STATUS = Path("/proc/self/status")
@@ -45,7 +49,7 @@ def run(settings: Settings) -> Iterator[Record]:
     """
     for form, heads, tokens in _plan(settings.sizes):
         size = {"heads": heads, "tokens": tokens, "d": settings.sizes.d}
-        if form != EXACT:
+        if form not in (EXACT, EXACT_BACK):
             size["S"] = settings.sizes.features
         options = size | {"form": form, "seed": settings.seed, "threads": settings.threads}
         child = run_python("-m", __name__, json.dumps(options))
@@ -68,7 +72,8 @@ def peak(
         before = read()
         with _sampled(read) as samples:
             result = measured()
-        held = 0 if isinstance(result, np.memmap) else result.nbytes
+        results = result if isinstance(result, refattn.Gradients) else (result,)
+        held = sum(x.nbytes for x in results if not (x is None or isinstance(x, np.memmap)))
         return {"kind": kind, "bytes": max(samples) - before - held}
 
 
@@ -86,11 +91,13 @@ def resident() -> tuple[str, Callable[[], int] | None]:
 
 def _plan(sizes: Sizes) -> Iterator[tuple[str, int, int]]:
     for tokens in sizes.memory_lengths:
-        yield RFA, 1, tokens
-        yield STREAMED, 1, tokens
-    yield RFA, sizes.many_heads, sizes.memory_lengths[0]
+        for form in (RFA, STREAMED, RFA_BACK):
+            yield form, 1, tokens
+    for form in (RFA, RFA_BACK):
+        yield form, sizes.many_heads, sizes.memory_lengths[0]
     for tokens in sizes.exact_memory_lengths:
-        yield EXACT, 1, tokens
+        for form in (EXACT, EXACT_BACK):
+            yield form, 1, tokens
 
 
 def _prepare(
@@ -109,9 +116,13 @@ def _prepare(
         out = np.lib.format.open_memmap(f"{directory}/out.npy", "w+", np.float32, shape)
         return partial(write_random_feature_attention, out, q, k, v, omega=omega)
     q, k, v = (rng.standard_normal(shape, dtype=np.float32) for _ in range(3))
-    if form == RFA:
-        return partial(refattn.random_feature_attention, q, k, v, omega=omega)
-    return partial(refattn.softmax_attention, q, k, v)
+    fn: Callable[..., Any] = refattn.softmax_attention
+    if form in (RFA, RFA_BACK):
+        fn = partial(refattn.random_feature_attention, omega=omega)
+    if form in (RFA, EXACT):
+        return partial(fn, q, k, v)
+    d_out = rng.standard_normal(shape, dtype=np.float32)
+    return partial(refattn.vjp(fn, q, k, v)[1], d_out)
 
 
 def _file(
