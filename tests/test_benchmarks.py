@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from validation.benchmarks import (
     cases,
     estimators,
+    gradients,
     imports,
     memory,
     oracles,
@@ -39,6 +40,7 @@ TINY = settings.Sizes(
     quadratic=(2, 48),
     dense=(1, 16),
     samples=3,
+    backward=(2, 48),
     lengths=(64, 128, 256),
     exact_up_to=64,
     fitted_from=64,
@@ -67,9 +69,9 @@ def run(tmp_path: Path) -> Callable[..., Result]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where one run has compared the estimators with their peers."""
+    """Where one run has compared the estimators and their pullbacks with their peers."""
     directory = tmp_path_factory.mktemp("benchmarks")
-    result = invoke(directory, "--only", "estimators")
+    result = invoke(directory, "--only", "estimators", "--only", "gradients")
     assert result.exit_code == 0, result.output
     return directory
 
@@ -92,9 +94,10 @@ RIGHT, OFF = [[1.0], [2.0]], [[1.0], [2.0 + 1e-9]]
 
 
 @pytest.mark.checks_more
-def test_estimators_agree_with_their_oracles(compared: Path) -> None:
-    records = written(compared)["sections"]["estimators"]
-    assert len(records) == 2 * len(estimators.CASES)
+@pytest.mark.parametrize("section", [estimators, gradients])
+def test_forms_agree_with_their_oracles(compared: Path, section: Any) -> None:
+    records = written(compared)["sections"][section.__name__.rpartition(".")[-1]]
+    assert len(records) == 2 * len(section.CASES)
     for record in records:
         first = record["forms"][0]
         assert first["name"] == "refattn"
@@ -109,18 +112,51 @@ def test_estimators_agree_with_their_oracles(compared: Path) -> None:
     assert (compared / "figures/ratios.svg").stat().st_size > 0
 
 
+def test_ways_back_are_compared(compared: Path) -> None:
+    records = written(compared)["sections"]["gradients"]
+    back, both = (f"refattn{x}" for x in (gradients.PULLBACK, gradients.BOTH))
+    for record in records:
+        found = {(x["form"], x["to"]): x for x in record["ratios"]}
+        seconds = {x["name"]: x["seconds"] for x in record["forms"] if "seconds" in x}
+        assert {(back, "refattn"), (both, "refattn")} <= set(found)
+        for (form, to), one in found.items():
+            if form in seconds and to in seconds:
+                assert one["measured"] == timing.ratio(seconds[form], seconds[to]).median
+            else:
+                assert one["measured"] is None
+    assert "| RFA, positive | refattn, pullback | torch Performer, pullback |" in (
+        compared / "benchmarks.md"
+    ).read_text(encoding="utf-8")
+
+
+def test_a_wrong_way_back_is_flagged(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def halved(*args: Any) -> Any:
+        d_q, d_k, d_v = right(*args)
+        return d_q, d_k / 2, d_v
+
+    right = oracles.softmax_pullback
+    monkeypatch.setattr(gradients, "CASES", (gradients._exact,))
+    monkeypatch.setattr(oracles, "softmax_pullback", halved)
+    result = run("--only", "gradients")
+    assert result.exit_code == 1
+    assert "wrong: exact attention, float32: refattn, pullback" in result.output
+    assert "wrong: exact attention, float32: refattn\n" not in result.output
+
+
 def test_peers_of_torch_are_measured(compared: Path) -> None:
     pytest.importorskip("torch")
     results = written(compared)
     timed = {
         one["name"]
-        for record in results["sections"]["estimators"]
+        for records in results["sections"].values()
+        for record in records
         for one in record["forms"]
         if "seconds" in one
     }
     assert timed >= {estimators.SDPA, estimators.TORCH, "torch"}
+    assert timed >= {x + gradients.PULLBACK for x in (estimators.SDPA, estimators.TORCH, "torch")}
     met = {(t["target"], t["dtype"]): t["met"] for t in results["targets"]}
-    assert len(met) == 2 * 7  # seven ratios between the estimators, in two dtypes
+    assert len(met) == 2 * 9  # seven ratios of estimators and two of pullbacks, in two dtypes
     assert None not in met.values()
 
 
@@ -153,7 +189,7 @@ def test_peers_that_are_missing_are_named(
 @pytest.mark.long
 @pytest.mark.checks_more
 def test_other_sections(run: Any, tmp_path: Path) -> None:
-    names = [name for name in SECTIONS if name != "estimators"]
+    names = [name for name in SECTIONS if name not in ("estimators", "gradients")]
     result = run(*(word for name in names for word in ("--only", name)), "--threads", "1")
     assert result.exit_code == 0, result.output
     results = written(tmp_path)
@@ -169,7 +205,10 @@ def test_other_sections(run: Any, tmp_path: Path) -> None:
     assert curves[estimators.EXACT]["at"] == [64]
     assert curves[estimators.EXACT]["exponent"] is None
     held = results["sections"]["memory"]
-    assert {record["case"] for record in held} == {memory.RFA, memory.STREAMED, memory.EXACT}
+    assert {record["case"] for record in held} == {
+        *(memory.RFA, memory.RFA_BACK, memory.STREAMED),
+        *(memory.EXACT, memory.EXACT_BACK),
+    }
     assert all(record["bytes"] is None or record["bytes"] < 2**26 for record in held)
     (seconds,) = results["sections"]["imports"]
     assert all(0 < s < 60 for one in seconds["forms"] for s in one["seconds"])

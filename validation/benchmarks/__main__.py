@@ -11,7 +11,7 @@ try:
     import matplotlib.figure  # noqa: F401  # figures come last, after minutes
     from rich.console import Console
 
-    from . import environment, estimators, imports, memory, report, roofline, scaling
+    from . import environment, estimators, gradients, imports, memory, report, roofline, scaling
     from . import settings as presets
     from .cases import Record
     from .settings import Settings
@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 
 SECTIONS: dict[str, Callable[[Settings], Iterator[Record]]] = {
     "estimators": estimators.run,
+    "gradients": gradients.run,
     "roofline": roofline.run,
     "scaling": scaling.run,
     "memory": memory.run,
@@ -54,7 +55,7 @@ def main(
     threads: int | None,
     seed: int,
 ) -> None:
-    """Measure refattn: against peers, the roofline, sizes; and its memory and import time.
+    """Measure refattn: against peers, forth and back, the roofline, sizes; memory, import time.
 
     The exit status is 1 if a result of refattn is wrong, and otherwise 0, whatever the times.
     """

@@ -4,11 +4,13 @@
 ``"sizes"`` and ``"forms"``. Each form has ``"name"``, whether it is ``"ours"``, and
 
 - ``"missing"``: why it was not measured; or
-- ``"error"``: the largest error of the checked rows relative to the largest value, null if it is
-  not finite, with its ``"bound"`` and whether the form is ``"wrong"`` by it; and, unless it is,
-  ``"seconds"`` of each round.
+- ``"error"``: the largest error of the checked rows relative to the largest value, of several
+  arrays the largest such error, null if it is not finite, with its ``"bound"`` and whether the form
+  is ``"wrong"`` by it; and, unless it is, ``"seconds"`` of each round.
 
-A form without an oracle has only the latter. The others are compared with the first form.
+A form without an oracle has only the latter. The others are compared with the first form. A case
+that compares other pairs has ``"ratios"``: of each, ``"form"``, ``"to"``, the ratio ``"measured"``
+(null if it was not) and its ``"range"`` (quartiles).
 """
 
 from __future__ import annotations
@@ -35,24 +37,28 @@ class Form:
     """One way to compute something.
 
     `make` prepares what takes no part in the time and returns the call; it may raise
-    `peers.Missing`. `oracle` returns what the checked rows must be.
+    `peers.Missing`. `oracle` returns what the checked rows must be, of one array or of a tuple.
     """
 
     name: str
     make: Callable[[], Callable[[], Any]]
-    oracle: Callable[[], np.ndarray] | None = None
+    oracle: Callable[[], np.ndarray | tuple[np.ndarray, ...]] | None = None
     ours: bool = False
 
 
 @dataclass(frozen=True)
 class Case:
-    """Forms to be compared with the first of them; `rows` are the queries that are checked."""
+    """Forms to be compared with the first of them; `rows` are the queries that are checked.
+
+    `ratios` are pairs of names of forms, to be compared too.
+    """
 
     name: str
     dtype: str
     sizes: Mapping[str, int]
     forms: Sequence[Form]
     rows: Any = field(default_factory=lambda: slice(None))
+    ratios: Sequence[tuple[str, str]] = ()
 
 
 def measure(case: Case, repeats: int, *, pause: float = PAUSE, timer: Timer = wall) -> Record:
@@ -78,7 +84,10 @@ def measure(case: Case, repeats: int, *, pause: float = PAUSE, timer: Timer = wa
     for entry in entries:
         if entry["name"] in seconds:
             entry["seconds"] = seconds[entry["name"]]
-    return {"case": case.name, "dtype": case.dtype, "sizes": dict(case.sizes), "forms": entries}
+    record = {"case": case.name, "dtype": case.dtype, "sizes": dict(case.sizes), "forms": entries}
+    if case.ratios:
+        record["ratios"] = [_ratio(record, form, to) for form, to in case.ratios]
+    return record
 
 
 def compare(record: Record, name: str, to: str | None = None) -> Quartiles | None:
@@ -98,10 +107,20 @@ def relative_error(got: Any, want: np.ndarray) -> float:
     return float(np.max(np.abs(got - want)) / np.max(np.abs(want)))
 
 
+def _ratio(record: Record, form: str, to: str) -> Record:
+    found = compare(record, form, to)
+    measured, spread = (found.median, [found.lower, found.upper]) if found else (None, None)
+    return {"form": form, "to": to, "measured": measured, "range": spread}
+
+
 def _checked(form: Form, call: Callable[[], Any], case: Case) -> Record:
     if form.oracle is None:
         return {}
-    error = relative_error(np.asarray(call())[..., case.rows, :], form.oracle())
+    found, wanted = (x if isinstance(x, tuple) else (x,) for x in (call(), form.oracle()))
+    error = max(
+        relative_error(np.asarray(got)[..., case.rows, :], want)
+        for got, want in zip(found, wanted, strict=True)
+    )
     bound = BOUND * float(np.finfo(case.dtype).eps)
     return {
         "error": error if math.isfinite(error) else None,

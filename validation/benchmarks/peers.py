@@ -37,6 +37,7 @@ __all__ = [
     "torch_linear_causal",
     "torch_performer",
     "torch_performer_causal",
+    "torch_pullback",
     "torch_softmax",
 ]
 
@@ -242,6 +243,25 @@ def torch_linear_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Call:
     return lambda: _causal(elu(q) + 1, elu(k) + 1, v, torch)
 
 
+def torch_pullback(
+    form: Callable[..., Call],
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    d_out: np.ndarray,
+    *others: np.ndarray,
+    both: bool = False,
+) -> Call:
+    """The way back of a form above by autograd; from one way forth, unless `both` are wanted."""
+    torch, (cotangent, *tensors) = _torch(d_out, q, k, v)
+    inputs = [x.detach().requires_grad_() for x in tensors]
+    forth = form(*inputs, *others)
+    back = partial(torch.autograd.grad, inputs=inputs, grad_outputs=cotangent)
+    if both:
+        return lambda: back(forth())
+    return partial(back, forth(), retain_graph=True)
+
+
 def sdpa(torch: Any, q: Any, k: Any, v: Any, *, causal: bool = False) -> Any:
     """Exact attention of tensors by torch, whose fast form wants a batch of heads."""
     attention = torch.nn.functional.scaled_dot_product_attention
@@ -256,13 +276,13 @@ def performer(q: Any, k: Any, v: Any, omega: Any) -> Any:
 
 def _torch(*arrays: np.ndarray) -> tuple[Any, list[Any]]:
     torch = load("torch", "torch")
-    return torch, [torch.from_numpy(x) for x in arrays]
+    return torch, [torch.as_tensor(x) for x in arrays]
 
 
 def _performer(x: Any, omega: Any, axes: Any, epsilon: float = 1e-4) -> Any:
     x = x * x.shape[-1] ** -0.25
     exponent = x @ omega.mT
-    largest = exponent.amax(axes, keepdim=True)
+    largest = exponent.amax(axes, keepdim=True).detach()  # a constant, as in performer-pytorch
     half = (x * x).sum(-1, keepdim=True) / 2
     return omega.shape[-2] ** -0.5 * ((exponent - half - largest).exp() + epsilon)
 

@@ -115,7 +115,10 @@ def _tables(section: str, records: Sequence[Record]) -> Iterator[Table]:
         yield _curves(record)
     timed = [record for record in records if record not in held and record not in curves]
     for dtype in dict.fromkeys(record["dtype"] for record in timed):
-        yield _timed(section, dtype, [record for record in timed if record["dtype"] == dtype])
+        of_dtype = [record for record in timed if record["dtype"] == dtype]
+        yield _timed(section, dtype, of_dtype)
+        if any(record.get("ratios") for record in of_dtype):
+            yield _ratios(section, dtype, of_dtype)
 
 
 def _timed(section: str, dtype: str | None, records: Iterable[Record]) -> Table:
@@ -126,6 +129,16 @@ def _timed(section: str, dtype: str | None, records: Iterable[Record]) -> Table:
         for i, form in enumerate(record["forms"]):
             rows.append([label if i == 0 else "", form["name"], *_timed_cells(record, form)])
     return Table(f"{section}, {dtype}" if dtype else section, columns, rows)
+
+
+def _ratios(section: str, dtype: str | None, records: Iterable[Record]) -> Table:
+    rows = [
+        [record["case"], one["form"], one["to"], _number(one["measured"]), _range(one["range"])]
+        for record in records
+        for one in record.get("ratios", ())
+    ]
+    title = ", ".join(filter(None, [f"{section}: time over that of another form", dtype]))
+    return Table(title, ["case", "form", "over", "is", "quartiles"], rows)
 
 
 def _timed_cells(record: Record, form: Record) -> list[str]:
@@ -186,7 +199,7 @@ def _targets(results: Mapping[str, Any]) -> Table:
             if "at_least" in target
             else f"at most {target['at_most']}",
             _number(target["measured"]),
-            _NONE if target["range"] is None else " to ".join(map(_number, target["range"])),
+            _range(target["range"]),
             {True: "met", False: "not met", None: "not measured"}[target["met"]],
         ]
         for target in results["targets"]
@@ -200,7 +213,11 @@ def _spread(values: Quartiles | None) -> tuple[str, str]:
     """Median, and quartiles."""
     if values is None:
         return _NONE, _NONE
-    return _number(values.median), f"{_number(values.lower)} to {_number(values.upper)}"
+    return _number(values.median), _range((values.lower, values.upper))
+
+
+def _range(ends: Sequence[float] | None) -> str:
+    return _NONE if ends is None else " to ".join(map(_number, ends))
 
 
 def _number(x: float | None) -> str:

@@ -28,6 +28,9 @@ class Sizes:
     dense: tuple[int, int] = (2, 512)
     samples: int = 16  # of each query
 
+    # gradients
+    backward: tuple[int, int] = (8, 4096)
+
     # scaling
     lengths: tuple[int, ...] = tuple(2**i for i in range(10, 21))
     exact_up_to: int = 2**14
@@ -47,6 +50,7 @@ QUICK = Sizes(
     linear=(2, 2048),
     quadratic=(2, 1024),
     dense=(1, 256),
+    backward=(2, 1024),
     lengths=tuple(2**i for i in range(10, 15)),
     exact_up_to=2**12,
     fitted_from=2**12,

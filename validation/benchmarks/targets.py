@@ -20,6 +20,7 @@ from .estimators import (
     TORCH,
     TORCH_LINEAR,
 )
+from .gradients import PULLBACK
 from .roofline import WHOLE_ARRAYS
 from .timing import Quartiles
 
@@ -28,6 +29,8 @@ __all__ = ["judge"]
 Sections = Mapping[str, Sequence[Record]]
 
 _CAUSAL_LINEAR = "causal linear: time over torch"
+
+_EXACT_BACK, _RFA_BACK = (f"{name}: pullback over forward" for name in ("exact attention", "RFA"))
 
 # Section, case, form timed against another of the case, what the ratio is, bound for each dtype.
 _RATIOS = (
@@ -39,6 +42,8 @@ _RATIOS = (
     ("estimators", RFA + CAUSAL, "refattn", CHUNKS, "causal RFA: time over torch", (1.0, 1.0)),
     ("estimators", LINEAR, "refattn", TORCH_LINEAR, "linear: time over torch", (0.75, 0.75)),
     ("estimators", LINEAR + CAUSAL, "refattn", TORCH_LINEAR, _CAUSAL_LINEAR, (1.0, 1.0)),
+    ("gradients", EXACT, "refattn" + PULLBACK, "refattn", _EXACT_BACK, (3.5, 3.5)),
+    ("gradients", RFA, "refattn" + PULLBACK, "refattn", _RFA_BACK, (3.5, 3.5)),
 )
 _EXPONENT = 1.05
 
@@ -55,7 +60,7 @@ def judge(sections: Sections) -> list[Record]:
 def _ratios(sections: Sections) -> Iterator[Record]:
     for section, case, form, to, target, bounds in _RATIOS:
         for dtype, bound in zip(("float32", "float64"), bounds, strict=True):
-            side = "at_most" if form == "refattn" else "at_least"
+            side = "at_most" if form.startswith("refattn") else "at_least"
             for record in sections.get(section, ()):
                 if (record["case"], record["dtype"]) == (case, dtype):
                     yield _target(target, dtype, side, bound, compare(record, form, to))
