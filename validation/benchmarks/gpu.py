@@ -198,6 +198,28 @@ def _lara(q: Any, k: Any, v: Any, omega: Any) -> Any:
     return refattn.linear_randomized_attention(q, k, v, omega=omega)
 
 
+def _exact_both(q: Any, k: Any, v: Any, omega: Any) -> Any:
+    return _both(refattn.softmax_attention, q, k, v)
+
+
+def _features_both(q: Any, k: Any, v: Any, omega: Any) -> Any:
+    return _both(refattn.random_feature_attention, q, k, v, omega=omega)
+
+
+def _both(function: Any, q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """Forth and back; v is the cotangent of the result, so that rows of q need no other rows."""
+    _, pullback = refattn.vjp(function, q, k, v, **options)
+    return pullback(v[:, -q.shape[1] :]).q
+
+
+def _sdpa_both(torch: Any, q: Any, k: Any, v: Any, omega: Any) -> Any:
+    return peers.torch_pullback(peers.torch_softmax, q, k, v, v, both=True)()[0]
+
+
+def _performer_both(torch: Any, q: Any, k: Any, v: Any, omega: Any) -> Any:
+    return peers.torch_pullback(peers.torch_performer, q, k, v, v, omega, both=True)()[0]
+
+
 def _one_hop(q: Any, k: Any, v: Any, omega: Any) -> list[tuple[Any, Any, Any]]:
     return [(q, k, v)]
 
@@ -212,6 +234,9 @@ METHODS = {
     "random features": Method(_features, _two_hops, _performer),
     "random features, causal": Method(partial(_features, causal=True), _two_hops),
     "LARA": Method(_lara, _two_hops, whole=True),
+    # Forth and back, with the roofline of the way forth.
+    "exact, both": Method(_exact_both, _one_hop, _sdpa_both),
+    "random features, both": Method(_features_both, _two_hops, _performer_both),
 }
 
 
