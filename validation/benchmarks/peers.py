@@ -187,12 +187,13 @@ def _causal(phi_q: Any, phi_k: Any, v: Any, xp: Any) -> Any:
     """Causal linear attention: the sums over past chunks, and the pairs within each."""
     ones = xp.ones_like(v[..., :1])
     v = xp.concatenate([v, ones], -1)
+    # torch splits in one step, whose way back is one too; that of a slice fills the whole array.
+    steps = range(_CHUNK, v.shape[-2], _CHUNK) if xp is np else _CHUNK
+    chunks = zip(*(xp.split(x, steps, -2) for x in (phi_q, phi_k, v)), strict=True)
     total, parts = 0.0, []
-    for start in range(0, v.shape[-2], _CHUNK):
-        i = slice(start, start + _CHUNK)
-        q_i, k_i, v_i = phi_q[..., i, :], phi_k[..., i, :], v[..., i, :]
+    for i, (q_i, k_i, v_i) in enumerate(chunks):
         present = xp.tril(q_i @ _t(k_i)) @ v_i
-        parts.append(present if start == 0 else present + q_i @ total)
+        parts.append(present if i == 0 else present + q_i @ total)
         total = total + _t(k_i) @ v_i
     out = xp.concatenate(parts, -2)
     return out[..., :-1] / out[..., -1:]
