@@ -1,7 +1,7 @@
 """Peak memory beside arguments and result, each size in a process of its own.
 
-That of a pullback is beside what `refattn.vjp` has kept for it too: the result, its normalisers,
-and what frequencies have seen of the keys.
+That of a pullback is beside what `refattn.vjp` has kept for it too, the result with its normalisers
+and a copy of it for the caller; its results are cotangents.
 
 Run as ``python -m validation.benchmarks.memory '{"form": ..., ...}'``, the arguments of `peak`, it
 prints what `peak` returns: what one process has held before does not count for the next.
