@@ -126,6 +126,224 @@ def test_mistakes_of_black_boxes(dtype: str) -> None:
         assert seen_by in [r.check for r in report.results if r.status == "FAIL"], (name, report)
 
 
+def edited(fn: Any, change: Any) -> Any:
+    """A function with `d_out` whose four results are changed, given its arguments."""
+
+    def attention(q: Any, k: Any, v: Any, *, d_out: Any = None, **options: Any) -> Any:
+        if d_out is None:
+            return fn(q, k, v, **options)
+        found = list(fn(q, k, v, d_out=d_out, **options))
+        change(found, q=q, k=k, v=v, d_out=d_out, **options)
+        return tuple(found)
+
+    return attention
+
+
+def halved(part: int, when: Any) -> Any:
+    def change(found: list[Any], **given: Any) -> None:
+        found[part] = found[part] * (0.5 if when(**given) else 1.0)
+
+    return change
+
+
+def as_contiguous(found: list[Any], **given: Any) -> None:
+    """Read d_out without its strides."""
+    if not given["d_out"].flags.c_contiguous:
+        found[2] = found[2][..., ::-1, :]
+
+
+def write_to_d_out(found: list[Any], **given: Any) -> None:
+    given["d_out"][...] = 0.0
+
+
+def in_float64(found: list[Any], **given: Any) -> None:
+    found[1] = found[1].astype(np.float64)
+
+
+def nan_of_hidden(found: list[Any], **given: Any) -> None:
+    if "mask" in given:
+        found[1] = found[1] + 0.0 * given["k"].sum()
+
+
+def clamped(found: list[Any], **given: Any) -> None:
+    found[2] = np.where(given["k"] < -15, 0.0, found[2])
+
+
+class Racing:
+    """Every fifth call loses what one query adds."""
+
+    calls = 0
+
+    def __call__(self, found: list[Any], **given: Any) -> None:
+        self.calls += 1
+        if self.calls % 5 == 0:
+            found[3] = 0.9 * found[3]
+
+
+SOFTMAX = with_pullback(refattn.softmax_attention)
+LINEAR = with_pullback(refattn.linear_attention)
+
+
+@pytest.mark.parametrize(
+    ("name", "fn", "estimator"),
+    [
+        ("gradients_of_layouts", edited(SOFTMAX, as_contiguous), "softmax"),
+        ("gradients", edited(SOFTMAX, write_to_d_out), "softmax"),
+        ("gradients", edited(SOFTMAX, in_float64), "softmax"),
+        ("gradients_of_hidden_nonsense", edited(SOFTMAX, nan_of_hidden), "softmax"),
+        ("gradients_of_extreme_features", edited(LINEAR, clamped), "linear"),
+        ("gradients_again", edited(SOFTMAX, Racing()), "softmax"),
+        (
+            "gradients_of_many_tokens",
+            edited(SOFTMAX, halved(1, lambda q, **_: q.shape[-1] > 64)),
+            "softmax",
+        ),
+        (
+            "gradients_of_many_tokens",
+            edited(SOFTMAX, halved(3, lambda v, **_: v.shape[-1] > 128)),
+            "softmax",
+        ),
+        (
+            "gradients_of_many_tokens",
+            edited(SOFTMAX, halved(2, lambda q, k, **_: q.shape[-3] > k.shape[-3] and len(q) > 1)),
+            "softmax",
+        ),
+        (
+            "gradients",
+            edited(SOFTMAX, halved(1, lambda q, **_: q.shape[:-2] == (1, 10))),
+            "softmax",
+        ),
+        (
+            "gradients_are_linear",
+            edited(
+                SOFTMAX, lambda found, d_out, **_: halved(1, lambda: abs(d_out).max() > 99)(found)
+            ),
+            "softmax",
+        ),
+    ],
+)
+def test_mistakes_in_use(name: str, fn: Any, estimator: str) -> None:
+    """Of memory, sizes and repetition, each by the check that is for it."""
+    tags = {"feature_map": "elu"} if estimator == "linear" else {}
+    adapter = Adapter(fn, estimator, ("vjp", *SEES), {"dtype": "float32", **tags})
+    report = check(adapter, checks=[name], rng=0)
+    assert report.verdict == "FAIL", report
+
+
+def test_torch_is_asked_in_every_way() -> None:
+    """Twice through one graph, with a call between, for one input alone, with strides of 0."""
+    torch = pytest.importorskip("torch")
+    kept: list[Any] = []
+
+    class Attention(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        """Right; `wrong` is what its way back does besides."""
+
+        wrong = staticmethod(lambda ctx, q, k, v, g, found: found)
+
+        @staticmethod
+        def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+            ctx.save_for_backward(q, k, v)
+            kept[:] = [q, k, v]
+            return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+        @classmethod
+        def backward(cls, ctx: Any, *d_out: Any) -> Any:
+            (g,), (q, k, v) = d_out, cls.saved(ctx)
+            c = q.shape[-1] ** -0.5
+            p = torch.softmax(q @ k.mT * c, -1)
+            t = cls.read(g) @ v.mT
+            s = p * (t - (p * t).sum(-1, keepdim=True))
+            found = [c * s @ k, c * s.mT @ q, p.mT @ cls.read(g)]
+            return tuple(cls.given(ctx, found))
+
+        saved = staticmethod(lambda ctx: ctx.saved_tensors)
+        read = staticmethod(lambda g: g)
+        given = staticmethod(lambda ctx, found: found)
+
+    class Module(Attention):
+        saved = staticmethod(lambda ctx: kept)
+
+    class Strides(Attention):
+        read = staticmethod(lambda g: g if g.is_contiguous() else g * 0 + g.flatten()[0] / 2)
+
+    class Needs(Attention):
+        given = staticmethod(lambda ctx, x: [y if all(ctx.needs_input_grad) else y / 2 for y in x])
+
+    class Again(Attention):
+        @staticmethod
+        def given(ctx: Any, found: Any) -> Any:
+            ctx.times = getattr(ctx, "times", 0) + 1
+            return [x * ctx.times for x in found]
+
+    names = {None: Attention, "gradients_again": (Module, Needs, Again)}
+    assert gradients(names[None].apply, "softmax", library="torch").verdict == "PASS"
+    for made, name in (
+        (Module, "gradients_again"),
+        (Needs, "gradients_again"),
+        (Again, "gradients_again"),
+        (Strides, "gradients_of_layouts"),
+    ):
+        adapter = Adapter(made.apply, "softmax", ("vjp",), {"library": "torch"})
+        assert check(adapter, checks=[name], rng=0).verdict == "FAIL", made
+
+
+def test_declared_conventions_hold_on_the_way_back() -> None:
+    """An epsilon in the normaliser, and NaN or means where a query sees nothing."""
+
+    def with_epsilon(q: Any, k: Any, v: Any, *, d_out: Any = None) -> Any:
+        phi, slope = (
+            (lambda x: np.where(x > 0, x + 1, np.exp(x))),
+            lambda x: np.exp(np.minimum(x, 0)),
+        )
+        a, b = phi(q), phi(k)
+        kernel = a @ b.mT
+        total = kernel.sum(-1, keepdims=True) + 1e-6
+        out = kernel @ v / total
+        if d_out is None:
+            return out
+        pairs = (d_out @ v.mT - (d_out * out).sum(-1, keepdims=True)) / total
+        return (
+            out,
+            slope(q) * (pairs @ b),
+            slope(k) * (pairs.mT @ a),
+            (kernel / total).mT @ d_out,
+        )
+
+    report = gradients(with_epsilon, "linear", epsilon=1e-6)
+    unsure = [r.check for r in report.results if r.status != "PASS"]
+    assert unsure == ["gradients_of_extreme_features"], report  # below the epsilon
+    assert report.verdict == "UNDERPOWERED"
+    assert gradients(with_epsilon, "linear").verdict == "FAIL"
+
+    def of_empty_rows(value: float) -> Any:
+        def attention(q: Any, k: Any, v: Any, *, mask: Any = None, d_out: Any = None) -> Any:
+            options = {} if mask is None else {"mask": mask}
+            out, pullback = vjp(refattn.softmax_attention, q, k, v, **options)
+            seen = np.ones((), bool) if mask is None else mask.any(-1)[..., None]
+            out = np.where(seen, out, value)
+            if d_out is None:
+                return out
+            return (out, *(np.where(seen.all(), x, value) for x in pullback(d_out)[:3]))
+
+        return attention
+
+    report = gradients(of_empty_rows(np.nan), "softmax", "mask", empty_rows="nan")
+    assert report.verdict == "PASS", report
+
+
+def test_black_boxes_of_other_kinds() -> None:
+    """LARA and RA that draw by themselves: what values take is always told."""
+    waves = partial(refattn.random_feature_attention, features="trigonometric")
+    for name, fn in (
+        ("lara", refattn.linear_randomized_attention),
+        ("rfa-trigonometric", waves),
+    ):
+        right = with_pullback(fn)
+        assert gradients(right, name).verdict == "PASS", name
+        wrong = edited(right, halved(3, lambda **_: True))
+        assert gradients(wrong, name).verdict == "FAIL", name
+
+
 def test_there_are_mistakes_enough() -> None:
     assert len({type(m.fn).__name__ for m in BACK}) == len(BACK) >= 40
     assert all(m.effect for m in BACK)

@@ -360,7 +360,7 @@ class Adapter:
 
         Exceptions and shapes always count; with `strict` also the library and dtype of the
         result, and writing to arguments. Arrays are contiguous but for those that `memory` names as
-        "transposed", "sliced", "read-only", "heads inside" or "reversed".
+        "transposed", "sliced", "read-only", "heads inside", "reversed" or "expanded".
         """
         if self.has("pairs") and np.ndim(arrays[0]) > 1 and not self._batches:
             shape = np.broadcast_shapes(*(np.shape(x) for x in arrays))
@@ -393,8 +393,8 @@ class Adapter:
             self._seed if k == "seed" else k: _in_memory(self._option(k, x), layouts.get(k))
             for k, x in options.items()
         }
-        d_out = keywords.pop("d_out", None)
         held = {k: x for k, x in (named | keywords).items() if hasattr(x, "shape")}
+        d_out = keywords.pop("d_out", None)
         before = {k: self._receive(x).copy() for k, x in held.items()} if strict else {}
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -431,18 +431,37 @@ class Adapter:
 
     def _differentiated(self, sent: list[Any], keywords: dict[str, Any], d_out: Any) -> Any:
         """The result and the cotangents of queries, keys and values."""
+        way = keywords.pop("autograd", None)
         if self["library"] == "torch":
-            torch = import_module("torch")
-            given = [x.detach().requires_grad_() for x in sent]
-            out = self.fn(*given, **keywords)
-            found = torch.autograd.grad(out, given, d_out, allow_unused=True)
-            pairs = zip(found, given, strict=True)
-            return (out, *(torch.zeros_like(x) if g is None else g for g, x in pairs))
+            return self._by_torch(sent, keywords, d_out, way)
         if self["library"] == "jax":
             jax = import_module("jax")
             out, pullback = jax.vjp(lambda *arrays: self.fn(*arrays, **keywords), *sent)
             return (out, *pullback(d_out))
         return self.fn(*sent, d_out=d_out, **keywords)
+
+    def _by_torch(self, sent: list[Any], keywords: dict[str, Any], d_out: Any, way: Any) -> Any:
+        """The same by torch: each input "alone", "again" through one graph, or "crossed" calls."""
+        torch = import_module("torch")
+
+        def forth(wanted: range) -> tuple[Any, list[Any]]:
+            given = [x.detach() for x in sent]
+            given = [x.requires_grad_() if i in wanted else x for i, x in enumerate(given)]
+            return self.fn(*given, **keywords), [given[i] for i in wanted]
+
+        def back(out: Any, given: list[Any]) -> list[Any]:
+            found = torch.autograd.grad(out, given, d_out, allow_unused=True, retain_graph=True)
+            pairs = zip(found, given, strict=True)
+            return [torch.zeros_like(x) if g is None else g for g, x in pairs]
+
+        out, given = forth(range(3))
+        if way == "alone":
+            return (out, *(back(*forth(range(i, i + 1)))[0] for i in range(3)))
+        if way == "again":
+            back(out, given)
+        if way == "crossed":
+            self.fn(*(2 * x.detach() for x in sent), **keywords)
+        return (out, *back(out, given))
 
     def _shape(self, *arrays: Any, **options: Any) -> tuple[int, ...] | None:
         if self.has("pairs"):
@@ -542,6 +561,8 @@ def _in_memory(x: Any, layout: str | None) -> Any:
             x.flags.writeable = False
         return x
     xp = import_module(type(x).__module__.partition(".")[0])
+    if layout == "expanded":  # where all numbers are one
+        return xp.broadcast_to(x[(slice(0, 1),) * x.ndim], x.shape)
     if layout == "reversed":
         return np.flip(np.flip(x, -2).copy(), -2)
     if layout in ("transposed", "heads inside"):

@@ -214,11 +214,14 @@ class Trial:
         """Compare the candidate with the package's own evaluation in extended precision."""
         got = self.call(*arrays, strict=strict, **options)
         want, allowed = reference(self.adapter, arrays, options)
-        if self.adapter["epsilon"]:
-            hidden = allowed / max(float(np.max(np.abs(arrays[-1]))), 1e-300)
-            self.hidden = max(self.hidden, hidden)
-            self.power["error"] = (lambda alpha: self.hidden, 0.05)
+        self.hides(allowed, arrays[-1])
         self.equal(got, want, allowed)
+
+    def hides(self, allowed: float, v: Floats) -> None:
+        """Note how much of the largest value a declared epsilon may hide."""
+        if self.adapter["epsilon"]:
+            self.hidden = max(self.hidden, allowed / max(float(np.max(np.abs(v))), 1e-300))
+            self.power["error"] = (lambda alpha: self.hidden, 0.05)
 
     def problem(
         self,

@@ -148,7 +148,7 @@ def pulled(
     """
     many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY
     dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
-    given = {k: x for k, x in options.items() if k != "d_out"}
+    given = {k: x for k, x in options.items() if k not in ("d_out", "autograd")}
     d_out = np.asarray(options["d_out"], dtype)
     formula: Any = adapter.record.naive
     fixed: dict[str, Any] = {}
@@ -188,12 +188,14 @@ def pulled_rounding(
     """
     q, k, v = (np.asarray(x, float) for x in arrays)
     n, m, g = q.shape[-2], k.shape[-2], np.abs(d_out)
+    root = adapter.root(q.shape[-1])
     by_q, by_k = log_slopes(adapter, arrays, options)
     weights: Floats
     terms_of = g @ np.swapaxes(np.abs(repeated(v, q)), -1, -2)  # of g . v
     if adapter.has("random") and "omega" not in options:  # frequencies that are not known
-        row, pairs = 1.0, np.full(terms_of.shape, 2 * _most(terms_of))
-        weights = np.ones(terms_of.shape)
+        row = _cancellation(adapter, root * q, root * k, options) if adapter.waves else 1.0
+        pairs = np.full(terms_of.shape, 2 * row * row * _most(terms_of))
+        weights = np.full(terms_of.shape, row)
         by_row = pairs[..., :1]
     else:
         weights = _sizes_of_weights(adapter, arrays, options)
@@ -215,7 +217,28 @@ def pulled_rounding(
         by_k * _most(np.sum(pairs, -2)) * group,
         row * _most(np.swapaxes(weights, -1, -2) @ g) * group,
     )
-    return tuple(unit * x for x in sizes)
+    hidden = _hidden_pulled(adapter, arrays, options, g)
+    return tuple(unit * x + y for x, y in zip(sizes, hidden, strict=True))
+
+
+def _hidden_pulled(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], g: Floats
+) -> tuple[float, ...]:
+    """What the declared epsilon may do to output and gradients: add its share to any weight.
+
+    Twice, in numerators and in the normaliser, and as much again to the derivatives of both.
+    """
+    (q, _, v), n = arrays, arrays[0].shape[-2]
+    most = declared(adapter, arrays, options)
+    if not most:
+        return 0.0, 0.0, 0.0, 0.0
+    share, products = 2 * most / _norm(v), _most(g @ np.abs(np.swapaxes(repeated(v, q), -1, -2)))
+    by_q, by_k = log_slopes(adapter, arrays, options)
+    group = max(1, q.shape[-3] // v.shape[-3]) if v.ndim > 2 else 1
+    return most, *(
+        share * x
+        for x in (2 * by_q * products, 2 * n * group * by_k * products, n * group * _most(g))
+    )
 
 
 def _sizes_of_weights(

@@ -47,7 +47,8 @@ class Backward(Attention):
         self, q: Array, k: Array, v: Array, d_out: Array, out: Array, visible: Array, draws: Draws
     ) -> tuple[Array, Array, Array]:
         """Cotangents of queries, keys and values."""
-        keys, values = self.share(q, k), self.share(q, v)
+        held = visible.any(-2)[..., None]  # by some query: what others hold may be anything
+        keys, values = (np.where(held, self.share(q, x), 0.0) for x in (k, v))
         p = self.shares(self.log_pairs(q, keys, draws), visible)
         t = self.products(d_out, values)
         pairs = self.pairs(p, t, self.delta(d_out, out, p, t))
