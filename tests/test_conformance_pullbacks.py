@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 import refattn
 from refattn import vjp
-from refattn.conformance import Adapter, Report, check, checks_of
+from refattn.conformance import Adapter, Failure, Report, check, checks_of
 from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
 
 RIGHT = [m for m in VARIANTS if "vjp" in m.capabilities]
@@ -359,6 +361,72 @@ def test_suspects_and_places() -> None:
     assert result.suspects[0].startswith("softmax-backward-scale-twice-in-dk (the same numbers)")
     assert "d_out=d_out" in result.reproducer
     assert "got = got[2]" in result.reproducer
+
+
+def status(script: str) -> int:
+    """The exit status of a script."""
+    try:
+        exec(script, {"__name__": "__main__"})
+    except SystemExit as end:
+        return int(end.code or 0)
+    except Failure:
+        return 1
+    return 0
+
+
+SLOPES, LINEAR = "gradients_are_slopes", "gradients_are_linear"
+DEFECTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "not finite": (lambda out, q, k, v: (out, q, k * np.nan, v), ("gradients", LINEAR, SLOPES)),
+    "an exception": (lambda out, q, k, v: {}[len(out)], ("gradients", SLOPES)),
+    "a shape": (lambda out, q, k, v: (out, q, np.swapaxes(k, -1, -2), v), ("gradients", LINEAR)),
+    "too few": (lambda out, q, k, v: (q, k, v), ("gradients", LINEAR)),
+    "twice": (lambda out, q, k, v: (out, q, 2 * k, v), ("gradients", SLOPES)),
+    "signs": (lambda out, q, k, v: (out, q, k, np.sign(v)), ("gradients_of_means", LINEAR, SLOPES)),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_scripts_show_a_mistake_until_it_is_mended(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defect, checks = DEFECTS[name]
+    right = with_pullback(refattn.softmax_attention)
+
+    def wrong(*arrays: Any, **options: Any) -> Any:
+        found = right(*arrays, **options)
+        return defect(*found) if "d_out" in options else found
+
+    module: Any = ModuleType("under_repair")
+    monkeypatch.setitem(sys.modules, "under_repair", module)
+    adapter = Adapter(wrong, "softmax", ("vjp",), source="under_repair:attention")
+    report = check(adapter, checks=checks, rng=0)
+    for module.attention, failed in ((wrong, 1), (right, 0)):
+        for result in report.results:
+            assert status(result.reproducer) == failed, (result.check, result.reproducer)
+
+
+def test_the_part_that_is_wrong_is_shown() -> None:
+    """Of no cotangent too, where the last comparison before was of another part."""
+
+    def attention(*arrays: Any, d_out: Any = None) -> Any:
+        found = with_pullback(refattn.softmax_attention)(*arrays, d_out=d_out)
+        if d_out is None or np.any(d_out):
+            return found
+        out, dq, dk, dv = found
+        return out, dq, dk + 1, dv
+
+    adapter = Adapter(attention, "softmax", ("vjp",), {"same_value_size": True})
+    report = check(adapter, checks=["gradients"], rng=0)
+    assert "got = got[2]" in report.results[0].reproducer
+
+
+def test_what_is_made_of_several_calls_is_like_no_mistake() -> None:
+    """Neither a slope nor a multiple is what a catalogued mistake gives."""
+    entry = next(m for m in BACK if m.name == "softmax-backward-cotangents-are-ones")
+    adapter = Adapter(entry.fn, entry.estimator, entry.capabilities)
+    report = check(adapter, checks=["gradients", SLOPES, LINEAR], rng=0)
+    likeness = {r.check: len(r.likeness) for r in report.results}
+    assert likeness == {"gradients": 1, LINEAR: 0, SLOPES: 0}
 
 
 def test_results_that_are_none() -> None:

@@ -97,7 +97,7 @@ class Trial:
     hidden: float = 0.0
     case: Case | None = None
     got: Any = None
-    part: int | None = None  # of a result of several arrays, the one that is compared
+    part: int | None = None  # which result of the last call is compared, if it is one
     calls: int = 0  # that have returned
     since: float | None = None  # when the call that runs now began
     beyond: str = ""  # why it ended, if that was a problem beyond what the candidate takes
@@ -161,35 +161,38 @@ class Trial:
         if self.over:
             raise Failure("an answer in time", "none")
         self.case = Case(arrays, options, strict=strict)
-        self.got = None
+        self.got = self.part = None
         self.since = time.monotonic()
         got = self.adapter(*arrays, strict=strict, memory=memory, **options)
         self.since = None
         self.calls += 1
         self.got = got
-        for x in got if isinstance(got, tuple) else (got,):
+        for x in self.results:
             bad = int(np.sum(~np.isfinite(x)))
             if bad and not self._may_overflow(arrays, options):
                 raise Failure("finite numbers", f"{bad} of {x.size} that are NaN or infinite")
         return got
 
     @property
+    def results(self) -> tuple[Any, ...]:
+        """What the last call gave."""
+        return self.got if isinstance(self.got, tuple) else (self.got,)
+
+    @property
     def numbers(self) -> Any:
-        """The array of the last result that is compared."""
-        several = isinstance(self.got, tuple)
-        if not several or self.part is None:
-            return None if several else self.got
-        return self.got[self.part]
+        """The result of the last call that is compared; None if something made of it is."""
+        return None if self.part is None else self.results[self.part]
 
     def equal(self, got: Any, want: Any, allowed: Any) -> None:
         """Compare the last result with what should have come."""
         if not isinstance(got, tuple):
             self._equal(got, want, allowed)
             return
-        for self.part, triple in enumerate(zip(got, want, allowed, strict=True)):
+        for triple in zip(got, want, allowed, strict=True):
             self._equal(*triple)
 
     def _equal(self, got: Floats, want: Floats, allowed: float) -> None:
+        self.part = next((i for i, x in enumerate(self.results) if x is got), None)
         if self.case is not None:
             self.case = self.case._replace(
                 want=np.asarray(want, np.float64), allowed=float(allowed)

@@ -55,11 +55,15 @@ def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
         words.append("strict=True")
     lines.append(f"got = candidate({', '.join(words)})")
     if case.want is None:
-        lines += ["print(got)", "raise SystemExit(not np.all(np.isfinite(got)))"]
+        lines += [
+            "print(got)",
+            "results = got if isinstance(got, tuple) else (got,)",
+            "raise SystemExit(not all(np.all(np.isfinite(x)) for x in results))",
+        ]
     else:
         lines.append(f"want = {_array(case.want)}")
         if isinstance(trial.got, tuple):
-            lines.append(f"got = got[{trial.part or 0}]")
+            lines.append(f"got = got[{trial.part}]")
         lines.append(_VERDICT.format(case.allowed))
     return "\n".join(lines) + "\n"
 
@@ -73,11 +77,9 @@ def _shows(trial: Trial, case: Case) -> bool:
     """Whether the last call alone shows the failure: it raises, or its result is wrong as such."""
     if trial.got is None:
         return True
-    results = trial.got if isinstance(trial.got, tuple) else (trial.got,)
     if case.want is None:
-        return not all(np.all(np.isfinite(x)) for x in results)
-    # Something made of the result may have been compared.
-    return bool(np.shape(results[trial.part or 0]) == case.want.shape)
+        return not all(np.all(np.isfinite(x)) for x in trial.results)
+    return trial.part is not None
 
 
 def _imported(adapter: Adapter) -> list[str]:

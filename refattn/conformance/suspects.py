@@ -43,9 +43,7 @@ def _comparable(trial: Trial) -> bool:
     adapter, case = trial.adapter, trial.case
     if case is None or case.want is None or trial.numbers is None:
         return False
-    if adapter["scale"] is not None or "seed" in case.options:
-        return False
-    return bool(np.shape(trial.numbers) == np.shape(case.want))
+    return adapter["scale"] is None and "seed" not in case.options
 
 
 def _same_numbers(trial: Trial) -> Iterable[str]:
@@ -53,7 +51,7 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
     from .defects import MUTANTS
 
     adapter, case = trial.adapter, trial.case
-    if case is None or case.want is None:
+    if case is None or case.want is None or trial.part is None:
         return
     needed = {"omega", "mask", "causal"} & set(case.options)
     gradient = "d_out" in case.options
@@ -68,7 +66,7 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
             got = Adapter(mutant.fn, mutant.estimator)(*case.arrays, **case.options)
         except Exception:  # a defect may be that it fails
             continue
-        got = got[trial.part or 0] if isinstance(got, tuple) else got
+        got = got[trial.part] if isinstance(got, tuple) else got
         if not np.all(np.isfinite(got)):
             continue
         error = float(np.max(np.abs(trial.numbers - case.want), initial=0.0))
