@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 import refattn
 from refattn import vjp
-from refattn.conformance import Adapter, Failure, Report, check, checks_of
+from refattn.conformance import Adapter, Failure, Report, Subprocess, check, checks_of
 from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
 
 RIGHT = [m for m in VARIANTS if "vjp" in m.capabilities]
@@ -403,6 +405,57 @@ def test_scripts_show_a_mistake_until_it_is_mended(
     for module.attention, failed in ((wrong, 1), (right, 0)):
         for result in report.results:
             assert status(result.reproducer) == failed, (result.check, result.reproducer)
+
+
+PROGRAM = """
+import sys
+from importlib import import_module
+import numpy as np, refattn
+
+npz = sys.argv[1] == "npz"
+
+def answer(source, target):
+    given = np.load(source) if npz else import_module("safetensors.numpy").load_file(source)
+    out, pullback = refattn.vjp(refattn.softmax_attention, *(given[x] for x in "qkv"))
+    found = {"out": out}
+    if "d_out" in given:
+        q, k, v = pullback(given["d_out"])[:3]
+        found |= {"dq": q, "dk": k, "dv": v}
+    if npz:
+        np.savez(target, **found)
+    else:
+        import_module("safetensors.numpy").save_file(found, target)
+
+if sys.argv[2:]:
+    answer(*sys.argv[2:])
+else:
+    for line in sys.stdin:
+        answer(*line.rstrip().split("\\t"))
+        print("ok", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("form", "keep"), [("npz", False), ("npz", True), ("safetensors", True)])
+def test_a_program_writes_gradients(form: str, keep: bool, tmp_path: Path) -> None:
+    if form == "safetensors":
+        pytest.importorskip("safetensors")
+    right, wrong = tmp_path / "right.py", tmp_path / "wrong.py"
+    right.write_text(PROGRAM, encoding="utf-8")
+    wrong.write_text(PROGRAM.replace('"dk": k', '"dk": 2 * k'), encoding="utf-8")
+    for path, verdict in ((right, "PASS"), (wrong, "FAIL")):
+        command = [sys.executable, str(path), form]
+        with contextlib.closing(Subprocess(command, format=form, keep=keep)) as fn:
+            adapter = Adapter(fn, "softmax", ["vjp"], {"same_value_size": True})
+            report = check(adapter, checks=["gradients"], rng=0)
+        assert report.verdict == verdict, report
+
+
+def test_a_program_without_gradients(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.replace('"d_out" in given', "False"), encoding="utf-8")
+    with contextlib.closing(Subprocess([sys.executable, str(path), "npz"], format="npz")) as fn:
+        report = check(Adapter(fn, "softmax", ["vjp"]), checks=["gradients"], rng=0)
+    assert report.results[0].got == "RuntimeError: the program wrote ['out'] and not `dq`"
 
 
 def test_the_part_that_is_wrong_is_shown() -> None:

@@ -35,8 +35,9 @@ class Subprocess:
     For each call the arguments are written to a file (arrays under the names of the contract,
     ``num_features``, ``seed`` and ``causal`` as int64 numbers of shape (), ``mask`` as uint8), the
     program is run with the paths of this file and of one to write, and ``out`` is read from the
-    latter (``mean`` and ``cov`` for moments). So a program in any language is checked without
-    bindings.
+    latter (``mean`` and ``cov`` for moments). Where there is ``d_out``, the cotangent of ``out``,
+    those of the arrays are read too: ``dq``, ``dk`` and ``dv``. So a program in any language is
+    checked without bindings.
 
     With `keep` the program is started once and makes all calls. It reads a line for each on its
     standard input, the two paths with a tab between them, and answers on its standard output with
@@ -143,11 +144,13 @@ class Subprocess:
                 result = self._read(target)
             except Exception as error:
                 raise RuntimeError(f"the program wrote no readable result: {error}") from None
-        wanted = ("mean", "cov") if self.names == ("x",) else ("out",)
+        wanted = ["mean", "cov"] if self.names == ("x",) else ["out"]
+        if "d_out" in options:
+            wanted += [f"d{name}" for name in self.names]
         for name in wanted:
             if name not in result:
                 raise RuntimeError(f"the program wrote {sorted(result)} and not `{name}`")
-        return result["out"] if wanted == ("out",) else tuple(result[name] for name in wanted)
+        return result["out"] if wanted == ["out"] else tuple(result[name] for name in wanted)
 
     def close(self) -> None:
         """End a program that still runs; of one that is kept, the next call starts another."""
