@@ -491,10 +491,19 @@ def test_results_that_are_none() -> None:
         found = pullback(out if d_out is None else d_out)
         return out if d_out is None else (out, found.q, np.swapaxes(found.k, -1, -2), found.v)
 
-    for fn, words in ((no_tuple, "(out, dq, dk, dv)"), (transposed, "shape (6, 4)")):
+    def three(*arrays: Any, d_out: Any = None) -> Any:
+        found = with_pullback(refattn.softmax_attention)(*arrays, d_out=d_out)
+        return found if d_out is None else found[1:]
+
+    for fn, words, came in (
+        (no_tuple, "(out, dq, dk, dv)", "a ndarray"),
+        (three, "(out, dq, dk, dv)", "a tuple of 3"),
+        (transposed, "shape (6, 4)", "shape (4, 6)"),
+    ):
         report = gradients(fn, "softmax")
         assert report.verdict == "FAIL"
         assert words in report.results[0].expected
+        assert report.results[0].got == came
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -412,7 +412,7 @@ class Adapter:
             named_pair = hasattr(result, "mean") and hasattr(result, "cov")
             pair = (result.mean, result.cov) if named_pair else result
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise Failure("a pair (mean, cov)", f"a {type(result).__name__}")
+                raise Failure("a pair (mean, cov)", _came(pair))
             mean, cov = pair
             *lead, _, d = np.shape(arrays[0])
             return (
@@ -423,7 +423,7 @@ class Adapter:
         if d_out is None:
             return self._result(result, shape, sent[0], strict)
         if not isinstance(result, tuple | list) or len(result) != 4:
-            raise Failure("(out, dq, dk, dv)", f"a {type(result).__name__}")
+            raise Failure("(out, dq, dk, dv)", _came(result))
         shapes = (shape, *map(np.shape, arrays))
         return tuple(
             self._result(x, y, sent[0], strict) for x, y in zip(result, shapes, strict=True)
@@ -584,6 +584,12 @@ def _name(fn: Any) -> str:
     except Exception:  # it may be anything that a candidate has written
         name = None
     return name if isinstance(name, str) and name else type(fn).__name__
+
+
+def _came(result: Any) -> str:
+    """What came in place of several arrays."""
+    kind = type(result).__name__
+    return f"a {kind} of {len(result)}" if isinstance(result, tuple | list) else f"a {kind}"
 
 
 def _brief(value: Any) -> str:
