@@ -22,6 +22,7 @@ from . import (
     estimators,
     lara,
     linear,
+    naive,
     sampling,
 )
 from ._array import Array, array_namespace
@@ -148,16 +149,36 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     >>> found.q, found.k.T, found.v.T
     (array([[0.]]), array([[-1.,  1.]]), array([[0.5, 0.5]]))
     """
-    while isinstance(fn, partial):
-        if fn.args:
-            raise TypeError(f"`fn` must have options by keyword only, got {fn!r}.")
-        fn, options = fn.func, {**fn.keywords, **options}
+    fn, fixed = opened(fn)
+    if isinstance(fn, partial):
+        raise TypeError(f"`fn` must have options by keyword only, got {fn!r}.")
     known = _PULLBACKS.get(fn) if isinstance(fn, Hashable) else None
     if known is None:
         names = ", ".join(sorted(x.__name__ for x in _PULLBACKS))
         raise TypeError(f"`fn` must be one of {names}, got {_validate.describe(fn)}.")
-    out, pullback = known(q, k, v, **options)
+    out, pullback = known(q, k, v, **{**fixed, **options})
     return _own(out), pullback
+
+
+def opened(fn: Any) -> tuple[Any, dict[str, Any]]:
+    """The function within partials, and the options that they give by keyword."""
+    options: dict[str, Any] = {}
+    while isinstance(fn, partial) and not fn.args:
+        fn, options = fn.func, {**fn.keywords, **options}
+    return fn, options
+
+
+def pulled_back(fn: Any, formula: Any) -> Callable[..., Any] | None:
+    """What `vjp` takes for an estimator and its formula, if it takes anything.
+
+    The function of the same name where the formula is of `naive`, or the estimator itself.
+    """
+    plain, options = opened(formula)
+    for known in _PULLBACKS:
+        if getattr(naive, known.__name__, None) is plain:
+            return partial(known, **options)
+    plain, _ = opened(fn)
+    return fn if isinstance(plain, Hashable) and plain in _PULLBACKS else None
 
 
 def _own(out: Any) -> Any:

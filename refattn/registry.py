@@ -25,6 +25,7 @@ from . import (
     _validate,
     attention,
     estimators,
+    gradients,
     kernels,
     lara,
     linear,
@@ -87,8 +88,9 @@ class Estimator(NamedTuple):
     options : iterable of str
         Other keywords that `fn` and `naive` take: ``"scale"`` (a factor on q . k, by default
         1/sqrt(d)), ``"mask"``, ``"causal"``, ``"omega"`` (frequencies), and more that an
-        implementation may be able to do, see `conformance.CAPABILITIES`. With ``"vjp"`` the
-        function of `refattn` with the name of `naive` must be one that `vjp` takes.
+        implementation may be able to do, see `conformance.CAPABILITIES`. With ``"vjp"``, gradients
+        are compared with those of `refattn.vjp`: it must take `fn`, or `naive` must be a formula of
+        `refattn.naive`, for which it takes the function of the same name.
     traits : iterable of str
         What is claimed of it, in words of `TRAITS`. Each adds checks; none takes any away.
     state : class or None
@@ -133,6 +135,11 @@ class Estimator(NamedTuple):
     def approximates(self) -> bool:
         """Whether it stands for softmax attention, so that its error is of interest."""
         return self.arrays == ("q", "k", "v") and not {"exact", "feature-map"} & set(self.traits)
+
+    @property
+    def differentiable(self) -> Callable[..., Any] | None:
+        """What `vjp` takes for it; None if there is no pullback to compare with."""
+        return gradients.pulled_back(self.fn, self.naive)
 
     def sized(self, samples: int) -> dict[str, Any]:
         """The keyword that sets S, if there is one, with its value."""
@@ -231,6 +238,11 @@ def _checked(record: Any) -> Estimator:
                 raise ValueError(f"`{argument}` must be of keywords, got {name!r}.")
     for name in traits:
         _validate.choice("traits", name, TRAITS)
+    if "vjp" in options and record.differentiable is None:
+        raise ValueError(
+            f"`options` must leave out 'vjp' for {record.name}: there is no pullback to compare "
+            "with, as `vjp` takes neither `fn` nor a function with the formula `naive`."
+        )
     missing = [x for x in ("init", "update", "read", "merge") if not hasattr(record.state, x)]
     if record.state is not None and missing:
         raise TypeError(f"`state` must have {', '.join(missing)}, got {record.state!r}.")
@@ -260,7 +272,7 @@ def register(record: Estimator) -> Estimator:
         If `record` is not an Estimator, or a part of it has another type than there.
     ValueError
         If a name is taken or has other signs than letters, digits, - and _, or a trait is not of
-        `TRAITS`.
+        `TRAITS`, or ``"vjp"`` is among the options and there is no pullback to compare with.
 
     Examples
     --------

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import conformance, registry
+import refattn
+from refattn import conformance, naive, registry
 from refattn.registry import ESTIMATORS, TRAITS, Estimator, register
 
 
@@ -97,6 +98,7 @@ def test_a_record_is_found_by_all_its_names() -> None:
         ({"size": 3}, TypeError, "`size` must be a keyword or None, got int"),
         ({"size": "num keys"}, ValueError, "`size` must be of keywords, got 'num keys'"),
         ({"options": ["a-b"]}, ValueError, "`options` must be of keywords, got 'a-b'"),
+        ({"options": ["vjp"]}, ValueError, "leave out 'vjp' for uniform: there is no pullback"),
         ({"traits": ["meen"]}, ValueError, "`traits` must be one of .*, got 'meen'"),
         ({"state": int}, TypeError, "`state` must have init, update, read, merge, got"),
     ],
@@ -266,6 +268,39 @@ def test_a_random_one_is_held_to_the_law_of_its_function() -> None:
     assert {"seeds", "own_law", "mask", "causal", "reference_values"} <= set(right)
     wrong = checked(partial(shifted, step=0.0), "shifted", "omega")
     assert [name for name, status in wrong.items() if status == "FAIL"] == ["verdict", "own_law"]
+
+
+def softmax_attention(q: Any, k: Any, v: Any) -> Any:
+    """Another formula than the package's of this name."""
+    return naive.softmax_attention(q, k, v, scale=0.25)
+
+
+def quarter(q: Any, k: Any, v: Any) -> Any:
+    return softmax_attention(q, k, v)
+
+
+QUARTER = partial(refattn.softmax_attention, scale=0.25)
+
+
+@pytest.mark.parametrize(
+    ("fn", "formula"),
+    [
+        (QUARTER, softmax_attention),
+        (QUARTER, quarter),
+        (quarter, partial(naive.softmax_attention, scale=0.25)),
+    ],
+)
+def test_gradients_are_compared_with_those_of_its_own_function(fn: Any, formula: Any) -> None:
+    register(Estimator("quarter", fn, formula, options=["vjp"], traits=["mean", "positive"]))
+
+    def candidate(q: Any, k: Any, v: Any, *, d_out: Any = None, scale: float = 0.25) -> Any:
+        out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, scale=scale)
+        return out if d_out is None else (out, *pullback(d_out)[:3])
+
+    names = ["gradients", "gradients_together"]
+    assert checked(candidate, "quarter", "vjp", checks=names)["verdict"] == "PASS"
+    whole = partial(candidate, scale=1.0)
+    assert checked(whole, "quarter", "vjp", checks=names)["verdict"] == "FAIL"
 
 
 def test_one_without_claims_is_compared_with_its_formula() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -150,18 +148,12 @@ def pulled(
     dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
     given = {k: x for k, x in options.items() if k not in ("d_out", "autograd")}
     d_out = np.asarray(options["d_out"], dtype)
-    formula: Any = adapter.record.naive
-    fixed: dict[str, Any] = {}
-    while isinstance(formula, partial):
-        formula, fixed = formula.func, formula.keywords | fixed
-    fn = getattr(import_module("refattn"), formula.__name__)  # the engine of the same formula
 
     def evaluate(*wide: Floats, **named: Any) -> tuple[Floats, ...]:
-        own: dict[str, Any] = fixed | named
         if "feature_map" in named:
-            own["feature_map"] = _MAPS[adapter["feature_map"]]
+            named["feature_map"] = _MAPS[adapter["feature_map"]]
         q, k, v = wide
-        out, pullback = vjp(fn, q, k, v, **own)
+        out, pullback = vjp(adapter.record.differentiable, q, k, v, **named)
         return (out, *pullback(d_out)[:3])
 
     want = _evaluate(adapter, evaluate, arrays, given, dtype)
