@@ -32,8 +32,9 @@ from ._array import (
 )
 from ._blocks import add_part, block_shape, blocks, most_threads, part, sum_to, tiles
 from ._heads import broadcast_lead
-from ._kernel import Attended, causal_mask, finite, sum_of_visible
+from ._kernel import Attended, finite, sum_of_visible
 from ._products import multiply, sum_of_products
+from ._scores import NO_OPTIONS, Band, Options, cap, slope_of_cap
 from ._threads import InOrder, for_each
 
 __all__ = ["Cotangents", "attend", "zeros_of"]
@@ -49,6 +50,7 @@ class Cotangents(NamedTuple):
     k: Array
     v: Array
     bias: Array | None = None
+    sinks: Array | None = None
 
 
 class _Tile(NamedTuple):
@@ -80,6 +82,7 @@ def attend(
     mask: Array | None = None,
     causal: bool = False,
     scale: float | Array | None = None,
+    options: Options = NO_OPTIONS,
 ) -> Cotangents:
     """Pull cotangents of `_kernel.attend` back, of which `half` |k|^2 is less than the scores.
 
@@ -90,7 +93,9 @@ def attend(
     n, m = q.shape[-2], k.shape[-2]
     if mask is not None and mask.ndim < 2:
         mask = xp.broadcast_to(mask, (1, m))
-    lead = broadcast_lead(q, k, v, bias, mask)
+    window, softcap, sinks, slopes, dropout = options
+    band = Band.of(m - n, causal, window)
+    lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
     rows, columns = block_shape(q, n, m)
     budget = rows * columns
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
@@ -105,24 +110,34 @@ def attend(
         k_j, v_j = (part(x, (*head, j, _WHOLE)) for x in (k, v))
         q_i = q_i if scale is None else q_i * scale
         scores = multiply(q_i, xp.matrix_transpose(k_j), memory, "scores")
+        steep = None
+        if softcap is not None:
+            steep, scores = slope_of_cap(scores, softcap), cap(scores, softcap)
         if half is not None:
             scores = add(scores, -half * square_norm(k_j)[..., None, :])
         if bias is not None:
             scores = add(scores, part(bias, (*box, j)))
+        if slopes is not None:
+            scores = add(scores, band.alibi(slopes, box, j))
         visible = None if mask is None else part(mask, (*box, j))
-        if causal and j.stop > i.start + m - n + 1:
-            seen = causal_mask(i, j, m - n, device(q), xp)
-            visible = seen if visible is None else visible & seen
+        inside = band.visible(i, j, device(q), xp)
+        if inside is not None:
+            visible = inside if visible is None else visible & inside
         if visible is not None:
             scores = xp.where(visible, scores, -math.inf)
         weights = exp(add(scores, -finite(lse, xp)))
-        d_weights = add(multiply(g, xp.matrix_transpose(v_j), memory, "d_scores"), -delta)
-        d_scores = times(d_weights, weights)
+        d_weights = multiply(g, xp.matrix_transpose(v_j), memory, "d_scores")
+        kept = weights
+        if dropout is not None:
+            factor = part(dropout, (*box, j))
+            d_weights, kept = xp.where(factor == 0, 0.0, d_weights * factor), weights * factor
+        d_scores = times(add(d_weights, -delta), weights)
         if visible is not None:  # nan in what is hidden goes no further
-            weights, d_scores = (xp.where(visible, x, 0.0) for x in (weights, d_scores))
-        d_q = _sum(d_scores, k_j, visible, memory)
-        d_k = _sum(xp.matrix_transpose(d_scores), q_i, visible, memory, turned=True)
-        d_v = _sum(xp.matrix_transpose(weights), g, visible, memory, turned=True)
+            kept, d_scores = (xp.where(visible, x, 0.0) for x in (kept, d_scores))
+        d_products = d_scores if steep is None else steep * d_scores
+        d_q = _sum(d_products, k_j, visible, memory)
+        d_k = _sum(xp.matrix_transpose(d_products), q_i, visible, memory, turned=True)
+        d_v = _sum(xp.matrix_transpose(kept), g, visible, memory, turned=True)
         if half is not None:
             column = xp.sum(d_scores, axis=-2)[..., None]
             d_k = d_k - xp.where(column == 0, 0.0, 2 * half * column * k_j)
@@ -135,12 +150,12 @@ def attend(
         place = 0
         for head in tiles(lead, heads):
             for i in blocks(0, n, rows * _ROWS):
-                stop = max(0, min(m, i.stop + m - n)) if causal else m
-                for j in blocks(0, stop, columns * _COLUMNS):
+                seen = band.keys(i, slice(0, m), columns)
+                for j in blocks(seen.start, seen.stop, columns * _COLUMNS):
                     yield place, head, i, j
                     place += 1
 
-    order, shift = InOrder(), m - n
+    order = InOrder()
 
     def worker() -> Callable[[Any], None]:
         memory = workspace(q)
@@ -156,9 +171,8 @@ def attend(
                 sums[at] = add(sums[at], x) if at in sums else x
 
             for i in blocks(queries.start, queries.stop, rows):
-                for j in blocks(keys.start, keys.stop, columns):
-                    if causal and j.start > i.stop - 1 + shift:
-                        continue
+                own = band.keys(i, keys, columns)
+                for j in blocks(own.start, own.stop, columns):
                     found = tile((*head, i), j, memory)
                     gather("q", i, found.q, q)
                     gather("k", j, found.k, k)
@@ -182,7 +196,19 @@ def attend(
         return pull
 
     for_each(worker, items(), most=most)
+    if sinks is not None:
+        total = total._replace(sinks=_of_sinks(sinks, done, d_out, d_lse))
     return total
+
+
+def _of_sinks(sinks: Array, done: Attended, d_out: Array, d_lse: Array | None) -> Array:
+    """Cotangents of sinks, keys whose value is 0."""
+    xp = array_namespace(sinks)
+    delta = xp.sum(d_out * done.out, axis=-1)
+    delta = delta if d_lse is None else delta - d_lse
+    weights = xp.exp(sinks[..., 0] - finite(done.lse, xp))
+    d_sinks = xp.where(weights == 0, 0.0, -weights * delta)
+    return sum_to(d_sinks[..., None], sinks.shape)
 
 
 def _sum(

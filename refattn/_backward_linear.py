@@ -45,8 +45,9 @@ from ._hops import (
     running,
     with_ones,
 )
-from ._kernel import causal_mask, finite, sum_of_visible
+from ._kernel import finite, sum_of_visible
 from ._products import multiply, sum_of_products
+from ._scores import causal_mask
 from ._signed import Totals, merge_totals
 from ._threads import InOrder, for_each
 from .features import Features

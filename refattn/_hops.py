@@ -42,7 +42,6 @@ from ._kernel import (
     Sums,
     attend,
     buffers,
-    causal_mask,
     combine,
     finite,
     log_sum_exp,
@@ -51,6 +50,7 @@ from ._kernel import (
     sums,
 )
 from ._products import multiply, sum_of_products
+from ._scores import causal_mask
 from ._threads import available, for_each
 
 __all__ = [

@@ -22,11 +22,13 @@ from ._array import (
     is_numpy_array,
     norm_bound,
     rescale,
+    times,
     workspace,
 )
 from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, tiles
 from ._heads import broadcast_lead
 from ._products import multiply, sum_of_products
+from ._scores import NO_OPTIONS, Band, Options, cap
 from ._threads import Tree, for_each
 
 __all__ = [
@@ -34,7 +36,6 @@ __all__ = [
     "Sums",
     "attend",
     "buffers",
-    "causal_mask",
     "combine",
     "finite",
     "log_sum_exp",
@@ -87,12 +88,15 @@ def attend(
     mask: Array | None = None,
     causal: bool = False,
     scale: float | Array | None = None,
+    options: Options = NO_OPTIONS,
     block: tuple[int, int] | None = None,
 ) -> Attended:
     """`attend` with trusted arguments; `key_bias` maps keys (..., b, d) to their bias (..., b)."""
     xp = array_namespace(q, k, v)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
-    lead = broadcast_lead(q, k, v, bias, mask)
+    window, softcap, sinks, slopes, dropout = options
+    band = Band.of(m - n, causal, window)
+    lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
     rows, columns = block or block_shape(q, n, m)
     budget = math.prod(block or block_shape(q))
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
@@ -115,24 +119,30 @@ def attend(
         q_i = part(q, (*box, slice(None)))
         if scale is not None:
             q_i = q_i * scale
-        stop = max(0, min(keys.stop, i.stop + m - n)) if causal else keys.stop
-        norms = norm_bound(q_i) if bias is None and mask is None and _may_be_near(q_i, v) else None
-        for j in blocks(keys.start, stop, columns):
+        plain = bias is None and mask is None and slopes is None and dropout is None
+        norms = norm_bound(q_i) if plain and _may_be_near(q_i, v) else None
+        seen = band.keys(i, keys, band.step(rows, columns))
+        for j in blocks(seen.start, seen.stop, columns):
             k_j, v_j = (part(x, (*head, j, slice(None))) for x in (k, v))
             scores = multiply(q_i, xp.matrix_transpose(k_j), memory)
+            if softcap is not None:
+                scores = cap(scores, softcap)
             bias_j = None if key_bias is None else key_bias(k_j)[..., None, :]
             if bias_j is not None:
                 scores = add(scores, bias_j)
             if bias is not None:
                 scores = add(scores, part(bias, (*head, i, j)))
+            if slopes is not None:
+                scores = add(scores, band.alibi(slopes, box, j))
             visible = None if mask is None else part(mask, (*head, i, j))
-            if causal and j.stop > i.start + m - n + 1:
-                seen = causal_mask(i, j, m - n, device(q), xp)
-                visible = seen if visible is None else visible & seen
+            inside = band.visible(i, j, device(q), xp)
+            if inside is not None:
+                visible = inside if visible is None else visible & inside
             near = None
             if norms is not None and visible is None:
                 near = _near(norms, reach(head, j, k_j, bias_j, v_j), m)
-            yield sums(scores, v_j, visible, m, near, memory)
+            kept = None if dropout is None else part(dropout, (*head, i, j))
+            yield sums(scores, v_j, visible, m, near, memory, kept)
 
     out, lse = buffers(q, v, lead)
     zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
@@ -140,6 +150,9 @@ def attend(
 
     def write(box: tuple[slice, ...], found: Sums) -> None:
         nonlocal out, lse
+        if sinks is not None:
+            sink = part(sinks, (*box[:-1], slice(None), slice(None)))
+            found = combine(found, Sums(zero, zero + 1.0, sink))
         done = normalise(found)
         out = put(out, (*box, slice(0, d_v)), done.out)
         lse = put(lse, box, done.lse)
@@ -193,13 +206,6 @@ def buffers(q: Array, v: Array, lead: tuple[int, ...]) -> Attended:
     )
 
 
-def causal_mask(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:
-    """Whether query i sees key j in causal attention: j <= i + shift, shape (rows, columns)."""
-    queries = xp.arange(i.start + shift, i.stop + shift, device=device)
-    keys = xp.arange(j.start, j.stop, device=device)
-    return queries[:, None] >= keys[None, :]
-
-
 def sums(
     scores: Array,
     v: Array,
@@ -207,10 +213,12 @@ def sums(
     m: int,
     near: Array | None = None,
     memory: Workspace | None = None,
+    dropout: Array | None = None,
 ) -> Sums:
     """Sum over a block of the m keys, scores (..., n, b), which are overwritten on NumPy.
 
-    Where `near`, (..., n, 1), is true, e^score serves as it is.
+    Where `near`, (..., n, 1), is true, e^score serves as it is. Values are summed with weights
+    times `dropout`.
     """
     xp = array_namespace(scores, v)
     if visible is not None:
@@ -225,12 +233,16 @@ def sums(
         # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
         tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
         weights = exp(cut(exponents, math.log(tiny)) if tiny else exponents)
+    mass = xp.sum(weights, axis=-1, keepdims=True)
+    if dropout is not None:
+        weights, kept = times(weights, dropout), dropout != 0
+        visible = kept if visible is None else visible & kept
     total = (
         sum_of_products(weights, v, memory)
         if visible is None
         else sum_of_visible(weights, v, visible)
     )
-    return Sums(total, xp.sum(weights, axis=-1, keepdims=True), base)
+    return Sums(total, mass, base)
 
 
 class _Reach(NamedTuple):

@@ -497,7 +497,7 @@ def of_arrays(
         read,
         conventions(q.shape[-1], scale),
         causal,
-        _window(window),
+        _validate.window(window),
         _validate.real("softcap", softcap, positive=True, optional=True),
         feature_map,
         kind,
@@ -552,7 +552,7 @@ def of_tensors(
         read,
         conventions(shapes["q"][-1], scale),
         causal,
-        _window(window),
+        _validate.window(window),
         _validate.real("softcap", softcap, positive=True, optional=True),
         (feature_map or elu_features) if kind == "map" else None,
         kind,
@@ -608,17 +608,6 @@ def conventions(d: int, scale: float | None) -> float:
     """The scale, given or 1 / sqrt(d)."""
     found = _validate.real("scale", scale, optional=True)
     return float(d**-0.5 if found is None else found)
-
-
-def _window(window: Any) -> tuple[int | None, int | None]:
-    if window is None:
-        return None, None
-    if not isinstance(window, tuple | list) or len(window) != 2:
-        raise ValueError(f"`window` must be a pair (left, right) or None, got {window!r}.")
-    for side in window:
-        if side is not None:
-            _validate.non_negative_integer("window", side)
-    return window[0], window[1]
 
 
 def wide(name: str, x: Any) -> _Floats:

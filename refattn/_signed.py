@@ -36,8 +36,9 @@ from ._hops import (
     split_ones,
     with_ones,
 )
-from ._kernel import Attended, Sums, buffers, causal_mask, combine, finite, sum_of_visible
+from ._kernel import Attended, Sums, buffers, combine, finite, sum_of_visible
 from ._products import multiply, sum_of_products
+from ._scores import causal_mask
 from ._threads import for_each
 from .features import Features
 

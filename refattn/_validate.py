@@ -55,6 +55,26 @@ def attention(
     flag("causal", causal)
 
 
+def window(value: Any) -> tuple[int | None, int | None]:
+    """Check how far a query sees to the left and to the right; None is no limit."""
+    if value is None:
+        return None, None
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"`window` must be a pair (left, right) or None, got {value!r}.")
+    for side in value:
+        if side is not None:
+            non_negative_integer("window", side)
+    left, right = (None if side is None else int(side) for side in value)
+    return left, right
+
+
+def of_heads(name: str, x: Array, q: Array, k: Array, v: Array) -> Array:
+    """Check a number for each head, (..., heads), and give it axes of queries and keys."""
+    arrays(0, q=q, **{name: x})
+    broadcasts(name, x, lead(q, k, v), "(..., heads)")
+    return x[..., None, None]
+
+
 def attended(a: Any, b: Any) -> None:
     """Check two results of `attend` that are to be merged."""
     for name, pair in (("a", a), ("b", b)):

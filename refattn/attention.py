@@ -9,8 +9,9 @@ from . import _kernel, _validate
 from ._array import Array, constant
 from ._heads import group_heads
 from ._kernel import Attended
+from ._scores import Alibi, Options
 
-__all__ = ["Attended", "attend", "merge", "softmax_attention"]
+__all__ = ["Alibi", "Attended", "alibi", "attend", "merge", "softmax_attention"]
 
 
 def attend(
@@ -18,17 +19,24 @@ def attend(
     k: Array,
     v: Array,
     *,
-    bias: Array | None = None,
+    bias: Array | Alibi | None = None,
     mask: Array | None = None,
     causal: bool = False,
     scale: float = 1.0,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: Array | None = None,
 ) -> Attended:
     r"""Compute softmax attention and its log normaliser.
 
     .. math::
-        s_{ij} = \mathrm{scale}\; q_i \cdot k_j + \mathrm{bias}_{ij}, \qquad
-        \mathrm{lse}_i = \log \sum_j e^{s_{ij}}, \qquad
-        \mathrm{out}_i = \sum_j e^{s_{ij} - \mathrm{lse}_i} v_j
+        s_{ij} = \mathrm{cap}(\mathrm{scale}\; q_i \cdot k_j) + \mathrm{bias}_{ij}, \qquad
+        \mathrm{lse}_i = \log \Bigl( e^{\mathrm{sink}} + \sum_j e^{s_{ij}} \Bigr), \qquad
+        \mathrm{out}_i = \sum_j e^{s_{ij} - \mathrm{lse}_i} \, r_{ij} \, v_j
+
+    over the keys j that query i sees. By default nothing is capped, and there is neither a bias nor
+    a sink nor a factor r.
 
     Every estimator of the package is made of this function and `merge`. Scores are computed in
     blocks and never all held at once: the memory used beside the arguments and the result does
@@ -44,8 +52,9 @@ def attend(
         heads and G key heads, query head h uses key head h // (H // G).
     v : array, shape (..., m, d_v), dtype of `q`
         Values.
-    bias : array, broadcasting to (..., n, m), dtype of `q`, optional
-        Added to the scores; -inf hides a key, but not a NaN in it: use `mask` for that.
+    bias : array, broadcasting to (..., n, m), dtype of `q`, or Alibi, optional
+        Added to the scores; -inf hides a key, but not a NaN in it: use `mask` for that. `alibi`
+        makes one.
     mask : array of bool, broadcasting to (..., n, m), optional
         True where the query attends to the key. Masking a key equals deleting it: NaN in a
         masked key or value does not reach the result.
@@ -54,12 +63,23 @@ def attend(
         bottom-right convention).
     scale : float, default 1.0
         Factor on q . k.
+    window : pair of int or None, optional
+        (left, right): query i sees key j only if i + m - n - left <= j <= i + m - n + right, of
+        which None is no limit. Time is that of the keys in the window.
+    softcap : float, optional
+        Positive c: cap(s) = c tanh(s / c) in place of cap(s) = s.
+    sinks : array, broadcasting to (..., heads), dtype of `q`, optional
+        Score of one more key for each head, that all its queries see and whose value is 0.
+    dropout : array, broadcasting to (..., n, m), dtype of `q`, optional
+        Factors r of the weights: 0 where a weight was dropped and 1 / (1 - p) where it was kept, if
+        a kernel drops weights with probability p.
 
     Returns
     -------
     Attended
         `out`, shape (..., n, d_v), and `lse`, shape (..., n), with the namespace, dtype and
-        device of `q`. A query that sees no key has out 0 and lse -inf, the identity of `merge`.
+        device of `q`. A query that sees no key, and no sink, has out 0 and lse -inf, the identity
+        of `merge`. Of results that are merged, one only may have the sink.
 
     Raises
     ------
@@ -98,8 +118,13 @@ def attend(
     Attended(out=array([[3.]]), lse=array([1.09861229]))
     >>> attend(q, k, v, mask=np.array([True, True, False])).out
     array([[1.5]])
+    >>> attend(q, k, v, window=(1, 0)).out, attend(q, k, v, sinks=np.array(0.0)).out
+    (array([[4.5]]), array([[2.25]]))
     """
-    given = arranged(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, rooted=False)
+    more: Any = {"window": window, "softcap": softcap, "sinks": sinks, "dropout": dropout}
+    given = arranged(
+        q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, rooted=False, **more
+    )
     out, lse = _kernel.attend(*given.arrays, **given.options)
     return Attended(given.ungroup(out), given.ungroup(lse, core=1))
 
@@ -118,20 +143,82 @@ def arranged(
     v: Array,
     *,
     scale: float | None,
-    bias: Array | None = None,
+    bias: Array | Alibi | None = None,
     mask: Array | None = None,
     causal: bool = False,
     rooted: bool = True,
+    **more: Any,
 ) -> Arranged:
     """Arrange the arguments of `softmax_attention`, or of `attend`, which has a scale."""
+    slopes = bias.slopes if isinstance(bias, Alibi) else None
+    bias = None if isinstance(bias, Alibi) else bias
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
     scale = _validate.real("scale", scale, optional=rooted, like=q)
-    (q, k, v, bias, mask), ungroup = group_heads(q, k, v, bias, mask)
+    given = options(q, k, v, slopes=slopes, **more)
+    (q, k, v, bias, mask, *own), ungroup = group_heads(q, k, v, bias, mask, *given[2:])
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
-    return Arranged(
-        (q, k, v), {"bias": bias, "mask": mask, "causal": causal, "scale": scale}, ungroup
-    )
+    pairs = {"bias": bias, "mask": mask, "causal": causal, "scale": scale}
+    return Arranged((q, k, v), {**pairs, "options": Options(*given[:2], *own)}, ungroup)
+
+
+def options(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    slopes: Array | None = None,
+    dropout: Array | None = None,
+) -> Options:
+    """Check what exact attention takes and the estimators do not."""
+    if dropout is not None:
+        _validate.arrays(0, q=q, dropout=dropout)
+        pairs = (*_validate.lead(q, k, v), q.shape[-2], k.shape[-2])
+        _validate.broadcasts("dropout", dropout, pairs, "(..., n, m)")
+    if sinks is not None:
+        sinks = _validate.of_heads("sinks", sinks, q, k, v)
+    if slopes is not None:
+        slopes = _validate.of_heads("slopes", slopes, q, k, v)
+    softcap = _validate.real("softcap", softcap, positive=True, optional=True)
+    return Options(_validate.window(window), softcap, sinks, slopes, dropout)
+
+
+def alibi(slopes: Array) -> Alibi:
+    r"""Make a bias that falls with the distance of query and key (ALiBi).
+
+    .. math:: \mathrm{bias}_{ij} = - \mathrm{slope} \; |i + m - n - j|
+
+    The last query is level with the last key. No array of shape (n, m) is made.
+
+    Parameters
+    ----------
+    slopes : array, broadcasting to (..., heads), dtype of the queries
+        How fast the scores of each head fall. With H heads, a power of 2, they are
+        2^(-8 (h + 1) / H) in Press et al., arXiv:2108.12409.
+
+    Returns
+    -------
+    Alibi
+        For `bias` of `attend` and of `softmax_attention`.
+
+    Raises
+    ------
+    TypeError
+        If `slopes` is not an array.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import attend, attention
+    >>> q, k, v = np.zeros((1, 1, 1)), np.zeros((1, 2, 1)), np.array([[[4.0], [2.0]]])
+    >>> attend(q, k, v, bias=attention.alibi(np.array([np.log(3.0)]))).out  # weights 1/4 and 3/4
+    array([[[2.5]]])
+    """
+    _validate.is_array("slopes", slopes)
+    return Alibi(slopes)
 
 
 def merge(a: Attended, b: Attended) -> Attended:
@@ -181,20 +268,26 @@ def softmax_attention(
     v: Array,
     *,
     scale: float | None = None,
-    bias: Array | None = None,
+    bias: Array | Alibi | None = None,
     mask: Array | None = None,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: Array | None = None,
 ) -> Array:
     r"""Compute exact softmax attention.
 
     .. math:: \mathrm{out}_i = \sum_j \mathrm{softmax}_j(\mathrm{scale}\; q_i \cdot k_j) \, v_j
+
+    and with the options of kernels as `attend` has them.
 
     Reference 000, Attention(Q, K, V); reference 002, eq. (3); reference 003, SoftmaxAttn. (The
     references are listed in the README.)
 
     Parameters
     ----------
-    q, k, v, bias, mask, causal
+    q, k, v, bias, mask, causal, window, softcap, sinks, dropout
         As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v), all float32 or float64.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default.
@@ -218,5 +311,6 @@ def softmax_attention(
     array([[2.],
            [3.]])
     """
-    given = arranged(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale)
+    more: Any = {"window": window, "softcap": softcap, "sinks": sinks, "dropout": dropout}
+    given = arranged(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, **more)
     return given.ungroup(_kernel.attend(*given.arrays, **given.options).out)

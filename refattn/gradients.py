@@ -62,7 +62,7 @@ class Gradients(NamedTuple):
     log_weight : array, shape (..., S), or None
         Of the log weights of frequencies.
     sinks : array, shape (..., heads), or None
-        Of the scores of sinks; None, as no function has them.
+        Of the scores of sinks.
     """
 
     q: Array
@@ -215,7 +215,7 @@ def _like(x: Array, given: Array) -> Array:
 def _attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, **options: Any) -> Any:
     """Pull `attend` back."""
     given = attention.arranged(q, k, v, scale=scale, rooted=False, **options)
-    done, pull = _exact(given, q, k, v, options.get("bias"))
+    done, pull = _exact(given, q, k, v, options)
     result = Attended(given.ungroup(done.out), given.ungroup(done.lse, core=1))
 
     def pullback(cotangents: Any) -> Gradients:
@@ -237,12 +237,12 @@ def _attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, **options: Any)
 def _softmax(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Any:
     """Pull `softmax_attention` back."""
     given = attention.arranged(q, k, v, scale=scale, **options)
-    done, pull = _exact(given, q, k, v, options.get("bias"))
+    done, pull = _exact(given, q, k, v, options)
     out = given.ungroup(done.out)
     return out, lambda d_out: pull(_checked(d_out, out))
 
 
-def _exact(given: attention.Arranged, q: Array, k: Array, v: Array, bias: Array | None) -> Any:
+def _exact(given: attention.Arranged, q: Array, k: Array, v: Array, options: Any) -> Any:
     """Exact attention with its pullback, of cotangents of the output and of the normaliser."""
     done = _kernel.attend(*given.arrays, **given.options)
 
@@ -251,8 +251,15 @@ def _exact(given: attention.Arranged, q: Array, k: Array, v: Array, bias: Array 
         found = _backward.attend(
             *given.arrays, done, _like(d_out, done.out), d_lse, **given.options
         )
-        pairs = zip(found, (q, k, v, bias), strict=True)
-        return Gradients(*(None if x is None else _like(x, like) for x, like in pairs))
+        sources = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "bias": options.get("bias"),
+            "sinks": options.get("sinks"),
+        }
+        pairs = ((name, x, sources[name]) for name, x in found._asdict().items())
+        return Gradients(**{name: None if x is None else _like(x, y) for name, x, y in pairs})
 
     return done, pull
 

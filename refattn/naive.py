@@ -120,7 +120,8 @@ def softmax_attention(
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
     scale = _validate.real("scale", scale, optional=True, like=q)
     factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
-    sink = None if sinks is None else constant(sinks, q)[..., None, None]
+    sink = None if sinks is None else _validate.of_heads("sinks", sinks, q, k, v)
+    _validate.real("softcap", softcap, positive=True, optional=True)
     (q, k, v, bias, mask, sink), ungroup = group_heads(q, k, v, bias, mask, sink)
     xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal, window=window)
     scores = factor * _products(q, k)
@@ -588,7 +589,7 @@ def visible(
     """
     xp, (n, m) = array_namespace(q), (q.shape[-2], k.shape[-2])
     ahead = _integers(0, m, q) - _integers(m - n, m, q)[:, None]  # of the query, j - (i + m - n)
-    left, right = (None, None) if window is None else window
+    left, right = _validate.window(window)
     seen = xp.ones((n, m), dtype=xp.bool, device=device(q))
     if mask is not None:
         seen = seen & mask

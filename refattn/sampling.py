@@ -32,8 +32,9 @@ from ._array import (
 )
 from ._blocks import block_shape, blocks, part, put, tiles
 from ._heads import broadcast_lead, group_heads, head_counts
-from ._kernel import attend, causal_mask
+from ._kernel import attend
 from ._products import multiply
+from ._scores import causal_mask
 
 __all__ = [
     "BIASED_COUPLINGS",
