@@ -120,7 +120,7 @@ def softmax_attention(
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
     scale = _validate.real("scale", scale, optional=True, like=q)
     factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
-    sink = None if sinks is None else _validate.of_heads("sinks", sinks, q, k, v)
+    sink = None if sinks is None else _validate.of_heads("sinks", constant(sinks, q), q, k, v)
     _validate.real("softcap", softcap, positive=True, optional=True)
     (q, k, v, bias, mask, sink), ungroup = group_heads(q, k, v, bias, mask, sink)
     xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal, window=window)
