@@ -65,6 +65,14 @@ def drawn(**options: Any) -> Case:
 
 CASES: dict[str, Case] = {
     "softmax": Case(SOFTMAX, naive.softmax_attention, {}, {"scale": 0.3}),
+    "softmax window": Case(SOFTMAX, naive.softmax_attention, {}, {"window": (5, 2)}),
+    "softmax capped": Case(SOFTMAX, naive.softmax_attention, {}, {"softcap": 0.7, "scale": 2.0}),
+    "softmax sinks": Case(
+        SOFTMAX,
+        naive.softmax_attention,
+        {"sinks": ()},
+        {"window": (300, None), "softcap": 2.0},
+    ),
     "positive": rfa("positive"),
     "hyperbolic": rfa("hyperbolic"),
     "trigonometric": rfa("trigonometric"),
@@ -116,7 +124,7 @@ def problem(
         "q": size * rng.standard_normal((*outer, n, D)),
         "k": size * rng.standard_normal((*groups, m, D)),
         "v": rng.standard_normal((*groups, m, 3)),
-        **{name: rng.standard_normal(shape) for name, shape in case.shapes.items()},
+        **{name: np.asarray(rng.standard_normal(x)) for name, x in case.shapes.items()},
     }
     if case.positive:
         arrays |= {name: np.abs(arrays[name]) for name in "qk"}

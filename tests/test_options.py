@@ -1,0 +1,285 @@
+"""Options of exact attention: the engine against the formula, forth and back, in every use."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Backend
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import CONTRACT
+from scipy.special import logsumexp
+from test_attention import draw
+from test_attention import tolerance as softmax_tolerance
+
+from refattn import attend, merge, naive, softmax_attention, vjp
+from refattn.attention import Alibi, alibi
+
+WINDOWS = [None, (0, 0), (3, 0), (2, 4), (None, 1), (1, None), (40, 2)]
+sides = st.none() | st.integers(0, 12)
+
+
+def given_options(
+    rng: np.random.Generator, shape: tuple[int, int, int], dtype: Any, *names: str
+) -> dict[str, Any]:
+    """Some of the options, of four heads."""
+    heads, n, m = shape
+    every = {
+        "softcap": 1.5,
+        "sinks": draw(rng, heads, dtype=dtype),
+        "bias": draw(rng, heads, n, m, dtype=dtype),
+        "alibi": Alibi(rng.random(heads).astype(dtype)),
+        "mask": rng.random((n, m)) < 0.7,
+        "dropout": ((rng.random((heads, n, m)) < 0.8) / 0.8).astype(dtype),
+    }
+    return {"bias" if x == "alibi" else x: every[x] for x in names}
+
+
+def tensors(
+    rng: np.random.Generator, n: int, m: int, dtype: Any = np.float64
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Four heads of queries, two of keys and values."""
+    shapes = (4, n, 3), (2, m, 3), (2, m, 2)
+    q, k, v = (draw(rng, *shape, dtype=dtype) for shape in shapes)
+    return q, k, v
+
+
+def largest(x: np.ndarray) -> float:
+    return float(np.max(np.abs(x), initial=0.0))
+
+
+ALL = ("softcap", "sinks", "mask", "dropout")
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    window=st.none() | st.tuples(sides, sides),
+    causal=st.booleans(),
+    names=st.sets(st.sampled_from([*ALL, "bias", "alibi"])),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_options_together(
+    seed: int, sizes: Any, window: Any, causal: bool, names: set[str], dtype: Any
+) -> None:
+    """Any of them at once, with grouped heads, agree with the formula."""
+    rng = np.random.default_rng(seed)
+    q, k, v = tensors(rng, *sizes, dtype)
+    chosen = sorted(names - ({"bias"} if "alibi" in names else set()))
+    options = given_options(rng, (4, *sizes), dtype, *chosen)
+    options |= {"window": window, "causal": causal}
+    got = softmax_attention(q, k, v, **options)
+    assert got.dtype == dtype
+    want = naive.softmax_attention(
+        *(x.astype(np.longdouble) for x in (q, k, v)), **in_longdouble(options)
+    )
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance(q, k, v, options))
+
+
+def in_longdouble(options: dict[str, Any]) -> dict[str, Any]:
+    def wide(x: Any) -> Any:
+        if isinstance(x, Alibi):
+            return Alibi(wide(x.slopes))
+        numbers = isinstance(x, np.ndarray) and x.dtype != bool
+        return x.astype(np.longdouble) if numbers else x
+
+    return {name: wide(x) for name, x in options.items()}
+
+
+def tolerance(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
+    """That of exact attention, with exponents of biases, sinks and distances, of values r v."""
+    bias, most = options.get("bias"), 0.0
+    if isinstance(bias, Alibi):
+        most = largest(bias.slopes) * (q.shape[-2] + k.shape[-2])
+    elif bias is not None:
+        most = largest(bias)
+    most += largest(options["sinks"]) if "sinks" in options else 0.0
+    exponent = softmax_tolerance(q, k, q.shape[-1] ** -0.5) if q.size and k.size else 0.0
+    atol = exponent + CONTRACT * most * np.finfo(q.dtype).eps
+    return atol * max(1.0, largest(v)) / 0.8
+
+
+@pytest.mark.parametrize(("n", "m"), [(1300, 700), (513, 1025), (1025, 2500)])
+@pytest.mark.parametrize("window", [(0, 0), (300, 20), (None, 600), (1100, 0), (10, None)])
+def test_windows_of_many_tokens(window: Any, n: int, m: int) -> None:
+    """Past the ends of blocks of queries and of keys, which a window skips."""
+    rng = np.random.default_rng([n, m])
+    q, k, v = tensors(rng, n, m)
+    options = given_options(rng, (4, n, m), np.float64, "softcap", "sinks", "alibi")
+    for chosen in ({}, options, {"causal": True, "sinks": options["sinks"]}):
+        got = attend(q, k, v, scale=0.5, window=window, **chosen)
+        want = naive.softmax_attention(q, k, v, scale=0.5, window=window, **chosen)
+        atol = 2 * tolerance(q, k, v, chosen)
+        np.testing.assert_allclose(got.out, want, rtol=0, atol=atol)
+        want = normaliser(q, k, {"window": window, **chosen}, 0.5)
+        np.testing.assert_allclose(got.lse, want, rtol=0, atol=atol)
+
+
+def normaliser(q: Any, k: Any, options: dict[str, Any], scale: float) -> Any:
+    """Log of the sum of e^score over the keys that are seen, and the sink."""
+    cap, sinks = options.get("softcap"), options.get("sinks", np.full(4, -np.inf))
+    scores = scale * q @ np.repeat(k, 2, 0).mT
+    scores = scores if cap is None else cap * np.tanh(scores / cap)
+    n, m = scores.shape[-2:]
+    if "bias" in options:
+        apart = np.abs(np.arange(n)[:, None] + m - n - np.arange(m))
+        scores -= options["bias"].slopes[:, None, None] * apart
+    seen = naive.visible(q, k, causal=options.get("causal", False), window=options.get("window"))
+    scores = np.where(seen, scores, -np.inf)
+    with np.errstate(divide="ignore"):
+        return logsumexp(
+            np.concatenate([scores, np.tile(sinks[:, None, None], (n, 1))], -1), axis=-1
+        )
+
+
+def test_what_a_window_hides_is_not_read() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (draw(rng, 600, 4) for _ in range(3))
+    want = softmax_attention(q, k, v, window=(50, 0))
+    dirty_k, dirty_v = k.copy(), v.copy()
+    dirty_k[:100], dirty_v[:100] = np.nan, np.inf
+    got = softmax_attention(q, dirty_k, dirty_v, window=(50, 0))
+    np.testing.assert_array_equal(got[150:], want[150:])
+    assert not np.isfinite(got[:100]).any()
+
+
+@pytest.mark.parametrize("names", [(), *itertools.combinations((*ALL, "alibi"), 2)], ids="-".join)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_backends(backend: Backend, names: tuple[str, ...], dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 9, 12, dtype)
+    options = given_options(rng, (4, 9, 12), dtype, *names) | {"window": (4, 1)}
+    want = softmax_attention(q, k, v, **options)
+    slopes = options.pop("bias").slopes if "alibi" in names else None
+
+    def attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: Any) -> Any:
+        options |= {} if slopes is None else {"bias": alibi(slopes)}
+        return softmax_attention(q, k, v, **options)
+
+    given = options | ({} if slopes is None else {"slopes": slopes})
+    got = backend.call(attention, q, k, v, **given)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6 if dtype == np.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("names", [(), *itertools.combinations((*ALL, "bias", "alibi"), 2)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients(names: tuple[str, ...], causal: bool) -> None:
+    """Of the output and of lse, against difference quotients in extended precision."""
+    rng = np.random.default_rng([len(names), causal])
+    arrays = dict(zip("qkv", tensors(rng, 9, 12), strict=True))
+    options = given_options(rng, (4, 9, 12), np.float64, *names)
+    options |= {"window": (4, 1), "causal": causal}
+    for name in ("sinks", "bias"):
+        if isinstance(options.get(name), np.ndarray):
+            arrays[name] = options.pop(name)
+    d_out, d_lse = draw(rng, 4, 9, 2), draw(rng, 4, 9)
+    done, pullback = vjp(attend, **arrays, **options, scale=0.7)
+    found = {name: x for name, x in pullback((d_out, d_lse))._asdict().items() if x is not None}
+    assert set(found) == set(arrays)
+    ways = {name: draw(rng, *x.shape) for name, x in arrays.items()}
+    step = np.longdouble(2.0**-16)
+    seen = done.lse > -np.inf
+
+    def loss(at: float) -> Any:
+        moved = {x: y.astype(np.longdouble) + at * step * ways[x] for x, y in arrays.items()}
+        out, lse = attend(**moved, **in_longdouble(options), scale=0.7)
+        return np.sum(out * d_out) + np.sum(np.where(seen, lse, 0) * d_lse)
+
+    want = (8 * (loss(1) - loss(-1)) - (loss(2) - loss(-2))) / (12 * step)
+    got = sum(np.sum(found[name] * way) for name, way in ways.items())
+    np.testing.assert_allclose(got, float(want), rtol=1e-11, atol=1e-11)
+
+
+def test_a_cap_that_is_reached_keeps_small_slopes() -> None:
+    """Where tanh is 1 but for e^-40, its slope has all its digits."""
+    q, k = np.array([[20.0]]), np.array([[1.0], [0.0]])
+    v, d_out = np.array([[1.0], [0.0]]), np.ones((1, 1))
+    _, pullback = vjp(softmax_attention, q, k, v, scale=1.0, softcap=1.0)
+    p = 1 / (1 + np.exp(-1.0))
+    np.testing.assert_allclose(pullback(d_out).q, p * (1 - p) * 4 * np.exp(-40.0), rtol=1e-13)
+
+
+def test_sinks() -> None:
+    """One more key whose value is 0; a result without keys is that of the sink."""
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 5, 7)
+    sinks = draw(rng, 4)
+    done = attend(q, k, v, sinks=sinks)
+    plain = attend(q, k, v)
+    np.testing.assert_allclose(done.lse, np.logaddexp(plain.lse, sinks[:, None]), rtol=1e-14)
+    share = np.exp(plain.lse - done.lse)[..., None]
+    np.testing.assert_allclose(done.out, plain.out * share, rtol=1e-12, atol=1e-15)
+    nothing = attend(q, k, v, sinks=sinks, mask=np.zeros(7, bool))
+    np.testing.assert_array_equal(nothing.out, 0)
+    np.testing.assert_allclose(nothing.lse, np.broadcast_to(sinks[:, None], (4, 5)), rtol=1e-15)
+    parts = attend(q, k[:, :3], v[:, :3], sinks=sinks), attend(q, k[:, 3:], v[:, 3:])
+    np.testing.assert_allclose(merge(*parts).out, done.out, rtol=1e-12, atol=1e-15)
+
+
+def test_given_dropout() -> None:
+    """Weights that were dropped hide what their values hold, and leave the normaliser."""
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 5, 7)
+    kept = rng.random((4, 5, 7)) < 0.6
+    got = attend(q, k, v, dropout=kept / 0.6)
+    np.testing.assert_array_equal(got.lse, attend(q, k, v).lse)
+    np.testing.assert_array_equal(attend(q, k, v, dropout=np.ones(7)).out, attend(q, k, v).out)
+    v[:, 3], kept[..., 3] = np.inf, False
+    assert np.isfinite(attend(q, k, v, dropout=kept / 0.6).out).all()
+
+
+def test_alibi_is_its_bias() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 700, 1100)
+    slopes = 2.0 ** -np.arange(1, 5)
+    apart = np.abs(np.arange(700)[:, None] + 400 - np.arange(1100))
+    want = attend(q, k, v, bias=-slopes[:, None, None] * apart)
+    got = attend(q, k, v, bias=alibi(slopes))
+    np.testing.assert_allclose(got.out, want.out, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(got.lse, want.lse, rtol=1e-14)
+
+
+def test_every_option_is_a_limit() -> None:
+    """Windows that hide nothing, caps far away, sinks of -inf, slopes 0 and no dropout."""
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 6, 8)
+    want = softmax_attention(q, k, v)
+    for options in (
+        {"window": (8, 8)},
+        {"window": (None, None)},
+        {"window": [7, 7]},
+        {"sinks": np.full(4, -np.inf)},
+        {"bias": alibi(np.zeros(4))},
+        {"dropout": np.ones((6, 8))},
+    ):
+        np.testing.assert_array_equal(softmax_attention(q, k, v, **options), want)
+    np.testing.assert_allclose(softmax_attention(q, k, v, softcap=1e9), want, rtol=1e-12)
+    causal = softmax_attention(q, k, v, causal=True)
+    np.testing.assert_array_equal(softmax_attention(q, k, v, window=(None, 0)), causal)
+    np.testing.assert_array_equal(softmax_attention(q, k, v, window=(None, 5), causal=True), causal)
+
+
+def test_bad_input() -> None:
+    q, k, v = tensors(np.random.default_rng(0), 5, 7)
+    for options, error, words in (
+        ({"window": 3}, ValueError, "`window` must be a pair (left, right) or None, got 3."),
+        ({"window": (1, 2, 3)}, ValueError, "`window` must be a pair"),
+        ({"window": (-1, 0)}, ValueError, "`window` must be a non-negative integer, got -1."),
+        ({"window": (1.5, 0)}, TypeError, "`window` must be a non-negative integer"),
+        ({"softcap": 0}, ValueError, "`softcap` must be a positive finite real number or None"),
+        ({"softcap": "no"}, TypeError, "`softcap` must be"),
+        ({"sinks": 0.0}, TypeError, "`sinks` must be an array"),
+        ({"sinks": np.zeros(3)}, ValueError, "`sinks` must broadcast to (..., heads) = (4,)"),
+        ({"sinks": np.zeros(4, np.float32)}, TypeError, "`sinks` must have the dtype of `q`"),
+        ({"dropout": np.ones((3, 7))}, ValueError, "`dropout` must broadcast to (..., n, m)"),
+        ({"dropout": np.ones((5, 7), bool)}, TypeError, "`dropout` must have the dtype of `q`"),
+        ({"bias": Alibi(np.zeros(3))}, ValueError, "`slopes` must broadcast to (..., heads)"),
+    ):
+        with pytest.raises(error) as caught:
+            softmax_attention(q, k, v, **options)
+        assert words in str(caught.value), str(caught.value)
+    with pytest.raises(TypeError, match="`slopes` must be an array"):
+        alibi([1.0])
