@@ -134,7 +134,9 @@ def attend(
         d_scores = times(add(d_weights, -delta), weights)
         if visible is not None:  # nan in what is hidden goes no further
             kept, d_scores = (xp.where(visible, x, 0.0) for x in (kept, d_scores))
-        d_products = d_scores if steep is None else steep * d_scores
+        d_products = d_scores
+        if steep is not None:  # of what is hidden it may be nan
+            d_products = d_scores * (steep if visible is None else xp.where(visible, steep, 0.0))
         d_q = _sum(d_products, k_j, visible, memory)
         d_k = _sum(xp.matrix_transpose(d_products), q_i, visible, memory, turned=True)
         d_v = _sum(xp.matrix_transpose(kept), g, visible, memory, turned=True)

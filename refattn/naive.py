@@ -25,6 +25,7 @@ from typing import Any
 from . import _validate
 from ._array import Array, array_namespace, as_written, constant, device
 from ._heads import broadcast_lead, group_heads
+from ._scores import Alibi
 
 __all__ = [
     "elu_plus_one",
@@ -49,22 +50,23 @@ def softmax_attention(
     v: Array,
     *,
     scale: float | None = None,
-    bias: Array | None = None,
+    bias: Array | Alibi | None = None,
     mask: Array | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
+    dropout: Array | None = None,
 ) -> Array:
     r"""Compute exact softmax attention.
 
     .. math::
-        \mathrm{out}_i = \frac{\sum_j e^{s_{ij}} \, v_j}{e^{\mathrm{sink}} + \sum_j e^{s_{ij}}},
-        \qquad
+        \mathrm{out}_i = \frac{\sum_j e^{s_{ij}} \, r_{ij} \, v_j}
+                              {e^{\mathrm{sink}} + \sum_j e^{s_{ij}}}, \qquad
         s_{ij} = \mathrm{cap}(\mathrm{scale}\; q_i \cdot k_j) + \mathrm{bias}_{ij}
 
     over the keys j that query i sees. Reference 000, Attention(Q, K, V); reference 002, eq. (3);
-    reference 003, SoftmaxAttn: these have no sink, cap or bias.
+    reference 003, SoftmaxAttn: these have no sink, cap, bias or factor r.
 
     Parameters
     ----------
@@ -77,8 +79,8 @@ def softmax_attention(
         Values.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default.
-    bias : array, broadcasting to (..., n, m), dtype of `q`, optional
-        Added to the scores.
+    bias : array, broadcasting to (..., n, m), dtype of `q`, or Alibi, optional
+        Added to the scores. See `alibi`.
     mask : array of bool, broadcasting to (..., n, m), optional
         True where the query attends to the key.
     causal : bool, default False
@@ -91,6 +93,8 @@ def softmax_attention(
     sinks : array, shape (..., heads), optional
         Score of one more key for each head, that all its queries see and whose value is 0. Without
         them e^sink is 0.
+    dropout : array, broadcasting to (..., n, m), dtype of `q`, optional
+        Factors r of the weights, 1 by default.
 
     Returns
     -------
@@ -117,19 +121,22 @@ def softmax_attention(
     array([[2.],
            [2.]])
     """
+    if isinstance(bias, Alibi):
+        bias = _alibi(bias.slopes, q, k)
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
     scale = _validate.real("scale", scale, optional=True, like=q)
     factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
     sink = None if sinks is None else _validate.of_heads("sinks", constant(sinks, q), q, k, v)
     _validate.real("softcap", softcap, positive=True, optional=True)
-    (q, k, v, bias, mask, sink), ungroup = group_heads(q, k, v, bias, mask, sink)
+    (q, k, v, bias, mask, sink, dropout), ungroup = group_heads(q, k, v, bias, mask, sink, dropout)
     xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal, window=window)
     scores = factor * _products(q, k)
     if softcap is not None:
         scores = softcap * xp.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
-    return ungroup(_sum(_softmax(_hide(scores, seen), sink), v, seen))
+    weights = _softmax(_hide(scores, seen), sink)
+    return ungroup(_sum(weights if dropout is None else weights * dropout, v, seen))
 
 
 @as_written
@@ -613,6 +620,14 @@ def _ratio(kernel: Array, log_scale: Array, v: Array, seen: Array) -> Array:
     weights = kernel * _softmax(_hide(log_scale, seen))
     total = xp.sum(xp.where(seen, weights, 0.0), axis=-1, keepdims=True)
     return _sum(weights, v, seen) / xp.where(xp.any(seen, axis=-1, keepdims=True), total, 1.0)
+
+
+def _alibi(slopes: Array, q: Array, k: Array) -> Array:
+    """-slope |i + m - n - j|, shape (..., heads, n, m)."""
+    n, m = q.shape[-2], k.shape[-2]
+    apart = _integers(m - n, m, q)[:, None] - _integers(0, m, q)
+    xp = array_namespace(q)
+    return -constant(slopes, q)[..., None, None] * xp.astype(xp.abs(apart), q.dtype)
 
 
 def _sum(weights: Array, v: Array, seen: Array) -> Array:

@@ -102,6 +102,7 @@ def tolerance(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     return atol * max(1.0, largest(v)) / 0.8
 
 
+@pytest.mark.long("2500", "513")
 @pytest.mark.parametrize(("n", "m"), [(1300, 700), (513, 1025), (1025, 2500)])
 @pytest.mark.parametrize("window", [(0, 0), (300, 20), (None, 600), (1100, 0), (10, None)])
 def test_windows_of_many_tokens(window: Any, n: int, m: int) -> None:
@@ -146,6 +147,7 @@ def test_what_a_window_hides_is_not_read() -> None:
     assert not np.isfinite(got[:100]).any()
 
 
+@pytest.mark.long("array_api_strict", "jax", "dask")
 @pytest.mark.parametrize("names", [(), *itertools.combinations((*ALL, "alibi"), 2)], ids="-".join)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 def test_backends(backend: Backend, names: tuple[str, ...], dtype: Any) -> None:
