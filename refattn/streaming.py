@@ -90,7 +90,8 @@ def _own(x: Array) -> Array:
 class SoftmaxState:
     """The keys and values so far, for exact attention: a key-value cache.
 
-    Its size grows with the number of tokens; that of `PositiveState` and `LinearState` does not.
+    Its size grows with the number of tokens, but for that of a window, which holds the last of
+    them; that of `PositiveState` and `LinearState` does not.
 
     Examples
     --------
@@ -100,18 +101,51 @@ class SoftmaxState:
     >>> state = SoftmaxState.init(k[:1], v[:1]).update(k[1:], v[1:])
     >>> state.read(np.zeros((1, 2)))
     array([[2.]])
+    >>> state = SoftmaxState.init(k, v, window=0)  # the last key only
+    >>> state.read(np.zeros((1, 2)))
+    array([[3.]])
     """
 
     k: Array
     v: Array
     scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Array | None = None
 
     @classmethod
-    def init(cls, k: Array, v: Array, *, scale: float | None = None) -> SoftmaxState:
-        """Start from keys (..., m, d) and values (..., m, d_v); m may be 0."""
+    def init(
+        cls,
+        k: Array,
+        v: Array,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Array | None = None,
+    ) -> SoftmaxState:
+        """Start from keys (..., m, d) and values (..., m, d_v); m may be 0.
+
+        With a `window` the last key and as many before it are kept, as in `softmax_attention` with
+        ``window=(window, 0)``; `softcap` and `sinks` are as there.
+        """
         _validate.attention(k, k, v)
         scale = _validate.real("scale", scale, optional=True, like=k)
-        return cls(_own(k), _own(v), scale)
+        if window is not None:
+            _validate.non_negative_integer("window", window)
+        softcap = _validate.real("softcap", softcap, positive=True, optional=True)
+        if sinks is not None:  # of as many heads as queries will have
+            _validate.arrays(0, k=k, sinks=sinks)
+            sinks = _own(sinks)
+        return cls(_own(k), _own(v), scale, window, softcap, sinks)._last()
+
+    def _last(self) -> SoftmaxState:
+        """What the window holds."""
+        m = self.k.shape[-2]
+        if self.window is None or m <= self.window + 1:
+            return self
+        first = m - self.window - 1
+        return replace(self, k=_own(self.k[..., first:, :]), v=_own(self.v[..., first:, :]))
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -135,15 +169,16 @@ class SoftmaxState:
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
-        return softmax_attention(q, self.k, self.v, scale=self.scale)
+        more: Any = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
+        return softmax_attention(q, self.k, self.v, **more)
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
-        """Add the keys of another state, of the same scale."""
-        _check_same(self, other, "scale")
+        """Add the keys of another state, of the same options."""
+        _check_same(self, other, "scale", "window", "softcap", "sinks")
         _validate.states(k=(self.k, other.k), v=(self.v, other.v))
         xp = array_namespace(self.k, other.k)
         k, v = (xp.concat([a, b], axis=-2) for a, b in ((self.k, other.k), (self.v, other.v)))
-        return replace(self, k=k, v=v)
+        return replace(self, k=k, v=v)._last()
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,8 @@ from test_attention import tolerance as softmax_tolerance
 
 from refattn import attend, merge, naive, softmax_attention, vjp
 from refattn.attention import Alibi, alibi
+from refattn.conformance import exact
+from refattn.streaming import SoftmaxState
 
 WINDOWS = [None, (0, 0), (3, 0), (2, 4), (None, 1), (1, None), (40, 2)]
 sides = st.none() | st.integers(0, 12)
@@ -195,6 +197,40 @@ def test_gradients(names: tuple[str, ...], causal: bool) -> None:
     np.testing.assert_allclose(got, float(want), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_fifty_digits(size: float, dtype: Any, record_accuracy: Any) -> None:
+    """Outputs, normalisers and gradients with a bias, a cap, a sink and a window."""
+    rng = np.random.default_rng(int(size))
+    shapes = {"q": (5, 3), "k": (6, 3), "v": (6, 2), "bias": (5, 6), "sinks": ()}
+    arrays = {x: np.asarray(draw(rng, *shape, dtype=dtype)) for x, shape in shapes.items()}
+    arrays |= {x: size * arrays[x] for x in "qk"}
+    d_out, d_lse = draw(rng, 5, 2, dtype=dtype), draw(rng, 5, dtype=dtype)
+    options: dict[str, Any] = {"scale": 0.5, "softcap": 3.0}
+    done, pullback = vjp(attend, **arrays, **options, window=(3, 1))
+    seen = naive.visible(arrays["q"], arrays["k"], window=(3, 1))
+
+    def both(q: Any, k: Any, v: Any, bias: Any, sinks: Any) -> Any:
+        found = exact.attend(q, k, v, bias, seen, exact.numbers(0.5)[()], softcap=3.0, sink=sinks)
+        return np.column_stack(found)
+
+    want = both(**arrays)
+    eps = float(np.finfo(dtype).eps)
+    exponent = 3.0 + largest(arrays["bias"]) + largest(arrays["sinks"])
+    exponent += 0.5 * size**2 * 30  # what is capped was rounded before
+    got = np.column_stack([done.out, done.lse])
+    worst = largest((got - want).astype(float)) / (eps * (1 + exponent))
+    record_accuracy("options of exact attention", np.dtype(dtype).name, worst)
+    assert worst <= CONTRACT
+    cotangent = np.column_stack([d_out, d_lse])
+    gradients = exact.gradients(both, cotangent, **arrays)
+    for name, x in pullback((d_out, d_lse))._asdict().items():
+        if x is not None:
+            error = largest((np.asarray(x) - gradients[name]).astype(float))
+            most = 40 * size * max(1.0, largest(gradients[name].astype(float)))
+            assert error <= CONTRACT * eps * (1 + exponent) * most, name
+
+
 def test_a_cap_that_is_reached_keeps_small_slopes() -> None:
     """Where tanh is 1 but for e^-40, its slope has all its digits."""
     q, k = np.array([[20.0]]), np.array([[1.0], [0.0]])
@@ -262,6 +298,29 @@ def test_every_option_is_a_limit() -> None:
     causal = softmax_attention(q, k, v, causal=True)
     np.testing.assert_array_equal(softmax_attention(q, k, v, window=(None, 0)), causal)
     np.testing.assert_array_equal(softmax_attention(q, k, v, window=(None, 5), causal=True), causal)
+
+
+@pytest.mark.parametrize("window", [None, 0, 3, 40])
+def test_decoding(window: int | None) -> None:
+    """Token by token, in parts that are merged, and with no more keys than the window holds."""
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 30, 30)
+    more: dict[str, Any] = {"softcap": 2.0, "sinks": draw(rng, 4)}
+    left = None if window is None else (window, 0)
+    want = softmax_attention(q, k, v, causal=True, window=left, **more)
+    state = SoftmaxState.init(k[:, :0], v[:, :0], window=window, **more)
+    for i in range(30):
+        state = state.update(k[:, i : i + 1], v[:, i : i + 1])
+        got = state.read(q[:, i : i + 1])
+        np.testing.assert_allclose(got[:, 0], want[:, i], rtol=1e-12, atol=1e-14)
+        assert state.k.shape[-2] == min(i, 29 if window is None else window) + 1
+    parts = [SoftmaxState.init(k[:, i], v[:, i], window=window, **more)
+             for i in (slice(0, 9), slice(9, 11), slice(11, 30))]  # fmt: skip
+    first, second, third = parts
+    for merged in (first.merge(second).merge(third), first.merge(second.merge(third))):
+        np.testing.assert_array_equal(merged.k, state.k)
+    with pytest.raises(ValueError, match="`other` must have the `window` of this state"):
+        state.merge(SoftmaxState.init(k, v, window=7, **more))
 
 
 def test_bad_input() -> None:

@@ -68,6 +68,7 @@ def context(dps: int = 50) -> Any:
         "log": lambda x, y: 1 / x,
         "cos": lambda x, y: -mp.sin(x),
         "sin": lambda x, y: mp.cos(x),
+        "tanh": lambda x, y: 1 - y * y,
     }
     for name, slope in slopes.items():
         setattr(mp, name, _of_both(getattr(mp, name), slope))
@@ -258,11 +259,11 @@ def each_head(function: Callable[..., _Array], ndims: dict[str, int], **arrays: 
 
 
 def weighted_mean(
-    scores: _Array, v: _Array, visible: Any = True, *, dps: int = 50
+    scores: _Array, v: _Array, visible: Any = True, sink: Any = None, *, dps: int = 50
 ) -> tuple[_Array, _Array]:
     """Mean of v_j with weights exp(scores_ij), and the log of their sum: reference 003, softmax.
 
-    A query that sees no key has mean 0 and log -inf.
+    A sink is the score of one more value, 0. A query that sees nothing has mean 0 and log -inf.
     """
     mp, (n, m) = context(dps), scores.shape
     visible = np.broadcast_to(visible, (n, m))
@@ -270,20 +271,34 @@ def weighted_mean(
     lse = np.full(n, -mp.inf, dtype=object)
     for i in range(n):
         seen = [j for j in range(m) if visible[i, j]]
-        if seen:
-            weights = [mp.exp(scores[i, j]) for j in seen]
-            out[i] = sum(w * v[j] for w, j in zip(weights, seen, strict=True)) / sum(weights)
-            lse[i] = mp.log(sum(weights))
+        weights = [mp.exp(scores[i, j]) for j in seen]
+        total = sum(weights) + (0 if sink is None else mp.exp(sink))
+        if seen or sink is not None:
+            out[i] = out[i] + sum(w * v[j] for w, j in zip(weights, seen, strict=True)) / total
+            lse[i] = mp.log(total)
     return out, lse
 
 
 def attend(
-    q: Any, k: Any, v: Any, bias: Any = 0.0, visible: Any = True, scale: Any = 1, *, dps: int = 50
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any = 0.0,
+    visible: Any = True,
+    scale: Any = 1,
+    *,
+    softcap: float | None = None,
+    sink: Any = None,
+    dps: int = 50,
 ) -> tuple[_Array, _Array]:
-    """Softmax attention and its log normaliser: reference 003, with a bias."""
-    bias = numbers(np.broadcast_to(bias, (len(q), len(k))), dps=dps)
-    scores = (numbers(q, dps=dps) @ numbers(k, dps=dps).T) * scale + bias
-    return weighted_mean(scores, numbers(v, dps=dps), visible, dps=dps)
+    """Softmax attention and its log normaliser: reference 003, with a bias, a cap and a sink."""
+    mp, bias = context(dps), numbers(np.broadcast_to(bias, (len(q), len(k))), dps=dps)
+    scores = (numbers(q, dps=dps) @ numbers(k, dps=dps).T) * scale
+    if softcap is not None:
+        most = mp.mpf(softcap)
+        scores = _map(lambda s: most * mp.tanh(s / most), scores)
+    sink = None if sink is None else numbers(sink, dps=dps)[()]
+    return weighted_mean(scores + bias, numbers(v, dps=dps), visible, sink, dps=dps)
 
 
 def root(scale: float | None, d: int, *, dps: int = 50) -> Any:
@@ -293,7 +308,16 @@ def root(scale: float | None, d: int, *, dps: int = 50) -> Any:
 
 
 def softmax_attention(
-    q: Any, k: Any, v: Any, *, scale: float | None = None, visible: Any = True, dps: int = 50
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    bias: Any = 0.0,
+    sink: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    visible: Any = True,
+    dps: int = 50,
 ) -> _Array:
     """Softmax attention: reference 000, Attention; reference 003, softmax attention.
 
@@ -305,7 +329,8 @@ def softmax_attention(
     >>> float(exact.softmax_attention(q, k, v)[0, 0])  # e / (1 + e)
     0.7310585786300049
     """
-    return attend(q, k, v, 0.0, visible, root(scale, q.shape[-1], dps=dps) ** 2, dps=dps)[0]
+    factor = root(scale, q.shape[-1], dps=dps) ** 2
+    return attend(q, k, v, bias, visible, factor, softcap=softcap, sink=sink, dps=dps)[0]
 
 
 def log_positive(x: _Array, omega: _Array) -> _Array:
