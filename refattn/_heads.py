@@ -1,14 +1,29 @@
-"""The axes before the last two: how they broadcast, and heads in groups."""
+"""The axes before the last two: how they broadcast, heads in groups, and what heads have."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._array import Array, array_namespace
 
-__all__ = ["broadcast_lead", "group_heads", "head_counts"]
+__all__ = ["Alibi", "broadcast_lead", "group_heads", "head_counts"]
+
+
+class Alibi(NamedTuple):
+    """A bias of -slope |i + m - n - j|, which is never held for all pairs.
+
+    Attributes
+    ----------
+    slopes : array, shape (..., heads)
+        How fast the scores of each head fall with the distance.
+    """
+
+    slopes: Array
+
+
+Alibi.__module__ = "refattn.attention"  # where users find it, and so do pickles
 
 
 def broadcast_lead(*arrays: Array | None, core: int = 2) -> tuple[int, ...]:

@@ -7,24 +7,9 @@ from typing import Any, NamedTuple
 from ._array import Array, array_namespace, device, is_numpy_array, times
 from ._blocks import part
 
-__all__ = ["NO_OPTIONS", "Alibi", "Band", "Options", "cap", "causal_mask", "slope_of_cap"]
+__all__ = ["NO_OPTIONS", "Band", "Options", "cap", "causal_mask", "slope_of_cap"]
 
 Window = tuple[int | None, int | None]
-
-
-class Alibi(NamedTuple):
-    """A bias of -slope |i + m - n - j|, which is never held for all pairs.
-
-    Attributes
-    ----------
-    slopes : array, shape (..., heads)
-        How fast the scores of each head fall with the distance.
-    """
-
-    slopes: Array
-
-
-Alibi.__module__ = "refattn.attention"  # where users find it, and so do pickles
 
 
 class Options(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from . import _kernel, _validate
 from ._array import Array, constant
-from ._heads import group_heads
+from ._heads import Alibi, group_heads
 from ._kernel import Attended
-from ._scores import Alibi, Options
+from ._scores import Options
 
 __all__ = ["Alibi", "Attended", "alibi", "attend", "merge", "softmax_attention"]
 

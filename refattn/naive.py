@@ -24,8 +24,7 @@ from typing import Any
 
 from . import _validate
 from ._array import Array, array_namespace, as_written, constant, device
-from ._heads import broadcast_lead, group_heads
-from ._scores import Alibi
+from ._heads import Alibi, broadcast_lead, group_heads
 
 __all__ = [
     "elu_plus_one",

@@ -80,6 +80,7 @@ def test_other_styles_pass(entry: Mutant) -> None:
         assert report.verdict == "PASS", report
 
 
+@pytest.mark.long("rfa", "linear")
 @pytest.mark.parametrize("entry", BACK, ids=lambda m: m.name)
 def test_mistakes_are_rejected(entry: Mutant) -> None:
     """Each by the first of the checks that it fails; its way forth is right."""
@@ -291,6 +292,7 @@ def test_torch_is_asked_in_every_way() -> None:
         assert check(adapter, checks=[name], rng=0).verdict == "FAIL", made
 
 
+@pytest.mark.long
 def test_declared_conventions_hold_on_the_way_back() -> None:
     """An epsilon in the normaliser, and NaN or means where a query sees nothing."""
 
@@ -531,6 +533,7 @@ def test_torch_differentiates_what_it_is_given(wrong: bool) -> None:
         assert report.verdict == ("FAIL" if wrong else "PASS"), report
 
 
+@pytest.mark.long
 def test_jax_differentiates_what_it_is_given() -> None:
     jax = pytest.importorskip("jax")
     jax.config.update("jax_enable_x64", True)

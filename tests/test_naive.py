@@ -527,6 +527,7 @@ def test_shares_nothing_with_the_engine() -> None:
     assert names == {
         "math",
         "_validate",
+        "Alibi",
         "Array",
         "array_namespace",
         "as_written",
