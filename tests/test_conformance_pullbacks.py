@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tracemalloc
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ import refattn
 from refattn import vjp
 from refattn.conformance import Adapter, Failure, Report, Subprocess, check, checks_of
 from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
+from refattn.conformance.reference import pulled_rounding
 
 RIGHT = [m for m in VARIANTS if "vjp" in m.capabilities]
 SEES = ("mask", "causal", "gqa")
@@ -330,6 +332,17 @@ def test_black_boxes_of_other_kinds() -> None:
         assert gradients(right, name).verdict == "PASS", name
         wrong = edited(right, halved(3, lambda **_: True))
         assert gradients(wrong, name).verdict == "FAIL", name
+
+
+def test_memory_of_what_is_allowed() -> None:
+    """Weights of many pairs, and not a product with them for each key."""
+    rng = np.random.default_rng(0)
+    arrays = tuple(rng.standard_normal((n, 8)) for n in (513, 1025, 1025))
+    tracemalloc.start()
+    pulled_rounding(Adapter(SOFTMAX, "softmax", ("vjp",)), arrays, {}, np.ones((513, 8)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50 * 8 * 513 * 1025
 
 
 def test_there_are_mistakes_enough() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import features, kernels, naive
+from ..attention import softmax_attention
 from ..gradients import vjp
 from .adapter import Adapter
 from .limits import copies, repeated
@@ -240,12 +241,13 @@ def _sizes_of_weights(
     if adapter.waves:
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
         return _sizes_of_waves(adapter, q, k, options)
-    weights: Floats = _formula(adapter, (*arrays[:2], _unit(arrays[1])), options, np.float64)
+    fn: Any = adapter.record.differentiable
+    weights: Floats = _evaluate(adapter, fn, (*arrays[:2], _unit(arrays[1])), options, np.float64)
     return np.abs(weights)
 
 
 def _exact(q: Floats, k: Floats, v: Floats, *, features: str = "", **options: Any) -> Any:
-    return naive.softmax_attention(q, k, v, **options)
+    return softmax_attention(q, k, v, **options)
 
 
 def _unit(k: Floats) -> Floats:
