@@ -105,8 +105,7 @@ def attend(
         head, i = box[:-1], box[-1]
         q_i, g = (part(x, (*box, _WHOLE)) for x in (q, d_out))
         out, lse = part(done.out, (*box, _WHOLE)), part(done.lse, box)[..., None]
-        delta = xp.sum(g * out, axis=-1, keepdims=True)
-        delta = delta if d_lse is None else delta - part(d_lse, box)[..., None]
+        delta = _delta(g, out, None if d_lse is None else part(d_lse, box))[..., None]
         k_j, v_j = (part(x, (*head, j, _WHOLE)) for x in (k, v))
         q_i = q_i if scale is None else q_i * scale
         scores = multiply(q_i, xp.matrix_transpose(k_j), memory, "scores")
@@ -119,10 +118,8 @@ def attend(
             scores = add(scores, part(bias, (*box, j)))
         if slopes is not None:
             scores = add(scores, band.alibi(slopes, box, j))
-        visible = None if mask is None else part(mask, (*box, j))
-        inside = band.visible(i, j, device(q), xp)
-        if inside is not None:
-            visible = inside if visible is None else visible & inside
+        masked = None if mask is None else part(mask, (*box, j))
+        visible = band.visible(i, j, device(q), xp, masked)
         if visible is not None:
             scores = xp.where(visible, scores, -math.inf)
         weights = exp(add(scores, -finite(lse, xp)))
@@ -203,13 +200,17 @@ def attend(
     return total
 
 
+def _delta(d_out: Array, out: Array, d_lse: Array | None) -> Array:
+    """What the normaliser of each query takes, up to its weights."""
+    delta = array_namespace(out).sum(d_out * out, axis=-1)
+    return delta if d_lse is None else delta - d_lse
+
+
 def _of_sinks(sinks: Array, done: Attended, d_out: Array, d_lse: Array | None) -> Array:
     """Cotangents of sinks, keys whose value is 0."""
     xp = array_namespace(sinks)
-    delta = xp.sum(d_out * done.out, axis=-1)
-    delta = delta if d_lse is None else delta - d_lse
     weights = xp.exp(sinks[..., 0] - finite(done.lse, xp))
-    d_sinks = xp.where(weights == 0, 0.0, -weights * delta)
+    d_sinks = xp.where(weights == 0, 0.0, -weights * _delta(d_out, done.out, d_lse))
     return sum_to(d_sinks[..., None], sinks.shape)
 
 

@@ -134,10 +134,8 @@ def attend(
                 scores = add(scores, part(bias, (*head, i, j)))
             if slopes is not None:
                 scores = add(scores, band.alibi(slopes, box, j))
-            visible = None if mask is None else part(mask, (*head, i, j))
-            inside = band.visible(i, j, device(q), xp)
-            if inside is not None:
-                visible = inside if visible is None else visible & inside
+            masked = None if mask is None else part(mask, (*head, i, j))
+            visible = band.visible(i, j, device(q), xp, masked)
             near = None
             if norms is not None and visible is None:
                 near = _near(norms, reach(head, j, k_j, bias_j, v_j), m)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from . import _kernel
 from ._blocks import blocks
 from ._formats import Format
+from ._scores import Band
 
 __all__ = [
     "BIAS",
@@ -118,17 +119,9 @@ class Head(NamedTuple):
 
     def visible(self, i: slice, j: slice) -> npt.NDArray[np.bool_] | None:
         """Which keys the queries see; None for all."""
-        seen = None if self.mask is None else np.asarray(self.mask[i, j])
-        left, right = self.window
-        if self.causal:
-            right = 0 if right is None else min(right, 0)
-        limits: list[npt.NDArray[np.bool_]] = []
-        if left is not None:
-            limits.append(self.ahead(i, j) >= -left)
-        if right is not None:
-            limits.append(self.ahead(i, j) <= right)
-        for near in limits:
-            seen = near if seen is None else seen & near
+        mask = None if self.mask is None else np.asarray(self.mask[i, j])
+        band = Band.of(self.k.shape[0] - self.q.shape[0], self.causal, self.window)
+        seen: npt.NDArray[np.bool_] | None = band.visible(i, j, None, np, mask)
         return seen
 
     def ahead(self, i: slice, j: slice) -> npt.NDArray[np.int64]:

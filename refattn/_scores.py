@@ -59,11 +59,14 @@ class Band(NamedTuple):
             return columns
         return 1 if rows + self.left + self.right <= columns else columns
 
-    def visible(self, i: slice, j: slice, home: Any, xp: Any) -> Array | None:
-        """Which of the queries i see which of the keys j, (rows, columns); None if all see all."""
-        seen = None
+    def visible(
+        self, i: slice, j: slice, home: Any, xp: Any, mask: Array | None = None
+    ) -> Array | None:
+        """Which of the queries i see which of the keys j, and a mask lets them; None if all do."""
+        seen = mask
         if self.right is not None and j.stop - 1 > i.start + self.shift + self.right:
-            seen = causal_mask(i, j, self.shift + self.right, home, xp)
+            early = causal_mask(i, j, self.shift + self.right, home, xp)
+            seen = early if seen is None else seen & early
         if self.left is not None and j.start < i.stop - 1 + self.shift - self.left:
             late = ~causal_mask(i, j, self.shift - self.left - 1, home, xp)
             seen = late if seen is None else seen & late

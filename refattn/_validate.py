@@ -30,8 +30,9 @@ def attention(
     bias: Array | None = None,
     mask: Array | None = None,
     causal: bool = False,
+    dropout: Array | None = None,
 ) -> None:
-    """Check what every attention function takes."""
+    """Check what attention functions take."""
     arrays(2, q=q, k=k, v=v)
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
@@ -46,9 +47,10 @@ def attention(
             f"got shapes {_shape(k)} and {_shape(v)}."
         )
     scores = (*lead(q, k, v), q.shape[-2], k.shape[-2])
-    if bias is not None:
-        arrays(0, q=q, bias=bias)
-        broadcasts("bias", bias, scores, "(..., n, m)")
+    for name, x in (("bias", bias), ("dropout", dropout)):
+        if x is not None:
+            arrays(0, q=q, **{name: x})
+            broadcasts(name, x, scores, "(..., n, m)")
     if mask is not None:
         boolean("mask", mask, "q", q)
         broadcasts("mask", mask, scores, "(..., n, m)")

@@ -121,10 +121,10 @@ def attend(
     >>> attend(q, k, v, window=(1, 0)).out, attend(q, k, v, sinks=np.array(0.0)).out
     (array([[4.5]]), array([[2.25]]))
     """
-    more: Any = {"window": window, "softcap": softcap, "sinks": sinks, "dropout": dropout}
     given = arranged(
-        q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, rooted=False, **more
-    )
+        q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, rooted=False,
+        window=window, softcap=softcap, sinks=sinks, dropout=dropout,
+    )  # fmt: skip
     out, lse = _kernel.attend(*given.arrays, **given.options)
     return Attended(given.ungroup(out), given.ungroup(lse, core=1))
 
@@ -147,43 +147,29 @@ def arranged(
     mask: Array | None = None,
     causal: bool = False,
     rooted: bool = True,
-    **more: Any,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: Array | None = None,
 ) -> Arranged:
     """Arrange the arguments of `softmax_attention`, or of `attend`, which has a scale."""
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
-    _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
+    _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
     scale = _validate.real("scale", scale, optional=rooted, like=q)
-    given = options(q, k, v, slopes=slopes, **more)
-    (q, k, v, bias, mask, *own), ungroup = group_heads(q, k, v, bias, mask, *given[2:])
+    softcap = _validate.real("softcap", softcap, positive=True, optional=True)
+    sinks, slopes = (
+        None if x is None else _validate.of_heads(name, x, q, k, v)
+        for name, x in (("sinks", sinks), ("slopes", slopes))
+    )
+    (q, k, v, bias, mask, *of_pairs), ungroup = group_heads(
+        q, k, v, bias, mask, sinks, slopes, dropout
+    )
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
-    pairs = {"bias": bias, "mask": mask, "causal": causal, "scale": scale}
-    return Arranged((q, k, v), {**pairs, "options": Options(*given[:2], *own)}, ungroup)
-
-
-def options(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    sinks: Array | None = None,
-    slopes: Array | None = None,
-    dropout: Array | None = None,
-) -> Options:
-    """Check what exact attention takes and the estimators do not."""
-    if dropout is not None:
-        _validate.arrays(0, q=q, dropout=dropout)
-        pairs = (*_validate.lead(q, k, v), q.shape[-2], k.shape[-2])
-        _validate.broadcasts("dropout", dropout, pairs, "(..., n, m)")
-    if sinks is not None:
-        sinks = _validate.of_heads("sinks", sinks, q, k, v)
-    if slopes is not None:
-        slopes = _validate.of_heads("slopes", slopes, q, k, v)
-    softcap = _validate.real("softcap", softcap, positive=True, optional=True)
-    return Options(_validate.window(window), softcap, sinks, slopes, dropout)
+    more = Options(_validate.window(window), softcap, *of_pairs)
+    named = {"bias": bias, "mask": mask, "causal": causal, "scale": scale, "options": more}
+    return Arranged((q, k, v), named, ungroup)
 
 
 def alibi(slopes: Array) -> Alibi:
@@ -311,6 +297,8 @@ def softmax_attention(
     array([[2.],
            [3.]])
     """
-    more: Any = {"window": window, "softcap": softcap, "sinks": sinks, "dropout": dropout}
-    given = arranged(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, **more)
+    given = arranged(
+        q, k, v, bias=bias, mask=mask, causal=causal, scale=scale,
+        window=window, softcap=softcap, sinks=sinks, dropout=dropout,
+    )  # fmt: skip
     return given.ungroup(_kernel.attend(*given.arrays, **given.options).out)

@@ -251,15 +251,9 @@ def _exact(given: attention.Arranged, q: Array, k: Array, v: Array, options: Any
         found = _backward.attend(
             *given.arrays, done, _like(d_out, done.out), d_lse, **given.options
         )
-        sources = {
-            "q": q,
-            "k": k,
-            "v": v,
-            "bias": options.get("bias"),
-            "sinks": options.get("sinks"),
-        }
-        pairs = ((name, x, sources[name]) for name, x in found._asdict().items())
-        return Gradients(**{name: None if x is None else _like(x, y) for name, x, y in pairs})
+        sources = {**options, "q": q, "k": k, "v": v}
+        named = {name: x for name, x in found._asdict().items() if x is not None}
+        return Gradients(**{name: _like(x, sources[name]) for name, x in named.items()})
 
     return done, pull
 

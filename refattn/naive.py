@@ -79,7 +79,7 @@ def softmax_attention(
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default.
     bias : array, broadcasting to (..., n, m), dtype of `q`, or Alibi, optional
-        Added to the scores. See `alibi`.
+        Added to the scores. `refattn.attention.alibi` makes one.
     mask : array of bool, broadcasting to (..., n, m), optional
         True where the query attends to the key.
     causal : bool, default False
@@ -120,9 +120,12 @@ def softmax_attention(
     array([[2.],
            [2.]])
     """
-    if isinstance(bias, Alibi):
-        bias = _alibi(bias.slopes, q, k)
-    _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal)
+    slopes = bias.slopes if isinstance(bias, Alibi) else None
+    bias = None if isinstance(bias, Alibi) else bias
+    _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
+    if slopes is not None:
+        slopes = _validate.of_heads("slopes", constant(slopes, q), q, k, v)
+        bias = -slopes * _distances(q, k)
     scale = _validate.real("scale", scale, optional=True, like=q)
     factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
     sink = None if sinks is None else _validate.of_heads("sinks", constant(sinks, q), q, k, v)
@@ -593,10 +596,9 @@ def visible(
     array([[ True,  True, False],
            [ True,  True,  True]])
     """
-    xp, (n, m) = array_namespace(q), (q.shape[-2], k.shape[-2])
-    ahead = _integers(0, m, q) - _integers(m - n, m, q)[:, None]  # of the query, j - (i + m - n)
+    xp, ahead = array_namespace(q), _ahead(q, k)
     left, right = _validate.window(window)
-    seen = xp.ones((n, m), dtype=xp.bool, device=device(q))
+    seen = xp.ones(ahead.shape, dtype=xp.bool, device=device(q))
     if mask is not None:
         seen = seen & mask
     if causal:
@@ -621,12 +623,16 @@ def _ratio(kernel: Array, log_scale: Array, v: Array, seen: Array) -> Array:
     return _sum(weights, v, seen) / xp.where(xp.any(seen, axis=-1, keepdims=True), total, 1.0)
 
 
-def _alibi(slopes: Array, q: Array, k: Array) -> Array:
-    """-slope |i + m - n - j|, shape (..., heads, n, m)."""
+def _ahead(q: Array, k: Array) -> Array:
+    """How far keys are ahead of queries, j - (i + m - n), shape (n, m)."""
     n, m = q.shape[-2], k.shape[-2]
-    apart = _integers(m - n, m, q)[:, None] - _integers(0, m, q)
+    return _integers(0, m, q) - _integers(m - n, m, q)[:, None]
+
+
+def _distances(q: Array, k: Array) -> Array:
+    """|i + m - n - j|, in the dtype of the queries."""
     xp = array_namespace(q)
-    return -constant(slopes, q)[..., None, None] * xp.astype(xp.abs(apart), q.dtype)
+    return xp.astype(xp.abs(_ahead(q, k)), q.dtype)
 
 
 def _sum(weights: Array, v: Array, seen: Array) -> Array:

@@ -169,8 +169,9 @@ class SoftmaxState:
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
-        more: Any = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
-        return softmax_attention(q, self.k, self.v, **more)
+        return softmax_attention(
+            q, self.k, self.v, scale=self.scale, softcap=self.softcap, sinks=self.sinks
+        )
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
         """Add the keys of another state, of the same options."""

@@ -7,7 +7,8 @@ heads in groups may read the frequencies of the first. Cases cover every choice 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from .adapter import Adapter
 from .checks import Trial, attends, check, evaluated
 from .failures import Failure, Refusal
 
-__all__ = ["case_of", "covering", "levels"]
+__all__ = ["covering", "levels", "try_cases"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -134,17 +135,40 @@ def uses_together(t: Trial) -> None:
 
     A mask and causal together may be refused, by an exception.
     """
-    end, refused = time.monotonic() + _SECONDS[t.level], 0
     factors = levels(t.adapter)
     if len(factors["more"]) > 1 and True in factors["causal"] and not _aligned(t):
         factors["more"] = (0,)  # another check says so, once
-    cases = list(covering(factors, t.rng))
+    try_cases(t, covering(factors, t.rng), _SECONDS[t.level], partial(_compare, t))
+
+
+def _aligned(t: Trial) -> bool:
+    """Whether causal attention with more keys than queries is right where nothing else is asked."""
+    arrays, options = _case(t, 3, 2, None, True, None, None, False)
+    try:
+        _compare(t, arrays, **options)
+    except Failure:
+        t.error = t.since = t.case = None
+        return False
+    return True
+
+
+def _compare(t: Trial, arrays: tuple[Any, ...], **options: Any) -> None:
+    """Compare one case with the reference."""
+    t.compare(*arrays, strict=True, **options)
+
+
+def try_cases(
+    t: Trial, cases: Iterable[dict[str, Any]], seconds: float, compare: Callable[..., None]
+) -> None:
+    """Compare each case, as far as time allows; a mask and causal together may be refused."""
+    end, refused, cases = time.monotonic() + seconds, 0, list(cases)
     for i, case in enumerate(cases):
         if time.monotonic() > end:
             t.untried.append(f"{len(cases) - i} of {len(cases)} uses together, for want of time")
             break
+        arrays, options = _case(t, **case)
         try:
-            _compare(t, **case)
+            compare(arrays, **options)
         except Refusal:
             if case["mask"] is None or not case["causal"]:
                 raise
@@ -153,23 +177,7 @@ def uses_together(t: Trial) -> None:
         t.untried.append("a mask and causal together, which it refuses")
 
 
-def _aligned(t: Trial) -> bool:
-    """Whether causal attention with more keys than queries is right where nothing else is asked."""
-    try:
-        _compare(t, 3, 2, None, True, None, None, False)
-    except Failure:
-        t.error = t.since = t.case = None
-        return False
-    return True
-
-
-def _compare(t: Trial, *factors: Any, **named: Any) -> None:
-    """Compare one case with the reference."""
-    arrays, options = case_of(t, *factors, **named)
-    t.compare(*arrays, strict=True, **options)
-
-
-def case_of(
+def _case(
     t: Trial,
     n: int,
     more: int,

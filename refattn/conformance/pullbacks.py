@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from .adapter import Adapter
 from .checks import Trial, attends, check, evaluated, stabilised
-from .combined import case_of, covering, levels
+from .combined import covering, levels, try_cases
 from .failures import Failure, Refusal
 from .reference import log_slopes, pulled, pulled_rounding, rounding
-from .uses import indices
+from .uses import places
 
 __all__: list[str] = []
 
@@ -46,6 +46,11 @@ def _settled(adapter: Adapter) -> dict[str, Any]:
     return {"causal": True} if adapter["causal_only"] else {}
 
 
+def _drawn(t: Trial, given: dict[str, Any], samples: int = 4) -> dict[str, Any]:
+    """Options of a call: frequencies that are given to it, or a seed of which it draws."""
+    return _settled(t.adapter) | (given if evaluated(t.adapter) else t.options(samples))
+
+
 def _cotangent(t: Trial, arrays: tuple[Floats, ...]) -> Floats:
     """Of the output: as many heads as queries have."""
     q, _, v = arrays
@@ -67,11 +72,9 @@ def _compare(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> None:
             if memory:
                 t.part = None  # which the script of one call would not repeat
             wrong = np.abs(np.asarray(x, np.longdouble) - y) > most
-            axes = ((-2, "token"), (-3, "head"), (-1, "column"))
-            where = ", ".join(w for axis, of in axes if (w := indices(wrong, axis, of)))
             n, m = (z.shape[-2] for z in arrays[:2])
             raise Failure(
-                f"{name} {failure.expected}", f"{failure.got}; n = {n}, m = {m}: {where}"
+                f"{name} {failure.expected}", f"{failure.got}; n = {n}, m = {m}: {places(wrong)}"
             ) from None
 
 
@@ -93,23 +96,13 @@ def gradients(t: Trial) -> None:
 @check(claim="gradients are right in every use", needs=_compared)
 def gradients_together(t: Trial) -> None:
     """Any two of: masks of every shape, causal, one query or many, grouped heads, more keys."""
-    end, refused = time.monotonic() + _SECONDS[t.level], 0
-    cases = list(covering(levels(t.adapter), t.rng, 2))
-    for i, case in enumerate(cases):
-        if time.monotonic() > end:
-            t.untried.append(f"{len(cases) - i} of {len(cases)} uses, for want of time")
-            break
-        arrays, options = case_of(t, **case)
+
+    def compare(arrays: tuple[Floats, ...], **options: Any) -> None:
         if "mask" in options and t.adapter["empty_rows"] != "zero":
             options["mask"] = _some_key(t.adapter, arrays, options)
-        try:
-            _compare(t, arrays, **options)
-        except Refusal:
-            if case["mask"] is None or not case["causal"]:
-                raise
-            t.since, refused = None, refused + 1
-    if refused:
-        t.untried.append("a mask and causal together, which it refuses")
+        _compare(t, arrays, **options)
+
+    try_cases(t, covering(levels(t.adapter), t.rng, 2), _SECONDS[t.level], compare)
 
 
 def _some_key(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Any:
@@ -160,6 +153,19 @@ class _Size(NamedTuple):
     samples: int = 9
     groups: int | None = None
 
+    def fitted(self, t: Trial) -> _Size:
+        """As much of it as the candidate takes."""
+        n, m, d = t.fit(self.n, self.m, self.d)
+        samples = self.samples if t.adapter.has("any-size") else min(self.samples, n, m)
+        d_v = d if t.adapter["same_value_size"] else self.d_v
+        groups = self.groups if t.adapter.can("gqa") else None
+        return _Size(n, m, d, d_v, t.adapter.lead(*self.heads), samples, groups)
+
+    def problem(self, t: Trial, size: float = 1.0) -> tuple[tuple[Floats, ...], dict[str, Any]]:
+        """Random inputs."""
+        named: Any = {"lead": self.heads, "d_v": self.d_v, "groups": self.groups}
+        return t.problem(self.n, self.m, self.d, self.samples, size=size, **named)
+
 
 _SIZES = (
     _Size(17, 33, 3, 5),
@@ -180,18 +186,15 @@ def gradients_of_many_tokens(t: Trial) -> None:
     plain = not t.adapter["causal_only"]
     causal = t.adapter.can("causal") and not t.adapter.has("proposals")
     ways: list[dict[str, Any]] = [{}] * plain + [{"causal": True}] * causal
-    for size in _SIZES:
-        lead = t.adapter.lead(*size.heads)
-        n, m, d = t.fit(size.n, max(size.m, size.n) if causal else size.m, size.d)
-        pairs = n * m * math.prod(lead)
-        d_v = None if t.adapter["same_value_size"] else size.d_v
+    for each in _SIZES:
+        size = each._replace(m=max(each.m, each.n) if causal else each.m).fitted(t)
+        pairs = size.n * size.m * math.prod(size.heads)
         for options in ways:
             began = time.monotonic()
             if began + rate * pairs > end:
-                t.untried.append(f"{n} queries and more, for want of time")
+                t.untried.append(f"{size.n} queries and more, for want of time")
                 return
-            groups = size.groups if t.adapter.can("gqa") else None
-            arrays, given = t.problem(n, m, d, size.samples, lead=lead, d_v=d_v, groups=groups)
+            arrays, given = size.problem(t)
             _compare(t, arrays, **given, **options)
             rate = (time.monotonic() - began) / pairs
 
@@ -243,7 +246,7 @@ def gradients_of_hidden(t: Trial) -> None:
     """
     n, m, d = t.fit(5, 7, 4)
     arrays, given = t.problem(n, m, d, 4)
-    options = _settled(t.adapter) | (given if evaluated(t.adapter) else t.options(4))
+    options = _drawn(t, given)
     d_out = _cotangent(t, arrays)
     most = pulled_rounding(t.adapter, arrays, options, d_out)
     if t.adapter.can("mask"):
@@ -274,7 +277,7 @@ def gradients_of_hidden_nonsense(t: Trial) -> None:
     """In hidden keys and hidden values."""
     n, m, d = t.fit(5, 7, 4)
     (q, k, v), given = t.problem(n, m, d, 4)
-    options = _settled(t.adapter) | (given if evaluated(t.adapter) else t.options(4))
+    options = _drawn(t, given)
     options |= {"d_out": _cotangent(t, (q, k, v)), "mask": np.arange(m) != 2}
     given = {name: x for name, x in options.items() if name != "d_out"}
     most = pulled_rounding(t.adapter, (q, k, v), given, options["d_out"])
@@ -309,7 +312,7 @@ def _averages(t: Trial, size: float) -> None:
     """The same for queries and keys of a size."""
     n, m, d = t.fit(5, 7, 4)
     arrays, given = t.problem(n, m, d, 4, size=size)
-    options = _settled(t.adapter) | (given if evaluated(t.adapter) else t.options(4))
+    options = _drawn(t, given)
     d_out = _cotangent(t, arrays)
     named = options | {"d_out": d_out}
     q, k = (np.asarray(x, np.longdouble) for x in arrays[:2])
@@ -338,7 +341,7 @@ def _named(name: str, t: Trial, got: Floats, want: Floats, allowed: float) -> No
 def gradients_are_linear(t: Trial) -> None:
     """Twice a cotangent takes twice as much, and exactly so."""
     arrays, given = t.problem(*t.fit(4, 6, 4), 4)
-    options = _settled(t.adapter) | (given if evaluated(t.adapter) else t.options(4))
+    options = _drawn(t, given)
     d_out = _cotangent(t, arrays)
     low = t.adapter["dtype"] in ("float16", "bfloat16")
     once = t.call(*arrays, d_out=d_out, **options)
@@ -358,9 +361,8 @@ def _moves(adapter: Adapter) -> str:
     Of queries and keys where weights are positive and what is drawn at one seed does not move.
     """
     fixed = evaluated(adapter) or (adapter.has("common") and not adapter.has("proposals"))
-    averaged = adapter.has("mean", "positive") or (adapter.waves and not evaluated(adapter))
-    signed = adapter.waves and evaluated(adapter)
-    return "qkv" if fixed and averaged and not signed else "v"
+    positive = not evaluated(adapter) if adapter.waves else adapter.has("mean", "positive")
+    return "qkv" if fixed and positive else "v"
 
 
 @check(claim="gradients are the slopes of its own results", needs=_sloped)
@@ -370,40 +372,31 @@ def gradients_are_slopes(t: Trial) -> None:
     if _moves(adapter) == "v":
         t.untried.append("queries and keys, without frequencies that are given")
     causal = adapter.can("causal") and not adapter.has("proposals")
-    d_v = None if adapter["same_value_size"] else 7
-    n, m, d = t.fit(4, 6, 4)
+    few, many = _Size(4, 6, 4, 4, samples=4), _Size(40, 70, 4, 4)
+    n, m, *_ = few.fitted(t)
     seen = np.ones((n, m), dtype=bool)
     seen[0, 1:] = seen[-1, :-1] = False
     uses: list[tuple[_Size, dict[str, Any]]] = [
-        (_Size(n, m, d, d, samples=4), plain),
-        (_Size(n, m, d, d_v or d, adapter.lead(2, 3), 4), plain),
-        (_Size(*t.fit(1, 6, 4), d, samples=20), plain),
-        (_Size(*t.fit(40, 70, 4), d), plain),
+        (few, plain),
+        (few._replace(d_v=7, heads=(2, 3)), plain),
+        (few._replace(n=1, samples=20), plain),
+        (many, plain),
     ]
     if causal:
-        uses += [(uses[0][0], {"causal": True}), (uses[3][0], {"causal": True})]
+        uses += [(few, {"causal": True}), (many, {"causal": True})]
     if adapter.can("mask"):
-        uses.append((uses[0][0], plain | {"mask": seen}))
+        uses.append((few, plain | {"mask": seen}))
         if causal:
-            uses.append((uses[0][0], {"causal": True, "mask": seen}))
+            uses.append((few, {"causal": True, "mask": seen}))
     if adapter.can("gqa"):
-        uses.append((_Size(n, m, d, d, adapter.lead(4), 4, groups=2), plain))
-    for size, use in uses:
-        samples = size.samples if adapter.has("any-size") else min(size.samples, size.n, size.m)
-        (q, k, v), given = t.problem(
-            size.n,
-            size.m,
-            size.d,
-            samples,
-            size=0.5,
-            lead=size.heads,
-            d_v=None if size.d_v == size.d else size.d_v,
-            groups=size.groups,
-        )
+        uses.append((few._replace(heads=(4,), groups=2), plain))
+    for each, use in uses:
+        size = each.fitted(t)
+        (q, k, v), given = size.problem(t, 0.5)
         if adapter.has("feature-map"):  # whose slopes are not continuous at 0
             q, k = (adapter.exact(x + np.where(x < 0, -0.25, 0.25)) for x in (q, k))
         try:
-            _slopes(t, (q, k, v), use | (given if evaluated(adapter) else t.options(samples)))
+            _slopes(t, (q, k, v), _drawn(t, given, size.samples) | use)
         except Refusal:
             if not {"mask", "causal"} <= set(use):
                 raise

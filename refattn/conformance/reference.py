@@ -196,8 +196,8 @@ def pulled_rounding(
         delta = np.sum(weights * terms_of, -1, keepdims=True)
         by_row = pairs = row * weights * (terms_of + delta)
         if not (adapter.has("mean") or adapter.waves):  # its normaliser is that of exact attention
-            options = {name: x for name, x in options.items() if name != "omega"}
-            shares = _evaluate(adapter, _exact, (q, k, _unit(k)), options, np.float64)
+            named = {name: x for name, x in options.items() if name != "omega"}
+            shares = _evaluate(adapter, _exact, (q, k, _unit(k)), named, np.float64)
             by_row = pairs = pairs + shares * delta
     shared = k.ndim > 2 and weights.ndim > 2
     group = max(1, weights.shape[-3] // k.shape[-3]) if shared else 1
@@ -210,28 +210,18 @@ def pulled_rounding(
         by_k * _most(np.sum(pairs, -2)) * group,
         row * _most(np.swapaxes(weights, -1, -2) @ g) * group,
     )
-    hidden = _hidden_pulled(adapter, arrays, options, g)
-    return tuple(unit * x + y for x, y in zip(sizes, hidden, strict=True))
-
-
-def _hidden_pulled(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], g: Floats
-) -> tuple[float, ...]:
-    """What the declared epsilon may do to output and gradients: add its share to any weight.
-
-    Twice, in numerators and in the normaliser, and as much again to the derivatives of both.
-    """
-    (q, _, v), n = arrays, arrays[0].shape[-2]
-    most = declared(adapter, arrays, options)
-    if not most:
-        return 0.0, 0.0, 0.0, 0.0
-    share, products = 2 * most / _norm(v), _most(g @ np.abs(np.swapaxes(repeated(v, q), -1, -2)))
-    by_q, by_k = log_slopes(adapter, arrays, options)
-    group = max(1, q.shape[-3] // v.shape[-3]) if v.ndim > 2 else 1
-    return most, *(
-        share * x
-        for x in (2 * by_q * products, 2 * n * group * by_k * products, n * group * _most(g))
+    # What the declared epsilon may do: add its share to any weight, twice, in numerators and in the
+    # normaliser, and as much again to the derivatives of both.
+    most, queries = declared(adapter, arrays, options), n * group
+    share, products = 2 * most / _norm(v) if most else 0.0, _most(terms_of)
+    hidden = (
+        most,
+        *(
+            share * x
+            for x in (2 * by_q * products, 2 * queries * by_k * products, queries * _most(g))
+        ),
     )
+    return tuple(unit * x + y for x, y in zip(sizes, hidden, strict=True))
 
 
 def _sizes_of_weights(

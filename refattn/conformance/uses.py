@@ -20,7 +20,7 @@ from .checks import Trial, again, attends, check, comparable, comparable_ways, e
 from .failures import Failure
 from .reference import engine, reference, rounding, terms
 
-__all__ = ["indices"]
+__all__ = ["places"]
 
 Floats = npt.NDArray[Any]
 
@@ -159,15 +159,16 @@ def _where(
         right = engine(t.adapter, arrays, options)
     except Exception:  # an estimator from elsewhere may not take all of this
         return "which rows are wrong is not known"
-    wrong = np.abs(got - right) > 2 * allowed
-    return ", ".join(
-        words
-        for axis, name in ((-2, "token"), (-3, "head"), (-1, "column"))
-        if (words := indices(wrong, axis, name))
-    )
+    return places(np.abs(got - right) > 2 * allowed)
 
 
-def indices(wrong: Any, axis: int, name: str) -> str:
+def places(wrong: Any) -> str:
+    """Which tokens, heads and columns are wrong, in words."""
+    axes = ((-2, "token"), (-3, "head"), (-1, "column"))
+    return ", ".join(words for axis, name in axes if (words := _indices(wrong, axis, name)))
+
+
+def _indices(wrong: Any, axis: int, name: str) -> str:
     """The first wrong index along an axis, how many there are, and their period."""
     if wrong.ndim < -axis:
         return ""

@@ -373,24 +373,33 @@ class ShortLog2E(Backward):
 # What is seen.
 
 
-@defect("causal-ahead", _ALL, "The way back sees one key more.", "public code")
-class CausalAhead(Backward):
-    """The edge is one to the right on the way back only."""
+class Edge(Backward):
+    """Causal attention whose edge is elsewhere on the way back."""
 
     def behind(self, q: Array, k: Array, mask: Array | None, causal: bool) -> Array:
         n, m = q.shape[-2], k.shape[-2]
         seen = self.visible(n, m, mask, False)
-        return seen & np.tri(n, m, m - n + 1, dtype=bool) if causal else seen
+        return seen & np.tri(n, m, self.edge(m - n), dtype=bool) if causal else seen
+
+    def edge(self, shift: int) -> int:
+        """How far the first query sees; `shift` is where it should be."""
+        return shift
+
+
+@defect("causal-ahead", _ALL, "The way back sees one key more.", "public code")
+class CausalAhead(Edge):
+    """The edge is one to the right on the way back only."""
+
+    def edge(self, shift: int) -> int:
+        return shift + 1
 
 
 @defect("causal-strict", _ALL, "The way back does not see a query's own key.")
-class CausalStrict(Backward):
+class CausalStrict(Edge):
     """The edge is one to the left on the way back only."""
 
-    def behind(self, q: Array, k: Array, mask: Array | None, causal: bool) -> Array:
-        n, m = q.shape[-2], k.shape[-2]
-        seen = self.visible(n, m, mask, False)
-        return seen & np.tri(n, m, m - n - 1, dtype=bool) if causal else seen
+    def edge(self, shift: int) -> int:
+        return shift - 1
 
 
 @defect("causal-ignored", _ALL, "The way back sees the future.")
@@ -402,13 +411,11 @@ class CausalIgnored(Backward):
 
 
 @defect("causal-top-left", _ALL, "With more keys than queries the way back sees others.")
-class CausalTopLeft(Backward):
+class CausalTopLeft(Edge):
     """The way back is aligned at the first token."""
 
-    def behind(self, q: Array, k: Array, mask: Array | None, causal: bool) -> Array:
-        n, m = q.shape[-2], k.shape[-2]
-        seen = self.visible(n, m, mask, False)
-        return seen & np.tri(n, m, dtype=bool) if causal else seen
+    def edge(self, shift: int) -> int:
+        return 0
 
 
 @defect("mask-ignored", _ALL, "Padding takes gradients.")
