@@ -8,7 +8,15 @@ callable is called; `Subprocess` makes a callable of a program in any language;
 from __future__ import annotations
 
 from ..registry import ESTIMATORS
-from . import combined, laws, mixtures, pullbacks, roundings, uses  # register their checks
+from . import (  # register their checks
+    combined,
+    laws,
+    mixtures,
+    normalisers,
+    pullbacks,
+    roundings,
+    uses,
+)
 from .adapter import CAPABILITIES, SPECS, TAGS, Adapter
 from .checks import CHECKS, Check
 from .failures import Failure
@@ -34,6 +42,7 @@ __all__ = [
     "combined",
     "laws",
     "mixtures",
+    "normalisers",
     "parametrize_with_checks",
     "pullbacks",
     "roundings",

@@ -33,6 +33,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "causal": "causal=True: query i sees key j only if j <= i + m - n",
         "feature_map": "a kernel called as fn(x, omega=omega) returns features",
         "gqa": "keys and values may have fewer heads than queries, shared by consecutive ones",
+        "lse": "return_lse=True: returns (out, lse), with the log normalisers (..., heads, n)",
         "mask": "mask=, boolean (..., n, m), True where a query sees a key",
         "moments": "mean= and cov= of the law of the frequencies",
         "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=",
@@ -59,6 +60,7 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "layout": f"axes, one of {', '.join(LAYOUTS)}; by default any leading axes, then n, d",
         "centres": '"chunks" if LARA as a black box takes its proposals as this package does',
         "causal": '"bottom-right" (default) or "top-left": which keys a query sees if n != m',
+        "lse_base": 'of the log normalisers: "e" (default) or "2"',
         "hidden": 'what masked keys and values may be: "any" (default), NaN too; "finite-values", '
         'keys alone may be NaN; or "finite"',
         "epsilon": "what is added to features or normalisers; 0 by default",
@@ -86,6 +88,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "layout": LAYOUTS,
         "causal": ("bottom-right", "top-left"),
         "hidden": ("any", "finite-values", "finite"),
+        "lse_base": ("e", "2"),
         "centres": ("own", "chunks"),
         "empty_rows": ("zero", "nan", "mean", "undefined"),
     }
@@ -174,7 +177,8 @@ class Adapter:
         as ``fn(x, omega=omega)`` returns features), ``"moments"`` (RFA takes ``mean`` and
         ``cov`` of the law of its frequencies), ``"vjp"`` (gradients: with the tag ``library``
         torch or jax the library differentiates the callable, otherwise it takes ``d_out`` and
-        returns ``(out, dq, dk, dv)``).
+        returns ``(out, dq, dk, dv)``), ``"lse"`` (with ``return_lse=True`` exact attention returns
+        ``(out, lse)``; with ``"vjp"`` it takes ``d_lse`` too).
     tags : mapping, optional
         Conventions, see `TAGS`; values may be strings, as on the command line.
     name : str, optional
@@ -420,6 +424,11 @@ class Adapter:
                 self._result(cov, (*lead, d, d), sent[0], strict),
             )
         shape = self._shape(*arrays, **options)
+        if d_out is None and "return_lse" in options:
+            if not isinstance(result, tuple | list) or len(result) != 2:
+                raise Failure("(out, lse)", _came(result))
+            out, lse = result
+            return self._result(out, shape, sent[0], strict), self._normalisers(lse, shape)
         if d_out is None:
             return self._result(result, shape, sent[0], strict)
         if not isinstance(result, tuple | list) or len(result) != 4:
@@ -429,16 +438,29 @@ class Adapter:
             self._result(x, y, sent[0], strict) for x, y in zip(result, shapes, strict=True)
         )
 
+    def _normalisers(self, lse: Any, shape: Any) -> Floats:
+        """Log normalisers to base e, with queries last whatever the layout."""
+        got = self._result(lse, None, lse, False)
+        axes = () if self["layout"] is None else (1,) * (self._axes + 2 - len(shape))
+        full = (*axes, *shape[:-1])
+        if got.shape != full:
+            raise Failure(f"log normalisers of shape {full}", f"shape {got.shape}")
+        return got.reshape(shape[:-1]) * (math.log(2) if self["lse_base"] == "2" else 1.0)
+
     def _differentiated(self, sent: list[Any], keywords: dict[str, Any], d_out: Any) -> Any:
         """The result and the cotangents of queries, keys and values."""
         way = keywords.pop("autograd", None)
+        if self["library"] not in ("torch", "jax"):
+            return self.fn(*sent, d_out=d_out, **keywords)
+        if "d_lse" in keywords:
+            d_out = (d_out, keywords.pop("d_lse"))
         if self["library"] == "torch":
-            return self._by_torch(sent, keywords, d_out, way)
-        if self["library"] == "jax":
+            out, *found = self._by_torch(sent, keywords, d_out, way)
+        else:
             jax = import_module("jax")
             out, pullback = jax.vjp(lambda *arrays: self.fn(*arrays, **keywords), *sent)
-            return (out, *pullback(d_out))
-        return self.fn(*sent, d_out=d_out, **keywords)
+            found = pullback(d_out)
+        return (out[0] if "return_lse" in keywords else out, *found)
 
     def _by_torch(self, sent: list[Any], keywords: dict[str, Any], d_out: Any, way: Any) -> Any:
         """The same by torch: each input "alone", "again" through one graph, or "crossed" calls."""
@@ -520,6 +542,8 @@ class Adapter:
         core = 3 if name == "omega" and self.has("per-query") else 2
         if name == "d_out":
             return self._send(x)
+        if name == "d_lse" and self["layout"] is not None:
+            x = x.reshape((1,) * (self._axes + 1 - x.ndim) + x.shape)
         if self["layout"] is not None and (name == "mask" or core == 3):
             x = x.reshape((1,) * (self._axes + core - x.ndim) + x.shape)
         return self._convert(x, boolean=name == "mask")

@@ -39,7 +39,7 @@ def fitted(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     """Call with a problem within the limits, and take the part that was asked for."""
     if largest_logit(adapter, arrays) > (adapter["max_logit"] or np.inf):
         raise Beyond("max_logit")
-    if "d_out" in options:  # whose sizes are those of a problem that is taken as it is
+    if {"d_out", "return_lse"} & set(options):  # whose sizes are those of a problem as it is
         return _keywords(adapter, call, arrays, options)
     for step in (_keywords, _without_keys, _coordinates, _tokens, _one_by_one, _size_of_values):
         call = _within(step, adapter, call)

@@ -23,6 +23,7 @@ __all__ = [
     "engine",
     "largest_exponent",
     "log_slopes",
+    "of_function",
     "of_rows",
     "pulled",
     "pulled_rounding",
@@ -55,6 +56,16 @@ def reference(
 def engine(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Any:
     """What the registered function gives in float64, at sizes that the formula is too slow for."""
     return _evaluate(adapter, adapter.record.fn, arrays, options, np.float64)
+
+
+def of_function(
+    adapter: Adapter,
+    function: Callable[..., Any],
+    arrays: tuple[Floats, ...],
+    options: dict[str, Any],
+) -> Any:
+    """What a function of the same arguments gives in extended precision."""
+    return _evaluate(adapter, function, arrays, options, np.longdouble)
 
 
 def _formula(
