@@ -36,7 +36,7 @@ def with_lse(change: Any = None, of_gradient: float = 1.0) -> Any:
     ) -> Any:
         (out, lse), pullback = vjp(attend, q, k, v, scale=q.shape[-1] ** -0.5, **options)
         if d_out is not None:
-            d_lse = None if d_lse is None else of_gradient * d_lse
+            d_lse = None if d_lse is None else float(of_gradient) * d_lse
             return (out, *pullback((d_out, d_lse))[:3])
         lse = lse if change is None else change(lse, q, k, v, options)
         return (out, lse) if return_lse else out
