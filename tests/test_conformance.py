@@ -289,6 +289,8 @@ JUSTIFIED = {
     "query_without_keys": "where causal attention is not taken, and causal_cross not made",
     "one_function": "the formula of frequencies that are drawn once, which no law can tell",
     "long_vectors": "a law far out, where recovered_values has the formula at two frequencies",
+    "same_bits": "of calls, which are the same in the catalogue",
+    "same_bits_in_any_batch": "of what is declared only",
     "log_normalisers": "of a second output, which the catalogue does not have",
     "normaliser_without_keys": "of the same",
     "merged_parts": "of the same, and without a reference",

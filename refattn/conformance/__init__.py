@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ..registry import ESTIMATORS
 from . import (  # register their checks
+    bits,
     combined,
     laws,
     mixtures,
@@ -37,6 +38,7 @@ __all__ = [
     "Report",
     "Result",
     "Subprocess",
+    "bits",
     "check",
     "checks_of",
     "combined",

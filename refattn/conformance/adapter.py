@@ -30,7 +30,9 @@ Floats = npt.NDArray[Any]
 # Options of an estimator that the checks know how to use.
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
+        "batch_invariant": "a query has the same bits alone, in any batch and in any order",
         "causal": "causal=True: query i sees key j only if j <= i + m - n",
+        "deterministic": "the same call has the same bits, gradients too",
         "feature_map": "a kernel called as fn(x, omega=omega) returns features",
         "gqa": "keys and values may have fewer heads than queries, shared by consecutive ones",
         "lse": "return_lse=True: returns (out, lse), with the log normalisers (..., heads, n)",
@@ -104,6 +106,8 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
     | dict.fromkeys(("scale", "device", "layout", "head_sizes", "max_logit"))
     | {"epsilon": 0.0, "ddof": 1, "multiple_of": 1}
 )
+
+_OF_BITS = ("batch_invariant", "deterministic")
 
 # What a verdict does not cover where a tag or a capability says so.
 LIMITS: Mapping[str, str] = MappingProxyType(
@@ -626,6 +630,8 @@ def _brief(value: Any) -> str:
 
 def _possible(record: Estimator, capability: str) -> bool:
     """Whether implementations of an estimator may have a capability."""
+    if capability in _OF_BITS:
+        return len(record.arrays) == 3
     return record.takes("omega" if capability == "omega_only" else capability)
 
 

@@ -1,0 +1,78 @@
+"""Checks of the last bit, where it is declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import refattn
+from refattn.conformance import Adapter, Report, check
+
+
+def bits(fn: Any, name: str, *capabilities: str) -> Report:
+    return check(Adapter(fn, "softmax", capabilities), checks=[name], rng=0)
+
+
+def by_rows(q: Any, k: Any, v: Any) -> Any:
+    """Each query by itself, with sums whose order depends on nothing else."""
+    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    for at in np.ndindex(q.shape[:-1]):
+        keys, values = k[at[:-1]], v[at[:-1]]
+        scores = (keys * q[at]).sum(-1) * q.shape[-1] ** -0.5
+        weights = np.exp(scores - scores.max())
+        out[at] = (weights[:, None] * values).sum(0) / weights.sum()
+    return out
+
+
+def split(pieces: Any) -> Any:
+    """The same, but for sums over keys in as many parts as `pieces` says."""
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        done = [
+            refattn.attend(q, *part, scale=q.shape[-1] ** -0.5)
+            for part in zip(
+                np.array_split(k, pieces(q), -2), np.array_split(v, pieces(q), -2), strict=True
+            )
+        ]
+        while len(done) > 1:
+            done = [refattn.merge(done[0], done[1]), *done[2:]]
+        return done[0].out
+
+    return attention
+
+
+class Counting:
+    calls = 0
+
+    def __call__(self, q: Any) -> int:
+        self.calls += 1
+        return 1 + self.calls % 2
+
+
+def test_right_ones_pass() -> None:
+    assert bits(by_rows, "same_bits_in_any_batch", "batch_invariant").verdict == "PASS"
+    assert bits(refattn.softmax_attention, "same_bits", "deterministic").verdict == "PASS"
+
+
+def test_others_do_not() -> None:
+    """Parts of keys as the number of queries has it, of the batch, and as calls come."""
+    by_queries = split(lambda q: 1 if q.shape[-2] < 8 else 3)
+    assert bits(by_queries, "same_bits_in_any_batch", "batch_invariant").verdict == "FAIL"
+    by_batch = split(lambda q: len(q))
+    assert bits(by_batch, "same_bits_in_any_batch", "batch_invariant").verdict == "FAIL"
+    assert bits(split(Counting()), "same_bits", "deterministic").verdict == "FAIL"
+
+
+def test_gradients_too() -> None:
+    calls = Counting()
+
+    def attention(q: Any, k: Any, v: Any, *, d_out: Any = None) -> Any:
+        out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v)
+        if d_out is None:
+            return out
+        found = list(pullback(d_out)[:3])
+        found[2] = found[2] * (1 + 2.0**-52 * (calls(q) - 1))
+        return (out, *found)
+
+    assert bits(attention, "same_bits", "deterministic", "vjp").verdict == "FAIL"
