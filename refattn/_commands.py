@@ -713,8 +713,8 @@ def check(
     *("--format", "kind"),
     default="json",
     show_default=True,
-    type=click.Choice(["json", "npz", "safetensors"]),
-    help="What to write.",
+    type=click.Choice(["json", "npz", "safetensors", "c", "onnx"]),
+    help="What to write; c is a header, onnx a model for each case that it can express.",
 )
 @click.option("--check", is_flag=True, help="Say what is wrong with the vectors in DIRECTORY.")
 def vectors(directory: Path, kind: str, check: bool) -> None:
@@ -728,8 +728,11 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
     try:
         with one_line(False):
             problems = golden.lint(directory) if check else []
-            paths = [] if check else golden.write(directory, format=kind)
-            count = 0 if check else len(golden.load(directory, format=kind))
+            write = golden.export if kind in golden.EXPORTS else golden.write
+            paths = [] if check else write(directory, format=kind)
+            count = 0
+            if not check and kind not in golden.EXPORTS:
+                count = len(golden.load(directory, format=kind))
     except (ModuleNotFoundError, OSError) as error:
         raise Unusable(str(error)) from None
     if check:
@@ -737,7 +740,8 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
             click.echo(problem)
         sys.exit(1 if problems else 0)
     size = sum(path.stat().st_size for path in paths) / 1e3
-    click.echo(f"{directory}: {count} vectors in {len(paths)} files, {size:.0f} kB")
+    vectors_in = f"{count} vectors in " if count else ""
+    click.echo(f"{directory}: {vectors_in}{len(paths)} files, {size:.0f} kB")
 
 
 def _check(

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from .cases import ESTIMATORS, FLAGS, FORMATS, Case
 from .checking import lint
+from .exporting import EXPORTS, export
 from .reading import load
 from .writing import write
 
-__all__ = ["ESTIMATORS", "FLAGS", "FORMATS", "Case", "lint", "load", "write"]
+__all__ = ["ESTIMATORS", "EXPORTS", "FLAGS", "FORMATS", "Case", "export", "lint", "load", "write"]
