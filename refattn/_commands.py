@@ -526,12 +526,15 @@ def tolerances(
 
 
 def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    """Print the words that `check` knows, with their meanings."""
+    """Print the words that `check` knows, with their meanings, or the table of conventions."""
     if not asked or context.resilient_parsing:
         return
     from . import conformance
     from .conformance.adapter import written
 
+    if parameter.name == "list_specs":
+        click.echo(conformance.conventions.listing())
+        context.exit()
     known = {
         "--estimator": {
             ", ".join((record.name, *record.aliases)): _means(record)
@@ -577,6 +580,14 @@ def _means(record: Estimator) -> str:
     callback=_list,
     help="Print estimators, capabilities, tags and bundles of them with their meanings.",
 )
+@click.option(
+    "--list-specs",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list,
+    help="Print the conventions of well-known functions, and what each is known from.",
+)
 @click.option("--estimator", required=True, help="What it computes: softmax, kernel, rfa, ...")
 @click.option(
     *("--capability", "capabilities"), multiple=True, help="A keyword it takes; repeatable."
@@ -584,7 +595,7 @@ def _means(record: Estimator) -> str:
 @click.option(
     *("--tag", "tags"), multiple=True, metavar="KEY=VALUE", help="A convention; repeatable."
 )
-@click.option("--spec", help="Conventions of a well-known function; see --list.")
+@click.option("--spec", help="Conventions of a well-known function; see --list-specs.")
 @click.option(
     "--level",
     type=click.Choice(["quick", "full", "soak"]),

@@ -33,7 +33,8 @@ from scipy import special
 from threadpoolctl import threadpool_limits
 
 from refattn import conformance, estimators, features, kernels, lara, moments, sampling, stats
-from refattn.conformance.adapter import DTYPES, SPECS
+from refattn.conformance.adapter import DTYPES
+from refattn.conformance.conventions import SPECS
 from refattn.conformance.defects import VARIANTS
 from refattn.registry import ESTIMATORS, Estimator
 

@@ -18,8 +18,9 @@ from . import (  # register their checks
     roundings,
     uses,
 )
-from .adapter import CAPABILITIES, SPECS, TAGS, Adapter
+from .adapter import CAPABILITIES, TAGS, Adapter
 from .checks import CHECKS, Check
+from .conventions import CONVENTIONS, SPECS
 from .failures import Failure
 from .programs import Subprocess
 from .report import Report, Result
@@ -28,6 +29,7 @@ from .runner import LEVELS, check, checks_of, parametrize_with_checks
 __all__ = [
     "CAPABILITIES",
     "CHECKS",
+    "CONVENTIONS",
     "ESTIMATORS",
     "LEVELS",
     "SPECS",

@@ -22,7 +22,7 @@ from ..registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal
 from .limits import fitted, head_size
 
-__all__ = ["CAPABILITIES", "DEFAULTS", "SPECS", "TAGS", "Adapter", "written"]
+__all__ = ["CAPABILITIES", "CHOICES", "DEFAULTS", "TAGS", "Adapter", "written"]
 
 Floats = npt.NDArray[Any]
 
@@ -79,7 +79,7 @@ TAGS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-_CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "coupling": ("iid", "orthogonal", "simplex", "antithetic", "sobol", "halton"),
         "features": ("positive", "hyperbolic", "trigonometric"),
@@ -101,7 +101,7 @@ _TRUE_OR_FALSE = ("self_attention", "causal_only", "same_value_size", "fixed_fre
 _OF_TOKENS = ("multiple_of", "self_attention", "causal_only", "same_value_size", "empty_rows")
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {name: options[0] for name, options in _CHOICES.items()}
+    {name: options[0] for name, options in CHOICES.items()}
     | dict.fromkeys(_TRUE_OR_FALSE, False)
     | dict.fromkeys(("scale", "device", "layout", "head_sizes", "max_logit"))
     | {"epsilon": 0.0, "ddof": 1, "multiple_of": 1}
@@ -123,42 +123,6 @@ LIMITS: Mapping[str, str] = MappingProxyType(
         "fixed_frequencies": "the law of its frequencies was not tested",
         "empty_rows": "queries that see no key were compared with that",
         "max_logit": "no larger inner product was asked",
-    }
-)
-
-# Conventions of well-known functions: tags that the glue around one then need not repeat.
-SPECS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "torch-sdpa": {
-            "library": "torch",
-            "dtype": "float32",
-            "causal": "top-left",
-            "hidden": "finite",
-        },
-        "jax-dpa": {
-            "library": "jax",
-            "dtype": "float32",
-            "layout": "bnhd",
-            "causal": "top-left",
-            "hidden": "finite-values",
-            "empty_rows": "mean",
-            "same_value_size": True,
-        },
-        "onnx-24": {
-            "library": "numpy",
-            "dtype": "float32",
-            "layout": "bhnd",
-            "causal": "top-left",
-            "hidden": "finite",
-        },
-        "flash-attn-2": {
-            "library": "torch",
-            "device": "cuda",
-            "dtype": "float16",
-            "layout": "bnhd",
-            "head_sizes": tuple(range(8, 257, 8)),
-            "same_value_size": True,
-        },
     }
 )
 
@@ -690,9 +654,9 @@ def _tag(name: str, value: Any) -> Any:
         return _true(name, value)
     if name == "head_sizes":
         return _sizes(value)
-    if name in _CHOICES:
+    if name in CHOICES:
         if not (name == "layout" and value in (None, "None")):
-            _validate.choice(f"tags[{name!r}]", value, _CHOICES[name])
+            _validate.choice(f"tags[{name!r}]", value, CHOICES[name])
         return None if value == "None" else value
     if name == "device":
         return value

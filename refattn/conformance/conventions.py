@@ -1,0 +1,489 @@
+"""Conventions of well-known attention functions: a table as data, with what each is known from.
+
+`CONVENTIONS` has a row for each function and `OPTIONS` says what its columns mean. A cell is either
+run, by a test that compares the installed library with every value that the option may have, or
+read, in a file of a version. What is neither is not in the table. `SPECS` are the same conventions
+as tags of an `Adapter`, for options that are tags.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from .adapter import CHOICES, DEFAULTS, TAGS, written
+
+__all__ = ["CONVENTIONS", "OPTIONS", "SPECS", "Cell", "Library", "Option", "Read", "Run", "listing"]
+
+NONE = "none"
+
+
+class Run(NamedTuple):
+    """Known from running the library, of the version in its row.
+
+    Attributes
+    ----------
+    test : str
+        The test of tests/test_conventions.py that does.
+    """
+
+    test: str
+
+    def __str__(self) -> str:
+        return f"tests/test_conventions.py::{self.test}"
+
+
+class Read(NamedTuple):
+    """Known from reading a file, not run.
+
+    Attributes
+    ----------
+    repository, path, version : str
+        Where it is, and the tag or release that was read.
+    """
+
+    repository: str
+    path: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.repository} {self.version}, {self.path}"
+
+
+class Cell(NamedTuple):
+    """What a library does for one option.
+
+    Attributes
+    ----------
+    value : object
+        One of the option's values.
+    source : Run or Read
+        What that is known from.
+    """
+
+    value: Any
+    source: Run | Read
+
+    @property
+    def words(self) -> str:
+        """The value in text."""
+        return "any" if self.value is None else written(self.value)
+
+
+class Option(NamedTuple):
+    """A column of the table.
+
+    Attributes
+    ----------
+    meaning : str
+        What it is.
+    values : mapping
+        Its values, each with its meaning; none where any is possible.
+    """
+
+    meaning: str
+    values: Mapping[str, str] = MappingProxyType({})
+
+
+class Library(NamedTuple):
+    """A row of the table.
+
+    Attributes
+    ----------
+    function : str
+        What is called.
+    version : str
+        The release that was run or read.
+    arrays : mapping
+        Tags that say which arrays it takes.
+    cells : mapping
+        A `Cell` for each option that is known.
+
+    Examples
+    --------
+    >>> from refattn.conformance import CONVENTIONS
+    >>> CONVENTIONS["jax-dpa"].cells["causal"].value
+    'top-left'
+    """
+
+    function: str
+    version: str
+    arrays: Mapping[str, Any]
+    cells: Mapping[str, Cell]
+
+    @property
+    def tags(self) -> dict[str, Any]:
+        """Its conventions as tags of an `Adapter`, those that are not the default."""
+        known = {name: cell.value for name, cell in self.cells.items() if name in TAGS}
+        found = dict(self.arrays) | known
+        return {name: x for name, x in found.items() if x not in (NONE, DEFAULTS[name])}
+
+    def count(self, kind: type[Run] | type[Read]) -> int:
+        """How many of its cells are run, or read."""
+        return sum(isinstance(cell.source, kind) for cell in self.cells.values())
+
+
+def _tag(name: str) -> Option:
+    """An option whose meaning and values are those of a tag."""
+    return Option(TAGS[name], MappingProxyType(dict.fromkeys(CHOICES.get(name, ()), "")))
+
+
+_ABSENT = {NONE: "no such argument"}
+_SIDES = "(left, right) are keys besides the query's own"
+_OWN = "left counts the query's own key"
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {
+        "layout": _tag("layout"),
+        "causal": Option(
+            TAGS["causal"], MappingProxyType(dict.fromkeys(CHOICES["causal"], "") | _ABSENT)
+        ),
+        "empty_rows": _tag("empty_rows"),
+        "hidden": _tag("hidden"),
+        "mask": Option(
+            "what True means in a boolean mask",
+            MappingProxyType({"seen": "the query sees the key", "hidden": "it does not"} | _ABSENT),
+        ),
+        "float_mask": Option(
+            "what floats in its place do",
+            MappingProxyType(
+                {
+                    "added": "they are added to the scores",
+                    "as-bool": "what is not 0 is True, -inf too",
+                    "refused": "an error",
+                }
+                | _ABSENT
+            ),
+        ),
+        "default_scale": Option(
+            "factor on q . k if none is given",
+            MappingProxyType({"1/sqrt(d)": "", "1/d": "", "1": ""}),
+        ),
+        "groups": Option(
+            "which of G key heads query head h of H shares",
+            MappingProxyType({"contiguous": "h // (H / G)", "interleaved": "h % G"} | _ABSENT),
+        ),
+        "softcap": Option(
+            "when scores are capped",
+            MappingProxyType(
+                {
+                    "before-bias": "then bias and mask are added",
+                    "after-bias": "with bias and mask",
+                    "refused": "an error on a CPU",
+                }
+                | _ABSENT
+            ),
+        ),
+        "window": Option(
+            "which keys a window holds, and how it is aligned if n != m",
+            MappingProxyType(
+                {
+                    "inclusive, bottom-right": _SIDES,
+                    "inclusive, top-left": _SIDES,
+                    "exclusive, top-left": _OWN,
+                    "exclusive, bottom-right": _OWN,
+                }
+                | _ABSENT
+            ),
+        ),
+        "lse": Option(
+            "base of the log normaliser it returns, of scaled, biased scores",
+            MappingProxyType({"e": "", "2": ""} | _ABSENT),
+        ),
+        "lse_empty": Option(
+            "that of a query that sees no key",
+            MappingProxyType({"-inf": "", "inf": "", "finite": "about the least float"} | _ABSENT),
+        ),
+        "dropout": Option(
+            "factor on weights that are kept",
+            MappingProxyType({"1/(1-p)": "", "1": ""} | _ABSENT),
+        ),
+        "past": Option(
+            "which key is that of query i in causal attention with past keys",
+            MappingProxyType(
+                {"behind": "past + i", "bottom-right": "i + m - n", "top-left": "i"} | _ABSENT
+            ),
+        ),
+        "same_value_size": _tag("same_value_size"),
+        "head_sizes": _tag("head_sizes"),
+    }
+)
+
+
+def _library(
+    function: str,
+    version: str,
+    arrays: Mapping[str, Any],
+    run: Mapping[str, Any],
+    read: Mapping[Read, Mapping[str, Any]] = MappingProxyType({}),
+) -> Library:
+    cells = {option: Cell(value, Run(f"test_{option}")) for option, value in run.items()}
+    for source, values in read.items():
+        cells |= {option: Cell(value, source) for option, value in values.items()}
+    known = {option: cells[option] for option in OPTIONS if option in cells}
+    return Library(function, version, MappingProxyType(arrays), MappingProxyType(known))
+
+
+def _without(*options: str) -> dict[str, str]:
+    return dict.fromkeys(options, NONE)
+
+
+_TORCH = {"library": "torch", "dtype": "float32"}
+_HALVES = {"library": "torch", "device": "cuda", "dtype": "float16"}
+_NUMPY = {"library": "numpy", "dtype": "float32"}
+_FLASH = "Dao-AILab/flash-attention"
+_XFORMERS = "facebookresearch/xformers"
+
+_ONNX = {
+    "layout": "bhnd",
+    "causal": "top-left",
+    "empty_rows": "zero",
+    "hidden": "finite",
+    "mask": "seen",
+    "float_mask": "added",
+    "default_scale": "1/sqrt(d)",
+    "groups": "contiguous",
+    "softcap": "before-bias",
+    "past": "behind",
+    "same_value_size": False,
+    **_without("window", "lse", "lse_empty", "dropout"),
+}
+
+
+def _flash(version: str) -> Read:
+    return Read(_FLASH, version, "v2.8.3")
+
+
+CONVENTIONS: Mapping[str, Library] = MappingProxyType(
+    {
+        "torch-sdpa": _library(
+            "torch.nn.functional.scaled_dot_product_attention on a CPU",
+            "torch 2.13.0",
+            _TORCH,
+            {
+                "layout": None,
+                "causal": "top-left",
+                "empty_rows": "zero",
+                "hidden": "finite",
+                "mask": "seen",
+                "float_mask": "added",
+                "default_scale": "1/sqrt(d)",
+                "groups": "contiguous",
+                "dropout": "1/(1-p)",
+                "same_value_size": False,
+                **_without("softcap", "window", "lse", "lse_empty", "past"),
+            },
+        ),
+        "torch-flex": _library(
+            "torch.nn.attention.flex_attention on a CPU, not compiled; masks by mask_mod",
+            "torch 2.13.0",
+            _TORCH,
+            {
+                "layout": "bhnd",
+                "empty_rows": "zero",
+                "hidden": "finite-values",
+                "mask": "seen",
+                "default_scale": "1/sqrt(d)",
+                "groups": "contiguous",
+                "lse": "e",
+                "lse_empty": "-inf",
+                "same_value_size": False,
+                **_without("causal", "softcap", "window", "dropout", "past"),
+            },
+        ),
+        "jax-dpa": _library(
+            "jax.nn.dot_product_attention by XLA on a CPU",
+            "jax 0.10.2",
+            {"library": "jax", "dtype": "float32"},
+            {
+                "layout": "bnhd",
+                "causal": "top-left",
+                "empty_rows": "mean",
+                "hidden": "finite-values",
+                "mask": "seen",
+                "float_mask": "refused",
+                "default_scale": "1/sqrt(d)",
+                "groups": "contiguous",
+                "window": "inclusive, top-left",
+                "lse": "e",
+                "lse_empty": "finite",
+                "same_value_size": True,
+                **_without("softcap", "dropout", "past"),
+            },
+        ),
+        "onnx-23": _library(
+            "Attention-23 by onnx.reference", "onnx 1.23.2, opset 23", _NUMPY, _ONNX
+        ),
+        "onnx-24": _library(
+            "Attention-24 by onnx.reference", "onnx 1.23.2, opset 24", _NUMPY, _ONNX
+        ),
+        "onnx-25": _library(
+            "Attention-25 by onnx.reference",
+            "onnx 1.23.2, opset 25",
+            _NUMPY,
+            _ONNX | {"window": "inclusive, top-left"},
+        ),
+        "onnxruntime": _library(
+            "Attention-24 on a CPU", "onnxruntime 1.32.0, opset 24", _NUMPY, _ONNX
+        ),
+        "flash-attn-2": _library(
+            "flash_attn.flash_attn_func",
+            "flash-attn 2.8.3",
+            _HALVES,
+            {},
+            {
+                _flash("flash_attn/flash_attn_interface.py"): {
+                    "layout": "bnhd",
+                    "causal": "bottom-right",
+                    "empty_rows": "zero",
+                    "default_scale": "1/sqrt(d)",
+                    "groups": "contiguous",
+                    "window": "inclusive, bottom-right",
+                    "past": "bottom-right",
+                    **_without("mask", "float_mask"),
+                },
+                _flash("csrc/flash_attn/src/flash_fwd_kernel.h"): {"softcap": "before-bias"},
+                _flash("csrc/flash_attn/src/mask.h"): {"hidden": "finite-values"},
+                _flash("csrc/flash_attn/src/softmax.h"): {
+                    "lse": "e",
+                    "lse_empty": "inf",
+                    "dropout": "1/(1-p)",
+                },
+                _flash("csrc/flash_attn/flash_api.cpp"): {
+                    "same_value_size": True,
+                    "head_sizes": tuple(range(8, 257, 8)),
+                },
+            },
+        ),
+        "flash-attn-3": _library(
+            "flash_attn_interface.flash_attn_func, of hopper/",
+            "flash-attn 3.0.0.b1",
+            _HALVES,
+            {},
+            {
+                _flash("hopper/flash_attn_interface.py"): {
+                    "layout": "bnhd",
+                    "causal": "bottom-right",
+                    "empty_rows": "zero",
+                    "default_scale": "1/sqrt(d)",
+                    "groups": "contiguous",
+                    "window": "inclusive, bottom-right",
+                    "past": "bottom-right",
+                    **_without("mask", "float_mask", "dropout"),
+                },
+                _flash("hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp"): {"softcap": "before-bias"},
+                _flash("hopper/mask.h"): {"hidden": "finite-values"},
+                _flash("hopper/softmax.h"): {"lse": "e", "lse_empty": "-inf"},
+                _flash("hopper/flash_api.cpp"): {
+                    "same_value_size": True,
+                    "head_sizes": tuple(range(8, 257, 8)),
+                },
+            },
+        ),
+        "xformers": _library(
+            "xformers.ops.memory_efficient_attention with LowerTriangularMask, or with "
+            "LocalAttentionFromBottomRightMask",
+            "xformers 0.0.35",
+            _HALVES,
+            {"causal": "top-left", "window": "inclusive, bottom-right"},
+            {
+                Read(_XFORMERS, "xformers/ops/fmha/__init__.py", "0.0.35"): {
+                    "layout": "bnhd",
+                    "float_mask": "added",
+                    "default_scale": "1/sqrt(d)",
+                    "dropout": "1/(1-p)",
+                    **_without("groups", "softcap", "lse", "lse_empty", "past"),
+                },
+            },
+        ),
+        "keras": _library(
+            "keras.ops.dot_product_attention with the backend torch, on a CPU",
+            "keras 3.15.1, torch 2.13.0",
+            _TORCH,
+            {
+                "layout": "bnhd",
+                "causal": "top-left",
+                "empty_rows": "mean",
+                "hidden": "finite",
+                "mask": "seen",
+                "float_mask": "as-bool",
+                "default_scale": "1/sqrt(d)",
+                "groups": "contiguous",
+                "softcap": "refused",
+                "same_value_size": False,
+                **_without("window", "lse", "lse_empty", "dropout", "past"),
+            },
+        ),
+        "hf-eager": _library(
+            "eager_attention_forward of transformers.models.gemma2, with masks of "
+            "transformers.masking_utils.eager_mask; its result is bnhd",
+            "transformers 5.23.0, torch 2.13.0",
+            _TORCH,
+            {
+                "layout": "bhnd",
+                "empty_rows": "mean",
+                "hidden": "finite",
+                "float_mask": "added",
+                "default_scale": "1/sqrt(d)",
+                "groups": "contiguous",
+                "softcap": "before-bias",
+                "window": "exclusive, top-left",
+                "dropout": "1/(1-p)",
+                "past": "behind",
+                "same_value_size": False,
+                **_without("causal", "lse", "lse_empty"),
+            },
+        ),
+    }
+)
+
+# Tags that the glue around such a function then need not repeat.
+SPECS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {name: MappingProxyType(library.tags) for name, library in CONVENTIONS.items()}
+)
+
+
+def listing() -> str:
+    """The table in text: for each option which library has which value, then the libraries.
+
+    Examples
+    --------
+    >>> from refattn.conformance.conventions import listing
+    >>> print(listing().splitlines()[0])
+    layout: axes, one of nd, hnd, nhd, bnd, bhnd, bnhd; by default any leading axes, then n, d
+    """
+    lines = []
+    for name, option in OPTIONS.items():
+        found: dict[str, list[str]] = {}
+        for library, row in CONVENTIONS.items():
+            if name in row.cells:
+                cell = row.cells[name]
+                mark = "" if isinstance(cell.source, Run) else "*"
+                found.setdefault(cell.words, []).append(library + mark)
+        lines += _wrapped(f"{name}: {option.meaning}", 0)
+        for value, names in sorted(found.items(), key=lambda pair: pair[0] == NONE):
+            meaning = option.values.get(value, "")
+            lines += _wrapped(f"{value}{f' ({meaning})' if meaning else ''}: {', '.join(names)}", 2)
+    for library, row in CONVENTIONS.items():
+        lines += _wrapped(f"{library}: {row.function} ({row.version})", 0)
+        read = dict.fromkeys(
+            str(x.source) for x in row.cells.values() if isinstance(x.source, Read)
+        )
+        lines += [f"  * read in {source}" for source in read]
+    rows = CONVENTIONS.values()
+    run, read_only = (sum(row.count(kind) for row in rows) for kind in (Run, Read))
+    counts = f"{run} run by tests/test_conventions.py, {read_only} * read, not run"
+    lines.append(f"{run + read_only} cells: {counts}")
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        98,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 4),
+        break_on_hyphens=False,
+    )
