@@ -153,6 +153,9 @@ class Report:
         Checks of this kind of estimator that were not made, with what they need.
     limits : dict
         The declared limits under which the verdict holds: names, each with what it leaves out.
+    diagnosis : list of str
+        Conventions under which a candidate that fails would be right, such as "agrees with spec
+        torch-sdpa but for causal: bottom-right".
 
     Examples
     --------
@@ -172,6 +175,7 @@ class Report:
     results: list[Result]
     not_tried: dict[str, str] = field(default_factory=dict)
     limits: dict[str, str] = field(default_factory=dict)
+    diagnosis: list[str] = field(default_factory=list)
     version: str = __version__
 
     @property
@@ -293,7 +297,7 @@ class Report:
             f"(level {self.level}, alpha {self.alpha:g}, seed {self.seed})"
         ]
         if self.verdict != PASS:
-            lines.append(f"  {self.conclusion}")
+            lines += [f"  {words}" for words in (self.conclusion, *self.diagnosis)]
         width = max((len(r.check) for r in self.results), default=0)
         for r in self.results:
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{width}}  {r.summary}")

@@ -21,9 +21,10 @@ import numpy as np
 from .. import _validate, stats
 from .._text import said
 from .adapter import CAPABILITIES, DEFAULTS, Adapter, written
-from .checks import CHECKS, Check, Trial
+from .checks import CHECKS, Check, Trial, attends
 from .failures import Beyond, Failure, Refusal
 from .isolation import Crash, isolated
+from .neighbours import diagnose
 from .reference import largest_exponent
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
@@ -34,6 +35,7 @@ __all__ = ["LEVELS", "check", "checks_of", "parametrize_with_checks"]
 # Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
 LEVELS = {"quick": 2000, "full": 8000, "soak": 32000}
 _BUDGET = {"quick": 60.0, "full": 300.0, "soak": 1800.0}
+_TO_DIAGNOSE = 10.0  # seconds
 
 
 def check(
@@ -176,6 +178,8 @@ def check(
             stopped = _stops(item, trial, result)
             if stopped:
                 break
+        wrong = not stopped and any(r.status == FAIL for r in results)
+        diagnosis = _diagnosis(candidate, seed, end - time.monotonic()) if wrong else []
     _correct(results, trials, alpha)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
@@ -204,7 +208,20 @@ def check(
         | {t.name: "; ".join(t.untried) for t in trials if t.untried}
         | dict.fromkeys(list(chosen)[len(results) + len(beyond) :], stopped),
         adapter.limits,
+        diagnosis,
     )
+
+
+def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
+    """Which convention the candidate follows instead, as far as time allows."""
+    found: list[str] = []
+    trial = Trial(candidate, "diagnosis", seed)
+    item = Check(
+        trial.name, "", "identity", frozenset(), attends, lambda t: found.extend(diagnose(t))
+    )
+    limit = min(max(left, 0.0), _TO_DIAGNOSE)
+    _run(item, trial, limit, limit)
+    return list(found)
 
 
 def _laws_from(chosen: Mapping[str, Check], i: int) -> int:
@@ -367,6 +384,7 @@ def parametrize_with_checks(
                 result = report.results[0]
                 if report.verdict == FAIL:
                     like = "".join(f"\nlike: {name}" for name in result.suspects)
+                    like += "".join(f"\n{words}" for words in report.diagnosis)
                     raise AssertionError(f"{result.summary}{like}\n\n{result.reproducer}")
                 if result.status == EXPECTED:
                     pytest.xfail(result.reason)
