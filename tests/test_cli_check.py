@@ -499,3 +499,21 @@ def test_reports_go_where_the_caller_is(tmp_path: Path) -> None:
 def test_a_thread_of_the_candidate_is_not_waited_for(tmp_path: Path) -> None:
     endless = "import threading; threading.Thread(target=threading.Event().wait).start()\n"
     assert process(tmp_path, endless + RIGHT).returncode == 0
+
+
+def test_list_of_specs() -> None:
+    result = run("--list-specs")
+    assert result.exit_code == 0
+    assert "  top-left: torch-sdpa, jax-dpa, onnx-23, " in result.output
+    assert "  bottom-right: flash-attn-2*, flash-attn-3*\n" in result.output
+    assert "  * read in Dao-AILab/flash-attention v2.8.3, hopper/mask.h\n" in result.output
+    assert result.output.endswith("135 run by tests/test_conventions.py, 41 * read, not run\n")
+
+
+def test_diagnosis_of_a_spec(here: Path) -> None:
+    words = ("--spec", "onnx-24", "--capability", "mask", "--check", "reference_values")
+    result = softmax("wrong", *words)
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert "  agrees with spec onnx-23, onnx-24, onnx-25, onnxruntime but for scale: 1" in lines
+    assert "--list-specs" in run("--help").output
