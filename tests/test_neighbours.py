@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,35 @@ def test_diagnosis(name: str) -> None:
     assert report.diagnosis == [f"agrees with {words}"]
     assert f"\n  agrees with {words}\n" in str(report)
     assert json.loads(report.to_json())["diagnosis"] == report.diagnosis
+
+
+def test_diagnosis_of_an_isolated_candidate() -> None:
+    """Another process calls it; what the page says is the same."""
+    pytest.importorskip("jinja2")
+    report = check(
+        refattn.softmax_attention,
+        estimator="softmax",
+        capabilities=["causal"],
+        tags={"causal": "top-left"},
+        checks=["causal_cross"],
+        isolate=True,
+    )
+    words = "agrees with what is declared but for causal: bottom-right"
+    assert report.diagnosis == [words]
+    assert f"<p>{words}</p>" in report.to_html()
+
+
+def test_diagnosis_within_its_time() -> None:
+    """A candidate that hangs where it is asked more than a check asks is not waited for."""
+
+    def slow(q: Any, k: Any, v: Any) -> Any:
+        time.sleep(0.3)
+        return naive.softmax_attention(q, k, v, scale=1.0)
+
+    start = time.monotonic()
+    report = check(slow, estimator="softmax", checks=["reference_values"], time_limit=1.0)
+    assert report.verdict == "FAIL"
+    assert time.monotonic() - start < 5
 
 
 def test_no_diagnosis_of_what_no_convention_explains() -> None:
