@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from libraries import driver, swap, takes
 
-import refattn
 from refattn import naive
-from refattn.conformance import CONVENTIONS, SPECS, TAGS, conventions
+from refattn.conformance import CONVENTIONS, SPECS, TAGS, Adapter, check, conventions
 from refattn.conformance.conventions import OPTIONS, Read, Run
 
 RNG = np.random.default_rng(0)
@@ -293,10 +292,32 @@ def test_every_cell_that_is_run_has_its_test() -> None:
                 assert name in mark.args[1]
             else:
                 assert all(cell.source)
-    assert counts == {Run: 135, Read: 41}
+    assert counts == {Run: 135, Read: 42}
     assert conventions.listing().endswith(
-        "176 cells: 135 run by tests/test_conventions.py, 41 * read, not run"
+        "177 cells: 135 run by tests/test_conventions.py, 42 * read, not run"
     )
+
+
+@pytest.mark.parametrize("corner", ["as declared", "another"])
+@pytest.mark.parametrize("name", ["torch-sdpa", "jax-dpa", "onnx-24", "onnxruntime", "keras"])
+def test_specs_hold(name: str, corner: str) -> None:
+    """The checks agree with the bundle, and say what is wrong with one like it."""
+    call = driver(name).call
+    own = {
+        tag: SPECS[name][tag] for tag in ("causal", "empty_rows", "hidden") if tag in SPECS[name]
+    }
+    tags = {"dtype": "float32", "layout": "bhnd", **own}
+    if said(name, "same_value_size"):
+        tags["same_value_size"] = True
+    if corner == "another":
+        tags["causal"] = "bottom-right"
+    adapter = Adapter(call, "softmax", ["mask", "causal", "gqa"], tags)
+    report = check(adapter, checks=["query_without_keys", "causal_cross", "grouped_heads"])
+    if corner == "as declared":
+        assert report.verdict == "PASS", report
+    else:
+        (words,) = report.diagnosis
+        assert words.endswith("but for causal: top-left")
 
 
 def test_specs_are_of_the_table() -> None:
@@ -305,4 +326,4 @@ def test_specs_are_of_the_table() -> None:
             assert tag in TAGS
             if tag in OPTIONS:
                 assert CONVENTIONS[name].cells[tag].value == value
-        refattn.conformance.Adapter(len, "softmax", (), tags)
+        Adapter(len, "softmax", (), tags)

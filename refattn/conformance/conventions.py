@@ -346,14 +346,11 @@ CONVENTIONS: Mapping[str, Library] = MappingProxyType(
                 },
                 _flash("csrc/flash_attn/src/flash_fwd_kernel.h"): {"softcap": "before-bias"},
                 _flash("csrc/flash_attn/src/mask.h"): {"hidden": "finite-values"},
-                _flash("csrc/flash_attn/src/softmax.h"): {
-                    "lse": "e",
-                    "lse_empty": "inf",
-                    "dropout": "1/(1-p)",
-                },
+                _flash("csrc/flash_attn/src/softmax.h"): {"lse": "e", "lse_empty": "inf"},
                 _flash("csrc/flash_attn/flash_api.cpp"): {
+                    "dropout": "1/(1-p)",
                     "same_value_size": True,
-                    "head_sizes": tuple(range(8, 257, 8)),
+                    "head_sizes": tuple(range(1, 257)),  # the interface pads to 8
                 },
             },
         ),
@@ -394,6 +391,7 @@ CONVENTIONS: Mapping[str, Library] = MappingProxyType(
                     "float_mask": "added",
                     "default_scale": "1/sqrt(d)",
                     "dropout": "1/(1-p)",
+                    "same_value_size": False,
                     **_without("groups", "softcap", "lse", "lse_empty", "past"),
                 },
             },

@@ -263,6 +263,7 @@ class Report:
             "conclusion": self.conclusion,
             **{f"severity.{name}": str(count) for name, count in self.severities.items()},
             **{f"limit.{name}": text for name, text in self.limits.items()},
+            **{f"diagnosis.{i}": words for i, words in enumerate(self.diagnosis)},
         }
 
     def to_html(self) -> str:
