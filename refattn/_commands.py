@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from . import _show, _validate, tolerance, verification
 from ._files import INSTALL, load, sample
 from ._problems import PROFILES, of_tensors
+from ._streams import kept
 from ._tensors import DTYPES, open_tensors
 from ._text import printable, said
 from ._version import __version__
@@ -694,7 +694,7 @@ def check(
         if json_path is not None and not quiet:
             _output(".json")(context, context.command.params[0], json_path)
         try:
-            with _kept(quiet):
+            with kept(quiet):
                 report = _check(target, xfails, **options)
         except (KeyboardInterrupt, SystemExit) as error:
             raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
@@ -808,58 +808,6 @@ def _candidate(
         if shutil.which(fn.command[0]) is None:
             raise ValueError(f"there is no program {fn.command[0]!r}.")
         yield fn, None
-
-
-@contextmanager
-def _kept(to_error: bool) -> Iterator[None]:
-    """Give back the standard streams and `sys.exit`, whatever a candidate makes of them.
-
-    What it prints, from compiled code too, may go to standard error instead.
-    """
-    leave, streams = sys.exit, (sys.stdout, sys.stderr)
-    files = [_copy(stream, fd) for fd, stream in enumerate(streams, 1)]
-    if to_error:
-        if None not in files:
-            os.dup2(2, 1)
-        sys.stdout = sys.stderr
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr, *streams):
-            with suppress(Exception):  # it may be anything that a candidate has put there
-                stream.flush()
-        _flush()
-        for fd, file in enumerate(files, 1):
-            if file is not None:
-                os.dup2(file, fd)
-                os.close(file)
-        sys.exit = leave
-        sys.stdout, sys.stderr = (_opened(stream, fd) for fd, stream in enumerate(streams, 1))
-
-
-def _copy(stream: Any, fd: int) -> int | None:
-    """Another handle of the file below a standard stream, if it has one."""
-    with suppress(AttributeError, OSError, ValueError):
-        stream.flush()
-        _flush()
-        return os.dup(fd) if stream.fileno() == fd else None
-    return None
-
-
-def _opened(stream: Any, fd: int) -> Any:
-    """The stream, or another on its file if it was closed or detached."""
-    with suppress(AttributeError, ValueError):
-        if not stream.closed:
-            return stream
-    with suppress(OSError):
-        return open(fd, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    return stream
-
-
-def _flush() -> None:
-    """Write out the buffers of C, while they still go to the right place."""
-    with suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).fflush(None)
 
 
 def _imported(target: str) -> Any:

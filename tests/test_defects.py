@@ -12,6 +12,7 @@ import pytest
 
 import refattn
 from refattn import kernels, vjp
+from refattn.conformance import CAPABILITIES
 from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant, combined
 from refattn.conformance.defects import frequencies as laws
 from validation import kills
@@ -87,6 +88,36 @@ def attention_probes(has: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], di
             yield (q, k, v), {"causal": True, "mask": mask}
     if "gqa" in has:
         yield (q, k[:2], v[:2]), {}
+    yield from option_probes(has, q, k, v)
+
+
+def option_probes(
+    has: tuple[str, ...], q: Any, k: Any, v: Any
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    grouped = (q, k[:2], v[:2])
+    if "window" in has:
+        for window in ((2, 1), (0, 0), (None, 2), (3, None)):
+            yield (q, k, v), {"window": window}
+            yield (q[:, :5], k, v), {"window": window, "causal": True}
+        yield (q[:, :1], k, v), {"window": (3, 0)}
+        longer = [np.tile(x, (1, 10, 1)) for x in (q, k, v)]
+        yield tuple(longer), {"window": (70, 0)}
+        yield (longer[0], *grouped[1:]), {"sinks": tokens(4, seed=8)}
+        yield tuple(longer), {"sinks": tokens(4, seed=8)}
+    if "softcap" in has:
+        bias, mask = tokens(4, 13, 13, seed=9), tokens(13, 13, seed=3) > -1
+        for size in (1.0, 10.0):
+            yield (size * q, k, v), {"softcap": 1.5, "bias": bias, "mask": mask}
+            yield grouped, {"softcap": 1.5, "sinks": 3 * tokens(4, seed=8)}
+        yield grouped, {"bias": bias}
+        batch = tuple(np.stack([x, x[::-1]]) for x in (q, k, v))
+        yield batch, {"bias": tokens(2, 4, 13, 13, seed=9)}
+    if "dropout" in has:
+        for rate in (0.1, 0.5):
+            for seed in (3, 4):
+                yield (q, k, v), {"dropout": rate, "seed": seed}
+        batch = tuple(np.stack([x, x[::-1]]) for x in (q, k, v))
+        yield batch, {"dropout": 0.5, "seed": 3}
 
 
 def same(a: Any, b: Any, tolerance: float) -> bool:
@@ -108,8 +139,7 @@ def test_catalogue() -> None:
         assert estimator in BASE
     for m in (*VARIANTS, *MUTANTS):
         assert m.name.split("-")[0] == m.estimator
-        known = {"omega", "omega_only", "mask", "causal", "gqa", "feature_map", "moments", "vjp"}
-        assert set(m.capabilities) <= known
+        assert set(m.capabilities) <= set(CAPABILITIES)
         assert m.effect.endswith(".")
 
 
@@ -220,8 +250,9 @@ LATE = (
 )
 def test_mutants_differ(entry: Mutant) -> None:
     """By more than rounding from the correct variant on the same arguments, seeds included."""
-    back = "vjp" in entry.capabilities
-    base = BY_NAME[f"{entry.estimator}-backward"].fn if back else BASE[entry.estimator].fn
+    kinds = {"dropout": "with-dropout", "window": "options", "vjp": "backward"}
+    kind = next((x for able, x in kinds.items() if able in entry.capabilities), None)
+    base = BASE[entry.estimator].fn if kind is None else BY_NAME[f"{entry.estimator}-{kind}"].fn
     if {"feature_map", "moments"} & set(entry.capabilities):
         return  # see the two tests below
     if any(kind.__module__ == combined.__name__ for kind in type(entry.fn).__mro__):

@@ -84,7 +84,7 @@ DIAGNOSES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "of a spec": (
         {"corner": "bottom-right"},
         dict(SPECS["onnx-24"]),
-        "spec onnx-23, onnx-24, onnx-25, onnxruntime but for causal: bottom-right",
+        "spec onnx-23, onnx-24, onnxruntime but for causal: bottom-right",
     ),
 }
 

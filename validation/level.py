@@ -300,6 +300,41 @@ def softmax_empty(
     return np.where(seen, softmax_einsum(q, k, v, mask=mask, causal=causal), value(v))
 
 
+def softmax_options(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array = True,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (None, None),
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    bias: Array = 0,
+    dropout: float = 0.0,
+    seed: int = 0,
+    return_lse: bool = False,
+) -> Any:
+    """All that kernels take: windows whose left side counts a query's own key, a sink as a key."""
+    n, m = q.shape[-2], k.shape[-2]
+    left, right = (np.inf if x is None else x for x in window)
+    ahead = np.arange(m) - np.arange(n)[:, None]
+    seen = visible(q, k, mask, causal) & (-left < ahead) & (ahead <= right)
+    scores = logits(q, k)
+    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
+    scores = np.where(seen, scores + bias, -np.inf)
+    lse = np.logaddexp2.reduce(scores / np.log(2), -1)
+    if sinks is not None:
+        sink = np.broadcast_to(np.asarray(sinks)[..., None, None], (*scores.shape[:-1], 1))
+        scores = np.concatenate([scores, sink.astype(scores.dtype)], -1)
+    weights = exponentials(scores)
+    total = np.sum(weights, -1, keepdims=True)
+    weights = weights[..., :m] / np.where(total == 0, 1, total)
+    kept = np.random.default_rng(seed).random(weights.shape) >= dropout
+    out = (weights * kept / (1 - dropout)).astype(q.dtype) @ v
+    return (out, lse) if return_lse else out
+
+
 def softmax_torch(q: Array, k: Array, v: Array, *, causal: bool = False) -> Array:
     """PyTorch's own, with the heads third."""
     attend = import_module("torch").nn.functional.scaled_dot_product_attention
@@ -572,6 +607,12 @@ STYLES: Mapping[str, Style] = {
     "softmax by einsum": (softmax_einsum, "softmax", SEES, FINITE),
     "softmax in loops": (softmax_loops, "softmax", SEES, {}),
     "softmax with a bias": (softmax_bias, "softmax", SEES, FINITE),
+    "softmax with options": (
+        softmax_options,
+        "softmax",
+        (*SEES, "window", "softcap", "sinks", "bias", "dropout", "lse"),
+        {"window": "exclusive, top-left", "lse_base": "2", **FINITE},
+    ),
     "softmax summed in float64": (softmax_wide, "softmax", SEES, FINITE | FLOAT32),
     "softmax in float16 summed in float64": (softmax_wide, "softmax", SEES, FINITE | FLOAT16),
     "softmax of torch": (

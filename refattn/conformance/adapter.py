@@ -25,14 +25,17 @@ from .limits import fitted, head_size
 __all__ = ["CAPABILITIES", "CHOICES", "DEFAULTS", "TAGS", "Adapter", "written"]
 
 Floats = npt.NDArray[Any]
+Window = tuple[int | None, int | None]
 
 
 # Options of an estimator that the checks know how to use.
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
         "batch_invariant": "a query has the same bits alone, in any batch and in any order",
+        "bias": "bias=, floats (..., n, m), added to the scores",
         "causal": "causal=True: query i sees key j only if j <= i + m - n",
         "deterministic": "the same call has the same bits, gradients too",
+        "dropout": "dropout=p, seed=: weights are kept with probability 1 - p, and divided by it",
         "feature_map": "a kernel called as fn(x, omega=omega) returns features",
         "gqa": "keys and values may have fewer heads than queries, shared by consecutive ones",
         "lse": "return_lse=True: returns (out, lse), with the log normalisers (..., heads, n)",
@@ -41,7 +44,10 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=",
         "omega_only": "the same, and no other way to call it: it draws nothing by itself",
         "omega_per_head": "the frequencies may differ between heads",
+        "sinks": "sinks=, (heads,), the score for each query head of a key whose value is 0",
+        "softcap": "softcap=c: scores are c tanh(score / c), before a bias is added",
         "vjp": "d_out=: returns (out, dq, dk, dv); of torch and jax the library differentiates",
+        "window": "window=(left, right): the query sees so many keys before its own, and after",
     }
 )
 
@@ -76,6 +82,9 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "empty_rows": 'what a query gets that sees no key: "zero" (default), "nan", "mean" or '
         '"undefined"',
         "max_logit": "the largest |scale q . k| that it takes; any by default",
+        "window": 'which keys a window holds: "inclusive", so many besides the query\'s own, or '
+        '"exclusive", left counts that; and where it lies if n != m, "bottom-right" or "top-left"; '
+        '"inclusive, bottom-right" by default',
     }
 )
 
@@ -93,6 +102,12 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "lse_base": ("e", "2"),
         "centres": ("own", "chunks"),
         "empty_rows": ("zero", "nan", "mean", "undefined"),
+        "window": (
+            "inclusive, bottom-right",
+            "inclusive, top-left",
+            "exclusive, bottom-right",
+            "exclusive, top-left",
+        ),
     }
 )
 
@@ -146,7 +161,8 @@ class Adapter:
         ``cov`` of the law of its frequencies), ``"vjp"`` (gradients: with the tag ``library``
         torch or jax the library differentiates the callable, otherwise it takes ``d_out`` and
         returns ``(out, dq, dk, dv)``), ``"lse"`` (with ``return_lse=True`` exact attention returns
-        ``(out, lse)``; with ``"vjp"`` it takes ``d_lse`` too).
+        ``(out, lse)``; with ``"vjp"`` it takes ``d_lse`` too), and of exact attention ``"window"``,
+        ``"softcap"``, ``"sinks"``, ``"bias"`` and ``"dropout"``.
     tags : mapping, optional
         Conventions, see `TAGS`; values may be strings, as on the command line.
     name : str, optional
@@ -239,8 +255,9 @@ class Adapter:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws frequencies by itself, others for each seed."""
-        return self.has("random") and self.black_box and not self["fixed_frequencies"]
+        """Whether it draws something by itself, other for each seed."""
+        frequencies = self.has("random") and self.black_box and not self["fixed_frequencies"]
+        return frequencies or self.can("dropout")
 
     @property
     def black_box(self) -> bool:
@@ -300,10 +317,17 @@ class Adapter:
     def visible(self, n: int, m: int, options: Mapping[str, Any]) -> Any:
         """Which of n queries sees which of m keys, (..., n, m); True where all see all."""
         seen = options.get("mask", True)
-        if not options.get("causal"):
-            return seen
-        shift = 0 if self["causal"] == "top-left" else m - n
-        return np.asarray(seen) & np.tri(n, m, shift, dtype=bool)
+        if options.get("causal"):
+            seen = np.asarray(seen) & self._band(n, m, "causal", (None, 0))
+        if options.get("window"):
+            seen = np.asarray(seen) & self._band(n, m, "window", options["window"])
+        return seen
+
+    def _band(self, n: int, m: int, tag: str, window: Window) -> npt.NDArray[np.bool_]:
+        """The keys of a window, where the tag says that it lies."""
+        ahead = np.arange(m) - np.arange(n)[:, None] - (0 if "top-left" in self[tag] else m - n)
+        left, right = (math.inf if x is None else x for x in window)
+        return (-left <= ahead) & (ahead <= right)
 
     def lead(self, *sizes: int) -> tuple[int, ...]:
         """As many of the sizes of leading axes (batch, heads) as the layout has."""
@@ -505,14 +529,19 @@ class Adapter:
         return self._convert(x)
 
     def _option(self, name: str, x: Any) -> Any:
+        if name == "window" and "exclusive" in self["window"]:
+            left, right = x
+            return (None if left is None else left + 1, right)
         if not isinstance(x, np.ndarray):
             return x
+        if name == "sinks":
+            return self._convert(np.atleast_1d(x) if "h" in (self["layout"] or "") else x)
         core = 3 if name == "omega" and self.has("per-query") else 2
         if name == "d_out":
             return self._send(x)
         if name == "d_lse" and self["layout"] is not None:
             x = x.reshape((1,) * (self._axes + 1 - x.ndim) + x.shape)
-        if self["layout"] is not None and (name == "mask" or core == 3):
+        if self["layout"] is not None and (name in ("mask", "bias") or core == 3):
             x = x.reshape((1,) * (self._axes + core - x.ndim) + x.shape)
         return self._convert(x, boolean=name == "mask")
 

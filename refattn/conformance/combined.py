@@ -19,7 +19,7 @@ from .adapter import Adapter
 from .checks import Trial, attends, check, evaluated
 from .failures import Failure, Refusal
 
-__all__ = ["covering", "levels", "try_cases"]
+__all__ = ["covering", "levels", "seeing", "try_cases"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -98,6 +98,15 @@ _MASKS: Mapping[str, Callable[[np.random.Generator, _Size], Mask]] = {
 }
 
 
+_WINDOWS = ((2, 0), (0, 1), (70, 3), (3, None), (None, 2))
+_BIASES: Mapping[str, Callable[[_Size], tuple[int, ...]]] = {
+    "pairs": lambda s: (s.n, s.m),
+    "keys": lambda s: (1, s.m),
+    "heads": lambda s: (*s.lead[-1:], s.n, s.m),
+    "all": lambda s: (*s.lead, s.n, s.m),
+}
+
+
 def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
     """The uses of a candidate, the plainest first."""
     some = adapter.lead(2, 4)
@@ -109,6 +118,13 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
     ]
     causal = adapter.can("causal") and not adapter.has("proposals")
     grouped = adapter.can("gqa") and "h" in (adapter["layout"] or "h")
+    biases = [name for name in _BIASES if some or name not in ("heads", "all")]
+    own = {
+        "window": (None, *_WINDOWS),
+        "softcap": (None, 2.0),
+        "sinks": (False, True),
+        "bias": (None, *biases),
+    }
     return {
         "n": (5, 1, 70),
         "more": (0,) if adapter["self_attention"] else (0, 4, 130),
@@ -117,6 +133,7 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
         "d_v": (None,) if adapter["same_value_size"] else (None, 1, 7),
         "groups": (None, 2, 1) if grouped else (None,),
         "own": (False, True) if adapter.can("omega", "omega_per_head") else (False,),
+        **{name: x for name, x in own.items() if adapter.can(name)},
     }
 
 
@@ -143,7 +160,8 @@ def uses_together(t: Trial) -> None:
 
 def _aligned(t: Trial) -> bool:
     """Whether causal attention with more keys than queries is right where nothing else is asked."""
-    arrays, options = _case(t, 3, 2, None, True, None, None, False)
+    plainest = {name: x[0] for name, x in levels(t.adapter).items()}
+    arrays, options = _case(t, plainest | {"n": 3, "more": 2, "causal": True})
     try:
         _compare(t, arrays, **options)
     except Failure:
@@ -166,7 +184,7 @@ def try_cases(
         if time.monotonic() > end:
             t.untried.append(f"{len(cases) - i} of {len(cases)} uses together, for want of time")
             break
-        arrays, options = _case(t, **case)
+        arrays, options = _case(t, case)
         try:
             compare(arrays, **options)
         except Refusal:
@@ -177,24 +195,28 @@ def try_cases(
         t.untried.append("a mask and causal together, which it refuses")
 
 
-def _case(
-    t: Trial,
-    n: int,
-    more: int,
-    mask: str | None,
-    causal: bool,
-    d_v: int | None,
-    groups: int | None,
-    own: bool,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _case(t: Trial, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs that use a candidate in these ways."""
-    lead, samples = t.adapter.lead(2, 4), 5
-    n, m, d = t.fit(n, n + more, 4)
-    arrays, options = t.problem(n, m, d, samples, lead=lead, d_v=d_v, groups=groups)
-    if own:
+    adapter, lead, samples = t.adapter, t.adapter.lead(2, 4), 5
+    n, m, d = t.fit(case["n"], case["n"] + case["more"], 4)
+    size = _Size(lead, n, m)
+    arrays, options = t.problem(n, m, d, samples, lead=lead, d_v=case["d_v"], groups=case["groups"])
+    if case["own"]:
         options["omega"] = t.normal(*lead, samples, d)
-    if mask is not None:
-        options["mask"] = _MASKS[mask](t.rng, _Size(lead, n, m))
-    if causal:
-        options["causal"] = True
+    if case["mask"] is not None:
+        options["mask"] = _MASKS[case["mask"]](t.rng, size)
+    options |= {name: case[name] for name in ("causal", "window", "softcap") if case.get(name)}
+    if case.get("sinks"):
+        options["sinks"] = t.normal(*arrays[0].shape[-3:-2], size=2.0)
+    if case.get("bias"):
+        options["bias"] = t.normal(*_BIASES[case["bias"]](size), size=2.0)
+    if "mask" in options and (adapter["empty_rows"] == "undefined" or "sinks" in options):
+        options["mask"] = seeing(adapter, n, m, options)
     return arrays, options
+
+
+def seeing(adapter: Adapter, n: int, m: int, options: dict[str, Any]) -> Mask:
+    """The mask without the rows of queries that would see no key."""
+    empty = ~np.any(adapter.visible(n, m, options), -1, keepdims=True)
+    mask: Mask = options["mask"] | empty
+    return mask

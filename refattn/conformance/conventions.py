@@ -131,8 +131,6 @@ def _tag(name: str) -> Option:
 
 
 _ABSENT = {NONE: "no such argument"}
-_SIDES = "(left, right) are keys besides the query's own"
-_OWN = "left counts the query's own key"
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
@@ -177,16 +175,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             ),
         ),
         "window": Option(
-            "which keys a window holds, and how it is aligned if n != m",
-            MappingProxyType(
-                {
-                    "inclusive, bottom-right": _SIDES,
-                    "inclusive, top-left": _SIDES,
-                    "exclusive, top-left": _OWN,
-                    "exclusive, bottom-right": _OWN,
-                }
-                | _ABSENT
-            ),
+            TAGS["window"], MappingProxyType(dict.fromkeys(CHOICES["window"], "") | _ABSENT)
         ),
         "lse": Option(
             "base of the log normaliser it returns, of scaled, biased scores",

@@ -102,7 +102,7 @@ def _without_keys(adapter: Any, call: Call, arrays: Arrays, options: Options) ->
     """Queries that see no key: NaN or the mean of all values become 0, the package's convention."""
     got = call(arrays, options)
     given = adapter["empty_rows"]
-    if given == "zero" or not {"mask", "causal"} & set(options):
+    if given == "zero" or "sinks" in options or not {"mask", "causal", "window"} & set(options):
         return got
     n, m = (x.shape[-2] for x in arrays[:2])
     seen = np.broadcast_to(adapter.visible(n, m, options), (*got.shape[:-2], n, m))
@@ -150,6 +150,8 @@ def _one_by_one(adapter: Any, call: Call, arrays: Arrays, options: Options) -> A
     """Where only causal attention is had: each query alone, as the last, which sees every key."""
     if not adapter["causal_only"] or options.get("causal"):
         return call(arrays, options)
+    if "window" in options:  # which moves with the query
+        raise Beyond("causal_only")
     q, k, v = arrays
     # One query may be too few to be cut into as many chunks as there are samples.
     chunks = adapter.record.size is not None and not adapter.has("any-size")
@@ -167,7 +169,7 @@ def _one_by_one(adapter: Any, call: Call, arrays: Arrays, options: Options) -> A
 
 def _of_row(x: Any, i: int, name: str, adapter: Any) -> Any:
     """An option for one of the queries."""
-    if name == "mask" and np.ndim(x) > 1 and x.shape[-2] != 1:
+    if name in ("mask", "bias") and np.ndim(x) > 1 and x.shape[-2] != 1:
         return x[..., i : i + 1, :]
     if name == "omega" and adapter.has("per-query"):
         return x[..., i : i + 1, :, :]
@@ -186,8 +188,12 @@ def _tokens(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
         rows, columns = tokens(adapter, n, m)
     else:
         times = copies(adapter, n, m, options)
+        if times > 1 and "sinks" in options:  # which would weigh less
+            raise Beyond("multiple_of")
         k, v = (np.repeat(x, times, -2) for x in (k, v))
         rows, columns = tokens(adapter, n, m * times)
+    if {"window", "bias"} & set(options) and (rows, columns) != (n, m):
+        raise Beyond("self_attention" if adapter["self_attention"] else "multiple_of")
     q = _longer(q, rows - n)
     k, v = (_longer(x, columns - x.shape[-2]) for x in (k, v))
     more: Options = {}

@@ -22,8 +22,6 @@ __all__ = ["diagnose"]
 Floats = npt.NDArray[Any]
 Problem = tuple[tuple[Floats, ...], dict[str, Any]]
 
-# Tags that say what is computed, and not what can be asked.
-_OF_SPECS = ("causal", "empty_rows", "hidden", "layout")
 _SWAPPED = {"hnd": "nhd", "nhd": "hnd", "bhnd": "bnhd", "bnhd": "bhnd"}
 
 
@@ -81,12 +79,13 @@ def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
     same = [name for name, tags in SPECS.items() if dict(tags) == adapter.declared]
     yield f"spec {', '.join(same)}" if same else "what is declared", adapter
     names: dict[tuple[Any, ...], list[str]] = {}
+    asked = ("hidden", "causal", "empty_rows", *(["window"] if adapter.can("window") else []))
     for name, tags in SPECS.items():
-        own = tuple(tags.get(tag, CHOICES[tag][0]) for tag in _OF_SPECS[:-1])
+        own = tuple(tags.get(tag, CHOICES[tag][0]) for tag in asked)
         names.setdefault((*own, tags.get("layout", adapter["layout"])), []).append(name)
     # What may be hidden in one may be hidden in the next.
-    for values, some in sorted(names.items(), key=lambda x: CHOICES["hidden"].index(x[0][2])):
-        other = _with(adapter, dict(zip(_OF_SPECS, values, strict=True)))
+    for values, some in sorted(names.items(), key=lambda x: CHOICES["hidden"].index(x[0][0])):
+        other = _with(adapter, dict(zip((*asked, "layout"), values, strict=True)))
         if other.tags != adapter.tags:
             yield f"spec {', '.join(some)}", other
 
@@ -97,7 +96,12 @@ def _with(adapter: Adapter, tags: Mapping[str, Any]) -> Adapter:
 
 def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
     """One convention changed at a time."""
-    seen = {"causal": ("causal",), "empty_rows": ("mask", "causal"), "hidden": ("mask",)}
+    seen = {
+        "causal": ("causal",),
+        "window": ("window",),
+        "empty_rows": ("mask", "causal"),
+        "hidden": ("mask",),
+    }
     for tag, able in seen.items():
         if any(adapter.can(x) for x in able):
             for value in CHOICES[tag]:
@@ -152,6 +156,10 @@ def _problems(t: Trial) -> Iterator[Problem]:
     yield arrays, options
     if adapter.can("causal") and not adapter.has("proposals"):
         yield arrays, options | {"causal": True}
+    more = {"window": (1, 1), "softcap": 1.0, "sinks": t.normal(*lead[-1:]), "bias": t.normal(n, m)}
+    for name, x in more.items():
+        if adapter.can(name):
+            yield arrays, options | {name: x}
     if adapter.can("mask"):
         mask = t.rng.random((n, m)) < 0.5
         mask[:, 0], mask[:, 1] = True, False

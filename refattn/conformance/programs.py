@@ -125,6 +125,8 @@ class Subprocess:
         """Have the program make one call."""
         named = dict(zip(self.names, arrays, strict=False))
         for key, value in options.items():
+            if key == "window":
+                value = [-1 if x is None else x for x in value]
             value = np.asarray(value)
             named[key] = (
                 value
@@ -145,6 +147,8 @@ class Subprocess:
             except Exception as error:
                 raise RuntimeError(f"the program wrote no readable result: {error}") from None
         wanted = ["mean", "cov"] if self.names == ("x",) else ["out"]
+        if "return_lse" in options:
+            wanted += ["lse"]
         if "d_out" in options:
             wanted += [f"d{name}" for name in self.names]
         for name in wanted:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .adapter import Adapter
 from .checks import Trial, attends, check, evaluated, stabilised
-from .combined import covering, levels, try_cases
+from .combined import covering, levels, seeing, try_cases
 from .failures import Failure, Refusal
 from .reference import log_slopes, pulled, pulled_rounding, rounding
 from .uses import places
@@ -99,17 +99,11 @@ def gradients_together(t: Trial) -> None:
 
     def compare(arrays: tuple[Floats, ...], **options: Any) -> None:
         if "mask" in options and t.adapter["empty_rows"] != "zero":
-            options["mask"] = _some_key(t.adapter, arrays, options)
+            n, m = (x.shape[-2] for x in arrays[:2])
+            options["mask"] = seeing(t.adapter, n, m, options)
         _compare(t, arrays, **options)
 
     try_cases(t, covering(levels(t.adapter), t.rng, 2), _SECONDS[t.level], compare)
-
-
-def _some_key(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Any:
-    """The mask, with the first key for queries that see none."""
-    n, m = (x.shape[-2] for x in arrays[:2])
-    empty = ~np.any(adapter.visible(n, m, options), -1, keepdims=True)
-    return options["mask"] | (empty & (np.arange(m) == 0))
 
 
 @check(

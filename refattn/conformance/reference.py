@@ -87,12 +87,10 @@ def _evaluate(
 ) -> Any:
     """Call a function of the record with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
-    given = {
-        k: np.asarray(x, dtype) if k in ("omega", "centres") else x for k, x in options.items()
-    }
-    if given.get("causal") and adapter["causal"] == "top-left":
+    given = {k: np.asarray(x, dtype) if k in _FLOATS else x for k, x in options.items()}
+    if any(given.get(tag) and "top-left" in adapter[tag] for tag in ("causal", "window")):
         given["mask"] = adapter.visible(wide[0].shape[-2], wide[1].shape[-2], given)
-        del given["causal"]
+        given = {k: x for k, x in given.items() if k not in ("causal", "window")}
     if adapter.record.takes("scale"):
         given["scale"] = adapter.root(wide[0].shape[-1]) ** 2
     for trait, tag in _DECLARED.items():
@@ -103,6 +101,7 @@ def _evaluate(
     return function(*wide, **given)
 
 
+_FLOATS = ("omega", "centres", "bias", "sinks", "dropout")  # options that are arrays
 # Tags that are options of the formula, where the estimator has a trait.
 _DECLARED = {"random-features": "features", "proposals": "weighting"}
 
@@ -332,6 +331,9 @@ def largest_exponent(
     if "centres" in options:
         mu = _norm(options["centres"])
         exponent = max(exponent, w * mu + mu * mu / 2)
+    for name in ("bias", "sinks"):
+        x = np.abs(np.asarray(options.get(name, 0.0), float))
+        exponent += float(np.max(x, where=np.isfinite(x), initial=0.0))
     return exponent
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..registry import ESTIMATORS
-from .adapter import Adapter
+from .adapter import CAPABILITIES, Adapter
 from .checks import CHECKS, Trial
 from .report import EXPECTED, FAIL, Result
 
@@ -53,7 +53,7 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
     adapter, case = trial.adapter, trial.case
     if case is None or case.want is None or trial.part is None:
         return
-    needed = {"omega", "mask", "causal"} & set(case.options)
+    needed = {*CAPABILITIES} & set(case.options)
     gradient = "d_out" in case.options
     found = []
     for mutant in MUTANTS:

@@ -13,7 +13,7 @@ which are d^(-1/4) times the arguments. Scores and weights have shape (..., n, m
 
 from __future__ import annotations
 
-from . import backward, combined, kernel, moments
+from . import backward, combined, kernel, moments, options
 from .catalogue import Mutant
 
 __all__ = ["MUTANTS", "VARIANTS", "Mutant"]
@@ -22,6 +22,8 @@ _CATALOGUES = (
     kernel.CATALOGUE,
     *combined.CATALOGUES.values(),
     *backward.CATALOGUES.values(),
+    options.CATALOGUE,
+    options.DROPOUT,
     moments.CATALOGUE,
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...registry import ESTIMATORS
 from .cases import INSTALL, Case
 from .reading import case_of, tests_of
 from .solving import documents
@@ -195,7 +196,8 @@ def _models(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
 
 def _expressible(case: Case) -> bool:
     """Whether the operator has the case: no gradients, no query without keys, one diagonal."""
-    if case.estimator != "softmax" or "d_out" in case.inputs:
+    record = ESTIMATORS[case.estimator]
+    if not record.has("exact") or "d_out" in case.inputs:
         return False
     n, m = case.inputs["q"].shape[-2], case.inputs["k"].shape[-2]
     square = n == m or not case.arguments["causal"]

@@ -1,0 +1,64 @@
+"""The standard streams, kept from what a candidate makes of them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+__all__ = ["kept"]
+
+
+@contextmanager
+def kept(to_error: bool) -> Iterator[None]:
+    """Give back the standard streams and `sys.exit`, whatever a candidate makes of them.
+
+    What it prints, from compiled code too, may go to standard error instead.
+    """
+    leave, streams = sys.exit, (sys.stdout, sys.stderr)
+    files = [_copy(stream, fd) for fd, stream in enumerate(streams, 1)]
+    if to_error:
+        if None not in files:
+            os.dup2(2, 1)
+        sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr, *streams):
+            with suppress(Exception):  # it may be anything that a candidate has put there
+                stream.flush()
+        _flush()
+        for fd, file in enumerate(files, 1):
+            if file is not None:
+                os.dup2(file, fd)
+                os.close(file)
+        sys.exit = leave
+        sys.stdout, sys.stderr = (_opened(stream, fd) for fd, stream in enumerate(streams, 1))
+
+
+def _copy(stream: Any, fd: int) -> int | None:
+    """Another handle of the file below a standard stream, if it has one."""
+    with suppress(AttributeError, OSError, ValueError):
+        stream.flush()
+        _flush()
+        return os.dup(fd) if stream.fileno() == fd else None
+    return None
+
+
+def _opened(stream: Any, fd: int) -> Any:
+    """The stream, or another on its file if it was closed or detached."""
+    with suppress(AttributeError, ValueError):
+        if not stream.closed:
+            return stream
+    with suppress(OSError):
+        return open(fd, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    return stream
+
+
+def _flush() -> None:
+    """Write out the buffers of C, while they still go to the right place."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).fflush(None)

@@ -1,0 +1,173 @@
+r"""Checks of dropout: which weights are kept, with what factor, and by what law.
+
+With values that are the rows of the identity outputs are the weights themselves, so that each call
+says which were kept. These are tested as independent and of probability 1 - p: counts of kept
+weights, and of pairs of which both or none are kept, are binomial, exactly.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import stats
+from ..attention import softmax_attention
+from .adapter import Adapter
+from .checks import Trial, attends, check
+from .failures import Failure
+from .recovery import draws, record
+from .reference import CONTRACT, largest_exponent, of_function, pulled, pulled_rounding, reference
+
+__all__: list[str] = []
+
+Floats = npt.NDArray[Any]
+
+_RATES = (0.5, 0.1)
+
+
+def _drops(adapter: Adapter) -> bool:
+    return attends(adapter) and adapter.can("dropout")
+
+
+def _settled(adapter: Adapter) -> dict[str, Any]:
+    return {"causal": True} if adapter["causal_only"] else {}
+
+
+def _problem(t: Trial, *lead: int) -> tuple[Floats, Floats, Floats]:
+    """Queries and keys of moderate weights, and values that show them."""
+    n, m, d = t.fit(24, 32, 32)
+    (q, k, _), _ = t.problem(n, m, d, lead=t.adapter.lead(*lead), size=0.5)
+    return q, k, np.broadcast_to(np.eye(m), (*k.shape[:-1], m)).copy()
+
+
+class _Weights(NamedTuple):
+    """Weights without dropout, and what they may be off by, relatively."""
+
+    exact: Floats
+    error: float
+
+
+def _weights(t: Trial, arrays: Any, options: dict[str, Any]) -> _Weights:
+    exact = np.asarray(of_function(t.adapter, softmax_attention, arrays, options), float)
+    unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
+    return _Weights(exact, unit * (2 + largest_exponent(t.adapter, arrays, options)))
+
+
+def _kept(t: Trial, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
+    """Which weights were kept; all others are to be 0, and these w / (1 - p)."""
+    exact, allowed = weights
+    share = np.divide(out * (1 - rate), exact, out=np.zeros(out.shape), where=exact > 0)
+    kept = share > 0.5
+    error = np.abs(share - kept)
+    worst = np.unravel_index(int(np.argmax(error)), error.shape)
+    t.error = max(t.error or 0.0, float(error[worst]) / allowed)
+    if error[worst] > allowed or np.any(out[exact == 0]):
+        raise Failure(
+            f"weights that are dropped, or divided by {1 - rate:g}",
+            f"{share[worst]:.6g} times that at {tuple(int(i) for i in worst)}",
+        )
+    found: npt.NDArray[np.bool_] = kept
+    return found
+
+
+@check("exact", claim="weights that are kept are divided by 1 - p, all others 0", needs=_drops)
+def factors_of_dropout(t: Trial) -> None:
+    """In every use, the same twice at one seed; at p = 0 nothing is dropped."""
+    adapter, plain = t.adapter, _settled(t.adapter)
+    arrays, _ = t.problem(*t.fit(4, 6, 4))
+    got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())
+    t.equal(got, *reference(adapter, arrays, plain))
+    uses: list[dict[str, Any]] = [plain]
+    arrays = _problem(t, 2, 3)
+    n, m = arrays[0].shape[-2], arrays[1].shape[-2]
+    if adapter.can("causal"):
+        uses.append({"causal": True})
+    if adapter.can("mask"):
+        uses.append(plain | {"mask": (np.arange(n)[:, None] + np.arange(m)) % 3 > 0})
+    for rate in _RATES:
+        for use in uses:
+            seed = t.new_seed()
+            first = t.call(*arrays, **use, dropout=rate, seed=seed)
+            _kept(t, _weights(t, arrays, use), rate, first)
+            t.equal(t.call(*arrays, **use, dropout=rate, seed=seed), first, 0.0)
+
+
+@check(
+    "exact",
+    claim="weights are kept with probability 1 - p, each independent of all others",
+    layer="law",
+    needs=_drops,
+)
+def law_of_dropout(t: Trial) -> None:
+    """Of all, of each weight, and of pairs: of heads, batches, queries, keys and seeds."""
+    plain = _settled(t.adapter)
+    for rate in _RATES:
+        arrays = _problem(t, 2, 3)
+        weights = _weights(t, arrays, plain)
+
+        def one(seed: int, arrays: Any = arrays, weights: Any = weights, p: float = rate) -> Floats:
+            return _kept(t, weights, p, t.call(*arrays, **plain, dropout=p, seed=seed))
+
+        kept = draws(t, one, 1 / len(_RATES)) > 0
+        n, m = kept.shape[-2:]
+        _independent(t, rate, kept, t.adapter.visible(n, m, plain))
+
+
+def _independent(t: Trial, rate: float, kept: npt.NDArray[np.bool_], seen: Any) -> None:
+    """Test indicators of shape (seeds, ..., n, m), of which those count that are seen."""
+    seen = np.broadcast_to(seen, kept.shape)
+    label = f"p = {rate:g}, "
+    count = int(np.sum(seen))
+    p = stats.binomial(int(np.sum(kept & seen)), count, 1 - rate)
+    record(t, f"{label}kept", p, count, stats.binomial, p=1 - rate)
+    each = np.sum(kept, 0)[seen[0]]
+    p = min(1.0, each.size * min(stats.binomial(int(x), len(kept), 1 - rate) for x in set(each)))
+    record(t, f"{label}each", p, len(kept), stats.binomial, tries=each.size, p=1 - rate)
+    same = rate**2 + (1 - rate) ** 2
+    for name, axis in (("seeds", 0), ("queries", -2), ("keys", -1)):
+        x, y = (np.moveaxis(z, axis, 0) for z in (kept, seen))
+        near, both = x[1:] == x[:-1], y[1:] & y[:-1]
+        apart = [near[i::2][both[i::2]] for i in (0, 1)]  # of disjoint pairs
+        _alike(t, f"{label}{name} in a row", apart, same)
+    heads = kept.reshape(len(kept), -1, *kept.shape[-2:])
+    own = seen[:, :1].reshape(len(kept), -1, *kept.shape[-2:])[:, 0]
+    pairs = combinations(range(heads.shape[1]), 2)
+    alike = [(heads[:, i] == heads[:, j])[own] for i, j in pairs]
+    if alike:
+        _alike(t, f"{label}heads", alike, same)
+
+
+def _alike(t: Trial, name: str, alike: list[npt.NDArray[np.bool_]], same: float) -> None:
+    """How many of the pairs have the same fate, the worst of several counts."""
+    tries = len(alike)
+    p = min(1.0, tries * min(stats.binomial(int(np.sum(x)), x.size, same) for x in alike))
+    n = min(x.size for x in alike)
+    record(t, name, p, n, stats.binomial, tries=tries, p=same)
+
+
+@check(
+    "exact",
+    claim="gradients have the dropout of the result",
+    needs=lambda adapter: _drops(adapter) and adapter.can("vjp"),
+)
+def gradients_of_dropout(t: Trial) -> None:
+    """The weights that were kept are seen in the result, and those of the formula."""
+    for rate in _RATES:
+        for lead in ((), (2, 3)):
+            arrays, plain = _problem(t, *lead), _settled(t.adapter)
+            d_out = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
+            given = plain | {"dropout": rate, "seed": t.new_seed()}
+            found = t.call(*arrays, **given, d_out=d_out)
+            factors = _kept(t, _weights(t, arrays, plain), rate, found[0]) / (1 - rate)
+            want = pulled(t.adapter, arrays, plain | {"dropout": factors, "d_out": d_out})[0]
+            most = pulled_rounding(t.adapter, arrays, plain, d_out / (1 - rate))
+            for name, x, y, allowed in zip(
+                ("out", "dq", "dk", "dv"), found, want, most, strict=True
+            ):
+                try:
+                    t.equal(x, y, allowed / (1 - rate if name == "out" else 1.0))
+                except Failure as failure:
+                    raise Failure(f"{name} {failure.expected}", failure.got) from None

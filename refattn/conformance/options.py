@@ -1,0 +1,143 @@
+"""Checks of what exact attention takes besides masks: windows, soft caps, sinks, biases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .adapter import Adapter
+from .checks import Trial, attends, check
+from .reference import tolerance
+
+__all__: list[str] = []
+
+Floats = npt.NDArray[Any]
+
+
+def _with(capability: str) -> Callable[[Adapter], bool]:
+    return lambda adapter: attends(adapter) and adapter.can(capability)
+
+
+def _settled(adapter: Adapter) -> dict[str, Any]:
+    return {"causal": True} if adapter["causal_only"] else {}
+
+
+def _groups(adapter: Adapter) -> tuple[int | None, ...]:
+    """Numbers of key heads: as many as query heads, or fewer."""
+    return (None, 2) if adapter.can("gqa") and "h" in (adapter["layout"] or "h") else (None,)
+
+
+def _compare(t: Trial, sizes: tuple[int, int, int], **options: Any) -> None:
+    """Compare one call with the reference."""
+    arrays, _ = t.problem(*t.fit(*sizes))
+    t.compare(*arrays, strict=True, **_settled(t.adapter), **options)
+
+
+@check("exact", claim="a window holds the keys that it says", needs=_with("window"))
+def windows(t: Trial) -> None:
+    """One query's own key, one side, both, more than all keys; past blocks; with causal."""
+    ways: list[dict[str, Any]] = [{}]
+    if t.adapter.can("causal"):
+        ways.append({"causal": True})
+    sizes = [(6, 6, 4), (1, 6, 4), (5, 9, 4), (70, 70, 4), (130, 300, 4)]
+    if t.adapter["empty_rows"] != "undefined":
+        sizes.insert(3, (9, 5, 4))  # whose first queries see no key
+    for n, m, d in sizes:
+        arrays, _ = t.problem(*t.fit(n, m, d))
+        for sides in ((0, 0), (2, 0), (0, 1), (1, 2), (63, 64), (64, 0), (None, 1), (3, None)):
+            for way in ways:
+                given = _settled(t.adapter) | way
+                t.compare(*arrays, strict=True, **given, window=sides)
+
+
+@check("exact", claim="what is outside a window has no effect", needs=_with("window"))
+def outside_of_windows(t: Trial) -> None:
+    """However large it is: the last query does not see keys that come long before it."""
+    for n, m in ((6, 9), (130, 130)):
+        n, m, d = t.fit(n, m, 4)
+        (q, k, v), _ = t.problem(n, m, d)
+        sides, given = (2, 0), _settled(t.adapter)
+        seen = t.adapter.visible(n, m, given | {"window": sides})[-1]
+        if np.all(seen):
+            continue
+        out = t.call(q, k, v, **given, window=sides)[-1]
+        allowed = 2 * tolerance(t.adapter, (q, k, v), given, out)
+        k, v = k.copy(), v.copy()
+        k[~seen], v[~seen] = 8 * k[~seen], 1e3
+        t.equal(t.call(q, k, v, **given, window=sides)[-1], out, allowed)
+
+
+@check("exact", claim="scores are capped before bias and mask", needs=_with("softcap"))
+def soft_caps(t: Trial) -> None:
+    """Small and large caps of small and large scores, and what is hidden stays hidden."""
+    for size in (1.0, 4.0):
+        arrays, _ = t.problem(*t.fit(5, 7, 4), size=size)
+        for most in (0.5, 2.0, 30.0, 1e4):
+            t.compare(*arrays, strict=True, **_settled(t.adapter), softcap=most)
+    n, m, d = t.fit(5, 7, 4)
+    if t.adapter.can("mask"):
+        mask = np.arange(n)[:, None] + np.arange(m) > 3
+        _compare(t, (n, m, d), softcap=1.0, mask=mask | (np.arange(m) == 0))
+    if t.adapter.can("causal"):
+        arrays, _ = t.problem(n, m, d)
+        t.compare(*arrays, strict=True, softcap=1.0, causal=True)
+    if t.adapter.can("bias"):
+        _compare(t, (n, m, d), softcap=1.0, bias=t.normal(n, m, size=4.0))
+    _compare(t, (70, 130, 4), softcap=1.0)
+
+
+@check("exact", claim="a sink is a key whose value is 0", needs=_with("sinks"))
+def weights_of_sinks(t: Trial) -> None:
+    """Of each query head, below and above all scores; where nothing else is seen, all weight."""
+    adapter, (n, m, d) = t.adapter, t.fit(5, 7, 4)
+    for logit in (0.0, -3.0, 3.0, -math.inf, -60.0, 60.0, 1000.0):
+        _compare(t, (n, m, d), sinks=adapter.exact(np.asarray(logit)))
+    lead = adapter.lead(2, 4)
+    if "h" in (adapter["layout"] or "h"):
+        for groups in _groups(adapter):
+            arrays, _ = t.problem(n, m, d, lead=lead, groups=groups)
+            sinks = t.normal(lead[-1], size=2.0)
+            t.compare(*arrays, strict=True, **_settled(adapter), sinks=sinks)
+    if adapter.can("softcap"):
+        _compare(t, (n, m, d), sinks=np.asarray(4.0), softcap=1.0)
+    if adapter.can("mask"):
+        mask = np.ones((n, m), dtype=bool)
+        mask[:, 1:4] = mask[1] = False
+        given = {"mask": mask} if adapter["empty_rows"] == "zero" else {"mask": mask[0]}
+        _compare(t, (n, m, d), sinks=np.asarray(1.0), **given)
+    if adapter.can("causal"):
+        arrays, _ = t.problem(n, m, d)
+        t.compare(*arrays, strict=True, causal=True, sinks=np.asarray(1.0))
+    _compare(t, (70, 300, 4), sinks=np.asarray(3.0))
+
+
+@check("exact", claim="a bias is added to the scores", needs=_with("bias"))
+def biases(t: Trial) -> None:
+    """Of pairs, keys, heads and batches; large ones; -infinity hides a key."""
+    adapter, (n, m, d) = t.adapter, t.fit(5, 7, 4)
+    lead = adapter.lead(2, 4)
+    shapes = [(n, m), (1, m), *([(*lead[-1:], n, m), (*lead, n, m)] if lead else [])]
+    for groups in (
+        (None, 2) if adapter.can("gqa") and "h" in (adapter["layout"] or "h") else (None,)
+    ):
+        arrays, _ = t.problem(n, m, d, lead=lead, groups=groups)
+        for shape in shapes:
+            bias = t.normal(*shape, size=2.0)
+            t.compare(*arrays, strict=True, **_settled(adapter), bias=bias)
+    for size in (20.0, 60.0):
+        _compare(t, (n, m, d), bias=t.normal(n, m, size=size))
+    bias = t.normal(n, m)
+    bias[:, 1:4] = -math.inf
+    _compare(t, (n, m, d), bias=bias)
+    if adapter.can("mask"):
+        mask = (np.arange(n)[:, None] + np.arange(m)) % 3 > 0
+        _compare(t, (n, m, d), bias=t.normal(n, m), mask=mask)
+    if adapter.can("causal"):
+        arrays, _ = t.problem(n, m, d)
+        t.compare(*arrays, strict=True, causal=True, bias=t.normal(n, m))
+    n, m, d = t.fit(70, 130, 4)
+    _compare(t, (n, m, d), bias=t.normal(n, m))

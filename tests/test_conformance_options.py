@@ -1,0 +1,281 @@
+"""Checks of windows, soft caps, sinks, biases and dropout: right ones pass, and mistakes show."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import attend, softmax_attention, vjp
+from refattn.conformance import Adapter, Report, Subprocess, check, checks_of
+from refattn.conformance.adapter import CHOICES
+from refattn.conformance.defects import MUTANTS, VARIANTS, options
+
+OPTIONS = ("window", "softcap", "sinks", "bias")
+SEES = ("mask", "causal", "gqa")
+CHECKS = (
+    *("windows", "outside_of_windows", "soft_caps", "weights_of_sinks", "biases", "uses_together"),
+    *("factors_of_dropout", "gradients_of_dropout", "gradients_together", "log_normalisers"),
+)
+OWN = {m.name for c in (options.CATALOGUE, options.DROPOUT) for m in (*c.mutants, *c.variants)}
+
+
+def asked(fn: Any, *capabilities: str, **tags: Any) -> Report:
+    """The checks of options alone."""
+    adapter = Adapter(fn, "softmax", capabilities, tags)
+    return check(adapter, checks=[x.name for x in checks_of(adapter) if x.name in CHECKS], rng=0)
+
+
+def moved(given: dict[str, Any], n: int, m: int, tag: str) -> dict[str, Any]:
+    """A window as a mask, where the tag says that it lies."""
+    if "window" not in given:
+        return given
+    left, right = given.pop("window")
+    ahead = np.arange(m) - np.arange(n)[:, None] - (0 if "top-left" in tag else m - n)
+    seen = np.ones((n, m), dtype=bool)
+    if left is not None:
+        seen &= ahead >= (1 if "exclusive" in tag else 0) - left
+    if right is not None:
+        seen &= ahead <= right
+    return given | {"mask": seen & given.get("mask", True)}
+
+
+def attention(
+    tag: str = "",
+    corner: str = "bottom-right",
+    behind: Any = None,
+    of_lse: Any = None,
+    layout: tuple[int, ...] | None = None,
+) -> Any:
+    """The package's function of other conventions; `behind` changes the options of the way back."""
+
+    def call(
+        q: Any, k: Any, v: Any, *, d_out: Any = None, return_lse: bool = False, **given: Any
+    ) -> Any:
+        if layout is not None:
+            q, k, v = (np.transpose(x, layout) for x in (q, k, v))
+        n, m = q.shape[-2], k.shape[-2]
+        given = moved(given, n, m, tag) if tag else given
+        if given.get("causal") and corner == "top-left":
+            del given["causal"]
+            given["mask"] = np.tri(n, m, dtype=bool) & given.get("mask", True)
+        given["scale"] = q.shape[-1] ** -0.5
+        (out, lse), pullback = vjp(attend, q, k, v, **given)
+        if d_out is not None:
+            if behind is not None:
+                pullback = vjp(attend, q, k, v, **behind(dict(given)))[1]
+            return (out, *pullback((d_out, None))[:3])
+        if layout is not None:
+            out = np.transpose(out, np.argsort(layout))
+        lse = lse if of_lse is None else of_lse(lse, given)
+        return (out, lse) if return_lse else out
+
+    return call
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_right_ones_pass(dtype: str) -> None:
+    report = asked(attention(), *SEES, *OPTIONS, "vjp", "lse", dtype=dtype)
+    assert {r.check for r in report.results} == {*CHECKS} - {
+        "factors_of_dropout",
+        "gradients_of_dropout",
+    }
+    assert report.verdict == "PASS", report
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"layout": "bhnd"},
+        {"layout": "bnd"},
+        {"layout": "nd"},
+        {"layout": "hnd", "empty_rows": "undefined"},
+        {"head_sizes": (8,), "same_value_size": True},
+        {"multiple_of": 8},
+        {"multiple_of": 8, "self_attention": True},
+        {"causal_only": True},
+        {"max_logit": 20.0},
+    ],
+    ids=str,
+)
+def test_right_ones_pass_within_limits(tags: dict[str, Any]) -> None:
+    seen = SEES if "h" in tags.get("layout", "h") else SEES[:2]
+    report = asked(attention(), *seen, *OPTIONS, "vjp", **tags)
+    assert report.verdict == "PASS", report
+
+
+def test_heads_after_tokens() -> None:
+    fn = attention(layout=(0, 2, 1, 3))
+    assert asked(fn, *SEES, *OPTIONS, layout="bnhd").verdict == "PASS"
+
+
+def of_empty_rows(value: float | None) -> Any:
+    def call(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        out = softmax_attention(q, k, v, **given)
+        if "sinks" in given:
+            return out
+        named = {name: x for name, x in given.items() if name in ("mask", "causal", "window")}
+        lse = attend(q, k, v, **named).lse
+        other = softmax_attention(0 * q, k, v) if value is None else value
+        return np.where(np.isneginf(lse)[..., None], other, out)
+
+    return call
+
+
+@pytest.mark.parametrize(("declared", "value"), [("nan", np.nan), ("mean", None)])
+def test_queries_without_keys_of_other_conventions(declared: str, value: Any) -> None:
+    report = asked(of_empty_rows(value), *SEES, *OPTIONS, empty_rows=declared)
+    assert report.verdict == "PASS", report
+    assert asked(of_empty_rows(value), *SEES, *OPTIONS).verdict == "FAIL"
+
+
+WINDOWS = CHOICES["window"]
+
+
+@pytest.mark.parametrize("tag", WINDOWS)
+@pytest.mark.parametrize("corner", ["bottom-right", "top-left"])
+def test_windows_of_each_convention(tag: str, corner: str) -> None:
+    """Each passes as what it is declared to be, and is told what it is in place of another."""
+    fn = attention(tag, corner)
+    assert asked(fn, *SEES, "window", window=tag, causal=corner).verdict == "PASS"
+    for other in WINDOWS:
+        if other != tag:
+            report = asked(fn, *SEES, "window", window=other, causal=corner)
+            assert report.verdict == "FAIL"
+            (words,) = report.diagnosis
+            assert words.endswith(f"but for window: {tag}")
+
+
+@pytest.mark.parametrize(
+    "entry", [m for m in (*VARIANTS, *MUTANTS) if m.name in OWN], ids=lambda m: m.name
+)
+def test_defects(entry: Any) -> None:
+    """Each fails a check of options, at another seed than that of the catalogue."""
+    adapter = Adapter(entry.fn, "softmax", entry.capabilities, entry.tags)
+    names = [x.name for x in checks_of(adapter) if x.name in (*CHECKS[:5], *CHECKS[6:8])]
+    law = [x.name for x in checks_of(adapter) if x.name == "law_of_dropout"]
+    report = check(adapter, checks=names + law, rng=11)
+    right = entry in VARIANTS
+    assert report.verdict == ("PASS" if right else "FAIL"), report
+    if not right and not law:
+        named = [s for r in report.results for s in r.suspects]
+        assert any(s.startswith(entry.name) for s in named)
+
+
+BEHIND = {
+    "window": lambda given: {k: x for k, x in given.items() if k != "window"},
+    "softcap": lambda given: {k: x for k, x in given.items() if k != "softcap"},
+    "sinks": lambda given: {k: x for k, x in given.items() if k != "sinks"},
+    "bias": lambda given: {k: x for k, x in given.items() if k != "bias"},
+    "half a cap": lambda given: given | {"softcap": 2 * given.get("softcap", np.inf)},
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_options_forgotten_on_the_way_back(name: str) -> None:
+    report = asked(attention(behind=lambda x: right(BEHIND[name](x))), *SEES, *OPTIONS, "vjp")
+    assert [r.check for r in report.results if r.status == "FAIL"] == ["gradients_together"]
+
+
+def right(given: dict[str, Any]) -> dict[str, Any]:
+    return {k: x for k, x in given.items() if not (k == "softcap" and x == np.inf)}
+
+
+def test_normalisers_with_options() -> None:
+    def uncapped(lse: Any, given: dict[str, Any]) -> Any:
+        return lse + 0.1 * ("softcap" in given)
+
+    report = asked(attention(of_lse=uncapped), *SEES, *OPTIONS, "lse")
+    assert [r.check for r in report.results if r.status == "FAIL"] == ["log_normalisers"]
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from refattn import attend
+for line in sys.stdin:
+    source, target = line.rstrip("\\n").split("\\t")
+    given = dict(np.load(source))
+    q, k, v = (given.pop(name) for name in "qkv")
+    lse = given.pop("return_lse", False)
+    if "window" in given:
+        given["window"] = tuple(None if x < 0 else int(x) for x in given["window"])
+    if "mask" in given:
+        given["mask"] = given["mask"].astype(bool)
+    if "causal" in given:
+        given["causal"] = bool(given["causal"])
+    if "softcap" in given:
+        given["softcap"] = float(given["softcap"])
+    found = attend(q, k, v, scale=q.shape[-1] ** -0.5, **given)
+    np.savez(target, out=found.out, **({"lse": found.lse} if lse else {}))
+    print("ok", flush=True)
+"""
+
+
+def test_programs(tmp_path: Path) -> None:
+    """A side of a window that has no limit is -1 in the file."""
+    script = tmp_path / "attention.py"
+    script.write_text(PROGRAM)
+    fn = Subprocess([sys.executable, str(script)], format="npz", keep=True)
+    try:
+        report = asked(fn, *SEES, *OPTIONS, "lse")
+    finally:
+        fn.close()
+    assert report.verdict == "PASS", report
+
+
+def test_limits_of_windows() -> None:
+    """Conventions that are declared are in the report, and what is not asked is said."""
+    report = asked(attention(), *SEES, *OPTIONS, multiple_of=8)
+    assert report.limits
+    adapter = Adapter(len, "softmax", ["window"], {"window": WINDOWS[3]})
+    assert adapter.declared == {"window": "exclusive, top-left"}
+    with pytest.raises(ValueError, match="`tags\\['window'\\]` must be one of"):
+        Adapter(len, "softmax", ["window"], {"window": "exclusive"})
+    with pytest.raises(ValueError, match="`capabilities` must be one of"):
+        Adapter(len, "rfa", ["softcap"])
+
+
+def torch_dropout() -> Any:
+    """Attention by torch, which has dropout."""
+    torch = pytest.importorskip("torch")
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def call(
+        q: Any, k: Any, v: Any, *, mask: Any = None, causal: bool = False,
+        dropout: float = 0.0, seed: int = 0,
+    ) -> Any:  # fmt: skip
+        torch.manual_seed(seed)
+        return sdpa(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+
+    return call
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dropout_of_torch(dtype: str) -> None:
+    tags = {"library": "torch", "dtype": dtype, "causal": "top-left", "hidden": "finite"}
+    adapter = Adapter(torch_dropout(), "softmax", ["causal", "dropout", "vjp"], tags)
+    names = ["factors_of_dropout", "law_of_dropout", "gradients_of_dropout"]
+    report = check(adapter, checks=names, rng=0)
+    assert report.verdict == "PASS", report
+
+
+def test_level_of_the_law_of_dropout() -> None:
+    """40 correct ones at 5 %: as many fail as may, by the binomial law at 1e-6."""
+    (fn,) = (m.fn for m in VARIANTS if m.name == "softmax-with-dropout")
+    failed = sum(
+        check(
+            Adapter(fn, "softmax", ["dropout"]),
+            checks=["law_of_dropout"],
+            alpha=0.05,
+            rng=seed,
+            time_limit=4.0,
+        ).verdict
+        == "FAIL"
+        for seed in range(40)
+    )
+    assert refattn.stats.binomial(failed, 40, 0.05) > 1e-6 or failed < 2
