@@ -34,7 +34,7 @@ from ._blocks import add_part, block_shape, blocks, most_threads, part, sum_to, 
 from ._heads import broadcast_lead
 from ._kernel import Attended, finite, sum_of_visible
 from ._products import multiply, sum_of_products
-from ._scores import NO_OPTIONS, Band, Options, cap, slope_of_cap
+from ._scores import NO_OPTIONS, Options, cap, slope_of_cap
 from ._threads import InOrder, for_each
 
 __all__ = ["Cotangents", "attend", "zeros_of"]
@@ -93,8 +93,8 @@ def attend(
     n, m = q.shape[-2], k.shape[-2]
     if mask is not None and mask.ndim < 2:
         mask = xp.broadcast_to(mask, (1, m))
-    window, softcap, sinks, slopes, dropout = options
-    band = Band.of(m - n, causal, window)
+    softcap, sinks, slopes, dropout = options[2:]
+    band = options.band(n, m, causal)
     lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
     rows, columns = block_shape(q, n, m)
     budget = rows * columns

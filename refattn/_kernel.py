@@ -28,7 +28,7 @@ from ._array import (
 from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, tiles
 from ._heads import broadcast_lead
 from ._products import multiply, sum_of_products
-from ._scores import NO_OPTIONS, Band, Options, cap
+from ._scores import NO_OPTIONS, Options, cap
 from ._threads import Tree, for_each
 
 __all__ = [
@@ -94,8 +94,8 @@ def attend(
     """`attend` with trusted arguments; `key_bias` maps keys (..., b, d) to their bias (..., b)."""
     xp = array_namespace(q, k, v)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
-    window, softcap, sinks, slopes, dropout = options
-    band = Band.of(m - n, causal, window)
+    softcap, sinks, slopes, dropout = options[2:]
+    band = options.band(n, m, causal)
     lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
     rows, columns = block or block_shape(q, n, m)
     budget = math.prod(block or block_shape(q))

@@ -16,10 +16,15 @@ class Options(NamedTuple):
     """What exact attention takes and the estimators do not."""
 
     window: Window = (None, None)
+    shift: int | None = None  # key i + shift is level with query i; m - n by default
     softcap: float | None = None
     sinks: Array | None = None  # (..., 1, 1)
     slopes: Array | None = None  # (..., 1, 1)
     dropout: Array | None = None  # broadcasting to (..., n, m)
+
+    def band(self, n: int, m: int, causal: bool) -> Band:
+        """The keys, of m, that each of n queries sees by its place."""
+        return Band.of(m - n if self.shift is None else self.shift, causal, self.window)
 
 
 NO_OPTIONS = Options()

@@ -125,8 +125,7 @@ def attend(
         q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, rooted=False,
         window=window, softcap=softcap, sinks=sinks, dropout=dropout,
     )  # fmt: skip
-    out, lse = _kernel.attend(*given.arrays, **given.options)
-    return Attended(given.ungroup(out), given.ungroup(lse, core=1))
+    return given.attend()
 
 
 class Arranged(NamedTuple):
@@ -135,6 +134,11 @@ class Arranged(NamedTuple):
     arrays: tuple[Array, Array, Array]
     options: dict[str, Any]
     ungroup: Callable[..., Array]
+
+    def attend(self) -> Attended:
+        """Attend, and undo the groups."""
+        out, lse = _kernel.attend(*self.arrays, **self.options)
+        return Attended(self.ungroup(out), self.ungroup(lse, core=1))
 
 
 def arranged(
@@ -148,11 +152,15 @@ def arranged(
     causal: bool = False,
     rooted: bool = True,
     window: tuple[int | None, int | None] | None = None,
+    shift: int | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
     dropout: Array | None = None,
 ) -> Arranged:
-    """Arrange the arguments of `softmax_attention`, or of `attend`, which has a scale."""
+    """Arrange the arguments of `softmax_attention`, or of `attend`, which has a scale.
+
+    Of tokens that begin elsewhere, key i + shift is level with query i, where that is not m - n.
+    """
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
@@ -167,7 +175,7 @@ def arranged(
     )
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
-    more = Options(_validate.window(window), softcap, *of_pairs)
+    more = Options(_validate.window(window), shift, softcap, *of_pairs)
     named = {"bias": bias, "mask": mask, "causal": causal, "scale": scale, "options": more}
     return Arranged((q, k, v), named, ungroup)
 
@@ -301,4 +309,4 @@ def softmax_attention(
         q, k, v, bias=bias, mask=mask, causal=causal, scale=scale,
         window=window, softcap=softcap, sinks=sinks, dropout=dropout,
     )  # fmt: skip
-    return given.ungroup(_kernel.attend(*given.arrays, **given.options).out)
+    return given.attend().out
