@@ -13,8 +13,8 @@ arrays of one more library; here tasks are whole chunks, which run the code of o
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from importlib import import_module
@@ -25,8 +25,9 @@ import numpy as np
 
 from . import _validate, attention, sampling
 from ._arguments import change_gauge, frequencies
-from ._array import Array, is_numpy_array
-from .attention import Attended
+from ._array import Array, array_namespace, device, is_numpy_array
+from ._scores import Band
+from .attention import Alibi, Attended
 from .streaming import PositiveState
 
 __all__ = ["attend", "random_feature_attention", "softmax_attention"]
@@ -36,7 +37,20 @@ Heads = list[Any]  # what chunks of query heads that share keys read
 _FAN_IN = 8  # partial results that one task merges
 
 
-def attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, causal: bool = False) -> Attended:
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    bias: Array | Alibi | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    scale: float = 1.0,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: Array | None = None,
+) -> Attended:
     r"""Compute softmax attention and its log normaliser, `refattn.attend`, chunk by chunk.
 
     Parameters
@@ -48,11 +62,22 @@ def attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, causal: bool = F
         divides that of `q`.
     v : dask.array.Array, shape (..., m, d_v), dtype of `q` and leading axes of `k`
         Values.
+    bias, dropout : dask.array.Array, broadcasting to (..., n, m), dtype of `q`, optional
+        As in `refattn.attend`. Where they are cut otherwise than queries and keys, this moves data.
+        `bias` may be an `alibi` of `refattn.attention`, of slopes that are a Dask array.
+    mask : dask.array.Array of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n. Chunks that it does not see are not read.
     scale : float, default 1.0
         Factor on q . k.
-    causal : bool, default False
-        Query i sees key j only if j <= i + m - n. Keys are cut where the queries are; if chunks
-        differ this moves data.
+    window : pair of int or None, optional
+        (left, right), as in `refattn.attend`. Tasks are as many as pairs of chunks of which some
+        query sees some key: linear in the tokens.
+    softcap : float, optional
+        As in `refattn.attend`.
+    sinks : dask.array.Array, broadcasting to (..., heads), dtype of `q`, optional
+        Score of one more key for each head, that all its queries see and whose value is 0.
 
     Returns
     -------
@@ -75,19 +100,31 @@ def attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, causal: bool = F
     >>> distributed.attend(q, k, v).out.compute().shape
     (2, 6, 3)
     """
-    _check(q, k, v, causal)
-    scale = _validate.real("scale", scale)
-    return _exact(q, k, v, scale, causal)
+    return _exact(
+        q, k, v, bias=bias, mask=mask, causal=causal, scale=_validate.real("scale", scale),
+        window=window, softcap=softcap, sinks=sinks, dropout=dropout,
+    )  # fmt: skip
 
 
 def softmax_attention(
-    q: Array, k: Array, v: Array, *, scale: float | None = None, causal: bool = False
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float | None = None,
+    bias: Array | Alibi | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: Array | None = None,
 ) -> Array:
     r"""Compute exact softmax attention, `refattn.softmax_attention`, chunk by chunk.
 
     Parameters
     ----------
-    q, k, v, causal
+    q, k, v, bias, mask, causal, window, softcap, sinks, dropout
         As in `attend`.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default.
@@ -110,9 +147,11 @@ def softmax_attention(
     >>> float(distributed.softmax_attention(q, k, v, causal=True).sum().compute())
     18.0
     """
-    _check(q, k, v, causal)
-    scale = _validate.real("scale", scale, optional=True)
-    return _exact(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, causal).out
+    return _exact(
+        q, k, v, bias=bias, mask=mask, causal=causal,
+        scale=_validate.real("scale", scale, optional=True),
+        window=window, softcap=softcap, sinks=sinks, dropout=dropout,
+    ).out  # fmt: skip
 
 
 def random_feature_attention(
@@ -137,7 +176,7 @@ def random_feature_attention(
 
     Parameters
     ----------
-    q, k, v, causal
+    q, k, v
         As in `attend`.
     omega : NumPy array, shape (S, d), optional
         Frequencies in kernel coordinates, the same for all heads; or give `num_features`.
@@ -147,6 +186,9 @@ def random_feature_attention(
         As in `refattn.random_feature_attention`; one proposal for all heads.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n. Keys are cut where the queries are; if chunks
+        differ this moves data.
 
     Returns
     -------
@@ -198,36 +240,91 @@ def random_feature_attention(
     return _assemble(_rows(q, k, v, rows), q, v.shape[-1:])
 
 
-def _exact(q: Array, k: Array, v: Array, scale: float, causal: bool) -> Attended:
-    """Merge what each chunk of queries finds in the chunks of keys that it sees."""
+def _exact(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    bias: Array | Alibi | None,
+    sinks: Array | None,
+    causal: bool,
+    window: Any,
+    **options: Any,
+) -> Attended:
+    r"""Merge what each chunk of queries finds in the chunks j of keys that it sees, and the sink.
+
+    .. math::
+        (\mathrm{out}_i, \mathrm{lse}_i) = \mathrm{merge} \bigl( (0, \mathrm{sink}), \;
+            \mathrm{attend}(q_i, k_j, v_j), \; \ldots \bigr)
+    """
+    slopes = bias.slopes if isinstance(bias, Alibi) else None
+    of_pairs = {x: options.pop(x) for x in ("mask", "dropout")}
+    of_pairs["bias"] = None if isinstance(bias, Alibi) else bias
+    _check(q, k, v, causal, of_pairs, {"sinks": sinks, "slopes": slopes})
+    _validate.real("softcap", options["softcap"], positive=True, optional=True)
+    band = Band.of(k.shape[-2] - q.shape[-2], causal, _validate.window(window))
+
+    q, k, v = _cut(q, k, v, causal=False)
+    scores = (*q.chunks[:-1], k.chunks[-2])
+    of_pairs = {name: _grid(x, scores) for name, x in of_pairs.items() if x is not None}
+    sinks, slopes = (None if x is None else _grid(x, q.chunks[:-2]) for x in (sinks, slopes))
+    queries, keys, values = (x.to_delayed()[..., 0] for x in (q, k, v))
+    rows, columns = _spans(q.chunks[-2]), _spans(k.chunks[-2])
     delayed = _dask("delayed").delayed
+    attend, no_keys = delayed(_part), delayed(_no_keys)
+    options |= {"causal": causal, "window": window}
 
-    def row(i: int, q: Any, keys: list[Any]) -> Any:
-        part = delayed(_part)
-        if not causal:
-            return _tree(attention.merge, [part(q, *pair, scale) for pair in keys])
-        if i < 0:
-            return part(q, *keys[0], scale, tokens=0)
-        parts = [part(q, *pair, scale) for pair in keys[:i]]
-        return _tree(attention.merge, [*parts, part(q, *keys[i], scale, causal=True)])
+    def row(g: tuple[int, ...], h: tuple[int, ...], i: int) -> Any:
+        def part(j: int) -> Any:
+            own = {name: x[(*h, i, j)] for name, x in of_pairs.items()}
+            if slopes is not None:
+                own["bias"] = Alibi(slopes[h])
+            own["shift"] = band.shift + rows[i].start - columns[j].start
+            return attend(queries[(*h, i)], keys[(*g, j)], values[(*g, j)], **own, **options)
 
-    def rows(queries: list[Heads], keys: list[Any]) -> list[Heads]:
-        first = len(keys) - len(queries)
-        return [[row(first + i, q_h, keys) for q_h in q_i] for i, q_i in enumerate(queries)]
+        parts = [part(j) for j in _seen(band, rows[i], columns)]
+        if sinks is not None or not parts:
+            sink = None if sinks is None else sinks[h]
+            parts.append(no_keys(queries[(*h, i)], v.shape[-1], sink))
+        return _tree(attention.merge, parts)
 
-    q, k, v = _cut(q, k, v, causal)
-    grid = _rows(q, k, v, rows)
+    heads = [(g, h) for g, readers in _groups(q, k) for h in readers]
+    grid = {(*h, i): row(g, h, i) for g, h in heads for i in range(len(rows))}
     out = _assemble({i: x[0] for i, x in grid.items()}, q, v.shape[-1:])
     return Attended(out, _assemble({i: x[1] for i, x in grid.items()}, q, ()))
 
 
-def _part(
-    q: Array, k: Array, v: Array, scale: float, causal: bool = False, tokens: int | None = None
-) -> Attended:
-    """What one chunk of queries finds in one chunk of keys, or in its first tokens."""
-    k, v = k[..., :tokens, :], v[..., :tokens, :]
+def _part(q: Array, k: Array, v: Array, **options: Any) -> Attended:
+    """What one chunk of queries finds in one chunk of keys."""
     q, k, v = map(_aligned, (q, k, v))
-    return attention.attend(q, k, v, scale=scale, causal=causal)
+    options = {name: _aligned(x) for name, x in options.items()}
+    return attention.arranged(q, k, v, **options).attend()
+
+
+def _no_keys(q: Array, d_v: int, sinks: Array | None) -> Attended:
+    """What a chunk of queries finds where there is at most a sink: (0, sink), or (0, -inf)."""
+    xp, q = array_namespace(q), _aligned(q)
+    v = xp.zeros((*q.shape[:-2], 0, d_v), dtype=q.dtype, device=device(q))
+    return attention.attend(q, q[..., :0, :], v, sinks=_aligned(sinks))
+
+
+def _seen(band: Band, i: slice, columns: list[slice]) -> range:
+    """Chunks of keys that some of the queries i see."""
+    span = band.keys(i, slice(0, columns[-1].stop))
+    first = bisect_right(columns, span.start, key=lambda j: j.stop)
+    return range(first, bisect_left(columns, span.stop, key=lambda j: j.start))
+
+
+def _spans(chunks: tuple[int, ...]) -> list[slice]:
+    """Tokens of each chunk."""
+    return [slice(*ends) for ends in pairwise(accumulate(chunks, initial=0))]
+
+
+def _grid(x: Array, chunks: tuple[tuple[int, ...], ...]) -> Any:
+    """The chunks of an array that broadcasts to one in `chunks`, by their index in that."""
+    own = zip(x.shape, chunks[len(chunks) - x.ndim :], strict=True)
+    cut = x.rechunk(tuple((1,) if n == 1 else sizes for n, sizes in own))
+    return np.broadcast_to(cut.to_delayed(), tuple(map(len, chunks)))
 
 
 def _state(
@@ -250,8 +347,8 @@ def _aligned(x: Any) -> Any:
 
     NumPy multiplies arrays that are not aligned in another way, which rounds differently.
     """
-    if isinstance(x, Attended):
-        return Attended(*map(_aligned, x))
+    if isinstance(x, Attended | Alibi):
+        return type(x)(*map(_aligned, x))
     if isinstance(x, PositiveState):
         return replace(x, **{name: _aligned(value) for name, value in vars(x).items()})
     return np.require(x, None, "A") if is_numpy_array(x) else x
@@ -270,14 +367,19 @@ def _rows(
 ) -> dict[tuple[int, ...], Any]:
     """Apply `rows` to the chunks of keys with values of each chunk of heads, and their queries."""
     queries, keys, values = (x.to_delayed()[..., 0] for x in (q, k, v))
-    readers = _readers(q, k)
     grid: dict[tuple[int, ...], Any] = {}
-    for head in product(*map(range, keys.shape[:-1])):
-        heads = [(*head[:-1], *h) for h in readers[head[-1:]]]
+    for head, heads in _groups(q, k):
         tokens = [[queries[(*h, i)] for h in heads] for i in range(queries.shape[-1])]
         found = rows(tokens, list(zip(keys[head], values[head], strict=True)))
         grid |= {(*h, i): x for i, row in enumerate(found) for h, x in zip(heads, row, strict=True)}
     return grid
+
+
+def _groups(q: Array, k: Array) -> Iterator[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
+    """Each chunk of key heads, with the chunks of query heads that read it, as indices."""
+    readers = _readers(q, k)
+    for head in product(*map(range, k.numblocks[:-2])):
+        yield head, [(*head[:-1], *h) for h in readers[head[-1:]]]
 
 
 def _readers(q: Array, k: Array) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
@@ -347,15 +449,27 @@ def _split(chunks: tuple[int, ...], at: int) -> tuple[int, ...]:
     return tuple(b - a for a, b in zip([0, *ends[:-1]], ends, strict=True))
 
 
-def _check(q: Any, k: Any, v: Any, causal: Any) -> None:
+def _check(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: Any,
+    of_pairs: dict[str, Any] | None = None,
+    of_heads: dict[str, Any] | None = None,
+) -> None:
     """Check the arrays as `refattn.attend` does, and that they are Dask arrays of equal heads."""
-    da = _dask("array")
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    da, of_pairs, of_heads = _dask("array"), of_pairs or {}, of_heads or {}
+    for name, x in {"q": q, "k": k, "v": v, **of_pairs, **of_heads}.items():
+        if x is None:
+            continue
         if not isinstance(x, da.Array):
             raise TypeError(f"`{name}` must be a Dask array, got {type(x).__name__}.")
         if any(n != n for n in x.shape):
             raise ValueError(f"`{name}` must have chunks of known sizes, got {x.chunks}.")
-    _validate.attention(q, k, v, causal=causal)
+    _validate.attention(q, k, v, causal=causal, **of_pairs)
+    for name, x in of_heads.items():
+        if x is not None:
+            _validate.of_heads(name, x, q, k, v)
     grouped = min(q.ndim, k.ndim) > 2 and q.shape[:-3] == k.shape[:-3]
     grouped = grouped and 0 < k.shape[-3] <= q.shape[-3]
     for name, x, lead in (("k", k, k if grouped else q), ("v", v, k)):

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import signal
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refattn
-from refattn import adapt, distributed, sampling
+from refattn import adapt, distributed, naive, sampling
+from refattn.attention import alibi
 
 da = pytest.importorskip("dask.array")
 
@@ -50,6 +52,52 @@ def grouped(draw: Any) -> tuple[list[np.ndarray], list[Any]]:
     return host, [da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape)) for x in host]
 
 
+SIDE = st.none() | st.integers(0, 12)
+
+
+@st.composite
+def with_options(draw: Any) -> tuple[tuple[list[np.ndarray], list[Any]], Any, Any]:
+    """Arrays, and any options of exact attention for them, once more in chunks of any size."""
+    both = draw(arrays() | grouped())
+    q, k, _ = both[0]
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    lead, scores = q.shape[:-2], (*q.shape[:-1], k.shape[-2])
+
+    def shape(most: tuple[int, ...]) -> tuple[int, ...]:
+        """One that broadcasts to the largest."""
+        whole = [draw(st.booleans()) for _ in most]
+        kept = tuple(n if x else 1 for n, x in zip(most, whole, strict=True))
+        return kept[draw(st.integers(0, len(kept))) :]
+
+    def cut(x: np.ndarray) -> Any:
+        return da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape))
+
+    def normal(most: tuple[int, ...]) -> np.ndarray:
+        return np.asarray(rng.standard_normal(shape(most)), dtype=q.dtype)
+
+    of_pairs = {
+        "bias": normal,
+        "mask": lambda most: np.asarray(rng.random(shape(most)) < 0.6),
+        "dropout": lambda most: (
+            np.asarray(rng.random(shape(most)) < 0.8, q.dtype) / q.dtype.type(0.8)
+        ),
+    }
+    names = draw(st.sets(st.sampled_from([*of_pairs, "sinks", "alibi"])))
+    plain: dict[str, Any] = {
+        "causal": draw(st.booleans()),
+        "window": draw(st.none() | st.tuples(SIDE, SIDE)),
+        "softcap": draw(st.none() | st.just(0.8)),
+    }
+    chunked = dict(plain)
+    for name in sorted(names - {"alibi"}):
+        plain[name] = of_pairs[name](scores) if name in of_pairs else normal(lead)
+        chunked[name] = cut(plain[name])
+    if "alibi" in names:
+        slopes = abs(normal(lead))
+        plain["bias"], chunked["bias"] = alibi(slopes), alibi(cut(slopes))
+    return both, plain, chunked
+
+
 def agree(got: Any, want: np.ndarray) -> None:
     assert got.shape == want.shape
     assert got.dtype == want.dtype
@@ -69,6 +117,94 @@ def test_attend(both: Any, causal: bool) -> None:
         distributed.softmax_attention(*cut, causal=causal),
         refattn.softmax_attention(q, k, v, causal=causal),
     )
+
+
+@given(with_options())
+def test_options(given: Any) -> None:
+    """Windows narrower and wider than chunks, a sink that enters once, queries that see nothing."""
+    ((q, k, v), cut), plain, chunked = given
+    want = refattn.attend(q, k, v, scale=0.7, **plain)
+    got = distributed.attend(*cut, scale=0.7, **chunked)
+    agree(got.out, want.out)
+    agree(got.lse, want.lse)
+    agree(
+        distributed.softmax_attention(*cut, **chunked),
+        refattn.softmax_attention(q, k, v, **plain),
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 6, 12])
+@pytest.mark.parametrize("name", ["bias", "mask", "dropout", "sinks", "alibi"])
+def test_options_of_heads_that_share_keys(name: str, chunk: int) -> None:
+    """Each query head has its own, however the heads are cut."""
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((12, 5, D)), rng.standard_normal((3, 5, D))
+    scores, slopes = rng.standard_normal((12, 5, 5)), rng.random(12)
+    cut = [da.from_array(x, chunks=(chunk, 2, D)) for x in (q, k, k)]
+    of_heads = {
+        "bias": scores, "mask": scores > 0, "dropout": abs(scores), "sinks": slopes,
+    }  # fmt: skip
+    plain = of_heads.get(name, alibi(slopes))
+    chunked = da.from_array(plain, chunks=5) if name in of_heads else alibi(da.asarray(slopes))
+    name = "bias" if name == "alibi" else name
+    got, want = (
+        distributed.attend(*cut, **{name: chunked}),
+        refattn.attend(q, k, k, **{name: plain}),
+    )
+    agree(got.out, want.out)
+    agree(got.lse, want.lse)
+
+
+@given(
+    tokens=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    chunks=st.tuples(CHUNK, CHUNK),
+    window=st.none() | st.tuples(SIDE, SIDE),
+    causal=st.booleans(),
+)
+def test_chunks_that_are_not_seen_are_not_read(
+    tokens: Any, chunks: Any, window: Any, causal: bool
+) -> None:
+    """There is a task for each pair of chunks of which some query sees some key, and no other."""
+    q, k = (da.ones((n, D), chunks=(c, D)) for n, c in zip(tokens, chunks, strict=True))
+    out = distributed.attend(q, k, k, causal=causal, window=window).out
+    seen = naive.visible(*(np.ones((n, D)) for n in tokens), causal=causal, window=window)
+    seen = np.broadcast_to(True if seen is None else seen, tokens)
+    want = sum(
+        bool(np.any(seen[i : i + chunks[0], j : j + chunks[1]]))
+        for i in range(0, tokens[0], chunks[0])
+        for j in range(0, tokens[1], chunks[1])
+    )
+    assert len(tasks(out, "_part")) == want
+
+
+def tasks(x: Any, name: str) -> list[str]:
+    """Tasks of the graph that call a function."""
+    return [key for key in map(str, x.__dask_graph__()) if key.startswith(f"{name}-")]
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"sinks": da.zeros(2)}])
+def test_windows_take_time_linear_in_the_tokens(options: Any) -> None:
+    """O(n w) tasks in all, where there would be O(n m)."""
+    sizes = []
+    for chunks in (16, 32, 64):
+        x = da.ones((2, 4 * chunks, D), chunks=(1, 4, D))
+        out = distributed.softmax_attention(x, x, x, window=(6, 3), **options)
+        sizes.append(len(out.__dask_graph__()))
+    assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])
+    assert len(tasks(out, "_part")) <= 2 * chunks * 4
+
+
+def test_no_chunk_of_pairs_is_made() -> None:
+    """A window and ALiBi take no memory for pairs, within chunks neither."""
+    n = 30_000
+    x = da.zeros((n, 1), chunks=(n // 2, 1), dtype="float32")
+    options = {"window": (2, 0), "bias": alibi(da.full((), math.log(2.0), dtype="float32"))}
+    tracemalloc.start()
+    lse = distributed.attend(x, x, x, **options).lse.compute(scheduler="synchronous")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_allclose(lse[2:], math.log(1 + 1 / 2 + 1 / 4), rtol=0, atol=1e-6)
+    assert peak < (n // 2) ** 2 / 4  # bytes; a mask of two chunks has four times as many
 
 
 @given(arrays() | grouped(), st.booleans())
@@ -203,10 +339,40 @@ def test_bad_arguments(change: dict[str, Any], error: Any, said: str) -> None:
         distributed.random_feature_attention(q, k, v, omega=OMEGA, **given)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"bias": np.zeros((4, 4))}, TypeError, "`bias` must be a Dask array, got ndarray"),
+        ({"mask": np.ones((4, 4), bool)}, TypeError, "`mask` must be a Dask array, got ndarray"),
+        ({"sinks": np.zeros(2)}, TypeError, "`sinks` must be a Dask array, got ndarray"),
+        ({"dropout": 0.1}, TypeError, "`dropout` must be a Dask array, got float"),
+        ({"bias": alibi(np.zeros(2))}, TypeError, "`slopes` must be a Dask array, got ndarray"),
+        ({"bias": da.zeros((3, 4))}, ValueError, r"`bias` must broadcast to \(..., n, m\)"),
+        ({"dropout": da.zeros((3, 4))}, ValueError, r"`dropout` must broadcast to"),
+        ({"mask": da.ones((3, 4), dtype=bool)}, ValueError, "`mask` must broadcast to"),
+        ({"mask": da.ones((4, 4))}, TypeError, "`mask` must have dtype bool"),
+        ({"sinks": da.zeros(3)}, ValueError, r"`sinks` must broadcast to \(..., heads\)"),
+        ({"sinks": da.zeros(2, dtype="float32")}, TypeError, "`sinks` must have the dtype of `q`"),
+        ({"bias": alibi(da.zeros(3))}, ValueError, "`slopes` must broadcast to"),
+        ({"window": 3}, ValueError, "`window` must be a pair"),
+        ({"window": (-1, 0)}, ValueError, "`window` must be a non-negative integer"),
+        ({"softcap": 0.0}, ValueError, "`softcap` must be a positive finite real number"),
+    ],
+)
+def test_bad_options(options: Any, error: Any, said: str) -> None:
+    x = da.ones((2, 4, D), chunks=(1, 2, D))
+    for function in (distributed.attend, distributed.softmax_attention):
+        with pytest.raises(error, match=said):
+            function(x, x, x, **options)
+
+
 def test_chunks_of_unknown_size() -> None:
     x = da.ones((4, D), chunks=(2, D))
     with pytest.raises(ValueError, match="`q` must have chunks of known sizes"):
         distributed.attend(x[x[:, 0] > 0], x, x)
+    bias = x[x[:, 0] > 0][:, :1]
+    with pytest.raises(ValueError, match="`bias` must have chunks of known sizes"):
+        distributed.attend(x, x, x, bias=bias)
 
 
 @pytest.fixture(scope="module")
@@ -275,16 +441,24 @@ def test_bits_do_not_depend_on_where_tasks_run(
         for _ in "qkv"
     ]
 
+    options = {
+        "sinks": da.from_array(rng.standard_normal(2, dtype=np.float32), chunks=1),
+        "bias": da.from_array(rng.standard_normal((256, 256), dtype=np.float32), chunks=64),
+    }
+
     def attend() -> np.ndarray:
         if not features:
-            return distributed.attend(*cut, causal=causal).out.compute(scheduler="synchronous")
+            found = distributed.attend(*cut, causal=causal, **options)
+            return found.out.compute(scheduler="synchronous")
         return distributed.random_feature_attention(
             *cut, num_features=features, rng=0, causal=causal
         ).compute(scheduler="synchronous")
 
     want = attend()
-    for name in ("_part", "_state", "_read"):
+    for name in ("_part", "_no_keys", "_state", "_read"):
         task = getattr(distributed, name)
-        moved = partial(lambda task, *args, **options: task(*shipped(args), **options), task)
+        moved = partial(
+            lambda task, *args, **options: task(*shipped(args), **shipped(options)), task
+        )
         monkeypatch.setattr(distributed, name, moved)
     np.testing.assert_array_equal(attend(), want)
