@@ -403,6 +403,22 @@ def host(name: str, x: Any, rule: str, min_ndim: int, dtype: Any = np.float64) -
     return values
 
 
+def integers(name: str, x: Any, rule: str, ndim: int) -> Any:
+    """Turn host data, or an array of any library, into integers with so many axes."""
+    whole(name, x)
+    try:
+        values = to_host(x, None) if is_array_api_obj(x) else np.asarray(x)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must have shape {rule}, got lists of several lengths."
+        ) from None
+    if values.size and values.dtype.kind not in "iu":
+        raise TypeError(f"`{name}` must hold integers, got {describe(x)} of {values.dtype}.")
+    if values.ndim != ndim:
+        raise ValueError(f"`{name}` must have shape {rule}, got {values.shape}.")
+    return values.astype(np.int64)
+
+
 def whole(name: str, x: Any) -> None:
     """Check that nothing is hidden in host data: a conversion would drop the mask of numpy.ma."""
     if isinstance(x, np.ma.MaskedArray):

@@ -1,0 +1,277 @@
+r"""Sequences of many lengths: packed one after another, or with keys in pages.
+
+Servers of models hold sequences of different lengths without padding. Here is what such layouts
+mean: attention of each sequence by itself, whatever attention is. `varlen` and `paged` cut out each
+sequence, call a function of q (heads, n, d), k (heads, m, d) and v (heads, m, d_v), and put the
+results together. Any function of the package that attends will do, or one of yours. They define
+these layouts, and are oracles for kernels that read them; they are not such kernels.
+
+Causal attention and windows are those of each sequence: its last query sees its last key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from . import _validate
+from ._array import Array, array_namespace, device
+from .attention import Attended
+
+__all__ = ["paged", "varlen"]
+
+
+def varlen(
+    function: Callable[..., Any],
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    q_offsets: Any,
+    k_offsets: Any,
+    **options: Any,
+) -> Any:
+    r"""Attend in sequences that are packed one after another, with tokens before heads.
+
+    .. math::
+        \mathrm{out}[a_s : a_{s+1}] =
+            \mathrm{function}(q[a_s : a_{s+1}], k[b_s : b_{s+1}], v[b_s : b_{s+1}])
+
+    for the sequences s, with a = `q_offsets` and b = `k_offsets`, and with heads first inside.
+
+    Parameters
+    ----------
+    function : function
+        Called as ``function(q, k, v, **options)``, once for each sequence, with arrays of shapes
+        (heads, n, d), (heads_k, m, d) and (heads_k, m, d_v), of which n and m may be 0. It returns
+        `out`, shape (heads, n, d_v), or a pair of this and `lse`, shape (heads, n), as
+        `refattn.attend` does.
+    q : array, shape (tokens, heads, d)
+        Queries of all sequences.
+    k : array, shape (tokens_k, heads_k, d)
+        Keys of all sequences. What heads may be grouped is for `function` to say.
+    v : array, shape (tokens_k, heads_k, d_v)
+        Values.
+    q_offsets, k_offsets : integers, shape (sequences + 1,)
+        Where each sequence begins in `q`, and in `k` and `v`: from 0 on, never falling, to the
+        number of tokens. A list, or an array of any library, whose values are read. A sequence may
+        have no queries, no keys, or neither.
+    **options
+        For `function`, the same for all sequences, for example `causal`, `window` or `sinks`. An
+        integer `rng` gives each sequence the same draws, a generator goes on.
+
+    Returns
+    -------
+    array, shape (tokens, heads, d_v), or Attended
+        What `function` returns, packed: `out` in the layout of `q`, and `lse`, if it is there, of
+        shape (heads, tokens).
+
+    Raises
+    ------
+    TypeError
+        If `function` is none, an argument is not an array, or offsets are not integers.
+    ValueError
+        If shapes or offsets do not match, or the shape of what `function` returns.
+
+    Notes
+    -----
+    The layout is that of the functions for sequences of variable length in flash-attn, with
+    offsets ``cu_seqlens_q`` and ``cu_seqlens_k``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import packed, softmax_attention
+    >>> q, v = np.zeros((3, 1, 2)), np.array([[[2.0]], [[4.0]], [[9.0]]])
+    >>> offsets = [0, 2, 3]
+    >>> out = packed.varlen(softmax_attention, q, q, v, q_offsets=offsets, k_offsets=offsets)
+    >>> out[:, 0, 0]
+    array([3., 3., 9.])
+    """
+    _check(function, 3, q=q, k=k, v=v)
+    if v.shape[0] != k.shape[0]:
+        raise ValueError(
+            "`k` and `v` must have first axes of one length, the number of tokens, "
+            f"got shapes {tuple(k.shape)} and {tuple(v.shape)}."
+        )
+    queries, keys = _spans("q_offsets", q_offsets, "q", q), _spans("k_offsets", k_offsets, "k", k)
+    if len(queries) != len(keys):
+        raise ValueError(
+            "`q_offsets` and `k_offsets` must have one length, the number of sequences and 1, "
+            f"got {len(queries) + 1} and {len(keys) + 1}."
+        )
+    xp, call = array_namespace(q), partial(_attend, function, options)
+    found = [call(q[i, ...], k[j, ...], v[j, ...]) for i, j in zip(queries, keys, strict=True)]
+    return _joined(found, partial(xp.concat, axis=0), partial(xp.concat, axis=1))
+
+
+def paged(
+    function: Callable[..., Any],
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    *,
+    block_table: Any,
+    lengths: Any,
+    **options: Any,
+) -> Any:
+    r"""Attend to keys that lie in pages, which a table lists for each sequence.
+
+    .. math::
+        k_{sj} = \mathrm{pages}[\mathrm{table}[s, \lfloor j / c \rfloor], \; j \bmod c],
+        \qquad j < \mathrm{length}_s
+
+    for the sequences s and pages of c tokens; so for values.
+
+    Parameters
+    ----------
+    function : function
+        As in `varlen`, called once for each sequence.
+    q : array, shape (batch, n, heads, d)
+        Queries: the last n tokens of each sequence, if `function` is causal.
+    k_pages : array, shape (pages, page_size, heads_k, d)
+        Keys. Sequences may share pages.
+    v_pages : array, shape (pages, page_size, heads_k, d_v)
+        Values.
+    block_table : integers, shape (batch, most_pages)
+        The pages of each sequence, in order. Entries past its length are not read, and may be
+        anything. A list, or an array of any library, whose values are read.
+    lengths : integers, shape (batch,)
+        How many keys each sequence has, 0 to most_pages * page_size; the rest of the last page is
+        not read.
+    **options
+        For `function`, as in `varlen`.
+
+    Returns
+    -------
+    array, shape (batch, n, heads, d_v), or Attended
+        What `function` returns, stacked: `out` in the layout of `q`, and `lse`, if it is there, of
+        shape (batch, heads, n).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `varlen`, and if a page that is read does not exist.
+
+    Notes
+    -----
+    The layout is that of the paged key-value cache in flash-attn, with ``cache_seqlens`` for
+    `lengths`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import packed, softmax_attention
+    >>> pages = np.array([[9.0, np.nan], [2.0, 4.0]])[:, :, None, None]
+    >>> q, k = np.zeros((2, 1, 1, 1)), np.zeros_like(pages)
+    >>> table, lengths = [[1, 0], [0, -1]], [3, 1]
+    >>> packed.paged(softmax_attention, q, k, pages, block_table=table, lengths=lengths)[:, 0, 0, 0]
+    array([5., 9.])
+    """
+    _check(function, 4, q=q, k_pages=k_pages, v_pages=v_pages)
+    if v_pages.shape[:2] != k_pages.shape[:2] or k_pages.shape[1] == 0:
+        raise ValueError(
+            "`k_pages` and `v_pages` must have as many pages of one size, at least 1, "
+            f"got shapes {tuple(k_pages.shape)} and {tuple(v_pages.shape)}."
+        )
+    found, stack = [], partial(array_namespace(q).stack, axis=0)
+    for s, (table, length) in enumerate(_pages(block_table, lengths, q, k_pages)):
+        k, v = (_contiguous(pages, table, length) for pages in (k_pages, v_pages))
+        found.append(_attend(function, options, q[s, ...], k, v))
+    return _joined(found, stack, stack)
+
+
+def _attend(
+    function: Callable[..., Any], options: dict[str, Any], q: Array, k: Array, v: Array
+) -> list[Array]:
+    """Call the function on one sequence, tokens before heads; return `out` so, and `lse` if any."""
+    xp = array_namespace(q, k, v)
+    found = function(*(xp.permute_dims(x, (1, 0, 2)) for x in (q, k, v)), **options)
+    found = found if isinstance(found, tuple) else (found,)
+    if len(found) not in (1, 2):
+        raise ValueError(
+            "`function` must return an array or a pair (out, lse), "
+            f"got a tuple of length {len(found)}."
+        )
+    n, heads, _ = q.shape
+    for name, ndim, x in zip(("out", "lse"), (3, 2), found, strict=False):
+        _validate.is_array(name, x)
+        if x.ndim != ndim or tuple(x.shape[:2]) != (heads, n):
+            rule = "(heads, n, d_v)" if ndim == 3 else "(heads, n)"
+            raise ValueError(
+                f"`function` must return `{name}` of shape {rule} with heads = {heads} and "
+                f"n = {n}, got {tuple(x.shape)}."
+            )
+    out, *lse = found
+    return [xp.permute_dims(out, (1, 0, 2)), *lse]
+
+
+def _joined(
+    found: list[list[Array]], join: Callable[[Any], Array], join_lse: Callable[[Any], Array]
+) -> Any:
+    """One result of those of all sequences."""
+    outs, *lses = zip(*found, strict=True)
+    return Attended(join(outs), join_lse(*lses)) if lses else join(outs)
+
+
+def _contiguous(pages: Array, table: list[int], length: int) -> Array:
+    """The tokens of a sequence, shape (length, heads, d), of which pages hold `size` each."""
+    xp, size = array_namespace(pages), pages.shape[1]
+    none = xp.zeros((0, *pages.shape[2:]), dtype=pages.dtype, device=device(pages))
+    starts = range(0, length, size)
+    read = zip(table, starts, strict=True)
+    return xp.concat([none, *(pages[p, : min(size, length - at), ...] for p, at in read)], axis=0)
+
+
+def _spans(name: str, offsets: Any, of: str, x: Array) -> list[slice]:
+    """The tokens of each sequence."""
+    ends = _validate.integers(name, offsets, "(sequences + 1,)", 1)
+    if len(ends) < 2 or ends[0] != 0 or np.any(np.diff(ends) < 0) or ends[-1] != x.shape[0]:
+        raise ValueError(
+            f"`{name}` must be at least 2 integers that begin at 0, never fall and end at the "
+            f"number of tokens of `{of}`, {x.shape[0]}, got {ends.tolist()}."
+        )
+    return [slice(*pair) for pair in pairwise(ends.tolist())]
+
+
+def _pages(block_table: Any, lengths: Any, q: Array, pages: Array) -> list[tuple[list[int], int]]:
+    """The pages of each sequence that are read, and its length."""
+    table = _validate.integers("block_table", block_table, "(batch, most_pages)", 2)
+    counts = _validate.integers("lengths", lengths, "(batch,)", 1)
+    batch, (count, size) = q.shape[0], pages.shape[:2]
+    for name, x in (("block_table", table), ("lengths", counts)):
+        if len(x) != batch or batch == 0:
+            raise ValueError(
+                f"`{name}` must have a first axis of the length of that of `q`, {batch}, at least "
+                f"1, got shape {x.shape}."
+            )
+    most = table.shape[1] * size
+    if np.any((counts < 0) | (counts > most)):
+        raise ValueError(
+            f"`lengths` must be between 0 and most_pages * page_size = {most}, "
+            f"got {counts.tolist()}."
+        )
+    read = [row[: -(-length // size)] for row, length in zip(table, counts, strict=True)]
+    for s, row in enumerate(read):
+        if np.any((row < 0) | (row >= count)):
+            raise ValueError(
+                f"`block_table` must hold pages from 0 on, of {count}, up to the length of each "
+                f"sequence, got {row.tolist()} for sequence {s}."
+            )
+    return [(row.tolist(), length) for row, length in zip(read, counts.tolist(), strict=True)]
+
+
+def _check(function: Any, ndim: int, **arrays: Array) -> None:
+    """Check the function, and arrays of one library and device with so many axes."""
+    if not callable(function):
+        raise TypeError(f"`function` must be callable, got {_validate.describe(function)}.")
+    head = arrays["q"]
+    for name, x in arrays.items():
+        _validate.is_array(name, x)
+        if x.ndim != ndim:
+            raise ValueError(f"`{name}` must have {ndim} axes, got shape {tuple(x.shape)}.")
+        _validate.same_home(name, x, "q", head)

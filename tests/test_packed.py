@@ -1,0 +1,363 @@
+"""Packed sequences and paged keys: attention of each sequence by itself."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Backend
+from hypothesis import given
+from hypothesis import strategies as st
+
+import refattn
+from refattn import naive, packed
+from refattn.attention import Attended
+
+D, D_V = 3, 2
+SIDE = st.none() | st.integers(0, 6)
+SIZES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=4)
+
+
+def draw(rng: Any, *shape: int, dtype: Any = np.float64) -> np.ndarray:
+    return np.asarray(rng.standard_normal(shape), dtype=dtype)
+
+
+def offsets(sizes: Any) -> list[int]:
+    return [0, *np.cumsum(sizes).tolist()]
+
+
+def ends(sizes: Any) -> dict[str, list[int]]:
+    """Offsets of sequences of (n, m) tokens."""
+    n, m = zip(*sizes, strict=True)
+    return {"q_offsets": offsets(n), "k_offsets": offsets(m)}
+
+
+def tensors(rng: Any, sizes: Any, heads: int = 4, groups: int = 2) -> tuple[np.ndarray, ...]:
+    """Packed q, k and v of sequences of (n, m) tokens."""
+    n, m = np.sum(sizes, axis=0, dtype=int).tolist()
+    return draw(rng, n, heads, D), draw(rng, m, groups, D), draw(rng, m, groups, D_V)
+
+
+def heads_first(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.swapaxes(x, 0, 1))
+
+
+def block_diagonal(sizes: Any, *, causal: bool = False, window: Any = None) -> np.ndarray:
+    """Which packed query sees which packed key, of its own sequence, whose ends are level."""
+    place = [np.arange(m - n, m) for n, m in sizes]
+    own_q = np.repeat(np.arange(len(sizes)), [n for n, _ in sizes])[:, None]
+    own_k = np.repeat(np.arange(len(sizes)), [m for _, m in sizes])
+    ahead = np.concatenate([np.arange(m) for _, m in sizes]) - np.concatenate(place)[:, None]
+    left, right = window or (None, None)
+    seen = own_q == own_k
+    if causal:
+        seen &= ahead <= 0
+    if left is not None:
+        seen &= ahead >= -left
+    return seen if right is None else seen & (ahead <= right)
+
+
+def close(got: Any, want: Any) -> None:
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=0, atol=64 * np.finfo(got.dtype).eps)
+
+
+@st.composite
+def problems(draws: Any) -> tuple[list[tuple[int, int]], tuple[np.ndarray, ...], dict[str, Any]]:
+    """Sequences, some of them empty, and options."""
+    sizes, heads = draws(SIZES), draws(st.sampled_from([(1, 1), (3, 3), (4, 2), (3, 1)]))
+    rng = np.random.default_rng(draws(st.integers(0, 99)))
+    options = {
+        "causal": draws(st.booleans()),
+        "window": draws(st.none() | st.tuples(SIDE, SIDE)),
+        "softcap": draws(st.none() | st.just(0.8)),
+        "sinks": draws(st.none() | st.just(draw(rng, heads[0]))),
+    }
+    return sizes, tensors(rng, sizes, *heads), options
+
+
+def dense(sizes: Any, arrays: Any, *, causal: bool, window: Any, **options: Any) -> Attended:
+    """The formula of one problem with a block-diagonal mask, in the layout of packed results."""
+    options["mask"] = block_diagonal(sizes, causal=causal, window=window)
+    q, k, v = map(heads_first, arrays)
+    out = naive.softmax_attention(q, k, v, scale=1.0, **options)
+    return Attended(heads_first(out), refattn.attend(q, k, v, **options).lse)
+
+
+@given(problems())
+def test_packed_sequences_are_one_problem_with_a_block_diagonal_mask(problem: Any) -> None:
+    sizes, arrays, options = problem
+    got = packed.varlen(refattn.attend, *arrays, **ends(sizes), **options)
+    want = dense(sizes, arrays, **options)
+    assert isinstance(got, Attended)
+    close(got.out, want.out)
+    close(got.lse, want.lse)
+
+
+def test_long_sequences() -> None:
+    """Past the ends of blocks of queries and keys."""
+    sizes = [(600, 1500), (0, 3), (1300, 1100)]
+    arrays = tensors(np.random.default_rng(0), sizes, 1, 1)
+    options = {"causal": True, "window": (700, 0)}
+    got = packed.varlen(refattn.attend, *arrays, **ends(sizes), **options)
+    want = dense(sizes, arrays, **options)
+    close(got.out, want.out)
+    close(got.lse, want.lse)
+
+
+def paginate(
+    rng: Any, lengths: Any, size: int, *arrays: np.ndarray
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Packed tokens in pages of any order, and their table; all that is not used is poison."""
+    needed = [-(-m // size) for m in lengths]
+    order = rng.permutation(sum(needed) + 2)
+    table = rng.choice([-1, 10**6, 0], (len(lengths), max(needed) + 1))
+    pages = [np.full((len(order), size, *x.shape[1:]), np.nan) for x in arrays]
+    for s, (start, first) in enumerate(zip(offsets(lengths), offsets(needed)[:-1], strict=False)):
+        table[s, : needed[s]] = order[first : first + needed[s]]
+        for held, x in zip(pages, arrays, strict=True):
+            for j in range(lengths[s]):
+                held[table[s, j // size], j % size] = x[start + j]
+    return pages, table
+
+
+@given(problems(), st.integers(1, 4), st.integers(0, 99))
+def test_paged_keys_are_contiguous_keys(problem: Any, size: int, seed: int) -> None:
+    """Whatever the rest of the pages, and of the table, holds."""
+    sizes, (q, k, v), options = problem
+    rng, lengths = np.random.default_rng(seed), [m for _, m in sizes]
+    pages, table = paginate(rng, lengths, size, k, v)
+    q = draw(rng, len(sizes), 3, q.shape[1], D)
+    got = packed.paged(refattn.attend, q, *pages, block_table=table, lengths=lengths, **options)
+    want = dense([(3, m) for m in lengths], (np.concatenate(q), k, v), **options)
+    assert isinstance(got, Attended)
+    close(got.out, want.out.reshape(got.out.shape))
+    close(got.lse, np.stack(np.split(want.lse, len(sizes), axis=1)))
+
+
+def test_sequences_share_pages() -> None:
+    """A common beginning is held once."""
+    rng = np.random.default_rng(0)
+    q, k, v = draw(rng, 2, 1, 4, D), draw(rng, 3, 2, 2, D), draw(rng, 3, 2, 2, D_V)
+    got = packed.paged(refattn.attend, q, k, v, block_table=[[0, 1], [0, 2]], lengths=[4, 3])
+    for s, rows in enumerate(([0, 1], [0, 2])):
+        own = (heads_first(np.concatenate(x[rows])[: 4 - s]) for x in (k, v))
+        want = refattn.attend(heads_first(q[s]), *own)
+        close(got.out[s], heads_first(want.out))
+        close(got.lse[s], want.lse)
+
+
+OMEGA = np.random.default_rng(1).standard_normal((5, D))
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (refattn.softmax_attention, {"causal": True}),
+        (refattn.random_feature_attention, {"omega": OMEGA, "causal": True}),
+        (refattn.random_feature_attention, {"num_features": 4, "rng": 3}),
+        (refattn.randomized_attention, {"num_samples": 4, "rng": 3}),
+        (refattn.linear_attention, {"causal": True}),
+        (refattn.linear_randomized_attention, {"num_proposals": 2, "rng": 3}),
+        (naive.softmax_attention, {"softcap": 0.8}),
+        (lambda q, k, v: (v[:, :1] + q[..., :1], q[..., 1] + k.shape[1]), {}),
+    ],
+)
+def test_any_function_is_called_once_for_each_sequence(function: Any, options: Any) -> None:
+    sizes = [(4, 5), (3, 2), (2, 4)]
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, sizes, 2, 2)
+    at = ends(sizes)
+    want = []
+    for s in range(3):
+        i, j = (slice(*at[x][s : s + 2]) for x in at)
+        found = function(*map(heads_first, (q[i], k[j], v[j])), **options)
+        want.append(found if isinstance(found, tuple) else (found,))
+    got = packed.varlen(function, q, k, v, **at, **options)
+    assert isinstance(got, tuple) == (len(want[0]) == 2)
+    out, *lse = got if isinstance(got, tuple) else (got,)
+    close(out, np.concatenate([heads_first(x[0]) for x in want]))
+    if lse:
+        close(lse[0], np.concatenate([x[1] for x in want], axis=1))
+    if isinstance(options.get("rng"), int):
+        return
+    pages, table = paginate(rng, [5, 2, 4], 3, k, v)
+    q = np.stack([q[x : x + 2] for x in at["q_offsets"][:-1]])
+    paged = packed.paged(function, q, *pages, block_table=table, lengths=[5, 2, 4], **options)
+    same = packed.varlen(
+        function,
+        np.concatenate(q),
+        k,
+        v,
+        q_offsets=[0, 2, 4, 6],
+        k_offsets=[0, 5, 7, 11],
+        **options,
+    )
+    if lse:
+        close(paged.lse, np.stack(np.split(same.lse, 3, axis=1)))
+        paged, same = paged.out, same.out
+    close(np.concatenate(paged), same)
+
+
+def test_draws() -> None:
+    """An integer gives each sequence the same, a generator goes on."""
+    q = np.tile(draw(np.random.default_rng(0), 3, 1, D), (2, 1, 1))
+    at = ends([(3, 3), (3, 3)])
+    call = partial(packed.varlen, refattn.random_feature_attention, q, q, q, **at, num_features=4)
+    first, second = np.split(call(rng=3), 2)
+    np.testing.assert_array_equal(first, second)
+    first, second = np.split(call(rng=np.random.default_rng(3)), 2)
+    assert not np.any(first == second)
+
+
+def test_every_library(backend: Backend, dtype: np.dtype) -> None:
+    sizes = [(2, 3), (0, 2), (1, 0), (2, 4)]
+    rng, lengths = np.random.default_rng(0), [m for _, m in sizes]
+    q, k, v = (x.astype(dtype) for x in tensors(rng, sizes))
+    options = {"causal": True, "sinks": draw(rng, 4, dtype=dtype)}
+    want = packed.varlen(refattn.attend, q, k, v, **ends(sizes), **options)
+    got = backend.call(packed.varlen, refattn.attend, q, k, v, **ends(sizes), **options)
+    close(got.out, want.out)
+    close(got.lse, want.lse)
+    got = backend.call(
+        packed.varlen, refattn.softmax_attention, q, k, v, **ends(sizes), scale=1.0, **options
+    )
+    close(got, want.out)
+
+    pages, table = paginate(rng, lengths, 2, k, v)
+    q, *pages = draw(rng, 4, 2, 4, D, dtype=dtype), *(x.astype(dtype) for x in pages)
+    more = {"block_table": table.tolist(), "lengths": lengths, **options}
+    want = packed.paged(refattn.attend, q, *pages, **more)
+    assert np.all(np.isfinite(want.out))
+    got = backend.call(packed.paged, refattn.attend, q, *pages, **more)
+    close(got.out, want.out)
+    close(got.lse, want.lse)
+
+
+@pytest.mark.parametrize("convert", [tuple, np.int32, np.uint64, "array"])
+def test_offsets_and_tables_of_any_kind(backend: Backend, convert: Any) -> None:
+    def kind(x: list[Any]) -> Any:
+        if convert == "array":
+            return backend.array(np.asarray(x))
+        return tuple(x) if convert is tuple else np.asarray(x, convert)
+
+    def first(q: Any, k: Any, v: Any) -> Any:
+        return q + k[:, :1, :] * v[:, -1:, :1]
+
+    q, k, v = map(backend.array, tensors(np.random.default_rng(0), [(2, 3), (1, 2)], 2, 2))
+    at = {"q_offsets": [0, 2, 3], "k_offsets": [0, 3, 5]}
+    pages = [x[:4, None, ...] for x in (k, v)]
+    more = {"block_table": [[3, 0], [1, 1]], "lengths": [2, 1]}
+    for call, options in (
+        (partial(packed.varlen, first, q, k, v), at),
+        (partial(packed.paged, first, q[:2, None, ...], *pages), more),
+    ):
+        got, want = (call(**{x: to(y) for x, y in options.items()}) for to in (kind, list))
+        np.testing.assert_array_equal(backend.numpy(got), backend.numpy(want))
+
+
+@given(problems(), st.integers(0, 99))
+def test_gradients_of_sequences_are_those_of_the_dense_problem(problem: Any, seed: int) -> None:
+    sizes, arrays, options = problem
+    rng, pullbacks = np.random.default_rng(seed), []
+
+    def forward(*args: Any, **options: Any) -> Attended:
+        out, pullback = refattn.vjp(refattn.attend, *args, **options)
+        pullbacks.append(pullback)
+        return out
+
+    out = packed.varlen(forward, *arrays, **ends(sizes), **options)
+    d_out, d_lse = draw(rng, *out.out.shape), draw(rng, *out.lse.shape)
+    at = ends(sizes)["q_offsets"]
+    found = [
+        pullback((heads_first(d_out[i:j]), d_lse[:, i:j]))
+        for pullback, i, j in zip(pullbacks, at, at[1:], strict=False)
+    ]
+
+    mask = block_diagonal(sizes, causal=options.pop("causal"), window=options.pop("window"))
+    q, k, v = map(heads_first, arrays)
+    _, pullback = refattn.vjp(refattn.attend, q, k, v, mask=mask, **options)
+    want = pullback((heads_first(d_out), d_lse))
+    for name in ("q", "k", "v"):
+        parts = [getattr(x, name) for x in found]
+        np.testing.assert_allclose(
+            np.concatenate(parts, axis=1), getattr(want, name), rtol=0, atol=1e-12
+        )
+    if options["sinks"] is not None:
+        total = sum(x.sinks for x in found)
+        np.testing.assert_allclose(total, want.sinks, rtol=0, atol=1e-12)
+
+
+def test_other_dtypes_are_for_the_function_to_judge() -> None:
+    x = np.ones((2, 1, 1), np.float16)
+    got = packed.varlen(lambda q, k, v: q + v, x, x, x, q_offsets=[0, 2], k_offsets=[0, 2])
+    assert got.dtype == np.float16
+    with pytest.raises(TypeError, match="`q` must have dtype float32 or float64"):
+        packed.varlen(refattn.attend, x, x, x, q_offsets=[0, 2], k_offsets=[0, 2])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"q_offsets": [0, 2]}, ValueError, r"end at the number of tokens of `q`, 3, got \[0, 2\]"),
+        ({"k_offsets": [1, 5]}, ValueError, r"`k_offsets` must .* begin at 0"),
+        ({"k_offsets": [0, 4, 3, 5]}, ValueError, "never fall"),
+        ({"k_offsets": [0, 3, 4, 5]}, ValueError, r"must have one length, .* got 3 and 4"),
+        ({"q_offsets": []}, ValueError, r"`q_offsets` must be at least 2 integers"),
+        ({"q_offsets": [0]}, ValueError, r"`q_offsets` must be at least 2 integers"),
+        ({"q_offsets": [[0, 3]]}, ValueError, r"must have shape \(sequences \+ 1,\), got \(1, 2\)"),
+        ({"q_offsets": 3}, ValueError, r"must have shape \(sequences \+ 1,\), got \(\)"),
+        ({"q_offsets": [[0], [1, 3]]}, ValueError, "got lists of several lengths"),
+        ({"q_offsets": [0.0, 3.0]}, TypeError, "`q_offsets` must hold integers, got .* float64"),
+        ({"q_offsets": [False, True]}, TypeError, "`q_offsets` must hold integers, got .* bool"),
+        ({"q_offsets": [0, 2**70]}, TypeError, "`q_offsets` must hold integers"),
+        ({"k_offsets": np.ma.array([0, 2, 5])}, TypeError, "`k_offsets` must have no hidden"),
+        ({"q": np.ones((3, D))}, ValueError, r"`q` must have 3 axes, got shape \(3, 3\)"),
+        ({"v": [1.0]}, TypeError, "`v` must be an array"),
+        ({"v": np.ones((6, 2, D_V))}, ValueError, "`k` and `v` must have first axes of one length"),
+        ({"function": 1}, TypeError, "`function` must be callable, got 1 of type int"),
+        ({"function": lambda q, k, v: q[0]}, ValueError, r"return `out` of shape .* got \(2, 3\)"),
+        ({"function": lambda q, k, v: (q, q)}, ValueError, r"return `lse` of shape \(heads, n\)"),
+        ({"function": lambda q, k, v: (q, q, q)}, ValueError, "got a tuple of length 3"),
+        ({"function": lambda q, k, v: None}, TypeError, "`out` must be an array"),
+    ],
+)
+def test_bad_packed_sequences(change: dict[str, Any], error: Any, said: str) -> None:
+    q, k, v = tensors(np.random.default_rng(0), [(2, 2), (1, 3)])
+    plain = {"q": q, "k": k, "v": v, "q_offsets": [0, 2, 3], "k_offsets": [0, 2, 5]}
+    with pytest.raises(error, match=said):
+        packed.varlen(**{"function": refattn.attend, **plain, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"lengths": [5, 2]}, ValueError, r"most_pages \* page_size = 4, got \[5, 2\]"),
+        ({"lengths": [4, -1]}, ValueError, "`lengths` must be between 0 and"),
+        ({"lengths": [4]}, ValueError, r"`lengths` must have a first axis .* of `q`, 2, "),
+        ({"lengths": [4.0, 2.0]}, TypeError, "`lengths` must hold integers"),
+        ({"lengths": [[4, 2]]}, ValueError, r"`lengths` must have shape \(batch,\)"),
+        ({"block_table": [[0, 3], [1, -1]]}, ValueError, r"of 3, .* got \[0, 3\] for sequence 0"),
+        ({"block_table": [[0, 1], [-1, 1]]}, ValueError, r"got \[-1\] for sequence 1"),
+        ({"block_table": [[0, 1]]}, ValueError, "`block_table` must have a first axis"),
+        ({"block_table": [0, 1]}, ValueError, r"`block_table` must have shape \(batch, most_pag"),
+        ({"block_table": [[0, 1], [1]]}, ValueError, "got lists of several lengths"),
+        ({"block_table": [[0.0, 1.0], [1.0, 1.0]]}, TypeError, "`block_table` must hold integers"),
+        ({"k_pages": np.ones((3, 3, 2, D))}, ValueError, "must have as many pages of one size"),
+        ({"v_pages": np.ones((3, 2, D))}, ValueError, "`v_pages` must have 4 axes"),
+        ({"q": np.ones((0, 1, 4, D))}, ValueError, "of `q`, 0, at least 1"),
+    ],
+)
+def test_bad_pages(change: dict[str, Any], error: Any, said: str) -> None:
+    plain = {
+        "q": np.ones((2, 1, 4, D)),
+        "k_pages": np.ones((3, 2, 2, D)),
+        "v_pages": np.ones((3, 2, 2, D_V)),
+        "block_table": [[0, 1], [1, -1]],
+        "lengths": [4, 2],
+    }
+    with pytest.raises(error, match=said):
+        packed.paged(**{"function": refattn.attend, **plain, **change})
