@@ -219,7 +219,7 @@ def _joined(
 
 
 def _contiguous(pages: Array, table: list[int], length: int) -> Array:
-    """The tokens of a sequence, shape (length, heads, d), of which pages hold `size` each."""
+    """The tokens of a sequence, shape (length, heads, d), of pages that are read in order."""
     xp, size = array_namespace(pages), pages.shape[1]
     none = xp.zeros((0, *pages.shape[2:]), dtype=pages.dtype, device=device(pages))
     starts = range(0, length, size)
