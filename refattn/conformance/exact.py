@@ -26,6 +26,7 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "attend",
+    "cap",
     "causal",
     "context",
     "covariance",
@@ -259,22 +260,33 @@ def each_head(function: Callable[..., _Array], ndims: dict[str, int], **arrays: 
 
 
 def weighted_mean(
-    scores: _Array, v: _Array, visible: Any = True, sink: Any = None, *, dps: int = 50
+    scores: _Array,
+    v: _Array,
+    visible: Any = True,
+    sink: Any = None,
+    dropout: Any = None,
+    *,
+    dps: int = 50,
 ) -> tuple[_Array, _Array]:
     """Mean of v_j with weights exp(scores_ij), and the log of their sum: reference 003, softmax.
 
-    A sink is the score of one more value, 0. A query that sees nothing has mean 0 and log -inf.
+    A sink is the score of one more value, 0. Factors of dropout are on the weights above, not on
+    those in the sum below. A query that sees nothing has mean 0 and log -inf.
     """
     mp, (n, m) = context(dps), scores.shape
     visible = np.broadcast_to(visible, (n, m))
+    factor = None if dropout is None else numbers(np.broadcast_to(dropout, (n, m)), dps=dps)
     out = np.full((n, v.shape[-1]), mp.mpf(0), dtype=object)
     lse = np.full(n, -mp.inf, dtype=object)
     for i in range(n):
         seen = [j for j in range(m) if visible[i, j]]
         weights = [mp.exp(scores[i, j]) for j in seen]
         total = sum(weights) + (0 if sink is None else mp.exp(sink))
+        if factor is not None:
+            weights = [w * factor[i, j] for w, j in zip(weights, seen, strict=True)]
         if seen or sink is not None:
-            out[i] = out[i] + sum(w * v[j] for w, j in zip(weights, seen, strict=True)) / total
+            # Arrays first: a number would take the text of an array before it gives way to it.
+            out[i] = out[i] + sum(v[j] * w for w, j in zip(weights, seen, strict=True)) / total
             lse[i] = mp.log(total)
     return out, lse
 
@@ -289,16 +301,33 @@ def attend(
     *,
     softcap: float | None = None,
     sink: Any = None,
+    dropout: Any = None,
     dps: int = 50,
 ) -> tuple[_Array, _Array]:
-    """Softmax attention and its log normaliser: reference 003, with a bias, a cap and a sink."""
-    mp, bias = context(dps), numbers(np.broadcast_to(bias, (len(q), len(k))), dps=dps)
-    scores = (numbers(q, dps=dps) @ numbers(k, dps=dps).T) * scale
-    if softcap is not None:
-        most = mp.mpf(softcap)
-        scores = _map(lambda s: most * mp.tanh(s / most), scores)
+    """Softmax attention and its log normaliser: reference 003.
+
+    With a bias, a cap, a sink and factors of dropout.
+    """
+    scores = (numbers(q, dps=dps) * scale) @ numbers(k, dps=dps).T
+    scores = cap(scores, softcap, dps=dps) + numbers(bias, dps=dps)
     sink = None if sink is None else numbers(sink, dps=dps)[()]
-    return weighted_mean(scores + bias, numbers(v, dps=dps), visible, sink, dps=dps)
+    return weighted_mean(scores, numbers(v, dps=dps), visible, sink, dropout, dps=dps)
+
+
+def cap(scores: _Array, softcap: float | None, *, dps: int = 50) -> _Array:
+    """Evaluate c tanh(s / c), or s itself without a cap c.
+
+    Examples
+    --------
+    >>> from refattn.conformance import exact
+    >>> [float(x) for x in exact.cap(exact.numbers([0.0, 1e9]), 2.0)]
+    [0.0, 2.0]
+    """
+    if softcap is None:
+        return scores
+    mp = context(dps)
+    most = mp.mpf(softcap)
+    return _map(lambda s: most * mp.tanh(s / most), scores)
 
 
 def root(scale: float | None, d: int, *, dps: int = 50) -> Any:
@@ -316,6 +345,7 @@ def softmax_attention(
     sink: Any = None,
     scale: float | None = None,
     softcap: float | None = None,
+    dropout: Any = None,
     visible: Any = True,
     dps: int = 50,
 ) -> _Array:
@@ -329,8 +359,9 @@ def softmax_attention(
     >>> float(exact.softmax_attention(q, k, v)[0, 0])  # e / (1 + e)
     0.7310585786300049
     """
+    options = {"softcap": softcap, "sink": sink, "dropout": dropout, "dps": dps}
     factor = root(scale, q.shape[-1], dps=dps) ** 2
-    return attend(q, k, v, bias, visible, factor, softcap=softcap, sink=sink, dps=dps)[0]
+    return attend(q, k, v, bias, visible, factor, **options)[0]
 
 
 def log_positive(x: _Array, omega: _Array) -> _Array:

@@ -1,22 +1,35 @@
 """Golden vectors: inputs with exact bits and outputs to thirty digits, for any language.
 
-`write` puts one file an estimator into a directory, `load` reads them back and `lint` says what
-is wrong with them. A case is named after the mistakes that it catches (its flags).
+`write` puts one file an estimator into a directory, and three more of exact attention: its options,
+edges of tiles, and the conventions in which libraries differ. `load` reads them back and `lint`
+says what is wrong with them. A case is named after the mistakes that it catches (its flags).
 
 Inputs come from a raw PCG64 stream, seeded with the CRC-32 of their name and rounded to few bits,
 or are small integers. Outputs come from `refattn.conformance.exact` with 50 and with 80 digits,
 which must agree; where a case has a cotangent `d_out`, so do gradients, of the same formulas in
 dual numbers. Nothing depends on the time or the machine: two runs give identical bytes. A manifest
-has the checksum of every file and the names of its cases. The layout of the files follows that of
-Project Wycheproof.
+has the checksum of every file and the names of its cases; the list ids.json of the package says
+what each name means, for good. The layout of the files follows that of Project Wycheproof.
 """
 
 from __future__ import annotations
 
-from .cases import ESTIMATORS, FLAGS, FORMATS, Case
+from .cases import ESTIMATORS, FILES, FLAGS, FORMATS, Case, Convention
 from .checking import lint
 from .exporting import EXPORTS, export
 from .reading import load
 from .writing import write
 
-__all__ = ["ESTIMATORS", "EXPORTS", "FLAGS", "FORMATS", "Case", "export", "lint", "load", "write"]
+__all__ = [
+    "ESTIMATORS",
+    "EXPORTS",
+    "FILES",
+    "FLAGS",
+    "FORMATS",
+    "Case",
+    "Convention",
+    "export",
+    "lint",
+    "load",
+    "write",
+]

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from ... import registry
 from .cases import GRADIENTS, Case
-from .formulas import Head, exact, formula, heads
-from .recipes import Recipe
+from .drawing import Recipe
+from .formulas import Head, exact, formula, heads, value_of, with_lse
 
 __all__ = ["bounds"]
 
@@ -45,9 +45,17 @@ def bounds(case: Recipe | Case, values: dict[str, _Array]) -> tuple[float, dict[
         size |= _gradients(case)
     if features != "trigonometric":
         size = {name: _largest(rows, name) for name, rows in size.items()}
-    if "d_lse" in x:
-        size["lse"] = np.array(1.0)
+    if with_lse(case):
+        base = mp.log(2) if value_of(case, "lse") == "2" else mp.mpf(1)
+        size["lse"] = np.array(1 / base, dtype=object)
     return _up(max(conds)), {name: _ups(rows) for name, rows in size.items()}
+
+
+def _root(case: Recipe | Case, head: Head) -> Any:
+    """Square root of the scale."""
+    scales = {"1": 1.0, "1/d": 1 / head.q.shape[-1]}
+    scale = scales.get(value_of(case, "default_scale"), case.arguments.get("scale"))
+    return exact().root(scale, head.q.shape[-1])
 
 
 def _largest(rows: _Array, name: str) -> _Array:
@@ -60,11 +68,15 @@ def _largest(rows: _Array, name: str) -> _Array:
 def _bound(case: Recipe | Case, head: Head) -> tuple[Any, _Array]:
     """Largest exponent of one head and size of each of its rows, over keys that are seen."""
     mp, features = exact(), case.arguments.get("features")
-    seen = head.visible.any(0)
+    seen = head.visible.any(0) | (value_of(case, "empty_rows") == "mean")
     q, k, v, visible = head.q, head.k[seen], head.v[seen], head.visible[:, seen]
-    root = mp.root(case.arguments.get("scale"), q.shape[-1])
+    root = _root(case, head)
     a, b, size = _longest(q) * root, _longest(k) * root, _longest(v)
+    if head.dropout is not None:
+        size *= np.max(head.dropout)
     cond, rows = a * b, [size] * len(q)
+    cond += np.max(abs(np.where(head.visible, mp.numbers(head.bias), 0)), initial=0)
+    cond += 0 if head.sinks is None else abs(mp.numbers(head.sinks)[()])
     if registry.ESTIMATORS[case.estimator].has("feature-map"):
         cond = max(_longest(q), _longest(k))
     elif head.omega is not None:
@@ -104,7 +116,12 @@ def _by_query(case: Recipe | Case, head: Head) -> dict[str, _Array]:
     A query and a key move the pairs that they are in, all else moves every pair.
     """
     g, p = exact().numbers(head.d_out), _weights(case, head)
-    pairs, sizes = _pairs(p, g, head), {"v": (p.T @ _lengths(g))[:, None]}
+    dropout = 1.0 if head.dropout is None else head.dropout
+    pairs, delta = _pairs(p, g, head)
+    sizes = {"v": ((p * dropout).T @ _lengths(g))[:, None], "bias": pairs}
+    if head.sinks is not None:
+        sizes["sinks"] = ((1 - p.sum(1)) * delta).sum()
+    sizes = {name: rows for name, rows in sizes.items() if name in case.inputs}
     for name, way in _ways(case, head).items():
         if name in case.inputs:
             x, moved = getattr(head, name), pairs * way
@@ -125,7 +142,7 @@ def _by_sample(case: Recipe | Case, head: Head) -> dict[str, _Array]:
     q, g, visible = (np.repeat(x, samples, 0) for x in (head.q, head.d_out, head.visible))
     omega, g = head.omega.reshape(-1, 1, d), exact().numbers(g) / samples
     p = _weights(case, head._replace(q=q, omega=omega, visible=visible))
-    pairs, root = _pairs(p, g, head), exact().root(case.arguments["scale"], d)
+    pairs, root = _pairs(p, g, head)[0], exact().root(case.arguments["scale"], d)
     w, b = _lengths(omega[:, 0])[:, None], _lengths(head.k) * root
     return {
         "q": np.zeros((n, 1), int),
@@ -135,11 +152,15 @@ def _by_sample(case: Recipe | Case, head: Head) -> dict[str, _Array]:
     }
 
 
-def _pairs(p: _Array, g: _Array, head: Head) -> _Array:
-    """Cotangents of the logarithms of weights p, by absolute terms: p (g . v - g . out + d_lse)."""
+def _pairs(p: _Array, g: _Array, head: Head) -> tuple[_Array, _Array]:
+    """Cotangents of the logarithms of weights p, by absolute terms: p (g . v - g . out + d_lse).
+
+    The second is what all pairs of a query have in common, g . out - d_lse.
+    """
     products = abs(g) @ abs(exact().numbers(head.v)).T
+    products = products if head.dropout is None else products * head.dropout
     delta = (p * products).sum(1) + abs(exact().numbers(head.d_lse))
-    return np.asarray(p * (products + delta[:, None]))
+    return np.asarray(p * (products + delta[:, None])), np.asarray(delta)
 
 
 def _weights(case: Recipe | Case, head: Head) -> _Array:
@@ -148,6 +169,7 @@ def _weights(case: Recipe | Case, head: Head) -> _Array:
     if features != "trigonometric":
         given = {name: getattr(head, name) for name in GRADIENTS if name in case.inputs}
         given |= {"v": np.eye(len(head.k)), "visible": head.visible}
+        given |= {} if "slopes" not in case.inputs else {"bias": head.bias}
         return formula(case)(**given)[:, : len(head.k)]
     root = mp.root(case.arguments["scale"], head.q.shape[-1])
     x, y, omega = mp.numbers(head.q) * root, mp.numbers(head.k) * root, mp.numbers(head.omega)

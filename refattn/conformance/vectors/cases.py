@@ -13,13 +13,16 @@ __all__ = [
     "DIGITS",
     "DTYPES",
     "ESTIMATORS",
+    "FILES",
     "FLAGS",
     "FORMATS",
     "GRADIENTS",
     "INSTALL",
+    "REALS",
     "SCHEMA",
     "VERSION",
     "Case",
+    "Convention",
     "check_format",
     "is_exact",
 ]
@@ -27,6 +30,8 @@ __all__ = [
 _Array = npt.NDArray[Any]
 
 ESTIMATORS = ("kernel", "lara", "linear", "moments", "ra", "rfa", "softmax")
+# Exact attention has three files more: its options, edges of tiles, and what libraries disagree on.
+FILES = tuple(sorted((*ESTIMATORS, "softmax-conventions", "softmax-options", "softmax-tiles")))
 FORMATS = ("json", "npz", "safetensors")
 
 # Significand bits, unit of the last place of 1, smallest normal and largest number.
@@ -38,9 +43,11 @@ DTYPES = {
 }
 CONTRACT = 16  # the constant C of the accuracy contract
 DIGITS = 34  # stored; 30 are asserted
-VERSION = 2  # of the schema
+VERSION = 3  # of the schema
 SCHEMA = resources.files(__package__).joinpath("vectors.schema.json")
 INSTALL = "needs `pip install 'refattn[vectors]'`"
+
+REALS = ("dropout_p", "scale", "softcap")  # arguments that are numbers
 
 # Names of the gradients by those of the inputs that have one.
 GRADIENTS = {
@@ -50,6 +57,8 @@ GRADIENTS = {
     "omega": "d_omega",
     "log_weight": "d_log_weight",
     "centres": "d_centres",
+    "bias": "d_bias",
+    "sinks": "d_sinks",
 }
 
 # What a flag says of the mistake that its cases catch.
@@ -140,12 +149,64 @@ FLAGS = {
         "Head sizes 1, 9 and 64, none that of the values.",
         "Head sizes are hard-coded or taken from another argument.",
     ),
+    "WINDOW": (
+        "masking",
+        "Query i sees key j only if i + m - n - left <= j <= i + m - n + right.",
+        "Windows are one key short or long, or aligned with the first query and key.",
+    ),
+    "SOFTCAP": (
+        "formula",
+        "Scaled scores s become c tanh(s / c), before bias and mask.",
+        "The cap is left out, is on scores with the bias, or before the scale.",
+    ),
+    "SINKS": (
+        "formula",
+        "Each head has the score of one more key, whose value is 0.",
+        "The sink is left out, is that of another head, or is scaled or capped.",
+    ),
+    "BIAS": (
+        "formula",
+        "A bias is added to scaled scores.",
+        "It is left out, is scaled, or is that of another head.",
+    ),
+    "ALIBI": (
+        "formula",
+        "The bias is -slope |i + m - n - j|, with a slope of its own for each head.",
+        "Distances start at the first query, have a sign, or all heads have one slope.",
+    ),
+    "DROPOUT": (
+        "formula",
+        "Weights have given factors; their normaliser does not.",
+        "The sum of the weights that are left is 1 again, or factors come before the softmax.",
+    ),
+    "LSE": (
+        "formula",
+        "The log normaliser is expected too, -inf for a query that sees no key.",
+        "It is without the sink, without the largest score, or finite where nothing is seen.",
+    ),
+    "TILE": (
+        "shape",
+        "Numbers of queries and keys are a power of two, or one more or less.",
+        "The last tile, the last row of one, or what is past the end is counted wrongly.",
+    ),
+    "CONVENTION": (
+        "convention",
+        "Right under the convention of its group; libraries differ in it.",
+        "The kernel has another convention: `refattn check --list-specs` has those of libraries.",
+    ),
     "GRADIENT": (
         "gradient",
         "Cotangents are given, and gradients expected besides the output.",
         "The way back forgets the normaliser, the scale, what is hidden or that heads share keys.",
     ),
 }
+
+
+class Convention(NamedTuple):
+    """What a group says that libraries disagree on: an option of `OPTIONS` and its value."""
+
+    option: str
+    value: str
 
 
 class Case(NamedTuple):
@@ -162,7 +223,7 @@ class Case(NamedTuple):
     flags : tuple of str
         Keys of `FLAGS`.
     arguments : dict
-        Keyword arguments: scale (None for 1/sqrt(d)), causal, features, weighting, ...
+        Keyword arguments: scale (None for 1/sqrt(d)), causal, window, softcap, features, ...
     dtype : str
         The narrowest of float64, float32, float16, bfloat16 that the inputs were made for.
     inputs : dict of ndarray
@@ -177,6 +238,11 @@ class Case(NamedTuple):
         By dtype: an output is right if |output - expected| <= tolerance * size everywhere.
     result : str
         "valid", or "acceptable" where a declared eps may miss the expected value.
+    group : str
+        Type of the group that it is in.
+    convention : Convention or None
+        What the group is about, where libraries disagree: option and value as in
+        `refattn.conformance.CONVENTIONS`. All else is as in the package.
     """
 
     id: str
@@ -192,6 +258,8 @@ class Case(NamedTuple):
     cond: float
     tolerance: dict[str, float]
     result: str
+    group: str
+    convention: Convention | None
 
 
 def is_exact(x: _Array, dtype: str) -> bool:

@@ -14,14 +14,29 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import registry
-from .cases import CONTRACT, DTYPES, FORMATS, GRADIENTS, INSTALL, SCHEMA, Case, is_exact
+from ..conventions import OPTIONS
+from .cases import (
+    CONTRACT,
+    DTYPES,
+    FORMATS,
+    GRADIENTS,
+    INSTALL,
+    SCHEMA,
+    Case,
+    Convention,
+    is_exact,
+)
+from .formulas import visible, with_lse
+from .meanings import known, meaning
 from .reading import case_of, files_in, parse, read, tests_of
 from .solving import solved
+from .sources import libraries, sources
 from .writing import manifest_name, sealed
 
 __all__ = ["lint"]
 
 _Array = npt.NDArray[Any]
+_OF_PAIRS = ("bias", "dropout", "keep", "mask")  # of a query and a key
 
 
 def lint(directory: str | os.PathLike[str], *, fraction: float = 1.0, rng: Any = None) -> list[str]:
@@ -157,41 +172,55 @@ def _lint_file(
     again: Callable[[], bool],
 ) -> Iterator[str]:
     tests = tests_of(document)
-    if document["estimator"] != path.stem:
+    for group in document["testGroups"]:
+        yield from _lint_group(group)
+    if document["estimator"] != path.stem.partition("-")[0]:
         yield f"estimator is {document['estimator']!r}"
     if document["numberOfTests"] != len(tests):
         yield f"numberOfTests is {document['numberOfTests']}, but there are {len(tests)}"
     used, described = {flag for test in tests for flag in test["flags"]}, set(document["notes"])
     for flag in sorted(used ^ described):
         yield f"flag {flag} is {'not described' if flag in used else 'described but not used'}"
-    known = set()
-    for test in tests:
+    listed = set()
+    for group, test in ((g, test) for g in document["testGroups"] for test in g["tests"]):
         seen[test["id"]] += 1
         if seen[test["id"]] > 1:
             yield f"{test['id']}: id is used twice"
         try:
-            case = case_of(document["estimator"], test, arrays)
+            case = case_of(document["estimator"], group, test, arrays)
             if arrays is not None:
-                known |= {f"{case.id}.{name}" for name in case.inputs}
-                known |= {f"{case.id}.{name}.{part}" for name in case.expected
+                listed |= {f"{case.id}.{name}" for name in case.inputs}
+                listed |= {f"{case.id}.{name}.{part}" for name in case.expected
                           for part in ("expected", "expected_low", "size")}  # fmt: skip
             problems = list(_lint_case(case, test, arrays is None))
-            content = _fingerprint(case)
+            content = meaning(case)
             seen[content] += 1
             if seen[content] > 1:
                 problems.append("the same inputs and arguments as another case")
             if not problems and again():
-                problems = list(_lint_again(case, test, arrays is None))
+                problems = list(_lint_again(case, group, test, arrays is None))
+            if known().get(case.id, content) != content:
+                problems.append("is the id of other inputs, arguments or another convention")
         except Exception as error:  # the numbers may be anything that the schema allows
             problems = [f"{type(error).__name__}: {error}"]
         yield from (f"{test['id']}: {problem}" for problem in problems)
     if arrays is not None:
-        yield from (f"array {name} belongs to no case" for name in sorted(set(arrays) - known))
+        yield from (f"array {name} belongs to no case" for name in sorted(set(arrays) - listed))
 
 
-def _fingerprint(case: Case) -> tuple[Any, ...]:
-    inputs = ((name, x.shape, x.tobytes()) for name, x in sorted(case.inputs.items()))
-    return (case.estimator, json.dumps(case.arguments, sort_keys=True), *inputs)
+def _lint_group(group: dict[str, Any]) -> Iterator[str]:
+    """Compare a group's source and libraries with those that are known."""
+    said, kind = group.get("convention"), group["type"]
+    convention = None
+    if said is not None:
+        convention = Convention(said["option"], said["value"])
+        if convention.value not in getattr(OPTIONS.get(convention.option), "values", ()):
+            yield f"{kind}: {convention.option} {convention.value!r} is not a convention"
+            return
+        if said["libraries"] != libraries(convention):
+            yield f"{kind}: libraries are not those of the table of conventions"
+    if group["source"] != sources(kind, convention):
+        yield f"{kind}: source is not where the group is from"
 
 
 def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[str]:
@@ -208,7 +237,8 @@ def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[st
         elif not np.all(np.isfinite(x)) or not is_exact(x, case.dtype):
             yield f"{name}: is not exact in {case.dtype}"
     for name, x in case.expected.items():
-        if not np.all(np.isfinite(x)) or not np.all(np.isfinite(case.expected_low[name])):
+        holes = _holes(case, name)
+        if np.any(~np.isfinite(x) & ~holes) or not np.all(np.isfinite(case.expected_low[name])):
             yield f"{name}: expected values are not finite"
         try:
             fits = np.broadcast_shapes(x.shape, case.size[name].shape) == x.shape
@@ -226,10 +256,18 @@ def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[st
         yield f"result {case.result!r} does not go with the flags"
 
 
+def _holes(case: Case, name: str) -> _Array:
+    """Where an output may be nan or infinite: its row sees no key."""
+    if name not in ("out", "lse") or np.all(np.isfinite(case.expected[name])):
+        return np.array(False)
+    empty = np.asarray(~visible(case).any(-1))
+    return empty[..., None] if name == "out" else empty
+
+
 def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
     """Shapes of the outputs; raises where those of the inputs do not agree."""
     x = {name: value.shape for name, value in case.inputs.items()}
-    others = ("v", "mask", "log_weight", "d_out", "d_lse")
+    others = ("v", "past_v", "d_out", "d_lse", "log_weight", "sinks", "slopes", *_OF_PAIRS)
     sizes = {shape[-1] for name, shape in x.items() if name not in others}
     if len(sizes) != 1:
         raise ValueError(f"head sizes {sorted(sizes)} differ")
@@ -243,25 +281,33 @@ def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
         return {"out": x["x"][:1]}
     if x["k"][:-1] != x["v"][:-1]:
         raise ValueError(f"shapes {x['k']} and {x['v']} of keys and values do not agree")
-    np.broadcast_shapes(x.get("mask", ()), (*x["q"][:-1], x["k"][-2]))
+    pairs = (*x["q"][:-1], x["k"][-2])
+    for name in _OF_PAIRS:
+        if np.broadcast_shapes(x.get(name, ()), pairs) != pairs:
+            raise ValueError(f"shape {x[name]} of {name} does not fit {pairs}")
+    for name in {"sinks", "slopes"} & x.keys():
+        if x[name] != pairs[:-2]:
+            raise ValueError(f"shape {x[name]} of {name} is not that of the heads, {pairs[:-2]}")
     shapes = {"out": (*x["q"][:-1], x["v"][-1])}
-    if "d_lse" in x:
+    if with_lse(case):
         shapes["lse"] = x["q"][:-1]
     for name in {"out", "lse"} & shapes.keys():
-        if "d_out" in x and x[f"d_{name}"] != shapes[name]:
+        if f"d_{name}" in x and x[f"d_{name}"] != shapes[name]:
             raise ValueError(f"shape {x[f'd_{name}']} of d_{name} is not {shapes[name]}")
     if "d_out" in x:
         shapes |= {GRADIENTS[name]: shape for name, shape in x.items() if name in GRADIENTS}
     return shapes
 
 
-def _lint_again(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[str]:
+def _lint_again(
+    case: Case, group: dict[str, Any], test: dict[str, Any], with_data: bool
+) -> Iterator[str]:
     """Evaluate the case from the inputs in the file."""
     fresh = solved(case)
-    again = case_of(case.estimator, fresh)
+    again = case_of(case.estimator, group, fresh)
     for name in case.expected:
         same = all(
-            np.array_equal(getattr(case, part)[name], getattr(again, part)[name])
+            np.array_equal(getattr(case, part)[name], getattr(again, part)[name], equal_nan=True)
             for part in ("expected", "expected_low", "size")
         )
         if not same or (with_data and test["expected"][name] != fresh["expected"][name]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,16 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ...registry import ESTIMATORS
+from ..conventions import CONVENTIONS, Library
 from .cases import INSTALL, Case
-from .reading import case_of, tests_of
-from .solving import documents
+from .reading import cases_of
+from .solving import documents, written
 
 __all__ = ["EXPORTS", "export"]
 
 EXPORTS = ("c", "onnx")
 
 _Array = npt.NDArray[Any]
-_OPSET = 23  # the first with Attention
+_OPSETS = (23, 25)  # the first with Attention, and the first with windows
 
 
 def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
@@ -33,9 +35,10 @@ def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
         Made if it is not there. Files of the same name are replaced, others left alone.
     format : {"c", "onnx"}
         "c" is one header of C99 with a table of all cases, numbers as hexadecimal floats. "onnx"
-        has a folder for each case that the operator Attention of opset 23 can express: exact
-        attention without gradients, where every query sees a key, causal with as many queries as
-        keys: `model.onnx`, and in `test_data_set_0` the inputs and the output, as ONNX's own tests
+        has a folder for each case that the operator Attention of opset 23 can express, or of
+        opset 25, which has windows: exact attention without gradients, where every query sees a
+        key, windows and causal attention with as many queries as keys, and the conventions that it
+        has: `model.onnx`, and in `test_data_set_0` the inputs and the output, as ONNX's own tests
         of operators have them.
 
     Returns
@@ -60,7 +63,7 @@ def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
     """
     if format not in EXPORTS:
         raise ValueError(f"`format` must be one of {', '.join(EXPORTS)}, got {format!r}.")
-    cases = [case_of(name, test) for name, doc in documents().items() for test in tests_of(doc)]
+    cases = [case for document in documents().values() for case in cases_of(document)]
     content = _header(cases) if format == "c" else _models(cases)
     paths = []
     for name, data in content:
@@ -73,7 +76,8 @@ def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
 
 # --- C --------------------------------------------------------------------------------------------
 
-_STRUCTS = """/* Golden vectors of refattn: |output - data| <= tolerance * size must hold. */
+_STRUCTS = """/* Golden vectors of refattn: |output - data| <= tolerance * size must hold,
+   and where data are not finite, outputs must be the same. */
 #ifndef REFATTN_VECTORS_H
 #define REFATTN_VECTORS_H
 
@@ -86,9 +90,11 @@ typedef struct { /* row-major; of masks 1 where a query sees a key; size is of o
 } refattn_tensor;
 
 typedef struct {
-    const char *id, *estimator, *features, *comment;
+    const char *id, *estimator, *group, *features, *comment;
+    const char *option, *value; /* what libraries disagree on, "" if it is not about that */
     double scale; /* NAN means 1 / sqrt(d) */
-    int causal;
+    double softcap, dropout_p; /* 0 for none */
+    int causal, left, right; /* sides of the window, -1 for no limit */
     double tolerance_float64, tolerance_float32; /* 0 if it says nothing in this type */
     int inputs, outputs;
     const refattn_tensor *input, *output;
@@ -127,27 +133,36 @@ def _header(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
 
 
 def _row(i: int, case: Case) -> str:
-    scale = case.arguments.get("scale")
-    words = (case.id, case.estimator, case.arguments.get("features", ""), case.comment)
+    arguments, convention = case.arguments, case.convention or ("", "")
+    words = (case.id, case.estimator, case.group, arguments.get("features", ""), case.comment)
+    reals = (arguments.get("scale"), *(arguments.get(x, 0.0) for x in ("softcap", "dropout_p")))
+    sides = arguments.get("window", (None, None))
     numbers = (
-        "NAN" if scale is None else float(scale).hex(),
-        str(int(case.arguments.get("causal", False))),
-        *(float(case.tolerance.get(dtype, 0.0)).hex() for dtype in ("float64", "float32")),
+        *(_number(math.nan if x is None else x) for x in reals),
+        str(int(arguments.get("causal", False))),
+        *(str(-1 if keys is None else keys) for keys in sides),
+        *(_number(case.tolerance.get(dtype, 0.0)) for dtype in ("float64", "float32")),
         str(len(case.inputs)),
         str(len(case.expected)),
         f"refattn_{i}_inputs",
         f"refattn_{i}_outputs",
     )
-    return "{" + ", ".join((*(f'"{x}"' for x in words), *numbers)) + "}"
+    return "{" + ", ".join((*(f'"{x}"' for x in (*words, *convention)), *numbers)) + "}"
+
+
+def _number(x: float) -> str:
+    if math.isfinite(x):
+        return written(x)
+    return "NAN" if math.isnan(x) else "-INFINITY" if x < 0 else "INFINITY"
 
 
 def _numbers(name: str, x: _Array) -> str:
-    data = ", ".join(float(value).hex() for value in x.ravel())
+    data = ", ".join(_number(value) for value in x.ravel())
     return f"static const double {name}[] = {{{data}}};\n"
 
 
 def _tensor(name: str, x: _Array, data: str, size: str) -> str:
-    shape = ", ".join(str(length) for length in x.shape)
+    shape = ", ".join(str(length) for length in x.shape or (1,))
     return f'{{"{name}", {x.ndim}, {{{shape}}}, {data}, {size}}}'
 
 
@@ -162,29 +177,27 @@ def _models(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
         )
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"vectors for ONNX {INSTALL} and onnx", name=error.name) from None
-    for case in filter(_expressible, cases):
+    for case, version in ((case, _opset(case)) for case in cases):
+        if version is None:
+            continue
+        arrays = {**_inputs(case), "out": _four_axes(case.expected["out"])}
         dtype = np.float32 if "float32" in case.tolerance else np.float64
-        arrays = {name: _four_axes(x).astype(dtype) for name, x in case.inputs.items()
-                  if name != "mask"}  # fmt: skip
-        if "mask" in case.inputs:
-            n, m = arrays["q"].shape[-2], arrays["k"].shape[-2]
-            arrays["mask"] = np.broadcast_to(case.inputs["mask"], (n, m))
-        arrays["out"] = _four_axes(case.expected["out"]).astype(dtype)
         named = {
-            name: numpy_helper.from_array(np.ascontiguousarray(x), name)
+            name: numpy_helper.from_array(
+                np.ascontiguousarray(x if x.dtype == bool else x.astype(dtype)), name
+            )
             for name, x in arrays.items()
         }
         values = {
             name: helper.make_tensor_value_info(name, x.data_type, list(x.dims))
             for name, x in named.items()
         }
-        options: dict[str, Any] = {"is_causal": int(case.arguments["causal"])}
-        if case.arguments.get("scale") is not None:
-            options["scale"] = float(case.arguments["scale"])
         inputs = [name for name in named if name != "out"]
-        node = helper.make_node("Attention", inputs, ["out"], **options)
+        slots = _slots(inputs)
+        outputs = ["out", "present_k", "present_v"][: 3 if "past_k" in inputs else 1]
+        node = helper.make_node("Attention", slots, outputs, **_attributes(case))
         graph = helper.make_graph([node], case.id, [values[x] for x in inputs], [values["out"]])
-        opset = [helper.make_opsetid("", _OPSET)]
+        opset = [helper.make_opsetid("", version)]
         model = helper.make_model(graph, opset_imports=opset, ir_version=11)
         yield f"{case.id}/model.onnx", model.SerializeToString(deterministic=True)
         for i, name in enumerate(inputs):
@@ -194,15 +207,54 @@ def _models(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
         yield f"{case.id}/test_data_set_0/output_0.pb", data
 
 
-def _expressible(case: Case) -> bool:
-    """Whether the operator has the case: no gradients, no query without keys, one diagonal."""
-    record = ESTIMATORS[case.estimator]
-    if not record.has("exact") or "d_out" in case.inputs:
-        return False
+def _inputs(case: Case) -> dict[str, _Array]:
+    """The inputs as the operator takes them."""
     n, m = case.inputs["q"].shape[-2], case.inputs["k"].shape[-2]
-    square = n == m or not case.arguments["causal"]
-    plain = {"float32", "float64"} & set(case.tolerance)
-    return square and bool(plain) and "EMPTY_ROW" not in case.flags
+    arrays = {name: _four_axes(x) for name, x in case.inputs.items() if name != "mask"}
+    if "mask" in case.inputs:
+        arrays["mask"] = np.broadcast_to(case.inputs["mask"], (n, m))
+    order = ("q", "k", "v", "mask", "bias", "past_k", "past_v")
+    return {name: arrays[name] for name in order if name in arrays}
+
+
+def _slots(inputs: list[str]) -> list[str]:
+    """The inputs in their places; mask or bias have the fourth."""
+    fourth = next((name for name in ("mask", "bias") if name in inputs), "")
+    slots = [*inputs[:3], fourth, *(name for name in inputs if name.startswith("past_"))]
+    return slots if len(slots) > 4 or fourth else slots[:3]
+
+
+def _attributes(case: Case) -> dict[str, Any]:
+    """The arguments as attributes of the operator."""
+    given: dict[str, Any] = {"is_causal": int(case.arguments["causal"])}
+    given |= {x: case.arguments[x] for x in ("scale", "softcap") if case.arguments.get(x)}
+    if "window" in case.arguments:
+        sides = zip(("left", "right"), case.arguments["window"], strict=True)
+        given |= {f"{side}_window_size": -1 if keys is None else keys for side, keys in sides}
+    return given
+
+
+def _opset(case: Case) -> int | None:
+    """The first opset whose operator has the case, as far as the table of conventions knows."""
+    exact = ESTIMATORS[case.estimator].has("exact")
+    if not (exact and {"float32", "float64"} & set(case.tolerance)):
+        return None
+    return next((x for x in _OPSETS if _expressible(case, CONVENTIONS[f"onnx-{x}"])), None)
+
+
+def _expressible(case: Case, row: Library) -> bool:
+    """Whether a version of the operator has the case: no gradients, no query without keys."""
+    x, arguments = case.inputs, case.arguments
+    others = x.keys() - {"q", "k", "v", "mask", "bias", "past_k", "past_v"}
+    if others or {"mask", "bias"} <= x.keys() or arguments.get("return_lse"):
+        return False
+    if case.convention is not None:
+        option, value = case.convention
+        return option in row.cells and row.cells[option].value == value
+    diagonals = [name for name in ("causal", "window") if arguments.get(name)]
+    known = all(row.cells[name].value != "none" for name in diagonals)
+    square = x["q"].shape[-2] == x["k"].shape[-2] or not diagonals  # they start at the first query
+    return known and square and "EMPTY_ROW" not in case.flags
 
 
 def _four_axes(x: _Array) -> _Array:

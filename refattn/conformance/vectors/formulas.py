@@ -12,15 +12,25 @@ import numpy.typing as npt
 
 from ... import registry
 from .cases import GRADIENTS, Case
-from .recipes import Recipe
+from .drawing import Recipe
 
-__all__ = ["NDIMS", "Head", "exact", "formula", "heads", "solve"]
+__all__ = [
+    "Head",
+    "arranged",
+    "exact",
+    "formula",
+    "heads",
+    "solve",
+    "value_of",
+    "visible",
+    "with_lse",
+]
 
 _Array = npt.NDArray[Any]
 
 # Axes of one head.
 NDIMS = {"q": 2, "k": 2, "v": 2, "visible": 2, "omega": 2, "centres": 2, "log_weight": 1}
-NDIMS |= {"d_out": 2, "d_lse": 1}
+NDIMS |= {"d_out": 2, "d_lse": 1, "bias": 2, "sinks": 0, "dropout": 2}
 
 
 class Head(NamedTuple):
@@ -33,6 +43,9 @@ class Head(NamedTuple):
     omega: _Array | None = None
     log_weight: Any = 0.0
     centres: _Array | None = None
+    bias: Any = 0.0
+    sinks: Any = None
+    dropout: Any = None
     d_out: _Array | None = None
     d_lse: Any = 0.0
 
@@ -47,55 +60,140 @@ def _ndims(case: Recipe | Case) -> dict[str, int]:
     return {**NDIMS, "omega": 3 if per_query else 2}
 
 
-def _visible(case: Recipe | Case) -> _Array:
-    """The mask and the causal form in one."""
-    n, m = case.inputs["q"].shape[-2], case.inputs["k"].shape[-2]
-    seen = np.ones((n, m), bool) & case.inputs.get("mask", True)
-    return seen & exact().causal(n, m) if case.arguments.get("causal") else seen
+def value_of(case: Recipe | Case, option: str) -> str:
+    """What the convention of a case says of an option, nothing where it is the package's."""
+    found = case.convention
+    return found.value if found is not None and found.option == option else ""
+
+
+def visible(case: Recipe | Case) -> _Array:
+    """The mask, the causal form and the window in one."""
+    x, past = case.inputs, case.inputs.get("past_k", np.empty((0, 1))).shape[-2]
+    n, m = x["q"].shape[-2], past + x["k"].shape[-2]
+    mask = x.get("mask", np.array(True))
+    seen = np.ones((n, m), bool) & (~mask if value_of(case, "mask") == "hidden" else mask)
+    of_past = value_of(case, "past")
+    if case.arguments.get("causal"):
+        corner = {"top-left": 0, "behind": past}.get(value_of(case, "causal") or of_past, m - n)
+        seen &= _ahead(n, m, corner) <= 0
+    if "window" in case.arguments:
+        convention = value_of(case, "window")
+        ahead = _ahead(n, m, 0 if convention.endswith("top-left") else m - n)
+        left, right = case.arguments["window"]
+        if left is not None:
+            seen &= ahead >= convention.startswith("exclusive") - left
+        seen &= True if right is None else ahead <= right
+    return np.asarray(seen)
+
+
+def _ahead(n: int, m: int, corner: int) -> _Array:
+    """How far key j is ahead of that of query i, i + corner."""
+    return np.asarray(np.arange(m) - np.arange(n)[:, None] - corner)
+
+
+def arranged(case: Recipe | Case, dps: int = 50, **given: Any) -> dict[str, Any]:
+    """The arrays as formulas take them: what hides keys in one, slopes as a bias, and so on."""
+    x = {**case.inputs, **given, "visible": visible(case)}
+    for name in ("k", "v"):
+        if f"past_{name}" in x:
+            x[name] = np.concatenate([x[f"past_{name}"], x[name]], axis=-2)
+        if value_of(case, "groups") == "interleaved":
+            x[name] = x[name][np.arange(len(x["q"])) % len(x[name])]
+    n, m = x["visible"].shape[-2:]
+    if "slopes" in x:
+        slopes = exact().numbers(x["slopes"], dps=dps)[..., None, None]
+        x["bias"] = -slopes * abs(_ahead(n, m, m - n))
+    if "keep" in x:
+        kept, p = exact().numbers(x["keep"], dps=dps), case.arguments["dropout_p"]
+        x["dropout"] = kept / (1 - p) if value_of(case, "dropout") == "1/(1-p)" else kept
+    others = {"mask", "past_k", "past_v", "slopes", "keep"}
+    return {name: value for name, value in x.items() if name not in others}
 
 
 def heads(case: Recipe | Case) -> list[Head]:
     """The arrays of each head."""
-    arrays = {name: x for name, x in case.inputs.items() if name != "mask"}
-    return [Head(**x) for x in exact().heads(_ndims(case), **arrays, visible=_visible(case))]
+    return [Head(**x) for x in exact().heads(_ndims(case), **arranged(case))]
 
 
 def formula(case: Recipe | Case, dps: int = 50) -> Callable[..., _Array]:
-    """The output of one head, and in one more column its log normaliser where that counts."""
+    """The output of one head; of exact attention its log normaliser as one more column."""
     record = registry.ESTIMATORS[case.estimator]
+    if record.has("exact"):
+        return partial(_exact, case, dps)
     # The same formula has the same name there.
-    function = _with_lse if "d_lse" in case.inputs else getattr(exact(), record.naive.__name__)
-    return partial(function, **_options(case), dps=dps)
-
-
-def _options(case: Recipe | Case) -> dict[str, Any]:
-    """The arguments that formulas know by the same name."""
+    function = getattr(exact(), record.naive.__name__)
     others = ("causal", "weighting", "feature_map")
-    return {name: value for name, value in case.arguments.items() if name not in others}
+    known = {name: value for name, value in case.arguments.items() if name not in others}
+    return partial(function, **known, dps=dps)
+
+
+def with_lse(case: Recipe | Case) -> bool:
+    """Whether the log normaliser is expected too."""
+    return bool("d_lse" in case.inputs or case.arguments.get("return_lse"))
 
 
 def solve(case: Recipe | Case, dps: int) -> dict[str, _Array]:
     """Evaluate a case with so many digits."""
-    x, record, options = case.inputs, registry.ESTIMATORS[case.estimator], _options(case)
+    x, record = case.inputs, registry.ESTIMATORS[case.estimator]
     if record.has("rows"):
-        mean, cov = exact().mean(x["x"], dps=dps), exact().covariance(x["x"], **options, dps=dps)
-        return {"mean": mean, "cov": cov}
+        mean = exact().mean(x["x"], dps=dps)
+        return {"mean": mean, "cov": exact().covariance(x["x"], **case.arguments, dps=dps)}
     if record.has("pairs"):
-        return {"out": exact().kernel_estimate(**x, **options, dps=dps)}
-    of_heads = partial(exact().each_head, formula(case, dps), _ndims(case), visible=_visible(case))
-    given, d_v = {name: x[name] for name in GRADIENTS if name in x}, x["v"].shape[-1]
-    out = of_heads(**given)
-    found = {"out": out[..., :d_v]} | ({"lse": out[..., d_v]} if "d_lse" in x else {})
+        return {"out": exact().kernel_estimate(**x, **case.arguments, dps=dps)}
+    d_v, lse = x["v"].shape[-1], with_lse(case)
+
+    def outputs(**given: Any) -> _Array:
+        arrays = arranged(case, dps, **given)
+        cotangents = ("d_out", "d_lse")
+        arrays = {name: value for name, value in arrays.items() if name not in cotangents}
+        found = exact().each_head(formula(case, dps), _ndims(case), **arrays)
+        return np.asarray(found[..., : d_v + lse])
+
+    out = outputs()
+    found = {"out": out[..., :d_v]} | ({"lse": out[..., d_v]} if lse else {})
     if "d_out" in x:
         cotangent = [x["d_out"], *(x[name][..., None] for name in x if name == "d_lse")]
-        pulled = exact().gradients(of_heads, np.concatenate(cotangent, -1), dps=dps, **given)
+        given = {name: x[name] for name in GRADIENTS if name in x}
+        pulled = exact().gradients(outputs, np.concatenate(cotangent, -1), dps=dps, **given)
         found |= {GRADIENTS[name]: value for name, value in pulled.items()}
     return found
 
 
-def _with_lse(
-    q: _Array, k: _Array, v: _Array, *, scale: float | None, visible: _Array, dps: int
+def _exact(
+    case: Recipe | Case,
+    dps: int,
+    *,
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    visible: _Array,
+    bias: Any = 0.0,
+    sinks: Any = None,
+    dropout: Any = None,
 ) -> _Array:
-    """Exact attention with its log normaliser as one more column: reference 003."""
-    square = exact().root(scale, q.shape[-1], dps=dps) ** 2
-    return np.column_stack(exact().attend(q, k, v, 0.0, visible, square, dps=dps))
+    """Exact attention of one head under the convention of the case: reference 003."""
+    e, options = exact(), {"sink": sinks, "dropout": dropout, "dps": dps}
+    scale, softcap = _scale(case, q.shape[-1], dps), case.arguments.get("softcap")
+    if value_of(case, "softcap") == "after-bias":
+        scores = (e.numbers(q, dps=dps) * scale) @ e.numbers(k, dps=dps).T
+        scores = e.cap(scores + e.numbers(bias, dps=dps), softcap, dps=dps)
+        sink = options.pop("sink")
+        out, lse = e.weighted_mean(scores, e.numbers(v, dps=dps), visible, sink, **options)
+    else:
+        out, lse = e.attend(q, k, v, bias, visible, scale, softcap=softcap, **options)
+    empty = ~visible.any(-1)
+    if sinks is None and empty.any():
+        rows = {"mean": e.mean(v, dps=dps), "nan": e.context(dps).nan}
+        out[empty] = rows.get(value_of(case, "empty_rows"), e.context(dps).mpf(0))
+        lse[empty] = e.context(dps).inf * (1 if value_of(case, "lse_empty") == "inf" else -1)
+    lse = lse / e.context(dps).log(2) if value_of(case, "lse") == "2" else lse
+    return np.column_stack([out, lse])
+
+
+def _scale(case: Recipe | Case, d: int, dps: int) -> Any:
+    """The factor on products."""
+    e, given = exact(), case.arguments["scale"]
+    default = value_of(case, "default_scale")
+    if given is None and default in ("1", "1/d"):
+        return e.context(dps).mpf(1) / (d if default == "1/d" else 1)
+    return e.root(given, d, dps=dps) ** 2

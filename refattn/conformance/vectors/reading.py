@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -13,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._safetensors import read as read_safetensors
-from .cases import ESTIMATORS, FORMATS, INSTALL, Case, check_format
+from .cases import FILES, FORMATS, INSTALL, REALS, Case, Convention, check_format
 
-__all__ = ["case_of", "files_in", "load", "parse", "read", "tests_of"]
+__all__ = ["case_of", "cases_of", "files_in", "load", "parse", "read", "tests_of"]
 
 _Array = npt.NDArray[Any]
 
@@ -64,8 +65,7 @@ def load(directory: str | os.PathLike[str], *, format: str | None = None) -> lis
     for kind, path in found:
         try:
             document, arrays = read(kind, path)
-            tests = tests_of(document)
-            cases += [case_of(document["estimator"], test, arrays) for test in tests]
+            cases += cases_of(document, arrays)
         except ModuleNotFoundError:
             raise
         except Exception as error:  # parsers of foreign bytes raise all kinds
@@ -75,7 +75,7 @@ def load(directory: str | os.PathLike[str], *, format: str | None = None) -> lis
 
 def files_in(directory: str | os.PathLike[str]) -> list[tuple[str, Path]]:
     """Find the files of vectors, with their formats."""
-    paths = ((kind, Path(directory) / f"{e}.{kind}") for kind in FORMATS for e in ESTIMATORS)
+    paths = ((kind, Path(directory) / f"{e}.{kind}") for kind in FORMATS for e in FILES)
     return [(kind, path) for kind, path in paths if path.is_file()]
 
 
@@ -115,11 +115,30 @@ def tests_of(document: Any) -> list[Any]:
     return [test for group in document["testGroups"] for test in group["tests"]]
 
 
-def case_of(estimator: str, test: dict[str, Any], arrays: dict[str, _Array] | None = None) -> Case:
+def cases_of(document: Any, arrays: dict[str, _Array] | None = None) -> list[Case]:
+    """The cases of a document, group by group."""
+    name = document["estimator"]
+    return [
+        case_of(name, group, test, arrays)
+        for group in document["testGroups"]
+        for test in group["tests"]
+    ]
+
+
+def case_of(
+    estimator: str,
+    group: dict[str, Any],
+    test: dict[str, Any],
+    arrays: dict[str, _Array] | None = None,
+) -> Case:
     """Turn an entry of a file, and the arrays that are not in it, into a case."""
-    arguments = dict(test["arguments"])
-    if arguments.get("scale") is not None:
-        arguments["scale"] = float.fromhex(arguments["scale"])
+    arguments: dict[str, Any] = {
+        name: float.fromhex(x) if name in REALS and x is not None else x
+        for name, x in test["arguments"].items()
+    }
+    if "window" in arguments:
+        arguments["window"] = tuple(arguments["window"])
+    said = group.get("convention")
     names, label = tuple(test["expected"]), test["id"]
     if arrays is not None:
         inputs = {name: arrays[f"{label}.{name}"] for name in test["inputs"]}
@@ -130,12 +149,8 @@ def case_of(estimator: str, test: dict[str, Any], arrays: dict[str, _Array] | No
     else:
         inputs = {name: _from_tensor(x) for name, x in test["inputs"].items()}
         values = test["expected"]
-        exact = {name: [Fraction(x) for x in values[name]["data"]] for name in names}
         high = {name: [float(x) for x in values[name]["data"]] for name in names}
-        low = {
-            name: [float(x - Fraction(y)) for x, y in zip(exact[name], high[name], strict=True)]
-            for name in names
-        }
+        low = {name: [_rest(x) for x in values[name]["data"]] for name in names}
         parts = [
             {name: np.array(part[name]).reshape(values[name]["shape"]) for name in names}
             for part in (high, low)
@@ -159,7 +174,15 @@ def case_of(estimator: str, test: dict[str, Any], arrays: dict[str, _Array] | No
         cond=test["cond"],
         tolerance=test["tolerance"],
         result=test["result"],
+        group=group["type"],
+        convention=None if said is None else Convention(said["option"], said["value"]),
     )
+
+
+def _rest(digits: str) -> float:
+    """What rounding to float64 leaves of a number, 0 of those that are none."""
+    x = float(digits)
+    return float(Fraction(digits) - Fraction(x)) if math.isfinite(x) else 0.0
 
 
 def _from_tensor(x: dict[str, Any]) -> _Array:

@@ -3,56 +3,21 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import registry
-from .cases import DTYPES
+from . import conventional, options
+from .drawing import Drawn, Recipe, draw
 
-__all__ = ["Drawn", "Recipe", "all_recipes"]
+__all__ = ["all_recipes"]
 
 _Array = npt.NDArray[Any]
 _Edit = Callable[[dict[str, _Array]], dict[str, Any]]
-
-
-class Recipe(NamedTuple):
-    """A case without its outputs."""
-
-    id: str
-    estimator: str
-    comment: str
-    flags: tuple[str, ...]
-    arguments: dict[str, Any]
-    dtype: str
-    inputs: dict[str, _Array]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What is drawn: how many of what, in numbers of which dtype and how large."""
-
-    n: int = 4
-    m: int = 6
-    d: int = 4
-    d_v: int = 3
-    count: int = 5  # frequencies
-    heads: tuple[int, ...] = ()
-    key_heads: tuple[int, ...] = ()
-    omega_heads: tuple[int, ...] = ()
-    cotangents: tuple[str, ...] = ()
-    dtype: str = "float32"
-    size: float | None = None  # of queries and keys, or of the vectors of a kernel
-
-    @property
-    def plain(self) -> float:
-        """The size of all else."""
-        return 1.0 if self.dtype.endswith("16") else 2.0
 
 
 _USUAL = Drawn()
@@ -61,14 +26,6 @@ _small = partial(Drawn, n=3, m=4, d=3, d_v=2, count=3, cotangents=("d_out",))  #
 
 def _unchanged(x: dict[str, _Array]) -> dict[str, Any]:
     return {}
-
-
-def _draw(name: str, shape: tuple[int, ...], dtype: str, size: float) -> _Array:
-    """Uniform on a grid of [-size, size) with as many bits as the dtype has; size a power of 2."""
-    bits = DTYPES[dtype][0]
-    raw = np.random.PCG64(zlib.crc32(name.encode())).random_raw(math.prod(shape))
-    steps = (raw >> np.uint64(64 - bits)).astype(np.int64) - 2 ** (bits - 1)
-    return np.asarray(steps.reshape(shape) * (size * 2.0 ** (1 - bits)))
 
 
 def _probes(d: int) -> _Array:
@@ -121,13 +78,15 @@ def _attention(
     if not (record.has("target") or record.has("proposals")):  # of the keys that are seen
         arguments.setdefault("causal", False)
     x = {
-        key: _draw(f"{label}/{key}", shape, dtype, size if key in "qk" else drawn.plain)
+        key: draw(f"{label}/{key}", shape, dtype, size if key in "qk" else drawn.plain)
         for key, shape in shapes.items()
     }
     for key, value in edit(x).items():
         fitted = np.float64 if dtype == "float64" else np.float32
         x[key] = value if value.dtype == bool else value.astype(fitted).astype(np.float64)
-    return Recipe(label, estimator, comment, tuple(flags.split()), arguments, dtype, x)
+    group = kind + "-gradients" * bool(drawn.cotangents)
+    words = tuple(flags.split())
+    return Recipe(label, estimator, comment, words, arguments, dtype, x, estimator, group)
 
 
 def _mask(*shape: int) -> _Array:
@@ -612,7 +571,7 @@ def _kernel() -> Iterator[Recipe]:
         label = f"kernel-{features}-{name}-{drawn.dtype}"
         rows, size = drawn.n, 1.0 if drawn.size is None else drawn.size
         x = {
-            key: _draw(f"{label}/{key}", (length, drawn.d), drawn.dtype, width)
+            key: draw(f"{label}/{key}", (length, drawn.d), drawn.dtype, width)
             for key, length, width in (
                 ("x", rows, size),
                 ("y", rows, size),
@@ -620,9 +579,8 @@ def _kernel() -> Iterator[Recipe]:
             )
         }
         x |= {key: value.astype(np.float32).astype(float) for key, value in edit(x).items()}
-        return Recipe(
-            label, "kernel", comment, tuple(flags.split()), {"features": features}, drawn.dtype, x
-        )
+        words, arguments, group = tuple(flags.split()), {"features": features}, f"kernel-{features}"
+        return Recipe(label, "kernel", comment, words, arguments, drawn.dtype, x, "kernel", group)
 
     for features in ("positive", "hyperbolic", "trigonometric"):
         for dtype in ("float64", "float32", "bfloat16"):
@@ -705,9 +663,10 @@ def _moments() -> Iterator[Recipe]:
         d: int = 3,
     ) -> Recipe:
         label = f"moments-{name}-{dtype}"
-        x = edit(_draw(f"{label}/x", (rows, d), dtype, 2.0))
+        x = edit(draw(f"{label}/x", (rows, d), dtype, 2.0))
         x = x if dtype == "float64" else x.astype(np.float32).astype(np.float64)
-        return Recipe(label, "moments", comment, tuple(flags.split()), {"ddof": 1}, dtype, {"x": x})
+        words, name = tuple(flags.split()), "moments"
+        return Recipe(label, name, comment, words, {"ddof": 1}, dtype, {"x": x}, name, name)
 
     for dtype in ("float64", "float32", "bfloat16"):
         yield case("basic", "BASIC", "Plain rows.", dtype=dtype)
@@ -750,4 +709,5 @@ def all_recipes() -> tuple[Recipe, ...]:
         _softmax(),
     )
     parts += (_pulled_by_samples(), _pulled_linear(), _pulled_rfa(), _pulled_softmax())
+    parts += (options.recipes(), options.tiles(), conventional.recipes())
     return tuple(recipe for part in parts for recipe in part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -11,11 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from .bounding import bounds
-from .cases import CONTRACT, DIGITS, DTYPES, ESTIMATORS, FLAGS, SCHEMA, VERSION, Case, is_exact
+from .cases import (
+    CONTRACT,
+    DIGITS,
+    DTYPES,
+    FILES,
+    FLAGS,
+    REALS,
+    SCHEMA,
+    VERSION,
+    Case,
+    is_exact,
+)
+from .drawing import Recipe
 from .formulas import exact, solve
-from .recipes import Recipe, all_recipes
+from .recipes import all_recipes
+from .sources import libraries, sources
 
-__all__ = ["PRECISIONS", "documents", "solved"]
+__all__ = ["PRECISIONS", "documents", "solved", "written"]
 
 _Array = npt.NDArray[Any]
 
@@ -29,9 +43,11 @@ def _decimal(low: Any, high: Any, size: float) -> str | None:
     left has digits enough in the higher precision, or is 0.
     """
     mp = exact().context(PRECISIONS[-1])
+    if not mp.isfinite(high):  # of a query that sees no key
+        return str(float(high)) if str(low) == str(high) else None
     off, digit = abs(mp.mpf(low) - high), mp.mpf(10)
     agree = off <= digit**-30 * abs(high)
-    if not mp.isfinite(high) or not (agree or off <= digit**-45 * size):
+    if not (agree or off <= digit**-45 * size):
         return None
     if high == 0 or not (agree or abs(high) > digit**-40 * size):
         return "0.0"
@@ -43,7 +59,7 @@ def _tolerances(
 ) -> dict[str, float]:
     """Tolerances for the dtypes that hold inputs and outputs and in which they say something."""
     sizes = np.concatenate([x.ravel() for x in size])
-    largest = max(float(np.max(np.abs(x), initial=0)) for x in expected)
+    largest = max(float(np.max(np.abs(x), initial=0, where=np.isfinite(x))) for x in expected)
     smallest = float(np.min(sizes[sizes > 0], initial=math.inf))
     found = {}
     for dtype, (_, eps, tiny, huge) in DTYPES.items():
@@ -65,13 +81,18 @@ def solved(recipe: Recipe | Case) -> dict[str, Any]:
             digits = _decimal(a, b, s)
             if digits is None:
                 raise ValueError(f"{recipe.id}: {name} is not determined to 30 digits, {a}, {b}.")
+            if not math.isfinite(float(digits)) and "EMPTY_ROW" not in recipe.flags:
+                raise ValueError(f"{recipe.id}: {name} is {digits}.")
             if digits != "0.0" and s == 0:
                 raise ValueError(f"{recipe.id}: {name} is too small to be a float64.")
             decimals[name].append(digits)
     rounded = [np.array([float(x) for x in digits]) for digits in decimals.values()]
-    arguments = dict(recipe.arguments)
-    if arguments.get("scale") is not None:
-        arguments["scale"] = float(arguments["scale"]).hex()
+    arguments = {
+        name: written(x) if name in REALS and x is not None else x
+        for name, x in recipe.arguments.items()
+    }
+    if "window" in arguments:
+        arguments["window"] = list(arguments["window"])
     return {
         "id": recipe.id,
         "comment": recipe.comment,
@@ -96,28 +117,36 @@ def solved(recipe: Recipe | Case) -> dict[str, Any]:
 def _tensor(x: _Array, hexed: bool = True) -> dict[str, Any]:
     data = x.ravel().tolist()
     if hexed and x.dtype != bool:
-        data = [value.hex() for value in data]
+        data = [written(value) for value in data]
     return {"shape": list(x.shape), "data": data}
+
+
+def written(x: float) -> str:
+    """C99 hexadecimal, without zeros at the end.
+
+    Examples
+    --------
+    >>> written(-1.5), written(0.0)
+    ('-0x1.8p+0', '0x0.0p+0')
+    """
+    return re.sub(r"(\.[0-9a-f]+?)0+p", r"\1p", float(x).hex())
 
 
 @cache
 def documents() -> dict[str, Any]:
-    """The content of every file by estimator."""
+    """The content of every file by its name."""
     from ... import __version__
 
     documents = {}
-    for estimator in ESTIMATORS:
-        tests = [solved(recipe) for recipe in all_recipes() if recipe.estimator == estimator]
-        used = sorted({flag for test in tests for flag in test["flags"]})
-        groups: dict[str, list[Any]] = {}
-        for test in tests:
-            parts = (
-                estimator,
-                test["arguments"].get("features"),
-                "gradients" * ("d_out" in test["inputs"]),
-            )
-            groups.setdefault("-".join(filter(None, parts)), []).append(test)
-        documents[estimator] = {
+    for file in FILES:
+        recipes = [recipe for recipe in all_recipes() if recipe.file == file]
+        used = sorted({flag for recipe in recipes for flag in recipe.flags})
+        groups: dict[str, Any] = {}
+        for recipe in recipes:
+            group = groups.setdefault(recipe.group, _group(recipe))
+            group["tests"].append(solved(recipe))
+        estimator = recipes[0].estimator
+        documents[file] = {
             "estimator": estimator,
             "generator": "refattn.conformance.vectors",
             "header": [
@@ -128,11 +157,20 @@ def documents() -> dict[str, Any]:
                 flag: dict(zip(("bugType", "description", "effect"), FLAGS[flag], strict=True))
                 for flag in used
             },
-            "numberOfTests": len(tests),
+            "numberOfTests": len(recipes),
             "package": "refattn",
             "packageVersion": __version__,
             "schema": SCHEMA.name,
             "schemaVersion": VERSION,
-            "testGroups": [{"type": kind, "tests": groups[kind]} for kind in sorted(groups)],
+            "testGroups": [groups[kind] for kind in sorted(groups)],
         }
     return documents
+
+
+def _group(recipe: Recipe) -> dict[str, Any]:
+    """A group without tests: what it is of, where that is from, and who has its convention."""
+    convention, of = recipe.convention, {"type": recipe.group}
+    about: dict[str, Any] = {"source": sources(recipe.group, convention)}
+    if convention is not None:
+        about["convention"] = convention._asdict() | {"libraries": libraries(convention)}
+    return {**of, **about, "tests": []}

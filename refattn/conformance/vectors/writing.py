@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .cases import DIGITS, ESTIMATORS, FLAGS, GRADIENTS, SCHEMA, VERSION, check_format
-from .reading import case_of, tests_of
+from .reading import cases_of, tests_of
 from .solving import documents
 
 __all__ = ["manifest_name", "sealed", "to_json", "write"]
@@ -26,7 +26,7 @@ _Array = npt.NDArray[Any]
 
 
 def write(directory: str | os.PathLike[str], *, format: str = "json") -> list[Path]:
-    """Write the golden vectors, one file an estimator, with schema, README and manifest.
+    """Write the golden vectors, a file an estimator and more, with schema, README and manifest.
 
     Parameters
     ----------
@@ -83,8 +83,8 @@ def _manifest(content: dict[str, bytes]) -> bytes:
     files = {}
     for name, data in content.items():
         files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        if (estimator := name.partition(".")[0]) in tests:
-            files[name] |= {"numberOfTests": len(tests[estimator]), "tests": tests[estimator]}
+        if (file := name.partition(".")[0]) in tests:
+            files[name] |= {"numberOfTests": len(tests[file]), "tests": tests[file]}
     version = next(iter(documents().values()))["packageVersion"]
     return sealed({"files": files, "package": "refattn", "packageVersion": version,
                     "schema": SCHEMA.name, "schemaVersion": VERSION})  # fmt: skip
@@ -107,8 +107,7 @@ def _arrays(document: dict[str, Any]) -> tuple[bytes, dict[str, _Array]]:
     """Take the arrays out of a document: what is left, as JSON, and the arrays by name."""
     arrays: dict[str, _Array] = {}
     document = json.loads(json.dumps(document))
-    for test in tests_of(document):
-        case = case_of(document["estimator"], test)
+    for case, test in zip(cases_of(document), tests_of(document), strict=True):
         parts = {"expected": case.expected, "expected_low": case.expected_low, "size": case.size}
         arrays |= {f"{case.id}.{name}": x for name, x in case.inputs.items()}
         for part, named in parts.items():
@@ -159,12 +158,25 @@ def _readme() -> str:
     )
     return Template(_text("README.md.txt")).substitute(
         estimators=", ".join(ESTIMATORS),
+        conventions=_conventions(),
         digits=DIGITS,
         gradients=", ".join(f"`{name}`" for name in GRADIENTS.values()),
         read_npz=_text("read_npz.py.txt"),
         read_safetensors=_text("read_safetensors.cpp"),
         flags="\n".join(f"| {row} |" for row in rows),
     )
+
+
+def _conventions() -> str:
+    """A table of the groups of conventions."""
+    groups = documents()["softmax-conventions"]["testGroups"]
+    found = ((group["type"], group["convention"]) for group in groups if "convention" in group)
+    rows = {
+        kind: (said["option"], said["value"], ", ".join(said["libraries"]))
+        for kind, said in found
+        if not kind.endswith("-gradients")
+    }
+    return "\n".join(f"| {' | '.join((kind, *row))} |" for kind, row in rows.items())
 
 
 def _text(name: str) -> str:
