@@ -731,8 +731,7 @@ def check(
 def vectors(directory: Path, kind: str, check: bool) -> None:
     """Write golden vectors for implementations in any language into DIRECTORY.
 
-    One file an estimator, a schema and a README; files of the same name are replaced. With
-    --check nothing is written, and the exit status is 1 if there are problems.
+    Files of the same name are replaced. With --check nothing is written; status 1 is problems.
     """
     from .conformance import vectors as golden
 

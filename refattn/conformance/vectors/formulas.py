@@ -159,31 +159,21 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, _Array]:
     return found
 
 
-def _exact(
-    case: Recipe | Case,
-    dps: int,
-    *,
-    q: _Array,
-    k: _Array,
-    v: _Array,
-    visible: _Array,
-    bias: Any = 0.0,
-    sinks: Any = None,
-    dropout: Any = None,
-) -> _Array:
+def _exact(case: Recipe | Case, dps: int, **arrays: Any) -> _Array:
     """Exact attention of one head under the convention of the case: reference 003."""
-    e, options = exact(), {"sink": sinks, "dropout": dropout, "dps": dps}
-    scale, softcap = _scale(case, q.shape[-1], dps), case.arguments.get("softcap")
+    e, x = exact(), Head(**arrays)
+    scale, softcap = _scale(case, x.q.shape[-1], dps), case.arguments.get("softcap")
     if value_of(case, "softcap") == "after-bias":
-        scores = (e.numbers(q, dps=dps) * scale) @ e.numbers(k, dps=dps).T
-        scores = e.cap(scores + e.numbers(bias, dps=dps), softcap, dps=dps)
-        sink = options.pop("sink")
-        out, lse = e.weighted_mean(scores, e.numbers(v, dps=dps), visible, sink, **options)
+        scores = (e.numbers(x.q, dps=dps) * scale) @ e.numbers(x.k, dps=dps).T
+        scores = e.cap(scores + e.numbers(x.bias, dps=dps), softcap, dps=dps)
+        values = e.numbers(x.v, dps=dps)
+        out, lse = e.weighted_mean(scores, values, x.visible, x.sinks, x.dropout, dps=dps)
     else:
-        out, lse = e.attend(q, k, v, bias, visible, scale, softcap=softcap, **options)
-    empty = ~visible.any(-1)
-    if sinks is None and empty.any():
-        rows = {"mean": e.mean(v, dps=dps), "nan": e.context(dps).nan}
+        options = {"softcap": softcap, "sink": x.sinks, "dropout": x.dropout, "dps": dps}
+        out, lse = e.attend(x.q, x.k, x.v, x.bias, x.visible, scale, **options)
+    empty = ~x.visible.any(-1)
+    if x.sinks is None and empty.any():
+        rows = {"mean": e.mean(x.v, dps=dps), "nan": e.context(dps).nan}
         out[empty] = rows.get(value_of(case, "empty_rows"), e.context(dps).mpf(0))
         lse[empty] = e.context(dps).inf * (1 if value_of(case, "lse_empty") == "inf" else -1)
     lse = lse / e.context(dps).log(2) if value_of(case, "lse") == "2" else lse

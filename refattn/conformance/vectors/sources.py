@@ -52,7 +52,7 @@ def sources(kind: str, convention: Convention | None = None) -> list[str]:
 
     Examples
     --------
-    >>> sources("lara")[0].partition(": ")[2]
+    >>> sources("lara")[0].rpartition(": ")[2]
     'LARA'
     >>> sources("softmax-convention-lse-2", Convention("lse", "2"))[-1]
     'lse: base of the log normaliser it returns, of scaled, biased scores; here 2'
