@@ -99,6 +99,7 @@ _SENTENCES: Mapping[str, Callable[[float, float], str]] = {
     "epsilon": lambda x, e: f"{_pm(x, e)} is added to the normaliser, of weights up to 1",
     "sink": lambda x, e: f"{_pm(x, e)} is added to the normaliser, of weights e^score",
     "delta": lambda x, e: f"the part of sum d_out * out counts {_pm(1 + x, e)} times",
+    "cap": lambda x, e: f"tanh^2 counts {_pm(1 - x, e)} times in the slope of the cap, 1 - tanh^2",
     "edge+1": lambda x, e: f"a query sees one key more, the next: {_pm(x, e)} of its weight",
     "edge-1": lambda x, e: f"a query does not see its last key: {_pm(x, e)} of its weight",
 }
@@ -156,7 +157,7 @@ class _Found:
     ) -> None:
         (n, m, d_v), heads = problem.shape, math.prod(problem.lead)
         self.rows_apart = rows_apart
-        m = m if problem.is_mean else 0
+        m = m + problem.has_sinks if problem.is_mean else 0
         self.along: dict[str, _Floats] = {}  # the weights of errors in sums along a direction
         self.alone: dict[str, _Floats] = {}  # the variance of such a sum by what is in no other
         self.known: dict[str, Known] = {}  # those sums, over all heads
@@ -278,7 +279,7 @@ class _Found:
         errors: _Floats,
         own: _Floats,
     ) -> Callable[[], None]:
-        """The loss of each key: the derivative to its weight, p (v - out) / (1 - p)."""
+        """The loss of each key, and sink: the derivative to its weight, p (v - out) / (1 - p)."""
         head = self.problem.head(index)
         lse = np.where(np.isfinite(rows.lse), rows.lse, math.inf)[:, None]
         inverse = 1 / np.square(rows.std)
@@ -392,7 +393,7 @@ def _directions(
 
 def _edge(head: _rounding.Head, i: slice, rows: _rounding.Rows, ahead: int) -> _Floats:
     """Change of the output where queries see the key next to the last, or lose the last."""
-    n, m = head.q.shape[0], head.k.shape[0]
+    n, m = head.q.shape[0], head.keys
     keys = np.arange(i.start, i.stop) + m - n + ahead
     there = (keys >= 0) & (keys < m)
     j = np.clip(keys, 0, m - 1)
@@ -444,7 +445,7 @@ def attempt(
     kernel = profile.kernel(dtype)
     rows_apart = problem.rows_apart(kernel)
     if problem.gradient is not None:
-        names += _rounding_backward.DIRECTIONS[problem.gradient.of]
+        names += _rounding_backward.directions(problem.gradient.of, problem.softcap)
     if problem.is_mean:
         changes = {x: f for x, f in _CHANGES.items() if x != "softcap" or problem.softcap is None}
         names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]
@@ -675,7 +676,7 @@ def _grouped(
 
 
 def _of_keys(found: _Found) -> Iterator[_Outcome]:
-    """The key whose loss, or second use, explains most."""
+    """The key whose loss, or second use, explains most; a sink is the last."""
     heads, m = found.keys.best.t.shape
     if not m:
         return
@@ -690,10 +691,11 @@ def _of_keys(found: _Found) -> Iterator[_Outcome]:
             float(np.atleast_2d(x)[head, key])
             for x in (tried.value, tried.error, tried.statistic, rows.best.g)
         )
+        called = "the sink" if key == found.problem.shape[1] else f"key {key}"
         words = (
-            f"key {key} is missing: {_pm(value, error)} of its weight"
+            f"{called} is missing: {_pm(value, error)} of its weight"
             if value > 0
-            else f"key {key} counts {_pm(1 - value, error)} times"
+            else f"{called} counts {_pm(1 - value, error)} times"
         )
         where = f", {_head(found.problem, int(head))}" if name != "key" else ""
         yield _Outcome(

@@ -176,9 +176,12 @@ class Problem(NamedTuple):
     shape : tuple of int
         Numbers of queries, of keys, and of columns of the values.
     read : callable
-        Gives the arrays of a head by name, in float64: q, k, v and, where there are, bias and mask.
+        Gives the arrays of a head by name, in float64: q, k, v and, where there are, bias, mask and
+        sinks, (1, 1).
     scale, causal, window, softcap
         As in `predict`.
+    has_sinks : bool
+        Whether heads have a sink.
     """
 
     lead: tuple[int, ...]
@@ -191,6 +194,7 @@ class Problem(NamedTuple):
     feature_map: Callable[[Any], Any] | None = None
     kind: str = "scores"
     gradient: Gradient | None = None
+    has_sinks: bool = False
 
     @property
     def is_mean(self) -> bool:
@@ -274,9 +278,10 @@ class Problem(NamedTuple):
     def head(self, index: tuple[int, ...]) -> _rounding.Head:
         """The arrays and the conventions of a head."""
         x = self.read(index)
-        conventions = (self.causal, self.window, self.softcap)
         bias, mask = _finite(x.get("bias"), x.get("mask"))
-        return _rounding.Head(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
+        conventions = (self.causal, self.window, self.softcap)
+        head = _rounding.Head(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
+        return head.with_sink(x["sinks"].item()) if self.has_sinks else head
 
     def items(self) -> Iterator[tuple[tuple[int, ...], slice]]:
         """Heads and blocks of their queries."""
@@ -294,7 +299,7 @@ class Problem(NamedTuple):
         return self.gradient._replace(heads={(): self.gradient.heads[index]}).problem(())
 
     def replaced(self, name: str, change: Callable[[tuple[int, ...], Any], Any]) -> Problem:
-        """With another mask or bias, made of the index of the head and of the one that was."""
+        """With another mask, bias or sink, made of the index of the head and of what was."""
 
         def read(index: tuple[int, ...]) -> Mapping[str, Any]:
             found = self.read(index)
@@ -307,7 +312,9 @@ class Problem(NamedTuple):
         return self.replaced("mask", lambda index, x: seen if x is None else seen & x)
 
     def without(self, name: str) -> Problem:
-        """Without the mask or the bias."""
+        """Without the mask, the bias or the sinks."""
+        if name == "sinks":
+            return self._replace(has_sinks=False)
         read = self.read
         return self._replace(read=lambda index: {x: y for x, y in read(index).items() if x != name})
 
@@ -415,8 +422,6 @@ def gradients(
     """
     if problem.kind != "scores":
         raise ValueError(f"gradients are judged for softmax only, got {CALLED[problem.kind]}.")
-    if problem.softcap is not None:
-        raise ValueError("gradients are not judged with a `softcap`.")
 
     for index in np.ndindex(problem.lead):
         all_hold("d_out", d_out(index), index, dtype)
@@ -452,6 +457,7 @@ def of_arrays(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    sinks: Any = None,
     omega: Any = None,
     log_weight: Any = None,
     features: str = "positive",
@@ -462,7 +468,8 @@ def of_arrays(
     if omega is not None or feature_map is not None:
         kind = "frequencies" if feature_map is None else "map"
         _no("omega", omega if kind == "map" else None, kind)
-        for name, x in (("bias", bias), ("window", window), ("softcap", softcap)):
+        of_scores = {"bias": bias, "window": window, "softcap": softcap, "sinks": sinks}
+        for name, x in of_scores.items():
             _no(name, x, kind)
     else:
         _no("log_weight", log_weight, kind)
@@ -473,6 +480,8 @@ def of_arrays(
         numbers["mask"] = mask = to_host(mask, None)
     q, k, v = (numbers[name] for name in "qkv")
     _validate.attention(q, k, v, bias=numbers.get("bias"), mask=mask, causal=causal)
+    if sinks is not None:
+        numbers["sinks"] = _validate.of_heads("sinks", wide("sinks", sinks), q, k, v)
     n, m = q.shape[-2], k.shape[-2]
     if kind == "frequencies":
         numbers |= _frequencies(omega, log_weight, features, q)
@@ -501,6 +510,7 @@ def of_arrays(
         _validate.real("softcap", softcap, positive=True, optional=True),
         feature_map,
         kind,
+        has_sinks=sinks is not None,
     )
 
 
@@ -517,7 +527,7 @@ def of_tensors(
 ) -> Problem:
     """The problem of a file, of which no more than some heads are in memory."""
     shapes = tensors.shapes
-    used = {"scores": ("bias", "mask"), "frequencies": ("omega", "mask"), "map": ("mask",)}
+    used = {"scores": ("bias", "mask", "sinks"), "frequencies": ("omega", "mask"), "map": ("mask",)}
     kind = kind_of(estimator)
     if kind == "frequencies" and "omega" not in shapes:
         raise ValueError(
@@ -525,7 +535,8 @@ def of_tensors(
             f"{str(tensors.path)!r} has none."
         )
     if kind != "scores":
-        _no("bias", shapes.get("bias"), kind)
+        for name in ("bias", "sinks"):
+            _no(name, shapes.get(name), kind)
         _no("window", window, kind)
         _no("softcap", softcap, kind)
         rows = (1, 1, *shapes.get("mask", ()))[-2]
@@ -556,6 +567,7 @@ def of_tensors(
         _validate.real("softcap", softcap, positive=True, optional=True),
         (feature_map or elu_features) if kind == "map" else None,
         kind,
+        has_sinks="sinks" in names,
     )
 
 

@@ -7,6 +7,9 @@ type before the second product. With :math:`p_{ij} = e_{ij} / \sum_j e_{ij}`, to
 .. math:: \delta \mathrm{out}_{ic} = \sum_j p_{ij} \, \delta_{ij} (v_{jc} - \mathrm{out}_{ic})
     + \sum_j \eta_{ij} v_{jc} + \text{sums} + \text{the rounding of the result}.
 
+A sink is one more key, that every query sees and whose value is 0: it has part in the sum and in
+the maximum, and its score is a number that the kernel was given.
+
 A rounding to nearest moves a number by at most half of the distance of its neighbours h, and by
 h / sqrt(12) in root mean square where nothing ties it to h. Where a number is not known that well,
 and for its leading digits the law of Benford is taken, that is `RMS` units.
@@ -41,8 +44,11 @@ __all__ = [
     "Tile",
     "analyse",
     "attend",
+    "cap_error",
+    "cap_variance",
     "exact",
     "gamma",
+    "is_power_of_two",
     "largest_error",
     "relative_variance",
     "tile_of",
@@ -105,7 +111,7 @@ class Kernel(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Softmax attention of one head, in float64."""
+    """Softmax attention of one head, in float64; a sink is a key of 0 at the end, with value 0."""
 
     q: _Floats
     k: _Floats
@@ -116,17 +122,43 @@ class Head(NamedTuple):
     causal: bool
     window: tuple[int | None, int | None]
     softcap: float | None
+    sink: float | None = None
+
+    def with_sink(self, sink: float) -> Head:
+        """With a sink; one of -inf is none."""
+        if sink == -math.inf:
+            return self
+        k, v = (np.concatenate([x, np.zeros((1, x.shape[-1]))]) for x in (self.k, self.v))
+        return self._replace(k=k, v=v, sink=sink)
+
+    @property
+    def keys(self) -> int:
+        """The number of keys without the sink."""
+        return len(self.k) - (self.sink is not None)
+
+    def blocks(self, size: int) -> Iterator[slice]:
+        """Blocks of keys; the sink is alone, and the last."""
+        yield from blocks(0, self.keys, size)
+        yield from blocks(self.keys, self.k.shape[0], 1)
+
+    def is_sink(self, j: slice) -> bool:
+        """Whether a block of keys is the sink."""
+        return self.sink is not None and j.start >= self.keys
 
     def visible(self, i: slice, j: slice) -> npt.NDArray[np.bool_] | None:
         """Which keys the queries see; None for all."""
+        if self.is_sink(j):
+            return None
         mask = None if self.mask is None else np.asarray(self.mask[i, j])
-        band = Band.of(self.k.shape[0] - self.q.shape[0], self.causal, self.window)
+        band = Band.of(self.keys - self.q.shape[0], self.causal, self.window)
         seen: npt.NDArray[np.bool_] | None = band.visible(i, j, None, np, mask)
         return seen
 
     def ahead(self, i: slice, j: slice) -> npt.NDArray[np.int64]:
         """How far keys are ahead of queries, j - (i + m - n)."""
-        shift = self.k.shape[0] - self.q.shape[0]
+        if self.is_sink(j):
+            return np.zeros((i.stop - i.start, 1), np.int64)
+        shift = self.keys - self.q.shape[0]
         found: npt.NDArray[np.int64] = (
             np.arange(j.start, j.stop) - np.arange(i.start + shift, i.stop + shift)[:, None]
         )
@@ -140,9 +172,11 @@ class Tile(NamedTuple):
     visible: npt.NDArray[np.bool_] | None
     products: _Floats  # q . k
     logits: _Floats  # times the scale
+    ratio: _Floats | float  # capped scores over the cap; 0 if there is none
     capped: _Floats
     scores: _Floats
     slope: _Floats | float  # of the cap
+    is_sink: bool = False
 
 
 class Rows(NamedTuple):
@@ -192,7 +226,7 @@ class Rows(NamedTuple):
 
 def tiles(head: Head, i: slice, size: int = _KEYS) -> Iterator[Tile]:
     """Scores of the queries i with all keys."""
-    for j in blocks(0, head.k.shape[0], size):
+    for j in head.blocks(size):
         tile = tile_of(head, i, j)
         if tile is not None:
             yield tile
@@ -206,85 +240,146 @@ def tile_of(head: Head, i: slice, j: slice) -> Tile | None:
     return _steps(head, i, j, visible, head.q[i] @ head.k[j].T)
 
 
+def same(x: _Floats) -> _Floats:
+    """Rounds nothing."""
+    return x
+
+
 def _steps(
     head: Head,
     i: slice,
     j: slice,
     visible: npt.NDArray[np.bool_] | None,
     products: _Floats,
-    to: Callable[[_Floats], _Floats] = lambda x: x,
+    to: Callable[[_Floats], _Floats] = same,
 ) -> Tile:
     """The steps from q . k to scores, each result passed through `to`."""
+    if head.is_sink(j):
+        assert head.sink is not None
+        return Tile(j, None, products, products, 0.0, products, products + head.sink, 0.0, True)
     products = to(products)
     logits = to(head.scale * products)
     capped: _Floats = logits
+    ratio: _Floats | float = 0.0
     slope: _Floats | float = 1.0
     if head.softcap is not None:
-        ratio = np.tanh(logits / head.softcap)
-        capped, slope = to(head.softcap * ratio), 1 - ratio * ratio
+        x = to(logits / head.softcap)
+        ratio = to(np.tanh(x))
+        capped, slope = to(head.softcap * ratio), _slope(x) if to is same else 1 - ratio * ratio
     scores = capped if head.bias is None else to(capped + head.bias[i, j])
-    return Tile(j, visible, products, logits, capped, scores, slope)
+    return Tile(j, visible, products, logits, ratio, capped, scores, slope)
+
+
+def _slope(x: _Floats) -> _Floats:
+    """1 - tanh(x)^2, where that cancels, too."""
+    e = np.exp(-2 * np.abs(x))
+    return np.asarray(4 * e / np.square(1 + e))
 
 
 class _First(NamedTuple):
-    """Sums over the keys of a profile's own weights, and the largest score."""
+    """Sums over the keys of a profile's own weights, and the largest score, with the sink's."""
 
     out: _Floats
     lse: _Floats
     top: _Floats
+    highest: _Floats  # score of a key
+
+    def gap(self, tile: Tile) -> _Floats:
+        """Differences to the largest score; of a sink, which may have no part in it, to a key's."""
+        if not tile.is_sink:
+            return np.minimum(tile.scores - self.top[:, None], 0.0)
+        return tile.scores - np.where(np.isfinite(self.highest), self.highest, self.top)[:, None]
 
 
 def attend(head: Head, i: slice, to: Callable[[_Floats], _Floats] | None) -> _First:
     """Attention with scores that are exact, or rounded by `to`."""
     m, rows = head.k.shape[0], i.stop - i.start
     zero = np.zeros((1, 1))
-    total, top = _kernel.Sums(zero, zero, zero - math.inf), np.full(rows, -math.inf)
+    total = _kernel.Sums(zero, zero, zero - math.inf)
+    top = highest = np.full(rows, -math.inf)
     for tile in tiles(head, i, 16 * _KEYS):
         if to is not None:
             tile = _steps(head, i, tile.keys, tile.visible, tile.products, to)
         scores = np.array(np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1])))
         seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
         top = np.maximum(top, seen.max(-1))
+        highest = highest if tile.is_sink else top
         found = _kernel.sums(scores, head.v[tile.keys], tile.visible, m)
         total = _kernel.combine(total, found)
     out, lse = _kernel.normalise(total)
     shape = (rows, head.v.shape[-1])
-    return _First(np.broadcast_to(out, shape), np.broadcast_to(lse, rows), top)
+    return _First(np.broadcast_to(out, shape), np.broadcast_to(lse, rows), top, highest)
 
 
 def relative_variance(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
     """Variance of delta, of the scores and of the exponential."""
     unit, half = (RMS * kernel.accumulate.unit) ** 2, (RMS * kernel.softmax.unit) ** 2
-    slope = np.square(tile.slope)
-    found = unit * slope * (head.scale**2 * _running_products(head, kernel, tile, i)
-                            + np.square(tile.logits))  # fmt: skip
-    if head.bias is not None:
-        found += unit * np.square(tile.scores)
-    found += half * np.square(gap)
-    found += (kernel.exp * kernel.accumulate.unit / 2) ** 2 * (gap < 0)
+    narrow = kernel.softmax.unit > kernel.accumulate.unit
+    if narrow:  # of arrays: a sink has part in the maximum
+        gap = np.minimum(gap, 0.0)
+    found = cap_variance(head, kernel, tile, i)
+    if head.bias is not None or tile.is_sink:  # which is multiplied by log2 e
+        found = found + unit * np.square(tile.scores)
+    found = found + half * np.square(gap)
+    found += (kernel.exp * kernel.accumulate.unit / 2) ** 2 * (gap != 0)
     if head.softcap is not None:
-        found += 2 * unit * np.square(tile.capped)
+        found += unit * np.square(tile.capped)
     if kernel.scores is not None:
-        for number, factor in _rounded(head, tile, tile.slope):
-            found += np.square(factor * kernel.scores.spacing(number)) / 12
-    if kernel.softmax.unit > kernel.accumulate.unit:
+        for number in _after(head, tile):
+            found += np.square(kernel.scores.spacing(number)) / 12
+    if narrow:
         weight = np.exp(gap)
         step = kernel.softmax.spacing(weight) / np.where(weight > 0, weight, math.inf)
         found += np.square(step) / 12 * (gap < 0)
     return np.asarray(found)
 
 
-def _rounded(
-    head: Head, tile: Tile, slope: _Floats | float
-) -> Iterator[tuple[_Floats, _Floats | float]]:
-    """What is rounded on the way to the scores, and the derivative of the score to it."""
-    if abs(math.frexp(head.scale)[0]) not in (0.0, 0.5):  # by a power of two nothing is rounded
-        yield tile.products, head.scale * slope
-    yield tile.logits, slope
+def cap_variance(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floats:
+    r"""Variance of the capped score by errors of its tanh.
+
+    They move the slope, too. For the capped score :math:`c\, \tau`, :math:`\tau = \tanh x`,
+
+    .. math:: c^2 \operatorname{Var} \delta\tau
+        = (1 - \tau^2)^2 \operatorname{Var} \delta(c x) + c^2 \sigma_\tau^2 .
+    """
+    unit = (RMS * kernel.accumulate.unit) ** 2
+    logits = np.square(tile.logits) * (1 if head.softcap is None else 2)  # divided by the cap
+    found = unit * (head.scale**2 * _running_products(head, kernel, tile, i) + logits)
+    if kernel.scores is not None:
+        for number, factor in _before(head, tile):
+            found += np.square(factor * kernel.scores.spacing(number)) / 12
+    found = found * np.square(tile.slope)
     if head.softcap is not None:
-        yield tile.capped, 1.0
+        found += unit * np.square(tile.capped)
+        if kernel.scores is not None:
+            found += np.square(head.softcap * kernel.scores.spacing(np.asarray(tile.ratio))) / 12
+    return np.asarray(found)
+
+
+def _before(head: Head, tile: Tile) -> Iterator[tuple[_Floats, float]]:
+    """What is rounded before the cap, and the derivative of the logit to it."""
+    if tile.is_sink:
+        return
+    if not is_power_of_two(head.scale):
+        yield tile.products, head.scale
+    yield tile.logits, 1.0
+    if head.softcap is not None and not is_power_of_two(head.softcap):
+        yield tile.logits / head.softcap, head.softcap
+
+
+def _after(head: Head, tile: Tile) -> Iterator[_Floats]:
+    """What is rounded after the tanh of the cap."""
+    if tile.is_sink:
+        return
+    if head.softcap is not None and not is_power_of_two(head.softcap):
+        yield tile.capped
     if head.bias is not None:
-        yield tile.scores, 1.0
+        yield tile.scores
+
+
+def is_power_of_two(x: float) -> bool:
+    """Whether nothing is rounded in a multiplication; so it is by 0."""
+    return abs(math.frexp(x)[0]) in (0.0, 0.5)
 
 
 def _running_products(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floats:
@@ -355,6 +450,7 @@ def analyse(
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
+    law.highest = exact.highest[:, None]
     law.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - lse), 1e-300)
     for tile in tiles(head, i):
         v = head.v[tile.keys]
@@ -363,7 +459,7 @@ def analyse(
             gap = np.where(tile.visible, gap, -math.inf)
         weights = np.exp(gap)
         shares = weights * law.whole
-        law.add(head, kernel, tile, i, _Shares(gap, weights, shares), v)
+        law.add(head, kernel, tile, i, _Shares(gap, weights, shares, exact.gap(tile)), v)
         nearest += own.weights(tile) @ v
         with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
@@ -431,11 +527,20 @@ class Own:
         found.i, found.top, found.total = i, self.top[at], self.total[at]
         return found
 
+    def _tile(self, tile: Tile) -> Tile:
+        """Scores with their roundings."""
+        if self.kernel.scores is None:
+            return tile
+        to = self.kernel.scores.round
+        return _steps(self.head, self.i, tile.keys, tile.visible, tile.products, to)
+
+    def slope(self, tile: Tile) -> _Floats | float:
+        """The slope of the cap, of a tanh that was rounded."""
+        return self._tile(tile).slope
+
     def _logs(self, tile: Tile) -> _Floats:
         """Logs of the weights over the largest."""
-        if self.kernel.scores is not None:
-            to = self.kernel.scores.round
-            tile = _steps(self.head, self.i, tile.keys, tile.visible, tile.products, to)
+        tile = self._tile(tile)
         gap = np.minimum(tile.scores - self.top, 0.0)
         if self.narrow:
             with np.errstate(divide="ignore"):
@@ -462,11 +567,14 @@ class _Shares(NamedTuple):
         Differences to the largest score, -inf where hidden.
     weights, shares : arrays
         e^gap, and these over their sum.
+    apart : array
+        Differences that are rounded: of a sink, to the largest score of a key.
     """
 
     gap: _Floats
     weights: _Floats
     shares: _Floats
+    apart: _Floats
 
 
 class _Law:
@@ -487,6 +595,7 @@ class _Law:
         self.shift = np.zeros((rows, 1))  # p (e^epsilon - 1)
         self.least = np.zeros((rows, 1))  # the sum of the weights, at least
         self.whole = np.full((rows, 1), 1e-300)  # the share of a weight of 1
+        self.highest = np.full((rows, 1), -math.inf)  # score of a key
         self.flushed = np.zeros((rows, d_v + 1))  # half the last spacing times |v| and 1
         self.sizes = np.zeros((rows, d_v))  # p |v|
         self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
@@ -496,8 +605,8 @@ class _Law:
         self, head: Head, kernel: Kernel, tile: Tile, i: slice, of: _Shares, v: _Floats
     ) -> None:
         """Add the keys of a tile."""
-        gap, _, shares = of
-        finite = gap if tile.visible is None else np.where(tile.visible, gap, 0.0)
+        gap, _, shares, apart = of
+        finite = apart if tile.visible is None else np.where(tile.visible, apart, 0.0)
         squares, sizes = v * v, np.abs(v)
         noise = shares * shares * relative_variance(head, kernel, tile, i, finite)
         self.relative += np.sum(noise, -1)
@@ -509,7 +618,7 @@ class _Law:
         self.least += np.sum(least, -1, keepdims=True)
         self.shift += np.sum(most, -1, keepdims=True)
         self.sizes += shares @ sizes
-        row, key = np.nonzero(gap == 0)
+        row, key = np.nonzero((gap == 0) | ((tile.scores == self.highest) & ~np.isneginf(gap)))
         top = shares[row, key, None]
         np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
         if kernel.weights is not None:
@@ -538,7 +647,7 @@ class _Law:
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
         """
-        to, (gap, weights, shares) = kernel.weights, of
+        to, (gap, weights, shares, _) = kernel.weights, of
         assert to is not None
         if kernel.normalised:
             return np.where(shares > 0, np.square(to.spacing(shares)) / 12, 0.0)
@@ -669,23 +778,62 @@ def _largest_rounding(kernel: Kernel, of: _Shares, whole: _Floats, shares: _Floa
 
 def largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
     """Bound of |delta|: every rounding at its largest."""
-    unit, half, d = kernel.accumulate.unit, kernel.softmax.unit, head.q.shape[-1]
-    terms = gamma(kernel, d, 1)
-    least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
-    norms = _norms(head, tile, i)
-    norms = np.where(norms > kernel.accumulate.largest, math.inf, norms)
-    found = abs(head.scale) * (terms * norms + least) + unit * (
-        2 * np.abs(tile.logits) + 2 * np.abs(tile.scores)
-    )
+    unit, half = kernel.accumulate.unit, kernel.softmax.unit
+    found = _logit_error(head, kernel, tile, i, gap) + unit * 2 * np.abs(tile.scores)
     if head.softcap is not None:
         found = found + 6 * unit * np.abs(tile.capped)
     if kernel.scores is not None:
-        for number, factor in _rounded(head, tile, 1.0):
-            reach = np.abs(number) + found / np.abs(factor)  # with the errors before
-            found = found + np.abs(factor) * kernel.scores.spacing(reach) / 2
-            beyond = (reach > kernel.scores.largest) & ((number > 0) | (gap > _GONE))
-            found = np.where(beyond, math.inf, found)
+        if head.softcap is not None:
+            found = found + head.softcap * kernel.scores.spacing(np.asarray(tile.ratio)) / 2
+        for number in _after(head, tile):
+            found = _rounded(kernel.scores, found, number, 1.0, gap)
     # Changes of a running maximum, each with an exponential.
     changes = head.k.shape[0] / _TILE
     found = found + half * (2 * (np.abs(gap) + found) + 3) + unit * kernel.exp
     return np.asarray(found + changes * (half * (kernel.exp + 1) + unit))
+
+
+def cap_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
+    r"""Bound of the error of the slope :math:`1 - \tau^2` of the cap, :math:`\tau = \tanh x`.
+
+    The derivative of its logarithm is :math:`2 |\tau| \le 2`, and the error :math:`\eta` of a tanh
+    moves it by :math:`\eta (2 |\tau| + \eta)`:
+
+    .. math:: |\delta(1 - \tau^2)| \le (1 - \tau^2) (e^{2 |\delta x|} - 1)
+        + 2 \eta (1 + \eta) + 2 u .
+
+    Kernels may take the tanh, or the capped score over the cap: :math:`\eta` has both.
+    """
+    if head.softcap is None or tile.is_sink:
+        return np.zeros_like(tile.logits)
+    unit = kernel.accumulate.unit
+    moved = _logit_error(head, kernel, tile, i, gap) / head.softcap
+    off = 6 * unit * np.abs(tile.ratio)
+    if kernel.scores is not None:
+        off = off + kernel.scores.spacing(np.asarray(tile.ratio)) / 2
+        off = off + kernel.scores.spacing(tile.capped) / (2 * head.softcap)
+    known = moved < 1
+    found = tile.slope * np.expm1(2 * np.where(known, moved, 0.0)) + 2 * off * (1 + off) + 2 * unit
+    return np.where(known, np.minimum(found, 1.0), 1.0)
+
+
+def _logit_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
+    """Bound of the error of the scores before the cap."""
+    unit, d = kernel.accumulate.unit, head.q.shape[-1]
+    terms = gamma(kernel, d, 1)
+    least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
+    norms = _norms(head, tile, i)
+    norms = np.where(norms > kernel.accumulate.largest, math.inf, norms)
+    found = abs(head.scale) * (terms * norms + least) + unit * 2 * np.abs(tile.logits)
+    if kernel.scores is not None:
+        for number, factor in _before(head, tile):
+            found = _rounded(kernel.scores, found, number, factor, gap)
+    return np.asarray(found)
+
+
+def _rounded(to: Format, error: _Floats, number: _Floats, factor: float, gap: _Floats) -> _Floats:
+    """The largest error of what has the factor for derivative to a number that is rounded."""
+    reach = np.abs(number) + error / np.abs(factor)  # with the errors before
+    found = error + np.abs(factor) * to.spacing(reach) / 2
+    beyond = (reach > to.largest) & ((number > 0) | (gap > _GONE))
+    return np.where(beyond, math.inf, found)

@@ -7,7 +7,23 @@ With the weights :math:`p_{ij}` and the derivative :math:`g` with respect to the
     \bar q_i = c \sum_j \bar s_{ij} k_j, \quad \bar k_j = c \sum_i \bar s_{ij} q_i, \quad
     \bar v_j = \sum_i p_{ij} g_i
 
-for scores :math:`s = c\, q \cdot k`. A backward pass computes the weights again from the log
+for scores :math:`s = c\, q \cdot k`. With a cap, :math:`s = b \tanh x` for
+:math:`x = c\, q \cdot k / b`, derivatives to scores are multiplied by its slope first:
+
+.. math:: \tilde s_{ij} = \bar s_{ij} (1 - \tau_{ij}^2), \qquad \tau_{ij} = \tanh x_{ij}, \qquad
+    \bar q_i = c \sum_j \tilde s_{ij} k_j .
+
+An error of :math:`\tau` moves the weight by :math:`b\, \delta\tau` and the slope by
+:math:`-2 \tau \delta\tau`: together :math:`p (1 - \tau^2)` by
+:math:`p (1 - \tau^2 - 2 \tau / b)\, b\, \delta\tau`. The square and the difference are rounded,
+too, and so may be the quotient that :math:`\tau` is taken from: where :math:`|\tau|` is near 1 all
+cancels but these,
+
+.. math:: \operatorname{Var} \delta(1 - \tau^2) = \sigma_u^2 (9 \tau^4 + (1 - \tau^2)^2) .
+
+A sink is a key of 0 with the value 0, of which :math:`D` and the sum of the weights know.
+
+A backward pass computes the weights again from the log
 normalisers, or keeps them as they were rounded; it rounds p before the sum for v and
 :math:`\bar s` before those for q and k, to the type to which a forward pass rounds weights. It
 takes D from the output, which is rounded, or, where scores are rounded, from weights and products.
@@ -28,10 +44,10 @@ from ._formats import Format
 from ._rounding import BIAS, CONSTANTS, RMS, WORST, Head, Kernel, Rows
 
 __all__ = [
-    "DIRECTIONS",
     "Backward",
     "Saved",
     "analyse",
+    "directions",
     "exact",
     "given",
     "prepare",
@@ -40,7 +56,6 @@ __all__ = [
 
 _Floats = npt.NDArray[np.float64]
 
-DIRECTIONS = {"dq": ("scale", "delta"), "dk": ("scale", "delta"), "dv": ("scale",)}  # of defects
 _QUERIES = 256  # of a block
 _TOKENS = 256  # that are added at a time
 _STEPS = 16  # tokens between running sums that are known, if they matter
@@ -71,11 +86,11 @@ class Saved(NamedTuple):
     lse_variance, lse_bound : arrays, (n,)
         Of log normalisers.
     logit, moved_logit : arrays, (n,)
-        Weighted means of scaled products of queries and keys, and of these times t - D.
+        Weighted means of what the log of the scale makes of scores, and of it times t - D.
     copies, key_copies : arrays, (n,) and (m,)
         How many queries, and keys, are the same: their weights have the same errors.
     mean : array, (n, d)
-        Weighted means of the keys.
+        Weighted means of the keys, times the slope of the cap.
     own : list
         Weights with the roundings of the profile, of each block of queries.
     """
@@ -105,11 +120,15 @@ class _Pairs(NamedTuple):
     Attributes
     ----------
     p, t, s : arrays
-        Weights, products of g and v, and derivatives to the scores.
+        Weights, products of g and v, and derivatives to the scores before the cap.
+    slope, bent : arrays
+        Of the cap; and what its product with the weight changes by, over the weight, with the
+        capped score.
     p_scale, s_scale : arrays
         What a change of the logarithm of the scale makes of p and s, by the scores.
-    log_variance : array
-        Relative variance of a weight before it is rounded.
+    log_variance, cap_variance : arrays
+        Relative variance of a weight before it is rounded, and the part that bends the slope of a
+        cap, if there is one.
     p_variance, t_variance, s_variance : arrays
         Of the roundings of each.
     near_p, near_s : arrays
@@ -123,9 +142,12 @@ class _Pairs(NamedTuple):
     p: _Floats
     t: _Floats
     s: _Floats
+    slope: _Floats | float
+    bent: _Floats | float
     p_scale: _Floats
     s_scale: _Floats
     log_variance: _Floats
+    cap_variance: _Floats | None
     p_variance: _Floats
     t_variance: _Floats
     s_variance: _Floats
@@ -135,6 +157,15 @@ class _Pairs(NamedTuple):
     s_bound: _Floats
     p_flushed: _Floats
     s_flushed: _Floats
+
+    def moves(self) -> Iterator[tuple[_Floats, _Floats | float]]:
+        """Variances of weights before they are rounded, and what these move in place of slopes."""
+        size = self.p * self.p
+        if self.cap_variance is None:
+            yield size * self.log_variance, self.slope
+        else:
+            yield size * (self.log_variance - self.cap_variance), self.slope
+            yield size * self.cap_variance, self.bent
 
 
 def _spacing(to: Format, x: _Floats, scale: float) -> _Floats:
@@ -224,7 +255,9 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
             j = tile.keys
             p, logs = _shares(tile, exact.lse)
             finite = _gap(tile, kernel, exact.lse, exact.top)
-            mean[i] += p @ head.k[j]
+            if tile.is_sink:
+                finite = exact.gap(tile)
+            mean[i] += (p * tile.slope) @ head.k[j]
             noise = p * p * _rounding.relative_variance(head, kernel, tile, i, finite)
             epsilon = _rounding.largest_error(head, kernel, tile, i, finite)
             most = _most(p, logs, epsilon)
@@ -233,8 +266,9 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
             apart = t - delta[:, None]
             log_variance += np.sum(noise, -1)
             moved += np.sum(noise * apart * apart, -1)
-            logit += np.sum(p * tile.logits, -1)
-            moved_logit += np.sum(p * apart * tile.logits, -1)
+            risen = tile.logits * tile.slope
+            logit += np.sum(p * risen, -1)
+            moved_logit += np.sum(p * apart * risen, -1)
             if not kernel.delta_of_out:
                 near_t = t if kernel.d_weights is None else kernel.d_weights.round(t)
                 near += np.sum(own.weights(tile, rounded=kernel.kept) * near_t, -1)
@@ -325,7 +359,8 @@ def _pairs(back: Backward, saved: Saved, kernel: Kernel, i: slice, j: slice) -> 
     unit = kernel.accumulate.unit
     epsilon = _rounding.largest_error(head, kernel, tile, i, finite) + saved.lse_bound[i, None]
     p_bound = _most(p, logs, epsilon)
-    raw = saved.own[i.start // _QUERIES].part(i).weights(tile, rounded=False)
+    own = saved.own[i.start // _QUERIES].part(i)
+    raw = own.weights(tile, rounded=False)
     near_p, p_variance, rounded_bound = raw, np.zeros_like(p), p_bound
     if kernel.weights is not None:
         near_p = kernel.weights.round(raw)
@@ -339,39 +374,91 @@ def _pairs(back: Backward, saved: Saved, kernel: Kernel, i: slice, j: slice) -> 
     s_bound = s_bound * (1 + 8 * unit) + 8 * unit * np.abs(s)
     # Of the product, and of the difference: where it cancels, nothing else is left.
     s_variance = (RMS * unit * p) ** 2 * (np.square(t) + np.square(saved.delta[i, None]))
-    if kernel.d_scores is not None:
-        to = kernel.d_scores
-        near_s = to.round(near_s)
-        s_variance = s_variance + np.where(s != 0, np.square(to.spacing(s)) / 12, 0.0)
-        s_bound = s_bound + to.spacing(np.abs(s) + s_bound) / 2
-        s_bound = np.where(np.abs(s) + s_bound > to.largest, math.inf, s_bound)
-        if kernel.kept and abs(math.frexp(head.scale)[0]) != 0.5:  # rounded again, then
-            near_s = _round(to, near_s, head.scale)
-            again = np.square(_spacing(to, s, head.scale)) / 12
-            s_variance = s_variance + np.where(s != 0, again, 0.0)
-            s_bound = s_bound + _spacing(to, np.abs(s) + s_bound, head.scale) / 2
+    found = _Derivative(s, near_s, s_variance, s_bound)
+    to, (before, after) = kernel.d_scores, _roundings(head, kernel)
+    if to is not None:
+        for by in before:
+            found = found.rounded(to, by)
+    if head.softcap is not None:
+        most = _rounding.cap_error(head, kernel, tile, i, finite)
+        found = found.times(tile, own.slope(tile), most, unit)
+    if to is not None:
+        for by in after:
+            found = found.rounded(to, by)
+    s = found.s
     hidden, tiny = p == 0, kernel.accumulate.tiny
     p_flushed = np.where(p < tiny, p, 0.0)
     s_flushed = np.where(np.abs(s) < tiny, np.abs(s), 0.0) + p_flushed * np.abs(apart)
     s_flushed += 2 * back.d_out.shape[-1] * tiny * p
-    p_scale = p * (tile.logits - saved.logit[i, None])
+    turned = 0.0 if head.softcap is None else 2 * tile.ratio / head.softcap
+    risen = tile.logits * tile.slope
+    p_scale = p * (risen - saved.logit[i, None])
+    s_scale = (p_scale * apart - p * saved.moved_logit[i, None]) * tile.slope
     return _Pairs(
         p,
         t,
         s,
+        tile.slope,
+        tile.slope - turned,
         p_scale,
-        p_scale * apart - p * saved.moved_logit[i, None],
+        s_scale - p * apart * turned * risen,
         relative,
+        None if head.softcap is None else _rounding.cap_variance(head, kernel, tile, i),
         p_variance,
         np.where(hidden, 0.0, t_variance),
-        np.where(hidden, 0.0, s_variance),
+        np.where(hidden, 0.0, found.variance),
         np.where(hidden, 0.0, near_p),
-        np.where(hidden, 0.0, near_s),
+        np.where(hidden, 0.0, found.near),
         rounded_bound + p_flushed,
-        s_bound + s_flushed,
+        found.bound + s_flushed,
         p_flushed,
         s_flushed,
     )
+
+
+class _Derivative(NamedTuple):
+    """Derivatives to scores: exact, as roundings to nearest make them, variance and bound."""
+
+    s: _Floats
+    near: _Floats
+    variance: _Floats
+    bound: _Floats
+
+    def rounded(self, to: Format, by: float) -> _Derivative:
+        """Rounded after a multiplication, which is undone."""
+        most = np.abs(self.s) + self.bound
+        variance = np.where(self.s != 0, np.square(_spacing(to, self.s, by)) / 12, 0.0)
+        bound = self.bound + _spacing(to, most, by) / 2
+        bound = np.where(abs(by) * most > to.largest, math.inf, bound)
+        return _Derivative(self.s, _round(to, self.near, by), self.variance + variance, bound)
+
+    def times(
+        self, tile: _rounding.Tile, near: _Floats | float, most: _Floats, unit: float
+    ) -> _Derivative:
+        """Times the slope of the cap, of which roundings to nearest and the largest error are."""
+        slope, ratio = tile.slope, np.square(tile.ratio)
+        rounding = (RMS * unit) ** 2 * (9 * np.square(ratio) + 2 * np.square(slope))
+        variance = self.variance * np.square(slope) + np.square(self.s) * rounding
+        bound = (self.bound * (slope + most) + np.abs(self.s) * most) * (1 + 4 * unit)
+        bound = np.where(self.bound < math.inf, bound + 4 * unit * np.abs(self.s * slope), math.inf)
+        return _Derivative(self.s * slope, self.near * near, variance, bound)
+
+
+def _roundings(head: Head, kernel: Kernel) -> tuple[list[float], list[float]]:
+    """By what derivatives to scores are multiplied when they are rounded, before the slope, after.
+
+    Once, before a product with queries or keys. Step by step, arrays are multiplied by the cap, the
+    slope, and the scale, and divided by the cap.
+    """
+    cap = head.softcap
+    if not kernel.kept:
+        return ([], [1.0]) if cap is not None else ([1.0], [])
+    after = [] if _rounding.is_power_of_two(head.scale) else [head.scale]
+    if cap is None:
+        return [1.0], after
+    if _rounding.is_power_of_two(cap):
+        return [1.0], [1.0, *after]
+    return [1.0, cap], [cap, 1.0, *after]
 
 
 class _Sum:
@@ -418,12 +505,19 @@ class _Sum:
         self.terms += len(y)
 
 
+def directions(of: str, softcap: float | None) -> list[str]:
+    """Names of defects that have a derivative."""
+    if of == "dv":
+        return ["scale"]
+    return ["scale", "delta"] + ["cap"] * (softcap is not None)
+
+
 def exact(backs: Sequence[tuple[Backward, Saved]], of: str, rows: slice) -> _Floats:
     """The exact gradient of some queries or keys."""
     found = np.zeros((rows.stop - rows.start, _columns(backs[0][0], of)))
     for back, saved in backs:
         head = back.head
-        for at in blocks(0, len(head.k) if of == "dq" else len(head.q), _TOKENS):
+        for at in blocks(0, head.keys if of == "dq" else len(head.q), _TOKENS):
             i, j = (rows, at) if of == "dq" else (at, rows)
             tile = _rounding.tile_of(head, i, j)
             if tile is not None:
@@ -432,7 +526,7 @@ def exact(backs: Sequence[tuple[Backward, Saved]], of: str, rows: slice) -> _Flo
                     found += p.T @ back.d_out[i]
                     continue
                 t = back.d_out[i] @ head.v[j].T
-                s = head.scale * p * (t - saved.delta[i, None])
+                s = head.scale * p * (t - saved.delta[i, None]) * tile.slope
                 found += s @ head.k[j] if of == "dq" else s.T @ head.q[i]
     return found
 
@@ -440,9 +534,10 @@ def exact(backs: Sequence[tuple[Backward, Saved]], of: str, rows: slice) -> _Flo
 def given(backs: Sequence[Backward], of: str) -> _Floats:
     """What makes a row of the gradient: rows with the same have the same roundings."""
     head = backs[0].head
+    k, v = head.k[: head.keys], head.v[: head.keys]
     if of == "dq":
         return np.concatenate([head.q, backs[0].d_out], -1)
-    return np.concatenate([head.k, head.v], -1) if of == "dk" else head.k
+    return np.concatenate([k, v], -1) if of == "dk" else k
 
 
 def variance_along(
@@ -457,32 +552,34 @@ def variance_along(
     for back, saved in backs:
         head = back.head
         rows = back.d_out if of == "dv" else head.scale * head.q
+        columns = np.concatenate([w, np.zeros((len(head.k) - len(w), w.shape[-1]))]).T
         for i in blocks(0, len(head.q), _QUERIES):
             mean, moved = np.zeros((2, i.stop - i.start, 1))
-            for j in blocks(0, len(head.k), _TOKENS):
+            for j in head.blocks(_TOKENS):
                 tile = _rounding.tile_of(head, i, j)
                 if tile is not None:
                     p, _ = _shares(tile, saved.lse[i])
-                    y = rows[i] @ w[j].T
+                    y = rows[i] @ columns[:, j] * (1.0 if of == "dv" else tile.slope)
                     s = p * (back.d_out[i] @ head.v[j].T - saved.delta[i, None])
                     mean += np.sum(p * y, -1, keepdims=True)
                     moved += np.sum(s * y, -1, keepdims=True)
-            for j in blocks(0, len(head.k), _TOKENS):
+            for j in head.blocks(_TOKENS):
                 x = _pairs(back, saved, kernel, i, j)
                 if x is None:
                     continue
-                y, size = rows[i] @ w[j].T, x.p * x.p
+                y, size = rows[i] @ columns[:, j], x.p * x.p
                 apart = x.t - saved.delta[i, None]
-                far = y if kernel.delta_of_out else y - mean
+                about = 0.0 if kernel.delta_of_out else mean
                 if of == "dv":
-                    found = x.p_variance * y * y + size * x.log_variance * far * far
+                    found = x.p_variance * y * y + size * x.log_variance * np.square(y - about)
                 else:
                     off = 0.0 if kernel.delta_of_out else moved
-                    found = size * x.log_variance * np.square(apart * far - off)
-                    found += x.s_variance * y * y
-                    found += size * x.t_variance * np.square(far)
+                    found = x.s_variance * y * y
+                    for variance, factor in x.moves():
+                        found += variance * np.square(apart * (factor * y - about) - off)
+                    found += size * x.t_variance * np.square(x.slope * y - about)
                     if kernel.kept:
-                        found += x.p_variance * np.square(apart * y - x.t * mean)
+                        found += x.p_variance * np.square(apart * x.slope * y - x.t * mean)
                 total += float(np.sum(saved.copies[i, None] * found))
             common = mean if of == "dv" else moved
             shared = saved.lse_variance[i]
@@ -512,16 +609,20 @@ def analyse(backs: Sequence[tuple[Backward, Saved]], kernel: Kernel, of: str, ro
     copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
     most = float(np.max(copies, initial=1.0))
     sum_ = _Sum(rows.stop - rows.start, columns, kernel, scale, most)
-    tangents = {x: np.zeros_like(sum_.total) for x in DIRECTIONS[of]}
+    softcap = backs[0][0].head.softcap
+    tangents = {x: np.zeros_like(sum_.total) for x in directions(of, softcap)}
     size, to = _steps(kernel, of)
     for back, saved in backs:
         head = back.head
         if of == "dq":
-            for j in blocks(0, head.k.shape[0], size):
+            for j in head.blocks(size):
                 x = _pairs(back, saved, kernel, rows, j)
                 if x is not None:
-                    _add_to_queries(sum_, x, saved, rows, head.k[j], copies[j], to)
+                    rounded = None if head.is_sink(j) else to  # a sink adds 0
+                    _add_to_queries(sum_, x, saved, rows, head.k[j], copies[j], rounded)
                     tangents["scale"] += x.s_scale @ head.k[j]
+                    if softcap is not None:
+                        tangents["cap"] += _flat(x, saved, rows) @ head.k[j]
             mean, d = saved.mean[rows], saved.delta[rows, None]
             sum_.variance += saved.delta_variance[rows, None] * mean * mean
             common = saved.lse_variance + saved.scores_variance
@@ -536,10 +637,18 @@ def analyse(backs: Sequence[tuple[Backward, Saved]], kernel: Kernel, of: str, ro
                         tangents["scale"] += x.p_scale.T @ back.d_out[i]
                     else:
                         tangents["scale"] += x.s_scale.T @ head.q[i]
-                        tangents["delta"] -= (x.p * saved.delta[i, None]).T @ head.q[i]
+                        d = x.p * x.slope * saved.delta[i, None]
+                        tangents["delta"] -= d.T @ head.q[i]
+                        if softcap is not None:
+                            tangents["cap"] += _flat(x, saved, i).T @ head.q[i]
     if of != "dv":
         tangents["scale"] += sum_.total
     return _rows(sum_, tangents)
+
+
+def _flat(x: _Pairs, saved: Saved, i: slice) -> _Floats:
+    """What derivatives to scores have too much of where a cap has no slope."""
+    return np.asarray(x.p * (x.t - saved.delta[i, None]) * (1 - np.asarray(x.slope)))
 
 
 def _query_blocks(n: int, size: int) -> Iterator[slice]:
@@ -565,16 +674,19 @@ def _add_to_queries(
     """Errors of weights, and of D where it is made of them; keys of which there are copies."""
     kernel = sum_.kernel
     mean, apart = saved.mean[i], x.t - saved.delta[i, None]
-    noise = x.p * x.p * x.log_variance
     squares = k * k
-    moved = copies * (noise * apart * apart + x.p * x.p * x.t_variance)
-    sum_.variance += (copies * x.s_variance + moved) @ squares
-    if not kernel.delta_of_out:  # D moves with weights and products: k - mean, not k
-        sum_.variance += mean * mean * np.sum(moved, -1, keepdims=True) - 2 * mean * (moved @ k)
+    sum_.variance += (copies * x.s_variance) @ squares
+    more = x.p * x.p * x.t_variance
+    for variance, factor in x.moves():
+        moved, more = copies * (variance * apart * apart + more), np.zeros_like(more)
+        sum_.variance += (moved * np.square(factor)) @ squares
+        if not kernel.delta_of_out:  # D moves with weights and products: k - mean, not k
+            whole, part = np.sum(moved, -1, keepdims=True), (moved * factor) @ k
+            sum_.variance += mean * mean * whole - 2 * mean * part
     if kernel.kept:
         own = copies * x.p_variance
-        sum_.variance += (own * apart * apart) @ squares
-        both, again = (own * x.t * y for y in (apart, x.t))
+        sum_.variance += (own * np.square(apart * x.slope)) @ squares
+        both, again = own * x.t * apart * x.slope, own * x.t * x.t
         sum_.variance += mean * mean * np.sum(again, -1, keepdims=True) - 2 * mean * (both @ k)
     sum_.add(x.s, x.near_s, x.s_bound, x.s_flushed, k, to)
 
@@ -585,14 +697,15 @@ def _add_to_keys(
     q, kernel = back.head.q[i], sum_.kernel
     apart = x.t - saved.delta[i, None]
     size = x.p * x.p
-    found = x.s_variance + size * apart * apart * (
-        x.log_variance + (saved.scores_variance + saved.lse_variance)[i, None]
-    )
+    found = size * apart * apart * (saved.scores_variance + saved.lse_variance)[i, None]
     found += size * (x.t_variance + (saved.delta_variance + saved.shared_variance)[i, None])
     if kernel.kept:
         found += x.p_variance * (apart * apart - 2 * x.p * x.t * apart)
     if not kernel.delta_of_out:
         found += size * (saved.moved_variance[i, None] - 2 * x.p * x.t_variance)
+    found = x.s_variance + found * np.square(x.slope)
+    for variance, factor in x.moves():
+        found += variance * np.square(apart * factor)
     found = saved.copies[i, None] * found
     sum_.variance += np.maximum(found, 0.0).T @ (q * q)
     sum_.add(x.s.T, x.near_s.T, x.s_bound.T, x.s_flushed.T, q, to)

@@ -164,7 +164,7 @@ def _introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
         said.append(f"window {','.join('' if x is None else str(x) for x in problem.window)}")
     if problem.softcap is not None:
         said.append(f"softcap {problem.softcap:g}")
-    said += [f"with {x}" for x in ("mask", "bias") if x in tensors.shapes]
+    said += [f"with {x}" for x in ("mask", "bias", "sinks") if x in tensors.shapes]
     name = click.format_filename(tensors.path.name)
     return printable(f"{name}: {shapes}, {tensors.dtype}{rounded}\n{', '.join(said)}")
 

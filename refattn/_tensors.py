@@ -19,13 +19,13 @@ _Array = npt.NDArray[Any]
 _Shape = tuple[int, ...]
 _Stored = Mapping[str, _Array | _safetensors.Tensor]
 
-ARRAYS = ("q", "k", "v", "out", "lse", "mask", "bias", "omega", "d_out", "dq", "dk", "dv")
+ARRAYS = ("q", "k", "v", "out", "lse", "mask", "bias", "sinks", "omega", "d_out", "dq", "dk", "dv")
 JUDGED = ("out", "lse", "dq", "dk", "dv")
 DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 
 _CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool"}
-_FIRST = ("mask", "bias", "omega")  # heads come first in any layout
+_FIRST = ("mask", "bias", "sinks", "omega")  # heads come first in any layout
 _FINITE = ("q", "k", "v", "omega", "d_out")
 _BLOCK = 1 << 20  # numbers that are looked at together
 _CANNOT = (
@@ -73,7 +73,7 @@ class Tensors:
         self.lead = lead
         self.others = tuple(sorted(others))
         self._views = views
-        self._cores = dict.fromkeys(views, 2) | {"lse": 1, "omega": 3 if per_query else 2}
+        self._cores = dict.fromkeys(views, 2) | {"lse": 1, "sinks": 0, "omega": 2 + per_query}
 
     def heads(self) -> Iterator[_Shape]:
         """Indices of all query heads."""
@@ -81,7 +81,8 @@ class Tensors:
 
     def index(self, name: str, head: _Shape) -> _Shape:
         """Where an array holds what a query head reads: one place for heads that share it."""
-        own = self.shapes[name][: -self._cores[name]]
+        shape = self.shapes[name]
+        own = shape[: max(0, len(shape) - self._cores[name])]
         skipped = len(self.lead) - len(own)
         axes = zip(head[skipped:], own, self.lead[skipped:], strict=True)
         return tuple(i * size // full for i, size, full in axes)
@@ -89,8 +90,9 @@ class Tensors:
     def read(self, name: str, head: _Shape) -> _Array:
         """Read what a query head uses of an array, in float64; of the mask in bool.
 
-        The axes are (n, d) and the like, (n,) for `lse`, (n, S, d) for `omega` of each query's
-        own, and (n, m) for `mask` and `bias`, with 1 for an axis along which all are the same.
+        The axes are (n, d) and the like, (n,) for `lse`, none for `sinks`, (n, S, d) for `omega` of
+        each query's own, and (n, m) for `mask` and `bias`, with 1 for an axis along which all are
+        the same.
         """
         return self.part(name, self.index(name, head))
 
@@ -120,12 +122,13 @@ def open_tensors(
     ----------
     path : path-like
         File of type .npz (not pickled) or .safetensors, with arrays q, k, v and any other of
-        `ARRAYS`. Query heads may share key heads; `mask` and `bias` (..., n, m) broadcast.
+        `ARRAYS`. Query heads may share key heads; `mask` and `bias` (..., n, m) broadcast, and so
+        do `sinks` (..., heads).
     dtype : str, optional
         What float32 or float64 arrays were rounded to, one of `DTYPES`.
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens, (..., h, n, d), or after them, (..., n, h, d) and `lse`
-        (..., n, h). In `mask`, `bias` and `omega` they come first in any case.
+        (..., n, h). In `mask`, `bias`, `sinks` and `omega` they come first in any case.
     required : collection of str
         Names of which the file must have at least one; none, if it is empty.
     per_query : bool
@@ -236,6 +239,8 @@ def _check_shapes(views: Mapping[str, _Array], per_query: bool) -> _Shape:
     q, k, v = (like[name] for name in "qkv")
     _validate.attention(q, k, v, bias=like.get("bias"), mask=like.get("mask"))
     lead = _validate.lead(q, k, v)
+    if "sinks" in like:
+        _validate.of_heads("sinks", like["sinks"], q, k, v)
     if "omega" in like and per_query:
         _validate.query_frequencies(like["omega"], q, lead)
     elif "omega" in like:
@@ -267,10 +272,10 @@ def _check_numbers(name: str, x: _Array) -> None:
         at = _first(x, lambda block: ~np.isfinite(block))
         if at is not None:
             raise ValueError(f"`{name}` must be finite, got {float(x[at])} at index {at}.")
-    elif name == "bias":
+    elif name in ("bias", "sinks"):
         at = _first(x, lambda block: np.isnan(block) | (block == np.inf))
         if at is not None:
-            raise ValueError(f"`bias` must be finite or -inf, got {float(x[at])} at index {at}.")
+            raise ValueError(f"`{name}` must be finite or -inf, got {float(x[at])} at index {at}.")
 
 
 def _dtypes(arrays: Mapping[str, _Array], dtype: str | None) -> dict[str, str]:

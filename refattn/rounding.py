@@ -67,6 +67,7 @@ def predict(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    sinks: Any = None,
     omega: Any = None,
     log_weight: Any = None,
     features: str = "positive",
@@ -109,6 +110,9 @@ def predict(
         (left, right): query i sees key j only if i + m - n - left <= j <= i + m - n + right.
     softcap : float, optional
         Positive c: scores are c tanh(s / c) before the bias is added.
+    sinks : array, broadcasting to (..., heads), optional
+        Score of one more key for each head, that all its queries see and whose value is 0, in
+        numbers that the kernel has. It may have part in the maximum or not.
     omega : array, shape (..., S, d), optional
         Frequencies: random feature attention in place of softmax attention.
     log_weight : array, shape (..., S), optional
@@ -161,6 +165,7 @@ def predict(
         causal=causal,
         window=window,
         softcap=softcap,
+        sinks=sinks,
         omega=omega,
         log_weight=log_weight,
         features=features,
@@ -212,7 +217,7 @@ def assert_close(
     lse : array, shape (..., n), optional
         The log normalisers that the kernel gave.
     **options
-        As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `window`, `softcap`, ...
+        As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `softcap`, `sinks`, ...
 
     Raises
     ------

@@ -423,7 +423,7 @@ def _of_conventions(problem: Problem) -> Iterator[Defect]:
     else:
         yield Defect("softcap left out", "", partial(_capped, None))
     first = problem.read((0,) * len(problem.lead))
-    for name in ("mask", "bias"):
+    for name in ("mask", "bias", "sinks"):
         if name in first:
             yield Defect(f"{name} left out", "", partial(Problem.without, name=name))
 
@@ -451,9 +451,11 @@ def _not_rescaled(block: int, problem: Problem) -> Problem:
 
     def bias(index: _Index) -> Any:
         head = problem.head(index)
-        n, m = head.q.shape[0], head.k.shape[0]
+        n, m = head.q.shape[0], head.keys
         found, top = np.zeros((n, m)), np.full((n, 1), -math.inf)
         for tile in _rounding.tiles(head, slice(0, n), block):
+            if tile.is_sink:
+                continue
             scores = np.broadcast_to(tile.scores, (n, tile.scores.shape[-1]))
             seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
             top = np.maximum(top, np.max(seen, -1, keepdims=True))

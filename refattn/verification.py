@@ -555,6 +555,13 @@ def _alternatives(
             yield Suspect("convention", math.nan, math.nan, math.nan, 1.0, f"agrees if {text}")
 
 
+_OF_SINKS: Mapping[str, Callable[[Problem, Any, Any], Any]] = {
+    "the sink is multiplied by the scale, too": lambda problem, index, x: problem.scale * x,
+    "the sink is multiplied by log2(e) once more": lambda problem, index, x: math.log2(math.e) * x,
+    "the sink counts twice": lambda problem, index, x: x + math.log(2),
+}
+
+
 def _conventions(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Problems that are often taken for each other."""
     first = problem.read((0,) * len(problem.lead))
@@ -575,6 +582,10 @@ def _conventions(problem: Problem) -> Iterator[tuple[str, Problem]]:
     for name in ("mask", "bias"):
         if name in first:
             yield f"the {name} is ignored", problem.without(name)
+    if problem.has_sinks:
+        yield "there is no sink", problem.without("sinks")
+        for words, other in _OF_SINKS.items():
+            yield words, problem.replaced("sinks", partial(other, problem))
     left, right = problem.window
     for side, words, change in (
         (left, "left", lambda x: (x, right)),
@@ -611,6 +622,7 @@ def verify(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    sinks: Any = None,
     features: str = "positive",
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Verdict:
@@ -632,8 +644,8 @@ def verify(
         What its backward pass was given: the derivative to the output, in numbers of the type of
         `out` or, without it, of the storage type.
     dq, dk, dv : arrays, shapes of `q`, `k` and `v`, optional
-        What its backward pass gave, of softmax attention without a softcap. It is taken to have
-        had the numbers of `out`, if they are given, and to sum over heads that share keys.
+        What its backward pass gave, of softmax attention. It is taken to have had the numbers of
+        `out`, if they are given, and to sum over heads that share keys.
     omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
         Frequencies of random feature attention, and their log weights.
     estimator : {"softmax", "rfa", "linear"}
@@ -645,7 +657,7 @@ def verify(
         What the kernel rounds, where that is known: no other is tried.
     alpha : float, default 1e-6
         Largest probability that a correct kernel fails.
-    scale, bias, mask, causal, window, softcap, features, feature_map
+    scale, bias, mask, causal, window, softcap, sinks, features, feature_map
         As in `rounding.predict`; for linear attention the map is `elu_features` by default.
 
     Returns
@@ -672,12 +684,14 @@ def verify(
     >>> found.verdict, found.suspects[0].name
     ('FAIL', 'scale')
     """
-    settings = {"bias": bias, "mask": mask, "causal": causal, "window": window, "softcap": softcap}
+    settings = {"bias": bias, "mask": mask, "causal": causal, "window": window}
     problem = _problems.of_arrays(
         q,
         k,
         v,
         scale=scale,
+        softcap=softcap,
+        sinks=sinks,
         **settings,
         **_estimator(estimator, omega, log_weight, features, feature_map),
     )
