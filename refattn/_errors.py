@@ -98,6 +98,7 @@ _SENTENCES: Mapping[str, Callable[[float, float], str]] = {
     "truncated": lambda x, e: f"the output is truncated, not rounded: {_pm(x, e)} times as far",
     "epsilon": lambda x, e: f"{_pm(x, e)} is added to the normaliser, of weights up to 1",
     "sink": lambda x, e: f"{_pm(x, e)} is added to the normaliser, of weights e^score",
+    "lost sink": lambda x, e: f"the sink counts {_pm(1 - x, e)} times in the sum of the weights",
     "delta": lambda x, e: f"the part of sum d_out * out counts {_pm(1 + x, e)} times",
     "cap": lambda x, e: f"tanh^2 counts {_pm(1 - x, e)} times in the slope of the cap, 1 - tanh^2",
     "edge+1": lambda x, e: f"a query sees one key more, the next: {_pm(x, e)} of its weight",
@@ -445,7 +446,8 @@ def attempt(
     kernel = profile.kernel(dtype)
     rows_apart = problem.rows_apart(kernel)
     if problem.gradient is not None:
-        names += _rounding_backward.directions(problem.gradient.of, problem.softcap)
+        has_cap = problem.softcap is not None
+        names += _rounding_backward.directions(problem.gradient.of, has_cap, problem.has_sinks)
     if problem.is_mean:
         changes = {x: f for x, f in _CHANGES.items() if x != "softcap" or problem.softcap is None}
         names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]

@@ -505,11 +505,10 @@ class _Sum:
         self.terms += len(y)
 
 
-def directions(of: str, softcap: float | None) -> list[str]:
+def directions(of: str, has_cap: bool, has_sinks: bool) -> list[str]:
     """Names of defects that have a derivative."""
-    if of == "dv":
-        return ["scale"]
-    return ["scale", "delta"] + ["cap"] * (softcap is not None)
+    common = ["scale"] + ["lost sink"] * has_sinks
+    return common if of == "dv" else [*common, "delta"] + ["cap"] * has_cap
 
 
 def exact(backs: Sequence[tuple[Backward, Saved]], of: str, rows: slice) -> _Floats:
@@ -610,7 +609,9 @@ def analyse(backs: Sequence[tuple[Backward, Saved]], kernel: Kernel, of: str, ro
     most = float(np.max(copies, initial=1.0))
     sum_ = _Sum(rows.stop - rows.start, columns, kernel, scale, most)
     softcap = backs[0][0].head.softcap
-    tangents = {x: np.zeros_like(sum_.total) for x in directions(of, softcap)}
+    has_sinks = any(back.head.sink is not None for back, _ in backs)
+    names = directions(of, softcap is not None, has_sinks)
+    tangents = {x: np.zeros_like(sum_.total) for x in names}
     size, to = _steps(kernel, of)
     for back, saved in backs:
         head = back.head
@@ -623,6 +624,8 @@ def analyse(backs: Sequence[tuple[Backward, Saved]], kernel: Kernel, of: str, ro
                     tangents["scale"] += x.s_scale @ head.k[j]
                     if softcap is not None:
                         tangents["cap"] += _flat(x, saved, rows) @ head.k[j]
+                    if has_sinks:
+                        tangents["lost sink"] += _lost(x, back, saved, kernel, rows) @ head.k[j]
             mean, d = saved.mean[rows], saved.delta[rows, None]
             sum_.variance += saved.delta_variance[rows, None] * mean * mean
             common = saved.lse_variance + saved.scores_variance
@@ -635,12 +638,18 @@ def analyse(backs: Sequence[tuple[Backward, Saved]], kernel: Kernel, of: str, ro
                     (_add_to_keys if of == "dk" else _add_to_values)(sum_, x, back, saved, i, to)
                     if of == "dv":
                         tangents["scale"] += x.p_scale.T @ back.d_out[i]
+                        if has_sinks:
+                            odds = _odds(back, saved, i)
+                            tangents["lost sink"] += (x.p * odds).T @ back.d_out[i]
                     else:
                         tangents["scale"] += x.s_scale.T @ head.q[i]
                         d = x.p * x.slope * saved.delta[i, None]
                         tangents["delta"] -= d.T @ head.q[i]
                         if softcap is not None:
                             tangents["cap"] += _flat(x, saved, i).T @ head.q[i]
+                        if has_sinks:
+                            lost = _lost(x, back, saved, kernel, i)
+                            tangents["lost sink"] += lost.T @ head.q[i]
     if of != "dv":
         tangents["scale"] += sum_.total
     return _rows(sum_, tangents)
@@ -649,6 +658,21 @@ def analyse(backs: Sequence[tuple[Backward, Saved]], kernel: Kernel, of: str, ro
 def _flat(x: _Pairs, saved: Saved, i: slice) -> _Floats:
     """What derivatives to scores have too much of where a cap has no slope."""
     return np.asarray(x.p * (x.t - saved.delta[i, None]) * (1 - np.asarray(x.slope)))
+
+
+def _odds(back: Backward, saved: Saved, i: slice) -> _Floats:
+    """What weights gain, over themselves, where the sink has no part in their sum."""
+    if back.head.sink is None:
+        return np.zeros((i.stop - i.start, 1))
+    odds = 1 / np.expm1(saved.lse[i, None] - back.head.sink)
+    return np.where(np.isfinite(odds), odds, 0.0)
+
+
+def _lost(x: _Pairs, back: Backward, saved: Saved, kernel: Kernel, i: slice) -> _Floats:
+    """What derivatives to scores gain without the sink; so does D, if it is made of weights."""
+    odds, delta = _odds(back, saved, i), saved.delta[i, None]
+    more = 0.0 if kernel.delta_of_out else (1 + odds) * odds * delta
+    return np.asarray((odds * (x.t - delta) - more) * x.p * x.slope)
 
 
 def _query_blocks(n: int, size: int) -> Iterator[slice]:

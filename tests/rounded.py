@@ -30,6 +30,7 @@ class Case(NamedTuple):
     causal: bool = False
     window: tuple[int | None, int | None] | None = None
     softcap: float | None = None
+    sinks: float | None = None  # that of the head
 
     @property
     def factor(self) -> float:
@@ -37,7 +38,18 @@ class Case(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        return dict(zip(self._fields[3:], self[3:], strict=True))
+        sinks = None if self.sinks is None else np.asarray(self.sinks)
+        return dict(zip(self._fields[3:], self[3:], strict=True)) | {"sinks": sinks}
+
+    def with_sink(self, s: Array) -> Array:
+        """Scores and, at the end, that of the sink."""
+        if self.sinks is None:
+            return s
+        return np.concatenate([s, np.full((len(s), 1), self.sinks, s.dtype)], -1)
+
+    def with_zero(self, x: Array) -> Array:
+        """Keys or values, and the zeros of the sink."""
+        return x if self.sinks is None else np.concatenate([x, 0 * x[:1]])
 
     def seen(self) -> Array:
         n, m = len(self.q), len(self.k)
@@ -105,17 +117,27 @@ def running(terms: Array, to: Callable[[Array], Array]) -> Array:
     return total
 
 
+def multiplied(x: Array, by: float, to: Callable[[Array], Array]) -> Array:
+    """A product that is rounded, unless it is with a power of two, which no error is made in."""
+    return by * x if abs(math.frexp(by)[0]) == 0.5 else to(by * x)
+
+
+def divided(x: Array, by: float, to: Callable[[Array], Array]) -> Array:
+    return x / by if abs(math.frexp(by)[0]) == 0.5 else to(x / by)
+
+
 def stepwise(case: Case, steps: Steps) -> Array:
     """Attention in float64 with explicit roundings."""
-    q, k, v = case.q, case.k, case.v
+    q, k, v = case.q, case.k, case.with_zero(case.v)
     s = q @ k.T if steps.sums is same else running(q[:, None] * k, steps.sums)
     s = steps.scores(s)
     s = steps.scores(steps.sums(case.factor * s))
     if case.softcap is not None:
-        s = steps.scores(case.softcap * np.tanh(s / case.softcap))
+        ratio = steps.scores(np.tanh(divided(s, case.softcap, steps.scores)))
+        s = multiplied(ratio, case.softcap, steps.scores)
     if case.bias is not None:
         s = steps.scores(steps.sums(s + case.bias))
-    s = np.where(case.seen(), s, -math.inf)
+    s = case.with_sink(np.where(case.seen(), s, -math.inf))
     top = np.max(s, -1, keepdims=True)
     gap = s - np.where(np.isfinite(top), top, 0.0)
     shown = np.isfinite(gap)
@@ -136,18 +158,25 @@ def stepwise(case: Case, steps: Steps) -> Array:
 
 
 def scores32(case: Case, to: Format | None = None) -> Array:
-    """Scores in float32, each step rounded to a narrow type if there is one."""
+    """Scores in float32, and the sink's, each step rounded to a narrow type if there is one."""
+    s, _ = scores_and_ratio(case, to)
+    return case.with_sink(np.where(case.seen(), s, f32(-np.inf)).astype(f32))
+
+
+def scores_and_ratio(case: Case, to: Format | None = None) -> tuple[Array, Array]:
+    """Scores of all keys, and the tanh of a cap."""
 
     def narrow(x: Array) -> Array:
-        return x if to is None else to.round(x).astype(f32)
+        return x.astype(f32) if to is None else to.round(x).astype(f32)
 
     s = narrow(case.q.astype(f32) @ case.k.T.astype(f32))
-    s = narrow(s * f32(case.factor))
+    s, ratio = narrow(s * f32(case.factor)), np.zeros_like(s)
     if case.softcap is not None:
-        s = narrow(f32(case.softcap) * np.tanh(s / f32(case.softcap)))
+        ratio = narrow(np.tanh(narrow(s / f32(case.softcap))))
+        s = narrow(f32(case.softcap) * ratio)
     if case.bias is not None:
         s = narrow(s + case.bias.astype(f32))
-    return np.where(case.seen(), s, f32(-np.inf)).astype(f32)
+    return s, ratio
 
 
 def _top(s: Array) -> Array:
@@ -161,7 +190,7 @@ def math32(case: Case, dtype: str, out: str | None = None) -> tuple[Array, Array
     top = _top(s)
     w = np.exp(s - top)
     total = w.sum(-1, keepdims=True, dtype=f32)
-    found = (w / np.where(total > 0, total, f32(1))) @ case.v.astype(f32)
+    found = (w / np.where(total > 0, total, f32(1))) @ case.with_zero(case.v).astype(f32)
     with np.errstate(divide="ignore"):
         lse = (top + np.log(total))[:, 0]
     return FORMATS[out or dtype].round(found), lse
@@ -179,13 +208,20 @@ def flash(
     fast: float = 0.0,
     weights: str | None = None,
     out: str | None = None,
+    sink_first: bool = True,
 ) -> tuple[Array, Array]:
-    """Tiles of keys with a running maximum; weights are rounded, their sum is of those before."""
+    """Tiles of keys with a running maximum; weights are rounded, their sum is of those before.
+
+    The maximum may start from the sink, or the sink may be added to the sum at the end.
+    """
     to = FORMATS[weights or dtype]
     s, v = scores32(case), case.v.astype(f32)
+    sink, s = s[:, len(v) :], s[:, : len(v)]
     n, m = s.shape
     top = np.full((n, 1), -np.inf, f32)
     total, found = np.zeros((n, 1), f32), np.zeros((n, v.shape[1]), f32)
+    if sink_first and sink.size:
+        top, total = sink, np.ones((n, 1), f32)
     for j in range(0, m, tile):
         part = s[:, j : j + tile]
         new = np.maximum(top, part.max(-1, keepdims=True))
@@ -203,6 +239,9 @@ def flash(
         total = total * shrink + (narrow if rounded_normaliser else w).sum(-1, keepdims=True)
         found = found * shrink + narrow @ v[j : j + tile]
         top = new
+    if sink.size and not sink_first:
+        total = total + np.exp(sink - np.where(np.isfinite(top), top, sink))
+        top = np.where(np.isfinite(top), top, sink)
     found = found / np.where(total > 0, total, f32(1))
     with np.errstate(divide="ignore"):
         lse = (np.where(np.isfinite(top), top, f32(0)) + np.log(total))[:, 0]
@@ -221,7 +260,7 @@ def eager(case: Case, dtype: str, *, narrow: bool = False) -> tuple[Array, None]
     w = np.where(np.isneginf(s), f32(0), w)
     total = inner(w.sum(-1, keepdims=True, dtype=f32))
     p = to.round(w / np.where(total > 0, total, f32(1))).astype(f32)
-    return to.round(p @ case.v.astype(f32)), None
+    return to.round(p @ case.with_zero(case.v).astype(f32)), None
 
 
 def serial(case: Case, dtype: str) -> tuple[Array, None]:
@@ -234,9 +273,10 @@ def serial(case: Case, dtype: str) -> tuple[Array, None]:
     if case.softcap is not None:
         s = f32(case.softcap) * np.tanh(s / f32(case.softcap))
     s = np.where(case.seen(), s if case.bias is None else s + case.bias.astype(f32), -np.inf)
+    s = case.with_sink(s)
     w = np.exp((s - _top(s)).astype(f32))
     total = np.cumsum(w, -1, dtype=f32)[:, -1:]
-    found = product(w, case.v.T) / np.where(total > 0, total, f32(1))
+    found = product(w, case.with_zero(case.v).T) / np.where(total > 0, total, f32(1))
     return FORMATS[dtype].round(found), None
 
 
@@ -246,7 +286,7 @@ def upcast(case: Case, dtype: str) -> tuple[Array, None]:
     w = np.exp(s - _top(s))
     total = w.sum(-1, keepdims=True, dtype=f32)
     p = FORMATS[dtype].round(w / np.where(total > 0, total, f32(1))).astype(f32)
-    return FORMATS[dtype].round(p @ case.v.astype(f32)), None
+    return FORMATS[dtype].round(p @ case.with_zero(case.v).astype(f32)), None
 
 
 def half_sums(case: Case, dtype: str = "float16") -> tuple[Array, None]:
@@ -255,13 +295,13 @@ def half_sums(case: Case, dtype: str = "float16") -> tuple[Array, None]:
     s = running(case.q[:, None] * case.k, to.round)
     s = to.round(s * case.factor)
     if case.softcap is not None:
-        s = to.round(case.softcap * np.tanh(s / case.softcap))
+        s = to.round(case.softcap * to.round(np.tanh(to.round(s / case.softcap))))
     if case.bias is not None:
         s = to.round(s + case.bias)
-    s = np.where(case.seen(), s, -np.inf)
+    s = case.with_sink(np.where(case.seen(), s, -np.inf))
     w = np.exp(s - _top(s))
     total = w.sum(-1, keepdims=True)
-    found = running(to.round(w)[:, None] * case.v.T, to.round)
+    found = running(to.round(w)[:, None] * case.with_zero(case.v).T, to.round)
     return to.round(found / np.where(total > 0, total, 1.0)), None
 
 
@@ -301,7 +341,9 @@ def of_heads(
         q, k, v = quantised(FORMATS[INPUTS[name]], q, k, v)
 
     def case(h: int) -> Case:
-        given = {a: x[h] if np.ndim(x) == 3 else x for a, x in options.items()}
+        given = {
+            a: x[h] if isinstance(x, Array) and x.ndim in (1, 3) else x for a, x in options.items()
+        }
         return Case(q[h], k[h // share], v[h // share], **given)
 
     found = [KERNELS[name](case(h), dtype) for h in range(len(q))]
@@ -398,6 +440,9 @@ class Wrong(NamedTuple):
     seen: bool = False  # no mask
     no_norm: bool = False  # of another row
     truncated: bool = False
+    no_sink: bool = False  # in the sum of the weights that are computed again
+    flat: bool = False  # no slope of the cap
+    late: bool = False  # the slope of the cap at the capped score
 
 
 RIGHT = Wrong()
@@ -419,23 +464,25 @@ def backward(
         ahead = np.arange(len(case.k)) - np.arange(len(case.q))[:, None]
         seen = ahead <= len(case.k) - len(case.q) + wrong.shift
     s = scores32(case, to if back.kept else None)
-    again = scores32(case._replace(scale=case.factor * wrong.scale, mask=None, causal=False))
-    if back.kept:
-        again = s
-    again = np.where(seen, again, f32(-np.inf)).astype(f32)
+    other = case if back.kept else case._replace(scale=case.factor * wrong.scale)
+    again, ratio = scores_and_ratio(other, to if back.kept else None)
+    again = case.with_sink(np.where(seen, again, f32(-np.inf)).astype(f32))
     top = _top(s)
     with np.errstate(divide="ignore"):
         w = narrow(np.exp(narrow(s - top, back.narrow)), back.narrow)
         total = narrow(w.sum(-1, keepdims=True, dtype=f32), back.narrow)
         total = np.where(total > 0, total, f32(1))
         lse = top + np.log(total)
-    g, v, k, q = (x.astype(f32) for x in (d_out, case.v, case.k, case.q))
+        if wrong.no_sink:
+            lse = top + np.log(total - w[:, -1:])
+    g, q = d_out.astype(f32), case.q.astype(f32)
+    v, k = (case.with_zero(x).astype(f32) for x in (case.v, case.k))
     kept = w / total
     if back.delta == "out":
         p = np.exp(again - lse)
     else:
         p = narrow(kept, back.kept)
-        if wrong.shift or wrong.seen:
+        if wrong.shift or wrong.seen or wrong.no_sink:
             p = narrow(np.exp(again - lse), back.kept)
     if name.startswith("flash"):
         out = flash(case, dtype)[0]
@@ -450,6 +497,12 @@ def backward(
     if wrong.no_norm:
         delta = np.roll(delta, 1, 0)
     ds = p * (t - f32(wrong.delta) * delta)
+    ds = narrow(ds, back.kept and back.d_scores)
+    if case.softcap is not None:
+        cap = f32(case.softcap)
+        at = np.tanh(ratio) if wrong.late else f32(not wrong.flat) * ratio
+        slope = np.concatenate([1 - at * at, 0 * ds[:, len(case.k) :]], -1)
+        ds = narrow(narrow(narrow(ds * cap, back.kept) * slope, back.kept) / cap, back.kept)
     ds = narrow(ds, back.d_scores)
     factor = f32(case.factor)
     if back.kept:
@@ -477,4 +530,4 @@ def backward(
             return np.trunc(x / step) * step
         return to.round(x)
 
-    return out, final(dq), final(dk), final(dv)
+    return out, final(dq), final(dk[: len(case.k)]), final(dv[: len(case.k)])

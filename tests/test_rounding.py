@@ -81,6 +81,7 @@ def layouts(n: int, m: int, seed: int) -> dict[str, dict[str, Any]]:
         "bias": {"bias": FORMATS["bfloat16"].round(rng.standard_normal((n, m)))},
         "softcap": {"softcap": 3.0},
         "window": {"window": (5, 2)},
+        "sink": {"sinks": FORMATS["bfloat16"].round(rng.normal(1, 2, ()))},
         "scale": {"scale": 0.3},
         "all": {
             "mask": rng.random((n, m)) < 0.8,
@@ -88,6 +89,7 @@ def layouts(n: int, m: int, seed: int) -> dict[str, dict[str, Any]]:
             "bias": FORMATS["bfloat16"].round(rng.standard_normal((n, m))),
             "softcap": 5.0,
             "window": (9, None),
+            "sinks": FORMATS["bfloat16"].round(rng.normal(0, 3, ())),
         },
     }
 
@@ -116,6 +118,7 @@ def test_exact(layout: str, n: int, m: int) -> None:
         if case.softcap:
             s = case.softcap * np.tanh(s / case.softcap)
         s = np.where(case.seen(), s if case.bias is None else s + case.bias, -np.inf)
+        s = case.with_sink(s)
         with np.errstate(divide="ignore"):
             lse = np.log(np.sum(np.exp(s), -1))
         np.testing.assert_allclose(found.lse[h], lse, rtol=1e-12, atol=1e-13)
@@ -237,7 +240,8 @@ def check_bound(name: str, dtype: str, seed: int) -> int:
     q, k, v = numbers((n, m, d, d_v), dtype, seed, heads=2, shared=int(rng.integers(1, 3)))
     to, sizes = FORMATS[dtype], np.exp(rng.normal(0, [1.5, 1, 4]))
     q, k, v = (to.round(np.clip(x * y, -9e3, 9e3)) for x, y in zip((q, k, v), sizes, strict=True))
-    options = list(layouts(n, m, seed).values())[seed % 8]
+    of_layouts = list(layouts(n, m, seed).values())
+    options = of_layouts[seed % len(of_layouts)]
     with np.errstate(all="ignore"):
         out, lse = of_heads(name, q, k, v, dtype, **options)
     found = predict(q, k, v, dtype=dtype, profile=name, **options)

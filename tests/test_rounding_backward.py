@@ -42,10 +42,11 @@ def made(
     **options: Any,
 ) -> dict[str, Array]:
     """What a backward pass gives, of heads that share keys where there are fewer of these."""
-    share = len(q) // len(k)
+    share, sinks = len(q) // len(k), options.pop("sinks", None)
     found = [
-        backward(name, Case(q[h], k[h // share], v[h // share], **options), g[h], dtype, wrong)
+        backward(name, Case(q[h], k[h // share], v[h // share], **of_head), g[h], dtype, wrong)
         for h in range(len(q))
+        for of_head in [options | ({} if sinks is None else {"sinks": float(sinks[h])})]
     ]
     out, dq, dk, dv = (np.stack(x) for x in zip(*found, strict=True))
     to = FORMATS[dtype]
@@ -367,7 +368,8 @@ def test_jax(dtype: str, causal: bool) -> None:
         ({"d_out": np.full((2, 5, 4), 0.1)}, "`d_out` must hold numbers of float32 only"),
         ({"dq": np.zeros((2, 5, 3))}, "`dq` must have the shape of `q`"),
         ({"dk": np.zeros((1, 6, 4))}, "`dk` must have the shape of `k`"),
-        ({"softcap": 3.0}, "`softcap`"),
+        ({"softcap": -3.0}, "`softcap`"),
+        ({"sinks": np.zeros(3)}, "`sinks`"),
         ({"estimator": "linear"}, "gradients are judged for softmax only"),
         ({"out": None, "dq": None}, "must be given, to be judged"),
         ({"out": None, "lse": np.zeros((2, 5))}, "`lse` must come with `out`"),

@@ -84,26 +84,29 @@ def problem(
         "out": (*lead, n, dv),
         "lse": (*lead, n),
         "bias": (n, m),
+        "sinks": lead[-1:],
         "omega": (*lead[-1:], samples, d),
         "d_out": (*lead, n, dv),
         "dq": (*lead, n, d),
         "dk": (*keys, m, d),
         "dv": (*keys, m, dv),
     }
-    arrays = {k: rng.standard_normal(s).astype(number_type(dtype)) for k, s in shapes.items()}
+    arrays = {
+        k: np.asarray(rng.standard_normal(s)).astype(number_type(dtype)) for k, s in shapes.items()
+    }
     return arrays | {"mask": rng.random((*lead[:-1], 1, n, m)) < 0.5}
 
 
 def bnhd(arrays: Arrays) -> Arrays:
     """The same with heads after tokens."""
     axes = {name: (-2, -1) if name == "lse" else (-3, -2) for name in arrays}
-    axes |= dict.fromkeys(("mask", "bias", "omega"), (-1, -1))
-    return {name: np.swapaxes(x, *axes[name]).copy() for name, x in arrays.items()}
+    axes |= dict.fromkeys(("mask", "bias", "sinks", "omega"), (-1, -1))
+    return {name: np.swapaxes(x, *axes[name]).copy() if x.ndim else x for name, x in arrays.items()}
 
 
 def expected(name: str, x: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
     """An array for each query head: shared heads are repeated, and all else broadcasts."""
-    core = 1 if name == "lse" else 2
+    core = {"lse": 1, "sinks": 0}.get(name, 2)
     x = x.astype(bool if name == "mask" else np.float64)
     x = x.reshape((1,) * (core - x.ndim) + x.shape)
     if lead and x.ndim > core and x.shape[-core - 1] not in (1, lead[-1]):
@@ -187,6 +190,7 @@ def test_heads_that_share_keys_are_those_of_attention(tmp_path: Path) -> None:
     assert found.index("mask", (1, 4)) == (1, 0)
     assert found.index("bias", (1, 4)) == ()
     assert found.index("omega", (1, 4)) == (4,)
+    assert found.index("sinks", (1, 4)) == (4,)
 
 
 def test_leading_axes_broadcast(tmp_path: Path) -> None:
@@ -369,6 +373,7 @@ def fails(path: Path, message: str, kind: type[Exception] = ValueError, **option
         ({"k": (2, 4, 5, 4), "v": (2, 4, 5, 2)}, r"leading axes that broadcast.*\(2, 4, 5, 4\)"),
         ({"mask": (3, 4)}, r"`mask` must broadcast to .* \(2, 6, 3, 5\), got shape \(3, 4\)"),
         ({"bias": (2, 2, 3, 5)}, r"`bias` must broadcast to .* \(2, 6, 3, 5\), got .*\(2, 2, 3, 5"),
+        ({"sinks": (3,)}, r"`sinks` must broadcast to .* \(2, 6\), got shape \(3,\)"),
         ({"omega": (7, 5)}, r"`omega` must have shape \(..., S, 4\) with S >= 1, got \(7, 5\)"),
         ({"omega": (3, 7, 4)}, r"`omega` must broadcast to .*\(2, 6, 7, 4\), got .*\(3, 7, 4\)"),
         (
@@ -495,6 +500,14 @@ def test_numbers_that_are_not_finite(tmp_path: Path, suffix: str, dtype: str) ->
         arrays[name][1, 3] = -np.inf
         arrays[name][1, 4] = np.inf
     check_read(open_tensors(save(tmp_path, suffix, arrays)), arrays, (2, 6))
+
+
+def test_a_sink_may_be_none(tmp_path: Path) -> None:
+    arrays = problem()
+    arrays["sinks"][2] = -np.inf
+    check_read(open_tensors(save(tmp_path, "npz", arrays)), arrays, (2, 6))
+    arrays["sinks"][3] = np.nan
+    fails(save(tmp_path, "npz", arrays), r"`sinks` must be finite or -inf, got nan at index \(3,\)")
 
 
 def test_bias_may_hide_keys(tmp_path: Path) -> None:
