@@ -354,10 +354,9 @@ profile_option = click.option(
 _VERIFY = """Say whether the numbers in a file can be those of a correct kernel.
 
 FILE (.safetensors or .npz) holds q, k, v and out as a kernel had them, in its own type, and may
-hold lse, mask, bias and omega; with d_out, the gradients dq, dk and dv are judged. What a correct
-kernel may differ by from exact attention follows from q, k, v and from what it rounds: there is no
-tolerance to choose. The exit status is 0 if all files PASS, 1 if one FAILs, 3 if one is
-UNDERPOWERED, and 2 where there is no verdict.
+hold lse, mask, bias, sinks and omega; with d_out, dq, dk and dv are judged. What a correct kernel
+may differ by from exact attention follows from q, k, v and from what it rounds. The exit status is
+0 if all files PASS, 1 if one FAILs, 3 if one is UNDERPOWERED, and 2 where there is no verdict.
 
 \b
 Such a file is written from torch by

@@ -35,6 +35,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -378,13 +379,14 @@ def _in_order(parts: Mapping[str, Part], dtype: str, profiles: Mapping[str, Prof
     return sorted(profiles, key=off.__getitem__)
 
 
-def _within(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> bool:
-    """Whether a few blocks of queries are within their bounds."""
-    return _nearness(problem, numbers, kernel) < math.inf
-
-
 def _nearness(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> float:
     """How far z of a few blocks is from 1 in root mean square; infinite beyond a bound."""
+    square = _mean_square(problem, numbers, kernel)
+    return abs(math.log(square)) if square else 0.0
+
+
+def _mean_square(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> float:
+    """Of z of a few blocks of queries; infinite beyond a bound."""
     items, squares, count = list(problem.items()), 0.0, 0
     for index, i in items[:: max(1, len(items) // _FEW)][:_FEW]:
         with np.errstate(all="ignore"):
@@ -393,7 +395,7 @@ def _nearness(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> f
             return math.inf
         z = _z(got, rows)
         squares, count = squares + float(np.nansum(z * z)), count + int(np.sum(~np.isnan(z)))
-    return abs(math.log(squares / count)) if squares and count else 0.0
+    return squares / count if count else 0.0
 
 
 def _rank(trial: Trial, profile: Profile, alpha: float) -> tuple[bool, bool, bool, float]:
@@ -546,20 +548,30 @@ def _narrower(problem: Problem, dtype: str) -> Iterator[str]:
 def _alternatives(
     problem: Problem, numbers: Numbers, dtype: str, profile: Profile
 ) -> Iterator[Suspect]:
-    """Other conventions by which a part of the numbers is within its bound, where it was not."""
+    """Other conventions by which a part of the numbers is within its bound, the nearest first."""
     kernel, gradient = profile.kernel(dtype), problem.gradient
-    for text, other in _conventions(problem if gradient is None else gradient.forward):
+    found: list[tuple[float, str]] = []
+    others = _conventions(problem if gradient is None else gradient.forward)
+    if gradient is None and problem.has_sinks:  # bounds of gradients do not tell these apart
+        others = chain(others, _other_sinks(problem))
+    for text, other in others:
         if gradient is not None:
             other = gradient._replace(forward=other).problem(problem.lead)
-        if _within(other, numbers, kernel):
-            yield Suspect("convention", math.nan, math.nan, math.nan, 1.0, f"agrees if {text}")
+        found.append((_mean_square(other, numbers, kernel), f"agrees if {text}"))
+    for square, text in sorted(found, key=lambda x: x[0]):
+        if square < math.inf:
+            yield Suspect("convention", math.nan, math.nan, math.nan, 1.0, text)
 
 
-_OF_SINKS: Mapping[str, Callable[[Problem, Any, Any], Any]] = {
-    "the sink is multiplied by the scale, too": lambda problem, index, x: problem.scale * x,
-    "the sink is multiplied by log2(e) once more": lambda problem, index, x: math.log2(math.e) * x,
-    "the sink counts twice": lambda problem, index, x: x + math.log(2),
-}
+def _other_sinks(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Problems with other sinks."""
+    changes: Mapping[str, Callable[[Any, Any], Any]] = {
+        "is multiplied by the scale, too": lambda index, x: problem.scale * x,
+        "is multiplied by log2(e) once more": lambda index, x: math.log2(math.e) * x,
+        "counts twice": lambda index, x: x + math.log(2),
+    }
+    for words, change in changes.items():
+        yield f"the sink {words}", problem.replaced("sinks", change)
 
 
 def _conventions(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -584,8 +596,6 @@ def _conventions(problem: Problem) -> Iterator[tuple[str, Problem]]:
             yield f"the {name} is ignored", problem.without(name)
     if problem.has_sinks:
         yield "there is no sink", problem.without("sinks")
-        for words, other in _OF_SINKS.items():
-            yield words, problem.replaced("sinks", partial(other, problem))
     left, right = problem.window
     for side, words, change in (
         (left, "left", lambda x: (x, right)),

@@ -19,6 +19,7 @@ from rounded import (
     Steps,
     Stochastic,
     f32,
+    flash,
     linear,
     of_heads,
     positive_features,
@@ -225,6 +226,75 @@ def test_kernels_follow_the_law(name: str, dtype: str) -> None:
     z = (out - found.out) / found.std
     lower, upper = interval(2000)
     assert lower < np.mean(z * z) < upper
+
+
+SINKS = np.array([-3.0, 1.5, 3.25, 5.0])  # below, among and above the scores
+OF_EXACT: dict[str, dict[str, Any]] = {
+    "sinks": {"sinks": SINKS},
+    "cap": {"softcap": 3.0},
+    "cap of a power of two": {"softcap": 2.0},
+    "both": {"softcap": 2.5, "sinks": SINKS},
+}
+
+
+@pytest.mark.long("float16", "cap of a power of two")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("options", OF_EXACT)
+@pytest.mark.parametrize("name", ["math", "flash", "upcast", "eager", "eager-narrow"])
+def test_sinks_and_caps_follow_the_law(name: str, options: str, dtype: str) -> None:
+    q, k, v = numbers((250, 100, 32, 8), dtype, seed=16, heads=4)
+    given = OF_EXACT[options]
+    out, lse = of_heads(name, q, k, v, dtype, **given)
+    found = predict(q, k, v, dtype=dtype, profile=name, **given)
+    z = (out - found.out) / found.std
+    lower, upper = interval(1000)
+    assert lower < np.mean(z * z) < upper
+    assert ratio(out - found.out, found.bound) <= 1
+    if lse is not None:
+        np.testing.assert_allclose(lse, found.lse, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_sink_need_not_be_in_the_maximum(dtype: str) -> None:
+    """The largest weight is 1 then, and is not rounded: the law is for those that round it."""
+    q, k, v = numbers((250, 100, 32, 8), dtype, seed=17, heads=4)
+    out = np.stack(
+        [
+            flash(Case(*x, sinks=float(s)), dtype, sink_first=False)[0]
+            for *x, s in zip(q, k, v, SINKS, strict=True)
+        ]
+    )
+    found = predict(q, k, v, dtype=dtype, profile="flash", sinks=SINKS)
+    z = (out - found.out) / found.std
+    assert np.mean(z * z) < interval(1000)[1]
+    assert ratio(out - found.out, found.bound) <= 1
+
+
+def test_a_sink_is_a_key_of_zero() -> None:
+    """Exactly: one more key of which the bias is the sink, and the value 0."""
+    q, k, v = numbers((30, 40, 8, 3), "bfloat16", seed=18, heads=4)
+    with_sink = predict(q, k, v, dtype="bfloat16", sinks=SINKS)
+    more = [np.concatenate([x, 0 * x[:, :1]], 1) for x in (k, v)]
+    bias = np.where(np.arange(41) == 40, SINKS[:, None, None], 0.0)
+    as_key = predict(q, *more, dtype="bfloat16", bias=np.broadcast_to(bias, (4, 30, 41)))
+    np.testing.assert_allclose(with_sink.out, as_key.out, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(with_sink.lse, as_key.lse, rtol=1e-14)
+    np.testing.assert_allclose(with_sink.std, as_key.std, rtol=0.05)  # biases are rounded, too
+    for x, y in zip(
+        predict(q, k, v, dtype="bfloat16", sinks=np.full(4, -np.inf)),
+        predict(q, k, v, dtype="bfloat16"),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_query_that_sees_a_sink_only() -> None:
+    q, k, v = numbers((6, 5, 3, 2), "bfloat16")
+    mask = np.broadcast_to(np.arange(6)[:, None] > 2, (6, 5))
+    found = predict(q, k, v, dtype="bfloat16", mask=mask, sinks=np.asarray(2.0))
+    assert (found.out[:, :3] == 0).all()
+    assert (found.lse[:, :3] == 2).all()
+    assert (found.bound[:, :3] < 1e-30).all()
 
 
 # --- the bound ------------------------------------------------------------------------------------
@@ -480,9 +550,13 @@ def test_bad_arguments() -> None:
         ({"dtype": "bfloat16", "window": 3}, "`window`"),
         ({"dtype": "bfloat16", "log_weight": np.zeros(3)}, "`log_weight`"),
         ({"dtype": "bfloat16", "omega": np.zeros((3, 2)), "softcap": 1.0}, "`softcap`"),
+        ({"dtype": "bfloat16", "omega": np.zeros((3, 2)), "sinks": np.zeros(1)}, "`sinks`"),
+        ({"dtype": "bfloat16", "sinks": np.zeros(3)}, r"`sinks` must broadcast to .* got shape"),
     ):
         with pytest.raises(ValueError, match=words):
             predict(q, k, v, **options)
+    with pytest.raises(TypeError, match="`sinks`"):
+        predict(q, k, v, dtype="bfloat16", sinks=1.0)
     with pytest.raises(ValueError, match="round it first"):
         predict(q, k, v + 1e-4, dtype="bfloat16")
     assert set(PROFILES) == set(KERNELS) | set(BACKWARD)

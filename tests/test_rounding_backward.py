@@ -7,7 +7,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from rounded import BACKWARD, RIGHT, Array, Back, Case, Wrong, backward
+from rounded import BACKWARD, RIGHT, Array, Back, Case, Wrong, backward, scores_and_ratio
 
 import refattn
 from refattn import _problems, _rounding_backward
@@ -75,25 +75,33 @@ def of_mpmath(case: Case, g: Array, name: str, index: tuple[int, int]) -> float:
             keys = np.flatnonzero(seen[i])
             weights = [
                 mpmath.exp(
-                    mpmath.mpf(case.factor) * sum(given["q"][i] * given["k"][j]) + bias(i, j)
+                    capped(mpmath.mpf(case.factor) * sum(given["q"][i] * given["k"][j]))
+                    + bias(i, j)
                 )
                 for j in keys
             ]
+            sink = 0 if case.sinks is None else mpmath.exp(mpmath.mpf(float(case.sinks)))
             for c in range(g.shape[1]):
                 top = sum(w * given["v"][j, c] for w, j in zip(weights, keys, strict=True))
-                total += mpmath.mpf(g[i, c]) * top / sum(weights) if len(keys) else 0
+                total += mpmath.mpf(g[i, c]) * top / (sum(weights) + sink) if len(keys) else 0
         return total
+
+    def capped(s: Any) -> Any:
+        return s if case.softcap is None else case.softcap * mpmath.tanh(s / case.softcap)
 
     def bias(i: int, j: int) -> Any:
         return 0 if case.bias is None else mpmath.mpf(case.bias[i, j])
 
-    with mpmath.workdps(60):
+    with mpmath.workdps(60 if case.softcap != 0.02 else 400):
         x = mpmath.mpf(getattr(case, name[1])[index])
         return float(mpmath.diff(value, x))
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("options", ["plain", "causal", "window", "mask", "bias"])
+@pytest.mark.parametrize(
+    "options",
+    ["plain", "causal", "window", "mask", "bias", "cap", "small cap", "sink", "cap, sink and bias"],
+)
 def test_exact_gradients_against_50_digits(name: str, options: str) -> None:
     rng = np.random.default_rng(3)
     q, k, v, g = (x[0] for x in arrays(rng, "float32", 1, 4, 3, 2))
@@ -103,6 +111,14 @@ def test_exact_gradients_against_50_digits(name: str, options: str) -> None:
         "window": {"window": (1, 0)},
         "mask": {"mask": rng.random((4, 3)) < 0.6},
         "bias": {"bias": numbers(rng, "float32", 4, 3)},
+        "cap": {"softcap": 1.5},
+        "small cap": {"softcap": 0.02},  # slopes down to 1e-90: 1 - tanh^2 has no digits left
+        "sink": {"sinks": np.asarray(0.7)},
+        "cap, sink and bias": {
+            "softcap": 1.5,
+            "sinks": np.asarray(-0.4),
+            "bias": numbers(rng, "float32", 4, 3),
+        },
     }[options]
     case = Case(q, k, v, **given)
     problem = _problems.of_arrays(q, k, v, **given)
@@ -115,6 +131,8 @@ def test_exact_gradients_against_50_digits(name: str, options: str) -> None:
         [[of_mpmath(case, g, name, (i, c)) for c in range(of.shape[2])] for i in range(of.shape[0])]
     )
     scale = max(1.0, np.max(np.abs(expected)))
+    if options == "small cap":
+        np.testing.assert_allclose(exact, expected, rtol=1e-10, atol=1e-300)
     np.testing.assert_allclose(rows.out, expected, rtol=0, atol=1e-14 * scale)
     np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-14 * scale)
 
@@ -212,6 +230,67 @@ def test_sums_over_heads_that_share_keys() -> None:
     assert verdict.verdict == "PASS", str(verdict)
 
 
+SINKS = np.array([-3.0, 1.5, 3.25, 5.0])
+OF_EXACT: dict[str, dict[str, Any]] = {
+    "sinks": {"sinks": SINKS},
+    "cap": {"softcap": 3.0},
+    "cap of a power of two": {"softcap": 2.0},
+    "both": {"softcap": 2.5, "sinks": SINKS, "causal": True},
+}
+
+
+@pytest.mark.long("float16", "flash-32", "upcast", "eager-narrow", "cap of a power of two")
+@pytest.mark.parametrize("name", ["math", "flash", "flash-32", "upcast", "eager", "eager-narrow"])
+@pytest.mark.parametrize("options", OF_EXACT)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sinks_and_caps(name: str, options: str, dtype: str) -> None:
+    given = arrays(np.random.default_rng(14), dtype, 4, 128, 128, 32)
+    found = made(name, *given, dtype, **OF_EXACT[options])
+    verdict = judged(*given, found, dtype, profile=name, **OF_EXACT[options])
+    assert verdict.verdict == "PASS", str(verdict)
+    for part in verdict.parts.values():
+        assert 0.75 < part.z.rms < 1.25, str(part)
+        bound = next(x for x in part.tests if x.name == "bound")
+        assert bound.statistic <= 1
+
+
+@pytest.mark.long("recomputed")
+@pytest.mark.parametrize("cap", [None, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("name", ["math", "recomputed"])
+def test_sinks_and_caps_in_float32(name: str, cap: float | None) -> None:
+    """A small cap: 1 - tanh^2 cancels, and what is left is 0 where it rounds to 1."""
+    given = arrays(np.random.default_rng(15), "float32", 4, 96, 96, 16)
+    given[0] = FORMATS["float32"].round(3 * given[0])
+    options = {"softcap": cap, "sinks": SINKS}
+    found = made(name, *given, "float32", **options)
+    verdict = judged(*given, found, "float32", profile=name, **options)
+    assert verdict.verdict == "PASS", str(verdict)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("by", ["ratio", "capped", "cosh"])
+def test_slopes_as_kernels_compute_them(by: str, dtype: str) -> None:
+    """1 - t^2 of the tanh, or of the capped score over the cap, in float32; and 1 / cosh^2."""
+    rng = np.random.default_rng(16)
+    q, k, v, g = arrays(rng, dtype, 2, 150, 150, 16)
+    cap, f32 = np.float32(2.7), np.float32
+    found: list[dict[str, Array]] = []
+    for h in range(2):
+        case = Case(q[h], k[h], v[h], softcap=float(cap))
+        s, t = scores_and_ratio(case)
+        x = (case.q.astype(f32) @ case.k.T.astype(f32)) * f32(case.factor) / cap
+        slope = {"ratio": 1 - t * t, "capped": 1 - (s / cap) ** 2, "cosh": 1 / np.cosh(x) ** 2}[by]
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p = p / p.sum(-1, keepdims=True)
+        gv = (g[h].astype(f32) @ v[h].T.astype(f32)).astype(f32)
+        ds = p * (gv - np.sum(p * gv, -1, keepdims=True)) * slope * f32(case.factor)
+        to = FORMATS[dtype].round
+        found.append({"dq": to(ds @ k[h].astype(f32)), "dk": to(ds.T @ q[h].astype(f32))})
+    results = {x: np.stack([y[x] for y in found]) for x in ("dq", "dk")}
+    verdict = judged(q, k, v, g, results, dtype, profile="math", softcap=float(cap))
+    assert verdict.verdict == "PASS", str(verdict)
+
+
 # Wrong ones
 
 WRONG: dict[str, tuple[Wrong, dict[str, Any], set[str]]] = {
@@ -228,6 +307,9 @@ WRONG: dict[str, tuple[Wrong, dict[str, Any], set[str]]] = {
     "mask forgotten": (Wrong(seen=True), {"mask": "random"}, {"dq", "dk", "dv"}),
     "the last row lost": (Wrong(lost=1), {}, {"dq", "dk", "dv"}),
     "truncated": (Wrong(truncated=True), {}, {"dq"}),
+    "no sink": (Wrong(no_sink=True), {"sinks": SINKS[1:]}, {"dq", "dk", "dv"}),
+    "no slope of the cap": (Wrong(flat=True), {"softcap": 5.0}, {"dq", "dk"}),
+    "slope at the capped score": (Wrong(late=True), {"softcap": 5.0}, {"dq", "dk"}),
 }
 
 
@@ -251,16 +333,24 @@ def test_wrong_backward_passes_fail(name: str, defect: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name", "size"),
-    [(Wrong(dq=1.002), "factor", 0.002), (Wrong(delta=0.98), "delta", -0.02)],
+    ("wrong", "name", "size", "options"),
+    [
+        (Wrong(dq=1.002), "factor", 0.002, {}),
+        (Wrong(delta=0.98), "delta", -0.02, {}),
+        (Wrong(flat=True), "cap", 1.0, {"softcap": 5.0}),
+        (Wrong(no_sink=True), "lost sink", 1.0, {"sinks": np.full(6, 2.0)}),
+    ],
 )
-def test_defects_are_named_and_measured(wrong: Wrong, name: str, size: float) -> None:
+def test_defects_are_named_and_measured(
+    wrong: Wrong, name: str, size: float, options: dict[str, Any]
+) -> None:
     given = arrays(np.random.default_rng(6), "bfloat16", 6, 256, 256, 32)
-    found = {"dq": made("flash", *given, "bfloat16", wrong)["dq"]}
-    suspects = judged(*given, found, "bfloat16", profile="flash").parts["dq"].suspects
+    found = made("flash", *given, "bfloat16", wrong, **options)
+    found = {x: found[x] for x in ("dq", *["out"] * ("sinks" in options))}
+    suspects = judged(*given, found, "bfloat16", profile="flash", **options).parts["dq"].suspects
     suspect = next(x for x in suspects if x.name == name)
     assert abs(suspect.estimate - size) < 6 * suspect.error < abs(size)
-    assert suspects[0].name == name
+    assert next(x.name for x in suspects if x.name != "convention") == name
 
 
 # The bound and the variance of sums
@@ -342,6 +432,36 @@ def test_torch(kind: str, dtype: str, causal: bool) -> None:
     assert verdict.verdict == "PASS", str(verdict)
 
 
+@pytest.mark.long("float16")
+@pytest.mark.parametrize("kind", ["cap", "sink", "both", "sink, less the maximum"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_torch_with_a_sink_and_a_cap(kind: str, dtype: str) -> None:
+    """Step by step; some models subtract the maximum in the storage type, before the softmax."""
+    torch = pytest.importorskip("torch")
+    given = arrays(np.random.default_rng(9), dtype, 4, 130, 130, 32)
+    q, k, v, g = (torch.tensor(x[None]).to(getattr(torch, dtype)) for x in given)
+    for x in (q, k, v):
+        x.requires_grad_()
+    options: dict[str, Any] = {}
+    s = (q @ k.transpose(-1, -2)) * 32**-0.5
+    if kind in ("cap", "both"):
+        options["softcap"] = 3.0
+        s = torch.tanh(s / 3.0) * 3.0
+    s = s.masked_fill(torch.ones(130, 130).triu(1).bool(), -torch.inf)
+    if kind != "cap":
+        options["sinks"] = torch.tensor(SINKS).to(q.dtype)
+        s = torch.cat([s, options["sinks"][:, None, None].expand(1, 4, 130, 1)], -1)
+        if kind == "sink, less the maximum":
+            s = s - s.max(-1, keepdim=True).values
+    out = torch.softmax(s, -1)[..., :130] @ v
+    out.backward(g)
+    verdict = refattn.verify(
+        q=q.detach(), k=k.detach(), v=v.detach(), out=out.detach(), d_out=g,
+        dq=q.grad, dk=k.grad, dv=v.grad, causal=True, **options,
+    )  # fmt: skip
+    assert verdict.verdict == "PASS", str(verdict)
+
+
 @pytest.mark.long("False")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -411,16 +531,21 @@ def test_every_profile_of_a_backward_pass_is_simulated() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("with_options", [False, True])
 @pytest.mark.parametrize("name", [*BACKWARD])
-def test_level(name: str) -> None:
+def test_level(name: str, with_options: bool) -> None:
     """Of 40 right kernels, 120 gradients; at most 15 alarms at .05, with probability 1e-3."""
     alarms, worst = 0, 1.0
     dtype = "float32" if name == "recomputed" else "bfloat16"
     for seed in range(40):
         rng = np.random.default_rng(1000 + seed)
         n, m, d = (int(x) for x in rng.integers(2, 140, 3))
-        options = {"causal": True} if seed % 3 == 0 and n <= m else {}
+        options: dict[str, Any] = {"causal": True} if seed % 3 == 0 and n <= m else {}
         given = arrays(rng, dtype, int(rng.integers(1, 5)), n, m, 1 + d // 4)
+        if with_options:
+            options |= {"softcap": float(rng.uniform(1, 30))} if seed % 2 else {}
+            sinks = FORMATS[dtype].round(rng.normal(1, 2, len(given[0])))
+            options |= {"sinks": sinks} if seed % 4 != 1 else {}
         found = made(name, *given, dtype, **options)
         verdict = judged(*given, found, dtype, profile=name, **options)
         for x in NAMES:

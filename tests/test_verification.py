@@ -144,6 +144,7 @@ def draw(seed: int) -> Draw:
         ("mask", 0.2, rng.random((n, m)) < rng.uniform(0.1, 1)),
         ("bias", 0.2, to.round(rng.standard_normal((n, m)))),
         ("softcap", 0.15, float(rng.uniform(2, 30))),
+        ("sinks", 0.15, to.round(rng.normal(1, 3, heads))),
         ("window", 0.15, (int(rng.integers(0, m)), rng.choice([None, 2, 30]))),
         ("scale", 0.2, float(rng.uniform(0.05, 1) / d**0.5)),
     ):
@@ -246,6 +247,17 @@ def odd() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     yield "bias of -inf", {}, {"bias": np.where(hidden, -np.inf, 0.0)}
     yield "the least bias", {}, {"bias": np.where(hidden, -65504.0, 0.0)}
     yield "empty rows", {}, {"mask": np.broadcast_to(np.arange(96)[:, None] > 20, (96, 96))}
+    for sink in (-20.0, 0.0, 5.0, 12.0):
+        yield f"a sink of {sink}", {}, {"sinks": np.full(3, sink)}
+    yield "a sink of -inf", {}, {"sinks": np.array([-np.inf, 1.0, 2.0])}
+    yield (
+        "a sink and empty rows",
+        {},
+        {
+            "mask": np.broadcast_to(np.arange(96)[:, None] > 20, (96, 96)),
+            "sinks": np.full(3, 1.0),
+        },
+    )
     yield "a small cap", {"q": 4 * q}, {"softcap": 0.5}
     yield "a narrow window", {}, {"window": (1, 0)}
 
@@ -390,6 +402,56 @@ def test_defects_are_rejected(defect: str) -> None:
         assert words in found.suspects[0].text
     json.loads(found.to_json())
     assert str(found).startswith("FAIL: no correct kernel in bfloat16")
+
+
+SINKS = BF16(np.random.default_rng(7).normal(2, 1, 12))
+
+
+def run_with_sinks(sinks: Array | None, **options: Any) -> Array:
+    """A kernel on the sample, with a sink for each head."""
+    given = [None] * 12 if sinks is None else [float(x) for x in sinks]
+    cases = (Case(*x, sinks=s) for *x, s in zip(*sample(), given, strict=True))
+    return np.stack([flash(x, "bfloat16", **options)[0] for x in cases])
+
+
+# What is done in place of the sinks, and what is told first, or measured.
+OF_SINKS: dict[str, tuple[Array | None, str, str]] = {
+    "dropped": (None, "agrees if there is no sink", "the sink is missing: "),
+    "twice": (SINKS + math.log(2), "agrees if the sink counts twice", "the sink counts 1."),
+    "scaled": (SCALE * SINKS, "agrees if the sink is multiplied by the scale", "the sink is miss"),
+    "base 2": (math.log2(math.e) * SINKS, "agrees if the sink is multiplied by log2", "counts 2"),
+    "a bit large": (1.05 * SINKS, "the sink counts 1.1", "the sink counts 1.1"),
+    "of another head": (np.roll(SINKS, 1), "", ""),
+}
+
+
+@pytest.mark.parametrize("defect", OF_SINKS)
+def test_wrong_sinks_are_rejected_and_named(defect: str) -> None:
+    sinks, first, measured = OF_SINKS[defect]
+    q, k, v = sample()
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "flash", "sinks": SINKS}
+    found = verify(**given, out=run_with_sinks(sinks))
+    assert found.verdict == "FAIL"
+    assert found.suspects[0].text.startswith(first)
+    assert any(measured in x.text for x in found.suspects)
+
+
+@pytest.mark.parametrize("sink_first", [True, False])
+def test_right_sinks_pass(sink_first: bool) -> None:
+    q, k, v = sample()
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16"}
+    out = run_with_sinks(SINKS, sink_first=sink_first)
+    assert verify(**given, out=out, profile="flash", sinks=SINKS).verdict == "PASS"
+    assert verify(**given, out=out, sinks=SINKS).verdict == "PASS"
+
+
+def test_a_sink_that_was_not_said_is_measured() -> None:
+    q, k, v = sample()
+    out = run_with_sinks(np.full(12, math.log(0.01)))
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
+    assert found.verdict == "FAIL"
+    suspect = next(x for x in found.suspects if x.name == "sink")
+    assert abs(suspect.estimate - 0.01) < 6 * suspect.error
 
 
 # Too small for 12 x 128 x 32 numbers of 8 digits, or another way to be right.
