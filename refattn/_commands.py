@@ -499,11 +499,11 @@ def tolerances(
 ) -> None:
     """Say which tolerance a correct kernel needs, and which defects it lets through.
 
-    FILE (.npz or .safetensors) holds arrays q, k, v of shape (..., n, d), and may hold mask and
-    bias; the default is a sample from a sentence encoder that comes with the package. They are
-    rounded to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|; each defect
-    is simulated, with the roundings of a kernel, and tried at --atol and --rtol, at the tolerance
-    that a correct kernel needs, and by `refattn verify`.
+    FILE (.npz or .safetensors) holds arrays q, k, v of shape (..., n, d), and may hold mask,
+    bias and sinks; the default is a sample of a sentence encoder, of the package. They are rounded
+    to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|; each defect is
+    simulated, with the roundings of a kernel, and tried at --atol and --rtol, at the tolerance that
+    a correct kernel needs, and by `refattn verify`.
     """
     with one_line(False):
         path = file or sample()

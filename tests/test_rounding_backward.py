@@ -370,13 +370,18 @@ def test_no_error_exceeds_its_bound(name: str, of: str) -> None:
         assert 0.02 < bound.statistic <= 1
 
 
+@pytest.mark.parametrize("softcap", [None, 1.3])
+@pytest.mark.parametrize("sink", [None, 1.0])
 @pytest.mark.parametrize("of", ["dk", "dv"])
-def test_the_variance_of_a_sum_over_keys(of: str) -> None:
-    """Weights that are moved by errors of scores: all keys of a query move."""
+def test_the_variance_of_a_sum_over_keys(
+    of: str, sink: float | None, softcap: float | None
+) -> None:
+    """Weights that are moved by errors of scores: all keys of a query move, and slopes."""
     rng = np.random.default_rng(8)
     q, k, v, g = (x[0] for x in arrays(rng, "float64", 1, 20, 30, 6))
     kernel = PROFILES["eager"].kernel("bfloat16")
-    problem = _problems.of_arrays(q, k, v)
+    sinks = None if sink is None else np.asarray(sink)
+    problem = _problems.of_arrays(q, k, v, softcap=softcap, sinks=sinks)
     one = _problems.gradients(problem, {of: (30, 6)}, lambda _: g, None, "float64")[of]
     assert one.gradient is not None
     saved = one.gradient.saved((), kernel)
@@ -390,10 +395,16 @@ def test_the_variance_of_a_sum_over_keys(of: str) -> None:
 
     for _ in range(count):
         scores = noise(noise(q @ k.T) * 6**-0.5)
-        p = np.exp(scores - scores.max(-1, keepdims=True))
-        p = noise(p / p.sum(-1, keepdims=True))
+        if softcap is not None:
+            ratio = noise(np.tanh(noise(scores / softcap)))
+            scores = noise(softcap * ratio)
+        p = np.exp(scores)
+        p = noise(p / (p.sum(-1, keepdims=True) + (0 if sink is None else np.exp(sink))))
         t = noise(g @ v.T)
-        ds = noise(noise(p * (t - np.sum(p * t, -1, keepdims=True))) * 6**-0.5)
+        ds = noise(p * (t - np.sum(p * t, -1, keepdims=True)))
+        if softcap is not None:
+            ds = noise(noise(noise(ds * softcap) * (1 - ratio**2)) / softcap)
+        ds = noise(ds * 6**-0.5)
         found = ds.T @ q if of == "dk" else p.T @ g
         total.append(np.sum(w * found))
     # The relative error of a variance of 2,000 Gaussian numbers is 3.2 %.

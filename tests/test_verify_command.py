@@ -190,6 +190,7 @@ CONVENTIONS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "softcap": ({"softcap": 5.0}, ["--softcap", 5]),
     "mask": ({"mask": SEEN}, []),
     "bias": ({"bias": BIAS}, []),
+    "sinks": ({"sinks": np.array([-1.0, 1.0, 2.0, 3.5])}, []),
     "all": (
         {"causal": True, "scale": 0.2, "window": (50, 1), "softcap": 9.0, "mask": SEEN},
         ["--causal", "--scale", 0.2, "--window", "50,1", "--softcap", 9],
@@ -202,7 +203,7 @@ def test_conventions(tmp_path: Path, name: str) -> None:
     options, words = CONVENTIONS[name]
     options = {x: FORMATS["bfloat16"].round(y) if x == "bias" else y for x, y in options.items()}
     arrays = problem(n=100, **options)
-    more = {x: options[x] for x in ("mask", "bias") if x in options}
+    more = {x: options[x] for x in ("mask", "bias", "sinks") if x in options}
     path = save(tmp_path / "file.safetensors", arrays | more)
     result = run(path, *words)
     assert result.exit_code == 0, result.stdout
@@ -304,6 +305,8 @@ def test_random_features_and_linear_attention(tmp_path: Path) -> None:
     bias = np.zeros((128, 128))
     biased = save(tmp_path / "biased.safetensors", arrays | {"out": out, "bias": bias}, "float32")
     assert "`bias` must not be given for linear" in fails(biased, "--estimator", "linear")
+    sinks = save(tmp_path / "sinks.safetensors", arrays | {"sinks": np.zeros(4)}, "float32")
+    assert "`sinks` must not be given for linear" in fails(sinks, "--estimator", "linear")
 
 
 def test_what_is_not_read_is_said(tmp_path: Path) -> None:
