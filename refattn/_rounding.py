@@ -282,13 +282,6 @@ class _First(NamedTuple):
     out: _Floats
     lse: _Floats
     top: _Floats
-    highest: _Floats  # score of a key
-
-    def gap(self, tile: Tile) -> _Floats:
-        """Differences to the largest score; of a sink, which may have no part in it, to a key's."""
-        if not tile.is_sink:
-            return np.minimum(tile.scores - self.top[:, None], 0.0)
-        return tile.scores - np.where(np.isfinite(self.highest), self.highest, self.top)[:, None]
 
 
 def attend(head: Head, i: slice, to: Callable[[_Floats], _Floats] | None) -> _First:
@@ -296,38 +289,34 @@ def attend(head: Head, i: slice, to: Callable[[_Floats], _Floats] | None) -> _Fi
     m, rows = head.k.shape[0], i.stop - i.start
     zero = np.zeros((1, 1))
     total = _kernel.Sums(zero, zero, zero - math.inf)
-    top = highest = np.full(rows, -math.inf)
+    top = np.full(rows, -math.inf)
     for tile in tiles(head, i, 16 * _KEYS):
         if to is not None:
             tile = _steps(head, i, tile.keys, tile.visible, tile.products, to)
         scores = np.array(np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1])))
         seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
         top = np.maximum(top, seen.max(-1))
-        highest = highest if tile.is_sink else top
         found = _kernel.sums(scores, head.v[tile.keys], tile.visible, m)
         total = _kernel.combine(total, found)
     out, lse = _kernel.normalise(total)
     shape = (rows, head.v.shape[-1])
-    return _First(np.broadcast_to(out, shape), np.broadcast_to(lse, rows), top, highest)
+    return _First(np.broadcast_to(out, shape), np.broadcast_to(lse, rows), top)
 
 
 def relative_variance(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
     """Variance of delta, of the scores and of the exponential."""
     unit, half = (RMS * kernel.accumulate.unit) ** 2, (RMS * kernel.softmax.unit) ** 2
-    narrow = kernel.softmax.unit > kernel.accumulate.unit
-    if narrow:  # of arrays: a sink has part in the maximum
-        gap = np.minimum(gap, 0.0)
     found = cap_variance(head, kernel, tile, i)
     if head.bias is not None or tile.is_sink:  # which is multiplied by log2 e
         found = found + unit * np.square(tile.scores)
     found = found + half * np.square(gap)
-    found += (kernel.exp * kernel.accumulate.unit / 2) ** 2 * (gap != 0)
+    found += (kernel.exp * kernel.accumulate.unit / 2) ** 2 * (gap < 0)
     if head.softcap is not None:
         found += unit * np.square(tile.capped)
     if kernel.scores is not None:
         for number in _after(head, tile):
             found += np.square(kernel.scores.spacing(number)) / 12
-    if narrow:
+    if kernel.softmax.unit > kernel.accumulate.unit:
         weight = np.exp(gap)
         step = kernel.softmax.spacing(weight) / np.where(weight > 0, weight, math.inf)
         found += np.square(step) / 12 * (gap < 0)
@@ -450,7 +439,6 @@ def analyse(
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
-    law.highest = exact.highest[:, None]
     law.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - lse), 1e-300)
     for tile in tiles(head, i):
         v = head.v[tile.keys]
@@ -459,7 +447,7 @@ def analyse(
             gap = np.where(tile.visible, gap, -math.inf)
         weights = np.exp(gap)
         shares = weights * law.whole
-        law.add(head, kernel, tile, i, _Shares(gap, weights, shares, exact.gap(tile)), v)
+        law.add(head, kernel, tile, i, _Shares(gap, weights, shares), v)
         nearest += own.weights(tile) @ v
         with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
@@ -567,14 +555,11 @@ class _Shares(NamedTuple):
         Differences to the largest score, -inf where hidden.
     weights, shares : arrays
         e^gap, and these over their sum.
-    apart : array
-        Differences that are rounded: of a sink, to the largest score of a key.
     """
 
     gap: _Floats
     weights: _Floats
     shares: _Floats
-    apart: _Floats
 
 
 class _Law:
@@ -595,7 +580,6 @@ class _Law:
         self.shift = np.zeros((rows, 1))  # p (e^epsilon - 1)
         self.least = np.zeros((rows, 1))  # the sum of the weights, at least
         self.whole = np.full((rows, 1), 1e-300)  # the share of a weight of 1
-        self.highest = np.full((rows, 1), -math.inf)  # score of a key
         self.flushed = np.zeros((rows, d_v + 1))  # half the last spacing times |v| and 1
         self.sizes = np.zeros((rows, d_v))  # p |v|
         self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
@@ -605,8 +589,8 @@ class _Law:
         self, head: Head, kernel: Kernel, tile: Tile, i: slice, of: _Shares, v: _Floats
     ) -> None:
         """Add the keys of a tile."""
-        gap, _, shares, apart = of
-        finite = apart if tile.visible is None else np.where(tile.visible, apart, 0.0)
+        gap, _, shares = of
+        finite = gap if tile.visible is None else np.where(tile.visible, gap, 0.0)
         squares, sizes = v * v, np.abs(v)
         noise = shares * shares * relative_variance(head, kernel, tile, i, finite)
         self.relative += np.sum(noise, -1)
@@ -618,7 +602,7 @@ class _Law:
         self.least += np.sum(least, -1, keepdims=True)
         self.shift += np.sum(most, -1, keepdims=True)
         self.sizes += shares @ sizes
-        row, key = np.nonzero((gap == 0) | ((tile.scores == self.highest) & ~np.isneginf(gap)))
+        row, key = np.nonzero(gap == 0)
         top = shares[row, key, None]
         np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
         if kernel.weights is not None:
@@ -647,7 +631,7 @@ class _Law:
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
         """
-        to, (gap, weights, shares, _) = kernel.weights, of
+        to, (gap, weights, shares) = kernel.weights, of
         assert to is not None
         if kernel.normalised:
             return np.where(shares > 0, np.square(to.spacing(shares)) / 12, 0.0)

@@ -136,7 +136,8 @@ class _Pairs(NamedTuple):
     p_bound, s_bound : arrays
         What errors do not exceed.
     p_flushed, s_flushed : arrays
-        What is lost where numbers below the smallest normal one are flushed to 0.
+        What is lost where numbers below the smallest normal one are flushed to 0; and what errors
+        of slopes may have in common.
     """
 
     p: _Floats
@@ -255,8 +256,6 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
             j = tile.keys
             p, logs = _shares(tile, exact.lse)
             finite = _gap(tile, kernel, exact.lse, exact.top)
-            if tile.is_sink:
-                finite = exact.gap(tile)
             mean[i] += (p * tile.slope) @ head.k[j]
             noise = p * p * _rounding.relative_variance(head, kernel, tile, i, finite)
             epsilon = _rounding.largest_error(head, kernel, tile, i, finite)
@@ -390,6 +389,8 @@ def _pairs(back: Backward, saved: Saved, kernel: Kernel, i: slice, j: slice) -> 
     p_flushed = np.where(p < tiny, p, 0.0)
     s_flushed = np.where(np.abs(s) < tiny, np.abs(s), 0.0) + p_flushed * np.abs(apart)
     s_flushed += 2 * back.d_out.shape[-1] * tiny * p
+    # A tanh that is 1, its errors of one sign, and its square, which rounds down: u in common.
+    s_flushed += unit * p * np.abs(apart) * np.square(tile.ratio)
     turned = 0.0 if head.softcap is None else 2 * tile.ratio / head.softcap
     risen = tile.logits * tile.slope
     p_scale = p * (risen - saved.logit[i, None])

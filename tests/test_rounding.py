@@ -270,6 +270,22 @@ def test_a_sink_need_not_be_in_the_maximum(dtype: str) -> None:
     assert ratio(out - found.out, found.bound) <= 1
 
 
+def test_a_sink_far_above_the_scores_in_float32() -> None:
+    """Where it has no part in the maximum, its exponential is of a large number."""
+    q, k, v = numbers((250, 100, 32, 8), "float32", seed=19, heads=4)
+    v = FORMATS["float32"].round(v + 4)
+    out = np.stack(
+        [
+            flash(Case(*x, sinks=30.0), "float32", sink_first=False)[0]
+            for x in zip(q, k, v, strict=True)
+        ]
+    )
+    found = predict(q, k, v, dtype="float32", profile="math", sinks=np.asarray(30.0))
+    z = (out - found.out) / found.std
+    assert np.mean(z * z) < interval(1000)[1] * _rounding.WORST**2
+    assert ratio(out - found.out, found.bound) <= 1
+
+
 def test_a_sink_is_a_key_of_zero() -> None:
     """Exactly: one more key of which the bias is the sink, and the value 0."""
     q, k, v = numbers((30, 40, 8, 3), "bfloat16", seed=18, heads=4)
