@@ -559,9 +559,9 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
 
 def _means(record: Estimator) -> str:
     """What an estimator computes, in the words of its formula, and what it may be able to do."""
-    from .conformance import CAPABILITIES
+    from .conformance.adapter import possible
 
-    able = [name for name in CAPABILITIES if record.takes(name)]
+    able = possible(record)
     formula = getattr(record.naive, "func", record.naive)
     given = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
     summary = (inspect.getdoc(formula) or record.name).splitlines()[0]

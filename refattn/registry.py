@@ -423,7 +423,7 @@ for _record in (
         "softmax",
         attention.softmax_attention,
         naive.softmax_attention,
-        options=(*_SEES, "lse", "window", "softcap", "sinks", "bias", "dropout"),
+        options=(*_SEES, "lse", "d_lse", "window", "softcap", "sinks", "bias", "dropout"),
         traits=(*_MEAN, *_ROWS, "exact", "quadratic"),
         state=streaming.SoftmaxState,
     ),

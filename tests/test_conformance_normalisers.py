@@ -16,7 +16,7 @@ CHECKS = ("log_normalisers", "normaliser_without_keys", "merged_parts", "gradien
 
 def normalisers(fn: Any, *capabilities: str, **tags: Any) -> Report:
     """The checks of normalisers alone."""
-    adapter = Adapter(fn, "softmax", ("lse", *capabilities), tags)
+    adapter = Adapter(fn, "softmax", ("lse", "d_lse", *capabilities), tags)
     names = [x.name for x in checks_of(adapter) if x.name in CHECKS]
     return check(adapter, checks=names, rng=0)
 

@@ -22,7 +22,7 @@ from ..registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal
 from .limits import fitted, head_size
 
-__all__ = ["CAPABILITIES", "CHOICES", "DEFAULTS", "TAGS", "Adapter", "written"]
+__all__ = ["CAPABILITIES", "CHOICES", "DEFAULTS", "TAGS", "Adapter", "possible", "written"]
 
 Floats = npt.NDArray[Any]
 Window = tuple[int | None, int | None]
@@ -34,6 +34,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "batch_invariant": "a query has the same bits alone, in any batch and in any order",
         "bias": "bias=, floats (..., n, m), added to the scores",
         "causal": "causal=True: query i sees key j only if j <= i + m - n",
+        "d_lse": "with lse and vjp: d_lse=, a cotangent of lse beside d_out",
         "deterministic": "the same call has the same bits, gradients too",
         "dropout": "dropout=p, seed=: weights are kept with probability 1 - p, and divided by it",
         "feature_map": "a kernel called as fn(x, omega=omega) returns features",
@@ -161,8 +162,8 @@ class Adapter:
         ``cov`` of the law of its frequencies), ``"vjp"`` (gradients: with the tag ``library``
         torch or jax the library differentiates the callable, otherwise it takes ``d_out`` and
         returns ``(out, dq, dk, dv)``), ``"lse"`` (with ``return_lse=True`` exact attention returns
-        ``(out, lse)``; with ``"vjp"`` it takes ``d_lse`` too), and of exact attention ``"window"``,
-        ``"softcap"``, ``"sinks"``, ``"bias"`` and ``"dropout"``.
+        ``(out, lse)``), ``"d_lse"`` (whose gradient it has too), and of exact attention
+        ``"window"``, ``"softcap"``, ``"sinks"``, ``"bias"`` and ``"dropout"``.
     tags : mapping, optional
         Conventions, see `TAGS`; values may be strings, as on the command line.
     name : str, optional
@@ -206,9 +207,8 @@ class Adapter:
             raise TypeError(f"`fn` must be callable, got {type(self.fn).__name__}.")
         _validate.choice("estimator", self.estimator, ESTIMATORS)
         capabilities = frozenset(_validate.names("capabilities", self.capabilities))
-        possible = [name for name in CAPABILITIES if _possible(self.record, name)]
         for name in sorted(capabilities):
-            _validate.choice("capabilities", name, possible or ("none of them",))
+            _validate.choice("capabilities", name, possible(self.record) or ("none of them",))
         tags = dict(DEFAULTS)
         if not isinstance(self.tags, Mapping | None):
             raise TypeError(
@@ -621,11 +621,11 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _possible(record: Estimator, capability: str) -> bool:
-    """Whether implementations of an estimator may have a capability."""
-    if capability in _OF_BITS:
-        return len(record.arrays) == 3
-    return record.takes("omega" if capability == "omega_only" else capability)
+def possible(record: Estimator) -> list[str]:
+    """Capabilities that implementations of an estimator may have."""
+    bits = _OF_BITS if len(record.arrays) == 3 else ()
+    omega = ("omega_only",) if record.takes("omega") else ()
+    return [name for name in CAPABILITIES if name in (*record.options, *bits, *omega)]
 
 
 def _limited(record: Estimator, capabilities: Iterable[str], tags: Mapping[str, Any]) -> None:

@@ -112,7 +112,7 @@ def merged_parts(t: Trial) -> None:
 @check(
     "exact",
     claim="gradients of lse are the weights",
-    needs=lambda adapter: _normalised(adapter) and adapter.can("vjp"),
+    needs=lambda adapter: _normalised(adapter) and adapter.can("vjp", "d_lse"),
 )
 def gradients_of_normalisers(t: Trial) -> None:
     """Of a cotangent of lse beside that of the output."""

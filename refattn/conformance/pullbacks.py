@@ -387,6 +387,8 @@ def gradients_are_slopes(t: Trial) -> None:
     for each, use in uses:
         size = each.fitted(t)
         (q, k, v), given = size.problem(t, 0.5)
+        if "mask" in use and adapter["empty_rows"] != "zero":
+            use = use | {"mask": seeing(adapter, size.n, size.m, use)}
         if adapter.has("feature-map"):  # whose slopes are not continuous at 0
             q, k = (adapter.exact(x + np.where(x < 0, -0.25, 0.25)) for x in (q, k))
         try:

@@ -53,7 +53,8 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
     adapter, case = trial.adapter, trial.case
     if case is None or case.want is None or trial.part is None:
         return
-    needed = {*CAPABILITIES} & set(case.options)
+    asked = {"lse" if name == "return_lse" else name for name in case.options}
+    needed = {*CAPABILITIES} & asked
     gradient = "d_out" in case.options
     found = []
     for mutant in MUTANTS:

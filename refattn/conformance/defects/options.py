@@ -453,6 +453,7 @@ class Dropping(Attention):
         rate, d_out = given.get("dropout", 0.0), given.get("d_out")
         seen = self.visible(n, m, given.get("mask"), given.get("causal", False))
         held = seen.any(-2)[..., None]  # by some query: what others hold may be anything
+        (keys, values), k, v = (k, v), self.share(q, k), self.share(q, v)
         k, v = np.where(held, k, 0.0), np.where(held, v, 0.0)
         scale = q.shape[-1] ** -0.5
         scores = np.where(seen, scale * (q @ k.swapaxes(-1, -2)), -np.inf)
@@ -467,12 +468,15 @@ class Dropping(Attention):
         d_weights = factors * (d_out @ v.swapaxes(-1, -2))
         delta = (d_out * out).sum(-1, keepdims=True)
         pairs = scale * weights * (d_weights - delta)
-        return (
-            out,
-            pairs @ k,
-            pairs.swapaxes(-1, -2) @ q,
-            (weights * factors).swapaxes(-1, -2) @ d_out,
-        )
+        d_k = pairs.swapaxes(-1, -2) @ q
+        d_v = (weights * factors).swapaxes(-1, -2) @ d_out
+        return (out, pairs @ k, self.gathered(d_k, keys), self.gathered(d_v, values))
+
+    def gathered(self, x: Array, like: Array) -> Array:
+        """Summed over the query heads that share a key head."""
+        if x.shape == like.shape:
+            return x
+        return x.reshape(*like.shape[:-2], -1, *like.shape[-2:]).sum(-3)
 
     def uniform(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         """A number in [0, 1) for each weight."""
@@ -496,7 +500,7 @@ class Dropping(Attention):
 DROPOUT = Catalogue(
     "softmax",
     Dropping,
-    ("mask", "causal", "dropout", "vjp"),
+    ("mask", "causal", "gqa", "dropout", "vjp"),
     name="softmax-with-dropout",
 )
 
