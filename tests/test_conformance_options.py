@@ -228,6 +228,26 @@ def test_programs(tmp_path: Path) -> None:
     assert report.verdict == "PASS", report
 
 
+def test_a_mask_may_be_refused_with_a_bias() -> None:
+    """As by a library that takes one or the other; that nothing was asked is said."""
+
+    def either(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        if {"mask", "bias"} <= set(given):
+            raise ValueError("only one of bias and mask")
+        return softmax_attention(q, k, v, **given)
+
+    report = asked(either, *SEES, *OPTIONS)
+    assert report.verdict == "PASS", report
+    assert "a mask with bias, which it refuses" in report.not_tried["uses_together"]
+
+    def neither(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        if {"softcap", "bias"} <= set(given):
+            raise ValueError("only one of bias and softcap")
+        return softmax_attention(q, k, v, **given)
+
+    assert asked(neither, *SEES, *OPTIONS).verdict == "FAIL"
+
+
 def test_limits_of_windows() -> None:
     """Conventions that are declared are in the report, and what is not asked is said."""
     report = asked(attention(), *SEES, *OPTIONS, multiple_of=8)

@@ -150,7 +150,7 @@ def _many(adapter: Adapter) -> bool:
 def uses_together(t: Trial) -> None:
     """Masks of every shape, causal, one query or many, grouped heads, frequencies of each head.
 
-    A mask and causal together may be refused, by an exception.
+    A mask with causal or with a bias may be refused, by an exception.
     """
     factors = levels(t.adapter)
     if len(factors["more"]) > 1 and True in factors["causal"] and not _aligned(t):
@@ -178,8 +178,8 @@ def _compare(t: Trial, arrays: tuple[Any, ...], **options: Any) -> None:
 def try_cases(
     t: Trial, cases: Iterable[dict[str, Any]], seconds: float, compare: Callable[..., None]
 ) -> None:
-    """Compare each case, as far as time allows; a mask and causal together may be refused."""
-    end, refused, cases = time.monotonic() + seconds, 0, list(cases)
+    """Compare each case, as far as time allows; a mask may be refused with causal or a bias."""
+    end, refused, cases = time.monotonic() + seconds, set[frozenset[str]](), list(cases)
     for i, case in enumerate(cases):
         if time.monotonic() > end:
             t.untried.append(f"{len(cases) - i} of {len(cases)} uses together, for want of time")
@@ -188,11 +188,13 @@ def try_cases(
         try:
             compare(arrays, **options)
         except Refusal:
-            if case["mask"] is None or not case["causal"]:
+            others = frozenset(name for name in ("bias", "causal") if case.get(name))
+            if case["mask"] is None or not others:
                 raise
-            t.since, refused = None, refused + 1
-    if refused:
-        t.untried.append("a mask and causal together, which it refuses")
+            t.since, refused = None, refused | {others}
+    for others in refused:
+        if not any(fewer < others for fewer in refused):
+            t.untried.append(f"a mask with {' and '.join(sorted(others))}, which it refuses")
 
 
 def _case(t: Trial, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -137,9 +137,6 @@ def biases(t: Trial) -> None:
     bias = t.normal(n, m)
     bias[:, 1:4] = -math.inf
     _compare(t, (n, m, d), bias=bias)
-    if adapter.can("mask"):
-        mask = (np.arange(n)[:, None] + np.arange(m)) % 3 > 0
-        _compare(t, (n, m, d), bias=t.normal(n, m), mask=mask)
     if adapter.can("causal"):
         arrays, _ = t.problem(n, m, d)
         t.compare(*arrays, strict=True, causal=True, bias=t.normal(n, m))
