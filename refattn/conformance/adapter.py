@@ -260,6 +260,11 @@ class Adapter:
         return frequencies or self.can("dropout")
 
     @property
+    def settled(self) -> dict[str, Any]:
+        """Options of every call: what is causal without being asked has to be told so."""
+        return {"causal": True} if self["causal_only"] else {}
+
+    @property
     def black_box(self) -> bool:
         """Whether it can be called without frequencies."""
         return "omega_only" not in self.capabilities

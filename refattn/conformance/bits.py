@@ -19,8 +19,7 @@ _SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
 
 def _ways(t: Trial, given: dict[str, Any]) -> dict[str, Any]:
     """How the same thing is asked for again."""
-    settled = {"causal": True} if t.adapter["causal_only"] else {}
-    return settled | (given if evaluated(t.adapter) else t.options(5))
+    return t.adapter.settled | (given if evaluated(t.adapter) else t.options(5))
 
 
 @check(

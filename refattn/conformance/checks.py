@@ -183,15 +183,15 @@ class Trial:
         """The result of the last call that is compared; None if something made of it is."""
         return None if self.part is None else self.results[self.part]
 
-    def equal(self, got: Any, want: Any, allowed: Any) -> None:
-        """Compare the last result with what should have come."""
+    def equal(self, got: Any, want: Any, allowed: Any, name: str = "") -> None:
+        """Compare the last result, or what has a name, with what should have come."""
         if not isinstance(got, tuple):
-            self._equal(got, want, allowed)
+            self._equal(got, want, allowed, f"{name} " if name else "")
             return
         for triple in zip(got, want, allowed, strict=True):
-            self._equal(*triple)
+            self._equal(*triple, "")
 
-    def _equal(self, got: Floats, want: Floats, allowed: float) -> None:
+    def _equal(self, got: Floats, want: Floats, allowed: float, name: str) -> None:
         self.part = next((i for i, x in enumerate(self.results) if x is got), None)
         if self.case is not None:
             self.case = self.case._replace(
@@ -209,7 +209,7 @@ class Trial:
         if self.error > 1:
             place = f" at {tuple(int(i) for i in worst)}" if error.ndim else ""
             raise Failure(
-                f"{float(np.asarray(want)[worst]):.12g}{place}, to within {allowed:.2g}",
+                f"{name}{float(np.asarray(want)[worst]):.12g}{place}, to within {allowed:.2g}",
                 f"{float(got[worst]):.12g}, off by {float(error[worst]):.2g}",
             )
 

@@ -32,10 +32,6 @@ def _drops(adapter: Adapter) -> bool:
     return attends(adapter) and adapter.can("dropout")
 
 
-def _settled(adapter: Adapter) -> dict[str, Any]:
-    return {"causal": True} if adapter["causal_only"] else {}
-
-
 def _problem(t: Trial, *lead: int) -> tuple[Floats, Floats, Floats]:
     """Queries and keys of moderate weights, and values that show them."""
     n, m, d = t.fit(24, 32, 32)
@@ -76,7 +72,7 @@ def _kept(t: Trial, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[
 @check("exact", claim="weights that are kept are divided by 1 - p, all others 0", needs=_drops)
 def factors_of_dropout(t: Trial) -> None:
     """In every use, the same twice at one seed; at p = 0 nothing is dropped."""
-    adapter, plain = t.adapter, _settled(t.adapter)
+    adapter, plain = t.adapter, t.adapter.settled
     arrays, _ = t.problem(*t.fit(4, 6, 4))
     got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())
     t.equal(got, *reference(adapter, arrays, plain))
@@ -103,7 +99,7 @@ def factors_of_dropout(t: Trial) -> None:
 )
 def law_of_dropout(t: Trial) -> None:
     """Of all, of each weight, and of pairs: of heads, batches, queries, keys and seeds."""
-    plain = _settled(t.adapter)
+    plain = t.adapter.settled
     for rate in _RATES:
         arrays = _problem(t, 2, 3)
         weights = _weights(t, arrays, plain)
@@ -157,7 +153,7 @@ def gradients_of_dropout(t: Trial) -> None:
     """The weights that were kept are seen in the result, and those of the formula."""
     for rate in _RATES:
         for lead in ((), (2, 3)):
-            arrays, plain = _problem(t, *lead), _settled(t.adapter)
+            arrays, plain = _problem(t, *lead), t.adapter.settled
             d_out = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
             given = plain | {"dropout": rate, "seed": t.new_seed()}
             found = t.call(*arrays, **given, d_out=d_out)
@@ -167,7 +163,4 @@ def gradients_of_dropout(t: Trial) -> None:
             for name, x, y, allowed in zip(
                 ("out", "dq", "dk", "dv"), found, want, most, strict=True
             ):
-                try:
-                    t.equal(x, y, allowed / (1 - rate if name == "out" else 1.0))
-                except Failure as failure:
-                    raise Failure(f"{name} {failure.expected}", failure.got) from None
+                t.equal(x, y, allowed / (1 - rate if name == "out" else 1.0), name)

@@ -25,13 +25,9 @@ def _normalised(adapter: Adapter) -> bool:
     return attends(adapter) and adapter.can("lse")
 
 
-def _settled(adapter: Adapter) -> dict[str, Any]:
-    return {"causal": True} if adapter["causal_only"] else {}
-
-
 def _compare(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> None:
     """Compare output and log normalisers with those of the formula."""
-    options = _settled(t.adapter) | options
+    options = t.adapter.settled | options
     out, lse = t.call(*arrays, **options, return_lse=True)
     want = of_function(t.adapter, attend, arrays, options)
     unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
@@ -39,10 +35,7 @@ def _compare(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> None:
     size = 1 + float(np.max(np.abs(want.lse), where=np.isfinite(want.lse), initial=0.0))
     allowed = unit * (1 + largest_exponent(t.adapter, arrays, options))
     allowed += terms(t.adapter, arrays[1].shape[-2]) * size  # keys may be added one by one
-    try:
-        t.equal(lse, want.lse, allowed)
-    except Failure as failure:
-        raise Failure(f"lse {failure.expected}", failure.got) from None
+    t.equal(lse, want.lse, allowed, "lse")
 
 
 @check("exact", claim="lse is the log of the sum of e^score", needs=_normalised)
@@ -81,7 +74,7 @@ def normaliser_without_keys(t: Trial) -> None:
     arrays, _ = t.problem(n, m, d)
     mask = np.ones((n, m), dtype=bool)
     mask[1] = False
-    _, lse = t.adapter(*arrays, mask=mask, return_lse=True, **_settled(t.adapter))
+    _, lse = t.adapter(*arrays, mask=mask, return_lse=True, **t.adapter.settled)
     if lse[1] != -math.inf:
         raise Failure("an lse of -inf", f"{lse[1]}")
     t.error = 0.0
@@ -119,7 +112,7 @@ def gradients_of_normalisers(t: Trial) -> None:
     adapter, (n, m, d) = t.adapter, t.fit(4, 6, 4)
     arrays, _ = t.problem(n, m, d)
     d_out, d_lse = t.normal(n, d), t.normal(n)
-    options = _settled(adapter)
+    options = adapter.settled
     both: dict[str, Any] = {"d_out": d_out, "d_lse": d_lse, "return_lse": True}
     found = t.call(*arrays, **options, **both)
     of_lse = d_lse / (math.log(2) if adapter["lse_base"] == "2" else 1.0)
@@ -131,7 +124,4 @@ def gradients_of_normalisers(t: Trial) -> None:
     want = of_function(adapter, pulled, arrays, options)
     most = pulled_rounding(adapter, arrays, options, np.abs(d_out) + np.abs(of_lse)[:, None])
     for name, x, y, allowed in zip(("out", "dq", "dk", "dv"), found, want, most, strict=True):
-        try:
-            t.equal(x, y, allowed * (1 + 1 / max(1e-3, float(np.max(np.abs(arrays[2]))))))
-        except Failure as failure:
-            raise Failure(f"{name} {failure.expected}", failure.got) from None
+        t.equal(x, y, allowed * (1 + 1 / max(1e-3, float(np.max(np.abs(arrays[2]))))), name)

@@ -26,10 +26,6 @@ def _with(capability: str) -> Callable[[Adapter], bool]:
     return lambda adapter: attends(adapter) and adapter.can(capability)
 
 
-def _settled(adapter: Adapter) -> dict[str, Any]:
-    return {"causal": True} if adapter["causal_only"] else {}
-
-
 def _groups(adapter: Adapter) -> tuple[int | None, ...]:
     """Numbers of key heads: as many as query heads, or fewer."""
     return (None, 2) if adapter.can("gqa") and "h" in (adapter["layout"] or "h") else (None,)
@@ -38,7 +34,7 @@ def _groups(adapter: Adapter) -> tuple[int | None, ...]:
 def _compare(t: Trial, sizes: tuple[int, int, int], **options: Any) -> None:
     """Compare one call with the reference."""
     arrays, _ = t.problem(*t.fit(*sizes))
-    t.compare(*arrays, strict=True, **_settled(t.adapter) | options)
+    t.compare(*arrays, strict=True, **t.adapter.settled | options)
 
 
 @check("exact", claim="a window holds the keys that it says", needs=_with("window"))
@@ -64,7 +60,7 @@ def outside_of_windows(t: Trial) -> None:
     for n, m in ((6, 9), (130, 130)):
         n, m, d = t.fit(n, m, 4)
         (q, k, v), _ = t.problem(n, m, d)
-        sides, given = (2, 0), _settled(t.adapter)
+        sides, given = (2, 0), t.adapter.settled
         seen = t.adapter.visible(n, m, given | {"window": sides})[-1]
         if np.all(seen):
             continue
@@ -81,7 +77,7 @@ def soft_caps(t: Trial) -> None:
     for size in (1.0, 4.0):
         arrays, _ = t.problem(*t.fit(5, 7, 4), size=size)
         for most in (0.5, 2.0, 30.0, 1e4):
-            t.compare(*arrays, strict=True, **_settled(t.adapter), softcap=most)
+            t.compare(*arrays, strict=True, **t.adapter.settled, softcap=most)
     n, m, d = t.fit(5, 7, 4)
     if t.adapter.can("mask"):
         mask = np.arange(n)[:, None] + np.arange(m) > 3
@@ -105,7 +101,7 @@ def weights_of_sinks(t: Trial) -> None:
         for groups in _groups(adapter):
             arrays, _ = t.problem(n, m, d, lead=lead, groups=groups)
             sinks = t.normal(lead[-1], size=2.0)
-            t.compare(*arrays, strict=True, **_settled(adapter), sinks=sinks)
+            t.compare(*arrays, strict=True, **adapter.settled, sinks=sinks)
     if adapter.can("softcap"):
         _compare(t, (n, m, d), sinks=np.asarray(4.0), softcap=1.0)
     if adapter.can("mask"):
@@ -131,7 +127,7 @@ def biases(t: Trial) -> None:
         arrays, _ = t.problem(n, m, d, lead=lead, groups=groups)
         for shape in shapes:
             bias = t.normal(*shape, size=2.0)
-            t.compare(*arrays, strict=True, **_settled(adapter), bias=bias)
+            t.compare(*arrays, strict=True, **adapter.settled, bias=bias)
     for size in (20.0, 60.0):
         _compare(t, (n, m, d), bias=t.normal(n, m, size=size))
     bias = t.normal(n, m)

@@ -41,14 +41,9 @@ def _averaged(adapter: Adapter) -> bool:
     return _differentiated(adapter) and (evaluated(adapter) or not adapter.waves)
 
 
-def _settled(adapter: Adapter) -> dict[str, Any]:
-    """Options of every call: what is causal without being asked has to be told so."""
-    return {"causal": True} if adapter["causal_only"] else {}
-
-
 def _drawn(t: Trial, given: dict[str, Any], samples: int = 4) -> dict[str, Any]:
     """Options of a call: frequencies that are given to it, or a seed of which it draws."""
-    return _settled(t.adapter) | (given if evaluated(t.adapter) else t.options(samples))
+    return t.adapter.settled | (given if evaluated(t.adapter) else t.options(samples))
 
 
 def _cotangent(t: Trial, arrays: tuple[Floats, ...]) -> Floats:
@@ -60,7 +55,7 @@ def _cotangent(t: Trial, arrays: tuple[Floats, ...]) -> Floats:
 def _compare(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> None:
     """Compare output and gradients with the reference, and say where they are wrong."""
     memory = options.pop("memory", None)
-    options = _settled(t.adapter) | options
+    options = t.adapter.settled | options
     options.setdefault("d_out", _cotangent(t, arrays))
     got = t.call(*arrays, **options, strict=True, memory=memory)
     want, allowed = pulled(t.adapter, arrays, options)
@@ -89,7 +84,7 @@ def gradients(t: Trial) -> None:
         arrays, options = t.problem(n, m, d, 4, d_v=7)
         _compare(t, arrays, **options)
     nothing = 0 * _cotangent(t, arrays)
-    for x in t.call(*arrays, d_out=nothing, **_settled(t.adapter), **options)[1:]:
+    for x in t.call(*arrays, d_out=nothing, **t.adapter.settled, **options)[1:]:
         t.equal(x, np.zeros(x.shape), 0.0)
 
 
@@ -280,7 +275,7 @@ def gradients_of_hidden_nonsense(t: Trial) -> None:
     k[2], v[2] = np.nan, np.inf
     again = t.call(q, k, v, **options)
     for name, x, y, allowed in zip(NAMES, again, found, most, strict=True):
-        _named(name, t, x, y, 2 * allowed)
+        t.equal(x, y, 2 * allowed, name)
 
 
 def _nothing(t: Trial, found: Any, hidden: Floats, most: tuple[float, ...]) -> None:
@@ -312,23 +307,15 @@ def _averages(t: Trial, size: float) -> None:
     q, k = (np.asarray(x, np.longdouble) for x in arrays[:2])
     most = pulled_rounding(t.adapter, arrays, options, d_out)
     _, dq, dk, dv = t.call(*arrays, **named)
-    _named("a sum of dv", t, dv.sum(-2), d_out.sum(-2), m * most[3])
+    t.equal(dv.sum(-2), d_out.sum(-2), m * most[3], "a sum of dv")
     if t.adapter.has("exact"):
-        _named("a sum of dk", t, dk.sum(-2), np.zeros(d), m * most[2])
+        t.equal(dk.sum(-2), np.zeros(d), m * most[2], "a sum of dk")
         both = n * d * most[1] * np.max(np.abs(q)) + m * d * most[2] * np.max(np.abs(k))
-        _named("k . dk, in all,", t, np.sum(k * dk), np.sum(q * dq), both)
+        t.equal(np.sum(k * dk), np.sum(q * dq), both, "k . dk, in all,")
     same = (*arrays[:2], np.repeat(arrays[2][:1], m, 0))
     found = t.call(*same, **named)
     for i in (1, 2):
-        _named(NAMES[i], t, found[i], np.zeros_like(found[i]), most[i])
-
-
-def _named(name: str, t: Trial, got: Floats, want: Floats, allowed: float) -> None:
-    """Compare, and say of what."""
-    try:
-        t.equal(got, want, allowed)
-    except Failure as failure:
-        raise Failure(f"{name} {failure.expected}", failure.got) from None
+        t.equal(found[i], np.zeros_like(found[i]), most[i], NAMES[i])
 
 
 @check(claim="gradients are linear in the cotangent", needs=_differentiated)
@@ -342,7 +329,7 @@ def gradients_are_linear(t: Trial) -> None:
     for factor in (4.0, 2.0**-6) if low else (4.0, 2.0**-6, 2.0**24, 2.0**-24):
         other = t.call(*arrays, d_out=factor * d_out, **options)
         for name, x, y in zip(NAMES[1:], once[1:], other[1:], strict=True):
-            _named(name, t, y / factor, x, 8 * t.adapter.eps * float(np.max(np.abs(x), initial=0)))
+            t.equal(y / factor, x, 8 * t.adapter.eps * float(np.max(np.abs(x), initial=0)), name)
 
 
 def _sloped(adapter: Adapter) -> bool:
@@ -362,7 +349,7 @@ def _moves(adapter: Adapter) -> str:
 @check(claim="gradients are the slopes of its own results", needs=_sloped)
 def gradients_are_slopes(t: Trial) -> None:
     """Difference quotients along random ways, of what it computes at one seed, in each use."""
-    adapter, plain = t.adapter, _settled(t.adapter)
+    adapter, plain = t.adapter, t.adapter.settled
     if _moves(adapter) == "v":
         t.untried.append("queries and keys, without frequencies that are given")
     causal = adapter.can("causal") and not adapter.has("proposals")
@@ -425,4 +412,5 @@ def _slopes(t: Trial, arrays: tuple[Floats, ...], options: dict[str, Any]) -> No
             total += weight * float(np.sum(t.call(*moved, **options) * d_out))
         want = np.asarray(total / (12 * step))
         got = np.asarray(np.sum(found[i + 1] * way))
-        _named(f"a slope along {name} of", t, got, want, quotient * float(np.sum(np.abs(d_out))))
+        allowed = quotient * float(np.sum(np.abs(d_out)))
+        t.equal(got, want, allowed, f"a slope along {name} of")
