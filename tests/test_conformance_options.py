@@ -16,6 +16,7 @@ from refattn.conformance.adapter import CHOICES
 from refattn.conformance.defects import MUTANTS, VARIANTS, options
 
 OPTIONS = ("window", "softcap", "sinks", "bias")
+OF_OPTIONS = ("vjp", "d_bias", "d_sinks")
 SEES = ("mask", "causal", "gqa")
 CHECKS = (
     *("windows", "outside_of_windows", "soft_caps", "weights_of_sinks", "biases", "uses_together"),
@@ -68,7 +69,8 @@ def attention(
         if d_out is not None:
             if behind is not None:
                 pullback = vjp(attend, q, k, v, **behind(dict(given)))[1]
-            return (out, *pullback((d_out, None))[:3])
+            found = pullback((d_out, None))
+            return (out, *(x for x in found if x is not None))
         if layout is not None:
             out = np.transpose(out, np.argsort(layout))
         lse = lse if of_lse is None else of_lse(lse, given)
@@ -79,7 +81,7 @@ def attention(
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_right_ones_pass(dtype: str) -> None:
-    report = asked(attention(), *SEES, *OPTIONS, "vjp", "lse", dtype=dtype)
+    report = asked(attention(), *SEES, *OPTIONS, *OF_OPTIONS, "lse", dtype=dtype)
     assert {r.check for r in report.results} == {*CHECKS} - {
         "factors_of_dropout",
         "gradients_of_dropout",
@@ -104,7 +106,7 @@ def test_right_ones_pass(dtype: str) -> None:
 )
 def test_right_ones_pass_within_limits(tags: dict[str, Any]) -> None:
     seen = SEES if "h" in tags.get("layout", "h") else SEES[:2]
-    report = asked(attention(), *seen, *OPTIONS, "vjp", **tags)
+    report = asked(attention(), *seen, *OPTIONS, *OF_OPTIONS, **tags)
     assert report.verdict == "PASS", report
 
 
@@ -177,8 +179,28 @@ BEHIND = {
 
 @pytest.mark.parametrize("name", BEHIND)
 def test_options_forgotten_on_the_way_back(name: str) -> None:
-    report = asked(attention(behind=lambda x: right(BEHIND[name](x))), *SEES, *OPTIONS, "vjp")
+    report = asked(attention(behind=lambda x: right(BEHIND[name](x))), *SEES, *OPTIONS, *OF_OPTIONS)
     assert [r.check for r in report.results if r.status == "FAIL"] == ["gradients_together"]
+
+
+@pytest.mark.parametrize("of", ["bias", "sinks"])
+@pytest.mark.parametrize("change", [lambda x: -x, lambda x: 1.01 * x, np.zeros_like])
+def test_gradients_of_biases_and_sinks(of: str, change: Any) -> None:
+    """Wrong in sign, by a hundredth, or not there."""
+
+    def call(q: Any, k: Any, v: Any, *, d_out: Any = None, **given: Any) -> Any:
+        out, pullback = vjp(softmax_attention, q, k, v, **given)
+        if d_out is None:
+            return out
+        found = pullback(d_out)._asdict()
+        found |= {of: None if found[of] is None else change(found[of])}
+        names = (*"qkv", *(name for name in ("bias", "sinks") if name in given))
+        return (out, *(found[name] for name in names))
+
+    report = asked(call, *OPTIONS, *OF_OPTIONS)
+    (wrong,) = (r for r in report.results if r.status == "FAIL")
+    assert wrong.check == "gradients_together"
+    assert f"d_{of}" in wrong.expected
 
 
 def right(given: dict[str, Any]) -> dict[str, Any]:
@@ -258,6 +280,32 @@ def test_limits_of_windows() -> None:
         Adapter(len, "softmax", ["window"], {"window": "exclusive"})
     with pytest.raises(ValueError, match="`capabilities` must be one of"):
         Adapter(len, "rfa", ["softcap"])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_torch_differentiates_biases_and_sinks(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def eager(q: Any, k: Any, v: Any, *, mask: Any = True, **given: Any) -> Any:
+        keys, values = (torch.repeat_interleave(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
+        scores = q @ keys.mT * q.shape[-1] ** -0.5
+        if "softcap" in given:
+            scores = given["softcap"] * torch.tanh(scores / given["softcap"])
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool) & torch.as_tensor(mask)
+        scores = torch.where(seen, scores + given.get("bias", 0.0), -torch.inf)
+        if "sinks" in given:
+            sinks = given["sinks"].reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sinks], -1)
+        top = torch.clamp(scores.amax(-1, keepdim=True).detach(), min=-1e30)
+        weights = torch.exp(scores - top)
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / torch.where(total == 0, 1.0, total)
+        return weights[..., : k.shape[2]] @ values
+
+    tags = {"library": "torch", "dtype": dtype, "layout": "bhnd", "hidden": "finite"}
+    able = ("mask", "gqa", "bias", "sinks", "softcap", *OF_OPTIONS)
+    report = asked(eager, *able, **tags)
+    assert report.verdict == "PASS", report
 
 
 def torch_dropout() -> Any:

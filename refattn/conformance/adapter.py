@@ -34,7 +34,9 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "batch_invariant": "a query has the same bits alone, in any batch and in any order",
         "bias": "bias=, floats (..., n, m), added to the scores",
         "causal": "causal=True: query i sees key j only if j <= i + m - n",
+        "d_bias": "with bias and vjp: returns d_bias after dv",
         "d_lse": "with lse and vjp: d_lse=, a cotangent of lse beside d_out",
+        "d_sinks": "with sinks and vjp: returns d_sinks after these",
         "deterministic": "the same call has the same bits, gradients too",
         "dropout": "dropout=p, seed=: weights are kept with probability 1 - p, and divided by it",
         "feature_map": "a kernel called as fn(x, omega=omega) returns features",
@@ -163,7 +165,8 @@ class Adapter:
         torch or jax the library differentiates the callable, otherwise it takes ``d_out`` and
         returns ``(out, dq, dk, dv)``), ``"lse"`` (with ``return_lse=True`` exact attention returns
         ``(out, lse)``), ``"d_lse"`` (whose gradient it has too), and of exact attention
-        ``"window"``, ``"softcap"``, ``"sinks"``, ``"bias"`` and ``"dropout"``.
+        ``"window"``, ``"softcap"``, ``"sinks"``, ``"bias"`` and ``"dropout"``, with gradients also
+        of ``"d_bias"`` and ``"d_sinks"``, in this order after ``dv``.
     tags : mapping, optional
         Conventions, see `TAGS`; values may be strings, as on the command line.
     name : str, optional
@@ -428,12 +431,28 @@ class Adapter:
             return self._result(out, shape, sent[0], strict), self._normalisers(lse, shape)
         if d_out is None:
             return self._result(result, shape, sent[0], strict)
-        if not isinstance(result, tuple | list) or len(result) != 4:
-            raise Failure("(out, dq, dk, dv)", _came(result))
+        more = self.pulled(options)
+        names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in more))
+        if not isinstance(result, tuple | list) or len(result) != len(names):
+            raise Failure(f"({', '.join(names)})", _came(result))
         shapes = (shape, *map(np.shape, arrays))
-        return tuple(
-            self._result(x, y, sent[0], strict) for x, y in zip(result, shapes, strict=True)
+        main = (self._result(x, y, sent[0], strict) for x, y in zip(result, shapes, strict=False))
+        others = (self._of_option(x, keywords[y], y) for x, y in zip(result[4:], more, strict=True))
+        return (
+            *main,
+            *(x.reshape(np.shape(options[y])) for x, y in zip(others, more, strict=True)),
         )
+
+    def pulled(self, options: Mapping[str, Any]) -> list[str]:
+        """The options of a call whose cotangents it gives."""
+        return [name for name in ("bias", "sinks") if name in options and self.can(f"d_{name}")]
+
+    def _of_option(self, x: Any, like: Any, name: str) -> Floats:
+        """A cotangent, which has the shape of what it is of."""
+        got = self._result(x, None, like, False)
+        if got.shape != tuple(like.shape):
+            raise Failure(f"d_{name} of shape {tuple(like.shape)}", f"shape {got.shape}")
+        return got
 
     def _normalisers(self, lse: Any, shape: Any) -> Floats:
         """Log normalisers to base e, with queries last whatever the layout."""
@@ -451,35 +470,41 @@ class Adapter:
             return self.fn(*sent, d_out=d_out, **keywords)
         if "d_lse" in keywords:
             d_out = (d_out, keywords.pop("d_lse"))
+        more = self.pulled(keywords)
+
+        def call(*arrays: Any) -> Any:
+            return self.fn(*arrays[:3], **keywords | dict(zip(more, arrays[3:], strict=True)))
+
+        sent = [*sent, *(keywords[name] for name in more)]
         if self["library"] == "torch":
-            out, *found = self._by_torch(sent, keywords, d_out, way)
+            out, *found = self._by_torch(call, sent, d_out, way)
         else:
-            jax = import_module("jax")
-            out, pullback = jax.vjp(lambda *arrays: self.fn(*arrays, **keywords), *sent)
+            out, pullback = import_module("jax").vjp(call, *sent)
             found = pullback(d_out)
         return (out[0] if "return_lse" in keywords else out, *found)
 
-    def _by_torch(self, sent: list[Any], keywords: dict[str, Any], d_out: Any, way: Any) -> Any:
+    @staticmethod
+    def _by_torch(call: Callable[..., Any], sent: list[Any], d_out: Any, way: Any) -> Any:
         """The same by torch: each input "alone", "again" through one graph, or "crossed" calls."""
         torch = import_module("torch")
 
         def forth(wanted: range) -> tuple[Any, list[Any]]:
             given = [x.detach() for x in sent]
             given = [x.requires_grad_() if i in wanted else x for i, x in enumerate(given)]
-            return self.fn(*given, **keywords), [given[i] for i in wanted]
+            return call(*given), [given[i] for i in wanted]
 
         def back(out: Any, given: list[Any]) -> list[Any]:
             found = torch.autograd.grad(out, given, d_out, allow_unused=True, retain_graph=True)
             pairs = zip(found, given, strict=True)
             return [torch.zeros_like(x) if g is None else g for g, x in pairs]
 
-        out, given = forth(range(3))
+        out, given = forth(range(len(sent)))
         if way == "alone":
-            return (out, *(back(*forth(range(i, i + 1)))[0] for i in range(3)))
+            return (out, *(back(*forth(range(i, i + 1)))[0] for i in range(len(sent))))
         if way == "again":
             back(out, given)
         if way == "crossed":
-            self.fn(*(2 * x.detach() for x in sent), **keywords)
+            call(*(2 * x.detach() for x in sent))
         return (out, *back(out, given))
 
     def _shape(self, *arrays: Any, **options: Any) -> tuple[int, ...] | None:

@@ -95,7 +95,7 @@ def weights_of_sinks(t: Trial) -> None:
     """Of each query head, below and above all scores; where nothing else is seen, all weight."""
     adapter, (n, m, d) = t.adapter, t.fit(5, 7, 4)
     for logit in (0.0, -3.0, 3.0, -math.inf, -60.0, 60.0, 1000.0):
-        _compare(t, (n, m, d), sinks=adapter.exact(np.asarray(logit)))
+        _compare(t, (n, m, d), sinks=np.asarray(adapter.exact(logit)))
     lead = adapter.lead(2, 4)
     if "h" in (adapter["layout"] or "h"):
         for groups in _groups(adapter):

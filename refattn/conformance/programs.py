@@ -151,6 +151,7 @@ class Subprocess:
             wanted += ["lse"]
         if "d_out" in options:
             wanted += [f"d{name}" for name in self.names]
+            wanted += [x for x in ("d_bias", "d_sinks") if x[2:] in options and x in result]
         for name in wanted:
             if name not in result:
                 raise RuntimeError(f"the program wrote {sorted(result)} and not `{name}`")

@@ -60,7 +60,8 @@ def _compare(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> None:
     got = t.call(*arrays, **options, strict=True, memory=memory)
     want, allowed = pulled(t.adapter, arrays, options)
     t.hides(allowed[0], arrays[2])
-    for name, x, y, most in zip(NAMES, got, want, allowed, strict=True):
+    names = (*NAMES, *(f"d_{name}" for name in t.adapter.pulled(options)))
+    for name, x, y, most in zip(names, got, want, allowed, strict=True):
         try:
             t.equal(x, y, most)
         except Failure as failure:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import features, kernels, naive
+from .._blocks import sum_to
 from ..attention import softmax_attention
 from ..gradients import vjp
 from .adapter import Adapter
@@ -165,7 +166,8 @@ def pulled(
             named["feature_map"] = _MAPS[adapter["feature_map"]]
         q, k, v = wide
         out, pullback = vjp(adapter.record.differentiable, q, k, v, **named)
-        return (out, *pullback(d_out)[:3])
+        found = pullback(d_out)
+        return (out, *found[:3], *(getattr(found, name) for name in adapter.pulled(given)))
 
     want = _evaluate(adapter, evaluate, arrays, given, dtype)
     allowed = pulled_rounding(adapter, arrays, given, d_out)
@@ -231,7 +233,15 @@ def pulled_rounding(
             for x in (2 * by_q * products, 2 * queries * by_k * products, queries * _most(g))
         ),
     )
-    return tuple(unit * x + y for x, y in zip(sizes, hidden, strict=True))
+    allowed = [unit * x + y for x, y in zip(sizes, hidden, strict=True)]
+    # Of scores; a sink has what is left of the weight, at most all.
+    of_options = {"bias": pairs, "sinks": np.sum(weights * terms_of, -1, keepdims=True)}
+    for name in adapter.pulled(options):
+        shape = np.shape(options[name]) + (1, 1) * (name == "sinks")
+        total = sum_to(of_options[name], shape)
+        added = of_options[name].size // max(1, total.size)
+        allowed.append((unit + terms(adapter, added)) * _most(total))
+    return tuple(allowed)
 
 
 def _sizes_of_weights(
