@@ -482,6 +482,9 @@ def of_arrays(
     _validate.attention(q, k, v, bias=numbers.get("bias"), mask=mask, causal=causal)
     if sinks is not None:
         numbers["sinks"] = _validate.of_heads("sinks", wide("sinks", sinks), q, k, v)
+    for name in {"bias", "sinks"} & set(numbers):
+        if np.any(np.isnan(numbers[name]) | (numbers[name] == np.inf)):
+            raise ValueError(f"`{name}` must be finite or -inf, got NaN or inf.")
     n, m = q.shape[-2], k.shape[-2]
     if kind == "frequencies":
         numbers |= _frequencies(omega, log_weight, features, q)

@@ -515,6 +515,19 @@ def real(
     return result
 
 
+def softcap(value: Any, like: Array) -> Any:
+    """Check a cap, and bring it to where it and its inverse are normal in the dtype of an array.
+
+    Larger ones cap no score of less than its inverse precision, and smaller ones leave no score.
+    """
+    cap = real("softcap", value, positive=True, optional=True, like=like)
+    if cap is None:
+        return None
+    info = array_namespace(like).finfo(like.dtype)
+    least, most = 4 * float(info.smallest_normal), float(info.eps / info.smallest_normal)
+    return cap if least <= cap <= most else min(max(float(cap), least), most)
+
+
 def _longdouble(value: Any) -> Any:
     """Convert a number to longdouble; NumPy takes fractions through float64."""
     if isinstance(value, Rational):

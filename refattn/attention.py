@@ -165,7 +165,7 @@ def arranged(
     bias = None if isinstance(bias, Alibi) else bias
     _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
     scale = _validate.real("scale", scale, optional=rooted, like=q)
-    softcap = _validate.real("softcap", softcap, positive=True, optional=True)
+    softcap = _validate.softcap(softcap, q)
     sinks, slopes = (
         None if x is None else _validate.of_heads(name, x, q, k, v)
         for name, x in (("sinks", sinks), ("slopes", slopes))

@@ -129,7 +129,7 @@ def softmax_attention(
     scale = _validate.real("scale", scale, optional=True, like=q)
     factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
     sink = None if sinks is None else _validate.of_heads("sinks", constant(sinks, q), q, k, v)
-    _validate.real("softcap", softcap, positive=True, optional=True)
+    softcap = _validate.softcap(softcap, q)
     (q, k, v, bias, mask, sink, dropout), ungroup = group_heads(q, k, v, bias, mask, sink, dropout)
     xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal, window=window)
     scores = factor * _products(q, k)
@@ -597,7 +597,8 @@ def visible(
            [ True,  True,  True]])
     """
     xp, ahead = array_namespace(q), _ahead(q, k)
-    left, right = _validate.window(window)
+    far = sum(ahead.shape)  # beyond all keys
+    left, right = (None if x is None or x > far else x for x in _validate.window(window))
     seen = xp.ones(ahead.shape, dtype=xp.bool, device=device(q))
     if mask is not None:
         seen = seen & mask

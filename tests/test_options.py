@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 from conftest import Backend
@@ -344,3 +346,129 @@ def test_bad_input() -> None:
         assert words in str(caught.value), str(caught.value)
     with pytest.raises(TypeError, match="`slopes` must be an array"):
         alibi([1.0])
+
+
+def test_extreme_caps(backend: Backend) -> None:
+    """A cap that is far above all scores is none, and one far below leaves no scores."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((5, 4)).astype(np.float32) for _ in range(3))
+    arrays = [backend.array(x) for x in (q, k, v)]
+    free, flat = softmax_attention(q, k, v), softmax_attention(0 * q, k, v)
+    for cap, want in (
+        *((10.0**p, free) for p in (20, 30, 37, 38, 39, 100, 300)),
+        *((10.0**-p, flat) for p in (20, 37, 38, 40, 46, 100, 310)),
+    ):
+        for fn in (softmax_attention, naive.softmax_attention):
+            got = backend.numpy(fn(*arrays, softcap=cap))
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_caps_in_extended_precision() -> None:
+    """All digits of longdouble, by another formula of tanh, of caps that are no powers of 2."""
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((8, 4)).astype(np.longdouble) for _ in range(3))
+    for cap in (3.0, np.longdouble(1) / 3, 0.7):
+        scores = q @ k.T / 2
+        scores = cap * -np.expm1(-2 * scores / cap) / (1 + np.exp(-2 * scores / cap))
+        weights = np.exp(scores)
+        want = weights @ v / np.sum(weights, -1, keepdims=True)
+        for fn in (softmax_attention, naive.softmax_attention):
+            error = np.max(np.abs(fn(q, k, v, softcap=cap) - want))
+            assert error < 64 * np.finfo(np.longdouble).eps
+
+
+def test_slopes_of_far_scores() -> None:
+    """1 / cosh^2 has all its digits where tanh is 1."""
+    for ratio in (25.0, 60.0, 300.0):
+        q, k, v = np.array([[ratio]]), np.array([[1.0], [0.0]]), np.array([[1.0], [0.0]])
+        weight = 1 / (1 + math.exp(-1.0))
+        want = weight * (1 - weight) * 4 * math.exp(-2 * ratio)
+        _, pullback = vjp(softmax_attention, q, k, v, softcap=1.0, scale=1.0)
+        np.testing.assert_allclose(pullback(np.ones((1, 1))).q, [[want]], rtol=1e-12)
+
+
+def test_cap_in_50_digits() -> None:
+    """By exponentials of 60 digits, of a cap that is no power of 2; and its slope."""
+    with mpmath.workdps(60):
+        for cap in (3.0, 0.1, np.float32(0.1)):
+            for score in (0.5, -4.0, 9.0):
+                most = mpmath.mpf(float(cap))
+                grown = mpmath.exp(2 * mpmath.mpf(score) / most)
+                want = most * (grown - 1) / (grown + 1)
+                (got,) = exact.cap(exact.numbers([score]), cap)
+                assert abs(got - want) < 1e-48 * abs(want)
+    with pytest.raises(ValueError, match="`softcap` must be positive"):
+        exact.cap(exact.numbers([1.0]), 0.0)
+
+    def attended(q: Any, k: Any, v: Any) -> Any:
+        return exact.attend(q, k, v, 0.0, True, exact.numbers(1.0)[()], softcap=1.0)[0]
+
+    far, pair = np.array([[60.0]]), np.array([[1.0], [0.0]])
+    got = exact.gradients(attended, np.ones((1, 1)), q=far, k=pair, v=pair)["q"][0, 0]
+    weight = 1 / (1 + math.exp(-1.0))
+    assert float(got) == pytest.approx(4 * weight * (1 - weight) * math.exp(-120.0), rel=1e-12)
+
+
+def test_windows_beyond_integers(backend: Backend) -> None:
+    rng = np.random.default_rng(2)
+    q, k, v = (backend.array(rng.standard_normal((n, 2))) for n in (3, 5, 5))
+    want = backend.numpy(softmax_attention(q, k, v, window=(None, 1)))
+    for far in (2**31, 2**40, 2**63, 10**300):
+        for fn in (softmax_attention, naive.softmax_attention):
+            got = backend.numpy(fn(q, k, v, window=(far, 1)))
+            np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dropout", "alibi"])
+def test_options_past_the_first_block(name: str) -> None:
+    """Of queries past every block, forth and back."""
+    rng = np.random.default_rng(3)
+    n, m = 1100, 70
+    q, k, v = (rng.standard_normal((length, 3)) for length in (n, m, m))
+    bias = None
+    if name == "alibi":
+        options: dict[str, Any] = {"bias": alibi(np.array(0.05))}
+        bias = -0.05 * np.abs(np.arange(m - n, m)[:, None] - np.arange(m))
+        factors = np.ones((n, m))
+    else:
+        factors = (rng.random((n, m)) < 0.5) * 2.0
+        options = {"dropout": factors}
+    scores = q @ k.T / math.sqrt(3) + (0 if bias is None else bias)
+    weights = np.exp(scores - np.max(scores, -1, keepdims=True))
+    weights /= np.sum(weights, -1, keepdims=True)
+    out, pullback = vjp(softmax_attention, q, k, v, **options)
+    np.testing.assert_allclose(out, (weights * factors) @ v, rtol=1e-12, atol=1e-12)
+    d_out = rng.standard_normal((n, 3))
+    found = pullback(d_out)
+    pairs = weights * (factors * (d_out @ v.T) - np.sum(d_out * out, -1, keepdims=True))
+    for got, want in (
+        (found.q, pairs @ k / math.sqrt(3)),
+        (found.k, pairs.T @ q / math.sqrt(3)),
+        (found.v, (weights * factors).T @ d_out),
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_of_what_is_not_there() -> None:
+    """A sink of -inf without keys has no gradient, nor a dropped weight of an infinite value."""
+    q, k, v = np.ones((2, 2)), np.ones((3, 2)), np.ones((3, 1))
+    mask = np.array([[True], [False]])
+    options = {"sinks": np.array(-np.inf), "mask": mask & np.ones(3, dtype=bool)}
+    found = vjp(softmax_attention, q, k, v, **options)[1](np.ones((2, 1)))
+    assert found.sinks == 0
+    assert all(np.all(np.isfinite(x)) for x in found[:3])
+    v[1] = np.inf
+    out, pullback = vjp(softmax_attention, q, k, v, dropout=np.array([1.5, 0.0, 1.5]))
+    np.testing.assert_allclose(out, 1.0)
+    found = pullback(np.ones((2, 1)))
+    assert all(np.all(np.isfinite(x)) for x in found[:3])
+
+
+def test_states_of_other_options_do_not_merge() -> None:
+    k = v = np.ones((1, 2))
+    others: list[dict[str, Any]] = [{"softcap": 1.0}, {"sinks": np.array(0.0)}, {"window": 1}]
+    states = [SoftmaxState.init(k, v, **options) for options in ({}, *others)]
+    for i, one in enumerate(states):
+        for other in states[:i]:
+            with pytest.raises(ValueError, match="must"):
+                one.merge(other)

@@ -41,7 +41,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "dropout": "dropout=p, seed=: weights are kept with probability 1 - p, and divided by it",
         "feature_map": "a kernel called as fn(x, omega=omega) returns features",
         "gqa": "keys and values may have fewer heads than queries, shared by consecutive ones",
-        "lse": "return_lse=True: returns (out, lse), with the log normalisers (..., heads, n)",
+        "lse": "return_lse=True: returns (out, lse), log normalisers (..., heads, n) without sinks",
         "mask": "mask=, boolean (..., n, m), True where a query sees a key",
         "moments": "mean= and cov= of the law of the frequencies",
         "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=",
@@ -263,6 +263,11 @@ class Adapter:
         return frequencies or self.can("dropout")
 
     @property
+    def grouped(self) -> bool:
+        """Whether heads of queries may share those of keys."""
+        return self.can("gqa") and "h" in (self["layout"] or "h")
+
+    @property
     def settled(self) -> dict[str, Any]:
         """Options of every call: what is causal without being asked has to be told so."""
         return {"causal": True} if self["causal_only"] else {}
@@ -313,6 +318,11 @@ class Adapter:
     def eps(self) -> float:
         """Distance from 1 to the next number of the candidate's dtype."""
         return 2.0**-7 if self["dtype"] == "bfloat16" else float(np.finfo(self["dtype"]).eps)
+
+    @property
+    def least(self) -> float:
+        """The least positive number of all its digits."""
+        return float(np.finfo("float32" if self["dtype"] == "bfloat16" else self["dtype"]).tiny)
 
     def root(self, d: int) -> float:
         """Square root of the scale: what turns inputs into kernel coordinates."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from .adapter import Adapter
@@ -17,6 +19,20 @@ _CALLS = 8
 _SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
 
 
+def _uses(t: Trial) -> Iterator[tuple[tuple[int, int, int], dict[str, Any], int | None]]:
+    """Sizes, plain, with keys that are masked, causal, and with fewer key heads."""
+    causal = t.adapter.can("causal") and not t.adapter.has("proposals")
+    for size in _SIZES:
+        n, m, d = t.fit(*size)
+        yield (n, m, d), {}, None
+        if t.adapter.can("mask"):
+            yield (n, m, d), {"mask": np.arange(m) % 3 != 1}, None
+        if causal:
+            yield (n, m, d), {"causal": True}, None
+        if t.adapter.grouped:
+            yield (n, m, d), {}, 1
+
+
 def _ways(t: Trial, given: dict[str, Any]) -> dict[str, Any]:
     """How the same thing is asked for again."""
     return t.adapter.settled | (given if evaluated(t.adapter) else t.options(5))
@@ -28,10 +44,9 @@ def _ways(t: Trial, given: dict[str, Any]) -> dict[str, Any]:
 )
 def same_bits(t: Trial) -> None:
     """Many times, of gradients too, and with other calls between."""
-    for n, m, d in _SIZES:
-        n, m, d = t.fit(n, m, d)
-        arrays, given = t.problem(n, m, d, 5, lead=t.adapter.lead(1, 2))
-        options = _ways(t, given)
+    for size, more, groups in _uses(t):
+        arrays, given = t.problem(*size, 5, lead=t.adapter.lead(1, 2), groups=groups)
+        options = _ways(t, given) | more
         if t.adapter.can("vjp"):
             options["d_out"] = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
         first = t.call(*arrays, **options)
@@ -55,11 +70,12 @@ def _apart(adapter: Adapter) -> bool:
 )
 def same_bits_in_any_batch(t: Trial) -> None:
     """Alone, with some others, in another order; a head alone, and in another batch."""
-    for n, m, d in _SIZES:
-        n, m, d = t.fit(n, m, d)
+    for (n, m, d), more, groups in _uses(t):
+        if more.get("causal"):  # whose queries have places
+            continue
         lead = t.adapter.lead(3, 2)
-        (q, k, v), given = t.problem(n, m, d, 5, lead=lead)
-        options = _ways(t, given)
+        (q, k, v), given = t.problem(n, m, d, 5, lead=lead, groups=groups)
+        options = _ways(t, given) | more
         whole = t.call(q, k, v, **options)
         order = t.rng.permutation(n)
         t.equal(t.call(q[..., order, :], k, v, **options), whole[..., order, :], 0.0)

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..attention import attend
 from .adapter import Adapter
 from .checks import Trial, attends, check, evaluated
 from .failures import Failure, Refusal
+from .reference import CONTRACT, largest_exponent, of_function, terms, tolerance
 
-__all__ = ["covering", "levels", "seeing", "try_cases"]
+__all__ = ["case_of", "compare_normalisers", "covering", "levels", "seeing", "try_cases"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -104,6 +106,10 @@ _BIASES: Mapping[str, Callable[[_Size], tuple[int, ...]]] = {
     "keys": lambda s: (1, s.m),
     "heads": lambda s: (*s.lead[-1:], s.n, s.m),
     "all": lambda s: (*s.lead, s.n, s.m),
+    "heads of keys": lambda s: (*s.lead[-1:], 1, s.m),
+    "batch": lambda s: (s.lead[0], *[1] * len(s.lead[1:]), s.n, s.m),
+    "padding": lambda s: (s.lead[0], *[1] * len(s.lead[1:]), 1, s.m),
+    "first keys hidden": lambda s: (s.n, s.m),
 }
 
 
@@ -117,21 +123,22 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
         and (name != "queries" or adapter["empty_rows"] != "undefined")
     ]
     causal = adapter.can("causal") and not adapter.has("proposals")
-    grouped = adapter.can("gqa") and "h" in (adapter["layout"] or "h")
-    biases = [name for name in _BIASES if some or name not in ("heads", "all")]
+    biases = [x for x in _BIASES if some or x in ("pairs", "keys", "first keys hidden")]
+    fewer = adapter["empty_rows"] == "undefined" or not adapter.can("mask")  # of keys
     own = {
         "window": (None, *_WINDOWS),
         "softcap": (None, 2.0),
-        "sinks": (False, True),
+        "sinks": (None, "moderate", "far"),
         "bias": (None, *biases),
+        "lse": (False, True),
     }
     return {
         "n": (5, 1, 70),
-        "more": (0,) if adapter["self_attention"] else (0, 4, 130),
+        "more": (0,) if adapter["self_attention"] else (0, 4, 130) if fewer else (0, 4, 130, -3),
         "mask": (None, *(masks if adapter.can("mask") else [])),
         "causal": (True,) if adapter["causal_only"] else (False, True) if causal else (False,),
         "d_v": (None,) if adapter["same_value_size"] else (None, 1, 7),
-        "groups": (None, 2, 1) if grouped else (None,),
+        "groups": (None, 2, 1) if adapter.grouped else (None,),
         "own": (False, True) if adapter.can("omega", "omega_per_head") else (False,),
         **{name: x for name, x in own.items() if adapter.can(name)},
     }
@@ -150,7 +157,7 @@ def _many(adapter: Adapter) -> bool:
 def uses_together(t: Trial) -> None:
     """Masks of every shape, causal, one query or many, grouped heads, frequencies of each head.
 
-    A mask with causal or with a bias may be refused, by an exception.
+    Any two of a mask, a bias and causal may be refused, by an exception.
     """
     factors = levels(t.adapter)
     if len(factors["more"]) > 1 and True in factors["causal"] and not _aligned(t):
@@ -161,7 +168,7 @@ def uses_together(t: Trial) -> None:
 def _aligned(t: Trial) -> bool:
     """Whether causal attention with more keys than queries is right where nothing else is asked."""
     plainest = {name: x[0] for name, x in levels(t.adapter).items()}
-    arrays, options = _case(t, plainest | {"n": 3, "more": 2, "causal": True})
+    arrays, options = case_of(t, plainest | {"n": 3, "more": 2, "causal": True})
     try:
         _compare(t, arrays, **options)
     except Failure:
@@ -171,36 +178,55 @@ def _aligned(t: Trial) -> bool:
 
 
 def _compare(t: Trial, arrays: tuple[Any, ...], **options: Any) -> None:
-    """Compare one case with the reference."""
-    t.compare(*arrays, strict=True, **options)
+    """Compare one case with the reference; -infinity is the lse of a query that sees no key."""
+    if "return_lse" in options:
+        compare_normalisers(t, arrays, **options)
+    else:
+        t.compare(*arrays, strict=True, **options)
+
+
+def compare_normalisers(t: Trial, arrays: tuple[Any, ...], **options: Any) -> None:
+    """Compare output and log normalisers with those of the formula, where a query sees a key."""
+    options = t.adapter.settled | {k: x for k, x in options.items() if k != "return_lse"}
+    out, lse = t.call(*arrays, **options, return_lse=True)
+    want = of_function(t.adapter, attend, arrays, options)
+    t.equal(out, want.out, tolerance(t.adapter, arrays, options, want.out))
+    known = np.isfinite(want.lse)
+    if not np.all(np.isfinite(lse) | ~known):
+        raise Failure("finite log normalisers of queries that see a key", "others")
+    unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
+    allowed = unit * (1 + largest_exponent(t.adapter, arrays, options))
+    size = 1 + float(np.max(np.abs(want.lse), where=known, initial=0.0))
+    allowed += terms(t.adapter, arrays[1].shape[-2]) * size  # keys may be added one by one
+    t.equal(lse, want.lse, allowed, "lse")
 
 
 def try_cases(
     t: Trial, cases: Iterable[dict[str, Any]], seconds: float, compare: Callable[..., None]
 ) -> None:
-    """Compare each case, as far as time allows; a mask may be refused with causal or a bias."""
+    """Compare each case, as far as time allows; two of mask, bias and causal may be refused."""
     end, refused, cases = time.monotonic() + seconds, set[frozenset[str]](), list(cases)
     for i, case in enumerate(cases):
         if time.monotonic() > end:
             t.untried.append(f"{len(cases) - i} of {len(cases)} uses together, for want of time")
             break
-        arrays, options = _case(t, case)
+        arrays, options = case_of(t, case)
         try:
             compare(arrays, **options)
         except Refusal:
-            others = frozenset(name for name in ("bias", "causal") if case.get(name))
-            if case["mask"] is None or not others:
+            some = frozenset(name for name in ("bias", "causal", "mask") if case.get(name))
+            if len(some) < 2:
                 raise
-            t.since, refused = None, refused | {others}
-    for others in refused:
-        if not any(fewer < others for fewer in refused):
-            t.untried.append(f"a mask with {' and '.join(sorted(others))}, which it refuses")
+            t.since, refused = None, refused | {some}
+    for some in sorted(refused, key=sorted):
+        if not any(fewer < some for fewer in refused):
+            t.untried.append(f"{' and '.join(sorted(some))} together, which it refuses")
 
 
-def _case(t: Trial, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def case_of(t: Trial, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs that use a candidate in these ways."""
     adapter, lead, samples = t.adapter, t.adapter.lead(2, 4), 5
-    n, m, d = t.fit(case["n"], case["n"] + case["more"], 4)
+    n, m, d = t.fit(case["n"], max(1, case["n"] + case["more"]), 4)
     size = _Size(lead, n, m)
     arrays, options = t.problem(n, m, d, samples, lead=lead, d_v=case["d_v"], groups=case["groups"])
     if case["own"]:
@@ -209,11 +235,20 @@ def _case(t: Trial, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str,
         options["mask"] = _MASKS[case["mask"]](t.rng, size)
     options |= {name: case[name] for name in ("causal", "window", "softcap") if case.get(name)}
     if case.get("sinks"):
-        options["sinks"] = t.normal(*arrays[0].shape[-3:-2], size=2.0)
-    if case.get("bias"):
-        options["bias"] = t.normal(*_BIASES[case["bias"]](size), size=2.0)
+        options["sinks"] = sinks = t.normal(*arrays[0].shape[-3:-2], size=2.0)
+        if case["sinks"] == "far":
+            options["sinks"] = np.where(sinks < -1, -np.inf, np.where(sinks > 1, 1000.0, sinks))
     if "mask" in options and (adapter["empty_rows"] == "undefined" or "sinks" in options):
         options["mask"] = seeing(adapter, n, m, options)
+    if case.get("bias"):
+        options["bias"] = bias = t.normal(*_BIASES[case["bias"]](size), size=2.0)
+        if case["bias"] == "first keys hidden":
+            bias[:, : 2 * m // 3] = -np.inf
+            seen = np.broadcast_to(adapter.visible(n, m, options), (*lead, n, m))
+            none = ~np.any(seen & np.isfinite(bias), -1)
+            bias[np.any(none.reshape(-1, n), 0)] = 0.0
+    if case.get("lse") and "sinks" not in options:
+        options["return_lse"] = True
     return arrays, options
 
 

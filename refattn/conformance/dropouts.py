@@ -7,6 +7,8 @@ weights, and of pairs of which both or none are kept, are binomial, exactly.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -17,26 +19,55 @@ from .. import stats
 from ..attention import softmax_attention
 from .adapter import Adapter
 from .checks import Trial, attends, check
-from .failures import Failure
+from .combined import case_of, covering, levels
+from .failures import Failure, Refusal
 from .recovery import draws, record
 from .reference import CONTRACT, largest_exponent, of_function, pulled, pulled_rounding, reference
 
 __all__: list[str] = []
 
 Floats = npt.NDArray[Any]
+Arrays = tuple[Floats, Floats, Floats]
 
-_RATES = (0.5, 0.1)
+_RATES = (0.5, 0.1, 0.75)
+_SECONDS = {"quick": 4.0, "full": 30.0, "soak": 120.0}
 
 
 def _drops(adapter: Adapter) -> bool:
     return attends(adapter) and adapter.can("dropout")
 
 
-def _problem(t: Trial, *lead: int) -> tuple[Floats, Floats, Floats]:
-    """Queries and keys of moderate weights, and values that show them."""
-    n, m, d = t.fit(24, 32, 32)
-    (q, k, _), _ = t.problem(n, m, d, lead=t.adapter.lead(*lead), size=0.5)
-    return q, k, np.broadcast_to(np.eye(m), (*k.shape[:-1], m)).copy()
+def _shown(arrays: tuple[Floats, ...]) -> Arrays:
+    """The same queries and keys, of moderate weights, with values that show these."""
+    q, k, _ = arrays
+    m = k.shape[-2]
+    return q / 2, k / 2, np.broadcast_to(np.eye(m), (*k.shape[:-1], m)).copy()
+
+
+def _problem(t: Trial) -> Arrays:
+    """Past blocks of 128 keys, with heads in groups where they may be."""
+    n, m, d = t.fit(40, 144, 16)
+    if t.adapter["same_value_size"]:
+        n, m, d = t.fit(40, d, d)
+    lead, groups = t.adapter.lead(2, 4), 2 if t.adapter.grouped else None
+    return _shown(t.problem(n, m, d, lead=lead, groups=groups)[0])
+
+
+def _cases(t: Trial) -> Iterator[tuple[Arrays, dict[str, Any]]]:
+    """Any two of what else it takes, as far as time allows."""
+    uses = {name: x for name, x in levels(t.adapter).items() if name not in ("d_v", "lse")}
+    uses["n"] = (5, 1, 24)
+    uses["more"] = tuple(x for x in uses["more"] if 0 <= x < 100)
+    end = time.monotonic() + _SECONDS[t.level]
+    cases = list(covering(uses, t.rng, 2))
+    for i, case in enumerate(cases):
+        if time.monotonic() > end:
+            t.untried.append(f"{len(cases) - i} of {len(cases)} uses, for want of time")
+            return
+        arrays, options = case_of(t, case | {"d_v": None})
+        m, d_v = arrays[1].shape[-2], arrays[2].shape[-1]
+        if not (t.adapter["same_value_size"] and m != d_v):
+            yield _shown(arrays), t.adapter.settled | options
 
 
 class _Weights(NamedTuple):
@@ -55,7 +86,8 @@ def _weights(t: Trial, arrays: Any, options: dict[str, Any]) -> _Weights:
 def _kept(t: Trial, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
     """Which weights were kept; all others are to be 0, and these w / (1 - p)."""
     exact, allowed = weights
-    share = np.divide(out * (1 - rate), exact, out=np.zeros(out.shape), where=exact > 0)
+    known = exact > t.adapter.least / t.adapter.eps
+    share = np.divide(out * (1 - rate), exact, out=np.zeros(out.shape), where=known)
     kept = share > 0.5
     error = np.abs(share - kept)
     worst = np.unravel_index(int(np.argmax(error)), error.shape)
@@ -76,19 +108,15 @@ def factors_of_dropout(t: Trial) -> None:
     arrays, _ = t.problem(*t.fit(4, 6, 4))
     got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())
     t.equal(got, *reference(adapter, arrays, plain))
-    uses: list[dict[str, Any]] = [plain]
-    arrays = _problem(t, 2, 3)
-    n, m = arrays[0].shape[-2], arrays[1].shape[-2]
-    if adapter.can("causal"):
-        uses.append({"causal": True})
-    if adapter.can("mask"):
-        uses.append(plain | {"mask": (np.arange(n)[:, None] + np.arange(m)) % 3 > 0})
-    for rate in _RATES:
-        for use in uses:
-            seed = t.new_seed()
-            first = t.call(*arrays, **use, dropout=rate, seed=seed)
-            _kept(t, _weights(t, arrays, use), rate, first)
-            t.equal(t.call(*arrays, **use, dropout=rate, seed=seed), first, 0.0)
+    for i, (arrays, options) in enumerate(_cases(t)):
+        rate, seed = _RATES[i % len(_RATES)], t.new_seed()
+        try:
+            first = t.call(*arrays, **options, dropout=rate, seed=seed)
+        except Refusal:  # as two of these may be without dropout
+            t.since = None
+            continue
+        _kept(t, _weights(t, arrays, options), rate, first)
+        t.equal(t.call(*arrays, **options, dropout=rate, seed=seed), first, 0.0)
 
 
 @check(
@@ -101,7 +129,7 @@ def law_of_dropout(t: Trial) -> None:
     """Of all, of each weight, and of pairs: of heads, batches, queries, keys and seeds."""
     plain = t.adapter.settled
     for rate in _RATES:
-        arrays = _problem(t, 2, 3)
+        arrays = _problem(t)
         weights = _weights(t, arrays, plain)
 
         def one(seed: int, arrays: Any = arrays, weights: Any = weights, p: float = rate) -> Floats:
@@ -125,9 +153,14 @@ def _independent(t: Trial, rate: float, kept: npt.NDArray[np.bool_], seen: Any) 
     same = rate**2 + (1 - rate) ** 2
     for name, axis in (("seeds", 0), ("queries", -2), ("keys", -1)):
         x, y = (np.moveaxis(z, axis, 0) for z in (kept, seen))
-        near, both = x[1:] == x[:-1], y[1:] & y[:-1]
-        apart = [near[i::2][both[i::2]] for i in (0, 1)]  # of disjoint pairs
-        _alike(t, f"{label}{name} in a row", apart, same)
+        apart = []
+        for lag in (2**i for i in range(len(x).bit_length() - 1)):
+            first = np.arange(len(x) - lag)
+            for phase in (0, 1):  # of which all pairs are disjoint
+                i = first[first // lag % 2 == phase]
+                if len(i):
+                    apart.append((x[i] == x[i + lag])[y[i] & y[i + lag]])
+        _alike(t, f"{label}{name} apart by powers of two", apart, same)
     heads = kept.reshape(len(kept), -1, *kept.shape[-2:])
     own = seen[:, :1].reshape(len(kept), -1, *kept.shape[-2:])[:, 0]
     pairs = combinations(range(heads.shape[1]), 2)
@@ -151,16 +184,18 @@ def _alike(t: Trial, name: str, alike: list[npt.NDArray[np.bool_]], same: float)
 )
 def gradients_of_dropout(t: Trial) -> None:
     """The weights that were kept are seen in the result, and those of the formula."""
-    for rate in _RATES:
-        for lead in ((), (2, 3)):
-            arrays, plain = _problem(t, *lead), t.adapter.settled
-            d_out = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
-            given = plain | {"dropout": rate, "seed": t.new_seed()}
+    for i, (arrays, options) in enumerate(_cases(t)):
+        rate = _RATES[i % len(_RATES)]
+        d_out = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
+        given = options | {"dropout": rate, "seed": t.new_seed()}
+        try:
             found = t.call(*arrays, **given, d_out=d_out)
-            factors = _kept(t, _weights(t, arrays, plain), rate, found[0]) / (1 - rate)
-            want = pulled(t.adapter, arrays, plain | {"dropout": factors, "d_out": d_out})[0]
-            most = pulled_rounding(t.adapter, arrays, plain, d_out / (1 - rate))
-            for name, x, y, allowed in zip(
-                ("out", "dq", "dk", "dv"), found, want, most, strict=True
-            ):
-                t.equal(x, y, allowed / (1 - rate if name == "out" else 1.0), name)
+        except Refusal:
+            t.since = None
+            continue
+        factors = _kept(t, _weights(t, arrays, options), rate, found[0]) / (1 - rate)
+        want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
+        most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))
+        names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in t.adapter.pulled(options)))
+        for name, x, y, allowed in zip(names, found, want, most, strict=True):
+            t.equal(x, y, allowed / (1 - rate if name == "out" else 1.0), name)

@@ -69,7 +69,7 @@ def context(dps: int = 50) -> Any:
         "log": lambda x, y: 1 / x,
         "cos": lambda x, y: -mp.sin(x),
         "sin": lambda x, y: mp.cos(x),
-        "tanh": lambda x, y: 1 - y * y,
+        "tanh": lambda x, y: mp.cosh(x) ** -2,  # 1 - y^2 has no digits left where y is near 1
     }
     for name, slope in slopes.items():
         setattr(mp, name, _of_both(getattr(mp, name), slope))
@@ -325,8 +325,9 @@ def cap(scores: _Array, softcap: float | None, *, dps: int = 50) -> _Array:
     """
     if softcap is None:
         return scores
-    mp = context(dps)
-    most = mp.mpf(softcap)
+    mp, (most,) = context(dps), numbers(np.atleast_1d(softcap), dps=dps)
+    if not most > 0:
+        raise ValueError(f"`softcap` must be positive, got {softcap!r}.")
     return _map(lambda s: most * mp.tanh(s / most), scores)
 
 

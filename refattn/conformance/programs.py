@@ -147,7 +147,7 @@ class Subprocess:
             except Exception as error:
                 raise RuntimeError(f"the program wrote no readable result: {error}") from None
         wanted = ["mean", "cov"] if self.names == ("x",) else ["out"]
-        if "return_lse" in options:
+        if "return_lse" in options and "d_out" not in options:
             wanted += ["lse"]
         if "d_out" in options:
             wanted += [f"d{name}" for name in self.names]

@@ -20,7 +20,7 @@ from .failures import Failure, Refusal
 from .reference import log_slopes, pulled, pulled_rounding, rounding
 from .uses import places
 
-__all__: list[str] = []
+__all__ = ["compare_gradients"]
 
 Floats = npt.NDArray[Any]
 
@@ -52,7 +52,7 @@ def _cotangent(t: Trial, arrays: tuple[Floats, ...]) -> Floats:
     return t.normal(*q.shape[:-1], v.shape[-1])
 
 
-def _compare(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> None:
+def compare_gradients(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> None:
     """Compare output and gradients with the reference, and say where they are wrong."""
     memory = options.pop("memory", None)
     options = t.adapter.settled | options
@@ -80,10 +80,10 @@ def gradients(t: Trial) -> None:
     for lead in ((), t.adapter.lead(2, 3), t.adapter.lead(1, 10)):
         n, m, d = t.fit(4, 6, 4)
         arrays, options = t.problem(n, m, d, 4, lead=lead)
-        _compare(t, arrays, **options)
+        compare_gradients(t, arrays, **options)
     if not t.adapter["same_value_size"]:
         arrays, options = t.problem(n, m, d, 4, d_v=7)
-        _compare(t, arrays, **options)
+        compare_gradients(t, arrays, **options)
     nothing = 0 * _cotangent(t, arrays)
     for x in t.call(*arrays, d_out=nothing, **t.adapter.settled, **options)[1:]:
         t.equal(x, np.zeros(x.shape), 0.0)
@@ -97,9 +97,16 @@ def gradients_together(t: Trial) -> None:
         if "mask" in options and t.adapter["empty_rows"] != "zero":
             n, m = (x.shape[-2] for x in arrays[:2])
             options["mask"] = seeing(t.adapter, n, m, options)
-        _compare(t, arrays, **options)
+        if options.get("return_lse"):
+            options["d_lse"] = t.normal(*arrays[0].shape[:-1])
+        compare_gradients(t, arrays, **options)
 
-    try_cases(t, covering(levels(t.adapter), t.rng, 2), _SECONDS[t.level], compare)
+    uses = levels(t.adapter)
+    if t.adapter["empty_rows"] != "zero":
+        uses["more"] = tuple(x for x in uses["more"] if x >= 0)
+    if not t.adapter.can("d_lse"):
+        uses.pop("lse", None)
+    try_cases(t, covering(uses, t.rng, 2), _SECONDS[t.level], compare)
 
 
 @check(
@@ -112,7 +119,7 @@ def gradients_of_large_logits(t: Trial) -> None:
     low = t.adapter["dtype"] in ("float16", "bfloat16")
     for size in (4.0, 10.0) if low else (4.0, 10.0, 40.0, 200.0):
         arrays, options = t.problem(*t.fit(5, 6, 4), 4, size=size)
-        _compare(t, arrays, **options)
+        compare_gradients(t, arrays, **options)
 
 
 @check(
@@ -126,10 +133,10 @@ def gradients_of_extreme_features(t: Trial) -> None:
     (q, k, v), _ = t.problem(*t.fit(4, 5, 3), 4)
     for shift in (-2.0,) if low else (-4.0, -20.0):
         tiny_q, tiny_k = (t.adapter.exact(shift - np.abs(x)) for x in (q, k))
-        _compare(t, (tiny_q, tiny_k, v))
-        _compare(t, (np.abs(q), tiny_k, v))
+        compare_gradients(t, (tiny_q, tiny_k, v))
+        compare_gradients(t, (np.abs(q), tiny_k, v))
     large = 20.0 if low else 800.0
-    _compare(t, (t.adapter.exact(np.abs(q) + large), t.adapter.exact(k * large), v))
+    compare_gradients(t, (t.adapter.exact(np.abs(q) + large), t.adapter.exact(k * large), v))
 
 
 class _Size(NamedTuple):
@@ -148,7 +155,7 @@ class _Size(NamedTuple):
         n, m, d = t.fit(self.n, self.m, self.d)
         samples = self.samples if t.adapter.has("any-size") else min(self.samples, n, m)
         d_v = d if t.adapter["same_value_size"] else self.d_v
-        groups = self.groups if t.adapter.can("gqa") else None
+        groups = self.groups if t.adapter.grouped else None
         return _Size(n, m, d, d_v, t.adapter.lead(*self.heads), samples, groups)
 
     def problem(self, t: Trial, size: float = 1.0) -> tuple[tuple[Floats, ...], dict[str, Any]]:
@@ -176,6 +183,8 @@ def gradients_of_many_tokens(t: Trial) -> None:
     plain = not t.adapter["causal_only"]
     causal = t.adapter.can("causal") and not t.adapter.has("proposals")
     ways: list[dict[str, Any]] = [{}] * plain + [{"causal": True}] * causal
+    if t.adapter.can("window"):
+        ways.append({"window": (40, 3)})
     for each in _SIZES:
         size = each._replace(m=max(each.m, each.n) if causal else each.m).fitted(t)
         pairs = size.n * size.m * math.prod(size.heads)
@@ -185,7 +194,7 @@ def gradients_of_many_tokens(t: Trial) -> None:
                 t.untried.append(f"{size.n} queries and more, for want of time")
                 return
             arrays, given = size.problem(t)
-            _compare(t, arrays, **given, **options)
+            compare_gradients(t, arrays, **given, **options)
             rate = (time.monotonic() - began) / pairs
 
 
@@ -201,9 +210,9 @@ def gradients_of_layouts(t: Trial) -> None:
     backwards = ["reversed"] if t.adapter["library"] == "numpy" else []
     for layout in ("transposed", "sliced", "heads inside", *backwards):
         for some in (names, *([name] for name in names)):
-            _compare(t, arrays, **given, memory=dict.fromkeys(some, layout))
+            compare_gradients(t, arrays, **given, memory=dict.fromkeys(some, layout))
     ones = np.ones_like(_cotangent(t, arrays))  # that of a plain sum
-    _compare(t, arrays, **given, d_out=ones, memory={"d_out": "expanded"})
+    compare_gradients(t, arrays, **given, d_out=ones, memory={"d_out": "expanded"})
 
 
 @check(claim="gradients are the same at every call", needs=_compared)
@@ -212,10 +221,10 @@ def gradients_again(t: Trial) -> None:
     arrays, given = t.problem(*t.fit(4, 6, 4), 4)
     ways = ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ()
     for way in ways:
-        _compare(t, arrays, **given, autograd=way)
+        compare_gradients(t, arrays, **given, autograd=way)
     for _ in range(20):
         try:
-            _compare(t, arrays, **given)
+            compare_gradients(t, arrays, **given)
         except Failure:
             t.part = None  # one call may be right
             raise
@@ -370,7 +379,7 @@ def gradients_are_slopes(t: Trial) -> None:
         uses.append((few, plain | {"mask": seen}))
         if causal:
             uses.append((few, {"causal": True, "mask": seen}))
-    if adapter.can("gqa"):
+    if adapter.grouped:
         uses.append((few._replace(heads=(4,), groups=2), plain))
     for each, use in uses:
         size = each.fitted(t)

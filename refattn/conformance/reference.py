@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .. import features, kernels, naive
 from .._blocks import sum_to
-from ..attention import softmax_attention
+from ..attention import attend, softmax_attention
 from ..gradients import vjp
 from .adapter import Adapter
 from .limits import copies, repeated
@@ -154,24 +154,34 @@ def pulled(
 ) -> tuple[tuple[Floats, ...], tuple[float, ...]]:
     """Output and cotangents of q, k, v in extended precision, and how far from it is allowed.
 
-    Of many pairs in float64, which takes far less time and has an error of its own.
+    Of many pairs in float64, which takes far less time and has an error of its own. With a
+    cotangent of lse its size counts as one of the output.
     """
     many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY
     dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
-    given = {k: x for k, x in options.items() if k not in ("d_out", "autograd")}
-    d_out = np.asarray(options["d_out"], dtype)
+    apart = ("d_out", "d_lse", "return_lse", "autograd")
+    given = {k: x for k, x in options.items() if k not in apart}
+    d_out, size = np.asarray(options["d_out"], dtype), np.abs(options["d_out"])
+    fn, cotangent = adapter.record.differentiable, None
+    if "d_lse" in options:
+        d_lse: Floats = np.asarray(options["d_lse"], dtype)
+        if adapter["lse_base"] == "2":
+            d_lse = d_lse / np.log(dtype(2))
+        fn, cotangent = attend, (d_out, d_lse)
+        size = size + np.abs(d_lse)[..., None]
+        times *= 1 + 1 / max(1e-3, _norm(arrays[2]))
 
     def evaluate(*wide: Floats, **named: Any) -> tuple[Floats, ...]:
         if "feature_map" in named:
             named["feature_map"] = _MAPS[adapter["feature_map"]]
         q, k, v = wide
-        out, pullback = vjp(adapter.record.differentiable, q, k, v, **named)
-        found = pullback(d_out)
+        out, pullback = vjp(fn, q, k, v, **named)
+        found, out = (pullback(d_out), out) if cotangent is None else (pullback(cotangent), out.out)
         return (out, *found[:3], *(getattr(found, name) for name in adapter.pulled(given)))
 
     want = _evaluate(adapter, evaluate, arrays, given, dtype)
-    allowed = pulled_rounding(adapter, arrays, given, d_out)
-    return want, tuple(times * x for x in allowed)
+    allowed = pulled_rounding(adapter, arrays, given, size)
+    return want, tuple(times * x + adapter.least for x in allowed)
 
 
 _MANY = 2**14  # pairs
@@ -280,7 +290,7 @@ def log_slopes(
     """
     q, k = (np.asarray(x, float) for x in arrays[:2])
     root = adapter.root(q.shape[-1])
-    if adapter["feature_map"] == "elu":
+    if adapter.has("feature-map") and adapter["feature_map"] == "elu":
         return 1.0, 1.0
     if adapter.has("feature-map"):
         kernel = q @ np.swapaxes(repeated(k, q), -1, -2)
