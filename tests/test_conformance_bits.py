@@ -76,3 +76,26 @@ def test_gradients_too() -> None:
         return (out, *found)
 
     assert bits(attention, "same_bits", "deterministic", "vjp").verdict == "FAIL"
+
+
+def test_bits_of_other_uses() -> None:
+    """Sums whose order depends on the call in groups, masked or causal only."""
+    for when in ("groups", "mask", "causal"):
+        calls = Counting()
+
+        def attention(
+            q: Any, k: Any, v: Any, when: str = when, calls: Any = calls, **given: Any
+        ) -> Any:
+            used = q.shape[-3] != k.shape[-3] if when == "groups" else bool(np.any(given.get(when)))
+            out = refattn.softmax_attention(q, k, v, **given)
+            return out * (1 + 2.0**-52 * (calls(q) - 1)) if used else out
+
+        assert (
+            bits(attention, "same_bits", "deterministic", "mask", "causal", "gqa").verdict == "FAIL"
+        )
+
+    def masked(q: Any, k: Any, v: Any, *, mask: Any = None) -> Any:
+        few = q.shape[-2] < 8 and mask is not None
+        return refattn.softmax_attention(q, k, v, mask=mask) * (1 + 2.0**-52 * few)
+
+    assert bits(masked, "same_bits_in_any_batch", "batch_invariant", "mask").verdict == "FAIL"

@@ -152,6 +152,7 @@ def test_windows_of_each_convention(tag: str, corner: str) -> None:
             assert words.endswith(f"but for window: {tag}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "entry", [m for m in (*VARIANTS, *MUTANTS) if m.name in OWN], ids=lambda m: m.name
 )
@@ -333,6 +334,7 @@ def test_dropout_of_torch(dtype: str) -> None:
     assert report.verdict == "PASS", report
 
 
+@pytest.mark.long
 def test_level_of_the_law_of_dropout() -> None:
     """40 correct ones at 5 %: as many fail as may, by the binomial law at 1e-6."""
     (fn,) = (m.fn for m in VARIANTS if m.name == "softmax-with-dropout")
@@ -348,3 +350,131 @@ def test_level_of_the_law_of_dropout() -> None:
         for seed in range(40)
     )
     assert refattn.stats.binomial(failed, 40, 0.05) > 1e-6 or failed < 2
+
+
+def period(u: Any, axis: int, length: int) -> Any:
+    """Random numbers that come again after some."""
+    return np.take(u, np.arange(u.shape[axis]) % length, axis)
+
+
+PERIODS = {
+    "64 keys": lambda u: period(u, -1, 64),
+    "16 keys": lambda u: period(u, -1, 16),
+    "8 queries": lambda u: period(u, -2, 8),
+    "heads of a group": lambda u: u[..., np.arange(u.shape[-3]) // 2 * 2, :, :],
+}
+
+
+@pytest.mark.parametrize("name", PERIODS)
+def test_dropout_that_comes_again(name: str) -> None:
+    def call(q: Any, k: Any, v: Any, *, dropout: float = 0.0, seed: int = 0, **given: Any) -> Any:
+        shape = (*q.shape[:-1], k.shape[-2])
+        u = np.random.default_rng(seed).random(shape)
+        u = PERIODS[name](u) if u.ndim > 2 else u
+        return softmax_attention(q, k, v, dropout=(u >= dropout) / (1 - dropout), **given)
+
+    adapter = Adapter(call, "softmax", ["gqa", "dropout"])
+    assert check(adapter, checks=["law_of_dropout"], rng=0).verdict == "FAIL"
+
+
+def dropping(wrong: Any) -> Any:
+    """Attention with dropout, whose way back has other factors."""
+
+    def call(
+        q: Any, k: Any, v: Any, *, dropout: float = 0.0, seed: int = 0, d_out: Any = None,
+        **given: Any,
+    ) -> Any:  # fmt: skip
+        shape = (*q.shape[:-1], k.shape[-2])
+        factors = (np.random.default_rng(seed).random(shape) >= dropout) / (1 - dropout)
+        out, _ = vjp(softmax_attention, q, k, v, dropout=factors, **given)
+        if d_out is None:
+            return out
+        behind = wrong(factors, q, k, given)
+        pullback = vjp(softmax_attention, q, k, v, dropout=behind, **given)[1]
+        return (out, *pullback(d_out)[:3])
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda f, q, k, given: np.roll(f, 1, -1) if given.get("causal") else f,
+        lambda f, q, k, given: np.roll(f, 1, -2) if "mask" in given else f,
+        lambda f, q, k, given: (
+            f if k.shape[:-2] == q.shape[:-2] else np.broadcast_to(f[..., :1, :, :], f.shape)
+        ),
+    ],
+    ids=["causal", "mask", "groups"],
+)
+def test_gradients_of_dropout_in_each_use(wrong: Any) -> None:
+    adapter = Adapter(dropping(wrong), "softmax", [*SEES, "dropout", "vjp"])
+    report = check(adapter, checks=["gradients_of_dropout"], rng=0)
+    assert report.verdict == "FAIL"
+    right = Adapter(dropping(lambda f, *_: f), "softmax", [*SEES, "dropout", "vjp"])
+    assert check(right, checks=["gradients_of_dropout"], rng=0).verdict == "PASS"
+
+
+@pytest.mark.parametrize("layout", ["nd", "bnd", "hnd", None])
+def test_dropout_of_any_layout(layout: str | None) -> None:
+    adapter = Adapter(dropping(lambda f, *_: f), "softmax", ["dropout", "vjp"], {"layout": layout})
+    names = ["factors_of_dropout", "law_of_dropout", "gradients_of_dropout"]
+    report = check(adapter, checks=names, rng=0)
+    assert report.verdict == "PASS", report
+
+
+LSE = {
+    "one query": lambda lse, q, k, given: lse + 1.0 * (q.shape[-2] == 1),
+    "with causal": lambda lse, q, k, given: lse + 1.0 * bool(given.get("causal")),
+    "groups and a mask": lambda lse, q, k, given: (
+        lse + 1.0 * ("mask" in given and q.shape[:-2] != k.shape[:-2])
+    ),
+    "a window and a cap": lambda lse, q, k, given: (
+        lse + 1.0 * ({"window", "softcap"} <= set(given))
+    ),
+    "no key": lambda lse, q, k, given: np.where(np.isneginf(lse), 0.0, lse),
+}
+
+
+@pytest.mark.parametrize("name", LSE)
+def test_normalisers_together(name: str) -> None:
+    def call(q: Any, k: Any, v: Any, *, return_lse: bool = False, **given: Any) -> Any:
+        out, lse = attend(q, k, v, scale=q.shape[-1] ** -0.5, **given)
+        return (out, LSE[name](lse, q, k, given)) if return_lse else out
+
+    adapter = Adapter(call, "softmax", [*SEES, *OPTIONS, "lse"])
+    names = ["log_normalisers", "normaliser_without_keys", "uses_together"]
+    assert check(adapter, checks=names, rng=0).verdict == "FAIL"
+
+
+def test_a_cotangent_of_lse_together() -> None:
+    """Ignored where causal, or that of the first head."""
+
+    def call(kind: str) -> Any:
+        def attention(
+            q: Any, k: Any, v: Any, *, return_lse: bool = False, d_out: Any = None,
+            d_lse: Any = None, **given: Any,
+        ) -> Any:  # fmt: skip
+            given["scale"] = q.shape[-1] ** -0.5
+            (out, lse), pullback = vjp(attend, q, k, v, **given)
+            if d_out is None:
+                return (out, lse) if return_lse else out
+            if d_lse is not None and kind == "causal" and given.get("causal"):
+                d_lse = 0 * d_lse
+            if d_lse is not None and kind == "heads" and d_lse.ndim > 1:
+                d_lse = np.broadcast_to(d_lse[..., :1, :], d_lse.shape)
+            return (out, *(x for x in pullback((d_out, d_lse)) if x is not None))
+
+        return attention
+
+    able = [*SEES, *OPTIONS, *OF_OPTIONS, "lse", "d_lse"]
+    names = ["gradients_of_normalisers", "gradients_together"]
+    for kind, verdict in (("", "PASS"), ("causal", "FAIL"), ("heads", "FAIL")):
+        assert check(Adapter(call(kind), "softmax", able), checks=names, rng=0).verdict == verdict
+
+
+def test_small_logits_of_large_keys() -> None:
+    """Gradients of queries are as large as keys, however small the queries are."""
+    adapter = Adapter(attention(), "softmax", ["vjp"], {"max_logit": 2.0})
+    for seed in range(4):
+        assert check(adapter, checks=["gradients_of_large_logits"], rng=seed).verdict == "PASS"

@@ -462,3 +462,16 @@ def test_bits_do_not_depend_on_where_tasks_run(
         )
         monkeypatch.setattr(distributed, name, moved)
     np.testing.assert_array_equal(attend(), want)
+
+
+def test_a_sink_of_queries_whose_chunk_sees_no_key() -> None:
+    """Their log normaliser is the sink."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, n, 3)) for n in (8, 4, 4))
+    sinks = np.array([0.5, -1.0])
+    chunked = [da.from_array(x, chunks=(1, 2, 3)) for x in (q, k, v)]
+    got = distributed.attend(*chunked, causal=True, sinks=da.from_array(sinks, chunks=1))
+    want = refattn.attend(q, k, v, causal=True, sinks=sinks)
+    np.testing.assert_allclose(got.out.compute(), want.out, rtol=1e-12)
+    np.testing.assert_allclose(got.lse.compute(), want.lse, rtol=1e-12)
+    np.testing.assert_array_equal(want.lse[:, :4], np.broadcast_to(sinks[:, None], (2, 4)))

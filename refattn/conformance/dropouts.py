@@ -28,8 +28,10 @@ __all__: list[str] = []
 
 Floats = npt.NDArray[Any]
 Arrays = tuple[Floats, Floats, Floats]
+Options = dict[str, Any]
 
 _RATES = (0.5, 0.1, 0.75)
+_SHARE = 1 / 6  # of the seeds of a law, as each says much
 _SECONDS = {"quick": 4.0, "full": 30.0, "soak": 120.0}
 
 
@@ -53,7 +55,7 @@ def _problem(t: Trial) -> Arrays:
     return _shown(t.problem(n, m, d, lead=lead, groups=groups)[0])
 
 
-def _cases(t: Trial) -> Iterator[tuple[Arrays, dict[str, Any]]]:
+def _cases(t: Trial) -> Iterator[tuple[Arrays, Options]]:
     """Any two of what else it takes, as far as time allows."""
     uses = {name: x for name, x in levels(t.adapter).items() if name not in ("d_v", "lse")}
     uses["n"] = (5, 1, 24)
@@ -68,6 +70,25 @@ def _cases(t: Trial) -> Iterator[tuple[Arrays, dict[str, Any]]]:
         m, d_v = arrays[1].shape[-2], arrays[2].shape[-1]
         if not (t.adapter["same_value_size"] and m != d_v):
             yield _shown(arrays), t.adapter.settled | options
+
+
+def _calls(t: Trial, back: bool = False) -> Iterator[tuple[Arrays, Options, Options, Any]]:
+    """Each case with dropout, and what came; what is refused with dropout is said."""
+    refused: set[str] = set()
+    for i, (arrays, options) in enumerate(_cases(t)):
+        given = options | {"dropout": _RATES[i % len(_RATES)], "seed": t.new_seed()}
+        if back:
+            given["d_out"] = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
+        try:
+            found = t.call(*arrays, **given)
+        except Refusal:
+            if options == t.adapter.settled:
+                raise
+            t.since, refused = None, refused | {" and ".join(sorted(options))}
+            continue
+        yield arrays, options, given, found
+    if refused:
+        t.untried.append(f"with {', '.join(sorted(refused, key=len)[:3])}, which it refuses")
 
 
 class _Weights(NamedTuple):
@@ -108,15 +129,9 @@ def factors_of_dropout(t: Trial) -> None:
     arrays, _ = t.problem(*t.fit(4, 6, 4))
     got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())
     t.equal(got, *reference(adapter, arrays, plain))
-    for i, (arrays, options) in enumerate(_cases(t)):
-        rate, seed = _RATES[i % len(_RATES)], t.new_seed()
-        try:
-            first = t.call(*arrays, **options, dropout=rate, seed=seed)
-        except Refusal:  # as two of these may be without dropout
-            t.since = None
-            continue
-        _kept(t, _weights(t, arrays, options), rate, first)
-        t.equal(t.call(*arrays, **options, dropout=rate, seed=seed), first, 0.0)
+    for arrays, options, given, first in _calls(t):
+        _kept(t, _weights(t, arrays, options), given["dropout"], first)
+        t.equal(t.call(*arrays, **given), first, 0.0)
 
 
 @check(
@@ -135,7 +150,7 @@ def law_of_dropout(t: Trial) -> None:
         def one(seed: int, arrays: Any = arrays, weights: Any = weights, p: float = rate) -> Floats:
             return _kept(t, weights, p, t.call(*arrays, **plain, dropout=p, seed=seed))
 
-        kept = draws(t, one, 1 / len(_RATES)) > 0
+        kept = draws(t, one, _SHARE / len(_RATES)) > 0
         n, m = kept.shape[-2:]
         _independent(t, rate, kept, t.adapter.visible(n, m, plain))
 
@@ -162,7 +177,7 @@ def _independent(t: Trial, rate: float, kept: npt.NDArray[np.bool_], seen: Any) 
                     apart.append((x[i] == x[i + lag])[y[i] & y[i + lag]])
         _alike(t, f"{label}{name} apart by powers of two", apart, same)
     heads = kept.reshape(len(kept), -1, *kept.shape[-2:])
-    own = seen[:, :1].reshape(len(kept), -1, *kept.shape[-2:])[:, 0]
+    own = seen.reshape(heads.shape)[:, 0]
     pairs = combinations(range(heads.shape[1]), 2)
     alike = [(heads[:, i] == heads[:, j])[own] for i, j in pairs]
     if alike:
@@ -184,15 +199,8 @@ def _alike(t: Trial, name: str, alike: list[npt.NDArray[np.bool_]], same: float)
 )
 def gradients_of_dropout(t: Trial) -> None:
     """The weights that were kept are seen in the result, and those of the formula."""
-    for i, (arrays, options) in enumerate(_cases(t)):
-        rate = _RATES[i % len(_RATES)]
-        d_out = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
-        given = options | {"dropout": rate, "seed": t.new_seed()}
-        try:
-            found = t.call(*arrays, **given, d_out=d_out)
-        except Refusal:
-            t.since = None
-            continue
+    for arrays, options, given, found in _calls(t, back=True):
+        rate, d_out = given["dropout"], given["d_out"]
         factors = _kept(t, _weights(t, arrays, options), rate, found[0]) / (1 - rate)
         want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
         most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))
