@@ -69,7 +69,8 @@ def attend(
     softcap : float, optional
         Positive c: cap(s) = c tanh(s / c) in place of cap(s) = s.
     sinks : array, broadcasting to (..., heads), dtype of `q`, optional
-        Score of one more key for each head, that all its queries see and whose value is 0.
+        Score of one more key for each head, that all its queries see and whose value is 0; finite,
+        or -infinity for no sink.
     dropout : array, broadcasting to (..., n, m), dtype of `q`, optional
         Factors r of the weights: 0 where a weight was dropped and 1 / (1 - p) where it was kept, if
         a kernel drops weights with probability p.

@@ -81,8 +81,12 @@ def check(
     kernel estimate may depend on the seed, their number and length only.
 
     What a candidate takes it takes together: masks of any shape that broadcasts, causal, grouped
-    heads. No check calls it from several threads at once, with empty arrays, or with seeds of 2^31
-    and more.
+    heads; of exact attention also ``window=``, ``softcap=``, ``sinks=``, ``bias=`` and
+    ``return_lse=True``, for ``(out, lse)``. Any two of a mask, a bias and causal may be refused, by
+    an exception. With a cotangent ``d_lse=`` the results are those without it: the output and the
+    cotangents of arrays. ``lse`` is not asked with sinks or dropout, and dropout, ``dropout=p`` and
+    ``seed=``, with at most two of the others. No check calls it from several threads at once, with
+    empty arrays, or with seeds of 2^31 and more.
 
     Parameters
     ----------
