@@ -19,7 +19,7 @@ from .. import stats
 from ..attention import softmax_attention
 from .adapter import Adapter
 from .checks import Trial, attends, check
-from .combined import case_of, covering, levels
+from .combined import case_of, covering, levels, seeing
 from .failures import Failure, Refusal
 from .recovery import draws, record
 from .reference import CONTRACT, largest_exponent, of_function, pulled, pulled_rounding, reference
@@ -67,7 +67,9 @@ def _cases(t: Trial) -> Iterator[tuple[Arrays, Options]]:
             t.untried.append(f"{len(cases) - i} of {len(cases)} uses, for want of time")
             return
         arrays, options = case_of(t, case | {"d_v": None})
-        m, d_v = arrays[1].shape[-2], arrays[2].shape[-1]
+        n, m, d_v = arrays[0].shape[-2], arrays[1].shape[-2], arrays[2].shape[-1]
+        if "mask" in options and t.adapter["empty_rows"] != "zero":
+            options["mask"] = seeing(t.adapter, n, m, options)
         if not (t.adapter["same_value_size"] and m != d_v):
             yield _shown(arrays), t.adapter.settled | options
 

@@ -40,7 +40,10 @@ def fitted(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     if largest_logit(adapter, arrays) > (adapter["max_logit"] or np.inf):
         raise Beyond("max_logit")
     if {"d_out", "return_lse"} & set(options):  # whose sizes are those of a problem as it is
-        return _keywords(adapter, call, arrays, options)
+        got = _keywords(adapter, call, arrays, options)
+        if "d_out" in options:
+            return got
+        return _without_keys(adapter, lambda *_: got[0], arrays, options), got[1]
     for step in (_keywords, _without_keys, _coordinates, _tokens, _one_by_one, _size_of_values):
         call = _within(step, adapter, call)
     return call(arrays, options)
