@@ -201,7 +201,8 @@ def test_own_functions_on_other_libraries(library: str) -> None:
 
 
 @pytest.mark.long(
-    "rfa", "recurrent", "ra", "orthogonal", "upcast", "online", "linear", "simplex", "lara"
+    *("rfa", "recurrent", "ra", "orthogonal", "upcast", "online", "linear", "simplex", "lara"),
+    *("options", "sink", "dropout"),
 )
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda m: m.name)
 @pytest.mark.usefixtures("few_seeds")
@@ -231,7 +232,7 @@ def adapted(mutant: Any, **tags: Any) -> Adapter:
 
 def cheapest(names: list[str]) -> str:
     """An identity, but not that of a few seeds, which may differ by chance; or a strong law."""
-    weak = {"seeds": 2, "long_vectors": 1}
+    weak = {"seeds": 2, "long_vectors": 1, "uses_together": 1}
     return min(
         names,
         key=lambda name: (conformance.CHECKS[name].layer != "identity", weak.get(name, 0)),

@@ -13,7 +13,7 @@ import refattn
 from refattn import attend, softmax_attention, vjp
 from refattn.conformance import Adapter, Report, Subprocess, check, checks_of
 from refattn.conformance.adapter import CHOICES
-from refattn.conformance.defects import MUTANTS, VARIANTS, options
+from refattn.conformance.defects import VARIANTS
 
 OPTIONS = ("window", "softcap", "sinks", "bias")
 OF_OPTIONS = ("vjp", "d_bias", "d_sinks")
@@ -22,7 +22,6 @@ CHECKS = (
     *("windows", "outside_of_windows", "soft_caps", "weights_of_sinks", "biases", "uses_together"),
     *("factors_of_dropout", "gradients_of_dropout", "gradients_together", "log_normalisers"),
 )
-OWN = {m.name for c in (options.CATALOGUE, options.DROPOUT) for m in (*c.mutants, *c.variants)}
 
 
 def asked(fn: Any, *capabilities: str, **tags: Any) -> Report:
@@ -150,23 +149,6 @@ def test_windows_of_each_convention(tag: str, corner: str) -> None:
             assert report.verdict == "FAIL"
             (words,) = report.diagnosis
             assert words.endswith(f"but for window: {tag}")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "entry", [m for m in (*VARIANTS, *MUTANTS) if m.name in OWN], ids=lambda m: m.name
-)
-def test_defects(entry: Any) -> None:
-    """Each fails a check of options, at another seed than that of the catalogue."""
-    adapter = Adapter(entry.fn, "softmax", entry.capabilities, entry.tags)
-    names = [x.name for x in checks_of(adapter) if x.name in CHECKS[:8]]
-    law = [x.name for x in checks_of(adapter) if x.name == "law_of_dropout"]
-    report = check(adapter, checks=names + law, rng=11)
-    right = entry in VARIANTS
-    assert report.verdict == ("PASS" if right else "FAIL"), report
-    if not right and not law:
-        named = [s for r in report.results for s in r.suspects]
-        assert any(s.startswith(entry.name) for s in named)
 
 
 BEHIND = {
