@@ -138,7 +138,9 @@ def agrees(node: Node, found: dict[str, np.ndarray], wanted: dict[str, np.ndarra
     )
 
 
-def count(title: str, outputs: Callable[[Node], dict[str, np.ndarray]]) -> dict[str, list[str]]:
+def count(
+    title: str, outputs: Callable[[Node], dict[str, np.ndarray] | None]
+) -> dict[str, list[str]]:
     """Which tests agree, which do not, and of which scores are asked that no output shows."""
     words: dict[str, list[str]] = {
         "agreed": [],
@@ -147,9 +149,8 @@ def count(title: str, outputs: Callable[[Node], dict[str, np.ndarray]]) -> dict[
         "not run": [],
     }
     for node in nodes():
-        try:
-            wanted = outputs(node)
-        except NotImplementedError:
+        wanted = outputs(node)
+        if wanted is None:
             words["not run"].append(node.name)
             continue
         found = evaluated(node)
@@ -173,7 +174,7 @@ def test_node_tests_of_onnx() -> None:
     assert len(found["agreed"]) > 70
 
 
-def runtime(node: Node) -> dict[str, np.ndarray]:
+def runtime(node: Node) -> dict[str, np.ndarray] | None:
     """What ONNX Runtime gives for the model, if it has the operator for it."""
     ort = pytest.importorskip("onnxruntime")
     try:
@@ -184,7 +185,9 @@ def runtime(node: Node) -> dict[str, np.ndarray]:
         values = dict(zip(names, node.given.values(), strict=True))
         return dict(zip(node.wanted, session.run(None, values), strict=True))
     except Exception as error:
-        raise NotImplementedError(str(error)) from error
+        if not type(error).__module__.startswith("onnxruntime"):  # whose own say what it lacks
+            raise
+        return None
 
 
 def test_onnx_runtime_on_the_same() -> None:

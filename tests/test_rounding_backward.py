@@ -267,6 +267,18 @@ def test_sinks_and_caps_in_float32(name: str, cap: float | None) -> None:
     assert verdict.verdict == "PASS", str(verdict)
 
 
+def cotangents_of_scores(case: Case, g: Array, cap: np.float32, by: str) -> Array:
+    """Of q . k in float32, with the slope of the cap computed in one of three ways."""
+    f32 = np.float32
+    s, t = scores_and_ratio(case)
+    x = (case.q.astype(f32) @ case.k.T.astype(f32)) * f32(case.factor) / cap
+    slope = {"ratio": 1 - t * t, "capped": 1 - (s / cap) ** 2, "cosh": 1 / np.cosh(x) ** 2}[by]
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p = p / p.sum(-1, keepdims=True)
+    gv = (g.astype(f32) @ case.v.T.astype(f32)).astype(f32)
+    return p * (gv - np.sum(p * gv, -1, keepdims=True)) * slope * f32(case.factor)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("by", ["ratio", "capped", "cosh"])
 def test_slopes_as_kernels_compute_them(by: str, dtype: str) -> None:
@@ -277,13 +289,7 @@ def test_slopes_as_kernels_compute_them(by: str, dtype: str) -> None:
     found: list[dict[str, Array]] = []
     for h in range(2):
         case = Case(q[h], k[h], v[h], softcap=float(cap))
-        s, t = scores_and_ratio(case)
-        x = (case.q.astype(f32) @ case.k.T.astype(f32)) * f32(case.factor) / cap
-        slope = {"ratio": 1 - t * t, "capped": 1 - (s / cap) ** 2, "cosh": 1 / np.cosh(x) ** 2}[by]
-        p = np.exp(s - s.max(-1, keepdims=True))
-        p = p / p.sum(-1, keepdims=True)
-        gv = (g[h].astype(f32) @ v[h].T.astype(f32)).astype(f32)
-        ds = p * (gv - np.sum(p * gv, -1, keepdims=True)) * slope * f32(case.factor)
+        ds = cotangents_of_scores(case, g[h], cap, by)
         to = FORMATS[dtype].round
         found.append({"dq": to(ds @ k[h].astype(f32)), "dk": to(ds.T @ q[h].astype(f32))})
     results = {x: np.stack([y[x] for y in found]) for x in ("dq", "dk")}
@@ -302,13 +308,7 @@ def test_slopes_where_all_cancels(by: str, of: str) -> None:
     found = []
     for h in range(2):
         case = Case(q[h], k[h], v[h], softcap=float(cap))
-        s, t = scores_and_ratio(case)
-        x = (case.q.astype(f32) @ case.k.T.astype(f32)) * f32(case.factor) / cap
-        slope = {"ratio": 1 - t * t, "capped": 1 - (s / cap) ** 2, "cosh": 1 / np.cosh(x) ** 2}[by]
-        p = np.exp(s - s.max(-1, keepdims=True))
-        p = p / p.sum(-1, keepdims=True)
-        gv = (g[h].astype(f32) @ v[h].T.astype(f32)).astype(f32)
-        ds = p * (gv - np.sum(p * gv, -1, keepdims=True)) * slope * f32(case.factor)
+        ds = cotangents_of_scores(case, g[h], cap, by)
         found.append(ds @ k[h].astype(f32) if of == "dq" else ds.T @ q[h].astype(f32))
     verdict = judged(
         q, k, v, g, {of: np.stack(found)}, "float32", profile="math", softcap=float(cap)

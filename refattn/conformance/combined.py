@@ -21,7 +21,15 @@ from .checks import Trial, attends, check, evaluated
 from .failures import Failure, Refusal
 from .reference import CONTRACT, largest_exponent, of_function, terms, tolerance
 
-__all__ = ["case_of", "compare_normalisers", "covering", "levels", "seeing", "try_cases"]
+__all__ = [
+    "case_of",
+    "compare_normalisers",
+    "covering",
+    "in_time",
+    "levels",
+    "seeing",
+    "try_cases",
+]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -201,15 +209,24 @@ def compare_normalisers(t: Trial, arrays: tuple[Any, ...], **options: Any) -> No
     t.equal(lse, want.lse, allowed, "lse")
 
 
+def in_time(
+    t: Trial, cases: Iterable[dict[str, Any]], seconds: float, called: str
+) -> Iterator[dict[str, Any]]:
+    """The cases, as far as time allows; how many are left is said."""
+    end, cases = time.monotonic() + seconds, list(cases)
+    for i, case in enumerate(cases):
+        if time.monotonic() > end:
+            t.untried.append(f"{len(cases) - i} of {len(cases)} {called}, for want of time")
+            return
+        yield case
+
+
 def try_cases(
     t: Trial, cases: Iterable[dict[str, Any]], seconds: float, compare: Callable[..., None]
 ) -> None:
     """Compare each case, as far as time allows; two of mask, bias and causal may be refused."""
-    end, refused, cases = time.monotonic() + seconds, set[frozenset[str]](), list(cases)
-    for i, case in enumerate(cases):
-        if time.monotonic() > end:
-            t.untried.append(f"{len(cases) - i} of {len(cases)} uses together, for want of time")
-            break
+    refused = set[frozenset[str]]()
+    for case in in_time(t, cases, seconds, "uses together"):
         arrays, options = case_of(t, case)
         try:
             compare(arrays, **options)

@@ -241,8 +241,8 @@ _ONNX = {
 }
 
 
-def _flash(version: str) -> Read:
-    return Read(_FLASH, version, "v2.8.3")
+def _flash(path: str) -> Read:
+    return Read(_FLASH, path, "v2.8.3")
 
 
 CONVENTIONS: Mapping[str, Library] = MappingProxyType(

@@ -7,7 +7,6 @@ weights, and of pairs of which both or none are kept, are binomial, exactly.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from .. import stats
 from ..attention import softmax_attention
 from .adapter import Adapter
 from .checks import Trial, attends, check
-from .combined import case_of, covering, levels, seeing
+from .combined import case_of, covering, in_time, levels, seeing
 from .failures import Failure, Refusal
 from .recovery import draws, record
 from .reference import CONTRACT, largest_exponent, of_function, pulled, pulled_rounding, reference
@@ -60,12 +59,7 @@ def _cases(t: Trial) -> Iterator[tuple[Arrays, Options]]:
     uses = {name: x for name, x in levels(t.adapter).items() if name not in ("d_v", "lse")}
     uses["n"] = (5, 1, 24)
     uses["more"] = tuple(x for x in uses["more"] if 0 <= x < 100)
-    end = time.monotonic() + _SECONDS[t.level]
-    cases = list(covering(uses, t.rng, 2))
-    for i, case in enumerate(cases):
-        if time.monotonic() > end:
-            t.untried.append(f"{len(cases) - i} of {len(cases)} uses, for want of time")
-            return
+    for case in in_time(t, covering(uses, t.rng, 2), _SECONDS[t.level], "uses"):
         arrays, options = case_of(t, case | {"d_v": None})
         n, m, d_v = arrays[0].shape[-2], arrays[1].shape[-2], arrays[2].shape[-1]
         if "mask" in options and t.adapter["empty_rows"] != "zero":

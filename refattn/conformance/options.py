@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from .adapter import Adapter
 from .checks import Trial, attends, check
-from .combined import covering
+from .combined import covering, in_time
 from .reference import tolerance
 
 __all__: list[str] = []
@@ -45,12 +44,8 @@ def windows(t: Trial) -> None:
         sizes.insert(3, (9, 5, 4))  # whose first queries see no key
     sides = ((2, 0), (0, 0), (0, 1), (1, 2), (63, 64), (64, 0), (None, 1), (3, None))
     causal = [{}, {"causal": True}] if t.adapter.can("causal") else [{}]
-    cases = list(covering({"size": (*sizes,), "window": sides, "way": (*causal,)}, t.rng, 2))
-    end = time.monotonic() + _SECONDS[t.level]
-    for i, case in enumerate(cases):
-        if time.monotonic() > end:
-            t.untried.append(f"{len(cases) - i} of {len(cases)} windows, for want of time")
-            break
+    cases = covering({"size": (*sizes,), "window": sides, "way": (*causal,)}, t.rng, 2)
+    for case in in_time(t, cases, _SECONDS[t.level], "windows"):
         _compare(t, case["size"], **case["way"], window=case["window"])
 
 
