@@ -149,7 +149,7 @@ USES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "small scale": ((3, 64, 64, 16), {"scale": 1e-4}),
     "one key": ((3, 40, 1, 16), {}),
     "few": ((2, 3, 2, 4), {}),
-    "values": ((2, 300, 290, 8, 40), {}),
+    "values": ((2, 150, 140, 8, 40), {}),
 }
 
 
