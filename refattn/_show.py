@@ -572,7 +572,7 @@ def _show_laws(found: Profile) -> None:
         click.echo("-: outside the regime of the law (effective sample size below 10) for some")
         click.echo("queries; in brackets the share of queries inside")
     click.echo(f"\nS by the law for relative error {found.target:g}, and the S from which that law")
-    click.echo("holds for all queries (1 where not shown); fewer than the latter may do in fact")
+    click.echo("holds for all queries (1 where not shown); fewer may do: --measure tries them")
     columns = []
     for name in found.by_law:
         columns.append((_LABELS[name], found.by_law[name]))
