@@ -261,17 +261,17 @@ def compare(
     metavar="NAME,NAME,...",
     default="all",
     callback=_names,
-    help="Those to measure.  [default: all]",
+    help="Those that --measure measures.  [default: all]",
 )
 @click.option(
-    "--most", type=click.IntRange(1), help="Measure up to this S.  [default: 4 max(n, m)]"
+    "--most", type=click.IntRange(1), help="With --measure, the largest S.  [default: 4 max(n, m)]"
 )
 @click.option(
     "--draws",
     default=4,
     show_default=True,
     type=click.IntRange(2, 10**6),
-    help="Independent draws to measure.",
+    help="Independent draws that --measure averages over.",
 )
 @click.option("--seed", default=0, show_default=True, type=int, callback=_seed)
 @click.option(

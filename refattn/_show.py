@@ -647,23 +647,28 @@ def _show_search(searched: Search, found: Profile) -> None:
             candidate.estimator,
             samples if candidate.reached or not samples else f"> {samples}",
             _digits(np.mean(row.errors)),
-            "" if len(row.errors) == 1 else f"{row.standard_error:.2g}",
+            _uncertainty(searched.standard_error(row)),
             _digits(np.max(row.per_head)),
             f"{row.seconds:.2g}",
             _digits(choice.cost_ratio),
         )
     _console().print(table)
-    click.echo(
-        f"mean of {plan.draws} draws and {len(plan.heads)} heads, ±: its standard error over draws;"
-    )
+    some = len(plan.heads) < heads
+    error = "standard error over draws" + (", and of the choice of heads" if some else "")
+    click.echo(f"mean of {plan.draws} draws and {len(plan.heads)} heads, ±: {error};")
     click.echo("time: of one evaluation in NumPy, relative to exact attention on the same queries")
-    if len(plan.heads) < heads:
+    if some:
         click.echo(f"heads, evenly spaced: {' '.join(map(_index, plan.heads))}")
     part = [x for x, problem in plan.problems.items() if problem.q.shape[-2] == plan.queries]
     if part and plan.queries < rows:
         click.echo(f"{', '.join(part)}: on {plan.queries} evenly spaced queries of each head")
     for candidate in refused:
         click.echo(f"not tried further: {candidate.estimator}: {candidate.reason}")
+
+
+def _uncertainty(value: float) -> str:
+    """A standard error; nothing where there is no chance, - where it is not known."""
+    return "-" if math.isnan(value) else f"{value:.2g}" if value else ""
 
 
 def _show_recommendation(found: Profile, searched: Search | None) -> None:
@@ -783,7 +788,7 @@ def _search_to_dict(found: Search) -> dict[str, Any]:
                     {
                         "samples": row.samples,
                         "error_mean": float(np.mean(row.errors)),
-                        "standard_error": row.standard_error if len(row.errors) > 1 else 0.0,
+                        "standard_error": found.standard_error(row),
                         "error_per_head": row.per_head.tolist(),
                         "seconds": row.seconds,
                     }

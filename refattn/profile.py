@@ -446,6 +446,8 @@ class Plan(NamedTuple):
     ----------
     heads : list of tuples
         Indices of the heads that are taken, evenly spaced.
+    lead : tuple of int
+        Shape of all heads.
     queries : int
         How many queries of each head are taken for estimators whose time grows with n m S.
     target, draws, seed, most
@@ -459,6 +461,7 @@ class Plan(NamedTuple):
     """
 
     heads: list[tuple[int, ...]]
+    lead: tuple[int, ...]
     queries: int
     target: float
     draws: int
@@ -474,6 +477,15 @@ class Search(NamedTuple):
 
     plan: Plan
     candidates: list[Candidate]
+
+    def standard_error(self, row: Row) -> float:
+        """Of a mean error: over draws, if there are any, and for not all heads were taken."""
+        heads, every = row.per_head.size, math.prod(self.plan.lead)
+        over_draws = 0.0 if len(row.errors) == 1 else row.standard_error
+        if heads == every:
+            return over_draws
+        spread = float(np.std(row.per_head, ddof=1)) if heads > 1 else math.nan
+        return math.hypot(over_draws, spread * math.sqrt(1 / heads - 1 / every))
 
     @property
     def ranking(self) -> list[Choice]:
@@ -553,7 +565,7 @@ def plan(
     ]
     n, m = q.shape[-2], k.shape[-2]
     most = 4 * max(n, m) if most is None else most
-    _, heads = _each_head(q, k, v)
+    lead, heads = _each_head(q, k, v)
     taken = _places(len(heads), max(1, PAIRS // max(1, n * m)))
     heads = [heads[i] for i in taken]
     q, k, v = (np.stack([head[i] for head in heads]) for i in (1, 2, 3))
@@ -563,7 +575,7 @@ def plan(
     exact = {id(x): x.row_of_exact(draws) for x in (whole, part)}
     problems = {x.name: part if _on_part(x) else whole for x in records}
     planned = Plan(
-        *([head[0] for head in heads], queries, target, draws, seed, most, 0.0, problems),
+        *([head[0] for head in heads], lead, queries, target, draws, seed, most, 0.0, problems),
         {name: exact[id(x)] for name, x in problems.items()},
     )
     return planned._replace(seconds=sum(_seconds(planned, record) for record in records))

@@ -108,6 +108,7 @@ def test_search_doubles_until_the_target(qkv: Any, capsys: pytest.CaptureFixture
         row = candidate.steps[-1]
         by_draw = row.errors.mean(axis=1)
         assert row.standard_error == pytest.approx(np.std(by_draw, ddof=1) / 3**0.5)
+        assert found.standard_error(row) == row.standard_error  # all heads
     assert capsys.readouterr() == ("", "")
 
 
@@ -157,7 +158,13 @@ def test_heads_are_taken_as_far_as_they_are_small(
     q, k, v = (np.repeat(x, 3, axis=0) for x in qkv)
     monkeypatch.setattr(profile, "PAIRS", 3 * 64 * 64)
     assert profile.plan(q, k, v, estimators=["rfa"], most=1).heads == [(0,), (2,), (5,)]
+    found = profile.search(profile.plan(q, k, v, estimators=["rfa"], most=1))
+    row = found.candidates[0].steps[0]
+    choice = np.var(row.per_head, ddof=1) / 3 * (1 - 3 / 6)
+    assert found.standard_error(row) == pytest.approx((row.standard_error**2 + choice) ** 0.5)
     monkeypatch.setattr(profile, "PAIRS", 1)
+    found = profile.search(profile.plan(q, k, v, estimators=["rfa"], most=1))
+    assert np.isnan(found.standard_error(found.candidates[0].steps[0]))
     assert profile.plan(q, k, v, estimators=["rfa"], most=1).heads == [(0,)]
     grouped = profile.plan(q, k[:2], v[:2], estimators=["rfa"], most=1)
     np.testing.assert_array_equal(grouped.problems["rfa-iid"].k[0], k[0])

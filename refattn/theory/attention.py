@@ -315,7 +315,7 @@ def num_features_for(
     law = first_order(sums, 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         regime = LARGE_SAMPLE * np.mean(1 / law.ess, axis=-1)
-    return np.maximum(features_to_reach(target, law, sums.mean), _whole(regime))
+    return np.asarray(np.maximum(features_to_reach(target, law, sums.mean), _whole(regime)))
 
 
 def features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
