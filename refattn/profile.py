@@ -416,7 +416,7 @@ class Candidate(NamedTuple):
     steps : list of compare.Row
         Errors and time at each S tried, the last first to reach the target if `reached`.
     exact : compare.Row
-        Of exact attention on the same queries, in the dtype of the arrays.
+        Of exact attention on the same queries, in the dtype of the arrays, timed right after.
     reached : bool
         Whether the mean error of the last step is at most the target.
     reason : str
@@ -456,8 +456,6 @@ class Plan(NamedTuple):
         Estimated time, at most: for all S up to `most`.
     problems : dict
         By estimator, what it is measured on.
-    exact : dict
-        By estimator, exact attention on the same.
     """
 
     heads: list[tuple[int, ...]]
@@ -469,7 +467,6 @@ class Plan(NamedTuple):
     most: int
     seconds: float
     problems: dict[str, Problem]
-    exact: dict[str, Row]
 
 
 class Search(NamedTuple):
@@ -572,11 +569,9 @@ def plan(
     queries = min(n, QUADRATIC_QUERIES)
     whole = pose(q, k, v, scale=scale, seed=seed)
     part = pose(q[:, _places(n, queries)], k, v, scale=scale, seed=seed)
-    exact = {id(x): x.row_of_exact(draws) for x in (whole, part)}
     problems = {x.name: part if _on_part(x) else whole for x in records}
     planned = Plan(
-        *([head[0] for head in heads], lead, queries, target, draws, seed, most, 0.0, problems),
-        {name: exact[id(x)] for name, x in problems.items()},
+        *([head[0] for head in heads], lead, queries, target, draws, seed, most, 0.0, problems)
     )
     return planned._replace(seconds=sum(_seconds(planned, record) for record in records))
 
@@ -665,4 +660,5 @@ def _doubled(planned: Plan, record: Estimator) -> Candidate:
         reached = bool(np.mean(row.errors) <= planned.target)
         if reached:
             break
-    return Candidate(name, steps, planned.exact[name], reached, reason)
+    exact = planned.problems[name].row_of_exact(planned.draws)
+    return Candidate(name, steps, exact, reached, reason)
