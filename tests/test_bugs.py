@@ -57,7 +57,12 @@ def test_what_reproduces_is_written() -> None:
     results, said = collected(finding(note="documented"))
     (entry,) = results["found"]
     assert entry["package_version"] == "1.2"
-    assert entry["numbers"][0] == {"what": "a | b", "value": 0.5, "right": "0"}
+    assert entry["numbers"][0] == {
+        "what": "a | b",
+        "value": 0.5,
+        "right": "0",
+        "bound": 0.1,
+    }
     assert said == ["executed: one: here 1.2"]
     page = report.render(results)
     assert "### here: wrong" in page

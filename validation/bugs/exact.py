@@ -129,12 +129,12 @@ def _keras() -> tuple[Number, ...]:
             "norm of dq over that of the cotangent, of the 16 queries that see no key, real "
             "tensors",
             float(dq.norm() / d_out.norm()),
-            "0: see the next line",
+            "0: no output changes, see below",
             1e-3,
         ),
         Number(
             "largest change of their outputs when q is doubled",
-            float((moved - out[:, :16]).abs().max()),
+            float((moved - out.detach()[:, :16]).abs().max()),
             "0",
         ),
     )
@@ -194,10 +194,10 @@ def _onnx(engine: str, q: Floats, k: Floats, v: Floats, **options: Any) -> Float
 
 def _double() -> tuple[Number, ...]:
     q, k, v = (x.astype(float) for x in real())
-    single = float(np.float32(32**-0.5))
+    root = float(np.float32(32**-0.25))
     cases: list[tuple[str, float, dict[str, Any], float | None]] = [
         ("by default", 32**-0.5, {}, 1e-12),
-        ("by default, against one rounded to single precision", single, {}, None),
+        ("by default, against the square of d^(-1/4) in single precision", root**2, {}, None),
         ("0.25", 0.25, {"scale": 0.25}, None),
     ]
     return tuple(
@@ -294,12 +294,12 @@ FINDINGS = (
     Finding(
         name="keras-empty-rows",
         package="keras",
-        title="gradients of queries that see no key are not those of their outputs",
+        title="gradients of queries that see no key are not those of their outputs (backend torch)",
         cause="A mask becomes large negative numbers that are added to scores. Where all are "
         "hidden the scores are lost to rounding, and weights are equal; differentiation takes the "
         "scores as they were.",
-        mend="With the backend torch: hand the boolean mask over as it is. Such queries then get "
-        "0, and gradients of 0.",
+        mend="Hand the boolean mask over to torch as it is. Such queries then get 0, and gradients "
+        "of 0.",
         measure=_keras,
         note="Losses that leave such queries out, as padding is, do not meet it.",
     ),
@@ -316,11 +316,13 @@ FINDINGS = (
     Finding(
         name="onnxruntime-double",
         package="onnxruntime",
-        title="Attention in double precision has the digits of a scale in single",
-        cause="The default scale 1/sqrt(d) is rounded to single precision before it is used.",
-        mend="Compute it in the precision of the arrays.",
+        title="Attention in double precision has a scale in single",
+        cause="Queries and keys are each multiplied by the square root of the scale, and that "
+        "root is in single precision. The root of 0.25 is exact, and so is the result.",
+        mend="Compute the root in the precision of the arrays.",
         measure=_double,
-        note="The attribute `scale` is a single-precision number in ONNX; the default is not.",
+        note="The attribute `scale` is a single-precision number in ONNX; the default is not given "
+        "as one.",
         candidate=Candidate(
             "validation.bugs.exact:onnx_attention",
             "softmax",

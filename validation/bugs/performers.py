@@ -389,6 +389,7 @@ FINDINGS = (
         mend="Multiply each column of Q by the sign of the diagonal entry of R; or draw "
         "`scipy.stats.ortho_group`.",
         measure=_haar,
+        note="On the real tensors the bias is hidden by the error that so many features have.",
         candidate=Candidate(
             "validation.bugs.performers:performer_kernel",
             "kernel",
@@ -402,8 +403,9 @@ FINDINGS = (
         title="a constant added to the features takes over where keys differ in size",
         cause="1e-4 is added to each feature after the largest over all keys was divided out. A "
         "key whose features are below 1e-4 of that largest has weights of the constant alone.",
-        mend="Leave the constant out: a maximum for each query and head, over keys and features, "
-        "is enough in the logarithm.",
+        mend="Leave the constant out. Divide its largest key out of each feature, add the "
+        "logarithm "
+        "of that to the feature of the query, and there subtract the maximum.",
         measure=_epsilon,
         note="The constant is the default of an argument, `eps=1e-4`, taken over from the JAX "
         "code of the Performer's authors; `FastAttention` does not pass it on.",

@@ -26,7 +26,8 @@ READINGS = (
         commit="47187323149d517d5a7f52f0ce5b97fccaafea4d",
         title="frequencies that are not Haar-distributed, with lengths that depend on them",
         cause="Q of a QR decomposition is used without the signs of R, and the lengths are those "
-        "of the rows of the same matrix that was decomposed. Its package needs CUDA to install.",
+        "of the rows of the same matrix that was decomposed. Its set-up asks for CUDA, and did "
+        "not install here.",
         mend="Multiply columns of Q by the signs of the diagonal of R, and draw lengths apart.",
     ),
     Reading(
@@ -37,7 +38,7 @@ READINGS = (
         title="signs of R on the wrong side of Q, and lengths of another dimension",
         cause="Signs of the diagonal of R multiply the rows of Q, where its columns belong to "
         "them. Frequencies are then columns cut from blocks of the size of the number of features. "
-        "Releases since 2024 do not have these modules.",
+        "Release 0.0.35 does not have these modules.",
         mend="Multiply Q by the signs from the right; make blocks of the size of the inputs.",
     ),
     Reading(

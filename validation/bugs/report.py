@@ -46,9 +46,9 @@ def render(results: Record) -> str:
 
 
 def _summary(found: Iterable[Record]) -> str:
-    lines = ["| package | what | measured |", "|---|---|---|"]
+    lines = ["| package | what | first number that shows it |", "|---|---|---|"]
     for x in found:
-        first = x["numbers"][0]
+        first = next(n for n in x["numbers"] if n["bound"] is not None)
         value = f"{_value(first['value'])} (right: {first['right']})"
         lines.append(f"| {_named(x)} | {_cell(x['title'])} | {_cell(value)} |")
     return "\n".join(lines)

@@ -135,7 +135,13 @@ def _record(
         "package_version": version,
         "date": datetime.date.today().isoformat(),
         "numbers": [
-            {"what": x.what, "value": _rounded(x.value), "right": x.right} for x in numbers
+            {
+                "what": x.what,
+                "value": _rounded(x.value),
+                "right": x.right,
+                "bound": x.bound and _rounded(x.bound),
+            }
+            for x in numbers
         ],
         "check": checked,
     }
