@@ -83,8 +83,11 @@ def test_default_data() -> None:
     assert lines[0].startswith("minilm_zen128_slice.npz: q (2, 4, 128, 32)")
     assert "float32" in lines[0]
     assert lines[1].startswith("scale 0.176777, not causal, seed 0, draws 3")
-    assert " ".join(lines[2].split()) == "estimator S mean error worst head which seconds ratio"
-    rows = [line.split() for line in lines[4:]]
+    assert " ".join(lines[2].split()) == (
+        "estimator S mean error worst head which seconds ratio tolerated"
+    )
+    assert " ".join(lines[-2:]).startswith("tolerated: mean error in all layers of all-MiniLM-L6")
+    rows = [line.split() for line in lines[4:-2]]
     assert rows[0][0] == "exact"
     assert rows[0][-1] == "1.00"
     assert rows[1][:3] == ["mean", "of", "v"]

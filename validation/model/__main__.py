@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
 from refattn import _validate
 from refattn.compare import names
 
+from .. import suite
 from ..benchmarks import environment
 from . import measure, minilm, report
 
@@ -60,14 +61,15 @@ def main(
     for name in chosen:
         if name not in names():
             raise click.UsageError(f"--estimators must be all or of {', '.join(names())}: {name}.")
-    if minilm.missing():
-        click.echo(f"not installed: {', '.join(minilm.missing())}; {minilm.INSTALL}", err=True)
+    sizes = _sizes(features)
+    if missing := suite.missing(minilm.MODULES):
+        click.echo(f"not installed: {', '.join(missing)}; {minilm.INSTALL}", err=True)
         sys.exit(2)
     topics = [topic[:each] for topic in minilm.texts()]
     texts = [text for topic in topics for text in topic]
     ids = minilm.tokens(texts)
     study = measure.Study(minilm.load(), ids, [i for i, topic in enumerate(topics) for _ in topic])
-    sizes, where = _sizes(features), _layers(layers, study.encoder.depth)
+    where = _layers(layers, study.encoder.depth)
     rows, skipped = measure.measure(
         study,
         estimators=chosen,

@@ -6,6 +6,7 @@ make a batch: nothing is padded, so that no attention function needs a mask.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -91,4 +92,4 @@ def _joined(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return np.asarray(x * (1 + erf(x / np.float32(2**0.5))) / 2)
+    return np.asarray(x * (1 + erf(x / math.sqrt(2))) / 2)

@@ -7,7 +7,7 @@ named here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -26,11 +26,14 @@ __all__ = [
     "LONG",
     "MEAN",
     "METRICS",
+    "Replaced",
     "Row",
     "Study",
+    "attentions",
     "mean_of_values",
     "measure",
     "multiply_adds",
+    "replace",
     "scaled",
     "substitute",
     "tolerated",
@@ -87,12 +90,7 @@ class _Watched:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._errors: list[Array] = []
-
-    @property
-    def error(self) -> float:
-        """Mean relative error over texts, heads and layers."""
-        return float(np.mean(np.concatenate(self._errors)))
+        self.errors: list[Array] = []
 
     def around(self, attention: Attention) -> Attention:
         def run(q: Array, k: Array, v: Array) -> Array:
@@ -102,10 +100,18 @@ class _Watched:
             exact = softmax_attention(q, k, v)
             with np.errstate(all="ignore"):
                 error = np.linalg.norm(out - exact, axis=(-2, -1))
-                self._errors.append(np.ravel(error / np.linalg.norm(exact, axis=(-2, -1))))
+                self.errors.append(np.ravel(error / np.linalg.norm(exact, axis=(-2, -1))))
             return out
 
         return run
+
+
+class Replaced(NamedTuple):
+    """Embeddings (T, width), the mean relative error of attention, and its seconds."""
+
+    embeddings: Array
+    error: float
+    seconds: float
 
 
 class Study:
@@ -135,7 +141,7 @@ class Study:
                 self.states[-1].append(x)
         self.exact = self._gathered([states[-1] for states in self.states])
 
-    def embed(self, attentions: dict[int, Attention]) -> Array:
+    def embed(self, attentions: Mapping[int, Attention]) -> Array:
         """Embeddings (T, width) with the attention of some layers replaced."""
         first, found = min(attentions), []
         for states in self.states:
@@ -151,6 +157,13 @@ class Study:
         for batch, part in zip(self.batches, parts, strict=True):
             out[batch] = part
         return out
+
+
+def replace(study: Study, attentions: Mapping[int, Attention]) -> Replaced:
+    """Replace the attention of some layers."""
+    watched = _Watched()
+    found = study.embed({layer: watched.around(one) for layer, one in attentions.items()})
+    return Replaced(found, float(np.mean(np.concatenate(watched.errors))), watched.seconds)
 
 
 def mean_of_values(q: Array, k: Array, v: Array) -> Array:
@@ -251,9 +264,9 @@ def measure(
         replaced = range(study.encoder.depth) if where == "all" else [int(where)]
         name = what.name if isinstance(what, Estimator) else NAMES[what]
         random = isinstance(what, Estimator) and what.has("random")
-        attentions = [_attentions(what, samples, seed, i, replaced) for i in range(draws)]
+        each = [attentions(what, samples, seed, i, replaced) for i in range(draws)]
         try:
-            row = _row(study, (name, samples, where), attentions[: draws if random else 1])
+            row = _row(study, (name, samples, where), each[: draws if random else 1])
         except (ValueError, MemoryError, OverflowError) as refusal:
             skipped.append(Skipped(name, samples, str(refusal)))
         else:
@@ -305,19 +318,18 @@ def tolerated(
         row = own[len(own) // 2]
         lost, errors = [], []
         layers = range(study.encoder.depth)
-        attentions = _attentions(ESTIMATORS[name], row.samples, seed, 0, layers)
+        own_draw = attentions(ESTIMATORS[name], row.samples, seed, 0, layers)
         for target in TARGETS:
-            watched = _Watched()
             factor = target / row.attention
-            one = {i: watched.around(scaled(x, factor)) for i, x in attentions.items()}
-            lost.append(1 - metrics.cosine(study.embed(one), study.exact))
-            errors.append(watched.error)
+            one = replace(study, {i: scaled(x, factor) for i, x in own_draw.items()})
+            lost.append(1 - metrics.cosine(one.embeddings, study.exact))
+            errors.append(one.error)
         slope, start = np.polyfit(np.log(lost), np.log(errors), 1)
         found[name] = float(np.exp(start + slope * np.log(1 - threshold)))
     return found
 
 
-def _attentions(
+def attentions(
     what: Estimator | Attention, samples: int | None, seed: int, draw: int, layers: Iterable[int]
 ) -> dict[int, Attention]:
     """Attention of these layers in one draw."""
@@ -341,13 +353,8 @@ def _row(
     study: Study, label: tuple[str, int | None, str], draws: Sequence[dict[int, Attention]]
 ) -> Row:
     """Measure one way to compute attention in some layers, in draws of it."""
-    found, seconds, error = [], [], []
-    for attentions in draws:
-        watched = _Watched()
-        found.append(study.embed({i: watched.around(one) for i, one in attentions.items()}))
-        seconds.append(watched.seconds)
-        error.append(watched.error)
-    embeddings, exact, blocks = np.stack(found), study.exact, study.blocks
+    found = [replace(study, one) for one in draws]
+    embeddings, exact, blocks = np.stack([x.embeddings for x in found]), study.exact, study.blocks
     long = study.lengths >= LONG
     values, spread = {}, {}
     for name, metric in METRICS.items():
@@ -361,8 +368,8 @@ def _row(
         *label,
         values,
         spread,
-        float(np.mean(error)),
-        float(np.median(seconds)),
+        float(np.mean([x.error for x in found])),
+        float(np.median([x.seconds for x in found])),
         _count(study, list(draws[0].values())),
     )
 

