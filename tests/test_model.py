@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib.text import Annotation
 from scipy import special, stats
 
 from refattn import compare, softmax_attention
@@ -286,12 +287,14 @@ def test_the_bundled_files_are_made_of_the_bundled_results(results: Any, tmp_pat
 def test_the_figure_names_each_curve_once(results: Any) -> None:
     figure = report.figure(results)
     left, right = figure.axes
-    names = [text.get_text() for text in left.texts]
-    assert len(names) == len(set(names)) == len(left.lines) - 1 == len(right.lines) - 2
-    assert set(names) <= set(compare.names())
     figure.draw_without_rendering()
-    boxes = sorted((x.get_window_extent() for x in left.texts), key=lambda box: box.y0)
-    assert all(a.y1 <= b.y1 and a.y0 < b.y0 for a, b in itertools.pairwise(boxes))
+    for axes, lines in ((left, 1), (right, 2)):  # that are no curves
+        labels = [text for text in axes.texts if isinstance(text, Annotation)]
+        names = [label.get_text() for label in labels]
+        assert len(names) == len(set(names)) == len(axes.lines) - lines
+        assert set(names) <= set(compare.names())
+        heights = sorted(label.xyann[1] for label in labels)
+        assert all(b / a > 1.1 for a, b in itertools.pairwise(heights))
 
 
 @pytest.mark.parametrize(

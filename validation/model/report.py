@@ -145,14 +145,14 @@ def figure(results: Results) -> Figure:
     rows = [x for x in results["rows"] if x["layers"] == where and x["estimator"] != EXACT]
     unit = "multiply_adds" if all(x["multiply_adds"] is not None for x in rows) else "seconds"
     drawn = _drawn(rows)
-    drawing, ((left, right),) = plotting.panels(1, 2, size=(9.0, 4.2), sharey=True)
+    drawing, ((left, right),) = plotting.panels(1, 2, size=(9.6, 4.2), sharey=True)
     ends = []
     for i, (name, own) in enumerate(drawn.items()):
         style: dict[str, Any] = {
             "color": plotting.COLOURS[i % 6],
             "marker": MARKERS[i % len(MARKERS)],
         }
-        style |= {"linestyle": ("-", "--")[i // 6 % 2], "markersize": 4}
+        style |= {"linestyle": ("-", "--")[i // 6 % 2], "markersize": 5}
         lost = [1 - row["values"]["cosine"] for row in own]
         left.plot([row["samples"] for row in own], lost, **style)
         right.plot([_cost(row, results, unit) for row in own], lost, **style)
@@ -169,19 +169,28 @@ def figure(results: Results) -> Figure:
     sizes = sorted({row["samples"] for own in drawn.values() for row in own})
     left.set_xticks(sizes, [str(s) for s in sizes])
     left.minorticks_off()
-    low, high = left.get_ylim()
-    for (y, name, colour), at in zip(ends, _apart([e[0] for e in ends], low, high), strict=True):
-        left.annotate(
-            name,
-            xy=(1, y),
-            xytext=(1.04, at),
-            xycoords=left.get_yaxis_transform(),
-            textcoords=left.get_yaxis_transform(),
-            va="center",
-            fontsize=8,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6},
-            annotation_clip=False,
+    heights = _apart([height for height, _, _ in ends], *left.get_ylim())
+    for axes in (left, right):
+        axes.text(
+            0.01,
+            1 - threshold,
+            f"cosine {threshold:g}",
+            transform=_beside(axes),
+            fontsize=7,
+            va="bottom",
         )
+        for (height, name, colour), at in zip(ends, heights, strict=True):
+            axes.annotate(
+                name,
+                xy=(1, height),
+                xytext=(1.05, at),
+                xycoords=_beside(axes),
+                textcoords=_beside(axes),
+                va="center",
+                fontsize=8,
+                arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkB": 0},
+                annotation_clip=False,
+            )
     return drawing
 
 
@@ -200,14 +209,19 @@ def _drawn(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return {name: own for name, own in curves.items() if name in best}
 
 
-def _apart(heights: Sequence[float], low: float, high: float, gap: float = 0.05) -> list[float]:
+def _beside(axes: Any) -> Any:
+    """Coordinates with the height of the data and the width of the panel."""
+    return axes.get_yaxis_transform()
+
+
+def _apart(heights: Sequence[float], low: float, high: float, gap: float = 0.045) -> list[float]:
     """Heights of labels on a logarithmic axis, in the same order and not on top of each other."""
-    span = np.log(high / low)
     order = np.argsort(heights)
-    at = np.log(np.asarray(heights)[order] / low) / span
+    at = np.log(np.asarray(heights)[order] / low) / np.log(high / low)
     for i in range(1, len(at)):
         at[i] = max(at[i], at[i - 1] + gap)
-    at -= max(0.0, at[-1] - 1) if len(at) else 0.0
+    for i in reversed(range(len(at))):
+        at[i] = min(at[i], 1.0 if i == len(at) - 1 else at[i + 1] - gap)
     out = np.empty(len(at))
-    out[order] = low * np.exp(at * span)
+    out[order] = low * (high / low) ** at
     return [float(x) for x in out]
