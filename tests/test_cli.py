@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from refattn import __version__, _sample, cli, random_feature_attention, registry, softmax_attention
+from refattn.compare import tolerated
 from refattn.registry import DEFAULT
 
 pytest.importorskip("rich")
@@ -153,7 +154,11 @@ def test_json(tmp_path: Path, npz: Path) -> None:
         "seed": 0,
         "draws": 3,
         "skipped": [],
+        "tolerated": {x: y for x, y in tolerated()._asdict().items() if x != "errors"},
     }
+    limits = tolerated().errors
+    for row in seen["results"]:
+        assert row["error_tolerated"] == limits.get(row["estimator"])
     exact, mean_of_v, *rest = seen["results"]
     assert exact["ratio"] == 1
     assert mean_of_v["seconds"] is mean_of_v["ratio"] is None
