@@ -16,7 +16,6 @@ except ModuleNotFoundError as error:
     sys.stderr.write(f"model: error: {error}; needs `pip install 'refattn[model]'`\n")
     sys.exit(2)
 
-from refattn import _validate
 from refattn.compare import names
 
 from .. import suite
@@ -120,13 +119,10 @@ def _bar(description: str) -> Any:
 
 
 def _sizes(text: str) -> list[int]:
-    try:
-        sizes = [int(x) for x in text.split(",")]
-        for size in sizes:
-            _validate.positive_integer("--features", size)
-    except ValueError:
-        raise click.UsageError(f"--features must be positive integers, got {text!r}.") from None
-    return sizes
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise click.UsageError(f"--features must be positive integers, got {text!r}.")
+    return [int(part) for part in parts]
 
 
 def _layers(text: str, depth: int) -> list[str]:
