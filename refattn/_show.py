@@ -29,7 +29,7 @@ from ._problems import CALLED, Problem
 from ._tensors import Tensors
 from ._text import portable, printable
 from ._version import __version__
-from .compare import Comparison, Row
+from .compare import Comparison, Row, tolerated
 from .profile import Choice, Plan, Profile, Search
 from .tolerance import LEVEL, Tolerance
 
@@ -387,8 +387,9 @@ def comparison(path: Path, arrays: dict[str, _Array], found: Comparison, per_hea
         f"scale {found.scale:.6g}, {'causal' if found.causal else 'not causal'}, "
         f"seed {found.seed}, draws {found.draws}; errors relative to exact attention in float64"
     )
-    reference = rows[0].seconds
-    table = _table("estimator", "S", "mean error", "worst head", "which", "seconds", "ratio")
+    reference, limits = rows[0].seconds, tolerated()
+    heads = ("S", "mean error", "worst head", "which", "seconds", "ratio", "tolerated")
+    table = _table("estimator", *heads)
     for row in rows:
         table.add_row(
             row.estimator,
@@ -397,10 +398,15 @@ def comparison(path: Path, arrays: dict[str, _Array], found: Comparison, per_hea
             _digits(np.max(row.per_head)),
             _index(row.worst_head),
             *_times(row.seconds, reference),
+            _digits(limits.errors[row.estimator]) if row.estimator in limits.errors else "",
         )
     console.print(table)
     for entry in found.skipped:
         click.echo(f"skipped: {entry.label}: {entry.reason}")
+    click.echo(
+        f"tolerated: mean error in all layers of {limits.model} that takes the\n"
+        f"{limits.measure} to {limits.threshold:g}"
+    )
     if per_head:
         click.echo()
         columns = [r.estimator + ("" if r.samples is None else f"@{r.samples}") for r in rows]
@@ -444,7 +450,7 @@ def _digits(value: Any) -> str:
 
 def comparison_to_json(path: Path, arrays: dict[str, _Array], found: Comparison) -> str:
     """Format the results as JSON; what is not finite becomes null."""
-    reference = found.rows[0].seconds
+    reference, limits = found.rows[0].seconds, tolerated()
     report = {
         **_origin(path, arrays),
         "scale": found.scale,
@@ -460,12 +466,14 @@ def comparison_to_json(path: Path, arrays: dict[str, _Array], found: Comparison)
                 "worst_head": list(row.worst_head),
                 "seconds": row.seconds,
                 "ratio": row.seconds and reference and row.seconds / reference,
+                "error_tolerated": limits.errors.get(row.estimator),
                 "error_per_head": row.per_head.tolist(),
                 "error_per_draw": row.errors.tolist(),
             }
             for row in found.rows
         ],
         "skipped": [entry._asdict() for entry in found.skipped],
+        "tolerated": {x: y for x, y in limits._asdict().items() if x != "errors"},
     }
     return _dump(report)
 

@@ -5,6 +5,7 @@ What `refattn compare` prints, as a function that returns it.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,11 +15,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _validate
+from . import _sample, _validate
 from .attention import softmax_attention
 from .registry import DEFAULT, ESTIMATORS, Estimator
 
-__all__ = ["Comparison", "Problem", "Row", "Skipped", "measure", "names", "pose"]
+__all__ = [
+    "Comparison",
+    "Problem",
+    "Row",
+    "Skipped",
+    "Tolerated",
+    "measure",
+    "names",
+    "pose",
+    "tolerated",
+]
 
 _Array = npt.NDArray[Any]
 
@@ -89,6 +100,27 @@ class Comparison(NamedTuple):
     causal: bool
     seed: int
     draws: int
+
+
+class Tolerated(NamedTuple):
+    """The relative error of attention that a trained model tolerates.
+
+    Attributes
+    ----------
+    model : str
+        Its name.
+    measure : str
+        What is measured of it, when the attention of all its layers is replaced.
+    threshold : float
+        What that falls to.
+    errors : dict of str to float
+        The error at which it does, mean over texts, layers and heads, by estimator.
+    """
+
+    model: str
+    measure: str
+    threshold: float
+    errors: dict[str, float]
 
 
 class Problem(NamedTuple):
@@ -170,6 +202,39 @@ def pose(
 def names() -> list[str]:
     """Names of the estimators that stand for softmax attention, in the order of the registry."""
     return [x.name for name, x in ESTIMATORS.items() if x.approximates and x.name == name]
+
+
+def tolerated() -> Tolerated:
+    """Load the errors that a sentence encoder tolerates, measured by `python -m validation.model`.
+
+    Errors of one size may do more harm or less: those that an estimator makes in each query anew
+    average out over the tokens, those that queries share do not. So each estimator has its own
+    number; they are of that model, of short texts, and of the error in all its layers at once.
+
+    Parameters
+    ----------
+    None
+
+    Returns
+    -------
+    Tolerated
+        Errors of those estimators that were measured.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file was left out of the installation.
+
+    Examples
+    --------
+    >>> from refattn import compare
+    >>> found = compare.tolerated()
+    >>> found.model, found.threshold
+    ('all-MiniLM-L6-v2', 0.99)
+    >>> found.errors["ra"] > found.errors["rfa-iid"]
+    True
+    """
+    return Tolerated(**json.loads(_sample.path("minilm_tolerated.json").read_text("utf-8")))
 
 
 def measure(

@@ -46,8 +46,9 @@ def covering(
 ) -> Iterator[dict[str, Any]]:
     """Choices of a level of each factor in which any few factors have all of their levels.
 
-    Any two of them, if one is of those `paired`; otherwise as many as `strength` says. The first has the first level of each. Each other begins with levels that are still missing, and
-    the best of some is taken: far fewer than all choices.
+    As many as `strength` says, or two if one of them is `paired`. The first has the first level of
+    each. Each other begins with levels that are still missing, and the best of some is taken: far
+    fewer than all choices.
     """
     names, choices = list(levels), [range(len(x)) for x in levels.values()]
     most = range(1, min(strength, len(names)) + 1)
