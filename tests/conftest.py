@@ -150,6 +150,9 @@ SKIPPED = "refattn/skipped"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run long sweeps too")
     parser.addoption(
+        "--soak", action="store_true", help="run what is long, and more of the same kind"
+    )
+    parser.addoption(
         "--last-skipped",
         action="store_true",
         help="run what the last run skipped, and what checks more where more is installed",
@@ -160,21 +163,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("full"):
-        for item in items:
-            if is_long(item):
-                item.add_marker(pytest.mark.skip(reason="long; --full runs it"))
+    soak = config.getoption("soak")
+    for item in items:
+        if is_marked(item, "soak") and not soak:
+            item.add_marker(pytest.mark.skip(reason="longest; --soak runs it"))
+        elif is_marked(item, "long") and not (soak or config.getoption("full")):
+            item.add_marker(pytest.mark.skip(reason="long; --full runs it"))
 
 
-def is_long(item: pytest.Item) -> bool:
-    """Whether a test is marked as long, or is with one of its parameters."""
+def is_marked(item: pytest.Item, mark: str) -> bool:
+    """Whether a test has the mark, `long` or `soak`, or has it with one of its parameters."""
     words = set(getattr(getattr(item, "callspec", None), "id", "").split("-"))
-    return any(not m.args or words & set(m.args) for m in item.iter_markers("long"))
+    return any(not m.args or words & set(m.args) for m in item.iter_markers(mark))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "long(*words): is run with --full only, if a parameter has one of these names"
+    )
+    config.addinivalue_line(
+        "markers", "soak(*words): is run with --soak only, likewise: more of what --full runs"
     )
     config.addinivalue_line(
         "markers", "checks_more: runs everywhere, and checks more where torch is installed"

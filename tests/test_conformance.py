@@ -107,6 +107,7 @@ def fewest_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(runner.LEVELS, "quick", 100)
 
 
+@pytest.mark.soak("scale", "antithetic")
 @pytest.mark.long(
     "ra",
     "trigonometric",
@@ -209,6 +210,10 @@ def test_own_functions_on_other_libraries(library: str) -> None:
     assert report.verdict == "PASS", str(report)
 
 
+@pytest.mark.soak(
+    *("weights", "blocks", "upcast", "online", "simplex", "reversed", "gumbel", "orthogonal"),
+    "trigonometric",
+)
 @pytest.mark.long(
     *("rfa", "recurrent", "ra", "orthogonal", "upcast", "online", "linear", "simplex", "lara"),
     *("options", "sink", "dropout"),

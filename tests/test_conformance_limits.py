@@ -174,6 +174,10 @@ LIMITED: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.soak(
+    *("head sizes", "multiple", "omega only", "orthogonal", "moments of frequencies", "logits"),
+    *("square", "mean", "undefined", "causal LARA"),
+)
 @pytest.mark.long(
     "everything",
     "head sizes",

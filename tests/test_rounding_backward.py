@@ -153,6 +153,7 @@ USES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.soak("float16")
 @pytest.mark.long(
     "float16",
     "window",
@@ -454,6 +455,7 @@ def test_the_variance_of_a_sum_over_keys(
 # Other libraries
 
 
+@pytest.mark.soak("float16")
 @pytest.mark.long("False", "float16")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["fused", "math", "eager"])
@@ -483,6 +485,7 @@ def test_torch(kind: str, dtype: str, causal: bool) -> None:
     assert verdict.verdict == "PASS", str(verdict)
 
 
+@pytest.mark.soak("float16")
 @pytest.mark.long("float16")
 @pytest.mark.parametrize("kind", ["cap", "sink", "both", "sink, less the maximum"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -581,6 +584,7 @@ def test_every_profile_of_a_backward_pass_is_simulated() -> None:
         )
 
 
+@pytest.mark.soak("True")
 @pytest.mark.long
 @pytest.mark.parametrize("with_options", [False, True])
 @pytest.mark.parametrize("name", [*BACKWARD])

@@ -59,6 +59,7 @@ def projections(
     return [omega[:, i] @ probes(d).T for i in range(d)]
 
 
+@pytest.mark.soak("halton", "sobol")
 @pytest.mark.long("halton", "sobol", "16")
 @pytest.mark.parametrize("d", [2, 3, 4, 16])
 @pytest.mark.parametrize("coupling", sorted({*sampling.COUPLINGS} - sampling.BIASED_COUPLINGS))

@@ -516,6 +516,7 @@ def test_gradient_law_by_quadrature(masking: str, d: int, name: str) -> None:
         np.testing.assert_allclose(law.ess[i], 7 / (cell * p_over @ a**2), rtol=1e-9)
 
 
+@pytest.mark.soak
 @pytest.mark.long
 def test_gradient_law_of_pullbacks() -> None:
     """Monte Carlo of `vjp` at many features, with a gauge and grouped heads.

@@ -48,6 +48,7 @@ def chance(x: dict[str, np.ndarray], atol: float, rtol: float = 0.0) -> float:
     return float(np.sum(np.where(allowed >= x["bound"], 0, tails)))
 
 
+@pytest.mark.soak("float16")
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_the_smallest_tolerance(dtype: str) -> None:
