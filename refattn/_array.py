@@ -46,6 +46,7 @@ __all__ = [
     "loop",
     "norm_bound",
     "rescale",
+    "reverse",
     "root_scale",
     "square_norm",
     "take_rows",
@@ -135,6 +136,14 @@ def centred(k: Array, mask: Array | None) -> Array:
     size = xp.sum(xp.astype(seen, k.dtype), axis=-2, keepdims=True)
     total = xp.sum(xp.where(seen, k, 0.0), axis=-2, keepdims=True)
     return xp.where(seen, k - total / xp.where(size > 0, size, 1.0), 0.0)
+
+
+def reverse(x: Array, axis: int) -> Array:
+    """The last entries of an axis first."""
+    xp = array_namespace(x)
+    if is_jax_array(x):  # whose compiler may abort the process on a reversal of booleans
+        return xp.take(x, xp.arange(x.shape[axis] - 1, -1, -1), axis=axis)
+    return xp.flip(x, axis=axis)
 
 
 def take_rows(x: Array, indices: Array) -> Array:

@@ -14,6 +14,8 @@ from ._array import (
     centred,
     constant,
     device,
+    has_float64,
+    reverse,
     root_scale,
     square_norm,
     take_rows,
@@ -21,7 +23,7 @@ from ._array import (
 from ._blocks import block_shape, blocks, part, put, tiles
 from ._heads import broadcast_lead, group_heads
 from ._hops import with_ones
-from ._kernel import Attended, attend, buffers, finite, merge
+from ._kernel import attend, buffers, finite, merge
 from .key_sampling import PIVOTS
 
 __all__ = ["PIVOTS", "coreset_attention", "sampled_key_attention"]
@@ -92,7 +94,8 @@ def coreset_attention(
     by a Cholesky factor of the Gaussian kernel g = h / (a a'), a = e^{|k|^2 / 2}, whose diagonal is
     1. Relative to the sum of the absolute terms the error is at most of the order of
     eps (1 + largest exponent) S sqrt(cond g). A key is as near as rounding where what is left of
-    the diagonal is at most S eps.
+    the diagonal is at most S eps. g is factored in float64 where the device has it. Keys further
+    apart than |k - k'|^2 / 2 = 708, or 87 without float64, are taken to be at right angles.
 
     Examples
     --------
@@ -121,24 +124,41 @@ def coreset_attention(
     q, k = root * q, root * centred(k, mask)
     chosen, v_chosen = take_rows(k, indices), take_rows(v, indices)
     half = square_norm(chosen)[..., None, :] / 2
-    gram = xp.exp(chosen @ xp.matrix_transpose(chosen) - half - xp.matrix_transpose(half))
-    if mask is not None:
-        gram = xp.where(take_rows(xp.matrix_transpose(mask), indices), gram, 0.0)
-    factor, free = _cholesky(gram)
+    factor, free = _cholesky(_gaussian(chosen, mask, indices))
     free = free[..., None, :]
     own = attend(q, chosen, with_ones(v_chosen), mask=free)
-    others = _others(indices, free, mask, k)
-    f, log_z = attend(chosen, k, v, mask=others)
-    log_z = xp.where(free[..., 0, :], log_z - half[..., 0, :], -math.inf)
-    top = finite(xp.max(log_z, axis=-1, keepdims=True), xp)
-    carried = _solve(factor, free, xp.exp(log_z - top)[..., None] * with_ones(f))
-    rest = attend(q, chosen, carried, bias=xp.where(free, -half, -math.inf))
-    some = xp.isfinite(log_z)  # with no key besides J there is nothing to carry
-    some = xp.any(some, axis=-1, keepdims=True)
-    both = merge(own, Attended(rest.out, xp.where(some, rest.lse + top, -math.inf)))
+    f, log_z = attend(chosen, k, v, mask=_others(indices, free, mask, k))
+    carried, log_size = _carried(factor, free, with_ones(f), log_z - half[..., 0, :])
+    rest = attend(q, chosen, carried, bias=log_size[..., None, :] - half)
+    both = merge(own, rest)
     seen = both.lse > -math.inf
     norm = xp.where(seen[..., None], both.out[..., -1:], 1.0)
     return ungroup(both.out[..., :-1] / norm)
+
+
+def _gaussian(x: Array, mask: Array | None, indices: Array) -> Array:
+    """Gaussian kernel of the keys of J, in float64 where the device has it; 0 of hidden ones."""
+    xp = array_namespace(x)
+    x = xp.astype(x, xp.float64) if x.dtype == xp.float32 and has_float64(x) else x
+    half = square_norm(x)[..., None, :] / 2
+    gram = xp.exp(x @ xp.matrix_transpose(x) - half - xp.matrix_transpose(half))
+    if mask is None:
+        return gram
+    return xp.where(take_rows(xp.matrix_transpose(mask), indices), gram, 0.0)
+
+
+def _carried(factor: Array, free: Array, f: Array, log_z: Array) -> tuple[Array, Array]:
+    """What keys of J carry of the others, g^-1 (Z f): rows of size 1, and logs of their sizes."""
+    xp, dtype = array_namespace(f), f.dtype
+    log_z = xp.where(free[..., 0, :], xp.astype(log_z, factor.dtype), -math.inf)
+    top = finite(xp.max(log_z, axis=-1, keepdims=True), xp)
+    b = xp.exp(log_z - top)[..., None] * xp.astype(f, factor.dtype)
+    x = _solve(factor, free, b)
+    size = xp.max(xp.abs(x), axis=-1, keepdims=True)
+    some = size > 0
+    x = x / xp.where(some, size, 1.0)
+    log_size = xp.where(some, xp.log(xp.where(some, size, 1.0)), -math.inf)[..., 0] + top
+    return xp.astype(x, dtype), xp.astype(log_size, dtype)
 
 
 def _others(indices: Array, free: Array, mask: Array | None, k: Array) -> Array:
@@ -176,8 +196,8 @@ def _solve(factor: Array, free: Array, b: Array) -> Array:
     xp = array_namespace(b)
     there = xp.matrix_transpose(free)
     y = _substitute(factor, there, b)
-    turned = xp.flip(xp.matrix_transpose(factor), axis=(-2, -1))
-    return xp.flip(_substitute(turned, xp.flip(there, axis=-2), xp.flip(y, axis=-2)), axis=-2)
+    turned = reverse(reverse(xp.matrix_transpose(factor), -1), -2)
+    return reverse(_substitute(turned, reverse(there, -2), reverse(y, -2)), -2)
 
 
 def _substitute(lower: Array, free: Array, b: Array) -> Array:

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 from . import _validate, sampling
 from ._arguments import check
-from ._array import Array, array_namespace, as_written, constant, device, root_scale, square_norm
+from ._array import (
+    Array,
+    array_namespace,
+    as_written,
+    constant,
+    device,
+    reverse,
+    root_scale,
+    square_norm,
+)
 from ._blocks import block_shape, blocks
 from ._heads import broadcast_lead, group_heads
 from ._hops import Exponential, Keys, Samples, causal_attention, sample, two_hops
@@ -307,12 +316,11 @@ def _far(
         yield causal_attention(q, keys.tokens(0, m - left - 1), Exponential(samples))
     if right is not None and not causal:
         # The other way round the last are the first, and the keys after become those before.
-        mask = None if keys.mask is None else xp.flip(keys.mask, axis=-1)
-        turned = keys._replace(k=xp.flip(keys.k, axis=-2), v=xp.flip(keys.v, axis=-2), mask=mask)
-        after = causal_attention(
-            xp.flip(q, axis=-2), _padded(turned, n - right - 1), Exponential(samples)
-        )
-        yield Attended(xp.flip(after.out, axis=-2), xp.flip(after.lse, axis=-1))
+        mask = None if keys.mask is None else reverse(keys.mask, -1)
+        turned = keys._replace(k=reverse(keys.k, -2), v=reverse(keys.v, -2), mask=mask)
+        before = _padded(turned, n - right - 1)
+        after = causal_attention(reverse(q, -2), before, Exponential(samples))
+        yield Attended(reverse(after.out, -2), reverse(after.lse, -1))
 
 
 def _padded(keys: Keys, count: int) -> Keys:
@@ -336,6 +344,7 @@ class _Chunks(NamedTuple):
     size: Array  # keys that are seen in each chunk, (..., C, 1, 1)
     mean_query: Array  # (..., C, d), 0 of none
     first: int  # chunk of the first query, which may be before that of the first key
+    ahead: int  # first query of a chunk of queries, in the chunk of its keys
     rows: slice  # of the chunks, where the queries are
 
     @property
@@ -358,7 +367,8 @@ class _Chunks(NamedTuple):
     def near(self, scale: Array, causal: bool) -> Attended:
         """Attend to the keys of the own chunk."""
         k, v, mask = self.own
-        return attend(self.q, k, v, mask=mask, causal=causal, scale=scale)
+        options = Options(shift=self.ahead)
+        return attend(self.q, k, v, mask=mask, causal=causal, scale=scale, options=options)
 
     def others(self, some: slice, causal: bool) -> Array:
         """Which chunks some of the chunks of queries see as a whole, (B, 1, C)."""
@@ -394,19 +404,23 @@ def _chunked(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> _
             seen = xp.matrix_transpose(cut(there, start, stop))
         return cut(k, start, stop), cut(v, start, stop), seen
 
-    of_queries, all_keys = cut(q, start - shift, end), keys(0)
+    all_keys = keys(0)
     seen = all_keys[-1]
     size = xp.full((1, 1), window, dtype=q.dtype, device=device(q))
     size = xp.broadcast_to(size, (count, 1, 1))
     if seen is not None:
         size = xp.sum(xp.astype(seen, q.dtype), axis=-1, keepdims=True)
-    some = cut(xp.ones((n, 1), dtype=q.dtype, device=device(q)), start - shift, end)
+    # Queries of several chunks have places in them; those of one, which may be few, have none.
+    few = count - first == 1
+    of_queries = q[..., None, :, :] if few else cut(q, start - shift, end)
+    places = slice(0, n) if few else slice(shift - start, shift - start + n)
+    some = xp.ones((n, 1), dtype=q.dtype, device=device(q))
+    some = some[None] if few else cut(some, start - shift, end)
     most = xp.sum(some, axis=-2)
     mean = xp.sum(of_queries, axis=-2) / xp.where(most > 0, most, 1.0)
-    return _Chunks(
-        *(of_queries, keys(start), *all_keys, size, _rows(mean, -first, count - first)),
-        *(first, slice(shift - start, shift - start + n)),
-    )
+    mean = _rows(mean, -first, count - first)
+    ahead = shift - start if few else 0
+    return _Chunks(of_queries, keys(start), *all_keys, size, mean, first, ahead, places)
 
 
 def _rows(x: Array, start: int, stop: int) -> Array:

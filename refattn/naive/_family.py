@@ -240,19 +240,25 @@ def second_order_attention(
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     member, near, far = _chunks(q, k, window, count, mask, causal)
-    xp, mean, v_mean = array_namespace(q), chunk_means(k, member), chunk_means(v, member)
-    size = chunk_sizes(member, q)
-    # Deviations of each chunk's keys and values, (..., C, m, d) and (..., C, m, d_v).
+    xp, d, d_v = array_namespace(q), q.shape[-1], v.shape[-1]
+    mean, v_mean = chunk_means(k, member), chunk_means(v, member)
+    one = xp.matrix_transpose(xp.astype(member, q.dtype))  # (..., m, C)
     apart, v_apart = (
-        xp.where(member[..., None], x[..., None, :, :] - y[..., :, None, :], 0.0)
+        xp.where(xp.any(member, axis=-2)[..., None], x - one @ y, 0.0)
         for x, y in ((k, mean), (v, v_mean))
     )
-    along = apart @ xp.matrix_transpose(q)[..., None, :, :]  # (..., C, m, n)
-    share = xp.where(size == 0, constant(0.0, q), 1.0 / xp.where(size == 0, 1.0, size))
-    rows = xp.matrix_transpose(share)[..., None]  # (..., C, 1, 1)
-    spread = xp.matrix_transpose(xp.sum(rows * along * along, axis=-2))  # (..., n, C)
-    scores = products(q, mean) + spread / 2 + log(size)
-    turned = xp.matrix_transpose(rows * along) @ v_apart  # Cov(v, k) q, (..., C, n, d_v)
+    cov, cross = (
+        chunk_means(xp.reshape(apart[..., :, None] * x[..., None, :], shape), member)
+        for x, shape in (
+            (apart, (*apart.shape[:-1], d * d)),
+            (v_apart, (*v_apart.shape[:-1], d * d_v)),
+        )
+    )
+    cov, cross = (xp.reshape(x, (*x.shape[:-1], d, x.shape[-1] // d)) for x in (cov, cross))
+    along = q[..., None, :, :] @ cov  # q^T Sigma_c, (..., C, n, d)
+    spread = xp.matrix_transpose(xp.sum(along * q[..., None, :, :], axis=-1))
+    scores = products(q, mean) + spread / 2 + log(chunk_sizes(member, q))
+    turned = q[..., None, :, :] @ cross  # Cov_c(v, k) q, (..., C, n, d_v)
     return ungroup(_near_and_far(q, k, v, near, far, scores, v_mean, turned))
 
 
