@@ -152,7 +152,9 @@ def take_rows(x: Array, indices: Array) -> Array:
     lead = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(indices.shape[:-1]))
     if not is_dask_array(x):
         x = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
-        at = xp.broadcast_to(indices[..., None], (*lead, indices.shape[-1], x.shape[-1]))
+        dtype = xp.__array_namespace_info__().default_dtypes(device=device(x))["indexing"]
+        at = xp.astype(indices, dtype)[..., None]
+        at = xp.broadcast_to(at, (*lead, indices.shape[-1], x.shape[-1]))
         return xp.take_along_axis(x, at, axis=-2)
     # Dask does not take along an axis of a batch.
     each = indices[..., None] == xp.arange(x.shape[-2], device=device(x))
