@@ -26,7 +26,7 @@ from ._text import printable, said
 from ._version import __version__
 from .compare import measure
 from .compare import names as comparable
-from .profile import study
+from .profile import plan, search, study
 from .registry import DEFAULT, ESTIMATORS, Estimator
 
 __all__ = ["group"]
@@ -216,6 +216,7 @@ def compare(
     sample from a sentence encoder that comes with the package. The error of a head is
     |estimate - exact| / |exact| in the Frobenius norm, averaged over the draws, where exact
     attention is evaluated in float64. Seconds are the median for one evaluation of all heads.
+    The last column is the mean error that a sentence encoder tolerates of such an estimator.
     """
     with one_line(plot_path is not None):
         _validate.real("scale", scale, positive=True, optional=True)
@@ -240,7 +241,7 @@ def compare(
     )
 
 
-@group.command("moments")
+@group.command("profile")
 @file_argument
 @features_option
 @click.option(
@@ -251,36 +252,68 @@ def compare(
     help="Relative error that the recommended estimator is to reach.",
 )
 @click.option(
+    "--measure",
+    "measured",
+    is_flag=True,
+    help="Measure how many features or samples each estimator needs, S = 1, 2, 4, ...",
+)
+@click.option(
+    "--estimators",
+    metavar="NAME,NAME,...",
+    default="all",
+    callback=_names,
+    help="Those that --measure measures.  [default: all]",
+)
+@click.option(
+    "--most", type=click.IntRange(1), help="With --measure, the largest S.  [default: 4 max(n, m)]"
+)
+@click.option(
+    "--draws",
+    default=4,
+    show_default=True,
+    type=click.IntRange(2, 10**6),
+    help="Independent draws that --measure averages over.",
+)
+@click.option("--seed", default=0, show_default=True, type=int, callback=_seed)
+@click.option(
     "--shrink/--no-shrink",
     default=False,
     show_default=True,
     help="Shrink the covariances, for fewer rows than d^2.",
 )
-@dtype_option("as they are; what follows is evaluated in float64")
+@dtype_option("as they are; moments and laws are evaluated in float64")
 @scale_option
 @json_option("Write all numbers, of every head.")
 @plot_option("Plot the spectra of the covariances, and predicted error against S.")
-def moments(
+def profile(
     file: Path | None,
     features: list[int],
     target: float,
+    measured: bool,
     shrink: bool,
     dtype: str | None,
     scale: float | None,
     json_path: Path | None,
     plot_path: Path | None,
+    **options: Any,
 ) -> None:
-    """Say what the moments of queries and keys promise: adaptation, error, cost.
+    """Say what to use: moments of queries and keys, predicted errors, and the cheapest estimator.
 
-    FILE (.npz or .safetensors) holds arrays q, k of shape (..., n, d) and, for the predicted
-    errors, v; the default is a sample from a sentence encoder that comes with the package.
-    No random numbers are used. Predicting errors takes time proportional to m^2 for m keys.
+    FILE (.npz or .safetensors) holds arrays q, k of shape (..., n, d) and, for all but the
+    moments, v; the default is a sample from a sentence encoder that comes with the package.
+    Laws are evaluated for some of the queries, and errors are measured on some of the heads, where
+    there are many; the output says on which. Without --measure no random numbers are used.
+    `refattn moments` is the same command.
     """
     with one_line(plot_path is not None):
         _validate.real("scale", scale, positive=True, optional=True)
         _validate.real("target", target, positive=True)
         path = file or sample()
-        arrays = load(path, dtype, required="qk")
+        arrays = load(path, dtype, required="qkv" if measured else "qk")
+        searched = None
+        if measured:
+            planned = plan(*arrays.values(), target=target, scale=scale, **options)
+            _show.planned(planned)
         found = study(
             **arrays,
             sizes=features,
@@ -289,13 +322,18 @@ def moments(
             shrink=shrink,
             track=partial(_show.track, "Studying"),
         )
+        if measured:
+            searched = search(planned, track=partial(_show.track, "Measuring"))
     publish(
-        partial(_show.profile, path, arrays, found),
+        partial(_show.profile, path, arrays, found, searched),
         json_path,
-        partial(_show.profile_to_json, path, arrays, found),
+        partial(_show.profile_to_json, path, arrays, found, searched),
         plot_path,
         partial(_show.plot_profile, found),
     )
+
+
+group.add_command(profile, "moments")
 
 
 def _window(

@@ -44,10 +44,11 @@ def load_sample() -> tuple[np.ndarray[Any, Any], ...]:
         return tuple(file[name] for name in "qkv")
 
 
-def path() -> Path:
-    """Find the file, installed or in a checkout."""
+def path(name: str | None = None) -> Path:
+    """Find the file, or another beside it, installed or in a checkout."""
+    name = _NAME if name is None else name
     here = Path(__file__).resolve().parent
     for folder in (here / "data", here.parent / "validation" / "data"):
-        if (folder / _NAME).is_file():
-            return folder / _NAME
-    raise FileNotFoundError(f"the sample {_NAME} is not installed")
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(f"the sample {name} is not installed")

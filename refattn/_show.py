@@ -29,8 +29,8 @@ from ._problems import CALLED, Problem
 from ._tensors import Tensors
 from ._text import portable, printable
 from ._version import __version__
-from .compare import Comparison, Row
-from .profile import Profile
+from .compare import Comparison, Row, tolerated
+from .profile import Choice, Plan, Profile, Search
 from .tolerance import LEVEL, Tolerance
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "checking",
     "comparison",
     "comparison_to_json",
+    "planned",
     "plot_comparison",
     "plot_profile",
     "plot_verified",
@@ -386,8 +387,9 @@ def comparison(path: Path, arrays: dict[str, _Array], found: Comparison, per_hea
         f"scale {found.scale:.6g}, {'causal' if found.causal else 'not causal'}, "
         f"seed {found.seed}, draws {found.draws}; errors relative to exact attention in float64"
     )
-    reference = rows[0].seconds
-    table = _table("estimator", "S", "mean error", "worst head", "which", "seconds", "ratio")
+    reference, limits = rows[0].seconds, tolerated()
+    heads = ("S", "mean error", "worst head", "which", "seconds", "ratio", "tolerated")
+    table = _table("estimator", *heads)
     for row in rows:
         table.add_row(
             row.estimator,
@@ -396,10 +398,15 @@ def comparison(path: Path, arrays: dict[str, _Array], found: Comparison, per_hea
             _digits(np.max(row.per_head)),
             _index(row.worst_head),
             *_times(row.seconds, reference),
+            _digits(limits.errors[row.estimator]) if row.estimator in limits.errors else "",
         )
     console.print(table)
     for entry in found.skipped:
         click.echo(f"skipped: {entry.label}: {entry.reason}")
+    click.echo(
+        f"tolerated: mean error in all layers of {limits.model} that takes the\n"
+        f"{limits.measure} to {limits.threshold:g}"
+    )
     if per_head:
         click.echo()
         columns = [r.estimator + ("" if r.samples is None else f"@{r.samples}") for r in rows]
@@ -443,7 +450,7 @@ def _digits(value: Any) -> str:
 
 def comparison_to_json(path: Path, arrays: dict[str, _Array], found: Comparison) -> str:
     """Format the results as JSON; what is not finite becomes null."""
-    reference = found.rows[0].seconds
+    reference, limits = found.rows[0].seconds, tolerated()
     report = {
         **_origin(path, arrays),
         "scale": found.scale,
@@ -459,12 +466,14 @@ def comparison_to_json(path: Path, arrays: dict[str, _Array], found: Comparison)
                 "worst_head": list(row.worst_head),
                 "seconds": row.seconds,
                 "ratio": row.seconds and reference and row.seconds / reference,
+                "error_tolerated": limits.errors.get(row.estimator),
                 "error_per_head": row.per_head.tolist(),
                 "error_per_draw": row.errors.tolist(),
             }
             for row in found.rows
         ],
         "skipped": [entry._asdict() for entry in found.skipped],
+        "tolerated": {x: y for x, y in limits._asdict().items() if x != "errors"},
     }
     return _dump(report)
 
@@ -521,7 +530,9 @@ def _plot_curves(
     axes.xaxis.minorticks_off()
 
 
-def profile(path: Path, arrays: dict[str, _Array], found: Profile) -> None:
+def profile(
+    path: Path, arrays: dict[str, _Array], found: Profile, searched: Search | None = None
+) -> None:
     """Print the answers as tables."""
     console = _console()
     click.echo(_heading(path, arrays))
@@ -543,23 +554,58 @@ def profile(path: Path, arrays: dict[str, _Array], found: Profile) -> None:
     if not found.error:
         click.echo("\nFILE has no v: predicted errors and the recommendation are left out.")
         return
+    _show_laws(found)
+    if searched is not None:
+        _show_search(searched, found)
+    _show_recommendation(found, searched)
+
+
+def _show_laws(found: Profile) -> None:
     click.echo("\nPredicted relative error, mean over heads (ra: an upper bound)")
     table = _table("S", *_LABELS.values())
+    some = found.queries < found.rows[0]
     outside = False
     for i, samples in enumerate(found.sizes):
         cells = []
         for name in study.LAWS:
             value, share = found.predictions(name)[i], float(np.mean(found.inside[name][i]))
             outside = outside or share < 1
-            cells.append(_digits(value) if share == 1 else f"- ({math.floor(100 * share)}%)")
+            error = f" ± {found.standard_errors(name)[i]:.1g}" if some else ""
+            cells.append(
+                _digits(value) + error if share == 1 else f"- ({math.floor(100 * share)}%)"
+            )
         table.add_row(str(samples), *cells)
-    console.print(table)
+    _console().print(table)
     if outside:
         click.echo("-: outside the regime of the law (effective sample size below 10) for some")
         click.echo("queries; in brackets the share of queries inside")
-    if found.rows[1] > study.LAW_KEYS and found.rows[0] > study.LAW_QUERIES:
-        click.echo(f"laws: of {study.LAW_QUERIES} evenly spaced queries of each head, and all keys")
-    _show_recommendation(found)
+    click.echo(f"\nS by the law for relative error {found.target:g}, and the S from which that law")
+    click.echo("holds for all queries (1 where not shown); fewer may do: --measure tries them")
+    columns = []
+    for name in found.by_law:
+        columns.append((_LABELS[name], found.by_law[name]))
+        if np.any(found.holds_from[name] > 1):
+            columns.append(("holds from", found.holds_from[name]))
+    table = _table("head", *(label for label, _ in columns))
+    for head in found.heads:
+        table.add_row(_index(head), *(_count(float(x[head])) for _, x in columns))
+    _console().print(table)
+    if some:
+        spreads = [f"{100 * float(np.median(x)):.2g}% ({y})" for y, x in found.spread.items()]
+        click.echo(f"laws: of {found.queries} evenly spaced queries of each head, and all keys;")
+        click.echo(
+            "±: one standard error from this choice; that of S by the law, median over heads:"
+        )
+        click.echo(", ".join(spreads))
+
+
+def planned(plan: Plan) -> None:
+    """Print what is going to be measured, and how long that may take."""
+    click.echo(
+        f"measuring {len(plan.problems)} estimators, S = 1, 2, 4, ... up to {plan.most}, "
+        f"{plan.draws} draws, on {len(plan.heads)} heads:\n"
+        f"estimated time at most {plan.seconds:.2g} s\n"
+    )
 
 
 def _worth(found: Profile) -> str:
@@ -593,24 +639,74 @@ def _cell(value: Any) -> str:
     return "-" if math.isnan(value) else _digits(value)
 
 
-def _show_recommendation(found: Profile) -> None:
-    click.echo(f"\nS for relative error {found.target:g}, and what reaches it for least")
-    table = _table("head", *found.needed, "recommended", "cost/exact")
-    chosen: dict[str, list[float | None]] = {}
-    for head in found.heads:
-        name, samples, cost = found.recommended(head)
-        chosen.setdefault(name, []).append(samples)
-        counts = (_count(float(found.needed[name][head])) for name in found.needed)
-        table.add_row(_index(head), *counts, name, _digits(cost))
+def _show_search(searched: Search, found: Profile) -> None:
+    plan, rows, heads = searched.plan, found.rows[0], len(found.heads)
+    click.echo(f"\nMeasured: the smallest power of 2 that reaches relative error {plan.target:g}")
+    table = _table("estimator", "S", "mean error", "±", "worst head", "seconds", "time/exact")
+    refused = []
+    for candidate in searched.candidates:
+        if candidate.reason:
+            refused.append(candidate)
+        if not candidate.steps:
+            continue
+        row, choice = candidate.steps[-1], candidate.choice
+        samples = "" if row.samples is None else str(row.samples)
+        table.add_row(
+            candidate.estimator,
+            samples if candidate.reached or not samples else f"> {samples}",
+            _digits(np.mean(row.errors)),
+            _uncertainty(searched.standard_error(row)),
+            _digits(np.max(row.per_head)),
+            f"{row.seconds:.2g}",
+            _digits(choice.cost_ratio),
+        )
     _console().print(table)
-    for name, counts_of in chosen.items():
-        known = [x for x in counts_of if x is not None]
-        median = f", median S = {_count(float(np.median(known)))}" if known else ""
-        click.echo(f"recommended for {len(counts_of)} of {len(found.heads)} heads: {name}{median}")
-    click.echo(
-        "cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v) for ra"
-    )
-    click.echo("(at least that of exact attention, which it evaluates), n m (d + d_v) for exact")
+    some = len(plan.heads) < heads
+    error = "standard error over draws" + (", and of the choice of heads" if some else "")
+    click.echo(f"mean of {plan.draws} draws and {len(plan.heads)} heads, ±: {error};")
+    click.echo("time: of one evaluation in NumPy, relative to exact attention on the same queries")
+    if some:
+        click.echo(f"heads, evenly spaced: {' '.join(map(_index, plan.heads))}")
+    part = [x for x, problem in plan.problems.items() if problem.q.shape[-2] == plan.queries]
+    if part and plan.queries < rows:
+        click.echo(f"{', '.join(part)}: on {plan.queries} evenly spaced queries of each head")
+    for candidate in refused:
+        click.echo(f"not tried further: {candidate.estimator}: {candidate.reason}")
+
+
+def _uncertainty(value: float) -> str:
+    """A standard error; nothing where there is no chance, - where it is not known."""
+    return "-" if math.isnan(value) else f"{value:.2g}" if value else ""
+
+
+def _show_recommendation(found: Profile, searched: Search | None) -> None:
+    heads, target = len(found.heads), f"recommended for relative error {found.target:g}"
+    click.echo()
+    if searched is not None:
+        click.echo(f"{target}, as measured on {len(searched.plan.heads)} of {heads} heads:")
+        for start, choice in zip(("", "then "), searched.ranking, strict=False):
+            click.echo(f"{start}{_priced(choice, 'time')}")
+        return
+    click.echo("cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v)")
+    click.echo("for ra and is (at least those of exact attention, which they need: n m (d + d_v))")
+    click.echo(f"{target}, by the laws where they hold (--measure tries it):")
+    chosen: dict[str, list[Choice]] = {}
+    for head in found.heads:
+        choice = found.recommended(head)
+        chosen.setdefault(choice.estimator, []).append(choice)
+    for choices in chosen.values():
+        middle = sorted(choices, key=lambda choice: choice.cost_ratio)[len(choices) // 2]
+        median = " (median)" if len(choices) > 1 and middle.num_features is not None else ""
+        click.echo(f"{_priced(middle, 'cost')}{median}, for {len(choices)} of {heads} heads")
+
+
+def _priced(choice: Choice, price: str) -> str:
+    """Name an estimator with its S, and its price relative to exact attention."""
+    name, samples, ratio = choice
+    if name == study.EXACT:
+        return name
+    size = "" if samples is None else f" with S = {_count(samples)}"
+    return f"{name}{size}, {_digits(ratio)} of the {price} of {study.EXACT}"
 
 
 def _count(value: float) -> str:
@@ -619,15 +715,20 @@ def _count(value: float) -> str:
     return f"{value:g}" if value < 1e6 else f"{value:.2e}"
 
 
-def profile_to_json(path: Path, arrays: dict[str, _Array], found: Profile) -> str:
+def profile_to_json(
+    path: Path, arrays: dict[str, _Array], found: Profile, searched: Search | None = None
+) -> str:
     """Format the answers as JSON; what is not finite becomes null.
 
     heads: one object a head, with its index `head`, `moments` in kernel coordinates
     (what `moments.Summary` holds, and quantiles of |q_i + k_j|^2 in percent), the `eigenvalues` of
-    the covariances of q and k, largest first, `log_excess` by proposal, `num_features` for the
-    target by estimator, and what is `recommended`. predictions: one object for each estimator and
-    S, with `error_mean` over heads (null outside the regime of the law), `error_per_head` (what
-    the law says there too) and `share_in_regime_per_head` of the queries.
+    the covariances of q and k, largest first, `log_excess` by proposal, by estimator
+    `num_features_by_law` for the target, the S from which its `law_holds_from`, and the
+    `relative_standard_error` of the former from the choice of queries, and what is `recommended`
+    by the laws. predictions: one object for each estimator and S, with `error_mean` over heads
+    (null outside the regime of the law), `error_per_head` (what the law says there too) and
+    `share_in_regime_per_head` of the queries. measured: null, or what was measured on which heads,
+    for each estimator every S that was tried, and what is `recommended`.
     """
     n, m = found.rows
     heads = []
@@ -639,9 +740,15 @@ def profile_to_json(path: Path, arrays: dict[str, _Array], found: Profile) -> st
             "log_excess": {name: float(x[head]) for name, x in found.excess.items()},
         }
         if found.error:
-            entry["num_features"] = {name: float(x[head]) for name, x in found.needed.items()}
-            keys = ("estimator", "num_features", "cost_ratio")
-            entry["recommended"] = dict(zip(keys, found.recommended(head), strict=True))
+            entry |= {
+                key: {name: float(x[head]) for name, x in of_laws.items()}
+                for key, of_laws in (
+                    ("num_features_by_law", found.by_law),
+                    ("law_holds_from", found.holds_from),
+                    ("relative_standard_error", found.spread),
+                )
+            }
+            entry["recommended"] = found.recommended(head)._asdict()
         heads.append(entry)
     return _dump(
         {
@@ -652,7 +759,9 @@ def profile_to_json(path: Path, arrays: dict[str, _Array], found: Profile) -> st
             "count": {"q": n, "k": m},
             "advised_count": found.advised,
             "enough": {"q": n > found.advised, "k": m > found.advised},
+            "law_queries": found.queries,
             "heads": heads,
+            "measured": None if searched is None else _search_to_dict(searched),
             "predictions": [
                 {
                     "estimator": name,
@@ -666,6 +775,38 @@ def profile_to_json(path: Path, arrays: dict[str, _Array], found: Profile) -> st
             ],
         }
     )
+
+
+def _search_to_dict(found: Search) -> dict[str, Any]:
+    plan = found.plan
+    return {
+        "heads": [list(head) for head in plan.heads],
+        "draws": plan.draws,
+        "seed": plan.seed,
+        "most": plan.most,
+        "estimated_seconds": plan.seconds,
+        "recommended": found.ranking[0]._asdict(),
+        "estimators": [
+            {
+                "estimator": candidate.estimator,
+                "queries": plan.problems[candidate.estimator].q.shape[-2],
+                "reached": candidate.reached,
+                "refused": candidate.reason or None,
+                "steps": [
+                    {
+                        "samples": row.samples,
+                        "error_mean": float(np.mean(row.errors)),
+                        "standard_error": found.standard_error(row),
+                        "error_per_head": row.per_head.tolist(),
+                        "seconds": row.seconds,
+                    }
+                    for row in candidate.steps
+                ],
+                "cost_ratio": candidate.choice.cost_ratio if candidate.steps else None,
+            }
+            for candidate in found.candidates
+        ],
+    }
 
 
 def plot_profile(found: Profile, path: Path) -> None:

@@ -1,10 +1,11 @@
 """The command line.
 
-`refattn compare` measures every estimator against exact attention; `refattn moments` says what the
-moments of queries and keys promise; `refattn check` says whether an implementation is right, and
-`refattn verify` whether numbers are; `refattn tolerance` says what a correct kernel needs;
-`refattn vectors` writes golden vectors. The commands themselves are in `_commands`, which needs the
-packages of the extra ``cli``; this module says so where they are missing.
+`refattn compare` measures every estimator against exact attention; `refattn profile`, also called
+`refattn moments`, says what to use for given queries, keys and values; `refattn check` says whether
+an implementation is right, and `refattn verify` whether numbers are; `refattn tolerance` says what
+a correct kernel needs; `refattn vectors` writes golden vectors. The commands themselves are in
+`_commands`, which needs the packages of the extra ``cli``; this module says so where they are
+missing.
 """
 
 from __future__ import annotations

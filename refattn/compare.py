@@ -5,22 +5,35 @@ What `refattn compare` prints, as a function that returns it.
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _validate
+from . import _sample, _validate
 from .attention import softmax_attention
 from .registry import DEFAULT, ESTIMATORS, Estimator
 
-__all__ = ["Comparison", "Row", "Skipped", "measure", "names"]
+__all__ = [
+    "Comparison",
+    "Problem",
+    "Row",
+    "Skipped",
+    "Tolerated",
+    "measure",
+    "names",
+    "pose",
+    "tolerated",
+]
 
 _Array = npt.NDArray[Any]
-_Item = TypeVar("_Item")
+
+REFUSALS = (ValueError, MemoryError, OverflowError)  # what an estimator may not take S with
 
 
 class Row(NamedTuple):
@@ -35,6 +48,18 @@ class Row(NamedTuple):
     def per_head(self) -> _Array:
         """Mean over the draws, shape (...)."""
         return np.asarray(np.mean(self.errors, axis=0))
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean over draws and heads; nan for one draw.
+
+        Heads may share what is drawn: only draws are independent.
+        """
+        draws = len(self.errors)
+        if draws < 2:
+            return math.nan
+        means = self.errors.reshape(draws, -1).mean(axis=-1)
+        return float(np.std(means, ddof=1) / math.sqrt(draws))
 
     @property
     def worst_head(self) -> tuple[int, ...]:
@@ -77,8 +102,29 @@ class Comparison(NamedTuple):
     draws: int
 
 
-class _Problem(NamedTuple):
-    """The arguments of one comparison."""
+class Tolerated(NamedTuple):
+    """The relative error of attention that a trained model tolerates.
+
+    Attributes
+    ----------
+    model : str
+        Its name.
+    measure : str
+        What is measured of it, when the attention of all its layers is replaced.
+    threshold : float
+        What that falls to.
+    errors : dict of str to float
+        The error at which it does, mean over texts, layers and heads, by estimator.
+    """
+
+    model: str
+    measure: str
+    threshold: float
+    errors: dict[str, float]
+
+
+class Problem(NamedTuple):
+    """Queries, keys and values, and exact attention over them in float64: see `pose`."""
 
     q: _Array
     k: _Array
@@ -86,11 +132,109 @@ class _Problem(NamedTuple):
     scale: float
     causal: bool
     seed: int
+    exact: _Array
+    size: _Array  # its norm in each head
+
+    def error(self, estimate: _Array) -> _Array:
+        """Relative error of each head."""
+        difference = np.linalg.norm(estimate - self.exact, axis=(-2, -1))
+        return np.asarray(difference / self.size)
+
+    def row_of_exact(self, draws: int) -> Row:
+        """Error and time of exact attention in the dtype of the arrays."""
+        plain = partial(
+            softmax_attention, self.q, self.k, self.v, scale=self.scale, causal=self.causal
+        )
+        return _timed("exact", None, lambda draw: plain(), self.error, draws, warm=False)
+
+    def row(self, record: Estimator, samples: int | None, draws: int, *, warm: bool) -> Row:
+        """Errors and time of an estimator; the first evaluation of all, not `warm`, is not timed.
+
+        Raises what the estimator does, ValueError among others, if it does not take this S.
+        """
+        evaluate = partial(_evaluate, self, record, samples)
+        return _timed(record.name, samples, evaluate, self.error, draws, warm=warm)
+
+
+def pose(
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    seed: int = 0,
+) -> Problem:
+    """Check queries, keys and values, and evaluate exact attention, which errors are relative to.
+
+    Parameters
+    ----------
+    q, k, v, scale, causal, seed
+        As in `measure`.
+
+    Returns
+    -------
+    Problem
+        What `measure` measures estimators on.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is unusable, or if exact attention is not finite or is 0 in some head.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> from refattn import compare
+    >>> problem = compare.pose(*refattn.load_sample())
+    >>> problem.row(refattn.registry.ESTIMATORS["ra"], 32, 2, warm=False).errors.shape
+    (2, 2, 4)
+    """
+    _validate.attention(q, k, v, causal=causal)
+    found = _validate.real("scale", scale, positive=True, optional=True)
+    scale = q.shape[-1] ** -0.5 if found is None else found
+    _validate.non_negative_integer("seed", seed)
+    wide = (x.astype(np.float64) for x in (q, k, v))
+    exact, size = exact_and_size(*wide, scale=scale, causal=causal)
+    return Problem(q, k, v, scale, causal, seed, exact, size)
 
 
 def names() -> list[str]:
     """Names of the estimators that stand for softmax attention, in the order of the registry."""
     return [x.name for name, x in ESTIMATORS.items() if x.approximates and x.name == name]
+
+
+def tolerated() -> Tolerated:
+    """Load the errors that a sentence encoder tolerates, measured by `python -m validation.model`.
+
+    Errors of one size may do more harm or less: those that an estimator makes in each query anew
+    average out over the tokens, those that queries share do not. So each estimator has its own
+    number; they are of that model, of short texts, and of the error in all its layers at once.
+
+    Parameters
+    ----------
+    None
+
+    Returns
+    -------
+    Tolerated
+        Errors of those estimators that were measured.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file was left out of the installation.
+
+    Examples
+    --------
+    >>> from refattn import compare
+    >>> found = compare.tolerated()
+    >>> found.model, found.threshold
+    ('all-MiniLM-L6-v2', 0.99)
+    >>> found.errors["ra"] > found.errors["rfa-iid"]
+    True
+    """
+    return Tolerated(**json.loads(_sample.path("minilm_tolerated.json").read_text("utf-8")))
 
 
 def measure(
@@ -158,41 +302,31 @@ def measure(
     >>> found.rows[0].per_head.shape
     (2, 4)
     """
-    _validate.attention(q, k, v, causal=causal)
-    found = _validate.real("scale", scale, positive=True, optional=True)
-    scale = q.shape[-1] ** -0.5 if found is None else found
     _validate.positive_integer("draws", draws)
-    _validate.non_negative_integer("seed", seed)
     for size in sizes:
         _validate.positive_integer("sizes", size)
-    chosen = [_record(name) for name in _validate.names("estimators", estimators)]
-    problem = _Problem(q, k, v, scale, causal, seed)
-    wide = [x.astype(np.float64) for x in (q, k, v)]
-    settings: dict[str, Any] = {"scale": scale, "causal": causal}
-    exact, size_of = exact_and_size(*wide, **settings)
-
-    def error(estimate: _Array) -> _Array:
-        return np.asarray(np.linalg.norm(estimate - exact, axis=(-2, -1)) / size_of)
-
-    uniform = softmax_attention(np.zeros_like(wide[0]), *wide[1:], **settings)
-    plain = partial(softmax_attention, q, k, v, **settings)
+    chosen = [record_of(name) for name in _validate.names("estimators", estimators)]
+    problem = pose(q, k, v, scale=scale, causal=causal, seed=seed)
+    wide_k, wide_v = (x.astype(np.float64) for x in (k, v))
+    uniform = softmax_attention(
+        np.zeros_like(q, dtype=np.float64), wide_k, wide_v, scale=problem.scale, causal=causal
+    )
     rows = [
-        _timed("exact", None, lambda draw: plain(), error, draws, warm=False),
-        Row("mean of v", None, error(uniform)[None], None),
+        problem.row_of_exact(draws),
+        Row("mean of v", None, problem.error(uniform)[None], None),
     ]
     skipped, warm = [], set()
     for record, samples in track([(x, s) for x in chosen for s in (sizes if x.size else [None])]):
-        evaluate = partial(_evaluate, problem, record, samples)
         try:
-            row = _timed(record.name, samples, evaluate, error, draws, warm=record.name in warm)
-        except (ValueError, MemoryError, OverflowError) as refusal:
+            row = problem.row(record, samples, draws, warm=record.name in warm)
+        except REFUSALS as refusal:
             skipped.append(Skipped(record.name, samples, str(refusal)))
         else:
             rows.append(row)
             warm.add(record.name)
     if len(rows) == 2 and skipped:
         raise ValueError(f"{skipped[0].label}: {skipped[0].reason}")
-    return Comparison(rows, skipped, scale, causal, seed, draws)
+    return Comparison(rows, skipped, problem.scale, causal, seed, draws)
 
 
 def exact_and_size(q: _Array, k: _Array, v: _Array, **settings: Any) -> tuple[_Array, _Array]:
@@ -207,7 +341,8 @@ def exact_and_size(q: _Array, k: _Array, v: _Array, **settings: Any) -> tuple[_A
     return np.asarray(exact), np.asarray(size)
 
 
-def _record(name: str) -> Estimator:
+def record_of(name: str) -> Estimator:
+    """Find an estimator that stands for softmax attention."""
     if name not in ESTIMATORS or not ESTIMATORS[name].approximates:
         raise ValueError(f"`estimators` must be of {', '.join(names())}, got {name!r}.")
     return ESTIMATORS[name]
@@ -234,7 +369,7 @@ def _timed(
     return Row(name, samples, np.stack(errors), float(np.median(seconds)))
 
 
-def _evaluate(problem: _Problem, record: Estimator, samples: int | None, draw: int) -> _Array:
+def _evaluate(problem: Problem, record: Estimator, samples: int | None, draw: int) -> _Array:
     """Evaluate an estimator; the seed depends on S and the draw, not on the estimator."""
     options = {"scale": problem.scale, "causal": problem.causal}
     default = {"scale": problem.q.shape[-1] ** -0.5, "causal": False}

@@ -1,6 +1,7 @@
-"""What the moments of queries and keys promise: adaptation, error, cost.
+"""What to use for given queries, keys and values: what laws promise, and what is measured.
 
-What `refattn moments` prints, as a function that returns it.
+What `refattn profile` prints, as functions that return it: `study` tells what the moments of
+queries and keys promise, and `search` measures how many features or samples a target takes.
 """
 
 from __future__ import annotations
@@ -16,19 +17,27 @@ import numpy.typing as npt
 from . import _validate, adapt, moments, theory
 from ._heads import broadcast_lead, group_heads
 from .attention import softmax_attention
-from .compare import exact_and_size
-from .registry import ESTIMATORS
+from .compare import REFUSALS, Problem, Row, exact_and_size, names, pose, record_of
+from .registry import ESTIMATORS, Estimator
 from .sampling import Gaussian
-from .theory.attention import features_to_reach
+from .theory.attention import features_to_hold, features_to_reach
 
 __all__ = [
+    "EXACT",
     "LAWS",
-    "LAW_KEYS",
     "LAW_QUERIES",
+    "PAIRS",
     "PARTS",
+    "QUADRATIC_QUERIES",
     "QUANTILES",
     "QUANTILE_ROWS",
+    "Candidate",
+    "Choice",
+    "Plan",
     "Profile",
+    "Search",
+    "plan",
+    "search",
     "study",
 ]
 
@@ -42,8 +51,19 @@ PARTS = {  # of moments.Summary
 }
 QUANTILES = {"quantile_5": 0.05, "quantile_50": 0.5, "quantile_95": 0.95}
 QUANTILE_ROWS = 2048  # at most so many queries, and keys, make the pairs of the quantiles
-LAW_KEYS, LAW_QUERIES = 1024, 256  # with more keys, laws are evaluated for so many queries
 LAWS = ("rfa", "rfa-adapted", "is", "ra")  # estimators whose law is known
+LAW_QUERIES = 128  # laws are evaluated for at most so many queries of a head
+PAIRS = 2**22  # estimators are measured on heads with at most so many pairs of query and key
+QUADRATIC_QUERIES = 32  # of a head, for estimators that take n m S
+EXACT = "exact attention"
+
+
+class Choice(NamedTuple):
+    """What reaches the target for least."""
+
+    estimator: str
+    num_features: float | None  # S, if it has one
+    cost_ratio: float  # relative to exact attention
 
 
 class Profile(NamedTuple):
@@ -65,12 +85,19 @@ class Profile(NamedTuple):
         Moments in kernel coordinates, and quantiles of |q_i + k_j|^2.
     excess : dict of arrays
         Expected log excess of the variance of a kernel estimate, by proposal; the least is 0.
+    queries : int
+        For how many evenly spaced queries of each head the laws were evaluated.
     error : dict of arrays, shape (S, ...)
         Relative error that the law of an estimator predicts; empty without values.
     inside : dict of arrays, shape (S, ...)
         Share of the queries that are in the regime of the law.
-    needed : dict of arrays
-        S that reaches the target, by estimator.
+    by_law : dict of arrays
+        S at which the law gives the target, whether or not it holds there.
+    holds_from : dict of arrays
+        S from which the law holds: all queries are in its regime.
+    spread : dict of arrays
+        Relative standard error of `by_law`, for not all queries were taken; that of `error` is
+        half of it.
     """
 
     scale: float
@@ -83,9 +110,12 @@ class Profile(NamedTuple):
     eigenvalues: dict[str, _Array]
     table: dict[str, _Array]
     excess: dict[str, _Array]
+    queries: int
     error: dict[str, _Array]
     inside: dict[str, _Array]
-    needed: dict[str, _Array]
+    by_law: dict[str, _Array]
+    holds_from: dict[str, _Array]
+    spread: dict[str, _Array]
 
     @property
     def heads(self) -> list[tuple[int, ...]]:
@@ -97,13 +127,24 @@ class Profile(NamedTuple):
         pairs = zip(self.error[name], self.inside[name], strict=True)
         return [float(np.mean(e)) if np.all(share == 1) else math.nan for e, share in pairs]
 
-    def recommended(self, head: tuple[int, ...]) -> tuple[str, float | None, float]:
-        """Name, S and cost relative to exact attention of what reaches the target for least."""
-        options: list[tuple[str, float | None, float]] = [("exact attention", None, 1.0)]
-        for name, needed in self.needed.items():
-            samples = float(needed[head])
-            options.append((name, samples, self.cost(name, samples)))
-        return min(options, key=lambda option: option[2])
+    def standard_errors(self, name: str) -> list[float]:
+        """Of `predictions`, as not all queries were taken."""
+        heads = math.prod(self.lead)
+        return [
+            float(np.linalg.norm(e * self.spread[name]) / (2 * heads)) for e in self.error[name]
+        ]
+
+    def promised(self, name: str) -> _Array:
+        """S at which the law gives the target and holds."""
+        return np.maximum(self.by_law[name], self.holds_from[name])
+
+    def recommended(self, head: tuple[int, ...]) -> Choice:
+        """What reaches the target for least by a law that holds, in multiply-adds."""
+        options = [Choice(EXACT, None, 1.0)]
+        for name in self.by_law:
+            samples = float(self.promised(name)[head])
+            options.append(Choice(name, samples, self.cost(name, samples)))
+        return min(options, key=lambda option: option.cost_ratio)
 
     def cost(self, estimator: str, samples: float) -> float:
         """Multiply-adds of an estimator for a head, relative to exact attention."""
@@ -134,7 +175,8 @@ def study(
 ) -> Profile:
     """Estimate moments, adapt to them, and predict errors; all in float64, head by head.
 
-    No random numbers are used. With values it takes time proportional to m^2 for m keys.
+    No random numbers are used. With values it takes time proportional to m^2 for m keys: laws are
+    evaluated for at most `LAW_QUERIES` queries of a head, evenly spaced.
 
     Parameters
     ----------
@@ -158,7 +200,7 @@ def study(
     Returns
     -------
     Profile
-        Moments, spectra, errors, numbers of features.
+        Moments, spectra, errors, numbers of features by the laws.
 
     Raises
     ------
@@ -187,11 +229,6 @@ def study(
     n, m, d = q.shape[-2], *k.shape[-2:]
     q, k, *values = (x.astype(np.float64) for x in (q, k, v) if x is not None)
     lead, heads = _each_head(q, k, values[0] if values else k)
-    if not heads or 0 in (n, m):
-        raise ValueError(
-            f"`q` and `k` must have at least one head and one row, got shapes {q.shape} and "
-            f"{k.shape}."
-        )
     if values:
         exact_and_size(q, k, values[0], scale=scale)
 
@@ -222,10 +259,17 @@ def study(
             joined[name] = np.moveaxis(x, -1, 0) if part in ("error", "inside") else x
         return joined
 
-    parts = ("eigenvalues", "table", "excess", "error", "inside", "needed")
+    parts = ("eigenvalues", "table", "excess", "error", "inside", "by_law", "holds_from", "spread")
     return Profile(
-        *(scale, target, shrink, list(sizes), (n, m), lead, d * d),
-        *(stacked(part) for part in parts),
+        scale=scale,
+        target=target,
+        shrink=shrink,
+        sizes=list(sizes),
+        rows=(n, m),
+        lead=lead,
+        advised=d * d,
+        queries=min(n, LAW_QUERIES),
+        **{part: stacked(part) for part in parts},
     )
 
 
@@ -236,6 +280,11 @@ def _each_head(
     grouped, ungroup = group_heads(q, k, v)
     inner = broadcast_lead(*grouped)
     lead = ungroup(np.broadcast_to(0.0, (*inner, 1, 1))).shape[:-2]
+    if 0 in (*lead, q.shape[-2], k.shape[-2]):
+        raise ValueError(
+            f"`q` and `k` must have at least one head and one row, got shapes {q.shape} and "
+            f"{k.shape}."
+        )
     q, k, v = (np.broadcast_to(x, (*inner, *x.shape[-2:])) for x in grouped)
     pairs = zip(np.ndindex(lead), np.ndindex(inner), strict=True)
     return lead, [(head, q[i], k[i], v[i]) for head, i in pairs]
@@ -245,7 +294,12 @@ def _spaced(x: _Array, most: int) -> _Array:
     """At most so many rows, evenly spaced from the first to the last."""
     if len(x) <= most:
         return x
-    return np.asarray(x[np.linspace(0, len(x) - 1, most).round().astype(int)])
+    return np.asarray(x[_places(len(x), most)])
+
+
+def _places(count: int, most: int) -> npt.NDArray[np.intp]:
+    """At most so many of the numbers below `count`, evenly spaced from the first to the last."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(np.intp)
 
 
 def _study_head(
@@ -269,16 +323,7 @@ def _study_head(
         "Gaussian": adapt.optimal_gaussian(of_q, of_k),
         "fit": fitted,
     }
-    error, inside, needed = {}, {}, {}
-    if v is not None:
-        few = _spaced(q, LAW_QUERIES if len(k) > LAW_KEYS else len(q))
-        exact = softmax_attention(few, k, v, scale=question.scale)
-        for name, law in _laws(few, k, v, question.scale, fitted).items():
-            laws = [_rescaled(law, samples) for samples in question.sizes]
-            error[name] = [theory.relative_error(law, exact) for law in laws]
-            inside[name] = [np.mean(law.in_regime) for law in laws]
-            if name in _NEEDED:
-                needed[name] = _NEEDED[name](question.target, law, exact)
+    of_laws = {} if v is None else _study_laws(q, k, v, question, fitted)
     return {
         "eigenvalues": {name: x.eigenvalues for name, x in both.items()},
         "table": {
@@ -289,21 +334,67 @@ def _study_head(
             name: adapt.expected_log_excess(of_q, of_k, proposal)
             for name, proposal in proposals.items()
         },
-        "error": error,
-        "inside": inside,
-        "needed": needed,
+        **{
+            part: {name: answer[part] for name, answer in of_laws.items()}
+            for part in ("error", "inside", "by_law", "holds_from", "spread")
+        },
     }
 
 
-def _laws(q: _Array, k: _Array, v: _Array, scale: float, fitted: Gaussian) -> dict[str, theory.Law]:
+def _study_laws(
+    q: _Array, k: _Array, v: _Array, question: _Question, fitted: Gaussian
+) -> dict[str, dict[str, Any]]:
+    """Ask the laws of a head, for evenly spaced queries."""
+    few = _spaced(q, LAW_QUERIES)
+    exact = softmax_attention(few, k, v, scale=question.scale)
+    answers = {}
+    for name, law in _laws(few, k, v, exact, question.scale, fitted).items():
+        laws = [_rescaled(law, samples) for samples in question.sizes]
+        answers[name] = {
+            "error": [theory.relative_error(law, exact) for law in laws],
+            "inside": [np.mean(law.in_regime) for law in laws],
+            "by_law": features_to_reach(question.target, law, exact),
+            "holds_from": features_to_hold(law),
+            "spread": _spread(law, exact, len(q)),
+        }
+    return answers
+
+
+def _laws(
+    q: _Array, k: _Array, v: _Array, exact: _Array, scale: float, fitted: Gaussian
+) -> dict[str, theory.Law]:
     """The laws of one feature or sample."""
     attention_law = partial(theory.attention_law, q, k, v, num_features=1, scale=scale)
+    rfa = attention_law()
     return {
-        "rfa": attention_law(),
+        "rfa": rfa,
         "rfa-adapted": attention_law(proposal=fitted),
-        "is": theory.importance_sampling_law(q, k, v, num_features=1, scale=scale),
+        "is": _unnormalised(rfa, exact),
         "ra": theory.randomized_attention_law(q, k, v, num_samples=1, scale=scale),
     }
+
+
+def _unnormalised(law: theory.Law, exact: _Array) -> theory.Law:
+    """Turn the law of one frequency of RFA into that of IS: second moments not about the mean."""
+    weight = 1 / law.ess[..., None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        variance = law.variance - 2 * law.bias * exact + (weight - 1) * exact**2
+    variance = np.where(np.isnan(variance), math.inf, np.maximum(variance, 0.0))
+    return theory.Law(np.zeros_like(variance), variance, law.ess)
+
+
+def _spread(law: theory.Law, exact: _Array, count: int) -> float:
+    """Relative standard error of the sum of variances over that of squares, of some of the queries.
+
+    That of a ratio of means, to first order, for queries taken at random without replacement.
+    """
+    taken = len(exact)
+    if taken == count or taken < 2:
+        return 0.0 if taken == count else math.inf
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        sums = [np.sum(x, axis=-1) for x in (law.variance, exact**2)]
+        shares = [x / np.mean(x) for x in sums]
+        return float(np.std(shares[0] - shares[1], ddof=1) * math.sqrt(1 / taken - 1 / count))
 
 
 def _rescaled(law: theory.Law, samples: int) -> theory.Law:
@@ -312,16 +403,262 @@ def _rescaled(law: theory.Law, samples: int) -> theory.Law:
     return type(law)(law.bias / count, law.variance / count, law.ess * count)
 
 
-def _features_for(target: float, law: theory.Law, exact: _Array) -> _Array:
-    """S for which a ratio of averages reaches the target."""
-    return features_to_reach(target, law, exact)
+# Measured
 
 
-def _samples_for(target: float, law: theory.Law, exact: _Array) -> _Array:
-    """S for which the mean of independent unbiased samples reaches the target."""
-    count = (theory.relative_error(law, exact) / target) ** 2
-    return np.maximum(np.ceil(count * (1 - 1e-12)), 1.0)
+class Candidate(NamedTuple):
+    """What was measured of an estimator.
+
+    Attributes
+    ----------
+    estimator : str
+        Its name.
+    steps : list of compare.Row
+        Errors and time at each S tried, the last first to reach the target if `reached`.
+    exact : compare.Row
+        Of exact attention on the same queries, in the dtype of the arrays, timed right after.
+    reached : bool
+        Whether the mean error of the last step is at most the target.
+    reason : str
+        Why a larger S was not tried: what the estimator said; empty if it was not needed, or the
+        largest allowed.
+    """
+
+    estimator: str
+    steps: list[Row]
+    exact: Row
+    reached: bool
+    reason: str
+
+    @property
+    def choice(self) -> Choice:
+        """The last S tried, and its time relative to exact attention."""
+        last = self.steps[-1]
+        assert last.seconds is not None
+        assert self.exact.seconds is not None
+        return Choice(self.estimator, last.samples, last.seconds / self.exact.seconds)
 
 
-# What may be recommended, and how S follows from the law of one sample.
-_NEEDED = {"rfa": _features_for, "rfa-adapted": _features_for, "ra": _samples_for}
+class Plan(NamedTuple):
+    """What is to be measured, on what, and about how long it takes: see `plan`.
+
+    Attributes
+    ----------
+    heads : list of tuples
+        Indices of the heads that are taken, evenly spaced.
+    lead : tuple of int
+        Shape of all heads.
+    queries : int
+        How many queries of each head are taken for estimators whose time grows with n m S.
+    target, draws, seed, most
+        As given; `most` is a number.
+    seconds : float
+        Estimated time, at most: for all S up to `most`.
+    problems : dict
+        By estimator, what it is measured on.
+    """
+
+    heads: list[tuple[int, ...]]
+    lead: tuple[int, ...]
+    queries: int
+    target: float
+    draws: int
+    seed: int
+    most: int
+    seconds: float
+    problems: dict[str, Problem]
+
+
+class Search(NamedTuple):
+    """What was measured: the plan, and the candidates in its order."""
+
+    plan: Plan
+    candidates: list[Candidate]
+
+    def standard_error(self, row: Row) -> float:
+        """Of a mean error: over draws, if there are any, and for not all heads were taken."""
+        heads, every = row.per_head.size, math.prod(self.plan.lead)
+        over_draws = 0.0 if len(row.errors) == 1 else row.standard_error
+        if heads == every:
+            return over_draws
+        spread = float(np.std(row.per_head, ddof=1)) if heads > 1 else math.nan
+        return math.hypot(over_draws, spread * math.sqrt(1 / heads - 1 / every))
+
+    @property
+    def ranking(self) -> list[Choice]:
+        """What reaches the target, exact attention too, from what takes least time."""
+        reached = [x.choice for x in self.candidates if x.reached]
+        return sorted([Choice(EXACT, None, 1.0), *reached], key=lambda choice: choice.cost_ratio)
+
+
+def plan(
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    *,
+    estimators: Iterable[str] | None = None,
+    target: float = 0.1,
+    most: int | None = None,
+    draws: int = 4,
+    seed: int = 0,
+    scale: float | None = None,
+) -> Plan:
+    """Choose what `search` measures estimators on, and estimate how long it will take.
+
+    Heads are taken as far as they have `PAIRS` pairs of query and key, one at least. An estimator
+    whose time grows with n m S, and whose queries have nothing to do with each other, is measured
+    on `QUADRATIC_QUERIES` queries of each. Both are evenly spaced.
+
+    Parameters
+    ----------
+    q : NumPy array, shape (..., n, d), float32 or float64
+        Queries.
+    k : NumPy array, shape (..., m, d), dtype of `q`
+        Keys.
+    v : NumPy array, shape (..., m, d_v), dtype of `q`
+        Values.
+    estimators : iterable of str, optional
+        Names as in `compare.measure`; all by default.
+    target : float
+        Relative error to be reached.
+    most : int, optional
+        No larger S is tried; 4 max(n, m) by default.
+    draws : int
+        Independent draws of random numbers at each S, at least 2.
+    seed : int
+        Draws have seeds as in `compare.measure`.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default.
+
+    Returns
+    -------
+    Plan
+        For `search`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is unusable, if a name is unknown, or if exact attention is not finite or is
+        0 in some head.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> from refattn import profile
+    >>> planned = profile.plan(*refattn.load_sample(), estimators=["rfa", "ra"])
+    >>> len(planned.heads), planned.queries, planned.most
+    (8, 32, 512)
+    """
+    _validate.attention(q, k, v)
+    target = _validate.real("target", target, positive=True)
+    _validate.positive_integer("draws", draws)
+    if draws < 2:
+        raise ValueError(f"`draws` must be at least 2, for a standard error, got {draws}.")
+    if most is not None:
+        _validate.positive_integer("most", most)
+    records = [
+        record_of(x)
+        for x in _validate.names("estimators", names() if estimators is None else estimators)
+    ]
+    n, m = q.shape[-2], k.shape[-2]
+    most = 4 * max(n, m) if most is None else most
+    lead, heads = _each_head(q, k, v)
+    taken = _places(len(heads), max(1, PAIRS // max(1, n * m)))
+    heads = [heads[i] for i in taken]
+    q, k, v = (np.stack([head[i] for head in heads]) for i in (1, 2, 3))
+    queries = min(n, QUADRATIC_QUERIES)
+    whole = pose(q, k, v, scale=scale, seed=seed)
+    part = pose(q[:, _places(n, queries)], k, v, scale=scale, seed=seed)
+    problems = {x.name: part if _on_part(x) else whole for x in records}
+    planned = Plan(
+        *([head[0] for head in heads], lead, queries, target, draws, seed, most, 0.0, problems)
+    )
+    return planned._replace(seconds=sum(_seconds(planned, record) for record in records))
+
+
+def _on_part(record: Estimator) -> bool:
+    """Whether it takes too long on all queries, and gives the same on some."""
+    return record.has("quadratic", "separate", "unordered")
+
+
+def _sizes(planned: Plan, record: Estimator) -> list[int | None]:
+    """Powers of 2 that an estimator is tried at, or one of no size."""
+    if record.size is None:
+        return [None]
+    q, k = planned.problems[record.name][:2]
+    most = planned.most
+    if not record.has("any-size"):
+        most = min(most, q.shape[-2], k.shape[-2])
+    return [2**i for i in range(most.bit_length())]
+
+
+def _draws(planned: Plan, record: Estimator) -> int:
+    return planned.draws if record.has("random") else 1
+
+
+def _seconds(planned: Plan, record: Estimator) -> float:
+    """Time at all S, if it grows as a straight line from the first to one larger S."""
+    sizes, problem = _sizes(planned, record), planned.problems[record.name]
+    tried = [sizes[0], sizes[min(6, len(sizes) - 1)]]
+    try:
+        first, other = (problem.row(record, x, 1, warm=False).seconds or 0.0 for x in tried)
+    except REFUSALS:
+        return 0.0
+    low, high = (x or 1 for x in tried)
+    slope = max(0.0, other - first) / max(1, high - low)
+    return _draws(planned, record) * sum(first + slope * ((x or 1) - low) for x in sizes)
+
+
+def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> Search:
+    """Find the smallest power of 2 at which the error of each estimator reaches the target.
+
+    The error is that of `compare.measure`, averaged over draws and heads.
+
+    Parameters
+    ----------
+    planned : Plan
+        What `plan` returns.
+    track : callable
+        Wraps the sequence of estimators, for a bar of progress, say.
+
+    Returns
+    -------
+    Search
+        Errors with standard errors, and times, at each S tried.
+
+    Raises
+    ------
+    ValueError
+        If every estimator refuses.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> from refattn import profile
+    >>> planned = profile.plan(*refattn.load_sample(), estimators=["ra"], target=0.3)
+    >>> [(row.samples, row.per_head.shape) for row in profile.search(planned).candidates[0].steps]
+    [(1, (8,)), (2, (8,)), (4, (8,)), (8, (8,)), (16, (8,)), (32, (8,))]
+    """
+    found = [_doubled(planned, ESTIMATORS[name]) for name in track(list(planned.problems))]
+    if found and not any(candidate.steps for candidate in found):
+        raise ValueError(f"{found[0].estimator}: {found[0].reason}")
+    return Search(planned, found)
+
+
+def _doubled(planned: Plan, record: Estimator) -> Candidate:
+    """Double S until the mean error reaches the target."""
+    name, steps, reached, reason = record.name, list[Row](), False, ""
+    for samples in _sizes(planned, record):
+        try:
+            row = planned.problems[name].row(
+                record, samples, _draws(planned, record), warm=bool(steps)
+            )
+        except REFUSALS as refusal:
+            reason = str(refusal)
+            break
+        steps.append(row)
+        reached = bool(np.mean(row.errors) <= planned.target)
+        if reached:
+            break
+    exact = planned.problems[name].row_of_exact(planned.draws)
+    return Candidate(name, steps, exact, reached, reason)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from refattn import __version__, _sample, cli, random_feature_attention, registry, softmax_attention
+from refattn.compare import tolerated
 from refattn.registry import DEFAULT
 
 pytest.importorskip("rich")
@@ -83,8 +84,11 @@ def test_default_data() -> None:
     assert lines[0].startswith("minilm_zen128_slice.npz: q (2, 4, 128, 32)")
     assert "float32" in lines[0]
     assert lines[1].startswith("scale 0.176777, not causal, seed 0, draws 3")
-    assert " ".join(lines[2].split()) == "estimator S mean error worst head which seconds ratio"
-    rows = [line.split() for line in lines[4:]]
+    assert " ".join(lines[2].split()) == (
+        "estimator S mean error worst head which seconds ratio tolerated"
+    )
+    assert " ".join(lines[-2:]).startswith("tolerated: mean error in all layers of all-MiniLM-L6")
+    rows = [line.split() for line in lines[4:-2]]
     assert rows[0][0] == "exact"
     assert rows[0][-1] == "1.00"
     assert rows[1][:3] == ["mean", "of", "v"]
@@ -150,7 +154,11 @@ def test_json(tmp_path: Path, npz: Path) -> None:
         "seed": 0,
         "draws": 3,
         "skipped": [],
+        "tolerated": {x: y for x, y in tolerated()._asdict().items() if x != "errors"},
     }
+    limits = tolerated().errors
+    for row in seen["results"]:
+        assert row["error_tolerated"] == limits.get(row["estimator"])
     exact, mean_of_v, *rest = seen["results"]
     assert exact["ratio"] == 1
     assert mean_of_v["seconds"] is mean_of_v["ratio"] is None

@@ -1,4 +1,4 @@
-"""`refattn moments`: numbers against direct evaluation, and one clear line for bad input."""
+"""`refattn profile`, or `moments`: numbers, and one clear line for bad input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ testing = pytest.importorskip("click.testing")
 
 
 def run(*args: Any) -> str:
-    result = testing.CliRunner().invoke(cli.commands(), ["moments", *map(str, args)])
+    result = testing.CliRunner().invoke(cli.commands(), ["profile", *map(str, args)])
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     return result.stdout
@@ -87,14 +87,15 @@ def test_default_data() -> None:
     assert lines[1] == "scale 0.176777, covariances not shrunk, not causal; n = 128, m = 128"
     assert lines[2] == "N = 128 < d^2 = 1024: covariances are rough"
     assert "effective sample size below 10" in output
-    assert lines[-3] == "recommended for 8 of 8 heads: exact attention"
+    assert lines[-2].startswith("recommended for relative error 0.1, by the laws")
+    assert lines[-1] == "exact attention, for 8 of 8 heads"
     assert max(map(len, lines)) <= 100
     assert not any(word in output for word in ("…", "inf", "nan"))
 
 
 def test_the_readme_shows_the_output() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    shown = re.search(r"## Moments\n.*?```\n(minilm.*?)```\n", readme, flags=re.DOTALL)
+    shown = re.search(r"## What should I use\?\n.*?```\n(minilm.*?)```\n", readme, flags=re.DOTALL)
     assert shown is not None
     number = r"-?\d+(?:\.\d*)?(?:e[+-]\d+)?"
 
@@ -142,6 +143,14 @@ def test_moments_are_those_of_direct_evaluation(
         np.testing.assert_allclose(column(seen, "log_excess", name), expected, rtol=1e-9)
 
 
+def laws_at(name: str, samples: int, qkv: Any, scale: float | None, fit: Any) -> theory.Law:
+    if name == "ra":
+        return theory.randomized_attention_law(*qkv, num_samples=samples, scale=scale)
+    law = theory.importance_sampling_law if name == "is" else theory.attention_law
+    proposal = fit if name == "rfa-adapted" else None
+    return law(*qkv, num_features=samples, scale=scale, proposal=proposal)
+
+
 @pytest.mark.parametrize("scale", [None, 0.4])
 def test_predictions_are_those_of_the_laws(
     tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray], scale: float | None
@@ -156,14 +165,8 @@ def test_predictions_are_those_of_the_laws(
         (name, s) for name in ("rfa", "rfa-adapted", "is", "ra") for s in (4, 400)
     ]
     for s in (4, 400):
-        options = {"num_features": s, "scale": scale}
-        laws = {
-            "rfa": theory.attention_law(*qkv, **options),
-            "rfa-adapted": theory.attention_law(*qkv, proposal=fit, **options),
-            "is": theory.importance_sampling_law(*qkv, **options),
-            "ra": theory.randomized_attention_law(*qkv, num_samples=s, scale=scale),
-        }
-        for name, law in laws.items():
+        for name in profile.LAWS:
+            law = laws_at(name, s, qkv, scale, fit)
             entry, error = found[name, s], theory.relative_error(law, exact)
             np.testing.assert_allclose(entry["error_per_head"], error, rtol=1e-9)
             inside = law.in_regime.mean(-1)
@@ -174,12 +177,18 @@ def test_predictions_are_those_of_the_laws(
                 assert entry["error_mean"] is None
     assert found["rfa", 4]["error_mean"] is None
     assert found["rfa", 400]["error_mean"] is not None
-    for name, proposal in (("rfa", None), ("rfa-adapted", fit)):
-        expected = theory.num_features_for(0.03, *qkv, proposal=proposal, scale=scale)
-        np.testing.assert_array_equal(column(seen, "num_features", name), expected)
-    law = theory.randomized_attention_law(*qkv, num_samples=1, scale=scale)
-    expected = np.ceil(theory.relative_error(law, exact) ** 2 / 0.03**2)
-    np.testing.assert_array_equal(column(seen, "num_features", "ra"), expected)
+    for name in profile.LAWS:
+        by_law = column(seen, "num_features_by_law", name)
+        holds_from = column(seen, "law_holds_from", name)
+        for head, s in np.ndenumerate(by_law):
+            law, less = (laws_at(name, int(x), qkv, scale, fit) for x in (s, max(s - 1, 1)))
+            assert theory.relative_error(law, exact)[head] <= 0.03
+            assert s == 1 or theory.relative_error(less, exact)[head] > 0.03
+        for head, s in np.ndenumerate(holds_from):
+            law, less = (laws_at(name, int(x), qkv, scale, fit) for x in (s, max(s - 1, 1)))
+            assert np.all(law.in_regime[head])
+            assert s == 1 or not np.all(less.in_regime[head])
+    assert np.all(column(seen, "law_holds_from", "ra") == 1)
 
 
 def test_tables_show_the_numbers_of_the_json(tmp_path: Path, npz: Path) -> None:
@@ -203,9 +212,10 @@ def test_tables_show_the_numbers_of_the_json(tmp_path: Path, npz: Path) -> None:
                 assert cell == f"- ({math.floor(100 * share)}%)"
             else:
                 assert float(cell) == pytest.approx(entry["error_mean"], rel=6e-3)
-    for head, row in zip(seen["heads"], cells(output, "S for"), strict=True):
-        assert [float(x) for x in row[1:4]] == list(head["num_features"].values())
-        assert row[4] == head["recommended"]["estimator"]
+    for head, row in zip(seen["heads"], cells(output, "S by the law"), strict=True):
+        by_law, holds_from = head["num_features_by_law"], head["law_holds_from"]
+        shown = [x[name] for name in by_law for x in (by_law, holds_from)][:-1]  # not 1, of ra
+        assert [float(x) for x in row[1:]] == shown
 
 
 def test_json_says_what_was_read(tmp_path: Path, npz: Path) -> None:
@@ -213,6 +223,8 @@ def test_json_says_what_was_read(tmp_path: Path, npz: Path) -> None:
     heads = seen.pop("heads")
     assert [head["head"] for head in heads] == [[0], [1], [2]]
     assert len(seen.pop("predictions")) == 16
+    assert seen.pop("measured") is None
+    assert seen.pop("law_queries") == 30
     assert seen == {
         "refattn": __version__,
         "numpy": np.__version__,
@@ -239,10 +251,13 @@ def test_advice_on_the_number_of_rows(tmp_path: Path, arrays: dict[str, np.ndarr
 
 def test_recommendation(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]) -> None:
     n, m = 30, 40
-    for target, name in ((0.2, "rfa"), (1e-4, "exact attention")):
-        seen = report(tmp_path, npz, "--target", target)
+    easy = {**arrays, "q": 0.1 * arrays["q"], "k": 0.1 * arrays["k"]}
+    easy_path = save(tmp_path, **easy)
+    for path, target, name in ((easy_path, 0.2, "rfa"), (npz, 1e-4, "exact attention")):
+        seen = report(tmp_path, path, "--target", target)
         for head in seen["heads"]:
-            found, needed = head["recommended"], head["num_features"]
+            found, by_law = head["recommended"], head["num_features_by_law"]
+            needed = {name: max(s, head["law_holds_from"][name]) for name, s in by_law.items()}
             costs = {x: needed[x] * (n + m) / (n * m) for x in ("rfa", "rfa-adapted")}
             best = min(costs, key=lambda x: costs[x])
             if costs[best] < 1:
@@ -259,17 +274,76 @@ def test_recommendation(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]
                 }
         assert any(head["recommended"]["estimator"].startswith(name) for head in seen["heads"])
     output = run(npz, "--target", 1e-4)
-    assert "recommended for 3 of 3 heads: exact attention\n" in output
-    easy = {**arrays, "q": 0.1 * arrays["q"], "k": 0.1 * arrays["k"]}
-    output = run(save(tmp_path, **easy), "--target", 0.3)
-    assert re.search(r"recommended for \d of 3 heads: rfa(-adapted)?, median S = \d+\n", output)
+    assert output.endswith("--measure tries it):\nexact attention, for 3 of 3 heads\n")
+    output = run(easy_path, "--target", 0.3)
+    price = r"0\.\d+ of the cost of exact attention \(median\)"
+    assert re.search(rf"\nrfa(-adapted)? with S = \d+, {price}, for 3 of 3 heads\n$", output)
+
+
+def test_what_is_measured_is_shown(tmp_path: Path, npz: Path) -> None:
+    path = tmp_path / "report.json"
+    words = [npz, "--measure", "--target", 0.01, "--estimators", "rfa,lara,ra", "--json", path]
+    output = run(*words)
+    assert re.match(
+        r"measuring 3 estimators, S = 1, 2, 4, \.\.\. up to 160, 4 draws, on 3 heads:\n"
+        r"estimated time at most \S+ s\n\n\[qkv\]\.npz: q",
+        output,
+    )
+    found = json.loads(path.read_text())["measured"]
+    assert (found["heads"], found["draws"], found["most"]) == ([[0], [1], [2]], 4, 160)
+    rows = cells(output, "Measured")
+    ratios = {"exact attention": 1.0}
+    for entry, row in zip(found["estimators"], rows, strict=True):
+        last = entry["steps"][-1]
+        assert row[:2] == [entry["estimator"], f"{last['samples']}"]
+        shown = [float(x) for x in row[2:4]]
+        np.testing.assert_allclose(shown[0], last["error_mean"], rtol=6e-3)
+        np.testing.assert_allclose(shown[1], last["standard_error"], rtol=0.06)
+        assert entry["reached"]
+        assert last["error_mean"] <= 0.01 < entry["steps"][-2]["error_mean"]
+        ratios[entry["estimator"]] = entry["cost_ratio"]
+    best = min(ratios, key=lambda name: ratios[name])
+    assert found["recommended"]["estimator"] == best
+    title, *answers = output.splitlines()[-3:]
+    assert title == "recommended for relative error 0.01, as measured on 3 of 3 heads:"
+    assert answers[0].startswith(best)
+    assert answers[1].startswith("then ")
+
+
+def test_measured_on_some_of_the_data(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "PAIRS", 2 * 30 * 40)
+    monkeypatch.setattr(profile, "QUADRATIC_QUERIES", 5)
+    output = run(npz, "--measure", "--estimators", "ra,lara", "--most", 16, "--target", 1e-3)
+    assert "heads, evenly spaced: 0 2\n" in output
+    assert "ra: on 5 evenly spaced queries of each head\n" in output
+    assert [row[1] for row in cells(output, "Measured")] == ["> 16", "> 16"]
+    assert output.endswith("as measured on 2 of 3 heads:\nexact attention\n")
+
+
+def test_the_readme_shows_what_is_measured() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    command, *shown = readme.split("$ refattn profile ")[1].split("```")[0].splitlines()
+    output = run(*command.split())
+    pairs = zip(cells("\n".join(shown), "Measured"), cells(output, "Measured"), strict=True)
+    for row, printed in pairs:
+        assert row[:2] == printed[:2]
+        np.testing.assert_allclose(
+            [float(x) for x in row[2:5]], [float(x) for x in printed[2:5]], 0.02
+        )
+
+
+def test_moments_is_another_name() -> None:
+    commands = cli.commands().commands
+    assert commands["moments"] is commands["profile"]
 
 
 def test_any_target(tmp_path: Path, npz: Path) -> None:
     easy, easiest = (report(tmp_path, npz, "--target", t) for t in (1e100, 1e300))
-    assert [h["num_features"] for h in easy["heads"]] == [
-        h["num_features"] for h in easiest["heads"]
-    ]
+    for head, other in zip(easy["heads"], easiest["heads"], strict=True):
+        assert head["num_features_by_law"] == other["num_features_by_law"]
+        assert set(head["num_features_by_law"].values()) == {1.0}
     for head in report(tmp_path, npz, "--target", 1e-300)["heads"]:
         assert head["recommended"]["estimator"] == "exact attention"
 
@@ -286,8 +360,8 @@ def test_outside_the_regime_no_number_is_shown(tmp_path: Path) -> None:
     by_name = {x["estimator"]: x for x in seen["predictions"]}
     assert by_name["rfa"]["error_mean"] is None
     assert by_name["rfa"]["error_per_head"] is None  # infinite; one head, so no list
-    assert seen["heads"][0]["num_features"]["rfa"] is None
-    assert cells(output, "S for")[0][1] == "-"
+    assert seen["heads"][0]["num_features_by_law"]["rfa"] is None
+    assert cells(output, "S by the law")[0][1] == "-"
     assert seen["heads"][0]["recommended"]["estimator"] == "exact attention"
 
 
@@ -303,7 +377,9 @@ def test_without_values(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]
     assert seen["predictions"] == []
     for head, other in zip(seen["heads"], full["heads"], strict=True):
         assert head == {key: other[key] for key in head}
-        assert set(other) - set(head) == {"num_features", "recommended"}
+        assert set(other) - set(head) == {
+            *("num_features_by_law", "law_holds_from", "relative_standard_error", "recommended"),
+        }
 
 
 def test_grouped_heads_are_those_of_repeated_keys(
@@ -327,9 +403,10 @@ def test_grouped_heads_are_those_of_repeated_keys(
         x for x in seen["predictions"] if (x["estimator"], x["samples"]) == ("rfa-adapted", 512)
     ]
     np.testing.assert_allclose(found[0]["error_per_head"], error, rtol=1e-9)
+    law = theory.attention_law(q, k, v, num_features=1, proposal=fit)
     np.testing.assert_array_equal(
-        column(seen, "num_features", "rfa-adapted"),
-        theory.num_features_for(0.1, q, k, v, proposal=fit).ravel(),
+        column(seen, "num_features_by_law", "rfa-adapted"),
+        theory.attention.features_to_reach(0.1, law, softmax_attention(q, k, v)).ravel(),
     )
 
 
@@ -357,27 +434,34 @@ def test_one_row_and_constant_queries(tmp_path: Path, arrays: dict[str, np.ndarr
             assert head["moments"]["effective_rank_q"] is None
             assert all(math.isfinite(x) for x in head["log_excess"].values())
             if len(keys) == 1:
-                assert head["num_features"]["ra"] == 1
+                assert head["num_features_by_law"]["ra"] == 1
 
 
 def test_subsamples_are_evenly_spaced_and_said(
     tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "evenly spaced" not in run(npz)
+    assert "±" not in run(npz)
     monkeypatch.setattr(profile, "QUANTILE_ROWS", 35)
-    monkeypatch.setattr(profile, "LAW_KEYS", 39)
     monkeypatch.setattr(profile, "LAW_QUERIES", 3)
-    output = run(npz)
+    output = run(npz, "--features", 4000)
     assert "quantiles: over at most 35 evenly spaced queries and keys\n" in output
-    assert "laws: of 3 evenly spaced queries of each head, and all keys\n" in output
+    assert "laws: of 3 evenly spaced queries of each head, and all keys;\n" in output
     seen = report(tmp_path, npz)
     q, k, v = (arrays[name] for name in "qkv")
     few = q[:, [0, 14, 29]]
-    expected = theory.num_features_for(0.1, few, k, v)
-    np.testing.assert_array_equal(column(seen, "num_features", "rfa"), expected)
+    law = theory.randomized_attention_law(few, k, v, num_samples=1)
+    error = theory.relative_error(law, softmax_attention(few, k, v))
+    by_law = column(seen, "num_features_by_law", "ra")
+    np.testing.assert_array_equal(by_law, np.ceil((error / 0.1) ** 2))
+    spread = column(seen, "relative_standard_error", "ra")
+    shown = [float(x) for x in cells(output, "Predicted")[0][-1].split(" ± ")]
+    expected = np.mean(error) / 4000**0.5, np.linalg.norm(error * spread) / (2 * 3 * 4000**0.5)
+    np.testing.assert_allclose(shown[0], expected[0], rtol=6e-3)
+    np.testing.assert_allclose(shown[1], expected[1], rtol=0.34)  # one digit
     np.testing.assert_array_equal(profile._spaced(np.arange(9), 3), [0, 4, 8])
     np.testing.assert_array_equal(profile._spaced(np.arange(3), 3), [0, 1, 2])
-    monkeypatch.setattr(profile, "LAW_KEYS", 40)  # the bound itself is not exceeded
+    monkeypatch.setattr(profile, "LAW_QUERIES", 30)  # the bound itself is not exceeded
     assert "laws: of" not in run(npz)
 
 
@@ -429,6 +513,11 @@ def test_bad_files_and_options(tmp_path: Path, npz: Path, monkeypatch: pytest.Mo
         assert "`scale` must be a positive finite real number" in fails(npz, f"--scale={value}")
     assert "below 2**63" in fails(npz, "--features", 10**400)
     assert "must end in .json" in fails(npz, "--json", npz)
+    assert "is not in the range 2<=x" in fails(npz, "--draws", 1)
+    assert "must be all or of" in fails(npz, "--estimators", "softmax")
+    without = tmp_path / "qk.npz"
+    np.savez(without, q=np.ones((3, 2)), k=np.ones((3, 2)))
+    assert "FILE must hold arrays q, k and v: " in fails(without, "--measure")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     install = "needs `pip install 'refattn[cli]'`"
     assert f"--plot {install}" in fails(npz, "--plot", tmp_path / "out.png")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from refattn import compare, randomized_attention, softmax_attention
+from refattn.registry import DEFAULT
 
 
 @pytest.fixture
@@ -49,6 +50,13 @@ def test_what_refuses_is_said(qkv: Any) -> None:
         compare.measure(*qkv, estimators=["lara"], sizes=[9])
     with pytest.raises(ValueError, match="rfa-adapted does not take `causal`"):
         compare.measure(*qkv, estimators=["rfa-adapted"], causal=True)
+
+
+def test_tolerated_errors_are_of_estimators_and_need_no_other_package() -> None:
+    found = compare.tolerated()
+    assert set(found.errors) <= set(compare.names())
+    assert set(DEFAULT) <= set(found.errors)
+    assert all(error > 0 for error in found.errors.values())
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_the_readme_shows_what_its_first_command_prints() -> None:
 
     def rows(text: str) -> list[list[str]]:
         """Without the last columns, which are times, and without 512 samples, which take long."""
-        names, _, *lines = text.splitlines()[2:]
+        names, _, *lines = text.splitlines()[2:-2]
         found = [x[: names.index("which") + 5].split() for x in lines if x[:7] != "skipped"]
         return [row for row in found if row[1] != "512"]
 

@@ -1,4 +1,4 @@
-"""What moments promise, as a function: its numbers, and that it prints nothing."""
+"""What moments promise and what is measured, as functions: numbers, and that nothing is printed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import profile, softmax_attention, theory
+from refattn import compare, profile, registry, softmax_attention, theory
 
 
 def test_predictions_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,17 +19,43 @@ def test_predictions_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
     want = theory.relative_error(law, softmax_attention(q, k, v))
     np.testing.assert_allclose(found.error["rfa"][0], want, rtol=1e-9)
     needed = theory.num_features_for(0.05, q, k, v)
-    np.testing.assert_array_equal(found.needed["rfa"], needed)
+    assert np.all(found.by_law["rfa"] <= needed)
+    assert np.all(found.promised("rfa") >= needed)
     assert found.cost("rfa", 6.0) == 6 * (12 + 12) / 144
     assert found.cost("ra", 6.0) == 6
     assert found.heads == [(0,), (1,)]
     assert capsys.readouterr() == ("", "")
 
 
+def test_the_standard_error_of_some_queries() -> None:
+    """It is that of random choices; 2000 of them, so known to 2%, and it is of first order."""
+    rng = np.random.default_rng(0)
+    variance, exact = rng.gamma(2.0, size=(400, 2)), 2 + rng.standard_normal((400, 2))
+    law = theory.Law(np.zeros_like(variance), variance, np.ones(400))
+    assert profile._spread(law, exact, 400) == 0
+    ratios, spreads = [], []
+    for _ in range(2000):
+        i = rng.choice(400, 100, replace=False)
+        ratios.append(variance[i].sum() / np.sum(exact[i] ** 2))
+        part = theory.Law(law.bias[i], variance[i], law.ess[i])
+        spreads.append(profile._spread(part, exact[i], 400))
+    want = np.std(ratios) / np.mean(ratios)
+    assert np.mean(spreads) == pytest.approx(want, rel=0.1)
+
+
+def test_the_law_of_importance_sampling_is_that_of_the_theory() -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 12, 3))
+    exact = softmax_attention(q, k, v)
+    found = profile._unnormalised(theory.attention_law(q, k, v, num_features=1), exact)
+    want = theory.importance_sampling_law(q, k, v, num_features=1)
+    for part, wanted in zip(found, want, strict=True):
+        np.testing.assert_allclose(part, wanted, rtol=1e-9)
+
+
 def test_without_values() -> None:
     q, k = np.random.default_rng(0).standard_normal((2, 12, 3))
     found = profile.study(q, k)
-    assert found.error == found.needed == {}
+    assert found.error == found.by_law == found.holds_from == {}
     assert found.heads == [()]
 
 
@@ -46,3 +72,120 @@ def test_bad_arguments(changes: dict[str, Any], text: str) -> None:
     q, k = np.random.default_rng(0).standard_normal((2, 12, 3))
     with pytest.raises(ValueError, match=text):
         profile.study(q, k, **changes)
+
+
+@pytest.fixture
+def qkv() -> Any:
+    """Two heads whose values differ little, so that RFA needs few features."""
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 64, 8))
+    return 0.7 * q, 0.7 * k, 1 + v
+
+
+def test_search_doubles_until_the_target(qkv: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Any] = []
+
+    def track(names: Any) -> Any:
+        seen.extend(names)
+        return names
+
+    planned = profile.plan(*qkv, estimators=["ra", "rfa"], target=0.1, draws=3, seed=5)
+    assert (planned.heads, planned.queries, planned.most) == ([(0,), (1,)], 32, 256)
+    assert planned.seconds > 0
+    found = profile.search(planned, track=track)
+    assert seen == ["ra", "rfa-iid"]
+    q, k, v = qkv
+    part = q[:, np.linspace(0, 63, 32).round().astype(int)]  # for what takes n m S
+    for candidate, queries in zip(found.candidates, (part, q), strict=True):
+        sizes = [row.samples for row in candidate.steps]
+        assert sizes == [2**i for i in range(len(sizes))]
+        measured = compare.measure(
+            queries, k, v, estimators=[candidate.estimator], sizes=sizes, draws=3, seed=5
+        )
+        means = [np.mean(row.errors) for row in candidate.steps]
+        np.testing.assert_allclose(means, [np.mean(row.errors) for row in measured.rows[2:]])
+        assert candidate.reached
+        assert means[-1] <= 0.1 < min(means[:-1])
+        row = candidate.steps[-1]
+        by_draw = row.errors.mean(axis=1)
+        assert row.standard_error == pytest.approx(np.std(by_draw, ddof=1) / 3**0.5)
+        assert found.standard_error(row) == row.standard_error  # all heads
+    assert capsys.readouterr() == ("", "")
+
+
+def test_fewer_do_than_a_law_says_where_it_does_not_hold(qkv: Any) -> None:
+    """Why S by the law and the S from which it holds are told apart."""
+    laws = profile.study(*qkv, target=0.1)
+    found = profile.search(profile.plan(*qkv, estimators=["rfa"], target=0.1)).candidates[0]
+    assert found.reached
+    assert found.choice.num_features is not None
+    for said in (laws.by_law, laws.holds_from):
+        assert found.choice.num_features < np.min(said["rfa"]) / 10
+
+
+def test_any_estimator_of_the_registry(qkv: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no size is measured once; what takes any number of queries, up to that of tokens."""
+
+    def mean(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
+        return 0 * q + np.mean(v, axis=-2, keepdims=True)
+
+    def picky(q: Any, k: Any, v: Any, *, num: int, scale: float | None = None) -> Any:
+        if num > 2:
+            raise ValueError("only two")
+        return mean(q, k, v)
+
+    records: Any = registry.ESTIMATORS
+    record = registry.Estimator("uniform", mean, mean, options=("scale",), traits=())
+    monkeypatch.setitem(records._records, "uniform", record)
+    monkeypatch.setitem(
+        records._records, "picky", record._replace(name="picky", fn=picky, size="num")
+    )
+    assert {"uniform", "picky"} < set(profile.plan(*qkv, most=1).problems)
+    planned = profile.plan(*qkv, estimators=["uniform", "picky", "lara"], target=1e-9)
+    uniform, picked, lara = profile.search(planned).candidates
+    assert [row.samples for row in uniform.steps] == [None]
+    assert uniform.steps[0].errors.shape == (1, 2)  # no draws
+    assert uniform.choice.num_features is None
+    assert ([row.samples for row in picked.steps], picked.reason) == ([1, 2], "only two")
+    assert (lara.steps[-1].samples, lara.reached, lara.reason) == (64, False, "")
+    assert profile.search(planned).ranking == [(profile.EXACT, None, 1.0)]
+    planned = profile.plan(*qkv, estimators=["uniform"], target=1e9)
+    assert {x.estimator for x in profile.search(planned).ranking} == {"uniform", profile.EXACT}
+
+
+def test_heads_are_taken_as_far_as_they_are_small(
+    qkv: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (np.repeat(x, 3, axis=0) for x in qkv)
+    monkeypatch.setattr(profile, "PAIRS", 3 * 64 * 64)
+    assert profile.plan(q, k, v, estimators=["rfa"], most=1).heads == [(0,), (2,), (5,)]
+    found = profile.search(profile.plan(q, k, v, estimators=["rfa"], most=1))
+    row = found.candidates[0].steps[0]
+    choice = np.var(row.per_head, ddof=1) / 3 * (1 - 3 / 6)
+    assert found.standard_error(row) == pytest.approx((row.standard_error**2 + choice) ** 0.5)
+    monkeypatch.setattr(profile, "PAIRS", 1)
+    found = profile.search(profile.plan(q, k, v, estimators=["rfa"], most=1))
+    assert np.isnan(found.standard_error(found.candidates[0].steps[0]))
+    assert profile.plan(q, k, v, estimators=["rfa"], most=1).heads == [(0,)]
+    grouped = profile.plan(q, k[:2], v[:2], estimators=["rfa"], most=1)
+    np.testing.assert_array_equal(grouped.problems["rfa-iid"].k[0], k[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"target": -1.0}, "`target` must be a positive"),
+        ({"draws": 1}, "`draws` must be at least 2"),
+        ({"most": 0}, "`most` must be a positive integer"),
+        ({"seed": -1}, "`seed` must be"),
+        ({"estimators": ["softmax"]}, "`estimators` must be of"),
+    ],
+)
+def test_bad_plans(qkv: Any, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        profile.plan(*qkv, **changes)
+
+
+def test_empty_plans() -> None:
+    empty = np.zeros((3, 0, 2))
+    with pytest.raises(ValueError, match="at least one head and one row"):
+        profile.plan(empty, empty, empty)

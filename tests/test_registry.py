@@ -326,7 +326,8 @@ def test_comparison_shows_it(tmp_path: Path) -> None:
             cli.commands(), ["compare", str(path), "--features", "2,5", "--draws", "1", *words]
         )
         assert done.exit_code == 0, done.output
-        return [line.split() for line in done.output.splitlines()[4:]]
+        table, *_ = done.output.split("\ntolerated:")
+        return [line.split() for line in table.splitlines()[4:]]
 
     exact = registry.ESTIMATORS["softmax"].fn(q, k, v)
     pytest.importorskip("matplotlib")
@@ -359,11 +360,15 @@ def test_a_candidate_that_raises_fails_every_check_alone() -> None:
     def refuses(*arrays: Any, **options: Any) -> Any:
         raise RuntimeError("no")
 
+    tried: set[str] = set()  # checks, each with the first estimator it is for
     for name, record in ESTIMATORS.items():
         able = [x for x in conformance.CAPABILITIES if record.takes(x)]
         adapter = conformance.Adapter(refuses, name, able)
-        assert conformance.check(adapter, rng=0).verdict == "FAIL"
-        for item in conformance.checks_of(adapter):
+        if name == record.name:
+            assert conformance.check(adapter, rng=0).verdict == "FAIL"
+        own = [item for item in conformance.checks_of(adapter) if item.name not in tried]
+        tried |= {item.name for item in own}
+        for item in own:
             report = conformance.check(adapter, rng=0, checks=[item.name])
             assert report.verdict == "FAIL", f"{name}: {item.name}"
 

@@ -32,7 +32,6 @@ from validation.suite import (
 )
 
 ROOT = Path(__file__).parents[1]
-TIMED = [name for name, claim in suite.claims().items() if claim.alone]
 FAST = ["proposition_1", "lara_cases", "mean_of_ratios", "moments"]
 
 
@@ -142,6 +141,8 @@ def test_false_alarms_of_a_statement() -> None:
 @pytest.mark.parametrize("name", suite.claims())
 def test_every_claim_at_a_tiny_level(name: str) -> None:
     claim = suite.claims()[name]
+    if missing := suite.missing(claim.needs):
+        pytest.skip(f"needs {', '.join(missing)}")
     one = run_claim(name)
     json.dumps(one, allow_nan=False)
     for s in one["statements"]:
@@ -205,7 +206,8 @@ def suite_process(arguments: list[str]) -> subprocess.Popen[str]:
 
 @pytest.mark.long
 def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
-    names = [name for name in suite.claims() if name not in TIMED]
+    claims = suite.claims().items()
+    names = [name for name, c in claims if not c.alone and not suite.missing(c.needs)]
     results = tmp_path / "results.jsonl"
     process = suite_process(["--out", str(tmp_path), "--workers", "1", *names])
     end = time.monotonic() + 120
@@ -310,6 +312,17 @@ def test_the_exit_status_says_whether_every_verdict_is_as_expected(
     assert invoke("--vary-seed", "one").exit_code == 0
     settings, _ = runner.read(tmp_path / "o" / "results.jsonl")
     assert settings["seed"] > 5
+
+
+def test_a_claim_without_what_it_needs_is_left_out_and_that_said(
+    examples: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(2))
+    examples["two"] = example(name="two", needs=("json", "no_such_module"))
+    result = CliRunner().invoke(cli.main, ["--out", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "left out: two needs no_such_module" in result.output
+    assert [one["claim"] for one in runner.read(tmp_path / "results.jsonl")[1]] == ["one"]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,11 @@ def main(
         if resume:
             raise click.UsageError("--vary-seed starts a run, and --resume goes on with one.")
         seed = secrets.randbelow(2**32)
-    names = list(dict.fromkeys(claims)) or list(suite.claims())
+    lacking = {name: suite.missing(claim.needs) for name, claim in suite.claims().items()}
+    names = list(dict.fromkeys(claims)) or [name for name in lacking if not lacking[name]]
+    left_out = (
+        [] if claims else [f"{name} needs {', '.join(x)}" for name, x in lacking.items() if x]
+    )
     console = Console(stderr=True)
     console.print(f"{len(names)} claims, level {level}, seed {seed}")
     try:
@@ -98,6 +102,8 @@ def main(
     except OSError as error:
         raise click.ClickException(f"cannot write the results: {error}") from None
     click.echo(report.summary(records))
+    for reason in left_out:
+        click.echo(f"left out: {reason}")
     problems = runner.unexpected(records)
     for problem in problems:
         click.echo(f"unexpected: {problem}", err=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ __all__ = [
     "claims",
     "detects",
     "generator",
+    "missing",
     "more_often",
     "record",
 ]
@@ -129,6 +131,8 @@ class Claim:
         From the `data` of the findings to a matplotlib figure.
     alone : bool
         Whether tasks are timed, and so run one by one after all else.
+    needs : tuple of str
+        Modules that it needs beside those of the suite; without them it is left out, and that said.
     name : str
         That of the module, filled in by `claims`.
     """
@@ -142,6 +146,7 @@ class Claim:
     judge: Callable[[Sequence[Any]], Findings]
     plot: Callable[[dict[str, Any]], Figure] | None = None
     alone: bool = False
+    needs: tuple[str, ...] = ()
     name: str = ""
 
 
@@ -155,6 +160,11 @@ def claims() -> Mapping[str, Claim]:
             claim = import_module(f"validation.claims.{module.name}").CLAIM
             found.append(replace(claim, name=module.name))
     return {claim.name: claim for claim in sorted(found, key=lambda c: (c.source, c.name))}
+
+
+def missing(needs: Sequence[str]) -> list[str]:
+    """Modules of these that are not installed."""
+    return [name for name in needs if find_spec(name) is None]
 
 
 def generator(seed: int, name: str, index: int) -> np.random.Generator:

@@ -7,7 +7,7 @@ heads in groups may read the frequencies of the first. Cases cover every choice 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import combinations, product
 from typing import Any, NamedTuple
@@ -33,20 +33,27 @@ __all__ = [
 
 Mask = npt.NDArray[np.bool_]
 
-_SECONDS = {"quick": 4.0, "full": 30.0, "soak": 120.0}
+_SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}  # several times what fast candidates take
+_OPTIONS = ("window", "softcap", "sinks", "bias", "lse")
 _TRIES = 16  # rows of which the one is taken that covers most
 
 
 def covering(
-    levels: Mapping[str, tuple[Any, ...]], rng: np.random.Generator, strength: int = 3
+    levels: Mapping[str, tuple[Any, ...]],
+    rng: np.random.Generator,
+    strength: int = 3,
+    paired: Collection[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """Choices of a level of each factor in which any few factors have all of their levels.
 
-    The first has the first level of each. Each other begins with levels that are still missing, and
-    the best of some is taken: far fewer than all choices.
+    As many as `strength` says, or two if one of them is `paired`. The first has the first level of
+    each. Each other begins with levels that are still missing, and the best of some is taken: far
+    fewer than all choices.
     """
     names, choices = list(levels), [range(len(x)) for x in levels.values()]
-    subsets = list(combinations(range(len(names)), min(strength, len(names))))
+    most = range(1, min(strength, len(names)) + 1)
+    subsets = [s for size in most for s in combinations(range(len(names)), size)]
+    subsets = [s for s in subsets if len(s) <= 2 or not {names[i] for i in s} & set(paired)]
     missing = {(s, x) for s in subsets for x in product(*(choices[i] for i in s))}
 
     def new(row: list[int]) -> list[Any]:
@@ -133,7 +140,7 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
     causal = adapter.can("causal") and not adapter.has("proposals")
     biases = [x for x in _BIASES if some or x in ("pairs", "keys", "first keys hidden")]
     fewer = adapter["empty_rows"] == "undefined" or not adapter.can("mask")  # of keys
-    own = {
+    own = {  # _OPTIONS
         "window": (None, *_WINDOWS),
         "softcap": (None, 2.0),
         "sinks": (None, "moderate", "far"),
@@ -170,7 +177,8 @@ def uses_together(t: Trial) -> None:
     factors = levels(t.adapter)
     if len(factors["more"]) > 1 and True in factors["causal"] and not _aligned(t):
         factors["more"] = (0,)  # another check says so, once
-    try_cases(t, covering(factors, t.rng), _SECONDS[t.level], partial(_compare, t))
+    cases = covering(factors, t.rng, paired=_OPTIONS if t.level == "quick" else ())
+    try_cases(t, cases, _SECONDS[t.level], partial(_compare, t))
 
 
 def _aligned(t: Trial) -> bool:

@@ -31,7 +31,7 @@ Options = dict[str, Any]
 
 _RATES = (0.5, 0.1, 0.75)
 _SHARE = 1 / 6  # of the seeds of a law, as each says much
-_SECONDS = {"quick": 4.0, "full": 30.0, "soak": 120.0}
+_SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}
 
 
 def _drops(adapter: Adapter) -> bool:

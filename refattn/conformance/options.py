@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 Floats = npt.NDArray[Any]
 
-_SECONDS = {"quick": 4.0, "full": 30.0, "soak": 120.0}
+_SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}
 
 
 def _with(capability: str) -> Callable[[Adapter], bool]:

@@ -25,7 +25,7 @@ __all__ = ["compare_gradients"]
 Floats = npt.NDArray[Any]
 
 NAMES = ("out", "dq", "dk", "dv")
-_SECONDS = {"quick": 10.0, "full": 40.0, "soak": 160.0}
+_SECONDS = {"quick": 20.0, "full": 80.0, "soak": 320.0}
 
 
 def _differentiated(adapter: Adapter) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "ExactLaw",
     "Law",
     "attention_law",
+    "features_to_hold",
     "features_to_reach",
     "first_order",
     "importance_sampling_law",
@@ -279,7 +280,8 @@ def num_features_for(
     of the squared biases: the inverse of `relative_error`.
 
     **Asymptotic**, as `attention_law`: where the number found leaves the law outside its regime
-    it is raised until ess >= 10 for the mean weight of the queries.
+    it is raised until ess >= 10 for the mean weight of the queries, and then says from where the
+    law holds. That may be far more than a measured error needs.
 
     Parameters
     ----------
@@ -310,11 +312,17 @@ def num_features_for(
     target = _validate.real("target_error", target_error, positive=True)
     problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
     sums = pair_sums(problem, centred=True)
-    return features_to_reach(target, first_order(sums, 1), sums.mean)
+    law = first_order(sums, 1)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        regime = LARGE_SAMPLE * np.mean(1 / law.ess, axis=-1)
+    return np.asarray(np.maximum(features_to_reach(target, law, sums.mean), _whole(regime)))
 
 
 def features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
-    """Invert `relative_error`, from the law of one frequency: see `num_features_for`."""
+    """S at which the law of one sample gives the target, also where it does not hold.
+
+    The inverse of `relative_error`, see `num_features_for`.
+    """
     unit = unit_of(exact)
     law, exact = law.in_units(1 / unit), exact / unit
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -326,8 +334,19 @@ def features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
             quotient(np.sqrt(squared_bias), room),
         )
         count = (variance + np.hypot(variance, 2 * bias)) / 2
-        count = np.maximum(count, LARGE_SAMPLE * np.mean(1 / law.ess, axis=-1))
-        # A whole number that rounding has raised must not become the next one.
+    return _whole(count)
+
+
+def features_to_hold(law: Law) -> Floats:
+    """S from which the law of one sample holds for every query: `Law.in_regime`."""
+    with np.errstate(over="ignore", divide="ignore"):
+        count = np.where(law.in_regime, 1.0, LARGE_SAMPLE / law.ess)
+    return _whole(np.max(count, axis=-1, initial=1.0))
+
+
+def _whole(count: Floats) -> Floats:
+    """Round up; a whole number that rounding has raised does not become the next one."""
+    with np.errstate(invalid="ignore"):
         count = np.ceil(count * (1 - 1e-12))
     return np.where(np.isfinite(count), np.maximum(count, 1.0), math.inf)
 
