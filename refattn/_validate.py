@@ -292,7 +292,8 @@ def one_row(mask: Array | None, k: Array) -> Array | None:
 def chunks(name: str, size: Any, k: Array) -> int:
     """Number of chunks of so many keys."""
     positive_integer(name, size)
-    return -(-k.shape[-2] // int(size))
+    count: int = -(-k.shape[-2] // int(size))
+    return count
 
 
 def chunk_frequencies(omega: Any, count: int, like: Array, outer: tuple[int, ...]) -> Array:

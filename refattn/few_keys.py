@@ -103,7 +103,7 @@ def coreset_attention(
     >>> from refattn import coreset_attention, softmax_attention
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 40, 4))
-    >>> approx = coreset_attention(q, k, v, num_keys=20, rng=1)
+    >>> approx = coreset_attention(q, k, v, num_keys=30, rng=1)
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
@@ -115,7 +115,7 @@ def coreset_attention(
         indices = _validate.key_indices(indices, q, k, v)[..., None, :]
     (q, k, v, mask, indices), ungroup = group_heads(q, k, v, mask, indices)
     xp, root = array_namespace(q), root_scale(scale, q)
-    if indices is None:
+    if num_keys is not None:
         indices = key_sampling.draw_pivots(
             k, num_keys=num_keys, pivots=pivots, rng=rng, scale=scale, mask=mask
         )
@@ -179,7 +179,9 @@ def _cholesky(a: Array) -> tuple[Array, Array]:
     columns of the others are 0.
     """
     xp, size = array_namespace(a), a.shape[-1]
-    least, columns, free = size * xp.finfo(a.dtype).eps, [], []
+    least = size * xp.finfo(a.dtype).eps
+    columns: list[Array] = []
+    free: list[Array] = []
     for _ in range(size):
         some = a[..., :1, :1] > least
         column = xp.where(some, a[..., :1] / xp.sqrt(xp.where(some, a[..., :1, :1], 1.0)), 0.0)
@@ -283,9 +285,9 @@ def sampled_key_attention(
     for box in tiles((*lead, n), math.prod(block_shape(q)) // size):
         rows, head = (*box, whole), (*box[:-1], whole, whole)
         seen = None if mask is None else part(mask, rows)[..., None, :]
-        own = (part(x, rows)[..., None, :] for x in (indices, log_p))
+        at, of_at = (part(x, rows)[..., None, :] for x in (indices, log_p))
         k_h, v_h = (part(x, head)[..., None, :, :] for x in (k, v))
-        done = _sampled(part(q, rows)[..., None, :], k_h, v_h, seen, *own, scale)
+        done = _sampled(part(q, rows)[..., None, :], k_h, v_h, seen, at, of_at, scale)
         out = put(out, rows, done[..., 0, :])
     return ungroup(out)
 

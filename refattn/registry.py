@@ -543,7 +543,7 @@ for _record in (
         naive.second_order_attention,
         size="window",
         options=("scale", "causal", "gqa"),
-        traits=("mean", "exponential", "separate"),
+        traits=("mean", "exponential"),
     ),
     Estimator(
         "rfa-local",
@@ -551,7 +551,7 @@ for _record in (
         partial(naive.local_random_feature_attention, window=_NEAR),
         size="num_features",
         options=("scale", "mask", "causal", "gqa", "omega", "omega_per_head"),
-        traits=(*_MEAN, "separate", "random", "common", "any-size"),
+        traits=(*_MEAN, "random", "common", "any-size"),
     ),
     Estimator(
         "linear",
