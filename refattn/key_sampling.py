@@ -127,17 +127,19 @@ def _draw_pivots(k: Array, u: Any, pivots: str, scale: float | None, mask: Array
     top = xp.max(log_factor, axis=-1, keepdims=True)
     weight = xp.exp(log_factor - xp.where(top == -math.inf, 0.0, top))
     places, below_one = xp.arange(m, dtype=xp.int32, device=device(k)), 1 - xp.finfo(wide).eps
-    rows, chosen = left[..., None, :][..., :0, :], []
+    rows = xp.zeros((*lead, size, m), dtype=wide, device=device(k))
+    chosen, heads = [], [slice(0, n) for n in lead]
     for s in range(size):
         at = _found(weight * left, xp.minimum(constant(u[..., s : s + 1], x), below_one))
         apart = xp.sum((x - take_rows(x, at)) ** 2, axis=-1)
-        known = take_rows(xp.matrix_transpose(rows), at) @ rows
+        before = rows[..., :s, :]
+        known = take_rows(xp.matrix_transpose(before), at) @ before
         row = xp.exp(-apart / 2)[..., None, :] - known
         pivot = take_rows(left[..., None], at)
         row = xp.where(pivot > 0, row / xp.sqrt(xp.where(pivot > 0, pivot, 1.0)), 0.0)
         left = xp.maximum(left - row[..., 0, :] ** 2, 0.0)
         left = xp.where(places == at, 0.0, left)
-        rows = xp.concat([rows, row], axis=-2)
+        rows = put(rows, (*heads, slice(s, s + 1), slice(0, m)), row)
         chosen.append(at)
     return xp.concat(chosen, axis=-1)
 
