@@ -32,6 +32,7 @@ __all__ = [
     "add",
     "array_namespace",
     "as_written",
+    "centred",
     "clip",
     "constant",
     "cut",
@@ -45,8 +46,10 @@ __all__ = [
     "loop",
     "norm_bound",
     "rescale",
+    "reverse",
     "root_scale",
     "square_norm",
+    "take_rows",
     "times",
     "to_host",
     "traced_once",
@@ -122,6 +125,40 @@ def square_norm(x: Array) -> Array:
     """|x|^2 along the last axis, or nan where it overflows: a bias of -inf would hide the key."""
     square = array_namespace(x).sum(x * x, axis=-1)
     return square + 0.0 * square
+
+
+def centred(k: Array, mask: Array | None) -> Array:
+    """Keys less the mean of those that are seen, of mask (..., 1, m); 0 in place of others."""
+    xp = array_namespace(k)
+    if mask is None:
+        return k - xp.sum(k, axis=-2, keepdims=True) / max(1, k.shape[-2])
+    seen = xp.matrix_transpose(mask)
+    size = xp.sum(xp.astype(seen, k.dtype), axis=-2, keepdims=True)
+    total = xp.sum(xp.where(seen, k, 0.0), axis=-2, keepdims=True)
+    return xp.where(seen, k - total / xp.where(size > 0, size, 1.0), 0.0)
+
+
+def reverse(x: Array, axis: int) -> Array:
+    """The last entries of an axis first."""
+    xp = array_namespace(x)
+    if is_jax_array(x):  # whose compiler may abort the process on a reversal of booleans
+        return xp.take(x, xp.arange(x.shape[axis] - 1, -1, -1), axis=axis)
+    return xp.flip(x, axis=axis)
+
+
+def take_rows(x: Array, indices: Array) -> Array:
+    """Rows of x, (..., m, d), at indices (..., S): (..., S, d)."""
+    xp = array_namespace(x)
+    lead = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(indices.shape[:-1]))
+    if not is_dask_array(x):
+        x = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
+        dtype = xp.__array_namespace_info__().default_dtypes(device=device(x))["indexing"]
+        at = xp.astype(indices, dtype)[..., None]
+        at = xp.broadcast_to(at, (*lead, indices.shape[-1], x.shape[-1]))
+        return xp.take_along_axis(x, at, axis=-2)
+    # Dask does not take along an axis of a batch.
+    each = indices[..., None] == xp.arange(x.shape[-2], device=device(x))
+    return xp.sum(xp.where(each[..., None], x[..., None, :, :], 0.0), axis=-2)
 
 
 def norm_bound(x: Array) -> Array:

@@ -278,6 +278,78 @@ def key_rows(mask: Array | None, k: Array) -> Array | None:
     return array_namespace(mask).broadcast_to(mask, (*outer, k.shape[-2]))
 
 
+def one_row(mask: Array | None, k: Array) -> Array | None:
+    """View a mask, already checked, as (..., 1, m): the same for all queries."""
+    mask = key_rows(mask, k)
+    if mask is not None and mask.shape[-2] != 1:
+        raise ValueError(
+            "`mask` must be the same for all queries, of shape (..., 1, m) or (m,), "
+            f"got {_shape(mask)}."
+        )
+    return mask
+
+
+def chunks(name: str, size: Any, k: Array) -> int:
+    """Number of chunks of so many keys."""
+    positive_integer(name, size)
+    count: int = -(-k.shape[-2] // int(size))
+    return count
+
+
+def chunk_frequencies(omega: Any, count: int, like: Array, outer: tuple[int, ...]) -> Array:
+    """Check frequencies (..., C, d), one of each chunk, and bring them to `like`."""
+    omega = _floats("omega", omega, like)
+    shape, d = _shape(omega), like.shape[-1]
+    if shape[-2:] != (count, d):
+        raise ValueError(
+            f"`omega` must have shape (..., C, d) = (..., {count}, {d}) with one frequency for "
+            f"each chunk, got {shape}."
+        )
+    broadcasts("omega", omega, (*outer, count, d), "(..., C, d)")
+    return omega
+
+
+def key_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: bool = False) -> Array:
+    """Check indices of keys, and bring them to `k`.
+
+    Of shape (..., S), or `of_queries`, which may have an axis of theirs: then (..., n or 1, S).
+    """
+    whole("indices", indices)
+    xp, m, outer = array_namespace(k), k.shape[-2], lead(q, k, v)
+    given = indices if is_array_api_obj(indices) else np.asarray(indices)
+    if not array_namespace(given).isdtype(given.dtype, "integral"):
+        raise TypeError(f"`indices` must hold integers, got {describe(indices)} of {given.dtype}.")
+    shape, rule = _shape(given), "(..., S)"
+    if not shape or shape[-1] < 1:
+        raise ValueError(f"`indices` must have shape (..., S) with S >= 1, got {shape}.")
+    core: tuple[int, ...] = shape[-1:]
+    if of_queries and len(shape) > len(outer) + 1:
+        core, rule = (q.shape[-2], *core), "(..., n, S)"
+    broadcasts("indices", given, (*outer, *core), rule)
+    if not is_numpy_array(given):
+        same_home("indices", given, "k", k)
+    elif given.size and (given.min() < 0 or given.max() >= m):
+        raise ValueError(
+            f"`indices` must be of keys, from 0 to {m - 1}, got {given.min()} to {given.max()}."
+        )
+    if is_numpy_array(given):
+        given = xp.asarray(given, dtype=xp.int32, device=device(k))
+    return given[..., None, :] if of_queries and len(core) == 1 else given
+
+
+def sample_of_keys(
+    indices: Any, log_probability: Any, q: Array, k: Array, v: Array
+) -> tuple[Array, Array]:
+    """Check the sample of each query, (..., n or 1, S), and the log of how often each is in one."""
+    found = key_indices(indices, q, k, v, of_queries=True)
+    given = np.zeros(1) if log_probability is None else log_probability
+    log_p, shape = _floats("log_probability", given, q), _shape(found)
+    if log_p.ndim > 1 and len(_shape(indices)) < len(shape):
+        log_p = log_p[..., None, :]
+    broadcasts("log_probability", log_p, shape, "the shape of `indices`")
+    return found, array_namespace(q).broadcast_to(log_p, shape)
+
+
 def leading(name: str, x: Array, other: str, y: Array) -> None:
     """Check that the axes before the last two broadcast."""
     try:

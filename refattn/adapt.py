@@ -41,6 +41,7 @@ __all__ = [
     "gauge",
     "oprf",
     "optimal_gaussian",
+    "saderf",
     "sderf",
 ]
 
@@ -286,6 +287,46 @@ def sderf(q: Moments, k: Moments) -> Gaussian:
     """
     mean, second = _second_moment(q, k)
     return Gaussian(np.zeros_like(mean), _best_covariance(second))
+
+
+def saderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None) -> Gaussian:
+    r"""Fit a diagonal gauge and, in it, the isotropic proposal to queries and keys (SADERF).
+
+    .. math:: A = \mathrm{diag}(\Psi), \qquad \Psi_l = \left(E k_l^2 / E q_l^2\right)^{1/4}
+
+    which makes E|A q + A^{-1} k|^2 least among diagonal gauges if queries or keys have mean 0, then
+    `oprf`. Likhosherstov et al., arXiv:2302.00787.
+
+    Parameters
+    ----------
+    q, k, scale
+        As in `fit`.
+
+    Returns
+    -------
+    sampling.Gaussian
+        Proposal with mean 0 (..., d), cov and gauge (..., d, d).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `fit`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import adapt
+    >>> proposal = adapt.saderf(np.eye(2), 4 * np.eye(2), scale=1.0)
+    >>> np.diag(proposal.gauge)
+    array([2., 2.])
+    """
+    of_q, of_k = _kernel_moments(q, k, scale)
+    square_q, square_k = (np.diagonal(x.cov, axis1=-2, axis2=-1) + x.mean**2 for x in (of_q, of_k))
+    some = (square_q > 0) & (square_k > 0)
+    psi = np.where(some, square_k / np.where(some, square_q, 1.0), 1.0) ** 0.25
+    a, inverse = (x[..., None] * np.eye(psi.shape[-1]) for x in (psi, 1 / psi))
+    best = oprf(_turned(of_q, a), _turned(of_k, inverse))
+    return Gaussian(best.mean, best.cov, gauge=a)
 
 
 def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:

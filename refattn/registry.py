@@ -25,12 +25,15 @@ from . import (
     _validate,
     attention,
     estimators,
+    few_keys,
     gradients,
     kernels,
+    key_sampling,
     lara,
     linear,
     moments,
     naive,
+    near_and_far,
     sampling,
     streaming,
 )
@@ -294,6 +297,7 @@ def register(record: Estimator) -> Estimator:
 # What a comparison shows unless told otherwise: one of each kind, and the best of its kind.
 DEFAULT = ("rfa-iid", "rfa-orthogonal", "lara-own", "lara-balance", "ra")
 
+_NEAR = (8, 8)  # tokens on each side, half of the smallest block that pays
 _SEES = ("scale", "mask", "causal", "gqa", "vjp")
 _DRAWS = ("random", "continuous", "common")
 _ROWS = ("unordered", "separate")  # what a query sees is a set, and other queries are not in it
@@ -326,8 +330,8 @@ def _importance_sampled(
     )
 
 
-def _adapted(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """The estimator with its proposal fitted to queries and keys first."""
+def _adapted(fn: Callable[..., Array], fit: str) -> Callable[..., Array]:
+    """The estimator with its proposal fitted first, by a function of `adapt`."""
 
     def run(
         q: Array,
@@ -338,13 +342,26 @@ def _adapted(fn: Callable[..., Array]) -> Callable[..., Array]:
         scale: float | None = None,
         **options: Any,
     ) -> Array:
-        from .adapt import fit  # it imports SciPy
+        from . import adapt  # it imports SciPy
 
         if options.get("causal") or options.get("mask") is not None:
             raise ValueError(
                 "`mask` and `causal` must not be given: the moments are of all queries and keys."
             )
-        return fn(q, k, v, proposal=fit(q, k, scale=scale), rng=rng, scale=scale, **options)
+        proposal = getattr(adapt, fit)(q, k, scale=scale)
+        return fn(q, k, v, proposal=proposal, rng=rng, scale=scale, **options)
+
+    return run
+
+
+def _sampled(law: str) -> Callable[..., Array]:
+    """Attention to a sample of keys, drawn first."""
+
+    def run(
+        q: Array, k: Array, v: Array, *, num_keys: int, rng: Any = None, **options: Any
+    ) -> Array:
+        drawn = key_sampling.draw_keys(q, k, v, num_keys=num_keys, law=law, rng=rng, **options)
+        return few_keys.sampled_key_attention(q, k, v, **drawn._asdict(), **options)
 
     return run
 
@@ -406,11 +423,11 @@ def _weighted(weighting: str) -> Estimator:
     )
 
 
-def _fitted(name: str, record: Estimator) -> Estimator:
+def _fitted(name: str, record: Estimator, fit: str = "fit") -> Estimator:
     """An estimator whose proposal is fitted to the queries and keys."""
     return record._replace(
         name=name,
-        fn=_adapted(record.fn),
+        fn=_adapted(record.fn, fit),
         options=("scale",),
         traits=(*_MEAN, *_DRAWS, *({"any-size"} & set(record.traits))),
         state=None,
@@ -449,6 +466,7 @@ for _record in (
     *(_RFA if name == "iid" else _coupled(name) for name in sampling.COUPLINGS),
     *(_featured(name) for name in kernels.FEATURES if name != "positive"),
     _fitted("rfa-adapted", _RFA),
+    _fitted("rfa-saderf", _RFA, "saderf"),
     Estimator(
         "is",
         _importance_sampled,
@@ -478,6 +496,63 @@ for _record in (
     ),
     *(_LARA if name == "balance" else _weighted(name) for name in lara.WEIGHTINGS),
     _fitted("lara-adapted", _LARA),
+    *(
+        Estimator(
+            "coreset" if pivots == "gaussian" else f"coreset-{pivots}",
+            partial(few_keys.coreset_attention, pivots=pivots),
+            naive.coreset_attention,
+            size="num_keys",
+            options=("scale", "gqa"),
+            traits=("mean", "separate", "random"),
+        )
+        for pivots in reversed(key_sampling.PIVOTS)
+    ),
+    *(
+        Estimator(
+            f"sampled-{law}",
+            _sampled(law),
+            naive.sampled_key_attention,
+            size="num_keys",
+            options=("scale", "gqa"),
+            traits=(*_MEAN, "separate", "random", *(("quadratic",) if law == "softmax" else ())),
+        )
+        for law in reversed(key_sampling.LAWS)
+    ),
+    *(
+        Estimator(
+            "eva" if log_size else "eva-published",
+            partial(near_and_far.eva_attention, sampled=False, log_size=log_size),
+            partial(naive.eva_attention, log_size=log_size),
+            size="window",
+            options=("scale", "causal", "gqa"),
+            traits=_MEAN,
+        )
+        for log_size in (True, False)
+    ),
+    Estimator(
+        "eva-sampled",
+        near_and_far.eva_attention,
+        naive.eva_attention,
+        size="window",
+        options=("scale", "causal", "gqa"),
+        traits=(*_MEAN, "random"),
+    ),
+    Estimator(
+        "second-order",
+        near_and_far.second_order_attention,
+        naive.second_order_attention,
+        size="window",
+        options=("scale", "causal", "gqa"),
+        traits=("mean", "exponential"),
+    ),
+    Estimator(
+        "rfa-local",
+        partial(near_and_far.local_random_feature_attention, window=_NEAR),
+        partial(naive.local_random_feature_attention, window=_NEAR),
+        size="num_features",
+        options=("scale", "mask", "causal", "gqa", "omega", "omega_per_head"),
+        traits=(*_MEAN, "random", "common", "any-size"),
+    ),
     Estimator(
         "linear",
         linear.linear_attention,

@@ -678,3 +678,25 @@ def test_bad_input(call: Any, error: Any, message: str) -> None:
         return
     with pytest.raises(error, match=message):
         call()
+
+
+def test_saderf_is_the_best_diagonal_gauge() -> None:
+    """No other diagonal makes E|A q + A^-1 k|^2 smaller; and its proposal is that of OPRF there."""
+    rng = np.random.default_rng(12)
+    size = np.array([1.0, 5.0, 0.1, 2.0])
+    q, k = rng.standard_normal((400, 4)) * size, rng.standard_normal((400, 4)) / size**0.5
+    q, k = (x - x.mean(0) for x in (q, k))
+    found = adapt.saderf(q, k, scale=1.0)
+    psi = np.diagonal(found.gauge)
+
+    def spread(factor: Any) -> float:
+        return float(np.mean((q * factor) ** 2 + (k / factor) ** 2))
+
+    least = spread(psi)
+    for _ in range(20):
+        assert spread(psi * np.exp(0.1 * rng.standard_normal(4))) > least
+    turned = [moments.estimate(x) for x in (q * psi, k / psi)]
+    np.testing.assert_allclose(found.cov, adapt.oprf(*turned).cov, rtol=1e-12)
+    np.testing.assert_array_equal(found.mean, 0)
+    zero = adapt.saderf(0 * q, k, scale=1.0)
+    np.testing.assert_array_equal(zero.gauge, np.eye(4))

@@ -514,15 +514,19 @@ def test_options_of_exact_attention_on_every_backend(backend: Backend, dtype: np
 
 
 def test_shares_nothing_with_the_engine() -> None:
-    tree = ast.parse(Path(naive.__file__).read_text(encoding="utf-8"))
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    names = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-        if isinstance(node, ast.Import) or node.level
-    }
+    folder = Path(naive.__file__).parent
+    inside = {path.stem for path in folder.glob("*.py")}
+    names: set[str] = set()
+    modules: set[str | None] = set()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module in inside:
+                assert node.level == 1
+            elif isinstance(node, ast.ImportFrom):
+                modules.add(node.module)
+                names |= {alias.name for alias in node.names} if node.level else set()
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
     assert modules == {"__future__", "collections.abc", "typing", None, "_array", "_heads"}
     assert names == {
         "math",

@@ -29,15 +29,18 @@ __all__ = [
     "cap",
     "causal",
     "context",
+    "coreset_attention",
     "covariance",
     "each_head",
     "elu_plus_one",
+    "eva_attention",
     "feature_map",
     "gradients",
     "heads",
     "kernel_estimate",
     "linear_attention",
     "linear_randomized_attention",
+    "local_random_feature_attention",
     "log_kernel_estimate",
     "log_positive",
     "mean",
@@ -45,6 +48,8 @@ __all__ = [
     "random_feature_attention",
     "randomized_attention",
     "root",
+    "sampled_key_attention",
+    "second_order_attention",
     "softmax_attention",
     "weighted_mean",
 ]
@@ -531,6 +536,216 @@ def linear_randomized_attention(
     densities = log_positive(numbers(centres, dps=dps), numbers(omega, dps=dps)).T
     log_weight = np.array([-mp.log(sum(map(mp.exp, row))) for row in densities], dtype=object)
     return random_feature_attention(q, k, v, omega, log_weight, visible, scale, dps=dps)
+
+
+def coreset_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    indices: Any,
+    visible: Any = True,
+    scale: float | None = None,
+    *,
+    dps: int = 50,
+) -> _Array:
+    """Attention with the kernel h_qJ h_JJ^-1 h_JK of centred keys: arXiv:2602.10056.
+
+    Keys J are distinct, and visible, (m,), is the same for all queries.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v = np.array([[0.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [3.0]])
+    >>> float(exact.coreset_attention(q, k, v, np.array([1, 0]))[0, 0])
+    1.5
+    """
+    mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
+    seen = np.broadcast_to(visible, (len(k),))
+    keys = numbers(k, dps=dps) * r
+    keys = keys - keys[seen].sum(0) / int(seen.sum())
+    chosen = keys[[j for j in indices if seen[j]]]
+    to_keys, to_chosen = (_map(mp.exp, chosen @ x.T) for x in (keys[seen], chosen))
+    weights = mp.inverse(mp.matrix(to_chosen.tolist())) * mp.matrix(to_keys.tolist())
+    weights = np.array(weights.tolist(), dtype=object)
+    kernel = _map(mp.exp, numbers(q, dps=dps) * r @ chosen.T) @ weights
+    return _ratio(kernel, v[seen], True, dps)
+
+
+def eva_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    visible: Any = True,
+    *,
+    window: int,
+    omega: Any = None,
+    log_size: bool = True,
+    causal: bool = False,
+    scale: float | None = None,
+    dps: int = 50,
+) -> _Array:
+    """Attention to the keys of the own chunk and to one summary of each other: arXiv:2302.04542.
+
+    visible, (m,), is the same for all queries.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v = np.zeros((3, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
+    >>> float(exact.eva_attention(q, k, v, window=2)[0, 0])
+    2.0
+    """
+    mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
+    queries, keys, values = numbers(q, dps=dps) * r, numbers(k, dps=dps) * r, numbers(v, dps=dps)
+
+    def summary(c: int, i: int, members: list[int]) -> tuple[Any, _Array]:
+        some = keys[members]
+        mean, rows = some.sum(0) / len(members), _of_chunk(q, k, window, c)
+        centre = mean + (queries[rows].sum(0) / len(rows) if rows else 0)
+        at = centre if omega is None else numbers(omega, dps=dps)[c]
+        scores = log_positive(some, at[None]).T
+        value = weighted_mean(scores, values[members], dps=dps)[0][0]
+        size = mp.log(len(members)) if log_size else mp.mpf(0)
+        return queries[i] @ mean + size, value
+
+    return _near_and_far(queries, keys, values, visible, window, causal, summary)
+
+
+def second_order_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    visible: Any = True,
+    *,
+    window: int,
+    causal: bool = False,
+    scale: float | None = None,
+    dps: int = 50,
+) -> _Array:
+    """Attention to the keys of the own chunk and to the moments of each other.
+
+    visible, (m,), is the same for all queries.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v = np.zeros((3, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
+    >>> float(exact.second_order_attention(q, k, v, window=2)[0, 0])
+    2.0
+    """
+    mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
+    queries, keys, values = numbers(q, dps=dps) * r, numbers(k, dps=dps) * r, numbers(v, dps=dps)
+
+    def summary(c: int, i: int, members: list[int]) -> tuple[Any, _Array]:
+        along, some, size = keys[members] @ queries[i], values[members], len(members)
+        mean, value = along.sum() / size, some.sum(0) / size
+        apart = along - mean
+        score = mean + apart @ apart / (2 * size) + mp.log(size)
+        return score, value + apart @ (some - value) / size
+
+    return _near_and_far(queries, keys, values, visible, window, causal, summary)
+
+
+def _near_and_far(
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    visible: Any,
+    window: int,
+    causal: bool,
+    summary: Callable[[int, int, list[int]], tuple[Any, _Array]],
+) -> _Array:
+    """Mean of the values of the own chunk and of summaries of others, query by query."""
+    (n, m), seen = (len(q), len(k)), np.broadcast_to(visible, (len(k),))
+    rows = []
+    for i in range(n):
+        at = i + m - n
+        own = at // window
+        near = [j for j in range(m) if seen[j] and j // window == own and (j <= at or not causal)]
+        pairs = [(q[i] @ k[j], v[j]) for j in near]
+        for c in range(-(-m // window)):
+            members = [j for j in range(m) if seen[j] and j // window == c]
+            if members and (c < own or (c > own and not causal)):
+                pairs.append(summary(c, i, members))
+        if not pairs:
+            rows.append(0 * v[:1].sum(0))
+            continue
+        scores, values = zip(*pairs, strict=True)
+        rows.append(weighted_mean(np.array([scores], dtype=object), np.stack(values))[0][0])
+    return np.stack(rows)
+
+
+def _of_chunk(q: Any, k: Any, window: int, c: int) -> list[int]:
+    """Queries of a chunk: the last query is level with the last key."""
+    n, m = len(q), len(k)
+    return [i for i in range(n) if (i + m - n) // window == c]
+
+
+def local_random_feature_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    omega: Any,
+    visible: Any = True,
+    scale: float | None = None,
+    *,
+    window: tuple[int | None, int | None],
+    dps: int = 50,
+) -> _Array:
+    """Attention with the exact kernel in a window and the estimated one outside.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v, omega = (np.array([[x]]) for x in (0.0, 0.0, 4.0, 1.0))
+    >>> options = {"window": (None, None)}
+    >>> float(exact.local_random_feature_attention(q, k, v, omega, **options)[0, 0])
+    4.0
+    """
+    mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
+    n, m = len(q), len(k)
+    ahead = np.arange(m) - np.arange(n)[:, None] - (m - n)
+    left, right = (m + n if side is None else side for side in window)
+    near = (-left <= ahead) & (ahead <= right)
+    estimate = _kernel_matrix(q, k, omega, 0.0, "positive", r, dps)
+    kernel = _map(mp.exp, (numbers(q, dps=dps) * r) @ (numbers(k, dps=dps) * r).T)
+    return _ratio(np.where(near, kernel, estimate), v, visible, dps)
+
+
+def sampled_key_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    indices: Any,
+    log_probability: Any = 0.0,
+    visible: Any = True,
+    scale: float | None = None,
+    *,
+    dps: int = 50,
+) -> _Array:
+    """Attention to the keys of each query's sample, (n or 1, S), over their probabilities.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> q, k, v = np.zeros((1, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
+    >>> float(exact.sampled_key_attention(q, k, v, np.array([[0, 2]]))[0, 0])
+    2.5
+    """
+    n, m = len(q), len(k)
+    scores = (numbers(q, dps=dps) @ numbers(k, dps=dps).T) * root(scale, q.shape[-1], dps=dps) ** 2
+    indices = np.broadcast_to(indices, (n, np.shape(indices)[-1]))
+    log_p = numbers(np.broadcast_to(log_probability, indices.shape), dps=dps)
+    visible, values, rows = np.broadcast_to(visible, (n, m)), numbers(v, dps=dps), []
+    for i, at in enumerate(indices):
+        row = (scores[i, at] - log_p[i])[None]
+        rows.append(weighted_mean(row, values[at], visible[i, at], dps=dps)[0][0])
+    return np.stack(rows)
 
 
 def elu_plus_one(x: Any, *, dps: int = 50) -> _Array:

@@ -1,20 +1,4 @@
-r"""Every estimator as its formula is written: dense, a few lines each. Read this first.
-
-Beside these formulas the rest of the package is an engine: it computes the same numbers in blocks,
-on threads, in time linear in the tokens where there is such a form. The two share the checks of
-the arguments and no step of the computation, so that each can be held against the other. Memory
-is what a formula names, O(n m S) for S frequencies and O(n m d_v): for hundreds of tokens.
-
-Every sum over keys is over those that a query sees (`visible`). A hidden key does not exist:
-whatever it holds, NaN too, reaches nothing, and a query that sees no key gives 0.
-
-Kernel coordinates are sqrt(scale) times queries and keys, in which omega ~ N(0, I). The positive
-feature xi(x, omega) = exp(omega . x - |x|^2/2) appears in products only,
-
-.. math:: \xi(q, \omega) \, \xi(k, \omega) = e^{\omega \cdot (q + k) - |q|^2/2 - |k|^2/2},
-
-and the factor e^{-|q|^2/2} cancels wherever a query's weights are normalised.
-"""
+"""The estimators of the references, each as its formula is written."""
 
 from __future__ import annotations
 
@@ -22,9 +6,26 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from . import _validate
-from ._array import Array, array_namespace, as_written, constant, device
-from ._heads import Alibi, broadcast_lead, group_heads
+from .. import _validate
+from .._array import Array, array_namespace, as_written, constant, device
+from .._heads import Alibi, broadcast_lead, group_heads
+from ._terms import (
+    average,
+    chunk_means,
+    finite,
+    half_square_norm,
+    hide,
+    integers,
+    kernel_coordinates,
+    log,
+    log_kernel,
+    log_sum_exp,
+    offsets,
+    products,
+    softmax,
+    visible,
+    weighted_sum,
+)
 
 __all__ = [
     "elu_plus_one",
@@ -35,7 +36,6 @@ __all__ = [
     "random_feature_attention",
     "randomized_attention",
     "softmax_attention",
-    "visible",
 ]
 
 _FEATURES = ("hyperbolic", "positive", "trigonometric")
@@ -132,13 +132,13 @@ def softmax_attention(
     softcap = _validate.softcap(softcap, q)
     (q, k, v, bias, mask, sink, dropout), ungroup = group_heads(q, k, v, bias, mask, sink, dropout)
     xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal, window=window)
-    scores = factor * _products(q, k)
+    scores = factor * products(q, k)
     if softcap is not None:
         scores = softcap * xp.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
-    weights = _softmax(_hide(scores, seen), sink)
-    return ungroup(_sum(weights if dropout is None else weights * dropout, v, seen))
+    weights = softmax(hide(scores, seen), sink)
+    return ungroup(weighted_sum(weights if dropout is None else weights * dropout, v, seen))
 
 
 @as_written
@@ -208,15 +208,15 @@ def random_feature_attention(
         q, k, v, omega, log_weight[..., None, :], mask
     )
     seen = visible(q, k, mask=mask, causal=causal)
-    q, k = _kernel_coordinates(q, scale), _kernel_coordinates(k, scale)
+    q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     if features == "positive":
-        return ungroup(_average(_log_kernel(q, k, omega, log_weight), v, seen))
-    xp, half, log_weight = array_namespace(q), _half_square_norm(k), log_weight[..., None, :]
+        return ungroup(average(log_kernel(q, k, omega, log_weight), v, seen))
+    xp, half, log_weight = array_namespace(q), half_square_norm(k), log_weight[..., None, :]
     if features == "hyperbolic":
-        z = _products(q, omega)[..., :, None, :] + _products(k, omega)[..., None, :, :]
-        log_kernel = _log_sum_exp(log_weight + xp.logaddexp(z, -z))[..., 0] - half
-        return ungroup(_average(log_kernel, v, seen))
-    z = _products(q, omega)[..., :, None, :] - _products(k, omega)[..., None, :, :]
+        z = products(q, omega)[..., :, None, :] + products(k, omega)[..., None, :, :]
+        estimate = log_sum_exp(log_weight + xp.logaddexp(z, -z))[..., 0] - half
+        return ungroup(average(estimate, v, seen))
+    z = products(q, omega)[..., :, None, :] - products(k, omega)[..., None, :, :]
     weight = xp.exp(log_weight - xp.max(log_weight, axis=-1, keepdims=True))
     return ungroup(_ratio(xp.sum(weight * xp.cos(z), axis=-1), half, v, seen))
 
@@ -272,12 +272,12 @@ def importance_sampled_attention(
         q, k, v, omega, log_weight[..., None, :], mask
     )
     xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal)
-    q, k = _kernel_coordinates(q, scale), _kernel_coordinates(k, scale)
+    q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     log_size = xp.log(constant(omega.shape[-2], q))
-    log_factor = xp.matrix_transpose(_half_square_norm(q)) + log_size
-    log_kernel = _log_kernel(q, k, omega, log_weight) - log_factor
-    log_exact = _log_sum_exp(_hide(_products(q, k), seen))
-    return ungroup(_sum(xp.exp(log_kernel - _finite(log_exact)), v, seen))
+    log_factor = xp.matrix_transpose(half_square_norm(q)) + log_size
+    log_ratio = log_kernel(q, k, omega, log_weight) - log_factor
+    log_exact = log_sum_exp(hide(products(q, k), seen))
+    return ungroup(weighted_sum(xp.exp(log_ratio - finite(log_exact)), v, seen))
 
 
 @as_written
@@ -333,7 +333,7 @@ def randomized_attention(
     (q, k, v, rows, mask), ungroup = group_heads(q, k, v, rows, mask)
     omega = xp.reshape(rows, (*rows.shape[:-1], *samples))
     seen = visible(q, k, mask=mask, causal=causal)
-    return ungroup(_mean_of_ratios(q, _kernel_coordinates(k, scale), v, omega, seen))
+    return ungroup(_mean_of_ratios(q, kernel_coordinates(k, scale), v, omega, seen))
 
 
 @as_written
@@ -380,7 +380,7 @@ def mean_of_ratios_attention(
     omega, _ = _validate.frequencies(omega, None, q, _validate.lead(q, k, v))
     (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
     seen = visible(q, k, mask=mask, causal=causal)
-    k, omega = _kernel_coordinates(k, scale), omega[..., None, :, :]
+    k, omega = kernel_coordinates(k, scale), omega[..., None, :, :]
     return ungroup(_mean_of_ratios(q, k, v, omega, seen))
 
 
@@ -476,10 +476,10 @@ def linear_randomized_attention(
         )
     (q, k, v, omega, centres, mask), ungroup = group_heads(q, k, v, omega, centres, mask)
     seen = visible(q, k, mask=mask, causal=causal)
-    q, k = _kernel_coordinates(q, scale), _kernel_coordinates(k, scale)
+    q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     q_mean, centres, there = _proposals(q, k, centres, count, mask, causal)
     log_weight = _log_alpha(q, omega, q_mean, centres, there, weighting, beta)
-    return ungroup(_average(_log_kernel(q, k, omega, log_weight), v, seen))
+    return ungroup(average(log_kernel(q, k, omega, log_weight), v, seen))
 
 
 def elu_plus_one(x: Array) -> Array:
@@ -561,128 +561,27 @@ def linear_attention(
     seen = visible(q, k, mask=mask, causal=causal)
     phi_q, _ = _with_scale(feature_map(q))  # the factor of a query cancels
     phi_k, log_scale = _with_scale(feature_map(k))
-    return ungroup(_ratio(_products(phi_q, phi_k), log_scale[..., None, :], v, seen))
-
-
-def visible(
-    q: Array,
-    k: Array,
-    *,
-    mask: Array | None = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-) -> Array:
-    r"""Say which keys each query sees.
-
-    .. math:: i + m - n - \mathrm{left} \le j \le i + m - n + \mathrm{right}
-
-    in a window, whose right end is 0 if `causal`: the last query is level with the last key.
-
-    Parameters
-    ----------
-    q, k, mask, causal, window
-        As in `softmax_attention`.
-
-    Returns
-    -------
-    array of bool, shape (..., n, m)
-        True where the query sees the key.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn import naive
-    >>> naive.visible(np.zeros((2, 1)), np.zeros((3, 1)), causal=True)
-    array([[ True,  True, False],
-           [ True,  True,  True]])
-    """
-    xp, ahead = array_namespace(q), _ahead(q, k)
-    far = sum(ahead.shape)  # beyond all keys
-    left, right = (None if x is None or x > far else x for x in _validate.window(window))
-    seen = xp.ones(ahead.shape, dtype=xp.bool, device=device(q))
-    if mask is not None:
-        seen = seen & mask
-    if causal:
-        seen = seen & (ahead <= 0)
-    if left is not None:
-        seen = seen & (ahead >= -left)
-    if right is not None:
-        seen = seen & (ahead <= right)
-    return seen
-
-
-def _average(scores: Array, v: Array, seen: Array) -> Array:
-    """Mean of the values of the keys seen, with weights e^score; 0 if there are none."""
-    return _sum(_softmax(_hide(scores, seen)), v, seen)
+    return ungroup(_ratio(products(phi_q, phi_k), log_scale[..., None, :], v, seen))
 
 
 def _ratio(kernel: Array, log_scale: Array, v: Array, seen: Array) -> Array:
     """Mean of the values of the keys seen, with weights kernel e^log_scale of either sign."""
     xp = array_namespace(v)
-    weights = kernel * _softmax(_hide(log_scale, seen))
+    weights = kernel * softmax(hide(log_scale, seen))
     total = xp.sum(xp.where(seen, weights, 0.0), axis=-1, keepdims=True)
-    return _sum(weights, v, seen) / xp.where(xp.any(seen, axis=-1, keepdims=True), total, 1.0)
+    some = xp.any(seen, axis=-1, keepdims=True)
+    return weighted_sum(weights, v, seen) / xp.where(some, total, 1.0)
 
 
-def _ahead(q: Array, k: Array) -> Array:
-    """How far keys are ahead of queries, j - (i + m - n), shape (n, m)."""
-    n, m = q.shape[-2], k.shape[-2]
-    return _integers(0, m, q) - _integers(m - n, m, q)[:, None]
+def _members(chunk: Array, count: int, like: Array) -> Array:
+    """Which rows are in each chunk, (..., C, n)."""
+    return chunk[..., None, :] == integers(0, count, like)[:, None]
 
 
 def _distances(q: Array, k: Array) -> Array:
     """|i + m - n - j|, in the dtype of the queries."""
     xp = array_namespace(q)
-    return xp.astype(xp.abs(_ahead(q, k)), q.dtype)
-
-
-def _sum(weights: Array, v: Array, seen: Array) -> Array:
-    """Sum of w_ij v_j over the keys j that query i sees, whatever the others hold."""
-    xp = array_namespace(v)
-    terms = weights[..., None, :] * xp.matrix_transpose(v)[..., None, :, :]
-    return xp.sum(xp.where(seen[..., None, :], terms, 0.0), axis=-1)
-
-
-def _softmax(scores: Array, sink: Array | None = None) -> Array:
-    """e^score over the sum of these along the last axis, that of a sink included; 0 of nothing."""
-    xp, log_total = array_namespace(scores), _log_sum_exp(scores)
-    if sink is not None:
-        log_total = xp.logaddexp(log_total, sink)
-    return xp.exp(scores - _finite(log_total))
-
-
-def _log_sum_exp(x: Array) -> Array:
-    """Log of the sum of e^x along the last axis, which is kept; -inf of nothing."""
-    xp = array_namespace(x)
-    nothing = xp.full((*x.shape[:-1], 1), -math.inf, dtype=x.dtype, device=device(x))
-    top = _finite(xp.max(xp.concat([x, nothing], axis=-1), axis=-1, keepdims=True))
-    return top + _log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True))
-
-
-def _log(x: Array) -> Array:
-    """Logarithm, of 0 too."""
-    xp, zero = array_namespace(x), x == 0
-    return xp.where(zero, -math.inf, xp.log(xp.where(zero, 1.0, x)))
-
-
-def _hide(scores: Array, seen: Array) -> Array:
-    """Scores of the keys seen, -inf of the others."""
-    return array_namespace(scores).where(seen, scores, -math.inf)
-
-
-def _finite(x: Array) -> Array:
-    """0 in place of -inf, so that it may be subtracted from -inf."""
-    return array_namespace(x).where(x == -math.inf, 0.0, x)
-
-
-def _log_kernel(q: Array, k: Array, omega: Array, log_weight: Array) -> Array:
-    """Log of sum_s w_is xi(q_i, omega_s) xi(k_j, omega_s), without the factor e^{-|q_i|^2/2}.
-
-    `log_weight` has shape (..., n or 1, S).
-    """
-    log_q = _products(q, omega) + log_weight
-    terms = log_q[..., :, None, :] + _products(k, omega)[..., None, :, :]
-    return _log_sum_exp(terms)[..., 0] - _half_square_norm(k)
+    return xp.astype(xp.abs(offsets(q, k)), q.dtype)
 
 
 def _mean_of_ratios(q: Array, k: Array, v: Array, omega: Array, seen: Array) -> Array:
@@ -691,8 +590,8 @@ def _mean_of_ratios(q: Array, k: Array, v: Array, omega: Array, seen: Array) -> 
     The values are the same for each s, so that the mean may be that of the weights.
     """
     xp, k = array_namespace(q), k[..., None, :, :]
-    scores = _products(omega, k) - _half_square_norm(k)
-    out = _sum(xp.mean(_softmax(_hide(scores, seen[..., None, :])), axis=-2), v, seen)
+    scores = products(omega, k) - half_square_norm(k)
+    out = weighted_sum(xp.mean(softmax(hide(scores, seen[..., None, :])), axis=-2), v, seen)
     return xp.broadcast_to(out, (*broadcast_lead(q, out), *out.shape[-2:]))
 
 
@@ -709,23 +608,23 @@ def _log_alpha(
     xp, (samples, count) = array_namespace(q), (omega.shape[-2], centres.shape[-2])
     repeats = samples // count
     # log q_c(omega_s) - log N(omega_s; 0, I), shape (..., S, C); of the own c; of the sum over c.
-    log_ratio = _products(omega, centres) - _half_square_norm(centres)
-    is_own = _integers(0, samples, q)[:, None] // repeats == _integers(0, count, q)
+    log_ratio = products(omega, centres) - half_square_norm(centres)
+    is_own = integers(0, samples, q)[:, None] // repeats == integers(0, count, q)
     log_own = xp.sum(xp.where(is_own, log_ratio, 0.0), axis=-1)[..., None, :]
-    log_sum = _log_sum_exp(_hide(log_ratio[..., None, :, :], there[..., None, :]))[..., 0]
+    log_sum = log_sum_exp(hide(log_ratio[..., None, :, :], there[..., None, :]))[..., 0]
     if weighting == "own":
         log_weight = -log_own
     elif weighting == "balance":
         log_weight = -log_sum
     else:
-        t = _products(q, q_mean)
+        t = products(q, q_mean)
         if weighting == "query":
-            t = _softmax(t)
+            t = softmax(t)
         else:
-            t = xp.matrix_transpose(_softmax(xp.matrix_transpose(t)))
+            t = xp.matrix_transpose(softmax(xp.matrix_transpose(t)))
         t = xp.repeat(t - xp.mean(t, axis=-1, keepdims=True), repeats, axis=-1)
-        log_weight = _log(xp.maximum(xp.exp(log_own - log_sum) + beta * t, 0.0)) - log_own
-    return _hide(log_weight, xp.repeat(there, repeats, axis=-1))
+        log_weight = log(xp.maximum(xp.exp(log_own - log_sum) + beta * t, 0.0)) - log_own
+    return hide(log_weight, xp.repeat(there, repeats, axis=-1))
 
 
 def _proposals(
@@ -737,13 +636,13 @@ def _proposals(
     """
     xp = array_namespace(q)
     q_chunk, k_chunk = _chunks(q, k, count, mask, causal)
-    q_mean = _chunk_means(q, q_chunk, count)
+    q_mean = chunk_means(q, _members(q_chunk, count, q))
     if centres is None:
-        centres = q_mean + _chunk_means(k, k_chunk, count)
+        centres = q_mean + chunk_means(k, _members(k_chunk, count, k))
     if not causal:
         return q_mean, centres, xp.ones((1, count), dtype=xp.bool, device=device(q))
     centres = xp.concat([xp.zeros_like(centres[..., :1, :]), centres[..., :-1, :]], axis=-2)
-    return q_mean, centres, q_chunk[:, None] >= _integers(0, count, q)
+    return q_mean, centres, q_chunk[:, None] >= integers(0, count, q)
 
 
 def _chunks(q: Array, k: Array, count: int, mask: Array | None, causal: bool) -> Any:
@@ -753,47 +652,15 @@ def _chunks(q: Array, k: Array, count: int, mask: Array | None, causal: bool) ->
     key is in the chunk of the query that is level with it.
     """
     xp, n, m = array_namespace(q), q.shape[-2], k.shape[-2]
-    chunk = _integers(0, n, q) * count // max(n, 1)
+    chunk = integers(0, n, q) * count // max(n, 1)
     some = xp.ones((1, m), dtype=xp.bool, device=device(q)) if mask is None else mask
     some = xp.any(some, axis=-2)
     if causal:
-        return chunk, xp.where(some, _integers(n - m, n, q) * count // max(n, 1), -1)
+        return chunk, xp.where(some, integers(n - m, n, q) * count // max(n, 1), -1)
     one = xp.astype(some, xp.int32)
     total = xp.sum(one, axis=-1, keepdims=True, dtype=xp.int32)
     rank = xp.cumulative_sum(one, axis=-1, dtype=xp.int32) - 1
     return chunk, xp.where(some, rank * count // xp.where(total == 0, 1, total), -1)
-
-
-def _chunk_means(x: Array, chunk: Array, count: int) -> Array:
-    """Means of the rows in each chunk, (..., C, d); 0 of none."""
-    xp = array_namespace(x)
-    member = chunk[..., None, :] == _integers(0, count, x)[:, None]
-    size = xp.sum(xp.astype(member, x.dtype), axis=-1, keepdims=True)
-    weights = xp.astype(member, x.dtype) / xp.where(size == 0, 1.0, size)
-    return _sum(weights, x, member)
-
-
-def _kernel_coordinates(x: Array, scale: float | None) -> Array:
-    """Queries or keys times the root of the scale, 1 / sqrt(d) by default."""
-    scale = _validate.real("scale", scale, positive=True, optional=True, like=x)
-    root = constant(x.shape[-1], x) ** -0.25 if scale is None else constant(scale, x) ** 0.5
-    return root * x
-
-
-def _products(x: Array, y: Array) -> Array:
-    """x_i . y_j, shape (..., n, m)."""
-    return x @ array_namespace(x).matrix_transpose(y)
-
-
-def _half_square_norm(x: Array) -> Array:
-    """|x_j|^2 / 2 as a row, (..., 1, m); nan where it overflows, as -inf would hide a key."""
-    half = array_namespace(x).sum(x * x, axis=-1)[..., None, :] / 2
-    return half + 0.0 * half
-
-
-def _integers(start: int, stop: int, like: Array) -> Array:
-    xp = array_namespace(like)
-    return xp.arange(start, stop, dtype=xp.int32, device=device(like))
 
 
 def _with_scale(phi: Any) -> tuple[Array, Array]:

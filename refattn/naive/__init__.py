@@ -1,0 +1,53 @@
+r"""Every estimator as its formula is written: dense, a few lines each. Read this first.
+
+Beside these formulas the rest of the package is an engine: it computes the same numbers in blocks,
+on threads, in time linear in the tokens where there is such a form. The two share the checks of
+the arguments and no step of the computation, so that each can be held against the other. Memory
+is what a formula names, O(n m S) for S frequencies and O(n m d_v): for hundreds of tokens.
+
+Every sum over keys is over those that a query sees (`visible`). A hidden key does not exist:
+whatever it holds, NaN too, reaches nothing, and a query that sees no key gives 0.
+
+Kernel coordinates are sqrt(scale) times queries and keys, in which omega ~ N(0, I). The positive
+feature xi(x, omega) = exp(omega . x - |x|^2/2) appears in products only,
+
+.. math:: \xi(q, \omega) \, \xi(k, \omega) = e^{\omega \cdot (q + k) - |q|^2/2 - |k|^2/2},
+
+and the factor e^{-|q|^2/2} cancels wherever a query's weights are normalised.
+"""
+
+from ._documents import (
+    elu_plus_one,
+    importance_sampled_attention,
+    linear_attention,
+    linear_randomized_attention,
+    mean_of_ratios_attention,
+    random_feature_attention,
+    randomized_attention,
+    softmax_attention,
+)
+from ._family import (
+    coreset_attention,
+    eva_attention,
+    local_random_feature_attention,
+    sampled_key_attention,
+    second_order_attention,
+)
+from ._terms import visible
+
+__all__ = [
+    "coreset_attention",
+    "elu_plus_one",
+    "eva_attention",
+    "importance_sampled_attention",
+    "linear_attention",
+    "linear_randomized_attention",
+    "local_random_feature_attention",
+    "mean_of_ratios_attention",
+    "random_feature_attention",
+    "randomized_attention",
+    "sampled_key_attention",
+    "second_order_attention",
+    "softmax_attention",
+    "visible",
+]

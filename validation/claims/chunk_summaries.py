@@ -1,0 +1,152 @@
+r"""EVA (Zheng et al., arXiv:2302.04542): a summary for each far chunk, and what it counts for.
+
+Nothing is drawn: each summary is evaluated at the mean of the law of its frequency. The queries,
+keys and values are those of a trained sentence encoder, and made ones whose sums are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import refattn
+from refattn import eva_attention, second_order_attention, softmax_attention
+from validation import plotting
+from validation.suite import REFUTED, Claim, Compared, Findings, Statement
+
+WINDOWS = (8, 16, 32)
+ROUNDING = 1e-13  # relative to the values; a formula that differs is above 1e-2 here
+
+
+def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+    """The same at each level."""
+    return [{}]
+
+
+def run(rng: np.random.Generator) -> dict[str, Any]:
+    """Relative errors on the tensors by window, and the largest ones on made keys."""
+    q, k, v = (x.astype(np.float64) for x in refattn.load_sample())
+    exact = softmax_attention(q, k, v)
+    errors: dict[str, list[float]] = {"with its size": [], "as printed": [], "second order": []}
+    for window in WINDOWS:
+        for name, out in _estimates(q, k, v, window).items():
+            errors[name].append(relative_error(out, exact))
+    return {"errors": errors, "equal": _equal_keys(rng), "limits": _limits(q, k, v)}
+
+
+def _estimates(q: Any, k: Any, v: Any, window: int) -> dict[str, Any]:
+    return {
+        "with its size": eva_attention(q, k, v, window=window, sampled=False),
+        "as printed": eva_attention(q, k, v, window=window, sampled=False, log_size=False),
+        "second order": second_order_attention(q, k, v, window=window),
+    }
+
+
+def relative_error(out: Any, exact: Any) -> float:
+    """Mean over the heads."""
+    norm = np.linalg.norm
+    return float(np.mean(norm(out - exact, axis=(-2, -1)) / norm(exact, axis=(-2, -1))))
+
+
+def _equal_keys(rng: np.random.Generator) -> dict[str, float]:
+    """Keys that are the same within each chunk, with values that differ."""
+    q, v = rng.standard_normal((64, 4)), rng.standard_normal((64, 3))
+    k = np.repeat(rng.standard_normal((8, 4)), 8, axis=0)
+    exact = softmax_attention(q, k, v)
+    return {name: float(np.abs(out - exact).max()) for name, out in _estimates(q, k, v, 8).items()}
+
+
+def _limits(q: Any, k: Any, v: Any) -> dict[str, float]:
+    """One chunk of all tokens, and one of each."""
+    exact, found = softmax_attention(q, k, v), dict[str, float]()
+    for window in (1, q.shape[-2]):
+        for name, out in _estimates(q, k, v, window).items():
+            found[name] = max(found.get(name, 0.0), float(np.abs(out - exact).max()))
+    return found
+
+
+def judge(results: Sequence[Any]) -> Findings:
+    """Errors side by side."""
+    ((errors, equal, limits),) = ((r["errors"], r["equal"], r["limits"]) for r in results)
+    pairs = {
+        name: [
+            Compared(f"windows of {window}", a, b)
+            for window, a, b in zip(WINDOWS, errors[name], errors[other], strict=True)
+        ]
+        for name, other in (
+            ("as printed", "with its size"),
+            ("with its size", "as printed"),
+            ("second order", "with its size"),
+        )
+    }
+    evidence: dict[str, list[Any]] = {
+        "as accurate": pairs["as printed"],
+        "size": pairs["with its size"],
+        "second order": pairs["second order"],
+        "equal keys": [Compared("as printed", equal["as printed"], ROUNDING)],
+        "equal keys, size": [
+            Compared(name, equal[name], ROUNDING) for name in ("with its size", "second order")
+        ],
+        "limits": [Compared(name, x, 100 * ROUNDING) for name, x in limits.items()],
+    }
+    texts = "; ".join(
+        f"{name}: {', '.join(f'{x:.2f}' for x in found)}" for name, found in errors.items()
+    )
+    remark = f"Relative errors on the tensors with windows of {WINDOWS}: {texts}."
+    return Findings(evidence, {"errors": errors}, remark)
+
+
+def plot(data: dict[str, Any]) -> Any:
+    """Error against the window."""
+    figure, ((axes,),) = plotting.panels(size=(5.0, 3.0))
+    for (name, errors), marker, color in zip(
+        data["errors"].items(), "osd", plotting.COLOURS, strict=False
+    ):
+        axes.plot(WINDOWS, errors, marker=marker, color=color)
+        axes.annotate(name, (WINDOWS[-1], errors[-1]), (5, 0), textcoords="offset points")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(WINDOWS, [str(x) for x in WINDOWS])
+    axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, None), xlim=(7, 60))
+    return figure
+
+
+CLAIM = Claim(
+    title="Summaries of chunks, and how many keys each counts for",
+    source="arXiv:2302.04542, EVA",
+    statements={
+        "as accurate": Statement(
+            "A summary whose score is q . (mean key) approximates attention to its chunk on "
+            "trained tensors as well as one that counts for all of its keys.",
+            expected=REFUTED,
+        ),
+        "size": Statement(
+            "With the logarithm of the number of keys added to the score the error is smaller at "
+            "each window.",
+            printed=False,
+        ),
+        "second order": Statement(
+            "With means and covariances of a chunk in place of a random feature it is smaller "
+            "still.",
+            printed=False,
+        ),
+        "equal keys": Statement(
+            "Where the keys of each chunk are equal, the summary as printed is exact.",
+            expected=REFUTED,
+        ),
+        "equal keys, size": Statement("With the number of keys it is exact there.", printed=False),
+        "limits": Statement(
+            "With one chunk of all tokens, and with one for each, every form is exact attention.",
+            printed=False,
+        ),
+    },
+    method=(
+        "8 heads of all-MiniLM-L6-v2 on 128 tokens, and 64 made tokens in chunks of equal keys, in "
+        "float64. Frequencies are at the means of their laws, so that nothing is random."
+    ),
+    tasks=tasks,
+    run=run,
+    judge=judge,
+    plot=plot,
+)
