@@ -289,11 +289,12 @@ def one_row(mask: Array | None, k: Array) -> Array | None:
     return mask
 
 
-def chunks(name: str, size: Any, k: Array) -> int:
-    """Number of chunks of so many keys."""
+def chunks(name: str, size: Any, q: Array, k: Array) -> tuple[int, int]:
+    """Keys of a chunk, no more than there are tokens, and number of chunks."""
     positive_integer(name, size)
-    count: int = -(-k.shape[-2] // int(size))
-    return count
+    n, m = q.shape[-2], k.shape[-2]
+    length = min(int(size), max(n, m, 1))
+    return length, -(-m // length)
 
 
 def chunk_frequencies(omega: Any, count: int, like: Array, outer: tuple[int, ...]) -> Array:
@@ -312,11 +313,12 @@ def chunk_frequencies(omega: Any, count: int, like: Array, outer: tuple[int, ...
 def key_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: bool = False) -> Array:
     """Check indices of keys, and bring them to `k`.
 
-    Of shape (..., S), or `of_queries`, which may have an axis of theirs: then (..., n or 1, S).
+    Of shape (..., S), of query heads or of key heads, or `of_queries`, which may have an axis of
+    theirs: then (..., n or 1, S).
     """
     whole("indices", indices)
     xp, m, outer = array_namespace(k), k.shape[-2], lead(q, k, v)
-    given = indices if is_array_api_obj(indices) else np.asarray(indices)
+    given = _as_array("indices", indices, "(..., S)")
     if not array_namespace(given).isdtype(given.dtype, "integral"):
         raise TypeError(f"`indices` must hold integers, got {describe(indices)} of {given.dtype}.")
     shape, rule = _shape(given), "(..., S)"
@@ -325,14 +327,17 @@ def key_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: bool 
     core: tuple[int, ...] = shape[-1:]
     if of_queries and len(shape) > len(outer) + 1:
         core, rule = (q.shape[-2], *core), "(..., n, S)"
+    elif (groups := head_counts(q, k, v)[1]) > 1 and shape[-2:-1] == (groups,):
+        outer = (*outer[:-1], groups)  # of each key head
     broadcasts("indices", given, (*outer, *core), rule)
     if not is_numpy_array(given):
         same_home("indices", given, "k", k)
+        given = xp.astype(given, xp.int32)  # shorter integers may not count all keys
     elif given.size and (given.min() < 0 or given.max() >= m):
         raise ValueError(
             f"`indices` must be of keys, from 0 to {m - 1}, got {given.min()} to {given.max()}."
         )
-    if is_numpy_array(given):
+    else:
         given = xp.asarray(given, dtype=xp.int32, device=device(k))
     return given[..., None, :] if of_queries and len(core) == 1 else given
 
@@ -344,7 +349,7 @@ def sample_of_keys(
     found = key_indices(indices, q, k, v, of_queries=True)
     given = np.zeros(1) if log_probability is None else log_probability
     log_p, shape = _floats("log_probability", given, q), _shape(found)
-    if log_p.ndim > 1 and len(_shape(indices)) < len(shape):
+    if log_p.ndim > 1 and len(np.shape(indices)) < len(shape):
         log_p = log_p[..., None, :]
     broadcasts("log_probability", log_p, shape, "the shape of `indices`")
     return found, array_namespace(q).broadcast_to(log_p, shape)
@@ -478,17 +483,23 @@ def host(name: str, x: Any, rule: str, min_ndim: int, dtype: Any = np.float64) -
 def integers(name: str, x: Any, rule: str, ndim: int) -> Any:
     """Turn host data, or an array of any library, into integers with so many axes."""
     whole(name, x)
-    try:
-        values = to_host(x, None) if is_array_api_obj(x) else np.asarray(x)
-    except ValueError:
-        raise ValueError(
-            f"`{name}` must have shape {rule}, got lists of several lengths."
-        ) from None
+    x = _as_array(name, x, rule)
+    values = x if is_numpy_array(x) else to_host(x, None)
     if values.size and values.dtype.kind not in "iu":
         raise TypeError(f"`{name}` must hold integers, got {describe(x)} of {values.dtype}.")
     if values.ndim != ndim:
         raise ValueError(f"`{name}` must have shape {rule}, got {values.shape}.")
     return values.astype(np.int64)
+
+
+def _as_array(name: str, x: Any, rule: str) -> Array:
+    """Turn lists of numbers into an array of NumPy."""
+    try:
+        return x if is_array_api_obj(x) else np.asarray(x)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must have shape {rule}, got lists of several lengths."
+        ) from None
 
 
 def whole(name: str, x: Any) -> None:

@@ -60,7 +60,8 @@ def coreset_attention(
     num_keys : int, optional
         Number S of keys in J, at most m, if `indices` are not given.
     indices : array of integers, shape (..., S), optional
-        Keys J. One that is hidden, or as near to those before it as rounding, counts as not there.
+        Keys J of each query head, or of each key head. One that is hidden, or as near to those
+        before it as rounding, counts as not there.
     pivots : {"gaussian", "exponential"}
         How J is chosen, see `key_sampling.draw_pivots`.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
@@ -154,7 +155,8 @@ def _carried(factor: Array, free: Array, f: Array, log_z: Array) -> tuple[Array,
     top = finite(xp.max(log_z, axis=-1, keepdims=True), xp)
     b = xp.exp(log_z - top)[..., None] * xp.astype(f, factor.dtype)
     x = _solve(factor, free, b)
-    size = xp.max(xp.abs(x), axis=-1, keepdims=True)
+    # What is not finite stays in its column.
+    size = xp.max(xp.where(xp.isfinite(x), xp.abs(x), 1.0), axis=-1, keepdims=True)
     some = size > 0
     x = x / xp.where(some, size, 1.0)
     log_size = xp.where(some, xp.log(xp.where(some, size, 1.0)), -math.inf)[..., 0] + top
@@ -241,7 +243,8 @@ def sampled_key_attention(
         As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v), all float32 or float64.
     indices : array of integers, shape (..., S) or (..., n, S)
         Which keys are in the sample, the same for all queries or one for each: of each query if
-        there is an axis more than the heads and S. A key may come several times.
+        there is an axis more than the heads and S. A key may come several times. Integers of
+        another library than NumPy are not checked: they must be from 0 to m - 1.
     log_probability : array, shape of `indices`, optional
         log p: the expected number of times that a key is in the sample, which is its inclusion
         probability where none comes twice. The same for all by default.
@@ -276,7 +279,7 @@ def sampled_key_attention(
     mask = _validate.key_rows(mask, k)
     (q, k, v, mask, indices, log_p), ungroup = group_heads(q, k, v, mask, indices, log_p)
     scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
-    if indices.shape[-2] == 1 and (mask is None or mask.shape[-2] == 1):
+    if indices.shape[-2] == 1:
         return ungroup(_sampled(q, k, v, mask, indices, log_p, scale))
     n, size = q.shape[-2], max(1, indices.shape[-1] * (q.shape[-1] + v.shape[-1]))
     lead = broadcast_lead(q, k, v, mask, indices)
@@ -295,7 +298,7 @@ def sampled_key_attention(
 def _sampled(
     q: Array, k: Array, v: Array, mask: Array | None, indices: Array, log_p: Array, scale: Any
 ) -> Array:
-    """Attend to samples (..., 1, S) of keys; the mask is (..., 1, m)."""
+    """Attend to samples (..., 1, S) of keys."""
     xp, at = array_namespace(q), indices[..., 0, :]
     if mask is not None:
         mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at))

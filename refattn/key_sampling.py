@@ -23,9 +23,9 @@ from ._array import (
     square_norm,
     take_rows,
 )
-from ._blocks import block_shape, part, put, tiles
+from ._blocks import block_shape, blocks, part, put, tiles
 from ._heads import broadcast_lead, group_heads
-from ._kernel import attend
+from ._kernel import attend, finite
 
 __all__ = ["LAWS", "PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
 
@@ -85,7 +85,8 @@ def draw_pivots(
     Returns
     -------
     array of integers, shape (..., S)
-        Indices, in the order in which they were chosen, with the namespace and device of `k`.
+        Indices for each head of `k`, in the order in which they were chosen, with the namespace
+        and device of `k`.
 
     Raises
     ------
@@ -123,22 +124,22 @@ def _draw_pivots(k: Array, u: Any, pivots: str, scale: float | None, mask: Array
     left = xp.ones((*lead, m), dtype=wide, device=device(k))
     if mask is not None:
         left = xp.where(mask[..., 0, :], left, 0.0)
-    log_factor = xp.where(left > 0, log_factor, -math.inf)
-    top = xp.max(log_factor, axis=-1, keepdims=True)
-    weight = xp.exp(log_factor - xp.where(top == -math.inf, 0.0, top))
-    places, below_one = xp.arange(m, dtype=xp.int32, device=device(k)), 1 - xp.finfo(wide).eps
     rows = xp.zeros((*lead, size, m), dtype=wide, device=device(k))
-    chosen, heads = [], [slice(0, n) for n in lead]
+    eps, chosen, heads = xp.finfo(wide).eps, [], [slice(0, n) for n in lead]
     for s in range(size):
-        at = _found(weight * left, xp.minimum(constant(u[..., s : s + 1], x), below_one))
+        log_weight = xp.where(left > 0, log_factor, -math.inf)
+        top = finite(xp.max(log_weight, axis=-1, keepdims=True), xp)  # of those that are left
+        at = _found(
+            xp.exp(log_weight - top) * left, xp.minimum(constant(u[..., s : s + 1], x), 1 - eps)
+        )
         apart = xp.sum((x - take_rows(x, at)) ** 2, axis=-1)
         before = rows[..., :s, :]
         known = take_rows(xp.matrix_transpose(before), at) @ before
         row = xp.exp(-apart / 2)[..., None, :] - known
         pivot = take_rows(left[..., None], at)
         row = xp.where(pivot > 0, row / xp.sqrt(xp.where(pivot > 0, pivot, 1.0)), 0.0)
-        left = xp.maximum(left - row[..., 0, :] ** 2, 0.0)
-        left = xp.where(places == at, 0.0, left)
+        left = left - row[..., 0, :] ** 2
+        left = xp.where(left > size * eps, left, 0.0)
         rows = put(rows, (*heads, slice(s, s + 1), slice(0, m)), row)
         chosen.append(at)
     return xp.concat(chosen, axis=-1)
@@ -148,8 +149,18 @@ def _found(share: Array, u: Array) -> Array:
     """Index whose part of the sum of shares (..., m) holds u, (..., S) as shares of the sum."""
     xp = array_namespace(share)
     upper = xp.cumulative_sum(share, axis=-1)
-    before = xp.astype(upper[..., None, :] <= (u * upper[..., -1:])[..., None], xp.int32)
-    return xp.minimum(xp.sum(before, axis=-1, dtype=xp.int32), share.shape[-1] - 1)
+    return xp.minimum(_not_above(upper, u * upper[..., -1:]), share.shape[-1] - 1)
+
+
+def _not_above(upper: Array, points: Array) -> Array:
+    """How many of the numbers (..., m) are not above each point, (..., S)."""
+    xp, found = array_namespace(upper), []
+    for some in blocks(
+        0, points.shape[-1], max(1, math.prod(block_shape(upper)) // upper.shape[-1])
+    ):
+        below = upper[..., None, :] <= points[..., some][..., None]
+        found.append(xp.sum(xp.astype(below, xp.int32), axis=-1, dtype=xp.int32))
+    return xp.concat(found, axis=-1)
 
 
 def draw_keys(
@@ -192,8 +203,8 @@ def draw_keys(
     -------
     KeySample
         `indices` and `log_probability`, of shape (..., S), or (..., n, S) if the law is
-        ``"softmax"``. The latter have the dtype of `q`. Places beyond the keys there are have the
-        log probability inf, with which they are not seen.
+        ``"softmax"``, for each query head. The latter have the dtype of `q`. Places beyond the keys
+        there are have the log probability inf, with which they are not seen.
 
     Raises
     ------
@@ -220,9 +231,11 @@ def draw_keys(
         u = rng.random((*_validate.lead(q, k, v), n, num_keys))
         (q, k, v, mask, u), ungroup = group_heads(q, k, v, mask, u)
         return KeySample(*map(ungroup, _draw_from_softmax(q, k, u, scale, mask)))
-    mask = _validate.one_row(mask, k)
+    (q, k, v, mask), ungroup = group_heads(q, k, v, _validate.one_row(mask, k))
     u = rng.random((*broadcast_lead(k, v, mask), 1))
-    return _draw_systematic(q, k, v if law == "norms" else None, num_keys, u, mask)
+    drawn = _draw_systematic(q, k, v if law == "norms" else None, num_keys, u, mask)
+    xp, shape = array_namespace(q), (*broadcast_lead(q, k, v, mask), num_keys)
+    return KeySample(*(ungroup(xp.broadcast_to(x, shape), core=1) for x in drawn))
 
 
 @as_written
@@ -235,8 +248,10 @@ def _draw_systematic(
     seen = xp.ones((*u.shape[:-1], m), dtype=xp.bool, device=device(k))
     seen = seen if mask is None else seen & mask[..., 0, :]
     share = xp.where(seen, xp.ones((m,), dtype=wide, device=device(k)), 0.0)
-    if v is not None:
-        norms = xp.where(seen, square_norm(xp.astype(v, wide)), 0.0)
+    if v is not None and v.shape[-1]:
+        values = xp.where(seen[..., None], xp.astype(v, wide), 0.0)
+        most = xp.max(xp.abs(values), axis=(-2, -1), keepdims=True)
+        norms = square_norm(values / xp.where(most > 0, most, 1.0))
         total, count = (xp.sum(x, axis=-1, keepdims=True) for x in (norms, share))
         share = share / xp.where(count > 0, count, 1.0) + norms / xp.where(total > 0, total, 1.0)
     p = share * 0.0
@@ -249,8 +264,7 @@ def _draw_systematic(
         )
     upper = xp.cumulative_sum(p, axis=-1)
     points = constant(u, p) + xp.arange(num_keys, dtype=wide, device=device(k))
-    before = xp.astype(upper[..., None, :] <= points[..., None], xp.int32)
-    at = xp.sum(before, axis=-1, dtype=xp.int32)
+    at = _not_above(upper, points)
     empty, at = at >= m, xp.minimum(at, m - 1)
     log_p = xp.where(empty, math.inf, xp.log(take_rows(p[..., None], at)[..., 0]))
     return KeySample(at, xp.astype(log_p, q.dtype))
@@ -279,12 +293,7 @@ def _draw_from_softmax(
             xp.exp(scores - xp.where(lse == -math.inf, 0.0, lse)),
             xp.minimum(constant(u[(*head, i)], scores), below_one),
         )
-        found = xp.sum(
-            xp.where(
-                at[..., None] == xp.arange(m, dtype=xp.int32, **options), scores[..., None, :], 0.0
-            ),
-            axis=-1,
-        )
+        found = take_rows(scores[..., None], at)[..., 0]
         indices = put(indices, box, at)
         log_p = put(log_p, box, xp.astype(found - lse + math.log(size), q.dtype))
     return indices, log_p

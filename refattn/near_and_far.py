@@ -111,7 +111,7 @@ def eva_attention(
            [2.]])
     """
     scale, mask = check(q, k, v, scale, mask, causal)
-    mask, count = _validate.one_row(mask, k), _validate.chunks("window", window, k)
+    mask, (window, count) = _validate.one_row(mask, k), _validate.chunks("window", window, q, k)
     _validate.flag("sampled", sampled)
     _validate.flag("log_size", log_size)
     noise, lead = None, _validate.lead(q, k, v)
@@ -189,7 +189,7 @@ def second_order_attention(
            [2.]])
     """
     scale, mask = check(q, k, v, scale, mask, causal)
-    mask, _ = _validate.one_row(mask, k), _validate.chunks("window", window, k)
+    mask, (window, _) = _validate.one_row(mask, k), _validate.chunks("window", window, q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     root, chunks = root_scale(scale, q), _chunked(q, k, v, mask, window)
     xp, (d, d_v) = array_namespace(q), (q.shape[-1], v.shape[-1])

@@ -111,6 +111,30 @@ def test_far_keys_leave_each_key_its_own() -> None:
         np.testing.assert_allclose(got, v[:2], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("size", [1.0, 10.0, 100.0])
+def test_one_key_answers_what_it_reads_as_a_query(dtype: Any, size: float) -> None:
+    """J of one key s: softmax attention of the query k_s less the mean, whatever the query."""
+    q, k, v, _ = (np.asarray(x, dtype) for x in (*problem(9, 4, 12, size=size)[:3], 0))
+    k -= k.mean(0)
+    for s in range(12):
+        got = coreset_attention(q, k, v, indices=[s])
+        want = softmax_attention(*(x.astype(np.float64) for x in (k[s : s + 1], k, v)))
+        assert units(got, want, k, k, v, dtype) < 16
+
+
+def test_what_is_not_finite_stays_in_its_column() -> None:
+    q, k, v, _ = problem(10, 4, 9)
+    want = coreset_attention(q, k, v, indices=[0, 4, 2])
+    for j in (1, 4):  # in J and not
+        for value in (np.nan, np.inf):
+            spoilt = v.copy()
+            spoilt[j, 0] = value
+            got = coreset_attention(q, k, spoilt, indices=[0, 4, 2])
+            assert not np.isfinite(got[:, 0]).any()
+            np.testing.assert_allclose(got[:, 1], want[:, 1], rtol=0, atol=1e-13)
+
+
 @given(
     st.integers(0, 2**32), st.integers(0, 20), st.integers(1, 60), st.integers(1, 60), st.booleans()
 )
@@ -192,9 +216,51 @@ def test_heads_share_keys() -> None:
         (coreset_attention, np.stack([rng.permutation(12)[:4] for _ in range(6)])),
         (sampled_key_attention, rng.integers(0, 12, (6, 4))),
         (sampled_key_attention, rng.integers(0, 12, (6, 10, 4))),
+        (coreset_attention, np.stack([rng.permutation(12)[:4] for _ in range(2)])),
+        (sampled_key_attention, rng.integers(0, 12, (2, 4))),
     ):
-        want = function(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), indices=indices)
+        each = indices if len(indices) != 2 else np.repeat(indices, 3, 0)
+        want = function(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), indices=each)
         np.testing.assert_allclose(function(q, k, v, indices=indices), want, rtol=0, atol=1e-13)
+
+
+def test_drawn_for_key_heads() -> None:
+    """What is drawn is of a shape that is taken, with a mask of each query head too."""
+    rng = np.random.default_rng(11)
+    q, k, v = (rng.standard_normal(s) for s in ((6, 5, 3), (2, 9, 3), (2, 9, 2)))
+    indices = refattn.key_sampling.draw_pivots(k, num_keys=4, rng=0)
+    np.testing.assert_array_equal(
+        coreset_attention(q, k, v, indices=indices), coreset_attention(q, k, v, num_keys=4, rng=0)
+    )
+    for law in refattn.key_sampling.LAWS:
+        for mask in (None, rng.random((6, 1, 9)) < 0.8):
+            options: dict[str, Any] = {"num_keys": 4, "law": law, "rng": 0, "mask": mask}
+            drawn = refattn.key_sampling.draw_keys(q, k, v, **options)
+            each = refattn.key_sampling.draw_keys(
+                q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), **options
+            )
+            assert drawn.indices.shape == each.indices.shape
+            if law == "softmax" or mask is not None:  # else those of one key head are the same
+                np.testing.assert_array_equal(drawn.indices, each.indices)
+            sampled_key_attention(q, k, v, **drawn._asdict(), mask=mask)
+
+
+def test_indices_of_any_kind_of_integer() -> None:
+    torch = pytest.importorskip("torch")
+    q, k, v, _ = problem(12, 4, 300)
+    want = coreset_attention(q, k, v, indices=[0, 100, 7])
+    for dtype in (torch.int8, torch.uint8, torch.int64):
+        arrays = (torch.asarray(x) for x in (q, k, v))
+        got = coreset_attention(*arrays, indices=torch.asarray([0, 100, 7], dtype=dtype))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+
+
+def test_lists_of_indices_of_each_head() -> None:
+    q, k, v, _ = problem(13, 4, 9)
+    options: dict[str, Any] = {"log_probability": np.array([[0.5], [0.25]])}
+    for function in (sampled_key_attention, naive.sampled_key_attention):
+        got = function(np.stack([q, q]), k, v, indices=[[3], [2]], **options)
+        np.testing.assert_allclose(got, np.stack([np.tile(v[j], (4, 1)) for j in (3, 2)]))
 
 
 X = np.ones((5, 3))
@@ -211,6 +277,11 @@ X = np.ones((5, 3))
         ),
         (lambda: coreset_attention(X, X, X, num_keys=2.0), TypeError, "`num_keys` must be a posi"),
         (lambda: coreset_attention(X, X, X, indices=[0.5]), TypeError, "`indices` must hold integ"),
+        (
+            lambda: coreset_attention(X, X, X, indices=[[0], [1, 2]]),
+            ValueError,
+            "`indices` must have shape .* got lists of several lengths",
+        ),
         (lambda: coreset_attention(X, X, X, indices=[5]), ValueError, "`indices` must be of keys"),
         (lambda: coreset_attention(X, X, X, indices=[-1]), ValueError, "from 0 to 4, got -1 to -1"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,18 @@ def test_pivots_are_seen_and_differ_while_there_are_such() -> None:
         assert sorted(indices[:some]) == list(np.flatnonzero(seen))
     k[:, ~mask[0, 0]] = np.nan
     assert np.isfinite(draw_pivots(k, num_keys=3, rng=0, mask=mask[:1])).all()
+
+
+def test_pivots_where_some_keys_are_much_longer() -> None:
+    """Of e^(k . k') the longest come first: beyond the range of float64, the others still come."""
+    k = np.array([[0.0], [1.0], [2.0], [60.0], [-1.0], [60.0]])
+    found = draw_pivots(k, num_keys=5, pivots="exponential", rng=0, scale=1.0)
+    assert sorted(np.where(found == 5, 3, found)) == [0, 1, 2, 3, 4]
+    # Nor do those that differ from the chosen by rounding alone, however long, come before them.
+    rng = np.random.default_rng(0)
+    k = np.concatenate([np.array([0.0, 1.0]), *(x + rng.normal(0, 0.01, 20) for x in (60, -60))])
+    found = draw_pivots(k[:, None], num_keys=16, pivots="exponential", rng=0, scale=1.0)
+    assert {0, 1} < set(found.tolist())
 
 
 # --- samples --------------------------------------------------------------------------------------
@@ -110,6 +123,47 @@ def test_all_keys_are_drawn_once() -> None:
         drawn = draw_keys(q, k, v, num_keys=30, law=law, rng=0)
         got = sampled_key_attention(q, k, v, **drawn._asdict())
         np.testing.assert_allclose(got, softmax_attention(q, k, v), rtol=0, atol=1e-13)
+
+
+def test_values_of_any_size() -> None:
+    rng = np.random.default_rng(12)
+    q, k, v = (rng.standard_normal((2, 9, 3)) for _ in range(3))
+    want = draw_keys(q, k, v, num_keys=4, law="norms", rng=0)
+    for size in (2.0**600, 2.0**-600):
+        found = draw_keys(q, k, size * v, num_keys=4, law="norms", rng=0)
+        for got, x in zip(found, want, strict=True):
+            np.testing.assert_array_equal(got, x)
+
+
+@pytest.mark.long
+def test_the_largest_number_below_one_finds_a_key() -> None:
+    """In float32 without float64 it is rounded to 1."""
+    jax = pytest.importorskip("jax")
+
+    class Last(np.random.Generator):
+        def random(self, *args: Any, **kwargs: Any) -> Any:
+            return np.full(args[0], 1 - 2.0**-53)
+
+    rng = Last(np.random.PCG64())
+    x = np.arange(6.0, dtype=np.float32)[:, None]
+    mask = np.arange(6) < 4
+    with jax.enable_x64(False):
+        q, seen = jax.numpy.asarray(x), jax.numpy.asarray(mask)
+        assert draw_pivots(q, num_keys=1, rng=rng, mask=seen)[0] == 3
+        found = draw_keys(q, q, q, num_keys=1, law="softmax", rng=rng, mask=seen)
+    assert set(np.ravel(found.indices).tolist()) == {3}
+
+
+def test_many_places_take_little_memory() -> None:
+    """Not all pairs of places and keys at once, which are 2^26."""
+    x = np.zeros((2**16, 1))
+    draw_keys(x[:1], x, x, num_keys=1, rng=0)
+    for law in ("uniform", "norms"):
+        tracemalloc.start()
+        draw_keys(x[:1], x, x, num_keys=2**10, law=law, rng=0)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 32 * 2**20
 
 
 def test_empty_places_are_not_seen() -> None:

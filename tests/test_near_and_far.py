@@ -81,6 +81,38 @@ def test_summaries_at_given_frequencies() -> None:
         assert units(function(q, k, v, **options), want, q, k, v) < 16
 
 
+def test_drawn_frequencies_of_summaries() -> None:
+    """Each chunk has its own, N(mean query + mean key, I) in kernel coordinates."""
+    q, k, v, _ = problem(1, 8, 8)
+    means = [x.reshape(4, 2, 3).mean(1) / 3**0.25 for x in (q, k)]
+    omega = means[0] + means[1] + np.random.default_rng(5).standard_normal((4, 3))
+    want = refattn.eva_attention(q, k, v, window=2, omega=omega)
+    got = refattn.eva_attention(q, k, v, window=2, rng=5)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+@pytest.mark.parametrize(("n", "m"), [(5, 5), (7, 3), (2, 6), (3, 0), (0, 3)])
+def test_a_window_of_more_than_all_tokens(name: str, n: int, m: int) -> None:
+    """It takes no memory, and is that of one chunk; queries before the first key have another."""
+    q, k, v, _ = problem(2, n, m)
+    for causal in (False, True):
+        for function in CHUNKED[name][:2]:
+            want = function(q, k, v, window=max(n, m) + 3, causal=causal)
+            for window in (2**31, 2**63, 10**300):
+                got = function(q, k, v, window=window, causal=causal)
+                np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
+
+
+def test_values_of_several_heads_have_the_same_keys() -> None:
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.standard_normal(s) for s in ((7, 3), (7, 3), (2, 7, 2)))
+    for engine, formula, _ in CHUNKED.values():
+        for function in (engine, formula):
+            want = np.stack([function(q, k, x, window=3) for x in v])
+            np.testing.assert_allclose(function(q, k, v, window=3), want, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("sides", SIDES, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("n", "m"), [(6, 6), (3, 8), (8, 3)])

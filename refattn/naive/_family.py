@@ -173,7 +173,7 @@ def eva_attention(
            [2.]])
     """
     _validate.attention(q, k, v, mask=mask, causal=causal)
-    mask, count = _validate.one_row(mask, k), _validate.chunks("window", window, k)
+    mask, (window, count) = _validate.one_row(mask, k), _validate.chunks("window", window, q, k)
     if omega is not None:
         omega = _validate.chunk_frequencies(omega, count, q, _validate.lead(q, k, v))
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
@@ -236,23 +236,21 @@ def second_order_attention(
            [2.]])
     """
     _validate.attention(q, k, v, mask=mask, causal=causal)
-    mask, count = _validate.one_row(mask, k), _validate.chunks("window", window, k)
+    mask, (window, count) = _validate.one_row(mask, k), _validate.chunks("window", window, q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     member, near, far = _chunks(q, k, window, count, mask, causal)
-    xp, d, d_v = array_namespace(q), q.shape[-1], v.shape[-1]
+    xp, d = array_namespace(q), q.shape[-1]
     mean, v_mean = chunk_means(k, member), chunk_means(v, member)
     one = xp.matrix_transpose(xp.astype(member, q.dtype))  # (..., m, C)
     apart, v_apart = (
         xp.where(xp.any(member, axis=-2)[..., None], x - one @ y, 0.0)
         for x, y in ((k, mean), (v, v_mean))
     )
+    pairs = (apart[..., :, None] * x[..., None, :] for x in (apart, v_apart))
     cov, cross = (
-        chunk_means(xp.reshape(apart[..., :, None] * x[..., None, :], shape), member)
-        for x, shape in (
-            (apart, (*apart.shape[:-1], d * d)),
-            (v_apart, (*v_apart.shape[:-1], d * d_v)),
-        )
+        chunk_means(xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1])), member)
+        for x in pairs
     )
     cov, cross = (xp.reshape(x, (*x.shape[:-1], d, x.shape[-1] // d)) for x in (cov, cross))
     along = q[..., None, :, :] @ cov  # q^T Sigma_c, (..., C, n, d)
