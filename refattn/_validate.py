@@ -325,6 +325,8 @@ def key_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: bool 
     core: tuple[int, ...] = shape[-1:]
     if of_queries and len(shape) > len(outer) + 1:
         core, rule = (q.shape[-2], *core), "(..., n, S)"
+    own = (*outer[:-1], *broadcast_lead(k, v)[-1:])  # of heads that share keys, a sample for all
+    outer = own if shape[: -len(core)][-1:] == own[-1:] else outer
     broadcasts("indices", given, (*outer, *core), rule)
     if not is_numpy_array(given):
         same_home("indices", given, "k", k)

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 from . import (
     _backward,
+    _backward_few_keys,
     _backward_hops,
     _backward_lara,
     _kernel,
     _validate,
     attention,
     estimators,
+    few_keys,
     lara,
     linear,
     naive,
@@ -95,8 +97,9 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     fn : function
         One of the public attention functions: `attend`, `softmax_attention`,
         `random_feature_attention`, `importance_sampled_attention`, `randomized_attention`,
-        `mean_of_ratios_attention`, `linear_randomized_attention` or `linear_attention`, or a
-        `functools.partial` of one with options.
+        `mean_of_ratios_attention`, `linear_randomized_attention`, `sampled_key_attention` or
+        `linear_attention`, or a `functools.partial` of one with options. `coreset_attention` has
+        no pullback.
     q, k, v : arrays
         As `fn` takes them.
     **options
@@ -155,7 +158,8 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     known = _PULLBACKS.get(fn) if isinstance(fn, Hashable) else None
     if known is None:
         names = ", ".join(sorted(x.__name__ for x in _PULLBACKS))
-        raise TypeError(f"`fn` must be one of {names}, got {_validate.describe(fn)}.")
+        none = " `coreset_attention` has no pullback." if fn is few_keys.coreset_attention else ""
+        raise TypeError(f"`fn` must be one of {names}, got {_validate.describe(fn)}.{none}")
     out, pullback = known(q, k, v, **{**fixed, **options})
     return _own(out), pullback
 
@@ -437,6 +441,22 @@ def _proposals(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return out, pullback
 
 
+# Samples of keys.
+
+
+def _sampled_keys(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `sampled_key_attention` back at given samples."""
+    found = few_keys.arranged_samples(q, k, v, **options)
+    done, sources = few_keys.attend_samples(found), _Sources(q, k, v)
+    out = found.ungroup(done.out)
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out = _like(_checked(d_out, out), done.out)
+        return sources.gradients(*_backward_few_keys.pull(found, done, d_out)[:3])
+
+    return out, pullback
+
+
 # Linear attention.
 
 
@@ -467,5 +487,6 @@ _PULLBACKS: dict[Any, Callable[..., Any]] = {
     estimators.randomized_attention: _randomized,
     estimators.mean_of_ratios_attention: _mean_of_ratios,
     lara.linear_randomized_attention: _proposals,
+    few_keys.sampled_key_attention: _sampled_keys,
     linear.linear_attention: _linear,
 }

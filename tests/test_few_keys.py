@@ -197,6 +197,20 @@ def test_heads_share_keys() -> None:
         np.testing.assert_allclose(function(q, k, v, indices=indices), want, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("law", refattn.key_sampling.LAWS)
+def test_samples_are_drawn_of_shared_keys(law: str) -> None:
+    """One for the heads that share keys, or for each query of each head."""
+    rng = np.random.default_rng(9)
+    q, k, v = (rng.standard_normal(s) for s in ((2, 6, 10, 3), (2, 3, 12, 3), (2, 3, 12, 2)))
+    drawn = refattn.key_sampling.draw_keys(q, k, v, num_keys=5, law=law, rng=1)._asdict()
+    got = sampled_key_attention(q, k, v, **drawn)
+    if law != "softmax":
+        drawn = {name: np.repeat(x, 2, 1) for name, x in drawn.items()}
+    copies = (np.repeat(x, 2, 1) for x in (k, v))
+    want = sampled_key_attention(q, *copies, **drawn)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
+
+
 X = np.ones((5, 3))
 
 
