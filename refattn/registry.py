@@ -525,7 +525,7 @@ for _record in (
             partial(near_and_far.eva_attention, sampled=False, log_size=log_size),
             partial(naive.eva_attention, log_size=log_size),
             size="window",
-            options=("scale", "causal", "gqa"),
+            options=("scale", "causal", "gqa", "vjp"),
             traits=_MEAN,
         )
         for log_size in (True, False)
@@ -535,7 +535,7 @@ for _record in (
         near_and_far.eva_attention,
         naive.eva_attention,
         size="window",
-        options=("scale", "causal", "gqa"),
+        options=("scale", "causal", "gqa", "vjp"),
         traits=(*_MEAN, "random"),
     ),
     Estimator(
@@ -551,7 +551,7 @@ for _record in (
         partial(near_and_far.local_random_feature_attention, window=_NEAR),
         partial(naive.local_random_feature_attention, window=_NEAR),
         size="num_features",
-        options=("scale", "mask", "causal", "gqa", "omega", "omega_per_head"),
+        options=(*_SEES, "omega", "omega_per_head"),
         traits=(*_MEAN, "random", "common", "any-size"),
     ),
     Estimator(

@@ -44,7 +44,36 @@ def sample(each: bool, weighted: bool = True) -> Case:
     return Case(refattn.sampled_key_attention, naive.sampled_key_attention, given, {}, causal=False)
 
 
+def local(*sides: int | None) -> Case:
+    return Case(
+        refattn.local_random_feature_attention,
+        naive.local_random_feature_attention,
+        options={"window": sides},
+        omega=lambda m: S,
+    )
+
+
+W = 4
+
+
+def eva(given: bool = False, **options: Any) -> Case:
+    return Case(
+        refattn.eva_attention,
+        naive.eva_attention,
+        options={"window": W, **options},
+        omega=(lambda m: -(-m // W)) if given else None,
+        each=False,
+    )
+
+
 CASES: dict[str, Case] = {
+    "local": local(2, 1),
+    "local past": local(3, None),
+    "local future": local(None, 0),
+    "local all": local(None, None),
+    "eva": eva(sampled=False),
+    "eva published": eva(sampled=False, log_size=False),
+    "eva given": eva(given=True),
     "sample": sample(False),
     "sample for each": sample(True),
     "sample of equals": sample(True, weighted=False),
@@ -186,13 +215,17 @@ def test_accuracy(
     arrays, options = problem(case, rng, n, m, heads=None, size=size)
     arrays = {x: y.astype(dtype) for x, y in arrays.items()}
     visible: Any = True
+    fixed = dict(options)
     if variant == "causal":
         options["causal"] = True
+        if case.each:
+            visible = exact.causal(n, m)
+        else:
+            fixed["causal"] = True
     elif variant != "full":
         shape = (n, m) if variant == "mask" else (m,)
         options["mask"] = visible = rng.random(shape) < 0.7
     d_out = rng.standard_normal((n, D_V)).astype(dtype)
-    fixed = {x: y for x, y in options.items() if x != "mask"}
     want = exact.gradients(digits(case, fixed, visible), d_out, **arrays)
     got = pulled(case.fn, arrays, d_out, **options)
     found = units(got, want, arrays, sizes(case, arrays, options, d_out))
@@ -240,12 +273,15 @@ def test_broadcast_axes_are_summed(name: str) -> None:
     options |= {x: y[None, None] for x, y in options.items() if np.ndim(y) == 2}  # of each query
     copies = {x: np.broadcast_to(y, (2, 3, *y.shape)).copy() for x, y in arrays.items()}
     d_out = rng.standard_normal((2, 3, N, D_V))
-    for own in arrays:
+    for own in ("q", "k", "v", "omega"):
+        if own not in arrays:
+            continue
         some = {**copies, own: rng.standard_normal(copies[own].shape)}
+        kept = {own, "v"} if own == "omega" else {own}  # frequencies have no heads of their own
         apart = pulled(case.fn, some, d_out, **options)
-        shared = pulled(case.fn, {**arrays, own: some[own]}, d_out, **options)
-        for x, y in shared.items():
-            want = apart[x] if x == own else np.sum(apart[x], (0, 1))
+        given = arrays | {x: some[x] for x in kept}
+        for x, y in pulled(case.fn, given, d_out, **options).items():
+            want = apart[x] if x in kept else np.sum(apart[x], (0, 1))
             np.testing.assert_allclose(y, want, rtol=1e-8, atol=1e-11)
 
 
@@ -274,7 +310,7 @@ class Parts(NamedTuple):
 
 
 @pytest.mark.long("jax", "dask")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["sample", "sample for each", "local", "eva", "eva given"])
 def test_backends(backend: Backend, name: str) -> None:
     case, rng = CASES[name], np.random.default_rng(0)
     arrays, options = problem(case, rng, 20, 25, heads=(2, 1))
@@ -310,7 +346,8 @@ def test_torch_differentiates_the_formula(name: str) -> None:
             }
             (function(**given, **named) * torch.tensor(d_out)).sum().backward()
             for x, y in given.items():
-                np.testing.assert_allclose(y.grad.numpy(), want[x], rtol=1e-8, atol=1e-10)
+                own = np.zeros(y.shape) if y.grad is None else y.grad.numpy()
+                np.testing.assert_allclose(own, want[x], rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -368,6 +405,29 @@ def drawing(law: str) -> Any:
     return attention
 
 
+OWN: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
+    "rfa-local": (
+        refattn.local_random_feature_attention,
+        {"window": (8, 8)},
+        ("mask", "causal", "gqa", "omega", "omega_per_head"),
+    ),
+    "eva": (refattn.eva_attention, {"sampled": False}, ("causal", "gqa")),
+    "eva-published": (
+        refattn.eva_attention,
+        {"sampled": False, "log_size": False},
+        ("causal", "gqa"),
+    ),
+    "eva-sampled": (refattn.eva_attention, {}, ("causal", "gqa")),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_conformance_of_near_and_far(name: str) -> None:
+    fn, fixed, capabilities = OWN[name]
+    report = verdict(with_pullback(fn, **fixed), name, *capabilities)
+    assert report.verdict == "PASS", report
+
+
 @pytest.mark.parametrize("law", ["uniform", "softmax"])
 def test_conformance_of_samples(law: str) -> None:
     report = verdict(drawing(law), f"sampled-{law}", "gqa")
@@ -377,8 +437,41 @@ def test_conformance_of_samples(law: str) -> None:
 # --- what is given --------------------------------------------------------------------------------
 
 
-def test_coresets_have_none() -> None:
+@pytest.mark.parametrize(
+    "fn", [refattn.coreset_attention, partial(refattn.second_order_attention, window=2)]
+)
+def test_functions_without_a_pullback(fn: Any) -> None:
     x = np.ones((3, 2))
-    for fn in (refattn.coreset_attention, partial(refattn.coreset_attention, num_keys=2)):
-        with pytest.raises(TypeError, match="`coreset_attention` has no pullback"):
-            vjp(fn, x, x, x)
+    with pytest.raises(TypeError, match=r"`(coreset|second_order)_attention`, which has no pull"):
+        vjp(fn, x, x, x)
+
+
+def test_local_features_are_positive() -> None:
+    """What the function does not take its pullback does not take either."""
+    x, fn = np.ones((3, 2)), refattn.local_random_feature_attention
+    for more in ({"features": "trigonometric"}, {"log_weight": np.ones(3)}):
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            vjp(fn, x, x, x, window=(1, 1), omega=x, **more)
+
+
+def test_drawn_frequencies_of_summaries_move_with_the_means() -> None:
+    """Those of local random features do not."""
+    rng = np.random.default_rng(2)
+    arrays, _ = problem(CASES["eva"], rng)
+    for fn, options in (
+        (refattn.eva_attention, {"window": W, "rng": 1}),
+        (refattn.eva_attention, {"window": W, "rng": 1, "causal": True, "scale": 0.3}),
+        (refattn.local_random_feature_attention, {"window": (2, 1), "num_features": 5, "rng": 1}),
+    ):
+        agrees(Case(fn, fn), arrays, options, rng)
+
+
+def test_gauges_of_local_features() -> None:
+    rng = np.random.default_rng(3)
+    arrays, _ = problem(CASES["local all"], rng, heads=(4, 4))
+    del arrays["omega"]
+    gauge = np.eye(D) + 0.2 * rng.standard_normal((4, D, D))
+    proposal = refattn.sampling.Gaussian(np.zeros(D), gauge=gauge)
+    options = {"window": (2, 1), "num_features": 5, "proposal": proposal, "rng": 1}
+    fn = refattn.local_random_feature_attention
+    agrees(Case(fn, fn), arrays, options, rng)
