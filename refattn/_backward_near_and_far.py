@@ -15,12 +15,12 @@ from ._backward import zeros_of
 from ._backward_hops import Pulled
 from ._blocks import sum_to
 from ._chunks import Chunks, rows
-from ._kernel import Attended, finite
+from ._kernel import Attended, attend, finite
 from ._scores import Options
 from .estimators import Arranged
-from .near_and_far import Field, Local, Sides, Summaries, Summarised, near_options
+from .near_and_far import Field, Local, Moments, Sides, Summaries, Summarised, near_options
 
-__all__ = ["pull_chunks", "pull_local"]
+__all__ = ["pull_chunks", "pull_local", "pull_moments"]
 
 
 @as_written
@@ -54,10 +54,7 @@ def pull_chunks(
 ) -> tuple[Array, Array, Array, Array]:
     """Pull `near_and_far.attend_chunks`, which returned `done`, back: q, k, v, omega."""
     chunks, root, (states, whole) = found.chunks, found.root, done
-    g, (own_k, own_v, mask) = _cut_as_queries(d_out, chunks), chunks.own
-    options = {"mask": mask, "causal": found.causal, "scale": root * root}
-    own_chunk = Options(shift=chunks.ahead)
-    near = _backward.attend(chunks.q, own_k, own_v, whole, g, options=own_chunk, **options)
+    g, near = _cut_as_queries(d_out, chunks), _near(chunks, root, found.causal, whole, d_out)
     (mean, f), options = found.far(states.out[..., 0, :])
     far = _backward.attend(chunks.q, mean, f, whole, g, **options)
     of_f = far.v[..., 0, :, :][..., None, :]
@@ -67,13 +64,86 @@ def pull_chunks(
     if found.moves:
         d_mean = d_mean + sum_to(root * d_omega, d_mean.shape)
         d_q = d_q + _of_mean_query(sum_to(root * d_omega, chunks.mean_query.shape), chunks)
-    d_k, d_v = first.k + _of_mean(d_mean, chunks.k, chunks), first.v
+    d_k = first.k + _of_mean(d_mean, chunks.k, chunks)
+    of_keys = (_of_keys(*x, chunks, m) for x in ((d_k, near.k), (first.v, near.v)))
+    return chunks.joined(d_q), *of_keys, d_omega
+
+
+@as_written
+def pull_moments(
+    found: Moments, done: Attended, d_out: Array, m: int
+) -> tuple[Array, Array, Array]:
+    """Pull `near_and_far.attend_moments`, which returned `done`, back: q, k, v."""
+    chunks, root, xp = found.chunks, found.root, array_namespace(d_out)
+    g, near = _cut_as_queries(d_out, chunks), _near(chunks, root, found.causal, done, d_out)
+    far_k, far_v, of_queries = zeros_of(found.far_k), zeros_of(found.far_v), []
+    for some in found.blocks():
+        x, features = found.queries(some)
+        keys, options = found.far(some)
+        out, d_some = (y[..., some, :, :] for y in (done.out, g))
+        lse = done.lse[..., some, :]
+        own = attend(features, *keys, **options)
+        _, turned = found.turned(own.out)
+        # Values are read twice: as they are, and turned by the query.
+        by_query = x[..., :, None] * d_some[..., None, :]
+        d_both = xp.concat([d_some, _as_row(by_query)], axis=-1)
+        both = xp.concat([out, xp.zeros_like(_as_row(by_query))], axis=-1)
+        pulled = _backward.attend(features, *keys, Attended(both, lse), d_both, **options)
+        far_k = far_k + pulled.k[..., 0, :, :]
+        far_v = far_v + pulled.v[..., 0, :, :]
+        d = x.shape[-1]
+        steep = xp.reshape(pulled.q[..., d:], (*pulled.q.shape[:-1], d, d))
+        steep = steep + xp.matrix_transpose(steep)
+        share = xp.exp(own.lse - finite(lse, xp))[..., None]
+        d_x = pulled.q[..., :d] + xp.sum(steep * x[..., None, :], axis=-1)
+        d_turn = share * xp.sum(turned * d_some[..., None, :], axis=-1)
+        of_queries.append(root * root * (d_x + sum_to(d_turn, d_x.shape)))
+    d_q = near.q + xp.concat(of_queries, axis=-3) if of_queries else near.q
+    d_k, d_v = _of_moments(found, far_k, far_v)
+    of_keys = (_of_keys(*x, chunks, m) for x in ((d_k, near.k), (d_v, near.v)))
+    return chunks.joined(d_q), *of_keys
+
+
+def _of_moments(found: Moments, far_k: Array, far_v: Array) -> tuple[Array, Array]:
+    """Cotangents of keys and values from those of means and covariances.
+
+    Vectors less their mean add up to 0, so that the mean takes nothing of covariances.
+    """
+    (chunks, apart, v_apart, *_), xp = found, array_namespace(far_k)
+    d, d_v = apart.shape[-1], v_apart.shape[-1]
+    size = xp.maximum(chunks.size, xp.ones_like(chunks.size))
+    cov = xp.reshape(far_k[..., d:], (*far_k.shape[:-1], d, d)) / 2
+    cross = xp.reshape(far_v[..., d_v:], (*far_v.shape[:-1], d, d_v))
+
+    def seen(x: Array, shape: tuple[int, ...]) -> Array:
+        return sum_to(chunks.seen(x / size), shape)
+
+    d_k = seen(apart @ (cov + xp.matrix_transpose(cov)), chunks.k.shape)
+    d_k = d_k + seen(v_apart @ xp.matrix_transpose(cross), chunks.k.shape)
+    d_v_apart = seen(apart @ cross, chunks.v.shape)
+    d_k = d_k + _of_mean(far_k[..., :d], chunks.k, chunks)
+    return d_k, d_v_apart + _of_mean(far_v[..., :d_v], chunks.v, chunks)
+
+
+def _as_row(x: Array) -> Array:
+    """Matrices as rows."""
+    return array_namespace(x).reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+
+
+def _near(
+    chunks: Chunks, root: Array, causal: bool, whole: Attended, d_out: Array
+) -> _backward.Cotangents:
+    """Pull `Chunks.near` back, whose part `whole` has."""
+    k, v, mask = chunks.own
+    given = {"mask": mask, "causal": causal, "scale": root * root}
+    options, g = Options(shift=chunks.ahead), _cut_as_queries(d_out, chunks)
+    return _backward.attend(chunks.q, k, v, whole, g, options=options, **given)
+
+
+def _of_keys(every: Array, own: Array, chunks: Chunks, m: int) -> Array:
+    """Rows of keys, from those of all chunks and of the chunks of queries."""
     start = chunks.first * chunks.k.shape[-2]
-    d_k, d_v = (
-        rows(_flat(every), 0, m) + rows(_flat(own), -start, m - start)
-        for every, own in ((d_k, near.k), (d_v, near.v))
-    )
-    return chunks.joined(d_q), d_k, d_v, d_omega
+    return rows(_flat(every), 0, m) + rows(_flat(own), -start, m - start)
 
 
 def _flat(x: Array) -> Array:

@@ -96,7 +96,8 @@ def coreset_attention(
     1. Relative to the sum of the absolute terms the error is at most of the order of
     eps (1 + largest exponent) S sqrt(cond g). A key is as near as rounding where what is left of
     the diagonal is at most S eps. g is factored in float64 where the device has it. Keys further
-    apart than |k - k'|^2 / 2 = 708, or 87 without float64, are taken to be at right angles.
+    apart than |k - k'|^2 / 2 = 708, or 87 without float64, are taken to be at right angles. `vjp`
+    has no pullback of it.
 
     Examples
     --------

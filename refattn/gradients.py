@@ -1,4 +1,4 @@
-r"""Derivatives of attention: the pullback of every estimator, composed as the estimator is.
+r"""Derivatives of attention: pullbacks of estimators, composed as these are.
 
 `vjp` evaluates a function, and returns what takes the cotangent of its result, the derivative of
 some loss with respect to it, to those of its arguments. One pullback is numerical, that of
@@ -101,9 +101,9 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
         One of the public attention functions: `attend`, `softmax_attention`,
         `random_feature_attention`, `importance_sampled_attention`, `randomized_attention`,
         `mean_of_ratios_attention`, `linear_randomized_attention`, `linear_attention`,
-        `sampled_key_attention`, `eva_attention` or `local_random_feature_attention`, or a
-        `functools.partial` of one with options. `coreset_attention` and `second_order_attention`
-        have no pullback.
+        `sampled_key_attention`, `eva_attention`, `second_order_attention` or
+        `local_random_feature_attention`, or a `functools.partial` of one with options.
+        `coreset_attention` has no pullback.
     q, k, v : arrays
         As `fn` takes them.
     **options
@@ -162,9 +162,9 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     known = _PULLBACKS.get(fn) if isinstance(fn, Hashable) else None
     if known is None:
         names = ", ".join(sorted(x.__name__ for x in _PULLBACKS))
-        said = (
-            f"`{fn.__name__}`, which has no pullback" if fn in _WITHOUT else _validate.describe(fn)
-        )
+        said = _validate.describe(fn)
+        if fn is few_keys.coreset_attention:
+            said = "`coreset_attention`, which has no pullback"
         raise TypeError(f"`fn` must be one of {names}, got {said}.")
     out, pullback = known(q, k, v, **{**fixed, **options})
     return _own(out), pullback
@@ -483,6 +483,21 @@ def _eva(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return out, pullback
 
 
+def _second_order(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `second_order_attention` back, through the moments."""
+    found, sources = near_and_far.arranged_moments(q, k, v, **options), _Sources(q, k, v)
+    done = near_and_far.attend_moments(found)
+    raw = found.chunks.joined(done.out)
+    out = found.ungroup(raw)
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out = _like(_checked(d_out, out), raw)
+        pulled = _backward_near_and_far.pull_moments(found, done, d_out, k.shape[-2])
+        return sources.gradients(*pulled)
+
+    return out, pullback
+
+
 # Samples of keys.
 
 
@@ -531,7 +546,7 @@ _PULLBACKS: dict[Any, Callable[..., Any]] = {
     lara.linear_randomized_attention: _proposals,
     few_keys.sampled_key_attention: _sampled_keys,
     near_and_far.eva_attention: _eva,
+    near_and_far.second_order_attention: _second_order,
     near_and_far.local_random_feature_attention: _local,
     linear.linear_attention: _linear,
 }
-_WITHOUT = (few_keys.coreset_attention, near_and_far.second_order_attention)

@@ -199,7 +199,6 @@ def attend_chunks(found: Summarised) -> Summaries:
     return Summaries(states, merge(near, attend(found.chunks.q, *keys, **options)))
 
 
-@as_written
 def second_order_attention(
     q: Array,
     k: Array,
@@ -247,37 +246,95 @@ def second_order_attention(
            [2.],
            [2.]])
     """
+    found = arranged_moments(q, k, v, window=window, scale=scale, mask=mask, causal=causal)
+    return found.ungroup(found.chunks.joined(attend_moments(found).out))
+
+
+class Moments(NamedTuple):
+    """Checked arguments of `second_order_attention`, heads in groups, and moments of chunks."""
+
+    chunks: Chunks
+    apart: Array  # keys less their mean, (..., C, w, d)
+    v_apart: Array
+    far_k: Array  # means and half the covariances of keys, (..., C, d + d d)
+    far_v: Array  # means of values and their covariances with keys, (..., C, d_v + d d_v)
+    root: Array
+    causal: bool
+    ungroup: Callable[..., Array]
+
+    def blocks(self) -> Iterator[slice]:
+        """Some chunks of queries at once."""
+        q = self.chunks.q
+        row = self.chunks.k.shape[-2] * q.shape[-1] ** 2
+        return blocks(0, q.shape[-3], max(1, math.prod(block_shape(q)) // row))
+
+    def queries(self, some: slice) -> tuple[Array, Array]:
+        """Queries x of some chunks, times the scale, and their features x and x x^T.
+
+        q . k + q^T cov q / 2 is a product with these.
+        """
+        xp, x = array_namespace(self.root), self.root * self.root * self.chunks.q[..., some, :, :]
+        square = x[..., :, None] * x[..., None, :]
+        square = xp.reshape(square, (*x.shape[:-1], x.shape[-1] ** 2))
+        return x, xp.concat([x, square], axis=-1)
+
+    def far(self, some: slice) -> tuple[tuple[Array, Array], dict[str, Any]]:
+        """Keys and values that stand for chunks, and how some chunks of queries attend to them."""
+        return (self.far_k[..., None, :, :], self.far_v[..., None, :, :]), {
+            "bias": self.chunks.log_size[..., None, None, :],
+            "mask": self.chunks.others(some, self.causal),
+        }
+
+    def turned(self, out: Array) -> tuple[Array, Array]:
+        """Means of values, and covariances of keys and values, (..., w, d, d_v)."""
+        d, d_v = self.apart.shape[-1], self.v_apart.shape[-1]
+        turned = array_namespace(out).reshape(out[..., d_v:], (*out.shape[:-1], d, d_v))
+        return out[..., :d_v], turned
+
+
+@as_written
+def arranged_moments(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    window: int,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Moments:
+    """Check arguments of `second_order_attention`, and take the moments."""
     scale, mask = check(q, k, v, scale, mask, causal)
     mask, _ = _validate.one_row(mask, k), _validate.chunks("window", window, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
-    root, chunks = root_scale(scale, q), chunked(q, k, v, mask, window)
-    xp, (d, d_v) = array_namespace(q), (q.shape[-1], v.shape[-1])
+    root, chunks, xp = root_scale(scale, q), chunked(q, k, v, mask, window), array_namespace(q)
     mean, v_mean = chunks.mean(chunks.k), chunks.mean(chunks.v)
     apart, v_apart = (
         chunks.seen(x - y[..., None, :]) for x, y in ((chunks.k, mean), (chunks.v, v_mean))
     )
     share = xp.matrix_transpose(apart) / xp.maximum(chunks.size, xp.ones_like(chunks.size))
     cov, cross = share @ apart, share @ v_apart  # (..., C, d, d) and (..., C, d, d_v)
-    # q . k + q^T cov q / 2 is a product with features q and q q^T of the query.
     flat = [xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1])) for x in (cov / 2, cross)]
-    far_k, far_v = _joined([mean, flat[0]])[..., None, :, :], _joined([v_mean, flat[1]])
-    bias, near, found = chunks.log_size[..., None, None, :], chunks.near(root * root, causal), []
-    for some in blocks(
-        0, chunks.q.shape[-3], max(1, math.prod(block_shape(q)) // (window * d * d))
-    ):
-        x = root * root * chunks.q[..., some, :, :]
-        square = xp.reshape(x[..., :, None] * x[..., None, :], (*x.shape[:-1], d * d))
-        far = attend(
-            *(xp.concat([x, square], axis=-1), far_k, far_v[..., None, :, :]),
-            bias=bias,
-            mask=chunks.others(some, causal),
-        )
-        plain, turned = far.out[..., :d_v], far.out[..., d_v:]
-        turned = xp.reshape(turned, (*turned.shape[:-1], d, d_v))
+    far_k, far_v = _joined([mean, flat[0]]), _joined([v_mean, flat[1]])
+    return Moments(chunks, apart, v_apart, far_k, far_v, root, causal, ungroup)
+
+
+@as_written
+def attend_moments(found: Moments) -> Attended:
+    """Attend to the keys of the own chunk, and to the moments of others."""
+    near, done = found.chunks.near(found.root * found.root, found.causal), []
+    xp = array_namespace(near.out)
+    for some in found.blocks():
+        x, features = found.queries(some)
+        keys, options = found.far(some)
+        far = attend(features, *keys, **options)
+        plain, turned = found.turned(far.out)
         far = Attended(plain + xp.sum(x[..., None] * turned, axis=-2), far.lse)
-        of_some = Attended(near.out[..., some, :, :], near.lse[..., some, :])
-        found.append(merge(of_some, far).out)
-    return ungroup(chunks.joined(xp.concat(found, axis=-3) if found else near.out))
+        done.append(merge(Attended(near.out[..., some, :, :], near.lse[..., some, :]), far))
+    if not done:
+        return near
+    out, lse = zip(*done, strict=True)
+    return Attended(xp.concat(list(out), axis=-3), xp.concat(list(lse), axis=-2))
 
 
 def local_random_feature_attention(

@@ -543,7 +543,7 @@ for _record in (
         near_and_far.second_order_attention,
         naive.second_order_attention,
         size="window",
-        options=("scale", "causal", "gqa"),
+        options=("scale", "causal", "gqa", "vjp"),
         traits=("mean", "exponential"),
     ),
     Estimator(

@@ -74,6 +74,12 @@ CASES: dict[str, Case] = {
     "eva": eva(sampled=False),
     "eva published": eva(sampled=False, log_size=False),
     "eva given": eva(given=True),
+    "second": Case(
+        refattn.second_order_attention,
+        naive.second_order_attention,
+        options={"window": W},
+        each=False,
+    ),
     "sample": sample(False),
     "sample for each": sample(True),
     "sample of equals": sample(True, weighted=False),
@@ -310,7 +316,9 @@ class Parts(NamedTuple):
 
 
 @pytest.mark.long("jax", "dask")
-@pytest.mark.parametrize("name", ["sample", "sample for each", "local", "eva", "eva given"])
+@pytest.mark.parametrize(
+    "name", ["sample", "sample for each", "local", "eva", "eva given", "second"]
+)
 def test_backends(backend: Backend, name: str) -> None:
     case, rng = CASES[name], np.random.default_rng(0)
     arrays, options = problem(case, rng, 20, 25, heads=(2, 1))
@@ -418,6 +426,7 @@ OWN: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
         ("causal", "gqa"),
     ),
     "eva-sampled": (refattn.eva_attention, {}, ("causal", "gqa")),
+    "second-order": (refattn.second_order_attention, {}, ("causal", "gqa")),
 }
 
 
@@ -437,13 +446,11 @@ def test_conformance_of_samples(law: str) -> None:
 # --- what is given --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fn", [refattn.coreset_attention, partial(refattn.second_order_attention, window=2)]
-)
-def test_functions_without_a_pullback(fn: Any) -> None:
+def test_coresets_have_none() -> None:
     x = np.ones((3, 2))
-    with pytest.raises(TypeError, match=r"`(coreset|second_order)_attention`, which has no pull"):
-        vjp(fn, x, x, x)
+    for fn in (refattn.coreset_attention, partial(refattn.coreset_attention, num_keys=2)):
+        with pytest.raises(TypeError, match="got `coreset_attention`, which has no pullback"):
+            vjp(fn, x, x, x)
 
 
 def test_local_features_are_positive() -> None:
