@@ -84,6 +84,7 @@ CASES: dict[str, Case] = {
     "sample for each": sample(True),
     "sample of equals": sample(True, weighted=False),
 }
+MORE = [x for x in CASES if x not in ("local", "eva", "second", "sample", "sample for each")]
 MASKS: dict[str, tuple[int, ...] | None] = {"none": None, "keys": (M,), "each": (4, N, M)}
 
 
@@ -151,6 +152,7 @@ def test_slopes_of_formulas(name: str, causal: bool, mask: str) -> None:
         agrees(case, arrays, options, rng)
 
 
+@pytest.mark.long(*MORE)
 @pytest.mark.parametrize("name", CASES)
 def test_slopes_of_many_tokens(name: str) -> None:
     """Past blocks, and queries before the first key."""
@@ -209,6 +211,7 @@ def sizes(case: Case, arrays: dict[str, Any], options: Any, d_out: Any) -> dict[
     }
 
 
+@pytest.mark.long("10.0")
 @pytest.mark.parametrize("variant", ["full", "causal", "key mask", "mask"])
 @pytest.mark.parametrize("size", [1.0, 10.0])
 @pytest.mark.parametrize("name", CASES)
@@ -358,6 +361,7 @@ def test_torch_differentiates_the_formula(name: str) -> None:
                 np.testing.assert_allclose(own, want[x], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.long(*MORE)
 @pytest.mark.parametrize("name", CASES)
 def test_jax_differentiates_the_formula(name: str) -> None:
     jax = pytest.importorskip("jax")
@@ -430,6 +434,7 @@ OWN: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.long("published")
 @pytest.mark.parametrize("name", OWN)
 def test_conformance_of_near_and_far(name: str) -> None:
     fn, fixed, capabilities = OWN[name]
