@@ -30,6 +30,7 @@ __all__ = [
     "Array",
     "Workspace",
     "add",
+    "add_rows",
     "array_namespace",
     "as_written",
     "centred",
@@ -158,7 +159,42 @@ def take_rows(x: Array, indices: Array) -> Array:
         return xp.take_along_axis(x, at, axis=-2)
     # Dask does not take along an axis of a batch.
     each = indices[..., None] == xp.arange(x.shape[-2], device=device(x))
-    return xp.sum(xp.where(each[..., None], x[..., None, :, :], 0.0), axis=-2)
+    rows = xp.sum(xp.where(each[..., None], x[..., None, :, :], 0.0), axis=-2)
+    return xp.astype(rows, x.dtype)
+
+
+def add_rows(x: Array, indices: Array, count: int) -> Array:
+    """Sum the rows of x, (..., S, d), that have one index, (..., S): (..., count, d).
+
+    It is the pullback of `take_rows`. Rows are sorted by their indices, and those that are 1, 2,
+    4, ... places apart are added where they have the same: in the same order at every call.
+    """
+    xp, home = array_namespace(x), device(x)
+    *lead, size, d = x.shape
+    if is_dask_array(x):
+        each = indices[..., None] == xp.arange(count, device=home)
+        return xp.sum(xp.where(each[..., None], x[..., None, :], 0.0), axis=-3)
+    heads = math.prod(lead)
+    wanted = xp.arange(heads * count, device=home)
+    of_head = xp.astype(xp.broadcast_to(indices, (*lead, size)), wanted.dtype)
+    first = xp.reshape(count * xp.arange(heads, device=home), (*lead, 1))
+    place = xp.reshape(of_head + first, (-1,))
+    order = xp.argsort(place)
+    place, rows = xp.take(place, order), xp.take(xp.reshape(x, (heads * size, d)), order, axis=0)
+    apart = 1
+    while apart < heads * size:
+        same = place[apart:] == place[:-apart]
+        if is_numpy_array(x) and not same.any():
+            break
+        more = xp.where(same[:, None], rows[:-apart, :], 0.0)
+        rows = xp.concat([rows[:apart, :], rows[apart:, :] + more], axis=0)
+        apart *= 2
+    if not heads * size:
+        return xp.zeros((*lead, count, d), dtype=x.dtype, device=home)
+    last = xp.searchsorted(place, wanted, side="right") - 1
+    last = xp.where(last < 0, 0, last)
+    found = xp.where((xp.take(place, last) == wanted)[:, None], xp.take(rows, last, axis=0), 0.0)
+    return xp.reshape(found, (*lead, count, d))
 
 
 def norm_bound(x: Array) -> Array:

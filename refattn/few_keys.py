@@ -3,7 +3,8 @@ r"""Attention to a few keys in place of all: a coreset that stands for them, or 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from . import _validate, key_sampling
 from ._arguments import check, exactly_one
@@ -23,7 +24,7 @@ from ._array import (
 from ._blocks import block_shape, blocks, part, put, tiles
 from ._heads import broadcast_lead, group_heads
 from ._hops import with_ones
-from ._kernel import attend, buffers, finite, merge
+from ._kernel import Attended, attend, buffers, finite, merge
 from .key_sampling import PIVOTS
 
 __all__ = ["PIVOTS", "coreset_attention", "sampled_key_attention"]
@@ -96,7 +97,8 @@ def coreset_attention(
     1. Relative to the sum of the absolute terms the error is at most of the order of
     eps (1 + largest exponent) S sqrt(cond g). A key is as near as rounding where what is left of
     the diagonal is at most S eps. g is factored in float64 where the device has it. Keys further
-    apart than |k - k'|^2 / 2 = 708, or 87 without float64, are taken to be at right angles.
+    apart than |k - k'|^2 / 2 = 708, or 87 without float64, are taken to be at right angles. `vjp`
+    has no pullback of it.
 
     Examples
     --------
@@ -215,7 +217,6 @@ def _substitute(lower: Array, free: Array, b: Array) -> Array:
     return x
 
 
-@as_written
 def sampled_key_attention(
     q: Array,
     k: Array,
@@ -273,33 +274,97 @@ def sampled_key_attention(
     >>> sampled_key_attention(q, k, v, indices=np.array([0, 2]), log_probability=np.log([0.25, 1]))
     array([[1.]])
     """
+    found = arranged_samples(
+        q, k, v, indices=indices, log_probability=log_probability, scale=scale, mask=mask
+    )
+    return found.ungroup(attend_samples(found).out)
+
+
+class Sample(NamedTuple):
+    """Some queries, and the keys that their one sample (..., 1, S) is drawn from."""
+
+    q: Array
+    k: Array
+    v: Array
+    mask: Array | None  # (..., 1, m), or (..., n, m) if each query is to have a row of its own
+    indices: Array
+    log_p: Array
+    scale: Any
+
+    def taken(self) -> tuple[Array, Array, dict[str, Any]]:
+        """Keys and values of the sample, and how to attend to them."""
+        at, mask = self.indices[..., 0, :], self.mask
+        if mask is not None:
+            xp = array_namespace(mask)
+            mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at))
+        k, v = take_rows(self.k, at), take_rows(self.v, at)
+        return k, v, {"bias": -self.log_p, "mask": mask, "scale": self.scale}
+
+    def attend(self) -> Attended:
+        """Attend to the keys of the sample."""
+        k, v, options = self.taken()
+        return attend(self.q, k, v, **options)
+
+
+class Arranged(NamedTuple):
+    """Checked arguments of `sampled_key_attention`, heads in groups."""
+
+    sample: Sample  # its indices may be (..., n, S)
+    ungroup: Callable[..., Array]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all queries have one sample, of which they see the same keys."""
+        mask = self.sample.mask
+        return self.sample.indices.shape[-2] == 1 and (mask is None or mask.shape[-2] == 1)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The axes before those of queries."""
+        q, k, v, mask, indices, *_ = self.sample
+        return broadcast_lead(q, k, v, mask, indices)
+
+    def each(self, at_least: int = 1) -> Iterator[tuple[tuple[slice, ...], Sample]]:
+        """Which queries, and with an axis for each of them their samples, some at once."""
+        q, k, v, mask, indices, log_p, scale = self.sample
+        whole, size = slice(None), max(1, indices.shape[-1] * (q.shape[-1] + v.shape[-1]))
+        most = max(at_least, math.prod(block_shape(q)) // size)
+        for box in tiles((*self.lead, q.shape[-2]), most):
+            rows, head = (*box, whole), (*box[:-1], whole, whole)
+            k_h, v_h = (part(x, head)[..., None, :, :] for x in (k, v))
+            seen = None if mask is None else part(mask, rows)[..., None, :]
+            at, of_at = (part(x, rows)[..., None, :] for x in (indices, log_p))
+            yield box, Sample(part(q, rows)[..., None, :], k_h, v_h, seen, at, of_at, scale)
+
+
+def arranged_samples(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    indices: Any,
+    log_probability: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+) -> Arranged:
+    """Check arguments of `sampled_key_attention`."""
     _validate.attention(q, k, v, mask=mask)
     indices, log_p = _validate.sample_of_keys(indices, log_probability, q, k, v)
     scale = _validate.real("scale", scale, optional=True, like=q)
     mask = _validate.key_rows(mask, k)
     (q, k, v, mask, indices, log_p), ungroup = group_heads(q, k, v, mask, indices, log_p)
     scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
-    if indices.shape[-2] == 1:
-        return ungroup(_sampled(q, k, v, mask, indices, log_p, scale))
-    n, size = q.shape[-2], max(1, indices.shape[-1] * (q.shape[-1] + v.shape[-1]))
-    lead = broadcast_lead(q, k, v, mask, indices)
-    out = buffers(q, v, lead).out
-    whole = slice(None)
-    for box in tiles((*lead, n), math.prod(block_shape(q)) // size):
-        rows, head = (*box, whole), (*box[:-1], whole, whole)
-        seen = None if mask is None else part(mask, rows)[..., None, :]
-        at, of_at = (part(x, rows)[..., None, :] for x in (indices, log_p))
-        k_h, v_h = (part(x, head)[..., None, :, :] for x in (k, v))
-        done = _sampled(part(q, rows)[..., None, :], k_h, v_h, seen, at, of_at, scale)
-        out = put(out, rows, done[..., 0, :])
-    return ungroup(out)
+    return Arranged(Sample(q, k, v, mask, indices, log_p, scale), ungroup)
 
 
-def _sampled(
-    q: Array, k: Array, v: Array, mask: Array | None, indices: Array, log_p: Array, scale: Any
-) -> Array:
-    """Attend to samples (..., 1, S) of keys."""
-    xp, at = array_namespace(q), indices[..., 0, :]
-    if mask is not None:
-        mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at))
-    return attend(q, take_rows(k, at), take_rows(v, at), bias=-log_p, mask=mask, scale=scale).out
+@as_written
+def attend_samples(found: Arranged) -> Attended:
+    """Attend to samples, all at once where they are shared."""
+    if found.shared:
+        return found.sample.attend()
+    out, lse = buffers(found.sample.q, found.sample.v, found.lead)
+    for box, sample in found.each():
+        done = sample.attend()
+        out = put(out, (*box, slice(None)), done.out[..., 0, :])
+        lse = put(lse, box, done.lse[..., 0])
+    return Attended(out, lse)

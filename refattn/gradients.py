@@ -1,4 +1,4 @@
-r"""Derivatives of attention: the pullback of every estimator, composed as the estimator is.
+r"""Derivatives of attention: pullbacks of estimators, composed as these are.
 
 `vjp` evaluates a function, and returns what takes the cotangent of its result, the derivative of
 some loss with respect to it, to those of its arguments. One pullback is numerical, that of
@@ -10,19 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 from . import (
     _backward,
+    _backward_few_keys,
     _backward_hops,
     _backward_lara,
+    _backward_near_and_far,
     _kernel,
     _validate,
     attention,
     estimators,
+    few_keys,
     lara,
     linear,
     naive,
+    near_and_far,
     sampling,
 )
 from ._array import Array, array_namespace
@@ -95,19 +100,21 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     fn : function
         One of the public attention functions: `attend`, `softmax_attention`,
         `random_feature_attention`, `importance_sampled_attention`, `randomized_attention`,
-        `mean_of_ratios_attention`, `linear_randomized_attention` or `linear_attention`, or a
-        `functools.partial` of one with options.
+        `mean_of_ratios_attention`, `linear_randomized_attention`, `linear_attention`,
+        `sampled_key_attention`, `eva_attention`, `second_order_attention` or
+        `local_random_feature_attention`, or a `functools.partial` of one with options.
+        `coreset_attention` has no pullback.
     q, k, v : arrays
         As `fn` takes them.
     **options
         As for `fn`. Drawn frequencies count as constants, but for those that
-        `linear_randomized_attention` draws around proposals: these move with the queries and keys
-        that the proposals are made of. Give `omega` and `centres` for the derivative at fixed
-        frequencies and proposals. `randomized_attention` must be given its frequencies. A
-        `feature_map` must be one of `refattn.features`, or have a pullback of its own in an
-        attribute: ``feature_map.vjp(x)`` returns the features, and a function from their cotangent
-        to that of x (for `Features`, from those of `values` and of `log_scale`, which is None where
-        the scale cancels).
+        `linear_randomized_attention` draws around proposals and `eva_attention` around means: these
+        move with the queries and keys that the proposals and means are made of. Give `omega` (and
+        `centres`) for the derivative at fixed frequencies (and proposals). `randomized_attention`
+        must be given its frequencies. A `feature_map` must be one of `refattn.features`, or have a
+        pullback of its own in an attribute: ``feature_map.vjp(x)`` returns the features, and a
+        function from their cotangent to that of x (for `Features`, from those of `values` and of
+        `log_scale`, which is None where the scale cancels).
 
     Returns
     -------
@@ -155,7 +162,10 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     known = _PULLBACKS.get(fn) if isinstance(fn, Hashable) else None
     if known is None:
         names = ", ".join(sorted(x.__name__ for x in _PULLBACKS))
-        raise TypeError(f"`fn` must be one of {names}, got {_validate.describe(fn)}.")
+        said = _validate.describe(fn)
+        if fn is few_keys.coreset_attention:
+            said = "`coreset_attention`, which has no pullback"
+        raise TypeError(f"`fn` must be one of {names}, got {said}.")
     out, pullback = known(q, k, v, **{**fixed, **options})
     return _own(out), pullback
 
@@ -171,13 +181,14 @@ def opened(fn: Any) -> tuple[Any, dict[str, Any]]:
 def pulled_back(fn: Any, formula: Any) -> Callable[..., Any] | None:
     """What `vjp` takes for an estimator and its formula, if it takes anything.
 
-    The function of the same name where the formula is of `naive`, or the estimator itself.
+    The function of the same name where the formula is of `naive`, with what the estimator fixes if
+    it is that function, or the estimator itself.
     """
-    plain, options = opened(formula)
+    formula, options = opened(formula)
+    plain, own = opened(fn)
     for known in _PULLBACKS:
-        if getattr(naive, known.__name__, None) is plain:
-            return partial(known, **options)
-    plain, _ = opened(fn)
+        if getattr(naive, known.__name__, None) is formula:
+            return partial(known, **{**(own if plain is known else {}), **options})
     return fn if isinstance(plain, Hashable) and plain in _PULLBACKS else None
 
 
@@ -437,6 +448,72 @@ def _proposals(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return out, pullback
 
 
+# Near and far.
+
+
+def _local(q: Array, k: Array, v: Array, *, window: near_and_far.Sides, **options: Any) -> Any:
+    """Pull `local_random_feature_attention` back, part by part."""
+    fn = near_and_far.local_random_feature_attention
+    signature(fn).bind(q, k, v, window=window, **options)  # it takes no other features
+    sides, causal = _validate.window(window), options.get("causal", False)
+    found, sources = estimators.arranged(q, k, v, **options), _sources(q, k, v, options)
+    local = near_and_far.attend_locally(found, sides, causal)
+    out = found.ungroup(local.done.out)
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out = _like(_checked(d_out, out), local.done.out)
+        pulled = _backward_near_and_far.pull_local(found, sides, causal, local, d_out)
+        return sources.gradients(*pulled[:3], found.root * pulled.omega)
+
+    return out, pullback
+
+
+def _eva(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `eva_attention` back, through the means that summaries are made of."""
+    found = near_and_far.arranged_chunks(q, k, v, **options)
+    done, sources = near_and_far.attend_chunks(found), _sources(q, k, v, options)
+    raw = found.chunks.joined(done.done.out)
+    out = found.ungroup(raw)
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out = _like(_checked(d_out, out), raw)
+        pulled = _backward_near_and_far.pull_chunks(found, done, d_out, k.shape[-2])
+        return sources.gradients(*pulled)
+
+    return out, pullback
+
+
+def _second_order(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `second_order_attention` back, through the moments."""
+    found, sources = near_and_far.arranged_moments(q, k, v, **options), _Sources(q, k, v)
+    done = near_and_far.attend_moments(found)
+    raw = found.chunks.joined(done.out)
+    out = found.ungroup(raw)
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out = _like(_checked(d_out, out), raw)
+        pulled = _backward_near_and_far.pull_moments(found, done, d_out, k.shape[-2])
+        return sources.gradients(*pulled)
+
+    return out, pullback
+
+
+# Samples of keys.
+
+
+def _sampled_keys(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `sampled_key_attention` back at given samples."""
+    found = few_keys.arranged_samples(q, k, v, **options)
+    done, sources = few_keys.attend_samples(found), _Sources(q, k, v)
+    out = found.ungroup(done.out)
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out = _like(_checked(d_out, out), done.out)
+        return sources.gradients(*_backward_few_keys.pull(found, done, d_out)[:3])
+
+    return out, pullback
+
+
 # Linear attention.
 
 
@@ -467,5 +544,9 @@ _PULLBACKS: dict[Any, Callable[..., Any]] = {
     estimators.randomized_attention: _randomized,
     estimators.mean_of_ratios_attention: _mean_of_ratios,
     lara.linear_randomized_attention: _proposals,
+    few_keys.sampled_key_attention: _sampled_keys,
+    near_and_far.eva_attention: _eva,
+    near_and_far.second_order_attention: _second_order,
+    near_and_far.local_random_feature_attention: _local,
     linear.linear_attention: _linear,
 }

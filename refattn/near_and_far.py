@@ -8,7 +8,7 @@ those of the query's own chunk, and each other chunk is one term. In
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from . import _validate, sampling
@@ -24,11 +24,12 @@ from ._array import (
     square_norm,
 )
 from ._blocks import block_shape, blocks
+from ._chunks import Chunks, chunked, rows
 from ._heads import broadcast_lead, group_heads
-from ._hops import Exponential, Keys, Samples, causal_attention, sample, two_hops
+from ._hops import Keys, Samples, sample, two_hops
 from ._kernel import Attended, attend, merge
 from ._scores import Options
-from .estimators import arranged
+from .estimators import Arranged, arranged
 
 __all__ = [
     "eva_attention",
@@ -36,8 +37,9 @@ __all__ = [
     "second_order_attention",
 ]
 
+Sides = tuple[int | None, int | None]
 
-@as_written
+
 def eva_attention(
     q: Array,
     k: Array,
@@ -110,37 +112,93 @@ def eva_attention(
            [2.],
            [2.]])
     """
+    found = arranged_chunks(
+        q, k, v, window=window, omega=omega, rng=rng, sampled=sampled, log_size=log_size,
+        scale=scale, mask=mask, causal=causal,
+    )  # fmt: skip
+    return found.ungroup(found.chunks.joined(attend_chunks(found).done.out))
+
+
+class Summarised(NamedTuple):
+    """Checked arguments of `eva_attention`, heads in groups, and what summaries are made of."""
+
+    chunks: Chunks
+    mean: Array  # of the keys of each chunk, (..., C, d)
+    omega: Array  # times the root of the scale
+    moves: bool  # whether frequencies are made of the means
+    bias: Array  # log of how often each summary counts, (..., C)
+    root: Array
+    causal: bool
+    ungroup: Callable[..., Array]
+
+    @property
+    def keys(self) -> Keys:
+        """The keys of each chunk, as its frequency sees them."""
+        chunks = self.chunks
+        return Keys(chunks.k, chunks.v, chunks.mask, self.root * self.root / 2)
+
+    def far(self, f: Array) -> tuple[tuple[Array, Array], dict[str, Any]]:
+        """Summaries f (..., C, d_v) as keys and values, and how queries attend to them."""
+        return (self.mean[..., None, :, :], f[..., None, :, :]), {
+            "bias": self.bias[..., None, None, :],
+            "mask": self.chunks.others(slice(None), self.causal),
+            "scale": self.root * self.root,
+        }
+
+
+class Summaries(NamedTuple):
+    """What the frequency of each chunk has seen of its keys, and what queries have seen."""
+
+    states: Attended  # (..., C, 1, d_v)
+    done: Attended  # (..., B, w, d_v)
+
+
+@as_written
+def arranged_chunks(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    window: int,
+    omega: Array | None = None,
+    rng: Any = None,
+    sampled: bool = True,
+    log_size: bool = True,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Summarised:
+    """Check arguments of `eva_attention`, and draw frequencies."""
     scale, mask = check(q, k, v, scale, mask, causal)
     mask, (window, count) = _validate.one_row(mask, k), _validate.chunks("window", window, q, k)
     _validate.flag("sampled", sampled)
     _validate.flag("log_size", log_size)
-    noise, lead = None, _validate.lead(q, k, v)
+    noise, lead, moves = None, _validate.lead(q, k, v), omega is None
     if omega is not None:
         omega = _validate.chunk_frequencies(omega, count, q, lead)
     elif sampled:
         noise = constant(_validate.generator(rng).standard_normal((count, q.shape[-1])), q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
-    root, chunks = root_scale(scale, q), _chunked(q, k, v, mask, window)
+    root, chunks = root_scale(scale, q), chunked(q, k, v, mask, window)
     mean = chunks.mean(chunks.k)
     if omega is None:
         omega = root * (chunks.mean_query + mean)
         omega = omega if noise is None else omega + noise
-    keys = Keys(chunks.k, chunks.v, chunks.mask, root * root / 2)
-    summary = sample(root * omega[..., None, :], keys).out[..., 0, :]
     bias = chunks.log_size
     if not log_size:
         bias = array_namespace(q).where(bias == -math.inf, bias, 0.0)
-    near = chunks.near(root * root, causal)
-    far = attend(
-        *(chunks.q, mean[..., None, :, :], summary[..., None, :, :]),
-        bias=bias[..., None, None, :],
-        mask=chunks.others(slice(None), causal),
-        scale=root * root,
-    )
-    return ungroup(chunks.joined(merge(near, far).out))
+    return Summarised(chunks, mean, root * omega, moves, bias, root, causal, ungroup)
 
 
 @as_written
+def attend_chunks(found: Summarised) -> Summaries:
+    """Attend to the keys of the own chunk, and to summaries of others."""
+    states = sample(found.omega[..., None, :], found.keys)
+    keys, options = found.far(states.out[..., 0, :])
+    near = found.chunks.near(found.root * found.root, found.causal)
+    return Summaries(states, merge(near, attend(found.chunks.q, *keys, **options)))
+
+
 def second_order_attention(
     q: Array,
     k: Array,
@@ -188,40 +246,97 @@ def second_order_attention(
            [2.],
            [2.]])
     """
+    found = arranged_moments(q, k, v, window=window, scale=scale, mask=mask, causal=causal)
+    return found.ungroup(found.chunks.joined(attend_moments(found).out))
+
+
+class Moments(NamedTuple):
+    """Checked arguments of `second_order_attention`, heads in groups, and moments of chunks."""
+
+    chunks: Chunks
+    apart: Array  # keys less their mean, (..., C, w, d)
+    v_apart: Array
+    far_k: Array  # means and half the covariances of keys, (..., C, d + d d)
+    far_v: Array  # means of values and their covariances with keys, (..., C, d_v + d d_v)
+    root: Array
+    causal: bool
+    ungroup: Callable[..., Array]
+
+    def blocks(self) -> Iterator[slice]:
+        """Some chunks of queries at once."""
+        q = self.chunks.q
+        row = self.chunks.k.shape[-2] * q.shape[-1] ** 2
+        return blocks(0, q.shape[-3], max(1, math.prod(block_shape(q)) // row))
+
+    def queries(self, some: slice) -> tuple[Array, Array]:
+        """Queries x of some chunks, times the scale, and their features x and x x^T.
+
+        q . k + q^T cov q / 2 is a product with these.
+        """
+        xp, x = array_namespace(self.root), self.root * self.root * self.chunks.q[..., some, :, :]
+        square = x[..., :, None] * x[..., None, :]
+        square = xp.reshape(square, (*x.shape[:-1], x.shape[-1] ** 2))
+        return x, xp.concat([x, square], axis=-1)
+
+    def far(self, some: slice) -> tuple[tuple[Array, Array], dict[str, Any]]:
+        """Keys and values that stand for chunks, and how some chunks of queries attend to them."""
+        return (self.far_k[..., None, :, :], self.far_v[..., None, :, :]), {
+            "bias": self.chunks.log_size[..., None, None, :],
+            "mask": self.chunks.others(some, self.causal),
+        }
+
+    def turned(self, out: Array) -> tuple[Array, Array]:
+        """Means of values, and covariances of keys and values, (..., w, d, d_v)."""
+        d, d_v = self.apart.shape[-1], self.v_apart.shape[-1]
+        turned = array_namespace(out).reshape(out[..., d_v:], (*out.shape[:-1], d, d_v))
+        return out[..., :d_v], turned
+
+
+@as_written
+def arranged_moments(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    window: int,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Moments:
+    """Check arguments of `second_order_attention`, and take the moments."""
     scale, mask = check(q, k, v, scale, mask, causal)
     mask, (window, _) = _validate.one_row(mask, k), _validate.chunks("window", window, q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
-    root, chunks = root_scale(scale, q), _chunked(q, k, v, mask, window)
-    xp, (d, d_v) = array_namespace(q), (q.shape[-1], v.shape[-1])
+    root, chunks, xp = root_scale(scale, q), chunked(q, k, v, mask, window), array_namespace(q)
     mean, v_mean = chunks.mean(chunks.k), chunks.mean(chunks.v)
     apart, v_apart = (
         chunks.seen(x - y[..., None, :]) for x, y in ((chunks.k, mean), (chunks.v, v_mean))
     )
     share = xp.matrix_transpose(apart) / xp.maximum(chunks.size, xp.ones_like(chunks.size))
     cov, cross = share @ apart, share @ v_apart  # (..., C, d, d) and (..., C, d, d_v)
-    # q . k + q^T cov q / 2 is a product with features q and q q^T of the query.
     flat = [xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1])) for x in (cov / 2, cross)]
-    far_k, far_v = _joined([mean, flat[0]])[..., None, :, :], _joined([v_mean, flat[1]])
-    bias, near, found = chunks.log_size[..., None, None, :], chunks.near(root * root, causal), []
-    for some in blocks(
-        0, chunks.q.shape[-3], max(1, math.prod(block_shape(q)) // (window * d * d))
-    ):
-        x = root * root * chunks.q[..., some, :, :]
-        square = xp.reshape(x[..., :, None] * x[..., None, :], (*x.shape[:-1], d * d))
-        far = attend(
-            *(xp.concat([x, square], axis=-1), far_k, far_v[..., None, :, :]),
-            bias=bias,
-            mask=chunks.others(some, causal),
-        )
-        plain, turned = far.out[..., :d_v], far.out[..., d_v:]
-        turned = xp.reshape(turned, (*turned.shape[:-1], d, d_v))
-        far = Attended(plain + xp.sum(x[..., None] * turned, axis=-2), far.lse)
-        of_some = Attended(near.out[..., some, :, :], near.lse[..., some, :])
-        found.append(merge(of_some, far).out)
-    return ungroup(chunks.joined(xp.concat(found, axis=-3) if found else near.out))
+    far_k, far_v = _joined([mean, flat[0]]), _joined([v_mean, flat[1]])
+    return Moments(chunks, apart, v_apart, far_k, far_v, root, causal, ungroup)
 
 
 @as_written
+def attend_moments(found: Moments) -> Attended:
+    """Attend to the keys of the own chunk, and to the moments of others."""
+    near, done = found.chunks.near(found.root * found.root, found.causal), []
+    xp = array_namespace(near.out)
+    for some in found.blocks():
+        x, features = found.queries(some)
+        keys, options = found.far(some)
+        far = attend(features, *keys, **options)
+        plain, turned = found.turned(far.out)
+        far = Attended(plain + xp.sum(x[..., None] * turned, axis=-2), far.lse)
+        done.append(merge(Attended(near.out[..., some, :, :], near.lse[..., some, :]), far))
+    if not done:
+        return near
+    out, lse = zip(*done, strict=True)
+    return Attended(xp.concat(list(out), axis=-3), xp.concat(list(lse), axis=-2))
+
+
 def local_random_feature_attention(
     q: Array,
     k: Array,
@@ -283,44 +398,70 @@ def local_random_feature_attention(
         q, k, v, omega=omega, num_features=num_features, coupling=coupling, proposal=proposal,
         rng=rng, scale=scale, mask=mask, causal=causal,
     )  # fmt: skip
-    q, keys, samples, root, ungroup = found
-    done = attend(
-        *(q, keys.k, keys.v),
-        mask=keys.mask,
-        causal=causal,
-        scale=root * root,
-        options=Options(sides),
-    )
+    return found.ungroup(attend_locally(found, sides, causal).done.out)
+
+
+class Field(NamedTuple):
+    """Keys before or after the windows, which queries read through random features."""
+
+    q: Array
+    keys: Keys
+    causal: bool
+    turned: bool = False  # whether the last tokens are the first
+
+    def attend(self, samples: Samples) -> Attended:
+        """Read the keys."""
+        return self.turn(two_hops(self.q, samples, self.keys, self.causal))
+
+    def turn(self, done: Attended) -> Attended:
+        """Queries the other way round, if they are."""
+        if not self.turned:
+            return done
+        return Attended(reverse(done.out, -2), reverse(done.lse, -1))
+
+
+class Local(NamedTuple):
+    """What queries have seen, and of what parts it was merged beside the near keys."""
+
+    done: Attended
+    of_query: Array  # what normalisers of features lack, |q|^2 / 2 + log S
+    far: list[tuple[Field, Attended]]
+
+
+def near_options(keys: Keys, root: Array, sides: Sides, causal: bool) -> dict[str, Any]:
+    """How queries attend to the keys in their windows."""
+    options = Options(sides)
+    return {"mask": keys.mask, "causal": causal, "scale": root * root, "options": options}
+
+
+@as_written
+def attend_locally(found: Arranged, sides: Sides, causal: bool) -> Local:
+    """Attend to near keys exactly, and to others through random features."""
+    q, keys, samples, root, _ = found
+    done, far = attend(q, keys.k, keys.v, **near_options(keys, root, sides, causal)), []
     of_query = root * root * square_norm(q) / 2 + math.log(samples.omega.shape[-2])
-    for far in _far(q, samples, keys, causal, sides):
-        done = merge(done, Attended(far.out, far.lse - of_query))
-    return ungroup(done.out)
+    for field in _fields(q, keys, causal, sides):
+        out, lse = field.attend(samples)
+        far.append((field, Attended(out, lse - of_query)))
+        done = merge(done, far[-1][1])
+    return Local(done, of_query, far)
 
 
-def _far(
-    q: Array,
-    samples: Samples,
-    keys: Keys,
-    causal: bool,
-    window: tuple[int | None, int | None],
-) -> Iterator[Attended]:
-    """Read the keys before the window, and those after it, through random features."""
-    (left, right), (n, m), xp = window, (q.shape[-2], keys.k.shape[-2]), array_namespace(q)
+def _fields(q: Array, keys: Keys, causal: bool, sides: Sides) -> Iterator[Field]:
+    """The keys before the windows, and those after them."""
+    (left, right), (n, m), xp = sides, (q.shape[-2], keys.k.shape[-2]), array_namespace(q)
     if keys.differ:
-        band = Options(window).band(n, m, False)
-        near = band.visible(slice(0, n), slice(0, m), device(q), xp)
+        near = Options(sides).band(n, m, False).visible(slice(0, n), slice(0, m), device(q), xp)
         if near is not None:
-            yield two_hops(q, samples, keys._replace(mask=keys.mask & ~near), causal)
+            yield Field(q, keys._replace(mask=keys.mask & ~near), causal)
         return
     if left is not None:
-        yield causal_attention(q, keys.tokens(0, m - left - 1), Exponential(samples))
+        yield Field(q, keys.tokens(0, m - left - 1), True)
     if right is not None and not causal:
         # The other way round the last are the first, and the keys after become those before.
         mask = None if keys.mask is None else reverse(keys.mask, -1)
         turned = keys._replace(k=reverse(keys.k, -2), v=reverse(keys.v, -2), mask=mask)
-        before = _padded(turned, n - right - 1)
-        after = causal_attention(reverse(q, -2), before, Exponential(samples))
-        yield Attended(reverse(after.out, -2), reverse(after.lse, -1))
+        yield Field(reverse(q, -2), _padded(turned, n - right - 1), True, turned=True)
 
 
 def _padded(keys: Keys, count: int) -> Keys:
@@ -329,112 +470,8 @@ def _padded(keys: Keys, count: int) -> Keys:
     if count <= m:
         return keys.tokens(0, count)
     mask = xp.ones((1, m), dtype=xp.bool, device=device(keys.k)) if keys.mask is None else keys.mask
-    rows = xp.matrix_transpose(_rows(xp.matrix_transpose(mask), 0, count))
-    return Keys(_rows(keys.k, 0, count), _rows(keys.v, 0, count), rows, keys.half)
-
-
-class _Chunks(NamedTuple):
-    """Queries, and the keys of their chunks; keys of all chunks."""
-
-    q: Array  # (..., B, w, d)
-    own: tuple[Array, Array, Array | None]  # (..., B, w, d), (..., B, w, d_v), (..., B, 1, w)
-    k: Array  # (..., C, w, d)
-    v: Array  # (..., C, w, d_v)
-    mask: Array | None  # (..., C, 1, w)
-    size: Array  # keys that are seen in each chunk, (..., C, 1, 1)
-    mean_query: Array  # (..., C, d), 0 of none
-    first: int  # chunk of the first query, which may be before that of the first key
-    ahead: int  # first query of a chunk of queries, in the chunk of its keys
-    rows: slice  # of the chunks, where the queries are
-
-    @property
-    def log_size(self) -> Array:
-        """Log of the number of keys seen in each chunk, (..., C)."""
-        xp, size = array_namespace(self.k), self.size[..., 0, 0]
-        return xp.where(size > 0, xp.log(xp.where(size > 0, size, 1.0)), -math.inf)
-
-    def seen(self, x: Array) -> Array:
-        """Rows (..., C, w, d) of keys that are seen, 0 in place of others."""
-        xp = array_namespace(x)
-        return x if self.mask is None else xp.where(xp.matrix_transpose(self.mask), x, 0.0)
-
-    def mean(self, x: Array) -> Array:
-        """Mean over the keys that are seen in each chunk, (..., C, d); 0 of none."""
-        xp = array_namespace(x)
-        total = xp.sum(self.seen(x), axis=-2)
-        return total / xp.maximum(self.size, xp.ones_like(self.size))[..., 0]
-
-    def near(self, scale: Array, causal: bool) -> Attended:
-        """Attend to the keys of the own chunk."""
-        k, v, mask = self.own
-        options = Options(shift=self.ahead)
-        return attend(self.q, k, v, mask=mask, causal=causal, scale=scale, options=options)
-
-    def others(self, some: slice, causal: bool) -> Array:
-        """Which chunks some of the chunks of queries see as a whole, (B, 1, C)."""
-        xp, home = array_namespace(self.q), device(self.q)
-        own = xp.arange(self.first, self.first + self.q.shape[-3], dtype=xp.int32, device=home)
-        own, chunk = own[some], xp.arange(self.k.shape[-3], dtype=xp.int32, device=home)
-        far = chunk < own[:, None] if causal else chunk != own[:, None]
-        return far[:, None, :]
-
-    def joined(self, out: Array) -> Array:
-        """Results of the queries, (..., n, d_v)."""
-        xp = array_namespace(out)
-        shape = (*out.shape[:-3], out.shape[-3] * out.shape[-2], out.shape[-1])
-        return xp.reshape(out, shape)[..., self.rows, :]
-
-
-def _chunked(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> _Chunks:
-    """Cut tokens into chunks; the last query is level with the last key."""
-    xp, n, m = array_namespace(q), q.shape[-2], k.shape[-2]
-    shift, count = m - n, -(-m // window)
-    first = shift // window
-    start, stop, end = first * window, count * window, count * window - shift
-
-    def cut(x: Array, start: int, stop: int) -> Array:
-        x = _rows(x, start, stop)
-        return xp.reshape(x, (*x.shape[:-2], (stop - start) // window, window, x.shape[-1]))
-
-    def keys(start: int) -> tuple[Array, Array, Array | None]:
-        there = xp.ones((m, 1), dtype=xp.bool, device=device(k))
-        there = there if mask is None else there & xp.matrix_transpose(mask)
-        seen = None
-        if mask is not None or start < 0 or stop > m:
-            seen = xp.matrix_transpose(cut(there, start, stop))
-        return cut(k, start, stop), cut(v, start, stop), seen
-
-    all_keys = keys(0)
-    seen = all_keys[-1]
-    size = xp.full((1, 1), window, dtype=q.dtype, device=device(q))
-    size = xp.broadcast_to(size, (count, 1, 1))
-    if seen is not None:
-        size = xp.sum(xp.astype(seen, q.dtype), axis=-1, keepdims=True)
-    # Queries of several chunks have places in them; those of one, which may be few, have none.
-    few = count - first == 1
-    of_queries = q[..., None, :, :] if few else cut(q, start - shift, end)
-    places = slice(0, n) if few else slice(shift - start, shift - start + n)
-    some = xp.ones((n, 1), dtype=q.dtype, device=device(q))
-    some = some[None] if few else cut(some, start - shift, end)
-    most = xp.sum(some, axis=-2)
-    mean = xp.sum(of_queries, axis=-2) / xp.where(most > 0, most, 1.0)
-    mean = _rows(mean, -first, count - first)
-    ahead = shift - start if few else 0
-    return _Chunks(of_queries, keys(start), *all_keys, size, mean, first, ahead, places)
-
-
-def _rows(x: Array, start: int, stop: int) -> Array:
-    """Rows from `start` to `stop` of x, (..., m, d), and zeros beyond those that there are."""
-    xp, m = array_namespace(x), x.shape[-2]
-    inside = x[..., max(0, min(start, m)) : max(0, min(stop, m)), :]
-    before, after = max(0, min(stop, 0) - start), max(0, stop - max(start, m))
-    if not before and not after:
-        return inside
-    zeros = [
-        xp.zeros((*x.shape[:-2], size, x.shape[-1]), dtype=x.dtype, device=device(x))
-        for size in (before, after)
-    ]
-    return xp.concat([zeros[0], inside, zeros[1]], axis=-2)
+    mask = xp.matrix_transpose(rows(xp.matrix_transpose(mask), 0, count))
+    return Keys(rows(keys.k, 0, count), rows(keys.v, 0, count), mask, keys.half)
 
 
 def _joined(parts: list[Array]) -> Array:

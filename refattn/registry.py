@@ -513,7 +513,8 @@ for _record in (
             _sampled(law),
             naive.sampled_key_attention,
             size="num_keys",
-            options=("scale", "gqa"),
+            # Norms of values make samples jump where values move.
+            options=("scale", "gqa") if law == "norms" else ("scale", "gqa", "vjp"),
             traits=(*_MEAN, "separate", "random", *(("quadratic",) if law == "softmax" else ())),
         )
         for law in reversed(key_sampling.LAWS)
@@ -524,7 +525,7 @@ for _record in (
             partial(near_and_far.eva_attention, sampled=False, log_size=log_size),
             partial(naive.eva_attention, log_size=log_size),
             size="window",
-            options=("scale", "causal", "gqa"),
+            options=("scale", "causal", "gqa", "vjp"),
             traits=_MEAN,
         )
         for log_size in (True, False)
@@ -534,7 +535,7 @@ for _record in (
         near_and_far.eva_attention,
         naive.eva_attention,
         size="window",
-        options=("scale", "causal", "gqa"),
+        options=("scale", "causal", "gqa", "vjp"),
         traits=(*_MEAN, "random"),
     ),
     Estimator(
@@ -542,7 +543,7 @@ for _record in (
         near_and_far.second_order_attention,
         naive.second_order_attention,
         size="window",
-        options=("scale", "causal", "gqa"),
+        options=("scale", "causal", "gqa", "vjp"),
         traits=("mean", "exponential"),
     ),
     Estimator(
@@ -550,7 +551,7 @@ for _record in (
         partial(near_and_far.local_random_feature_attention, window=_NEAR),
         partial(naive.local_random_feature_attention, window=_NEAR),
         size="num_features",
-        options=("scale", "mask", "causal", "gqa", "omega", "omega_per_head"),
+        options=(*_SEES, "omega", "omega_per_head"),
         traits=(*_MEAN, "random", "common", "any-size"),
     ),
     Estimator(

@@ -819,7 +819,9 @@ def test_bad_input() -> None:
     with pytest.raises(TypeError, match="`d_lse` must have the dtype"):
         vjp(ATTEND, **arrays)[1]((None, np.ones((4, 11), np.float32)))
     for fn in (np.sum, None, [], naive.softmax_attention):
-        with pytest.raises(TypeError, match="`fn` must be one of attend, importance"):
+        with pytest.raises(
+            TypeError, match="`fn` must be one of attend, eva_attention, importance"
+        ):
             vjp(fn, **arrays)
     with pytest.raises(TypeError, match="`fn` must have options by keyword only"):
         vjp(partial(SOFTMAX, arrays["q"]), **arrays)
