@@ -143,6 +143,23 @@ def test_own_functions_pass(name: str, dtype: str) -> None:
         assert all(r.detectable[key] <= target for key, target in r.target.items())
 
 
+NEAR_AND_FAR = {
+    "eva": ("causal", "gqa"),
+    "eva-sampled": ("causal", "gqa"),
+    "second-order": ("causal", "gqa"),
+    "rfa-local": ("omega", "omega_per_head", *VISIBLE),
+}
+
+
+@pytest.mark.long("second", "local", "sampled", "coreset")
+@pytest.mark.parametrize("name", [*NEAR_AND_FAR, "coreset", "sampled-norms"])
+@pytest.mark.usefixtures("few_seeds")
+def test_own_functions_of_near_keys_and_few_keys_pass(name: str) -> None:
+    fn = refattn.registry.ESTIMATORS[name].fn
+    report = check(fn, estimator=name, capabilities=NEAR_AND_FAR.get(name, ("gqa",)), rng=1)
+    assert report.verdict == "PASS", str(report)
+
+
 def ported(library: str, dtype: str, **tags: Any) -> dict[str, Any]:
     if library == "jax":
         pytest.importorskip("jax").config.update("jax_enable_x64", True)
@@ -216,7 +233,7 @@ def test_own_functions_on_other_libraries(library: str) -> None:
 )
 @pytest.mark.long(
     *("rfa", "recurrent", "ra", "orthogonal", "upcast", "online", "linear", "simplex", "lara"),
-    *("options", "sink", "dropout"),
+    *("options", "sink", "dropout", "second"),
 )
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda m: m.name)
 @pytest.mark.usefixtures("fewest_seeds")
@@ -246,8 +263,8 @@ def adapted(mutant: Any, **tags: Any) -> Adapter:
 
 def cheapest(names: list[str]) -> str:
     """An identity, but not that of a few seeds, which may differ by chance; or a strong law."""
-    weak = {"seeds": 2, "long_vectors": 1, "uses_together": 1}  # frequency_law may take a minute
-    if "frequency_pairs" in names:
+    weak = {"seeds": 2, "long_vectors": 1, "uses_together": 1, "large_logits": 1}
+    if "frequency_pairs" in names:  # the other may take a minute
         weak["frequency_law"] = 1
     return min(
         names,
@@ -262,7 +279,7 @@ def test_every_defect_is_in_the_matrix_and_rejected() -> None:
     assert len(MUTANTS) >= 40
 
 
-@pytest.mark.long("rfa", "ra", "lara", "kernel")
+@pytest.mark.long("rfa", "ra", "lara", "kernel", "coreset", "sampled")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_defects_fail(mutant: Any) -> None:
     """By one check that rejects it, an identity where there is one, at another seed."""
@@ -274,8 +291,6 @@ def test_defects_fail(mutant: Any) -> None:
 
 # Checks without a defect that they alone reject, and why they are made all the same.
 JUSTIFIED = {
-    "own_law": "of random estimators that have no law above, such as those of other packages",
-    "contract": "what a candidate returns at all; everything else presumes it",
     "value_length": "says at once that d_v = d is assumed",
     "large_logits": "tells lost digits from overflow",
     "extreme_logits": "compares digits where weighted_mean knows bounds only",

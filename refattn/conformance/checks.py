@@ -349,6 +349,10 @@ def contract(t: Trial) -> None:
                 t.call(*arrays, strict=True, **options, mask=seen)
             if t.adapter.can("causal") and (not t.adapter.has("proposals") or "seed" in options):
                 t.call(*arrays, strict=True, **options, causal=True)
+    if attends(t.adapter) and t.adapter.draws:  # of few keys, all near, nothing may be drawn
+        arrays, options = t.problem(*t.fit(5, 40, 4), 4)[0], t.options(4)
+        first = t.call(*arrays, **options)
+        t.equal(t.call(*arrays, **options), first, again(t, arrays, options))
 
 
 def again(t: Trial, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:

@@ -13,7 +13,7 @@ which are d^(-1/4) times the arguments. Scores and weights have shape (..., n, m
 
 from __future__ import annotations
 
-from . import backward, combined, kernel, moments, options
+from . import backward, chunks, combined, few_keys, kernel, local, moments, options
 from .catalogue import Mutant
 
 __all__ = ["MUTANTS", "VARIANTS", "Mutant"]
@@ -21,6 +21,9 @@ __all__ = ["MUTANTS", "VARIANTS", "Mutant"]
 _CATALOGUES = (
     kernel.CATALOGUE,
     *combined.CATALOGUES.values(),
+    *chunks.CATALOGUES.values(),
+    local.CATALOGUE,
+    *few_keys.CATALOGUES.values(),
     *backward.CATALOGUES.values(),
     options.CATALOGUE,
     options.DROPOUT,

@@ -35,7 +35,10 @@ def log_sum_exp(x: Array) -> Array:
 
 
 class Draws(NamedTuple):
-    """What the caller says about frequencies: given ones, or how many and from which seed."""
+    """What the caller says about frequencies: given ones, or how many and from which seed.
+
+    The number may be that of keys, and of chunks it is their length.
+    """
 
     omega: Array | None
     centres: Array | None
@@ -57,13 +60,16 @@ class Attention(Sampler):
         num_features: int | None = None,
         num_samples: int | None = None,
         num_proposals: int | None = None,
+        num_keys: int | None = None,
+        window: int | None = None,
         seed: int | None = None,
         mask: Array | None = None,
         causal: bool = False,
     ) -> Array:
         k, v = self.share(q, k), self.share(q, v)
         visible = self.visible(q.shape[-2], k.shape[-2], mask, causal)
-        draws = Draws(omega, centres, num_features or num_samples or num_proposals, seed)
+        number = num_features or num_samples or num_proposals or num_keys or window
+        draws = Draws(omega, centres, number, seed)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             return self.attend(q, k, v, visible, draws).astype(q.dtype)
 
