@@ -354,7 +354,10 @@ def test_every_check_is_needed() -> None:
 @pytest.mark.long
 def test_a_known_defect_is_named() -> None:
     by_name = {m.name: m for m in MUTANTS}
-    for name in ("rfa-key-norm-dropped", "softmax-scale-missing", "linear-softplus"):
+    for name in (
+        *("rfa-key-norm-dropped", "softmax-scale-missing", "linear-softplus"),
+        *("eva-size-not-counted", "second-order-divisor-less-one", "rfa-local-edge-twice"),
+    ):
         report = check(adapted(by_name[name]), rng=2)
         named = [s for r in report.results for s in r.suspects]
         assert any(s.startswith(f"{name} (the same numbers)") for s in named), named

@@ -337,7 +337,7 @@ class Adapter:
         seen = options.get("mask", True)
         if options.get("causal"):
             seen = np.asarray(seen) & self._band(n, m, "causal", (None, 0))
-        if options.get("window"):
+        if options.get("window") and self.record.takes("window"):  # else it is a size
             seen = np.asarray(seen) & self._band(n, m, "window", options["window"])
         return seen
 
