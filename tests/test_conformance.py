@@ -151,7 +151,8 @@ NEAR_AND_FAR = {
 }
 
 
-@pytest.mark.long("second", "local", "sampled", "coreset")
+@pytest.mark.soak("second", "sampled", "coreset")
+@pytest.mark.long("local")
 @pytest.mark.parametrize("name", [*NEAR_AND_FAR, "coreset", "sampled-norms"])
 @pytest.mark.usefixtures("few_seeds")
 def test_own_functions_of_near_keys_and_few_keys_pass(name: str) -> None:
@@ -279,7 +280,8 @@ def test_every_defect_is_in_the_matrix_and_rejected() -> None:
     assert len(MUTANTS) >= 40
 
 
-@pytest.mark.long("rfa", "ra", "lara", "kernel", "coreset", "sampled")
+@pytest.mark.soak("coreset", "sampled")
+@pytest.mark.long("rfa", "ra", "lara", "kernel")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_defects_fail(mutant: Any) -> None:
     """By one check that rejects it, an identity where there is one, at another seed."""
@@ -759,6 +761,7 @@ def test_honest_evaluations_stay_within_the_tolerance(estimator: str, dtype: str
     assert 0.01 < worst < 0.2
 
 
+@pytest.mark.soak
 @pytest.mark.long
 @pytest.mark.usefixtures("few_seeds")
 def test_checks_of_a_batch_of_vectors_one_by_one() -> None:

@@ -176,7 +176,7 @@ LIMITED: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
 
 @pytest.mark.soak(
     *("head sizes", "multiple", "omega only", "orthogonal", "moments of frequencies", "logits"),
-    *("square", "mean", "undefined", "causal LARA"),
+    *("square", "mean", "undefined", "causal LARA", "LARA", "elu", "causal RA"),
 )
 @pytest.mark.long(
     "everything",

@@ -532,6 +532,7 @@ def test_finite_wherever_they_are(seed: int, size: float, causal: bool, name: st
 # --- libraries ------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak("queries", "linear taylor", "mean of ratios")
 @pytest.mark.long("jax", "dask", "array_api_strict")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def sizes(case: Case, arrays: dict[str, Any], options: Any, d_out: Any) -> dict[
     }
 
 
-@pytest.mark.long("10.0")
+@pytest.mark.soak("10.0")
 @pytest.mark.parametrize("variant", ["full", "causal", "key mask", "mask"])
 @pytest.mark.parametrize("size", [1.0, 10.0])
 @pytest.mark.parametrize("name", CASES)
@@ -318,7 +318,8 @@ class Parts(NamedTuple):
     omega: Any = None
 
 
-@pytest.mark.long("jax", "dask")
+@pytest.mark.soak("dask")
+@pytest.mark.long("jax")
 @pytest.mark.parametrize(
     "name", ["sample", "sample for each", "local", "eva", "eva given", "second"]
 )
