@@ -89,6 +89,7 @@ __all__ = [
     "adapt",
     "attend",
     "attention",
+    "certified",
     "compare",
     "conformance",
     "coreset_attention",

@@ -598,6 +598,28 @@ def real(
     return result
 
 
+def parts(name: str, x: Any) -> None:
+    """Check a pair of arrays that stands for their sum."""
+    if len(x) != 2:
+        raise TypeError(f"`{name}` must be an array or a pair (hi, lo), got {describe(x)}.")
+    for part, y in zip(("hi", "lo"), x, strict=True):
+        is_array(f"{name}.{part}", y)
+        if y.dtype != array_namespace(y).float64:
+            raise TypeError(f"`{name}.{part}` must have dtype float64, got {y.dtype}.")
+    same_home(f"{name}.lo", x[1], f"{name}.hi", x[0])
+    if _shape(x[0]) != _shape(x[1]):
+        raise ValueError(
+            f"`{name}.lo` must have the shape of `{name}.hi`, "
+            f"got shapes {_shape(x[1])} and {_shape(x[0])}."
+        )
+
+
+def double(x: Array) -> None:
+    """Check that numbers fit into float64."""
+    if is_numpy_array(x) and x.dtype.itemsize > 8:
+        raise TypeError(f"`q` must have dtype float32 or float64, got {x.dtype}.")
+
+
 def softcap(value: Any, like: Array) -> Any:
     """Check a cap, and bring it to where it and its inverse are normal in the dtype of an array.
 
