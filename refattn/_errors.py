@@ -194,7 +194,7 @@ class _Found:
     def add(self, index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> Callable[[], None]:
         """Write what belongs to a block of queries; returned is what adds its part of the sums."""
         at = self.problem.number(index)
-        error, own = self.numbers.out(index)[i] - rows.out, rows.nearest - rows.out
+        error, own = rows.errors(self.numbers.out(index)[i]), rows.errors(rows.nearest)
         ratio = _beyond(error, rows.bound)
         known = np.isfinite(rows.std) & np.isfinite(error)
         error, own = (np.where(known, x, 0.0) for x in (error, own))
@@ -248,13 +248,16 @@ class _Found:
         spacing = to.spacing(rows.lse)
         empty = np.isneginf(rows.lse)
         with np.errstate(invalid="ignore"):
-            error = np.where(empty, np.where(got == rows.lse, 0.0, math.inf), got - rows.lse)
+            error = np.where(
+                empty, np.where(got == rows.lse, 0.0, math.inf), got - rows.lse - rows.lse_rest
+            )
         ratio = _beyond(error, rows.lse_bound + np.where(empty, 0.0, spacing / 2))
         variance = np.square(rows.lse_std) + np.where(empty, 0.0, spacing * spacing / 12)
         known = np.isfinite(error) & ~empty
         weight = np.where(known, 1 / variance, 0.0)
         error, exact = np.where(known, error, 0.0), np.where(known, rows.lse, 0.0)
-        own, slack = to.round(exact) - exact, rows.lse_slack + to.spacing(exact) / 2
+        own = to.round(exact) - exact - np.where(known, rows.lse_rest, 0.0)
+        slack = rows.lse_slack + to.spacing(exact) / 2
         sums = self.sums["lse"]
         sums.errors[at, i], sums.size[at, i] = weight * error, weight
         sums.own[at, i], sums.slack[at, i] = weight * own, weight * slack

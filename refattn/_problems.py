@@ -163,6 +163,9 @@ PROFILES: Mapping[str, Profile] = {
     "fp8-weights": Profile(weights="float8_e4m3fn"),
     "fp8": Profile(weights="float8_e4m3fn", inputs="float8_e4m3fn"),
     "half-sums": Profile("float16", "float16", "float16"),
+    # As the first two in float64: errors are those to a result in pairs (`refattn.certified`).
+    "math64": Profile(accumulate="float64", softmax="float64"),
+    "serial64": Profile(accumulate="float64", softmax="float64", run=2**40),
 }
 
 

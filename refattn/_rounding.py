@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _kernel
+from . import _certified, _kernel
 from ._blocks import blocks
 from ._formats import Format
-from ._scores import Band
+from ._pairs import Pair, pair
+from ._scores import Band, Options
 
 __all__ = [
     "BIAS",
@@ -46,6 +47,7 @@ __all__ = [
     "attend",
     "cap_error",
     "cap_variance",
+    "certified",
     "exact",
     "gamma",
     "is_power_of_two",
@@ -206,6 +208,8 @@ class Rows(NamedTuple):
         Derivative of the result with respect to a change of the scores.
     apart : array, (b, d_v), or None
         Variance of what has no part in another element, of gradients.
+    rest, lse_rest : arrays, (b, d_v) and (b,), or 0
+        What float64 leaves of the exact result, where a kernel sums in float64 itself.
     """
 
     out: _Floats
@@ -222,6 +226,13 @@ class Rows(NamedTuple):
     slack: _Floats
     tangents: dict[str, _Floats]
     apart: _Floats | None = None
+    rest: _Floats | float = 0.0
+    lse_rest: _Floats | float = 0.0
+
+    def errors(self, got: _Floats) -> _Floats:
+        """How far numbers are from the exact result."""
+        found: _Floats = got - self.out - self.rest
+        return found
 
 
 def tiles(head: Head, i: slice, size: int = _KEYS) -> Iterator[Tile]:
@@ -421,8 +432,29 @@ def gamma(kernel: Kernel, terms: float, more: float) -> float:
 
 
 def exact(head: Head, i: slice) -> _Floats:
-    """The exact result for the queries i."""
+    """The exact result for the queries i, rounded to float64."""
     return attend(head, i, None).out
+
+
+def certified(head: Head, i: slice) -> _certified.Bounded:
+    """The exact result for the queries i in pairs, with a proven bound of its error."""
+    keys = slice(0, head.keys)
+    bias, mask = (None if x is None else np.atleast_2d(x) for x in (head.bias, head.mask))
+    bias, mask = (x if x is None or len(x) == 1 else x[i] for x in (bias, mask))
+    shift = head.keys - len(head.q) + i.start  # of these queries
+    sink = None if head.sink is None else np.full((1, 1), head.sink)
+    return _certified.attend(
+        _certified.Given(
+            pair(head.q[i]),
+            pair(head.k[keys]),
+            pair(head.v[keys]),
+            None if bias is None else pair(bias),
+            mask,
+            head.causal,
+            Options(head.window, shift, head.softcap, sink),
+            Pair(np.asarray(head.scale), np.asarray(0.0)),
+        )
+    )
 
 
 def analyse(
@@ -438,8 +470,8 @@ def analyse(
     law = _Law(rows, d_v, head.k.shape[0], kernel)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
-    top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
-    law.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - lse), 1e-300)
+    top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
+    law.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
     for tile in tiles(head, i):
         v = head.v[tile.keys]
         gap = np.minimum(tile.scores - top, 0.0)
@@ -473,10 +505,14 @@ def analyse(
     if "scale" in tangents:
         slack = slack + CONSTANTS * np.abs(tangents["scale"])
     flushed = law.flushed[:, :-1] + law.flushed[:, -1:] * np.abs(exact.out)
-    lse_slack = kernel.exp + drift[:, -1] + 2 * np.abs(lse[:, 0])
+    lse_slack = kernel.exp + drift[:, -1] + 2 * np.abs(log[:, 0])
+    out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
+    if kernel.accumulate.unit <= np.finfo(np.float64).eps / 2:
+        out, lse, *_ = certified(head, i)
+        nearest = out.hi if kernel.out is None else kernel.out.round(out.hi)
     return Rows(
-        exact.out,
-        exact.lse,
+        out.hi,
+        lse.hi,
         exact.top,
         nearest,
         std,
@@ -488,6 +524,8 @@ def analyse(
         spacing,
         kernel.accumulate.unit * slack + flushed,
         tangents,
+        rest=out.lo,
+        lse_rest=lse.lo,
     )
 
 

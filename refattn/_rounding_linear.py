@@ -215,7 +215,7 @@ def analyse(head: LinearHead, kernel: Kernel, i: slice) -> Rows:
         found = _rows(head.queries.rows(block), _States(*own), kernel, m)
         empty = (seen + first <= 0)[:, None]
         parts.append(found._replace(out=np.where(empty, 0.0, found.out)))
-    fields = [x for x in Rows._fields if x not in ("tangents", "apart")]
+    fields = [x for x in Rows._fields if x != "tangents" and x not in Rows._field_defaults]
     joined: dict[str, Any] = {
         x: np.concatenate([getattr(part, x) for part in parts]) for x in fields
     }

@@ -59,6 +59,7 @@ _ALL_BUT = 0.95  # share of the mean square that a defect explains where there i
 _FEW = 4  # blocks of queries that are looked at before all
 _LIKE_THE_NEXT = "upcast"  # neither is the tighter one: that whose rms is nearer to 1 is named
 _WIDE = ("math", "serial", "tf32")
+_DOUBLE = ("math64", "serial64")
 _BACKWARD: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
     True: (
         "math",
@@ -391,7 +392,7 @@ def _mean_square(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -
     for index, i in items[:: max(1, len(items) // _FEW)][:_FEW]:
         with np.errstate(all="ignore"):
             rows, got = problem.analyse(index, kernel, i), numbers.out(index)[i]
-        if not np.all(np.abs(got - rows.out) <= rows.bound):
+        if not np.all(np.abs(rows.errors(got)) <= rows.bound):
             return math.inf
         z = _z(got, rows)
         squares, count = squares + float(np.nansum(z * z)), count + int(np.sum(~np.isnan(z)))
@@ -444,7 +445,7 @@ def z_of_head(
 
 
 def _z(got: _Floats, rows: _rounding.Rows) -> _Floats:
-    error = got - rows.out
+    error = rows.errors(got)
     found: _Floats = np.where(np.isfinite(rows.std) & np.isfinite(error), error / rows.std, np.nan)
     return found
 
@@ -495,6 +496,8 @@ def _held(tensors: Tensors, name: str) -> str:
 
 def usual_profiles(dtype: str) -> Sequence[str]:
     """Names of the profiles to try for a storage type, from the tightest."""
+    if dtype == "float64":
+        return _DOUBLE
     return _NARROW if _is_narrow(dtype) else _WIDE
 
 

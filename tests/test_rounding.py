@@ -575,4 +575,5 @@ def test_bad_arguments() -> None:
         predict(q, k, v, dtype="bfloat16", sinks=1.0)
     with pytest.raises(ValueError, match="round it first"):
         predict(q, k, v + 1e-4, dtype="bfloat16")
-    assert set(PROFILES) == set(KERNELS) | set(BACKWARD)
+    double = {"math64", "serial64"}  # tests/test_verification_float64.py
+    assert set(PROFILES) - double == set(KERNELS) | set(BACKWARD)
