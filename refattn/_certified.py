@@ -33,15 +33,29 @@ from ._pairs import (
 from ._scores import NO_OPTIONS, Band, Options
 from ._threads import for_each
 
-__all__ = ["PAIRS", "Bounded", "Given", "Keys", "attend", "largest"]
+__all__ = [
+    "PAIRS",
+    "SAFE",
+    "SPAN",
+    "UNDERFLOW",
+    "Bounded",
+    "Exact",
+    "Given",
+    "Keys",
+    "Rows",
+    "attend",
+    "error_of_slices",
+    "largest",
+]
 
 _ENOUGH = 2.0**-66  # error of a score that more slices would not mend
 _MOST_LEVELS = 6
-_SPAN = 1024  # keys of which sums have no error
+SPAN = 1024  # keys of which sums have no error
 PAIRS = 2.0**-98  # of a few operations on pairs, relative
-_SAFE = 1 + 2.0**-30  # for roundings of a bound itself
+SAFE = 1 + 2.0**-30  # for roundings of a bound itself
 _LOST = 2.0**-1000  # weights that are taken for 0
-_UNDERFLOW = 2.0**-1060  # of a few operations
+UNDERFLOW = 2.0**-1060  # of a few operations
+_LOOK = 4096  # keys whose sizes are looked at together
 _NUMPY_BLOCK, _OTHER_BLOCK = (128, 256), (2048, 1024)
 
 
@@ -89,7 +103,7 @@ def attend(given: Given) -> Bounded:
     rows, columns = _NUMPY_BLOCK if is_numpy_array(q.hi) else _OTHER_BLOCK
 
     def attend_box(box: tuple[slice, ...]) -> None:
-        result = _Rows(given, keys, near, box).attend(columns)
+        result = Rows(given, keys, near, box).attend(columns)
         pieces = (*result.out, *result.lse, result.error, result.lse_error)
         for place, piece in enumerate(pieces):
             index = (*box, slice(0, d_v)) if found[place].ndim > len(box) else box
@@ -123,32 +137,52 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, given: Given) -> Keys:
-        """Look at all of them."""
-        xp = array_namespace(given.q.hi)
-        finite = xp.all(xp.isfinite(given.k.hi), axis=-1) & xp.all(xp.isfinite(given.v.hi), axis=-1)
-        whole = bool(xp.all(finite))
-        usable = None if whole else finite
-        if given.mask is not None:
-            mask = given.mask if given.mask.ndim > 1 else given.mask[None, :]
-            seen = xp.broadcast_to(mask, (*mask.shape[:-1], given.k.hi.shape[-2]))
-            seen = xp.any(seen, axis=-2)
-            usable = seen if usable is None else usable & seen
-        k, v = (_tidy(x.hi, usable) for x in (given.k, given.v))
-        power = power_of_two(largest(k, (-2, -1)))
-        powers = power_of_two(largest(v, (-2,)))
-        bias = None
-        if given.bias is not None:
-            known = xp.where(xp.isfinite(given.bias.hi), given.bias.hi, 0.0)
-            bias = largest(known, (-2, -1))
+        """Look at all of them, some at a time."""
+        xp, m = array_namespace(given.q.hi), given.k.hi.shape[-2]
+        power, column = (
+            largest(x[..., :0, :], axes)
+            for x, axes in ((given.k.hi, (-2, -1)), (given.v.hi, (-2,)))
+        )
+        all_usable, all_finite = [], []
+        for j in blocks(0, m, _LOOK):
+            k, v = (x.hi[..., j, :] for x in (given.k, given.v))
+            finite = xp.all(xp.isfinite(k), axis=-1) & xp.all(xp.isfinite(v), axis=-1)
+            usable = finite
+            if given.mask is not None:
+                mask = given.mask if given.mask.ndim > 1 else given.mask[None, :]
+                usable = finite & xp.any(part(mask, (slice(None), j)), axis=-2)
+            power = xp.maximum(power, largest(_tidy(k, usable), (-2, -1)))
+            column = xp.maximum(column, largest(_tidy(v, usable), (-2,)))
+            all_usable.append(usable)
+            all_finite.append(finite)
+        whole = all(bool(xp.all(x)) for x in all_finite)
+        tidy = m == 0 or (whole and given.mask is None)
+        power, column = power_of_two(power), power_of_two(column)
         levels, bits = _levels(given, power)
-        return cls(power, powers, bias, levels, bits, usable, None if whole else finite)
+        return cls(
+            power,
+            column,
+            None if given.bias is None else largest_finite(given.bias.hi),
+            levels,
+            bits,
+            None if tidy else xp.concat(all_usable, axis=-1),
+            None if whole else xp.concat(all_finite, axis=-1),
+        )
+
+
+def largest_finite(x: Array) -> Array:
+    """The largest finite magnitude of the last two axes, some rows at a time."""
+    xp, found = array_namespace(x), largest(x[..., :0, :], (-2, -1))
+    for i in blocks(0, x.shape[-2], max(1, _LOOK * 64 // max(1, x.shape[-1]))):
+        own = xp.where(xp.isfinite(x[..., i, :]), x[..., i, :], 0.0)
+        found = xp.maximum(found, largest(own, (-2, -1)))
+    return found
 
 
 def _levels(given: Given, power: Array) -> tuple[int, int]:
     """How many slices make errors of scores small, and how many bits they have."""
     xp, d = array_namespace(power), given.q.hi.shape[-1]
-    q = xp.where(xp.isfinite(given.q.hi), given.q.hi, 0.0)
-    most = power_of_two(largest(q, (-2, -1)))
+    most = power_of_two(largest_finite(given.q.hi))
     if given.scale is not None:
         most = most * 2 * xp.abs(given.scale.hi)
     product = float(xp.max(most)) * float(xp.max(power)) if 0 not in most.shape else 0.0
@@ -186,7 +220,7 @@ class _Sums(NamedTuple):
     inherited: Array | float  # (..., n, d_v): of errors of values
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Some queries of some heads."""
 
     given: Given
@@ -196,88 +230,95 @@ class _Rows(NamedTuple):
 
     def attend(self, columns: int) -> Bounded:
         """Their results, of blocks of so many keys."""
-        given, at = self.given, (*self.box, slice(None))
-        xp = array_namespace(given.q.hi)
-        q = Pair(*(part(x, at) for x in given.q))
+        rows, power = self.queries()
+        lse = part(self.near.lse[..., None], (*self.box, slice(None)))
+        base = array_namespace(lse).where(lse == -math.inf, 0.0, lse)
+        wrong = self.error_of_exponents(power, base)
+        return self._means(self._sums(rows, base, columns), base, wrong, lse == -math.inf)
+
+    def queries(self) -> tuple[Array, Array]:
+        """The first factor of scores, and the power of two of each query."""
+        given = self.given
+        q = Pair(*(part(x, (*self.box, slice(None))) for x in given.q))
         if given.scale is not None:
             q = multiply(q, given.scale)
         power = power_of_two(largest(q.hi, (-1,)))
-        lse = part(self.near.lse[..., None], at)
-        base = xp.where(xp.isfinite(lse), lse, 0.0)
-        wrong = self._error_of_exponents(power, base)
-        rows = side_by_side(Slices.of(q, power, self.keys.bits, self.keys.levels))
-        return self._means(self._sums(rows, base, columns), base, wrong, lse == -math.inf)
+        return side_by_side(Slices.of(q, power, self.keys.bits, self.keys.levels)), power
 
-    def _of_heads(self, x: Array) -> Array:
+    @property
+    def band(self) -> Band:
+        """The keys that they see by their place."""
+        given = self.given
+        return given.options.band(given.q.hi.shape[-2], given.k.hi.shape[-2], given.causal)
+
+    def of_heads(self, x: Array) -> Array:
         return part(x, (*self.box[:-1], slice(None), slice(None)))
 
-    def _of_keys(self, x: Array, j: slice) -> Array:
+    def of_keys(self, x: Array, j: slice) -> Array:
         return part(x, (*self.box[:-1], j, slice(None)))
 
     def _of_pairs(self, x: Array, j: slice) -> Array:
         return part(x, (*self.box, j))
 
-    def _error_of_exponents(self, power: Array, base: Array) -> Array:
+    def error_of_exponents(self, power: Array, base: Array) -> Array:
         """Steps 1 and 2 of the proof, (..., n, 1)."""
         xp, d = array_namespace(power), self.given.q.hi.shape[-1]
-        k_power, options = self._of_heads(self.keys.power), self.given.options
+        k_power, options = self.of_heads(self.keys.power), self.given.options
         sliced = sliced_error(d, self.keys.bits, self.keys.levels) + d * PAIRS
-        wrong = sliced * power * k_power + d * _UNDERFLOW * (1 + power + k_power)
+        wrong = sliced * power * k_power + d * UNDERFLOW * (1 + power + k_power)
         added = xp.abs(base)
         if self.keys.bias is not None:
-            added = added + self._of_heads(self.keys.bias)
+            added = added + self.of_heads(self.keys.bias)
         if options.sinks is not None:
-            sinks = self._of_heads(options.sinks)
+            sinks = self.of_heads(options.sinks)
             added = added + xp.abs(xp.where(xp.isfinite(sinks), sinks, 0.0))
         if options.slopes is not None:
             reach = self.given.q.hi.shape[-2] + self.given.k.hi.shape[-2]
-            added = added + reach * xp.abs(self._of_heads(options.slopes))
+            added = added + reach * xp.abs(self.of_heads(options.slopes))
         wrong = wrong + 2.0**-100 * added
         if self.given.bias_error is not None:
-            wrong = wrong + self._of_heads(self.given.bias_error)
+            wrong = wrong + self.of_heads(self.given.bias_error)
         if options.softcap is not None:
             wrong = wrong + 2.0**-66 * options.softcap
-        return wrong * _SAFE
+        return wrong * SAFE
 
     def _sums(self, rows: Array, base: Array, columns: int) -> _Sums:
         """Steps 3 and 4 of the proof."""
-        given, keys, options = self.given, self.keys, self.given.options
+        given, keys, options, band = self.given, self.keys, self.given.options, self.band
         xp, m, i = array_namespace(base), given.k.hi.shape[-2], self.box[-1]
-        band = options.band(given.q.hi.shape[-2], m, given.causal)
-        bits, k_power, v_power = (
-            bits_of_slices(_SPAN, 3), self._of_heads(keys.power), self._of_heads(keys.powers),
-        )  # fmt: skip
+        bits, v_power = bits_of_slices(SPAN, 3), self.of_heads(keys.powers)
         zero = xp.zeros((1, 1), dtype=base.dtype, device=device(base))
         total, mass, absolute, inherited = Pair(zero, zero), Pair(zero, zero), zero, zero
-        for span in blocks(0, m, _SPAN):
-            seen, values, weight = band.keys(i, span), _Exact(), _Exact()
+        for span in blocks(0, m, SPAN):
+            seen, values, weight = band.keys(i, span), Exact(), Exact()
             for j in blocks(seen.start, seen.stop, columns):
-                usable = None if keys.usable is None else part(keys.usable, (*self.box[:-1], j))
-                k_j, v_j = (
-                    Pair(*(_tidy(self._of_keys(y, j), usable) for y in x))
-                    for x in (given.k, given.v)
-                )
-                faced = facing(Slices.of(k_j, k_power, keys.bits, keys.levels))
-                weights = self._weights(self._scores(rows, faced, j, band), base, j, band)
-                (p0, p1), (p, _, p2) = Slices.of(weights, 2.0, bits, 3)
-                (v0, v1), (v, rest1, rest2) = Slices.of(v_j, v_power, bits, 3)
-                values.add(p0 @ v0, p0 @ v1 + p1 @ v0, p0 @ rest2 + p1 @ rest1 + p2 @ v)
-                weight.add(*(xp.sum(x, axis=-1, keepdims=True) for x in (p0, p1, p2)))
-                absolute = absolute + p @ xp.abs(v)
+                weights, v_j = self.weights(rows, Pair(base, zero), j), self.values(given.v, j)
+                p, v = Slices.of(weights, 2.0, bits, 3), Slices.of(v_j, v_power, bits, 3)
+                values.add_product(p, v)
+                weight.add(*(xp.sum(x, axis=-1, keepdims=True) for x in (*p.parts, p.rests[-1])))
+                absolute = absolute + weights.hi @ xp.abs(v_j.hi)
                 if given.v_error is not None:
-                    inherited = inherited + p @ self._of_keys(given.v_error, j)
+                    inherited = inherited + weights.hi @ self.of_keys(given.v_error, j)
             if seen.stop > seen.start:
                 total, mass = add(total, values.sum()), add(mass, weight.sum())
         if options.sinks is not None:
-            sink = self._of_heads(options.sinks)
+            sink = self.of_heads(options.sinks)
             there = sink > -math.inf
             one = exponential(two_sum(xp.where(there, sink, 0.0), -base))
             mass = add(mass, Pair(*(xp.where(there, x, 0.0) for x in one)))
         return _Sums(total, mass, absolute, inherited)
 
-    def _scores(self, rows: Array, faced: tuple[Array, Array], j: slice, band: Band) -> Pair:
+    def values(self, x: Pair, j: slice) -> Pair:
+        """Keys or values of a block, with 0 in place of what is of no use."""
+        usable = self.keys.usable
+        usable = None if usable is None else part(usable, (*self.box[:-1], j))
+        return Pair(*(_tidy(self.of_keys(y, j), usable) for y in x))
+
+    def _scores(self, rows: Array, j: slice) -> Pair:
         """Scores of a block in pairs."""
         given, levels = self.given, self.keys.levels
+        k_power = self.of_heads(self.keys.power)
+        faced = facing(Slices.of(self.values(given.k, j), k_power, self.keys.bits, levels))
         matrices = products(rows, faced, levels)
         hi, lo = next(matrices), 0.0
         for r, matrix in enumerate(matrices, 2):
@@ -294,20 +335,20 @@ class _Rows(NamedTuple):
             shown = xp.isfinite(bias.hi)
             score = add(score, Pair(*(xp.where(shown, x, 0.0) for x in bias)))
         if given.options.slopes is not None:
-            slopes = self._of_heads(given.options.slopes)
-            score = add(score, two_product(-slopes, band.distances(self.box[-1], j, hi)))
+            slopes = self.of_heads(given.options.slopes)
+            score = add(score, two_product(-slopes, self.band.distances(self.box[-1], j, hi)))
         return score
 
-    def _weights(self, score: Pair, base: Array, j: slice, band: Band) -> Pair:
+    def weights(self, rows: Array, base: Pair, j: slice) -> Pair:
         """e^(score - base) in pairs: 0 where hidden, nan where a visible key is not finite."""
-        xp, given = array_namespace(base), self.given
-        hi, lo = two_sum(score.hi, -base)
-        high, low = exponential(two_sum(hi, lo + score.lo))
+        xp, given, score = array_namespace(base.hi), self.given, self._scores(rows, j)
+        hi, lo = two_sum(score.hi, -base.hi)
+        high, low = exponential(two_sum(hi, lo + (score.lo - base.lo)))
         if self.keys.finite is not None:
             finite = part(self.keys.finite, (*self.box[:-1], j))[..., None, :]
             high = xp.where(finite, high, math.nan)
         mask = None if given.mask is None else self._of_pairs(given.mask, j)
-        visible = band.visible(self.box[-1], j, device(base), xp, mask)
+        visible = self.band.visible(self.box[-1], j, device(base.hi), xp, mask)
         if given.bias is not None:
             bias = self._of_pairs(given.bias.hi, j)
             high = xp.where((bias == math.inf) | xp.isnan(bias), math.nan, high)
@@ -321,12 +362,12 @@ class _Rows(NamedTuple):
         """Steps 5 and 6 of the proof."""
         xp, m = array_namespace(base), self.given.k.hi.shape[-2]
         total, mass, absolute, inherited = sums
-        bits, spans = bits_of_slices(_SPAN, 3), -(-m // _SPAN)
-        powers, at = self._of_heads(self.keys.powers), (*self.box, slice(None))
-        theta = (xp.expm1(xp.minimum(wrong, 1.0)) + 2 * EXPONENTIAL) * _SAFE
+        bits, spans = bits_of_slices(SPAN, 3), -(-m // SPAN)
+        powers, at = self.of_heads(self.keys.powers), (*self.box, slice(None))
+        theta = (xp.expm1(xp.minimum(wrong, 1.0)) + 2 * EXPONENTIAL) * SAFE
 
-        size = (1 + theta) * absolute * (1 + gamma(m + _SPAN)) + _LOST * m * powers
-        rest = (mass.hi + 1 + 6 * m) * 2.0 ** (-2 * bits) * gamma(3 * _SPAN + 16)
+        size = (1 + theta) * absolute * (1 + gamma(m + SPAN)) + _LOST * m * powers
+        rest = (mass.hi + 1 + 6 * m) * 2.0 ** (-2 * bits) * gamma(3 * SPAN + 16)
         added = (spans + 4) * 2.0**-102  # of what is added, slices above their numbers
         above = m * 2.0 ** (2 - bits)
         lost = rest + added * (mass.hi + above) + m * _LOST
@@ -336,13 +377,13 @@ class _Rows(NamedTuple):
         out = divide(total, Pair(xp.where(there, mass.hi, 1.0), mass.lo))
         magnitude = xp.abs(out.hi)
         error = (theta * size + g + 2 * inherited + magnitude * (theta * mass.hi + lost)) / least
-        error = (error + PAIRS * magnitude) * _SAFE + (m + 64) * _UNDERFLOW
+        error = (error + PAIRS * magnitude) * SAFE + (m + 64) * UNDERFLOW
 
         log, log_error = _log(mass)
         lse_hi, lse_lo = two_sum(base, log.hi)
         lse = fast_two_sum(lse_hi, lse_lo + log.lo)
         lse_error = (theta * mass.hi + lost) / least + log_error + 2.0**-102 * xp.abs(lse.hi)
-        lse_error = lse_error * _SAFE
+        lse_error = lse_error * SAFE
 
         near_one = (wrong < 0.5) & (mass.hi >= 0.5) & (mass.hi <= 2.0)  # not of nan
         none = empty & (mass.hi == 0)
@@ -357,7 +398,7 @@ class _Rows(NamedTuple):
         )
 
 
-class _Exact:
+class Exact:
     """Sums over a span of what is exact, twice, and of the rest."""
 
     def __init__(self) -> None:
@@ -366,10 +407,25 @@ class _Exact:
     def add(self, *more: Array) -> None:
         self._sums = tuple(x + y for x, y in zip(self._sums, more, strict=True))
 
+    def add_product(self, a: Slices, b: Slices) -> None:
+        """Add the product of two matrices in three slices each."""
+        (a0, a1), (b0, b1), (b, rest1, rest2) = a.parts, b.parts, b.rests
+        self.add(a0 @ b0, a0 @ b1 + a1 @ b0, a0 @ rest2 + a1 @ rest1 + a.rests[-1] @ b)
+
     def sum(self) -> Pair:
         first, second, third = self._sums
         hi, lo = two_sum(first, second)
         return fast_two_sum(hi, lo + third)
+
+
+def error_of_slices(count: int) -> float:
+    """Bound of the error of sums of so many products in `Exact`, span by span.
+
+    In units of the powers of two of both factors: of the last of the three sums, of which the terms
+    are at most 5 times 2^-2b, and of what is added in pairs.
+    """
+    bits, spans = bits_of_slices(SPAN, 3), -(-count // SPAN)
+    return count * (5 * gamma(3 * SPAN + 16) * 2.0 ** (-2 * bits) + (spans + 4) * 2.0**-99)
 
 
 class _Finish(NamedTuple):

@@ -47,20 +47,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from . import _certified, _pairs, _validate
+from . import _certified, _certified_backward, _pairs, _validate
 from ._array import Array, array_namespace, as_written, constant, device, has_float64
+from ._certified_backward import Bound
 from ._heads import Alibi, group_heads
 from ._pairs import Pair
 from ._scores import Options
 
 __all__ = [
+    "Bound",
     "Certified",
+    "Gradients",
     "Pair",
     "Rounded",
     "attend",
     "random_feature_attention",
     "self_test",
     "softmax_attention",
+    "softmax_gradients",
 ]
 
 
@@ -175,10 +179,11 @@ def attend(
     """
     _validate.real("scale", scale, like=_first(q))
     factor = None if scale == 1 else scale
-    return _attend(
-        q, k, v, bias=bias, mask=mask, causal=causal, scale=_number(factor), window=window,
-        softcap=softcap, sinks=sinks,
+    given, ungroup = _arranged(
+        q, k, v, _number(factor),
+        bias=bias, mask=mask, causal=causal, window=window, softcap=softcap, sinks=sinks,
     )  # fmt: skip
+    return _ungrouped(_certified.attend(given), ungroup)
 
 
 def softmax_attention(
@@ -228,13 +233,107 @@ def softmax_attention(
            [2.92423431]]), proven=array([[ True],
            [ True]]))
     """
-    _validate.real("scale", scale, optional=True, like=_first(q))
-    _validate.is_array("q", _first(q))
-    factor = _power(_first(q).shape[-1], "-0.5") if scale is None else _number(scale)
-    return _attend(
-        q, k, v, bias=bias, mask=mask, causal=causal, scale=factor, window=window,
-        softcap=softcap, sinks=sinks,
+    factor = _usual(scale, q)
+    given, ungroup = _arranged(
+        q, k, v, factor,
+        bias=bias, mask=mask, causal=causal, window=window, softcap=softcap, sinks=sinks,
     )  # fmt: skip
+    return _ungrouped(_certified.attend(given), ungroup)
+
+
+class Gradients(NamedTuple):
+    """Gradients in pairs, with proven bounds of their errors.
+
+    Attributes
+    ----------
+    q, k, v : Bound
+        `value`, a pair of arrays of the shape of the argument, and `error`: the exact number is no
+        further than this from value.hi + value.lo, infinity where nothing was proven.
+    """
+
+    q: Bound
+    k: Bound
+    v: Bound
+
+
+def softmax_gradients(
+    q: Array | Pair,
+    k: Array | Pair,
+    v: Array | Pair,
+    d_out: Array | Pair,
+    *,
+    scale: float | None = None,
+    bias: Array | Pair | Alibi | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: Array | None = None,
+) -> Gradients:
+    r"""Compute gradients of exact softmax attention in pairs, with proven errors.
+
+    .. math::
+        \bar v_j = \sum_i p_{ij} g_i, \qquad
+        \bar s_{ij} = p_{ij} (g_i \cdot v_j - g_i \cdot \mathrm{out}_i), \qquad
+        \bar q_i = \mathrm{scale} \sum_j \bar s_{ij} k_j, \quad
+        \bar k_j = \mathrm{scale} \sum_i \bar s_{ij} q_i
+
+    for the cotangent g of the output. The errors of the weights p, of the products with g and of
+    the sums add up, as in the proof above: weights are those of step 3 with the shift lse in
+    place of t, whose error is added to that of the exponents. Each bound is summed with the terms
+    that it is of.
+
+    Parameters
+    ----------
+    q, k, v, scale, bias, mask, causal, window, sinks
+        As in `softmax_attention`.
+    d_out : array or Pair, shape (..., n, d_v), float32 or float64
+        Cotangent of the output.
+
+    Returns
+    -------
+    Gradients
+        Of `q`, `k` and `v`, summed over heads that share them.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError
+        As in `attend`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import certified
+    >>> q, k, v = np.array([[1.0]]), np.array([[0.0], [0.0]]), np.array([[0.0], [4.0]])
+    >>> found = certified.softmax_gradients(q, k, v, np.ones((1, 1)))
+    >>> found.k.value.hi, bool(found.k.error.max() < 2.0**-60)
+    (array([[-1.],
+           [ 1.]]), True)
+    """
+    factor = _usual(scale, q)
+    given, _ = _arranged(
+        q, k, v, factor,
+        bias=bias, mask=mask, causal=causal, window=window, softcap=None, sinks=sinks,
+    )  # fmt: skip
+    if isinstance(d_out, tuple):
+        _validate.parts("d_out", d_out)
+    firsts = [_first(x) for x in (q, k, v)]
+    _validate.is_array("d_out", _first(d_out))
+    _validate.same_home("d_out", _first(d_out), "q", firsts[0])
+    shape = (*_validate.lead(*firsts), firsts[0].shape[-2], firsts[2].shape[-1])
+    if tuple(_first(d_out).shape) != shape:
+        raise ValueError(
+            f"`d_out` must have the shape of the output, {shape}, got {tuple(_first(d_out).shape)}."
+        )
+    wide = _wide(d_out)
+    (_, _, _, *parts), _ = group_heads(*firsts, *wide)
+    found = _certified_backward.gradients(given, Pair(*parts))
+    pairs = zip(found, given[:3], (q, k, v), strict=True)
+    return Gradients(
+        *(
+            _certified_backward.sum_to(x, tuple(y.hi.shape), tuple(_first(z).shape))
+            for x, y, z in pairs
+        )
+    )
 
 
 def random_feature_attention(
@@ -388,20 +487,27 @@ def _require(like: Array) -> None:
         )
 
 
-def _attend(
+class _Arranged(NamedTuple):
+    """Arguments in pairs and in groups of heads, and what undoes the groups."""
+
+    given: _certified.Given
+    ungroup: Any
+
+
+def _arranged(
     q: Array | Pair,
     k: Array | Pair,
     v: Array | Pair,
+    scale: Pair | None,
     *,
     bias: Array | Pair | Alibi | None,
     mask: Array | None,
     causal: bool,
-    scale: Pair | None,
     window: tuple[int | None, int | None] | None,
     softcap: float | None,
     sinks: Array | None,
-) -> Certified:
-    """Check and arrange arguments, and attend."""
+) -> _Arranged:
+    """Check and arrange arguments."""
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
     for name, x in (("q", q), ("k", k), ("v", v), ("bias", bias)):
@@ -431,7 +537,7 @@ def _attend(
         Options(_validate.window(window), None, softcap, sinks, slopes),
         None if scale is None else _like(scale, q1),
     )
-    return _ungrouped(_certified.attend(given), ungroup)
+    return _Arranged(given, ungroup)
 
 
 def _ungrouped(found: _certified.Bounded, ungroup: Any) -> Certified:
@@ -440,6 +546,13 @@ def _ungrouped(found: _certified.Bounded, ungroup: Any) -> Certified:
         Pair(*(ungroup(x, core=core) for x in of)) for of, core in ((found.out, 2), (found.lse, 1))
     )
     return Certified(out, lse, ungroup(found.error), ungroup(found.lse_error, core=1))
+
+
+def _usual(scale: Any, q: Array | Pair) -> Pair | None:
+    """The scale, 1 / sqrt(d) by default, in pairs."""
+    _validate.real("scale", scale, optional=True, like=_first(q))
+    _validate.is_array("q", _first(q))
+    return _power(_first(q).shape[-1], "-0.5") if scale is None else _number(scale)
 
 
 def _first(x: Any) -> Any:

@@ -281,7 +281,7 @@ def _verdict(
     suspects = list(best.suspects)
     remarks = list(_remarks(problem, numbers.out))
     if failed:
-        remarks += _narrower(problem, dtype)
+        remarks += [*_narrower(problem, dtype), *_in_float32(problem, numbers, dtype, alpha)]
         suspects[:0] = _alternatives(problem, numbers, dtype, PROFILES["eager"])
     return Verdict(
         verdict,
@@ -546,6 +546,14 @@ def _narrower(problem: Problem, dtype: str) -> Iterator[str]:
         ):
             yield f"q, k and v hold numbers of {name} only: is that the dtype of the kernel?"
             return
+
+
+def _in_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: float) -> Iterator[str]:
+    """Whether float64 numbers are those of sums or exponentials in float32."""
+    if dtype == "float64" and problem.gradient is None:
+        trial = _trials(problem, numbers, dtype, _profiles(dtype, numbers.out_dtype, "math"), alpha)
+        if not trial("math").rejected(alpha):
+            yield "profile math explains them: something in between is in float32"
 
 
 def _alternatives(

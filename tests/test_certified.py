@@ -335,3 +335,89 @@ def test_bad_arguments() -> None:
         certified.attend(x, (x, x[:1]), x)
     with pytest.raises(ValueError, match="`features` must be"):
         certified.random_feature_attention(x, x, x, omega=x, features="trigonometric")
+
+
+GRADIENTS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (2, 1)},
+    "mask": {"mask": np.random.default_rng(20).random((5, 9)) < 0.5},
+    "empty": {"mask": np.arange(5)[:, None] > 1},
+    "bias and sink": {"bias": np.linspace(-3, 3, 9), "sinks": np.asarray(0.5)},
+}
+
+
+def pulled(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> dict[str, Any]:
+    """Gradients to 60 digits, by dual numbers."""
+    n, m = len(q), len(k)
+    visible = np.broadcast_to(options.get("mask", True), (n, m)).copy()
+    if options.get("causal"):
+        visible &= exact.causal(n, m)
+    if "window" in options:
+        place = np.arange(n)[:, None] + m - n
+        left, right = options["window"]
+        visible &= (np.arange(m) >= place - left) & (np.arange(m) <= place + right)
+
+    def function(q: Any, k: Any, v: Any) -> Any:
+        return exact.softmax_attention(
+            q, k, v, bias=options.get("bias", 0.0), sink=options.get("sinks"), visible=visible,
+            dps=DPS,
+        )  # fmt: skip
+
+    return exact.gradients(function, d_out, dps=DPS, q=q, k=k, v=v)
+
+
+@pytest.mark.parametrize("logit", [1.0, 300.0])
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients_against_60_digits(case: str, logit: float) -> None:
+    rng = np.random.default_rng(21)
+    q, k, v = tensors(rng, 5, 9, 4, 3, logit)
+    d_out = rng.standard_normal((5, 3))
+    got = certified.softmax_gradients(q, k, v, d_out, **GRADIENTS[case])
+    want = pulled(q, k, v, d_out, **GRADIENTS[case])
+    sizes = {"q": np.abs(k).max(), "k": np.abs(q).max(), "v": 1.0}
+    for name, found in got._asdict().items():
+        assert least_ratio(found.error, abs(number(found.value) - want[name])) >= 1
+        assert (found.error <= 2.0**-54 * sizes[name]).all()
+
+
+def test_gradients_of_groups_are_summed() -> None:
+    rng = np.random.default_rng(22)
+    q, k, v = (rng.standard_normal(x) for x in ((2, 4, 5, 3), (2, 2, 6, 3), (2, 1, 6, 2)))
+    d_out = rng.standard_normal((2, 4, 5, 2))
+    got = certified.softmax_gradients(q, k, v, d_out, causal=True)
+    _, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, causal=True)
+    for found, want in zip(got, pullback(d_out)[:3], strict=True):
+        assert found.value.hi.shape == want.shape
+        np.testing.assert_allclose(found.value.hi, want, rtol=1e-12, atol=1e-14)
+        assert (found.error < 2.0**-54).all()
+
+
+def test_gradients_of_many_tokens() -> None:
+    """Past every span and block, against values and keys that were moved."""
+    rng = np.random.default_rng(23)
+    q, k, v = tensors(rng, 1100, 1300, 4, 2, 5.0)
+    d_out = rng.standard_normal((1100, 2))
+    got = certified.softmax_gradients(q, k, v, d_out, causal=True)
+    total = certified.Pair(*(x.sum(0, keepdims=True) for x in (got.v.value.hi, got.v.value.lo)))
+    seen = number(certified.Pair(total.hi, total.lo))[0]
+    exact_sum = exact.numbers(d_out, dps=DPS).sum(0)  # weights of each query sum to 1
+    assert np.abs((seen - exact_sum).astype(float)).max() < 1e-11
+    _, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, causal=True)
+    for found, want in zip(got, pullback(d_out)[:3], strict=True):
+        np.testing.assert_allclose(found.value.hi, want, rtol=1e-11, atol=1e-13)
+        assert (found.error < 2.0**-50).all()
+
+
+def test_gradients_of_what_is_not_finite_are_not_certified() -> None:
+    rng = np.random.default_rng(24)
+    q, k, v = tensors(rng, 4, 4, 3, 2, 1.0)
+    v[2, 0] = np.nan
+    got = certified.softmax_gradients(q, k, v, np.ones((4, 2)), causal=True)
+    assert (got.q.error[2:] == np.inf).all()
+    assert np.isfinite(got.q.error[:2]).all()
+    with pytest.raises(ValueError, match="`d_out` must have the shape of the output"):
+        certified.softmax_gradients(q, k, v, np.ones((4, 3)))
+    empty = certified.softmax_gradients(q[:0], k, v, np.ones((0, 2)))
+    assert empty.q.value.hi.shape == (0, 3)
+    assert (empty.k.value.hi == 0).all()
