@@ -46,6 +46,7 @@ __all__ = [
     "attend",
     "error_of_slices",
     "largest",
+    "largest_finite",
 ]
 
 _ENOUGH = 2.0**-66  # error of a score that more slices would not mend

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from . import (
     _validate,
     attention,
+    certified,
     estimators,
     few_keys,
     gradients,
@@ -100,6 +101,9 @@ class Estimator(NamedTuple):
         Its decoding state, as in `refattn.streaming`: with `init`, `update`, `read` and `merge`.
     aliases : iterable of str
         Other names.
+    certified : callable or None
+        It in pairs, with a proven error, as in `refattn.certified`: what candidates in float64 are
+        compared with at sizes that the formula is too slow for.
 
     Examples
     --------
@@ -118,6 +122,7 @@ class Estimator(NamedTuple):
     traits: Iterable[str] = ()
     state: Any = None
     aliases: Iterable[str] = ()
+    certified: Callable[..., Any] | None = None
 
     def has(self, *traits: str) -> bool:
         """Whether it has all these traits."""
@@ -454,6 +459,7 @@ for _record in (
         ),
         traits=(*_MEAN, *_ROWS, "exact", "quadratic"),
         state=streaming.SoftmaxState,
+        certified=certified.softmax_attention,
     ),
     Estimator(
         "kernel",

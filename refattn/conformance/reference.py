@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "black_box",
     "declared",
     "engine",
+    "in_pairs",
     "largest_exponent",
     "log_slopes",
     "of_function",
@@ -57,6 +59,20 @@ def reference(
 def engine(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Any:
     """What the registered function gives in float64, at sizes that the formula is too slow for."""
     return _evaluate(adapter, adapter.record.fn, arrays, options, np.float64)
+
+
+def in_pairs(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> Floats | None:
+    """The exact result to more digits than float64 has, where the estimator is there in pairs."""
+    function = adapter.record.certified
+    if adapter["dtype"] != "float64" or function is None:
+        return None
+    if not set(options) <= set(inspect.signature(function).parameters):
+        return None
+    out, _, error = _evaluate(adapter, function, arrays, options, np.float64)
+    exact: Floats = np.asarray(out.hi, np.longdouble) + out.lo
+    return exact if np.all(np.isfinite(error)) else None
 
 
 def of_function(
