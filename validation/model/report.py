@@ -139,8 +139,14 @@ def _markdown(cells: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in [head, rule, *rest])
 
 
+_NOTHING = 1e-4  # the loss at which estimators that are exact there are drawn
+
+
 def figure(results: Results) -> Figure:
-    """Draw 1 - cosine against S and against multiply-adds, or seconds where none were counted."""
+    """Draw 1 - cosine against S and against multiply-adds, or seconds where none were counted.
+
+    Losses of less than 1e-4, as where all keys are kept, are drawn there.
+    """
     where = results["settings"]["layers"][0]
     rows = [x for x in results["rows"] if x["layers"] == where and x["estimator"] != EXACT]
     unit = "multiply_adds" if all(x["multiply_adds"] is not None for x in rows) else "seconds"
@@ -153,7 +159,7 @@ def figure(results: Results) -> Figure:
             "marker": MARKERS[i % len(MARKERS)],
         }
         style |= {"linestyle": ("-", "--")[i // 6 % 2], "markersize": 5}
-        lost = [1 - row["values"]["cosine"] for row in own]
+        lost = [max(1 - row["values"]["cosine"], _NOTHING) for row in own]
         left.plot([row["samples"] for row in own], lost, **style)
         right.plot([_cost(row, results, unit) for row in own], lost, **style)
         ends.append((lost[-1], name, style["color"]))
