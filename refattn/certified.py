@@ -501,13 +501,11 @@ def _arranged(
     scale: Pair | None,
     *,
     bias: Array | Pair | Alibi | None,
-    mask: Array | None,
-    causal: bool,
-    window: tuple[int | None, int | None] | None,
-    softcap: float | None,
     sinks: Array | None,
+    **options: Any,
 ) -> _Arranged:
     """Check and arrange arguments."""
+    mask, causal = options["mask"], options["causal"]
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
     for name, x in (("q", q), ("k", k), ("v", v), ("bias", bias)):
@@ -516,7 +514,7 @@ def _arranged(
     q1, k1, v1, bias1 = (_first(x) for x in (q, k, v, bias))
     _validate.attention(q1, k1, v1, bias=bias1, mask=mask, causal=causal)
     _validate.double(q1)
-    softcap = _validate.softcap(softcap, q1)
+    softcap = _validate.softcap(options["softcap"], q1)
     sinks, slopes = (
         None if x is None else _validate.of_heads(name, x, q1, k1, v1)
         for name, x in (("sinks", sinks), ("slopes", slopes))
@@ -534,7 +532,7 @@ def _arranged(
         None if bias is None else Pair(bias1, bias2),
         mask,
         causal,
-        Options(_validate.window(window), None, softcap, sinks, slopes),
+        Options(_validate.window(options["window"]), None, softcap, sinks, slopes),
         None if scale is None else _like(scale, q1),
     )
     return _Arranged(given, ungroup)
