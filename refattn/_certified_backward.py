@@ -40,6 +40,9 @@ class Bound(NamedTuple):
     error: Array
 
 
+Bound.__module__ = "refattn.certified"  # where users find it, and so do pickles
+
+
 class _Back(NamedTuple):
     """What the way back needs of all queries and keys."""
 
