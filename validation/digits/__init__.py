@@ -1,1 +1,1 @@
-"""How many digits of softmax attention are right: the worst inputs, and what libraries get there."""
+"""How many digits of softmax attention are right, on the worst inputs that were found."""

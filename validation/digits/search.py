@@ -115,6 +115,14 @@ def _digits(error: Any) -> float:
     return float(np.log10(max(float(error), UNIT * 1e-3) / UNIT))
 
 
+def _judged(case: Hard) -> Lost:
+    """Digits lost; of a case that cannot be judged fewer than of any other."""
+    try:
+        return lost(case)
+    except ArithmeticError:
+        return Lost(-np.inf, -np.inf, -np.inf)
+
+
 def climb(start: Hard, *, steps: int = 200, relative: str = "output", seed: int = 0) -> Found:
     """Change seed or width, and keep what loses more; what cannot be judged is passed over.
 
@@ -130,7 +138,7 @@ def climb(start: Hard, *, steps: int = 200, relative: str = "output", seed: int 
         Of the steps.
     """
     rng = np.random.default_rng([seed, zlib.crc32(start.label.encode())])
-    first = best = (start, lost(start))
+    first = best = (start, _judged(start))
     low, high = WIDTHS[start.family]
     for _ in range(steps):
         case = best[0]
@@ -139,10 +147,7 @@ def climb(start: Hard, *, steps: int = 200, relative: str = "output", seed: int 
             case = case._replace(width=min(max(width, low), high))
         else:
             case = case._replace(seed=int(rng.integers(SEEDS)))
-        try:
-            found = lost(case)
-        except ArithmeticError:  # too hard to judge
-            continue
+        found = _judged(case)
         if getattr(found, relative) > getattr(best[1], relative):
             best = case, found
     return Found(*first, *best)

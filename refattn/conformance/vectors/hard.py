@@ -172,9 +172,9 @@ def recipe(hard: Hard) -> Recipe:
     """
     label, family = hard.label, hard.family
     shapes = {"q": (hard.n, hard.d), "k": (hard.m, hard.d), "v": (hard.m, hard.d_v)}
-    drawn = (draw(f"{label}/{name}", shape, "float64", 1.0) for name, shape in shapes.items())
+    q, k, v = (draw(f"{label}/{name}", shape, "float64", 1.0) for name, shape in shapes.items())
     small = 2.0 ** -POWERS[family][hard.level - 1]
-    inputs = _FAMILIES[family](*drawn, small, 2.0**hard.width)
+    inputs = _FAMILIES[family](q, k, v, small, 2.0**hard.width)
     return Recipe(
         id=label,
         estimator="softmax",
