@@ -434,8 +434,8 @@ def test_misbehaviour_is_a_failure_with_a_sentence(name: str) -> None:
     assert report.verdict == "FAIL"
     found = {r.check: r for r in report.results}
     asked = {c.name for c in conformance.checks_of(Adapter(fn, estimator))}
-    assert set(found) == asked - set(report.not_tried)
-    assert asked <= set(found) | set(report.not_tried)
+    # What was tried in part, for want of time, is in both.
+    assert asked - set(report.not_tried) <= set(found) <= asked
     assert found[where].status == "FAIL"
     assert text in found[where].got
     assert "\n" not in found[where].got

@@ -17,7 +17,7 @@ from test_vectors import units
 from refattn import attend, attention, naive, softmax_attention, vjp
 from refattn.conformance import CONVENTIONS, vectors
 from refattn.conformance.conventions import OPTIONS, Run
-from refattn.conformance.vectors import Case, Convention, conventional, meanings, recipes
+from refattn.conformance.vectors import Case, Convention, conventional, hard, meanings, recipes
 from refattn.conformance.vectors.cases import GRADIENTS
 
 FILES = {recipe.id: recipe.file for recipe in recipes.all_recipes()}
@@ -44,6 +44,11 @@ def of_file(every: list[Case], *names: str) -> list[Case]:
 def options(every: list[Case]) -> list[Case]:
     """Of all options and tiles, with gradients and without: the package's conventions."""
     return of_file(every, "softmax-options", "softmax-tiles")
+
+
+@pytest.fixture(scope="module")
+def hard_cases(every: list[Case]) -> list[Case]:
+    return of_file(every, "softmax-hard")
 
 
 @pytest.fixture(scope="module")
@@ -473,6 +478,62 @@ def test_edges_of_tiles(options: list[Case]) -> None:
     squares = {(c.group, c.inputs["q"].shape[-2]) for c in tiles
                if c.inputs["q"].shape == c.inputs["k"].shape}  # fmt: skip
     assert squares == {(f"softmax-tile-{x}", n) for x in ("causal", "window") for n in powers}
+
+
+# --- hard inputs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [softmax_attention, naive.softmax_attention, attend])
+def test_package_meets_hard_cases(
+    function: Any, hard_cases: list[Case], record_accuracy: Any
+) -> None:
+    run = by_attend if function is attend else by(function)
+    assert len(hard_cases) == len(hard.CASES)
+    for case in hard_cases:
+        off = error(case, run)
+        record_accuracy(f"vectors, hard, {function.__module__}", "float64", 16 * off)
+        assert off <= 1, case.id
+
+
+def narrowed(*names: str) -> Callable[..., Any]:
+    """A dense softmax with some of its steps in float32."""
+
+    def cast(name: str, x: Any) -> Any:
+        return x.astype(np.float32).astype(x.dtype) if name in names else x
+
+    def run(q: Any, k: Any, v: Any, scale: Any, causal: bool) -> Any:
+        scores = cast("scores", q @ k.T * q.shape[-1] ** -0.5)
+        weights = cast("weights", np.exp(scores - scores.max(-1, keepdims=True)))
+        return cast("weights", weights / weights.sum(-1, keepdims=True)) @ cast("values", v)
+
+    return run
+
+
+def test_hard_cases_catch_narrow_steps(hard_cases: list[Case]) -> None:
+    assert all(
+        case.flags == ("HARD",) and set(case.tolerance) == {"float64"} for case in hard_cases
+    )
+    assert all(error(case, narrowed()) <= 1 for case in hard_cases)
+    for names in ("scores", "weights", "values"):
+        caught = {case.id.split("-")[2] for case in hard_cases if error(case, narrowed(names)) > 1}
+        assert caught >= CAUGHT[names], names
+
+
+CAUGHT = {
+    "scores": {"cancelling", "large", "means", "sink", "tie", "values"},
+    "weights": {"cancelling", "large", "means", "tie", "values"},
+    "values": {"cancelling", "equal", "large", "means", "tie", "values"},
+}
+
+
+def test_levels_say_how_many_digits_are_lost(hard_cases: list[Case]) -> None:
+    """Of the median entry, in a plain evaluation: about 3 a level."""
+    for case, known in zip(hard_cases, hard.CASES, strict=True):
+        got = narrowed()(**case.inputs, **case.arguments)
+        off = abs(got - case.expected["out"] - case.expected_low["out"])
+        digits = np.log10(np.median(off / abs(case.expected["out"])) * 2.0**53)
+        assert case.id == known.label
+        assert 3 * known.level - 2 <= digits <= 3 * known.level + 2, case.id
 
 
 def planted(**edits: Callable[[Any, dict[str, Any]], Any]) -> Callable[..., Any]:

@@ -1,1 +1,1 @@
-"""How many digits implementations have, and what is proven of those in pairs."""
+"""How many digits of attention are right: on hard inputs, at real sizes, and in pairs."""

@@ -15,7 +15,17 @@ import refattn
 from refattn import certified, sampling
 from refattn.conformance import exact
 
-__all__ = ["Certificate", "Cost", "Own", "certificates", "costs", "own_functions", "tables"]
+__all__ = [
+    "Certificate",
+    "Cost",
+    "Own",
+    "certificates",
+    "certificates_table",
+    "costs",
+    "costs_table",
+    "functions_table",
+    "own_functions",
+]
 
 _Array = npt.NDArray[Any]
 _DPS = 60
@@ -225,14 +235,12 @@ def _peak(call: Callable[[], Any]) -> float:
     return (peak - kept) / 2**20
 
 
-def tables(
-    seeds: int = 3, n: int = 4096, tokens: int = 8192
-) -> Iterator[tuple[str, list[list[str]]]]:
-    """Tables of all of it: a title, and rows of words, the first of which is the head."""
+def certificates_table(seeds: int = 3) -> tuple[str, Any]:
+    """Errors of certified attention against 60 digits, in units of 2^-53 of the number."""
+    found = list(certificates(seeds))
     rows = [
         ["kind", "cases", "largest error", "mean error", "least bound / error", "median", "proven"]
     ]
-    found = list(certificates(seeds))
     for kind in ("all", *_KINDS):
         own = [x for x in found if kind in ("all", x.kind)]
         ratios = np.concatenate([x.ratios for x in own])
@@ -247,16 +255,32 @@ def tables(
                 f"{np.mean([x.proven for x in own]):.2%}",
             ]
         )
-    yield "Certified attention against 60 digits; errors in units of 2^-53 of the number", rows
-    rows = [["function", "dtype", "error", "units of eps (1 + exponent)", "bound of the reference"]]
-    rows += [
-        [x.name, x.dtype, f"{x.error:.2g}", f"{x.units:.3f}", f"{x.bound:.1g}"]
-        for x in own_functions(n)
+    data = [
+        x._asdict() | {"ratios": [float(x.ratios.min(initial=1e300)), len(x.ratios)]} for x in found
     ]
-    yield f"Functions of the package, {n} tokens, against certified attention", rows
+    return _markdown(rows), data
+
+
+def functions_table(n: int = 4096) -> tuple[str, Any]:
+    """Errors of functions of the package at a real size, against pairs."""
+    found = list(own_functions(n))
+    rows = [["function", "dtype", "error", "units of eps (1 + exponent)", "bound of the reference"]]
+    rows += [[x.name, x.dtype, f"{x.error:.2g}", f"{x.units:.3f}", f"{x.bound:.1g}"] for x in found]
+    return _markdown(rows), [x._asdict() for x in found]
+
+
+def costs_table(n: int = 4096, tokens: int = 8192) -> tuple[str, Any]:
+    """Time and memory beside those in float64."""
+    found = list(costs(n, tokens))
     rows = [["", "seconds", "times float64", "ns a score", "MiB"]]
     rows += [
         [x.name, f"{x.seconds:.2f}", f"{x.ratio:.1f}", f"{x.nanoseconds:.0f}", f"{x.memory:.0f}"]
-        for x in costs(n, tokens)
+        for x in found
     ]
-    yield "Time and memory", rows
+    return _markdown(rows), [x._asdict() for x in found]
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    rule = f"| --- |{' --: |' * (len(rows[0]) - 1)}"
+    return "\n".join([head, rule, *body]) + "\n"

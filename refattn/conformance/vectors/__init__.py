@@ -1,8 +1,9 @@
 """Golden vectors: inputs with exact bits and outputs to thirty digits, for any language.
 
-`write` puts one file an estimator into a directory, and three more of exact attention: its options,
-edges of tiles, and the conventions in which libraries differ. `load` reads them back and `lint`
-says what is wrong with them. A case is named after the mistakes that it catches (its flags).
+`write` puts one file an estimator into a directory, and four more of exact attention: its options,
+edges of tiles, inputs on which float64 loses digits, and the conventions in which libraries differ.
+`load` reads them back and `lint` says what is wrong with them. A case is named after the mistakes
+that it catches (its flags).
 
 Inputs come from a raw PCG64 stream, seeded with the CRC-32 of their name and rounded to few bits,
 or are small integers. Outputs come from `refattn.conformance.exact` with 50 and with 80 digits,

@@ -30,8 +30,10 @@ __all__ = [
 _Array = npt.NDArray[Any]
 
 ESTIMATORS = ("kernel", "lara", "linear", "moments", "ra", "rfa", "softmax")
-# Exact attention has three files more: its options, edges of tiles, and what libraries disagree on.
-FILES = tuple(sorted((*ESTIMATORS, "softmax-conventions", "softmax-options", "softmax-tiles")))
+# Exact attention has files more: what libraries disagree on, what loses digits, its options, and
+# edges of tiles.
+_OF_SOFTMAX = ("softmax-conventions", "softmax-hard", "softmax-options", "softmax-tiles")
+FILES = tuple(sorted((*ESTIMATORS, *_OF_SOFTMAX)))
 FORMATS = ("json", "npz", "safetensors")
 
 # Significand bits, unit of the last place of 1, smallest normal and largest number.
@@ -113,6 +115,11 @@ FLAGS = {
         "rounding",
         "A difference of close numbers decides the result.",
         "Covariances in one pass, or elu(x) + 1 as written, lose all digits.",
+    ),
+    "HARD": (
+        "rounding",
+        "An input on which float64 loses digits: found by a search, of a family and a level.",
+        "Weights or sums in a narrower dtype have no digit left.",
     ),
     "SCALING": (
         "scale",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..conventions import CONVENTIONS, OPTIONS
 from .cases import Convention
+from .hard import POWERS
 
 __all__ = ["libraries", "sources"]
 
@@ -33,6 +34,7 @@ _FORMULAS: dict[str, tuple[str, ...]] = {
     "softmax-alibi": (*_EXACT, "Press et al., arXiv:2108.12409, section 3"),
     "softmax-bias": (*_EXACT, "Raffel et al., arXiv:1910.10683, section 2.1"),
     "softmax-dropout": (*_EXACT, "Dao et al., arXiv:2205.14135, appendix B.3"),
+    **{f"softmax-hard-{family}": _EXACT for family in POWERS},
     "softmax-lse": (*_EXACT, "Dao, arXiv:2307.08691, section 3.1: L = m + log l"),
     "softmax-sinks": (*_EXACT, "Xiao et al., arXiv:2309.17453", "OpenAI, arXiv:2508.10925"),
     "softmax-softcap": (*_EXACT, "Gemma 2, arXiv:2408.00118, section 2"),

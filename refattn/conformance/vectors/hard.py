@@ -1,0 +1,222 @@
+r"""Cases of exact attention on which float64 loses most digits.
+
+A family says what cancels, and a level by how much: a plain evaluation in float64 loses about
+3 x level digits of the output, of about 16. The id of a case has all that it was drawn with.
+
+cancelling
+    Keys come twice, with opposite values but for :math:`2^{-p}` of them.
+equal
+    All keys are equal, and the values of the second half are those of the first with the other
+    sign, but for :math:`2^{-p}` of them.
+large
+    Logits near :math:`2^p` with differences of order one.
+means
+    A mean of :math:`2^p` in queries and keys, which all logits of a query have in common.
+sink
+    One key of value 0 has nearly all the weight, among logits near :math:`2^p`.
+tie
+    Two keys have all the weight, with logits of tens to thousands that differ by about
+    :math:`2^{-p}`, and opposite values but for as much of them.
+values
+    A mean of :math:`2^p` in the values of all keys but one, whose value balances them.
+
+Numbers are drawn as everywhere, and combined by single sums and products, which are the same on
+every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .drawing import Recipe, draw
+
+__all__ = ["CASES", "POWERS", "Hard", "recipe", "recipes"]
+
+_Array = npt.NDArray[Any]
+_Inputs = tuple[_Array, _Array, _Array]
+
+# The p above by level.
+POWERS: dict[str, tuple[int, ...]] = {
+    "cancelling": (8, 18, 28, 38),
+    "equal": (8, 18, 28, 38),
+    "large": (9, 16),
+    "means": (4, 9, 14, 19),
+    "sink": (9, 16),
+    "tie": (4, 12, 22, 32),
+    "values": (8, 18, 28, 38),
+}
+
+_COMMENTS = {
+    "cancelling": "Equal keys have values that cancel.",
+    "equal": "All keys are equal, and their values cancel.",
+    "large": "Large logits with small differences.",
+    "means": "Queries and keys have large means.",
+    "sink": "One key of value 0 has nearly all the weight, among large logits.",
+    "tie": "The two largest logits nearly tie, and their values cancel.",
+    "values": "Values have a large mean, which one key balances.",
+}
+
+
+class Hard(NamedTuple):
+    """What a case is drawn with.
+
+    Attributes
+    ----------
+    family : str
+        A key of `POWERS`.
+    level : int
+        From 1.
+    seed : int
+        A word of its id, so that all numbers change with it.
+    width : int
+        Power of two that queries or keys are multiplied by, see the families.
+    n, m, d, d_v : int
+        Numbers of queries and keys, which is even, and of entries of keys and values.
+    """
+
+    family: str
+    level: int
+    seed: int = 0
+    width: int = 0
+    n: int = 2
+    m: int = 128
+    d: int = 32
+    d_v: int = 4
+
+    @property
+    def label(self) -> str:
+        """The id.
+
+        Examples
+        --------
+        >>> from refattn.conformance.vectors.hard import Hard
+        >>> Hard("tie", 2, seed=7, width=5).label
+        'softmax-hard-tie-level2-seed7-width5-n2-m128-d32-dv4-float64'
+        """
+        width = f"width{self.width}".replace("-", "minus")
+        words = (f"level{self.level}", f"seed{self.seed}", width)
+        sizes = (f"n{self.n}", f"m{self.m}", f"d{self.d}", f"dv{self.d_v}")
+        return "-".join(("softmax-hard", self.family, *words, *sizes, "float64"))
+
+
+def _cancelling(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+    half = len(k) // 2
+    k = np.concatenate([k[:half], k[:half]])
+    return q * width, k, np.concatenate([v[:half], v[half:] * small - v[:half]])
+
+
+def _equal(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+    half, size = len(k) // 2, abs(v)  # of one sign, so that partial sums grow
+    return (
+        q * width,
+        np.repeat(k[:1], len(k), 0),
+        np.concatenate([size[:half], v[half:] * small - size[:half]]),
+    )
+
+
+def _large(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+    way = k[0]
+    return way + q / 8, way / small + k * width, v
+
+
+def _means(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+    half = k.shape[-1] // 2
+    k = np.concatenate([k[:, :half], -k[:, :half]], -1)  # sums of 0: the mean of q moves nothing
+    return q * width + 1 / small, k + 1 / small, v
+
+
+def _sink(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+    way, first = k[0], np.arange(len(k))[:, None] == 0
+    k = np.where(first, way * (8 * width), k) + way / small
+    return way + q / 8, k, np.where(first, 0.0, v)
+
+
+def _tie(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+    way = k[0]
+    k, v = k.copy(), v.copy()
+    k[0], k[1] = way * (32 * width), way * (32 * width) + k[1] * small
+    v[1] = v[1] * small - v[0]
+    return way + q / 8, k, v
+
+
+def _values(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+    v = v + 1 / small
+    v[0] -= len(k) / small
+    return q * width, k * small, v
+
+
+_FAMILIES: dict[str, Callable[[_Array, _Array, _Array, float, float], _Inputs]] = {
+    "cancelling": _cancelling,
+    "equal": _equal,
+    "large": _large,
+    "means": _means,
+    "sink": _sink,
+    "tie": _tie,
+    "values": _values,
+}
+
+
+def recipe(hard: Hard) -> Recipe:
+    """Draw a case.
+
+    Examples
+    --------
+    >>> from refattn.conformance.vectors.hard import Hard, recipe
+    >>> found = recipe(Hard("large", 1, m=4, d=2, d_v=3))
+    >>> {name: x.shape for name, x in found.inputs.items()}
+    {'q': (2, 2), 'k': (4, 2), 'v': (4, 3)}
+    """
+    label, family = hard.label, hard.family
+    shapes = {"q": (hard.n, hard.d), "k": (hard.m, hard.d), "v": (hard.m, hard.d_v)}
+    q, k, v = (draw(f"{label}/{name}", shape, "float64", 1.0) for name, shape in shapes.items())
+    small = 2.0 ** -POWERS[family][hard.level - 1]
+    inputs = _FAMILIES[family](q, k, v, small, 2.0**hard.width)
+    return Recipe(
+        id=label,
+        estimator="softmax",
+        comment=_COMMENTS[family],
+        flags=("HARD",),
+        arguments={"scale": None, "causal": False},
+        dtype="float64",
+        inputs=dict(zip(shapes, inputs, strict=True)),
+        file="softmax-hard",
+        group=f"softmax-hard-{family}",
+    )
+
+
+# What `python -m validation.digits.search` found.
+CASES: tuple[Hard, ...] = (
+    Hard("cancelling", 1, 1475, -2),
+    Hard("cancelling", 2, 1201, 0, d=64),
+    Hard("cancelling", 3, 2679, 0, m=200),
+    Hard("cancelling", 4, 1651, -1),
+    Hard("equal", 1, 3608, -1),
+    Hard("equal", 2, 857, 1, d=64),
+    Hard("equal", 3, 272, 0, m=200),
+    Hard("equal", 4, 1778, 0),
+    Hard("large", 1, 2584, 0),
+    Hard("large", 2, 1893, -2, d=64),
+    Hard("means", 1, 3421, 1),
+    Hard("means", 2, 2528, 0, d=64),
+    Hard("means", 3, 713, -1, m=200),
+    Hard("means", 4, 244, 1),
+    Hard("sink", 1, 2929, 0),
+    Hard("sink", 2, 1336, 0, d=64),
+    Hard("tie", 1, 3729, 0),
+    Hard("tie", 2, 1688, 0, d=64),
+    Hard("tie", 3, 3168, 0, m=200),
+    Hard("tie", 4, 1231, 1),
+    Hard("values", 1, 2908, -2),
+    Hard("values", 2, 3680, 0, d=64),
+    Hard("values", 3, 2981, 0, m=200),
+    Hard("values", 4, 2013, 0),
+)
+
+
+def recipes() -> Iterator[Recipe]:
+    """The worst cases that were found."""
+    yield from map(recipe, CASES)
