@@ -50,12 +50,12 @@ __all__ = [
 ]
 
 _ENOUGH = 2.0**-66  # error of a score that more slices would not mend
-_MOST_LEVELS = 6
+_MOST_LEVELS = 4  # more would be below what lower parts of pairs take
 SPAN = 1024  # keys of which sums have no error
 PAIRS = 2.0**-98  # of a few operations on pairs, relative
 SAFE = 1 + 2.0**-30  # for roundings of a bound itself
 _LOST = 2.0**-1000  # weights that are taken for 0
-UNDERFLOW = 2.0**-1060  # of a few operations
+UNDERFLOW = 2.0**-1000  # of a few operations, where subnormal numbers count as 0, too
 _LOOK = 4096  # keys whose sizes are looked at together
 _NUMPY_BLOCK, _OTHER_BLOCK = (128, 256), (2048, 1024)
 
@@ -186,7 +186,9 @@ def _levels(given: Given, power: Array) -> tuple[int, int]:
     most = power_of_two(largest_finite(given.q.hi))
     if given.scale is not None:
         most = most * 2 * xp.abs(given.scale.hi)
-    product = float(xp.max(most)) * float(xp.max(power)) if 0 not in most.shape else 0.0
+    product = (
+        float(xp.max(most)) * float(xp.max(power)) if 0 not in (*most.shape, *power.shape) else 0.0
+    )
     for levels in range(2, _MOST_LEVELS + 1):
         bits = bits_of_slices(d, levels)
         if sliced_error(d, bits, levels) * product <= _ENOUGH:
@@ -387,7 +389,7 @@ class Rows(NamedTuple):
         lse_error = lse_error * SAFE
 
         near_one = (wrong < 0.5) & (mass.hi >= 0.5) & (mass.hi <= 2.0)  # not of nan
-        none = empty & (mass.hi == 0)
+        none = empty & (mass.hi == 0) & (wrong < 0.5)  # unless terms overflow to nothing
         finish = _Finish(near_one & (error < math.inf), none)
         finish_log = _Finish(near_one & (lse_error < math.inf), none)
         near = part(self.near.out, at), part(self.near.lse[..., None], at)

@@ -61,11 +61,11 @@ class _Back(NamedTuple):
     def of(cls, given: Given, forward: Bounded, d_out: Pair) -> _Back:
         """Multiply results and cotangents."""
         xp, d_v = array_namespace(d_out.hi), d_out.hi.shape[-1]
-        delta: Pair | None = None
+        zero = xp.zeros(d_out.hi.shape[:-1], dtype=d_out.hi.dtype, device=device(d_out.hi))
+        delta = Pair(zero, zero)
         for c in range(d_v):
             term = multiply(*(Pair(x.hi[..., c], x.lo[..., c]) for x in (d_out, forward.out)))
-            delta = term if delta is None else add(delta, term)
-        assert delta is not None  # values have a length
+            delta = add(delta, term)
         size = xp.sum(xp.abs(d_out.hi) * xp.abs(forward.out.hi), axis=-1)
         wrong = xp.sum(xp.abs(d_out.hi) * forward.error, axis=-1) + (d_v + 8) * 2.0**-102 * size
         g_power = power_of_two(_certified.largest(d_out.hi, (-1,)))
@@ -111,7 +111,9 @@ class _Back(NamedTuple):
         delta = Pair(*(-part(x, at) for x in self.delta))
         d_scores = multiply(weights, add(d_weights, delta))
         apart = apart + part(self.delta_error, at) + 2.0**-100 * xp.abs(delta.hi)
-        error = (weights.hi * (1 + theta) * apart + (theta + PAIRS) * xp.abs(d_scores.hi)) * SAFE
+        error = (
+            xp.abs(weights.hi) * (1 + theta) * apart + (theta + PAIRS) * xp.abs(d_scores.hi)
+        ) * SAFE
         return _Tile(weights, theta, d_scores, error + UNDERFLOW)
 
 
@@ -131,7 +133,7 @@ def gradients(given: Given, d_out: Pair) -> tuple[Bound, Bound, Bound]:
     back = _Back.of(given, forward, d_out)
     (n, d), (m, d_v) = given.q.hi.shape[-2:], given.v.hi.shape[-2:]
     sizes = _NUMPY_BLOCK if is_numpy_array(d_out.hi) else _OTHER_BLOCK
-    power = power_of_two(xp.ones_like(back.v_power)) * 2.0 ** math.ceil(math.log2(8 * d_v))
+    power = power_of_two(xp.ones_like(back.v_power)) * 2.0 ** math.ceil(math.log2(8 * max(1, d_v)))
     power = power * _certified.largest(back.g_power, (-2, -1)) * back.v_power  # of d_scores
     q_power, k_power, g_power = (
         power_of_two(_certified.largest(xp.where(xp.isfinite(x), x, 0.0), (-2,)))
@@ -167,7 +169,7 @@ def gradients(given: Given, d_out: Pair) -> tuple[Bound, Bound, Bound]:
                     for y in (tile.d_scores, tile.weights)
                 )
                 d_k.add(scores, xp.matrix_transpose(tile.error), q)
-                d_v.add(weights, xp.matrix_transpose(tile.theta * tile.weights.hi), g)
+                d_v.add(weights, xp.matrix_transpose(tile.theta * xp.abs(tile.weights.hi)), g)
             d_k.close()
             d_v.close()
         return [d_k, d_v]
@@ -180,7 +182,9 @@ def gradients(given: Given, d_out: Pair) -> tuple[Bound, Bound, Bound]:
         dq, dk = (
             Bound(
                 multiply(x.value, scale),
-                x.error * xp.abs(scale.hi) * SAFE + PAIRS * xp.abs(x.value.hi * scale.hi),
+                x.error * xp.abs(scale.hi) * SAFE
+                + PAIRS * xp.abs(x.value.hi * scale.hi)
+                + UNDERFLOW,
             )
             for x in (dq, dk)
         )
@@ -225,6 +229,7 @@ def _product(a: Slices, b: Slices, levels: int) -> Pair:
     return fast_two_sum(hi, lo + low)
 
 
+@as_written
 def sum_to(x: Bound, shape: tuple[int, ...], final: tuple[int, ...]) -> Bound:
     """Sum over the axes along which arrays of this shape were repeated; give it its final one."""
     value, error = x
@@ -236,7 +241,8 @@ def sum_to(x: Bound, shape: tuple[int, ...], final: tuple[int, ...]) -> Bound:
         count, size = error.shape[axis], xp.sum(xp.abs(value.hi), axis=axis, keepdims=True)
         error = xp.sum(error, axis=axis, keepdims=True) * SAFE + count * 2.0**-102 * size
         value = reduce(add, (Pair(*(_slab(y, axis, i) for y in value)) for i in range(count)))
-    error = xp.where(error < math.inf, error, math.inf)  # nan, too
+    known = xp.isfinite(value.hi) & xp.isfinite(value.lo) & xp.isfinite(error) & (error >= 0)
+    error = xp.where(known, error, math.inf)
     reshaped = [xp.reshape(y, final) for y in (*value, error)]
     return Bound(Pair(*reshaped[:2]), reshaped[2])
 
@@ -278,10 +284,8 @@ class _Sum:
         return self._value
 
     def bound(self) -> Array:
-        """How far the sum may be from the exact one; infinite where it is no number."""
-        xp = array_namespace(self.value.hi)
+        """How far the sum may be from the exact one."""
         both = self.powers[0] * self.powers[1]
         error = self._inherited * (1 + self._count * 2.0**-50)
         error = error + _certified.error_of_slices(self._count) * both + PAIRS * self._absolute
-        error = error * SAFE + self._count * UNDERFLOW
-        return xp.where(xp.isfinite(self.value.hi) & (error < math.inf), error, math.inf)
+        return error * SAFE + self._count * UNDERFLOW

@@ -614,10 +614,10 @@ def parts(name: str, x: Any) -> None:
         )
 
 
-def double(x: Array) -> None:
+def double(x: Array, name: str = "q") -> None:
     """Check that numbers fit into float64."""
     if is_numpy_array(x) and x.dtype.itemsize > 8:
-        raise TypeError(f"`q` must have dtype float32 or float64, got {x.dtype}.")
+        raise TypeError(f"`{name}` must have dtype float32 or float64, got {x.dtype}.")
 
 
 def softcap(value: Any, like: Array) -> Any:

@@ -7,8 +7,8 @@ step adds to it what theory says, and nothing is estimated. With :math:`u = 2^{-
 
 1. **Scores.** Queries and keys are cut into slices of b bits, of which products of matrices are
    exact, and a rest. With L of them a score is wrong by at most
-   :math:`(L + 2) d \, 2^{-b (L - 1)} \gamma_{L d + 4} f(q) f(k)`. L is the least with which this is
-   below :math:`2^{-66}`, or 6.
+   :math:`(L + 2) d \max(2^{-b (L - 1)}, 2^{-51}) \gamma_{L d + 4} f(q) f(k)`. L is the least with
+   which this is below :math:`2^{-66}`, or 4.
 2. **Exponents.** Scale, bias and the shift below are added in pairs: at most
    :math:`2^{-98} d f(q) f(k) + 2^{-100} (|\mathrm{bias}| + |\mathrm{shift}|)`. A cap c, computed
    from exponentials, takes :math:`2^{-66} c`.
@@ -18,7 +18,8 @@ step adds to it what theory says, and nothing is estimated. With :math:`u = 2^{-
    most :math:`\theta = e^{\epsilon} (1 + 2^{-69}) - 1` times themselves.
 4. **Sums.** Weights and values are cut into three slices of b bits, of which sums over spans of
    1024 keys are exact, and spans are added in pairs: at most
-   :math:`g = 2^{-2b} \gamma (Z + 1 + 6 m) f(v)` and :math:`2^{-98}` of the sum of absolute terms.
+   :math:`g = 2^{-2b} \gamma (Z + 1 + 6 m) f(v)` and :math:`(m / 1024 + 5) 2^{-102}` of the sum of
+   absolute terms.
 5. **Means.** :math:`N = \sum_j w_j v_j` over :math:`Z = \sum_j w_j`, in pairs. With
    :math:`A = \sum_j w_j |v_j|`, which is computed too,
 
@@ -45,6 +46,8 @@ from __future__ import annotations
 import decimal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Rational
 from typing import Any, NamedTuple
 
 from . import _certified, _certified_backward, _pairs, _validate
@@ -117,6 +120,7 @@ class Certified:
         return Rounded(hi, (hi + up == hi) & (hi + down == hi))
 
 
+@as_written
 def attend(
     q: Array | Pair,
     k: Array | Pair,
@@ -156,7 +160,8 @@ def attend(
         up to 4096 and m up to 2^16, unless some values are 2^20 times others. A query that sees no
         key, and no sink, has out 0 and lse -inf, without error. Where the bound is infinity, the
         result is that of `refattn.attend`: in rows that infinities or nan reach, and of exponents
-        beyond about 1e15.
+        beyond about 1e15. A cap c adds 2^-66 c to the errors of scores. Bounds are not below
+        2^-1000 times m.
 
     Raises
     ------
@@ -186,6 +191,7 @@ def attend(
     return _ungrouped(_certified.attend(given), ungroup)
 
 
+@as_written
 def softmax_attention(
     q: Array | Pair,
     k: Array | Pair,
@@ -256,6 +262,7 @@ class Gradients(NamedTuple):
     v: Bound
 
 
+@as_written
 def softmax_gradients(
     q: Array | Pair,
     k: Array | Pair,
@@ -319,6 +326,8 @@ def softmax_gradients(
     firsts = [_first(x) for x in (q, k, v)]
     _validate.is_array("d_out", _first(d_out))
     _validate.same_home("d_out", _first(d_out), "q", firsts[0])
+    _validate.arrays(2, d_out=_first(d_out))
+    _validate.double(_first(d_out), "d_out")
     shape = (*_validate.lead(*firsts), firsts[0].shape[-2], firsts[2].shape[-1])
     if tuple(_first(d_out).shape) != shape:
         raise ValueError(
@@ -336,6 +345,7 @@ def softmax_gradients(
     )
 
 
+@as_written
 def random_feature_attention(
     q: Array,
     k: Array,
@@ -416,6 +426,9 @@ def _two_hops(
     q: Pair, k: Pair, v: Pair, omega: Pair, log_weight: Pair, mask: Array | None, root: Pair
 ) -> _certified.Bounded:
     xp, d = array_namespace(q.hi), q.hi.shape[-1]
+    if mask is not None:  # what no query sees has no part in the bounds
+        shown = xp.matrix_transpose(mask)
+        k, v = (Pair(*(xp.where(shown, x, 0.0) for x in y)) for y in (k, v))
     q, k = _pairs.multiply(q, root), _pairs.multiply(k, root)
     square = _pairs.square_norm(k)
     bias = Pair(*(-0.5 * x[..., None, :] for x in square))
@@ -423,13 +436,13 @@ def _two_hops(
     far = (d + 16) * 2.0**-102 * _certified.largest(bias.hi, (-2, -1))
     first = _certified.attend(_certified.Given(omega, k, v, bias=bias, mask=mask, bias_error=far))
     lse = Pair(*(x[..., None, :] for x in first.lse))
-    seen = xp.isfinite(lse.hi)
-    total = _pairs.add(Pair(*(xp.where(seen, x, 0.0) for x in lse)), log_weight)
-    bias = Pair(xp.where(seen, total.hi, lse.hi), total.lo)
-    sizes = xp.where(seen, first.lse_error[..., None, :], 0.0)
-    far = _certified.largest(sizes, (-2, -1)) + 2.0**-102 * _certified.largest(
-        xp.where(seen, bias.hi, 0.0), (-2, -1)
-    )
+    seen = xp.isfinite(lse.hi) & xp.isfinite(log_weight.hi)
+    parts = (Pair(*(xp.where(seen, x, 0.0) for x in y)) for y in (lse, log_weight))
+    total = _pairs.add(*parts)
+    bias = Pair(xp.where(seen, total.hi, lse.hi + log_weight.hi), total.lo)
+    # A sample that sees no key has no error; one whose terms overflow has an infinite one.
+    far = _certified.largest(first.lse_error[..., None, :], (-2, -1))
+    far = far + 2.0**-102 * _certified.largest_finite(bias.hi)
     return _certified.attend(
         _certified.Given(q, omega, first.out, bias=bias, v_error=first.error, bias_error=far)
     )
@@ -522,6 +535,7 @@ def _arranged(
     _require(q1)
     sinks, slopes = (None if x is None else _wide(x).hi for x in (sinks, slopes))
     bias = None if bias is None else Pair(*(_rows(x) for x in _wide(bias)))
+    mask = None if mask is None else _rows(mask)
     wide = [*_wide(q), *_wide(k), *_wide(v), *(bias or (None, None))]
     (_, _, _, *grouped), ungroup = group_heads(q1, k1, v1, *wide, mask, sinks, slopes)
     q1, q2, k1, k2, v1, v2, bias1, bias2, mask, sinks, slopes = grouped
@@ -567,19 +581,26 @@ def _rows(x: Array) -> Array:
 def _wide(x: Array | Pair) -> Pair:
     """A pair of float64."""
     if isinstance(x, tuple):
-        return Pair(*x)
+        hi, lo = _pairs.two_sum(*x)  # of any parts: their sum is what counts
+        return Pair(hi, array_namespace(hi).where(array_namespace(hi).isfinite(hi), lo, 0.0))
     xp = array_namespace(x)
     return _pairs.pair(xp.astype(x, xp.float64))
 
 
 def _number(scale: Any) -> Pair | None:
-    return None if scale is None else Pair(float(scale), 0.0)
+    """A real number in pairs, with the digits of longdouble and of fractions."""
+    if scale is None:
+        return None
+    high = float(scale)
+    rest = Fraction(scale) - Fraction(high) if isinstance(scale, Rational) else scale - high
+    return Pair(high, float(rest))
 
 
 def _power(x: Any, exponent: str) -> Pair:
     """x to some power in pairs."""
+    high, low = _number(x) or (0.0, 0.0)
     with decimal.localcontext(prec=60):
-        exact = decimal.Decimal(x) ** decimal.Decimal(exponent)
+        exact = (decimal.Decimal(high) + decimal.Decimal(low)) ** decimal.Decimal(exponent)
         high = float(exact)
         return Pair(high, float(exact - decimal.Decimal(high)))
 

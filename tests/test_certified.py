@@ -423,3 +423,125 @@ def test_gradients_of_what_is_not_finite_are_not_certified() -> None:
     empty = certified.softmax_gradients(q[:0], k, v, np.ones((0, 2)))
     assert empty.q.value.hi.shape == (0, 3)
     assert (empty.k.value.hi == 0).all()
+
+
+def test_parts_of_pairs_may_be_of_any_size() -> None:
+    rng = np.random.default_rng(30)
+    whole = tensors(rng, 4, 6, 5, 2, 20.0)
+    rough = [x.astype(np.float32).astype(np.float64) for x in whole]
+    got = certified.attend(*(certified.Pair(x, y - x) for x, y in zip(rough, whole, strict=True)))
+    out, lse = exact.attend(*whole, dps=DPS)
+    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+    assert least_ratio(got.lse_error, abs(number(got.lse) - lse)) >= 1
+
+
+def test_samples_whose_terms_overflow_are_not_certified() -> None:
+    given = (np.asarray([[x]]) for x in (1.0, 1e100, 1.0))
+    got = certified.random_feature_attention(*given, omega=np.asarray([[-1e250]]), scale=1)
+    assert (got.error == np.inf).all()
+
+
+def test_hidden_keys_have_no_part_in_bounds_of_random_features() -> None:
+    rng = np.random.default_rng(31)
+    q, k, v = tensors(rng, 3, 6, 4, 2, 2.0)
+    omega, mask = rng.standard_normal((5, 4)), np.arange(6) != 2
+    k[2], v[2] = 1e300, np.nan
+    got = certified.random_feature_attention(q, k, v, omega=omega, mask=mask)
+    assert (got.error < 2.0**-58).all()
+    without = [-np.inf, 0.0, 0.0, 0.0, 0.0]
+    got = certified.random_feature_attention(
+        q, k, v, omega=omega, mask=mask, log_weight=np.asarray(without)
+    )
+    rest = certified.random_feature_attention(q, k, v, omega=omega[1:], mask=mask)
+    apart = abs((got.out.hi - rest.out.hi) + (got.out.lo - rest.out.lo))
+    assert (apart <= got.error + rest.error).all()
+    assert (got.error < 2.0**-58).all()
+
+
+@pytest.mark.parametrize("scale", [7.0, 1e-5, 1e-300, 5e-324])
+def test_bounds_of_gradients_are_scaled(scale: float) -> None:
+    rng = np.random.default_rng(32)
+    q, k, v = (rng.standard_normal(x) for x in ((3, 2), (4, 2), (4, 2)))
+    d_out = rng.standard_normal((3, 2))
+    got = certified.softmax_gradients(q, k, v, d_out, scale=scale)
+    plain = certified.softmax_gradients(q, k, v, d_out, scale=1.0)
+    want = exact.gradients(
+        lambda q, k, v: exact.softmax_attention(q, k, v, scale=scale, dps=DPS),
+        d_out, dps=DPS, q=q, k=k, v=v,
+    )  # fmt: skip
+    for name, found in got._asdict().items():
+        assert least_ratio(found.error, abs(number(found.value) - want[name])) >= 1
+    if 1e-5 <= scale <= 7:
+        smallest = scale * min(x.error.min() for x in plain[:2]) / 20
+        assert min(x.error.min() for x in got[:2]) > smallest
+
+
+def test_gradients_of_huge_arguments_have_no_finite_bound() -> None:
+    one = np.ones((1, 1))
+    found = certified.softmax_gradients(
+        0 * one, np.asarray([[1e279], [-1e279]]), np.asarray([[1e24], [0.0]]), one, scale=0.5
+    )
+    assert (found.q.error == np.inf).all()
+    rng = np.random.default_rng(33)
+    q, k = rng.standard_normal((2, 1, 4))
+    assert (certified.softmax_gradients(q, k * 1e204, one, one).v.error == np.inf).all()
+    none = certified.softmax_gradients(q, k, one[:, :0], one[:, :0])
+    assert none.q.value.hi.tolist() == [[0.0] * 4]
+
+
+def test_scales_keep_their_digits() -> None:
+    from fractions import Fraction
+
+    q, k = np.asarray([[50.0]]), np.asarray([[0.0], [1.0]])
+    for scale in (Fraction(1, 3), np.longdouble(1) / 3):
+        got = certified.attend(q, k, k, scale=scale)
+        value = (
+            exact.numbers(np.asarray([scale]), dps=DPS)[0]
+            if not isinstance(scale, Fraction)
+            else exact.context(DPS).mpf(1) / 3
+        )
+        out, _ = exact.attend(q, k, k, scale=value, dps=DPS)
+        assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+
+
+def test_bad_cotangents() -> None:
+    x = np.ones((2, 2))
+    for dtype in (np.longdouble, complex):
+        with pytest.raises(TypeError, match="`d_out` must have dtype"):
+            certified.softmax_gradients(x, x, x, x.astype(dtype))
+
+
+def test_errors_of_arguments_come_through() -> None:
+    """What values and biases are wrong by is in the bound, in full."""
+    from refattn import _certified
+    from refattn._pairs import pair
+
+    rng = np.random.default_rng(34)
+    q, k = (pair(rng.standard_normal((3, 2))) for _ in range(2))
+    given = _certified.Given(q, k, pair(np.ones((3, 2))))
+    more = np.full((3, 2), 1e-3)
+    assert (_certified.attend(given._replace(v_error=more)).error >= 1e-3).all()
+    off = _certified.attend(given._replace(bias_error=np.full((1, 1), 1e-3)))
+    assert (off.error >= 1.99e-3).all()  # through both sums, as all values are 1
+    assert (off.lse_error >= 0.99e-3).all()
+
+
+def test_log_far_from_one() -> None:
+    from refattn import _certified
+    from refattn._pairs import pair
+
+    for x in (0.6, 0.99, 1.0, 1.0 + 2.0**-40, 1.4):
+        log, error = _certified._log(pair(np.asarray([x])))
+        wrong = abs(number(log)[0] - exact.context(DPS).log(exact.numbers([x], dps=DPS)[0]))
+        assert wrong <= error[0]
+        assert error[0] <= 2 * abs(x - 1) ** 6 / 6 + 1e-15 * (x - 1) ** 2 + 2.0**-100
+
+
+def test_bound_of_slices_is_that_of_the_formula() -> None:
+    from refattn import _pairs
+
+    u = 2.0**-53
+    for count, bits, levels in ((64, 23, 3), (4096, 20, 4), (8, 25, 2)):
+        terms = levels * count * u / (1 - levels * count * u)
+        most = terms * count * (levels + 2) * max(2.0 ** (-bits * (levels - 1)), 2.0**-51)
+        assert _pairs.sliced_error(count, bits, levels) >= most
