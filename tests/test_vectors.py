@@ -933,7 +933,8 @@ int main(int, char** argv) {
         [compiler, "-std=c++11", "-Wall", "-Wextra", "-Werror", "-o", binary,
          str(tmp_path / "read.cpp")], check=True, timeout=100,
     )  # fmt: skip
-    few = [case for case in every if case.id.startswith(start)]
+    estimator = start.partition("-")[0]
+    few = [c for c in every if c.id.startswith(start) and c.estimator == estimator]
     names, want = [], []
     for case in few:
         names += [f"{case.id}.q", f"{case.id}.out.expected", f"{case.id}.out.expected_low"]
