@@ -51,9 +51,9 @@ def coreset_attention(
         W = h_{JJ}^{-1} h_{JK}, \quad h(k, k') = e^{k \cdot k'}
 
     with keys less the mean of those seen, a shift that no softmax notices. arXiv:2602.10056. Linear
-    in n and m. Biased, and so are numerator and denominator, whatever keys are drawn; weights may be
-    negative, and so may the denominator, which can vanish. With all keys in J it is exact attention.
-    It cannot be causal: the weights are of all keys.
+    in n and m. Biased, and so are numerator and denominator, whatever keys are drawn; weights may
+    be negative, and so may the denominator, which can vanish. With all keys in J it is exact
+    attention. It cannot be causal: the weights are of all keys.
 
     Parameters
     ----------

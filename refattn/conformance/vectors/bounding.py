@@ -121,6 +121,7 @@ def _of_few(case: Recipe | Case, head: Head, a: Any, b: Any) -> tuple[Any, Any]:
             return near + (a * b) ** 2, 1 + a * b
         w = a + b if head.omega is None else _longest(head.omega)
         return max(near, w * b + b * b / 2), 1
+    assert head.omega is not None
     return _longest(head.omega) * (a + b) + (a * a + b * b) / 2, 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,6 @@ from .drawing import Drawn, Recipe, draw
 __all__ = ["recipes"]
 
 _Array = npt.NDArray[Any]
-_Of = Callable[..., Recipe]
 
 _USUAL, _CHUNKS = Drawn(), Drawn(n=7, m=7)
 _DOUBLE, _FAR = Drawn(dtype="float64"), Drawn(size=32.0, dtype="float64")
@@ -124,7 +123,10 @@ def _sampled() -> Iterator[Recipe]:
 
 def _chunked(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
     """Cases of estimators with chunks; `options` are of all of them."""
-    case = partial(_case, estimator, **options)
+
+    def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **more: Any) -> Recipe:
+        return _case(estimator, name, flags, comment, drawn, **options | more)
+
     for dtype in _DTYPES:
         yield case("basic", "BASIC", "Chunks of 2 keys.", Drawn(dtype=dtype), window=2)
     yield case("uneven", "CHUNK", "The last chunk has 1 key of 3.", _CHUNKS, window=3)
@@ -153,7 +155,7 @@ def _eva() -> Iterator[Recipe]:
     comment = "Each chunk counts as one key, as published."
     yield case("published", "CHUNK", comment, _CHUNKS, window=3, log_size=False)
     comment = "A frequency is given for each chunk."
-    shapes = {"omega": (3, 4)}
+    shapes: dict[str, tuple[int, ...]] = {"omega": (3, 4)}
     for dtype in ("float64", "float32"):
         drawn = replace(_CHUNKS, dtype=dtype)
         yield case("omega", "BASIC", comment, drawn, shapes=shapes, window=3, log_size=True)
@@ -161,8 +163,8 @@ def _eva() -> Iterator[Recipe]:
 
 def _local() -> Iterator[Recipe]:
     def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **options: Any) -> Recipe:
-        usual = {"window": (1, 1), "causal": False}
-        shapes = {"omega": (drawn.count, drawn.d)}
+        usual: dict[str, Any] = {"window": (1, 1), "causal": False}
+        shapes: dict[str, tuple[int, ...]] = {"omega": (drawn.count, drawn.d)}
         return _case("rfa-local", name, flags, comment, drawn, shapes=shapes, **usual | options)
 
     for dtype in _DTYPES:
