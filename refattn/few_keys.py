@@ -51,8 +51,9 @@ def coreset_attention(
         W = h_{JJ}^{-1} h_{JK}, \quad h(k, k') = e^{k \cdot k'}
 
     with keys less the mean of those seen, a shift that no softmax notices. arXiv:2602.10056. Linear
-    in n and m. Biased; weights may be negative, and so may the denominator, which can vanish. With
-    all keys in J it is exact attention. It cannot be causal: the weights are of all keys.
+    in n and m. Biased, and so are numerator and denominator, whatever keys are drawn; weights may
+    be negative, and so may the denominator, which can vanish. With all keys in J it is exact
+    attention. It cannot be causal: the weights are of all keys.
 
     Parameters
     ----------
@@ -234,9 +235,10 @@ def sampled_key_attention(
                               {\sum_{j \in J_i} e^{q_i \cdot k_j} / p_{ij}}
 
     Both sums are unbiased, their ratio is not, unless p_ij is a multiple of e^(q_i . k_j): for S
-    independent keys from pi_i, the softmax itself, it is, with variance Var_pi(v) / S. Samples by
-    hashing (MagicPIG, HyperAttention) and by kernel densities (KDEformer) are such, with laws of
-    their own. `key_sampling.draw_keys` draws some.
+    independent keys from pi_i, the softmax itself, it is, with variance Var_pi(v) / S. Laws of bias
+    and variance: `theory.sampled_keys_law`. Samples by hashing (MagicPIG, HyperAttention) and by
+    kernel densities (KDEformer) are such, with laws of their own. `key_sampling.draw_keys` draws
+    some.
 
     Parameters
     ----------

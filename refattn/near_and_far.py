@@ -66,7 +66,9 @@ def eva_attention(
 
     with the mean key of each chunk, and omega_c ~ N(mean query + mean key of chunk c, I) in kernel
     coordinates. Zheng et al., arXiv:2302.04542, who leave out the number |P_c| of keys in a chunk:
-    without it a chunk counts as one key. Biased, whatever is drawn. Time O(n (w + m / w)).
+    without it a chunk counts as one key. Biased, whatever is drawn: nothing is random
+    in the denominator, and omega_c is not from the target of a query. Exact where one chunk holds
+    all queries and keys. Time O(n (w + m / w)).
 
     Parameters
     ----------
@@ -217,8 +219,9 @@ def second_order_attention(
         \bigl(\bar v_c + \mathrm{Cov}_c(v, k) \, q\bigr)
 
     and so for the sum of e^(q . k_j) without the last factor: what keys and values with a joint
-    normal law of these moments give. The divisor of the covariances is |P_c|. Nothing is drawn.
-    Time O(n (w + m d (d + d_v) / w)).
+    normal law of these moments give. The divisor of the covariances is |P_c|. Nothing is drawn, and
+    nothing is unbiased: the error is that of third and higher cumulants of each chunk. Exact where
+    one chunk holds all queries and keys. Time O(n (w + m d (d + d_v) / w)).
 
     Parameters
     ----------
@@ -439,7 +442,8 @@ def attend_locally(found: Arranged, sides: Sides, causal: bool) -> Local:
     """Attend to near keys exactly, and to others through random features."""
     q, keys, samples, root, _ = found
     done, far = attend(q, keys.k, keys.v, **near_options(keys, root, sides, causal)), []
-    of_query = root * root * square_norm(q) / 2 + math.log(samples.omega.shape[-2])
+    count = array_namespace(q).log(constant(samples.omega.shape[-2], q))
+    of_query = root * root * square_norm(q) / 2 + count
     for field in _fields(q, keys, causal, sides):
         out, lse = field.attend(samples)
         far.append((field, Attended(out, lse - of_query)))

@@ -522,6 +522,7 @@ for _record in (
             # Norms of values make samples jump where values move.
             options=("scale", "gqa") if law == "norms" else ("scale", "gqa", "vjp"),
             traits=(*_MEAN, "separate", "random", *(("quadratic",) if law == "softmax" else ())),
+            aliases=("sampled-keys",) if law == "uniform" else (),
         )
         for law in reversed(key_sampling.LAWS)
     ),

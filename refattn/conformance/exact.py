@@ -29,6 +29,7 @@ __all__ = [
     "cap",
     "causal",
     "context",
+    "coreset",
     "coreset_attention",
     "covariance",
     "each_head",
@@ -538,6 +539,29 @@ def linear_randomized_attention(
     return random_feature_attention(q, k, v, omega, log_weight, visible, scale, dps=dps)
 
 
+def coreset(
+    k: Any, indices: Any, visible: Any = True, scale: float | None = None, *, dps: int = 50
+) -> tuple[_Array, _Array]:
+    """Centred keys J, times the root of the scale, and W = h_JJ^-1 h_JK for the keys K seen.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.conformance import exact
+    >>> chosen, weights = exact.coreset(np.array([[-1.0], [1.0]]), [1, 0])
+    >>> np.abs(weights.astype(float)).round(6)
+    array([[0., 1.],
+           [1., 0.]])
+    """
+    mp, seen = context(dps), np.broadcast_to(visible, (len(k),))
+    keys = numbers(k, dps=dps) * root(scale, k.shape[-1], dps=dps)
+    keys = keys - keys[seen].sum(0) / int(seen.sum())
+    chosen = keys[[j for j in indices if seen[j]]]
+    to_keys, to_chosen = (_map(mp.exp, chosen @ x.T) for x in (keys[seen], chosen))
+    weights = mp.inverse(mp.matrix(to_chosen.tolist())) * mp.matrix(to_keys.tolist())
+    return chosen, np.array(weights.tolist(), dtype=object)
+
+
 def coreset_attention(
     q: Any,
     k: Any,
@@ -560,16 +584,10 @@ def coreset_attention(
     >>> float(exact.coreset_attention(q, k, v, np.array([1, 0]))[0, 0])
     1.5
     """
-    mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
-    seen = np.broadcast_to(visible, (len(k),))
-    keys = numbers(k, dps=dps) * r
-    keys = keys - keys[seen].sum(0) / int(seen.sum())
-    chosen = keys[[j for j in indices if seen[j]]]
-    to_keys, to_chosen = (_map(mp.exp, chosen @ x.T) for x in (keys[seen], chosen))
-    weights = mp.inverse(mp.matrix(to_chosen.tolist())) * mp.matrix(to_keys.tolist())
-    weights = np.array(weights.tolist(), dtype=object)
-    kernel = _map(mp.exp, numbers(q, dps=dps) * r @ chosen.T) @ weights
-    return _ratio(kernel, v[seen], True, dps)
+    chosen, weights = coreset(k, indices, visible, scale, dps=dps)
+    queries = numbers(q, dps=dps) * root(scale, q.shape[-1], dps=dps)
+    kernel = _map(context(dps).exp, queries @ chosen.T) @ weights
+    return _ratio(kernel, v[np.broadcast_to(visible, (len(k),))], True, dps)
 
 
 def eva_attention(

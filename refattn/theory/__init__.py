@@ -5,7 +5,8 @@ D = x - y and kappa = exp(x . y), each law is a power of kappa times a function 
 evaluated as a logarithm: a variance may overflow, its logarithm does not.
 
 The laws of one frequency and of pairs of frequencies in a block are exact for any number of
-frequencies. Those of attention are of first order in 1/S where they say so.
+frequencies, and so is that of keys drawn from the softmax. Those of attention are of first order in
+1/S where they say so.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .kernel import (
     log_second_moment,
     num_features_for_kernel,
 )
+from .sampled_keys import sampled_keys_law
 
 __all__ = [
     "COUPLINGS",
@@ -52,4 +54,5 @@ __all__ = [
     "num_features_for_kernel",
     "randomized_attention_law",
     "relative_error",
+    "sampled_keys_law",
 ]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ... import registry
 from .cases import GRADIENTS, Case
 from .drawing import Recipe
-from .formulas import Head, exact, formula, heads, value_of, with_lse
+from .formulas import Head, chunked, exact, formula, heads, value_of, with_lse
 
 __all__ = ["bounds"]
 
@@ -79,6 +79,9 @@ def _bound(case: Recipe | Case, head: Head) -> tuple[Any, _Array]:
     cond += 0 if head.sinks is None else abs(mp.numbers(head.sinks)[()])
     if registry.ESTIMATORS[case.estimator].has("feature-map"):
         cond = max(_longest(q), _longest(k))
+    elif _few(case):
+        cond, grown = _of_few(case, head, a, b)
+        rows = [size * grown] * len(q)
     elif head.omega is not None:
         w = _longest(head.omega)
         cond = max(w * a, w * b + b**2 / 2) + np.max(abs(mp.numbers(head.log_weight)))
@@ -94,6 +97,44 @@ def _bound(case: Recipe | Case, head: Head) -> tuple[Any, _Array]:
                 for i, see in enumerate(visible)
             ]
     return cond, np.array(rows, dtype=object)
+
+
+def _few(case: Recipe | Case) -> bool:
+    """Whether few keys stand for all, or something for those outside a window or chunk."""
+    hides = registry.ESTIMATORS[case.estimator].takes("window")  # what is outside is not seen
+    return "indices" in case.inputs or ("window" in case.arguments and not hides)
+
+
+def _of_few(case: Recipe | Case, head: Head, a: Any, b: Any) -> tuple[Any, Any]:
+    """Largest exponent, and what size grows by, for few keys or summaries in place of far ones.
+
+    `a` and `b` are the largest lengths of queries and keys.
+    """
+    mp, positive = exact().context(), registry.ESTIMATORS[case.estimator].has("positive")
+    if "log_probability" in case.inputs:
+        return a * b + np.max(abs(exact().numbers(head.log_probability))), 1
+    if "indices" in case.inputs:  # keys less their mean are at most twice as long
+        return 2 * b * (a + b), _terms_of_coreset(case, head)
+    if chunked(case):
+        near = a * b + mp.log(len(head.k))
+        if not positive:  # the spread of a chunk along a query is at most b
+            return near + (a * b) ** 2, 1 + a * b
+        w = a + b if head.omega is None else _longest(head.omega)
+        return max(near, w * b + b * b / 2), 1
+    assert head.omega is not None
+    return _longest(head.omega) * (a + b) + (a * a + b * b) / 2, 1
+
+
+def _terms_of_coreset(case: Recipe | Case, head: Head) -> Any:
+    """Sum of the absolute terms over the normaliser, times the condition of what is solved."""
+    e, mp = exact(), exact().context()
+    chosen, weights = e.coreset(head.k, head.indices, head.visible[-1], case.arguments["scale"])
+    kernel = (e.numbers(head.q) * _root(case, head)) @ chosen.T
+    kernel = np.array([[mp.exp(x) for x in row] for row in kernel], dtype=object)
+    terms = (kernel @ abs(weights).sum(1)) / abs((kernel @ weights).sum(1))
+    apart = ((chosen[:, None] - chosen) ** 2).sum(-1)
+    gram = mp.matrix([[mp.exp(-x / 2) for x in row] for row in apart])
+    return max(terms) * mp.mnorm(gram, "F") * mp.mnorm(mp.inverse(gram), "F")
 
 
 # --- gradients -----------------------------------------------------------------------------------

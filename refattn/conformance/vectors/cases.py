@@ -24,12 +24,16 @@ __all__ = [
     "Case",
     "Convention",
     "check_format",
+    "estimator_of",
     "is_exact",
 ]
 
 _Array = npt.NDArray[Any]
 
-ESTIMATORS = ("kernel", "lara", "linear", "moments", "ra", "rfa", "softmax")
+ESTIMATORS = (
+    *("coreset", "eva", "kernel", "lara", "linear", "moments", "ra", "rfa", "rfa-local"),
+    *("sampled-keys", "second-order", "softmax"),
+)
 # Exact attention has files more: what libraries disagree on, what loses digits, its options, and
 # edges of tiles.
 _OF_SOFTMAX = ("softmax-conventions", "softmax-hard", "softmax-options", "softmax-tiles")
@@ -201,6 +205,21 @@ FLAGS = {
         "Right under the convention of its group; libraries differ in it.",
         "The kernel has another convention: `refattn check --list-specs` has those of libraries.",
     ),
+    "CHUNK": (
+        "shape",
+        "Keys are in chunks of `window`, the last of them shorter, or all in one.",
+        "Chunks are counted from the first query, or padding counts as keys.",
+    ),
+    "NEAR": (
+        "masking",
+        "Keys in a window about the query's own have the exact kernel, all others the estimate.",
+        "Windows are one key short or long, near keys count twice, or far ones not.",
+    ),
+    "SAMPLE": (
+        "formula",
+        "Only keys at the given indices are seen: repeated, in any order, or all of them.",
+        "A key that comes twice counts once, or all count as often, however likely they are.",
+    ),
     "GRADIENT": (
         "gradient",
         "Cotangents are given, and gradients expected besides the output.",
@@ -230,11 +249,12 @@ class Case(NamedTuple):
     flags : tuple of str
         Keys of `FLAGS`.
     arguments : dict
-        Keyword arguments: scale (None for 1/sqrt(d)), causal, window, softcap, features, ...
+        Keyword arguments: scale (None for 1/sqrt(d)), causal, window (a pair, or the keys of a
+        chunk), softcap, features, ...
     dtype : str
         The narrowest of float64, float32, float16, bfloat16 that the inputs were made for.
     inputs : dict of ndarray
-        float64, or bool for masks.
+        float64, bool for masks, or int64 for indices.
     expected, expected_low : dict of ndarray
         Outputs by name, rounded to float64, and what the rounding left.
     size : dict of ndarray
@@ -269,9 +289,21 @@ class Case(NamedTuple):
     convention: Convention | None
 
 
+def estimator_of(file: str) -> str:
+    """The estimator that a file is of: the longest name that it starts with.
+
+    Examples
+    --------
+    >>> estimator_of("softmax-tiles"), estimator_of("rfa-local"), estimator_of("surprise")
+    ('softmax', 'rfa-local', '')
+    """
+    named = (name for name in ESTIMATORS if f"{file}-".startswith(f"{name}-"))
+    return max(named, key=len, default="")
+
+
 def is_exact(x: _Array, dtype: str) -> bool:
-    """Whether every number is one of the dtype."""
-    if x.dtype == bool or dtype == "float64":
+    """Whether every number is one of the dtype; masks and indices have dtypes of their own."""
+    if x.dtype.kind in "bi" or dtype == "float64":
         return True
     with np.errstate(over="ignore"):
         cast = x.astype(np.float16 if dtype == "float16" else np.float32)

@@ -24,6 +24,7 @@ from .cases import (
     SCHEMA,
     Case,
     Convention,
+    estimator_of,
     is_exact,
 )
 from .formulas import visible, with_lse
@@ -37,6 +38,7 @@ __all__ = ["lint"]
 
 _Array = npt.NDArray[Any]
 _OF_PAIRS = ("bias", "dropout", "keep", "mask")  # of a query and a key
+_OF_SAMPLES = ("indices", "log_probability")
 
 
 def lint(directory: str | os.PathLike[str], *, fraction: float = 1.0, rng: Any = None) -> list[str]:
@@ -174,7 +176,7 @@ def _lint_file(
     tests = tests_of(document)
     for group in document["testGroups"]:
         yield from _lint_group(group)
-    if document["estimator"] != path.stem.partition("-")[0]:
+    if document["estimator"] != estimator_of(path.stem):
         yield f"estimator is {document['estimator']!r}"
     if document["numberOfTests"] != len(tests):
         yield f"numberOfTests is {document['numberOfTests']}, but there are {len(tests)}"
@@ -232,7 +234,7 @@ def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[st
             if tuple(tensor["shape"]) != getattr(case, part)[name].shape:
                 yield f"{name}: has shape {getattr(case, part)[name].shape}, not the stated one"
     for name, x in case.inputs.items():
-        if x.dtype not in (np.float64, np.bool_):
+        if (x.dtype == np.int64) != (name == "indices") or x.dtype.kind not in "bfi":
             yield f"{name}: has dtype {x.dtype}"
         elif not np.all(np.isfinite(x)) or not is_exact(x, case.dtype):
             yield f"{name}: is not exact in {case.dtype}"
@@ -267,8 +269,8 @@ def _holes(case: Case, name: str) -> _Array:
 def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
     """Shapes of the outputs; raises where those of the inputs do not agree."""
     x = {name: value.shape for name, value in case.inputs.items()}
-    others = ("v", "past_v", "d_out", "d_lse", "log_weight", "sinks", "slopes", *_OF_PAIRS)
-    sizes = {shape[-1] for name, shape in x.items() if name not in others}
+    others = ("v", "past_v", "d_out", "d_lse", "log_weight", "sinks", "slopes", *_OF_SAMPLES)
+    sizes = {shape[-1] for name, shape in x.items() if name not in (*others, *_OF_PAIRS)}
     if len(sizes) != 1:
         raise ValueError(f"head sizes {sorted(sizes)} differ")
     record = registry.ESTIMATORS[case.estimator]
@@ -288,6 +290,8 @@ def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
     for name in {"sinks", "slopes"} & x.keys():
         if x[name] != pairs[:-2]:
             raise ValueError(f"shape {x[name]} of {name} is not that of the heads, {pairs[:-2]}")
+    if "indices" in x:
+        _check_sample(case, pairs)
     shapes = {"out": (*x["q"][:-1], x["v"][-1])}
     if with_lse(case):
         shapes["lse"] = x["q"][:-1]
@@ -297,6 +301,17 @@ def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
     if "d_out" in x:
         shapes |= {GRADIENTS[name]: shape for name, shape in x.items() if name in GRADIENTS}
     return shapes
+
+
+def _check_sample(case: Case, pairs: tuple[int, ...]) -> None:
+    """Raise where indices are not of keys, or not of the queries that there are."""
+    found, (*rows, m) = case.inputs["indices"], pairs
+    if found.min() < 0 or found.max() >= m:
+        raise ValueError(f"indices from {found.min()} to {found.max()} are not of {m} keys")
+    if found.shape[:-1] not in ((), tuple(rows)):
+        raise ValueError(f"shape {found.shape} of indices does not fit queries {tuple(rows)}")
+    if case.inputs.get("log_probability", found).shape != found.shape:
+        raise ValueError(f"log_probability has not the shape {found.shape} of indices")
 
 
 def _lint_again(

@@ -83,7 +83,8 @@ _STRUCTS = """/* Golden vectors of refattn: |output - data| <= tolerance * size 
 
 #include <math.h>
 
-typedef struct { /* row-major; of masks 1 where a query sees a key; size is of outputs */
+/* Row-major; of masks 1 where a query sees a key; indices are numbers too; size is of outputs. */
+typedef struct {
     const char *name;
     int axes, shape[4];
     const double *data, *size;
@@ -95,6 +96,7 @@ typedef struct {
     double scale; /* NAN means 1 / sqrt(d) */
     double softcap, dropout_p; /* 0 for none */
     int causal, left, right; /* sides of the window, -1 for no limit */
+    int chunk, log_size; /* keys of a chunk, 0 for none, and whether summaries count as many */
     double tolerance_float64, tolerance_float32; /* 0 if it says nothing in this type */
     int inputs, outputs;
     const refattn_tensor *input, *output;
@@ -136,11 +138,14 @@ def _row(i: int, case: Case) -> str:
     arguments, convention = case.arguments, case.convention or ("", "")
     words = (case.id, case.estimator, case.group, arguments.get("features", ""), case.comment)
     reals = (arguments.get("scale"), *(arguments.get(x, 0.0) for x in ("softcap", "dropout_p")))
-    sides = arguments.get("window", (None, None))
+    window = arguments.get("window", (None, None))
+    sides, chunk = ((None, None), window) if isinstance(window, int) else (window, 0)
     numbers = (
         *(_number(math.nan if x is None else x) for x in reals),
         str(int(arguments.get("causal", False))),
         *(str(-1 if keys is None else keys) for keys in sides),
+        str(chunk),
+        str(int(arguments.get("log_size", False))),
         *(_number(case.tolerance.get(dtype, 0.0)) for dtype in ("float64", "float32")),
         str(len(case.inputs)),
         str(len(case.expected)),

@@ -17,6 +17,7 @@ from .drawing import Recipe
 __all__ = [
     "Head",
     "arranged",
+    "chunked",
     "exact",
     "formula",
     "heads",
@@ -31,6 +32,7 @@ _Array = npt.NDArray[Any]
 # Axes of one head.
 NDIMS = {"q": 2, "k": 2, "v": 2, "visible": 2, "omega": 2, "centres": 2, "log_weight": 1}
 NDIMS |= {"d_out": 2, "d_lse": 1, "bias": 2, "sinks": 0, "dropout": 2}
+NDIMS |= {"indices": 2, "log_probability": 2}
 
 
 class Head(NamedTuple):
@@ -46,6 +48,8 @@ class Head(NamedTuple):
     bias: Any = 0.0
     sinks: Any = None
     dropout: Any = None
+    indices: Any = None
+    log_probability: Any = 0.0
     d_out: _Array | None = None
     d_lse: Any = 0.0
 
@@ -76,7 +80,7 @@ def visible(case: Recipe | Case) -> _Array:
     if case.arguments.get("causal"):
         corner = {"top-left": 0, "behind": past}.get(value_of(case, "causal") or of_past, m - n)
         seen &= _ahead(n, m, corner) <= 0
-    if "window" in case.arguments:
+    if "window" in case.arguments and registry.ESTIMATORS[case.estimator].takes("window"):
         convention = value_of(case, "window")
         ahead = _ahead(n, m, 0 if convention.endswith("top-left") else m - n)
         left, right = case.arguments["window"]
@@ -121,10 +125,24 @@ def formula(case: Recipe | Case, dps: int = 50) -> Callable[..., _Array]:
     if record.has("exact"):
         return partial(_exact, case, dps)
     # The same formula has the same name there.
-    function = getattr(exact(), record.naive.__name__)
-    others = ("causal", "weighting", "feature_map")
+    naive = record.naive.func if isinstance(record.naive, partial) else record.naive
+    function = getattr(exact(), naive.__name__)
+    others = ("weighting", "feature_map", *(() if chunked(case) else ("causal",)))
     known = {name: value for name, value in case.arguments.items() if name not in others}
-    return partial(function, **known, dps=dps)
+    found = partial(function, **known, dps=dps)
+    # Weights of keys that are made for all queries know one row of what is hidden.
+    coreset = "indices" in case.inputs and "log_probability" not in case.inputs
+    return partial(_of_keys, found) if coreset or chunked(case) else found
+
+
+def _of_keys(function: Callable[..., _Array], visible: _Array, **arrays: Any) -> _Array:
+    """A formula that takes what hides keys from all queries: the last sees all others."""
+    return function(**arrays, visible=visible[-1])
+
+
+def chunked(case: Recipe | Case) -> bool:
+    """Whether keys are in chunks: the size of the estimator is that of a chunk."""
+    return registry.ESTIMATORS[case.estimator].size == "window"
 
 
 def with_lse(case: Recipe | Case) -> bool:

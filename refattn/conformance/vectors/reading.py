@@ -50,7 +50,7 @@ def load(directory: str | os.PathLike[str], *, format: str | None = None) -> lis
     ...     _ = vectors.write(folder)
     ...     cases = vectors.load(folder)
     >>> cases[0].id
-    'kernel-hyperbolic-basic-float64'
+    'coreset-basic-float64'
     """
     if format is not None:
         check_format(format)
@@ -136,7 +136,7 @@ def case_of(
         name: float.fromhex(x) if name in REALS and x is not None else x
         for name, x in test["arguments"].items()
     }
-    if "window" in arguments:
+    if isinstance(arguments.get("window"), list):
         arguments["window"] = tuple(arguments["window"])
     said = group.get("convention")
     names, label = tuple(test["expected"]), test["id"]
@@ -186,5 +186,5 @@ def _rest(digits: str) -> float:
 
 
 def _from_tensor(x: dict[str, Any]) -> _Array:
-    data = [value if isinstance(value, bool) else float.fromhex(value) for value in x["data"]]
+    data = [float.fromhex(value) if isinstance(value, str) else value for value in x["data"]]
     return np.array(data).reshape(x["shape"])

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import registry
-from . import conventional, hard, options
+from . import conventional, hard, options, sparse
 from .drawing import Drawn, Recipe, draw
 
 __all__ = ["all_recipes"]
@@ -710,4 +710,5 @@ def all_recipes() -> tuple[Recipe, ...]:
     )
     parts += (_pulled_by_samples(), _pulled_linear(), _pulled_rfa(), _pulled_softmax())
     parts += (options.recipes(), options.tiles(), conventional.recipes(), hard.recipes())
+    parts += (sparse.recipes(),)
     return tuple(recipe for part in parts for recipe in part)

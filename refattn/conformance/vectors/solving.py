@@ -91,7 +91,7 @@ def solved(recipe: Recipe | Case) -> dict[str, Any]:
         name: written(x) if name in REALS and x is not None else x
         for name, x in recipe.arguments.items()
     }
-    if "window" in arguments:
+    if isinstance(arguments.get("window"), tuple):
         arguments["window"] = list(arguments["window"])
     return {
         "id": recipe.id,
@@ -116,7 +116,7 @@ def solved(recipe: Recipe | Case) -> dict[str, Any]:
 
 def _tensor(x: _Array, hexed: bool = True) -> dict[str, Any]:
     data = x.ravel().tolist()
-    if hexed and x.dtype != bool:
+    if hexed and x.dtype.kind == "f":
         data = [written(value) for value in data]
     return {"shape": list(x.shape), "data": data}
 

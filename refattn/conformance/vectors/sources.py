@@ -20,6 +20,8 @@ _GRADIENTS = "the chain rule, in dual numbers"
 
 # By the type of a group, without what says that it has gradients; of references by number.
 _FORMULAS: dict[str, tuple[str, ...]] = {
+    "coreset": ("arXiv:2602.10056",),
+    "eva": ("Zheng et al., arXiv:2302.04542, and the number of keys in each chunk",),
     "kernel-hyperbolic": ("Choromanski et al., arXiv:2009.14794, hyperbolic features",),
     "kernel-positive": ("002: eqs. (7) and (9)",),
     "kernel-trigonometric": ("002: eqs. (7) and (8)",),
@@ -28,8 +30,11 @@ _FORMULAS: dict[str, tuple[str, ...]] = {
     "moments": ("002: eqs. (1) and (2)",),
     "ra": ("003: RA",),
     "rfa-hyperbolic": ("002: eq. (10)", "Choromanski et al., arXiv:2009.14794"),
+    "rfa-local": ("Chen et al., arXiv:2110.15343", "002: eqs. (9) and (10)"),
     "rfa-positive": ("002: eqs. (9) and (10)", "003: RFA"),
     "rfa-trigonometric": ("002: eqs. (8) and (10)", "001: attention_hat"),
+    "sampled-keys": ("arXiv:2410.16179", "a ratio of Horvitz-Thompson estimates"),
+    "second-order": ("the moments of keys and values in place of those of a joint normal law",),
     "softmax": ("000: Attention(Q, K, V)", *_EXACT),
     "softmax-alibi": (*_EXACT, "Press et al., arXiv:2108.12409, section 3"),
     "softmax-bias": (*_EXACT, "Raffel et al., arXiv:1910.10683, section 2.1"),

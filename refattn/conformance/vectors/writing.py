@@ -24,6 +24,9 @@ __all__ = ["manifest_name", "sealed", "to_json", "write"]
 
 _Array = npt.NDArray[Any]
 
+# What the format calls each kind of numbers, and how it has them.
+_SAFETENSORS = {"b": ("BOOL", "?"), "f": ("F64", "<f8"), "i": ("I64", "<i8")}
+
 
 def write(directory: str | os.PathLike[str], *, format: str = "json") -> list[Path]:
     """Write the golden vectors, a file an estimator and more, with schema, README and manifest.
@@ -55,7 +58,7 @@ def write(directory: str | os.PathLike[str], *, format: str = "json") -> list[Pa
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     paths = vectors.write(folder, format="npz")
     >>> [path.name for path in paths][:3]
-    ['README.md', 'kernel.npz', 'lara.npz']
+    ['README.md', 'coreset.npz', 'eva.npz']
     """
     check_format(format)
     folder = Path(directory)
@@ -138,9 +141,10 @@ def _to_safetensors(document: dict[str, Any]) -> bytes:
     body = b""
     for name in sorted(arrays, key=lambda name: (arrays[name].dtype == bool, name)):
         x = arrays[name]
-        data = x.astype(bool if x.dtype == bool else "<f8").tobytes()
+        kind, dtype = _SAFETENSORS[x.dtype.kind]
+        data = x.astype(dtype).tobytes()
         header[name] = {
-            "dtype": "BOOL" if x.dtype == bool else "F64",
+            "dtype": kind,
             "shape": list(x.shape),
             "data_offsets": [len(body), len(body) + len(data)],
         }

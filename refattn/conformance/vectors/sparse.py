@@ -1,0 +1,194 @@
+"""Cases of attention to few keys, and to near keys exactly and to what stands for far ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .drawing import Drawn, Recipe, draw
+
+__all__ = ["recipes"]
+
+_Array = npt.NDArray[Any]
+
+_USUAL, _CHUNKS = Drawn(), Drawn(n=7, m=7)
+_DOUBLE, _FAR = Drawn(dtype="float64"), Drawn(size=32.0, dtype="float64")
+_GROUPED = Drawn(heads=(4,), key_heads=(2,), n=3, m=5, d_v=2, count=3)
+_DTYPES = ("float64", "float32", "bfloat16")
+
+
+def _case(
+    estimator: str,
+    name: str,
+    flags: str,
+    comment: str,
+    drawn: Drawn = _USUAL,
+    *,
+    given: dict[str, _Array] | None = None,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    **arguments: Any,
+) -> Recipe:
+    """Draw q, k, v and arrays of other `shapes`, beside what is `given`."""
+    label = f"{estimator}-{name}-{drawn.dtype}"
+    plain = drawn.plain
+    size = plain if drawn.size is None else drawn.size
+    drawn_shapes = {
+        "q": (*drawn.heads, drawn.n, drawn.d),
+        "k": (*drawn.key_heads, drawn.m, drawn.d),
+        "v": (*drawn.key_heads, drawn.m, drawn.d_v),
+    } | (shapes or {})
+    x = {
+        key: draw(f"{label}/{key}", shape, drawn.dtype, size if key in "qk" else plain)
+        for key, shape in drawn_shapes.items()
+    }
+    words, arguments = tuple(flags.split()), {"scale": None} | arguments
+    x |= given or {}
+    return Recipe(label, estimator, comment, words, arguments, drawn.dtype, x, estimator, estimator)
+
+
+def _mask(*shape: int) -> _Array:
+    """Hide every third and every fifth key, others from each query."""
+    index = np.arange(np.prod(shape)).reshape(shape)
+    return np.asarray((index % 3 != 1) & (index % 5 != 3))
+
+
+def _indices(*rows: list[int]) -> _Array:
+    """Indices of one sample, or of those of queries."""
+    return np.array(rows[0] if len(rows) == 1 else rows, np.int64)
+
+
+def _of_queries(drawn: Drawn) -> _Array:
+    """Keys of each query that lie apart, `count` of them."""
+    rows = np.arange(np.prod([*drawn.heads, drawn.n])).reshape(*drawn.heads, drawn.n, 1)
+    return np.asarray((rows + 2 * np.arange(drawn.count)) % drawn.m, np.int64)
+
+
+def _coreset() -> Iterator[Recipe]:
+    case = partial(_case, "coreset")
+    some = {"indices": _indices([4, 1, 2])}
+    for dtype in _DTYPES:
+        yield case("basic", "BASIC", "3 of 6 keys.", Drawn(dtype=dtype), given=some)
+    yield case("scale", "SCALING", "The scale is given.", given=some, scale=0.75)
+    hidden = {"indices": _indices([4, 0, 2]), "mask": _mask(6)}
+    comment = "Of the 3 keys one is hidden, and counts as not there; so do 2 of the others."
+    yield case("mask", "MASK", comment, given=hidden)
+    every = {"indices": _indices([3, 5, 0, 4, 2, 1])}
+    for dtype in ("float64", "float32"):
+        comment = "All keys in another order: exact attention."
+        yield case("all", "SAMPLE", comment, Drawn(dtype=dtype), given=every)
+    comment = "One query, and one key that stands for all."
+    yield case("one", "DEGENERATE", comment, Drawn(n=1), given={"indices": _indices([2])})
+    comment = "Exponents to hundreds of both signs: keys are nearly at right angles."
+    yield case("long", "EXTREME", comment, replace(_FAR, size=8.0), given=some)
+
+
+def _sampled() -> Iterator[Recipe]:
+    def case(name: str, flags: str, comment: str, drawn: Drawn, **options: Any) -> Recipe:
+        given = {"indices": _of_queries(drawn)} | options.pop("given", {})
+        shapes = {"log_probability": given["indices"].shape}
+        return _case(
+            "sampled-keys", name, flags, comment, drawn, given=given, shapes=shapes, **options
+        )
+
+    few = Drawn(count=3)
+    for dtype in _DTYPES:
+        comment = "3 keys for each query, with probabilities."
+        yield case("basic", "BASIC", comment, replace(few, dtype=dtype))
+    shared = {"indices": _indices([5, 0, 3])}
+    yield case("shared", "SAMPLE", "The same keys for all queries.", few, given=shared)
+    twice = {"indices": _indices([0, 0, 4], [1, 5, 1], [2, 2, 2], [3, 4, 3])}
+    yield case("repeated", "SAMPLE", "Keys that come twice count twice.", few, given=twice)
+    every = replace(_DOUBLE, count=6)
+    equal = {
+        "indices": np.tile(_indices([3, 5, 0, 4, 2, 1]), (4, 1)),
+        "log_probability": np.zeros((4, 6)),
+    }
+    yield case("all", "SAMPLE", "All keys, once each: exact attention.", every, given=equal)
+    yield case("scale", "SCALING", "The scale is given.", few, scale=0.75)
+    comment = "Some keys of samples are hidden, others for each query."
+    yield case("mask", "MASK", comment, few, given={"mask": _mask(4, 6)})
+    empty = {"mask": _mask(4, 6) & (np.arange(4) != 1)[:, None]}
+    comment = "Query 1 sees no key of its sample: its output is 0."
+    yield case("empty-row", "MASK EMPTY_ROW", comment, few, given=empty)
+    one = Drawn(n=1, count=1)
+    yield case("one", "DEGENERATE", "One key: the output is its value.", one)
+    yield case("gqa", "GQA", "4 query heads with samples of their own, 2 key heads.", _GROUPED)
+    yield case("long", "EXTREME", "Scores to thousands.", replace(_FAR, count=3))
+
+
+def _chunked(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
+    """Cases of estimators with chunks; `options` are of all of them."""
+
+    def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **more: Any) -> Recipe:
+        return _case(estimator, name, flags, comment, drawn, **options | more)
+
+    for dtype in _DTYPES:
+        yield case("basic", "BASIC", "Chunks of 2 keys.", Drawn(dtype=dtype), window=2)
+    yield case("uneven", "CHUNK", "The last chunk has 1 key of 3.", _CHUNKS, window=3)
+    comment = "Queries are level with the last keys."
+    yield case("cross", "CHUNK CROSS", comment, Drawn(n=4, m=8), window=3)
+    comment = "One chunk holds all keys: exact attention."
+    yield case("one-chunk", "CHUNK", comment, window=9)
+    yield case("scale", "SCALING", "The scale is given.", window=2, scale=0.75)
+    mask = {"mask": np.array([True, False, True, False, False, True, True])}
+    comment = "Hidden keys, among them all of a chunk."
+    yield case("mask", "MASK", comment, _CHUNKS, given=mask, window=2)
+    yield case("causal", "CAUSAL", "As many queries as keys.", _CHUNKS, window=3, causal=True)
+    comment = "The last query sees every key."
+    yield case("causal-cross", "CAUSAL CROSS", comment, Drawn(n=4, m=7), window=3, causal=True)
+    comment = "Causal, with hidden keys."
+    drawn = replace(_CHUNKS, dtype="float64")
+    yield case("causal-mask", "CAUSAL MASK", comment, drawn, given=mask, window=2, causal=True)
+    yield case("one", "DEGENERATE", "One query.", Drawn(n=1), window=2)
+    yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED, window=2)
+    yield case("long", "EXTREME", "Exponents to thousands of both signs.", far, window=2)
+
+
+def _eva() -> Iterator[Recipe]:
+    yield from _chunked("eva", _FAR, causal=False, log_size=True)
+    case = partial(_case, "eva", causal=False)
+    comment = "Each chunk counts as one key, as published."
+    yield case("published", "CHUNK", comment, _CHUNKS, window=3, log_size=False)
+    comment = "A frequency is given for each chunk."
+    shapes: dict[str, tuple[int, ...]] = {"omega": (3, 4)}
+    for dtype in ("float64", "float32"):
+        drawn = replace(_CHUNKS, dtype=dtype)
+        yield case("omega", "BASIC", comment, drawn, shapes=shapes, window=3, log_size=True)
+
+
+def _local() -> Iterator[Recipe]:
+    def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **options: Any) -> Recipe:
+        usual: dict[str, Any] = {"window": (1, 1), "causal": False}
+        shapes: dict[str, tuple[int, ...]] = {"omega": (drawn.count, drawn.d)}
+        return _case("rfa-local", name, flags, comment, drawn, shapes=shapes, **usual | options)
+
+    for dtype in _DTYPES:
+        comment = "One near key on each side."
+        yield case("basic", "BASIC", comment, Drawn(n=6, dtype=dtype))
+    comment = "2 near keys on the left, none on the right."
+    yield case("left", "NEAR", comment, Drawn(n=6), window=(2, 0))
+    yield case("open", "NEAR", "All keys on the left are near.", Drawn(n=6), window=(None, 0))
+    comment = "All keys are near: exact attention."
+    yield case("all", "NEAR", comment, _DOUBLE, window=(9, 9))
+    comment = "Windows are level with the last keys."
+    yield case("cross", "NEAR CROSS", comment, Drawn(n=3, m=7))
+    yield case("scale", "SCALING", "The scale is given.", scale=0.75)
+    yield case("mask", "MASK", "Near and far keys are hidden.", given={"mask": _mask(4, 6)})
+    yield case("causal", "CAUSAL", "As many queries as keys.", Drawn(n=6), causal=True)
+    comment = "The last query sees every key."
+    yield case("causal-cross", "CAUSAL CROSS", comment, Drawn(n=3, m=7), causal=True)
+    yield case("one", "DEGENERATE", "One query, one frequency.", Drawn(n=1, count=1))
+    yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED)
+    yield case("long", "EXTREME", "Exponents to thousands of both signs.", _FAR)
+
+
+def recipes() -> Iterator[Recipe]:
+    """Cases of estimators of few keys and of near keys, without gradients."""
+    for part in (_coreset, _sampled, _eva, _local):
+        yield from part()
+    yield from _chunked("second-order", replace(_FAR, size=8.0), causal=False)

@@ -1,0 +1,122 @@
+"""The law of attention to a sample of keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _validate
+from ..key_sampling import LAWS
+from .attention import ExactLaw, Law
+from .problem import Problem
+
+__all__ = ["sampled_keys_law"]
+
+Floats = npt.NDArray[np.float64]
+
+
+def sampled_keys_law(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    num_samples: int,
+    draws: str = "softmax",
+    scale: float | None = None,
+    mask: Any = None,
+) -> Law:
+    r"""Bias and variance of attention to S keys drawn independently, each time from all.
+
+    .. math::
+        \mathrm{Var}[\mathrm{out}_i] \approx \frac1S
+            \sum_j \frac{\pi_{ij}^2}{r_{ij}} (v_j - \mu_i)^2, \qquad
+        \mathrm{Bias}[\mathrm{out}_i] \approx -\frac1S
+            \sum_j \frac{\pi_{ij}^2}{r_{ij}} (v_j - \mu_i)
+
+    with pi_i the softmax of query i, mu_i = sum_j pi_ij v_j the exact output, and r_ij the
+    probability of key j in each draw: `sampled_key_attention` with p_ij = S r_ij. The covariance of
+    two columns has the product of their v_j - mu_i in place of the square.
+
+    For keys from the softmax itself, r = pi, weights are all equal and the law is exact for every
+    S: no bias, and the covariance Cov_pi(v) / S. For others it is of first order in 1/S, as that of
+    self-normalised importance sampling, and holds once the effective sample size
+    S / sum_j pi_ij^2 / r_ij is large (`Law.in_regime`). `key_sampling.draw_keys` draws them without
+    replacement, for which this is not the law.
+
+    Parameters
+    ----------
+    q, k, v : array_like, shape (..., n, d), (..., m, d), (..., m, d_v)
+        Queries, keys and values; see `attend` for broadcasting and grouped heads.
+    num_samples : int
+        Number S of keys in a sample, repeated ones counted as often as they come.
+    draws : {"softmax", "uniform", "norms"}
+        Each key is drawn with probability
+
+        * ``"softmax"``: pi_ij, others for each query;
+        * ``"uniform"``: 1/m;
+        * ``"norms"``: (abs(v_j)^2 / sum_l abs(v_l)^2 + 1/m) / 2.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+    mask : array_like of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key. It is the same for all queries, (..., 1, m), unless
+        keys are drawn from the softmax: none that is hidden is drawn, and m counts the others.
+
+    Returns
+    -------
+    Law
+        float64 NumPy arrays, an `ExactLaw` if keys are drawn from the softmax. A query that sees no
+        key has bias and variance 0 and ess S.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention_law`, and if `draws` is unknown, or the mask differs between queries where
+        it must not.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import theory
+    >>> q, k, v = np.zeros((1, 1)), np.zeros((4, 1)), np.array([[0.0], [0.0], [0.0], [4.0]])
+    >>> theory.sampled_keys_law(q, k, v, num_samples=3).variance  # (3 + 9) / 4 / 3
+    array([[1.]])
+    >>> law = theory.sampled_keys_law(q, k, v, num_samples=30, draws="norms")
+    >>> law.bias.round(6), law.ess.round(6)
+    (array([[0.04]]), array([18.75]))
+    """
+    _validate.positive_integer("num_samples", num_samples)
+    _validate.choice("draws", draws, LAWS)
+    problem = Problem(q, k, v, scale=scale, mask=mask)
+    exact = draws == "softmax"
+    rate = None if exact else _rates(problem, draws)
+    bias, variance = np.zeros(problem.shape), np.zeros(problem.shape)
+    weight = np.ones(problem.shape[:-1])
+    for index, scores, values, _, _ in problem.blocks(centred=True):
+        share = np.exp(scores)
+        if rate is not None:
+            # No rate is below 1 / 2m, so that nothing overflows.
+            share = share * np.exp(scores - np.log(rate[index[:-1]]))
+            seen = np.any(np.isfinite(scores), axis=-1)
+            weight[index] = np.where(seen, share.sum(-1), 1.0)
+            bias[index] = -np.sum(share[:, None, :] * values, axis=-1)
+        variance[index] = np.sum(share[:, None, :] * values**2, axis=-1)
+    bias, variance = (problem.ungroup(x) / num_samples for x in (bias, variance))
+    ess = num_samples / problem.ungroup(weight, core=1)
+    return (ExactLaw if exact else Law)(bias, variance, ess).in_units(problem.unit)
+
+
+def _rates(problem: Problem, draws: str) -> Floats:
+    """Probability of each key in a draw, (..., m), and 1 where it is hidden from all."""
+    *lead, _, _ = problem.shape
+    m = problem.k.shape[-2]
+    mask = _validate.one_row(problem.mask, problem.k)
+    seen = np.broadcast_to(True if mask is None else mask[..., 0, :], (*lead, m))
+    share = 1 / np.maximum(np.sum(seen, axis=-1, keepdims=True), 1)
+    if draws == "norms":
+        norms = np.where(seen, np.sum(problem.v**2, axis=-1), 0.0)
+        total = np.sum(norms, axis=-1, keepdims=True)
+        some = total > 0
+        share = np.where(some, (share + norms / np.where(some, total, 1.0)) / 2, share)
+    return np.where(seen, share, 1.0)
