@@ -689,8 +689,7 @@ def verify(
     Raises
     ------
     TypeError, ValueError
-        As in `rounding.predict`, also where a query, or a key or value that a query sees, is not
-        finite (what no query sees may hold anything); if there is nothing to judge, if shapes of results do not
+        As in `rounding.predict`; also if there is nothing to judge, if shapes of results do not
         match, if gradients come without `d_out`, or if an option is not one of the estimator.
 
     Examples
