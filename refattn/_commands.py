@@ -17,7 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from . import _show, _validate, tolerance, verification
+from . import _plots, _show, _validate, tolerance, verification
 from ._files import INSTALL, load, sample
 from ._problems import PROFILES, of_tensors
 from ._streams import kept
@@ -237,7 +237,7 @@ def compare(
         json_path,
         partial(_show.comparison_to_json, path, arrays, found),
         plot_path,
-        partial(_show.plot_comparison, found.rows),
+        partial(_plots.plot_comparison, found.rows),
     )
 
 
@@ -329,7 +329,7 @@ def profile(
         json_path,
         partial(_show.profile_to_json, path, arrays, found, searched),
         plot_path,
-        partial(_show.plot_profile, found),
+        partial(_plots.plot_profile, found),
     )
 
 
@@ -473,7 +473,7 @@ def verify(
 
     def plot(target: Path) -> None:
         with one_line(False):
-            _show.plot_verified(found[0], target)
+            _plots.plot_verified(found[0], target)
 
     publish(lambda: None, json_path, partial(_show.verified_to_json, found), plot_path, plot)
     words = {x.verdict.verdict for x in found}
