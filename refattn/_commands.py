@@ -21,6 +21,7 @@ from . import _plots, _show, _validate, tolerance, verification
 from ._files import INSTALL, load, sample
 from ._problems import PROFILES, of_tensors
 from ._streams import kept
+from ._style import FORMATS
 from ._tensors import DTYPES, open_tensors
 from ._text import printable, said
 from ._version import __version__
@@ -75,14 +76,16 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     return list(dict.fromkeys(ESTIMATORS[name].name for name in names))
 
 
-def _output(suffix: str) -> Callable[[Any, Any, str | None], Path | None]:
-    """Make a check that a file with this suffix can be written; it is not opened yet."""
+def _output(*suffixes: str) -> Callable[[Any, Any, str | None], Path | None]:
+    """Make a check that a file with such a suffix can be written; it is not opened yet."""
+    *first, last = suffixes
+    known = f"{', '.join(first)} or {last}" if first else last
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
         if value is None:
             return None
-        if not value.lower().endswith(suffix):  # an input given by mistake is not overwritten
-            raise click.BadParameter(f"must end in {suffix}, got {value!r}.")
+        if not value.lower().endswith(suffixes):  # an input given by mistake is not overwritten
+            raise click.BadParameter(f"must end in {known}, got {value!r}.")
         folder = os.path.dirname(value) or "."
         target = value if os.path.exists(value) else folder
         if not os.path.isdir(folder) or os.path.isdir(value) or not os.access(target, os.W_OK):
@@ -164,7 +167,10 @@ def json_option(content: str) -> Callable[[Any], Any]:
 
 def plot_option(content: str) -> Callable[[Any], Any]:
     return click.option(
-        *("--plot", "plot_path"), metavar="OUT.png", callback=_output(".png"), help=content
+        *("--plot", "plot_path"),
+        metavar="OUT.png",
+        callback=_output(*FORMATS),
+        help=f"{content} SVG and PDF too, by the suffix.",
     )
 
 
