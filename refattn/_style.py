@@ -117,20 +117,20 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def number(x: float) -> str:
-    """Write a number of an axis in few signs.
+    r"""Write a number of an axis in few signs.
 
     >>> number(0.05), number(1000), number(1e-6)
     ('0.05', '1000', '$10^{-6}$')
     """
-    if 1e-3 <= abs(x) < 1e5 or x == 0:
+    if 1e-4 <= abs(x) < 1e5 or x == 0:
         return f"{x:g}"
-    power = math.floor(math.log10(abs(x)))
-    factor = x / 10.0**power
-    return f"$10^{{{power}}}$" if abs(factor - 1) < 1e-6 else f"{x:.0e}"
+    factor, power = f"{x:.1e}".split("e")
+    times = "" if factor == "1.0" else f"{float(factor):g} \\cdot "
+    return f"${times}10^{{{int(power)}}}$"
 
 
 def few(values: Iterable[float], share: float = 0.13) -> list[float]:
-    """Those of some numbers that a logarithmic axis has room for: each a share from the last.
+    """Those of some numbers that a logarithmic axis has room for: the ends, and some between.
 
     >>> few([8, 9, 10, 32, 128])
     [8, 32, 128]
@@ -143,17 +143,17 @@ def few(values: Iterable[float], share: float = 0.13) -> list[float]:
     for x in reversed(found):
         if math.log(kept[-1] / x) >= gap:
             kept.append(x)
-    return kept[::-1]
+    return [found[0], *kept[-2::-1]] if len(kept) > 1 else [found[0], found[-1]]
 
 
 def decades(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers of a logarithmic axis: powers of 10, and 2 and 5 times these if few.
+    """Round numbers of a logarithmic axis: powers of 10, and multiples of these if few.
 
     >>> decades(0.04, 3), decades(1e-3, 1e4, most=4)
     ([0.05, 0.1, 0.2, 0.5, 1, 2], [0.001, 0.1, 10, 1000])
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 5), (1, 3), (1,)):
+    for steps in ((1, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3), (1,)):
         found = [float(f"{s}e{p}") for p in powers for s in steps if low <= s * 10.0**p <= high]
         if len(found) <= most:
             break

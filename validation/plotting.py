@@ -6,7 +6,19 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from refattn import _style
-from refattn._style import COLOURS, GREY, INK, PALE, Label, beside, decades, few, mark, number
+from refattn._style import (
+    COLOURS,
+    GREY,
+    INK,
+    MARKERS,
+    PALE,
+    Label,
+    beside,
+    decades,
+    few,
+    mark,
+    number,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,6 +28,7 @@ __all__ = [
     "COLOURS",
     "GREY",
     "INK",
+    "MARKERS",
     "PALE",
     "Label",
     "beside",
@@ -26,6 +39,7 @@ __all__ = [
     "outside",
     "panels",
     "style",
+    "tidy",
 ]
 
 
@@ -40,6 +54,25 @@ def panels(
     """Make a figure of panels, an array (rows, columns) of axes, in the style of the suite."""
     with style():
         return _style.panels(rows, columns, size=size, **options)
+
+
+def tidy(figure: Figure) -> None:
+    """Give each colour a marker of its own, logarithmic axes few ticks, and legends their place."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator
+
+    for line in figure.findobj(Line2D):
+        if line.get_marker() == "o" and line.get_color() in COLOURS:
+            line.set_marker(MARKERS[COLOURS.index(line.get_color())])
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(axis.get_major_locator(), LogLocator) and axis.get_visible():
+                low, high = sorted(axis.get_view_interval())
+                ticks = decades(low, high)
+                if len(ticks) > 1:
+                    axis.set_ticks(ticks, labels=[number(x) for x in ticks])
+                    axis.minorticks_off()
+    outside(figure)
 
 
 def outside(figure: Figure) -> None:

@@ -23,7 +23,7 @@ _FONTS = ["DejaVu Sans", "Verdana", "Geneva"]
 def draw(figure: Figure, salt: str) -> ElementTree.Element:
     """Draw a figure on white, with text as text, the same in every run; names without namespace.
 
-    Its legends are moved off the data.
+    It is tidied first: see `plotting.tidy`.
     """
     import matplotlib
 
@@ -34,7 +34,7 @@ def draw(figure: Figure, salt: str) -> ElementTree.Element:
         "font.sans-serif": _FONTS,
     }
     with matplotlib.rc_context(style), io.BytesIO() as file:
-        plotting.outside(figure)
+        plotting.tidy(figure)
         # No date, and no version of matplotlib either: the settings of the run are elsewhere.
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", facecolor="white", metadata=nothing)
