@@ -143,7 +143,7 @@ def _plot_tiles(
     cut = np.arange(0, n, size)
     total, number = (np.add.reduceat(x, cut, axis=1) for x in (squares, counts))
     rms = np.sqrt(np.where(number > 0, total / np.maximum(number, 1), np.nan))
-    end = min(max(2, math.ceil(math.log2(np.nanmax(rms, initial=1.0)))), 12)
+    end = min(max(4, math.ceil(math.log2(np.nanmax(rms, initial=1.0)))), 12)
     _hatch(axes)
     image = axes.imshow(
         np.log2(np.maximum(rms, 2.0**-12)),
@@ -159,10 +159,10 @@ def _plot_tiles(
     bar.ax.set_yticklabels([f"{2.0**x:.4g}" for x in ticks])
     labels = [_index(tuple(map(int, x))) for x in np.ndindex(lead)]
     step = -(-heads // 16)
-    axes.set_yticks(range(0, heads, step), labels=labels[::step])
+    axes.set_yticks(range(0, heads, step) if lead else [], labels=labels[::step] if lead else [])
     axes.set_xlim(0, n)
     axes.set_xlabel(f"query, in tiles of {size}")
-    axes.set_ylabel("head")
+    axes.set_ylabel("head" if lead else "")
     axes.set_title("rms z by tile")
 
 
@@ -213,13 +213,14 @@ def plot_comparison(rows: list[Row], path: Path) -> None:
         _set_axes(panels, own, scale)
         for axes in panels[-columns:]:
             axes.tick_params(labelbottom=True)
+        named = {}
         for axes, (title, family) in zip(panels, families, strict=True):
             axes.set_title(title)
             labels = _draw_references(axes, rows, scale)
             labels += _draw_family(axes, own, family, scale)
             if len(families) == 1:
                 labels += _draw_guide(axes, guide)
-            style.beside(axes, labels)
+            named[axes] = labels
         error = "relative error, mean over heads"
         bars = "bars: standard error over draws"
         if len(families) == 1:
@@ -227,6 +228,7 @@ def plot_comparison(rows: list[Row], path: Path) -> None:
         else:
             figure.supxlabel("S, the number of what a title names", fontsize=8)
             figure.supylabel(f"{error} ({bars})", fontsize=8)
+        style.beside(named)
         style.save(figure, path)
 
 
@@ -443,4 +445,4 @@ def _plot_predictions(axes: Any, found: Profile) -> None:
         bars = {"yerr": spread} if any(x > 0 for x in spread) else {}
         axes.errorbar(sizes, values, **bars, **style.mark(i))
         labels.append(style.Label(_LABELS[name], (sizes[-1], values[-1]), style.mark(i)))
-    style.beside(axes, labels)
+    style.beside({axes: labels})

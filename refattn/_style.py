@@ -7,7 +7,7 @@ dashes, so that they can be told apart in grey too. It imports matplotlib where 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -192,17 +192,24 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
     return [float(x) for x in out]
 
 
-def beside(axes: Any, labels: Sequence[Label], size: float = 7) -> None:
-    """Name curves on the right of the axes, in the order of their ends, with lines to these.
+def beside(panels: Mapping[Any, Sequence[Label]], size: float = 7) -> None:
+    """Name the curves of each axes on their right, in the order of their ends, with lines to these.
 
     The limits of the axes must be final.
     """
+    for axes in panels:
+        axes.get_figure().draw_without_rendering()  # for the height of the axes
+        break
+    for axes, labels in panels.items():
+        _name(axes, labels, size)
+
+
+def _name(axes: Any, labels: Sequence[Label], size: float) -> None:
     from matplotlib.legend import Legend
     from matplotlib.lines import Line2D
     from matplotlib.transforms import ScaledTranslation
 
     figure = axes.get_figure()
-    figure.draw_without_rendering()  # for the height of the axes
     to_axes = axes.transData + axes.transAxes.inverted()
     ends = [(1.0, 0.0) if x.end is None else to_axes.transform(x.end) for x in labels]
     heights = [min(max(float(y), 0.0), 1.0) for _, y in ends]

@@ -60,7 +60,7 @@ def _times(record: Record, factors: Sequence[Sequence[float]], xlabel: str, ylab
         axes.set_yticks(ticks, [plotting.number(x) for x in ticks])
         axes.minorticks_off()
         axes.grid(True)
-        plotting.beside(axes, labels)
+        plotting.beside({axes: labels})
     return figure
 
 

@@ -109,7 +109,7 @@ def plot(data: dict[str, Any]) -> Any:
     axes.set_xscale("log", base=2)
     axes.set_xticks(WINDOWS, [str(x) for x in WINDOWS])
     axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, None))
-    plotting.beside(axes, labels)
+    plotting.beside({axes: labels})
     return figure
 
 

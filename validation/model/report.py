@@ -182,7 +182,7 @@ def figure(results: Results) -> Figure:
             ylabel="1 - mean cosine to the exact embedding",
         )
         right.set_xlabel("number S of features,\nsamples, keys, ...")
-        plotting.beside(right, labels)
+        plotting.beside({right: labels})
     return drawing
 
 
