@@ -150,15 +150,14 @@ def decades(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers of a logarithmic axis: powers of 10, and multiples of these if few.
 
     >>> decades(0.04, 3), decades(1e-3, 1e4, most=4)
-    ([0.05, 0.1, 0.2, 0.5, 1, 2], [0.001, 0.1, 10, 1000])
+    ([0.05, 0.1, 0.2, 0.5, 1.0, 2.0], [0.001, 0.1, 10.0, 1000.0])
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3), (1,)):
         found = [float(f"{s}e{p}") for p in powers for s in steps if low <= s * 10.0**p <= high]
         if len(found) <= most:
             break
-    found = found[:: -(-len(found) // most)]
-    return [int(x) if x.is_integer() else x for x in found]
+    return found[:: -(-len(found) // most)]
 
 
 # Names of curves.

@@ -242,7 +242,7 @@ def test_legends_of_claims_are_off_the_data(columns: int) -> None:
             found, (panels,) = plotting.panels(1, columns)
             for axes in panels:
                 for i in range(4):
-                    axes.loglog([3, 7], [1 + i, 2 + i], "o-", label=f"a rather long name {i}")
+                    axes.loglog([3, 7], [1 + i, 1e22 + i], "o-", label=f"a rather long name {i}")
                 axes.set_xlabel("x")
                 axes.legend()
         return found

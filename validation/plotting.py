@@ -61,9 +61,10 @@ def tidy(figure: Figure) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator
 
+    marks = dict(zip((*COLOURS, INK), MARKERS, strict=False))
     for line in figure.findobj(Line2D):
-        if line.get_marker() == "o" and line.get_color() in COLOURS:
-            line.set_marker(MARKERS[COLOURS.index(line.get_color())])
+        if line.get_marker() == "o":
+            line.set_marker(marks.get(line.get_color(), "o"))
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             if isinstance(axis.get_major_locator(), LogLocator) and axis.get_visible():
