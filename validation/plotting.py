@@ -63,8 +63,8 @@ def tidy(figure: Figure) -> None:
 
     marks = dict(zip((*COLOURS, INK), MARKERS, strict=False))
     for line in figure.findobj(Line2D):
-        if line.get_marker() == "o":
-            line.set_marker(marks.get(line.get_color(), "o"))
+        if line.get_marker() in ("o", "."):
+            line.set_marker(marks.get(str(line.get_color()), "o"))
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             if isinstance(axis.get_major_locator(), LogLocator) and axis.get_visible():
