@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "INK", "panels", "style"]
+__all__ = ["COLOURS", "INK", "SMALL", "panels", "style"]
 
 INK = "#0b0c0d"  # replaced by the colour of the text where a figure is shown on a page
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
+SMALL = (2.9, 1.7)  # size of a figure beside a few lines of text, in inches
 
 
 def style() -> AbstractContextManager[None]:
