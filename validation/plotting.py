@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "INK", "SMALL", "panels", "style"]
+__all__ = ["COLOURS", "INK", "SMALL_LEGEND", "panels", "small", "style"]
 
 INK = "#0b0c0d"  # replaced by the colour of the text where a figure is shown on a page
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
-SMALL = (2.9, 1.7)  # size of a figure beside a few lines of text, in inches
+SMALL_LEGEND: dict[str, Any] = {"fontsize": 8, "handlelength": 1.2}
 
 
 def style() -> AbstractContextManager[None]:
@@ -44,3 +44,9 @@ def panels(
     with style():
         figure = Figure(figsize=size, layout="constrained")
         return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def small() -> tuple[Figure, Any]:
+    """Make a figure to stand beside a few lines of text, and its axes."""
+    figure, ((axes,),) = panels(size=(2.9, 1.7))
+    return figure, axes

@@ -109,7 +109,10 @@ def write(
         small = {name: [e.plot for e in claim.errata] for name, claim in suite.claims().items()}
     claims = _views(records, plots, small)
     number = counts(records)
-    errata = sorted((e for c in claims for e in c["errata"]), key=lambda e: -e["weight"])
+    errata = sorted(
+        (e for c in claims for e in c["errata"]),
+        key=lambda e: (not e["figure"].page, -e["weight"]),
+    )
     known = {place.id: place.source for c in claims for place in c["places"]}
     shared = {
         "settings": dict(settings),
@@ -399,21 +402,25 @@ def _environment() -> jinja2.Environment:
 def _formulas(text: str) -> Markup:
     """Text with what is between dollars as MathML, and what is between backticks as code."""
     found = Markup("")
-    for formula, code, plain in re.findall(r"\$([^$]+)\$|`([^`]+)`|([^$`]+|[$`])", text):
+    # A formula keeps the brackets and the punctuation about it on its line.
+    parts = r"([(“]*)\$([^$]+)\$([,.;:)”]*)|`([^`]+)`|([^$`(“]+|[$`(“])"
+    for before, formula, after, code, plain in re.findall(parts, text):
         if formula:
-            found += _mathml(formula)
+            found += Markup('<span class="formula">{}{}{}</span>').format(
+                before, _mathml(formula), after
+            )
         else:
             found += Markup("<code>{}</code>").format(code) if code else escape(plain)
     return found
 
 
 def _mathml(formula: str) -> Markup:
-    """A formula of LaTeX, with no space about bars and after the minus of a number."""
-    text = convert(formula)
-    text = text.replace("<mo stretchy=\"false\">&#x0007C;", "<mo stretchy=\"false\" lspace=\"0\" "
-                        "rspace=\"0\">&#x0007C;")  # fmt: skip
-    begins = r"((?:&#x00028;|&#x0002C;|&#x02192;|&#x0003D;)</mo>|<mrow>)<mo>(?=&#x02212;)"
-    return Markup(re.sub(begins, r'\1<mo form="prefix">', text))
+    """A formula of LaTeX, with the spaces that its names, bars and signs have in print."""
+    text = convert(formula).replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")
+    text = re.sub(r"<mo>([a-z]{2,}|&#x0221E;)</mo>", r"<mi>\1</mi>", text)
+    text = re.sub(r"<mo[^>]*>(?=&#x0007C;)", '<mo stretchy="false" lspace="0" rspace="0">', text)
+    first = r"((?:&#x00028;|&#x0002C;|&#x02192;|&#x0003D;)</mo>|<mrow>)<mo>(?=&#x02212;)"
+    return Markup(re.sub(first, r'\1<mo form="prefix">', text))
 
 
 def _number(x: Any) -> str:

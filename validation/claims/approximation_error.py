@@ -204,13 +204,14 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_order(data: dict[str, Any]) -> Any:
     """On MiniLM; dotted: the mean of all values."""
-    figure, ((axes,),) = plotting.panels(size=plotting.SMALL)
+    figure, axes = plotting.small()
     for method in ("RA", "RFA", lara("balance")):
         rows = data["methods"][method]
-        axes.loglog(rows["counts"], rows["mean"], "o-", markersize=3, label=method)
+        (line,) = axes.loglog(rows["counts"], rows["mean"], "o-", markersize=3)
+        end, name = (rows["counts"][-1], rows["mean"][-1]), method.partition(",")[0]
+        axes.annotate(name, end, (5, -4), textcoords="offset points", color=line.get_color())
     axes.axhline(data["uniform"], color=plotting.INK, linewidth=0.8, linestyle=":")
-    axes.set(xlabel="samples S", ylabel="squared error")
-    axes.legend()
+    axes.set(xlabel="samples S", ylabel="squared error", xlim=(None, 5 * COUNTS[-1]))
     return figure
 
 

@@ -114,13 +114,13 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_windows(data: dict[str, Any]) -> Any:
     """Relative error on trained tensors."""
-    figure, ((axes,),) = plotting.panels(size=plotting.SMALL)
+    figure, axes = plotting.small()
     for name, colour in (("with its size", 0), ("as printed", 1)):
         axes.plot(WINDOWS, data["errors"][name], "o-", color=plotting.COLOURS[colour], label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(WINDOWS, [str(x) for x in WINDOWS])
     axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, None))
-    axes.legend(loc="lower left")
+    axes.legend(loc="lower left", **plotting.SMALL_LEGEND)
     return figure
 
 

@@ -394,13 +394,14 @@ CLAIM = Claim(
         ),
     },
     method=(
-        "Each figure as independent experiments: means, covariances, tokens and frequencies drawn "
-        "anew, moments of all 1000 tokens, attention of the first. Attention is normalised, but "
-        "for the sizes. The reference uses eq. (9) by one sentence and eq. (15) by another; the "
-        "latter is taken for printed, and both are tried in the same way. Exact sign tests over "
-        "experiments, so that 'most' is of experiments: an attention map is approximated if, on "
-        "average over queries, its total variation from softmax attention (no 1 / sqrt(D), keys in "
-        "groups of neighbours) is below 1/2; both numbers, 1/2 and 0.1, are ours."
+        "Each figure as independent experiments: means, covariances, tokens and frequencies "
+        "drawn anew, moments of all 1000 tokens, attention of the first. Attention is "
+        "normalised, but for the sizes. The reference uses eq. (9) by one sentence and eq. (15) "
+        "by another; the latter is taken for printed, and both are tried in the same way. Exact "
+        "sign tests over experiments, so that 'most' is of experiments: an attention map is "
+        "approximated if, on average over queries, its total variation from softmax attention "
+        r"(no $1 / \sqrt{D}$, keys in groups of neighbours) is below 1/2; both numbers, 1/2 and "
+        "0.1, are ours."
     ),
     errata=(
         Erratum(

@@ -177,7 +177,7 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_finite(data: dict[str, Any]) -> Any:
     """elu + 1 in float32."""
-    figure, ((axes,),) = plotting.panels(size=plotting.SMALL)
+    figure, axes = plotting.small()
     x = np.linspace(0, 120, 1201, dtype=np.float32)
     y = printed_elu_plus_one(x, PRINTED_ALPHA)
     lost = float(x[~np.isfinite(y)].min())
@@ -186,7 +186,7 @@ def plot_finite(data: dict[str, Any]) -> Any:
     axes.axvspan(lost, float(x[-1]), color=plotting.COLOURS[1], alpha=0.15, linewidth=0)
     axes.annotate("NaN", ((lost + x[-1]) / 2, 15), ha="center")
     axes.set(xlabel="x", ylabel="elu(x) + 1", xlim=(0, 120), ylim=(0, None))
-    axes.legend()
+    axes.legend(**plotting.SMALL_LEGEND)
     return figure
 
 

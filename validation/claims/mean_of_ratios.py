@@ -179,14 +179,14 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_bias(data: dict[str, Any]) -> Any:
     """Mean output less exact attention."""
-    figure, ((axes,),) = plotting.panels(size=plotting.SMALL)
+    figure, axes = plotting.small()
     names = {"rfa": "eq. (10)", "ratios": "eq. (12)", "ra": "RA"}
     for name, label in names.items():
         bias = [r["bias"][name] for r in data["rows"]]
         axes.plot([r["count"] for r in data["rows"]], bias, "o-", markersize=3, label=label)
     axes.axhline(0.0, color=plotting.INK, linewidth=0.8)
     axes.set(xscale="log", xlabel="frequencies S", ylabel="bias")
-    axes.legend()
+    axes.legend(**plotting.SMALL_LEGEND)
     return figure
 
 

@@ -187,11 +187,12 @@ def judge(results: Sequence[Any]) -> Findings:
     apart = [Compared(f"limit of eq. {a}, from softmax", found[a]["distance"], 1e-9) for a in found]
     biases = [one["bias"] for r in pairs for one in r["found"].values()]
     remark = (
-        f"Eq. (13) is exact in the mean; its trace is {np.trace(cov) / truth:.0%} of E|x|^2 in the "
-        f"experiment's own law, and eqs. (14) and (15) leave it out: |mu|^2 is "
-        f"{float(mean @ mean):.1f}, E|x|^2 is {truth:.1f}. In attention it makes no difference, "
-        "since both constants cancel, but |k_j|^2 is then missing: as R grows eq. (15) tends to "
-        f"softmax_j(q . k_j + |k_j|^2 / 2), up to {found['(15)']['distance']:.2f} in total "
+        f"Eq. (13) is exact in the mean; its trace is {np.trace(cov) / truth:.0%} of $E|x|^2$ in "
+        rf"the experiment's own law, and eqs. (14) and (15) leave it out: $|\mu|^2$ is "
+        f"{float(mean @ mean):.1f}, $E|x|^2$ is {truth:.1f}. In attention it makes no difference, "
+        "since both constants cancel, but $|k_j|^2$ is then missing: as $R$ grows eq. (15) tends "
+        r"to $\operatorname{softmax}_j(q \cdot k_j + \frac{1}{2} |k_j|^2)$, "
+        f"up to {found['(15)']['distance']:.2f} in total "
         f"variation from softmax attention ({found['(15)']['mean']:.2f} on average over queries), "
         f"and eq. (14) up to {found['(14)']['distance']:.2f} ({found['(14)']['mean']:.2f}). By the "
         "criterion for the figures of section V, a mean below 1/2, that is still an approximation "
@@ -243,14 +244,14 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_distance(data: dict[str, Any]) -> Any:
     """Total variation from softmax; dashed: limit."""
-    figure, ((axes,),) = plotting.panels(size=plotting.SMALL)
+    figure, axes = plotting.small()
     counts = [r["features"] for r in data["curve"]]
     for name, label in (("(9)", "own norms"), ("(15)", "constants")):
         distance = [r["distance"][name] for r in data["curve"]]
         axes.plot(counts, distance, "o-", markersize=3, label=label)
     axes.axhline(data["limit"], color=plotting.INK, linestyle="--", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="frequencies R", ylabel="distance")
-    axes.legend(loc="lower left")
+    axes.legend(loc="lower left", **plotting.SMALL_LEGEND)
     return figure
 
 
@@ -259,7 +260,7 @@ CLAIM = Claim(
     source="002, eqs. (13) to (15)",
     statements={
         "expected norm": Statement(
-            r"The mean of $|x|^2$ is $|\mu|^2 + \operatorname{tr} \Sigma$ (eq. (13))."
+            r"The mean of $|x|^2$ is $|\mu|^2 + \operatorname{tr} \, \Sigma$ (eq. (13))."
         ),
         "mean only": Statement(
             r"The constant of eqs. (14) and (15), $|\mu|^2$, is the mean of $|x|^2$ (eq. (13)).",
@@ -309,10 +310,10 @@ CLAIM = Claim(
             ("mean only",),
             r"“we calculate $q' = \|\hat q_0\|^2$ and $k' = \|\hat k_0\|^2$ just once”, by eq. "
             "(13).",
-            r"$E|x|^2 = |\mu|^2 + \operatorname{tr} \Sigma$, as eq. (13) has it.",
+            r"$E|x|^2 = |\mu|^2 + \operatorname{tr} \, \Sigma$, as eq. (13) has it.",
             r"Estimates of the kernel are larger by "
-            r"$e^{(\operatorname{tr} \Sigma_q + \operatorname{tr} \Sigma_k)/2}$ than with eq. "
-            "(13), where the trace is most of the norm in the report's own law. Normalised "
+            r"$e^{(\operatorname{tr} \, \Sigma_q + \operatorname{tr} \, \Sigma_k)/2}$ than with "
+            "eq. (13), where the trace is most of the norm in the report's own law. Normalised "
             "attention does not see it.",
             25,
         ),

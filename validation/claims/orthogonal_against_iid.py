@@ -121,13 +121,13 @@ def judge(results: Sequence[Any]) -> Findings:
     remark = (
         f"The figure comes back from the published code at {at}: median squared error "
         f"{middle['published']:.2g} against {middle[PAIR[0]]:.2g} for iid frequencies; but there "
-        f"orthogonal ones are shorter by sqrt(R), and iid ones of that length have "
+        r"orthogonal ones are shorter by $\sqrt{R}$, and iid ones of that length have "
         f"{middle[VARIANTS[1]]:.2g}. With the law N(0, I), as in the text, orthogonal frequencies "
         f"win {np.mean(gains['2 pi']):.0%} of the draws with the factor 2 pi and "
         f"{np.mean(gains['no 2 pi']):.0%} without it, where "
         f"their median error is {middle['orthogonal']:.2g} (iid {middle['iid']:.2g}), above the "
         f"{middle[MEAN]:.2g} of the mean of the values. At the distance of a typical pair here, "
-        f"|x - y|^2 = d / 2, orthogonality leaves {gain:.3f} of the variance."
+        f"$|x - y|^2 = d/2$, orthogonality leaves {gain:.3f} of the variance."
     )
     data = {
         "sizes": sizes,
@@ -190,7 +190,7 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_figure(data: dict[str, Any]) -> Any:
     """Attention, with the factor 2 pi of the code."""
-    figure, ((axes,),) = plotting.panels(size=plotting.SMALL)
+    figure, axes = plotting.small()
     names = {"published": "code", "orthogonal, 2 pi": "text", MEAN: "mean"}
     sizes = [size for size in data["sizes"] if size <= LARGEST]
     for name, label in names.items():
@@ -198,7 +198,7 @@ def plot_figure(data: dict[str, Any]) -> Any:
         style = {"linestyle": "--", "color": plotting.INK} if name == MEAN else {"marker": "o"}
         axes.plot(sizes, mean, markersize=3, label=label, **style)
     axes.set(yscale="log", xlabel="frequencies R", ylabel="squared error")
-    axes.legend()
+    axes.legend(**plotting.SMALL_LEGEND)
     return figure
 
 

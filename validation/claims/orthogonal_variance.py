@@ -142,8 +142,8 @@ def judge(results: Sequence[Any]) -> Findings:
         "The quotation holds for positive and hyperbolic features. For trigonometric ones, which "
         f"the reference uses there, the variance rises by up to {math.expm1(peak):.1%} where x and "
         "y are far apart. It is unbiased for D = N(0, I) and Haar rotations: the mean is "
-        f"{averages['regularised']:.3f} of the kernel with lengths sqrt(d) (law {law:.3f}), and "
-        f"{averages['bare']:.3f} with rows of a QR factorisation as it comes."
+        f"{averages['regularised']:.3f} of the kernel with lengths $\\sqrt{{d}}$ (law {law:.3f}), "
+        f"and {averages['bare']:.3f} with rows of a QR factorisation as it comes."
     )
     ratios = {
         f: [{"d": r["d"], "orthogonal": r["orthogonal"], "simplex": r["simplex"]} for r in grid[f]]

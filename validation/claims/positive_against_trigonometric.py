@@ -216,7 +216,7 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_deviation(data: dict[str, Any]) -> Any:
     """Attention, inputs of deviation 1.5."""
-    figure, ((axes,),) = plotting.panels(size=plotting.SMALL)
+    figure, axes = plotting.small()
     rows = [
         r for r in data["errors"] if r["temperature"] == TEMPERATURES[-1] and r["size"] <= LARGEST
     ]
@@ -225,7 +225,7 @@ def plot_deviation(data: dict[str, Any]) -> Any:
         style = {"linestyle": "--", "color": plotting.INK} if name == MEAN else {"marker": "o"}
         axes.plot([r["size"] for r in rows], mean, markersize=3, label=name, **style)
     axes.set(yscale="log", xlabel="frequencies R", ylabel="squared error")
-    axes.legend()
+    axes.legend(**plotting.SMALL_LEGEND)
     return figure
 
 

@@ -280,14 +280,14 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_error(data: dict[str, Any]) -> Any:
     """Two directions; star: the pair named."""
-    figure, ((axes,),) = plotting.panels(size=plotting.SMALL)
+    figure, axes = plotting.small()
     for path, line in data["lines"].items():
         axes.plot(np.exp(line["log_kernel"]), np.exp(line["log_mse"]), label=path)
     kernel, mse = np.exp(data["counter_example"])
     axes.plot(kernel, mse, "*", color=plotting.COLOURS[2], markersize=9)
     axes.set(xscale="log", yscale="log", xlabel="kernel", ylabel="m MSE")
     axes.set(xlim=(1e-5, 2), ylim=(1e-6, 1e25))
-    axes.legend()
+    axes.legend(**plotting.SMALL_LEGEND)
     return figure
 
 

@@ -180,7 +180,7 @@ def judge(results: Sequence[Any]) -> Findings:
         r"The general form gives $e^{x \cdot y}$, for which Theorem 1 is used though it is not "
         f"stationary: moving x = y = 0 by a vector of length {SHIFTS[-1]:g} multiplies it by "
         f"{data['softmax'][-1]:.0f}. Read elementwise, the map of powers gives "
-        f"{data['elementwise'][-1]:.2f} for x = y = (1, 1), in place of e^2 = {math.exp(2):.2f}, "
+        f"{data['elementwise'][-1]:.2f} for x = y = (1, 1), in place of $e^2$ = {math.exp(2):.2f}, "
         "which tensor powers give."
     )
     return Findings(evidence, data, remark)

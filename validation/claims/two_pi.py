@@ -148,7 +148,8 @@ def judge(results: Sequence[Any]) -> Findings:
     middle = {key: float(np.median(values)) for key, values in e.items()}
     remark = (
         f"At |x - y| = {row['length']:g} the code's features have the mean {row['mean']:.3f} "
-        f"before scaling, where exp(x . y) calls for {math.exp(-(row['length'] ** 2) / 2):.3f} and "
+        r"before scaling, where $e^{x \cdot y}$ calls for "
+        f"{math.exp(-(row['length'] ** 2) / 2):.3f} and "
         f"2 pi for {math.exp(-2 * math.pi**2 * row['length'] ** 2):.3f}. With R = {last} "
         f"`attention_hat` is {middle[TO_SOFTMAX]:.2g} from attention, {middle[TO_OTHER]:.2g} from "
         f"that of the other kernel; without the factor it is {middle[CORRECTED]:.2g} from it."
@@ -190,14 +191,14 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_kernel(data: dict[str, Any]) -> Any:
     """Means of the code (dots) and both laws."""
-    figure, ((axes,),) = plotting.panels(size=plotting.SMALL)
+    figure, axes = plotting.small()
     t = np.linspace(0, 0.6, 100)
     axes.plot(t, np.exp(-t * t / 2), label="as stated")
     axes.plot(t, np.exp(-2 * np.pi**2 * t * t), label="with 2 pi")
     means = [[r[key] for r in data["kernel"]] for key in ("length", "mean")]
     axes.plot(*means, "o", color=plotting.COLOURS[1], markersize=4)
     axes.set(xlabel="|x - y|", ylabel="kernel, scaled", ylim=(0, None))
-    axes.legend()
+    axes.legend(**plotting.SMALL_LEGEND)
     return figure
 
 

@@ -16,7 +16,7 @@ function filter() {
     claim.hidden = !any || (source && !claim.dataset.source.split("|").includes(source));
     if (claim.hidden) continue;
     shown += 1;
-    statements += claim.querySelectorAll("li:not([hidden])").length;
+    statements += claim.querySelectorAll("li:not([hidden]) > :not(.error)").length;
   }
   const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
   form.querySelector("output").value = `${count(statements, "statement")} of ${count(shown, "claim")}`;
