@@ -469,15 +469,19 @@ def _markdown(shared: Mapping[str, Any]) -> str:
 
 
 def _mixed(text: str) -> str:
-    """Text with its formulas between dollars, as GitHub shows them."""
-    pieces = re.split(r"(\$[^$]+\$)", " ".join(text.split()))
-    return "".join(piece if i % 2 else _plain(piece) for i, piece in enumerate(pieces))
+    """Text in one line, with its formulas and code, which GitHub shows as such."""
+    line = re.sub(r"\$([^$]+)\$", r"$`\1`$", " ".join(text.split()))
+    pieces = re.split(r"(\$?`[^`]+`\$?)", line)
+    return "".join(piece if i % 2 else _escaped(piece) for i, piece in enumerate(pieces))
 
 
 def _plain(text: Any) -> str:
     """Text that Markdown shows as it is, in one line."""
-    words = " ".join(str(text).split()).replace("&", "&amp;")
-    words = re.sub(r"([\\`*\[\]<>|~$#])", r"\\\1", words)
+    return _escaped(" ".join(str(text).split()))
+
+
+def _escaped(words: str) -> str:
+    words = re.sub(r"([\\`*\[\]<>|~$#])", r"\\\1", words.replace("&", "&amp;"))
     return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", words)
 
 
