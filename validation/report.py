@@ -54,6 +54,7 @@ Plot = Callable[[dict[str, Any]], Any]
 
 _NONE = "\N{EN DASH}"
 _BADGES = {"holds": "✓", "refuted": "✗", "underpowered": "?", "unexpected": "!", "error": "!"}
+_WRONG = ("printed", "instead", "consequence")  # texts of an erratum
 _COLUMNS = {  # of the table of all evidence: key in a row, heading
     "p": "p",
     "adjusted": "adjusted p",
@@ -443,9 +444,9 @@ def _markdown(shared: Mapping[str, Any]) -> str:
     if shared["errata"]:
         lines += ["", "## Wrong in print", ""]
     for e in shared["errata"]:
-        says = " ".join(_mixed(e[key]) for key in ("instead", "consequence"))
         head = f"**{_plain(e['title'])}** ({_plain(e['source'])})"
-        lines.append(f"- {head}. Printed: {_mixed(e['printed'])} Right: {says}")
+        says = zip(("Printed", "Right", "Effect"), _WRONG, strict=True)
+        lines.append(" ".join([f"- {head}.", *(f"{what}: {_mixed(e[key])}" for what, key in says)]))
     if shared["claims"]:
         lines += ["", "## Claims", ""]
         lines += ["| Source | Claim | Statement | Verdict | Evidence | Figure |"]

@@ -119,7 +119,7 @@ def plot_windows(data: dict[str, Any]) -> Any:
         axes.plot(WINDOWS, data["errors"][name], "o-", color=plotting.COLOURS[colour], label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(WINDOWS, [str(x) for x in WINDOWS])
-    axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, None))
+    axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, 1))
     axes.legend(loc="lower left", **plotting.SMALL_LEGEND)
     return figure
 

@@ -271,9 +271,8 @@ CLAIM = Claim(
             r"$e^{x \cdot y}$ is no function of $x - y$. It has the form all the same, with "
             r"$h = e^{-|x|^2/2}$ and $f = \exp$; Bochner's theorem is on such as $e^{-|x - "
             "y|^2/2}$.",
-            r"Moving both vectors changes the kernel, from $x = y = 0$ by a vector of length 2 "
-            "55-fold: who moves queries and keys alike, as a stationary kernel allows, gets other "
-            "weights.",
+            r"Moving $x = y = 0$ by a vector of length 2 multiplies the kernel by 55: who moves "
+            "queries and keys alike, as a stationary kernel allows, gets other weights.",
             20,
         ),
     ),
