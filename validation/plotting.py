@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "INK", "SMALL_LEGEND", "panels", "small", "style"]
+__all__ = ["COLOURS", "INK", "key", "panels", "small", "style"]
 
 INK = "#0b0c0d"  # replaced by the colour of the text where a figure is shown on a page
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
-SMALL_LEGEND: dict[str, Any] = {"fontsize": 8, "handlelength": 1.2}
 
 
 def style() -> AbstractContextManager[None]:
@@ -50,3 +49,10 @@ def small() -> tuple[Figure, Any]:
     """Make a figure to stand beside a few lines of text, and its axes."""
     figure, ((axes,),) = panels(size=(2.9, 1.7))
     return figure, axes
+
+
+def key(axes: Any, **options: Any) -> None:
+    """Name the lines of a small figure within its axes."""
+    legend = axes.legend(fontsize=8, handlelength=1.2, **options)
+    legend.remove()  # and back as any other artist, which nothing moves out of the axes
+    axes.add_artist(legend)

@@ -209,7 +209,8 @@ def plot_order(data: dict[str, Any]) -> Any:
         rows = data["methods"][method]
         (line,) = axes.loglog(rows["counts"], rows["mean"], "o-", markersize=3)
         end, name = (rows["counts"][-1], rows["mean"][-1]), method.partition(",")[0]
-        axes.annotate(name, end, (5, 0), textcoords="offset points", color=line.get_color())
+        shift = (5, -8 if name == "LARA" else 0)
+        axes.annotate(name, end, shift, textcoords="offset points", color=line.get_color())
     axes.axhline(data["uniform"], color=plotting.INK, linewidth=0.8, linestyle=":")
     axes.set(xlabel="samples S", ylabel="squared error", xlim=(None, 5 * COUNTS[-1]))
     return figure

@@ -120,7 +120,7 @@ def plot_windows(data: dict[str, Any]) -> Any:
     axes.set_xscale("log", base=2)
     axes.set_xticks(WINDOWS, [str(x) for x in WINDOWS])
     axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, 1))
-    axes.legend(loc="lower left", **plotting.SMALL_LEGEND)
+    plotting.key(axes, loc="lower left")
     return figure
 
 

@@ -186,7 +186,7 @@ def plot_finite(data: dict[str, Any]) -> Any:
     axes.axvspan(lost, float(x[-1]), color=plotting.COLOURS[1], alpha=0.15, linewidth=0)
     axes.annotate("NaN", ((lost + x[-1]) / 2, 15), ha="center")
     axes.set(xlabel="x", ylabel="elu(x) + 1", xlim=(0, 120), ylim=(0, None))
-    axes.legend(**plotting.SMALL_LEGEND)
+    plotting.key(axes)
     return figure
 
 

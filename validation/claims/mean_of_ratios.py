@@ -186,7 +186,7 @@ def plot_bias(data: dict[str, Any]) -> Any:
         axes.plot([r["count"] for r in data["rows"]], bias, "o-", markersize=3, label=label)
     axes.axhline(0.0, color=plotting.INK, linewidth=0.8)
     axes.set(xscale="log", xlabel="frequencies S", ylabel="bias")
-    axes.legend(**plotting.SMALL_LEGEND)
+    plotting.key(axes)
     return figure
 
 

@@ -251,7 +251,7 @@ def plot_distance(data: dict[str, Any]) -> Any:
         axes.plot(counts, distance, "o-", markersize=3, label=label)
     axes.axhline(data["limit"], color=plotting.INK, linestyle="--", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="frequencies R", ylabel="distance")
-    axes.legend(loc="lower left", **plotting.SMALL_LEGEND)
+    plotting.key(axes, loc="lower left")
     return figure
 
 

@@ -198,7 +198,7 @@ def plot_figure(data: dict[str, Any]) -> Any:
         style = {"linestyle": "--", "color": plotting.INK} if name == MEAN else {"marker": "o"}
         axes.plot(sizes, mean, markersize=3, label=label, **style)
     axes.set(yscale="log", xlabel="frequencies R", ylabel="squared error")
-    axes.legend(**plotting.SMALL_LEGEND)
+    plotting.key(axes)
     return figure
 
 

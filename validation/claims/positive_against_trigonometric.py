@@ -225,7 +225,7 @@ def plot_deviation(data: dict[str, Any]) -> Any:
         style = {"linestyle": "--", "color": plotting.INK} if name == MEAN else {"marker": "o"}
         axes.plot([r["size"] for r in rows], mean, markersize=3, label=name, **style)
     axes.set(yscale="log", xlabel="frequencies R", ylabel="squared error")
-    axes.legend(**plotting.SMALL_LEGEND)
+    plotting.key(axes)
     return figure
 
 

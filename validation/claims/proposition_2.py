@@ -287,7 +287,7 @@ def plot_error(data: dict[str, Any]) -> Any:
     axes.plot(kernel, mse, "*", color=plotting.COLOURS[2], markersize=9)
     axes.set(xscale="log", yscale="log", xlabel="kernel", ylabel="m MSE")
     axes.set(xlim=(1e-5, 2), ylim=(1e-6, 1e25))
-    axes.legend(**plotting.SMALL_LEGEND)
+    plotting.key(axes)
     return figure
 
 

@@ -198,7 +198,7 @@ def plot_kernel(data: dict[str, Any]) -> Any:
     means = [[r[key] for r in data["kernel"]] for key in ("length", "mean")]
     axes.plot(*means, "o", color=plotting.COLOURS[1], markersize=4)
     axes.set(xlabel="|x - y|", ylabel="kernel, scaled", ylim=(0, None))
-    axes.legend(**plotting.SMALL_LEGEND)
+    plotting.key(axes)
     return figure
 
 
