@@ -190,7 +190,7 @@ def plot(data: dict[str, Any]) -> Any:
 
 
 def plot_kernel(data: dict[str, Any]) -> Any:
-    """Means of the code (dots) and both laws."""
+    """Means of the code (marks) and both laws."""
     figure, axes = plotting.small()
     t = np.linspace(0, 0.6, 100)
     axes.plot(t, np.exp(-t * t / 2), label="as stated")
