@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from refattn import stats
 from validation import __main__ as cli
-from validation import runner, suite
+from validation import runner, sources, suite
 from validation.suite import (
     HOLDS,
     REFUTED,
@@ -152,8 +152,8 @@ def test_every_claim_at_a_tiny_level(name: str) -> None:
     assert claim.title.strip()
     assert claim.method.strip()
     assert claim.source.startswith(("000", "001", "002", "003", "004", "arXiv:"))
-    if claim.plot is not None:
-        figure = claim.plot(json.loads(json.dumps(one["data"])))
+    for plot in filter(None, [claim.plot, *(e.plot for e in claim.errata)]):
+        figure = plot(json.loads(json.dumps(one["data"])))
         assert figure.axes
 
 
@@ -441,4 +441,4 @@ def test_the_documents_name_every_claim_once(file: str) -> None:
         rows = [line for line in text.splitlines() if f"claims/{name}.py)" in line]
         assert len(rows) == 1, name
         assert claim.title in rows[0]
-        assert claim.source in rows[0]
+        assert (claim.source if file == "README.md" else sources.named(claim.source)) in rows[0]

@@ -13,7 +13,7 @@ try:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from . import report, runner, suite
+    from . import report, runner, sources, suite
 except ModuleNotFoundError:
     sys.stderr.write("validation: error: needs `pip install 'refattn[validation]'`\n")
     sys.exit(2)
@@ -52,7 +52,7 @@ def main(
     if listing:
         width = max(map(len, suite.claims()))
         for claim in suite.claims().values():
-            click.echo(f"{claim.name:<{width}}  {claim.source}: {claim.title}")
+            click.echo(f"{claim.name:<{width}}  {sources.named(claim.source)}: {claim.title}")
         return
     if vary_seed:
         if resume:

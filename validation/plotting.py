@@ -34,10 +34,12 @@ __all__ = [
     "beside",
     "decades",
     "few",
+    "key",
     "mark",
     "number",
     "outside",
     "panels",
+    "small",
     "style",
     "tidy",
 ]
@@ -105,3 +107,16 @@ def outside(figure: Figure) -> None:
         grown = max(grown, legend.get_window_extent().height / figure.dpi)
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + grown)
+
+
+def small() -> tuple[Figure, Any]:
+    """Make a figure to stand beside a few lines of text, and its axes."""
+    figure, ((axes,),) = panels(size=(2.9, 1.7))
+    return figure, axes
+
+
+def key(axes: Any, **options: Any) -> None:
+    """Name the lines of a small figure within its axes."""
+    legend = axes.legend(fontsize=8, handlelength=1.2, **options)
+    legend.remove()  # and back as any other artist, which nothing moves out of the axes
+    axes.add_artist(legend)

@@ -2,8 +2,8 @@
 
 `write` makes, in one directory,
 
-- ``report.html``, a page that needs no other file;
-- ``report.md``, its leading table;
+- ``report.html``, a page that needs no other file: what is wrong in print, then all claims;
+- ``report.md``, the same in short;
 - ``figures/NAME.svg``, a figure for each claim that has one;
 - ``report.json``, for programs.
 
@@ -18,12 +18,16 @@
   ``"unexpected"``; and how many claims ended in ``"errors"``.
 - ``"claims"``: the records, as `suite.record` and `runner.run` make them. Each has ``"claim"`` (its
   name), ``"title"``, ``"source"``, ``"method"``, ``"statements"``, ``"seconds"`` and either
-  ``"error"`` (a traceback) or ``"alpha"``, ``"remark"`` and ``"data"``. A statement has ``"name"``,
-  ``"text"``, ``"expected"``, ``"printed"``, ``"verdict"``, ``"number"`` and ``"evidence"``; a piece
-  of evidence has ``"name"``, ``"kind"`` ("tested", "shown" or "compared"), ``"verdict"``,
-  ``"margin"`` (above 1 beyond its limit, or null), ``"number"``, and the fields of its kind.
+  ``"error"`` (a traceback) or ``"alpha"``, ``"errata"``, ``"remark"`` and ``"data"``. A statement
+  has ``"name"``, ``"text"``, ``"expected"``, ``"printed"``, ``"verdict"``, ``"number"`` and
+  ``"evidence"``; a piece of evidence has ``"name"``, ``"kind"`` ("tested", "shown" or "compared"),
+  ``"verdict"``, ``"margin"`` (above 1 beyond its limit, or null), ``"number"``, and the fields of
+  its kind. An erratum has those of `suite.Erratum` but the figure.
+- ``"sources"``: what the ids in each ``"source"`` stand for: ``"name"``, ``"citation"`` and
+  ``"links"``.
 
-Null stands for a number that is not finite. Keys may be added; those here stay.
+Formulas in texts are LaTeX between dollars. Null stands for a number that is not finite. Keys may
+be added; those here stay.
 """
 
 from __future__ import annotations
@@ -31,21 +35,26 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
-from markupsafe import Markup
+from latex2mathml.converter import convert
+from markupsafe import Markup, escape
 
-from . import plotting, suite, svg
+from . import plotting, sources, suite, svg
 
 __all__ = ["counts", "summary", "write"]
 
 VERSION = 1
 
+Plot = Callable[[dict[str, Any]], Any]
+
 _NONE = "\N{EN DASH}"
 _BADGES = {"holds": "✓", "refuted": "✗", "underpowered": "?", "unexpected": "!", "error": "!"}
+_WRONG = ("printed", "instead", "consequence")  # texts of an erratum
 _COLUMNS = {  # of the table of all evidence: key in a row, heading
     "p": "p",
     "adjusted": "adjusted p",
@@ -73,7 +82,8 @@ def write(
     settings: Mapping[str, Any],
     records: list[dict[str, Any]],
     out: Path,
-    plots: Mapping[str, Callable[[dict[str, Any]], Any] | None] | None = None,
+    plots: Mapping[str, Plot | None] | None = None,
+    small: Mapping[str, Sequence[Plot | None]] | None = None,
 ) -> list[Path]:
     """Write the report into a directory and return its files.
 
@@ -90,14 +100,29 @@ def write(
         The directory; it is made if needed.
     plots : mapping of str to callable, optional
         From names of claims to what draws their data; those of the suite by default.
+    small : mapping of str to sequence of callable, optional
+        From names of claims to what draws the small figures of their errata; those of the suite by
+        default.
     """
     if plots is None:
         plots = {name: claim.plot for name, claim in suite.claims().items()}
-    claims = _views(records, plots)
+    if small is None:
+        small = {name: [e.plot for e in claim.errata] for name, claim in suite.claims().items()}
+    claims = _views(records, plots, small)
     number = counts(records)
+    errata = sorted(
+        (e for c in claims for e in c["errata"]),
+        key=lambda e: (not e["figure"].page, -e["weight"]),
+    )
+    known = {place.id: place.source for c in claims for place in c["places"]}
     shared = {
         "settings": dict(settings),
+        "run": _options(settings),
         "claims": claims,
+        "errata": errata,
+        "sources": known,
+        "states": {s["state"] for c in claims for s in c["statements"]}
+        | {"error" for c in claims if c["error"] is not None},
         "counts": number,
         "lead": _lead(number),
         "scope": _scope(number, settings),
@@ -105,7 +130,13 @@ def write(
             (p for c in claims for p in c["problems"]), key=lambda p: p["state"] == "underpowered"
         ),
     }
-    data = {"version": VERSION, "settings": settings, "counts": number, "claims": records}
+    data = {
+        "version": VERSION,
+        "settings": settings,
+        "counts": number,
+        "claims": records,
+        "sources": {key: source._asdict() for key, source in sorted(known.items())},
+    }
     contents = {
         f"figures/{claim['slug']}.svg": claim["figure"].file
         for claim in claims
@@ -194,40 +225,76 @@ def _plural(count: int, one: str, many: str) -> str:
     return one if count == 1 else many
 
 
+def _options(settings: Mapping[str, Any]) -> str:
+    """Arguments that make the command line repeat a run."""
+    return "".join(f" --{key} {settings[key]}" for key in ("level", "seed") if key in settings)
+
+
 def _views(
-    records: list[dict[str, Any]], plots: Mapping[str, Callable[[dict[str, Any]], Any] | None]
+    records: list[dict[str, Any]],
+    plots: Mapping[str, Plot | None],
+    small: Mapping[str, Sequence[Plot | None]],
 ) -> list[dict[str, Any]]:
     """Everything that the templates show, with an address for each claim and statement."""
     found: list[dict[str, Any]] = []
     slugs: set[str] = set()
     for record in records:
-        slug = _slug(record["claim"], slugs)
+        slug, name = _slug(record["claim"], slugs), record["claim"]
+        title = record.get("title") or name
         view = {
             "slug": slug,
-            "name": record["claim"],
-            "title": record.get("title") or record["claim"],
-            "source": record.get("source", ""),
+            "name": name,
+            "title": title,
+            "source": sources.named(record.get("source", "")),
+            "places": sources.places(record.get("source", "")),
             "method": record.get("method", ""),
             "remark": record.get("remark", ""),
             "seconds": record.get("seconds"),
             "alpha": record.get("alpha"),
             "error": record.get("error"),
-            "figure": _figure(record, slug, plots.get(record["claim"])),
+            "figure": _figure(record, f"figure-{slug}--", title, plots.get(name)),
         }
+        taken: set[str] = set()
         view["statements"] = [
-            _statement(s, f"statement-{slug}--{i}") for i, s in enumerate(record["statements"], 1)
+            _statement(s, f"{slug}--{_slug(s['name'], taken)}") for s in record["statements"]
         ]
+        view["errata"] = _errata(record, view, small.get(name, ()))
         view["problems"] = [
-            {"id": s["id"], "title": view["title"], "name": s["name"], "state": s["state"],
+            {"id": s["id"], "title": title, "name": s["name"], "state": s["state"],
              "says": s["says"]}
             for s in view["statements"]
             if not s["as_expected"] or s["state"] == "underpowered"
         ]  # fmt: skip
-        for error in filter(None, (view["error"], view["figure"].error)):
-            what = "The claim could not be tried" if error is view["error"] else "It has no figure"
-            problem = {"id": f"claim-{slug}", "title": view["title"], "name": "", "state": "error"}
-            view["problems"].append({**problem, "says": f"{what}: {_last_line(error)}"})
+        failures = {"The claim could not be tried": view["error"]}
+        failures["It has no figure"] = view["figure"].error or None
+        failures |= {f"{e['title']} has no figure": e["figure"].error or None
+                     for e in view["errata"]}  # fmt: skip
+        for what, error in failures.items():
+            if error is not None:
+                problem = {"id": f"claim-{slug}", "title": title, "name": "", "state": "error"}
+                view["problems"].append({**problem, "says": f"{what}: {_last_line(error)}"})
         found.append(view)
+    return found
+
+
+def _errata(
+    record: Mapping[str, Any], view: Mapping[str, Any], small: Sequence[Plot | None]
+) -> list[dict[str, Any]]:
+    """What this run shows to be wrong in print: errata all of whose statements it refutes."""
+    refuted = {s["name"]: s for s in view["statements"] if s["verdict"] == suite.REFUTED}
+    found = []
+    for i, e in enumerate(record.get("errata", ())):
+        if set(e["statements"]) <= set(refuted):
+            identifier = f"erratum-{view['slug']}--{i + 1}"
+            plot = small[i] if i < len(small) else None
+            shown = {
+                "id": identifier,
+                "claim": view["slug"],
+                "source": sources.named(e["source"]),
+                "by": [refuted[name] for name in e["statements"]],
+                "figure": _figure(record, f"{identifier}--", e["title"], plot),
+            }
+            found.append({**e, **shown})
     return found
 
 
@@ -282,9 +349,7 @@ def _detects(evidence: Iterable[Mapping[str, Any]]) -> list[str]:
     return [text for _, text in worst.values()]
 
 
-def _figure(
-    record: Mapping[str, Any], slug: str, plot: Callable[[dict[str, Any]], Any] | None
-) -> Figure:
+def _figure(record: Mapping[str, Any], prefix: str, title: str, plot: Plot | None) -> Figure:
     """Draw the data of a claim; whatever goes wrong is a finding, not the end of the report."""
     if plot is None or "data" not in record:
         return Figure()
@@ -292,9 +357,9 @@ def _figure(
         with plotting.style():
             root = svg.draw(plot(record["data"]), record["claim"])
         caption = _caption(plot)
-        title = ". ".join(filter(None, (record.get("title") or record["claim"], caption)))
+        title = ". ".join(filter(None, (title, caption)))
         width, height = svg.size(root)
-        page = Markup(svg.for_page(root, f"figure-{slug}--", title))
+        page = Markup(svg.for_page(root, prefix, title))
         return Figure(page, svg.for_file(root, title), caption, width, height)
     except Exception as error:
         return Figure(error=f"{type(error).__name__}: {error}")
@@ -330,8 +395,33 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["number"] = _number
+    environment.filters |= {"number": _number, "formulas": _formulas}
     return environment
+
+
+@cache
+def _formulas(text: str) -> Markup:
+    """Text with what is between dollars as MathML, and what is between backticks as code."""
+    found = Markup("")
+    # A formula keeps the brackets and the punctuation about it on its line.
+    parts = r"([(“]*)\$([^$]+)\$([,.;:)”]*)|`([^`]+)`|([^$`(“]+|[$`(“])"
+    for before, formula, after, code, plain in re.findall(parts, text):
+        if formula:
+            found += Markup('<span class="formula">{}{}{}</span>').format(
+                before, _mathml(formula), after
+            )
+        else:
+            found += Markup("<code>{}</code>").format(code) if code else escape(plain)
+    return found
+
+
+def _mathml(formula: str) -> Markup:
+    """A formula of LaTeX, with the spaces that its names, bars and signs have in print."""
+    text = convert(formula).replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")
+    text = re.sub(r"<mo>([a-z]{2,}|&#x0221E;)</mo>", r"<mi>\1</mi>", text)
+    text = re.sub(r"<mo[^>]*>(?=&#x0007C;)", '<mo stretchy="false" lspace="0" rspace="0">', text)
+    first = r"((?:&#x00028;|&#x0002C;|&#x02192;|&#x0003D;)</mo>|<mrow>)<mo>(?=&#x02212;)"
+    return Markup(re.sub(first, r'\1<mo form="prefix">', text))
 
 
 def _number(x: Any) -> str:
@@ -351,6 +441,12 @@ def _markdown(shared: Mapping[str, Any]) -> str:
         for p in shared["problems"]:
             name = f", {_plain(p['name'])}" if p["name"] else ""
             lines.append(f"- {_plain(p['title'])}{name}: {_plain(p['says'])}")
+    if shared["errata"]:
+        lines += ["", "## Wrong in print", ""]
+    for e in shared["errata"]:
+        head = f"**{_plain(e['title'])}** ({_plain(e['source'])})"
+        says = zip(("Printed", "Right", "Effect"), _WRONG, strict=True)
+        lines.append(" ".join([f"- {head}.", *(f"{what}: {_mixed(e[key])}" for what, key in says)]))
     if shared["claims"]:
         lines += ["", "## Claims", ""]
         lines += ["| Source | Claim | Statement | Verdict | Evidence | Figure |"]
@@ -373,10 +469,20 @@ def _markdown(shared: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _mixed(text: str) -> str:
+    """Text in one line, with its formulas and code, which GitHub shows as such."""
+    line = re.sub(r"\$([^$]+)\$", r"$`\1`$", " ".join(text.split()))
+    pieces = re.split(r"(\$?`[^`]+`\$?)", line)
+    return "".join(piece if i % 2 else _escaped(piece) for i, piece in enumerate(pieces))
+
+
 def _plain(text: Any) -> str:
     """Text that Markdown shows as it is, in one line."""
-    words = " ".join(str(text).split()).replace("&", "&amp;")
-    words = re.sub(r"([\\`*\[\]<>|~$#])", r"\\\1", words)
+    return _escaped(" ".join(str(text).split()))
+
+
+def _escaped(words: str) -> str:
+    words = re.sub(r"([\\`*\[\]<>|~$#])", r"\\\1", words.replace("&", "&amp;"))
     return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", words)
 
 

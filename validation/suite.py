@@ -33,6 +33,7 @@ __all__ = [
     "UNDERPOWERED",
     "Claim",
     "Compared",
+    "Erratum",
     "Findings",
     "Shown",
     "Statement",
@@ -55,6 +56,7 @@ HOLDS, REFUTED, UNDERPOWERED = "HOLDS", "REFUTED", "UNDERPOWERED"
 class Statement(NamedTuple):
     """One sentence to be tried, with the verdict that its derivation leads to expect.
 
+    Formulas between dollars are LaTeX, here and in the other texts of a claim but its title.
     `printed` says that the sentence is that of the reference. Others correct it or add to it, or,
     if they are expected to be refuted, show that a mistake would be seen.
     """
@@ -107,6 +109,25 @@ class Findings(NamedTuple):
     remark: str = ""
 
 
+class Erratum(NamedTuple):
+    """What a reference prints wrongly, what is right, and what happens to who believes it.
+
+    It is shown by the refuted `statements` of its claim, from which all it says follows. `printed`
+    is in quotation marks where the words are those of the reference. Errata come in the order of
+    their `weight`, the largest first, and those with a small figure, drawn from the `data` of the
+    findings, before the others. `source` is that of the claim, if it is not given.
+    """
+
+    title: str
+    statements: tuple[str, ...]
+    printed: str
+    instead: str
+    consequence: str
+    weight: int = 0
+    plot: Callable[[dict[str, Any]], Figure] | None = None
+    source: str = ""
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim of one reference, and how it is tried.
@@ -129,6 +150,9 @@ class Claim:
         From the results, in the order of the tasks, to `Findings`.
     plot : callable, optional
         From the `data` of the findings to a matplotlib figure.
+    errata : sequence of Erratum
+        What the reference prints wrongly: every refuted statement that is printed has its place in
+        one.
     alone : bool
         Whether tasks are timed, and so run one by one after all else.
     needs : tuple of str
@@ -145,6 +169,7 @@ class Claim:
     run: Callable[..., Any]
     judge: Callable[[Sequence[Any]], Findings]
     plot: Callable[[dict[str, Any]], Figure] | None = None
+    errata: Sequence[Erratum] = ()
     alone: bool = False
     needs: tuple[str, ...] = ()
     name: str = ""
@@ -209,6 +234,18 @@ def record(claim: Claim, findings: Findings, level: float) -> dict[str, Any]:
         "statements": [
             {"name": name, **statement._asdict(), **_verdict(findings.evidence[name], level)}
             for name, statement in claim.statements.items()
+        ],
+        "errata": [
+            {
+                "title": e.title,
+                "statements": list(e.statements),
+                "source": e.source or claim.source,
+                "printed": e.printed,
+                "instead": e.instead,
+                "consequence": e.consequence,
+                "weight": e.weight,
+            }
+            for e in claim.errata
         ],
         "remark": findings.remark,
         "data": findings.data,

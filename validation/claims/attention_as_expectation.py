@@ -172,17 +172,17 @@ CLAIM = Claim(
     title="Softmax attention is an expectation of random feature attention",
     source="003, softmax attention as an expectation",
     statements={
-        "expectation": Statement("Softmax attention is the mean of f_n over p_n."),
-        "density": Statement("p_n, a Gaussian mixture weighted by attention, is a density."),
+        "expectation": Statement("Softmax attention is the mean of $f_n$ over $p_n$."),
+        "density": Statement("$p_n$, a Gaussian mixture weighted by attention, is a density."),
         "responsibilities": Statement(
-            "With V = I, f_n(omega) are the responsibilities of the components of p_n.",
+            r"With $V = I$, $f_n(\omega)$ are the responsibilities of the components of $p_n$.",
             printed=False,
         ),
     },
     method=(
         "Sums over grids in one and two dimensions, their step halved until two agree; two keys "
-        "in 64 dimensions, where f_n is a sigmoid of normal variables; Bayes' rule at frequencies "
-        "drawn. Errors are compared with rounding."
+        "in 64 dimensions, where $f_n$ is a sigmoid of normal variables; Bayes' rule at "
+        "frequencies drawn. Errors are compared with rounding."
     ),
     tasks=tasks,
     run=run,

@@ -213,8 +213,8 @@ CLAIM = Claim(
     title="What RA, LARA, RFA and softmax attention cost",
     source="003, efficiency",
     statements={
-        "RA quadratic": Statement("The cost of RA is quadratic, O(N M)."),
-        "LARA linear": Statement("The cost of LARA is linear, O(C N + C M)."),
+        "RA quadratic": Statement("The cost of RA is quadratic, $O(N M)$."),
+        "LARA linear": Statement("The cost of LARA is linear, $O(C N + C M)$."),
         "twice": Statement(
             "RA takes nearly twice as long as softmax attention (one sample for each query, both "
             "as they are written down)."

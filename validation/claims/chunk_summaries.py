@@ -14,7 +14,7 @@ import numpy as np
 import refattn
 from refattn import eva_attention, second_order_attention, softmax_attention
 from validation import plotting
-from validation.suite import REFUTED, Claim, Compared, Findings, Statement
+from validation.suite import REFUTED, Claim, Compared, Erratum, Findings, Statement
 
 WINDOWS = (8, 16, 32)
 ROUNDING = 1e-13  # relative to the values; a formula that differs is above 1e-2 here
@@ -113,13 +113,26 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
+def plot_windows(data: dict[str, Any]) -> Any:
+    """Relative error on trained tensors."""
+    figure, axes = plotting.small()
+    for name, colour in (("with its size", 0), ("as printed", 1)):
+        axes.plot(WINDOWS, data["errors"][name], "o-", color=plotting.COLOURS[colour], label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(WINDOWS, [str(x) for x in WINDOWS])
+    axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, 1))
+    plotting.key(axes, loc="lower left")
+    return figure
+
+
 CLAIM = Claim(
     title="Summaries of chunks, and how many keys each counts for",
     source="arXiv:2302.04542, EVA",
     statements={
         "as accurate": Statement(
-            "A summary whose score is q . (mean key) approximates attention to its chunk on "
-            "trained tensors as well as one that counts for all of its keys.",
+            r"A summary whose score is $q \cdot \bar k_c$, $\bar k_c$ the mean key, approximates "
+            "attention to its chunk on trained tensors as well as one that counts for all of its "
+            "keys.",
             expected=REFUTED,
         ),
         "size": Statement(
@@ -145,6 +158,19 @@ CLAIM = Claim(
     method=(
         "8 heads of all-MiniLM-L6-v2 on 128 tokens, and 64 made tokens in chunks of equal keys, in "
         "float64. Frequencies are at the means of their laws, so that nothing is random."
+    ),
+    errata=(
+        Erratum(
+            "Summaries that do not count their keys",
+            ("as accurate", "equal keys"),
+            r"The summary of a chunk enters the softmax with the score $q \cdot \bar k_c$, as one "
+            "key would.",
+            r"The score of a chunk of $|P_c|$ keys is $q \cdot \bar k_c + \log |P_c|$.",
+            "Far chunks get too little weight. On trained tensors the relative error is 0.74 to "
+            "0.90 in place of 0.45 to 0.54, and even chunks of equal keys are not exact.",
+            75,
+            plot_windows,
+        ),
     ),
     tasks=tasks,
     run=run,

@@ -172,10 +172,10 @@ CLAIM = Claim(
     title="Random features take time and memory linear in the length",
     source="000, KernelizedAttention, time complexity",
     statements={
-        "time": Statement("Attention with r random features takes time O(L r D)."),
-        "dense time": Statement("Softmax attention takes time O(L^2 D)."),
+        "time": Statement("Attention with $r$ random features takes time $O(L r D)$."),
+        "dense time": Statement("Softmax attention takes time $O(L^2 D)$."),
         "memory": Statement("Random features as written down need memory linear in L."),
-        "dense memory": Statement("Softmax attention as written down needs memory of order L^2."),
+        "dense memory": Statement("Softmax attention as written down needs memory of order $L^2$."),
         "memory of refattn": Statement(
             "refattn needs memory that does not depend on L beside its arguments and result.",
             printed=False,

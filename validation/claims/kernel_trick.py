@@ -24,7 +24,7 @@ import numpy as np
 import refattn
 from refattn import features, kernels, sampling, stats
 from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement, Tested, detects
+from validation.suite import Claim, Compared, Erratum, Findings, Statement, Tested, detects
 
 D, LENGTHS = 8, (0.5, 1.0, 2.0)  # |x - y|
 GAMMA = 1.0  # other than 1/2
@@ -151,9 +151,9 @@ def judge(results: Sequence[Any]) -> Findings:
         f"Both identities hold to rounding ({found['polynomial']:.1f} and {found['softmax']:.1f} "
         f"units). Fourier features with omega ~ N(0, I) give "
         f"{rows[1]['printed']:.3f} at |x - y| = {rows[1]['length']:g}, which is "
-        f"exp(-|x - y|^2/2) = {math.exp(-(rows[1]['length'] ** 2) / 2):.3f}, whatever gamma: the "
-        f"law named beside gamma needs gamma = 1/2, as the appendix has. Eq. (6) of reference 002 "
-        f"estimates R times the kernel with the maps as printed; attention does not see it."
+        f"$e^{{-|x - y|^2/2}}$ = {math.exp(-(rows[1]['length'] ** 2) / 2):.3f}, whatever gamma: "
+        f"the law named beside gamma needs gamma = 1/2, as the appendix has. Eq. (6) of Ye's "
+        f"report estimates R times the kernel with the maps as printed; attention does not see it."
     )
     return Findings(evidence, {"means": rows}, remark)
 
@@ -186,29 +186,38 @@ CLAIM = Claim(
     title="Kernels as products of features",
     source="001, The Kernel Trick, Random Fourier Features, Appendix; 002, eq. (6)",
     statements={
-        "polynomial": Statement("phi(x) = (x1^2, x2^2, sqrt(2) x1 x2) gives (x . y)^2."),
-        "softmax": Statement("exp(x . y) = exp(|x|^2/2) K_gauss(x, y) exp(|y|^2/2), gamma = 1/2."),
-        "fourier": Statement("The mean of z(x) . z(y) over omega ~ N(0, I) is exp(-|x - y|^2/2)."),
+        "polynomial": Statement(
+            r"$\phi(x) = (x_1^2, x_2^2, \sqrt{2} \, x_1 x_2)$ gives $(x \cdot y)^2$."
+        ),
+        "softmax": Statement(
+            r"$e^{x \cdot y} = e^{|x|^2/2} K_\text{gauss}(x, y) \, e^{|y|^2/2}$, "
+            r"$\gamma = \frac{1}{2}$."
+        ),
+        "fourier": Statement(
+            r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-|x - y|^2/2}$."
+        ),
         "any gamma": Statement(
-            "The mean of z(x) . z(y) over omega ~ N(0, I) is exp(-gamma |x - y|^2), also for "
-            "gamma = 1.",
+            r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-\gamma |x - y|^2}$, "
+            r"also for $\gamma = 1$.",
             expected="REFUTED",
         ),
         "any gamma, scaled": Statement(
-            "The mean of z(x) . z(y) over omega ~ N(0, 2 gamma I) is exp(-gamma |x - y|^2).",
+            r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, 2 \gamma I)$ is "
+            r"$e^{-\gamma |x - y|^2}$.",
             printed=False,
         ),
         "eq. (6)": Statement(
-            "K(x, y) is the mean of z(x) . z(y), z of R entries as printed in eqs. (8), (9), (15) "
-            "of reference 002.",
+            r"$K(x, y)$ is the mean of $z(x) \cdot z(y)$, $z$ of $R$ entries as printed in eqs. "
+            "(8), (9), (15) of Ye's report.",
             expected="REFUTED",
         ),
         "eq. (6), scaled": Statement(
-            "K(x, y) is the mean of z(x) . z(y) / R for these z: they lack a factor 1 / sqrt(R).",
+            r"$K(x, y)$ is the mean of $z(x) \cdot z(y) / R$ for these $z$: they lack a factor "
+            r"$1 / \sqrt{R}$.",
             printed=False,
         ),
         "attention": Statement(
-            "The factor cancels in attention: with z as printed it is that of "
+            "The factor cancels in attention: with $z$ as printed it is that of "
             "`random_feature_attention`.",
             printed=False,
         ),
@@ -216,6 +225,28 @@ CLAIM = Claim(
     method=(
         "Identities to rounding on random vectors; the empirical Bernstein bound of Maurer and "
         "Pontil on means of products, which lie in [-1, 1]."
+    ),
+    errata=(
+        Erratum(
+            "A law of frequencies for one gamma only",
+            ("any gamma",),
+            r"$K_\text{gauss} = \exp(-\gamma \|x_i - x_j\|^2)$ from frequencies "
+            r"$\omega \sim N(0, I)$.",
+            r"$\omega \sim N(0, 2 \gamma I)$, or $\gamma = \frac{1}{2}$ as in the appendix.",
+            r"The estimate is $e^{-|x - y|^2/2}$ whatever $\gamma$: a bandwidth that is set has no "
+            "effect.",
+            42,
+            source="001, Random Fourier Features",
+        ),
+        Erratum(
+            "Features without their scale",
+            ("eq. (6)",),
+            r"$K(x, y) \approx z(x)^\top z(y)$, with the $R$ entries of eqs. (8), (9) and (15).",
+            r"$z(x)^\top z(y) / R$: each $z$ lacks a factor $1 / \sqrt{R}$.",
+            r"Kernels come out $R$ times too large. Attention is a ratio and does not see it.",
+            40,
+            source="002, eq. (6)",
+        ),
     ),
     tasks=tasks,
     run=run,

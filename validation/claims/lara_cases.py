@@ -173,8 +173,10 @@ CLAIM = Claim(
     title="LARA has RFA and RA as special cases",
     source="003, a unified view of LARA, RA, and RFA",
     statements={
-        "is RFA": Statement("LARA is RFA if every q_c is N(0, I) and alpha is constant."),
-        "is RA": Statement("LARA is RA if C = N, q_n = p_n and alpha_nc is 1 for c = n, else 0."),
+        "is RFA": Statement(r"LARA is RFA if every $q_c$ is $N(0, I)$ and $\alpha$ is constant."),
+        "is RA": Statement(
+            r"LARA is RA if $C = N$, $q_n = p_n$ and $\alpha_{nc}$ is 1 for $c = n$, else 0."
+        ),
         "formula": Statement(
             "`linear_randomized_attention` is the printed formula, with own, balance and query "
             "weights.",
@@ -182,8 +184,8 @@ CLAIM = Claim(
         ),
     },
     method=(
-        "LARA written from the densities of p_n and the proposals, against the package's LARA, RFA "
-        "and RA at the same frequencies, relative to the largest value."
+        "LARA written from the densities of $p_n$ and the proposals, against the package's LARA, "
+        "RFA and RA at the same frequencies, relative to the largest value."
     ),
     tasks=tasks,
     run=run,

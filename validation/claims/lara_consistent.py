@@ -196,7 +196,7 @@ CLAIM = Claim(
         ),
         "consistent": Statement(
             "It is consistent: as the samples of fixed proposals grow, with balance or own "
-            "weights, bias and mean squared error vanish as 1/K."
+            "weights, bias and mean squared error vanish as $1/K$."
         ),
         "query": Statement(
             "It is consistent too with weights that depend on the query, negative ones dropped.",

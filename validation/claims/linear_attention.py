@@ -21,7 +21,7 @@ from refattn import features, linear_attention
 from refattn.conformance import exact
 from refattn.streaming import LinearState
 from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation.suite import Claim, Compared, Erratum, Findings, Statement
 
 TOKENS, D = {"tiny": (12, 40), "quick": (40, 400), "full": (100, 3000)}, 8  # exact, dense
 PRINTED_ALPHA, ALPHAS = 0.1, (0.1, 1.0)
@@ -175,12 +175,28 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
+def plot_finite(data: dict[str, Any]) -> Any:
+    """elu + 1 in float32."""
+    figure, axes = plotting.small()
+    x = np.linspace(0, 120, 1201, dtype=np.float32)
+    y = printed_elu_plus_one(x, PRINTED_ALPHA)
+    lost = float(x[~np.isfinite(y)].min())
+    axes.plot(x, features.elu_features(x, PRINTED_ALPHA), "--", label="rewritten")
+    axes.plot(x, y, color=plotting.COLOURS[1], linewidth=2.5, label="as printed")
+    axes.axvspan(lost, float(x[-1]), color=plotting.COLOURS[1], alpha=0.15, linewidth=0)
+    axes.annotate("NaN", ((lost + x[-1]) / 2, 15), ha="center")
+    axes.set(xlabel="x", ylabel="elu(x) + 1", xlim=(0, 120), ylim=(0, None))
+    plotting.key(axes)
+    return figure
+
+
 CLAIM = Claim(
     title="Linear attention with elu + 1",
     source="004, kernel_attn and elu",
     statements={
         "linear": Statement(
-            "phi(Q) (phi(K)^T V) over phi(Q) (phi(K)^T 1) is attention with kernel phi(q) . phi(k)."
+            r"$\phi(Q) \, (\phi(K)^\top V)$ over $\phi(Q) \, (\phi(K)^\top 1)$ is attention with "
+            r"the kernel $\phi(q) \cdot \phi(k)$."
         ),
         "recurrent": Statement(
             "It can be computed token by token, from sums of fixed size.", printed=False
@@ -191,25 +207,39 @@ CLAIM = Claim(
             printed=False,
         ),
         "finite, rewritten": Statement(
-            "With the exponential of min(x, 0) alone elu + 1 is finite for every finite x.",
+            r"With the exponential of $\min(x, 0)$ alone elu + 1 is finite for every finite $x$.",
             printed=False,
         ),
         "digits": Statement(
-            "elu(x) + 1 as composed has full relative precision for the alpha = 0.1 of the code.",
+            r"elu(x) + 1 as composed has full relative precision for the $\alpha = 0.1$ of the "
+            "code.",
             printed=False,
         ),
         "digits, alpha = 1": Statement(
-            "So it has for alpha = 1, the usual elu.", expected="REFUTED", printed=False
+            r"So it has for $\alpha = 1$, the usual elu.", expected="REFUTED", printed=False
         ),
         "digits, rewritten": Statement(
-            "elu(x) + 1 computed as 1 - alpha + alpha e^x for x <= 0 has full relative precision "
-            "for both.",
+            r"elu(x) + 1 computed as $1 - \alpha + \alpha e^x$ for $x \le 0$ has full relative "
+            "precision for both.",
             printed=False,
         ),
     },
     method=(
         "Errors against the dense form and against 50 digits, in units of rounding: all terms but "
         "the values are positive. Counter-examples for the printed map."
+    ),
+    errata=(
+        Erratum(
+            "An elu that is not a number",
+            ("finite",),
+            "`return mask*x + (1-mask)*alpha* (x.exp() - 1)`",
+            r"The exponential of $\min(x, 0)$ alone: "
+            r"$\max(x, 0) + \alpha \, (e^{\min(x, 0)} - 1)$.",
+            r"Beyond 88.7 in float32 the masked term is $0 \cdot \infty$, not a number: one such "
+            "entry of a query spoils its output, and one of a key those of all queries.",
+            95,
+            plot_finite,
+        ),
     ),
     tasks=tasks,
     run=run,

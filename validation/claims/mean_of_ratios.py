@@ -21,7 +21,17 @@ import numpy as np
 import refattn
 from refattn import sampling, stats, theory
 from validation import plotting
-from validation.suite import REFUTED, Claim, Compared, Findings, Shown, Statement, Tested, detects
+from validation.suite import (
+    REFUTED,
+    Claim,
+    Compared,
+    Erratum,
+    Findings,
+    Shown,
+    Statement,
+    Tested,
+    detects,
+)
 
 D, KEYS, LENGTH = 4, 6, 0.7  # LENGTH of the query and the keys
 COUNTS = (1, 4, 16, 64, 128)  # frequencies S
@@ -167,6 +177,19 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
+def plot_bias(data: dict[str, Any]) -> Any:
+    """Mean output less exact attention."""
+    figure, axes = plotting.small()
+    names = {"rfa": "eq. (10)", "ratios": "eq. (12)", "ra": "RA"}
+    for name, label in names.items():
+        bias = [r["bias"][name] for r in data["rows"]]
+        axes.plot([r["count"] for r in data["rows"]], bias, "o-", markersize=3, label=label)
+    axes.axhline(0.0, color=plotting.INK, linewidth=0.8)
+    axes.set(xscale="log", xlabel="frequencies S", ylabel="bias")
+    plotting.key(axes)
+    return figure
+
+
 CLAIM = Claim(
     title="Eq. (12) with frequencies from N(0, I) is not randomized attention",
     source="002, eqs. (10) to (12)",
@@ -174,25 +197,41 @@ CLAIM = Claim(
         "importance sampling": Statement("Importance sampling, eq. (11), is unbiased."),
         "SNIS biased": Statement("Self-normalised importance sampling, eq. (10), is biased."),
         "unbiased": Statement(
-            "Eq. (12) with omega ~ N(0, I) is randomized attention (which is unbiased).", REFUTED
+            r"Eq. (12) with $\omega \sim N(0, I)$ is randomized attention (which is unbiased).",
+            REFUTED,
         ),
         "reduces": Statement(
-            "Eq. (12) with omega ~ N(0, I) reduces the bias of eq. (10), its absolute value.",
+            r"Eq. (12) with $\omega \sim N(0, I)$ reduces the bias of eq. (10), its absolute "
+            "value.",
             REFUTED,
         ),
         "one frequency": Statement(
             "With one frequency eqs. (10) and (12) are equal, for every frequency.", printed=False
         ),
         "randomized": Statement(
-            "Eq. (12) with omega drawn from p_i, not N(0, I), is unbiased.", printed=False
+            r"Eq. (12) with $\omega$ drawn from $p_i$, not $N(0, I)$, is unbiased.", printed=False
         ),
     },
     method=(
         "One query, keys with values in {0, 1}. Eq. (11) by Catoni's bound with its variance in "
         "closed form, randomized attention by Bernstein's with that of exact attention, biased "
-        "means by betting. Biases of eqs. (10) and (12) at the same frequencies, b and a, are "
-        "compared in absolute value, |a| < |b| if and only if b - a and b + a have one sign, each "
-        "sign by the empirical Bernstein bound."
+        "means by betting. Biases of eqs. (10) and (12) at the same frequencies, $b$ and $a$, are "
+        "compared in absolute value, $|a| < |b|$ if and only if $b - a$ and $b + a$ have one sign, "
+        "each sign by the empirical Bernstein bound."
+    ),
+    errata=(
+        Erratum(
+            "Eq. (12) is not randomized attention",
+            ("unbiased", "reduces"),
+            r"“To reduce the bias” of eq. (10), eq. (12) averages ratios, “drawing the weights "
+            r"directly from $p(w) = N(0, I)$”.",
+            r"Randomized attention draws them from $p_i = \sum_j \pi_{ij} \, N(q_i + k_j, I)$, the "
+            r"$\pi_{ij}$ being softmax attention. Then the average is unbiased.",
+            r"From $N(0, I)$ it keeps the bias of RFA with one frequency, whatever $S$, while that "
+            "of eq. (10) vanishes as $1/S$: more samples make the “reduced” bias the larger one.",
+            90,
+            plot_bias,
+        ),
     ),
     tasks=tasks,
     run=run,

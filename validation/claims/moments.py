@@ -126,12 +126,12 @@ def judge(results: Sequence[Any]) -> Findings:
     advised = next(row for row in rows if row["rows"] == row["d"] ** 2 + 1)
     fewer = rows[-1]
     remark = (
-        f"Eqs. (1) and (2) are the unbiased estimates. With N = d^2 + 1 = {advised['rows']} rows "
+        f"Eqs. (1) and (2) are the unbiased estimates. With $N = d^2 + 1$ = {advised['rows']} rows "
         f"the relative error of the covariance is {advised['measured']:.2f} (law "
         f"{advised['expected']:.2f}); it depends on (d + 1) / (N - 1) alone, and d = {fewer['d']} "
         f"has the same error, {fewer['measured']:.2f}, with N = {fewer['rows']} rows, far fewer "
-        f"than d^2 = {fewer['d'] ** 2}: N in proportion to d is enough, and N > d^2 makes the "
-        "error fall as 1 / sqrt(d)."
+        f"than $d^2$ = {fewer['d'] ** 2}: N in proportion to d is enough, and $N > d^2$ makes the "
+        r"error fall as $1 / \sqrt{d}$."
     )
     return Findings(
         {
@@ -170,15 +170,16 @@ CLAIM = Claim(
             "Estimates of pieces of the rows merge into that of all.", printed=False
         ),
         "advice": Statement(
-            "In coordinates where it is I, the covariance of N rows has relative error "
-            "sqrt((d + 1) / (N - 1)), about 1 / sqrt(d) at the advised N > d^2.",
+            "In coordinates where it is $I$, the covariance of $N$ rows has relative error "
+            r"$\sqrt{(d + 1) / (N - 1)}$, about $1 / \sqrt{d}$ at the advised $N > d^2$.",
             printed=False,
         ),
     },
     method=(
         f"Gaussian rows, d = {D}. Many estimates of {N} rows each against their exact laws "
         "(Bartlett's factors, chi-square, Hotelling); merging as arithmetic; squared errors by "
-        "Catoni's bound, with the variance of tr W^2 of a Wishart matrix W."
+        "Catoni's bound, with the variance of "
+        r"$\operatorname{tr} W^2$ of a Wishart matrix $W$."
     ),
     tasks=tasks,
     run=run,

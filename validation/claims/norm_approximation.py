@@ -22,7 +22,7 @@ import refattn
 from refattn import kernels, moments, sampling, stats, theory
 from validation import plotting
 from validation.claims.moments import law
-from validation.suite import REFUTED, Claim, Compared, Findings, Statement, Tested, detects
+from validation.suite import REFUTED, Claim, Compared, Erratum, Findings, Statement, Tested, detects
 
 D, KEYS, NODES = 2, 12, 48
 DRAWS = {"tiny": 320, "quick": 200_000, "full": 1_000_000}
@@ -187,11 +187,12 @@ def judge(results: Sequence[Any]) -> Findings:
     apart = [Compared(f"limit of eq. {a}, from softmax", found[a]["distance"], 1e-9) for a in found]
     biases = [one["bias"] for r in pairs for one in r["found"].values()]
     remark = (
-        f"Eq. (13) is exact in the mean; its trace is {np.trace(cov) / truth:.0%} of E|x|^2 in the "
-        f"experiment's own law, and eqs. (14) and (15) leave it out: |mu|^2 is "
-        f"{float(mean @ mean):.1f}, E|x|^2 is {truth:.1f}. In attention it makes no difference, "
-        "since both constants cancel, but |k_j|^2 is then missing: as R grows eq. (15) tends to "
-        f"softmax_j(q . k_j + |k_j|^2 / 2), up to {found['(15)']['distance']:.2f} in total "
+        f"Eq. (13) is exact in the mean; its trace is {np.trace(cov) / truth:.0%} of $E|x|^2$ in "
+        rf"the experiment's own law, and eqs. (14) and (15) leave it out: $|\mu|^2$ is "
+        f"{float(mean @ mean):.1f}, $E|x|^2$ is {truth:.1f}. In attention it makes no difference, "
+        "since both constants cancel, but $|k_j|^2$ is then missing: as $R$ grows eq. (15) tends "
+        r"to $\operatorname{softmax}_j(q \cdot k_j + \frac{1}{2} |k_j|^2)$, "
+        f"up to {found['(15)']['distance']:.2f} in total "
         f"variation from softmax attention ({found['(15)']['mean']:.2f} on average over queries), "
         f"and eq. (14) up to {found['(14)']['distance']:.2f} ({found['(14)']['mean']:.2f}). By the "
         "criterion for the figures of section V, a mean below 1/2, that is still an approximation "
@@ -241,17 +242,33 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
+def plot_distance(data: dict[str, Any]) -> Any:
+    """Total variation from softmax; dashed: limit."""
+    figure, axes = plotting.small()
+    counts = [r["features"] for r in data["curve"]]
+    for name, label in (("(9)", "own norms"), ("(15)", "constants")):
+        distance = [r["distance"][name] for r in data["curve"]]
+        axes.plot(counts, distance, "o-", markersize=3, label=label)
+    axes.axhline(data["limit"], color=plotting.INK, linestyle="--", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="frequencies R", ylabel="distance")
+    plotting.key(axes, loc="lower left")
+    return figure
+
+
 CLAIM = Claim(
     title="Constants in place of squared norms",
     source="002, eqs. (13) to (15)",
     statements={
-        "expected norm": Statement("The mean of |x|^2 is |mu|^2 + tr Sigma (eq. (13))."),
+        "expected norm": Statement(
+            r"The mean of $|x|^2$ is $|\mu|^2 + \operatorname{tr} \, \Sigma$ (eq. (13))."
+        ),
         "mean only": Statement(
-            "The constant of eqs. (14) and (15), |mu|^2, is the mean of |x|^2 (eq. (13)).", REFUTED
+            r"The constant of eqs. (14) and (15), $|\mu|^2$, is the mean of $|x|^2$ (eq. (13)).",
+            REFUTED,
         ),
         "kernel": Statement(
             "With constants for the norms the kernel estimate has the mean of the kernel times "
-            "exp((|q|^2 - q') / 2 + (|k|^2 - k') / 2).",
+            r"$e^{(|q|^2 - q')/2 + (|k|^2 - k')/2}$.",
             printed=False,
         ),
         "attention": Statement(
@@ -260,8 +277,9 @@ CLAIM = Claim(
             REFUTED,
         ),
         "limit": Statement(
-            "As R grows eqs. (14) and (15) converge to softmax_j(q . k_j -+ |k_j|^2 / 2), whatever "
-            "the constants.",
+            r"As $R$ grows eqs. (14) and (15) converge to "
+            r"$\operatorname{softmax}_j(q \cdot k_j \mp \frac{1}{2} |k_j|^2)$, whatever the "
+            "constants.",
             printed=False,
         ),
     },
@@ -272,6 +290,33 @@ CLAIM = Claim(
         "the matrix A is approximated 'by Equation 6' is read as convergence in R, which eqs. (8) "
         "and (9) have; how near attention comes at finite R is tried apart, for the laws of "
         "section V."
+    ),
+    errata=(
+        Erratum(
+            "Constants in place of norms change the attention",
+            ("attention",),
+            r"To “approximate the brute-force attention matrix”, $z(k_n, w) = \exp(w^\top k_n - "
+            r"\frac{1}{2} k')$ with one $k'$ for all keys, eq. (15), and the like in eq. (14).",
+            r"The norm of each key stays: $\exp(\omega \cdot k_j - \frac{1}{2} |k_j|^2)$. That of "
+            "a query cancels.",
+            r"The constants cancel too, and eq. (15) tends to "
+            r"$\operatorname{softmax}_j(q \cdot k_j + \frac{1}{2} |k_j|^2)$: long keys get too "
+            "much weight, with eq. (14) too little, and no number of frequencies mends it.",
+            85,
+            plot_distance,
+        ),
+        Erratum(
+            "A mean squared norm without its trace",
+            ("mean only",),
+            r"“we calculate $q' = \|\hat q_0\|^2$ and $k' = \|\hat k_0\|^2$ just once”, by eq. "
+            "(13).",
+            r"$E|x|^2 = |\mu|^2 + \operatorname{tr} \, \Sigma$, as eq. (13) has it.",
+            r"Estimates of the kernel are larger by "
+            r"$e^{(\operatorname{tr} \, \Sigma_q + \operatorname{tr} \, \Sigma_k)/2}$ than with "
+            "eq. (13), where the trace is most of the norm in the report's own law. Normalised "
+            "attention does not see it.",
+            25,
+        ),
     ),
     tasks=tasks,
     run=run,

@@ -117,7 +117,9 @@ CLAIM = Claim(
     title="Positive features estimate the softmax kernel without bias",
     source="000, Proposition 1",
     statements={
-        "unbiased": Statement("The mean of the estimate of exp(x . y) over omega ~ N(0, I) is it.")
+        "unbiased": Statement(
+            r"The mean of the estimate of $e^{x \cdot y}$ over $\omega \sim N(0, I)$ is it."
+        )
     },
     method=(
         "One frequency: the log estimate is normal with known mean and variance (Kolmogorov-"

@@ -149,7 +149,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"variance is {min(ratios):.2g} to {max(ratios):.2g} of that of attending to one key "
         "drawn from the attention weights, per sample. Means are off by up to "
         f"{biases['no noise']:.2g} if the noise is dropped and by {biases['small noise']:.2g} if "
-        "its standard deviation is 1 where queries and keys are not multiplied by d^(-1/4)."
+        "its standard deviation is 1 where queries and keys are not multiplied by $d^{-1/4}$."
     )
     found: dict[str, Sequence[Tested | Shown | Compared]]
     unbiased += controls.pop("unbiased")
@@ -210,7 +210,7 @@ CLAIM = Claim(
     statements={
         "unbiased": Statement("The mean of RA is softmax attention."),
         "law": Statement(
-            "`sampling.draw_target` draws from p_n, the mixture of N(q_n + k_m, I).",
+            "`sampling.draw_target` draws from $p_n$, the mixture of $N(q_n + k_m, I)$.",
             printed=False,
         ),
         "variance": Statement(
@@ -218,13 +218,14 @@ CLAIM = Claim(
             printed=False,
         ),
         "no noise": Statement(
-            "RA is unbiased too at the centres q_n + k_m of the mixture, without noise.",
+            "RA is unbiased too at the centres $q_n + k_m$ of the mixture, without noise.",
             expected=REFUTED,
             printed=False,
         ),
         "small noise": Statement(
-            "RA is unbiased too with noise of standard deviation 1 about q_n + k_m where queries "
-            "and keys have not been multiplied by d^(-1/4), d = 16 (there it must be d^(1/4)).",
+            "RA is unbiased too with noise of standard deviation 1 about $q_n + k_m$ where "
+            "queries and keys have not been multiplied by $d^{-1/4}$, $d = 16$ (there it must be "
+            "$d^{1/4}$).",
             expected=REFUTED,
             printed=False,
         ),

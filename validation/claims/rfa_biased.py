@@ -173,7 +173,7 @@ CLAIM = Claim(
         "kernels": Statement("Estimates of single kernels are unbiased."),
         "biased": Statement("RFA, a ratio of such estimates, is biased."),
         "order": Statement(
-            "The bias of RFA vanishes as 1/S, with the factor of `theory.attention_law`.",
+            "The bias of RFA vanishes as $1/S$, with the factor of `theory.attention_law`.",
             printed=False,
         ),
     },

@@ -118,14 +118,14 @@ CLAIM = Claim(
     title="RFA is a self-normalised importance sampler",
     source="003, RFA as SNIS",
     statements={
-        "standard": Statement("RFA is SNIS of f_n under p_n with proposal N(0, I)."),
+        "standard": Statement("RFA is SNIS of $f_n$ under $p_n$ with proposal $N(0, I)$."),
         "other": Statement(
-            "With other Gaussian proposals it is, once features are weighted by N(0, I) / q.",
+            "With other Gaussian proposals it is, once features are weighted by $N(0, I) / q$.",
             printed=False,
         ),
     },
     method=(
-        "SNIS written from the densities of the mixture p_n and of q, against "
+        "SNIS written from the densities of the mixture $p_n$ and of $q$, against "
         "`random_feature_attention` at the same frequencies, relative to the largest value."
     ),
     tasks=tasks,

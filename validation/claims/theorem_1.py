@@ -22,7 +22,7 @@ import numpy as np
 
 from refattn import features, kernels, sampling
 from validation import plotting
-from validation.suite import REFUTED, Claim, Compared, Findings, Statement
+from validation.suite import REFUTED, Claim, Compared, Erratum, Findings, Statement
 
 PAIRS = {"tiny": 5, "quick": 200, "full": 2000}
 DEGREES = {2: 20, 3: 16, 8: 6}  # of the Taylor series, by d
@@ -177,10 +177,10 @@ def judge(results: Sequence[Any]) -> Findings:
     }
     data = _figure()
     remark = (
-        "The general form gives exp(x . y), for which Theorem 1 is used though it is not "
+        r"The general form gives $e^{x \cdot y}$, for which Theorem 1 is used though it is not "
         f"stationary: moving x = y = 0 by a vector of length {SHIFTS[-1]:g} multiplies it by "
         f"{data['softmax'][-1]:.0f}. Read elementwise, the map of powers gives "
-        f"{data['elementwise'][-1]:.2f} for x = y = (1, 1), in place of e^2 = {math.exp(2):.2f}, "
+        f"{data['elementwise'][-1]:.2f} for x = y = (1, 1), in place of $e^2$ = {math.exp(2):.2f}, "
         "which tensor powers give."
     )
     return Findings(evidence, data, remark)
@@ -225,30 +225,56 @@ CLAIM = Claim(
     title="Random features of the general form, and the feature map of the softmax kernel",
     source="000, Theorem 1",
     statements={
-        "general form": Statement("With h and f of positive features it gives exp(x . y)."),
+        "general form": Statement(
+            r"With $h$ and $f$ of positive features it gives $e^{x \cdot y}$."
+        ),
         "other features": Statement(
             "It does with those of hyperbolic and of trigonometric features too.", printed=False
         ),
         "stationary": Statement(
-            "exp(x . y), which is approximated by a theorem on stationary kernels, is one.", REFUTED
+            r"$e^{x \cdot y}$, which is approximated by a theorem on stationary kernels, is one.",
+            REFUTED,
         ),
         "Bochner": Statement(
-            "exp(-|x - y|^2 / 2) is stationary, and has the form with h = 1, cosine and sine.",
+            r"$e^{-|x - y|^2/2}$ is stationary, and has the form with $h = 1$, cosine and sine.",
             printed=False,
         ),
         "elementwise powers": Statement(
-            "The map 1, x, x^2 / sqrt(2!), ... of a vector has the inner product exp(x . y), x^n "
-            "being read as elementwise powers, one of two readings.",
+            r"The map $1, x, x^2 / \sqrt{2!}, \ldots$ of a vector has the inner product "
+            r"$e^{x \cdot y}$, $x^n$ being read as elementwise powers, one of two readings.",
             REFUTED,
         ),
         "tensor powers": Statement(
-            "It has, x^n being read as tensor powers, the other reading.", printed=False
+            "It has, $x^n$ being read as tensor powers, the other reading.", printed=False
         ),
     },
     method=(
         "For random vectors and frequencies, features of the general form against those of the "
         "package and its kernel estimates; their means by Gauss-Hermite quadrature; the series "
         "against Lagrange's bound on its remainder."
+    ),
+    errata=(
+        Erratum(
+            "Powers of a vector in the feature map",
+            ("elementwise powers",),
+            r"$\phi_\text{SM}(x) = [1, \; x, \; x^2 / \sqrt{2!}, \; x^3 / \sqrt{3!}, \; \ldots]$",
+            r"Tensor powers, $x^{\otimes n} / \sqrt{n!}$.",
+            r"Elementwise powers, the other reading, give $1 + \sum_i (e^{x_i y_i} - 1)$: 4.44 for "
+            r"$x = y = (1, 1)$, where $e^2 = 7.39$.",
+            30,
+        ),
+        Erratum(
+            "A theorem on stationary kernels for one that is not",
+            ("stationary",),
+            r"“A stationary kernel $\kappa(x, y)$ can be approximated as …” and the softmax kernel "
+            "“using the above theorem”.",
+            r"$e^{x \cdot y}$ is no function of $x - y$. It has the form all the same, with "
+            r"$h = e^{-|x|^2/2}$ and $f = \exp$; Bochner's theorem is on such as $e^{-|x - "
+            "y|^2/2}$.",
+            r"Moving $x = y = 0$ by a vector of length 2 multiplies the kernel by 55: who moves "
+            "queries and keys alike, as a stationary kernel allows, gets other weights.",
+            20,
+        ),
     ),
     tasks=tasks,
     run=run,

@@ -22,7 +22,16 @@ import numpy as np
 
 from refattn import features, linear_attention, sampling, softmax_attention, stats
 from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement, Tested, detects, more_often
+from validation.suite import (
+    Claim,
+    Compared,
+    Erratum,
+    Findings,
+    Statement,
+    Tested,
+    detects,
+    more_often,
+)
 
 D, LENGTHS = 4, (0.1, 0.2, 0.4)  # |x - y|
 DRAWS = {"tiny": 200, "quick": 100_000, "full": 1_000_000}
@@ -139,7 +148,8 @@ def judge(results: Sequence[Any]) -> Findings:
     middle = {key: float(np.median(values)) for key, values in e.items()}
     remark = (
         f"At |x - y| = {row['length']:g} the code's features have the mean {row['mean']:.3f} "
-        f"before scaling, where exp(x . y) calls for {math.exp(-(row['length'] ** 2) / 2):.3f} and "
+        r"before scaling, where $e^{x \cdot y}$ calls for "
+        f"{math.exp(-(row['length'] ** 2) / 2):.3f} and "
         f"2 pi for {math.exp(-2 * math.pi**2 * row['length'] ** 2):.3f}. With R = {last} "
         f"`attention_hat` is {middle[TO_SOFTMAX]:.2g} from attention, {middle[TO_OTHER]:.2g} from "
         f"that of the other kernel; without the factor it is {middle[CORRECTED]:.2g} from it."
@@ -179,15 +189,29 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
+def plot_kernel(data: dict[str, Any]) -> Any:
+    """Means of the code (marks) and both laws."""
+    figure, axes = plotting.small()
+    t = np.linspace(0, 0.6, 100)
+    axes.plot(t, np.exp(-t * t / 2), label="as stated")
+    axes.plot(t, np.exp(-2 * np.pi**2 * t * t), label="with 2 pi")
+    means = [[r[key] for r in data["kernel"]] for key in ("length", "mean")]
+    axes.plot(*means, "o", color=plotting.COLOURS[1], markersize=4)
+    axes.set(xlabel="|x - y|", ylabel="kernel, scaled", ylim=(0, None))
+    plotting.key(axes)
+    return figure
+
+
 CLAIM = Claim(
     title="The factor 2 pi in the code of the trigonometric features",
     source="001, z_sin_cos and attention_hat",
     statements={
         "kernel": Statement(
-            "The printed code, with 2 pi, estimates exp(x . y) without bias.", expected="REFUTED"
+            r"The printed code, with $2 \pi$, estimates $e^{x \cdot y}$ without bias.",
+            expected="REFUTED",
         ),
         "kernel with its law": Statement(
-            "The printed code estimates exp((|x|^2 + |y|^2)/2 - 2 pi^2 |x - y|^2) without bias.",
+            r"The printed code estimates $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ without bias.",
             printed=False,
         ),
         "attention": Statement(
@@ -196,12 +220,27 @@ CLAIM = Claim(
             expected="REFUTED",
         ),
         "attention without it": Statement(
-            "Without 2 pi attention_hat is nearer to attention.", printed=False
+            r"Without $2 \pi$ attention_hat is nearer to attention.", printed=False
         ),
     },
     method=(
         "The empirical Bernstein bound of Maurer and Pontil on the mean of the features, which are "
         "bounded before scaling; Gauss-Hermite quadrature; exact sign tests over independent draws."
+    ),
+    errata=(
+        Erratum(
+            "A factor of 2 pi in the code of the trigonometric features",
+            ("kernel", "attention"),
+            "`np.sin(2 * np.pi * x)` and `np.cos(2 * np.pi * x)` of products with "
+            "`omega = np.random.randn(random_dim, d)`.",
+            r"No $2\pi$, as in the formula above that code: "
+            r"$e^{|x|^2/2} \, [\cos(\omega \cdot x), \sin(\omega \cdot x)]$, $\omega \sim N(0, "
+            "I)$.",
+            r"With it the kernel is $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ and not "
+            r"$e^{x \cdot y}$: the more frequencies, the nearer to another attention.",
+            100,
+            plot_kernel,
+        ),
     ),
     tasks=tasks,
     run=run,

@@ -210,13 +210,13 @@ CLAIM = Claim(
     source="000, Propositions 1 and 2, for other features and couplings",
     statements={
         "mean": Statement(
-            "The mean is the kernel, for all features and couplings but fixed lengths sqrt(d), "
-            "and then that of the closed form.",
+            "The mean is the kernel, for all features and couplings but fixed lengths "
+            r"$\sqrt{d}$, and then that of the closed form.",
             printed=False,
         ),
         "variance": Statement(
-            "The variance of S frequencies is V/S + C sum b(b - 1)/S^2 over blocks of b: within "
-            "rounding by quadrature, and within half of it by draws.",
+            r"The variance of $S$ frequencies is $V/S + C \sum b (b - 1) / S^2$ over blocks of "
+            "$b$: within rounding by quadrature, and within half of it by draws.",
             printed=False,
         ),
         "frequencies": Statement(
