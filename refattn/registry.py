@@ -40,6 +40,7 @@ from . import (
 )
 from ._array import Array
 from ._text import said
+from .typing import Features, KeyLaw
 
 __all__ = ["DEFAULT", "ESTIMATORS", "GROUP", "TRAITS", "Estimator", "register"]
 
@@ -317,7 +318,7 @@ def _kernel(
     omega: Array | None = None,
     num_features: int = 1,
     rng: Any = None,
-    features: str = "positive",
+    features: Features = "positive",
 ) -> Any:
     """Estimate the softmax kernel at frequencies given or drawn."""
     if omega is None:
@@ -359,7 +360,7 @@ def _adapted(fn: Callable[..., Array], fit: str) -> Callable[..., Array]:
     return run
 
 
-def _sampled(law: str) -> Callable[..., Array]:
+def _sampled(law: KeyLaw) -> Callable[..., Array]:
     """Attention to a sample of keys, drawn first."""
 
     def run(

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from . import _rounding
 from ._problems import PROFILES, Profile, holds, of_arrays, profile_of, sweep
+from .typing import Features
 from .verification import verify
 
 __all__ = ["PROFILES", "Prediction", "Profile", "assert_close", "predict"]
@@ -70,7 +71,7 @@ def predict(
     sinks: Any = None,
     omega: Any = None,
     log_weight: Any = None,
-    features: str = "positive",
+    features: Features = "positive",
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Prediction:
     r"""Predict what a correct kernel gives in another precision, and how far it may be off.

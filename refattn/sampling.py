@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ from ._heads import broadcast_lead, group_heads, head_counts
 from ._kernel import attend
 from ._products import multiply
 from ._scores import causal_mask
+from .typing import Coupling
 
 __all__ = [
     "BIASED_COUPLINGS",
@@ -306,7 +307,7 @@ def draw(
     num_samples: int,
     d: int,
     *,
-    coupling: str = "iid",
+    coupling: Coupling = "iid",
     proposal: Gaussian | Mixture | None = None,
     rng: Any = None,
 ) -> Samples:
@@ -373,7 +374,7 @@ def draw(
     """
     _validate.length("d", d)
     _validate.length("num_samples", num_samples, d)
-    _validate.choice("coupling", coupling, COUPLINGS)
+    _validate.choice("coupling", coupling, get_args(Coupling))
     rng = _validate.generator(rng)
     couple = COUPLINGS[coupling]
     if proposal is None:
@@ -625,7 +626,7 @@ def _quasi(engine: Any, num_samples: int) -> Floats:
     return np.asarray(ndtri(np.clip(points, 2.0**-54, 1 - 2.0**-53)))  # 0 would give -inf
 
 
-COUPLINGS: dict[str, Callable[[int, int, np.random.Generator], Floats]] = {
+COUPLINGS: dict[Coupling, Callable[[int, int, np.random.Generator], Floats]] = {
     "antithetic": _antithetic,
     "halton": _halton,
     "iid": _iid,

@@ -49,6 +49,7 @@ from ._problems import PROFILES, Problem, Profile
 from ._tensors import Tensors
 from ._text import portable
 from .features import elu_features
+from .typing import Features
 
 __all__ = ["Finding", "Numbers", "Suspect", "Verdict", "judge", "verify"]
 
@@ -644,7 +645,7 @@ def verify(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     sinks: Any = None,
-    features: str = "positive",
+    features: Features = "positive",
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Verdict:
     """Say whether numbers can be those of a correct kernel, to rounding.
