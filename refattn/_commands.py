@@ -756,7 +756,9 @@ def check(
 
 
 @group.command()
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument(
+    "directory", type=click.Path(path_type=Path), metavar="DIRECTORY|FILE.zip|FILE.tar.gz"
+)
 @click.option(
     *("--format", "kind"),
     default="json",
@@ -764,21 +766,25 @@ def check(
     type=click.Choice(["json", "npz", "safetensors", "c", "onnx"]),
     help="What to write; c is a header, onnx a model for each case that it can express.",
 )
-@click.option("--check", is_flag=True, help="Say what is wrong with the vectors in DIRECTORY.")
+@click.option("--check", is_flag=True, help="Say what is wrong with the vectors that are there.")
 def vectors(directory: Path, kind: str, check: bool) -> None:
-    """Write golden vectors for implementations in any language into DIRECTORY.
+    """Write golden vectors for implementations in any language into a directory or an archive.
 
-    Files of the same name are replaced. With --check nothing is written; status 1 is problems.
+    Files of the same name are replaced. An archive has their checksums in SHA256SUMS. With --check
+    nothing is written; status 1 is problems.
     """
     from .conformance import vectors as golden
 
+    archive = golden.is_archive(directory) and not directory.is_dir()
+    if directory.is_file() and not archive:
+        raise Unusable(f"{str(directory)!r} is a file, neither .zip nor .tar.gz")
     try:
         with one_line(False):
             problems = golden.lint(directory) if check else []
-            write = golden.export if kind in golden.EXPORTS else golden.write
-            paths = [] if check else write(directory, format=kind)
+            write: Any = golden.export if kind in golden.EXPORTS else golden.write
+            paths = [] if check else (golden.pack if archive else write)(directory, format=kind)
             count = 0
-            if not check and kind not in golden.EXPORTS:
+            if not check and not archive and kind not in golden.EXPORTS:
                 count = len(golden.load(directory, format=kind))
     except (ModuleNotFoundError, OSError) as error:
         raise Unusable(str(error)) from None
