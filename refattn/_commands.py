@@ -668,6 +668,12 @@ def _means(record: Estimator) -> str:
     help="Write the report as a page that needs no other file.",
 )
 @click.option(
+    *("--badge", "badge_path"),
+    metavar="FILE.svg",
+    callback=_output(".svg"),
+    help="Write the verdict as a small image for a README.",
+)
+@click.option(
     "--xfails",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File of expected failures: lines `check: reason`.",
@@ -706,6 +712,7 @@ def check(
     json_path: str | None,
     junit_path: Path | None,
     html_path: Path | None,
+    badge_path: Path | None,
     xfails: Path | None,
     reproducers: bool,
     **options: Any,
@@ -725,8 +732,10 @@ def check(
     json_path = json_path if json_path is None or quiet else str(Path(json_path).absolute())
     junit_path = None if junit_path is None else junit_path.absolute()
     html_path = None if html_path is None else html_path.absolute()
-    if html_path is not None:
-        _installed("--html", "jinja2")
+    badge_path = None if badge_path is None else badge_path.absolute()
+    for name, path in (("--html", html_path), ("--badge", badge_path)):
+        if path is not None:
+            _installed(name, "jinja2")
     with one_line(False):
         if json_path is not None and not quiet:
             _output(".json")(context, context.command.params[0], json_path)
@@ -746,10 +755,9 @@ def check(
                     click.echo(printable(text), nl=False)
         if json_path is not None and not quiet:
             Path(json_path).write_text(report.to_json(), encoding="utf-8")
-        if junit_path is not None:
-            junit_path.write_text(report.to_junit(), encoding="utf-8")
-        if html_path is not None:
-            html_path.write_text(report.to_html(), encoding="utf-8")
+        for form, path in (("junit", junit_path), ("html", html_path), ("badge", badge_path)):
+            if path is not None:
+                path.write_text(getattr(report, f"to_{form}")(), encoding="utf-8")
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
