@@ -241,6 +241,7 @@ def assert_close(
     ...
     AssertionError: FAIL: no correct kernel in float32 gives such numbers ...
     """
+    __tracebackhide__ = True  # pytest shows the line that calls
     found = verify(
         q=q, k=k, v=v, out=got, lse=lse, dtype=dtype, profile=profile, alpha=alpha, **options
     )
