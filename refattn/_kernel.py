@@ -27,6 +27,7 @@ from ._array import (
 )
 from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, tiles
 from ._heads import broadcast_lead
+from ._held import held
 from ._products import multiply, sum_of_products
 from ._scores import NO_OPTIONS, Options, cap
 from ._threads import Tree, for_each
@@ -52,6 +53,7 @@ _ITEMS = 256  # at most, that keys are cut into for threads to share
 _NEAR_ROWS = 256  # queries from which on it pays to read keys and values once more
 
 
+@held()
 class Attended(NamedTuple, Generic[ArrayT]):
     """Attention over some set of keys, with what it takes to merge it with another set.
 

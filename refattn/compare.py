@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _sample, _validate
+from ._held import held
 from .attention import softmax_attention
 from .registry import DEFAULT, ESTIMATORS, Estimator
 
@@ -80,6 +81,7 @@ class Skipped(NamedTuple):
         return self.estimator + ("" if self.samples is None else f" with S = {self.samples}")
 
 
+@held()
 class Comparison(NamedTuple):
     """What was measured, and how.
 
@@ -102,6 +104,7 @@ class Comparison(NamedTuple):
     draws: int
 
 
+@held()
 class Tolerated(NamedTuple):
     """The relative error of attention that a trained model tolerates.
 

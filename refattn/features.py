@@ -29,6 +29,7 @@ from ._array import (
     host_dtype,
     square_norm,
 )
+from ._held import held
 from ._products import multiply
 
 __all__ = [
@@ -49,6 +50,7 @@ _FACTORS = 10_000_000  # that these may have in all
 _HIGHEST = 10_000  # degree
 
 
+@held()
 class Features(NamedTuple):
     """Features with a scale for each row: phi(x) = exp(log_scale) * values.
 

@@ -35,6 +35,7 @@ from ._backward_linear import attend
 from ._blocks import part, sum_to
 from ._feature_pullbacks import check, of_map, of_waves
 from ._heads import broadcast_lead
+from ._held import held
 from ._hops import Samples, two_hops
 from ._kernel import Attended
 from ._products import multiply
@@ -49,6 +50,7 @@ _OF_QUERY = ("query", "query-over-queries")  # weightings of LARA
 Pullback = Callable[[Any], "Gradients"]
 
 
+@held()
 class Gradients(NamedTuple):
     """Cotangents of the arguments of an attention function.
 

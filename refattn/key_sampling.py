@@ -25,6 +25,7 @@ from ._array import (
 )
 from ._blocks import block_shape, blocks, part, put, tiles
 from ._heads import broadcast_lead, group_heads
+from ._held import held
 from ._kernel import attend, finite
 from .typing import KeyLaw, Pivots
 
@@ -35,6 +36,7 @@ PIVOTS: tuple[Pivots, ...] = get_args(Pivots)
 _ROUNDS = 32  # of shares that are cut at 1; each cuts one at least, and most all
 
 
+@held()
 class KeySample(NamedTuple):
     """Keys of a sample.
 

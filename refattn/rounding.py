@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _rounding
+from ._held import held
 from ._problems import PROFILES, Profile, holds, of_arrays, profile_of, sweep
 from .typing import Features
 from .verification import verify
@@ -34,6 +35,7 @@ __all__ = ["PROFILES", "Prediction", "Profile", "assert_close", "predict"]
 _Floats = npt.NDArray[np.float64]
 
 
+@held()
 class Prediction(NamedTuple):
     """What a correct kernel gives, and how far it may be off.
 

@@ -32,6 +32,7 @@ from ._array import (
 )
 from ._blocks import block_shape, blocks, part, put, tiles
 from ._heads import broadcast_lead, group_heads, head_counts
+from ._held import held
 from ._kernel import attend
 from ._products import multiply
 from ._scores import causal_mask
@@ -55,6 +56,7 @@ class InfiniteVarianceWarning(UserWarning):
     """The importance weights of a proposal have no variance: its covariance is not above I/2."""
 
 
+@held()
 class Samples(NamedTuple):
     """Frequencies and their importance weights.
 
@@ -86,6 +88,7 @@ class Proposal(Protocol):
     def has_finite_variance(self) -> bool: ...
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class Gaussian:
     r"""Gaussian proposals N(mean, cov), one or a batch of them.
@@ -208,6 +211,7 @@ class Gaussian:
         return bool(np.all(self.eigen[0] > 0.5))
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class Mixture:
     r"""Mixture of Gaussian proposals, sum_c weights_c N(mean_c, cov_c).

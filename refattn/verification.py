@@ -45,6 +45,7 @@ import numpy.typing as npt
 from . import _problems, _rounding, _validate
 from ._errors import Finding, Numbers, Suspect, Trial, Z, attempt, place, row_weights
 from ._formats import FORMATS
+from ._held import held
 from ._problems import PROFILES, Problem, Profile
 from ._tensors import Tensors
 from ._text import portable
@@ -77,6 +78,7 @@ _BACKWARD: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
 }
 
 
+@held("verdict", "profile", "dtype", "shape", "alpha")
 class Verdict(NamedTuple):
     """Whether numbers can be those of a correct kernel.
 
