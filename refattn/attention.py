@@ -15,6 +15,10 @@ from .typing import ArrayT
 __all__ = ["Alibi", "Attended", "alibi", "attend", "merge", "softmax_attention"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def attend(
     q: ArrayT,
     k: ArrayT,

@@ -72,6 +72,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @held()
 class Rounded(NamedTuple):
     """A result rounded to float64.

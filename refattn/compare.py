@@ -32,6 +32,11 @@ __all__ = [
     "tolerated",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Array = npt.NDArray[Any]
 
 REFUSALS = (ValueError, MemoryError, OverflowError)  # what an estimator may not take S with

@@ -33,6 +33,11 @@ from .typing import Coupling
 
 __all__ = ["attend", "random_feature_attention", "softmax_attention"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Heads = list[Any]  # what chunks of query heads that share keys read
 
 _FAN_IN = 8  # partial results that one task merges

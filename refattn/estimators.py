@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def random_feature_attention(
     q: ArrayT,
     k: ArrayT,

@@ -44,6 +44,11 @@ __all__ = [
     "trigonometric_features",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _CHUNK = 128  # tokens a step of the causal form
 _LARGEST = 1_000_000  # features that a deterministic map may have
 _FACTORS = 10_000_000  # that these may have in all

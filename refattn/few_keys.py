@@ -31,6 +31,10 @@ from .typing import ArrayT, Pivots
 __all__ = ["PIVOTS", "coreset_attention", "sampled_key_attention"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @as_written
 def coreset_attention(
     q: ArrayT,

@@ -45,6 +45,11 @@ from .features import elu_features
 
 __all__ = ["Gradients", "vjp"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _OF_QUERY = ("query", "query-over-queries")  # weightings of LARA
 
 Pullback = Callable[[Any], "Gradients"]

@@ -16,6 +16,11 @@ from .typing import Features
 
 __all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 FEATURES: tuple[Features, ...] = get_args(Features)
 
 

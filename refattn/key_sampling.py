@@ -31,6 +31,11 @@ from .typing import KeyLaw, Pivots
 
 __all__ = ["LAWS", "PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 LAWS: tuple[KeyLaw, ...] = get_args(KeyLaw)
 PIVOTS: tuple[Pivots, ...] = get_args(Pivots)
 _ROUNDS = 32  # of shares that are cut at 1; each cuts one at least, and most all

@@ -43,6 +43,11 @@ from .typing import ArrayT, Weighting
 
 __all__ = ["WEIGHTINGS", "linear_randomized_attention"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
 
 _WHOLE = slice(None)

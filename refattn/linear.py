@@ -26,6 +26,11 @@ __all__ = [
     "sums",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Maps that may be given some of the heads, as they are for trusted arrays.
 _ELEMENTWISE = ((elu_features, elu), (relu_features, relu))
 

@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @held()
 class Moments(NamedTuple):
     """Mean and covariance of some rows, with what it takes to merge them with those of others.

@@ -38,6 +38,11 @@ __all__ = [
     "second_order_attention",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Sides = tuple[int | None, int | None]
 
 

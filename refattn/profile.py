@@ -42,6 +42,11 @@ __all__ = [
     "study",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Array = npt.NDArray[Any]
 
 PARTS = {  # of moments.Summary

@@ -44,6 +44,11 @@ from .typing import Features, KeyLaw
 
 __all__ = ["DEFAULT", "ESTIMATORS", "GROUP", "TRAITS", "Estimator", "register"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 GROUP = "refattn.estimators"
 
 TRAITS: Mapping[str, str] = MappingProxyType(

@@ -32,6 +32,11 @@ from .verification import verify
 
 __all__ = ["PROFILES", "Prediction", "Profile", "assert_close", "predict"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Floats = npt.NDArray[np.float64]
 
 

@@ -49,6 +49,11 @@ __all__ = [
     "draw_target",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Floats = npt.NDArray[np.float64]
 
 

@@ -29,6 +29,10 @@ from .attention import softmax_attention
 __all__ = ["LinearState", "PositiveState", "SoftmaxState", "write_random_feature_attention"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def _check_same(a: Any, b: Any, *fields: str) -> None:
     """Check that `b` is a state that merges with `a`."""
     if type(a) is not type(b):

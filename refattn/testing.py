@@ -30,6 +30,11 @@ from .rounding import assert_close
 
 __all__ = ["CASES", "assert_attention_close", "draw_qkv"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Array = npt.NDArray[Any]
 _Triple = tuple[_Array, _Array, _Array]
 _Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[_Array, ...]]

@@ -26,6 +26,11 @@ from ._problems import PROFILES, Problem, Profile
 
 __all__ = ["Defect", "Need", "Pair", "Power", "Tolerance", "catalogue", "study"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Floats = npt.NDArray[np.float64]
 _Index = tuple[int, ...]
 

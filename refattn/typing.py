@@ -29,6 +29,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class SupportsArray(Protocol):
     """An array of any library: what a type checker can know of all of them.
 

@@ -54,6 +54,11 @@ from .typing import Features
 
 __all__ = ["Finding", "Numbers", "Suspect", "Verdict", "judge", "verify"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Floats = npt.NDArray[np.float64]
 
 _NARROW = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")  # from the tightest
