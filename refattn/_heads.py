@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._array import Array, array_namespace
-from ._held import held
 
 __all__ = ["Alibi", "broadcast_lead", "group_heads", "head_counts"]
 
 
-@held()
 class Alibi(NamedTuple):
     """A bias of -slope |i + m - n - j|, which is never held for all pairs.
 

@@ -13,7 +13,6 @@ import pytest
 
 import refattn
 from refattn import (
-    attention,
     certified,
     compare,
     conformance,
@@ -35,7 +34,6 @@ DOUBLE = [x.astype(np.float64) for x in (Q, K, V)]
 OMEGA = RNG.standard_normal((16, 8))
 
 HELD: dict[str, Callable[[], Any]] = {
-    "Alibi": lambda: attention.alibi(np.ones(64)),
     "Attended": lambda: refattn.attend(Q, K, V),
     "Certified": lambda: certified.softmax_attention(*DOUBLE),
     "Comparison": lambda: compare.measure(*DOUBLE, estimators=["ra"], sizes=[2], draws=2),
