@@ -49,6 +49,14 @@ def test_it_says_verdict_estimator_level_and_version() -> None:
     assert words(badge())[1] == UNDERPOWERED  # nothing was checked
 
 
+def test_part_of_the_checks_is_called_so() -> None:
+    left = {"mask": "needs --capability mask", "causal": "not asked for", "lse": "time is over"}
+    label = f"refattn {refattn.__version__} | rfa | quick"
+    assert words(badge(PASS, not_tried=left)) == [f"{label} | 1 of 3 checks", PASS]
+    del left["causal"], left["lse"]
+    assert words(badge(PASS, not_tried=left)) == [label, PASS]
+
+
 def test_readers_of_screens_say_the_title() -> None:
     image = badge(FAIL, limits={"head_sizes": "others", "max_logit": "larger"})
     title = image.find(f"{SVG}title")
@@ -56,7 +64,7 @@ def test_readers_of_screens_say_the_title() -> None:
     assert image.attrib["role"] == "img"
     assert image.attrib["aria-labelledby"] == title.attrib["id"]
     assert title.text == (
-        "<script>\"'&\\x1b\\udcff as rfa: FAIL at level quick, alpha 1e-06, by refattn "
+        "<script>\"'&\\x1b\\udcff as rfa: FAIL at level quick, alpha 1e-06, 1 checks, by refattn "
         f"{refattn.__version__}, under 2 declared limits"
     )
 
@@ -93,7 +101,9 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     done = check("out.svg")
     assert done.exit_code == 0, done.output
     image = ElementTree.fromstring((tmp_path / "out.svg").read_bytes())
-    assert words(image) == [f"refattn {refattn.__version__} | softmax | quick", PASS]
+    said, verdict = words(image)
+    assert verdict == PASS
+    assert (said or "").startswith(f"refattn {refattn.__version__} | softmax | quick | 1 of ")
     done = check("out.png")
     assert done.exit_code == 2
     assert "must end in .svg, got 'out.png'" in done.output
