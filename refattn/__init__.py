@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from . import (
         adapt,
         attention,
+        certified,
         compare,
         conformance,
         diagnostics,
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
         sampling,
         stats,
         streaming,
+        testing,
         theory,
         tolerance,
+        typing,
         verification,
     )
     from ._sample import load_sample
@@ -126,20 +129,24 @@ __all__ = [
     "softmax_attention",
     "stats",
     "streaming",
+    "testing",
     "theory",
     "tolerance",
+    "typing",
     "verification",
     "verify",
     "vjp",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
-    return import_module(f".{name}", __name__)
+if not TYPE_CHECKING:  # type checkers know the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in _HOME:
+            return getattr(import_module(f".{_HOME[name]}", __name__), name)
+        return import_module(f".{name}", __name__)
 
 
 def __dir__() -> list[str]:

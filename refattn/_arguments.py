@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from . import _validate, sampling
 from ._array import Array
+from .typing import Coupling
 
 __all__ = ["change_gauge", "check", "exactly_one", "frequencies"]
 
@@ -41,13 +42,13 @@ def frequencies(
     omega: Any,
     log_weight: Any,
     *,
-    coupling: str,
+    coupling: Coupling,
     proposal: Any,
     rng: Any,
     **size: Any,
 ) -> tuple[Array, Array]:
     """Frequencies and log weights, given or drawn, as arrays of the library of `like`."""
-    _validate.choice("coupling", coupling, sampling.COUPLINGS)
+    _validate.choice("coupling", coupling, get_args(Coupling))
     exactly_one(omega=omega, **size)
     if log_weight is not None and omega is None:
         raise ValueError("`log_weight` must come with the `omega` it weighs, got no `omega`.")

@@ -11,6 +11,7 @@ from . import _certified, _kernel
 from ._array import Array, array_namespace, as_written, device, is_numpy_array
 from ._blocks import blocks, most_threads, part, put, tiles
 from ._certified import PAIRS, SAFE, SPAN, UNDERFLOW, Bounded, Exact, Given, Keys, Rows
+from ._held import held
 from ._pairs import (
     Pair,
     Slices,
@@ -32,6 +33,7 @@ _NUMPY_BLOCK, _OTHER_BLOCK = (128, 256), (1024, 1024)
 _LEVELS = 3  # slices of cotangents and values, and a rest
 
 
+@held()
 class Bound(NamedTuple):
     """Numbers in pairs, and how far they may be from the exact ones."""
 

@@ -674,6 +674,12 @@ def _means(record: Estimator) -> str:
     help="Write the report as a page that needs no other file.",
 )
 @click.option(
+    *("--badge", "badge_path"),
+    metavar="FILE.svg",
+    callback=_output(".svg"),
+    help="Write the verdict as a small image for a README.",
+)
+@click.option(
     "--xfails",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File of expected failures: lines `check: reason`.",
@@ -712,6 +718,7 @@ def check(
     json_path: str | None,
     junit_path: Path | None,
     html_path: Path | None,
+    badge_path: Path | None,
     xfails: Path | None,
     reproducers: bool,
     **options: Any,
@@ -731,8 +738,10 @@ def check(
     json_path = json_path if json_path is None or quiet else str(Path(json_path).absolute())
     junit_path = None if junit_path is None else junit_path.absolute()
     html_path = None if html_path is None else html_path.absolute()
-    if html_path is not None:
-        _installed("--html", "jinja2")
+    badge_path = None if badge_path is None else badge_path.absolute()
+    for name, path in (("--html", html_path), ("--badge", badge_path)):
+        if path is not None:
+            _installed(name, "jinja2")
     with one_line(False):
         if json_path is not None and not quiet:
             _output(".json")(context, context.command.params[0], json_path)
@@ -752,17 +761,18 @@ def check(
                     click.echo(printable(text), nl=False)
         if json_path is not None and not quiet:
             Path(json_path).write_text(report.to_json(), encoding="utf-8")
-        if junit_path is not None:
-            junit_path.write_text(report.to_junit(), encoding="utf-8")
-        if html_path is not None:
-            html_path.write_text(report.to_html(), encoding="utf-8")
+        for form, path in (("junit", junit_path), ("html", html_path), ("badge", badge_path)):
+            if path is not None:
+                path.write_text(getattr(report, f"to_{form}")(), encoding="utf-8")
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
 
 
 @group.command()
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument(
+    "directory", type=click.Path(path_type=Path), metavar="DIRECTORY|FILE.zip|FILE.tar.gz"
+)
 @click.option(
     *("--format", "kind"),
     default="json",
@@ -770,21 +780,25 @@ def check(
     type=click.Choice(["json", "npz", "safetensors", "c", "onnx"]),
     help="What to write; c is a header, onnx a model for each case that it can express.",
 )
-@click.option("--check", is_flag=True, help="Say what is wrong with the vectors in DIRECTORY.")
+@click.option("--check", is_flag=True, help="Say what is wrong with the vectors that are there.")
 def vectors(directory: Path, kind: str, check: bool) -> None:
-    """Write golden vectors for implementations in any language into DIRECTORY.
+    """Write golden vectors for implementations in any language into a directory or an archive.
 
-    Files of the same name are replaced. With --check nothing is written; status 1 is problems.
+    Files of the same name are replaced. An archive has their checksums in SHA256SUMS. With --check
+    nothing is written; status 1 is problems.
     """
     from .conformance import vectors as golden
 
+    archive = golden.is_archive(directory) and not directory.is_dir()
+    if directory.is_file() and not archive:
+        raise Unusable(f"{str(directory)!r} is a file, neither .zip nor .tar.gz")
     try:
         with one_line(False):
             problems = golden.lint(directory) if check else []
-            write = golden.export if kind in golden.EXPORTS else golden.write
-            paths = [] if check else write(directory, format=kind)
+            write: Any = golden.export if kind in golden.EXPORTS else golden.write
+            paths = [] if check else (golden.pack if archive else write)(directory, format=kind)
             count = 0
-            if not check and kind not in golden.EXPORTS:
+            if not check and not archive and kind not in golden.EXPORTS:
                 count = len(golden.load(directory, format=kind))
     except (ModuleNotFoundError, OSError) as error:
         raise Unusable(str(error)) from None

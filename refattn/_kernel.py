@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import and_
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
@@ -27,9 +27,11 @@ from ._array import (
 )
 from ._blocks import block_shape, blocks, most_threads, pairwise, part, put, tiles
 from ._heads import broadcast_lead
+from ._held import held
 from ._products import multiply, sum_of_products
 from ._scores import NO_OPTIONS, Options, cap
 from ._threads import Tree, for_each
+from .typing import ArrayT
 
 __all__ = [
     "Attended",
@@ -51,7 +53,8 @@ _ITEMS = 256  # at most, that keys are cut into for threads to share
 _NEAR_ROWS = 256  # queries from which on it pays to read keys and values once more
 
 
-class Attended(NamedTuple):
+@held()
+class Attended(NamedTuple, Generic[ArrayT]):
     """Attention over some set of keys, with what it takes to merge it with another set.
 
     Attributes
@@ -62,8 +65,8 @@ class Attended(NamedTuple):
         Log-sum-exp of the scores, the log of the normaliser; -inf for a query that sees no key.
     """
 
-    out: Array
-    lse: Array
+    out: ArrayT
+    lse: ArrayT
 
 
 Attended.__module__ = "refattn.attention"  # where users find it, and so do pickles

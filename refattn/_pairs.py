@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._array import Array, array_namespace, constant, device, is_numpy_array, to_host
+from ._held import held
 
 __all__ = [
     "EXPONENTIAL",
@@ -66,6 +67,7 @@ _TABLE = 256  # powers of 2 ** (1 / 256)
 _LOWEST = -700.0  # below it, e^x is taken for 0
 
 
+@held()
 class Pair(NamedTuple):
     """A number to twice the digits of its type: hi + lo.
 

@@ -45,6 +45,11 @@ __all__ = [
     "sderf",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Floats = npt.NDArray[np.float64]
 
 

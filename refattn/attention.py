@@ -10,14 +10,19 @@ from ._array import Array, constant
 from ._heads import Alibi, group_heads
 from ._kernel import Attended
 from ._scores import Options
+from .typing import ArrayT
 
 __all__ = ["Alibi", "Attended", "alibi", "attend", "merge", "softmax_attention"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def attend(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     bias: Array | Alibi | None = None,
     mask: Array | None = None,
@@ -27,7 +32,7 @@ def attend(
     softcap: float | None = None,
     sinks: Array | None = None,
     dropout: Array | None = None,
-) -> Attended:
+) -> Attended[ArrayT]:
     r"""Compute softmax attention and its log normaliser.
 
     .. math::
@@ -216,7 +221,7 @@ def alibi(slopes: Array) -> Alibi:
     return Alibi(slopes)
 
 
-def merge(a: Attended, b: Attended) -> Attended:
+def merge(a: Attended[ArrayT], b: Attended[ArrayT]) -> Attended[ArrayT]:
     r"""Combine attention over two disjoint sets of keys.
 
     .. math::
@@ -258,9 +263,9 @@ def merge(a: Attended, b: Attended) -> Attended:
 
 
 def softmax_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     scale: float | None = None,
     bias: Array | Alibi | None = None,
@@ -270,7 +275,7 @@ def softmax_attention(
     softcap: float | None = None,
     sinks: Array | None = None,
     dropout: Array | None = None,
-) -> Array:
+) -> ArrayT:
     r"""Compute exact softmax attention.
 
     .. math:: \mathrm{out}_i = \sum_j \mathrm{softmax}_j(\mathrm{scale}\; q_i \cdot k_j) \, v_j

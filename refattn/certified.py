@@ -54,6 +54,7 @@ from . import _certified, _certified_backward, _pairs, _validate
 from ._array import Array, array_namespace, as_written, constant, device, has_float64
 from ._certified_backward import Bound
 from ._heads import Alibi, group_heads
+from ._held import held
 from ._pairs import Pair
 from ._scores import Options
 
@@ -71,6 +72,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
+@held()
 class Rounded(NamedTuple):
     """A result rounded to float64.
 
@@ -87,6 +93,7 @@ class Rounded(NamedTuple):
     proven: Array
 
 
+@held()
 @dataclass(frozen=True)
 class Certified:
     """Attention in pairs, with a proven bound of its error. It unpacks to (out, lse, error).
@@ -247,6 +254,7 @@ def softmax_attention(
     return _ungrouped(_certified.attend(given), ungroup)
 
 
+@held()
 class Gradients(NamedTuple):
     """Gradients in pairs, with proven bounds of their errors.
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _sample, _validate
+from ._held import held
 from .attention import softmax_attention
 from .registry import DEFAULT, ESTIMATORS, Estimator
 
@@ -30,6 +31,11 @@ __all__ = [
     "pose",
     "tolerated",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 _Array = npt.NDArray[Any]
 
@@ -80,6 +86,7 @@ class Skipped(NamedTuple):
         return self.estimator + ("" if self.samples is None else f" with S = {self.samples}")
 
 
+@held()
 class Comparison(NamedTuple):
     """What was measured, and how.
 
@@ -102,6 +109,7 @@ class Comparison(NamedTuple):
     draws: int
 
 
+@held()
 class Tolerated(NamedTuple):
     """The relative error of attention that a trained model tolerates.
 

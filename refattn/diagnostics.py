@@ -17,6 +17,11 @@ from ._products import multiply
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _LEAST = math.log(1e-292)  # smallest normal number / eps: below it the fit loses digits
 
 

@@ -29,8 +29,14 @@ from ._array import Array, array_namespace, device, is_numpy_array
 from ._scores import Band
 from .attention import Alibi, Attended
 from .streaming import PositiveState
+from .typing import Coupling
 
 __all__ = ["attend", "random_feature_attention", "softmax_attention"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 Heads = list[Any]  # what chunks of query heads that share keys read
 
@@ -162,7 +168,7 @@ def random_feature_attention(
     omega: Any = None,
     log_weight: Any = None,
     num_features: int | None = None,
-    coupling: str = "iid",
+    coupling: Coupling = "iid",
     proposal: sampling.Proposal | None = None,
     rng: Any = None,
     scale: float | None = None,

@@ -24,6 +24,7 @@ from ._hops import Keys, Samples, per_query, two_hops
 from ._kernel import Attended, attend, finite, mean
 from ._signed import Signed
 from .kernels import FEATURES, both_signs
+from .typing import ArrayT, Coupling, Features
 
 __all__ = [
     "FEATURES",
@@ -34,23 +35,27 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def random_feature_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     omega: Array | None = None,
     log_weight: Array | None = None,
     num_features: int | None = None,
-    features: str = "positive",
-    coupling: str = "iid",
+    features: Features = "positive",
+    coupling: Coupling = "iid",
     proposal: sampling.Gaussian | sampling.Mixture | None = None,
     square_norms: tuple[Any, Any] | None = None,
     rng: Any = None,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Estimate softmax attention from random features of the softmax kernel (RFA, Performer).
 
     .. math::
@@ -187,8 +192,8 @@ def arranged(
     omega: Array | None = None,
     log_weight: Array | None = None,
     num_features: int | None = None,
-    features: str = "positive",
-    coupling: str = "iid",
+    features: Features = "positive",
+    coupling: Coupling = "iid",
     proposal: sampling.Gaussian | sampling.Mixture | None = None,
     square_norms: tuple[Any, Any] | None = None,
     rng: Any = None,
@@ -246,16 +251,16 @@ def wave_weights(log_weight: Array) -> Array:
 
 @as_written
 def importance_sampled_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     omega: Array,
     log_weight: Array | None = None,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Estimate softmax attention by importance sampling with the exact normaliser (IS).
 
     .. math::
@@ -325,9 +330,9 @@ def importance_ratio(found: Arranged, causal: bool) -> Ratio:
 
 
 def randomized_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     omega: Array | None = None,
     num_samples: int | None = None,
@@ -335,7 +340,7 @@ def randomized_attention(
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Estimate softmax attention by randomized attention (RA).
 
     .. math::
@@ -430,18 +435,18 @@ def _without_weights(
 
 
 def mean_of_ratios_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     omega: Array | None = None,
     num_samples: int | None = None,
-    coupling: str = "iid",
+    coupling: Coupling = "iid",
     rng: Any = None,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Average the ratios of single random features drawn from N(0, I).
 
     .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s), \qquad \omega_s \sim N(0, I)
@@ -499,7 +504,7 @@ def arranged_for_all(
     *,
     omega: Array | None = None,
     num_samples: int | None = None,
-    coupling: str = "iid",
+    coupling: Coupling = "iid",
     rng: Any = None,
     scale: float | None = None,
     mask: Array | None = None,

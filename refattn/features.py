@@ -29,6 +29,7 @@ from ._array import (
     host_dtype,
     square_norm,
 )
+from ._held import held
 from ._products import multiply
 
 __all__ = [
@@ -43,12 +44,18 @@ __all__ = [
     "trigonometric_features",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _CHUNK = 128  # tokens a step of the causal form
 _LARGEST = 1_000_000  # features that a deterministic map may have
 _FACTORS = 10_000_000  # that these may have in all
 _HIGHEST = 10_000  # degree
 
 
+@held()
 class Features(NamedTuple):
     """Features with a scale for each row: phi(x) = exp(log_scale) * values.
 

@@ -26,23 +26,28 @@ from ._heads import broadcast_lead, group_heads
 from ._hops import with_ones
 from ._kernel import Attended, attend, buffers, finite, merge
 from .key_sampling import PIVOTS
+from .typing import ArrayT, Pivots
 
 __all__ = ["PIVOTS", "coreset_attention", "sampled_key_attention"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @as_written
 def coreset_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     num_keys: int | None = None,
     indices: Any = None,
-    pivots: str = "gaussian",
+    pivots: Pivots = "gaussian",
     rng: Any = None,
     scale: float | None = None,
     mask: Array | None = None,
-) -> Array:
+) -> ArrayT:
     r"""Attend to a few keys that stand for all (Nystrom approximation of the kernel of the keys).
 
     .. math::
@@ -219,15 +224,15 @@ def _substitute(lower: Array, free: Array, b: Array) -> Array:
 
 
 def sampled_key_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     indices: Any,
     log_probability: Any = None,
     scale: float | None = None,
     mask: Array | None = None,
-) -> Array:
+) -> ArrayT:
     r"""Attend to a sample of the keys, each divided by how often it is expected in one.
 
     .. math::

@@ -35,6 +35,7 @@ from ._backward_linear import attend
 from ._blocks import part, sum_to
 from ._feature_pullbacks import check, of_map, of_waves
 from ._heads import broadcast_lead
+from ._held import held
 from ._hops import Samples, two_hops
 from ._kernel import Attended
 from ._products import multiply
@@ -44,11 +45,17 @@ from .features import elu_features
 
 __all__ = ["Gradients", "vjp"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _OF_QUERY = ("query", "query-over-queries")  # weightings of LARA
 
 Pullback = Callable[[Any], "Gradients"]
 
 
+@held()
 class Gradients(NamedTuple):
     """Cotangents of the arguments of an attention function.
 

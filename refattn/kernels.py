@@ -6,14 +6,22 @@ two sets is ``kernel(x[..., :, None, :], y[..., None, :, :])``.
 
 from __future__ import annotations
 
+from typing import get_args
+
 from . import _validate
 from ._array import Array, array_namespace, as_written, constant, square_norm
 from ._kernel import attend, finite
 from ._products import multiply
+from .typing import Features
 
 __all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]
 
-FEATURES = ("hyperbolic", "positive", "trigonometric")
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+FEATURES: tuple[Features, ...] = get_args(Features)
 
 
 def softmax_kernel(x: Array, y: Array) -> Array:
@@ -131,7 +139,7 @@ def estimate(
     y: Array,
     omega: Array,
     *,
-    features: str = "positive",
+    features: Features = "positive",
     log_weight: Array | None = None,
 ) -> Array:
     r"""Estimate the softmax kernel from random features at given frequencies.

@@ -8,7 +8,7 @@ number is within rounding of a step.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from . import _validate
 from ._array import (
@@ -25,15 +25,23 @@ from ._array import (
 )
 from ._blocks import block_shape, blocks, part, put, tiles
 from ._heads import broadcast_lead, group_heads
+from ._held import held
 from ._kernel import attend, finite
+from .typing import KeyLaw, Pivots
 
 __all__ = ["LAWS", "PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
 
-LAWS = ("norms", "softmax", "uniform")
-PIVOTS = ("exponential", "gaussian")
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+LAWS: tuple[KeyLaw, ...] = get_args(KeyLaw)
+PIVOTS: tuple[Pivots, ...] = get_args(Pivots)
 _ROUNDS = 32  # of shares that are cut at 1; each cuts one at least, and most all
 
 
+@held()
 class KeySample(NamedTuple):
     """Keys of a sample.
 
@@ -53,7 +61,7 @@ def draw_pivots(
     k: Array,
     *,
     num_keys: int,
-    pivots: str = "gaussian",
+    pivots: Pivots = "gaussian",
     rng: Any = None,
     scale: float | None = None,
     mask: Array | None = None,
@@ -112,7 +120,9 @@ def draw_pivots(
 
 
 @as_written
-def _draw_pivots(k: Array, u: Any, pivots: str, scale: float | None, mask: Array | None) -> Array:
+def _draw_pivots(
+    k: Array, u: Any, pivots: Pivots, scale: float | None, mask: Array | None
+) -> Array:
     """Choose a key for each number of u, (..., S), by the residual diagonal of the kernel."""
     xp = array_namespace(k)
     wide = xp.float64 if k.dtype == xp.float32 and has_float64(k) else k.dtype
@@ -169,7 +179,7 @@ def draw_keys(
     v: Array,
     *,
     num_keys: int,
-    law: str = "uniform",
+    law: KeyLaw = "uniform",
     rng: Any = None,
     scale: float | None = None,
     mask: Array | None = None,

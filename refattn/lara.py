@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import reduce
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -39,23 +39,29 @@ from ._hops import (
 from ._kernel import Attended, attend, buffers, log_sum_exp
 from ._products import multiply, sum_of_products
 from ._threads import for_each
+from .typing import ArrayT, Weighting
 
 __all__ = ["WEIGHTINGS", "linear_randomized_attention"]
 
-WEIGHTINGS = ("balance", "own", "query", "query-over-queries")
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
 
 _WHOLE = slice(None)
 
 
 def linear_randomized_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     num_proposals: int | None = None,
     centres: Array | Sequence[sampling.Gaussian] | None = None,
     omega: Array | None = None,
-    weighting: str = "balance",
+    weighting: Weighting = "balance",
     beta: float = 1.0,
     antithetic: bool = False,
     proposal: sampling.Gaussian | None = None,
@@ -63,7 +69,7 @@ def linear_randomized_attention(
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Estimate softmax attention from several data-dependent proposals (LARA).
 
     .. math::
@@ -201,7 +207,7 @@ class Options(NamedTuple):
 
     proposals: int
     repeats: int
-    weighting: str
+    weighting: Weighting
     beta: float
 
 
@@ -213,7 +219,7 @@ def arranged(
     num_proposals: int | None = None,
     centres: Array | Sequence[sampling.Gaussian] | None = None,
     omega: Array | None = None,
-    weighting: str = "balance",
+    weighting: Weighting = "balance",
     beta: float = 1.0,
     antithetic: bool = False,
     proposal: sampling.Gaussian | None = None,
@@ -316,7 +322,7 @@ def past_chunks(found: Arranged) -> Iterator[tuple[Array, Array]]:
     yield own if mask is None else xp.where(mask[..., 0, :], own, -1), k
 
 
-def log_weights(made: Proposals, weighting: str) -> Array:
+def log_weights(made: Proposals, weighting: Weighting) -> Array:
     """Log weights of samples that do not depend on the query, (..., S)."""
     if weighting == "own":
         return -made.own

@@ -13,6 +13,7 @@ from ._array import Array, Workspace, array_namespace, as_written, device, is_nu
 from ._heads import group_heads
 from ._hops import Keys
 from .features import Features, elu, elu_features, relu, relu_features
+from .typing import ArrayT
 
 __all__ = [
     "arranged",
@@ -25,19 +26,24 @@ __all__ = [
     "sums",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Maps that may be given some of the heads, as they are for trusted arrays.
 _ELEMENTWISE = ((elu_features, elu), (relu_features, relu))
 
 
 def linear_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     feature_map: Callable[[Array], Array | Features] = elu_features,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Compute attention whose kernel is the product of features.
 
     .. math::

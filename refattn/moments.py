@@ -23,6 +23,7 @@ from scipy.special import entr
 from . import _validate
 from ._array import Array, add, array_namespace, as_written, constant, device, square_norm, to_host
 from ._blocks import block_shape, pairwise, part, tiles
+from ._held import held
 from ._kernel import nonzero
 from ._products import sum_of_products
 
@@ -40,6 +41,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
+@held()
 class Moments(NamedTuple):
     """Mean and covariance of some rows, with what it takes to merge them with those of others.
 
@@ -62,6 +68,7 @@ class Moments(NamedTuple):
     ddof: int = 1
 
 
+@held()
 class Summary(NamedTuple):
     """What a covariance is worth, on the host and in float64.
 

@@ -30,6 +30,7 @@ from ._hops import Keys, Samples, sample, two_hops
 from ._kernel import Attended, attend, merge
 from ._scores import Options
 from .estimators import Arranged, arranged
+from .typing import ArrayT, Coupling
 
 __all__ = [
     "eva_attention",
@@ -37,13 +38,18 @@ __all__ = [
     "second_order_attention",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Sides = tuple[int | None, int | None]
 
 
 def eva_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     window: int,
     omega: Array | None = None,
@@ -53,7 +59,7 @@ def eva_attention(
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Attend to the keys of the own chunk, and to one summary of each other chunk (EVA).
 
     .. math::
@@ -202,15 +208,15 @@ def attend_chunks(found: Summarised) -> Summaries:
 
 
 def second_order_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     window: int,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Attend to the keys of the own chunk, and to the moments of each other chunk.
 
     .. math::
@@ -341,20 +347,20 @@ def attend_moments(found: Moments) -> Attended:
 
 
 def local_random_feature_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     window: tuple[int | None, int | None],
     omega: Array | None = None,
     num_features: int | None = None,
-    coupling: str = "iid",
+    coupling: Coupling = "iid",
     proposal: sampling.Gaussian | sampling.Mixture | None = None,
     rng: Any = None,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Attend to near keys exactly, and to all others through random features.
 
     .. math::

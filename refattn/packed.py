@@ -25,6 +25,10 @@ from .attention import Attended
 __all__ = ["paged", "varlen"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def varlen(
     function: Callable[..., Any],
     q: Array,

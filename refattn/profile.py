@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from . import _validate, adapt, moments, theory
 from ._heads import broadcast_lead, group_heads
+from ._held import held
 from .attention import softmax_attention
 from .compare import REFUSALS, Problem, Row, exact_and_size, names, pose, record_of
 from .registry import ESTIMATORS, Estimator
@@ -40,6 +41,11 @@ __all__ = [
     "search",
     "study",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 _Array = npt.NDArray[Any]
 
@@ -66,6 +72,7 @@ class Choice(NamedTuple):
     cost_ratio: float  # relative to exact attention
 
 
+@held()
 class Profile(NamedTuple):
     """What was found; arrays have shape (...) over the heads after what is stated.
 
@@ -439,6 +446,7 @@ class Candidate(NamedTuple):
         return Choice(self.estimator, last.samples, last.seconds / self.exact.seconds)
 
 
+@held()
 class Plan(NamedTuple):
     """What is to be measured, on what, and about how long it takes: see `plan`.
 
@@ -469,6 +477,7 @@ class Plan(NamedTuple):
     problems: dict[str, Problem]
 
 
+@held()
 class Search(NamedTuple):
     """What was measured: the plan, and the candidates in its order."""
 

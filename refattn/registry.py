@@ -40,8 +40,14 @@ from . import (
 )
 from ._array import Array
 from ._text import said
+from .typing import Features, KeyLaw
 
 __all__ = ["DEFAULT", "ESTIMATORS", "GROUP", "TRAITS", "Estimator", "register"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 GROUP = "refattn.estimators"
 
@@ -317,7 +323,7 @@ def _kernel(
     omega: Array | None = None,
     num_features: int = 1,
     rng: Any = None,
-    features: str = "positive",
+    features: Features = "positive",
 ) -> Any:
     """Estimate the softmax kernel at frequencies given or drawn."""
     if omega is None:
@@ -359,7 +365,7 @@ def _adapted(fn: Callable[..., Array], fit: str) -> Callable[..., Array]:
     return run
 
 
-def _sampled(law: str) -> Callable[..., Array]:
+def _sampled(law: KeyLaw) -> Callable[..., Array]:
     """Attention to a sample of keys, drawn first."""
 
     def run(

@@ -25,14 +25,22 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _rounding
+from ._held import held
 from ._problems import PROFILES, Profile, holds, of_arrays, profile_of, sweep
+from .typing import Features
 from .verification import verify
 
 __all__ = ["PROFILES", "Prediction", "Profile", "assert_close", "predict"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Floats = npt.NDArray[np.float64]
 
 
+@held()
 class Prediction(NamedTuple):
     """What a correct kernel gives, and how far it may be off.
 
@@ -70,7 +78,7 @@ def predict(
     sinks: Any = None,
     omega: Any = None,
     log_weight: Any = None,
-    features: str = "positive",
+    features: Features = "positive",
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Prediction:
     r"""Predict what a correct kernel gives in another precision, and how far it may be off.
@@ -241,6 +249,7 @@ def assert_close(
     ...
     AssertionError: FAIL: no correct kernel in float32 gives such numbers ...
     """
+    __tracebackhide__ = True  # pytest shows the line that calls
     found = verify(
         q=q, k=k, v=v, out=got, lse=lse, dtype=dtype, profile=profile, alpha=alpha, **options
     )

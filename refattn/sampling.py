@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +32,11 @@ from ._array import (
 )
 from ._blocks import block_shape, blocks, part, put, tiles
 from ._heads import broadcast_lead, group_heads, head_counts
+from ._held import held
 from ._kernel import attend
 from ._products import multiply
 from ._scores import causal_mask
+from .typing import Coupling
 
 __all__ = [
     "BIASED_COUPLINGS",
@@ -47,6 +49,11 @@ __all__ = [
     "draw_target",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -54,6 +61,7 @@ class InfiniteVarianceWarning(UserWarning):
     """The importance weights of a proposal have no variance: its covariance is not above I/2."""
 
 
+@held()
 class Samples(NamedTuple):
     """Frequencies and their importance weights.
 
@@ -85,6 +93,7 @@ class Proposal(Protocol):
     def has_finite_variance(self) -> bool: ...
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class Gaussian:
     r"""Gaussian proposals N(mean, cov), one or a batch of them.
@@ -207,6 +216,7 @@ class Gaussian:
         return bool(np.all(self.eigen[0] > 0.5))
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class Mixture:
     r"""Mixture of Gaussian proposals, sum_c weights_c N(mean_c, cov_c).
@@ -306,7 +316,7 @@ def draw(
     num_samples: int,
     d: int,
     *,
-    coupling: str = "iid",
+    coupling: Coupling = "iid",
     proposal: Gaussian | Mixture | None = None,
     rng: Any = None,
 ) -> Samples:
@@ -373,7 +383,7 @@ def draw(
     """
     _validate.length("d", d)
     _validate.length("num_samples", num_samples, d)
-    _validate.choice("coupling", coupling, COUPLINGS)
+    _validate.choice("coupling", coupling, get_args(Coupling))
     rng = _validate.generator(rng)
     couple = COUPLINGS[coupling]
     if proposal is None:
@@ -625,7 +635,7 @@ def _quasi(engine: Any, num_samples: int) -> Floats:
     return np.asarray(ndtri(np.clip(points, 2.0**-54, 1 - 2.0**-53)))  # 0 would give -inf
 
 
-COUPLINGS: dict[str, Callable[[int, int, np.random.Generator], Floats]] = {
+COUPLINGS: dict[Coupling, Callable[[int, int, np.random.Generator], Floats]] = {
     "antithetic": _antithetic,
     "halton": _halton,
     "iid": _iid,

@@ -20,12 +20,17 @@ from . import _validate, features, linear
 from ._array import Array, array_namespace, constant, is_array_api_obj, is_numpy_array, root_scale
 from ._blocks import blocks
 from ._heads import broadcast_lead, group_heads
+from ._held import held
 from ._hops import Exponential, Keys, Samples, causal_attention, read, sample
 from ._kernel import Attended, merge
 from ._signed import merge_totals
 from .attention import softmax_attention
 
 __all__ = ["LinearState", "PositiveState", "SoftmaxState", "write_random_feature_attention"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def _check_same(a: Any, b: Any, *fields: str) -> None:
@@ -86,6 +91,7 @@ def _own(x: Array) -> Array:
     return array_namespace(x).astype(x, x.dtype, copy=True)
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class SoftmaxState:
     """The keys and values so far, for exact attention: a key-value cache.
@@ -182,6 +188,7 @@ class SoftmaxState:
         return replace(self, k=k, v=v)._last()
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class PositiveState:
     r"""What samples have attended to so far, for random-feature attention.
@@ -300,6 +307,7 @@ class PositiveState:
         return replace(self, samples=merge(self.samples, other.samples))
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class LinearState:
     r"""Sums of features times values so far, for linear attention.

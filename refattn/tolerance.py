@@ -21,9 +21,15 @@ import numpy.typing as npt
 
 from . import _problems, _rounding, _validate, verification
 from ._formats import FORMATS, Format
+from ._held import held
 from ._problems import PROFILES, Problem, Profile
 
 __all__ = ["Defect", "Need", "Pair", "Power", "Tolerance", "catalogue", "study"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 _Floats = npt.NDArray[np.float64]
 _Index = tuple[int, ...]
@@ -119,6 +125,7 @@ class Power(NamedTuple):
     suspect: str
 
 
+@held()
 class Tolerance(NamedTuple):
     """What a correct kernel needs, and what that lets through.
 

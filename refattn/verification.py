@@ -45,12 +45,19 @@ import numpy.typing as npt
 from . import _problems, _rounding, _validate
 from ._errors import Finding, Numbers, Suspect, Trial, Z, attempt, place, row_weights
 from ._formats import FORMATS
+from ._held import held
 from ._problems import PROFILES, Problem, Profile
 from ._tensors import Tensors
 from ._text import portable
 from .features import elu_features
+from .typing import Features
 
 __all__ = ["Finding", "Numbers", "Suspect", "Verdict", "judge", "verify"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 _Floats = npt.NDArray[np.float64]
 
@@ -76,6 +83,7 @@ _BACKWARD: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
 }
 
 
+@held("verdict", "profile", "dtype", "shape", "alpha")
 class Verdict(NamedTuple):
     """Whether numbers can be those of a correct kernel.
 
@@ -644,7 +652,7 @@ def verify(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     sinks: Any = None,
-    features: str = "positive",
+    features: Features = "positive",
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Verdict:
     """Say whether numbers can be those of a correct kernel, to rounding.

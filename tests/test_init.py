@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -48,7 +49,20 @@ def test_modules_list_their_public_functions() -> None:
         # Constants, classes, functions, each in the order of the alphabet.
         order = sorted(module.__all__, key=lambda x: (not x.isupper(), not x[0].isupper(), x))
         assert order == list(module.__all__)
-        assert {name for name in module.__all__ if callable(getattr(module, name))} <= public
+        callables = {name for name in module.__all__ if callable(getattr(module, name))}
+        assert {name for name in callables if not get_args(getattr(module, name))} <= public
+
+
+def test_dir_lists_public_names_only() -> None:
+    """Modules that users name, and packages: what an interpreter offers after a dot."""
+    for info in pkgutil.walk_packages(refattn.__path__, "refattn."):
+        parts = info.name.split(".")[1:]
+        named = len(parts) == 1 or info.ispkg
+        if named and parts != ["cli"] and not any(x.startswith("_") for x in parts):
+            module = importlib.import_module(info.name)
+            assert dir(module) == sorted(module.__all__), info.name
+    assert dir(refattn) == sorted([*refattn.__all__, "__version__"])
+    assert "TYPE_CHECKING" not in dir(refattn)
 
 
 def test_public_functions_document_themselves() -> None:

@@ -518,7 +518,7 @@ def test_shares_nothing_with_the_engine() -> None:
     inside = {path.stem for path in folder.glob("*.py")}
     names: set[str] = set()
     modules: set[str | None] = set()
-    for path in folder.glob("*.py"):
+    for path in set(folder.glob("*.py")) - {folder / "__main__.py"}:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module in inside:
                 assert node.level == 1
@@ -533,6 +533,9 @@ def test_shares_nothing_with_the_engine() -> None:
         "_validate",
         "Alibi",
         "Array",
+        "ArrayT",
+        "Features",
+        "Weighting",
         "array_namespace",
         "as_written",
         "broadcast_lead",

@@ -37,6 +37,7 @@ from refattn.conformance.adapter import DTYPES
 from refattn.conformance.conventions import SPECS
 from refattn.conformance.defects import VARIANTS
 from refattn.registry import ESTIMATORS, Estimator
+from refattn.typing import Coupling, Features
 
 Array = Any
 Call = Callable[..., Any]
@@ -78,8 +79,8 @@ def coupled_kernel(
     omega: Array = None,
     num_features: int = 1,
     seed: int = 0,
-    coupling: str = "iid",
-    features: str = "positive",
+    coupling: Coupling = "iid",
+    features: Features = "positive",
 ) -> Array:
     """Kernel estimates at frequencies that may be coupled."""
     if omega is None:

@@ -26,7 +26,7 @@ from .failures import Beyond, Failure, Refusal
 from .isolation import Crash, isolated
 from .neighbours import diagnose
 from .reference import largest_exponent
-from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
+from .report import EXPECTED, FAIL, LEFT_OUT, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
 from .suspects import suspect
 
@@ -269,7 +269,7 @@ def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
     found = {}
     for item in (item for item in left if adapter.has(*item.traits)):
         if item.applies(adapter):
-            found[item.name] = "not asked for"
+            found[item.name] = LEFT_OUT
         elif adapter.has("random") and not adapter.draws and item.of_draws:
             found[item.name] = "needs frequencies of its own for each seed"
         elif needed := _needed(item, adapter):

@@ -51,3 +51,7 @@ __all__ = [
     "softmax_attention",
     "visible",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

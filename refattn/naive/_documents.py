@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from .. import _validate
 from .._array import Array, array_namespace, as_written, constant, device
 from .._heads import Alibi, broadcast_lead, group_heads
+from ..typing import ArrayT, Features, Weighting
 from ._terms import (
     average,
     chunk_means,
@@ -38,15 +39,12 @@ __all__ = [
     "softmax_attention",
 ]
 
-_FEATURES = ("hyperbolic", "positive", "trigonometric")
-_WEIGHTINGS = ("balance", "own", "query", "query-over-queries")
-
 
 @as_written
 def softmax_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     scale: float | None = None,
     bias: Array | Alibi | None = None,
@@ -56,7 +54,7 @@ def softmax_attention(
     softcap: float | None = None,
     sinks: Array | None = None,
     dropout: Array | None = None,
-) -> Array:
+) -> ArrayT:
     r"""Compute exact softmax attention.
 
     .. math::
@@ -143,17 +141,17 @@ def softmax_attention(
 
 @as_written
 def random_feature_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     omega: Array,
     log_weight: Array | None = None,
-    features: str = "positive",
+    features: Features = "positive",
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Estimate softmax attention from random features of the softmax kernel (RFA, Performer).
 
     .. math::
@@ -202,7 +200,7 @@ def random_feature_attention(
     array([[0.5]])
     """
     _validate.attention(q, k, v, mask=mask, causal=causal)
-    _validate.choice("features", features, _FEATURES)
+    _validate.choice("features", features, get_args(Features))
     omega, log_weight = _validate.frequencies(omega, log_weight, q, _validate.lead(q, k, v))
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
@@ -223,16 +221,16 @@ def random_feature_attention(
 
 @as_written
 def importance_sampled_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     omega: Array,
     log_weight: Array | None = None,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Estimate softmax attention by importance sampling with the exact normaliser (IS).
 
     .. math::
@@ -282,15 +280,15 @@ def importance_sampled_attention(
 
 @as_written
 def randomized_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     omega: Array,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Estimate softmax attention by randomized attention (RA).
 
     .. math::
@@ -338,15 +336,15 @@ def randomized_attention(
 
 @as_written
 def mean_of_ratios_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     omega: Array,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Average the ratios of single random features at frequencies that all queries share.
 
     .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s)
@@ -386,19 +384,19 @@ def mean_of_ratios_attention(
 
 @as_written
 def linear_randomized_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     omega: Array,
     num_proposals: int | None = None,
     centres: Array | None = None,
-    weighting: str = "balance",
+    weighting: Weighting = "balance",
     beta: float = 1.0,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Estimate softmax attention from several data-dependent proposals (LARA).
 
     .. math::
@@ -458,7 +456,7 @@ def linear_randomized_attention(
     array([[0.73105858]])
     """
     _validate.attention(q, k, v, mask=mask, causal=causal)
-    _validate.choice("weighting", weighting, _WEIGHTINGS)
+    _validate.choice("weighting", weighting, get_args(Weighting))
     beta = _validate.real("beta", beta, like=q)
     outer, mask = _validate.lead(q, k, v), _validate.key_rows(mask, k)
     omega, _ = _validate.frequencies(omega, None, q, outer)
@@ -512,14 +510,14 @@ def elu_plus_one(x: Array) -> Array:
 
 @as_written
 def linear_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     feature_map: Callable[[Array], Any] = elu_plus_one,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Compute attention whose kernel is the product of features.
 
     .. math::
@@ -601,7 +599,7 @@ def _log_alpha(
     q_mean: Array,
     centres: Array,
     there: Array,
-    weighting: str,
+    weighting: Weighting,
     beta: float,
 ) -> Array:
     """Log of alpha'_is of LARA, (..., n or 1, S); -inf where query i does not have c(s) there."""

@@ -7,6 +7,7 @@ from typing import Any
 from .. import _validate
 from .._array import Array, array_namespace, as_written, constant, device
 from .._heads import broadcast_lead, group_heads
+from ..typing import ArrayT
 from ._terms import (
     average,
     chunk_means,
@@ -35,14 +36,14 @@ __all__ = [
 
 @as_written
 def coreset_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     indices: Any,
     scale: float | None = None,
     mask: Array | None = None,
-) -> Array:
+) -> ArrayT:
     r"""Attend to a few keys that stand for all (Nystrom approximation of the kernel of the keys).
 
     .. math::
@@ -110,9 +111,9 @@ def coreset_attention(
 
 @as_written
 def eva_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     window: int,
     omega: Array | None = None,
@@ -120,7 +121,7 @@ def eva_attention(
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Attend to the keys of the own chunk, and to one summary of each other chunk (EVA).
 
     .. math::
@@ -190,15 +191,15 @@ def eva_attention(
 
 @as_written
 def second_order_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     window: int,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Attend to the keys of the own chunk, and to the moments of each other chunk.
 
     .. math::
@@ -262,16 +263,16 @@ def second_order_attention(
 
 @as_written
 def local_random_feature_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     window: tuple[int | None, int | None],
     omega: Array,
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
-) -> Array:
+) -> ArrayT:
     r"""Attend to near keys exactly, and to all others through random features.
 
     .. math::
@@ -327,15 +328,15 @@ def local_random_feature_attention(
 
 @as_written
 def sampled_key_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     indices: Any,
     log_probability: Any = None,
     scale: float | None = None,
     mask: Array | None = None,
-) -> Array:
+) -> ArrayT:
     r"""Attend to a sample of the keys, each divided by how often it is expected in one.
 
     .. math::

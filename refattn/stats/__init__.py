@@ -66,3 +66,7 @@ __all__ = [
     "normal_variance",
     "suite_p",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

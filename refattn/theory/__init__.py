@@ -56,3 +56,7 @@ __all__ = [
     "relative_error",
     "sampled_keys_law",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _validate
+from .._held import held
 from ..sampling import Gaussian
 from .elementary import quotient
 from .problem import PairSums, Problem, pair_sums, unit_of
@@ -32,6 +33,7 @@ Floats = npt.NDArray[np.float64]
 LARGE_SAMPLE = 10.0  # effective samples from which terms of order 1/S^2 matter little
 
 
+@held()
 class Law(NamedTuple):
     """What to expect of estimated attention.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .. import _validate
 from ..kernels import FEATURES
 from ..sampling import Gaussian
+from ..typing import Features, KnownCoupling
 from . import series
 from .elementary import dot, log, log_cosh, log_expm1, log_mean_exp, quotient_of_exp
 from .proposal import SquaredWeights
@@ -32,16 +33,15 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 
-# The couplings whose laws are known; quasi-random points have none in closed form.
-COUPLINGS = ("antithetic", "iid", "orthogonal", "regularised", "simplex")
+COUPLINGS: tuple[KnownCoupling, ...] = get_args(KnownCoupling)
 
 
 def log_kernel_mean(
     x: Any,
     y: Any,
     *,
-    features: str = "positive",
-    coupling: str = "iid",
+    features: Features = "positive",
+    coupling: KnownCoupling = "iid",
     proposal: Gaussian | None = None,
 ) -> Floats:
     r"""Log of the mean of the kernel estimate.
@@ -94,8 +94,8 @@ def log_kernel_variance(
     x: Any,
     y: Any,
     *,
-    features: str = "positive",
-    coupling: str = "iid",
+    features: Features = "positive",
+    coupling: KnownCoupling = "iid",
     num_features: int = 1,
     proposal: Gaussian | None = None,
 ) -> Floats:
@@ -187,8 +187,8 @@ def log_kernel_mse(
     x: Any,
     y: Any,
     *,
-    features: str = "positive",
-    coupling: str = "iid",
+    features: Features = "positive",
+    coupling: KnownCoupling = "iid",
     num_features: int = 1,
     proposal: Gaussian | None = None,
 ) -> Floats:
@@ -229,8 +229,8 @@ def kernel_mean(
     x: Any,
     y: Any,
     *,
-    features: str = "positive",
-    coupling: str = "iid",
+    features: Features = "positive",
+    coupling: KnownCoupling = "iid",
     proposal: Gaussian | None = None,
 ) -> Floats:
     r"""Mean of the kernel estimate: exp of `log_kernel_mean`, with its sign.
@@ -266,8 +266,8 @@ def kernel_variance(
     x: Any,
     y: Any,
     *,
-    features: str = "positive",
-    coupling: str = "iid",
+    features: Features = "positive",
+    coupling: KnownCoupling = "iid",
     num_features: int = 1,
     proposal: Gaussian | None = None,
 ) -> Floats:
@@ -312,8 +312,8 @@ def kernel_mse(
     x: Any,
     y: Any,
     *,
-    features: str = "positive",
-    coupling: str = "iid",
+    features: Features = "positive",
+    coupling: KnownCoupling = "iid",
     num_features: int = 1,
     proposal: Gaussian | None = None,
 ) -> Floats:
@@ -391,7 +391,7 @@ def log_second_moment(x: Any, y: Any) -> Floats:
 
 
 def log_norm_approximation_bias(
-    x: Any, y: Any, square_x: Any, square_y: Any, *, features: str = "positive"
+    x: Any, y: Any, square_x: Any, square_y: Any, *, features: Features = "positive"
 ) -> Floats:
     r"""Log of the factor by which constants in place of squared norms change the mean estimate.
 
@@ -448,8 +448,8 @@ def num_features_for_kernel(
     x: Any,
     y: Any,
     *,
-    features: str = "positive",
-    coupling: str = "iid",
+    features: Features = "positive",
+    coupling: KnownCoupling = "iid",
     proposal: Gaussian | None = None,
 ) -> Floats:
     r"""Find how many frequencies bring the root mean squared error of the kernel to a target.
@@ -500,7 +500,9 @@ def num_features_for_kernel(
 class Pair:
     """The laws of one pair of vectors, relative to the kernel, for a coupling of frequencies."""
 
-    def __init__(self, x: Any, y: Any, features: str, coupling: str, proposal: Any) -> None:
+    def __init__(
+        self, x: Any, y: Any, features: Features, coupling: KnownCoupling, proposal: Any
+    ) -> None:
         x, y = _vectors(x, y)
         _validate.choice("features", features, FEATURES)
         _validate.choice("coupling", coupling, COUPLINGS)
@@ -623,7 +625,7 @@ def _vectors(x: Any, y: Any) -> tuple[Floats, Floats]:
     return x, y
 
 
-def _check_known(features: str, coupling: str, law: SquaredWeights) -> None:
+def _check_known(features: Features, coupling: KnownCoupling, law: SquaredWeights) -> None:
     """Refuse what has no law in closed form."""
     if law.standard or coupling == "iid" or (features, coupling) == ("positive", "antithetic"):
         return

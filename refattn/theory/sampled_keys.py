@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from .. import _validate
 from ..key_sampling import LAWS
+from ..typing import KeyLaw
 from .attention import ExactLaw, Law
 from .problem import Problem
 
@@ -23,7 +24,7 @@ def sampled_keys_law(
     v: Any,
     *,
     num_samples: int,
-    draws: str = "softmax",
+    draws: KeyLaw = "softmax",
     scale: float | None = None,
     mask: Any = None,
 ) -> Law:

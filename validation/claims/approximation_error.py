@@ -21,6 +21,7 @@ import numpy as np
 
 import refattn
 from refattn import estimators, linear_randomized_attention
+from refattn.typing import Weighting
 from validation import plotting
 from validation.suite import REFUTED, Claim, Erratum, Findings, Shown, Statement, more_often
 
@@ -31,7 +32,7 @@ SINGLE = {"tiny": 2, "quick": 450, "full": 1000}  # more seeds for one sample
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 TOKENS = 128  # as many proposals of LARA, at most
 RA = {"tiny": (1, 2, 4), "quick": (1, 2, 4, 16), "full": (1, 2, 4, 16, 128)}
-WEIGHTINGS = ("balance", "own", "query")
+WEIGHTINGS: tuple[Weighting, ...] = ("balance", "own", "query")
 CHUNK = 10  # seeds of one task, and five times as many of one sample
 MUCH = 0.5  # "much lower": at most this share
 STEP = 4  # of the number of proposals

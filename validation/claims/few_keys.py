@@ -44,7 +44,7 @@ def run(rng: np.random.Generator, trials: int) -> list[dict[str, float]]:
     found = []
     for _ in range(trials):
         seeds = iter(rng.integers(2**32, size=6))
-        outs = {
+        outs: dict[str, Any] = {
             pivots: coreset_attention(q, k, v, num_keys=KEYS, pivots=pivots, rng=int(next(seeds)))
             for pivots in key_sampling.PIVOTS
         }

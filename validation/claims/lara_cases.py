@@ -19,6 +19,7 @@ import numpy as np
 from scipy import special, stats
 
 from refattn import estimators, linear_randomized_attention, sampling
+from refattn.typing import Weighting
 from validation import plotting
 from validation.suite import Claim, Compared, Findings, Statement
 
@@ -27,7 +28,7 @@ UNIT = "eps (1 + exponents)"
 BOUND = 4.0
 REPEATS = {"tiny": 1, "quick": 20, "full": 400}
 SIZES = ((2, 6), (16, 12), (64, 24))  # d, and the number of tokens
-WEIGHTINGS = ("own", "balance", "query")
+WEIGHTINGS: tuple[Weighting, ...] = ("own", "balance", "query")
 KINDS = ("RFA, own", "RFA, balance", "RA", *WEIGHTINGS)
 
 

@@ -23,12 +23,13 @@ import numpy as np
 from scipy import special
 
 from refattn import linear_randomized_attention, stats
+from refattn.typing import Weighting
 from validation import plotting
 from validation.claims import _ratios
 from validation.suite import Claim, Compared, Findings, Shown, Statement, Tested, detects
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 200_000}
-WEIGHTINGS = ("own", "balance", "query")
+WEIGHTINGS: tuple[Weighting, ...] = ("own", "balance", "query")
 COUNTS = (1, 4, 16, 64)  # simulated
 EXACT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 PROBLEM = _ratios.Problem(0.6, np.array([-1.0, 0.2, 1.0]), np.array([0.0, 0.2, 1.0]))
@@ -76,7 +77,7 @@ def limit(weighting: str, step: float) -> float:
     return sum(float(g.p @ (g.weight * g.value)) for g in each) / total
 
 
-def run(rng: np.random.Generator, weighting: str, count: int, draws: int) -> dict[str, Any]:
+def run(rng: np.random.Generator, weighting: Weighting, count: int, draws: int) -> dict[str, Any]:
     """Outputs for the first query, or the exact law for many numbers of samples."""
     about: dict[str, Any] = {"weighting": weighting, "count": count}
     # Weights of queries have kinks where they are dropped: such integrals need smaller steps.

@@ -20,6 +20,7 @@ import numpy as np
 
 import refattn
 from refattn import kernels, moments, sampling, stats, theory
+from refattn.typing import Features
 from validation import plotting
 from validation.claims.moments import law
 from validation.suite import REFUTED, Claim, Compared, Erratum, Findings, Statement, Tested, detects
@@ -131,7 +132,9 @@ def limits(q: Any, k: Any, v: Any) -> dict[str, Any]:
     exact = refattn.softmax_attention(q, k, v, scale=1.0)
     half = np.sum(k * k, axis=-1) / 2
     found = {}
-    for name, features, sign in (("(15)", "positive", 1), ("(14)", "trigonometric", -1)):
+    maps: tuple[tuple[str, Features, int], ...]
+    maps = (("(15)", "positive", 1), ("(14)", "trigonometric", -1))
+    for name, features, sign in maps:
         out = refattn.random_feature_attention(
             q,
             k,

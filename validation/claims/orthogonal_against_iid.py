@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
+from refattn.typing import Coupling
 from validation import plotting
 from validation.suite import Claim, Erratum, Findings, Statement, more_often
 
@@ -52,7 +53,7 @@ def frequencies(variant: str, size: int, rng: np.random.Generator) -> Any:
     """Frequencies of one variant, times 2 pi where its features have that factor."""
     if variant == "published":
         return 2 * np.pi * published_frequencies(size, D, rng)
-    coupling = "orthogonal" if variant.startswith("orthogonal") else "iid"
+    coupling: Coupling = "orthogonal" if variant.startswith("orthogonal") else "iid"
     omega = sampling.draw(size, D, coupling=coupling, rng=rng).omega
     if "published" in variant:
         omega = omega / math.sqrt(size)

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy import special
 
 from refattn import kernels, sampling, stats, theory
+from refattn.typing import Features, KnownCoupling
 from validation import plotting
 from validation.suite import (
     REFUTED,
@@ -40,7 +41,7 @@ BATCHES = {"tiny": 2, "quick": 60, "full": 240}  # independent comparisons
 SETS = 500  # sets of d frequencies in each
 D, LENGTH = 16, 0.8  # |x + y| of the comparisons
 BIAS_D, BIAS_LENGTH = 4, 1.2
-COUPLINGS = ("iid", "orthogonal", "simplex")
+COUPLINGS: tuple[KnownCoupling, ...] = ("iid", "orthogonal", "simplex")
 LENGTHS = tuple(float(t) for t in np.linspace(0.25, 6, 47))
 DIMENSIONS = (2, 3, 4, 6, 8, 16, 64)
 EPS = float(np.finfo(float).eps)
@@ -76,7 +77,7 @@ def run(rng: np.random.Generator, batches: int) -> dict[str, Any]:
             row.append(float(np.mean((estimates - 1) ** 2)))
         errors.append(row)
     d, x, n = BIAS_D, constant(BIAS_D, BIAS_LENGTH), batches * SETS
-    means = {}
+    means: dict[str, Any] = {}
     for coupling in ("orthogonal", "simplex", "regularised"):
         omega = sampling.draw(n * d, d, coupling=coupling, rng=rng).omega.reshape(n, d, d)
         means[coupling] = kernels.estimate(x, 0 * x, omega)
@@ -158,7 +159,7 @@ def judge(results: Sequence[Any]) -> Findings:
     return Findings(evidence, data, remark)
 
 
-def _grid(features: str) -> list[dict[str, Any]]:
+def _grid(features: Features) -> list[dict[str, Any]]:
     """Log variances over those of iid frequencies at S = d, by d and length."""
     rows = []
     for d in DIMENSIONS:
@@ -169,9 +170,9 @@ def _grid(features: str) -> list[dict[str, Any]]:
             )
             for coupling in COUPLINGS
         ]
-        rows.append(
-            {"d": d, **{c: (v - logs[0]).tolist() for c, v in zip(COUPLINGS, logs, strict=True)}}
-        )
+        row: dict[str, Any] = {"d": d}
+        row.update((c, (v - logs[0]).tolist()) for c, v in zip(COUPLINGS, logs, strict=True))
+        rows.append(row)
     return rows
 
 
@@ -179,9 +180,9 @@ def _worst(rows: Sequence[Mapping[str, Any]], i: int) -> float:
     return float(max(max(row[COUPLINGS[i + 1]]) for row in rows))
 
 
-def _catoni(ratio: Any, name: str) -> Tested:
+def _catoni(ratio: Any, name: KnownCoupling | Literal["bare"]) -> Tested:
     """That a coupling is unbiased, with the variance that it should have."""
-    coupling = "orthogonal" if name == "bare" else name
+    coupling: KnownCoupling = "orthogonal" if name == "bare" else name
     variance = float(
         theory.kernel_variance(
             constant(BIAS_D, BIAS_LENGTH),

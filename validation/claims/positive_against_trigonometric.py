@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
+from refattn.typing import Features
 from validation import plotting
 from validation.suite import Claim, Compared, Erratum, Findings, Statement, more_often
 
@@ -34,7 +35,8 @@ COSINES, LENGTH = np.linspace(-1, 1, 41), 0.7  # pairs x, y of that length
 KERNEL_DRAWS = {"tiny": 20, "quick": 800, "full": 2000}
 SIGN_LENGTH = 2.0  # of opposite vectors, whose kernel is near 0
 NEAR = 0.9  # |cosine| of the pairs that are drawn
-VARIANTS = ("trigonometric", "positive", "published trigonometric", "published positive")
+OWN: tuple[Features, ...] = ("trigonometric", "positive")
+VARIANTS = (*OWN, "published trigonometric", "published positive")
 MEAN, BLIND = "mean of the values", "published positive, to the blind mean"
 
 
@@ -69,7 +71,8 @@ def run(rng: np.random.Generator, size: int, temperature: float, draws: int) -> 
                 omega = omega if name.endswith("positive") else 2 * np.pi * omega
             else:
                 omega = sampling.draw(size, D, coupling="orthogonal", rng=rng).omega
-            out = random_feature_attention(q, k, v, omega=omega, features=name.split()[-1])
+            kind = OWN[name.endswith("positive")]
+            out = random_feature_attention(q, k, v, omega=omega, features=kind)
             errors[name].append(float(np.mean((out - exact) ** 2)))
         errors[BLIND].append(float(np.mean((out - blind) ** 2)))
     return {"size": size, "temperature": temperature, "errors": errors}
@@ -89,15 +92,15 @@ def kernel_errors(rng: np.random.Generator, draws: int) -> dict[str, Any]:
     omega = np.stack(
         [sampling.draw(D, D, coupling="orthogonal", rng=rng).omega for _ in range(draws)]
     )[:, None]
-    estimates = {name: kernels.estimate(x, y, omega, features=name) for name in VARIANTS[:2]}
+    estimates = {name: kernels.estimate(x, y, omega, features=name) for name in OWN}
     x = SIGN_LENGTH / LENGTH * x[:1]
     y = -x
     signs = {
         f"lowest {name}": float(np.min(kernels.estimate(x, y, omega, features=name)))
-        for name in VARIANTS[:2]
+        for name in OWN
     }
     x, y = pairs(np.array([-NEAR, NEAR]))
-    errors = {
+    errors: dict[str, Any] = {
         name: (estimate / kernels.softmax_kernel(x, y) - 1) ** 2
         for name, estimate in estimates.items()
     }
@@ -125,7 +128,7 @@ def judge(results: Sequence[Any]) -> Findings:
         if last:
             evidence["strong"].append(more_often(name, e["positive"] < e[MEAN]))
             evidence["blind"].append(more_often(name, e[BLIND] < e["published positive"]))
-    trigonometric, positive = (kernel[name].T for name in VARIANTS[:2])
+    trigonometric, positive = (kernel[name].T for name in OWN)
     evidence["kernel"] = [
         more_often(f"positive, cosine {-NEAR}", positive[0] < trigonometric[0]),
         more_often(f"trigonometric, cosine {NEAR}", trigonometric[1] < positive[1]),
@@ -156,12 +159,12 @@ def judge(results: Sequence[Any]) -> Findings:
     )
     x, y = pairs(COSINES)
     law = {}
-    for name in VARIANTS[:2]:
+    for name in OWN:
         log_variance = theory.log_kernel_variance(
             x, y, features=name, coupling="orthogonal", num_features=D
         )
         law[name] = np.exp(np.maximum(log_variance / 2 - np.sum(x * y, -1), -20)).tolist()
-    measured = {name: np.sqrt(kernel[name].mean(0)).tolist() for name in VARIANTS[:2]}
+    measured = {name: np.sqrt(kernel[name].mean(0)).tolist() for name in OWN}
     errors = [
         {
             "size": r["size"],
@@ -200,7 +203,7 @@ def plot(data: dict[str, Any]) -> Any:
             axes.set_xscale("log")
     left.set_ylabel("mean squared error")
     left.legend(fontsize=7)
-    for name, colour in zip(VARIANTS[:2], plotting.COLOURS, strict=False):
+    for name, colour in zip(OWN, plotting.COLOURS, strict=False):
         right.plot(data["cosines"], data["law"][name], color=colour, label=f"law, {name}")
         right.plot([-NEAR, NEAR], data["measured"][name], "o", color=colour)
     right.set(

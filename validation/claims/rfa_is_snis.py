@@ -17,6 +17,7 @@ import numpy as np
 from scipy import special, stats
 
 from refattn import estimators, sampling
+from refattn.typing import Coupling
 from validation import plotting
 from validation.suite import Claim, Compared, Findings, Statement
 
@@ -67,7 +68,7 @@ def run(
             law = sampling.Gaussian(q.mean(0) + k.mean(0))
         elif proposal == "wide":
             law = sampling.Gaussian(q.mean(0), np.diag(rng.uniform(0.8, 2.0, d)))
-        coupling = "orthogonal" if proposal == "orthogonal" else "iid"
+        coupling: Coupling = "orthogonal" if proposal == "orthogonal" else "iid"
         omega, log_weight = sampling.draw(count, d, proposal=law, coupling=coupling, rng=rng)
         mean, variance = np.zeros(d), np.ones(d)
         if law is not None:

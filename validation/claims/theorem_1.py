@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from refattn import features, kernels, sampling
+from refattn.typing import Features
 from validation import plotting
 from validation.suite import REFUTED, Claim, Compared, Erratum, Findings, Statement
 
@@ -52,7 +53,7 @@ def exp_minus(u: Any) -> Any:
     return np.exp(-u)
 
 
-FORMS: dict[str, tuple[Any, Any]] = {  # f_1, ..., f_l and log h
+FORMS: dict[Features, tuple[Any, Any]] = {  # f_1, ..., f_l and log h
     "positive": ((np.exp,), minus_half_square),
     "hyperbolic": ((np.exp, exp_minus), both_signs),
     "trigonometric": ((np.cos, np.sin), half_square),

@@ -21,6 +21,7 @@ import numpy as np
 from scipy import special
 
 from refattn import kernels, sampling, stats, theory
+from refattn.typing import Coupling
 from validation import plotting
 from validation.claims._block_moments import moments
 from validation.suite import Claim, Compared, Findings, Statement, Tested, alpha, detects
@@ -64,7 +65,7 @@ def tasks(level: str) -> Sequence[Mapping[str, Any]]:
     ]
 
 
-def run(rng: np.random.Generator, d: int, coupling: str, sets: int) -> dict[str, Any]:
+def run(rng: np.random.Generator, d: int, coupling: Coupling, sets: int) -> dict[str, Any]:
     """Estimates over the kernel for each kind of features, and what frequencies are tested for."""
     count = size(coupling, d)
     omega = np.stack(
@@ -73,7 +74,8 @@ def run(rng: np.random.Generator, d: int, coupling: str, sets: int) -> dict[str,
     x, y = pair(d)
     kernel = kernels.softmax_kernel(x, y)
     ratios = {f: kernels.estimate(x, y, omega, features=f) / kernel for f in kernels.FEATURES}
-    found = {"d": d, "coupling": coupling, "ratios": ratios, "angle": 0.0, "directions": []}
+    found: dict[str, Any] = {"d": d, "coupling": coupling, "ratios": ratios}
+    found.update(angle=0.0, directions=[])
     lengths = np.sum(omega * omega, -1)
     found["lengths"] = lengths[:, :2]  # the first two rows of a set are no antithetic pair
     if coupling == "antithetic":

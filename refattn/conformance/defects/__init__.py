@@ -18,6 +18,11 @@ from .catalogue import Mutant
 
 __all__ = ["MUTANTS", "VARIANTS", "Mutant"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _CATALOGUES = (
     kernel.CATALOGUE,
     *combined.CATALOGUES.values(),

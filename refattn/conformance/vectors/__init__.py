@@ -2,8 +2,8 @@
 
 `write` puts one file an estimator into a directory, and four more of exact attention: its options,
 edges of tiles, inputs on which float64 loses digits, and the conventions in which libraries differ.
-`load` reads them back and `lint` says what is wrong with them. A case is named after the mistakes
-that it catches (its flags).
+`pack` puts them into one archive. `load` reads them back and `lint` says what is wrong with them. A
+case is named after the mistakes that it catches (its flags).
 
 Inputs come from a raw PCG64 stream, seeded with the CRC-32 of their name and rounded to few bits,
 or are small integers. Outputs come from `refattn.conformance.exact` with 50 and with 80 digits,
@@ -15,6 +15,7 @@ what each name means, for good. The layout of the files follows that of Project 
 
 from __future__ import annotations
 
+from .archives import is_archive, pack, unpacked
 from .cases import ESTIMATORS, FILES, FLAGS, FORMATS, Case, Convention
 from .checking import lint
 from .exporting import EXPORTS, export
@@ -30,7 +31,14 @@ __all__ = [
     "Case",
     "Convention",
     "export",
+    "is_archive",
     "lint",
     "load",
+    "pack",
+    "unpacked",
     "write",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

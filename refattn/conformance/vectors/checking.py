@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ... import registry
 from ..conventions import OPTIONS
+from .archives import SUMS, is_archive, unpacked, wrong_sums
 from .cases import (
     CONTRACT,
     DTYPES,
@@ -42,7 +43,7 @@ _OF_SAMPLES = ("indices", "log_probability")
 
 
 def lint(directory: str | os.PathLike[str], *, fraction: float = 1.0, rng: Any = None) -> list[str]:
-    """Say what is wrong with the vectors of a directory.
+    """Say what is wrong with the vectors of a directory or archive.
 
     The directory must hold the files of its manifests as they were written, and no others. They
     must satisfy the schema and more: unique ids and keys, no case twice, flags described
@@ -53,7 +54,7 @@ def lint(directory: str | os.PathLike[str], *, fraction: float = 1.0, rng: Any =
     Parameters
     ----------
     directory : path
-        What `write` was given.
+        What `write` or `pack` was given.
     fraction : float, default 1
         Part of the cases that is evaluated again; all of them take a few seconds.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
@@ -83,6 +84,12 @@ def lint(directory: str | os.PathLike[str], *, fraction: float = 1.0, rng: Any =
     except ModuleNotFoundError as error:
         message = f"checking vectors {INSTALL}"
         raise ModuleNotFoundError(message, name=error.name) from None
+    if is_archive(directory) and not os.path.isdir(directory):
+        try:
+            with unpacked(directory) as folder:
+                return lint(folder, fraction=fraction, rng=rng)
+        except ValueError as error:
+            return [f"{os.fspath(directory)}: {error}"]
     schema = json.loads(SCHEMA.read_text("utf-8"))
     of_manifests = {"$ref": "#/$defs/manifest", "$defs": schema["$defs"]}
     folder, found = Path(directory), files_in(directory)
@@ -99,11 +106,13 @@ def lint(directory: str | os.PathLike[str], *, fraction: float = 1.0, rng: Any =
         manifest, wrong = _lint_manifest(folder / name, Draft202012Validator(of_manifests))
         problems += [f"{name}: {problem}" for problem in wrong]
         manifests |= {} if manifest is None else {name: manifest}
-    problems += _lint_files(folder, manifests)
+    problems += [*_lint_files(folder, manifests), *wrong_sums(folder)]
     if len(manifests) == len(kinds) > 0:
         listed = {name for manifest in manifests.values() for name in manifest["files"]}
         there = {path.name for path in folder.iterdir()}
-        problems += [f"{name}: is in no manifest" for name in sorted(there - listed - {*manifests})]
+        problems += [
+            f"{name}: is in no manifest" for name in sorted(there - listed - {SUMS, *manifests})
+        ]
     seen: dict[str, Counter[Any]] = {kind: Counter() for kind in FORMATS}
     for kind, path in found:
         try:

@@ -1,0 +1,212 @@
+"""For tests of attention kernels: queries, keys and values that are hard, and one assertion.
+
+Where the package is installed, pytest has the fixtures `qkv`, `qkv_dtype` and `qkv_shape` too: a
+test that takes `qkv` runs once for each of `CASES`. Whoever wants another type or shape defines or
+parametrizes the other two::
+
+    @pytest.mark.parametrize("qkv_dtype", ["float16", "float32"])
+    def test_my_kernel(qkv, qkv_dtype):
+        q, k, v = qkv
+        assert_attention_close(my_kernel(q, k, v), q, k, v, dtype=qkv_dtype)
+
+and ``@pytest.mark.parametrize("qkv", ["shifted"], indirect=True)`` chooses cases. A fixture of the
+same name, in a test module or conftest.py, goes before these; ``-p no:refattn`` switches them off.
+Checks of whole implementations are those of `refattn.conformance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _validate
+from ._cases import CASES
+from ._formats import FORMATS
+from ._sample import load_sample
+from .rounding import assert_close
+
+__all__ = ["CASES", "assert_attention_close", "draw_qkv"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+_Array = npt.NDArray[Any]
+_Triple = tuple[_Array, _Array, _Array]
+_Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[_Array, ...]]
+
+_HELD = {"bfloat16": "float32"}  # NumPy has no such type
+
+
+def assert_attention_close(
+    actual: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    dtype: str | None = None,
+    causal: bool = False,
+    mask: Any = None,
+    scale: float | None = None,
+    **options: Any,
+) -> None:
+    """Raise an AssertionError if no correct kernel gives such an output.
+
+    This is `refattn.rounding.assert_close`: there is no tolerance to choose, as what a correct
+    kernel may differ by follows from the arrays.
+
+    Parameters
+    ----------
+    actual : array, shape (..., n, d_v), or pair of arrays
+        What the kernel gave; of a pair, the second are the log normalisers, shape (..., n).
+    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        What it was given, of NumPy, torch, JAX or any array API library.
+    dtype : str, optional
+        Storage type of the kernel, that of `q` by default.
+    causal, mask, scale, **options
+        As for `refattn.verify`: also `window`, `softcap`, `sinks`, `bias`, `profile`, `alpha`,
+        `estimator`, `omega`, and `d_out` with `dq`, `dk` and `dv`.
+
+    Raises
+    ------
+    AssertionError
+        If the verdict is FAIL, with its text: where the errors are largest, and known defects that
+        explain them.
+    TypeError, ValueError
+        If an argument is unusable.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import softmax_attention, testing
+    >>> q, k, v = testing.draw_qkv("shifted")
+    >>> out = softmax_attention(q, k, v)
+    >>> testing.assert_attention_close(out, q, k, v)
+    >>> testing.assert_attention_close(out, q, k, v, causal=True)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    AssertionError: FAIL: no correct kernel in float32 gives such numbers ...
+    """
+    __tracebackhide__ = True  # pytest shows the line that calls
+    if isinstance(actual, tuple | list) and len(actual) == 2:
+        actual, options["lse"] = actual
+    assert_close(actual, q, k, v, dtype=dtype, causal=causal, mask=mask, scale=scale, **options)
+
+
+def draw_qkv(
+    case: str = "sample",
+    *,
+    shape: Sequence[int] | None = None,
+    dtype: str = "float32",
+    rng: Any = 0,
+) -> _Triple:
+    """Make queries, keys and values of a case that kernels get wrong.
+
+    Parameters
+    ----------
+    case : {"sample", "normal", "large", "shifted", "negative", "equal", "outlier"}
+        * ``"sample"``: of a trained encoder, see `load_sample`; a part if `shape` is given;
+        * ``"normal"``: standard normal;
+        * ``"large"``: scores of a hundred and more, whose exponentials overflow;
+        * ``"shifted"``: keys far from the origin, all in one direction: large scores that differ
+          little;
+        * ``"negative"``: scores so low that all exponentials underflow;
+        * ``"equal"``: all keys are the same, and the output is the mean value;
+        * ``"outlier"``: one key has all the weight of every query, and the largest value.
+    shape : sequence of int, optional
+        Of each of the three, (..., n, d); (2, 64, 32) by default, and all of the sample.
+    dtype : {"bfloat16", "float16", "float32", "float64"}
+        Numbers are rounded to it; those of bfloat16 come as float32.
+    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
+        Source of what is drawn.
+
+    Returns
+    -------
+    q, k, v : NumPy arrays
+        Finite, and so is exact attention.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is unusable, or the sample has no part of that shape.
+
+    Examples
+    --------
+    >>> from refattn import testing
+    >>> q, k, v = testing.draw_qkv("equal", shape=(4, 100, 64), dtype="float16")
+    >>> q.shape, str(q.dtype), bool((k == k[0, 0]).all())
+    ((4, 100, 64), 'float16', True)
+    """
+    _validate.choice("case", case, CASES)
+    _validate.choice("dtype", dtype, ("bfloat16", "float16", "float32", "float64"))
+    rng = _validate.generator(rng)
+    if shape is not None:
+        if not isinstance(shape, Sequence) or len(shape) < 2:
+            raise ValueError(f"`shape` must be that of queries, (..., n, d), got {shape!r}.")
+        for size in shape:
+            _validate.positive_integer("shape", size)
+    if case == "sample":
+        found = tuple(_part(x, shape) for x in load_sample())
+    else:
+        found = _DRAWN[case](rng, (2, 64, 32) if shape is None else tuple(map(int, shape)))
+    q, k, v = (FORMATS[dtype].round(x).astype(_HELD.get(dtype, dtype)) for x in found)
+    return q, k, v
+
+
+def _part(x: _Array, shape: Sequence[int] | None) -> _Array:
+    """A part of the sample: of its first heads, tokens and numbers."""
+    if shape is None:
+        return x
+    *lead, n, d = shape
+    heads, count = x.reshape(-1, *x.shape[-2:]), int(np.prod(lead))
+    if count > heads.shape[0] or n > x.shape[-2] or d > x.shape[-1]:
+        raise ValueError(
+            f"`shape` must be no more than {len(heads)} heads, {x.shape[-2]} tokens and head size "
+            f"{x.shape[-1]} of the sample, got {tuple(shape)}."
+        )
+    return heads[:count, :n, :d].reshape(tuple(shape))
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+    return tuple(rng.standard_normal((3, *shape)))
+
+
+def _large(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+    q, k, v = _normal(rng, shape)
+    return 12 * q, 12 * k, v
+
+
+def _shifted(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+    q, k, v = _normal(rng, shape)
+    return q / 4 + 6, k / 2 + 24, v
+
+
+def _negative(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+    q, k, v = _normal(rng, shape)
+    return q / 4 + 12, k / 8 - 12, v
+
+
+def _equal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+    q, k, v = _normal(rng, shape)
+    return q, np.broadcast_to(k.reshape(-1, shape[-1])[0], shape), v
+
+
+def _outlier(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+    q, k, v = _normal(rng, shape)
+    q, at = np.abs(q) + 4, shape[-2] // 2
+    k[..., at, :], v[..., at, :] = 16, 1000
+    return q, k, v
+
+
+_DRAWN: dict[str, _Draw] = {
+    "normal": _normal,
+    "large": _large,
+    "shifted": _shifted,
+    "negative": _negative,
+    "equal": _equal,
+    "outlier": _outlier,
+}

@@ -1,0 +1,80 @@
+"""Types for those who check theirs: what an array is, and the names that options take.
+
+The checks of arguments read the same names, so a name that a type checker passes is one that the
+function takes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:  # which every type checker knows, though it may not be installed
+    from typing_extensions import TypeVar
+
+    ArrayT = TypeVar("ArrayT", bound="SupportsArray", default=Any)
+else:
+    from typing import TypeVar
+
+    ArrayT = TypeVar("ArrayT", bound="SupportsArray")  # defaults begin with Python 3.13
+
+__all__ = [
+    "ArrayT",
+    "Coupling",
+    "Features",
+    "KeyLaw",
+    "KnownCoupling",
+    "Pivots",
+    "SupportsArray",
+    "Weighting",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class SupportsArray(Protocol):
+    """An array of any library: what a type checker can know of all of them.
+
+    Functions whose queries are of one type return arrays of this type: `torch.Tensor` of
+    `torch.Tensor`. Which libraries there are, dtypes and shapes are checked by the functions.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Lengths of the axes.
+    dtype : dtype
+        Type of the elements, one of the library.
+    """
+
+    @property
+    def shape(self) -> Any:
+        """Lengths of the axes."""
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the elements."""
+
+    def __getitem__(self, key: Any, /) -> Any:
+        """Part of the array."""
+
+
+# How frequencies depend on each other: `refattn.sampling.draw`.
+Coupling = Literal[
+    "antithetic", "halton", "iid", "orthogonal", "regularised", "simplex", "sobol"
+]  # fmt: skip
+
+# The couplings whose laws are known; quasi-random points have none in closed form.
+KnownCoupling = Literal["antithetic", "iid", "orthogonal", "regularised", "simplex"]
+
+# Feature maps of the softmax kernel.
+Features = Literal["hyperbolic", "positive", "trigonometric"]
+
+# Weights of the proposals of LARA.
+Weighting = Literal["balance", "own", "query", "query-over-queries"]
+
+# Kernels whose pivots are the keys of a coreset.
+Pivots = Literal["exponential", "gaussian"]
+
+# Laws that keys of a sample are drawn from.
+KeyLaw = Literal["norms", "softmax", "uniform"]

@@ -1,0 +1,216 @@
+"""What the package has for tests of kernels: cases, an assertion and fixtures of pytest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import _fixtures, softmax_attention, testing
+
+ROOT = Path(refattn.__file__).parent.parent
+
+
+# Plain functions
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("case", testing.CASES)
+def test_cases_are_finite_and_exact_attention_passes(case: str, dtype: str) -> None:
+    q, k, v = testing.draw_qkv(case, dtype=dtype)
+    held = "float32" if dtype == "bfloat16" else dtype
+    assert {str(x.dtype) for x in (q, k, v)} == {held}
+    assert all(np.all(np.isfinite(x)) for x in (q, k, v))
+    exact = softmax_attention(*(x.astype(np.float64) for x in (q, k, v)))
+    assert np.all(np.isfinite(exact))
+    testing.assert_attention_close(exact.astype(held), q, k, v, dtype=dtype)
+
+
+def without_maximum(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    weights = np.exp(q @ k.mT / np.float32(q.shape[-1] ** 0.5))
+    return weights @ v / np.sum(weights, -1, keepdims=True)
+
+
+def unscaled(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return softmax_attention(q, k, v, scale=1.0)
+
+
+def first_key_twice(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    k, v = (np.concat([x[..., :1, :], x], -2) for x in (k, v))
+    return softmax_attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "seen"),
+    [
+        (without_maximum, {"large", "shifted", "negative", "outlier"}),
+        (unscaled, {"sample", "normal", "large", "shifted", "negative"}),
+        (first_key_twice, {"sample", "normal", "shifted", "negative", "equal"}),
+    ],
+)
+def test_cases_tell_wrong_kernels(wrong: object, seen: set[str]) -> None:
+    failed = set()
+    for case in testing.CASES:
+        q, k, v = testing.draw_qkv(case)
+        with np.errstate(all="ignore"):
+            out = wrong(q, k, v)  # type: ignore[operator]
+        if fails(out, q, k, v):
+            failed.add(case)
+    assert seen <= failed
+
+
+def fails(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> bool:
+    try:
+        testing.assert_attention_close(out, q, k, v)
+    except AssertionError:
+        return True
+    return False
+
+
+def test_options_and_pairs_go_to_verify() -> None:
+    q, k, v = testing.draw_qkv(shape=(2, 40, 16))
+    mask = np.arange(40) % 3 > 0
+    options = {"causal": True, "mask": mask, "scale": 0.1, "window": (9, 0), "softcap": 20.0}
+    found = refattn.attend(q, k, v, **options)
+    testing.assert_attention_close(found, q, k, v, **options)
+    testing.assert_attention_close(list(found), q, k, v, **options)
+    with pytest.raises(AssertionError, match="FAIL"):
+        testing.assert_attention_close((found.out, found.lse + 1e-3), q, k, v, **options)
+    with pytest.raises(AssertionError, match="FAIL"):
+        testing.assert_attention_close(found.out, q, k, v)
+    with pytest.raises(TypeError, match="casual"):
+        testing.assert_attention_close(found.out, q, k, v, casual=True)
+
+
+def test_shapes_and_draws() -> None:
+    for case in testing.CASES:
+        assert {x.shape for x in testing.draw_qkv(case, shape=(1, 3, 5, 2))} == {(1, 3, 5, 2)}
+    a, b, c = (testing.draw_qkv("normal", rng=i)[0] for i in (0, 0, 1))
+    np.testing.assert_array_equal(a, b)
+    assert np.all(a != c)
+    np.testing.assert_array_equal(testing.draw_qkv()[2], refattn.load_sample()[2])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"case": "hard"}, '`case` must be one of "equal"'),
+        ({"dtype": "float8"}, '`dtype` must be one of "bfloat16"'),
+        ({"shape": (4,)}, r"`shape` must be that of queries, \(\.\.\., n, d\), got \(4,\)"),
+        ({"shape": (0, 4)}, "`shape` must be a positive integer, got 0"),
+        ({"shape": (9, 4, 4)}, "`shape` must be no more than 8 heads, 128 tokens"),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        testing.draw_qkv(**options)  # type: ignore[arg-type]
+
+
+# The fixtures
+
+
+def test_the_project_names_the_fixtures_as_a_plugin() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["entry-points"]["pytest11"] == {"refattn": "refattn._fixtures"}
+    assert import_module("refattn._fixtures") is _fixtures
+
+
+def run(folder: Path, source: str, *words: str) -> str:
+    """Run pytest on a file in a project where the package, of this checkout, is installed."""
+    info = folder / "installed" / "refattn_here-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: refattn-here\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nrefattn = refattn._fixtures\n")
+    (folder / "project").mkdir()
+    (folder / "project" / "test_mine.py").write_text(source)
+    path = os.pathsep.join([str(info.parent), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *words],
+        cwd=folder / "project", env={**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": ""},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_project_has_the_fixtures(tmp_path: Path) -> None:
+    said = run(
+        tmp_path,
+        """
+import numpy as np
+import pytest
+from refattn import softmax_attention
+from refattn.testing import CASES, assert_attention_close
+
+seen = []
+
+def test_every_case(qkv):
+    seen.append(1)
+    q, k, v = qkv
+    assert q.dtype == np.float32
+    assert_attention_close(softmax_attention(q, k, v), q, k, v)
+
+def test_all_were_there():
+    assert len(seen) == len(CASES) > 5
+
+@pytest.mark.parametrize("qkv_dtype", ["float16", "float64"])
+@pytest.mark.parametrize("qkv_shape", [(3, 8, 4), (16, 16)])
+@pytest.mark.parametrize("qkv", ["shifted"], indirect=True)
+def test_chosen(qkv, qkv_dtype, qkv_shape):
+    assert [(x.shape, x.dtype) for x in qkv] == 3 * [(qkv_shape, qkv_dtype)]
+
+class TestOwn:
+    @pytest.fixture
+    def qkv_shape(self):
+        return 5, 2
+
+    def test_own_shape(self, qkv):
+        assert qkv[0].shape == (5, 2)
+
+def test_wrong(qkv):
+    q, k, v = qkv
+    assert_attention_close(softmax_attention(q, k, v) * np.float32(1.01), q, k, v)
+""",
+    )
+    assert "7 failed, 19 passed" in said
+    assert "AssertionError: FAIL: no correct kernel in float32 gives such numbers" in said
+    assert "> " in said
+    assert "assert_close(" not in said  # the traceback ends at the line of the test
+
+
+def test_a_project_that_uses_none_pays_nothing(tmp_path: Path) -> None:
+    """Nothing but the names of the cases is imported, and a fixture of the name goes before."""
+    said = run(
+        tmp_path,
+        """
+import sys
+import pytest
+
+LOADED = sorted(x for x in sys.modules if x.partition(".")[0] in ("refattn", "numpy", "scipy"))
+
+@pytest.fixture
+def qkv():
+    return "mine"
+
+def test_own(qkv, pytestconfig):
+    assert pytestconfig.pluginmanager.has_plugin("refattn")
+    assert qkv == "mine"
+
+def test_light():
+    assert LOADED == ["refattn", "refattn._cases", "refattn._fixtures", "refattn._version"]
+""",
+        *("-p", "no:hypothesispytest", "-p", "no:xdist"),
+    )
+    assert "2 passed" in said
+
+
+def test_the_fixtures_can_be_switched_off(tmp_path: Path) -> None:
+    said = run(tmp_path, "def test_it(qkv): pass\n", "-p", "no:refattn")
+    assert "fixture 'qkv' not found" in said
