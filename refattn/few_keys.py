@@ -53,7 +53,7 @@ def coreset_attention(
     with keys less the mean of those seen, a shift that no softmax notices. arXiv:2602.10056. Linear
     in n and m. Biased, and so are numerator and denominator, whatever keys are drawn; weights may
     be negative, and so may the denominator, which can vanish. With all keys in J it is exact
-    attention. It cannot be causal: the weights are of all keys.
+    attention. It cannot be causal, and has no decoding state: the weights are of all keys.
 
     Parameters
     ----------
@@ -238,7 +238,8 @@ def sampled_key_attention(
     independent keys from pi_i, the softmax itself, it is, with variance Var_pi(v) / S. Laws of bias
     and variance: `theory.sampled_keys_law`. Samples by hashing (MagicPIG, HyperAttention) and by
     kernel densities (KDEformer) are such, with laws of their own. `key_sampling.draw_keys` draws
-    some.
+    some. A mask that is causal hides later keys of a sample, but what is expected in it is that of
+    draws from all keys, so that there is no decoding state: a key that arrives changes all draws.
 
     Parameters
     ----------

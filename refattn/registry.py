@@ -534,6 +534,7 @@ for _record in (
             size="window",
             options=("scale", "causal", "gqa", "vjp"),
             traits=_MEAN,
+            state=streaming.EvaState,
         )
         for log_size in (True, False)
     ),
@@ -544,6 +545,7 @@ for _record in (
         size="window",
         options=("scale", "causal", "gqa", "vjp"),
         traits=(*_MEAN, "random"),
+        state=streaming.EvaState,
     ),
     Estimator(
         "second-order",
@@ -552,6 +554,7 @@ for _record in (
         size="window",
         options=("scale", "causal", "gqa", "vjp"),
         traits=("mean", "exponential"),
+        state=streaming.SecondOrderState,
     ),
     Estimator(
         "rfa-local",
@@ -560,6 +563,7 @@ for _record in (
         size="num_features",
         options=(*_SEES, "omega", "omega_per_head"),
         traits=(*_MEAN, "random", "common", "any-size"),
+        state=streaming.LocalState,
     ),
     Estimator(
         "linear",
