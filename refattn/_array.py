@@ -44,6 +44,7 @@ __all__ = [
     "is_array_api_obj",
     "is_jax_array",
     "is_numpy_array",
+    "known",
     "loop",
     "norm_bound",
     "rescale",
@@ -109,6 +110,16 @@ def to_host(x: Array, dtype: Any = np.float64) -> Any:
     elif not (is_numpy_array(x) or is_jax_array(x) or is_dask_array(x)):
         x = np.from_dlpack(x, device="cpu")
     return np.asarray(x, dtype=dtype)
+
+
+def known(x: Array) -> Any:
+    """Values as a NumPy array; None where there are none yet, of Dask or while JAX traces."""
+    if is_dask_array(x):
+        return None
+    try:
+        return to_host(x, dtype=None)
+    except (TypeError, RuntimeError):  # traced by JAX; mapped over, or without values, in torch
+        return None
 
 
 def host_dtype(like: Array) -> Any:

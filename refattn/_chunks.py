@@ -95,7 +95,7 @@ def chunked(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Ch
     of_queries = q[..., None, :, :] if few else cut(q, start - shift, end)
     places = slice(0, n) if few else slice(shift - start, shift - start + n)
     some = xp.ones((n, 1), dtype=q.dtype, device=device(q))
-    some = some[None] if few else cut(some, start - shift, end)
+    some = some[None, :, :] if few else cut(some, start - shift, end)
     most = xp.sum(some, axis=-2)
     mean = xp.sum(of_queries, axis=-2) / xp.where(most > 0, most, 1.0)
     mean = rows(mean, -first, count - first)

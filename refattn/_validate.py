@@ -1,4 +1,4 @@
-"""Checks of arguments: shapes and dtypes only, never values, so that they hold under tracing."""
+"""Checks of arguments: shapes and dtypes, and values where there are any, to hold under tracing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ._array import (
     device,
     is_array_api_obj,
     is_numpy_array,
+    known,
     to_host,
 )
 from ._heads import broadcast_lead, head_counts
@@ -332,13 +333,15 @@ def key_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: bool 
     broadcasts("indices", given, (*outer, *core), rule)
     if not is_numpy_array(given):
         same_home("indices", given, "k", k)
-        given = xp.astype(given, xp.int32)  # shorter integers may not count all keys
-    elif given.size and (given.min() < 0 or given.max() >= m):
+    values = known(given)
+    if values is not None and values.size and (values.min() < 0 or values.max() >= m):
         raise ValueError(
-            f"`indices` must be of keys, from 0 to {m - 1}, got {given.min()} to {given.max()}."
+            f"`indices` must be of keys, from 0 to {m - 1}, got {values.min()} to {values.max()}."
         )
-    else:
+    if is_numpy_array(given):
         given = xp.asarray(given, dtype=xp.int32, device=device(k))
+    else:
+        given = xp.astype(given, xp.int32)  # shorter integers may not count all keys
     return given[..., None, :] if of_queries and len(core) == 1 else given
 
 

@@ -46,6 +46,11 @@ def __dir__() -> list[str]:
 Sides = tuple[int | None, int | None]
 
 
+def as_it_is(x: Array, core: int = 2) -> Array:
+    """Give back what has no groups of heads."""
+    return x
+
+
 def eva_attention(
     q: ArrayT,
     k: ArrayT,
@@ -136,14 +141,18 @@ class Summarised(NamedTuple):
     moves: bool  # whether frequencies are made of the means
     bias: Array  # log of how often each summary counts, (..., C)
     root: Array
-    causal: bool
-    ungroup: Callable[..., Array]
+    causal: bool = True
+    ungroup: Callable[..., Array] = as_it_is
 
     @property
     def keys(self) -> Keys:
         """The keys of each chunk, as its frequency sees them."""
         chunks = self.chunks
         return Keys(chunks.k, chunks.v, chunks.mask, self.root * self.root / 2)
+
+    def sampled(self) -> Attended:
+        """What the frequency of each chunk sees of its keys, (..., C, 1, d_v)."""
+        return sample(self.omega[..., None, :], self.keys)
 
     def far(self, f: Array) -> tuple[tuple[Array, Array], dict[str, Any]]:
         """Summaries f (..., C, d_v) as keys and values, and how queries attend to them."""
@@ -181,27 +190,36 @@ def arranged_chunks(
     mask, (window, count) = _validate.one_row(mask, k), _validate.chunks("window", window, q, k)
     _validate.flag("sampled", sampled)
     _validate.flag("log_size", log_size)
-    noise, lead, moves = None, _validate.lead(q, k, v), omega is None
+    noise, lead = None, _validate.lead(q, k, v)
     if omega is not None:
         omega = _validate.chunk_frequencies(omega, count, q, lead)
     elif sampled:
         noise = constant(_validate.generator(rng).standard_normal((count, q.shape[-1])), q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
-    root, chunks = root_scale(scale, q), chunked(q, k, v, mask, window)
-    mean = chunks.mean(chunks.k)
+    chunks = chunked(q, k, v, mask, window)
+    found = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size)
+    return found._replace(causal=causal, ungroup=ungroup)
+
+
+@as_written
+def summaries_of(
+    chunks: Chunks, root: Array, omega: Array | None, noise: Array | None, log_size: bool
+) -> Summarised:
+    """What summaries are made of, at frequencies given or those of the means, with their noise."""
+    mean, moves = chunks.mean(chunks.k), omega is None
     if omega is None:
         omega = root * (chunks.mean_query + mean)
         omega = omega if noise is None else omega + noise
     bias = chunks.log_size
     if not log_size:
-        bias = array_namespace(q).where(bias == -math.inf, bias, 0.0)
-    return Summarised(chunks, mean, root * omega, moves, bias, root, causal, ungroup)
+        bias = array_namespace(bias).where(bias == -math.inf, bias, 0.0)
+    return Summarised(chunks, mean, root * omega, moves, bias, root)
 
 
 @as_written
 def attend_chunks(found: Summarised) -> Summaries:
     """Attend to the keys of the own chunk, and to summaries of others."""
-    states = sample(found.omega[..., None, :], found.keys)
+    states = found.sampled()
     keys, options = found.far(states.out[..., 0, :])
     near = found.chunks.near(found.root * found.root, found.causal)
     return Summaries(states, merge(near, attend(found.chunks.q, *keys, **options)))
@@ -268,8 +286,8 @@ class Moments(NamedTuple):
     far_k: Array  # means and half the covariances of keys, (..., C, d + d d)
     far_v: Array  # means of values and their covariances with keys, (..., C, d_v + d d_v)
     root: Array
-    causal: bool
-    ungroup: Callable[..., Array]
+    causal: bool = True
+    ungroup: Callable[..., Array] = as_it_is
 
     def blocks(self) -> Iterator[slice]:
         """Some chunks of queries at once."""
@@ -278,14 +296,8 @@ class Moments(NamedTuple):
         return blocks(0, q.shape[-3], max(1, math.prod(block_shape(q)) // row))
 
     def queries(self, some: slice) -> tuple[Array, Array]:
-        """Queries x of some chunks, times the scale, and their features x and x x^T.
-
-        q . k + q^T cov q / 2 is a product with these.
-        """
-        xp, x = array_namespace(self.root), self.root * self.root * self.chunks.q[..., some, :, :]
-        square = x[..., :, None] * x[..., None, :]
-        square = xp.reshape(square, (*x.shape[:-1], x.shape[-1] ** 2))
-        return x, xp.concat([x, square], axis=-1)
+        """Queries of some chunks and their features, as of `squared`."""
+        return squared(self.root * self.root * self.chunks.q[..., some, :, :])
 
     def far(self, some: slice) -> tuple[tuple[Array, Array], dict[str, Any]]:
         """Keys and values that stand for chunks, and how some chunks of queries attend to them."""
@@ -296,9 +308,33 @@ class Moments(NamedTuple):
 
     def turned(self, out: Array) -> tuple[Array, Array]:
         """Means of values, and covariances of keys and values, (..., w, d, d_v)."""
-        d, d_v = self.apart.shape[-1], self.v_apart.shape[-1]
-        turned = array_namespace(out).reshape(out[..., d_v:], (*out.shape[:-1], d, d_v))
-        return out[..., :d_v], turned
+        return _of_values(out, self.apart.shape[-1])
+
+
+def squared(x: Array) -> tuple[Array, Array]:
+    """Queries x that have the scale in them, and their features x and x x^T.
+
+    q . k + q^T cov q / 2 is a product with these.
+    """
+    xp, square = array_namespace(x), x[..., :, None] * x[..., None, :]
+    square = xp.reshape(square, (*x.shape[:-1], x.shape[-1] ** 2))
+    return x, xp.concat([x, square], axis=-1)
+
+
+def _of_values(out: Array, d: int) -> tuple[Array, Array]:
+    """Means (..., d_v) of values, and their covariances with keys, (..., d, d_v)."""
+    d_v = out.shape[-1] // (1 + d)
+    turned = array_namespace(out).reshape(out[..., d_v:], (*out.shape[:-1], d, d_v))
+    return out[..., :d_v], turned
+
+
+@as_written
+def attend_squared(x: Array, features: Array, k: Array, v: Array, **options: Any) -> Attended:
+    """Attend to moments of chunks, from queries and features of `squared`."""
+    far = attend(features, k, v, **options)
+    plain, turned = _of_values(far.out, x.shape[-1])
+    turned = array_namespace(x).sum(x[..., None] * turned, axis=-2)
+    return Attended(plain + turned, far.lse)
 
 
 @as_written
@@ -316,7 +352,14 @@ def arranged_moments(
     scale, mask = check(q, k, v, scale, mask, causal)
     mask, (window, _) = _validate.one_row(mask, k), _validate.chunks("window", window, q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
-    root, chunks, xp = root_scale(scale, q), chunked(q, k, v, mask, window), array_namespace(q)
+    found = moments_of(chunked(q, k, v, mask, window), root_scale(scale, q))
+    return found._replace(causal=causal, ungroup=ungroup)
+
+
+@as_written
+def moments_of(chunks: Chunks, root: Array) -> Moments:
+    """Means and covariances of the keys and values of each chunk."""
+    xp = array_namespace(chunks.k)
     mean, v_mean = chunks.mean(chunks.k), chunks.mean(chunks.v)
     apart, v_apart = (
         chunks.seen(x - y[..., None, :]) for x, y in ((chunks.k, mean), (chunks.v, v_mean))
@@ -325,7 +368,7 @@ def arranged_moments(
     cov, cross = share @ apart, share @ v_apart  # (..., C, d, d) and (..., C, d, d_v)
     flat = [xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1])) for x in (cov / 2, cross)]
     far_k, far_v = _joined([mean, flat[0]]), _joined([v_mean, flat[1]])
-    return Moments(chunks, apart, v_apart, far_k, far_v, root, causal, ungroup)
+    return Moments(chunks, apart, v_apart, far_k, far_v, root)
 
 
 @as_written
@@ -336,9 +379,7 @@ def attend_moments(found: Moments) -> Attended:
     for some in found.blocks():
         x, features = found.queries(some)
         keys, options = found.far(some)
-        far = attend(features, *keys, **options)
-        plain, turned = found.turned(far.out)
-        far = Attended(plain + xp.sum(x[..., None] * turned, axis=-2), far.lse)
+        far = attend_squared(x, features, *keys, **options)
         done.append(merge(Attended(near.out[..., some, :, :], near.lse[..., some, :]), far))
     if not done:
         return near
@@ -433,7 +474,7 @@ class Local(NamedTuple):
     """What queries have seen, and of what parts it was merged beside the near keys."""
 
     done: Attended
-    of_query: Array  # what normalisers of features lack, |q|^2 / 2 + log S
+    of_query: Array  # what normalisers of features lack
     far: list[tuple[Field, Attended]]
 
 
@@ -443,13 +484,18 @@ def near_options(keys: Keys, root: Array, sides: Sides, causal: bool) -> dict[st
     return {"mask": keys.mask, "causal": causal, "scale": root * root, "options": options}
 
 
+def lacking(q: Array, root: Array, count: int) -> Array:
+    """What normalisers of features lack to be those of keys, |q|^2 / 2 + log S."""
+    log_count = array_namespace(q).log(constant(count, q))
+    return root * root * square_norm(q) / 2 + log_count
+
+
 @as_written
 def attend_locally(found: Arranged, sides: Sides, causal: bool) -> Local:
     """Attend to near keys exactly, and to others through random features."""
     q, keys, samples, root, _ = found
     done, far = attend(q, keys.k, keys.v, **near_options(keys, root, sides, causal)), []
-    count = array_namespace(q).log(constant(samples.omega.shape[-2], q))
-    of_query = root * root * square_norm(q) / 2 + count
+    of_query = lacking(q, root, samples.omega.shape[-2])
     for field in _fields(q, keys, causal, sides):
         out, lse = field.attend(samples)
         far.append((field, Attended(out, lse - of_query)))

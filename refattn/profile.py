@@ -591,11 +591,18 @@ def _on_part(record: Estimator) -> bool:
 
 
 def _sizes(planned: Plan, record: Estimator) -> list[int | None]:
-    """Powers of 2 that an estimator is tried at, or one of no size."""
+    """Powers of 2 that an estimator is tried at, or one of no size.
+
+    Chunks begin where a query has the fewest terms, the own keys and the other chunks, and their
+    number doubles; one key to a chunk, which is exact attention and no cheaper, is left out.
+    """
     if record.size is None:
         return [None]
     q, k = planned.problems[record.name][:2]
     most = planned.most
+    if record.has("chunked"):
+        most = min(most, math.isqrt(max(1, k.shape[-2])))
+        return [2**i for i in reversed(range(1, most.bit_length()))] or [1]
     if not record.has("any-size"):
         most = min(most, q.shape[-2], k.shape[-2])
     return [2**i for i in range(most.bit_length())]
@@ -606,20 +613,23 @@ def _draws(planned: Plan, record: Estimator) -> int:
 
 
 def _seconds(planned: Plan, record: Estimator) -> float:
-    """Time at all S, if it grows as a straight line from the first to one larger S."""
+    """Time at all S, if it grows as a straight line in S, or in the terms that a query reads."""
     sizes, problem = _sizes(planned, record), planned.problems[record.name]
     tried = [sizes[0], sizes[min(6, len(sizes) - 1)]]
     try:
         first, other = (problem.row(record, x, 1, warm=False).seconds or 0.0 for x in tried)
     except REFUSALS:
         return 0.0
-    low, high = (x or 1 for x in tried)
+    m = problem[1].shape[-2] if record.has("chunked") else 0
+    low, high, *terms = ((x or 1) + m / (x or 1) for x in (*tried, *sizes))
     slope = max(0.0, other - first) / max(1, high - low)
-    return _draws(planned, record) * sum(first + slope * ((x or 1) - low) for x in sizes)
+    return _draws(planned, record) * sum(first + slope * (x - low) for x in terms)
 
 
 def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> Search:
     """Find the smallest power of 2 at which the error of each estimator reaches the target.
+
+    Chunks are of at most the root of the number of keys, where time is least, and are halved.
 
     The error is that of `compare.measure`, averaged over draws and heads.
 
@@ -655,7 +665,7 @@ def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = i
 
 
 def _doubled(planned: Plan, record: Estimator) -> Candidate:
-    """Double S until the mean error reaches the target."""
+    """Double S, or the number of chunks, until the mean error reaches the target."""
     name, steps, reached, reason = record.name, list[Row](), False, ""
     for samples in _sizes(planned, record):
         try:

@@ -61,6 +61,8 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "positive": "no weight is negative",
         "unordered": "the order of the keys does not matter, at given frequencies",
         "separate": "a query's result does not depend on the other queries",
+        "local": "near keys are seen otherwise than far ones: places may not be changed by a check",
+        "chunked": "its size is that of chunks of keys, and each far chunk is a term: exact at 1",
         "exponential": "weighs keys by e^(an inner product), and may take large ones",
         "quadratic": "takes time that grows with the product of the numbers of queries and keys",
         "any-size": "its size may be more than the number of tokens",
@@ -102,7 +104,8 @@ class Estimator(NamedTuple):
         are compared with those of `refattn.vjp`: it must take `fn`, or `naive` must be a formula of
         `refattn.naive`, for which it takes the function of the same name.
     traits : iterable of str
-        What is claimed of it, in words of `TRAITS`. Each adds checks; none takes any away.
+        What is claimed of it, in words of `TRAITS`. Each adds checks; none but "local" takes any
+        away, and that only where a tag would have tokens asked at other places.
     state : class or None
         Its decoding state, as in `refattn.streaming`: with `init`, `update`, `read` and `merge`.
     aliases : iterable of str
@@ -313,6 +316,7 @@ _SEES = ("scale", "mask", "causal", "gqa", "vjp")
 _DRAWS = ("random", "continuous", "common")
 _ROWS = ("unordered", "separate")  # what a query sees is a set, and other queries are not in it
 _MEAN = ("mean", "positive", "exponential")
+_EVA = (*_MEAN, "local", "chunked")
 _SHARED = (*_ROWS, *_DRAWS, "any-size", "average")  # of random features
 
 
@@ -539,7 +543,8 @@ for _record in (
             partial(naive.eva_attention, log_size=log_size),
             size="window",
             options=("scale", "causal", "gqa", "vjp"),
-            traits=_MEAN,
+            traits=_EVA,
+            state=streaming.EvaState,
         )
         for log_size in (True, False)
     ),
@@ -549,7 +554,8 @@ for _record in (
         naive.eva_attention,
         size="window",
         options=("scale", "causal", "gqa", "vjp"),
-        traits=(*_MEAN, "random"),
+        traits=(*_EVA, "random"),
+        state=streaming.EvaState,
     ),
     Estimator(
         "second-order",
@@ -557,7 +563,8 @@ for _record in (
         naive.second_order_attention,
         size="window",
         options=("scale", "causal", "gqa", "vjp"),
-        traits=("mean", "exponential"),
+        traits=("mean", "exponential", "local", "chunked"),
+        state=streaming.SecondOrderState,
     ),
     Estimator(
         "rfa-local",
@@ -565,7 +572,8 @@ for _record in (
         partial(naive.local_random_feature_attention, window=_NEAR),
         size="num_features",
         options=(*_SEES, "omega", "omega_per_head"),
-        traits=(*_MEAN, "random", "common", "any-size"),
+        traits=(*_MEAN, "local", "random", "common", "any-size"),
+        state=streaming.LocalState,
     ),
     Estimator(
         "linear",

@@ -3,6 +3,8 @@ r"""Decoding states: attention over keys that arrive over time.
 Each state offers `init` (from the first keys, possibly none), `update` (with more keys), `read`
 (attend to the keys so far) and `merge` (with the state of later keys). States are immutable:
 `update` and `merge` return new ones. Reading token by token after each update is causal attention.
+`EvaState` takes the queries of its tokens too. There is no state of `coreset_attention` or
+`sampled_key_attention`: weights, or what is drawn, are of all keys.
 
 `write_random_feature_attention` does so for arrays that need not fit in memory.
 """
@@ -11,84 +13,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from . import _validate, features, linear
-from ._array import Array, array_namespace, constant, is_array_api_obj, is_numpy_array, root_scale
+from ._array import Array, array_namespace, constant, root_scale
 from ._blocks import blocks
+from ._chunk_states import EvaState, SecondOrderState
 from ._heads import broadcast_lead, group_heads
 from ._held import held
 from ._hops import Exponential, Keys, Samples, causal_attention, read, sample
-from ._kernel import Attended, merge
+from ._kernel import Attended, attend, merge
 from ._signed import merge_totals
+from ._states import check_keys, check_queries, check_same, own
 from .attention import softmax_attention
+from .near_and_far import lacking, near_options
 
-__all__ = ["LinearState", "PositiveState", "SoftmaxState", "write_random_feature_attention"]
+__all__ = [
+    "EvaState",
+    "LinearState",
+    "LocalState",
+    "PositiveState",
+    "SecondOrderState",
+    "SoftmaxState",
+    "write_random_feature_attention",
+]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-def _check_same(a: Any, b: Any, *fields: str) -> None:
-    """Check that `b` is a state that merges with `a`."""
-    if type(a) is not type(b):
-        raise TypeError(f"`other` must be a {type(a).__name__}, got {type(b).__name__}.")
-    for name in fields:
-        if not _same(getattr(a, name), getattr(b, name)):
-            raise ValueError(f"`other` must have the `{name}` of this state.")
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two options agree; of arrays other than NumPy's only shapes and dtypes can be seen.
-
-    A `functools.partial` that was pickled equals no other, so that its parts are compared.
-    """
-    if a is b:
-        return True
-    if isinstance(a, partial) and isinstance(b, partial):
-        return _same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
-    if isinstance(a, tuple | list) and type(a) is type(b):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
-    if is_array_api_obj(a) and is_array_api_obj(b):
-        if is_numpy_array(a) and is_numpy_array(b):
-            return np.array_equal(a, b)
-        kinds = {is_numpy_array(x) or x.dtype for x in (a, b)}  # one library has its own dtypes
-        return tuple(a.shape) == tuple(b.shape) and (True in kinds or len(kinds) == 1)
-    equal = a == b
-    return isinstance(equal, bool | np.bool_) and bool(equal)
-
-
-def _check_keys(state: Any, k: Array, v: Array) -> None:
-    """Check more keys and values of a state: a token axis left out would read heads as tokens."""
-    _validate.attention(k, k, v)
-    _validate.arrays(2, k=k, state=state._totals)
-    if broadcast_lead(k, v) != state.lead:
-        raise ValueError(
-            f"`k` and `v` must have the leading axes of the state, {state.lead}, "
-            f"got shapes {tuple(k.shape)} and {tuple(v.shape)}."
-        )
-    for name, x, size in (("k", k, state.d), ("v", v, state._totals.shape[-1])):
-        if x.shape[-1] != size:
-            raise ValueError(
-                f"`{name}` must have the last axis of the state, {size}, got {x.shape[-1]}."
-            )
-
-
 def _sample(omega: Array, k: Array, v: Array, scale: float | None) -> Attended:
     """What frequencies, in kernel coordinates, have seen of some keys."""
     root = root_scale(scale, k)
     return sample(root * omega, Keys(k, v, half=root * root / 2))
-
-
-def _own(x: Array) -> Array:
-    """Copy an array of the caller's: a state does not change when the caller writes to it."""
-    return array_namespace(x).astype(x, x.dtype, copy=True)
 
 
 @held()
@@ -142,8 +102,8 @@ class SoftmaxState:
         softcap = _validate.real("softcap", softcap, positive=True, optional=True)
         if sinks is not None:  # of as many heads as queries will have
             _validate.arrays(0, k=k, sinks=sinks)
-            sinks = _own(sinks)
-        return cls(_own(k), _own(v), scale, window, softcap, sinks)._last()
+            sinks = own(sinks)
+        return cls(own(k), own(v), scale, window, softcap, sinks)._last()
 
     def _last(self) -> SoftmaxState:
         """What the window holds."""
@@ -151,7 +111,7 @@ class SoftmaxState:
         if self.window is None or m <= self.window + 1:
             return self
         first = m - self.window - 1
-        return replace(self, k=_own(self.k[..., first:, :]), v=_own(self.v[..., first:, :]))
+        return replace(self, k=own(self.k[..., first:, :]), v=own(self.v[..., first:, :]))
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -170,7 +130,7 @@ class SoftmaxState:
 
     def update(self, k: Array, v: Array) -> SoftmaxState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
-        _check_keys(self, k, v)
+        check_keys(self, k, v)
         return self.merge(replace(self, k=k, v=v))
 
     def read(self, q: Array) -> Array:
@@ -181,11 +141,15 @@ class SoftmaxState:
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
         """Add the keys of another state, of the same options."""
-        _check_same(self, other, "scale", "window", "softcap", "sinks")
+        check_same(self, other, "scale", "window", "softcap", "sinks")
+        return self._joined(other)._last()
+
+    def _joined(self, other: SoftmaxState) -> SoftmaxState:
+        """The keys of both, of which some may leave the window."""
         _validate.states(k=(self.k, other.k), v=(self.v, other.v))
         xp = array_namespace(self.k, other.k)
         k, v = (xp.concat([a, b], axis=-2) for a, b in ((self.k, other.k), (self.v, other.v)))
-        return replace(self, k=k, v=v)._last()
+        return replace(self, k=k, v=v)
 
 
 @held()
@@ -235,7 +199,7 @@ class PositiveState:
         if log_weight is None:
             log_weight = np.zeros(omega.shape[-2])
         samples = _sample(ours, k, v, scale)
-        return cls(samples, _own(omega), _own(log_weight), scale)
+        return cls(samples, own(omega), own(log_weight), scale)
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -254,12 +218,16 @@ class PositiveState:
 
     def update(self, k: Array, v: Array) -> PositiveState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
-        _check_keys(self, k, v)
+        check_keys(self, k, v)
         more = _sample(constant(self.omega, k), k, v, self.scale)
         return replace(self, samples=merge(self.samples, more))
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to the samples: (..., n, d_v)."""
+        return self._read(q).out
+
+    def _read(self, q: Array) -> Attended:
+        """Attend to the samples; `lse` lacks what `near_and_far.lacking` says."""
         f, log_z = self.samples
         omega, log_weight = self._proposal(q)
         (q, omega, f, log_z, log_weight), ungroup = group_heads(
@@ -267,7 +235,8 @@ class PositiveState:
         )
         states = Attended(f, log_z[..., 0, :])
         samples = Samples(root_scale(self.scale, q) * omega, log_weight)
-        return ungroup(read(q, samples, states).out)
+        out, lse = read(q, samples, states)
+        return Attended(ungroup(out), ungroup(lse, 1))
 
     def read_causal(self, q: Array, k: Array, v: Array) -> Array:
         """Attend from the queries of new tokens to every key so far and, causally, to their own.
@@ -276,9 +245,12 @@ class PositiveState:
         stays without the new keys. `read_causal`, then `update`, is one step over a long prompt.
         """
         _validate.attention(q, k, v, causal=True)
+        check_keys(self, k, v)
+        return self._read_causal(q, k, v).out
+
+    def _read_causal(self, q: Array, k: Array, v: Array) -> Attended:
         f, log_z = self.samples
         omega, log_weight = self._proposal(q)
-        _check_keys(self, k, v)
         (q, k, v, omega, f, log_z, log_weight), ungroup = group_heads(
             q, k, v, omega, f, log_z[..., None, :], log_weight
         )
@@ -286,7 +258,8 @@ class PositiveState:
         root = root_scale(self.scale, q)
         features = Exponential(Samples(root * omega, log_weight))
         keys = Keys(k, v, half=root * root / 2)
-        return ungroup(causal_attention(q, keys, features, past).out)
+        out, lse = causal_attention(q, keys, features, past)
+        return Attended(ungroup(out), ungroup(lse, 1))
 
     def _proposal(self, q: Array) -> tuple[Array, Array]:
         """Frequencies and log weights (..., 1, S) for queries, which are checked."""
@@ -302,7 +275,7 @@ class PositiveState:
         Both states must have the same frequencies and log weights. Where these are not NumPy
         arrays, only their shapes and dtypes are compared.
         """
-        _check_same(self, other, "scale", "lead", "omega", "log_weight")
+        check_same(self, other, "scale", "lead", "omega", "log_weight")
         _validate.attended(self.samples, other.samples)
         return replace(self, samples=merge(self.samples, other.samples))
 
@@ -354,7 +327,7 @@ class LinearState:
 
     def update(self, k: Array, v: Array) -> LinearState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
-        _check_keys(self, k, v)
+        check_keys(self, k, v)
         return self.merge(LinearState.init(k, v, feature_map=self.feature_map))
 
     def read(self, q: Array) -> Array:
@@ -368,9 +341,118 @@ class LinearState:
 
     def merge(self, other: LinearState) -> LinearState:
         """Add the sums over other keys, of the same leading axes and the same feature map."""
-        _check_same(self, other, "d", "feature_map")
+        check_same(self, other, "d", "feature_map")
         _validate.states(**{"the state": (self.sums.total, other.sums.total)})
         return replace(self, sums=merge_totals(self.sums, other.sums))
+
+
+@dataclass(frozen=True, eq=False)
+class LocalState:
+    r"""The last keys, and what samples have attended to of those before them.
+
+    It decodes `refattn.local_random_feature_attention` with ``causal=True``. The window holds its
+    keys and values, samples S (d_v + 1) numbers a head, whatever the number of tokens.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import local_random_feature_attention, sampling
+    >>> from refattn.streaming import LocalState
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
+    >>> omega = sampling.draw(8, 4, rng=1).omega
+    >>> state = LocalState.init(k[:5], v[:5], window=2, omega=omega).update(k[5:], v[5:])
+    >>> options = {"omega": omega, "window": (2, 0), "causal": True}
+    >>> want = local_random_feature_attention(q, k, v, **options)
+    >>> bool(np.allclose(state.read(q[5:]), want[5:]))
+    True
+    """
+
+    near: SoftmaxState
+    far: PositiveState
+
+    @classmethod
+    def init(
+        cls,
+        k: Array,
+        v: Array,
+        *,
+        window: int | None,
+        omega: Array,
+        log_weight: Array | None = None,
+        scale: float | None = None,
+    ) -> LocalState:
+        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+
+        The last key and `window` before it are near, as with ``window=(window, 0)``; all are with
+        None. The other arguments are as in `PositiveState.init`.
+        """
+        empty = k[..., :0, :], v[..., :0, :]
+        far = PositiveState.init(*empty, omega=omega, log_weight=log_weight, scale=scale)
+        return cls(SoftmaxState.init(*empty, scale=scale, window=window), far).update(k, v)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the keys and values."""
+        return self.near.lead
+
+    @property
+    def d(self) -> int:
+        """Length of a key."""
+        return self.near.d
+
+    def update(self, k: Array, v: Array) -> LocalState:
+        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        check_keys(self.near, k, v)
+        return self._after(replace(self.near, k=k, v=v), self.far)
+
+    def _after(self, near: SoftmaxState, far: PositiveState) -> LocalState:
+        """Put later keys into the window, and into `far` those that leave it."""
+        near, window = self.near._joined(near), self.near.window
+        out = 0 if window is None else max(0, near.k.shape[-2] - window - 1)
+        if out:
+            far = far.update(near.k[..., :out, :], near.v[..., :out, :])
+        return replace(self, near=near._last(), far=far)
+
+    def read(self, q: Array) -> Array:
+        """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
+        _validate.attention(q, self.near.k, self.near.v)
+        near = self._near(q, self.near, causal=False)
+        return merge(near, self._whole(q, self.far._read(q))).out
+
+    def read_causal(self, q: Array, k: Array, v: Array) -> Array:
+        """Attend from the queries of new tokens to every key so far and, causally, to their own.
+
+        As `PositiveState.read_causal`, with at most as many queries as new keys.
+        """
+        check_queries(q, k, v)
+        check_keys(self.near, k, v)
+        near = self.near._joined(replace(self.near, k=k, v=v))
+        done, window = self._near(q, near, causal=True), near.window
+        out = -1 if window is None else near.k.shape[-2] - window - 1
+        if out < 0:  # all are in the window of the last query, and nothing was before
+            return done.out
+        far = self.far._read_causal(q, near.k[..., :out, :], near.v[..., :out, :])
+        return merge(done, self._whole(q, far)).out
+
+    def _near(self, q: Array, near: SoftmaxState, causal: bool) -> Attended:
+        """Attend to keys, in windows that end at the last or, causally, at the query."""
+        (q, k, v), ungroup = group_heads(q, near.k, near.v)
+        sides = (near.window if causal else None, None)
+        options = near_options(Keys(k, v), root_scale(self.far.scale, q), sides, causal)
+        out, lse = attend(q, k, v, **options)
+        return Attended(ungroup(out), ungroup(lse, 1))
+
+    def _whole(self, q: Array, far: Attended) -> Attended:
+        """What features have seen, with normalisers beside those of keys."""
+        root, count = root_scale(self.far.scale, q), self.far.omega.shape[-2]
+        return Attended(far.out, far.lse - lacking(q, root, count))
+
+    def merge(self, other: LocalState) -> LocalState:
+        """Add the state of later keys, of the same window, frequencies and log weights."""
+        check_same(self, other)
+        check_same(self.near, other.near, "scale", "window")
+        both = self.far.merge(other.far)
+        return self._after(other.near, both)
 
 
 def write_random_feature_attention(

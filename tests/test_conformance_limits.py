@@ -398,3 +398,66 @@ def test_sums_of_keys_that_come_many_times() -> None:
             checks=["value_length"],
         )
         assert report.verdict == "PASS", (seed, report)
+
+
+def beside(window: Any = (8, 8), **fixed: Any) -> Callable[..., Any]:
+    """Features beside a window, perhaps causal whatever is asked, perhaps of some sizes only."""
+
+    def attention(q: Any, k: Any, v: Any, *, seed: Any = None, **options: Any) -> Any:
+        options = {name: x for name, x in options.items() if name not in fixed}
+        local = refattn.local_random_feature_attention
+        return local(q, k, v, window=window, rng=seed, **options, **fixed)
+
+    return attention
+
+
+def in_fours(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    only(q.shape[-2] % 4 == 0 == k.shape[-2] % 4)
+    return beside()(q, k, v, **options)
+
+
+def summed_up(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    return refattn.eva_attention(q, k, v, sampled=False, **options | {"causal": True})
+
+
+def top_left(q: Any, k: Any, v: Any, *, causal: bool = False, **options: Any) -> Any:
+    """Summaries of chunks whose query i is level with key i."""
+    n, m = q.shape[-2], k.shape[-2]
+    if causal and n < m:
+        k, v = k[..., :n, :], v[..., :n, :]
+    if causal and n > m:
+        k, v = (np.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, n - m), (0, 0)]) for x in (k, v))
+        options["mask"] = np.arange(n) < m
+    return refattn.eva_attention(q, k, v, sampled=False, causal=causal, **options)
+
+
+PLACES: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
+    "causal": (beside(causal=True), "rfa-local", ("omega", "mask"), {"causal_only": True}),
+    "fours": (in_fours, "rfa-local", ("omega", "causal"), {"multiple_of": 4}),
+    "chunks": (summed_up, "eva", ("causal",), {"causal_only": True}),
+    "corner": (top_left, "eva", ("causal",), {"causal": "top-left"}),
+}
+
+
+@pytest.mark.long("causal", "fours")
+@pytest.mark.parametrize("name", PLACES)
+def test_near_keys_are_not_asked_at_other_places(name: str) -> None:
+    fn, estimator, capabilities, tags = PLACES[name]
+    report = check(fn, estimator=estimator, capabilities=capabilities, tags=tags)
+    assert report.verdict == "PASS", str(report)
+    passed = {x.check for x in report.results if x.status == "PASS"}
+    assert {"reference_values", "causal", "future_unseen"} <= passed
+    if "causal_only" in tags:
+        assert {"value_length", "large_logits", "heads_apart", "weighted_mean"} <= passed
+
+
+@pytest.mark.parametrize("sides", [(7, 8), (9, 8)])
+def test_other_windows_within_the_limits_show(sides: Any) -> None:
+    report = check(
+        beside(sides, causal=True),
+        estimator="rfa-local",
+        capabilities=("omega",),
+        tags={"causal_only": True},
+        checks=["reference_values", "causal"],
+    )
+    assert report.verdict == "FAIL"

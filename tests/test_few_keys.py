@@ -50,6 +50,30 @@ def test_coreset_agrees_with_50_digits(
         record_accuracy("coreset", np.float64, error / allowed)
 
 
+@pytest.mark.parametrize(
+    ("size", "most"), [(0.1, 2e-5), (0.03, 2e-4), (0.01, 1.5e-3), (0.003, 1.2e-2)]
+)
+def test_coreset_of_keys_that_are_near(size: float, most: float) -> None:
+    """What the docstring says of float32 and float64, which has digits for them."""
+    errors: dict[Any, float] = {np.float32: 0.0, np.float64: 0.0}
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        k = size * rng.standard_normal((12, 3))
+        q, v = rng.standard_normal((4, 3)), rng.standard_normal((12, 2))
+        arrays = [x.astype(np.float32) for x in (q, k, v)]
+        wide = [x.astype(np.float64) for x in arrays]
+        indices = rng.permutation(12)[:6]
+        want = np.asarray(exact.coreset_attention(*wide, indices), float)
+        terms = absolute_terms(*wide, indices, True)
+        for dtype, tokens in ((np.float32, arrays), (np.float64, wide)):
+            got = coreset_attention(*tokens, indices=indices)
+            errors[dtype] = max(errors[dtype], float(np.abs(got - want).max()))
+            allowed = 4 * condition(wide[1], indices) * terms
+            assert units(got, want, *wide, dtype) < allowed
+    assert most / 4 < errors[np.float32] < most
+    assert errors[np.float64] < 1e-10
+
+
 def absolute_terms(q: Any, k: Any, v: Any, indices: Any, visible: Any) -> float:
     """Sum of the absolute terms of numerator and denominator over the denominator, at least 1."""
     m = len(k)
@@ -314,3 +338,25 @@ X = np.ones((5, 3))
 def test_what_is_refused(call: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         call()
+
+
+@pytest.mark.parametrize("bad", [[0, 5], [-1, 2]])
+def test_indices_that_are_not_of_keys(backend: Backend, bad: list[int]) -> None:
+    """On every library where they have values."""
+    x, indices = backend.array(X), np.array(bad)
+    given = backend.array(indices)
+    if backend.name == "dask":
+        pytest.skip("has no values yet")
+    for function in (coreset_attention, sampled_key_attention):
+        with pytest.raises(
+            ValueError, match=rf"`indices` must be of keys, from 0 to 4, got {min(bad)} to"
+        ):
+            function(x, x, x, indices=given)
+
+
+def test_indices_while_jax_traces() -> None:
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.asarray(X)
+    for function in (coreset_attention, sampled_key_attention):
+        run = jax.jit(lambda indices, fn=function: fn(x, x, x, indices=indices))
+        np.testing.assert_allclose(run(jax.numpy.asarray([0, 2])), X, rtol=1e-6)

@@ -189,3 +189,15 @@ def test_empty_plans() -> None:
     empty = np.zeros((3, 0, 2))
     with pytest.raises(ValueError, match="at least one head and one row"):
         profile.plan(empty, empty, empty)
+
+
+def test_the_number_of_chunks_doubles() -> None:
+    """One key to a chunk is exact: it would reach every target at once, at no gain."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((70, 3)) for _ in range(3))
+    for target, sizes in ((10.0, [8]), (1e-9, [8, 4, 2])):
+        planned = profile.plan(q, k, v, estimators=["eva", "second-order"], target=target)
+        assert planned.seconds > 0
+        for candidate in profile.search(planned).candidates:
+            assert [step.samples for step in candidate.steps] == sizes
+            assert candidate.reached == (target > 1)

@@ -39,6 +39,8 @@ def fitted(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     """Call with a problem within the limits, and take the part that was asked for."""
     if largest_logit(adapter, arrays) > (adapter["max_logit"] or np.inf):
         raise Beyond("max_logit")
+    if adapter.has("local"):
+        options = in_place(adapter, arrays, options)
     if {"d_out", "return_lse"} & set(options):  # whose sizes are those of a problem as it is
         got = _keywords(adapter, call, arrays, options)
         if "d_out" in options:
@@ -47,6 +49,24 @@ def fitted(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     for step in (_keywords, _without_keys, _coordinates, _tokens, _one_by_one, _size_of_values):
         call = _within(step, adapter, call)
     return call(arrays, options)
+
+
+def in_place(adapter: Any, arrays: Any, options: Options) -> Options:
+    """What is asked of near and far keys: tokens stay in their places, or nothing is asked.
+
+    Where only causal attention is had, all questions are about it.
+    """
+    n, m = (int(x.shape[-2]) for x in arrays[:2])
+    if adapter["causal_only"] and not options.get("causal"):
+        if n > m:  # queries that would see no key
+            raise Beyond("causal_only")
+        options = options | {"causal": True}
+    if options.get("causal"):
+        if adapter["causal"] == "top-left" and n != m:
+            raise Beyond("causal")
+    elif tokens(adapter, n, m) != (n, m):
+        raise Beyond("self_attention" if adapter["self_attention"] else "multiple_of")
+    return options
 
 
 def _within(step: Callable[..., Any], adapter: Any, call: Call) -> Call:

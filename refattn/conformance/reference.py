@@ -15,7 +15,7 @@ from .._blocks import sum_to
 from ..attention import attend, softmax_attention
 from ..gradients import vjp
 from .adapter import Adapter
-from .limits import copies, repeated
+from .limits import copies, in_place, repeated
 
 __all__ = [
     "CONTRACT",
@@ -105,7 +105,9 @@ def _evaluate(
     """Call a function of the record with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
     given = {k: np.asarray(x, dtype) if k in _FLOATS else x for k, x in options.items()}
-    if any(given.get(tag) and "top-left" in adapter[tag] for tag in ("causal", "window")):
+    if adapter.has("local"):
+        given = in_place(adapter, wide, given)
+    elif any(given.get(tag) and "top-left" in adapter[tag] for tag in ("causal", "window")):
         given["mask"] = adapter.visible(wide[0].shape[-2], wide[1].shape[-2], given)
         given = {k: x for k, x in given.items() if k not in ("causal", "window")}
     if adapter.record.takes("scale"):
@@ -416,6 +418,8 @@ def _condition(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, 
 def black_box(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Floats:
     """What the registered function gives at a seed."""
     given = {"rng": options.get("seed", 0), **{k: x for k, x in options.items() if k != "seed"}}
+    if adapter.has("local"):
+        given = in_place(adapter, arrays, given)
     if adapter.record.takes("scale"):
         given["scale"] = adapter.root(arrays[0].shape[-1]) ** 2
     return np.asarray(adapter.record.fn(*arrays, **given), float)
