@@ -19,6 +19,7 @@ from .cases import ESTIMATORS, FILES, FLAGS, FORMATS, Case, Convention
 from .checking import lint
 from .exporting import EXPORTS, export
 from .reading import load
+from .solving import prepare
 from .writing import write
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "export",
     "lint",
     "load",
+    "prepare",
     "write",
 ]
