@@ -500,8 +500,10 @@ def profile(
         f"scale {found.scale:.6g}, covariances {'' if found.shrink else 'not '}shrunk, "
         f"not causal; {_worth(found)}"
     )
-    page.say("\nMoments in kernel coordinates, sqrt(scale) q and sqrt(scale) k: norm of the mean;")
-    page.say("trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2")
+    page.say(
+        "\nMoments in kernel coordinates, sqrt(scale) q and sqrt(scale) k: norm of the mean; "
+        "trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2"
+    )
     labels = {f"{part}_{x}": label.format(x) for part, label in study.PARTS.items() for x in "qk"}
     labels |= {name: f"{p:.0%}" for name, p in study.QUANTILES.items()}
     page.table(_per_head(found, {labels[name]: x for name, x in found.table.items()}))
@@ -535,16 +537,20 @@ def _show_laws(found: Profile, page: Page) -> None:
         table.add_row(str(samples), *cells)
     page.table(table)
     if outside:
-        page.say("-: outside the regime of the law (effective sample size below 10) for some")
-        page.say("queries; in brackets the share of queries inside")
-    page.say(f"\nS by the law for relative error {found.target:g}, and the S from which that law")
-    page.say("holds for all queries (1 where not shown); fewer may do: --measure tries them")
+        page.say(
+            "-: outside the regime of the law (effective sample size below 10) for some queries; "
+            "in brackets the share of queries inside"
+        )
+    page.say(
+        f"\nS by the law for relative error {found.target:g}, and the S from which that law holds "
+        "for all queries (1 where not shown); fewer may do: --measure tries them"
+    )
     columns = []
     for name in found.by_law:
         columns.append((_LABELS[name], found.by_law[name]))
         if np.any(found.holds_from[name] > 1):
             columns.append(("holds from", found.holds_from[name]))
-    table = Table("head", *(label for label, _ in columns))
+    table = Table("head", *(label for label, _ in columns), drop=("holds from",))
     for head in found.heads:
         table.add_row(_index(head), *(_count(float(x[head])) for _, x in columns))
     page.table(table)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -29,6 +31,7 @@ COLOURS = {
     "passes": "green",
     "fails": "red",
 }
+_SHAPE = re.compile(r"\([\d, ]+\)")  # stays in one line
 _GAP = 3  # characters between columns
 
 
@@ -96,21 +99,21 @@ class Page:
     def say(self, text: str = "") -> None:
         """Print lines, broken between words where they are longer than the page."""
         if self.markdown:
-            click.echo(f"{text}\n" if text.strip() else "", nl=bool(text.strip()))
+            _echo(f"{text}\n" if text.strip() else "", nl=bool(text.strip()))
             return
         for line in text.split("\n"):
-            click.echo("\n".join(_wrapped(line)))
+            _echo("\n".join(_wrapped(line)))
 
     def table(self, table: Table, *, split: bool = False) -> None:
         """Print a table; where it is too wide some columns are left out, or follow below."""
         if self.markdown:
-            click.echo(_to_markdown(table))
+            _echo(_to_markdown(table))
         elif split:
             for number, kept in enumerate(table.parts(width())):
-                click.echo("\n" * (number > 0) + _drawn(table, kept))
+                _echo("\n" * (number > 0) + _drawn(table, kept))
         else:
             kept, out = table.fitting(width())
-            click.echo(_drawn(table, kept))
+            _echo(_drawn(table, kept))
             if out:
                 names = ", ".join(dict.fromkeys(out))
                 self.say(f"left out at this width: {names} (--format csv has all)")
@@ -118,15 +121,22 @@ class Page:
     def block(self, text: str) -> None:
         """Print a report as it is, with verdicts in colour where there is any."""
         if self.markdown:
-            click.echo(f"```\n{text}\n```\n")
+            _echo(f"```\n{text}\n```\n")
             return
         console = Console()
-        click.echo(text, color=console.color_system is not None and not console.no_color)
+        _echo(text, color=console.color_system is not None and not console.no_color)
+
+
+def _echo(text: str, **options: Any) -> None:
+    """Print to the stream as it is: Click would take another where its characters are few."""
+    click.echo(text, file=sys.stdout, **options)
 
 
 def _wrapped(line: str) -> list[str]:
     """Lines no longer than the page, as far as words are not."""
-    return textwrap.wrap(line, width(), break_long_words=False, break_on_hyphens=False) or [""]
+    whole = _SHAPE.sub(lambda found: found[0].replace(" ", "\xa0"), line)
+    lines = textwrap.wrap(whole, width(), break_long_words=False, break_on_hyphens=False)
+    return [x.replace("\xa0", " ") for x in lines] or [""]
 
 
 def _drawn(table: Table, kept: Sequence[int]) -> str:

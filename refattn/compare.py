@@ -74,8 +74,9 @@ class Row(NamedTuple):
         draws = len(self.errors)
         if draws < 2:
             return math.nan
-        means = self.errors.reshape(draws, -1).mean(axis=-1)
-        return float(np.std(means, ddof=1) / math.sqrt(draws))
+        with np.errstate(invalid="ignore", over="ignore"):  # of errors that are not finite
+            means = self.errors.reshape(draws, -1).mean(axis=-1)
+            return float(np.std(means, ddof=1) / math.sqrt(draws))
 
     @property
     def worst_head(self) -> tuple[int, ...]:
@@ -89,7 +90,7 @@ class Skipped(NamedTuple):
     estimator: str
     samples: int | None
     reason: str
-    most: int | None = None  # the largest S that it takes, where it is that
+    limit: str = ""  # on S, in few words, where that is the reason
 
     @property
     def label(self) -> str:
@@ -100,12 +101,12 @@ class Skipped(NamedTuple):
 def listed(skipped: Iterable[Skipped]) -> str:
     """All that was skipped, in one line.
 
-    >>> listed([Skipped("a", 9, "no", 8), Skipped("b", 9, "no", 8), Skipped("c", None, "why")])
-    'S = 9 of a, b (at most 8 here); c (why)'
+    >>> listed([Skipped("a", 9, "", "at most 8"), Skipped("b", 9, "", "at most 8")])
+    'S = 9 of a, b (at most 8)'
     """
     sizes: dict[tuple[str, str], list[str]] = {}
     for x in skipped:
-        words = f"at most {x.most} here" if x.most else x.reason.removeprefix(f"{x.estimator} ")
+        words = x.limit or x.reason.removeprefix(f"{x.estimator} ")
         words = re.sub(r",? got [^,]*$", "", words).rstrip(".")
         sizes.setdefault((x.estimator, words), []).extend([f"{x.samples}"] * bool(x.samples))
     alike: dict[tuple[str, str], list[str]] = {}
@@ -506,8 +507,10 @@ def _on_some(record: Estimator, causal: bool) -> bool:
 
 def _skipped(problem: Problem, record: Estimator, samples: int | None, reason: str) -> Skipped:
     n, m = problem.q.shape[-2], problem.k.shape[-2]
-    limited = samples is not None and not record.has("any-size") and samples > n == m
-    return Skipped(record.name, samples, reason, n if limited else None)
+    limit = ""
+    if samples is not None and samples > min(n, m) and not record.has("any-size"):
+        limit = f"at most {n} here" if n == m else f"more than the {n} queries or {m} keys"
+    return Skipped(record.name, samples, reason, limit)
 
 
 def _unposed(

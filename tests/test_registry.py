@@ -325,10 +325,12 @@ def test_comparison_shows_it(tmp_path: Path) -> None:
 
     def rows(*words: str) -> list[list[str]]:
         done = testing.CliRunner().invoke(
-            cli.commands(), ["compare", str(path), "--features", "2,5", "--draws", "1", *words]
+            cli.commands(),
+            ["compare", str(path), "--features", "2,5", "--draws", "1", *words],
+            env={"COLUMNS": "200"},
         )
         assert done.exit_code == 0, done.output
-        table, *_ = done.output.split("\ntolerated:")
+        table, *_ = done.stdout.split("\n±:")
         return [line.split() for line in table.splitlines()[4:]]
 
     exact = registry.ESTIMATORS["softmax"].fn(q, k, v)
