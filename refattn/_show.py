@@ -46,7 +46,7 @@ __all__ = [
 _Array = npt.NDArray[Any]
 
 # Moments that a narrow page leaves out, the first of them first.
-_LEAST = ("5%", "95%", "rank q", "rank k", "cond q", "cond k", "OPRF", "SDERF")
+_LEAST = (("5%", "95%"), ("rank q", "rank k"), ("cond q", "cond k"), "SDERF", "OPRF")
 
 _LABELS = {**dict(zip(study.LAWS, study.LAWS, strict=True)), "ra": "ra (bound)"}
 
@@ -61,11 +61,31 @@ def _coloured(report: str) -> str:
 
 def checked(report: Any, reproducers: bool, page: Page) -> None:
     """Print a report of checks, and scripts that show its failures."""
-    text = str(report)
-    page.block(text if page.markdown else _coloured(text))
+    if page.markdown:
+        _checks(report, page)
+    else:
+        page.block(_coloured(str(report)))
     for result in report.results if reproducers else ():
         if result.reproducer:
             page.block(printable(f"\n# {result.check}\n{result.reproducer}").removesuffix("\n"))
+
+
+def _checks(report: Any, page: Page) -> None:
+    """Print a report of checks as a table."""
+    page.say(str(report).splitlines()[0])
+    for line in (report.conclusion, *report.diagnosis):
+        page.say(printable(line))
+    table = Table("check", "status", "finding", left=("status", "finding"))
+    for x in report.results:
+        likeness = f" (like: {'; '.join(x.likeness)})" if x.likeness and x.status == "FAIL" else ""
+        finding = "; ".join([f"{x.summary}{likeness}", *x.shortfalls])
+        table.add_row(x.check, x.status, printable(finding))
+    for name, why in report.not_tried.items():
+        table.add_row(name, "not tried", printable(why))
+    page.table(table)
+    for name, text in report.limits.items():
+        page.say(printable(f"limit of the verdict: {name}: {text}"))
+    page.say(report.guarantee)
 
 
 class Verified(NamedTuple):

@@ -31,7 +31,8 @@ COLOURS = {
     "passes": "green",
     "fails": "red",
 }
-_SHAPE = re.compile(r"\([\d, ]+\)")  # stays in one line
+_SHAPE = re.compile(r"(\b\w+ )?\([\d, ]+\)")  # stays in one line, with its name
+_Columns = str | tuple[str, ...]
 _GAP = 3  # characters between columns
 
 
@@ -47,13 +48,15 @@ class Table:
     ----------
     *names : str
         Of the columns. The first is set left, the others right.
-    drop : sequence of str
-        Columns that a narrow page leaves out, the first of them first.
+    drop : sequence of str or tuple of str
+        Columns that a narrow page leaves out, the first of them first; those of a tuple together.
     left : sequence of str
         More columns that are set left.
     """
 
-    def __init__(self, *names: str, drop: Sequence[str] = (), left: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *names: str, drop: Sequence[_Columns] = (), left: Sequence[str] = ()
+    ) -> None:
         self.names, self.drop = names, drop
         self.left = {names[0], *left}
         self.rows: list[tuple[str, ...]] = []
@@ -69,11 +72,12 @@ class Table:
     def fitting(self, most: int) -> tuple[list[int], list[str]]:
         """Columns that fit on a page, and names of those left out."""
         widths, kept, out = self.widths(), list(range(len(self.names))), list[str]()
-        for name in self.drop:
+        for item in self.drop:
+            names = {item} if isinstance(item, str) else {*item} & {*self.names}
             if _length(widths, kept) <= most:
                 break
-            kept = [i for i in kept if self.names[i] != name]
-            out.append(name)
+            kept = [i for i in kept if self.names[i] not in names]
+            out += [name for name in self.names if name in names]
         return kept, out
 
     def parts(self, most: int) -> list[list[int]]:
