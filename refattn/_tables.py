@@ -77,7 +77,7 @@ class Table:
             if _length(widths, kept) <= most:
                 break
             kept = [i for i in kept if self.names[i] not in names]
-            out += [name for name in self.names if name in names]
+            out += dict.fromkeys(name for name in self.names if name in names)
         return kept, out
 
     def parts(self, most: int) -> list[list[int]]:
