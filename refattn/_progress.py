@@ -119,7 +119,9 @@ class Work:
         now = time.monotonic()
         passed = now - self._start
         if not self.announced and passed > _SOON and self.done < self.total:
-            self.estimated(passed / self.done * self.total)
+            whole = passed / self.done * self.total
+            if whole > LONG:  # parts that follow may take longer: what is short is said later
+                self.estimated(whole)
         if self._bar.disable and now - self._said > _EVERY and done:
             self._said = now
             self._say(f"{self.description}: {done} of {self.total} after {spell(passed)}")
