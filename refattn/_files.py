@@ -29,7 +29,9 @@ def sample() -> Path:
         raise ValueError(f"FILE must be given: {error}.") from None
 
 
-def load(path: Path, dtype: str | None = None, *, required: str = "qkv") -> dict[str, _Array]:
+def load(
+    path: Path, dtype: str | None = None, *, required: str = "qkv", layout: str = "bhnd"
+) -> dict[str, _Array]:
     """Read and check q, k and v.
 
     Parameters
@@ -40,11 +42,14 @@ def load(path: Path, dtype: str | None = None, *, required: str = "qkv") -> dict
         Cast floating-point arrays to this.
     required : {"qkv", "qk"}
         Names of the arrays that must be there.
+    layout : {"bhnd", "bnhd"}
+        Whether heads come before tokens, (..., h, n, d), or after them, (..., n, h, d).
 
     Returns
     -------
     dict of arrays
-        q, k and, if the file has it, v. All float32 or all float64, finite, with shapes that match.
+        q, k and, if the file has it, v, heads before tokens. All float32 or all float64, finite,
+        with shapes that match.
 
     Raises
     ------
@@ -63,6 +68,8 @@ def load(path: Path, dtype: str | None = None, *, required: str = "qkv") -> dict
         with np.errstate(over="ignore"):
             arrays = {n: x.astype(dtype) if x.dtype.kind == "f" else x for n, x in arrays.items()}
     arrays = {name: arrays[name] for name in "qkv" if name in arrays}  # in this order
+    if layout == "bnhd":
+        arrays = {name: _heads_first(name, x) for name, x in arrays.items()}
     q, k = arrays["q"], arrays["k"]
     try:
         _validate.attention(q, k, arrays.get("v", k))
@@ -74,6 +81,13 @@ def load(path: Path, dtype: str | None = None, *, required: str = "qkv") -> dict
         if not np.all(np.isfinite(x)):
             raise ValueError(f"`{name}` must be finite in {x.dtype}, got NaN or infinity.")
     return arrays
+
+
+def _heads_first(name: str, x: _Array) -> _Array:
+    """Undo the layout (..., tokens, heads, size)."""
+    if x.ndim < 3:
+        raise ValueError(f"`{name}` must have axes (..., n, h, d) in bnhd, got shape {x.shape}.")
+    return np.ascontiguousarray(np.swapaxes(x, -2, -3))
 
 
 def read_file(path: Path, readers: Mapping[str, Callable[[Path], _T]]) -> _T:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from . import _style as style
 from . import profile as study
 from . import verification
-from ._text import printable
+from ._show import LABELS
+from ._text import head_number, printable
 from .compare import Row
 from .profile import Profile
 from .registry import ESTIMATORS
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["plot_comparison", "plot_profile", "plot_verified"]
 
 _Array = npt.NDArray[Any]
-
-_LABELS = {**dict(zip(study.LAWS, study.LAWS, strict=True)), "ra": "ra (bound)"}
 
 
 def plot_verified(found: Verified, path: Path) -> None:
@@ -100,7 +99,7 @@ def _plot_map(figure: Any, axes: Any, z: _Array, worst: tuple[int, ...]) -> None
     largest = float(np.nanmax(np.abs(z), initial=0.0))
     unknown = float(np.mean(np.isnan(z)))
     grey = f"; hatched, {unknown:.0%}: no law, or not finite" if unknown else ""
-    head = f" of head {_index(worst)}" if worst else ""
+    head = f" of head {head_number(worst)}" if worst else ""
     axes.set_title(f"z = error / standard deviation{head}: largest |z| {largest:.3g}{grey}")
 
 
@@ -157,17 +156,13 @@ def _plot_tiles(
     ticks = [x for x in range(_LEAST, end + 1) if end < 5 or x % 2 == 0]
     bar = figure.colorbar(image, ax=axes, extend="both", ticks=ticks, fraction=0.06, pad=0.02)
     bar.ax.set_yticklabels([f"{2.0**x:.4g}" for x in ticks])
-    labels = [_index(tuple(map(int, x))) for x in np.ndindex(lead)]
+    labels = [head_number(tuple(map(int, x))) for x in np.ndindex(lead)]
     step = -(-heads // 16)
     axes.set_yticks(range(0, heads, step) if lead else [], labels=labels[::step] if lead else [])
     axes.set_xlim(0, n)
     axes.set_xlabel(f"query, in tiles of {size}")
     axes.set_ylabel("head" if lead else "")
     axes.set_title("rms z by tile")
-
-
-def _index(head: tuple[int, ...]) -> str:
-    return ",".join(map(str, head)) or "-"
 
 
 _MOST = 8  # curves of a panel
@@ -439,10 +434,10 @@ def _plot_predictions(axes: Any, found: Profile) -> None:
     labels = []
     for i, (name, points) in enumerate(curves.items()):
         if not points:
-            labels.append(style.Label(f"{_LABELS[name]}: outside regime", None, {}))
+            labels.append(style.Label(f"{LABELS[name]}: outside regime", None, {}))
             continue
         sizes, values, spread = zip(*points, strict=True)
         bars = {"yerr": spread} if any(x > 0 for x in spread) else {}
         axes.errorbar(sizes, values, **bars, **style.mark(i))
-        labels.append(style.Label(_LABELS[name], (sizes[-1], values[-1]), style.mark(i)))
+        labels.append(style.Label(LABELS[name], (sizes[-1], values[-1]), style.mark(i)))
     style.beside({axes: labels})

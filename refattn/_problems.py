@@ -617,6 +617,15 @@ def kind_of(estimator: Any) -> str:
     raise ValueError(f"`estimator` must be of {known}, got {estimator!r}.")
 
 
+def judged() -> list[str]:
+    """Names and other names of the estimators whose numbers can be judged."""
+    return [
+        name
+        for name, record in ESTIMATORS.items()
+        if record.arrays == ("q", "k", "v") and any(record.has(x) for x in _KINDS)
+    ]
+
+
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 

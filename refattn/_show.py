@@ -2,121 +2,86 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import numpy as np
 import numpy.typing as npt
-from rich import box
-from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn
-from rich.progress import track as progress
-from rich.table import Table
 
 from . import profile as study
 from . import verification
 from ._problems import CALLED, Problem
+from ._tables import COLOURS, Page, Table
 from ._tensors import Tensors
-from ._text import portable, printable
+from ._text import head_number, portable, printable
 from ._version import __version__
-from .compare import Comparison, tolerated
-from .profile import Choice, Plan, Profile, Search
+from .compare import Comparison, Row, listed, tolerated
+from .profile import Choice, Profile, Search
+from .registry import ESTIMATORS
 from .tolerance import LEVEL, Tolerance
 
 __all__ = [
+    "LABELS",
     "Verified",
-    "blocks",
-    "checking",
+    "checked",
     "comparison",
     "comparison_to_json",
-    "planned",
+    "notices",
     "profile",
     "profile_to_json",
     "tolerances",
     "tolerances_to_json",
-    "track",
-    "verdicts",
     "verified",
     "verified_to_json",
 ]
 
 _Array = npt.NDArray[Any]
 
-_COLOURS = {
-    "PASS": "green",
-    "FAIL": "red",
-    "UNDERPOWERED": "yellow",
-    "EXPECTED FAILURE": "yellow",
-    "STALE": "red",
-}
-_STATUS = re.compile(rf"^(  )?({'|'.join(_COLOURS)})\b", re.MULTILINE)
+# Moments that a narrow page leaves out, the first of them first.
+_LEAST = (("5%", "95%"), ("rank q", "rank k"), ("cond q", "cond k"), "SDERF", "OPRF")
 
-_LABELS = {**dict(zip(study.LAWS, study.LAWS, strict=True)), "ra": "ra (bound)"}
+LABELS = {**dict(zip(study.LAWS, study.LAWS, strict=True)), "ra": "ra (bound)"}
+
+_STATUS = re.compile(rf"^(  )?({'|'.join(filter(str.isupper, COLOURS))})\b", re.MULTILINE)
 
 
-def track(description: str, items: Sequence[Any]) -> Iterable[Any]:
-    """Iterate with a progress bar on a terminal."""
-    return progress(
-        items,
-        console=Console(stderr=True),
-        description=description,
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
+def _coloured(report: str) -> str:
+    """A report of checks, its verdict and statuses in colour."""
+    return _STATUS.sub(lambda found: click.style(found[0], COLOURS[found[2]]), report)
 
 
-def verdicts(report: str) -> None:
-    """Print a report of checks, its verdict and statuses in colour where there is any."""
-    console = Console()
-    coloured = _STATUS.sub(lambda found: click.style(found[0], _COLOURS[found[2]]), report)
-    click.echo(coloured, color=console.color_system is not None and not console.no_color)
+def checked(report: Any, reproducers: bool, page: Page) -> None:
+    """Print a report of checks, and scripts that show its failures."""
+    if page.markdown:
+        _checks(report, page)
+    else:
+        page.block(_coloured(str(report)))
+    for result in report.results if reproducers else ():
+        if result.reproducer:
+            page.block(printable(f"\n# {result.check}\n{result.reproducer}").removesuffix("\n"))
 
 
-def checking(checks: Sequence[Any]) -> Iterator[Any]:
-    """Name each check while it runs, with its number and the time so far, on a terminal."""
-    if not os.isatty(2):  # a candidate may close or replace the streams of Python
-        yield from checks
-        return
-    with open(os.dup(2), "w", encoding="utf-8") as terminal:
-        line = Progress(
-            "{task.description}",
-            TimeElapsedColumn(),
-            console=Console(file=terminal),
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        with line:
-            task = line.add_task("", total=None)
-            for number, check in enumerate(checks, 1):
-                name = f"check {number} of {len(checks)}: {check.name}"
-                line.update(task, description=name, refresh=True)
-                yield check
-
-
-@contextmanager
-def blocks(description: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar that each call advances, on a terminal; what goes over it starts it again."""
-    line = Progress(
-        *Progress.get_default_columns()[:2],
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    count = itertools.count(1)
-    with line:
-        task = line.add_task(description, total=max(total, 1))
-        yield lambda: line.update(task, completed=next(count) % max(total, 1))
+def _checks(report: Any, page: Page) -> None:
+    """Print a report of checks as a table."""
+    page.say(str(report).splitlines()[0])
+    for line in (report.conclusion, *report.diagnosis):
+        page.say(printable(line))
+    table = Table("check", "status", "finding", left=("status", "finding"))
+    for x in report.results:
+        likeness = f" (like: {'; '.join(x.likeness)})" if x.likeness and x.status == "FAIL" else ""
+        finding = "; ".join([f"{x.summary}{likeness}", *x.shortfalls])
+        table.add_row(x.check, x.status, printable(finding))
+    for name, why in report.not_tried.items():
+        table.add_row(name, "not tried", printable(why))
+    page.table(table)
+    for name, text in report.limits.items():
+        page.say(printable(f"limit of the verdict: {name}: {text}"))
+    page.say(report.guarantee)
 
 
 class Verified(NamedTuple):
@@ -140,12 +105,15 @@ class Verified(NamedTuple):
             yield f"not read: {', '.join(self.tensors.others)}"
 
 
-def verified(found: Verified, after: bool) -> None:
+def verified(found: Verified, after: bool, page: Page) -> None:
     """Print the verdict on a file, after another or not."""
-    click.echo("\n" * after + _introduction(found.tensors, found.problem, found.tensors.dtype))
+    if after:
+        page.say()
+    page.say(_introduction(found.tensors, found.problem, found.tensors.dtype))
     for line in found.unread():
-        click.echo(printable(line))
-    verdicts(printable(str(found.verdict)))
+        page.say(printable(line))
+    text = printable(str(found.verdict))
+    page.block(text if page.markdown else _coloured(text))
 
 
 def _introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
@@ -190,48 +158,50 @@ def verified_to_json(found: Sequence[Verified]) -> str:
     return _dump(reports if len(reports) > 1 else reports[0])
 
 
-def tolerances(tensors: Tensors, problem: Problem, found: Tolerance) -> None:
+def tolerances(tensors: Tensors, problem: Problem, found: Tolerance, page: Page) -> None:
     """Print what a correct kernel needs, and what becomes of defects, as tables."""
-    console = _console()
-    click.echo(_introduction(tensors, problem, found.dtype))
-    click.echo(
-        "\nWhat a correct kernel needs for |got - exact| <= atol + rtol |exact|, by profile:"
-    )
-    click.echo(f"with probability {1 - LEVEL:.6f} if roundings are independent, and for certain")
-    table = _table("profile", "atol", "certain", "or rtol", "and atol", "or rtol", "certain")
+    page.say(_introduction(tensors, problem, found.dtype))
+    page.say("\nWhat a correct kernel needs for |got - exact| <= atol + rtol |exact|, by profile:")
+    page.say(f"with probability {1 - LEVEL:.6f} if roundings are independent, and for certain")
+    names = ("profile", "atol", "certain", "or rtol", "and atol", "or rtol", "certain")
+    table = Table(*names)
     whole = [x for x in found.needs if x.head is None]
     for x in whole:
         pairs = (x.pair.rtol, x.pair.atol, x.proven_pair.rtol, x.proven_pair.atol)
         table.add_row(x.profile, *map(_digits, (x.atol, x.proven, *pairs)))
-    console.print(table)
+    page.table(table)
     heads = list(dict.fromkeys(x.head for x in found.needs if x.head is not None))
     if heads:
-        click.echo("\natol of each head (rtol 0), by profile")
-        table = _table("head", *(x.profile for x in whole))
+        page.say("\natol of each head (rtol 0), by profile")
+        table = Table("head", *(x.profile for x in whole))
         for head in heads:
             needs = [_digits(x.atol) for x in found.needs if x.head == head]
-            table.add_row(_index(head), *needs)
-        console.print(table)
+            table.add_row(head_number(head), *needs)
+        page.table(table, split=True)
     of = math.prod(found.lead) * found.rows
-    click.echo(
+    page.say(
         f"\nWhat lets a defect pass: largest error over what is allowed, for kernels of profile "
-        f"{found.profile}\n(rounded to nearest), of {of} of "
+        f"{found.profile} (rounded to nearest), of {of} of "
         f"{math.prod(problem.lead) * problem.shape[0]} queries"
     )
-    table = _table("defect", "yours", "", "needed", "", "verify", "which takes it for")
-    table.columns[-1].justify = "left"
+    _power(found, page)
+    for name, pair in (("yours", found.given), ("needed", found.ours)):
+        page.say(f"{name}: atol {_digits(pair.atol)}, rtol {_digits(pair.rtol)}")
+    if found.power[0].given > 1:
+        page.say("yours is too little for a correct kernel")
+
+
+def _power(found: Tolerance, page: Page) -> None:
+    """Print what becomes of each defect."""
+    last = "which takes it for"
+    names = ("defect", "yours", "", "needed", " ", "verify", last)
+    table = Table(*names, drop=(last, "yours", "needed"), left=(last,))
     for row in found.power:
         cells = []
         for ratio in (row.given, row.ours):
             cells += [_digits(ratio), "passes" if ratio <= 1 else "fails"]
         table.add_row(f"{row.defect} {row.size}".strip(), *cells, row.verdict, row.suspect)
-    with console.capture() as printed:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
-    for name, pair in (("yours", found.given), ("needed", found.ours)):
-        click.echo(f"{name}: atol {_digits(pair.atol)}, rtol {_digits(pair.rtol)}")
-    if found.power[0].given > 1:
-        click.echo("yours is too little for a correct kernel")
+    page.table(table)
 
 
 def tolerances_to_json(tensors: Tensors, problem: Problem, found: Tolerance) -> str:
@@ -248,63 +218,68 @@ def tolerances_to_json(tensors: Tensors, problem: Problem, found: Tolerance) -> 
     return _dump(_source(tensors, problem) | report)
 
 
-def comparison(path: Path, arrays: dict[str, _Array], found: Comparison, per_head: bool) -> None:
+def comparison(
+    path: Path, arrays: dict[str, _Array], found: Comparison, per_head: bool, page: Page
+) -> None:
     """Print the results as tables."""
-    console, rows = _console(), found.rows
-    click.echo(
+    rows = found.rows
+    page.say(
         f"{_heading(path, arrays)}\n"
         f"scale {found.scale:.6g}, {'causal' if found.causal else 'not causal'}, "
         f"seed {found.seed}, draws {found.draws}; errors relative to exact attention in float64"
     )
     reference, limits = rows[0].seconds, tolerated()
-    heads = ("S", "mean error", "worst head", "which", "seconds", "ratio", "tolerated")
-    table = _table("estimator", *heads)
+    heads = ("S", "mean error", "±", "worst head", "which", "seconds", "ratio", "tolerated")
+    table = Table("estimator", *heads, drop=("which", "worst head", "seconds", "tolerated"))
     for row in rows:
         table.add_row(
             row.estimator,
             "" if row.samples is None else str(row.samples),
             _digits(np.mean(row.per_head)),
+            _uncertainty(row.standard_error) if _draws(row) else "",
             _digits(np.max(row.per_head)),
-            _index(row.worst_head),
+            head_number(row.worst_head),
             *_times(row.seconds, reference),
             _digits(limits.errors[row.estimator]) if row.estimator in limits.errors else "",
         )
-    console.print(table)
-    for entry in found.skipped:
-        click.echo(f"skipped: {entry.label}: {entry.reason}")
-    click.echo(
-        f"tolerated: mean error in all layers of {limits.model} that takes the\n"
-        f"{limits.measure} to {limits.threshold:g}"
+    page.table(table)
+    page.say(
+        f"±: standard error over draws; tolerated: mean error in all layers of {limits.model} "
+        f"that takes the {limits.measure} to {limits.threshold:g}"
     )
     if per_head:
-        click.echo()
+        page.say()
         columns = [r.estimator + ("" if r.samples is None else f"@{r.samples}") for r in rows]
-        table = _table("head", *columns)
+        table = Table("head", *columns)
         for head in np.ndindex(rows[0].per_head.shape):
-            table.add_row(_index(head), *(_digits(row.per_head[head]) for row in rows))
-        console.print(table)
+            table.add_row(head_number(head), *(_digits(row.per_head[head]) for row in rows))
+        page.table(table, split=True)
 
 
-def _console() -> Any:
-    return Console(width=1000, highlight=False, markup=False)  # tables are never squeezed
+def _draws(row: Row) -> bool:
+    """Whether its numbers depend on the draw."""
+    return row.estimator in ESTIMATORS and ESTIMATORS[row.estimator].has("random")
+
+
+def notices(found: Comparison) -> Iterator[str]:
+    """What was left out of a comparison, a line each."""
+    if found.skipped:
+        yield f"skipped: {listed(found.skipped)}"
+    part = {row.queries: list[str]() for row in found.rows if row.queries is not None}
+    for row in found.rows:
+        if row.queries is not None and row.estimator not in part[row.queries]:
+            part[row.queries].append(row.estimator)
+    for queries, names in part.items():
+        yield (
+            f"{', '.join(names)}: on {queries} evenly spaced queries of each head, seconds in "
+            "proportion (--all-queries takes all)"
+        )
 
 
 def _heading(path: Path, arrays: dict[str, _Array]) -> str:
     """Name of the file, shapes and dtype."""
     shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
     return f"{click.format_filename(path.name)}: {shapes}, {arrays['q'].dtype}"
-
-
-def _table(first: str, *rest: str) -> Any:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column(first)
-    for name in rest:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _index(head: tuple[int, ...]) -> str:
-    return ",".join(map(str, head)) or "-"
 
 
 def _times(seconds: float | None, reference: float | None) -> tuple[str, str]:
@@ -331,8 +306,10 @@ def comparison_to_json(path: Path, arrays: dict[str, _Array], found: Comparison)
                 "estimator": row.estimator,
                 "samples": row.samples,
                 "error_mean": float(np.mean(row.per_head)),
+                "standard_error": row.standard_error if _draws(row) else 0.0,
                 "error_worst": float(np.max(row.per_head)),
                 "worst_head": list(row.worst_head),
+                "queries": row.queries,
                 "seconds": row.seconds,
                 "ratio": row.seconds and reference and row.seconds / reference,
                 "error_tolerated": limits.errors.get(row.estimator),
@@ -363,38 +340,37 @@ def _dump(report: Any) -> str:
 
 
 def profile(
-    path: Path, arrays: dict[str, _Array], found: Profile, searched: Search | None = None
+    path: Path, arrays: dict[str, _Array], found: Profile, searched: Search | None, page: Page
 ) -> None:
     """Print the answers as tables."""
-    console = _console()
-    click.echo(_heading(path, arrays))
-    click.echo(
+    page.say(_heading(path, arrays))
+    page.say(
         f"scale {found.scale:.6g}, covariances {'' if found.shrink else 'not '}shrunk, "
         f"not causal; {_worth(found)}"
     )
-    click.echo(
-        "\nMoments in kernel coordinates, sqrt(scale) q and sqrt(scale) k: norm of the mean;"
+    page.say(
+        "\nMoments in kernel coordinates, sqrt(scale) q and sqrt(scale) k: norm of the mean; "
+        "trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2"
     )
-    click.echo("trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2")
     labels = {f"{part}_{x}": label.format(x) for part, label in study.PARTS.items() for x in "qk"}
     labels |= {name: f"{p:.0%}" for name, p in study.QUANTILES.items()}
-    console.print(_per_head(found, {labels[name]: x for name, x in found.table.items()}))
+    page.table(_per_head(found, {labels[name]: x for name, x in found.table.items()}))
     if max(found.rows) > study.QUANTILE_ROWS:
-        click.echo(f"quantiles: over at most {study.QUANTILE_ROWS} evenly spaced queries and keys")
-    click.echo("\nExpected log excess of the variance of a kernel estimate, by proposal (best: 0)")
-    console.print(_per_head(found, found.excess))
+        page.say(f"quantiles: over at most {study.QUANTILE_ROWS} evenly spaced queries and keys")
+    page.say("\nExpected log excess of the variance of a kernel estimate, by proposal (best: 0)")
+    page.table(_per_head(found, found.excess))
     if not found.error:
-        click.echo("\nFILE has no v: predicted errors and the recommendation are left out.")
+        page.say("\nFILE has no v: predicted errors and the recommendation are left out.")
         return
-    _show_laws(found)
+    _show_laws(found, page)
     if searched is not None:
-        _show_search(searched, found)
-    _show_recommendation(found, searched)
+        _show_search(searched, found, page)
+    _show_recommendation(found, searched, page)
 
 
-def _show_laws(found: Profile) -> None:
-    click.echo("\nPredicted relative error, mean over heads (ra: an upper bound)")
-    table = _table("S", *_LABELS.values())
+def _show_laws(found: Profile, page: Page) -> None:
+    page.say("\nPredicted relative error, mean over heads (ra: an upper bound)")
+    table = Table("S", *LABELS.values(), drop=("rfa-adapted", "is"))
     some = found.queries < found.rows[0]
     outside = False
     for i, samples in enumerate(found.sizes):
@@ -407,37 +383,30 @@ def _show_laws(found: Profile) -> None:
                 _digits(value) + error if share == 1 else f"- ({math.floor(100 * share)}%)"
             )
         table.add_row(str(samples), *cells)
-    _console().print(table)
+    page.table(table)
     if outside:
-        click.echo("-: outside the regime of the law (effective sample size below 10) for some")
-        click.echo("queries; in brackets the share of queries inside")
-    click.echo(f"\nS by the law for relative error {found.target:g}, and the S from which that law")
-    click.echo("holds for all queries (1 where not shown); fewer may do: --measure tries them")
+        page.say(
+            "-: outside the regime of the law (effective sample size below 10) for some queries; "
+            "in brackets the share of queries inside"
+        )
+    page.say(
+        f"\nS by the law for relative error {found.target:g}, and the S from which that law holds "
+        "for all queries (1 where not shown); fewer may do: --measure tries them"
+    )
     columns = []
     for name in found.by_law:
-        columns.append((_LABELS[name], found.by_law[name]))
+        columns.append((LABELS[name], found.by_law[name]))
         if np.any(found.holds_from[name] > 1):
             columns.append(("holds from", found.holds_from[name]))
-    table = _table("head", *(label for label, _ in columns))
+    table = Table("head", *(label for label, _ in columns), drop=("holds from",))
     for head in found.heads:
-        table.add_row(_index(head), *(_count(float(x[head])) for _, x in columns))
-    _console().print(table)
+        table.add_row(head_number(head), *(_count(float(x[head])) for _, x in columns))
+    page.table(table)
     if some:
         spreads = [f"{100 * float(np.median(x)):.2g}% ({y})" for y, x in found.spread.items()]
-        click.echo(f"laws: of {found.queries} evenly spaced queries of each head, and all keys;")
-        click.echo(
-            "±: one standard error from this choice; that of S by the law, median over heads:"
-        )
-        click.echo(", ".join(spreads))
-
-
-def planned(plan: Plan) -> None:
-    """Print what is going to be measured, and how long that may take."""
-    click.echo(
-        f"measuring {len(plan.problems)} estimators, S = 1, 2, 4, ... up to {plan.most}, "
-        f"{plan.draws} draws, on {len(plan.heads)} heads:\n"
-        f"estimated time at most {plan.seconds:.2g} s\n"
-    )
+        page.say(f"laws: of {found.queries} evenly spaced queries of each head, and all keys;")
+        page.say("±: one standard error from this choice; that of S by the law, median over heads:")
+        page.say(", ".join(spreads))
 
 
 def _worth(found: Profile) -> str:
@@ -452,11 +421,11 @@ def _worth(found: Profile) -> str:
     return f"{counts}\nN = {listed} {sign} d^2 = {found.advised}: covariances are rough"
 
 
-def _per_head(found: Profile, columns: dict[str, _Array]) -> Any:
+def _per_head(found: Profile, columns: dict[str, _Array]) -> Table:
     """Make a table of one row a head, the median and the worst."""
-    table = _table("head", *columns)
+    table = Table("head", *columns, drop=_LEAST)
     for head in found.heads:
-        table.add_row(_index(head), *(_cell(x[head]) for x in columns.values()))
+        table.add_row(head_number(head), *(_cell(x[head]) for x in columns.values()))
     for label, pick in (("median", np.median), ("worst", np.max)):
         cells = []
         for name, x in columns.items():
@@ -471,10 +440,15 @@ def _cell(value: Any) -> str:
     return "-" if math.isnan(value) else _digits(value)
 
 
-def _show_search(searched: Search, found: Profile) -> None:
+def _show_search(searched: Search, found: Profile, page: Page) -> None:
     plan, rows, heads = searched.plan, found.rows[0], len(found.heads)
-    click.echo(f"\nMeasured: the smallest power of 2 that reaches relative error {plan.target:g}")
-    table = _table("estimator", "S", "mean error", "±", "worst head", "seconds", "time/exact")
+    page.say(
+        f"\nmeasured {len(plan.problems)} estimators, S = 1, 2, 4, ... up to {plan.most}, "
+        f"{plan.draws} draws, on {len(plan.heads)} heads"
+    )
+    page.say(f"Measured: the smallest power of 2 that reaches relative error {plan.target:g}")
+    names = ("estimator", "S", "mean error", "±", "worst head", "seconds", "time/exact")
+    table = Table(*names, drop=("worst head", "seconds"))
     refused = []
     for candidate in searched.candidates:
         if candidate.reason:
@@ -492,18 +466,18 @@ def _show_search(searched: Search, found: Profile) -> None:
             f"{row.seconds:.2g}",
             _digits(choice.cost_ratio),
         )
-    _console().print(table)
+    page.table(table)
     some = len(plan.heads) < heads
     error = "standard error over draws" + (", and of the choice of heads" if some else "")
-    click.echo(f"mean of {plan.draws} draws and {len(plan.heads)} heads, ±: {error};")
-    click.echo("time: of one evaluation in NumPy, relative to exact attention on the same queries")
+    page.say(f"mean of {plan.draws} draws and {len(plan.heads)} heads, ±: {error};")
+    page.say("time: of one evaluation in NumPy, relative to exact attention on the same queries")
     if some:
-        click.echo(f"heads, evenly spaced: {' '.join(map(_index, plan.heads))}")
+        page.say(f"heads, evenly spaced: {' '.join(map(head_number, plan.heads))}")
     part = [x for x, problem in plan.problems.items() if problem.q.shape[-2] == plan.queries]
     if part and plan.queries < rows:
-        click.echo(f"{', '.join(part)}: on {plan.queries} evenly spaced queries of each head")
+        page.say(f"{', '.join(part)}: on {plan.queries} evenly spaced queries of each head")
     for candidate in refused:
-        click.echo(f"not tried further: {candidate.estimator}: {candidate.reason}")
+        page.say(f"not tried further: {candidate.estimator}: {candidate.reason}")
 
 
 def _uncertainty(value: float) -> str:
@@ -511,17 +485,17 @@ def _uncertainty(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2g}" if value else ""
 
 
-def _show_recommendation(found: Profile, searched: Search | None) -> None:
+def _show_recommendation(found: Profile, searched: Search | None, page: Page) -> None:
     heads, target = len(found.heads), f"recommended for relative error {found.target:g}"
-    click.echo()
+    page.say()
     if searched is not None:
-        click.echo(f"{target}, as measured on {len(searched.plan.heads)} of {heads} heads:")
+        page.say(f"{target}, as measured on {len(searched.plan.heads)} of {heads} heads:")
         for start, choice in zip(("", "then "), searched.ranking, strict=False):
-            click.echo(f"{start}{_priced(choice, 'time')}")
+            page.say(f"{start}{_priced(choice, 'time')}")
         return
-    click.echo("cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v)")
-    click.echo("for ra and is (at least those of exact attention, which they need: n m (d + d_v))")
-    click.echo(f"{target}, by the laws where they hold (--measure tries it):")
+    page.say("cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v)")
+    page.say("for ra and is (at least those of exact attention, which they need: n m (d + d_v))")
+    page.say(f"{target}, by the laws where they hold (--measure tries it):")
     chosen: dict[str, list[Choice]] = {}
     for head in found.heads:
         choice = found.recommended(head)
@@ -529,7 +503,7 @@ def _show_recommendation(found: Profile, searched: Search | None) -> None:
     for choices in chosen.values():
         middle = sorted(choices, key=lambda choice: choice.cost_ratio)[len(choices) // 2]
         median = " (median)" if len(choices) > 1 and middle.num_features is not None else ""
-        click.echo(f"{_priced(middle, 'cost')}{median}, for {len(choices)} of {heads} heads")
+        page.say(f"{_priced(middle, 'cost')}{median}, for {len(choices)} of {heads} heads")
 
 
 def _priced(choice: Choice, price: str) -> str:

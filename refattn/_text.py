@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 # What XML forbids, lone surrogates and control characters, to which terminals react.
@@ -53,3 +54,24 @@ def ending(status: int) -> str:
         return f"with status {status}"
     names = {number.value: number.name for number in signal.Signals}
     return f"by {names.get(-status, 'a signal')} (signal {-status})"
+
+
+def close(word: str, known: Iterable[str]) -> str:
+    """A question after what was received, if it is nearly a known word.
+
+    >>> close("perfomer", ["performer", "ra"]), close("x", ["performer", "ra"])
+    (' Did you mean performer?', '')
+    """
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, list(known), 3, 0.7)
+    return f" Did you mean {' or '.join(found)}?" if found else ""
+
+
+def head_number(index: Sequence[int]) -> str:
+    """Where a head is, by its leading axes.
+
+    >>> head_number((0, 3)), head_number(())
+    ('0,3', '-')
+    """
+    return ",".join(map(str, index)) or "-"

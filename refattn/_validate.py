@@ -21,6 +21,7 @@ from ._array import (
     to_host,
 )
 from ._heads import broadcast_lead, head_counts
+from ._text import close
 
 
 def attention(
@@ -710,7 +711,8 @@ def choice(name: str, value: Any, options: Iterable[str]) -> None:
         raise TypeError(f"`{name}` must be a string, got {describe(value)}.")
     if value not in options:
         listed = ", ".join(f'"{option}"' for option in options)
-        raise ValueError(f"`{name}` must be one of {listed}, got {value!r}.")
+        hint = close(value, options)
+        raise ValueError(f"`{name}` must be one of {listed}, got {value!r}.{hint}")
 
 
 def _shape(x: Array) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ __all__ = ["formulas"]
 # In the order of the file: what runs at import comes first.
 _MODULES = (
     "typing", "_vendor_array", "_heads", "naive._documents", "naive._family", "naive._terms",
-    "_validate",
+    "_validate", "_text",
 )  # fmt: skip
 _INSTEAD = {"_array": "_vendor_array"}
 _PLAIN = {"ArrayT": "Array"}  # names of types that are not needed

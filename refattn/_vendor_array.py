@@ -20,6 +20,7 @@ __all__ = [
     "device",
     "is_array_api_obj",
     "is_numpy_array",
+    "known",
 ]
 
 Array = Any  # any array of a library with the array API; shapes are in the docstrings
@@ -76,3 +77,11 @@ def is_array_api_obj(x: Any) -> bool:
     except ImportError:
         return False
     return bool(array_api_compat.is_array_api_obj(x))
+
+
+def known(x: Array) -> Any:
+    """Values as a NumPy array; None where there are none yet, or on another device."""
+    try:
+        return np.from_dlpack(x)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
+        return None

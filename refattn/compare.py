@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _sample, _validate
+from ._heads import broadcast_lead, group_heads
 from ._held import held
+from ._text import close
 from .attention import softmax_attention
 from .registry import DEFAULT, ESTIMATORS, Estimator
 
@@ -26,9 +30,15 @@ __all__ = [
     "Row",
     "Skipped",
     "Tolerated",
+    "few_queries",
+    "listed",
     "measure",
     "names",
+    "on_part",
+    "on_some",
+    "places",
     "pose",
+    "seconds",
     "tolerated",
 ]
 
@@ -41,6 +51,11 @@ _Array = npt.NDArray[Any]
 
 REFUSALS = (ValueError, MemoryError, OverflowError)  # what an estimator may not take S with
 
+QUADRATIC_PAIRS = 2**19  # of query and key, for estimators that take n m S
+QUADRATIC_QUERIES = 32  # of a head, at least
+_TIMED_SIZE = 64  # times are estimated at S up to this, if there is any
+_TIMED_PAIRS = 2**22  # times are estimated on heads with at most so many, one at least
+
 
 class Row(NamedTuple):
     """Errors of one method, relative to exact attention in float64."""
@@ -48,7 +63,8 @@ class Row(NamedTuple):
     estimator: str
     samples: int | None  # S
     errors: _Array  # (draws, ...), one for each draw and head
-    seconds: float | None  # for one evaluation of all heads
+    seconds: float | None  # for one evaluation of all heads, in proportion if of some queries
+    queries: int | None = None  # of each head, evenly spaced; None for all
 
     @property
     def per_head(self) -> _Array:
@@ -64,8 +80,9 @@ class Row(NamedTuple):
         draws = len(self.errors)
         if draws < 2:
             return math.nan
-        means = self.errors.reshape(draws, -1).mean(axis=-1)
-        return float(np.std(means, ddof=1) / math.sqrt(draws))
+        with np.errstate(invalid="ignore", over="ignore"):  # of errors that are not finite
+            means = self.errors.reshape(draws, -1).mean(axis=-1)
+            return float(np.std(means, ddof=1) / math.sqrt(draws))
 
     @property
     def worst_head(self) -> tuple[int, ...]:
@@ -79,11 +96,30 @@ class Skipped(NamedTuple):
     estimator: str
     samples: int | None
     reason: str
+    limit: str = ""  # on S, in few words, where that is the reason
 
     @property
     def label(self) -> str:
         """The estimator, and S if it has one."""
         return self.estimator + ("" if self.samples is None else f" with S = {self.samples}")
+
+
+def listed(skipped: Iterable[Skipped]) -> str:
+    """All that was skipped, in one line.
+
+    >>> listed([Skipped("a", 9, "", "at most 8"), Skipped("b", 9, "", "at most 8")])
+    'S = 9 of a, b (at most 8)'
+    """
+    sizes: dict[tuple[str, str], list[str]] = {}
+    for x in skipped:
+        words = x.limit or x.reason.removeprefix(f"{x.estimator} ")
+        words = re.sub(r",? got [^,]*$", "", words).rstrip(".")
+        sizes.setdefault((x.estimator, words), []).extend([f"{x.samples}"] * bool(x.samples))
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (name, words), found in sizes.items():
+        which = f"S = {', '.join(found)} of " if found else ""
+        alike.setdefault((which, words), []).append(name)
+    return "; ".join(f"{which}{', '.join(x)} ({words})" for (which, words), x in alike.items())
 
 
 @held()
@@ -142,6 +178,7 @@ class Problem(NamedTuple):
     seed: int
     exact: _Array
     size: _Array  # its norm in each head
+    taken: _Array | None = None  # which queries of a longer sequence these are; None for all
 
     def error(self, estimate: _Array) -> _Array:
         """Relative error of each head."""
@@ -207,6 +244,90 @@ def pose(
     return Problem(q, k, v, scale, causal, seed, exact, size)
 
 
+def on_some(problem: Problem, queries: int) -> Problem:
+    """Pose a problem for some of its queries, evenly spaced from the first to the last.
+
+    Parameters
+    ----------
+    problem : Problem
+        Of all queries.
+    queries : int
+        How many to take of each head, at most.
+
+    Returns
+    -------
+    Problem
+        That for which an estimator gives the same, if a query's result does not depend on others.
+
+    Raises
+    ------
+    ValueError
+        If exact attention is 0 for these queries in some head.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> from refattn import compare
+    >>> compare.on_some(compare.pose(*refattn.load_sample()), 32).q.shape
+    (2, 4, 32, 32)
+    """
+    taken = places(problem.q.shape[-2], queries)
+    exact = problem.exact[..., taken, :]
+    size = _size(exact)
+    return problem._replace(q=problem.q[..., taken, :], exact=exact, size=size, taken=taken)
+
+
+def places(count: int, most: int) -> npt.NDArray[np.intp]:
+    """At most so many of the numbers below `count`, evenly spaced from the first to the last."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(np.intp)
+
+
+def few_queries(q: _Array, k: _Array) -> int | None:
+    """How many queries of each head to take for what takes n m S; None for all, if they are few."""
+    heads = math.prod(broadcast_lead(*group_heads(q, k, k)[0]))
+    most = max(QUADRATIC_QUERIES, QUADRATIC_PAIRS // max(1, heads * k.shape[-2]))
+    return most if most < q.shape[-2] else None
+
+
+def seconds(problem: Problem, record: Estimator, sizes: Sequence[int | None], draws: int) -> float:
+    """Time of an estimator at all sizes, if it grows as a straight line from one S to another.
+
+    It is measured at the least S and another up to 64, on some of the heads.
+    """
+    low = min(x or 1 for x in sizes)
+    high = max((x for x in sizes if x and x <= _TIMED_SIZE), default=low)
+    few = _some_heads(problem)
+    found = []
+    for x in (low, high) if high > low else (low,):
+        with suppress(*REFUSALS):
+            samples = None if sizes[0] is None else x
+            found.append(_seconds(partial(_evaluate, few, record, samples)))
+    if not found:
+        return 0.0
+    share = math.prod(problem.q.shape[:-2]) / max(1, math.prod(few.q.shape[:-2]))
+    slope = max(0.0, found[-1] - found[0]) / max(1, high - low)
+    return share * draws * sum(found[0] + slope * ((x or 1) - low) for x in sizes)
+
+
+def _seconds(evaluate: Callable[[int], Any]) -> float:
+    evaluate(0)  # the first is not timed
+    start = time.perf_counter()
+    evaluate(0)
+    return time.perf_counter() - start
+
+
+def _some_heads(problem: Problem) -> Problem:
+    """Heads of few pairs of query and key, without exact attention."""
+    q, k, v = problem[:3]
+    pairs = q.shape[-2] * k.shape[-2]
+    lead = q.shape[:-2]
+    if math.prod(lead) * pairs <= _TIMED_PAIRS or k.shape[:-2] != lead or v.shape[:-2] != lead:
+        return problem
+    most = max(1, _TIMED_PAIRS // pairs)
+    q, k, v = (x.reshape(-1, *x.shape[-2:])[:most] for x in (q, k, v))
+    return problem._replace(q=q, k=k, v=v)
+
+
 def names() -> list[str]:
     """Names of the estimators that stand for softmax attention, in the order of the registry."""
     return [x.name for name, x in ESTIMATORS.items() if x.approximates and x.name == name]
@@ -256,6 +377,8 @@ def measure(
     seed: int = 0,
     scale: float | None = None,
     causal: bool = False,
+    queries: int | None = None,
+    announce: Callable[[float], None] | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Comparison:
     r"""Measure the error of estimators relative to exact attention, and their time.
@@ -284,6 +407,11 @@ def measure(
         Factor on q . k, 1 / sqrt(d) by default.
     causal : bool, default False
         Query i sees key j only if j <= i + m - n.
+    queries : int, optional
+        How many queries of each head are taken, evenly spaced, for an estimator whose time grows
+        with n m S, and whose queries have nothing to do with each other; all by default.
+    announce : callable, optional
+        Called first with an estimate of the time in seconds.
     track : callable
         Wraps the sequence of what is to be measured, for a bar of progress, say.
 
@@ -313,8 +441,15 @@ def measure(
     _validate.positive_integer("draws", draws)
     for size in sizes:
         _validate.positive_integer("sizes", size)
+    if queries is not None:
+        _validate.positive_integer("queries", queries)
     chosen = [record_of(name) for name in _validate.names("estimators", estimators)]
+    if announce is not None:
+        announce(_estimate(_unposed(q, k, v, scale, causal, seed), chosen, sizes, draws, queries))
     problem = pose(q, k, v, scale=scale, causal=causal, seed=seed)
+    few = None
+    if queries is not None and queries < q.shape[-2]:
+        few = on_some(problem, queries)
     wide_k, wide_v = (x.astype(np.float64) for x in (k, v))
     uniform = softmax_attention(
         np.zeros_like(q, dtype=np.float64), wide_k, wide_v, scale=problem.scale, causal=causal
@@ -325,11 +460,15 @@ def measure(
     ]
     skipped, warm = [], set()
     for record, samples in track([(x, s) for x in chosen for s in (sizes if x.size else [None])]):
+        posed = few if few is not None and _on_some(record, causal) else problem
         try:
-            row = problem.row(record, samples, draws, warm=record.name in warm)
+            row = posed.row(record, samples, draws, warm=record.name in warm)
         except REFUSALS as refusal:
-            skipped.append(Skipped(record.name, samples, str(refusal)))
+            skipped.append(_skipped(problem, record, samples, str(refusal)))
         else:
+            if posed is not problem and row.seconds is not None:
+                share = q.shape[-2] / posed.q.shape[-2]
+                row = row._replace(seconds=share * row.seconds, queries=posed.q.shape[-2])
             rows.append(row)
             warm.add(record.name)
     if len(rows) == 2 and skipped:
@@ -337,23 +476,89 @@ def measure(
     return Comparison(rows, skipped, problem.scale, causal, seed, draws)
 
 
-def exact_and_size(q: _Array, k: _Array, v: _Array, **settings: Any) -> tuple[_Array, _Array]:
-    """Exact attention and its norm in each head, which errors are relative to."""
-    exact = softmax_attention(q, k, v, **settings)
+def _size(exact: _Array) -> _Array:
+    """Norm of each head."""
     size = np.linalg.norm(exact, axis=(-2, -1))
     if not (size.size and np.all(np.isfinite(size) & (size > 0))):
         raise ValueError(
             "exact attention must be finite and not all zero in each head, for errors relative "
             f"to it to exist, got norms {size.tolist()}."
         )
-    return np.asarray(exact), np.asarray(size)
+    return np.asarray(size)
+
+
+def exact_and_size(q: _Array, k: _Array, v: _Array, **settings: Any) -> tuple[_Array, _Array]:
+    """Exact attention and its norm in each head, which errors are relative to."""
+    exact = np.asarray(softmax_attention(q, k, v, **settings))
+    return exact, _size(exact)
 
 
 def record_of(name: str) -> Estimator:
     """Find an estimator that stands for softmax attention."""
     if name not in ESTIMATORS or not ESTIMATORS[name].approximates:
-        raise ValueError(f"`estimators` must be of {', '.join(names())}, got {name!r}.")
+        known = [x for x, record in ESTIMATORS.items() if record.approximates]
+        raise ValueError(
+            f"`estimators` must be of {', '.join(names())}, got {name!r}.{close(name, known)}"
+        )
     return ESTIMATORS[name]
+
+
+def on_part(record: Estimator) -> bool:
+    """Whether it takes too long on all queries, and gives the same on some."""
+    return record.has("quadratic", "separate", "unordered")
+
+
+def _on_some(record: Estimator, causal: bool) -> bool:
+    """Whether it is measured on some queries: of causal ones what they see is a mask."""
+    return on_part(record) and (not causal or record.takes("causal", "mask"))
+
+
+def _skipped(problem: Problem, record: Estimator, samples: int | None, reason: str) -> Skipped:
+    n, m = problem.q.shape[-2], problem.k.shape[-2]
+    limit = ""
+    if samples is not None and samples > min(n, m) and not record.has("any-size"):
+        limit = f"at most {n} here" if n == m else f"more than the {n} queries or {m} keys"
+    return Skipped(record.name, samples, reason, limit)
+
+
+def _unposed(
+    q: _Array, k: _Array, v: _Array, scale: float | None, causal: bool, seed: int
+) -> Problem:
+    """A problem without exact attention, for times."""
+    _validate.attention(q, k, v, causal=causal)
+    found = _validate.real("scale", scale, positive=True, optional=True)
+    none = np.empty(0)
+    return Problem(
+        q, k, v, q.shape[-1] ** -0.5 if found is None else found, causal, seed, none, none
+    )
+
+
+def _estimate(
+    problem: Problem,
+    chosen: Sequence[Estimator],
+    sizes: Sequence[int],
+    draws: int,
+    queries: int | None,
+) -> float:
+    """Time that a comparison takes, with that of exact attention."""
+    n, m = problem.q.shape[-2], problem.k.shape[-2]
+    if not n * m:
+        return 0.0
+    most = max(1, _TIMED_PAIRS // m)
+    few = _some_heads(problem._replace(q=problem.q[..., places(n, most), :], causal=False))
+    exact = partial(softmax_attention, few.q, few.k, few.v, scale=problem.scale)
+    share = n * math.prod(problem.q.shape[:-2]) / max(1, math.prod(few.q.shape[:-1]))
+    total = (draws + 5) * share * _seconds(lambda draw: exact())  # twice in float64
+    part = problem._replace(q=problem.q[..., places(n, queries or QUADRATIC_QUERIES), :])
+    part = part._replace(causal=False)
+    for record in chosen:
+        tried = list(sizes) if record.size else [None]
+        if on_part(record):
+            share = 1.0 if queries is not None else n / part.q.shape[-2]
+            total += share * seconds(part, record, tried, draws)
+        else:
+            total += seconds(problem, record, tried, draws)
+    return float(total)
 
 
 def _timed(
@@ -379,12 +584,16 @@ def _timed(
 
 def _evaluate(problem: Problem, record: Estimator, samples: int | None, draw: int) -> _Array:
     """Evaluate an estimator; the seed depends on S and the draw, not on the estimator."""
-    options = {"scale": problem.scale, "causal": problem.causal}
+    options: dict[str, Any] = {"scale": problem.scale, "causal": problem.causal}
     default = {"scale": problem.q.shape[-1] ** -0.5, "causal": False}
     for name in default:
         if not record.takes(name) and options.pop(name) != default[name]:
             raise ValueError(f"{record.name} does not take `{name}`.")
     sized = {} if samples is None else record.sized(samples)
+    if problem.causal and problem.taken is not None:
+        n, m = int(problem.taken[-1]) + 1, problem.k.shape[-2]  # the last is always there
+        del options["causal"]
+        options["mask"] = np.tri(n, m, m - n, dtype=bool)[problem.taken]
     if record.has("random"):
         seed = np.random.SeedSequence(problem.seed, spawn_key=(samples or 0, draw))
         sized["rng"] = np.random.default_rng(seed)

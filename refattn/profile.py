@@ -7,7 +7,9 @@ queries and keys promise, and `search` measures how many features or samples a t
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +20,20 @@ from . import _validate, adapt, moments, theory
 from ._heads import broadcast_lead, group_heads
 from ._held import held
 from .attention import softmax_attention
-from .compare import REFUSALS, Problem, Row, exact_and_size, names, pose, record_of
+from .compare import (
+    QUADRATIC_QUERIES,
+    REFUSALS,
+    Problem,
+    Row,
+    exact_and_size,
+    names,
+    on_part,
+    on_some,
+    places,
+    pose,
+    record_of,
+    seconds,
+)
 from .registry import ESTIMATORS, Estimator
 from .sampling import Gaussian
 from .theory.attention import features_to_hold, features_to_reach
@@ -37,6 +52,7 @@ __all__ = [
     "Plan",
     "Profile",
     "Search",
+    "foreseen",
     "plan",
     "search",
     "study",
@@ -60,8 +76,9 @@ QUANTILE_ROWS = 2048  # at most so many queries, and keys, make the pairs of the
 LAWS = ("rfa", "rfa-adapted", "is", "ra")  # estimators whose law is known
 LAW_QUERIES = 128  # laws are evaluated for at most so many queries of a head
 PAIRS = 2**22  # estimators are measured on heads with at most so many pairs of query and key
-QUADRATIC_QUERIES = 32  # of a head, for estimators that take n m S
 EXACT = "exact attention"
+_LITTLE = 2**21  # pairs of query and key that take no time to speak of
+_PART = 512  # rows that times are estimated by
 
 
 class Choice(NamedTuple):
@@ -280,6 +297,41 @@ def study(
     )
 
 
+def foreseen(q: _Array, k: _Array, v: _Array | None = None, *, scale: float | None = None) -> float:
+    """About how many seconds `study` takes: those of a part of a head, in proportion to m^2.
+
+    Parameters
+    ----------
+    q, k, v, scale
+        As in `study`.
+
+    Returns
+    -------
+    float
+        0 where there is little to do.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> from refattn import profile
+    >>> profile.foreseen(*refattn.load_sample())
+    0.0
+    """
+    n, m = q.shape[-2], k.shape[-2]
+    heads = math.prod(broadcast_lead(*group_heads(q, k, k)[0]))
+    if heads * n * m <= _LITTLE:
+        return 0.0
+    first, second, third = (x[(0,) * (x.ndim - 2)][:_PART] for x in (q, k, k if v is None else v))
+    with suppress(*REFUSALS):  # what is imported first is not timed
+        study(first[:2], second[:2], scale=scale)
+    start = time.perf_counter()
+    try:
+        study(first, second, None if v is None else third, scale=scale)
+    except REFUSALS:
+        return 0.0
+    return float(heads * (time.perf_counter() - start) * (m / min(m, _PART)) ** 2)
+
+
 def _each_head(
     q: _Array, k: _Array, v: _Array
 ) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], _Array, _Array, _Array]]]:
@@ -301,12 +353,7 @@ def _spaced(x: _Array, most: int) -> _Array:
     """At most so many rows, evenly spaced from the first to the last."""
     if len(x) <= most:
         return x
-    return np.asarray(x[_places(len(x), most)])
-
-
-def _places(count: int, most: int) -> npt.NDArray[np.intp]:
-    """At most so many of the numbers below `count`, evenly spaced from the first to the last."""
-    return np.linspace(0, count - 1, min(count, most)).round().astype(np.intp)
+    return np.asarray(x[places(len(x), most)])
 
 
 def _study_head(
@@ -572,22 +619,17 @@ def plan(
     n, m = q.shape[-2], k.shape[-2]
     most = 4 * max(n, m) if most is None else most
     lead, heads = _each_head(q, k, v)
-    taken = _places(len(heads), max(1, PAIRS // max(1, n * m)))
+    taken = places(len(heads), max(1, PAIRS // max(1, n * m)))
     heads = [heads[i] for i in taken]
     q, k, v = (np.stack([head[i] for head in heads]) for i in (1, 2, 3))
     queries = min(n, QUADRATIC_QUERIES)
     whole = pose(q, k, v, scale=scale, seed=seed)
-    part = pose(q[:, _places(n, queries)], k, v, scale=scale, seed=seed)
-    problems = {x.name: part if _on_part(x) else whole for x in records}
+    part = on_some(whole, queries)
+    problems = {x.name: part if on_part(x) else whole for x in records}
     planned = Plan(
         *([head[0] for head in heads], lead, queries, target, draws, seed, most, 0.0, problems)
     )
     return planned._replace(seconds=sum(_seconds(planned, record) for record in records))
-
-
-def _on_part(record: Estimator) -> bool:
-    """Whether it takes too long on all queries, and gives the same on some."""
-    return record.has("quadratic", "separate", "unordered")
 
 
 def _sizes(planned: Plan, record: Estimator) -> list[int | None]:
@@ -613,17 +655,9 @@ def _draws(planned: Plan, record: Estimator) -> int:
 
 
 def _seconds(planned: Plan, record: Estimator) -> float:
-    """Time at all S, if it grows as a straight line in S, or in the terms that a query reads."""
-    sizes, problem = _sizes(planned, record), planned.problems[record.name]
-    tried = [sizes[0], sizes[min(6, len(sizes) - 1)]]
-    try:
-        first, other = (problem.row(record, x, 1, warm=False).seconds or 0.0 for x in tried)
-    except REFUSALS:
-        return 0.0
-    m = problem[1].shape[-2] if record.has("chunked") else 0
-    low, high, *terms = ((x or 1) + m / (x or 1) for x in (*tried, *sizes))
-    slope = max(0.0, other - first) / max(1, high - low)
-    return _draws(planned, record) * sum(first + slope * (x - low) for x in terms)
+    """Time at all S that may be tried."""
+    problem, draws = planned.problems[record.name], _draws(planned, record)
+    return seconds(problem, record, _sizes(planned, record), draws)
 
 
 def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> Search:

@@ -389,7 +389,7 @@ _RFA = Estimator(
     options=(*_SEES, "omega", "omega_per_head", "moments"),
     traits=(*_MEAN, *_SHARED, "random-features"),
     state=streaming.PositiveState,
-    aliases=("rfa",),
+    aliases=("rfa", "performer", "favor"),
 )
 _LARA = Estimator(
     "lara-balance",

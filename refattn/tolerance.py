@@ -12,6 +12,7 @@ by any at most with their sum.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ _Floats = npt.NDArray[np.float64]
 _Index = tuple[int, ...]
 
 LEVEL = 1e-6  # probability that a correct kernel exceeds the tolerance
+_PASSES = 3  # over the queries that it takes about to judge a defect
 _HEADS, _QUERIES = 8, 1024  # of the power table, queries of all heads together
 
 
@@ -236,6 +238,7 @@ def of_problem(
     profile: str | None = None,
     atol: float | None = None,
     rtol: float | None = None,
+    announce: Callable[[float], None] | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Tolerance:
     """What `study` says of a problem."""
@@ -258,6 +261,11 @@ def of_problem(
     simulated = profile or ("math" if dtype == "float32" else "flash")
     part, rows = _part(problem)
     defects = list(catalogue(part))
+    if announce is not None:
+        passes = _PASSES if profile is None else 2
+        block = block_seconds(problem, dtype, PROFILES[names[0]])
+        blocks = [sum(1 for _ in x.items()) for x in (problem, part)]
+        announce(block * (len(names) * blocks[0] + len(defects) * passes * blocks[1]))
     needs: list[Need] = []
     power: list[Power] = []
     ours = Pair(math.nan, math.nan)
@@ -269,6 +277,16 @@ def of_problem(
                 ours = next(x.pair for x in needs if x.head is None and x.profile == simulated)
             power.append(_power(part, item, dtype, simulated, profile, given, ours))
     return Tolerance(needs, power, dtype, simulated, given, ours, part.lead, rows)
+
+
+def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
+    """Time of the analysis of one block of queries."""
+    index, i = next(problem.items())
+    kernel, problem = profile.kernel(dtype), problem.read_by(profile)
+    start = time.perf_counter()
+    with np.errstate(all="ignore"):
+        problem.analyse(index, kernel, i)
+    return time.perf_counter() - start
 
 
 def _given(dtype: str, atol: float | None, rtol: float | None) -> Pair:

@@ -20,7 +20,9 @@ from refattn.registry import DEFAULT
 
 pytest.importorskip("rich")
 testing = pytest.importorskip("click.testing")
-_commands = importlib.import_module("refattn._commands")
+
+WIDE = {"COLUMNS": "200"}  # tables have all columns
+_commands = importlib.import_module("refattn._command_compare")
 
 ESTIMATORS = dict.fromkeys(x.name for x in registry.ESTIMATORS.values() if x.approximates)
 FIRST, SECOND = DEFAULT[:2]
@@ -33,13 +35,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, fn: Any) -> None:
 
 
 def refattn(*args: Any) -> Any:
-    return testing.CliRunner().invoke(cli.commands(), [str(arg) for arg in args])
+    return testing.CliRunner().invoke(cli.commands(), [str(arg) for arg in args], env=WIDE)
 
 
 def compare(*args: Any) -> str:
     result = refattn("compare", *args)
     assert result.exit_code == 0, result.output
-    assert result.stderr == ""
+    beside = ("skipped: ", "estimated time: ")
+    assert all(line.startswith(beside) for line in result.stderr.splitlines())
     return result.stdout
 
 
@@ -85,18 +88,17 @@ def test_default_data() -> None:
     assert "float32" in lines[0]
     assert lines[1].startswith("scale 0.176777, not causal, seed 0, draws 3")
     assert " ".join(lines[2].split()) == (
-        "estimator S mean error worst head which seconds ratio tolerated"
+        "estimator S mean error ± worst head which seconds ratio tolerated"
     )
-    assert " ".join(lines[-2:]).startswith("tolerated: mean error in all layers of all-MiniLM-L6")
-    rows = [line.split() for line in lines[4:-2]]
+    assert "; tolerated: mean error in all layers of all-MiniLM-L6" in lines[-1]
+    rows = [line.split() for line in lines[4:-1]]
     assert rows[0][0] == "exact"
     assert rows[0][-1] == "1.00"
     assert rows[1][:3] == ["mean", "of", "v"]
     expected = [(name, str(s)) for name in DEFAULT for s in (8, 32, 128, 512)]
     expected = [(name, s) for name, s in expected if not ("lara" in name and s == "512")]
-    skipped = [line for line in lines if line.startswith("skipped: lara-")]
-    assert [tuple(row[:2]) for row in rows[2 : -len(skipped)]] == expected
-    assert max(len(line) for line in lines if line not in skipped) <= 100
+    assert [tuple(row[:2]) for row in rows[2:]] == expected
+    assert max(map(len, lines[:-1])) <= 100
     assert not any("…" in line for line in lines)
 
 
@@ -458,11 +460,14 @@ def test_process(npz: Path) -> None:
 
 def test_what_an_estimator_refuses_is_skipped(tmp_path: Path, npz: Path) -> None:
     path = tmp_path / "out.json"
-    output = compare(npz, "--features", "2,9", "--estimators", "lara-own,rfa-iid", "--json", path)
-    assert "skipped: lara-own with S = 9: The number of proposals must be" in output
+    words = ["--features", "2,9,11", "--estimators", "lara,lara-own,rfa-iid", "--json", path]
+    result = refattn("compare", npz, *words)
+    assert result.stderr == (
+        "skipped: S = 9, 11 of lara-balance, lara-own (more than the 6 queries or 7 keys)\n"
+    )
     seen = json.loads(path.read_text())
-    assert [entry["estimator"] for entry in seen["skipped"]] == ["lara-own"]
-    assert len(seen["results"]) == 5
+    assert [x["estimator"] for x in seen["skipped"]] == ["lara-balance"] * 2 + ["lara-own"] * 2
+    assert len(seen["results"]) == 7
 
 
 def test_the_whole_registry(npz: Path) -> None:

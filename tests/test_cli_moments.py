@@ -17,11 +17,13 @@ from refattn import __version__, adapt, cli, moments, profile, softmax_attention
 pytest.importorskip("rich")
 testing = pytest.importorskip("click.testing")
 
+WIDE = {"COLUMNS": "120"}  # tables have all columns
+
 
 def run(*args: Any) -> str:
-    result = testing.CliRunner().invoke(cli.commands(), ["profile", *map(str, args)])
+    result = testing.CliRunner().invoke(cli.commands(), ["profile", *map(str, args)], env=WIDE)
     assert result.exit_code == 0, result.output
-    assert result.stderr == ""
+    assert all(x.startswith("estimated time: ") for x in result.stderr.splitlines())
     return result.stdout
 
 
@@ -36,7 +38,7 @@ def report(folder: Path, *args: Any) -> dict[str, Any]:
 
 
 def fails(*args: Any) -> str:
-    result = testing.CliRunner().invoke(cli.commands(), ["moments", *map(str, args)])
+    result = testing.CliRunner().invoke(cli.commands(), ["moments", *map(str, args)], env=WIDE)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     *usage, line = result.stderr.splitlines()
@@ -79,7 +81,8 @@ def save(folder: Path, **arrays: np.ndarray) -> Path:
     return path
 
 
-def test_default_data() -> None:
+def test_default_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WIDE, "COLUMNS", "100")
     output = run()
     assert output == run()
     lines = output.splitlines()
@@ -284,11 +287,8 @@ def test_what_is_measured_is_shown(tmp_path: Path, npz: Path) -> None:
     path = tmp_path / "report.json"
     words = [npz, "--measure", "--target", 0.01, "--estimators", "rfa,lara,ra", "--json", path]
     output = run(*words)
-    assert re.match(
-        r"measuring 3 estimators, S = 1, 2, 4, \.\.\. up to 160, 4 draws, on 3 heads:\n"
-        r"estimated time at most \S+ s\n\n\[qkv\]\.npz: q",
-        output,
-    )
+    line = "\nmeasured 3 estimators, S = 1, 2, 4, ... up to 160, 4 draws, on 3 heads\n"
+    assert line in output
     found = json.loads(path.read_text())["measured"]
     assert (found["heads"], found["draws"], found["most"]) == ([[0], [1], [2]], 4, 160)
     rows = cells(output, "Measured")

@@ -279,11 +279,13 @@ def test_bad_arrays() -> None:
 
 # The command.
 
+WIDE = {"COLUMNS": "200"}  # tables have all columns
+
 
 def run(*args: Any) -> Any:
     pytest.importorskip("rich")
     testing = pytest.importorskip("click.testing")
-    return testing.CliRunner().invoke(cli.commands(), ["tolerance", *map(str, args)])
+    return testing.CliRunner().invoke(cli.commands(), ["tolerance", *map(str, args)], env=WIDE)
 
 
 def fails(*args: Any) -> str:

@@ -27,13 +27,15 @@ pytest.importorskip("safetensors")
 ml_dtypes = pytest.importorskip("ml_dtypes")
 testing = pytest.importorskip("click.testing")
 
+WIDE = {"COLUMNS": "200"}  # tables have all columns
+
 Arrays = dict[str, np.ndarray]
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def run(*args: Any) -> Any:
-    return testing.CliRunner().invoke(cli.commands(), ["verify", *map(str, args)])
+    return testing.CliRunner().invoke(cli.commands(), ["verify", *map(str, args)], env=WIDE)
 
 
 def fails(*args: Any) -> str:

@@ -26,7 +26,7 @@ from .conventions import CONVENTIONS, SPECS
 from .failures import Failure
 from .programs import Subprocess
 from .report import Report, Result
-from .runner import LEVELS, check, checks_of, parametrize_with_checks
+from .runner import LEVELS, TIME_LIMITS, check, checks_of, parametrize_with_checks
 
 __all__ = [
     "CAPABILITIES",
@@ -36,6 +36,7 @@ __all__ = [
     "LEVELS",
     "SPECS",
     "TAGS",
+    "TIME_LIMITS",
     "Adapter",
     "Check",
     "Failure",

@@ -20,6 +20,7 @@ from .cases import ESTIMATORS, FILES, FLAGS, FORMATS, Case, Convention
 from .checking import lint
 from .exporting import EXPORTS, export
 from .reading import load
+from .solving import prepare
 from .writing import write
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "lint",
     "load",
     "pack",
+    "prepare",
     "unpacked",
     "write",
 ]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,13 @@ _OF_PAIRS = ("bias", "dropout", "keep", "mask")  # of a query and a key
 _OF_SAMPLES = ("indices", "log_probability")
 
 
-def lint(directory: str | os.PathLike[str], *, fraction: float = 1.0, rng: Any = None) -> list[str]:
+def lint(
+    directory: str | os.PathLike[str],
+    *,
+    fraction: float = 1.0,
+    rng: Any = None,
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> list[str]:
     """Say what is wrong with the vectors of a directory or archive.
 
     The directory must hold the files of its manifests as they were written, and no others. They
@@ -59,6 +65,8 @@ def lint(directory: str | os.PathLike[str], *, fraction: float = 1.0, rng: Any =
         Part of the cases that is evaluated again; all of them take a few seconds.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Chooses them.
+    track : callable
+        Wraps the sequence of files, for a bar of progress, say.
 
     Returns
     -------
@@ -114,7 +122,7 @@ def lint(directory: str | os.PathLike[str], *, fraction: float = 1.0, rng: Any =
             f"{name}: is in no manifest" for name in sorted(there - listed - {SUMS, *manifests})
         ]
     seen: dict[str, Counter[Any]] = {kind: Counter() for kind in FORMATS}
-    for kind, path in found:
+    for kind, path in track(list(found)):
         try:
             document, arrays = read(kind, path)
             wrong = _schema_errors(Draft202012Validator(schema), document)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -29,7 +29,7 @@ from .formulas import exact, solve
 from .recipes import all_recipes
 from .sources import libraries, sources
 
-__all__ = ["PRECISIONS", "documents", "solved", "written"]
+__all__ = ["PRECISIONS", "documents", "prepare", "solved", "written"]
 
 _Array = npt.NDArray[Any]
 
@@ -132,6 +132,27 @@ def written(x: float) -> str:
     return re.sub(r"(\.[0-9a-f]+?)0+p", r"\1p", float(x).hex())
 
 
+_SOLVED: dict[str, dict[str, Any]] = {}
+
+
+def _once(recipe: Recipe) -> dict[str, Any]:
+    if recipe.id not in _SOLVED:
+        _SOLVED[recipe.id] = solved(recipe)
+    return _SOLVED[recipe.id]
+
+
+def prepare(track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
+    """Solve all cases, which takes nearly all of the time that `write` and `export` need.
+
+    Parameters
+    ----------
+    track : callable
+        Wraps the sequence of cases, for a bar of progress, say.
+    """
+    for recipe in track(list(all_recipes())):
+        _once(recipe)
+
+
 @cache
 def documents() -> dict[str, Any]:
     """The content of every file by its name."""
@@ -144,7 +165,7 @@ def documents() -> dict[str, Any]:
         groups: dict[str, Any] = {}
         for recipe in recipes:
             group = groups.setdefault(recipe.group, _group(recipe))
-            group["tests"].append(solved(recipe))
+            group["tests"].append(_once(recipe))
         estimator = recipes[0].estimator
         documents[file] = {
             "estimator": estimator,

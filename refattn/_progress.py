@@ -1,0 +1,178 @@
+"""How far work is, and how long it will take: on standard error, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+__all__ = ["LONG", "Work", "checking", "notice", "spell"]
+
+LONG = 10.0  # seconds; what takes longer is announced
+_EVERY = 30.0  # seconds between lines where there is no terminal
+_SOON = 1.0  # seconds after which the rest is estimated from what is done
+
+
+def notice(text: str) -> None:
+    """Print a line beside the results."""
+    click.echo(text, err=True)
+
+
+def spell(seconds: float) -> str:
+    """A time to two digits.
+
+    >>> spell(14.3), spell(200), spell(9000)
+    ('14 s', '3.3 min', '2.5 h')
+    """
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"
+
+
+class Work:
+    """A piece of work that says how far it is.
+
+    On a terminal there is a bar with the time so far, and else a line now and then; what is
+    estimated to take over `LONG` seconds is announced on both.
+
+    Parameters
+    ----------
+    description : str
+        What is done, in a word.
+    total : int
+        How many parts it has, if they are counted by `tick`; over it counting starts again.
+    """
+
+    def __init__(self, description: str, total: int = 0) -> None:
+        self.description, self.total, self.done = description, total, 0
+        self.announced = False
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task(description, total=total or None)
+        self._start = self._said = time.monotonic()
+
+    def __enter__(self) -> Work:
+        self._start = self._said = time.monotonic()
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def estimated(self, seconds: float, words: str = "") -> None:
+        """Announce the time that is left, if it is long."""
+        if not self.announced and seconds > LONG:
+            self._say(f"estimated time: about {spell(seconds)}{words}")
+        self.announced = True
+
+    def _say(self, text: str) -> None:
+        if self._bar.disable:
+            notice(text)
+        else:
+            self._bar.console.print(text, highlight=False, markup=False)
+
+    def track(self, items: Sequence[Any]) -> Iterable[Any]:
+        """Count items as they are done."""
+        self.total, self.done = len(items), 0
+        self._bar.reset(self._task, total=self.total)
+        self._start = time.monotonic()
+        for item in items:
+            yield item
+            self.tick()
+
+    def tick(self) -> None:
+        """Count one part as done."""
+        self.done += 1
+        done = self.done % max(self.total, 1)
+        self._bar.update(self._task, completed=done)
+        now = time.monotonic()
+        passed = now - self._start
+        if not self.announced and passed > _SOON and self.done < self.total:
+            whole = passed / self.done * self.total
+            if whole > LONG:  # parts that follow may take longer: what is short is said later
+                self.estimated(whole)
+        if self._bar.disable and now - self._said > _EVERY and done:
+            self._said = now
+            self._say(f"{self.description}: {done} of {self.total} after {spell(passed)}")
+
+
+def checking(checks: Sequence[Any], most: float = 0.0) -> Iterator[Any]:
+    """Name each check while it runs, with its number and the time so far, on a terminal.
+
+    Elsewhere there is a line now and then. On both, the time that the checks may take at most is
+    said when some is over. A candidate may close or replace the streams of Python.
+    """
+    announced = _announced(checks, most)
+    if not os.isatty(2):
+        yield from _counted(announced, len(checks))
+        return
+    with open(os.dup(2), "w", encoding="utf-8") as terminal:
+        line = Progress(
+            SpinnerColumn(),
+            "{task.description}",
+            TimeElapsedColumn(),
+            console=Console(file=terminal),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        with line:
+            task = line.add_task("", total=None)
+            for number, check in enumerate(announced, 1):
+                name = f"check {number} of {len(checks)}: {check.name}"
+                line.update(task, description=name, refresh=True)
+                yield check
+
+
+def _announced(checks: Sequence[Any], most: float) -> Iterator[Any]:
+    """Say once how long the checks may take, to the file itself."""
+    start, silent = time.monotonic(), most > LONG
+    for check in checks:
+        if silent and time.monotonic() - start > _SOON:
+            silent = False
+            text = f"estimated time: at most {spell(most)} (--time-limit sets it)\n"
+            with suppress(OSError):
+                os.write(2, text.encode())
+        yield check
+
+
+def _counted(checks: Iterable[Any], count: int) -> Iterator[Any]:
+    """Write a line now and then, to the file itself."""
+    said = time.monotonic()
+    for number, check in enumerate(checks, 1):
+        if time.monotonic() - said > _EVERY:
+            said = time.monotonic()
+            with suppress(OSError):
+                os.write(2, f"check {number} of {count}: {check.name}\n".encode())
+        yield check
