@@ -142,13 +142,13 @@ class Written:
 
 
 def _annotations(value: Any) -> Iterator[dict[str, Any]]:
-    """The annotations of a function, or of a class and its methods, where these are the package's."""
+    """The annotations of a function, or of a class and its methods, of this package."""
     if not str(getattr(value, "__module__", "")).startswith("refattn"):
         return
     if inspect.isfunction(value):
         yield inspect.unwrap(value).__annotations__
     elif inspect.isclass(value):
-        yield value.__dict__.get("__annotations__", {})
+        yield inspect.get_annotations(value)
         for part in vars(value).values():
             part = getattr(part, "__func__", getattr(part, "fget", part))
             if inspect.isfunction(part):
@@ -156,7 +156,7 @@ def _annotations(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _qualified(written: Any, owner: Any) -> str:
-    """A type as it is written, with the modules of the package's own classes, which become links."""
+    """A type as it is written, but with the modules of public classes, which become links."""
     if isinstance(written, Written):
         return repr(written)
     if isinstance(written, ForwardRef):
@@ -187,5 +187,3 @@ def _tables(page: str) -> str:
     """Tables scroll in their box."""
     page = page.replace("<table>", '<div class="scroll" tabindex="0"><table>')
     return page.replace("</table>", "</table></div>")
-
-

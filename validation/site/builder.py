@@ -97,7 +97,11 @@ class _Site:
         for group in self.groups:
             for entry in group.entries:
                 if entry.source is not None:
-                    first = {"figure": drawn[0]} if entry.url == "index.html" else {}
+                    first = (
+                        {"figure": self.captioned(drawn[0], entry.url)}
+                        if entry.url == "index.html"
+                        else {}
+                    )
                     self.document(entry.source, entry.url, **first)
         self.gallery(drawn)
         for url, page in self.api.pages(self.frame):
@@ -140,9 +144,11 @@ class _Site:
     def _listed(self, module: str, url: str) -> bool:
         """Modules of the package, and those beside and below the one that is shown."""
         parent = module.rpartition(".")[0]
-        return parent in ("", "refattn") or url.startswith(
-            address(parent).removesuffix(".html") + ("/" if "/" in url else "")
-        ) or url == address(parent)
+        return (
+            parent in ("", "refattn")
+            or url.startswith(address(parent).removesuffix(".html") + ("/" if "/" in url else ""))
+            or url == address(parent)
+        )
 
     def page(self, url: str, page: pages.Page, template: str = "page.html", **more: Any) -> None:
         """Write a page of the guide in its frame, and note what is found in it."""
@@ -156,7 +162,9 @@ class _Site:
         self.put(url, text)
         for section in page.sections:
             where = f"{url}#{section.anchor}" if section.title != page.title else url
-            title = section.title if section.title == page.title else f"{page.title}: {section.title}"
+            title = (
+                section.title if section.title == page.title else f"{page.title}: {section.title}"
+            )
             self.index.append([title, "guide", where, section.text])
 
     def document(self, path: Path, url: str, **more: Any) -> None:
@@ -184,8 +192,15 @@ class _Site:
         sections += [pages.Section(f.title, f.name, f.caption) for f in drawn]
         contents = [(1, "", "Gallery"), *((2, f.name, f.title) for f in drawn)]
         code = [Markup(pages.coloured(f.code, "python")) for f in drawn]
+        drawn = [self.captioned(figure, "gallery.html") for figure in drawn]
         page = pages.Page("Gallery", "", sections, contents)
         self.page("gallery.html", page, "gallery.html", figures=list(zip(drawn, code, strict=True)))
+
+    def captioned(self, figure: figures.Figure, url: str) -> figures.Figure:
+        """A figure whose caption is HTML, with links to what it names."""
+        page = pages.render(figure.caption, str, lambda name: self.name(name, url))
+        caption = page.body.removeprefix("<p>").removesuffix("</p>\n")
+        return figure._replace(caption=Markup(caption))
 
     def report(self, given: Path | None, trial: subprocess.Popen[str] | None) -> None:
         """The report of a run, and a page that leads to it."""
@@ -193,7 +208,7 @@ class _Site:
         if given is not None:
             shutil.copytree(given, target)
         elif trial is not None and (trial.communicate()[1], trial.returncode)[1]:
-            raise ValueError(f"`{' '.join(map(str, trial.args))}` ended with {trial.returncode}.")
+            raise ValueError(f"`python -m validation` ended with status {trial.returncode}.")
         for path in target.glob("results.*"):  # kept for runs that go on
             path.unlink()
         path = target / "report.md"
@@ -253,7 +268,7 @@ class _Site:
             name = path.relative_to(ROOT).as_posix()
             language = {".py": "python", ".toml": "toml"}.get(path.suffix, "")
             code = pages.coloured(path.read_text("utf-8"), language)
-            body = f'<h1><code>{name}</code></h1>\n<pre class="code" tabindex="0"><code>{code}</code></pre>'
+            body = f"<h1><code>{name}</code></h1>\n{pages.block(code)}"
             page = pages.Page(name, body, [], [(1, "", name)])
             self.page(url, page)
         else:

@@ -1,4 +1,4 @@
-"""LaTeX to MathML, when the site is built: browsers draw it without scripts or fonts from elsewhere."""
+"""LaTeX to MathML, when the site is built: browsers draw it without scripts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from latex2mathml.converter import convert
 __all__ = ["Formulas", "mathml"]
 
 _BLOCK = re.compile(
-    r"^(?P<indent>[ ]*)\.\.[ ]math::[ ]*(?P<first>[^\n]*)\n(?P<rest>(?:(?P=indent)[ ]+\S[^\n]*\n|[ ]*\n)*)",
+    r"^(?P<indent>[ ]*)\.\.[ ]math::[ ]*(?P<first>[^\n]*)\n"
+    r"(?P<rest>(?:(?P=indent)[ ]+\S[^\n]*\n|[ ]*\n)*)",
     re.MULTILINE,
 )
 _INLINE = re.compile(r":math:`([^`]+)`")
+
 
 def mathml(latex: str, *, block: bool = False) -> str:
     """Convert a formula.

@@ -10,7 +10,18 @@ from urllib.parse import unquote, urlsplit
 
 __all__ = ["problems"]
 
-_LOADED = {"script", "img", "link", "iframe", "source", "video", "audio", "object", "embed", "image"}
+_LOADED = {
+    "script",
+    "img",
+    "link",
+    "iframe",
+    "source",
+    "video",
+    "audio",
+    "object",
+    "embed",
+    "image",
+}
 _OUTSIDE = {"http", "https", "mailto"}  # where a link may lead
 
 
@@ -50,7 +61,7 @@ def _of_style(text: str) -> list[str]:
 
 
 def problems(folder: Path) -> list[str]:
-    """Every link of the pages of a folder that leads nowhere, and everything that is asked of a host."""
+    """Every link of a folder of pages that leads nowhere, and whatever asks another host."""
     base = os.path.abspath(folder)
     files = {os.path.join(where, name) for where, _, names in os.walk(base) for name in names}
     pages: dict[str, _Reader] = {}
@@ -76,8 +87,8 @@ def problems(folder: Path) -> list[str]:
                 found.append(f"{name}: {link} is not there")
             elif parts.fragment and unquote(parts.fragment) not in pages[target].anchors:
                 found.append(f"{name}: {link} has no such place")
-    for path in sorted(folder.rglob("*.css")):
-        for link in _of_style(path.read_text("utf-8")):
-            if not (path.parent / link).is_file() and not link.startswith("data:"):
-                found.append(f"{path.relative_to(folder)}: {link} is not there")
+    for sheet in sorted(folder.rglob("*.css")):
+        for link in _of_style(sheet.read_text("utf-8")):
+            if not (sheet.parent / link).is_file() and not link.startswith("data:"):
+                found.append(f"{sheet.relative_to(folder)}: {link} is not there")
     return found

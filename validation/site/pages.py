@@ -1,11 +1,10 @@
-"""Markdown to pages: links that work in the site, formulas, code in colours, and what is searched."""
+"""Markdown to pages: links, formulas, code in colours, and the words that are searched."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from html import escape
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from markdown_it import MarkdownIt
@@ -18,7 +17,7 @@ from pygments.util import ClassNotFound
 
 from .formulas import mathml
 
-__all__ = ["Page", "Section", "coloured", "render", "slug"]
+__all__ = ["Page", "Section", "block", "coloured", "render", "slug"]
 
 _FORMATTER = HtmlFormatter(nowrap=True)
 
@@ -60,6 +59,11 @@ def coloured(code: str, language: str) -> str:
     return str(highlight(code, lexer, _FORMATTER))
 
 
+def block(code: str) -> str:
+    """A block of code, which scrolls in its box."""
+    return f'<pre class="code" tabindex="0"><code>{code}</code></pre>\n'
+
+
 def render(
     text: str, link: Callable[[str], str], name: Callable[[str], str | None] = lambda x: None
 ) -> Page:
@@ -88,20 +92,19 @@ def render(
             for key in ("href", "src"):
                 if key in child.attrs:
                     child.attrs[key] = link(str(child.attrs[key]))
-    rules: dict[str, Any] = parser.renderer.rules
+    renderer: Any = parser.renderer
+    rules = renderer.rules
     rules["fence"] = rules["code_block"] = _code
     rules["table_open"] = lambda *_: '<div class="scroll" tabindex="0"><table>\n'
     rules["table_close"] = lambda *_: "</table></div>\n"
     rules["code_inline"] = lambda tokens, i, *_: _inline(tokens, i, name)
     rules["math_block"] = lambda tokens, i, *_: mathml(tokens[i].content, block=True)
     rules["math_inline"] = lambda tokens, i, *_: mathml(tokens[i].content)
-    body = parser.renderer.render(tokens, parser.options, {})
+    body = renderer.render(tokens, parser.options, {})
     contents = []
     for i, token in enumerate(tokens):
         if token.type == "heading_open":
-            inner = parser.renderer.renderInline(
-                tokens[i + 1].children or [], parser.options, {}
-            )
+            inner = renderer.renderInline(tokens[i + 1].children or [], parser.options, {})
             inner = re.sub(r"</?a\b[^>]*>", "", inner)
             contents.append((int(token.tag[1]), str(token.attrs["id"]), inner))
     sections = _sections(tokens)
@@ -136,7 +139,7 @@ def _sections(tokens: list[Token]) -> list[Section]:
 
 def _code(tokens: list[Token], i: int, *_: Any) -> str:
     language = (tokens[i].info.split() or [""])[0]
-    return f'<pre class="code" tabindex="0"><code>{coloured(tokens[i].content, language)}</code></pre>\n'
+    return block(coloured(tokens[i].content, language))
 
 
 def _inline(tokens: list[Token], i: int, name: Callable[[str], str | None]) -> str:
