@@ -10,7 +10,7 @@ from guide_blocks import GUIDE, difference, same
 
 PAGES = sorted(path.stem for path in GUIDE.glob("*.md"))
 SHOWN = {  # how many outputs are compared in short runs
-    "choose": 2,
+    "choose": 1,
     "ci": 2,
     "gradients": 1,
     "index": 1,

@@ -24,6 +24,8 @@ from .navigation import SITE
 
 __all__ = ["Api", "Member", "Written", "address"]
 
+# What a NamedTuple says by itself.
+_OF_TUPLES = re.compile(r"Create new instance of |Alias for field number ")
 _MODULES = ["refattn", r"!refattn\.(.*\.)?_"]
 
 
@@ -77,6 +79,8 @@ class Api:
 
         @jinja2.pass_context
         def to_markdown(context: jinja2.runtime.Context, docstring: str) -> str:
+            if _OF_TUPLES.match(docstring):
+                return ""
             text = formulas.take(docstring)
             return pdoc.render_helpers.to_markdown(text, context["module"], "numpy")
 
@@ -102,6 +106,7 @@ class Api:
                     or any(part.startswith("_") for part in doc.qualname.split("."))
                     or (listed is not None and top not in listed)
                     or not doc.docstring
+                    or _OF_TUPLES.match(doc.docstring)
                 ):
                     continue
                 kind = {"variable": "constant"}.get(doc.kind, doc.kind)
