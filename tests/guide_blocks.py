@@ -3,8 +3,9 @@
 A block of Python is run, and a block without a language after it is what it prints; one that
 begins with a comment that names a file is that file. A block of a console has commands after ``$``
 and what they print: those of ``refattn`` and ``python`` are run, unless the fence says ``shown``
-(other tests compare some of these) or, in short runs, ``long``. ``...`` stands for lines that are left out. Numbers agree to 2 %; times
-are not compared, and neither is how much of a tolerance rounding takes.
+(other tests compare some of these) or, in short runs, ``long``. ``...`` stands for lines that are
+left out. Numbers agree to 2 %; times are not compared, and neither is how much of a tolerance
+rounding takes.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@
 
   const excerpt = (page, words) => {
     const at = Math.max(0, ...words.map((word) => page.low.indexOf(word)));
-    const start = Math.max(0, at - 50);
+    const start = at > 50 ? page.text.indexOf(" ", at - 50) + 1 : 0;
     return (start ? "… " : "") + page.text.slice(start, start + 130) + (page.text.length > start + 130 ? " …" : "");
   };
 
@@ -55,7 +55,7 @@
       title.textContent = page.title;
       kind.textContent = page.kind;
       text.textContent = excerpt(page, words);
-      link.append(title, kind, text);
+      link.append(kind, title, text);
       item.append(link);
       item.setAttribute("role", "option");
       return item;
