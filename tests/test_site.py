@@ -203,6 +203,8 @@ def test_names_lead_to_the_api() -> None:
     assert api.url("attend()") == "api/refattn.html#attend"
     assert api.url("np.exp") is None
     assert api.url("holm") is None
+    assert api.url("gradients") is None  # a word, not the module
+    assert api.url("refattn.gradients") == "api/refattn/gradients.html"
     assert api.url("q, k") is None
 
 

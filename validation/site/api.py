@@ -60,7 +60,8 @@ class Api:
             return None
         if name in self.urls:
             return self.urls[name]
-        known = "." in name or name in refattn.__all__
+        # A module's name alone may be any word.
+        known = "." in name or (name in refattn.__all__ and f"refattn.{name}" not in self.modules)
         return self.urls.get(f"refattn.{name}") if known else None
 
     def pages(self, frame: Callable[[str], dict[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -33,7 +33,7 @@ _GUIDE = {
         "verdicts": "How verdicts are proven",
     },
 }
-_MEASURED = {
+_MEASURED = {  # and whatever other README there is, by its heading
     "validation": "Claims of the references",
     "validation/bugs": "Hall of bugs",
     "validation/benchmarks": "Benchmarks",
@@ -70,12 +70,22 @@ def groups() -> list[Group]:
         )
         for title, pages in _GUIDE.items()
     ]
+    documents = {path: _title(path) for path in sorted(ROOT.glob("validation/**/README.md"))}
+    known = {ROOT / folder / "README.md": text for folder, text in _MEASURED.items()}
     measured = [
-        Entry(f"{folder.replace('/', '-')}.html", text, ROOT / folder / "README.md")
-        for folder, text in _MEASURED.items()
+        Entry(f"{'-'.join(path.relative_to(ROOT).parts[:-1])}.html", text, path)
+        for path, text in {
+            **known,
+            **{x: documents[x] for x in documents if x not in known},
+        }.items()
     ]
     shown = [Entry("gallery.html", "Gallery"), Entry("report.html", "Report of a run")]
     return [*found, Group("Measured", [*shown, *measured])]
+
+
+def _title(path: Path) -> str:
+    """The heading of a document."""
+    return path.read_text("utf-8").partition("\n")[0].lstrip("# ")
 
 
 def relative(url: str, base: str) -> str:

@@ -1,6 +1,6 @@
 """Which features suit which pairs.
 
-Standard deviation of the estimate of one feature, over the kernel, for two vectors of norm 1 at
+Standard deviation of the estimate of one frequency, over the kernel, for two vectors of norm 1 at
 an angle. Positive features are exact for opposite vectors and trigonometric ones for equal
 vectors, as the closed forms of `refattn.theory` say. Attention divides by sums over all keys,
 near and far, and only positive estimates can be divided by safely.
@@ -21,7 +21,7 @@ places = {
     "trigonometric": ("^-.", 32, -1),
 }
 for features, (mark, at, side) in places.items():
-    variance = theory.kernel_variance(x, y, features=features, num_features=2)
+    variance = theory.kernel_variance(x, y, features=features, num_features=1)
     ratio = np.sqrt(variance) / np.exp(y @ x)
     (line,) = axes.plot(np.degrees(angle), ratio, mark, markevery=4)
     label(axes, features, line, (np.degrees(angle[at]), ratio[at]), side)
