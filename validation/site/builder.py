@@ -53,7 +53,7 @@ def build(out: Path, *, report: Path | None = None) -> Built:
         cannot be shown.
     """
     start = time.monotonic()
-    if out.exists() and any(out.iterdir()) and not (out / "site.css").exists():
+    if out.exists() and any(out.iterdir()) and not (out / "search-index.js").exists():
         raise ValueError(f"{out} holds other files; choose a folder that is new or of a build.")
     if report is not None and not (report / "report.html").is_file():
         raise ValueError(f"{report} holds no report.html; `python -m validation` writes one.")
