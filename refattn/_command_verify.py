@@ -55,8 +55,8 @@ and from C by
   uint64_t size = sprintf(text, "{\\"q\\":{\\"dtype\\":\\"BF16\\",\\"shape\\":[8,512,64],"
                                 "\\"data_offsets\\":[0,524288]},...}");
   fwrite(&size, 8, 1, file), fwrite(text, 1, size, file), fwrite(q, 2, 262144, file), ...
-that is, a length of 8 bytes, a header in JSON, and the arrays one after the other; the README has
-the whole program.
+that is, a length of 8 bytes, a header in JSON, and the arrays one after the other; the guide has
+the whole program (validation/site/guide/numbers.md).
 """
 
 

@@ -283,7 +283,7 @@ def softmax_attention(
     and with the options of kernels as `attend` has them.
 
     Reference 000, Attention(Q, K, V); reference 002, eq. (3); reference 003, SoftmaxAttn. (The
-    references are listed in the README.)
+    references are listed in `validation/site/guide/where.md`.)
 
     Parameters
     ----------

@@ -118,7 +118,8 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
         \hat\Sigma = \frac{1}{N - \mathrm{ddof}} \sum_{i=1}^N
                      (x_i - \hat\mu)(x_i - \hat\mu)^\top
 
-    Reference 002, eqs. (1) and (2). (The references are listed in the README.)
+    Reference 002, eqs. (1) and (2). (The references are listed in
+    `validation/site/guide/where.md`.)
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import guide_blocks
 import numpy as np
 import pytest
 
@@ -96,9 +97,9 @@ def test_default_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(word in output for word in ("…", "inf", "nan"))
 
 
-def test_the_readme_shows_the_output() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    shown = re.search(r"## What should I use\?\n.*?```\n(minilm.*?)```\n", readme, flags=re.DOTALL)
+def test_the_guide_shows_the_output() -> None:
+    page = guide_blocks.page("choose")
+    shown = re.search(r"\$ refattn profile\n(minilm.*?)```\n", page, flags=re.DOTALL)
     assert shown is not None
     number = r"-?\d+(?:\.\d*)?(?:e[+-]\d+)?"
 
@@ -322,10 +323,10 @@ def test_measured_on_some_of_the_data(
     assert output.endswith("as measured on 2 of 3 heads:\nexact attention\n")
 
 
-def test_the_readme_shows_what_is_measured() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    command, *shown = readme.split("$ refattn profile ")[1].split("```")[0].splitlines()
-    output = run(*command.split())
+def test_the_guide_shows_what_is_measured() -> None:
+    page = guide_blocks.page("choose")
+    command, *shown = page.split("$ refattn profile -")[1].split("```")[0].splitlines()
+    output = run(*f"-{command}".split())
     pairs = zip(cells("\n".join(shown), "Measured"), cells(output, "Measured"), strict=True)
     for row, printed in pairs:
         assert row[:2] == printed[:2]

@@ -8,9 +8,9 @@ import pkgutil
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import get_args
 
+import guide_blocks
 import numpy as np
 import pytest
 
@@ -112,26 +112,10 @@ def test_array_helpers() -> None:
     np.testing.assert_array_equal(part(x, index), x[1:2, :, 1:3])
 
 
-def test_the_readme_shows_what_its_examples_print(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", readme, flags=re.DOTALL)
-    assert len(blocks) == readme.count("```python") == 2
-    number = r"\d+\.\d+"
-    for code, shown in blocks:
-        exec(code, {})
-        printed = capsys.readouterr().out
-        assert re.sub(number, "#", printed) == re.sub(number, "#", shown)
-        found, expected = (
-            [float(x) for x in re.findall(number, text)] for text in (printed, shown)
-        )
-        np.testing.assert_allclose(found, expected, rtol=0.02)  # the last digit that is shown
-
-
-def test_the_readme_shows_what_its_first_command_prints() -> None:
+def test_the_guide_shows_what_compare_prints() -> None:
     testing = pytest.importorskip("click.testing")
     pytest.importorskip("rich")
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    shown = readme.split("\nThe first prints:\n\n```\n")[1].split("```")[0]
+    shown = guide_blocks.page("choose").split("$ refattn compare\n")[1].split("```")[0]
     words = ["compare", "--features", "8,32,128"]
     done = testing.CliRunner().invoke(cli.commands(), words, env={"COLUMNS": "120"})
     assert done.exit_code == 0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import guide_blocks
 import numpy as np
 import pytest
 
@@ -17,7 +18,6 @@ from refattn import _problems, _rounding, cli, naive, tolerance, verification
 from refattn._formats import FORMATS
 from refattn.rounding import PROFILES, assert_close
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -333,8 +333,9 @@ def test_the_command_says_what_the_function_returns(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_readme_shows_what_the_command_prints() -> None:
-    shown = README.split("On the bundled data:\n\n```\n")[1].split("```")[0]
+def test_the_guide_shows_what_the_command_prints() -> None:
+    page = guide_blocks.page("tolerances")
+    shown = page.split("On the bundled data:\n\n```\n")[1].split("```")[0]
     result = run("--dtype", "bfloat16")
     assert result.exit_code == 0, result.output
     number = r"-?\d+(?:\.\d*)?(?:e[+-]\d+)?"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import guide_blocks
 import numpy as np
 import pytest
 from rounded import Case, backward
@@ -30,8 +31,7 @@ testing = pytest.importorskip("click.testing")
 WIDE = {"COLUMNS": "200"}  # tables have all columns
 
 Arrays = dict[str, np.ndarray]
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = guide_blocks.page("numbers")
 
 
 def run(*args: Any) -> Any:
@@ -512,7 +512,7 @@ def test_the_program_in_c(tmp_path: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    code = README.split("```c\n")[1].split("```")[0]
+    code = GUIDE.split("```c\n")[1].split("```")[0]
     (tmp_path / "dump.c").write_text(code)
     command = [compiler, "-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", "dump.c"]
     subprocess.run([*command, "-o", "dump", "-lm"], cwd=tmp_path, check=True, timeout=60)
@@ -526,10 +526,10 @@ def test_the_program_in_c(tmp_path: Path) -> None:
 def test_the_lines_that_write_a_file(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those in the help are those in the README, and write what they say."""
+    """Those in the help are those in the guide, and write what they say."""
     array = pytest.importorskip(f"{library}.numpy" if library == "jax" else library)
     monkeypatch.chdir(tmp_path)
-    parts = README.split("```py\n")[1:]
+    parts = GUIDE.split("```py\n")[1:]
     code = parts[library == "jax"].split("```")[0]
     shown = run("--help").stdout
     assert all(f"  {line}\n" in shown for line in code.splitlines() if line)

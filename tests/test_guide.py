@@ -1,0 +1,61 @@
+"""The pages of the guide: their blocks run, and print what is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import guide_blocks
+import pytest
+from guide_blocks import GUIDE, difference, same
+
+PAGES = sorted(path.stem for path in GUIDE.glob("*.md"))
+SHOWN = {  # how many outputs are compared in short runs
+    "choose": 1,
+    "ci": 2,
+    "gradients": 1,
+    "index": 1,
+    "numbers": 2,
+    "performer": 1,
+    "questions": 1,
+    "streaming": 4,
+    "tolerances": 1,
+    "verdicts": 2,
+}
+
+
+def try_page(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, long: bool) -> int:
+    for module in ("click", "rich", "safetensors", "ml_dtypes"):
+        pytest.importorskip(module)
+    monkeypatch.chdir(folder)
+    compared = 0
+    for run in guide_blocks.runs(guide_blocks.page(name), folder, long=long):
+        assert not difference(run.shown, run.printed), run.code
+        compared += bool(run.shown)
+    return compared
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_show_what_is_printed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert try_page(name, tmp_path, monkeypatch, long=False) == SHOWN.get(name, 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "more"), [("ci", 3), ("gradients", 1)])
+def test_the_longer_blocks(
+    name: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert try_page(name, tmp_path, monkeypatch, long=True) == SHOWN[name] + more
+
+
+def test_differences_are_seen() -> None:
+    assert same("error 0.024, 1.5 s", "error 0.0241, 27 s")
+    assert not same("error 0.024", "error 0.03")
+    assert not same("an error 0.024", "the error 0.024")
+    assert not difference("a\n...\nd\n", "a\nb\nc\nd\n")
+    assert not difference("...\nc\n...\n", "a\nb\nc\nd\n")
+    assert difference("a\n...\nc\n", "a\nb\nc\nd\n")  # something after the last line
+    assert difference("b\n...\n", "a\nb\n")  # something before the first
+    assert difference("a\nc\n", "a\nb\nc\n")
+    assert difference("", "a\n")

@@ -1,0 +1,21 @@
+"""Error of estimators on a sentence encoder.
+
+Relative to exact attention, mean over heads of the bundled queries and keys. Random features of
+the standard law gain little from more samples here, fitted ones more. Samples of each query's own
+target (ra) gain the most, at a cost that is quadratic in the length.
+"""
+
+from refattn import compare, load_sample
+from validation.plotting import panels
+from validation.site.drawing import label, ticks
+
+sizes = (8, 16, 32, 64, 128)
+names = {"rfa-orthogonal": "o-", "lara-balance": "s--", "rfa-adapted": "^-.", "ra": "D:"}
+rows = compare.measure(*load_sample(), estimators=names, sizes=sizes, draws=1).rows
+figure, ((axes,),) = panels()
+for name, mark in names.items():
+    errors = [row.errors.mean() for row in rows if row.estimator == name]
+    (line,) = axes.loglog(sizes, errors, mark)
+    label(axes, name, line, (128, errors[-1]))
+axes.set(xlabel="samples", ylabel="relative error", xlim=(7, 260), ylim=(0.1, 1.5))
+ticks(axes, sizes, (0.1, 0.2, 0.5, 1))

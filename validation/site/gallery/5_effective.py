@@ -1,0 +1,30 @@
+"""How many of 256 samples count.
+
+Effective sample sizes of the queries of one head, sorted. Frequencies of the standard law miss
+where the weight is. The best Gaussian, by the moments of queries and keys, comes nearer, and
+nearer still in a gauge that is fitted, too.
+"""
+
+import numpy as np
+
+import refattn
+from refattn import adapt, diagnostics, moments, sampling
+from validation.plotting import panels
+from validation.site.drawing import label, ticks
+
+q, k, _ = (x[1, 2].astype(np.float64) for x in refattn.load_sample())
+fitted = adapt.fit(q, k)
+best = adapt.optimal_gaussian(*(moments.estimate(x * 32**-0.25) for x in (q, k)))
+gauge = np.asarray(fitted.gauge)
+turned = q @ gauge.T, k @ np.linalg.inv(gauge)
+cases = {"standard": (None, (q, k), "o-"), "best Gaussian": (best, (q, k), "s--")}
+cases["best Gaussian and gauge"] = (fitted, turned, "^-.")
+figure, ((axes,),) = panels()
+for name, (law, (a, b), mark) in cases.items():
+    omega, log_weight = sampling.draw(256, 32, proposal=law, rng=0)
+    weights = diagnostics.log_weights(a, b, omega=omega, log_weight=log_weight)
+    ess = np.sort(diagnostics.effective_sample_size(weights))
+    (line,) = axes.semilogy(ess, mark, markevery=16)
+    label(axes, name, line, (127, ess[-4]))
+axes.set(xlabel="queries, sorted", ylabel="effective sample size", xlim=(-4, 180), ylim=(1, 256))
+ticks(axes, (0, 32, 64, 96, 128), (1, 4, 16, 64, 256))

@@ -1,0 +1,23 @@
+"""What tests are proven to see.
+
+The least shift of a mean that is missed with a probability of at most 1e-6, by tests of level
+1e-6, for numbers between 0 and 1 whose standard deviation is at most 0.1. Knowing the deviation
+helps; Hoeffding's bound does not ask for it.
+"""
+
+import numpy as np
+
+from refattn import stats
+from validation.plotting import panels
+from validation.site.drawing import label
+
+sizes = 10 ** np.arange(2, 7)
+known = {"variance": 0.01}
+tests = {"hoeffding": ({}, "o-", 1), "empirical_bernstein": (known, "s--", 1.1)}
+tests |= {"bernstein": (known, "^-.", 0.9), "catoni": (known, "D:", 0.65)}
+figure, ((axes,),) = panels()
+for name, (given, mark, up) in tests.items():
+    least = [stats.min_discrepancy(getattr(stats, name), int(n), **given) for n in sizes]
+    (line,) = axes.loglog(sizes, least, mark)
+    label(axes, name, line, (sizes[-1], least[-1] * up))
+axes.set(xlabel="samples", ylabel="shift of the mean that is seen", xlim=(70, 2e7))
