@@ -24,7 +24,7 @@ from ._pairs import (
     multiply,
     pair,
     power_of_two,
-    products,
+    product,
     side_by_side,
     sliced_error,
     two_product,
@@ -45,6 +45,7 @@ __all__ = [
     "Rows",
     "attend",
     "error_of_slices",
+    "error_of_weights",
     "largest",
     "largest_finite",
 ]
@@ -54,8 +55,7 @@ _MOST_LEVELS = 4  # more would be below what lower parts of pairs take
 SPAN = 1024  # keys of which sums have no error
 PAIRS = 2.0**-98  # of a few operations on pairs, relative
 SAFE = 1 + 2.0**-30  # for roundings of a bound itself
-_LOST = 2.0**-1000  # weights that are taken for 0
-UNDERFLOW = 2.0**-1000  # of a few operations, where subnormal numbers count as 0, too
+UNDERFLOW = 2.0**-1000  # of a few operations, where subnormal numbers and such weights count as 0
 _LOOK = 4096  # keys whose sizes are looked at together
 _NUMPY_BLOCK, _OTHER_BLOCK = (128, 256), (2048, 1024)
 
@@ -150,8 +150,7 @@ class Keys(NamedTuple):
             finite = xp.all(xp.isfinite(k), axis=-1) & xp.all(xp.isfinite(v), axis=-1)
             usable = finite
             if given.mask is not None:
-                mask = given.mask if given.mask.ndim > 1 else given.mask[None, :]
-                usable = finite & xp.any(part(mask, (slice(None), j)), axis=-2)
+                usable = finite & xp.any(part(given.mask, (slice(None), j)), axis=-2)
             power = xp.maximum(power, largest(_tidy(k, usable), (-2, -1)))
             column = xp.maximum(column, largest(_tidy(v, usable), (-2,)))
             all_usable.append(usable)
@@ -322,15 +321,8 @@ class Rows(NamedTuple):
         given, levels = self.given, self.keys.levels
         k_power = self.of_heads(self.keys.power)
         faced = facing(Slices.of(self.values(given.k, j), k_power, self.keys.bits, levels))
-        matrices = products(rows, faced, levels)
-        hi, lo = next(matrices), 0.0
-        for r, matrix in enumerate(matrices, 2):
-            if r < levels:
-                hi, lost = two_sum(hi, matrix)
-                lo = lo + lost
-            else:
-                lo = lo + matrix
-        score, xp = fast_two_sum(hi, lo), array_namespace(hi)
+        score = product(rows, faced, levels)
+        xp = array_namespace(score.hi)
         if given.options.softcap is not None:
             score = _cap(score, given.options.softcap)
         if given.bias is not None:
@@ -339,7 +331,7 @@ class Rows(NamedTuple):
             score = add(score, Pair(*(xp.where(shown, x, 0.0) for x in bias)))
         if given.options.slopes is not None:
             slopes = self.of_heads(given.options.slopes)
-            score = add(score, two_product(-slopes, self.band.distances(self.box[-1], j, hi)))
+            score = add(score, two_product(-slopes, self.band.distances(self.box[-1], j, score.hi)))
         return score
 
     def weights(self, rows: Array, base: Pair, j: slice) -> Pair:
@@ -367,13 +359,12 @@ class Rows(NamedTuple):
         total, mass, absolute, inherited = sums
         bits, spans = bits_of_slices(SPAN, 3), -(-m // SPAN)
         powers, at = self.of_heads(self.keys.powers), (*self.box, slice(None))
-        theta = (xp.expm1(xp.minimum(wrong, 1.0)) + 2 * EXPONENTIAL) * SAFE
-
-        size = (1 + theta) * absolute * (1 + gamma(m + SPAN)) + _LOST * m * powers
+        theta = error_of_weights(wrong)
+        size = (1 + theta) * absolute * (1 + gamma(m + SPAN)) + UNDERFLOW * m * powers
         rest = (mass.hi + 1 + 6 * m) * 2.0 ** (-2 * bits) * gamma(3 * SPAN + 16)
         added = (spans + 4) * 2.0**-102  # of what is added, slices above their numbers
         above = m * 2.0 ** (2 - bits)
-        lost = rest + added * (mass.hi + above) + m * _LOST
+        lost = rest + added * (mass.hi + above) + m * UNDERFLOW
         g = (rest + added * above) * powers + added * size
         least = mass.hi * (1 - theta) - lost
         there = mass.hi > 0
@@ -421,6 +412,12 @@ class Exact:
         return fast_two_sum(hi, lo + third)
 
 
+def error_of_weights(wrong: Array) -> Array:
+    """Theta, relative, where exponents have this error, which is below 1/2."""
+    xp = array_namespace(wrong)
+    return (xp.expm1(xp.minimum(wrong, 1.0)) + 2 * EXPONENTIAL) * SAFE
+
+
 def error_of_slices(count: int) -> float:
     """Bound of the error of sums of so many products in `Exact`, span by span.
 
@@ -456,7 +453,7 @@ def _cap(score: Pair, most: float) -> Pair:
 
 
 def _log(x: Pair) -> tuple[Pair, Array]:
-    """Log of numbers near 1, and its error: five terms of the series."""
+    """Log of numbers near 1 by four terms of its series beyond the first, and its error."""
     xp = array_namespace(x.hi)
     hi, lo = two_sum(x.hi, xp.full_like(x.hi, -1.0))
     above = fast_two_sum(hi, lo + x.lo)

@@ -12,25 +12,24 @@ from ._array import Array, array_namespace, as_written, device, is_numpy_array
 from ._blocks import blocks, most_threads, part, put, tiles
 from ._certified import PAIRS, SAFE, SPAN, UNDERFLOW, Bounded, Exact, Given, Keys, Rows
 from ._pairs import (
-    EXPONENTIAL,
     Pair,
     Slices,
     add,
     bits_of_slices,
+    dot,
     facing,
-    fast_two_sum,
     multiply,
     power_of_two,
-    products,
+    product,
     side_by_side,
     sliced_error,
-    two_sum,
 )
 from ._threads import for_each
 
 __all__ = ["Bound", "gradients", "sum_to"]
 
 _NUMPY_BLOCK, _OTHER_BLOCK = (128, 256), (1024, 1024)
+_LEVELS = 3  # slices of cotangents and values, and a rest
 
 
 class Bound(NamedTuple):
@@ -54,23 +53,17 @@ class _Back(NamedTuple):
     delta_error: Array  # (..., n, 1)
     g_power: Array  # (..., n, 1): of two, at most the largest |d_out| of each query
     v_power: Array  # (..., 1, 1)
-    levels: int
-    bits: int
+    bits: int  # of slices of cotangents and values
 
     @classmethod
     def of(cls, given: Given, forward: Bounded, d_out: Pair) -> _Back:
         """Multiply results and cotangents."""
         xp, d_v = array_namespace(d_out.hi), d_out.hi.shape[-1]
-        zero = xp.zeros(d_out.hi.shape[:-1], dtype=d_out.hi.dtype, device=device(d_out.hi))
-        delta = Pair(zero, zero)
-        for c in range(d_v):
-            term = multiply(*(Pair(x.hi[..., c], x.lo[..., c]) for x in (d_out, forward.out)))
-            delta = add(delta, term)
+        delta = dot(d_out, forward.out)
         size = xp.sum(xp.abs(d_out.hi) * xp.abs(forward.out.hi), axis=-1)
         wrong = xp.sum(xp.abs(d_out.hi) * forward.error, axis=-1) + (d_v + 8) * 2.0**-102 * size
         g_power = power_of_two(_certified.largest(d_out.hi, (-1,)))
         v_power = power_of_two(_certified.largest_finite(given.v.hi))
-        levels = 3
         return cls(
             given,
             Keys.of(given),
@@ -80,8 +73,7 @@ class _Back(NamedTuple):
             (wrong * SAFE + d_v * UNDERFLOW)[..., None],
             g_power,
             v_power,
-            levels,
-            bits_of_slices(d_v, levels),
+            bits_of_slices(d_v, _LEVELS),
         )
 
     def tile(self, box: tuple[slice, ...], j: slice) -> _Tile:
@@ -95,19 +87,16 @@ class _Back(NamedTuple):
         weights = rows.weights(queries, lse, j)
         wrong = rows.error_of_exponents(power, lse.hi)
         wrong = wrong + part(self.forward.lse_error[..., None], at)
-        theta = (xp.expm1(xp.minimum(wrong, 1.0)) + 2 * EXPONENTIAL) * SAFE
-        theta = xp.where(wrong < 0.5, theta, math.inf)
+        theta = xp.where(wrong < 0.5, _certified.error_of_weights(wrong), math.inf)
 
         d_out = Pair(*(part(x, at) for x in self.d_out))
         g_power = part(self.g_power, at)
         v_power = part(self.v_power, (*head, slice(None), slice(None)))
-        d_weights = _product(
-            Slices.of(d_out, g_power, self.bits, self.levels),
-            Slices.of(rows.values(self.given.v, j), v_power, self.bits, self.levels),
-            self.levels,
-        )
+        v = rows.values(self.given.v, j)
+        a, b = (Slices.of(x, f, self.bits, _LEVELS) for x, f in ((d_out, g_power), (v, v_power)))
+        d_weights = product(side_by_side(a), facing(b), _LEVELS)
         d_v = d_out.hi.shape[-1]
-        apart = (sliced_error(d_v, self.bits, self.levels) + d_v * PAIRS) * g_power * v_power
+        apart = (sliced_error(d_v, self.bits, _LEVELS) + d_v * PAIRS) * g_power * v_power
         delta = Pair(*(-part(x, at) for x in self.delta))
         d_scores = multiply(weights, add(d_weights, delta))
         apart = apart + part(self.delta_error, at) + 2.0**-100 * xp.abs(delta.hi)
@@ -133,8 +122,8 @@ def gradients(given: Given, d_out: Pair) -> tuple[Bound, Bound, Bound]:
     back = _Back.of(given, forward, d_out)
     (n, d), (m, d_v) = given.q.hi.shape[-2:], given.v.hi.shape[-2:]
     sizes = _NUMPY_BLOCK if is_numpy_array(d_out.hi) else _OTHER_BLOCK
-    power = power_of_two(xp.ones_like(back.v_power)) * 2.0 ** math.ceil(math.log2(8 * max(1, d_v)))
-    power = power * _certified.largest(back.g_power, (-2, -1)) * back.v_power  # of d_scores
+    power = 2.0 ** math.ceil(math.log2(8 * max(1, d_v)))  # of d_scores
+    power = power * _certified.largest(back.g_power, (-2, -1)) * back.v_power
     q_power, k_power, g_power = (
         power_of_two(_certified.largest(xp.where(xp.isfinite(x), x, 0.0), (-2,)))
         for x in (given.q.hi, given.k.hi, d_out.hi)
@@ -142,13 +131,12 @@ def gradients(given: Given, d_out: Pair) -> tuple[Bound, Bound, Bound]:
 
     def of_queries(box: tuple[slice, ...]) -> list[_Sum]:
         """dq of a block of queries."""
-        head, total = box[:-1], _Sum(m)
-        powers = (part(x, (*head, slice(None), slice(None))) for x in (power, k_power))
-        total.powers = tuple(powers)
+        head, whole = box[:-1], slice(None)
+        total = _Sum(m, *(part(x, (*head, whole, whole)) for x in (power, k_power)))
         for span in blocks(0, m, SPAN):
             for j in blocks(span.start, span.stop, sizes[1]):
                 tile = back.tile(box, j)
-                k = _finite(Pair(*(part(x, (*head, j, slice(None))) for x in given.k)))
+                k = _finite(Pair(*(part(x, (*head, j, whole)) for x in given.k)))
                 total.add(tile.d_scores, tile.error, k)
             total.close()
         return [total]
@@ -156,9 +144,8 @@ def gradients(given: Given, d_out: Pair) -> tuple[Bound, Bound, Bound]:
     def of_keys(box: tuple[slice, ...]) -> list[_Sum]:
         """dk and dv of a block of keys."""
         head, j, whole = box[:-1], box[-1], slice(None)
-        d_k, d_v = _Sum(n), _Sum(n)
-        d_k.powers = tuple(part(x, (*head, whole, whole)) for x in (power, q_power))
-        d_v.powers = 1.0, part(g_power, (*head, whole, whole))
+        d_k = _Sum(n, *(part(x, (*head, whole, whole)) for x in (power, q_power)))
+        d_v = _Sum(n, 1.0, part(g_power, (*head, whole, whole)))
         for span in blocks(0, n, SPAN):
             for i in blocks(span.start, span.stop, sizes[0]):
                 tile = back.tile((*head, i), j)
@@ -222,13 +209,6 @@ def _finite(x: Pair) -> Pair:
     return Pair(*(xp.where(xp.isfinite(x.hi), y, 0.0) for y in x))
 
 
-def _product(a: Slices, b: Slices, levels: int) -> Pair:
-    """a b^T in pairs."""
-    hi, middle, low = products(side_by_side(a), facing(b), levels)
-    hi, lo = two_sum(hi, middle)
-    return fast_two_sum(hi, lo + low)
-
-
 @as_written
 def sum_to(x: Bound, shape: tuple[int, ...], final: tuple[int, ...]) -> Bound:
     """Sum over the axes along which arrays of this shape were repeated; give it its final one."""
@@ -255,10 +235,9 @@ def _slab(x: Array, axis: int, i: int) -> Array:
 class _Sum:
     """A sum of products over many rows, with weights that have errors."""
 
-    powers: tuple[Array | float, ...] = ()  # of two: of the weights, and of columns of the rows
-
-    def __init__(self, count: int) -> None:
-        self._count, self._open = count, Exact()
+    def __init__(self, count: int, *powers: Array | float) -> None:
+        """Of so many rows, with powers of two of the weights and of columns of the rows."""
+        self._count, self._powers, self._open = count, powers, Exact()
         self._value: Pair | None = None
         self._absolute: Array | float = 0.0
         self._inherited: Array | float = 0.0
@@ -266,7 +245,9 @@ class _Sum:
     def add(self, weights: Pair, error: Array, rows: Pair) -> None:
         """Add weights (..., b, c) times rows (..., c, d)."""
         xp, bits = array_namespace(weights.hi), bits_of_slices(SPAN, 3)
-        a, b = (Slices.of(x, p, bits, 3) for x, p in zip((weights, rows), self.powers, strict=True))
+        a, b = (
+            Slices.of(x, p, bits, 3) for x, p in zip((weights, rows), self._powers, strict=True)
+        )
         self._open.add_product(a, b)
         size = xp.abs(rows.hi)
         self._absolute = self._absolute + xp.abs(weights.hi) @ size
@@ -285,7 +266,7 @@ class _Sum:
 
     def bound(self) -> Array:
         """How far the sum may be from the exact one."""
-        both = self.powers[0] * self.powers[1]
+        both = self._powers[0] * self._powers[1]
         error = self._inherited * (1 + self._count * 2.0**-50)
         error = error + _certified.error_of_slices(self._count) * both + PAIRS * self._absolute
         return error * SAFE + self._count * UNDERFLOW

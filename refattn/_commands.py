@@ -17,10 +17,11 @@ from typing import Any
 import click
 import numpy as np
 
-from . import _show, _validate, tolerance, verification
+from . import _plots, _show, _validate, tolerance, verification
 from ._files import INSTALL, load, sample
 from ._problems import PROFILES, of_tensors
 from ._streams import kept
+from ._style import FORMATS
 from ._tensors import DTYPES, open_tensors
 from ._text import printable, said
 from ._version import __version__
@@ -75,14 +76,16 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     return list(dict.fromkeys(ESTIMATORS[name].name for name in names))
 
 
-def _output(suffix: str) -> Callable[[Any, Any, str | None], Path | None]:
-    """Make a check that a file with this suffix can be written; it is not opened yet."""
+def _output(*suffixes: str) -> Callable[[Any, Any, str | None], Path | None]:
+    """Make a check that a file with such a suffix can be written; it is not opened yet."""
+    *first, last = suffixes
+    known = f"{', '.join(first)} or {last}" if first else last
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
         if value is None:
             return None
-        if not value.lower().endswith(suffix):  # an input given by mistake is not overwritten
-            raise click.BadParameter(f"must end in {suffix}, got {value!r}.")
+        if not value.lower().endswith(suffixes):  # an input given by mistake is not overwritten
+            raise click.BadParameter(f"must end in {known}, got {value!r}.")
         folder = os.path.dirname(value) or "."
         target = value if os.path.exists(value) else folder
         if not os.path.isdir(folder) or os.path.isdir(value) or not os.access(target, os.W_OK):
@@ -164,7 +167,10 @@ def json_option(content: str) -> Callable[[Any], Any]:
 
 def plot_option(content: str) -> Callable[[Any], Any]:
     return click.option(
-        *("--plot", "plot_path"), metavar="OUT.png", callback=_output(".png"), help=content
+        *("--plot", "plot_path"),
+        metavar="OUT.png",
+        callback=_output(*FORMATS),
+        help=f"{content} SVG and PDF too, by the suffix.",
     )
 
 
@@ -237,7 +243,7 @@ def compare(
         json_path,
         partial(_show.comparison_to_json, path, arrays, found),
         plot_path,
-        partial(_show.plot_comparison, found.rows),
+        partial(_plots.plot_comparison, found.rows),
     )
 
 
@@ -329,7 +335,7 @@ def profile(
         json_path,
         partial(_show.profile_to_json, path, arrays, found, searched),
         plot_path,
-        partial(_show.plot_profile, found),
+        partial(_plots.plot_profile, found),
     )
 
 
@@ -473,7 +479,7 @@ def verify(
 
     def plot(target: Path) -> None:
         with one_line(False):
-            _show.plot_verified(found[0], target)
+            _plots.plot_verified(found[0], target)
 
     publish(lambda: None, json_path, partial(_show.verified_to_json, found), plot_path, plot)
     words = {x.verdict.verdict for x in found}

@@ -43,6 +43,7 @@ __all__ = [
     "add",
     "bits_of_slices",
     "divide",
+    "dot",
     "exponential",
     "facing",
     "failures",
@@ -51,10 +52,10 @@ __all__ = [
     "multiply",
     "pair",
     "power_of_two",
+    "product",
     "products",
     "side_by_side",
     "sliced_error",
-    "square_norm",
     "two_product",
     "two_sum",
 ]
@@ -83,9 +84,9 @@ class Pair(NamedTuple):
 Pair.__module__ = "refattn.certified"  # where users find it, and so do pickles
 
 
-def pair(x: Array | Pair) -> Pair:
-    """A pair of numbers that have one part, or two."""
-    return Pair(*x) if isinstance(x, tuple) else Pair(x, array_namespace(x).zeros_like(x))
+def pair(x: Array) -> Pair:
+    """A pair of numbers that have one part."""
+    return Pair(x, array_namespace(x).zeros_like(x))
 
 
 def two_sum(a: Array, b: Array) -> Pair:
@@ -135,13 +136,12 @@ def divide(a: Pair, b: Pair) -> Pair:
     return fast_two_sum(first, rest / b.hi)
 
 
-def square_norm(x: Pair) -> Pair:
-    """|x|^2 along the last axis, to (d + 8) 2^-103 of it."""
-    total = None
-    for c in range(x.hi.shape[-1]):
-        term = multiply(*(Pair(x.hi[..., c], x.lo[..., c]),) * 2)
-        total = term if total is None else add(total, term)
-    assert total is not None  # vectors have a length
+def dot(a: Pair, b: Pair) -> Pair:
+    """a . b along the last axis, to (d + 8) 2^-103 of |a| . |b|."""
+    xp = array_namespace(a.hi)
+    total = pair(xp.zeros(a.hi.shape[:-1], dtype=a.hi.dtype, device=device(a.hi)))
+    for c in range(a.hi.shape[-1]):
+        total = add(total, multiply(*(Pair(x.hi[..., c], x.lo[..., c]) for x in (a, b))))
     return total
 
 
@@ -191,6 +191,7 @@ class Slices(NamedTuple):
             rest = rest - parts[-1]
             rests.append(rest + x.lo)
             unit = unit * 2.0**-bits
+        rests[0] = array_namespace(x.hi).broadcast_to(x.hi, parts[0].shape)  # as the others
         return cls(parts, rests)
 
 
@@ -212,6 +213,15 @@ def products(a: Array, b: tuple[Array, Array], levels: int) -> Iterator[Array]:
     for r in range(levels - 1):
         yield a[..., : (r + 1) * size] @ exact[..., (levels - 2 - r) * size :, :]
     yield a @ last
+
+
+def product(a: Array, b: tuple[Array, Array], levels: int) -> Pair:
+    """The sum of `products`, to `sliced_error`."""
+    (hi, *exact, last), lo = products(a, b, levels), 0.0
+    for matrix in exact:
+        hi, lost = two_sum(hi, matrix)
+        lo = lo + lost
+    return fast_two_sum(hi, lo + last)
 
 
 def side_by_side(a: Slices) -> Array:
@@ -252,7 +262,8 @@ def exponential(x: Pair) -> Pair:
     T, are :math:`2^{-70}` together.
     """
     xp = array_namespace(x.hi)
-    first, second, powers, lowest = _table(x.hi)
+    of_two, lowest = _powers_of_two()
+    first, second, powers = (constant(t, x.hi) for t in (*_powers(), of_two))
     (c1, c2, c3), inverse = _logarithm()
     top = xp.minimum(xp.where(x.hi > _LOWEST, x.hi, _LOWEST), 1.0)  # nan is not above either
     count = xp.round(top * inverse)
@@ -305,12 +316,11 @@ def _powers() -> tuple[Any, Any]:
         )
 
 
-def _table(like: Array) -> tuple[Array, Array, Array, int]:
-    """The powers of the table, and those of two from the lowest on, which is taken for 0."""
+@cache
+def _powers_of_two() -> tuple[Any, int]:
+    """Powers of two, the first three of which are taken for 0, and the lowest exponent."""
     lowest = math.floor(_LOWEST / math.log(2)) - 1
-    of_two = np.asarray([0.0] * 3 + [2.0**i for i in range(lowest + 3, 3)])
-    first, second, powers = (constant(x, like) for x in (*_powers(), of_two))
-    return first, second, powers, lowest
+    return np.asarray([0.0] * 3 + [2.0**i for i in range(lowest + 3, 3)]), lowest
 
 
 def failures(like: Array | None, compiled: Any) -> list[str]:

@@ -17,6 +17,7 @@ from ._array import array_namespace, to_host
 from ._blocks import blocks
 from ._formats import FORMATS, Format
 from ._heads import broadcast_lead
+from ._scores import Band
 from ._tensors import Tensors
 from ._threads import InOrder, for_each
 from .features import elu_features
@@ -449,6 +450,31 @@ def _finite(bias: Any, mask: Any) -> tuple[Any, Any]:
     return np.where(hidden, 0.0, bias), ~hidden if mask is None else mask & ~hidden
 
 
+def _shown(x: dict[str, Any], band: Band) -> dict[str, Any]:
+    """The arrays of a head, with 0 in place of what is not finite and no query sees.
+
+    A hidden key does not exist, whatever it holds; one that a query sees must be finite.
+    """
+    mask = _finite(x.get("bias"), x.get("mask"))[1]
+    finite = {name: np.isfinite(x[name]).all(-1) for name in "qkv"}
+    for j in np.flatnonzero(~(finite["k"] & finite["v"])).tolist():
+        key = slice(j, j + 1)
+        own = None if mask is None else mask[:, key]
+        seen = band.visible(slice(0, len(x["q"])), key, None, np, own)
+        finite["k"][j] |= seen is not None and not seen.any()
+        finite["v"][j] |= seen is not None and not seen.any()
+    for name in "qkv":
+        if not finite[name].all():
+            at = np.argwhere(~finite[name][:, None] & ~np.isfinite(x[name]))[0]
+            where = "" if name == "q" else " where a query sees it"
+            raise ValueError(
+                f"`{name}` must be finite{where}, got {x[name][tuple(at)]} at "
+                f"{tuple(map(int, at))} of its head."
+            )
+        x[name] = np.where(np.isfinite(x[name]), x[name], 0.0)
+    return x
+
+
 def of_arrays(
     q: Any,
     k: Any,
@@ -495,16 +521,17 @@ def of_arrays(
         raise ValueError(
             f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {mask.shape}."
         )
+    window = _validate.window(window)
+    band = Band.of(m - n, causal, window)
     lead = np.broadcast_shapes(
         _validate.lead(q, k, v), broadcast_lead(numbers.get("bias"), numbers.get("mask"))
     )
 
     def read(index: tuple[int, ...]) -> Mapping[str, Any]:
         found = {name: of_head(x, index, lead) for name, x in numbers.items()}
-        return {
-            name: np.broadcast_to(x, (n, m)) if name in ("bias", "mask") else x
-            for name, x in found.items()
-        }
+        for name in {"bias", "mask"} & {*found}:
+            found[name] = np.broadcast_to(found[name], (n, m))
+        return _shown(found, band)
 
     return Problem(
         lead,
@@ -512,7 +539,7 @@ def of_arrays(
         read,
         conventions(q.shape[-1], scale),
         causal,
-        _validate.window(window),
+        window,
         _validate.real("softcap", softcap, positive=True, optional=True),
         feature_map,
         kind,
@@ -553,6 +580,8 @@ def of_tensors(
             )
     names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
+    window = _validate.window(window)
+    band = Band.of(m - n, causal, window)
 
     @lru_cache(maxsize=4)  # a head is asked for by each block of its queries
     def read(index: tuple[int, ...]) -> Mapping[str, Any]:
@@ -561,7 +590,7 @@ def of_tensors(
             found |= _frequencies(found["omega"], None, features, found["q"])
         for name in {"bias", "mask"} & {*found}:
             found[name] = np.broadcast_to(found[name], (n, m))
-        return found
+        return _shown(found, band)
 
     return Problem(
         tensors.lead,
@@ -569,7 +598,7 @@ def of_tensors(
         read,
         conventions(shapes["q"][-1], scale),
         causal,
-        _validate.window(window),
+        window,
         _validate.real("softcap", softcap, positive=True, optional=True),
         (feature_map or elu_features) if kind == "map" else None,
         kind,

@@ -430,7 +430,7 @@ def _two_hops(
         shown = xp.matrix_transpose(mask)
         k, v = (Pair(*(xp.where(shown, x, 0.0) for x in y)) for y in (k, v))
     q, k = _pairs.multiply(q, root), _pairs.multiply(k, root)
-    square = _pairs.square_norm(k)
+    square = _pairs.dot(k, k)
     bias = Pair(*(-0.5 * x[..., None, :] for x in square))
     # Roundings of k, of its squares and of their sum.
     far = (d + 16) * 2.0**-102 * _certified.largest(bias.hi, (-2, -1))

@@ -133,7 +133,8 @@ def predict(
     TypeError
         If an argument is not an array or is of a dtype that is no `FORMATS`.
     ValueError
-        If shapes do not match, if `q`, `k` or `v` hold numbers that `dtype` lacks, or if an option
+        If shapes do not match, if `q`, `k` or `v` hold numbers that `dtype` lacks, if queries are
+        not finite, or keys and values that a query sees (others may hold anything), or if an option
         is not one of the above.
 
     Notes

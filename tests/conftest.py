@@ -194,7 +194,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "checks_more: runs everywhere, and checks more where torch is installed"
     )
-    # JAX compiles a third faster so; at level 0 some gradients that are finite come out as NaN.
+    # JAX compiles a third faster so. At level 0 it computes scores twice, with other roundings, and
+    # looks for their maximum by comparing the two: where it finds none, its derivative is 0 / 0.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
     if cache := getattr(config, "cache", None):  # programs that JAX compiled, for every process
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))

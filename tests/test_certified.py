@@ -545,3 +545,32 @@ def test_bound_of_slices_is_that_of_the_formula() -> None:
         terms = levels * count * u / (1 - levels * count * u)
         most = terms * count * (levels + 2) * max(2.0 ** (-bits * (levels - 1)), 2.0**-51)
         assert _pairs.sliced_error(count, bits, levels) >= most
+
+
+@pytest.mark.parametrize(
+    "shape", [((2,), (2,), (2,)), ((), (), (2,)), ((2,), (), ()), ((), (2,), ())]
+)
+def test_leading_axes_of_some_arrays(shape: tuple[tuple[int, ...], ...]) -> None:
+    """Heads may have a few arrays in common: each is as if it was alone."""
+    rng = np.random.default_rng(8)
+    arrays = [rng.standard_normal((*x, n, 4)) for x, n in zip(shape, (3, 5, 5), strict=True)]
+    omega, d_out = rng.standard_normal((6, 4)), rng.standard_normal((2, 3, 4))
+
+    def results(q: Any, k: Any, v: Any, d_out: Any) -> list[Any]:
+        return [
+            certified.softmax_attention(q, k, v),
+            certified.random_feature_attention(q, k, v, omega=omega),
+            certified.softmax_gradients(q, k, v, d_out),
+        ]
+
+    *both, gradients = results(*arrays, d_out)
+    for h in range(2):
+        one = [x[h] if x.ndim == 3 else x for x in arrays]
+        *alone, gradients_alone = results(*one, d_out[h])
+        for found, expected in zip(both, alone, strict=True):
+            np.testing.assert_array_equal(found.out.hi[h], expected.out.hi)
+            np.testing.assert_array_equal(found.out.lo[h], expected.out.lo)
+            assert np.all(found.error[h] <= 2 * expected.error)
+        for x, found, expected in zip(arrays, gradients, gradients_alone, strict=False):
+            if x.ndim == 3:
+                np.testing.assert_allclose(found.value.hi[h], expected.value.hi, rtol=1e-15)

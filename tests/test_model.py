@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from matplotlib.text import Annotation
+from matplotlib.legend import Legend
+from matplotlib.transforms import Bbox
 from scipy import special, stats
 
 from refattn import compare, softmax_attention
@@ -288,13 +289,14 @@ def test_the_figure_names_each_curve_once(results: Any) -> None:
     figure = report.figure(results)
     left, right = figure.axes
     figure.draw_without_rendering()
-    for axes, lines in ((left, 1), (right, 2)):  # that are no curves
-        labels = [text for text in axes.texts if isinstance(text, Annotation)]
-        names = [label.get_text() for label in labels]
-        assert len(names) == len(set(names)) == len(axes.lines) - lines
-        assert set(names) <= set(compare.names())
-        heights = sorted(label.xyann[1] for label in labels)
-        assert all(b / a > 1.1 for a, b in itertools.pairwise(heights))
+    names = [x.get_texts()[0] for x in right.artists if isinstance(x, Legend)]
+    found = {x.get_text() for x in names} & set(compare.names())
+    assert len(names) == len(found) + 1 == len({x.get_text() for x in names})  # and the threshold
+    for axes in (left, right):
+        assert len(axes.containers) == len(found)
+    boxes = [x.get_window_extent() for x in names]
+    assert Bbox.union(boxes).x0 > right.get_window_extent().x1
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.parametrize(

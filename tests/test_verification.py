@@ -562,3 +562,44 @@ def test_bad_arguments() -> None:
     double = {"math64", "serial64"}  # tests/test_verification_float64.py
     assert set(PROFILES) - double == set(KERNELS) | set(BACKWARD)
     assert set(KERNELS) == set(DTYPES)
+
+
+@pytest.mark.parametrize(("bad", "where"), [(math.nan, "kv"), (math.inf, "k"), (-math.inf, "v")])
+@pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_what_no_query_sees_may_hold_anything(dtype: str, by: str, where: str, bad: float) -> None:
+    """A correct kernel does not fail for what padding holds; a visible one is refused."""
+    rng = np.random.default_rng(3)
+    to = FORMATS[dtype].round
+    q, k, v, d_out = (to(rng.standard_normal((2, 40, 16))) for _ in range(4))
+    hidden = slice(30, 40)
+    if by == "mask":
+        options: dict[str, Any] = {"mask": np.arange(40) < 30}
+    elif by == "bias":
+        options = {"bias": np.where(np.arange(40) < 30, 0.0, -np.inf) * np.ones((40, 1))}
+    elif by == "causal":  # the last query sees the last key
+        options = {"causal": True, "mask": np.arange(40) != 39}
+        hidden = slice(39, 40)
+    else:
+        q, d_out = q[:, -10:], d_out[:, -10:]
+        options, hidden = {"window": (10, 0)}, slice(0, 20)
+    out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, **options)
+    found = pullback(d_out)
+    results = {"out": out, "d_out": d_out, "dq": found.q, "dk": found.k, "dv": found.v}
+    results = {name: to(x) for name, x in results.items()}
+    arrays = {"k": k.copy(), "v": v.copy()}
+    for name in where:
+        arrays[name][:, hidden] = bad
+    given = {"q": q, **arrays, **options, "dtype": dtype}
+    assert refattn.verify(**given, out=results["out"]).verdict == "PASS"
+    assert refattn.verify(**given, **results).verdict == "PASS"
+    assert refattn.verify(**given, out=to(1.05 * out)).verdict == "FAIL"
+    arrays[where[0]][1, 25, 3] = bad
+    with pytest.raises(
+        ValueError, match=rf"`{where[0]}` must be finite where a query sees it, got"
+    ):
+        refattn.verify(**given, out=results["out"])
+    if where == "k":
+        q[0, 2, 3] = bad
+        with pytest.raises(ValueError, match=r"`q` must be finite, got -?(nan|inf) at \(2, 3\)"):
+            refattn.verify(**given, out=results["out"])

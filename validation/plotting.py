@@ -5,41 +5,103 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from refattn import _style
+from refattn._style import (
+    COLOURS,
+    GREY,
+    INK,
+    MARKERS,
+    PALE,
+    Label,
+    beside,
+    decades,
+    few,
+    mark,
+    number,
+)
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "INK", "panels", "style"]
-
-INK = "#0b0c0d"  # replaced by the colour of the text where a figure is shown on a page
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
+# INK is replaced by the colour of the text where a figure is shown on a page.
+__all__ = [
+    "COLOURS",
+    "GREY",
+    "INK",
+    "MARKERS",
+    "PALE",
+    "Label",
+    "beside",
+    "decades",
+    "few",
+    "mark",
+    "number",
+    "outside",
+    "panels",
+    "style",
+    "tidy",
+]
 
 
 def style() -> AbstractContextManager[None]:
-    """Settings in effect while a figure is made; legends need them as much as axes do."""
-    import matplotlib
-    from cycler import cycler
-
-    options: Any = {
-        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
-        **dict.fromkeys(("xtick.color", "ytick.color", "legend.labelcolor"), INK),
-        **dict.fromkeys(("patch.edgecolor", "hatch.color"), INK),
-        **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
-        **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
-        "axes.prop_cycle": cycler(color=COLOURS),
-        "font.size": 9,
-        "axes.titlesize": 9,
-        "legend.frameon": False,
-        "grid.alpha": 0.25,
-    }
-    return matplotlib.rc_context(options)
+    """Settings in effect while a figure is made: those of the package, on no background."""
+    return _style.style(**dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"))
 
 
 def panels(
     rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (6.4, 3.8), **options: Any
 ) -> tuple[Figure, Any]:
     """Make a figure of panels, an array (rows, columns) of axes, in the style of the suite."""
-    from matplotlib.figure import Figure
-
     with style():
-        figure = Figure(figsize=size, layout="constrained")
-        return figure, figure.subplots(rows, columns, squeeze=False, **options)
+        return _style.panels(rows, columns, size=size, **options)
+
+
+def tidy(figure: Figure) -> None:
+    """Give each colour a marker of its own, logarithmic axes few ticks, and legends their place."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator
+
+    marks = dict(zip((*COLOURS, INK), MARKERS, strict=False))
+    for line in figure.findobj(Line2D):
+        if line.get_marker() in ("o", "."):
+            line.set_marker(marks.get(str(line.get_color()), "o"))
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(axis.get_major_locator(), LogLocator) and axis.get_visible():
+                low, high = sorted(axis.get_view_interval())
+                ticks = decades(low, high)
+                if len(ticks) > 1:
+                    axis.set_ticks(ticks, labels=[number(x) for x in ticks])
+                    axis.minorticks_off()
+    outside(figure)
+
+
+def outside(figure: Figure) -> None:
+    """Move legends off the data: to the right of a single panel, below those of a row.
+
+    Below, the figure grows by what they take.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
+    legends: dict[Any, Any] = {axes: axes.get_legend() for axes in figure.axes}
+    legends = {axes: legend for axes, legend in legends.items() if legend is not None}
+    for legend in legends.values():
+        legend.set_in_layout(False)
+    figure.draw_without_rendering()
+    single = len(figure.axes) == 1
+    grown = 0.0
+    for axes, legend in legends.items():
+        legend.set_in_layout(True)
+        if single:
+            legend.set_loc("center left")
+            legend.set_bbox_to_anchor((1.0, 0.5), axes.transAxes)
+            continue
+        taken = axes.xaxis.get_tightbbox()
+        bottom = axes.get_window_extent().y0
+        depth = (bottom - (bottom if taken is None else taken.y0)) / figure.dpi
+        below = ScaledTranslation(0, -depth, figure.dpi_scale_trans)
+        legend.set_loc("upper center")
+        legend.set_bbox_to_anchor((0.5, 0.0), axes.transAxes + below)
+        grown = max(grown, legend.get_window_extent().height / figure.dpi)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + grown)

@@ -21,7 +21,10 @@ _FONTS = ["DejaVu Sans", "Verdana", "Geneva"]
 
 
 def draw(figure: Figure, salt: str) -> ElementTree.Element:
-    """Draw a figure on white, with text as text, the same in every run; names without namespace."""
+    """Draw a figure on white, with text as text, the same in every run; names without namespace.
+
+    It is tidied first: see `plotting.tidy`.
+    """
     import matplotlib
 
     figure.patch.set_gid(_BACKGROUND)
@@ -31,6 +34,7 @@ def draw(figure: Figure, salt: str) -> ElementTree.Element:
         "font.sans-serif": _FONTS,
     }
     with matplotlib.rc_context(style), io.BytesIO() as file:
+        plotting.tidy(figure)
         # No date, and no version of matplotlib either: the settings of the run are elsewhere.
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", facecolor="white", metadata=nothing)

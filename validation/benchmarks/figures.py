@@ -28,61 +28,72 @@ def figures(sections: dict[str, list[Record]]) -> Iterator[tuple[str, str, Figur
 
 
 def _per_token(record: Record) -> Figure:
-    figure, ((axes,),) = plotting.panels()
-    for form in record["forms"]:
-        _line(axes, form, [1e6 / n for n in form["at"]])
-    axes.set(xlabel="tokens", ylabel="microseconds per token")
-    return _finish(figure, axes)
+    labels = ("number of tokens", "time per token, microseconds")
+    return _times(record, [[1e6 / n for n in form["at"]] for form in record["forms"]], *labels)
 
 
 def _against_samples(record: Record) -> Figure:
-    figure, ((axes,),) = plotting.panels()
-    for form in record["forms"]:
-        _line(axes, form, [1.0] * len(form["at"]))
-    axes.set(xlabel="samples", ylabel="seconds")
-    return _finish(figure, axes)
+    labels = ("number of features or proposals S", "time, seconds")
+    return _times(record, [[1.0] * len(form["at"]) for form in record["forms"]], *labels)
 
 
-def _line(axes: Any, form: Record, factors: Sequence[float]) -> None:
-    """Medians, with the interquartile range as a band."""
-    spread = [
-        [factor * x for x in quartiles(seconds)]
-        for factor, seconds in zip(factors, form["seconds"], strict=True)
-    ]
-    lower, median, upper = zip(*spread, strict=True)
-    (line,) = axes.plot(form["at"], median, marker="o", markersize=3, label=form["name"])
-    axes.fill_between(form["at"], lower, upper, color=line.get_color(), alpha=0.2, linewidth=0)
-
-
-def _finish(figure: Figure, axes: Any) -> Figure:
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.grid(True)
+def _times(record: Record, factors: Sequence[Sequence[float]], xlabel: str, ylabel: str) -> Figure:
+    """Medians, with the interquartile range as bars."""
     with plotting.style():
-        axes.legend()
+        figure, ((axes,),) = plotting.panels(size=(4.6, 2.8))
+        axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=f"{ylabel}\n(bars: quartiles)")
+        labels = []
+        for i, (form, by) in enumerate(zip(record["forms"], factors, strict=True)):
+            times = [quartiles(seconds) for seconds in form["seconds"]]
+            median = [f * x.median for f, x in zip(by, times, strict=True)]
+            below = [f * (x.median - x.lower) for f, x in zip(by, times, strict=True)]
+            above = [f * (x.upper - x.median) for f, x in zip(by, times, strict=True)]
+            axes.errorbar(form["at"], median, (below, above), **plotting.mark(i))
+            labels.append(
+                plotting.Label(form["name"], (form["at"][-1], median[-1]), plotting.mark(i))
+            )
+        ticks = plotting.few(n for form in record["forms"] for n in form["at"])
+        axes.set_xticks(ticks, [str(n) for n in ticks])
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high)
+        ticks = plotting.decades(low, high)
+        axes.set_yticks(ticks, [plotting.number(x) for x in ticks])
+        axes.minorticks_off()
+        axes.grid(True)
+        plotting.beside({axes: labels})
     return figure
 
 
 def _ratios(records: Sequence[Record]) -> Figure:
-    """One panel for each dtype, bars with the interquartile range."""
+    """Draw the median of each dtype, with the interquartile range, a line for each form."""
     dtypes = list(dict.fromkeys(record["dtype"] for record in records))
-    bars = {dtype: list(_bars(records, dtype)) for dtype in dtypes}
-    height = 0.8 + 0.2 * max(len(x) for x in bars.values())
-    figure, (panels,) = plotting.panels(
-        1, len(dtypes), size=(4.6 * len(dtypes), height), sharex=True
-    )
-    for axes, dtype in zip(panels, dtypes, strict=True):
-        names = [name for name, _ in bars[dtype]]
-        median = [x.median for _, x in bars[dtype]]
-        below = [x.median - x.lower for _, x in bars[dtype]]
-        above = [x.upper - x.median for _, x in bars[dtype]]
-        gain = [x - 1 for x in median]  # bars go from 1, as a logarithmic axis has no 0
-        error = {"xerr": (below, above), "error_kw": {"elinewidth": 0.8}}
-        axes.barh(range(len(names)), gain, left=1, **error)
+    found = {dtype: dict(_bars(records, dtype)) for dtype in dtypes}
+    names = list(dict.fromkeys(name for rows in found.values() for name in rows))
+    with plotting.style():
+        figure, ((axes,),) = plotting.panels(size=(7.2, 1.0 + 0.17 * len(names)))
+        for i, (dtype, rows) in enumerate(found.items()):
+            shift = (i - (len(dtypes) - 1) / 2) * 0.3
+            axes.errorbar(
+                [x.median for x in rows.values()],
+                [names.index(name) + shift for name in rows],
+                xerr=(
+                    [x.median - x.lower for x in rows.values()],
+                    [x.upper - x.median for x in rows.values()],
+                ),
+                label=dtype,
+                **plotting.mark(i) | {"linestyle": ""},
+            )
+        axes.set(xscale="log", xlabel="time / time of refattn (bars: quartiles)")
         axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.4, -0.6)
         axes.axvline(1, color=plotting.INK, linewidth=0.8)
-        axes.set(xscale="log", xlabel="time / time of refattn", title=dtype)
+        low, high = axes.get_xlim()
+        axes.set_xlim(low, high)
+        ticks = plotting.decades(low, high)
+        axes.set_xticks(ticks, [plotting.number(x) for x in ticks])
+        axes.minorticks_off()
+        axes.grid(True)
+        figure.legend(loc="outside upper right", ncols=len(dtypes))
     return figure
 
 

@@ -101,14 +101,15 @@ def judge(results: Sequence[Any]) -> Findings:
 def plot(data: dict[str, Any]) -> Any:
     """Error against the window."""
     figure, ((axes,),) = plotting.panels(size=(5.0, 3.0))
-    for (name, errors), marker, color in zip(
-        data["errors"].items(), "osd", plotting.COLOURS, strict=False
-    ):
-        axes.plot(WINDOWS, errors, marker=marker, color=color)
-        axes.annotate(name, (WINDOWS[-1], errors[-1]), (5, 0), textcoords="offset points")
+    labels = []
+    for i, (name, errors) in enumerate(data["errors"].items()):
+        drawn = plotting.mark(i)
+        axes.plot(WINDOWS, errors, **drawn)
+        labels.append(plotting.Label(name, (WINDOWS[-1], errors[-1]), drawn))
     axes.set_xscale("log", base=2)
     axes.set_xticks(WINDOWS, [str(x) for x in WINDOWS])
-    axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, None), xlim=(7, 60))
+    axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, None))
+    plotting.beside({axes: labels})
     return figure
 
 

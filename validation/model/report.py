@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from refattn.registry import DEFAULT
 
 from .. import plotting, svg
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["figure", "overview", "table", "write"]
 
 VERSION = 1
-MARKERS = "osD^vP*X<>hd"
 TITLE = "What is lost of the embeddings, against S and against cost"
 
 Results = Mapping[str, Any]
@@ -143,61 +140,59 @@ _NOTHING = 1e-4  # the loss at which estimators that are exact there are drawn
 
 
 def figure(results: Results) -> Figure:
-    """Draw 1 - cosine against S and against multiply-adds, or seconds where none were counted.
+    """Draw 1 - cosine against multiply-adds, or seconds where none were counted, and against S.
 
-    Losses of less than 1e-4, as where all keys are kept, are drawn there.
+    Losses of less than 1e-4, as where all keys are kept, are drawn there. Bars are standard errors.
     """
     where = results["settings"]["layers"][0]
     rows = [x for x in results["rows"] if x["layers"] == where and x["estimator"] != EXACT]
     unit = "multiply_adds" if all(x["multiply_adds"] is not None for x in rows) else "seconds"
     drawn = _drawn(rows)
-    drawing, ((left, right),) = plotting.panels(1, 2, size=(9.6, 4.2), sharey=True)
-    ends = []
-    for i, (name, own) in enumerate(drawn.items()):
-        style: dict[str, Any] = {
-            "color": plotting.COLOURS[i % 6],
-            "marker": MARKERS[i % len(MARKERS)],
-        }
-        style |= {"linestyle": ("-", "--")[i // 6 % 2], "markersize": 5}
-        lost = [max(1 - row["values"]["cosine"], _NOTHING) for row in own]
-        left.plot([row["samples"] for row in own], lost, **style)
-        right.plot([_cost(row, results, unit) for row in own], lost, **style)
-        ends.append((lost[-1], name, style["color"]))
-    threshold = results["tolerated"]["threshold"]
-    for axes in (left, right):
-        axes.set(xscale="log", yscale="log")
-        axes.axhline(1 - threshold, color=plotting.INK, linewidth=0.8, linestyle=":")
-        axes.grid(True)
-    right.axvline(1, color=plotting.INK, linewidth=0.8, linestyle=":")
-    left.set(xlabel="S", ylabel="1 - mean cosine to the exact embedding")
-    cost = "multiply-adds" if unit == "multiply_adds" else "seconds"
-    right.set_xlabel(f"{cost} of attention / those of exact attention")
-    sizes = sorted({row["samples"] for own in drawn.values() for row in own})
-    left.set_xticks(sizes, [str(s) for s in sizes])
-    left.minorticks_off()
-    heights = _apart([height for height, _, _ in ends], *left.get_ylim())
-    for axes in (left, right):
-        axes.text(
-            0.01,
-            1 - threshold,
-            f"cosine {threshold:g}",
-            transform=_beside(axes),
-            fontsize=7,
-            va="bottom",
+    with plotting.style():
+        drawing, ((left, right),) = plotting.panels(1, 2, size=(7.2, 3.6), sharey=True)
+        sizes = sorted({row["samples"] for own in drawn.values() for row in own})
+        least = min(_cost(row, results, unit) or 1.0 for own in drawn.values() for row in own)
+        most = max(_cost(row, results, unit) or 1.0 for own in drawn.values() for row in own)
+        _set_axis(left.xaxis, min(least, 1.0) / 1.5, max(most, 1.0) * 1.5)
+        _set_axis(right.xaxis, sizes[0] / 1.3, sizes[-1] * 1.3, sizes)
+        _set_axis(left.yaxis, _NOTHING / 1.3, 1.3)
+        ticks = [_NOTHING, *(10.0**p for p in range(-3, 1))]
+        left.set_yticks(ticks, [f"≤{_NOTHING:g}", *map(plotting.number, ticks[1:])])
+        reference = {"color": plotting.INK, "linewidth": 0.8, "linestyle": (0, (1, 1))}
+        threshold = results["tolerated"]["threshold"]
+        labels = [plotting.Label(f"cosine {threshold:g}", (sizes[-1], 1 - threshold), reference)]
+        for axes in (left, right):
+            axes.grid(True)
+            axes.axhline(1 - threshold, **reference)
+        left.axvline(1, **reference)
+        for i, (name, own) in enumerate(drawn.items()):
+            marked = plotting.mark(i)
+            lost = [max(1 - row["values"]["cosine"], _NOTHING) for row in own]
+            reach = [
+                row["errors"]["cosine"] * (x > _NOTHING) for row, x in zip(own, lost, strict=True)
+            ]
+            below = [min(s, x - _NOTHING) for s, x in zip(reach, lost, strict=True)]
+            costs = [_cost(row, results, unit) for row in own]
+            left.errorbar(costs, lost, (below, reach), **marked)
+            right.errorbar([row["samples"] for row in own], lost, (below, reach), **marked)
+            labels.append(plotting.Label(name, (own[-1]["samples"], lost[-1]), marked))
+        cost = "multiply-adds" if unit == "multiply_adds" else "seconds"
+        left.set(
+            xlabel=f"{cost} of attention\n/ those of exact attention",
+            ylabel="1 - mean cosine to the exact embedding",
         )
-        for (height, name, colour), at in zip(ends, heights, strict=True):
-            axes.annotate(
-                name,
-                xy=(1, height),
-                xytext=(1.05, at),
-                xycoords=_beside(axes),
-                textcoords=_beside(axes),
-                va="center",
-                fontsize=8,
-                arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkB": 0},
-                annotation_clip=False,
-            )
+        right.set_xlabel("number S of features,\nsamples, keys, ...")
+        plotting.beside({right: labels})
     return drawing
+
+
+def _set_axis(axis: Any, low: float, high: float, ticks: Sequence[float] | None = None) -> None:
+    """Make an axis logarithmic, with few ticks."""
+    name = axis.axis_name
+    axis.axes.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
+    ticks = plotting.decades(low, high) if ticks is None else ticks
+    axis.set_ticks(ticks, labels=[plotting.number(x) for x in ticks])
+    axis.minorticks_off()
 
 
 def _drawn(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -213,21 +208,3 @@ def _drawn(rows: Iterable[Row]) -> dict[str, list[Row]]:
         ranked = sorted(at, key=lambda name: -at[name]["values"]["cosine"])
         best |= set(ranked[:3])
     return {name: own for name, own in curves.items() if name in best}
-
-
-def _beside(axes: Any) -> Any:
-    """Coordinates with the height of the data and the width of the panel."""
-    return axes.get_yaxis_transform()
-
-
-def _apart(heights: Sequence[float], low: float, high: float, gap: float = 0.045) -> list[float]:
-    """Heights of labels on a logarithmic axis, in the same order and not on top of each other."""
-    order = np.argsort(heights)
-    at = np.log(np.asarray(heights)[order] / low) / np.log(high / low)
-    for i in range(1, len(at)):
-        at[i] = max(at[i], at[i - 1] + gap)
-    for i in reversed(range(len(at))):
-        at[i] = min(at[i], 1.0 if i == len(at) - 1 else at[i + 1] - gap)
-    out = np.empty(len(at))
-    out[order] = low * (high / low) ** at
-    return [float(x) for x in out]
