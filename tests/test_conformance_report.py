@@ -289,6 +289,7 @@ COLOURS = {PASS: 32, FAIL: 31, STALE: 31, UNDERPOWERED: 33, EXPECTED: 33}
 def on_a_terminal(found: Report, monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
     """What a terminal is sent of a report."""
     _show = pytest.importorskip("refattn._show")
+    _tables = pytest.importorskip("refattn._tables")
     if os.name != "posix":
         pytest.skip("terminals as of POSIX")
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
@@ -300,7 +301,7 @@ def on_a_terminal(found: Report, monkeypatch: pytest.MonkeyPatch, **variables: s
     with open(theirs, "w", encoding="utf-8") as file, open(ours, "rb", buffering=0) as screen:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", file)
-            _show.verdicts(str(found))
+            _show.checked(found, False, _tables.Page())
         return (screen.read(10**5) or b"").decode().replace("\r\n", "\n")
 
 

@@ -7,12 +7,13 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, ForwardRef, NamedTuple
 from unittest.mock import patch
 
 import jinja2
 import pdoc.doc
+import pdoc.doc_ast
 import pdoc.extract
 import pdoc.render
 import pdoc.render_helpers
@@ -26,6 +27,7 @@ __all__ = ["Api", "Member", "Written", "address"]
 
 # What a NamedTuple says by itself.
 _OF_TUPLES = re.compile(r"Create new instance of |Alias for field number ")
+_get_source = pdoc.doc_ast.get_source
 _MODULES = ["refattn", r"!refattn\.(.*\.)?_"]
 
 
@@ -125,6 +127,7 @@ def _loaded() -> Iterator[None]:
     names = {name: getattr(refattn, name) for name in refattn.__all__}
     with ExitStack() as stack:
         stack.enter_context(patch.dict(vars(refattn), names))
+        stack.enter_context(patch.object(pdoc.doc_ast, "get_source", _source))
         for name in pdoc.extract.walk_specs(_MODULES):
             module = sys.modules.get(name) or importlib.import_module(name)
             for value in list(vars(module).values()):
@@ -132,6 +135,17 @@ def _loaded() -> Iterator[None]:
                     written = {x: Written(_qualified(t, value)) for x, t in types.items()}
                     stack.enter_context(patch.dict(types, written))
         yield
+
+
+def _source(value: Any) -> str:
+    """The source of a module, class or function, of a class also where it is found elsewhere."""
+    if not isinstance(value, type) or _get_source(value):
+        return _get_source(value)
+    for home, module in list(sys.modules.items()):
+        if home.startswith("refattn.") and vars(module).get(value.__name__) is value:
+            with patch.object(value, "__module__", home), suppress(OSError):
+                return inspect.getsource(value)
+    return ""
 
 
 class Written:
