@@ -108,7 +108,7 @@ class SecondOrderState(_ChunkState):
     ) -> SecondOrderState:
         """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
 
-        `window` and `scale` are as in `refattn.second_order_attention`.
+        The window and the scale are those of `refattn.second_order_attention`.
         """
         _validate.attention(k, k, v)
         _validate.positive_integer("window", window)

@@ -59,22 +59,22 @@ class SupportsArray(Protocol):
         """Part of the array."""
 
 
-# How frequencies depend on each other: `refattn.sampling.draw`.
 Coupling = Literal[
     "antithetic", "halton", "iid", "orthogonal", "regularised", "simplex", "sobol"
 ]  # fmt: skip
+"""How frequencies depend on each other: `refattn.sampling.draw`."""
 
-# The couplings whose laws are known; quasi-random points have none in closed form.
 KnownCoupling = Literal["antithetic", "iid", "orthogonal", "regularised", "simplex"]
+"""The couplings whose laws are known; quasi-random points have none in closed form."""
 
-# Feature maps of the softmax kernel.
 Features = Literal["hyperbolic", "positive", "trigonometric"]
+"""Feature maps of the softmax kernel."""
 
-# Weights of the proposals of LARA.
 Weighting = Literal["balance", "own", "query", "query-over-queries"]
+"""Weights of the proposals of LARA."""
 
-# Kernels whose pivots are the keys of a coreset.
 Pivots = Literal["exponential", "gaussian"]
+"""Kernels whose pivots are the keys of a coreset."""
 
-# Laws that keys of a sample are drawn from.
 KeyLaw = Literal["norms", "softmax", "uniform"]
+"""Laws that keys of a sample are drawn from."""

@@ -141,10 +141,11 @@ def _source(value: Any) -> str:
     """The source of a module, class or function, of a class also where it is found elsewhere."""
     if not isinstance(value, type) or _get_source(value):
         return _get_source(value)
+    kind: type = value
     for home, module in list(sys.modules.items()):
-        if home.startswith("refattn.") and vars(module).get(value.__name__) is value:
-            with patch.object(value, "__module__", home), suppress(OSError):
-                return inspect.getsource(value)
+        if home.startswith("refattn.") and vars(module).get(kind.__name__) is kind:
+            with patch.object(kind, "__module__", home), suppress(OSError):
+                return inspect.getsource(kind)
     return ""
 
 

@@ -9,13 +9,14 @@ near and far, and only positive estimates can be divided by safely.
 import numpy as np
 
 from refattn import theory
+from refattn.typing import Features
 from validation.plotting import panels
 from validation.site.drawing import label
 
 angle = np.linspace(0, np.pi, 41)
 x, y = np.array([1.0, 0.0]), np.stack([np.cos(angle), np.sin(angle)], axis=-1)
 figure, ((axes,),) = panels()
-places = {
+places: dict[Features, tuple[str, int, int]] = {
     "positive": ("o-", 12, 1),
     "hyperbolic": ("s--", 10, -1),
     "trigonometric": ("^-.", 32, -1),

@@ -7,12 +7,17 @@ that of independent frequencies, from closed forms. The gain is least where the 
 import numpy as np
 
 from refattn import theory
+from refattn.typing import KnownCoupling
 from validation.plotting import panels
 from validation.site.drawing import label
 
 norm = np.linspace(0.1, 4, 40)
 x = norm[:, None] * np.ones(16) / 8  # x = y, so that |x + y| = norm
-places = {"orthogonal": ("o-", 3, 1), "simplex": ("s--", 13, 1), "antithetic": ("^-.", 7, -1)}
+places: dict[KnownCoupling, tuple[str, int, int]] = {
+    "orthogonal": ("o-", 3, 1),
+    "simplex": ("s--", 13, 1),
+    "antithetic": ("^-.", 7, -1),
+}
 figure, ((axes,),) = panels()
 iid = theory.kernel_variance(x, x, num_features=16)
 for coupling, (mark, at, side) in places.items():
