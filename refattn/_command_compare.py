@@ -39,8 +39,10 @@ __all__ = ["compare", "profile"]
 
 def _read(path: Path, dtype: str | None, layout: str, *, required: str = "qkv") -> dict[str, Any]:
     """Read q, k and v, heads before tokens."""
-    arrays = load(path, dtype, required=required, layout=layout)
+    arrays, stored = load(path, dtype, required=required, layout=layout)
     q, k = arrays["q"], arrays["k"]
+    if dtype is None and stored != q.dtype.name:
+        notice(f"read as {q.dtype}: the file has {stored}")
     if q.ndim > 2:
         many_heads(q.shape[-3], max(q.shape[-2], k.shape[-2]), layout)
     return arrays
@@ -65,7 +67,7 @@ def _read(path: Path, dtype: str | None, layout: str, *, required: str = "qkv") 
     type=click.IntRange(1, 10**6),
     help="Independent draws to average over.",
 )
-@dtype_option("evaluate in the dtype of the file")
+@dtype_option("float32 for float16 and bfloat16, else as they are")
 @click.option("--seed", default=0, show_default=True, type=int, callback=seed)
 @scale_option
 @causal_option
@@ -177,7 +179,7 @@ def compare(
     show_default=True,
     help="Shrink the covariances, for fewer rows than d^2.",
 )
-@dtype_option("as they are; moments and laws are evaluated in float64")
+@dtype_option("float32 for float16 and bfloat16, else as they are; laws are in float64")
 @scale_option
 @layout_option
 @format_option

@@ -18,6 +18,9 @@ __all__ = ["INSTALL", "load", "must_hold", "read_file", "read_npz", "sample"]
 _Array = npt.NDArray[Any]
 _T = TypeVar("_T")
 
+_NARROW = ("float16", "bfloat16")  # float32 has all their numbers
+_CASTS = "(--dtype casts floating-point arrays.)"
+
 INSTALL = "needs `pip install 'refattn[cli]'`"
 
 
@@ -31,7 +34,7 @@ def sample() -> Path:
 
 def load(
     path: Path, dtype: str | None = None, *, required: str = "qkv", layout: str = "bhnd"
-) -> dict[str, _Array]:
+) -> tuple[dict[str, _Array], str]:
     """Read and check q, k and v.
 
     Parameters
@@ -39,7 +42,7 @@ def load(
     path : Path
         File of type .npz (not pickled) or .safetensors.
     dtype : {"float32", "float64"}, optional
-        Cast floating-point arrays to this.
+        Cast floating-point arrays to this; without it float16 and bfloat16 become float32.
     required : {"qkv", "qk"}
         Names of the arrays that must be there.
     layout : {"bhnd", "bnhd"}
@@ -47,27 +50,26 @@ def load(
 
     Returns
     -------
-    dict of arrays
+    arrays : dict of arrays
         q, k and, if the file has it, v, heads before tokens. All float32 or all float64, finite,
         with shapes that match.
+    stored : str
+        The dtype of q in the file.
 
     Raises
     ------
     TypeError, ValueError
         If the file cannot be used.
     """
-    arrays = read_file(
-        path,
-        {
-            ".npz": lambda path: read_npz(path, "qkv")[0],
-            ".safetensors": lambda path: _safetensors.read(path, "qkv")[0],
-        },
-    )
+    arrays, stored = read_file(path, {".npz": _npz, ".safetensors": _from_safetensors})
     must_hold(path, arrays, required)
+    arrays = {name: arrays[name] for name in "qkv" if name in arrays}  # in this order
+    if dtype is None and {*stored.values()} & {*_NARROW}:
+        _same(stored)
+        dtype = "float32"
     if dtype is not None:
         with np.errstate(over="ignore"):
             arrays = {n: x.astype(dtype) if x.dtype.kind == "f" else x for n, x in arrays.items()}
-    arrays = {name: arrays[name] for name in "qkv" if name in arrays}  # in this order
     if layout == "bnhd":
         arrays = {name: _heads_first(name, x) for name, x in arrays.items()}
     q, k = arrays["q"], arrays["k"]
@@ -76,11 +78,32 @@ def load(
         if q.dtype.itemsize > 8:
             raise TypeError(f"`q` must have dtype float32 or float64, got {q.dtype}.")
     except TypeError as error:
-        raise TypeError(f"{error} (--dtype casts floating-point arrays.)") from None
+        raise TypeError(f"{error} {_CASTS}") from None
     for name, x in arrays.items():
         if not np.all(np.isfinite(x)):
             raise ValueError(f"`{name}` must be finite in {x.dtype}, got NaN or infinity.")
-    return arrays
+    return arrays, stored["q"]
+
+
+def _npz(path: Path) -> tuple[dict[str, _Array], dict[str, str]]:
+    arrays, _ = read_npz(path, "qkv")
+    return arrays, {name: x.dtype.name for name, x in arrays.items()}
+
+
+def _from_safetensors(path: Path) -> tuple[dict[str, _Array], dict[str, str]]:
+    tensors, _ = _safetensors.mapped(path)
+    there = {name: tensors[name] for name in "qkv" if name in tensors}
+    arrays = {name: tensor.numbers(name) for name, tensor in there.items()}
+    return arrays, {name: tensor.type_name() for name, tensor in there.items()}
+
+
+def _same(stored: Mapping[str, str]) -> None:
+    """Check that arrays in a narrow dtype are not mixed with others."""
+    for name, dtype in stored.items():
+        if dtype != stored["q"]:
+            raise TypeError(
+                f"`{name}` must have the dtype of `q`, {stored['q']}, got {dtype}. {_CASTS}"
+            )
 
 
 def _heads_first(name: str, x: _Array) -> _Array:

@@ -15,6 +15,7 @@ __all__ = ["Tensor", "mapped", "read"]
 _NUMPY = {"BOOL": "?", "C64": "<c8"}
 _NUMPY |= {f"{kind}{8 * n}": f"<{kind.lower()}{n}" for kind in "IU" for n in (1, 2, 4, 8)}
 _NUMPY |= {f"F{8 * n}": f"<f{n}" for n in (2, 4, 8)}
+_BFLOAT16 = "BF16"
 
 
 class Tensor(NamedTuple):
@@ -27,6 +28,30 @@ class Tensor(NamedTuple):
     def view(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """See the bytes as an array, without copying them."""
         return self.raw.view(dtype).reshape(self.shape)
+
+    def type_name(self) -> str:
+        """Name the dtype as NumPy does, and bfloat16; else as the format does."""
+        if self.dtype == _BFLOAT16:
+            return "bfloat16"
+        return np.dtype(_NUMPY[self.dtype]).name if self.dtype in _NUMPY else self.dtype
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        """Copy the numbers; those in bfloat16 into float32, which has them all.
+
+        Raises
+        ------
+        TypeError
+            If neither is their dtype one that NumPy has.
+        """
+        if self.dtype == _BFLOAT16:  # the upper half of a float32
+            return (self.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        if self.dtype not in _NUMPY:
+            raise TypeError(
+                f"`{name}` must have a dtype that NumPy has, or bfloat16, got {self.dtype}: "
+                "cast it before it is written."
+            )
+        dtype = np.dtype(_NUMPY[self.dtype])
+        return self.view(dtype).astype(dtype.newbyteorder("="))
 
 
 def mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -65,26 +90,18 @@ def read(
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     """Read the tensors of a file, or those of the names that it has, and its metadata.
 
+    Tensors in bfloat16 come in float32.
+
     Raises
     ------
     ModuleNotFoundError
         If safetensors is not installed.
     TypeError
-        If a tensor is of a dtype that NumPy does not have.
+        If a tensor is of a dtype that NumPy does not have, and not in bfloat16.
     ValueError
         If the file is damaged.
     """
     tensors, metadata = mapped(path)
-    arrays = {}
-    for name in names or sorted(tensors):
-        if name not in tensors:
-            continue
-        tensor = tensors[name]
-        if tensor.dtype not in _NUMPY:
-            raise TypeError(
-                f"`{name}` must have a dtype that NumPy has, float32 or float64, got "
-                f"{tensor.dtype}: cast it before it is written."
-            )
-        dtype = np.dtype(_NUMPY[tensor.dtype])
-        arrays[name] = tensor.view(dtype).astype(dtype.newbyteorder("="))
-    return arrays, metadata
+    return {
+        name: tensors[name].numbers(name) for name in names or sorted(tensors) if name in tensors
+    }, metadata

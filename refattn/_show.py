@@ -390,17 +390,18 @@ def _show_laws(found: Profile, page: Page) -> None:
             "in brackets the share of queries inside"
         )
     page.say(
-        f"\nS by the law for relative error {found.target:g}, and the S from which that law holds "
-        "for all queries (1 where not shown); fewer may do: --measure tries them"
+        f"\nS by the law for relative error {found.target:g}; from: the S from which that law "
+        "holds for all queries (1 where not shown); fewer may do: --measure tries them"
     )
-    columns = []
+    columns, starts = {}, []
     for name in found.by_law:
-        columns.append((LABELS[name], found.by_law[name]))
+        columns[LABELS[name]] = found.by_law[name]
         if np.any(found.holds_from[name] > 1):
-            columns.append(("holds from", found.holds_from[name]))
-    table = Table("head", *(label for label, _ in columns), drop=("holds from",))
+            starts.append(f"{name} from")
+            columns[starts[-1]] = found.holds_from[name]
+    table = Table("head", *columns, drop=(("is", "is from"), *starts))
     for head in found.heads:
-        table.add_row(head_number(head), *(_count(float(x[head])) for _, x in columns))
+        table.add_row(head_number(head), *(_count(float(x[head])) for x in columns.values()))
     page.table(table)
     if some:
         spreads = [f"{100 * float(np.median(x)):.2g}% ({y})" for y, x in found.spread.items()]
@@ -469,8 +470,10 @@ def _show_search(searched: Search, found: Profile, page: Page) -> None:
     page.table(table)
     some = len(plan.heads) < heads
     error = "standard error over draws" + (", and of the choice of heads" if some else "")
-    page.say(f"mean of {plan.draws} draws and {len(plan.heads)} heads, ±: {error};")
-    page.say("time: of one evaluation in NumPy, relative to exact attention on the same queries")
+    page.say(
+        f"mean of {plan.draws} draws and {len(plan.heads)} heads, ±: {error}; "
+        "time: of one evaluation in NumPy, relative to exact attention on the same queries"
+    )
     if some:
         page.say(f"heads, evenly spaced: {' '.join(map(head_number, plan.heads))}")
     part = [x for x, problem in plan.problems.items() if problem.q.shape[-2] == plan.queries]
@@ -493,8 +496,10 @@ def _show_recommendation(found: Profile, searched: Search | None, page: Page) ->
         for start, choice in zip(("", "then "), searched.ranking, strict=False):
             page.say(f"{start}{_priced(choice, 'time')}")
         return
-    page.say("cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v)")
-    page.say("for ra and is (at least those of exact attention, which they need: n m (d + d_v))")
+    page.say(
+        "cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v) for ra "
+        "and is (at least those of exact attention, which they need: n m (d + d_v))"
+    )
     page.say(f"{target}, by the laws where they hold (--measure tries it):")
     chosen: dict[str, list[Choice]] = {}
     for head in found.heads:

@@ -31,7 +31,8 @@ COLOURS = {
     "passes": "green",
     "fails": "red",
 }
-_SHAPE = re.compile(r"(\b\w+ )?\([\d, ]+\)")  # stays in one line, with its name
+# A shape with its name, or a sum in brackets: stays in one line.
+_SHAPE = re.compile(r"(\b\w+ )?\([\d, ]+\)|\(\w+ \+ \w+\)|\|\w+ \+ \w+\|")
 _Columns = str | tuple[str, ...]
 _GAP = 3  # characters between columns
 

@@ -41,7 +41,7 @@ def refattn(*args: Any) -> Any:
 def compare(*args: Any) -> str:
     result = refattn("compare", *args)
     assert result.exit_code == 0, result.output
-    beside = ("skipped: ", "estimated time: ")
+    beside = ("skipped: ", "estimated time: ", "read as float32: ")
     assert all(line.startswith(beside) for line in result.stderr.splitlines())
     return result.stdout
 
@@ -217,15 +217,26 @@ def test_safetensors(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]) -
         np.testing.assert_array_equal(a[key], b[key])
 
 
-def test_dtype_casts(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]) -> None:
-    half = tmp_path / "half.npz"
-    single = tmp_path / "single.npz"
-    arrays = {name: x.astype(np.float16) for name, x in arrays.items()}
-    np.savez(half, **arrays)
+@pytest.mark.parametrize("options", [(), ("--dtype", "float32")])
+@pytest.mark.parametrize(("suffix", "dtype"), [("npz", "float16"), ("safetensors", "bfloat16")])
+def test_narrow_dtypes_are_widened(
+    tmp_path: Path, arrays: dict[str, np.ndarray], suffix: str, dtype: str, options: tuple[str, ...]
+) -> None:
+    narrow, single = tmp_path / f"narrow.{suffix}", tmp_path / "single.npz"
+    if dtype == "float16":
+        arrays = {name: x.astype(dtype) for name, x in arrays.items()}
+        np.savez(narrow, **arrays)
+    else:
+        ml_dtypes = pytest.importorskip("ml_dtypes")
+        save_file = pytest.importorskip("safetensors.numpy").save_file
+        arrays = {name: x.astype(ml_dtypes.bfloat16) for name, x in arrays.items()}
+        save_file(arrays, narrow)
     np.savez(single, **{name: x.astype(np.float32) for name, x in arrays.items()})
-    a = errors(report(tmp_path, half, "--features", 2, "--dtype", "float32"))
-    b = errors(report(tmp_path, single, "--features", 2))
-    np.testing.assert_array_equal(a[FIRST, 2], b[FIRST, 2])
+    result = refattn("compare", narrow, "--features", 2, *options)
+    assert result.stderr == ("" if options else f"read as float32: the file has {dtype}\n")
+    a, b = (report(tmp_path, file, "--features", 2, *options) for file in (narrow, single))
+    assert a["dtype"] == "float32"
+    np.testing.assert_array_equal(errors(a)[FIRST, 2], errors(b)[FIRST, 2])
 
 
 def test_per_head(npz: Path) -> None:
@@ -297,7 +308,7 @@ def fails(*args: Any) -> str:
         ({"v": np.ones((8, 4))}, "`k` and `v` must have next-to-last axes of one length"),
         ({"k": np.ones((5, 3, 7, 4)), "v": np.ones((5, 3, 7, 4))}, "leading axes that broadcast"),
         ({"q": np.ones((6, 4), int)}, "`q` must have dtype .* got int64: cast it first"),
-        ({"q": np.ones((6, 4), "float16")}, "got float16: cast it first.*--dtype casts"),
+        ({"q": np.ones((6, 4), "float16")}, "`k` must have the dtype of `q`, float16, got float64"),
         ({"q": np.ones((6, 4), "complex128")}, "`q` must have dtype .* got complex128"),
         ({"q": np.ones((6, 4), "float32")}, "`k` must have the dtype of `q`, float32"),
         ({"q": np.full((6, 4), "a")}, "`q` must have dtype"),
@@ -356,10 +367,10 @@ def test_bad_files(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]) -> 
     assert "FILE must end in .npz or .safetensors" in fails(tmp_path / "qkv.txt")
 
 
-@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F4"])
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F4"])
 def test_safetensors_of_dtypes_that_numpy_does_not_have(tmp_path: Path, dtype: str) -> None:
     pytest.importorskip("safetensors", minversion="0.7")
-    size = {"BF16": 16, "F6_E2M3": 6, "F4": 4}.get(dtype, 8)  # bytes of 8 numbers
+    size = {"F6_E2M3": 6, "F4": 4}.get(dtype, 8)  # bytes of 8 numbers
     header = {
         name: {"dtype": dtype, "shape": [2, 4], "data_offsets": [i * size, (i + 1) * size]}
         for i, name in enumerate("kqv")
@@ -367,7 +378,7 @@ def test_safetensors_of_dtypes_that_numpy_does_not_have(tmp_path: Path, dtype: s
     text = json.dumps(header).encode()
     path = tmp_path / "qkv.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(3 * size))
-    message = f"`q` must have a dtype that NumPy has, float32 or float64, got {dtype}: cast it"
+    message = f"`q` must have a dtype that NumPy has, or bfloat16, got {dtype}: cast it"
     assert message in fails(path)
 
 

@@ -24,7 +24,8 @@ WIDE = {"COLUMNS": "120"}  # tables have all columns
 def run(*args: Any) -> str:
     result = testing.CliRunner().invoke(cli.commands(), ["profile", *map(str, args)], env=WIDE)
     assert result.exit_code == 0, result.output
-    assert all(x.startswith("estimated time: ") for x in result.stderr.splitlines())
+    beside = ("estimated time: ", "read as float32: ")
+    assert all(x.startswith(beside) for x in result.stderr.splitlines())
     return result.stdout
 
 
@@ -97,7 +98,8 @@ def test_default_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(word in output for word in ("…", "inf", "nan"))
 
 
-def test_the_guide_shows_the_output() -> None:
+def test_the_guide_shows_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WIDE, "COLUMNS", "80")
     page = guide_blocks.page("choose")
     shown = re.search(r"\$ refattn profile\n(minilm.*?)```\n", page, flags=re.DOTALL)
     assert shown is not None
@@ -472,8 +474,8 @@ def test_safetensors_and_dtype(tmp_path: Path, npz: Path, arrays: dict[str, np.n
     numpy.save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, path)
     assert report(tmp_path, path)["heads"] == report(tmp_path, npz)["heads"]
     half = save(tmp_path, **{name: x.astype(np.float16) for name, x in arrays.items()})
-    assert "(--dtype casts floating-point arrays.)" in fails(half)
-    assert report(tmp_path, half, "--dtype", "float32")["dtype"] == "float32"
+    assert report(tmp_path, half)["dtype"] == "float32"
+    assert report(tmp_path, half, "--dtype", "float64")["dtype"] == "float64"
 
 
 def test_plot(tmp_path: Path, npz: Path, arrays: dict[str, np.ndarray]) -> None:
