@@ -75,7 +75,7 @@ QUANTILES = {"quantile_5": 0.05, "quantile_50": 0.5, "quantile_95": 0.95}
 QUANTILE_ROWS = 2048  # at most so many queries, and keys, make the pairs of the quantiles
 LAWS = ("rfa", "rfa-adapted", "is", "ra")  # estimators whose law is known
 LAW_QUERIES = 128  # laws are evaluated for at most so many queries of a head
-PAIRS = 2**22  # estimators are measured on heads with at most so many pairs of query and key
+PAIRS = 2**21  # estimators are measured on heads with at most so many pairs of query and key
 EXACT = "exact attention"
 _LITTLE = 2**21  # pairs of query and key that take no time to speak of
 _PART = 512  # rows that times are estimated by
@@ -640,13 +640,12 @@ def _sizes(planned: Plan, record: Estimator) -> list[int | None]:
     """
     if record.size is None:
         return [None]
-    q, k = planned.problems[record.name][:2]
-    most = planned.most
+    (n, m), most = (x.shape[-2] for x in planned.problems[record.name][:2]), planned.most
     if record.has("chunked"):
-        most = min(most, math.isqrt(max(1, k.shape[-2])))
+        most = min(most, math.isqrt(max(1, m)))
         return [2**i for i in reversed(range(1, most.bit_length()))] or [1]
-    if not record.has("any-size"):
-        most = min(most, q.shape[-2], k.shape[-2])
+    if not record.has("any-size"):  # proposals have queries of their own, other samples keys
+        most = min(most, m, n if record.has("proposals") else m)
     return [2**i for i in range(most.bit_length())]
 
 
