@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -175,6 +177,19 @@ def test_the_gallery_is_of_one_kind() -> None:
     for path in files:
         code = path.read_text("utf-8").split('"""', 2)[2].strip().splitlines()
         assert len([line for line in code if line and "import" not in line]) <= 17, path.name
+
+
+@pytest.mark.parametrize("name", ["2_features", "3_couplings", "8_power"])
+def test_labels_of_a_figure_are_seen_and_apart(name: str) -> None:
+    figure = runpy.run_path(str(navigation.SITE / "gallery" / f"{name}.py"))["figure"]
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    inside = axes.get_window_extent()
+    assert axes.texts
+    for text in axes.texts:  # a label of a point that is outside is not drawn
+        assert inside.contains(*axes.transData.transform(text.xy)), text.get_text()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_a_file_of_the_gallery_must_leave_a_figure(tmp_path: Path) -> None:
