@@ -211,6 +211,13 @@ def test_links_of_documents() -> None:
     assert page.title == "A"
 
 
+def test_formulas_in_both_ways_of_writing_them() -> None:
+    """Reports put what is between dollars between backticks, too."""
+    plain, quoted = (pages.render(text, str).body for text in (r"$\max(x, 0)$", r"$`\max(x, 0)`$"))
+    assert "<math" in plain
+    assert plain == quoted
+
+
 def test_names_lead_to_the_api() -> None:
     api = Api()
     assert api.url("refattn.verify") == "api/refattn.html#verify"
