@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import guide_blocks
@@ -47,6 +48,12 @@ def test_the_longer_blocks(
     name: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert try_page(name, tmp_path, monkeypatch, long=True) == SHOWN[name] + more
+
+
+def test_the_glossary_is_in_order() -> None:
+    words = re.findall(r"^\| ([^|]+) \|", guide_blocks.page("glossary"), re.MULTILINE)[1:]
+    assert {"tolerance", "tolerated"} <= {*words}
+    assert words == sorted(words, key=str.casefold)
 
 
 def test_differences_are_seen() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+import guide_blocks
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -373,6 +375,17 @@ def test_queries_keys_and_values_are_those_of_the_bundled_data() -> None:
     for row, layer in enumerate((0, 3)):
         for name, found in zip("qkv", seen[layer], strict=True):
             np.testing.assert_allclose(found[0, [0, 3, 6, 9]], data[name][row], atol=1e-5)
+
+
+@needs_weights
+def test_the_example_of_an_own_function_prints_what_is_shown(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    _, _, section = text.partition("\n## Your own attention function\n")
+    (run,) = guide_blocks.runs(section.partition("\n## ")[0], tmp_path)
+    assert not guide_blocks.difference(run.shown, run.printed)
+    cosine = re.match(r"mean cosine 0(\.\d+)", run.printed)
+    assert cosine is not None
+    assert f"EVA with windows of 32 {cosine[1]}" in text  # as the table and the list say
 
 
 @needs_weights

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -119,7 +121,7 @@ def test_every_document_has_a_page(built: Any) -> None:
 def test_every_public_name_is_documented_and_found(built: Any) -> None:
     out, _ = built
     index = json.loads((out / "search-index.js").read_text("utf-8").split("=", 1)[1].rstrip(";\n"))
-    names = {title for title, kind, _, _ in index if kind != "guide"}
+    names = {title for title, kind, _, _ in index if kind not in ("guide", "measured")}
     api = Api()
     assert {name for name in api.modules if name.count(".") == 1} == {
         f"refattn.{name}" for name in refattn.__all__ if not callable(getattr(refattn, name))
@@ -135,7 +137,8 @@ def test_every_public_name_is_documented_and_found(built: Any) -> None:
                 assert f"{name}.{member}" in names
     words = {title: text for title, kind, _, text in index if kind == "guide"}
     assert "merge" in words["Streaming a decode: Parts that meet"]
-    for _, _, url, _ in index:
+    for title, _, url, _ in index:
+        assert title, url
         file, _, anchor = url.partition("#")
         assert not anchor or f'id="{anchor}"' in (out / file).read_text("utf-8"), url
 
@@ -177,6 +180,19 @@ def test_the_gallery_is_of_one_kind() -> None:
         assert len([line for line in code if line and "import" not in line]) <= 17, path.name
 
 
+@pytest.mark.parametrize("name", ["2_features", "3_couplings", "8_power"])
+def test_labels_of_a_figure_are_seen_and_apart(name: str) -> None:
+    figure = runpy.run_path(str(navigation.SITE / "gallery" / f"{name}.py"))["figure"]
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    inside = axes.get_window_extent()
+    assert axes.texts
+    for text in axes.texts:  # a label of a point that is outside is not drawn
+        assert inside.contains(*axes.transData.transform(text.xy)), text.get_text()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
 def test_a_file_of_the_gallery_must_leave_a_figure(tmp_path: Path) -> None:
     path = tmp_path / "1_none.py"
     path.write_text('"""A title.\n\nWords.\n"""\n\nfigure_ = 1\n')
@@ -194,6 +210,13 @@ def test_links_of_documents() -> None:
     assert '<a class="name" href="api.html#verify"><code>refattn.verify</code></a>' in page.body
     assert "<code>nothing</code>" in page.body
     assert page.title == "A"
+
+
+def test_formulas_in_both_ways_of_writing_them() -> None:
+    """Reports put what is between dollars between backticks, too."""
+    plain, quoted = (pages.render(text, str).body for text in (r"$\max(x, 0)$", r"$`\max(x, 0)`$"))
+    assert "<math" in plain
+    assert plain == quoted
 
 
 def test_names_lead_to_the_api() -> None:
@@ -257,24 +280,61 @@ def browser() -> Iterator[Any]:
 
 
 def test_pages_in_a_browser(built: Any, browser: Any) -> None:
-    """No page is wider than a phone, nothing is logged, and a search leads to a page."""
+    """No page is wider than a phone, and nothing is logged."""
     out, _ = built
     size = {"width": 375, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    names = ["index", "choose", "numbers", "tolerances", "where", "gallery", "validation-model"]
-    for name in [*names, "validation-bugs", "api/refattn/theory", "api/refattn/conformance"]:
+    names = ["index", "choose", "numbers", "tolerances", "where", "streaming", "gallery", "report"]
+    names += ["validation-model", "validation-bugs"]
+    for name in [*names, "api/refattn/theory", "api/refattn/conformance"]:
         browser.get((out / f"{name}.html").as_uri())
         width = browser.execute_script("return document.documentElement.scrollWidth")
         assert width <= 375, name
         assert browser.get_log("browser") == [], name
-    search = browser.find_element("id", "site-search")
-    for words, url in (("holm", "api/refattn/stats.html#holm"), ("parts that meet", "streaming")):
-        search.clear()
-        search.send_keys(words)
-        find = "return [...document.querySelectorAll('#site-found a')].map(x => x.href)"
-        for _ in range(50):
-            found = browser.execute_script(find)
-            if found and url in found[0]:
-                break
-            time.sleep(0.05)
-        assert url in found[0]
+        if name == "streaming":  # a table scrolls before its words are one below the other
+            cells = "return [...document.querySelectorAll('main td')].map(x => x.offsetWidth)"
+            assert min(browser.execute_script(cells)) > 100
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("holm", "api/refattn/stats.html#holm"),
+        ("parts that meet", "streaming.html#parts-that-meet"),
+        ("how to stream a decode", "streaming.html"),
+        ("decode", "streaming.html"),
+        ("kv cache", "streaming.html"),
+        ("incremental decoding", "streaming.html"),
+        ("what is a tolerance?", "tolerances.html"),
+        ("tolerance", "tolerances.html"),
+        ("hall of bugs", "validation-bugs.html"),
+        ("bugs in public implementations", "validation-bugs.html"),
+        ("errors that are tolerated", "validation-model.html#the-error-that-is-tolerated"),
+        ("gradient", "gradients.html"),
+        ("softmax_attention", "api/refattn.html#softmax_attention"),
+        ("attend()", "api/refattn.html#attend"),
+        ("verify", "api/refattn.html#verify"),
+        ("tolerance.study", "api/refattn/tolerance.html#study"),
+        ("refattn.tolerance", "api/refattn/tolerance.html"),
+        ("is", ""),  # a stop word, if nothing else is said
+        ("glossary xyzzy", "glossary.html"),  # no page has both
+        ("xyzzy", None),
+    ],
+)
+def test_what_a_search_finds_first(built: Any, browser: Any, words: str, first: str | None) -> None:
+    out, _ = built
+    browser.get((out / "index.html").as_uri())
+    browser.find_element("id", "site-search").send_keys(words)
+    # The index has come when something is shown; what is shown for the last key follows at once.
+    for _ in range(100):
+        if browser.find_elements("css selector", "#site-found li"):
+            break
+        time.sleep(0.05)
+    find = "return [...document.querySelectorAll('#site-found a')].map(x => x.href)"
+    found = [url.removeprefix(out.as_uri() + "/") for url in browser.execute_script(find)]
+    if first is None:
+        assert not found
+        assert browser.find_element("css selector", "#site-found .nothing").is_displayed()
+    else:
+        assert found
+        assert not first or found[0] == first

@@ -78,6 +78,9 @@ class _Site:
             entry.source: entry.url for g in self.groups for entry in g.entries if entry.source
         }
         self.of_file[ROOT / "README.md"] = "index.html"
+        *guide, measured = self.groups
+        self.guide = {entry.url for group in guide for entry in group.entries}
+        self.measured = {entry.url: entry.title for entry in measured.entries}
         self.asked: dict[Path, str] = {}  # sources and documents that pages link to
         self.index: list[list[str]] = []
         self.env = jinja2.Environment(
@@ -160,12 +163,17 @@ class _Site:
             **more,
         )
         self.put(url, text)
+        # What is measured is found by its name in the navigation; its heading says more.
+        kind = "guide" if url in self.guide else "measured"
+        name = self.measured.get(url, page.title)
         for section in page.sections:
-            where = f"{url}#{section.anchor}" if section.title != page.title else url
-            title = (
-                section.title if section.title == page.title else f"{page.title}: {section.title}"
+            whole = section.title in ("", page.title)
+            title = name if whole else f"{name}: {section.title}"
+            where = url if whole else f"{url}#{section.anchor}"
+            words = (
+                f"{page.title}. {section.text}" if whole and name != page.title else section.text
             )
-            self.index.append([title, "guide", where, section.text])
+            self.index.append([title, kind, where, words])
 
     def document(self, path: Path, url: str, **more: Any) -> None:
         """A page of a file in Markdown."""
@@ -174,6 +182,8 @@ class _Site:
             lambda link: self.link(link, path, url),
             lambda name: self.name(name, url),
         )
+        if not page.title:  # it begins with a table, say
+            page = page._replace(title=path.relative_to(ROOT).as_posix())
         self.page(url, page, "front.html" if more else "page.html", **more)
 
     def trial(self) -> subprocess.Popen[str]:

@@ -99,7 +99,8 @@ def render(
     rules["table_close"] = lambda *_: "</table></div>\n"
     rules["code_inline"] = lambda tokens, i, *_: _inline(tokens, i, name)
     rules["math_block"] = lambda tokens, i, *_: mathml(tokens[i].content, block=True)
-    rules["math_inline"] = lambda tokens, i, *_: mathml(tokens[i].content)
+    # GitHub has $`...`$ too, which is what reports write.
+    rules["math_inline"] = lambda tokens, i, *_: mathml(tokens[i].content.strip("`"))
     body = renderer.render(tokens, parser.options, {})
     contents = []
     for i, token in enumerate(tokens):
