@@ -245,7 +245,7 @@ def judge(
     profiles = _profiles(dtype, numbers.out_dtype, profile)
     trial = _trials(problem, numbers, dtype, profiles, alpha)
     trials: dict[str, Trial] = {}
-    for name in _in_order({"": Part(problem, numbers)}, dtype, profiles):
+    for name in _in_order(problem, numbers, dtype, profiles):
         trials[name] = trial(name)
         if name != _LIKE_THE_NEXT and _explained(trials, alpha):
             break
@@ -343,27 +343,41 @@ def _judge_gradients(
     profile: str | Profile | Sequence[str] | None,
     alpha: float,
 ) -> dict[str, Verdict]:
-    """Judge the gradients of one backward pass, by one profile: the first that explains all."""
+    """Judge the gradients of one backward pass by one profile: the first that explains most.
+
+    Next is tried what may still explain most, and there the gradient that was rejected most often.
+    So one that no profile explains is tried by all of them, and the others by few.
+    """
     names = _BACKWARD[_is_narrow(dtype)] if profile is None else profile
     profiles = {x: _profiles(dtype, y.numbers.out_dtype, names) for x, y in parts.items()}
     trial = {x: _trials(*y, dtype, profiles[x], alpha) for x, y in parts.items()}
     trials: dict[str, dict[str, Trial]] = {x: {} for x in parts}
     spent = dict.fromkeys(parts, 0.0)
+    every = next(iter(profiles.values()))
+    near = {x: _near(*y, dtype, every) for x, y in parts.items()}
+
+    def rejected(part: str, name: str) -> bool:
+        return name in trials[part] and trials[part][name].rejected(alpha)
+
+    def promise(name: str) -> tuple[int, int, float]:
+        rest = [near[x][name] for x in parts if not rejected(x, name)]
+        return len(parts) - len(rest), *_off(rest)
 
     def rank(name: str) -> tuple[int, float]:
         made = [x[name] for x in trials.values()]
         off = sum(abs(math.log(x.z.rms or 1.0)) for x in made)
         return sum(x.rejected(alpha) for x in made), off
 
-    every = next(iter(profiles.values()))
-    for name in _in_order(parts, dtype, every):
-        for part in parts:
-            start = time.perf_counter()
-            trials[part][name] = trial[part](name)
-            spent[part] += time.perf_counter() - start
-        if rank(name)[0] == 0:
+    while True:
+        name = min(every, key=promise)
+        left = [x for x in parts if name not in trials[x]]
+        if not left:
             break
-    best = min(trials[next(iter(parts))], key=rank)
+        part = max(left, key=lambda x: sum(rejected(x, y) for y in every))
+        start = time.perf_counter()
+        trials[part][name] = trial[part](name)
+        spent[part] += time.perf_counter() - start
+    best = min((x for x in every if all(x in y for y in trials.values())), key=rank)
     return {
         x: _verdict(*y, dtype, alpha, trials[x], trials[x][best], time.perf_counter() - spent[x])
         for x, y in parts.items()
@@ -375,17 +389,26 @@ def _explained(trials: Mapping[str, Trial], alpha: float) -> bool:
     return not all(x.rejected(alpha) for x in trials.values())
 
 
-def _in_order(parts: Mapping[str, Part], dtype: str, profiles: Mapping[str, Profile]) -> list[str]:
-    """Those first of which a few blocks are within the bounds, of gradients the nearest first."""
+def _in_order(
+    problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
+) -> list[str]:
+    """Those first of which a few blocks are within the bounds, from the tightest."""
+    near = _near(problem, numbers, dtype, profiles)
+    return sorted(profiles, key=lambda x: near[x] == math.inf)
+
+
+def _near(
+    problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
+) -> dict[str, float]:
+    """By profile, `_nearness`; where there is one to choose from it is not asked for."""
     if len(profiles) == 1:
-        return [*profiles]
-    off: dict[str, tuple[int, float]] = {}
-    for name, profile in profiles.items():
-        near = [_nearness(*x, profile.kernel(dtype)) for x in parts.values()]
-        beyond = sum(x == math.inf for x in near)
-        gradients = all(x.problem.gradient is not None for x in parts.values())
-        off[name] = beyond, sum(x for x in near if x < math.inf) if gradients else 0.0
-    return sorted(profiles, key=off.__getitem__)
+        return dict.fromkeys(profiles, 0.0)
+    return {x: _nearness(problem, numbers, y.kernel(dtype)) for x, y in profiles.items()}
+
+
+def _off(near: Sequence[float]) -> tuple[int, float]:
+    """How many results are beyond a bound, and how far the others are from a profile."""
+    return sum(x == math.inf for x in near), sum(x for x in near if x < math.inf)
 
 
 def _nearness(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> float:

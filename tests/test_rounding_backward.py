@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import mpmath
@@ -10,7 +11,7 @@ import pytest
 from rounded import BACKWARD, RIGHT, Array, Back, Case, Wrong, backward, scores_and_ratio
 
 import refattn
-from refattn import _problems, _rounding, _rounding_backward
+from refattn import _problems, _rounding, _rounding_backward, verification
 from refattn._formats import FORMATS
 from refattn.rounding import PROFILES
 
@@ -566,6 +567,30 @@ def test_gradients_without_the_output() -> None:
     assert [*verdict.parts] == [*NAMES]
     found["dq"] = 1.05 * found["dq"]
     assert judged(*given, found, "bfloat16").parts["dq"].verdict == "FAIL"
+
+
+@pytest.mark.parametrize("wrong", NAMES)
+def test_others_are_not_tried_again_where_one_fails(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that no profile explains is tried by all, the others by those that may explain them."""
+    tried: Counter[str] = Counter()
+    attempt = verification.attempt
+
+    def counted(problem: Any, *rest: Any) -> Any:
+        tried[problem.result] += 1
+        return attempt(problem, *rest)
+
+    monkeypatch.setattr(verification, "attempt", counted)
+    given = arrays(np.random.default_rng(4), "bfloat16", 4, 80, 80, 32)
+    found = made("flash", *given, "bfloat16")
+    found[wrong] = FORMATS["bfloat16"].round(1.05 * found[wrong])
+    verdict = judged(*given, found, "bfloat16")
+    assert {x: verdict.parts[x].verdict for x in NAMES} == {
+        x: "FAIL" if x == wrong else "PASS" for x in NAMES
+    }
+    assert tried[wrong] == len(verdict.parts[wrong].trials) == len(verification._BACKWARD[True])
+    assert sum(tried[x] for x in NAMES if x != wrong) <= 4
 
 
 def test_every_profile_of_a_backward_pass_is_simulated() -> None:
