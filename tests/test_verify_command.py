@@ -391,6 +391,16 @@ def test_z_of_heads_and_rows(profile: str | None, right: Path) -> None:
         np.testing.assert_allclose(z, expected, rtol=1e-9, atol=1e-9)
 
 
+def test_the_largest_z_is_that_of_the_figure(wrong: Path) -> None:
+    tensors = open_tensors(wrong)
+    found = _problems.of_tensors(tensors)
+    numbers = verification.parts_of(tensors, found)["out"].numbers
+    verdict = verification.judge(found, numbers, "bfloat16")
+    *head, row, column = verdict.z.where
+    z = np.abs(verification.z_of_head(found, numbers, "bfloat16", verdict.by, tuple(head)))
+    assert np.nanmax(z) == z[row, column] == pytest.approx(verdict.z.largest)
+
+
 @pytest.mark.long
 def test_pictures(tmp_path: Path, right: Path, wrong: Path, small: Path) -> None:
     pytest.importorskip("matplotlib")
