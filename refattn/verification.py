@@ -35,7 +35,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -63,6 +62,7 @@ _Floats = npt.NDArray[np.float64]
 
 _NARROW = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")  # from the tightest
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
+_MUCH = 0.5  # share below which the best of the suspects is no diagnosis
 _FEW = 4  # blocks of queries that are looked at before all
 _LIKE_THE_NEXT = "upcast"  # neither is the tighter one: that whose rms is nearer to 1 is named
 _WIDE = ("math", "serial", "tf32")
@@ -202,6 +202,8 @@ def _lines(found: Verdict) -> Iterator[str]:
             yield f"    {suspect.explained:6.1%}  {suspect.text}"
         if not found.suspects:
             yield "    none of the known defects"
+        elif max(x.explained for x in found.suspects) < _MUCH:
+            yield "    none of them explains much"
     rejected = [x for x, p in found.trials.items() if p <= found.alpha]
     if found.verdict != "FAIL" and rejected:
         yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
@@ -418,15 +420,22 @@ def _nearness(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> f
 
 
 def _mean_square(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> float:
-    """Of z of a few blocks of queries; infinite beyond a bound."""
-    items, squares, count = list(problem.items()), 0.0, 0
+    """Of z of a few blocks of queries; infinite beyond a bound, or where none sees a key.
+
+    Those that see none are left out: kernels give 0 for them, NaN or the mean of all values.
+    """
+    items, squares, count, compared = list(problem.items()), 0.0, 0, 0
     for index, i in items[:: max(1, len(items) // _FEW)][:_FEW]:
         with np.errstate(all="ignore"):
             rows, got = problem.analyse(index, kernel, i), numbers.out(index)[i]
-        if not np.all(np.abs(rows.errors(got)) <= rows.bound):
+        seen = ~np.isneginf(rows.lse) if problem.is_mean else np.ones(len(got), bool)
+        if not np.all((np.abs(rows.errors(got)) <= rows.bound)[seen]):
             return math.inf
-        z = _z(got, rows)
+        z = _z(got, rows)[seen]
         squares, count = squares + float(np.nansum(z * z)), count + int(np.sum(~np.isnan(z)))
+        compared += int(np.sum(seen))
+    if not compared:
+        return math.inf
     return squares / count if count else 0.0
 
 
@@ -591,18 +600,26 @@ def _alternatives(
     problem: Problem, numbers: Numbers, dtype: str, profile: Profile
 ) -> Iterator[Suspect]:
     """Other conventions by which a part of the numbers is within its bound, the nearest first."""
-    kernel, gradient = profile.kernel(dtype), problem.gradient
-    found: list[tuple[float, str]] = []
-    others = _conventions(problem if gradient is None else gradient.forward)
-    if gradient is None and problem.has_sinks:  # bounds of gradients do not tell these apart
-        others = chain(others, _other_sinks(problem))
-    for text, other in others:
-        if gradient is not None:
-            other = gradient._replace(forward=other).problem(problem.lead)
-        found.append((_mean_square(other, numbers, kernel), f"agrees if {text}"))
+    kernel = profile.kernel(dtype)
+    found = [
+        (_mean_square(x, numbers, kernel), f"agrees if {text}") for text, x in _others(problem)
+    ]
     for square, text in sorted(found, key=lambda x: x[0]):
         if square < math.inf:
             yield Suspect("convention", math.nan, math.nan, math.nan, 1.0, text)
+
+
+def _others(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Problems that are often taken for this one, of gradients those of their output."""
+    gradient = problem.gradient
+    for text, other in _conventions(problem if gradient is None else gradient.forward):
+        if gradient is not None:
+            other = gradient._replace(forward=other).problem(problem.lead)
+        yield text, other
+    if gradient is None and problem.has_sinks:  # bounds of gradients do not tell these apart
+        yield from _other_sinks(problem)
+    if problem.key_heads is not None:
+        yield f"query head h shares key head h % {problem.key_heads}", problem.dealt()
 
 
 def _other_sinks(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -627,7 +644,11 @@ def _conventions(problem: Problem) -> Iterator[tuple[str, Problem]]:
     without = "causal" if not problem.causal else "not causal"
     yield f"attention is {without}", problem._replace(causal=not problem.causal)
 
-    if n != m and problem.kind == "scores":
+    if problem.kind == "scores" and not problem.causal:
+        for words, ahead in (("sees one key more, the next", 1), ("does not see its last key", -1)):
+            seen = np.tri(n, m, m - n + ahead, dtype=bool)
+            yield f"attention is causal, and a query {words}", problem.masked(seen)
+    if problem.kind == "scores" and n != m:
         corner = np.tri(n, m, dtype=bool)
         words = "attention is causal from the first key (query i sees key j if j <= i)"
         yield words, problem.masked(corner)._replace(causal=False)

@@ -569,6 +569,19 @@ def test_gradients_without_the_output() -> None:
     assert judged(*given, found, "bfloat16").parts["dq"].verdict == "FAIL"
 
 
+def test_the_wrong_sharing_of_keys_is_named() -> None:
+    """Query head h with key head h % 2, forward and back, and sums over those heads."""
+    q, k, v, g = arrays(np.random.default_rng(4), "bfloat16", 6, 80, 80, 32)
+    k, v, order = k[:2], v[:2], [0, 2, 4, 1, 3, 5]  # heads of key 0, then those of key 1
+    found = made("flash", q[order], k, v, g[order], "bfloat16")
+    back = np.argsort(order)
+    found |= {x: found[x][back] for x in ("out", "dq")}
+    verdict = judged(q, k, v, g, found, "bfloat16", profile="flash")
+    for part in verdict.parts.values():
+        assert part.verdict == "FAIL"
+        assert part.suspects[0].text == "agrees if query head h shares key head h % 2"
+
+
 @pytest.mark.parametrize("wrong", NAMES)
 def test_others_are_not_tried_again_where_one_fails(
     wrong: str, monkeypatch: pytest.MonkeyPatch

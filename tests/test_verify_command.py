@@ -258,6 +258,9 @@ def test_grouped_heads(tmp_path: Path) -> None:
     assert run(save(tmp_path / "file.safetensors", arrays)).exit_code == 0
     arrays["out"] = out[[1, 0, 2, 3]]
     assert run(save(tmp_path / "file.safetensors", arrays)).exit_code == 1
+    arrays["out"] = naive.softmax_attention(q, np.tile(k, (2, 1, 1)), np.tile(v, (2, 1, 1)))
+    result = run(save(tmp_path / "file.safetensors", arrays))
+    assert "\n    100.0%  agrees if query head h shares key head h % 2\n" in result.stdout
 
 
 def test_lse_is_judged(tmp_path: Path) -> None:
