@@ -35,7 +35,8 @@ class Finding(NamedTuple):
     adjusted : float
         After Holm's correction for all that was tried.
     statistic : float
-        Ratio to the bound, largest |z|, mean square of z, or a sum over its root mean square.
+        Ratio to the bound, largest |z| or mean square of z, each at its least (see `Z`), or a sum
+        over its root mean square.
     where : str
         Where, in words.
     """
@@ -73,7 +74,11 @@ class Suspect(NamedTuple):
 
 
 class Z(NamedTuple):
-    """Errors over their standard deviations, where these are known."""
+    """Errors over their standard deviations, where these are known.
+
+    Tests take each at its least: without what rounding the exact number gives, and over the
+    standard deviation for the least favourable leading digits.
+    """
 
     rms: float
     largest: float
@@ -175,7 +180,8 @@ class _Found:
         self.strength = 0.0  # sum of squares of outputs over their standard deviations
         self.plain = 0.0  # sum of squares of errors over standard deviations
         self.elements = 0  # that have a law
-        self.largest: tuple[float, tuple[int, ...]] = (0.0, ())
+        self.farthest: tuple[float, tuple[int, ...]] = (0.0, ())  # error over standard deviation
+        self.largest: tuple[float, tuple[int, ...]] = (0.0, ())  # of what tests take for z
         self.beyond: tuple[float, tuple[int, ...]] = (0.0, ())  # error over bound
         self.lse_beyond = self.lse_square = self.lse_rows = 0.0
 
@@ -222,7 +228,7 @@ class _Found:
         strength = float(np.sum(np.square(np.where(known, rows.out / rows.worst, 0.0))))
         plain, elements = float(np.sum(np.square(errors))), int(np.sum(known))
         column, column_rows = np.sum(of_row * z * z, 0), np.sum(of_row * known, 0)
-        largest, beyond = (_largest(x, index, i) for x in (np.abs(z), ratio))
+        far, largest, beyond = (_largest(x, index, i) for x in (np.abs(errors), np.abs(z), ratio))
         more = []
         if self.problem.is_mean:
             more.append(self._keys(at, index, i, rows, errors / rows.std, owns / rows.std))
@@ -235,6 +241,7 @@ class _Found:
             self.elements += elements
             self.column += column
             self.column_rows += column_rows
+            self.farthest = max(self.farthest, far, key=lambda x: x[0])
             self.largest = max(self.largest, largest, key=lambda x: x[0])
             self.beyond = max(self.beyond, beyond, key=lambda x: x[0])
             for add in more:
@@ -503,7 +510,7 @@ def attempt(
         name,
         tests,
         suspects,
-        Z(rms, *found.largest),
+        Z(rms, *found.farthest),
         elements / max(total, 1),
         detectable,
         powered,

@@ -186,6 +186,8 @@ class Problem(NamedTuple):
         As in `predict`.
     has_sinks : bool
         Whether heads have a sink.
+    key_heads : int or None
+        The number of heads of keys where query heads share these in groups.
     """
 
     lead: tuple[int, ...]
@@ -199,6 +201,7 @@ class Problem(NamedTuple):
     kind: str = "scores"
     gradient: Gradient | None = None
     has_sinks: bool = False
+    key_heads: int | None = None
 
     @property
     def is_mean(self) -> bool:
@@ -311,6 +314,19 @@ class Problem(NamedTuple):
 
         return self._replace(read=read)
 
+    def dealt(self) -> Problem:
+        """With heads of keys dealt to query heads in turn, not shared by groups of neighbours."""
+        if self.gradient is not None:
+            return self.gradient.dealt().problem(self.lead)
+        heads, keys = self.lead[-1], self.key_heads
+        assert keys is not None
+
+        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+            other = self.read((*index[:-1], index[-1] % keys * (heads // keys)))
+            return {**self.read(index), "k": other["k"], "v": other["v"]}
+
+        return self._replace(read=read)
+
     def masked(self, seen: npt.NDArray[np.bool_]) -> Problem:
         """With one more mask."""
         return self.replaced("mask", lambda index, x: seen if x is None else seen & x)
@@ -411,6 +427,19 @@ class Gradient(NamedTuple):
             return to.round(d_out), out
 
         return self._replace(forward=self.forward.rounded(to), given=given)
+
+    def dealt(self) -> Gradient:
+        """With keys dealt to query heads in turn: other heads have a part in a gradient."""
+        heads, forward = self.heads, self.forward
+        keys = forward.key_heads
+        assert keys is not None
+        if self.of != "dq":
+            share = forward.lead[-1] // keys
+            heads = {
+                at: [(*x[:-1], x[-1] % share * keys + x[-1] // share) for x in shared]
+                for at, shared in heads.items()
+            }
+        return self._replace(forward=forward.dealt(), heads=heads)
 
 
 def gradients(
@@ -544,6 +573,7 @@ def of_arrays(
         feature_map,
         kind,
         has_sinks=sinks is not None,
+        key_heads=_key_heads(k.shape, v.shape, lead),
     )
 
 
@@ -603,7 +633,14 @@ def of_tensors(
         (feature_map or elu_features) if kind == "map" else None,
         kind,
         has_sinks="sinks" in names,
+        key_heads=_key_heads(shapes["k"], shapes["v"], tensors.lead),
     )
+
+
+def _key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
+    """The number of heads of keys where query heads share these in groups."""
+    found = max(x[-3] if len(x) > 2 else 1 for x in (k, v))
+    return found if lead and 1 < found < lead[-1] else None
 
 
 def kind_of(estimator: Any) -> str:

@@ -35,7 +35,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -63,6 +62,7 @@ _Floats = npt.NDArray[np.float64]
 
 _NARROW = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")  # from the tightest
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
+_MUCH = 0.5  # share below which the best of the suspects is no diagnosis
 _FEW = 4  # blocks of queries that are looked at before all
 _LIKE_THE_NEXT = "upcast"  # neither is the tighter one: that whose rms is nearer to 1 is named
 _WIDE = ("math", "serial", "tf32")
@@ -202,6 +202,8 @@ def _lines(found: Verdict) -> Iterator[str]:
             yield f"    {suspect.explained:6.1%}  {suspect.text}"
         if not found.suspects:
             yield "    none of the known defects"
+        elif max(x.explained for x in found.suspects) < _MUCH:
+            yield "    none of them explains much"
     rejected = [x for x, p in found.trials.items() if p <= found.alpha]
     if found.verdict != "FAIL" and rejected:
         yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
@@ -245,7 +247,7 @@ def judge(
     profiles = _profiles(dtype, numbers.out_dtype, profile)
     trial = _trials(problem, numbers, dtype, profiles, alpha)
     trials: dict[str, Trial] = {}
-    for name in _in_order({"": Part(problem, numbers)}, dtype, profiles):
+    for name in _in_order(problem, numbers, dtype, profiles):
         trials[name] = trial(name)
         if name != _LIKE_THE_NEXT and _explained(trials, alpha):
             break
@@ -343,27 +345,41 @@ def _judge_gradients(
     profile: str | Profile | Sequence[str] | None,
     alpha: float,
 ) -> dict[str, Verdict]:
-    """Judge the gradients of one backward pass, by one profile: the first that explains all."""
+    """Judge the gradients of one backward pass by one profile: the first that explains most.
+
+    Next is tried what may still explain most, and there the gradient that was rejected most often.
+    So one that no profile explains is tried by all of them, and the others by few.
+    """
     names = _BACKWARD[_is_narrow(dtype)] if profile is None else profile
     profiles = {x: _profiles(dtype, y.numbers.out_dtype, names) for x, y in parts.items()}
     trial = {x: _trials(*y, dtype, profiles[x], alpha) for x, y in parts.items()}
     trials: dict[str, dict[str, Trial]] = {x: {} for x in parts}
     spent = dict.fromkeys(parts, 0.0)
+    every = next(iter(profiles.values()))
+    near = {x: _near(*y, dtype, every) for x, y in parts.items()}
+
+    def rejected(part: str, name: str) -> bool:
+        return name in trials[part] and trials[part][name].rejected(alpha)
+
+    def promise(name: str) -> tuple[int, int, float]:
+        rest = [near[x][name] for x in parts if not rejected(x, name)]
+        return len(parts) - len(rest), *_off(rest)
 
     def rank(name: str) -> tuple[int, float]:
         made = [x[name] for x in trials.values()]
         off = sum(abs(math.log(x.z.rms or 1.0)) for x in made)
         return sum(x.rejected(alpha) for x in made), off
 
-    every = next(iter(profiles.values()))
-    for name in _in_order(parts, dtype, every):
-        for part in parts:
-            start = time.perf_counter()
-            trials[part][name] = trial[part](name)
-            spent[part] += time.perf_counter() - start
-        if rank(name)[0] == 0:
+    while True:
+        name = min(every, key=promise)
+        left = [x for x in parts if name not in trials[x]]
+        if not left:
             break
-    best = min(trials[next(iter(parts))], key=rank)
+        part = max(left, key=lambda x: sum(rejected(x, y) for y in every))
+        start = time.perf_counter()
+        trials[part][name] = trial[part](name)
+        spent[part] += time.perf_counter() - start
+    best = min((x for x in every if all(x in y for y in trials.values())), key=rank)
     return {
         x: _verdict(*y, dtype, alpha, trials[x], trials[x][best], time.perf_counter() - spent[x])
         for x, y in parts.items()
@@ -375,17 +391,26 @@ def _explained(trials: Mapping[str, Trial], alpha: float) -> bool:
     return not all(x.rejected(alpha) for x in trials.values())
 
 
-def _in_order(parts: Mapping[str, Part], dtype: str, profiles: Mapping[str, Profile]) -> list[str]:
-    """Those first of which a few blocks are within the bounds, of gradients the nearest first."""
+def _in_order(
+    problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
+) -> list[str]:
+    """Those first of which a few blocks are within the bounds, from the tightest."""
+    near = _near(problem, numbers, dtype, profiles)
+    return sorted(profiles, key=lambda x: near[x] == math.inf)
+
+
+def _near(
+    problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
+) -> dict[str, float]:
+    """By profile, `_nearness`; where there is one to choose from it is not asked for."""
     if len(profiles) == 1:
-        return [*profiles]
-    off: dict[str, tuple[int, float]] = {}
-    for name, profile in profiles.items():
-        near = [_nearness(*x, profile.kernel(dtype)) for x in parts.values()]
-        beyond = sum(x == math.inf for x in near)
-        gradients = all(x.problem.gradient is not None for x in parts.values())
-        off[name] = beyond, sum(x for x in near if x < math.inf) if gradients else 0.0
-    return sorted(profiles, key=off.__getitem__)
+        return dict.fromkeys(profiles, 0.0)
+    return {x: _nearness(problem, numbers, y.kernel(dtype)) for x, y in profiles.items()}
+
+
+def _off(near: Sequence[float]) -> tuple[int, float]:
+    """How many results are beyond a bound, and how far the others are from a profile."""
+    return sum(x == math.inf for x in near), sum(x for x in near if x < math.inf)
 
 
 def _nearness(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> float:
@@ -395,15 +420,22 @@ def _nearness(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> f
 
 
 def _mean_square(problem: Problem, numbers: Numbers, kernel: _rounding.Kernel) -> float:
-    """Of z of a few blocks of queries; infinite beyond a bound."""
-    items, squares, count = list(problem.items()), 0.0, 0
+    """Of z of a few blocks of queries; infinite beyond a bound, or where none sees a key.
+
+    Those that see none are left out: kernels give 0 for them, NaN or the mean of all values.
+    """
+    items, squares, count, compared = list(problem.items()), 0.0, 0, 0
     for index, i in items[:: max(1, len(items) // _FEW)][:_FEW]:
         with np.errstate(all="ignore"):
             rows, got = problem.analyse(index, kernel, i), numbers.out(index)[i]
-        if not np.all(np.abs(rows.errors(got)) <= rows.bound):
+        seen = ~np.isneginf(rows.lse) if problem.is_mean else np.ones(len(got), bool)
+        if not np.all((np.abs(rows.errors(got)) <= rows.bound)[seen]):
             return math.inf
-        z = _z(got, rows)
+        z = _z(got, rows)[seen]
         squares, count = squares + float(np.nansum(z * z)), count + int(np.sum(~np.isnan(z)))
+        compared += int(np.sum(seen))
+    if not compared:
+        return math.inf
     return squares / count if count else 0.0
 
 
@@ -568,18 +600,26 @@ def _alternatives(
     problem: Problem, numbers: Numbers, dtype: str, profile: Profile
 ) -> Iterator[Suspect]:
     """Other conventions by which a part of the numbers is within its bound, the nearest first."""
-    kernel, gradient = profile.kernel(dtype), problem.gradient
-    found: list[tuple[float, str]] = []
-    others = _conventions(problem if gradient is None else gradient.forward)
-    if gradient is None and problem.has_sinks:  # bounds of gradients do not tell these apart
-        others = chain(others, _other_sinks(problem))
-    for text, other in others:
-        if gradient is not None:
-            other = gradient._replace(forward=other).problem(problem.lead)
-        found.append((_mean_square(other, numbers, kernel), f"agrees if {text}"))
+    kernel = profile.kernel(dtype)
+    found = [
+        (_mean_square(x, numbers, kernel), f"agrees if {text}") for text, x in _others(problem)
+    ]
     for square, text in sorted(found, key=lambda x: x[0]):
         if square < math.inf:
             yield Suspect("convention", math.nan, math.nan, math.nan, 1.0, text)
+
+
+def _others(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Problems that are often taken for this one, of gradients those of their output."""
+    gradient = problem.gradient
+    for text, other in _conventions(problem if gradient is None else gradient.forward):
+        if gradient is not None:
+            other = gradient._replace(forward=other).problem(problem.lead)
+        yield text, other
+    if gradient is None and problem.has_sinks:  # bounds of gradients do not tell these apart
+        yield from _other_sinks(problem)
+    if problem.key_heads is not None:
+        yield f"query head h shares key head h % {problem.key_heads}", problem.dealt()
 
 
 def _other_sinks(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -604,7 +644,11 @@ def _conventions(problem: Problem) -> Iterator[tuple[str, Problem]]:
     without = "causal" if not problem.causal else "not causal"
     yield f"attention is {without}", problem._replace(causal=not problem.causal)
 
-    if n != m and problem.kind == "scores":
+    if problem.kind == "scores" and not problem.causal:
+        for words, ahead in (("sees one key more, the next", 1), ("does not see its last key", -1)):
+            seen = np.tri(n, m, m - n + ahead, dtype=bool)
+            yield f"attention is causal, and a query {words}", problem.masked(seen)
+    if problem.kind == "scores" and n != m:
         corner = np.tri(n, m, dtype=bool)
         words = "attention is causal from the first key (query i sees key j if j <= i)"
         yield words, problem.masked(corner)._replace(causal=False)

@@ -9,6 +9,8 @@ import guide_blocks
 import pytest
 from guide_blocks import GUIDE, difference, same
 
+from refattn.rounding import PROFILES
+
 PAGES = sorted(path.stem for path in GUIDE.glob("*.md"))
 SHOWN = {  # how many outputs are compared in short runs
     "choose": 1,
@@ -40,6 +42,12 @@ def test_pages_show_what_is_printed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert try_page(name, tmp_path, monkeypatch, long=False) == SHOWN.get(name, 0)
+
+
+def test_every_profile_is_in_the_table_of_numbers() -> None:
+    lines = (GUIDE / "numbers.md").read_text("utf-8").splitlines()
+    first = [x.split("|")[1] for x in lines if x.startswith("| `")]
+    assert sorted(re.findall("`(.*?)`", "".join(first))) == sorted(PROFILES)
 
 
 @pytest.mark.long

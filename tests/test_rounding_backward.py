@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import mpmath
@@ -10,7 +11,7 @@ import pytest
 from rounded import BACKWARD, RIGHT, Array, Back, Case, Wrong, backward, scores_and_ratio
 
 import refattn
-from refattn import _problems, _rounding, _rounding_backward
+from refattn import _problems, _rounding, _rounding_backward, verification
 from refattn._formats import FORMATS
 from refattn.rounding import PROFILES
 
@@ -566,6 +567,43 @@ def test_gradients_without_the_output() -> None:
     assert [*verdict.parts] == [*NAMES]
     found["dq"] = 1.05 * found["dq"]
     assert judged(*given, found, "bfloat16").parts["dq"].verdict == "FAIL"
+
+
+def test_the_wrong_sharing_of_keys_is_named() -> None:
+    """Query head h with key head h % 2, forward and back, and sums over those heads."""
+    q, k, v, g = arrays(np.random.default_rng(4), "bfloat16", 6, 80, 80, 32)
+    k, v, order = k[:2], v[:2], [0, 2, 4, 1, 3, 5]  # heads of key 0, then those of key 1
+    found = made("flash", q[order], k, v, g[order], "bfloat16")
+    back = np.argsort(order)
+    found |= {x: found[x][back] for x in ("out", "dq")}
+    verdict = judged(q, k, v, g, found, "bfloat16", profile="flash")
+    for part in verdict.parts.values():
+        assert part.verdict == "FAIL"
+        assert part.suspects[0].text == "agrees if query head h shares key head h % 2"
+
+
+@pytest.mark.parametrize("wrong", NAMES)
+def test_others_are_not_tried_again_where_one_fails(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that no profile explains is tried by all, the others by those that may explain them."""
+    tried: Counter[str] = Counter()
+    attempt = verification.attempt
+
+    def counted(problem: Any, *rest: Any) -> Any:
+        tried[problem.result] += 1
+        return attempt(problem, *rest)
+
+    monkeypatch.setattr(verification, "attempt", counted)
+    given = arrays(np.random.default_rng(4), "bfloat16", 4, 80, 80, 32)
+    found = made("flash", *given, "bfloat16")
+    found[wrong] = FORMATS["bfloat16"].round(1.05 * found[wrong])
+    verdict = judged(*given, found, "bfloat16")
+    assert {x: verdict.parts[x].verdict for x in NAMES} == {
+        x: "FAIL" if x == wrong else "PASS" for x in NAMES
+    }
+    assert tried[wrong] == len(verdict.parts[wrong].trials) == len(verification._BACKWARD[True])
+    assert sum(tried[x] for x in NAMES if x != wrong) <= 4
 
 
 def test_every_profile_of_a_backward_pass_is_simulated() -> None:

@@ -454,6 +454,62 @@ def test_a_sink_that_was_not_said_is_measured() -> None:
     assert abs(suspect.estimate - 0.01) < 6 * suspect.error
 
 
+def test_suspects_of_shared_keys_are_of_shared_keys_only() -> None:
+    q, k, v = sample()
+    for heads in (1, 4, 12):
+        given = {"q": q, "k": k[:heads], "v": v[:heads], "dtype": "bfloat16", "profile": "flash"}
+        out = np.stack(
+            [flash(Case(q[h], k[h % heads], v[h % heads]), "bfloat16")[0] for h in range(12)]
+        )
+        found = verify(**given, out=out)
+        assert found.verdict == ("FAIL" if heads == 4 else "PASS")
+        told = [x.text for x in found.suspects if "shares key head" in x.text]
+        assert told == ["agrees if query head h shares key head h % 4"] * (heads == 4)
+        off = verify(**given, out=BF16(1.01 * out))
+        assert heads == 4 or not any("shares" in x.text for x in off.suspects)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"), [(1, "sees one key more, the next"), (-1, "does not see its last key")]
+)
+@pytest.mark.parametrize("queries", [128, 100])
+def test_causal_attention_off_by_one_that_was_not_said(
+    queries: int, ahead: int, words: str
+) -> None:
+    q, k, v = (x[:4] for x in sample())
+    q = q[:, -queries:]
+    mask = np.tri(queries, 128, 128 - queries + ahead, dtype=bool)
+    out, _ = of_heads("flash", q, k, v, "bfloat16", mask=mask)
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "flash"}
+    found = verify(**given, out=out)
+    assert found.verdict == "FAIL"
+    assert found.suspects[0].text == f"agrees if attention is causal, and a query {words}"
+    if not mask.any(-1).all():  # what there is for a query without keys is not asked
+        out[:, 0] = np.nan
+        assert verify(**given, out=out).suspects[0].text == found.suspects[0].text
+
+
+def test_a_mask_that_hides_all_is_no_suspect() -> None:
+    q, k, v = sample()
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "mask": np.ones(128, bool)}
+    found = verify(**given, out=BF16(1.01 * run()))
+    assert found.verdict == "FAIL"
+    assert not any("inverted" in x.text for x in found.suspects)
+
+
+def test_suspects_that_explain_little_are_said_to() -> None:
+    q, k, v = sample()
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "flash"}
+    words = "\n    none of them explains much\n"
+    found = verify(**given, out=np.roll(run(), 1, 0))
+    assert 0 < max(x.explained for x in found.suspects) < 0.5
+    assert words in str(found)
+    assert "explains much" not in found.to_json()
+    found = verify(**given, out=BF16(1.01 * run(to="float32")))
+    assert max(x.explained for x in found.suspects) > 0.5
+    assert words not in str(found)
+
+
 # Too small for 12 x 128 x 32 numbers of 8 digits, or another way to be right.
 NOT_SEEN: dict[str, Callable[[], Array]] = {
     "scale 2e-5": lambda: run(scale=SCALE * 1.00002),

@@ -258,6 +258,9 @@ def test_grouped_heads(tmp_path: Path) -> None:
     assert run(save(tmp_path / "file.safetensors", arrays)).exit_code == 0
     arrays["out"] = out[[1, 0, 2, 3]]
     assert run(save(tmp_path / "file.safetensors", arrays)).exit_code == 1
+    arrays["out"] = naive.softmax_attention(q, np.tile(k, (2, 1, 1)), np.tile(v, (2, 1, 1)))
+    result = run(save(tmp_path / "file.safetensors", arrays))
+    assert "\n    100.0%  agrees if query head h shares key head h % 2\n" in result.stdout
 
 
 def test_lse_is_judged(tmp_path: Path) -> None:
@@ -389,6 +392,16 @@ def test_z_of_heads_and_rows(profile: str | None, right: Path) -> None:
         law = predict(*arrays, dtype="bfloat16", profile="flash")
         expected = (tensors.read("out", (2,)) - law.out[2]) / law.std[2]
         np.testing.assert_allclose(z, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_largest_z_is_that_of_the_figure(wrong: Path) -> None:
+    tensors = open_tensors(wrong)
+    found = _problems.of_tensors(tensors)
+    numbers = verification.parts_of(tensors, found)["out"].numbers
+    verdict = verification.judge(found, numbers, "bfloat16")
+    *head, row, column = verdict.z.where
+    z = np.abs(verification.z_of_head(found, numbers, "bfloat16", verdict.by, tuple(head)))
+    assert np.nanmax(z) == z[row, column] == pytest.approx(verdict.z.largest)
 
 
 @pytest.mark.long
