@@ -331,9 +331,7 @@ class EvaState(_ChunkState):
             # Copied, lest the keys of whole chunks stay in memory.
             k, v = (own(x[..., count * self.window :, :]) for x in (k, v))
         if totals is not None:
-            left = count < totals.shape[-2]  # not where all chunks have summaries
-            total = totals[..., -1:, :] if left else 0 * totals[..., -1:, :]
-            size = int(sizes[-1]) if left else 0
+            total, size = totals[..., -1:, :], int(sizes[-1])
         grown = replace(self, k=k, v=v, mean=mean, f=f, omega=omega, rng=rng)
         return replace(grown, total_query=total, num_queries=size)
 

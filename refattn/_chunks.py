@@ -41,8 +41,8 @@ class Chunks(NamedTuple):
     def mean(self, x: Array) -> Array:
         """Mean over the keys that are seen in each chunk, (..., C, d); 0 of none."""
         xp = array_namespace(x)
-        total = xp.sum(self.seen(x), axis=-2)
-        return total / xp.maximum(self.size, xp.ones_like(self.size))[..., 0]
+        count = xp.maximum(self.size, xp.ones_like(self.size))
+        return xp.sum(self.seen(x) / count, axis=-2)  # a sum of large values might overflow
 
     def near(self, scale: Array, causal: bool) -> Attended:
         """Attend to the keys of the own chunk."""

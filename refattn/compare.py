@@ -54,7 +54,7 @@ REFUSALS = (ValueError, MemoryError, OverflowError)  # what an estimator may not
 QUADRATIC_PAIRS = 2**19  # of query and key, for estimators that take n m S
 QUADRATIC_QUERIES = 32  # of a head, at least
 _TIMED_SIZE = 64  # times are estimated at S up to this, if there is any
-_TIMED_PAIRS = 2**22  # times are estimated on heads with at most so many, one at least
+_TIMED_PAIRS = 2**20  # times are estimated on heads with at most so many, one at least
 
 
 class Row(NamedTuple):

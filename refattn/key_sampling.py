@@ -299,11 +299,14 @@ def _draw_from_softmax(
         lse = attend(q_i, k_h, k_h[..., :1], mask=seen, scale=scale).lse[..., None]
         scores = (q_i * scale) @ xp.matrix_transpose(k_h)
         scores = scores if seen is None else xp.where(seen, scores, -math.inf)
+        blind = lse == -math.inf
+        lse = xp.where(blind, 0.0, lse)
         at = _found(
-            xp.exp(scores - xp.where(lse == -math.inf, 0.0, lse)),
+            xp.exp(scores - lse),
             xp.minimum(constant(u[(*head, i)], scores), below_one),
         )
         found = take_rows(scores[..., None], at)[..., 0]
+        found = xp.where(blind, math.inf, found - lse + math.log(size))
         indices = put(indices, box, at)
-        log_p = put(log_p, box, xp.astype(found - lse + math.log(size), q.dtype))
+        log_p = put(log_p, box, xp.astype(found, q.dtype))
     return indices, log_p

@@ -75,7 +75,7 @@ QUANTILES = {"quantile_5": 0.05, "quantile_50": 0.5, "quantile_95": 0.95}
 QUANTILE_ROWS = 2048  # at most so many queries, and keys, make the pairs of the quantiles
 LAWS = ("rfa", "rfa-adapted", "is", "ra")  # estimators whose law is known
 LAW_QUERIES = 128  # laws are evaluated for at most so many queries of a head
-PAIRS = 2**22  # estimators are measured on heads with at most so many pairs of query and key
+PAIRS = 2**21  # estimators are measured on heads with at most so many pairs of query and key
 EXACT = "exact attention"
 _LITTLE = 2**21  # pairs of query and key that take no time to speak of
 _PART = 512  # rows that times are estimated by
@@ -298,7 +298,7 @@ def study(
 
 
 def foreseen(q: _Array, k: _Array, v: _Array | None = None, *, scale: float | None = None) -> float:
-    """About how many seconds `study` takes: those of a part of a head, in proportion to m^2.
+    """About how many seconds `study` takes: a + b m^2 for each head, from two parts of one.
 
     Parameters
     ----------
@@ -321,15 +321,22 @@ def foreseen(q: _Array, k: _Array, v: _Array | None = None, *, scale: float | No
     heads = math.prod(broadcast_lead(*group_heads(q, k, k)[0]))
     if heads * n * m <= _LITTLE:
         return 0.0
-    first, second, third = (x[(0,) * (x.ndim - 2)][:_PART] for x in (q, k, k if v is None else v))
-    with suppress(*REFUSALS):  # what is imported first is not timed
-        study(first[:2], second[:2], scale=scale)
-    start = time.perf_counter()
-    try:
-        study(first, second, None if v is None else third, scale=scale)
-    except REFUSALS:
-        return 0.0
-    return float(heads * (time.perf_counter() - start) * (m / min(m, _PART)) ** 2)
+    head = [x[(0,) * (x.ndim - 2)] for x in (q, k, v) if x is not None]
+
+    def timed(rows: int) -> float:
+        start = time.perf_counter()
+        with suppress(*REFUSALS):
+            study(*(x[:rows] for x in head), scale=scale)
+        return time.perf_counter() - start
+
+    timed(2)  # what is imported first does not count
+    most = min(m, _PART)
+    found = timed(most)
+    if m > most:
+        half = most // 2
+        slope = max(0.0, found - timed(half)) / (most**2 - half**2)
+        found += slope * (m**2 - most**2)
+    return float(heads * found)
 
 
 def _each_head(
@@ -640,13 +647,12 @@ def _sizes(planned: Plan, record: Estimator) -> list[int | None]:
     """
     if record.size is None:
         return [None]
-    q, k = planned.problems[record.name][:2]
-    most = planned.most
+    (n, m), most = (x.shape[-2] for x in planned.problems[record.name][:2]), planned.most
     if record.has("chunked"):
-        most = min(most, math.isqrt(max(1, k.shape[-2])))
+        most = min(most, math.isqrt(max(1, m)))
         return [2**i for i in reversed(range(1, most.bit_length()))] or [1]
-    if not record.has("any-size"):
-        most = min(most, q.shape[-2], k.shape[-2])
+    if not record.has("any-size"):  # proposals have queries of their own, other samples keys
+        most = min(most, m, n if record.has("proposals") else m)
     return [2**i for i in range(most.bit_length())]
 
 

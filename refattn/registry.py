@@ -311,7 +311,7 @@ def register(record: Estimator) -> Estimator:
 # The package's own.
 
 # What a comparison shows unless told otherwise: one of each kind, and the best of its kind.
-DEFAULT = ("rfa-iid", "rfa-orthogonal", "lara-own", "lara-balance", "ra")
+DEFAULT = ("rfa-iid", "rfa-orthogonal", "rfa-adapted", "lara-own", "lara-balance", "ra", "eva")
 
 _NEAR = (8, 8)  # tokens on each side, half of the smallest block that pays
 _SEES = ("scale", "mask", "causal", "gqa", "vjp")

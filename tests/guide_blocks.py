@@ -110,8 +110,9 @@ def command(line: str, folder: Path) -> str:
         timeout=120,
         check=False,
     )
-    # How long it may take depends on the machine, and is said beside the results.
-    return re.sub(r"^estimated time: .*\n", "", result.stdout, flags=re.MULTILINE)
+    # How long it takes depends on the machine, and is said beside the results.
+    beside = r"^(?:estimated time: .*|check \d+ of \d+: .*|\w+: \d+ of \d+ after .*)\n"
+    return re.sub(beside, "", result.stdout, flags=re.MULTILINE)
 
 
 def same(shown: str, printed: str) -> bool:

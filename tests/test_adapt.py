@@ -698,5 +698,11 @@ def test_saderf_is_the_best_diagonal_gauge() -> None:
     turned = [moments.estimate(x) for x in (q * psi, k / psi)]
     np.testing.assert_allclose(found.cov, adapt.oprf(*turned).cov, rtol=1e-12)
     np.testing.assert_array_equal(found.mean, 0)
+    apart = q + 3 * size, k - 1  # squares are about 0, not about the mean
+    squares = [np.var(x, 0, ddof=1) + np.mean(x, 0) ** 2 for x in apart]
+    found = adapt.saderf(*apart, scale=1.0)
+    np.testing.assert_allclose(
+        np.diagonal(found.gauge), (squares[1] / squares[0]) ** 0.25, rtol=1e-12
+    )
     zero = adapt.saderf(0 * q, k, scale=1.0)
     np.testing.assert_array_equal(zero.gauge, np.eye(4))

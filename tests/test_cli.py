@@ -41,8 +41,8 @@ def refattn(*args: Any) -> Any:
 def compare(*args: Any) -> str:
     result = refattn("compare", *args)
     assert result.exit_code == 0, result.output
-    beside = ("skipped: ", "estimated time: ", "read as float32: ")
-    assert all(line.startswith(beside) for line in result.stderr.splitlines())
+    known = re.compile(r"(?:skipped|estimated time|read as float32): |\w+: \d+ of \d+ after ")
+    assert all(map(known.match, result.stderr.splitlines()))
     return result.stdout
 
 

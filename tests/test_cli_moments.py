@@ -24,8 +24,8 @@ WIDE = {"COLUMNS": "120"}  # tables have all columns
 def run(*args: Any) -> str:
     result = testing.CliRunner().invoke(cli.commands(), ["profile", *map(str, args)], env=WIDE)
     assert result.exit_code == 0, result.output
-    beside = ("estimated time: ", "read as float32: ")
-    assert all(x.startswith(beside) for x in result.stderr.splitlines())
+    known = re.compile(r"(?:estimated time|read as float32): |\w+: \d+ of \d+ after ")
+    assert all(map(known.match, result.stderr.splitlines()))
     return result.stdout
 
 

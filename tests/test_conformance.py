@@ -581,6 +581,11 @@ def test_reproducer_of_a_law() -> None:
     assert "checks=['frequency_law'], rng=0" in script
 
 
+def overflowing(q: Any, k: Any, v: Any) -> Any:
+    weights = np.exp(q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5)
+    return weights @ v / np.sum(weights, -1, keepdims=True)
+
+
 def test_pytest_parametrisation() -> None:
     good = Adapter(refattn.softmax_attention, "softmax", name="good")
     bad = Adapter(lambda q, k, v: v[..., :1, :] + 0 * q, "softmax", name="bad")
@@ -589,7 +594,7 @@ def test_pytest_parametrisation() -> None:
     for name, run in cases.items():
         if name.startswith("good"):
             run()
-    with pytest.raises(AssertionError, match="expected"):
+    with pytest.raises(AssertionError, match=r"expected .*\nformula: wrong at ordinary inputs\n"):
         cases["bad-reference_values"]()
     expecting = conformance.parametrize_with_checks(
         [bad], expected_failures={"reference_values": "known"}
@@ -597,6 +602,11 @@ def test_pytest_parametrisation() -> None:
     cases = {p.id: p.values[0] for p in expecting.args[1]}
     with pytest.raises(pytest.xfail.Exception):
         cases["bad-reference_values"]()
+    narrow = Adapter(overflowing, "softmax", name="narrow")
+    cases = {p.id: p.values[0] for p in conformance.parametrize_with_checks([narrow]).args[1]}
+    message = "range: wrong at extreme inputs only\nthe tag max_logit bounds what is asked\n"
+    with np.errstate(all="ignore"), pytest.raises(AssertionError, match=message):
+        cases["narrow-extreme_logits"]()
     with pytest.raises(TypeError, match="Adapters"):
         conformance.parametrize_with_checks([refattn.softmax_attention])
 

@@ -176,6 +176,13 @@ def test_empty_places_are_not_seen() -> None:
         np.testing.assert_allclose(got, softmax_attention(q, k, v, mask=mask), rtol=0, atol=1e-14)
     drawn = draw_keys(q, k, v, num_keys=4, law="softmax", rng=0, mask=mask)
     assert set(np.unique(drawn.indices)) == {0, 3}
+    of_each = np.ones((6, 6), bool)
+    of_each[1] = False
+    drawn = draw_keys(q, k, v, num_keys=4, law="softmax", rng=0, mask=of_each)
+    np.testing.assert_array_equal(np.isinf(drawn.log_probability), ~of_each[:, :4])
+    got = sampled_key_attention(q, k, v, **drawn._asdict())
+    np.testing.assert_array_equal(got[1], 0)
+    assert np.isfinite(got).all()
 
 
 @pytest.mark.long("dask", "jax")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refattn
-from refattn import naive, softmax_attention
+from refattn import naive, softmax_attention, streaming
 from refattn.conformance import exact
 
 CHUNKED = {
@@ -179,6 +179,18 @@ def test_equal_keys_are_summed_up_without_loss() -> None:
         assert units(function(q, k, v, window=4), want, q, k, v) < 16
     published = refattn.eva_attention(q, k, v, window=4, log_size=False)
     assert np.abs(published - want).max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_values_whose_sum_overflows(dtype: type) -> None:
+    k = np.random.default_rng(3).standard_normal((8, 2)).astype(dtype)
+    v = np.full((8, 1), 0.9 * np.finfo(dtype).max, dtype)
+    eps = np.finfo(dtype).eps
+    for function in (refattn.eva_attention, refattn.second_order_attention):
+        for mask in (None, np.arange(8) % 3 < 2):
+            np.testing.assert_allclose(function(k, k, v, window=4, mask=mask), v, rtol=32 * eps)
+    state = streaming.SecondOrderState.init(k, v, window=4)
+    np.testing.assert_allclose(state.read(k[:1]), v[:1], rtol=32 * eps)
 
 
 def test_normal_keys_have_the_sums_of_second_order() -> None:

@@ -152,6 +152,17 @@ def test_any_estimator_of_the_registry(qkv: Any, monkeypatch: pytest.MonkeyPatch
     assert {x.estimator for x in profile.search(planned).ranking} == {"uniform", profile.EXACT}
 
 
+def test_samples_of_keys_are_bounded_by_keys_alone(qkv: Any) -> None:
+    q, k, v = qkv
+    names = ["coreset", "sampled-uniform", "lara"]
+    planned = profile.plan(q[:, :4], k, v, estimators=names, target=1e-9, draws=2)
+    coreset, sampled, lara = profile.search(planned).candidates
+    for found in (coreset, sampled):  # with all keys they are exact, to rounding
+        assert (found.steps[-1].samples, found.reason) == (64, "")
+    assert coreset.reached
+    assert (lara.steps[-1].samples, lara.reason) == (4, "")
+
+
 def test_heads_are_taken_as_far_as_they_are_small(
     qkv: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

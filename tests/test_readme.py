@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -59,10 +60,11 @@ def without_times(text: str) -> list[str]:
     lines, spans = [], []
     for line in text.splitlines():
         if any(f" {name}" in line for name in TIMES) and "estimator" in line:
+            names = list(re.finditer(r"\S+(?: \S+)*", line))
             spans = [
-                (match.start() - 2, match.end())
-                for match in re.finditer(r"\S+(?: \S+)*", line)
-                if match.group() in TIMES
+                (before.end(), name.end())  # numbers are set right, and may be wider than names
+                for before, name in pairwise(names)
+                if name.group() in TIMES
             ]
         elif not line.strip():
             spans = []

@@ -250,6 +250,30 @@ def test_tokens_without_queries() -> None:
             np.testing.assert_allclose(got, want[:, -1:], rtol=0, atol=1e-14)
 
 
+def test_merge_after_a_chunk_with_fewer_queries_than_keys() -> None:
+    q, k, v = draw(4, 11)
+    a, b = slice(0, 4), slice(4, 10)
+    of = partial(EvaState.init, window=4, sampled=False)
+    merged = of(k[:, a], v[:, a], q=q[:, 3:4]).merge(of(k[:, b], v[:, b], q=q[:, b]))
+    got = merged.update(k[:, 10:], v[:, 10:], q[:, 10:]).read(q[:, 10:])
+    want = refattn.eva_attention(q[:, 3:], k, v, window=4, sampled=False, causal=True)
+    np.testing.assert_allclose(got, want[:, -1:], rtol=0, atol=1e-14)
+
+
+def test_one_frequency_beside_a_window() -> None:
+    q, k, v = draw(5, 9)
+    want = refattn.local_random_feature_attention(
+        q, k, v, window=(2, 0), omega=OMEGA[:1], causal=True
+    )
+    state = LocalState.init(k[:, :5], v[:, :5], window=2, omega=OMEGA[:1])
+    got = state.read_causal(q[:, 5:], k[:, 5:], v[:, 5:])
+    np.testing.assert_allclose(got, want[:, 5:], rtol=0, atol=1e-14)
+    for t in range(5, 9):
+        state = state.update(k[:, t : t + 1], v[:, t : t + 1])
+        got = state.read(q[:, t : t + 1])
+        np.testing.assert_allclose(got, want[:, t : t + 1], rtol=0, atol=1e-14)
+
+
 def test_a_summary_too_late_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect: the frequency of a chunk forgets the queries of earlier steps."""
 

@@ -389,9 +389,14 @@ def parametrize_with_checks(
                     pytest.skip(report.not_tried[name])
                 result = report.results[0]
                 if report.verdict == FAIL:
-                    like = "".join(f"\nlike: {name}" for name in result.suspects)
-                    like += "".join(f"\n{words}" for words in report.diagnosis)
-                    raise AssertionError(f"{result.summary}{like}\n\n{result.reproducer}")
+                    lines = [result.summary]
+                    if result.severity:
+                        lines.append(f"{result.severity}: {result.gravity}")
+                    if result.severity == "range":
+                        lines.append("the tag max_logit bounds what is asked")
+                    lines += [f"like: {name}" for name in result.suspects]
+                    lines += report.diagnosis
+                    raise AssertionError("\n".join([*lines, "", result.reproducer]))
                 if result.status == EXPECTED:
                     pytest.xfail(result.reason)
                 if result.status == UNDERPOWERED:
