@@ -70,10 +70,11 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "continuous": "no result at one seed is that at another",
         "common": "what is drawn at one seed is the same whatever numbers the arrays hold",
         "average": "an average over frequencies: in any order, or each twice, they give the same",
-        "per-query": "has frequencies of each query's own, (..., n, S, d)",
+        "per-query": "has frequencies of each query's own, (..., n, S, d), or keys, (..., n, S)",
         "random-features": "its frequencies are N(0, I), or coupled as a tag says, for all queries",
         "waves": "its features are cosines and sines: sums have both signs, and may cancel",
         "target": "its frequencies are drawn from the target of each query (RA)",
+        "solved": "its weights are solved for, and errors grow with the condition of its keys",
         "proposals": "its frequencies are drawn from Gaussian proposals about centres (LARA)",
     }
 )
@@ -93,13 +94,14 @@ class Estimator(NamedTuple):
     naive : callable
         The formula as it is written, for arrays of any floating-point dtype of NumPy, longdouble
         too: what implementations are compared with. It takes the `options`, `omega` among them
-        where that is one, and, if the estimator is not random, the size.
+        where that is one, and, if the estimator is not random or is of chunks, the size.
     size : str or None
         The keyword that sets the number S of features, samples, landmarks, ...: a positive integer.
         Any S up to the numbers of queries and of keys must be taken.
     options : iterable of str
         Other keywords that `fn` and `naive` take: ``"scale"`` (a factor on q . k, by default
-        1/sqrt(d)), ``"mask"``, ``"causal"``, ``"omega"`` (frequencies), and more that an
+        1/sqrt(d)), ``"mask"``, ``"causal"``, ``"omega"`` (frequencies), ``"indices"`` (of keys, in
+        place of those drawn) with ``"log_probability"`` for a sample of them, and more that an
         implementation may be able to do, see `conformance.CAPABILITIES`. With ``"vjp"``, gradients
         are compared with those of `refattn.vjp`: it must take `fn`, or `naive` must be a formula of
         `refattn.naive`, for which it takes the function of the same name.
@@ -313,6 +315,7 @@ DEFAULT = ("rfa-iid", "rfa-orthogonal", "rfa-adapted", "lara-own", "lara-balance
 
 _NEAR = (8, 8)  # tokens on each side, half of the smallest block that pays
 _SEES = ("scale", "mask", "causal", "gqa", "vjp")
+_SAMPLE = ("scale", "gqa", "indices", "log_probability")
 _DRAWS = ("random", "continuous", "common")
 _ROWS = ("unordered", "separate")  # what a query sees is a set, and other queries are not in it
 _MEAN = ("mean", "positive", "exponential")
@@ -370,13 +373,26 @@ def _adapted(fn: Callable[..., Array], fit: str) -> Callable[..., Array]:
 
 
 def _sampled(law: KeyLaw) -> Callable[..., Array]:
-    """Attention to a sample of keys, drawn first."""
+    """Attention to a sample of keys, given or drawn first."""
 
     def run(
-        q: Array, k: Array, v: Array, *, num_keys: int, rng: Any = None, **options: Any
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        num_keys: int = 1,
+        indices: Any = None,
+        log_probability: Any = None,
+        rng: Any = None,
+        **options: Any,
     ) -> Array:
-        drawn = key_sampling.draw_keys(q, k, v, num_keys=num_keys, law=law, rng=rng, **options)
-        return few_keys.sampled_key_attention(q, k, v, **drawn._asdict(), **options)
+        if indices is None:
+            indices, log_probability = key_sampling.draw_keys(
+                q, k, v, num_keys=num_keys, law=law, rng=rng, **options
+            )
+        return few_keys.sampled_key_attention(
+            q, k, v, indices=indices, log_probability=log_probability, **options
+        )
 
     return run
 
@@ -518,8 +534,8 @@ for _record in (
             partial(few_keys.coreset_attention, pivots=pivots),
             naive.coreset_attention,
             size="num_keys",
-            options=("scale", "gqa"),
-            traits=("mean", "separate", "random"),
+            options=("scale", "gqa", "indices"),
+            traits=("mean", "separate", "random", "solved"),
         )
         for pivots in reversed(key_sampling.PIVOTS)
     ),
@@ -530,8 +546,11 @@ for _record in (
             naive.sampled_key_attention,
             size="num_keys",
             # Norms of values make samples jump where values move.
-            options=("scale", "gqa") if law == "norms" else ("scale", "gqa", "vjp"),
-            traits=(*_MEAN, "separate", "random", *(("quadratic",) if law == "softmax" else ())),
+            options=_SAMPLE if law == "norms" else (*_SAMPLE, "vjp"),
+            traits=(
+                *(*_MEAN, "separate", "random"),
+                *(("quadratic", "per-query") if law == "softmax" else ()),
+            ),
             aliases=("sampled-keys",) if law == "uniform" else (),
         )
         for law in reversed(key_sampling.LAWS)
@@ -553,7 +572,7 @@ for _record in (
         near_and_far.eva_attention,
         naive.eva_attention,
         size="window",
-        options=("scale", "causal", "gqa", "vjp"),
+        options=("scale", "causal", "gqa", "vjp", "omega", "omega_per_head"),
         traits=(*_EVA, "random"),
         state=streaming.EvaState,
     ),

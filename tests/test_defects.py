@@ -26,7 +26,7 @@ SIZES = COUNT | {
     "rfa-local": "num_features",
     **dict.fromkeys(("coreset", *(f"sampled-{law}" for law in LAWS_OF_KEYS)), "num_keys"),
 }
-CHUNKED = ("eva", "second-order")
+CHUNKED = ("eva", "eva-sampled", "second-order")
 SIZE = 4  # frequencies, samples or proposals; divides no length below
 
 each = pytest.mark.parametrize("entry", [*VARIANTS, *MUTANTS], ids=lambda m: m.name)
@@ -36,8 +36,18 @@ def tokens(*shape: int, seed: int = 0, dtype: str = "float64") -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def frequencies(estimator: str, lead: tuple[int, ...], n: int, d: int) -> dict[str, Any]:
-    """The keywords that make an estimator deterministic."""
+def frequencies(
+    estimator: str, lead: tuple[int, ...], n: int, d: int, window: int = SIZE
+) -> dict[str, Any]:
+    """The keywords that make an estimator deterministic, for as many keys as queries."""
+    if estimator in CHUNKED:
+        return {"omega": tokens(*lead, -(-n // window), d, seed=5), "window": window}
+    if ESTIMATORS[estimator].takes("indices"):
+        shape = (*lead, *((n,) if estimator == "sampled-softmax" else ()), SIZE)
+        indices = np.random.default_rng(5).integers(n, size=shape)
+        if estimator == "coreset":
+            return {"indices": (np.arange(SIZE)[::-1] * 2 + indices[..., :1]) % n}
+        return {"indices": indices, "log_probability": np.log((indices + 1.0) / n)}
     if estimator == "ra":
         return {"omega": tokens(*lead, n, SIZE, d, seed=5)}
     drawn = {"omega": tokens(*lead, SIZE, d, seed=5)}
@@ -65,13 +75,15 @@ def probes(
             if np.isnan(v).any():
                 continue  # of which textbook gradients are NaN
             options = options | {"d_out": tokens(*q.shape[:-1], v.shape[-1], seed=7)}
-        if estimator not in SIZES:
+        given = {"omega", "omega_only", "indices_only"} & set(has)
+        if estimator not in SIZES and not given:
             yield args, options | ({"window": SIZE} if estimator in CHUNKED else {})
             continue
-        if "omega_only" not in has:
+        if not {"omega_only", "indices_only"} & set(has):
             yield args, {**options, SIZES[estimator]: SIZE, "seed": 17}
-        if {"omega", "omega_only"} & set(has):
+        if given:
             lead = (args[0].shape[0],) if args[0].ndim == 3 else ()
+            n = n if estimator == "ra" else args[1].shape[-2]
             yield args, {**options, **frequencies(estimator, lead, n, d)}
 
 
@@ -186,6 +198,10 @@ def test_contract(entry: Mutant, dtype: str) -> None:
         ways: list[dict[str, Any]] = [{count: s, "seed": 1} for s in (1, 3)] if count else [{}]
         if entry.estimator in CHUNKED:
             ways = [{"window": s} for s in (1, 4)]
+        if "omega_only" in entry.capabilities and entry.estimator in CHUNKED:
+            ways = [frequencies(entry.estimator, lead, 9, 6, s) for s in (1, 4)]
+        if "indices_only" in entry.capabilities:
+            ways = [frequencies(entry.estimator, lead, 9, 6)]
         if "omega" in entry.capabilities:
             ways.append(frequencies(entry.estimator, lead, 9, 6))
         for way in ways:
@@ -243,6 +259,7 @@ LATE = (
     *("first-256", "-1024", "-4096", "-16384", "precision-sums", "lie", "lies", "out"),
     *("one-query-unmasked", "first-of-batch", "last-block-of-queries-lost", "blocks-overwrite"),
     *("last-block-of-keys-lost", "diagonal-twice"),
+    *("given-exponentials", "given-clamped"),  # of tiny probabilities
 )
 
 
@@ -253,7 +270,12 @@ LATE = (
 )
 def test_mutants_differ(entry: Mutant) -> None:
     """By more than rounding from the correct variant on the same arguments, seeds included."""
-    kinds = {"dropout": "with-dropout", "window": "options", "vjp": "backward"}
+    kinds = {
+        "dropout": "with-dropout",
+        "window": "options",
+        "vjp": "backward",
+        "indices_only": "given",
+    }
     kind = next((x for able, x in kinds.items() if able in entry.capabilities), None)
     base = BASE[entry.estimator].fn if kind is None else BY_NAME[f"{entry.estimator}-{kind}"].fn
     if {"feature_map", "moments"} & set(entry.capabilities):

@@ -57,6 +57,11 @@ def test_function_and_formula_agree() -> None:
         if record.takes("omega"):
             shape = (6, 3, 4) if record.has("per-query") else (3, 4)
             options["omega"] = rng.standard_normal(shape)
+            options |= record.sized(2) if record.has("chunked") else {}  # of which there are 3
+        elif record.takes("indices"):
+            options["indices"] = np.array([4, 0, 5])
+            if record.takes("log_probability"):
+                options["log_probability"] = rng.standard_normal(3)
         elif record.has("random"):
             continue  # it gives its frequencies to nobody
         else:

@@ -22,7 +22,17 @@ from ..registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal
 from .limits import fitted, head_size
 
-__all__ = ["CAPABILITIES", "CHOICES", "DEFAULTS", "TAGS", "Adapter", "possible", "written"]
+__all__ = [
+    "CAPABILITIES",
+    "CHOICES",
+    "DEFAULTS",
+    "GIVEN",
+    "TAGS",
+    "Adapter",
+    "drawn",
+    "possible",
+    "written",
+]
 
 Floats = npt.NDArray[Any]
 Window = tuple[int | None, int | None]
@@ -41,10 +51,14 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "dropout": "dropout=p, seed=: weights are kept with probability 1 - p, and divided by it",
         "feature_map": "a kernel called as fn(x, omega=omega) returns features",
         "gqa": "keys and values may have fewer heads than queries, shared by consecutive ones",
+        "indices": "indices=, keys (S,) or of each head, of sampled-softmax (n, S); of samples "
+        "with log_probability=, logs of how often each is expected",
+        "indices_only": "the same, and no other way to call it: it draws nothing by itself",
         "lse": "return_lse=True: returns (out, lse), log normalisers (..., heads, n) without sinks",
         "mask": "mask=, boolean (..., n, m), True where a query sees a key",
         "moments": "mean= and cov= of the law of the frequencies",
-        "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=",
+        "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=, of EVA "
+        "(C, d) for C chunks",
         "omega_only": "the same, and no other way to call it: it draws nothing by itself",
         "omega_per_head": "the frequencies may differ between heads",
         "sinks": "sinks=, (heads,), the score for each query head of a key whose value is 0",
@@ -127,9 +141,14 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 _OF_BITS = ("batch_invariant", "deterministic")
 
+# What may be given of what an estimator draws: results are numbers then, and need no seed.
+GIVEN = ("omega", "indices")
+_OF_INDICES = ("indices", "log_probability")  # which have leading axes, and S
+
 # What a verdict does not cover where a tag or a capability says so.
 LIMITS: Mapping[str, str] = MappingProxyType(
     {
+        "indices_only": "how keys are drawn is not its own",
         "omega_only": "how frequencies are drawn is not its own",
         "hidden": "what is hidden was finite",
         "epsilon": "errors that it may cause were allowed",
@@ -158,7 +177,9 @@ class Adapter:
         ``"rfa"``, ``"ra"``, ``"lara"``, ``"linear"``, ``"moments"``.
     capabilities : iterable of str
         Keywords it takes beyond those of a black box: ``"omega"`` (frequencies are given; for
-        LARA with ``centres``), ``"omega_per_head"`` (they may differ between heads), ``"mask"``,
+        LARA with ``centres``), ``"omega_per_head"`` (they may differ between heads), ``"indices"``
+        (keys are given in place of those drawn, with ``log_probability`` if they are a sample:
+        integers from 0 to m - 1, for all heads or each; those of a coreset differ), ``"mask"``,
         ``"causal"``, ``"gqa"`` (fewer key than query heads), ``"feature_map"`` (a kernel called
         as ``fn(x, omega=omega)`` returns features), ``"moments"`` (RFA takes ``mean`` and
         ``cov`` of the law of its frequencies), ``"vjp"`` (gradients: with the tag ``library``
@@ -241,7 +262,7 @@ class Adapter:
 
     def can(self, *capabilities: str) -> bool:
         """Whether the candidate has all these capabilities, or others that imply them."""
-        implied = {"omega"} if "omega_only" in self.capabilities else set()
+        implied = {name for name in GIVEN if _only(name) in self.capabilities}
         if self["causal_only"]:
             implied.add("causal")
         return set(capabilities) <= implied.union(self.capabilities)
@@ -255,6 +276,11 @@ class Adapter:
         """Whether its features are cosines and sines, of which sums may cancel."""
         tagged = self.has("random-features") and self["features"] == "trigonometric"
         return self.has("waves") or tagged
+
+    @property
+    def given(self) -> str:
+        """The keyword for what it would draw by itself; empty if it does not take that."""
+        return next(filter(self.can, GIVEN), "")
 
     @property
     def draws(self) -> bool:
@@ -274,8 +300,8 @@ class Adapter:
 
     @property
     def black_box(self) -> bool:
-        """Whether it can be called without frequencies."""
-        return "omega_only" not in self.capabilities
+        """Whether it can be called without what it would draw."""
+        return not set(map(_only, GIVEN)) & set(self.capabilities)
 
     @property
     def limits(self) -> dict[str, str]:
@@ -576,20 +602,23 @@ class Adapter:
             return x
         if name == "sinks":
             return self._convert(np.atleast_1d(x) if "h" in (self["layout"] or "") else x)
-        core = 3 if name == "omega" and self.has("per-query") else 2
+        of_queries = self.has("per-query") and name in ("omega", *_OF_INDICES)
+        core = 3 if of_queries and name == "omega" else 2
         if name == "d_out":
             return self._send(x)
         if name == "d_lse" and self["layout"] is not None:
             x = x.reshape((1,) * (self._axes + 1 - x.ndim) + x.shape)
-        if self["layout"] is not None and (name in ("mask", "bias") or core == 3):
+        if self["layout"] is not None and (name in ("mask", "bias") or of_queries):
             x = x.reshape((1,) * (self._axes + core - x.ndim) + x.shape)
-        return self._convert(x, boolean=name == "mask")
+        # torch indexes by no shorter integers, and JAX may have no longer ones.
+        integers = "int32" if self["library"] == "jax" else "int64"
+        return self._convert(x, {"mask": "bool", "indices": integers}.get(name))
 
-    def _convert(self, x: Floats, boolean: bool = False) -> Any:
-        """A fresh array of the candidate's library, dtype and device."""
-        dtype, library = "bool" if boolean else self["dtype"], self["library"]
+    def _convert(self, x: Floats, kind: str | None = None) -> Any:
+        """A fresh array of the candidate's library and device, and of its dtype or another kind."""
+        dtype, library = kind or self["dtype"], self["library"]
         held = "float32" if dtype == "bfloat16" else dtype
-        x = np.array(x if boolean else self.exact(x), dtype=held, order="C")
+        x = np.array(self.exact(x) if kind is None else x, dtype=held, order="C")
         if library == "numpy":
             return x
         device = {} if self["device"] is None else {"device": self["device"]}
@@ -661,11 +690,21 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def _only(name: str) -> str:
+    """The capability of what is called with this keyword, and in no other way."""
+    return f"{name}_only"
+
+
+def drawn(record: Estimator, options: Iterable[str]) -> bool:
+    """Whether something is drawn in a call with these options."""
+    return record.has("random") and not set(GIVEN) & set(options)
+
+
 def possible(record: Estimator) -> list[str]:
     """Capabilities that implementations of an estimator may have."""
     bits = _OF_BITS if len(record.arrays) == 3 else ()
-    omega = ("omega_only",) if record.takes("omega") else ()
-    return [name for name in CAPABILITIES if name in (*record.options, *bits, *omega)]
+    only = [_only(name) for name in GIVEN if record.takes(name)]
+    return [name for name in CAPABILITIES if name in (*record.options, *bits, *only)]
 
 
 def _limited(record: Estimator, capabilities: Iterable[str], tags: Mapping[str, Any]) -> None:
@@ -678,7 +717,8 @@ def _limited(record: Estimator, capabilities: Iterable[str], tags: Mapping[str, 
                 )
     if record.has("rows") and tags["head_sizes"] is not None:
         raise ValueError(f"`tags['head_sizes']` must be left out for {record.name}.")
-    if tags["fixed_frequencies"] and (not record.has("random") or "omega" in capabilities):
+    given = {*GIVEN, *map(_only, GIVEN)} & set(capabilities)
+    if tags["fixed_frequencies"] and (given or not record.has("random")):
         raise ValueError(
             "`tags['fixed_frequencies']` must be left out where no frequencies are drawn, or "
             f"where they are given, got {tags['fixed_frequencies']!r}."

@@ -59,7 +59,7 @@ def same_bits(t: Trial) -> None:
 
 
 def _apart(adapter: Adapter) -> bool:
-    alike = not adapter.has("per-query", "proposals") and not adapter["causal_only"]
+    alike = not (adapter.has("per-query") or adapter.has("proposals") or adapter["causal_only"])
     return comparable(adapter) and adapter.has("separate") and alike
 
 

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from .adapter import Adapter
 from .failures import Failure, Refusal
-from .limits import largest_logit, nearest_head_size, tokens
+from .given import few, frequencies, of_one_key
+from .limits import for_heads, largest_logit, nearest_head_size, tokens
 from .reference import declared, of_rows, reference, rounding, tolerance
 
 __all__ = [
@@ -246,8 +247,10 @@ class Trial:
         with `groups` keys and values have that many heads in place of the last of `lead`.
         """
         adapter, record = self.adapter, self.adapter.record
-        if not adapter.can("omega"):
+        if not adapter.given:
             size *= self.near
+        elif record.has("solved"):
+            size *= min(1.0, 1.5 / math.sqrt(d))  # rows of e^(k . k') are to be of like size
         unit = size / adapter.root(d)
         if record.has("rows"):
             return (self.normal(*lead, n, d, size=size) + shift,), {}
@@ -262,19 +265,20 @@ class Trial:
         if most > (adapter["max_logit"] or math.inf):
             q = adapter.exact(q * (0.9 * adapter["max_logit"] / most))
         v = self.normal(*shared, m, d if d_v is None else d_v)
-        options: dict[str, Any] = {}
+        if adapter.given == "indices":
+            return (q, k, v), few(adapter, self.rng, k, lead, n, samples)
         if not record.takes("omega"):
             size_of_it = samples if record.has("any-size") else min(samples, n, m)
             return (q, k, v), {} if record.has("random") else record.sized(size_of_it)
-        if record.has("per-query"):
-            centres = q[..., :, None, :] + np.mean(k) + self.normal(*lead, n, samples, d, size=unit)
-            noise = self.normal(*lead, n, samples, d)
-            options["omega"] = adapter.exact(adapter.root(d) * centres + noise)
-        else:
-            options["omega"] = self.normal(samples, d)
-        if record.has("proposals"):
-            options["centres"] = adapter.exact(options["omega"] + self.normal(samples, d, size=0.5))
-        return (q, k, v), options
+        return (q, k, v), frequencies(adapter, self.normal, (q, k), samples, size)
+
+    def of_heads(self, arrays: tuple[Floats, ...], options: dict[str, Any]) -> dict[str, Any]:
+        """What is given to all heads, given anew to each."""
+        (*lead, n, _), k = arrays[0].shape, arrays[1]
+        if "indices" in options:
+            samples = options["indices"].shape[-1]
+            return few(self.adapter, self.rng, k, tuple(lead), n, samples, each=True)
+        return {"omega": self.normal(*lead, *options["omega"].shape[-2:])}
 
 
 CHECKS: dict[str, Check] = {}
@@ -304,7 +308,7 @@ def check(
 
 def evaluated(adapter: Adapter) -> bool:
     """Whether the candidate can be compared number by number."""
-    return not adapter.has("random") or adapter.can("omega")
+    return not adapter.has("random") or bool(adapter.given)
 
 
 def attends(adapter: Adapter) -> bool:
@@ -559,8 +563,7 @@ def weighted_mean(t: Trial) -> None:
             if t.adapter.has("unordered"):
                 same, mean = np.broadcast_to(k[:1], k.shape), np.mean(v, -2)
                 _part(t, np.broadcast_to(mean, out.shape), 0.0, q, same, v, **options)
-            if t.adapter.record.size in options and not t.adapter.has("any-size"):
-                options = options | t.adapter.record.sized(1)  # at most one for each key
+            options = options | of_one_key(t.adapter, options)
             _part(t, np.broadcast_to(v[0], out.shape), 0.0, q, k[:1], v[:1], **options)
 
 
@@ -623,9 +626,7 @@ def heads_apart(t: Trial) -> None:
         allowed = _same(t, (q, k, v), options)
         for index in np.ndindex(*lead):
             if "seed" not in options:
-                alone = dict(options)
-                if t.adapter.has("per-query"):
-                    alone["omega"] = options["omega"][index]
+                alone = options | for_heads(t.adapter, options, index)
                 _part(t, out[index], allowed, q[index], k[index], v[index], **alone)
             others = np.ones((*lead, 1, 1))
             others[index] = 0
@@ -636,9 +637,8 @@ def heads_apart(t: Trial) -> None:
 @check(claim="each head uses the frequencies given for it", needs="omega omega_per_head")
 def frequencies_of_heads(t: Trial) -> None:
     """Frequencies with the leading axes of queries."""
-    lead = t.adapter.lead(2, 3)
-    arrays, options = t.problem(5, 6, 4, 4, lead=lead)
-    t.compare(*arrays, **(options | {"omega": t.normal(*lead, 4, 4)}))
+    arrays, options = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
+    t.compare(*arrays, **options | t.of_heads(arrays, options))
 
 
 def _mask(t: Trial, n: int, m: int, lead: tuple[int, ...] = ()) -> npt.NDArray[Any]:

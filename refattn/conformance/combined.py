@@ -154,9 +154,15 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
         "causal": (True,) if adapter["causal_only"] else (False, True) if causal else (False,),
         "d_v": (None,) if adapter["same_value_size"] else (None, 1, 7),
         "groups": (None, 2, 1) if adapter.grouped else (None,),
-        "own": (False, True) if adapter.can("omega", "omega_per_head") else (False,),
+        "own": (False, True) if _own(adapter) else (False,),
         **{name: x for name, x in own.items() if adapter.can(name)},
     }
+
+
+def _own(adapter: Adapter) -> bool:
+    """Whether heads may be given something of their own that they share otherwise."""
+    indices = adapter.given == "indices" and not adapter.has("per-query")
+    return indices or adapter.can("omega", "omega_per_head")
 
 
 def _many(adapter: Adapter) -> bool:
@@ -255,7 +261,7 @@ def case_of(t: Trial, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[st
     size = _Size(lead, n, m)
     arrays, options = t.problem(n, m, d, samples, lead=lead, d_v=case["d_v"], groups=case["groups"])
     if case["own"]:
-        options["omega"] = t.normal(*lead, samples, d)
+        options |= t.of_heads(arrays, options)
     if case["mask"] is not None:
         options["mask"] = _MASKS[case["mask"]](t.rng, size)
     options |= {name: case[name] for name in ("causal", "window", "softcap") if case.get(name)}

@@ -19,6 +19,8 @@ from .failures import Beyond, Failure
 __all__ = [
     "copies",
     "fitted",
+    "for_heads",
+    "for_queries",
     "head_size",
     "largest_logit",
     "nearest_head_size",
@@ -33,6 +35,7 @@ Options = dict[str, Any]
 
 _FAR_BELOW = -1e4  # where elu + 1 and ReLU are 0, in every dtype
 _OF_FREQUENCIES = ("omega", "centres", "mean", "cov")  # options whose last axis is d
+_QUERIES = {"omega": -3, "indices": -2, "log_probability": -2}  # axes where each has its own
 
 
 def fitted(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
@@ -182,21 +185,30 @@ def _one_by_one(adapter: Any, call: Call, arrays: Arrays, options: Options) -> A
     rows = k.shape[-2] if square else 1
     outs = []
     for i in range(q.shape[-2]):
-        own = {name: _of_row(x, i, name, adapter) for name, x in options.items()}
+        own = {name: _of_row(x, i, name) for name, x in options.items()}
         alone = np.repeat(q[..., i : i + 1, :], rows, -2)
-        if rows > 1 and adapter.has("per-query") and "omega" in own:
-            own["omega"] = np.repeat(own["omega"], rows, -3)
+        own |= for_queries(adapter, options, np.full(rows, i))
         outs.append(call((alone, k, v), own | {"causal": True})[..., -1:, :])
     return np.concatenate(outs, -2)
 
 
-def _of_row(x: Any, i: int, name: str, adapter: Any) -> Any:
+def _of_row(x: Any, i: int, name: str) -> Any:
     """An option for one of the queries."""
     if name in ("mask", "bias") and np.ndim(x) > 1 and x.shape[-2] != 1:
         return x[..., i : i + 1, :]
-    if name == "omega" and adapter.has("per-query"):
-        return x[..., i : i + 1, :, :]
     return x
+
+
+def for_queries(adapter: Any, options: Options, rows: Any) -> Options:
+    """What is given to some queries, by their numbers, where each has something of its own."""
+    own = _QUERIES.items() if adapter.has("per-query") else ()
+    return {name: np.take(options[name], rows, axis) for name, axis in own if name in options}
+
+
+def for_heads(adapter: Any, options: Options, index: tuple[int, ...]) -> Options:
+    """What is given to one head, where each query has something of its own."""
+    own = _QUERIES if adapter.has("per-query") else ()
+    return {name: options[name][index] for name in own if name in options}
 
 
 def _tokens(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
@@ -205,12 +217,12 @@ def _tokens(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
         return call(arrays, options)
     q, k, v = arrays
     n, m = q.shape[-2], k.shape[-2]
+    times = copies(adapter, n, m, options)
     if options.get("causal"):
         rows, columns = _of_causal(adapter, n, m)
     elif "mask" in options:
         rows, columns = tokens(adapter, n, m)
     else:
-        times = copies(adapter, n, m, options)
         if times > 1 and "sinks" in options:  # which would weigh less
             raise Beyond("multiple_of")
         k, v = (np.repeat(x, times, -2) for x in (k, v))
@@ -226,9 +238,9 @@ def _tokens(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
         mask = np.concatenate([mask, hidden], -1)
         tall = mask.ndim > 1 and mask.shape[-2] == n
         more["mask"] = _longer(mask, rows - n) if tall else mask
-    if adapter.has("per-query") and "omega" in options:
-        omega = options["omega"]
-        more["omega"] = np.concatenate([omega] + [omega[..., -1:, :, :]] * (rows - n), -3)
+    more |= for_queries(adapter, options, np.minimum(np.arange(rows), n - 1))
+    if "indices" in options:  # the first of the copies of a key
+        more["indices"] = times * (options | more)["indices"]
     return call((q, k, v), options | more)[..., :n, :]
 
 

@@ -33,12 +33,12 @@ class Subprocess:
     r"""A program called as an estimator: arrays go in and come out in files.
 
     For each call the arguments are written to a file (arrays under the names of the contract,
-    ``num_features``, ``seed`` and ``causal`` as int64 numbers of shape (), ``mask`` as uint8), the
-    program is run with the paths of this file and of one to write, and ``out`` is read from the
-    latter (``mean`` and ``cov`` for moments). Where there is ``d_out``, the cotangent of ``out``,
-    those of the arrays are read too: ``dq``, ``dk`` and ``dv``, with ``d_bias`` and ``d_sinks`` if
-    they are there; with ``return_lse``, ``lse`` is read. A side of a ``window`` without a limit is
-    -1. So a program in any language is checked without bindings.
+    ``num_features``, ``seed`` and ``causal`` as int64 numbers of shape (), ``indices`` as int64,
+    ``mask`` as uint8), the program is run with the paths of this file and of one to write, and
+    ``out`` is read from the latter (``mean`` and ``cov`` for moments). Where there is ``d_out``,
+    the cotangent of ``out``, those of the arrays are read too: ``dq``, ``dk`` and ``dv``, with
+    ``d_bias`` and ``d_sinks`` if they are there; with ``return_lse``, ``lse`` is read. A side of a
+    ``window`` without a limit is -1. So a program in any language is checked without bindings.
 
     With `keep` the program is started once and makes all calls. It reads a line for each on its
     standard input, the two paths with a tab between them, and answers on its standard output with

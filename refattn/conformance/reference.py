@@ -14,8 +14,9 @@ from .. import features, kernels, naive
 from .._blocks import sum_to
 from ..attention import attend, softmax_attention
 from ..gradients import vjp
-from .adapter import Adapter
+from .adapter import Adapter, drawn
 from .limits import copies, in_place, repeated
+from .solves import condition_of_solve
 
 __all__ = [
     "CONTRACT",
@@ -120,7 +121,8 @@ def _evaluate(
     return function(*wide, **given)
 
 
-_FLOATS = ("omega", "centres", "bias", "sinks", "dropout")  # options that are arrays
+# Options that are arrays of floats.
+_FLOATS = ("omega", "centres", "bias", "sinks", "dropout", "log_probability")
 # Tags that are options of the formula, where the estimator has a trait.
 _DECLARED = {"random-features": "features", "proposals": "weighting"}
 
@@ -162,6 +164,10 @@ def rounding(
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
         condition = _cancellation(adapter, q, k, options)
         size += _norm(got)
+    elif adapter.has("solved") and not drawn(adapter.record, options):
+        condition = _of_solve(adapter, arrays, options)
+        if condition * unit * (1 + exponent) > 1:  # which says nothing of the result
+            return math.inf
     elif not adapter.has("mean", "positive"):
         condition = max(1.0, _condition(adapter, arrays, options))
     return (condition * unit * (1 + exponent) + _of_copies(adapter, arrays, options)) * size
@@ -225,7 +231,7 @@ def pulled_rounding(
     by_q, by_k = log_slopes(adapter, arrays, options)
     weights: Floats
     terms_of = g @ np.swapaxes(np.abs(repeated(v, q)), -1, -2)  # of g . v
-    if adapter.has("random") and "omega" not in options:  # frequencies that are not known
+    if drawn(adapter.record, options):  # by frequencies that are not known
         row = _cancellation(adapter, root * q, root * k, options) if adapter.waves else 1.0
         pairs = np.full(terms_of.shape, 2 * row * row * _most(terms_of))
         weights = np.full(terms_of.shape, row)
@@ -315,9 +321,9 @@ def log_slopes(
         least = float(np.min(kernel, initial=np.inf))
         return _norm(k) / least, _norm(q) / least
     exact = root**2 * _norm(k), root**2 * _norm(q)
-    if adapter.has("random"):
+    if adapter.has("random") and "indices" not in options:
         way = root * _longest(adapter, arrays, options)
-        own = way, way + exact[0]
+        own = max(way, exact[0]) if adapter.has("local") else way, way + exact[0]
         return own if adapter.has("mean") else (own[0] + exact[0], own[1] + exact[1])
     return exact
 
@@ -364,12 +370,16 @@ def largest_exponent(
     exponent = x * y
     if adapter.has("feature-map"):
         exponent = max(x, y)
+    elif "indices" in options:
+        # Centred keys are at most twice as long, and so is q . k; k . k' is at most (2 y)^2.
+        exponent = 2 * x * y + 4 * y * y if adapter.has("solved") else x * y
     elif adapter.has("random"):
-        exponent = w * (y if adapter.has("per-query") else max(x, y)) + y * y / 2
+        features = w * (y if adapter.has("per-query") else max(x, y)) + y * y / 2
+        exponent = max(features, exponent) if adapter.has("local") else features
     if "centres" in options:
         mu = _norm(options["centres"])
         exponent = max(exponent, w * mu + mu * mu / 2)
-    for name in ("bias", "sinks"):
+    for name in ("bias", "sinks", "log_probability"):
         x = np.abs(np.asarray(options.get(name, 0.0), float))
         exponent += float(np.max(x, where=np.isfinite(x), initial=0.0))
     return exponent
@@ -391,21 +401,22 @@ def _condition(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, 
     is evaluated in two precisions; one that gives its frequencies to nobody, at one seed, is
     evaluated at arguments that differ in the last digits of single precision.
     """
-    rng, drawn = np.random.default_rng(0), adapter.has("random") and "omega" not in options
+    rng, unknown = np.random.default_rng(0), drawn(adapter.record, options)
     dtype = np.dtype("float64" if adapter["dtype"] == "float64" else "float32")
     h = 2.0**-20
 
     def near() -> tuple[tuple[Floats, ...], dict[str, Any]]:
         def moved(x: Any) -> Floats:
             y: Floats = np.asarray(x, float) * (1 + h * rng.choice([-1.0, 1.0], np.shape(x)))
-            return y if drawn else y.astype(dtype)
+            return y if unknown else y.astype(dtype)
 
-        given = {k: moved(x) if k in ("omega", "centres") else x for k, x in options.items()}
+        floats = ("omega", "centres", "log_probability")
+        given = {k: moved(x) if k in floats else x for k, x in options.items()}
         return tuple(map(moved, arrays)), given
 
     def apart() -> Floats:
         x, given = near()
-        if drawn:
+        if unknown:
             return (black_box(adapter, x, given) - black_box(adapter, *near())) / (2 * h)
         low = _formula(adapter, x, given, dtype)
         lost: Floats = np.asarray(low - _formula(adapter, x, given)) / np.finfo(dtype).eps
@@ -413,6 +424,14 @@ def _condition(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, 
 
     most = max(float(np.max(np.abs(apart()), initial=0.0)) for _ in range(4))
     return most / max(_norm(arrays[2]), 1e-300)
+
+
+def _of_solve(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+    """The condition of weights that are solved for, at indices that are given."""
+    q, k, v = (np.asarray(x, float) for x in arrays)
+    root = adapter.root(q.shape[-1])
+    k, v = (repeated(x, q) for x in (root * k, v))
+    return condition_of_solve(root * q, k, v, options["indices"])
 
 
 def black_box(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Floats:

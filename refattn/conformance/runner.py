@@ -69,6 +69,7 @@ def check(
                                                           ``moments``: also ``mean=, cov=``
     ``ra``        ``fn(q, k, v, num_samples=, seed=)``    ``omega`` of shape (..., n, S, d)
     ``lara``      ``fn(q, k, v, num_proposals=, seed=)``  ``omega``: ``fn(..., omega=, centres=)``
+    ``coreset``   ``fn(q, k, v, num_keys=, seed=)``       ``indices``: ``fn(q, k, v, indices=)``
     ``linear``    ``fn(q, k, v)``                         as softmax
     ``moments``   ``fn(x)`` -> (mean, cov)
     ============  ======================================  =======================================

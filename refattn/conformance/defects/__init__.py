@@ -13,7 +13,7 @@ which are d^(-1/4) times the arguments. Scores and weights have shape (..., n, m
 
 from __future__ import annotations
 
-from . import backward, chunks, combined, few_keys, kernel, local, moments, options
+from . import backward, chunks, combined, few_keys, given, kernel, local, moments, options
 from .catalogue import Mutant
 
 __all__ = ["MUTANTS", "VARIANTS", "Mutant"]
@@ -29,6 +29,7 @@ _CATALOGUES = (
     *chunks.CATALOGUES.values(),
     local.CATALOGUE,
     *few_keys.CATALOGUES.values(),
+    *given.CATALOGUES.values(),
     *backward.CATALOGUES.values(),
     options.CATALOGUE,
     options.DROPOUT,

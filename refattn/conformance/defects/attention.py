@@ -37,13 +37,16 @@ def log_sum_exp(x: Array) -> Array:
 class Draws(NamedTuple):
     """What the caller says about frequencies: given ones, or how many and from which seed.
 
-    The number may be that of keys, and of chunks it is their length.
+    The number may be that of keys, and of chunks it is their length. Keys may be given by their
+    indices.
     """
 
     omega: Array | None
     centres: Array | None
     number: int | None
     seed: int | None
+    indices: Array | None = None
+    log_probability: Array | None = None
 
 
 class Attention(Sampler):
@@ -63,13 +66,15 @@ class Attention(Sampler):
         num_keys: int | None = None,
         window: int | None = None,
         seed: int | None = None,
+        indices: Array | None = None,
+        log_probability: Array | None = None,
         mask: Array | None = None,
         causal: bool = False,
     ) -> Array:
         k, v = self.share(q, k), self.share(q, v)
         visible = self.visible(q.shape[-2], k.shape[-2], mask, causal)
         number = num_features or num_samples or num_proposals or num_keys or window
-        draws = Draws(omega, centres, number, seed)
+        draws = Draws(omega, centres, number, seed, indices, log_probability)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             return self.attend(q, k, v, visible, draws).astype(q.dtype)
 

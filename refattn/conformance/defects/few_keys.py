@@ -12,7 +12,7 @@ from .catalogue import Catalogue
 from .frequencies import constant_seed, fresh_entropy
 from .softmax import Softmax
 
-__all__ = ["CATALOGUES", "Coreset", "KeySample"]
+__all__ = ["CATALOGUES", "Coreset", "FromSoftmax", "KeySample"]
 
 Array = Any
 
@@ -20,16 +20,28 @@ Array = Any
 class FewKeys(Softmax):
     """Attention of one head to S keys, head by head."""
 
+    axes = 1  # of the indices of one head
+
     def attend(self, q: Array, k: Array, v: Array, visible: Array, draws: Draws) -> Array:
         lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2])
         root, rng = q.shape[-1] ** -0.25, self.generator(draws.seed)
         q, k, v = (np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (root * q, root * k, v))
         out = np.empty((*lead, q.shape[-2], v.shape[-1]))
         for at in np.ndindex(*lead):
-            out[at] = self.of_head(q[at], k[at], v[at], draws.number, rng)
+            own = draws._replace(
+                indices=self.of_place(draws.indices, lead, at),
+                log_probability=self.of_place(draws.log_probability, lead, at),
+            )
+            out[at] = self.of_head(q[at], k[at], v[at], own, rng)
         return out
 
-    def of_head(self, q: Array, k: Array, v: Array, number: Any, rng: np.random.Generator) -> Array:
+    def of_place(self, x: Array | None, lead: tuple[int, ...], at: tuple[int, ...]) -> Array | None:
+        """What is given to one head."""
+        return None if x is None else np.broadcast_to(x, (*lead, *x.shape[-self.axes :]))[at]
+
+    def of_head(
+        self, q: Array, k: Array, v: Array, draws: Draws, rng: np.random.Generator
+    ) -> Array:
         """The output of one head, shape (n, d_v)."""
         raise NotImplementedError
 
@@ -39,15 +51,19 @@ class Coreset(FewKeys):
 
     exponential = False
 
-    def of_head(self, q: Array, k: Array, v: Array, number: Any, rng: np.random.Generator) -> Array:
-        k = self.centred(k)
-        chosen = self.pivots(k, number, rng)
+    def of_head(
+        self, q: Array, k: Array, v: Array, draws: Draws, rng: np.random.Generator
+    ) -> Array:
+        chosen = draws.indices
+        if chosen is None:
+            chosen = self.pivots(self.centred(k, slice(None)), draws.number, rng)
+        k = self.centred(k, chosen)
         weights = self.weights_of(self.kernel(k[chosen], k[chosen]), self.kernel(k[chosen], k))
         scores = q @ k[chosen].T
         p = np.exp(scores - scores.max(-1, keepdims=True))
         return self.ratio(p, weights, v, chosen)
 
-    def centred(self, k: Array) -> Array:
+    def centred(self, k: Array, chosen: Any) -> Array:
         """Keys less their mean."""
         return k - k.mean(-2, keepdims=True)
 
@@ -88,12 +104,27 @@ class Coreset(FewKeys):
 class KeySample(FewKeys):
     """A sample of the keys, each over how often it is expected in one: here, uniform."""
 
-    def of_head(self, q: Array, k: Array, v: Array, number: Any, rng: np.random.Generator) -> Array:
+    def of_head(
+        self, q: Array, k: Array, v: Array, draws: Draws, rng: np.random.Generator
+    ) -> Array:
         scores = q @ k.T
-        chosen, log_p = self.sample(scores, v, number, rng)  # (n or 1, S)
-        scores = np.take_along_axis(scores, np.broadcast_to(chosen, (len(q), number)), -1)
-        p = np.exp(self.divided(scores, log_p) - scores.max(-1, keepdims=True))
+        chosen, log_p = (  # (n or 1, S)
+            self.sample(scores, v, draws.number, rng)
+            if draws.indices is None
+            else self.given(draws.indices, draws.log_probability)
+        )
+        chosen = np.broadcast_to(chosen, (len(q), chosen.shape[-1]))
+        p = self.weights_of(np.take_along_axis(scores, chosen, -1), log_p)
         return np.sum(p[..., None] * v[chosen], -2) / p.sum(-1, keepdims=True)
+
+    def given(self, indices: Array, log_p: Array) -> tuple[Array, Array]:
+        """A sample that is given."""
+        return np.atleast_2d(indices), np.atleast_2d(log_p)
+
+    def weights_of(self, scores: Array, log_p: Array) -> Array:
+        """Weights of the keys in the sample up to a factor, shape (n, S)."""
+        scores = self.divided(scores, log_p)
+        return np.exp(scores - scores.max(-1, keepdims=True))
 
     def sample(
         self, scores: Array, v: Array, number: Any, rng: np.random.Generator
@@ -136,6 +167,8 @@ class ByNorms(KeySample):
 
 class FromSoftmax(KeySample):
     """Independent keys of each query from its softmax."""
+
+    axes = 2
 
     def sample(
         self, scores: Array, v: Array, number: Any, rng: np.random.Generator
@@ -196,7 +229,7 @@ class ChosenOnly(Coreset):
 class KeysNotCentred(Coreset):
     """Keys as they are."""
 
-    def centred(self, k: Array) -> Array:
+    def centred(self, k: Array, chosen: Any) -> Array:
         return k
 
 
