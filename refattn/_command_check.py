@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from importlib import import_module
@@ -30,7 +30,7 @@ from ._options import (
     words_of,
 )
 from ._progress import checking
-from ._streams import kept
+from ._streams import kept, unread
 from ._text import said
 from .registry import ESTIMATORS, Estimator
 
@@ -52,7 +52,8 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
     from .conformance.adapter import written
 
     if parameter.name == "list_specs":
-        click.echo(conformance.conventions.listing())
+        with unread():
+            click.echo(conformance.conventions.listing())
         context.exit()
     known = {
         "--estimator": {
@@ -66,15 +67,19 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
             for name, tags in conformance.SPECS.items()
         },
     }
-    for option, words in known.items():
-        click.echo(option)
-        width = max(map(len, words))
-        for word, meaning in words.items():
-            text = textwrap.wrap(meaning, 96 - width)
-            click.echo(f"  {word:<{width}}  {text[0]}")
-            for more in text[1:]:
-                click.echo(f"  {'':<{width}}  {more}")
+    with unread():
+        for option, words in known.items():
+            click.echo("\n".join([option, *_glossary(words)]))
     context.exit()
+
+
+def _glossary(words: Mapping[str, str]) -> Iterator[str]:
+    """Lines of words with their meanings beside them."""
+    width = max(map(len, words))
+    for word, meaning in words.items():
+        text = textwrap.wrap(meaning, 96 - width)
+        yield f"  {word:<{width}}  {text[0]}"
+        yield from (f"  {'':<{width}}  {more}" for more in text[1:])
 
 
 def _means(record: Estimator) -> str:

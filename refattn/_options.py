@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 from ._files import INSTALL
 from ._problems import PROFILES
 from ._progress import notice
+from ._streams import unread
 from ._style import FORMATS
 from ._tables import Page, to_csv
 from ._text import close
@@ -193,18 +194,23 @@ def publish(
 ) -> None:
     """Print what was found in a format, and write the files that are asked for."""
     try:
-        if kind == "json":
-            click.echo(answer.to_json(), nl=False)
-        elif kind == "csv":
-            click.echo(to_csv(list(answer.columns), answer.rows()), nl=False)
-        else:
-            answer.show(Page(markdown=kind == "markdown"))
+        with unread():
+            _print(answer, kind)
         if json_path is not None:
             json_path.write_text(answer.to_json(), encoding="utf-8")
         if plot_path is not None and plot is not None:
             plot(plot_path)
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
+
+
+def _print(answer: Answer, kind: str) -> None:
+    if kind == "json":
+        click.echo(answer.to_json(), nl=False)
+    elif kind == "csv":
+        click.echo(to_csv(list(answer.columns), answer.rows()), nl=False)
+    else:
+        answer.show(Page(markdown=kind == "markdown"))
 
 
 def many_heads(heads: int, tokens: int, layout: str) -> None:
