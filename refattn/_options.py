@@ -199,7 +199,8 @@ def publish(
         if json_path is not None:
             json_path.write_text(answer.to_json(), encoding="utf-8")
         if plot_path is not None and plot is not None:
-            plot(plot_path)
+            with one_line(False):
+                plot(plot_path)
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
 
