@@ -69,7 +69,11 @@ def _ended() -> Iterator[None]:
 )
 @click.version_option(__version__, prog_name="refattn")
 def group() -> None:
-    """Reference implementation of random-feature attention."""
+    """Reference implementation of random-feature attention.
+
+    Reports are broken at the width of a terminal, or at $COLUMNS; in pipes and files what they
+    find is one line each.
+    """
 
 
 @group.command(

@@ -173,6 +173,58 @@ def test_tables_of_heads_are_split() -> None:
     assert len(re.findall("^head", narrow, re.M)) > len(re.findall("^head", wide, re.M)) == 1
 
 
+def test_what_is_still_too_wide_is_split() -> None:
+    table = _tables.Table("a b", "S", "cccc", "dddd", "", "eeee", drop=("eeee",), keys=2)
+    table.add_row("x", "1", "2", "3", "no", "4")
+    kept, _ = table.fitting(19)
+    assert table.parts(26, kept) == [[0, 1, 2, 3, 4]]
+    assert table.parts(19, kept) == [[0, 1, 2], [0, 1, 3, 4]]  # what has no name is not alone
+    assert table.name(4, [0, 3, 4]) == ""
+    assert table.name(4, [0, 4]) == "dddd"
+
+
+@pytest.mark.parametrize("width", [32, 40, 60])
+@pytest.mark.parametrize("name", ["compare", "profile", "tolerance"])
+def test_tables_fit_narrow_pages(name: str, width: int) -> None:
+    words = COMMANDS[name][0]
+    shown = run(*words, width=width).stdout.splitlines()
+    long = [line for line in shown if len(line) > width]
+    assert not long
+    if name == "compare" and width < 60:  # rows are told by S too
+        heads = [line.split()[:2] for line in shown if line.startswith("estimator")]
+        assert len(heads) > 1
+        assert all(x == ["estimator", "S"] for x in heads)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_verdicts_fit_the_page(width: int) -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 24, 8)).astype(np.float32)
+    np.savez("wrong.npz", q=q, k=k, v=v, out=1.01 * refattn.softmax_attention(q, k, v))
+    shown = run("verify", "wrong.npz", width=width).stdout
+    assert max(map(len, shown.splitlines())) <= width
+    start = shown[shown.index("FAIL: ") :].splitlines()
+    assert start[1].startswith("  ")  # what goes on is indented
+    for words in (
+        COMMANDS["check"][0],
+        ["check", "refattn.naive:rfa", "--estimator", "softmax", "--check", "contract"],
+        ["check", "--list"],
+        ["check", "--list-specs"],
+    ):
+        lines = run(*words, width=width).stdout.splitlines()
+        whole = run(*words, width=300).stdout
+        assert max(map(len, lines), default=0) <= width or width == 40, words
+        assert {x for line in lines for x in line.split()} <= {*whole.split()}  # none is broken
+
+
+def test_a_pipe_has_one_line_for_each_fact() -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 24, 8)).astype(np.float32)
+    np.savez("wrong.npz", q=q, k=k, v=v, out=1.01 * refattn.softmax_attention(q, k, v))
+    env = {"COLUMNS": None}
+    shown = testing.CliRunner().invoke(cli.commands(), ["verify", "wrong.npz"], env=env).stdout
+    assert re.search(r"^FAIL: no correct kernel .* \(profiles tried: .*\)$", shown, re.M)
+    assert _tables.hanging("x" * 50 + " y", None) == "x" * 50 + " y"
+
+
 # --- notices, times, some of the queries
 
 
