@@ -102,15 +102,18 @@ def _aliased() -> list[str]:
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
     """Parse names of estimators separated by commas."""
-    if value == "all":
-        return comparable()
     names = list(DEFAULT) if value is None else [x.strip() for x in value.split(",")]
+    found: list[str] = []
     for name in names:
-        if name not in ESTIMATORS or not ESTIMATORS[name].approximates:
+        if name == "all":
+            found += comparable()
+        elif name in ESTIMATORS and ESTIMATORS[name].approximates:
+            found.append(ESTIMATORS[name].name)
+        else:
             known = ", ".join(comparable())
             hint = close(name, ["all", *_aliased()])
             raise click.BadParameter(f"must be all or of {known}, got {name!r}.{hint}")
-    return list(dict.fromkeys(ESTIMATORS[name].name for name in names))
+    return list(dict.fromkeys(found))
 
 
 def estimators_option(default: str | None, help: str) -> Callable[[Any], Any]:
@@ -194,7 +197,7 @@ def publish(
 ) -> None:
     """Print what was found in a format, and write the files that are asked for."""
     try:
-        with unread():
+        with unread(), np.errstate(all="ignore"):  # what is not finite is shown as it is
             _print(answer, kind)
         if json_path is not None:
             json_path.write_text(answer.to_json(), encoding="utf-8")
@@ -297,7 +300,8 @@ def known_option(
     *names: str, known: Iterable[str], aliases: Iterable[str] = (), **attributes: Any
 ) -> Callable[[Any], Any]:
     """Make an option of a word that must be known, with one line if it is not."""
-    listed, taken = list(known), [*known, *aliases]
+    listed = list(known)
+    taken = list(dict.fromkeys([*listed, *aliases]))
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is not None and value not in taken:

@@ -109,7 +109,8 @@ def verified(found: Verified, after: bool, page: Page) -> None:
 
 def _introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
     """Name of the file, shapes, dtype, and the conventions, in two lines."""
-    shapes = ", ".join(f"{name} {x}" for name, x in tensors.shapes.items())
+    own = {name: f" {x}" * (x != tensors.dtype) for name, x in tensors.dtypes.items()}
+    shapes = ", ".join(f"{name} {x}{own.get(name, '')}" for name, x in tensors.shapes.items())
     rounded = f" rounded to {dtype}" if tensors.dtype != dtype else ""
     said = [
         CALLED[problem.kind],

@@ -27,7 +27,7 @@ testing = pytest.importorskip("click.testing")
 
 from click.shell_completion import ShellComplete  # noqa: E402
 
-from refattn import _progress, _records, _tables  # noqa: E402
+from refattn import _options, _progress, _records, _tables  # noqa: E402
 
 
 def run(*words: Any, width: int = 80) -> Any:
@@ -225,7 +225,52 @@ def test_a_pipe_has_one_line_for_each_fact() -> None:
     assert _tables.hanging("x" * 50 + " y", None) == "x" * 50 + " y"
 
 
+def test_what_markdown_and_csv_would_take_for_their_own() -> None:
+    shown = run("profile", "qkv.npz", "--features", "8", "--format", "markdown").stdout
+    assert "\\|mean q\\|" in shown
+    assert "||" not in shown
+    assert _tables.to_csv(["a"], [{"a": "x\x1b[31m"}]) == "a\nx\\x1b[31m\n"
+
+
+def test_the_header_names_types_that_differ() -> None:
+    q, k, v = (x.astype(np.float32) for x in np.random.default_rng(0).standard_normal((3, 24, 8)))
+    mask = np.tril(np.ones((24, 24), bool))
+    out = refattn.softmax_attention(q, k, v, mask=mask)
+    for other, said in ((out, "out (24, 8)"), (out.astype(np.float16), "out (24, 8) float16")):
+        np.savez("types.npz", q=q, k=k, v=v, out=other, mask=mask)
+        first = run("verify", "types.npz", width=200).stdout.splitlines()[0]
+        assert first == (
+            f"types.npz: q (24, 8), k (24, 8), v (24, 8), {said}, mask (24, 24) bool, float32"
+        )
+
+
+def test_more_heads_than_tokens_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    for heads, warned in ((8, False), (9, True)):
+        _options.many_heads(heads, 8, "bhnd")
+        assert ("--layout bnhd" in capsys.readouterr().err) is warned
+
+
 # --- notices, times, some of the queries
+
+
+def test_numbers_that_overflow_are_not_warned_of() -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 24, 8)).astype(np.float32)
+    np.savez("huge.npz", q=1e30 * q, k=1e30 * k, v=v)  # warnings are errors here
+    assert run("profile", "huge.npz", "--features", "4").exit_code == 0
+
+
+def test_empty_arrays_are_named() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 24, 8)).astype(np.float32)
+    for name, arrays in {
+        "q": {"q": x[:, :0], "k": x, "v": x},
+        "k": {"q": x, "k": x[:, :0], "v": x[:, :0]},
+    }.items():
+        np.savez("empty.npz", **arrays)
+        failed = run("compare", "empty.npz")
+        said = f"Error: `{name}` must have at least one head and one row, got shape (2, 0, 8).\n"
+        assert (failed.exit_code, failed.stderr) == (2, said)
+    np.savez("empty.npz", q=x[:0], k=x[:0], v=x[:0])
+    assert "Error: `q` must have at least one head" in run("compare", "empty.npz").stderr
 
 
 def test_what_is_skipped_is_said_once_and_beside_the_results() -> None:
@@ -288,6 +333,7 @@ def test_times_are_foreseen() -> None:
 
 
 def test_what_takes_long_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _progress.LONG == 10  # seconds, as the guide says
     with _progress.Work("Working") as work:
         work.estimated(9.9)
         work.estimated(100.0)
@@ -413,6 +459,22 @@ def completed(words: list[str], start: str) -> list[str]:
     group = cli.commands()
     found = ShellComplete(group, {}, "refattn", "_REFATTN_COMPLETE").get_completions(words, start)
     return [x.value for x in found]
+
+
+def test_all_may_be_among_names() -> None:
+    words = ["compare", "qkv.npz", "--features", "4", "--draws", "1", "--format", "csv"]
+    found = [run(*words, "--estimators", x).stdout for x in ("all,performer", "performer,all")]
+    names = [list(dict.fromkeys(x.split(",")[0] for x in y.splitlines()[3:])) for y in found]
+    assert sorted(names[0]) == sorted(names[1])
+    assert set(names[0]) <= set(compare.names())
+    assert "ra" in names[0]
+
+
+def test_no_name_is_offered_twice() -> None:
+    said = run("verify", "dump.safetensors", "--estimator", "softmx").stderr
+    assert said.endswith("Did you mean softmax?\n")
+    found = completed(["verify", "--estimator"], "")
+    assert sorted(set(found)) == sorted(found)
 
 
 def test_completion() -> None:

@@ -192,15 +192,19 @@ def test_references_that_are_not_finite_are_said(drawn: Callable[..., Figure], l
     figure.draw_without_rendering()
 
 
-def test_nothing_finite_is_said_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_finite_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 8, 4)).astype(np.float32)
     np.savez("far.npz", q=1e30 * q, k=1e30 * k, v=v)
     words = ["compare", "far.npz", "--draws", "1", "--features", "4", "--plot", "x.svg"]
+    assert CliRunner().invoke(cli.commands(), words).exit_code == 0
+    assert Path("x.svg").exists()  # of the mean of v
+    Path("x.svg").unlink()
+    lost = [Row(x, 8, np.full((1, 2), math.nan), 1.0) for x in ("exact", "mean of v", "ra")]
+    nothing = compare.Comparison(lost, [], 1.0, False, 0, 1)
+    monkeypatch.setattr("refattn._command_compare.measure", lambda *_, **__: nothing)
     done = CliRunner().invoke(cli.commands(), words)
-    said = "Error: there is nothing to draw: no error of an estimator is finite.\n"
+    said = "Error: there is nothing to draw: no error is finite.\n"
     assert (done.exit_code, done.stderr) == (2, said)
     assert "mean of v" in done.stdout
     assert not Path("x.svg").exists()
