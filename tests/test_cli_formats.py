@@ -216,6 +216,20 @@ def test_verdicts_fit_the_page(width: int) -> None:
         assert {x for line in lines for x in line.split()} <= {*whole.split()}  # none is broken
 
 
+def test_where_lines_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert _tables.limit() is None
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    assert _tables.limit() == _tables.width()
+    monkeypatch.setattr(sys, "stdout", None)
+    assert _tables.limit() is None
+    monkeypatch.setenv("COLUMNS", "33")
+    assert _tables.limit() == 33
+    assert _tables.hanging("  one two three", 9) == "  one two\n      three"
+
+
 def test_a_pipe_has_one_line_for_each_fact() -> None:
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 24, 8)).astype(np.float32)
     np.savez("wrong.npz", q=q, k=k, v=v, out=1.01 * refattn.softmax_attention(q, k, v))
