@@ -194,14 +194,15 @@ def hanging(text: str, most: int | None) -> str:
     """
     if most is None:
         return text
-    lines = text.split("\n")
-    return "\n".join(y for x in lines for y in _wrapped(x, most, len(x) - len(x.lstrip()) + 4))
+    found: list[str] = []
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip()) + 4
+        found += [line] if cell_len(line) <= most else _wrapped(line, most, indent)
+    return "\n".join(found)
 
 
 def _wrapped(line: str, most: int, indent: int = 0) -> list[str]:
     """Lines no longer than the page, as far as words are not."""
-    if cell_len(line) <= most:
-        return [line.rstrip()]
     whole = _SHAPE.sub(lambda found: found[0].replace(" ", "\xa0"), line)
     lines = textwrap.wrap(
         *(whole, most),
