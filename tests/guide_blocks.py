@@ -113,8 +113,9 @@ def command(line: str, folder: Path) -> str:
         timeout=120,
         check=False,
     )
-    # How long it may take depends on the machine, and is said beside the results.
-    return re.sub(r"^estimated time: .*\n", "", result.stdout, flags=re.MULTILINE)
+    # How long it takes depends on the machine, and is said beside the results.
+    times = r"^(estimated time|check \d+ of \d+): .*\n"
+    return re.sub(times, "", result.stdout, flags=re.MULTILINE)
 
 
 def same(shown: str, printed: str) -> bool:
