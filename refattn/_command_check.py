@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from importlib import import_module
@@ -30,11 +30,14 @@ from ._options import (
     words_of,
 )
 from ._progress import checking
-from ._streams import kept
+from ._streams import kept, unread
+from ._tables import hanging, limit
 from ._text import said
 from .registry import ESTIMATORS, Estimator
 
 __all__ = ["check"]
+
+_ROOM = 24  # characters beside a word, at least, or its meaning is below it
 
 
 def _conformance() -> Any:
@@ -51,8 +54,10 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
     from . import conformance
     from .conformance.adapter import written
 
+    page = limit() or 100
     if parameter.name == "list_specs":
-        click.echo(conformance.conventions.listing())
+        with unread():
+            click.echo(hanging(conformance.conventions.listing(min(page, 98)), limit()))
         context.exit()
     known = {
         "--estimator": {
@@ -66,15 +71,30 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
             for name, tags in conformance.SPECS.items()
         },
     }
-    for option, words in known.items():
-        click.echo(option)
-        width = max(map(len, words))
-        for word, meaning in words.items():
-            text = textwrap.wrap(meaning, 96 - width)
-            click.echo(f"  {word:<{width}}  {text[0]}")
-            for more in text[1:]:
-                click.echo(f"  {'':<{width}}  {more}")
+    with unread():
+        for option, words in known.items():
+            click.echo("\n".join([option, *_glossary(words, min(page, 100))]))
     context.exit()
+
+
+def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
+    """Lines of words with their meanings beside them, or below where there is little room."""
+    width = max(map(len, words))
+    beside = page - width - 4 >= _ROOM
+    indent = " " * (width + 4 if beside else 6)
+    for word, meaning in words.items():
+        text = textwrap.wrap(
+            *(meaning, page),
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if beside:
+            text[0] = f"  {word:<{width}}  {text[0].lstrip()}"
+        else:
+            yield hanging(f"  {word}", page)
+        yield from text
 
 
 def _means(record: Estimator) -> str:

@@ -130,15 +130,10 @@ def verify(
                 raise ValueError(f"{name}{error}") from None
         if kind in ("table", "markdown"):
             publish(_answer(found[-1:], number > 0), kind)
-
-    def plot(target: Path) -> None:
-        with one_line(False):
-            _plots.plot_verified(found[0], target)
-
     rest = _answer(found, False)
     if kind in ("table", "markdown"):
         rest = rest._replace(show=lambda page: None)
-    publish(rest, kind, json_path, plot_path, plot)
+    publish(rest, kind, json_path, plot_path, partial(_plots.plot_verified, found[0]))
     words = {x.verdict.verdict for x in found}
     context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
 

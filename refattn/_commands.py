@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from ._command_check import check
 from ._command_compare import compare, profile
 from ._command_verify import tolerances, verify
 from ._options import Unusable, examples, one_line
-from ._progress import Work
+from ._progress import Work, notice
+from ._streams import drop, unread
 from ._version import __version__
 
 __all__ = ["group"]
@@ -25,8 +28,40 @@ The shell completes names of commands, options and estimators after
 """
 
 
+_UNREAD = 128 + 13  # as of a program that SIGPIPE ends
+_INTERRUPTED = 128 + 2
+
+
+class _Group(click.Group):
+    """Commands whose exit status is 1 for a FAIL only."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _ended():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _ended():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _ended() -> Iterator[None]:
+    """Give what ends a command before it has a result a status of its own."""
+    try:
+        yield
+    except BrokenPipeError:
+        drop()
+        raise click.exceptions.Exit(_UNREAD) from None
+    except OSError as error:
+        raise Unusable(" ".join(str(error).split())) from None
+    except KeyboardInterrupt:
+        notice("Aborted!")
+        raise click.exceptions.Exit(_INTERRUPTED) from None
+
+
 @click.group(
     "refattn",
+    cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=_COMPLETION
     + "\n"
@@ -34,7 +69,11 @@ The shell completes names of commands, options and estimators after
 )
 @click.version_option(__version__, prog_name="refattn")
 def group() -> None:
-    """Reference implementation of random-feature attention."""
+    """Reference implementation of random-feature attention.
+
+    Reports are broken at the width of a terminal, or at $COLUMNS; in pipes and files what they
+    find is one line each.
+    """
 
 
 @group.command(
@@ -79,12 +118,13 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
     except (ModuleNotFoundError, OSError) as error:
         raise Unusable(str(error)) from None
     if check:
-        for problem in problems or [f"{directory}: no problems"]:
-            click.echo(problem)
+        with unread():
+            click.echo("\n".join(problems or [f"{directory}: no problems"]))
         sys.exit(1 if problems else 0)
     size = sum(path.stat().st_size for path in paths) / 1e3
     vectors_in = f"{count} vectors in " if count else ""
-    click.echo(f"{directory}: {vectors_in}{len(paths)} files, {size:.0f} kB")
+    with unread():
+        click.echo(f"{directory}: {vectors_in}{len(paths)} files, {size:.0f} kB")
 
 
 for _command in (compare, profile, check, verify, tolerances):

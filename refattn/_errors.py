@@ -627,11 +627,11 @@ def _of_gradients(found: _Found, problem: Problem, kernel: _rounding.Kernel) -> 
 
 def _of_tiles(found: _Found) -> Iterator[_Outcome]:
     """The tile of queries of one head of which a factor on the output explains most."""
-    sums, n = found.sums["factor"], found.square.shape[1]
+    sums, (heads, n) = found.sums["factor"], found.square.shape
     tried: list[_Outcome] = []
     count = 0
     for size in _powers(n):
-        if size == n:
+        if size == n or not heads:
             continue
         t, u, g, slack, weights = (_cut(x, size) for x in (*sums, found.weights))
         tiles = Evidence.of(t, u, g, slack, weights)

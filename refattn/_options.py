@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 from ._files import INSTALL
 from ._problems import PROFILES
 from ._progress import notice
+from ._streams import unread
 from ._style import FORMATS
 from ._tables import Page, to_csv
 from ._text import close
@@ -101,15 +102,18 @@ def _aliased() -> list[str]:
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
     """Parse names of estimators separated by commas."""
-    if value == "all":
-        return comparable()
     names = list(DEFAULT) if value is None else [x.strip() for x in value.split(",")]
+    found: list[str] = []
     for name in names:
-        if name not in ESTIMATORS or not ESTIMATORS[name].approximates:
+        if name == "all":
+            found += comparable()
+        elif name in ESTIMATORS and ESTIMATORS[name].approximates:
+            found.append(ESTIMATORS[name].name)
+        else:
             known = ", ".join(comparable())
             hint = close(name, ["all", *_aliased()])
             raise click.BadParameter(f"must be all or of {known}, got {name!r}.{hint}")
-    return list(dict.fromkeys(ESTIMATORS[name].name for name in names))
+    return list(dict.fromkeys(found))
 
 
 def estimators_option(default: str | None, help: str) -> Callable[[Any], Any]:
@@ -193,18 +197,24 @@ def publish(
 ) -> None:
     """Print what was found in a format, and write the files that are asked for."""
     try:
-        if kind == "json":
-            click.echo(answer.to_json(), nl=False)
-        elif kind == "csv":
-            click.echo(to_csv(list(answer.columns), answer.rows()), nl=False)
-        else:
-            answer.show(Page(markdown=kind == "markdown"))
+        with unread(), np.errstate(all="ignore"):  # what is not finite is shown as it is
+            _print(answer, kind)
         if json_path is not None:
             json_path.write_text(answer.to_json(), encoding="utf-8")
         if plot_path is not None and plot is not None:
-            plot(plot_path)
+            with one_line(False):
+                plot(plot_path)
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
+
+
+def _print(answer: Answer, kind: str) -> None:
+    if kind == "json":
+        click.echo(answer.to_json(), nl=False)
+    elif kind == "csv":
+        click.echo(to_csv(list(answer.columns), answer.rows()), nl=False)
+    else:
+        answer.show(Page(markdown=kind == "markdown"))
 
 
 def many_heads(heads: int, tokens: int, layout: str) -> None:
@@ -290,7 +300,8 @@ def known_option(
     *names: str, known: Iterable[str], aliases: Iterable[str] = (), **attributes: Any
 ) -> Callable[[Any], Any]:
     """Make an option of a word that must be known, with one line if it is not."""
-    listed, taken = list(known), [*known, *aliases]
+    listed = list(known)
+    taken = list(dict.fromkeys([*listed, *aliases]))
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is not None and value not in taken:

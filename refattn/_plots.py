@@ -193,6 +193,8 @@ def plot_comparison(rows: list[Row], path: Path) -> None:
     for row in rows[2:]:
         if np.all(np.isfinite(row.per_head)):
             own.setdefault(row.estimator, []).append(row)
+    if not own and not any(math.isfinite(_mean(row)) for row in rows[:2]):
+        raise ValueError("there is nothing to draw: no error is finite.")
     names = list(dict.fromkeys(row.estimator for row in rows[2:]))
     families = [("", names)] if len(names) <= _MOST else _families(names)
     guide = [(x.samples, _mean(x)) for x in own.get(names[0], ()) if x.samples is not None]
@@ -341,11 +343,14 @@ def _draw_family(
 
 
 def _draw_references(axes: Any, rows: Sequence[Row], scale: _Scale) -> list[style.Label]:
-    labels = []
+    labels: list[style.Label] = []
     for name, row, colour, dashes in (
         ("exact", rows[0], style.INK, "-"),
         ("mean of v", rows[1], style.GREY, (0, (1, 1))),
     ):
+        if not math.isfinite(_mean(row)):
+            labels.append(style.Label(f"{name}: not finite", None, {}))
+            continue
         drawn = {"color": colour, "linestyle": dashes, "linewidth": 0.9}
         axes.axhline(scale.at(_mean(row)), zorder=0.8, **drawn)
         labels.append(style.Label(name, (axes.get_xlim()[1], scale.at(_mean(row))), drawn))

@@ -29,8 +29,9 @@ _SOON = 1.0  # seconds after which the rest is estimated from what is done
 
 
 def notice(text: str) -> None:
-    """Print a line beside the results."""
-    click.echo(text, err=True)
+    """Print a line beside the results, which do not depend on whether anybody reads it."""
+    with suppress(OSError):
+        click.echo(text, err=True)
 
 
 def spell(seconds: float) -> str:
@@ -72,7 +73,7 @@ class Work:
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
-            disable=not sys.stderr.isatty(),
+            disable=sys.stderr is None or not sys.stderr.isatty(),
         )
         self._task = self._bar.add_task(description, total=total or None)
         self._start = self._said = time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from . import profile as study
 from . import verification
 from ._problems import CALLED, Problem
-from ._tables import COLOURS, Page, Table
+from ._tables import Page, Table, limit
 from ._tensors import Tensors
 from ._text import head_number, portable, printable
 from ._version import __version__
@@ -47,20 +46,13 @@ _LEAST = (("5%", "95%"), ("rank q", "rank k"), ("cond q", "cond k"), "SDERF", "O
 
 LABELS = {**dict(zip(study.LAWS, study.LAWS, strict=True)), "ra": "ra (bound)"}
 
-_STATUS = re.compile(rf"^(  )?({'|'.join(filter(str.isupper, COLOURS))})\b", re.MULTILINE)
-
-
-def _coloured(report: str) -> str:
-    """A report of checks, its verdict and statuses in colour."""
-    return _STATUS.sub(lambda found: click.style(found[0], COLOURS[found[2]]), report)
-
 
 def checked(report: Any, reproducers: bool, page: Page) -> None:
     """Print a report of checks, and scripts that show its failures."""
     if page.markdown:
         _checks(report, page)
     else:
-        page.block(_coloured(str(report)))
+        page.report(report.text(min(limit() or 100, 100)))
     for result in report.results if reproducers else ():
         if result.reproducer:
             page.block(printable(f"\n# {result.check}\n{result.reproducer}").removesuffix("\n"))
@@ -112,13 +104,13 @@ def verified(found: Verified, after: bool, page: Page) -> None:
     page.say(_introduction(found.tensors, found.problem, found.tensors.dtype))
     for line in found.unread():
         page.say(printable(line))
-    text = printable(str(found.verdict))
-    page.block(text if page.markdown else _coloured(text))
+    page.report(printable(str(found.verdict)))
 
 
 def _introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
     """Name of the file, shapes, dtype, and the conventions, in two lines."""
-    shapes = ", ".join(f"{name} {x}" for name, x in tensors.shapes.items())
+    own = {name: f" {x}" * (x != tensors.dtype) for name, x in tensors.dtypes.items()}
+    shapes = ", ".join(f"{name} {x}{own.get(name, '')}" for name, x in tensors.shapes.items())
     rounded = f" rounded to {dtype}" if tensors.dtype != dtype else ""
     said = [
         CALLED[problem.kind],
@@ -230,7 +222,8 @@ def comparison(
     )
     reference, limits = rows[0].seconds, tolerated()
     heads = ("S", "mean error", "±", "worst head", "which", "seconds", "ratio", "tolerated")
-    table = Table("estimator", *heads, drop=("which", "worst head", "seconds", "tolerated"))
+    least = ("which", "worst head", "seconds", "tolerated")
+    table = Table("estimator", *heads, drop=least, keys=2)
     for row in rows:
         table.add_row(
             row.estimator,

@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["kept"]
+__all__ = ["drop", "kept", "opened", "unread"]
+
+
+def opened() -> None:
+    """Open what the process began without: Python has no object for a closed standard error."""
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+
+
+@contextmanager
+def unread() -> Iterator[None]:
+    """Print for as long as somebody reads: what is found does not depend on it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            raise
+        drop()
+
+
+def drop() -> None:
+    """Drop what nobody reads any more: the interpreter would complain of it a second time."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

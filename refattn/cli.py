@@ -16,13 +16,14 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+import traceback
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._files import INSTALL
+from ._streams import drop, opened
 from ._text import ending
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = ["commands", "main"]
 
 def main() -> None:
     """Run the command line (the console script `refattn`)."""
+    opened()
     try:
         for name in ("click", "rich"):
             import_module(name)
@@ -49,18 +51,11 @@ def _run() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that it does not have
     try:
         commands()(prog_name="refattn")
+    except Exception:  # Python's own status for these is 1, that of FAIL
+        traceback.print_exc()
+        sys.exit(2)
     finally:
-        _drop_unread()
-
-
-def _drop_unread() -> None:
-    """Drop what nobody reads any more: the interpreter would complain of it a second time."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except (OSError, ValueError):
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop()
 
 
 def _answer_of(words: list[str]) -> int:
@@ -97,6 +92,7 @@ def _lost(status: int) -> None:
 
 def _answer(word: str, parent: int) -> None:
     """Run the command line, and leave word of its exit status in a file."""
+    opened()
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     try:
         _run()
@@ -123,8 +119,9 @@ def _end(ending: SystemExit) -> None:
     """
     others = [t for t in threading.enumerate() if t is not threading.main_thread()]
     if any(t.name.startswith("check ") or not t.daemon for t in others):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
         os._exit(int(ending.code or 0))
 
 

@@ -489,6 +489,11 @@ def _size(exact: _Array) -> _Array:
 
 def exact_and_size(q: _Array, k: _Array, v: _Array, **settings: Any) -> tuple[_Array, _Array]:
     """Exact attention and its norm in each head, which errors are relative to."""
+    for name, x in zip("qkv", (q, k, v), strict=True):
+        if 0 in x.shape[:-1]:
+            raise ValueError(
+                f"`{name}` must have at least one head and one row, got shape {x.shape}."
+            )
     exact = np.asarray(softmax_attention(q, k, v, **settings))
     return exact, _size(exact)
 

@@ -154,9 +154,10 @@ class Profile(NamedTuple):
     def standard_errors(self, name: str) -> list[float]:
         """Of `predictions`, as not all queries were taken."""
         heads = math.prod(self.lead)
-        return [
-            float(np.linalg.norm(e * self.spread[name]) / (2 * heads)) for e in self.error[name]
-        ]
+        with np.errstate(all="ignore"):  # of errors that are not finite
+            return [
+                float(np.linalg.norm(e * self.spread[name]) / (2 * heads)) for e in self.error[name]
+            ]
 
     def promised(self, name: str) -> _Array:
         """S at which the law gives the target and holds."""

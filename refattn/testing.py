@@ -16,6 +16,8 @@ Checks of whole implementations are those of `refattn.conformance`.
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +28,8 @@ from . import _validate
 from ._cases import CASES
 from ._formats import FORMATS
 from ._sample import load_sample
-from .rounding import assert_close
+from ._text import close
+from .verification import Verdict, verify
 
 __all__ = ["CASES", "assert_attention_close", "draw_qkv"]
 
@@ -56,8 +59,8 @@ def assert_attention_close(
 ) -> None:
     """Raise an AssertionError if no correct kernel gives such an output.
 
-    This is `refattn.rounding.assert_close`: there is no tolerance to choose, as what a correct
-    kernel may differ by follows from the arrays.
+    As of `refattn.rounding.assert_close`, there is no tolerance to choose: what a correct kernel
+    may differ by follows from the arrays.
 
     Parameters
     ----------
@@ -79,6 +82,11 @@ def assert_attention_close(
     TypeError, ValueError
         If an argument is unusable.
 
+    Warns
+    -----
+    UserWarning
+        If the verdict is UNDERPOWERED, with its text: a wrong kernel would have passed too.
+
     Examples
     --------
     >>> import numpy as np
@@ -94,7 +102,29 @@ def assert_attention_close(
     __tracebackhide__ = True  # pytest shows the line that calls
     if isinstance(actual, tuple | list) and len(actual) == 2:
         actual, options["lse"] = actual
-    assert_close(actual, q, k, v, dtype=dtype, causal=causal, mask=mask, scale=scale, **options)
+    known = [x for x in inspect.signature(verify).parameters if x not in ("q", "k", "v", "out")]
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"assert_attention_close() got an unexpected keyword argument {name!r}."
+                f"{close(name, known)}"
+            )
+    options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale}
+    found = _verdict(q=q, k=k, v=v, out=actual, **options)
+    if found.verdict == "FAIL":
+        raise AssertionError(str(found))
+    if found.verdict == "UNDERPOWERED":
+        warnings.warn(f"such numbers say little of a kernel: {found}", UserWarning, stacklevel=2)
+
+
+def _verdict(**arguments: Any) -> Verdict:
+    """What `verify` says, its errors in the words of the assertion."""
+    try:
+        return verify(**arguments)
+    except (TypeError, ValueError) as error:
+        if type(error) not in (TypeError, ValueError) or "`out`" not in str(error):
+            raise
+        raise type(error)(str(error).replace("`out`", "`actual`")) from None
 
 
 def draw_qkv(

@@ -100,10 +100,13 @@ def command(line: str, folder: Path) -> str:
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         return str(done.output)
     assert program == "python", line
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "100"}
+    if "check" in args:  # each finding in a line, as in a pipe
+        del env["COLUMNS"]
     result = subprocess.run(
         [sys.executable, *args],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "100"},
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -316,7 +316,7 @@ def fails(*args: Any) -> str:
         ({"v": np.full((7, 4), np.nan)}, "`v` must be finite in float64, got NaN or infinity"),
         ({"k": np.full((7, 4), -np.inf)}, "`k` must be finite"),
         ({"v": np.zeros((7, 4))}, "exact attention must be finite and not all zero"),
-        ({"q": np.ones((0, 4))}, "exact attention must be finite and not all zero"),
+        ({"q": np.ones((0, 4))}, "`q` must have at least one head and one row, got shape"),
         ({"q": np.ones((0, 3, 6, 4))}, "`q`, `k` and `v` must have leading axes"),
         ({"q": np.full((6, 4), 1e200), "k": np.full((7, 4), 1e200)}, "exact attention must be fin"),
     ],

@@ -402,7 +402,7 @@ def test_the_status_of_a_report_stands_if_the_end_is_violent(tmp_path: Path) -> 
 @pytest.mark.skipif(os.name != "posix", reason="pipes and closed files as of POSIX")
 @pytest.mark.long("words1")
 @pytest.mark.parametrize("words", [(), ("--json",)])
-def test_a_report_that_nobody_reads_is_no_verdict(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_report_that_nobody_reads(tmp_path: Path, words: tuple[str, ...]) -> None:
     closed = "standard output is closed"
     result = process(tmp_path, RIGHT, *words, before=("sh", "-c", 'exec "$@" >&-', "sh"))
     assert (result.returncode, closed in result.stderr) == (2, True), result.stderr
@@ -410,8 +410,7 @@ def test_a_report_that_nobody_reads_is_no_verdict(tmp_path: Path, words: tuple[s
     os.close(read)
     with open(write, "w") as broken:
         result = process(tmp_path, RIGHT, *words, stdout=broken)
-    assert result.returncode == 2
-    assert result.stderr == "Error: cannot write the results: [Errno 32] Broken pipe\n"
+    assert (result.returncode, result.stderr) == (0, "")  # the verdict was known
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")

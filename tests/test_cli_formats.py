@@ -27,7 +27,7 @@ testing = pytest.importorskip("click.testing")
 
 from click.shell_completion import ShellComplete  # noqa: E402
 
-from refattn import _progress, _records, _tables  # noqa: E402
+from refattn import _options, _progress, _records, _tables  # noqa: E402
 
 
 def run(*words: Any, width: int = 80) -> Any:
@@ -173,7 +173,119 @@ def test_tables_of_heads_are_split() -> None:
     assert len(re.findall("^head", narrow, re.M)) > len(re.findall("^head", wide, re.M)) == 1
 
 
+def test_what_is_still_too_wide_is_split() -> None:
+    table = _tables.Table("a b", "S", "cccc", "dddd", "", "eeee", drop=("eeee",), keys=2)
+    table.add_row("x", "1", "2", "3", "no", "4")
+    kept, _ = table.fitting(19)
+    assert table.parts(26, kept) == [[0, 1, 2, 3, 4]]
+    assert table.parts(19, kept) == [[0, 1, 2], [0, 1, 3, 4]]  # what has no name is not alone
+    assert table.name(4, [0, 3, 4]) == ""
+    assert table.name(4, [0, 4]) == "dddd"
+
+
+@pytest.mark.parametrize("width", [32, 40, 60])
+@pytest.mark.parametrize("name", ["compare", "profile", "tolerance"])
+def test_tables_fit_narrow_pages(name: str, width: int) -> None:
+    words = COMMANDS[name][0]
+    shown = run(*words, width=width).stdout.splitlines()
+    long = [line for line in shown if len(line) > width]
+    assert not long
+    if name == "compare" and width < 60:  # rows are told by S too
+        heads = [line.split()[:2] for line in shown if line.startswith("estimator")]
+        assert len(heads) > 1
+        assert all(x == ["estimator", "S"] for x in heads)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_verdicts_fit_the_page(width: int) -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 24, 8)).astype(np.float32)
+    np.savez("wrong.npz", q=q, k=k, v=v, out=1.01 * refattn.softmax_attention(q, k, v))
+    shown = run("verify", "wrong.npz", width=width).stdout
+    assert max(map(len, shown.splitlines())) <= width
+    start = shown[shown.index("FAIL: ") :].splitlines()
+    assert start[1].startswith("  ")  # what goes on is indented
+    for words in (
+        COMMANDS["check"][0],
+        ["check", "refattn.naive:rfa", "--estimator", "softmax", "--check", "contract"],
+        ["check", "--list"],
+        ["check", "--list-specs"],
+    ):
+        lines = run(*words, width=width).stdout.splitlines()
+        whole = run(*words, width=300).stdout
+        assert max(map(len, lines), default=0) <= width or width == 40, words
+        assert {x for line in lines for x in line.split()} <= {*whole.split()}  # none is broken
+
+
+def test_where_lines_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert _tables.limit() is None
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    assert _tables.limit() == _tables.width()
+    monkeypatch.setattr(sys, "stdout", None)
+    assert _tables.limit() is None
+    monkeypatch.setenv("COLUMNS", "33")
+    assert _tables.limit() == 33
+    assert _tables.hanging("  one two three", 9) == "  one two\n      three"
+
+
+def test_a_pipe_has_one_line_for_each_fact() -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 24, 8)).astype(np.float32)
+    np.savez("wrong.npz", q=q, k=k, v=v, out=1.01 * refattn.softmax_attention(q, k, v))
+    env = {"COLUMNS": None}
+    shown = testing.CliRunner().invoke(cli.commands(), ["verify", "wrong.npz"], env=env).stdout
+    assert re.search(r"^FAIL: no correct kernel .* \(profiles tried: .*\)$", shown, re.M)
+    assert _tables.hanging("x" * 50 + " y", None) == "x" * 50 + " y"
+
+
+def test_what_markdown_and_csv_would_take_for_their_own() -> None:
+    shown = run("profile", "qkv.npz", "--features", "8", "--format", "markdown").stdout
+    assert "\\|mean q\\|" in shown
+    assert "||" not in shown
+    assert _tables.to_csv(["a"], [{"a": "x\x1b[31m"}]) == "a\nx\\x1b[31m\n"
+
+
+def test_the_header_names_types_that_differ() -> None:
+    q, k, v = (x.astype(np.float32) for x in np.random.default_rng(0).standard_normal((3, 24, 8)))
+    mask = np.tril(np.ones((24, 24), bool))
+    out = refattn.softmax_attention(q, k, v, mask=mask)
+    for other, said in ((out, "out (24, 8)"), (out.astype(np.float16), "out (24, 8) float16")):
+        np.savez("types.npz", q=q, k=k, v=v, out=other, mask=mask)
+        first = run("verify", "types.npz", width=200).stdout.splitlines()[0]
+        assert first == (
+            f"types.npz: q (24, 8), k (24, 8), v (24, 8), {said}, mask (24, 24) bool, float32"
+        )
+
+
+def test_more_heads_than_tokens_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    for heads, warned in ((8, False), (9, True)):
+        _options.many_heads(heads, 8, "bhnd")
+        assert ("--layout bnhd" in capsys.readouterr().err) is warned
+
+
 # --- notices, times, some of the queries
+
+
+def test_numbers_that_overflow_are_not_warned_of() -> None:
+    found = profile.study(*np.random.default_rng(0).standard_normal((3, 24, 8)), sizes=[4])
+    for error, spread in ((math.inf, 0.0), (1e300, 1.0)):  # warnings are errors here
+        far = found._replace(error={"rfa": np.array([error])}, spread={"rfa": np.array(spread)})
+        assert not math.isfinite(far.standard_errors("rfa")[0])
+
+
+def test_empty_arrays_are_named() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 24, 8)).astype(np.float32)
+    for name, arrays in {
+        "q": {"q": x[:, :0], "k": x, "v": x},
+        "k": {"q": x, "k": x[:, :0], "v": x[:, :0]},
+    }.items():
+        np.savez("empty.npz", **arrays)
+        failed = run("compare", "empty.npz")
+        said = f"Error: `{name}` must have at least one head and one row, got shape (2, 0, 8).\n"
+        assert (failed.exit_code, failed.stderr) == (2, said)
+    np.savez("empty.npz", q=x[:0], k=x[:0], v=x[:0])
+    assert "Error: `q` must have at least one head" in run("compare", "empty.npz").stderr
 
 
 def test_what_is_skipped_is_said_once_and_beside_the_results() -> None:
@@ -236,6 +348,7 @@ def test_times_are_foreseen() -> None:
 
 
 def test_what_takes_long_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _progress.LONG == 10  # seconds, as the guide says
     with _progress.Work("Working") as work:
         work.estimated(9.9)
         work.estimated(100.0)
@@ -361,6 +474,22 @@ def completed(words: list[str], start: str) -> list[str]:
     group = cli.commands()
     found = ShellComplete(group, {}, "refattn", "_REFATTN_COMPLETE").get_completions(words, start)
     return [x.value for x in found]
+
+
+def test_all_may_be_among_names() -> None:
+    words = ["compare", "qkv.npz", "--features", "4", "--draws", "1", "--format", "csv"]
+    found = [run(*words, "--estimators", x).stdout for x in ("all,performer", "performer,all")]
+    names = [list(dict.fromkeys(x.split(",")[0] for x in y.splitlines()[3:])) for y in found]
+    assert sorted(names[0]) == sorted(names[1])
+    assert set(names[0]) <= set(compare.names())
+    assert "ra" in names[0]
+
+
+def test_no_name_is_offered_twice() -> None:
+    said = run("verify", "dump.safetensors", "--estimator", "softmx").stderr
+    assert said.endswith("Did you mean softmax?\n")
+    found = completed(["verify", "--estimator"], "")
+    assert sorted(set(found)) == sorted(found)
 
 
 def test_completion() -> None:

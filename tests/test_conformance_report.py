@@ -294,7 +294,7 @@ def on_a_terminal(found: Report, monkeypatch: pytest.MonkeyPatch, **variables: s
         pytest.skip("terminals as of POSIX")
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in ({"TERM": "xterm"} | variables).items():
+    for name, value in ({"TERM": "xterm", "COLUMNS": "200"} | variables).items():
         monkeypatch.setenv(name, value)
     ours, theirs = os.openpty()
     os.set_blocking(ours, False)

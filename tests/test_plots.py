@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 import refattn
-from refattn import _plots, _style, compare
+from refattn import _plots, _style, cli, compare
 from refattn._commands import group
 from refattn.compare import Row
 from refattn.profile import study
@@ -179,6 +179,35 @@ def test_errors_beyond_the_axis_are_said(drawn: Callable[..., Figure]) -> None:
     assert {"lara-own (to 200)", "lara-balance", "rfa-sobol: not finite"} <= said
     first, *_, last = (x.get_text() for x in figure.axes[0].get_yticklabels())
     assert (first, last) == ("≤2e-07", "≥4.8")
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_references_that_are_not_finite_are_said(drawn: Callable[..., Figure], lost: int) -> None:
+    table = rows(["ra", "rfa-iid"])
+    table[lost] = table[lost]._replace(errors=np.full((1, 2), math.nan))
+    figure = drawn(_plots.plot_comparison, table)
+    assert faults(figure) == []
+    said = {x.get_texts()[0].get_text() for x in figure.findobj(Legend)}
+    assert f"{table[lost].estimator}: not finite" in said
+    figure.draw_without_rendering()
+
+
+def test_what_is_not_finite_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 8, 4)).astype(np.float32)
+    np.savez("far.npz", q=1e30 * q, k=1e30 * k, v=v)
+    words = ["compare", "far.npz", "--draws", "1", "--features", "4", "--plot", "x.svg"]
+    assert CliRunner().invoke(cli.commands(), words).exit_code == 0
+    assert Path("x.svg").exists()  # of the mean of v
+    Path("x.svg").unlink()
+    lost = [Row(x, 8, np.full((1, 2), math.nan), 1.0) for x in ("exact", "mean of v", "ra")]
+    nothing = compare.Comparison(lost, [], 1.0, False, 0, 1)
+    monkeypatch.setattr("refattn._command_compare.measure", lambda *_, **__: nothing)
+    done = CliRunner().invoke(cli.commands(), words)
+    said = "Error: there is nothing to draw: no error is finite.\n"
+    assert (done.exit_code, done.stderr) == (2, said)
+    assert "mean of v" in done.stdout
+    assert not Path("x.svg").exists()
 
 
 def test_no_estimator_is_told_by_its_name(drawn: Callable[..., Figure]) -> None:

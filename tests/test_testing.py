@@ -85,8 +85,30 @@ def test_options_and_pairs_go_to_verify() -> None:
         testing.assert_attention_close((found.out, found.lse + 1e-3), q, k, v, **options)
     with pytest.raises(AssertionError, match="FAIL"):
         testing.assert_attention_close(found.out, q, k, v)
-    with pytest.raises(TypeError, match="casual"):
+    with pytest.raises(TypeError, match=r"^assert_attention_close\(\) .* 'casual'\. .* causal\?$"):
         testing.assert_attention_close(found.out, q, k, v, casual=True)
+
+
+def test_errors_are_in_words_of_the_assertion() -> None:
+    q, k, v = testing.draw_qkv(shape=(2, 40, 16))
+    with pytest.raises(
+        ValueError, match=r"^`actual` must have the shape of the result, \(2, 40, 16\)"
+    ):
+        testing.assert_attention_close(v[:, :3], q, k, v)
+    with pytest.raises(TypeError, match=r"^`actual` must be"):
+        testing.assert_attention_close(v.tolist(), q, k, v)
+    with pytest.raises(ValueError, match=r"^`alpha` must be"):
+        testing.assert_attention_close(v, q, k, v, alpha=2)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument .out.\."):
+        testing.assert_attention_close(v, q, k, v, out=v)
+
+
+def test_a_verdict_that_says_little_is_a_warning() -> None:
+    q, k, v = testing.draw_qkv(shape=(2, 40, 16))
+    for end in (0, 1):
+        some = np.zeros_like(v)[:, :end]
+        with pytest.warns(UserWarning, match=r"UNDERPOWERED: .*would not have been rejected"):
+            testing.assert_attention_close(some, q[:, :end], k, np.zeros_like(v))
 
 
 def test_shapes_and_draws() -> None:

@@ -450,6 +450,13 @@ def test_empty_arrays(tmp_path: Path, shape: tuple[int, int, int], lead: tuple[i
         assert result.exit_code in (0, 3), result.output
 
 
+def test_a_batch_of_none(tmp_path: Path) -> None:
+    arrays = dict.fromkeys(("q", "k", "v", "out"), np.ones((0, 4, 32, 16)))  # of several tiles
+    result = run(save(tmp_path / "file.safetensors", arrays))
+    assert (result.exit_code, result.stderr) == (3, "")
+    assert "UNDERPOWERED: " in result.stdout
+
+
 def damaged() -> Iterator[tuple[str, str]]:
     """What is done to a file, and what is said of it."""
     yield "no q", "FILE must hold"

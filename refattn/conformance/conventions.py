@@ -432,7 +432,7 @@ SPECS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def listing() -> str:
+def listing(width: int = 98) -> str:
     """The table in text: for each option which library has which value, then the libraries.
 
     Examples
@@ -449,12 +449,13 @@ def listing() -> str:
                 cell = row.cells[name]
                 mark = "" if isinstance(cell.source, Run) else "*"
                 found.setdefault(cell.words, []).append(library + mark)
-        lines += _wrapped(f"{name}: {option.meaning}", 0)
+        lines += _wrapped(f"{name}: {option.meaning}", 0, width)
         for value, names in sorted(found.items(), key=lambda pair: pair[0] == NONE):
             meaning = option.values.get(value, "")
-            lines += _wrapped(f"{value}{f' ({meaning})' if meaning else ''}: {', '.join(names)}", 2)
+            words = f"{value}{f' ({meaning})' if meaning else ''}: {', '.join(names)}"
+            lines += _wrapped(words, 2, width)
     for library, row in CONVENTIONS.items():
-        lines += _wrapped(f"{library}: {row.function} ({row.version})", 0)
+        lines += _wrapped(f"{library}: {row.function} ({row.version})", 0, width)
         read = dict.fromkeys(
             str(x.source) for x in row.cells.values() if isinstance(x.source, Read)
         )
@@ -466,11 +467,12 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
+def _wrapped(text: str, indent: int, width: int) -> list[str]:
     return textwrap.wrap(
         text,
-        98,
+        width,
         initial_indent=" " * indent,
         subsequent_indent=" " * (indent + 4),
+        break_long_words=False,
         break_on_hyphens=False,
     )

@@ -335,7 +335,8 @@ class Report:
         counts = "".join(f", {count} {status}" for status, count in self.counts.items())
         return f"<Report {self.verdict}: {self.name!r} as {self.estimator}{counts}>"
 
-    def __str__(self) -> str:
+    def text(self, width: int = 100) -> str:
+        """The report in words; of what has no line of its own, lines are no longer than `width`."""
         able = f" with {', '.join(self.capabilities)}" if self.capabilities else ""
         lines = [
             f"{self.verdict}: {self.name} as {self.estimator}{able} "
@@ -343,9 +344,9 @@ class Report:
         ]
         if self.verdict != PASS:
             lines += [f"  {words}" for words in (self.conclusion, *self.diagnosis)]
-        width = max((len(r.check) for r in self.results), default=0)
+        longest = max((len(r.check) for r in self.results), default=0)
         for r in self.results:
-            lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{width}}  {r.summary}")
+            lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
                 lines.append(f"      {r.severity}: {r.claim}")
                 lines += [
@@ -354,12 +355,15 @@ class Report:
             if r.status == UNDERPOWERED:
                 lines += [f"      {text}" for text in r.shortfalls]
         if self.limits:
-            width = max(map(len, self.limits))
+            longest = max(map(len, self.limits))
             lines += ["limits of the verdict:"]
-            lines += [f"  {name:<{width}}  {text}" for name, text in self.limits.items()]
+            lines += [f"  {name:<{longest}}  {text}" for name, text in self.limits.items()]
         if self.not_tried:
-            lines += ["not tried:", *self._left_out()]
-        return printable("\n".join([*lines, *textwrap.wrap(self.guarantee, 100)]))
+            lines += ["not tried:", *self._left_out(width)]
+        return printable("\n".join([*lines, *textwrap.wrap(self.guarantee, width)]))
+
+    def __str__(self) -> str:
+        return self.text()
 
     @property
     def untried(self) -> dict[str, list[str]]:
@@ -369,15 +373,15 @@ class Report:
             found.setdefault(why, []).append(name)
         return found
 
-    def _left_out(self) -> Iterator[str]:
+    def _left_out(self, width: int) -> Iterator[str]:
         """A line for each check that was not tried, or for all after which the run stopped."""
-        width = max(map(len, self.not_tried))
+        longest = max(map(len, self.not_tried))
         for why, names in self.untried.items():
             if why in STOPS:
                 text = f"{why}: {', '.join(names)}"
-                yield from textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="    ")
+                yield from textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
             else:
-                yield from (f"  {name:<{width}}  {why}" for name in names)
+                yield from (f"  {name:<{longest}}  {why}" for name in names)
 
     def _failures(self) -> Iterator[str]:
         """How many failures there are of each severity, and what that means."""
