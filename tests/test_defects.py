@@ -259,7 +259,8 @@ LATE = (
     *("first-256", "-1024", "-4096", "-16384", "precision-sums", "lie", "lies", "out"),
     *("one-query-unmasked", "first-of-batch", "last-block-of-queries-lost", "blocks-overwrite"),
     *("last-block-of-keys-lost", "diagonal-twice"),
-    *("given-exponentials", "given-clamped"),  # of tiny probabilities
+    *("given-exponentials", "given-clamped", "given-counts-cut"),  # of probabilities
+    "given-norm-cut",
 )
 
 

@@ -98,11 +98,38 @@ def keys_given_again(t: Trial) -> None:
 @check(
     claim="logs of probabilities may be large", needs=lambda x: _sampled(x) and x.has("exponential")
 )
-def tiny_probabilities(t: Trial) -> None:
-    """Down to e^-1000 in all, so that their exponentials alone are no numbers."""
+def any_probabilities(t: Trial) -> None:
+    """Down to e^-1000, no number by itself; and above 1: a key is expected several times."""
     n, m, d = t.fit(4, 5, 4)
     (q, k, v), _ = t.problem(n, m, d)
     given = few(t.adapter, t.rng, k, (), n, 4)
-    for size in (-100.0, -1000.0):
+    for size in (-100.0, -1000.0, 1.5):
         log_p = t.adapter.exact(size + given["log_probability"])
         t.compare(q, k, v, **given | {"log_probability": log_p})
+
+
+def _solved(adapter: Adapter) -> bool:
+    """Whether the weights of the keys are solved for."""
+    return _given(adapter) and adapter.has("solved")
+
+
+@check(claim="scores may be large", needs=_solved)
+def large_queries(t: Trial) -> None:
+    """Queries are, whose exponentials alone are no numbers; keys are near enough to be solved."""
+    n, m, d = t.fit(4, 9, 4)
+    (q, k, v), options = t.problem(n, m, d, 3)
+    for size in (30.0, 300.0, 2000.0):
+        t.compare(t.adapter.exact(size * q), k, v, **options)
+
+
+@check(claim="weights of either sign are kept, in the normaliser too", needs=_solved)
+def negative_normalisers(t: Trial) -> None:
+    """Two near keys stand for far ones: the sum of weights is -3 to -5 times the largest share."""
+    n, m, d = t.fit(4, 4, 2)
+    _, _, v = t.problem(n, m, d)[0]
+    first = np.arange(d) == 0
+    q, k = (
+        t.adapter.exact(np.resize(x, size)[:, None] * first / t.adapter.root(d))
+        for x, size in (((-2.0, -2.25, -1.75, -2.5), n), ((1.5, 1.0, -3.0, 3.0), m))
+    )
+    t.compare(q, k, v, **_keys(t, n, 0, 1))

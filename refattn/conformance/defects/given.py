@@ -147,6 +147,27 @@ class NegativeCut(Coreset):
         return np.maximum(super().weights_of(chosen, to_keys), 0)
 
 
+@_CORESET.defect("coreset-given-not-shifted", "Infinite where scores are large.")
+class NotShifted(Coreset):
+    """Exponentials of scores as they are."""
+
+    def of_head(
+        self, q: Array, k: Array, v: Array, draws: Draws, rng: np.random.Generator
+    ) -> Array:
+        k, at = self.centred(k, draws.indices), draws.indices
+        weights = self.weights_of(self.kernel(k[at], k[at]), self.kernel(k[at], k))
+        return self.ratio(np.exp(q @ k[at].T), weights, v, at)
+
+
+@_CORESET.defect("coreset-given-norm-cut", "Wrong where the normaliser is negative.", "clamps")
+class NormCut(Coreset):
+    """The normaliser is at least 0.01 of the largest share."""
+
+    def ratio(self, p: Array, weights: Array, v: Array, chosen: Array) -> Array:
+        norm = np.sum(p @ weights, -1, keepdims=True)
+        return p @ weights @ v / np.maximum(norm, np.asarray(0.01, norm.dtype))
+
+
 # Of samples.
 
 
@@ -210,6 +231,16 @@ class Exponentials(KeySample):
 
     def weights_of(self, scores: Array, log_p: Array) -> Array:
         return np.exp(scores - scores.max(-1, keepdims=True)) / np.exp(log_p)
+
+
+@_SAMPLE.defect(
+    "sampled-uniform-given-counts-cut", "Keys that are likely weigh too much.", "clamps"
+)
+class CountsCut(KeySample):
+    """No key is expected more than once."""
+
+    def divided(self, scores: Array, log_p: Array) -> Array:
+        return scores - np.minimum(log_p, np.zeros((), log_p.dtype))
 
 
 @_SAMPLE.defect("sampled-uniform-given-clamped", "Tiny probabilities are not so tiny.", "clamps")
