@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["CASES"]
+from typing import Literal, get_args
 
-CASES = ("sample", "normal", "large", "shifted", "negative", "equal", "outlier")
+__all__ = ["CASES", "DTYPES", "Case", "Dtype"]
+
+Case = Literal["sample", "normal", "large", "shifted", "negative", "equal", "outlier"]
+CASES: tuple[Case, ...] = get_args(Case)
+
+Dtype = Literal["bfloat16", "float16", "float32", "float64"]
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)

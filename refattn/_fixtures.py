@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ._cases import CASES
+from ._cases import CASES, Dtype
 
 __all__ = ["qkv", "qkv_dtype", "qkv_shape"]
 
 
 @pytest.fixture
-def qkv_dtype() -> str:
+def qkv_dtype() -> Dtype:
     """Type of `qkv`: bfloat16 (as float32), float16, float32 (the default) or float64."""
     return "float32"
 
@@ -28,7 +28,7 @@ def qkv_shape() -> tuple[int, ...] | None:
 
 @pytest.fixture(params=CASES)
 def qkv(
-    request: pytest.FixtureRequest, qkv_dtype: str, qkv_shape: tuple[int, ...] | None
+    request: pytest.FixtureRequest, qkv_dtype: Dtype, qkv_shape: tuple[int, ...] | None
 ) -> tuple[Any, Any, Any]:
     """Queries, keys and values that attention kernels get wrong, as NumPy arrays, case by case."""
     from .testing import draw_qkv

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _validate
-from ._cases import CASES
+from ._cases import CASES, DTYPES, Case, Dtype
 from ._formats import FORMATS
 from ._sample import load_sample
 from ._text import close
@@ -128,10 +128,10 @@ def _verdict(**arguments: Any) -> Verdict:
 
 
 def draw_qkv(
-    case: str = "sample",
+    case: Case = "sample",
     *,
     shape: Sequence[int] | None = None,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     rng: Any = 0,
 ) -> _Triple:
     """Make queries, keys and values of a case that kernels get wrong.
@@ -172,7 +172,7 @@ def draw_qkv(
     ((4, 100, 64), 'float16', True)
     """
     _validate.choice("case", case, CASES)
-    _validate.choice("dtype", dtype, ("bfloat16", "float16", "float32", "float64"))
+    _validate.choice("dtype", dtype, DTYPES)
     rng = _validate.generator(rng)
     if shape is not None:
         if not isinstance(shape, Sequence) or len(shape) < 2:

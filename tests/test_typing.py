@@ -20,7 +20,7 @@ USE = '''
 import numpy as np
 import numpy.typing as npt
 import refattn
-from refattn import kernels, naive, sampling, theory
+from refattn import kernels, naive, sampling, testing, theory
 from refattn.typing import Coupling
 
 class Tensor:
@@ -37,6 +37,7 @@ def right(name: Coupling) -> Tensor:
     out = naive.random_feature_attention(x, x, x, omega=x, features="hyperbolic")
     out = refattn.merge(refattn.attend(x, x, x), refattn.attend(x, x, x)).out
     sampling.draw(4, 2, coupling=name)
+    testing.draw_qkv("shifted", dtype="bfloat16")
     found: refattn.Attended = refattn.attend(t, t, t, causal=True)
     found.out + 1
     refattn.linear_attention(t, t, t).shape
@@ -58,6 +59,8 @@ def wrong(name: str) -> None:
     theory.kernel_variance(x, x, num_features=4, coupling="sobol")  # arg-type
     sampling.draw(4, 2, coupling=name)  # arg-type
     refattn.softmax_attention(x, x, x, causal=None)  # arg-type
+    testing.draw_qkv("shiftd")  # arg-type
+    testing.draw_qkv(dtype="float8")  # arg-type
     refattn.softmax_attention(x, x, x, casual=True)  # call-arg
 '''
 
