@@ -17,7 +17,6 @@ Checks of whole implementations are those of `refattn.conformance`.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,11 +109,7 @@ def assert_attention_close(
                 f"{close(name, known)}"
             )
     options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale}
-    found = _verdict(q=q, k=k, v=v, out=actual, **options)
-    if found.verdict == "FAIL":
-        raise AssertionError(str(found))
-    if found.verdict == "UNDERPOWERED":
-        warnings.warn(f"such numbers say little of a kernel: {found}", UserWarning, stacklevel=2)
+    _verdict(q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
 
 
 def _verdict(**arguments: Any) -> Verdict:

@@ -33,6 +33,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -155,6 +156,18 @@ class Verdict(NamedTuple):
         )
         found["parts"] = {name: json.loads(x.to_json()) for name, x in self.parts.items()}
         return json.dumps(portable(found), indent=1) + "\n"
+
+    def accept(self, stacklevel: int = 2) -> None:
+        """Raise an AssertionError if it is FAIL, and warn if it is UNDERPOWERED.
+
+        A wrong kernel would have passed then, too: a test that is silent of it means little.
+        """
+        __tracebackhide__ = True  # pytest shows the line that calls
+        if self.verdict == "FAIL":
+            raise AssertionError(str(self))
+        if self.verdict == "UNDERPOWERED":
+            text = f"such numbers say little of a kernel: {self}"
+            warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
     def __str__(self) -> str:
         """The verdict in words."""

@@ -444,10 +444,12 @@ def test_log_normalisers_and_options_of_assert_close() -> None:
         assert_close(got, q, k, v, dtype="bfloat16", nothing=1)
 
 
-def test_too_few_numbers_are_no_failure() -> None:
+def test_too_few_numbers_are_no_failure_but_a_warning() -> None:
     q, k, v = (x[:1, :1] * (i < 2) for i, x in enumerate(sample()))
     got = FORMATS["bfloat16"].round(naive.softmax_attention(q, k, v))
-    assert_close(got, q, k, v, dtype="bfloat16")
+    with pytest.warns(UserWarning, match="such numbers say little .* UNDERPOWERED") as found:
+        assert_close(got, q, k, v, dtype="bfloat16")
+    assert found[0].filename == __file__
     assert refattn.verify(q=q, k=k, v=v, out=got, dtype="bfloat16").verdict == "UNDERPOWERED"
 
 
