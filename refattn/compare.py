@@ -444,6 +444,8 @@ def measure(
     if queries is not None:
         _validate.positive_integer("queries", queries)
     chosen = [record_of(name) for name in _validate.names("estimators", estimators)]
+    _validate.attention(q, k, v, causal=causal)
+    _check_some(q, k, v)
     if announce is not None:
         announce(_estimate(_unposed(q, k, v, scale, causal, seed), chosen, sizes, draws, queries))
     problem = pose(q, k, v, scale=scale, causal=causal, seed=seed)
@@ -487,13 +489,18 @@ def _size(exact: _Array) -> _Array:
     return np.asarray(size)
 
 
-def exact_and_size(q: _Array, k: _Array, v: _Array, **settings: Any) -> tuple[_Array, _Array]:
-    """Exact attention and its norm in each head, which errors are relative to."""
+def _check_some(q: _Array, k: _Array, v: _Array) -> None:
+    """Check that there are heads and tokens."""
     for name, x in zip("qkv", (q, k, v), strict=True):
         if 0 in x.shape[:-1]:
             raise ValueError(
                 f"`{name}` must have at least one head and one row, got shape {x.shape}."
             )
+
+
+def exact_and_size(q: _Array, k: _Array, v: _Array, **settings: Any) -> tuple[_Array, _Array]:
+    """Exact attention and its norm in each head, which errors are relative to."""
+    _check_some(q, k, v)
     exact = np.asarray(softmax_attention(q, k, v, **settings))
     return exact, _size(exact)
 

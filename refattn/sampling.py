@@ -180,7 +180,7 @@ class Gaussian:
         _validate.batch("proposal", self.gauge.shape[:-2], _validate.lead(q, k, k))
         inverse = np.linalg.inv(self.gauge)
         heads, groups = head_counts(q, k, k)
-        if 1 not in (heads, groups) and self.gauge.shape[:-2][-1:] == (heads,):
+        if min(heads, groups) > 1 and self.gauge.shape[:-2][-1:] == (heads,):
             inverse = inverse[..., :: heads // groups, :, :]
             if np.any(np.repeat(inverse, heads // groups, axis=-3) != np.linalg.inv(self.gauge)):
                 raise ValueError(

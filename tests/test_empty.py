@@ -20,6 +20,7 @@ from refattn import (
     mean_of_ratios_attention,
     random_feature_attention,
     randomized_attention,
+    registry,
     softmax_attention,
 )
 from refattn.streaming import LinearState, PositiveState, SoftmaxState
@@ -122,3 +123,11 @@ def test_no_heads_and_many_keys(backend: Backend, d_v: int) -> None:
     q, k, v = np.ones((0, 3, 8)), np.ones((0, 300, 8)), np.ones((0, 300, d_v))
     for function in (linear_attention, softmax_attention):
         assert backend.call(function, q, k, v).shape == (0, 3, d_v)
+
+
+@pytest.mark.parametrize("name", [x for x, r in registry.ESTIMATORS.items() if r.approximates])
+def test_no_heads(name: str) -> None:
+    """What is fitted to queries and keys too: there are no moments then, and no results."""
+    record, x = registry.ESTIMATORS[name], np.ones((0, 6, 4))
+    options = record.sized(2) | ({"rng": 0} if record.has("random") else {})
+    assert record.fn(x, x, x, **options).shape == (0, 6, 4)
