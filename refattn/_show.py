@@ -20,7 +20,7 @@ from ._tensors import Tensors
 from ._text import head_number, portable, printable
 from ._version import __version__
 from .compare import Comparison, Row, listed, tolerated
-from .profile import Choice, Profile, Search
+from .profile import Candidate, Choice, Profile, Search
 from .registry import ESTIMATORS
 from .tolerance import LEVEL, Tolerance
 
@@ -453,7 +453,7 @@ def _show_search(searched: Search, found: Profile, page: Page) -> None:
         samples = "" if row.samples is None else str(row.samples)
         table.add_row(
             candidate.estimator,
-            samples if candidate.reached or not samples else f"> {samples}",
+            samples if candidate.reached or not samples else _missed(candidate),
             _digits(np.mean(row.errors)),
             _uncertainty(searched.standard_error(row)),
             _digits(np.max(row.per_head)),
@@ -474,6 +474,12 @@ def _show_search(searched: Search, found: Profile, page: Page) -> None:
         page.say(f"{', '.join(part)}: on {plan.queries} evenly spaced queries of each head")
     for candidate in refused:
         page.say(f"not tried further: {candidate.estimator}: {candidate.reason}")
+
+
+def _missed(candidate: Candidate) -> str:
+    """More than the largest S tried; of windows, from the root of m on both ways, none."""
+    tried = [row.samples or 0 for row in candidate.steps]
+    return f"> {tried[-1]}" if tried[-1] == max(tried) else "none"
 
 
 def _uncertainty(value: float) -> str:

@@ -643,15 +643,16 @@ def plan(
 def _sizes(planned: Plan, record: Estimator) -> list[int | None]:
     """Powers of 2 that an estimator is tried at, or one of no size.
 
-    Chunks begin where a query has the fewest terms, the own keys and the other chunks, and their
-    number doubles; one key to a chunk, which is exact attention and no cheaper, is left out.
+    Windows of chunks are in the order of the terms that a query has, the own keys and the other
+    chunks; one key to a chunk, which is exact attention and no cheaper, is left out, and so are
+    windows of more than half of the keys.
     """
     if record.size is None:
         return [None]
     (n, m), most = (x.shape[-2] for x in planned.problems[record.name][:2]), planned.most
     if record.has("chunked"):
-        most = min(most, math.isqrt(max(1, m)))
-        return [2**i for i in reversed(range(1, most.bit_length()))] or [1]
+        windows = [2**i for i in range(1, min(most, m // 2).bit_length())]
+        return sorted(windows, key=lambda x: (x + m / x, -x)) or [1]
     if not record.has("any-size"):  # proposals have queries of their own, other samples keys
         most = min(most, m, n if record.has("proposals") else m)
     return [2**i for i in range(most.bit_length())]
@@ -670,7 +671,7 @@ def _seconds(planned: Plan, record: Estimator) -> float:
 def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> Search:
     """Find the smallest power of 2 at which the error of each estimator reaches the target.
 
-    Chunks are of at most the root of the number of keys, where time is least, and are halved.
+    Windows of chunks begin near the root of the number of keys, where time is least.
 
     The error is that of `compare.measure`, averaged over draws and heads.
 
@@ -706,7 +707,7 @@ def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = i
 
 
 def _doubled(planned: Plan, record: Estimator) -> Candidate:
-    """Double S, or the number of chunks, until the mean error reaches the target."""
+    """Double S, or take chunks of more terms, until the mean error reaches the target."""
     name, steps, reached, reason = record.name, list[Row](), False, ""
     for samples in _sizes(planned, record):
         try:

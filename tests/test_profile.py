@@ -202,11 +202,11 @@ def test_empty_plans() -> None:
         profile.plan(empty, empty, empty)
 
 
-def test_the_number_of_chunks_doubles() -> None:
+def test_windows_of_chunks_in_the_order_of_their_terms() -> None:
     """One key to a chunk is exact: it would reach every target at once, at no gain."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((70, 3)) for _ in range(3))
-    for target, sizes in ((10.0, [8]), (1e-9, [8, 4, 2])):
+    for target, sizes in ((10.0, [8]), (1e-9, [8, 16, 4, 32, 2])):
         planned = profile.plan(q, k, v, estimators=["eva", "second-order"], target=target)
         assert planned.seconds > 0
         for candidate in profile.search(planned).candidates:
