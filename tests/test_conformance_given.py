@@ -77,6 +77,7 @@ def limited(fn: Any, **limits: Any) -> Any:
     return attention
 
 
+@pytest.mark.long("tokens")
 @pytest.mark.parametrize("limit", ["sizes", "tokens"])
 @pytest.mark.parametrize("name", NAMES)
 def test_limits(name: str, limit: str) -> None:
@@ -217,6 +218,7 @@ def solved(q: Any, k: Any, v: Any, indices: Any, kind: str) -> Any:
     return p @ (weights @ v) / (p @ weights).sum(-1, keepdims=True)
 
 
+@pytest.mark.long("inverse", "orthogonal")
 @pytest.mark.parametrize("kind", ["elimination", "cholesky", "inverse", "orthogonal"])
 def test_correct_coresets_in_float32_stay_far_below_the_tolerance(kind: str) -> None:
     """And it stays far below the values: a few thousandths of them for few keys."""

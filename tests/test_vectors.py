@@ -788,6 +788,7 @@ def test_every_case_is_evaluated_again(
         assert again == [case.id for case in vectors.load(folders[kind])]
 
 
+@pytest.mark.long("npz")
 @pytest.mark.parametrize("kind", vectors.FORMATS)
 def test_a_flipped_bit_anywhere_is_named(kind: str, folders: Folders, tmp_path: Path) -> None:
     folder = tmp_path / "vectors"
