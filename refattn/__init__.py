@@ -21,15 +21,10 @@ if TYPE_CHECKING:
         distributed,
         estimators,
         features,
-        few_keys,
         gradients,
         kernels,
-        key_sampling,
-        lara,
-        linear,
         moments,
         naive,
-        near_and_far,
         packed,
         profile,
         registry,
@@ -39,43 +34,38 @@ if TYPE_CHECKING:
         streaming,
         testing,
         theory,
-        tolerance,
         typing,
         verification,
     )
-    from ._sample import load_sample
     from .attention import Attended, attend, merge, softmax_attention
-    from .estimators import (
-        importance_sampled_attention,
-        mean_of_ratios_attention,
-        random_feature_attention,
-        randomized_attention,
-    )
-    from .few_keys import coreset_attention, sampled_key_attention
-    from .gradients import Gradients, vjp
-    from .lara import linear_randomized_attention
-    from .linear import linear_attention
-    from .near_and_far import (
+    from .estimators.few_keys import coreset_attention, sampled_key_attention
+    from .estimators.lara import linear_randomized_attention
+    from .estimators.linear import linear_attention
+    from .estimators.near_and_far import (
         eva_attention,
         local_random_feature_attention,
         second_order_attention,
     )
-    from .verification import Verdict, verify
+    from .estimators.ra import mean_of_ratios_attention, randomized_attention
+    from .estimators.rfa import importance_sampled_attention, random_feature_attention
+    from .files.sample import load_sample
+    from .gradients.rules import Gradients, vjp
+    from .verification.verdict import Verdict, verify
 
 _HOME = {
     "Attended": "attention",
     "Gradients": "gradients",
     "attend": "attention",
-    "coreset_attention": "few_keys",
-    "eva_attention": "near_and_far",
-    "local_random_feature_attention": "near_and_far",
-    "sampled_key_attention": "few_keys",
-    "second_order_attention": "near_and_far",
+    "coreset_attention": "estimators",
+    "eva_attention": "estimators",
+    "local_random_feature_attention": "estimators",
+    "sampled_key_attention": "estimators",
+    "second_order_attention": "estimators",
     "importance_sampled_attention": "estimators",
-    "linear_attention": "linear",
-    "linear_randomized_attention": "lara",
+    "linear_attention": "estimators",
+    "linear_randomized_attention": "estimators",
     "mean_of_ratios_attention": "estimators",
-    "load_sample": "_sample",
+    "load_sample": "files.sample",
     "merge": "attention",
     "random_feature_attention": "estimators",
     "randomized_attention": "estimators",
@@ -101,13 +91,9 @@ __all__ = [
     "estimators",
     "eva_attention",
     "features",
-    "few_keys",
     "gradients",
     "importance_sampled_attention",
     "kernels",
-    "key_sampling",
-    "lara",
-    "linear",
     "linear_attention",
     "linear_randomized_attention",
     "load_sample",
@@ -116,7 +102,6 @@ __all__ = [
     "merge",
     "moments",
     "naive",
-    "near_and_far",
     "packed",
     "profile",
     "random_feature_attention",
@@ -131,7 +116,6 @@ __all__ = [
     "streaming",
     "testing",
     "theory",
-    "tolerance",
     "typing",
     "verification",
     "verify",

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _validate, moments, theory
-from ._array import Array, array_namespace, constant, host_dtype, to_host
-from ._heads import group_heads, head_counts
-from .estimators import random_feature_attention
+from . import moments, theory
+from .arrays import checks
+from .arrays.heads import group_heads, head_counts
+from .arrays.library import Array, array_namespace, constant, host_dtype, to_host
+from .estimators.rfa import random_feature_attention
 from .moments import Moments
 from .sampling import Gaussian
 from .theory.attention import LARGE_SAMPLE, first_order
@@ -196,13 +197,12 @@ def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Floats:
            [0. , 0.5]])
     """
     q_cov, k_cov = (
-        _validate.host(name, x, "(..., d, d)", 2)
-        for name, x in (("q_cov", q_cov), ("k_cov", k_cov))
+        checks.host(name, x, "(..., d, d)", 2) for name, x in (("q_cov", q_cov), ("k_cov", k_cov))
     )
-    _validate.semidefinite("q_cov", q_cov, q_cov.shape[-1])
-    _validate.semidefinite("k_cov", k_cov, k_cov.shape[-1])
-    _validate.compatible("q_cov", q_cov, "k_cov", k_cov)
-    floor = _validate.real("floor", floor, positive=True)
+    checks.semidefinite("q_cov", q_cov, q_cov.shape[-1])
+    checks.semidefinite("k_cov", k_cov, k_cov.shape[-1])
+    checks.compatible("q_cov", q_cov, "k_cov", k_cov)
+    floor = checks.real("floor", floor, positive=True)
     constant_rows = (_trace(q_cov) <= 0) | (_trace(k_cov) <= 0)
     of_q, of_k = (_eigh(x, floor) for x in (q_cov, k_cov))
     # Singular values of B are the roots of the eigenvalues of B^T B, and more accurate.
@@ -464,12 +464,12 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
     >>> attend(q, k, v, scale=2.0).out, attend(*centred[:2], v, bias=centred.bias, scale=2.0).out
     (array([[0.88079708]]), array([[0.88079708]]))
     """
-    _validate.attention(q, k, k)
-    scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
+    checks.attention(q, k, k)
+    scale = checks.real("scale", scale, positive=True, optional=True, like=q)
     wide = host_dtype(q)
-    a, b = (_validate.host(name, x, "(..., d)", 1, wide) for name, x in (("a", a), ("b", b)))
+    a, b = (checks.host(name, x, "(..., d)", 1, wide) for name, x in (("a", a), ("b", b)))
     for name, constants, x in (("a", a, q), ("b", b, k)):
-        _validate.broadcasts(name, constants, (*x.shape[:-2], x.shape[-1]), "(..., d)")
+        checks.broadcasts(name, constants, (*x.shape[:-2], x.shape[-1]), "(..., d)")
     xp = array_namespace(q, k)
     a, b = (constant(x, q)[..., None, :] for x in (a, b))
     factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
@@ -518,9 +518,9 @@ def assess(
     >>> bool(found.in_regime), bool(abs(found.predicted - found.achieved) < 0.1 * found.predicted)
     (True, True)
     """
-    _validate.positive_integer("draws", draws)
-    _validate.attention(q, k, v)
-    rng = _validate.generator(rng)
+    checks.positive_integer("draws", draws)
+    checks.attention(q, k, v)
+    rng = checks.generator(rng)
     host = to_host(q), to_host(k), to_host(v)
     problem = Problem(*host, scale=scale)
     exact = problem.mean
@@ -561,7 +561,7 @@ def _second_moment(q: Moments, k: Moments) -> tuple[Floats, Floats]:
 def _checked(q: Any, k: Any) -> tuple[Moments, Moments]:
     """Moments on the host, with the covariance of a single row 0 if it is nan."""
     of_q, of_k = _host_moments("q", q), _host_moments("k", k)
-    _validate.compatible("q.mean", of_q.mean, "k.mean", of_k.mean)
+    checks.compatible("q.mean", of_q.mean, "k.mean", of_k.mean)
     return of_q, of_k
 
 
@@ -572,17 +572,17 @@ def _host_moments(name: str, m: Any) -> Moments:
     mean, cov = to_host(m.mean), to_host(m.cov)
     if m.count == 1:  # nan, or known otherwise
         cov = np.where(np.all(np.isnan(cov), axis=(-2, -1), keepdims=True), 0.0, cov)
-    mean = _validate.host(f"{name}.mean", mean, "(..., d)", 1)
-    cov = _validate.host(f"{name}.cov", cov, "(..., d, d)", 2)
-    _validate.semidefinite(f"{name}.cov", cov, mean.shape[-1])
+    mean = checks.host(f"{name}.mean", mean, "(..., d)", 1)
+    cov = checks.host(f"{name}.cov", cov, "(..., d, d)", 2)
+    checks.semidefinite(f"{name}.cov", cov, mean.shape[-1])
     return Moments(m.count, mean, cov, m.ddof)
 
 
 def _kernel_moments(q: Any, k: Any, scale: float | None) -> tuple[Moments, Moments]:
     """Moments in kernel coordinates of arrays or from given moments, one for each query head."""
-    scale = _validate.real("scale", scale, positive=True, optional=True)
+    scale = checks.real("scale", scale, positive=True, optional=True)
     if not isinstance(q, Moments) and not isinstance(k, Moments):
-        _validate.attention(q, k, k)
+        checks.attention(q, k, k)
     of_q, of_k = (
         _host_moments(name, x if isinstance(x, Moments) else moments.estimate(x))
         for name, x in (("q", q), ("k", k))
@@ -598,7 +598,7 @@ def _kernel_moments(q: Any, k: Any, scale: float | None) -> tuple[Moments, Momen
                 for i in range(share)
             ),
         )
-    _validate.compatible("q", of_q.mean, "k", of_k.mean)
+    checks.compatible("q", of_q.mean, "k", of_k.mean)
     root = math.sqrt(of_q.mean.shape[-1] ** -0.5 if scale is None else scale)
     return _scaled(of_q, root, share), _scaled(of_k, root, share)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import _kernel, _validate
-from ._array import Array, constant
-from ._heads import Alibi, group_heads
-from ._kernel import Attended
-from ._scores import Options
+from .arrays import checks
+from .arrays.heads import Alibi, group_heads
+from .arrays.library import Array, constant
+from .engine import kernel
+from .engine.kernel import Attended
+from .engine.scores import Options
 from .typing import ArrayT
 
 __all__ = ["Alibi", "Attended", "alibi", "attend", "merge", "softmax_attention"]
@@ -143,7 +144,7 @@ class Arranged(NamedTuple):
 
     def attend(self) -> Attended:
         """Attend, and undo the groups."""
-        out, lse = _kernel.attend(*self.arrays, **self.options)
+        out, lse = kernel.attend(*self.arrays, **self.options)
         return Attended(self.ungroup(out), self.ungroup(lse, core=1))
 
 
@@ -169,11 +170,11 @@ def arranged(
     """
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
-    _validate.attention(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
-    scale = _validate.real("scale", scale, optional=rooted, like=q)
-    softcap = _validate.softcap(softcap, q)
+    checks.attention(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
+    scale = checks.real("scale", scale, optional=rooted, like=q)
+    softcap = checks.softcap(softcap, q)
     sinks, slopes = (
-        None if x is None else _validate.of_heads(name, x, q, k, v)
+        None if x is None else checks.of_heads(name, x, q, k, v)
         for name, x in (("sinks", sinks), ("slopes", slopes))
     )
     (q, k, v, bias, mask, *of_pairs), ungroup = group_heads(
@@ -181,7 +182,7 @@ def arranged(
     )
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
-    more = Options(_validate.window(window), shift, softcap, *of_pairs)
+    more = Options(checks.window(window), shift, softcap, *of_pairs)
     named = {"bias": bias, "mask": mask, "causal": causal, "scale": scale, "options": more}
     return Arranged((q, k, v), named, ungroup)
 
@@ -217,7 +218,7 @@ def alibi(slopes: Array) -> Alibi:
     >>> attend(q, k, v, bias=attention.alibi(np.array([np.log(3.0)]))).out  # weights 1/4 and 3/4
     array([[[2.5]]])
     """
-    _validate.is_array("slopes", slopes)
+    checks.is_array("slopes", slopes)
     return Alibi(slopes)
 
 
@@ -258,8 +259,8 @@ def merge(a: Attended[ArrayT], b: Attended[ArrayT]) -> Attended[ArrayT]:
     >>> merge(attend(q, k[:1], v[:1]), attend(q, k[1:], v[1:])).out, attend(q, k, v).out
     (array([[2.]]), array([[2.]]))
     """
-    _validate.attended(a=a, b=b)
-    return _kernel.merge(Attended(*a), Attended(*b))
+    checks.attended(a=a, b=b)
+    return kernel.merge(Attended(*a), Attended(*b))
 
 
 def softmax_attention(

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _sample, _validate
-from ._heads import broadcast_lead, group_heads
-from ._held import held
-from ._text import close
+from .arrays import checks
+from .arrays.heads import broadcast_lead, group_heads
+from .arrays.shown import held
+from .arrays.words import close
 from .attention import softmax_attention
+from .files import sample
 from .registry import DEFAULT, ESTIMATORS, Estimator
 
 __all__ = [
@@ -235,10 +236,10 @@ def pose(
     >>> problem.row(refattn.registry.ESTIMATORS["ra"], 32, 2, warm=False).errors.shape
     (2, 2, 4)
     """
-    _validate.attention(q, k, v, causal=causal)
-    found = _validate.real("scale", scale, positive=True, optional=True)
+    checks.attention(q, k, v, causal=causal)
+    found = checks.real("scale", scale, positive=True, optional=True)
     scale = q.shape[-1] ** -0.5 if found is None else found
-    _validate.non_negative_integer("seed", seed)
+    checks.non_negative_integer("seed", seed)
     wide = (x.astype(np.float64) for x in (q, k, v))
     exact, size = exact_and_size(*wide, scale=scale, causal=causal)
     return Problem(q, k, v, scale, causal, seed, exact, size)
@@ -363,7 +364,7 @@ def tolerated() -> Tolerated:
     >>> found.errors["ra"] > found.errors["rfa-iid"]
     True
     """
-    return Tolerated(**json.loads(_sample.path("minilm_tolerated.json").read_text("utf-8")))
+    return Tolerated(**json.loads(sample.path("minilm_tolerated.json").read_text("utf-8")))
 
 
 def measure(
@@ -438,13 +439,13 @@ def measure(
     >>> found.rows[0].per_head.shape
     (2, 4)
     """
-    _validate.positive_integer("draws", draws)
+    checks.positive_integer("draws", draws)
     for size in sizes:
-        _validate.positive_integer("sizes", size)
+        checks.positive_integer("sizes", size)
     if queries is not None:
-        _validate.positive_integer("queries", queries)
-    chosen = [record_of(name) for name in _validate.names("estimators", estimators)]
-    _validate.attention(q, k, v, causal=causal)
+        checks.positive_integer("queries", queries)
+    chosen = [record_of(name) for name in checks.names("estimators", estimators)]
+    checks.attention(q, k, v, causal=causal)
     _check_some(q, k, v)
     if announce is not None:
         announce(_estimate(_unposed(q, k, v, scale, causal, seed), chosen, sizes, draws, queries))
@@ -537,7 +538,7 @@ def _unposed(
     q: _Array, k: _Array, v: _Array, scale: float | None, causal: bool, seed: int
 ) -> Problem:
     """A problem without exact attention, for times."""
-    found = _validate.real("scale", scale, positive=True, optional=True)
+    found = checks.real("scale", scale, positive=True, optional=True)
     none = np.empty(0)
     return Problem(
         q, k, v, q.shape[-1] ** -0.5 if found is None else found, causal, seed, none, none

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from . import _validate
-from ._array import Array, array_namespace, as_written, is_numpy_array, root_scale
-from ._heads import group_heads
-from ._hops import Keys, sample
-from ._kernel import finite, log_sum_exp, nonzero
-from ._products import multiply
+from .arrays import checks
+from .arrays.heads import group_heads
+from .arrays.library import Array, array_namespace, as_written, is_numpy_array, root_scale
+from .arrays.products import multiply
+from .engine.hops import Keys, sample
+from .engine.kernel import finite, log_sum_exp, nonzero
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
 
@@ -73,12 +73,12 @@ def log_weights(
     >>> np.exp(diagnostics.log_weights(np.ones((1, 1)), np.ones((3, 1)), omega=omega))
     array([[0.5, 0.5]])
     """
-    _validate.attention(q, k, k, mask=mask)
-    scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
-    lead = _validate.lead(q, k, k)
-    omega, log_weight = _validate.frequencies(omega, log_weight, q, lead)
+    checks.attention(q, k, k, mask=mask)
+    scale = checks.real("scale", scale, positive=True, optional=True, like=q)
+    lead = checks.lead(q, k, k)
+    omega, log_weight = checks.frequencies(omega, log_weight, q, lead)
     if mask is not None:
-        _validate.broadcasts("mask", mask, (*lead, 1, k.shape[-2]), "(..., 1, m)")
+        checks.broadcasts("mask", mask, (*lead, 1, k.shape[-2]), "(..., 1, m)")
     (q, k, _, omega, log_weight, mask), ungroup = group_heads(
         q, k, k, omega, log_weight[..., None, :], mask
     )
@@ -128,7 +128,7 @@ def effective_sample_size(log_weights: Array) -> Array:
     >>> np.round(diagnostics.effective_sample_size(np.log(weights)), 2)
     array([4.  , 3.24])
     """
-    _validate.arrays(1, log_weights=log_weights)
+    checks.arrays(1, log_weights=log_weights)
     xp = array_namespace(log_weights)
     if log_weights.shape[-1] == 0:
         raise ValueError("`log_weights` must hold at least one weight a row, got none.")
@@ -178,7 +178,7 @@ def pareto_k(log_weights: Array) -> Any:
     >>> bool(np.all(diagnostics.pareto_k(-2.0 * np.log(u)) > 1))  # weights u^-2: k = 2
     True
     """
-    _validate.arrays(1, log_weights=log_weights)
+    checks.arrays(1, log_weights=log_weights)
     if not is_numpy_array(log_weights):
         raise TypeError(
             f"`log_weights` must be a NumPy array, got {type(log_weights).__name__}: move it to "

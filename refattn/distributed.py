@@ -23,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from . import _validate, attention, sampling
-from ._arguments import change_gauge, frequencies
-from ._array import Array, array_namespace, device, is_numpy_array
-from ._scores import Band
+from . import attention, sampling
+from .arrays import checks
+from .arrays.library import Array, array_namespace, device, is_numpy_array
 from .attention import Alibi, Attended
+from .engine.scores import Band
+from .estimators.inputs import change_gauge, frequencies
 from .streaming import PositiveState
 from .typing import Coupling
 
@@ -107,7 +108,7 @@ def attend(
     (2, 6, 3)
     """
     return _exact(
-        q, k, v, bias=bias, mask=mask, causal=causal, scale=_validate.real("scale", scale),
+        q, k, v, bias=bias, mask=mask, causal=causal, scale=checks.real("scale", scale),
         window=window, softcap=softcap, sinks=sinks, dropout=dropout,
     )  # fmt: skip
 
@@ -155,7 +156,7 @@ def softmax_attention(
     """
     return _exact(
         q, k, v, bias=bias, mask=mask, causal=causal,
-        scale=_validate.real("scale", scale, optional=True),
+        scale=checks.real("scale", scale, optional=True),
         window=window, softcap=softcap, sinks=sinks, dropout=dropout,
     ).out  # fmt: skip
 
@@ -215,7 +216,7 @@ def random_feature_attention(
     (6, 3)
     """
     _check(q, k, v, causal)
-    scale = _validate.real("scale", scale, positive=True, optional=True)
+    scale = checks.real("scale", scale, positive=True, optional=True)
     if heads := getattr(proposal, "lead", ()):
         raise ValueError(f"`proposal` must be one for all heads, got a batch of shape {heads}.")
     q, k = change_gauge(q, k, v, proposal)
@@ -267,8 +268,8 @@ def _exact(
     of_pairs = {x: options.pop(x) for x in ("mask", "dropout")}
     of_pairs["bias"] = None if isinstance(bias, Alibi) else bias
     _check(q, k, v, causal, of_pairs, {"sinks": sinks, "slopes": slopes})
-    _validate.real("softcap", options["softcap"], positive=True, optional=True)
-    band = Band.of(k.shape[-2] - q.shape[-2], causal, _validate.window(window))
+    checks.real("softcap", options["softcap"], positive=True, optional=True)
+    band = Band.of(k.shape[-2] - q.shape[-2], causal, checks.window(window))
 
     q, k, v = _cut(q, k, v, causal=False)
     scores = (*q.chunks[:-1], k.chunks[-2])
@@ -472,10 +473,10 @@ def _check(
             raise TypeError(f"`{name}` must be a Dask array, got {type(x).__name__}.")
         if any(n != n for n in x.shape):
             raise ValueError(f"`{name}` must have chunks of known sizes, got {x.chunks}.")
-    _validate.attention(q, k, v, causal=causal, **of_pairs)
+    checks.attention(q, k, v, causal=causal, **of_pairs)
     for name, x in of_heads.items():
         if x is not None:
-            _validate.of_heads(name, x, q, k, v)
+            checks.of_heads(name, x, q, k, v)
     grouped = min(q.ndim, k.ndim) > 2 and q.shape[:-3] == k.shape[:-3]
     grouped = grouped and 0 < k.shape[-3] <= q.shape[-3]
     for name, x, lead in (("k", k, k if grouped else q), ("v", v, k)):

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _validate
-from ._array import (
+from .arrays import checks
+from .arrays.library import (
     Array,
     Workspace,
     add,
@@ -29,8 +29,8 @@ from ._array import (
     host_dtype,
     square_norm,
 )
-from ._held import held
-from ._products import multiply
+from .arrays.products import multiply
+from .arrays.shown import held
 
 __all__ = [
     "Features",
@@ -271,8 +271,8 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
     >>> features.elu_features(np.array([-50.0, 0.0, 2.0, 1e300]))
     array([1.92874985e-022, 1.00000000e+000, 3.00000000e+000, 1.00000000e+300])
     """
-    _validate.arrays(0, x=x)
-    alpha = _validate.real("alpha", alpha, positive=True, like=x)
+    checks.arrays(0, x=x)
+    alpha = checks.real("alpha", alpha, positive=True, like=x)
     if alpha > 1:
         raise ValueError(f"`alpha` must be in (0, 1], got {alpha}.")
     return elu(x, alpha)
@@ -322,7 +322,7 @@ def relu_features(x: Array) -> Array:
     >>> features.relu_features(np.array([-1.0, 2.0]))
     array([0., 2.])
     """
-    _validate.arrays(0, x=x)
+    checks.arrays(0, x=x)
     return relu(x)
 
 
@@ -372,9 +372,9 @@ def taylor_features(x: Array, *, degree: int) -> Features:
     >>> np.exp(log_a + log_b) * (a @ b.T)  # 1 + 1 + 1/2
     array([[2.5]])
     """
-    _validate.arrays(2, x=x)
-    _validate.compatible("x", x, "x", x)
-    _validate.non_negative_integer("degree", degree)
+    checks.arrays(2, x=x)
+    checks.compatible("x", x, "x", x)
+    checks.non_negative_integer("degree", degree)
     xp, d = array_namespace(x), x.shape[-1]
     _check_size(d + degree, d, degree)
     unit, _, logs, peak = taylor_scales(x, degree)
@@ -431,9 +431,9 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
     >>> features.polynomial_features(np.array([[1.0, 2.0]]), degree=2)
     array([[1.        , 2.82842712, 4.        ]])
     """
-    _validate.arrays(2, x=x)
-    _validate.compatible("x", x, "x", x)
-    _validate.non_negative_integer("degree", degree)
+    checks.arrays(2, x=x)
+    checks.compatible("x", x, "x", x)
+    checks.non_negative_integer("degree", degree)
     d = x.shape[-1]
     _check_size(d + degree - 1, d, degree)
     return _monomials(x, degree)
@@ -442,9 +442,9 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
 @as_written
 def _products(x: Array, omega: Array) -> Array:
     """Products omega_s . x_i, shape (..., n, S)."""
-    _validate.arrays(2, x=x)
-    omega, _ = _validate.frequencies(omega, None, x)
-    _validate.leading("x", x, "omega", omega)
+    checks.arrays(2, x=x)
+    omega, _ = checks.frequencies(omega, None, x)
+    checks.leading("x", x, "omega", omega)
     return multiply(x, array_namespace(x).matrix_transpose(omega))
 
 
@@ -452,7 +452,7 @@ def _square_norm(x: Array, given: Any) -> Array:
     """|x|^2 of the rows (..., n, d), or what is given in its place, shape (..., n)."""
     if given is None:
         return square_norm(x)
-    given = _validate.per_head("square_norm", given, x)
+    given = checks.per_head("square_norm", given, x)
     return array_namespace(x).broadcast_to(given[..., None], x.shape[:-1])
 
 
@@ -504,15 +504,15 @@ def _factors(d: int, degree: int) -> tuple[Any, Any]:
 
 def _check_size(pool: int, d: int, degree: int) -> None:
     """Check how many features there are, choices of `degree` from the pool, and their factors."""
-    _validate.at_most("degree", degree, _HIGHEST, "the highest of these features")
+    checks.at_most("degree", degree, _HIGHEST, "the highest of these features")
     count = math.comb(pool, degree)
     if count > _LARGEST:
         raise ValueError(
             f"`degree` must give at most {_LARGEST:,} features, got degree {degree} for vectors "
-            f"of length {d}: {_validate.number(count, ',')} features."
+            f"of length {d}: {checks.number(count, ',')} features."
         )
     if count * degree > _FACTORS:
         raise ValueError(
             f"`degree` must give features of at most {_FACTORS:,} factors in all, got degree "
-            f"{degree} for vectors of length {d}: {_validate.number(count, ',')} features."
+            f"{degree} for vectors of length {d}: {checks.number(count, ',')} features."
         )

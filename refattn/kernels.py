@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import get_args
 
-from . import _validate
-from ._array import Array, array_namespace, as_written, constant, square_norm
-from ._kernel import attend, finite
-from ._products import multiply
+from .arrays import checks
+from .arrays.library import Array, array_namespace, as_written, constant, square_norm
+from .arrays.products import multiply
+from .engine.kernel import attend, finite
 from .typing import Features
 
 __all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]
@@ -128,9 +128,9 @@ def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
     array([25.])
     """
     _pairs(x, y)
-    _validate.non_negative_integer("degree", degree)
+    checks.non_negative_integer("degree", degree)
     xp = array_namespace(x, y)
-    _validate.at_most("degree", degree, int(1 / float(xp.finfo(x.dtype).eps)), "1 / eps")
+    checks.at_most("degree", degree, int(1 / float(xp.finfo(x.dtype).eps)), "1 / eps")
     return xp.sum(x * y, axis=-1) ** degree
 
 
@@ -189,10 +189,10 @@ def estimate(
     [1.12, 1.12]
     """
     _pairs(x, y)
-    _validate.choice("features", features, FEATURES)
-    omega, log_weight = _validate.frequencies(omega, log_weight, x)
-    _validate.compatible("x", x, "omega", omega[..., 0, :])
-    _validate.compatible("y", y, "omega", omega[..., 0, :])
+    checks.choice("features", features, FEATURES)
+    omega, log_weight = checks.frequencies(omega, log_weight, x)
+    checks.compatible("x", x, "omega", omega[..., 0, :])
+    checks.compatible("y", y, "omega", omega[..., 0, :])
     xp = array_namespace(x)
     if features == "trigonometric":
         return _trigonometric(x, y, omega, log_weight)
@@ -233,5 +233,5 @@ def _project(x: Array, omega: Array) -> Array:
 
 
 def _pairs(x: Array, y: Array) -> None:
-    _validate.arrays(1, x=x, y=y)
-    _validate.compatible("x", x, "y", y)
+    checks.arrays(1, x=x, y=y)
+    checks.compatible("x", x, "y", y)

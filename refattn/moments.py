@@ -20,12 +20,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import entr
 
-from . import _validate
-from ._array import Array, add, array_namespace, as_written, constant, device, square_norm, to_host
-from ._blocks import block_shape, pairwise, part, tiles
-from ._held import held
-from ._kernel import nonzero
-from ._products import sum_of_products
+from .arrays import checks
+from .arrays.blocks import block_shape, pairwise, part, tiles
+from .arrays.library import (
+    Array,
+    add,
+    array_namespace,
+    as_written,
+    constant,
+    device,
+    square_norm,
+    to_host,
+)
+from .arrays.products import sum_of_products
+from .arrays.shown import held
+from .engine.kernel import nonzero
 
 __all__ = [
     "Moments",
@@ -217,7 +226,7 @@ def estimate_chunks(
     >>> moments.estimate_chunks(chunks)
     Moments(count=2, mean=array([1.]), cov=array([[2.]]), ddof=1)
     """
-    _validate.iterable("chunks", chunks)
+    checks.iterable("chunks", chunks)
     return _estimate(((f"chunks[{i}]", x) for i, x in enumerate(chunks)), axis, ddof)
 
 
@@ -485,7 +494,7 @@ def mean_plus_trace(m: Moments) -> Array:
 
 def _estimate(named: Iterable[tuple[str, Array]], axis: Any, ddof: int) -> Moments:
     """Fold the rows of arrays, which come with the names that messages call them."""
-    _validate.ddof("ddof", ddof)
+    checks.ddof("ddof", ddof)
     blocks = _blocks(named, axis)
     empty = next(blocks, None)
     if empty is None:
@@ -508,15 +517,15 @@ def _blocks(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[Array]:
     """Check arrays and cut their rows into blocks (..., b, d), after one that is empty."""
     first, head = "", None
     for name, x in named:
-        _validate.arrays(2, **{name: x})
-        pooled = _validate.row_axes(name, x, axis)
+        checks.arrays(2, **{name: x})
+        pooled = checks.row_axes(name, x, axis)
         kept = tuple(i for i in range(x.ndim - 1) if i not in pooled)
         xp, lead, d = array_namespace(x), tuple(x.shape[i] for i in kept), x.shape[-1]
         if head is None:
             first, head = name, xp.zeros((*lead, 0, d), dtype=x.dtype, device=device(x))
             yield head
         x = xp.permute_dims(x, (*kept, *pooled, x.ndim - 1))
-        _validate.rows(name, x, len(pooled), first, head)
+        checks.rows(name, x, len(pooled), first, head)
         # d rows take the room of the result; with less, small products would dominate.
         size = max(d, math.prod(block_shape(x)) // max(1, math.prod(lead) * d))
         for box in tiles(x.shape[len(lead) : -1], size):
@@ -606,10 +615,10 @@ def check_moments(**named: Any) -> None:
     """Check results of `moments.estimate`; of several, that they may be merged."""
     for name, m in named.items():
         if not isinstance(m, Moments):
-            raise TypeError(f"`{name}` must be a Moments, got {_validate.describe(m)}.")
-        _validate.non_negative_integer(f"{name}.count", m.count)
-        _validate.ddof(f"{name}.ddof", m.ddof)
-        _validate.arrays(1, **{f"{name}.mean": m.mean, f"{name}.cov": m.cov})
+            raise TypeError(f"`{name}` must be a Moments, got {checks.describe(m)}.")
+        checks.non_negative_integer(f"{name}.count", m.count)
+        checks.ddof(f"{name}.ddof", m.ddof)
+        checks.arrays(1, **{f"{name}.mean": m.mean, f"{name}.cov": m.cov})
         shape = tuple(m.mean.shape)
         if shape[-1] == 0 or tuple(m.cov.shape) != (*shape, shape[-1]):
             raise ValueError(
@@ -618,7 +627,7 @@ def check_moments(**named: Any) -> None:
             )
     (first, head), *rest = named.items()
     for name, m in rest:
-        _validate.arrays(1, **{f"{first}.mean": head.mean, f"{name}.mean": m.mean})
+        checks.arrays(1, **{f"{first}.mean": head.mean, f"{name}.mean": m.mean})
         if m.ddof != head.ddof:
             raise ValueError(f"`{name}.ddof` must equal `{first}.ddof`, {head.ddof}, got {m.ddof}.")
         if tuple(m.mean.shape) != tuple(head.mean.shape):

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from . import _validate
-from ._array import Array, array_namespace, device
+from .arrays import checks
+from .arrays.library import Array, array_namespace, device
 from .attention import Attended
 
 __all__ = ["paged", "varlen"]
@@ -203,7 +203,7 @@ def _attend(
         )
     n, heads, _ = q.shape
     for name, ndim, x in zip(("out", "lse"), (3, 2), found, strict=False):
-        _validate.is_array(name, x)
+        checks.is_array(name, x)
         if x.ndim != ndim or tuple(x.shape[:2]) != (heads, n):
             rule = "(heads, n, d_v)" if ndim == 3 else "(heads, n)"
             raise ValueError(
@@ -233,7 +233,7 @@ def _contiguous(pages: Array, table: list[int], length: int) -> Array:
 
 def _spans(name: str, offsets: Any, of: str, x: Array) -> list[slice]:
     """The tokens of each sequence."""
-    ends = _validate.integers(name, offsets, "(sequences + 1,)", 1)
+    ends = checks.integers(name, offsets, "(sequences + 1,)", 1)
     if len(ends) < 2 or ends[0] != 0 or np.any(np.diff(ends) < 0) or ends[-1] != x.shape[0]:
         raise ValueError(
             f"`{name}` must be at least 2 integers that begin at 0, never fall and end at the "
@@ -244,8 +244,8 @@ def _spans(name: str, offsets: Any, of: str, x: Array) -> list[slice]:
 
 def _pages(block_table: Any, lengths: Any, q: Array, pages: Array) -> list[tuple[list[int], int]]:
     """The pages of each sequence that are read, and its length."""
-    table = _validate.integers("block_table", block_table, "(batch, most_pages)", 2)
-    counts = _validate.integers("lengths", lengths, "(batch,)", 1)
+    table = checks.integers("block_table", block_table, "(batch, most_pages)", 2)
+    counts = checks.integers("lengths", lengths, "(batch,)", 1)
     batch, (count, size) = q.shape[0], pages.shape[:2]
     for name, x in (("block_table", table), ("lengths", counts)):
         if len(x) != batch or batch == 0:
@@ -272,10 +272,10 @@ def _pages(block_table: Any, lengths: Any, q: Array, pages: Array) -> list[tuple
 def _check(function: Any, ndim: int, **arrays: Array) -> None:
     """Check the function, and arrays of one library and device with so many axes."""
     if not callable(function):
-        raise TypeError(f"`function` must be callable, got {_validate.describe(function)}.")
+        raise TypeError(f"`function` must be callable, got {checks.describe(function)}.")
     head = arrays["q"]
     for name, x in arrays.items():
-        _validate.is_array(name, x)
+        checks.is_array(name, x)
         if x.ndim != ndim:
             raise ValueError(f"`{name}` must have {ndim} axes, got shape {tuple(x.shape)}.")
-        _validate.same_home(name, x, "q", head)
+        checks.same_home(name, x, "q", head)

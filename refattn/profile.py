@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _validate, adapt, moments, theory
-from ._heads import broadcast_lead, group_heads
-from ._held import held
+from . import adapt, moments, theory
+from .arrays import checks
+from .arrays.heads import broadcast_lead, group_heads
+from .arrays.shown import held
 from .attention import softmax_attention
 from .compare import (
     QUADRATIC_QUERIES,
@@ -244,13 +245,13 @@ def study(
     >>> bool(found.table["trace_q"][0, 0] > 0)
     True
     """
-    _validate.attention(q, k, k if v is None else v)
-    found = _validate.real("scale", scale, positive=True, optional=True)
+    checks.attention(q, k, k if v is None else v)
+    found = checks.real("scale", scale, positive=True, optional=True)
     scale = q.shape[-1] ** -0.5 if found is None else found
-    target = _validate.real("target", target, positive=True)
+    target = checks.real("target", target, positive=True)
     for size in sizes:
-        _validate.positive_integer("sizes", size)
-    _validate.flag("shrink", shrink)
+        checks.positive_integer("sizes", size)
+    checks.flag("shrink", shrink)
     n, m, d = q.shape[-2], *k.shape[-2:]
     q, k, *values = (x.astype(np.float64) for x in (q, k, v) if x is not None)
     lead, heads = _each_head(q, k, values[0] if values else k)
@@ -613,16 +614,16 @@ def plan(
     >>> len(planned.heads), planned.queries, planned.most
     (8, 32, 512)
     """
-    _validate.attention(q, k, v)
-    target = _validate.real("target", target, positive=True)
-    _validate.positive_integer("draws", draws)
+    checks.attention(q, k, v)
+    target = checks.real("target", target, positive=True)
+    checks.positive_integer("draws", draws)
     if draws < 2:
         raise ValueError(f"`draws` must be at least 2, for a standard error, got {draws}.")
     if most is not None:
-        _validate.positive_integer("most", most)
+        checks.positive_integer("most", most)
     records = [
         record_of(x)
-        for x in _validate.names("estimators", names() if estimators is None else estimators)
+        for x in checks.names("estimators", names() if estimators is None else estimators)
     ]
     n, m = q.shape[-2], k.shape[-2]
     most = 4 * max(n, m) if most is None else most

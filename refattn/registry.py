@@ -21,25 +21,12 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from . import (
-    _validate,
-    attention,
-    certified,
-    estimators,
-    few_keys,
-    gradients,
-    kernels,
-    key_sampling,
-    lara,
-    linear,
-    moments,
-    naive,
-    near_and_far,
-    sampling,
-    streaming,
-)
-from ._array import Array
-from ._text import said
+from . import attention, certified, kernels, moments, naive, sampling, streaming
+from .arrays import checks
+from .arrays.library import Array
+from .arrays.words import said
+from .estimators import few_keys, key_sampling, lara, linear, near_and_far, ra, rfa
+from .gradients import rules
 from .typing import Features, KeyLaw
 
 __all__ = ["DEFAULT", "ESTIMATORS", "GROUP", "TRAITS", "Estimator", "register"]
@@ -158,7 +145,7 @@ class Estimator(NamedTuple):
     @property
     def differentiable(self) -> Callable[..., Any] | None:
         """What `vjp` takes for it; None if there is no pullback to compare with."""
-        return gradients.pulled_back(self.fn, self.naive)
+        return rules.pulled_back(self.fn, self.naive)
 
     def sized(self, samples: int) -> dict[str, Any]:
         """The keyword that sets S, if there is one, with its value."""
@@ -232,7 +219,7 @@ def _checked(record: Any) -> Estimator:
     if not isinstance(record.name, str):
         raise TypeError(f"`name` must be a string, got {type(record.name).__name__}.")
     options, traits, aliases = (
-        tuple(_validate.names(argument, given))
+        tuple(checks.names(argument, given))
         for argument, given in (
             ("options", record.options),
             ("traits", record.traits),
@@ -256,7 +243,7 @@ def _checked(record: Any) -> Estimator:
             if not name.isidentifier():
                 raise ValueError(f"`{argument}` must be of keywords, got {name!r}.")
     for name in traits:
-        _validate.choice("traits", name, TRAITS)
+        checks.choice("traits", name, TRAITS)
     if "vjp" in options and record.differentiable is None:
         raise ValueError(
             f"`options` must leave out 'vjp' for {record.name}: there is no pullback to compare "
@@ -343,9 +330,7 @@ def _importance_sampled(
 ) -> Array:
     """Importance sampling at frequencies drawn from N(0, I)."""
     omega, log_weight = sampling.draw(num_samples, q.shape[-1], rng=rng)
-    return estimators.importance_sampled_attention(
-        q, k, v, omega=omega, log_weight=log_weight, **options
-    )
+    return rfa.importance_sampled_attention(q, k, v, omega=omega, log_weight=log_weight, **options)
 
 
 def _adapted(fn: Callable[..., Array], fit: str) -> Callable[..., Array]:
@@ -399,7 +384,7 @@ def _sampled(law: KeyLaw) -> Callable[..., Array]:
 
 _RFA = Estimator(
     "rfa-iid",
-    estimators.random_feature_attention,
+    rfa.random_feature_attention,
     naive.random_feature_attention,
     size="num_features",
     options=(*_SEES, "omega", "omega_per_head", "moments"),
@@ -509,7 +494,7 @@ for _record in (
     ),
     Estimator(
         "mean-of-ratios",
-        estimators.mean_of_ratios_attention,
+        ra.mean_of_ratios_attention,
         naive.mean_of_ratios_attention,
         size="num_samples",
         options=(*_SEES, "omega"),
@@ -517,7 +502,7 @@ for _record in (
     ),
     Estimator(
         "ra",
-        estimators.randomized_attention,
+        ra.randomized_attention,
         naive.randomized_attention,
         size="num_samples",
         options=(*_SEES, "omega"),

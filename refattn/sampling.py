@@ -18,8 +18,10 @@ from typing import Any, NamedTuple, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-from . import _validate
-from ._array import (
+from .arrays import checks
+from .arrays.blocks import block_shape, blocks, part, put, tiles
+from .arrays.heads import broadcast_lead, group_heads, head_counts
+from .arrays.library import (
     Array,
     array_namespace,
     as_written,
@@ -30,12 +32,10 @@ from ._array import (
     root_scale,
     to_host,
 )
-from ._blocks import block_shape, blocks, part, put, tiles
-from ._heads import broadcast_lead, group_heads, head_counts
-from ._held import held
-from ._kernel import attend
-from ._products import multiply
-from ._scores import causal_mask
+from .arrays.products import multiply
+from .arrays.shown import held
+from .engine.kernel import attend
+from .engine.scores import causal_mask
 from .typing import Coupling
 
 __all__ = [
@@ -131,16 +131,16 @@ class Gaussian:
     gauge: Floats | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", _validate.host("mean", self.mean, "(..., d)", 1))
+        object.__setattr__(self, "mean", checks.host("mean", self.mean, "(..., d)", 1))
         if self.cov is not None:
-            cov = _validate.host("cov", self.cov, "(..., d, d)", 2)
-            _validate.covariance("cov", cov, self.d)
+            cov = checks.host("cov", self.cov, "(..., d, d)", 2)
+            checks.covariance("cov", cov, self.d)
             object.__setattr__(self, "cov", (cov + np.swapaxes(cov, -1, -2)) / 2)
-            _validate.leading("mean", self.mean[..., None, :], "cov", cov)
+            checks.leading("mean", self.mean[..., None, :], "cov", cov)
         if self.gauge is not None:
-            gauge = _validate.host("gauge", self.gauge, "(..., d, d)", 2)
-            _validate.invertible("gauge", gauge, self.d)
-            _validate.leading("mean", self.mean[..., None, :], "gauge", gauge)
+            gauge = checks.host("gauge", self.gauge, "(..., d, d)", 2)
+            checks.invertible("gauge", gauge, self.d)
+            checks.leading("mean", self.mean[..., None, :], "gauge", gauge)
             object.__setattr__(self, "gauge", gauge)
 
     @property
@@ -173,11 +173,11 @@ class Gaussian:
 
     def gauges(self, q: Array, k: Array) -> tuple[Array, Array] | None:
         """Return what `change_gauge` multiplies rows of queries and of keys by: A^T and A^{-1}."""
-        _validate.attention(q, k, k)
-        _validate.over("proposal", self, q.shape[-1])
+        checks.attention(q, k, k)
+        checks.over("proposal", self, q.shape[-1])
         if self.gauge is None:
             return None
-        _validate.batch("proposal", self.gauge.shape[:-2], _validate.lead(q, k, k))
+        checks.batch("proposal", self.gauge.shape[:-2], checks.lead(q, k, k))
         inverse = np.linalg.inv(self.gauge)
         heads, groups = head_counts(q, k, k)
         if min(heads, groups) > 1 and self.gauge.shape[:-2][-1:] == (heads,):
@@ -255,7 +255,7 @@ class Mixture:
                 f"got lengths {[c.d for c in components]}."
             )
         weights = np.ones(len(components)) if self.weights is None else self.weights
-        weights = _validate.host("weights", weights, "(C,)", 1)
+        weights = checks.host("weights", weights, "(C,)", 1)
         if weights.shape != (len(components),) or np.any(weights < 0) or not np.any(weights):
             raise ValueError(
                 f"`weights` must be {len(components)} non-negative numbers, not all 0, "
@@ -381,10 +381,10 @@ def draw(
     >>> bool(np.allclose(gram, np.diag(np.diag(gram))))
     True
     """
-    _validate.length("d", d)
-    _validate.length("num_samples", num_samples, d)
-    _validate.choice("coupling", coupling, get_args(Coupling))
-    rng = _validate.generator(rng)
+    checks.length("d", d)
+    checks.length("num_samples", num_samples, d)
+    checks.choice("coupling", coupling, get_args(Coupling))
+    rng = checks.generator(rng)
     couple = COUPLINGS[coupling]
     if proposal is None:
         return Samples(couple(num_samples, d, rng), np.zeros(num_samples))
@@ -392,7 +392,7 @@ def draw(
         raise TypeError(
             f"`proposal` must be a Gaussian, a Mixture or None, got {type(proposal).__name__}."
         )
-    _validate.over("proposal", proposal, d)
+    checks.over("proposal", proposal, d)
     if not proposal.has_finite_variance():
         warnings.warn(
             "The covariance of `proposal` is not above I/2: importance weights have infinite "
@@ -463,14 +463,14 @@ def draw_target(
     >>> np.round(omega.mean(axis=-2), 1)
     array([[5., 0.]])
     """
-    _validate.attention(q, k, k, mask=mask, causal=causal)
-    scale = _validate.real("scale", scale, positive=True, optional=True, like=q)
-    lead, (n, d) = _validate.lead(q, k, k), q.shape[-2:]
-    _validate.length("num_samples", num_samples, math.prod(lead) * n * d)
-    rng = _validate.generator(rng)
+    checks.attention(q, k, k, mask=mask, causal=causal)
+    scale = checks.real("scale", scale, positive=True, optional=True, like=q)
+    lead, (n, d) = checks.lead(q, k, k), q.shape[-2:]
+    checks.length("num_samples", num_samples, math.prod(lead) * n * d)
+    rng = checks.generator(rng)
     shape = (*lead, n, num_samples)
     u, z = rng.random(shape), rng.standard_normal((*shape, d))
-    like, mask = q, _validate.key_rows(mask, k)
+    like, mask = q, checks.key_rows(mask, k)
     if not has_float64(q):
         with suppress(TypeError):  # the values of traced arrays are not known yet
             q, k, mask = (None if x is None else to_host(x, None) for x in (q, k, mask))
@@ -652,7 +652,7 @@ def check_gaussians(name: str, proposals: Any) -> Any:
     """Check a sequence of Gaussian proposals and return it as a tuple."""
     if not isinstance(proposals, Sequence):
         raise TypeError(
-            f"`{name}` must be a sequence of Gaussian, got {_validate.describe(proposals)}."
+            f"`{name}` must be a sequence of Gaussian, got {checks.describe(proposals)}."
         )
     for p in proposals:
         if not isinstance(p, Gaussian):

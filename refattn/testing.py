@@ -1,4 +1,4 @@
-"""For tests of attention kernels: queries, keys and values that are hard, and one assertion.
+r"""For tests of attention kernels: queries, keys and values that are hard, and one assertion.
 
 Where the package is installed, pytest has the fixtures `qkv`, `qkv_dtype` and `qkv_shape` too: a
 test that takes `qkv` runs once for each of `CASES`. Whoever wants another type or shape defines or
@@ -23,14 +23,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _validate
-from ._cases import CASES, DTYPES, Case, Dtype
-from ._formats import FORMATS
-from ._sample import load_sample
-from ._text import close
-from .verification import Verdict, verify
+from .arrays import checks
+from .arrays.words import close
+from .files.sample import load_sample
+from .rounding.formats import FORMATS
+from .rounding.profiles import PROFILES, Profile
+from .typing import CASES, DTYPES, Case, Dtype
+from .verification.verdict import Verdict, verify
 
-__all__ = ["CASES", "assert_attention_close", "draw_qkv"]
+__all__ = ["CASES", "PROFILES", "Profile", "assert_attention_close", "assert_close", "draw_qkv"]
 
 
 def __dir__() -> list[str]:
@@ -38,8 +39,11 @@ def __dir__() -> list[str]:
 
 
 _Array = npt.NDArray[Any]
+
 _Triple = tuple[_Array, _Array, _Array]
+
 _Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[_Array, ...]]
+
 
 _HELD = {"bfloat16": "float32"}  # NumPy has no such type
 
@@ -58,7 +62,7 @@ def assert_attention_close(
 ) -> None:
     """Raise an AssertionError if no correct kernel gives such an output.
 
-    As of `refattn.rounding.assert_close`, there is no tolerance to choose: what a correct kernel
+    As of `refattn.testing.assert_close`, there is no tolerance to choose: what a correct kernel
     may differ by follows from the arrays.
 
     Parameters
@@ -166,14 +170,14 @@ def draw_qkv(
     >>> q.shape, str(q.dtype), bool((k == k[0, 0]).all())
     ((4, 100, 64), 'float16', True)
     """
-    _validate.choice("case", case, CASES)
-    _validate.choice("dtype", dtype, DTYPES)
-    rng = _validate.generator(rng)
+    checks.choice("case", case, CASES)
+    checks.choice("dtype", dtype, DTYPES)
+    rng = checks.generator(rng)
     if shape is not None:
         if not isinstance(shape, Sequence) or len(shape) < 2:
             raise ValueError(f"`shape` must be that of queries, (..., n, d), got {shape!r}.")
         for size in shape:
-            _validate.positive_integer("shape", size)
+            checks.positive_integer("shape", size)
     if case == "sample":
         found = tuple(_part(x, shape) for x in load_sample())
     else:
@@ -235,3 +239,70 @@ _DRAWN: dict[str, _Draw] = {
     "equal": _equal,
     "outlier": _outlier,
 }
+
+
+def assert_close(
+    got: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    dtype: str | None = None,
+    profile: str | Profile | None = None,
+    alpha: float = 1e-6,
+    lse: Any = None,
+    **options: Any,
+) -> None:
+    """Raise an AssertionError if no correct kernel gives such an output, for tests of kernels.
+
+    There is no tolerance to choose: what a correct kernel may differ by follows from the arrays.
+
+    Parameters
+    ----------
+    got : array, shape (..., n, d_v)
+        What the kernel gave.
+    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        What it was given, of NumPy, torch, JAX or any array API library.
+    dtype : str, optional
+        Storage type of the kernel, that of `q` by default: `bfloat16`, `float16`, `float32`, ...
+        Arrays of a wider type must hold numbers of it.
+    profile : str or Profile, optional
+        What the kernel rounds; by default whatever one of the usual profiles allows is let through.
+    alpha : float
+        At most this is the probability that a correct kernel fails.
+    lse : array, shape (..., n), optional
+        The log normalisers that the kernel gave.
+    **options
+        As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `softcap`, `sinks`, ...
+
+    Raises
+    ------
+    AssertionError
+        If the verdict is FAIL, with its text: where the errors are largest, and known defects that
+        explain them.
+    TypeError, ValueError
+        If an argument is unusable.
+
+    Warns
+    -----
+    UserWarning
+        If the verdict is UNDERPOWERED, with its text: a wrong kernel would have passed too.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import refattn
+    >>> q, k, v = refattn.load_sample()
+    >>> exact = refattn.softmax_attention(*(x.astype(np.float64) for x in (q, k, v)))
+    >>> refattn.testing.assert_close(exact.astype(np.float32), q, k, v)
+    >>> wrong = exact.astype(np.float32) * np.float32(1.001)
+    >>> refattn.testing.assert_close(wrong, q, k, v)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    AssertionError: FAIL: no correct kernel in float32 gives such numbers ...
+    """
+    __tracebackhide__ = True  # pytest shows the line that calls
+    found = verify(
+        q=q, k=k, v=v, out=got, lse=lse, dtype=dtype, profile=profile, alpha=alpha, **options
+    )
+    found.accept(stacklevel=3)

@@ -1,4 +1,4 @@
-"""Types for those who check theirs: what an array is, and the names that options take.
+r"""Types for those who check theirs: what an array is, and the names that options take.
 
 The checks of arguments read the same names, so a name that a type checker passes is one that the
 function takes.
@@ -6,7 +6,22 @@ function takes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+__all__ = [
+    "CASES",
+    "DTYPES",
+    "ArrayT",
+    "Case",
+    "Coupling",
+    "Dtype",
+    "Features",
+    "KeyLaw",
+    "KnownCoupling",
+    "Pivots",
+    "SupportsArray",
+    "Weighting",
+]
 
 if TYPE_CHECKING:  # which every type checker knows, though it may not be installed
     from typing_extensions import TypeVar
@@ -16,17 +31,6 @@ else:
     from typing import TypeVar
 
     ArrayT = TypeVar("ArrayT", bound="SupportsArray")  # defaults begin with Python 3.13
-
-__all__ = [
-    "ArrayT",
-    "Coupling",
-    "Features",
-    "KeyLaw",
-    "KnownCoupling",
-    "Pivots",
-    "SupportsArray",
-    "Weighting",
-]
 
 
 def __dir__() -> list[str]:
@@ -64,17 +68,36 @@ Coupling = Literal[
 ]  # fmt: skip
 """How frequencies depend on each other: `refattn.sampling.draw`."""
 
+
 KnownCoupling = Literal["antithetic", "iid", "orthogonal", "regularised", "simplex"]
 """The couplings whose laws are known; quasi-random points have none in closed form."""
+
 
 Features = Literal["hyperbolic", "positive", "trigonometric"]
 """Feature maps of the softmax kernel."""
 
+
 Weighting = Literal["balance", "own", "query", "query-over-queries"]
 """Weights of the proposals of LARA."""
+
 
 Pivots = Literal["exponential", "gaussian"]
 """Kernels whose pivots are the keys of a coreset."""
 
+
 KeyLaw = Literal["norms", "softmax", "uniform"]
 """Laws that keys of a sample are drawn from."""
+
+
+Case = Literal["sample", "normal", "large", "shifted", "negative", "equal", "outlier"]
+
+"""Queries, keys and values of `refattn.testing`."""
+
+CASES: tuple[Case, ...] = get_args(Case)
+
+
+Dtype = Literal["bfloat16", "float16", "float32", "float64"]
+
+"""Storage types of kernels."""
+
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)

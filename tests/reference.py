@@ -1,4 +1,4 @@
-"""50-digit arithmetic, that of `refattn.conformance.exact`, and errors measured by it."""
+"""50-digit arithmetic, that of `refattn.conformance.truth.exact`, and errors measured by it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.conformance.exact import (
+from refattn.conformance.truth.exact import (
     attend,
     context,
     covariance,
@@ -17,7 +17,7 @@ from refattn.conformance.exact import (
     root,
     weighted_mean,
 )
-from refattn.conformance.exact import numbers as exact
+from refattn.conformance.truth.exact import numbers as exact
 
 __all__ = [
     "CONTRACT",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refattn._formats import FORMATS, Format
+from refattn.rounding.formats import FORMATS, Format
 
 Array = np.ndarray
 f32 = np.float32

@@ -7,8 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from refattn._array import Workspace
-from refattn._products import multiply, sum_of_products
+from refattn.arrays.library import Workspace
+from refattn.arrays.products import multiply, sum_of_products
 
 TERMS = [48, 64, 65, 128, 129, 511, 1023, 1024, 1025, 4096, 4097, 8193]
 

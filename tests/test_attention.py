@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from reference import CONTRACT
 from scipy.special import logsumexp
 
-from refattn import Attended, _kernel, attend, merge, naive, softmax_attention
-from refattn._array import norm_bound
-from refattn._kernel import _may_be_near, _near, _reach
+from refattn import Attended, attend, merge, naive, softmax_attention
+from refattn.arrays.library import norm_bound
+from refattn.engine import kernel
+from refattn.engine.kernel import _may_be_near, _near, _reach
 
 
 def draw(rng: np.random.Generator, *shape: int, dtype: Any = np.float64, size: float = 1.0) -> Any:
@@ -45,7 +46,7 @@ dtypes = st.sampled_from([np.float32, np.float64])
 def few_queries_too() -> Iterator[None]:
     """Let small problems, too, do without a maximum where they can."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_kernel, "_NEAR_ROWS", 1)
+        patch.setattr(kernel, "_NEAR_ROWS", 1)
         yield
 
 
@@ -81,7 +82,7 @@ def test_attend_accuracy(
     if variant == "biased":
         options["bias"] = bias = draw(rng, n, m, dtype=dtype, size=10.0)
     for block in (None, (4, 3)):
-        got = _kernel.attend(q, k, v, block=block, **options)
+        got = kernel.attend(q, k, v, block=block, **options)
         want = reference.attend(q, k, v, bias, visible)
         exponent = norm_q * norm_k + float(np.max(np.abs(bias)))
         seen = np.isfinite(got.lse)
@@ -387,7 +388,7 @@ def test_sums_with_and_without_maximum_add(m: int, dtype: np.dtype, record_accur
     for first in np.linspace(0.4, 1, 20) * highest:
         for gap in (-30.0, 0.0, 2.0, 6.0):
             k = np.repeat(np.array([[first], [first + np.log(m) + gap]], dtype), [m, 1], 0)
-            got = _kernel.attend(q, k, v, block=(1, m))
+            got = kernel.attend(q, k, v, block=(1, m))
             scores = [mp.log(m) + mp.mpf(float(k[0, 0])), mp.mpf(float(k[-1, 0]))]
             lse = max(scores) + mp.log(sum(mp.exp(x - max(scores)) for x in scores))
             want = np.array([[mp.exp(x - lse) for x in scores]])
@@ -407,7 +408,7 @@ def test_large_bias_of_small_scores(dtype: np.dtype) -> None:
     seen = np.array([[1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 0, 1]])
     want = (seen / seen.sum(-1, keepdims=True), bias.max(-1) + np.log(seen.sum(-1)))
     for row in range(3):
-        keys = _kernel.attend(q[:1], k, v, key_bias=lambda _, row=row: bias[row])
+        keys = kernel.attend(q[:1], k, v, key_bias=lambda _, row=row: bias[row])
         whole = attend(q, k, v, bias=bias)
         for got in (Attended(keys.out, keys.lse), Attended(*(x[row : row + 1] for x in whole))):
             np.testing.assert_allclose(got.out[0], want[0][row], rtol=1e-4, atol=0)
@@ -493,7 +494,7 @@ def test_each_block_of_keys_reaches_as_far_as_it_does(big: int, dtype: np.dtype)
     head, j = divmod(big, 3), slice(8 * (big % 5), 8 * (big % 5) + 8)
     k[(*head, j)] *= 1e4
     v[(*head, j)] *= 1e-30
-    got = _kernel.attend(q, k, v, block=(4, 8))
+    got = kernel.attend(q, k, v, block=(4, 8))
     wide = [x.astype(np.longdouble) for x in (q, k, v)]
     want = naive.softmax_attention(*wide, scale=1.0)
     bound = tolerance(q, k)
@@ -505,9 +506,9 @@ def test_each_block_of_keys_reaches_as_far_as_it_does(big: int, dtype: np.dtype)
 def test_blocks_of_keys_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for all queries, and for all query heads that share a key head."""
     calls = []
-    monkeypatch.setattr(_kernel, "_reach", lambda *x: calls.append(0) or _reach(*x))
+    monkeypatch.setattr(kernel, "_reach", lambda *x: calls.append(0) or _reach(*x))
     q, k, v = (np.ones((heads, 4, 40, 2)) for heads in (3, 1, 1))
-    _kernel.attend(q, k, v, block=(8, 10))
+    kernel.attend(q, k, v, block=(8, 10))
     assert len(calls) <= 2 * 4 * 4  # each block of a head; two threads may come at once
 
 
@@ -619,8 +620,8 @@ def test_merge_is_associative_and_commutative(problem: Any) -> None:
 def test_block_size_does_not_matter(problem: Any, block: tuple[int, int], causal: bool) -> None:
     q, k, v = problem
     a, b = (
-        _kernel.attend(q, k, v, causal=causal, block=block),
-        _kernel.attend(q, k, v, causal=causal),
+        kernel.attend(q, k, v, causal=causal, block=block),
+        kernel.attend(q, k, v, causal=causal),
     )
     np.testing.assert_allclose(a.out, b.out, rtol=0, atol=tolerance(q, k) * np.abs(v).max())
     np.testing.assert_allclose(a.lse, b.lse, rtol=0, atol=tolerance(q, k))
@@ -631,11 +632,11 @@ def test_editing_the_future_changes_nothing(n: int, t: int, seed: int, block: An
     t = min(t, n - 1)
     rng = np.random.default_rng(seed)
     q, k, v = draw(rng, 2, n, 3), draw(rng, 2, n, 3), draw(rng, 2, n, 2)
-    before = _kernel.attend(q, k, v, causal=True, block=block)
+    before = kernel.attend(q, k, v, causal=True, block=block)
     for x in (q, k, v):
         x[:, t:] = rng.choice([1e3, -1e3, np.nan, np.inf, 0.0], x[:, t:].shape)
     with np.errstate(all="ignore"):
-        after = _kernel.attend(q, k, v, causal=True, block=block)
+        after = kernel.attend(q, k, v, causal=True, block=block)
     np.testing.assert_array_equal(before.out[:, :t], after.out[:, :t])
     np.testing.assert_array_equal(before.lse[:, :t], after.lse[:, :t])
 

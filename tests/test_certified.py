@@ -10,7 +10,7 @@ import pytest
 
 import refattn
 from refattn import certified
-from refattn.conformance import exact
+from refattn.conformance.truth import exact
 
 DPS = 60
 
@@ -255,7 +255,7 @@ def test_blocks_and_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(14)
     q, k, v = tensors(rng, 70, 3000, 8, 3, 9.0)
     one = certified.softmax_attention(q, k, v, window=(2500, 100))
-    monkeypatch.setattr("refattn._certified._NUMPY_BLOCK", (13, 77))
+    monkeypatch.setattr("refattn.certified.kernel._NUMPY_BLOCK", (13, 77))
     other = certified.softmax_attention(q, k, v, window=(2500, 100))
     apart = abs((one.out.hi - other.out.hi) + (one.out.lo - other.out.lo))
     assert (apart <= one.error + other.error).all()
@@ -298,25 +298,29 @@ def test_under_jit_it_says_why() -> None:
 
 def test_self_test_finds_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert certified.self_test() == []
-    monkeypatch.setattr("refattn._pairs.two_sum", lambda a, b: certified.Pair(a + b, 0 * a))
+    monkeypatch.setattr(
+        "refattn.certified.pairs.two_sum", lambda a, b: certified.Pair(a + b, 0 * a)
+    )
     assert "sums in pairs have errors" in certified.self_test()
     monkeypatch.undo()
     with monkeypatch.context() as patched:
-        patched.setattr("refattn._pairs.two_product", lambda a, b: certified.Pair(a * b, 0 * a))
+        patched.setattr(
+            "refattn.certified.pairs.two_product", lambda a, b: certified.Pair(a * b, 0 * a)
+        )
         assert "products in pairs have errors" in certified.self_test()
 
 
 def test_self_test_of_coarse_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that an accelerator rounds to float32 are found."""
-    from refattn import _pairs
+    from refattn.certified import pairs as certified_pairs
 
-    exact_products = _pairs.products
+    exact_products = certified_pairs.products
 
     def coarse(*given: Any) -> Any:
         for x in exact_products(*given):
             yield x.astype(np.float32).astype(np.float64)
 
-    monkeypatch.setattr("refattn._pairs.products", coarse)
+    monkeypatch.setattr("refattn.certified.pairs.products", coarse)
     assert any("products of matrices" in x for x in certified.self_test())
 
 
@@ -513,38 +517,38 @@ def test_bad_cotangents() -> None:
 
 def test_errors_of_arguments_come_through() -> None:
     """What values and biases are wrong by is in the bound, in full."""
-    from refattn import _certified
-    from refattn._pairs import pair
+    from refattn.certified import kernel
+    from refattn.certified.pairs import pair
 
     rng = np.random.default_rng(34)
     q, k = (pair(rng.standard_normal((3, 2))) for _ in range(2))
-    given = _certified.Given(q, k, pair(np.ones((3, 2))))
+    given = kernel.Given(q, k, pair(np.ones((3, 2))))
     more = np.full((3, 2), 1e-3)
-    assert (_certified.attend(given._replace(v_error=more)).error >= 1e-3).all()
-    off = _certified.attend(given._replace(bias_error=np.full((1, 1), 1e-3)))
+    assert (kernel.attend(given._replace(v_error=more)).error >= 1e-3).all()
+    off = kernel.attend(given._replace(bias_error=np.full((1, 1), 1e-3)))
     assert (off.error >= 1.99e-3).all()  # through both sums, as all values are 1
     assert (off.lse_error >= 0.99e-3).all()
 
 
 def test_log_far_from_one() -> None:
-    from refattn import _certified
-    from refattn._pairs import pair
+    from refattn.certified import kernel
+    from refattn.certified.pairs import pair
 
     for x in (0.6, 0.99, 1.0, 1.0 + 2.0**-40, 1.4):
-        log, error = _certified._log(pair(np.asarray([x])))
+        log, error = kernel._log(pair(np.asarray([x])))
         wrong = abs(number(log)[0] - exact.context(DPS).log(exact.numbers([x], dps=DPS)[0]))
         assert wrong <= error[0]
         assert error[0] <= 2 * abs(x - 1) ** 6 / 6 + 1e-15 * (x - 1) ** 2 + 2.0**-100
 
 
 def test_bound_of_slices_is_that_of_the_formula() -> None:
-    from refattn import _pairs
+    from refattn.certified import pairs as certified_pairs
 
     u = 2.0**-53
     for count, bits, levels in ((64, 23, 3), (4096, 20, 4), (8, 25, 2)):
         terms = levels * count * u / (1 - levels * count * u)
         most = terms * count * (levels + 2) * max(2.0 ** (-bits * (levels - 1)), 2.0**-51)
-        assert _pairs.sliced_error(count, bits, levels) >= most
+        assert certified_pairs.sliced_error(count, bits, levels) >= most
 
 
 @pytest.mark.parametrize(

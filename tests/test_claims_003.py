@@ -14,7 +14,10 @@ from claims import verdicts
 from threadpoolctl import threadpool_limits
 
 import refattn
-from refattn import _hops, estimators, lara, sampling, stats, theory
+from refattn import estimators, sampling, stats, theory
+from refattn.engine import hops, positive
+from refattn.estimators import lara
+from refattn.estimators import rfa as estimators_rfa
 from validation import suite
 from validation.claims import (
     _ratios,
@@ -44,8 +47,8 @@ def reduce(patch: Patch, name: str, level: str, **changed: Any) -> None:
 
 def without_norms(patch: Patch) -> None:
     """Features exp(omega . k) without -|k|^2/2."""
-    sample = _hops.sample
-    patch.setattr(_hops, "sample", lambda omega, keys: sample(omega, keys._replace(half=None)))
+    sample = hops.sample
+    patch.setattr(positive, "sample", lambda omega, keys: sample(omega, keys._replace(half=None)))
 
 
 def noise(patch: Patch, factor: float) -> None:
@@ -170,14 +173,14 @@ def test_rfa_is_snis(monkeypatch: Patch) -> None:
 
 
 def test_rfa_is_snis_needs_norms_and_weights(monkeypatch: Patch) -> None:
-    frequencies = estimators.frequencies
+    frequencies = estimators_rfa.frequencies
 
     def unweighted(*arrays: Any, **options: Any) -> Any:
         omega, log_weight = frequencies(*arrays, **options)
         return omega, 0 * log_weight
 
     with monkeypatch.context() as patch:
-        patch.setattr(estimators, "frequencies", unweighted)
+        patch.setattr(estimators_rfa, "frequencies", unweighted)
         assert verdicts("rfa_is_snis") == {"standard": "HOLDS", "other": "REFUTED"}
     without_norms(monkeypatch)
     assert verdicts("rfa_is_snis") == {"standard": "REFUTED", "other": "REFUTED"}

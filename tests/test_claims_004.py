@@ -10,7 +10,8 @@ pytest.importorskip("matplotlib")
 
 from claims import verdicts
 
-from refattn import _signed, features, streaming
+from refattn import features, streaming
+from refattn.engine import signed
 from validation import suite
 from validation.claims import cost, linear_attention, linear_time
 
@@ -21,9 +22,9 @@ def test_linear_attention() -> None:
 
 
 def test_linear_attention_with_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    normaliser = _signed.Signed.normaliser
+    normaliser = signed.Signed.normaliser
     monkeypatch.setattr(
-        _signed.Signed,
+        signed.Signed,
         "normaliser",
         lambda own, sums: normaliser(own, sums) + 1e-6,
     )

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import __version__, _sample, cli, random_feature_attention, registry, softmax_attention
+from refattn import __version__, cli, random_feature_attention, registry, softmax_attention
 from refattn.compare import tolerated
+from refattn.files import sample
 from refattn.registry import DEFAULT
 
 pytest.importorskip("rich")
 testing = pytest.importorskip("click.testing")
 
 WIDE = {"COLUMNS": "200"}  # tables have all columns
-_commands = importlib.import_module("refattn._command_compare")
+_commands = importlib.import_module("refattn.cli.compare")
 
 ESTIMATORS = dict.fromkeys(x.name for x in registry.ESTIMATORS.values() if x.approximates)
 FIRST, SECOND = DEFAULT[:2]
@@ -444,14 +445,14 @@ def test_missing_packages(
 
 
 def test_missing_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sample, "_NAME", "nothing.npz")
+    monkeypatch.setattr(sample, "_NAME", "nothing.npz")
     assert "FILE must be given: the sample nothing.npz is not installed" in fails()
 
 
 def test_process(npz: Path) -> None:
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-W", "error", "-m", "refattn.cli", "compare", str(npz), *args],
+            [sys.executable, "-W", "error", "-m", "refattn", "compare", str(npz), *args],
             capture_output=True,
             text=True,
             timeout=60,

@@ -88,7 +88,7 @@ def test_json_on_standard_output(here: Path) -> None:
 
 
 def test_underpowered_has_a_status_of_its_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from refattn.conformance import runner
+    from refattn.conformance.verdict import runner
 
     monkeypatch.setitem(runner._BUDGET, "quick", 0.01)
     words = ("--estimator", "rfa", "--check", "frequency_law", "--time-limit", "60")
@@ -245,7 +245,7 @@ def process(
     **options: Any,
 ) -> Any:
     (folder / "ending.py").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "refattn.cli", "check", target, "--estimator", "softmax"]
+    command = [sys.executable, "-m", "refattn", "check", target, "--estimator", "softmax"]
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120}
     paths = os.pathsep.join(sys.path)
     given["env"] = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": ""}
@@ -418,7 +418,7 @@ def test_a_report_that_nobody_reads(tmp_path: Path, words: tuple[str, ...]) -> N
 def test_what_is_killed_leaves_nothing_behind(tmp_path: Path, isolate: bool) -> None:
     text = HANGS.format("def fn(q, k, v): " if isolate else "")
     (tmp_path / "ending.py").write_text(text, encoding="utf-8")
-    words = [sys.executable, "-m", "refattn.cli", "check", "ending:fn", "--estimator", "softmax"]
+    words = [sys.executable, "-m", "refattn", "check", "ending:fn", "--estimator", "softmax"]
     with subprocess.Popen([*words, *["--isolate"][:isolate]], cwd=tmp_path) as running:
         while not (tmp_path / "id").exists() or not (tmp_path / "id").read_text():
             time.sleep(0.05)

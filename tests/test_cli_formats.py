@@ -27,7 +27,8 @@ testing = pytest.importorskip("click.testing")
 
 from click.shell_completion import ShellComplete  # noqa: E402
 
-from refattn import _options, _progress, _records, _tables  # noqa: E402
+from refattn.cli import options, progress  # noqa: E402
+from refattn.cli.show import page, records  # noqa: E402
 
 
 def run(*words: Any, width: int = 80) -> Any:
@@ -56,21 +57,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "compare": (
         ["compare", "qkv.npz", "--features", "4,40", "--estimators", "rfa,lara", "--draws", "2"],
-        _records.COMPARISON,
+        records.COMPARISON,
     ),
-    "profile": (["profile", "qkv.npz", "--features", "8"], _records.PROFILE),
+    "profile": (["profile", "qkv.npz", "--features", "8"], records.PROFILE),
     "measure": (
         ["profile", "qkv.npz", "--measure", "--estimators", "ra", "--most", "4"],
-        _records.PROFILE,
+        records.PROFILE,
     ),
-    "verify": (["verify", "dump.safetensors"], _records.VERIFIED),
+    "verify": (["verify", "dump.safetensors"], records.VERIFIED),
     "tolerance": (
         ["tolerance", "qkv.npz", "--dtype", "float16", "--profile", "flash"],
-        _records.TOLERANCES,
+        records.TOLERANCES,
     ),
     "check": (
         ["check", "refattn:softmax_attention", "--estimator", "softmax", "--check", "contract"],
-        _records.CHECKED,
+        records.CHECKED,
     ),
 }
 
@@ -147,15 +148,15 @@ def test_tables_fit_the_page(name: str) -> None:
 
 
 def test_the_least_important_columns_are_left_out() -> None:
-    table = _tables.Table("a", "bb", "ccc", "bb", drop=("bb", "ccc"))
+    table = page.Table("a", "bb", "ccc", "bb", drop=("bb", "ccc"))
     table.add_row("1", "2", "3", "4")
     assert table.fitting(17) == ([0, 1, 2, 3], [])  # 1 + 2 + 3 + 2, and three gaps of 3
     assert table.fitting(16) == ([0, 2], ["bb"])
     assert table.fitting(1) == ([0], ["bb", "ccc"])
-    pairs = _tables.Table("a", "bb", "ccc", "d", drop=(("bb", "d", "e"), "ccc"))
+    pairs = page.Table("a", "bb", "ccc", "d", drop=(("bb", "d", "e"), "ccc"))
     assert pairs.fitting(8) == ([0, 2], ["bb", "d"])
     assert table.parts(9) == [[0, 1], [0, 2], [0, 3]]
-    assert [len(line) for line in _tables._drawn(table, [0, 1, 2, 3]).splitlines()] == [17] * 3
+    assert [len(line) for line in page._drawn(table, [0, 1, 2, 3]).splitlines()] == [17] * 3
     narrow, wide = (run("compare", *COMMANDS["compare"][0][1:], width=x).stdout for x in (80, 120))
     assert "left out at this width: which, worst head (--format csv has all)\n" in narrow
     assert "worst head" not in narrow.partition("left out")[0]
@@ -174,7 +175,7 @@ def test_tables_of_heads_are_split() -> None:
 
 
 def test_what_is_still_too_wide_is_split() -> None:
-    table = _tables.Table("a b", "S", "cccc", "dddd", "", "eeee", drop=("eeee",), keys=2)
+    table = page.Table("a b", "S", "cccc", "dddd", "", "eeee", drop=("eeee",), keys=2)
     table.add_row("x", "1", "2", "3", "no", "4")
     kept, _ = table.fitting(19)
     assert table.parts(26, kept) == [[0, 1, 2, 3, 4]]
@@ -220,14 +221,14 @@ def test_where_lines_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert _tables.limit() is None
+    assert page.limit() is None
     monkeypatch.setattr(terminal, "isatty", lambda: True)
-    assert _tables.limit() == _tables.width()
+    assert page.limit() == page.width()
     monkeypatch.setattr(sys, "stdout", None)
-    assert _tables.limit() is None
+    assert page.limit() is None
     monkeypatch.setenv("COLUMNS", "33")
-    assert _tables.limit() == 33
-    assert _tables.hanging("  one two three", 9) == "  one two\n      three"
+    assert page.limit() == 33
+    assert page.hanging("  one two three", 9) == "  one two\n      three"
 
 
 def test_a_pipe_has_one_line_for_each_fact() -> None:
@@ -236,14 +237,14 @@ def test_a_pipe_has_one_line_for_each_fact() -> None:
     env = {"COLUMNS": None}
     shown = testing.CliRunner().invoke(cli.commands(), ["verify", "wrong.npz"], env=env).stdout
     assert re.search(r"^FAIL: no correct kernel .* \(profiles tried: .*\)$", shown, re.M)
-    assert _tables.hanging("x" * 50 + " y", None) == "x" * 50 + " y"
+    assert page.hanging("x" * 50 + " y", None) == "x" * 50 + " y"
 
 
 def test_what_markdown_and_csv_would_take_for_their_own() -> None:
     shown = run("profile", "qkv.npz", "--features", "8", "--format", "markdown").stdout
     assert "\\|mean q\\|" in shown
     assert "||" not in shown
-    assert _tables.to_csv(["a"], [{"a": "x\x1b[31m"}]) == "a\nx\\x1b[31m\n"
+    assert page.to_csv(["a"], [{"a": "x\x1b[31m"}]) == "a\nx\\x1b[31m\n"
 
 
 def test_the_header_names_types_that_differ() -> None:
@@ -260,7 +261,7 @@ def test_the_header_names_types_that_differ() -> None:
 
 def test_more_heads_than_tokens_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     for heads, warned in ((8, False), (9, True)):
-        _options.many_heads(heads, 8, "bhnd")
+        options.many_heads(heads, 8, "bhnd")
         assert ("--layout bnhd" in capsys.readouterr().err) is warned
 
 
@@ -348,12 +349,12 @@ def test_times_are_foreseen() -> None:
 
 
 def test_what_takes_long_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _progress.LONG == 10  # seconds, as the guide says
-    with _progress.Work("Working") as work:
+    assert progress.LONG == 10  # seconds, as the guide says
+    with progress.Work("Working") as work:
         work.estimated(9.9)
         work.estimated(100.0)
     assert capsys.readouterr() == ("", "")
-    with _progress.Work("Working") as work:
+    with progress.Work("Working") as work:
         work.estimated(7000.0, " or more")
         work.estimated(8000.0)
     assert capsys.readouterr() == ("", "estimated time: about 1.2e+02 min or more\n")
@@ -363,8 +364,8 @@ def test_the_rest_is_estimated_from_what_is_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(_progress.time, "monotonic", lambda: float(next(clock)))
-    with _progress.Work("Working") as work:
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    with progress.Work("Working") as work:
         assert list(work.track(range(5))) == list(range(5))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "estimated time: about 100 s"
@@ -373,7 +374,7 @@ def test_the_rest_is_estimated_from_what_is_done(
 
 @pytest.mark.parametrize("name", ["compare", "verify", "tolerance", "measure"])
 def test_commands_announce_their_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_progress, "LONG", -1.0)
+    monkeypatch.setattr(progress, "LONG", -1.0)
     result = run(*COMMANDS[name][0])
     assert result.stderr.startswith("estimated time: about "), result.stderr
 
@@ -382,12 +383,12 @@ def test_vectors_announce_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpmath")
     from refattn.conformance.vectors import recipes, solving
 
-    monkeypatch.setattr(_progress, "LONG", -1.0)
-    monkeypatch.setattr(_progress, "_SOON", -1.0)
+    monkeypatch.setattr(progress, "LONG", -1.0)
+    monkeypatch.setattr(progress, "_SOON", -1.0)
     seen: list[str] = []
     monkeypatch.setattr(solving, "_once", lambda recipe: seen.append(recipe.id))
     monkeypatch.setattr(solving, "documents", dict)
-    with _progress.Work("Solving") as work:
+    with progress.Work("Solving") as work:
         solving.prepare(work.track)
     assert seen == [recipe.id for recipe in recipes.all_recipes()]
     assert work.announced
@@ -396,7 +397,7 @@ def test_vectors_announce_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_checks_say_how_long_they_may_take(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_progress, "_SOON", -1.0)
+    monkeypatch.setattr(progress, "_SOON", -1.0)
     assert run(*COMMANDS["check"][0]).exit_code == 0
     assert "estimated time: at most 2 min (--time-limit sets it)\n" in capfd.readouterr().err
 

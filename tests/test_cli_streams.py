@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import _progress, cli
+from refattn import cli
+from refattn.cli import progress
 
 pytest.importorskip("rich")
 testing = pytest.importorskip("click.testing")
@@ -118,7 +119,7 @@ def test_what_nobody_foresaw_is_no_verdict(
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setattr("refattn._command_verify.open_tensors", fail)
+    monkeypatch.setattr("refattn.cli.verify.open_tensors", fail)
     monkeypatch.setattr(sys, "argv", ["refattn", "verify", "right.npz"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -130,12 +131,12 @@ def test_an_interrupt_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("refattn._command_verify.open_tensors", interrupt)
+    monkeypatch.setattr("refattn.cli.verify.open_tensors", interrupt)
     done = testing.CliRunner().invoke(cli.commands(), ["verify", "right.npz"])
     assert (done.exit_code, done.stderr) == (130, "Aborted!\n")
 
 
 def test_work_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    with _progress.Work("Working") as work:
+    with progress.Work("Working") as work:
         assert list(work.track([1, 2])) == [1, 2]

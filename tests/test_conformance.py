@@ -24,12 +24,15 @@ from hypothesis import strategies as st
 
 import refattn
 from refattn import conformance, kernels, moments, sampling
-from refattn.conformance import Adapter, Failure, Report, Result, Subprocess, check, runner
-from refattn.conformance import checks as identities
+from refattn.conformance import Adapter, Failure, Report, Result, Subprocess, check
+from refattn.conformance.checks import identities
 from refattn.conformance.defects import MUTANTS, VARIANTS
-from refattn.conformance.reference import reference
+from refattn.conformance.truth.reference import reference
+from refattn.conformance.verdict import runner
 
-KILLS = json.loads(Path(conformance.__file__).with_name("kills.json").read_text("utf-8"))
+KILLS = json.loads(
+    (Path(conformance.__file__).parent / "verdict" / "kills.json").read_text("utf-8")
+)
 VISIBLE = ("mask", "causal", "gqa")
 
 
@@ -675,7 +678,7 @@ def trial(fn: Any, estimator: str, **tags: Any) -> identities.Trial:
 
 
 def test_frequencies_are_recovered() -> None:
-    from refattn.conformance import laws
+    from refattn.conformance.checks import laws
 
     for fn, estimator in ((kernel, "kernel"), (refattn.random_feature_attention, "rfa")):
         t = trial(fn, estimator)
@@ -691,7 +694,7 @@ def test_frequencies_are_recovered() -> None:
 
 @pytest.mark.parametrize("features", ["hyperbolic", "trigonometric"])
 def test_frequencies_are_recovered_up_to_sign(features: str) -> None:
-    from refattn.conformance import laws
+    from refattn.conformance.checks import laws
 
     t = trial(
         partial(refattn.random_feature_attention, features=features), "rfa", features=features
@@ -705,20 +708,20 @@ def test_frequencies_are_recovered_up_to_sign(features: str) -> None:
 
 def test_rosenblatt_makes_draws_from_a_mixture_normal() -> None:
     from refattn import stats
-    from refattn.conformance import mixtures, recovery
+    from refattn.conformance.checks import recovery, targets
 
     rng = np.random.default_rng(0)
     centres, weight = 3 * rng.standard_normal((4, 2)), np.array([0.1, 0.2, 0.3, 0.4])
     index = rng.choice(4, 4000, p=weight)
     omega = centres[index] + rng.standard_normal((4000, 2))
-    z = mixtures._rosenblatt(omega, centres, weight)
+    z = targets._rosenblatt(omega, centres, weight)
     t = trial(kernel, "kernel")
     recovery.normal(t, z, 0.0)
     assert stats.suite_p(list(t.p.values())) > 1e-6
     t = trial(kernel, "kernel")
-    recovery.normal(t, mixtures._rosenblatt(omega, centres, weight[::-1].copy()), 0.0)
+    recovery.normal(t, targets._rosenblatt(omega, centres, weight[::-1].copy()), 0.0)
     assert stats.suite_p(list(t.p.values())) < 1e-6
-    far = mixtures._rosenblatt(np.array([[1e4, -1e4]]), centres, weight)
+    far = targets._rosenblatt(np.array([[1e4, -1e4]]), centres, weight)
     assert np.all(np.isfinite(far))
 
 

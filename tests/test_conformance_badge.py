@@ -12,7 +12,7 @@ import pytest
 
 import refattn
 from refattn.conformance import Report, Result
-from refattn.conformance.report import FAIL, PASS, UNDERPOWERED
+from refattn.conformance.verdict.report import FAIL, PASS, UNDERPOWERED
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAME = "<script>\"'&\x1b\udcff"

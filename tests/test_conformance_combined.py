@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import refattn
 from refattn import sampling
 from refattn.conformance import CHECKS, Adapter, check
-from refattn.conformance.adapter import _in_memory
-from refattn.conformance.combined import covering
+from refattn.conformance.candidate.adapter import _in_memory
+from refattn.conformance.checks.combined import covering
 
 TRI = {"mask", "causal"}
 

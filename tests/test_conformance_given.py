@@ -13,12 +13,14 @@ import pytest
 import refattn
 from refattn import conformance, vjp
 from refattn.conformance import Adapter, check, checks_of
-from refattn.conformance.checks import Trial
+from refattn.conformance.checks.identities import Trial
 from refattn.conformance.defects import given
-from refattn.conformance.reference import reference
-from refattn.conformance.solves import condition_of_solve
+from refattn.conformance.truth.reference import reference
+from refattn.conformance.truth.solves import condition_of_solve
 
-KILLS = json.loads(Path(conformance.__file__).with_name("kills.json").read_text("utf-8"))
+KILLS = json.loads(
+    (Path(conformance.__file__).parent / "verdict" / "kills.json").read_text("utf-8")
+)
 MUTANTS = [m for catalogue in given.CATALOGUES.values() for m in catalogue.mutants]
 VARIANTS = [m for catalogue in given.CATALOGUES.values() for m in catalogue.variants]
 FREE = ("gqa", "indices_only")

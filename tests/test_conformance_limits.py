@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn.conformance import CHECKS, SPECS, TAGS, Adapter, check, reference
-from refattn.conformance.failures import Beyond
+from refattn.conformance import CHECKS, SPECS, TAGS, Adapter, check
+from refattn.conformance.candidate.failures import Beyond
+from refattn.conformance.truth import reference
 
 ABLE = ("mask", "causal", "gqa")
 RNG = np.random.default_rng(0)

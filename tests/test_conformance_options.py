@@ -12,7 +12,7 @@ import pytest
 import refattn
 from refattn import attend, softmax_attention, vjp
 from refattn.conformance import Adapter, Report, Subprocess, check, checks_of
-from refattn.conformance.adapter import CHOICES
+from refattn.conformance.candidate.adapter import CHOICES
 from refattn.conformance.defects import VARIANTS
 
 OPTIONS = ("window", "softcap", "sinks", "bias")

@@ -17,7 +17,7 @@ import refattn
 from refattn import vjp
 from refattn.conformance import Adapter, Failure, Report, Subprocess, check, checks_of
 from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
-from refattn.conformance.reference import pulled_rounding
+from refattn.conformance.truth.reference import pulled_rounding
 
 RIGHT = [m for m in VARIANTS if "vjp" in m.capabilities]
 SEES = ("mask", "causal", "gqa")

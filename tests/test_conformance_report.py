@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from refattn.conformance import Report, Result
-from refattn.conformance.report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED
+from refattn.conformance.verdict.report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED
 
 MARKUP = "<script>alert('&')</script> \"κ\" \x1b[31m\udcff"
 SHOWN = "<script>alert('&')</script> \"κ\" \\x1b[31m\\udcff"
@@ -288,8 +288,8 @@ COLOURS = {PASS: 32, FAIL: 31, STALE: 31, UNDERPOWERED: 33, EXPECTED: 33}
 
 def on_a_terminal(found: Report, monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
     """What a terminal is sent of a report."""
-    _show = pytest.importorskip("refattn._show")
-    _tables = pytest.importorskip("refattn._tables")
+    _show = pytest.importorskip("refattn.cli.show.results")
+    _tables = pytest.importorskip("refattn.cli.show.page")
     if os.name != "posix":
         pytest.skip("terminals as of POSIX")
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):

@@ -25,7 +25,7 @@ import pytest
 import refattn
 from refattn import conformance
 from refattn.conformance import Adapter, Failure, check
-from refattn.conformance import checks as identities
+from refattn.conformance.checks import identities
 from refattn.conformance.defects import MUTANTS
 
 long = partial(pytest.param, marks=pytest.mark.long)
@@ -175,7 +175,7 @@ def test_a_slow_candidate_is_given_fewer_seeds_within_its_time_limit() -> None:
 
 
 def test_time_runs_out_for_a_slow_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    from refattn.conformance import runner
+    from refattn.conformance.verdict import runner
 
     def slow(q: Any, k: Any, v: Any) -> Any:
         time.sleep(0.02)
@@ -191,7 +191,7 @@ def test_time_runs_out_for_a_slow_candidate(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("answers", [0, 1])
 def test_a_candidate_that_hangs_fails(monkeypatch: pytest.MonkeyPatch, answers: int) -> None:
-    from refattn.conformance import runner
+    from refattn.conformance.verdict import runner
 
     left = [None] * answers
 

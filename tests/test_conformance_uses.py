@@ -10,10 +10,12 @@ import pytest
 
 import refattn
 from refattn import naive, sampling
-from refattn.conformance import Report, check, mixtures, reference
-from refattn.conformance.adapter import Adapter
-from refattn.conformance.checks import Trial
-from refattn.conformance.failures import Failure
+from refattn.conformance import Report, check
+from refattn.conformance.candidate.adapter import Adapter
+from refattn.conformance.candidate.failures import Failure
+from refattn.conformance.checks import targets
+from refattn.conformance.checks.identities import Trial
+from refattn.conformance.truth import reference
 
 SOFTMAX = {"estimator": "softmax", "rng": 0}
 
@@ -105,7 +107,7 @@ def test_many_features() -> None:
 
 
 def test_what_time_did_not_allow_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from refattn.conformance import uses
+    from refattn.conformance.checks import uses
 
     monkeypatch.setattr(uses, "_SECONDS", {"quick": 0.0})
     report = check(refattn.softmax_attention, checks=["large_sizes", "contract"], **SOFTMAX)
@@ -495,7 +497,7 @@ def test_law_of_every_head() -> None:
 
 
 def test_numbers_beyond_a_bound() -> None:
-    from refattn.conformance.recovery import _exceedances
+    from refattn.conformance.checks.recovery import _exceedances
 
     z = np.random.default_rng(0).standard_normal(10**6)
     share = 0.0026997960632601866
@@ -543,7 +545,7 @@ def test_results_beyond_half_precision_that_are_right() -> None:
 
 def test_two_exponentials_of_very_different_sizes() -> None:
     nodes, weights = np.array([32.0, 1 / 16]), np.array([[1.0, 1.0], [4.0, 1 / 8]])
-    found = mixtures._two_exponentials(weights @ nodes[:, None] ** np.arange(5))  # exact numbers
+    found = targets._two_exponentials(weights @ nodes[:, None] ** np.arange(5))  # exact numbers
     np.testing.assert_allclose(found[0], nodes, rtol=1e-14)
     np.testing.assert_allclose(found[1], weights, rtol=1e-14)
 

@@ -15,7 +15,7 @@ from refattn import kernels, vjp
 from refattn.conformance import CAPABILITIES
 from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant, combined
 from refattn.conformance.defects import frequencies as laws
-from refattn.key_sampling import LAWS as LAWS_OF_KEYS
+from refattn.estimators.key_sampling import LAWS as LAWS_OF_KEYS
 from refattn.registry import ESTIMATORS
 from validation import kills
 

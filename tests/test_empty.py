@@ -12,9 +12,7 @@ import pytest
 from conftest import Backend
 
 from refattn import (
-    estimators,
     importance_sampled_attention,
-    lara,
     linear_attention,
     linear_randomized_attention,
     mean_of_ratios_attention,
@@ -23,6 +21,7 @@ from refattn import (
     registry,
     softmax_attention,
 )
+from refattn.estimators import lara, rfa
 from refattn.streaming import LinearState, PositiveState, SoftmaxState
 
 OMEGA = np.random.default_rng(0).standard_normal((2, 2))
@@ -31,7 +30,7 @@ ESTIMATORS: dict[str, Any] = {
     "linear": linear_attention,
     **{
         f"rfa {name}": partial(random_feature_attention, omega=OMEGA, features=name)
-        for name in estimators.FEATURES
+        for name in rfa.FEATURES
     },
     "is": partial(importance_sampled_attention, omega=OMEGA),
     "ra": partial(randomized_attention, num_samples=2, rng=0),

@@ -17,10 +17,8 @@ from test_attention import draw, seeds, sizes, with_norm
 from test_estimators import exponent, tolerance
 
 from refattn import (
-    _hops,
     diagnostics,
     importance_sampled_attention,
-    lara,
     linear_randomized_attention,
     mean_of_ratios_attention,
     random_feature_attention,
@@ -28,6 +26,8 @@ from refattn import (
     sampling,
     softmax_attention,
 )
+from refattn.engine import hops, positive
+from refattn.estimators import lara
 
 WEIGHTINGS = lara.WEIGHTINGS
 
@@ -296,8 +296,8 @@ def test_lara_with_delta_weights_is_ra() -> None:
     q, k, v = draw(rng, 4, 3), draw(rng, 6, 3), draw(rng, 6, 2)
     omega = sampling.draw_target(q, k, num_samples=1, rng=1)
     delta = np.where(np.eye(4, dtype=bool), 0.0, -np.inf)
-    keys = _hops.Keys(k, v, half=0.5 * 3.0**-0.5)
-    lara = _hops.two_hops(q, _hops.Samples(3.0**-0.25 * omega[:, 0], delta), keys, False).out
+    keys = hops.Keys(k, v, half=0.5 * 3.0**-0.5)
+    lara = positive.two_hops(q, hops.Samples(3.0**-0.25 * omega[:, 0], delta), keys, False).out
     np.testing.assert_allclose(lara, randomized_attention(q, k, v, omega=omega), atol=1e-14)
 
 

@@ -13,7 +13,7 @@ from test_near_and_far import problem, units
 
 import refattn
 from refattn import coreset_attention, naive, sampled_key_attention, softmax_attention
-from refattn.conformance import exact
+from refattn.conformance.truth import exact
 
 # --- coresets -------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ def test_engine_and_formula_at_any_size(
 def test_drawing_and_evaluating_are_apart() -> None:
     q, k, v, _ = problem(4, 5, 30)
     for pivots in ("gaussian", "exponential"):
-        indices = refattn.key_sampling.draw_pivots(k, num_keys=7, pivots=pivots, rng=3)
+        indices = refattn.estimators.key_sampling.draw_pivots(k, num_keys=7, pivots=pivots, rng=3)
         want = coreset_attention(q, k, v, indices=indices)
         got = coreset_attention(q, k, v, num_keys=7, pivots=pivots, rng=3)
         np.testing.assert_array_equal(got, want)
@@ -252,15 +252,15 @@ def test_drawn_for_key_heads() -> None:
     """What is drawn is of a shape that is taken, with a mask of each query head too."""
     rng = np.random.default_rng(11)
     q, k, v = (rng.standard_normal(s) for s in ((6, 5, 3), (2, 9, 3), (2, 9, 2)))
-    indices = refattn.key_sampling.draw_pivots(k, num_keys=4, rng=0)
+    indices = refattn.estimators.key_sampling.draw_pivots(k, num_keys=4, rng=0)
     np.testing.assert_array_equal(
         coreset_attention(q, k, v, indices=indices), coreset_attention(q, k, v, num_keys=4, rng=0)
     )
-    for law in refattn.key_sampling.LAWS:
+    for law in refattn.estimators.key_sampling.LAWS:
         for mask in (None, rng.random((6, 1, 9)) < 0.8):
             options: dict[str, Any] = {"num_keys": 4, "law": law, "rng": 0, "mask": mask}
-            drawn = refattn.key_sampling.draw_keys(q, k, v, **options)
-            each = refattn.key_sampling.draw_keys(
+            drawn = refattn.estimators.key_sampling.draw_keys(q, k, v, **options)
+            each = refattn.estimators.key_sampling.draw_keys(
                 q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), **options
             )
             assert drawn.indices.shape == each.indices.shape

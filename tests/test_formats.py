@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refattn._formats import FORMATS
+from refattn.rounding.formats import FORMATS
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

@@ -17,7 +17,7 @@ from reference import CONTRACT
 
 import refattn
 from refattn import features, naive, sampling
-from refattn.conformance import exact
+from refattn.conformance.truth import exact
 from refattn.gradients import Gradients, vjp
 
 SOFTMAX, RFA = refattn.softmax_attention, refattn.random_feature_attention

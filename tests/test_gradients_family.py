@@ -16,7 +16,8 @@ from test_gradients import pulled, slope
 
 import refattn
 from refattn import naive
-from refattn.conformance import Adapter, check, checks_of, exact
+from refattn.conformance import Adapter, check, checks_of
+from refattn.conformance.truth import exact
 from refattn.gradients import vjp
 
 LONG = np.longdouble
@@ -409,7 +410,7 @@ def drawing(law: str) -> Any:
     def attention(
         q: Any, k: Any, v: Any, *, num_keys: int, seed: Any, d_out: Any = None, **options: Any
     ) -> Any:
-        drawn = refattn.key_sampling.draw_keys(
+        drawn = refattn.estimators.key_sampling.draw_keys(
             q, k, v, num_keys=num_keys, law=law, rng=seed, **options
         )
         fn = partial(refattn.sampled_key_attention, **drawn._asdict(), **options)

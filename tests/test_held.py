@@ -17,16 +17,16 @@ from refattn import (
     compare,
     conformance,
     features,
-    key_sampling,
     moments,
     profile,
     rounding,
     sampling,
     streaming,
     theory,
-    tolerance,
 )
-from refattn._held import held, short
+from refattn.arrays.shown import held, short
+from refattn.estimators import key_sampling
+from refattn.verification import tolerance
 
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((3, 2, 128, 8)).astype(np.float32)

@@ -13,15 +13,10 @@ import reference
 from conftest import Backend
 
 import refattn
-from refattn import (
-    _hops,
-    _signed,
-    linear_attention,
-    linear_randomized_attention,
-    naive,
-    random_feature_attention,
-)
-from refattn._array import Workspace
+from refattn import linear_attention, linear_randomized_attention, naive, random_feature_attention
+from refattn.arrays.library import Workspace
+from refattn.engine import causal as engine_causal
+from refattn.engine import positive, signed
 from refattn.features import elu_features, relu_features, taylor_features
 
 OMEGA = np.random.default_rng(5).standard_normal((7, 3))
@@ -130,8 +125,8 @@ def test_accuracy_of_near_and_far(dtype: Any, scale: float, spread: float) -> No
 def test_pairs_that_lose_digits_are_evaluated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of a query and of a key that are large in different places, against 50 digits."""
     anew = []
-    log_sum_exp = _hops.log_sum_exp
-    monkeypatch.setattr(_hops, "log_sum_exp", lambda x: anew.append(len(x)) or log_sum_exp(x))
+    log_sum_exp = positive.log_sum_exp
+    monkeypatch.setattr(positive, "log_sum_exp", lambda x: anew.append(len(x)) or log_sum_exp(x))
     for reach in (30.0, 300.0, 360.0, 700.0):
         q, k = np.array([[reach], [-reach], [1.0]]), np.array([[-reach], [reach], [reach]])
         v, omega = np.array([[1.0], [-2.0], [3.0]]), np.array([[1.0], [-1.0], [0.5]])
@@ -146,7 +141,7 @@ def test_pairs_that_lose_digits_are_evaluated_anew(monkeypatch: pytest.MonkeyPat
 
 def test_states_are_added_as_a_tree() -> None:
     """As many sums in turn as the number of chunks has binary digits."""
-    depth = _hops.Seen((0, 0), lambda a, b: (a[0] + b[0], 1 + max(a[1], b[1])))
+    depth = engine_causal.Seen((0, 0), lambda a, b: (a[0] + b[0], 1 + max(a[1], b[1])))
     for count in range(1, 1025):
         depth.add((1, 0))
         total, deepest = depth.state
@@ -234,7 +229,7 @@ def test_largest_values_of_past_and_present(backend: Backend, dtype: Any) -> Non
 @pytest.mark.parametrize("name", CAUSAL)
 def test_nothing_is_computed_in_another_dtype(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dtypes = set()
-    finish = {kind: kind.finish for kind in (_hops.Exponential, _signed.Signed)}
+    finish = {kind: kind.finish for kind in (positive.Exponential, signed.Signed)}
     for kind, function in finish.items():
 
         def watched(own: Any, found: Any, function: Any = function) -> Any:
@@ -400,8 +395,8 @@ def test_sums_of_arrays_are_those_of_states(count: int) -> None:
     """To the bit, since a base that is needed later must not change what is there."""
     rng = np.random.default_rng(count)
     first, own = rng.standard_normal((2, 3, 4)), rng.standard_normal((2, count, 3, 4))
-    want, last = _signed._in_groups(operator.add, first, [own[:, t] for t in range(count)])
-    got, total = _signed._sums_in_groups(first, own.copy(), Workspace())
+    want, last = signed._in_groups(operator.add, first, [own[:, t] for t in range(count)])
+    got, total = signed._sums_in_groups(first, own.copy(), Workspace())
     np.testing.assert_array_equal(got, np.stack(want, axis=1))
     np.testing.assert_array_equal(total, last)
     np.testing.assert_allclose(total, own.sum(axis=1), rtol=1e-10, atol=1e-10)

@@ -10,8 +10,9 @@ import pytest
 from conftest import Backend
 from scipy import stats
 
-from refattn import key_sampling, sampled_key_attention, softmax_attention
-from refattn.key_sampling import draw_keys, draw_pivots
+from refattn import sampled_key_attention, softmax_attention
+from refattn.estimators import key_sampling
+from refattn.estimators.key_sampling import draw_keys, draw_pivots
 
 # --- pivots ---------------------------------------------------------------------------------------
 

@@ -59,8 +59,11 @@ def graph(changed: dict[str, str] | None = None) -> dict[str, set[str]]:
 
 def test_imports_make_no_circle() -> None:
     tuple(TopologicalSorter(graph()).static_order())
-    source = MODULES["refattn._array"].read_text("utf-8") + "\nfrom .lara import WEIGHTINGS\n"
-    circle = TopologicalSorter(graph({"refattn._array": source}))
+    source = (
+        MODULES["refattn.arrays.library"].read_text("utf-8")
+        + "\nfrom ..estimators.lara import WEIGHTINGS\n"
+    )
+    circle = TopologicalSorter(graph({"refattn.arrays.library": source}))
     with pytest.raises(CycleError):
         circle.prepare()
 

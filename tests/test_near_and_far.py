@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import refattn
 from refattn import naive, softmax_attention, streaming
-from refattn.conformance import exact
+from refattn.conformance.truth import exact
 
 CHUNKED = {
     "eva": (

@@ -19,7 +19,7 @@ from test_attention import tolerance as softmax_tolerance
 
 from refattn import attend, merge, naive, softmax_attention, vjp
 from refattn.attention import Alibi, alibi
-from refattn.conformance import exact
+from refattn.conformance.truth import exact
 from refattn.streaming import SoftmaxState
 
 WINDOWS = [None, (0, 0), (3, 0), (2, 4), (None, 1), (1, None), (40, 2)]

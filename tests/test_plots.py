@@ -24,8 +24,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 import refattn
-from refattn import _plots, _style, cli, compare
-from refattn._commands import group
+from refattn import cli, compare
+from refattn.cli.group import group
+from refattn.cli.show import plots, style
 from refattn.compare import Row
 from refattn.profile import study
 from validation import plotting, svg
@@ -36,11 +37,11 @@ SIZES = (8, 32, 128, 512)
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Figure]:
-    """What a function of `_plots` would write."""
+    """What a function of `cli.show.plots` would write."""
 
     def draw(function: Callable[..., None], *args: Any) -> Figure:
         found: list[Figure] = []
-        monkeypatch.setattr(_style, "save", lambda figure, path: found.append(figure))
+        monkeypatch.setattr(style, "save", lambda figure, path: found.append(figure))
         function(*args, tmp_path / "x.png")
         return found[0]
 
@@ -100,7 +101,7 @@ def faults(figure: Figure) -> list[str]:
             if any(x.get_window_extent().overlaps(axes.bbox) for x in legend.get_texts()):
                 found.append(f"{legend.get_texts()[0].get_text()!r} is on data")
     colours = {to_hex(x.get_color()) for axes in figure.axes for x in axes.lines}
-    if len(colours - {_style.INK, _style.GREY, _style.PALE}) > 8:
+    if len(colours - {style.INK, style.GREY, style.PALE}) > 8:
         found.append(f"{len(colours)} colours")
     for axes in figure.axes:
         marks = [x.get_marker() for x in curves(axes)]
@@ -111,7 +112,7 @@ def faults(figure: Figure) -> list[str]:
 
 def test_all_estimators(drawn: Callable[..., Figure]) -> None:
     names = compare.names()
-    figure = drawn(_plots.plot_comparison, rows(names))
+    figure = drawn(plots.plot_comparison, rows(names))
     assert faults(figure) == []
     said = [x.get_texts()[0].get_text() for x in figure.findobj(Legend)]
     assert all(said.count(name) == 1 for name in names)
@@ -119,7 +120,7 @@ def test_all_estimators(drawn: Callable[..., Figure]) -> None:
     assert sum(len(curves(axes)) for axes in figure.axes) == len(names)
     for axes in figure.axes:
         assert 1 <= len(curves(axes)) <= 8
-        others = [x for x in axes.lines if x.get_color() == _style.PALE]
+        others = [x for x in axes.lines if x.get_color() == style.PALE]
         assert len(others) == len(names) - len(curves(axes))
         assert list(axes.get_xticks()) == list(SIZES)
 
@@ -148,21 +149,21 @@ def test_what_is_wrong_is_found() -> None:
 
 @pytest.mark.parametrize("sizes", [SIZES, (3,), tuple(range(8, 40)), (1, 2, 2**40)])
 def test_any_sizes(drawn: Callable[..., Figure], sizes: tuple[int, ...]) -> None:
-    figure = drawn(_plots.plot_comparison, rows(list(compare.DEFAULT), sizes))
+    figure = drawn(plots.plot_comparison, rows(list(compare.DEFAULT), sizes))
     assert faults(figure) == []
     assert set(figure.axes[0].get_xticks()) <= set(sizes)
 
 
 def test_bars_are_standard_errors(drawn: Callable[..., Figure]) -> None:
     table = rows(list(compare.DEFAULT))
-    axes = drawn(_plots.plot_comparison, table).axes[0]
+    axes = drawn(plots.plot_comparison, table).axes[0]
     assert "standard error" in axes.get_ylabel()
     own = [row for row in table if row.estimator == compare.DEFAULT[0]]
     _, _, (bars,) = axes.containers[0]
     for row, ((x, low), (_, high)) in zip(own, bars.get_segments(), strict=True):
         assert x == row.samples
         assert high - low == pytest.approx(2 * row.standard_error)
-    once = drawn(_plots.plot_comparison, rows(list(compare.DEFAULT), draws=1)).axes[0]
+    once = drawn(plots.plot_comparison, rows(list(compare.DEFAULT), draws=1)).axes[0]
     assert not any(x.has_yerr for x in once.containers)
 
 
@@ -173,7 +174,7 @@ def test_errors_beyond_the_axis_are_said(drawn: Callable[..., Figure]) -> None:
         Row("lara-balance", 8, np.full((3, 2), 1e-7), 1.0),
         Row("rfa-sobol", 8, np.full((3, 2), math.nan), 1.0),
     ]
-    figure = drawn(_plots.plot_comparison, table)
+    figure = drawn(plots.plot_comparison, table)
     assert faults(figure) == []
     said = {x.get_texts()[0].get_text() for x in figure.findobj(Legend)}
     assert {"lara-own (to 200)", "lara-balance", "rfa-sobol: not finite"} <= said
@@ -185,7 +186,7 @@ def test_errors_beyond_the_axis_are_said(drawn: Callable[..., Figure]) -> None:
 def test_references_that_are_not_finite_are_said(drawn: Callable[..., Figure], lost: int) -> None:
     table = rows(["ra", "rfa-iid"])
     table[lost] = table[lost]._replace(errors=np.full((1, 2), math.nan))
-    figure = drawn(_plots.plot_comparison, table)
+    figure = drawn(plots.plot_comparison, table)
     assert faults(figure) == []
     said = {x.get_texts()[0].get_text() for x in figure.findobj(Legend)}
     assert f"{table[lost].estimator}: not finite" in said
@@ -202,7 +203,7 @@ def test_what_is_not_finite_is_left_out(tmp_path: Path, monkeypatch: pytest.Monk
     Path("x.svg").unlink()
     lost = [Row(x, 8, np.full((1, 2), math.nan), 1.0) for x in ("exact", "mean of v", "ra")]
     nothing = compare.Comparison(lost, [], 1.0, False, 0, 1)
-    monkeypatch.setattr("refattn._command_compare.measure", lambda *_, **__: nothing)
+    monkeypatch.setattr("refattn.cli.compare.measure", lambda *_, **__: nothing)
     done = CliRunner().invoke(cli.commands(), words)
     said = "Error: there is nothing to draw: no error is finite.\n"
     assert (done.exit_code, done.stderr) == (2, said)
@@ -212,16 +213,16 @@ def test_what_is_not_finite_is_left_out(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_no_estimator_is_told_by_its_name(drawn: Callable[..., Figure]) -> None:
     names = [f"unknown-{i}" for i in range(17)]
-    figure = drawn(_plots.plot_comparison, rows(names))
+    figure = drawn(plots.plot_comparison, rows(names))
     assert faults(figure) == []
     assert [len(curves(axes)) for axes in figure.axes] == [8, 8, 1]
 
 
-@pytest.mark.parametrize("suffix", _style.FORMATS)
+@pytest.mark.parametrize("suffix", style.FORMATS)
 def test_formats(tmp_path: Path, suffix: str) -> None:
     first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix.upper()}"
     for path in (first, second):
-        _plots.plot_comparison(rows(["ra"]), path)
+        plots.plot_comparison(rows(["ra"]), path)
     start = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix]
     assert first.read_bytes().startswith(start)
     assert first.read_bytes() == second.read_bytes()  # no dates, no random ids
@@ -229,10 +230,10 @@ def test_formats(tmp_path: Path, suffix: str) -> None:
 
 def test_profile(drawn: Callable[..., Figure]) -> None:
     q, k, v = refattn.load_sample()
-    figure = drawn(_plots.plot_profile, study(q, k, v))
+    figure = drawn(plots.plot_profile, study(q, k, v))
     assert faults(figure) == []
     assert len(figure.axes) == 3
-    figure = drawn(_plots.plot_profile, study(q[0, 0], k[0, 0]))
+    figure = drawn(plots.plot_profile, study(q[0, 0], k[0, 0]))
     assert faults(figure) == []
 
 
@@ -246,7 +247,7 @@ def test_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lead: tuple[i
     path = tmp_path / "a-file-with-a-name-that-takes-more-than-one-line-of-a-title-to-say.npz"
     np.savez(path, q=q, k=k, v=v, out=out)
     found: list[Figure] = []
-    monkeypatch.setattr(_style, "save", lambda figure, path: found.append(figure))
+    monkeypatch.setattr(style, "save", lambda figure, path: found.append(figure))
     result = CliRunner().invoke(group, ["verify", str(path), "--plot", str(tmp_path / "x.png")])
     assert result.exit_code == 1, result.output
     assert faults(found[0]) == []

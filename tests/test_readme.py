@@ -14,7 +14,7 @@ import pytest
 
 import refattn
 from refattn import cli
-from refattn._formats import FORMATS
+from refattn.rounding.formats import FORMATS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

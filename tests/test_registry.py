@@ -68,7 +68,7 @@ def test_function_and_formula_agree() -> None:
             options |= record.sized(2)
         want = record.naive(q, k, v, **options)
         if record.name == "is":
-            fn: Callable[..., Any] = registry.estimators.importance_sampled_attention
+            fn: Callable[..., Any] = registry.rfa.importance_sampled_attention
             options["log_weight"] = np.zeros(3)
         else:
             fn = record.fn

@@ -26,9 +26,9 @@ from rounded import (
     stepwise,
 )
 
-from refattn import _rounding, naive
-from refattn._formats import FORMATS
-from refattn.rounding import PROFILES, Profile, predict
+from refattn import naive
+from refattn.rounding import PROFILES, Profile, predict, softmax
+from refattn.rounding.formats import FORMATS
 
 Array = np.ndarray
 ALARM = 1e-9  # probability that a correct law fails one of these tests, each
@@ -143,7 +143,7 @@ def test_walk_is_the_mean_over_all_orders(terms: list[int], first: int) -> None:
     orders = list(itertools.permutations(terms))
     squares = np.square(first + np.cumsum(orders, -1)).sum(-1)
     total, square = first + sum(terms), sum(x * x for x in terms)
-    found = _rounding.walk(float(first), float(total), float(square), len(terms), 1)
+    found = softmax.walk(float(first), float(total), float(square), len(terms), 1)
     assert found == pytest.approx(float(squares.mean()), rel=1e-9, abs=1e-9)
 
 
@@ -152,9 +152,9 @@ def test_root_mean_square_of_a_rounding() -> None:
     for name in ("bfloat16", "float16"):
         to, x = FORMATS[name], 2.0**f
         law = np.sqrt(np.mean(np.square(to.spacing(x) / x) / 12)) / to.unit
-        assert law == pytest.approx(_rounding.RMS, rel=1e-8)
+        assert law == pytest.approx(softmax.RMS, rel=1e-8)
         assert np.max(to.spacing(x) / x) / math.sqrt(12) / to.unit == pytest.approx(
-            _rounding.WORST * _rounding.RMS, rel=1e-4
+            softmax.WORST * softmax.RMS, rel=1e-4
         )
 
 
@@ -214,7 +214,7 @@ def test_sums(kind: str) -> None:
     steps = Steps(sums=Noise(to, rng) if kind == "noise" else Nearest(to))
     mean = float(np.mean(z_squares(Case(q, k, v, scale=0.3), steps, profile, "bfloat16")))
     lower, upper = interval(len(q))
-    assert lower * _rounding.WORST**2 / 4 < mean < upper * _rounding.WORST**2
+    assert lower * softmax.WORST**2 / 4 < mean < upper * softmax.WORST**2
 
 
 @pytest.mark.parametrize("name", ["math", "flash", "eager"])
@@ -282,7 +282,7 @@ def test_a_sink_far_above_the_scores_in_float32() -> None:
     )
     found = predict(q, k, v, dtype="float32", profile="math", sinks=np.asarray(30.0))
     z = (out - found.out) / found.std
-    assert np.mean(z * z) < interval(1000)[1] * _rounding.WORST**2
+    assert np.mean(z * z) < interval(1000)[1] * softmax.WORST**2
     assert ratio(out - found.out, found.bound) <= 1
 
 
@@ -501,7 +501,7 @@ def test_linear(kind: str, causal: bool, dtype: str) -> None:
         known = np.isfinite(found.std)
         z = np.where(known, (out - found.out) / found.std, 0.0)
         squares.append(float(np.sum(z * z) / max(known.sum(), 1)))
-    assert np.mean(squares) < interval(20)[1] * _rounding.WORST**2  # rows of a head share errors
+    assert np.mean(squares) < interval(20)[1] * softmax.WORST**2  # rows of a head share errors
 
 
 # --- libraries ------------------------------------------------------------------------------------

@@ -11,9 +11,11 @@ import pytest
 from rounded import BACKWARD, RIGHT, Array, Back, Case, Wrong, backward, scores_and_ratio
 
 import refattn
-from refattn import _problems, _rounding, _rounding_backward, verification
-from refattn._formats import FORMATS
-from refattn.rounding import PROFILES
+from refattn.rounding import PROFILES, softmax
+from refattn.rounding import backward as rounding_backward
+from refattn.rounding import problem as rounding_problem
+from refattn.rounding.formats import FORMATS
+from refattn.verification import verdict as verification_verdict
 
 NAMES = ("dq", "dk", "dv")
 
@@ -122,9 +124,9 @@ def test_exact_gradients_against_50_digits(name: str, options: str) -> None:
         },
     }[options]
     case = Case(q, k, v, **given)
-    problem = _problems.of_arrays(q, k, v, **given)
+    problem = rounding_problem.of_arrays(q, k, v, **given)
     shape = getattr(case, name[1]).shape
-    of = _problems.gradients(problem, {name: shape}, lambda _: g, None, "float64")[name]
+    of = rounding_problem.gradients(problem, {name: shape}, lambda _: g, None, "float64")[name]
     kernel = PROFILES["math"].kernel("float32")
     rows = of.analyse((), kernel, slice(0, of.shape[0]))
     exact = of.exact((), kernel, slice(0, of.shape[0]))
@@ -319,7 +321,7 @@ def test_slopes_where_all_cancels(by: str, of: str) -> None:
     assert verdict.verdict != "FAIL", str(verdict)
     assert bound.statistic <= 1
     # The mean square of 1,000 rows is below 1.32 WORST^2, but for a probability of 1e-9.
-    assert verdict.z.rms < 1.15 * _rounding.WORST
+    assert verdict.z.rms < 1.15 * softmax.WORST
 
 
 # Wrong ones
@@ -416,17 +418,17 @@ def test_the_variance_of_a_sum_over_keys(
     k = k + 2 * (of == "dq")
     kernel = PROFILES["eager"].kernel("bfloat16")
     sinks = None if sink is None else np.asarray(sink)
-    problem = _problems.of_arrays(q, k, v, softcap=softcap, sinks=sinks)
+    problem = rounding_problem.of_arrays(q, k, v, softcap=softcap, sinks=sinks)
     shape = (20 if of == "dq" else 30, 6)
-    one = _problems.gradients(problem, {of: shape}, lambda _: g, None, "float64")[of]
+    one = rounding_problem.gradients(problem, {of: shape}, lambda _: g, None, "float64")[of]
     assert one.gradient is not None
     saved = one.gradient.saved((), kernel._replace(out=None))
     w = rng.standard_normal(shape)
     if of == "dq":
-        rows = _rounding_backward.analyse(saved, kernel._replace(out=None), of, slice(0, 20))
+        rows = rounding_backward.analyse(saved, kernel._replace(out=None), of, slice(0, 20))
         expected: Any = np.square(rows.std)
     else:
-        expected = _rounding_backward.variance_along(saved, kernel, of, w)
+        expected = rounding_backward.variance_along(saved, kernel, of, w)
     count, total = 2000, []
     to = FORMATS["bfloat16"]
 
@@ -588,13 +590,13 @@ def test_others_are_not_tried_again_where_one_fails(
 ) -> None:
     """One that no profile explains is tried by all, the others by those that may explain them."""
     tried: Counter[str] = Counter()
-    attempt = verification.attempt
+    attempt = verification_verdict.attempt
 
     def counted(problem: Any, *rest: Any) -> Any:
         tried[problem.result] += 1
         return attempt(problem, *rest)
 
-    monkeypatch.setattr(verification, "attempt", counted)
+    monkeypatch.setattr(verification_verdict, "attempt", counted)
     given = arrays(np.random.default_rng(4), "bfloat16", 4, 80, 80, 32)
     found = made("flash", *given, "bfloat16")
     found[wrong] = FORMATS["bfloat16"].round(1.05 * found[wrong])
@@ -602,12 +604,16 @@ def test_others_are_not_tried_again_where_one_fails(
     assert {x: verdict.parts[x].verdict for x in NAMES} == {
         x: "FAIL" if x == wrong else "PASS" for x in NAMES
     }
-    assert tried[wrong] == len(verdict.parts[wrong].trials) == len(verification._BACKWARD[True])
+    assert (
+        tried[wrong]
+        == len(verdict.parts[wrong].trials)
+        == len(verification_verdict._BACKWARD[True])
+    )
     assert sum(tried[x] for x in NAMES if x != wrong) <= 4
 
 
 def test_every_profile_of_a_backward_pass_is_simulated() -> None:
-    tried = {x for names in refattn.verification._BACKWARD.values() for x in names}
+    tried = {x for names in refattn.verification.verdict._BACKWARD.values() for x in names}
     assert tried - {"serial"} == set(BACKWARD)
     for name, back in BACKWARD.items():
         profile = PROFILES[name]

@@ -314,8 +314,8 @@ def test_pages_in_a_browser(built: Any, browser: Any) -> None:
         ("softmax_attention", "api/refattn.html#softmax_attention"),
         ("attend()", "api/refattn.html#attend"),
         ("verify", "api/refattn.html#verify"),
-        ("tolerance.study", "api/refattn/tolerance.html#study"),
-        ("refattn.tolerance", "api/refattn/tolerance.html"),
+        ("tolerance.study", "api/refattn/verification/tolerance.html#study"),
+        ("refattn.verification.tolerance", "api/refattn/verification/tolerance.html"),
         ("is", ""),  # a stop word, if nothing else is said
         ("glossary xyzzy", "glossary.html"),  # no page has both
         ("xyzzy", None),

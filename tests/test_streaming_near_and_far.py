@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import refattn
 from refattn import softmax_attention, streaming
-from refattn._array import array_namespace
+from refattn.arrays.library import array_namespace
 from refattn.registry import ESTIMATORS
 from refattn.streaming import EvaState, LocalState, SecondOrderState
 
@@ -53,11 +53,13 @@ CHUNKED = [name for name in CASES if name != "local"]
 
 def local(q: Any, k: Any, v: Any, *, window: Any, **options: Any) -> Any:
     """Local features at importance weights, which that function draws itself: by their copies."""
-    arranged = refattn.near_and_far.arranged(
+    arranged = refattn.estimators.near_and_far.arranged(
         q, k, v, omega=OMEGA[:5], log_weight=WEIGHT, scale=options["scale"], causal=True,
         coupling="iid",
     )  # fmt: skip
-    return arranged.ungroup(refattn.near_and_far.attend_locally(arranged, window, True).done.out)
+    return arranged.ungroup(
+        refattn.estimators.near_and_far.attend_locally(arranged, window, True).done.out
+    )
 
 
 def draw(seed: int, m: int, heads: int = 4, groups: int = 2, size: float = 1.0) -> Any:

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refattn import _tensors, naive
-from refattn._tensors import ARRAYS, DTYPES, JUDGED, Tensors, open_tensors
+from refattn import naive
+from refattn.files import tensors
+from refattn.files.tensors import ARRAYS, DTYPES, JUDGED, Tensors, open_tensors
 
 pytest.importorskip("safetensors")
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -318,7 +319,7 @@ def test_the_first_of_many_numbers(
     path = save(tmp_path_factory.mktemp("first"), "npz", arrays)
     first = tuple(int(i) for i in np.unravel_index(min(at), q.shape))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_tensors, "_BLOCK", 7)
+        patch.setattr(tensors, "_BLOCK", 7)
         fails(path, re.escape(f"got 0.10000000149011612 at index {first}."), dtype="float16")
     open_tensors(path)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import _fixtures, softmax_attention, testing
+from refattn import pytest_plugin, softmax_attention, testing
 
 ROOT = Path(refattn.__file__).parent.parent
 
@@ -140,8 +140,8 @@ def test_bad_arguments_are_refused(options: dict[str, object], said: str) -> Non
 
 def test_the_project_names_the_fixtures_as_a_plugin() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert project["entry-points"]["pytest11"] == {"refattn": "refattn._fixtures"}
-    assert import_module("refattn._fixtures") is _fixtures
+    assert project["entry-points"]["pytest11"] == {"refattn": "refattn.pytest_plugin"}
+    assert import_module("refattn.pytest_plugin") is pytest_plugin
 
 
 def run(folder: Path, source: str, *words: str) -> str:
@@ -149,7 +149,7 @@ def run(folder: Path, source: str, *words: str) -> str:
     info = folder / "installed" / "refattn_here-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: refattn-here\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[pytest11]\nrefattn = refattn._fixtures\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nrefattn = refattn.pytest_plugin\n")
     (folder / "project").mkdir()
     (folder / "project" / "test_mine.py").write_text(source)
     path = os.pathsep.join([str(info.parent), str(ROOT)])
@@ -226,7 +226,7 @@ def test_own(qkv, pytestconfig):
     assert qkv == "mine"
 
 def test_light():
-    assert LOADED == ["refattn", "refattn._cases", "refattn._fixtures", "refattn._version"]
+    assert LOADED == ["refattn", "refattn._version", "refattn.pytest_plugin", "refattn.typing"]
 """,
         *("-p", "no:hypothesispytest", "-p", "no:xdist"),
     )

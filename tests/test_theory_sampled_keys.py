@@ -11,7 +11,8 @@ import pytest
 from scipy import special
 from test_theory import bounded_p_value, reject
 
-from refattn import key_sampling, sampled_key_attention, softmax_attention, theory
+from refattn import sampled_key_attention, softmax_attention, theory
+from refattn.estimators import key_sampling
 
 RNG = np.random.default_rng(5)
 Q, K, V = (RNG.standard_normal(shape) for shape in ((2, 2), (3, 2), (3, 2)))

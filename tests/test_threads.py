@@ -15,8 +15,10 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import refattn
-from refattn import _kernel, _problems, _threads
-from refattn._threads import InOrder, Tree, _blas, for_each
+from refattn.arrays import threads as arrays_threads
+from refattn.arrays.threads import InOrder, Tree, _blas, for_each
+from refattn.engine import kernel
+from refattn.rounding import problem
 
 MANY = 40_000  # keys
 MASK = np.arange(MANY) % 5000 > 4100
@@ -31,11 +33,11 @@ def blas_threads() -> list[int]:
 def several():
     """BLAS with two threads, whatever the machine has and whichever thread had control of it."""
     before = blas_threads()
-    _threads._set_blas_threads([2] * len(before))
+    arrays_threads._set_blas_threads([2] * len(before))
     if max(blas_threads()) < 2:
         pytest.skip("BLAS has one thread only")
     yield
-    _threads._set_blas_threads(before)
+    arrays_threads._set_blas_threads(before)
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def test_sums_of_blocks_do_not_depend_on_threads(monkeypatch):
         for item in [*items][::-1]:
             worker()(item)
 
-    monkeypatch.setattr(_problems, "for_each", last_first)
+    monkeypatch.setattr(problem, "for_each", last_first)
     found = refattn.verify(**given)
     assert found.tests == expected.tests
     assert found.z == expected.z
@@ -151,10 +153,10 @@ def test_a_tree_merges_neighbours_in_one_way_whoever_brings_them(count):
 def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, items, monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, n, 4)) for n in (9, MANY, MANY))
-    monkeypatch.setattr(_kernel, "_ITEMS", 1)
+    monkeypatch.setattr(kernel, "_ITEMS", 1)
     whole = refattn.attend(q, k, v, **options)
-    monkeypatch.setattr(_kernel, "_ITEMS", items)
-    spans = _kernel._spans(MANY, 4096, 1)
+    monkeypatch.setattr(kernel, "_ITEMS", items)
+    spans = kernel._spans(MANY, 4096, 1)
     assert len(spans) == {1: 1, 4: 3, 128: 10}[items]
     for a, b in zip(refattn.attend(q, k, v, **options), whole, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -165,7 +167,7 @@ def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, ite
 def test_causal_queries_see_no_key_of_most_spans(threads, shift):
     n = 6000
     q, (k, v) = np.zeros((n, 2)), np.ones((2, n + shift, 2))
-    assert len(_kernel._spans(n + shift, 1024, n // 512 + 1)) > 2
+    assert len(kernel._spans(n + shift, 1024, n // 512 + 1)) > 2
     with threadpool_limits(threads, user_api="blas"):
         out, lse = refattn.attend(q, k, v, causal=True)
     seen = np.maximum(np.arange(1, n + 1) + shift, 0)
@@ -326,13 +328,13 @@ refattn.attend(*numpy.ones((3, 1, 1)))
 
 @pytest.mark.usefixtures("several")
 def test_limits_are_set_while_no_other_call_reads_them(monkeypatch):
-    held, set_threads = [], _threads._set_blas_threads
+    held, set_threads = [], arrays_threads._set_blas_threads
 
     def watched(numbers):
-        held.append(_threads._lock.locked())
+        held.append(arrays_threads._lock.locked())
         set_threads(numbers)
 
-    monkeypatch.setattr(_threads, "_set_blas_threads", watched)
+    monkeypatch.setattr(arrays_threads, "_set_blas_threads", watched)
     for_each(lambda: lambda item: None, range(2), most=1)
     assert held == [True, True]
 
@@ -342,7 +344,7 @@ def test_a_process_forked_during_a_call_has_its_threads():
     code = """
 import os, threading
 from threadpoolctl import ThreadpoolController, threadpool_limits
-from refattn._threads import for_each
+from refattn.arrays.threads import for_each
 
 def threads():
     blas = ThreadpoolController().select(user_api="blas")

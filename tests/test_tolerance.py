@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import _problems, _rounding, cli, naive, tolerance, verification
-from refattn._formats import FORMATS
-from refattn.rounding import PROFILES, assert_close
+from refattn import cli, naive
+from refattn.rounding import PROFILES, softmax
+from refattn.rounding import problem as rounding_problem
+from refattn.rounding.formats import FORMATS
+from refattn.testing import assert_close
+from refattn.verification import tolerance, verdict
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -28,15 +31,15 @@ def sample(dtype: str = "bfloat16", n: int = 128) -> Any:
 
 def rows_of(arrays: Arrays, dtype: str, profile: str, **options: Any) -> dict[str, np.ndarray]:
     """What is known of all elements."""
-    problem = _problems.of_arrays(*arrays, **options)
+    problem = rounding_problem.of_arrays(*arrays, **options)
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     found = {x: np.empty(shape) for x in ("out", "nearest", "worst", "bound", "slack", "std")}
 
-    def add(index: tuple[int, ...], i: slice, rows: _rounding.Rows) -> None:
+    def add(index: tuple[int, ...], i: slice, rows: softmax.Rows) -> None:
         for name, x in found.items():
             x[(*index, i)] = getattr(rows, name)
 
-    _problems.sweep(problem, dtype, PROFILES[profile], add)
+    rounding_problem.sweep(problem, dtype, PROFILES[profile], add)
     return found
 
 
@@ -54,7 +57,7 @@ def chance(x: dict[str, np.ndarray], atol: float, rtol: float = 0.0) -> float:
 def test_the_smallest_tolerance(dtype: str) -> None:
     arrays = sample(dtype)
     found = tolerance.study(*arrays, dtype=dtype)
-    profiles = list(verification.usual_profiles(dtype))
+    profiles = list(verdict.usual_profiles(dtype))
     assert [x.profile for x in found.needs if x.head is None] == profiles
     assert [x.head for x in found.needs[:4]] == [None, (0,), (1,), (2,)]
     for need in found.needs:
@@ -195,7 +198,7 @@ def truth(name: str, size: str, arrays: Arrays, options: dict[str, Any]) -> np.n
 @pytest.mark.parametrize("causal", [False, True])
 def test_defects_are_what_they_say(causal: bool) -> None:
     arrays, options = sample("float32", n=100), {"causal": causal}
-    problem = _problems.of_arrays(*arrays, **options)
+    problem = rounding_problem.of_arrays(*arrays, **options)
     for defect in tolerance.catalogue(problem):
         exact, got = tolerance._simulated(problem, defect, "float32", PROFILES["math"])
         np.testing.assert_allclose(exact, naive.softmax_attention(*arrays, **options), atol=1e-12)
@@ -213,7 +216,7 @@ def test_defects_of_what_was_asked_for() -> None:
     seen = np.arange(128) < 100
     bias = np.linspace(-1, 1, 128)
     options: dict[str, Any] = {"window": (9, 3), "softcap": 5.0, "mask": seen, "bias": bias}
-    problem = _problems.of_arrays(*sample("float32"), **options)
+    problem = rounding_problem.of_arrays(*sample("float32"), **options)
     found = {x.name: x for x in tolerance.catalogue(problem)}
     for name, changed in {
         "window ends early, by": {"window": (8, 3)},
@@ -225,7 +228,7 @@ def test_defects_of_what_was_asked_for() -> None:
         expected = naive.softmax_attention(*sample("float32"), **(options | changed))
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
     assert "causal edge moved by" not in found
-    one = _problems.of_arrays(*(x[:, :1] for x in sample("float32")))
+    one = rounding_problem.of_arrays(*(x[:, :1] for x in sample("float32")))
     assert not any("key" in x.name for x in tolerance.catalogue(one))
 
 
@@ -233,7 +236,7 @@ def test_the_last_queries_of_some_heads_stand_for_all() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(2, 6, 200, 4)) for _ in range(3))
     mask = rng.random((200, 200)) < 0.9
-    problem = _problems.of_arrays(q, k, v, causal=True, mask=mask)
+    problem = rounding_problem.of_arrays(q, k, v, causal=True, mask=mask)
     part, rows = tolerance._part(problem)
     assert (part.lead, rows, part.shape) == ((6,), 170, (170, 200, 4))
     flat = naive.softmax_attention(q, k, v, causal=True, mask=mask).reshape(12, 200, 4)

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import kernels, key_sampling, lara, naive, registry, sampling, theory, typing
+from refattn import kernels, naive, registry, sampling, theory, typing
+from refattn.estimators import key_sampling, lara
 
 USE = '''
 import numpy as np

@@ -26,7 +26,8 @@ from refattn import (
     sampled_key_attention,
     softmax_attention,
 )
-from refattn.conformance import exact, vectors
+from refattn.conformance import vectors
+from refattn.conformance.truth import exact
 from refattn.conformance.vectors import Case, checking, recipes, solving, writing
 
 Folders = dict[str, Path]
@@ -874,7 +875,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("missing", "call", "message"),
     [
-        ("mpmath", "write(folder)", "refattn.conformance.exact needs"),
+        ("mpmath", "write(folder)", "refattn.conformance.truth.exact needs"),
         ("jsonschema", "lint(folder)", "checking vectors needs"),
         ("safetensors", "load(folder)", "reading .safetensors needs"),
     ],

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import _vendor, naive
+from refattn import naive
+from refattn.naive import one_file
 
 Q, K, V = np.random.default_rng(0).standard_normal((3, 2, 6, 4))
 OMEGA = np.random.default_rng(1).standard_normal((6, 4))
@@ -87,7 +88,7 @@ def test_the_file_alone_gives_the_same_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", naive.__all__)
 def test_a_single_formula_takes_what_it_needs_only(name: str) -> None:
-    text, everything = _vendor.formulas([name]), _vendor.formulas()
+    text, everything = one_file.formulas([name]), one_file.formulas()
     assert len(text) < len(everything)
     assert f'__all__ = ["{name}"]' in text
     others = {*naive.__all__} - {name, "visible", "elu_plus_one"}
@@ -99,17 +100,17 @@ def test_a_single_formula_takes_what_it_needs_only(name: str) -> None:
 
 
 def test_the_header_names_version_and_licence_and_has_the_checksum() -> None:
-    text = _vendor.formulas(["visible"])
+    text = one_file.formulas(["visible"])
     head, body = text.splitlines(keepends=True)[:4], "".join(text.splitlines(keepends=True)[4:])
     assert refattn.__version__ in head[0]
     assert "BSD-3-Clause" in head[1]
     assert "`python -m refattn.naive visible`" in head[2]
     assert head[3].split()[-1] == hashlib.sha256(body.encode("ascii")).hexdigest()
-    assert text == printed("visible").stdout == _vendor.formulas(["visible"])
+    assert text == printed("visible").stdout == one_file.formulas(["visible"])
 
 
 def test_the_file_imports_the_standard_library_and_numpy_only() -> None:
-    tree = ast.parse(_vendor.formulas())
+    tree = ast.parse(one_file.formulas())
     taken = {x.module for x in ast.walk(tree) if isinstance(x, ast.ImportFrom)}
     taken |= {a.name for x in ast.walk(tree) if isinstance(x, ast.Import) for a in x.names}
     assert all(isinstance(x, str) for x in taken)
@@ -122,7 +123,7 @@ def test_the_file_imports_the_standard_library_and_numpy_only() -> None:
 def test_the_file_is_clean(options: list[str], tmp_path: Path) -> None:
     pytest.importorskip("ruff")
     root = Path(refattn.__file__).parent.parent
-    for i, text in enumerate([_vendor.formulas(), _vendor.formulas(["linear_attention"])]):
+    for i, text in enumerate([one_file.formulas(), one_file.formulas(["linear_attention"])]):
         path = tmp_path / f"vendored_{i}.py"
         path.write_text(text, encoding="ascii")
         command = [sys.executable, "-m", "ruff", "check", "--no-cache", *options, str(path)]
@@ -132,7 +133,7 @@ def test_the_file_is_clean(options: list[str], tmp_path: Path) -> None:
 
 def test_names_that_are_not_there_are_refused() -> None:
     with pytest.raises(ValueError, match='`names` must be one of "coreset_attention"'):
-        _vendor.formulas(["flash"])
+        one_file.formulas(["flash"])
     done = printed("flash")
     assert done.returncode == 2
     assert "got 'flash'" in done.stderr
@@ -143,7 +144,7 @@ def test_names_that_are_not_there_are_refused() -> None:
 def test_arrays_of_other_libraries(library: str) -> None:
     xp = pytest.importorskip(library)
     scope: dict[str, Any] = {"__name__": "vendored"}
-    exec(compile(_vendor.formulas(), "vendored.py", "exec"), scope)
+    exec(compile(one_file.formulas(), "vendored.py", "exec"), scope)
     x = {name: xp.asarray(np.float32(value)) for name, value in zip("qkv", (Q, K, V), strict=True)}
     for name in ("softmax_attention", "second_order_attention", "eva_attention"):
         options = {} if name == "softmax_attention" else {"window": 2}

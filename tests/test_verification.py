@@ -23,11 +23,11 @@ from rounded import (
 from scipy import stats
 
 import refattn
-from refattn._evidence import Moments, chernoff, symmetric_test
-from refattn._formats import FORMATS
 from refattn.features import elu_features
 from refattn.rounding import PROFILES
+from refattn.rounding.formats import FORMATS
 from refattn.verification import Verdict, verify
+from refattn.verification.evidence import Moments, chernoff, symmetric_test
 
 Array = np.ndarray
 BF16 = FORMATS["bfloat16"].round

@@ -17,11 +17,13 @@ import pytest
 from rounded import Case, backward
 
 import refattn
-from refattn import _problems, cli, naive, verification
-from refattn._formats import FORMATS
-from refattn._tensors import open_tensors
+from refattn import cli, naive, verification
 from refattn.features import elu_features
+from refattn.files.tensors import open_tensors
 from refattn.rounding import predict
+from refattn.rounding.formats import FORMATS
+from refattn.verification import given as verification_given
+from refattn.verification import verdict as verification_verdict
 
 pytest.importorskip("rich")
 pytest.importorskip("safetensors")
@@ -379,13 +381,13 @@ def test_plain_defects_have_plain_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize("profile", ["flash", "fp8", None])
 def test_z_of_heads_and_rows(profile: str | None, right: Path) -> None:
     tensors = open_tensors(right)
-    found = _problems.of_tensors(tensors)
-    numbers = verification.parts_of(tensors, found)["out"].numbers
+    found = verification_given.of_tensors(tensors)
+    numbers = verification_verdict.parts_of(tensors, found)["out"].numbers
     verdict = verification.judge(found, numbers, "bfloat16", profile)
-    squares, counts = verification.z_by_row(found, numbers, "bfloat16", verdict.by)
+    squares, counts = verification_verdict.z_by_row(found, numbers, "bfloat16", verdict.by)
     assert squares.shape == counts.shape == (4, 128)
     assert math.sqrt(np.sum(squares) / np.sum(counts)) == pytest.approx(verdict.z.rms)
-    z = verification.z_of_head(found, numbers, "bfloat16", verdict.by, (2,))
+    z = verification_verdict.z_of_head(found, numbers, "bfloat16", verdict.by, (2,))
     np.testing.assert_allclose(np.nansum(z * z, -1), squares[2])
     if profile == "flash":
         arrays = [np.stack([tensors.read(x, (h,)) for h in range(4)]) for x in ("q", "k", "v")]
@@ -396,11 +398,11 @@ def test_z_of_heads_and_rows(profile: str | None, right: Path) -> None:
 
 def test_the_largest_z_is_that_of_the_figure(wrong: Path) -> None:
     tensors = open_tensors(wrong)
-    found = _problems.of_tensors(tensors)
-    numbers = verification.parts_of(tensors, found)["out"].numbers
+    found = verification_given.of_tensors(tensors)
+    numbers = verification_verdict.parts_of(tensors, found)["out"].numbers
     verdict = verification.judge(found, numbers, "bfloat16")
     *head, row, column = verdict.z.where
-    z = np.abs(verification.z_of_head(found, numbers, "bfloat16", verdict.by, tuple(head)))
+    z = np.abs(verification_verdict.z_of_head(found, numbers, "bfloat16", verdict.by, tuple(head)))
     assert np.nanmax(z) == z[row, column] == pytest.approx(verdict.z.largest)
 
 
@@ -431,7 +433,7 @@ def test_one_block_of_heads_is_in_memory(right: Path, monkeypatch: pytest.Monkey
         return read(name, head)
 
     monkeypatch.setattr(tensors, "read", counted)
-    found = _problems.of_tensors(tensors)
+    found = verification_given.of_tensors(tensors)
     for index in np.ndindex(found.lead):
         for _ in range(3):
             assert set(found.read(index)) == {"q", "k", "v"}

@@ -19,7 +19,7 @@ import numpy as np
 from refattn import conformance
 from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
 
-FILE = Path(conformance.__file__).with_name("kills.json")
+FILE = Path(conformance.__file__).parent / "verdict" / "kills.json"
 
 
 def entry(name: str) -> Mutant:

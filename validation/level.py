@@ -32,10 +32,11 @@ from array_api_compat import array_namespace
 from scipy import special
 from threadpoolctl import threadpool_limits
 
-from refattn import conformance, estimators, features, kernels, lara, moments, sampling, stats
-from refattn.conformance.adapter import DTYPES
+from refattn import conformance, estimators, features, kernels, moments, sampling, stats
+from refattn.conformance.candidate.adapter import DTYPES
 from refattn.conformance.conventions import SPECS
 from refattn.conformance.defects import VARIANTS
+from refattn.estimators import lara
 from refattn.registry import ESTIMATORS, Estimator
 from refattn.typing import Coupling, Features
 

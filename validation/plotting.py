@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from refattn import _style
-from refattn._style import (
+from refattn.cli.show import style as show_style
+from refattn.cli.show.style import (
     COLOURS,
     GREY,
     INK,
@@ -47,7 +47,7 @@ __all__ = [
 
 def style() -> AbstractContextManager[None]:
     """Settings in effect while a figure is made: those of the package, on no background."""
-    return _style.style(**dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"))
+    return show_style.style(**dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"))
 
 
 def panels(
@@ -55,7 +55,7 @@ def panels(
 ) -> tuple[Figure, Any]:
     """Make a figure of panels, an array (rows, columns) of axes, in the style of the suite."""
     with style():
-        return _style.panels(rows, columns, size=size, **options)
+        return show_style.panels(rows, columns, size=size, **options)
 
 
 def tidy(figure: Figure) -> None:

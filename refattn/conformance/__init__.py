@@ -8,26 +8,13 @@ callable is called; `Subprocess` makes a callable of a program in any language;
 from __future__ import annotations
 
 from ..registry import ESTIMATORS
-from . import (  # register their checks
-    bits,
-    combined,
-    dropouts,
-    given_keys,
-    laws,
-    mixtures,
-    normalisers,
-    options,
-    pullbacks,
-    roundings,
-    uses,
-)
-from .adapter import CAPABILITIES, TAGS, Adapter
-from .checks import CHECKS, Check
+from .candidate.adapter import CAPABILITIES, TAGS, Adapter
+from .candidate.failures import Failure
+from .candidate.programs import Subprocess
+from .checks.identities import CHECKS, Check
 from .conventions import CONVENTIONS, SPECS
-from .failures import Failure
-from .programs import Subprocess
-from .report import Report, Result
-from .runner import LEVELS, TIME_LIMITS, check, checks_of, parametrize_with_checks
+from .verdict.report import Report, Result
+from .verdict.runner import LEVELS, TIME_LIMITS, check, checks_of, parametrize_with_checks
 
 __all__ = [
     "CAPABILITIES",
@@ -44,20 +31,9 @@ __all__ = [
     "Report",
     "Result",
     "Subprocess",
-    "bits",
     "check",
     "checks_of",
-    "combined",
-    "dropouts",
-    "given_keys",
-    "laws",
-    "mixtures",
-    "normalisers",
-    "options",
     "parametrize_with_checks",
-    "pullbacks",
-    "roundings",
-    "uses",
 ]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .adapter import CHOICES, DEFAULTS, TAGS, written
+from .candidate.adapter import CHOICES, DEFAULTS, TAGS, written
 
 __all__ = ["CONVENTIONS", "OPTIONS", "SPECS", "Cell", "Library", "Option", "Read", "Run", "listing"]
 

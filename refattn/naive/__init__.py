@@ -16,24 +16,14 @@ feature xi(x, omega) = exp(omega . x - |x|^2/2) appears in products only,
 and the factor e^{-|q|^2/2} cancels wherever a query's weights are normalised.
 """
 
-from ._documents import (
-    elu_plus_one,
-    importance_sampled_attention,
-    linear_attention,
-    linear_randomized_attention,
-    mean_of_ratios_attention,
-    random_feature_attention,
-    randomized_attention,
-    softmax_attention,
-)
-from ._family import (
-    coreset_attention,
-    eva_attention,
-    local_random_feature_attention,
-    sampled_key_attention,
-    second_order_attention,
-)
-from ._terms import visible
+from .few_keys import coreset_attention, sampled_key_attention
+from .lara import linear_randomized_attention
+from .linear import elu_plus_one, linear_attention
+from .near_and_far import eva_attention, local_random_feature_attention, second_order_attention
+from .ra import mean_of_ratios_attention, randomized_attention
+from .rfa import importance_sampled_attention, random_feature_attention
+from .softmax import softmax_attention
+from .terms import visible
 
 __all__ = [
     "coreset_attention",

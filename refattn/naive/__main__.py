@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from .. import naive
-from .._vendor import formulas
+from .one_file import formulas
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from scipy.special import rel_entr
 
-from .. import _validate
-from . import _check
+from ..arrays import checks
+from . import check
 from .exact import kolmogorov_distance
 
 __all__ = [
@@ -80,7 +80,7 @@ def hoeffding(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
     >>> round(stats.hoeffding([1.0] * 20, 0.5), 6)  # 2 exp(-10)
     9.1e-05
     """
-    x, mean, _ = _check.bounded(x, mean, low, high)
+    x, mean, _ = check.bounded(x, mean, low, high)
     return _two_sided(2 * len(x) * (np.mean(x) - mean) ** 2)
 
 
@@ -121,7 +121,7 @@ def chernoff(x: Any, mean: float) -> float:
     >>> round(stats.chernoff([1.0] * 20, 0.5), 8)  # 2 / 2^20
     1.91e-06
     """
-    x, mean, _ = _check.bounded(x, mean, 0, 1)
+    x, mean, _ = check.bounded(x, mean, 0, 1)
     return _two_sided(len(x) * _kl(float(np.mean(x)), mean))
 
 
@@ -164,8 +164,8 @@ def bernstein(x: Any, mean: float, variance: float, low: float = 0.0, high: floa
     >>> round(stats.bernstein([1.0] * 20, 0.5, 1 / 12), 6)  # 2 exp(-10)
     9.1e-05
     """
-    x, mean, length = _check.bounded(x, mean, low, high)
-    v = _check.non_negative("variance", variance) / length / length
+    x, mean, length = check.bounded(x, mean, low, high)
+    v = check.non_negative("variance", variance) / length / length
     t = abs(float(np.mean(x)) - mean)
     return _two_sided(len(x) * t * t / (2 * (v + t / 3)) if t > 0 else 0.0)
 
@@ -210,7 +210,7 @@ def empirical_bernstein(x: Any, mean: float, low: float = 0.0, high: float = 1.0
     >>> round(stats.empirical_bernstein([0.6] * 421, 0.5), 9)  # 4 exp(-18)
     6.1e-08
     """
-    x, mean, _ = _check.bounded(x, mean, low, high, 2)
+    x, mean, _ = check.bounded(x, mean, low, high, 2)
     n, t = len(x), abs(float(np.mean(x)) - mean)
     a, b = 7 / (3 * (n - 1)), math.sqrt(2 * float(np.var(x, ddof=1)) / n)
     root = 2 * t / (b + math.sqrt(b * b + 4 * a * t)) if t > 0 else 0.0
@@ -265,8 +265,8 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
     >>> stats.betting([0.6, 0.4] * 500, 0.55) < 1e-15  # Hoeffding: 0.013
     True
     """
-    x, mean, _ = _check.bounded(x, _check.fraction("mean", mean), 0, 1)
-    bets = np.minimum(_bets(x, _check.fraction("level", level)), 0.5 / max(mean, 1 - mean))
+    x, mean, _ = check.bounded(x, check.fraction("mean", mean), 0, 1)
+    bets = np.minimum(_bets(x, check.fraction("level", level)), 0.5 / max(mean, 1 - mean))
     up, down = np.cumsum(np.log1p(bets * (x - mean))), np.cumsum(np.log1p(-bets * (x - mean)))
     wealth = float(np.max(np.logaddexp(up, down))) - math.log(2)
     return math.exp(-max(0.0, wealth))
@@ -318,10 +318,10 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
     >>> stats.catoni(x, 0.0, 3.0) > 0.01 > 1e-6 > stats.catoni(x, 0.1, 3.0)
     True
     """
-    x = _check.sample("x", x)
-    mean = _validate.real("mean", mean)
-    variance = _validate.real("variance", variance, positive=True)
-    scale = _catoni_scale(len(x), variance, _check.fraction("level", level))
+    x = check.sample("x", x)
+    mean = checks.real("mean", mean)
+    variance = checks.real("variance", variance, positive=True)
+    scale = _catoni_scale(len(x), variance, check.fraction("level", level))
     with np.errstate(over="ignore"):
         y = np.clip(scale * (x - mean), -1e300, 1e300)
     # 1 + |y| + y^2 / 2 = (1 + (1 + |y|)^2) / 2, whose hypot overflows for no y.
@@ -369,9 +369,9 @@ def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     >>> round(stats.dkwm(np.full(20, 0.5), lambda u: u), 6)  # 2 exp(-10)
     9.1e-05
     """
-    x = np.sort(_check.sample("x", x))
-    distance = kolmogorov_distance(_check.probabilities(cdf, x))
-    distance = max(0.0, distance - _check.non_negative("error", error))
+    x = np.sort(check.sample("x", x))
+    distance = kolmogorov_distance(check.probabilities(cdf, x))
+    distance = max(0.0, distance - check.non_negative("error", error))
     return _two_sided(2 * len(x) * distance**2)
 
 
@@ -418,8 +418,8 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
     >>> round(stats.dkwm_two_sample(np.zeros(50), np.ones(50)), 10)  # 4 exp(-25)
     1e-10
     """
-    x, y = np.sort(_check.sample("x", x)), np.sort(_check.sample("y", y))
-    error = _check.non_negative("error", error)
+    x, y = np.sort(check.sample("x", x)), np.sort(check.sample("y", y))
+    error = check.non_negative("error", error)
     gap = 0.0
     for sign in (1, -1):
         moved = x + sign * error
@@ -472,7 +472,7 @@ def dkwm_mean(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
     >>> round(stats.dkwm_mean([0.5] * 20, 0.75), 6)  # half of the mass: 2 exp(-10)
     9.1e-05
     """
-    x, mean, _ = _check.bounded(x, mean, low, high)
+    x, mean, _ = check.bounded(x, mean, low, high)
     shift = mean - float(np.mean(x))
     if shift < 0:
         x, shift = 1 - x, -shift

@@ -21,8 +21,8 @@ import numpy as np
 from scipy import special
 from scipy import stats as scipy_stats
 
-from .. import _validate
-from . import _check
+from ..arrays import checks
+from . import check
 from .multiple import suite_p
 
 __all__ = [
@@ -110,9 +110,9 @@ def ks(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     >>> round(stats.ks([-1.0, 0.1, 1.2], ndtr), 3)
     0.993
     """
-    x = np.sort(_check.sample("x", x))
-    distance = kolmogorov_distance(_check.probabilities(cdf, x))
-    distance = max(0.0, distance - _check.non_negative("error", error))
+    x = np.sort(check.sample("x", x))
+    distance = kolmogorov_distance(check.probabilities(cdf, x))
+    distance = max(0.0, distance - check.non_negative("error", error))
     return float(np.clip(scipy_stats.kstwo.sf(distance, len(x)), 0, 1))
 
 
@@ -148,7 +148,7 @@ def normal_mean(z: Any) -> float:
     >>> round(stats.normal_mean([1.96, 1.96, 1.96, 1.96]), 6)
     8.9e-05
     """
-    z = _check.sample("z", z)
+    z = check.sample("z", z)
     return float(2 * special.ndtr(-abs(_mean(z)) * math.sqrt(len(z))))
 
 
@@ -184,7 +184,7 @@ def normal_scale(z: Any) -> float:
     >>> round(stats.normal_scale([1.0, -1.0]), 3)  # chi2_2 at 2: upper tail exp(-1)
     0.736
     """
-    z = _check.sample("z", z)
+    z = check.sample("z", z)
     return _chi2_two_sided(_square_sum(z), len(z))
 
 
@@ -220,7 +220,7 @@ def normal_variance(z: Any) -> float:
     >>> round(stats.normal_variance([5.0, 6.0, 7.0]), 3)
     0.736
     """
-    z = _check.sample("z", z, 2)
+    z = check.sample("z", z, 2)
     with np.errstate(over="ignore"):
         return _chi2_two_sided(_square_sum(z - _mean(z)), len(z) - 1)
 
@@ -260,9 +260,9 @@ def chi2(x: Any, df: float) -> float:
     >>> round(stats.chi2([1.0, 2.0, 3.0], 2), 3)
     0.846
     """
-    x = _check.sample("x", x)
-    df = _validate.real("df", df, positive=True)
-    _check.within("x", x, 0, math.inf)
+    x = check.sample("x", x)
+    df = checks.real("df", df, positive=True)
+    check.within("x", x, 0, math.inf)
     with np.errstate(over="ignore"):
         return _chi2_two_sided(float(np.sum(x)), len(x) * df)
 
@@ -303,10 +303,10 @@ def binomial(successes: int, n: int, p: float) -> float:
     >>> stats.binomial(0, 4, 0.5)
     0.125
     """
-    p = _check.fraction("p", p)
-    _validate.positive_integer("n", n)
-    _validate.non_negative_integer("successes", successes)
-    _check.within("successes", successes, 0, n)
+    p = check.fraction("p", p)
+    checks.positive_integer("n", n)
+    checks.non_negative_integer("successes", successes)
+    check.within("successes", successes, 0, n)
     law = scipy_stats.binom(n, p)
     return float(min(1, 2 * min(law.cdf(successes), law.sf(successes - 1))))
 
@@ -349,9 +349,9 @@ def hotelling(x: Any, mean: Any) -> float:
     >>> stats.hotelling([[0.1], [0.1], [0.1]], [0.5])
     0.0
     """
-    x = _check.rows("x", x, 2, "(n, d) with n > d")
+    x = check.rows("x", x, 2, "(n, d) with n > d")
     n, d = x.shape
-    mean = _check.rows("mean", mean, 1, f"({d},)")
+    mean = check.rows("mean", mean, 1, f"({d},)")
     if n <= d or mean.shape != (d,):
         raise ValueError(f"`x` must have shape (n, d), n > d, for `mean` (d,), got {x.shape}.")
     # Units of each feature and an origin among the rows: nothing overflows, equal rows give 0.
@@ -539,9 +539,9 @@ def lognormal_sum_cdf(t: Any, s: float) -> Any:
     >>> round(float(stats.lognormal_sum_cdf(1.0, 1.0)), 9)
     0.655094379
     """
-    t = _validate.host("t", t, "(...)", 0)
-    s = _validate.real("s", s)
-    _check.within("s", s, 0.01, 10)
+    t = checks.host("t", t, "(...)", 0)
+    s = checks.real("s", s)
+    check.within("s", s, 0.01, 10)
     out = np.zeros(t.shape)
     at = t[t > 0]
     step = 1 << 14  # rows of nodes in memory at a time
@@ -587,7 +587,7 @@ def lognormal_pair(x: Any, s: float, *, error: float = 0.0) -> float:
     >>> round(stats.lognormal_pair([0.4, 0.8, 1.5], 1.0), 3)
     0.997
     """
-    error = _check.non_negative("error", error) + _CDF_ERROR
+    error = check.non_negative("error", error) + _CDF_ERROR
     return ks(x, partial(lognormal_sum_cdf, s=s), error=error)
 
 
@@ -619,21 +619,21 @@ def _uniform(u: Any) -> Any:
 
 def _whiten(means: Any, covs: Any, count: int, mean: Any, cov: Any, ddof: int) -> tuple[Any, Any]:
     """Return sqrt(N) L^-1 (means - mean), (R, d), and (N - ddof) L^-1 covs L^-T, (R, d, d)."""
-    means = _check.rows("means", means, 2, "(R, d)")
+    means = check.rows("means", means, 2, "(R, d)")
     r, d = means.shape
-    covs = _check.rows("covs", covs, 3, f"({r}, {d}, {d})")
-    mean = _check.rows("mean", mean, 1, f"({d},)")
-    cov = _check.rows("cov", cov, 2, f"({d}, {d})")
+    covs = check.rows("covs", covs, 3, f"({r}, {d}, {d})")
+    mean = check.rows("mean", mean, 1, f"({d},)")
+    cov = check.rows("cov", cov, 2, f"({d}, {d})")
     for name, x, shape in (("covs", covs, (r, d, d)), ("mean", mean, (d,)), ("cov", cov, (d, d))):
         if x.shape != shape:
             raise ValueError(f"`{name}` must have shape {shape}, got {x.shape}.")
-    _validate.symmetric("covs", covs, d)
-    _validate.covariance("cov", cov, d)
-    _validate.positive_integer("count", count)
+    checks.symmetric("covs", covs, d)
+    checks.covariance("cov", cov, d)
+    checks.positive_integer("count", count)
     if count <= d:
         raise ValueError(f"`count` must be greater than d = {d}, got {count}.")
-    _validate.non_negative_integer("ddof", ddof)
-    _check.within("ddof", ddof, 0, 1)
+    checks.non_negative_integer("ddof", ddof)
+    check.within("ddof", ddof, 0, 1)
     inverse = np.linalg.inv(np.linalg.cholesky(cov))
     with np.errstate(over="ignore", invalid="ignore"):
         scatter = (count - ddof) * (inverse @ covs @ inverse.T)

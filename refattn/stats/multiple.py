@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats as scipy_stats
 
-from .. import _validate
-from . import _check
+from ..arrays import checks
+from . import check
 
 __all__ = ["Sequential", "clopper_pearson", "gandy_scott", "holm", "suite_p"]
 
@@ -75,7 +75,7 @@ def holm(p: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     >>> stats.holm([0.04, 0.01, 0.03])
     array([0.06, 0.03, 0.06])
     """
-    p = _check.p_values(p)
+    p = check.p_values(p)
     order = np.argsort(p, kind="stable")
     scaled = np.minimum(1, np.arange(len(p), 0, -1) * p[order])
     adjusted = np.empty(len(p))
@@ -117,7 +117,7 @@ def suite_p(p: Any) -> float:
     >>> stats.suite_p([0.04, 0.01, 0.03])
     0.03
     """
-    p = _check.p_values(p)
+    p = check.p_values(p)
     return float(min(1, len(p) * np.min(p)))
 
 
@@ -184,12 +184,12 @@ def gandy_scott(
     """
     if not callable(pvalue):
         raise TypeError(f"`pvalue` must be callable, got {type(pvalue).__name__}.")
-    alpha = _check.fraction("alpha", alpha)
+    alpha = check.fraction("alpha", alpha)
     for name, value in (("steps", steps), ("size", size), ("growth", growth)):
-        _validate.positive_integer(name, value)
+        checks.positive_integer(name, value)
     root: Any = rng
     if not isinstance(rng, np.random.SeedSequence):
-        root = _validate.generator(rng).bit_generator.seed_seq
+        root = checks.generator(rng).bit_generator.seed_seq
     beta = alpha / steps
     gamma = beta ** (1 / steps)
     p_values: list[float] = []
@@ -248,9 +248,9 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.99) -> tuple[f
     >>> low, round(high, 5)
     (0.0, 0.00115)
     """
-    _validate.positive_integer("n", n)
-    _validate.non_negative_integer("successes", successes)
-    _check.within("successes", successes, 0, n)
-    confidence = _check.fraction("confidence", confidence)
+    checks.positive_integer("n", n)
+    checks.non_negative_integer("successes", successes)
+    check.within("successes", successes, 0, n)
+    confidence = check.fraction("confidence", confidence)
     interval = scipy_stats.binomtest(int(successes), int(n)).proportion_ci(confidence)
     return float(interval.low), float(interval.high)

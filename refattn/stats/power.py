@@ -47,8 +47,8 @@ from typing import Any
 from scipy import special, stats
 from scipy.optimize import brentq
 
-from .. import _validate
-from . import _check, bounds, exact
+from ..arrays import checks
+from . import bounds, check, exact
 
 __all__ = ["min_discrepancy", "min_samples"]
 
@@ -107,8 +107,8 @@ def min_discrepancy(
     >>> round(stats.min_discrepancy(stats.dkwm, 10_000), 3)
     0.054
     """
-    _validate.positive_integer("n", n)
-    alpha, beta = _check.fraction("alpha", alpha), _check.fraction("beta", beta)
+    checks.positive_integer("n", n)
+    alpha, beta = check.fraction("alpha", alpha), check.fraction("beta", beta)
     if alpha + beta >= 1:
         raise ValueError(f"`beta` must be less than 1 - `alpha`, got {beta} and {alpha}.")
     return float(_detectable(test)(int(n), alpha, beta, **parameters))
@@ -159,7 +159,7 @@ def min_samples(
     >>> stats.min_samples(stats.hoeffding, 0.1)
     2832
     """
-    discrepancy = _validate.real("discrepancy", discrepancy, positive=True)
+    discrepancy = checks.real("discrepancy", discrepancy, positive=True)
 
     def enough(n: int) -> bool:
         return min_discrepancy(test, n, alpha=alpha, beta=beta, **parameters) <= discrepancy
@@ -180,20 +180,20 @@ def _ks(n: int, alpha: float, beta: float, *, error: float = 0.0) -> float:
     # The factor covers the error of SciPy's quantiles.
     alpha, beta = 0.99 * alpha, 0.99 * beta
     quantiles = stats.kstwo.isf(alpha, n) + stats.kstwo.isf(beta, n)
-    return float(quantiles + 2 * _check.non_negative("error", error))
+    return float(quantiles + 2 * check.non_negative("error", error))
 
 
 def _lognormal_pair(n: int, alpha: float, beta: float, *, error: float = 0.0) -> float:
-    return _ks(n, alpha, beta, error=_check.non_negative("error", error) + exact._CDF_ERROR)
+    return _ks(n, alpha, beta, error=check.non_negative("error", error) + exact._CDF_ERROR)
 
 
 def _dkwm(n: int, alpha: float, beta: float, *, error: float = 0.0) -> float:
     roots = math.sqrt(math.log(2 / alpha)) + math.sqrt(math.log(2 / beta))
-    return roots / math.sqrt(2 * n) + 2 * _check.non_negative("error", error)
+    return roots / math.sqrt(2 * n) + 2 * check.non_negative("error", error)
 
 
 def _dkwm_two_sample(n: int, alpha: float, beta: float, *, reference: int) -> float:
-    _validate.positive_integer("reference", reference)
+    checks.positive_integer("reference", reference)
     roots = math.sqrt(math.log(4 / alpha)) + math.sqrt(math.log(4 / beta))
     return roots * bounds._split(n, int(reference))
 
@@ -218,11 +218,11 @@ def _normal_variance(n: int, alpha: float, beta: float) -> float:
 
 
 def _chi2(n: int, alpha: float, beta: float, *, df: float) -> float:
-    return _log_scale(n * _validate.real("df", df, positive=True), alpha, beta)
+    return _log_scale(n * checks.real("df", df, positive=True), alpha, beta)
 
 
 def _binomial(n: int, alpha: float, beta: float, *, p: float) -> float:
-    law = stats.binom(n, _check.fraction("p", p))
+    law = stats.binom(n, check.fraction("p", p))
     least, most = int(law.ppf(alpha / 2)), int(law.isf(alpha / 2))  # accepted counts
     if least == 0 or most == n:
         return math.inf
@@ -231,7 +231,7 @@ def _binomial(n: int, alpha: float, beta: float, *, p: float) -> float:
 
 
 def _hotelling(n: int, alpha: float, beta: float, *, dimension: int) -> float:
-    _validate.positive_integer("dimension", dimension)
+    checks.positive_integer("dimension", dimension)
     if n <= dimension:
         return math.inf
     df, limit = (dimension, n - dimension), stats.f.isf(alpha, dimension, n - dimension)
@@ -248,13 +248,13 @@ def _hotelling(n: int, alpha: float, beta: float, *, dimension: int) -> float:
 
 
 def _hoeffding(n: int, alpha: float, beta: float, *, low: float = 0.0, high: float = 1.0) -> float:
-    low, high = _check.support(low, high)
+    low, high = check.support(low, high)
     roots = math.sqrt(math.log(2 / alpha)) + math.sqrt(math.log(1 / beta))
     return (high - low) * roots / math.sqrt(2 * n)
 
 
 def _chernoff(n: int, alpha: float, beta: float, *, mean: float) -> float:
-    mean = _check.fraction("mean", mean)
+    mean = check.fraction("mean", mean)
     return max(_chernoff_above(n, alpha, beta, m) for m in (mean, 1 - mean))
 
 
@@ -280,8 +280,8 @@ def _bernstein_shift(n: int, log: float, variance: float) -> float:
 def _bernstein(
     n: int, alpha: float, beta: float, *, variance: float, low: float = 0.0, high: float = 1.0
 ) -> float:
-    low, high = _check.support(low, high)
-    v = _check.non_negative("variance", variance) / (high - low) ** 2
+    low, high = check.support(low, high)
+    v = check.non_negative("variance", variance) / (high - low) ** 2
     shifts = [_bernstein_shift(n, log, v) for log in (math.log(2 / alpha), math.log(1 / beta))]
     return (high - low) * sum(shifts)
 
@@ -289,8 +289,8 @@ def _bernstein(
 def _empirical_bernstein(
     n: int, alpha: float, beta: float, *, variance: float, low: float = 0.0, high: float = 1.0
 ) -> float:
-    low, high = _check.support(low, high)
-    v = _check.non_negative("variance", variance) / (high - low) ** 2
+    low, high = check.support(low, high)
+    v = check.non_negative("variance", variance) / (high - low) ** 2
     if n < 2:
         return math.inf
     log, miss = math.log(4 / alpha), math.log(2 / beta)
@@ -305,8 +305,8 @@ def _catoni(n: int, alpha: float, beta: float, *, variance: float, level: float 
     (1 - y + y^2 / 2 + lambda^2 v / 2)^n <= alpha beta / 2 exp(-n lambda^2 v / 2). As phi
     increases, what holds for a shift holds for every greater one.
     """
-    variance = _validate.real("variance", variance, positive=True)
-    scale = bounds._catoni_scale(n, variance, _check.fraction("level", level))
+    variance = checks.real("variance", variance, positive=True)
+    scale = bounds._catoni_scale(n, variance, check.fraction("level", level))
     half = scale * scale * variance / 2
     rest = half - math.expm1(-half - math.log(2 / alpha / beta) / n)
     if rest > 0.5:

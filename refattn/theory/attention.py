@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from .. import _validate
-from .._held import held
+from ..arrays import checks
+from ..arrays.shown import held
 from ..sampling import Gaussian
 from .elementary import quotient
 from .problem import PairSums, Problem, pair_sums, unit_of
@@ -135,7 +135,7 @@ def attention_law(
     >>> law.variance.round(5), law.ess.round(1)  # sinh(1/4) / 100, 100 / cosh(1/4)
     (array([[0.00253]]), array([97.]))
     """
-    _validate.positive_integer("num_features", num_features)
+    checks.positive_integer("num_features", num_features)
     problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
     sums = pair_sums(problem, centred=True)
     return first_order(sums, num_features).in_units(sums.unit)
@@ -193,7 +193,7 @@ def importance_sampling_law(
     >>> law.variance.round(5)  # cosh(1/4) - 1
     array([[0.03141]])
     """
-    _validate.positive_integer("num_features", num_features)
+    checks.positive_integer("num_features", num_features)
     problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
     sums = pair_sums(problem, centred=False)
     variance = np.maximum(sums.square - sums.mean**2, 0.0) / num_features
@@ -248,7 +248,7 @@ def randomized_attention_law(
     >>> theory.randomized_attention_law(q, k, v, num_samples=4).variance
     array([[0.25]])
     """
-    _validate.positive_integer("num_samples", num_samples)
+    checks.positive_integer("num_samples", num_samples)
     problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal)
     variance = np.zeros(problem.shape)
     for index, scores, values, _, _ in problem.blocks(centred=True):
@@ -311,7 +311,7 @@ def num_features_for(
     >>> theory.num_features_for(0.01, q, k, v, scale=1.0)  # sinh(1/4) / 0.02^2
     array(632.)
     """
-    target = _validate.real("target_error", target_error, positive=True)
+    target = checks.real("target_error", target_error, positive=True)
     problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
     sums = pair_sums(problem, centred=True)
     law = first_order(sums, 1)
@@ -388,7 +388,7 @@ def relative_error(law: Law, exact: Any) -> Floats:
     """
     if not isinstance(law, Law):
         raise TypeError(f"`law` must be a Law, got {type(law).__name__}.")
-    exact = _validate.host("exact", exact, "(..., n, d_v)", 2)
+    exact = checks.host("exact", exact, "(..., n, d_v)", 2)
     if exact.shape != law.variance.shape:
         raise ValueError(
             f"`exact` must have the shape of `law.variance`, {law.variance.shape}, "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _validate
+from ..arrays import checks
 from ..sampling import Gaussian
 from .attention import Law
 from .problem import PairWeights, Problem, pair_weights, scaled, scaled_exp
@@ -81,9 +81,9 @@ def gradient_law(
     >>> law.variance.round(4)
     array([[0.0051]])
     """
-    _validate.positive_integer("num_features", num_features)
+    checks.positive_integer("num_features", num_features)
     problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
-    d_out = _validate.host("d_out", d_out, "(..., n, d_v)", 2)
+    d_out = checks.host("d_out", d_out, "(..., n, d_v)", 2)
     if d_out.shape != problem.mean.shape:
         raise ValueError(
             f"`d_out` must have the shape of the output, {problem.mean.shape}, got {d_out.shape}."

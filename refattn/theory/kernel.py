@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .. import _validate
+from ..arrays import checks
 from ..kernels import FEATURES
 from ..sampling import Gaussian
 from ..typing import Features, KnownCoupling
@@ -179,7 +179,7 @@ def log_kernel_variance(
     0.973
     """
     pair = Pair(x, y, features, coupling, proposal)
-    _validate.positive_integer("num_features", num_features)
+    checks.positive_integer("num_features", num_features)
     return 2 * pair.log_kappa + pair.log_variance(num_features)
 
 
@@ -220,7 +220,7 @@ def log_kernel_mse(
     array(-inf)
     """
     pair = Pair(x, y, features, coupling, proposal)
-    _validate.positive_integer("num_features", num_features)
+    checks.positive_integer("num_features", num_features)
     log_mse = np.logaddexp(pair.log_variance(num_features), 2 * pair.log_bias())
     return np.asarray(2 * pair.log_kappa + log_mse)
 
@@ -428,9 +428,9 @@ def log_norm_approximation_bias(
     array(0.5)
     """
     x, y = _vectors(x, y)
-    square_x = _validate.host("square_x", square_x, "(...)", 0)
-    square_y = _validate.host("square_y", square_y, "(...)", 0)
-    _validate.choice("features", features, FEATURES)
+    square_x = checks.host("square_x", square_x, "(...)", 0)
+    square_y = checks.host("square_y", square_y, "(...)", 0)
+    checks.choice("features", features, FEATURES)
     lead = np.broadcast_shapes(x.shape, y.shape)[:-1]
     try:
         np.broadcast_shapes(lead, square_x.shape, square_y.shape)
@@ -485,7 +485,7 @@ def num_features_for_kernel(
     >>> theory.num_features_for_kernel(0.1, [1.0], [0.0])  # (e - 1) / 0.01
     array(172.)
     """
-    target = 2 * math.log(_validate.real("target_error", target_error, positive=True))
+    target = 2 * math.log(checks.real("target_error", target_error, positive=True))
     pair = Pair(x, y, features, coupling, proposal)
     size, bias = pair.block, 2 * pair.log_bias()
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -504,15 +504,15 @@ class Pair:
         self, x: Any, y: Any, features: Features, coupling: KnownCoupling, proposal: Any
     ) -> None:
         x, y = _vectors(x, y)
-        _validate.choice("features", features, FEATURES)
-        _validate.choice("coupling", coupling, COUPLINGS)
+        checks.choice("features", features, FEATURES)
+        checks.choice("coupling", coupling, COUPLINGS)
         self.features, self.coupling, self.d = features, coupling, x.shape[-1]
         self.law = SquaredWeights(proposal, self.d)
         _check_known(features, coupling, self.law)
-        _validate.compatible("proposal", self.law.mean, "x + y", x + y)
+        checks.compatible("proposal", self.law.mean, "x + y", x + y)
         if proposal is not None and proposal.gauge is not None:
             gauge = proposal.gauge[..., 0]
-            _validate.compatible("proposal", gauge, "x + y", x + y)
+            checks.compatible("proposal", gauge, "x + y", x + y)
             shape = np.broadcast_shapes(x.shape, y.shape, gauge.shape)
             x, y = (np.broadcast_to(u, shape)[..., None, :] for u in (x, y))
             x, y = (u[..., 0, :] for u in proposal.change_gauge(x, y))
@@ -618,10 +618,10 @@ class Pair:
 
 
 def _vectors(x: Any, y: Any) -> tuple[Floats, Floats]:
-    x, y = (_validate.host(name, value, "(..., d)", 1) for name, value in (("x", x), ("y", y)))
-    _validate.compatible("x", x, "y", y)
-    _validate.squares("x", x)
-    _validate.squares("y", y)
+    x, y = (checks.host(name, value, "(..., d)", 1) for name, value in (("x", x), ("y", y)))
+    checks.compatible("x", x, "y", y)
+    checks.squares("x", x)
+    checks.squares("y", y)
     return x, y
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import _validate
-from .._blocks import block_shape, blocks
-from .._heads import broadcast_lead, group_heads, head_counts
+from ..arrays import checks
+from ..arrays.blocks import block_shape, blocks
+from ..arrays.heads import broadcast_lead, group_heads, head_counts
 from ..attention import attend
 from ..sampling import Gaussian
 from .proposal import SquaredWeights
@@ -54,26 +54,26 @@ class Problem:
         proposal: Gaussian | None = None,
     ) -> None:
         q, k, v = (
-            _validate.host(name, x, f"(..., {rows}, {columns})", 2)
+            checks.host(name, x, f"(..., {rows}, {columns})", 2)
             for name, x, rows, columns in (
                 ("q", q, "n", "d"),
                 ("k", k, "m", "d"),
                 ("v", v, "m", "d_v"),
             )
         )
-        _validate.whole("mask", mask)
+        checks.whole("mask", mask)
         mask = None if mask is None else np.asarray(mask)
-        _validate.attention(q, k, v, mask=mask, causal=causal)
-        scale = _validate.real("scale", scale, positive=True, optional=True)
+        checks.attention(q, k, v, mask=mask, causal=causal)
+        scale = checks.real("scale", scale, positive=True, optional=True)
         root = q.shape[-1] ** -0.25 if scale is None else math.sqrt(scale)
         self.proposal = proposal
         if isinstance(proposal, Gaussian):
-            _validate.batch("proposal", proposal.lead, _validate.lead(q, k, v))
+            checks.batch("proposal", proposal.lead, checks.lead(q, k, v))
             q, k = proposal.change_gauge(q, k)
-        self.root, self.lead = root, _validate.lead(q, k, v)
+        self.root, self.lead = root, checks.lead(q, k, v)
         q, k = q * root, k * root
-        _validate.squares("q", q)  # then scores are finite, and those of -inf hidden keys
-        _validate.squares("k", k)
+        checks.squares("q", q)  # then scores are finite, and those of -inf hidden keys
+        checks.squares("k", k)
         heads, groups = head_counts(q, k, v)
         self.share = 1 if 1 in (heads, groups) else heads // max(groups, 1)
         unit = unit_of(v)

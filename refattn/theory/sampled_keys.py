@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _validate
-from ..key_sampling import LAWS
+from ..arrays import checks
+from ..estimators.key_sampling import LAWS
 from ..typing import KeyLaw
 from .attention import ExactLaw, Law
 from .problem import Problem
@@ -87,8 +87,8 @@ def sampled_keys_law(
     >>> law.bias.round(6), law.ess.round(6)
     (array([[0.04]]), array([18.75]))
     """
-    _validate.positive_integer("num_samples", num_samples)
-    _validate.choice("draws", draws, LAWS)
+    checks.positive_integer("num_samples", num_samples)
+    checks.choice("draws", draws, LAWS)
     problem = Problem(q, k, v, scale=scale, mask=mask)
     exact = draws == "softmax"
     rate = None if exact else _rates(problem, draws)
@@ -112,7 +112,7 @@ def _rates(problem: Problem, draws: str) -> Floats:
     """Probability of each key in a draw, (..., m), and 1 where it is hidden from all."""
     *lead, _, _ = problem.shape
     m = problem.k.shape[-2]
-    mask = _validate.one_row(problem.mask, problem.k)
+    mask = checks.one_row(problem.mask, problem.k)
     seen = np.broadcast_to(True if mask is None else mask[..., 0, :], (*lead, m))
     share = 1 / np.maximum(np.sum(seen, axis=-1, keepdims=True), 1)
     if draws == "norms":

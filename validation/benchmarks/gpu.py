@@ -33,7 +33,9 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 import refattn
-from refattn import _array, _blocks, _hops
+from refattn.arrays import blocks as arrays_blocks
+from refattn.arrays import library
+from refattn.engine import hops as engine_hops
 
 from . import peers
 from .timing import Timer, alternate, quartiles, ratio
@@ -245,7 +247,7 @@ def roofline(xp: Any, hops: list[tuple[Any, Any, Any]]) -> None:
     for x, y, z in hops:
         (heads, n, _), m = x.shape, y.shape[1]
         room = xp.empty(min(max(SCORES, m), heads * n * m), dtype=x.dtype)
-        for head, i in _blocks.tiles((heads, n), SCORES // m):
+        for head, i in arrays_blocks.tiles((heads, n), SCORES // m):
             q, k = x[head, i], xp.swapaxes(y[head], -1, -2)
             shape = (*q.shape[:2], m)
             scores = room[: math.prod(shape)].reshape(shape)
@@ -297,7 +299,7 @@ def _wide(host: list[np.ndarray], whole: bool) -> list[np.ndarray]:
 
 def _rows(out: Any) -> np.ndarray:
     """The rows that are checked."""
-    return np.asarray(_array.to_host(out[:1, -CHECKED:]))
+    return np.asarray(library.to_host(out[:1, -CHECKED:]))
 
 
 def _checked(device: Device, call: Form, want: np.ndarray, dtype: str) -> Record:
@@ -314,8 +316,8 @@ def _checked(device: Device, call: Form, want: np.ndarray, dtype: str) -> Record
 def sweep(device: Device, shape: Shape, features: int, repeats: int) -> list[Record]:
     """Time methods in float32 under several sizes of blocks, and of causal steps."""
     arrays = [device.xp.asarray(x) for x in draw(shape, features, "float32")]
-    blocks = {str(x): mock.patch.object(_blocks, "_OTHER_BLOCK", x) for x in BLOCKS}
-    steps = {str(x): mock.patch.multiple(_hops, _LEAVES=x[0], _LEAF=x[1]) for x in STEPS}
+    blocks = {str(x): mock.patch.object(arrays_blocks, "_OTHER_BLOCK", x) for x in BLOCKS}
+    steps = {str(x): mock.patch.multiple(engine_hops, _LEAVES=x[0], _LEAF=x[1]) for x in STEPS}
     plan = {"exact": blocks, "random features": blocks, "random features, causal": steps}
     records = []
     for name, patches in plan.items():

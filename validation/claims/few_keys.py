@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 import refattn
-from refattn import coreset_attention, key_sampling, sampled_key_attention, softmax_attention
+from refattn import coreset_attention, sampled_key_attention, softmax_attention
+from refattn.estimators import key_sampling
 from refattn.naive import coreset_attention as formula
 from validation import plotting
 from validation.claims.chunk_summaries import relative_error

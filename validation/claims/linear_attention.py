@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from refattn import features, linear_attention
-from refattn.conformance import exact
+from refattn.conformance.truth import exact
 from refattn.streaming import LinearState
 from validation import plotting
 from validation.suite import Claim, Compared, Erratum, Findings, Statement

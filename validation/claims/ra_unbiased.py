@@ -23,7 +23,7 @@ from scipy import stats as laws
 
 import refattn
 from refattn import estimators, sampling, stats, theory
-from refattn.conformance.mixtures import _rosenblatt
+from refattn.conformance.checks.targets import _rosenblatt
 from validation import plotting
 from validation.suite import REFUTED, Claim, Compared, Findings, Shown, Statement, Tested, detects
 

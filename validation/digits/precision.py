@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 import refattn
 from refattn import certified, sampling
-from refattn.conformance import exact
+from refattn.conformance.truth import exact
 
 __all__ = [
     "Certificate",

@@ -56,7 +56,7 @@ class Head(NamedTuple):
 
 def exact() -> Any:
     """Arithmetic with any number of digits, which needs mpmath: not imported before it is used."""
-    return import_module("refattn.conformance.exact")
+    return import_module("refattn.conformance.truth.exact")
 
 
 def _ndims(case: Recipe | Case) -> dict[str, int]:

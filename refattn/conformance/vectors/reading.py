@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._safetensors import read as read_safetensors
+from ...files.safetensors import read as read_safetensors
 from .cases import FILES, FORMATS, INSTALL, REALS, Case, Convention, check_format
 
 __all__ = ["case_of", "cases_of", "files_in", "load", "parse", "read", "tests_of"]

@@ -12,18 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .bounding import bounds
-from .cases import (
-    CONTRACT,
-    DIGITS,
-    DTYPES,
-    FILES,
-    FLAGS,
-    REALS,
-    SCHEMA,
-    VERSION,
-    Case,
-    is_exact,
-)
+from .cases import CONTRACT, DIGITS, DTYPES, FILES, FLAGS, REALS, SCHEMA, VERSION, Case, is_exact
 from .drawing import Recipe
 from .formulas import exact, solve
 from .recipes import all_recipes

@@ -1,0 +1,131 @@
+"""Blocks of an index space, and parts of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from .library import Array, array_namespace, is_jax_array, is_numpy_array
+
+__all__ = [
+    "add_part",
+    "block_shape",
+    "blocks",
+    "most_threads",
+    "pairwise",
+    "part",
+    "put",
+    "put_quotient",
+    "sum_to",
+    "tiles",
+]
+
+# Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
+_NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
+_NUMPY_WORK = 2**18  # scores that are worth a thread
+_OTHER_BLOCK = (8192, 2048)
+
+
+def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[int, int]:
+    """Return how many queries and how many keys one block of scores holds.
+
+    Where there are only n queries or m keys, blocks are longer the other way.
+    """
+    rows, columns = _OTHER_BLOCK
+    if is_numpy_array(x):
+        rows, columns = _NUMPY_ROWS, _NUMPY_ROW_BYTES // x.dtype.itemsize
+    if m is not None and m < columns:
+        return rows * min(4, columns // max(m, 1)), columns
+    if n is not None and n < rows:
+        return rows, columns * min(4, rows // max(n, 1))
+    return rows, columns
+
+
+def most_threads(x: Array, work: int) -> int:
+    """Threads that save more time than they take for so many scores; 0 but on NumPy."""
+    return max(1, work // _NUMPY_WORK) if is_numpy_array(x) else 0
+
+
+def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Cut range(start, stop) into slices of at most `size`."""
+    for i in range(start, stop, size):
+        yield slice(i, min(i + size, stop))
+
+
+def tiles(shape: tuple[int, ...], size: int) -> Iterator[tuple[slice, ...]]:
+    """Cut an index space into boxes of at most max(size, 1) elements, last axes first."""
+    steps = []
+    for length in reversed(shape):
+        steps.append(max(1, min(length, size)))
+        size //= steps[-1]
+    yield from product(*(blocks(0, n, s) for n, s in zip(shape, reversed(steps), strict=True)))
+
+
+def pairwise(merge: Callable[[Any, Any], Any], parts: Iterable[Any], nothing: Any) -> Any:
+    """Merge as a balanced tree: rounding errors grow with the log of the number of parts."""
+    waiting: list[Any] = []
+    for count, merged in enumerate(parts, 1):
+        for _ in range((count & -count).bit_length() - 1):
+            merged = merge(waiting.pop(), merged)
+        waiting.append(merged)
+    return reduce(lambda late, early: merge(early, late), reversed(waiting)) if waiting else nothing
+
+
+def part(x: Array, index: tuple[slice, ...]) -> Array:
+    """Take `index` of the last axes of `x`, as if axes of length 1 were broadcast."""
+    index = index[max(0, len(index) - x.ndim) :]
+    shape = x.shape[x.ndim - len(index) :]
+    whole = slice(None)
+    return x[(..., *(whole if n == 1 else i for n, i in zip(shape, index, strict=True)))]
+
+
+def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
+    """Write `values`, broadcast, into our own buffer `out` and return it (JAX: a new array)."""
+    xp = array_namespace(out)
+    shape = tuple(len(range(*i.indices(n))) for i, n in zip(index, out.shape, strict=True))
+    if 0 in shape:
+        return out
+    values = xp.broadcast_to(values, shape)
+    if is_jax_array(out):
+        return out.at[index].set(values)
+    out[index] = values
+    return out
+
+
+def add_part(out: Array, index: tuple[slice, ...], values: Array) -> Array:
+    """Add `values` to `part(out, index)` in our own buffer, summed over axes that this repeats.
+
+    It is the pullback of `part`.
+    """
+    index = index[max(0, len(index) - out.ndim) :]
+    shape, whole = out.shape[out.ndim - len(index) :], slice(None)
+    at = (..., *(whole if n == 1 else i for n, i in zip(shape, index, strict=True)))
+    if 0 in out.shape or 0 in values.shape:
+        return out
+    values = sum_to(values, (*out.shape[: out.ndim - len(index)], *shape))
+    if is_jax_array(out):
+        return out.at[at].add(values)
+    out[at] += values
+    return out
+
+
+def sum_to(values: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the axes along which arrays of this shape are repeated."""
+    xp, extra = array_namespace(values), values.ndim - len(shape)
+    if extra > 0:
+        values = xp.sum(values, axis=tuple(range(extra)))
+    pairs = zip(shape[len(shape) - values.ndim :], values.shape, strict=True)
+    single = tuple(axis for axis, (n, length) in enumerate(pairs) if n == 1 and length != 1)
+    return xp.sum(values, axis=single, keepdims=True) if single else values
+
+
+def put_quotient(out: Array, index: tuple[slice, ...], x: Array, y: Array) -> Array:
+    """Write x / y, as `put`; on NumPy without memory for it."""
+    if not is_numpy_array(out):
+        return put(out, index, x / y)
+    np.divide(x, y, out=out[index])
+    return out

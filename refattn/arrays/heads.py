@@ -1,0 +1,63 @@
+"""The axes before the last two: how they broadcast, heads in groups, and what heads have."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .library import Array, array_namespace
+
+__all__ = ["Alibi", "broadcast_lead", "group_heads", "head_counts"]
+
+
+class Alibi(NamedTuple):
+    """A bias of -slope |i + m - n - j|, which is never held for all pairs.
+
+    Attributes
+    ----------
+    slopes : array, shape (..., heads)
+        How fast the scores of each head fall with the distance.
+    """
+
+    slopes: Array
+
+
+Alibi.__module__ = "refattn.attention"  # where users find it, and so do pickles
+
+
+def broadcast_lead(*arrays: Array | None, core: int = 2) -> tuple[int, ...]:
+    """Broadcast the axes before the last `core` of every array given."""
+    return np.broadcast_shapes(
+        *(tuple(x.shape[: max(0, x.ndim - core)]) for x in arrays if x is not None)
+    )
+
+
+def group_heads(q: Array, k: Array, v: Array, *more: Array | None) -> tuple[list[Array], Any]:
+    """Give query heads that share a key head an axis of their own, so that they broadcast.
+
+    With H query and G key heads, (..., H, n, d) becomes (..., G, H/G, n, d) and (..., G, m, d)
+    becomes (..., G, 1, m, d). Returns the arrays and the function that undoes it on results whose
+    last `core` axes follow the heads.
+    """
+    heads, groups = head_counts(q, k, v)
+    if heads == groups or 1 in (heads, groups):
+        return [q, k, v, *more], lambda x, core=2: x
+
+    def split(x: Array | None) -> Array | None:
+        if x is None or x.ndim < 3:
+            return x
+        inner = (groups, heads // groups) if x.shape[-3] == heads else (x.shape[-3], 1)
+        return array_namespace(x).reshape(x, (*x.shape[:-3], *inner, *x.shape[-2:]))
+
+    def join(x: Array, core: int = 2) -> Array:
+        shape = (*x.shape[: x.ndim - core - 2], heads, *x.shape[x.ndim - core :])
+        return array_namespace(x).reshape(x, shape)
+
+    return [split(x) for x in (q, k, v, *more)], join
+
+
+def head_counts(q: Array, k: Array, v: Array) -> tuple[int, int]:
+    """Return the lengths of the head axis (the third from the end) of `q` and of `k` and `v`."""
+    heads, *groups = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
+    return heads, max(groups) if min(groups) else 0

@@ -1,0 +1,79 @@
+"""Text that every reader takes: what others wrote, and what exceptions say."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["close", "ending", "head_number", "portable", "printable", "said"]
+
+# What XML forbids, lone surrogates and control characters, to which terminals react.
+_STRANGE = re.compile("[^\t\n -~\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def printable(text: str) -> str:
+    r"""Escape the characters that UTF-8, XML or a terminal does not take.
+
+    >>> printable("d\x00\udcffe")
+    'd\\x00\\udcffe'
+    """
+    return _STRANGE.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def portable(value: Any) -> Any:
+    """What JSON and all its readers take: text is printable, what is not finite is None.
+
+    >>> portable({"a": [1.5, float("nan")], "b": "\\udcff"})
+    {'a': [1.5, None], 'b': '\\\\udcff'}
+    """
+    if isinstance(value, dict):
+        return {key: portable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [portable(item) for item in value]
+    if isinstance(value, str):
+        return printable(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def said(error: BaseException) -> str:
+    """What an exception says, in one line; nothing if it fails at that too."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return ""
+
+
+def ending(status: int) -> str:
+    """How a process ended, by its exit status.
+
+    >>> ending(3), ending(-11)
+    ('with status 3', 'by SIGSEGV (signal 11)')
+    """
+    if status >= 0:
+        return f"with status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"by {names.get(-status, 'a signal')} (signal {-status})"
+
+
+def close(word: str, known: Iterable[str]) -> str:
+    """A question after what was received, if it is nearly a known word.
+
+    >>> close("perfomer", ["performer", "ra"]), close("x", ["performer", "ra"])
+    (' Did you mean performer?', '')
+    """
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, list(known), 3, 0.7)
+    return f" Did you mean {' or '.join(found)}?" if found else ""
+
+
+def head_number(index: Sequence[int]) -> str:
+    """Where a head is, by its leading axes.
+
+    >>> head_number((0, 3)), head_number(())
+    ('0,3', '-')
+    """
+    return ",".join(map(str, index)) or "-"

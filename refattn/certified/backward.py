@@ -1,0 +1,275 @@
+"""The pullback of attention in pairs, with a bound of its error; the proof is in `certified`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import NamedTuple
+
+from ..arrays.blocks import blocks, most_threads, part, put, tiles
+from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
+from ..arrays.shown import held
+from ..arrays.threads import for_each
+from ..engine import kernel as engine_kernel
+from . import kernel
+from .kernel import PAIRS, SAFE, SPAN, UNDERFLOW, Bounded, Exact, Given, Keys, Rows
+from .pairs import (
+    Pair,
+    Slices,
+    add,
+    bits_of_slices,
+    dot,
+    facing,
+    multiply,
+    power_of_two,
+    product,
+    side_by_side,
+    sliced_error,
+)
+
+__all__ = ["Bound", "gradients", "sum_to"]
+
+_NUMPY_BLOCK, _OTHER_BLOCK = (128, 256), (1024, 1024)
+_LEVELS = 3  # slices of cotangents and values, and a rest
+
+
+@held()
+class Bound(NamedTuple):
+    """Numbers in pairs, and how far they may be from the exact ones."""
+
+    value: Pair
+    error: Array
+
+
+Bound.__module__ = "refattn.certified"  # where users find it, and so do pickles
+
+
+class _Back(NamedTuple):
+    """What the way back needs of all queries and keys."""
+
+    given: Given
+    keys: Keys
+    forward: Bounded
+    d_out: Pair  # (..., n, d_v)
+    delta: Pair  # (..., n, 1): sum of d_out * out
+    delta_error: Array  # (..., n, 1)
+    g_power: Array  # (..., n, 1): of two, at most the largest |d_out| of each query
+    v_power: Array  # (..., 1, 1)
+    bits: int  # of slices of cotangents and values
+
+    @classmethod
+    def of(cls, given: Given, forward: Bounded, d_out: Pair) -> _Back:
+        """Multiply results and cotangents."""
+        xp, d_v = array_namespace(d_out.hi), d_out.hi.shape[-1]
+        delta = dot(d_out, forward.out)
+        size = xp.sum(xp.abs(d_out.hi) * xp.abs(forward.out.hi), axis=-1)
+        wrong = xp.sum(xp.abs(d_out.hi) * forward.error, axis=-1) + (d_v + 8) * 2.0**-102 * size
+        g_power = power_of_two(kernel.largest(d_out.hi, (-1,)))
+        v_power = power_of_two(kernel.largest_finite(given.v.hi))
+        return cls(
+            given,
+            Keys.of(given),
+            forward,
+            d_out,
+            Pair(delta.hi[..., None], delta.lo[..., None]),
+            (wrong * SAFE + d_v * UNDERFLOW)[..., None],
+            g_power,
+            v_power,
+            bits_of_slices(d_v, _LEVELS),
+        )
+
+    def tile(self, box: tuple[slice, ...], j: slice) -> _Tile:
+        """Weights and derivatives to scores of some queries and keys."""
+        head, at = box[:-1], (*box, slice(None))
+        near = engine_kernel.Attended(self.forward.out.hi, self.forward.lse.hi)
+        rows, xp = Rows(self.given, self.keys, near, box), array_namespace(self.d_out.hi)
+        queries, power = rows.queries()
+        lse = Pair(*(part(x[..., None], at) for x in self.forward.lse))
+        lse = Pair(xp.where(lse.hi == -math.inf, 0.0, lse.hi), lse.lo)
+        weights = rows.weights(queries, lse, j)
+        wrong = rows.error_of_exponents(power, lse.hi)
+        wrong = wrong + part(self.forward.lse_error[..., None], at)
+        theta = xp.where(wrong < 0.5, kernel.error_of_weights(wrong), math.inf)
+
+        d_out = Pair(*(part(x, at) for x in self.d_out))
+        g_power = part(self.g_power, at)
+        v_power = part(self.v_power, (*head, slice(None), slice(None)))
+        v = rows.values(self.given.v, j)
+        a, b = (Slices.of(x, f, self.bits, _LEVELS) for x, f in ((d_out, g_power), (v, v_power)))
+        d_weights = product(side_by_side(a), facing(b), _LEVELS)
+        d_v = d_out.hi.shape[-1]
+        apart = (sliced_error(d_v, self.bits, _LEVELS) + d_v * PAIRS) * g_power * v_power
+        delta = Pair(*(-part(x, at) for x in self.delta))
+        d_scores = multiply(weights, add(d_weights, delta))
+        apart = apart + part(self.delta_error, at) + 2.0**-100 * xp.abs(delta.hi)
+        error = (
+            xp.abs(weights.hi) * (1 + theta) * apart + (theta + PAIRS) * xp.abs(d_scores.hi)
+        ) * SAFE
+        return _Tile(weights, theta, d_scores, error + UNDERFLOW)
+
+
+class _Tile(NamedTuple):
+    weights: Pair  # (..., rows, columns)
+    theta: Array  # (..., rows, 1): relative error of weights
+    d_scores: Pair
+    error: Array  # of d_scores
+
+
+@as_written
+def gradients(given: Given, d_out: Pair) -> tuple[Bound, Bound, Bound]:
+    """Pull a cotangent of the output back to q, k and v, for every head of the result."""
+    forward = kernel.attend(given)
+    lead, xp = forward.lse.hi.shape[:-1], array_namespace(d_out.hi)
+    d_out = Pair(*(xp.broadcast_to(x, forward.out.hi.shape) for x in d_out))
+    back = _Back.of(given, forward, d_out)
+    (n, d), (m, d_v) = given.q.hi.shape[-2:], given.v.hi.shape[-2:]
+    sizes = _NUMPY_BLOCK if is_numpy_array(d_out.hi) else _OTHER_BLOCK
+    power = 2.0 ** math.ceil(math.log2(8 * max(1, d_v)))  # of d_scores
+    power = power * kernel.largest(back.g_power, (-2, -1)) * back.v_power
+    q_power, k_power, g_power = (
+        power_of_two(kernel.largest(xp.where(xp.isfinite(x), x, 0.0), (-2,)))
+        for x in (given.q.hi, given.k.hi, d_out.hi)
+    )
+
+    def of_queries(box: tuple[slice, ...]) -> list[_Sum]:
+        """dq of a block of queries."""
+        head, whole = box[:-1], slice(None)
+        total = _Sum(m, *(part(x, (*head, whole, whole)) for x in (power, k_power)))
+        for span in blocks(0, m, SPAN):
+            for j in blocks(span.start, span.stop, sizes[1]):
+                tile = back.tile(box, j)
+                k = _finite(Pair(*(part(x, (*head, j, whole)) for x in given.k)))
+                total.add(tile.d_scores, tile.error, k)
+            total.close()
+        return [total]
+
+    def of_keys(box: tuple[slice, ...]) -> list[_Sum]:
+        """dk and dv of a block of keys."""
+        head, j, whole = box[:-1], box[-1], slice(None)
+        d_k = _Sum(n, *(part(x, (*head, whole, whole)) for x in (power, q_power)))
+        d_v = _Sum(n, 1.0, part(g_power, (*head, whole, whole)))
+        for span in blocks(0, n, SPAN):
+            for i in blocks(span.start, span.stop, sizes[0]):
+                tile = back.tile((*head, i), j)
+                q = _finite(Pair(*(part(x, (*head, i, whole)) for x in given.q)))
+                g = Pair(*(part(x, (*head, i, whole)) for x in d_out))
+                scores, weights = (
+                    Pair(*(xp.matrix_transpose(x) for x in y))
+                    for y in (tile.d_scores, tile.weights)
+                )
+                d_k.add(scores, xp.matrix_transpose(tile.error), q)
+                d_v.add(weights, xp.matrix_transpose(tile.theta * xp.abs(tile.weights.hi)), g)
+            d_k.close()
+            d_v.close()
+        return [d_k, d_v]
+
+    work = 32 * math.prod(lead) * n * m
+    (dq,) = _gather(of_queries, (lead, n, sizes[0]), (d,), work, d_out.hi)
+    dk, dv = _gather(of_keys, (lead, m, sizes[1]), (d, d_v), work, d_out.hi)
+    if given.scale is not None:
+        scale = given.scale
+        dq, dk = (
+            Bound(
+                multiply(x.value, scale),
+                x.error * xp.abs(scale.hi) * SAFE
+                + PAIRS * xp.abs(x.value.hi * scale.hi)
+                + UNDERFLOW,
+            )
+            for x in (dq, dk)
+        )
+    return dq, dk, dv
+
+
+def _gather(
+    function: Callable[[tuple[slice, ...]], list[_Sum]],
+    axes: tuple[tuple[int, ...], int, int],
+    widths: tuple[int, ...],
+    work: int,
+    like: Array,
+) -> list[Bound]:
+    """Put blocks of rows together, on threads."""
+    (lead, count, step), xp = axes, array_namespace(like)
+    found = [
+        [xp.zeros((*lead, count, width), dtype=like.dtype, device=device(like)) for _ in range(3)]
+        for width in widths
+    ]
+
+    def of_box(box: tuple[slice, ...]) -> None:
+        for place, (total, width) in enumerate(zip(function(box), widths, strict=True)):
+            index = (*box, slice(0, width))
+            for k, x in enumerate((*total.value, total.bound())):
+                found[place][k] = put(found[place][k], index, x)
+
+    boxes = ((*head, i) for head in tiles(lead, 1) for i in blocks(0, count if work else 0, step))
+    for_each(lambda: of_box, boxes, most=most_threads(like, work))
+    return [Bound(Pair(hi, lo), error) for hi, lo, error in found]
+
+
+def _finite(x: Pair) -> Pair:
+    """0 in place of what is not finite: its weights are nan, or it is hidden."""
+    xp = array_namespace(x.hi)
+    return Pair(*(xp.where(xp.isfinite(x.hi), y, 0.0) for y in x))
+
+
+@as_written
+def sum_to(x: Bound, shape: tuple[int, ...], final: tuple[int, ...]) -> Bound:
+    """Sum over the axes along which arrays of this shape were repeated; give it its final one."""
+    value, error = x
+    xp, extra = array_namespace(error), error.ndim - len(shape)
+    for axis in reversed(range(error.ndim)):
+        length = shape[axis - extra] if axis >= extra else 1
+        if length == error.shape[axis]:
+            continue
+        count, size = error.shape[axis], xp.sum(xp.abs(value.hi), axis=axis, keepdims=True)
+        error = xp.sum(error, axis=axis, keepdims=True) * SAFE + count * 2.0**-102 * size
+        value = reduce(add, (Pair(*(_slab(y, axis, i) for y in value)) for i in range(count)))
+    known = xp.isfinite(value.hi) & xp.isfinite(value.lo) & xp.isfinite(error) & (error >= 0)
+    error = xp.where(known, error, math.inf)
+    reshaped = [xp.reshape(y, final) for y in (*value, error)]
+    return Bound(Pair(*reshaped[:2]), reshaped[2])
+
+
+def _slab(x: Array, axis: int, i: int) -> Array:
+    """One entry of an axis, which is kept."""
+    return x[(*(slice(None),) * axis, slice(i, i + 1), ...)]
+
+
+class _Sum:
+    """A sum of products over many rows, with weights that have errors."""
+
+    def __init__(self, count: int, *powers: Array | float) -> None:
+        """Of so many rows, with powers of two of the weights and of columns of the rows."""
+        self._count, self._powers, self._open = count, powers, Exact()
+        self._value: Pair | None = None
+        self._absolute: Array | float = 0.0
+        self._inherited: Array | float = 0.0
+
+    def add(self, weights: Pair, error: Array, rows: Pair) -> None:
+        """Add weights (..., b, c) times rows (..., c, d)."""
+        xp, bits = array_namespace(weights.hi), bits_of_slices(SPAN, 3)
+        a, b = (
+            Slices.of(x, p, bits, 3) for x, p in zip((weights, rows), self._powers, strict=True)
+        )
+        self._open.add_product(a, b)
+        size = xp.abs(rows.hi)
+        self._absolute = self._absolute + xp.abs(weights.hi) @ size
+        self._inherited = self._inherited + error @ size
+
+    def close(self) -> None:
+        """End a span, of which sums of slices have no error."""
+        found = self._open.sum()
+        self._value = found if self._value is None else add(self._value, found)
+        self._open = Exact()
+
+    @property
+    def value(self) -> Pair:
+        assert self._value is not None
+        return self._value
+
+    def bound(self) -> Array:
+        """How far the sum may be from the exact one."""
+        both = self._powers[0] * self._powers[1]
+        error = self._inherited * (1 + self._count * 2.0**-50)
+        error = error + kernel.error_of_slices(self._count) * both + PAIRS * self._absolute
+        return error * SAFE + self._count * UNDERFLOW

@@ -1,0 +1,387 @@
+"""`refattn check`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..arrays import checks
+from ..arrays.words import said
+from ..registry import ESTIMATORS, Estimator
+from .options import (
+    Answer,
+    Unusable,
+    examples,
+    format_option,
+    installed,
+    one_line,
+    output,
+    publish,
+    seed_or_random,
+    words_of,
+)
+from .progress import checking
+from .show import records, results
+from .show.page import hanging, limit
+from .streams import kept, unread
+
+__all__ = ["check"]
+
+_ROOM = 24  # characters beside a word, at least, or its meaning is below it
+
+
+def _conformance() -> Any:
+    """The package of the checks, which is imported where it is needed."""
+    from .. import conformance
+
+    return conformance
+
+
+def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    """Print the words that `check` knows, with their meanings, or the table of conventions."""
+    if not asked or context.resilient_parsing:
+        return
+    from .. import conformance
+    from ..conformance.candidate.adapter import written
+
+    page = limit() or 100
+    if parameter.name == "list_specs":
+        with unread():
+            click.echo(hanging(conformance.conventions.listing(min(page, 98)), limit()))
+        context.exit()
+    known = {
+        "--estimator": {
+            ", ".join((record.name, *record.aliases)): _means(record)
+            for record in dict.fromkeys(ESTIMATORS.values())
+        },
+        "--capability": conformance.CAPABILITIES,
+        "--tag": conformance.TAGS,
+        "--spec": {
+            name: " ".join(f"{tag}={written(value)}" for tag, value in tags.items())
+            for name, tags in conformance.SPECS.items()
+        },
+    }
+    with unread():
+        for option, words in known.items():
+            click.echo("\n".join([option, *_glossary(words, min(page, 100))]))
+    context.exit()
+
+
+def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
+    """Lines of words with their meanings beside them, or below where there is little room."""
+    width = max(map(len, words))
+    beside = page - width - 4 >= _ROOM
+    indent = " " * (width + 4 if beside else 6)
+    for word, meaning in words.items():
+        text = textwrap.wrap(
+            *(meaning, page),
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if beside:
+            text[0] = f"  {word:<{width}}  {text[0].lstrip()}"
+        else:
+            yield hanging(f"  {word}", page)
+        yield from text
+
+
+def _means(record: Estimator) -> str:
+    """What an estimator computes, in the words of its formula, and what it may be able to do."""
+    from ..conformance.candidate.adapter import possible
+
+    able = possible(record)
+    formula = getattr(record.naive, "func", record.naive)
+    given = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
+    summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
+    summary += "".join(f" {name} = {value}." for name, value in given.items())
+    return f"{summary} May have: {', '.join(able)}." if able else summary
+
+
+@click.command(
+    epilog=examples(
+        "refattn check refattn:random_feature_attention --estimator rfa --capability omega",
+        "refattn check refattn:softmax_attention --estimator softmax --format csv",
+        "refattn check --list",
+    )
+)
+@click.argument("target", metavar="MODULE:CALLABLE")
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list,
+    help="Print estimators, capabilities, tags and bundles of them with their meanings.",
+)
+@click.option(
+    "--list-specs",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list,
+    help="Print the conventions of well-known functions, and what each is known from.",
+)
+@click.option(
+    "--estimator",
+    required=True,
+    shell_complete=words_of(lambda: ESTIMATORS),
+    help="What it computes: softmax, kernel, rfa, ...",
+)
+@click.option(
+    *("--capability", "capabilities"),
+    multiple=True,
+    shell_complete=words_of(lambda: _conformance().CAPABILITIES),
+    help="A keyword it takes; repeatable.",
+)
+@click.option(
+    *("--tag", "tags"),
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=words_of(lambda: [f"{tag}=" for tag in _conformance().TAGS]),
+    help="A convention; repeatable.",
+)
+@click.option(
+    "--spec",
+    shell_complete=words_of(lambda: _conformance().SPECS),
+    help="Conventions of a well-known function; see --list-specs.",
+)
+@click.option(
+    "--level",
+    type=click.Choice(["quick", "full", "soak"]),
+    default="quick",
+    show_default=True,
+    help="How many seeds the statistical checks use.",
+)
+@click.option(
+    "--alpha",
+    type=float,
+    default=1e-6,
+    show_default=True,
+    help="Largest probability that a correct implementation fails.",
+)
+@format_option
+@click.option(
+    "--json",
+    "json_path",
+    is_flag=False,
+    flag_value="-",
+    metavar="[OUT.json]",
+    help="Write the report as JSON; without a name, to standard output and nothing else.",
+)
+@click.option(
+    *("--junit", "junit_path"),
+    metavar="OUT.xml",
+    callback=output(".xml"),
+    help="Write the report as JUnit XML.",
+)
+@click.option(
+    *("--html", "html_path"),
+    metavar="OUT.html",
+    callback=output(".html"),
+    help="Write the report as a page that needs no other file.",
+)
+@click.option(
+    *("--badge", "badge_path"),
+    metavar="FILE.svg",
+    callback=output(".svg"),
+    help="Write the verdict as a small image for a README.",
+)
+@click.option(
+    "--xfails",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File of expected failures: lines `check: reason`.",
+)
+@click.option(
+    "--seed",
+    default="0",
+    show_default=True,
+    callback=seed_or_random,
+    help="Of what is drawn, or `random`.",
+)
+@click.option(*("--check", "names"), multiple=True, help="Run this check only; repeatable.")
+@click.option("--time-limit", type=float, help="Seconds for the run.")
+@click.option(
+    *("--subprocess", "program"),
+    type=click.Choice(["safetensors", "npz"]),
+    help="MODULE:CALLABLE is a command that reads and writes such files instead.",
+)
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="The command is run once and makes all calls: it reads lines INPUT<tab>OUTPUT, two paths, "
+    "and answers each with `ok` or `error: message`.",
+)
+@click.option(
+    "--isolate",
+    is_flag=True,
+    help="Call MODULE:CALLABLE in a process of its own, whose crash is a failure.",
+)
+@click.option("--reproducers", is_flag=True, help="Print a script for each failure.")
+@click.pass_context
+def check(
+    context: click.Context,
+    /,
+    target: str,
+    kind: str,
+    json_path: str | None,
+    junit_path: Path | None,
+    html_path: Path | None,
+    badge_path: Path | None,
+    xfails: Path | None,
+    reproducers: bool,
+    **options: Any,
+) -> None:
+    """Check an implementation of an attention estimator.
+
+    It is called with arrays by position and all else by keyword: see the documentation of
+    refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED,
+    and 2 where there is no verdict: for unusable arguments, and if the report cannot be
+    written or the candidate ends the process before it is out; with --isolate, and for
+    programs, such an end in a call is a failure. On a terminal the check that runs is named.
+    """
+    if sys.stdout is None:
+        raise Unusable("cannot write the results: standard output is closed")
+    quiet = json_path == "-"  # as --format json
+    kind = "json" if quiet else kind
+    # A candidate may change the working directory.
+    json_path = json_path if json_path is None or quiet else str(Path(json_path).absolute())
+    junit_path = None if junit_path is None else junit_path.absolute()
+    html_path = None if html_path is None else html_path.absolute()
+    badge_path = None if badge_path is None else badge_path.absolute()
+    for name, path in (("--html", html_path), ("--badge", badge_path)):
+        if path is not None:
+            installed(name, "jinja2")
+    with one_line(False):
+        if json_path is not None and not quiet:
+            output(".json")(context, context.command.params[0], json_path)
+        try:
+            with kept(kind != "table"):
+                report = _check(target, xfails, **options)
+        except (KeyboardInterrupt, SystemExit) as error:
+            raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
+    try:
+        publish(
+            Answer(
+                partial(results.checked, report, reproducers),
+                records.CHECKED,
+                partial(records.checked, report),
+                report.to_json,
+            ),
+            kind,
+        )
+        if json_path is not None and not quiet:
+            Path(json_path).write_text(report.to_json(), encoding="utf-8")
+        for form, path in (("junit", junit_path), ("html", html_path), ("badge", badge_path)):
+            if path is not None:
+                path.write_text(getattr(report, f"to_{form}")(), encoding="utf-8")
+    except OSError as error:
+        raise Unusable(f"cannot write the results: {error}") from None
+    context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
+
+
+def _check(
+    target: str,
+    xfails: Path | None,
+    *,
+    estimator: str,
+    capabilities: tuple[str, ...],
+    tags: tuple[str, ...],
+    spec: str | None,
+    seed: int | None,
+    names: tuple[str, ...],
+    program: str | None,
+    keep: bool,
+    **options: Any,
+) -> Any:
+    """Run the checks on what the command line names."""
+    from .. import conformance
+
+    pairs = dict(tag.partition("=")[::2] for tag in tags)
+    for tag in tags:
+        if "=" not in tag:
+            raise ValueError(f"`--tag` must be KEY=VALUE, got {tag!r}.")
+    if spec is not None:
+        checks.choice("--spec", spec, conformance.SPECS)
+        pairs = {**conformance.SPECS[spec], **pairs}
+    most = options["time_limit"] or conformance.TIME_LIMITS[options["level"]]
+    with _candidate(target, estimator, program, keep) as (fn, source):
+        return conformance.check(
+            conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
+            rng=seed,
+            checks=names or None,
+            expected_failures=None if xfails is None else _expected(xfails),
+            track=partial(checking, most=most),
+            **options,
+        )
+
+
+@contextmanager
+def _candidate(
+    target: str, estimator: str, program: str | None, keep: bool
+) -> Iterator[tuple[Any, str | None]]:
+    """What is called, and where it can be imported from; a program ends with the context."""
+    if program is None:
+        if keep:
+            raise ValueError("`--keep` must come with --subprocess.")
+        yield _imported(target), target
+        return
+    from ..conformance import Subprocess
+
+    checks.choice("--estimator", estimator, ESTIMATORS)
+    names = ESTIMATORS[estimator].arrays
+    with closing(Subprocess(target, format=program, names=names, keep=keep)) as fn:
+        if shutil.which(fn.command[0]) is None:
+            raise ValueError(f"there is no program {fn.command[0]!r}.")
+        yield fn, None
+
+
+def _imported(target: str) -> Any:
+    """The object that MODULE:NAME or MODULE:NAME.NAME names, from the current directory too."""
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"the target must be MODULE:CALLABLE, got {target!r}.")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot import {target!r}: {said(error)}") from None
+    except BaseException as error:  # also SystemExit and the like
+        kind = type(error).__name__
+        raise ValueError(f"importing {module!r} failed: {kind}: {said(error)}") from None
+    return found
+
+
+def _expected(path: Path) -> dict[str, str]:
+    """Expected failures, a line each: the name of a check, a colon and the reason."""
+    found = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {str(path)!r}: {error}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        name, colon, reason = (part.strip() for part in line.partition(":"))
+        if not (colon and reason):
+            raise ValueError(f"line {number} of {path} must be `check: reason`, got {line!r}.")
+        if name in found:
+            raise ValueError(f"line {number} of {path} names {name!r} a second time.")
+        found[name] = reason
+    return found

@@ -1,0 +1,243 @@
+"""`refattn compare` and `refattn profile`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..arrays import checks
+from ..compare import few_queries, measure
+from ..compare import names as comparable
+from ..files.arrays import load, sample
+from ..profile import foreseen, plan, search, study
+from ..registry import DEFAULT
+from .options import (
+    Answer,
+    causal_option,
+    dtype_option,
+    estimators_option,
+    examples,
+    features_option,
+    file_argument,
+    format_option,
+    json_option,
+    layout_option,
+    many_heads,
+    one_line,
+    plot_option,
+    publish,
+    scale_option,
+    seed,
+)
+from .progress import Work, notice
+from .show import plots, records, results
+
+__all__ = ["compare", "profile"]
+
+
+def _read(path: Path, dtype: str | None, layout: str, *, required: str = "qkv") -> dict[str, Any]:
+    """Read q, k and v, heads before tokens."""
+    arrays, stored = load(path, dtype, required=required, layout=layout)
+    q, k = arrays["q"], arrays["k"]
+    if dtype is None and stored != q.dtype.name:
+        notice(f"read as {q.dtype}: the file has {stored}")
+    if q.ndim > 2:
+        many_heads(q.shape[-3], max(q.shape[-2], k.shape[-2]), layout)
+    return arrays
+
+
+@click.command(
+    epilog=examples(
+        "refattn compare",
+        "refattn compare qkv.npz --features 8,32 --estimators performer,lara-balance",
+        "refattn compare qkv.npz --layout bnhd --causal --draws 2 --format csv",
+    )
+)
+@file_argument
+@features_option
+@estimators_option(
+    None, f"all, or some of {', '.join(comparable())}.  [default: {','.join(DEFAULT)}]"
+)
+@click.option(
+    "--draws",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 10**6),
+    help="Independent draws to average over.",
+)
+@dtype_option("float32 for float16 and bfloat16, else as they are")
+@click.option("--seed", default=0, show_default=True, type=int, callback=seed)
+@scale_option
+@causal_option
+@layout_option
+@click.option(
+    "--all-queries",
+    is_flag=True,
+    help="Take all queries for estimators whose time grows with n m S too, however long.",
+)
+@format_option
+@json_option("Write the errors of every head and draw.")
+@plot_option("Plot error against S.")
+@click.option("--per-head", is_flag=True, help="Print the error of every head too.")
+def compare(
+    file: Path | None,
+    features: list[int],
+    estimators: list[str],
+    draws: int,
+    dtype: str | None,
+    seed: int,
+    scale: float | None,
+    causal: bool,
+    layout: str,
+    all_queries: bool,
+    kind: str,
+    json_path: Path | None,
+    plot_path: Path | None,
+    per_head: bool,
+) -> None:
+    """Compare estimators with exact softmax attention: error and time.
+
+    FILE (.npz or .safetensors) holds arrays q, k, v of shape (..., n, d); the default is a
+    sample from a sentence encoder that comes with the package. The error of a head is
+    |estimate - exact| / |exact| in the Frobenius norm, averaged over the draws, where exact
+    attention is evaluated in float64. Seconds are the median for one evaluation of all heads.
+    The last column is the mean error that a sentence encoder tolerates of such an estimator.
+    """
+    with one_line(plot_path is not None):
+        checks.real("scale", scale, positive=True, optional=True)
+        path = file or sample()
+        arrays = _read(path, dtype, layout)
+        with Work("Comparing") as work:
+            found = measure(
+                **arrays,
+                estimators=estimators,
+                sizes=features,
+                draws=draws,
+                seed=seed,
+                scale=scale,
+                causal=causal,
+                queries=None if all_queries else few_queries(arrays["q"], arrays["k"]),
+                announce=work.estimated,
+                track=work.track,
+            )
+    for line in results.notices(found):
+        notice(line)
+    publish(
+        Answer(
+            partial(results.comparison, path, arrays, found, per_head),
+            records.COMPARISON,
+            partial(records.comparison, found, per_head),
+            partial(results.comparison_to_json, path, arrays, found),
+        ),
+        kind,
+        json_path,
+        plot_path,
+        partial(plots.plot_comparison, found.rows),
+    )
+
+
+@click.command(
+    "profile",
+    epilog=examples(
+        "refattn profile",
+        "refattn profile qkv.npz --target 0.2 --format markdown",
+        "refattn profile qkv.npz --measure --target 0.3 --estimators performer,ra",
+    ),
+)
+@file_argument
+@features_option
+@click.option(
+    "--target",
+    default=0.1,
+    show_default=True,
+    type=float,
+    help="Relative error that the recommended estimator is to reach.",
+)
+@click.option(
+    "--measure",
+    "measured",
+    is_flag=True,
+    help="Measure how many features or samples each estimator needs, S = 1, 2, 4, ...",
+)
+@estimators_option("all", "Those that --measure measures.  [default: all]")
+@click.option(
+    "--most", type=click.IntRange(1), help="With --measure, the largest S.  [default: 4 max(n, m)]"
+)
+@click.option(
+    "--draws",
+    default=4,
+    show_default=True,
+    type=click.IntRange(2, 10**6),
+    help="Independent draws that --measure averages over.",
+)
+@click.option("--seed", default=0, show_default=True, type=int, callback=seed)
+@click.option(
+    "--shrink/--no-shrink",
+    default=False,
+    show_default=True,
+    help="Shrink the covariances, for fewer rows than d^2.",
+)
+@dtype_option("float32 for float16 and bfloat16, else as they are; laws are in float64")
+@scale_option
+@layout_option
+@format_option
+@json_option("Write all numbers, of every head.")
+@plot_option("Plot the spectra of the covariances, and predicted error against S.")
+def profile(
+    file: Path | None,
+    features: list[int],
+    target: float,
+    measured: bool,
+    shrink: bool,
+    dtype: str | None,
+    scale: float | None,
+    layout: str,
+    kind: str,
+    json_path: Path | None,
+    plot_path: Path | None,
+    **options: Any,
+) -> None:
+    """Say what to use: moments of queries and keys, predicted errors, and the cheapest estimator.
+
+    FILE (.npz or .safetensors) holds arrays q, k of shape (..., n, d) and, for all but the
+    moments, v; the default is a sample from a sentence encoder that comes with the package.
+    Laws are evaluated for some of the queries, and errors are measured on some of the heads, where
+    there are many; the output says on which. Without --measure no random numbers are used.
+    `refattn moments` is the same command.
+    """
+    with one_line(plot_path is not None):
+        checks.real("scale", scale, positive=True, optional=True)
+        checks.real("target", target, positive=True)
+        path = file or sample()
+        arrays = _read(path, dtype, layout, required="qkv" if measured else "qk")
+        searched, planned = None, None
+        with Work("Studying") as work:
+            if measured:
+                planned = plan(*arrays.values(), target=target, scale=scale, **options)
+            least = foreseen(**arrays, scale=scale)
+            work.estimated(least + (planned.seconds if planned else 0.0))
+            found = study(
+                **arrays,
+                sizes=features,
+                target=target,
+                scale=scale,
+                shrink=shrink,
+                track=work.track,
+            )
+            if planned is not None:
+                searched = search(planned, track=work.track)
+    publish(
+        Answer(
+            partial(results.profile, path, arrays, found, searched),
+            records.PROFILE,
+            partial(records.profile, found, searched),
+            partial(results.profile_to_json, path, arrays, found, searched),
+        ),
+        kind,
+        json_path,
+        plot_path,
+        partial(plots.plot_profile, found),
+    )

@@ -1,0 +1,132 @@
+"""The commands of the command line; click and rich must be installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .._version import __version__
+from .check import check
+from .compare import compare, profile
+from .options import Unusable, examples, one_line
+from .progress import Work, notice
+from .streams import drop, unread
+from .verify import tolerances, verify
+
+__all__ = ["group"]
+
+_COMPLETION = """\b
+The shell completes names of commands, options and estimators after
+  eval "$(_REFATTN_COMPLETE=bash_source refattn)"     in ~/.bashrc
+  eval "$(_REFATTN_COMPLETE=zsh_source refattn)"      in ~/.zshrc
+  _REFATTN_COMPLETE=fish_source refattn | source      in ~/.config/fish/config.fish
+"""
+
+
+_UNREAD = 128 + 13  # as of a program that SIGPIPE ends
+_INTERRUPTED = 128 + 2
+
+
+class _Group(click.Group):
+    """Commands whose exit status is 1 for a FAIL only."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _ended():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _ended():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _ended() -> Iterator[None]:
+    """Give what ends a command before it has a result a status of its own."""
+    try:
+        yield
+    except BrokenPipeError:
+        drop()
+        raise click.exceptions.Exit(_UNREAD) from None
+    except OSError as error:
+        raise Unusable(" ".join(str(error).split())) from None
+    except KeyboardInterrupt:
+        notice("Aborted!")
+        raise click.exceptions.Exit(_INTERRUPTED) from None
+
+
+@click.group(
+    "refattn",
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_COMPLETION
+    + "\n"
+    + examples("refattn compare", "refattn profile", "refattn check --list"),
+)
+@click.version_option(__version__, prog_name="refattn")
+def group() -> None:
+    """Reference implementation of random-feature attention.
+
+    Reports are broken at the width of a terminal, or at $COLUMNS; in pipes and files what they
+    find is one line each.
+    """
+
+
+@group.command(
+    epilog=examples(
+        "refattn vectors golden --format npz",
+        "refattn vectors golden --format npz --check",
+    )
+)
+@click.argument(
+    "directory", type=click.Path(path_type=Path), metavar="DIRECTORY|FILE.zip|FILE.tar.gz"
+)
+@click.option(
+    *("--format", "kind"),
+    default="json",
+    show_default=True,
+    type=click.Choice(["json", "npz", "safetensors", "c", "onnx"]),
+    help="What to write; c is a header, onnx a model for each case that it can express.",
+)
+@click.option("--check", is_flag=True, help="Say what is wrong with the vectors that are there.")
+def vectors(directory: Path, kind: str, check: bool) -> None:
+    """Write golden vectors for implementations in any language into a directory or an archive.
+
+    Files of the same name are replaced. An archive has their checksums in SHA256SUMS. With --check
+    nothing is written; status 1 is problems.
+    """
+    from ..conformance import vectors as golden
+
+    archive = golden.is_archive(directory) and not directory.is_dir()
+    if directory.is_file() and not archive:
+        raise Unusable(f"{str(directory)!r} is a file, neither .zip nor .tar.gz")
+    try:
+        with one_line(False):
+            with Work("Checking" if check else "Solving") as work:
+                problems = golden.lint(directory, track=work.track) if check else []
+                if not check:
+                    golden.prepare(work.track)
+            write: Any = golden.export if kind in golden.EXPORTS else golden.write
+            paths = [] if check else (golden.pack if archive else write)(directory, format=kind)
+            count = 0
+            if not check and not archive and kind not in golden.EXPORTS:
+                count = len(golden.load(directory, format=kind))
+    except (ModuleNotFoundError, OSError) as error:
+        raise Unusable(str(error)) from None
+    if check:
+        with unread():
+            click.echo("\n".join(problems or [f"{directory}: no problems"]))
+        sys.exit(1 if problems else 0)
+    size = sum(path.stat().st_size for path in paths) / 1e3
+    vectors_in = f"{count} vectors in " if count else ""
+    with unread():
+        click.echo(f"{directory}: {vectors_in}{len(paths)} files, {size:.0f} kB")
+
+
+for _command in (compare, profile, check, verify, tolerances):
+    group.add_command(_command)
+group.add_command(profile, "moments")

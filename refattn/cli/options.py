@@ -1,0 +1,342 @@
+"""Arguments and options that commands share: what they take, and what completes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+from click.shell_completion import CompletionItem
+
+from ..arrays.words import close
+from ..compare import names as comparable
+from ..files.arrays import INSTALL
+from ..registry import DEFAULT, ESTIMATORS
+from ..rounding.profiles import PROFILES
+from .progress import notice
+from .show.page import Page, to_csv
+from .show.style import FORMATS
+from .streams import unread
+
+__all__ = [
+    "Answer",
+    "Unusable",
+    "causal_option",
+    "dtype_option",
+    "estimators_option",
+    "examples",
+    "features_option",
+    "file_argument",
+    "format_option",
+    "installed",
+    "json_option",
+    "known_option",
+    "layout_option",
+    "many_heads",
+    "one_line",
+    "output",
+    "plot_option",
+    "profile_option",
+    "publish",
+    "scale_option",
+    "seed",
+    "seed_or_random",
+    "softcap_option",
+    "window_option",
+    "words_of",
+]
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    """Parse positive integers separated by commas."""
+    try:
+        numbers = [int(item) for item in value.split(",")]
+        if not all(1 <= number < 2**63 for number in numbers):
+            raise ValueError
+    except ValueError:
+        raise click.BadParameter(
+            f"must be positive integers separated by commas, below 2**63, got {value!r}."
+        ) from None
+    return sorted(set(numbers))
+
+
+def seed(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    """Check a seed: NumPy's hold 128 bits."""
+    if value is not None and not 0 <= value < 2**128:
+        raise click.BadParameter(f"must be at least 0 and below 2**128, got {value}.")
+    return value
+
+
+def seed_or_random(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
+    """Parse a seed; None for a fresh one."""
+    if value == "random":
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        raise click.BadParameter(f"must be an integer or random, got {value!r}.") from None
+    return seed(ctx, param, number)
+
+
+def words_of(known: Callable[[], Iterable[str]], *, many: bool = False) -> Callable[..., Any]:
+    """What completes a word in the shell, or the last of several separated by commas."""
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        before, comma, start = incomplete.rpartition(",") if many else ("", "", incomplete)
+        return [CompletionItem(before + comma + x) for x in known() if x.startswith(start)]
+
+    return complete
+
+
+def _aliased() -> list[str]:
+    """Names of the estimators that stand for softmax attention, other names too."""
+    return [name for name, record in ESTIMATORS.items() if record.approximates]
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
+    """Parse names of estimators separated by commas."""
+    names = list(DEFAULT) if value is None else [x.strip() for x in value.split(",")]
+    found: list[str] = []
+    for name in names:
+        if name == "all":
+            found += comparable()
+        elif name in ESTIMATORS and ESTIMATORS[name].approximates:
+            found.append(ESTIMATORS[name].name)
+        else:
+            known = ", ".join(comparable())
+            hint = close(name, ["all", *_aliased()])
+            raise click.BadParameter(f"must be all or of {known}, got {name!r}.{hint}")
+    return list(dict.fromkeys(found))
+
+
+def estimators_option(default: str | None, help: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--estimators",
+        metavar="NAME,NAME,...",
+        default=default,
+        callback=_names,
+        shell_complete=words_of(lambda: ["all", *_aliased()], many=True),
+        help=help,
+    )
+
+
+def output(*suffixes: str) -> Callable[[Any, Any, str | None], Path | None]:
+    """Make a check that a file with such a suffix can be written; it is not opened yet."""
+    *first, last = suffixes
+    known = f"{', '.join(first)} or {last}" if first else last
+
+    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+        if value is None:
+            return None
+        if not value.lower().endswith(suffixes):  # an input given by mistake is not overwritten
+            raise click.BadParameter(f"must end in {known}, got {value!r}.")
+        folder = os.path.dirname(value) or "."
+        target = value if os.path.exists(value) else folder
+        if not os.path.isdir(folder) or os.path.isdir(value) or not os.access(target, os.W_OK):
+            raise click.BadParameter(f"cannot write to {value!r}.")
+        return Path(value)
+
+    return check
+
+
+class Unusable(click.ClickException):
+    exit_code = 2
+
+
+def installed(option: str, module: str) -> None:
+    try:
+        import_module(module)
+    except ModuleNotFoundError:
+        raise Unusable(f"{option} {INSTALL}") from None
+
+
+@contextmanager
+def one_line(plotting: bool) -> Iterator[None]:
+    """Turn what is raised for unusable input into one line and exit status 2."""
+    if plotting:
+        installed("--plot", "matplotlib.figure")
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except (TypeError, ValueError, MemoryError, OverflowError) as error:
+        raise Unusable(" ".join(str(error).split())) from None
+
+
+class Answer(NamedTuple):
+    """What a command found, in every format.
+
+    Attributes
+    ----------
+    show : callable
+        Prints it on a page.
+    columns, rows : sequence of str and callable
+        It as one flat table: names that never change, and a mapping a row.
+    to_json : callable
+        It as JSON.
+    """
+
+    show: Callable[[Page], None]
+    columns: Iterable[str]
+    rows: Callable[[], Iterable[dict[str, Any]]]
+    to_json: Callable[[], str]
+
+
+def publish(
+    answer: Answer,
+    kind: str,
+    json_path: Path | None = None,
+    plot_path: Path | None = None,
+    plot: Callable[[Path], None] | None = None,
+) -> None:
+    """Print what was found in a format, and write the files that are asked for."""
+    try:
+        with unread(), np.errstate(all="ignore"):  # what is not finite is shown as it is
+            _print(answer, kind)
+        if json_path is not None:
+            json_path.write_text(answer.to_json(), encoding="utf-8")
+        if plot_path is not None and plot is not None:
+            with one_line(False):
+                plot(plot_path)
+    except OSError as error:
+        raise Unusable(f"cannot write the results: {error}") from None
+
+
+def _print(answer: Answer, kind: str) -> None:
+    if kind == "json":
+        click.echo(answer.to_json(), nl=False)
+    elif kind == "csv":
+        click.echo(to_csv(list(answer.columns), answer.rows()), nl=False)
+    else:
+        answer.show(Page(markdown=kind == "markdown"))
+
+
+def many_heads(heads: int, tokens: int, layout: str) -> None:
+    """Warn of more heads than tokens: the axes may be in the other order."""
+    other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
+    if heads > tokens:
+        notice(
+            f"warning: {heads} heads of {tokens} tokens in layout {layout}; "
+            f"if it is the other way round, say --layout {other}"
+        )
+
+
+def examples(*lines: str) -> str:
+    """The end of a help text: commands that work as they stand."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+format_option = click.option(
+    *("--format", "kind"),
+    type=click.Choice(["table", "markdown", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print the results; csv is one flat table, json what --json writes.",
+)
+file_argument = click.argument(
+    "file",
+    required=False,
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+)
+features_option = click.option(
+    "--features",
+    default="8,32,128,512",
+    show_default=True,
+    metavar="S,S,...",
+    callback=_numbers,
+    help="Numbers of features or samples.",
+)
+scale_option = click.option("--scale", type=float, help="Factor on q . k.  [default: 1/sqrt(d)]")
+
+
+def dtype_option(default: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--dtype",
+        type=click.Choice(["float32", "float64"]),
+        help=f"Cast the arrays first.  [default: {default}]",
+    )
+
+
+def json_option(content: str) -> Callable[[Any], Any]:
+    return click.option(
+        *("--json", "json_path"), metavar="OUT.json", callback=output(".json"), help=content
+    )
+
+
+def plot_option(content: str) -> Callable[[Any], Any]:
+    return click.option(
+        *("--plot", "plot_path"),
+        metavar="OUT.png",
+        callback=output(*FORMATS),
+        help=f"{content} SVG and PDF too, by the suffix.",
+    )
+
+
+def _window(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int | None, int | None] | None:
+    """Parse two numbers of keys, of which one or both may be left out."""
+    if value is None:
+        return None
+    try:
+        left, right = (int(side) if side.strip() else None for side in value.split(","))
+        if min(left or 0, right or 0) < 0:
+            raise ValueError
+    except ValueError:
+        raise Unusable(
+            f"--window must be LEFT,RIGHT, two numbers of keys of at least 0, or nothing for "
+            f"no limit (128,0 or 128,), got {value!r}."
+        ) from None
+    return left, right
+
+
+def known_option(
+    *names: str, known: Iterable[str], aliases: Iterable[str] = (), **attributes: Any
+) -> Callable[[Any], Any]:
+    """Make an option of a word that must be known, with one line if it is not."""
+    listed = list(known)
+    taken = list(dict.fromkeys([*listed, *aliases]))
+
+    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        if value is not None and value not in taken:
+            raise Unusable(
+                f"{param.opts[0]} must be of {', '.join(listed)}, got {value!r}."
+                f"{close(value, taken)}"
+            )
+        return value
+
+    return click.option(
+        *names, callback=check, shell_complete=words_of(lambda: taken), **attributes
+    )
+
+
+window_option = click.option(
+    "--window",
+    metavar="LEFT,RIGHT",
+    callback=_window,
+    help="Keys that a query sees before and behind its own; 128, has no limit behind.",
+)
+softcap_option = click.option("--softcap", type=float, help="Scores are C tanh(score / C).")
+causal_option = click.option(
+    "--causal", is_flag=True, help="Query i sees key j only if j <= i + m - n."
+)
+layout_option = known_option(
+    "--layout",
+    known=("bhnd", "bnhd"),
+    metavar="[bhnd|bnhd]",
+    default="bhnd",
+    show_default=True,
+    help="Whether heads come before tokens, in the arrays of FILE, or after them.",
+)
+profile_option = known_option(
+    "--profile",
+    known=PROFILES,
+    metavar="NAME",
+    help=f"What the kernel rounds: {', '.join(PROFILES)}.  [default: any that is usual]",
+)

@@ -1,0 +1,264 @@
+"""`refattn verify` and `refattn tolerance`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..files.arrays import sample
+from ..files.tensors import DTYPES, open_tensors
+from ..rounding.problem import CALLED, Problem
+from ..rounding.profiles import PROFILES
+from ..verification import tolerance
+from ..verification import verdict as verification_verdict
+from ..verification.given import judged, of_tensors
+from .options import (
+    Answer,
+    causal_option,
+    examples,
+    file_argument,
+    format_option,
+    json_option,
+    known_option,
+    layout_option,
+    many_heads,
+    one_line,
+    plot_option,
+    profile_option,
+    publish,
+    scale_option,
+    softcap_option,
+    window_option,
+)
+from .progress import Work
+from .show import plots, records, results
+
+__all__ = ["tolerances", "verify"]
+
+_PASSES = 2  # over all queries that a verdict takes, in times of their analysis
+
+_VERIFY = """Say whether the numbers in a file can be those of a correct kernel.
+
+FILE (.safetensors or .npz) holds q, k, v and out as a kernel had them, in its own type, and may
+hold lse, mask, bias, sinks and omega; with d_out, dq, dk and dv are judged. What a correct kernel
+may differ by from exact attention follows from q, k, v and from what it rounds. The exit status is
+0 if all files PASS, 1 if one FAILs, 3 if one is UNDERPOWERED, and 2 where there is no verdict.
+
+\b
+Such a file is written from torch by
+  from safetensors.torch import save_file
+  arrays = dict(q=q, k=k, v=v, out=out)  # and d_out=d_out, dq=q.grad, dk=k.grad, dv=v.grad
+  save_file({x: y.contiguous() for x, y in arrays.items()}, "dump.safetensors")
+from JAX by
+  from safetensors.flax import save_file
+  save_file(dict(q=q, k=k, v=v, out=out), "dump.safetensors")
+and from C by
+  uint64_t size = sprintf(text, "{\\"q\\":{\\"dtype\\":\\"BF16\\",\\"shape\\":[8,512,64],"
+                                "\\"data_offsets\\":[0,524288]},...}");
+  fwrite(&size, 8, 1, file), fwrite(text, 1, size, file), fwrite(q, 2, 262144, file), ...
+that is, a length of 8 bytes, a header in JSON, and the arrays one after the other; the guide has
+the whole program (validation/site/guide/numbers.md).
+"""
+
+
+@click.command(
+    "verify",
+    help=_VERIFY,
+    epilog=examples(
+        "refattn verify dump.safetensors",
+        "refattn verify dump.safetensors --causal --window 128,0 --profile flash",
+        "refattn verify dump.safetensors --layout bnhd --format csv",
+    ),
+)
+@click.argument(
+    "files",
+    metavar="FILE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+)
+@known_option(
+    "--estimator",
+    known=CALLED.values(),
+    aliases=judged(),
+    metavar="NAME",
+    default="softmax",
+    show_default=True,
+    help="What was computed: softmax, rfa (of omega in FILE, positive features) or linear (elu+1).",
+)
+@known_option(
+    "--dtype",
+    known=DTYPES,
+    metavar="NAME",
+    help="What float32 or float64 arrays were rounded to.  [default: their type]",
+)
+@profile_option
+@causal_option
+@scale_option
+@window_option
+@softcap_option
+@layout_option
+@click.option(
+    "--alpha",
+    type=float,
+    default=1e-6,
+    show_default=True,
+    help="Largest probability that a correct kernel fails.",
+)
+@format_option
+@json_option("Write the verdict; of several files, a list.")
+@plot_option("Draw the errors of the worst head over their standard deviations.")
+@click.pass_context
+def verify(
+    context: click.Context,
+    /,
+    files: tuple[Path, ...],
+    kind: str,
+    json_path: Path | None,
+    plot_path: Path | None,
+    **options: Any,
+) -> None:
+    found: list[results.Verified] = []
+    with one_line(plot_path is not None):
+        if plot_path is not None and len(files) > 1:
+            raise ValueError(f"`--plot` must come with one FILE, got {len(files)}.")
+    for number, path in enumerate(files):
+        with one_line(False):
+            try:
+                found.append(_verified(path, **options))
+            except (TypeError, ValueError) as error:
+                name = f"{path.name}: " if len(files) > 1 else ""
+                raise ValueError(f"{name}{error}") from None
+        if kind in ("table", "markdown"):
+            publish(_answer(found[-1:], number > 0), kind)
+    rest = _answer(found, False)
+    if kind in ("table", "markdown"):
+        rest = rest._replace(show=lambda page: None)
+    publish(rest, kind, json_path, plot_path, partial(plots.plot_verified, found[0]))
+    words = {x.verdict.verdict for x in found}
+    context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
+
+
+def _answer(found: list[results.Verified], after: bool) -> Answer:
+    return Answer(
+        partial(results.verified, found[-1], after),
+        records.VERIFIED,
+        partial(records.verified, [(x.tensors.path.name, x.verdict) for x in found]),
+        partial(results.verified_to_json, found),
+    )
+
+
+def _foreseen(problem: Problem, dtype: str, profile: str | None, parts: int) -> tuple[float, str]:
+    """Time of one profile, and how many may be tried."""
+    if 0 in (*problem.lead, *problem.shape):
+        return 0.0, ""
+    names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))
+    block = tolerance.block_seconds(problem, dtype, PROFILES[names[0]])
+    words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
+    return parts * _PASSES * block * sum(1 for _ in problem.items()), words
+
+
+def _verified(
+    path: Path,
+    *,
+    dtype: str | None,
+    layout: str,
+    profile: str | None,
+    alpha: float,
+    **options: Any,
+) -> results.Verified:
+    """Judge what a file holds."""
+    alpha = verification_verdict.alpha_of(alpha)
+    tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
+    problem = of_tensors(tensors, **options)
+    parts = verification_verdict.parts_of(tensors, problem)
+    if tensors.lead:
+        many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
+    with Work("Verifying", len(list(problem.items()))) as work:
+        work.estimated(*_foreseen(problem, tensors.dtype, profile, len(parts)))
+
+        def shown(part: verification_verdict.Part) -> verification_verdict.Part:
+            def out(index: tuple[int, ...]) -> Any:
+                work.tick()
+                return part.numbers.out(index)
+
+            return part._replace(numbers=part.numbers._replace(out=out))
+
+        judged = {name: shown(part) for name, part in parts.items()}
+        verdict = verification_verdict.judge_all(judged, tensors.dtype, profile, alpha)
+    return results.Verified(tensors, problem, parts, verdict)
+
+
+@click.command(
+    "tolerance",
+    epilog=examples(
+        "refattn tolerance --dtype bfloat16",
+        "refattn tolerance qkv.npz --dtype float16 --profile flash --atol 1e-3 --rtol 1e-2",
+        "refattn tolerance qkv.npz --layout bnhd --format markdown",
+    ),
+)
+@file_argument
+@known_option(
+    "--dtype",
+    known=tolerance.USUAL,
+    metavar="NAME",
+    help=f"What the kernel holds: {', '.join(tolerance.USUAL)}.  [default: what FILE holds]",
+)
+@profile_option
+@click.option("--atol", type=float, help="What you allow.  [default: as torch.testing]")
+@click.option("--rtol", type=float, help="What you allow, relative to the exact result.")
+@causal_option
+@scale_option
+@window_option
+@softcap_option
+@layout_option
+@format_option
+@json_option("Write all numbers, of every head.")
+def tolerances(
+    file: Path | None,
+    dtype: str | None,
+    profile: str | None,
+    atol: float | None,
+    rtol: float | None,
+    layout: str,
+    kind: str,
+    json_path: Path | None,
+    **options: Any,
+) -> None:
+    """Say which tolerance a correct kernel needs, and which defects it lets through.
+
+    FILE (.npz or .safetensors) holds arrays q, k, v of shape (..., n, d), and may hold mask,
+    bias and sinks; the default is a sample of a sentence encoder, of the package. They are rounded
+    to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|; each defect is
+    simulated, with the roundings of a kernel, and tried at --atol and --rtol, at the tolerance that
+    a correct kernel needs, and by `refattn verify`.
+    """
+    with one_line(False):
+        path = file or sample()
+        tensors = open_tensors(path, layout=layout, required=())
+        problem = of_tensors(tensors, **options)
+        if tensors.lead:
+            many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
+        with Work("Trying") as work:
+            found = tolerance.of_problem(
+                problem,
+                dtype or tensors.dtype,
+                profile=profile,
+                atol=atol,
+                rtol=rtol,
+                announce=work.estimated,
+                track=work.track,
+            )
+    publish(
+        Answer(
+            partial(results.tolerances, tensors, problem, found),
+            records.TOLERANCES,
+            partial(records.tolerances, found),
+            partial(results.tolerances_to_json, tensors, problem, found),
+        ),
+        kind,
+        json_path,
+    )

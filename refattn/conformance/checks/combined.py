@@ -1,0 +1,290 @@
+"""What a candidate takes, together: any three of its uses.
+
+One use at a time says little about two: a path of its own for one query may forget the mask, and
+heads in groups may read the frequencies of the first. Cases cover every choice of three.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import combinations, product
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...attention import attend
+from ..candidate.adapter import Adapter
+from ..candidate.failures import Failure, Refusal
+from ..truth.reference import CONTRACT, largest_exponent, of_function, terms, tolerance
+from .identities import Trial, attends, check, evaluated
+
+__all__ = [
+    "case_of",
+    "compare_normalisers",
+    "covering",
+    "in_time",
+    "levels",
+    "seeing",
+    "try_cases",
+]
+
+Mask = npt.NDArray[np.bool_]
+
+_SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}  # several times what fast candidates take
+_OPTIONS = ("window", "softcap", "sinks", "bias", "lse")
+_TRIES = 16  # rows of which the one is taken that covers most
+
+
+def covering(
+    levels: Mapping[str, tuple[Any, ...]],
+    rng: np.random.Generator,
+    strength: int = 3,
+    paired: Collection[str] = (),
+) -> Iterator[dict[str, Any]]:
+    """Choices of a level of each factor in which any few factors have all of their levels.
+
+    As many as `strength` says, or two if one of them is `paired`. The first has the first level of
+    each. Each other begins with levels that are still missing, and the best of some is taken: far
+    fewer than all choices.
+    """
+    names, choices = list(levels), [range(len(x)) for x in levels.values()]
+    most = range(1, min(strength, len(names)) + 1)
+    subsets = [s for size in most for s in combinations(range(len(names)), size)]
+    subsets = [s for s in subsets if len(s) <= 2 or not {names[i] for i in s} & set(paired)]
+    missing = {(s, x) for s in subsets for x in product(*(choices[i] for i in s))}
+
+    def new(row: list[int]) -> list[Any]:
+        found = ((s, tuple(row[i] for i in s)) for s in subsets)
+        return [each for each in found if each in missing]
+
+    row = [0] * len(names)
+    while missing:
+        missing.difference_update(new(row))
+        yield {name: levels[name][i] for name, i in zip(names, row, strict=True)}
+        order, tries = sorted(missing), []
+        for _ in range(min(_TRIES, len(order))):
+            subset, values = order[rng.integers(len(order))]
+            guess = [int(rng.integers(len(x))) for x in choices]
+            for i, value in zip(subset, values, strict=True):
+                guess[i] = value
+            tries.append(guess)
+        row = max(tries, key=lambda guess: len(new(guess)), default=row)
+
+
+class _Size(NamedTuple):
+    """What a mask is made for."""
+
+    lead: tuple[int, ...]
+    n: int
+    m: int
+
+
+def _random(rng: np.random.Generator, *shape: int) -> Mask:
+    """A random mask of which every query sees the first key."""
+    mask = rng.random(shape) < 0.6
+    mask[..., 0] = True
+    return mask
+
+
+def _padding(rng: np.random.Generator, size: _Size) -> Mask:
+    """Keys that are there, all of them in the first member of the batch."""
+    mask = _random(rng, size.lead[0], *[1] * len(size.lead[1:]), 1, size.m)
+    mask[0] = True
+    return mask
+
+
+def _of_each(rng: np.random.Generator, size: _Size) -> Mask:
+    """A mask for each query of each head, in the first of which it is that of all queries."""
+    mask = _random(rng, *size.lead, size.n, size.m)
+    first = mask.reshape(-1, size.n, size.m)[0]
+    first[:] = first[:1]
+    return mask
+
+
+_MASKS: Mapping[str, Callable[[np.random.Generator, _Size], Mask]] = {
+    "pairs": lambda rng, s: _random(rng, s.n, s.m),
+    "keys": lambda rng, s: _random(rng, s.m),
+    "row": lambda rng, s: _random(rng, 1, s.m),
+    "queries": lambda rng, s: np.repeat(rng.random((s.n, 1)) < 0.7, s.m, axis=1),
+    "heads": lambda rng, s: _random(rng, *s.lead[-1:], s.n, s.m),
+    "padding": _padding,
+    "all": _of_each,
+}
+
+
+_WINDOWS = ((2, 0), (0, 1), (70, 3), (3, None), (None, 2))
+_BIASES: Mapping[str, Callable[[_Size], tuple[int, ...]]] = {
+    "pairs": lambda s: (s.n, s.m),
+    "keys": lambda s: (1, s.m),
+    "heads": lambda s: (*s.lead[-1:], s.n, s.m),
+    "all": lambda s: (*s.lead, s.n, s.m),
+    "heads of keys": lambda s: (*s.lead[-1:], 1, s.m),
+    "batch": lambda s: (s.lead[0], *[1] * len(s.lead[1:]), s.n, s.m),
+    "padding": lambda s: (s.lead[0], *[1] * len(s.lead[1:]), 1, s.m),
+    "first keys hidden": lambda s: (s.n, s.m),
+}
+
+
+def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
+    """The uses of a candidate, the plainest first."""
+    some = adapter.lead(2, 4)
+    masks = [
+        name
+        for name in _MASKS
+        if (some or name not in ("heads", "padding", "all"))
+        and (name != "queries" or adapter["empty_rows"] != "undefined")
+    ]
+    causal = adapter.can("causal") and not adapter.has("proposals")
+    biases = [x for x in _BIASES if some or x in ("pairs", "keys", "first keys hidden")]
+    fewer = adapter["empty_rows"] == "undefined" or not adapter.can("mask")  # of keys
+    own = {  # _OPTIONS
+        "window": (None, *_WINDOWS),
+        "softcap": (None, 2.0),
+        "sinks": (None, "moderate", "far"),
+        "bias": (None, *biases),
+        "lse": (False, True),
+    }
+    return {
+        "n": (5, 1, 70),
+        "more": (0,) if adapter["self_attention"] else (0, 4, 130) if fewer else (0, 4, 130, -3),
+        "mask": (None, *(masks if adapter.can("mask") else [])),
+        "causal": (True,) if adapter["causal_only"] else (False, True) if causal else (False,),
+        "d_v": (None,) if adapter["same_value_size"] else (None, 1, 7),
+        "groups": (None, 2, 1) if adapter.grouped else (None,),
+        "own": (False, True) if _own(adapter) else (False,),
+        **{name: x for name, x in own.items() if adapter.can(name)},
+    }
+
+
+def _own(adapter: Adapter) -> bool:
+    """Whether heads may be given something of their own that they share otherwise."""
+    indices = adapter.given == "indices" and not adapter.has("per-query")
+    return indices or adapter.can("omega", "omega_per_head")
+
+
+def _many(adapter: Adapter) -> bool:
+    """Whether there are uses to put together."""
+    if not (attends(adapter) and evaluated(adapter)):
+        return False
+    if adapter["causal_only"] and not adapter.can("causal"):
+        return False  # its calls are made one query at a time
+    return sum(len(x) > 1 for x in levels(adapter).values()) > 1
+
+
+@check(claim="what it takes one by one it takes together", needs=_many)
+def uses_together(t: Trial) -> None:
+    """Masks of every shape, causal, one query or many, grouped heads, frequencies of each head.
+
+    Any two of a mask, a bias and causal may be refused, by an exception.
+    """
+    factors = levels(t.adapter)
+    if len(factors["more"]) > 1 and True in factors["causal"] and not _aligned(t):
+        factors["more"] = (0,)  # another check says so, once
+    cases = covering(factors, t.rng, paired=_OPTIONS if t.level == "quick" else ())
+    try_cases(t, cases, _SECONDS[t.level], partial(_compare, t))
+
+
+def _aligned(t: Trial) -> bool:
+    """Whether causal attention with more keys than queries is right where nothing else is asked."""
+    plainest = {name: x[0] for name, x in levels(t.adapter).items()}
+    arrays, options = case_of(t, plainest | {"n": 3, "more": 2, "causal": True})
+    try:
+        _compare(t, arrays, **options)
+    except Failure:
+        t.error = t.since = t.case = None
+        return False
+    return True
+
+
+def _compare(t: Trial, arrays: tuple[Any, ...], **options: Any) -> None:
+    """Compare one case with the reference; -infinity is the lse of a query that sees no key."""
+    if "return_lse" in options:
+        compare_normalisers(t, arrays, **options)
+    else:
+        t.compare(*arrays, strict=True, **options)
+
+
+def compare_normalisers(t: Trial, arrays: tuple[Any, ...], **options: Any) -> None:
+    """Compare output and log normalisers with those of the formula, where a query sees a key."""
+    options = t.adapter.settled | {k: x for k, x in options.items() if k != "return_lse"}
+    out, lse = t.call(*arrays, **options, return_lse=True)
+    want = of_function(t.adapter, attend, arrays, options)
+    t.equal(out, want.out, tolerance(t.adapter, arrays, options, want.out))
+    known = np.isfinite(want.lse)
+    if not np.all(np.isfinite(lse) | ~known):
+        raise Failure("finite log normalisers of queries that see a key", "others")
+    unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
+    allowed = unit * (1 + largest_exponent(t.adapter, arrays, options))
+    size = 1 + float(np.max(np.abs(want.lse), where=known, initial=0.0))
+    allowed += terms(t.adapter, arrays[1].shape[-2]) * size  # keys may be added one by one
+    t.equal(lse, want.lse, allowed, "lse")
+
+
+def in_time(
+    t: Trial, cases: Iterable[dict[str, Any]], seconds: float, called: str
+) -> Iterator[dict[str, Any]]:
+    """The cases, as far as time allows; how many are left is said."""
+    end, cases = time.monotonic() + seconds, list(cases)
+    for i, case in enumerate(cases):
+        if time.monotonic() > end:
+            t.untried.append(f"{len(cases) - i} of {len(cases)} {called}, for want of time")
+            return
+        yield case
+
+
+def try_cases(
+    t: Trial, cases: Iterable[dict[str, Any]], seconds: float, compare: Callable[..., None]
+) -> None:
+    """Compare each case, as far as time allows; two of mask, bias and causal may be refused."""
+    refused = set[frozenset[str]]()
+    for case in in_time(t, cases, seconds, "uses together"):
+        arrays, options = case_of(t, case)
+        try:
+            compare(arrays, **options)
+        except Refusal:
+            some = frozenset(name for name in ("bias", "causal", "mask") if case.get(name))
+            if len(some) < 2:
+                raise
+            t.since, refused = None, refused | {some}
+    for some in sorted(refused, key=sorted):
+        if not any(fewer < some for fewer in refused):
+            t.untried.append(f"{' and '.join(sorted(some))} together, which it refuses")
+
+
+def case_of(t: Trial, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs that use a candidate in these ways."""
+    adapter, lead, samples = t.adapter, t.adapter.lead(2, 4), 5
+    n, m, d = t.fit(case["n"], max(1, case["n"] + case["more"]), 4)
+    size = _Size(lead, n, m)
+    arrays, options = t.problem(n, m, d, samples, lead=lead, d_v=case["d_v"], groups=case["groups"])
+    if case["own"]:
+        options |= t.of_heads(arrays, options)
+    if case["mask"] is not None:
+        options["mask"] = _MASKS[case["mask"]](t.rng, size)
+    options |= {name: case[name] for name in ("causal", "window", "softcap") if case.get(name)}
+    if case.get("sinks"):
+        options["sinks"] = sinks = t.normal(*arrays[0].shape[-3:-2], size=2.0)
+        if case["sinks"] == "far":
+            options["sinks"] = np.where(sinks < -1, -np.inf, np.where(sinks > 1, 1000.0, sinks))
+    if "mask" in options and (adapter["empty_rows"] == "undefined" or "sinks" in options):
+        options["mask"] = seeing(adapter, n, m, options)
+    if case.get("bias"):
+        options["bias"] = bias = t.normal(*_BIASES[case["bias"]](size), size=2.0)
+        if case["bias"] == "first keys hidden":
+            bias[:, : 2 * m // 3] = -np.inf
+            seen = np.broadcast_to(adapter.visible(n, m, options), (*lead, n, m))
+            none = ~np.any(seen & np.isfinite(bias), -1)
+            bias[np.any(none.reshape(-1, n), 0)] = 0.0
+    if case.get("lse") and "sinks" not in options:
+        options["return_lse"] = True
+    return arrays, options
+
+
+def seeing(adapter: Adapter, n: int, m: int, options: dict[str, Any]) -> Mask:
+    """The mask without the rows of queries that would see no key."""
+    empty = ~np.any(adapter.visible(n, m, options), -1, keepdims=True)
+    mask: Mask = options["mask"] | empty
+    return mask

@@ -1,0 +1,212 @@
+r"""Checks of dropout: which weights are kept, with what factor, and by what law.
+
+With values that are the rows of the identity outputs are the weights themselves, so that each call
+says which were kept. These are tested as independent and of probability 1 - p: counts of kept
+weights, and of pairs of which both or none are kept, are binomial, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import stats
+from ...attention import softmax_attention
+from ..candidate.adapter import Adapter
+from ..candidate.failures import Failure, Refusal
+from ..truth.reference import (
+    CONTRACT,
+    largest_exponent,
+    of_function,
+    pulled,
+    pulled_rounding,
+    reference,
+)
+from .combined import case_of, covering, in_time, levels, seeing
+from .identities import Trial, attends, check
+from .recovery import draws, record
+
+__all__: list[str] = []
+
+Floats = npt.NDArray[Any]
+Arrays = tuple[Floats, Floats, Floats]
+Options = dict[str, Any]
+
+_RATES = (0.5, 0.1, 0.75)
+_SHARE = 1 / 6  # of the seeds of a law, as each says much
+_SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}
+
+
+def _drops(adapter: Adapter) -> bool:
+    return attends(adapter) and adapter.can("dropout")
+
+
+def _shown(arrays: tuple[Floats, ...]) -> Arrays:
+    """The same queries and keys, of moderate weights, with values that show these."""
+    q, k, _ = arrays
+    m = k.shape[-2]
+    return q / 2, k / 2, np.broadcast_to(np.eye(m), (*k.shape[:-1], m)).copy()
+
+
+def _problem(t: Trial) -> Arrays:
+    """Past blocks of 128 keys, with heads in groups where they may be."""
+    n, m, d = t.fit(40, 144, 16)
+    if t.adapter["same_value_size"]:
+        n, m, d = t.fit(40, d, d)
+    lead, groups = t.adapter.lead(2, 4), 2 if t.adapter.grouped else None
+    return _shown(t.problem(n, m, d, lead=lead, groups=groups)[0])
+
+
+def _cases(t: Trial) -> Iterator[tuple[Arrays, Options]]:
+    """Any two of what else it takes, as far as time allows."""
+    uses = {name: x for name, x in levels(t.adapter).items() if name not in ("d_v", "lse")}
+    uses["n"] = (5, 1, 24)
+    uses["more"] = tuple(x for x in uses["more"] if 0 <= x < 100)
+    for case in in_time(t, covering(uses, t.rng, 2), _SECONDS[t.level], "uses"):
+        arrays, options = case_of(t, case | {"d_v": None})
+        n, m, d_v = arrays[0].shape[-2], arrays[1].shape[-2], arrays[2].shape[-1]
+        if "mask" in options and t.adapter["empty_rows"] != "zero":
+            options["mask"] = seeing(t.adapter, n, m, options)
+        if not (t.adapter["same_value_size"] and m != d_v):
+            yield _shown(arrays), t.adapter.settled | options
+
+
+def _calls(t: Trial, back: bool = False) -> Iterator[tuple[Arrays, Options, Options, Any]]:
+    """Each case with dropout, and what came; what is refused with dropout is said."""
+    refused: set[str] = set()
+    for i, (arrays, options) in enumerate(_cases(t)):
+        given = options | {"dropout": _RATES[i % len(_RATES)], "seed": t.new_seed()}
+        if back:
+            given["d_out"] = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
+        try:
+            found = t.call(*arrays, **given)
+        except Refusal:
+            if options == t.adapter.settled:
+                raise
+            t.since, refused = None, refused | {" and ".join(sorted(options))}
+            continue
+        yield arrays, options, given, found
+    if refused:
+        t.untried.append(f"with {', '.join(sorted(refused, key=len)[:3])}, which it refuses")
+
+
+class _Weights(NamedTuple):
+    """Weights without dropout, and what they may be off by, relatively."""
+
+    exact: Floats
+    error: float
+
+
+def _weights(t: Trial, arrays: Any, options: dict[str, Any]) -> _Weights:
+    exact = np.asarray(of_function(t.adapter, softmax_attention, arrays, options), float)
+    unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
+    return _Weights(exact, unit * (2 + largest_exponent(t.adapter, arrays, options)))
+
+
+def _kept(t: Trial, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
+    """Which weights were kept; all others are to be 0, and these w / (1 - p)."""
+    exact, allowed = weights
+    known = exact > t.adapter.least / t.adapter.eps
+    share = np.divide(out * (1 - rate), exact, out=np.zeros(out.shape), where=known)
+    kept = share > 0.5
+    error = np.abs(share - kept)
+    worst = np.unravel_index(int(np.argmax(error)), error.shape)
+    t.error = max(t.error or 0.0, float(error[worst]) / allowed)
+    if error[worst] > allowed or np.any(out[exact == 0]):
+        raise Failure(
+            f"weights that are dropped, or divided by {1 - rate:g}",
+            f"{share[worst]:.6g} times that at {tuple(int(i) for i in worst)}",
+        )
+    found: npt.NDArray[np.bool_] = kept
+    return found
+
+
+@check("exact", claim="weights that are kept are divided by 1 - p, all others 0", needs=_drops)
+def factors_of_dropout(t: Trial) -> None:
+    """In every use, the same twice at one seed; at p = 0 nothing is dropped."""
+    adapter, plain = t.adapter, t.adapter.settled
+    arrays, _ = t.problem(*t.fit(4, 6, 4))
+    got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())
+    t.equal(got, *reference(adapter, arrays, plain))
+    for arrays, options, given, first in _calls(t):
+        _kept(t, _weights(t, arrays, options), given["dropout"], first)
+        t.equal(t.call(*arrays, **given), first, 0.0)
+
+
+@check(
+    "exact",
+    claim="weights are kept with probability 1 - p, each independent of all others",
+    layer="law",
+    needs=_drops,
+)
+def law_of_dropout(t: Trial) -> None:
+    """Of all, of each weight, and of pairs: of heads, batches, queries, keys and seeds."""
+    plain = t.adapter.settled
+    for rate in _RATES:
+        arrays = _problem(t)
+        weights = _weights(t, arrays, plain)
+
+        def one(seed: int, arrays: Any = arrays, weights: Any = weights, p: float = rate) -> Floats:
+            return _kept(t, weights, p, t.call(*arrays, **plain, dropout=p, seed=seed))
+
+        kept = draws(t, one, _SHARE / len(_RATES)) > 0
+        n, m = kept.shape[-2:]
+        _independent(t, rate, kept, t.adapter.visible(n, m, plain))
+
+
+def _independent(t: Trial, rate: float, kept: npt.NDArray[np.bool_], seen: Any) -> None:
+    """Test indicators of shape (seeds, ..., n, m), of which those count that are seen."""
+    seen = np.broadcast_to(seen, kept.shape)
+    label = f"p = {rate:g}, "
+    count = int(np.sum(seen))
+    p = stats.binomial(int(np.sum(kept & seen)), count, 1 - rate)
+    record(t, f"{label}kept", p, count, stats.binomial, p=1 - rate)
+    each = np.sum(kept, 0)[seen[0]]
+    p = min(1.0, each.size * min(stats.binomial(int(x), len(kept), 1 - rate) for x in set(each)))
+    record(t, f"{label}each", p, len(kept), stats.binomial, tries=each.size, p=1 - rate)
+    same = rate**2 + (1 - rate) ** 2
+    for name, axis in (("seeds", 0), ("queries", -2), ("keys", -1)):
+        x, y = (np.moveaxis(z, axis, 0) for z in (kept, seen))
+        apart = []
+        for lag in (2**i for i in range(len(x).bit_length() - 1)):
+            first = np.arange(len(x) - lag)
+            for phase in (0, 1):  # of which all pairs are disjoint
+                i = first[first // lag % 2 == phase]
+                if len(i):
+                    apart.append((x[i] == x[i + lag])[y[i] & y[i + lag]])
+        _alike(t, f"{label}{name} apart by powers of two", apart, same)
+    heads = kept.reshape(len(kept), -1, *kept.shape[-2:])
+    own = seen.reshape(heads.shape)[:, 0]
+    pairs = combinations(range(heads.shape[1]), 2)
+    alike = [(heads[:, i] == heads[:, j])[own] for i, j in pairs]
+    if alike:
+        _alike(t, f"{label}heads", alike, same)
+
+
+def _alike(t: Trial, name: str, alike: list[npt.NDArray[np.bool_]], same: float) -> None:
+    """How many of the pairs have the same fate, the worst of several counts."""
+    tries = len(alike)
+    p = min(1.0, tries * min(stats.binomial(int(np.sum(x)), x.size, same) for x in alike))
+    n = min(x.size for x in alike)
+    record(t, name, p, n, stats.binomial, tries=tries, p=same)
+
+
+@check(
+    "exact",
+    claim="gradients have the dropout of the result",
+    needs=lambda adapter: _drops(adapter) and adapter.can("vjp"),
+)
+def gradients_of_dropout(t: Trial) -> None:
+    """The weights that were kept are seen in the result, and those of the formula."""
+    for arrays, options, given, found in _calls(t, back=True):
+        rate, d_out = given["dropout"], given["d_out"]
+        factors = _kept(t, _weights(t, arrays, options), rate, found[0]) / (1 - rate)
+        want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
+        most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))
+        names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in t.adapter.pulled(options)))
+        for name, x, y, allowed in zip(names, found, want, most, strict=True):
+            t.equal(x, y, allowed / (1 - rate if name == "out" else 1.0), name)

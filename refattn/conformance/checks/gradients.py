@@ -1,0 +1,426 @@
+"""Checks of gradients: pullbacks of queries, keys and values, by cotangents of the output.
+
+What comes is compared with the package's own pullback in extended precision, where the candidate
+can be compared number by number, and with difference quotients of its own results where it draws.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..candidate.adapter import Adapter
+from ..candidate.failures import Failure, Refusal
+from ..truth.reference import log_slopes, pulled, pulled_rounding, rounding
+from .combined import covering, levels, seeing, try_cases
+from .identities import Trial, attends, check, evaluated, stabilised
+from .uses import places
+
+__all__ = ["compare_gradients"]
+
+Floats = npt.NDArray[Any]
+
+NAMES = ("out", "dq", "dk", "dv")
+_SECONDS = {"quick": 20.0, "full": 80.0, "soak": 320.0}
+
+
+def _differentiated(adapter: Adapter) -> bool:
+    return attends(adapter) and adapter.can("vjp")
+
+
+def _compared(adapter: Adapter) -> bool:
+    return _differentiated(adapter) and evaluated(adapter)
+
+
+def _averaged(adapter: Adapter) -> bool:
+    """Whether its weights are known, or known to be positive."""
+    return _differentiated(adapter) and (evaluated(adapter) or not adapter.waves)
+
+
+def _drawn(t: Trial, given: dict[str, Any], samples: int = 4) -> dict[str, Any]:
+    """Options of a call: frequencies that are given to it, or a seed of which it draws."""
+    return t.adapter.settled | (given if evaluated(t.adapter) else t.options(samples))
+
+
+def _cotangent(t: Trial, arrays: tuple[Floats, ...]) -> Floats:
+    """Of the output: as many heads as queries have."""
+    q, _, v = arrays
+    return t.normal(*q.shape[:-1], v.shape[-1])
+
+
+def compare_gradients(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> None:
+    """Compare output and gradients with the reference, and say where they are wrong."""
+    memory = options.pop("memory", None)
+    options = t.adapter.settled | options
+    options.setdefault("d_out", _cotangent(t, arrays))
+    got = t.call(*arrays, **options, strict=True, memory=memory)
+    want, allowed = pulled(t.adapter, arrays, options)
+    t.hides(allowed[0], arrays[2])
+    names = (*NAMES, *(f"d_{name}" for name in t.adapter.pulled(options)))
+    for name, x, y, most in zip(names, got, want, allowed, strict=True):
+        try:
+            t.equal(x, y, most)
+        except Failure as failure:
+            if memory:
+                t.part = None  # which the script of one call would not repeat
+            wrong = np.abs(np.asarray(x, np.longdouble) - y) > most
+            n, m = (z.shape[-2] for z in arrays[:2])
+            raise Failure(
+                f"{name} {failure.expected}", f"{failure.got}; n = {n}, m = {m}: {places(wrong)}"
+            ) from None
+
+
+@check(claim="gradients are those of the formula", needs=_compared)
+def gradients(t: Trial) -> None:
+    """Without and with leading axes, of values of another length, and of no cotangent."""
+    for lead in ((), t.adapter.lead(2, 3), t.adapter.lead(1, 10)):
+        n, m, d = t.fit(4, 6, 4)
+        arrays, options = t.problem(n, m, d, 4, lead=lead)
+        compare_gradients(t, arrays, **options)
+    if not t.adapter["same_value_size"]:
+        arrays, options = t.problem(n, m, d, 4, d_v=7)
+        compare_gradients(t, arrays, **options)
+    nothing = 0 * _cotangent(t, arrays)
+    for x in t.call(*arrays, d_out=nothing, **t.adapter.settled, **options)[1:]:
+        t.equal(x, np.zeros(x.shape), 0.0)
+
+
+@check(claim="gradients are right in every use", needs=_compared)
+def gradients_together(t: Trial) -> None:
+    """Any two of: masks of every shape, causal, one query or many, grouped heads, more keys."""
+
+    def compare(arrays: tuple[Floats, ...], **options: Any) -> None:
+        if "mask" in options and t.adapter["empty_rows"] != "zero":
+            n, m = (x.shape[-2] for x in arrays[:2])
+            options["mask"] = seeing(t.adapter, n, m, options)
+        if options.get("return_lse"):
+            options["d_lse"] = t.normal(*arrays[0].shape[:-1])
+        compare_gradients(t, arrays, **options)
+
+    uses = levels(t.adapter)
+    if t.adapter["empty_rows"] != "zero":
+        uses["more"] = tuple(x for x in uses["more"] if x >= 0)
+    if not t.adapter.can("d_lse"):
+        uses.pop("lse", None)
+    try_cases(t, covering(uses, t.rng, 2), _SECONDS[t.level], compare)
+
+
+@check(
+    "exponential",
+    claim="gradients are right at large logits",
+    needs=lambda adapter: _compared(adapter) and stabilised(adapter),
+)
+def gradients_of_large_logits(t: Trial) -> None:
+    """Exponents of tens and of thousands, where most weights vanish."""
+    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    for size in (4.0, 10.0) if low else (4.0, 10.0, 40.0, 200.0):
+        arrays, options = t.problem(*t.fit(5, 6, 4), 4, size=size)
+        compare_gradients(t, arrays, **options)
+
+
+@check(
+    "feature-map",
+    claim="gradients are right where features are tiny or large",
+    needs=lambda adapter: _compared(adapter) and adapter["feature_map"] == "elu",
+)
+def gradients_of_extreme_features(t: Trial) -> None:
+    """Entries down to -20, where elu + 1 is e^-20 and so is its slope, and above 709."""
+    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    (q, k, v), _ = t.problem(*t.fit(4, 5, 3), 4)
+    for shift in (-2.0,) if low else (-4.0, -20.0):
+        tiny_q, tiny_k = (t.adapter.exact(shift - np.abs(x)) for x in (q, k))
+        compare_gradients(t, (tiny_q, tiny_k, v))
+        compare_gradients(t, (np.abs(q), tiny_k, v))
+    large = 20.0 if low else 800.0
+    compare_gradients(t, (t.adapter.exact(np.abs(q) + large), t.adapter.exact(k * large), v))
+
+
+class _Size(NamedTuple):
+    """Tokens, head sizes, heads and samples of a problem."""
+
+    n: int
+    m: int
+    d: int
+    d_v: int
+    heads: tuple[int, ...] = ()
+    samples: int = 9
+    groups: int | None = None
+
+    def fitted(self, t: Trial) -> _Size:
+        """As much of it as the candidate takes."""
+        n, m, d = t.fit(self.n, self.m, self.d)
+        samples = self.samples if t.adapter.has("any-size") else min(self.samples, n, m)
+        d_v = d if t.adapter["same_value_size"] else self.d_v
+        groups = self.groups if t.adapter.grouped else None
+        return _Size(n, m, d, d_v, t.adapter.lead(*self.heads), samples, groups)
+
+    def problem(self, t: Trial, size: float = 1.0) -> tuple[tuple[Floats, ...], dict[str, Any]]:
+        """Random inputs."""
+        named: Any = {"lead": self.heads, "d_v": self.d_v, "groups": self.groups}
+        return t.problem(self.n, self.m, self.d, self.samples, size=size, **named)
+
+
+_SIZES = (
+    _Size(17, 33, 3, 5),
+    _Size(129, 130, 8, 9),
+    _Size(65, 65, 40, 70, samples=100),
+    _Size(33, 30, 80, 130, heads=(1, 2)),
+    _Size(129, 129, 4, 5, heads=(2, 2), groups=1),
+    _Size(257, 257, 8, 9),
+    _Size(513, 1025, 8, 9),
+    _Size(1025, 1025, 8, 9),
+)
+
+
+@check(claim="gradients are right at ragged ends of blocks", needs=_compared)
+def gradients_of_many_tokens(t: Trial) -> None:
+    """Past powers of two by one, in all sizes and causal too, as far as time allows."""
+    end, rate = time.monotonic() + _SECONDS[t.level], 0.0
+    plain = not t.adapter["causal_only"]
+    causal = t.adapter.can("causal") and not t.adapter.has("proposals")
+    ways: list[dict[str, Any]] = [{}] * plain + [{"causal": True}] * causal
+    if t.adapter.can("window"):
+        ways.append({"window": (40, 3)})
+    for each in _SIZES:
+        size = each._replace(m=max(each.m, each.n) if causal else each.m).fitted(t)
+        pairs = size.n * size.m * math.prod(size.heads)
+        for options in ways:
+            began = time.monotonic()
+            if began + rate * pairs > end:
+                t.untried.append(f"{size.n} queries and more, for want of time")
+                return
+            arrays, given = size.problem(t)
+            compare_gradients(t, arrays, **given, **options)
+            rate = (time.monotonic() - began) / pairs
+
+
+@check(
+    claim="gradients do not depend on the layout of arrays in memory",
+    needs=lambda adapter: _compared(adapter) and adapter["library"] in ("numpy", "torch"),
+)
+def gradients_of_layouts(t: Trial) -> None:
+    """Transposed, sliced and with heads inside, all alike and each alone; one cotangent for all."""
+    arrays, given = t.problem(*t.fit(5, 6, 4), 4, lead=t.adapter.lead(2, 3))
+    held = [name for name, x in given.items() if isinstance(x, np.ndarray)]
+    names = [*t.adapter.record.arrays, *held, "d_out"]
+    backwards = ["reversed"] if t.adapter["library"] == "numpy" else []
+    for layout in ("transposed", "sliced", "heads inside", *backwards):
+        for some in (names, *([name] for name in names)):
+            compare_gradients(t, arrays, **given, memory=dict.fromkeys(some, layout))
+    ones = np.ones_like(_cotangent(t, arrays))  # that of a plain sum
+    compare_gradients(t, arrays, **given, d_out=ones, memory={"d_out": "expanded"})
+
+
+@check(claim="gradients are the same at every call", needs=_compared)
+def gradients_again(t: Trial) -> None:
+    """In many calls; torch: twice through one graph, with a call between, one input at a time."""
+    arrays, given = t.problem(*t.fit(4, 6, 4), 4)
+    ways = ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ()
+    for way in ways:
+        compare_gradients(t, arrays, **given, autograd=way)
+    for _ in range(20):
+        try:
+            compare_gradients(t, arrays, **given)
+        except Failure:
+            t.part = None  # one call may be right
+            raise
+
+
+def _hides(adapter: Adapter) -> bool:
+    """Whether something is not seen by some query."""
+    causal = adapter.can("causal") and not adapter.has("proposals")
+    separate = adapter.has("separate") and not adapter.has("proposals")
+    return _differentiated(adapter) and (causal or separate or adapter.can("mask"))
+
+
+@check(claim="what a query does not see takes no gradient", needs=_hides)
+def gradients_of_hidden(t: Trial) -> None:
+    """Masked keys, future keys, and queries whose output has no cotangent.
+
+    But for rounding: a maximum over all keys may be differentiated, and cancel.
+    """
+    n, m, d = t.fit(5, 7, 4)
+    arrays, given = t.problem(n, m, d, 4)
+    options = _drawn(t, given)
+    d_out = _cotangent(t, arrays)
+    most = pulled_rounding(t.adapter, arrays, options, d_out)
+    if t.adapter.can("mask"):
+        mask = np.ones((n, m), dtype=bool)
+        mask[:, 2] = False
+        found = t.call(*arrays, d_out=d_out, mask=mask, **options)
+        _nothing(t, found, np.arange(m) == 2, most)
+    if t.adapter.can("causal") and not t.adapter.has("proposals"):
+        first = d_out.copy()
+        first[1:] = 0.0  # the first query sees the keys up to m - n, or one
+        seen = 1 if t.adapter["causal"] == "top-left" else m - n + 1
+        found = t.call(*arrays, d_out=first, **options | {"causal": True})
+        _nothing(t, found, np.arange(m) >= seen, most)
+    if t.adapter.has("separate") and not t.adapter.has("proposals"):
+        one = d_out.copy()
+        one[[0, -1]] = 0.0
+        found = t.call(*arrays, d_out=one, **options)
+        t.equal(found[1][[0, -1]], np.zeros((2, d)), most[1])
+
+
+@check(
+    claim="NaN and infinity in what is masked have no effect on gradients",
+    needs=lambda adapter: (
+        _differentiated(adapter) and adapter.can("mask") and adapter["hidden"] == "any"
+    ),
+)
+def gradients_of_hidden_nonsense(t: Trial) -> None:
+    """In hidden keys and hidden values."""
+    n, m, d = t.fit(5, 7, 4)
+    (q, k, v), given = t.problem(n, m, d, 4)
+    options = _drawn(t, given)
+    options |= {"d_out": _cotangent(t, (q, k, v)), "mask": np.arange(m) != 2}
+    given = {name: x for name, x in options.items() if name != "d_out"}
+    most = pulled_rounding(t.adapter, (q, k, v), given, options["d_out"])
+    found = t.call(q, k, v, **options)
+    k, v = k.copy(), v.copy()
+    k[2], v[2] = np.nan, np.inf
+    again = t.call(q, k, v, **options)
+    for name, x, y, allowed in zip(NAMES, again, found, most, strict=True):
+        t.equal(x, y, 2 * allowed, name)
+
+
+def _nothing(t: Trial, found: Any, hidden: Floats, most: tuple[float, ...]) -> None:
+    """Keys and values that are hidden take nothing."""
+    for part in (2, 3):
+        x = found[part][hidden]
+        t.equal(x, np.zeros(x.shape), most[part])
+
+
+@check("mean", "positive", claim="gradients are those of a mean", needs=_averaged)
+def gradients_of_means(t: Trial) -> None:
+    """Of equal values queries and keys take none, and values take all that the output gives.
+
+    In exact attention, which does not change when all keys move alike or queries grow as keys
+    shrink, cotangents of keys sum to 0, and q . dq and k . dk to the same.
+    """
+    _averages(t, 1.0)
+    if stabilised(t.adapter) and t.adapter["dtype"] not in ("float16", "bfloat16"):
+        _averages(t, 10.0)
+
+
+def _averages(t: Trial, size: float) -> None:
+    """The same for queries and keys of a size."""
+    n, m, d = t.fit(5, 7, 4)
+    arrays, given = t.problem(n, m, d, 4, size=size)
+    options = _drawn(t, given)
+    d_out = _cotangent(t, arrays)
+    named = options | {"d_out": d_out}
+    q, k = (np.asarray(x, np.longdouble) for x in arrays[:2])
+    most = pulled_rounding(t.adapter, arrays, options, d_out)
+    _, dq, dk, dv = t.call(*arrays, **named)
+    t.equal(dv.sum(-2), d_out.sum(-2), m * most[3], "a sum of dv")
+    if t.adapter.has("exact"):
+        t.equal(dk.sum(-2), np.zeros(d), m * most[2], "a sum of dk")
+        both = n * d * most[1] * np.max(np.abs(q)) + m * d * most[2] * np.max(np.abs(k))
+        t.equal(np.sum(k * dk), np.sum(q * dq), both, "k . dk, in all,")
+    same = (*arrays[:2], np.repeat(arrays[2][:1], m, 0))
+    found = t.call(*same, **named)
+    for i in (1, 2):
+        t.equal(found[i], np.zeros_like(found[i]), most[i], NAMES[i])
+
+
+@check(claim="gradients are linear in the cotangent", needs=_differentiated)
+def gradients_are_linear(t: Trial) -> None:
+    """Twice a cotangent takes twice as much, and exactly so."""
+    arrays, given = t.problem(*t.fit(4, 6, 4), 4)
+    options = _drawn(t, given)
+    d_out = _cotangent(t, arrays)
+    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    once = t.call(*arrays, d_out=d_out, **options)
+    for factor in (4.0, 2.0**-6) if low else (4.0, 2.0**-6, 2.0**24, 2.0**-24):
+        other = t.call(*arrays, d_out=factor * d_out, **options)
+        for name, x, y in zip(NAMES[1:], once[1:], other[1:], strict=True):
+            t.equal(y / factor, x, 8 * t.adapter.eps * float(np.max(np.abs(x), initial=0)), name)
+
+
+def _sloped(adapter: Adapter) -> bool:
+    return _differentiated(adapter) and adapter.eps < 1e-4
+
+
+def _moves(adapter: Adapter) -> str:
+    """Of what slopes can be told from quotients: of values always, as results are linear in them.
+
+    Of queries and keys where weights are positive and what is drawn at one seed does not move.
+    """
+    fixed = evaluated(adapter) or (adapter.has("common") and not adapter.has("proposals"))
+    positive = not evaluated(adapter) if adapter.waves else adapter.has("mean", "positive")
+    return "qkv" if fixed and positive else "v"
+
+
+@check(claim="gradients are the slopes of its own results", needs=_sloped)
+def gradients_are_slopes(t: Trial) -> None:
+    """Difference quotients along random ways, of what it computes at one seed, in each use."""
+    adapter, plain = t.adapter, t.adapter.settled
+    if _moves(adapter) == "v":
+        t.untried.append("queries and keys, without frequencies that are given")
+    causal = adapter.can("causal") and not adapter.has("proposals")
+    few, many = _Size(4, 6, 4, 4, samples=4), _Size(40, 70, 4, 4)
+    n, m, *_ = few.fitted(t)
+    seen = np.ones((n, m), dtype=bool)
+    seen[0, 1:] = seen[-1, :-1] = False
+    uses: list[tuple[_Size, dict[str, Any]]] = [
+        (few, plain),
+        (few._replace(d_v=7, heads=(2, 3)), plain),
+        (few._replace(n=1, samples=20), plain),
+        (many, plain),
+    ]
+    if causal:
+        uses += [(few, {"causal": True}), (many, {"causal": True})]
+    if adapter.can("mask"):
+        uses.append((few, plain | {"mask": seen}))
+        if causal:
+            uses.append((few, {"causal": True, "mask": seen}))
+    if adapter.grouped:
+        uses.append((few._replace(heads=(4,), groups=2), plain))
+    for each, use in uses:
+        size = each.fitted(t)
+        (q, k, v), given = size.problem(t, 0.5)
+        if "mask" in use and adapter["empty_rows"] != "zero":
+            use = use | {"mask": seeing(adapter, size.n, size.m, use)}
+        if adapter.has("feature-map"):  # whose slopes are not continuous at 0
+            q, k = (adapter.exact(x + np.where(x < 0, -0.25, 0.25)) for x in (q, k))
+        try:
+            _slopes(t, (q, k, v), _drawn(t, given, size.samples) | use)
+        except Refusal:
+            if not {"mask", "causal"} <= set(use):
+                raise
+            t.since = None
+
+
+def _slopes(t: Trial, arrays: tuple[Floats, ...], options: dict[str, Any]) -> None:
+    r"""Compare gradients with quotients of the fourth order, along one way of q, k and v each.
+
+    Where log weights move by at most L to a unit of the way, a mean f of values is analytic where
+    :math:`|L \Im t| < \pi/2`, and there at most 1 / cos(L Im t) of the largest value, so that
+    :math:`|f^{(5)}| \le 120 L^5 / \cos 1` of it. With steps h the error is h^4 / 30 of this, and
+    3/2 of that of results over h.
+    """
+    d_out, root = _cotangent(t, arrays), arrays[0].shape[-1] ** 0.5
+    d_out[..., :-4, :] = 0.0  # of many queries: sums of many errors may be as large as slopes
+    found = t.call(*arrays, d_out=d_out, **options)
+    off, size = rounding(t.adapter, arrays, options), float(np.max(np.abs(arrays[2])))
+    steepest = root * (1 / root + sum(log_slopes(t.adapter, arrays, options)))
+    step = 2.0 ** math.floor(math.log2((off / size / 20) ** 0.2 / steepest))
+    quotient = 1.5 * off / step + 4 / math.cos(1) * step**4 * steepest**5 * size
+    for i, name in enumerate("qkv"):
+        if name not in _moves(t.adapter):
+            continue
+        way = t.rng.choice([-1.0, 1.0], arrays[i].shape)
+        total = 0.0
+        for far, weight in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
+            moved = list(arrays)
+            moved[i] = t.adapter.exact(arrays[i] + far * step * way)
+            total += weight * float(np.sum(t.call(*moved, **options) * d_out))
+        want = np.asarray(total / (12 * step))
+        got = np.asarray(np.sum(found[i + 1] * way))
+        allowed = quotient * float(np.sum(np.abs(d_out)))
+        t.equal(got, want, allowed, f"a slope along {name} of")

@@ -1,0 +1,431 @@
+r"""Checks of the laws of randomized attention and of LARA, whose frequencies depend on the inputs.
+
+One sample of randomized attention, and one proposal of LARA, give their frequency: keys weigh
+:math:`\xi(k, \omega) = e^{\omega \cdot k - |k|^2/2}`, so that ratios of weights determine it.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+from scipy import stats as laws
+
+from ... import stats
+from ..candidate.failures import Failure
+from ..truth.reference import tolerance
+from .identities import Trial, check
+from .recovery import draws, frequency, normal, precise, record, recovery_error, told
+
+__all__: list[str] = []
+
+Floats = npt.NDArray[Any]
+
+
+def _target(t: Trial, d: int) -> tuple[Floats, Floats, Floats]:
+    """A query, keys in general position and their weights, in kernel coordinates."""
+    q = t.normal(d)
+    q[-1] = 0.0
+    keys = np.concatenate([np.zeros((1, d)), 2 * np.eye(d)]) + t.normal(d, size=0.3)
+    keys[:, -1] += 1.75 * (-1.0) ** np.arange(d + 1)  # two groups far apart, of similar weights
+    root = t.adapter.root(d)
+    q, keys = (root * t.adapter.exact(z / root) for z in (q, keys))
+    return q, keys, special.softmax(keys @ q)
+
+
+@check(
+    "target",
+    claim="frequencies of a query are drawn from its target, one mixture of Gaussians",
+    layer="law",
+    needs=told,
+)
+def target_law(t: Trial) -> None:
+    """Frequencies recovered from single samples of the second of three queries, d = 4.
+
+    With fewer seeds of the last of six queries of the last head, d = 8.
+    """
+    _target_law(t, 4, (), 3, 1, 1.0)
+    _target_law(t, 8, t.adapter.lead(2, 2), 6, 5, 0.5)
+
+
+@check(
+    "target",
+    claim="frequencies are drawn from the target over the keys that a mask leaves",
+    layer="law",
+    needs=lambda adapter: told(adapter) and adapter.can("mask"),
+)
+def masked_target_law(t: Trial) -> None:
+    """The same with a key of large weight masked."""
+    _target_law(t, 4, (), 3, 1, 0.5, hide="mask")
+
+
+@check(
+    "target",
+    claim="frequencies are drawn from the target over the keys that are not in the future",
+    layer="law",
+    needs=lambda adapter: told(adapter) and adapter.can("causal"),
+)
+def causal_target_law(t: Trial) -> None:
+    """The same for the last query but one, causal, the last key having a large weight."""
+    _target_law(t, 4, (), 6, 4, 0.5, hide="causal")
+
+
+def _target_law(
+    t: Trial,
+    d: int,
+    lead: tuple[int, ...],
+    n: int,
+    query: int,
+    share: float,
+    hide: str | None = None,
+) -> None:
+    q, keys, weight = _target(t, d)
+    root = t.adapter.root(d)
+    queries, shown = t.normal(*lead, n, d), t.normal(*lead, d + 1, d)
+    last = (-1,) * len(lead)
+    queries[(*last, query)], shown[last] = q, keys
+    options: dict[str, Any] = {}
+    if hide is not None:
+        shown = np.concatenate([shown, (2 * q)[None]])
+        seen = np.broadcast_to(np.arange(d + 2) <= d, (n, d + 2)).copy()
+        options = {"mask": seen} if hide == "mask" else {"causal": True}
+    values = np.broadcast_to(np.eye(shown.shape[-2]), (*lead, *[shown.shape[-2]] * 2))
+
+    def one(seed: int) -> Floats:
+        given = {**t.adapter.record.sized(1), "seed": seed, **options}
+        out = t.call(queries / root, shown / root, values, **given)
+        return frequency(out[(*last, query)][: d + 1], keys)
+
+    omega = draws(t, one, share)
+    # One coordinate's map to a normal number has slope at most 1 (Jensen, since the normal density
+    # is a concave function of the distribution function); the weights of the others add to it.
+    size = math.sqrt(d) + 6 + float(np.max(np.linalg.norm(q + keys, axis=-1)))
+    spread = float(np.linalg.norm(np.linalg.inv(keys[1:] - keys[0]), 2))
+    far = float(np.max(np.abs(keys[:, None] - keys)))
+    error = 64 * t.adapter.eps * (1 + size * float(np.max(np.abs(keys))) * d) * spread * (1 + far)
+    normal(t, _rosenblatt(omega, q + keys, weight), error, f"d = {d}, ")
+
+
+def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
+    """Turn draws from the mixture of N(centre_j, I) into iid N(0, I) rows.
+
+    U_i is the distribution function of coordinate i given those before it (Rosenblatt, 1952).
+    """
+    log_r = np.broadcast_to(np.log(weight), (len(omega), len(weight)))
+    found = []
+    for i in range(omega.shape[-1]):
+        z = omega[:, i, None] - centres[:, i]
+        log_r = log_r - special.logsumexp(log_r, -1, keepdims=True)
+        # Both tails in the log domain, or far coordinates are lost to rounding.
+        low = special.logsumexp(log_r + special.log_ndtr(z), -1)
+        high = special.logsumexp(log_r + special.log_ndtr(-z), -1)
+        found.append(np.where(low < high, special.ndtri_exp(low), -special.ndtri_exp(high)))
+        log_r = log_r - z * z / 2
+    return np.stack(found, -1)
+
+
+@check(
+    "target",
+    claim="each sample chooses its key anew, light ones too",
+    layer="law",
+    needs=precise,
+)
+def choices(t: Trial) -> None:
+    """How many of 16 samples choose one of a thousand light keys: a binomial law.
+
+    A heavy key comes before them, and one that is never chosen after, far from them all, so that
+    the result is the fraction of samples that chose a light one.
+    """
+    d, samples, light, far = 2, 16, 1000, 14.0
+    sized = t.adapter.record.sized(samples)
+    root = t.adapter.root(d)
+    heavy = [math.log(0.9 / 0.1 * light), far]
+    keys = np.concatenate([[heavy], np.tile([[0.0, -far]], (light, 1)), [[-30.0, 0.0]]])
+    q, keys = (t.adapter.exact(x / root) for x in (np.array([[1.0, 0.0]]), keys))
+    weight = special.softmax(root * root * (keys @ q[0]))
+    values = np.ones((light + 2, 1))
+    values[[0, -1]] = 0.0
+    share = float(weight @ values[:, 0])
+
+    def one(seed: int) -> Floats:
+        return np.asarray(samples * t.call(q, keys, values, **sized, seed=seed)[0, 0])
+
+    found = draws(t, one)
+    counts = np.round(found)
+    if np.max(np.abs(found - counts)) > 0.01:
+        raise Failure("whole numbers of samples", f"{found[np.argmax(np.abs(found - counts))]:.4g}")
+    n = len(counts)
+    law = laws.binom(samples, share)
+    below, at = law.cdf(counts - 1), law.pmf(counts)
+    uniform = np.clip(below + t.rng.random(n) * at, 0.0, 1.0)  # exactly so if counts are binomial
+    record(t, "counts", stats.ks(uniform, lambda u: u), n, stats.ks)
+    p = stats.binomial(int(np.sum(counts)), n * samples, share)
+    record(t, "share", p, n * samples, stats.binomial, p=share)
+
+
+@check("target", claim="the mean over seeds is exact attention", layer="bound", needs=precise)
+def unbiased(t: Trial) -> None:
+    """Weights of three keys, bounded and of known mean, at S = 16 (betting)."""
+    d, m, root = 4, 6, t.adapter.root(4)
+    q, k = (t.normal(count, d, size=1 / root) for count in (3, m))
+    k = t.adapter.exact(k + q[1] * (np.arange(m) < 2)[:, None])
+    want = special.softmax((root * root) * (q @ k.T), -1)
+    values, sized = np.eye(m), t.adapter.record.sized(16)
+    found = draws(t, lambda seed: t.call(q, k, values, **sized, seed=seed)[1])
+    n = len(found)
+    allowed = 2 * tolerance(t.adapter, (q, k, values), {})
+    if np.any((found < -allowed) | (found > 1 + allowed)):
+        raise Failure("weights between 0 and 1", f"{np.min(found):.3g} to {np.max(found):.3g}")
+    for j in range(3):
+        x = np.clip(found[:, j], 0.0, 1.0)
+        mean = float(want[1, j])
+        record(t, f"weight of key {j}, bets", stats.betting(x, mean), n, None)
+        p = stats.empirical_bernstein(x, mean)
+        test = stats.empirical_bernstein  # bets have no proven power
+        record(t, f"weight of key {j}", p, n, test, variance=mean * (1 - mean))
+
+
+@check(
+    "target",
+    claim="with two samples the result is the mean of two different results",
+    draws=True,
+    needs=lambda adapter: precise(adapter),
+)
+def mean_of_samples(t: Trial) -> None:
+    r"""Both samples recovered from the weights of five keys j c e_0, at S = 2.
+
+    Weights times e^{|k|^2/2} are A_1 a_1^j + A_2 a_2^j with a_s = e^{c omega_s}, and the mean of
+    two ratios has A_s = 1 / (2 sum_j xi(k_j, omega_s)) (Prony's method).
+    """
+    d, c, root = 3, 1.0, t.adapter.root(3)
+    line = np.zeros((5, d))
+    line[:, 0] = c * np.arange(5)
+    square = np.exp(np.asarray(line[:, 0], np.longdouble) ** 2 / 2)
+    q, sized = np.zeros((2, d)), t.adapter.record.sized(2)
+    start = t.new_seed()
+
+    def shares(out: Floats) -> tuple[Floats, float]:
+        """A_s times twice the normaliser, 1 each, and how far apart the frequencies are."""
+        m = out * square
+        pivot = m[0] * m[2] - m[1] ** 2
+        total, product = (m[0] * m[3] - m[1] * m[2]) / pivot, (m[1] * m[3] - m[2] ** 2) / pivot
+        gap = np.sqrt(max(total * total - 4 * product, 0.0))
+        larger = (total + gap) / 2
+        nodes = np.array([larger, product / larger])  # without cancellation
+        weight = (m[1] - nodes[::-1] * m[0]) / (nodes - nodes[::-1])
+        return 2 * weight * (nodes[:, None] ** np.arange(5) @ (1 / square)), float(gap / abs(total))
+
+    best: tuple[float, int] = (-1.0, start)
+    bend = 0.0
+    for seed in range(start, start + 16):
+        out = t.call(q, line / root, np.eye(5), **sized, seed=seed)[1]
+        curved = math.log(max(out[0] * out[2] / out[1] ** 2, 1e-300)) + c * c
+        bend = max(bend, abs(curved))
+        with np.errstate(all="ignore"):
+            try:
+                best = max(best, (shares(out)[1], seed))
+            except np.linalg.LinAlgError:
+                continue
+    if not bend > 1e3 * t.adapter.eps:  # by chance only if 16 pairs all lie within 1e-2
+        raise Failure("the mean of two different samples", "the result of a single one")
+    out = t.call(q, line / root, np.eye(5), **sized, seed=best[1])[1]
+    found = shares(out)[0]
+    allowed = 0.0
+    unit = recovery_error(t, d, 4 * c) * 4 * c  # of the output of the longest key
+    for j in range(5):  # to first order, by how much each output's rounding moves the shares
+        moved = out.copy()
+        moved[j] *= 1 + unit
+        allowed += float(np.max(np.abs(shares(moved)[0] - found)))
+    t.case = None
+    t.equal(found, np.ones(2), allowed)
+
+
+@check(
+    "target",
+    claim="the result has the law of a mean of independent samples",
+    layer="bound",
+    needs=precise,
+)
+def sample_average(t: Trial) -> None:
+    """Weights of two of twelve keys at S = 16 and 64 against the package's own (DKWM)."""
+    d, m, many, root = 4, 12, min(10 * t.size, 20_000), t.adapter.root(4)
+    q, k = (t.normal(count, d, size=1 / root) for count in (2, m))
+    k[-1] = 1.2 * q[-1]  # the last key matters
+    k, values = t.adapter.exact(k), np.eye(m)[:, [0, -1]]
+    for samples in (16, 64):
+        sized = t.adapter.record.sized(samples)
+
+        def one(seed: int, sized: dict[str, Any] = sized) -> Floats:
+            return np.asarray(t.call(q, k, values, **sized, seed=seed)[-1])
+
+        found = draws(t, one, 0.5)
+        queries = np.broadcast_to(q[-1:], (many, 1, d))
+        own = t.adapter.record.fn(queries, k, values, **sized, scale=root * root, rng=t.rng)[:, 0]
+        for j, key in enumerate(("first", "last")):
+            p = stats.dkwm_two_sample(found[:, j], own[:, j])
+            name, test = f"S = {samples}, weight of the {key} key", stats.dkwm_two_sample
+            record(t, name, p, len(found), test, reference=many)
+
+
+@check(
+    "target",
+    claim="queries and heads draw frequencies of their own",
+    draws=True,
+    # Halves may be equal by chance. Of what is only causal queries are asked one by one.
+    needs=lambda adapter: adapter.eps < 1e-4 and not adapter["causal_only"],
+)
+def draws_apart(t: Trial) -> None:
+    """Equal queries, heads and members of a batch get different results.
+
+    There are more queries than keys: some share a component, and would share a result if they
+    shared the noise about it. Keys are small, so that no weight is 1 but for rounding.
+    """
+    lead = t.adapter.lead(2, 2)
+    (q, k, v), _ = t.problem(1, 3, 3, size=0.5)
+    q, k, v = (np.broadcast_to(x, (*lead, *x.shape)).copy() for x in (np.repeat(q, 4, 0), k, v))
+    out = t.call(q, k, v, **t.options(1)).reshape(-1, 3)
+    for first, second in combinations(out, 2):
+        if np.array_equal(first, second):
+            raise Failure("different draws for equal queries and heads", "the same")
+    t.error = 0.0
+
+
+@check(
+    "proposals",
+    claim="with one proposal the frequency is Gaussian about a centre, with covariance I",
+    layer="law",
+    needs=lambda adapter: precise(adapter),
+)
+def proposal_noise(t: Trial) -> None:
+    """Differences of frequencies recovered at C = 1 from successive seeds.
+
+    Queries are equal and keys almost, so that a centre made of them, be it of a random one, is
+    the same to within the distance of keys.
+    """
+    d, root = 4, t.adapter.root(4)
+    c = 1e-3 if t.adapter["dtype"] == "float64" else 0.03
+    keys = np.concatenate([np.zeros((1, d)), c * np.eye(d)])
+    q = np.broadcast_to(t.normal(1, d, size=0.5 / root), (d + 1, d))
+
+    def one(seed: int) -> Floats:
+        out = t.call(q, keys / root, np.eye(d + 1), **t.adapter.record.sized(1), seed=seed)[0]
+        return frequency(out, keys)
+
+    omega = draws(t, one)
+    omega = omega[: len(omega) // 2 * 2]
+    error = 2 * c + 2 * recovery_error(t, d, c)
+    normal(t, (omega[::2] - omega[1::2]) / math.sqrt(2), error)
+
+
+def _two_exponentials(m: Floats) -> tuple[Floats, Floats]:
+    """Nodes x and weights of rows m_i = w_0 x_0^i + w_1 x_1^i (Prony's method).
+
+    In rationals: the numbers of a row may differ by many orders, and a solution in floats is off by
+    roundings of the largest.
+    """
+    rows = [[Fraction(float(x)) for x in row] for row in m]
+    terms = [(y, -x, z) for row in rows for x, y, z in zip(row, row[1:], row[2:], strict=False)]
+    xx, xy, yy, xz, yz = (
+        sum((t[i] * t[j] for t in terms), Fraction(0))
+        for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2))
+    )
+    det = xx * yy - xy * xy
+    total, product = (xz * yy - yz * xy) / det, (xx * yz - xy * xz) / det
+    gap = Fraction(math.sqrt(max(total * total - 4 * product, Fraction(0))))
+    first = (total + gap) / 2
+    nodes = first, product / first
+    weights = [
+        [(y - nodes[1] * x) / (nodes[0] - nodes[1]), (nodes[0] * x - y) / (nodes[0] - nodes[1])]
+        for x, y, *_ in rows
+    ]
+    return np.array(nodes, float), np.array(weights, float)
+
+
+@check(
+    "proposals",
+    claim="two proposals are weighed by their features of the query",
+    draws=True,
+    needs=lambda adapter: (
+        precise(adapter)
+        and adapter["weighting"] in ("balance", "own")
+        and not adapter["causal_only"]  # of which queries are asked one by one
+    ),
+)
+def two_proposals(t: Trial) -> None:
+    """Both frequencies along an axis recovered at C = 2 from the weights of five keys on it.
+
+    Two queries that differ by b e_0 weigh the proposals differently by e^{b (omega_1 - omega_2)}
+    along the axis, whatever the centres are and whether weights are balanced or own.
+    """
+    d, c, b, root = 3, 1.0, 0.5, t.adapter.root(3)
+    line = np.zeros((5, d))
+    line[:, 0] = c * (np.arange(5) - 2)
+    square = np.exp(line[:, 0] ** 2 / 2)
+    q = np.zeros((5, d))
+    q[1, 0] = b
+
+    def mixture(out: Floats) -> tuple[Floats, Floats]:
+        """Nodes e^{c omega} and log ratios of the weights at both queries."""
+        nodes, weights = _two_exponentials(out[:2] * square)
+        return nodes, np.log(weights[:, 0] / weights[:, 1])
+
+    def excess(out: Floats) -> float:
+        nodes, ratio = mixture(out)
+        return float(ratio[1] - ratio[0] - b * math.log(nodes[0] / nodes[1]) / c)
+
+    def gap(out: Floats) -> float:
+        with np.errstate(all="ignore"):
+            try:
+                nodes, ratio = mixture(out)
+                known = bool(np.all(nodes > 0) and np.all(np.isfinite(ratio)))
+                return float((nodes[0] - nodes[1]) / nodes[0]) if known else -1.0
+            except (ArithmeticError, ValueError):  # they are not two, or not numbers
+                return -1.0
+
+    start, sized = t.new_seed(), t.adapter.record.sized(2)
+    outs = [
+        t.call(q / root, line / root, np.eye(5), **sized, seed=seed)
+        for seed in range(start, start + 16)
+    ]
+    out = max(outs, key=gap)
+    if gap(out) < 1e-2:
+        raise Failure("the results of two proposals", "those of a single one")
+    allowed = 0.0
+    unit = recovery_error(t, d, 2 * c) * 2 * c  # of the output of the longest key
+    for i in np.ndindex(2, 5):  # to first order, by how much each output's rounding moves it
+        moved = out.copy()
+        moved[i] *= 1 + unit
+        allowed += abs(excess(moved) - excess(out))
+    t.case = None
+    t.equal(np.array(excess(out)), np.zeros(()), allowed)
+
+
+@check(
+    "proposals",
+    claim="weights of keys have the law they have with chunks of the sequence as proposals",
+    layer="bound",
+    needs=lambda adapter: (
+        precise(adapter) and adapter["centres"] == "chunks" and adapter["multiple_of"] == 1
+    ),
+)
+def proposal_average(t: Trial) -> None:
+    """Weights at C = 3 against the distribution of the package's own (DKWM)."""
+    d, m, many, root = 4, 6, min(25 * t.size, 100_000), t.adapter.root(4)
+    q, k = (t.normal(m, d, size=1 / root) for _ in range(2))
+    sized = t.adapter.record.sized(3)
+    found = draws(t, lambda seed: t.call(q, k, np.eye(m), **sized, seed=seed)[1])
+    own = t.adapter.record.fn(
+        *(np.broadcast_to(q, (many, m, d)), k, np.eye(m)),
+        **sized,
+        weighting=t.adapter["weighting"],
+        scale=root * root,
+        rng=t.rng,
+    )[:, 1]
+    for j in range(3):
+        p = stats.dkwm_two_sample(found[:, j], own[:, j])
+        record(t, f"weight of key {j}", p, len(found), stats.dkwm_two_sample, reference=many)

@@ -1,0 +1,551 @@
+"""What a candidate is compared with, and how far from it an honest evaluation may be."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import features, kernels, naive
+from ...arrays.blocks import sum_to
+from ...attention import attend, softmax_attention
+from ...gradients.rules import vjp
+from ..candidate.adapter import Adapter, drawn
+from ..candidate.limits import copies, in_place, repeated
+from .solves import condition_of_solve
+
+__all__ = [
+    "CONTRACT",
+    "FEATURE_MAPS",
+    "black_box",
+    "declared",
+    "engine",
+    "in_pairs",
+    "largest_exponent",
+    "log_slopes",
+    "of_function",
+    "of_rows",
+    "pulled",
+    "pulled_rounding",
+    "reference",
+    "rounding",
+    "terms",
+    "tolerance",
+]
+
+Floats = npt.NDArray[Any]
+
+# In error <= C eps (1 + largest exponent). Evaluations that round every operation and add in turn
+# stay below a tenth of it on sums of a few terms (tests/test_conformance.py); the rest is for long
+# sums, which are not checked in the halves.
+CONTRACT = {"float64": 4.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+
+_LEAST = {"float16": 2.0**-24}  # numbers that ordinary estimates may be below
+
+
+def reference(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """What the estimator gives in extended precision, and how far from it a candidate may be."""
+    if adapter.has("rows"):
+        return of_rows(adapter, np.asarray(arrays[0], np.longdouble))
+    want = _formula(adapter, arrays, options)
+    return want, tolerance(adapter, arrays, options, want)
+
+
+def engine(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Any:
+    """What the registered function gives in float64, at sizes that the formula is too slow for."""
+    return _evaluate(adapter, adapter.record.fn, arrays, options, np.float64)
+
+
+def in_pairs(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> Floats | None:
+    """The exact result to more digits than float64 has, where the estimator is there in pairs."""
+    function = adapter.record.certified
+    if adapter["dtype"] != "float64" or function is None:
+        return None
+    if not set(options) <= set(inspect.signature(function).parameters):
+        return None
+    out, _, error = _evaluate(adapter, function, arrays, options, np.float64)
+    exact: Floats = np.asarray(out.hi, np.longdouble) + out.lo
+    return exact if np.all(np.isfinite(error)) else None
+
+
+def of_function(
+    adapter: Adapter,
+    function: Callable[..., Any],
+    arrays: tuple[Floats, ...],
+    options: dict[str, Any],
+) -> Any:
+    """What a function of the same arguments gives in extended precision."""
+    return _evaluate(adapter, function, arrays, options, np.longdouble)
+
+
+def _formula(
+    adapter: Adapter,
+    arrays: tuple[Floats, ...],
+    options: dict[str, Any],
+    dtype: Any = np.longdouble,
+) -> Any:
+    """The estimator as it is written, in extended precision."""
+    return _evaluate(adapter, adapter.record.naive, arrays, options, dtype)
+
+
+def _evaluate(
+    adapter: Adapter,
+    function: Callable[..., Any],
+    arrays: tuple[Floats, ...],
+    options: dict[str, Any],
+    dtype: Any,
+) -> Any:
+    """Call a function of the record with the conventions declared."""
+    wide = tuple(np.asarray(x, dtype) for x in arrays)
+    given = {k: np.asarray(x, dtype) if k in _FLOATS else x for k, x in options.items()}
+    if adapter.has("local"):
+        given = in_place(adapter, wide, given)
+    elif any(given.get(tag) and "top-left" in adapter[tag] for tag in ("causal", "window")):
+        given["mask"] = adapter.visible(wide[0].shape[-2], wide[1].shape[-2], given)
+        given = {k: x for k, x in given.items() if k not in ("causal", "window")}
+    if adapter.record.takes("scale"):
+        given["scale"] = adapter.root(wide[0].shape[-1]) ** 2
+    for trait, tag in _DECLARED.items():
+        if adapter.has(trait):
+            given[tag] = adapter[tag]
+    if adapter.has("feature-map"):
+        given["feature_map"] = FEATURE_MAPS[adapter["feature_map"]]
+    return function(*wide, **given)
+
+
+# Options that are arrays of floats.
+_FLOATS = ("omega", "centres", "bias", "sinks", "dropout", "log_probability")
+# Tags that are options of the formula, where the estimator has a trait.
+_DECLARED = {"random-features": "features", "proposals": "weighting"}
+
+
+FEATURE_MAPS = {"elu": naive.elu_plus_one, "relu": features.relu_features}
+
+
+def of_rows(adapter: Adapter, x: Floats) -> tuple[Any, Any]:
+    """Mean and covariance; deviations off by delta move the latter by 2 delta sigma + delta^2."""
+    want = adapter.record.naive(x, ddof=adapter["ddof"])
+    unit = (CONTRACT[adapter["dtype"]] + math.sqrt(x.shape[-2])) * adapter.eps  # running sums
+    off = unit * float(np.max(np.abs(x)))
+    spread = float(np.max(np.abs(want.cov)))
+    return (want.mean, want.cov), (off, unit * spread + 2 * off * math.sqrt(spread) + off**2)
+
+
+def tolerance(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any = 0.0
+) -> float:
+    """Allowed error: rounding, and declared epsilons. `got` is what came, or should come."""
+    return rounding(adapter, arrays, options, got) + declared(adapter, arrays, options, got)
+
+
+def rounding(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any = 0.0
+) -> float:
+    """C eps (1 + largest exponent) times the largest value.
+
+    A quotient N / D of sums with cancellation, of condition c = sum |terms| / |D|, is off by
+    c eps of the largest value through N, and by c eps of itself through D.
+    """
+    unit = CONTRACT[adapter["dtype"]] * adapter.eps
+    exponent = largest_exponent(adapter, arrays, options)
+    if adapter.has("pairs"):
+        size = _estimated(adapter, arrays, options, got)
+        return unit * (1 + exponent) * size + _LEAST.get(str(adapter["dtype"]), 0.0)
+    condition, size = 1.0, _norm(arrays[2])
+    if adapter.waves:
+        q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
+        condition = _cancellation(adapter, q, k, options)
+        size += _norm(got)
+    elif adapter.has("solved") and not drawn(adapter.record, options):
+        condition = _of_solve(adapter, arrays, options)
+        if condition * unit * (1 + exponent) > 1:  # which says nothing of the result
+            return math.inf
+    elif not adapter.has("mean", "positive"):
+        condition = max(1.0, _condition(adapter, arrays, options))
+    return (condition * unit * (1 + exponent) + _of_copies(adapter, arrays, options)) * size
+
+
+def pulled(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> tuple[tuple[Floats, ...], tuple[float, ...]]:
+    """Output and cotangents of q, k, v in extended precision, and how far from it is allowed.
+
+    Of many pairs in float64, which takes far less time and has an error of its own. With a
+    cotangent of lse its size counts as one of the output.
+    """
+    many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY
+    dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
+    apart = ("d_out", "d_lse", "return_lse", "autograd")
+    given = {k: x for k, x in options.items() if k not in apart}
+    d_out, size = np.asarray(options["d_out"], dtype), np.abs(options["d_out"])
+    fn, cotangent = adapter.record.differentiable, None
+    if "d_lse" in options:
+        d_lse: Floats = np.asarray(options["d_lse"], dtype)
+        if adapter["lse_base"] == "2":
+            d_lse = d_lse / np.log(dtype(2))
+        fn, cotangent = attend, (d_out, d_lse)
+        size = size + np.abs(d_lse)[..., None]
+        times *= 1 + 1 / max(1e-3, _norm(arrays[2]))
+
+    def evaluate(*wide: Floats, **named: Any) -> tuple[Floats, ...]:
+        if "feature_map" in named:
+            named["feature_map"] = _MAPS[adapter["feature_map"]]
+        q, k, v = wide
+        out, pullback = vjp(fn, q, k, v, **named)
+        found, out = (pullback(d_out), out) if cotangent is None else (pullback(cotangent), out.out)
+        return (out, *found[:3], *(getattr(found, name) for name in adapter.pulled(given)))
+
+    want = _evaluate(adapter, evaluate, arrays, given, dtype)
+    allowed = pulled_rounding(adapter, arrays, given, size)
+    return want, tuple(times * x + adapter.least for x in allowed)
+
+
+_MANY = 2**14  # pairs
+_MAPS = {"elu": features.elu_features, "relu": features.relu_features}
+
+
+def pulled_rounding(
+    adapter: Adapter,
+    arrays: tuple[Floats, ...],
+    options: dict[str, Any],
+    d_out: Floats,
+) -> tuple[float, ...]:
+    r"""C eps (1 + largest exponent) times the largest sum of absolute terms, for each result.
+
+    With the weights p of pairs, a cotangent of v is a sum of p g over queries, and one of q or k of
+    p (g . v_j - g . out_i) times how a pair's log weight moves. Sums over queries and keys may be
+    running ones. Where weights have signs their sizes count, once more for the normaliser; those of
+    frequencies that are not known are at most 1, for weights without.
+    """
+    q, k, v = (np.asarray(x, float) for x in arrays)
+    n, m, g = q.shape[-2], k.shape[-2], np.abs(d_out)
+    root = adapter.root(q.shape[-1])
+    by_q, by_k = log_slopes(adapter, arrays, options)
+    weights: Floats
+    terms_of = g @ np.swapaxes(np.abs(repeated(v, q)), -1, -2)  # of g . v
+    if drawn(adapter.record, options):  # by frequencies that are not known
+        row = _cancellation(adapter, root * q, root * k, options) if adapter.waves else 1.0
+        pairs = np.full(terms_of.shape, 2 * row * row * _most(terms_of))
+        weights = np.full(terms_of.shape, row)
+        by_row = pairs[..., :1]
+    else:
+        weights = _sizes_of_weights(adapter, arrays, options)
+        row = max(1.0, _most(np.sum(weights, -1)))
+        delta = np.sum(weights * terms_of, -1, keepdims=True)
+        by_row = pairs = row * weights * (terms_of + delta)
+        if not (adapter.has("mean") or adapter.waves):  # its normaliser is that of exact attention
+            named = {name: x for name, x in options.items() if name != "omega"}
+            shares = _evaluate(adapter, _exact, (q, k, _unit(k)), named, np.float64)
+            by_row = pairs = pairs + shares * delta
+    shared = k.ndim > 2 and weights.ndim > 2
+    group = max(1, weights.shape[-3] // k.shape[-3]) if shared else 1
+    unit = CONTRACT[adapter["dtype"]] * adapter.eps
+    unit *= 1 + largest_exponent(adapter, arrays, options)
+    unit += terms(adapter, n * group + m)
+    sizes = (
+        row * (_norm(v) + _most(weights @ np.abs(repeated(v, q)))),
+        by_q * _most(np.sum(by_row, -1)),
+        by_k * _most(np.sum(pairs, -2)) * group,
+        row * _most(np.swapaxes(weights, -1, -2) @ g) * group,
+    )
+    # What the declared epsilon may do: add its share to any weight, twice, in numerators and in the
+    # normaliser, and as much again to the derivatives of both.
+    most, queries = declared(adapter, arrays, options), n * group
+    share, products = 2 * most / _norm(v) if most else 0.0, _most(terms_of)
+    hidden = (
+        most,
+        *(
+            share * x
+            for x in (2 * by_q * products, 2 * queries * by_k * products, queries * _most(g))
+        ),
+    )
+    allowed = [unit * x + y for x, y in zip(sizes, hidden, strict=True)]
+    # Of scores; a sink has what is left of the weight, at most all.
+    of_options = {"bias": pairs, "sinks": np.sum(weights * terms_of, -1, keepdims=True)}
+    for name in adapter.pulled(options):
+        shape = np.shape(options[name]) + (1, 1) * (name == "sinks")
+        total = sum_to(of_options[name], shape)
+        added = of_options[name].size // max(1, total.size)
+        allowed.append((unit + terms(adapter, added)) * _most(total))
+    return tuple(allowed)
+
+
+def _sizes_of_weights(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> Floats:
+    """Sizes of the weights of keys, (..., n, m), at the frequencies that are given."""
+    if adapter.waves:
+        q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
+        return _sizes_of_waves(adapter, q, k, options)
+    fn: Any = adapter.record.differentiable
+    weights: Floats = _evaluate(adapter, fn, (*arrays[:2], _unit(arrays[1])), options, np.float64)
+    return np.abs(weights)
+
+
+def _exact(q: Floats, k: Floats, v: Floats, *, features: str = "", **options: Any) -> Any:
+    return softmax_attention(q, k, v, **options)
+
+
+def _unit(k: Floats) -> Floats:
+    """Values that pick the weights of keys."""
+    m = k.shape[-2]
+    return np.broadcast_to(np.eye(m), (*k.shape[:-2], m, m))
+
+
+def _most(x: Floats) -> float:
+    return float(np.max(x, initial=0.0))
+
+
+def log_slopes(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> tuple[float, float]:
+    """How fast the log weight of a pair may move with its query, and with its key.
+
+    The other vector, in exact attention; frequencies, and the key itself, with features of them;
+    phi(k) over phi(q) . phi(k) where phi is ReLU, and at most 1 where it is elu + 1.
+    """
+    q, k = (np.asarray(x, float) for x in arrays[:2])
+    root = adapter.root(q.shape[-1])
+    if adapter.has("feature-map") and adapter["feature_map"] == "elu":
+        return 1.0, 1.0
+    if adapter.has("feature-map"):
+        kernel = q @ np.swapaxes(repeated(k, q), -1, -2)
+        least = float(np.min(kernel, initial=np.inf))
+        return _norm(k) / least, _norm(q) / least
+    exact = root**2 * _norm(k), root**2 * _norm(q)
+    if adapter.has("random") and "indices" not in options:
+        way = root * _longest(adapter, arrays, options)
+        own = max(way, exact[0]) if adapter.has("local") else way, way + exact[0]
+        return own if adapter.has("mean") else (own[0] + exact[0], own[1] + exact[1])
+    return exact
+
+
+def terms(adapter: Adapter, count: int) -> float:
+    """Rounding of sums of so many terms that are added in turn, relative to the largest value.
+
+    Halves are added in single precision.
+    """
+    return count * min(adapter.eps, 2.0**-23)
+
+
+def _of_copies(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+    """The same where limits make a candidate add every key many times."""
+    n, m = (x.shape[-2] for x in arrays[:2])
+    times = copies(adapter, n, m, options)
+    return terms(adapter, m * times) if times > 1 else 0.0
+
+
+def _estimated(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any
+) -> float:
+    """Size of kernel estimates: at frequencies that are not known, of those that came."""
+    x, y = (adapter.root(z.shape[-1]) * np.asarray(z, float) for z in arrays)
+    if adapter["features"] == "trigonometric":
+        return math.exp((_norm(x) ** 2 + _norm(y) ** 2) / 2)
+    if "omega" not in options:
+        return float(np.max(np.abs(got)))
+    omega = np.asarray(options["omega"], float)
+    return float(np.max(kernels.estimate(x, y, omega, features=adapter["features"])))
+
+
+def largest_exponent(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
+) -> float:
+    """Bound the exponents that an evaluation of the formulas in the log domain meets."""
+    if adapter.has("rows"):
+        return 0.0
+    root = adapter.root(arrays[0].shape[-1])
+    x, y = (root * _norm(z) for z in (arrays * 2)[:2])  # features are of one array
+    w = _longest(adapter, arrays, options)
+    if adapter.has("pairs"):
+        return w * (x + y) + (x * x + y * y) / 2
+    exponent = x * y
+    if adapter.has("feature-map"):
+        exponent = max(x, y)
+    elif "indices" in options:
+        # Centred keys are at most twice as long, and so is q . k; k . k' is at most (2 y)^2.
+        exponent = 2 * x * y + 4 * y * y if adapter.has("solved") else x * y
+    elif adapter.has("random"):
+        features = w * (y if adapter.has("per-query") else max(x, y)) + y * y / 2
+        exponent = max(features, exponent) if adapter.has("local") else features
+    if "centres" in options:
+        mu = _norm(options["centres"])
+        exponent = max(exponent, w * mu + mu * mu / 2)
+    for name in ("bias", "sinks", "log_probability"):
+        x = np.abs(np.asarray(options.get(name, 0.0), float))
+        exponent += float(np.max(x, where=np.isfinite(x), initial=0.0))
+    return exponent
+
+
+def _longest(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+    """Length of the longest frequency; of those not known, that of a long Gaussian vector."""
+    if "omega" in options:
+        return _norm(options["omega"])
+    d = arrays[0].shape[-1]
+    about = 0.0 if adapter.has("random-features") else sum(map(_norm, (arrays * 2)[:2]))
+    return math.sqrt(d) + 5 + adapter.root(d) * about  # they may lie about q + k
+
+
+def _condition(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+    """How many eps of the largest value an honest evaluation may lose, as measured near by.
+
+    A mean with positive weights loses a few, but for the exponents. Of other estimators the formula
+    is evaluated in two precisions; one that gives its frequencies to nobody, at one seed, is
+    evaluated at arguments that differ in the last digits of single precision.
+    """
+    rng, unknown = np.random.default_rng(0), drawn(adapter.record, options)
+    dtype = np.dtype("float64" if adapter["dtype"] == "float64" else "float32")
+    h = 2.0**-20
+
+    def near() -> tuple[tuple[Floats, ...], dict[str, Any]]:
+        def moved(x: Any) -> Floats:
+            y: Floats = np.asarray(x, float) * (1 + h * rng.choice([-1.0, 1.0], np.shape(x)))
+            return y if unknown else y.astype(dtype)
+
+        floats = ("omega", "centres", "log_probability")
+        given = {k: moved(x) if k in floats else x for k, x in options.items()}
+        return tuple(map(moved, arrays)), given
+
+    def apart() -> Floats:
+        x, given = near()
+        if unknown:
+            return (black_box(adapter, x, given) - black_box(adapter, *near())) / (2 * h)
+        low = _formula(adapter, x, given, dtype)
+        lost: Floats = np.asarray(low - _formula(adapter, x, given)) / np.finfo(dtype).eps
+        return lost
+
+    most = max(float(np.max(np.abs(apart()), initial=0.0)) for _ in range(4))
+    return most / max(_norm(arrays[2]), 1e-300)
+
+
+def _of_solve(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+    """The condition of weights that are solved for, at indices that are given."""
+    q, k, v = (np.asarray(x, float) for x in arrays)
+    root = adapter.root(q.shape[-1])
+    k, v = (repeated(x, q) for x in (root * k, v))
+    return condition_of_solve(root * q, k, v, options["indices"])
+
+
+def black_box(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Floats:
+    """What the registered function gives at a seed."""
+    given = {"rng": options.get("seed", 0), **{k: x for k, x in options.items() if k != "seed"}}
+    if adapter.has("local"):
+        given = in_place(adapter, arrays, given)
+    if adapter.record.takes("scale"):
+        given["scale"] = adapter.root(arrays[0].shape[-1]) ** 2
+    return np.asarray(adapter.record.fn(*arrays, **given), float)
+
+
+def _cancellation(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> float:
+    """Largest ratio of the sum of absolute terms to the normaliser of trigonometric features."""
+    if "omega" not in options:  # no term is below cos(|omega| |q - k|) of its largest
+        angle = (math.sqrt(q.shape[-1]) + 5) * (_norm(q) + _norm(k))
+        return 1 / math.cos(angle) if angle < math.pi / 2 else math.inf
+    return float(np.max(np.sum(_sizes_of_waves(adapter, q, k, options), -1)))
+
+
+def _sizes_of_waves(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> Floats:
+    """The absolute terms of each pair over the normaliser of its query, which may be far less."""
+    k = repeated(k, q)
+    omega = np.swapaxes(np.asarray(options["omega"], float), -1, -2)
+    a, b = q @ omega, k @ omega
+    cosine = np.cos(a) @ np.swapaxes(np.cos(b), -1, -2) + np.sin(a) @ np.swapaxes(np.sin(b), -1, -2)
+    most = np.exp((np.sum(q * q, -1)[..., :, None] + np.sum(k * k, -1)[..., None, :]) / 2)
+    seen = adapter.visible(q.shape[-2], k.shape[-2], options)
+    normaliser = np.sum(np.where(seen, cosine / omega.shape[-1] * most, 0.0), -1, keepdims=True)
+    empty = ~np.any(np.broadcast_to(seen, cosine.shape), -1, keepdims=True)
+    return np.where(seen, most, 0.0) / np.where(empty, 1.0, np.abs(normaliser))
+
+
+def declared(
+    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any = 0.0
+) -> float:
+    """Error that the declared epsilon may cause; infinite where that is all of it.
+
+    Added to features or to the normaliser, it moves a mean of values by at most twice its share in
+    the normaliser, over the keys that a query sees.
+    """
+    if not adapter["epsilon"]:
+        return 0.0
+    if adapter.has("pairs"):
+        longest = max(adapter.root(x.shape[-1]) * _norm(x) for x in arrays)
+        feature = math.exp(min(_longest(adapter, arrays, options) * longest, 700.0))
+        size = _estimated(adapter, arrays, options, got)
+        return float(adapter["epsilon"]) * (2 * feature + size)
+    q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
+    share = _share(adapter, q, k, options)
+    return _norm(arrays[2]) * 2 * share if share < 0.5 else math.inf
+
+
+def _share(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> float:
+    """Largest share of what the declared epsilon may add in the normaliser."""
+    epsilon = float(adapter["epsilon"])
+    if adapter.has("random") and "omega" not in options:
+        # The largest feature of a query is 1; no other of a key is e^(2 |omega| |k| + ...) of it.
+        y, w = _norm(k), math.sqrt(k.shape[-1]) + 5
+        count = int(options.get(adapter.record.size or "", 1))
+        x = _norm(q)
+        least = math.exp(-min(2 * w * y + w * x + (x * x + y * y) / 2, 700.0))
+        return epsilon * (2 * count + count) / least
+    seen = adapter.visible(q.shape[-2], k.shape[-2], options)
+    terms, added = _terms(adapter, q, k, seen, options)
+    normaliser = np.abs(np.sum(np.where(seen, terms, 0.0), -1))
+    # A normaliser may be a mean over frequencies: then what is added to it counts for each.
+    more = np.sum(np.where(seen, added, 0.0), -1) + epsilon * len(options.get("omega", [0]))
+    more = np.where(np.any(np.broadcast_to(seen, terms.shape), -1), more, 0.0)
+    return float(np.max(more / np.maximum(normaliser, 1e-300), initial=0.0))
+
+
+def _terms(
+    adapter: Adapter, q: Floats, k: Floats, seen: Any, options: dict[str, Any]
+) -> tuple[Floats, Floats]:
+    """Terms (..., n, m) of the normaliser, and what the declared epsilon adds to each.
+
+    Features are taken as small as they may be: stabilised or not, by the largest omega . x of a
+    query, and of all keys. Exponentials of softmax are stabilised by the largest that is seen.
+    """
+    epsilon = float(adapter["epsilon"])
+    k = repeated(k, q)
+    if adapter.has("feature-map"):
+        phi_q, phi_k = (FEATURE_MAPS[adapter["feature_map"]](x) for x in (q, k))
+    elif "omega" in options and not adapter.has("per-query"):
+        omega = np.swapaxes(np.asarray(options["omega"], float), -1, -2)
+        phi_q, phi_k = (
+            np.exp(
+                a - np.max(a, axes, keepdims=True, initial=0.0) - np.sum(x * x, -1)[..., None] / 2
+            )
+            for x, a, axes in ((q, q @ omega, -1), (k, k @ omega, (-1, -2)))
+        )
+    else:  # softmax, or one for each sample
+        if "omega" in options:
+            q = np.asarray(options["omega"], float)
+            k, seen = k[..., None, :, :], np.expand_dims(np.atleast_2d(seen), -2)
+        scores = np.where(seen, q @ np.swapaxes(k, -1, -2), -np.inf)
+        most = np.max(scores, -1, keepdims=True)
+        terms = np.exp(scores - np.where(np.isfinite(most), most, 0.0))
+        if "omega" in options:
+            terms = np.min(terms, -2)
+        return terms, np.full_like(terms, epsilon)
+    total_q, total_k = (np.sum(phi, -1) for phi in (phi_q, phi_k))
+    added = epsilon * (total_q[..., :, None] + total_k[..., None, :]) + epsilon**2 * phi_q.shape[-1]
+    return phi_q @ np.swapaxes(phi_k, -1, -2), added
+
+
+def _half_square(x: Floats) -> Floats:
+    """Half the squared length of rows, (..., n, 1)."""
+    half: Floats = np.sum(x * x, -1, keepdims=True) / 2
+    return half
+
+
+def _norm(x: Any) -> float:
+    """Largest length of a row."""
+    x = np.asarray(x, float)
+    return float(np.max(np.sqrt(np.sum(x * x, -1)), initial=0.0))

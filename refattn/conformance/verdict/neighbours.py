@@ -1,0 +1,201 @@
+"""Which convention a candidate follows in place of the one that it is declared to follow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..candidate.adapter import CHOICES, Adapter
+from ..candidate.failures import Beyond, Failure
+from ..candidate.limits import head_size, nearest_head_size
+from ..checks.identities import Trial, attends, evaluated
+from ..conventions import SPECS
+from ..truth.reference import reference
+
+__all__ = ["diagnose"]
+
+Floats = npt.NDArray[Any]
+Problem = tuple[tuple[Floats, ...], dict[str, Any]]
+
+_SWAPPED = {"hnd": "nhd", "nhd": "hnd", "bhnd": "bnhd", "bnhd": "bhnd"}
+
+
+class _Neighbour(NamedTuple):
+    """A candidate as it is, declared otherwise, and how calls of it are turned."""
+
+    option: str
+    value: str
+    adapter: Adapter
+    turn: Callable[[Callable[..., Any], Problem], Any] | None = None
+
+
+def diagnose(trial: Trial) -> list[str]:
+    """Say of which convention other than the declared one the candidate is right, if of one.
+
+    One convention is changed at a time, of those that are declared; then each of `SPECS` is tried,
+    and then those with one change.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> from refattn.conformance import Adapter
+    >>> from refattn.conformance.checks.identities import Trial
+    >>> from refattn.conformance.verdict.neighbours import diagnose
+    >>> adapter = Adapter(refattn.softmax_attention, "softmax", ["causal"], {"causal": "top-left"})
+    >>> diagnose(Trial(adapter, "diagnosis", 0))
+    ['agrees with what is declared but for causal: bottom-right']
+    """
+    adapter = trial.adapter
+    if not attends(adapter) or not evaluated(adapter):
+        return []
+    problems = list(_problems(trial))
+    if _agrees(trial, _Neighbour("", "", adapter), problems):
+        return []
+    declared, *specs = _bases(adapter)
+    if found := _changed(trial, *declared, problems):
+        return found
+    for name, base in specs:
+        if _agrees(trial, _Neighbour("", "", base), problems):
+            return [f"agrees with {name}"]
+    return next(filter(None, (_changed(trial, *spec, problems) for spec in specs)), [])
+
+
+def _changed(trial: Trial, name: str, base: Adapter, problems: list[Problem]) -> list[str]:
+    """Agreement but for one convention."""
+    found: dict[str, str] = {}
+    for x in _neighbours(base):
+        if x.option not in found and _agrees(trial, x, problems):
+            found[x.option] = x.value
+    return [f"agrees with {name} but for {option}: {value}" for option, value in found.items()]
+
+
+def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
+    """What is declared, and then the conventions of each well-known function, each once."""
+    same = [name for name, tags in SPECS.items() if dict(tags) == adapter.declared]
+    yield f"spec {', '.join(same)}" if same else "what is declared", adapter
+    names: dict[tuple[Any, ...], list[str]] = {}
+    asked = ("hidden", "causal", "empty_rows", *(["window"] if adapter.can("window") else []))
+    for name, tags in SPECS.items():
+        own = tuple(tags.get(tag, CHOICES[tag][0]) for tag in asked)
+        names.setdefault((*own, tags.get("layout", adapter["layout"])), []).append(name)
+    # What may be hidden in one may be hidden in the next.
+    for values, some in sorted(names.items(), key=lambda x: CHOICES["hidden"].index(x[0][0])):
+        other = _with(adapter, dict(zip((*asked, "layout"), values, strict=True)))
+        if other.tags != adapter.tags:
+            yield f"spec {', '.join(some)}", other
+
+
+def _with(adapter: Adapter, tags: Mapping[str, Any]) -> Adapter:
+    return replace(adapter, tags={**(adapter.tags or {}), **tags})
+
+
+def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
+    """One convention changed at a time."""
+    seen = {
+        "causal": ("causal",),
+        "window": ("window",),
+        "empty_rows": ("mask", "causal"),
+        "hidden": ("mask",),
+    }
+    for tag, able in seen.items():
+        if any(adapter.can(x) for x in able):
+            for value in CHOICES[tag]:
+                if value not in (adapter[tag], "undefined"):
+                    yield _Neighbour(tag, value, _with(adapter, {tag: value}))
+    if adapter["layout"] in _SWAPPED:
+        value = _SWAPPED[adapter["layout"]]
+        yield _Neighbour("layout", value, _with(adapter, {"layout": value}))
+    if adapter.record.takes("scale"):
+        d = head_size(adapter, _size(adapter))
+        for value, scale in (("1/sqrt(d)", None), ("1", 1.0), ("1/d", 1 / d)):
+            if scale != adapter["scale"]:
+                yield _Neighbour("scale", value, _with(adapter, {"scale": scale}))
+    if adapter.can("mask"):
+        yield _Neighbour("mask", "True hides a key", replace(adapter, fn=_inverted(adapter.fn)))
+    if adapter.can("gqa") and not adapter.has("per-query"):
+        yield _Neighbour("groups", "query head h shares key head h % G", adapter, _interleaved)
+
+
+def _inverted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for masks of the other polarity."""
+
+    @functools.wraps(fn, updated=())
+    def call(*arrays: Any, **options: Any) -> Any:
+        if "mask" in options:
+            options["mask"] = ~options["mask"]
+        return fn(*arrays, **options)
+
+    return call
+
+
+def _interleaved(call: Callable[..., Any], problem: Problem) -> Any:
+    """Query heads in the order that makes head h % G out of h // (H / G)."""
+    (q, k, v), options = problem
+    if q.ndim < 3 or q.shape[-3] == k.shape[-3]:
+        return call(q, k, v, **options)
+    groups, place = k.shape[-3], np.arange(q.shape[-3])
+    order = place % groups * (q.shape[-3] // groups) + place // groups
+    out = call(q[..., order, :, :], k, v, **options)
+    return out[..., np.argsort(order), :, :]
+
+
+def _size(adapter: Adapter) -> int:
+    return nearest_head_size(adapter, 6)
+
+
+def _problems(t: Trial) -> Iterator[Problem]:
+    """Small problems that tell conventions apart, the simplest first."""
+    adapter = t.adapter
+    (n, m, d), lead = t.fit(3, 5, _size(adapter)), adapter.lead(2, 2)
+    arrays, options = t.problem(n, m, d, 4, lead=lead)
+    yield arrays, options
+    if adapter.can("causal") and not adapter.has("proposals"):
+        yield arrays, options | {"causal": True}
+    more = {"window": (1, 1), "softcap": 1.0, "sinks": t.normal(*lead[-1:]), "bias": t.normal(n, m)}
+    for name, x in more.items():
+        if adapter.can(name):
+            yield arrays, options | {name: x}
+    if adapter.can("mask"):
+        mask = t.rng.random((n, m)) < 0.5
+        mask[:, 0], mask[:, 1] = True, False
+        yield arrays, options | {"mask": mask}
+        if adapter["empty_rows"] != "undefined":
+            empty = mask.copy()
+            empty[1] = False
+            yield arrays, options | {"mask": empty}
+    if adapter.can("gqa") and len(lead) > 0:
+        arrays, options = t.problem(n, m, d, 4, lead=(*lead[:-1], 4), groups=2)
+        yield arrays, options
+
+
+def _agrees(t: Trial, other: _Neighbour, problems: list[Problem]) -> bool:
+    """Whether a candidate is right in all problems under the conventions of a neighbour."""
+    t.adapter = other.adapter
+    for arrays, options in problems:
+        want, allowed = reference(other.adapter, arrays, options)
+        turn = other.turn or (lambda call, problem: call(*problem[0], **problem[1]))
+        try:
+            got = turn(t.call, (_hidden(other.adapter, arrays, options), options))
+        except (Failure, Beyond):
+            return False
+        if got.shape != want.shape or not np.all(np.abs(got - want) <= 2 * allowed):
+            return False
+    return True
+
+
+def _hidden(adapter: Adapter, arrays: Any, options: dict[str, Any]) -> tuple[Floats, ...]:
+    """The second key and value hold what the candidate is to take there, if they are hidden.
+
+    Not where a query sees no key: its result may be made of them.
+    """
+    q, k, v = (x.copy() for x in arrays)
+    if np.all(np.any(options.get("mask", False), -1)) and adapter["hidden"] != "finite":
+        k[..., 1, :] = np.nan
+        if adapter["hidden"] == "any":
+            v[..., 1, :] = np.nan
+    return q, k, v

@@ -1,0 +1,409 @@
+"""What a run of the checks found."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from typing import Any
+from xml.etree import ElementTree
+
+from ..._version import __version__
+from ...arrays.words import portable, printable
+from ...files.arrays import INSTALL
+
+__all__ = ["Report", "Result"]
+
+PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
+SEVERITIES = {
+    "formula": "wrong at ordinary inputs",
+    "law": "random numbers of another law",
+    "contract": "another shape, dtype or error, or not the same twice",
+    "range": "wrong at extreme inputs only",
+}
+_COLOURS = {PASS: "#1a7f37", FAIL: "#b3261e", UNDERPOWERED: "#7a5c00"}  # dark, under white
+_LETTER = 5.8  # width of a letter in a badge, about
+STOPS = ("every call raises", "the candidate hangs", "the candidate crashed", "time is over")
+LEFT_OUT = "not asked for"  # of a check that applies
+EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
+
+
+@dataclass
+class Result:
+    """The outcome of one check.
+
+    Attributes
+    ----------
+    check : str
+        Its name.
+    claim : str
+        What it asserts.
+    layer : {"identity", "law", "bound"}
+        Identities hold for every number to rounding; laws are tested by exact p-values; bounds by
+        p-values from inequalities.
+    status : str
+        ``"PASS"``, ``"FAIL"``, ``"UNDERPOWERED"`` (no deviation found, but a larger one than the
+        check is to detect would have been missed, or time ran out, or nothing could be compared),
+        ``"EXPECTED FAILURE"``, or
+        ``"STALE"`` (passed although a failure was expected, which is an error).
+    severity : str
+        Of a failure: ``"formula"``, wrong at ordinary inputs; ``"law"``, random numbers of another
+        law; ``"contract"``, another shape, dtype or error than said, or not the same twice;
+        ``"range"``, wrong at inputs with large exponents only.
+    expected, got : str
+        For a failure, or when time ran out, what should have come and what came.
+    error : float or None
+        Largest error found by an identity, in units of the tolerance.
+    p, adjusted : float or None
+        Smallest p-value of a law or bound, and after Holm's correction over all of the run.
+    samples : int
+        Calls with different seeds.
+    detectable, target : dict
+        For each statistic, the discrepancy that this run detects with probability 1 - 1e-6, and
+        the one it is to detect.
+    suspects : list of str
+        Catalogued defects that produce the same numbers, other than the right ones; of laws, the
+        only one that fails the same.
+    reason : str
+        Why the failure was expected.
+    compared : bool
+        Whether the numbers of a failure were compared with those of the catalogued defects.
+    reproducer : str
+        A script that shows the failure.
+    seconds : float
+        Time taken.
+
+    Examples
+    --------
+    >>> from refattn.conformance import Result
+    >>> Result("causal", "later keys count for nothing", "identity", error=0.25)
+    <Result PASS: causal, largest error 0.25 of the tolerance>
+    """
+
+    check: str
+    claim: str
+    layer: str
+    status: str = PASS
+    severity: str = ""
+    expected: str = ""
+    got: str = ""
+    error: float | None = None
+    p: float | None = None
+    adjusted: float | None = None
+    statistic: str = ""
+    samples: int = 0
+    detectable: dict[str, float] = field(default_factory=dict)
+    target: dict[str, float] = field(default_factory=dict)
+    suspects: list[str] = field(default_factory=list)
+    compared: bool = False
+    reason: str = ""
+    reproducer: str = ""
+    seconds: float = 0.0
+
+    @property
+    def summary(self) -> str:
+        """The evidence in a few words."""
+        if self.status == STALE:
+            return f"passed, though a failure was expected: {self.reason}"
+        if self.expected:
+            return f"expected {self.expected}; got {self.got}"
+        if self.adjusted is not None:
+            return f"p = {self.p:.2g}, adjusted {self.adjusted:.2g}, {self.samples} seeds"
+        if self.error is not None:
+            return f"largest error {self.error:.2g} of the tolerance"
+        return ""
+
+    @property
+    def gravity(self) -> str:
+        """The severity of a failure in words."""
+        return SEVERITIES.get(self.severity, "")
+
+    @property
+    def likeness(self) -> list[str]:
+        """The known mistakes that a failure is like, or that it is like none."""
+        return self.suspects or ["none of the known mistakes"][: self.compared]
+
+    @property
+    def shortfalls(self) -> list[str]:
+        """What an underpowered check detects, where it is to detect less."""
+        return [
+            f"detects {name} of {self.detectable[name]:.2g}, not {target:.2g}"
+            for name, target in self.target.items()
+            if self.detectable[name] > target
+        ]
+
+    def __repr__(self) -> str:
+        words = f", {self.summary}" if self.summary else ""
+        return printable(f"<Result {self.status}: {self.check}{textwrap.shorten(words, 100)}>")
+
+
+@dataclass
+class Report:
+    """The outcome of a run of the checks.
+
+    Attributes
+    ----------
+    name, estimator, capabilities, tags
+        The candidate.
+    level, alpha, seed
+        Effort, the bound on the probability that a correct candidate fails, and the seed.
+    results : list of Result
+        One for each check.
+    not_tried : dict
+        Checks of this kind of estimator that were not made, with what they need.
+    limits : dict
+        The declared limits under which the verdict holds: names, each with what it leaves out.
+    diagnosis : list of str
+        Conventions under which a candidate that fails would be right, such as "agrees with spec
+        torch-sdpa but for causal: bottom-right".
+
+    Examples
+    --------
+    >>> from refattn.conformance import Report, Result
+    >>> results = [Result("contract", "", "identity"), Result("causal", "", "identity", "FAIL")]
+    >>> Report("mine", "softmax", ("causal",), {}, "quick", 1e-6, 0, results)
+    <Report FAIL: 'mine' as softmax, 1 PASS, 1 FAIL>
+    """
+
+    name: str
+    estimator: str
+    capabilities: tuple[str, ...]
+    tags: dict[str, Any]
+    level: str
+    alpha: float
+    seed: int
+    results: list[Result]
+    not_tried: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, str] = field(default_factory=dict)
+    diagnosis: list[str] = field(default_factory=list)
+    version: str = __version__
+
+    @property
+    def verdict(self) -> str:
+        """``"FAIL"`` if a check failed or an expected failure is stale, else the weakest status.
+
+        With no check run it is ``"UNDERPOWERED"``.
+        """
+        statuses = {result.status for result in self.results}
+        if statuses & {FAIL, STALE}:
+            return FAIL
+        return UNDERPOWERED if UNDERPOWERED in statuses or not statuses else PASS
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many checks ended with each status."""
+        return Counter(result.status for result in self.results)
+
+    @property
+    def severities(self) -> dict[str, int]:
+        """How many failures there are of each severity."""
+        found = Counter(result.severity for result in self.results if result.status == FAIL)
+        return {name: found[name] for name in SEVERITIES if name in found}
+
+    @property
+    def conclusion(self) -> str:
+        """The verdict in words: how grave its failures are, and what that means."""
+        if self.verdict == FAIL:
+            return "; ".join(self._failures())
+        if not self.results:
+            return "nothing was checked"
+        expected = self.counts[EXPECTED]
+        found = "no deviation was found" + f" other than {expected} expected" * bool(expected)
+        return found if self.verdict == PASS else f"{found}, but some checks say too little"
+
+    @property
+    def guarantee(self) -> str:
+        """The error probability of the verdict, and by which theorem."""
+        return (
+            f"A correct candidate fails with probability at most {self.alpha:g}: p-values are from "
+            "exact laws or proven bounds, corrected by Holm's method, which needs no independence; "
+            "identities are compared within the rounding error of an honest evaluation."
+        )
+
+    def to_json(self) -> str:
+        """The report as JSON; what is not finite is null, and strange characters are escaped."""
+        said = ("verdict", "conclusion", "severities", "guarantee")
+        content = {name: getattr(self, name) for name in said} | asdict(self)
+        text = json.dumps(portable(content), indent=2, default=lambda x: printable(str(x)))
+        return text + "\n"
+
+    def to_junit(self) -> str:
+        """The report as JUnit XML."""
+        counts = self.counts
+        suite = ElementTree.Element(
+            "testsuite",
+            name=printable(f"refattn.conformance.{self.estimator}.{self.name}"),
+            tests=str(len(self.results)),
+            failures=str(counts[FAIL] + counts[STALE]),
+            skipped=str(counts[EXPECTED] + counts[UNDERPOWERED]),
+        )
+        properties = ElementTree.SubElement(suite, "properties")
+        for name, value in self._properties().items():
+            ElementTree.SubElement(properties, "property", name=name, value=printable(value))
+        for result in self.results:
+            case = ElementTree.SubElement(
+                suite, "testcase", name=result.check, time=f"{result.seconds:.3f}"
+            )
+            case.set("classname", printable(f"{self.estimator}.{self.name}"))
+            if result.status in (FAIL, STALE):
+                text = ": ".join(filter(None, [result.gravity, result.summary]))
+                element = ElementTree.SubElement(case, "failure", message=printable(text))
+                element.set("type", result.severity or result.status)
+                element.text = printable(result.reproducer)
+            elif result.status in (EXPECTED, UNDERPOWERED):
+                text = result.reason or f"{result.status}: {result.summary}"
+                ElementTree.SubElement(case, "skipped", message=printable(text))
+        ElementTree.indent(suite)
+        return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+    def _properties(self) -> dict[str, str]:
+        """What JUnit XML says of all of the run."""
+        return {
+            "verdict": self.verdict,
+            "conclusion": self.conclusion,
+            **{f"severity.{name}": str(count) for name, count in self.severities.items()},
+            **{f"limit.{name}": text for name, text in self.limits.items()},
+            **{f"diagnosis.{i}": words for i, words in enumerate(self.diagnosis)},
+        }
+
+    def to_html(self) -> str:
+        """The report as a page that needs no other file.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If jinja2 is not installed.
+        """
+        return self._rendered("page.html")
+
+    def _repr_html_(self) -> str | None:
+        """The report as a part of a page, for notebooks; without jinja2 they show the `repr`."""
+        try:
+            return self._rendered("part.html")
+        except ModuleNotFoundError:
+            return None
+
+    def to_badge(self) -> str:
+        """The verdict as a small image in SVG, which needs no other file, for a README.
+
+        It has the verdict as a word and as a colour, the estimator, the level and the version of
+        the package, and how many checks were made if not all that apply were. Its title, which
+        readers of screens say, has the candidate too, and how many limits were declared.
+
+        Returns
+        -------
+        str
+            The image.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If jinja2 is not installed.
+
+        Examples
+        --------
+        >>> from refattn.conformance import Report, Result
+        >>> results = [Result("contract", "", "identity")]
+        >>> badge = Report("mine", "softmax", (), {}, "quick", 1e-6, 0, results).to_badge()
+        >>> "mine as softmax: PASS" in badge
+        True
+        """
+        done = len(self.results)
+        every = done + sum(why in (LEFT_OUT, *STOPS) for why in self.not_tried.values())
+        part = f" | {done} of {every} checks" if done < every else ""
+        label = printable(f"refattn {self.version} | {self.estimator} | {self.level}{part}")
+        left = round(12 + _LETTER * len(label))
+        width = left + round(12 + 1.4 * _LETTER * len(self.verdict))  # bold capitals
+        limits = f", under {len(self.limits)} declared limits" if self.limits else ""
+        title = (
+            f"{self.name} as {self.estimator}: {self.verdict} at level {self.level}, alpha "
+            f"{self.alpha:g}, {done} checks, by refattn {self.version}{limits}"
+        )
+        colour = _COLOURS[self.verdict]
+        return self._rendered(
+            "badge.svg", label=label, left=left, width=width, title=title, colour=colour
+        )
+
+    def _rendered(self, template: str, **values: Any) -> str:
+        page = _templates().get_template(template)
+        return printable(page.render(report=self, severities=SEVERITIES, **values))
+
+    def __repr__(self) -> str:
+        counts = "".join(f", {count} {status}" for status, count in self.counts.items())
+        return f"<Report {self.verdict}: {self.name!r} as {self.estimator}{counts}>"
+
+    def text(self, width: int = 100) -> str:
+        """The report in words; of what has no line of its own, lines are no longer than `width`."""
+        able = f" with {', '.join(self.capabilities)}" if self.capabilities else ""
+        lines = [
+            f"{self.verdict}: {self.name} as {self.estimator}{able} "
+            f"(level {self.level}, alpha {self.alpha:g}, seed {self.seed})"
+        ]
+        if self.verdict != PASS:
+            lines += [f"  {words}" for words in (self.conclusion, *self.diagnosis)]
+        longest = max((len(r.check) for r in self.results), default=0)
+        for r in self.results:
+            lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
+            if r.status == FAIL:
+                lines.append(f"      {r.severity}: {r.claim}")
+                lines += [
+                    f"      {'like' if i == 0 else '    '}: {s}" for i, s in enumerate(r.likeness)
+                ]
+            if r.status == UNDERPOWERED:
+                lines += [f"      {text}" for text in r.shortfalls]
+        if self.limits:
+            longest = max(map(len, self.limits))
+            lines += ["limits of the verdict:"]
+            lines += [f"  {name:<{longest}}  {text}" for name, text in self.limits.items()]
+        if self.not_tried:
+            lines += ["not tried:", *self._left_out(width)]
+        return printable("\n".join([*lines, *textwrap.wrap(self.guarantee, width)]))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    @property
+    def untried(self) -> dict[str, list[str]]:
+        """The checks that were not tried, by the reason."""
+        found: dict[str, list[str]] = {}
+        for name, why in self.not_tried.items():
+            found.setdefault(why, []).append(name)
+        return found
+
+    def _left_out(self, width: int) -> Iterator[str]:
+        """A line for each check that was not tried, or for all after which the run stopped."""
+        longest = max(map(len, self.not_tried))
+        for why, names in self.untried.items():
+            if why in STOPS:
+                text = f"{why}: {', '.join(names)}"
+                yield from textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
+            else:
+                yield from (f"  {name:<{longest}}  {why}" for name in names)
+
+    def _failures(self) -> Iterator[str]:
+        """How many failures there are of each severity, and what that means."""
+        for name, count in self.severities.items():
+            yield f"{count} of {name} ({SEVERITIES[name]})"
+        failed = {r.severity for r in self.results if r.status in (FAIL, EXPECTED)}
+        if failed == {"range"} and self.counts[PASS]:
+            yield "right at ordinary inputs, as far as was tried"
+        if stale := self.counts[STALE]:
+            yield f"{stale} passed, though a failure was expected"
+
+
+def _templates() -> Any:
+    try:
+        jinja2 = import_module("jinja2")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"the report as HTML {INSTALL}", name=error.name) from None
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

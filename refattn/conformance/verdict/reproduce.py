@@ -1,0 +1,123 @@
+"""Scripts that show a failure."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Mapping
+from types import MethodType
+from typing import Any
+
+import numpy as np
+
+from ..candidate.adapter import Adapter
+from ..candidate.programs import Subprocess
+from ..checks.identities import Case, Trial
+from .report import Result
+
+__all__ = ["reproducer"]
+
+_LITERAL = 400  # numbers up to which an array is written out
+
+
+def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
+    """A script that makes the failing call again, or runs the check again if no call shows it.
+
+    Its exit status is 1 while the failure is there.
+
+    `again` has the arguments of `check` that make the same run.
+    """
+    adapter, case = trial.adapter, trial.case
+    lines = ["import numpy as np", "", "from refattn import conformance", ""]
+    lines += [*_imported(adapter), ""]
+    named = ", ".join(repr(c) for c in sorted(adapter.capabilities))
+    given = f"fn, {adapter.estimator!r}, [{named}], {adapter.declared!r}"
+    lines.append(f"candidate = conformance.Adapter({given})")
+    if case is None or result.p is not None or not _shows(trial, case):
+        given = ", ".join(f"{k}={x!r}" for k, x in again.items())
+        lines += [
+            'if __name__ == "__main__":',
+            f"    report = conformance.check(candidate, checks=[{result.check!r}], {given})",
+            "    print(report)",
+            '    raise SystemExit(report.verdict == "FAIL")',
+        ]
+        return "\n".join(lines) + "\n"
+    names = list(adapter.record.arrays[: len(case.arrays)])
+    for name, x in zip(names, case.arrays, strict=True):
+        lines.append(f"{name} = {_array(x)}")
+    for name, x in case.options.items():
+        if isinstance(x, np.ndarray):
+            lines.append(f"{name} = {_array(x)}")
+    words = names + [
+        f"{k}={k}" if isinstance(x, np.ndarray) else f"{k}={x!r}" for k, x in case.options.items()
+    ]
+    if getattr(case, "strict", False):
+        words.append("strict=True")
+    lines.append(f"got = candidate({', '.join(words)})")
+    if case.want is None:
+        lines += [
+            "print(got)",
+            "results = got if isinstance(got, tuple) else (got,)",
+            "raise SystemExit(not all(np.all(np.isfinite(x)) for x in results))",
+        ]
+    else:
+        lines.append(f"want = {_array(case.want)}")
+        if isinstance(trial.got, tuple):
+            lines.append(f"got = got[{trial.part}]")
+        lines.append(_VERDICT.format(case.allowed))
+    return "\n".join(lines) + "\n"
+
+
+_VERDICT = """error = np.max(np.abs(got - want))
+print("largest error", error, "allowed", {0!r})
+raise SystemExit(not error <= {0!r})"""
+
+
+def _shows(trial: Trial, case: Case) -> bool:
+    """Whether the last call alone shows the failure: it raises, or its result is wrong as such."""
+    if trial.got is None:
+        return True
+    if case.want is None:
+        return not all(np.all(np.isfinite(x)) for x in trial.results)
+    return trial.part is not None
+
+
+def _imported(adapter: Adapter) -> list[str]:
+    """Lines that define `fn`, if it can be imported."""
+    fn = adapter.fn
+    if isinstance(fn, Subprocess):
+        return [
+            f"fn = conformance.Subprocess({fn.command!r}, format={fn.format!r}, "
+            f"names={fn.names!r}, timeout={fn.timeout!r}, keep={fn.keep!r})"
+        ]
+    if adapter.source is not None:
+        module, _, name = adapter.source.partition(":")
+    else:
+        module, name = getattr(fn, "__module__", None) or "", getattr(fn, "__qualname__", "")
+        if module in ("", "__main__") or not _is_there(fn, module, name):
+            return ["fn = ...  # the callable under test"]
+    first, _, rest = name.partition(".")
+    return [f"from {module} import {first}", "", f"fn = {first}{'.' + rest if rest else ''}"]
+
+
+def _is_there(fn: Any, module: str, name: str) -> bool:
+    """Whether the name leads to the callable: that of a bound method, say, need not."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(fn, MethodType) and isinstance(found, MethodType):
+        return found == fn  # each look-up makes another object
+    return found is fn
+
+
+def _array(x: Any) -> str:
+    x = np.asarray(x)
+    if x.size == 0:
+        return f"np.empty({x.shape})"
+    if x.size <= _LITERAL:
+        return f"np.array({x.tolist()!r})"
+    data = base64.b64encode(np.ascontiguousarray(x).tobytes()).decode()
+    return (
+        f'np.frombuffer(__import__("base64").b64decode("{data}"), "{x.dtype.str}")'
+        f".reshape({x.shape})"
+    )

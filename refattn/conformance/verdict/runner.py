@@ -1,0 +1,598 @@
+"""Running the checks: which apply, with what error probability, and what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from importlib import import_module
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from ... import stats
+from ...arrays import checks as arrays_checks
+from ...arrays.words import said
+from ..candidate.adapter import CAPABILITIES, DEFAULTS, Adapter, written
+from ..candidate.failures import Beyond, Failure, Refusal
+from ..candidate.isolation import Crash, isolated
+from ..checks.identities import CHECKS, Check, Trial, attends
+from ..truth.reference import largest_exponent
+from .neighbours import diagnose
+from .report import EXPECTED, FAIL, LEFT_OUT, PASS, STALE, UNDERPOWERED, Report, Result
+from .reproduce import reproducer
+from .suspects import suspect
+
+__all__ = ["LEVELS", "TIME_LIMITS", "check", "checks_of", "parametrize_with_checks"]
+
+# Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
+LEVELS = {"quick": 2000, "full": 8000, "soak": 32000}
+_BUDGET = {"quick": 60.0, "full": 300.0, "soak": 1800.0}
+TIME_LIMITS = {level: 2 * seconds for level, seconds in _BUDGET.items()}  # of a whole run
+_TO_DIAGNOSE = 10.0  # seconds
+
+
+def check(
+    fn: Callable[..., Any],
+    *,
+    estimator: str | None = None,
+    capabilities: Iterable[str] = (),
+    tags: Mapping[str, Any] | None = None,
+    level: str = "quick",
+    alpha: float = 1e-6,
+    rng: Any = 0,
+    expected_failures: Mapping[str, str] | None = None,
+    checks: Iterable[str] | None = None,
+    time_limit: float | None = None,
+    isolate: bool = False,
+    on_result: Callable[[Result], None] | None = None,
+    track: Callable[[Sequence[Check]], Iterable[Check]] = iter,
+) -> Report:
+    r"""Check that an implementation of an attention estimator is right.
+
+    A candidate is called with arrays by position and all else by keyword:
+
+    ============  ======================================  =======================================
+    estimator     black box                               with a capability
+    ============  ======================================  =======================================
+    ``softmax``   ``fn(q, k, v)``                         ``mask=``, ``causal=True``
+    ``kernel``    ``fn(x, y, num_features=, seed=)``      ``omega``: ``fn(x, y, omega=)``;
+                                                          ``feature_map``: ``fn(x, omega=)``
+    ``rfa``       ``fn(q, k, v, num_features=, seed=)``   ``omega``: ``fn(q, k, v, omega=)``;
+                                                          ``moments``: also ``mean=, cov=``
+    ``ra``        ``fn(q, k, v, num_samples=, seed=)``    ``omega`` of shape (..., n, S, d)
+    ``lara``      ``fn(q, k, v, num_proposals=, seed=)``  ``omega``: ``fn(..., omega=, centres=)``
+    ``coreset``   ``fn(q, k, v, num_keys=, seed=)``       ``indices``: ``fn(q, k, v, indices=)``
+    ``linear``    ``fn(q, k, v)``                         as softmax
+    ``moments``   ``fn(x)`` -> (mean, cov)
+    ============  ======================================  =======================================
+
+    Identities are compared with the package's own evaluation in extended precision, within
+    the rounding error of an honest evaluation in the candidate's dtype. Of a black box the
+    frequencies are recovered from its outputs (`laws`), and their law is tested exactly.
+
+    At one seed results are compared for the same inputs and, except for RA, whose draws depend on
+    queries and keys by definition, for others of the same shapes; the frequencies of RFA and of a
+    kernel estimate may depend on the seed, their number and length only.
+
+    What a candidate takes it takes together: masks of any shape that broadcasts, causal, grouped
+    heads; of exact attention also ``window=``, ``softcap=``, ``sinks=``, ``bias=`` and
+    ``return_lse=True``, for ``(out, lse)``. Any two of a mask, a bias and causal may be refused, by
+    an exception. With a cotangent ``d_lse=`` the results are those without it: the output and the
+    cotangents of arrays. ``lse`` is not asked with sinks or dropout, and dropout, ``dropout=p`` and
+    ``seed=``, with at most two of the others. No check calls it from several threads at once, with
+    empty arrays, or with seeds of 2^31 and more.
+
+    Parameters
+    ----------
+    fn : callable or Adapter
+        The implementation; an `Adapter` has the next three arguments already.
+    estimator, capabilities, tags
+        See `Adapter`.
+    level : {"quick", "full", "soak"}
+        2,000, 8,000 or 32,000 seeds for each sample of a statistical check.
+    alpha : float
+        Largest probability that a correct implementation fails, over all checks together.
+    rng : None, int, numpy.random.SeedSequence or numpy.random.Generator
+        Source of the inputs and of the seeds given to the candidate. The report has the seed to
+        pass for the same run.
+    expected_failures : mapping of check names to reasons, optional
+        These checks still run; their failure does not count, and their passing is an error.
+    checks : iterable of str, optional
+        Run these only.
+    time_limit : float, optional
+        Seconds for the whole run; by default 120, 600, 3600. A check's calls may take half of its
+        share of what is left, and use fewer seeds then. When time is over a check fails if the
+        candidate seems to hang, and is underpowered if it is only slow; the others are not tried.
+    isolate : bool
+        Call the candidate in a process of its own. A crash of that process is a failure of the
+        check that ran, and the checks after it are not tried. The process must be able to import
+        the candidate; as with all of `multiprocessing`, a script that asks for it needs
+        ``if __name__ == "__main__":``.
+    on_result : callable, optional
+        Called with each `Result` as it ends; statistical ones may still change.
+    track : callable
+        Wraps the sequence of the checks, each of which runs when it is taken, to show progress.
+
+    Returns
+    -------
+    Report
+        The verdict and one result for each check.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is unusable; if `expected_failures` or `checks` name a check that is
+        unknown or does not apply; if `isolate` is asked for a program, or for a candidate that
+        cannot be imported. What the candidate does never raises.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> report = refattn.conformance.check(
+    ...     refattn.softmax_attention, estimator="softmax", capabilities=["mask", "causal"]
+    ... )
+    >>> report.verdict
+    'PASS'
+    """
+    adapter = _adapter(fn, estimator, capabilities, tags)
+    _usable(adapter)
+    arrays_checks.choice("level", level, LEVELS)
+    alpha = arrays_checks.real("alpha", alpha, positive=True)
+    if alpha >= 1:
+        raise ValueError(f"`alpha` must be below 1, got {alpha!r}.")
+    limit = arrays_checks.real("time_limit", time_limit, positive=True, optional=True)
+    limit = 2 * _BUDGET[level] if limit is None else limit
+    if on_result is not None and not callable(on_result):
+        raise TypeError(f"`on_result` must be callable, got {type(on_result).__name__}.")
+    seed = _seed(rng)
+    chosen = {c.name: c for c in checks_of(adapter)}
+    expected = _reasons(expected_failures)
+    _known("expected_failures", expected, chosen)
+    if checks is not None:
+        names = arrays_checks.names("checks", checks)
+        if not names:
+            raise ValueError("`checks` must name at least one check, got none.")
+        _known("checks", names, chosen)
+        chosen = {name: c for name, c in chosen.items() if name in names}
+    results: list[Result] = []
+    trials: list[Trial] = []
+    stopped, beyond = "", {}
+    with isolated(adapter) if isolate else nullcontext(adapter) as candidate:
+        end = time.monotonic() + limit
+        for i, item in enumerate(track(list(chosen.values()))):
+            left = max(end - time.monotonic(), 0.0)
+            shares = 1 if item.layer == "identity" else _laws_from(chosen, i)
+            budget = min(_BUDGET[level], left / 2 / shares)
+            trial = Trial(candidate, item.name, seed, LEVELS[level], budget, level)
+            result = _run(item, trial, left, limit / 2)
+            if trial.beyond and trial.error is None and not trial.p:  # nothing was asked
+                beyond[item.name] = trial.beyond
+                continue
+            results.append(result)
+            # A thread that is late may still write to its own.
+            trials.append(replace(trial, p=dict(trial.p), power=dict(trial.power)))
+            if on_result is not None:
+                on_result(result)
+            stopped = _stops(item, trial, result)
+            if stopped:
+                break
+        wrong = not stopped and any(r.status == FAIL for r in results)
+        diagnosis = _diagnosis(candidate, seed, end - time.monotonic()) if wrong else []
+    _correct(results, trials, alpha)
+    again = {"rng": seed, "level": level, "alpha": alpha}
+    again |= {} if time_limit is None else {"time_limit": limit}
+    again |= {"isolate": True} if isolate else {}
+    for result, trial in zip(results, trials, strict=True):
+        if result.status == FAIL:
+            result.reproducer = reproducer(trial, result, again)
+            if result.check in expected:
+                result.status, result.reason = EXPECTED, expected[result.check]
+        elif result.check in expected and result.status == PASS:
+            result.status, result.reason = STALE, expected[result.check]
+        if result.status not in (FAIL, EXPECTED):
+            result.severity = ""
+    suspect(results, trials)
+    return Report(
+        adapter.name or "",
+        adapter.estimator,
+        tuple(sorted(adapter.capabilities)),
+        dict(adapter.tags or {}),
+        level,
+        alpha,
+        seed,
+        results,
+        _not_tried(adapter, chosen)
+        | beyond
+        | {t.name: "; ".join(t.untried) for t in trials if t.untried}
+        | dict.fromkeys(list(chosen)[len(results) + len(beyond) :], stopped),
+        adapter.limits,
+        diagnosis,
+    )
+
+
+def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
+    """Which convention the candidate follows instead, as far as time allows."""
+    found: list[str] = []
+    trial = Trial(candidate, "diagnosis", seed)
+    item = Check(
+        trial.name, "", "identity", frozenset(), attends, lambda t: found.extend(diagnose(t))
+    )
+    limit = min(max(left, 0.0), _TO_DIAGNOSE)
+    _run(item, trial, limit, limit)
+    return list(found)
+
+
+def _laws_from(chosen: Mapping[str, Check], i: int) -> int:
+    """How many statistical checks are left, of those that share the time."""
+    return max(1, sum(item.layer != "identity" for item in list(chosen.values())[i:]))
+
+
+def _stops(item: Check, trial: Trial, result: Result) -> str:
+    """Why no other check can say more, if none can."""
+    if result.status == FAIL and trial.over:
+        return "the candidate hangs"
+    if result.status == UNDERPOWERED and trial.over:
+        return "time is over"
+    if trial.crashed:
+        return "the candidate crashed"
+    refused = result.status == FAIL and trial.refused and trial.calls == 0
+    if item.name == "contract" and refused:
+        result.got = f"{result.got}; {_signatures(trial)}"
+        return "every call raises"
+    return ""
+
+
+def _signatures(trial: Trial) -> str:
+    """How the candidate was called, and how it is defined."""
+    names = list(trial.adapter.record.arrays)
+    if trial.case is not None:
+        names += [
+            f"{k}={'array' if isinstance(x, np.ndarray) else repr(x)}"
+            for k, x in trial.case.options.items()
+        ]
+    called = f"called as fn({', '.join(names)})"
+    try:
+        return f"{called}, defined as fn{inspect.signature(trial.adapter.fn)}"
+    except Exception:  # no signature, or one that fails
+        return called
+
+
+def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
+    """Checks of such estimators that were not made, and why."""
+    left = [item for item in CHECKS.values() if item.name not in set(chosen)]
+    found = {}
+    for item in (item for item in left if adapter.has(*item.traits)):
+        if item.applies(adapter):
+            found[item.name] = LEFT_OUT
+        elif adapter.has("random") and not adapter.draws and item.of_draws:
+            found[item.name] = "needs frequencies of its own for each seed"
+        elif needed := _needed(item, adapter):
+            found[item.name] = f"needs {needed}"
+    return found
+
+
+# Tags without which, or with another value of which, more checks may apply.
+_LIMITING = (
+    *("dtype", "epsilon", "features", "coupling", "layout", "centres", "weighting"),
+    *("self_attention", "causal_only", "same_value_size", "multiple_of", "empty_rows"),
+)
+
+
+def _needed(item: Check, adapter: Adapter) -> str:
+    """What would have to be declared for a check to apply, in the words of the command line."""
+    tags: dict[str, Any] = dict(adapter.tags or {})
+    more: list[tuple[str, set[str], dict[str, Any]]] = [
+        (f"--capability {name}", {name}, {})
+        for name in sorted({*adapter.record.options} & {*CAPABILITIES} - {*adapter.capabilities})
+    ]
+    for name in _LIMITING:
+        value = "chunks" if name == "centres" else DEFAULTS[name]
+        if tags[name] != value:
+            more.append((f"--tag {name}={written(value)}", set(), {name: value}))
+    for count in (1, 2):
+        for some in combinations(more, count):
+            capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))
+            given = tags | {name: value for _, _, tag in some for name, value in tag.items()}
+            try:
+                other = Adapter(adapter.fn, adapter.estimator, capabilities, given)
+            except (TypeError, ValueError):
+                continue
+            if item.applies(other):
+                return " and ".join(words for words, _, _ in some)
+    return ""
+
+
+def checks_of(adapter: Adapter) -> Iterator[Check]:
+    """The checks that apply to a candidate."""
+    return (item for item in CHECKS.values() if item.applies(adapter))
+
+
+def parametrize_with_checks(
+    candidates: Iterable[Adapter],
+    *,
+    level: str = "quick",
+    alpha: float = 1e-6,
+    rng: Any = 0,
+    expected_failures: Mapping[str, str] | None = None,
+) -> Any:
+    """Make a pytest test of every check of every candidate, as a decorator.
+
+    The decorated test has one argument, ``check``, to call. The error probability of each test
+    is alpha divided by the number of statistical checks of the candidate (Bonferroni), so that
+    a correct candidate fails any with probability at most alpha.
+
+    Parameters
+    ----------
+    candidates : iterable of Adapter
+        The implementations.
+    level, alpha, rng, expected_failures
+        As in `check`; a check that is expected to fail runs, and fails if it passes. One that is
+        underpowered is skipped. `expected_failures` may hold a mapping for each candidate, by name.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `check`.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> from refattn.conformance import Adapter, parametrize_with_checks
+    >>> @parametrize_with_checks([Adapter(refattn.softmax_attention, "softmax")])
+    ... def test_attention(check):
+    ...     check()
+    """
+    import pytest
+
+    cases = []
+    nested = isinstance(expected_failures, Mapping) and all(
+        isinstance(x, Mapping) for x in expected_failures.values()
+    )
+    expected: dict[str, Any] = (
+        {str(name): _reasons(x) for name, x in (expected_failures or {}).items()}
+        if nested
+        else _reasons(expected_failures)
+    )
+    for adapter in candidates:
+        if not isinstance(adapter, Adapter):
+            raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
+        chosen = list(checks_of(adapter))
+        own = expected.get(str(adapter.name), {}) if nested else expected
+        _known("expected_failures", own, [c.name for c in chosen])
+        statistical = max(sum(c.layer != "identity" for c in chosen), 1)
+        for item in chosen:
+
+            def run(
+                adapter: Adapter = adapter,
+                name: str = item.name,
+                n: int = statistical,
+                own: Mapping[str, str] = own,
+            ) -> None:
+                reasons = {k: x for k, x in own.items() if k == name}
+                report = check(
+                    adapter,
+                    level=level,
+                    alpha=alpha / n,
+                    rng=rng,
+                    checks=[name],
+                    expected_failures=reasons,
+                )
+                if not report.results:
+                    pytest.skip(report.not_tried[name])
+                result = report.results[0]
+                if report.verdict == FAIL:
+                    lines = [result.summary]
+                    if result.severity:
+                        lines.append(f"{result.severity}: {result.gravity}")
+                    if result.severity == "range":
+                        lines.append("the tag max_logit bounds what is asked")
+                    lines += [f"like: {name}" for name in result.suspects]
+                    lines += report.diagnosis
+                    raise AssertionError("\n".join([*lines, "", result.reproducer]))
+                if result.status == EXPECTED:
+                    pytest.xfail(result.reason)
+                if result.status == UNDERPOWERED:
+                    pytest.skip(f"underpowered: {result.summary}")
+
+            cases.append(pytest.param(run, id=f"{adapter.name}-{item.name}"))
+    return pytest.mark.parametrize("check", cases)
+
+
+def _adapter(fn: Any, estimator: str | None, capabilities: Any, tags: Any) -> Adapter:
+    if isinstance(fn, Adapter):
+        if estimator not in (None, fn.estimator) or capabilities or tags:
+            raise ValueError("`estimator`, `capabilities` and `tags` must be left to the Adapter.")
+        return fn
+    if estimator is None:
+        raise TypeError("`estimator` must be given: what does `fn` compute?")
+    return Adapter(fn, estimator, capabilities, tags)
+
+
+def _usable(adapter: Adapter) -> None:
+    """Refuse what the libraries at hand cannot give to any candidate."""
+    if adapter["dtype"] == "bfloat16" and adapter["library"] in ("numpy", "cupy"):
+        raise ValueError(
+            "`tags['dtype']` must be one that the library has, got 'bfloat16' for "
+            f"{adapter['library']}."
+        )
+    if adapter["library"] != "jax" or adapter["dtype"] != "float64":
+        return
+    with suppress(ModuleNotFoundError):  # which the checks say
+        if not import_module("jax").config.jax_enable_x64:
+            raise ValueError(
+                "`tags['dtype']` must not be float64 for JAX unless jax_enable_x64 is set "
+                "(JAX_ENABLE_X64=1), got float64."
+            )
+
+
+def _seed(rng: Any) -> int:
+    if rng is None:
+        return secrets.randbits(31)
+    if isinstance(rng, int | np.integer) and not isinstance(rng, bool):
+        arrays_checks.non_negative_integer("rng", rng)
+        if rng >= 2**128:  # more than NumPy's seeds hold
+            bits = int(rng).bit_length()
+            raise ValueError(f"`rng` must be below 2**128, got an integer of {bits} bits.")
+        return int(rng)
+    return int(arrays_checks.generator(rng).integers(2**31))
+
+
+def _reasons(expected_failures: Any) -> dict[str, str]:
+    if expected_failures is None:
+        return {}
+    if not isinstance(expected_failures, Mapping):
+        kind = type(expected_failures).__name__
+        raise TypeError(
+            f"`expected_failures` must be a mapping of check names to reasons, got {kind}."
+        )
+    return {str(name): str(reason) for name, reason in expected_failures.items()}
+
+
+def _known(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
+    for name in names:
+        if name not in CHECKS:
+            arrays_checks.choice(argument, name, CHECKS)
+        if name not in chosen:
+            raise ValueError(f"`{argument}` must name checks of this candidate, got {name!r}.")
+
+
+def _run(item: Check, trial: Trial, limit: float, patience: float) -> Result:
+    """One check within its time, whatever the candidate does.
+
+    One whose call is not back after `patience` hangs; less of what is left is no evidence of that.
+    """
+    result = Result(item.name, item.claim, item.layer)
+    start = time.perf_counter()
+    outcome: list[BaseException | None] = []
+
+    def work() -> None:
+        try:
+            with np.errstate(all="ignore"):
+                item.run(trial)
+            outcome.append(None)
+        except BaseException as error:  # also SystemExit and the like, from the candidate
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, daemon=True, name=f"check {item.name}")
+    thread.start()
+    thread.join(min(limit, threading.TIMEOUT_MAX))
+    late = thread.is_alive()
+    trial.refused = not late and isinstance(outcome[0], Refusal)
+    calls, since = trial.calls, trial.since
+    hangs = since is not None and time.monotonic() - since > patience
+    if late:
+        trial.over = True  # no further calls
+        if since is not None:
+            _interrupt(thread)
+    error = None if late else outcome[0]
+    trial.crashed = isinstance(error, Crash)
+    result.seconds = time.perf_counter() - start
+    result.error, result.samples = trial.error, trial.samples
+    if late or trial.crashed or (error is not None and not isinstance(error, Failure)):
+        trial.case = None  # no call alone shows this
+    with np.errstate(all="ignore"):
+        result.severity = _severity(item, trial, error)
+    if late:
+        result.status = FAIL if hangs else UNDERPOWERED
+        result.expected = f"an answer within {limit:.3g} s"
+        result.got = "none" if hangs else f"{calls} calls in {limit:.3g} s"
+    elif isinstance(error, Beyond):
+        trial.beyond = str(error)
+        trial.untried.append(f"other cases are {error}")
+    elif isinstance(error, Failure):
+        result.status, result.expected, result.got = FAIL, error.expected, error.got
+    elif isinstance(error, ModuleNotFoundError):
+        result.status, result.expected, result.got = FAIL, "an installed library", said(error)
+    elif error is not None:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {said(error)} ({where.name}, line {where.lineno})"
+        result.status, result.expected, result.got = FAIL, "a result that can be evaluated", text
+    return result
+
+
+# Ordinary inputs: exponents up to this and the length of a key, and numbers below that.
+_ORDINARY, _LARGE = 60.0, 1e4
+
+
+def _severity(item: Check, trial: Trial, error: BaseException | None) -> str:
+    """What kind of failure it is, or would be."""
+    if isinstance(error, Refusal) or item.name in _CONTRACTS:
+        return "contract"
+    if item.layer != "identity":
+        return "law"
+    case = trial.case
+    if not isinstance(error, Failure):
+        return "contract"
+    if case is not None and len(case.arrays) == len(trial.adapter.record.arrays):
+        if trial.adapter.has("rows"):
+            x = case.arrays[0]
+            return "range" if np.max(np.abs(np.mean(x, -2)) > 1e3 * np.std(x, -2)) else "formula"
+        exponent = largest_exponent(trial.adapter, case.arrays, case.options)
+        if trial.adapter.has("random-features"):  # e^(-|q|^2/2) cancels, but is in the features
+            q = trial.adapter.root(case.arrays[0].shape[-1]) * case.arrays[0]
+            exponent += float(np.max(np.sum(q * q, -1), initial=0.0)) / 2
+        if not exponent <= _ORDINARY + case.arrays[0].shape[-1]:
+            return "range"
+        if not all(np.max(np.abs(x), initial=0.0) < _LARGE for x in case.arrays):
+            return "range"
+    return "formula"
+
+
+_CONTRACTS = ("contract", "seeds")
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Ask a thread to stop: a loop in Python does, one in compiled code goes on unseen.
+
+    An import is not interrupted: its module would stay half made, and locked for every thread.
+    """
+    if thread.ident is not None and not _imports(thread.ident):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+        )
+
+
+def _imports(ident: int) -> bool:
+    """Whether a thread is within an import."""
+    frame = sys._current_frames().get(ident)
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _correct(results: list[Result], trials: list[Trial], alpha: float) -> None:
+    """Holm's correction of all p-values of the run; those at most alpha are failures.
+
+    What a check detects is reckoned at the smallest level that Holm's method may hold it to.
+    """
+    named = [(r, name, p) for r, t in zip(results, trials, strict=True) for name, p in t.p.items()]
+    adjusted: Any = stats.holm([p for _, _, p in named]) if named else []
+    for (result, name, p), corrected in zip(named, adjusted, strict=True):
+        if result.adjusted is None or (corrected, p) < (result.adjusted, result.p):
+            result.p, result.adjusted, result.statistic = float(p), float(corrected), name
+    for result, trial in zip(results, trials, strict=True):
+        for name, (detectable, target) in trial.power.items():
+            result.detectable[name] = detectable(alpha / max(len(named), 1))
+            result.target[name] = target
+        if result.status == FAIL:
+            continue
+        if result.adjusted is not None and result.adjusted <= alpha:
+            result.status = FAIL
+            result.expected = f"that {result.claim}"
+            result.got = f"p = {result.p:.2g} ({result.statistic}), adjusted {result.adjusted:.2g}"
+        elif any(result.detectable[name] > target for name, target in result.target.items()) or (
+            not trial.p and trial.error is None  # nothing was compared
+        ):
+            if not trial.p and trial.error is None and not result.expected:
+                result.expected = "something that can be compared"
+                result.got = "nothing: rounding, or what is declared, may hide all of it"
+            result.status = UNDERPOWERED

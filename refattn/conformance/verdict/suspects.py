@@ -1,0 +1,117 @@
+"""Which catalogued defects explain a failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from ...registry import ESTIMATORS
+from ..candidate.adapter import CAPABILITIES, Adapter
+from ..checks.identities import CHECKS, Trial
+from .report import EXPECTED, FAIL, Result
+
+__all__ = ["suspect"]
+
+_MOST = 3  # suspects named for a failure
+_ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
+_NEAR = 0.05  # of the error that is found, for numbers to be nearly those of a defect
+
+
+def suspect(results: list[Result], trials: list[Trial]) -> None:
+    """Name, for each failure, defects with the same numbers, or that fail the same laws."""
+    failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
+    if not failed:
+        return
+    adapter = trials[0].adapter
+    laws = {r.check for r in results if r.layer != "identity"}
+    drawn = _same_laws(adapter, failed & laws, laws)
+    for result, trial in zip(results, trials, strict=True):
+        if result.check in failed and result.check in laws:
+            result.suspects = drawn
+        elif result.check in failed:
+            result.compared = _comparable(trial)
+            result.suspects = list(_same_numbers(trial))[:_MOST] if result.compared else []
+
+
+def _comparable(trial: Trial) -> bool:
+    """Whether the failing call can be made of catalogued defects."""
+    adapter, case = trial.adapter, trial.case
+    if case is None or case.want is None or trial.numbers is None:
+        return False
+    return adapter["scale"] is None and "seed" not in case.options
+
+
+def _same_numbers(trial: Trial) -> Iterable[str]:
+    """Defects that give nearly what the candidate gave at the failing case, the nearest first."""
+    from ..defects import MUTANTS
+
+    adapter, case = trial.adapter, trial.case
+    if case is None or case.want is None or trial.part is None:
+        return
+    asked = {"lse" if name == "return_lse" else name for name in case.options}
+    needed = ({*CAPABILITIES} & asked) - {adapter.record.size}  # the window of EVA is its size
+    gradient = "d_out" in case.options
+    found = []
+    for mutant in MUTANTS:
+        if ESTIMATORS[mutant.estimator] is not adapter.record:
+            continue
+        able = {x.removesuffix("_only") for x in mutant.capabilities}
+        if not needed <= able or gradient != ("vjp" in able):
+            continue
+        try:
+            got = Adapter(mutant.fn, mutant.estimator)(*case.arrays, **case.options)
+        except Exception:  # a defect may be that it fails
+            continue
+        got = got[trial.part] if isinstance(got, tuple) else got
+        if not np.all(np.isfinite(got)):
+            continue
+        error = float(np.max(np.abs(trial.numbers - case.want), initial=0.0))
+        apart = float(np.max(np.abs(got - trial.numbers), initial=0.0))
+        if apart < _NEAR * error:  # nearer to what came than the right numbers are
+            same = apart <= 4 * case.allowed
+            words = "the same numbers" if same else "nearly the same numbers"
+            found.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
+    yield from (text for _, text in sorted(found))
+
+
+def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
+    """Defects of the draw alone that fail the same laws, of those that ran, unless many do.
+
+    Only those of the candidate's coupling: other laws are tried of others.
+    """
+    from ..defects import MUTANTS
+
+    effects = {
+        mutant.name: mutant.effect
+        for mutant in MUTANTS
+        if mutant.tags.get("coupling", "iid") == adapter["coupling"]
+    }
+    found = [
+        mutant
+        for mutant, checks in _killers(adapter).items()
+        if all(CHECKS[c].layer != "identity" for c in checks)
+        and set(checks) & ran == failed
+        and mutant in effects
+    ]
+    if len(failed) < _ENOUGH_LAWS or len(found) > _MOST:
+        return []
+    return [f"{mutant} (fails the same laws): {effects[mutant]}" for mutant in found]
+
+
+def _killers(adapter: Adapter) -> dict[str, list[str]]:
+    """Defects of the estimator and the checks that each fails."""
+    names = (adapter.record.name, *adapter.record.aliases)
+    return {mutant: x for name in names for mutant, x in _kills().get(name, {}).items()}
+
+
+@cache
+def _kills() -> dict[str, dict[str, list[str]]]:
+    """Which checks fail for which defect, as measured; see `defects`."""
+    text = resources.files(__package__).joinpath("kills.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content

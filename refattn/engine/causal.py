@@ -1,0 +1,283 @@
+r"""Causal sums: each query reads what the keys up to its own have added."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays.blocks import block_shape, blocks, most_threads, part, put, tiles
+from ..arrays.heads import broadcast_lead
+from ..arrays.library import (
+    Array,
+    Workspace,
+    array_namespace,
+    as_written,
+    device,
+    is_numpy_array,
+    loop,
+    traced_once,
+    workspace,
+)
+from ..arrays.threads import available, for_each
+from .hops import Keys, joined
+from .kernel import Attended, buffers, combine
+from .scores import causal_mask
+
+__all__ = [
+    "LEAF",
+    "Arithmetic",
+    "Seen",
+    "at",
+    "causal_attention",
+    "chunk_size",
+    "heads_at_once",
+    "leaf_shape",
+    "leaves",
+    "running",
+]
+
+
+_WHOLE = slice(None)
+
+_CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay in the cache
+
+_FEWEST = 2  # shares, at least, that heads are cut into for threads
+
+# Elsewhere a step is of many leaves at once, of so few tokens where pairs are evaluated one by one.
+_LEAVES, LEAF = 64, 16
+
+
+class Workspaces(NamedTuple):
+    """Where a thread writes what it makes of some queries, and of some keys, on NumPy."""
+
+    queries: Workspace | None
+    keys: Workspace | None
+
+
+NO_WORKSPACES = Workspaces(None, None)
+
+
+class Arithmetic:
+    """What the arithmetics of features share: memory for each thread, and steps of one size."""
+
+    memory = NO_WORKSPACES
+
+    def alone(self, like: Array) -> Any:
+        """For one thread, with memory of its own."""
+        own = copy(self)
+        own.memory = Workspaces(workspace(like), workspace(like))
+        return own
+
+    def chunks(self, q: Array, size: int) -> Iterator[slice]:
+        """Cut the queries into steps."""
+        return blocks(0, q.shape[-2], size)
+
+
+@as_written
+def causal_attention(
+    q: Array, keys: Keys, arithmetic: Any, past: Attended | None = None
+) -> Attended:
+    """Attend to the keys that each query sees, chunk after chunk, and to what is in `past`.
+
+    Later keys enter no sum and no maximum: editing them leaves earlier results as they are, bit
+    for bit.
+    """
+    n, shift = q.shape[-2], keys.k.shape[-2] - q.shape[-2]
+    lead = broadcast_lead(q, keys.k, keys.v, keys.mask, *arithmetic.arrays)
+    out, lse = buffers(q, keys.v, lead)
+    shape = arithmetic.step(q, lead)
+    size = math.prod(shape)
+
+    def attend_head(mine: Any, head: tuple[slice, ...]) -> None:
+        nonlocal out, lse
+        own, q_h, keys_h = mine.part(head), part(q, (*head, _WHOLE, _WHOLE)), keys.part(head)
+        seen = Seen(own.start(keys_h.tokens(0, shift)), own.join)
+        if past is not None:
+            f, log_z = part(past.out, (*head, _WHOLE, _WHOLE)), part(past.lse, (*head, _WHOLE))
+            seen.add(own.remember(Attended(f, log_z)))
+        if traced_once(q) and n > size and own.alike:
+            done = _attend_in_loop(own, q_h, keys_h, seen, shape)
+            out = put(out, (*head, _WHOLE, _WHOLE), done.out)
+            lse = put(lse, (*head, _WHOLE), done.lse)
+            return
+        for i in own.chunks(q_h, size):
+            rows = own.queries(q_h[..., i, :], i)
+            fresh = keys_h.tokens(i.start + shift, i.stop + shift)
+            done = _attend_step(own, rows, fresh, seen, shape)
+            out = put(out, (*head, i, _WHOLE), done.out)
+            lse = put(lse, (*head, i), done.lse)
+
+    most = most_threads(q, math.prod(lead) * n * (arithmetic.width + shape[1]))
+    heads = heads_at_once(lead, q, shape, arithmetic)
+    for_each(lambda: partial(attend_head, arithmetic.alone(q)), heads, most=most)
+    return Attended(out, lse)
+
+
+class Seen:
+    """The state of all keys so far: sums of 1, 2, 4, ... chunks, each with the sum of all before.
+
+    As many are added in turn as the number of chunks has binary digits, and so many rounding
+    errors add up.
+    """
+
+    def __init__(self, start: Any, join: Callable[[Any, Any], Any]) -> None:
+        self.join, self.waiting = join, [(-1, start, start)]
+
+    @property
+    def state(self) -> Any:
+        """All keys so far."""
+        return self.waiting[-1][2]
+
+    def add(self, own: Any) -> None:
+        """Add the state of a chunk."""
+        level = 0
+        while self.waiting[-1][0] == level:
+            own, level = self.join(self.waiting.pop()[1], own), level + 1
+        self.waiting.append((level, own, self.join(self.state, own)))
+
+
+def _attend_in_loop(own: Any, q: Array, keys: Keys, seen: Seen, shape: tuple[int, int]) -> Attended:
+    """All steps, of which one is traced: tokens are filled up to steps of one shape."""
+    xp, n, size = array_namespace(q), q.shape[-2], math.prod(shape)
+    shift, count = keys.k.shape[-2] - n, -(-n // size)
+
+    def steps(x: Array, missing: int = 0) -> Array:
+        return xp.moveaxis(leaves(x, (count, size), missing), -3, 0)
+
+    def step(state: Any, item: Any) -> tuple[Any, Attended]:
+        q_i, k_i, v_i, mask_i = item
+        mask_i = None if mask_i is None else xp.matrix_transpose(mask_i)
+        so_far = Seen(state, own.join)
+        rows = own.queries(q_i, slice(0, size))
+        done = _attend_step(own, rows, Keys(k_i, v_i, mask_i, keys.half), so_far, shape)
+        return so_far.state, done
+
+    missing, (k, v, mask, _) = max(0, -shift), keys.tokens(shift, n + shift)
+    if missing and mask is None:
+        mask = xp.ones((1, n - missing), dtype=xp.bool, device=device(q))
+    if mask is not None:
+        mask = steps(xp.matrix_transpose(mask), missing)
+    done = loop(step, seen.state, (steps(q), steps(k, missing), steps(v, missing), mask))
+    out, lse = xp.moveaxis(done.out, 0, -3), xp.moveaxis(done.lse, 0, -2)
+    out = xp.reshape(out, (*out.shape[:-3], count * size, out.shape[-1]))
+    return Attended(out[..., :n, :], xp.reshape(lse, (*lse.shape[:-2], count * size))[..., :n])
+
+
+def heads_at_once(
+    lead: tuple[int, ...], q: Array, shape: tuple[int, int], arithmetic: Any
+) -> Iterator[tuple[slice, ...]]:
+    """As many heads at once as the features of a step fill a block, of which threads get some."""
+    count, row = math.prod(lead), math.prod(shape) * arithmetic.width
+    if not arithmetic.splits:
+        return tiles(lead, count)
+    if is_numpy_array(q):
+        return tiles(lead, min(count // max(_FEWEST, available()), chunk_size(q) // row))
+    return tiles(lead, math.prod(block_shape(q)) // (row * shape[1]))
+
+
+def chunk_size(like: Array) -> int:
+    """Numbers of the features of a step, on NumPy."""
+    return int(_CHUNK_BYTES // like.dtype.itemsize)
+
+
+def leaf_shape(n: int, leaf: int, most: int | None = None) -> tuple[int, int]:
+    """Leaves of a step, and tokens of a leaf: n tokens are cut into steps of one shape."""
+    most = _LEAVES if most is None else most
+    steps = -(-max(n, 1) // (most * leaf))
+    count = -(-max(n, 1) // (steps * leaf))
+    return count, -(-max(n, 1) // (steps * count))
+
+
+def _attend_step(own: Any, rows: Any, fresh: Keys, seen: Seen, shape: tuple[int, int]) -> Attended:
+    """Read the past and, pair by pair, the keys of the last queries; add these to the past.
+
+    Where a step is cut into leaves, all of these at once.
+    """
+    n, m = rows[0].shape[-2], fresh.k.shape[-2]
+    if m == 0:
+        alone: Attended = own.finish(reduce(combine, own.read(rows, seen.state)))
+        return alone
+    if own.in_leaves(fresh.k):
+        return _attend_leaves(own, rows, fresh, seen, shape)
+    keys = own.keys(fresh)
+    visible = causal_mask(slice(0, n), slice(0, m), m - n, None, np)
+    if fresh.mask is not None:
+        visible = visible & fresh.mask
+    found = reduce(combine, [*own.read(rows, seen.state), *own.pairs(rows, keys, visible)])
+    seen.add(own.accumulate(keys, fresh.mask))
+    done: Attended = own.finish(found)
+    return done
+
+
+def _attend_leaves(
+    own: Any, rows: Any, fresh: Keys, seen: Seen, shape: tuple[int, int]
+) -> Attended:
+    """The same for all leaves (T, c) of a step at once, each with what is before it as the past."""
+    n, missing, c = rows[0].shape[-2], rows[0].shape[-2] - fresh.k.shape[-2], shape[1]
+    xp, mask, home = array_namespace(fresh.k), fresh.mask, device(fresh.k)
+    if missing and mask is None:
+        mask = xp.ones((1, n - missing), dtype=xp.bool, device=home)
+    rows = rows.map(lambda x: leaves(x, shape))
+    keys = own.keys(fresh).map(lambda x: leaves(x, shape, missing))
+    visible = causal_mask(slice(0, c), slice(0, c), 0, home, xp)
+    if mask is not None:  # (..., T, 1, c)
+        mask = xp.matrix_transpose(leaves(xp.matrix_transpose(mask), shape, missing))
+        visible = visible & mask
+    before, after = own.before(seen.state, own.accumulate(keys, mask))
+    seen.add(after)
+    done = own.finish(reduce(combine, [*own.read(rows, before), *own.pairs(rows, keys, visible)]))
+    lse = xp.reshape(done.lse, (*done.lse.shape[:-2], math.prod(shape)))
+    return Attended(joined(done.out)[..., :n, :], lse[..., :n])
+
+
+def leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
+    """Cut rows (..., n, w) into leaves (..., T, c, w), with zeros where rows are missing."""
+    xp = array_namespace(x)
+    *lead, n, w = x.shape
+    rows = [x]
+    for where, count in ((0, missing), (2, math.prod(shape) - n - missing)):
+        if count:
+            rows.insert(where, xp.zeros((*lead, count, w), dtype=x.dtype, device=device(x)))
+    x = xp.concat(rows, axis=-2) if len(rows) > 1 else x
+    return xp.reshape(x, (*lead, *shape, w))
+
+
+def running(
+    join: Callable[[Any, Any], Any], first: Any, own: Any, axes: tuple[int, ...]
+) -> tuple[Any, Any]:
+    """States before each of T, which lie along an axis, and of the T alone: of 1, 2, 4, ... T.
+
+    All steps are of arrays of one shape, for libraries that compile each shape.
+    """
+    xp, home, count = array_namespace(*own), device(own[0]), own[0].shape[axes[0]]
+    place = np.arange(count)
+
+    def earlier(state: Any, steps: int) -> Any:
+        index = xp.asarray(np.maximum(place - steps, 0), device=home)
+        return type(state)(*(xp.take(x, index, axis=i) for x, i in zip(state, axes, strict=True)))
+
+    def choose(late: Any, a: Any, b: Any) -> Any:
+        """State a where `late`, else b."""
+        parts = zip(a, b, axes, strict=True)
+        late = xp.asarray(late, device=home)
+        return type(a)(
+            *(xp.where(xp.reshape(late, (count, *(1,) * (-i - 1))), x, y) for x, y, i in parts)
+        )
+
+    steps = 1
+    while steps < count:
+        own = choose(place >= steps, join(earlier(own, steps), own), own)
+        steps *= 2
+    first = at(first, None, axes)
+    return choose(place >= 1, join(first, earlier(own, 1)), first), at(own, -1, axes)
+
+
+def at(state: Any, i: Any, axes: tuple[int, ...]) -> Any:
+    """Take one of many states, or with None make it the only one along a new axis."""
+    index = ((..., i, *(_WHOLE,) * (-axis - 1)) for axis in axes)
+    return type(state)(*(x[j] for x, j in zip(state, index, strict=True)))

@@ -1,0 +1,117 @@
+"""Tokens cut into chunks, near keys being those of a query's own chunk."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..arrays.library import Array, array_namespace, device
+from .kernel import Attended, attend
+from .scores import Options
+
+__all__ = ["Chunks", "chunked", "rows"]
+
+
+class Chunks(NamedTuple):
+    """Queries, and the keys of their chunks; keys of all chunks."""
+
+    q: Array  # (..., B, w, d)
+    own: tuple[Array, Array, Array | None]  # (..., B, w, d), (..., B, w, d_v), (..., B, 1, w)
+    k: Array  # (..., C, w, d)
+    v: Array  # (..., C, w, d_v)
+    mask: Array | None  # (..., C, 1, w)
+    size: Array  # keys that are seen in each chunk, (..., C, 1, 1)
+    mean_query: Array  # (..., C, d), 0 of none
+    num_queries: Array  # in each chunk of them, (B, 1)
+    first: int  # chunk of the first query, which may be before that of the first key
+    ahead: int  # first query of a chunk of queries, in the chunk of its keys
+    rows: slice  # of the chunks, where the queries are
+
+    @property
+    def log_size(self) -> Array:
+        """Log of the number of keys seen in each chunk, (..., C)."""
+        xp, size = array_namespace(self.k), self.size[..., 0, 0]
+        return xp.where(size > 0, xp.log(xp.where(size > 0, size, 1.0)), -math.inf)
+
+    def seen(self, x: Array) -> Array:
+        """Rows (..., C, w, d) of keys that are seen, 0 in place of others."""
+        xp = array_namespace(x)
+        return x if self.mask is None else xp.where(xp.matrix_transpose(self.mask), x, 0.0)
+
+    def mean(self, x: Array) -> Array:
+        """Mean over the keys that are seen in each chunk, (..., C, d); 0 of none."""
+        xp = array_namespace(x)
+        count = xp.maximum(self.size, xp.ones_like(self.size))
+        return xp.sum(self.seen(x) / count, axis=-2)  # a sum of large values might overflow
+
+    def near(self, scale: Array, causal: bool) -> Attended:
+        """Attend to the keys of the own chunk."""
+        k, v, mask = self.own
+        options = Options(shift=self.ahead)
+        return attend(self.q, k, v, mask=mask, causal=causal, scale=scale, options=options)
+
+    def others(self, some: slice, causal: bool) -> Array:
+        """Which chunks some of the chunks of queries see as a whole, (B, 1, C)."""
+        xp, home = array_namespace(self.q), device(self.q)
+        own = xp.arange(self.first, self.first + self.q.shape[-3], dtype=xp.int32, device=home)
+        own, chunk = own[some], xp.arange(self.k.shape[-3], dtype=xp.int32, device=home)
+        far = chunk < own[:, None] if causal else chunk != own[:, None]
+        return far[:, None, :]
+
+    def joined(self, out: Array) -> Array:
+        """Results of the queries, (..., n, d_v)."""
+        xp = array_namespace(out)
+        shape = (*out.shape[:-3], out.shape[-3] * out.shape[-2], out.shape[-1])
+        return xp.reshape(out, shape)[..., self.rows, :]
+
+
+def chunked(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Chunks:
+    """Cut tokens into chunks; the last query is level with the last key."""
+    xp, n, m = array_namespace(q), q.shape[-2], k.shape[-2]
+    shift, count = m - n, -(-m // window)
+    first = shift // window
+    start, stop, end = first * window, count * window, count * window - shift
+
+    def cut(x: Array, start: int, stop: int) -> Array:
+        x = rows(x, start, stop)
+        return xp.reshape(x, (*x.shape[:-2], (stop - start) // window, window, x.shape[-1]))
+
+    def keys(start: int) -> tuple[Array, Array, Array | None]:
+        there = xp.ones((m, 1), dtype=xp.bool, device=device(k))
+        there = there if mask is None else there & xp.matrix_transpose(mask)
+        seen = None
+        if mask is not None or start < 0 or stop > m:
+            seen = xp.matrix_transpose(cut(there, start, stop))
+        return cut(k, start, stop), cut(v, start, stop), seen
+
+    all_keys = keys(0)
+    seen = all_keys[-1]
+    size = xp.full((1, 1), window, dtype=q.dtype, device=device(q))
+    size = xp.broadcast_to(size, (count, 1, 1))
+    if seen is not None:
+        size = xp.sum(xp.astype(seen, q.dtype), axis=-1, keepdims=True)
+    # Queries of several chunks have places in them; those of one, which may be few, have none.
+    few = count - first == 1
+    of_queries = q[..., None, :, :] if few else cut(q, start - shift, end)
+    places = slice(0, n) if few else slice(shift - start, shift - start + n)
+    some = xp.ones((n, 1), dtype=q.dtype, device=device(q))
+    some = some[None, :, :] if few else cut(some, start - shift, end)
+    most = xp.sum(some, axis=-2)
+    mean = xp.sum(of_queries, axis=-2) / xp.where(most > 0, most, 1.0)
+    mean = rows(mean, -first, count - first)
+    ahead = shift - start if few else 0
+    return Chunks(of_queries, keys(start), *all_keys, size, mean, most, first, ahead, places)
+
+
+def rows(x: Array, start: int, stop: int) -> Array:
+    """Rows from `start` to `stop` of x, (..., m, d), and zeros beyond those that there are."""
+    xp, m = array_namespace(x), x.shape[-2]
+    inside = x[..., max(0, min(start, m)) : max(0, min(stop, m)), :]
+    before, after = max(0, min(stop, 0) - start), max(0, stop - max(start, m))
+    if not before and not after:
+        return inside
+    zeros = [
+        xp.zeros((*x.shape[:-2], size, x.shape[-1]), dtype=x.dtype, device=device(x))
+        for size in (before, after)
+    ]
+    return xp.concat([zeros[0], inside, zeros[1]], axis=-2)

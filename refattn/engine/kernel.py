@@ -1,0 +1,387 @@
+"""Softmax attention in blocks, with trusted arguments: the one numerical kernel of the package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import and_
+from typing import Any, Generic, NamedTuple
+
+import numpy as np
+
+from ..arrays.blocks import block_shape, blocks, most_threads, pairwise, part, put, tiles
+from ..arrays.heads import broadcast_lead
+from ..arrays.library import (
+    Array,
+    Workspace,
+    add,
+    array_namespace,
+    as_written,
+    cut,
+    device,
+    exp,
+    is_numpy_array,
+    norm_bound,
+    rescale,
+    times,
+    workspace,
+)
+from ..arrays.products import multiply, sum_of_products
+from ..arrays.shown import held
+from ..arrays.threads import Tree, for_each
+from ..typing import ArrayT
+from .scores import NO_OPTIONS, Options, cap
+
+__all__ = [
+    "Attended",
+    "Sums",
+    "attend",
+    "buffers",
+    "combine",
+    "finite",
+    "log_sum_exp",
+    "mean",
+    "merge",
+    "nonzero",
+    "normalise",
+    "sum_of_visible",
+    "sums",
+]
+
+_ITEMS = 256  # at most, that keys are cut into for threads to share
+_NEAR_ROWS = 256  # queries from which on it pays to read keys and values once more
+
+
+@held()
+class Attended(NamedTuple, Generic[ArrayT]):
+    """Attention over some set of keys, with what it takes to merge it with another set.
+
+    Attributes
+    ----------
+    out : array, shape (..., n, d_v)
+        Weighted mean of the values; 0 for a query that sees no key.
+    lse : array, shape (..., n)
+        Log-sum-exp of the scores, the log of the normaliser; -inf for a query that sees no key.
+    """
+
+    out: ArrayT
+    lse: ArrayT
+
+
+Attended.__module__ = "refattn.attention"  # where users find it, and so do pickles
+
+
+class Sums(NamedTuple):
+    """Sums over some keys of e^(score - base) times the values, and of e^(score - base)."""
+
+    total: Array  # (..., n, d_v)
+    mass: Array  # (..., n, 1)
+    base: Array  # (..., n, 1), -inf where no key was seen
+
+
+@as_written
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    bias: Array | None = None,
+    key_bias: Callable[[Array], Array] | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    scale: float | Array | None = None,
+    options: Options = NO_OPTIONS,
+    block: tuple[int, int] | None = None,
+) -> Attended:
+    """`attend` with trusted arguments; `key_bias` maps keys (..., b, d) to their bias (..., b)."""
+    xp = array_namespace(q, k, v)
+    n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
+    softcap, sinks, slopes, dropout = options[2:]
+    band = options.band(n, m, causal)
+    lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
+    rows, columns = block or block_shape(q, n, m)
+    budget = math.prod(block or block_shape(q))
+    rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
+
+    reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which many queries share
+    outer = broadcast_lead(k, v)
+
+    def reach(head: tuple[slice, ...], j: slice, *keys: Array | None) -> _Reach:
+        own = zip(head[len(head) - len(outer) :], outer, strict=True)
+        at = (*(h.start for h, length in own if length != 1), j.start, j.stop)
+        found = reaches.get(at)
+        if found is None:
+            found = _reach(*keys)
+            if n > rows or outer != lead:
+                reaches[at] = found
+        return found
+
+    def block_sums(box: tuple[slice, ...], keys: slice, memory: Workspace | None) -> Iterator[Sums]:
+        head, i = box[:-1], box[-1]
+        q_i = part(q, (*box, slice(None)))
+        if scale is not None:
+            q_i = q_i * scale
+        plain = bias is None and mask is None and slopes is None and dropout is None
+        norms = norm_bound(q_i) if plain and _may_be_near(q_i, v) else None
+        seen = band.keys(i, keys, band.step(rows, columns))
+        for j in blocks(seen.start, seen.stop, columns):
+            k_j, v_j = (part(x, (*head, j, slice(None))) for x in (k, v))
+            scores = multiply(q_i, xp.matrix_transpose(k_j), memory)
+            if softcap is not None:
+                scores = cap(scores, softcap)
+            bias_j = None if key_bias is None else key_bias(k_j)[..., None, :]
+            if bias_j is not None:
+                scores = add(scores, bias_j)
+            if bias is not None:
+                scores = add(scores, part(bias, (*head, i, j)))
+            if slopes is not None:
+                scores = add(scores, band.alibi(slopes, box, j))
+            masked = None if mask is None else part(mask, (*head, i, j))
+            visible = band.visible(i, j, device(q), xp, masked)
+            near = None
+            if norms is not None and visible is None:
+                near = _near(norms, reach(head, j, k_j, bias_j, v_j), m)
+            kept = None if dropout is None else part(dropout, (*head, i, j))
+            yield sums(scores, v_j, visible, m, near, memory, kept)
+
+    out, lse = buffers(q, v, lead)
+    zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
+    nothing = Sums(zero, zero, zero - math.inf)
+
+    def write(box: tuple[slice, ...], found: Sums) -> None:
+        nonlocal out, lse
+        if sinks is not None:
+            sink = part(sinks, (*box[:-1], slice(None), slice(None)))
+            found = combine(found, Sums(zero, zero + 1.0, sink))
+        done = normalise(found)
+        out = put(out, (*box, slice(0, d_v)), done.out)
+        lse = put(lse, box, done.lse)
+
+    most = most_threads(q, math.prod(lead) * n * m)
+    heads = budget // (rows * columns * min(4, most or 1))  # small ones together, but for threads
+
+    def boxes() -> Iterator[tuple[slice, ...]]:
+        return ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
+
+    spans = _spans(m, columns if most > 1 else max(1, m), sum(1 for _ in boxes()))
+
+    def items() -> Iterator[tuple[Any, ...]]:
+        for box in boxes():
+            tree = Tree(combine, len(spans))
+            yield from ((box, tree, place, keys) for place, keys in enumerate(spans))
+
+    def worker() -> Callable[[tuple[Any, ...]], None]:
+        memory = workspace(q)
+        if memory is not None:  # as much as any block takes, not as much as the first
+            memory.empty("product", (budget,), q.dtype)
+
+        def attend_span(item: tuple[Any, ...]) -> None:
+            box, tree, place, keys = item
+            found = tree.add(place, pairwise(combine, block_sums(box, keys, memory), nothing))
+            if found is not None:
+                write(box, found)
+
+        return attend_span
+
+    for_each(worker, items(), most=most)
+    return Attended(out, lse)
+
+
+def _spans(m: int, columns: int, boxes: int) -> list[slice]:
+    """Cut the keys, where there are too few boxes of queries for many threads.
+
+    In powers of two of blocks, which leaves the tree of sums as it is.
+    """
+    while columns < m and boxes * -(-m // columns) > _ITEMS:
+        columns *= 2
+    return list(blocks(0, m, columns)) or [slice(0, 0)]
+
+
+def buffers(q: Array, v: Array, lead: tuple[int, ...]) -> Attended:
+    """Room for the result, (..., n, d_v) and (..., n)."""
+    xp, shape = array_namespace(q), (*lead, q.shape[-2])
+    return Attended(
+        xp.empty((*shape, v.shape[-1]), dtype=q.dtype, device=device(q)),
+        xp.empty(shape, dtype=q.dtype, device=device(q)),
+    )
+
+
+def sums(
+    scores: Array,
+    v: Array,
+    visible: Array | None,
+    m: int,
+    near: Array | None = None,
+    memory: Workspace | None = None,
+    dropout: Array | None = None,
+) -> Sums:
+    """Sum over a block of the m keys, scores (..., n, b), which are overwritten on NumPy.
+
+    Where `near`, (..., n, 1), is true, e^score serves as it is. Values are summed with weights
+    times `dropout`.
+    """
+    xp = array_namespace(scores, v)
+    if visible is not None:
+        scores = xp.where(visible, scores, -math.inf)
+    if near is not None and near.all():
+        weights, base = exp(scores), xp.zeros_like(near, dtype=scores.dtype)
+    else:
+        # Weights of which m sum to at most 1/2 keep sums of the largest finite values finite.
+        base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
+        base = base if near is None else xp.where(near, 0.0, base)
+        exponents = add(scores, -finite(base, xp))
+        # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
+        tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
+        weights = exp(cut(exponents, math.log(tiny)) if tiny else exponents)
+    mass = xp.sum(weights, axis=-1, keepdims=True)
+    if dropout is not None:
+        weights, kept = times(weights, dropout), dropout != 0
+        visible = kept if visible is None else visible & kept
+    total = (
+        sum_of_products(weights, v, memory)
+        if visible is None
+        else sum_of_visible(weights, v, visible)
+    )
+    return Sums(total, mass, base)
+
+
+class _Reach(NamedTuple):
+    """How far keys and values of a block reach, (..., 1, 1) each."""
+
+    norm: Array  # largest |k|
+    rest: Array  # largest |bias| and |log| of the largest values of columns
+
+
+def _reach(k: Array, bias: Array | None, v: Array) -> _Reach:
+    xp = array_namespace(k, v)
+    largest = nonzero(_largest_of_columns(v, xp), xp)  # a column of zeros has nothing to lose
+    rest = xp.max(xp.abs(xp.log(largest)), axis=-1, keepdims=True)
+    if bias is not None:
+        rest = rest + xp.max(xp.abs(bias), axis=-1, keepdims=True)
+    return _Reach(xp.max(norm_bound(k), axis=-2, keepdims=True), rest)
+
+
+def _may_be_near(q: Array, v: Array) -> bool:
+    """Say whether `_near` pays; in other libraries its branch would wait for the device."""
+    if not is_numpy_array(q) or q.shape[-2] < _NEAR_ROWS:
+        return False
+    return float(np.finfo(q.dtype).smallest_normal) > 0 and v.size > 0  # 0 for longdouble
+
+
+def _near(norms: Array, keys: _Reach, m: int) -> Array:
+    r"""Say which queries (..., n, 1) need no maximum over a block of the m keys.
+
+    That saves three passes over the scores. By
+    :math:`|q \cdot k + b| \le r = |q| \max |k| + \max |b|`, weights are between
+    :math:`e^{-r}` and :math:`e^r`. Let :math:`v_c` be the largest magnitude in a column c of the
+    values, unless all are 0. While
+
+    .. math:: e^r \; \max_c \max(v_c, 1 / v_c) \; (2 m)^2 \le \mathrm{eps} / \mathrm{tiny},
+
+    nothing overflows; what underflows is less than eps of :math:`v_c` times the least weight. Sums
+    may be added to others that have a base, hence a mass of at least 1 / (2 m): where their factor
+    for it is below tiny, and may be flushed to 0, these sums are less than eps of the others.
+    """
+    limits = np.finfo(norms.dtype)
+    most = math.log(float(limits.eps) / float(limits.smallest_normal)) - 2 * math.log(2 * m)
+    near: Array = norms * keys.norm + keys.rest <= most
+    return near
+
+
+def _largest_of_columns(v: Array, xp: Any) -> Array:
+    """Largest magnitude in each column, (..., 1, d_v)."""
+    *lead, b, d_v = v.shape
+    rows = math.gcd(b, 32)  # taken as one: NumPy needs as long for short rows as for long ones
+    largest = xp.max(xp.reshape(xp.abs(v), (*lead, b // rows, rows * d_v)), axis=-2)
+    return xp.max(xp.reshape(largest, (*lead, rows, d_v)), axis=-2, keepdims=True)
+
+
+def sum_of_visible(weights: Array, v: Array, visible: Array, *, signed: bool = False) -> Array:
+    """Sum weights, 0 where hidden, times values: neither 0 * inf nor 0 * nan hidden reach it.
+
+    No weight is negative unless `signed`.
+    """
+    xp = array_namespace(weights, v)
+    finite = xp.isfinite(v)
+    if is_numpy_array(v) and finite.all():
+        return sum_of_products(weights, v)
+    total = sum_of_products(weights, xp.where(finite, v, 0.0))
+    if signed:
+        total = total + _sum_of_infinite(-weights, -v, visible & (weights < 0))
+        visible = visible & (weights >= 0)
+    return total + _sum_of_infinite(weights, v, visible)
+
+
+def _sum_of_infinite(weights: Array, v: Array, visible: Array) -> Array:
+    """Sum what visible infinities and nan add to finite values: 0, inf, -inf or nan.
+
+    They are counted in matrix products: a nan as both infinities, any with weight 0 as very many.
+    """
+    xp, many = array_namespace(weights, v), 2.0 * v.shape[-2]
+    seen = xp.where(visible, xp.where(weights > 0, xp.ones_like(weights), many), 0.0)
+    unknown = xp.isnan(v)
+    rise, fall = (seen @ xp.astype((v == x) | unknown, v.dtype) for x in (math.inf, -math.inf))
+    total = xp.where(rise > 0, math.inf, xp.where(fall > 0, -math.inf, xp.zeros_like(rise)))
+    spoilt = ((rise > 0) & (fall > 0)) | (xp.maximum(rise, fall) >= many)
+    return xp.where(spoilt, math.nan, total)
+
+
+def combine(a: Sums, b: Sums) -> Sums:
+    """Add the sums over two sets of keys, of which the totals may be overwritten."""
+    xp = array_namespace(*a, *b)
+    base = xp.maximum(a.base, b.base)
+    scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
+    total = add(rescale(a.total, scale_a), rescale(b.total, scale_b))
+    return Sums(total, a.mass * scale_a + b.mass * scale_b, base)
+
+
+def normalise(sums: Sums) -> Attended:
+    xp = array_namespace(*sums)
+    lse = _log(sums.mass, sums.base, xp)[..., 0]
+    return Attended(mean(sums.total / nonzero(sums.mass, xp), sums.total), lse)
+
+
+def mean(mean: Array, *averaged: Array) -> Array:
+    """Undo overflow by rounding: where what was averaged is finite, so is the mean."""
+    if is_numpy_array(mean) and not np.isinf(mean).any():
+        return mean
+    xp = array_namespace(mean)
+    undo = reduce(and_, map(xp.isfinite, averaged), xp.isinf(mean))
+    return xp.where(undo, xp.sign(mean) * xp.finfo(mean.dtype).max, mean)
+
+
+def _log(mass: Array, base: Array, xp: Any) -> Array:
+    """Log of mass * e^base."""
+    return xp.where(mass == 0, -math.inf, base + xp.log(nonzero(mass, xp)))
+
+
+@as_written
+def log_sum_exp(scores: Array) -> Array:
+    """Reduce the last axis, which must not be empty."""
+    xp = array_namespace(scores)
+    base = xp.max(scores, axis=-1)
+    weights = xp.exp(scores - finite(base, xp)[..., None])
+    return _log(xp.sum(weights, axis=-1), base, xp)
+
+
+@as_written
+def merge(a: Attended, b: Attended) -> Attended:
+    xp = array_namespace(*a, *b)
+    base = finite(xp.maximum(a.lse, b.lse), xp)
+    mass_a, mass_b = (xp.exp(x.lse - base) for x in (a, b))
+    mass = mass_a + mass_b
+    share_a, share_b = (x / nonzero(mass, xp) for x in (mass_a, mass_b))
+    out = share_a[..., None] * a.out + share_b[..., None] * b.out
+    out = mean(out, a.out, b.out)
+    return Attended(out, _log(mass, base, xp))
+
+
+def finite(base: Array, xp: Any) -> Array:
+    """Replace -inf, the base of an empty set, by 0: -inf - 0 is -inf where -inf - (-inf) is nan."""
+    return xp.where(base == -math.inf, 0.0, base)
+
+
+def nonzero(mass: Array, xp: Any) -> Array:
+    """Replace 0, the mass of an empty set, by 1."""
+    return xp.where(mass == 0, 1.0, mass)

@@ -1,0 +1,224 @@
+r"""The pullback of softmax attention in blocks, with trusted arguments.
+
+With weights :math:`p_{ij} = e^{s_{ij} - \mathrm{lse}_i}` and cotangents :math:`\bar g` of the
+output and :math:`\bar\ell` of the log normaliser,
+
+.. math::
+    \bar s_{ij} = p_{ij} \, (\bar g_i \cdot v_j - \delta_i), \qquad
+    \delta_i = \bar g_i \cdot \mathrm{out}_i - \bar\ell_i, \qquad
+    \bar v_j = \sum_i p_{ij} \, \bar g_i
+
+and all else follows from :math:`\bar s`. The weights are computed again, block after block, from
+the log normalisers; each block of them serves all sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ..arrays.blocks import add_part, block_shape, blocks, most_threads, part, sum_to, tiles
+from ..arrays.heads import broadcast_lead
+from ..arrays.library import (
+    Array,
+    Workspace,
+    add,
+    array_namespace,
+    as_written,
+    device,
+    exp,
+    square_norm,
+    times,
+    workspace,
+)
+from ..arrays.products import multiply, sum_of_products
+from ..arrays.threads import InOrder, for_each
+from .kernel import Attended, finite, sum_of_visible
+from .scores import NO_OPTIONS, Options, cap, slope_of_cap
+
+__all__ = ["Cotangents", "attend", "zeros_of"]
+
+_WHOLE = slice(None)
+_ROWS, _COLUMNS = 8, 8  # blocks of which sums are made before these are added to the result
+
+
+class Cotangents(NamedTuple):
+    """What one change of the result takes of each argument, with the shape of that argument."""
+
+    q: Array
+    k: Array
+    v: Array
+    bias: Array | None = None
+    sinks: Array | None = None
+
+
+class _Tile(NamedTuple):
+    """What some queries and keys bring to the sums, for all leading axes."""
+
+    q: Array  # (..., rows, d)
+    k: Array  # (..., columns, d)
+    v: Array  # (..., columns, d_v)
+    scores: Array  # (..., rows, columns)
+
+
+def zeros_of(x: Array) -> Array:
+    """Our own buffer for the cotangent of an array."""
+    xp = array_namespace(x)
+    return xp.zeros(x.shape, dtype=x.dtype, device=device(x))
+
+
+@as_written
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    done: Attended,
+    d_out: Array,
+    d_lse: Array | None = None,
+    *,
+    bias: Array | None = None,
+    half: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    scale: float | Array | None = None,
+    options: Options = NO_OPTIONS,
+) -> Cotangents:
+    """Pull cotangents of `_kernel.attend` back, of which `half` |k|^2 is less than the scores.
+
+    `done` is what it returned, with all leading axes, and so have the cotangents `d_out` and
+    `d_lse`. Arguments that are broadcast get the sum over what they are repeated for.
+    """
+    xp = array_namespace(q, k, v)
+    n, m = q.shape[-2], k.shape[-2]
+    if mask is not None and mask.ndim < 2:
+        mask = xp.broadcast_to(mask, (1, m))
+    softcap, sinks, slopes, dropout = options[2:]
+    band = options.band(n, m, causal)
+    lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
+    rows, columns = block_shape(q, n, m)
+    budget = rows * columns
+    rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
+    total = Cotangents(*(None if x is None else zeros_of(x) for x in (q, k, v, bias)))
+
+    def tile(box: tuple[slice, ...], j: slice, memory: Workspace | None) -> _Tile:
+        head, i = box[:-1], box[-1]
+        q_i, g = (part(x, (*box, _WHOLE)) for x in (q, d_out))
+        out, lse = part(done.out, (*box, _WHOLE)), part(done.lse, box)[..., None]
+        delta = _delta(g, out, None if d_lse is None else part(d_lse, box))[..., None]
+        k_j, v_j = (part(x, (*head, j, _WHOLE)) for x in (k, v))
+        q_i = q_i if scale is None else q_i * scale
+        scores = multiply(q_i, xp.matrix_transpose(k_j), memory, "scores")
+        steep = None
+        if softcap is not None:
+            steep, scores = slope_of_cap(scores, softcap), cap(scores, softcap)
+        if half is not None:
+            scores = add(scores, -half * square_norm(k_j)[..., None, :])
+        if bias is not None:
+            scores = add(scores, part(bias, (*box, j)))
+        if slopes is not None:
+            scores = add(scores, band.alibi(slopes, box, j))
+        masked = None if mask is None else part(mask, (*box, j))
+        visible = band.visible(i, j, device(q), xp, masked)
+        if visible is not None:
+            scores = xp.where(visible, scores, -math.inf)
+        weights = exp(add(scores, -finite(lse, xp)))
+        d_weights = multiply(g, xp.matrix_transpose(v_j), memory, "d_scores")
+        kept = weights
+        if dropout is not None:
+            factor = part(dropout, (*box, j))
+            d_weights, kept = xp.where(factor == 0, 0.0, d_weights * factor), weights * factor
+        d_scores = times(add(d_weights, -delta), weights)
+        if visible is not None:  # nan in what is hidden goes no further
+            kept, d_scores = (xp.where(visible, x, 0.0) for x in (kept, d_scores))
+        d_products = d_scores
+        if steep is not None:  # of what is hidden it may be nan
+            d_products = d_scores * (steep if visible is None else xp.where(visible, steep, 0.0))
+        d_q = _sum(d_products, k_j, visible, memory)
+        d_k = _sum(xp.matrix_transpose(d_products), q_i, visible, memory, turned=True)
+        d_v = _sum(xp.matrix_transpose(kept), g, visible, memory, turned=True)
+        if half is not None:
+            column = xp.sum(d_scores, axis=-2)[..., None]
+            d_k = d_k - xp.where(column == 0, 0.0, 2 * half * column * k_j)
+        return _Tile(d_q if scale is None else d_q * scale, d_k, d_v, d_scores)
+
+    most = most_threads(q, math.prod(lead) * n * m)
+    heads = budget // (rows * columns * min(4, most or 1))  # small ones together, but for threads
+
+    def items() -> Iterator[tuple[int, tuple[slice, ...], slice, slice]]:
+        place = 0
+        for head in tiles(lead, heads):
+            for i in blocks(0, n, rows * _ROWS):
+                seen = band.keys(i, slice(0, m), columns)
+                for j in blocks(seen.start, seen.stop, columns * _COLUMNS):
+                    yield place, head, i, j
+                    place += 1
+
+    order = InOrder()
+
+    def worker() -> Callable[[Any], None]:
+        memory = workspace(q)
+
+        def pull(item: tuple[int, tuple[slice, ...], slice, slice]) -> None:
+            place, head, queries, keys = item
+            sums: dict[tuple[str, int, int], Array] = {}
+            d_bias: list[tuple[tuple[slice, ...], Array]] = []
+
+            def gather(name: str, tokens: slice, x: Array, like: Array) -> None:
+                x = sum_to(x, (*part(like, (*head, tokens, _WHOLE)).shape[:-2], *x.shape[-2:]))
+                at = (name, tokens.start, tokens.stop)
+                sums[at] = add(sums[at], x) if at in sums else x
+
+            for i in blocks(queries.start, queries.stop, rows):
+                own = band.keys(i, keys, columns)
+                for j in blocks(own.start, own.stop, columns):
+                    found = tile((*head, i), j, memory)
+                    gather("q", i, found.q, q)
+                    gather("k", j, found.k, k)
+                    gather("v", j, found.v, v)
+                    if bias is not None:
+                        box = (*head, i, j)
+                        own = sum_to(found.scores, part(bias, box).shape)
+                        d_bias.append((box, xp.asarray(own, copy=True)))  # it lies in `memory`
+
+            def write() -> None:
+                nonlocal total
+                for (name, start, stop), x in sums.items():
+                    box = (*head, slice(start, stop), _WHOLE)
+                    buffer = add_part(getattr(total, name), box, x)
+                    total = total._replace(**{name: buffer})
+                for box, x in d_bias:
+                    total = total._replace(bias=add_part(total.bias, box, x))
+
+            order.add(place, write)
+
+        return pull
+
+    for_each(worker, items(), most=most)
+    if sinks is not None:
+        total = total._replace(sinks=_of_sinks(sinks, done, d_out, d_lse))
+    return total
+
+
+def _delta(d_out: Array, out: Array, d_lse: Array | None) -> Array:
+    """What the normaliser of each query takes, up to its weights."""
+    delta = array_namespace(out).sum(d_out * out, axis=-1)
+    return delta if d_lse is None else delta - d_lse
+
+
+def _of_sinks(sinks: Array, done: Attended, d_out: Array, d_lse: Array | None) -> Array:
+    """Cotangents of sinks, keys whose value is 0."""
+    xp = array_namespace(sinks)
+    weights = xp.exp(sinks[..., 0] - finite(done.lse, xp))
+    d_sinks = xp.where(weights == 0, 0.0, -weights * _delta(d_out, done.out, d_lse))
+    return sum_to(d_sinks[..., None], sinks.shape)
+
+
+def _sum(
+    weights: Array, x: Array, visible: Array | None, memory: Workspace | None, turned: bool = False
+) -> Array:
+    """Sum rows of x with weights that are 0 where hidden."""
+    if visible is None:
+        return sum_of_products(weights, x, memory)
+    visible = array_namespace(x).matrix_transpose(visible) if turned else visible
+    return sum_of_visible(weights, x, visible, signed=True)

@@ -1,0 +1,396 @@
+r"""Features that are exponentials: positive, and summed relative to their largest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays.blocks import block_shape, blocks, part, put, tiles
+from ..arrays.heads import broadcast_lead
+from ..arrays.library import (
+    Array,
+    Workspace,
+    add,
+    array_namespace,
+    as_written,
+    cut,
+    device,
+    exp,
+    is_numpy_array,
+)
+from ..arrays.products import multiply, sum_of_products
+from .causal import LEAF, Arithmetic, causal_attention, leaf_shape, running
+from .hops import Keys, Samples, joined, read, sample
+from .kernel import Attended, Sums, buffers, finite, log_sum_exp, merge, normalise, sums
+from .scores import causal_mask
+
+__all__ = [
+    "Exponential",
+    "base_of",
+    "exponents",
+    "hidden",
+    "per_query",
+    "split_ones",
+    "tiles_of_queries",
+    "two_hops",
+    "with_ones",
+]
+
+
+_WHOLE = slice(None)
+
+_CHUNK = 128  # tokens of a step on NumPy, twice what one sum of products adds
+
+
+@as_written
+def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool) -> Attended:
+    """Queries attend to samples that attend to the keys each query sees; `lse` lacks -|q|^2/2."""
+    if keys.differ:
+
+        def read_own(q: Array, samples: Samples, states: Attended) -> Attended:
+            weights = samples.log_weight[..., None, :]
+            out, lse = read(q[..., None, :], Samples(samples.omega, weights), states)
+            return Attended(out[..., 0, :], lse[..., 0])
+
+        omega = samples.omega[..., None, :, :]
+        return per_query(read_own, q, Samples(omega, samples.log_weight), keys, causal)
+    if causal:
+        return causal_attention(q, keys, Exponential(samples))
+    return read(q, samples, sample(samples.omega, keys))
+
+
+def per_query(
+    read: Callable[[Array, Samples, Attended], Attended],
+    q: Array,
+    samples: Samples,
+    keys: Keys,
+    causal: bool,
+) -> Attended:
+    """First hop with samples or keys of each query's own, then `read`."""
+    xp, num_samples = array_namespace(q), samples.omega.shape[-2]
+    out, lse = buffers(q, keys.v, _lead_of_each(q, samples, keys))
+    for box, own, flat, seen in tiles_of_queries(q, samples, keys, causal):
+        f, log_z = sample(flat, seen)
+        shape = (box[-1].stop - box[-1].start, num_samples)
+        f = xp.reshape(f, (*f.shape[:-2], *shape, f.shape[-1]))
+        log_z = xp.reshape(log_z, (*log_z.shape[:-1], *shape))
+        done = read(part(q, (*box, _WHOLE)), own, Attended(f, log_z))
+        out = put(out, (*box, _WHOLE), done.out)
+        lse = put(lse, box, done.lse)
+    return Attended(out, lse)
+
+
+def _lead_of_each(q: Array, samples: Samples, keys: Keys) -> tuple[int, ...]:
+    omega, log_weight = samples
+    return broadcast_lead(q, keys.k, keys.v, omega[..., 0, :], log_weight, keys.mask)
+
+
+def tiles_of_queries(
+    q: Array, samples: Samples, keys: Keys, causal: bool
+) -> Iterator[tuple[tuple[slice, ...], Samples, Array, Keys]]:
+    """Cut queries with samples or keys of their own into tiles.
+
+    Yields which queries, their samples, the frequencies of all of these in one row, and the keys
+    that each of the row sees.
+    """
+    xp, (omega, log_weight) = array_namespace(q), samples
+    n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
+    num_samples, d = omega.shape[-2:]
+    lead = _lead_of_each(q, samples, keys)
+    width = max(1, d_v, m if causal or keys.mask is not None else 1)
+    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
+        c, box = i.stop - i.start, (*head, i)
+        own = Samples(part(omega, (*box, _WHOLE, _WHOLE)), part(log_weight, (*box, _WHOLE)))
+        flat = joined(xp.broadcast_to(own.omega, (*own.omega.shape[:-3], c, num_samples, d)))
+        k, v, _, half = keys.part(tuple(head))
+        seen = None if keys.mask is None else part(keys.mask, (*box, _WHOLE))
+        if causal:
+            past = causal_mask(i, slice(0, m), m - n, device(q), xp)
+            seen = past if seen is None else seen & past
+        if seen is not None and c > 1:  # the rows of a query's samples
+            seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
+            seen = joined(seen)
+        yield box, own, flat, Keys(k, v, seen, half)
+
+
+class _Exponents(NamedTuple):
+    """Features e^x of tokens. On NumPy they are near where plain arithmetic loses nothing."""
+
+    x: Array  # (..., c, S)
+    known: Array = None  # which samples there are for a query, (c, S); all if None
+    values: Array = None  # e^(x - base)
+    base: Array = None  # (..., c, 1), 0 for rows that are near
+    near: Array = None  # (..., c, 1)
+    v: Array = None  # (..., c, d_v), of keys
+    ones: Array = None  # (..., c, d_v + 1), of keys: values [v_j, 1] where these are near
+    plain: bool = False  # whether all rows are near
+
+    def map(self, function: Callable[[Array], Array]) -> _Exponents:
+        """Apply a function to what there is in libraries other than NumPy."""
+        known, v = (x if x is None else function(x) for x in (self.known, self.v))
+        return _Exponents(function(self.x), known, v=v)
+
+
+class _State(NamedTuple):
+    """What samples have seen: sums over terms that are near, and the mean of others."""
+
+    near: Array = None  # (..., S, d_v + 1), sums of e^y_js [v_j, 1]; on NumPy
+    far: Attended | None = None
+
+
+class Exponential(Arithmetic):
+    r"""Positive features of queries and keys, e^x_is and e^y_js, of any size.
+
+    Where exponents and values are bounded, sums are of plain numbers, as in `Signed`: products of
+    such features with each other, with values and with the number of terms neither overflow nor
+    underflow. All else is in the log domain: a pair is the log of a product of rows, each less
+    its own maximum, or where that may have lost digits a log-sum-exp. What is near is decided
+    for each term alone, so that a result does not depend on what its query does not see.
+    Other libraries than NumPy do not branch on values: all is far there, and pairs are
+    log-sum-exps.
+    """
+
+    splits = True
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+        self.alike = samples.log_weight.shape[-2] == 1  # whether steps differ in their tokens only
+        self.width = samples.omega.shape[-2]
+        self.arrays: tuple[Array, ...] = samples
+
+    def part(self, head: tuple[slice, ...]) -> Exponential:
+        """Take some heads."""
+        box, own = (*head, _WHOLE, _WHOLE), copy(self)
+        own.samples = Samples(*(part(x, box) for x in self.samples))
+        own.arrays = own.samples
+        return own
+
+    def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
+        """Leaves of a step, and tokens of a leaf."""
+        return (1, _CHUNK) if is_numpy_array(q) else leaf_shape(q.shape[-2], LEAF)
+
+    def in_leaves(self, like: Array) -> bool:
+        """Whether a step is cut into leaves."""
+        return not is_numpy_array(like)
+
+    def start(self, keys: Keys) -> _State:
+        """What samples have seen of keys before the first query."""
+        return self.remember(sample(self.samples.omega, keys))
+
+    def remember(self, states: Attended) -> _State:
+        """What samples have seen, of sums that are near and others."""
+        f, lse = states
+        if not is_numpy_array(f):
+            return _State(far=states)
+        near = (np.abs(lse) <= _limits(f)[1])[..., None] & _near_rows(f)
+        mass = np.where(near, np.exp(np.where(near, lse[..., None], 0.0)), 0.0)
+        found = mass * with_ones(np.where(near, f, 0.0))
+        far = np.where(near[..., 0], -math.inf, lse)
+        return _State(found, None if (far == -math.inf).all() else Attended(f, far))
+
+    def queries(self, q: Array, i: slice) -> _Exponents:
+        """Features of queries, with the weights of the samples."""
+        omega = array_namespace(q).matrix_transpose(self.samples.omega)
+        memory = self.memory.queries
+        x = multiply(q, omega, memory, "exponents")
+        return exponents(add(x, part(self.samples.log_weight, (i, _WHOLE))), memory=memory)
+
+    def keys(self, keys: Keys) -> _Exponents:
+        """Features of keys."""
+        memory, omega = (
+            self.memory.keys,
+            array_namespace(keys.k).matrix_transpose(self.samples.omega),
+        )
+        y = multiply(keys.k, omega, memory, "exponents")
+        if keys.half is not None:
+            y = add(y, keys.bias(keys.k)[..., None])
+        return exponents(y, keys.v, memory=memory)
+
+    def accumulate(self, keys: _Exponents, mask: Array | None) -> _State:
+        """What samples see of a chunk, `mask` being (..., 1, c)."""
+        xp, y, v = array_namespace(keys.x), keys.x, keys.v
+        size = y.shape[-2]
+        if not is_numpy_array(y):
+            return _State(far=normalise(sums(xp.matrix_transpose(y), v, mask, size)))
+        if keys.plain and mask is None:
+            return _State(sum_of_products(keys.values.mT, keys.ones, self.memory.keys))
+        seen, (low, high) = np.True_ if mask is None else mask.mT, _limits(y)
+        near_rows = _near_rows(v)
+        near = (y >= low) & (y <= high) & near_rows & seen
+        ones = with_ones(np.where(near_rows, v, 0.0))
+        found = sum_of_products(np.exp(np.where(near, y, -math.inf)).mT, ones)
+        rest = seen & ~near
+        if not rest.any():
+            return _State(found)
+        return _State(found, normalise(sums(y.mT, v, rest.mT, size)))
+
+    def join(self, a: _State, b: _State) -> _State:
+        """Add what was seen of other keys."""
+        near = None if a.near is None else a.near + b.near
+        far = a.far or b.far
+        return _State(near, merge(a.far, b.far) if a.far and b.far else far)
+
+    def pairs(self, queries: _Exponents, keys: _Exponents, visible: Array) -> Iterator[Sums]:
+        """Read the visible keys of a chunk one by one."""
+        v = keys.v  # large ones are averaged with those of the past: twice as many weights
+        if not is_numpy_array(v):
+            scores = queries.x[..., :, None, :] + keys.x[..., None, :, :]
+            if queries.known is not None:
+                xp = array_namespace(v)
+                scores = xp.where(queries.known[..., :, None, :], scores, -math.inf)
+            yield sums(log_sum_exp(scores), v, visible, 2 * v.shape[-2])
+            return
+        known = queries.x.shape[-1]
+        if known < keys.x.shape[-1]:
+            keys = _of_known(keys, known)
+        products = sum_of_products(queries.values, keys.values.mT, self.memory.keys)
+        if queries.plain and keys.plain:  # finite, all of them
+            weights = hidden(products, visible)
+            yield _plain_sums(sum_of_products(weights, keys.ones, self.memory.keys))
+            return
+        near = queries.near & keys.near.mT & visible
+        if near.any():
+            yield _plain_sums(sum_of_products(np.where(near, products, 0.0), keys.ones))
+        far = visible & ~near
+        if far.any():
+            yield sums(_log_products(queries, keys, products, far), v, far, 2 * v.shape[-2])
+
+    def read(self, queries: _Exponents, state: _State) -> Iterator[Sums]:
+        """Read what samples have seen."""
+        x = queries.x
+        size = x.shape[-1]
+        if state.near is not None:
+            near, values = state.near[..., :size, :], queries.values
+            if not queries.plain:
+                values = np.where(queries.near, values, 0.0)
+                f, lse = normalise(_plain_sums(near))
+                scores = np.where(queries.near, -math.inf, x + lse[..., None, :])
+                yield sums(scores, f, None, size)
+            yield _plain_sums(sum_of_products(values, near, self.memory.queries))
+        if state.far is not None:
+            f, lse = state.far.out[..., :size, :], state.far.lse[..., None, :size]
+            yield sums(x + lse, f, queries.known, 2 * size)
+
+    def before(self, state: _State, own: _State) -> tuple[_State, _State]:
+        """States before each of many leaves, and after all."""
+        before, after = running(merge, state.far, own.far, (-3, -2))
+        return _State(far=before), _State(far=after)
+
+    def finish(self, found: Sums) -> Attended:
+        """Mean and log normaliser."""
+        return normalise(found)
+
+
+def _limits(x: Array) -> tuple[float, float]:
+    """Between which exponents are near.
+
+    A product of two features, a value up to e^high or down to e^-high, and the sum of e^high such
+    terms are between the smallest normal and the largest number.
+    """
+    largest = float(np.log(np.finfo(x.dtype).max))
+    return -largest / 3, largest / 4
+
+
+def _near_rows(v: Array) -> Array:
+    """Whether all values (..., c, d_v) of a row are 0 or neither large nor small, (..., c, 1)."""
+    if not v.size:
+        return np.ones((*v.shape[:-1], 1), dtype=bool)
+    high = np.exp(v.dtype.type(_limits(v)[1]))
+    size = np.abs(v)
+    if np.max(size) <= high and np.min(size) >= 1 / high:
+        return np.ones((*v.shape[:-1], 1), dtype=bool)
+    np.copyto(size, 1.0, where=size == 0)
+    largest, least = (f(size, axis=-1, keepdims=True) for f in (np.max, np.min))
+    return (largest <= high) & (least >= 1 / high)
+
+
+def exponents(
+    x: Array,
+    v: Array | None = None,
+    known: Array | None = None,
+    memory: Workspace | None = None,
+) -> _Exponents:
+    """Exponents of tokens, with their values if they are keys; what has large values is far."""
+    if not is_numpy_array(x):
+        return _Exponents(x, known, v=v)
+    low, high = _limits(x)
+    near = np.ones((*x.shape[:-1], 1), dtype=bool) if v is None else _near_rows(v)
+    if not (np.max(x) <= high and np.min(x) >= low):  # rows are looked at where it is not for all
+        largest, least = (f(x, axis=-1, keepdims=True) for f in (np.max, np.min))
+        near = near & (largest <= high) & (least >= low)
+    ones = None if v is None else with_ones(v if near.all() else np.where(near, v, 0.0), memory)
+    if near.all():
+        out = None if memory is None else memory.empty("features", x.shape, x.dtype)
+        return _Exponents(
+            x, None, np.exp(x, out=out), np.zeros_like(x[..., :1]), near, v, ones, True
+        )
+    base = np.where(near, 0.0, finite(np.max(x, axis=-1, keepdims=True), np))
+    tiny = float(np.finfo(x.dtype).smallest_normal)  # 0 for longdouble
+    values = exp(cut(x - base, math.log(tiny)) if tiny else x - base)
+    return _Exponents(x, None, values, base, near, v, ones)
+
+
+def _of_known(keys: _Exponents, known: int) -> _Exponents:
+    """Features of keys for the first samples alone."""
+    x = keys.x[..., :known]
+    if keys.plain:
+        return keys._replace(x=x, values=keys.values[..., :known])
+    return exponents(x, keys.v)
+
+
+def _plain_sums(found: Array) -> Sums:
+    """Sums (..., d_v + 1) that need no base; of no key where the mass is 0."""
+    return split_ones(found, base_of(found[..., -1:] != 0, found))
+
+
+def hidden(products: Array, visible: Array) -> Array:
+    """Finite products, our own, with 0 for what is not visible, in less time than `where` takes."""
+    fits = np.broadcast_shapes(products.shape, visible.shape) == products.shape
+    return np.multiply(products, visible, out=products if fits else None)
+
+
+def base_of(some: Array, like: Array) -> Array:
+    """0 where there are some keys, else -inf, in the dtype of `like`."""
+    zero, nothing = np.asarray([0.0, -math.inf], dtype=like.dtype)
+    return np.where(some, zero, nothing)
+
+
+def _log_products(queries: _Exponents, keys: _Exponents, products: Array, far: Array) -> Array:
+    """log sum_s e^(x_is + y_js) of far pairs, (..., n, c), from products of rows less their bases.
+
+    Where all terms of a product are so small that they may have lost digits, it is evaluated anew.
+    """
+    limits, size = np.finfo(products.dtype), queries.x.shape[-1]
+    # A product with a row that is near loses nothing: its exponents are above log(tiny) / 3.
+    lost = (products < size * (limits.smallest_normal / limits.eps)) & far
+    scores = np.log(products)
+    scores += queries.base
+    scores += keys.base.mT
+    if lost.any():
+        lead = scores.shape[:-2]
+        x, y = (np.broadcast_to(z.x, (*lead, *z.x.shape[-2:])) for z in (queries, keys))
+        *head, i, j = np.nonzero(lost)
+        for some in blocks(0, len(i), max(1, math.prod(block_shape(x)) // size)):
+            at = [index[some] for index in (*head, i, j)]
+            scores[tuple(at)] = log_sum_exp(x[(*at[:-2], at[-2])] + y[(*at[:-2], at[-1])])
+    return scores
+
+
+def with_ones(v: Array, memory: Workspace | None = None) -> Array:
+    """Values [v_j, 1], whose sums hold the mass."""
+    xp = array_namespace(v)
+    if memory is not None:
+        ones = memory.empty("ones", (*v.shape[:-1], v.shape[-1] + 1), v.dtype)
+        ones[..., :-1], ones[..., -1] = v, 1.0
+        return ones
+    like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
+    return xp.concat([v, xp.ones_like(like)], axis=-1)
+
+
+def split_ones(found: Array, base: Array) -> Sums:
+    """Sums (..., d_v + 1) of values and of 1."""
+    return Sums(found[..., :-1], found[..., -1:], base)

@@ -1,0 +1,112 @@
+"""What exact attention does with scores besides adding a bias, and which keys a query may see."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..arrays.blocks import part
+from ..arrays.library import Array, array_namespace, device, is_numpy_array, times
+
+__all__ = ["NO_OPTIONS", "Band", "Options", "cap", "causal_mask", "slope_of_cap"]
+
+Window = tuple[int | None, int | None]
+
+
+class Options(NamedTuple):
+    """What exact attention takes and the estimators do not."""
+
+    window: Window = (None, None)
+    shift: int | None = None  # key i + shift is level with query i; m - n by default
+    softcap: float | None = None
+    sinks: Array | None = None  # (..., 1, 1)
+    slopes: Array | None = None  # (..., 1, 1)
+    dropout: Array | None = None  # broadcasting to (..., n, m)
+
+    def band(self, n: int, m: int, causal: bool) -> Band:
+        """The keys, of m, that each of n queries sees by its place."""
+        return Band.of(m - n if self.shift is None else self.shift, causal, self.window)
+
+
+NO_OPTIONS = Options()
+
+
+class Band(NamedTuple):
+    """The keys that a query sees by its place.
+
+    Query i sees key j if i + shift - left <= j <= i + shift + right; None is no limit.
+    """
+
+    shift: int
+    left: int | None = None
+    right: int | None = None
+
+    @classmethod
+    def of(cls, shift: int, causal: bool, window: Window = (None, None)) -> Band:
+        """Causal attention is a window that ends at the query itself."""
+        left, right = window
+        if causal:
+            right = 0 if right is None else min(right, 0)
+        return cls(shift, left, right)
+
+    def keys(self, i: slice, span: slice, step: int = 1) -> slice:
+        """Keys of a span that some of the queries i see, from a multiple of `step` on."""
+        start, stop = span.start, span.stop
+        if self.left is not None:
+            first = max(start, min(stop, i.start + self.shift - self.left))
+            start += (first - start) // step * step
+        if self.right is not None:
+            stop = max(start, min(stop, i.stop + self.shift + self.right))
+        return slice(start, stop)
+
+    def step(self, rows: int, columns: int) -> int:
+        """Where blocks of keys start: anywhere if one of them is all that some queries see."""
+        if self.left is None or self.right is None:
+            return columns
+        return 1 if rows + self.left + self.right <= columns else columns
+
+    def visible(
+        self, i: slice, j: slice, home: Any, xp: Any, mask: Array | None = None
+    ) -> Array | None:
+        """Which of the queries i see which of the keys j, and a mask lets them; None if all do."""
+        seen = mask
+        if self.right is not None and j.stop - 1 > i.start + self.shift + self.right:
+            early = causal_mask(i, j, self.shift + self.right, home, xp)
+            seen = early if seen is None else seen & early
+        if self.left is not None and j.start < i.stop - 1 + self.shift - self.left:
+            late = ~causal_mask(i, j, self.shift - self.left - 1, home, xp)
+            seen = late if seen is None else seen & late
+        return seen
+
+    def distances(self, i: slice, j: slice, like: Array) -> Array:
+        """|i + shift - j|, shape (rows, columns)."""
+        xp, home = array_namespace(like), device(like)
+        queries = xp.arange(i.start + self.shift, i.stop + self.shift, device=home)
+        keys = xp.arange(j.start, j.stop, device=home)
+        return xp.astype(xp.abs(queries[:, None] - keys[None, :]), like.dtype)
+
+    def alibi(self, slopes: Array, box: tuple[slice, ...], j: slice) -> Array:
+        """The bias of `Alibi` for a box of heads and queries."""
+        own = part(slopes, (*box[:-1], slice(None), slice(None)))
+        return -own * self.distances(box[-1], j, slopes)
+
+
+def causal_mask(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:
+    """Whether query i sees key j in causal attention: j <= i + shift, shape (rows, columns)."""
+    queries = xp.arange(i.start + shift, i.stop + shift, device=device)
+    keys = xp.arange(j.start, j.stop, device=device)
+    return queries[:, None] >= keys[None, :]
+
+
+def cap(scores: Array, most: float) -> Array:
+    """c tanh(s / c) of our own temporary; in place on NumPy."""
+    xp = array_namespace(scores)
+    ratio = times(scores, xp.asarray(1 / most, dtype=scores.dtype, device=device(scores)))
+    ratio = xp.tanh(ratio, out=ratio) if is_numpy_array(ratio) else xp.tanh(ratio)
+    return times(ratio, xp.asarray(most, dtype=scores.dtype, device=device(scores)))
+
+
+def slope_of_cap(scores: Array, most: float) -> Array:
+    """The derivative 1 / cosh(s / c)^2 of `cap`, all digits of it where it is small."""
+    xp = array_namespace(scores)
+    fallen = xp.exp(-2 * xp.abs(scores / most))
+    return 4 * fallen / (1 + fallen) ** 2

@@ -1,0 +1,386 @@
+r"""Attention to a few keys in place of all: a coreset that stands for them, or a sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ..arrays import checks
+from ..arrays.blocks import block_shape, blocks, part, put, tiles
+from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    centred,
+    constant,
+    device,
+    has_float64,
+    reverse,
+    root_scale,
+    square_norm,
+    take_rows,
+)
+from ..engine.kernel import Attended, attend, buffers, finite, merge
+from ..engine.positive import with_ones
+from ..typing import ArrayT, Pivots
+from . import key_sampling
+from .inputs import check, exactly_one
+from .key_sampling import PIVOTS
+
+__all__ = ["PIVOTS", "coreset_attention", "sampled_key_attention"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+@as_written
+def coreset_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    num_keys: int | None = None,
+    indices: Any = None,
+    pivots: Pivots = "gaussian",
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+) -> ArrayT:
+    r"""Attend to a few keys that stand for all (Nystrom approximation of the kernel of the keys).
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_{s \in J} e^{q_i \cdot k_s} (W v)_s}
+                              {\sum_{s \in J} e^{q_i \cdot k_s} (W 1)_s}, \qquad
+        W = h_{JJ}^{-1} h_{JK}, \quad h(k, k') = e^{k \cdot k'}
+
+    with keys less the mean of those seen, a shift that no softmax notices. arXiv:2602.10056. Linear
+    in n and m. Biased, and so are numerator and denominator, whatever keys are drawn; weights may
+    be negative, and so may the denominator, which can vanish. With all keys in J it is exact
+    attention. It cannot be causal, and has no decoding state: the weights are of all keys.
+
+    Parameters
+    ----------
+    q, k, v
+        As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v), all float32 or float64.
+    num_keys : int, optional
+        Number S of keys in J, at most m, if `indices` are not given.
+    indices : array of integers, shape (..., S), optional
+        Keys J of each query head, or of each key head, from 0 to m - 1: checked as those of
+        `sampled_key_attention`. One that is hidden, or as near to those before it as rounding,
+        counts as not there.
+    pivots : {"gaussian", "exponential"}
+        How J is chosen, see `key_sampling.draw_pivots`.
+    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
+        Source of randomness.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+    mask : array of bool, broadcasting to (..., 1, m), optional
+        True where the queries attend to the key: the same for all queries.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key of J are 0. Values are
+        not confined to the range of `v`.
+
+    Raises
+    ------
+    TypeError
+        As in `attend`, and if `indices` are not integers or `num_keys` is none.
+    ValueError
+        As in `attend`; if not exactly one of `num_keys` and `indices` is given, if there are more
+        of them than keys, if an index is not of a key, if `pivots` is unknown, or if the mask
+        differs between queries.
+
+    Notes
+    -----
+    W is the identity at the keys of J, and only the rest goes through a solve: samples J attend to
+    the other keys, f and log Z, and
+
+    .. math:: W v = v_J + h_{JJ}^{-1} (Z f)
+
+    by a Cholesky factor of the Gaussian kernel g = h / (a a'), a = e^{|k|^2 / 2}, whose diagonal is
+    1. Relative to the sum of the absolute terms the error is at most of the order of
+    eps (1 + largest exponent) S sqrt(cond g). A key is as near as rounding where what is left of
+    the diagonal is at most S eps. g is factored in float64 where the device has it, but f and Z are
+    in the dtype of `q`: in float32, 6 of 12 keys in 3 dimensions with coordinates of size 0.1,
+    0.03, 0.01 and 0.003 leave errors up to 2e-5, 2e-4, 1e-3 and 1e-2 of values of size 1, and below
+    1e-10 in float64, which such keys need. Keys further
+    apart than |k - k'|^2 / 2 = 708, or 87 without float64, are taken to be at right angles. `vjp`
+    has no pullback of it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import coreset_attention, softmax_attention
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 40, 4))
+    >>> approx = coreset_attention(q, k, v, num_keys=30, rng=1)
+    >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
+    True
+    """
+    scale, mask = check(q, k, v, scale, mask, causal=False)
+    mask = checks.one_row(mask, k)
+    checks.choice("pivots", pivots, PIVOTS)
+    exactly_one(num_keys=num_keys, indices=indices)
+    if indices is not None:
+        indices = checks.key_indices(indices, q, k, v)[..., None, :]
+    (q, k, v, mask, indices), ungroup = group_heads(q, k, v, mask, indices)
+    xp, root = array_namespace(q), root_scale(scale, q)
+    if num_keys is not None:
+        indices = key_sampling.draw_pivots(
+            k, num_keys=num_keys, pivots=pivots, rng=rng, scale=scale, mask=mask
+        )
+    else:
+        indices = indices[..., 0, :]
+    q, k = root * q, root * centred(k, mask)
+    chosen, v_chosen = take_rows(k, indices), take_rows(v, indices)
+    half = square_norm(chosen)[..., None, :] / 2
+    factor, free = _cholesky(_gaussian(chosen, mask, indices))
+    free = free[..., None, :]
+    own = attend(q, chosen, with_ones(v_chosen), mask=free)
+    f, log_z = attend(chosen, k, v, mask=_others(indices, free, mask, k))
+    carried, log_size = _carried(factor, free, with_ones(f), log_z - half[..., 0, :])
+    rest = attend(q, chosen, carried, bias=log_size[..., None, :] - half)
+    both = merge(own, rest)
+    seen = both.lse > -math.inf
+    norm = xp.where(seen[..., None], both.out[..., -1:], 1.0)
+    return ungroup(both.out[..., :-1] / norm)
+
+
+def _gaussian(x: Array, mask: Array | None, indices: Array) -> Array:
+    """Gaussian kernel of the keys of J, in float64 where the device has it; 0 of hidden ones."""
+    xp = array_namespace(x)
+    x = xp.astype(x, xp.float64) if x.dtype == xp.float32 and has_float64(x) else x
+    half = square_norm(x)[..., None, :] / 2
+    gram = xp.exp(x @ xp.matrix_transpose(x) - half - xp.matrix_transpose(half))
+    if mask is None:
+        return gram
+    return xp.where(take_rows(xp.matrix_transpose(mask), indices), gram, 0.0)
+
+
+def _carried(factor: Array, free: Array, f: Array, log_z: Array) -> tuple[Array, Array]:
+    """What keys of J carry of the others, g^-1 (Z f): rows of size 1, and logs of their sizes."""
+    xp, dtype = array_namespace(f), f.dtype
+    log_z = xp.where(free[..., 0, :], xp.astype(log_z, factor.dtype), -math.inf)
+    top = finite(xp.max(log_z, axis=-1, keepdims=True), xp)
+    b = xp.exp(log_z - top)[..., None] * xp.astype(f, factor.dtype)
+    x = _solve(factor, free, b)
+    # What is not finite stays in its column.
+    size = xp.max(xp.where(xp.isfinite(x), xp.abs(x), 1.0), axis=-1, keepdims=True)
+    some = size > 0
+    x = x / xp.where(some, size, 1.0)
+    log_size = xp.where(some, xp.log(xp.where(some, size, 1.0)), -math.inf)[..., 0] + top
+    return xp.astype(x, dtype), xp.astype(log_size, dtype)
+
+
+def _others(indices: Array, free: Array, mask: Array | None, k: Array) -> Array:
+    """Keys that are seen and not among those of J that are `free`, (..., 1, m)."""
+    xp, m, found = array_namespace(k), k.shape[-2], []
+    at, there = indices[..., None], xp.matrix_transpose(free)
+    for j in blocks(0, m, max(1, math.prod(block_shape(k)) // indices.shape[-1])):
+        keys = xp.arange(j.start, j.stop, dtype=at.dtype, device=device(k))
+        found.append(~xp.any(there & (at == keys), axis=-2, keepdims=True))
+    others = xp.concat(found, axis=-1)
+    return others if mask is None else others & mask
+
+
+def _cholesky(a: Array) -> tuple[Array, Array]:
+    """Factor a positive semidefinite matrix with ones on its diagonal.
+
+    Returns the lower factor and which rows do not depend on those before, (..., S), to rounding:
+    columns of the others are 0.
+    """
+    xp, size = array_namespace(a), a.shape[-1]
+    least = size * xp.finfo(a.dtype).eps
+    columns: list[Array] = []
+    free: list[Array] = []
+    for _ in range(size):
+        some = a[..., :1, :1] > least
+        column = xp.where(some, a[..., :1] / xp.sqrt(xp.where(some, a[..., :1, :1], 1.0)), 0.0)
+        rest = column[..., 1:, :]
+        a = a[..., 1:, 1:] - rest * xp.matrix_transpose(rest)
+        above = xp.zeros_like(column[..., :1, :])
+        columns.append(xp.concat([*[above] * len(columns), column], axis=-2))
+        free.append(some[..., 0])
+    return xp.concat(columns, axis=-1), xp.concat(free, axis=-1)
+
+
+def _solve(factor: Array, free: Array, b: Array) -> Array:
+    """Solve L L^T x = b; x is 0 where a row is not `free`, (..., 1, S)."""
+    xp = array_namespace(b)
+    there = xp.matrix_transpose(free)
+    y = _substitute(factor, there, b)
+    turned = reverse(reverse(xp.matrix_transpose(factor), -1), -2)
+    return reverse(_substitute(turned, reverse(there, -2), reverse(y, -2)), -2)
+
+
+def _substitute(lower: Array, free: Array, b: Array) -> Array:
+    """Solve L x = b row by row, with 0 in rows that are not `free`, (..., S, 1)."""
+    xp = array_namespace(b)
+    x = xp.where(free[..., :1, :], b[..., :1, :], 0.0)[..., :0, :]
+    for s in range(lower.shape[-1]):
+        row = b[..., s : s + 1, :] - lower[..., s : s + 1, :s] @ x
+        diagonal = xp.where(free[..., s : s + 1, :], lower[..., s : s + 1, s : s + 1], math.inf)
+        x = xp.concat([x, row / diagonal], axis=-2)
+    return x
+
+
+def sampled_key_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    indices: Any,
+    log_probability: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+) -> ArrayT:
+    r"""Attend to a sample of the keys, each divided by how often it is expected in one.
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_{j \in J_i} e^{q_i \cdot k_j} v_j / p_{ij}}
+                              {\sum_{j \in J_i} e^{q_i \cdot k_j} / p_{ij}}
+
+    Both sums are unbiased, their ratio is not, unless p_ij is a multiple of e^(q_i . k_j): for S
+    independent keys from pi_i, the softmax itself, it is, with variance Var_pi(v) / S. Laws of bias
+    and variance: `theory.sampled_keys_law`. Samples by hashing (MagicPIG, HyperAttention) and by
+    kernel densities (KDEformer) are such, with laws of their own. `key_sampling.draw_keys` draws
+    some. A mask that is causal hides later keys of a sample, but what is expected in it is that of
+    draws from all keys, so that there is no decoding state: a key that arrives changes all draws.
+
+    Parameters
+    ----------
+    q, k, v
+        As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v), all float32 or float64.
+    indices : array of integers, shape (..., S) or (..., n, S)
+        Which keys are in the sample, the same for all queries or one for each: of each query if
+        there is an axis more than the heads and S. A key may come several times. All must be from
+        0 to m - 1, which is checked where they have values: not in Dask, and not while JAX traces,
+        where another index gives what is left undefined.
+    log_probability : array, shape of `indices`, optional
+        log p: the expected number of times that a key is in the sample, which is its inclusion
+        probability where none comes twice. The same for all by default.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default.
+    mask : array of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key of the sample are 0.
+
+    Raises
+    ------
+    TypeError
+        As in `attend`, and if `indices` are not integers.
+    ValueError
+        As in `attend`; if shapes of `indices` or `log_probability` do not fit, or if an index is
+        not of a key.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import sampled_key_attention
+    >>> q, k, v = np.zeros((1, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
+    >>> sampled_key_attention(q, k, v, indices=np.array([0, 2]), log_probability=np.log([0.25, 1]))
+    array([[1.]])
+    """
+    found = arranged_samples(
+        q, k, v, indices=indices, log_probability=log_probability, scale=scale, mask=mask
+    )
+    return found.ungroup(attend_samples(found).out)
+
+
+class Sample(NamedTuple):
+    """Some queries, and the keys that their one sample (..., 1, S) is drawn from."""
+
+    q: Array
+    k: Array
+    v: Array
+    mask: Array | None  # (..., 1, m), or (..., n, m) if each query is to have a row of its own
+    indices: Array
+    log_p: Array
+    scale: Any
+
+    def taken(self) -> tuple[Array, Array, dict[str, Any]]:
+        """Keys and values of the sample, and how to attend to them."""
+        at, mask = self.indices[..., 0, :], self.mask
+        if mask is not None:
+            xp = array_namespace(mask)
+            mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at))
+        k, v = take_rows(self.k, at), take_rows(self.v, at)
+        return k, v, {"bias": -self.log_p, "mask": mask, "scale": self.scale}
+
+    def attend(self) -> Attended:
+        """Attend to the keys of the sample."""
+        k, v, options = self.taken()
+        return attend(self.q, k, v, **options)
+
+
+class Arranged(NamedTuple):
+    """Checked arguments of `sampled_key_attention`, heads in groups."""
+
+    sample: Sample  # its indices may be (..., n, S)
+    ungroup: Callable[..., Array]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all queries have one sample, of which they see the same keys."""
+        mask = self.sample.mask
+        return self.sample.indices.shape[-2] == 1 and (mask is None or mask.shape[-2] == 1)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The axes before those of queries."""
+        q, k, v, mask, indices, *_ = self.sample
+        return broadcast_lead(q, k, v, mask, indices)
+
+    def each(self, at_least: int = 1) -> Iterator[tuple[tuple[slice, ...], Sample]]:
+        """Which queries, and with an axis for each of them their samples, some at once."""
+        q, k, v, mask, indices, log_p, scale = self.sample
+        whole, size = slice(None), max(1, indices.shape[-1] * (q.shape[-1] + v.shape[-1]))
+        most = max(at_least, math.prod(block_shape(q)) // size)
+        for box in tiles((*self.lead, q.shape[-2]), most):
+            rows, head = (*box, whole), (*box[:-1], whole, whole)
+            k_h, v_h = (part(x, head)[..., None, :, :] for x in (k, v))
+            seen = None if mask is None else part(mask, rows)[..., None, :]
+            at, of_at = (part(x, rows)[..., None, :] for x in (indices, log_p))
+            yield box, Sample(part(q, rows)[..., None, :], k_h, v_h, seen, at, of_at, scale)
+
+
+def arranged_samples(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    indices: Any,
+    log_probability: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+) -> Arranged:
+    """Check arguments of `sampled_key_attention`."""
+    checks.attention(q, k, v, mask=mask)
+    indices, log_p = checks.sample_of_keys(indices, log_probability, q, k, v)
+    scale = checks.real("scale", scale, optional=True, like=q)
+    mask = checks.key_rows(mask, k)
+    (q, k, v, mask, indices, log_p), ungroup = group_heads(q, k, v, mask, indices, log_p)
+    scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
+    return Arranged(Sample(q, k, v, mask, indices, log_p, scale), ungroup)
+
+
+@as_written
+def attend_samples(found: Arranged) -> Attended:
+    """Attend to samples, all at once where they are shared."""
+    if found.shared:
+        return found.sample.attend()
+    out, lse = buffers(found.sample.q, found.sample.v, found.lead)
+    for box, sample in found.each():
+        done = sample.attend()
+        out = put(out, (*box, slice(None)), done.out[..., 0, :])
+        lse = put(lse, box, done.lse[..., 0])
+    return Attended(out, lse)

@@ -1,0 +1,312 @@
+r"""Keys chosen at random: pivots that span the kernel of all keys, and samples of keys.
+
+Uniform numbers are drawn on the host in float64, and keys are found by them on the device, in
+float64 where it has it: the same seed chooses the same keys on every array library, but where a
+number is within rounding of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, get_args
+
+from ..arrays import checks
+from ..arrays.blocks import block_shape, blocks, part, put, tiles
+from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    centred,
+    constant,
+    device,
+    has_float64,
+    root_scale,
+    square_norm,
+    take_rows,
+)
+from ..arrays.shown import held
+from ..engine.kernel import attend, finite
+from ..typing import KeyLaw, Pivots
+
+__all__ = ["LAWS", "PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+LAWS: tuple[KeyLaw, ...] = get_args(KeyLaw)
+PIVOTS: tuple[Pivots, ...] = get_args(Pivots)
+_ROUNDS = 32  # of shares that are cut at 1; each cuts one at least, and most all
+
+
+@held()
+class KeySample(NamedTuple):
+    """Keys of a sample.
+
+    Attributes
+    ----------
+    indices : array of integers, shape (..., S) or (..., n, S)
+        Which keys.
+    log_probability : array, shape of `indices`
+        Log of the expected number of times that each is drawn; infinite where a place is empty.
+    """
+
+    indices: Array
+    log_probability: Array
+
+
+def draw_pivots(
+    k: Array,
+    *,
+    num_keys: int,
+    pivots: Pivots = "gaussian",
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+) -> Array:
+    r"""Choose keys whose kernels span those of the others (randomly pivoted Cholesky).
+
+    .. math:: P(s) \propto h(k_s, k_s) - h_{sJ} \, h_{JJ}^{-1} \, h_{Js}
+
+    for each key in turn, with J those chosen before: what they leave of the diagonal. Chen et al.,
+    arXiv:2207.06503. Takes time O(m S (d + S)) and memory O(m S) for each head.
+
+    Parameters
+    ----------
+    k : array, shape (..., m, d), float32 or float64
+        Keys.
+    num_keys : int
+        Number S of keys to choose, at most m.
+    pivots : {"gaussian", "exponential"}
+        The kernel h of keys less the mean of those seen: e^{-|k - k'|^2 / 2}, or e^{k . k'}, which
+        prefers long keys. Both span the same functions of a query.
+    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
+        Source of randomness.
+    scale : float, optional
+        Factor on k . k', 1 / sqrt(d) by default, positive.
+    mask : array of bool, broadcasting to (..., 1, m), optional
+        True for keys that may be chosen. Once none is left that differs from those chosen, places
+        are filled with any.
+
+    Returns
+    -------
+    array of integers, shape (..., S)
+        Indices for each head of `k`, in the order in which they were chosen, with the namespace
+        and device of `k`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`; if `num_keys` is not a positive integer of at most m, or `pivots` unknown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.estimators import key_sampling
+    >>> k = np.array([[0.0], [9.0], [0.0]])
+    >>> sorted(key_sampling.draw_pivots(k, num_keys=2, rng=0, scale=1.0).tolist())
+    [0, 1]
+    """
+    checks.attention(k, k, k, mask=mask)
+    scale = checks.real("scale", scale, positive=True, optional=True, like=k)
+    checks.choice("pivots", pivots, PIVOTS)
+    checks.length("num_keys", num_keys)
+    checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
+    rng, mask = checks.generator(rng), checks.one_row(mask, k)
+    u = rng.random((*broadcast_lead(k, mask), num_keys))
+    return _draw_pivots(k, u, pivots, scale, mask)
+
+
+@as_written
+def _draw_pivots(
+    k: Array, u: Any, pivots: Pivots, scale: float | None, mask: Array | None
+) -> Array:
+    """Choose a key for each number of u, (..., S), by the residual diagonal of the kernel."""
+    xp = array_namespace(k)
+    wide = xp.float64 if k.dtype == xp.float32 and has_float64(k) else k.dtype
+    x = xp.astype(centred(k, mask), wide)
+    x = root_scale(scale, x) * x
+    m, (*lead, size) = x.shape[-2], u.shape
+    # The residual of e^(k . k') is that of the Gaussian kernel times e^(|k|^2).
+    log_factor = square_norm(x) if pivots == "exponential" else xp.zeros_like(x[..., 0])
+    left = xp.ones((*lead, m), dtype=wide, device=device(k))
+    if mask is not None:
+        left = xp.where(mask[..., 0, :], left, 0.0)
+    rows = xp.zeros((*lead, size, m), dtype=wide, device=device(k))
+    eps, chosen, heads = xp.finfo(wide).eps, [], [slice(0, n) for n in lead]
+    for s in range(size):
+        log_weight = xp.where(left > 0, log_factor, -math.inf)
+        top = finite(xp.max(log_weight, axis=-1, keepdims=True), xp)  # of those that are left
+        at = _found(
+            xp.exp(log_weight - top) * left, xp.minimum(constant(u[..., s : s + 1], x), 1 - eps)
+        )
+        apart = xp.sum((x - take_rows(x, at)) ** 2, axis=-1)
+        before = rows[..., :s, :]
+        known = take_rows(xp.matrix_transpose(before), at) @ before
+        row = xp.exp(-apart / 2)[..., None, :] - known
+        pivot = take_rows(left[..., None], at)
+        row = xp.where(pivot > 0, row / xp.sqrt(xp.where(pivot > 0, pivot, 1.0)), 0.0)
+        left = left - row[..., 0, :] ** 2
+        left = xp.where(left > size * eps, left, 0.0)
+        rows = put(rows, (*heads, slice(s, s + 1), slice(0, m)), row)
+        chosen.append(at)
+    return xp.concat(chosen, axis=-1)
+
+
+def _found(share: Array, u: Array) -> Array:
+    """Index whose part of the sum of shares (..., m) holds u, (..., S) as shares of the sum."""
+    xp = array_namespace(share)
+    upper = xp.cumulative_sum(share, axis=-1)
+    return xp.minimum(_not_above(upper, u * upper[..., -1:]), share.shape[-1] - 1)
+
+
+def _not_above(upper: Array, points: Array) -> Array:
+    """How many of the numbers (..., m) are not above each point, (..., S)."""
+    xp, found = array_namespace(upper), []
+    for some in blocks(
+        0, points.shape[-1], max(1, math.prod(block_shape(upper)) // upper.shape[-1])
+    ):
+        below = upper[..., None, :] <= points[..., some][..., None]
+        found.append(xp.sum(xp.astype(below, xp.int32), axis=-1, dtype=xp.int32))
+    return xp.concat(found, axis=-1)
+
+
+def draw_keys(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    num_keys: int,
+    law: KeyLaw = "uniform",
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+) -> KeySample:
+    r"""Draw a sample of keys for `sampled_key_attention`.
+
+    Parameters
+    ----------
+    q, k, v
+        As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v).
+    num_keys : int
+        Places S of a sample, at most m.
+    law : {"uniform", "norms", "softmax"}
+        * ``"uniform"``: each key with probability S / m, without replacement;
+        * ``"norms"``: with probability min(1, c (|v_j|^2 / sum_l |v_l|^2 + 1 / m)), of sum S,
+          without replacement: as in HyperAttention, Han et al., arXiv:2310.05869, but half of it
+          uniform, as keys of small values have a part in the denominator;
+        * ``"softmax"``: S independent keys of each query from its softmax, which takes time
+          O(n m).
+
+        What is drawn without replacement is a systematic sample, in the order of the keys.
+    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
+        Source of randomness.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default.
+    mask : array of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key; the same for all queries, of shape (..., 1, m),
+        unless the law is ``"softmax"``.
+
+    Returns
+    -------
+    KeySample
+        `indices` and `log_probability`, of shape (..., S), or (..., n, S) if the law is
+        ``"softmax"``, for each query head. The latter have the dtype of `q`. Places beyond the keys
+        there are have the log probability inf, with which they are not seen.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`; if `num_keys` is not a positive integer of at most m, or `law` unknown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.estimators import key_sampling
+    >>> q, k, v = np.zeros((1, 1)), np.zeros((4, 1)), np.ones((4, 1))
+    >>> indices, log_p = key_sampling.draw_keys(q, k, v, num_keys=2, rng=0)
+    >>> int(indices[1] - indices[0]), np.exp(log_p).round(6)
+    (2, array([0.5, 0.5]))
+    """
+    checks.attention(q, k, v, mask=mask)
+    scale = checks.real("scale", scale, optional=True, like=q)
+    checks.choice("law", law, LAWS)
+    checks.length("num_keys", num_keys)
+    checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
+    rng, n = checks.generator(rng), q.shape[-2]
+    if law == "softmax":
+        mask = checks.key_rows(mask, k)
+        u = rng.random((*checks.lead(q, k, v), n, num_keys))
+        (q, k, v, mask, u), ungroup = group_heads(q, k, v, mask, u)
+        return KeySample(*map(ungroup, _draw_from_softmax(q, k, u, scale, mask)))
+    (q, k, v, mask), ungroup = group_heads(q, k, v, checks.one_row(mask, k))
+    u = rng.random((*broadcast_lead(k, v, mask), 1))
+    drawn = _draw_systematic(q, k, v if law == "norms" else None, num_keys, u, mask)
+    xp, shape = array_namespace(q), (*broadcast_lead(q, k, v, mask), num_keys)
+    return KeySample(*(ungroup(xp.broadcast_to(x, shape), core=1) for x in drawn))
+
+
+@as_written
+def _draw_systematic(
+    q: Array, k: Array, v: Array | None, num_keys: int, u: Any, mask: Array | None
+) -> KeySample:
+    """Draw keys at u, u + 1, ... of the sum of their inclusion probabilities."""
+    xp, m = array_namespace(k), k.shape[-2]
+    wide = xp.float64 if k.dtype == xp.float32 and has_float64(k) else k.dtype
+    seen = xp.ones((*u.shape[:-1], m), dtype=xp.bool, device=device(k))
+    seen = seen if mask is None else seen & mask[..., 0, :]
+    share = xp.where(seen, xp.ones((m,), dtype=wide, device=device(k)), 0.0)
+    if v is not None and v.shape[-1]:
+        values = xp.where(seen[..., None], xp.astype(v, wide), 0.0)
+        most = xp.max(xp.abs(values), axis=(-2, -1), keepdims=True)
+        norms = square_norm(values / xp.where(most > 0, most, 1.0))
+        total, count = (xp.sum(x, axis=-1, keepdims=True) for x in (norms, share))
+        share = share / xp.where(count > 0, count, 1.0) + norms / xp.where(total > 0, total, 1.0)
+    p = share * 0.0
+    for _ in range(_ROUNDS):  # those cut at 1 leave more to the others
+        full = p >= 1
+        rest = xp.sum(xp.where(full, 0.0, share), axis=-1, keepdims=True)
+        due = num_keys - xp.sum(xp.astype(full, wide), axis=-1, keepdims=True)
+        p = xp.where(
+            full, 1.0, xp.minimum(share * (due / xp.where(rest > 0, rest, 1.0)), 1.0 + 0.0 * share)
+        )
+    upper = xp.cumulative_sum(p, axis=-1)
+    points = constant(u, p) + xp.arange(num_keys, dtype=wide, device=device(k))
+    at = _not_above(upper, points)
+    empty, at = at >= m, xp.minimum(at, m - 1)
+    log_p = xp.where(empty, math.inf, xp.log(take_rows(p[..., None], at)[..., 0]))
+    return KeySample(at, xp.astype(log_p, q.dtype))
+
+
+@as_written
+def _draw_from_softmax(
+    q: Array, k: Array, u: Any, scale: Any, mask: Array | None
+) -> tuple[Array, Array]:
+    """Invert the distribution function of each query's softmax at u, (..., n, S)."""
+    xp, (*lead, n, size), m = array_namespace(q), u.shape, k.shape[-2]
+    wide = xp.float64 if q.dtype == xp.float32 and has_float64(q) else q.dtype
+    scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
+    options, whole = {"device": device(q)}, slice(None)
+    indices = xp.zeros((*lead, n, size), dtype=xp.int32, **options)
+    log_p = xp.zeros((*lead, n, size), dtype=q.dtype, **options)
+    below_one = 1 - xp.finfo(wide).eps
+    for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (m * size))):
+        box = (*head, i, whole)
+        q_i, k_h = xp.astype(part(q, box), wide), xp.astype(part(k, (*head, whole, whole)), wide)
+        seen = None if mask is None else part(mask, box)
+        lse = attend(q_i, k_h, k_h[..., :1], mask=seen, scale=scale).lse[..., None]
+        scores = (q_i * scale) @ xp.matrix_transpose(k_h)
+        scores = scores if seen is None else xp.where(seen, scores, -math.inf)
+        blind = lse == -math.inf
+        lse = xp.where(blind, 0.0, lse)
+        at = _found(
+            xp.exp(scores - lse),
+            xp.minimum(constant(u[(*head, i)], scores), below_one),
+        )
+        found = take_rows(scores[..., None], at)[..., 0]
+        found = xp.where(blind, math.inf, found - lse + math.log(size))
+        indices = put(indices, box, at)
+        log_p = put(log_p, box, xp.astype(found, q.dtype))
+    return indices, log_p

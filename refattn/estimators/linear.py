@@ -1,0 +1,211 @@
+"""Attention that is linear in features of queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import checks
+from ..arrays.heads import group_heads
+from ..arrays.library import Array, Workspace, array_namespace, as_written, device, is_numpy_array
+from ..engine import signed
+from ..engine.hops import Keys
+from ..features import Features, elu, elu_features, relu, relu_features
+from ..typing import ArrayT
+
+__all__ = [
+    "arranged",
+    "checked",
+    "evaluate",
+    "is_elementwise",
+    "linear_attention",
+    "of_map",
+    "read",
+    "sums",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+# Maps that may be given some of the heads, as they are for trusted arrays.
+_ELEMENTWISE = ((elu_features, elu), (relu_features, relu))
+
+
+def linear_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    feature_map: Callable[[Array], Array | Features] = elu_features,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Compute attention whose kernel is the product of features.
+
+    .. math::
+        \mathrm{out}_i = \frac{\phi(q_i) \cdot \sum_j \phi(k_j) \, v_j}
+                              {\phi(q_i) \cdot \sum_j \phi(k_j)}
+
+    Reference 004, kernel_attn; reference 000, KernelizedAttention. Linear in n and m.
+
+    Parameters
+    ----------
+    q, k, v
+        Queries (..., n, d), keys (..., m, d) and values (..., m, d_v), float32 or float64; see
+        `attend` for broadcasting and grouped heads. No scale is applied: scale `q` and `k` first
+        where the map calls for it.
+    feature_map : function, default elu_features
+        Maps vectors (..., n, d) to features (..., n, F), or to `Features`. With grouped heads it
+        is given arrays with one more axis, (..., key heads, queries per key head or 1, n, d).
+    mask : array of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key. A mask that is the same for all queries keeps
+        the cost linear; any other costs O(n m F).
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n. The cost stays linear.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0. Nothing is added to
+        the normaliser: where it vanishes the row is nan or infinite. Sums of values times
+        features must be representable; with features of both signs, an infinite value makes its
+        column of the rows that see it infinite or nan.
+
+    Raises
+    ------
+    TypeError
+        As in `attend`, and if `feature_map` does not return an array or `Features` of the dtype
+        of its argument.
+    ValueError
+        As in `attend`, and if the features have the wrong shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import linear_attention
+    >>> q, k, v = np.zeros((1, 2)), np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[0.0], [4.0]])
+    >>> linear_attention(q, k, v)  # kernels 2 and 6
+    array([[3.]])
+    """
+    q, keys, ungroup = arranged(q, k, v, feature_map, mask=mask, causal=causal)
+    features = of_map(feature_map, keys.k if keys.k.shape[-2] else q)
+    return ungroup(signed.linear_attention(q, keys, features, causal))
+
+
+class Arranged(NamedTuple):
+    """Arguments of linear attention: checked, and in groups of heads."""
+
+    q: Array
+    keys: Keys
+    ungroup: Callable[..., Array]
+
+
+def arranged(
+    q: Array,
+    k: Array,
+    v: Array,
+    feature_map: Any,
+    *,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Arranged:
+    """Arrange the arguments of `linear_attention`."""
+    checks.attention(q, k, v, mask=mask, causal=causal)
+    if not callable(feature_map):
+        raise TypeError(
+            f"`feature_map` must be a function of an array, got {type(feature_map).__name__}."
+        )
+    (q, k, v, mask), ungroup = group_heads(q, k, v, checks.key_rows(mask, k))
+    return Arranged(q, Keys(k, v, mask), ungroup)
+
+
+@as_written
+def sums(k: Array, v: Array, feature_map: Callable[[Array], Array | Features]) -> signed.Totals:
+    """The state of linear attention over some keys."""
+    return of_map(feature_map, k).start(Keys(k, v))
+
+
+@as_written
+def read(q: Array, state: signed.Totals, feature_map: Callable[[Array], Array | Features]) -> Array:
+    """Linear attention from the state of the keys."""
+    checks.arrays(2, q=q, state=state.total)
+    xp, shape = array_namespace(q), (*checks.lead(q, state.total, state.total), q.shape[-2])
+    if 0 in shape:  # Dask finds no maximum of no rows
+        return xp.zeros((*shape, state.total.shape[-1] - 1), dtype=q.dtype, device=device(q))
+    (q, *parts), ungroup = group_heads(q, *state)
+    features = of_map(feature_map, q)
+    (found,) = features.read(features.queries(q, slice(None)), signed.Totals(*parts))
+    return ungroup(features.finish(found).out)
+
+
+def of_map(feature_map: Callable[[Array], Array | Features], like: Array) -> signed.Signed:
+    """The features of a map, of which a row like those of `like` shows how many there are."""
+
+    width = evaluate(feature_map, like[..., : min(1, like.shape[-2]), :]).values.shape[-1]
+    trusted = next((fast for map, fast in _ELEMENTWISE if map is feature_map), None)
+
+    def phi(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
+        return evaluate(feature_map, x) if trusted is None else scaled(trusted(x, memory=memory))
+
+    def phi_q(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
+        values, log_scale = phi(x, head, memory)
+        # A map may write the features of keys where it has written these.
+        return Features(values if trusted else 1.0 * values, log_scale)
+
+    return signed.Signed(phi_q, phi, width, splits=is_elementwise(feature_map))
+
+
+def is_elementwise(feature_map: Callable[[Array], Array | Features]) -> bool:
+    """Whether a map may be given some of the heads."""
+    function = feature_map.func if isinstance(feature_map, partial) else feature_map
+    return any(map is function for map, _ in _ELEMENTWISE)
+
+
+def evaluate(feature_map: Callable[[Array], Array | Features], x: Array) -> Features:
+    """Features of `x`, checked."""
+    return checked(feature_map(x), x)
+
+
+def checked(phi: Any, x: Array) -> Features:
+    """What a map made of `x`, checked."""
+    values: Any = phi[0] if isinstance(phi, Features) else phi
+    log_scale: Any = phi[1] if isinstance(phi, Features) else x[..., 0]
+    for name, y, ndim, rule in (
+        ("feature_map(x)", values, x.ndim, "(..., n, F) with F >= 1"),
+        ("feature_map(x).log_scale", log_scale, x.ndim - 1, "(..., n)"),
+    ):
+        checks.is_array(name, y)
+        checks.same_home(name, y, "x", x)
+        if y.dtype != x.dtype:
+            raise TypeError(f"`{name}` must have the dtype of x, {x.dtype}, got {y.dtype}.")
+        got, outer = tuple(y.shape), tuple(x.shape[:-1])
+        if len(got) != ndim or got[: len(outer)] != outer or got[len(outer) :] == (0,):
+            raise ValueError(
+                f"`{name}` must have shape {rule} for x of shape {tuple(x.shape)}, got {got}."
+            )
+    if isinstance(phi, Features):
+        return phi
+    return scaled(values)
+
+
+@as_written
+def scaled(values: Array) -> Features:
+    """Features with rows scaled by their largest: products neither overflow nor underflow.
+
+    Rows of ordinary size are as they are, on NumPy.
+    """
+    xp = array_namespace(values)
+    if is_numpy_array(values):
+        most = np.exp(np.log(np.finfo(values.dtype).max) / 8)
+        if values.size and np.min(values) >= 1 / most and np.max(values) <= most:
+            return Features(values, np.zeros_like(values[..., 0]))  # no row need be looked at
+    peak = xp.max(xp.abs(values), axis=-1)
+    peak = xp.where(peak == 0, 1.0, peak)
+    if is_numpy_array(values):
+        peak = np.where((peak >= 1 / most) & (peak <= most), 1.0, peak)
+    return Features(values / peak[..., None], xp.log(peak))

@@ -1,0 +1,538 @@
+r"""Near keys exactly, the rest approximately: both attend, and their results merge.
+
+In `eva_attention` and `second_order_attention` keys are cut into chunks of `window`, near are
+those of the query's own chunk, and each other chunk is one term. In
+`local_random_feature_attention` near are the keys in a sliding window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from .. import sampling
+from ..arrays import checks
+from ..arrays.blocks import block_shape, blocks
+from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    constant,
+    device,
+    reverse,
+    root_scale,
+    square_norm,
+)
+from ..engine.chunks import Chunks, chunked, rows
+from ..engine.hops import Keys, Samples, sample
+from ..engine.kernel import Attended, attend, merge
+from ..engine.positive import two_hops
+from ..engine.scores import Options
+from ..typing import ArrayT, Coupling
+from .inputs import check
+from .rfa import Arranged, arranged
+
+__all__ = [
+    "eva_attention",
+    "local_random_feature_attention",
+    "second_order_attention",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+Sides = tuple[int | None, int | None]
+
+
+def as_it_is(x: Array, core: int = 2) -> Array:
+    """Give back what has no groups of heads."""
+    return x
+
+
+def eva_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    window: int,
+    omega: Array | None = None,
+    rng: Any = None,
+    sampled: bool = True,
+    log_size: bool = True,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Attend to the keys of the own chunk, and to one summary of each other chunk (EVA).
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_{j \in E_i} e^{q_i \cdot k_j} v_j
+                               + \sum_c |P_c| \, e^{q_i \cdot \bar k_c} f_c(\omega_c)}
+                              {\sum_{j \in E_i} e^{q_i \cdot k_j}
+                               + \sum_c |P_c| \, e^{q_i \cdot \bar k_c}}, \qquad
+        f_c(\omega) = \frac{\sum_{j \in P_c} \xi(k_j, \omega) \, v_j}
+                           {\sum_{j \in P_c} \xi(k_j, \omega)}
+
+    with the mean key of each chunk, and omega_c ~ N(mean query + mean key of chunk c, I) in kernel
+    coordinates. Zheng et al., arXiv:2302.04542, who leave out the number |P_c| of keys in a chunk:
+    without it a chunk counts as one key. Biased, whatever is drawn: nothing is random
+    in the denominator, and omega_c is not from the target of a query. Exact where one chunk holds
+    all queries and keys. Time O(n (w + m / w)).
+
+    Parameters
+    ----------
+    q, k, v
+        As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v), all float32 or float64.
+    window : int
+        Keys w of a chunk: key j is in chunk floor(j / w), and query i in that of the key which is
+        level with it, j = i + m - n.
+    omega : array, shape (..., C, d), optional
+        A frequency for each of the ceil(m / w) chunks, in kernel coordinates, in place of those
+        drawn.
+    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
+        Source of the drawn frequencies.
+    sampled : bool, default True
+        Whether omega_c is drawn. If not, it is the mean of its law: no random numbers are used.
+    log_size : bool, default True
+        Whether a summary counts as often as there are keys seen in its chunk, or once.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+    mask : array of bool, broadcasting to (..., 1, m), optional
+        True where the queries attend to the key: the same for all queries.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n, and summaries of the chunks before its own.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`; if `window` is not a positive integer, if the mask differs between queries,
+        or if `omega` has not one frequency for each chunk.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import eva_attention
+    >>> q, k, v = np.zeros((3, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
+    >>> eva_attention(q, k, v, window=2, rng=0)
+    array([[2.],
+           [2.],
+           [2.]])
+    """
+    found = arranged_chunks(
+        q, k, v, window=window, omega=omega, rng=rng, sampled=sampled, log_size=log_size,
+        scale=scale, mask=mask, causal=causal,
+    )  # fmt: skip
+    return found.ungroup(found.chunks.joined(attend_chunks(found).done.out))
+
+
+class Summarised(NamedTuple):
+    """Checked arguments of `eva_attention`, heads in groups, and what summaries are made of."""
+
+    chunks: Chunks
+    mean: Array  # of the keys of each chunk, (..., C, d)
+    omega: Array  # times the root of the scale
+    moves: bool  # whether frequencies are made of the means
+    bias: Array  # log of how often each summary counts, (..., C)
+    root: Array
+    causal: bool = True
+    ungroup: Callable[..., Array] = as_it_is
+
+    @property
+    def keys(self) -> Keys:
+        """The keys of each chunk, as its frequency sees them."""
+        chunks = self.chunks
+        return Keys(chunks.k, chunks.v, chunks.mask, self.root * self.root / 2)
+
+    def sampled(self) -> Attended:
+        """What the frequency of each chunk sees of its keys, (..., C, 1, d_v)."""
+        return sample(self.omega[..., None, :], self.keys)
+
+    def far(self, f: Array) -> tuple[tuple[Array, Array], dict[str, Any]]:
+        """Summaries f (..., C, d_v) as keys and values, and how queries attend to them."""
+        return (self.mean[..., None, :, :], f[..., None, :, :]), {
+            "bias": self.bias[..., None, None, :],
+            "mask": self.chunks.others(slice(None), self.causal),
+            "scale": self.root * self.root,
+        }
+
+
+class Summaries(NamedTuple):
+    """What the frequency of each chunk has seen of its keys, and what queries have seen."""
+
+    states: Attended  # (..., C, 1, d_v)
+    done: Attended  # (..., B, w, d_v)
+
+
+@as_written
+def arranged_chunks(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    window: int,
+    omega: Array | None = None,
+    rng: Any = None,
+    sampled: bool = True,
+    log_size: bool = True,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Summarised:
+    """Check arguments of `eva_attention`, and draw frequencies."""
+    scale, mask = check(q, k, v, scale, mask, causal)
+    mask, (window, count) = checks.one_row(mask, k), checks.chunks("window", window, q, k)
+    checks.flag("sampled", sampled)
+    checks.flag("log_size", log_size)
+    noise, lead = None, checks.lead(q, k, v)
+    if omega is not None:
+        omega = checks.chunk_frequencies(omega, count, q, lead)
+    elif sampled:
+        noise = constant(checks.generator(rng).standard_normal((count, q.shape[-1])), q)
+    (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
+    chunks = chunked(q, k, v, mask, window)
+    found = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size)
+    return found._replace(causal=causal, ungroup=ungroup)
+
+
+@as_written
+def summaries_of(
+    chunks: Chunks, root: Array, omega: Array | None, noise: Array | None, log_size: bool
+) -> Summarised:
+    """What summaries are made of, at frequencies given or those of the means, with their noise."""
+    mean, moves = chunks.mean(chunks.k), omega is None
+    if omega is None:
+        omega = root * (chunks.mean_query + mean)
+        omega = omega if noise is None else omega + noise
+    bias = chunks.log_size
+    if not log_size:
+        bias = array_namespace(bias).where(bias == -math.inf, bias, 0.0)
+    return Summarised(chunks, mean, root * omega, moves, bias, root)
+
+
+@as_written
+def attend_chunks(found: Summarised) -> Summaries:
+    """Attend to the keys of the own chunk, and to summaries of others."""
+    states = found.sampled()
+    keys, options = found.far(states.out[..., 0, :])
+    near = found.chunks.near(found.root * found.root, found.causal)
+    return Summaries(states, merge(near, attend(found.chunks.q, *keys, **options)))
+
+
+def second_order_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    window: int,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Attend to the keys of the own chunk, and to the moments of each other chunk.
+
+    .. math::
+        \sum_{j \in P_c} e^{q \cdot k_j} v_j \approx
+        |P_c| \, e^{q \cdot \bar k_c + q^T \Sigma_c q / 2}
+        \bigl(\bar v_c + \mathrm{Cov}_c(v, k) \, q\bigr)
+
+    and so for the sum of e^(q . k_j) without the last factor: what keys and values with a joint
+    normal law of these moments give. The divisor of the covariances is |P_c|. Nothing is drawn, and
+    nothing is unbiased: the error is that of third and higher cumulants of each chunk. Exact where
+    one chunk holds all queries and keys. Time O(n (w + m d (d + d_v) / w)).
+
+    Parameters
+    ----------
+    q, k, v, window, scale, mask, causal
+        As in `eva_attention`.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0. Values are not
+        confined to the range of `v`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `eva_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import second_order_attention
+    >>> q, k, v = np.zeros((3, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
+    >>> second_order_attention(q, k, v, window=2)
+    array([[2.],
+           [2.],
+           [2.]])
+    """
+    found = arranged_moments(q, k, v, window=window, scale=scale, mask=mask, causal=causal)
+    return found.ungroup(found.chunks.joined(attend_moments(found).out))
+
+
+class Moments(NamedTuple):
+    """Checked arguments of `second_order_attention`, heads in groups, and moments of chunks."""
+
+    chunks: Chunks
+    apart: Array  # keys less their mean, (..., C, w, d)
+    v_apart: Array
+    far_k: Array  # means and half the covariances of keys, (..., C, d + d d)
+    far_v: Array  # means of values and their covariances with keys, (..., C, d_v + d d_v)
+    root: Array
+    causal: bool = True
+    ungroup: Callable[..., Array] = as_it_is
+
+    def blocks(self) -> Iterator[slice]:
+        """Some chunks of queries at once."""
+        q = self.chunks.q
+        row = self.chunks.k.shape[-2] * q.shape[-1] ** 2
+        return blocks(0, q.shape[-3], max(1, math.prod(block_shape(q)) // row))
+
+    def queries(self, some: slice) -> tuple[Array, Array]:
+        """Queries of some chunks and their features, as of `squared`."""
+        return squared(self.root * self.root * self.chunks.q[..., some, :, :])
+
+    def far(self, some: slice) -> tuple[tuple[Array, Array], dict[str, Any]]:
+        """Keys and values that stand for chunks, and how some chunks of queries attend to them."""
+        return (self.far_k[..., None, :, :], self.far_v[..., None, :, :]), {
+            "bias": self.chunks.log_size[..., None, None, :],
+            "mask": self.chunks.others(some, self.causal),
+        }
+
+    def turned(self, out: Array) -> tuple[Array, Array]:
+        """Means of values, and covariances of keys and values, (..., w, d, d_v)."""
+        return _of_values(out, self.apart.shape[-1])
+
+
+def squared(x: Array) -> tuple[Array, Array]:
+    """Queries x that have the scale in them, and their features x and x x^T.
+
+    q . k + q^T cov q / 2 is a product with these.
+    """
+    xp, square = array_namespace(x), x[..., :, None] * x[..., None, :]
+    square = xp.reshape(square, (*x.shape[:-1], x.shape[-1] ** 2))
+    return x, xp.concat([x, square], axis=-1)
+
+
+def _of_values(out: Array, d: int) -> tuple[Array, Array]:
+    """Means (..., d_v) of values, and their covariances with keys, (..., d, d_v)."""
+    d_v = out.shape[-1] // (1 + d)
+    turned = array_namespace(out).reshape(out[..., d_v:], (*out.shape[:-1], d, d_v))
+    return out[..., :d_v], turned
+
+
+@as_written
+def attend_squared(x: Array, features: Array, k: Array, v: Array, **options: Any) -> Attended:
+    """Attend to moments of chunks, from queries and features of `squared`."""
+    far = attend(features, k, v, **options)
+    plain, turned = _of_values(far.out, x.shape[-1])
+    turned = array_namespace(x).sum(x[..., None] * turned, axis=-2)
+    return Attended(plain + turned, far.lse)
+
+
+@as_written
+def arranged_moments(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    window: int,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Moments:
+    """Check arguments of `second_order_attention`, and take the moments."""
+    scale, mask = check(q, k, v, scale, mask, causal)
+    mask, (window, _) = checks.one_row(mask, k), checks.chunks("window", window, q, k)
+    (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
+    found = moments_of(chunked(q, k, v, mask, window), root_scale(scale, q))
+    return found._replace(causal=causal, ungroup=ungroup)
+
+
+@as_written
+def moments_of(chunks: Chunks, root: Array) -> Moments:
+    """Means and covariances of the keys and values of each chunk."""
+    xp = array_namespace(chunks.k)
+    mean, v_mean = chunks.mean(chunks.k), chunks.mean(chunks.v)
+    apart, v_apart = (
+        chunks.seen(x - y[..., None, :]) for x, y in ((chunks.k, mean), (chunks.v, v_mean))
+    )
+    share = xp.matrix_transpose(apart) / xp.maximum(chunks.size, xp.ones_like(chunks.size))
+    cov, cross = share @ apart, share @ v_apart  # (..., C, d, d) and (..., C, d, d_v)
+    flat = [xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1])) for x in (cov / 2, cross)]
+    far_k, far_v = _joined([mean, flat[0]]), _joined([v_mean, flat[1]])
+    return Moments(chunks, apart, v_apart, far_k, far_v, root)
+
+
+@as_written
+def attend_moments(found: Moments) -> Attended:
+    """Attend to the keys of the own chunk, and to the moments of others."""
+    near, done = found.chunks.near(found.root * found.root, found.causal), []
+    xp = array_namespace(near.out)
+    for some in found.blocks():
+        x, features = found.queries(some)
+        keys, options = found.far(some)
+        far = attend_squared(x, features, *keys, **options)
+        done.append(merge(Attended(near.out[..., some, :, :], near.lse[..., some, :]), far))
+    if not done:
+        return near
+    out, lse = zip(*done, strict=True)
+    return Attended(xp.concat(list(out), axis=-3), xp.concat(list(lse), axis=-2))
+
+
+def local_random_feature_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    window: tuple[int | None, int | None],
+    omega: Array | None = None,
+    num_features: int | None = None,
+    coupling: Coupling = "iid",
+    proposal: sampling.Gaussian | sampling.Mixture | None = None,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Attend to near keys exactly, and to all others through random features.
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_{j \in E_i} e^{q_i \cdot k_j} v_j
+                               + \sum_{j \notin E_i} \hat\kappa_{ij} v_j}
+                              {\sum_{j \in E_i} e^{q_i \cdot k_j}
+                               + \sum_{j \notin E_i} \hat\kappa_{ij}}, \qquad
+        \hat\kappa_{ij} = \frac1S \sum_s w_s \, \xi(q_i, \omega_s) \, \xi(k_j, \omega_s)
+
+    where E_i are the keys in the window of query i, and w are the importance weights of drawn
+    frequencies. Both sums are unbiased, their ratio is not. Linear in n and m. Near and far
+    fields: Chen et al., arXiv:2110.15343; Zhang et al., arXiv:2410.10254.
+
+    Parameters
+    ----------
+    q, k, v, omega, num_features, coupling, proposal, rng, scale, mask, causal
+        As in `random_feature_attention`, with positive features.
+    window : pair of int or None
+        (left, right): key j is in E_i if i + m - n - left <= j <= i + m - n + right. None is no
+        limit on that side.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`, and if `window` is not such a pair.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import local_random_feature_attention
+    >>> q, k, v = np.ones((2, 1)), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> omega = np.array([[1.5]])
+    >>> local_random_feature_attention(q, k, v, omega=omega, window=(None, 0))
+    array([[0.88079708],
+           [0.73105858]])
+    """
+    sides = checks.window(window)
+    found = arranged(
+        q, k, v, omega=omega, num_features=num_features, coupling=coupling, proposal=proposal,
+        rng=rng, scale=scale, mask=mask, causal=causal,
+    )  # fmt: skip
+    return found.ungroup(attend_locally(found, sides, causal).done.out)
+
+
+class Field(NamedTuple):
+    """Keys before or after the windows, which queries read through random features."""
+
+    q: Array
+    keys: Keys
+    causal: bool
+    turned: bool = False  # whether the last tokens are the first
+
+    def attend(self, samples: Samples) -> Attended:
+        """Read the keys."""
+        return self.turn(two_hops(self.q, samples, self.keys, self.causal))
+
+    def turn(self, done: Attended) -> Attended:
+        """Queries the other way round, if they are."""
+        if not self.turned:
+            return done
+        return Attended(reverse(done.out, -2), reverse(done.lse, -1))
+
+
+class Local(NamedTuple):
+    """What queries have seen, and of what parts it was merged beside the near keys."""
+
+    done: Attended
+    of_query: Array  # what normalisers of features lack
+    far: list[tuple[Field, Attended]]
+
+
+def near_options(keys: Keys, root: Array, sides: Sides, causal: bool) -> dict[str, Any]:
+    """How queries attend to the keys in their windows."""
+    options = Options(sides)
+    return {"mask": keys.mask, "causal": causal, "scale": root * root, "options": options}
+
+
+def lacking(q: Array, root: Array, count: int) -> Array:
+    """What normalisers of features lack to be those of keys, |q|^2 / 2 + log S."""
+    log_count = array_namespace(q).log(constant(count, q))
+    return root * root * square_norm(q) / 2 + log_count
+
+
+@as_written
+def attend_locally(found: Arranged, sides: Sides, causal: bool) -> Local:
+    """Attend to near keys exactly, and to others through random features."""
+    q, keys, samples, root, _ = found
+    done, far = attend(q, keys.k, keys.v, **near_options(keys, root, sides, causal)), []
+    of_query = lacking(q, root, samples.omega.shape[-2])
+    for field in _fields(q, keys, causal, sides):
+        out, lse = field.attend(samples)
+        far.append((field, Attended(out, lse - of_query)))
+        done = merge(done, far[-1][1])
+    return Local(done, of_query, far)
+
+
+def _fields(q: Array, keys: Keys, causal: bool, sides: Sides) -> Iterator[Field]:
+    """The keys before the windows, and those after them."""
+    (left, right), (n, m), xp = sides, (q.shape[-2], keys.k.shape[-2]), array_namespace(q)
+    if keys.differ:
+        near = Options(sides).band(n, m, False).visible(slice(0, n), slice(0, m), device(q), xp)
+        if near is not None:
+            yield Field(q, keys._replace(mask=keys.mask & ~near), causal)
+        return
+    if left is not None:
+        yield Field(q, keys.tokens(0, m - left - 1), True)
+    if right is not None and not causal:
+        # The other way round the last are the first, and the keys after become those before.
+        mask = None if keys.mask is None else reverse(keys.mask, -1)
+        turned = keys._replace(k=reverse(keys.k, -2), v=reverse(keys.v, -2), mask=mask)
+        yield Field(reverse(q, -2), _padded(turned, n - right - 1), True, turned=True)
+
+
+def _padded(keys: Keys, count: int) -> Keys:
+    """The first `count` keys, with hidden ones after them if there are fewer."""
+    m, xp = keys.k.shape[-2], array_namespace(keys.k)
+    if count <= m:
+        return keys.tokens(0, count)
+    mask = xp.ones((1, m), dtype=xp.bool, device=device(keys.k)) if keys.mask is None else keys.mask
+    mask = xp.matrix_transpose(rows(xp.matrix_transpose(mask), 0, count))
+    return Keys(rows(keys.k, 0, count), rows(keys.v, 0, count), mask, keys.half)
+
+
+def _joined(parts: list[Array]) -> Array:
+    """Join along the last axis what has other leading axes."""
+    xp, lead = array_namespace(*parts), broadcast_lead(*parts)
+    return xp.concat([xp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in parts], axis=-1)

@@ -1,0 +1,230 @@
+r"""Randomized attention: frequencies for every query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import sampling
+from ..arrays import checks
+from ..arrays.heads import group_heads
+from ..arrays.library import Array, array_namespace, as_written, device, root_scale
+from ..engine.hops import Keys, Samples
+from ..engine.kernel import Attended, mean
+from ..engine.positive import per_query
+from ..kernels import FEATURES
+from ..typing import ArrayT, Coupling
+from .inputs import check, exactly_one, frequencies
+from .rfa import Arranged
+
+__all__ = ["FEATURES", "mean_of_ratios_attention", "randomized_attention"]
+
+
+def randomized_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    omega: Array | None = None,
+    num_samples: int | None = None,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Estimate softmax attention by randomized attention (RA).
+
+    .. math::
+        \mathrm{out}_i = \frac1S \sum_s f_i(\omega_{is}), \qquad
+        f_i(\omega) = \frac{\sum_j \xi(k_j, \omega) \, v_j}{\sum_j \xi(k_j, \omega)}, \qquad
+        \omega_{is} \sim p_i = \sum_j \pi_{ij} \, N(q_i + k_j, I)
+
+    Reference 003, RA. Unbiased when the frequencies are drawn exactly from p_i, as
+    `sampling.draw_target` does, with variance Var(f_i)/S, at most that of attending to one random
+    key. Takes time O(n m S).
+
+    Parameters
+    ----------
+    q, k, v, scale, mask, causal
+        As in `random_feature_attention`. `f_i` and `p_i` range over the keys query i sees.
+    omega : array, shape (..., n, S, d), optional
+        Frequencies of each query, in kernel coordinates.
+    num_samples : int, optional
+        Number S of frequencies to draw for each query when `omega` is not given.
+    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
+        Source of the drawn frequencies.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`, with `num_samples` for `num_features`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import randomized_attention, softmax_attention
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 5, 4))
+    >>> approx = randomized_attention(q, k, v, num_samples=4096, rng=1)
+    >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
+    True
+    """
+    found = arranged_by_query(
+        q,
+        k,
+        v,
+        omega=omega,
+        num_samples=num_samples,
+        rng=rng,
+        scale=scale,
+        mask=mask,
+        causal=causal,
+    )
+    return found.ungroup(mean_of_states(found.q, found.samples, found.keys, causal))
+
+
+def arranged_by_query(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array | None = None,
+    num_samples: int | None = None,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Arranged:
+    """Arrange the arguments of `randomized_attention`."""
+    scale, mask = check(q, k, v, scale, mask, causal)
+    exactly_one(omega=omega, num_samples=num_samples)
+    if num_samples is not None:
+        omega = sampling.draw_target(
+            q, k, num_samples=num_samples, rng=rng, scale=scale, mask=mask, causal=causal
+        )
+    omega = checks.query_frequencies(omega, q, checks.lead(q, k, v))
+    xp, tail = array_namespace(q), omega.shape[-2:]
+    # With S and d as one axis, the heads are third from last, as group_heads expects.
+    rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
+    (q, k, v, mask, rows), ungroup = group_heads(q, k, v, mask, rows)
+    omega = xp.reshape(rows, (*rows.shape[:-1], *tail))
+    return _without_weights(q, Keys(k, v, mask), omega, scale, ungroup)
+
+
+def _without_weights(
+    q: Array, keys: Keys, omega: Array, scale: float | None, ungroup: Callable[..., Array]
+) -> Arranged:
+    xp, root = array_namespace(q), root_scale(scale, q)
+    equal = xp.zeros((1, omega.shape[-2]), dtype=q.dtype, device=device(q))
+    keys = keys._replace(half=root * root / 2)
+    return Arranged(q, keys, Samples(root * omega, equal), root, ungroup)
+
+
+def mean_of_ratios_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    omega: Array | None = None,
+    num_samples: int | None = None,
+    coupling: Coupling = "iid",
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Average the ratios of single random features drawn from N(0, I).
+
+    .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s), \qquad \omega_s \sim N(0, I)
+
+    with f_i as in `randomized_attention`. Reference 002, eq. (12), which calls it RA; it is not:
+    the frequencies do not come from p_i, and xi(q_i, omega) cancels, so the result depends on the
+    query only through the keys it sees. Biased, and inconsistent: it tends to E f(omega) under
+    N(0, I), attention for the query q = -E k rather than q. Provided to show the difference.
+
+    Parameters
+    ----------
+    q, k, v, omega, coupling, rng, scale, mask, causal
+        As in `random_feature_attention`, omega of shape (..., S, d) shared by all queries.
+    num_samples : int, optional
+        Number S of frequencies to draw when `omega` is not given.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`, with `num_samples` for `num_features`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import mean_of_ratios_attention
+    >>> q, k, v = np.array([[-3.0], [3.0]]), np.array([[1.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> mean_of_ratios_attention(q, k, v, num_samples=8, rng=0)
+    array([[0.5],
+           [0.5]])
+    """
+    found = arranged_for_all(
+        q,
+        k,
+        v,
+        omega=omega,
+        num_samples=num_samples,
+        coupling=coupling,
+        rng=rng,
+        scale=scale,
+        mask=mask,
+        causal=causal,
+    )
+    return found.ungroup(mean_of_states(found.q, found.samples, found.keys, causal))
+
+
+def arranged_for_all(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array | None = None,
+    num_samples: int | None = None,
+    coupling: Coupling = "iid",
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Arranged:
+    """Arrange the arguments of `mean_of_ratios_attention`."""
+    scale, mask = check(q, k, v, scale, mask, causal)
+    lead, drawn = checks.lead(q, k, v), {"coupling": coupling, "proposal": None, "rng": rng}
+    omega, _ = frequencies(q, lead, omega, None, num_samples=num_samples, **drawn)
+    (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
+    return _without_weights(q, Keys(k, v, mask), omega[..., None, :, :], scale, ungroup)
+
+
+@as_written
+def mean_of_states(q: Array, samples: Samples, keys: Keys, causal: bool) -> Array:
+    """Mean over samples, of each query or of all, of the first hop."""
+    xp, n = array_namespace(q), q.shape[-2]
+
+    def mean_of(q: Array, samples: Samples, states: Attended) -> Attended:
+        share = states.out / states.out.shape[-2]  # the sum of large values may overflow
+        largest = xp.max(xp.abs(share), axis=-2)
+        return Attended(mean(xp.sum(share, axis=-2), largest), states.lse[..., 0])
+
+    if alike(samples, keys, causal):
+        out = per_query(mean_of, q[..., : min(1, n), :], samples, keys, causal).out
+        return xp.repeat(out, max(1, n), axis=-2)
+    return per_query(mean_of, q, samples, keys, causal).out
+
+
+def alike(samples: Samples, keys: Keys, causal: bool) -> bool:
+    """Whether samples and keys are the same for every query."""
+    return samples.omega.shape[-3] == 1 and not causal and not keys.differ

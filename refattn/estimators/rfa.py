@@ -1,0 +1,326 @@
+r"""Random-feature estimators of softmax attention, a few lines each over two hops of `attend`.
+
+The positive family is two hops of attention. Samples attend to keys,
+
+.. math::
+    (f_s, \log Z_s) = \mathrm{attend}(\omega_s, k, v, \mathrm{bias}_j = -|k_j|^2 / 2),
+
+then queries attend to samples with the normalisers as a bias. The factor exp(-|q|^2/2) cancels.
+Everything is in kernel coordinates, sqrt(scale) times the arguments, so that omega ~ N(0, I).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .. import features, sampling
+from ..arrays import checks
+from ..arrays.blocks import part
+from ..arrays.heads import group_heads
+from ..arrays.library import Array, array_namespace, as_written, constant, root_scale, square_norm
+from ..engine import signed
+from ..engine.hops import Keys, Samples
+from ..engine.kernel import Attended, attend, finite
+from ..engine.positive import two_hops
+from ..engine.signed import Signed
+from ..kernels import FEATURES, both_signs
+from ..typing import ArrayT, Coupling, Features
+from .inputs import change_gauge, check, frequencies
+
+__all__ = ["FEATURES", "importance_sampled_attention", "random_feature_attention"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def random_feature_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    omega: Array | None = None,
+    log_weight: Array | None = None,
+    num_features: int | None = None,
+    features: Features = "positive",
+    coupling: Coupling = "iid",
+    proposal: sampling.Gaussian | sampling.Mixture | None = None,
+    square_norms: tuple[Any, Any] | None = None,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Estimate softmax attention from random features of the softmax kernel (RFA, Performer).
+
+    .. math::
+        \mathrm{out}_i =
+        \frac{\sum_s w_s \, \xi(q_i, \omega_s) \cdot \sum_j \xi(k_j, \omega_s) \, v_j}
+             {\sum_s w_s \, \xi(q_i, \omega_s) \cdot \sum_j \xi(k_j, \omega_s)}
+
+    with the positive features xi(x, omega) = exp(omega . x - |x|^2/2) by default. Reference 000,
+    KernelizedAttention; reference 001, attention_hat (without its factor 2 pi); reference 002,
+    eq. (10); reference 003, RFA. Linear in n and m. Consistent as the number of features grows,
+    and biased for any finite number: with positive features it is self-normalised importance
+    sampling (SNIS, reference 003) of `randomized_attention`, with w the importance weights.
+
+    Parameters
+    ----------
+    q : array, shape (..., n, d), float32 or float64
+        Queries; see `attend` for broadcasting and grouped heads.
+    k : array, shape (..., m, d), dtype of `q`
+        Keys.
+    v : array, shape (..., m, d_v), dtype of `q`
+        Values.
+    omega : array, shape (..., S, d), optional
+        Frequencies, in kernel coordinates: a NumPy array or one of the library of `q`, cast to
+        the dtype and device of `q`. With `omega` the result is deterministic.
+    log_weight : array, shape (..., S), optional
+        log N(omega; 0, I) - log q(omega) for frequencies drawn from another law q; 0 by default.
+    num_features : int, optional
+        Number S of frequencies to draw when `omega` is not given.
+    features : {"positive", "hyperbolic", "trigonometric"}
+        The feature map for each frequency: ``"positive"``; ``"hyperbolic"``, positive features
+        of omega and -omega; ``"trigonometric"``, exp(|x|^2/2) [cos omega.x, sin omega.x], whose
+        estimated normaliser may vanish or be negative.
+    coupling : str, default "iid"
+        How drawn frequencies depend on each other, and `proposal` the law they are drawn from,
+        N(0, I) by default; see `sampling.draw`. Heads share frequencies unless the proposal is a
+        batch.
+    proposal : sampling.Gaussian or sampling.Mixture, optional
+        See `coupling`. Queries and keys are put into its gauge, if it has one (`adapt.fit`).
+    square_norms : pair of floats or arrays of shape (...), optional
+        Finite constants for each head in place of |q|^2 and |k|^2 in the features, in kernel
+        coordinates: reference 002, eqs. (13) to (15), see `moments.mean_plus_trace` and
+        `moments.mean_only`. They cancel, and so does the true |q|^2, but |k|^2 does not: the
+        estimate is then of softmax_j(q . k_j + |k_j|^2 / 2), or with trigonometric features of
+        softmax_j(q . k_j - |k_j|^2 / 2), however many features there are. With a `proposal` that
+        has a gauge A all of these are the norms of A q and A^{-T} k. What they are changes
+        nothing, so that NaN in arrays other than NumPy's goes unnoticed.
+    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
+        Source of the drawn frequencies.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive. `q` and `k` are multiplied by its
+        square root first: kernel coordinates.
+    mask : array of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key. A mask that is the same for all queries,
+        shape (..., 1, m) or (m,), keeps the cost linear; any other costs O(n m S).
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n. The cost stays linear.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError
+        As in `attend`, and if `num_features` is not an integer or `scale` not a real number.
+    ValueError
+        As in `attend`; if not exactly one of `omega` and `num_features` is given, if
+        `log_weight` is given without `omega`, if `square_norms` are not finite, or if an option
+        is unknown.
+
+    Notes
+    -----
+    Against exact arithmetic on the same floats the error relative to the largest value is at
+    most C eps (1 + the largest of |omega| |q|, |omega| |k| + |k|^2/2), in kernel coordinates, with
+    C as in `attend` (for trigonometric features, relative to the sum of the absolute terms).
+    Nothing is added to denominators or clamped, and positive features never overflow or underflow
+    as they would outside the log domain. |k|^2 must be representable, or the result is NaN.
+
+    Causal attention cuts the tokens into leaves of a few. Queries attend to the samples, which have
+    seen the leaves before, and to the keys of their own leaf one by one. Later keys enter no sum
+    and no maximum, so editing them leaves earlier outputs unchanged bit for bit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import random_feature_attention, softmax_attention
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 5, 4))
+    >>> approx = random_feature_attention(q, k, v, num_features=4096, coupling="orthogonal", rng=1)
+    >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
+    True
+    """
+    found = arranged(
+        q,
+        k,
+        v,
+        omega=omega,
+        log_weight=log_weight,
+        num_features=num_features,
+        features=features,
+        coupling=coupling,
+        proposal=proposal,
+        square_norms=square_norms,
+        rng=rng,
+        scale=scale,
+        mask=mask,
+        causal=causal,
+    )
+    if features == "trigonometric":
+        waves = trigonometric(*found.samples, found.root, square_norms is None)
+        return found.ungroup(signed.linear_attention(found.q, found.keys, waves, causal))
+    return found.ungroup(two_hops(found.q, found.samples, found.keys, causal).out)
+
+
+class Arranged(NamedTuple):
+    """Arguments of random-feature attention: checked, in groups of heads, frequencies drawn.
+
+    Frequencies are times the root of the scale, but for trigonometric features.
+    """
+
+    q: Array
+    keys: Keys
+    samples: Samples
+    root: Array
+    ungroup: Callable[..., Array]
+
+
+def arranged(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array | None = None,
+    log_weight: Array | None = None,
+    num_features: int | None = None,
+    features: Features = "positive",
+    coupling: Coupling = "iid",
+    proposal: sampling.Gaussian | sampling.Mixture | None = None,
+    square_norms: tuple[Any, Any] | None = None,
+    rng: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> Arranged:
+    """Arrange the arguments of `random_feature_attention`."""
+    scale, mask = check(q, k, v, scale, mask, causal)
+    checks.choice("features", features, FEATURES)
+    q, k = change_gauge(q, k, v, proposal)
+    lead, drawn = checks.lead(q, k, v), {"coupling": coupling, "proposal": proposal, "rng": rng}
+    omega, log_weight = frequencies(q, lead, omega, log_weight, num_features=num_features, **drawn)
+    norms = square_norms is None
+    if not norms:
+        checks.pair("square_norms", square_norms, (q, k))
+    if features == "hyperbolic":
+        omega, log_weight = both_signs(omega, log_weight)
+    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
+        q, k, v, omega, log_weight[..., None, :], mask
+    )
+    root = root_scale(scale, q)
+    if features == "trigonometric":
+        return Arranged(q, Keys(k, v, mask), Samples(omega, log_weight), root, ungroup)
+    keys = Keys(k, v, mask, root * root / 2 if norms else None)
+    return Arranged(q, keys, Samples(root * omega, log_weight), root, ungroup)
+
+
+@as_written
+def trigonometric(omega: Array, log_weight: Array, root: Array, norms: bool) -> Signed:
+    """Trigonometric features, with the weights of the samples on the side of the queries.
+
+    Without `norms` those of the keys count as equal, and cancel: any constant will do.
+    """
+    weight = wave_weights(log_weight)
+    square_norm, whole = None if norms else 0.0, (slice(None), slice(None))
+
+    def phi_q(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
+        values, log_scale = features.trigonometric_features(x * root, part(omega, (*head, *whole)))
+        return features.Features(values * part(weight, (*head, *whole)), log_scale)
+
+    def phi_k(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
+        omega_h = part(omega, (*head, *whole))
+        return features.trigonometric_features(x * root, omega_h, square_norm=square_norm)
+
+    return Signed(phi_q, phi_k, 2 * omega.shape[-2], arrays=(omega, weight))
+
+
+def wave_weights(log_weight: Array) -> Array:
+    """Weights of cosines and sines, up to a factor."""
+    xp = array_namespace(log_weight)
+    weight = xp.exp(log_weight - finite(xp.max(log_weight, axis=-1, keepdims=True), xp))
+    return xp.concat([weight, weight], axis=-1)
+
+
+@as_written
+def importance_sampled_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    omega: Array,
+    log_weight: Array | None = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Estimate softmax attention by importance sampling with the exact normaliser (IS).
+
+    .. math::
+        \mathrm{out}_i = \frac1S \sum_s w_s \frac{p_i(\omega_s)}{N(\omega_s; 0, I)} f(\omega_s),
+        \qquad \frac{p_i(\omega)}{N(\omega; 0, I)} = \xi(q_i, \omega) \sum_j \xi(k_j, \omega) / Z_i
+
+    with f as in `randomized_attention` and Z_i = sum_j exp(q_i . k_j) computed exactly, in time
+    O(n m). Unbiased. Reference 002, eq. (11); reference 003, importance sampling.
+
+    Parameters
+    ----------
+    q, k, v, scale, mask, causal
+        As in `random_feature_attention`.
+    omega : array, shape (..., S, d)
+        Frequencies drawn from some law q, in kernel coordinates.
+    log_weight : array, shape (..., S), optional
+        log w = log N(omega; 0, I) - log q(omega); 0 by default.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0. Values are not
+        confined to the range of `v`, and overflow where the estimate itself does.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import importance_sampled_attention, sampling
+    >>> q, k, v = np.zeros((1, 1)), np.array([[0.0], [0.5]]), np.array([[0.0], [1.0]])
+    >>> omega, _ = sampling.draw(100_000, 1, rng=0)
+    >>> np.round(importance_sampled_attention(q, k, v, omega=omega), 2)
+    array([[0.5]])
+    """
+    checks.is_array("omega", omega)  # it cannot be drawn
+    found = arranged(
+        q, k, v, omega=omega, log_weight=log_weight, scale=scale, mask=mask, causal=causal
+    )
+    done, _, log_ratio = importance_ratio(found, causal)
+    half = array_namespace(q).exp(log_ratio / 2)[..., None]
+    return found.ungroup(half * done.out * half)  # the ratio alone may overflow
+
+
+class Ratio(NamedTuple):
+    """RFA, the exact normaliser, and the log of the estimated one over it, -inf without keys."""
+
+    done: Attended
+    exact: Attended
+    log: Array
+
+
+@as_written
+def importance_ratio(found: Arranged, causal: bool) -> Ratio:
+    """What importance sampling multiplies RFA by."""
+    (q, (k, v, mask, _), samples, root, _), xp = found, array_namespace(found.q)
+    done = two_hops(q, samples, found.keys, causal)
+    exact = attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root)
+    empty = exact.lse == -math.inf
+    log_estimate, log_exact = (xp.where(empty, 0.0, x) for x in (done.lse, exact.lse))
+    log_size = xp.log(constant(samples.omega.shape[-2], q))
+    log_ratio = log_estimate - root * root * square_norm(q) / 2 - log_size - log_exact
+    return Ratio(done, exact, xp.where(empty, -math.inf, log_ratio))

@@ -1,0 +1,9 @@
+"""Files that hold queries, keys and values."""
+
+from __future__ import annotations
+
+__all__ = []
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,164 @@
+"""Queries, keys and values in files."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Container, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import checks
+from ..arrays.words import said
+from . import safetensors
+from . import sample as files_sample
+
+__all__ = ["INSTALL", "load", "must_hold", "read_file", "read_npz", "sample"]
+
+_Array = npt.NDArray[Any]
+_T = TypeVar("_T")
+
+_NARROW = ("float16", "bfloat16")  # float32 has all their numbers
+_CASTS = "(--dtype casts floating-point arrays.)"
+
+INSTALL = "needs `pip install 'refattn[cli]'`"
+
+
+def sample() -> Path:
+    """Find the data that come with the package."""
+    try:
+        return files_sample.path()
+    except FileNotFoundError as error:
+        raise ValueError(f"FILE must be given: {error}.") from None
+
+
+def load(
+    path: Path, dtype: str | None = None, *, required: str = "qkv", layout: str = "bhnd"
+) -> tuple[dict[str, _Array], str]:
+    """Read and check q, k and v.
+
+    Parameters
+    ----------
+    path : Path
+        File of type .npz (not pickled) or .safetensors.
+    dtype : {"float32", "float64"}, optional
+        Cast floating-point arrays to this; without it float16 and bfloat16 become float32.
+    required : {"qkv", "qk"}
+        Names of the arrays that must be there.
+    layout : {"bhnd", "bnhd"}
+        Whether heads come before tokens, (..., h, n, d), or after them, (..., n, h, d).
+
+    Returns
+    -------
+    arrays : dict of arrays
+        q, k and, if the file has it, v, heads before tokens. All float32 or all float64, finite,
+        with shapes that match.
+    stored : str
+        The dtype of q in the file.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the file cannot be used.
+    """
+    arrays, stored = read_file(path, {".npz": _npz, ".safetensors": _from_safetensors})
+    must_hold(path, arrays, required)
+    arrays = {name: arrays[name] for name in "qkv" if name in arrays}  # in this order
+    if dtype is None and {*stored.values()} & {*_NARROW}:
+        _same(stored)
+        dtype = "float32"
+    if dtype is not None:
+        with np.errstate(over="ignore"):
+            arrays = {n: x.astype(dtype) if x.dtype.kind == "f" else x for n, x in arrays.items()}
+    if layout == "bnhd":
+        arrays = {name: _heads_first(name, x) for name, x in arrays.items()}
+    q, k = arrays["q"], arrays["k"]
+    try:
+        checks.attention(q, k, arrays.get("v", k))
+        if q.dtype.itemsize > 8:
+            raise TypeError(f"`q` must have dtype float32 or float64, got {q.dtype}.")
+    except TypeError as error:
+        raise TypeError(f"{error} {_CASTS}") from None
+    for name, x in arrays.items():
+        if not np.all(np.isfinite(x)):
+            raise ValueError(f"`{name}` must be finite in {x.dtype}, got NaN or infinity.")
+    return arrays, stored["q"]
+
+
+def _npz(path: Path) -> tuple[dict[str, _Array], dict[str, str]]:
+    arrays, _ = read_npz(path, "qkv")
+    return arrays, {name: x.dtype.name for name, x in arrays.items()}
+
+
+def _from_safetensors(path: Path) -> tuple[dict[str, _Array], dict[str, str]]:
+    tensors, _ = safetensors.mapped(path)
+    there = {name: tensors[name] for name in "qkv" if name in tensors}
+    arrays = {name: tensor.numbers(name) for name, tensor in there.items()}
+    return arrays, {name: tensor.type_name() for name, tensor in there.items()}
+
+
+def _same(stored: Mapping[str, str]) -> None:
+    """Check that arrays in a narrow dtype are not mixed with others."""
+    for name, dtype in stored.items():
+        if dtype != stored["q"]:
+            raise TypeError(
+                f"`{name}` must have the dtype of `q`, {stored['q']}, got {dtype}. {_CASTS}"
+            )
+
+
+def _heads_first(name: str, x: _Array) -> _Array:
+    """Undo the layout (..., tokens, heads, size)."""
+    if x.ndim < 3:
+        raise ValueError(f"`{name}` must have axes (..., n, h, d) in bnhd, got shape {x.shape}.")
+    return np.ascontiguousarray(np.swapaxes(x, -2, -3))
+
+
+def read_file(path: Path, readers: Mapping[str, Callable[[Path], _T]]) -> _T:
+    """Read a file by the reader of its suffix, .npz or .safetensors.
+
+    Raises
+    ------
+    ValueError
+        If there is no such reader, or the file cannot be read.
+    """
+    if path.suffix.lower() not in readers:
+        raise ValueError(f"FILE must end in .npz or .safetensors, got {str(path)!r}.")
+    try:
+        return readers[path.suffix.lower()](path)
+    except ModuleNotFoundError:
+        raise ValueError(f"reading .safetensors {INSTALL}") from None
+    except Exception as error:  # parsers of foreign bytes raise all kinds
+        words = said(error) or type(error).__name__
+        raise ValueError(f"cannot read {str(path)!r}: {words}") from None
+
+
+def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, _Array], list[str]]:
+    """Read the arrays of these names, as far as the file has them, and list all names in it."""
+    with path.open("rb") as stream:  # of its own, NumPy leaves damaged files open
+        if not zipfile.is_zipfile(stream):  # np.load would take it for a pickle
+            raise ValueError("not a complete .npz archive")
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as file:
+            return {name: _member(file, name) for name in names if name in file}, file.files
+
+
+def _member(file: Mapping[str, _Array], name: str) -> _Array:
+    try:
+        x = file[name]
+    except ValueError as error:
+        raise ValueError(f"`{name}`: {error}") from None
+    if not isinstance(x, np.ndarray):  # bytes, of a member that is no .npy file
+        raise ValueError(f"`{name}` is not an array")
+    return x
+
+
+def must_hold(path: Path, there: Container[str], required: str) -> None:
+    """Check that a file has the arrays of some names of one letter."""
+    missing = [name for name in required if name not in there]
+    if missing:
+        names = f"{', '.join(required[:-1])} and {required[-1]}"
+        raise ValueError(
+            f"FILE must hold arrays {names}: {str(path)!r} has no {' and no '.join(missing)}."
+        )

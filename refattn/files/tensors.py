@@ -1,0 +1,321 @@
+"""Attention problems in files, with the results that are to be judged, read head by head."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import checks
+from . import safetensors
+from .arrays import INSTALL, must_hold, read_file, read_npz
+
+__all__ = ["ARRAYS", "DTYPES", "JUDGED", "Tensors", "open_tensors"]
+
+_Array = npt.NDArray[Any]
+_Shape = tuple[int, ...]
+_Stored = Mapping[str, _Array | safetensors.Tensor]
+
+ARRAYS = ("q", "k", "v", "out", "lse", "mask", "bias", "sinks", "omega", "d_out", "dq", "dk", "dv")
+JUDGED = ("out", "lse", "dq", "dk", "dv")
+DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+
+_CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool"}
+_FIRST = ("mask", "bias", "sinks", "omega")  # heads come first in any layout
+_FINITE = ("q", "k", "v", "omega", "d_out")
+_BLOCK = 1 << 20  # numbers that are looked at together
+_CANNOT = (
+    "an .npz cannot hold bfloat16 or float8: write float32 numbers and say `dtype`, "
+    "or write a .safetensors"
+)
+
+
+class Tensors:
+    """Arrays of one attention problem in a file.
+
+    Those in .safetensors stay in the file, which must not change meanwhile: only the heads that
+    are asked for are read. Those in .npz are in memory, all of them.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    dtype : str
+        What q, k and v hold, one of `DTYPES`: the type in the file, or the narrower one given.
+    dtypes : dict of str
+        What each array holds: the type in the file or, if that is float32 or float64 and all its
+        numbers are of it, the narrower one given; "bool" for the mask.
+    shapes : dict of tuple
+        Shape of each array that the file has, heads before tokens.
+    lead : tuple of int
+        The axes of query heads: what the leading axes of q, k and v broadcast to.
+    others : tuple of str
+        Names of what else the file holds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        views: Mapping[str, _Array],
+        dtypes: dict[str, str],
+        lead: _Shape,
+        others: Iterable[str],
+        per_query: bool,
+    ) -> None:
+        self.path = path
+        self.dtype = dtypes["q"]
+        self.dtypes = dtypes
+        self.shapes = {name: x.shape for name, x in views.items()}
+        self.lead = lead
+        self.others = tuple(sorted(others))
+        self._views = views
+        self._cores = dict.fromkeys(views, 2) | {"lse": 1, "sinks": 0, "omega": 2 + per_query}
+
+    def heads(self) -> Iterator[_Shape]:
+        """Indices of all query heads."""
+        yield from np.ndindex(self.lead)
+
+    def index(self, name: str, head: _Shape) -> _Shape:
+        """Where an array holds what a query head reads: one place for heads that share it."""
+        shape = self.shapes[name]
+        own = shape[: max(0, len(shape) - self._cores[name])]
+        skipped = len(self.lead) - len(own)
+        axes = zip(head[skipped:], own, self.lead[skipped:], strict=True)
+        return tuple(i * size // full for i, size, full in axes)
+
+    def read(self, name: str, head: _Shape) -> _Array:
+        """Read what a query head uses of an array, in float64; of the mask in bool.
+
+        The axes are (n, d) and the like, (n,) for `lse`, none for `sinks`, (n, S, d) for `omega` of
+        each query's own, and (n, m) for `mask` and `bias`, with 1 for an axis along which all are
+        the same.
+        """
+        return self.part(name, self.index(name, head))
+
+    def part(self, name: str, index: _Shape) -> _Array:
+        """Read what is at an index of an array's own leading axes, as `read` does."""
+        x = self._views[name][index]
+        dtype = bool if name == "mask" else np.float64
+        with np.errstate(invalid="ignore"):  # of signalling NaNs
+            return np.array(x, dtype, ndmin=self._cores[name])
+
+    def read_all(self, head: _Shape) -> dict[str, _Array]:
+        """Read what a query head uses of every array, by name."""
+        return {name: self.read(name, head) for name in self.shapes}
+
+
+def open_tensors(
+    path: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    layout: str = "bhnd",
+    required: Collection[str] = JUDGED,
+    per_query: bool = False,
+) -> Tensors:
+    """Open a file of q, k, v and what was computed of them, and check all but the results.
+
+    Parameters
+    ----------
+    path : path-like
+        File of type .npz (not pickled) or .safetensors, with arrays q, k, v and any other of
+        `ARRAYS`. Query heads may share key heads; `mask` and `bias` (..., n, m) broadcast, and so
+        do `sinks` (..., heads).
+    dtype : str, optional
+        What float32 or float64 arrays were rounded to, one of `DTYPES`.
+    layout : {"bhnd", "bnhd"}
+        Whether heads come before tokens, (..., h, n, d), or after them, (..., n, h, d) and `lse`
+        (..., n, h). In `mask`, `bias`, `sinks` and `omega` they come first in any case.
+    required : collection of str
+        Names of which the file must have at least one; none, if it is empty.
+    per_query : bool
+        Whether `omega` has frequencies of each query's own, (..., n, S, d), not (..., S, d).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the file cannot be used: one line says which array, the rule, and what was found.
+    """
+    if dtype is not None:
+        checks.choice("dtype", dtype, DTYPES)
+    checks.choice("layout", layout, ("bhnd", "bnhd"))
+    path = Path(path)
+    stored, names = read_file(path, {".npz": _read_npz, ".safetensors": _read_safetensors})
+    must_hold(path, stored, "qkv")
+    _check_results(path, stored, required)
+    arrays = {name: _array(name, stored[name]) for name in ARRAYS if name in stored}
+    _same_dtype(arrays)
+    views = arrays if layout == "bhnd" else {n: _heads_first(n, x) for n, x in arrays.items()}
+    try:
+        lead = _check_shapes(views, per_query)
+    except ValueError as error:
+        hint = " (Shapes with heads before tokens.)" if layout == "bnhd" else ""
+        raise ValueError(f"{error}{hint}") from None
+    for name, x in arrays.items():
+        _check_numbers(name, x)
+    dtypes = _dtypes(arrays, dtype)
+    return Tensors(path, views, dtypes, lead, set(names) - set(ARRAYS), per_query)
+
+
+def _read_npz(path: Path) -> tuple[_Stored, list[str]]:
+    try:
+        return read_npz(path, ARRAYS)
+    except ValueError as error:  # NumPy writes a name for float8_e5m2 that it does not read
+        if "dtype descriptor" in str(error):
+            raise ValueError(f"{error}: {_CANNOT}") from None
+        raise
+
+
+def _read_safetensors(path: Path) -> tuple[_Stored, list[str]]:
+    tensors, _ = safetensors.mapped(path)
+    return tensors, list(tensors)
+
+
+def _check_results(path: Path, stored: _Stored, required: Collection[str]) -> None:
+    """Check that there is something to judge, and what gradients are judged with."""
+    if required and not any(name in stored for name in required):
+        raise ValueError(
+            f"FILE must hold one of the arrays {', '.join(required)}: {str(path)!r} has none."
+        )
+    for name in ("dq", "dk", "dv"):
+        if name in stored and "d_out" not in stored:
+            raise ValueError(f"`{name}` must come with `d_out`: {str(path)!r} has none.")
+
+
+def _array(name: str, x: _Array | safetensors.Tensor) -> _Array:
+    """Check the dtype of an array, and see its bytes as such numbers."""
+    dtype = _CODES.get(x.dtype, x.dtype) if isinstance(x, safetensors.Tensor) else x.dtype.name
+    if name == "mask" and dtype != "bool":
+        raise TypeError(f"`mask` must have dtype bool (True = attend), got {dtype}.")
+    if name != "mask" and dtype not in DTYPES:
+        hint = f": {_CANNOT}" if dtype in ("void8", "void16") else ""
+        raise TypeError(
+            f"`{name}` must have dtype {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {dtype}{hint}."
+        )
+    if not isinstance(x, safetensors.Tensor):
+        return x
+    return x.view(_number_type(dtype).newbyteorder("<"))
+
+
+def _number_type(name: str) -> np.dtype[Any]:
+    if name in ("bool", "float16", "float32", "float64"):
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError:
+        raise ValueError(f"{name} {INSTALL}") from None
+    number_type: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return number_type
+
+
+def _same_dtype(arrays: Mapping[str, _Array]) -> None:
+    names = {name: arrays[name].dtype.name for name in "qkv"}
+    for name in "kv":
+        if names[name] != names["q"]:
+            raise TypeError(
+                f"`{name}` must have the dtype of `q`, {names['q']}, got {names[name]}."
+            )
+
+
+def _heads_first(name: str, x: _Array) -> _Array:
+    """Undo the layout (..., tokens, heads, size)."""
+    if name in _FIRST:
+        return x
+    core, axes = (1, "n, h") if name == "lse" else (2, "n, h, d")
+    if x.ndim <= core:
+        raise ValueError(f"`{name}` must have axes (..., {axes}) in bnhd, got shape {x.shape}.")
+    return np.swapaxes(x, -core, -core - 1)
+
+
+def _check_shapes(views: Mapping[str, _Array], per_query: bool) -> _Shape:
+    """Check shapes, as attention functions do, and return the axes of heads."""
+    like = {  # one number stands for all
+        name: np.broadcast_to(np.float32(0) if name != "mask" else np.False_, x.shape)
+        for name, x in views.items()
+    }
+    q, k, v = (like[name] for name in "qkv")
+    checks.attention(q, k, v, bias=like.get("bias"), mask=like.get("mask"))
+    lead = checks.lead(q, k, v)
+    if "sinks" in like:
+        checks.of_heads("sinks", like["sinks"], q, k, v)
+    if "omega" in like and per_query:
+        checks.query_frequencies(like["omega"], q, lead)
+    elif "omega" in like:
+        checks.frequencies(like["omega"], None, q, lead)
+    rows = (*lead, q.shape[-2])
+    of_all = f"as for `q`, `k` and `v` of shapes {q.shape}, {k.shape} and {v.shape}"
+    for name, shape, rule in (
+        ("out", (*rows, v.shape[-1]), of_all),
+        ("lse", rows, of_all),
+        ("d_out", (*rows, v.shape[-1]), of_all),
+        ("dq", q.shape, "that of `q`"),
+        ("dk", k.shape, "that of `k`"),
+        ("dv", v.shape, "that of `v`"),
+    ):
+        if name in like and like[name].shape != shape:
+            raise ValueError(
+                f"`{name}` must have shape {shape}, {rule}, got shape {like[name].shape}."
+            )
+    return lead
+
+
+def _check_numbers(name: str, x: _Array) -> None:
+    """Check that what is given is finite; indices are those in the file."""
+    if name == "mask":
+        at = _first(x.view(np.uint8), lambda block: block > 1)
+        if at is not None:
+            raise ValueError(f"`mask` must hold bytes 0 and 1 only, got another at index {at}.")
+    elif name in _FINITE:
+        at = _first(x, lambda block: ~np.isfinite(block))
+        if at is not None:
+            raise ValueError(f"`{name}` must be finite, got {float(x[at])} at index {at}.")
+    elif name in ("bias", "sinks"):
+        at = _first(x, lambda block: np.isnan(block) | (block == np.inf))
+        if at is not None:
+            raise ValueError(f"`{name}` must be finite or -inf, got {float(x[at])} at index {at}.")
+
+
+def _dtypes(arrays: Mapping[str, _Array], dtype: str | None) -> dict[str, str]:
+    """What each array holds, if float32 and float64 arrays may have been rounded to `dtype`."""
+    found = {name: x.dtype.name for name, x in arrays.items()}
+    if dtype is None:
+        return found
+    number_type = _number_type(dtype)
+    for name, x in arrays.items():
+        if x.dtype.name not in ("float32", "float64") or x.itemsize <= number_type.itemsize:
+            continue
+        at = _first(x, lambda block: ~_holds(number_type, block))
+        if at is None:
+            found[name] = dtype
+        elif name in "qkv":
+            raise ValueError(
+                f"`{name}` must hold {dtype} numbers only, got {float(x[at])} at index {at}."
+            )
+    if found["q"] != dtype:
+        raise ValueError(
+            f"`dtype` must be {found['q']}, the dtype of `q`, or a narrower one that float32 or "
+            f"float64 numbers were rounded to, got {dtype!r}."
+        )
+    return found
+
+
+def _holds(number_type: np.dtype[Any], x: _Array) -> npt.NDArray[np.bool_]:
+    """Which numbers, in float64, are NaN or of a type."""
+    with np.errstate(all="ignore"):
+        same: npt.NDArray[np.bool_] = x.astype(number_type).astype(np.float64) == x
+    return same | np.isnan(x)
+
+
+def _first(x: _Array, bad: Callable[[_Array], npt.NDArray[np.bool_]]) -> _Shape | None:
+    """Index of the first number, in the order of the file, of which something is true."""
+    flat = x.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        with np.errstate(invalid="ignore"):  # of signalling NaNs
+            found = np.flatnonzero(bad(flat[start : start + _BLOCK].astype(np.float64)))
+        if found.size:
+            return tuple(int(i) for i in np.unravel_index(start + found[0], x.shape))
+    return None

@@ -1,0 +1,11 @@
+"""Gradients of the estimators, each written down: `vjp`."""
+
+from __future__ import annotations
+
+from .rules import Gradients, vjp
+
+__all__ = ["Gradients", "vjp"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,182 @@
+r"""Attention to few keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..arrays import checks
+from ..arrays.heads import group_heads
+from ..arrays.library import Array, array_namespace, as_written, constant
+from ..typing import ArrayT
+from .terms import (
+    average,
+    beside,
+    half_square_norm,
+    hide,
+    integers,
+    kernel_coordinates,
+    log_sum_exp,
+    one_hot,
+    present,
+    products,
+    softmax,
+    visible,
+    weighted_sum,
+)
+
+__all__ = ["coreset_attention", "sampled_key_attention"]
+
+
+@as_written
+def coreset_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    indices: Any,
+    scale: float | None = None,
+    mask: Array | None = None,
+) -> ArrayT:
+    r"""Attend to a few keys that stand for all (Nystrom approximation of the kernel of the keys).
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_{s \in J} e^{q_i \cdot k_s} (W v)_s}
+                              {\sum_{s \in J} e^{q_i \cdot k_s} (W 1)_s}, \qquad
+        W = h_{JJ}^{-1} h_{JK}, \quad h(k, k') = e^{k \cdot k'}
+
+    with keys less the mean of those seen, a shift that no softmax notices. Where J is all keys, W
+    is the identity. Otherwise its entries may be negative, and so may the denominator.
+    arXiv:2602.10056.
+
+    Parameters
+    ----------
+    q, k, v
+        As in `softmax_attention`.
+    indices : array of integers, shape (..., S)
+        Keys J. One that is hidden, or equals one before it, counts as not there.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+    mask : array of bool, broadcasting to (..., 1, m), optional
+        True where the queries attend to the key.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key of J are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.coreset_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k = np.zeros((1, 1)), np.array([[-1.0], [1.0], [1.0]])
+    >>> v = np.array([[0.0], [3.0], [6.0]])
+    >>> naive.coreset_attention(q, k, v, indices=np.array([0, 1]))  # the third is the second
+    array([[3.]])
+    """
+    checks.attention(q, k, v, mask=mask)
+    indices, mask = checks.key_indices(indices, q, k, v), checks.one_row(mask, k)
+    (q, k, v, mask, indices), ungroup = group_heads(q, k, v, mask, indices[..., None])
+    xp, seen = array_namespace(q), present(k, mask)
+    q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
+    one, some = xp.where(seen, constant(1.0, q), 0.0), xp.any(seen, axis=-1, keepdims=True)
+    mean = weighted_sum(one, k, seen) / xp.where(some, xp.sum(one, axis=-1, keepdims=True), 1.0)
+    k = xp.where(xp.matrix_transpose(seen), k - mean, 0.0)
+    taken = xp.where(one_hot(indices, k) & seen, constant(1.0, q), 0.0)  # (..., S, m)
+    chosen, there = taken @ k, xp.sum(taken, axis=-1, keepdims=True)
+    # h_ij = a_i g_ij a_j with log a = |k|^2 / 2 and the Gaussian g_ij = e^{-|k_i - k_j|^2 / 2}.
+    log_a, log_a_chosen = half_square_norm(k), half_square_norm(chosen)
+    to_keys, to_chosen = (
+        there * xp.exp(products(chosen, x) - y - xp.matrix_transpose(log_a_chosen))
+        for x, y in ((k, log_a), (chosen, log_a_chosen))
+    )
+    a = xp.exp(log_a - xp.max(hide(log_a, seen), axis=-1, keepdims=True))
+    carried = [weighted_sum(to_keys * a, x, seen) for x in (v, xp.ones_like(v[..., :1]))]
+    weights = softmax(products(q, chosen) - log_a_chosen)
+    out, norm = (weights @ _solve(to_chosen, x) for x in carried)
+    some = xp.any(there > 0, axis=-2, keepdims=True)
+    return ungroup(xp.where(some, out / xp.where(some, norm, 1.0), 0.0))
+
+
+@as_written
+def sampled_key_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    indices: Any,
+    log_probability: Any = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+) -> ArrayT:
+    r"""Attend to a sample of the keys, each divided by how often it is expected in one.
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_{j \in J_i} e^{q_i \cdot k_j} v_j / p_{ij}}
+                              {\sum_{j \in J_i} e^{q_i \cdot k_j} / p_{ij}}
+
+    Both sums are unbiased, their ratio is not, unless p_ij is a multiple of e^(q_i . k_j).
+
+    Parameters
+    ----------
+    q, k, v
+        As in `softmax_attention`.
+    indices : array of integers, shape (..., S) or (..., n, S)
+        Which keys are in the sample, the same for all queries or one for each: of each query if
+        there is an axis more than the heads and S. A key may come several times.
+    log_probability : array, shape of `indices`, optional
+        log p: the expected number of times that a key is in the sample, which is its inclusion
+        probability where none comes twice. The same for all by default.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default.
+    mask : array of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key of the sample are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.sampled_key_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.zeros((1, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
+    >>> naive.sampled_key_attention(
+    ...     q, k, v, indices=np.array([0, 2]), log_probability=np.log([0.25, 1.0])
+    ... )
+    array([[1.]])
+    """
+    checks.attention(q, k, v, mask=mask)
+    indices, log_p = checks.sample_of_keys(indices, log_probability, q, k, v)
+    scale = checks.real("scale", scale, optional=True, like=q)
+    (q, k, v, mask, indices, log_p), ungroup = group_heads(q, k, v, mask, indices, log_p)
+    factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
+    xp, member = array_namespace(q), one_hot(indices[..., None], k)  # (..., n or 1, S, m)
+    log_count = log_sum_exp(hide(-log_p[..., None, :], xp.matrix_transpose(member)))[..., 0]
+    seen = visible(q, k, mask=mask) & xp.any(member, axis=-2)
+    return ungroup(average(factor * products(q, k) + log_count, v, seen))
+
+
+def _solve(a: Array, b: Array) -> Array:
+    """Solve a x = b for a positive semidefinite `a` with ones on its diagonal.
+
+    By elimination. An unknown is 0 if its row depends on those before it.
+    """
+    xp, size = array_namespace(a), a.shape[-1]
+    rows, at = beside(a, b), integers(0, size, a)[:, None]
+    for s in range(size):
+        row, pivot = rows[..., s : s + 1, :], rows[..., s : s + 1, s : s + 1]
+        free = pivot > size * xp.finfo(a.dtype).eps
+        row = xp.where(free, row / xp.where(free, pivot, 1.0), 0.0)
+        rows = xp.where(at == s, row, rows - rows[..., :, s : s + 1] * row)
+    return rows[..., size:]

@@ -1,0 +1,103 @@
+r"""Linear attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..arrays import checks
+from ..arrays.heads import group_heads
+from ..arrays.library import Array, array_namespace, as_written
+from ..typing import ArrayT
+from .terms import products, ratio, visible
+
+__all__ = ["elu_plus_one", "linear_attention"]
+
+
+def elu_plus_one(x: Array) -> Array:
+    r"""Map vectors to elu(x) + 1, elementwise.
+
+    .. math:: \phi(x) = x + 1 \;(x > 0), \qquad e^x \;(x \le 0)
+
+    Reference 004, phi, with alpha = 1.
+
+    Parameters
+    ----------
+    x : array
+        Values.
+
+    Returns
+    -------
+    array, shape of `x`
+        Namespace, dtype and device of `x`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> naive.elu_plus_one(np.array([2.0, 0.0, -np.inf]))
+    array([3., 1., 0.])
+    """
+    xp = array_namespace(x)
+    return xp.where(x > 0, x + 1, xp.exp(xp.where(x > 0, 0.0, x)))
+
+
+@as_written
+def linear_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    feature_map: Callable[[Array], Any] = elu_plus_one,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Compute attention whose kernel is the product of features.
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_j \phi(q_i) \cdot \phi(k_j) \, v_j}
+                              {\sum_j \phi(q_i) \cdot \phi(k_j)}
+
+    over the keys j that query i sees. Reference 004, kernel_attn; reference 000,
+    KernelizedAttention.
+
+    Parameters
+    ----------
+    q, k, v, mask, causal
+        As in `softmax_attention`; no scale is applied.
+    feature_map : function, default elu_plus_one
+        Maps vectors (..., n, d) to features (..., n, F), or to a pair: features and the logarithm
+        of a factor on each row, (..., n), as `features.Features` is. Sums of products of features
+        must be representable.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.zeros((1, 2)), np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[0.0], [4.0]])
+    >>> naive.linear_attention(q, k, v)  # kernels 2 and 6
+    array([[3.]])
+    """
+    checks.attention(q, k, v, mask=mask, causal=causal)
+    (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
+    seen = visible(q, k, mask=mask, causal=causal)
+    phi_q, _ = _with_scale(feature_map(q))  # the factor of a query cancels
+    phi_k, log_scale = _with_scale(feature_map(k))
+    return ungroup(ratio(products(phi_q, phi_k), log_scale[..., None, :], v, seen))
+
+
+def _with_scale(phi: Any) -> tuple[Array, Array]:
+    """Features, and the logarithm of the factor on each row: 0 if the map gives none."""
+    if isinstance(phi, tuple):
+        return phi
+    return phi, array_namespace(phi).zeros_like(phi[..., 0])

@@ -1,0 +1,291 @@
+r"""Estimators beyond the references: a few keys for all, summaries of chunks, near keys exact."""
+
+from __future__ import annotations
+
+from ..arrays import checks
+from ..arrays.heads import group_heads
+from ..arrays.library import Array, array_namespace, as_written, constant
+from ..typing import ArrayT
+from .terms import (
+    average,
+    beside,
+    chunk_means,
+    chunk_sizes,
+    half_square_norm,
+    hide,
+    integers,
+    kernel_coordinates,
+    log,
+    log_kernel,
+    present,
+    products,
+    softmax,
+    visible,
+    weighted_sum,
+)
+
+__all__ = ["eva_attention", "local_random_feature_attention", "second_order_attention"]
+
+
+@as_written
+def eva_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    window: int,
+    omega: Array | None = None,
+    log_size: bool = True,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Attend to the keys of the own chunk, and to one summary of each other chunk (EVA).
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_{j \in E_i} e^{q_i \cdot k_j} v_j
+                               + \sum_c |P_c| \, e^{q_i \cdot \bar k_c} f_c(\omega_c)}
+                              {\sum_{j \in E_i} e^{q_i \cdot k_j}
+                               + \sum_c |P_c| \, e^{q_i \cdot \bar k_c}}, \qquad
+        f_c(\omega) = \frac{\sum_{j \in P_c} \xi(k_j, \omega) \, v_j}
+                           {\sum_{j \in P_c} \xi(k_j, \omega)}
+
+    with the mean key of each chunk. Zheng et al., arXiv:2302.04542, who leave out |P_c|.
+
+    Parameters
+    ----------
+    q, k, v
+        As in `softmax_attention`.
+    window : int
+        Keys of a chunk: key j is in chunk floor(j / window), and query i in that of the key which
+        is level with it, j = i + m - n.
+    omega : array, shape (..., C, d), optional
+        A frequency for each chunk, in kernel coordinates; by default its mean query plus its mean
+        key.
+    log_size : bool, default True
+        Whether a summary counts |P_c| times, as many as there are keys seen in its chunk, or once.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+    mask : array of bool, broadcasting to (..., 1, m), optional
+        True where the queries attend to the key.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n, and summaries of the chunks before its own.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.eva_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.zeros((3, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
+    >>> naive.eva_attention(q, k, v, window=2)
+    array([[2.],
+           [2.],
+           [2.]])
+    """
+    checks.attention(q, k, v, mask=mask, causal=causal)
+    mask, (window, count) = checks.one_row(mask, k), checks.chunks("window", window, q, k)
+    if omega is not None:
+        omega = checks.chunk_frequencies(omega, count, q, checks.lead(q, k, v))
+    (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
+    q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
+    member, near, far = _chunks(q, k, window, count, mask, causal)
+    mean = chunk_means(k, member)
+    omega = _query_means(q, k, window, count) + mean if omega is None else omega
+    weights = softmax(hide(products(omega, k) - half_square_norm(k), member))
+    scores = products(q, mean)
+    if log_size:
+        scores = scores + log(chunk_sizes(member, q))
+    return ungroup(_near_and_far(q, k, v, near, far, scores, weighted_sum(weights, v, member)))
+
+
+@as_written
+def second_order_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    window: int,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Attend to the keys of the own chunk, and to the moments of each other chunk.
+
+    .. math::
+        \sum_{j \in P_c} e^{q \cdot k_j} v_j \approx
+        |P_c| \, e^{q \cdot \bar k_c + q^T \Sigma_c q / 2}
+        \bigl(\bar v_c + \mathrm{Cov}_c(v, k) \, q\bigr)
+
+    and so for the sum of e^(q . k_j) without the last factor: what keys and values with a joint
+    normal law of these moments give. The divisor of the covariances is |P_c|.
+
+    Parameters
+    ----------
+    q, k, v, window, scale, mask, causal
+        As in `eva_attention`.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0. Values are not
+        confined to the range of `v`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.second_order_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.zeros((3, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
+    >>> naive.second_order_attention(q, k, v, window=2)
+    array([[2.],
+           [2.],
+           [2.]])
+    """
+    checks.attention(q, k, v, mask=mask, causal=causal)
+    mask, (window, count) = checks.one_row(mask, k), checks.chunks("window", window, q, k)
+    (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
+    q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
+    member, near, far = _chunks(q, k, window, count, mask, causal)
+    xp, d = array_namespace(q), q.shape[-1]
+    mean, v_mean = chunk_means(k, member), chunk_means(v, member)
+    one = xp.matrix_transpose(xp.astype(member, q.dtype))  # (..., m, C)
+    apart, v_apart = (
+        xp.where(xp.any(member, axis=-2)[..., None], x - one @ y, 0.0)
+        for x, y in ((k, mean), (v, v_mean))
+    )
+    pairs = (apart[..., :, None] * x[..., None, :] for x in (apart, v_apart))
+    cov, cross = (
+        chunk_means(xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1])), member)
+        for x in pairs
+    )
+    cov, cross = (xp.reshape(x, (*x.shape[:-1], d, x.shape[-1] // d)) for x in (cov, cross))
+    along = q[..., None, :, :] @ cov  # q^T Sigma_c, (..., C, n, d)
+    spread = xp.matrix_transpose(xp.sum(along * q[..., None, :, :], axis=-1))
+    scores = products(q, mean) + spread / 2 + log(chunk_sizes(member, q))
+    turned = q[..., None, :, :] @ cross  # Cov_c(v, k) q, (..., C, n, d_v)
+    return ungroup(_near_and_far(q, k, v, near, far, scores, v_mean, turned))
+
+
+@as_written
+def local_random_feature_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    window: tuple[int | None, int | None],
+    omega: Array,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Attend to near keys exactly, and to all others through random features.
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_{j \in E_i} e^{q_i \cdot k_j} v_j
+                               + \sum_{j \notin E_i} \hat\kappa_{ij} v_j}
+                              {\sum_{j \in E_i} e^{q_i \cdot k_j}
+                               + \sum_{j \notin E_i} \hat\kappa_{ij}}, \qquad
+        \hat\kappa_{ij} = \frac1S \sum_s \xi(q_i, \omega_s) \, \xi(k_j, \omega_s)
+
+    where E_i are the keys in the window of query i. Both sums are unbiased, their ratio is not.
+    Near and far fields: Chen et al., arXiv:2110.15343; Zhang et al., arXiv:2410.10254.
+
+    Parameters
+    ----------
+    q, k, v, omega, scale, mask, causal
+        As in `random_feature_attention`.
+    window : pair of int or None
+        (left, right): key j is in E_i if i + m - n - left <= j <= i + m - n + right. None is no
+        limit on that side.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.local_random_feature_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.ones((2, 1)), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> omega = np.array([[1.5]])
+    >>> naive.local_random_feature_attention(q, k, v, omega=omega, window=(None, 0))
+    array([[0.88079708],
+           [0.73105858]])
+    """
+    checks.attention(q, k, v, mask=mask, causal=causal)
+    omega, log_weight = checks.frequencies(omega, None, q, checks.lead(q, k, v))
+    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
+        q, k, v, omega, log_weight[..., None, :], mask
+    )
+    xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal)
+    near = visible(q, k, window=window)
+    q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
+    of_query = xp.matrix_transpose(half_square_norm(q)) + xp.log(constant(omega.shape[-2], q))
+    log_estimate = log_kernel(q, k, omega, log_weight) - of_query
+    return ungroup(average(xp.where(near, products(q, k), log_estimate), v, seen))
+
+
+def _chunks(
+    q: Array, k: Array, window: int, count: int, mask: Array | None, causal: bool
+) -> tuple[Array, Array, Array]:
+    """Members of each chunk, (..., C, m); keys a query sees one by one; chunks it sees as a whole.
+
+    The last query is level with the last key. These are (..., n, m) and (..., n, C).
+    """
+    xp, chunk = array_namespace(q), integers(0, count, q)
+    own, of_key = _chunk_of_query(q, k, window)[:, None], integers(0, k.shape[-2], q) // window
+    member = (of_key == chunk[:, None]) & present(k, mask)
+    near = visible(q, k, mask=mask, causal=causal) & (of_key == own)
+    far = chunk < own if causal else chunk != own
+    return member, near, far & xp.any(member, axis=-1)[..., None, :]
+
+
+def _chunk_of_query(q: Array, k: Array, window: int) -> Array:
+    n, m = q.shape[-2], k.shape[-2]
+    return integers(m - n, m, q) // window
+
+
+def _query_means(q: Array, k: Array, window: int, count: int) -> Array:
+    """Mean of the queries in each chunk."""
+    return chunk_means(q, _chunk_of_query(q, k, window) == integers(0, count, q)[:, None])
+
+
+def _near_and_far(
+    q: Array,
+    k: Array,
+    v: Array,
+    near: Array,
+    far: Array,
+    scores: Array,
+    values: Array,
+    turned: Array | None = None,
+) -> Array:
+    """Average values of near keys and of far chunks, the latter with what each query adds to them.
+
+    Scores of chunks are (..., n, C), their values (..., C, d_v) and these terms (..., C, n, d_v).
+    """
+    xp, m = array_namespace(q), k.shape[-2]
+    weights = softmax(beside(hide(products(q, k), near), hide(scores, far)))
+    out = weighted_sum(weights[..., :m], v, near) + weighted_sum(weights[..., m:], values, far)
+    if turned is None:
+        return out
+    return out + xp.sum(xp.matrix_transpose(weights[..., m:])[..., None] * turned, axis=-3)

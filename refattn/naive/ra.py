@@ -1,0 +1,136 @@
+r"""Randomized attention."""
+
+from __future__ import annotations
+
+import math
+
+from ..arrays import checks
+from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.library import Array, array_namespace, as_written
+from ..typing import ArrayT
+from .terms import (
+    half_square_norm,
+    hide,
+    kernel_coordinates,
+    products,
+    softmax,
+    visible,
+    weighted_sum,
+)
+
+__all__ = ["mean_of_ratios_attention", "randomized_attention"]
+
+
+@as_written
+def randomized_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    omega: Array,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Estimate softmax attention by randomized attention (RA).
+
+    .. math::
+        \mathrm{out}_i = \frac1S \sum_s f_i(\omega_{is}), \qquad
+        f_i(\omega) = \frac{\sum_j \xi(k_j, \omega) \, v_j}{\sum_j \xi(k_j, \omega)}
+
+    over the keys j that query i sees. Reference 003, RA, for omega_is drawn from
+    p_i = sum_j softmax_j(q_i . k_j) N(q_i + k_j, I).
+
+    Parameters
+    ----------
+    q, k, v, scale, mask, causal
+        As in `random_feature_attention`.
+    omega : array, shape (..., n, S, d)
+        Frequencies of each query, in kernel coordinates.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.randomized_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.array([[9.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> naive.randomized_attention(q, k, v, omega=np.array([[[0.5]]]))  # e / (1 + e)
+    array([[0.73105858]])
+    """
+    checks.attention(q, k, v, mask=mask, causal=causal)
+    omega = checks.query_frequencies(omega, q, checks.lead(q, k, v))
+    xp, samples = array_namespace(q), omega.shape[-2:]
+    # group_heads expects the heads third from last: S and d as one axis.
+    rows = xp.reshape(omega, (*omega.shape[:-2], math.prod(samples)))
+    (q, k, v, rows, mask), ungroup = group_heads(q, k, v, rows, mask)
+    omega = xp.reshape(rows, (*rows.shape[:-1], *samples))
+    seen = visible(q, k, mask=mask, causal=causal)
+    return ungroup(_mean_of_ratios(q, kernel_coordinates(k, scale), v, omega, seen))
+
+
+@as_written
+def mean_of_ratios_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    omega: Array,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Average the ratios of single random features at frequencies that all queries share.
+
+    .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s)
+
+    with f_i as in `randomized_attention`. Reference 002, eq. (12), for omega_s drawn from N(0, I).
+
+    Parameters
+    ----------
+    q, k, v, omega, scale, mask, causal
+        As in `random_feature_attention`.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.mean_of_ratios_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.array([[9.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> naive.mean_of_ratios_attention(q, k, v, omega=np.array([[0.5], [-0.5]]))
+    array([[0.5]])
+    """
+    checks.attention(q, k, v, mask=mask, causal=causal)
+    omega, _ = checks.frequencies(omega, None, q, checks.lead(q, k, v))
+    (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
+    seen = visible(q, k, mask=mask, causal=causal)
+    k, omega = kernel_coordinates(k, scale), omega[..., None, :, :]
+    return ungroup(_mean_of_ratios(q, k, v, omega, seen))
+
+
+def _mean_of_ratios(q: Array, k: Array, v: Array, omega: Array, seen: Array) -> Array:
+    """Mean over s of sum_j xi(k_j, omega_is) v_j / sum_j xi(k_j, omega_is), omega (..., n, S, d).
+
+    The values are the same for each s, so that the mean may be that of the weights.
+    """
+    xp, k = array_namespace(q), k[..., None, :, :]
+    scores = products(omega, k) - half_square_norm(k)
+    out = weighted_sum(xp.mean(softmax(hide(scores, seen[..., None, :])), axis=-2), v, seen)
+    return xp.broadcast_to(out, (*broadcast_lead(q, out), *out.shape[-2:]))

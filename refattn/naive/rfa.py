@@ -1,0 +1,164 @@
+r"""The estimators of the references, each as its formula is written."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from ..arrays import checks
+from ..arrays.heads import group_heads
+from ..arrays.library import Array, array_namespace, as_written, constant
+from ..typing import ArrayT, Features
+from .terms import (
+    average,
+    finite,
+    half_square_norm,
+    hide,
+    kernel_coordinates,
+    log_kernel,
+    log_sum_exp,
+    products,
+    ratio,
+    visible,
+    weighted_sum,
+)
+
+__all__ = ["importance_sampled_attention", "random_feature_attention"]
+
+
+@as_written
+def random_feature_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    omega: Array,
+    log_weight: Array | None = None,
+    features: Features = "positive",
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Estimate softmax attention from random features of the softmax kernel (RFA, Performer).
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_j \hat\kappa_{ij} \, v_j}{\sum_j \hat\kappa_{ij}}, \qquad
+        \hat\kappa_{ij} = \sum_s w_s \, \phi_s(q_i) \cdot \phi_s(k_j)
+
+    over the keys j that query i sees. Up to factors of the query alone, which cancel,
+    phi_s(q) . phi_s(k) is
+
+    * ``"positive"``: exp(omega_s . (q + k) - |k|^2/2);
+    * ``"hyperbolic"``: cosh(omega_s . (q + k)) exp(-|k|^2/2);
+    * ``"trigonometric"``: cos(omega_s . (q - k)) exp(|k|^2/2).
+
+    Reference 000, KernelizedAttention; reference 001, attention_hat; reference 002, eqs. (7) to
+    (10); reference 003, RFA. Hyperbolic features: Choromanski et al., arXiv:2009.14794.
+
+    Parameters
+    ----------
+    q, k, v, mask, causal
+        As in `softmax_attention`.
+    omega : array, shape (..., S, d)
+        Frequencies, in kernel coordinates: a NumPy array or one of the library of `q`.
+    log_weight : array, shape (..., S), optional
+        log w, 0 by default.
+    features : {"positive", "hyperbolic", "trigonometric"}
+        The feature map.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default, positive.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.random_feature_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.array([[9.0]]), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
+    >>> naive.random_feature_attention(q, k, v, omega=np.array([[0.5]]))
+    array([[0.5]])
+    """
+    checks.attention(q, k, v, mask=mask, causal=causal)
+    checks.choice("features", features, get_args(Features))
+    omega, log_weight = checks.frequencies(omega, log_weight, q, checks.lead(q, k, v))
+    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
+        q, k, v, omega, log_weight[..., None, :], mask
+    )
+    seen = visible(q, k, mask=mask, causal=causal)
+    q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
+    if features == "positive":
+        return ungroup(average(log_kernel(q, k, omega, log_weight), v, seen))
+    xp, half, log_weight = array_namespace(q), half_square_norm(k), log_weight[..., None, :]
+    if features == "hyperbolic":
+        z = products(q, omega)[..., :, None, :] + products(k, omega)[..., None, :, :]
+        estimate = log_sum_exp(log_weight + xp.logaddexp(z, -z))[..., 0] - half
+        return ungroup(average(estimate, v, seen))
+    z = products(q, omega)[..., :, None, :] - products(k, omega)[..., None, :, :]
+    weight = xp.exp(log_weight - xp.max(log_weight, axis=-1, keepdims=True))
+    return ungroup(ratio(xp.sum(weight * xp.cos(z), axis=-1), half, v, seen))
+
+
+@as_written
+def importance_sampled_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    omega: Array,
+    log_weight: Array | None = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Estimate softmax attention by importance sampling with the exact normaliser (IS).
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_j \hat\kappa_{ij} \, v_j}{\sum_j e^{q_i \cdot k_j}}, \qquad
+        \hat\kappa_{ij} = \frac1S \sum_s w_s \, \xi(q_i, \omega_s) \, \xi(k_j, \omega_s)
+
+    over the keys j that query i sees. Reference 002, eq. (11); reference 003, importance sampling,
+    where the ratio p_i / N(0, I) at omega is xi(q_i, omega) sum_j xi(k_j, omega) over the
+    normaliser above.
+
+    Parameters
+    ----------
+    q, k, v, omega, log_weight, scale, mask, causal
+        As in `random_feature_attention`.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `refattn.importance_sampled_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> zero, v = np.zeros((1, 1)), np.array([[3.0]])
+    >>> naive.importance_sampled_attention(zero, zero, v, omega=np.ones((4, 1)))
+    array([[3.]])
+    """
+    checks.attention(q, k, v, mask=mask, causal=causal)
+    omega, log_weight = checks.frequencies(omega, log_weight, q, checks.lead(q, k, v))
+    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
+        q, k, v, omega, log_weight[..., None, :], mask
+    )
+    xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal)
+    q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
+    log_size = xp.log(constant(omega.shape[-2], q))
+    log_factor = xp.matrix_transpose(half_square_norm(q)) + log_size
+    log_ratio = log_kernel(q, k, omega, log_weight) - log_factor
+    log_exact = log_sum_exp(hide(products(q, k), seen))
+    return ungroup(weighted_sum(xp.exp(log_ratio - finite(log_exact)), v, seen))

@@ -1,0 +1,194 @@
+r"""What a correct kernel in another precision may differ by: a bound, and a law.
+
+Kernels take queries, keys and values in a narrow type, the storage type, and round some of what
+they compute in between: a `Profile` says what. Their errors are many roundings to nearest, of which
+each is known to half a unit in the last place and all but independent of the others. So the error
+of a *correct* kernel has a standard deviation that can be written down, with no number to tune, and
+a bound that it never exceeds. To first order, for weights :math:`p_{ij}`, relative errors
+:math:`\delta_{ij}` of them before and absolute errors :math:`\eta_{ij}` by their rounding,
+
+.. math:: \delta \mathrm{out}_{ic} = \sum_j p_{ij} \delta_{ij} (v_{jc} - \mathrm{out}_{ic})
+    + \sum_j \eta_{ij} v_{jc} + \text{sums} + \text{the rounding of the result}.
+
+The law assumes that roundings are independent of each other. They are not where weights are equal
+to each other or nearer than a rounding, where a weight is exactly 1, or where nothing is rounded:
+there `Prediction.std` is infinite, and the bound is what is left. It takes sums in the order of the
+keys and coordinates. `verify` has the same for gradients; dropout is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays.shown import held
+from ..typing import Features
+from . import softmax
+from .problem import holds, of_arrays, sweep
+from .profiles import PROFILES, Profile, profile_of
+
+__all__ = ["PROFILES", "Prediction", "Profile", "predict"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+_Floats = npt.NDArray[np.float64]
+
+
+@held()
+class Prediction(NamedTuple):
+    """What a correct kernel gives, and how far it may be off.
+
+    Attributes
+    ----------
+    out : NumPy array, shape (..., n, d_v), float64
+        The exact result, for queries, keys and values as they are.
+    lse : NumPy array, shape (..., n), float64
+        The log of the exact normaliser; -inf for a query that sees no key.
+    std : NumPy array, shape (..., n, d_v), float64
+        Standard deviation of the error; infinite where its law is not known.
+    bound : NumPy array, shape (..., n, d_v), float64
+        What no error exceeds; infinite where the profile overflows.
+    """
+
+    out: _Floats
+    lse: _Floats
+    std: _Floats
+    bound: _Floats
+
+
+def predict(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    dtype: str,
+    profile: str | Profile = "flash",
+    scale: float | None = None,
+    bias: Any = None,
+    mask: Any = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    omega: Any = None,
+    log_weight: Any = None,
+    features: Features = "positive",
+    feature_map: Callable[[Any], Any] | None = None,
+) -> Prediction:
+    r"""Predict what a correct kernel gives in another precision, and how far it may be off.
+
+    .. math:: \mathrm{out}_i = \sum_j p_{ij} v_j, \qquad
+        \mathrm{Var}\,\delta\mathrm{out}_{ic} = \sum_j p_{ij}^2 \sigma_{ij}^2
+        (v_{jc} - \mathrm{out}_{ic})^2 + \sum_j \tau_{ij}^2 v_{jc}^2 + \sigma_{\mathrm{sums}}^2
+        + h_{ic}^2 / 12
+
+    with the relative variance :math:`\sigma_{ij}^2` of a weight, by its score and exponential, the
+    variance :math:`\tau_{ij}^2` of its rounding, and the distance h of the numbers that the result
+    is rounded to. The bound has the same terms, each at its largest, and is not to first order
+    only.
+
+    Parameters
+    ----------
+    q : array, shape (..., n, d)
+        Queries, of the storage type or of a wider one, in any library. Leading axes broadcast, and
+        heads may share keys in groups, as in `attend`.
+    k : array, shape (..., m, d)
+        Keys.
+    v : array, shape (..., m, d_v)
+        Values.
+    dtype : str
+        The storage type: all of `q`, `k` and `v` must be numbers of it.
+    profile : str or Profile, default "flash"
+        What the kernel rounds; names are those of `PROFILES`.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default. For random features it is positive.
+    bias : array, broadcasting to (..., n, m), optional
+        Added to the scores, in numbers that the kernel has.
+    mask : array of bool, broadcasting to (..., n, m), optional
+        True where the query attends to the key. With features, of keys: (..., 1, m).
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n.
+    window : pair of int or None, optional
+        (left, right): query i sees key j only if i + m - n - left <= j <= i + m - n + right.
+    softcap : float, optional
+        Positive c: scores are c tanh(s / c) before the bias is added.
+    sinks : array, broadcasting to (..., heads), optional
+        Score of one more key for each head, that all its queries see and whose value is 0, in
+        numbers that the kernel has. It may have part in the maximum or not.
+    omega : array, shape (..., S, d), optional
+        Frequencies: random feature attention in place of softmax attention.
+    log_weight : array, shape (..., S), optional
+        Log weights of the frequencies.
+    features : {"positive", "hyperbolic"}
+        Features of the frequencies.
+    feature_map : callable, optional
+        x -> features: linear attention, with a map like `refattn.features.elu_features`.
+
+    Returns
+    -------
+    Prediction
+        Exact `out` and `lse`, the standard deviation of errors and their bound, in float64. `lse`
+        is 0 with features, where it is not defined.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array or is of a dtype that is no `FORMATS`.
+    ValueError
+        If shapes do not match, if `q`, `k` or `v` hold numbers that `dtype` lacks, if queries are
+        not finite, or keys and values that a query sees (others may hold anything), or if an option
+        is not one of the above.
+
+    Notes
+    -----
+    With U the type of the weights in the second product, the law fails, and `std` is infinite,
+    where roundings of weights are tied to each other: in rows where many weights are equal or
+    differ by less than a rounding in U, which is told from what rounding them to nearest does.
+    Heads are taken by one, and queries in blocks: the memory beside arguments and results does not
+    depend on n and m. With features the errors of rows are not independent of each other.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import rounding
+    >>> q, k, v = (np.array(x) for x in ([[1.0]], [[0.5], [-1.0]], [[1.0], [3.0]]))
+    >>> found = rounding.predict(q, k, v, dtype="bfloat16")
+    >>> found.out
+    array([[1.36485105]])
+    >>> bool(np.all(found.std < found.bound))
+    True
+    """
+    problem = of_arrays(
+        q,
+        k,
+        v,
+        scale=scale,
+        bias=bias,
+        mask=mask,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        omega=omega,
+        log_weight=log_weight,
+        features=features,
+        feature_map=feature_map,
+    )
+    chosen = profile_of(profile)
+    holds(problem, dtype)
+    n, _, d_v = problem.shape
+    out, std, bound = (np.empty((*problem.lead, n, d_v)) for _ in range(3))
+    lse = np.empty((*problem.lead, n))
+
+    def write(index: tuple[int, ...], i: slice, rows: softmax.Rows) -> None:
+        at: Any = (*index, i)
+        out[at], lse[at], std[at], bound[at] = rows.out, rows.lse, rows.std, rows.bound
+
+    sweep(problem, dtype, chosen, write)
+    return Prediction(out, lse, std, bound)

@@ -1,0 +1,312 @@
+r"""The law and the bound of the rounding errors of attention that is linear in features.
+
+.. math:: \mathrm{out}_i = \frac{\sum_s \phi_{is} \, U_s}{\sum_s \phi_{is} \, Z_s}, \qquad
+    U_s = \sum_j \psi_{js} \, v_j, \quad Z_s = \sum_j \psi_{js}
+
+With relative errors :math:`\alpha_{is}` of a query's features, :math:`\beta_{js}` of a key's and
+:math:`\gamma_{sc}`, :math:`\gamma'_s` of the sums, where they are rounded, to first order
+
+.. math:: \delta \mathrm{out}_{ic} = \frac{1}{\sum_s \phi_{is} Z_s} \sum_s \phi_{is} \Big[
+    \alpha_{is} (U_{sc} - Z_s \mathrm{out}_{ic})
+    + \sum_j \psi_{js} \beta_{js} (v_{jc} - \mathrm{out}_{ic})
+    + \gamma_{sc} U_{sc} - \gamma'_s Z_s \mathrm{out}_{ic} \Big] + \text{sums} + \text{rounding}.
+
+All queries of a head share the errors of its keys: rows are not independent here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays.blocks import blocks
+from .formats import Format
+from .softmax import RMS, SURE, WORST, Kernel, Rows, walk
+
+__all__ = ["Features", "LinearHead", "analyse", "exponential", "mapped"]
+
+_Floats = npt.NDArray[np.float64]
+_HELD = 2**21  # numbers of the sums over the keys of some queries
+
+
+class Features(NamedTuple):
+    """Features (rows, S), up to a factor for each row or each S that cancels.
+
+    Attributes
+    ----------
+    value : array
+        What is computed.
+    nearest : array
+        The same, rounded to nearest where the profile rounds it.
+    variance : array
+        Of the relative error.
+    most : array
+        Largest relative error is e^most - 1.
+    """
+
+    value: _Floats
+    nearest: _Floats
+    variance: _Floats
+    most: _Floats
+
+    def rows(self, i: slice) -> Features:
+        return Features(*(x[i] for x in self))
+
+
+class LinearHead(NamedTuple):
+    """Features of the queries and keys of a head, in float64, and the values."""
+
+    queries: Features
+    keys: Features
+    v: _Floats
+    visible: npt.NDArray[np.bool_] | None  # keys, (m,)
+    causal: bool
+
+
+def exponential(
+    q: _Floats,
+    k: _Floats,
+    v: _Floats,
+    omega: _Floats,
+    log_weight: _Floats,
+    kernel: Kernel,
+    *,
+    scale: float,
+    visible: npt.NDArray[np.bool_] | None,
+    causal: bool,
+) -> LinearHead:
+    """Positive random features exp(omega . x - |x|^2 / 2) of x = sqrt(scale) q, with weights."""
+    q, k = math.sqrt(scale) * q, math.sqrt(scale) * k
+    of_queries, of_keys = q @ omega.T, k @ omega.T
+    squares = np.sum(k * k, -1, keepdims=True) / 2
+    of_keys = of_keys - squares + log_weight
+    if visible is not None:
+        of_keys = np.where(visible[:, None], of_keys, -math.inf)
+    top = np.max(of_keys, axis=0, initial=-math.inf)
+    top = np.where(np.isfinite(top), top, 0.0)
+    gaps = of_queries + top
+    gaps = gaps - np.max(gaps, -1, keepdims=True)
+    # As they are stored: over the largest of a query, and over the largest of all keys.
+    stored = of_queries - np.max(of_queries, -1, keepdims=True)
+    highest = np.max(of_keys, initial=-math.inf)
+    highest = highest if np.isfinite(highest) else 0.0
+    phi = _exponents(q, omega, of_queries, 0.0, kernel)
+    psi = _exponents(k, omega, of_keys, squares, kernel)
+    return LinearHead(
+        _rounded(np.exp(gaps), np.exp(stored), *phi, kernel.weights),
+        _rounded(np.exp(of_keys - top), np.exp(of_keys - highest), *psi, kernel.weights),
+        v,
+        visible,
+        causal,
+    )
+
+
+def _exponents(
+    x: _Floats, omega: _Floats, exponents: _Floats, squares: Any, kernel: Kernel
+) -> tuple[_Floats, _Floats]:
+    """Variance and bound of the errors of exponents and of the exponential."""
+    d, unit, half = x.shape[-1], kernel.accumulate.unit, kernel.softmax.unit
+    exponents = np.where(np.isfinite(exponents), exponents, 0.0)
+    terms = np.square(x) @ np.square(omega).T
+    sums = walk(0.0, exponents + squares, terms, d, kernel.lanes) + terms
+    sums = sums + np.square(squares) * (d / 3 + 2) + 2 * np.square(exponents)
+    variance = (RMS * unit) ** 2 * sums + (RMS * half) ** 2 * (np.square(exponents) + 1)
+    norms = np.sqrt(np.sum(x * x, -1))[:, None] * np.sqrt(np.sum(omega * omega, -1))
+    most = (d + 4) * unit * (norms + squares) + (half + unit) * (4 * np.abs(exponents) + 4)
+    most = most + kernel.exp * unit
+    if kernel.scores is not None:
+        variance = variance + np.square(RMS * kernel.scores.unit * exponents)
+        most = most + 1.01 * kernel.scores.unit * np.abs(exponents)
+    return variance, most
+
+
+def _rounded(
+    value: _Floats, stored: _Floats, variance: _Floats, most: _Floats, to: Format | None
+) -> Features:
+    """Features of which a multiple is stored, with the errors of that."""
+    if to is None:
+        return Features(value, value, variance, most)
+    size = np.where(stored == 0, 1.0, np.abs(stored))
+    nearest = to.round(stored)
+    step = np.where(nearest == stored, 0.0, to.spacing(stored) / size)
+    ratio = np.where(stored == 0, 1.0, nearest / np.where(stored == 0, 1.0, stored))
+    return Features(value, value * ratio, variance + step * step / 12, most + np.log1p(step / 2))
+
+
+def mapped(
+    q: _Floats,
+    k: _Floats,
+    v: _Floats,
+    feature_map: Callable[[_Floats], _Floats],
+    kernel: Kernel,
+    *,
+    visible: npt.NDArray[np.bool_] | None,
+    causal: bool,
+) -> LinearHead:
+    """Features of a map that is computed to a few units of the type of the sums."""
+
+    def of(x: _Floats) -> Features:
+        value = np.asarray(feature_map(x), np.float64)
+        unit = kernel.accumulate.unit
+        # What the storage type holds, as ReLU's, is not computed but copied.
+        variance = np.where(value == 0, 0.0, np.full_like(value, (2 * RMS * unit) ** 2))
+        most = np.full_like(value, (kernel.exp + 4) * unit)
+        return _rounded(value, value, variance, most, kernel.weights)
+
+    keys = of(k)
+    if visible is not None:
+        keys = Features(*(np.where(visible[:, None], x, 0.0) for x in keys))
+    return LinearHead(of(q), keys, v, visible, causal)
+
+
+class _States(NamedTuple):
+    """Sums over keys, (S, ...) or, for queries with keys of their own, (rows, S, ...)."""
+
+    total: _Floats  # psi v and psi
+    nearest: _Floats  # the same, rounded
+    noise: _Floats  # psi^2 var(beta) times v^2, v and 1
+    squares: _Floats  # psi^2 v^2
+    shift: _Floats  # |psi| (e^most - 1) times |v| and 1
+    sizes: _Floats  # |psi| times |v| and 1
+
+
+def _states(keys: Features, v: _Floats) -> Iterator[tuple[_Floats, _Floats]]:
+    """Columns whose products with features, of the keys, are the states."""
+    ones = np.ones((v.shape[0], 1))
+    value, signed = np.abs(keys.value), np.concatenate([v, ones], -1)
+    size = np.concatenate([np.abs(v), ones], -1)
+    noise = np.concatenate([v * v, v, ones], -1)
+    yield from (
+        (keys.value, signed),
+        (keys.nearest, signed),
+        (np.square(value) * keys.variance, noise),
+        (np.square(value), v * v),
+        (value * np.expm1(keys.most), size),
+        (value, size),
+    )
+
+
+def analyse(head: LinearHead, kernel: Kernel, i: slice) -> Rows:
+    """Say what a kernel that rounds like this may give for the queries i."""
+    m, n = head.v.shape[0], head.queries.value.shape[0]
+    if not head.causal:
+        states = _States(*(x.T @ y for x, y in _states(head.keys, head.v)))
+        return _rows(head.queries.rows(i), states, kernel, m)
+    parts, sums = [], head.keys.value.shape[-1] * (2 * head.v.shape[-1] + 1)
+    for block in blocks(i.start, i.stop, max(1, min(64, _HELD // max(sums, 1)))):
+        first = max(0, min(m, block.start + 1 + m - n))
+        before = Features(*(x[:first] for x in head.keys))
+        known = [x.T @ y for x, y in _states(before, head.v[:first])]
+        last = max(first, min(m, block.stop + m - n))
+        more = slice(first, last)
+        fresh = [
+            np.cumsum(x[:, :, None] * y[:, None, :], axis=0)
+            for x, y in _states(head.keys.rows(more), head.v[more])
+        ]
+        seen = np.clip(np.arange(block.start, block.stop) + 1 + m - n, 0, m) - first
+        own = []
+        for start, rest in zip(known, fresh, strict=True):
+            padded = np.concatenate([np.zeros((1, *start.shape)), rest])
+            own.append(start + padded[np.maximum(seen, 0)])
+        found = _rows(head.queries.rows(block), _States(*own), kernel, m)
+        empty = (seen + first <= 0)[:, None]
+        parts.append(found._replace(out=np.where(empty, 0.0, found.out)))
+    fields = [x for x in Rows._fields if x != "tangents" and x not in Rows._field_defaults]
+    joined: dict[str, Any] = {
+        x: np.concatenate([getattr(part, x) for part in parts]) for x in fields
+    }
+    return Rows(**joined, tangents={})
+
+
+def _apply(weights: _Floats, states: _Floats) -> _Floats:
+    """Sum over S of weights (rows, S) times states (S, c) or (rows, S, c)."""
+    if states.ndim == 2:
+        return weights @ states
+    found: _Floats = (weights[:, None, :] @ states)[:, 0]
+    return found
+
+
+def _rows(queries: Features, states: _States, kernel: Kernel, m: int) -> Rows:
+    unit, narrow = kernel.accumulate.unit, kernel.states
+    value = queries.value
+    sums = _apply(value, states.total)
+    mass = sums[:, -1:]
+    seen = mass != 0
+    phi = value / np.where(seen, mass, 1.0)
+    out = sums[:, :-1] / np.where(seen, mass, 1.0)
+    d_v, square = out.shape[-1], phi * phi
+
+    def about(x: _Floats) -> _Floats:
+        """From sums with v^2, v and 1, those with (v - out)^2."""
+        second, first, zeroth = np.split(x, [d_v, 2 * d_v], -1)
+        return np.asarray(np.maximum(second - 2 * out * first + out * out * zeroth, 0.0))
+
+    total, count = states.total[..., :-1], states.total[..., -1:]
+    states_squared = np.concatenate([total * total, total * count, count * count], -1)
+    benford = about(_apply(square * queries.variance, states_squared))
+    benford += about(_apply(square, states.noise))
+    features = value.shape[-1]
+    run = max(1, min(m, kernel.run))
+    walked = _apply(
+        square,
+        walk(0.0, total, states.squares, run, kernel.lanes) + total * total * max(1, m / run),
+    )
+    walked += walk(0.0, out, _apply(square, total * total), features, kernel.lanes)
+    benford += (RMS * unit) ** 2 * (walked + 3 * out * out)
+    if narrow is not None:
+        ends = _apply(square, np.concatenate([total * total, count * count], -1))
+        benford += (RMS * narrow.unit) ** 2 * (ends[:, :-1] + out * out * ends[:, -1:])
+    bound = _bound(queries, states, phi, out, kernel, m)
+    nearest = _apply(queries.nearest, states.nearest)
+    near = nearest[:, :-1] / np.where(nearest[:, -1:] == 0, 1.0, nearest[:, -1:])
+    std, worst = np.sqrt(benford), WORST * np.sqrt(benford)
+    loose = np.abs(near - out) > SURE * std
+    spacing = np.zeros_like(out)
+    if kernel.out is not None:
+        spacing = kernel.out.spacing(out)
+        std, worst = (np.sqrt(x * x + spacing * spacing / 12) for x in (std, worst))
+        bound = bound + kernel.out.spacing(np.abs(out) + bound) / 2
+        near = kernel.out.round(near)
+    free = ~loose & (std > 0) & seen
+    std, worst = (np.where(free, x, math.inf) for x in (std, worst))
+    nothing = np.zeros(out.shape[0])
+    slack = (kernel.exp / 16 + 4) * unit * (_apply(np.abs(phi), states.sizes)[:, :-1] + np.abs(out))
+    return Rows(
+        out,
+        nothing,
+        nothing,
+        near,
+        std,
+        worst,
+        bound,
+        nothing,
+        nothing,
+        nothing,
+        spacing,
+        slack,
+        {},
+    )
+
+
+def _bound(
+    queries: Features, states: _States, phi: _Floats, out: _Floats, kernel: Kernel, m: int
+) -> _Floats:
+    """What no error exceeds: every rounding at its largest."""
+    size, grown = np.abs(phi), np.abs(phi) * np.exp(queries.most)
+    shift = _apply(grown, states.shift) + _apply(grown - size, states.sizes)
+    features = phi.shape[-1]
+    gamma = (min(m, kernel.run) + m / kernel.run + features + 4) * kernel.accumulate.unit
+    if kernel.states is not None:
+        gamma += 1.01 * kernel.states.unit
+    gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
+    sizes = _apply(size, states.sizes)
+    error = shift + gamma * (sizes + shift)
+    mass, off = error[:, -1:], error[:, :-1]
+    least = np.where(mass < 1, 1 - mass, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bound = np.where(least > 0, (off + np.abs(out) * mass) / least, math.inf)
+    return np.asarray(bound + 4 * kernel.accumulate.unit * (np.abs(out) + bound))

@@ -1,0 +1,561 @@
+r"""Profiles of kernels, and the problems that kernels are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from threading import Lock
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import checks
+from ..arrays.blocks import blocks
+from ..arrays.heads import broadcast_lead
+from ..arrays.library import array_namespace, to_host
+from ..arrays.threads import InOrder, for_each
+from ..engine.scores import Band
+from . import backward, linear, softmax
+from .formats import FORMATS, Format
+from .profiles import Profile
+
+__all__ = [
+    "CALLED",
+    "Gradient",
+    "Problem",
+    "conventions",
+    "dtype_of",
+    "frequencies",
+    "gradients",
+    "holds",
+    "key_heads",
+    "of_arrays",
+    "of_head",
+    "refuse",
+    "shown",
+    "sweep",
+    "wide",
+]
+
+
+_Floats = npt.NDArray[np.float64]
+
+_ROWS = 256  # queries of a block
+
+_NUMPY = ("float16", "float32", "float64")
+
+
+class Problem(NamedTuple):
+    """Softmax attention with its conventions, of which heads are read one by one.
+
+    Attributes
+    ----------
+    lead : tuple of int
+        Leading axes of the result.
+    shape : tuple of int
+        Numbers of queries, of keys, and of columns of the values.
+    read : callable
+        Gives the arrays of a head by name, in float64: q, k, v and, where there are, bias, mask and
+        sinks, (1, 1).
+    scale, causal, window, softcap
+        As in `predict`.
+    has_sinks : bool
+        Whether heads have a sink.
+    key_heads : int or None
+        The number of heads of keys where query heads share these in groups.
+    """
+
+    lead: tuple[int, ...]
+    shape: tuple[int, int, int]
+    read: Callable[[tuple[int, ...]], Mapping[str, Any]]
+    scale: float
+    causal: bool
+    window: tuple[int | None, int | None]
+    softcap: float | None
+    feature_map: Callable[[Any], Any] | None = None
+    kind: str = "scores"
+    gradient: Gradient | None = None
+    has_sinks: bool = False
+    key_heads: int | None = None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the result is a mean of the values, with weights by scores."""
+        return self.kind == "scores" and self.gradient is None
+
+    @property
+    def result(self) -> str:
+        """What the result is called."""
+        return "the output" if self.gradient is None else self.gradient.of
+
+    @property
+    def rows(self) -> str:
+        """What the rows of the result belong to."""
+        return "queries" if self.gradient is None or self.gradient.of == "dq" else "keys"
+
+    def rows_apart(self, kernel: softmax.Kernel) -> bool:
+        """Whether no rounding that matters has a part in two rows of the result."""
+        if self.gradient is None or self.gradient.of == "dq":
+            return self.kind == "scores"
+        return kernel.delta_of_out and not kernel.scores_matter and self.gradient.has_out
+
+    def analyse(
+        self,
+        index: tuple[int, ...],
+        kernel: softmax.Kernel,
+        i: slice,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+    ) -> softmax.Rows:
+        """What a kernel may give for the queries i of a head."""
+        if self.gradient is not None:
+            saved = self.gradient.saved(index, kernel)
+            return backward.analyse(saved, kernel, self.gradient.of, i)
+        if self.kind == "scores":
+            return softmax.analyse(self.head(index), kernel, i, changes)
+        return linear.analyse(self.features(index, kernel), kernel, i)
+
+    def exact(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> _Floats:
+        """The exact result for some rows of a head, where they are scores' or gradients'."""
+        if self.gradient is None:
+            return softmax.exact(self.head(index), i)
+        saved = self.gradient.saved(index, kernel)
+        return backward.exact(saved, self.gradient.of, i)
+
+    def rows_given(self, index: tuple[int, ...]) -> _Floats:
+        """What makes a row: its query, with the derivative to its output, or its key and value."""
+        if self.gradient is None:
+            found: _Floats = self.read(index)["q"]
+            return found
+        return backward.given(self.gradient.backs(index), self.gradient.of)
+
+    def features(self, index: tuple[int, ...], kernel: softmax.Kernel) -> linear.LinearHead:
+        """Features of a head, of the estimator."""
+        x = self.read(index)
+        mask = x.get("mask")
+        visible = None if mask is None else mask[0]
+        if self.feature_map is not None:
+            return linear.mapped(
+                x["q"],
+                x["k"],
+                x["v"],
+                self.feature_map,
+                kernel,
+                visible=visible,
+                causal=self.causal,
+            )
+        return linear.exponential(
+            x["q"],
+            x["k"],
+            x["v"],
+            x["omega"],
+            x["log_weight"],
+            kernel,
+            scale=self.scale,
+            visible=visible,
+            causal=self.causal,
+        )
+
+    def head(self, index: tuple[int, ...]) -> softmax.Head:
+        """The arrays and the conventions of a head."""
+        x = self.read(index)
+        bias, mask = _finite(x.get("bias"), x.get("mask"))
+        conventions = (self.causal, self.window, self.softcap)
+        head = softmax.Head(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
+        return head.with_sink(x["sinks"].item()) if self.has_sinks else head
+
+    def items(self) -> Iterator[tuple[tuple[int, ...], slice]]:
+        """Heads and blocks of their queries."""
+        for index in np.ndindex(self.lead):
+            yield from ((index, i) for i in blocks(0, self.shape[0], _ROWS))
+
+    def number(self, index: tuple[int, ...]) -> int:
+        """Which head that is."""
+        return int(np.ravel_multi_index(index, self.lead)) if index else 0
+
+    def alone(self, index: tuple[int, ...]) -> Problem:
+        """One head of it."""
+        if self.gradient is None:
+            return self._replace(lead=(), read=lambda _: self.read(index))
+        return self.gradient._replace(heads={(): self.gradient.heads[index]}).problem(())
+
+    def replaced(self, name: str, change: Callable[[tuple[int, ...], Any], Any]) -> Problem:
+        """With another mask, bias or sink, made of the index of the head and of what was."""
+
+        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+            found = self.read(index)
+            return {**found, name: change(index, found.get(name))}
+
+        return self._replace(read=read)
+
+    def dealt(self) -> Problem:
+        """With heads of keys dealt to query heads in turn, not shared by groups of neighbours."""
+        if self.gradient is not None:
+            return self.gradient.dealt().problem(self.lead)
+        heads, keys = self.lead[-1], self.key_heads
+        assert keys is not None
+
+        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+            other = self.read((*index[:-1], index[-1] % keys * (heads // keys)))
+            return {**self.read(index), "k": other["k"], "v": other["v"]}
+
+        return self._replace(read=read)
+
+    def masked(self, seen: npt.NDArray[np.bool_]) -> Problem:
+        """With one more mask."""
+        return self.replaced("mask", lambda index, x: seen if x is None else seen & x)
+
+    def without(self, name: str) -> Problem:
+        """Without the mask, the bias or the sinks."""
+        if name == "sinks":
+            return self._replace(has_sinks=False)
+        read = self.read
+        return self._replace(read=lambda index: {x: y for x, y in read(index).items() if x != name})
+
+    def read_by(self, profile: Profile) -> Problem:
+        """With queries, keys and values as a profile rounds them first."""
+        return self if profile.inputs is None else self.rounded(FORMATS[profile.inputs])
+
+    def rounded(self, to: Format) -> Problem:
+        """With queries, keys and values rounded; those of 8 bits are scaled to their range."""
+        if self.gradient is not None:
+            return self.gradient.rounded(to).problem(self.lead)
+        factor = dict.fromkeys("qkv", 1.0)
+        if to.digits <= 4:
+            largest = dict.fromkeys("qkv", 0.0)
+            for index in np.ndindex(self.lead):
+                for name, x in self.read(index).items():
+                    if name in largest:
+                        largest[name] = max(largest[name], float(np.max(np.abs(x), initial=0.0)))
+            factor = {name: to.largest / x if x else 1.0 for name, x in largest.items()}
+
+        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+            found = dict(self.read(index))
+            return found | {name: to.round(found[name] * x) / x for name, x in factor.items()}
+
+        return self._replace(read=read)
+
+
+class Gradient(NamedTuple):
+    """The gradient of softmax attention in queries, keys or values.
+
+    Attributes
+    ----------
+    of : {"dq", "dk", "dv"}
+        Which one.
+    forward : Problem
+        What the output is of.
+    given : callable
+        Gives, for a query head, the derivative to the output, and the output or None.
+    heads : dict
+        The query heads that have a part in each head of the gradient.
+    has_out : bool
+        Whether there is an output.
+    columns : int
+        Columns of the gradient.
+    """
+
+    of: str
+    forward: Problem
+    given: Callable[[tuple[int, ...]], tuple[_Floats, _Floats | None]]
+    heads: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]]
+    has_out: bool
+    columns: int
+    saved: Callable[[tuple[int, ...], softmax.Kernel], Any] = lambda index, kernel: None
+
+    def back(self, head: tuple[int, ...]) -> backward.Backward:
+        """A query head with the derivative to its output."""
+        return backward.Backward(self.forward.head(head), *self.given(head))
+
+    def backs(self, index: tuple[int, ...]) -> list[backward.Backward]:
+        """All that have a part in a head of the gradient."""
+        return [self.back(x) for x in self.heads[index]]
+
+    def problem(self, lead: tuple[int, ...]) -> Problem:
+        """The problem of it, which looks at a head once for all blocks of its rows."""
+        most = max((len(x) for x in self.heads.values()), default=1)
+        lock = Lock()  # others wait: they would need the same
+
+        @lru_cache(maxsize=most + 3)
+        def look(index: tuple[int, ...], kernel: softmax.Kernel) -> Any:
+            back = self.back(index)
+            return back, backward.prepare(back, kernel)
+
+        def saved(index: tuple[int, ...], kernel: softmax.Kernel) -> Any:
+            with lock:
+                return [look(x, kernel) for x in self.heads[index]]
+
+        n, m, _ = self.forward.shape
+        return self.forward._replace(
+            lead=lead,
+            shape=(n, m, self.columns) if self.of == "dq" else (m, n, self.columns),
+            read=lambda index: self.forward.read(self.heads[index][0]),
+            gradient=self._replace(saved=saved),
+        )
+
+    def rounded(self, to: Format) -> Gradient:
+        """With queries, keys, values and derivatives rounded."""
+
+        def given(index: tuple[int, ...]) -> tuple[_Floats, _Floats | None]:
+            d_out, out = self.given(index)
+            return to.round(d_out), out
+
+        return self._replace(forward=self.forward.rounded(to), given=given)
+
+    def dealt(self) -> Gradient:
+        """With keys dealt to query heads in turn: other heads have a part in a gradient."""
+        heads, forward = self.heads, self.forward
+        keys = forward.key_heads
+        assert keys is not None
+        if self.of != "dq":
+            share = forward.lead[-1] // keys
+            heads = {
+                at: [(*x[:-1], x[-1] % share * keys + x[-1] // share) for x in shared]
+                for at, shared in heads.items()
+            }
+        return self._replace(forward=forward.dealt(), heads=heads)
+
+
+def gradients(
+    problem: Problem,
+    shapes: Mapping[str, tuple[int, ...]],
+    d_out: Callable[[tuple[int, ...]], _Floats],
+    out: Callable[[tuple[int, ...]], _Floats] | None,
+    dtype: str,
+) -> dict[str, Problem]:
+    """The problems of gradients, of which the shapes are given, by their names.
+
+    The derivatives `d_out` must be numbers of the type, as those that a kernel was given.
+    """
+    if problem.kind != "scores":
+        raise ValueError(f"gradients are judged for softmax only, got {CALLED[problem.kind]}.")
+
+    for index in np.ndindex(problem.lead):
+        all_hold("d_out", d_out(index), index, dtype)
+
+    def given(index: tuple[int, ...]) -> tuple[_Floats, _Floats | None]:
+        return d_out(index), None if out is None else out(index)
+
+    found: dict[str, Problem] = {}
+    for name, (*lead, _, columns) in shapes.items():
+        heads: dict[tuple[int, ...], list[tuple[int, ...]]] = {x: [] for x in np.ndindex(*lead)}
+        for index in np.ndindex(problem.lead):
+            heads[_place(index, problem.lead, tuple(lead))].append(index)
+        gradient = Gradient(name, problem, given, heads, out is not None, columns)
+        found[name] = gradient.problem(tuple(lead))
+    return found
+
+
+def _finite(bias: Any, mask: Any) -> tuple[Any, Any]:
+    """A bias of -inf hides a key, as a mask does."""
+    if bias is None or not np.any(hidden := np.isneginf(bias)):
+        return bias, mask
+    return np.where(hidden, 0.0, bias), ~hidden if mask is None else mask & ~hidden
+
+
+def shown(x: dict[str, Any], band: Band) -> dict[str, Any]:
+    """The arrays of a head, with 0 in place of what is not finite and no query sees.
+
+    A hidden key does not exist, whatever it holds; one that a query sees must be finite.
+    """
+    mask = _finite(x.get("bias"), x.get("mask"))[1]
+    finite = {name: np.isfinite(x[name]).all(-1) for name in "qkv"}
+    for j in np.flatnonzero(~(finite["k"] & finite["v"])).tolist():
+        key = slice(j, j + 1)
+        own = None if mask is None else mask[:, key]
+        seen = band.visible(slice(0, len(x["q"])), key, None, np, own)
+        finite["k"][j] |= seen is not None and not seen.any()
+        finite["v"][j] |= seen is not None and not seen.any()
+    for name in "qkv":
+        if not finite[name].all():
+            at = np.argwhere(~finite[name][:, None] & ~np.isfinite(x[name]))[0]
+            where = "" if name == "q" else " where a query sees it"
+            raise ValueError(
+                f"`{name}` must be finite{where}, got {x[name][tuple(at)]} at "
+                f"{tuple(map(int, at))} of its head."
+            )
+        x[name] = np.where(np.isfinite(x[name]), x[name], 0.0)
+    return x
+
+
+def of_arrays(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    scale: float | None = None,
+    bias: Any = None,
+    mask: Any = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    omega: Any = None,
+    log_weight: Any = None,
+    features: str = "positive",
+    feature_map: Callable[[Any], Any] | None = None,
+) -> Problem:
+    """The problem of arrays in memory."""
+    kind = "scores"
+    if omega is not None or feature_map is not None:
+        kind = "frequencies" if feature_map is None else "map"
+        refuse("omega", omega if kind == "map" else None, kind)
+        of_scores = {"bias": bias, "window": window, "softcap": softcap, "sinks": sinks}
+        for name, x in of_scores.items():
+            refuse(name, x, kind)
+    else:
+        refuse("log_weight", log_weight, kind)
+    given = {"q": q, "k": k, "v": v, "bias": bias}
+    numbers = {name: wide(name, x) for name, x in given.items() if x is not None}
+    if mask is not None:
+        checks.is_array("mask", mask)
+        numbers["mask"] = mask = to_host(mask, None)
+    q, k, v = (numbers[name] for name in "qkv")
+    checks.attention(q, k, v, bias=numbers.get("bias"), mask=mask, causal=causal)
+    if sinks is not None:
+        numbers["sinks"] = checks.of_heads("sinks", wide("sinks", sinks), q, k, v)
+    for name in {"bias", "sinks"} & set(numbers):
+        if np.any(np.isnan(numbers[name]) | (numbers[name] == np.inf)):
+            raise ValueError(f"`{name}` must be finite or -inf, got NaN or inf.")
+    n, m = q.shape[-2], k.shape[-2]
+    if kind == "frequencies":
+        numbers |= frequencies(omega, log_weight, features, q)
+    if kind != "scores" and mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+        raise ValueError(
+            f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {mask.shape}."
+        )
+    window = checks.window(window)
+    band = Band.of(m - n, causal, window)
+    lead = np.broadcast_shapes(
+        checks.lead(q, k, v), broadcast_lead(numbers.get("bias"), numbers.get("mask"))
+    )
+
+    def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+        found = {name: of_head(x, index, lead) for name, x in numbers.items()}
+        for name in {"bias", "mask"} & {*found}:
+            found[name] = np.broadcast_to(found[name], (n, m))
+        return shown(found, band)
+
+    return Problem(
+        lead,
+        (n, m, v.shape[-1]),
+        read,
+        conventions(q.shape[-1], scale),
+        causal,
+        window,
+        checks.real("softcap", softcap, positive=True, optional=True),
+        feature_map,
+        kind,
+        has_sinks=sinks is not None,
+        key_heads=key_heads(k.shape, v.shape, lead),
+    )
+
+
+def key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
+    """The number of heads of keys where query heads share these in groups."""
+    found = max(x[-3] if len(x) > 2 else 1 for x in (k, v))
+    return found if lead and 1 < found < lead[-1] else None
+
+
+CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
+
+
+def refuse(name: str, x: Any, kind: str) -> None:
+    if x is not None:
+        raise ValueError(
+            f"`{name}` must not be given for {CALLED[kind]}, got {checks.describe(x)}."
+        )
+
+
+def frequencies(omega: Any, log_weight: Any, features: str, q: _Floats) -> dict[str, _Floats]:
+    """Frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
+    checks.choice("features", features, ("positive", "hyperbolic"))
+    omega = wide("omega", omega)
+    weights = None if log_weight is None else wide("log_weight", log_weight)
+    omega, weights = checks.frequencies(omega, weights, q, q.shape[:-2])
+    weights = np.broadcast_to(weights, omega.shape[:-1])
+    if features == "hyperbolic":  # the positive ones of a frequency and of its negative
+        omega, weights = np.concatenate([omega, -omega], -2), np.concatenate([weights] * 2, -1)
+    return {"omega": omega, "log_weight": weights[..., None, :]}
+
+
+def of_head(x: Any, index: tuple[int, ...], lead: tuple[int, ...]) -> Any:
+    """Part of an array that a head takes: axes broadcast, and heads share keys in groups."""
+    return x[_place(index, lead, x.shape[: max(0, x.ndim - 2)])]
+
+
+def _place(index: tuple[int, ...], lead: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
+    """Index in own leading axes of what a head takes."""
+    at = zip(index[len(index) - len(own) :], lead[len(lead) - len(own) :], own, strict=True)
+    return tuple(i * length // whole for i, whole, length in at)
+
+
+def conventions(d: int, scale: float | None) -> float:
+    """The scale, given or 1 / sqrt(d)."""
+    found = checks.real("scale", scale, optional=True)
+    return float(d**-0.5 if found is None else found)
+
+
+def wide(name: str, x: Any) -> _Floats:
+    """Numbers of any floating-point type, in float64 on the host."""
+    checks.is_array(name, x)
+    dtype = dtype_of(x, name)
+    if not isinstance(x, np.ndarray):
+        xp = array_namespace(x)
+        x = to_host(x if dtype in _NUMPY else xp.astype(x, xp.float32), None)
+    return np.asarray(x, np.float64)
+
+
+def dtype_of(x: Any, name: str = "q") -> str:
+    """The name of a floating-point dtype."""
+    found = str(x.dtype).removeprefix("torch.")
+    if found not in FORMATS:
+        known = ", ".join(name for name in FORMATS if name != "tfloat32")
+        raise TypeError(f"`{name}` must have a dtype of {known}, got {x.dtype}.")
+    return found
+
+
+def sweep(
+    problem: Problem,
+    dtype: str,
+    profile: Profile,
+    use: Callable[[tuple[int, ...], slice, softmax.Rows], Callable[[], None] | None],
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Analyse all blocks of queries, on the threads that BLAS may use, and use what is found.
+
+    What `use` returns is called in the order of the blocks: sums over blocks belong there.
+    """
+    kernel, problem, sums = profile.kernel(dtype), problem.read_by(profile), InOrder()
+
+    def work(item: tuple[int, tuple[tuple[int, ...], slice]]) -> None:
+        place, (index, i) = item
+        with np.errstate(all="ignore"):
+            rest = use(index, i, problem.analyse(index, kernel, i, changes))
+            sums.add(place, rest or (lambda: None))
+
+    for_each(
+        lambda: work, enumerate(problem.items()), most=math.prod(problem.lead) + problem.shape[0]
+    )
+
+
+def holds(problem: Problem, dtype: str) -> None:
+    """Check that queries, keys and values are numbers of the storage type."""
+    checks.choice("dtype", dtype, FORMATS)
+    for index in np.ndindex(problem.lead):
+        x = problem.read(index)
+        for name in "qkv":
+            all_hold(name, x[name], index, dtype)
+
+
+def all_hold(name: str, x: _Floats, index: tuple[int, ...], dtype: str) -> None:
+    """Check that the numbers of a head are of the storage type."""
+    held = FORMATS[dtype].holds(x)
+    if not np.all(held):
+        at = np.argwhere(~held)[0]
+        raise ValueError(
+            f"`{name}` must hold numbers of {dtype} only, got {x[tuple(at)]!r} at "
+            f"{(*index, *map(int, at))}: round it first."
+        )

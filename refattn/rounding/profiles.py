@@ -1,0 +1,161 @@
+r"""How kernels round: types of their intermediate results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..arrays import checks
+from . import softmax as rounding_softmax
+from .formats import FORMATS, Format
+
+__all__ = ["PROFILES", "Profile", "profile_of"]
+
+
+class Profile(NamedTuple):
+    """What a kernel rounds, and to what.
+
+    A type is a name of a dtype (`float64`, `float32`, `tfloat32`, `float16`, `bfloat16`,
+    `float8_e4m3fn` or `float8_e5m2`), `storage` for that of queries, keys and values, or None where
+    nothing is rounded.
+
+    Attributes
+    ----------
+    scores : str or None
+        Type of q . k, of the scaled scores, and of those with a cap or a bias.
+    weights : str or None
+        Type of the weights in the second product.
+    accumulate : str
+        Type of the sums of products.
+    out : str or None
+        Type of the result.
+    lanes : int
+        Partial sums of a sum of products, of which each takes every so-manieth term.
+    normalised : bool
+        Whether weights are divided by their sum before they are rounded.
+    softmax : str
+        Type of the differences to the maximum, of the exponentials and of their sum.
+    inputs : str or None
+        Type to which queries, keys and values are rounded first: to nearest, and for 8 bits after a
+        division by a scale that takes the largest of an array to the largest of the type.
+    run : int
+        Terms after which a sum of products starts afresh, and is added to those before.
+    states : str or None
+        Of random features and linear attention, type of the sums over the keys.
+    exp : float
+        Largest error of an exponential before it is rounded, in units u of the type of the sums.
+        It is taken for random, but for that of e^0 and a sixteenth of the others.
+    d_weights : str or None
+        Of a backward pass, type of the derivatives to the weights, d_out . v.
+    d_scores : str or None
+        Type of the derivatives to the scores in their products with queries and keys.
+    delta : {"weights", "out"}
+        What the sum over the keys of weights times derivatives to them is computed from: those, or
+        d_out . out, with the output as it was rounded.
+    parts : pair of int or None
+        Queries, and keys, after which a running sum of gradients is rounded to the type of the
+        result; None if there is one sum.
+    """
+
+    scores: str | None = None
+    weights: str | None = None
+    accumulate: str = "float32"
+    out: str | None = "storage"
+    lanes: int = 1
+    normalised: bool = False
+    softmax: str = "float32"
+    inputs: str | None = None
+    run: int = 256
+    states: str | None = None
+    exp: float = 1.0
+    d_weights: str | None = None
+    d_scores: str | None = None
+    delta: str = "weights"
+    parts: tuple[int, int] | None = None
+
+    def kernel(self, dtype: str) -> rounding_softmax.Kernel:
+        """The formats for a storage type."""
+
+        def of(name: str | None) -> Format | None:
+            return None if name is None else FORMATS[dtype if name == "storage" else name]
+
+        softmax, accumulate = of(self.softmax), of(self.accumulate)
+        assert softmax is not None
+        assert accumulate is not None
+        return rounding_softmax.Kernel(
+            of(self.scores),
+            of(self.weights),
+            softmax,
+            accumulate,
+            of(self.out),
+            self.lanes,
+            self.normalised,
+            self.run,
+            of(self.states),
+            self.exp,
+            of(self.d_weights),
+            of(self.d_scores),
+            self.delta == "out",
+            self.parts,
+        )
+
+
+Profile.__module__ = "refattn.rounding"  # where users find it, and so do pickles
+
+
+_FLASH = Profile(weights="storage", exp=32.0, d_scores="storage", delta="out")
+
+_FAST = _FLASH._replace(exp=2048.0)
+
+_EAGER = Profile("storage", "storage", normalised=True, d_weights="storage", d_scores="storage")
+
+
+PROFILES: Mapping[str, Profile] = {
+    # All but the result in float32, sums in runs or one term after the other.
+    "math": Profile(),
+    "serial": Profile(run=2**40),
+    # Fused: weights over the largest are rounded, with a good exponential or a fast one (a cubic).
+    "flash": _FLASH,
+    "flash-fast": _FAST,
+    # The same, but that gradients are summed by blocks, after which sums are rounded.
+    "flash-256": _FAST._replace(parts=(256, 512)),
+    "flash-64": _FAST._replace(parts=(64, 512)),
+    "flash-32": _FAST._replace(parts=(32, 512)),
+    # As "math", but that a backward pass computes weights again, from log normalisers.
+    "recomputed": Profile(delta="out"),
+    # Scores and softmax in float32, then probabilities are rounded.
+    "upcast": Profile(weights="storage", normalised=True, d_weights="storage"),
+    # Step by step: scores are rounded, and probabilities; or every step of the softmax, too.
+    "eager": _EAGER,
+    "eager-narrow": _EAGER._replace(softmax="storage"),
+    # Matrix units that round what they are given.
+    "tf32": Profile(weights="tfloat32", inputs="tfloat32"),
+    "fp8-weights": Profile(weights="float8_e4m3fn"),
+    "fp8": Profile(weights="float8_e4m3fn", inputs="float8_e4m3fn"),
+    "half-sums": Profile("float16", "float16", "float16"),
+    # As the first two in float64: errors are those to a result in pairs (`refattn.certified`).
+    "math64": Profile(accumulate="float64", softmax="float64"),
+    "serial64": Profile(accumulate="float64", softmax="float64", run=2**40),
+}
+
+
+def profile_of(profile: Any) -> Profile:
+    """Check a profile, or the name of one."""
+    if isinstance(profile, Profile):
+        for field in ("scores", "weights", "accumulate", "out", "softmax", "inputs", "states"):
+            _type(field, getattr(profile, field), field not in ("accumulate", "softmax"))
+        checks.positive_integer("lanes", profile.lanes)
+        checks.positive_integer("run", profile.run)
+        return profile
+    if not isinstance(profile, str) or profile not in PROFILES:
+        raise ValueError(
+            f"`profile` must be a Profile or of {', '.join(PROFILES)}, got {profile!r}."
+        )
+    return PROFILES[profile]
+
+
+def _type(field: str, name: Any, optional: bool) -> None:
+    if (name is None and optional) or name == "storage" or name in FORMATS:
+        return
+    known = ", ".join(["storage", *FORMATS])
+    raise ValueError(f"`profile` must have {field} of {known}, got {name!r}.")

@@ -1,0 +1,442 @@
+"""Decoding states that hold the keys of the last chunk, and of each before it a summary."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..arrays import checks
+from ..arrays.blocks import block_shape, blocks
+from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.library import Array, array_namespace, as_written, constant, device, root_scale
+from ..engine.chunks import Chunks, chunked, rows
+from ..engine.kernel import Attended, attend, merge
+from ..estimators.near_and_far import (
+    Summarised,
+    attend_chunks,
+    attend_moments,
+    attend_squared,
+    moments_of,
+    squared,
+    summaries_of,
+)
+from .state import check_keys, check_queries, check_same, own
+
+__all__ = ["EvaState", "SecondOrderState"]
+
+
+@dataclass(frozen=True, eq=False)
+class _ChunkState:
+    """Keys and values of the last chunk; those before it have summaries."""
+
+    k: Array
+    v: Array
+    window: int
+    scale: float | None
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the keys and values."""
+        return broadcast_lead(self.k, self.v)
+
+    @property
+    def d(self) -> int:
+        """Length of a key."""
+        return int(self.k.shape[-1])
+
+    @property
+    def _totals(self) -> Array:
+        """What is kept of the values, (..., d_v)."""
+        return self.v
+
+    def _joined(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """Keys and values from the first of the last chunk on."""
+        check_keys(self, k, v)
+        checks.states(k=(self.k, k), v=(self.v, v))
+        xp = array_namespace(self.k, k)
+        return xp.concat([self.k, k], axis=-2), xp.concat([self.v, v], axis=-2)
+
+    def _count(self, k: Array) -> int:
+        """Number of chunks that keys from the first of the last chunk on are in."""
+        return -(-int(k.shape[-2]) // self.window)
+
+    def _cut(self, q: Array | None, k: Array, v: Array) -> Chunks:
+        """Cut tokens into chunks, the first of which is the last of the state."""
+        q = k[..., -1:, :] if q is None else q  # any row, where chunks are summed up only
+        return chunked(q, k, v, None, min(self.window, max(1, int(k.shape[-2]))))
+
+    def _check_whole(self, other: _ChunkState) -> None:
+        """Check that the chunks of later keys are those of all."""
+        m = self.k.shape[-2]
+        if m % self.window:
+            raise ValueError(
+                f"`other` must come after whole chunks, of {self.window} keys each, "
+                f"got one after {m} keys of a chunk."
+            )
+        checks.states(k=(self.k, other.k), v=(self.v, other.v))
+
+
+@dataclass(frozen=True, eq=False)
+class SecondOrderState(_ChunkState):
+    r"""The keys of the last chunk, and the moments of each chunk before it.
+
+    It decodes `refattn.second_order_attention` with ``causal=True``: beside a chunk it holds
+    (1 + d) (d + d_v) numbers for each.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import second_order_attention
+    >>> from refattn.streaming import SecondOrderState
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
+    >>> state = SecondOrderState.init(k[:5], v[:5], window=4).update(k[5:], v[5:])
+    >>> want = second_order_attention(q, k, v, window=4, causal=True)
+    >>> bool(np.allclose(state.read(q[5:]), want[5:]))
+    True
+    """
+
+    far_k: Array  # means and half the covariances of keys, (..., C, d + d d)
+    far_v: Array  # means of values and their covariances with keys, (..., C, d_v + d d_v)
+
+    @classmethod
+    def init(
+        cls, k: Array, v: Array, *, window: int, scale: float | None = None
+    ) -> SecondOrderState:
+        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+
+        The window and the scale are those of `refattn.second_order_attention`.
+        """
+        checks.attention(k, k, v)
+        checks.positive_integer("window", window)
+        scale = checks.real("scale", scale, positive=True, optional=True, like=k)
+        d, d_v = k.shape[-1], v.shape[-1]
+        far_k = _zeros(k, tuple(k.shape[:-2]), d + d * d)
+        far_v = _zeros(v, broadcast_lead(k, v), d_v + d * d_v)
+        empty = cls(k[..., :0, :], v[..., :0, :], int(window), scale, far_k, far_v)
+        return empty.update(k, v)
+
+    def update(self, k: Array, v: Array) -> SecondOrderState:
+        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        k, v = self._joined(k, v)
+        return self._summed(k, v, max(0, self._count(k) - 1))
+
+    def _summed(self, k: Array, v: Array, count: int) -> SecondOrderState:
+        """Keys from the first of the last chunk on, of which `count` chunks have moments."""
+        far_k, far_v, xp = self.far_k, self.far_v, array_namespace(k)
+        if count:
+            whole = slice(0, count * self.window)
+            k_whole, v_whole = k[..., whole, :], v[..., whole, :]
+            found = moments_of(self._cut(None, k_whole, v_whole), root_scale(self.scale, k))
+            far_k = xp.concat([far_k, found.far_k], axis=-2)
+            far_v = xp.concat([far_v, found.far_v], axis=-2)
+            # Copied, lest the keys of whole chunks stay in memory.
+            k, v = (own(x[..., count * self.window :, :]) for x in (k, v))
+        return replace(self, k=k, v=v, far_k=far_k, far_v=far_v)
+
+    def read(self, q: Array) -> Array:
+        """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
+        _check_query(self, q)
+        (q, k, v, *far), ungroup = group_heads(q, self.k, self.v, self.far_k, self.far_v)
+        root = root_scale(self.scale, q)
+        near = attend(q, k, v, scale=root * root)
+        return ungroup(merge(near, self._far(root * root * q, *far)).out)
+
+    def read_causal(self, q: Array, k: Array, v: Array) -> Array:
+        """Attend from the queries of new tokens to every key so far and, causally, to their own.
+
+        As `PositiveState.read_causal`, with at most as many queries as new keys.
+        """
+        check_queries(q, k, v)
+        k, v = self._joined(k, v)
+        (q, k, v, *far), ungroup = group_heads(q, k, v, self.far_k, self.far_v)
+        root = root_scale(self.scale, q)
+        found = moments_of(self._cut(q, k, v), root)
+        done = _rows_of(found.chunks, attend_moments(found))
+        return ungroup(merge(done, self._far(root * root * q, *far)).out)
+
+    def _far(self, x: Array, far_k: Array, far_v: Array) -> Attended:
+        """Attend from queries times the scale to moments of chunks, some at once."""
+        if not far_k.shape[-2]:
+            return _nothing(x, far_v, int(self.v.shape[-1]))
+        bias, done = _full(math.log(self.window), x), []
+        size = max(1, math.prod(block_shape(x)) // int(x.shape[-1]) ** 2)
+        for i in blocks(0, max(1, int(x.shape[-2])), size):
+            done.append(attend_squared(*squared(x[..., i, :]), far_k, far_v, bias=bias))
+        out, lse = zip(*done, strict=True)
+        xp = array_namespace(x)
+        return Attended(xp.concat(list(out), axis=-2), xp.concat(list(lse), axis=-1))
+
+    def merge(self, other: SecondOrderState) -> SecondOrderState:
+        """Add the state of later keys; those of this one must make up whole chunks."""
+        check_same(self, other, "scale", "window", "lead", "d")
+        if not other.k.shape[-2]:
+            return self
+        self._check_whole(other)
+        whole, xp = self._summed(self.k, self.v, self._count(self.k)), array_namespace(self.k)
+        far_k = xp.concat([whole.far_k, other.far_k], axis=-2)
+        far_v = xp.concat([whole.far_v, other.far_v], axis=-2)
+        return replace(other, far_k=far_k, far_v=far_v)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaState(_ChunkState):
+    r"""The keys of the last chunk, and a summary of each chunk before it.
+
+    It decodes `refattn.eva_attention` with ``causal=True``: beside a chunk it holds d + d_v
+    numbers for each. Frequencies are of the queries of their chunks: `update` takes the queries
+    of its tokens, unless frequencies are given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import eva_attention
+    >>> from refattn.streaming import EvaState
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
+    >>> state = EvaState.init(k[:5], v[:5], q=q[:5], window=4, rng=1)
+    >>> state = state.update(k[5:], v[5:], q=q[5:])
+    >>> want = eva_attention(q, k, v, window=4, rng=1, causal=True)
+    >>> bool(np.allclose(state.read(q[5:]), want[5:]))
+    True
+    """
+
+    mean: Array  # of the keys of each chunk before the last, (..., C, d)
+    f: Array  # (..., C, d_v)
+    omega: Array | None  # given frequencies of the last chunk and of those to come
+    total_query: Array | None  # of the last chunk, (..., 1, d)
+    num_queries: int
+    rng: np.random.Generator | None  # never drawn from: copies are
+    log_size: bool
+
+    @classmethod
+    def init(
+        cls,
+        k: Array,
+        v: Array,
+        *,
+        window: int,
+        q: Array | None = None,
+        omega: Array | None = None,
+        rng: Any = None,
+        sampled: bool = True,
+        log_size: bool = True,
+        scale: float | None = None,
+    ) -> EvaState:
+        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+
+        The queries `q`, shape (..., n, d), are those of the last n of these tokens, n possibly 0.
+        `omega`, shape (..., C, d), may be of more chunks than there are yet; with it `q` is not
+        needed. The other options are as in `refattn.eva_attention`. Of a generator that is given
+        a copy is kept, so that the same frequencies are drawn after every step.
+        """
+        checks.attention(k, k, v)
+        checks.positive_integer("window", window)
+        checks.flag("sampled", sampled)
+        checks.flag("log_size", log_size)
+        scale = checks.real("scale", scale, positive=True, optional=True, like=k)
+        total, lead = None, checks.lead(k, k, v)
+        if omega is not None:
+            omega, _ = checks.frequencies(omega, None, k)
+            lead, omega, rng = checks.lead(omega, k, v), own(omega), None
+        else:
+            if q is not None:
+                check_queries(q, k, v)
+                total = _zeros(q, tuple(q.shape[:-2]), q.shape[-1], 1)
+                lead = checks.lead(q, k, v)
+            rng = copy.deepcopy(checks.generator(rng)) if sampled else None
+        mean, f = _zeros(k, tuple(k.shape[:-2]), k.shape[-1]), _zeros(v, lead, v.shape[-1])
+        of_chunks = (mean, f, omega, total, 0, rng, log_size)
+        return cls(k[..., :0, :], v[..., :0, :], int(window), scale, *of_chunks).update(k, v, q)
+
+    def update(self, k: Array, v: Array, q: Array | None = None) -> EvaState:
+        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first.
+
+        `q`, shape (..., n, d), are the queries of the last n of these tokens, n possibly 0. It is
+        not needed where frequencies were given.
+        """
+        self._check_new(q, k, v)
+        own_k, own_v = self._joined(k, v)
+        self._check_frequencies(own_k)
+        totals, sizes = self._of_queries(q, own_k)
+        return self._summed(own_k, own_v, totals, sizes, max(0, self._count(own_k) - 1))
+
+    def _check_new(self, q: Array | None, k: Array, v: Array) -> None:
+        """Check the queries of new tokens."""
+        checks.attention(k, k, v)
+        if q is None and self.omega is None:
+            raise ValueError(
+                "`q` must be given, as frequencies are made of queries: with no row for tokens "
+                "that have none. It may be left out with `omega`."
+            )
+        if q is not None:
+            check_queries(q, k, v)
+            self._check_heads(q)
+
+    def _check_heads(self, q: Array) -> None:
+        """Check that queries have the heads of the summaries."""
+        if self.total_query is not None and q.shape[:-2] != self.total_query.shape[:-2]:
+            raise ValueError(
+                "`q` must have the leading axes of the first queries, "
+                f"{tuple(self.total_query.shape[:-2])}, got shape {tuple(q.shape)}."
+            )
+        if self.omega is not None:
+            outer = checks.lead(q, self.k, self.v)
+            shape = (*outer, *self.omega.shape[-2:])
+            checks.broadcasts("omega", self.omega, shape, "(..., C, d)")
+
+    def _check_frequencies(self, k: Array) -> None:
+        """Check that there is a frequency for the chunk of each key."""
+        if self.omega is not None and self.omega.shape[-2] < self._count(k):
+            before = int(self.mean.shape[-2])
+            raise ValueError(
+                "`omega` must have a frequency for each chunk, "
+                f"got {before + self.omega.shape[-2]} for {before + self._count(k)} chunks."
+            )
+
+    def _of_queries(self, q: Array | None, k: Array) -> tuple[Array | None, Any]:
+        """Sums of the queries of the last chunk and of new ones, (..., C, d), and numbers."""
+        if self.omega is not None or q is None or self.total_query is None:
+            return None, None
+        count, new, d = max(1, self._count(k)), int(k.shape[-2]), q.shape[-1]
+        size = min(self.window, max(1, new))
+        first = int(q.shape[-2]) - new
+        xp, totals = array_namespace(q), rows(q, first, first + count * size)
+        totals = xp.sum(xp.reshape(totals, (*q.shape[:-2], count, size, d)), axis=-2)
+        totals = xp.concat([self.total_query + totals[..., :1, :], totals[..., 1:, :]], axis=-2)
+        places = np.arange(count * size)
+        there = ((places >= -first) & (places < new)).reshape(count, size)
+        sizes = there.sum(1)
+        sizes[0] += self.num_queries
+        return totals, sizes
+
+    def _summed(self, k: Array, v: Array, totals: Array | None, sizes: Any, count: int) -> EvaState:
+        """Keys from the first of the last chunk on, of which `count` chunks have summaries."""
+        mean, f, omega, rng = self.mean, self.f, self.omega, self.rng
+        total, size = self.total_query, self.num_queries
+        if count:
+            xp, whole = array_namespace(k), slice(0, count * self.window)
+            noise, rng = self._noise(count)
+            law = self._law(totals, sizes, count)
+            (law, k_whole, v_whole), ungroup = group_heads(law, k[..., whole, :], v[..., whole, :])
+            chunks = self._cut(None, k_whole, v_whole)
+            found = self._summaries(chunks, law, noise)
+            of_chunks = found.sampled().out[..., 0, :]
+            mean_k = xp.reshape(found.mean, (*k.shape[:-2], count, self.d))
+            mean = xp.concat([mean, mean_k], axis=-2)
+            f = xp.concat([f, ungroup(of_chunks)], axis=-2)
+            omega = None if omega is None else omega[..., count:, :]
+            # Copied, lest the keys of whole chunks stay in memory.
+            k, v = (own(x[..., count * self.window :, :]) for x in (k, v))
+        if totals is not None:
+            total, size = totals[..., -1:, :], int(sizes[-1])
+        grown = replace(self, k=k, v=v, mean=mean, f=f, omega=omega, rng=rng)
+        return replace(grown, total_query=total, num_queries=size)
+
+    def _law(self, totals: Array | None, sizes: Any, count: int) -> Array:
+        """Frequencies of the next chunks, or mean queries that they are drawn about; 0 of none."""
+        if self.omega is not None or totals is None:
+            return constant(self.omega, self.k)[..., :count, :]
+        some = np.maximum(sizes[:count], 1)[:, None]
+        return totals[..., :count, :] / constant(some, totals)
+
+    def _noise(self, count: int) -> tuple[Any, np.random.Generator | None]:
+        """Noise of the next chunks, and the generator of those after them."""
+        if self.rng is None:
+            return None, None
+        rng = copy.deepcopy(self.rng)
+        return rng.standard_normal((count, self.d)), rng
+
+    def _summaries(self, chunks: Chunks, law: Array, noise: Any) -> Summarised:
+        """What summaries are made of, at given frequencies or of mean queries."""
+        root = root_scale(self.scale, chunks.k)
+        if self.omega is not None:
+            return summaries_of(chunks, root, law, None, self.log_size)
+        noise = None if noise is None else constant(noise, chunks.k)
+        return summaries_of(chunks._replace(mean_query=law), root, None, noise, self.log_size)
+
+    def read(self, q: Array) -> Array:
+        """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
+        _check_query(self, q)
+        self._check_heads(q)
+        (q, k, v, *far), ungroup = group_heads(q, self.k, self.v, self.mean, self.f)
+        root = root_scale(self.scale, q)
+        near = attend(q, k, v, scale=root * root)
+        return ungroup(merge(near, self._far(q, root, *far)).out)
+
+    def read_causal(self, q: Array, k: Array, v: Array) -> Array:
+        """Attend from the queries of new tokens to every key so far and, causally, to their own.
+
+        As `PositiveState.read_causal`, with at most as many queries as new keys.
+        """
+        self._check_new(q, k, v)
+        own_k, own_v = self._joined(k, v)
+        self._check_frequencies(own_k)
+        count = self._count(own_k)
+        totals, sizes = self._of_queries(q, own_k)
+        law = self._law(totals, sizes, count)
+        (q, own_k, own_v, law, *far), ungroup = group_heads(q, own_k, own_v, law, self.mean, self.f)
+        found = self._summaries(self._cut(q, own_k, own_v), law, self._noise(count)[0])
+        done = _rows_of(found.chunks, attend_chunks(found).done)
+        return ungroup(merge(done, self._far(q, found.root, *far)).out)
+
+    def _far(self, q: Array, root: Array, mean: Array, f: Array) -> Attended:
+        """Attend to summaries of the chunks before the last."""
+        if not mean.shape[-2]:
+            return _nothing(q, f, int(f.shape[-1]))
+        bias = _full(math.log(self.window) if self.log_size else 0.0, q)
+        return attend(q, mean, f, scale=root * root, bias=bias)
+
+    def merge(self, other: EvaState) -> EvaState:
+        """Add the state of later keys; those of this one must make up whole chunks.
+
+        Frequencies of chunks that are not yet summarised are those of `other`.
+        """
+        check_same(self, other, "scale", "window", "log_size", "lead", "d")
+        if (self.omega is None, self.rng is None) != (other.omega is None, other.rng is None):
+            raise ValueError("`other` must have frequencies that are given or drawn as these are.")
+        if not other.k.shape[-2]:
+            return self
+        self._check_whole(other)
+        checks.states(**{"the state": (self.f, other.f)})
+        sizes = np.array([self.num_queries])
+        count, xp = self._count(self.k), array_namespace(self.k)
+        whole = self._summed(self.k, self.v, self.total_query, sizes, count)
+        mean, f = (
+            xp.concat([x, y], axis=-2) for x, y in ((whole.mean, other.mean), (whole.f, other.f))
+        )
+        return replace(other, mean=mean, f=f)
+
+
+def _check_query(state: _ChunkState, q: Array) -> None:
+    """Check queries that are all level with the last key."""
+    checks.arrays(2, q=q, state=state.v)
+    checks.attention(q, state.k, state.v)
+
+
+@as_written
+def _rows_of(chunks: Chunks, done: Attended) -> Attended:
+    """Results of the queries, (..., n, d_v), from those of chunks."""
+    return Attended(chunks.joined(done.out), chunks.joined(done.lse[..., None])[..., 0])
+
+
+def _nothing(q: Array, v: Array, d_v: int) -> Attended:
+    """What queries have seen of no chunk."""
+    xp, lead, n = array_namespace(q), broadcast_lead(q, v), int(q.shape[-2])
+    lse = xp.full((*lead, n), -math.inf, dtype=q.dtype, device=device(q))
+    return Attended(_zeros(q, lead, d_v, n), lse)
+
+
+def _full(value: float, like: Array) -> Array:
+    return constant(np.full((1, 1), value), like)
+
+
+def _zeros(like: Array, lead: tuple[int, ...], d: int, length: int = 0) -> Array:
+    """Zeros (..., length, d)."""
+    xp, home = array_namespace(like), device(like)
+    return xp.zeros((*lead, length, d), dtype=like.dtype, device=home)
+
+
+EvaState.__module__ = SecondOrderState.__module__ = "refattn.streaming"  # where users find them

@@ -1,0 +1,76 @@
+"""What decoding states have in common: how new tokens and other states are checked."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..arrays import checks
+from ..arrays.heads import broadcast_lead
+from ..arrays.library import Array, array_namespace, is_array_api_obj, is_numpy_array
+
+__all__ = ["check_keys", "check_queries", "check_same", "own"]
+
+
+def check_same(a: Any, b: Any, *fields: str) -> None:
+    """Check that `b` is a state that merges with `a`."""
+    if type(a) is not type(b):
+        raise TypeError(f"`other` must be a {type(a).__name__}, got {type(b).__name__}.")
+    for name in fields:
+        if not _same(getattr(a, name), getattr(b, name)):
+            raise ValueError(f"`other` must have the `{name}` of this state.")
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two options agree; of arrays other than NumPy's only shapes and dtypes can be seen.
+
+    A `functools.partial` that was pickled equals no other, so that its parts are compared.
+    """
+    if a is b:
+        return True
+    if isinstance(a, partial) and isinstance(b, partial):
+        return _same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
+    if isinstance(a, tuple | list) and type(a) is type(b):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    if is_array_api_obj(a) and is_array_api_obj(b):
+        if is_numpy_array(a) and is_numpy_array(b):
+            return np.array_equal(a, b)
+        kinds = {is_numpy_array(x) or x.dtype for x in (a, b)}  # one library has its own dtypes
+        return tuple(a.shape) == tuple(b.shape) and (True in kinds or len(kinds) == 1)
+    equal = a == b
+    return isinstance(equal, bool | np.bool_) and bool(equal)
+
+
+def check_keys(state: Any, k: Array, v: Array) -> None:
+    """Check more keys and values of a state: a token axis left out would read heads as tokens."""
+    checks.attention(k, k, v)
+    checks.arrays(2, k=k, state=state._totals)
+    if broadcast_lead(k, v) != state.lead:
+        raise ValueError(
+            f"`k` and `v` must have the leading axes of the state, {state.lead}, "
+            f"got shapes {tuple(k.shape)} and {tuple(v.shape)}."
+        )
+    for name, x, size in (("k", k, state.d), ("v", v, state._totals.shape[-1])):
+        if x.shape[-1] != size:
+            raise ValueError(
+                f"`{name}` must have the last axis of the state, {size}, got {x.shape[-1]}."
+            )
+
+
+def check_queries(q: Array, k: Array, v: Array) -> None:
+    """Check queries of the last of some new tokens."""
+    checks.attention(q, k, v)
+    if q.shape[-2] > k.shape[-2]:
+        raise ValueError(
+            "`q` must have no more rows than `k`, as queries of the last of these tokens, "
+            f"got {q.shape[-2]} and {k.shape[-2]}."
+        )
+
+
+def own(x: Array) -> Array:
+    """Copy an array of the caller's: a state does not change when the caller writes to it."""
+    return array_namespace(x).astype(x, x.dtype, copy=True)

@@ -1,0 +1,572 @@
+r"""Tolerances for tests of kernels: what a correct one needs, and what such tolerances let through.
+
+What `refattn tolerance` prints, as a function that returns it. A tolerance is a pair of numbers,
+
+.. math:: |\mathrm{got} - \mathrm{exact}| \le \mathrm{atol} + \mathrm{rtol} \, |\mathrm{exact}|
+
+for all elements. The law of `refattn.rounding` says how likely a correct kernel exceeds it: by an
+element with probability at most :math:`2 e^{-t^2 / 2}` for a distance of t standard deviations, and
+by any at most with their sum.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import checks
+from ..arrays.shown import held
+from ..rounding import problem as rounding_problem
+from ..rounding import softmax
+from ..rounding.formats import FORMATS, Format
+from ..rounding.problem import Problem
+from ..rounding.profiles import PROFILES, Profile
+from . import verdict as verification_verdict
+
+__all__ = ["Defect", "Need", "Pair", "Power", "Tolerance", "catalogue", "study"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+_Floats = npt.NDArray[np.float64]
+_Index = tuple[int, ...]
+
+LEVEL = 1e-6  # probability that a correct kernel exceeds the tolerance
+_PASSES = 3  # over the queries that it takes about to judge a defect
+_HEADS, _QUERIES = 8, 1024  # of the power table, queries of all heads together
+
+
+class Pair(NamedTuple):
+    """A tolerance: |got - exact| <= atol + rtol |exact|."""
+
+    atol: float
+    rtol: float
+
+
+# Of torch.testing.assert_close.
+USUAL: Mapping[str, Pair] = {
+    "float32": Pair(1e-5, 1.3e-6),
+    "float16": Pair(1e-5, 1e-3),
+    "bfloat16": Pair(1e-5, 1.6e-2),
+}
+
+
+class Need(NamedTuple):
+    """What a correct kernel needs.
+
+    Attributes
+    ----------
+    profile : str
+        What it rounds.
+    head : tuple of int or None
+        Index of the head; None for all heads.
+    atol, proven : float
+        For rtol 0: with probability 1 - 1e-6 by the law, and for certain by the bound.
+    pair, proven_pair : Pair
+        The same with the rtol, of some multiples of the unit, that allows least on average.
+    """
+
+    profile: str
+    head: _Index | None
+    atol: float
+    proven: float
+    pair: Pair
+    proven_pair: Pair
+
+
+class Defect(NamedTuple):
+    """A known mistake of a certain size.
+
+    Attributes
+    ----------
+    name, size : str
+        In words.
+    problem : callable
+        Gives the problem that is solved in place of the right one.
+    change : callable
+        Gives the output in place of the right one, from what is known of some queries.
+    round : callable
+        Rounds it to a format.
+    weights : str or None
+        Type that weights are rounded to in place of that of the profile.
+    """
+
+    name: str
+    size: str = ""
+    problem: Callable[[Problem], Problem] = lambda x: x
+    change: Callable[[_Floats, softmax.Rows, _Index, slice], _Floats] = lambda x, *_: x
+    round: Callable[[Format, _Floats], _Floats] = Format.round
+    weights: str | None = None
+
+
+class Power(NamedTuple):
+    """What becomes of a defect.
+
+    Attributes
+    ----------
+    defect, size : str
+        The mistake; the first is none.
+    given, ours : float
+        Largest error over what the tolerance that was given allows, and over what is needed: up to
+        1 it passes.
+    verdict : str
+        Of `refattn.verify`.
+    suspect : str
+        What that takes it for; "" for nothing it knows.
+    """
+
+    defect: str
+    size: str
+    given: float
+    ours: float
+    verdict: str
+    suspect: str
+
+
+@held()
+class Tolerance(NamedTuple):
+    """What a correct kernel needs, and what that lets through.
+
+    Attributes
+    ----------
+    needs : list of Need
+        Of each profile: for all heads, then for each.
+    power : list of Power
+        Of each defect, from no defect on.
+    dtype, profile : str
+        The storage type, and what the kernels with defects round.
+    given, ours : Pair
+        The tolerance that was given, and what that profile needs.
+    lead, rows : tuple of int and int
+        Heads, and queries of each, that defects were tried on.
+    """
+
+    needs: list[Need]
+    power: list[Power]
+    dtype: str
+    profile: str
+    given: Pair
+    ours: Pair
+    lead: _Index
+    rows: int
+
+
+def study(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    dtype: str | None = None,
+    profile: str | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+    scale: float | None = None,
+    bias: Any = None,
+    mask: Any = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> Tolerance:
+    """Say which tolerance a correct kernel needs on such arrays, and which defects it lets through.
+
+    Defects are solved exactly, with the roundings of the profile to nearest. On large arrays they
+    are tried on some heads, evenly spaced, and on the last queries of each.
+
+    Parameters
+    ----------
+    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        Queries, keys and values; they are rounded to `dtype` first.
+    dtype : {"bfloat16", "float16", "float32"}, optional
+        Storage type of the kernel, that of `q` by default.
+    profile : str, optional
+        What the kernel rounds, a name of `rounding.PROFILES`. By default all that are usual are
+        studied, and kernels with defects round as `flash` does, or as `math` in float32.
+    atol, rtol : float, optional
+        The tolerance whose power is asked for: 0 if only the other is given, those of
+        `torch.testing.assert_close` if none is.
+    scale, bias, mask, causal, window, softcap
+        As for `rounding.predict`.
+    track : callable
+        Wraps the sequence of what is to be tried, for a bar of progress, say.
+
+    Returns
+    -------
+    Tolerance
+        What is needed, and what passes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is unusable.
+
+    Examples
+    --------
+    >>> import refattn
+    >>> from refattn.verification import tolerance
+    >>> q, k, v = (x[0, :1] for x in refattn.load_sample())
+    >>> found = tolerance.study(q, k, v, dtype="bfloat16", profile="flash")
+    >>> f"atol {found.needs[0].atol:.1g}"
+    'atol 0.006'
+    >>> row = next(x for x in found.power if x[:2] == ("output times", "1.003"))
+    >>> row.ours < 1, row.verdict  # passes at what is needed, and yet it can be told
+    (True, 'FAIL')
+    """
+    problem = rounding_problem.of_arrays(
+        q,
+        k,
+        v,
+        scale=scale,
+        bias=bias,
+        mask=mask,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+    )
+    dtype = rounding_problem.dtype_of(q) if dtype is None else dtype
+    return of_problem(problem, dtype, profile=profile, atol=atol, rtol=rtol, track=track)
+
+
+def of_problem(
+    problem: Problem,
+    dtype: str,
+    *,
+    profile: str | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+    announce: Callable[[float], None] | None = None,
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> Tolerance:
+    """What `study` says of a problem."""
+    checks.choice("dtype", dtype, USUAL)
+    if profile is not None:
+        checks.choice("profile", profile, PROFILES)
+    if 0 in (*problem.lead, *problem.shape):
+        sizes = ", ".join(map(str, problem.shape))
+        raise ValueError(
+            f"`q`, `k` and `v` must not be empty, got leading axes {problem.lead} and "
+            f"n, m, d_v = {sizes}."
+        )
+    given = _given(dtype, atol, rtol)
+    problem = problem.rounded(FORMATS[dtype])
+    for index in np.ndindex(problem.lead):
+        for name, x in problem.read(index).items():
+            if name in "qkv" and not np.all(np.isfinite(x)):
+                raise ValueError(f"`{name}` must be finite in {dtype}, got NaN or infinity.")
+    names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))
+    simulated = profile or ("math" if dtype == "float32" else "flash")
+    part, rows = _part(problem)
+    defects = list(catalogue(part))
+    if announce is not None:
+        passes = _PASSES if profile is None else 2
+        block = block_seconds(problem, dtype, PROFILES[names[0]])
+        blocks = [sum(1 for _ in x.items()) for x in (problem, part)]
+        announce(block * (len(names) * blocks[0] + len(defects) * passes * blocks[1]))
+    needs: list[Need] = []
+    power: list[Power] = []
+    ours = Pair(math.nan, math.nan)
+    for item in track([*names, *defects]):
+        if isinstance(item, str):
+            needs += _needs(problem, dtype, item)
+        else:
+            if not power:
+                ours = next(x.pair for x in needs if x.head is None and x.profile == simulated)
+            power.append(_power(part, item, dtype, simulated, profile, given, ours))
+    return Tolerance(needs, power, dtype, simulated, given, ours, part.lead, rows)
+
+
+def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
+    """Time of the analysis of one block of queries."""
+    index, i = next(problem.items())
+    kernel, problem = profile.kernel(dtype), problem.read_by(profile)
+    start = time.perf_counter()
+    with np.errstate(all="ignore"):
+        problem.analyse(index, kernel, i)
+    return time.perf_counter() - start
+
+
+def _given(dtype: str, atol: float | None, rtol: float | None) -> Pair:
+    if atol is None and rtol is None:
+        return USUAL[dtype]
+    found = []
+    for name, x in (("atol", atol), ("rtol", rtol)):
+        value = float(checks.real(name, 0.0 if x is None else x))
+        if value < 0:
+            raise ValueError(f"`{name}` must be at least 0, got {value}.")
+        found.append(value)
+    return Pair(*found)
+
+
+class _Elements(NamedTuple):
+    """What is known of the errors of some elements: they are sub-Gaussian beyond `off`."""
+
+    size: _Floats  # of the exact result
+    off: _Floats
+    std: _Floats
+    bound: _Floats
+
+    def less(self, rtol: float) -> _Elements:
+        """Beyond a relative tolerance."""
+        share = rtol * self.size
+        return self._replace(off=self.off - share, bound=self.bound - share)
+
+    def limits(self, level: float) -> _Floats:
+        """What each exceeds with its share of a probability at most."""
+        t = math.sqrt(2 * math.log(2 * max(self.off.size, 1) / level))
+        return np.minimum(self.bound, self.off + t * self.std)
+
+
+def _needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
+    """What a profile needs, for all heads and for each."""
+    shape = (*problem.lead, problem.shape[0], problem.shape[2])
+    found = _Elements(*(np.empty(shape) for _ in _Elements._fields))
+
+    def add(index: _Index, i: slice, rows: softmax.Rows) -> None:
+        at: Any = (*index, i)
+        found.size[at] = np.abs(rows.out)
+        found.off[at] = np.abs(rows.nearest - rows.out) + rows.slack
+        found.std[at], found.bound[at] = rows.worst, rows.bound
+
+    rounding_problem.sweep(problem, dtype, PROFILES[name], add)
+    unit = FORMATS[dtype].unit
+    yield _need(name, None, _Elements(*(x.ravel() for x in found)), unit)
+    for head in np.ndindex(problem.lead) if math.prod(problem.lead) > 1 else ():
+        yield _need(name, head, _Elements(*(x[head].ravel() for x in found)), unit)
+
+
+def _need(name: str, head: _Index | None, elements: _Elements, unit: float) -> Need:
+    mean = float(np.mean(elements.size))
+    of = {x * unit: elements.less(x * unit) for x in (1.0, 2.0, 4.0)}
+    cost = {x: _largest(y.limits(LEVEL)) + x * mean for x, y in of.items()}
+    sure = {x: _largest(y.bound) + x * mean for x, y in of.items()}
+    rtol, proven = min(cost, key=cost.__getitem__), min(sure, key=sure.__getitem__)
+    return Need(
+        name,
+        head,
+        _smallest(elements),
+        _largest(elements.bound),
+        Pair(_smallest(of[rtol]), rtol),
+        Pair(_largest(of[proven].bound), proven),
+    )
+
+
+def _largest(x: _Floats) -> float:
+    return max(float(np.max(x, initial=0.0)), 0.0)
+
+
+def _smallest(elements: _Elements) -> float:
+    """The smallest atol that all errors stay within, but for a probability of `LEVEL`."""
+    limits = elements.limits(LEVEL / 100)
+    high = _largest(limits)
+    if not 0 < high < math.inf:
+        return high
+    low = high / 2
+    near = _Elements(*(x[limits > low] for x in elements))  # others exceed it with LEVEL / 100
+    for _ in range(30):
+        middle = (low + high) / 2
+        t = np.maximum(middle - near.off, 0.0) / near.std
+        tail = np.where(middle < near.bound, np.minimum(2 * np.exp(-t * t / 2), 1.0), 0.0)
+        low, high = (low, middle) if np.sum(tail) <= 0.99 * LEVEL else (middle, high)
+    return high
+
+
+def _part(problem: Problem) -> tuple[Problem, int]:
+    """Some heads, and the last queries of them."""
+    heads = list(np.ndindex(problem.lead))
+    chosen = heads if len(heads) <= _HEADS else heads[:: -(-len(heads) // _HEADS)]
+    n, m, d_v = problem.shape
+    rows = min(n, max(_QUERIES // len(chosen), 1))
+    if rows == n and len(chosen) == len(heads):
+        return problem, n
+
+    def read(index: _Index) -> Mapping[str, Any]:
+        found = dict(problem.read(chosen[index[0]]))
+        last = {x: found[x][n - rows :] for x in ("q", "mask", "bias") if x in found}
+        return found | last
+
+    return problem._replace(lead=(len(chosen),), shape=(rows, m, d_v), read=read), rows
+
+
+def _biased(problem: Problem, bias: Callable[[_Index], Any]) -> Problem:
+    return problem.replaced("bias", lambda index, x: bias(index) + (0.0 if x is None else x))
+
+
+def catalogue(problem: Problem) -> Iterator[Defect]:
+    """Mistakes that kernels are known for, as far as the problem can show them; first none."""
+    yield Defect("none")
+    for by in (3e-4, 1e-3, 3e-3, 1e-2):
+        yield Defect("scale times", f"{1 + by:g}", partial(_scaled, 1 + by))
+    for value in (1.443, 1.44):
+        yield Defect("log2(e) as", f"{value}", partial(_scaled, value * math.log(2)))
+    yield from _of_keys(problem)
+    yield from _of_conventions(problem)
+    for size in (1e-4, 1e-3, 1e-2):
+        yield Defect("ALiBi slope of", f"{size:g}", partial(_sloped, size))
+    for size in (1e-4, 1e-3, 1e-2):
+        yield Defect("added to the normaliser", f"{size:g}", change=partial(_more, size))
+    for by in (3e-4, 1e-3, 3e-3):
+        yield Defect("output times", f"{1 + by:g}", change=partial(_times, 1 + by))
+    tile = min(64, problem.shape[0])
+    for by in (3e-3, 1e-2, 3e-2):
+        words = f"{tile} queries of a head times"
+        yield Defect(words, f"{1 + by:g}", change=partial(_tile, 1 + by, tile))
+    yield Defect("output truncated, not rounded", round=_truncate)
+    yield Defect("weights in float8_e4m3fn", weights="float8_e4m3fn")
+
+
+def _of_keys(problem: Problem) -> Iterator[Defect]:
+    n, m, _ = problem.shape
+    if m < 2:
+        return
+    for key in sorted({0, m // 2, m - 1}):
+        mask = np.ones((n, m), bool)
+        mask[:, key] = False
+        yield Defect("lost: key", f"{key}", partial(Problem.masked, seen=mask))
+    twice = np.zeros((n, m))
+    twice[:, m // 2] = math.log(2)
+    yield Defect("counted twice: key", f"{m // 2}", partial(_biased, bias=lambda index: twice))
+    block = 64 if m > 64 else -(-m // 2)
+    yield Defect("not rescaled: blocks of keys of", f"{block}", partial(_not_rescaled, block))
+
+
+def _of_conventions(problem: Problem) -> Iterator[Defect]:
+    n, m, _ = problem.shape
+    if problem.causal:
+        for by in (1, -1):
+            edge = np.tri(n, m, m - n + by, dtype=bool)
+            yield Defect("causal edge moved by", f"{by:+d}", partial(_edge, edge))
+    left, right = problem.window
+    if left:
+        yield Defect("window ends early, by", "1", lambda x: x._replace(window=(left - 1, right)))
+    if problem.softcap is None:
+        for cap in (50.0, 30.0):
+            yield Defect("softcap of", f"{cap:g}", partial(_capped, cap))
+    else:
+        yield Defect("softcap left out", "", partial(_capped, None))
+    first = problem.read((0,) * len(problem.lead))
+    for name in ("mask", "bias", "sinks"):
+        if name in first:
+            yield Defect(f"{name} left out", "", partial(Problem.without, name=name))
+
+
+def _scaled(by: float, problem: Problem) -> Problem:
+    return problem._replace(scale=problem.scale * by)
+
+
+def _capped(cap: float | None, problem: Problem) -> Problem:
+    return problem._replace(softcap=cap)
+
+
+def _edge(edge: npt.NDArray[np.bool_], problem: Problem) -> Problem:
+    return problem._replace(causal=False).masked(edge)
+
+
+def _sloped(slope: float, problem: Problem) -> Problem:
+    n, m, _ = problem.shape
+    ahead = slope * (np.arange(m) - np.arange(m - n, m)[:, None])
+    return _biased(problem, lambda index: ahead)
+
+
+def _not_rescaled(block: int, problem: Problem) -> Problem:
+    """What was summed before the maximum grew stays as it was."""
+
+    def bias(index: _Index) -> Any:
+        head = problem.head(index)
+        n, m = head.q.shape[0], head.keys
+        found, top = np.zeros((n, m)), np.full((n, 1), -math.inf)
+        for tile in softmax.tiles(head, slice(0, n), block):
+            if tile.is_sink:
+                continue
+            scores = np.broadcast_to(tile.scores, (n, tile.scores.shape[-1]))
+            seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
+            top = np.maximum(top, np.max(seen, -1, keepdims=True))
+            found[:, tile.keys] = np.where(np.isfinite(top), -top, 0.0)
+        return found
+
+    return _biased(problem, bias)
+
+
+def _more(size: float, out: _Floats, rows: softmax.Rows, index: _Index, i: slice) -> _Floats:
+    """With something added to the sum of the weights, of which the largest is 1."""
+    with np.errstate(all="ignore"):
+        share = np.nan_to_num(np.exp(rows.top - rows.lse))[:, None]
+    return np.asarray(out / (1 + size * share))
+
+
+def _times(by: float, out: _Floats, *_: Any) -> _Floats:
+    return by * out
+
+
+def _tile(
+    by: float, size: int, out: _Floats, rows: softmax.Rows, index: _Index, i: slice
+) -> _Floats:
+    """The first queries of the first head."""
+    inside = (np.arange(i.start, i.stop) < size) & (not any(index))
+    return np.where(inside[:, None], by * out, out)
+
+
+def _truncate(to: Format, x: _Floats) -> _Floats:
+    step = to.spacing(x)
+    return np.asarray(np.trunc(x / step) * step)
+
+
+def _power(
+    problem: Problem,
+    defect: Defect,
+    dtype: str,
+    simulated: str,
+    profile: str | None,
+    given: Pair,
+    ours: Pair,
+) -> Power:
+    """Try the output of a kernel with a defect."""
+    exact, got = _simulated(problem, defect, dtype, PROFILES[simulated])
+    numbers = verification_verdict.Numbers(got.__getitem__, dtype)
+    found = verification_verdict.judge(problem, numbers, dtype, profile, LEVEL)
+    suspect = found.suspects[0].text if found.suspects and found.verdict == "FAIL" else ""
+    return Power(
+        defect.name,
+        defect.size,
+        _excess(got, exact, given),
+        _excess(got, exact, ours),
+        found.verdict,
+        suspect,
+    )
+
+
+def _simulated(
+    problem: Problem, defect: Defect, dtype: str, profile: Profile
+) -> tuple[_Floats, _Floats]:
+    """The exact result, and that of a kernel with a defect that rounds to nearest."""
+    shape = (*problem.lead, problem.shape[0], problem.shape[2])
+    exact, got = np.empty(shape), np.empty(shape)
+    to = FORMATS[dtype if profile.out in (None, "storage") else str(profile.out)]
+    changed = profile._replace(out=None, weights=defect.weights or profile.weights)
+
+    def write(index: _Index, i: slice, rows: softmax.Rows) -> None:
+        at: Any = (*index, i)
+        got[at] = defect.round(to, defect.change(rows.nearest, rows, index, i))
+
+    def keep(index: _Index, i: slice, rows: softmax.Rows) -> None:
+        at: Any = (*index, i)
+        exact[at] = rows.out
+
+    rounding_problem.sweep(problem, dtype, profile._replace(inputs=None), keep)
+    rounding_problem.sweep(defect.problem(problem), dtype, changed, write)
+    return exact, got
+
+
+def _excess(got: _Floats, exact: _Floats, pair: Pair) -> float:
+    """Largest error over what is allowed."""
+    error, allowed = np.abs(got - exact), pair.atol + pair.rtol * np.abs(exact)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(error == 0, 0.0, error / allowed)
+    return float(np.max(np.where(np.isnan(ratio), math.inf, ratio), initial=0.0))
