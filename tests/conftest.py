@@ -1,11 +1,8 @@
 """One fixture for every array library, the table of measured accuracy, and what a run skipped."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import zlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ settings.load_profile("repeatable")
 class Host:
     """Marks a NumPy argument that stays NumPy whatever the library under test."""
 
-    def __init__(self, value: np.ndarray) -> None:
+    def __init__(self, value):
         self.value = value
 
 
@@ -32,7 +29,7 @@ class Backend:
     and that no argument was written to.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name = name
         if name in ("numpy", "numpy-readonly"):
             self.xp, self.device = np, "cpu"
@@ -57,7 +54,7 @@ class Backend:
                 pytest.skip("CuPy is installed but there is no GPU")
             self.device = self.xp.cuda.Device(0)
 
-    def array(self, x: np.ndarray) -> Any:
+    def array(self, x):
         if self.name == "numpy":
             return x.copy()
         if self.name == "numpy-readonly":
@@ -72,18 +69,18 @@ class Backend:
             return self.xp.asarray(x, chunks=tuple(max(1, n // 2 + n % 2) for n in x.shape))
         return self.xp.asarray(x)
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x):
         if self.name == "array_api_strict":
             x = self.xp.asarray(x, device=self.xp.Device("CPU_DEVICE"))
         return self.xp.asnumpy(x) if self.name == "cupy" else np.asarray(x)
 
-    def call(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, fn, *args, **kwargs):
         """Call `fn`, under jit on JAX and without computing anything on Dask."""
         named = {**dict(enumerate(args)), **kwargs}
         traced = {k: self.array(x) for k, x in named.items() if isinstance(x, np.ndarray)}
         static = {k: getattr(x, "value", x) for k, x in named.items() if k not in traced}
 
-        def run(arrays: dict[Any, Any]) -> Any:
+        def run(arrays):
             given = {**static, **arrays}
             positional = [given.pop(i) for i in range(len(args))]
             return fn(*positional, **given)
@@ -97,7 +94,7 @@ class Backend:
             return type(result)(*(None if x is None else self.check(x, dtype) for x in result))
         return self.check(result, dtype)
 
-    def jit(self, run: Any) -> Any:
+    def jit(self, run):
         if self.name != "jax":
             return run
         # JAX takes dictionaries with keys of one type only.
@@ -105,7 +102,7 @@ class Backend:
             lambda items: run(dict(zip(arrays, items, strict=True)))
         )(list(arrays.values()))
 
-    def guard(self) -> Any:
+    def guard(self):
         if self.name == "array_api_strict":
             return self.xp.ArrayAPIStrictFlags(
                 api_version="2024.12",
@@ -116,13 +113,13 @@ class Backend:
         if self.name == "dask":
             import dask
 
-            def refuse(*args: Any, **kwargs: Any) -> None:
+            def refuse(*args, **kwargs):
                 raise AssertionError("the function computed a Dask graph")
 
             return dask.config.set(scheduler=refuse)
         return contextlib.nullcontext()
 
-    def check(self, x: Any, dtype: np.dtype) -> np.ndarray:
+    def check(self, x, dtype):
         from array_api_compat import array_namespace, device
 
         assert array_namespace(x) is array_namespace(self.array(np.zeros(1)))
@@ -135,12 +132,12 @@ class Backend:
 @pytest.fixture(
     params=["numpy", "numpy-readonly", "array_api_strict", "jax", "torch", "dask", "cupy"]
 )
-def backend(request: pytest.FixtureRequest) -> Backend:
+def backend(request):
     return Backend(request.param)
 
 
 @pytest.fixture(params=["float32", "float64"])
-def dtype(request: pytest.FixtureRequest) -> np.dtype:
+def dtype(request):
     return np.dtype(request.param)
 
 
@@ -150,7 +147,7 @@ def dtype(request: pytest.FixtureRequest) -> np.dtype:
 SKIPPED = "refattn/skipped"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run long sweeps too")
     parser.addoption(
         "--turn", type=int, help="run a quarter of the long sweeps too: those whose turn it is"
@@ -168,7 +165,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     soak, turn = config.getoption("soak"), config.getoption("turn")
     for item in items:
         full = soak or config.getoption("full")
@@ -180,13 +177,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="long; --full runs it"))
 
 
-def is_marked(item: pytest.Item, mark: str) -> bool:
+def is_marked(item, mark):
     """Whether a test has the mark, `long` or `soak`, or has it with one of its parameters."""
     words = set(getattr(getattr(item, "callspec", None), "id", "").split("-"))
     return any(not m.args or words & set(m.args) for m in item.iter_markers(mark))
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     config.addinivalue_line(
         "markers", "long(*words): is run with --full only, if a parameter has one of these names"
     )
@@ -210,23 +207,21 @@ def pytest_configure(config: pytest.Config) -> None:
 class Skipped:
     """Writes the tests, and whole modules, that are skipped to the cache of pytest."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config):
         self.cache = getattr(config, "cache", None)
         self.chooses = config.getoption("last_skipped")
         self.writes = not self.chooses and not hasattr(config, "workerinput")  # not a process of it
-        self.names: set[str] = set()
+        self.names = set()
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report):
         if report.skipped and not hasattr(report, "wasxfail"):
             self.names.add(report.nodeid)
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+    def pytest_collectreport(self, report):
         if report.skipped:
             self.names.add(report.nodeid)
 
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
+    def pytest_collection_modifyitems(self, config, items):
         if not self.chooses:
             return
         names = self.cache and self.cache.get(SKIPPED, None)
@@ -238,13 +233,13 @@ class Skipped:
         items[:] = chosen
         config.hook.pytest_deselected(items=left_out)
 
-    def _chosen(self, item: pytest.Item, names: set[str]) -> bool:
+    def _chosen(self, item, names):
         module = item.nodeid.partition("::")[0]
         return (
             item.nodeid in names or module in names or bool(item.get_closest_marker("checks_more"))
         )
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self):
         if self.cache is not None and self.writes:
             self.cache.set(SKIPPED, sorted(self.names))
 
@@ -253,10 +248,10 @@ class Skipped:
 
 
 @pytest.fixture
-def record_accuracy(request: pytest.FixtureRequest) -> Any:
+def record_accuracy(request):
     """Collect (case, dtype, error in units of the accuracy contract), from every process."""
 
-    def record(case: str, dtype: Any, units: float) -> None:
+    def record(case, dtype, units):
         request.node.user_properties.append(("accuracy", (case, str(dtype), float(units))))
 
     return record
@@ -265,18 +260,18 @@ def record_accuracy(request: pytest.FixtureRequest) -> Any:
 class Accuracy:
     """Tells the largest error of the run, and that of each case if asked."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config):
         self.every = config.getoption("accuracy")
-        self.worst: dict[tuple[str, str], float] = {}
+        self.worst = {}
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report):
         for name, value in report.user_properties if report.when == "call" else ():
             if name == "accuracy":
                 case, dtype, units = value  # type: ignore[misc]
                 key = str(case), str(dtype)
                 self.worst[key] = max(float(units), self.worst.get(key, 0.0))
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter):
         if not self.worst:
             return
         if self.every:

@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -26,21 +26,21 @@ class Driver(NamedTuple):
     layout: str | None = "bhnd"
 
 
-def driver(name: str) -> Driver:
+def driver(name):
     """That of a row of the table, or the test is skipped."""
     return _DRIVERS[name]()
 
 
-def swap(x: Any) -> Any:
+def swap(x):
     """Heads before tokens, or after them."""
     return x.swapaxes(1, 2)
 
 
-def _torch_sdpa() -> Driver:
+def _torch_sdpa():
     torch = pytest.importorskip("torch")
     sdpa = torch.nn.functional.scaled_dot_product_attention
 
-    def call(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, p: float = 0) -> Any:
+    def call(q, k, v, mask=None, causal=False, p=0):
         torch.manual_seed(0)
         return sdpa(
             *map(torch.asarray, (q, k, v)),
@@ -53,11 +53,11 @@ def _torch_sdpa() -> Driver:
     return Driver(call, sdpa.__doc__.partition("->")[0], None)
 
 
-def _torch_flex() -> Driver:
+def _torch_flex():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     torch = pytest.importorskip("torch")
 
-    def call(q: Any, k: Any, v: Any, mask: Any = None, lse: bool = False) -> Any:
+    def call(q, k, v, mask=None, lse=False):
         shape, blocks = (1, q.shape[1], q.shape[2], k.shape[2]), None
         if mask is not None:
             seen = torch.asarray(np.broadcast_to(mask, shape).copy())
@@ -75,10 +75,10 @@ def _torch_flex() -> Driver:
     return Driver(call, str(inspect.signature(flex.flex_attention)))
 
 
-def _jax() -> Driver:
+def _jax():
     jax = pytest.importorskip("jax")
 
-    def call(q: Any, k: Any, v: Any, lse: bool = False, **options: Any) -> Any:
+    def call(q, k, v, lse=False, **options):
         if "causal" in options:
             options["is_causal"] = options.pop("causal")
         if "window" in options:
@@ -90,7 +90,7 @@ def _jax() -> Driver:
     return Driver(call, str(inspect.signature(jax.nn.dot_product_attention)), "bnhd")
 
 
-def _onnx_model(opset: int, given: dict[str, Any], options: dict[str, Any]) -> Any:
+def _onnx_model(opset, given, options):
     """A model of one node Attention, and what it is given."""
     onnx = pytest.importorskip("onnx")
     helper, types = onnx.helper, onnx.TensorProto
@@ -109,20 +109,11 @@ def _onnx_model(opset: int, given: dict[str, Any], options: dict[str, Any]) -> A
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
 
 
-def _onnx(opset: int, runtime: bool = False) -> Driver:
+def _onnx(opset, runtime=False):
     onnx = pytest.importorskip("onnx")
     evaluate = pytest.importorskip("onnxruntime" if runtime else "onnx.reference")
 
-    def call(
-        q: Any,
-        k: Any,
-        v: Any,
-        mask: Any = None,
-        past: Any = None,
-        causal: bool = False,
-        window: Any = None,
-        **options: Any,
-    ) -> Any:
+    def call(q, k, v, mask=None, past=None, causal=False, window=None, **options):
         given = {"Q": q, "K": k, "V": v}
         if mask is not None:
             given["attn_mask"] = mask
@@ -148,13 +139,13 @@ def _onnx(opset: int, runtime: bool = False) -> Driver:
     return Driver(call, " ".join(words))
 
 
-def _xformers() -> Driver:
+def _xformers():
     """Its masks as they are without a GPU, and attention by torch with them added."""
     biases = pytest.importorskip("xformers.ops.fmha.attn_bias")
     fmha = pytest.importorskip("xformers.ops.fmha")
     sdpa = _torch_sdpa().call
 
-    def call(q: Any, k: Any, v: Any, causal: bool = False, window: Any = None) -> Any:
+    def call(q, k, v, causal=False, window=None):
         mask = biases.LocalAttentionFromBottomRightMask(*window) if window else None
         mask = biases.LowerTriangularMask() if causal else mask
         return sdpa(q, k, v, mask=mask.materialize((q.shape[2], k.shape[2])).numpy())
@@ -162,16 +153,14 @@ def _xformers() -> Driver:
     return Driver(call, str(inspect.signature(fmha.memory_efficient_attention)))
 
 
-def _keras() -> Driver:
+def _keras():
     os.environ.setdefault("KERAS_BACKEND", "torch")
     keras = pytest.importorskip("keras")
     if keras.backend.backend() != "torch":
         pytest.skip("Keras has another backend")
     attention = keras.ops.dot_product_attention
 
-    def call(
-        q: Any, k: Any, v: Any, softcap: Any = None, causal: bool = False, **given: Any
-    ) -> Any:
+    def call(q, k, v, softcap=None, causal=False, **given):
         out = attention(
             *map(swap, (q, k, v)), is_causal=causal, attn_logits_soft_cap=softcap, **given
         )
@@ -180,22 +169,12 @@ def _keras() -> Driver:
     return Driver(call, str(inspect.signature(attention)), "bnhd")
 
 
-def _hf_eager() -> Driver:
+def _hf_eager():
     torch = pytest.importorskip("torch")
     models = pytest.importorskip("transformers.models.gemma2.modeling_gemma2")
     masks = pytest.importorskip("transformers.masking_utils")
 
-    def call(
-        q: Any,
-        k: Any,
-        v: Any,
-        mask: Any = None,
-        past: Any = None,
-        causal: bool = False,
-        window: Any = None,
-        softcap: float | None = None,
-        p: float = 0.0,
-    ) -> Any:
+    def call(q, k, v, mask=None, past=None, causal=False, window=None, softcap=None, p=0.0):
         torch.manual_seed(0)
         if past is not None:
             k, v = (np.concatenate(pair, 2) for pair in zip(past, (k, v), strict=True))
@@ -219,7 +198,7 @@ def _hf_eager() -> Driver:
     return Driver(call, str(inspect.signature(models.eager_attention_forward)))
 
 
-_DRIVERS: dict[str, Callable[[], Driver]] = {
+_DRIVERS = {
     "torch-sdpa": _torch_sdpa,
     "torch-flex": _torch_flex,
     "jax-dpa": _jax,
@@ -245,6 +224,6 @@ _NAMES = {
 }
 
 
-def takes(found: Driver, option: str) -> bool:
+def takes(found, option):
     """Whether a signature has a word for the option."""
     return re.search(_NAMES[option], found.parameters) is not None

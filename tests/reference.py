@@ -1,9 +1,5 @@
 """50-digit arithmetic, that of `refattn.conformance.truth.exact`, and errors measured by it."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from refattn.conformance.truth.exact import (
@@ -40,7 +36,7 @@ CONTRACT = 16  # the constant C of the accuracy contract
 mp = context(50)
 
 
-def error(got: np.ndarray, want: np.ndarray, size: Any, exponent: Any) -> float:
+def error(got, want, size, exponent):
     """Largest |got - want| / size in units of eps (1 + exponent); infinite for nan."""
     eps = mp.mpf(float(np.finfo(got.dtype).eps))
     if not np.all(np.isfinite(got)):
@@ -51,6 +47,6 @@ def error(got: np.ndarray, want: np.ndarray, size: Any, exponent: Any) -> float:
     return float(worst / (size * eps * (1 + exponent)))
 
 
-def norm(x: np.ndarray) -> float:
+def norm(x):
     """Largest length of a row."""
     return float(np.max(np.sqrt(np.sum(np.asarray(x, np.longdouble) ** 2, -1))))

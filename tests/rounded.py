@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from refattn.rounding.formats import FORMATS, Format
 
+LOG2E = math.log2(math.e)
 Array = np.ndarray
 f32 = np.float32
 
@@ -33,25 +34,25 @@ class Case(NamedTuple):
     sinks: float | None = None  # that of the head
 
     @property
-    def factor(self) -> float:
+    def factor(self):
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self):
         sinks = None if self.sinks is None else np.asarray(self.sinks)
         return dict(zip(self._fields[3:], self[3:], strict=True)) | {"sinks": sinks}
 
-    def with_sink(self, s: Array) -> Array:
+    def with_sink(self, s):
         """Scores and, at the end, that of the sink."""
         if self.sinks is None:
             return s
         return np.concatenate([s, np.full((len(s), 1), self.sinks, s.dtype)], -1)
 
-    def with_zero(self, x: Array) -> Array:
+    def with_zero(self, x):
         """Keys or values, and the zeros of the sink."""
         return x if self.sinks is None else np.concatenate([x, 0 * x[:1]])
 
-    def seen(self) -> Array:
+    def seen(self):
         n, m = len(self.q), len(self.k)
         ahead = np.arange(m) - np.arange(n)[:, None] - (m - n)
         seen = np.ones((n, m), bool) if self.mask is None else np.broadcast_to(self.mask, (n, m))
@@ -69,7 +70,7 @@ class Case(NamedTuple):
 class Nearest(NamedTuple):
     to: Format
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x):
         return self.to.round(x)
 
 
@@ -79,7 +80,7 @@ class Stochastic(NamedTuple):
     to: Format
     rng: np.random.Generator
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x):
         step = self.to.spacing(x)
         return np.floor(x / step + self.rng.random(np.shape(x))) * step
 
@@ -90,11 +91,11 @@ class Noise(NamedTuple):
     to: Format
     rng: np.random.Generator
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x):
         return x + self.to.spacing(x) * (self.rng.random(np.shape(x)) - 0.5)
 
 
-def same(x: Array) -> Array:
+def same(x):
     return x
 
 
@@ -109,7 +110,7 @@ class Steps(NamedTuple):
     softmax: Callable[[Array], Array] = same
 
 
-def running(terms: Array, to: Callable[[Array], Array]) -> Array:
+def running(terms, to):
     """Sum over the last axis, of which each partial sum is rounded."""
     total = to(terms[..., 0])
     for t in range(1, terms.shape[-1]):
@@ -117,16 +118,16 @@ def running(terms: Array, to: Callable[[Array], Array]) -> Array:
     return total
 
 
-def multiplied(x: Array, by: float, to: Callable[[Array], Array]) -> Array:
+def multiplied(x, by, to):
     """A product that is rounded, unless it is with a power of two, which no error is made in."""
     return by * x if abs(math.frexp(by)[0]) == 0.5 else to(by * x)
 
 
-def divided(x: Array, by: float, to: Callable[[Array], Array]) -> Array:
+def divided(x, by, to):
     return x / by if abs(math.frexp(by)[0]) == 0.5 else to(x / by)
 
 
-def stepwise(case: Case, steps: Steps) -> Array:
+def stepwise(case, steps):
     """Attention in float64 with explicit roundings."""
     q, k, v = case.q, case.k, case.with_zero(case.v)
     s = q @ k.T if steps.sums is same else running(q[:, None] * k, steps.sums)
@@ -157,16 +158,16 @@ def stepwise(case: Case, steps: Steps) -> Array:
 # --- kernels in float32 ---------------------------------------------------------------------------
 
 
-def scores32(case: Case, to: Format | None = None) -> Array:
+def scores32(case, to=None):
     """Scores in float32, and the sink's, each step rounded to a narrow type if there is one."""
     s, _ = scores_and_ratio(case, to)
     return case.with_sink(np.where(case.seen(), s, f32(-np.inf)).astype(f32))
 
 
-def scores_and_ratio(case: Case, to: Format | None = None) -> tuple[Array, Array]:
+def scores_and_ratio(case, to=None):
     """Scores of all keys, and the tanh of a cap."""
 
-    def narrow(x: Array) -> Array:
+    def narrow(x):
         return x.astype(f32) if to is None else to.round(x).astype(f32)
 
     s = narrow(case.q.astype(f32) @ case.k.T.astype(f32))
@@ -179,12 +180,12 @@ def scores_and_ratio(case: Case, to: Format | None = None) -> tuple[Array, Array
     return s, ratio
 
 
-def _top(s: Array) -> Array:
+def _top(s):
     top = np.max(s, -1, keepdims=True, initial=-np.inf)
     return np.where(np.isfinite(top), top, f32(0)).astype(f32)
 
 
-def math32(case: Case, dtype: str, out: str | None = None) -> tuple[Array, Array]:
+def math32(case, dtype, out=None):
     """Everything in float32; the result is rounded to the storage type."""
     s = scores32(case)
     top = _top(s)
@@ -197,19 +198,19 @@ def math32(case: Case, dtype: str, out: str | None = None) -> tuple[Array, Array
 
 
 def flash(
-    case: Case,
-    dtype: str,
+    case,
+    dtype,
     *,
-    tile: int = 16,
-    base2: bool = False,
-    rescale: bool = True,
-    rounded_normaliser: bool = False,
-    log2e: float = math.log2(math.e),
-    fast: float = 0.0,
-    weights: str | None = None,
-    out: str | None = None,
-    sink_first: bool = True,
-) -> tuple[Array, Array]:
+    tile=16,
+    base2=False,
+    rescale=True,
+    rounded_normaliser=False,
+    log2e=LOG2E,
+    fast=0.0,
+    weights=None,
+    out=None,
+    sink_first=True,
+):
     """Tiles of keys with a running maximum; weights are rounded, their sum is of those before.
 
     The maximum may start from the sink, or the sink may be added to the sum at the end.
@@ -248,12 +249,12 @@ def flash(
     return FORMATS[out or dtype].round(found), lse
 
 
-def eager(case: Case, dtype: str, *, narrow: bool = False) -> tuple[Array, None]:
+def eager(case, dtype, *, narrow=False):
     """Every array is of the storage type; the softmax may be in float32 inside."""
     to = FORMATS[dtype]
     s = scores32(case, to)
 
-    def inner(x: Array) -> Array:
+    def inner(x):
         return to.round(x).astype(f32) if narrow else x
 
     w = inner(np.exp(inner(s - _top(s))))
@@ -263,10 +264,10 @@ def eager(case: Case, dtype: str, *, narrow: bool = False) -> tuple[Array, None]
     return to.round(p @ case.with_zero(case.v).astype(f32)), None
 
 
-def serial(case: Case, dtype: str) -> tuple[Array, None]:
+def serial(case, dtype):
     """Sums of products in float32, term by term."""
 
-    def product(x: Array, y: Array) -> Array:
+    def product(x, y):
         return running(x.astype(f32)[:, None] * y.astype(f32), lambda x: x.astype(f32))
 
     s = product(case.q, case.k) * f32(case.factor)
@@ -280,7 +281,7 @@ def serial(case: Case, dtype: str) -> tuple[Array, None]:
     return FORMATS[dtype].round(found), None
 
 
-def upcast(case: Case, dtype: str) -> tuple[Array, None]:
+def upcast(case, dtype):
     """Scores and probabilities in float32, and the latter rounded."""
     s = scores32(case)
     w = np.exp(s - _top(s))
@@ -289,7 +290,7 @@ def upcast(case: Case, dtype: str) -> tuple[Array, None]:
     return FORMATS[dtype].round(p @ case.with_zero(case.v).astype(f32)), None
 
 
-def half_sums(case: Case, dtype: str = "float16") -> tuple[Array, None]:
+def half_sums(case, dtype="float16"):
     """Sums of products in float16, term by term."""
     to = FORMATS["float16"]
     s = running(case.q[:, None] * case.k, to.round)
@@ -305,10 +306,10 @@ def half_sums(case: Case, dtype: str = "float16") -> tuple[Array, None]:
     return to.round(found / np.where(total > 0, total, 1.0)), None
 
 
-def quantised(to: Format, *arrays: Array) -> list[Array]:
+def quantised(to, *arrays):
     """Arrays rounded to a type; those of 8 bits scaled to its range."""
 
-    def narrow(x: Array) -> Array:
+    def narrow(x):
         largest = np.max(np.abs(x), initial=0.0)
         factor = to.largest / largest if to.digits <= 4 and largest else 1.0
         return to.round(x * factor) / factor
@@ -317,7 +318,7 @@ def quantised(to: Format, *arrays: Array) -> list[Array]:
 
 
 INPUTS = {"tf32": "tfloat32", "fp8": "float8_e4m3fn"}
-KERNELS: dict[str, Callable[..., tuple[Array, Array | None]]] = {
+KERNELS = {
     "math": math32,
     "flash": flash,
     "serial": serial,
@@ -332,15 +333,13 @@ KERNELS: dict[str, Callable[..., tuple[Array, Array | None]]] = {
 }
 
 
-def of_heads(
-    name: str, q: Array, k: Array, v: Array, dtype: str, **options: Any
-) -> tuple[Array, Array | None]:
+def of_heads(name, q, k, v, dtype, **options):
     """A kernel on arrays (heads, n, d), with as many heads of keys or fewer."""
     share = len(q) // len(k)
     if name in INPUTS:
         q, k, v = quantised(FORMATS[INPUTS[name]], q, k, v)
 
-    def case(h: int) -> Case:
+    def case(h):
         given = {
             a: x[h] if isinstance(x, Array) and x.ndim in (1, 3) else x for a, x in options.items()
         }
@@ -354,9 +353,7 @@ def of_heads(
 # --- attention that is linear in features ---------------------------------------------------------
 
 
-def positive_features(
-    case: Case, omega: Array, log_weight: Array, dtype: str, narrow: bool = False
-) -> Array:
+def positive_features(case, omega, log_weight, dtype, narrow=False):
     """Positive random features in float32, over the largest of a query and of all keys."""
     root = f32(math.sqrt(case.factor))
     q, k, w = case.q.astype(f32) * root, case.k.astype(f32) * root, omega.astype(f32)
@@ -369,9 +366,7 @@ def positive_features(
     return _linear(phi, psi, case, dtype, narrow)
 
 
-def linear(
-    case: Case, feature_map: Callable[[Array], Array], dtype: str, narrow: bool = False
-) -> Array:
+def linear(case, feature_map, dtype, narrow=False):
     """Attention of a feature map in float32."""
     phi, psi = (feature_map(x.astype(f32)).astype(f32) for x in (case.q, case.k))
     if case.mask is not None:
@@ -379,7 +374,7 @@ def linear(
     return _linear(phi, psi, case, dtype, narrow)
 
 
-def _linear(phi: Array, psi: Array, case: Case, dtype: str, narrow: bool) -> Array:
+def _linear(phi, psi, case, dtype, narrow):
     v, to = case.v.astype(f32), FORMATS[dtype]
     if narrow:
         phi, psi = (to.round(x).astype(f32) for x in (phi, psi))
@@ -448,13 +443,11 @@ class Wrong(NamedTuple):
 RIGHT = Wrong()
 
 
-def backward(
-    name: str, case: Case, d_out: Array, dtype: str, wrong: Wrong = RIGHT
-) -> tuple[Array, Array, Array, Array]:
+def backward(name, case, d_out, dtype, wrong=RIGHT):
     """Output and gradients in float32, with the roundings of a profile."""
     back, to = BACKWARD[name], FORMATS[dtype]
 
-    def narrow(x: Array, really: bool = True) -> Array:
+    def narrow(x, really=True):
         return to.round(x).astype(f32) if really else x.astype(f32)
 
     seen = case.seen()
@@ -511,7 +504,7 @@ def backward(
     keep_q, keep_k = slice(0, n - wrong.lost), slice(0, m - wrong.lost)
     p = narrow(p, back.weights)
 
-    def product(x: Array, y: Array, by: float, size: int | None) -> Array:
+    def product(x, y, by, size):
         if size is None:
             return (f32(by) * (x @ y)).astype(f32)
         found = np.zeros((x.shape[0], y.shape[1]), f32)
@@ -524,7 +517,7 @@ def backward(
     dk = product(ds.T[:, keep_q], q[keep_q], factor * f32(wrong.dk), queries)
     dv = product(p.T[:, keep_q], g[keep_q], f32(wrong.dv), queries)
 
-    def final(x: Array) -> Array:
+    def final(x):
         if wrong.truncated:
             step = to.spacing(x)
             return np.trunc(x / step) * step

@@ -1,45 +1,42 @@
 """Gauges and proposals from moments: optimality, invariance, and what they gain on real data."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import reference
-from conftest import Backend, Host
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import CONTRACT, mp
 from scipy import stats
-from test_attention import draw, seeds, with_norm
 
 import refattn
 from refattn import adapt, moments, registry, sampling, theory
 from refattn.moments import Moments
 from refattn.sampling import Gaussian
+from tests import reference
+from tests.conftest import Host
+from tests.reference import CONTRACT, mp
+from tests.test_attention import draw, seeds, with_norm
 
 DATA = Path(__file__).parent.parent / "validation" / "data" / "minilm_zen128_slice.npz"
 
 EAGER = ("numpy", "numpy-readonly", "array_api_strict", "torch", "cupy")
 
 
-def spd(rng: np.random.Generator, d: int, condition: float = 10.0, lead: tuple = ()) -> np.ndarray:
+def spd(rng, d, condition=10.0, lead=()):
     """Random symmetric positive definite matrices with a given condition number."""
     basis = np.linalg.qr(rng.standard_normal((*lead, d, d)))[0]
     values = np.geomspace(1.0, 1 / condition, d)
     return (basis * values) @ np.swapaxes(basis, -1, -2)
 
 
-def moments_of(rng: np.random.Generator, d: int, condition: float = 10.0) -> Moments:
+def moments_of(rng, d, condition=10.0):
     return Moments(1000, rng.standard_normal(d), spd(rng, d, condition))
 
 
-def spread(a: np.ndarray, q_cov: np.ndarray, k_cov: np.ndarray) -> Any:
+def spread(a, q_cov, k_cov):
     """What the gauge minimises."""
     inverse = np.linalg.inv(a)
     return np.trace(a @ q_cov @ a.T) + np.trace(inverse.T @ k_cov @ inverse)
@@ -49,7 +46,7 @@ def spread(a: np.ndarray, q_cov: np.ndarray, k_cov: np.ndarray) -> Any:
 
 
 @given(seeds, st.integers(1, 8), st.floats(1e-6, 1e2))
-def test_no_other_gauge_has_less_spread(seed: int, d: int, size: float) -> None:
+def test_no_other_gauge_has_less_spread(seed, d, size):
     rng = np.random.default_rng(seed)
     q_cov, k_cov = spd(rng, d), 10 ** rng.uniform(-3, 3) * spd(rng, d)
     a = adapt.gauge(q_cov, k_cov)
@@ -58,7 +55,7 @@ def test_no_other_gauge_has_less_spread(seed: int, d: int, size: float) -> None:
 
 
 @given(seeds, st.integers(1, 8))
-def test_the_gauge_makes_the_covariances_equal(seed: int, d: int) -> None:
+def test_the_gauge_makes_the_covariances_equal(seed, d):
     rng = np.random.default_rng(seed)
     q_cov, k_cov = spd(rng, d), spd(rng, d)
     a = adapt.gauge(q_cov, k_cov)
@@ -68,13 +65,13 @@ def test_the_gauge_makes_the_covariances_equal(seed: int, d: int) -> None:
     np.testing.assert_allclose(a @ q_cov @ a.T, inverse @ k_cov @ inverse, rtol=0, atol=1e-11)
 
 
-def power(x: Any, exponent: Any) -> Any:
+def power(x, exponent):
     values, vectors = mp.eigsy(x)
     return vectors * mp.diag([v**exponent for v in values]) * vectors.T
 
 
 @pytest.mark.parametrize("condition", [10.0, 1e9])
-def test_the_gauge_in_fifty_digits(condition: float) -> None:
+def test_the_gauge_in_fifty_digits(condition):
     rng = np.random.default_rng(3)
     covs = [spd(rng, 4, condition) for _ in range(2)]
     covs = [(c + c.T) / 2 for c in covs]
@@ -89,14 +86,14 @@ def test_the_gauge_in_fifty_digits(condition: float) -> None:
     assert np.linalg.norm(got - want) <= bound
 
 
-def test_eigenvalues_are_raised_to_the_floor() -> None:
+def test_eigenvalues_are_raised_to_the_floor():
     q_cov = np.diag([1.0, 0.0])
     a = adapt.gauge(q_cov, np.eye(2), floor=0.01)
     raised = np.diag([1.0, 0.005])
     np.testing.assert_allclose(a @ a, np.linalg.inv(raised) ** 0.5, atol=1e-12)
 
 
-def test_constant_rows_have_no_gauge() -> None:
+def test_constant_rows_have_no_gauge():
     covs = np.stack([np.eye(3), np.zeros((3, 3))])
     a = adapt.gauge(covs, covs[::-1])
     np.testing.assert_array_equal(a, np.broadcast_to(np.eye(3), (2, 3, 3)))
@@ -106,7 +103,7 @@ def test_constant_rows_have_no_gauge() -> None:
 
 
 @given(seeds, st.integers(1, 6), st.floats(1e-4, 3.0))
-def test_no_other_gaussian_has_a_lower_objective(seed: int, d: int, size: float) -> None:
+def test_no_other_gaussian_has_a_lower_objective(seed, d, size):
     rng = np.random.default_rng(seed)
     q, k = moments_of(rng, d), moments_of(rng, d)
     best = adapt.optimal_gaussian(q, k)
@@ -119,7 +116,7 @@ def test_no_other_gaussian_has_a_lower_objective(seed: int, d: int, size: float)
 
 
 @given(seeds, st.integers(1, 6), st.floats(0.51, 100.0))
-def test_each_family_contains_the_one_before(seed: int, d: int, variance: float) -> None:
+def test_each_family_contains_the_one_before(seed, d, variance):
     rng = np.random.default_rng(seed)
     q, k = moments_of(rng, d), moments_of(rng, d)
     isotropic = Gaussian(np.zeros(d), variance * np.eye(d))
@@ -130,7 +127,7 @@ def test_each_family_contains_the_one_before(seed: int, d: int, variance: float)
 
 
 @pytest.mark.parametrize("kind", ["standard", "full", "gauge"])
-def test_the_objective_is_the_mean_of_the_law_over_all_pairs(kind: str) -> None:
+def test_the_objective_is_the_mean_of_the_law_over_all_pairs(kind):
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, 7, 3))
     of_q, of_k = (moments.estimate(x, ddof=0) for x in (q, k))
@@ -145,13 +142,13 @@ def test_the_objective_is_the_mean_of_the_law_over_all_pairs(kind: str) -> None:
     np.testing.assert_allclose(adapt.expected_log_excess(of_q, of_k, proposal), mean, rtol=1e-12)
 
 
-def test_a_covariance_of_a_half_or_less_has_an_infinite_objective() -> None:
+def test_a_covariance_of_a_half_or_less_has_an_infinite_objective():
     m = Moments(5, np.zeros(2), np.eye(2))
     assert adapt.expected_log_excess(m, m, Gaussian(np.zeros(2), np.eye(2) / 2)) == math.inf
 
 
 @pytest.mark.parametrize("name", ["oprf", "sderf", "optimal_gaussian"])
-def test_proposals_are_batched_over_heads(name: str) -> None:
+def test_proposals_are_batched_over_heads(name):
     rng = np.random.default_rng(1)
     q, k = (moments.estimate(rng.standard_normal((2, 3, 9, 4))) for _ in range(2))
     batch = getattr(adapt, name)(q, k)
@@ -164,7 +161,7 @@ def test_proposals_are_batched_over_heads(name: str) -> None:
 # --- exact attention does not change -----------------------------------------------------------
 
 
-def slack(*pairs: tuple[np.ndarray, np.ndarray]) -> float:
+def slack(*pairs):
     """The contract for the largest scores |scale| |q| |k| of queries and keys in any form."""
     largest = max(
         np.linalg.norm(q, axis=-1).max() * np.linalg.norm(k, axis=-1).max() for q, k in pairs
@@ -173,7 +170,7 @@ def slack(*pairs: tuple[np.ndarray, np.ndarray]) -> float:
 
 
 @pytest.mark.parametrize("shapes", ["plain", "grouped", "causal"])
-def test_gauge_leaves_exact_attention(backend: Backend, dtype: np.dtype, shapes: str) -> None:
+def test_gauge_leaves_exact_attention(backend, dtype, shapes):
     rng = np.random.default_rng(5)
     heads, groups = (4, 2) if shapes == "grouped" else (2, 2)
     q = draw(rng, heads, 6, 3, dtype=dtype)
@@ -181,7 +178,7 @@ def test_gauge_leaves_exact_attention(backend: Backend, dtype: np.dtype, shapes:
     causal = shapes == "causal"
     proposal = adapt.fit(q, k)
 
-    def run(q: Any, k: Any, v: Any) -> Any:
+    def run(q, k, v):
         return refattn.softmax_attention(*proposal.change_gauge(q, k), v, causal=causal)
 
     turned = proposal.change_gauge(q, np.repeat(k, heads // groups, axis=0))
@@ -191,12 +188,12 @@ def test_gauge_leaves_exact_attention(backend: Backend, dtype: np.dtype, shapes:
     np.testing.assert_allclose(got, want, rtol=0, atol=limit)
 
 
-def test_centring_leaves_exact_attention(backend: Backend, dtype: np.dtype) -> None:
+def test_centring_leaves_exact_attention(backend, dtype):
     rng = np.random.default_rng(6)
     q, k, v = (draw(rng, 2, 6, 3, dtype=dtype) + dtype.type(3) for _ in range(3))
     a, b = q.mean(axis=-2), k.mean(axis=-2)
 
-    def run(q: Any, k: Any, v: Any, a: Host, b: Host) -> Any:
+    def run(q, k, v, a, b):
         centred = adapt.centre(q, k, a, b, scale=0.7)
         return refattn.attend(centred.q, centred.k, v, bias=centred.bias, scale=0.7).out
 
@@ -217,15 +214,13 @@ def test_centring_leaves_exact_attention(backend: Backend, dtype: np.dtype) -> N
         ((), (2,), (), (2,)),
     ],
 )
-def test_centring_with_shared_key_heads(
-    backend: Backend, of_q: Any, of_k: Any, of_a: Any, of_b: Any
-) -> None:
+def test_centring_with_shared_key_heads(backend, of_q, of_k, of_a, of_b):
     rng = np.random.default_rng(61)
     q, a = (rng.standard_normal((*of_q, 5, 3)), rng.standard_normal((*of_a, 3)))
     k, b = (rng.standard_normal((*of_k, 6, 3)), rng.standard_normal((*of_b, 3)))
     v = rng.standard_normal((*of_k, 6, 2))
 
-    def run(q: Any, k: Any, v: Any, a: Host, b: Host) -> Any:
+    def run(q, k, v, a, b):
         centred = adapt.centre(q, k, a, b)
         return refattn.softmax_attention(centred.q, centred.k, v, bias=centred.bias)
 
@@ -237,7 +232,7 @@ def test_centring_with_shared_key_heads(
 # --- fit ---------------------------------------------------------------------------------------
 
 
-def test_fit_is_the_composition_of_its_parts() -> None:
+def test_fit_is_the_composition_of_its_parts():
     rng = np.random.default_rng(7)
     q, k = rng.standard_normal((2, 2, 50, 3)) @ rng.standard_normal((2, 1, 3, 3)) + 1.0
     found = adapt.fit(q, k, scale=0.25)
@@ -252,7 +247,7 @@ def test_fit_is_the_composition_of_its_parts() -> None:
         np.testing.assert_allclose(found.cov[h], best.cov, rtol=1e-8, atol=1e-10)
 
 
-def test_fit_takes_moments_of_any_number_of_texts() -> None:
+def test_fit_takes_moments_of_any_number_of_texts():
     q, k = np.random.default_rng(8).standard_normal((2, 3, 40, 4))
     pooled = [moments.merge(moments.estimate(x[0]), moments.estimate(x[1])) for x in (q, k)]
     a, b = adapt.fit(*pooled), adapt.fit(*(x[:2].reshape(80, 4) for x in (q, k)))
@@ -260,7 +255,7 @@ def test_fit_takes_moments_of_any_number_of_texts() -> None:
         np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
 
 
-def test_fit_on_every_library_that_has_values(backend: Backend, dtype: np.dtype) -> None:
+def test_fit_on_every_library_that_has_values(backend, dtype):
     if backend.name not in EAGER:
         pytest.skip("the values are not known while a function is traced")
     q, k, v = (draw(np.random.default_rng(9), 2, 30, 3, dtype=dtype) for _ in range(3))
@@ -277,7 +272,7 @@ def test_fit_on_every_library_that_has_values(backend: Backend, dtype: np.dtype)
         np.testing.assert_allclose(got_out, want_out, rtol=0, atol=1e5 * eps)
 
 
-def test_query_heads_that_share_a_key_head_share_the_fit() -> None:
+def test_query_heads_that_share_a_key_head_share_the_fit():
     rng = np.random.default_rng(10)
     q, k, v = (rng.standard_normal((h, 20, 3)) for h in (4, 2, 2))
     found = adapt.fit(q, k)
@@ -292,7 +287,7 @@ def test_query_heads_that_share_a_key_head_share_the_fit() -> None:
     np.testing.assert_allclose(out, wide, atol=1e-12)
 
 
-def test_the_fit_is_a_proposal_of_random_features() -> None:
+def test_the_fit_is_a_proposal_of_random_features():
     rng = np.random.default_rng(11)
     q, k, v = rng.standard_normal((3, 2, 20, 3))
     found = adapt.fit(q, k)
@@ -306,10 +301,10 @@ def test_the_fit_is_a_proposal_of_random_features() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_fit_is_a_gauge_for_lara(causal: bool) -> None:
+def test_the_fit_is_a_gauge_for_lara(causal):
     q, k, v = np.random.default_rng(12).standard_normal((3, 2, 20, 3))
     found = adapt.fit(q, k)
-    options: dict[str, Any] = {"num_proposals": 4, "rng": 1, "causal": causal}
+    options = {"num_proposals": 4, "rng": 1, "causal": causal}
     got = refattn.linear_randomized_attention(q, k, v, proposal=found, **options)
     want = refattn.linear_randomized_attention(*found.change_gauge(q, k), v, **options)
     np.testing.assert_array_equal(got, want)
@@ -326,7 +321,7 @@ HARD = {
 
 @pytest.mark.parametrize("of_k", HARD)
 @pytest.mark.parametrize("of_q", HARD)
-def test_hard_moments(of_q: str, of_k: str) -> None:
+def test_hard_moments(of_q, of_k):
     rng = np.random.default_rng(13)
     q, k = HARD[of_q](rng), HARD[of_k](rng)
     found = adapt.fit(q, k)
@@ -341,7 +336,7 @@ def test_hard_moments(of_q: str, of_k: str) -> None:
 # --- what it gains -----------------------------------------------------------------------------
 
 
-def test_adaptation_lowers_the_error_on_text_it_was_not_fitted_to() -> None:
+def test_adaptation_lowers_the_error_on_text_it_was_not_fitted_to():
     """Sign test over 300 draws: false-alarm probability 1e-6 if adapting did not help.
 
     Fitted to the first 64 tokens of the real data, shrunk because 64 < d^2, and applied to the
@@ -355,7 +350,7 @@ def test_adaptation_lowers_the_error_on_text_it_was_not_fitted_to() -> None:
     q, k, v = (x[..., 64:, :] for x in (q, k, v))
     exact = refattn.softmax_attention(q, k, v)
 
-    def error(rng: np.random.Generator, proposal: Gaussian | None) -> Any:
+    def error(rng, proposal):
         approx = refattn.random_feature_attention(
             q, k, v, num_features=128, proposal=proposal, rng=rng
         )
@@ -369,14 +364,14 @@ def test_adaptation_lowers_the_error_on_text_it_was_not_fitted_to() -> None:
     assert p <= 1e-6, f"seed {seed}: {wins} of 300 draws, p = {p:.2g}"
 
 
-def test_tensors_with_derivatives_are_read() -> None:
+def test_tensors_with_derivatives_are_read():
     torch = pytest.importorskip("torch")
     q = torch.ones((3, 2), requires_grad=True)
     assert adapt.fit(q, q).mean.shape == (2,)
     assert theory.attention_law(q, q, q, num_features=1).ess.shape == (3,)
 
 
-def test_assess_is_the_law_and_the_error() -> None:
+def test_assess_is_the_law_and_the_error():
     q, k, v = 0.5 * np.random.default_rng(14).standard_normal((3, 2, 10, 3))
     proposal = adapt.fit(q, k)
     found = adapt.assess(q, k, v, num_features=50, proposal=proposal, draws=2, rng=3)
@@ -395,7 +390,7 @@ def test_assess_is_the_law_and_the_error() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_assess_does_not_depend_on_the_size_of_the_values() -> None:
+def test_assess_does_not_depend_on_the_size_of_the_values():
     q, k, v = 0.5 * np.random.default_rng(25).standard_normal((3, 2, 10, 3))
     want = adapt.assess(q, k, v, num_features=50, draws=2, rng=3)
     for size in (2.0**700, 2.0**-700):
@@ -407,7 +402,7 @@ def test_assess_does_not_depend_on_the_size_of_the_values() -> None:
     np.testing.assert_array_equal(none.achieved, [0.0, 0.0])
 
 
-def test_a_covariance_given_with_a_single_row_is_used() -> None:
+def test_a_covariance_given_with_a_single_row_is_used():
     of_q = Moments(1, np.zeros((2, 2)), np.stack([np.eye(2) / 2, np.full((2, 2), np.nan)]))
     of_k = Moments(1, np.zeros(2), np.eye(2) / 2)
     want = adapt.oprf(of_k._replace(count=9), of_k._replace(count=9)).cov
@@ -423,11 +418,11 @@ def test_a_covariance_given_with_a_single_row_is_used() -> None:
     ("features", "sign"), [("positive", 1), ("hyperbolic", 1), ("trigonometric", -1)]
 )
 @pytest.mark.parametrize("case", ["plain", "mask", "causal", "grouped"])
-def test_constants_for_norms_change_what_is_estimated(features: str, sign: int, case: str) -> None:
+def test_constants_for_norms_change_what_is_estimated(features, sign, case):
     """With the nodes of quadrature as frequencies the estimate is its limit for many features."""
     rng = np.random.default_rng(15)
     q, k, v = (rng.uniform(-1, 1, (h, 7, 1)) for h in (4, 2 if case == "grouped" else 4, 1))
-    options: dict[str, Any] = {"causal": case == "causal"}
+    options = {"causal": case == "causal"}
     if case == "mask":
         options["mask"] = rng.random((7, 7)) < 0.7
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
@@ -444,14 +439,12 @@ def test_constants_for_norms_change_what_is_estimated(features: str, sign: int, 
 @pytest.mark.parametrize("case", ["plain", "key mask", "mask", "causal"])
 @pytest.mark.parametrize("features", ["positive", "hyperbolic"])
 @pytest.mark.parametrize("size", [1.0, 100.0])
-def test_constants_for_norms_at_large_logits(
-    size: float, features: str, case: str, dtype: np.dtype
-) -> None:
+def test_constants_for_norms_at_large_logits(size, features, case, dtype):
     rng = np.random.default_rng(21)
     n, m, d = (40, 40, 3) if case == "causal" else (5, 7, 3)
     q, k = (with_norm(draw(rng, x, d, dtype=dtype), size) for x in (n, m))
     v, omega = draw(rng, m, 2, dtype=dtype), with_norm(draw(rng, 4, d, dtype=dtype), size)
-    options: dict[str, Any] = {}
+    options = {}
     visible = np.ones((n, m), bool)
     if case == "causal":
         options["causal"], visible = True, np.tri(n, m, dtype=bool)
@@ -470,7 +463,7 @@ def test_constants_for_norms_at_large_logits(
 
 
 @pytest.mark.parametrize("features", ["positive", "hyperbolic"])
-def test_constants_for_norms_across_causal_chunks(features: str) -> None:
+def test_constants_for_norms_across_causal_chunks(features):
     rng = np.random.default_rng(27)
     q, k = (with_norm(draw(rng, x, 3), 10.0) for x in (300, 310))
     v, omega = draw(rng, 310, 2), with_norm(draw(rng, 4, 3), 10.0)
@@ -483,7 +476,7 @@ def test_constants_for_norms_across_causal_chunks(features: str) -> None:
     np.testing.assert_allclose(causal, masked, rtol=0, atol=1e-11)
 
 
-def test_constants_for_norms_are_finite() -> None:
+def test_constants_for_norms_are_finite():
     for constants in ((np.nan, 1.0), (1.0, np.array(np.inf)), (np.array([np.nan]), 1.0)):
         for features in ("positive", "trigonometric"):
             with pytest.raises(ValueError, match=r"`square_norms` must be .*finite"):
@@ -493,13 +486,13 @@ def test_constants_for_norms_are_finite() -> None:
                 )  # fmt: skip
 
 
-def test_constants_for_norms_on_every_library(backend: Backend, dtype: np.dtype) -> None:
+def test_constants_for_norms_on_every_library(backend, dtype):
     q, k, v = (draw(np.random.default_rng(16), 2, 5, 3, dtype=dtype) for _ in range(3))
     omega = np.random.default_rng(17).standard_normal((6, 3))
     m = moments.estimate(k)
     norms = tuple(Host(f(m)) for f in (moments.mean_only, moments.mean_plus_trace))
 
-    def run(q: Any, k: Any, v: Any, a: Any, b: Any) -> Any:
+    def run(q, k, v, a, b):
         return refattn.random_feature_attention(q, k, v, omega=omega, square_norms=(a, b))
 
     want = refattn.random_feature_attention(
@@ -526,11 +519,11 @@ def test_constants_for_norms_on_every_library(backend: Backend, dtype: np.dtype)
         ((2, 3), (2, 1), True),
     ],
 )
-def test_batches_of_proposals(outer: tuple, batch: tuple, fits: bool, part: str) -> None:
+def test_batches_of_proposals(outer, batch, fits, part):
     rng = np.random.default_rng(26)
     q, k, v = rng.standard_normal((3, *outer, 5, 2))
     matrices = np.eye(2) * rng.uniform(0.8, 1.5, (*batch, 1, 1))
-    proposal: Any = Gaussian(rng.standard_normal((*batch, 2)) if part == "mean" else np.zeros(2))
+    proposal = Gaussian(rng.standard_normal((*batch, 2)) if part == "mean" else np.zeros(2))
     if part in ("cov", "gauge"):
         proposal = Gaussian(np.zeros(2), **{part: matrices})
     if part == "mixture":
@@ -549,7 +542,7 @@ def test_batches_of_proposals(outer: tuple, batch: tuple, fits: bool, part: str)
         if function is law:
             full = np.broadcast_to(matrices, (*outer, 2, 2))
             for index in np.ndindex(*outer):
-                one: Any = {part: full[index]} if part != "mean" else {}
+                one = {part: full[index]} if part != "mean" else {}
                 mean = np.broadcast_to(proposal.mean, (*outer, 2))[index]
                 want = law(q[index], k[index], v[index], proposal=Gaussian(mean, **one))
                 np.testing.assert_allclose(got[index], want.variance, rtol=1e-9)
@@ -672,7 +665,7 @@ ONES = np.ones((3, 2))
         ),
     ],
 )
-def test_bad_input(call: Any, error: Any, message: str) -> None:
+def test_bad_input(call, error, message):
     if error is None:
         call()
         return
@@ -680,7 +673,7 @@ def test_bad_input(call: Any, error: Any, message: str) -> None:
         call()
 
 
-def test_saderf_is_the_best_diagonal_gauge() -> None:
+def test_saderf_is_the_best_diagonal_gauge():
     """No other diagonal makes E|A q + A^-1 k|^2 smaller; and its proposal is that of OPRF there."""
     rng = np.random.default_rng(12)
     size = np.array([1.0, 5.0, 0.1, 2.0])
@@ -689,7 +682,7 @@ def test_saderf_is_the_best_diagonal_gauge() -> None:
     found = adapt.saderf(q, k, scale=1.0)
     psi = np.diagonal(found.gauge)
 
-    def spread(factor: Any) -> float:
+    def spread(factor):
         return float(np.mean((q * factor) ** 2 + (k / factor) ** 2))
 
     least = spread(psi)

@@ -1,36 +1,31 @@
 """attend, merge and softmax_attention."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
-import reference
-from conftest import Backend
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import CONTRACT
 from scipy.special import logsumexp
 
 from refattn import Attended, attend, merge, naive, softmax_attention
 from refattn.arrays.library import norm_bound
 from refattn.engine import kernel
 from refattn.engine.kernel import _may_be_near, _near, _reach
+from tests import reference
+from tests.reference import CONTRACT
 
 
-def draw(rng: np.random.Generator, *shape: int, dtype: Any = np.float64, size: float = 1.0) -> Any:
+def draw(rng, *shape, dtype=np.float64, size=1.0):
     return (size * rng.standard_normal(shape)).astype(dtype)
 
 
-def with_norm(x: np.ndarray, length: float) -> np.ndarray:
+def with_norm(x, length):
     norms = np.sqrt(np.sum(x.astype(np.float64) ** 2, -1, keepdims=True))
     return (x / norms * length).astype(x.dtype)
 
 
-def tolerance(q: np.ndarray, k: np.ndarray, scale: float = 1.0) -> float:
+def tolerance(q, k, scale=1.0):
     """Twice the contract: both sides of a comparison are rounded."""
     exponent = abs(scale) * reference.norm(q) * reference.norm(k)
     return 2 * CONTRACT * float(np.finfo(q.dtype).eps) * (1 + exponent)
@@ -43,7 +38,7 @@ dtypes = st.sampled_from([np.float32, np.float64])
 
 
 @pytest.fixture(autouse=True, scope="module")
-def few_queries_too() -> Iterator[None]:
+def few_queries_too():
     """Let small problems, too, do without a maximum where they can."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "_NEAR_ROWS", 1)
@@ -63,18 +58,16 @@ CASES = {
 @pytest.mark.parametrize("d", [1, 2, 64])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("variant", ["full", "causal", "masked", "biased"])
-def test_attend_accuracy(
-    case: str, d: int, variant: str, dtype: np.dtype, record_accuracy: Any
-) -> None:
+def test_attend_accuracy(case, d, variant, dtype, record_accuracy):
     rng = np.random.default_rng([d, len(case), len(variant)])
     n, m = 6, 8
     norm_q, norm_k = CASES[case]
     q = with_norm(draw(rng, n, d, dtype=dtype), norm_q)
     k = with_norm(draw(rng, m, d, dtype=dtype), norm_k)
     v = draw(rng, m, 3, dtype=dtype)
-    options: dict[str, Any] = {}
-    visible: Any = True
-    bias: Any = 0.0
+    options = {}
+    visible = True
+    bias = 0.0
     if variant == "causal":
         options["causal"], visible = True, np.tri(n, m, m - n, dtype=bool)
     if variant == "masked":
@@ -105,9 +98,7 @@ def test_attend_accuracy(
         ("all scores -1e4", [[1e2, 0.0]], [[-1e2, 0.0], [-1e2, 1.0]]),
     ],
 )
-def test_attend_accuracy_special(
-    name: str, q: Any, k: Any, dtype: np.dtype, record_accuracy: Any
-) -> None:
+def test_attend_accuracy_special(name, q, k, dtype, record_accuracy):
     q, k = np.array(q, dtype), np.array(k, dtype)
     v = draw(np.random.default_rng(1), k.shape[0], 2, dtype=dtype)
     got, want = attend(q, k, v), reference.attend(q, k, v)
@@ -120,7 +111,7 @@ def test_attend_accuracy_special(
     assert worst <= CONTRACT
 
 
-def test_longdouble_keeps_its_digits(record_accuracy: Any) -> None:
+def test_longdouble_keeps_its_digits(record_accuracy):
     rng = np.random.default_rng(5)
     q, k, v = draw(rng, 4, 7), draw(rng, 5, 7), draw(rng, 5, 2)
     got = softmax_attention(*(x.astype(np.longdouble) for x in (q, k, v)))
@@ -135,7 +126,7 @@ def test_longdouble_keeps_its_digits(record_accuracy: Any) -> None:
     assert units <= CONTRACT
 
 
-def rounded_one_way(terms: int, center: float, dtype: Any) -> np.ndarray:
+def rounded_one_way(terms, center, dtype):
     """Numbers near `center` of which each rounds their running sum down, by almost half a unit."""
     near = (center * (1 + 1e-3 * np.random.default_rng(0).random(2000))).astype(dtype)
     chosen, total = np.empty(terms, dtype), dtype.type(0)
@@ -148,7 +139,7 @@ def rounded_one_way(terms: int, center: float, dtype: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("d", [64, 85, 160, 256, 1024, 4096])
-def test_accuracy_at_every_head_size(d: int, dtype: np.dtype, record_accuracy: Any) -> None:
+def test_accuracy_at_every_head_size(d, dtype, record_accuracy):
     # Products of nearly equal terms: the rounding errors of a long sum all have one sign.
     rows = [
         np.full(d, 0.2, dtype),
@@ -169,7 +160,7 @@ def test_accuracy_at_every_head_size(d: int, dtype: np.dtype, record_accuracy: A
 
 
 @pytest.mark.parametrize("d", [86, 128])
-def test_accuracy_of_products_that_are_not_cut(d: int, dtype: np.dtype) -> None:
+def test_accuracy_of_products_that_are_not_cut(d, dtype):
     # Half the errors of the worst sum of d terms, 3 d / 16, is more than C only by design.
     row = rounded_one_way(d, 0.75, dtype)
     k = np.broadcast_to(row, (16, d))
@@ -185,7 +176,7 @@ def test_accuracy_of_products_that_are_not_cut(d: int, dtype: np.dtype) -> None:
 
 
 @pytest.mark.parametrize("d", [48, 64, 128, 129, 256, 1024, 4096])
-def test_no_vectors_exceed_the_bound_of_a_sum(d: int, dtype: np.dtype) -> None:
+def test_no_vectors_exceed_the_bound_of_a_sum(d, dtype):
     # One term of 1024, and others of half its last place and a little more: each rounds it up.
     half = 1024 * float(np.finfo(dtype).eps) / 2
     row = np.full((70, d), np.sqrt(1.05 * half), dtype)
@@ -201,9 +192,7 @@ def test_no_vectors_exceed_the_bound_of_a_sum(d: int, dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("m", [1024, 3904, 4112, 7944])
 @pytest.mark.parametrize("terms", [48, 64])
-def test_accuracy_of_values_chosen_against_it(
-    m: int, terms: int, dtype: np.dtype, record_accuracy: Any
-) -> None:
+def test_accuracy_of_values_chosen_against_it(m, terms, dtype, record_accuracy):
     # At these m numpy.sum of m equal weights, too, is off by two units and more.
     zeros, row = np.zeros((8, 1), dtype), None
     for center in (0.55, 0.62, 0.7, 0.78, 0.9):
@@ -217,7 +206,7 @@ def test_accuracy_of_values_chosen_against_it(
 
 
 @pytest.mark.parametrize("largest", [1.0, 0.999, 0.5, 1e-300, 5e-324])
-def test_extreme_values_stay_finite(largest: float, dtype: np.dtype) -> None:
+def test_extreme_values_stay_finite(largest, dtype):
     # Sums of the values overflow; their mean does not.
     size = np.finfo(dtype).max if largest > 1e-3 else 1.0
     v = np.full((5000, 2), dtype.type(largest * float(size)), dtype)
@@ -234,7 +223,7 @@ def test_extreme_values_stay_finite(largest: float, dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("m", [1000, 4047, 30_000, 2**20])
 @pytest.mark.parametrize("value", [0.999, 0.7, 1.7589990022820636])
-def test_many_equal_values(m: int, value: float, dtype: np.dtype, record_accuracy: Any) -> None:
+def test_many_equal_values(m, value, dtype, record_accuracy):
     # Rounding errors of equal terms have one sign for long.
     v = np.full((m, 4), value, dtype)
     rng = np.random.default_rng(0)
@@ -247,7 +236,7 @@ def test_many_equal_values(m: int, value: float, dtype: np.dtype, record_accurac
         assert units <= CONTRACT
 
 
-def near_equal_values(m: int, terms: int, center: float, dtype: Any) -> np.ndarray:
+def near_equal_values(m, terms, center, dtype):
     """Values that, added in turn in sums of `terms`, are rounded up by almost half a unit each."""
     values, total = np.full(m, center, dtype), dtype.type(0)
     for j in range(m):
@@ -263,9 +252,7 @@ def near_equal_values(m: int, terms: int, center: float, dtype: Any) -> np.ndarr
 
 @pytest.mark.parametrize("terms", [32, 48, 64, 96, 128, 2000])
 @pytest.mark.parametrize("m", [96, 1000, 1536])
-def test_many_nearly_equal_values(
-    m: int, terms: int, dtype: np.dtype, record_accuracy: Any
-) -> None:
+def test_many_nearly_equal_values(m, terms, dtype, record_accuracy):
     worst = 0.0
     for center in (0.78, 0.86, 0.9, 0.95):
         v = near_equal_values(m, terms, center, dtype)
@@ -281,7 +268,7 @@ def test_many_nearly_equal_values(
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (5, 3), (1, 4), (4, 0), (0, 4), (0, 0)])
-def test_causal_is_bottom_right(n: int, m: int) -> None:
+def test_causal_is_bottom_right(n, m):
     rng = np.random.default_rng(n * 10 + m)
     q, k, v = draw(rng, 2, n, 3), draw(rng, 2, m, 3), draw(rng, 2, m, 2)
     got = attend(q, k, v, causal=True)
@@ -291,7 +278,7 @@ def test_causal_is_bottom_right(n: int, m: int) -> None:
         np.testing.assert_allclose(a, b, atol=1e-14)
 
 
-def test_no_key_gives_the_identity_of_merge() -> None:
+def test_no_key_gives_the_identity_of_merge():
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, 2, 3, 4), draw(rng, 2, 5, 4), draw(rng, 2, 5, 6)
     for empty in (
@@ -309,7 +296,7 @@ def test_no_key_gives_the_identity_of_merge() -> None:
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(8, 2), (6, 6), (6, 1), (1, 3), (4, 4)])
-def test_grouped_heads_are_contiguous(heads: int, groups: int) -> None:
+def test_grouped_heads_are_contiguous(heads, groups):
     rng = np.random.default_rng(heads)
     q, k, v = draw(rng, 2, heads, 5, 3), draw(rng, 2, groups, 7, 3), draw(rng, 2, groups, 7, 2)
     mask = rng.random((2, heads, 5, 7)) < 0.8
@@ -324,7 +311,7 @@ def test_grouped_heads_are_contiguous(heads: int, groups: int) -> None:
         np.testing.assert_allclose(got[:, h], want, atol=1e-13)
 
 
-def test_leading_axes_broadcast() -> None:
+def test_leading_axes_broadcast():
     rng = np.random.default_rng(3)
     q, k, v = draw(rng, 3, 1, 4, 2), draw(rng, 5, 6, 2), draw(rng, 2, 3, 5, 6, 7)
     mask, bias = rng.random((5, 1, 6)) < 0.7, draw(rng, 3, 1, 1, 6)
@@ -341,7 +328,7 @@ def test_leading_axes_broadcast() -> None:
     np.testing.assert_allclose(got.lse, want.lse, atol=1e-14)
 
 
-def test_hidden_nan_does_not_reach_the_result() -> None:
+def test_hidden_nan_does_not_reach_the_result():
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, 6, 3), draw(rng, 6, 3), draw(rng, 6, 2)
     clean = attend(q, k, v, causal=True)
@@ -364,7 +351,7 @@ def test_hidden_nan_does_not_reach_the_result() -> None:
 
 
 @pytest.fixture(params=["subnormals", "flushed to zero"])
-def subnormals(request: pytest.FixtureRequest) -> Iterator[None]:
+def subnormals(request):
     """With a processor set to flush subnormal numbers to 0 too, as other libraries may leave it."""
     if request.param == "subnormals":
         yield
@@ -379,7 +366,7 @@ def subnormals(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.long("1048576")
 @pytest.mark.usefixtures("subnormals")
 @pytest.mark.parametrize("m", [4, 300, 2**15, 2**20])
-def test_sums_with_and_without_maximum_add(m: int, dtype: np.dtype, record_accuracy: Any) -> None:
+def test_sums_with_and_without_maximum_add(m, dtype, record_accuracy):
     # m keys of one score, which needs no maximum if it is small enough, and a block of one key of a
     # larger score and about the same weight, for which the factor between them may have no digits.
     mp, worst = reference.mp, 0.0
@@ -402,7 +389,7 @@ def test_sums_with_and_without_maximum_add(m: int, dtype: np.dtype, record_accur
     assert worst <= CONTRACT
 
 
-def test_large_bias_of_small_scores(dtype: np.dtype) -> None:
+def test_large_bias_of_small_scores(dtype):
     q, k, v = np.zeros((3, 1), dtype), np.zeros((4, 1), dtype), np.eye(4, dtype=dtype)
     bias = np.array([[900.0] * 4, [-900.0] * 4, [-np.inf, 900, -900, 900]], dtype)
     seen = np.array([[1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 0, 1]])
@@ -417,9 +404,7 @@ def test_large_bias_of_small_scores(dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("share", [0.999, 1e-10, 1e-30])
 @pytest.mark.parametrize("score", [-60.0, -40.0, 40.0, 60.0])
-def test_each_column_of_values_keeps_its_digits(
-    share: float, score: float, dtype: np.dtype
-) -> None:
+def test_each_column_of_values_keeps_its_digits(share, score, dtype):
     # Weights may be as large as e^60, or as small, and values as large as any number, or as small.
     limits = np.finfo(dtype)
     smallest = 10 * 2000 * limits.smallest_normal  # that keeps its digits, as documented
@@ -436,7 +421,7 @@ def test_each_column_of_values_keeps_its_digits(
 
 @pytest.mark.usefixtures("subnormals")
 @pytest.mark.parametrize("sign", [1, -1])
-def test_squares_of_queries_that_vanish(sign: int, dtype: np.dtype) -> None:
+def test_squares_of_queries_that_vanish(sign, dtype):
     # The scores are 1.9 sqrt(d), although the squares of the queries are below all normal numbers,
     # and the values as large or small as scores of 0 allow.
     limits, d = np.finfo(dtype), 128
@@ -456,9 +441,7 @@ exponents = st.integers(-30, 30).map(lambda x: 10.0**x)
 
 
 @given(seeds, exponents, exponents, exponents, st.sampled_from([0.0, 1e-3, 1e3]), dtypes)
-def test_near_scores_are_small(
-    seed: int, size_q: float, size_k: float, size_v: float, size_b: float, dtype: Any
-) -> None:
+def test_near_scores_are_small(seed, size_q, size_k, size_v, size_b, dtype):
     rng, limits = np.random.default_rng(seed), np.finfo(dtype)
     n, m, d = (int(x) for x in rng.integers(1, 40, 3))
     q, k = draw(rng, n, d, dtype=dtype, size=size_q), draw(rng, m, d, dtype=dtype, size=size_k)
@@ -476,7 +459,7 @@ def test_near_scores_are_small(
         assert np.all(np.log(wide(largest)) - seen > np.log(wide(limits.smallest_normal)))
 
 
-def test_usual_scores_need_no_maximum(dtype: np.dtype) -> None:
+def test_usual_scores_need_no_maximum(dtype):
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 2, 100, 64, dtype=dtype) for _ in range(3))
     v[..., 3] = 0
@@ -487,7 +470,7 @@ def test_usual_scores_need_no_maximum(dtype: np.dtype) -> None:
 
 
 @pytest.mark.parametrize("big", [0, 1, 4, 5])
-def test_each_block_of_keys_reaches_as_far_as_it_does(big: int, dtype: np.dtype) -> None:
+def test_each_block_of_keys_reaches_as_far_as_it_does(big, dtype):
     """One head of one block has scores that need a maximum: where it is, nothing else is."""
     rng = np.random.default_rng(big)
     q, k, v = (draw(rng, 2, 3, n, 4, dtype=dtype) for n in (9, 40, 40))
@@ -503,7 +486,7 @@ def test_each_block_of_keys_reaches_as_far_as_it_does(big: int, dtype: np.dtype)
     np.testing.assert_array_less(np.abs(got.lse - lse), bound * (1 + np.abs(lse)))
 
 
-def test_blocks_of_keys_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_keys_are_looked_at_once(monkeypatch):
     """Once for all queries, and for all query heads that share a key head."""
     calls = []
     monkeypatch.setattr(kernel, "_reach", lambda *x: calls.append(0) or _reach(*x))
@@ -513,7 +496,7 @@ def test_blocks_of_keys_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-def test_a_query_does_not_touch_others(value: float, dtype: np.dtype) -> None:
+def test_a_query_does_not_touch_others(value, dtype):
     rng = np.random.default_rng(3)
     q, k, v = (draw(rng, *shape, dtype=dtype) for shape in ((150, 4), (300, 4), (300, 2)))
     before = attend(q, k, v)
@@ -525,7 +508,7 @@ def test_a_query_does_not_touch_others(value: float, dtype: np.dtype) -> None:
     np.testing.assert_array_equal(before.lse[others], after.lse[others])
 
 
-def test_lengths_that_overflow_are_not_reported(dtype: np.dtype) -> None:
+def test_lengths_that_overflow_are_not_reported(dtype):
     # Warnings are errors here. The scores are 2, the squares of the queries overflow.
     size = np.sqrt(np.finfo(dtype).max) * dtype.type(16)
     q, k = np.full((1, 2), size, dtype), np.full((3, 2), 1 / size, dtype)
@@ -537,7 +520,7 @@ def test_lengths_that_overflow_are_not_reported(dtype: np.dtype) -> None:
 
 
 @st.composite
-def problems(draw_: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def problems(draw_):
     rng = np.random.default_rng(draw_(seeds))
     n, m, d, d_v = (draw_(sizes) for _ in range(4))
     lead = tuple(draw_(st.lists(st.integers(1, 3), max_size=2)))
@@ -548,7 +531,7 @@ def problems(draw_: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @given(problems())
-def test_constant_values_give_the_constant(problem: Any) -> None:
+def test_constant_values_give_the_constant(problem):
     q, k, v = problem
     constant = np.broadcast_to(v[..., :1, :], v.shape)
     got = attend(q, k, constant).out
@@ -558,7 +541,7 @@ def test_constant_values_give_the_constant(problem: Any) -> None:
 
 
 @given(problems(), seeds)
-def test_order_of_keys_does_not_matter(problem: Any, seed: int) -> None:
+def test_order_of_keys_does_not_matter(problem, seed):
     q, k, v = problem
     order = np.random.default_rng(seed).permutation(k.shape[-2])
     a, b = attend(q, k, v), attend(q, k[..., order, :], v[..., order, :])
@@ -568,7 +551,7 @@ def test_order_of_keys_does_not_matter(problem: Any, seed: int) -> None:
 
 
 @given(problems(), seeds)
-def test_joint_rotation_and_shift_of_keys(problem: Any, seed: int) -> None:
+def test_joint_rotation_and_shift_of_keys(problem, seed):
     q, k, v = (x.astype(np.float64) for x in problem)
     rng = np.random.default_rng(seed)
     rotation = np.linalg.qr(draw(rng, q.shape[-1], q.shape[-1]))[0]
@@ -580,7 +563,7 @@ def test_joint_rotation_and_shift_of_keys(problem: Any, seed: int) -> None:
 
 
 @given(problems(), st.floats(0.01, 5))
-def test_scale_multiplies_the_scores(problem: Any, scale: float) -> None:
+def test_scale_multiplies_the_scores(problem, scale):
     q, k, v = (x.astype(np.float64) for x in problem)
     a, b = attend(q, k, v, scale=scale), attend(scale * q, k, v)
     np.testing.assert_allclose(a.out, b.out, rtol=0, atol=tolerance(scale * q, k) * np.abs(v).max())
@@ -590,7 +573,7 @@ def test_scale_multiplies_the_scores(problem: Any, scale: float) -> None:
 
 
 @given(problems(), st.lists(st.integers(0, 7), max_size=3), seeds)
-def test_merge_agrees_with_one_pass(problem: Any, cuts: list[int], seed: int) -> None:
+def test_merge_agrees_with_one_pass(problem, cuts, seed):
     q, k, v = problem
     m = k.shape[-2]
     edges = [0, *sorted(min(c, m) for c in cuts), m]
@@ -607,7 +590,7 @@ def test_merge_agrees_with_one_pass(problem: Any, cuts: list[int], seed: int) ->
 
 
 @given(problems())
-def test_merge_is_associative_and_commutative(problem: Any) -> None:
+def test_merge_is_associative_and_commutative(problem):
     q, k, v = problem
     a, b, c = (attend(q, s * k, t * v) for s, t in ((1, 1), (-1, 2), (0.5, -1)))
     atol = 4 * tolerance(q, k)
@@ -617,7 +600,7 @@ def test_merge_is_associative_and_commutative(problem: Any) -> None:
 
 
 @given(problems(), st.tuples(sizes, sizes), st.booleans())
-def test_block_size_does_not_matter(problem: Any, block: tuple[int, int], causal: bool) -> None:
+def test_block_size_does_not_matter(problem, block, causal):
     q, k, v = problem
     a, b = (
         kernel.attend(q, k, v, causal=causal, block=block),
@@ -628,7 +611,7 @@ def test_block_size_does_not_matter(problem: Any, block: tuple[int, int], causal
 
 
 @given(st.integers(2, 40), st.integers(1, 39), seeds, st.sampled_from([None, (5, 3), (16, 16)]))
-def test_editing_the_future_changes_nothing(n: int, t: int, seed: int, block: Any) -> None:
+def test_editing_the_future_changes_nothing(n, t, seed, block):
     t = min(t, n - 1)
     rng = np.random.default_rng(seed)
     q, k, v = draw(rng, 2, n, 3), draw(rng, 2, n, 3), draw(rng, 2, n, 2)
@@ -642,7 +625,7 @@ def test_editing_the_future_changes_nothing(n: int, t: int, seed: int, block: An
 
 
 @given(problems(), seeds)
-def test_masking_equals_deleting(problem: Any, seed: int) -> None:
+def test_masking_equals_deleting(problem, seed):
     q, k, v = problem
     kept = np.random.default_rng(seed).random(k.shape[-2]) < 0.6
     k[..., ~kept, :], v[..., ~kept, :] = np.nan, np.nan
@@ -673,13 +656,11 @@ def test_masking_equals_deleting(problem: Any, seed: int) -> None:
         (520, 2100, 200, 2),
     ],
 )
-def test_backends_agree_beyond_every_block(
-    backend: Backend, options: str, n: int, m: int, d: int, d_v: int
-) -> None:
+def test_backends_agree_beyond_every_block(backend, options, n, m, d, d_v):
     # Terms of one product, rows in cache, rows and columns of a block: on NumPy and elsewhere.
     rng, dtype = np.random.default_rng(0), np.dtype(np.float32)
     q, k, v = (draw(rng, *shape, dtype=dtype) for shape in ((n, d), (m, d), (m, d_v)))
-    kwargs: dict[str, Any] = {"causal": options == "causal"}
+    kwargs = {"causal": options == "causal"}
     if options == "mask":
         kwargs["mask"] = rng.random((n, m)) < 0.7
     got = backend.call(softmax_attention, q, k, v, **kwargs)
@@ -691,9 +672,7 @@ def test_backends_agree_beyond_every_block(
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Dask, which computes later
 @pytest.mark.parametrize("weight", ["some", "underflows"])
-def test_infinite_values_with_a_mask_of_true(
-    backend: Backend, dtype: np.dtype, weight: str
-) -> None:
+def test_infinite_values_with_a_mask_of_true(backend, dtype, weight):
     # What is seen counts as without a mask, column by column; what is hidden does not count.
     q, k = np.ones((3, 1), dtype), np.zeros((5, 1), dtype)
     if weight == "underflows":
@@ -717,7 +696,7 @@ def test_infinite_values_with_a_mask_of_true(
     np.testing.assert_array_equal(nonzero[2], plain[2])
 
 
-def test_no_warning_of_what_is_hidden_or_documented(dtype: np.dtype) -> None:
+def test_no_warning_of_what_is_hidden_or_documented(dtype):
     # Warnings are errors in these tests.
     huge = np.finfo(dtype).max
     q, v = np.ones((2, 3), dtype), np.ones((4, 2), dtype)
@@ -733,7 +712,7 @@ def test_no_warning_of_what_is_hidden_or_documented(dtype: np.dtype) -> None:
     assert np.all(np.isnan(attend(q * huge, q * huge, v[:2]).out))
 
 
-def test_torch_autocast_changes_nothing() -> None:
+def test_torch_autocast_changes_nothing():
     torch = pytest.importorskip("torch")
     x = torch.asarray(draw(np.random.default_rng(0), 64, 64, dtype=np.dtype(np.float32)))
     want = attend(x, x, x)
@@ -747,12 +726,12 @@ def test_torch_autocast_changes_nothing() -> None:
 
 @pytest.mark.long("float32")
 @pytest.mark.parametrize("options", ["plain", "causal", "mask", "bias", "groups"])
-def test_backends_agree(backend: Backend, dtype: np.dtype, options: str) -> None:
+def test_backends_agree(backend, dtype, options):
     rng = np.random.default_rng(0)
     heads = 2 if options == "groups" else 4
     q = draw(rng, 2, 4, 5, 3, dtype=dtype)
     k, v = draw(rng, 2, heads, 6, 3, dtype=dtype), draw(rng, 2, heads, 6, 2, dtype=dtype)
-    kwargs: dict[str, Any] = {}
+    kwargs = {}
     if options == "causal":
         kwargs["causal"] = True
     if options == "mask":
@@ -769,13 +748,13 @@ def test_backends_agree(backend: Backend, dtype: np.dtype, options: str) -> None
     np.testing.assert_allclose(got, softmax_attention(q, k, v, **kwargs), rtol=0, atol=atol)
 
 
-def test_merge_on_backends(backend: Backend, dtype: np.dtype) -> None:
+def test_merge_on_backends(backend, dtype):
     rng = np.random.default_rng(0)
     a = draw(rng, 2, 3, 4, dtype=dtype), draw(rng, 2, 3, dtype=dtype)
     b = draw(rng, 2, 3, 4, dtype=dtype), draw(rng, 2, 3, dtype=dtype)
     a[1][0, 0] = -np.inf
 
-    def merged(*arrays: Any) -> Attended:
+    def merged(*arrays):
         return merge(Attended(*arrays[:2]), Attended(*arrays[2:]))
 
     got, want = backend.call(merged, *a, *b), merged(*a, *b)

@@ -1,7 +1,5 @@
 """What is run before a change lands: the README's command, then what that skipped."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -66,7 +64,7 @@ def test_second():
 
 
 @pytest.fixture
-def examples(tmp_path: Path) -> Path:
+def examples(tmp_path):
     """A folder of tests, with the hooks of these."""
     for name, text in EXAMPLES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -75,7 +73,7 @@ def examples(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *options: str, **environment: str) -> tuple[int, str]:
+def run(folder, *options, **environment):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-rA", "--strict-markers", *options],
         cwd=folder,
@@ -88,7 +86,7 @@ def run(folder: Path, *options: str, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_what_was_skipped_is_run_where_more_is_installed(examples: Path) -> None:
+def test_what_was_skipped_is_run_where_more_is_installed(examples):
     status, output = run(examples)
     assert status == 0, output
     assert "4 passed, 6 skipped, 1 xfailed in" in output.splitlines()[-1]
@@ -107,7 +105,7 @@ def test_what_was_skipped_is_run_where_more_is_installed(examples: Path) -> None
     }
 
 
-def test_what_was_skipped_must_be_known(examples: Path) -> None:
+def test_what_was_skipped_must_be_known(examples):
     for options in ([], ["-p", "no:cacheprovider"]):
         status, output = run(examples, "--last-skipped", *options)
         assert status == pytest.ExitCode.USAGE_ERROR

@@ -1,9 +1,5 @@
 """Estimators against exact attention, as a function: numbers, refusals, silence."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,14 +8,14 @@ from refattn.registry import DEFAULT
 
 
 @pytest.fixture
-def qkv() -> Any:
+def qkv():
     return np.random.default_rng(0).standard_normal((3, 2, 6, 4))
 
 
-def test_rows_are_those_of_direct_evaluation(qkv: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[Any] = []
+def test_rows_are_those_of_direct_evaluation(qkv, capsys):
+    seen = []
 
-    def track(cases: Any) -> Any:
+    def track(cases):
         seen.append(len(cases))
         return cases
 
@@ -42,7 +38,7 @@ def test_rows_are_those_of_direct_evaluation(qkv: Any, capsys: pytest.CaptureFix
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_refuses_is_said(qkv: Any) -> None:
+def test_what_refuses_is_said(qkv):
     found = compare.measure(*qkv, estimators=["lara", "rfa"], sizes=[2, 9], draws=1)
     assert [(x.estimator, x.samples) for x in found.skipped] == [("lara-balance", 9)]
     assert found.skipped[0].label == "lara-balance with S = 9"
@@ -52,7 +48,7 @@ def test_what_refuses_is_said(qkv: Any) -> None:
         compare.measure(*qkv, estimators=["rfa-adapted"], causal=True)
 
 
-def test_tolerated_errors_are_of_estimators_and_need_no_other_package() -> None:
+def test_tolerated_errors_are_of_estimators_and_need_no_other_package():
     found = compare.tolerated()
     assert set(found.errors) <= set(compare.names())
     assert set(DEFAULT) <= set(found.errors)
@@ -70,6 +66,6 @@ def test_tolerated_errors_are_of_estimators_and_need_no_other_package() -> None:
         ({"scale": 0.0}, "`scale` must be a positive"),
     ],
 )
-def test_bad_arguments(qkv: Any, changes: dict[str, Any], text: str) -> None:
+def test_bad_arguments(qkv, changes, text):
     with pytest.raises(ValueError, match=text):
         compare.measure(*qkv, **changes)

@@ -1,20 +1,17 @@
 """Effective sample sizes and Pareto tails of importance weights."""
 
-from __future__ import annotations
-
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Backend, Host
 from mpmath import mp
-from test_attention import draw
 
 from refattn import diagnostics, random_feature_attention, randomized_attention
+from tests.conftest import Host
+from tests.test_attention import draw
 
 
-def test_log_weights_are_those_of_the_estimator() -> None:
+def test_log_weights_are_those_of_the_estimator():
     # RFA is the mean of f(omega_s) under them.
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, 4, 5, 3), draw(rng, 2, 7, 3), draw(rng, 2, 7, 2)
@@ -33,7 +30,7 @@ def test_log_weights_are_those_of_the_estimator() -> None:
     np.testing.assert_allclose(np.sum(weights[..., None] * f, -2), want, atol=1e-13)
 
 
-def test_effective_sample_size() -> None:
+def test_effective_sample_size():
     rng = np.random.default_rng(0)
     logs = draw(rng, 3, 50, size=3.0)
     w = np.exp(logs)
@@ -43,7 +40,7 @@ def test_effective_sample_size() -> None:
     np.testing.assert_allclose(diagnostics.effective_sample_size(np.zeros((2, 8))), 8.0)
 
 
-def test_effective_sample_size_does_not_depend_on_the_unit(backend: Backend, dtype: Any) -> None:
+def test_effective_sample_size_does_not_depend_on_the_unit(backend, dtype):
     # Nor is it above S, beyond rounding: equal weights may be of any size.
     sizes = np.array([1e6, -1e6, 20.7, 1e30, 0.0])
     logs = np.repeat(sizes[:, None], 50, axis=-1).astype(dtype)
@@ -55,7 +52,7 @@ def test_effective_sample_size_does_not_depend_on_the_unit(backend: Backend, dty
     np.testing.assert_allclose(far, got, rtol=4 * np.finfo(dtype).eps)
 
 
-def test_pareto_k_recovers_the_shape() -> None:
+def test_pareto_k_recovers_the_shape():
     # Weights u^-k with u uniform have a Pareto tail of shape k exactly. Four standard errors of
     # the tail fit with M = min(S/5, 3 sqrt(S)) points are (1 + k) / sqrt(M) each.
     pytest.importorskip("arviz_stats")
@@ -67,7 +64,7 @@ def test_pareto_k_recovers_the_shape() -> None:
         np.testing.assert_allclose(diagnostics.pareto_k(logs), k, atol=error)
 
 
-def pareto_shape(logs: np.ndarray) -> float:
+def pareto_shape(logs):
     """Fit by Zhang and Stephens (2009), with the prior of Vehtari et al., in 50 digits."""
     with mp.workdps(50):
         size = len(logs)
@@ -80,7 +77,7 @@ def pareto_shape(logs: np.ndarray) -> float:
             for j in range(1, count + 1)
         ]
 
-        def shape(b: Any) -> Any:
+        def shape(b):
             return mp.fsum(mp.log1p(-b * x) for x in tail) / length
 
         profile = [length * (mp.log(-b / shape(b)) - shape(b) - 1) for b in grid]
@@ -89,7 +86,7 @@ def pareto_shape(logs: np.ndarray) -> float:
         return float((length * shape(b) + 5) / (length + 10))
 
 
-def test_pareto_k_against_50_digits() -> None:
+def test_pareto_k_against_50_digits():
     # The weights of a row may span any range, and be nearly equal: the fit has no unit.
     pytest.importorskip("arviz_stats")
     for seed, count in ((0, 25), (1, 200), (2, 1000)):
@@ -100,7 +97,7 @@ def test_pareto_k_against_50_digits() -> None:
             np.testing.assert_allclose(diagnostics.pareto_k(spread * z), want, rtol=1e-9, atol=1e-9)
 
 
-def test_pareto_k_decides_row_by_row() -> None:
+def test_pareto_k_decides_row_by_row():
     pytest.importorskip("arviz_stats")
     z = np.random.default_rng(0).standard_normal(1000)
     one = np.where(np.arange(1000) == 7, 0.0, -np.inf)
@@ -128,7 +125,7 @@ def test_pareto_k_decides_row_by_row() -> None:
     np.testing.assert_allclose(diagnostics.pareto_k(logs), pareto_shape(logs), rtol=1e-9)
 
 
-def test_pareto_k_grows_with_the_spread_until_it_is_infinite() -> None:
+def test_pareto_k_grows_with_the_spread_until_it_is_infinite():
     pytest.importorskip("arviz_stats")
     z = np.random.default_rng(0).standard_normal(1000)
     k = diagnostics.pareto_k(np.geomspace(1.0, 1e6, 200)[:, None] * z)
@@ -136,7 +133,7 @@ def test_pareto_k_grows_with_the_spread_until_it_is_infinite() -> None:
     assert k[-1] == np.inf
 
 
-def test_backends(backend: Backend, dtype: np.dtype) -> None:
+def test_backends(backend, dtype):
     rng = np.random.default_rng(0)
     q, k, omega = draw(rng, 2, 5, 3, dtype=dtype), draw(rng, 2, 7, 3, dtype=dtype), draw(rng, 6, 3)
     atol = 1e-4 if dtype == np.float32 else 1e-12
@@ -147,8 +144,8 @@ def test_backends(backend: Backend, dtype: np.dtype) -> None:
     np.testing.assert_allclose(got, diagnostics.effective_sample_size(want), rtol=atol)
 
 
-def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    q: Any = np.ones((4, 3))
+def test_bad_input(monkeypatch):
+    q = np.ones((4, 3))
     with pytest.raises(ValueError, match=r"`mask` must broadcast to \(\.\.\., 1, m\) = \(1, 4\)"):
         diagnostics.log_weights(q, q, omega=q, mask=np.ones((4, 4), bool))
     with pytest.raises(TypeError, match="`log_weights` must be an array"):
@@ -165,7 +162,7 @@ def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
         diagnostics.pareto_k(np.zeros(30))
 
 
-def test_queries_that_see_no_key() -> None:
+def test_queries_that_see_no_key():
     q = np.ones((4, 3))
     logs = diagnostics.log_weights(q, q, omega=q, mask=np.zeros(4, bool))
     np.testing.assert_array_equal(logs, np.full((4, 4), -np.inf))

@@ -1,7 +1,5 @@
 """Attention over Dask arrays: equal to that of one machine, whatever the chunks."""
 
-from __future__ import annotations
-
 import math
 import os
 import pickle
@@ -9,7 +7,6 @@ import signal
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +26,7 @@ CHUNK = st.integers(1, 9)
 
 
 @st.composite
-def arrays(draw: Any) -> tuple[list[np.ndarray], list[Any]]:
+def arrays(draw):
     """q, k, v, and the same as Dask arrays in chunks of any size."""
     n, m = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     lead = draw(st.sampled_from([(), (2,), (2, 3)]))
@@ -41,7 +38,7 @@ def arrays(draw: Any) -> tuple[list[np.ndarray], list[Any]]:
 
 
 @st.composite
-def grouped(draw: Any) -> tuple[list[np.ndarray], list[Any]]:
+def grouped(draw):
     """Query heads that share key heads, cut anywhere."""
     n, m, groups = (draw(st.integers(1, x)) for x in (5, 5, 4))
     heads = groups * draw(st.integers(1, 4))
@@ -56,23 +53,23 @@ SIDE = st.none() | st.integers(0, 12)
 
 
 @st.composite
-def with_options(draw: Any) -> tuple[tuple[list[np.ndarray], list[Any]], Any, Any]:
+def with_options(draw):
     """Arrays, and any options of exact attention for them, once more in chunks of any size."""
     both = draw(arrays() | grouped())
     q, k, _ = both[0]
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     lead, scores = q.shape[:-2], (*q.shape[:-1], k.shape[-2])
 
-    def shape(most: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(most):
         """One that broadcasts to the largest."""
         whole = [draw(st.booleans()) for _ in most]
         kept = tuple(n if x else 1 for n, x in zip(most, whole, strict=True))
         return kept[draw(st.integers(0, len(kept))) :]
 
-    def cut(x: np.ndarray) -> Any:
+    def cut(x):
         return da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape))
 
-    def normal(most: tuple[int, ...]) -> np.ndarray:
+    def normal(most):
         return np.asarray(rng.standard_normal(shape(most)), dtype=q.dtype)
 
     of_pairs = {
@@ -83,7 +80,7 @@ def with_options(draw: Any) -> tuple[tuple[list[np.ndarray], list[Any]], Any, An
         ),
     }
     names = draw(st.sets(st.sampled_from([*of_pairs, "sinks", "alibi"])))
-    plain: dict[str, Any] = {
+    plain = {
         "causal": draw(st.booleans()),
         "window": draw(st.none() | st.tuples(SIDE, SIDE)),
         "softcap": draw(st.none() | st.just(0.8)),
@@ -98,7 +95,7 @@ def with_options(draw: Any) -> tuple[tuple[list[np.ndarray], list[Any]], Any, An
     return both, plain, chunked
 
 
-def agree(got: Any, want: np.ndarray) -> None:
+def agree(got, want):
     assert got.shape == want.shape
     assert got.dtype == want.dtype
     found = got.compute(scheduler="synchronous")
@@ -107,7 +104,7 @@ def agree(got: Any, want: np.ndarray) -> None:
 
 
 @given(arrays() | grouped(), st.booleans())
-def test_attend(both: Any, causal: bool) -> None:
+def test_attend(both, causal):
     (q, k, v), cut = both
     want = refattn.attend(q, k, v, scale=0.7, causal=causal)
     got = distributed.attend(*cut, scale=0.7, causal=causal)
@@ -120,7 +117,7 @@ def test_attend(both: Any, causal: bool) -> None:
 
 
 @given(with_options())
-def test_options(given: Any) -> None:
+def test_options(given):
     """Windows narrower and wider than chunks, a sink that enters once, queries that see nothing."""
     ((q, k, v), cut), plain, chunked = given
     want = refattn.attend(q, k, v, scale=0.7, **plain)
@@ -128,14 +125,13 @@ def test_options(given: Any) -> None:
     agree(got.out, want.out)
     agree(got.lse, want.lse)
     agree(
-        distributed.softmax_attention(*cut, **chunked),
-        refattn.softmax_attention(q, k, v, **plain),
+        distributed.softmax_attention(*cut, **chunked), refattn.softmax_attention(q, k, v, **plain)
     )
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 6, 12])
 @pytest.mark.parametrize("name", ["bias", "mask", "dropout", "sinks", "alibi"])
-def test_options_of_heads_that_share_keys(name: str, chunk: int) -> None:
+def test_options_of_heads_that_share_keys(name, chunk):
     """Each query head has its own, however the heads are cut."""
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((12, 5, D)), rng.standard_normal((3, 5, D))
@@ -161,9 +157,7 @@ def test_options_of_heads_that_share_keys(name: str, chunk: int) -> None:
     window=st.none() | st.tuples(SIDE, SIDE),
     causal=st.booleans(),
 )
-def test_chunks_that_are_not_seen_are_not_read(
-    tokens: Any, chunks: Any, window: Any, causal: bool
-) -> None:
+def test_chunks_that_are_not_seen_are_not_read(tokens, chunks, window, causal):
     """There is a task for each pair of chunks of which some query sees some key, and no other."""
     q, k = (da.ones((n, D), chunks=(c, D)) for n, c in zip(tokens, chunks, strict=True))
     out = distributed.attend(q, k, k, causal=causal, window=window).out
@@ -177,13 +171,13 @@ def test_chunks_that_are_not_seen_are_not_read(
     assert len(tasks(out, "_part")) == want
 
 
-def tasks(x: Any, name: str) -> list[str]:
+def tasks(x, name):
     """Tasks of the graph that call a function."""
     return [key for key in map(str, x.__dask_graph__()) if key.startswith(f"{name}-")]
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"sinks": da.zeros(2)}])
-def test_windows_take_time_linear_in_the_tokens(options: Any) -> None:
+def test_windows_take_time_linear_in_the_tokens(options):
     """O(n w) tasks in all, where there would be O(n m)."""
     sizes = []
     for chunks in (16, 32, 64):
@@ -194,7 +188,7 @@ def test_windows_take_time_linear_in_the_tokens(options: Any) -> None:
     assert len(tasks(out, "_part")) <= 2 * chunks * 4
 
 
-def test_no_chunk_of_pairs_is_made() -> None:
+def test_no_chunk_of_pairs_is_made():
     """A window and ALiBi take no memory for pairs, within chunks neither."""
     n = 30_000
     x = da.zeros((n, 1), chunks=(n // 2, 1), dtype="float32")
@@ -208,7 +202,7 @@ def test_no_chunk_of_pairs_is_made() -> None:
 
 
 @given(arrays() | grouped(), st.booleans())
-def test_random_feature_attention(both: Any, causal: bool) -> None:
+def test_random_feature_attention(both, causal):
     (q, k, v), cut = both
     options = {"omega": OMEGA.astype(q.dtype), "log_weight": WEIGHT.astype(q.dtype), "scale": 0.7}
     agree(
@@ -218,10 +212,10 @@ def test_random_feature_attention(both: Any, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("coupling", ["iid", "orthogonal"])
-def test_draws_are_those_of_one_machine(coupling: str) -> None:
+def test_draws_are_those_of_one_machine(coupling):
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 8, D))
     cut = [da.from_array(x, chunks=(1, 3, D)) for x in (q, k, v)]
-    options: dict[str, Any] = {"num_features": 4, "coupling": coupling, "rng": 3}
+    options = {"num_features": 4, "coupling": coupling, "rng": 3}
     options["proposal"] = sampling.Gaussian(np.full(D, 0.1), 1.2 * np.eye(D))
     agree(
         distributed.random_feature_attention(*cut, **options),
@@ -229,12 +223,12 @@ def test_draws_are_those_of_one_machine(coupling: str) -> None:
     )
 
 
-def test_a_fitted_proposal_changes_the_gauge() -> None:
+def test_a_fitted_proposal_changes_the_gauge():
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 30, D)) * [1.0, 2.0, 0.5]
     cut = [da.from_array(x, chunks=(1, 7, 2)) for x in (q, k, v)]
     fitted = adapt.fit(q[0], k[0])
     assert fitted.gauge is not None
-    options: dict[str, Any] = {"num_features": 4, "proposal": fitted, "rng": 3}
+    options = {"num_features": 4, "proposal": fitted, "rng": 3}
     for causal in (False, True):
         agree(
             distributed.random_feature_attention(*cut, causal=causal, **options),
@@ -244,7 +238,7 @@ def test_a_fitted_proposal_changes_the_gauge() -> None:
         distributed.random_feature_attention(*cut, num_features=4, proposal=adapt.fit(q, k))
 
 
-def test_no_keys_and_no_queries() -> None:
+def test_no_keys_and_no_queries():
     q, k, v = (da.zeros((n, D), chunks=2) for n in (5, 0, 0))
     assert np.all(np.isneginf(distributed.attend(q, k, v).lse.compute()))
     assert not np.any(distributed.attend(q, k, v, causal=True).out.compute())
@@ -254,7 +248,7 @@ def test_no_keys_and_no_queries() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 6, 12])
-def test_heads_that_share_keys_share_their_states(chunk: int) -> None:
+def test_heads_that_share_keys_share_their_states(chunk):
     """Keys are attended to once for each group, however the query heads are cut."""
     q, k = da.ones((12, 4, D), chunks=(chunk, 2, D)), da.ones((3, 4, D), chunks=(3, 2, D))
     out = distributed.random_feature_attention(q, k, k, omega=OMEGA)
@@ -265,11 +259,11 @@ def test_heads_that_share_keys_share_their_states(chunk: int) -> None:
     assert len(keys) == 2 * whole
 
 
-def test_proposals_with_grouped_heads() -> None:
+def test_proposals_with_grouped_heads():
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((6, 30, D)) * [1.0, 2.0, 0.5], rng.standard_normal((2, 30, D))
     cut = [da.from_array(x, chunks=(4, 7, 2)) for x in (q, k, k)]
-    options: dict[str, Any] = {"num_features": 4, "proposal": adapt.fit(q[0], k[0]), "rng": 3}
+    options = {"num_features": 4, "proposal": adapt.fit(q[0], k[0]), "rng": 3}
     agree(
         distributed.random_feature_attention(*cut, **options),
         refattn.random_feature_attention(q, k, k, **options),
@@ -288,18 +282,18 @@ def test_proposals_with_grouped_heads() -> None:
         ((4, 5, D), (0, 5, D), (0, 5, D)),
     ],
 )
-def test_heads_that_do_not_fit(q: Any, k: Any, v: Any) -> None:
+def test_heads_that_do_not_fit(q, k, v):
     with pytest.raises(ValueError, match=r"must have (the )?leading axes"):
         distributed.attend(*(da.ones(shape) for shape in (q, k, v)))
 
 
-def test_no_heads() -> None:
+def test_no_heads():
     x = da.ones((0, 4, D))
     assert distributed.attend(x, x, x).out.compute().shape == (0, 4, D)
 
 
-def test_nothing_is_computed_before_the_result_is() -> None:
-    def fail(x: Any) -> Any:
+def test_nothing_is_computed_before_the_result_is():
+    def fail(x):
         raise AssertionError("computed")
 
     x = da.ones((6, D), chunks=(2, D)).map_blocks(fail, dtype=float, meta=np.ones((0, 0)))
@@ -308,7 +302,7 @@ def test_nothing_is_computed_before_the_result_is() -> None:
         out.compute(scheduler="synchronous")
 
 
-def test_size_of_the_graph() -> None:
+def test_size_of_the_graph():
     """Linear in the number of chunks for random features; frequencies stand in it once."""
     sizes = []
     for chunks in (16, 32, 64):
@@ -329,7 +323,7 @@ def test_size_of_the_graph() -> None:
         ({"q": da.ones((4, D), dtype="float32")}, TypeError, "dtype"),
     ],
 )
-def test_bad_arguments(change: dict[str, Any], error: Any, said: str) -> None:
+def test_bad_arguments(change, error, said):
     given = {name: da.ones((4, D), chunks=(2, D)) for name in ("q", "k", "v")} | change
     q, k, v = (given.pop(name) for name in ("q", "k", "v"))
     for function in (distributed.attend, distributed.softmax_attention):
@@ -359,14 +353,14 @@ def test_bad_arguments(change: dict[str, Any], error: Any, said: str) -> None:
         ({"softcap": 0.0}, ValueError, "`softcap` must be a positive finite real number"),
     ],
 )
-def test_bad_options(options: Any, error: Any, said: str) -> None:
+def test_bad_options(options, error, said):
     x = da.ones((2, 4, D), chunks=(1, 2, D))
     for function in (distributed.attend, distributed.softmax_attention):
         with pytest.raises(error, match=said):
             function(x, x, x, **options)
 
 
-def test_chunks_of_unknown_size() -> None:
+def test_chunks_of_unknown_size():
     x = da.ones((4, D), chunks=(2, D))
     with pytest.raises(ValueError, match="`q` must have chunks of known sizes"):
         distributed.attend(x[x[:, 0] > 0], x, x)
@@ -376,7 +370,7 @@ def test_chunks_of_unknown_size() -> None:
 
 
 @pytest.fixture(scope="module")
-def client() -> Any:
+def client():
     """Two processes of one thread each."""
     dask_distributed = pytest.importorskip("distributed")
     with (
@@ -388,7 +382,7 @@ def client() -> Any:
         yield found
 
 
-def dies_once(x: np.ndarray, path: str, block_id: Any = None) -> np.ndarray:
+def dies_once(x, path, block_id=None):
     """Kill the process that works on one chunk, the first time."""
     if block_id == (3, 0) and not os.path.exists(path):
         open(path, "x").close()
@@ -397,7 +391,7 @@ def dies_once(x: np.ndarray, path: str, block_id: Any = None) -> np.ndarray:
 
 
 @pytest.mark.long
-def test_the_validation_suite_on_a_cluster(client: Any, tmp_path: Any) -> None:
+def test_the_validation_suite_on_a_cluster(client, tmp_path):
     runner = pytest.importorskip("validation.runner")
     names = ["proposition_1", "lara_cases"]
     data = []
@@ -411,7 +405,7 @@ def test_the_validation_suite_on_a_cluster(client: Any, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_worker_that_dies(client: Any, tmp_path: Any, causal: bool) -> None:
+def test_a_worker_that_dies(client, tmp_path, causal):
     q, k, v = np.random.default_rng(0).standard_normal((3, 400, D))
     cut = [da.from_array(x, chunks=(50, D)) for x in (q, k, v)]
     flag = str(tmp_path / "died")
@@ -423,18 +417,16 @@ def test_a_worker_that_dies(client: Any, tmp_path: Any, causal: bool) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
 
 
-def shipped(x: Any) -> Any:
+def shipped(x):
     """What arrives at another worker: arrays that begin at any byte, here at an odd one."""
-    buffers: list[pickle.PickleBuffer] = []
+    buffers = []
     head = pickle.dumps(x, protocol=5, buffer_callback=buffers.append)
     return pickle.loads(head, buffers=[memoryview(b"\0" + b.raw().tobytes())[1:] for b in buffers])
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("features", [0, 16])
-def test_bits_do_not_depend_on_where_tasks_run(
-    causal: bool, features: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bits_do_not_depend_on_where_tasks_run(causal, features, monkeypatch):
     rng = np.random.default_rng(0)
     cut = [
         da.from_array(rng.standard_normal((2, 256, 64), dtype=np.float32), chunks=(1, 64, 64))
@@ -446,7 +438,7 @@ def test_bits_do_not_depend_on_where_tasks_run(
         "bias": da.from_array(rng.standard_normal((256, 256), dtype=np.float32), chunks=64),
     }
 
-    def attend() -> np.ndarray:
+    def attend():
         if not features:
             found = distributed.attend(*cut, causal=causal, **options)
             return found.out.compute(scheduler="synchronous")
@@ -464,7 +456,7 @@ def test_bits_do_not_depend_on_where_tasks_run(
     np.testing.assert_array_equal(attend(), want)
 
 
-def test_a_sink_of_queries_whose_chunk_sees_no_key() -> None:
+def test_a_sink_of_queries_whose_chunk_sees_no_key():
     """Their log normaliser is the sink."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, n, 3)) for n in (8, 4, 4))

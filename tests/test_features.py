@@ -1,25 +1,22 @@
 """Feature maps and linear attention."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-import reference
-from conftest import Backend, Host
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import CONTRACT, mp
-from test_attention import draw, seeds, sizes
 
 from refattn import features, kernels, linear_attention, naive, random_feature_attention
+from tests import reference
+from tests.conftest import Host
+from tests.reference import CONTRACT, mp
+from tests.test_attention import draw, seeds, sizes
 
 
-def gram(phi_x: Any, phi_y: Any) -> np.ndarray:
+def gram(phi_x, phi_y):
     """Kernel matrix of two sets of features."""
     scale = phi_x.log_scale[..., :, None] + phi_y.log_scale[..., None, :]
     return np.exp(scale) * (phi_x.values @ np.swapaxes(phi_y.values, -1, -2))
@@ -27,9 +24,7 @@ def gram(phi_x: Any, phi_y: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["positive", "hyperbolic", "trigonometric"])
 @given(sizes, sizes, sizes, seeds)
-def test_products_of_features_are_the_kernel_estimate(
-    name: str, n: int, d: int, count: int, seed: int
-) -> None:
+def test_products_of_features_are_the_kernel_estimate(name, n, d, count, seed):
     rng = np.random.default_rng(seed)
     x, y, omega = draw(rng, n, d), draw(rng, n + 1, d), draw(rng, count, d)
     phi = partial(getattr(features, f"{name}_features"), omega=omega)
@@ -40,12 +35,12 @@ def test_products_of_features_are_the_kernel_estimate(
     np.testing.assert_array_less(np.abs(gram(phi(x), phi(y)) - want), 1e-12 * size)
 
 
-def test_general_form_contains_the_others() -> None:
+def test_general_form_contains_the_others():
     # Theorem 1 of reference 000 with f = exp, (exp, exp(-u)) and (cos, sin).
     rng = np.random.default_rng(0)
     x, y, omega = draw(rng, 4, 3), draw(rng, 5, 3), draw(rng, 6, 3)
 
-    def half(sign: int) -> Any:
+    def half(sign):
         return lambda x: sign * np.sum(x * x, -1) / 2
 
     cases = {
@@ -75,9 +70,7 @@ def test_general_form_contains_the_others() -> None:
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 5])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])
-def test_taylor_features_against_mpmath(
-    degree: int, size: float, dtype: np.dtype, record_accuracy: Any
-) -> None:
+def test_taylor_features_against_mpmath(degree, size, dtype, record_accuracy):
     rng = np.random.default_rng(degree)
     x, y = draw(rng, 3, 4, dtype=dtype, size=size), draw(rng, 3, 4, dtype=dtype, size=size)
     a, b = (features.taylor_features(z, degree=degree) for z in (x, y))
@@ -99,7 +92,7 @@ def test_taylor_features_against_mpmath(
 
 
 @given(sizes, st.integers(0, 5), seeds)
-def test_polynomial_features(d: int, degree: int, seed: int) -> None:
+def test_polynomial_features(d, degree, seed):
     rng = np.random.default_rng(seed)
     x, y = draw(rng, 3, d), draw(rng, 4, d)
     got = (
@@ -115,7 +108,7 @@ def test_polynomial_features(d: int, degree: int, seed: int) -> None:
         np.testing.assert_allclose(features.polynomial_features(x, degree=2), want)
 
 
-def test_elu_features(dtype: np.dtype) -> None:
+def test_elu_features(dtype):
     x = np.array([-1e4, -100.0, -20.0, -8.0, -1e-8, 0.0, 1e-8, 2.0, 1e30], dtype)
     eps = float(np.finfo(dtype).eps)
     for alpha in (1.0, 0.1):
@@ -134,7 +127,7 @@ def test_elu_features(dtype: np.dtype) -> None:
     assert naive[1] == 0 < features.elu_features(x)[1] or dtype == np.float32
 
 
-MAPS: dict[str, Any] = {
+MAPS = {
     "elu": features.elu_features,
     "elu 0.1": lambda x: features.elu_features(x, 0.1),
     "relu": lambda x: features.relu_features(x) + 0.1,
@@ -147,7 +140,7 @@ MAPS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize(("n", "m"), [(5, 7), (7, 5), (150, 150), (300, 310), (3, 0)])
-def test_linear_attention_against_the_dense_form(name: str, n: int, m: int) -> None:
+def test_linear_attention_against_the_dense_form(name, n, m):
     rng = np.random.default_rng(n)
     q, k, v = draw(rng, 2, n, 3), draw(rng, 2, m, 3), draw(rng, 2, m, 4)
     key_mask, full = rng.random((2, 1, m)) < 0.7, rng.random((n, m)) < 0.7
@@ -166,7 +159,7 @@ def test_linear_attention_against_the_dense_form(name: str, n: int, m: int) -> N
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-10)
 
 
-def test_scales_do_not_overflow() -> None:
+def test_scales_do_not_overflow():
     # |k|^2/2 = 5e5 in the exponent: only the largest keys count, and nothing overflows.
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, 5, 3), draw(rng, 9, 3, size=1e3), draw(rng, 9, 2)
@@ -182,7 +175,7 @@ def test_scales_do_not_overflow() -> None:
 
 
 @given(st.integers(2, 300), st.integers(1, 299), seeds)
-def test_editing_the_future_changes_nothing(n: int, t: int, seed: int) -> None:
+def test_editing_the_future_changes_nothing(n, t, seed):
     t = min(t, n - 1)
     rng = np.random.default_rng(seed)
     q, k, v = draw(rng, n, 3), draw(rng, n, 3), draw(rng, n, 2)
@@ -195,7 +188,7 @@ def test_editing_the_future_changes_nothing(n: int, t: int, seed: int) -> None:
 
 
 @given(sizes, sizes, seeds)
-def test_masking_equals_deleting(n: int, m: int, seed: int) -> None:
+def test_masking_equals_deleting(n, m, seed):
     rng = np.random.default_rng(seed)
     q, k, v = draw(rng, n, 3), draw(rng, m, 3), draw(rng, m, 2)
     kept = rng.random(m) < 0.6
@@ -205,7 +198,7 @@ def test_masking_equals_deleting(n: int, m: int, seed: int) -> None:
         np.testing.assert_allclose(linear_attention(q, k, v, mask=mask), want, atol=1e-13)
 
 
-def test_grouped_heads() -> None:
+def test_grouped_heads():
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, 6, 9, 3), draw(rng, 2, 9, 3), draw(rng, 2, 9, 2)
     wide = linear_attention(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), causal=True)
@@ -214,7 +207,7 @@ def test_grouped_heads() -> None:
 
 @pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("name", ["elu", "taylor", "trigonometric"])
-def test_backends_agree(backend: Backend, dtype: np.dtype, name: str) -> None:
+def test_backends_agree(backend, dtype, name):
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 2, 6, 3, dtype=dtype) for _ in range(3))
     atol = 1e-4 if dtype == np.float32 else 1e-12
@@ -225,7 +218,7 @@ def test_backends_agree(backend: Backend, dtype: np.dtype, name: str) -> None:
 
 
 @pytest.mark.long("jax", "dask")
-def test_maps_on_backends(backend: Backend, dtype: np.dtype) -> None:
+def test_maps_on_backends(backend, dtype):
     rng = np.random.default_rng(0)
     x, omega = draw(rng, 2, 5, 3, dtype=dtype), draw(rng, 4, 3)
     rtol = 1e-4 if dtype == np.float32 else 1e-12
@@ -253,7 +246,7 @@ def test_maps_on_backends(backend: Backend, dtype: np.dtype) -> None:
 X = np.ones((4, 3))
 
 
-def test_high_degrees() -> None:
+def test_high_degrees():
     # Coefficients exceed every float, and so may products of a few factors; the features do not.
     x = np.array([[0.6, 0.8]])
     norm = np.sum(features.polynomial_features(x, degree=1100) ** 2)
@@ -264,12 +257,12 @@ def test_high_degrees() -> None:
     assert abs(got - want) <= 16 * 220 * np.finfo(float).eps * want
 
 
-def as_mp(x: Any) -> Any:
+def as_mp(x):
     return mp.mpf(float(x)) + mp.mpf(float(x - np.longdouble(float(x))))
 
 
 @pytest.mark.parametrize("name", ["elu_features", "relu_features"])
-def test_elementwise_maps_of_one_number(name: str) -> None:
+def test_elementwise_maps_of_one_number(name):
     x = np.array(2.5, np.float32)
     got = getattr(features, name)(x)
     assert isinstance(got, np.ndarray)
@@ -279,7 +272,7 @@ def test_elementwise_maps_of_one_number(name: str) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.3, np.longdouble(3) / 10, Fraction(3, 10)])
-def test_elu_in_longdouble(alpha: Any, record_accuracy: Any) -> None:
+def test_elu_in_longdouble(alpha, record_accuracy):
     eps, x = float(np.finfo(np.longdouble).eps), np.array([-40.0, -0.5, -3.0], np.longdouble) / 3
     exact = mp.mpf(3) / 10 if isinstance(alpha, Fraction) else as_mp(alpha)
     for t, got in zip(x, features.elu_features(x, alpha), strict=True):
@@ -290,7 +283,7 @@ def test_elu_in_longdouble(alpha: Any, record_accuracy: Any) -> None:
 
 
 @pytest.mark.parametrize("degree", [1, 2, 5, 9])
-def test_taylor_and_polynomial_features_in_longdouble(degree: int, record_accuracy: Any) -> None:
+def test_taylor_and_polynomial_features_in_longdouble(degree, record_accuracy):
     eps, rng = float(np.finfo(np.longdouble).eps), np.random.default_rng(degree)
     x = rng.standard_normal((4, 3)).astype(np.longdouble) / 3
     taylor, log_scale = features.taylor_features(x, degree=degree)
@@ -391,25 +384,25 @@ def test_taylor_and_polynomial_features_in_longdouble(degree: int, record_accura
         ),
     ],
 )
-def test_bad_input(call: Any, error: type[Exception], message: str) -> None:
+def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
 
-def test_small_and_large_features_do_not_underflow_or_overflow(dtype: np.dtype) -> None:
+def test_small_and_large_features_do_not_underflow_or_overflow(dtype):
     v = np.arange(3, dtype=dtype)[:, None]
     for size in (-60.0, -400.0 if dtype == np.float64 else -80.0, 1e30):
         x = np.full((3, 2), size, dtype)
         np.testing.assert_allclose(linear_attention(x, x, v), np.ones((3, 1)), rtol=1e-6)
 
 
-def test_nan_stays_nan() -> None:
+def test_nan_stays_nan():
     x = np.array([np.nan, 1.0])
     for fn in (features.relu_features, features.elu_features):
         np.testing.assert_array_equal(np.isnan(fn(x)), [True, False])
 
 
-def test_maps_must_return_what_fits() -> None:
+def test_maps_must_return_what_fits():
     q, k = np.ones((4, 3)), np.ones((5, 3))
     for bad, error, message in (
         (

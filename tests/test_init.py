@@ -1,7 +1,5 @@
 """The public names and what importing the package costs."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil
@@ -10,7 +8,6 @@ import subprocess
 import sys
 from typing import get_args
 
-import guide_blocks
 import numpy as np
 import pytest
 
@@ -18,9 +15,10 @@ import refattn
 from refattn import cli
 from refattn.files import arrays as files_arrays
 from refattn.registry import DEFAULT
+from tests.validation import guide_blocks
 
 
-def test_names_are_sorted_and_exist() -> None:
+def test_names_are_sorted_and_exist():
     assert refattn.__all__ == sorted(refattn.__all__)
     for name in refattn.__all__:
         assert getattr(refattn, name) is not None
@@ -29,7 +27,7 @@ def test_names_are_sorted_and_exist() -> None:
         refattn.nothing  # noqa: B018
 
 
-def test_every_public_module_is_there_without_being_imported() -> None:
+def test_every_public_module_is_there_without_being_imported():
     names = {m.name for m in pkgutil.iter_modules(refattn.__path__) if not m.name.startswith("_")}
     inside = {"arrays", "cli", "engine", "files", "pytest_plugin"}
     assert names - inside <= set(refattn.__all__)
@@ -37,7 +35,7 @@ def test_every_public_module_is_there_without_being_imported() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_modules_list_their_public_functions() -> None:
+def test_modules_list_their_public_functions():
     for info in pkgutil.walk_packages(refattn.__path__, "refattn."):
         if info.name.rpartition(".")[2].startswith("_") or info.name.startswith("refattn.cli"):
             continue
@@ -58,7 +56,7 @@ def test_modules_list_their_public_functions() -> None:
         assert {name for name in callables if not get_args(getattr(module, name))} <= public
 
 
-def test_dir_lists_public_names_only() -> None:
+def test_dir_lists_public_names_only():
     """Modules that users name, and packages: what an interpreter offers after a dot."""
     for info in pkgutil.walk_packages(refattn.__path__, "refattn."):
         parts = info.name.split(".")[1:]
@@ -70,7 +68,7 @@ def test_dir_lists_public_names_only() -> None:
     assert "TYPE_CHECKING" not in dir(refattn)
 
 
-def test_public_functions_document_themselves() -> None:
+def test_public_functions_document_themselves():
     for name in refattn.__all__:
         value = getattr(refattn, name)
         if inspect.isfunction(value):
@@ -79,7 +77,7 @@ def test_public_functions_document_themselves() -> None:
 
 
 @pytest.mark.checks_more
-def test_import_is_light() -> None:
+def test_import_is_light():
     code = (
         "import sys, refattn\n"
         "heavy = {'scipy', 'matplotlib', 'torch', 'jax', 'cupy', 'dask', 'click', 'rich'}\n"
@@ -95,13 +93,13 @@ def test_import_is_light() -> None:
     assert result.stdout.splitlines() == ["[]", "[]"]
 
 
-def test_version() -> None:
+def test_version():
     from importlib.metadata import version
 
     assert refattn.__version__ == version("refattn")
 
 
-def test_array_helpers() -> None:
+def test_array_helpers():
     from refattn.arrays.blocks import blocks, part, tiles
 
     assert [(s.start, s.stop) for s in blocks(2, 9, 3)] == [(2, 5), (5, 8), (8, 9)]
@@ -117,7 +115,7 @@ def test_array_helpers() -> None:
     np.testing.assert_array_equal(part(x, index), x[1:2, :, 1:3])
 
 
-def test_the_guide_shows_what_compare_prints() -> None:
+def test_the_guide_shows_what_compare_prints():
     testing = pytest.importorskip("click.testing")
     pytest.importorskip("rich")
     shown = guide_blocks.page("choose").split("$ refattn compare\n")[1].split("```")[0]
@@ -125,7 +123,7 @@ def test_the_guide_shows_what_compare_prints() -> None:
     done = testing.CliRunner().invoke(cli.commands(), words, env={"COLUMNS": "120"})
     assert done.exit_code == 0
 
-    def rows(text: str) -> list[dict[str, str]]:
+    def rows(text):
         """Cells by the names of columns, without 512 samples, which take long."""
         lines = text.splitlines()
         rule = next(i for i, line in enumerate(lines) if line.startswith("──"))
@@ -149,7 +147,7 @@ def test_the_guide_shows_what_compare_prints() -> None:
             np.testing.assert_allclose(value, shown_value, rtol)
 
 
-def test_the_sample_is_what_the_command_line_reads() -> None:
+def test_the_sample_is_what_the_command_line_reads():
     arrays, _ = files_arrays.load(files_arrays.sample())
     for name, x in zip("qkv", refattn.load_sample(), strict=True):
         np.testing.assert_array_equal(x, arrays[name])

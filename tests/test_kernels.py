@@ -1,21 +1,17 @@
 """Exact kernels and their estimates."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
-import reference
-from conftest import Backend, Host
-from reference import CONTRACT, mp
 from scipy import stats
-from test_attention import draw
 
 from refattn import kernels, sampling
+from tests import reference
+from tests.conftest import Host
+from tests.reference import CONTRACT, mp
+from tests.test_attention import draw
 
 
-def test_kernels_against_mpmath(dtype: np.dtype, record_accuracy: Any) -> None:
+def test_kernels_against_mpmath(dtype, record_accuracy):
     rng = np.random.default_rng(0)
     x, y = draw(rng, 5, 3, dtype=dtype, size=2.0), draw(rng, 5, 3, dtype=dtype, size=2.0)
     ex, ey = reference.exact(x), reference.exact(y)
@@ -34,7 +30,7 @@ def test_kernels_against_mpmath(dtype: np.dtype, record_accuracy: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [0.5, 5.0, 50.0])
-def test_estimate_against_mpmath(size: float, dtype: np.dtype, record_accuracy: Any) -> None:
+def test_estimate_against_mpmath(size, dtype, record_accuracy):
     rng = np.random.default_rng(1)
     x, y = draw(rng, 4, 3, dtype=dtype, size=size), draw(rng, 4, 3, dtype=dtype, size=size)
     y = -x + y / size  # |x + y| of order 1: the value is representable, its factors may not be
@@ -55,7 +51,7 @@ def test_estimate_against_mpmath(size: float, dtype: np.dtype, record_accuracy: 
         assert units <= CONTRACT
 
 
-def test_each_term_is_a_density_ratio() -> None:
+def test_each_term_is_a_density_ratio():
     # Proposition 1 of reference 000 and 2 (the second moment), pointwise in omega:
     # Z(w) N(w; 0, I) = kappa N(w; x + y, I) and
     # Z(w)^2 N(w; 0, I) = kappa^2 e^{|x+y|^2} N(w; 2(x+y), I).
@@ -71,7 +67,7 @@ def test_each_term_is_a_density_ratio() -> None:
         np.testing.assert_allclose(second, 2 * x @ y + np.sum((x + y) ** 2), rtol=0, atol=1e-12)
 
 
-def test_estimate_is_the_mean_over_frequencies() -> None:
+def test_estimate_is_the_mean_over_frequencies():
     rng = np.random.default_rng(3)
     x, y, omega = draw(rng, 5, 1, 3), draw(rng, 4, 3), draw(rng, 7, 3)
     each = [kernels.estimate(x, y, omega[i : i + 1]) for i in range(7)]
@@ -80,7 +76,7 @@ def test_estimate_is_the_mean_over_frequencies() -> None:
     np.testing.assert_allclose(got, np.mean(each, 0), rtol=1e-14)
 
 
-def test_gram_matrix() -> None:
+def test_gram_matrix():
     rng = np.random.default_rng(4)
     x, y = draw(rng, 5, 3), draw(rng, 4, 3)
     np.testing.assert_allclose(kernels.softmax_kernel(x[:, None], y), np.exp(x @ y.T), rtol=1e-14)
@@ -88,7 +84,7 @@ def test_gram_matrix() -> None:
     np.testing.assert_allclose(kernels.gaussian_kernel(x[:, None], y), relation, rtol=1e-14)
 
 
-def test_backends_agree(backend: Backend, dtype: np.dtype) -> None:
+def test_backends_agree(backend, dtype):
     rng = np.random.default_rng(0)
     x, y = draw(rng, 5, 1, 3, dtype=dtype), draw(rng, 4, 3, dtype=dtype)
     omega, log_weight = draw(rng, 6, 3), draw(rng, 6)
@@ -114,7 +110,7 @@ def test_backends_agree(backend: Backend, dtype: np.dtype) -> None:
         (np.ones(3, int), np.ones(3, int), TypeError, "`x` must have dtype float32 or float64"),
     ],
 )
-def test_bad_input(x: Any, y: Any, error: type[Exception], message: str) -> None:
+def test_bad_input(x, y, error, message):
     for function in (kernels.softmax_kernel, kernels.gaussian_kernel):
         with pytest.raises(error, match=message):
             function(x, y)
@@ -122,13 +118,13 @@ def test_bad_input(x: Any, y: Any, error: type[Exception], message: str) -> None
         kernels.estimate(x, y, sampling.draw(2, 3, rng=0).omega)
 
 
-def test_unknown_features() -> None:
+def test_unknown_features():
     with pytest.raises(ValueError, match=r"`features` must be one of .*, got 'cubic'"):
         kernels.estimate(np.ones(2), np.ones(2), np.ones((1, 2)), features="cubic")
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_features_of_the_estimate(weighted: bool) -> None:
+def test_features_of_the_estimate(weighted):
     rng = np.random.default_rng(5)
     x, y, omega = draw(rng, 5, 1, 3), draw(rng, 4, 3), draw(rng, 6, 3)
     log_weight = draw(rng, 6) if weighted else None

@@ -1,9 +1,6 @@
 """The plan of the package: imports point one way, and modules lend each other public names only."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -16,7 +13,7 @@ LINES = 900  # that a module may have
 PARAMETERS = 7  # that a private function may have, but for few
 
 
-def modules() -> dict[str, Path]:
+def modules():
     """Modules by name."""
     names = {}
     for path in sorted(ROOT.rglob("*.py")):
@@ -28,7 +25,7 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(name: str, source: str, known: set[str]) -> Iterator[tuple[str, str | None]]:
+def imports(name, source, known):
     """Modules of the package that a module imports, with the name that it takes from each."""
     package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
@@ -48,7 +45,7 @@ def imports(name: str, source: str, known: set[str]) -> Iterator[tuple[str, str 
                 yield base, item.name
 
 
-def graph(changed: dict[str, str] | None = None) -> dict[str, set[str]]:
+def graph(changed=None):
     """Which modules each imports; the lazy names of the package itself are no import."""
     known, found = set(MODULES), {}
     for name, path in MODULES.items():
@@ -57,7 +54,7 @@ def graph(changed: dict[str, str] | None = None) -> dict[str, set[str]]:
     return {name: others for name, others in found.items() if name != "refattn"}
 
 
-def test_imports_make_no_circle() -> None:
+def test_imports_make_no_circle():
     tuple(TopologicalSorter(graph()).static_order())
     source = (
         MODULES["refattn.arrays.library"].read_text("utf-8")
@@ -68,7 +65,7 @@ def test_imports_make_no_circle() -> None:
         circle.prepare()
 
 
-def test_modules_lend_public_names_only() -> None:
+def test_modules_lend_public_names_only():
     for name, path in MODULES.items():
         for other, taken in imports(name, path.read_text("utf-8"), set(MODULES)):
             private = (taken or "").startswith("_") and taken != "__version__"
@@ -76,11 +73,11 @@ def test_modules_lend_public_names_only() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_are_not_long(name: str) -> None:
+def test_modules_are_not_long(name):
     assert len(MODULES[name].read_text("utf-8").splitlines()) <= LINES
 
 
-def test_few_private_functions_have_many_parameters() -> None:
+def test_few_private_functions_have_many_parameters():
     many = []
     for name, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -91,7 +88,7 @@ def test_few_private_functions_have_many_parameters() -> None:
     assert len(many) <= 5, many
 
 
-def test_only_tests_import_libraries_of_arrays() -> None:
+def test_only_tests_import_libraries_of_arrays():
     """The same code runs on every library, as it imports none but NumPy."""
     foreign = {"torch", "jax", "cupy", "dask"}
     for name, path in MODULES.items():

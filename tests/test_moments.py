@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import reference
-from conftest import Backend
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import CONTRACT, mp
 from scipy import stats
-from test_attention import draw, seeds
 
 from refattn import moments
 from refattn.moments import Moments, estimate, estimate_chunks, merge, shrink, shrinkage_intensity
+from tests import reference
+from tests.reference import CONTRACT, mp
+from tests.test_attention import draw, seeds
 
 Estimator = Callable[..., Any]
 
@@ -31,19 +29,19 @@ class Pair(NamedTuple):
     cov: Any
 
 
-def arrays(m: Moments) -> Pair:
+def arrays(m):
     return Pair(m.mean, m.cov)
 
 
 # --- against 50-digit arithmetic ---------------------------------------------------------------
 
 
-def exact(x: np.ndarray, ddof: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def exact(x, ddof=1):
     """Reference 002, eqs. (1) and (2), in 50 digits."""
     return reference.mean(x), reference.covariance(x, ddof)
 
 
-def units(got: Any, x: np.ndarray, spread: Any = None) -> float:
+def units(got, x, spread=None):
     """Error of moments of rows (N, d) in units of the contract, infinite for nan.
 
     `spread` replaces 1 + z where rows are not seen in the order of `x`.
@@ -71,13 +69,13 @@ def units(got: Any, x: np.ndarray, spread: Any = None) -> float:
     return float(worst)
 
 
-def naive(x: np.ndarray) -> Pair:
+def naive(x):
     """The defect: E[x x'] - E[x] E[x]'."""
     n, mean = len(x), x.mean(0)
     return Pair(mean, (x.T @ x / n - np.outer(mean, mean)) * (n / (n - 1)))
 
 
-def with_leading_digits(digits: int, dtype: Any, n: int = 201) -> np.ndarray:
+def with_leading_digits(digits, dtype, n=201):
     """Rows that share that many leading digits, as in the SmLs data of NIST StRD."""
     rng = np.random.default_rng(digits)
     tenths = rng.integers(3, 6, (n, 3)) / 10 + 0.01 * rng.standard_normal((n, 3))
@@ -88,7 +86,7 @@ def with_leading_digits(digits: int, dtype: Any, n: int = 201) -> np.ndarray:
     ("digits", "name"),
     [(k, "float64") for k in (0, 3, 6, 9, 13)] + [(k, "float32") for k in (0, 3, 6)],
 )
-def test_constant_leading_digits(digits: int, name: str, record_accuracy: Any) -> None:
+def test_constant_leading_digits(digits, name, record_accuracy):
     x = with_leading_digits(digits, name)
     worst = units(estimate(x), x)
     record_accuracy(f"moments.estimate, {digits} constant leading digits", name, worst)
@@ -99,7 +97,7 @@ def test_constant_leading_digits(digits: int, name: str, record_accuracy: Any) -
 
 @pytest.mark.parametrize("name", ["float32", "float64", "longdouble"])
 @pytest.mark.parametrize("case", ["noise", "sorted", "equal terms", "outlier first", "scales"])
-def test_accuracy(case: str, name: str, record_accuracy: Any) -> None:
+def test_accuracy(case, name, record_accuracy):
     rng = np.random.default_rng(len(case))
     x = rng.standard_normal((1500, 2)) + 1.0
     if case == "sorted":
@@ -126,7 +124,7 @@ def test_accuracy(case: str, name: str, record_accuracy: Any) -> None:
 
 
 @pytest.mark.parametrize("case", ["equal terms", "many blocks"])
-def test_error_does_not_grow_with_the_rows(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_does_not_grow_with_the_rows(case, monkeypatch):
     # Adding equal terms in turn has an error of thousands of eps, joining blocks in turn of tens.
     n = 2**19
     if case == "equal terms":
@@ -147,7 +145,7 @@ def test_error_does_not_grow_with_the_rows(case: str, monkeypatch: pytest.Monkey
     ("mean", "step", "digits_of_sd"),
     [(10000002.0, 1.0, 14.5), (1.2, 0.1, 14.0), (1000000.2, 0.1, 9.0), (10000000.2, 0.1, 8.0)],
 )
-def test_strd_numacc(mean: float, step: float, digits_of_sd: float) -> None:
+def test_strd_numacc(mean, step, digits_of_sd):
     """NIST StRD NumAcc1 to 4: certified mean and standard deviation of the decimal data.
 
     What is lost beyond 15 digits is the rounding of the data to binary, not of the algorithm.
@@ -161,7 +159,7 @@ def test_strd_numacc(mean: float, step: float, digits_of_sd: float) -> None:
     assert units(m, x[:, None]) <= CONTRACT
 
 
-def test_near_singular_covariance() -> None:
+def test_near_singular_covariance():
     x = draw(np.random.default_rng(0), 300, 1) * np.array([1.0, 1.0])
     x[:, 1] += 3e-5 * draw(np.random.default_rng(1), 300)
     m = estimate(x)
@@ -173,7 +171,7 @@ def test_near_singular_covariance() -> None:
     assert np.linalg.eigvalsh(m.cov)[0] > 0
 
 
-def test_easy_case_equals_numpy(dtype: np.dtype) -> None:
+def test_easy_case_equals_numpy(dtype):
     x = draw(np.random.default_rng(2), 50, 4, dtype=dtype)
     for ddof in (0, 1):
         m = estimate(x, ddof=ddof)
@@ -188,9 +186,7 @@ def test_easy_case_equals_numpy(dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 150, 1000])
 @pytest.mark.parametrize("digits", [0, 9])
-def test_block_size_does_not_matter(
-    size: int, digits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_size_does_not_matter(size, digits, monkeypatch):
     x = with_leading_digits(digits, np.float64)
     assert units(estimate_chunks(x[i : i + size] for i in range(0, len(x), size)), x) <= CONTRACT
     monkeypatch.setattr(moments, "block_shape", lambda x: (size, 3))
@@ -198,7 +194,7 @@ def test_block_size_does_not_matter(
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.sampled_from([0, 6, 13]), seeds)
-def test_order_of_chunks_does_not_matter(lengths: list[int], digits: int, seed: int) -> None:
+def test_order_of_chunks_does_not_matter(lengths, digits, seed):
     rng = np.random.default_rng(seed)
     x = with_leading_digits(digits, np.float64, n=sum(lengths) + 2)
     chunks = np.split(x, np.cumsum(lengths))
@@ -210,12 +206,12 @@ def test_order_of_chunks_does_not_matter(lengths: list[int], digits: int, seed: 
         chunks = [chunks[i] for i in rng.permutation(len(chunks))]
 
 
-def test_chunks_may_share_a_buffer_and_are_taken_one_at_a_time() -> None:
+def test_chunks_may_share_a_buffer_and_are_taken_one_at_a_time():
     x = draw(np.random.default_rng(3), 2, 12, 3)
     buffer = np.empty((2, 4, 3))
-    taken: list[int] = []
+    taken = []
 
-    def read() -> Iterator[np.ndarray]:
+    def read():
         for i in range(3):
             taken.append(i)
             buffer[...] = x[:, 4 * i : 4 * i + 4]
@@ -228,9 +224,7 @@ def test_chunks_may_share_a_buffer_and_are_taken_one_at_a_time() -> None:
 
 
 @given(st.tuples(*[st.integers(0, 9)] * 3), st.sampled_from([0, 1]), seeds)
-def test_merge_is_associative_and_commutative(
-    lengths: tuple[int, ...], ddof: int, seed: int
-) -> None:
+def test_merge_is_associative_and_commutative(lengths, ddof, seed):
     rng = np.random.default_rng(seed)
     sets = [draw(rng, 2, n, 3) + 5.0 for n in lengths]
     a, b, c = (estimate(x, ddof=ddof) for x in sets)
@@ -247,7 +241,7 @@ def test_merge_is_associative_and_commutative(
         np.testing.assert_allclose(got.cov, a.cov, rtol=1e-15)
 
 
-def test_merge_with_many_equal_digits_loses_what_it_says() -> None:
+def test_merge_with_many_equal_digits_loses_what_it_says():
     x = with_leading_digits(6, np.float64)
     halves = merge(estimate(x[:100]), estimate(x[100:]))
     mean, cov = exact(x)
@@ -261,7 +255,7 @@ def test_merge_with_many_equal_digits_loses_what_it_says() -> None:
 @pytest.mark.parametrize(
     "axis", [0, 1, 2, -2, -3, -4, (0, -2), (-2, 0), (0, 1), (0, 1, 2), (1,), (np.int64(2), 1)]
 )
-def test_axes(axis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_axes(axis, monkeypatch):
     x = draw(np.random.default_rng(4), 4, 3, 5, 2)
     axes = sorted(i % 4 for i in (axis if isinstance(axis, tuple) else (axis,)))
     moved = np.moveaxis(x, axes, range(-1 - len(axes), -1))
@@ -278,7 +272,7 @@ def test_axes(axis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
-def test_no_row_and_one_row(ddof: int) -> None:
+def test_no_row_and_one_row(ddof):
     none = estimate(np.empty((2, 0, 3)), ddof=ddof)
     assert none.count == 0
     assert none.mean.shape == (2, 3)
@@ -298,7 +292,7 @@ def test_no_row_and_one_row(ddof: int) -> None:
 
 
 @pytest.mark.parametrize("value", [0.1, 1e8 + 0.1, -1e300, 0.0])
-def test_constant_rows(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constant_rows(value, monkeypatch):
     x = np.full((37, 3), value)
     monkeypatch.setattr(moments, "block_shape", lambda x: (5, 3))
     m = estimate(x)
@@ -313,7 +307,7 @@ def test_constant_rows(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.isnan(s.effective_rank)
 
 
-def test_large_and_small_values(dtype: np.dtype) -> None:
+def test_large_and_small_values(dtype):
     # The sum of the squares overflows, their mean does not.
     size = math.sqrt(float(np.finfo(dtype).max)) / 2
     x = (np.where(np.arange(4000) % 2, 1.0, -1.0) * size).astype(dtype)[:, None]
@@ -329,7 +323,7 @@ def test_large_and_small_values(dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("row", [0, 3])
-def test_nan_stays_in_its_head_and_feature(value: float, row: int) -> None:
+def test_nan_stays_in_its_head_and_feature(value, row):
     x = draw(np.random.default_rng(6), 3, 9, 4)
     clean = estimate(x)
     x[1, row, 2] = value
@@ -356,11 +350,11 @@ def test_nan_stays_in_its_head_and_feature(value: float, row: int) -> None:
 
 @pytest.mark.long("float32")
 @pytest.mark.parametrize("axis", [-2, 0, (0, -2)])
-def test_backends_agree(backend: Backend, dtype: np.dtype, axis: Any) -> None:
+def test_backends_agree(backend, dtype, axis):
     x, y = draw(np.random.default_rng(7), 2, 3, 6, 5, dtype=dtype) + dtype.type(3.0)
     atol = 100 * float(np.finfo(dtype).eps)
 
-    def check(got: Pair, want: Moments) -> None:
+    def check(got, want):
         np.testing.assert_allclose(got.mean, want.mean, rtol=0, atol=atol)
         np.testing.assert_allclose(got.cov, want.cov, rtol=0, atol=atol)
         fused = 4 * np.finfo(dtype).eps if backend.name == "jax" else 0
@@ -386,7 +380,7 @@ def test_backends_agree(backend: Backend, dtype: np.dtype, axis: Any) -> None:
     assert np.all(np.isnan(one.cov))
 
 
-def test_backends_agree_on_what_follows(backend: Backend, dtype: np.dtype) -> None:
+def test_backends_agree_on_what_follows(backend, dtype):
     m = estimate(draw(np.random.default_rng(8), 2, 5, 4, dtype=dtype))
     rtol = 100 * float(np.finfo(dtype).eps)
     for function in (shrinkage_intensity, moments.mean_only, moments.mean_plus_trace):
@@ -404,7 +398,7 @@ def test_backends_agree_on_what_follows(backend: Backend, dtype: np.dtype) -> No
 # --- memory ------------------------------------------------------------------------------------
 
 
-def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_a_file(tmp_path):
     peaks = []
     for megabytes in (16, 64):
         n = megabytes * 2**20 // (64 * 4)
@@ -425,7 +419,7 @@ def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
     assert peaks[1] < 1.1 * peaks[0]
 
 
-def test_memory_does_not_grow_with_a_stream() -> None:
+def test_memory_does_not_grow_with_a_stream():
     chunk = 2**20
     tracemalloc.start()
     try:
@@ -441,9 +435,7 @@ def test_memory_does_not_grow_with_a_stream() -> None:
 # --- the exact laws of Gaussian rows -----------------------------------------------------------
 
 
-def law_p_values(
-    estimator: Estimator, n: int, d: int, replicates: int, rng: np.random.Generator
-) -> np.ndarray:
+def law_p_values(estimator, n, d, replicates, rng):
     """One Kolmogorov-Smirnov p-value for each statistic whose law is known exactly.
 
     Bartlett: with rows N(mu, L L'), (N - 1) L^-1 S L^-T = T T' has independent T_ii^2 ~
@@ -468,14 +460,14 @@ def law_p_values(
 LAWS = [(5, 3, 16000), (8, 2, 8000), (2, 1, 8000)]
 
 
-def smallest(estimator: Estimator, seed: int) -> float:
+def smallest(estimator, seed):
     """Bonferroni: the smallest p-value times their number, over all designs."""
     rng = np.random.default_rng(seed)
     p = np.concatenate([law_p_values(estimator, *design, rng) for design in LAWS])
     return float(min(p) * len(p))
 
 
-def test_law_of_gaussian_rows() -> None:
+def test_law_of_gaussian_rows():
     """Mean and covariance follow their exact joint law; false-alarm probability 1e-6 (alpha)."""
     seed = 20
     p = smallest(lambda x: arrays(estimate(x)), seed)
@@ -491,7 +483,7 @@ def test_law_of_gaussian_rows() -> None:
     ],
     ids=["ddof 0 sold as 1", "median for mean", "a row twice"],
 )
-def test_law_test_sees_defects(defect: Estimator) -> None:
+def test_law_test_sees_defects(defect):
     """The test above fails for each defect, at the same alpha of 1e-6."""
     assert smallest(defect, 20) < 1e-6
 
@@ -499,7 +491,7 @@ def test_law_test_sees_defects(defect: Estimator) -> None:
 # --- shrinkage ---------------------------------------------------------------------------------
 
 
-def test_covariance_given_with_fewer_than_two_rows_stays() -> None:
+def test_covariance_given_with_fewer_than_two_rows_stays():
     for count in (0, 1):
         for cov in (np.eye(3) + 1.0, np.ones((1, 1))):
             m = Moments(count, np.zeros(len(cov)), cov)
@@ -510,7 +502,7 @@ def test_covariance_given_with_fewer_than_two_rows_stays() -> None:
 @pytest.mark.parametrize(
     ("n", "d"), [(2, 1), (2, 2), (2, 3), (5, 3), (12, 4), (100, 2), (7, 1), (4, 12)]
 )
-def test_intensity_against_mpmath(n: int, d: int, dtype: np.dtype) -> None:
+def test_intensity_against_mpmath(n, d, dtype):
     m = estimate(draw(np.random.default_rng([n, d]), n, d, dtype=dtype))
     cov = reference.exact(m.cov)
     trace, squares = cov.trace(), (cov @ cov).trace()
@@ -531,7 +523,7 @@ def test_intensity_against_mpmath(n: int, d: int, dtype: np.dtype) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 31])
-def test_shrunk_covariance_of_few_rows_is_positive_definite(n: int, dtype: np.dtype) -> None:
+def test_shrunk_covariance_of_few_rows_is_positive_definite(n, dtype):
     m = estimate(draw(np.random.default_rng(n), 4, n, 32, dtype=dtype))
     s, shrunk = moments.summary(m), moments.summary(shrink(m))
     assert not s.enough
@@ -542,7 +534,7 @@ def test_shrunk_covariance_of_few_rows_is_positive_definite(n: int, dtype: np.dt
 
 
 @pytest.mark.parametrize("n", [5, 20, 90])
-def test_shrinkage_lowers_the_error(n: int) -> None:
+def test_shrinkage_lowers_the_error(n):
     """OAS beats the raw covariance in Frobenius error for N < d^2, in most replicates.
 
     For the covariance 0.5^|i - j|: where one direction dominates, only the mean error is lower.
@@ -565,7 +557,7 @@ def test_shrinkage_lowers_the_error(n: int) -> None:
 # --- what follows from moments -----------------------------------------------------------------
 
 
-def test_summary() -> None:
+def test_summary():
     cov = np.stack([np.diag([1.0, 4.0, 0.0]), 2.0 * np.eye(3)])
     s = moments.summary(Moments(10, np.array([[1.0, 2.0, 2.0], [0.0, 0.0, 0.0]]), cov))
     assert (s.count, s.advised_count, s.enough) == (10, 9, True)
@@ -578,7 +570,7 @@ def test_summary() -> None:
     assert moments.summary(Moments(9, np.ones(3), np.eye(3))).enough is False
 
 
-def test_norm_approximations_disagree() -> None:
+def test_norm_approximations_disagree():
     x = draw(np.random.default_rng(9), 2, 50, 3) + 1.0
     m = estimate(x, ddof=0)
     squares = np.mean(np.sum(x**2, -1), -1)
@@ -614,7 +606,7 @@ M = estimate(X)
         (X, {"ddof": 0.5}, TypeError, "`ddof` must be a non-negative integer, got 0.5"),
     ],
 )
-def test_bad_input(x: Any, options: Any, error: type[Exception], message: str) -> None:
+def test_bad_input(x, options, error, message):
     with pytest.raises(error, match=message):
         estimate(x, **options)
     with pytest.raises(error, match=message.replace("`x`", r"`chunks\[0\]`")):
@@ -633,12 +625,12 @@ def test_bad_input(x: Any, options: Any, error: type[Exception], message: str) -
         ([X, None], TypeError, r"`chunks\[1\]` must be an array"),
     ],
 )
-def test_bad_chunks(chunks: Any, error: type[Exception], message: str) -> None:
+def test_bad_chunks(chunks, error, message):
     with pytest.raises(error, match=message):
         estimate_chunks(chunks)
 
 
-def test_chunks_of_two_libraries() -> None:
+def test_chunks_of_two_libraries():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"`chunks\[1\]` must come from the same array library as"):
         estimate_chunks([X, torch.ones(2, 4, 3)])
@@ -670,12 +662,12 @@ def test_chunks_of_two_libraries() -> None:
         ),
     ],
 )
-def test_bad_merge(change: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_merge(change, error, message):
     with pytest.raises(error, match=message):
         merge(M, M._replace(**change))
 
 
-def test_not_moments() -> None:
+def test_not_moments():
     with pytest.raises(TypeError, match="`b` must be a Moments, got tuple"):
         merge(M, tuple(M))
     for function in (

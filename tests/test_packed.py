@@ -1,13 +1,9 @@
 """Packed sequences and paged keys: attention of each sequence by itself."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Backend
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,31 +16,31 @@ SIDE = st.none() | st.integers(0, 6)
 SIZES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=4)
 
 
-def draw(rng: Any, *shape: int, dtype: Any = np.float64) -> np.ndarray:
+def draw(rng, *shape, dtype=np.float64):
     return np.asarray(rng.standard_normal(shape), dtype=dtype)
 
 
-def offsets(sizes: Any) -> list[int]:
+def offsets(sizes):
     return [0, *np.cumsum(sizes).tolist()]
 
 
-def ends(sizes: Any) -> dict[str, list[int]]:
+def ends(sizes):
     """Offsets of sequences of (n, m) tokens."""
     n, m = zip(*sizes, strict=True)
     return {"q_offsets": offsets(n), "k_offsets": offsets(m)}
 
 
-def tensors(rng: Any, sizes: Any, heads: int = 4, groups: int = 2) -> tuple[np.ndarray, ...]:
+def tensors(rng, sizes, heads=4, groups=2):
     """Packed q, k and v of sequences of (n, m) tokens."""
     n, m = np.sum(sizes, axis=0, dtype=int).tolist()
     return draw(rng, n, heads, D), draw(rng, m, groups, D), draw(rng, m, groups, D_V)
 
 
-def heads_first(x: np.ndarray) -> np.ndarray:
+def heads_first(x):
     return np.ascontiguousarray(np.swapaxes(x, 0, 1))
 
 
-def block_diagonal(sizes: Any, *, causal: bool = False, window: Any = None) -> np.ndarray:
+def block_diagonal(sizes, *, causal=False, window=None):
     """Which packed query sees which packed key, of its own sequence, whose ends are level."""
     place = [np.arange(m - n, m) for n, m in sizes]
     own_q = np.repeat(np.arange(len(sizes)), [n for n, _ in sizes])[:, None]
@@ -59,14 +55,14 @@ def block_diagonal(sizes: Any, *, causal: bool = False, window: Any = None) -> n
     return seen if right is None else seen & (ahead <= right)
 
 
-def close(got: Any, want: Any) -> None:
+def close(got, want):
     assert got.shape == want.shape
     assert got.dtype == want.dtype
     np.testing.assert_allclose(got, want, rtol=0, atol=64 * np.finfo(got.dtype).eps)
 
 
 @st.composite
-def problems(draws: Any) -> tuple[list[tuple[int, int]], tuple[np.ndarray, ...], dict[str, Any]]:
+def problems(draws):
     """Sequences, some of them empty, and options."""
     sizes, heads = draws(SIZES), draws(st.sampled_from([(1, 1), (3, 3), (4, 2), (3, 1)]))
     rng = np.random.default_rng(draws(st.integers(0, 99)))
@@ -79,7 +75,7 @@ def problems(draws: Any) -> tuple[list[tuple[int, int]], tuple[np.ndarray, ...],
     return sizes, tensors(rng, sizes, *heads), options
 
 
-def dense(sizes: Any, arrays: Any, *, causal: bool, window: Any, **options: Any) -> Attended:
+def dense(sizes, arrays, *, causal, window, **options):
     """The formula of one problem with a block-diagonal mask, in the layout of packed results."""
     options["mask"] = block_diagonal(sizes, causal=causal, window=window)
     q, k, v = map(heads_first, arrays)
@@ -88,7 +84,7 @@ def dense(sizes: Any, arrays: Any, *, causal: bool, window: Any, **options: Any)
 
 
 @given(problems())
-def test_packed_sequences_are_one_problem_with_a_block_diagonal_mask(problem: Any) -> None:
+def test_packed_sequences_are_one_problem_with_a_block_diagonal_mask(problem):
     sizes, arrays, options = problem
     got = packed.varlen(refattn.attend, *arrays, **ends(sizes), **options)
     want = dense(sizes, arrays, **options)
@@ -97,7 +93,7 @@ def test_packed_sequences_are_one_problem_with_a_block_diagonal_mask(problem: An
     close(got.lse, want.lse)
 
 
-def test_long_sequences() -> None:
+def test_long_sequences():
     """Past the ends of blocks of queries and keys."""
     sizes = [(600, 1500), (0, 3), (1300, 1100)]
     arrays = tensors(np.random.default_rng(0), sizes, 1, 1)
@@ -108,9 +104,7 @@ def test_long_sequences() -> None:
     close(got.lse, want.lse)
 
 
-def paginate(
-    rng: Any, lengths: Any, size: int, *arrays: np.ndarray
-) -> tuple[list[np.ndarray], np.ndarray]:
+def paginate(rng, lengths, size, *arrays):
     """Packed tokens in pages of any order, and their table; all that is not used is poison."""
     needed = [-(-m // size) for m in lengths]
     order = rng.permutation(sum(needed) + 2)
@@ -125,7 +119,7 @@ def paginate(
 
 
 @given(problems(), st.integers(1, 4), st.integers(0, 99))
-def test_paged_keys_are_contiguous_keys(problem: Any, size: int, seed: int) -> None:
+def test_paged_keys_are_contiguous_keys(problem, size, seed):
     """Whatever the rest of the pages, and of the table, holds."""
     sizes, (q, k, v), options = problem
     rng, lengths = np.random.default_rng(seed), [m for _, m in sizes]
@@ -138,7 +132,7 @@ def test_paged_keys_are_contiguous_keys(problem: Any, size: int, seed: int) -> N
     close(got.lse, np.stack(np.split(want.lse, len(sizes), axis=1)))
 
 
-def test_sequences_share_pages() -> None:
+def test_sequences_share_pages():
     """A common beginning is held once."""
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, 2, 1, 4, D), draw(rng, 3, 2, 2, D), draw(rng, 3, 2, 2, D_V)
@@ -166,7 +160,7 @@ OMEGA = np.random.default_rng(1).standard_normal((5, D))
         (lambda q, k, v: (v[:, :1] + q[..., :1], q[..., 1] + k.shape[1]), {}),
     ],
 )
-def test_any_function_is_called_once_for_each_sequence(function: Any, options: Any) -> None:
+def test_any_function_is_called_once_for_each_sequence(function, options):
     sizes = [(4, 5), (3, 2), (2, 4)]
     rng = np.random.default_rng(0)
     q, k, v = tensors(rng, sizes, 2, 2)
@@ -202,7 +196,7 @@ def test_any_function_is_called_once_for_each_sequence(function: Any, options: A
     close(np.concatenate(paged), same)
 
 
-def test_draws() -> None:
+def test_draws():
     """An integer gives each sequence the same, a generator goes on."""
     q = np.tile(draw(np.random.default_rng(0), 3, 1, D), (2, 1, 1))
     at = ends([(3, 3), (3, 3)])
@@ -213,7 +207,7 @@ def test_draws() -> None:
     assert not np.any(first == second)
 
 
-def test_every_library(backend: Backend, dtype: np.dtype) -> None:
+def test_every_library(backend, dtype):
     sizes = [(2, 3), (0, 2), (1, 0), (2, 4)]
     rng, lengths = np.random.default_rng(0), [m for _, m in sizes]
     q, k, v = (x.astype(dtype) for x in tensors(rng, sizes))
@@ -238,13 +232,13 @@ def test_every_library(backend: Backend, dtype: np.dtype) -> None:
 
 
 @pytest.mark.parametrize("convert", [tuple, np.int32, np.uint64, "array"])
-def test_offsets_and_tables_of_any_kind(backend: Backend, convert: Any) -> None:
-    def kind(x: list[Any]) -> Any:
+def test_offsets_and_tables_of_any_kind(backend, convert):
+    def kind(x):
         if convert == "array":
             return backend.array(np.asarray(x))
         return tuple(x) if convert is tuple else np.asarray(x, convert)
 
-    def first(q: Any, k: Any, v: Any) -> Any:
+    def first(q, k, v):
         return q + k[:, :1, :] * v[:, -1:, :1]
 
     q, k, v = map(backend.array, tensors(np.random.default_rng(0), [(2, 3), (1, 2)], 2, 2))
@@ -260,11 +254,11 @@ def test_offsets_and_tables_of_any_kind(backend: Backend, convert: Any) -> None:
 
 
 @given(problems(), st.integers(0, 99))
-def test_gradients_of_sequences_are_those_of_the_dense_problem(problem: Any, seed: int) -> None:
+def test_gradients_of_sequences_are_those_of_the_dense_problem(problem, seed):
     sizes, arrays, options = problem
     rng, pullbacks = np.random.default_rng(seed), []
 
-    def forward(*args: Any, **options: Any) -> Attended:
+    def forward(*args, **options):
         out, pullback = refattn.vjp(refattn.attend, *args, **options)
         pullbacks.append(pullback)
         return out
@@ -291,7 +285,7 @@ def test_gradients_of_sequences_are_those_of_the_dense_problem(problem: Any, see
         np.testing.assert_allclose(total, want.sinks, rtol=0, atol=1e-12)
 
 
-def test_other_dtypes_are_for_the_function_to_judge() -> None:
+def test_other_dtypes_are_for_the_function_to_judge():
     x = np.ones((2, 1, 1), np.float16)
     got = packed.varlen(lambda q, k, v: q + v, x, x, x, q_offsets=[0, 2], k_offsets=[0, 2])
     assert got.dtype == np.float16
@@ -325,7 +319,7 @@ def test_other_dtypes_are_for_the_function_to_judge() -> None:
         ({"function": lambda q, k, v: None}, TypeError, "`out` must be an array"),
     ],
 )
-def test_bad_packed_sequences(change: dict[str, Any], error: Any, said: str) -> None:
+def test_bad_packed_sequences(change, error, said):
     q, k, v = tensors(np.random.default_rng(0), [(2, 2), (1, 3)])
     plain = {"q": q, "k": k, "v": v, "q_offsets": [0, 2, 3], "k_offsets": [0, 2, 5]}
     with pytest.raises(error, match=said):
@@ -351,7 +345,7 @@ def test_bad_packed_sequences(change: dict[str, Any], error: Any, said: str) -> 
         ({"q": np.ones((0, 1, 4, D))}, ValueError, "of `q`, 0, at least 1"),
     ],
 )
-def test_bad_pages(change: dict[str, Any], error: Any, said: str) -> None:
+def test_bad_pages(change, error, said):
     plain = {
         "q": np.ones((2, 1, 4, D)),
         "k_pages": np.ones((3, 2, 2, D)),

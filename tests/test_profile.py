@@ -1,16 +1,12 @@
 """What moments promise and what is measured, as functions: numbers, and that nothing is printed."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
 from refattn import compare, profile, registry, softmax_attention, theory
 
 
-def test_predictions_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_and_costs(capsys):
     rng = np.random.default_rng(0)
     q, k, v = 0.3 * rng.standard_normal((3, 2, 12, 3))
     found = profile.study(q, k, v, sizes=[400], target=0.05)
@@ -27,7 +23,7 @@ def test_predictions_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_standard_error_of_some_queries() -> None:
+def test_the_standard_error_of_some_queries():
     """It is that of random choices; 2000 of them, so known to 2%, and it is of first order."""
     rng = np.random.default_rng(0)
     variance, exact = rng.gamma(2.0, size=(400, 2)), 2 + rng.standard_normal((400, 2))
@@ -43,7 +39,7 @@ def test_the_standard_error_of_some_queries() -> None:
     assert np.mean(spreads) == pytest.approx(want, rel=0.1)
 
 
-def test_the_law_of_importance_sampling_is_that_of_the_theory() -> None:
+def test_the_law_of_importance_sampling_is_that_of_the_theory():
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 12, 3))
     exact = softmax_attention(q, k, v)
     found = profile._unnormalised(theory.attention_law(q, k, v, num_features=1), exact)
@@ -52,7 +48,7 @@ def test_the_law_of_importance_sampling_is_that_of_the_theory() -> None:
         np.testing.assert_allclose(part, wanted, rtol=1e-9)
 
 
-def test_without_values() -> None:
+def test_without_values():
     q, k = np.random.default_rng(0).standard_normal((2, 12, 3))
     found = profile.study(q, k)
     assert found.error == found.by_law == found.holds_from == {}
@@ -68,23 +64,23 @@ def test_without_values() -> None:
         ({"v": np.zeros((12, 3))}, "exact attention must be finite and not all zero"),
     ],
 )
-def test_bad_arguments(changes: dict[str, Any], text: str) -> None:
+def test_bad_arguments(changes, text):
     q, k = np.random.default_rng(0).standard_normal((2, 12, 3))
     with pytest.raises(ValueError, match=text):
         profile.study(q, k, **changes)
 
 
 @pytest.fixture
-def qkv() -> Any:
+def qkv():
     """Two heads whose values differ little, so that RFA needs few features."""
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 64, 8))
     return 0.7 * q, 0.7 * k, 1 + v
 
 
-def test_search_doubles_until_the_target(qkv: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[Any] = []
+def test_search_doubles_until_the_target(qkv, capsys):
+    seen = []
 
-    def track(names: Any) -> Any:
+    def track(names):
         seen.extend(names)
         return names
 
@@ -112,7 +108,7 @@ def test_search_doubles_until_the_target(qkv: Any, capsys: pytest.CaptureFixture
     assert capsys.readouterr() == ("", "")
 
 
-def test_fewer_do_than_a_law_says_where_it_does_not_hold(qkv: Any) -> None:
+def test_fewer_do_than_a_law_says_where_it_does_not_hold(qkv):
     """Why S by the law and the S from which it holds are told apart."""
     laws = profile.study(*qkv, target=0.1)
     found = profile.search(profile.plan(*qkv, estimators=["rfa"], target=0.1)).candidates[0]
@@ -122,18 +118,18 @@ def test_fewer_do_than_a_law_says_where_it_does_not_hold(qkv: Any) -> None:
         assert found.choice.num_features < np.min(said["rfa"]) / 10
 
 
-def test_any_estimator_of_the_registry(qkv: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_estimator_of_the_registry(qkv, monkeypatch):
     """What has no size is measured once; what takes any number of queries, up to that of tokens."""
 
-    def mean(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
+    def mean(q, k, v, *, scale=None):
         return 0 * q + np.mean(v, axis=-2, keepdims=True)
 
-    def picky(q: Any, k: Any, v: Any, *, num: int, scale: float | None = None) -> Any:
+    def picky(q, k, v, *, num, scale=None):
         if num > 2:
             raise ValueError("only two")
         return mean(q, k, v)
 
-    records: Any = registry.ESTIMATORS
+    records = registry.ESTIMATORS
     record = registry.Estimator("uniform", mean, mean, options=("scale",), traits=())
     monkeypatch.setitem(records._records, "uniform", record)
     monkeypatch.setitem(
@@ -152,7 +148,7 @@ def test_any_estimator_of_the_registry(qkv: Any, monkeypatch: pytest.MonkeyPatch
     assert {x.estimator for x in profile.search(planned).ranking} == {"uniform", profile.EXACT}
 
 
-def test_samples_of_keys_are_bounded_by_keys_alone(qkv: Any) -> None:
+def test_samples_of_keys_are_bounded_by_keys_alone(qkv):
     q, k, v = qkv
     names = ["coreset", "sampled-uniform", "lara"]
     planned = profile.plan(q[:, :4], k, v, estimators=names, target=1e-9, draws=2)
@@ -163,9 +159,7 @@ def test_samples_of_keys_are_bounded_by_keys_alone(qkv: Any) -> None:
     assert (lara.steps[-1].samples, lara.reason) == (4, "")
 
 
-def test_heads_are_taken_as_far_as_they_are_small(
-    qkv: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_are_taken_as_far_as_they_are_small(qkv, monkeypatch):
     q, k, v = (np.repeat(x, 3, axis=0) for x in qkv)
     monkeypatch.setattr(profile, "PAIRS", 3 * 64 * 64)
     assert profile.plan(q, k, v, estimators=["rfa"], most=1).heads == [(0,), (2,), (5,)]
@@ -191,18 +185,18 @@ def test_heads_are_taken_as_far_as_they_are_small(
         ({"estimators": ["softmax"]}, "`estimators` must be of"),
     ],
 )
-def test_bad_plans(qkv: Any, changes: dict[str, Any], text: str) -> None:
+def test_bad_plans(qkv, changes, text):
     with pytest.raises(ValueError, match=text):
         profile.plan(*qkv, **changes)
 
 
-def test_empty_plans() -> None:
+def test_empty_plans():
     empty = np.zeros((3, 0, 2))
     with pytest.raises(ValueError, match="at least one head and one row"):
         profile.plan(empty, empty, empty)
 
 
-def test_windows_of_chunks_in_the_order_of_their_terms() -> None:
+def test_windows_of_chunks_in_the_order_of_their_terms():
     """One key to a chunk is exact: it would reach every target at once, at no gain."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((70, 3)) for _ in range(3))

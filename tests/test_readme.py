@@ -1,7 +1,5 @@
 """README.md: its length, its links, and what its commands and examples print."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
@@ -22,21 +20,21 @@ NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])"
 TIMES = ("seconds", "ratio", "time/exact")  # columns that no run repeats
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
 
 
-def commands() -> dict[str, str]:
+def commands():
     """What is shown of each command of the console."""
     found = [block.partition("\n") for block in blocks("console")]
     return {line.removeprefix("$ "): shown for line, _, shown in found if line[:2] == "$ "}
 
 
-def test_length() -> None:
+def test_length():
     assert len(README.split()) <= 1300
 
 
-def test_links() -> None:
+def test_links():
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert len(links) > 10
     for link in links:
@@ -44,7 +42,7 @@ def test_links() -> None:
             assert (ROOT / link).is_file(), link
 
 
-def test_what_a_newcomer_copies() -> None:
+def test_what_a_newcomer_copies():
     """Two commands, each once and on a line of its own: one of them is found there by `.ci/run`."""
     lines = README.splitlines()
     (install,) = [x for x in lines if x.endswith(".venv/bin/refattn compare")]
@@ -55,7 +53,7 @@ def test_what_a_newcomer_copies() -> None:
         )
 
 
-def without_times(text: str) -> list[str]:
+def without_times(text):
     """Lines, the columns of times left out of tables."""
     lines, spans = [], []
     for line in text.splitlines():
@@ -74,7 +72,7 @@ def without_times(text: str) -> list[str]:
     return lines
 
 
-def shows(shown: str, printed: str) -> None:
+def shows(shown, printed):
     """Assert that lines are among those printed, in order; `...` stands for any number of them."""
     left = iter(without_times(printed))
     skipping = False
@@ -93,7 +91,7 @@ def shows(shown: str, printed: str) -> None:
     assert skipping or not rest, rest
 
 
-def same(line: str, other: str) -> bool:
+def same(line, other):
     words, others = (re.sub(NUMBER, "#", x).split() for x in (line, other))
     if [x.strip("─") for x in words] != [x.strip("─") for x in others]:
         return False
@@ -105,14 +103,14 @@ def same(line: str, other: str) -> bool:
 
 
 @pytest.mark.parametrize("shown", ["a 1.00\n...\nc\n", "...\nb  2.0\nc\n", "a 1\nb 2\nc\n"])
-def test_shows(shown: str) -> None:
+def test_shows(shown):
     shows(shown, "a 1.01\nb 2\nc\n")
     for other in ("a 1.1\nb 2.1\nc\n", "a 1.01\nb 2\n", "a 1.01\nb 2\nc\nd\n"):
         with pytest.raises(AssertionError):
             shows(shown, other)
 
 
-def run(words: list[str], **options: object) -> str:
+def run(words, **options):
     testing = pytest.importorskip("click.testing")
     pytest.importorskip("rich")
     done = testing.CliRunner().invoke(cli.commands(), words, **options)
@@ -120,7 +118,7 @@ def run(words: list[str], **options: object) -> str:
     return str(done.stdout)
 
 
-def without_key(lost: int) -> dict[str, np.ndarray]:
+def without_key(lost):
     """What a kernel in bfloat16 gives that leaves one key out."""
     to = FORMATS["bfloat16"].round
     q, k, v = (to(x.astype(np.float64)) for x in refattn.load_sample())
@@ -129,7 +127,7 @@ def without_key(lost: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("library", ["torch", "flax"])
-def test_judging_numbers(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judging_numbers(library, tmp_path, monkeypatch):
     pytest.importorskip("safetensors")
     arrays = without_key(77)
     if library == "torch":
@@ -145,7 +143,7 @@ def test_judging_numbers(library: str, tmp_path: Path, monkeypatch: pytest.Monke
     shows(commands()[command], run(shlex.split(command)[1:]))
 
 
-def test_judging_code(tmp_path: Path) -> None:
+def test_judging_code(tmp_path):
     pytest.importorskip("performer_pytorch")
     (code,) = [x for x in blocks("python") if "performer_pytorch" in x]
     (tmp_path / "mine.py").write_text(code)
@@ -161,21 +159,21 @@ def test_judging_code(tmp_path: Path) -> None:
     shows(commands()[command], done.stdout)
 
 
-def test_comparing() -> None:
+def test_comparing():
     (command,) = [x for x in commands() if x.startswith("refattn compare")]
     shows(commands()[command], run(shlex.split(command)[1:]))
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_is_tried():
     assert sorted(x.split()[1] for x in commands()) == ["check", "compare", "verify"]
 
 
-def test_in_python(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_python(capsys):
     (match,) = re.finditer(r"```python\n(import numpy.*?)```\n\n```\n(.*?)```", README, re.DOTALL)
     exec(match[1], {})
     shows(match[2], capsys.readouterr().out)
 
 
-def test_the_citation_is_of_this_version() -> None:
+def test_the_citation_is_of_this_version():
     lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     assert f"version: {refattn.__version__}" in lines

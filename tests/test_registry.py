@@ -1,15 +1,11 @@
 """One record for each estimator, of another package too: where it is found, what is refused."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,21 +16,21 @@ from refattn.registry import ESTIMATORS, TRAITS, Estimator, register
 
 
 @pytest.fixture(autouse=True)
-def spare(monkeypatch: pytest.MonkeyPatch) -> dict[str, Estimator]:
+def spare(monkeypatch):
     """The records as they are, whatever a test adds."""
     records = dict(ESTIMATORS)
     monkeypatch.setattr(ESTIMATORS, "_records", records)
     return records
 
 
-def uniform(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
+def uniform(q, k, v, *, scale=None):
     return np.broadcast_to(np.mean(v, axis=-2, keepdims=True), (*q.shape[:-1], v.shape[-1]))
 
 
 UNIFORM = Estimator("uniform", uniform, uniform, traits=["mean", "positive"], aliases=("flat",))
 
 
-def test_every_record_of_the_package_is_right() -> None:
+def test_every_record_of_the_package_is_right():
     for name, record in ESTIMATORS.items():
         assert name in (record.name, *record.aliases)
         assert callable(record.fn)
@@ -47,11 +43,11 @@ def test_every_record_of_the_package_is_right() -> None:
     assert all(ESTIMATORS[name].approximates for name in registry.DEFAULT)
 
 
-def test_function_and_formula_agree() -> None:
+def test_function_and_formula_agree():
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 6, 4))
     for record in dict.fromkeys(ESTIMATORS.values()):
-        options: dict[str, Any] = {}
+        options = {}
         if record.arrays != ("q", "k", "v"):
             continue
         if record.takes("omega"):
@@ -68,14 +64,14 @@ def test_function_and_formula_agree() -> None:
             options |= record.sized(2)
         want = record.naive(q, k, v, **options)
         if record.name == "is":
-            fn: Callable[..., Any] = registry.rfa.importance_sampled_attention
+            fn = registry.rfa.importance_sampled_attention
             options["log_weight"] = np.zeros(3)
         else:
             fn = record.fn
         np.testing.assert_allclose(fn(q, k, v, **options), want, rtol=1e-10, err_msg=record.name)
 
 
-def test_a_record_is_found_by_all_its_names() -> None:
+def test_a_record_is_found_by_all_its_names():
     kept = register(UNIFORM)
     assert kept.traits == ("mean", "positive")
     assert ESTIMATORS["uniform"] is ESTIMATORS["flat"] is kept
@@ -110,16 +106,14 @@ def test_a_record_is_found_by_all_its_names() -> None:
         ({"state": int}, TypeError, "`state` must have init, update, read, merge, got"),
     ],
 )
-def test_bad_records_are_refused(
-    changes: dict[str, Any], error: type[Exception], text: str, spare: dict[str, Estimator]
-) -> None:
+def test_bad_records_are_refused(changes, error, text, spare):
     before = dict(spare)
     with pytest.raises(error, match=text):
         register(UNIFORM._replace(**changes))
     assert spare == before
 
 
-def test_only_records_are_registered() -> None:
+def test_only_records_are_registered():
     with pytest.raises(TypeError, match="`record` must be an Estimator, got tuple"):
         register(tuple(UNIFORM))  # type: ignore[arg-type]
 
@@ -142,10 +136,10 @@ TAKEN = Estimator("ra", uniform, uniform)
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def installed(tmp_path, monkeypatch):
     """Install a package whose entry points are these, and forget that they were read."""
 
-    def install(**points: str) -> None:
+    def install(**points):
         folder = tmp_path / "other_estimators-1.0.dist-info"
         folder.mkdir()
         (tmp_path / "other_estimators.py").write_text(MODULE, encoding="utf-8")
@@ -161,9 +155,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return install
 
 
-def test_entry_points_are_read_at_the_first_look(
-    installed: Callable[..., None], spare: dict[str, Estimator]
-) -> None:
+def test_entry_points_are_read_at_the_first_look(installed, spare):
     installed(a="other_estimators:ONE", b="other_estimators:TWO", c="other_estimators:FOUR")
     register(UNIFORM)
     assert "other_estimators" not in sys.modules
@@ -181,9 +173,7 @@ def test_entry_points_are_read_at_the_first_look(
         ("other_estimators:__name__", "TypeError: `record` must be an Estimator, got str"),
     ],
 )
-def test_entry_points_that_cannot_be_read_are_said(
-    installed: Callable[..., None], place: str, text: str
-) -> None:
+def test_entry_points_that_cannot_be_read_are_said(installed, place, text):
     installed(bad=place, good="other_estimators:ONE")
     said = f"the entry point bad = {re.escape(place)} of other-estimators adds no estimator: {text}"
     with pytest.warns(RuntimeWarning, match=said):
@@ -194,21 +184,19 @@ def test_entry_points_that_cannot_be_read_are_said(
 # --- an estimator of another package --------------------------------------------------------------
 
 
-def landmarks(x: Any, count: int) -> Any:
+def landmarks(x, count):
     """Means of contiguous segments."""
     return np.stack([np.mean(part, axis=-2) for part in np.array_split(x, count, axis=-2)], -2)
 
 
-def nystrom(
-    q: Any, k: Any, v: Any, *, num_landmarks: int, scale: float | None = None, defect: float = 0.0
-) -> Any:
+def nystrom(q, k, v, *, num_landmarks, scale=None, defect=0.0):
     """Softmax attention from landmarks, means of segments of queries and keys (Xiong et al., 2021).
 
     Small systems are solved in the dtype of the arguments, longdouble too, by elimination.
     """
     factor = q.shape[-1] ** -0.5 if scale is None else scale
 
-    def weights(x: Any, y: Any) -> Any:
+    def weights(x, y):
         scores = factor * (x @ np.swapaxes(y, -1, -2))
         scores = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
         return scores / np.sum(scores, axis=-1, keepdims=True)
@@ -232,7 +220,7 @@ NYSTROM = Estimator(
 )
 
 
-def shifted(q: Any, k: Any, v: Any, *, omega: Any = None, rng: Any = None, **options: Any) -> Any:
+def shifted(q, k, v, *, omega=None, rng=None, **options):
     """Random features at frequencies N(0, I) moved by a step."""
     num_features, step = options.pop("num_features", None), options.pop("step", 0.5)
     if omega is None:
@@ -250,12 +238,12 @@ SHIFTED = Estimator(
 )
 
 
-def checked(fn: Any, estimator: str, *capabilities: str, **options: Any) -> dict[str, Any]:
+def checked(fn, estimator, *capabilities, **options):
     report = conformance.check(fn, estimator=estimator, capabilities=capabilities, rng=0, **options)
     return {"verdict": report.verdict, **{r.check: r.status for r in report.results}}
 
 
-def test_an_implementation_of_it_is_checked() -> None:
+def test_an_implementation_of_it_is_checked():
     register(NYSTROM)
     found = checked(nystrom, "nystrom")
     assert set(found.values()) == {"PASS"}
@@ -268,7 +256,7 @@ def test_an_implementation_of_it_is_checked() -> None:
 
 
 @pytest.mark.long
-def test_a_random_one_is_held_to_the_law_of_its_function() -> None:
+def test_a_random_one_is_held_to_the_law_of_its_function():
     register(SHIFTED)
     right = checked(shifted, "shifted", "omega", "mask", "causal")
     assert set(right.values()) == {"PASS"}
@@ -277,12 +265,12 @@ def test_a_random_one_is_held_to_the_law_of_its_function() -> None:
     assert [name for name, status in wrong.items() if status == "FAIL"] == ["verdict", "own_law"]
 
 
-def softmax_attention(q: Any, k: Any, v: Any) -> Any:
+def softmax_attention(q, k, v):
     """Another formula than the package's of this name."""
     return naive.softmax_attention(q, k, v, scale=0.25)
 
 
-def quarter(q: Any, k: Any, v: Any) -> Any:
+def quarter(q, k, v):
     return softmax_attention(q, k, v)
 
 
@@ -297,10 +285,10 @@ QUARTER = partial(refattn.softmax_attention, scale=0.25)
         (quarter, partial(naive.softmax_attention, scale=0.25)),
     ],
 )
-def test_gradients_are_compared_with_those_of_its_own_function(fn: Any, formula: Any) -> None:
+def test_gradients_are_compared_with_those_of_its_own_function(fn, formula):
     register(Estimator("quarter", fn, formula, options=["vjp"], traits=["mean", "positive"]))
 
-    def candidate(q: Any, k: Any, v: Any, *, d_out: Any = None, scale: float = 0.25) -> Any:
+    def candidate(q, k, v, *, d_out=None, scale=0.25):
         out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, scale=scale)
         return out if d_out is None else (out, *pullback(d_out)[:3])
 
@@ -310,14 +298,14 @@ def test_gradients_are_compared_with_those_of_its_own_function(fn: Any, formula:
     assert checked(whole, "quarter", "vjp", checks=names)["verdict"] == "FAIL"
 
 
-def test_one_without_claims_is_compared_with_its_formula() -> None:
+def test_one_without_claims_is_compared_with_its_formula():
     register(Estimator("plain", uniform, uniform))
     assert checked(uniform, "plain")["verdict"] == "PASS"
     found = checked(lambda q, k, v: uniform(q, k, v) + 1e-9, "plain")
     assert found["reference_values"] == "FAIL"
 
 
-def test_comparison_shows_it(tmp_path: Path) -> None:
+def test_comparison_shows_it(tmp_path):
     pytest.importorskip("rich")
     testing = pytest.importorskip("click.testing")
     from refattn import cli
@@ -328,9 +316,9 @@ def test_comparison_shows_it(tmp_path: Path) -> None:
     q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
     np.savez(path, q=q, k=k, v=v)
 
-    said: list[str] = []
+    said = []
 
-    def rows(*words: str) -> list[list[str]]:
+    def rows(*words):
         done = testing.CliRunner().invoke(
             cli.commands(),
             ["compare", str(path), "--features", "2,5", "--draws", "1", *words],
@@ -361,11 +349,11 @@ def test_comparison_shows_it(tmp_path: Path) -> None:
 # --- nothing is not a pass ------------------------------------------------------------------------
 
 
-def test_a_candidate_that_raises_fails_every_check_alone() -> None:
-    def refuses(*arrays: Any, **options: Any) -> Any:
+def test_a_candidate_that_raises_fails_every_check_alone():
+    def refuses(*arrays, **options):
         raise RuntimeError("no")
 
-    tried: set[str] = set()  # checks, each with the first estimator it is for
+    tried = set()  # checks, each with the first estimator it is for
     for name, record in ESTIMATORS.items():
         able = [x for x in conformance.CAPABILITIES if record.takes(x)]
         adapter = conformance.Adapter(refuses, name, able)
@@ -378,7 +366,7 @@ def test_a_candidate_that_raises_fails_every_check_alone() -> None:
             assert report.verdict == "FAIL", f"{name}: {item.name}"
 
 
-def test_what_compares_nothing_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_compares_nothing_is_no_pass(monkeypatch):
     assert conformance.Report("", "ra", (), {}, "quick", 1e-6, 0, []).verdict == "UNDERPOWERED"
     idle = dataclasses.replace(conformance.CHECKS["value_length"], run=lambda t: None)
     monkeypatch.setitem(conformance.CHECKS, "value_length", idle)
@@ -391,18 +379,18 @@ def test_what_compares_nothing_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> No
         run()
 
 
-def test_a_mask_with_causal_may_be_refused_only_by_what_takes_each() -> None:
-    def either(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+def test_a_mask_with_causal_may_be_refused_only_by_what_takes_each():
+    def either(q, k, v, mask=None, causal=False):
         if mask is not None and causal:
             raise ValueError("not both")
         return ESTIMATORS["softmax"].fn(q, k, v, mask=mask, causal=causal)
 
-    def neither(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    def neither(q, k, v, mask=None, causal=False):
         if mask is not None or causal:
             raise ValueError("not even one")
         return ESTIMATORS["softmax"].fn(q, k, v)
 
-    def wrong(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    def wrong(q, k, v, mask=None, causal=False):
         return either(q, k, v, mask=mask, causal=causal and mask is not None)
 
     for fn, verdict in ((either, "PASS"), (neither, "FAIL"), (wrong, "FAIL")):
@@ -413,14 +401,14 @@ def test_a_mask_with_causal_may_be_refused_only_by_what_takes_each() -> None:
 # --- no module knows an estimator by name ---------------------------------------------------------
 
 
-def test_no_module_branches_on_the_name_of_an_estimator() -> None:
+def test_no_module_branches_on_the_name_of_an_estimator():
     """No comparison, dictionary that is indexed at once, or `match`, of a name with a literal."""
     names = set(ESTIMATORS) | {"exact"}
     package = Path(registry.__file__).parent
     found = []
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            parts: list[ast.expr] = []
+            parts = []
             if isinstance(node, ast.Compare):
                 parts = [node.left, *node.comparators]
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):

@@ -4,15 +4,10 @@ Every statistical test here has an exact null distribution and a total false-ala
 at most ALPHA by the union bound. The seed is fixed, so that a run is repeatable.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Backend
 from scipy import stats
 from scipy.linalg import qr
 
@@ -22,13 +17,13 @@ ALPHA = 1e-6
 SEED = 20240607
 
 
-def probes(d: int) -> np.ndarray:
+def probes(d):
     """Unit vectors e_i, -e_i and (1, ..., 1), -(1, ..., 1) over sqrt(d): shape (2 d + 2, d)."""
     axes = np.concatenate([np.eye(d), np.full((1, d), d**-0.5)])
     return np.concatenate([axes, -axes])
 
 
-def gaussian_p_value(z: np.ndarray) -> float:
+def gaussian_p_value(z):
     """P-value of the hypothesis that z (one column a probe) has iid N(0, 1) entries a column.
 
     For each column the mean is exactly normal, the sum of squares exactly chi-square and the
@@ -44,15 +39,13 @@ def gaussian_p_value(z: np.ndarray) -> float:
     return min(1.0, 3 * columns * min(p))
 
 
-def unsigned(num_samples: int, d: int, rng: np.random.Generator) -> np.ndarray:
+def unsigned(num_samples, d, rng):
     """The defect: Q of a bare QR decomposition, without the signs of diag R."""
     q = qr(rng.standard_normal((d, d)))[0]
     return q[:num_samples] * np.sqrt(rng.chisquare(d, (num_samples, 1)))
 
 
-def projections(
-    sampler: Callable[..., np.ndarray], d: int, draws: int, seed: int = SEED
-) -> list[np.ndarray]:
+def projections(sampler, d, draws, seed=SEED):
     """For each row of a block: its products with the probes over independent blocks."""
     rng = np.random.default_rng(seed)
     omega = np.stack([sampler(d, d, rng) for _ in range(draws)])  # (draws, d, d)
@@ -63,9 +56,9 @@ def projections(
 @pytest.mark.long("halton", "sobol", "16")
 @pytest.mark.parametrize("d", [2, 3, 4, 16])
 @pytest.mark.parametrize("coupling", sorted({*sampling.COUPLINGS} - sampling.BIASED_COUPLINGS))
-def test_each_frequency_is_standard_normal(coupling: str, d: int) -> None:
+def test_each_frequency_is_standard_normal(coupling, d):
     # Rows of one block depend on each other; Bonferroni over rows needs no independence.
-    def sampler(s: int, d: int, rng: Any) -> np.ndarray:
+    def sampler(s, d, rng):
         return sampling.draw(s, d, coupling=coupling, rng=rng).omega
 
     p = min(gaussian_p_value(z) for z in projections(sampler, d, 4000)) * d
@@ -73,12 +66,12 @@ def test_each_frequency_is_standard_normal(coupling: str, d: int) -> None:
 
 
 @pytest.mark.parametrize("d", [2, 3, 4, 16])
-def test_missing_signs_are_seen_in_single_frequencies(d: int) -> None:
+def test_missing_signs_are_seen_in_single_frequencies(d):
     p = min(gaussian_p_value(z) for z in projections(unsigned, d, 4000)) * d
     assert p < ALPHA
 
 
-def haar_p_value(sampler: Callable[..., np.ndarray], d: int, draws: int) -> float:
+def haar_p_value(sampler, d, draws):
     """P-value of the hypothesis that the directions of a block are a Haar matrix Q.
 
     For fixed unit u and v, (1 + u.Qv) / 2 is Beta((d - 1)/2, (d - 1)/2), and the sign of det Q is
@@ -98,20 +91,20 @@ def haar_p_value(sampler: Callable[..., np.ndarray], d: int, draws: int) -> floa
 
 
 @pytest.mark.parametrize("d", [2, 3, 4])
-def test_directions_of_a_block_are_haar(d: int) -> None:
-    def sampler(s: int, d: int, rng: Any) -> np.ndarray:
+def test_directions_of_a_block_are_haar(d):
+    def sampler(s, d, rng):
         return sampling.draw(s, d, coupling="orthogonal", rng=rng).omega
 
     assert haar_p_value(sampler, d, 4000) > ALPHA
 
 
 @pytest.mark.parametrize("d", [2, 3, 4])
-def test_missing_signs_are_seen_in_a_block(d: int) -> None:
+def test_missing_signs_are_seen_in_a_block(d):
     assert haar_p_value(unsigned, d, 4000) < ALPHA
 
 
 @pytest.mark.parametrize(("num_samples", "d"), [(4, 4), (11, 4), (3, 4), (5, 1), (1, 7)])
-def test_orthogonal_blocks(num_samples: int, d: int) -> None:
+def test_orthogonal_blocks(num_samples, d):
     omega, log_weight = sampling.draw(num_samples, d, coupling="orthogonal", rng=SEED)
     assert omega.shape == (num_samples, d)
     np.testing.assert_array_equal(log_weight, np.zeros(num_samples))
@@ -121,7 +114,7 @@ def test_orthogonal_blocks(num_samples: int, d: int) -> None:
         np.testing.assert_allclose(block @ block.T, np.eye(len(block)), atol=1e-14)
 
 
-def test_norms_are_independent_chi() -> None:
+def test_norms_are_independent_chi():
     # In one block: squared norms are iid chi-square, so their sum is too, and the difference of
     # the first two, mapped through its exact law, is uniform. Shared or fixed norms fail both.
     d, draws = 3, 4000
@@ -139,7 +132,7 @@ def test_norms_are_independent_chi() -> None:
     assert min(p) * len(p) > ALPHA
 
 
-def test_blocks_are_independent() -> None:
+def test_blocks_are_independent():
     # omega_1 . omega_{d+1} / |omega_1| is N(0, 1) when the blocks are independent.
     d, draws = 3, 4000
     rng = np.random.default_rng(SEED)
@@ -150,7 +143,7 @@ def test_blocks_are_independent() -> None:
     assert gaussian_p_value(z[:, None]) > ALPHA
 
 
-def test_simplex_geometry() -> None:
+def test_simplex_geometry():
     for d in (1, 2, 3, 7):
         rows = sampling._simplex_directions(d)
         cosine = -1 / (d - 1) if d > 1 else 0.0
@@ -161,7 +154,7 @@ def test_simplex_geometry() -> None:
         np.testing.assert_allclose(unit @ unit.T, want, atol=1e-13)
 
 
-def test_couplings_by_construction() -> None:
+def test_couplings_by_construction():
     omega = sampling.draw(7, 3, coupling="antithetic", rng=SEED).omega
     np.testing.assert_array_equal(omega[4:], -omega[:3])
     omega = sampling.draw(7, 3, coupling="regularised", rng=SEED).omega
@@ -189,7 +182,7 @@ PROPOSALS = {
 
 
 @pytest.mark.parametrize("name", PROPOSALS)
-def test_log_weights_are_log_density_ratios(name: str) -> None:
+def test_log_weights_are_log_density_ratios(name):
     normal = stats.multivariate_normal
     omega, log_weight = sampling.draw(50, 2, proposal=PROPOSALS[name], rng=SEED)
     densities = {
@@ -206,7 +199,7 @@ def test_log_weights_are_log_density_ratios(name: str) -> None:
 
 
 @pytest.mark.parametrize("coupling", sorted({*sampling.COUPLINGS} - sampling.BIASED_COUPLINGS))
-def test_couplings_compose_with_a_gaussian(coupling: str) -> None:
+def test_couplings_compose_with_a_gaussian(coupling):
     # One row of each draw, whitened, is N(0, I).
     root = np.linalg.cholesky(np.linalg.inv(COV))
     rng = np.random.default_rng(SEED)
@@ -219,11 +212,11 @@ def test_couplings_compose_with_a_gaussian(coupling: str) -> None:
     assert gaussian_p_value((rows - [1.0, -2.0]) @ root) > ALPHA
 
 
-def test_draws_from_a_mixture() -> None:
+def test_draws_from_a_mixture():
     # The distribution function along an axis is exact; wrong weights (1:1) are seen.
     omega = sampling.draw(4000, 2, proposal=PROPOSALS["mixture"], rng=SEED).omega
 
-    def cdf(weight: float) -> Any:
+    def cdf(weight):
         a, b = stats.norm(2.0, 1.0), stats.norm(-1.0, np.sqrt(2.0))
         return lambda x: weight * a.cdf(x) + (1 - weight) * b.cdf(x)
 
@@ -231,7 +224,7 @@ def test_draws_from_a_mixture() -> None:
     assert stats.kstest(omega[:, 0], cdf(0.5)).pvalue < ALPHA
 
 
-def test_batches_of_proposals() -> None:
+def test_batches_of_proposals():
     mean = np.arange(12.0).reshape(2, 3, 2)
     omega, log_weight = sampling.draw(5, 2, proposal=sampling.Gaussian(mean, COV), rng=SEED)
     assert omega.shape == (2, 3, 5, 2)
@@ -244,7 +237,7 @@ def test_batches_of_proposals() -> None:
     assert sampling.draw(5, 2, proposal=mixture, rng=SEED).omega.shape == (2, 3, 5, 2)
 
 
-def test_infinite_variance_is_announced() -> None:
+def test_infinite_variance_is_announced():
     narrow = sampling.Gaussian([0.0, 0.0], 0.5 * np.eye(2))
     with pytest.warns(sampling.InfiniteVarianceWarning, match="`proposal` is not above I/2"):
         sampling.draw(3, 2, proposal=narrow, rng=0)
@@ -254,7 +247,7 @@ def test_infinite_variance_is_announced() -> None:
 # --- exact draws from the target of randomized attention ----------------------------------------
 
 
-def target_p_values(omega: np.ndarray, q: np.ndarray, k: np.ndarray, pi: np.ndarray) -> float:
+def target_p_values(omega, q, k, pi):
     """Rosenblatt: given the coordinates before it, each has a mixture law; its u is uniform.
 
     omega (N, d) are iid from sum_j pi_j N(q + k_j, I) under the hypothesis. Then all N d values u
@@ -271,12 +264,12 @@ def target_p_values(omega: np.ndarray, q: np.ndarray, k: np.ndarray, pi: np.ndar
 
 
 @pytest.mark.parametrize("variant", ["full", "causal", "mask"])
-def test_target_has_the_law_of_the_mixture(variant: str) -> None:
+def test_target_has_the_law_of_the_mixture(variant):
     rng = np.random.default_rng(SEED)
     n, m, d, draws = 3, 5, 2, 4000
     q, k = rng.standard_normal((n, d)), 2 * rng.standard_normal((m, d))
     visible = np.ones((n, m), bool)
-    kwargs: dict[str, Any] = {}
+    kwargs = {}
     if variant == "causal":
         kwargs["causal"], visible = True, np.tri(n, m, m - n, dtype=bool)
     if variant == "mask":
@@ -293,7 +286,7 @@ def test_target_has_the_law_of_the_mixture(variant: str) -> None:
             assert target_p_values(omega[i], q[i], k, short / short.sum()) < ALPHA
 
 
-def test_target_is_drawn_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_is_drawn_block_by_block(monkeypatch):
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, 4, 6, 3)), rng.standard_normal((2, 2, 9, 3))
     whole = sampling.draw_target(q, k, num_samples=3, rng=1)
@@ -303,7 +296,7 @@ def test_target_is_drawn_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None
     np.testing.assert_allclose(wide, whole, atol=1e-14)
 
 
-def test_target_without_keys_is_centred_at_the_query() -> None:
+def test_target_without_keys_is_centred_at_the_query():
     q, k = np.full((2, 3), 5.0), np.ones((4, 3))
     z = np.random.default_rng(0)
     z.random((2, 2))
@@ -313,7 +306,7 @@ def test_target_without_keys_is_centred_at_the_query() -> None:
     assert sampling.draw_target(q, k[:0], num_samples=2, rng=0).shape == (2, 2, 3)
 
 
-def test_target_ignores_hidden_nan() -> None:
+def test_target_ignores_hidden_nan():
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((5, 3)), rng.standard_normal((5, 3))
     want = sampling.draw_target(q, k, num_samples=4, rng=0, causal=True)
@@ -323,10 +316,10 @@ def test_target_ignores_hidden_nan() -> None:
 
 
 @pytest.mark.parametrize("options", ["plain", "causal", "mask"])
-def test_target_on_backends(backend: Backend, dtype: np.dtype, options: str) -> None:
+def test_target_on_backends(backend, dtype, options):
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal(s).astype(dtype) for s in ((2, 5, 3), (1, 7, 3)))
-    kwargs: dict[str, Any] = {"causal": True} if options == "causal" else {}
+    kwargs = {"causal": True} if options == "causal" else {}
     if options == "mask":
         kwargs["mask"] = rng.random((2, 5, 7)) < 0.6
     got = backend.call(sampling.draw_target, q, k, num_samples=3, rng=1, **kwargs)
@@ -340,12 +333,12 @@ def test_target_on_backends(backend: Backend, dtype: np.dtype, options: str) -> 
 @pytest.mark.long("mask")
 @pytest.mark.parametrize("options", ["plain", "causal", "mask"])
 @pytest.mark.parametrize("library", ["jax", "array_api_strict"])
-def test_target_where_there_is_no_float64(library: str, options: str) -> None:
+def test_target_where_there_is_no_float64(library, options):
     # Every key is NumPy's, of so many that float32 would take another here and there.
     xp = pytest.importorskip("jax.numpy" if library == "jax" else library)
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal(s).astype(np.float32) for s in ((4, 20, 8), (2, 20_000, 8)))
-    kwargs: dict[str, Any] = {"causal": True} if options == "causal" else {}
+    kwargs = {"causal": True} if options == "causal" else {}
     mask = rng.random((4, 20, 20_000)) < 0.6
     if options == "mask":
         kwargs["mask"] = mask
@@ -369,7 +362,7 @@ def test_target_where_there_is_no_float64(library: str, options: str) -> None:
     assert want.dtype == np.float32
 
 
-def test_target_of_traced_arrays_without_float64() -> None:
+def test_target_of_traced_arrays_without_float64():
     jax = pytest.importorskip("jax")
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal(s).astype(np.float32) for s in ((5, 3), (7, 3)))
@@ -379,7 +372,7 @@ def test_target_of_traced_arrays_without_float64() -> None:
     np.testing.assert_allclose(np.asarray(got), want, rtol=0, atol=1e-5)
 
 
-def test_weights_of_a_mixture_have_no_unit() -> None:
+def test_weights_of_a_mixture_have_no_unit():
     rng = np.random.default_rng(0)
     parts = [sampling.Gaussian(rng.standard_normal(2)) for _ in range(3)]
     want = sampling.Mixture(parts, [1.0, 0.5, 0.25]).weights
@@ -506,13 +499,13 @@ def test_weights_of_a_mixture_have_no_unit() -> None:
         ),
     ],
 )
-def test_bad_proposals(call: Any, error: type[Exception], message: str) -> None:
+def test_bad_proposals(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
 
 @pytest.mark.parametrize("coupling", sampling.COUPLINGS)
-def test_repeatable(coupling: str) -> None:
+def test_repeatable(coupling):
     a, b = (sampling.draw(9, 4, coupling=coupling, rng=1).omega for _ in range(2))
     np.testing.assert_array_equal(a, b)
     assert a.dtype == np.float64
@@ -537,12 +530,12 @@ def test_repeatable(coupling: str) -> None:
         ((2, 4), {"coupling": "qr"}, ValueError, "`coupling` must be one of .*, got 'qr'"),
     ],
 )
-def test_bad_input(args: Any, kwargs: Any, error: type[Exception], message: str) -> None:
+def test_bad_input(args, kwargs, error, message):
     with pytest.raises(error, match=message):
         sampling.draw(*args, **kwargs)
 
 
-def test_target_shows_nan_that_is_seen() -> None:
+def test_target_shows_nan_that_is_seen():
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((5, 3)), rng.standard_normal((5, 3))
     k[2, 0] = np.nan
@@ -550,7 +543,7 @@ def test_target_shows_nan_that_is_seen() -> None:
     np.testing.assert_array_equal(np.isnan(got).all((-1, -2)), [False, False, True, True, True])
 
 
-def test_large_mixtures_and_bad_sources() -> None:
+def test_large_mixtures_and_bad_sources():
     mixture = sampling.Mixture([sampling.Gaussian(np.full(4, float(i))) for i in range(100)])
     assert sampling.draw(3, 4, proposal=mixture, rng=0).omega.shape == (3, 4)
     for rng in ("x", -1):

@@ -1,7 +1,5 @@
 """What the package has for tests of kernels: cases, an assertion and fixtures of pytest."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -23,7 +21,7 @@ ROOT = Path(refattn.__file__).parent.parent
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("case", testing.CASES)
-def test_cases_are_finite_and_exact_attention_passes(case: str, dtype: str) -> None:
+def test_cases_are_finite_and_exact_attention_passes(case, dtype):
     q, k, v = testing.draw_qkv(case, dtype=dtype)
     held = "float32" if dtype == "bfloat16" else dtype
     assert {str(x.dtype) for x in (q, k, v)} == {held}
@@ -33,16 +31,16 @@ def test_cases_are_finite_and_exact_attention_passes(case: str, dtype: str) -> N
     testing.assert_attention_close(exact.astype(held), q, k, v, dtype=dtype)
 
 
-def without_maximum(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+def without_maximum(q, k, v):
     weights = np.exp(q @ k.mT / np.float32(q.shape[-1] ** 0.5))
     return weights @ v / np.sum(weights, -1, keepdims=True)
 
 
-def unscaled(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+def unscaled(q, k, v):
     return softmax_attention(q, k, v, scale=1.0)
 
 
-def first_key_twice(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+def first_key_twice(q, k, v):
     k, v = (np.concat([x[..., :1, :], x], -2) for x in (k, v))
     return softmax_attention(q, k, v)
 
@@ -55,7 +53,7 @@ def first_key_twice(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         (first_key_twice, {"sample", "normal", "shifted", "negative", "equal"}),
     ],
 )
-def test_cases_tell_wrong_kernels(wrong: object, seen: set[str]) -> None:
+def test_cases_tell_wrong_kernels(wrong, seen):
     failed = set()
     for case in testing.CASES:
         q, k, v = testing.draw_qkv(case)
@@ -66,7 +64,7 @@ def test_cases_tell_wrong_kernels(wrong: object, seen: set[str]) -> None:
     assert seen <= failed
 
 
-def fails(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> bool:
+def fails(out, q, k, v):
     try:
         testing.assert_attention_close(out, q, k, v)
     except AssertionError:
@@ -74,7 +72,7 @@ def fails(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> bool:
     return False
 
 
-def test_options_and_pairs_go_to_verify() -> None:
+def test_options_and_pairs_go_to_verify():
     q, k, v = testing.draw_qkv(shape=(2, 40, 16))
     mask = np.arange(40) % 3 > 0
     options = {"causal": True, "mask": mask, "scale": 0.1, "window": (9, 0), "softcap": 20.0}
@@ -89,7 +87,7 @@ def test_options_and_pairs_go_to_verify() -> None:
         testing.assert_attention_close(found.out, q, k, v, casual=True)
 
 
-def test_errors_are_in_words_of_the_assertion() -> None:
+def test_errors_are_in_words_of_the_assertion():
     q, k, v = testing.draw_qkv(shape=(2, 40, 16))
     with pytest.raises(
         ValueError, match=r"^`actual` must have the shape of the result, \(2, 40, 16\)"
@@ -103,7 +101,7 @@ def test_errors_are_in_words_of_the_assertion() -> None:
         testing.assert_attention_close(v, q, k, v, out=v)
 
 
-def test_a_verdict_that_says_little_is_a_warning() -> None:
+def test_a_verdict_that_says_little_is_a_warning():
     q, k, v = testing.draw_qkv(shape=(2, 40, 16))
     for end in (0, 1):
         some = np.zeros_like(v)[:, :end]
@@ -111,7 +109,7 @@ def test_a_verdict_that_says_little_is_a_warning() -> None:
             testing.assert_attention_close(some, q[:, :end], k, np.zeros_like(v))
 
 
-def test_shapes_and_draws() -> None:
+def test_shapes_and_draws():
     for case in testing.CASES:
         assert {x.shape for x in testing.draw_qkv(case, shape=(1, 3, 5, 2))} == {(1, 3, 5, 2)}
     a, b, c = (testing.draw_qkv("normal", rng=i)[0] for i in (0, 0, 1))
@@ -130,7 +128,7 @@ def test_shapes_and_draws() -> None:
         ({"shape": (9, 4, 4)}, "`shape` must be no more than 8 heads, 128 tokens"),
     ],
 )
-def test_bad_arguments_are_refused(options: dict[str, object], said: str) -> None:
+def test_bad_arguments_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
         testing.draw_qkv(**options)  # type: ignore[arg-type]
 
@@ -138,13 +136,13 @@ def test_bad_arguments_are_refused(options: dict[str, object], said: str) -> Non
 # The fixtures
 
 
-def test_the_project_names_the_fixtures_as_a_plugin() -> None:
+def test_the_project_names_the_fixtures_as_a_plugin():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["entry-points"]["pytest11"] == {"refattn": "refattn.pytest_plugin"}
     assert import_module("refattn.pytest_plugin") is pytest_plugin
 
 
-def run(folder: Path, source: str, *words: str) -> str:
+def run(folder, source, *words):
     """Run pytest on a file in a project where the package, of this checkout, is installed."""
     info = folder / "installed" / "refattn_here-0.dist-info"
     info.mkdir(parents=True)
@@ -162,7 +160,7 @@ def run(folder: Path, source: str, *words: str) -> str:
     return done.stdout
 
 
-def test_a_project_has_the_fixtures(tmp_path: Path) -> None:
+def test_a_project_has_the_fixtures(tmp_path):
     said = run(
         tmp_path,
         """
@@ -207,7 +205,7 @@ def test_wrong(qkv):
     assert "assert_close(" not in said  # the traceback ends at the line of the test
 
 
-def test_a_project_that_uses_none_pays_nothing(tmp_path: Path) -> None:
+def test_a_project_that_uses_none_pays_nothing(tmp_path):
     """Nothing but the names of the cases is imported, and a fixture of the name goes before."""
     said = run(
         tmp_path,
@@ -233,6 +231,6 @@ def test_light():
     assert "2 passed" in said
 
 
-def test_the_fixtures_can_be_switched_off(tmp_path: Path) -> None:
+def test_the_fixtures_can_be_switched_off(tmp_path):
     said = run(tmp_path, "def test_it(qkv): pass\n", "-p", "no:refattn")
     assert "fixture 'qkv' not found" in said

@@ -1,14 +1,12 @@
 """What type checkers see: the types of arrays, and the names of options."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -75,9 +73,7 @@ TAKEN = {
 }
 
 
-def test_a_type_checker_sees_arrays_and_options(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_type_checker_sees_arrays_and_options(tmp_path, request):
     """It finds what is wrong, line by line, and nothing in what is right."""
     pytest.importorskip("mypy")
     (tmp_path / "use.py").write_text(USE)
@@ -98,12 +94,12 @@ def test_a_type_checker_sees_arrays_and_options(
 
 
 @pytest.mark.parametrize("alias", TAKEN)
-def test_checks_take_the_names_that_types_have(alias: Any) -> None:
+def test_checks_take_the_names_that_types_have(alias):
     assert get_origin(alias) is Literal
     assert set(get_args(alias)) == set(TAKEN[alias])
 
 
-def test_every_option_of_names_is_typed() -> None:
+def test_every_option_of_names_is_typed():
     """No public attention function has an option whose default is a name and whose type is any."""
     for fn in {record.fn for record in registry.ESTIMATORS.values() if public(record.fn)}:
         hints = get_type_hints(fn, vars(sys.modules[fn.__module__]))
@@ -113,11 +109,11 @@ def test_every_option_of_names_is_typed() -> None:
                 assert parameter.default in get_args(hints[name])
 
 
-def public(fn: Any) -> bool:
+def public(fn):
     return getattr(refattn, getattr(fn, "__name__", ""), None) is fn
 
 
-def test_other_names_are_refused() -> None:
+def test_other_names_are_refused():
     x = np.ones((2, 2))
     with pytest.raises(ValueError, match='`coupling` must be one of "antithetic", "halton", "iid"'):
         sampling.draw(2, 2, coupling="orthogonl")  # type: ignore[arg-type]
@@ -125,7 +121,7 @@ def test_other_names_are_refused() -> None:
         naive.random_feature_attention(x, x, x, omega=x, features="postive")  # type: ignore[arg-type]
 
 
-def test_the_result_of_attend_is_a_tuple_as_ever() -> None:
+def test_the_result_of_attend_is_a_tuple_as_ever():
     import pickle
 
     found = refattn.attend(*np.ones((3, 2, 2)))

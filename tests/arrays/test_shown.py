@@ -1,0 +1,169 @@
+"""How results look: short, with no array of many numbers, and safe in a page."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import is_dataclass
+from html.parser import HTMLParser
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import (
+    certified,
+    compare,
+    conformance,
+    features,
+    moments,
+    profile,
+    rounding,
+    sampling,
+    streaming,
+    theory,
+)
+from refattn.arrays.shown import held, short
+from refattn.estimators import key_sampling
+from refattn.verification import tolerance
+
+RNG = np.random.default_rng(0)
+Q, K, V = RNG.standard_normal((3, 2, 128, 8)).astype(np.float32)
+DOUBLE = [x.astype(np.float64) for x in (Q, K, V)]
+OMEGA = RNG.standard_normal((16, 8))
+
+HELD = {
+    "Attended": lambda: refattn.attend(Q, K, V),
+    "Certified": lambda: certified.softmax_attention(*DOUBLE),
+    "Comparison": lambda: compare.measure(*DOUBLE, estimators=["ra"], sizes=[2], draws=2),
+    "Features": lambda: features.positive_features(Q, OMEGA),
+    "Gaussian": lambda: sampling.Gaussian(np.zeros(8), np.eye(8)),
+    "Gradients": lambda: refattn.vjp(refattn.softmax_attention, Q, K, V)[1](V),
+    "KeySample": lambda: key_sampling.draw_keys(Q, K, V, num_keys=20, rng=0),
+    "Law": lambda: theory.attention_law(*DOUBLE, num_features=4),
+    "Moments": lambda: moments.estimate(Q),
+    "Pair": lambda: certified.softmax_attention(*DOUBLE).out,
+    "Prediction": lambda: rounding.predict(Q, K, V, dtype="float32"),
+    "Profile": lambda: profile.study(*DOUBLE, sizes=[4]),
+    "Report": lambda: conformance.Report("<b>", "rfa", (), {}, "quick", 1e-6, 0, []),
+    "Rounded": lambda: certified.softmax_attention(*DOUBLE).rounded(),
+    "Samples": lambda: sampling.draw(64, 8, rng=0),
+    "SoftmaxState": lambda: streaming.SoftmaxState.init(K, V),
+    "Summary": lambda: moments.summary(moments.estimate(Q)),
+    "Tolerance": lambda: tolerance.study(Q[:, :16], K, V, dtype="float16"),
+    "Verdict": lambda: refattn.verify(q=Q, k=K, v=V, out=refattn.softmax_attention(Q, K, V)),
+}
+
+
+class Table(HTMLParser):
+    """Rows of the table of a result."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open = []
+        self.cells = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        if tag in ("th", "td"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1] in ("th", "td"):
+            self.cells[-1] += data
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_results_are_short(name):
+    found = HELD[name]()
+    assert type(found).__name__ == name
+    text = repr(found)
+    assert text.startswith((f"{name}(", f"<{name} "))
+    assert len(text) < 1500
+    assert "\n" not in text or "array(" in text
+    page = found._repr_html_()
+    if name == "Report":
+        assert "<b>" not in page
+        return
+    cells = Table(page).cells
+    names = list(found.__dataclass_fields__ if is_dataclass(found) else found._fields)
+    assert cells[::2] == names
+    assert cells[1::2] == [short(getattr(found, x)) for x in names]
+    for array in (x for x in vars_of(found) if isinstance(x, np.ndarray) and x.size > 12):
+        assert f"{array.dtype} {array.shape}" in page
+        assert not [x for x in ("...", "[[") if x in short(array)]
+
+
+def vars_of(found):
+    return [*vars(found).values()] if is_dataclass(found) else [*found]
+
+
+def test_a_tuple_is_what_it_was():
+    found = refattn.attend(Q, K, V)
+    assert repr(found).count("<float32 (2, 128") == 2
+    assert isinstance(found, tuple)
+    assert found._fields == ("out", "lse")
+    assert type(pickle.loads(pickle.dumps(found))) is refattn.Attended
+    small = refattn.attend(np.zeros((1, 2)), np.ones((1, 2)), np.array([[2.0]]))
+    assert repr(small) == "Attended(out=array([[2.]]), lse=array([0.]))"
+
+
+def test_a_verdict_begins_with_the_verdict():
+    assert repr(HELD["Verdict"]()).startswith("Verdict(verdict='PASS', profile='math', dtype=")
+
+
+@held("first")
+class Strange(NamedTuple):
+    first: str
+    second: Any
+
+
+def test_text_is_escaped():
+    found = Strange("<script>&\x1b", {"<i>": ["</td>", None, 1.5]})
+    assert repr(found) == "Strange(first='<script>&\\x1b', ...)"
+    page = found._repr_html_()  # type: ignore[attr-defined]
+    assert not [x for x in ("<script>", "<i>", "\x1b") if x in page]
+    assert Table(page).cells[1::2] == ["'<script>&\\x1b'", "{'<i>': ['</td>', None, 1.5]}"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (np.array([[1.0, np.nan]] * 8), "<float64 (8, 2), 1 to 1, 8 nan>"),
+        (np.full(20, np.nan), "<float64 (20,), 20 nan>"),
+        (np.arange(20) % 2 == 0, "<bool (20,)>"),
+        (np.zeros((0, 3)), "array([], shape=(0, 3), dtype=float64)"),
+        ("x" * 500, repr("x" * 100 + "...")),
+        ({i: i for i in range(9)}, "<dict of 9: 0, 1, 2, ...>"),
+        ([np.zeros(99), 1.0], "<list of 2 float and ndarray>"),
+        ((1, None), "(1, None)"),
+        ((), "()"),
+    ],
+)
+def test_values(value, shown):
+    assert short(value) == shown
+
+
+@pytest.mark.parametrize("library", ["torch", "jax.numpy", "dask.array", "array_api_strict"])
+def test_arrays_of_other_libraries(library):
+    """Nothing is computed or moved for it."""
+    xp = pytest.importorskip(library)
+    found = refattn.Attended(xp.zeros((2, 64, 4), dtype=xp.float32), xp.zeros((2, 64)))
+    assert "<float32 (2, 64, 4)>" in repr(found)
+    assert "<float32 (2, 64, 4)>" in found._repr_html_().replace("&lt;", "<").replace("&gt;", ">")
+
+
+def test_values_that_are_traced():
+    jax = pytest.importorskip("jax")
+
+    def trace(x):
+        assert "float32 (2, 64, 4)" in repr(refattn.Attended(x, x))
+        return x
+
+    jax.jit(trace)(np.zeros((2, 64, 4), np.float32))

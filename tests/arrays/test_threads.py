@@ -1,0 +1,372 @@
+"""Blocks on several threads: same results, nothing left behind."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+import refattn
+from refattn.arrays import threads as arrays_threads
+from refattn.arrays.threads import InOrder, Tree, _blas, for_each
+from refattn.engine import kernel
+from refattn.rounding import problem
+
+MANY = 40_000  # keys
+MASK = np.arange(MANY) % 5000 > 4100
+
+
+def blas_threads():
+    """Of the libraries that are controlled: others may have been loaded since, with torch say."""
+    return [library.num_threads for library in _blas().lib_controllers]
+
+
+@pytest.fixture
+def several():
+    """BLAS with two threads, whatever the machine has and whichever thread had control of it."""
+    before = blas_threads()
+    arrays_threads._set_blas_threads([2] * len(before))
+    if max(blas_threads()) < 2:
+        pytest.skip("BLAS has one thread only")
+    yield
+    arrays_threads._set_blas_threads(before)
+
+
+@pytest.fixture
+def large():
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((3, 2, 1300, 8))
+
+
+@pytest.mark.usefixtures("several")
+def test_items_run_at_the_same_time():
+    both = threading.Barrier(2)
+    for_each(lambda: lambda item: both.wait(timeout=30) and None, range(2), most=2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_functions_are_called_in_the_order_of_their_places(seed):
+    called, queue = [], InOrder()
+    places = np.random.default_rng(seed).permutation(50)
+    for place in places:
+        queue.add(place, lambda place=place: called.append(place))
+    assert called == [*range(50)]
+
+
+def test_sums_of_blocks_do_not_depend_on_threads(monkeypatch):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((2, 1100, 16)).astype(np.float32) for _ in range(3))
+    given = {"q": q, "k": k, "v": v, "out": refattn.softmax_attention(q, k, v)}
+    expected = refattn.verify(**given)
+
+    def last_first(worker, items, *, most):
+        for item in [*items][::-1]:
+            worker()(item)
+
+    monkeypatch.setattr(problem, "for_each", last_first)
+    found = refattn.verify(**given)
+    assert found.tests == expected.tests
+    assert found.z == expected.z
+
+
+@pytest.mark.parametrize("most", [0, 1, 1000])
+@pytest.mark.usefixtures("several")
+def test_every_item_is_done_once_and_every_thread_has_its_own_function(most):
+    done, workers = [], []
+
+    def worker():
+        workers.append(threading.get_ident())
+        return done.append
+
+    for_each(worker, range(1000), most=most)
+    assert sorted(done) == list(range(1000))
+    assert len(workers) == (2 if most > 1 else 1)
+
+
+@pytest.mark.usefixtures("several")
+def test_results_do_not_depend_on_threads(large):
+    parallel = refattn.attend(*large, causal=True)
+    with threadpool_limits(1, user_api="blas"):
+        alone = refattn.attend(*large, causal=True)
+    for a, b in zip(parallel, alone, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.usefixtures("several")
+def test_threads_have_workspaces_of_their_own(causal):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 16, 3000, 4))
+    omega = np.random.default_rng(1).standard_normal((30, 4))
+    together, first = (
+        (
+            refattn.linear_attention(*arrays, causal=causal),
+            refattn.random_feature_attention(*arrays, omega=omega, causal=causal),
+        )
+        for arrays in ((q, k, v), (q[:1], k[:1], v[:1]))
+    )
+    for a, b in zip(together, first, strict=True):
+        np.testing.assert_allclose(a[:1], b, rtol=0, atol=1e-12)
+    for a in together:
+        assert np.all(np.isfinite(a))
+
+
+@pytest.mark.parametrize("count", [*range(1, 18), 100])
+@pytest.mark.usefixtures("several")
+def test_a_tree_merges_neighbours_in_one_way_whoever_brings_them(count):
+    def in_order(places):
+        tree, found = Tree(lambda a, b: (a, b), count), []
+
+        def bring(place):
+            whole = tree.add(place, place)
+            if whole is not None:
+                found.append(whole)
+
+        for_each(lambda: bring, places, most=2)
+        (whole,) = found
+        return whole
+
+    def leaves(tree):
+        return [tree] if isinstance(tree, int) else leaves(tree[0]) + leaves(tree[1])
+
+    def height(tree):
+        return 0 if isinstance(tree, int) else 1 + max(map(height, tree))
+
+    rng = np.random.default_rng(count)
+    want = in_order(range(count))
+    assert leaves(want) == list(range(count))
+    assert height(want) == (count - 1).bit_length()
+    for _ in range(10):
+        assert in_order(rng.permutation(count).tolist()) == want
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": MASK}])
+@pytest.mark.parametrize("items", [1, 4, 128])
+@pytest.mark.usefixtures("several")
+def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, items, monkeypatch):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, n, 4)) for n in (9, MANY, MANY))
+    monkeypatch.setattr(kernel, "_ITEMS", 1)
+    whole = refattn.attend(q, k, v, **options)
+    monkeypatch.setattr(kernel, "_ITEMS", items)
+    spans = kernel._spans(MANY, 4096, 1)
+    assert len(spans) == {1: 1, 4: 3, 128: 10}[items]
+    for a, b in zip(refattn.attend(q, k, v, **options), whole, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shift", [-3000, 0, 500])
+def test_causal_queries_see_no_key_of_most_spans(threads, shift):
+    n = 6000
+    q, (k, v) = np.zeros((n, 2)), np.ones((2, n + shift, 2))
+    assert len(kernel._spans(n + shift, 1024, n // 512 + 1)) > 2
+    with threadpool_limits(threads, user_api="blas"):
+        out, lse = refattn.attend(q, k, v, causal=True)
+    seen = np.maximum(np.arange(1, n + 1) + shift, 0)
+    np.testing.assert_array_equal(out[:, 0] > 0.5, seen > 0)
+    np.testing.assert_allclose(np.exp(lse), seen, rtol=1e-12)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_does_not_grow_with_the_keys_of_a_few_queries(threads):
+    peaks = []
+    for m in (2**15, 2**18):
+        q, k, v = np.ones((512, 4)), np.ones((m, 4)), np.ones((m, 64))
+        with threadpool_limits(threads, user_api="blas"):
+            tracemalloc.start()
+            try:
+                refattn.attend(q, k, v)
+                peaks.append(tracemalloc.get_traced_memory()[1])
+            finally:
+                tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+@pytest.mark.usefixtures("several")
+def test_calls_from_several_threads_agree_and_blas_gets_its_threads_back(large):
+    before = blas_threads()
+    expected = refattn.softmax_attention(*large)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: refattn.softmax_attention(*large), range(8)))
+    for result in results:
+        np.testing.assert_array_equal(result, expected)
+    assert blas_threads() == before
+
+
+@pytest.mark.usefixtures("several")
+def test_an_error_reaches_the_caller_ends_the_other_thread_and_gives_blas_back():
+    before, done = blas_threads(), []
+
+    def function(item):
+        if item == 3:
+            raise ZeroDivisionError("item 3")
+        done.append(item)
+
+    with pytest.raises(ZeroDivisionError, match="item 3"):
+        for_each(lambda: function, iter(range(10**9)), most=2)
+    assert len(done) < 10**7
+    assert blas_threads() == before
+
+
+@pytest.mark.usefixtures("several")
+def test_threads_see_the_error_state_of_numpy():
+    seen = []
+    with np.errstate(over="raise", under="call"):
+        for_each(lambda: lambda _: seen.append(np.geterr()), range(4), most=2)
+        assert seen == [np.geterr()] * 4
+
+
+@pytest.mark.usefixtures("several")
+def test_blas_has_one_thread_from_whatever_thread_a_call_comes(large):
+    seen, before = [], blas_threads()
+    want = refattn.softmax_attention(*large)  # threadpoolctl lets this thread set limits, only
+
+    def call():
+        for_each(lambda: lambda _: seen.extend(blas_threads()), range(4), most=2)
+        return refattn.softmax_attention(*large)
+
+    with ThreadPoolExecutor(1) as pool:
+        np.testing.assert_array_equal(pool.submit(call).result(), want)
+    assert set(seen) == {1}
+    assert blas_threads() == before
+
+
+@pytest.mark.usefixtures("several")
+def test_blas_keeps_one_thread_until_the_last_call_ends():
+    before, first, second, seen = blas_threads(), threading.Event(), threading.Event(), []
+
+    def early(_):
+        assert second.wait(60)
+
+    def late(_):
+        second.set()
+        assert first.wait(60)
+        seen.extend(blas_threads())
+
+    with ThreadPoolExecutor(2) as pool:
+        a = pool.submit(for_each, lambda: early, range(1), most=1)
+        for _ in range(6000):
+            if blas_threads() == [1] * len(before):
+                break
+            time.sleep(0.01)
+        b = pool.submit(for_each, lambda: late, range(1), most=1)
+        a.result()
+        first.set()
+        b.result()
+    assert set(seen) == {1}
+    assert blas_threads() == before
+
+
+def test_one_thread_where_there_is_no_blas_to_control(monkeypatch, large):
+    monkeypatch.setattr(_blas(), "lib_controllers", [])
+    assert refattn.softmax_attention(*large).shape == (2, 1300, 8)
+
+
+@pytest.mark.usefixtures("several")
+def test_a_worker_that_fails_ends_the_other_thread():
+    done, workers, failed = [], [], threading.Event()
+
+    def worker():
+        workers.append(None)
+        if len(workers) == 2:
+            failed.set()
+            raise MemoryError
+        return function
+
+    def function(item):
+        assert failed.wait(timeout=30)
+        done.append(item)
+
+    with pytest.raises(MemoryError):
+        for_each(worker, range(10**6), most=2)
+    assert len(done) < 10**6
+
+
+@pytest.mark.parametrize("started", [0, 1])
+@pytest.mark.usefixtures("several")
+def test_without_new_threads_the_caller_does_the_work(started, monkeypatch):
+    done, before, submit = [], blas_threads(), ThreadPoolExecutor.submit
+
+    def refuse(pool, *args):
+        nonlocal started
+        started -= 1
+        if started < 0:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        return submit(pool, *args)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    for_each(lambda: done.append, range(1000), most=2)
+    assert sorted(done) == list(range(1000))
+    assert blas_threads() == before
+
+
+def test_attention_while_the_interpreter_shuts_down():
+    code = """
+import atexit, numpy, refattn
+from threadpoolctl import threadpool_limits
+
+def run():
+    with threadpool_limits(2, user_api="blas"):
+        x = numpy.ones((2, 1300, 8))
+        print(round(refattn.softmax_attention(x, x, x).mean(), 12))
+
+atexit.register(run)
+refattn.attend(*numpy.ones((3, 1, 1)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("1.0\n", "")
+
+
+@pytest.mark.usefixtures("several")
+def test_limits_are_set_while_no_other_call_reads_them(monkeypatch):
+    held, set_threads = [], arrays_threads._set_blas_threads
+
+    def watched(numbers):
+        held.append(arrays_threads._lock.locked())
+        set_threads(numbers)
+
+    monkeypatch.setattr(arrays_threads, "_set_blas_threads", watched)
+    for_each(lambda: lambda item: None, range(2), most=1)
+    assert held == [True, True]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="as of POSIX")
+def test_a_process_forked_during_a_call_has_its_threads():
+    code = """
+import os, threading
+from threadpoolctl import ThreadpoolController, threadpool_limits
+from refattn.arrays.threads import for_each
+
+def threads():
+    blas = ThreadpoolController().select(user_api="blas")
+    return [library.num_threads for library in blas.lib_controllers]
+
+import numpy
+started, end = threading.Event(), threading.Event()
+
+def wait(_):
+    started.set()
+    end.wait(60)
+
+with threadpool_limits(2, user_api="blas"):
+    before = threads()
+    call = threading.Thread(target=for_each, args=(lambda: wait, range(1)), kwargs={"most": 1})
+    call.start()
+    started.wait(60)
+    if (child := os.fork()) == 0:
+        for_each(lambda: lambda _: None, range(1), most=1)
+        os._exit(threads() != before)
+    status = os.waitpid(child, 0)[1]
+    end.set()
+    call.join()
+    print(status, threads() == before)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("0 True\n", "")

@@ -1,0 +1,577 @@
+"""Attention in pairs: against 60 digits, whether bounds hold, and where nothing is proven."""
+
+import math
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import certified
+from refattn.conformance.truth import exact
+
+DPS = 60
+
+
+def number(x):
+    """The exact value of a pair."""
+    return exact.numbers(x.hi, dps=DPS) + exact.numbers(x.lo, dps=DPS)
+
+
+def least_ratio(bound, error):
+    """The least of bound over error."""
+    pairs = zip(np.ravel(bound), np.ravel(error), strict=True)
+    return min((float(b / e) for b, e in pairs if e), default=math.inf)
+
+
+def reference(q, k, v, omega=None, **options):
+    """One head of attention to 60 digits, with the scale of softmax attention."""
+    n, m, d = len(q), len(k), q.shape[-1]
+    visible = np.broadcast_to(options.get("mask", True), (n, m)).copy()
+    if options.get("causal"):
+        visible &= exact.causal(n, m)
+    left, right = options.get("window", (None, None))
+    place = np.arange(n)[:, None] + m - n
+    if left is not None:
+        visible &= np.arange(m) >= place - left
+    if right is not None:
+        visible &= np.arange(m) <= place + right
+    bias = options.get("bias", 0.0)
+    visible &= np.broadcast_to(np.asarray(bias) > -np.inf, (n, m))
+    bias = np.where(np.isfinite(bias), bias, 0.0)
+    factor = exact.root(options.get("scale"), d, dps=DPS) ** 2
+    return exact.attend(
+        q, k, v, bias, visible, factor,
+        softcap=options.get("softcap"), sink=options.get("sinks"), dps=DPS,
+    )  # fmt: skip
+
+
+def tensors(rng, n, m, d, d_v, logit, *lead):
+    """Queries, keys and values of which the largest logit is known."""
+    q, k, v = (rng.standard_normal((*lead, *shape)) for shape in ((n, d), (m, d), (m, d_v)))
+    return [q, k * (logit / np.abs(q @ k.swapaxes(-1, -2) / d**0.5).max()), v]
+
+
+CASES = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (3, 1)},
+    "softcap": {"softcap": 30.0},
+    "small softcap": {"softcap": 1.5, "causal": True},
+    "sink": {"sinks": np.asarray(1.25)},
+    "scale": {"scale": 0.3},
+    "mask": {"mask": np.random.default_rng(5).random((7, 33)) < 0.6},
+    "bias": {"bias": np.random.default_rng(6).standard_normal((7, 33)) * 10},
+    "hidden by bias": {"bias": np.where(np.arange(33) % 3, 0.1, -np.inf)},
+    "key mask": {"mask": np.arange(33) % 4 > 0, "causal": True},
+}
+
+
+@pytest.mark.parametrize("logit", [0.01, 3.0, 500.0, 1e5])
+@pytest.mark.parametrize("case", CASES)
+def test_against_60_digits(case, logit):
+    q, k, v = tensors(np.random.default_rng(1), 7, 33, 24, 3, logit)
+    got = certified.softmax_attention(q, k, v, **CASES[case])
+    out, lse = reference(q, k, v, **CASES[case])
+    wrong, wrong_log = abs(number(got.out) - out), abs(number(got.lse) - lse)
+    assert least_ratio(got.error, wrong) >= 1
+    assert least_ratio(got.lse_error, wrong_log) >= 1
+    assert (got.error <= 2.0**-60 * np.abs(v).max()).all()
+    assert (got.lse_error <= 2.0**-60 * (1 + np.abs(got.lse.hi))).all()
+    assert (got.out.hi == got.out.hi + got.out.lo).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 300, 5, 2), (2, 1100, 3, 1), (150, 9, 2, 4)])
+@pytest.mark.parametrize("d", [pytest.param(64, id="64"), pytest.param(256, id="wide")])
+@pytest.mark.long("wide")
+def test_sizes(shape, d):
+    n, m, rows, d_v = shape
+    q, k, v = tensors(np.random.default_rng(2), n, m, d, d_v, 20.0)
+    got = certified.softmax_attention(q, k, v, causal=n > 1)
+    seen = [0, n // 2, n - 1][:rows]
+    for i in seen:
+        reach = m - n + i + 1 if n > 1 else m
+        if reach <= 0:
+            assert (got.out.hi[i] == 0).all()
+            assert got.lse.hi[i] == -math.inf
+            assert got.error[i].max() == got.lse_error[i] == 0
+            continue
+        out, _ = reference(q[i : i + 1], k[:reach], v[:reach])
+        row = certified.Pair(got.out.hi[i], got.out.lo[i])
+        wrong = abs(number(row) - out[0])
+        assert least_ratio(got.error[i], wrong) >= 1
+        assert (got.error[i] <= 2.0**-60).all()
+
+
+def test_heads_in_groups_and_batches():
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal(x) for x in ((2, 4, 5, 8), (2, 2, 9, 8), (2, 2, 9, 3)))
+    sinks, bias = rng.standard_normal(4), rng.standard_normal((4, 1, 9))
+    got = certified.softmax_attention(q, k, v, sinks=sinks, bias=bias, causal=True)
+    for b, h in np.ndindex(2, 4):
+        options = {"sinks": sinks[h], "bias": bias[h], "causal": True}
+        out, _ = reference(q[b, h], k[b, h // 2], v[b, h // 2], **options)
+        own = certified.Pair(*(x[b, h] for x in got.out))
+        assert least_ratio(got.error[b, h], abs(number(own) - out)) >= 1
+    assert (got.error <= 2.0**-60 * np.abs(v).max()).all()
+
+
+def test_alibi_is_the_product_of_the_numbers():
+    rng = np.random.default_rng(4)
+    q, k, v = tensors(rng, 6, 8, 4, 2, 5.0)
+    slope = np.asarray(0.1)
+    got = certified.attend(q, k, v, bias=refattn.attention.alibi(slope))
+    distance = np.abs(np.arange(6)[:, None] + 2 - np.arange(8))
+    bias = -exact.numbers(slope, dps=DPS)[()] * distance
+    out, _ = exact.attend(q, k, v, bias, dps=DPS)
+    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+    assert (got.error < 2.0**-60).all()
+
+
+def test_pairs_in():
+    rng = np.random.default_rng(5)
+    parts = [rng.standard_normal((4, 6)) for _ in range(3)]
+    q, k, v = (certified.Pair(x, x * 2.0**-55 * rng.random(x.shape)) for x in parts)
+    bias = certified.Pair(np.full((4, 4), 0.3), np.full((4, 4), 2.0**-60))
+    got = certified.attend(q, k, v, bias=bias)
+    out, lse = exact.attend(number(q), number(k), number(v), number(bias), dps=DPS)
+    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+    assert least_ratio(got.lse_error, abs(number(got.lse) - lse)) >= 1
+    alone = certified.attend(q.hi, k.hi, v.hi, bias=bias.hi)
+    moved = abs((got.out.hi - alone.out.hi) + (got.out.lo - alone.out.lo))
+    assert (moved > 100 * got.error).any()  # what the low parts say is seen
+
+
+def test_float32_is_taken_as_it_is():
+    rng = np.random.default_rng(6)
+    q, k, v = (x.astype(np.float32) for x in tensors(rng, 4, 9, 8, 2, 10.0))
+    got = certified.softmax_attention(q, k, v)
+    assert got.out.hi.dtype == np.float64
+    out, _ = reference(q, k, v)
+    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+
+
+@pytest.mark.parametrize("features", ["positive", "hyperbolic"])
+@pytest.mark.parametrize("size", [0.3, 3.0, 30.0])
+def test_random_features(features, size):
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.standard_normal(x) * s for x, s in (((4, 6), size), ((9, 6), size), ((9, 2), 1)))
+    omega, log_weight = rng.standard_normal((5, 6)), rng.standard_normal(5)
+    mask = np.arange(9) % 3 > 0
+    got = certified.random_feature_attention(
+        q, k, v, omega=omega, log_weight=log_weight, features=features, mask=mask
+    )
+    out = exact.random_feature_attention(
+        q, k, v, omega, log_weight=log_weight, features=features, visible=mask, dps=DPS
+    )
+    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+    assert (got.error <= 2.0**-55 * np.abs(v).max()).all()
+
+
+def test_correct_rounding():
+    rng = np.random.default_rng(8)
+    q, k, v = tensors(rng, 9, 40, 16, 8, 8.0)
+    rounded = certified.softmax_attention(q, k, v).rounded()
+    out, _ = reference(q, k, v)
+    nearest = np.vectorize(float)(out)
+    assert (rounded.out[rounded.proven] == nearest[rounded.proven]).all()
+    assert rounded.proven.mean() > 0.9
+
+
+def test_ties_are_not_proven():
+    pair = certified.Pair(np.asarray([1.0, 1.0]), np.asarray([2.0**-53, 2.0**-54]))
+    found = certified.Certified(pair, pair, np.full(2, 2.0**-70), np.zeros(2)).rounded()
+    assert found.proven.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_what_is_not_finite_is_not_certified(bad, where):
+    rng = np.random.default_rng(9)
+    named = dict(zip("qkv", tensors(rng, 6, 6, 4, 2, 2.0), strict=True))
+    whole = certified.softmax_attention(**named, causal=True)
+    named[where] = named[where].copy()
+    named[where][3, 1] = bad
+    got = certified.softmax_attention(**named, causal=True)
+    reached = np.arange(6) == 3 if where == "q" else np.arange(6) >= 3
+    assert (got.error[reached] == np.inf).all()
+    assert (got.lse_error[reached] == np.inf).all()
+    wanted = refattn.softmax_attention(**named, causal=True)
+    np.testing.assert_array_equal(got.out.hi[reached], wanted[reached])
+    for x, y in zip(got.out, whole.out, strict=True):
+        np.testing.assert_array_equal(x[~reached], y[~reached])
+    np.testing.assert_array_equal(got.error[~reached], whole.error[~reached])
+
+
+def test_hidden_keys_do_not_count():
+    rng = np.random.default_rng(10)
+    q, k, v = tensors(rng, 5, 9, 4, 2, 2.0)
+    mask = np.arange(9) != 4
+    whole = certified.softmax_attention(q, np.delete(k, 4, 0), np.delete(v, 4, 0))
+    for bad in (np.nan, np.inf, 1e300):
+        k[4] = v[4] = bad
+        got = certified.softmax_attention(q, k, v, mask=mask)
+        assert (got.error <= 2.0**-60 * 4).all()
+        np.testing.assert_array_equal(got.rounded().out, whole.rounded().out)
+
+
+@pytest.mark.parametrize("size", [1e9, 1e80, 1e160, 1e300])
+def test_too_much_is_said(size):
+    rng = np.random.default_rng(11)
+    q, k, v = tensors(rng, 4, 5, 3, 2, 1.0)
+    got = certified.softmax_attention(q * size, k, v)
+    out, _ = reference(q * size, k, v)
+    wrong = abs(number(got.out) - out)
+    assert least_ratio(got.error, wrong) >= 1
+
+
+@pytest.mark.parametrize("size", [1e-310, 1e-200, 1e200, 1e305])
+@pytest.mark.parametrize("of", ["v", "qk"])
+def test_extreme_sizes(size, of):
+    rng = np.random.default_rng(12)
+    q, k, v = tensors(rng, 4, 5, 3, 2, 1.0)
+    if of == "v":
+        v = v * size
+    else:
+        q, k = q * size, k / max(size, 1e-290)
+    got = certified.softmax_attention(q, k, v)
+    out, _ = reference(q, k, v)
+    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+
+
+def test_values_of_very_different_sizes():
+    rng = np.random.default_rng(13)
+    q, k, v = tensors(rng, 4, 9, 3, 2, 60.0)
+    v = v * 10.0 ** rng.integers(-20, 20, (9, 1))
+    got = certified.softmax_attention(q, k, v)
+    out, _ = reference(q, k, v)
+    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+
+
+def test_blocks_and_spans(monkeypatch):
+    """Bounds of results by other blocks hold for both."""
+    rng = np.random.default_rng(14)
+    q, k, v = tensors(rng, 70, 3000, 8, 3, 9.0)
+    one = certified.softmax_attention(q, k, v, window=(2500, 100))
+    monkeypatch.setattr("refattn.certified.kernel._NUMPY_BLOCK", (13, 77))
+    other = certified.softmax_attention(q, k, v, window=(2500, 100))
+    apart = abs((one.out.hi - other.out.hi) + (one.out.lo - other.out.lo))
+    assert (apart <= one.error + other.error).all()
+    assert (one.error < 2.0**-60).all()
+
+
+def test_nobody_is_written_to():
+    rng = np.random.default_rng(15)
+    q, k, v = tensors(rng, 4, 5, 3, 2, 1.0)
+    for x in (q, k, v):
+        x.flags.writeable = False
+    certified.softmax_attention(q, k, v)
+
+
+@pytest.mark.parametrize("library", ["torch", "array_api_strict", "jax"])
+@pytest.mark.long("jax")
+def test_other_libraries(library):
+    xp = pytest.importorskip("jax.numpy" if library == "jax" else library)
+    if library == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+    rng = np.random.default_rng(16)
+    given = tensors(rng, 3, 5, 8, 2, 9.0)
+    wanted = certified.softmax_attention(*given, causal=True)
+    got = certified.softmax_attention(*(xp.asarray(x) for x in given), causal=True)
+    hi, lo, error = (np.asarray(x) for x in (*got.out, got.error))
+    apart = abs((hi - wanted.out.hi) + (lo - wanted.out.lo))
+    assert (apart <= error + wanted.error).all()
+    assert (error < 2.0**-60).all()
+
+
+def test_under_jit_it_says_why():
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    x = np.ones((2, 2))
+    with pytest.raises(RuntimeError, match="must know the values"):
+        jax.jit(lambda q: certified.softmax_attention(q, q, q).out.hi)(x)
+
+
+def test_self_test_finds_what_breaks_it(monkeypatch):
+    assert certified.self_test() == []
+    monkeypatch.setattr(
+        "refattn.certified.pairs.two_sum", lambda a, b: certified.Pair(a + b, 0 * a)
+    )
+    assert "sums in pairs have errors" in certified.self_test()
+    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "refattn.certified.pairs.two_product", lambda a, b: certified.Pair(a * b, 0 * a)
+        )
+        assert "products in pairs have errors" in certified.self_test()
+
+
+def test_self_test_of_coarse_products(monkeypatch):
+    """Products that an accelerator rounds to float32 are found."""
+    from refattn.certified import pairs as certified_pairs
+
+    exact_products = certified_pairs.products
+
+    def coarse(*given):
+        for x in exact_products(*given):
+            yield x.astype(np.float32).astype(np.float64)
+
+    monkeypatch.setattr("refattn.certified.pairs.products", coarse)
+    assert any("products of matrices" in x for x in certified.self_test())
+
+
+def test_what_fails_the_test_is_refused(monkeypatch):
+    monkeypatch.setattr("refattn.certified._CHECKED", {("array_api_compat.numpy", "cpu"): ["e^x"]})
+    x = np.ones((2, 2))
+    with pytest.raises(RuntimeError, match=r"must have sums and products .*: e\^x"):
+        certified.attend(x, x, x)
+
+
+def test_bad_arguments():
+    x = np.ones((2, 2))
+    with pytest.raises(TypeError, match="float32 or float64"):
+        certified.attend(*(x.astype(np.longdouble),) * 3)
+    with pytest.raises(TypeError, match=r"`q` must be an array or a pair"):
+        certified.attend((x, x, x), x, x)
+    with pytest.raises(ValueError, match=r"`k\.lo` must have the shape"):
+        certified.attend(x, (x, x[:1]), x)
+    with pytest.raises(ValueError, match="`features` must be"):
+        certified.random_feature_attention(x, x, x, omega=x, features="trigonometric")
+
+
+GRADIENTS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (2, 1)},
+    "mask": {"mask": np.random.default_rng(20).random((5, 9)) < 0.5},
+    "empty": {"mask": np.arange(5)[:, None] > 1},
+    "bias and sink": {"bias": np.linspace(-3, 3, 9), "sinks": np.asarray(0.5)},
+}
+
+
+def pulled(q, k, v, d_out, **options):
+    """Gradients to 60 digits, by dual numbers."""
+    n, m = len(q), len(k)
+    visible = np.broadcast_to(options.get("mask", True), (n, m)).copy()
+    if options.get("causal"):
+        visible &= exact.causal(n, m)
+    if "window" in options:
+        place = np.arange(n)[:, None] + m - n
+        left, right = options["window"]
+        visible &= (np.arange(m) >= place - left) & (np.arange(m) <= place + right)
+
+    def function(q, k, v):
+        return exact.softmax_attention(
+            q, k, v, bias=options.get("bias", 0.0), sink=options.get("sinks"), visible=visible,
+            dps=DPS,
+        )  # fmt: skip
+
+    return exact.gradients(function, d_out, dps=DPS, q=q, k=k, v=v)
+
+
+@pytest.mark.parametrize("logit", [1.0, 300.0])
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients_against_60_digits(case, logit):
+    rng = np.random.default_rng(21)
+    q, k, v = tensors(rng, 5, 9, 4, 3, logit)
+    d_out = rng.standard_normal((5, 3))
+    got = certified.softmax_gradients(q, k, v, d_out, **GRADIENTS[case])
+    want = pulled(q, k, v, d_out, **GRADIENTS[case])
+    sizes = {"q": np.abs(k).max(), "k": np.abs(q).max(), "v": 1.0}
+    for name, found in got._asdict().items():
+        assert least_ratio(found.error, abs(number(found.value) - want[name])) >= 1
+        assert (found.error <= 2.0**-54 * sizes[name]).all()
+
+
+def test_gradients_of_groups_are_summed():
+    rng = np.random.default_rng(22)
+    q, k, v = (rng.standard_normal(x) for x in ((2, 4, 5, 3), (2, 2, 6, 3), (2, 1, 6, 2)))
+    d_out = rng.standard_normal((2, 4, 5, 2))
+    got = certified.softmax_gradients(q, k, v, d_out, causal=True)
+    _, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, causal=True)
+    for found, want in zip(got, pullback(d_out)[:3], strict=True):
+        assert found.value.hi.shape == want.shape
+        np.testing.assert_allclose(found.value.hi, want, rtol=1e-12, atol=1e-14)
+        assert (found.error < 2.0**-54).all()
+
+
+def test_gradients_of_many_tokens():
+    """Past every span and block, against values and keys that were moved."""
+    rng = np.random.default_rng(23)
+    q, k, v = tensors(rng, 1100, 1300, 4, 2, 5.0)
+    d_out = rng.standard_normal((1100, 2))
+    got = certified.softmax_gradients(q, k, v, d_out, causal=True)
+    total = certified.Pair(*(x.sum(0, keepdims=True) for x in (got.v.value.hi, got.v.value.lo)))
+    seen = number(certified.Pair(total.hi, total.lo))[0]
+    exact_sum = exact.numbers(d_out, dps=DPS).sum(0)  # weights of each query sum to 1
+    assert np.abs((seen - exact_sum).astype(float)).max() < 1e-11
+    _, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, causal=True)
+    for found, want in zip(got, pullback(d_out)[:3], strict=True):
+        np.testing.assert_allclose(found.value.hi, want, rtol=1e-11, atol=1e-13)
+        assert (found.error < 2.0**-50).all()
+
+
+def test_gradients_of_what_is_not_finite_are_not_certified():
+    rng = np.random.default_rng(24)
+    q, k, v = tensors(rng, 4, 4, 3, 2, 1.0)
+    v[2, 0] = np.nan
+    got = certified.softmax_gradients(q, k, v, np.ones((4, 2)), causal=True)
+    assert (got.q.error[2:] == np.inf).all()
+    assert np.isfinite(got.q.error[:2]).all()
+    with pytest.raises(ValueError, match="`d_out` must have the shape of the output"):
+        certified.softmax_gradients(q, k, v, np.ones((4, 3)))
+    empty = certified.softmax_gradients(q[:0], k, v, np.ones((0, 2)))
+    assert empty.q.value.hi.shape == (0, 3)
+    assert (empty.k.value.hi == 0).all()
+
+
+def test_parts_of_pairs_may_be_of_any_size():
+    rng = np.random.default_rng(30)
+    whole = tensors(rng, 4, 6, 5, 2, 20.0)
+    rough = [x.astype(np.float32).astype(np.float64) for x in whole]
+    got = certified.attend(*(certified.Pair(x, y - x) for x, y in zip(rough, whole, strict=True)))
+    out, lse = exact.attend(*whole, dps=DPS)
+    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+    assert least_ratio(got.lse_error, abs(number(got.lse) - lse)) >= 1
+
+
+def test_samples_whose_terms_overflow_are_not_certified():
+    given = (np.asarray([[x]]) for x in (1.0, 1e100, 1.0))
+    got = certified.random_feature_attention(*given, omega=np.asarray([[-1e250]]), scale=1)
+    assert (got.error == np.inf).all()
+
+
+def test_hidden_keys_have_no_part_in_bounds_of_random_features():
+    rng = np.random.default_rng(31)
+    q, k, v = tensors(rng, 3, 6, 4, 2, 2.0)
+    omega, mask = rng.standard_normal((5, 4)), np.arange(6) != 2
+    k[2], v[2] = 1e300, np.nan
+    got = certified.random_feature_attention(q, k, v, omega=omega, mask=mask)
+    assert (got.error < 2.0**-58).all()
+    without = [-np.inf, 0.0, 0.0, 0.0, 0.0]
+    got = certified.random_feature_attention(
+        q, k, v, omega=omega, mask=mask, log_weight=np.asarray(without)
+    )
+    rest = certified.random_feature_attention(q, k, v, omega=omega[1:], mask=mask)
+    apart = abs((got.out.hi - rest.out.hi) + (got.out.lo - rest.out.lo))
+    assert (apart <= got.error + rest.error).all()
+    assert (got.error < 2.0**-58).all()
+
+
+@pytest.mark.parametrize("scale", [7.0, 1e-5, 1e-300, 5e-324])
+def test_bounds_of_gradients_are_scaled(scale):
+    rng = np.random.default_rng(32)
+    q, k, v = (rng.standard_normal(x) for x in ((3, 2), (4, 2), (4, 2)))
+    d_out = rng.standard_normal((3, 2))
+    got = certified.softmax_gradients(q, k, v, d_out, scale=scale)
+    plain = certified.softmax_gradients(q, k, v, d_out, scale=1.0)
+    want = exact.gradients(
+        lambda q, k, v: exact.softmax_attention(q, k, v, scale=scale, dps=DPS),
+        d_out, dps=DPS, q=q, k=k, v=v,
+    )  # fmt: skip
+    for name, found in got._asdict().items():
+        assert least_ratio(found.error, abs(number(found.value) - want[name])) >= 1
+    if 1e-5 <= scale <= 7:
+        smallest = scale * min(x.error.min() for x in plain[:2]) / 20
+        assert min(x.error.min() for x in got[:2]) > smallest
+
+
+def test_gradients_of_huge_arguments_have_no_finite_bound():
+    one = np.ones((1, 1))
+    found = certified.softmax_gradients(
+        0 * one, np.asarray([[1e279], [-1e279]]), np.asarray([[1e24], [0.0]]), one, scale=0.5
+    )
+    assert (found.q.error == np.inf).all()
+    rng = np.random.default_rng(33)
+    q, k = rng.standard_normal((2, 1, 4))
+    assert (certified.softmax_gradients(q, k * 1e204, one, one).v.error == np.inf).all()
+    none = certified.softmax_gradients(q, k, one[:, :0], one[:, :0])
+    assert none.q.value.hi.tolist() == [[0.0] * 4]
+
+
+def test_scales_keep_their_digits():
+    from fractions import Fraction
+
+    q, k = np.asarray([[50.0]]), np.asarray([[0.0], [1.0]])
+    for scale in (Fraction(1, 3), np.longdouble(1) / 3):
+        got = certified.attend(q, k, k, scale=scale)
+        value = (
+            exact.numbers(np.asarray([scale]), dps=DPS)[0]
+            if not isinstance(scale, Fraction)
+            else exact.context(DPS).mpf(1) / 3
+        )
+        out, _ = exact.attend(q, k, k, scale=value, dps=DPS)
+        assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+
+
+def test_bad_cotangents():
+    x = np.ones((2, 2))
+    for dtype in (np.longdouble, complex):
+        with pytest.raises(TypeError, match="`d_out` must have dtype"):
+            certified.softmax_gradients(x, x, x, x.astype(dtype))
+
+
+def test_errors_of_arguments_come_through():
+    """What values and biases are wrong by is in the bound, in full."""
+    from refattn.certified import kernel
+    from refattn.certified.pairs import pair
+
+    rng = np.random.default_rng(34)
+    q, k = (pair(rng.standard_normal((3, 2))) for _ in range(2))
+    given = kernel.Given(q, k, pair(np.ones((3, 2))))
+    more = np.full((3, 2), 1e-3)
+    assert (kernel.attend(given._replace(v_error=more)).error >= 1e-3).all()
+    off = kernel.attend(given._replace(bias_error=np.full((1, 1), 1e-3)))
+    assert (off.error >= 1.99e-3).all()  # through both sums, as all values are 1
+    assert (off.lse_error >= 0.99e-3).all()
+
+
+def test_log_far_from_one():
+    from refattn.certified import kernel
+    from refattn.certified.pairs import pair
+
+    for x in (0.6, 0.99, 1.0, 1.0 + 2.0**-40, 1.4):
+        log, error = kernel._log(pair(np.asarray([x])))
+        wrong = abs(number(log)[0] - exact.context(DPS).log(exact.numbers([x], dps=DPS)[0]))
+        assert wrong <= error[0]
+        assert error[0] <= 2 * abs(x - 1) ** 6 / 6 + 1e-15 * (x - 1) ** 2 + 2.0**-100
+
+
+def test_bound_of_slices_is_that_of_the_formula():
+    from refattn.certified import pairs as certified_pairs
+
+    u = 2.0**-53
+    for count, bits, levels in ((64, 23, 3), (4096, 20, 4), (8, 25, 2)):
+        terms = levels * count * u / (1 - levels * count * u)
+        most = terms * count * (levels + 2) * max(2.0 ** (-bits * (levels - 1)), 2.0**-51)
+        assert certified_pairs.sliced_error(count, bits, levels) >= most
+
+
+@pytest.mark.parametrize(
+    "shape", [((2,), (2,), (2,)), ((), (), (2,)), ((2,), (), ()), ((), (2,), ())]
+)
+def test_leading_axes_of_some_arrays(shape):
+    """Heads may have a few arrays in common: each is as if it was alone."""
+    rng = np.random.default_rng(8)
+    arrays = [rng.standard_normal((*x, n, 4)) for x, n in zip(shape, (3, 5, 5), strict=True)]
+    omega, d_out = rng.standard_normal((6, 4)), rng.standard_normal((2, 3, 4))
+
+    def results(q, k, v, d_out):
+        return [
+            certified.softmax_attention(q, k, v),
+            certified.random_feature_attention(q, k, v, omega=omega),
+            certified.softmax_gradients(q, k, v, d_out),
+        ]
+
+    *both, gradients = results(*arrays, d_out)
+    for h in range(2):
+        one = [x[h] if x.ndim == 3 else x for x in arrays]
+        *alone, gradients_alone = results(*one, d_out[h])
+        for found, expected in zip(both, alone, strict=True):
+            np.testing.assert_array_equal(found.out.hi[h], expected.out.hi)
+            np.testing.assert_array_equal(found.out.lo[h], expected.out.lo)
+            assert np.all(found.error[h] <= 2 * expected.error)
+        for x, found, expected in zip(arrays, gradients, gradients_alone, strict=False):
+            if x.ndim == 3:
+                np.testing.assert_allclose(found.value.hi[h], expected.value.hi, rtol=1e-15)

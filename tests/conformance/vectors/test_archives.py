@@ -1,0 +1,189 @@
+"""Golden vectors as one file."""
+
+import gzip
+import hashlib
+import io
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from refattn.conformance import vectors
+from refattn.conformance.vectors import archives as _archives
+from refattn.conformance.vectors import checking
+
+ENDS = (".zip", ".tar.gz")
+
+
+CONTENT = {"ra.json": b"{}\n", "README.md": b"vectors\n", "manifest-json.json": bytes(range(256))}
+
+
+def few(directory, *, format):
+    """Write fewer files than there are: vectors take a while."""
+    for name, data in CONTENT.items():
+        Path(directory, name).write_bytes(data)
+    return [Path(directory, name) for name in CONTENT]
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("archives")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_archives, "write", few)
+        return {end: vectors.pack(folder / f"golden{end}")[0] for end in ENDS}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return {end: vectors.pack(folder / f"golden{end}")[0] for end in ENDS}
+
+
+def unpack(path, folder):
+    shutil.unpack_archive(path, folder, **({} if path.suffix == ".zip" else {"filter": "data"}))
+    return folder
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_two_runs_give_the_same_bytes(end, archives, tmp_path, monkeypatch):
+    monkeypatch.setattr(_archives, "write", few)
+    [again] = vectors.pack(tmp_path / "new" / f"other{end}")  # whatever its name
+    assert again.read_bytes() == archives[end].read_bytes()
+    assert [x.name for x in again.parent.iterdir()] == [again.name]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_it_holds_what_a_directory_does_and_its_checksums(end, archives, tmp_path):
+    found = unpack(archives[end], tmp_path / "found")
+    there = {x.name: x.read_bytes() for x in found.iterdir()}
+    sums = there.pop("SHA256SUMS").decode().splitlines()
+    assert there == CONTENT
+    assert sums == sorted(
+        (f"{hashlib.sha256(data).hexdigest()}  {name}" for name, data in there.items()),
+        key=lambda line: line[66:],
+    )
+    if shutil.which("sha256sum"):
+        done = subprocess.run(
+            ["sha256sum", "-c", "--strict", "SHA256SUMS"], cwd=found, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(": OK\n") == len(there)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_inside_depends_on_no_clock_and_no_user(end, archives):
+    if end == ".zip":
+        infos = zipfile.ZipFile(archives[end]).infolist()
+        assert {(x.date_time, x.create_system, x.external_attr >> 16) for x in infos} == {
+            ((1980, 1, 1, 0, 0, 0), 3, 0o644)
+        }
+        names = [x.filename for x in infos]
+    else:
+        with tarfile.open(archives[end]) as archive:
+            members = archive.getmembers()
+        assert {(x.mtime, x.uid, x.gid, x.uname, x.gname, x.mode) for x in members} == {
+            (0, 0, 0, "", "", 0o644)
+        }
+        assert archives[end].read_bytes()[4:8] == bytes(4)  # the time of gzip
+        names = [x.name for x in members]
+    assert names == sorted(names)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", ENDS)
+def test_the_linter_reads_archives_and_what_is_unpacked(end, whole, tmp_path):
+    assert vectors.lint(whole[end], fraction=0.01) == []
+    with vectors.unpacked(whole[end]) as folder:
+        assert vectors.load(folder)[0].id == "coreset-basic-float64"
+        assert vectors.lint(folder, fraction=0.01) == []
+        written = {x.name for x in vectors.write(tmp_path)}
+        assert {x.name for x in folder.iterdir()} == written | {"SHA256SUMS"}
+        for name in written:
+            assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert not folder.exists()
+
+
+def damaged(content, damage):
+    content = dict(content)
+    if damage == "a file":
+        content["README.md"] += b" "
+    elif damage == "a sum":
+        content["SHA256SUMS"] = content["SHA256SUMS"].replace(b"a", b"b", 1)
+    elif damage == "no file":
+        del content["ra.json"]
+    elif damage == "a file more":
+        content["more.json"] = b"{}"
+    elif damage == "the order of sums":
+        lines = content["SHA256SUMS"].splitlines(keepends=True)
+        content["SHA256SUMS"] = b"".join(reversed(lines))
+    elif damage == "a path":
+        content["../more.json"] = b"{}"
+    return content
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("a file", "SHA256SUMS: is not that of README.md"),
+        ("a sum", "SHA256SUMS: is not that of "),
+        ("no file", "SHA256SUMS: is not that of ra.json"),
+        ("a file more", "SHA256SUMS: is not that of more.json"),
+        ("the order of sums", "SHA256SUMS: is not as written"),
+        ("a path", "'../more.json', which is no plain file"),
+    ],
+)
+def test_damage_is_named(damage, said, archives, tmp_path, monkeypatch):
+    with zipfile.ZipFile(archives[".zip"]) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    path = tmp_path / "bad.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in damaged(content, damage).items():
+            archive.writestr(name, data)
+    monkeypatch.setattr(checking, "read", lambda kind, path: 1 / 0)  # of no interest here
+    assert said in "\n".join(vectors.lint(path))
+
+
+def test_what_is_no_archive_of_plain_files_is_refused(archives, tmp_path):
+    for end in ENDS:
+        cut = tmp_path / f"cut{end}"
+        cut.write_bytes(archives[end].read_bytes()[:-40])
+        [said] = vectors.lint(cut)
+        assert said.startswith(f"{cut}: cannot be read")
+        [said] = vectors.lint(tmp_path / f"none{end}")
+        assert "cannot be read" in said
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        archive.addfile(link)
+    path = tmp_path / "link.tar.gz"
+    path.write_bytes(gzip.compress(file.getvalue()))
+    assert vectors.lint(path) == [f"{path}: has 'link', which is no plain file."]
+    with pytest.raises(ValueError, match=r"must end in \.zip or \.tar\.gz, got 'golden\.rar'"):
+        vectors.pack("golden.rar")
+
+
+@pytest.mark.long
+def test_command_line(tmp_path):
+    click_testing = pytest.importorskip("click.testing")
+    from refattn.cli import commands
+
+    def run(*words):
+        return click_testing.CliRunner().invoke(commands(), ["vectors", *words])
+
+    path = tmp_path / "golden.zip"
+    done = run(str(path))
+    assert (done.exit_code, done.output.startswith(f"{path}: 1 files, ")) == (0, True)
+    done = run(str(path), "--check")
+    assert (done.exit_code, done.output) == (0, f"{path}: no problems\n")
+    path.write_bytes(path.read_bytes()[:-100])
+    assert run(str(path), "--check").exit_code == 1
+    assert run(str(tmp_path / "header.tar.gz"), "--format", "c").exit_code == 0
+    plain = tmp_path / "plain"
+    plain.touch()
+    done = run(str(plain))
+    assert done.exit_code == 2
+    assert "is a file, neither .zip nor .tar.gz" in done.output

@@ -1,0 +1,325 @@
+"""The report of a run of the checks: as text, JSON, JUnit XML and a page."""
+
+import json
+import os
+import re
+import sys
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from refattn.conformance import Report, Result
+from refattn.conformance.verdict.report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED
+
+MARKUP = "<script>alert('&')</script> \"κ\" \x1b[31m\udcff"
+SHOWN = "<script>alert('&')</script> \"κ\" \\x1b[31m\\udcff"
+NONE = "\N{EN DASH}"
+RIGHT_INSIDE = "right at ordinary inputs, as far as was tried"
+
+
+def report(*results, **more):
+    return Report("mine", "rfa", ("omega",), {"dtype": "float32"}, "quick", 1e-6, 7, [*results])
+
+
+def result(status=PASS, severity="", check="large_logits"):
+    found = Result(check, "as it should be", "identity", status, severity, error=0.25)
+    if status in (FAIL, EXPECTED):
+        found.expected, found.got, found.error = "1.5", "2.5", 1e6
+    return found
+
+
+class Page(HTMLParser):
+    """The elements of a page, its text, and that its tags match."""
+
+    VOID = frozenset({"meta", "link", "br"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open = []
+        self.elements = []
+        self.texts = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((tuple(self.open), data))
+
+    def text(self, within="article"):
+        """What is to be read, in one line."""
+        return " ".join(" ".join(data for tags, data in self.texts if within in tags).split())
+
+
+def page(found):
+    pytest.importorskip("jinja2")
+    return Page(found.to_html())
+
+
+def properties(found):
+    root = ElementTree.fromstring(found.to_junit())
+    assert root[0].tag == "properties"  # readers want them first
+    return {x.get("name"): x.get("value") for x in root[0]}
+
+
+# Text
+
+
+def test_reprs_are_short_and_in_one_line():
+    long = Result("contract", "", "identity", FAIL, expected="x\n" * 1000, got=MARKUP)
+    found = Report(MARKUP + "\n", "rfa", (), {}, "quick", 1e-6, 0, [result(), result(), long])
+    assert repr(found) == f"<Report FAIL: {(MARKUP + chr(10))!r} as rfa, 2 PASS, 1 FAIL>"
+    for text in (repr(found), repr(long)):
+        assert len(text) < 150
+        assert text.isprintable()
+    assert repr(Result("contract", "", "identity")) == "<Result PASS: contract>"
+
+
+@pytest.mark.parametrize(
+    ("results", "verdict", "text"),
+    [
+        ([PASS], PASS, "no deviation was found"),
+        ([PASS, EXPECTED], PASS, "no deviation was found other than 1 expected"),
+        (
+            [PASS, UNDERPOWERED],
+            UNDERPOWERED,
+            "no deviation was found, but some checks say too little",
+        ),
+        ([], UNDERPOWERED, "nothing was checked"),
+        ([PASS, STALE], FAIL, "1 passed, though a failure was expected"),
+    ],
+)
+def test_the_conclusion_says_the_verdict(results, verdict, text):
+    found = report(*(result(status, "law" * (status == EXPECTED)) for status in results))
+    assert (found.verdict, found.conclusion) == (verdict, text)
+    assert json.loads(found.to_json())["conclusion"] == text
+    assert properties(found)["conclusion"] == text
+    assert (f"\n  {text}\n" in str(found)) == (verdict != PASS)
+
+
+# Severities
+
+
+def test_severities_are_in_every_format():
+    some = [result(FAIL, name) for name in ("range", "formula", "range")]
+    found = report(result(), *some, result(EXPECTED, "law"))
+    words = "1 of formula (wrong at ordinary inputs); 2 of range (wrong at extreme inputs only)"
+    assert str(found).splitlines()[1] == f"  {words}"
+    content = json.loads(found.to_json())
+    assert content["severities"] == found.severities == {"formula": 1, "range": 2}
+    assert content["conclusion"] == words
+    assert [r["severity"] for r in content["results"]] == ["", "range", "formula", "range", "law"]
+    assert properties(found) == {
+        "verdict": "FAIL",
+        "conclusion": words,
+        "severity.formula": "1",
+        "severity.range": "2",
+    }
+    failures = ElementTree.fromstring(found.to_junit()).findall("testcase/failure")
+    assert [x.get("type") for x in failures] == ["range", "formula", "range"]
+    assert failures[1].get("message") == "wrong at ordinary inputs: expected 1.5; got 2.5"
+    text = page(found).text()
+    assert words in text
+    assert "formula 1 wrong at ordinary inputs range 2 wrong at extreme inputs only" in text
+    assert "severity law: random numbers of another law" in text  # of the expected one
+
+
+def test_failures_at_extreme_inputs_only_have_words_of_their_own():
+    def says(found):
+        text = page(found).text().lower()
+        said = [text, str(found), json.loads(found.to_json())["conclusion"]]
+        return {RIGHT_INSIDE in x for x in (*said, properties(found)["conclusion"] or "")}
+
+    only = report(result(), result(FAIL, "range"))
+    assert says(only) == {True}
+    failure = ElementTree.fromstring(only.to_junit()).find("testcase/failure")
+    assert failure is not None
+    assert failure.get("message") == "wrong at extreme inputs only: expected 1.5; got 2.5"
+    for status in (FAIL, EXPECTED):
+        assert says(report(result(FAIL, "range"), result(status, "formula"))) == {False}
+
+
+# Limits
+
+
+def test_limits_are_in_every_format():
+    limits = {"head_sizes": "only d of 64, 128 were tried", "dtype": f"{MARKUP} only"}
+    found, free = report(result()), report(result())
+    found.limits = limits
+    text = str(found).split("limits of the verdict:\n")[1]
+    assert text.startswith("  head_sizes  only d of 64, 128 were tried\n  dtype       <script>")
+    assert json.loads(found.to_json())["limits"]["head_sizes"] == limits["head_sizes"]
+    assert properties(found)["limit.head_sizes"] == limits["head_sizes"]
+    shown = page(found).text()
+    assert f"Limits of the verdict head_sizes {limits['head_sizes']} dtype {SHOWN} only" in shown
+    assert "limits of the verdict" not in f"{free} {page(free).text()}".lower()
+    assert json.loads(free.to_json())["limits"] == {}
+    assert not any("limit" in str(name) for name in properties(free))
+
+
+# The page
+
+
+@pytest.fixture
+def everything():
+    """A report with text of a candidate wherever there may be some."""
+    failed = result(FAIL, "range")
+    failed.expected = failed.got = failed.reproducer = MARKUP
+    failed.suspects = [MARKUP, "another"]
+    weak = Result("frequency_law", "a law", "law", UNDERPOWERED, p=0.04, adjusted=0.5, samples=30)
+    weak.target, weak.detectable = {"scale": 0.1}, {"scale": 0.25}
+    unlike = result(FAIL, "formula", "mask")
+    unlike.compared = True
+    stale = result(STALE)
+    stale.reason = MARKUP
+    found = report(result(check="contract"), failed, unlike, weak, stale)
+    found.name, found.capabilities = MARKUP, (MARKUP, "causal")
+    found.tags = {"device": MARKUP, "scale": None}
+    found.not_tried = {"gqa": "needs more", "causal": "needs more", "seeds": MARKUP}
+    return found
+
+
+def test_the_page_holds_everything(everything):
+    text = page(everything).text()
+    for part in (
+        f"refattn {everything.version} · check of an implementation FAIL {SHOWN} as rfa",
+        f"estimator rfa capabilities {SHOWN}, causal device {SHOWN} scale None",
+        "level quick alpha 1e-06 seed 7",
+        "Summary 1 PASS 2 FAIL 1 UNDERPOWERED 1 STALE",
+        f"expected {SHOWN} got {SHOWN} like {SHOWN} another Script that shows it {SHOWN}",
+        "like none of the known mistakes",
+        f"STALE large_logits as it should be failure expected {SHOWN}",
+        f"PASS contract as it should be largest error 0.25 of the tolerance {NONE} {NONE} 0.25 0",
+        f"p = 0.04, adjusted 0.5, 30 seeds detects scale of 0.25, not 0.1 0.04 0.5 {NONE} 0.000",
+        f"Not tried needs more gqa, causal {SHOWN} seeds",
+        f"Guarantee {everything.guarantee}",
+    ):
+        assert part in text, part
+
+
+def test_the_page_has_no_script_and_needs_no_other_file(everything):
+    found = page(everything)
+    assert found.text("title") == f"FAIL: {SHOWN} as rfa"
+    for tag, attributes in found.elements:
+        assert tag not in {"script", "img", "iframe", "object", "embed", "base", "form"}
+        assert not any(name.startswith("on") for name in attributes)
+        assert {attributes.get("src"), attributes.get("href")} <= {None, "data:,"}
+    assert "script" not in {tags[-1] for tags, _ in found.texts if tags}
+    style = "".join(data for tags, data in found.texts if "style" in tags)
+    assert not re.search(r"url\(|@import", style)
+    assert "prefers-color-scheme: dark" in style
+    assert [tags[-2:] for tags, data in found.texts if "alert" in data and "pre" in tags] == [
+        ("details", "pre")
+    ]
+    everything.to_html().encode()  # no lone surrogates
+
+
+def test_notebooks_show_a_part_of_a_page(everything):
+    pytest.importorskip("jinja2")
+    text = everything._repr_html_()
+    assert text is not None
+    part = Page(text)
+    assert part.text() == page(everything).text()
+    assert not {tag for tag, _ in part.elements} & {"html", "head", "body", "script", "title"}
+    style = "".join(data for tags, data in part.texts if "style" in tags)
+    selectors = re.findall(r"^\s*([^@\s}-][^{};]*)\{", style, re.MULTILINE)
+    assert len(selectors) > 10
+    assert {x.split()[0].partition(":")[0] for x in selectors} == {".refattn-report"}
+
+
+def test_without_jinja2(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    found = report(result())
+    with pytest.raises(ModuleNotFoundError, match=r"needs `pip install 'refattn\[cli\]'`"):
+        found.to_html()
+    assert found._repr_html_() is None
+
+
+# The command line
+
+
+def check(*words, **options):
+    testing = pytest.importorskip("click.testing")
+    pytest.importorskip("rich")
+    from refattn import cli
+
+    given = ["check", *words, "--estimator", "softmax", "--check", "value_length"]
+    return testing.CliRunner().invoke(cli.commands(), given, **options)
+
+
+def test_a_page_from_the_command_line(tmp_path, monkeypatch):
+    pytest.importorskip("jinja2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "moving.py").write_text(
+        "import os, refattn\nos.chdir('elsewhere')\nfn = refattn.softmax_attention\n"
+    )
+    done = check("moving:fn", "--html", "out.html")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "out.html").read_text("utf-8")
+    assert "PASS softmax_attention as softmax" in Page(text).text()
+    wrong = check("refattn:softmax_attention", "--html", "out.txt")
+    assert wrong.exit_code == 2
+    assert "must end in .html, got 'out.txt'" in wrong.output
+
+
+def test_the_command_line_without_jinja2(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    done = check("no_such_module:fn", "--html", str(tmp_path / "out.html"))
+    assert done.exit_code == 2
+    assert done.output == "Error: --html needs `pip install 'refattn[cli]'`\n"
+
+
+COLOURS = {PASS: 32, FAIL: 31, STALE: 31, UNDERPOWERED: 33, EXPECTED: 33}
+
+
+def on_a_terminal(found, monkeypatch, **variables):
+    """What a terminal is sent of a report."""
+    _show = pytest.importorskip("refattn.cli.show.results")
+    _tables = pytest.importorskip("refattn.cli.show.page")
+    if os.name != "posix":
+        pytest.skip("terminals as of POSIX")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"TERM": "xterm", "COLUMNS": "200"} | variables).items():
+        monkeypatch.setenv(name, value)
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    with open(theirs, "w", encoding="utf-8") as file, open(ours, "rb", buffering=0) as screen:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", file)
+            _show.checked(found, False, _tables.Page())
+        return (screen.read(10**5) or b"").decode().replace("\r\n", "\n")
+
+
+def test_statuses_have_colours_on_a_terminal(monkeypatch):
+    found = report(*(result(status, "law", f"check_{i}") for i, status in enumerate(COLOURS)))
+    sent = on_a_terminal(found, monkeypatch)
+    assert sent.startswith("\x1b[31mFAIL\x1b[0m: mine as rfa")
+    for status, colour in COLOURS.items():
+        assert f"\n\x1b[{colour}m  {status}\x1b[0m  " in sent
+    assert sent.count("\x1b[0m") == 1 + len(COLOURS)
+    assert re.sub(r"\x1b\[\d+m", "", sent) == f"{found}\n"
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colour_where_none_is_wanted(monkeypatch, variables):
+    found = report(result())
+    assert on_a_terminal(found, monkeypatch, **variables) == f"{found}\n"
+
+
+def test_the_command_line_has_no_colour_on_a_pipe():
+    none = {"NO_COLOR": None, "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "TERM": "xterm"}
+    piped = check("refattn:softmax_attention", env=none, color=True)
+    assert piped.output.startswith("PASS: ")
+    forced = check("refattn:softmax_attention", env=none | {"FORCE_COLOR": "1"})
+    assert forced.output.startswith("\x1b[32mPASS\x1b[0m: ")

@@ -1,0 +1,464 @@
+"""Options of exact attention: the engine against the formula, forth and back, in every use."""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import logsumexp
+
+from refattn import attend, merge, naive, softmax_attention, vjp
+from refattn.attention import Alibi, alibi
+from refattn.conformance.truth import exact
+from refattn.streaming import SoftmaxState
+from tests.reference import CONTRACT
+from tests.test_attention import draw
+from tests.test_attention import tolerance as softmax_tolerance
+
+WINDOWS = [None, (0, 0), (3, 0), (2, 4), (None, 1), (1, None), (40, 2)]
+sides = st.none() | st.integers(0, 12)
+
+
+def given_options(rng, shape, dtype, *names):
+    """Some of the options, of four heads."""
+    heads, n, m = shape
+    every = {
+        "softcap": 1.5,
+        "sinks": draw(rng, heads, dtype=dtype),
+        "bias": draw(rng, heads, n, m, dtype=dtype),
+        "alibi": Alibi(rng.random(heads).astype(dtype)),
+        "mask": rng.random((n, m)) < 0.7,
+        "dropout": ((rng.random((heads, n, m)) < 0.8) / 0.8).astype(dtype),
+    }
+    return {"bias" if x == "alibi" else x: every[x] for x in names}
+
+
+def tensors(rng, n, m, dtype=np.float64):
+    """Four heads of queries, two of keys and values."""
+    shapes = (4, n, 3), (2, m, 3), (2, m, 2)
+    q, k, v = (draw(rng, *shape, dtype=dtype) for shape in shapes)
+    return q, k, v
+
+
+def largest(x):
+    return float(np.max(np.abs(x), initial=0.0))
+
+
+ALL = ("softcap", "sinks", "mask", "dropout")
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    window=st.none() | st.tuples(sides, sides),
+    causal=st.booleans(),
+    names=st.sets(st.sampled_from([*ALL, "bias", "alibi"])),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_options_together(seed, sizes, window, causal, names, dtype):
+    """Any of them at once, with grouped heads, agree with the formula."""
+    rng = np.random.default_rng(seed)
+    q, k, v = tensors(rng, *sizes, dtype)
+    chosen = sorted(names - ({"bias"} if "alibi" in names else set()))
+    options = given_options(rng, (4, *sizes), dtype, *chosen)
+    options |= {"window": window, "causal": causal}
+    got = softmax_attention(q, k, v, **options)
+    assert got.dtype == dtype
+    want = naive.softmax_attention(
+        *(x.astype(np.longdouble) for x in (q, k, v)), **in_longdouble(options)
+    )
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance(q, k, v, options))
+
+
+def in_longdouble(options):
+    def wide(x):
+        if isinstance(x, Alibi):
+            return Alibi(wide(x.slopes))
+        numbers = isinstance(x, np.ndarray) and x.dtype != bool
+        return x.astype(np.longdouble) if numbers else x
+
+    return {name: wide(x) for name, x in options.items()}
+
+
+def tolerance(q, k, v, options):
+    """That of exact attention, with exponents of biases, sinks and distances, of values r v."""
+    bias, most = options.get("bias"), 0.0
+    if isinstance(bias, Alibi):
+        most = largest(bias.slopes) * (q.shape[-2] + k.shape[-2])
+    elif bias is not None:
+        most = largest(bias)
+    most += largest(options["sinks"]) if "sinks" in options else 0.0
+    exponent = softmax_tolerance(q, k, q.shape[-1] ** -0.5) if q.size and k.size else 0.0
+    atol = exponent + CONTRACT * most * np.finfo(q.dtype).eps
+    return atol * max(1.0, largest(v)) / 0.8
+
+
+@pytest.mark.long("2500", "513")
+@pytest.mark.parametrize(("n", "m"), [(1300, 700), (513, 1025), (1025, 2500)])
+@pytest.mark.parametrize("window", [(0, 0), (300, 20), (None, 600), (1100, 0), (10, None)])
+def test_windows_of_many_tokens(window, n, m):
+    """Past the ends of blocks of queries and of keys, which a window skips."""
+    rng = np.random.default_rng([n, m])
+    q, k, v = tensors(rng, n, m)
+    options = given_options(rng, (4, n, m), np.float64, "softcap", "sinks", "alibi")
+    for chosen in ({}, options, {"causal": True, "sinks": options["sinks"]}):
+        got = attend(q, k, v, scale=0.5, window=window, **chosen)
+        want = naive.softmax_attention(q, k, v, scale=0.5, window=window, **chosen)
+        atol = 2 * tolerance(q, k, v, chosen)
+        np.testing.assert_allclose(got.out, want, rtol=0, atol=atol)
+        want = normaliser(q, k, {"window": window, **chosen}, 0.5)
+        np.testing.assert_allclose(got.lse, want, rtol=0, atol=atol)
+
+
+def normaliser(q, k, options, scale):
+    """Log of the sum of e^score over the keys that are seen, and the sink."""
+    cap, sinks = options.get("softcap"), options.get("sinks", np.full(4, -np.inf))
+    scores = scale * q @ np.repeat(k, 2, 0).mT
+    scores = scores if cap is None else cap * np.tanh(scores / cap)
+    n, m = scores.shape[-2:]
+    if "bias" in options:
+        apart = np.abs(np.arange(n)[:, None] + m - n - np.arange(m))
+        scores -= options["bias"].slopes[:, None, None] * apart
+    seen = naive.visible(q, k, causal=options.get("causal", False), window=options.get("window"))
+    scores = np.where(seen, scores, -np.inf)
+    with np.errstate(divide="ignore"):
+        return logsumexp(
+            np.concatenate([scores, np.tile(sinks[:, None, None], (n, 1))], -1), axis=-1
+        )
+
+
+def test_what_a_window_hides_is_not_read():
+    rng = np.random.default_rng(0)
+    q, k, v = (draw(rng, 600, 4) for _ in range(3))
+    want = softmax_attention(q, k, v, window=(50, 0))
+    dirty_k, dirty_v = k.copy(), v.copy()
+    dirty_k[:100], dirty_v[:100] = np.nan, np.inf
+    got = softmax_attention(q, dirty_k, dirty_v, window=(50, 0))
+    np.testing.assert_array_equal(got[150:], want[150:])
+    assert not np.isfinite(got[:100]).any()
+
+
+@pytest.mark.long("array_api_strict", "jax", "dask")
+@pytest.mark.parametrize("names", [(), *itertools.combinations((*ALL, "alibi"), 2)], ids="-".join)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_backends(backend, names, dtype):
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 9, 12, dtype)
+    options = given_options(rng, (4, 9, 12), dtype, *names) | {"window": (4, 1)}
+    want = softmax_attention(q, k, v, **options)
+    slopes = options.pop("bias").slopes if "alibi" in names else None
+
+    def attention(q, k, v, slopes=None, **options):
+        options |= {} if slopes is None else {"bias": alibi(slopes)}
+        return softmax_attention(q, k, v, **options)
+
+    given = options | ({} if slopes is None else {"slopes": slopes})
+    got = backend.call(attention, q, k, v, **given)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6 if dtype == np.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("names", [(), *itertools.combinations((*ALL, "bias", "alibi"), 2)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients(names, causal):
+    """Of the output and of lse, against difference quotients in extended precision."""
+    rng = np.random.default_rng([len(names), causal])
+    arrays = dict(zip("qkv", tensors(rng, 9, 12), strict=True))
+    options = given_options(rng, (4, 9, 12), np.float64, *names)
+    options |= {"window": (4, 1), "causal": causal}
+    for name in ("sinks", "bias"):
+        if isinstance(options.get(name), np.ndarray):
+            arrays[name] = options.pop(name)
+    d_out, d_lse = draw(rng, 4, 9, 2), draw(rng, 4, 9)
+    done, pullback = vjp(attend, **arrays, **options, scale=0.7)
+    found = {name: x for name, x in pullback((d_out, d_lse))._asdict().items() if x is not None}
+    assert set(found) == set(arrays)
+    ways = {name: draw(rng, *x.shape) for name, x in arrays.items()}
+    step = np.longdouble(2.0**-16)
+    seen = done.lse > -np.inf
+
+    def loss(at):
+        moved = {x: y.astype(np.longdouble) + at * step * ways[x] for x, y in arrays.items()}
+        out, lse = attend(**moved, **in_longdouble(options), scale=0.7)
+        return np.sum(out * d_out) + np.sum(np.where(seen, lse, 0) * d_lse)
+
+    want = (8 * (loss(1) - loss(-1)) - (loss(2) - loss(-2))) / (12 * step)
+    got = sum(np.sum(found[name] * way) for name, way in ways.items())
+    np.testing.assert_allclose(got, float(want), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_fifty_digits(size, dtype, record_accuracy):
+    """Outputs, normalisers and gradients with a bias, a cap, a sink and a window."""
+    rng = np.random.default_rng(int(size))
+    shapes = {"q": (5, 3), "k": (6, 3), "v": (6, 2), "bias": (5, 6), "sinks": ()}
+    arrays = {x: np.asarray(draw(rng, *shape, dtype=dtype)) for x, shape in shapes.items()}
+    arrays |= {x: size * arrays[x] for x in "qk"}
+    d_out, d_lse = draw(rng, 5, 2, dtype=dtype), draw(rng, 5, dtype=dtype)
+    options = {"scale": 0.5, "softcap": 3.0}
+    done, pullback = vjp(attend, **arrays, **options, window=(3, 1))
+    seen = naive.visible(arrays["q"], arrays["k"], window=(3, 1))
+
+    def both(q, k, v, bias, sinks):
+        found = exact.attend(q, k, v, bias, seen, exact.numbers(0.5)[()], softcap=3.0, sink=sinks)
+        return np.column_stack(found)
+
+    want = both(**arrays)
+    eps = float(np.finfo(dtype).eps)
+    exponent = 3.0 + largest(arrays["bias"]) + largest(arrays["sinks"])
+    exponent += 0.5 * size**2 * 30  # what is capped was rounded before
+    got = np.column_stack([done.out, done.lse])
+    worst = largest((got - want).astype(float)) / (eps * (1 + exponent))
+    record_accuracy("options of exact attention", np.dtype(dtype).name, worst)
+    assert worst <= CONTRACT
+    cotangent = np.column_stack([d_out, d_lse])
+    gradients = exact.gradients(both, cotangent, **arrays)
+    for name, x in pullback((d_out, d_lse))._asdict().items():
+        if x is not None:
+            error = largest(np.asarray(np.asarray(x) - gradients[name], float))
+            most = 40 * size * max(1.0, largest(gradients[name].astype(float)))
+            assert error <= CONTRACT * eps * (1 + exponent) * most, name
+
+
+def test_a_cap_that_is_reached_keeps_small_slopes():
+    """Where tanh is 1 but for e^-40, its slope has all its digits."""
+    q, k = np.array([[20.0]]), np.array([[1.0], [0.0]])
+    v, d_out = np.array([[1.0], [0.0]]), np.ones((1, 1))
+    _, pullback = vjp(softmax_attention, q, k, v, scale=1.0, softcap=1.0)
+    p = 1 / (1 + np.exp(-1.0))
+    np.testing.assert_allclose(pullback(d_out).q, p * (1 - p) * 4 * np.exp(-40.0), rtol=1e-13)
+
+
+def test_sinks():
+    """One more key whose value is 0; a result without keys is that of the sink."""
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 5, 7)
+    sinks = draw(rng, 4)
+    done = attend(q, k, v, sinks=sinks)
+    plain = attend(q, k, v)
+    np.testing.assert_allclose(done.lse, np.logaddexp(plain.lse, sinks[:, None]), rtol=1e-14)
+    share = np.exp(plain.lse - done.lse)[..., None]
+    np.testing.assert_allclose(done.out, plain.out * share, rtol=1e-12, atol=1e-15)
+    nothing = attend(q, k, v, sinks=sinks, mask=np.zeros(7, bool))
+    np.testing.assert_array_equal(nothing.out, 0)
+    np.testing.assert_allclose(nothing.lse, np.broadcast_to(sinks[:, None], (4, 5)), rtol=1e-15)
+    parts = attend(q, k[:, :3], v[:, :3], sinks=sinks), attend(q, k[:, 3:], v[:, 3:])
+    np.testing.assert_allclose(merge(*parts).out, done.out, rtol=1e-12, atol=1e-15)
+
+
+def test_given_dropout():
+    """Weights that were dropped hide what their values hold, and leave the normaliser."""
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 5, 7)
+    kept = rng.random((4, 5, 7)) < 0.6
+    got = attend(q, k, v, dropout=kept / 0.6)
+    np.testing.assert_array_equal(got.lse, attend(q, k, v).lse)
+    np.testing.assert_array_equal(attend(q, k, v, dropout=np.ones(7)).out, attend(q, k, v).out)
+    v[:, 3], kept[..., 3] = np.inf, False
+    assert np.isfinite(attend(q, k, v, dropout=kept / 0.6).out).all()
+
+
+def test_alibi_is_its_bias():
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 700, 1100)
+    slopes = 2.0 ** -np.arange(1, 5)
+    apart = np.abs(np.arange(700)[:, None] + 400 - np.arange(1100))
+    want = attend(q, k, v, bias=-slopes[:, None, None] * apart)
+    got = attend(q, k, v, bias=alibi(slopes))
+    np.testing.assert_allclose(got.out, want.out, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(got.lse, want.lse, rtol=1e-14)
+
+
+def test_every_option_is_a_limit():
+    """Windows that hide nothing, caps far away, sinks of -inf, slopes 0 and no dropout."""
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 6, 8)
+    want = softmax_attention(q, k, v)
+    for options in (
+        {"window": (8, 8)},
+        {"window": (None, None)},
+        {"window": [7, 7]},
+        {"sinks": np.full(4, -np.inf)},
+        {"bias": alibi(np.zeros(4))},
+        {"dropout": np.ones((6, 8))},
+    ):
+        np.testing.assert_array_equal(softmax_attention(q, k, v, **options), want)
+    np.testing.assert_allclose(softmax_attention(q, k, v, softcap=1e9), want, rtol=1e-12)
+    causal = softmax_attention(q, k, v, causal=True)
+    np.testing.assert_array_equal(softmax_attention(q, k, v, window=(None, 0)), causal)
+    np.testing.assert_array_equal(softmax_attention(q, k, v, window=(None, 5), causal=True), causal)
+
+
+@pytest.mark.parametrize("window", [None, 0, 3, 40])
+def test_decoding(window):
+    """Token by token, in parts that are merged, and with no more keys than the window holds."""
+    rng = np.random.default_rng(0)
+    q, k, v = tensors(rng, 30, 30)
+    more = {"softcap": 2.0, "sinks": draw(rng, 4)}
+    left = None if window is None else (window, 0)
+    want = softmax_attention(q, k, v, causal=True, window=left, **more)
+    state = SoftmaxState.init(k[:, :0], v[:, :0], window=window, **more)
+    for i in range(30):
+        state = state.update(k[:, i : i + 1], v[:, i : i + 1])
+        got = state.read(q[:, i : i + 1])
+        np.testing.assert_allclose(got[:, 0], want[:, i], rtol=1e-12, atol=1e-14)
+        assert state.k.shape[-2] == min(i, 29 if window is None else window) + 1
+    parts = [SoftmaxState.init(k[:, i], v[:, i], window=window, **more)
+             for i in (slice(0, 9), slice(9, 11), slice(11, 30))]  # fmt: skip
+    first, second, third = parts
+    for merged in (first.merge(second).merge(third), first.merge(second.merge(third))):
+        np.testing.assert_array_equal(merged.k, state.k)
+    with pytest.raises(ValueError, match="`other` must have the `window` of this state"):
+        state.merge(SoftmaxState.init(k, v, window=7, **more))
+
+
+def test_bad_input():
+    q, k, v = tensors(np.random.default_rng(0), 5, 7)
+    for options, error, words in (
+        ({"window": 3}, ValueError, "`window` must be a pair (left, right) or None, got 3."),
+        ({"window": (1, 2, 3)}, ValueError, "`window` must be a pair"),
+        ({"window": (-1, 0)}, ValueError, "`window` must be a non-negative integer, got -1."),
+        ({"window": (1.5, 0)}, TypeError, "`window` must be a non-negative integer"),
+        ({"softcap": 0}, ValueError, "`softcap` must be a positive finite real number or None"),
+        ({"softcap": "no"}, TypeError, "`softcap` must be"),
+        ({"sinks": 0.0}, TypeError, "`sinks` must be an array"),
+        ({"sinks": np.zeros(3)}, ValueError, "`sinks` must broadcast to (..., heads) = (4,)"),
+        ({"sinks": np.zeros(4, np.float32)}, TypeError, "`sinks` must have the dtype of `q`"),
+        ({"dropout": np.ones((3, 7))}, ValueError, "`dropout` must broadcast to (..., n, m)"),
+        ({"dropout": np.ones((5, 7), bool)}, TypeError, "`dropout` must have the dtype of `q`"),
+        ({"bias": Alibi(np.zeros(3))}, ValueError, "`slopes` must broadcast to (..., heads)"),
+    ):
+        with pytest.raises(error) as caught:
+            softmax_attention(q, k, v, **options)
+        assert words in str(caught.value), str(caught.value)
+    with pytest.raises(TypeError, match="`slopes` must be an array"):
+        alibi([1.0])
+
+
+def test_extreme_caps(backend):
+    """A cap that is far above all scores is none, and one far below leaves no scores."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((5, 4)).astype(np.float32) for _ in range(3))
+    arrays = [backend.array(x) for x in (q, k, v)]
+    free, flat = softmax_attention(q, k, v), softmax_attention(0 * q, k, v)
+    for cap, want in (
+        *((10.0**p, free) for p in (20, 30, 37, 38, 39, 100, 300)),
+        *((10.0**-p, flat) for p in (20, 37, 38, 40, 46, 100, 310)),
+    ):
+        for fn in (softmax_attention, naive.softmax_attention):
+            got = backend.numpy(fn(*arrays, softcap=cap))
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_caps_in_extended_precision():
+    """All digits of longdouble, by another formula of tanh, of caps that are no powers of 2."""
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((8, 4)).astype(np.longdouble) for _ in range(3))
+    for cap in (3.0, np.longdouble(1) / 3, 0.7):
+        scores = q @ k.T / 2
+        scores = cap * -np.expm1(-2 * scores / cap) / (1 + np.exp(-2 * scores / cap))
+        weights = np.exp(scores)
+        want = weights @ v / np.sum(weights, -1, keepdims=True)
+        for fn in (softmax_attention, naive.softmax_attention):
+            error = np.max(np.abs(fn(q, k, v, softcap=cap) - want))
+            assert error < 64 * np.finfo(np.longdouble).eps
+
+
+def test_slopes_of_far_scores():
+    """1 / cosh^2 has all its digits where tanh is 1."""
+    for ratio in (25.0, 60.0, 300.0):
+        q, k, v = np.array([[ratio]]), np.array([[1.0], [0.0]]), np.array([[1.0], [0.0]])
+        weight = 1 / (1 + math.exp(-1.0))
+        want = weight * (1 - weight) * 4 * math.exp(-2 * ratio)
+        _, pullback = vjp(softmax_attention, q, k, v, softcap=1.0, scale=1.0)
+        np.testing.assert_allclose(pullback(np.ones((1, 1))).q, [[want]], rtol=1e-12)
+
+
+def test_cap_in_50_digits():
+    """By exponentials of 60 digits, of a cap that is no power of 2; and its slope."""
+    with mpmath.workdps(60):
+        for cap in (3.0, 0.1, np.float32(0.1)):
+            for score in (0.5, -4.0, 9.0):
+                most = mpmath.mpf(float(cap))
+                grown = mpmath.exp(2 * mpmath.mpf(score) / most)
+                want = most * (grown - 1) / (grown + 1)
+                (got,) = exact.cap(exact.numbers([score]), cap)
+                assert abs(got - want) < 1e-48 * abs(want)
+    with pytest.raises(ValueError, match="`softcap` must be positive"):
+        exact.cap(exact.numbers([1.0]), 0.0)
+
+    def attended(q, k, v):
+        return exact.attend(q, k, v, 0.0, True, exact.numbers(1.0)[()], softcap=1.0)[0]
+
+    far, pair = np.array([[60.0]]), np.array([[1.0], [0.0]])
+    got = exact.gradients(attended, np.ones((1, 1)), q=far, k=pair, v=pair)["q"][0, 0]
+    weight = 1 / (1 + math.exp(-1.0))
+    assert float(got) == pytest.approx(4 * weight * (1 - weight) * math.exp(-120.0), rel=1e-12)
+
+
+def test_windows_beyond_integers(backend):
+    rng = np.random.default_rng(2)
+    q, k, v = (backend.array(rng.standard_normal((n, 2))) for n in (3, 5, 5))
+    want = backend.numpy(softmax_attention(q, k, v, window=(None, 1)))
+    for far in (2**31, 2**40, 2**63, 10**300):
+        for fn in (softmax_attention, naive.softmax_attention):
+            got = backend.numpy(fn(q, k, v, window=(far, 1)))
+            np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dropout", "alibi"])
+def test_options_past_the_first_block(name):
+    """Of queries past every block, forth and back."""
+    rng = np.random.default_rng(3)
+    n, m = 1100, 70
+    q, k, v = (rng.standard_normal((length, 3)) for length in (n, m, m))
+    bias = None
+    if name == "alibi":
+        options = {"bias": alibi(np.array(0.05))}
+        bias = -0.05 * np.abs(np.arange(m - n, m)[:, None] - np.arange(m))
+        factors = np.ones((n, m))
+    else:
+        factors = (rng.random((n, m)) < 0.5) * 2.0
+        options = {"dropout": factors}
+    scores = q @ k.T / math.sqrt(3) + (0 if bias is None else bias)
+    weights = np.exp(scores - np.max(scores, -1, keepdims=True))
+    weights /= np.sum(weights, -1, keepdims=True)
+    out, pullback = vjp(softmax_attention, q, k, v, **options)
+    np.testing.assert_allclose(out, (weights * factors) @ v, rtol=1e-12, atol=1e-12)
+    d_out = rng.standard_normal((n, 3))
+    found = pullback(d_out)
+    pairs = weights * (factors * (d_out @ v.T) - np.sum(d_out * out, -1, keepdims=True))
+    for got, want in (
+        (found.q, pairs @ k / math.sqrt(3)),
+        (found.k, pairs.T @ q / math.sqrt(3)),
+        (found.v, (weights * factors).T @ d_out),
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_of_what_is_not_there():
+    """A sink of -inf without keys has no gradient, nor a dropped weight of an infinite value."""
+    q, k, v = np.ones((2, 2)), np.ones((3, 2)), np.ones((3, 1))
+    mask = np.array([[True], [False]])
+    options = {"sinks": np.array(-np.inf), "mask": mask & np.ones(3, dtype=bool)}
+    found = vjp(softmax_attention, q, k, v, **options)[1](np.ones((2, 1)))
+    assert found.sinks == 0
+    assert all(np.all(np.isfinite(x)) for x in found[:3])
+    v[1] = np.inf
+    out, pullback = vjp(softmax_attention, q, k, v, dropout=np.array([1.5, 0.0, 1.5]))
+    np.testing.assert_allclose(out, 1.0)
+    found = pullback(np.ones((2, 1)))
+    assert all(np.all(np.isfinite(x)) for x in found[:3])
+
+
+def test_states_of_other_options_do_not_merge():
+    k = v = np.ones((1, 2))
+    others = [{"softcap": 1.0}, {"sinks": np.array(0.0)}, {"window": 1}]
+    states = [SoftmaxState.init(k, v, **options) for options in ({}, *others)]
+    for i, one in enumerate(states):
+        for other in states[:i]:
+            with pytest.raises(ValueError, match="must"):
+                one.merge(other)

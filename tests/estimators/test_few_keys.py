@@ -1,0 +1,354 @@
+"""Coresets and samples of keys against 50 digits, their limits and what they are unbiased for."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import refattn
+from refattn import coreset_attention, naive, sampled_key_attention, softmax_attention
+from refattn.conformance.truth import exact
+from tests.conftest import Host
+from tests.estimators.test_near_and_far import problem, units
+
+# --- coresets -------------------------------------------------------------------------------------
+
+
+def condition(k, indices, mask=None):
+    """Root of the condition of the Gaussian kernel of J, and the number of keys there."""
+    chosen = k[indices] / k.shape[-1] ** 0.25
+    if mask is not None:
+        chosen = chosen[mask[indices]]
+    gram = np.exp(-(np.linalg.norm(chosen[:, None] - chosen, axis=-1) ** 2) / 2)
+    return float(np.sqrt(np.linalg.cond(gram))) * len(chosen)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize(
+    ("n", "m", "count"), [(4, 9, 1), (4, 9, 5), (6, 12, 11), (3, 7, 7), (1, 1, 1)]
+)
+def test_coreset_agrees_with_50_digits(n, m, count, size, record_accuracy):
+    """To C eps (1 + largest exponent) S sqrt(cond g) of the sum of the absolute terms."""
+    q, k, v, rng = problem(m, n, m, size=size)
+    indices = rng.permutation(m)[:count]
+    mask = np.arange(m) != indices[-1] if count > 1 else None
+    for given_mask in (None, mask):
+        visible = True if given_mask is None else given_mask
+        want = exact.coreset_attention(q, k, v, indices, visible)
+        terms = absolute_terms(q, k, v, indices, visible)
+        allowed = 4 * condition(k, indices, given_mask) * terms
+        for function in (coreset_attention, naive.coreset_attention):
+            got = function(q, k, v, indices=indices, mask=given_mask)
+            error = units(got, want, q, k, v)
+            assert error < allowed, function
+        record_accuracy("coreset", np.float64, error / allowed)
+
+
+@pytest.mark.parametrize(
+    ("size", "most"), [(0.1, 2e-5), (0.03, 2e-4), (0.01, 1.5e-3), (0.003, 1.2e-2)]
+)
+def test_coreset_of_keys_that_are_near(size, most):
+    """What the docstring says of float32 and float64, which has digits for them."""
+    errors = {np.float32: 0.0, np.float64: 0.0}
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        k = size * rng.standard_normal((12, 3))
+        q, v = rng.standard_normal((4, 3)), rng.standard_normal((12, 2))
+        arrays = [x.astype(np.float32) for x in (q, k, v)]
+        wide = [x.astype(np.float64) for x in arrays]
+        indices = rng.permutation(12)[:6]
+        want = np.asarray(exact.coreset_attention(*wide, indices), float)
+        terms = absolute_terms(*wide, indices, True)
+        for dtype, tokens in ((np.float32, arrays), (np.float64, wide)):
+            got = coreset_attention(*tokens, indices=indices)
+            errors[dtype] = max(errors[dtype], float(np.abs(got - want).max()))
+            allowed = 4 * condition(wide[1], indices) * terms
+            assert units(got, want, *wide, dtype) < allowed
+    assert most / 4 < errors[np.float32] < most
+    assert errors[np.float64] < 1e-10
+
+
+def absolute_terms(q, k, v, indices, visible):
+    """Sum of the absolute terms of numerator and denominator over the denominator, at least 1."""
+    m = len(k)
+    weights = exact.coreset_attention(q, k, np.eye(m), indices, visible)
+    size = np.abs(np.asarray(weights, float)).sum(-1).max()
+    root = k.shape[-1] ** -0.25
+    seen = np.broadcast_to(visible, (m,))
+    x = root * (k - k[seen].mean(0))
+    carried = np.exp(root * q @ x[indices].T)
+    gram = np.exp(x[indices] @ x[indices].T)
+    some = seen[indices]
+    w = np.linalg.pinv(gram[np.ix_(some, some)]) @ np.exp(x[indices][some] @ x[seen].T)
+    total = carried[:, some] @ w
+    apart = carried[:, some] @ np.abs(w)
+    return float(max(1.0, size, (apart.sum(-1) / np.abs(total.sum(-1))).max()))
+
+
+def test_all_keys_are_exact_attention_however_near_they_are():
+    rng = np.random.default_rng(0)
+    q, v = rng.standard_normal((5, 3)), rng.standard_normal((40, 2))
+    for apart in (1.0, 1e-2, 1e-4):
+        k = rng.standard_normal(3) + apart * rng.standard_normal((40, 3))
+        got = coreset_attention(q, k, v, indices=rng.permutation(40))
+        # Those nearer than rounding are one: an error of the order of the root of S eps.
+        assert units(got, softmax_attention(q, k, v), q, k, v) < (16 if apart == 1 else 1e8)
+
+
+def test_equal_and_hidden_keys_of_a_coreset_count_once():
+    q, k, v, _ = problem(1, 5, 8)
+    k[5], mask = k[2], np.arange(8) != 3
+    want = coreset_attention(q, k, v, indices=np.array([2, 0]), mask=mask)
+    for indices in ([2, 0, 2], [2, 0, 5], [2, 0, 3], [2, 2, 0]):
+        for function in (coreset_attention, naive.coreset_attention):
+            got = function(q, k, v, indices=np.array(indices), mask=mask)
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+    hidden = k.copy()
+    hidden[3] = np.nan
+    np.testing.assert_array_equal(coreset_attention(q, hidden, v, indices=[2, 0], mask=mask), want)
+    nothing = coreset_attention(q, k, v, indices=[3], mask=mask)
+    np.testing.assert_array_equal(nothing, 0 * want)
+
+
+def test_a_shift_of_all_keys_changes_nothing():
+    q, k, v, _ = problem(2, 5, 30)
+    indices = np.arange(0, 30, 3)
+    want = coreset_attention(q, k, v, indices=indices)
+    got = coreset_attention(q, k + 10.0, v, indices=indices)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-10)
+
+
+def test_far_keys_leave_each_key_its_own():
+    """Where keys are at right angles only J counts; in float32 exponents are beyond its range."""
+    rng = np.random.default_rng(3)
+    k = 60.0 * np.eye(4) + 0.01 * rng.standard_normal((4, 4))
+    q, v = 60.0 * np.eye(4)[:2], rng.standard_normal((4, 2))
+    for dtype in (np.float64, np.float32):
+        arrays = (x.astype(dtype) for x in (q, k, v))
+        got = coreset_attention(*arrays, indices=np.array([0, 1]))
+        np.testing.assert_allclose(got, v[:2], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("size", [1.0, 10.0, 100.0])
+def test_one_key_answers_what_it_reads_as_a_query(dtype, size):
+    """J of one key s: softmax attention of the query k_s less the mean, whatever the query."""
+    q, k, v, _ = (np.asarray(x, dtype) for x in (*problem(9, 4, 12, size=size)[:3], 0))
+    k -= k.mean(0)
+    for s in range(12):
+        got = coreset_attention(q, k, v, indices=[s])
+        want = softmax_attention(*(x.astype(np.float64) for x in (k[s : s + 1], k, v)))
+        assert units(got, want, k, k, v, dtype) < 16
+
+
+def test_what_is_not_finite_stays_in_its_column():
+    q, k, v, _ = problem(10, 4, 9)
+    want = coreset_attention(q, k, v, indices=[0, 4, 2])
+    for j in (1, 4):  # in J and not
+        for value in (np.nan, np.inf):
+            spoilt = v.copy()
+            spoilt[j, 0] = value
+            got = coreset_attention(q, k, spoilt, indices=[0, 4, 2])
+            assert not np.isfinite(got[:, 0]).any()
+            np.testing.assert_allclose(got[:, 1], want[:, 1], rtol=0, atol=1e-13)
+
+
+@given(
+    st.integers(0, 2**32), st.integers(0, 20), st.integers(1, 60), st.integers(1, 60), st.booleans()
+)
+def test_engine_and_formula_at_any_size(seed, n, m, count, masked):
+    q, k, v, rng = problem(seed, n, m, d=5)
+    indices = rng.permutation(m)[: min(m, count)]
+    mask = rng.random(m) < 0.7 if masked else None
+    got = coreset_attention(q, k, v, indices=indices, mask=mask)
+    want = naive.coreset_attention(
+        *(x.astype(np.longdouble) for x in (q, k, v)), indices=indices, mask=mask
+    )
+    some = np.isfinite(np.asarray(want, float))
+    np.testing.assert_allclose(got[some], want[some].astype(float), rtol=1e-5, atol=1e-5)
+
+
+def test_drawing_and_evaluating_are_apart():
+    q, k, v, _ = problem(4, 5, 30)
+    for pivots in ("gaussian", "exponential"):
+        indices = refattn.estimators.key_sampling.draw_pivots(k, num_keys=7, pivots=pivots, rng=3)
+        want = coreset_attention(q, k, v, indices=indices)
+        got = coreset_attention(q, k, v, num_keys=7, pivots=pivots, rng=3)
+        np.testing.assert_array_equal(got, want)
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+def test_samples_agree_with_50_digits(record_accuracy):
+    q, k, v, rng = problem(5, 4, 9)
+    for indices in (rng.integers(0, 9, 6), rng.integers(0, 9, (4, 6))):
+        log_p = rng.standard_normal(indices.shape)
+        for mask in (np.ones((4, 9), bool), rng.random(9) < 0.6, rng.random((4, 9)) < 0.6):
+            want = exact.sampled_key_attention(q, k, v, np.atleast_2d(indices), log_p, mask)
+            options = {"indices": indices, "log_probability": log_p, "mask": mask}
+            for function in (sampled_key_attention, naive.sampled_key_attention):
+                error = units(function(q, k, v, **options), want, q, k, v)
+                assert error < 16
+            record_accuracy("sampled keys", np.float64, error)
+
+
+def test_all_keys_once_are_exact_attention():
+    q, k, v, rng = problem(6, 70, 150)
+    want = softmax_attention(q, k, v)
+    for indices in (np.arange(150), np.stack([rng.permutation(150) for _ in range(70)])):
+        got = sampled_key_attention(q, k, v, indices=indices)
+        assert units(got, want, q, k, v) < 16
+
+
+# --- libraries and heads --------------------------------------------------------------------------
+
+
+@pytest.mark.long("dask", "jax")
+def test_backends_agree(backend, dtype):
+    rng = np.random.default_rng(7)
+    shapes = ((2, 4, 5, 3), (2, 2, 11, 3), (2, 2, 11, 2))
+    q, k, v = (rng.standard_normal(s).astype(dtype) for s in shapes)
+    mask = rng.random((2, 1, 1, 11)) < 0.8
+    shared, each = rng.integers(0, 11, (2, 4, 4)), rng.integers(0, 11, (2, 4, 5, 4))
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    for function, options in (
+        (coreset_attention, {"indices": Host(rng.permutation(11)[:4])}),
+        (coreset_attention, {"num_keys": 4, "rng": 1}),
+        (sampled_key_attention, {"indices": Host(shared)}),
+        (sampled_key_attention, {"indices": Host(each)}),
+    ):
+        plain = {name: getattr(x, "value", x) for name, x in options.items()}
+        want = function(*wide, **plain, mask=mask)
+        got = backend.call(function, q, k, v, **options, mask=mask)
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e4 * float(np.finfo(dtype).eps))
+
+
+def test_heads_share_keys():
+    rng = np.random.default_rng(8)
+    q, k, v = (rng.standard_normal(s) for s in ((6, 10, 3), (2, 12, 3), (2, 12, 2)))
+    for function, indices in (
+        (coreset_attention, rng.permutation(12)[:4]),
+        (coreset_attention, np.stack([rng.permutation(12)[:4] for _ in range(6)])),
+        (sampled_key_attention, rng.integers(0, 12, (6, 4))),
+        (sampled_key_attention, rng.integers(0, 12, (6, 10, 4))),
+        (coreset_attention, np.stack([rng.permutation(12)[:4] for _ in range(2)])),
+        (sampled_key_attention, rng.integers(0, 12, (2, 4))),
+    ):
+        each = indices if len(indices) != 2 else np.repeat(indices, 3, 0)
+        want = function(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), indices=each)
+        np.testing.assert_allclose(function(q, k, v, indices=indices), want, rtol=0, atol=1e-13)
+
+
+def test_drawn_for_key_heads():
+    """What is drawn is of a shape that is taken, with a mask of each query head too."""
+    rng = np.random.default_rng(11)
+    q, k, v = (rng.standard_normal(s) for s in ((6, 5, 3), (2, 9, 3), (2, 9, 2)))
+    indices = refattn.estimators.key_sampling.draw_pivots(k, num_keys=4, rng=0)
+    np.testing.assert_array_equal(
+        coreset_attention(q, k, v, indices=indices), coreset_attention(q, k, v, num_keys=4, rng=0)
+    )
+    for law in refattn.estimators.key_sampling.LAWS:
+        for mask in (None, rng.random((6, 1, 9)) < 0.8):
+            options = {"num_keys": 4, "law": law, "rng": 0, "mask": mask}
+            drawn = refattn.estimators.key_sampling.draw_keys(q, k, v, **options)
+            each = refattn.estimators.key_sampling.draw_keys(
+                q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), **options
+            )
+            assert drawn.indices.shape == each.indices.shape
+            if law == "softmax" or mask is not None:  # else those of one key head are the same
+                np.testing.assert_array_equal(drawn.indices, each.indices)
+            sampled_key_attention(q, k, v, **drawn._asdict(), mask=mask)
+
+
+def test_indices_of_any_kind_of_integer():
+    torch = pytest.importorskip("torch")
+    q, k, v, _ = problem(12, 4, 300)
+    want = coreset_attention(q, k, v, indices=[0, 100, 7])
+    for dtype in (torch.int8, torch.uint8, torch.int64):
+        arrays = (torch.asarray(x) for x in (q, k, v))
+        got = coreset_attention(*arrays, indices=torch.asarray([0, 100, 7], dtype=dtype))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+
+
+def test_lists_of_indices_of_each_head():
+    q, k, v, _ = problem(13, 4, 9)
+    options = {"log_probability": np.array([[0.5], [0.25]])}
+    for function in (sampled_key_attention, naive.sampled_key_attention):
+        got = function(np.stack([q, q]), k, v, indices=[[3], [2]], **options)
+        np.testing.assert_allclose(got, np.stack([np.tile(v[j], (4, 1)) for j in (3, 2)]))
+
+
+X = np.ones((5, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: coreset_attention(X, X, X), ValueError, "Exactly one of `num_keys` and `indices`"),
+        (
+            lambda: coreset_attention(X, X, X, num_keys=6),
+            ValueError,
+            "`num_keys` must be at most 5",
+        ),
+        (lambda: coreset_attention(X, X, X, num_keys=2.0), TypeError, "`num_keys` must be a posi"),
+        (lambda: coreset_attention(X, X, X, indices=[0.5]), TypeError, "`indices` must hold integ"),
+        (
+            lambda: coreset_attention(X, X, X, indices=[[0], [1, 2]]),
+            ValueError,
+            "`indices` must have shape .* got lists of several lengths",
+        ),
+        (lambda: coreset_attention(X, X, X, indices=[5]), ValueError, "`indices` must be of keys"),
+        (lambda: coreset_attention(X, X, X, indices=[-1]), ValueError, "from 0 to 4, got -1 to -1"),
+        (
+            lambda: coreset_attention(X, X, X, indices=np.zeros((2, 3), int)),
+            ValueError,
+            "`indices` must broadcast to",
+        ),
+        (
+            lambda: coreset_attention(X, X, X, num_keys=2, pivots="uniform"),
+            ValueError,
+            "`pivots` must be one of",
+        ),
+        (
+            lambda: coreset_attention(X, X, X, num_keys=2, mask=np.eye(5) > 0),
+            ValueError,
+            "`mask` must be the same for all queries",
+        ),
+        (
+            lambda: sampled_key_attention(X, X, X, indices=np.zeros((4, 3), int)),
+            ValueError,
+            "`indices` must broadcast to",
+        ),
+        (
+            lambda: sampled_key_attention(X, X, X, indices=[0], log_probability=np.zeros(2)),
+            ValueError,
+            "`log_probability` must broadcast to",
+        ),
+    ],
+)
+def test_what_is_refused(call, error, said):
+    with pytest.raises(error, match=said):
+        call()
+
+
+@pytest.mark.parametrize("bad", [[0, 5], [-1, 2]])
+def test_indices_that_are_not_of_keys(backend, bad):
+    """On every library where they have values."""
+    x, indices = backend.array(X), np.array(bad)
+    given = backend.array(indices)
+    if backend.name == "dask":
+        pytest.skip("has no values yet")
+    for function in (coreset_attention, sampled_key_attention):
+        with pytest.raises(
+            ValueError, match=rf"`indices` must be of keys, from 0 to 4, got {min(bad)} to"
+        ):
+            function(x, x, x, indices=given)
+
+
+def test_indices_while_jax_traces():
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.asarray(X)
+    for function in (coreset_attention, sampled_key_attention):
+        run = jax.jit(lambda indices, fn=function: fn(x, x, x, indices=indices))
+        np.testing.assert_allclose(run(jax.numpy.asarray([0, 2])), X, rtol=1e-6)

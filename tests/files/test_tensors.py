@@ -1,0 +1,585 @@
+"""Files with attention problems and results: what is read of them, and what is said of bad ones."""
+
+import io
+import json
+import math
+import re
+import sys
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refattn import naive
+from refattn.files import tensors
+from refattn.files.tensors import ARRAYS, DTYPES, JUDGED, open_tensors
+
+pytest.importorskip("safetensors")
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+Arrays = dict[str, np.ndarray]
+
+CODES = {
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "bool": "BOOL",
+    "int32": "I32",
+}
+IN_NPZ = ("float16", "float32", "float64")
+SUFFIXES = ("npz", "safetensors")
+
+
+def number_type(name):
+    return np.dtype(name if name in (*IN_NPZ, "bool") else getattr(ml_dtypes, name))
+
+
+def to_safetensors(arrays, codes=None):
+    """The format as it is written by hand: tensors in any dtype, here in order of their names."""
+    header, data = {}, b""
+    for name, x in sorted(arrays.items()):
+        raw = x.tobytes()
+        code = (codes or {}).get(name) or CODES[x.dtype.name]
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": code, "shape": x.shape, "data_offsets": offsets}
+        data += raw
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def save(folder, suffix, arrays):
+    path = folder / f"file.{suffix}"
+    if suffix == "npz":
+        np.savez(path, **arrays)
+    else:
+        path.write_bytes(to_safetensors(arrays))
+    return path
+
+
+def problem(dtype="float32", lead=(2, 6), key_heads=None, n=3, m=5, seed=0):
+    """Every array that may be in a file; the numbers of the results mean nothing."""
+    rng = np.random.default_rng(seed)
+    keys = lead if key_heads is None else (*lead[:-1], key_heads)
+    d, dv, samples = 4, 2, 7
+    shapes = {
+        "q": (*lead, n, d),
+        "k": (*keys, m, d),
+        "v": (*keys, m, dv),
+        "out": (*lead, n, dv),
+        "lse": (*lead, n),
+        "bias": (n, m),
+        "sinks": lead[-1:],
+        "omega": (*lead[-1:], samples, d),
+        "d_out": (*lead, n, dv),
+        "dq": (*lead, n, d),
+        "dk": (*keys, m, d),
+        "dv": (*keys, m, dv),
+    }
+    arrays = {
+        k: np.asarray(rng.standard_normal(s)).astype(number_type(dtype)) for k, s in shapes.items()
+    }
+    return arrays | {"mask": rng.random((*lead[:-1], 1, n, m)) < 0.5}
+
+
+def bnhd(arrays):
+    """The same with heads after tokens."""
+    axes = {name: (-2, -1) if name == "lse" else (-3, -2) for name in arrays}
+    axes |= dict.fromkeys(("mask", "bias", "sinks", "omega"), (-1, -1))
+    return {name: np.swapaxes(x, *axes[name]).copy() if x.ndim else x for name, x in arrays.items()}
+
+
+def expected(name, x, lead):
+    """An array for each query head: shared heads are repeated, and all else broadcasts."""
+    core = {"lse": 1, "sinks": 0}.get(name, 2)
+    x = x.astype(bool if name == "mask" else np.float64)
+    x = x.reshape((1,) * (core - x.ndim) + x.shape)
+    if lead and x.ndim > core and x.shape[-core - 1] not in (1, lead[-1]):
+        x = np.repeat(x, lead[-1] // x.shape[-core - 1], axis=-core - 1)
+    return np.broadcast_to(x, (*lead, *x.shape[x.ndim - core :]))
+
+
+def check_read(found, arrays, lead):
+    assert found.lead == lead
+    assert set(found.shapes) == set(found.dtypes) == set(arrays)
+    heads = list(found.heads())
+    assert heads == list(np.ndindex(lead))
+    for name, x in arrays.items():
+        assert found.shapes[name] == x.shape
+        whole = expected(name, x, lead)
+        for head in heads:
+            part = found.read(name, head)
+            assert type(part) is np.ndarray
+            assert part.flags.writeable
+            assert part.dtype == (bool if name == "mask" else np.float64)
+            np.testing.assert_array_equal(part, whole[head], strict=True)
+    for name, part in found.read_all(heads[-1]).items():
+        np.testing.assert_array_equal(part, found.read(name, heads[-1]))
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("key_heads", [None, 3, 1])
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [("npz", x) for x in IN_NPZ] + [("safetensors", x) for x in DTYPES]
+)
+def test_every_dtype_and_layout(tmp_path, suffix, dtype, key_heads, layout):
+    arrays = problem(dtype, key_heads=key_heads)
+    path = save(tmp_path, suffix, arrays if layout == "bhnd" else bnhd(arrays))
+    found = open_tensors(path, layout=layout)
+    assert found.path == path
+    assert found.dtype == dtype
+    assert found.dtypes == dict.fromkeys(arrays, dtype) | {"mask": "bool"}
+    assert found.others == ()
+    check_read(found, arrays, (2, 6))
+
+
+@given(
+    lead=st.lists(st.integers(1, 3), max_size=3).map(tuple),
+    groups=st.integers(1, 3),
+    n=st.integers(1, 4),
+    m=st.integers(0, 4),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+def test_any_heads(tmp_path_factory, lead, groups, n, m, dtype, seed):
+    key_heads = lead[-1] if lead else None
+    lead = (*lead[:-1], lead[-1] * groups) if lead else lead
+    arrays = problem(dtype, lead, key_heads, n, m, seed)
+    if not lead:
+        arrays |= {"mask": arrays["mask"].reshape(n, m), "bias": arrays["bias"][0]}
+    found = open_tensors(save(tmp_path_factory.mktemp("any"), "safetensors", arrays))
+    check_read(found, arrays, lead)
+
+
+def test_heads_that_share_keys_are_those_of_attention(tmp_path):
+    arrays = problem("float64", key_heads=2)
+    q, k, v = (arrays[name] for name in "qkv")
+    arrays["out"] = naive.softmax_attention(q, k, v)
+    found = open_tensors(save(tmp_path, "npz", arrays))
+    for head in found.heads():
+        x = found.read_all(head)
+        out = naive.softmax_attention(x["q"], x["k"], x["v"])
+        np.testing.assert_allclose(out, x["out"], rtol=1e-12)
+    assert [found.index("dk", (1, h)) for h in range(6)] == [(1, h // 3) for h in range(6)]
+    assert found.index("dq", (1, 4)) == (1, 4)
+    assert found.index("mask", (1, 4)) == (1, 0)
+    assert found.index("bias", (1, 4)) == ()
+    assert found.index("omega", (1, 4)) == (4,)
+    assert found.index("sinks", (1, 4)) == (4,)
+
+
+def test_leading_axes_broadcast(tmp_path):
+    rng = np.random.default_rng(0)
+    shapes = {"q": (1, 3, 2, 4), "k": (5, 1, 6, 4), "v": (6, 4), "out": (5, 3, 2, 4)}
+    arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    found = open_tensors(save(tmp_path, "safetensors", arrays))
+    check_read(found, arrays, (5, 3))
+
+
+def test_frequencies_of_each_query(tmp_path):
+    arrays = problem(lead=(2, 3))
+    rng = np.random.default_rng(1)
+    arrays["omega"] = rng.standard_normal((3, 3, 7, 4)).astype(np.float32)
+    path = save(tmp_path, "npz", arrays)
+    found = open_tensors(path, per_query=True)
+    np.testing.assert_array_equal(found.read("omega", (1, 2)), arrays["omega"][2])
+    fails(path, r"`omega` must broadcast to \(..., S, d\) = \(2, 3, 7, 4\), got .*\(3, 3, 7, 4\)")
+    arrays["omega"] = arrays["omega"][:, :2]
+    path = save(tmp_path, "npz", arrays)
+    fails(path, r"`omega` must have shape \(..., n, S, d\) = \(..., 3, S, 4\)", per_query=True)
+
+
+def test_only_a_head_is_read_of_safetensors(tmp_path):
+    """A file of 1 GB, of which few bytes were ever written."""
+    h, n, dv = 2000, 500, 500
+    shapes = {"k": (h, 1, 1), "q": (h, n, 1), "v": (h, 1, dv), "out": (h, n, dv)}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    path = tmp_path / "large.safetensors"
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+        file.seek(-2, io.SEEK_END)
+        file.write(b"\x80\x3f")
+    tracemalloc.start()
+    try:
+        out = open_tensors(path).read("out", (h - 1,))
+        assert tracemalloc.get_traced_memory()[1] < 1e8
+    finally:
+        tracemalloc.stop()
+    assert out[-1, -1] == out.sum() == 1
+
+
+def test_torch_files(tmp_path):
+    torch = pytest.importorskip("torch")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    rng = np.random.default_rng(0)
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16):
+        x = {n: torch.asarray(rng.standard_normal((2, 3, 4))) for n in ("q", "k", "v", "out")}
+        x = {name: array.to(dtype) for name, array in x.items()}
+        path = tmp_path / "file.safetensors"
+        save_file(x | {"mask": torch.ones(3, 3, dtype=torch.bool)}, path, {"made": "by torch"})
+        found = open_tensors(path)
+        assert found.dtype == str(dtype).removeprefix("torch.")
+        for head in found.heads():
+            assert found.read("mask", head).all()
+            for name, array in x.items():
+                part = array[head].to(torch.float64).numpy()
+                np.testing.assert_array_equal(found.read(name, head), part)
+
+
+def test_other_arrays_are_listed(tmp_path):
+    for suffix in SUFFIXES:
+        arrays = problem() | {"weights": np.ones(2, np.int32), "Q": np.ones((), bool)}
+        found = open_tensors(save(tmp_path, suffix, arrays))
+        assert found.others == ("Q", "weights")
+        assert set(found.shapes) == set(ARRAYS)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_numbers_that_were_rounded(tmp_path, suffix):
+    wide = problem("float32")
+    arrays = {
+        name: x if x.dtype == bool else x.astype(ml_dtypes.bfloat16).astype(np.float32)
+        for name, x in wide.items()
+    }
+    arrays["out"] = wide["out"]
+    arrays["dq"][..., 0] = np.nan  # may be anything
+    arrays["dk"] = arrays["dk"].astype(np.float64)
+    arrays["dv"] = arrays["dv"].astype(np.float16)
+    path = save(tmp_path, suffix, arrays)
+    found = open_tensors(path, dtype="bfloat16")
+    assert found.dtype == "bfloat16"
+    own = {"out": "float32", "dv": "float16", "mask": "bool"}
+    assert found.dtypes == dict.fromkeys(arrays, "bfloat16") | own
+    check_read(found, arrays, (2, 6))
+    assert open_tensors(path, dtype="float32").dtypes["dk"] == "float32"
+    for dtype in (None, "float32"):
+        assert open_tensors(path, dtype=dtype).dtype == "float32"
+    arrays["k"][1, 2, 0, 3] = np.float32(0.1)
+    message = r"`k` must hold bfloat16 numbers only, got 0.10000000149\d* at index \(1, 2, 0, 3\)"
+    fails(save(tmp_path, suffix, arrays), message, dtype="bfloat16")
+    message = r"`k` must hold bfloat16 numbers only, got 0.1\d* at index \(1, 0, 2, 3\)"
+    fails(save(tmp_path, suffix, bnhd(arrays)), message, dtype="bfloat16", layout="bnhd")
+
+
+@pytest.mark.parametrize("dtype", sorted(set(DTYPES) - {"float32", "float64"}))
+@pytest.mark.parametrize("wide", ["float32", "float64"])
+def test_all_numbers_of_a_type(tmp_path, dtype, wide):
+    size = number_type(dtype).itemsize
+    bits = np.arange(256**size, dtype=f"u{size}").view(number_type(dtype))
+    with np.errstate(invalid="ignore"):  # of signalling NaNs
+        numbers = bits[np.isfinite(bits)].astype(wide)[:, None]
+    arrays = {"q": numbers, "k": numbers[:1], "v": numbers[:1], "lse": numbers[:, 0]}
+    found = open_tensors(save(tmp_path, "npz", arrays), dtype=dtype)
+    assert set(found.dtypes.values()) == {dtype}
+    for value in (1e5, *np.nextafter(numbers[[3, 9, -2], 0], np.inf)):
+        arrays["v"] = np.array([[value]], wide)
+        message = f"`v` must hold {dtype} numbers only, got {float(value)!r} at index (0, 0)."
+        fails(save(tmp_path, "npz", arrays), re.escape(message), dtype=dtype)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@given(at=st.lists(st.integers(0, 95), min_size=1, max_size=3))
+def test_the_first_of_many_numbers(tmp_path_factory, order, at):
+    q = np.ones((2, 4, 3, 4), np.float32)
+    q.reshape(-1)[at] = 0.1
+    arrays = {"q": q.copy(order), "k": q[0, 0] * 0, "v": q[0, 0] * 0, "lse": q[..., 0]}
+    path = save(tmp_path_factory.mktemp("first"), "npz", arrays)
+    first = tuple(int(i) for i in np.unravel_index(min(at), q.shape))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "_BLOCK", 7)
+        fails(path, re.escape(f"got 0.10000000149011612 at index {first}."), dtype="float16")
+    open_tensors(path)
+
+
+def test_dtypes_that_do_not_go_together(tmp_path):
+    path = save(tmp_path, "safetensors", problem("bfloat16"))
+    assert open_tensors(path, dtype="bfloat16").dtype == "bfloat16"
+    for dtype in set(DTYPES) - {"bfloat16"}:
+        fails(path, f"`dtype` must be bfloat16, the dtype of `q`, .* got '{dtype}'", dtype=dtype)
+    path = save(tmp_path, "safetensors", problem("float32"))
+    fails(path, "`dtype` must be float32, the dtype of `q`", dtype="float64")
+    fails(path, "`dtype` must be one of .*, got 'int8'", dtype="int8")
+    fails(path, "`layout` must be one of .*, got 'hbnd'", layout="hbnd")
+    half = problem("float16")
+    for name in "kv":
+        path = save(tmp_path, "npz", problem() | {name: half[name]})
+        fails(path, f"`{name}` must have the dtype of `q`, float32, got float16", TypeError)
+
+
+def test_results_in_another_dtype(tmp_path):
+    arrays = problem("float8_e4m3fn")
+    arrays["out"] = arrays["out"].astype(ml_dtypes.bfloat16)
+    arrays["lse"] = arrays["lse"].astype(np.float32)
+    found = open_tensors(save(tmp_path, "safetensors", arrays))
+    assert found.dtype == "float8_e4m3fn"
+    assert found.dtypes["out"] == "bfloat16"
+    assert found.dtypes["lse"] == "float32"
+    check_read(found, arrays, (2, 6))
+
+
+def fails(path, message, kind=ValueError, **options):
+    with pytest.raises(kind) as info:
+        open_tensors(path, **options)
+    assert type(info.value) is kind
+    assert "\n" not in str(info.value)
+    assert re.search(message, str(info.value)), str(info.value)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"k": None}, "FILE must hold arrays q, k and v: .* has no k"),
+        ({"q": None, "v": None}, "has no q and no v"),
+        (dict.fromkeys(JUDGED), "FILE must hold one of the arrays out, lse, dq, dk, dv: .* none"),
+        ({"d_out": None}, "`dq` must come with `d_out`: .* has none"),
+        ({"d_out": None, "dq": None}, "`dk` must come with `d_out`"),
+        ({"d_out": None, "dq": None, "dk": None}, "`dv` must come with `d_out`"),
+        ({"q": (4,)}, r"`q` must have at least 2 axes, got shape \(4,\)"),
+        ({"k": (2, 6, 5, 3)}, r"`q` and `k` must have last axes of one length.* 4\).* 3\)"),
+        ({"v": (2, 6, 4, 2)}, r"`k` and `v` must have next-to-last axes of one length.* 5, 4\)"),
+        ({"k": (2, 4, 5, 4), "v": (2, 4, 5, 2)}, r"leading axes that broadcast.*\(2, 4, 5, 4\)"),
+        ({"mask": (3, 4)}, r"`mask` must broadcast to .* \(2, 6, 3, 5\), got shape \(3, 4\)"),
+        ({"bias": (2, 2, 3, 5)}, r"`bias` must broadcast to .* \(2, 6, 3, 5\), got .*\(2, 2, 3, 5"),
+        ({"sinks": (3,)}, r"`sinks` must broadcast to .* \(2, 6\), got shape \(3,\)"),
+        ({"omega": (7, 5)}, r"`omega` must have shape \(..., S, 4\) with S >= 1, got \(7, 5\)"),
+        ({"omega": (3, 7, 4)}, r"`omega` must broadcast to .*\(2, 6, 7, 4\), got .*\(3, 7, 4\)"),
+        (
+            {"out": (2, 6, 3, 4)},
+            r"`out` must have shape \(2, 6, 3, 2\), as for `q`, `k` and `v` of shapes "
+            r"\(2, 6, 3, 4\), \(2, 6, 5, 4\) and \(2, 6, 5, 2\), got shape \(2, 6, 3, 4\)",
+        ),
+        ({"lse": (2, 6, 3, 1)}, r"`lse` must have shape \(2, 6, 3\), as for `q`, .* 3, 1\)"),
+        ({"d_out": (6, 3, 2)}, r"`d_out` must have shape \(2, 6, 3, 2\), .* \(6, 3, 2\)"),
+        ({"dq": (2, 6, 3, 2)}, r"`dq` must have shape \(2, 6, 3, 4\), that of `q`, got .* 3, 2\)"),
+        ({"dk": (2, 6, 3, 4)}, r"`dk` must have shape \(2, 6, 5, 4\), that of `k`"),
+        ({"dv": (2, 6, 5)}, r"`dv` must have shape \(2, 6, 5, 2\), that of `v`"),
+    ],
+)
+def test_arrays_that_do_not_match(tmp_path, suffix, changes, message):
+    arrays = problem()
+    for name, shape in changes.items():
+        x = arrays.pop(name)
+        if shape is not None:
+            arrays[name] = np.zeros(shape, x.dtype)
+    fails(save(tmp_path, suffix, arrays), message)
+
+
+def test_shapes_in_the_other_layout(tmp_path):
+    arrays = bnhd(problem())
+    arrays["out"] = arrays["out"][:, :2]
+    message = r"`out` must have shape \(2, 6, 3, 2\).* \(2, 6, 2, 2\)\. \(Shapes with heads before"
+    fails(save(tmp_path, "npz", arrays), message, layout="bnhd")
+    for name, shape, axes in (("q", (3, 4), "n, h, d"), ("lse", (3,), "n, h")):
+        arrays = bnhd(problem()) | {name: np.ones(shape, np.float32)}
+        message = rf"`{name}` must have axes \(..., {axes}\) in bnhd, got shape \(3,"
+        fails(save(tmp_path, "npz", arrays), message, layout="bnhd")
+
+
+def test_what_is_required(tmp_path):
+    arrays = {name: x for name, x in problem().items() if name not in JUDGED}
+    path = save(tmp_path, "npz", arrays)
+    check_read(open_tensors(path, required=()), arrays, (2, 6))
+    fails(path, "FILE must hold one of the arrays out: ", required=["out"])
+    open_tensors(save(tmp_path, "npz", arrays | {"lse": problem()["lse"]}))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_dtypes_that_are_not_read(tmp_path, suffix):
+    arrays = problem()
+    known = "bfloat16, float16, float32, float64, float8_e4m3fn or float8_e5m2"
+    for name in set(ARRAYS) - {"mask"}:
+        path = save(tmp_path, suffix, arrays | {name: arrays[name].astype(np.int32)})
+        code = "I32" if suffix == "safetensors" else "int32"
+        fails(path, f"`{name}` must have dtype {known}, got {code}", TypeError)
+    path = save(tmp_path, suffix, arrays | {"mask": arrays["mask"].astype(np.float32)})
+    fails(path, r"`mask` must have dtype bool \(True = attend\), got float32", TypeError)
+
+
+@pytest.mark.parametrize("code", ["F8_E8M0", "F6_E2M3", "F4"])
+def test_codes_that_are_not_read(tmp_path, code):
+    pytest.importorskip("safetensors", minversion="0.7")
+    size = {"F6_E2M3": 6, "F4": 4}.get(code, 8)
+    arrays = problem(lead=(), n=2) | {"q": np.zeros(size, np.uint8)}
+    text = to_safetensors(arrays, {"q": code})
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(resized(text, "q", [2, 4]))
+    fails(path, f"`q` must have dtype .*, got {code}", TypeError)
+
+
+def resized(content, name, shape):
+    """The same bytes, with another shape in the header."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header[name]["shape"] = shape
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content[end:]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_narrow_types_in_npz(tmp_path, dtype):
+    for name in ("q", "out"):
+        path = save(tmp_path, "npz", problem() | {name: problem(dtype)[name]})
+        kind = ValueError if dtype == "float8_e5m2" else TypeError
+        message = f"`{name}`.*: an .npz cannot hold bfloat16 or float8: write float32 numbers and"
+        fails(path, message, kind)
+
+
+def test_other_members_of_npz(tmp_path):
+    fails(save(tmp_path, "npz", problem() | {"k": np.full(3, None)}), "cannot read .*`k`: Object")
+    path = save(tmp_path, "npz", problem(dtype="float32"))
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("notes.txt", "some")
+    assert open_tensors(path).others == ("notes.txt",)
+    arrays = problem()
+    del arrays["q"]
+    path = save(tmp_path, "npz", arrays)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("q", "some")
+    fails(path, "cannot read .*`q` is not an array")
+    swapped = {n: x.astype(x.dtype.newbyteorder(">")) for n, x in problem().items()}
+    check_read(open_tensors(save(tmp_path, "npz", swapped)), problem(), (2, 6))
+    if np.dtype(np.longdouble).itemsize > 8:
+        path = save(tmp_path, "npz", problem() | {"q": problem()["q"].astype(np.longdouble)})
+        fails(path, "`q` must have dtype .*, got float128", TypeError)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [("npz", "float32"), *(("safetensors", x) for x in DTYPES)]
+)
+def test_numbers_that_are_not_finite(tmp_path, suffix, dtype):
+    at = (1, 5, 2, 1)
+    for name in ("q", "k", "v", "d_out"):
+        for value in (np.nan, np.inf, -np.inf):
+            arrays = problem(dtype)
+            with np.errstate(invalid="ignore"):
+                arrays[name][at] = value
+            seen = "nan" if dtype == "float8_e4m3fn" else str(value)  # it has no infinity
+            message = rf"`{name}` must be finite, got {seen} at index \(1, 5, 2, 1\)\."
+            fails(save(tmp_path, suffix, arrays), message)
+    arrays = problem(dtype)
+    arrays["omega"][2, 1, 0] = np.nan
+    fails(save(tmp_path, suffix, arrays), r"`omega` must be finite, got nan at index \(2, 1, 0\)")
+    arrays = problem(dtype)
+    for name in ("out", "lse", "dq", "dk", "dv"):
+        arrays[name][1, 2] = np.nan
+        arrays[name][1, 3] = -np.inf
+        arrays[name][1, 4] = np.inf
+    check_read(open_tensors(save(tmp_path, suffix, arrays)), arrays, (2, 6))
+
+
+def test_a_sink_may_be_none(tmp_path):
+    arrays = problem()
+    arrays["sinks"][2] = -np.inf
+    check_read(open_tensors(save(tmp_path, "npz", arrays)), arrays, (2, 6))
+    arrays["sinks"][3] = np.nan
+    fails(save(tmp_path, "npz", arrays), r"`sinks` must be finite or -inf, got nan at index \(3,\)")
+
+
+def test_bias_may_hide_keys(tmp_path):
+    arrays = problem()
+    arrays["bias"][0, 2] = -np.inf
+    check_read(open_tensors(save(tmp_path, "npz", arrays)), arrays, (2, 6))
+    for value in (np.nan, np.inf):
+        arrays["bias"][1, 3] = value
+        message = rf"`bias` must be finite or -inf, got {value} at index \(1, 3\)"
+        fails(save(tmp_path, "npz", arrays), message)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float8_e5m2"])
+def test_signalling_nan(tmp_path, dtype):
+    arrays = problem(dtype)
+    size = arrays["q"].itemsize
+    bits = {"bfloat16": 0x7FA0, "float16": 0x7D00, "float32": 0x7FA00000, "float8_e5m2": 0x7D}
+    arrays["out"].reshape(-1).view(f"u{size}")[5] = bits[dtype]
+    found = open_tensors(save(tmp_path, "safetensors", arrays), dtype=dtype)
+    assert np.isnan(found.read("out", (0, 0))).sum() == 1
+    arrays["k"].reshape(-1).view(f"u{size}")[5] = bits[dtype]
+    message = r"`k` must be finite, got nan at index \(0, 0, 1, 1\)"
+    fails(save(tmp_path, "safetensors", arrays), message)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_masks_of_other_bytes(tmp_path, suffix):
+    arrays = problem()
+    arrays["mask"].view(np.uint8)[1, 0, 2, 3] = 2
+    message = r"`mask` must hold bytes 0 and 1 only, got another at index \(1, 0, 2, 3\)"
+    fails(save(tmp_path, suffix, arrays), message)
+
+
+def test_bad_files(tmp_path):
+    whole = save(tmp_path, "npz", problem()).read_bytes()
+    for name, content in {
+        "text.npz": b"q,k,v\n1,2,3\n",
+        "empty.npz": b"",
+        "array.npz": b"\x93NUMPY\x01\x00",
+        "text.safetensors": b"q,k,v\n1,2,3\n",
+        "empty.safetensors": b"",
+        "npz.safetensors": whole,
+        "safetensors.npz": to_safetensors(problem()),
+    }.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        fails(path, f"cannot read {re.escape(repr(str(path)))}: ")
+    for suffix in SUFFIXES:
+        fails(tmp_path / f"none.{suffix}", "cannot read .*No such file")
+    corrupt = bytearray(whole)
+    corrupt[len(whole) // 4] ^= 0xFF
+    path.write_bytes(corrupt)
+    fails(path, "cannot read .*Bad CRC-32")
+    fails(tmp_path / "qkv.pt", "FILE must end in .npz or .safetensors, got .*qkv.pt")
+
+
+@pytest.mark.parametrize("kind", ["npz", "compressed", "safetensors"])
+def test_truncated_files(tmp_path, kind):
+    arrays = problem(lead=(2,))
+    path = tmp_path / ("file.npz" if kind != "safetensors" else "file.safetensors")
+    if kind == "compressed":
+        np.savez_compressed(path, **arrays)
+    else:
+        save(tmp_path, path.suffix[1:], arrays)
+    whole = path.read_bytes()
+    open_tensors(path)
+    for length in range(0, len(whole), 50):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="cannot read"):
+            open_tensors(path)
+
+
+@given(suffix=st.sampled_from(SUFFIXES), place=st.floats(0, 1), byte=st.integers(0, 255))
+def test_changed_bytes(tmp_path_factory, suffix, place, byte):
+    path = save(tmp_path_factory.mktemp("bytes"), suffix, problem(lead=(2,)))
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] = byte
+    path.write_bytes(content)
+    try:
+        found = open_tensors(path)
+        found.read_all(next(found.heads()))
+    except (TypeError, ValueError) as error:  # nothing else
+        said = str(error)
+    else:
+        said = ""
+    assert "\n" not in said
+
+
+def test_missing_packages(tmp_path, monkeypatch):
+    install = "needs `pip install 'refattn\\[cli\\]'`"
+    path = save(tmp_path, "safetensors", problem("bfloat16"))
+    single = save(tmp_path, "npz", problem())
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    fails(path, f"bfloat16 {install}")
+    fails(single, f"float8_e5m2 {install}", dtype="float8_e5m2")
+    check_read(open_tensors(single), problem(), (2, 6))
+    check_read(open_tensors(save(tmp_path, "safetensors", problem())), problem(), (2, 6))
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    fails(path, f"reading .safetensors {install}")

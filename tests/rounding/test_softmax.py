@@ -1,0 +1,572 @@
+"""The law and the bound of rounding errors, against kernels that round step by step."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refattn import naive
+from refattn.rounding import PROFILES, Profile, predict, softmax
+from refattn.rounding.formats import FORMATS
+from tests.rounded import (
+    BACKWARD,
+    KERNELS,
+    Case,
+    Nearest,
+    Noise,
+    Steps,
+    Stochastic,
+    f32,
+    flash,
+    linear,
+    of_heads,
+    positive_features,
+    stepwise,
+)
+
+Array = np.ndarray
+ALARM = 1e-9  # probability that a correct law fails one of these tests, each
+NARROW = ("flash", "upcast", "flash-fast", "eager", "eager-narrow")
+DTYPES = dict.fromkeys(NARROW, ("bfloat16", "float16")) | {
+    "math": ("bfloat16", "float16", "float32"),
+    "serial": ("float32",),
+    "tf32": ("float32",),
+    "fp8-weights": ("bfloat16",),
+    "fp8": ("bfloat16",),
+    "half-sums": ("float16",),
+}
+EXACT = {"accumulate": "float64", "softmax": "float64", "exp": 0.0, "out": None}
+# Profiles of one step each, and the step of `Steps`.
+ALONE = {
+    "scores": (Profile(scores="storage", **EXACT), "scores"),
+    "weights": (Profile(weights="storage", **EXACT), "weights"),
+    "shares": (Profile(weights="storage", normalised=True, **EXACT), "weights"),
+    "out": (Profile(**EXACT | {"out": "storage"}), "out"),
+}
+
+
+def numbers(shape, dtype, seed=0, heads=1, shared=1):
+    n, m, d, d_v = shape
+    rng, to = np.random.default_rng(seed), FORMATS[dtype]
+    sizes = ((heads, n, d), (heads // shared, m, d), (heads // shared, m, d_v))
+    return [to.round(rng.standard_normal(size)) for size in sizes]
+
+
+def interval(rows):
+    """Where the mean square of so many independent rows is, but for `ALARM`.
+
+    Of sub-Gaussian numbers of variance 1, below (x e^(1 - x))^(N / 2) = ALARM / 2, and above by
+    P(mean < 1 - t) <= exp(-N t^2 / (2 E z^4)) with E z^4 <= 3 for sums of uniform numbers.
+    """
+    need = math.log(2 / ALARM)
+    upper = 1.0
+    while rows / 2 * (upper - 1 - math.log(upper)) < need:
+        upper += 1e-3
+    return 1 - math.sqrt(6 * need / rows), upper
+
+
+def layouts(n, m, seed):
+    rng = np.random.default_rng(seed)
+    return {
+        "plain": {},
+        "mask": {"mask": rng.random((n, m)) < 0.7},
+        "causal": {"causal": True},
+        "bias": {"bias": FORMATS["bfloat16"].round(rng.standard_normal((n, m)))},
+        "softcap": {"softcap": 3.0},
+        "window": {"window": (5, 2)},
+        "sink": {"sinks": FORMATS["bfloat16"].round(rng.normal(1, 2, ()))},
+        "scale": {"scale": 0.3},
+        "all": {
+            "mask": rng.random((n, m)) < 0.8,
+            "causal": True,
+            "bias": FORMATS["bfloat16"].round(rng.standard_normal((n, m))),
+            "softcap": 5.0,
+            "window": (9, None),
+            "sinks": FORMATS["bfloat16"].round(rng.normal(0, 3, ())),
+        },
+    }
+
+
+def ratio(error, size):
+    """Largest |error| / size; 0 / 0 is 0, and anything may come out where there is no bound."""
+    error = np.where(np.isinf(size), 0.0, np.where(np.isnan(error), np.inf, np.abs(error)))
+    return float(np.max(np.where(error == 0, 0.0, error / np.where(size > 0, size, 1e-300))))
+
+
+# --- the exact result -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", layouts(1, 1, 0))
+@pytest.mark.parametrize(("n", "m"), [(7, 90), (70, 9), (300, 33)])
+def test_exact(layout, n, m):
+    q, k, v = numbers((n, m, 5, 3), "bfloat16", heads=4, shared=2)
+    options = layouts(n, m, 1)[layout]
+    found = predict(q, k, v, dtype="bfloat16", **options)
+    np.testing.assert_allclose(
+        found.out, naive.softmax_attention(q, k, v, **options), rtol=1e-12, atol=1e-13
+    )
+    for h in range(4):
+        case = Case(q[h], k[h // 2], v[h // 2], **options)
+        s = case.factor * case.q @ case.k.T
+        if case.softcap:
+            s = case.softcap * np.tanh(s / case.softcap)
+        s = np.where(case.seen(), s if case.bias is None else s + case.bias, -np.inf)
+        s = case.with_sink(s)
+        with np.errstate(divide="ignore"):
+            lse = np.log(np.sum(np.exp(s), -1))
+        np.testing.assert_allclose(found.lse[h], lse, rtol=1e-12, atol=1e-13)
+
+
+def test_a_bias_of_minus_infinity_is_a_mask():
+    q, k, v = numbers((20, 30, 4, 3), "bfloat16")
+    mask = np.random.default_rng(0).random((20, 30)) < 0.5
+    mask[3] = False
+    with_bias = predict(q, k, v, dtype="bfloat16", bias=np.where(mask, 0.0, -np.inf))
+    with_mask = predict(q, k, v, dtype="bfloat16", bias=np.zeros((20, 30)), mask=mask)
+    for x, y in zip(with_bias, with_mask, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+# --- running sums ---------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(-9, 9), min_size=1, max_size=6), st.integers(-9, 9))
+def test_walk_is_the_mean_over_all_orders(terms, first):
+    orders = list(itertools.permutations(terms))
+    squares = np.square(first + np.cumsum(orders, -1)).sum(-1)
+    total, square = first + sum(terms), sum(x * x for x in terms)
+    found = softmax.walk(float(first), float(total), float(square), len(terms), 1)
+    assert found == pytest.approx(float(squares.mean()), rel=1e-9, abs=1e-9)
+
+
+def test_root_mean_square_of_a_rounding():
+    f = (np.arange(100_000) + 0.5) / 100_000
+    for name in ("bfloat16", "float16"):
+        to, x = FORMATS[name], 2.0**f
+        law = np.sqrt(np.mean(np.square(to.spacing(x) / x) / 12)) / to.unit
+        assert law == pytest.approx(softmax.RMS, rel=1e-8)
+        assert np.max(to.spacing(x) / x) / math.sqrt(12) / to.unit == pytest.approx(
+            softmax.WORST * softmax.RMS, rel=1e-4
+        )
+
+
+# --- the law --------------------------------------------------------------------------------------
+
+
+def z_squares(case, steps, profile, dtype):
+    """Mean squares of z of the rows that have a law."""
+    found = predict(*case[:3], dtype=dtype, profile=profile, **case.options)
+    known = np.isfinite(found.std)
+    assert known.mean() > 0.9
+    z = np.where(known, (stepwise(case, steps) - found.out) / found.std, 0.0)
+    return np.sum(z * z, -1) / np.maximum(known.sum(-1), 1)
+
+
+@pytest.mark.parametrize("kind", ["noise", "stochastic", "nearest"])
+@pytest.mark.parametrize("step", ALONE)
+@pytest.mark.parametrize("layout", ["plain", "all"])
+def test_each_rounding_alone(step, kind, layout):
+    """Exactly the variance of uniform errors, and twice that where roundings are stochastic."""
+    profile, name = ALONE[step]
+    rng, to = np.random.default_rng(3), FORMATS["bfloat16"]
+    q, k, v = (x[0] for x in numbers((1500, 60, 12, 2), "bfloat16", seed=4))
+    case = Case(q, k, v, **layouts(1500, 60, 5)[layout] if layout == "all" else {"scale": 0.3})
+    if layout == "all":
+        case = case._replace(causal=False, window=None)
+    made = {"noise": Noise(to, rng), "stochastic": Stochastic(to, rng), "nearest": Nearest(to)}[
+        kind
+    ]
+    steps = Steps(normalised=step == "shares")._replace(**{name: made})
+    mean = float(np.mean(z_squares(case, steps, profile, "bfloat16")))
+    lower, upper = interval(len(q))
+    scale = 2.0 if kind == "stochastic" else 1.0  # h^2 f (1 - f), of which the mean is h^2 / 6
+    assert lower < mean / scale < upper
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_all_roundings_together(dtype, normalised):
+    profile = Profile("storage", "storage", normalised=normalised, **EXACT | {"out": "storage"})
+    rng, to = np.random.default_rng(6), FORMATS[dtype]
+    q, k, v = (x[0] for x in numbers((2000, 40, 8, 2), dtype, seed=7))
+    steps = Steps(Noise(to, rng), Noise(to, rng), out=Noise(to, rng), normalised=normalised)
+    mean = float(np.mean(z_squares(Case(q, k, v), steps, profile, dtype)))
+    lower, upper = interval(len(q))
+    assert lower < mean < upper
+
+
+@pytest.mark.parametrize("kind", ["noise", "nearest"])
+def test_sums(kind):
+    """Leading digits of sums are not known: between those that are least and most favourable."""
+    to, rng = FORMATS["float16"], np.random.default_rng(8)
+    profile = Profile(**EXACT | {"accumulate": "float16"})
+    q, k, v = (x[0] for x in numbers((1500, 40, 12, 2), "bfloat16", seed=9))
+    steps = Steps(sums=Noise(to, rng) if kind == "noise" else Nearest(to))
+    mean = float(np.mean(z_squares(Case(q, k, v, scale=0.3), steps, profile, "bfloat16")))
+    lower, upper = interval(len(q))
+    assert lower * softmax.WORST**2 / 4 < mean < upper * softmax.WORST**2
+
+
+@pytest.mark.parametrize("name", ["math", "flash", "eager"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_kernels_follow_the_law(name, dtype):
+    q, k, v = numbers((500, 100, 32, 8), dtype, seed=10, heads=4)
+    out, _ = of_heads(name, q, k, v, dtype)
+    found = predict(q, k, v, dtype=dtype, profile=name)
+    z = (out - found.out) / found.std
+    lower, upper = interval(2000)
+    assert lower < np.mean(z * z) < upper
+
+
+SINKS = np.array([-3.0, 1.5, 3.25, 5.0])  # below, among and above the scores
+OF_EXACT = {
+    "sinks": {"sinks": SINKS},
+    "cap": {"softcap": 3.0},
+    "cap of a power of two": {"softcap": 2.0},
+    "both": {"softcap": 2.5, "sinks": SINKS},
+}
+
+
+@pytest.mark.long("float16", "cap of a power of two")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("options", OF_EXACT)
+@pytest.mark.parametrize("name", ["math", "flash", "upcast", "eager", "eager-narrow"])
+def test_sinks_and_caps_follow_the_law(name, options, dtype):
+    q, k, v = numbers((250, 100, 32, 8), dtype, seed=16, heads=4)
+    given = OF_EXACT[options]
+    out, lse = of_heads(name, q, k, v, dtype, **given)
+    found = predict(q, k, v, dtype=dtype, profile=name, **given)
+    z = (out - found.out) / found.std
+    lower, upper = interval(1000)
+    assert lower < np.mean(z * z) < upper
+    assert ratio(out - found.out, found.bound) <= 1
+    if lse is not None:
+        np.testing.assert_allclose(lse, found.lse, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_sink_need_not_be_in_the_maximum(dtype):
+    """The largest weight is 1 then, and is not rounded: the law is for those that round it."""
+    q, k, v = numbers((250, 100, 32, 8), dtype, seed=17, heads=4)
+    out = np.stack(
+        [
+            flash(Case(*x, sinks=float(s)), dtype, sink_first=False)[0]
+            for *x, s in zip(q, k, v, SINKS, strict=True)
+        ]
+    )
+    found = predict(q, k, v, dtype=dtype, profile="flash", sinks=SINKS)
+    z = (out - found.out) / found.std
+    assert np.mean(z * z) < interval(1000)[1]
+    assert ratio(out - found.out, found.bound) <= 1
+
+
+def test_a_sink_far_above_the_scores_in_float32():
+    """Where it has no part in the maximum, its exponential is of a large number."""
+    q, k, v = numbers((250, 100, 32, 8), "float32", seed=19, heads=4)
+    v = FORMATS["float32"].round(v + 4)
+    out = np.stack(
+        [
+            flash(Case(*x, sinks=30.0), "float32", sink_first=False)[0]
+            for x in zip(q, k, v, strict=True)
+        ]
+    )
+    found = predict(q, k, v, dtype="float32", profile="math", sinks=np.asarray(30.0))
+    z = (out - found.out) / found.std
+    assert np.mean(z * z) < interval(1000)[1] * softmax.WORST**2
+    assert ratio(out - found.out, found.bound) <= 1
+
+
+def test_a_sink_is_a_key_of_zero():
+    """Exactly: one more key of which the bias is the sink, and the value 0."""
+    q, k, v = numbers((30, 40, 8, 3), "bfloat16", seed=18, heads=4)
+    with_sink = predict(q, k, v, dtype="bfloat16", sinks=SINKS)
+    more = [np.concatenate([x, 0 * x[:, :1]], 1) for x in (k, v)]
+    bias = np.where(np.arange(41) == 40, SINKS[:, None, None], 0.0)
+    as_key = predict(q, *more, dtype="bfloat16", bias=np.broadcast_to(bias, (4, 30, 41)))
+    np.testing.assert_allclose(with_sink.out, as_key.out, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(with_sink.lse, as_key.lse, rtol=1e-14)
+    np.testing.assert_allclose(with_sink.std, as_key.std, rtol=0.05)  # biases are rounded, too
+    for x, y in zip(
+        predict(q, k, v, dtype="bfloat16", sinks=np.full(4, -np.inf)),
+        predict(q, k, v, dtype="bfloat16"),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_query_that_sees_a_sink_only():
+    q, k, v = numbers((6, 5, 3, 2), "bfloat16")
+    mask = np.broadcast_to(np.arange(6)[:, None] > 2, (6, 5))
+    found = predict(q, k, v, dtype="bfloat16", mask=mask, sinks=np.asarray(2.0))
+    assert (found.out[:, :3] == 0).all()
+    assert (found.lse[:, :3] == 2).all()
+    assert (found.bound[:, :3] < 1e-30).all()
+
+
+# --- the bound ------------------------------------------------------------------------------------
+
+
+def check_bound(name, dtype, seed):
+    """Elements that were compared with their bound, of random shapes, layouts and sizes."""
+    rng = np.random.default_rng(seed)
+    n, m = (int(x) for x in np.exp(rng.uniform(0, math.log(130), 2)))
+    d, d_v = (int(x) for x in np.exp(rng.uniform(0, math.log(65), 2)))
+    if name == "half-sums":
+        n, m, d, d_v = min(n, 40), min(m, 40), min(d, 24), min(d_v, 16)
+    q, k, v = numbers((n, m, d, d_v), dtype, seed, heads=2, shared=int(rng.integers(1, 3)))
+    to, sizes = FORMATS[dtype], np.exp(rng.normal(0, [1.5, 1, 4]))
+    q, k, v = (to.round(np.clip(x * y, -9e3, 9e3)) for x, y in zip((q, k, v), sizes, strict=True))
+    of_layouts = list(layouts(n, m, seed).values())
+    options = of_layouts[seed % len(of_layouts)]
+    with np.errstate(all="ignore"):
+        out, lse = of_heads(name, q, k, v, dtype, **options)
+    found = predict(q, k, v, dtype=dtype, profile=name, **options)
+    assert ratio(out - found.out, found.bound) <= 1, (name, dtype, seed)
+    assert lse is None or not np.isnan(lse).any()
+    return out.size
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_bound(name):
+    for dtype in DTYPES[name]:
+        assert sum(check_bound(name, dtype, seed) for seed in range(24)) > 4000
+
+
+@pytest.mark.long
+def test_bound_of_many():
+    """2 x 10^6 elements."""
+    cases = [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes]
+    seeds = itertools.count(1000)
+    total = 0
+    while total < 2 * 10**6:
+        total += sum(check_bound(name, dtype, next(seeds)) for name, dtype in cases)
+
+
+@pytest.mark.long("True")
+@pytest.mark.parametrize("normalised", [False, True])
+def test_two_keys_with_every_weight_of_a_binade(normalised):
+    """Rounding to nearest of every gap near which a weight of 8 digits lies: the bound is exact."""
+    to = FORMATS["bfloat16"]
+    weights = np.concatenate([0.5 + (np.arange(128) + f) / 256 for f in (0, 0.25, 0.5, 0.75)])
+    gaps = np.log(weights)
+    worst = 0.0
+    for x in gaps:
+        q, k = np.array([[1.0]]), np.array([[0.0], [to.round(x)]])
+        v = np.array([[1.0, 0.0], [-1.0, 1.0]])
+        profile = Profile(weights="storage", normalised=normalised, **EXACT)
+        found = predict(q, k, v, dtype="bfloat16", profile=profile, scale=1.0)
+        out = stepwise(Case(q, k, v, 1.0), Steps(weights=Nearest(to), normalised=normalised))
+        worst = max(worst, ratio(out - found.out, found.bound))
+    assert 0.25 < worst <= 1
+
+
+def test_one_dimension_with_every_key():
+    """Two keys, all bfloat16 keys of a binade, for every softmax profile."""
+    k = np.stack([np.zeros(128), 1 + np.arange(128) / 128], -1)[:, :, None]
+    q = np.broadcast_to(np.array([[1.0], [-1.5], [0.0]]), (128, 3, 1))
+    v = np.broadcast_to(np.array([[1.0, 0.0], [-1.0, 3.0]]), (128, 2, 2))
+    for name, dtypes in DTYPES.items():
+        if PROFILES[name].inputs == "float8_e4m3fn":
+            continue
+        out, _ = of_heads(name, q, k, v, dtypes[0])
+        found = predict(q, k, v, dtype=dtypes[0], profile=name)
+        assert ratio(out - found.out, found.bound) <= 1, name
+
+
+# --- where there is little to round ---------------------------------------------------------------
+
+
+EXTREMES = (
+    *("one key", "equal keys", "equal queries", "weight of 1", "huge", "tiny", "subnormal"),
+    *("zeros", "no queries", "sizes", "few"),
+)
+
+
+def extreme(case):
+    rng = np.random.default_rng(11)
+    q, k, v = numbers((30, 40, 8, 4), "bfloat16", seed=12, heads=2)
+    to = FORMATS["bfloat16"].round
+    return {
+        "one key": (q, k[:, :1], v[:, :1]),
+        "equal keys": (q, np.repeat(k[:, :1], 40, 1), v),
+        "equal queries": (np.repeat(q[:, :1], 30, 1), k, v),
+        "weight of 1": (to(q * 100), k, v),
+        "huge": (to(q * 2.0**40), to(k * 2.0**40), to(v * 2.0**60)),
+        "tiny": (to(q * 2.0**-40), k, to(v * 2.0**-60)),
+        "subnormal": (q, k, to(v * 2.0**-130)),
+        "zeros": (q, k, 0 * v),
+        "no queries": (0 * q, k, v),
+        "sizes": (q, k, to(v * np.array([1e-20, 1e20])[:, None, None])),
+        "few": (q, k[:, rng.integers(0, 3, 40)], v),
+    }[case]
+
+
+@pytest.mark.parametrize("name", ["math", "flash", "eager", "eager-narrow", "fp8-weights"])
+@pytest.mark.parametrize("case", EXTREMES)
+def test_extremes(name, case):
+    q, k, v = extreme(case)
+    with np.errstate(all="ignore"):
+        out, _ = of_heads(name, q, k, v, "bfloat16")
+    found = predict(q, k, v, dtype="bfloat16", profile=name)
+    assert ratio(out - found.out, found.bound) <= 1
+    assert (found.std > 0).all()
+    if case in ("one key", "zeros"):
+        np.testing.assert_array_equal(found.out, np.broadcast_to(v[:, :1], out.shape))
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e-6, 1e-3, 1e3, 3e4])
+@pytest.mark.parametrize("name", ["math", "flash", "eager", "half-sums"])
+def test_float16_at_its_ends(name, size):
+    q, k, v = numbers((30, 60, 8, 4), "float16", seed=13)
+    v = FORMATS["float16"].round(np.clip(v * size, -65504, 65504))
+    with np.errstate(all="ignore"):
+        out, _ = of_heads(name, q, k, v, "float16")
+        out2, _ = of_heads(name, FORMATS["float16"].round(q * 3e3), k, v, "float16")
+    found = predict(q, k, v, dtype="float16", profile=name)
+    assert ratio(out - found.out, found.bound) <= 1
+    found = predict(FORMATS["float16"].round(q * 3e3), k, v, dtype="float16", profile=name)
+    assert ratio(out2 - found.out, found.bound) <= 1
+
+
+def test_scores_that_overflow_have_no_bound():
+    q, k, v = (np.full((1, 2, 1), x) for x in (300.0, 300.0, 1.0))
+    assert np.isinf(predict(q, k, v, dtype="float16", profile="eager").bound).all()
+    assert np.isfinite(predict(q, k, v, dtype="float16", profile="flash").bound).all()
+
+
+def test_the_least_bias_is_no_overflow():
+    q, k, v = numbers((20, 30, 4, 3), "bfloat16")
+    hidden = np.tri(20, 30, 10) == 0
+    bias = np.where(hidden, -FORMATS["bfloat16"].largest, 0.0)
+    for name in ("flash", "eager", "eager-narrow"):
+        found = predict(q, k, v, dtype="bfloat16", profile=name, bias=bias)
+        out, _ = of_heads(name, q, k, v, "bfloat16", bias=bias)
+        assert np.isfinite(found.std).mean() > 0.9
+        assert ratio(out - found.out, found.bound) <= 1
+        assert np.max(found.bound) < 1
+
+
+def test_empty_rows():
+    q, k, v = numbers((6, 5, 3, 2), "bfloat16")
+    mask = np.arange(6)[:, None] > 2
+    found = predict(q, k, v, dtype="bfloat16", mask=np.broadcast_to(mask, (6, 5)))
+    assert (found.out[:, :3] == 0).all()
+    assert np.isneginf(found.lse[:, :3]).all()
+    assert np.isinf(found.std[:, :3]).all() or (found.bound[:, :3] < 1e-30).all()
+
+
+# --- attention that is linear in features ---------------------------------------------------------
+
+
+def feature_maps():
+    return {
+        "elu": lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))),
+        "relu": lambda x: np.maximum(x, 0),
+    }
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["rfa", "elu", "relu"])
+def test_linear(kind, causal, dtype):
+    narrow = dtype != "float32"
+    profile = "flash" if narrow else "math"
+    rng = np.random.default_rng(14)
+    mask = None if causal else (rng.random(50) < 0.8)[None]
+    squares = []
+    for seed in range(20):
+        q, k, v = (x[0] for x in numbers((20, 50, 8, 4), dtype, seed))
+        case = Case(q, k, v, mask=mask, causal=causal)
+        options = {"mask": mask, "causal": causal}
+        if kind == "rfa":
+            omega, weight = rng.standard_normal((32, 8)), rng.standard_normal(32) / 4
+            omega, weight = omega.astype(f32).astype(float), weight.astype(f32).astype(float)
+            out = positive_features(case, omega, weight, dtype, narrow)
+            options |= {"omega": omega, "log_weight": weight}
+        else:
+            out = linear(case, feature_maps()[kind], dtype, narrow)
+            options |= {"feature_map": feature_maps()[kind]}
+        found = predict(q, k, v, dtype=dtype, profile=profile, **options)
+        assert ratio(out - found.out, found.bound) <= 1
+        known = np.isfinite(found.std)
+        z = np.where(known, (out - found.out) / found.std, 0.0)
+        squares.append(float(np.sum(z * z) / max(known.sum(), 1)))
+    assert np.mean(squares) < interval(20)[1] * softmax.WORST**2  # rows of a head share errors
+
+
+# --- libraries ------------------------------------------------------------------------------------
+
+
+def by_torch(name, q, k, v, dtype, causal):
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.asarray(x).to(getattr(torch, dtype)) for x in (q, k, v))
+    if name == "flash":
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    else:
+        s = (q @ k.mT) * q.shape[-1] ** -0.5
+        if causal:
+            s = s.masked_fill(~torch.ones(s.shape[-2:], dtype=bool).tril(), -math.inf)
+        found = s.softmax(-1) @ v
+    return found.double().numpy()
+
+
+def by_jax(q, k, v, dtype, causal):
+    jax = pytest.importorskip("jax")
+    given = (jax.numpy.asarray(np.swapaxes(x, 0, 1), dtype) for x in (q, k, v))
+    found = jax.nn.dot_product_attention(*given, is_causal=causal)
+    return np.swapaxes(np.asarray(found.astype("float32"), np.float64), 0, 1)
+
+
+LIBRARIES = {
+    ("torch", "flash", "bfloat16"): "flash",
+    ("torch", "flash", "float16"): "flash",
+    ("torch", "flash", "float32"): "math",
+    ("torch", "eager", "bfloat16"): "eager",
+    ("torch", "eager", "float16"): "eager",
+    ("torch", "eager", "float32"): "math",
+    ("jax", "", "bfloat16"): "eager",
+    ("jax", "", "float16"): "eager",
+    ("jax", "", "float32"): "math",
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("library", "name", "dtype"), LIBRARIES)
+def test_libraries_keep_to_the_bound(library, name, dtype, causal):
+    q, k, v = numbers((64, 64, 16, 16), dtype, seed=15, heads=3)
+    of = by_jax(q, k, v, dtype, causal) if library == "jax" else None
+    out = by_torch(name, q, k, v, dtype, causal) if of is None else of
+    profile = LIBRARIES[library, name, dtype]
+    found = predict(q, k, v, dtype=dtype, profile=profile, causal=causal)
+    assert ratio(out - found.out, found.bound) <= 1
+    known = np.isfinite(found.std)
+    z = np.where(known, (out - found.out) / found.std, 0.0)
+    assert np.sum(z * z) / known.sum() < interval(192)[1]
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def test_bad_arguments():
+    q, k, v = numbers((3, 4, 2, 2), "bfloat16")
+    for options, words in (
+        ({"dtype": "int8"}, "`dtype`"),
+        ({"dtype": "bfloat16", "profile": "none"}, "`profile`"),
+        ({"dtype": "bfloat16", "profile": Profile(weights="half")}, "weights"),
+        ({"dtype": "bfloat16", "window": 3}, "`window`"),
+        ({"dtype": "bfloat16", "log_weight": np.zeros(3)}, "`log_weight`"),
+        ({"dtype": "bfloat16", "omega": np.zeros((3, 2)), "softcap": 1.0}, "`softcap`"),
+        ({"dtype": "bfloat16", "omega": np.zeros((3, 2)), "sinks": np.zeros(1)}, "`sinks`"),
+        ({"dtype": "bfloat16", "sinks": np.zeros(3)}, r"`sinks` must broadcast to .* got shape"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            predict(q, k, v, **options)
+    with pytest.raises(TypeError, match="`sinks`"):
+        predict(q, k, v, dtype="bfloat16", sinks=1.0)
+    with pytest.raises(ValueError, match="round it first"):
+        predict(q, k, v + 1e-4, dtype="bfloat16")
+    double = {"math64", "serial64"}  # tests/test_verification_float64.py
+    assert set(PROFILES) - double == set(KERNELS) | set(BACKWARD)

@@ -1,0 +1,152 @@
+"""The blocks of the pages of the guide: run in order, and compared with what is shown.
+
+A block of Python is run, and a block without a language after it is what it prints; one that
+begins with a comment that names a file is that file. A block of a console has commands after ``$``
+and what they print: those of ``refattn`` and ``python`` are run, unless the fence says ``shown``
+(other tests compare some of these) or, in short runs, ``long``. ``...`` stands for lines that are
+left out. Numbers agree to 2 %; times are not compared, and neither is how much of a tolerance
+rounding takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "validation" / "site" / "guide"
+NUMBER = r"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?"
+
+
+class Block(NamedTuple):
+    language: str
+    words: list[str]
+    text: str
+    start: int
+    end: int
+
+
+class Run(NamedTuple):
+    """Code or a command, what is shown of its output, where, and the output."""
+
+    code: str
+    shown: str
+    span: tuple[int, int]
+    printed: str
+
+
+def page(name):
+    return (GUIDE / f"{name}.md").read_text(encoding="utf-8")
+
+
+def blocks(text):
+    found = []
+    for match in re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        language, *words = match[1].split() or [""]
+        found.append(Block(language, words, match[2], match.start(2), match.end(2)))
+    return found
+
+
+def runs(text, folder, *, long=False):
+    """Run the blocks of a page in a folder, in which the process is."""
+    scope = {"__name__": "__main__"}
+    all_blocks = blocks(text)
+    for i, block in enumerate(all_blocks):
+        if "shown" in block.words or ("long" in block.words and not long):
+            continue
+        if block.language == "python":
+            name = re.match(r"# (\w+\.py)\n", block.text)
+            if name:
+                (folder / name[1]).write_text(block.text)
+                continue
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(block.text, f"<{block.text[:30]!r}>", "exec"), scope)
+            after = all_blocks[i + 1] if i + 1 < len(all_blocks) else None
+            if after is not None and not after.language:
+                yield Run(block.text, after.text, (after.start, after.end), out.getvalue())
+            else:
+                yield Run(block.text, "", (0, 0), out.getvalue())
+        elif block.language == "console":
+            for match in re.finditer(
+                r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE
+            ):
+                span = block.start + match.start(2), block.start + match.end(2)
+                yield Run(match[1], match[2], span, command(match[1], folder))
+
+
+def command(line, folder):
+    """What a command prints, with its errors."""
+    program, *args = shlex.split(line.replace("\\\n", " "))
+    if program == "refattn" and args[0] == "check":  # which imports what is in the folder
+        program, args = "python", ["-m", "refattn", *args]
+    if program == "refattn":
+        from click.testing import CliRunner
+
+        from refattn import cli
+
+        done = CliRunner().invoke(cli.commands(), args, prog_name="refattn")
+        assert done.exit_code in (0, 1, 2, 3), done.output
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return str(done.output)
+    assert program == "python", line
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "100"}
+    if "check" in args:  # each finding in a line, as in a pipe
+        del env["COLUMNS"]
+    result = subprocess.run(
+        [sys.executable, *args],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    # How long it takes depends on the machine, and is said beside the results.
+    beside = r"^(?:estimated time: .*|check \d+ of \d+: .*|\w+: \d+ of \d+ after .*)\n"
+    return re.sub(beside, "", result.stdout, flags=re.MULTILINE)
+
+
+def same(shown, printed):
+    """Whether two lines have the same words and numbers that are close; times may be any."""
+    any_number = rf"{NUMBER}\s?s\b|(?<=largest error ){NUMBER}(?= of the tolerance)"
+    shown, printed = (re.sub(any_number, "ANY", x) for x in (shown, printed))
+    a, b = (" ".join(re.sub(NUMBER, "#", x).split()) for x in (shown, printed))
+    x, y = ([float(n) for n in re.findall(NUMBER, z)] for z in (shown, printed))
+    return a == b and np.allclose(x, y, rtol=0.02, atol=1e-12)
+
+
+def difference(shown, printed):
+    """Empty if what is shown is what was printed, but for lines that are left out."""
+    parts = [[]]
+    for line in shown.rstrip("\n").splitlines():
+        if line.strip() == "...":
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    rest = [line.rstrip() for line in printed.rstrip("\n").splitlines()]
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        places = [
+            at
+            for at in range(len(rest) - len(part) + 1)
+            if all(same(a, b) for a, b in zip(part, rest[at:], strict=False))
+        ]
+        if number == 0:
+            places = [at for at in places if at == 0]
+        if last:
+            places = [at for at in places if at + len(part) == len(rest)]
+        if not places:
+            return "shown:\n" + "\n".join(part) + "\n\nprinted:\n" + "\n".join(rest)
+        rest = rest[(places[-1] if last else places[0]) + len(part) :]
+    return ""

@@ -1,0 +1,193 @@
+"""What was found in public implementations: the runner, and that the page is of its results."""
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import refattn
+from validation.bugs import __main__ as commands
+from validation.bugs import record, report, runner
+from validation.bugs.record import Candidate, Finding, Number, Reading, Tried
+
+VERSIONS = {"here": "1.2", "mended": "2.0"}
+BUGS = Path(runner.__file__).parent
+
+
+def half(q, k, v):
+    """Attention of half the size that it should have."""
+    return refattn.softmax_attention(q, k, v) / 2
+
+
+@pytest.fixture(autouse=True)
+def versions(monkeypatch):
+    def version(name):
+        if name not in VERSIONS:
+            raise metadata.PackageNotFoundError(name)
+        return VERSIONS[name]
+
+    monkeypatch.setattr(runner.metadata, "version", version)
+
+
+def measured(value, bound=0.1):
+    return lambda: (Number("a | b", value, "0", bound), Number("to explain", 0.0, "0"))
+
+
+def finding(name="one", package="here", value=0.5, **more):
+    return Finding(name, package, "wrong", "because", "so", measured(value), **more)
+
+
+def collected(*entries, earlier=None, **more):
+    said = []
+    found = [x for x in entries if isinstance(x, Finding)]
+    tried = [x for x in entries if isinstance(x, Tried)]
+    read = [x for x in entries if isinstance(x, Reading)]
+    results = runner.collect(found, tried, read, earlier or {}, say=said.append, **more)
+    return json.loads(json.dumps(results, allow_nan=False)), said
+
+
+def test_what_reproduces_is_written():
+    results, said = collected(finding(note="documented"))
+    (entry,) = results["found"]
+    assert entry["package_version"] == "1.2"
+    assert entry["numbers"][0] == {"what": "a | b", "value": 0.5, "right": "0", "bound": 0.1}
+    assert said == ["executed: one: here 1.2"]
+    page = report.render(results)
+    assert "### here: wrong" in page
+    assert "Executed: 1 entries in 1 packages." in page
+    assert r"| a \| b | 0.5 | 0 |" in page
+    assert "**Note.** documented" in page
+
+
+@pytest.mark.parametrize("value", [0.05, 0.1])
+def test_what_does_not_reproduce_is_removed(value):
+    before, _ = collected(finding(package="mended"))
+    results, said = collected(finding(package="mended", value=value), earlier=before)
+    assert results["found"] == []
+    assert said[0] == "removed: one: no longer reproduces with mended 2.0"
+    assert "bound 0.1" in said[1]
+
+
+def test_what_is_not_finite_is_wrong():
+    results, _ = collected(finding(value=float("nan")))
+    assert results["found"][0]["numbers"][0]["value"] is None
+    assert "| not finite |" in report.render(results)
+    free = Tried("two", "here", "right", measured(float("nan")))
+    assert collected(free)[0]["tried"] == []
+
+
+def test_a_package_that_is_not_installed_keeps_its_entry():
+    results, said = collected(finding(package="absent"))
+    assert results["found"] == []
+    assert said == ["skipped: one: absent is not installed"]
+    before, _ = collected(finding())
+    results, said = collected(finding(package="absent"), earlier=before)
+    assert results["found"] == before["found"]
+    assert said == ["skipped: one: absent is not installed; the entry of version 1.2 is kept"]
+
+
+def test_a_package_that_does_not_run_is_skipped():
+    def measure():
+        raise ImportError("no such name")
+
+    results, said = collected(finding()._replace(measure=measure))
+    assert results["found"] == []
+    assert said == ["skipped: one: here does not run: ImportError: no such name"]
+
+
+def test_only_the_entries_that_are_named_are_run():
+    before, _ = collected(finding("one"), finding("two"))
+    entries = finding("one", value=0.0), finding("two")
+    results, said = collected(*entries, earlier=before, only=["two"])
+    assert [x["name"] for x in results["found"]] == ["one", "two"]
+    assert said == ["executed: two: here 1.2"]
+
+
+def test_what_is_free_of_findings():
+    results, _ = collected(Tried("two", "here", "right", measured(0.05)))
+    assert results["tried"][0]["title"] == "right"
+    results, said = collected(Tried("two", "here", "right", measured(0.5)))
+    assert results["tried"] == []
+    assert said[0] == "removed: two: is no longer free of findings with here 1.2"
+
+
+def test_what_was_read_is_marked():
+    reading = Reading("three", "who/what", "a/b.py", "0123456789abcdef", "title", "because", "so")
+    results, _ = collected(reading)
+    page = report.render(results)
+    assert "*Not executed. Read in [a/b.py](https://github.com/who/what/blob/" in page
+    assert "Read, not executed: 1." in page
+
+
+def test_the_check_must_fail_too():
+    wrong = Candidate("test_bugs:half", "softmax", ("reference_values",), tags={"layout": "bhnd"})
+    right = Candidate("refattn:softmax_attention", "softmax", ("reference_values",))
+    results, _ = collected(finding(candidate=wrong), finding("two", candidate=right))
+    (entry,) = results["found"]
+    assert entry["check"]["verdict"] == "FAIL"
+    line = "refattn check test_bugs:half --estimator softmax --tag layout=bhnd --check"
+    assert entry["check"]["command"] == f"{line} reference_values"
+    page = report.render(results)
+    assert f"$ {line} reference_values\nFAIL\n  FAIL reference_values: expected" in page
+
+
+def test_the_page_is_of_its_results():
+    results = json.loads((BUGS / "bugs.json").read_text(encoding="utf-8"))
+    assert (BUGS / "README.md").read_text(encoding="utf-8") == report.render(results)
+
+
+def test_every_entry_is_one_of_the_script():
+    results = json.loads((BUGS / "bugs.json").read_text(encoding="utf-8"))
+    for name, entries in (("found", commands.FINDINGS), ("tried", commands.TRIED)):
+        written = [x["name"] for x in results[name]]
+        assert written == [x.name for x in entries if x.name in written]
+    assert [x["name"] for x in results["read"]] == [x.name for x in commands.readings.READINGS]
+    names = [x.name for x in (*commands.FINDINGS, *commands.TRIED)]
+    assert len(set(names)) == len(names)
+
+
+def test_words_of_a_written_entry_are_those_of_the_script():
+    results = json.loads((BUGS / "bugs.json").read_text(encoding="utf-8"))
+    entries = {x.name: x for x in commands.FINDINGS}
+    for written in results["found"]:
+        entry = entries[written["name"]]
+        assert [written[x] for x in ("title", "cause", "mend", "note")] == [
+            entry.title,
+            entry.cause,
+            entry.mend,
+            entry.note,
+        ]
+        command = runner.command(entry.candidate) if entry.candidate else None
+        assert (written["check"] or {}).get("command") == command
+
+
+def test_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "FINDINGS", (finding(),))
+    monkeypatch.setattr(commands, "TRIED", ())
+    invoke = CliRunner().invoke
+    shown = invoke(commands.main, ["--output", str(tmp_path)], catch_exceptions=False)
+    assert shown.output == "executed: one: here 1.2\n"
+    results = json.loads((tmp_path / "bugs.json").read_text())
+    assert (tmp_path / "README.md").read_text() == report.render(results)
+    assert invoke(commands.main, ["--list"]).output == "one\n"
+    assert invoke(commands.main, ["none"]).exit_code == 2
+
+
+def test_inputs_are_those_that_are_named():
+    q, k, v = record.normal(2.0, d=8, n=16)
+    assert q.shape == k.shape == v.shape == (1, 4, 16, 8)
+    assert record.error(record.exact(q, k, v), refattn.softmax_attention(q, k, v)) < 1e-6
+    assert record.error(np.full(3, 1.1), np.ones(3)) == pytest.approx(0.1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("entry", [*commands.FINDINGS, *commands.TRIED], ids=lambda x: x.name)
+def test_entries_hold_where_their_package_is(entry, monkeypatch):
+    monkeypatch.undo()
+    results, said = collected(entry)
+    if not results["found"] + results["tried"]:
+        assert said[0].startswith("skipped"), said
+        pytest.skip(said[0])

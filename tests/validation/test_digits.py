@@ -1,0 +1,215 @@
+"""Digits of softmax attention in float64: the search for hard inputs, and what libraries get."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from refattn import certified
+from refattn.conformance.vectors import hard, solving
+from refattn.conformance.vectors.hard import Hard
+from validation.digits import __main__ as cli
+from validation.digits import libraries, precision, search
+from validation.digits.libraries import Library, Row
+
+SMALL = [Hard("tie", 2, m=8, d=4, d_v=2), Hard("means", 3, m=6, d=4, d_v=2)]
+
+
+def inputs(case):
+    return [hard.recipe(case).inputs[name] for name in "qkv"]
+
+
+def of(name):
+    (found,) = (x for x in libraries.LIBRARIES if x.name == name)
+    return found
+
+
+def least(name, case):
+    """Digits of a library relative to sum |p v|, or the test is skipped."""
+    pytest.importorskip(of(name).package)
+    if name == "onnxruntime":
+        pytest.importorskip("onnx")
+    return min(libraries.digits(of(name).load()(*inputs(case)), case).terms)
+
+
+# --- the search -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", hard.POWERS)
+def test_search_finds_worse(family):
+    start = Hard(family, 2, m=64, d=16)
+    for relative in search.RELATIVE:
+        found = search.climb(start, steps=40, relative=relative)
+        assert found.start == start
+        assert getattr(found.last, relative) > getattr(found.first, relative)
+        assert found.best._replace(seed=0, width=0) == start
+        assert search.WIDTHS[family][0] <= found.best.width <= search.WIDTHS[family][1]
+    assert search.climb(start, steps=0).best == start
+
+
+def test_search_is_deterministic():
+    first, second = (search.climb(SMALL[0], steps=20) for _ in range(2))
+    assert first == second
+    assert search.climb(SMALL[0], steps=20, seed=1).best != first.best
+
+
+def test_lost_digits_are_those_of_exact_numbers():
+    for case in SMALL:
+        data = solving.solved(hard.recipe(case))["expected"]["out"]["data"]
+        exact = np.array([float(x) for x in data])
+        error = abs(search.plain(*inputs(case)).ravel() - exact) / abs(exact) * 2.0**53
+        found = search.lost(case)
+        assert found.output == pytest.approx(np.log10(error.max()), abs=0.01)
+        assert found.median == pytest.approx(np.log10(np.median(error)), abs=0.01)
+        assert found.terms <= found.output
+
+
+def test_what_cannot_be_judged_is_refused(monkeypatch):
+    monkeypatch.setattr(search, "_PROVEN", 0.0)
+    with pytest.raises(ArithmeticError, match="bound of the exact output is too large"):
+        search.lost(SMALL[0])
+    found = search.climb(SMALL[0], steps=3)
+    assert found.best == SMALL[0]
+    assert found.last.output == -np.inf
+
+
+def test_starts_are_where_the_winners_are_from():
+    starts = list(search.starts())
+    assert starts == [case._replace(seed=0, width=0) for case in hard.CASES]
+    assert {(x.family, x.level) for x in starts} == {
+        (family, 1 + i) for family, powers in hard.POWERS.items() for i in range(len(powers))
+    }
+    for case in hard.CASES:
+        assert search.WIDTHS[case.family][0] <= case.width <= search.WIDTHS[case.family][1]
+        assert 0 <= case.seed < search.SEEDS
+
+
+@pytest.mark.parametrize("family", hard.POWERS)
+def test_winners_lose_more_than_starts(family):
+    for start, best in zip(search.starts(), hard.CASES, strict=True):
+        if start.family == family:
+            assert search.lost(best).output > search.lost(start).output + 0.5
+
+
+def test_search_command():
+    found = CliRunner().invoke(search.main, ["--family", "large", "--steps", "2"])
+    assert found.exit_code == 0
+    lines = found.output.splitlines()
+    assert len(lines) == 4
+    assert lines[2].startswith("| softmax-hard-large-level1-seed")
+
+
+# --- libraries ------------------------------------------------------------------------------------
+
+
+def test_digits_of_known_errors():
+    case = SMALL[0]
+    data = solving.solved(hard.recipe(case))["expected"]["out"]["data"]
+    exact = np.array([float(x) for x in data])
+    assert min(libraries.digits(exact, case).output) > 15.9
+    assert libraries.digits(exact * (1 + 1e-5), case).output == pytest.approx([5.0] * 4, abs=1e-6)
+    assert libraries.digits(exact * 0, case).output == [0.0] * 4
+    assert libraries.digits(exact * 1e9, case).output == [0.0] * 4
+    assert libraries.digits(exact * np.nan, case) == ([0.0] * 4, [0.0] * 4)
+    low = np.array([float(Fraction(x) - Fraction(y)) for x, y in zip(data, exact, strict=True)])
+    assert libraries.digits((exact, low), case, "pairs").output == [30.0] * 4
+    off = libraries.digits(exact * (1 + 1e-5), case)
+    assert all(x > y for x, y in zip(off.terms, off.output, strict=True))  # terms cancel
+
+
+def test_rows_and_table():
+    ours = [of(name) for name in ("formula, NumPy", "refattn", "refattn.certified")]
+    rows, skipped = libraries.measure(SMALL, ours)
+    assert skipped == []
+    assert [(x.library, x.family, x.level) for x in rows] == [
+        (one.name, case.family, case.level) for one in ours for case in SMALL
+    ]
+    for row in rows:
+        most = 30 if row.library == "refattn.certified" else 16
+        assert 0 <= row.least <= row.median <= most
+        assert row.least <= row.least_of_terms <= row.median_of_terms <= most
+        assert row.median_of_terms > 18 or most == 16
+        if most == 16:
+            assert abs(row.median - (16 - 3 * row.level)) < 4
+    text = libraries.markdown(rows, [libraries.Skipped("mine", "why")])
+    assert text.count("| tie | 2 |") == text.count("| means | 3 |") == 2
+    assert text.endswith("skipped: mine: why\n")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in lines} == {2 + len(ours) + 1}
+
+
+def test_entries_of_a_level_are_pooled():
+    cases = [SMALL[0], SMALL[0]._replace(seed=1)]
+    (both,), _ = libraries.measure(cases, [of("refattn")])
+    each = [libraries.measure([case], [of("refattn")])[0][0] for case in cases]
+    assert both.least == min(x.least for x in each)
+    assert each[0].least != each[1].least
+
+
+def test_missing_and_failing_libraries_are_skipped():
+    def missing():
+        raise ModuleNotFoundError("no", name="nowhere")
+
+    def failing():
+        raise OSError("no float64\nhere")
+
+    broken = [Library("a", "numpy", missing), Library("b", "numpy", lambda: lambda *x: failing())]
+    rows, skipped = libraries.measure(SMALL, broken)
+    assert rows == []
+    assert skipped == [("a", "nowhere is not installed"), ("b", "OSError('no float64\\nhere')")]
+
+
+def test_certified_keeps_its_bound():
+    for case in SMALL:
+        found = certified.softmax_attention(*inputs(case))
+        data = solving.solved(hard.recipe(case))["expected"]["out"]["data"]
+        entries = zip(*(x.ravel().tolist() for x in (*found.out, found.error)), data, strict=True)
+        for hi, lo, bound, exact in entries:
+            assert abs(Fraction(hi) + Fraction(lo) - Fraction(exact)) <= Fraction(bound)
+
+
+@pytest.mark.parametrize("name", ["torch", "torch, MATH"])
+def test_torch_computes_in_float64(name):
+    assert least(name, Hard("large", 1, m=16, d=8, d_v=2)) > 12
+
+
+def test_jax_takes_the_softmax_in_float32():
+    """With x64 too: digits are those of float32 logits."""
+    assert least("jax", Hard("large", 1, m=16, d=16, d_v=2)) < 7.5
+
+
+def test_onnxruntime_takes_the_root_of_the_scale_in_float32():
+    """Where float32 holds it, 1/2 or 1/4, digits are those of float64."""
+    for d in (16, 256):
+        assert least("onnxruntime", Hard("large", 1, m=16, d=d, d_v=2)) > 12
+    assert least("onnxruntime", Hard("large", 1, m=16, d=8, d_v=2)) < 10.5
+
+
+def test_command(tmp_path, monkeypatch):
+    row = Row("mine", "1.0", "tie", 1, 1.0, 2.0, 3.0, 4.0)
+    section = ("mine", lambda: (libraries.markdown([row]), [row._asdict()]))
+    monkeypatch.setattr(cli, "SECTIONS", (*cli.SECTIONS, section))
+    monkeypatch.setattr(cli.main.params[0].type, "choices", ["libraries", "mine"])
+    found = CliRunner().invoke(cli.main, ["--only", "mine", "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    text = (tmp_path / "digits.md").read_text()
+    assert text.startswith("## mine\n\nDigits relative to the output, least / median:\n")
+    assert "| tie | 1 | 1.0 / 2.0 |" in text
+    data = json.loads((tmp_path / "digits.json").read_text())
+    assert data["mine"] == [row._asdict()]
+    assert set(data) == {"environment", "mine"}
+
+
+def test_tables_of_what_certified_attention_is_worth():
+    text, data = precision.certificates_table(1)
+    assert len(data) == 90
+    assert max(x["worst"] for x in data) < 0.01
+    assert min(x["ratios"][0] for x in data) >= 1
+    assert text.count("\n") == 8
+    text, data = precision.functions_table(64)
+    assert {x["dtype"] for x in data} == {"float64", "float32"}
+    assert max(x["units"] for x in data) < 1
+    text, data = precision.costs_table(32, 64)
+    assert len(data) == 4

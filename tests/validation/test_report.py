@@ -1,0 +1,678 @@
+"""The report of the validation suite: its page, summary, figures and numbers."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jinja2")
+pytest.importorskip("latex2mathml")
+pytest.importorskip("matplotlib")
+
+from validation import plotting, report, sources, suite
+from validation.suite import Claim, Compared, Erratum, Findings, Shown, Statement
+
+SETTINGS = {"level": "quick", "seed": 7, "alpha": 1e-6, "beta": 1e-6, "statements": 6, "new": "<i>"}
+MARKUP = "<script>alert('&')</script> \"κ\" ≤ λ²"
+
+
+def curves(data):
+    """Error against m,
+    with its law.
+
+    Not in the caption.
+    """
+    figure, ((left, right),) = plotting.panels(1, 2, size=(9, 3.5))
+    left.loglog(data["m"], data["error"], "o", label="measured & so")
+    left.plot(data["m"], [1 / m for m in data["m"]], label="law <1/m>")
+    left.set(xlabel="m", ylabel=r"$\kappa_m$")
+    right.fill_between(data["m"], 1, 2, hatch="/")
+    left.legend()
+    return figure
+
+
+def image(data):
+    figure, ((axes,),) = plotting.panels()
+    axes.imshow(np.arange(12.0).reshape(3, 4))
+    return figure
+
+
+def broken(data):
+    raise KeyError("no <m>")
+
+
+def small(data):
+    """Beside the text."""
+    figure, axes = plotting.small()
+    axes.plot(data["m"], data["error"])
+    return figure
+
+
+ERRATA = (
+    Erratum("One <of the> least", ("printed",), "“As $1 < 2$”.", "None.", "Little.", 3),
+    Erratum(
+        "The lesser", ("printed",), "It is $x^2$.", "`a < b`", MARKUP, 1, small, "002, eq. (1)"
+    ),
+    Erratum("The greater", ("printed",), "Printed.", "Right ($\\le 2$).", "Effect.", 2, small),
+    Erratum("Not found here", ("printed", "corrected"), "So it says.", "Not.", "No.", 9, small),
+)
+PLOTS = {"curves": curves, "image": image, "broken": broken}
+SMALL = {"curves": [e.plot for e in ERRATA]}
+
+
+def record(name, statements, evidence, **more):
+    """A record as the suite makes it."""
+    claim = Claim(
+        title=more.get("title", f"Claim {name}"),
+        source="000, eq. (1)",
+        statements=statements,
+        method="By exact laws.",
+        tasks=lambda level: [],
+        run=lambda rng: None,
+        judge=lambda results: Findings({}, {}),
+        errata=more.get("errata", ()),
+        name=name,
+    )
+    findings = Findings(evidence, more.get("data", {}), more.get("remark", ""))
+    return {**suite.record(claim, findings, 1e-7), "seconds": 1.25}
+
+
+def examples():
+    """Every kind of verdict and of mishap."""
+    return [
+        record(
+            "curves",
+            {
+                "printed": Statement("It is below 1.", suite.REFUTED),
+                "corrected": Statement("It is below 2.", printed=False),
+            },
+            {
+                "printed": [Compared("at d = 2", 1.5, 1.0, "of the bound")],
+                "corrected": [
+                    suite.Tested("m = 4", 0.5, lambda level: 0.05, 0.1, "sd"),
+                    suite.Tested("m = 8", 0.2, lambda level: 0.01, 0.1, "sd"),
+                    Shown("signs", 1e-12),
+                ],
+            },
+            remark="The reference is wrong by 1.5.",
+            data={"m": [1, 2, 4], "error": [1.1, 0.4, 0.3]},
+            errata=ERRATA,
+        ),
+        record(
+            "image",
+            {MARKUP: Statement(MARKUP)},
+            {MARKUP: [Compared(MARKUP, 1.0, 2.0, MARKUP)]},
+            title=MARKUP,
+            remark=MARKUP,
+        ),
+        record("broken", {"a": Statement("A.")}, {"a": [suite.Tested("t", 1e-30)]}),
+        {
+            **record("plain", {"b": Statement("B.")}, {"b": [Shown("s", 0.3)]}),
+            "unheard-of": [1, {"x": None}],
+        },
+        {
+            "claim": "failed",
+            "title": "Could not be tried",
+            "source": "001",
+            "method": "",
+            "statements": [],
+            "error": "Traceback:\n  <module>\nMemoryError: 64 & more",
+            "seconds": 0.1,
+        },
+    ]
+
+
+class Page(HTMLParser):
+    """What a page holds, and that its tags match."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "hr"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open = []
+        self.tags = []
+        self.texts = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if data.strip():
+            self.texts.append((tuple(self.open), data))
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def text(self, tag):
+        return [" ".join(text.split()) for inside, text in self.texts if inside[-1:] == (tag,)]
+
+    def addresses(self):
+        names = ("href", "src", "xlink:href", "srcset", "data", "action", "poster")
+        found = [a[name] for _, a in self.tags for name in names if name in a]
+        styles = [a["style"] for _, a in self.tags if "style" in a]
+        styles += [text for inside, text in self.texts if inside[-1] == "style"]
+        styles += [v for _, a in self.tags for v in a.values() if v.startswith("url(")]
+        assert not any("@import" in style for style in styles)
+        return found + [u for style in styles for u in re.findall(r"url\(['\"]?([^'\")]+)", style)]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    report.write(SETTINGS, examples(), out, PLOTS, SMALL)
+    return out
+
+
+@pytest.fixture(scope="module")
+def page(out):
+    return Page((out / "report.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_leads_with_what_came_of_all(page):
+    assert page.all("html") == [{"lang": "en"}]
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all(
+        "meta"
+    )
+    assert len(page.text("h1")) == 1
+    heads = ["To look into", "Wrong in print", "All claims", "Sources", "How to read this"]
+    assert page.text("h2") == heads
+    titles = ["Claim curves", MARKUP, "Claim broken", "Claim plain", "Could not be tried"]
+    assert page.text("h3") == ["The greater", "The lesser", "Further", *titles]
+    assert page.text("h4") == ["printed", "corrected", MARKUP, "a", "b"]
+    shown = [" ".join(text.split()) for _, text in page.texts]
+    head = shown.index(page.text("h1")[0])
+    assert shown[head + 1 : head + 3] == [
+        "Of 5 statements of 5 claims, 2 hold, 1 is refuted as expected, 1 contradicts "
+        "what is expected, 1 is underpowered and 1 claim ended in an error.",
+        "To look into",
+    ]
+    assert any("wrong verdict by chance is at most 1e-06" in text for text in shown)
+    assert "The suite has 6 statements; 5 have a verdict here." in shown
+
+
+def test_what_is_not_as_it_should_be_is_named_at_the_top(page):
+    says = [text for inside, text in page.texts if inside[-2:] == ("li", "span")]
+    assert says[:4] == [
+        "REFUTED, expected HOLDS",
+        "It has no figure: KeyError: 'no <m>'",
+        "The claim could not be tried: MemoryError: 64 & more",
+        "UNDERPOWERED, expected HOLDS",
+    ]
+    assert [a["class"] for a in page.all("article")] == [
+        *("erratum", "erratum"),
+        "tried refuted",
+        "tried holds",
+        "tried holds",
+        "tried unexpected",
+        "tried underpowered",
+    ]
+    assert page.text("pre") == ["Traceback: <module> MemoryError: 64 & more"]
+    assert any("could not be drawn. KeyError: 'no <m>'" in text for text in page.text("p"))
+
+
+def test_what_is_wrong_in_print_comes_first(page, out):
+    text = (out / "report.html").read_text(encoding="utf-8")
+    places = [text.index(f">{title}") for title in ("The greater", "The lesser", "One &lt;of the")]
+    assert places == sorted(places)
+    assert max(places) < text.index('id="claims"')
+    assert "Not found here" not in text  # one of its statements holds
+    assert page.text("figcaption")[:2] == ["Beside the text."] * 2
+    assert "2 places" not in text
+    assert "3 places, the most important first" in text
+    assert "Ye's report, eq. (1); refuted:" in text.replace("&#39;", "'")
+    assert page.text("math") == []  # everything in it is in an element of its own
+    assert len(page.all("math")) == 3
+    assert {"2", "x", "1", "&#x0003C;"} >= set(page.text("mn"))
+    assert "a < b" in page.text("code")
+    assert "As $" not in text
+
+
+def test_every_claim_opens_and_has_an_address(page):
+    found = [a for a in page.all("section") if a.get("class") == "claim"]
+    assert [a["id"] for a in found] == [
+        f"claim-{name}" for name in ("curves", "image", "broken", "plain", "failed")
+    ]
+    assert [a["data-source"] for a in found] == ["000"] * 4 + ["001"]
+    assert sum("open" in a for a in page.all("details")) == 1  # what is to look into
+    marks = [a for a in page.all("a") if a.get("class", "").startswith("mark ")]
+    states = ["refuted", "holds", "holds", "unexpected", "underpowered", "error"]
+    assert [a["data-state"] for a in marks] == states
+    assert marks[1]["href"] == "#curves--corrected"
+    anchors = [a["href"] for a in page.all("a") if a.get("class") == "anchor"]
+    assert {a["href"] for a in marks} <= set(anchors)
+    assert "python -m validation curves --level quick --seed 7" in page.text("code")
+    assert [" ".join(row.split()) for row in page.text("dt")][:3] == ["Printed", "Right", "Effect"]
+    assert all("scope" in a for a in page.all("th"))
+    evidence = [text for text in page.text("dd") if text.startswith(("1.5", "p =", "1 <"))]
+    assert evidence[0] == "1.5 of the bound (at most 1)"
+    assert "p = 1e-12 that chance showed it" in evidence
+
+
+def test_addresses_lead_to_places_on_the_page_or_to_sources(page):
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    outside = [u for s in sources.SOURCES.values() for u in s.links.values()]
+    addresses = page.addresses()
+    assert any(a.startswith("data:image/png;base64,") for a in addresses)
+    for address in addresses:
+        assert address.startswith(("#", "data:")) or address in outside
+        assert address[0] != "#" or address[1:] in ids
+    for tag, attributes in page.tags:
+        assert tag == "a" or not attributes.get("href", "").startswith("http")
+        for name in attributes.get("aria-labelledby", "").split():
+            assert name in ids
+    assert page.all("script") == [{}]  # one, within the page
+
+
+def test_without_scripts_nothing_is_missing(page):
+    assert [tag for tag, attributes in page.tags if "hidden" in attributes] == ["form"]
+
+
+def test_text_is_shown_as_it_is(page, out):
+    assert MARKUP in page.text("h3")
+    assert MARKUP in page.text("p")
+    assert MARKUP in page.text("dd") + page.text("span")
+    assert (out / "report.html").read_text(encoding="utf-8").count("<script") == 1
+    assert "<i>" in page.text("dd")
+
+
+def test_figures_take_the_colours_of_the_page(page, out):
+    figures = [a for a in page.all("svg") if a.get("role") == "img"]
+    assert len(figures) == 4
+    titles = ["The greater. Beside the text.", "The lesser. Beside the text."]
+    titles += ["Claim curves. Error against m, with its law.", MARKUP]
+    assert page.text("title")[1:] == titles
+    assert page.text("figcaption") == [*["Beside the text."] * 2, "Error against m, with its law."]
+    text = (out / "report.html").read_text(encoding="utf-8")
+    assert "currentColor" in text
+    # Neither a background nor a legend's text or frame in a colour of its own.
+    for colour in (plotting.INK, "#ffffff", "#000000"):
+        assert not any(colour in value for _, a in page.tags for value in a.values())
+    assert "measured &amp; so" in text  # as text, not as outlines
+    assert len(page.text("style")) == 1
+
+
+def test_figures_stand_on_their_own(out):
+    names = sorted(path.name for path in (out / "figures").iterdir())
+    assert names == ["curves.svg", "image.svg"]
+    for name in names:
+        text = (out / "figures" / name).read_text(encoding="utf-8")
+        root = ElementTree.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert {"width", "height", "viewBox"} <= set(root.attrib)
+        assert plotting.INK in text
+        assert "currentColor" not in text
+        background = root.find(".//*[@id='background']/*")
+        assert background is not None
+        assert "#ffffff" in background.attrib["style"]
+
+
+def test_the_numbers_can_be_read_back(out):
+    data = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert list(data) == ["version", "settings", "counts", "claims", "sources"]
+    assert data["version"] == 1
+    assert data["settings"] == SETTINGS
+    assert data["claims"] == json.loads(json.dumps(examples()))
+    assert [e["title"] for e in data["claims"][0]["errata"]] == [e.title for e in ERRATA]
+    assert data["sources"]["001"]["name"] == "Performers post"
+    assert data["counts"] == {
+        "claims": 5,
+        "statements": 5,
+        "hold": 2,
+        "refuted": 1,
+        "underpowered": 1,
+        "unexpected": 1,
+        "errors": 1,
+    }
+
+
+def test_the_markdown_has_the_same_table(out):
+    text = (out / "report.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
+    assert [len(row) for row in cells] == [6] * 8
+    assert [row[3].strip() for row in cells[2:]] == [
+        "✗ REFUTED, as expected",
+        "✓ HOLDS, as expected",
+        "✓ HOLDS, as expected",
+        "! REFUTED, expected HOLDS",
+        "? UNDERPOWERED, expected HOLDS",
+        "! ERROR",
+    ]
+    errata = [line for line in text.splitlines() if line.startswith("- **")]
+    assert [line.split("**")[1] for line in errata] == [
+        *("The greater", "The lesser", r"One \<of the\> least")
+    ]
+    assert (
+        errata[1]
+        .split("**")[2]
+        .startswith(r" (Ye's report, eq. (1)). Printed: It is $`x^2`$. Right: `a < b` ")
+    )
+    assert cells[2][2].strip() == "printed (as printed)"
+    assert cells[3][2].strip() == "corrected (derived)"
+    assert r"\<script\>alert('&amp;')\</script\>" in cells[4][1]
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links == ["figures/curves.svg", "figures/curves.svg", "figures/image.svg"]
+    assert all((out / link).exists() for link in links)
+
+
+def test_the_same_records_give_the_same_bytes(out, tmp_path):
+    for path in report.write(SETTINGS, examples(), tmp_path, PLOTS, SMALL):
+        assert path.read_bytes() == (out / path.relative_to(tmp_path)).read_bytes()
+        assert path.is_relative_to(tmp_path)
+    assert not list(tmp_path.rglob("*.new"))
+
+
+def test_a_report_that_fails_leaves_the_former(tmp_path, monkeypatch):
+    report.write(SETTINGS, examples()[:1], tmp_path, PLOTS)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def full(*args, **options):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        report.write(SETTINGS, examples(), tmp_path, PLOTS)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_no_records(tmp_path):
+    report.write({}, [], tmp_path)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert not page.all("table")
+    assert not page.all("script")
+    assert "No claim was tried." in page.text("p")
+    assert "No claim was tried." in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["claims"] == []
+    assert report.summary([]) == "No claim was tried."
+
+
+def test_claims_of_one_name_or_a_strange_one_keep_apart(tmp_path):
+    one = examples()[0]
+    names = ["curves", "curves", "Curves", "../../curves", "κ"]
+    records = [{**one, "claim": name} for name in names]
+    plots = dict.fromkeys(names, curves)
+    paths = report.write(SETTINGS, records, tmp_path, plots)
+    assert all(path.resolve().is_relative_to(tmp_path.resolve()) for path in paths)
+    assert len(list((tmp_path / "figures").iterdir())) == 5
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_least_that_a_record_may_be(tmp_path):
+    statement = {"name": "s", "verdict": "HOLDS", "expected": "HOLDS"}
+    records = [{"claim": "x", "statements": [statement]}, {"claim": "y", "statements": []}]
+    report.write({}, records, tmp_path, PLOTS)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert page.text("h2") == ["All claims", "How to read this"]
+    assert page.text("h3") == ["x", "y"]
+
+
+def test_a_small_figure_that_cannot_be_drawn_leaves_its_text(tmp_path):
+    report.write(SETTINGS, examples()[:1], tmp_path, PLOTS, {"curves": [None, broken]})
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "The lesser has no figure: KeyError" in text
+    assert "It is <span" in text
+
+
+def test_statements_of_like_names_have_addresses_of_their_own(tmp_path):
+    names = ["eq. (6)", "eq 6", "Eq. 6", "κ"]
+    statements = [{"name": n, "verdict": "HOLDS", "expected": "HOLDS"} for n in names]
+    report.write({}, [{"claim": "x", "statements": statements}], tmp_path, PLOTS)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    found = [a["id"] for a in page.all("article")]
+    assert found == ["x--eq-6", "x--eq-6-2", "x--Eq-6-3", "x--claim"]
+
+
+def test_every_printed_sentence_that_is_refuted_is_corrected_once():
+    for name, claim in suite.claims().items():
+        wrong = {k for k, s in claim.statements.items() if s.expected == suite.REFUTED}
+        corrected = [statement for e in claim.errata for statement in e.statements]
+        assert len(corrected) == len(set(corrected)), name
+        assert {k for k in wrong if claim.statements[k].printed} <= set(corrected) <= wrong, name
+    weights = [e.weight for claim in suite.claims().values() for e in claim.errata]
+    assert len(weights) == len(set(weights))
+    with_figures = [e for c in suite.claims().values() for e in c.errata if e.plot]
+    assert 6 <= len(with_figures) <= 10
+
+
+def texts(claim):
+    """Everything in which formulas are shown, but for remarks."""
+    yield from (s.text for s in claim.statements.values())
+    yield claim.method
+    for e in claim.errata:
+        yield from (e.printed, e.instead, e.consequence)
+
+
+@pytest.mark.parametrize("name", suite.claims())
+def test_the_formulas_of_every_text(name):
+    for text in texts(suite.claims()[name]):
+        assert text.strip()
+        shown = Page(f"<p>{report._formulas(text)}</p>")
+        outside = [piece for inside, piece in shown.texts if "math" not in inside]
+        assert not any(c in piece for piece in outside for c in "$\\`^"), text
+        assert len(shown.all("math")) == text.count("$") / 2
+        for inside, piece in shown.texts:
+            assert "math" not in inside or "\\" not in piece, text
+
+
+def test_sources_go_by_name():
+    used = set()
+    for claim in suite.claims().values():
+        for text in (claim.source, *(e.source for e in claim.errata)):
+            used |= {place.id for place in sources.places(text)}
+    assert used == set(sources.SOURCES)
+    names = [source.name for source in sources.SOURCES.values()]
+    assert len(names) == len(set(names))
+    for source in sources.SOURCES.values():
+        for label, address in source.links.items():
+            kind, _, number = label.partition(":")
+            assert kind == "code" or address == f"https://arxiv.org/abs/{number}"
+    assert sources.named("001, A; 002, eq. (6)") == "Performers post, A; Ye's report, eq. (6)"
+    assert sources.named("arXiv:2602.10056, key coresets") == "Key coresets"
+    assert sources.named("999, x") == "999, x"
+    assert sources.named("") == ""
+
+
+def test_figures_of_the_suite_are_drawn_by_default(tmp_path):
+    from claims import run
+
+    paths = report.write(SETTINGS, [run("proposition_1")], tmp_path)
+    assert tmp_path / "figures" / "proposition_1.svg" in paths
+
+
+def test_the_summary_is_aligned():
+    lines = report.summary(examples()).splitlines()
+    assert lines[0] == "   REFUTED       curves  printed" + lines[0].partition("printed")[2]
+    assert [line[:14].rstrip() for line in lines[:-1]] == [
+        "   REFUTED",
+        "   HOLDS",
+        "   HOLDS",
+        "!  REFUTED",
+        "!  UNDERPOWERED"[:14],
+        "!  ERROR",
+    ]
+    assert len({line.index(name) for line, name in zip(lines, ["curves"] * 2, strict=False)}) == 1
+    assert lines[0].endswith("at d = 2: 1.5 of the bound (at most 1)")
+    assert lines[5].endswith("MemoryError: 64 & more")
+    assert lines[6].startswith("Of 5 statements of 5 claims, 2 hold")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        ("H", "Of 1 statement of 1 claim, 1 holds and none"),
+        ("HR", "Of 2 statements of 1 claim, 1 holds, 1 is refuted as expected and none"),
+    ],
+)
+def test_the_sentence_counts(verdicts, sentence):
+    words = {"H": suite.HOLDS, "R": suite.REFUTED}
+    statements = [
+        {"name": "s", "verdict": words[v], "expected": words[v], "number": "1"} for v in verdicts
+    ]
+    assert report.summary([{"claim": "x", "statements": statements}]).splitlines()[-1] == (
+        f"{sentence} contradicts what is expected."
+    )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Chromium from the system, without a window; nothing is downloaded."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no chromium and chromedriver on this system")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in (
+        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run"),
+        *("disable-background-networking", "disable-component-update", "disable-sync"),
+        "disable-dev-shm-usage",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(driver))
+    yield found
+    found.quit()
+
+
+CONTRASTS = """
+const rgb = text => text.match(/[\\d.]+/g).map(Number);
+const light = c => c.slice(0, 3).map(x => x / 255)
+  .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+const behind = e => {
+  for (; e; e = e.parentElement) {
+    const c = rgb(getComputedStyle(e).backgroundColor);
+    if (c.length < 4 || c[3] > 0) return c;
+  }
+};
+const own = e => [...e.childNodes].some(n => n.nodeType == 3 && n.data.trim());
+return [...document.body.querySelectorAll("*")]
+  .filter(e => !(e instanceof SVGElement) && own(e) && e.getClientRects().length)
+  .map(e => {
+    const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), e.className || e.tagName];
+  });
+"""
+
+
+def show(browser, path, width=1280, scheme="light", place=""):
+    """Load a page and return what runs scripts on it."""
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    for log in ("browser", "performance"):
+        browser.get_log(log)  # empties it
+    browser.get("about:blank")
+    browser.get(path.as_uri() + place)
+    return browser.execute_script
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_the_page_in_a_browser(browser, out, width, scheme):
+    run = show(browser, out / "report.html", width, scheme)
+    assert run("return innerWidth") == width
+    assert run("return document.documentElement.scrollWidth") <= width
+    sizes = "return [...document.querySelectorAll(arguments[0])].map(e => e.getBoundingClientRect()"
+    sizes += ").map(r => [r.width, r.height])"
+    seen = [(".mark", 6), (".erratum svg", 2), ("math", 3), ("select", 2)]
+    for what, count in (*seen, ("svg", 4), ("details tbody tr", 7)):
+        if what == "svg":
+            assert not [pair for pair in run(CONTRASTS) if pair[0] < 4.5]
+            run("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert run("return document.documentElement.scrollWidth") <= width
+        found = run(sizes, what)
+        assert len(found) == count
+        assert all(w > 0 and h > 0 for w, h in found)
+    background = run("return getComputedStyle(document.body).backgroundColor")
+    bright = sum(map(int, re.findall(r"\d+", background))) > 3 * 128
+    assert bright == (scheme == "light")
+    dim = [pair for pair in run(CONTRASTS) if pair[0] < 4.5]
+    assert not dim
+    assert not browser.get_log("browser")
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    requests = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    address = (out / "report.html").as_uri()
+    asked = [r["request"]["url"] for r in requests if r["documentURL"] == address]
+    assert asked[0] == address
+    assert all(url.startswith("data:") for url in asked[1:])
+
+
+SHOWN = """
+return [...document.querySelectorAll(arguments[0])].filter(e => e.checkVisibility())
+  .map(e => e.id || e.textContent.trim().replace(/\\s+/g, " "));
+"""
+CHOOSE = """
+const form = document.querySelector(".filters");
+[form.source.value, form.verdict.value] = arguments;
+form.verdict.dispatchEvent(new Event("change", {bubbles: true}));
+return form.querySelector("output").value;
+"""
+
+
+def test_filters_and_addresses_in_a_browser(browser, out):
+    run = show(browser, out / "report.html")
+    assert run(CHOOSE, "", "") == "5 statements of 5 claims"
+    assert run(CHOOSE, "000", "holds") == "2 statements of 2 claims"
+    assert run(SHOWN, ".claim") == ["claim-curves", "claim-image"]
+    assert run(SHOWN, ".claim:first-of-type .mark") == ["✓HOLDS: corrected"]
+    assert run(CHOOSE, "001", "refuted") == "0 statements of 0 claims"
+    assert run(CHOOSE, "001", "") == "0 statements of 1 claim"
+    # An address shows what it leads to, closed and filtered as it is.
+    run("location.hash = '#curves--corrected'")
+    browser.execute_async_script("setTimeout(arguments[0], 100)")
+    assert run(SHOWN, ".tried") == ["curves--printed", "curves--corrected"]
+    assert len(run(SHOWN, ".claim")) == 5
+    top = "return document.getElementById('curves--corrected').getBoundingClientRect().top"
+    assert 0 <= run(top) < 800
+    run("document.querySelectorAll('details').forEach(d => d.open = false)")
+    run("dispatchEvent(new Event('hashchange'))")  # some browsers open nothing themselves
+    assert run(SHOWN, ".tried") == ["curves--printed", "curves--corrected"]
+    run = show(browser, out / "report.html", place="#broken--a")
+    assert run(SHOWN, ".tried") == ["broken--a"]
+    assert not browser.get_log("browser")
+
+
+def test_the_whole_suite_fits_before_details_are_opened(browser, tmp_path):
+    evidence = {suite.HOLDS: [Compared("c", 1, 2)], suite.REFUTED: [Compared("c", 2, 1)]}
+    records = [
+        suite.record(c, Findings({k: evidence[s.expected] for k, s in c.statements.items()}, {}), 1)
+        for c in suite.claims().values()
+    ]
+    plots = {
+        name: [e.plot and (lambda data: plotting.small()[0]) for e in claim.errata]
+        for name, claim in suite.claims().items()
+    }
+    report.write({**SETTINGS, "code": "c" * 12}, records, tmp_path, {}, plots)
+    run = show(browser, tmp_path / "report.html")
+    count = sum(len(claim.errata) for claim in suite.claims().values())
+    assert len(run(SHOWN, ".erratum, .errata li")) == count
+    assert run("return document.documentElement.scrollHeight") <= 5400
+    run = show(browser, tmp_path / "report.html", 375)
+    assert run("return document.documentElement.scrollWidth") == 375
+    run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert run("return document.documentElement.scrollWidth") == 375

@@ -1,0 +1,136 @@
+"""Verdicts on float64: errors are those to results in pairs, so that an eps is seen."""
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn.verification import verify
+
+Array = np.ndarray
+SHAPES = [(2, 40, 64, 16, 1.0), (1, 7, 600, 80, 0.3), (3, 130, 130, 8, 30.0), (1, 5, 2100, 64, 4.0)]
+
+
+def tensors(seed, h, n, m, d, size):
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((h, *x)) for x in ((n, d), (m, d), (m, 16)))
+    return [q * size, k, v + seed % 3]
+
+
+def in_blocks(q, k, v, causal=False):
+    """A fused kernel: a running maximum, sums rescaled, 48 keys at a time."""
+    n, m = q.shape[-2], k.shape[-2]
+    total, mass, top = 0.0, 0.0, np.full((*q.shape[:-1], 1), -np.inf)
+    q = q * (1 / np.sqrt(q.shape[-1]))
+    for j in range(0, m, 48):
+        s = q @ k[..., j : j + 48, :].swapaxes(-1, -2)
+        if causal:
+            s = np.where(np.arange(j, min(j + 48, m)) <= np.arange(n)[:, None] + m - n, s, -np.inf)
+        new = np.maximum(top, s.max(-1, keepdims=True))
+        weights, factor, top = np.exp(s - new), np.exp(top - new), new
+        total = total * factor + weights @ v[..., j : j + 48, :]
+        mass = mass * factor + weights.sum(-1, keepdims=True)
+    return np.asarray(total / mass)
+
+
+def one_by_one(q, k, v, causal=False):
+    """Sums in the order of their terms."""
+    scores = np.einsum("...id,...jd->...ij", q, k) * q.shape[-1] ** -0.5
+    if causal:
+        seen = np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2], dtype=bool)
+        scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (
+        np.asarray(np.cumsum(weights[..., None] * v[..., None, :, :], axis=-2)[..., -1, :])
+        / (np.cumsum(weights, axis=-1)[..., -1:])
+    )
+
+
+def formula(q, k, v, causal=False):
+    """Weights, then their quotient with their sum."""
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    if causal:
+        seen = np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2], dtype=bool)
+        scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray((weights / weights.sum(-1, keepdims=True)) @ v)
+
+
+KERNELS = {
+    "formula": formula,
+    "in blocks": in_blocks,
+    "one by one": one_by_one,
+    "refattn": refattn.softmax_attention,
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_correct_kernels_pass(kernel, shape, causal):
+    q, k, v = tensors(1, *shape)
+    found = verify(q=q, k=k, v=v, out=KERNELS[kernel](q, k, v, causal=causal), causal=causal)
+    assert found.verdict == "PASS", str(found)
+    assert found.detectable.get("factor", 0.0) < 2e-14
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+@pytest.mark.parametrize("wrong", ["factor", "scale", "epsilon", "float32 exponentials", "a key"])
+def test_defects_below_the_digits_of_float32_fail(wrong, shape):
+    q, k, v = tensors(2, *shape)
+    scale = q.shape[-1] ** -0.5
+    out = refattn.softmax_attention(q, k, v)
+    if wrong == "factor":
+        out = out * (1 + 4e-15)
+    elif wrong == "scale":
+        out = refattn.softmax_attention(q, k, v, scale=scale * (1 + 1e-11))
+    elif wrong == "epsilon":
+        out = out / (1 + 1e-12)
+    elif wrong == "float32 exponentials":
+        scores = scale * q @ k.swapaxes(-1, -2)
+        weights = np.exp((scores - scores.max(-1, keepdims=True)).astype(np.float32))
+        out = weights.astype(float) @ v / weights.astype(float).sum(-1, keepdims=True)
+    else:
+        q = q / np.abs(q).max()  # so that no key has a weight of 0
+        out = refattn.softmax_attention(q, k[:, 1:], v[:, 1:])
+    assert verify(q=q, k=k, v=v, out=out).verdict == "FAIL"
+
+
+def test_options_and_log_normalisers():
+    q, k, v = tensors(0, 2, 40, 64, 16, 3.0)
+    rng = np.random.default_rng(3)
+    given = {
+        "causal": True,
+        "window": (20, 0),
+        "softcap": 20.0,
+        "sinks": np.asarray([0.5, -np.inf]),
+        "bias": rng.standard_normal((40, 64)),
+        "mask": rng.random((40, 64)) < 0.8,
+    }
+    out, lse = refattn.attend(q, k, v, scale=0.25, **given)
+    assert verify(q=q, k=k, v=v, out=out, lse=lse, scale=0.25, **given).verdict == "PASS"
+    moved = lse + 2e-14 * (1 + abs(lse))
+    assert verify(q=q, k=k, v=v, out=out, lse=moved, scale=0.25, **given).verdict == "FAIL"
+    given["window"] = (21, 0)
+    assert verify(q=q, k=k, v=v, out=out, lse=lse, scale=0.25, **given).verdict == "FAIL"
+
+
+def test_kernels_of_torch_pass():
+    torch = pytest.importorskip("torch")
+    for shape in SHAPES:
+        q, k, v = tensors(4, *shape)
+        out = torch.nn.functional.scaled_dot_product_attention(*map(torch.asarray, (q, k, v)))
+        assert verify(q=q, k=k, v=v, out=out.numpy()).verdict == "PASS"
+
+
+def test_softmax_in_float32_is_named():
+    """As in jax.nn.dot_product_attention, of float64 too."""
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    q, k, v = tensors(4, *SHAPES[0])
+    given = (jax.numpy.asarray(x.swapaxes(0, 1))[None] for x in (q, k, v))
+    out = np.asarray(jax.nn.dot_product_attention(*given))[0].swapaxes(0, 1)
+    assert out.dtype == np.float64
+    found = verify(q=q, k=k, v=v, out=out)
+    assert found.verdict == "FAIL"
+    assert "something in between is in float32" in str(found)
+    assert verify(q=q, k=k, v=v, out=out, profile="math").verdict == "PASS"

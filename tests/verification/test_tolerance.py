@@ -1,0 +1,463 @@
+"""`refattn tolerance`: what is needed, what passes, and `assert_close` in place of tolerances."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import cli, naive
+from refattn.rounding import PROFILES
+from refattn.rounding import problem as rounding_problem
+from refattn.rounding.formats import FORMATS
+from refattn.testing import assert_close
+from refattn.verification import tolerance, verdict
+from tests.validation import guide_blocks
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def sample(dtype="bfloat16", n=128):
+    q, k, v = (FORMATS[dtype].round(x[1, :3]) for x in refattn.load_sample())
+    return q[:, -n:], k, v
+
+
+def rows_of(arrays, dtype, profile, **options):
+    """What is known of all elements."""
+    problem = rounding_problem.of_arrays(*arrays, **options)
+    shape = (*problem.lead, problem.shape[0], problem.shape[2])
+    found = {x: np.empty(shape) for x in ("out", "nearest", "worst", "bound", "slack", "std")}
+
+    def add(index, i, rows):
+        for name, x in found.items():
+            x[(*index, i)] = getattr(rows, name)
+
+    rounding_problem.sweep(problem, dtype, PROFILES[profile], add)
+    return found
+
+
+def chance(x, atol, rtol=0.0):
+    """Largest probability that a correct kernel exceeds a tolerance."""
+    allowed = atol + rtol * np.abs(x["out"])
+    distance = np.maximum(allowed - np.abs(x["nearest"] - x["out"]) - x["slack"], 0)
+    tails = np.minimum(2 * np.exp(-np.square(distance / x["worst"]) / 2), 1)
+    return float(np.sum(np.where(allowed >= x["bound"], 0, tails)))
+
+
+@pytest.mark.soak("float16")
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_smallest_tolerance(dtype):
+    arrays = sample(dtype)
+    found = tolerance.study(*arrays, dtype=dtype)
+    profiles = list(verdict.usual_profiles(dtype))
+    assert [x.profile for x in found.needs if x.head is None] == profiles
+    assert [x.head for x in found.needs[:4]] == [None, (0,), (1,), (2,)]
+    for need in found.needs:
+        if need.profile == "tf32":
+            continue
+        law = rows_of(arrays, dtype, need.profile)
+        if need.head is not None:
+            law = {name: x[need.head] for name, x in law.items()}
+        assert need.proven == pytest.approx(np.max(law["bound"]))
+        assert chance(law, 1.0001 * need.atol) <= 1e-6
+        assert chance(law, 0.98 * need.atol) > 1e-6
+        atol, rtol = need.pair
+        assert chance(law, 1.0001 * atol, rtol) <= 1e-6
+        assert chance(law, 0.97 * atol, rtol) > 1e-6
+        atol, rtol = need.proven_pair
+        assert np.max(law["bound"] - rtol * np.abs(law["out"])) == pytest.approx(atol)
+        error, size = np.abs(law["nearest"] - law["out"]), np.abs(law["out"])
+        assert np.all(error <= need.atol)
+        assert np.all(error <= need.pair.atol + need.pair.rtol * size)
+    whole = [x for x in found.needs if x.head is None]
+    for need in whole:
+        heads = [x for x in found.needs if x.profile == need.profile and x.head is not None]
+        assert need.proven == max(x.proven for x in heads)
+        largest = max(x.atol for x in heads)
+        assert (1 - 1e-8) * largest <= need.atol <= 1.5 * largest
+        assert need.atol <= need.proven
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_torch_gives_is_within(dtype):
+    torch = pytest.importorskip("torch")
+    arrays = sample(dtype)
+    narrow = [torch.tensor(x).to(getattr(torch, dtype)) for x in arrays]
+    got = torch.nn.functional.scaled_dot_product_attention(*narrow).double().numpy()
+    exact = naive.softmax_attention(*arrays)
+    for need in tolerance.study(*arrays, dtype=dtype, profile="flash").needs:
+        error, size = np.abs(got - exact), np.abs(exact)
+        if need.head is not None:
+            error, size = error[need.head], size[need.head]
+        assert np.all(error <= need.atol)
+        assert np.all(error <= need.pair.atol + need.pair.rtol * size)
+        assert np.max(error) > need.atol / 4  # and it is not much more than that
+
+
+def test_the_usual_tolerances_are_those_of_torch():
+    torch = pytest.importorskip("torch")
+    for name, pair in tolerance.USUAL.items():
+        rtol, atol = torch.testing._comparison.default_tolerances(getattr(torch, name))
+        assert pair == (atol, rtol)
+
+
+@pytest.mark.long
+def test_what_is_given():
+    arrays = sample(n=16)
+    for given, pair in (
+        ({}, (1e-5, 1.6e-2)),
+        ({"atol": 0.1}, (0.1, 0)),
+        ({"rtol": 0.1}, (0, 0.1)),
+        ({"atol": 0.2, "rtol": 0.3}, (0.2, 0.3)),
+    ):
+        found = tolerance.study(*arrays, dtype="bfloat16", profile="flash", **given)
+        assert found.given == pair
+        exact = naive.softmax_attention(*arrays)
+        got = rows_of(arrays, "bfloat16", "flash")["nearest"]
+        ratio = np.max(np.abs(got - exact) / (pair[0] + pair[1] * np.abs(exact)))
+        assert found.power[0].given == pytest.approx(ratio, rel=1e-6)
+
+
+@pytest.mark.long
+def test_power():
+    found = tolerance.study(*sample(), dtype="bfloat16", causal=True)
+    assert (found.dtype, found.profile, found.lead, found.rows) == ("bfloat16", "flash", (3,), 128)
+    rows = {f"{x.defect} {x.size}".strip(): x for x in found.power}
+    assert len(rows) == len(found.power)
+    none = found.power[0]
+    assert (none.defect, none.verdict, none.suspect) == ("none", "PASS", "")
+    assert none.ours <= 1
+    assert all(x.verdict in ("PASS", "FAIL") for x in found.power)
+    assert all(x.verdict == "FAIL" for x in found.power if x.ours > 1)
+    for name, words in {
+        "scale times 1.01": "the scale is 1.0",
+        "lost: key 0": "key 0 is missing",
+        "causal edge moved by +1": "a query sees one key more",
+        "causal edge moved by -1": "a query does not see its last key",
+        "softcap of 30": "scores are capped, softly",
+        "ALiBi slope of 0.001": "scores rise by 0.001",
+        "added to the normaliser 0.01": "is added to the normaliser",
+        "output times 1.003": "the output is 1.00",
+        "output truncated, not rounded": "the output is truncated",
+    }.items():
+        assert (rows[name].verdict, rows[name].suspect[: len(words)]) == ("FAIL", words) or (
+            words in rows[name].suspect
+        )
+    # Seen by the verdict, and not by any tolerance that a correct kernel is within.
+    assert rows["output times 1.001"].ours < 1
+    assert rows["output times 1.001"].verdict == "FAIL"
+
+
+def truth(name, size, arrays, options):
+    """What a defect gives, written down."""
+    q, k, v = arrays
+    n, m = q.shape[-2], k.shape[-2]
+    by = float(size) if size else math.nan
+    ahead = np.arange(m) - np.arange(m - n, m)[:, None]
+    seen = ahead <= 0 if options.get("causal") else np.ones((n, m), bool)
+    scores = 32**-0.5 * q @ np.swapaxes(k, -1, -2)
+    bias = 0.0
+    if name == "scale times":
+        scores = scores * by
+    elif name == "log2(e) as":
+        scores = scores * (by * math.log(2))
+    elif name == "lost: key":
+        seen = seen & (np.arange(m) != by)
+    elif name == "counted twice: key":
+        bias = np.where(np.arange(m) == by, math.log(2), 0.0)
+    elif name == "causal edge moved by":
+        seen = ahead <= by
+    elif name == "softcap of":
+        scores = by * np.tanh(scores / by)
+    elif name == "ALiBi slope of":
+        bias = by * ahead
+    elif name == "not rescaled: blocks of keys of":
+        masked = np.where(seen, scores, -math.inf)
+        grown = np.maximum.accumulate(masked, -1)
+        top = grown[..., np.minimum((np.arange(m) // int(by) + 1) * int(by), m) - 1]
+        bias = np.where(np.isfinite(top), -top, 0.0)
+    scores = np.where(seen, scores + bias, -math.inf)
+    weights = np.exp(scores - np.max(scores, -1, keepdims=True))
+    added = by if name == "added to the normaliser" else 0.0
+    out = weights @ v / (np.sum(weights, -1, keepdims=True) + added)
+    if name == "output times":
+        out = out * by
+    if name.endswith("queries of a head times"):
+        out[0, : int(name.split()[0])] *= by
+    return np.asarray(out)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_defects_are_what_they_say(causal):
+    arrays, options = sample("float32", n=100), {"causal": causal}
+    problem = rounding_problem.of_arrays(*arrays, **options)
+    for defect in tolerance.catalogue(problem):
+        exact, got = tolerance._simulated(problem, defect, "float32", PROFILES["math"])
+        np.testing.assert_allclose(exact, naive.softmax_attention(*arrays, **options), atol=1e-12)
+        if defect.weights:
+            expected = rows_of(arrays, "float32", "fp8-weights", **options)["nearest"]
+        else:
+            expected = truth(defect.name, defect.size, arrays, options)
+        np.testing.assert_allclose(got, expected, rtol=2.0**-22, atol=1e-7, err_msg=str(defect[:2]))
+        if "truncated" in defect.name:
+            assert np.all(np.abs(got) <= np.abs(exact))
+            assert np.any(got != rows_of(arrays, "float32", "math", **options)["nearest"])
+
+
+def test_defects_of_what_was_asked_for():
+    seen = np.arange(128) < 100
+    bias = np.linspace(-1, 1, 128)
+    options = {"window": (9, 3), "softcap": 5.0, "mask": seen, "bias": bias}
+    problem = rounding_problem.of_arrays(*sample("float32"), **options)
+    found = {x.name: x for x in tolerance.catalogue(problem)}
+    for name, changed in {
+        "window ends early, by": {"window": (8, 3)},
+        "softcap left out": {"softcap": None},
+        "mask left out": {"mask": None},
+        "bias left out": {"bias": None},
+    }.items():
+        _, got = tolerance._simulated(problem, found[name], "float32", PROFILES["math"])
+        expected = naive.softmax_attention(*sample("float32"), **(options | changed))
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+    assert "causal edge moved by" not in found
+    one = rounding_problem.of_arrays(*(x[:, :1] for x in sample("float32")))
+    assert not any("key" in x.name for x in tolerance.catalogue(one))
+
+
+def test_the_last_queries_of_some_heads_stand_for_all():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(2, 6, 200, 4)) for _ in range(3))
+    mask = rng.random((200, 200)) < 0.9
+    problem = rounding_problem.of_arrays(q, k, v, causal=True, mask=mask)
+    part, rows = tolerance._part(problem)
+    assert (part.lead, rows, part.shape) == ((6,), 170, (170, 200, 4))
+    flat = naive.softmax_attention(q, k, v, causal=True, mask=mask).reshape(12, 200, 4)
+    none = next(tolerance.catalogue(part))
+    exact, _ = tolerance._simulated(part, none, "float32", PROFILES["math"])
+    np.testing.assert_allclose(exact, flat[::2, -170:], atol=1e-12)
+
+
+def test_arrays_are_rounded_first():
+    q, k, v = (x[1, :3, :16] for x in refattn.load_sample())
+    narrow = [FORMATS["float16"].round(x) for x in (q, k, v)]
+    assert tolerance.study(q, k, v, dtype="float16", profile="flash") == tolerance.study(
+        *narrow, dtype="float16", profile="flash"
+    )
+
+
+BAD = [
+    ({"dtype": "float64"}, "`dtype` must be"),
+    ({"dtype": "int8"}, "`dtype` must be"),
+    ({"profile": "x"}, "`profile` must be"),
+    ({"atol": -1.0}, "`atol` must be at least 0"),
+    ({"rtol": math.nan}, "`rtol` must be a"),
+    ({"softcap": 0}, "`softcap` must be"),
+    ({"window": 3}, "`window` must be"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        tolerance.study(*sample(), **({"dtype": "bfloat16"} | options))
+
+
+def test_bad_arrays():
+    q, k, v = sample()
+    with pytest.raises(ValueError, match="must not be empty"):
+        tolerance.study(q[:, :0], k, v, dtype="bfloat16")
+    with pytest.raises(ValueError, match="must not be empty"):
+        tolerance.study(q[:0], k[:0], v[:0], dtype="bfloat16")
+    with pytest.raises(ValueError, match="`k` must be finite in float16"):
+        tolerance.study(q, 1e9 * k, v, dtype="float16")
+
+
+# The command.
+
+WIDE = {"COLUMNS": "200"}  # tables have all columns
+
+
+def run(*args):
+    pytest.importorskip("rich")
+    testing = pytest.importorskip("click.testing")
+    return testing.CliRunner().invoke(cli.commands(), ["tolerance", *map(str, args)], env=WIDE)
+
+
+def fails(*args):
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    *usage, line = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert not usage or usage[0] == "Usage: refattn tolerance [OPTIONS] [FILE]"
+    return str(line)
+
+
+def save(path, arrays, **more):
+    np.savez(path, **dict(zip("qkv", (x.astype(np.float32) for x in arrays), strict=True)), **more)
+    return path
+
+
+@pytest.mark.long
+def test_the_command_says_what_the_function_returns(tmp_path):
+    arrays = sample("float32", n=32)
+    path = save(tmp_path / "file.npz", arrays)
+    words = ["--dtype", "float16", "--profile", "flash", "--atol", "0.001", "--rtol", "0.01"]
+    result = run(path, *words, "--causal", "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out.json").read_text())
+    options = {"profile": "flash", "atol": 1e-3, "rtol": 1e-2, "causal": True}
+    expected = tolerance.study(*arrays, dtype="float16", **options)
+    assert found["ours"] == expected.ours._asdict()
+    assert found["given"] == {"atol": 1e-3, "rtol": 1e-2}
+    assert [x["atol"] for x in found["needs"]] == [x.atol for x in expected.needs]
+    assert [x["head"] for x in found["needs"]] == [None, [0], [1], [2]]
+    assert [x["given"] for x in found["power"]] == [x.given for x in expected.power]
+    assert found["file"] == "file.npz"
+    lines = result.stdout.splitlines()
+    assert lines[0].endswith("v (3, 128, 32), float32 rounded to float16")
+    assert lines[1] == "softmax, scale 0.176777, causal"
+    assert "yours: atol 0.00100, rtol 0.0100" in lines
+    for row in expected.power:
+        start = f"{row.defect} {row.size}".strip()
+        (line,) = (x for x in lines if re.match(re.escape(start) + "  ", x))
+        passes = [x for x in line.split() if x in ("passes", "fails")]
+        assert passes == ["passes" if x <= 1 else "fails" for x in (row.given, row.ours)]
+        assert row.verdict in line
+        assert line.endswith(row.suspect or row.verdict)
+
+
+@pytest.mark.long
+def test_the_guide_shows_what_the_command_prints():
+    page = guide_blocks.page("tolerances")
+    shown = page.split("On the bundled data:\n\n```\n")[1].split("```")[0]
+    result = run("--dtype", "bfloat16")
+    assert result.exit_code == 0, result.output
+    number = r"-?\d+(?:\.\d*)?(?:e[+-]\d+)?"
+    printed = {" ".join(re.sub(number, "#", x).split()) for x in result.stdout.splitlines()}
+    table = result.stdout.splitlines()
+    for line in shown.splitlines():
+        if line != "...":
+            assert " ".join(re.sub(number, "#", line).split()) in printed
+            words = line.split("  ")[0]
+            same = [x for x in table if x.startswith(words)]
+            values = [[float(y) for y in re.findall(number, x)] for x in (line, *same)]
+            assert any(
+                len(x) == len(values[0]) and np.allclose(x, values[0], rtol=0.02)
+                for x in values[1:]
+            )
+
+
+def test_the_type_of_the_file_and_its_mask(tmp_path):
+    arrays = sample("float16", n=16)
+    path = tmp_path / "file.npz"
+    mask = np.arange(128) < 100
+    np.savez(
+        path, **{n: x.astype(np.float16) for n, x in zip("qkv", arrays, strict=True)}, mask=mask
+    )
+    result = run(path, "--profile", "flash", "--window", "60,", "--softcap", "20")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].endswith("mask (128,) bool, float16")
+    assert lines[1] == "softmax, scale 0.176777, not causal, window 60,, softcap 20, with mask"
+    for words in ("mask left out", "softcap left out", "window ends early, by 1"):
+        assert any(x.startswith(f"{words} ") for x in lines)
+
+
+def test_one_line_for_bad_input(tmp_path):
+    path = save(tmp_path / "file.npz", sample("float32"))
+    assert "does not exist" in fails(tmp_path / "nothing.npz")
+    assert "--dtype must be of float32, float16, bfloat16, got 'int8'" in fails("--dtype", "int8")
+    assert "--profile must be of math" in fails(path, "--profile", "x")
+    assert "`atol` must be" in fails(path, "--atol=-1")
+    assert "`rtol` must be" in fails(path, "--rtol=nan")
+    assert "--window must be LEFT,RIGHT" in fails(path, "--window", "1")
+    assert "must end in .json" in fails(path, "--json", path)
+    wide = tmp_path / "wide.npz"
+    np.savez(wide, **dict(zip("qkv", sample(), strict=True)))
+    assert "`dtype` must be" in fails(wide)
+    np.savez(wide, q=np.ones((2, 2), np.float32))
+    assert "FILE must hold" in fails(wide)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    assert "cannot read" in fails(path)
+
+
+# In tests of kernels.
+
+
+def right(**options):
+    return naive.softmax_attention(*sample(), **options)
+
+
+CLOSE = {
+    "as it is": (lambda out: out, {}),
+    "profile": (lambda out: out, {"profile": "math"}),
+    "causal": (lambda out: right(causal=True), {"causal": True}),
+    "scale": (lambda out: right(scale=0.3), {"scale": 0.3}),
+}
+
+
+@pytest.mark.parametrize("name", CLOSE)
+def test_a_correct_kernel_is_close(name):
+    change, options = CLOSE[name]
+    got = FORMATS["bfloat16"].round(change(right()))
+    assert assert_close(got, *sample(), dtype="bfloat16", **options) is None
+    if "profile" not in options and options:
+        with pytest.raises(AssertionError, match=r"^FAIL: "):
+            assert_close(got, *sample(), dtype="bfloat16")
+
+
+def test_what_is_wrong_is_localised():
+    got = right()
+    got[2, 32:48] *= 1.05
+    got = FORMATS["bfloat16"].round(got)
+    with pytest.raises(AssertionError) as caught:
+        assert_close(got, *sample(), dtype="bfloat16")
+    text = str(caught.value)
+    assert text.startswith("FAIL: no correct kernel in bfloat16 gives such numbers")
+    assert re.search(r"mean square of tiles of 16: .*, head 2, queries 32 to 47", text)
+    at = re.search(r"largest z: .* at \((\d+), (\d+), (\d+)\)", text)
+    assert at is not None
+    assert (int(at[1]), 32 <= int(at[2]) < 48) == (2, True)
+
+
+def test_log_normalisers_and_options_of_assert_close():
+    q, k, v = sample()
+    got = FORMATS["bfloat16"].round(right())
+    lse = np.log(np.sum(np.exp(32**-0.5 * q @ np.swapaxes(k, -1, -2)), -1)).astype(np.float32)
+    assert_close(got, q, k, v, dtype="bfloat16", lse=lse)
+    with pytest.raises(AssertionError, match=r"lse is 0\.01"):
+        assert_close(got, q, k, v, dtype="bfloat16", lse=lse + np.float32(0.01))
+    with pytest.raises(ValueError, match="`alpha` must be"):
+        assert_close(got, q, k, v, dtype="bfloat16", alpha=2)
+    with pytest.raises(ValueError, match="`profile` must be"):
+        assert_close(got, q, k, v, dtype="bfloat16", profile="x")
+    with pytest.raises(ValueError, match="`out` must have the shape"):
+        assert_close(got[:1], q, k, v, dtype="bfloat16")
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        assert_close(got, q, k, v, dtype="bfloat16", nothing=1)
+
+
+def test_too_few_numbers_are_no_failure_but_a_warning():
+    q, k, v = (x[:1, :1] * (i < 2) for i, x in enumerate(sample()))
+    got = FORMATS["bfloat16"].round(naive.softmax_attention(q, k, v))
+    with pytest.warns(UserWarning, match="such numbers say little .* UNDERPOWERED") as found:
+        assert_close(got, q, k, v, dtype="bfloat16")
+    assert found[0].filename == __file__
+    assert refattn.verify(q=q, k=k, v=v, out=got, dtype="bfloat16").verdict == "UNDERPOWERED"
+
+
+def test_a_wider_type_than_was_meant_is_noticed():
+    got = FORMATS["bfloat16"].round(right())
+    with pytest.raises(AssertionError, match="q, k and v hold numbers of bfloat16 only"):
+        assert_close(got, *sample())
+    narrow = (*sample("float16"), naive.softmax_attention(*sample("float16")) + 1)
+    with pytest.raises(AssertionError, match="q, k and v hold numbers of float16 only"):
+        assert_close(narrow[3], *narrow[:3], dtype="float32")
+    with pytest.raises(AssertionError) as caught:
+        assert_close(narrow[3], *narrow[:3], dtype="float16")
+    assert "hold numbers of" not in str(caught.value)

@@ -1,0 +1,651 @@
+"""Verdicts on numbers: correct kernels pass, at the level that is said, and defects do not."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import refattn
+from refattn.features import elu_features
+from refattn.rounding import PROFILES
+from refattn.rounding.formats import FORMATS
+from refattn.verification import verify
+from refattn.verification.evidence import Moments, chernoff, symmetric_test
+from tests.rounded import (
+    BACKWARD,
+    KERNELS,
+    Case,
+    f32,
+    flash,
+    linear,
+    of_heads,
+    positive_features,
+    scores32,
+)
+
+Array = np.ndarray
+BF16 = FORMATS["bfloat16"].round
+DTYPES = {
+    "math": ("bfloat16", "float16", "float32"),
+    "serial": ("float32", "bfloat16"),
+    "flash": ("bfloat16", "float16"),
+    "upcast": ("bfloat16", "float16"),
+    "flash-fast": ("bfloat16", "float16"),
+    "eager": ("bfloat16", "float16"),
+    "eager-narrow": ("bfloat16", "float16"),
+    "tf32": ("float32",),
+    "fp8-weights": ("bfloat16", "float16"),
+    "fp8": ("bfloat16",),
+    "half-sums": ("float16",),
+}
+
+
+# --- the inequalities -----------------------------------------------------------------------------
+
+
+def alarms(log_p, level):
+    """Whether there are no more p-values below a level than there may be, but for 10^-9."""
+    found = int(np.sum(log_p <= math.log(level)))
+    return found <= stats.binom.ppf(1 - 1e-9, log_p.size, level)
+
+
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+@pytest.mark.parametrize("copies", [1, 5])
+def test_symmetric_test_keeps_its_level(spread, copies):
+    """Whatever the variances, with a part of a deterministic error, and with copies of rows."""
+    rng = np.random.default_rng(0)
+    size = (20_000, 12)
+    own = rng.standard_normal(size) * (rng.random(size) < 0.5)
+    noise = (rng.random(size) - 0.5) * np.exp(spread * rng.standard_normal(size))
+    for share in (0.0, 0.4, 1.0):
+        t, u, g, slack = (
+            np.repeat(x, copies, -1) for x in (share * own + noise, own, own**2 + 1, 0 * own)
+        )
+        found = symmetric_test(Moments.of(t, u, g, slack, np.full(t.shape, 1 / copies)))
+        for level in (0.05, 0.01, 0.001):
+            assert alarms(found.log_p, level)
+
+
+def test_symmetric_test_measures():
+    rng = np.random.default_rng(1)
+    g = rng.random((500, 400)) + 0.5
+    t = 0.3 * g + rng.standard_normal(g.shape) * np.sqrt(g)
+    found = symmetric_test(Moments.of(t, 0 * t, g, 0 * t, np.ones_like(t)))
+    z = (found.value - 0.3) / found.error
+    assert abs(np.mean(z)) < 6 / math.sqrt(z.size)
+    assert 0.8 < np.std(z) < 1.2
+    assert (found.log_p < math.log(0.01)).mean() > 0.9
+
+
+def test_slack_is_not_held_against_a_kernel():
+    ones = np.ones((1, 400))
+    with_slack = symmetric_test(Moments.of(ones, 0 * ones, ones, ones, ones))
+    without = symmetric_test(Moments.of(ones, 0 * ones, ones, 0 * ones, ones))
+    assert with_slack.log_p == 0
+    assert without.log_p < math.log(1e-6)
+
+
+@pytest.mark.parametrize("columns", [1, 7])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_mean_squares_keep_their_level(columns, copies):
+    """Of uniform numbers, of normal ones, and of rows with the same number in every column."""
+    rng = np.random.default_rng(2)
+    for rows in (1, 4, 30):
+        size = (20_000, rows, columns)
+        for z in (
+            math.sqrt(12) * (rng.random(size) - 0.5),
+            rng.standard_normal(size),
+            np.broadcast_to(rng.standard_normal((20_000, rows, 1)), size),
+        ):
+            square = np.repeat(np.mean(z * z, -1), copies, -1).mean(-1)
+            for level in (0.05, 0.01, 0.001):
+                assert alarms(chernoff(square, rows), level)
+    assert chernoff(4.0, 0.5) == 0  # less than a row says nothing
+    assert chernoff(4.0, 2.999) == chernoff(4.0, 2)
+
+
+# --- correct kernels ------------------------------------------------------------------------------
+
+
+class Draw(NamedTuple):
+    """A problem of random shape, layout, sizes and type, and what a correct kernel gave."""
+
+    profile: str
+    given: dict[str, Any]
+
+
+def draw(seed):
+    rng = np.random.default_rng(seed)
+    name = str(rng.choice([*DTYPES, "rfa", "linear"]))
+    dtype = str(rng.choice(DTYPES.get(name, ("bfloat16", "float16", "float32"))))
+    heads = int(rng.choice([1, 2, 4]))
+    n, m = (int(x) for x in np.exp(rng.uniform(0, math.log(301), 2)))
+    if rng.random() < 0.6:
+        n, m = (int(x) for x in rng.integers(40, 301, 2))
+    d, d_v = (int(x) for x in np.exp(rng.uniform(0, math.log(129), 2)))
+    if name in ("half-sums", "serial", "rfa", "linear"):
+        n, m, d, d_v = min(n, 60), min(m, 60), min(d, 32), min(d_v, 32)
+    share, to = int(rng.choice([1, heads])), FORMATS[dtype]
+    sizes = np.exp(rng.normal(0, [0.7, 0.3, 2]))
+    q = to.round(rng.standard_normal((heads, n, d)) * sizes[0])
+    k = to.round(rng.standard_normal((heads // share, m, d)) * sizes[1])
+    v = to.round(rng.standard_normal((heads // share, m, d_v)) * sizes[2])
+    if rng.random() < 0.1:  # repeated tokens
+        q, k = q[:, rng.integers(0, n, n)], k[:, rng.integers(0, max(1, m // 2), m)]
+    options = {}
+    for option, part, x in (
+        ("causal", 0.3, True),
+        ("mask", 0.2, rng.random((n, m)) < rng.uniform(0.1, 1)),
+        ("bias", 0.2, to.round(rng.standard_normal((n, m)))),
+        ("softcap", 0.15, float(rng.uniform(2, 30))),
+        ("sinks", 0.15, to.round(rng.normal(1, 3, heads))),
+        ("window", 0.15, (int(rng.integers(0, m)), rng.choice([None, 2, 30]))),
+        ("scale", 0.2, float(rng.uniform(0.05, 1) / d**0.5)),
+    ):
+        if rng.random() < part:
+            options[option] = x
+    with np.errstate(all="ignore"):
+        if name in ("rfa", "linear"):
+            return _features(name, dtype, q, k, v, options, rng)
+        out, lse = of_heads(name, q, k, v, dtype, **options)
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": dtype, **options}
+    return Draw(name, given if lse is None or name in ("tf32", "fp8") else given | {"lse": lse})
+
+
+def _features(name, dtype, q, k, v, options, rng):
+    heads, share, narrow = len(q), len(q) // len(k), dtype != "float32"
+    options = {x: y for x, y in options.items() if x in ("causal", "mask")}
+    if "mask" in options:
+        options["mask"] = None if "causal" in options else options["mask"][:1]
+    given = {"q": q, "k": k, "v": v, "dtype": dtype, "estimator": name, **options}
+    omega = rng.standard_normal((24, q.shape[-1])).astype(f32).astype(float)
+    cases = [Case(q[h], k[h // share], v[h // share], **options) for h in range(heads)]
+    if name == "rfa":
+        given["omega"] = omega
+        out = [positive_features(x, omega, np.zeros(24), dtype, narrow) for x in cases]
+    else:
+        out = [linear(x, elu_features, dtype, narrow) for x in cases]
+    return Draw("flash" if narrow else "math", given | {"out": np.stack(out)})
+
+
+def smallest(found):
+    return min(found.trials.values())
+
+
+@pytest.mark.long
+def test_correct_kernels_pass():
+    for seed in range(150):
+        profile, given = draw(seed)
+        found = verify(profile=profile, **given)
+        assert found.verdict != "FAIL", (seed, profile, found.tests[:2])
+
+
+@pytest.mark.long
+def test_level():
+    """2,000 correct kernels: none fails, and no more alarms than the level allows."""
+    p = []
+    for seed in range(10_000, 12_000):
+        profile, given = draw(seed)
+        found = verify(profile=profile, **given)
+        assert found.verdict != "FAIL", (seed, profile, found.tests[:2])
+        p.append(smallest(found))
+    for level in (0.05, 0.01, 0.001):
+        count = int(np.sum(np.array(p) <= level))
+        print(f"alarms at {level}: {count} of {len(p)}")
+        assert alarms(np.log(np.maximum(p, 1e-300)), level)
+
+
+def test_the_tightest_profile_is_found():
+    q, k, v = sample()
+    for name in ("math", "flash", "eager", "eager-narrow"):
+        out, _ = of_heads(name, q, k, v, "bfloat16")
+        found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
+        assert (found.verdict, found.profile) == ("PASS", name)
+        assert found.known == 1
+        assert 0.7 < found.z.rms < 1.1
+
+
+def odd():
+    """Honest problems in which roundings are less independent than they look."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((3, 96, 16)) for _ in range(3))
+    key = rng.integers(0, 4, 96)
+    yield "equal queries", {"q": np.repeat(q[:, :1], 96, 1)}, {}
+    yield "equal queries, causal", {"q": np.repeat(q[:, :1], 96, 1)}, {"causal": True}
+    yield "padded with zeros", {"q": np.where(np.arange(96)[:, None] < 50, 0, q)}, {}
+    yield "few tokens", {"q": q[:, key], "k": k[:, key]}, {"causal": True}
+    yield "equal keys", {"k": 0 * k}, {}
+    yield "four keys", {"k": k[:, key]}, {}
+    yield "batch of copies", {x: np.repeat(y[:1], 3, 0) for x, y in zip("qkv", (q, k, v))}, {}  # noqa: B905
+    yield "queries nearly equal", {"q": q[:, :1] + 1e-3 * q}, {}
+    yield "keys nearly equal", {"k": k[:, :1] + 1e-2 * k}, {}
+    yield "small integers", {x: np.rint(y) for x, y in zip("qk", (q, k))}, {}  # noqa: B905
+    yield "signs", {x: np.sign(y) for x, y in zip("qkv", (q, k, v))}, {}  # noqa: B905
+    for size in (1e-7, 1e-5, 1e-3, 1e-2, 0.1, 30.0, 1000.0):
+        yield f"queries times {size}", {"q": size * q}, {}
+    for size in (1e-7, 1e-5, 1e4):
+        yield f"values times {size}", {"v": size * v}, {}
+    yield "values with a mean", {"v": 1 + v / 100}, {}
+    yield "large mean", {"v": 100 + v}, {}
+    yield "one value", {"v": 0 * v + 1}, {}
+    yield "zero values", {"v": 0 * v}, {}
+    yield "values of a unit matrix", {"v": np.broadcast_to(np.eye(96), (3, 96, 96))}, {}
+    yield "one key", {"k": k[:, :1], "v": v[:, :1]}, {}
+    yield "two keys", {"k": k[:, :2], "v": v[:, :2]}, {}
+    yield "one dimension", {"q": q[..., :1], "k": k[..., :1]}, {}
+    yield "one column", {"v": v[..., :1]}, {}
+    yield "heads of all sizes", {"v": v * np.array([1e-3, 1, 1e3])[:, None, None]}, {}
+    hidden = rng.random((96, 96)) < 0.5
+    yield "bias of -inf", {}, {"bias": np.where(hidden, -np.inf, 0.0)}
+    yield "the least bias", {}, {"bias": np.where(hidden, -65504.0, 0.0)}
+    yield "empty rows", {}, {"mask": np.broadcast_to(np.arange(96)[:, None] > 20, (96, 96))}
+    for sink in (-20.0, 0.0, 5.0, 12.0):
+        yield f"a sink of {sink}", {}, {"sinks": np.full(3, sink)}
+    yield "a sink of -inf", {}, {"sinks": np.array([-np.inf, 1.0, 2.0])}
+    yield (
+        "a sink and empty rows",
+        {},
+        {"mask": np.broadcast_to(np.arange(96)[:, None] > 20, (96, 96)), "sinks": np.full(3, 1.0)},
+    )
+    yield "a small cap", {"q": 4 * q}, {"softcap": 0.5}
+    yield "a narrow window", {}, {"window": (1, 0)}
+
+
+@pytest.mark.long("float16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", ["math", "flash", "eager", "eager-narrow", "fp8-weights"])
+def test_honest_uses_pass(name, dtype):
+    if dtype not in DTYPES[name]:
+        pytest.skip("not in use")
+    rng, to = np.random.default_rng(3), FORMATS[dtype].round
+    usual = dict(zip("qkv", (rng.standard_normal((3, 96, 16)) for _ in range(3)), strict=True))
+    for words, changed, options in odd():
+        x = {a: to(y) for a, y in (usual | changed).items()}
+        with np.errstate(all="ignore"):
+            out, lse = of_heads(name, **x, dtype=dtype, **options)
+        found = verify(**x, out=out, lse=lse, dtype=dtype, profile=name, **options)
+        assert found.verdict != "FAIL", (words, found.tests[:3])
+        assert smallest(found) > 1e-3, (words, found.tests[:3])
+
+
+# --- defects --------------------------------------------------------------------------------------
+
+
+def sample():
+    """12 heads x 128 x 32 of trained tensors: 8, and 4 of which the queries are of other keys."""
+    q, k, v = (BF16(x.reshape(8, 128, 32).astype(np.float64)) for x in refattn.load_sample())
+    return [np.concatenate([x, x[y]]) for x, y in ((q, [1, 0, 3, 2]), (k, range(4)), (v, range(4)))]
+
+
+def run(kernel=flash, to="bfloat16", **options):
+    """A kernel on the sample, with other conventions than will be said."""
+    q, k, v = sample()
+    own = {x: y for x, y in options.items() if x in Case._fields}
+    rest = {x: y for x, y in options.items() if x not in own}
+    if kernel is flash:
+        rest["out"] = to
+    return np.stack(
+        [kernel(Case(*x, **own), "bfloat16", **rest)[0] for x in zip(q, k, v, strict=True)]
+    )
+
+
+def truncated(x):
+    step = FORMATS["bfloat16"].spacing(x)
+    return np.trunc(x / step) * step
+
+
+def with_epsilon(case, dtype, *, epsilon):
+    s = scores32(case)
+    w = np.exp(s - s.max(-1, keepdims=True))
+    return BF16(BF16(w) @ case.v / (w.sum(-1, keepdims=True) + f32(epsilon))), None
+
+
+def cap_before_scale(case, dtype):
+    assert case.softcap is not None
+    s = scores32(case._replace(softcap=None)) / f32(case.factor)
+    s = case.softcap * np.tanh(s / case.softcap) * case.factor
+    w = np.exp(s - s.max(-1, keepdims=True))
+    return BF16(BF16(w) @ case.v / w.sum(-1, keepdims=True)), None
+
+
+def changed(x, at, to):
+    x = x.copy()
+    x[at] = to(x[at])
+    return BF16(x)
+
+
+WITHOUT_LAST = np.arange(128) < 127
+TWICE = np.where(np.arange(128) == 60, math.log(2), 0.0) + np.zeros((128, 1))
+SLOPE = -0.01 * np.abs(np.arange(128) - np.arange(128)[:, None])
+SCALE = 32**-0.5
+C, ONE, CAP = {"causal": True}, np.eye(1, 128, dtype=bool), {"softcap": 20.0}
+# What is done, what is said, whether allclose(rtol=1e-2, atol=1e-2) sees it, and what is told.
+DEFECTS = {
+    "scale 1e-4": (lambda: run(scale=SCALE * 1.0001), {}, False, "the scale is 1.000"),
+    "scale 2e-4": (lambda: run(scale=SCALE * 1.0002), {}, False, "the scale is 1.000"),
+    "scale 3e-3": (lambda: run(scale=SCALE * 1.003), {}, False, "the scale is 1.0029"),
+    "last key lost": (
+        lambda: run(mask=np.tile(WITHOUT_LAST, (128, 1))),
+        {},
+        True,
+        "key 127 is missing",
+    ),
+    "key twice": (lambda: run(bias=TWICE), {}, True, "key 60 counts 1.9"),
+    "edge +1": (lambda: run(mask=np.tri(128, k=1, dtype=bool)), C, True, "one key more"),
+    "edge -1": (
+        lambda: run(mask=np.tri(128, k=-1, dtype=bool) | (ONE & ONE.T)),
+        C,
+        True,
+        "does not see its last key",
+    ),
+    "truncated": (lambda: truncated(run(to="float32")), {}, False, "is truncated, not rounded: 1"),
+    "epsilon 1e-3": (lambda: run(with_epsilon, epsilon=1e-3), {}, False, "0.001"),
+    "log2 e": (lambda: run(base2=True, log2e=1.443), {}, False, "the scale is 1.00018"),
+    "tile": (
+        lambda: changed(run(to="float32"), np.s_[3, 32:48], lambda x: 1.01 * x),
+        {},
+        False,
+        "",
+    ),
+    "cap before": (lambda: run(cap_before_scale, **CAP), CAP, True, ""),
+    "cap of 200": (lambda: run(softcap=200.0), {}, False, "capped, softly: 1 / cap^2 is 2.4"),
+    "ALiBi": (lambda: run(bias=1.01 * SLOPE), {"bias": SLOPE}, False, ""),
+    "window": (lambda: run(window=(65, 0)), {"window": (64, 0)}, True, "reaches 65 to the left"),
+    "one head": (
+        lambda: np.concatenate([run()[:11], run(scale=SCALE * 1.003)[11:]]),
+        {},
+        False,
+        "head 11",
+    ),
+    "no rescaling": (lambda: run(rescale=False), {}, True, ""),
+    "columns": (lambda: run()[..., [1, 0, *range(2, 32)]], {}, True, ""),
+    "NaN": (lambda: changed(run(), np.s_[2, 5, 3], lambda x: math.nan), {}, True, ""),
+    "zeros": (lambda: 0 * run(), {}, True, "times what it should be"),
+    "transposed": (lambda: np.swapaxes(run(), 1, 2).reshape(12, 128, 32), {}, True, ""),
+    "one number": (lambda: changed(run(), np.s_[4, 7, 9], lambda x: 1.02 * x), {}, False, ""),
+    "row of the next": (lambda: run()[:, [*range(7), 8, *range(8, 128)]], {}, True, ""),
+    "one key in a row": (
+        lambda: np.concatenate(
+            [run(mask=np.tile(WITHOUT_LAST, (128, 1)))[:1, :1], run()[:1, 1:]], 1
+        ),
+        {"only": 1},
+        True,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_defects_are_rejected(defect):
+    make, said, seen, words = DEFECTS[defect]
+    said = dict(said)
+    heads = said.pop("only", 12)
+    q, k, v = (x[:heads] for x in sample())
+    out = make()
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash", **said)
+    assert found.verdict == "FAIL"
+    assert np.allclose(out, run(**said)[:heads], rtol=1e-2, atol=1e-2) != seen
+    if words:
+        assert words in found.suspects[0].text
+    json.loads(found.to_json())
+    assert str(found).startswith("FAIL: no correct kernel in bfloat16")
+
+
+SINKS = BF16(np.random.default_rng(7).normal(2, 1, 12))
+
+
+def run_with_sinks(sinks, **options):
+    """A kernel on the sample, with a sink for each head."""
+    given = [None] * 12 if sinks is None else [float(x) for x in sinks]
+    cases = (Case(*x, sinks=s) for *x, s in zip(*sample(), given, strict=True))
+    return np.stack([flash(x, "bfloat16", **options)[0] for x in cases])
+
+
+# What is done in place of the sinks, and what is told first, or measured.
+OF_SINKS = {
+    "dropped": (None, "agrees if there is no sink", "the sink is missing: "),
+    "twice": (SINKS + math.log(2), "agrees if the sink counts twice", "the sink counts 1."),
+    "scaled": (SCALE * SINKS, "agrees if the sink is multiplied by the scale", "the sink is miss"),
+    "base 2": (math.log2(math.e) * SINKS, "agrees if the sink is multiplied by log2", "counts 2"),
+    "a bit large": (1.05 * SINKS, "the sink counts 1.1", "the sink counts 1.1"),
+    "of another head": (np.roll(SINKS, 1), "", ""),
+}
+
+
+@pytest.mark.parametrize("defect", OF_SINKS)
+def test_wrong_sinks_are_rejected_and_named(defect):
+    sinks, first, measured = OF_SINKS[defect]
+    q, k, v = sample()
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "flash", "sinks": SINKS}
+    found = verify(**given, out=run_with_sinks(sinks))
+    assert found.verdict == "FAIL"
+    assert found.suspects[0].text.startswith(first)
+    assert any(measured in x.text for x in found.suspects)
+
+
+@pytest.mark.parametrize("sink_first", [True, False])
+def test_right_sinks_pass(sink_first):
+    q, k, v = sample()
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16"}
+    out = run_with_sinks(SINKS, sink_first=sink_first)
+    assert verify(**given, out=out, profile="flash", sinks=SINKS).verdict == "PASS"
+    assert verify(**given, out=out, sinks=SINKS).verdict == "PASS"
+
+
+def test_a_sink_that_was_not_said_is_measured():
+    q, k, v = sample()
+    out = run_with_sinks(np.full(12, math.log(0.01)))
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
+    assert found.verdict == "FAIL"
+    suspect = next(x for x in found.suspects if x.name == "sink")
+    assert abs(suspect.estimate - 0.01) < 6 * suspect.error
+
+
+def test_suspects_of_shared_keys_are_of_shared_keys_only():
+    q, k, v = sample()
+    for heads in (1, 4, 12):
+        given = {"q": q, "k": k[:heads], "v": v[:heads], "dtype": "bfloat16", "profile": "flash"}
+        out = np.stack(
+            [flash(Case(q[h], k[h % heads], v[h % heads]), "bfloat16")[0] for h in range(12)]
+        )
+        found = verify(**given, out=out)
+        assert found.verdict == ("FAIL" if heads == 4 else "PASS")
+        told = [x.text for x in found.suspects if "shares key head" in x.text]
+        assert told == ["agrees if query head h shares key head h % 4"] * (heads == 4)
+        off = verify(**given, out=BF16(1.01 * out))
+        assert heads == 4 or not any("shares" in x.text for x in off.suspects)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"), [(1, "sees one key more, the next"), (-1, "does not see its last key")]
+)
+@pytest.mark.parametrize("queries", [128, 100])
+def test_causal_attention_off_by_one_that_was_not_said(queries, ahead, words):
+    q, k, v = (x[:4] for x in sample())
+    q = q[:, -queries:]
+    mask = np.tri(queries, 128, 128 - queries + ahead, dtype=bool)
+    out, _ = of_heads("flash", q, k, v, "bfloat16", mask=mask)
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "flash"}
+    found = verify(**given, out=out)
+    assert found.verdict == "FAIL"
+    assert found.suspects[0].text == f"agrees if attention is causal, and a query {words}"
+    if not mask.any(-1).all():  # what there is for a query without keys is not asked
+        out[:, 0] = np.nan
+        assert verify(**given, out=out).suspects[0].text == found.suspects[0].text
+
+
+def test_a_mask_that_hides_all_is_no_suspect():
+    q, k, v = sample()
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "mask": np.ones(128, bool)}
+    found = verify(**given, out=BF16(1.01 * run()))
+    assert found.verdict == "FAIL"
+    assert not any("inverted" in x.text for x in found.suspects)
+
+
+def test_suspects_that_explain_little_are_said_to():
+    q, k, v = sample()
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "flash"}
+    words = "\n    none of them explains much\n"
+    found = verify(**given, out=np.roll(run(), 1, 0))
+    assert 0 < max(x.explained for x in found.suspects) < 0.5
+    assert words in str(found)
+    assert "explains much" not in found.to_json()
+    found = verify(**given, out=BF16(1.01 * run(to="float32")))
+    assert max(x.explained for x in found.suspects) > 0.5
+    assert words not in str(found)
+
+
+# Too small for 12 x 128 x 32 numbers of 8 digits, or another way to be right.
+NOT_SEEN = {
+    "scale 2e-5": lambda: run(scale=SCALE * 1.00002),
+    "epsilon 1e-5": lambda: run(with_epsilon, epsilon=1e-5),
+    "log2 e": lambda: run(base2=True, log2e=1.4427),
+    "rounded normaliser": lambda: run(rounded_normaliser=True),
+    "tile": lambda: changed(run(to="float32"), np.s_[3, 32:48], lambda x: 1.003 * x),
+    "rounded twice": lambda: BF16(FORMATS["float16"].round(run(to="float32"))),
+}
+
+
+@pytest.mark.parametrize("defect", NOT_SEEN)
+def test_what_is_not_seen(defect):
+    q, k, v = sample()
+    found = verify(q=q, k=k, v=v, out=NOT_SEEN[defect](), dtype="bfloat16", profile="flash")
+    assert found.verdict == "PASS"
+    assert found.detectable["scale"] > 2e-5
+    assert found.detectable["epsilon"] > 1e-5
+
+
+def test_what_would_have_been_rejected_is():
+    q, k, v = sample()
+    size = (
+        2 * verify(q=q, k=k, v=v, out=run(), dtype="bfloat16", profile="flash").detectable["scale"]
+    )
+    out = run(scale=SCALE * (1 + size))
+    assert verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash").verdict == "FAIL"
+
+
+def test_remarks():
+    q, k, v = sample()
+    out = changed(run(), np.s_[2, 5:7, 3], lambda x: math.nan)
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
+    assert found.remarks == ["2 of 1536 rows hold NaN or infinity, the first is (2, 5)"]
+    found = verify(q=q, k=k, v=v, out=0 * run(), dtype="bfloat16")
+    assert found.remarks == ["the output is 0 everywhere"]
+
+
+# --- log normalisers ------------------------------------------------------------------------------
+
+
+def test_lse():
+    q, k, v = sample()
+    out, lse = of_heads("flash", q, k, v, "bfloat16")
+    assert lse is not None
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "profile": "flash"}
+    assert verify(**given, lse=lse).verdict == "PASS"
+    for wrong in (lse + 1e-4, lse * math.log2(math.e), np.where(lse == lse.max(), np.nan, lse)):
+        assert verify(**given, lse=wrong).verdict == "FAIL"
+
+
+def test_lse_of_an_empty_row_is_minus_infinity():
+    rng = np.random.default_rng(4)
+    q, k, v = (BF16(rng.standard_normal((20, 30, 8)))[:, :x] for x in (20, 30, 30))
+    mask = np.broadcast_to(np.arange(20)[:, None] > 3, (20, 30))
+    out, lse = of_heads("math", q, k, v, "bfloat16", mask=mask)
+    assert lse is not None
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "mask": mask}
+    assert verify(**given, lse=lse).verdict == "PASS"
+    assert verify(**given, lse=np.where(np.isinf(lse), 0.0, lse)).verdict == "FAIL"
+
+
+# --- what is not known ----------------------------------------------------------------------------
+
+
+def test_nan_where_scores_overflow():
+    """Nothing is proven there; elsewhere a NaN, and an error beyond the bound, still show."""
+    rng = np.random.default_rng(5)
+    q, k, v = (FORMATS["float16"].round(rng.standard_normal((40, 30, 8)))[0] for _ in range(3))
+    q[3] = 60000.0
+    given = {"q": q, "k": k, "v": v, "dtype": "float16", "profile": "half-sums"}
+    with np.errstate(all="ignore"):
+        out = of_heads("half-sums", q[None], k[None], v[None], "float16")[0][0]
+    assert verify(**given, out=out).verdict != "FAIL"
+    for wrong in (math.nan, math.inf, 3.0):
+        other = out.copy()
+        other[4, 2] = wrong
+        assert verify(**given, out=other).verdict == "FAIL"
+
+
+def test_underpowered():
+    rng = np.random.default_rng(6)
+    q, k, v = BF16(rng.standard_normal((3, 1, 40, 8)))
+    k = BF16(k[:, :1] + 1e-3 * k)
+    out, _ = of_heads("flash", q, k, v, "bfloat16")
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
+    assert found.verdict == "UNDERPOWERED"
+    assert str(found).startswith("UNDERPOWERED: ")
+
+
+def test_bad_arguments():
+    x = np.zeros((3, 2))
+    given = {"q": x, "k": x, "v": x, "out": x, "dtype": "bfloat16"}
+    for options, words in (
+        ({"alpha": 1.0}, "`alpha`"),
+        ({"alpha": 0.0}, "`alpha`"),
+        ({"out": np.zeros((3, 3))}, "`out` must have the shape"),
+        ({"lse": np.zeros((3, 1))}, "`lse` must have the shape"),
+        ({"estimator": "lara"}, "`estimator`"),
+        ({"estimator": "rfa"}, "`omega`"),
+        ({"omega": x}, "`omega`"),
+        ({"estimator": "linear", "lse": np.zeros(3)}, "`lse`"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            verify(**given | options)
+    double = {"math64", "serial64"}  # tests/test_verification_float64.py
+    assert set(PROFILES) - double == set(KERNELS) | set(BACKWARD)
+    assert set(KERNELS) == set(DTYPES)
+
+
+@pytest.mark.parametrize(("bad", "where"), [(math.nan, "kv"), (math.inf, "k"), (-math.inf, "v")])
+@pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_what_no_query_sees_may_hold_anything(dtype, by, where, bad):
+    """A correct kernel does not fail for what padding holds; a visible one is refused."""
+    rng = np.random.default_rng(3)
+    to = FORMATS[dtype].round
+    q, k, v, d_out = (to(rng.standard_normal((2, 40, 16))) for _ in range(4))
+    hidden = slice(30, 40)
+    if by == "mask":
+        options = {"mask": np.arange(40) < 30}
+    elif by == "bias":
+        options = {"bias": np.where(np.arange(40) < 30, 0.0, -np.inf) * np.ones((40, 1))}
+    elif by == "causal":  # the last query sees the last key
+        options = {"causal": True, "mask": np.arange(40) != 39}
+        hidden = slice(39, 40)
+    else:
+        q, d_out = q[:, -10:], d_out[:, -10:]
+        options, hidden = {"window": (10, 0)}, slice(0, 20)
+    out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, **options)
+    found = pullback(d_out)
+    results = {"out": out, "d_out": d_out, "dq": found.q, "dk": found.k, "dv": found.v}
+    results = {name: to(x) for name, x in results.items()}
+    arrays = {"k": k.copy(), "v": v.copy()}
+    for name in where:
+        arrays[name][:, hidden] = bad
+    given = {"q": q, **arrays, **options, "dtype": dtype}
+    assert refattn.verify(**given, out=results["out"]).verdict == "PASS"
+    assert refattn.verify(**given, **results).verdict == "PASS"
+    assert refattn.verify(**given, out=to(1.05 * out)).verdict == "FAIL"
+    arrays[where[0]][1, 25, 3] = bad
+    with pytest.raises(
+        ValueError, match=rf"`{where[0]}` must be finite where a query sees it, got"
+    ):
+        refattn.verify(**given, out=results["out"])
+    if where == "k":
+        q[0, 2, 3] = bad
+        with pytest.raises(ValueError, match=r"`q` must be finite, got -?(nan|inf) at \(2, 3\)"):
+            refattn.verify(**given, out=results["out"])
