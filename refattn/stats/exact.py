@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
-from scipy import stats as scipy_stats
 
 from ..arrays import checks
 from . import check
@@ -110,6 +109,8 @@ def ks(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     >>> round(stats.ks([-1.0, 0.1, 1.2], ndtr), 3)
     0.993
     """
+    from scipy import stats as scipy_stats
+
     x = np.sort(check.sample("x", x))
     distance = kolmogorov_distance(check.probabilities(cdf, x))
     distance = max(0.0, distance - check.non_negative("error", error))
@@ -303,6 +304,8 @@ def binomial(successes: int, n: int, p: float) -> float:
     >>> stats.binomial(0, 4, 0.5)
     0.125
     """
+    from scipy import stats as scipy_stats
+
     p = check.fraction("p", p)
     checks.positive_integer("n", n)
     checks.non_negative_integer("successes", successes)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats as scipy_stats
 
 from ..arrays import checks
 from . import check
@@ -248,6 +247,8 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.99) -> tuple[f
     >>> low, round(high, 5)
     (0.0, 0.00115)
     """
+    from scipy import stats as scipy_stats
+
     checks.positive_integer("n", n)
     checks.non_negative_integer("successes", successes)
     check.within("successes", successes, 0, n)

@@ -44,8 +44,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from scipy import special, stats
-from scipy.optimize import brentq
+from scipy import special
 
 from ..arrays import checks
 from . import bounds, check, exact
@@ -178,6 +177,8 @@ def min_samples(
 
 def _ks(n: int, alpha: float, beta: float, *, error: float = 0.0) -> float:
     # The factor covers the error of SciPy's quantiles.
+    from scipy import stats
+
     alpha, beta = 0.99 * alpha, 0.99 * beta
     quantiles = stats.kstwo.isf(alpha, n) + stats.kstwo.isf(beta, n)
     return float(quantiles + 2 * check.non_negative("error", error))
@@ -222,6 +223,8 @@ def _chi2(n: int, alpha: float, beta: float, *, df: float) -> float:
 
 
 def _binomial(n: int, alpha: float, beta: float, *, p: float) -> float:
+    from scipy import stats
+
     law = stats.binom(n, check.fraction("p", p))
     least, most = int(law.ppf(alpha / 2)), int(law.isf(alpha / 2))  # accepted counts
     if least == 0 or most == n:
@@ -231,6 +234,9 @@ def _binomial(n: int, alpha: float, beta: float, *, p: float) -> float:
 
 
 def _hotelling(n: int, alpha: float, beta: float, *, dimension: int) -> float:
+    from scipy import stats
+    from scipy.optimize import brentq
+
     checks.positive_integer("dimension", dimension)
     if n <= dimension:
         return math.inf
@@ -260,6 +266,8 @@ def _chernoff(n: int, alpha: float, beta: float, *, mean: float) -> float:
 
 def _chernoff_above(n: int, alpha: float, beta: float, mean: float) -> float:
     """Return the rise of the mean: all up to `limit` is accepted, little of it likely."""
+    from scipy.optimize import brentq
+
     cost = math.log(2 / alpha) / n
     if bounds._kl(1, mean) <= cost:
         return math.inf

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import special
-from scipy import stats as laws
 
 from ... import kernels, sampling, stats, theory
 from ..candidate.failures import Failure
@@ -279,6 +278,8 @@ def _roots(first: Floats, second: Floats) -> tuple[Floats, Floats]:
 )
 def frequency_pairs(t: Trial) -> None:
     """Both frequencies recovered at S = 2: independent, at right angles, or opposite."""
+    from scipy import stats as laws
+
     d, c, coupling = nearest_head_size(t.adapter, 4), 0.5, t.adapter["coupling"]
     together = _along(d, c)
     square = np.exp(np.sum(together * together, -1) / 2)
@@ -343,6 +344,8 @@ def feature_sums(t: Trial) -> None:
 
 
 def _feature_sums(t: Trial, samples: int, d: int, share: float) -> None:
+    from scipy import stats as laws
+
     coupling, label = t.adapter["coupling"], f"S = {samples}, "
     c = 0.01 if t.adapter["dtype"] == "float64" else 0.02
     steps = c * np.array([1.0, -1.0, 2.0, -2.0])

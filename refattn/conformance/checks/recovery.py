@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import special
-from scipy import stats as laws
 
 from ... import stats
 from ..candidate.adapter import Adapter
@@ -133,6 +132,8 @@ def normal(t: Trial, z: Floats, error: float, label: str = "") -> None:
     scale, and sums of rows from seeds near each other and far apart. `error` is how far off an
     entry may be.
     """
+    from scipy import stats as laws
+
     n, d = z.shape
     if not np.all(np.isfinite(z)):
         raise Failure("frequencies that can be recovered from the results", "none for some seeds")

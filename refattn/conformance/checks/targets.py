@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import special
-from scipy import stats as laws
 
 from ... import stats
 from ..candidate.failures import Failure
@@ -141,6 +140,8 @@ def choices(t: Trial) -> None:
     A heavy key comes before them, and one that is never chosen after, far from them all, so that
     the result is the fraction of samples that chose a light one.
     """
+    from scipy import stats as laws
+
     d, samples, light, far = 2, 16, 1000, 14.0
     sized = t.adapter.record.sized(samples)
     root = t.adapter.root(d)
