@@ -1,7 +1,9 @@
-"""One fixture for every array library, the table of measured accuracy, and what a run skipped."""
+"""One fixture for every array library, the time of each case, what a run skipped, and accuracy."""
 
 import contextlib
+import importlib
 import os
+import time
 import zlib
 
 import numpy as np
@@ -141,9 +143,11 @@ def dtype(request):
     return np.dtype(request.param)
 
 
-# --- what the last run skipped, for lack of a library or a browser --------------------------------
+# --- long cases: over .2 s of CPU, unless a function has no other ---------------------------------
 
 
+LIMIT = 1.0  # seconds of CPU above which a case that is not marked `long` fails where CI is set
+SECONDS = "refattn/seconds"
 SKIPPED = "refattn/skipped"
 
 
@@ -183,6 +187,55 @@ def is_marked(item, mark):
     return any(not m.args or words & set(m.args) for m in item.iter_markers(mark))
 
 
+def cpu():
+    """Seconds that this process and the children that it waited for have worked."""
+    return time.process_time() + sum(os.times()[2:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    before = cpu()
+    result = yield
+    seconds = cpu() - before
+    item.user_properties.append(("seconds", seconds))
+    if (
+        "CI" in os.environ
+        and seconds > LIMIT
+        and not (is_marked(item, "long") or is_marked(item, "soak"))
+    ):
+        pytest.fail(
+            f"{seconds:.1f} s of CPU: a case over {LIMIT:g} s must be marked long", pytrace=False
+        )
+    return result
+
+
+def pytest_sessionstart(session):
+    """Import first what takes long, so that no case is blamed for it."""
+    if "CI" in os.environ and session.config.getoption("dist", "no") == "no":  # where cases run
+        for name in ("scipy.stats", "matplotlib.pyplot", "jax.numpy", "dask.array"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+
+
+class Seconds:
+    """Writes the CPU seconds of each case to the cache of pytest."""
+
+    def __init__(self, config):
+        self.config, self.cases = config, {}
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call":
+            self.cases[report.nodeid] = dict(report.user_properties).get("seconds")
+
+    def pytest_sessionfinish(self):
+        cache = getattr(self.config, "cache", None)
+        if cache is not None and not hasattr(self.config, "workerinput"):
+            cache.set(SECONDS, cache.get(SECONDS, {}) | self.cases)
+
+
+# --- what the last run skipped, for lack of a library or a browser --------------------------------
+
+
 def pytest_configure(config):
     config.addinivalue_line(
         "markers", "long(*words): is run with --full only, if a parameter has one of these names"
@@ -200,6 +253,7 @@ def pytest_configure(config):
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    config.pluginmanager.register(Seconds(config), "seconds")
     config.pluginmanager.register(Skipped(config), "skipped")
     config.pluginmanager.register(Accuracy(config), "accuracy")
 
