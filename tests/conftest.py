@@ -147,6 +147,13 @@ def dtype(request):
 
 
 LIMIT = 1.0  # seconds of CPU above which a case that is not marked `long` fails where CI is set
+LONG_EXAMPLES = {  # of docstrings
+    "refattn.conformance.vectors.archives.pack",
+    "refattn.conformance.vectors.checking.lint",
+    "refattn.conformance.vectors.exporting.export",
+    "refattn.conformance.vectors.writing.write",
+    "refattn.conformance.verdict.runner.check",
+}
 SECONDS = "refattn/seconds"
 SKIPPED = "refattn/skipped"
 
@@ -173,6 +180,8 @@ def pytest_collection_modifyitems(config, items):
     soak, turn = config.getoption("soak"), config.getoption("turn")
     for item in items:
         full = soak or config.getoption("full")
+        if item.name in LONG_EXAMPLES:
+            item.add_marker(pytest.mark.long)
         if turn is not None:  # by its name, so that no other test moves it
             full = full or zlib.crc32(item.nodeid.encode()) % 4 == turn % 4
         if is_marked(item, "soak") and not soak:
@@ -192,36 +201,30 @@ def cpu():
     return time.process_time() + sum(os.times()[2:4])
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    before = cpu()
-    result = yield
-    seconds = cpu() - before
-    item.user_properties.append(("seconds", seconds))
-    if (
-        "CI" in os.environ
-        and seconds > LIMIT
-        and not (is_marked(item, "long") or is_marked(item, "soak"))
-    ):
-        pytest.fail(
-            f"{seconds:.1f} s of CPU: a case over {LIMIT:g} s must be marked long", pytrace=False
-        )
-    return result
-
-
 def pytest_sessionstart(session):
     """Import first what takes long, so that no case is blamed for it."""
     if "CI" in os.environ and session.config.getoption("dist", "no") == "no":  # where cases run
-        for name in ("scipy.stats", "matplotlib.pyplot", "jax.numpy", "dask.array"):
+        for name in ("scipy.stats", "matplotlib.pyplot", "jax.numpy", "dask.array", "arviz_stats"):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
 
 
 class Seconds:
-    """Writes the CPU seconds of each case to the cache of pytest."""
+    """Measures the CPU of each case, of examples in docstrings too, and writes it to the cache."""
 
     def __init__(self, config):
         self.config, self.cases = config, {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        before = cpu()
+        result = yield
+        seconds = cpu() - before
+        item.user_properties.append(("seconds", seconds))
+        long = is_marked(item, "long") or is_marked(item, "soak")
+        if "CI" in os.environ and seconds > LIMIT and not long:
+            pytest.fail(f"{seconds:.1f} s of CPU: a case over {LIMIT} s must be marked long", False)
+        return result
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call":
