@@ -1,0 +1,262 @@
+"""Make one-line mutants of modules, and print those that the default run does not notice.
+
+`python -m tests.mutants refattn/rounding refattn/stats/exact.py --most 20 --reach` changes one
+operator, comparison, constant or sign at a time, in a copy of the checkout, and runs the cases of
+the default run that reach the line. `--reach` finds these by a run with coverage, and keeps them in
+`.mutants/` for the next call. It needs the extra `mutants`. mutmut and cosmic-ray do not mutate the
+constants of a module, or run every case for each mutant.
+"""
+
+import argparse
+import ast
+import json
+import os
+import queue
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / ".mutants"
+SWAPS = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.Pow: "*",
+    ast.And: "or", ast.Or: "and", ast.Is: "is not", ast.IsNot: "is",
+}  # fmt: skip
+NAMES = {"min": "max", "max": "min", "maximum": "minimum", "minimum": "maximum", "any": "all"}
+NAMES |= {"all": "any", "floor": "ceil", "ceil": "floor", "log": "log2", "exp": "exp2"}
+
+
+class Mutant(NamedTuple):
+    """The file (from the root), line, and the line before and after."""
+
+    file: str
+    line: int
+    before: str
+    after: str
+
+
+class Edits(ast.NodeVisitor):
+    """Every change of one token: (line, first column, last column, new text)."""
+
+    def __init__(self, source):
+        self.lines, self.found = source.splitlines(), []
+        self.visit(ast.parse(source))
+
+    def visit_Raise(self, node):
+        """Nothing: messages, annotations and imports are not mutated."""
+
+    visit_Import = visit_ImportFrom = visit_JoinedStr = visit_Raise
+
+    def visit_AnnAssign(self, node):
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_FunctionDef(self, node):
+        for x in [*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body]:
+            self.visit(x)
+
+    def visit_If(self, node):
+        if ast.unparse(node.test) != "TYPE_CHECKING":
+            self.generic_visit(node)
+
+    def between(self, left, right, operator):
+        """The operator between two operands, where it stands in one line."""
+        if left.end_lineno == right.lineno:
+            columns = left.end_col_offset, right.col_offset
+            text = self.lines[right.lineno - 1].encode()[slice(*columns)].decode()
+            old = text.strip(" ()")
+            if old and "#" not in old:
+                self.edit(right.lineno, *columns, text.replace(old, SWAPS[type(operator)]))
+
+    def edit(self, line, start, stop, new):
+        self.found.append((line, start, stop, new))
+
+    def visit_Compare(self, node):
+        for left, operator, right in zip(
+            [node.left, *node.comparators], node.ops, node.comparators, strict=False
+        ):
+            if type(operator) in SWAPS:
+                self.between(left, right, operator)
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node):
+        if type(node.op) in SWAPS:
+            self.between(node.left, node.right, node.op)
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node):
+        self.between(*node.values[:2], node.op)
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node):
+        if isinstance(node.op, ast.USub | ast.Not) and node.lineno == node.operand.lineno:
+            self.edit(node.lineno, node.col_offset, node.operand.col_offset, "")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node):
+        new = {bool: lambda x: not x, int: lambda x: x + 1, float: lambda x: 2 * x}
+        if type(node.value) in new and node.lineno == node.end_lineno:
+            text = repr(new[type(node.value)](node.value))
+            self.edit(node.lineno, node.col_offset, node.end_col_offset, text)
+
+    def visit_Call(self, node):
+        name = node.func
+        if isinstance(name, ast.Name | ast.Attribute) and name.lineno == name.end_lineno:
+            word = name.id if isinstance(name, ast.Name) else name.attr
+            if word in NAMES:
+                stop = name.end_col_offset
+                self.edit(name.lineno, stop - len(word), stop, NAMES[word])
+        self.generic_visit(node)
+
+
+def mutants(file):
+    """All that change a file so that it can still be compiled."""
+    source = (ROOT / file).read_text("utf-8")
+    lines = source.splitlines()
+    for line, start, stop, new in sorted(set(Edits(source).found)):
+        old = lines[line - 1].encode()
+        after = (old[:start] + new.encode() + old[stop:]).decode()
+        try:
+            compile("\n".join([*lines[: line - 1], after, *lines[line:]]), file, "exec")
+        except SyntaxError:
+            continue
+        yield Mutant(file, line, lines[line - 1], after)
+
+
+def reach(tests):
+    """Run the default with coverage; keep which cases reach each line, and their seconds."""
+    shutil.rmtree(KEPT, ignore_errors=True)
+    KEPT.mkdir()
+    command = [sys.executable, "-m", "pytest", "-q", "--cov=refattn", "--cov-context=test"]
+    environment = os.environ | {"COVERAGE_FILE": str(KEPT / "coverage")}
+    subprocess.run([*command, "--cov-report=", *tests], cwd=ROOT, env=environment, check=True)
+    shutil.copy(ROOT / ".pytest_cache/v/refattn/seconds", KEPT / "seconds")
+
+
+def cases_of(file):
+    """Cases by line, those of the module's own folder first, the quickest first.
+
+    A line that runs when the module is imported is reached by every case of the module.
+    """
+    from coverage import CoverageData
+
+    data = CoverageData(str(KEPT / "coverage"))
+    data.read()
+    seconds = json.loads((KEPT / "seconds").read_text())
+    own = f"tests/{Path(file).parent.relative_to('refattn')}/".replace("/./", "/")
+
+    def order(case):
+        return not case.startswith((own, file)), seconds.get(case) or 0.0
+
+    found = {}
+    for line, contexts in data.contexts_by_lineno(str(ROOT / file)).items():
+        found[line] = {x.rpartition("|")[0] for x in contexts} - {""}
+    every = set().union(*found.values())
+    return {line: sorted(cases or every, key=order) for line, cases in found.items()}
+
+
+def killer(mutant, cases, copy, limit):
+    """The case that fails, or why there is none: "time" or a status; None if all pass."""
+    path, own = copy / mutant.file, (ROOT / mutant.file).read_text("utf-8")
+    lines = own.splitlines(keepends=True)
+    lines[mutant.line - 1] = mutant.after + "\n"
+    path.write_text("".join(lines))
+    for cached in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+        cached.unlink()
+    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    try:
+        for batch in filter(None, (cases[:60], cases[60:600])):
+            (copy / "cases").write_text("\n".join(batch))
+            done = subprocess.run(
+                [*command, "--tb=no", "@cases"], cwd=copy, env=environment, capture_output=True,
+                text=True, timeout=limit, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", done.stdout, re.MULTILINE)
+                return failed[0] if failed else f"status {done.returncode}"
+    except subprocess.TimeoutExpired:
+        return "time"
+    finally:
+        path.write_text(own)
+    return None
+
+
+class Copies:
+    """Copies of the checkout, one for each worker."""
+
+    def __init__(self, folder, count):
+        self.free = queue.SimpleQueue()
+        for i in range(count):
+            for part in ("refattn", "tests", "validation"):
+                shutil.copytree(ROOT / part, folder / str(i) / part)
+            for part in ("pyproject.toml", "README.md"):
+                shutil.copy(ROOT / part, folder / str(i))
+            self.free.put(folder / str(i))
+
+    def attempt(self, mutant, cases, limit):
+        """What becomes of a mutant, as a record."""
+        copy, start = self.free.get(), time.monotonic()
+        by = killer(mutant, cases, copy, limit) if cases else None
+        self.free.put(copy)
+        outcome = "killed" if by else "survived" if cases else "unreached"
+        seconds = round(time.monotonic() - start, 1)
+        return {
+            **mutant._asdict(),
+            "outcome": outcome,
+            "by": by,
+            "cases": len(cases),
+            "seconds": seconds,
+        }
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("paths", nargs="*", help="modules, or folders of them")
+    parser.add_argument("--most", type=int, default=20, help="mutants of each path, by chance")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds of a run of cases")
+    parser.add_argument(
+        "--reach", nargs="*", metavar="TESTS", help="run the default, or TESTS, first"
+    )
+    parser.add_argument("--out", type=Path, help="a JSON file for what became of each")
+    given = parser.parse_args()
+    if given.reach is not None:
+        reach(given.reach)
+    rng, records = random.Random(given.seed), []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.workers) as pool:
+        copies = Copies(Path(folder), given.workers)
+        for path in given.paths:
+            files = [path] if path.endswith(".py") else sorted(map(str, Path(path).rglob("*.py")))
+            every = [x for file in files for x in mutants(file)]
+            chosen = sorted(rng.sample(every, min(given.most, len(every))))
+            cases = {file: cases_of(file) for file in {x.file for x in chosen}}
+            tasks = [(x, cases[x.file].get(x.line, []), given.limit) for x in chosen]
+            outcomes = Counter()
+            for record in pool.map(lambda task: copies.attempt(*task), tasks):
+                records.append(record)
+                outcomes[record["outcome"]] += 1
+                if record["outcome"] != "killed":
+                    print("{file}:{line} {outcome} ({cases} cases)".format(**record))
+                    print(
+                        f"  - {record['before'].strip()}\n  + {record['after'].strip()}", flush=True
+                    )
+            print(
+                f"{path}: " + ", ".join(f"{n} {name}" for name, n in outcomes.items()), flush=True
+            )
+    if given.out:
+        given.out.write_text(json.dumps(records, indent=1))
+
+
+if __name__ == "__main__":
+    main()
