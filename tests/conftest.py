@@ -12,7 +12,8 @@ from hypothesis import settings
 
 os.environ.pop("COLUMNS", None)  # workers have one, whatever there is to print on
 
-settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=15)
+settings.register_profile("full", settings.get_profile("repeatable"), max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
 
@@ -240,6 +241,8 @@ class Seconds:
 
 
 def pytest_configure(config):
+    if config.getoption("full") and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("full")
     config.addinivalue_line(
         "markers", "long(*words): is run with --full only, if a parameter has one of these names"
     )
