@@ -5,11 +5,6 @@ from validation import suite
 LEVEL = 1e-8  # of each statement, about that of the suite, whatever number of claims it has
 
 
-def verdicts(name, level="tiny", seed=0):
-    """Verdict on each statement of a claim."""
-    return {s["name"]: s["verdict"] for s in run(name, level, seed)["statements"]}
-
-
 def run(name, level="tiny", seed=0):
     """Record of a claim."""
     claim = suite.claims()[name]
