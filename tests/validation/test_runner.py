@@ -323,11 +323,10 @@ def test_the_documents_name_every_claim_once(file):
 
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
-def test_processes_find_what_one_thread_finds(workers, tmp_path, request):
-    out = tmp_path / "out"
-    process = suite_process(["--out", str(out), "--workers", str(workers), *FAST])
+def test_processes_find_what_one_thread_finds(workers, tmp_path):
+    process = suite_process("--out", tmp_path, "--workers", workers, *FAST)
     process.communicate(timeout=300)
-    _, records = runner.read(out / "results.jsonl")
+    _, records = runner.read(tmp_path / "results.jsonl")
     found = {r["claim"]: (r["statements"], r["data"]) for r in records}
     assert set(found) == set(FAST)
     for name in FAST:
@@ -337,16 +336,10 @@ def test_processes_find_what_one_thread_finds(workers, tmp_path, request):
         assert found[name][1] == one["data"]
 
 
-def suite_process(arguments):
-    command = [sys.executable, "-m", "validation", "--level", "tiny", *arguments]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def suite_process(*arguments):
+    command = [sys.executable, "-m", "validation", "--level", "tiny", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes)
 
 
 @pytest.mark.long
@@ -354,7 +347,7 @@ def test_a_killed_run_is_resumed(tmp_path):
     claims = suite.claims().items()
     names = [name for name, c in claims if not c.alone and not suite.missing(c.needs)]
     results = tmp_path / "results.jsonl"
-    process = suite_process(["--out", str(tmp_path), "--workers", "1", *names])
+    process = suite_process("--out", tmp_path, "--workers", 1, *names)
     end = time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None:
         if results.exists() and len(results.read_bytes().splitlines()) > 2:
@@ -365,7 +358,7 @@ def test_a_killed_run_is_resumed(tmp_path):
     kept = results.read_text().splitlines()
     assert 3 <= len(kept) < len(names) + 1, "killed too late to show anything"
     results.write_text("\n".join(kept) + '\n{"claim": "cut sh')  # as a full disk would leave it
-    process = suite_process(["--out", str(tmp_path), "--workers", "2", "--resume", *names])
+    process = suite_process("--out", tmp_path, "--workers", 2, "--resume", *names)
     _, error = process.communicate(timeout=300)
     assert process.returncode in (0, 1), error
     lines = results.read_text().splitlines()
@@ -376,14 +369,12 @@ def test_a_killed_run_is_resumed(tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_workers_end_with_a_killed_run(tmp_path):
-    process = suite_process(["--out", str(tmp_path), "--workers", "2"])
+    process = suite_process("--out", tmp_path, "--workers", 2)
     deadline = time.monotonic() + 60
     workers = []
     while len(workers) < 3 and time.monotonic() < deadline and process.poll() is None:
-        listed = subprocess.run(
-            ["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True
-        )
-        workers = [int(pid) for pid in listed.stdout.split()]
+        command = ["ps", "--ppid", str(process.pid), "-o", "pid="]
+        workers = subprocess.run(command, capture_output=True, text=True).stdout.split()
         time.sleep(0.05)
     time.sleep(1.0)  # they have started
     process.kill()
