@@ -1,8 +1,20 @@
-"""A browser for the pages of the report and of the site."""
+"""What several files here need: the record of a claim, and a browser for pages."""
 
 import shutil
 
 import pytest
+
+from validation import suite
+
+LEVEL = 1e-8  # of each statement, about that of the suite, whatever number of claims it has
+
+
+def run_claim(name, level="tiny", seed=0):
+    """The record of a claim, run in this process."""
+    claim = suite.claims()[name]
+    tasks = enumerate(claim.tasks(level))
+    results = [claim.run(suite.generator(seed, name, i), **task) for i, task in tasks]
+    return suite.record(claim, claim.judge(results), LEVEL)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 import refattn
 import validation.claims  # noqa: F401 - in the table
 from refattn import estimators, stats
-from tests.validation.claims import run
+from tests.validation.conftest import run_claim
 from validation import suite
 from validation.claims import _ratios, attention_costs, cost, rfa_biased
 
@@ -64,11 +64,6 @@ def frequencies_of_the_target(q, k, v, *, omega, scale):
     count = shape[0] * shape[2]
     drawn = refattn.sampling.draw_target(q, k, num_samples=count, rng=1, scale=scale)
     return refattn.randomized_attention(q, k, v, omega=drawn.reshape(shape), scale=scale)
-
-
-def with_two_pi(x, y, omega, log_weight):
-    mean = np.mean(np.cos(2 * np.pi * omega @ (x - y)[..., None]), (-2, -1))
-    return mean * np.exp(np.sum(x * x + y * y, -1) / 2)
 
 
 def hyperbolic(estimate):
@@ -169,7 +164,7 @@ def fits(verdict, wanted, expected):
 def test_verdicts_where_something_is_replaced(name, level, replaced, wanted, monkeypatch):
     calls = {path: replace(monkeypatch, path, text) for path, text in sizes(name) + pairs(replaced)}
     wanted = dict(x.rsplit(": ", 1) for x in wanted.split("; "))
-    found = {s["name"]: s for s in run(name, level)["statements"]}
+    found = {s["name"]: s for s in run_claim(name, level)["statements"]}
     if rest := wanted.pop("the rest", None):
         wanted = dict.fromkeys(found, rest) | wanted
     for statement, words in wanted.items():
@@ -188,7 +183,7 @@ def test_every_claim_at_a_tiny_level(name):
     claim = suite.claims()[name]
     if missing := suite.missing(claim.needs):
         pytest.skip(f"needs {', '.join(missing)}")
-    record = run(name)
+    record = run_claim(name)
     json.dumps(record, allow_nan=False)
     for s in record["statements"]:
         if not claim.alone and s["expected"] == suite.HOLDS:  # a clock may say anything

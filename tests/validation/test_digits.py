@@ -30,7 +30,7 @@ def exact_output(case):
 # --- the search -----------------------------------------------------------------------------------
 
 
-@pytest.mark.long("cancelling")
+@pytest.mark.long("cancelling", "equal", "large", "means", "sink", "tie")
 @pytest.mark.parametrize("family", hard.POWERS)
 def test_search_finds_worse(family):
     start = Hard(family, 2, m=48, d=16)

@@ -14,9 +14,9 @@ pytest.importorskip("jinja2")
 pytest.importorskip("latex2mathml")
 pytest.importorskip("matplotlib")
 
-from tests.validation.claims import run as run_claim
-from tests.validation.conftest import show
+from tests.validation.conftest import run_claim, show
 from validation import plotting, report, sources, suite
+from validation.site import links
 from validation.suite import Compared, Erratum, Findings, Shown, Statement
 
 SETTINGS = {"level": "quick", "seed": 7, "alpha": 1e-6, "beta": 1e-6, "statements": 6, "new": "<i>"}
@@ -138,21 +138,6 @@ class Page(HTMLParser):
     def text(self, tag):
         return [" ".join(text.split()) for inside, text in self.texts if inside[-1:] == (tag,)]
 
-    def ids(self):
-        """The places of the page, of which no two are the same."""
-        found = [a["id"] for _, a in self.tags if "id" in a]
-        assert len(found) == len(set(found))
-        return found
-
-    def addresses(self):
-        names = ("href", "src", "xlink:href", "srcset", "data", "action", "poster")
-        found = [a[name] for _, a in self.tags for name in names if name in a]
-        styles = [a["style"] for _, a in self.tags if "style" in a]
-        styles += [text for inside, text in self.texts if inside[-1] == "style"]
-        styles += [v for _, a in self.tags for v in a.values() if v.startswith("url(")]
-        assert not any("@import" in style for style in styles)
-        return found + [u for style in styles for u in re.findall(r"url\(['\"]?([^'\")]+)", style)]
-
 
 def written(folder, records, *more, settings=SETTINGS):
     """The page of a report."""
@@ -246,18 +231,19 @@ def test_every_claim_opens_and_has_an_address(page):
     assert "p = 1e-12 that chance showed it" in evidence
 
 
-def test_addresses_lead_to_places_on_the_page_or_to_sources(page):
-    ids = page.ids()
-    outside = [u for s in sources.SOURCES.values() for u in s.links.values()]
-    addresses = page.addresses()
-    assert any(a.startswith("data:image/png;base64,") for a in addresses)
-    for address in addresses:
-        assert address.startswith(("#", "data:")) or address in outside
-        assert address[0] != "#" or address[1:] in ids
+def test_addresses_lead_to_places_on_the_page_or_to_sources(page, out):
+    assert links.problems(out) == []
+    ids = {a["id"] for _, a in page.tags if "id" in a}
+    outside = {u for s in sources.SOURCES.values() for u in s.links.values()}
     for tag, attributes in page.tags:
-        assert tag == "a" or not attributes.get("href", "").startswith("http")
-        for name in attributes.get("aria-labelledby", "").split():
-            assert name in ids
+        address = attributes.get("href", "")
+        assert address[:1] in ("", "#") or address.startswith("data:") or address in outside
+        assert tag == "a" or not address.startswith("http")
+        assert not {"srcset", "action"} & set(attributes)
+        assert {*attributes.get("aria-labelledby", "").split()} <= ids
+        values = " ".join(attributes.values())
+        assert {*re.findall(r"url\(['\"]?#?([^'\")]+)", values)} <= ids
+    assert any(v.startswith("data:image/png;base64,") for _, a in page.tags for v in a.values())
     assert page.all("script") == [{}]  # one, within the page
 
 
@@ -369,7 +355,8 @@ def test_no_records(tmp_path):
 def test_claims_of_one_name_or_a_strange_one_keep_apart(tmp_path):
     names = ["curves", "curves", "Curves", "../../curves", "κ"]
     records = [{**examples()[1], "claim": name} for name in names]
-    written(tmp_path, records, dict.fromkeys(names, image)).ids()
+    report.write(SETTINGS, records, tmp_path, dict.fromkeys(names, image))
+    assert links.problems(tmp_path) == []
     assert len(list((tmp_path / "figures").iterdir())) == 5
 
 

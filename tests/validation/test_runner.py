@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from refattn import stats
-from tests.validation.claims import run as run_claim
+from tests.validation.conftest import run_claim
 from validation import __main__ as cli
 from validation import runner, sources, suite
 from validation.suite import HOLDS, REFUTED, UNDERPOWERED, Claim, Compared, Findings, Statement
