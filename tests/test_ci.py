@@ -10,50 +10,32 @@ pytest_plugins = ["pytester"]
 FUNCTIONS = """
 import pytest
 
-def test_without():
-    pass
-
-def test_skips():
-    pytest.importorskip("peer")
+def test_without(): pass
+def test_skips(): pytest.importorskip("peer")
 
 @pytest.fixture
-def needs():
-    pytest.importorskip("peer")
-
-def test_fixture_skips(needs):
-    pass
+def needs(): pytest.importorskip("peer")
+def test_fixture_skips(needs): pass
 
 @pytest.mark.parametrize("name", ["sys", "peer"])
-def test_one_case_skips(name):
-    pytest.importorskip(name)
+def test_one_case_skips(name): pytest.importorskip(name)
 
 @pytest.mark.xfail(strict=True)
-def test_known_to_fail():
-    assert False
-
+def test_known_to_fail(): assert False
 @pytest.mark.checks_more
-def test_checks_more():
-    pass
-
+def test_checks_more(): pass
 @pytest.mark.long
-def test_long():
-    pass
-
+def test_long(): pass
 @pytest.mark.long("wide")
 @pytest.mark.parametrize("size", ["wide", "narrow"])
-def test_long_where_wide(size):
-    pass
+def test_long_where_wide(size): pass
 """
 MODULE = """
 import pytest
-
 pytest.importorskip("peer")
 
-def test_first():
-    pass
-
-def test_second():
-    pass
+def test_first(): pass
+def test_second(): pass
 """
 
 

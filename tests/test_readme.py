@@ -13,7 +13,7 @@ from refattn.rounding.formats import FORMATS
 from tests.validation import guide_blocks
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = guide_blocks.blocks(README)
 CONSOLE = {
     line: shown
@@ -117,5 +117,5 @@ def test_in_python(without, tmp_path):
 
 
 def test_the_citation_is_of_this_version():
-    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "CITATION.cff").read_text("utf-8").splitlines()
     assert f"version: {refattn.__version__}" in lines

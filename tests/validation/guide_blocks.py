@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
 
 def page(name):
-    return (GUIDE / f"{name}.md").read_text(encoding="utf-8")
+    return (GUIDE / f"{name}.md").read_text("utf-8")
 
 
 def blocks(text):

@@ -101,7 +101,7 @@ def test_forms_agree_with_their_oracles(compared, section):
                 assert one["error"] <= one["bound"]
                 assert not one["wrong"]
                 assert len(one["seconds"]) == 2
-    page = (compared / "benchmarks.md").read_text(encoding="utf-8")
+    page = (compared / "benchmarks.md").read_text("utf-8")
     assert "| RFA, positive, heads 2, tokens 64, d 8, S 16 | refattn |" in page
     assert (compared / "figures/ratios.svg").stat().st_size > 0
 
@@ -116,7 +116,7 @@ def test_ways_back_are_compared(compared):
             known = form in seconds and to in seconds
             ratio = timing.ratio(seconds[form], seconds[to]).median if known else None
             assert one["measured"] == ratio
-    page = (compared / "benchmarks.md").read_text(encoding="utf-8")
+    page = (compared / "benchmarks.md").read_text("utf-8")
     assert "| RFA, positive | refattn, pullback | torch Performer, pullback |" in page
 
 
@@ -310,7 +310,7 @@ def test_sections_of_others_are_shown(tmp_path):
     results = report.collect(given, {"gpu": [record]})
     assert results["targets"] == []
     report.write(results, tmp_path)
-    assert "## gpu, float64" in (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
+    assert "## gpu, float64" in (tmp_path / "benchmarks.md").read_text("utf-8")
 
 
 def test_import_times_are_those_of_outermost_imports():

@@ -132,11 +132,11 @@ def test_the_check_must_fail_too():
 
 @pytest.fixture(scope="module")
 def bundled():
-    return json.loads((BUGS / "bugs.json").read_text(encoding="utf-8"))
+    return json.loads((BUGS / "bugs.json").read_text("utf-8"))
 
 
 def test_the_page_is_of_its_results(bundled):
-    assert (BUGS / "README.md").read_text(encoding="utf-8") == report.render(bundled)
+    assert (BUGS / "README.md").read_text("utf-8") == report.render(bundled)
 
 
 def test_every_entry_is_one_of_the_script(bundled):

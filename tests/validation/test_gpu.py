@@ -27,7 +27,7 @@ def host():
 def run(device, out, **options):
     settings = {"shapes": [SHAPE], "features": 16, "repeats": 2, "blocks": True, "tests": None}
     found = gpu.run(device, out, **{**settings, **options})
-    assert json.loads(out.read_text(encoding="utf-8")) == json.loads(json.dumps(found))
+    assert json.loads(out.read_text("utf-8")) == json.loads(json.dumps(found))
     return found
 
 
@@ -114,7 +114,7 @@ def test_command_line(host, tmp_path, monkeypatch):
     options = ["--size", "1x70x4", "--features", "8", "--repeats", "1", "--no-tests"]
     done = testing.CliRunner().invoke(gpu.main, [*options, "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert json.loads(out.read_text(encoding="utf-8"))["comparisons"][0]["shape"] == [1, 70, 4]
+    assert json.loads(out.read_text("utf-8"))["comparisons"][0]["shape"] == [1, 70, 4]
     done = testing.CliRunner().invoke(gpu.main, ["--size", "8x8192"])
     assert done.exit_code == 2
     assert "must be heads x tokens x head size" in done.output

@@ -275,7 +275,7 @@ def test_figures_stand_on_their_own(out):
     names = sorted(path.name for path in (out / "figures").iterdir())
     assert names == ["curves.svg", "image.svg"]
     for name in names:
-        text = (out / "figures" / name).read_text(encoding="utf-8")
+        text = (out / "figures" / name).read_text("utf-8")
         root = ElementTree.fromstring(text)
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert {"width", "height", "viewBox"} <= set(root.attrib)
@@ -287,7 +287,7 @@ def test_figures_stand_on_their_own(out):
 
 
 def test_the_numbers_can_be_read_back(out):
-    data = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    data = json.loads((out / "report.json").read_text("utf-8"))
     assert list(data) == ["version", "settings", "counts", "claims", "sources"]
     assert (data["version"], data["settings"]) == (1, SETTINGS)
     assert data["claims"] == json.loads(json.dumps(examples()))
@@ -298,7 +298,7 @@ def test_the_numbers_can_be_read_back(out):
 
 
 def test_the_markdown_has_the_same_table(out):
-    text = (out / "report.md").read_text(encoding="utf-8")
+    text = (out / "report.md").read_text("utf-8")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
     assert [len(row) for row in cells] == [6] * 8
@@ -347,15 +347,16 @@ def test_no_records(tmp_path):
     assert not page.all("table")
     assert not page.all("script")
     assert "No claim was tried." in page.text("p")
-    assert "No claim was tried." in (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["claims"] == []
+    assert "No claim was tried." in (tmp_path / "report.md").read_text("utf-8")
+    assert json.loads((tmp_path / "report.json").read_text("utf-8"))["claims"] == []
     assert report.summary([]) == "No claim was tried."
 
 
 def test_claims_of_one_name_or_a_strange_one_keep_apart(tmp_path):
     names = ["curves", "curves", "Curves", "../../curves", "κ"]
     records = [{**examples()[1], "claim": name} for name in names]
-    report.write(SETTINGS, records, tmp_path, dict.fromkeys(names, image))
+    paths = report.write(SETTINGS, records, tmp_path, dict.fromkeys(names, image))
+    assert all(path.resolve().is_relative_to(tmp_path.resolve()) for path in paths)
     assert links.problems(tmp_path) == []
     assert len(list((tmp_path / "figures").iterdir())) == 5
 
@@ -375,7 +376,7 @@ def test_records_may_have_little_and_names_alike(tmp_path):
 
 def test_a_small_figure_that_cannot_be_drawn_leaves_its_text(tmp_path):
     written(tmp_path, examples()[:1], {}, {"curves": [None, broken]})
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    text = (tmp_path / "report.html").read_text("utf-8")
     assert "The lesser has no figure: KeyError" in text
     assert "It is <span" in text
 
