@@ -3,12 +3,9 @@
 A block of Python is run, and a block without a language after it is what it prints; one that
 begins with a comment that names a file is that file. A block of a console has commands after ``$``
 and what they print: those of ``refattn`` and ``python`` are run, unless the fence says ``shown``
-(other tests compare some of these) or, in short runs, ``long``. ``...`` stands for lines that are
-left out. Numbers agree to 2 %; times are not compared, and neither is how much of a tolerance
-rounding takes.
+(other tests compare some of these). ``...`` stands for lines that are left out. Numbers agree to
+2 %; times are not compared, and neither is how much of a tolerance rounding takes.
 """
-
-from __future__ import annotations
 
 import contextlib
 import io
@@ -17,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +23,8 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "validation" / "site" / "guide"
 NUMBER = r"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?"
+NOT_COMPARED = rf"{NUMBER}\s?s\b|(?<=largest error ){NUMBER}(?= of the tolerance)|─+"
+TIMES = ("seconds", "ratio", "time/exact")  # columns that no run repeats
 
 
 class Block(NamedTuple):
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
 
 def page(name):
-    return (GUIDE / f"{name}.md").read_text(encoding="utf-8")
+    return (GUIDE / f"{name}.md").read_text("utf-8")
 
 
 def blocks(text):
@@ -56,32 +56,30 @@ def blocks(text):
     return found
 
 
-def runs(text, folder, *, long=False):
+def runs(text, folder):
     """Run the blocks of a page in a folder, in which the process is."""
     scope = {"__name__": "__main__"}
-    all_blocks = blocks(text)
-    for i, block in enumerate(all_blocks):
-        if "shown" in block.words or ("long" in block.words and not long):
+    for block, after in pairwise([*blocks(text), Block("end", [], "", 0, 0)]):
+        if "shown" in block.words:
             continue
-        if block.language == "python":
-            name = re.match(r"# (\w+\.py)\n", block.text)
-            if name:
-                (folder / name[1]).write_text(block.text)
-                continue
+        if block.language == "python" and (name := re.match(r"# (\w+\.py)\n", block.text)):
+            (folder / name[1]).write_text(block.text)
+        elif block.language == "python":
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
                 exec(compile(block.text, f"<{block.text[:30]!r}>", "exec"), scope)
-            after = all_blocks[i + 1] if i + 1 < len(all_blocks) else None
-            if after is not None and not after.language:
-                yield Run(block.text, after.text, (after.start, after.end), out.getvalue())
-            else:
-                yield Run(block.text, "", (0, 0), out.getvalue())
+            shown = ("", (0, 0)) if after.language else (after.text, (after.start, after.end))
+            yield Run(block.text, *shown, out.getvalue())
         elif block.language == "console":
-            for match in re.finditer(
-                r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE
-            ):
-                span = block.start + match.start(2), block.start + match.end(2)
-                yield Run(match[1], match[2], span, command(match[1], folder))
+            for line, shown, start, end in commands(block.text):
+                span = block.start + start, block.start + end
+                yield Run(line, shown, span, command(line, folder))
+
+
+def commands(text):
+    """The commands of a console, what is shown of each, and where that begins and ends."""
+    for match in re.finditer(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+        yield match[1], match[2], match.start(2), match.end(2)
 
 
 def command(line, folder):
@@ -103,13 +101,13 @@ def command(line, folder):
     if "check" in args:  # each finding in a line, as in a pipe
         del env["COLUMNS"]
     result = subprocess.run(
-        [sys.executable, *args],
+        [sys.executable, "-W", "ignore", *args],
         cwd=folder,
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     # How long it takes depends on the machine, and is said beside the results.
@@ -117,30 +115,47 @@ def command(line, folder):
     return re.sub(beside, "", result.stdout, flags=re.MULTILINE)
 
 
-def same(shown, printed):
+def lines_of(text):
+    """Lines, the columns of times left out of tables of estimators."""
+    lines, spans = [], []
+    for line in text.rstrip("\n").splitlines():
+        if "estimator" in line and any(f" {name}" in line for name in TIMES):
+            names = list(re.finditer(r"\S+(?: \S+)*", line))
+            spans = [
+                (before.end(), name.end())  # numbers are set right, and may be wider than names
+                for before, name in pairwise(names)
+                if name.group() in TIMES
+            ]
+        elif not line.strip():
+            spans = []
+        kept = (x for i, x in enumerate(line) if not any(a <= i < b for a, b in spans))
+        lines.append("".join(kept).rstrip())
+    return lines
+
+
+def same(shown, printed, atol=1e-12):
     """Whether two lines have the same words and numbers that are close; times may be any."""
-    any_number = rf"{NUMBER}\s?s\b|(?<=largest error ){NUMBER}(?= of the tolerance)"
-    shown, printed = (re.sub(any_number, "ANY", x) for x in (shown, printed))
+    shown, printed = (re.sub(NOT_COMPARED, " ANY ", x) for x in (shown, printed))
     a, b = (" ".join(re.sub(NUMBER, "#", x).split()) for x in (shown, printed))
     x, y = ([float(n) for n in re.findall(NUMBER, z)] for z in (shown, printed))
-    return a == b and np.allclose(x, y, rtol=0.02, atol=1e-12)
+    return a == b and np.allclose(x, y, rtol=0.02, atol=atol)
 
 
-def difference(shown, printed):
+def difference(shown, printed, atol=1e-12):
     """Empty if what is shown is what was printed, but for lines that are left out."""
     parts = [[]]
-    for line in shown.rstrip("\n").splitlines():
+    for line in lines_of(shown):
         if line.strip() == "...":
             parts.append([])
         else:
             parts[-1].append(line)
-    rest = [line.rstrip() for line in printed.rstrip("\n").splitlines()]
+    rest = lines_of(printed)
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
         places = [
             at
             for at in range(len(rest) - len(part) + 1)
-            if all(same(a, b) for a, b in zip(part, rest[at:], strict=False))
+            if all(same(a, b, atol) for a, b in zip(part, rest[at:], strict=False))
         ]
         if number == 0:
             places = [at for at in places if at == 0]

@@ -42,10 +42,8 @@ def finding(name="one", package="here", value=0.5, **more):
 
 def collected(*entries, earlier=None, **more):
     said = []
-    found = [x for x in entries if isinstance(x, Finding)]
-    tried = [x for x in entries if isinstance(x, Tried)]
-    read = [x for x in entries if isinstance(x, Reading)]
-    results = runner.collect(found, tried, read, earlier or {}, say=said.append, **more)
+    kinds = [[x for x in entries if isinstance(x, kind)] for kind in (Finding, Tried, Reading)]
+    results = runner.collect(*kinds, earlier or {}, say=said.append, **more)
     return json.loads(json.dumps(results, allow_nan=False)), said
 
 
@@ -62,40 +60,47 @@ def test_what_reproduces_is_written():
     assert "**Note.** documented" in page
 
 
-@pytest.mark.parametrize("value", [0.05, 0.1])
-def test_what_does_not_reproduce_is_removed(value):
-    before, _ = collected(finding(package="mended"))
-    results, said = collected(finding(package="mended", value=value), earlier=before)
-    assert results["found"] == []
-    assert said[0] == "removed: one: no longer reproduces with mended 2.0"
-    assert "bound 0.1" in said[1]
+def tried(value):
+    return Tried("two", "here", "right", measured(value))
+
+
+def mended(value=0.5):
+    return finding(package="mended", value=value)
+
+
+GONE = "removed: one: no longer reproduces with mended 2.0"
+ABSENT = "skipped: one: absent is not installed"
+KEPT = f"{ABSENT}; the entry of version 1.2 is kept"
+UNUSABLE = "skipped: one: here does not run: ZeroDivisionError: division by zero"
+NOT_FREE = "removed: two: is no longer free of findings with here 1.2"
+
+
+@pytest.mark.parametrize(
+    ("entry", "before", "kept", "words"),
+    [
+        (mended(0.05), mended(), [], GONE),
+        (mended(0.1), mended(), [], GONE),
+        (finding(package="absent"), None, [], ABSENT),
+        (finding(package="absent"), finding(), ["one"], KEPT),
+        (finding()._replace(measure=lambda: 1 / 0), None, [], UNUSABLE),
+        (tried(0.05), None, ["two"], "executed: two: here 1.2"),
+        (tried(0.5), None, [], NOT_FREE),
+        (tried(float("nan")), None, [], NOT_FREE),
+    ],
+)
+def test_what_comes_of_an_entry(entry, before, kept, words):
+    earlier = collected(before)[0] if before else {"found": [], "tried": []}
+    results, said = collected(entry, earlier=earlier)
+    assert [x["name"] for x in results["found"] + results["tried"]] == kept
+    assert said[0] == words
+    assert words != GONE or "bound 0.1" in said[1]
+    assert words != KEPT or results["found"] == earlier["found"]
 
 
 def test_what_is_not_finite_is_wrong():
     results, _ = collected(finding(value=float("nan")))
     assert results["found"][0]["numbers"][0]["value"] is None
     assert "| not finite |" in report.render(results)
-    free = Tried("two", "here", "right", measured(float("nan")))
-    assert collected(free)[0]["tried"] == []
-
-
-def test_a_package_that_is_not_installed_keeps_its_entry():
-    results, said = collected(finding(package="absent"))
-    assert results["found"] == []
-    assert said == ["skipped: one: absent is not installed"]
-    before, _ = collected(finding())
-    results, said = collected(finding(package="absent"), earlier=before)
-    assert results["found"] == before["found"]
-    assert said == ["skipped: one: absent is not installed; the entry of version 1.2 is kept"]
-
-
-def test_a_package_that_does_not_run_is_skipped():
-    def measure():
-        raise ImportError("no such name")
-
-    results, said = collected(finding()._replace(measure=measure))
-    assert results["found"] == []
-    assert said == ["skipped: one: here does not run: ImportError: no such name"]
 
 
 def test_only_the_entries_that_are_named_are_run():
@@ -104,14 +109,6 @@ def test_only_the_entries_that_are_named_are_run():
     results, said = collected(*entries, earlier=before, only=["two"])
     assert [x["name"] for x in results["found"]] == ["one", "two"]
     assert said == ["executed: two: here 1.2"]
-
-
-def test_what_is_free_of_findings():
-    results, _ = collected(Tried("two", "here", "right", measured(0.05)))
-    assert results["tried"][0]["title"] == "right"
-    results, said = collected(Tried("two", "here", "right", measured(0.5)))
-    assert results["tried"] == []
-    assert said[0] == "removed: two: is no longer free of findings with here 1.2"
 
 
 def test_what_was_read_is_marked():
@@ -123,43 +120,40 @@ def test_what_was_read_is_marked():
 
 
 def test_the_check_must_fail_too():
-    wrong = Candidate("test_bugs:half", "softmax", ("reference_values",), tags={"layout": "bhnd"})
+    name = f"{__name__}:half"
+    wrong = Candidate(name, "softmax", ("reference_values",), tags={"layout": "bhnd"})
     right = Candidate("refattn:softmax_attention", "softmax", ("reference_values",))
     results, _ = collected(finding(candidate=wrong), finding("two", candidate=right))
     (entry,) = results["found"]
-    assert entry["check"]["verdict"] == "FAIL"
-    line = "refattn check test_bugs:half --estimator softmax --tag layout=bhnd --check"
-    assert entry["check"]["command"] == f"{line} reference_values"
-    page = report.render(results)
-    assert f"$ {line} reference_values\nFAIL\n  FAIL reference_values: expected" in page
+    line = f"refattn check {name} --estimator softmax --tag layout=bhnd --check reference_values"
+    assert (entry["check"]["verdict"], entry["check"]["command"]) == ("FAIL", line)
+    assert f"$ {line}\nFAIL\n  FAIL reference_values: expected" in report.render(results)
 
 
-def test_the_page_is_of_its_results():
-    results = json.loads((BUGS / "bugs.json").read_text(encoding="utf-8"))
-    assert (BUGS / "README.md").read_text(encoding="utf-8") == report.render(results)
+@pytest.fixture(scope="module")
+def bundled():
+    return json.loads((BUGS / "bugs.json").read_text("utf-8"))
 
 
-def test_every_entry_is_one_of_the_script():
-    results = json.loads((BUGS / "bugs.json").read_text(encoding="utf-8"))
+def test_the_page_is_of_its_results(bundled):
+    assert (BUGS / "README.md").read_text("utf-8") == report.render(bundled)
+
+
+def test_every_entry_is_one_of_the_script(bundled):
     for name, entries in (("found", commands.FINDINGS), ("tried", commands.TRIED)):
-        written = [x["name"] for x in results[name]]
+        written = [x["name"] for x in bundled[name]]
         assert written == [x.name for x in entries if x.name in written]
-    assert [x["name"] for x in results["read"]] == [x.name for x in commands.readings.READINGS]
+    assert [x["name"] for x in bundled["read"]] == [x.name for x in commands.readings.READINGS]
     names = [x.name for x in (*commands.FINDINGS, *commands.TRIED)]
     assert len(set(names)) == len(names)
 
 
-def test_words_of_a_written_entry_are_those_of_the_script():
-    results = json.loads((BUGS / "bugs.json").read_text(encoding="utf-8"))
+def test_words_of_a_written_entry_are_those_of_the_script(bundled):
     entries = {x.name: x for x in commands.FINDINGS}
-    for written in results["found"]:
+    for written in bundled["found"]:
         entry = entries[written["name"]]
-        assert [written[x] for x in ("title", "cause", "mend", "note")] == [
-            entry.title,
-            entry.cause,
-            entry.mend,
-            entry.note,
-        ]
+        for field in ("title", "cause", "mend", "note"):
+            assert written[field] == getattr(entry, field)
         command = runner.command(entry.candidate) if entry.candidate else None
         assert (written["check"] or {}).get("command") == command
 

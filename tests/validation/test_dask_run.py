@@ -17,7 +17,7 @@ def test_quick(tmp_path):
     out = tmp_path / "dask.json"
     done = testing.CliRunner().invoke(dask_run.main, ["--quick", "--out", str(out)])
     assert done.exit_code == 0, done.output
-    found = json.loads(out.read_text(encoding="utf-8"))
+    found = json.loads(out.read_text("utf-8"))
     assert found["settings"]["memory_limit"] == 500_000_000
     assert len(found["cases"]) == 3
     for case in found["cases"]:

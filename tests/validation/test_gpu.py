@@ -27,7 +27,7 @@ def host():
 def run(device, out, **options):
     settings = {"shapes": [SHAPE], "features": 16, "repeats": 2, "blocks": True, "tests": None}
     found = gpu.run(device, out, **{**settings, **options})
-    assert json.loads(out.read_text(encoding="utf-8")) == json.loads(json.dumps(found))
+    assert json.loads(out.read_text("utf-8")) == json.loads(json.dumps(found))
     return found
 
 
@@ -48,12 +48,9 @@ def test_everything_is_measured(host, tmp_path):
     features = [x["forms"] for x in found["comparisons"] if x["method"] == "random features"]
     eps = np.finfo(np.float64).eps
     assert 0 < features[1]["torch"]["error_eps"] * eps < 0.5  # what is added to the features
-    sizes = {x["method"]: len(x["medians"]) for x in found["blocks"]}
-    assert sizes == {
-        "exact": len(gpu.BLOCKS),
-        "random features": len(gpu.BLOCKS),
-        "random features, causal": len(gpu.STEPS),
-    }
+    steps = {"random features, causal": len(gpu.STEPS)}
+    blocks = dict.fromkeys(("exact", "random features"), len(gpu.BLOCKS))
+    assert {x["method"]: len(x["medians"]) for x in found["blocks"]} == blocks | steps
     assert len(list(gpu.tables(found))) == 2
 
 
@@ -102,9 +99,8 @@ def test_roofline_in_parts(monkeypatch):
 
 
 def test_counts_of_tests():
-    results = ElementTree.fromstring(
-        '<testsuites><testsuite tests="7" failures="1" errors="2" skipped="1"/></testsuites>'
-    )
+    counts = '<testsuite tests="7" failures="1" errors="2" skipped="1"/>'
+    results = ElementTree.fromstring(f"<testsuites>{counts}</testsuites>")
     assert gpu.counts(results) == {"passed": 3, "failed": 3, "skipped": 1}
 
 
@@ -118,7 +114,7 @@ def test_command_line(host, tmp_path, monkeypatch):
     options = ["--size", "1x70x4", "--features", "8", "--repeats", "1", "--no-tests"]
     done = testing.CliRunner().invoke(gpu.main, [*options, "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert json.loads(out.read_text(encoding="utf-8"))["comparisons"][0]["shape"] == [1, 70, 4]
+    assert json.loads(out.read_text("utf-8"))["comparisons"][0]["shape"] == [1, 70, 4]
     done = testing.CliRunner().invoke(gpu.main, ["--size", "8x8192"])
     assert done.exit_code == 2
     assert "must be heads x tokens x head size" in done.output

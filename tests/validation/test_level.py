@@ -43,6 +43,7 @@ def test_correct_candidates(tmp_path, capsys):
     assert capsys.readouterr().out.startswith(said)
 
 
+@pytest.mark.long("frequency_law")
 @pytest.mark.parametrize(
     ("fn", "estimator", "check"),
     [(unscaled, "softmax", "reference_values"), (wide, "kernel", "frequency_law")],
@@ -56,9 +57,8 @@ def test_a_wrong_candidate_alarms(fn, estimator, check, monkeypatch, capsys):
 
 
 def test_alarms_are_counted_at_each_level():
-    lines = level.table(
-        [made("a", 0.05), made("a", 2e-3), made("b", 1.0, "mask: no"), made("b", 1e-3)]
-    ).splitlines()
+    runs = [made("a", 0.05), made("a", 2e-3), made("b", 1.0, "mask: no"), made("b", 1e-3)]
+    lines = level.table(runs).splitlines()
     assert lines[2:7] == [
         "| a | 2 | 2 | 1 | 0 | 0 |",
         "| b | 2 | 2 | 2 | 2 | 1 |",

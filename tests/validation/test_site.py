@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import refattn
+from tests.validation.conftest import show
 
 testing = pytest.importorskip("click.testing")
 for _name in ("pdoc", "latex2mathml", "markdown_it", "mdit_py_plugins", "jinja2", "matplotlib"):
@@ -20,32 +20,31 @@ for _name in ("pdoc", "latex2mathml", "markdown_it", "mdit_py_plugins", "jinja2"
 
 from validation import suite  # noqa: E402
 from validation.site import __main__ as command  # noqa: E402
-from validation.site import (  # noqa: E402
-    builder,
-    figures,
-    formulas,
-    links,
-    navigation,
-    pages,
-)
+from validation.site import builder, figures, formulas, links, navigation, pages  # noqa: E402
 from validation.site.api import Api, address  # noqa: E402
 
+FIGURE = figures.files()[1]
 REPORT = "<!doctype html><title>Report</title><p id='top'>A report.</p>"
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The site, with a report that was written before and the first two figures only."""
+    """The site, with a report that was written before and one figure only."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "report").mkdir()
     (folder / "report" / "report.html").write_text(REPORT)
     (folder / "report" / "report.md").write_text("# A report\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
     (folder / "report" / "results.jsonl").write_text("{}\n")
-    few = figures.files()[1:3]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "files", lambda: few)
+        patch.setattr(figures, "files", lambda: [FIGURE])
         found = builder.build(folder / "out", report=folder / "report")
     return folder / "out", found
+
+
+@pytest.fixture
+def read(built):
+    """The text of a page of the site."""
+    return lambda name: (built[0] / name).read_text("utf-8")
 
 
 def text_of(html):
@@ -53,6 +52,7 @@ def text_of(html):
     return re.sub(r"<[^>]*>", " ", html)
 
 
+@pytest.mark.long
 def test_no_link_is_broken(built):
     out, found = built
     assert found.problems == []
@@ -87,48 +87,45 @@ def test_broken_links_are_seen(tmp_path, before, after, what):
     assert what in problem
 
 
+@pytest.mark.long
 def test_every_page_has_the_frame(built):
     out, _ = built
+    titles = [entry.title for group in navigation.groups() for entry in group.entries]
     for path in out.rglob("*.html"):
-        if path.relative_to(out).parts[0] == "report":
-            continue
-        text = path.read_text("utf-8")
-        assert text.count("<main") == text.count('id="site-pages"') == 1, path
-        for entry in (e for group in navigation.groups() for e in group.entries):
-            assert f">{entry.title}</a>" in text, path
-        root = "../" * (len(path.relative_to(out).parts) - 1)
-        assert f'href="{root}site.css"' in text
+        parts = path.relative_to(out).parts
+        if parts[0] != "report":
+            text = path.read_text("utf-8")
+            assert text.count("<main") == text.count('id="site-pages"') == 1, path
+            assert all(f">{title}</a>" in text for title in titles), path
+            assert f'href="{"../" * (len(parts) - 1)}site.css"' in text, path
 
 
-def test_every_document_has_a_page(built):
+@pytest.mark.long
+def test_every_document_has_a_page(built, read):
     out, _ = built
     sources = {entry.source for group in navigation.groups() for entry in group.entries}
     validation = Path(suite.__file__).parent
     assert {*validation.glob("**/README.md"), *navigation.SITE.glob("guide/*.md")} <= sources
-    bugs = text_of((out / "validation-bugs.html").read_text("utf-8"))
+    bugs = text_of(read("validation-bugs.html"))
     assert "performer-pytorch: causal attention depends on future keys" in bugs
     assert (out / "source/validation/claims/cost.py.html").is_file()
-    report = (out / "report.html").read_text("utf-8")
-    assert "<td>2</td>" in report
-    assert 'href="report/report.html"' in report
+    assert "<td>2</td>" in read("report.html")
+    assert 'href="report/report.html"' in read("report.html")
     assert not (out / "report" / "results.jsonl").exists()
 
 
-def test_every_public_name_is_documented_and_found(built):
-    out, _ = built
-    index = json.loads((out / "search-index.js").read_text("utf-8").split("=", 1)[1].rstrip(";\n"))
+@pytest.mark.long
+def test_every_public_name_is_documented_and_found(read):
+    index = json.loads(read("search-index.js").split("=", 1)[1].rstrip(";\n"))
     names = {title for title, kind, _, _ in index if kind not in ("guide", "measured")}
     api = Api()
-    assert {name for name in api.modules if name.count(".") == 1} == {
-        f"refattn.{name}" for name in refattn.__all__ if not callable(getattr(refattn, name))
-    }
-    for name in refattn.__all__:
-        assert f"refattn.{name}" in names
+    modules = {f"refattn.{x}" for x in refattn.__all__ if not callable(getattr(refattn, x))}
+    assert {name for name in api.modules if name.count(".") == 1} == modules
+    assert {f"refattn.{name}" for name in refattn.__all__} <= names
     for name, module in api.modules.items():
-        page = (out / address(name)).read_text("utf-8")
+        page = read(address(name))
         for member in getattr(module.obj, "__all__", ()):
-            value = getattr(module.obj, member)
-            if callable(value):
+            if callable(getattr(module.obj, member)):
                 assert f'id="{member}"' in page, f"{name}.{member}"
                 assert f"{name}.{member}" in names
     words = {title: text for title, kind, _, text in index if kind == "guide"}
@@ -136,36 +133,36 @@ def test_every_public_name_is_documented_and_found(built):
     for title, _, url, _ in index:
         assert title, url
         file, _, anchor = url.partition("#")
-        assert not anchor or f'id="{anchor}"' in (out / file).read_text("utf-8"), url
+        assert not anchor or f'id="{anchor}"' in read(file), url
 
 
-def test_formulas_are_drawn_without_scripts(built):
+@pytest.mark.long
+def test_formulas_are_drawn_without_scripts(built, read):
     out, _ = built
     for path in (out / "api").rglob("*.html"):
-        text = path.read_text("utf-8")
-        shown = re.sub(r'<div class="pdoc-code codehilite">.*?</div>', "", text, flags=re.DOTALL)
-        assert "math::" not in shown, path
-        assert ":math:" not in shown, path
-        assert "FORMULA" not in shown, path
-        assert "ForwardRef" not in shown, path
-    attention = (out / "api/refattn/attention.html").read_text("utf-8")
+        code = r'<div class="pdoc-code codehilite">.*?</div>'
+        shown = re.sub(code, "", path.read_text("utf-8"), flags=re.DOTALL)
+        for word in ("math::", ":math:", "FORMULA", "ForwardRef"):
+            assert word not in shown, path
+    attention = read("api/refattn/attention.html")
     assert '<div class="formula" tabindex="0"><math' in attention
     assert "mask:Array|None=None" in "".join(text_of(attention).split())  # types as written
-    tolerances = (out / "tolerances.html").read_text("utf-8")
-    assert tolerances.count("<math") > 3
+    assert read("tolerances.html").count("<math") > 3
+
+
+def test_a_formula_that_cannot_be_drawn_is_refused():
     with pytest.raises(ValueError, match=r"no MathML for \\nothing"):
         formulas.mathml(r"x + \nothing")
 
 
-def test_figures_are_drawn_from_the_lines_that_are_shown(built):
-    out, _ = built
-    text = (out / "gallery.html").read_text("utf-8")
-    for path in figures.files()[1:3]:
-        lines = path.read_text("utf-8").split('"""', 2)[2].strip().splitlines()
-        shown = text_of(text).replace("&quot;", '"').replace("&#39;", "'").replace("&gt;", ">")
-        squeezed = "".join(shown.split())
-        assert all("".join(line.split()) in squeezed for line in lines if line)
-    assert text.count("<svg") >= 2
+@pytest.mark.long
+def test_figures_are_drawn_from_the_lines_that_are_shown(read):
+    text = read("gallery.html")
+    shown = text_of(text).replace("&quot;", '"').replace("&#39;", "'").replace("&gt;", ">")
+    squeezed = "".join(shown.split())
+    for line in FIGURE.read_text("utf-8").split('"""', 2)[2].splitlines():
+        assert "".join(line.split()) in squeezed
+    assert text.count("<svg") >= 1
 
 
 def test_the_gallery_is_of_one_kind():
@@ -176,6 +173,7 @@ def test_the_gallery_is_of_one_kind():
         assert len([line for line in code if line and "import" not in line]) <= 17, path.name
 
 
+@pytest.mark.long("8_power")
 @pytest.mark.parametrize("name", ["2_features", "3_couplings", "8_power"])
 def test_labels_of_a_figure_are_seen_and_apart(name):
     figure = runpy.run_path(str(navigation.SITE / "gallery" / f"{name}.py"))["figure"]
@@ -215,29 +213,28 @@ def test_formulas_in_both_ways_of_writing_them():
     assert plain == quoted
 
 
+@pytest.mark.long
 def test_names_lead_to_the_api():
-    api = Api()
-    assert api.url("refattn.verify") == "api/refattn.html#verify"
-    assert api.url("stats.holm") == "api/refattn/stats.html#holm"
-    assert api.url("attend()") == "api/refattn.html#attend"
-    assert api.url("np.exp") is None
-    assert api.url("holm") is None
-    assert api.url("gradients") is None  # a word, not the module
-    assert api.url("refattn.gradients") == "api/refattn/gradients.html"
-    assert api.url("q, k") is None
+    url = Api().url
+    assert url("refattn.verify") == "api/refattn.html#verify"
+    assert url("stats.holm") == "api/refattn/stats.html#holm"
+    assert url("attend()") == "api/refattn.html#attend"
+    assert url("refattn.gradients") == "api/refattn/gradients.html"
+    for word in ("gradients", "np.exp", "holm", "q, k"):
+        assert url(word) is None
 
 
 def test_one_line_for_bad_input(tmp_path):
     (tmp_path / "mine.txt").write_text("keep me")
-    done = testing.CliRunner().invoke(command.main, ["--out", str(tmp_path)])
-    assert done.exit_code == 1
-    assert "holds other files" in done.output
+    bad = {
+        "holds other files": [tmp_path],
+        "holds no report.html": [tmp_path / "o", "--report", tmp_path],
+    }
+    for words, arguments in bad.items():
+        done = testing.CliRunner().invoke(command.main, ["--out", *map(str, arguments)])
+        assert done.exit_code == 1
+        assert words in done.output
     assert (tmp_path / "mine.txt").read_text() == "keep me"
-    done = testing.CliRunner().invoke(
-        command.main, ["--out", str(tmp_path / "out"), "--report", str(tmp_path)]
-    )
-    assert done.exit_code == 1
-    assert "holds no report.html" in done.output
 
 
 def test_what_is_missing_is_named():
@@ -250,48 +247,37 @@ def test_what_is_missing_is_named():
 
 
 @pytest.mark.long
-def test_the_whole_site(tmp_path):
+def test_the_whole_site(tmp_path, monkeypatch):
     """With all figures, and the report of a few claims."""
     found = builder.build(tmp_path / "out")
     assert found.problems == []
     assert "statements" in (tmp_path / "out" / "report.html").read_text("utf-8")
+    monkeypatch.setattr(figures, "files", lambda: [FIGURE])
     again = builder.build(tmp_path / "out", report=tmp_path / "out" / "report")
     assert again.pages == found.pages
 
 
-@pytest.fixture(scope="module")
-def browser():
-    webdriver = pytest.importorskip("selenium.webdriver")
-    program, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
-    if not (program and driver):
-        pytest.skip("there is no Chromium")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for option in ("--headless=new", "--no-sandbox", "--hide-scrollbars", "--disable-gpu"):
-        options.add_argument(option)
-    service = webdriver.ChromeService(executable_path=driver)
-    found = webdriver.Chrome(options=options, service=service)
-    yield found
-    found.quit()
-
-
+@pytest.mark.long
 def test_pages_in_a_browser(built, browser):
     """No page is wider than a phone, and nothing is logged."""
     out, _ = built
-    size = {"width": 375, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     names = ["index", "choose", "numbers", "tolerances", "where", "streaming", "gallery", "report"]
-    names += ["validation-model", "validation-bugs"]
-    for name in [*names, "api/refattn/theory", "api/refattn/conformance"]:
-        browser.get((out / f"{name}.html").as_uri())
-        width = browser.execute_script("return document.documentElement.scrollWidth")
-        assert width <= 375, name
+    names += [
+        "validation-model",
+        "validation-bugs",
+        "api/refattn/theory",
+        "api/refattn/conformance",
+    ]
+    for name in names:
+        run = show(browser, out / f"{name}.html", 375)
+        assert run("return document.documentElement.scrollWidth") <= 375, name
         assert browser.get_log("browser") == [], name
         if name == "streaming":  # a table scrolls before its words are one below the other
             cells = "return [...document.querySelectorAll('main td')].map(x => x.offsetWidth)"
-            assert min(browser.execute_script(cells)) > 100
+            assert min(run(cells)) > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "first"),
     [
@@ -319,7 +305,7 @@ def test_pages_in_a_browser(built, browser):
 )
 def test_what_a_search_finds_first(built, browser, words, first):
     out, _ = built
-    browser.get((out / "index.html").as_uri())
+    run = show(browser, out / "index.html", 375)
     browser.find_element("id", "site-search").send_keys(words)
     # The index has come when something is shown; what is shown for the last key follows at once.
     for _ in range(100):
@@ -327,7 +313,7 @@ def test_what_a_search_finds_first(built, browser, words, first):
             break
         time.sleep(0.05)
     find = "return [...document.querySelectorAll('#site-found a')].map(x => x.href)"
-    found = [url.removeprefix(out.as_uri() + "/") for url in browser.execute_script(find)]
+    found = [url.removeprefix(out.as_uri() + "/") for url in run(find)]
     if first is None:
         assert not found
         assert browser.find_element("css selector", "#site-found .nothing").is_displayed()
