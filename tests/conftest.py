@@ -189,10 +189,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="longest; --soak runs it"))
         elif is_marked(item, "long") and not full:
             item.add_marker(pytest.mark.skip(reason="long; --full runs it"))
+        elif is_marked(item, "docs") and not full and turn is None:
+            item.add_marker(pytest.mark.skip(reason="documentation; --full and --turn run it"))
 
 
 def is_marked(item, mark):
-    """Whether a test has the mark, `long` or `soak`, or has it with one of its parameters."""
+    """Whether a test has the mark, or has it with one of its parameters."""
     words = set(getattr(getattr(item, "callspec", None), "id", "").split("-"))
     return any(not m.args or words & set(m.args) for m in item.iter_markers(mark))
 
@@ -222,7 +224,7 @@ class Seconds:
         result = yield
         seconds = cpu() - before
         item.user_properties.append(("seconds", seconds))
-        long = is_marked(item, "long") or is_marked(item, "soak")
+        long = any(is_marked(item, mark) for mark in ("long", "docs", "soak"))
         if "CI" in os.environ and seconds > LIMIT and not long:
             pytest.fail(f"{seconds:.1f} s of CPU: a case over {LIMIT} s must be marked long", False)
         return result
@@ -245,6 +247,9 @@ def pytest_configure(config):
         settings.load_profile("full")
     config.addinivalue_line(
         "markers", "long(*words): is run with --full only, if a parameter has one of these names"
+    )
+    config.addinivalue_line(
+        "markers", "docs(*words): is run with --full or --turn, likewise: long, and shows on pages"
     )
     config.addinivalue_line(
         "markers", "soak(*words): is run with --soak only, likewise: more of what --full runs"

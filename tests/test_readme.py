@@ -69,7 +69,7 @@ def without_key(lost):
     return {"q": q, "k": k, "v": v, "out": to(out)}
 
 
-@pytest.mark.long("flax")
+@pytest.mark.docs("flax")
 @pytest.mark.parametrize("library", ["numpy", "torch", "flax"])
 def test_judging_numbers(library, tmp_path, monkeypatch):
     pytest.importorskip("safetensors")
@@ -94,7 +94,7 @@ def test_judging_code(tmp_path):
     shows("check", tmp_path)
 
 
-@pytest.mark.long("all")
+@pytest.mark.docs("all")
 @pytest.mark.parametrize("without", [None, "ra"], ids=["all", "fast"])
 def test_comparing(without, tmp_path):
     shows("compare", tmp_path, without=without)
@@ -104,7 +104,7 @@ def test_every_command_is_tried():
     assert sorted(x.split()[1] for x in CONSOLE) == ["check", "compare", "verify"]
 
 
-@pytest.mark.long("all")
+@pytest.mark.docs("all")
 @pytest.mark.parametrize("without", [None, "RA"], ids=["all", "fast"])
 def test_in_python(without, tmp_path):
     text, shown = code("import numpy")

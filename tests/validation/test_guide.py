@@ -16,7 +16,7 @@ OUTPUTS = {"choose": 1, "ci": 5, "gradients": 2, "index": 1, "numbers": 2, "perf
 }  # that are compared
 
 
-@pytest.mark.long("choose", "ci", "gradients", "index", "numbers", "performer", "tolerances")
+@pytest.mark.docs("choose", "ci", "gradients", "index", "numbers", "performer", "tolerances")
 @pytest.mark.parametrize("name", sorted(path.stem for path in GUIDE.glob("*.md")))
 def test_pages_show_what_is_printed(name, tmp_path, monkeypatch):
     for module in ("click", "rich", "safetensors", "ml_dtypes"):

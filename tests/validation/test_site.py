@@ -52,7 +52,7 @@ def text_of(html):
     return re.sub(r"<[^>]*>", " ", html)
 
 
-@pytest.mark.long
+@pytest.mark.docs
 def test_no_link_is_broken(built):
     out, found = built
     assert found.problems == []
@@ -87,7 +87,7 @@ def test_broken_links_are_seen(tmp_path, before, after, what):
     assert what in problem
 
 
-@pytest.mark.long
+@pytest.mark.docs
 def test_every_page_has_the_frame(built):
     out, _ = built
     titles = [entry.title for group in navigation.groups() for entry in group.entries]
@@ -100,7 +100,7 @@ def test_every_page_has_the_frame(built):
             assert f'href="{"../" * (len(parts) - 1)}site.css"' in text, path
 
 
-@pytest.mark.long
+@pytest.mark.docs
 def test_every_document_has_a_page(built, read):
     out, _ = built
     sources = {entry.source for group in navigation.groups() for entry in group.entries}
@@ -114,7 +114,7 @@ def test_every_document_has_a_page(built, read):
     assert not (out / "report" / "results.jsonl").exists()
 
 
-@pytest.mark.long
+@pytest.mark.docs
 def test_every_public_name_is_documented_and_found(read):
     index = json.loads(read("search-index.js").split("=", 1)[1].rstrip(";\n"))
     names = {title for title, kind, _, _ in index if kind not in ("guide", "measured")}
@@ -136,7 +136,7 @@ def test_every_public_name_is_documented_and_found(read):
         assert not anchor or f'id="{anchor}"' in read(file), url
 
 
-@pytest.mark.long
+@pytest.mark.docs
 def test_formulas_are_drawn_without_scripts(built, read):
     out, _ = built
     for path in (out / "api").rglob("*.html"):
@@ -155,7 +155,7 @@ def test_a_formula_that_cannot_be_drawn_is_refused():
         formulas.mathml(r"x + \nothing")
 
 
-@pytest.mark.long
+@pytest.mark.docs
 def test_figures_are_drawn_from_the_lines_that_are_shown(read):
     text = read("gallery.html")
     shown = text_of(text).replace("&quot;", '"').replace("&#39;", "'").replace("&gt;", ">")
@@ -173,7 +173,7 @@ def test_the_gallery_is_of_one_kind():
         assert len([line for line in code if line and "import" not in line]) <= 17, path.name
 
 
-@pytest.mark.long("8_power")
+@pytest.mark.docs("8_power")
 @pytest.mark.parametrize("name", ["2_features", "3_couplings", "8_power"])
 def test_labels_of_a_figure_are_seen_and_apart(name):
     figure = runpy.run_path(str(navigation.SITE / "gallery" / f"{name}.py"))["figure"]
@@ -213,7 +213,7 @@ def test_formulas_in_both_ways_of_writing_them():
     assert plain == quoted
 
 
-@pytest.mark.long
+@pytest.mark.docs
 def test_names_lead_to_the_api():
     url = Api().url
     assert url("refattn.verify") == "api/refattn.html#verify"
@@ -246,7 +246,7 @@ def test_what_is_missing_is_named():
     assert "needs `pip install 'refattn[site]'`" in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.docs
 def test_the_whole_site(tmp_path, monkeypatch):
     """With all figures, and the report of a few claims."""
     found = builder.build(tmp_path / "out")
@@ -257,7 +257,7 @@ def test_the_whole_site(tmp_path, monkeypatch):
     assert again.pages == found.pages
 
 
-@pytest.mark.long
+@pytest.mark.docs
 def test_pages_in_a_browser(built, browser):
     """No page is wider than a phone, and nothing is logged."""
     out, _ = built
@@ -277,7 +277,7 @@ def test_pages_in_a_browser(built, browser):
             assert min(run(cells)) > 100
 
 
-@pytest.mark.long
+@pytest.mark.docs
 @pytest.mark.parametrize(
     ("words", "first"),
     [
