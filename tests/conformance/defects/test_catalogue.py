@@ -147,9 +147,7 @@ def differs_at_once(m):
     return not (late or together or ELSEWHERE & set(m.capabilities))
 
 
-@pytest.mark.parametrize(
-    "entry", [m for m in MUTANTS if differs_at_once(m)], ids=lambda m: m.name
-)
+@pytest.mark.parametrize("entry", [m for m in MUTANTS if differs_at_once(m)], ids=lambda m: m.name)
 def test_mutants_differ(entry):
     """By more than rounding from the correct variant on the same arguments, seeds included."""
     kind = next((x for able, x in KINDS.items() if able in entry.capabilities), None)

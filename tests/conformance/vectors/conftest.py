@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 
 from refattn.conformance import vectors
-from refattn.conformance.vectors import solving
+from refattn.conformance.vectors import cases, solving, writing
 from refattn.conformance.vectors.reading import tests_of
 
 
@@ -40,3 +42,22 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="session")
 def every(folders):
     return vectors.load(folders["json"])
+
+
+@pytest.fixture
+def few(folders, tmp_path):
+    """Make a folder of some files, to be changed, with a manifest of these alone."""
+
+    def made(kind, *names, target=None):
+        target = tmp_path / "few" if target is None else Path(target)
+        target.mkdir(exist_ok=True)
+        listing = writing.manifest_name(kind)
+        manifest = json.loads((folders[kind] / listing).read_text())
+        kept = {"README.md", cases.SCHEMA.name, *(f"{name}.{kind}" for name in names)}
+        manifest["files"] = {x: y for x, y in manifest["files"].items() if x in kept}
+        for name in manifest["files"]:
+            shutil.copy(folders[kind] / name, target)
+        (target / listing).write_bytes(writing.sealed(manifest))
+        return target
+
+    return made
