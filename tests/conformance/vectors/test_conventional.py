@@ -147,9 +147,8 @@ def test_groups_carry_their_convention_and_libraries(folders):
     document = json.loads((folders["json"] / "softmax-conventions.json").read_text())
     top_left = {}
     for group in document["testGroups"]:
-        option, value, libraries = (
-            group["convention"][x] for x in ("option", "value", "libraries")
-        )
+        said = group["convention"]
+        option, value, libraries = said["option"], said["value"], said["libraries"]
         cells = {
             name: row.cells[option]
             for name, row in CONVENTIONS.items()

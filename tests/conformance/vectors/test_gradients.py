@@ -150,7 +150,8 @@ PLANTED = {
     "waves for exponentials": (("rfa-trigonometric",), at_others, {
         "features": lambda x: "hyperbolic"}),
     "causal forgotten": (RANDOM[2:], at_others, {"causal": lambda x: False}),
-    "mask forgotten": (("softmax", "rfa", "linear"), at_others, {"mask": lambda x: x["mask"] | True}),
+    "mask forgotten": (("softmax", "rfa", "linear"), at_others, {
+        "mask": lambda x: x["mask"] | True}),
 }  # fmt: skip
 OF_OPTIONS = {
     "softcap": [
