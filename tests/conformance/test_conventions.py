@@ -46,7 +46,7 @@ def agrees(name, option, ask, answers):
     assert [x for x, want in answers.items() if close(got, want)] == [value]
 
 
-def refuses(name, option, error=(TypeError, ValueError), words="", **given):
+def refuses(name, option, error=(TypeError, ValueError), words=None, **given):
     """Whether the table says that the library refuses, which it must then do."""
     if said(name, option) != "refused":
         return False
