@@ -57,20 +57,6 @@ def test_package_meets_every_gradient(dtype, options):
 P = package("softmax")
 
 
-def moved(*steps):
-    """Another window, by its mask: sides may be negative."""
-
-    def run(window=None, **given):
-        if window is not None:
-            window = tuple(
-                None if keys is None else keys + step
-                for keys, step in zip(window, steps, strict=True)
-            )
-        return under({"window": PACKAGE["window"]})(window=window, **given)
-
-    return run
-
-
 def other_distance(of):
     """Slopes times a function of the places of queries and keys, and how many there are."""
 
@@ -104,14 +90,12 @@ def normalised(out, x):
     return out / np.maximum(P(**x | {"v": np.ones_like(x["v"][..., :1])})["out"], 1e-9)
 
 
-MISTAKES = [
-    *(("WINDOW", moved(*steps)) for steps in ((-1, 0), (1, 0), (0, -1), (0, 1))),
-    *((name, without(P, name.lower())) for name in ("WINDOW", "SOFTCAP", "SINKS", "DROPOUT")),
-    ("BIAS", without(P, "bias")),
+MISTAKES = [  # other options have those of the catalogue
     ("ALIBI", changed(P, slopes=lambda x: 0 * x["slopes"])),
     ("ALIBI", changed(P, slopes=lambda x: 0 * x["slopes"] + x["slopes"][0])),
     ("ALIBI", other_distance(lambda i, j, n, m: j - i - (m - n))),
     ("ALIBI", other_distance(lambda i, j, n, m: abs(j - i))),
+    ("DROPOUT", without(P, "dropout")),
     ("DROPOUT", spoilt(P, out=normalised)),
     ("LSE", spoilt(P, lse=lambda lse, x: without(P, "sinks")(**x)["lse"])),
     ("LSE", spoilt(P, lse=lse_without_maximum)),
@@ -138,17 +122,26 @@ TOO_SMALL = {  # those of the catalogue that no vector can show, with what it wo
 }
 
 
+def plain(cases):
+    """Those without what implementations of the catalogue do not take."""
+    others = {"slopes", "dropout", "return_lse"}
+    return [
+        case
+        for case in forward(cases)
+        if case.arguments["scale"] is None and not others & {*case.inputs, *case.arguments}
+    ]
+
+
+def test_another_style_meets_them(options):
+    right = next(m for m in VARIANTS if m.name == "softmax-options")
+    assert not any(missed(case, catalogued(right)) for case in plain(options))
+
+
 @pytest.mark.parametrize("entry", DEFECTS, ids=lambda m: m.name)
 def test_defects_miss_some(entry, options):
-    others = ("slopes", "dropout", "return_lse")
-    chosen = [
-        case
-        for case in forward(options)
-        if case.arguments["scale"] is None
-        and not any(name in case.inputs or name in case.arguments for name in others)
-    ]
-    right = next(m for m in VARIANTS if m.name == "softmax-options")
-    assert not any(missed(case, catalogued(right)) for case in chosen)
+    """Of the flag that has the name of the option."""
+    flag = entry.name.split("-")[1].upper().replace("SINK", "SINKS").replace("SINKSS", "SINKS")
+    chosen = [case for case in plain(options) if {flag, "TILE"} & {*case.flags}]
     caught = any(missed(case, catalogued(entry)) for case in chosen)
     assert caught != (entry.name in TOO_SMALL)
 
@@ -156,7 +149,7 @@ def test_defects_miss_some(entry, options):
 def test_every_flag_of_options_has_a_mistake(options, every):
     known = {flag for case in every if FILES[case.id] == "softmax" for flag in case.flags}
     used = {flag for case in options for flag in case.flags} - known
-    assert used == {flag for flag, _ in MISTAKES}
+    assert used == {flag for flag, _ in MISTAKES} | {"SOFTCAP", "SINKS", "BIAS"}
     assert used | known | {"CONVENTION"} <= set(vectors.FLAGS)
 
 
