@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from refattn.conformance import CONVENTIONS
-from refattn.conformance.conventions import OPTIONS, Run
+from refattn.conformance.conventions import OPTIONS
 from refattn.conformance.vectors import Convention, conventional
 from refattn.conformance.vectors.cases import GRADIENTS
-from tests.conformance.vectors.running import error, forward, of_file, only
+from tests.conformance.vectors.running import error, forward, of_file
 from tests.conformance.vectors.translating import PACKAGE, under
-from tests.libraries import driver
 
 
 @pytest.fixture(scope="module")
@@ -87,57 +86,6 @@ def test_every_other_convention_fails(option, dtype, conventions):
         for other in groups:
             fails = any(error(case, under({option: other}), dtype) > 1 for case in cases)
             assert fails == (other != value), (value, other)
-
-
-# --- libraries ------------------------------------------------------------------------------------
-
-
-def by_library(name, case, given):
-    """A driver's result for a case, by the names of its outputs."""
-    q, k, v = (given[x][(None,) * (4 - given[x].ndim)] for x in "qkv")
-    (output,), d_v = case.expected, v.shape[-1]
-    if CONVENTIONS[name].cells["same_value_size"].value:
-        v = np.concatenate([v, np.zeros((*v.shape[:-1], q.shape[-1] - d_v), v.dtype)], -1)
-    more = {x: given[x] for x in ("mask", "window", "softcap") if x in given}
-    if given["causal"]:
-        more["causal"] = True
-    if "bias" in given:
-        more["mask"] = given["bias"][None, None]
-    if "past_k" in given:
-        more["past"] = [given[f"past_{x}"][None, None] for x in "kv"]
-    if output == "lse":
-        more["lse"] = True
-    out = np.asarray(driver(name).call(q, k, v, **more))
-    out = out if output == "lse" else out[..., :d_v]
-    return {output: out.reshape(case.expected[output].shape)}
-
-
-def askable(case, name):
-    """Drivers have no scale; one has windows of causal attention only."""
-    right = case.arguments.get("window", (0, 0))[1]
-    return case.arguments["scale"] is None and (name != "hf-eager" or right == 0)
-
-
-HERE = [
-    (name, option)
-    for name, row in CONVENTIONS.items()
-    for option in sorted(PACKAGE.keys() - {"dropout"})  # what is dropped is not for us to say
-    if option in row.cells
-    and isinstance(row.cells[option].source, Run)
-    and row.cells[option].value not in conventional.WITHOUT
-]
-
-
-@pytest.mark.parametrize(("name", "option"), HERE)
-def test_libraries_meet_their_groups(name, option, conventions):
-    """The group that names a library holds for it, and no other group of the option."""
-    driver(name)  # or skip
-    met = []
-    for value, cases in groups_of(option, conventions).items():
-        few = [only(c, "lse" if "lse" in c.expected else "out") for c in cases if askable(c, name)]
-        if all(error(c, lambda c=c, **x: by_library(name, c, x), "float32") <= 1 for c in few):
-            met.append(value)
-    assert met == [CONVENTIONS[name].cells[option].value]
 
 
 # --- what the files say ---------------------------------------------------------------------------
