@@ -336,16 +336,20 @@ def refuses(*arrays, **options):
     raise RuntimeError("no")
 
 
-def refusing(name):
-    able = [x for x in conformance.CAPABILITIES if ESTIMATORS[name].takes(x)]
+def refusing(name, able=None):
+    if able is None:
+        able = [x for x in conformance.CAPABILITIES if ESTIMATORS[name].takes(x)]
     return conformance.Adapter(refuses, name, able)
 
 
-# Each check, with the first estimator that it is for.
+# Each check, with the first estimator that it is for; long are those that need a capability.
 FIRST = {x.name: e for e in [*ESTIMATORS][::-1] for x in conformance.checks_of(refusing(e))}
+PLAIN = {x.name for e in ESTIMATORS for x in conformance.checks_of(refusing(e, ()))}
 
 
-@pytest.mark.parametrize("check", FIRST)
+@pytest.mark.parametrize(
+    "check", [pytest.param(x, marks=[pytest.mark.long] * (x not in PLAIN)) for x in FIRST]
+)
 def test_a_candidate_that_raises_fails_every_check_alone(check):
     report = conformance.check(refusing(FIRST[check]), rng=0, checks=[check])
     assert report.verdict == "FAIL"

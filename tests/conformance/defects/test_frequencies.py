@@ -89,16 +89,12 @@ def test_numbers_of_other_laws(name):
     np.testing.assert_allclose(of(drawn(name, count)), want, rtol=0, atol=near)
 
 
-@pytest.mark.parametrize(
-    ("d", "direction", "bias"),
-    [
-        (2, "axis", 0.34),
-        (4, "axis", 0.17),
-        (4, "ones", 0.19),
-        (16, "ones", 0.144),
-        pytest.param(64, "ones", 0.07, marks=pytest.mark.long),
-    ],
-)
+BIAS = ((2, "axis", 0.34), (4, "axis", 0.17), (4, "ones", 0.19), (16, "ones", 0.144),
+        (64, "ones", 0.07))  # fmt: skip
+
+
+@pytest.mark.long("2", "64")
+@pytest.mark.parametrize(("d", "direction", "bias"), BIAS)
 def test_qr_without_sign_is_biased_and_haar_is_not(d, direction, bias):
     z = np.eye(d)[0] if direction == "axis" else np.full(d, d**-0.5)
     for law, want in ((laws.qr_unsigned, bias), (laws.haar, 0.0)):
