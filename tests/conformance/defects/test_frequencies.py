@@ -114,16 +114,3 @@ def test_couplings_have_their_angles_and_are_normal(law):
     assert np.exp(many[:, 0] - 0.5).mean() == pytest.approx(1, abs=0.025)
     assert np.sum(many**2, axis=-1).mean() == pytest.approx(4, abs=0.1)
     assert np.sum(many**2, axis=-1).var() == pytest.approx(8, abs=0.3)
-
-
-def test_blocks_with_wrong_norms_are_orthogonal():
-    for name in ("qr-norms-of-r", "norms-of-the-rows", "norm-of-a-block"):
-        omega = drawn(name, 20_000).reshape(-1, 4, 4)
-        products = omega @ omega.swapaxes(-1, -2)
-        np.testing.assert_allclose(products * (1 - np.eye(4)), 0, atol=1e-10)
-        fourth = (omega**4).mean(0)  # 3 of each entry that is normal
-        if name == "norms-of-the-rows":
-            assert fourth[0, 0] > 3.5
-            assert fourth[3, 3] < 2.5
-        if name == "norm-of-a-block":
-            np.testing.assert_allclose(fourth, 3, atol=0.45)
