@@ -1,18 +1,15 @@
 """Well-known attention functions behind one signature: heads before tokens, NumPy in and out."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re
 import warnings
 from collections.abc import Callable
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-
-Call = Callable[..., np.ndarray]
 
 
 class Driver(NamedTuple):
@@ -21,7 +18,7 @@ class Driver(NamedTuple):
     `layout` is that of the arrays that it hands over.
     """
 
-    call: Call
+    call: Callable[..., np.ndarray]
     parameters: str
     layout: str | None = "bhnd"
 
@@ -36,18 +33,22 @@ def swap(x):
     return x.swapaxes(1, 2)
 
 
+def _with_past(past, k, v):
+    """Keys and values after those that are past."""
+    return (np.concatenate(pair, 2) for pair in zip(past, (k, v), strict=True))
+
+
 def _torch_sdpa():
     torch = pytest.importorskip("torch")
     sdpa = torch.nn.functional.scaled_dot_product_attention
 
     def call(q, k, v, mask=None, causal=False, p=0):
         torch.manual_seed(0)
+        mask = None if mask is None else torch.asarray(mask)
+        grouped = q.shape[:-2] != k.shape[:-2]
+        given = map(torch.asarray, (q, k, v))
         return sdpa(
-            *map(torch.asarray, (q, k, v)),
-            attn_mask=None if mask is None else torch.asarray(mask),
-            is_causal=causal,
-            dropout_p=p,
-            enable_gqa=q.shape[:-2] != k.shape[:-2],
+            *given, attn_mask=mask, is_causal=causal, dropout_p=p, enable_gqa=grouped
         ).numpy()
 
     return Driver(call, sdpa.__doc__.partition("->")[0], None)
@@ -75,16 +76,24 @@ def _torch_flex():
     return Driver(call, str(inspect.signature(flex.flex_attention)))
 
 
+@cache
+def _compiled(static):
+    """JAX's function with these arguments, as one program for each shape."""
+    import jax
+
+    attention = partial(jax.nn.dot_product_attention, return_residual=True, **dict(static))
+    return jax.jit(lambda q, k, v, arrays: attention(q, k, v, **arrays))
+
+
 def _jax():
     jax = pytest.importorskip("jax")
 
     def call(q, k, v, lse=False, **options):
-        if "causal" in options:
-            options["is_causal"] = options.pop("causal")
-        if "window" in options:
-            options["local_window_size"] = options.pop("window")
-        arrays = map(jax.numpy.asarray, map(swap, (q, k, v)))
-        out, normaliser = jax.nn.dot_product_attention(*arrays, return_residual=True, **options)
+        names = {"causal": "is_causal", "window": "local_window_size"}
+        options = {names.get(name, name): x for name, x in options.items()}
+        arrays = {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+        static = frozenset((name, x) for name, x in options.items() if name not in arrays)
+        out, normaliser = _compiled(static)(*map(swap, (q, k, v)), arrays)
         return np.asarray(swap(normaliser) if lse else swap(out))
 
     return Driver(call, str(inspect.signature(jax.nn.dot_product_attention)), "bnhd")
@@ -109,6 +118,15 @@ def _onnx_model(opset, given, options):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
 
 
+def run_onnx(model, given):
+    """Results of a model by ONNX Runtime."""
+    session = pytest.importorskip("onnxruntime").InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    names = [x.name for x in session.get_inputs()]
+    return session.run(None, dict(zip(names, given, strict=True)))
+
+
 def _onnx(opset, runtime=False):
     onnx = pytest.importorskip("onnx")
     evaluate = pytest.importorskip("onnxruntime" if runtime else "onnx.reference")
@@ -123,20 +141,13 @@ def _onnx(opset, runtime=False):
             sides = ("left_window_size", "right_window_size")
             options |= dict(zip(sides, window, strict=True))
         model = _onnx_model(opset, given, {"is_causal": int(causal), **options})
-        if not runtime:
-            return np.asarray(evaluate.ReferenceEvaluator(model).run(None, given)[0])
-        session = evaluate.InferenceSession(
-            model.SerializeToString(), providers=["CPUExecutionProvider"]
-        )
-        return np.asarray(session.run(None, given)[0])
+        if runtime:
+            return np.asarray(run_onnx(model, given.values())[0])
+        return np.asarray(evaluate.ReferenceEvaluator(model).run(None, given)[0])
 
     schema = onnx.defs.get_schema("Attention", opset, "")
-    words = [
-        *schema.attributes,
-        *(x.name for x in schema.inputs),
-        *(x.name for x in schema.outputs),
-    ]
-    return Driver(call, " ".join(words))
+    slots = [x.name for x in (*schema.inputs, *schema.outputs)]
+    return Driver(call, " ".join([*schema.attributes, *slots]))
 
 
 def _xformers():
@@ -161,10 +172,8 @@ def _keras():
     attention = keras.ops.dot_product_attention
 
     def call(q, k, v, softcap=None, causal=False, **given):
-        out = attention(
-            *map(swap, (q, k, v)), is_causal=causal, attn_logits_soft_cap=softcap, **given
-        )
-        return swap(out.numpy())
+        given |= {"is_causal": causal, "attn_logits_soft_cap": softcap}
+        return swap(attention(*map(swap, (q, k, v)), **given).numpy())
 
     return Driver(call, str(inspect.signature(attention)), "bnhd")
 
@@ -177,7 +186,7 @@ def _hf_eager():
     def call(q, k, v, mask=None, past=None, causal=False, window=None, softcap=None, p=0.0):
         torch.manual_seed(0)
         if past is not None:
-            k, v = (np.concatenate(pair, 2) for pair in zip(past, (k, v), strict=True))
+            k, v = _with_past(past, k, v)
         n, m = q.shape[2], k.shape[2]
         if mask is not None and mask.dtype == bool:
             seen = torch.asarray(mask)
@@ -202,10 +211,8 @@ _DRIVERS = {
     "torch-sdpa": _torch_sdpa,
     "torch-flex": _torch_flex,
     "jax-dpa": _jax,
-    "onnx-23": lambda: _onnx(23),
-    "onnx-24": lambda: _onnx(24),
-    "onnx-25": lambda: _onnx(25),
-    "onnxruntime": lambda: _onnx(24, runtime=True),
+    **{f"onnx-{opset}": partial(_onnx, opset) for opset in (23, 24, 25)},
+    "onnxruntime": partial(_onnx, 24, runtime=True),
     "xformers": _xformers,
     "keras": _keras,
     "hf-eager": _hf_eager,
@@ -217,8 +224,7 @@ _NAMES = {
     "mask": "mask",
     "softcap": "soft_?cap",
     "window": "window|local",
-    "lse": r"(\b|_)lse|logsumexp|residual|return_aux",
-    "lse_empty": r"(\b|_)lse|logsumexp|residual|return_aux",
+    **dict.fromkeys(("lse", "lse_empty"), r"(\b|_)lse|logsumexp|residual|return_aux"),
     "dropout": r"drop|\bp:",
     "past": "past|cache|offset",
 }

@@ -115,6 +115,7 @@ def test_array_helpers():
     np.testing.assert_array_equal(part(x, index), x[1:2, :, 1:3])
 
 
+@pytest.mark.long
 def test_the_guide_shows_what_compare_prints():
     testing = pytest.importorskip("click.testing")
     pytest.importorskip("rich")

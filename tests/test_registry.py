@@ -79,43 +79,41 @@ def test_a_record_is_found_by_all_its_names():
     assert kept.sized(3) == {}
     assert kept._replace(size="num_keys").sized(3) == {"num_keys": 3}
     with pytest.raises(TypeError, match="item assignment"):
-        ESTIMATORS["uniform"] = kept  # type: ignore[index]
+        ESTIMATORS["uniform"] = kept
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "text"),
-    [
-        ({"name": 3}, TypeError, "`name` must be a string, got int"),
-        ({"name": ""}, ValueError, "`name` must be of letters, digits, - and _, got ''"),
-        ({"name": "a,b"}, ValueError, "`name` must be of letters, digits, - and _, got 'a,b'"),
-        ({"name": "ra"}, ValueError, "must be new, got 'ra', which is taken"),
-        ({"name": "rfa"}, ValueError, "must be new, got 'rfa', which is taken"),
-        ({"aliases": ["is"]}, ValueError, "must be new, got 'is', which is taken"),
-        ({"aliases": ["uniform"]}, ValueError, "`aliases` must differ from `name` and each other"),
-        ({"aliases": ["a", "a"]}, ValueError, "`aliases` must differ from `name` and each other"),
-        ({"aliases": ["a b"]}, ValueError, "`aliases` must be of letters"),
-        ({"aliases": 3}, TypeError, "`aliases` must be an iterable of names, got int"),
-        ({"aliases": [3]}, TypeError, "`aliases` must hold names only, got int"),
-        ({"fn": 3}, TypeError, "`fn` must be callable, got int"),
-        ({"naive": None}, TypeError, "`naive` must be callable, got NoneType"),
-        ({"size": 3}, TypeError, "`size` must be a keyword or None, got int"),
-        ({"size": "num keys"}, ValueError, "`size` must be of keywords, got 'num keys'"),
-        ({"options": ["a-b"]}, ValueError, "`options` must be of keywords, got 'a-b'"),
-        ({"options": ["vjp"]}, ValueError, "leave out 'vjp' for uniform: there is no pullback"),
-        ({"traits": ["meen"]}, ValueError, "`traits` must be one of .*, got 'meen'"),
-        ({"state": int}, TypeError, "`state` must have init, update, read, merge, got"),
-    ],
-)
+NAME, ALIASES = "`name` must be of letters, digits, - and _, got ", "`aliases` must "
+BAD = [
+    ({"name": 3}, TypeError, "`name` must be a string, got int"),
+    ({"name": ""}, ValueError, NAME + "''"),
+    ({"name": "a,b"}, ValueError, NAME + "'a,b'"),
+    ({"name": "ra"}, ValueError, "must be new, got 'ra', which is taken"),
+    ({"name": "rfa"}, ValueError, "must be new, got 'rfa', which is taken"),
+    ({"aliases": ["is"]}, ValueError, "must be new, got 'is', which is taken"),
+    ({"aliases": ["uniform"]}, ValueError, ALIASES + "differ from `name` and each other"),
+    ({"aliases": ["a", "a"]}, ValueError, ALIASES + "differ from `name` and each other"),
+    ({"aliases": ["a b"]}, ValueError, ALIASES + "be of letters"),
+    ({"aliases": 3}, TypeError, ALIASES + "be an iterable of names, got int"),
+    ({"aliases": [3]}, TypeError, ALIASES + "hold names only, got int"),
+    ({"fn": 3}, TypeError, "`fn` must be callable, got int"),
+    ({"naive": None}, TypeError, "`naive` must be callable, got NoneType"),
+    ({"size": 3}, TypeError, "`size` must be a keyword or None, got int"),
+    ({"size": "num keys"}, ValueError, "`size` must be of keywords, got 'num keys'"),
+    ({"options": ["a-b"]}, ValueError, "`options` must be of keywords, got 'a-b'"),
+    ({"options": ["vjp"]}, ValueError, "leave out 'vjp' for uniform: there is no pullback"),
+    ({"traits": ["meen"]}, ValueError, "`traits` must be one of .*, got 'meen'"),
+    ({"state": int}, TypeError, "`state` must have init, update, read, merge, got"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "text"), BAD)
 def test_bad_records_are_refused(changes, error, text, spare):
     before = dict(spare)
     with pytest.raises(error, match=text):
         register(UNIFORM._replace(**changes))
     assert spare == before
-
-
-def test_only_records_are_registered():
     with pytest.raises(TypeError, match="`record` must be an Estimator, got tuple"):
-        register(tuple(UNIFORM))  # type: ignore[arg-type]
+        register(tuple(UNIFORM))
 
 
 # --- entry points ---------------------------------------------------------------------------------
@@ -163,20 +161,20 @@ def test_entry_points_are_read_at_the_first_look(installed, spare):
     assert ESTIMATORS["one"].traits == ("mean", "positive")
 
 
-@pytest.mark.parametrize(
-    ("place", "text"),
-    [
-        ("other_estimators:NONE", "AttributeError: .*'NONE'"),
-        ("no_such_estimators:ONE", "ModuleNotFoundError: .*no_such_estimators"),
-        ("other_estimators:TAKEN", "ValueError: `name` and `aliases` must be new, got 'ra'"),
-        ("other_estimators:uniform", "TypeError: .*not iterable"),
-        ("other_estimators:__name__", "TypeError: `record` must be an Estimator, got str"),
-    ],
-)
-def test_entry_points_that_cannot_be_read_are_said(installed, place, text):
+UNREADABLE = {
+    "other_estimators:NONE": "AttributeError: .*'NONE'",
+    "no_such_estimators:ONE": "ModuleNotFoundError: .*no_such_estimators",
+    "other_estimators:TAKEN": "ValueError: `name` and `aliases` must be new, got 'ra'",
+    "other_estimators:uniform": "TypeError: .*not iterable",
+    "other_estimators:__name__": "TypeError: `record` must be an Estimator, got str",
+}
+
+
+@pytest.mark.parametrize("place", UNREADABLE)
+def test_entry_points_that_cannot_be_read_are_said(installed, place):
     installed(bad=place, good="other_estimators:ONE")
-    said = f"the entry point bad = {re.escape(place)} of other-estimators adds no estimator: {text}"
-    with pytest.warns(RuntimeWarning, match=said):
+    said = f"the entry point bad = {re.escape(place)} of other-estimators adds no estimator: "
+    with pytest.warns(RuntimeWarning, match=said + UNREADABLE[place]):
         assert ESTIMATORS["one"].name == "one"
     assert ESTIMATORS["ra"] is not None
 
@@ -184,39 +182,15 @@ def test_entry_points_that_cannot_be_read_are_said(installed, place, text):
 # --- an estimator of another package --------------------------------------------------------------
 
 
-def landmarks(x, count):
-    """Means of contiguous segments."""
-    return np.stack([np.mean(part, axis=-2) for part in np.array_split(x, count, axis=-2)], -2)
+def pooled(q, k, v, *, num_segments, scale=None, defect=0.0):
+    """Softmax attention to the mean keys and values of contiguous segments."""
+    parts = (np.array_split(x, num_segments, axis=-2) for x in (k, v))
+    k, v = (np.stack([np.mean(x, axis=-2) for x in found], axis=-2) for found in parts)
+    return naive.softmax_attention(q, k, v, scale=scale) + defect
 
 
-def nystrom(q, k, v, *, num_landmarks, scale=None, defect=0.0):
-    """Softmax attention from landmarks, means of segments of queries and keys (Xiong et al., 2021).
-
-    Small systems are solved in the dtype of the arguments, longdouble too, by elimination.
-    """
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
-
-    def weights(x, y):
-        scores = factor * (x @ np.swapaxes(y, -1, -2))
-        scores = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
-        return scores / np.sum(scores, axis=-1, keepdims=True)
-
-    mean_q, mean_k = landmarks(q, num_landmarks), landmarks(k, num_landmarks)
-    inner, right = weights(mean_q, mean_k), weights(mean_q, k) @ v
-    for i in range(num_landmarks):
-        for j in range(num_landmarks):
-            if i != j:
-                ratio = inner[..., j, i : i + 1] / inner[..., i, i : i + 1]
-                rows = [x.copy() for x in (inner, right)]
-                rows[0][..., j, :] -= ratio * inner[..., i, :]
-                rows[1][..., j, :] -= ratio * right[..., i, :]
-                inner, right = rows
-    diagonal = np.diagonal(inner, axis1=-2, axis2=-1)[..., None]
-    return weights(q, mean_k) @ (right / diagonal) + defect
-
-
-NYSTROM = Estimator(
-    "nystrom", nystrom, nystrom, size="num_landmarks", options=("scale",), traits=("mean",)
+POOLED = Estimator(
+    "pooled", pooled, pooled, size="num_segments", options=("scale",), traits=("mean",)
 )
 
 
@@ -225,13 +199,13 @@ def shifted(q, k, v, *, omega=None, rng=None, **options):
     num_features, step = options.pop("num_features", None), options.pop("step", 0.5)
     if omega is None:
         omega = step + np.random.default_rng(rng).standard_normal((num_features, q.shape[-1]))
-    return registry.naive.random_feature_attention(q, k, v, omega=omega, **options)
+    return naive.random_feature_attention(q, k, v, omega=omega, **options)
 
 
 SHIFTED = Estimator(
     "shifted",
     shifted,
-    registry.naive.random_feature_attention,
+    naive.random_feature_attention,
     size="num_features",
     options=("scale", "mask", "causal", "omega"),
     traits=("mean", "positive", "random", "continuous", "common", "any-size"),
@@ -244,15 +218,15 @@ def checked(fn, estimator, *capabilities, **options):
 
 
 def test_an_implementation_of_it_is_checked():
-    register(NYSTROM)
-    found = checked(nystrom, "nystrom")
+    register(POOLED)
+    found = checked(pooled, "pooled")
     assert set(found.values()) == {"PASS"}
     assert {"contract", "reference_values", "weighted_mean", "heads_apart"} <= set(found)
     assert not {"seeds", "order_of_keys", "queries_apart", "own_law"} & set(found)
-    found = checked(partial(nystrom, defect=1e-10), "nystrom")
+    found = checked(partial(pooled, defect=1e-10), "pooled")
     assert found["verdict"] == found["reference_values"] == "FAIL"
     with pytest.raises(ValueError, match='must be one of "batch_invariant", "deterministic", got'):
-        checked(nystrom, "nystrom", "mask")
+        checked(pooled, "pooled", "mask")
 
 
 @pytest.mark.long
@@ -305,65 +279,85 @@ def test_one_without_claims_is_compared_with_its_formula():
     assert found["reference_values"] == "FAIL"
 
 
-def test_comparison_shows_it(tmp_path):
+@pytest.fixture
+def compared(tmp_path):
+    """Run `refattn compare` on small tensors with two more estimators: rows, and what was said."""
     pytest.importorskip("rich")
     testing = pytest.importorskip("click.testing")
     from refattn import cli
 
-    register(NYSTROM)
+    register(POOLED)
     register(UNIFORM)
     path = tmp_path / "qkv.npz"
     q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
     np.savez(path, q=q, k=k, v=v)
 
-    said = []
-
-    def rows(*words):
-        done = testing.CliRunner().invoke(
-            cli.commands(),
-            ["compare", str(path), "--features", "2,5", "--draws", "1", *words],
-            env={"COLUMNS": "200"},
-        )
+    def compared(*words):
+        words = ["compare", str(path), "--features", "2,5", "--draws", "1", "--estimators", *words]
+        done = testing.CliRunner().invoke(cli.commands(), words, env={"COLUMNS": "200"})
         assert done.exit_code == 0, done.output
-        said[:] = done.stderr.splitlines()
         table, *_ = done.stdout.split("\n±:")
-        return [line.split() for line in table.splitlines()[4:]]
+        return [line.split() for line in table.splitlines()[4:]], done.stderr.splitlines()
 
-    exact = registry.ESTIMATORS["softmax"].fn(q, k, v)
-    pytest.importorskip("matplotlib")
-    for words in ("flat", "nystrom,flat"):
-        rows("--estimators", words, "--plot", str(tmp_path / "out.png"))
-        assert (tmp_path / "out.png").stat().st_size > 0
-    found = rows("--estimators", "nystrom,flat")
-    error = np.linalg.norm(nystrom(q, k, v, num_landmarks=5) - exact) / np.linalg.norm(exact)
-    names = ["exact", "mean", "nystrom", "nystrom", "uniform"]
+    return compared
+
+
+def test_comparison_shows_it(compared):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
+    exact = naive.softmax_attention(q, k, v)
+    found, _ = compared("pooled,flat")
+    error = np.linalg.norm(pooled(q, k, v, num_segments=5) - exact) / np.linalg.norm(exact)
+    names = ["exact", "mean", "pooled", "pooled", "uniform"]
     assert [row[0] for row in found] == names  # one that has no size appears once
     assert float(found[3][2]) == pytest.approx(error, rel=6e-3)
     assert float(found[4][1]) == pytest.approx(float(found[1][3]), rel=6e-3)
-    assert {"nystrom", "uniform"} <= {row[0] for row in rows("--estimators", "all")}
-    found = rows("--estimators", "nystrom,rfa", "--causal")
+    found, said = compared("pooled,rfa", "--causal")
     assert [row[0] for row in found] == ["exact", "mean", "rfa-iid", "rfa-iid"]
-    assert said == ["skipped: S = 2, 5 of nystrom (does not take `causal`)"]
+    assert said == ["skipped: S = 2, 5 of pooled (does not take `causal`)"]
+
+
+@pytest.mark.long
+def test_comparison_shows_it_among_all(compared):
+    assert {"pooled", "uniform"} <= {row[0] for row in compared("all")[0]}
+
+
+@pytest.mark.long("pooled,flat")
+@pytest.mark.parametrize("words", ["flat", "pooled,flat"])
+def test_comparison_plots_it(words, compared, tmp_path):
+    pytest.importorskip("matplotlib")
+    compared(words, "--plot", str(tmp_path / "out.png"))
+    assert (tmp_path / "out.png").stat().st_size > 0
 
 
 # --- nothing is not a pass ------------------------------------------------------------------------
 
 
-def test_a_candidate_that_raises_fails_every_check_alone():
-    def refuses(*arrays, **options):
-        raise RuntimeError("no")
+def refuses(*arrays, **options):
+    raise RuntimeError("no")
 
-    tried = set()  # checks, each with the first estimator it is for
-    for name, record in ESTIMATORS.items():
-        able = [x for x in conformance.CAPABILITIES if record.takes(x)]
-        adapter = conformance.Adapter(refuses, name, able)
-        if name == record.name:
-            assert conformance.check(adapter, rng=0).verdict == "FAIL"
-        own = [item for item in conformance.checks_of(adapter) if item.name not in tried]
-        tried |= {item.name for item in own}
-        for item in own:
-            report = conformance.check(adapter, rng=0, checks=[item.name])
-            assert report.verdict == "FAIL", f"{name}: {item.name}"
+
+def refusing(name, able=None):
+    if able is None:
+        able = [x for x in conformance.CAPABILITIES if ESTIMATORS[name].takes(x)]
+    return conformance.Adapter(refuses, name, able)
+
+
+# Each check, with the first estimator that it is for; long are those that need a capability.
+FIRST = {x.name: e for e in [*ESTIMATORS][::-1] for x in conformance.checks_of(refusing(e))}
+PLAIN = {x.name for e in ESTIMATORS for x in conformance.checks_of(refusing(e, ()))}
+
+
+@pytest.mark.parametrize(
+    "check", [pytest.param(x, marks=[pytest.mark.long] * (x not in PLAIN)) for x in FIRST]
+)
+def test_a_candidate_that_raises_fails_every_check_alone(check):
+    report = conformance.check(refusing(FIRST[check]), rng=0, checks=[check])
+    assert report.verdict == "FAIL"
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(x.name for x in ESTIMATORS.values()))
+def test_a_candidate_that_raises_fails(name):
+    assert conformance.check(refusing(name), rng=0).verdict == "FAIL"
 
 
 def test_what_compares_nothing_is_no_pass(monkeypatch):
@@ -407,7 +401,10 @@ def test_no_module_branches_on_the_name_of_an_estimator():
     package = Path(registry.__file__).parent
     found = []
     for path in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not any(f'"{name}"' in text for name in names):
+            continue
+        for node in ast.walk(ast.parse(text)):
             parts = []
             if isinstance(node, ast.Compare):
                 parts = [node.left, *node.comparators]

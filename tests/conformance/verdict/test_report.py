@@ -15,11 +15,11 @@ from refattn.conformance.verdict.report import EXPECTED, FAIL, PASS, STALE, UNDE
 MARKUP = "<script>alert('&')</script> \"κ\" \x1b[31m\udcff"
 SHOWN = "<script>alert('&')</script> \"κ\" \\x1b[31m\\udcff"
 NONE = "\N{EN DASH}"
-RIGHT_INSIDE = "right at ordinary inputs, as far as was tried"
 
 
-def report(*results, **more):
-    return Report("mine", "rfa", ("omega",), {"dtype": "float32"}, "quick", 1e-6, 7, [*results])
+def report(*results, name="mine", **more):
+    about = (name, "rfa", ("omega",), {"dtype": "float32"}, "quick", 1e-6, 7)
+    return Report(*about, [*results], **more)
 
 
 def result(status=PASS, severity="", check="large_logits"):
@@ -36,9 +36,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open = []
-        self.elements = []
-        self.texts = []
+        self.open, self.elements, self.texts = [], [], []
         self.feed(text)
         self.close()
         assert not self.open
@@ -70,12 +68,13 @@ def properties(found):
     return {x.get("name"): x.get("value") for x in root[0]}
 
 
-# Text
+def failures(found):
+    return ElementTree.fromstring(found.to_junit()).findall("testcase/failure")
 
 
 def test_reprs_are_short_and_in_one_line():
     long = Result("contract", "", "identity", FAIL, expected="x\n" * 1000, got=MARKUP)
-    found = Report(MARKUP + "\n", "rfa", (), {}, "quick", 1e-6, 0, [result(), result(), long])
+    found = report(result(), result(), long, name=MARKUP + "\n")
     assert repr(found) == f"<Report FAIL: {(MARKUP + chr(10))!r} as rfa, 2 PASS, 1 FAIL>"
     for text in (repr(found), repr(long)):
         assert len(text) < 150
@@ -88,24 +87,18 @@ def test_reprs_are_short_and_in_one_line():
     [
         ([PASS], PASS, "no deviation was found"),
         ([PASS, EXPECTED], PASS, "no deviation was found other than 1 expected"),
-        (
-            [PASS, UNDERPOWERED],
-            UNDERPOWERED,
-            "no deviation was found, but some checks say too little",
-        ),
+        ([PASS, UNDERPOWERED], UNDERPOWERED, "no deviation was found, but some checks say too lit"),
         ([], UNDERPOWERED, "nothing was checked"),
         ([PASS, STALE], FAIL, "1 passed, though a failure was expected"),
     ],
 )
 def test_the_conclusion_says_the_verdict(results, verdict, text):
     found = report(*(result(status, "law" * (status == EXPECTED)) for status in results))
-    assert (found.verdict, found.conclusion) == (verdict, text)
-    assert json.loads(found.to_json())["conclusion"] == text
-    assert properties(found)["conclusion"] == text
-    assert (f"\n  {text}\n" in str(found)) == (verdict != PASS)
-
-
-# Severities
+    said = found.conclusion
+    assert found.verdict == verdict
+    assert said.startswith(text)
+    assert json.loads(found.to_json())["conclusion"] == properties(found)["conclusion"] == said
+    assert (f"\n  {said}\n" in str(found)) == (verdict != PASS)
 
 
 def test_severities_are_in_every_format():
@@ -113,19 +106,12 @@ def test_severities_are_in_every_format():
     found = report(result(), *some, result(EXPECTED, "law"))
     words = "1 of formula (wrong at ordinary inputs); 2 of range (wrong at extreme inputs only)"
     assert str(found).splitlines()[1] == f"  {words}"
-    content = json.loads(found.to_json())
-    assert content["severities"] == found.severities == {"formula": 1, "range": 2}
-    assert content["conclusion"] == words
+    content, counts = json.loads(found.to_json()), {"formula": 1, "range": 2}
+    assert content["severities"] == found.severities == counts
     assert [r["severity"] for r in content["results"]] == ["", "range", "formula", "range", "law"]
-    assert properties(found) == {
-        "verdict": "FAIL",
-        "conclusion": words,
-        "severity.formula": "1",
-        "severity.range": "2",
-    }
-    failures = ElementTree.fromstring(found.to_junit()).findall("testcase/failure")
-    assert [x.get("type") for x in failures] == ["range", "formula", "range"]
-    assert failures[1].get("message") == "wrong at ordinary inputs: expected 1.5; got 2.5"
+    said = {"verdict": "FAIL", "conclusion": words}
+    assert properties(found) == said | {f"severity.{x}": str(n) for x, n in counts.items()}
+    assert [x.get("type") for x in failures(found)] == ["range", "formula", "range"]
     text = page(found).text()
     assert words in text
     assert "formula 1 wrong at ordinary inputs range 2 wrong at extreme inputs only" in text
@@ -134,26 +120,20 @@ def test_severities_are_in_every_format():
 
 def test_failures_at_extreme_inputs_only_have_words_of_their_own():
     def says(found):
-        text = page(found).text().lower()
-        said = [text, str(found), json.loads(found.to_json())["conclusion"]]
-        return {RIGHT_INSIDE in x for x in (*said, properties(found)["conclusion"] or "")}
+        texts = page(found).text().lower(), str(found), found.conclusion, properties(found)
+        return {"right at ordinary inputs, as far as was tried" in str(x) for x in texts}
 
     only = report(result(), result(FAIL, "range"))
     assert says(only) == {True}
-    failure = ElementTree.fromstring(only.to_junit()).find("testcase/failure")
-    assert failure is not None
+    (failure,) = failures(only)
     assert failure.get("message") == "wrong at extreme inputs only: expected 1.5; got 2.5"
     for status in (FAIL, EXPECTED):
         assert says(report(result(FAIL, "range"), result(status, "formula"))) == {False}
 
 
-# Limits
-
-
 def test_limits_are_in_every_format():
     limits = {"head_sizes": "only d of 64, 128 were tried", "dtype": f"{MARKUP} only"}
-    found, free = report(result()), report(result())
-    found.limits = limits
+    found, free = report(result(), limits=limits), report(result())
     text = str(found).split("limits of the verdict:\n")[1]
     assert text.startswith("  head_sizes  only d of 64, 128 were tried\n  dtype       <script>")
     assert json.loads(found.to_json())["limits"]["head_sizes"] == limits["head_sizes"]
@@ -180,10 +160,10 @@ def everything():
     unlike.compared = True
     stale = result(STALE)
     stale.reason = MARKUP
-    found = report(result(check="contract"), failed, unlike, weak, stale)
-    found.name, found.capabilities = MARKUP, (MARKUP, "causal")
-    found.tags = {"device": MARKUP, "scale": None}
-    found.not_tried = {"gqa": "needs more", "causal": "needs more", "seeds": MARKUP}
+    left = {"gqa": "needs more", "causal": "needs more", "seeds": MARKUP}
+    found = report(result(check="contract"), failed, unlike, weak, stale, name=MARKUP)
+    found.capabilities, found.tags = (MARKUP, "causal"), {"device": MARKUP, "scale": None}
+    found.not_tried = left
     return found
 
 
@@ -216,18 +196,14 @@ def test_the_page_has_no_script_and_needs_no_other_file(everything):
     style = "".join(data for tags, data in found.texts if "style" in tags)
     assert not re.search(r"url\(|@import", style)
     assert "prefers-color-scheme: dark" in style
-    assert [tags[-2:] for tags, data in found.texts if "alert" in data and "pre" in tags] == [
-        ("details", "pre")
-    ]
+    scripts = [tags[-2:] for tags, data in found.texts if "alert" in data and "pre" in tags]
+    assert scripts == [("details", "pre")]
     everything.to_html().encode()  # no lone surrogates
 
 
 def test_notebooks_show_a_part_of_a_page(everything):
-    pytest.importorskip("jinja2")
-    text = everything._repr_html_()
-    assert text is not None
-    part = Page(text)
-    assert part.text() == page(everything).text()
+    whole, part = page(everything), Page(everything._repr_html_())
+    assert part.text() == whole.text()
     assert not {tag for tag, _ in part.elements} & {"html", "head", "body", "script", "title"}
     style = "".join(data for tags, data in part.texts if "style" in tags)
     selectors = re.findall(r"^\s*([^@\s}-][^{};]*)\{", style, re.MULTILINE)
@@ -237,10 +213,9 @@ def test_notebooks_show_a_part_of_a_page(everything):
 
 def test_without_jinja2(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    found = report(result())
     with pytest.raises(ModuleNotFoundError, match=r"needs `pip install 'refattn\[cli\]'`"):
-        found.to_html()
-    assert found._repr_html_() is None
+        report(result()).to_html()
+    assert report(result())._repr_html_() is None
 
 
 # The command line
@@ -252,7 +227,8 @@ def check(*words, **options):
     from refattn import cli
 
     given = ["check", *words, "--estimator", "softmax", "--check", "value_length"]
-    return testing.CliRunner().invoke(cli.commands(), given, **options)
+    done = testing.CliRunner().invoke(cli.commands(), given, **options)
+    return done.exit_code, done.output
 
 
 def test_a_page_from_the_command_line(tmp_path, monkeypatch):
@@ -263,20 +239,15 @@ def test_a_page_from_the_command_line(tmp_path, monkeypatch):
     (tmp_path / "moving.py").write_text(
         "import os, refattn\nos.chdir('elsewhere')\nfn = refattn.softmax_attention\n"
     )
-    done = check("moving:fn", "--html", "out.html")
-    assert done.exit_code == 0, done.output
+    status, said = check("moving:fn", "--html", "out.html")
+    assert status == 0, said
     text = (tmp_path / "out.html").read_text("utf-8")
     assert "PASS softmax_attention as softmax" in Page(text).text()
-    wrong = check("refattn:softmax_attention", "--html", "out.txt")
-    assert wrong.exit_code == 2
-    assert "must end in .html, got 'out.txt'" in wrong.output
-
-
-def test_the_command_line_without_jinja2(tmp_path, monkeypatch):
+    status, said = check("refattn:softmax_attention", "--html", "out.txt")
+    assert (status, "must end in .html, got 'out.txt'" in said) == (2, True)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    done = check("no_such_module:fn", "--html", str(tmp_path / "out.html"))
-    assert done.exit_code == 2
-    assert done.output == "Error: --html needs `pip install 'refattn[cli]'`\n"
+    found = check("no_such_module:fn", "--html", "out.html")
+    assert found == (2, "Error: --html needs `pip install 'refattn[cli]'`\n")
 
 
 COLOURS = {PASS: 32, FAIL: 31, STALE: 31, UNDERPOWERED: 33, EXPECTED: 33}
@@ -284,8 +255,8 @@ COLOURS = {PASS: 32, FAIL: 31, STALE: 31, UNDERPOWERED: 33, EXPECTED: 33}
 
 def on_a_terminal(found, monkeypatch, **variables):
     """What a terminal is sent of a report."""
-    _show = pytest.importorskip("refattn.cli.show.results")
-    _tables = pytest.importorskip("refattn.cli.show.page")
+    show = pytest.importorskip("refattn.cli.show.results")
+    tables = pytest.importorskip("refattn.cli.show.page")
     if os.name != "posix":
         pytest.skip("terminals as of POSIX")
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
@@ -297,7 +268,7 @@ def on_a_terminal(found, monkeypatch, **variables):
     with open(theirs, "w", encoding="utf-8") as file, open(ours, "rb", buffering=0) as screen:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", file)
-            _show.checked(found, False, _tables.Page())
+            show.checked(found, False, tables.Page())
         return (screen.read(10**5) or b"").decode().replace("\r\n", "\n")
 
 
@@ -313,13 +284,11 @@ def test_statuses_have_colours_on_a_terminal(monkeypatch):
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_no_colour_where_none_is_wanted(monkeypatch, variables):
-    found = report(result())
-    assert on_a_terminal(found, monkeypatch, **variables) == f"{found}\n"
+    assert on_a_terminal(report(result()), monkeypatch, **variables) == f"{report(result())}\n"
 
 
 def test_the_command_line_has_no_colour_on_a_pipe():
     none = {"NO_COLOR": None, "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "TERM": "xterm"}
-    piped = check("refattn:softmax_attention", env=none, color=True)
-    assert piped.output.startswith("PASS: ")
-    forced = check("refattn:softmax_attention", env=none | {"FORCE_COLOR": "1"})
-    assert forced.output.startswith("\x1b[32mPASS\x1b[0m: ")
+    assert check("refattn:softmax_attention", env=none, color=True)[1].startswith("PASS: ")
+    forced = check("refattn:softmax_attention", env=none | {"FORCE_COLOR": "1"})[1]
+    assert forced.startswith("\x1b[32mPASS\x1b[0m: ")

@@ -1,12 +1,16 @@
 """Golden vectors for other test suites: what is written can be run there, and is right."""
 
+import json
 import shutil
 import subprocess
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from refattn.conformance import vectors
+from refattn.conformance.vectors import exporting
+from tests.conformance.vectors.running import of_file
 
 PROGRAM = r"""
 #include <stdio.h>
@@ -64,7 +68,21 @@ int main(void) {
 """
 
 
-def test_a_program_in_c_meets_them(tmp_path):
+FEW = ("softmax-options", "softmax-conventions")
+SETS = pytest.mark.parametrize(
+    "names", [FEW, pytest.param(vectors.FILES, marks=pytest.mark.long)], ids=["few", "all"]
+)
+
+
+@pytest.fixture
+def documents(names, folders, monkeypatch):
+    """What is exported: some files, or all."""
+    found = {name: json.loads((folders["json"] / f"{name}.json").read_text()) for name in names}
+    monkeypatch.setattr(exporting, "documents", lambda: found)
+
+
+@SETS
+def test_a_program_in_c_meets_them(names, documents, tmp_path):
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -75,62 +93,53 @@ def test_a_program_in_c_meets_them(tmp_path):
     subprocess.run(command, cwd=tmp_path, check=True)
     output = subprocess.run([str(tmp_path / "run")], check=True, capture_output=True, text=True)
     found = dict(line.split() for line in output.stdout.splitlines())
-    assert len(found) >= 80
-    assert any("-window-" in name for name in found)
-    assert any("-softcap-" in name for name in found)
-    assert any("-sinks-" in name for name in found)
+    assert len(found) >= (80 if names == vectors.FILES else 30)
+    for part in ("window", "softcap", "sinks"):
+        assert any(f"-{part}-" in name for name in found)
     assert all(float(x) <= 1 for x in found.values()), found
 
 
-def test_header_has_every_case_and_is_the_same_bytes(tmp_path):
-    (path,) = vectors.export(tmp_path / "a", format="c")
+@SETS
+def test_header_has_every_case_and_is_the_same_bytes(documents, names, every, tmp_path):
+    (path,), (other,) = (vectors.export(tmp_path / x, format="c") for x in "ab")
     text = path.read_text("ascii")
-    for case in vectors.load(vectors.write(tmp_path / "json")[0].parent):
-        assert f'{{"{case.id}", "{case.estimator}"' in text
-    (other,) = vectors.export(tmp_path / "b", format="c")
     assert other.read_bytes() == path.read_bytes()
+    for case in of_file(every, *names):
+        assert f'{{"{case.id}", "{case.estimator}"' in text
+
+
+# --- ONNX -----------------------------------------------------------------------------------------
 
 
 def read(path):
     onnx = pytest.importorskip("onnx")
-    tensor = onnx.TensorProto.FromString(path.read_bytes())
-    return onnx.numpy_helper.to_array(tensor)
+    return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(path.read_bytes()))
 
 
-def test_models_of_onnx(tmp_path):
+@pytest.mark.parametrize("names", [vectors.FILES], ids=["all"])
+def test_models_of_onnx(names, documents, every, tmp_path):
     """ONNX's own reference gives what they expect, and so does ONNX Runtime, where it is there."""
     onnx = pytest.importorskip("onnx")
     reference = pytest.importorskip("onnx.reference")
     vectors.export(tmp_path, format="onnx")
     folders = sorted(path.parent for path in tmp_path.glob("*/model.onnx"))
-    names = " ".join(folder.name for folder in folders)
-    for part in (
-        "window",
-        "softcap",
-        "bias",
-        "tile",
-        "causal-top-left",
-        "past-behind",
-        "mask-seen",
-    ):
-        assert f"-{part}-" in names
-    for part in ("causal-bottom-right", "sinks", "alibi", "lse", "dropout", "past-bottom-right"):
-        assert f"-{part}-" not in names
+    ids = " ".join(folder.name for folder in folders)
+    there = ("window", "softcap", "bias", "tile", "causal-top-left", "past-behind", "mask-seen")
+    none = ("causal-bottom-right", "sinks", "alibi", "lse", "dropout", "past-bottom-right")
+    assert {part for part in (*there, *none) if f"-{part}-" in ids} == set(there)
     assert len(folders) >= 80
-    cases = {case.id: case for case in vectors.load(vectors.write(tmp_path / "json")[0].parent)}
+    cases = {case.id: case for case in every}
     for folder in folders:
         model, case = onnx.load(folder / "model.onnx"), cases[folder.name]
         onnx.checker.check_model(model)
-        data, names = folder / "test_data_set_0", [x.name for x in model.graph.input]
-        feeds = {name: read(data / f"input_{i}.pb") for i, name in enumerate(names)}
+        data, inputs = folder / "test_data_set_0", [x.name for x in model.graph.input]
+        feeds = {name: read(data / f"input_{i}.pb") for i, name in enumerate(inputs)}
         want = read(data / "output_0.pb")
         allowed = case.tolerance[want.dtype.name] * case.size["out"]
         runs = [(reference.ReferenceEvaluator(model).run(None, feeds)[0], allowed)]
-        try:
+        with suppress(ModuleNotFoundError):
             import onnxruntime
-        except ModuleNotFoundError:
-            pass
-        else:
+
             if model.opset_import[0].version <= 24:  # it has no windows
                 session = onnxruntime.InferenceSession(
                     (folder / "model.onnx").read_bytes(), providers=["CPUExecutionProvider"]
@@ -139,8 +148,3 @@ def test_models_of_onnx(tmp_path):
                 runs.append((session.run(None, feeds)[0], single * allowed))
         for got, most in runs:
             assert np.all(np.abs(got - want) <= most), folder.name
-
-
-def test_bad_format(tmp_path):
-    with pytest.raises(ValueError, match="`format` must be one of c, onnx, got 'json'"):
-        vectors.export(tmp_path, format="json")

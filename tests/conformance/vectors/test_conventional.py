@@ -1,0 +1,107 @@
+"""Golden vectors of conventions: each group is met under its own convention, and no other."""
+
+import json
+
+import numpy as np
+import pytest
+
+from refattn.conformance import CONVENTIONS
+from refattn.conformance.conventions import OPTIONS
+from refattn.conformance.vectors import Convention, conventional
+from refattn.conformance.vectors.cases import GRADIENTS
+from tests.conformance.vectors.running import error, forward, of_file
+from tests.conformance.vectors.translating import PACKAGE, under
+
+
+@pytest.fixture(scope="module")
+def conventions(every):
+    return of_file(every, "softmax-conventions")
+
+
+def told(case):
+    return {} if case.convention is None else {case.convention.option: case.convention.value}
+
+
+def groups_of(option, cases):
+    """Cases by the value of the option, of those that have it."""
+    found = {}
+    for case in forward(cases):
+        if case.convention is not None and case.convention.option == option:
+            found.setdefault(case.convention.value, []).append(case)
+    return found
+
+
+def test_gradients_of_a_cap_after_the_bias(conventions):
+    """By central differences: the package has no such cap."""
+    said = {"softcap": "after-bias"}
+    (case,) = (c for c in conventions if "d_out" in c.inputs and told(c) == said)
+    x = {name: value.astype(np.longdouble) for name, value in case.inputs.items()}
+    d_out, h = x.pop("d_out"), np.longdouble(2) ** -16
+    for name in x:
+        way = np.cos(np.arange(x[name].size, dtype=np.longdouble)).reshape(x[name].shape)
+        up, down = (
+            under(said)(**x | {name: x[name] + s * way}, **case.arguments)["out"] for s in (h, -h)
+        )
+        want = np.sum(case.expected[GRADIENTS[name]] * way)
+        size = np.max(case.size[GRADIENTS[name]]) * way.size
+        assert abs(np.sum(d_out * (up - down)) / (2 * h) - want) <= 1e-8 * size, name
+
+
+def test_every_value_of_every_option_has_a_group(conventions):
+    found = {case.convention for case in conventions}
+    wanted = {
+        Convention(option, value)
+        for option in PACKAGE
+        for value in OPTIONS[option].values
+        if value not in conventional.WITHOUT
+    }
+    assert found == wanted
+    assert set(conventional.WITHOUT) == {"none", "refused", "undefined", "finite"}
+    assert {c.value for c in found if c.option == "lse_empty"} == {"-inf", "inf"}
+    # What has no group says nothing of numbers that all kernels could be given.
+    others = {"layout", "hidden", "float_mask", "same_value_size", "head_sizes"}
+    assert set(OPTIONS) - set(PACKAGE) == others
+
+
+@pytest.mark.parametrize("option", PACKAGE)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_other_convention_fails(option, dtype, conventions):
+    """In each group some case has other numbers under each other value."""
+    groups = groups_of(option, conventions)
+    assert len(groups) >= 2
+    for value, cases in groups.items():
+        for other in groups:
+            fails = any(error(case, under({option: other}), dtype) > 1 for case in cases)
+            assert fails == (other != value), (value, other)
+
+
+# --- what the files say ---------------------------------------------------------------------------
+
+
+def test_groups_carry_their_convention_and_libraries(folders):
+    document = json.loads((folders["json"] / "softmax-conventions.json").read_text())
+    top_left = {}
+    for group in document["testGroups"]:
+        said = group["convention"]
+        option, value, libraries = said["option"], said["value"], said["libraries"]
+        cells = {
+            name: row.cells[option]
+            for name, row in CONVENTIONS.items()
+            if option in row.cells and row.cells[option].value == value
+        }
+        assert set(libraries) == set(cells)
+        for name, cell in cells.items():
+            assert f"{name}, {CONVENTIONS[name].version}: {cell.source}" in group["source"]
+        if value == "top-left":
+            top_left[option] = libraries
+    names = "jax-dpa keras onnx-23 onnx-24 onnx-25 onnxruntime torch-sdpa xformers"
+    assert top_left == {"causal": names.split(), "past": []}
+
+
+def test_every_group_has_a_source(folders):
+    for path in folders["json"].glob("*.json"):
+        for group in json.loads(path.read_text()).get("testGroups", ()):
+            assert group["source"]
+            assert ("convention" in group) == (path.stem == "softmax-conventions")
+            chained = "the chain rule" in " ".join(group["source"])
+            assert group["type"].endswith("-gradients") == chained
