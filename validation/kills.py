@@ -1,8 +1,8 @@
 """Which check rejects which defect: the kill matrix of the conformance checks.
 
 Run as ``python validation/kills.py``. Every catalogued defect is checked at the quick level with
-alpha 1e-6 and seed 0; the matrix is printed, and with ``--write`` kept in
-``refattn/conformance/kills.json``, from which reports name the defects that a failure looks like.
+alpha 1e-6 and seed 0; the matrix is printed, and with ``--write`` kept as ``kills.json`` in
+``refattn/conformance/verdict``, from which reports name the defects that a failure looks like.
 With ``--seeds N`` the file is read instead, and each defect checked at seeds 0 to N - 1: by one
 after the other of the checks that reject it there, and by all where none of these does.
 """

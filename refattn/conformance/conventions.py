@@ -26,13 +26,13 @@ class Run(NamedTuple):
     Attributes
     ----------
     test : str
-        The test of tests/test_conventions.py that does.
+        The test of tests/conformance/test_conventions.py that does.
     """
 
     test: str
 
     def __str__(self) -> str:
-        return f"tests/test_conventions.py::{self.test}"
+        return f"tests/conformance/test_conventions.py::{self.test}"
 
 
 class Read(NamedTuple):
@@ -462,7 +462,7 @@ def listing(width: int = 98) -> str:
         lines += [f"  * read in {source}" for source in read]
     rows = CONVENTIONS.values()
     run, read_only = (sum(row.count(kind) for row in rows) for kind in (Run, Read))
-    counts = f"{run} run by tests/test_conventions.py, {read_only} * read, not run"
+    counts = f"{run} run by tests/conformance/test_conventions.py, {read_only} * read, not run"
     lines.append(f"{run + read_only} cells: {counts}")
     return "\n".join(lines)
 

@@ -495,7 +495,9 @@ def test_list_of_specs():
     assert "  top-left: torch-sdpa, jax-dpa, onnx-23, " in result.output
     assert "  bottom-right: flash-attn-2*, flash-attn-3*\n" in result.output
     assert "  * read in Dao-AILab/flash-attention v2.8.3, hopper/mask.h\n" in result.output
-    assert result.output.endswith("135 run by tests/test_conventions.py, 42 * read, not run\n")
+    assert result.output.endswith(
+        "135 run by tests/conformance/test_conventions.py, 42 * read, not run\n"
+    )
 
 
 def test_diagnosis_of_a_spec(here):

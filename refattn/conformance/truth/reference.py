@@ -40,8 +40,8 @@ __all__ = [
 Floats = npt.NDArray[Any]
 
 # In error <= C eps (1 + largest exponent). Evaluations that round every operation and add in turn
-# stay below a tenth of it on sums of a few terms (tests/test_conformance.py); the rest is for long
-# sums, which are not checked in the halves.
+# stay below a tenth of it on sums of a few terms, as a test shows; the rest is for long sums, which
+# are not checked in the halves.
 CONTRACT = {"float64": 4.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 
 _LEAST = {"float16": 2.0**-24}  # numbers that ordinary estimates may be below
