@@ -5,6 +5,7 @@ what `STREAMS` of `running` does with them). Write the exit status of each.
 """
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -36,16 +37,25 @@ def call(command):
     except BaseException:
         traceback.print_exc()
         code = 1
+    end(code)
+
+
+def end(code):
+    """End as the interpreter does, but for what it frees."""
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            code = 120
     os._exit(code)
 
 
 def serve():
     cli.subprocess.call = call
+    gc.freeze()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         words, folder, *streams = json.loads(line)
@@ -61,5 +71,9 @@ def serve():
                     os.close(number)
                     setattr(sys, ["stdout", "stderr"][number - 1], None)
             sys.argv = ["refattn", *words]
-            cli.main()
+            try:
+                cli.main()
+            except SystemExit as ending:
+                end(ending.code or 0)
+            end(1)
         answers.write(f"{status(child)}\n")

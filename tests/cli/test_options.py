@@ -106,12 +106,11 @@ def tables(name, seen):
         yield "S by the law", [[str(i), *row] for i, row in enumerate(rows)]  # not 1, of ra
         if name == "measure":
             last = [(x, x["steps"][-1]) for x in seen["measured"]["estimators"]]
-            rows = [
-                [x["estimator"], str(y["samples"]) if x["reached"] else f"> {y['samples']}"]
-                + [y["error_mean"], y["standard_error"], max(y["error_per_head"]), y["seconds"]]
-                + [x["cost_ratio"]]
-                for x, y in last
-            ]
+            rows = []
+            for x, y in last:
+                samples = str(y["samples"]) if x["reached"] else f"> {y['samples']}"
+                errors = (y["error_mean"], y["standard_error"], max(y["error_per_head"]))
+                rows.append([x["estimator"], samples, *errors, y["seconds"], x["cost_ratio"]])
             yield "Measured", rows
     elif name == "tolerance":
         rows = [[x["profile"], x["atol"], x["proven"]] for x in seen["needs"] if x["head"] is None]
@@ -203,7 +202,7 @@ def test_titles_and_answers(name):
 
 
 def test_the_header_names_types_that_differ():
-    arrays = {x: y for x, y in np.load("right.npz").items()}
+    arrays = dict(np.load("right.npz"))
     mask = np.ones((24, 24), bool)
     for dtype, said in (("float32", ""), ("float16", " float16")):
         np.savez("types.npz", **arrays | {"out": arrays["out"].astype(dtype), "mask": mask})
@@ -218,6 +217,7 @@ def test_the_header_names_types_that_differ():
 # --- layouts and names
 
 
+@pytest.mark.long("measure", "tolerance")
 @pytest.mark.parametrize("command", ["compare", "measure", "tolerance", "verify"])
 def test_layouts(command):
     words = {

@@ -65,6 +65,7 @@ def test_tables_that_are_still_too_wide_are_split():
     assert table.name(4, [0, 4]) == "dddd"
 
 
+@pytest.mark.long("60", "80")
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_verdicts_fit_the_page(width):
     text = run("verify", "wrong.npz", width=width).stdout
