@@ -75,8 +75,8 @@ def process(*words, out="read", err="read", env=None, python=(), pass_fds=()):
         streams = {}
         for name, what in (("stdout", out), ("stderr", err)):
             streams[name] = what if isinstance(what, int) else subprocess.PIPE
-            if what in STREAMS:
-                streams[name] = STREAMS[what]()
+            if isinstance(what, str) and what != "read":
+                streams[name] = STREAMS[what]() if what in STREAMS else os.open(what, os.O_WRONLY)
                 stack.callback(os.close, streams[name])
         command = [*before, sys.executable, *python, "-m", "refattn", *words]
         env = ENV | (env or {})
@@ -91,8 +91,8 @@ class Forks:
         self.files = [str(folder / "stdout"), str(folder / "stderr")]
         command = [sys.executable, "-c", "from tests.cli import forks; forks.serve()"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        root = Path(__file__).parents[2]
-        self.driver = subprocess.Popen(command, **pipes, text=True, bufsize=1, cwd=root, env=ENV)
+        root, env = Path(__file__).parents[2], ENV | {"TERM": "xterm"}
+        self.driver = subprocess.Popen(command, **pipes, text=True, bufsize=1, cwd=root, env=env)
 
     def __call__(self, *words, out="read", err="read"):
         for file in self.files:

@@ -286,7 +286,7 @@ def test_the_running_check_is_named_on_a_terminal_only(forked):
     assert silent.stderr == ""
     ours, theirs = pty.openpty()
     lost = "import sys; sys.stderr.close()\n" + slow
-    seen = ended(process, lost, "--check", "contract", err=theirs, env={"TERM": "xterm"})
+    seen = ended(forked, lost, "--check", "contract", err=os.ttyname(theirs))
     os.close(theirs)
     with open(ours, "rb", closefd=True) as terminal:
         text = terminal.read1(2**16).decode()
@@ -345,9 +345,12 @@ fn.__qualname__ = "f\\x01\\udc80n"
 """
 
 
-def test_strange_characters_are_escaped():
+@pytest.mark.long("process")
+@pytest.mark.parametrize("how", ["fork", "process"])
+def test_strange_characters_are_escaped(forked, how):
     words = ("--json", "out.json", "--junit", "out.xml", "--reproducers")
-    done = ended(process, STRANGE, *words, env={"PYTHONIOENCODING": "utf-8:strict"})
+    own = forked if how == "fork" else partial(process, env={"PYTHONIOENCODING": "utf-8:strict"})
+    done = ended(own, STRANGE, *words)
     name, said = "f\\x01\\udc80n", "bad \\udcff\\x00\\x1b[31m\\x9b\\ufffe name"
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith(f"FAIL: {name} as softmax")
