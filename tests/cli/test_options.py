@@ -1,4 +1,4 @@
-"""What all commands share: formats, tables that fit, times, layouts, names, help and completion."""
+"""What all commands share: formats, layouts, names, help and completion."""
 
 import csv
 import io
@@ -6,481 +6,262 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
+import shutil
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.shell_completion import ShellComplete
 
-import refattn
-from refattn import cli, compare, naive, profile
-from refattn.registry import ESTIMATORS
+from refattn import __version__, cli, compare, profile
+from tests.cli.commands import COLUMNS, LINES, output, returned
+from tests.cli.running import cells, loads, process, report, run, shown
 
-pytest.importorskip("rich")
-pytest.importorskip("safetensors")
-testing = pytest.importorskip("click.testing")
-
-from click.shell_completion import ShellComplete  # noqa: E402
-
-from refattn.cli import options, progress  # noqa: E402
-from refattn.cli.show import page, records  # noqa: E402
+pytestmark = pytest.mark.usefixtures("here")
 
 
-def run(*words, width=80):
-    env = {"COLUMNS": str(width)}
-    return testing.CliRunner().invoke(cli.commands(), list(map(str, words)), env=env)
+# --- formats: JSON is what the function returned, and tables are the JSON
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """A folder with a file of each kind that the examples of the help name."""
-    from safetensors.numpy import save_file
-
-    q, k, v = (x[1, :2, :24] for x in refattn.load_sample())
-    out = naive.softmax_attention(*(x.astype(float) for x in (q, k, v))).astype(np.float32)
-    arrays = {"q": q, "k": k, "v": v, "out": out}
-    save_file(
-        {x: np.ascontiguousarray(y) for x, y in arrays.items()}, tmp_path / "dump.safetensors"
-    )
-    np.savez(tmp_path / "qkv.npz", q=q, k=k, v=v)
-    swapped = {x: np.swapaxes(y, 0, 1) for x, y in arrays.items()}
-    np.savez(tmp_path / "swapped.npz", **swapped)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def pairs(x, key=""):
+    """Every number, and the key or name of the attribute that it has, in something nested."""
+    if isinstance(x, (dict, tuple)) and (isinstance(x, dict) or hasattr(x, "_asdict")):
+        for name, y in (x if isinstance(x, dict) else x._asdict()).items():
+            yield from pairs(y, name)
+    elif isinstance(x, (list, tuple, np.ndarray)):
+        for y in x:
+            yield from pairs(y, key)
+    elif isinstance(x, (bool, int, float, np.number)) and np.isfinite(x):
+        yield key, float(x)
 
 
-COMMANDS = {
-    "compare": (
-        ["compare", "qkv.npz", "--features", "4,40", "--estimators", "rfa,lara", "--draws", "2"],
-        records.COMPARISON,
-    ),
-    "profile": (["profile", "qkv.npz", "--features", "8"], records.PROFILE),
-    "measure": (
-        ["profile", "qkv.npz", "--measure", "--estimators", "ra", "--most", "4"],
-        records.PROFILE,
-    ),
-    "verify": (["verify", "dump.safetensors"], records.VERIFIED),
-    "tolerance": (
-        ["tolerance", "qkv.npz", "--dtype", "float16", "--profile", "flash"],
-        records.TOLERANCES,
-    ),
-    "check": (
-        ["check", "refattn:softmax_attention", "--estimator", "softmax", "--check", "contract"],
-        records.CHECKED,
-    ),
-}
+def numbers(x):
+    return {number for _, number in pairs(x)}
 
 
-def without_times(x):
-    """A report without what differs from run to run."""
-    timed = ("seconds", "ratio", "estimated_seconds", "cost_ratio", "recommended")
-    if isinstance(x, dict):
-        return {key: without_times(y) for key, y in x.items() if key not in timed}
-    return [without_times(y) for y in x] if isinstance(x, list) else x
+def assert_says(seen, name):
+    """JSON has every number that the function of a command returned, by its name where it has."""
+    if name in ("verify", "check"):
+        found = loads(returned(name, {"verify": "judge_all", "check": "check"}[name]).to_json())
+        assert found == {key: seen[key] for key in found}
+    elif name == "compare":
+        found = returned(name, "measure")
+        assert numbers(found) <= numbers(seen)
+        for row, x in zip(found.rows, seen["results"], strict=True):
+            assert (row.estimator, row.samples) == (x["estimator"], x["samples"])
+            assert (row.errors.tolist(), row.seconds) == (x["error_per_draw"], x["seconds"])
+            assert (row.per_head.mean(), row.per_head.max()) == (x["error_mean"], x["error_worst"])
+            assert x["standard_error"] == (row.standard_error if row.samples else 0)
+            assert x["ratio"] == (row.seconds and row.seconds / found.rows[0].seconds)
+            assert x["error_tolerated"] == compare.tolerated().errors.get(row.estimator)
+    elif name == "tolerance":
+        assert numbers(returned(name, "of_problem")) <= numbers(seen)
+    else:
+        found, inside = returned(name, "study"), {*pairs(seen)}
+        assert numbers(found._replace(rows=())) <= numbers(seen) | {float(found.sizes[0])}
+        assert {*pairs([found.table, found.excess, found.by_law, found.holds_from])} <= inside
+        assert seen["count"] == {"q": found.rows[0], "k": found.rows[1]}
+        assert seen["enough"] == {"q": True, "k": True}
+        for head, x in zip(found.heads, seen["heads"], strict=True):
+            assert (x["head"], x["recommended"]) == ([*head], found.recommended(head)._asdict())
+        for x in seen["predictions"]:
+            mean = found.predictions(x["estimator"])[found.sizes.index(x["samples"])]
+            assert x["error_mean"] == (None if math.isnan(mean) else mean)
+        assert (seen["measured"] is None) == (name == "profile")
+        if name == "measure":
+            found, measured = returned(name, "search"), seen["measured"]
+            assert measured["recommended"] == found.ranking[0]._asdict()
+            for candidate, x in zip(found.candidates, measured["estimators"], strict=True):
+                assert (candidate.estimator, candidate.reached) == (x["estimator"], x["reached"])
+                assert candidate.choice.cost_ratio == x["cost_ratio"]
+                for row, y in zip(candidate.steps, x["steps"], strict=True):
+                    assert (row.samples, row.seconds) == (y["samples"], y["seconds"])
+                    assert row.per_head.tolist() == y["error_per_head"]
+                    assert np.mean(row.errors) == y["error_mean"]
+                    assert found.standard_error(row) == y["standard_error"]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_formats(name):
-    words, columns = COMMANDS[name]
-    shown = run(*words, "--format", "json", "--json", "out.json")
-    assert shown.exit_code in (0, 3), shown.output
-    written = Path("out.json").read_text("utf-8")
-    assert shown.stdout == written
-    plain = run(*words, "--json", "other.json", width=60)
-    assert without_times(json.loads(Path("other.json").read_text("utf-8"))) == without_times(
-        json.loads(written)
-    )
-    table = run(*words, "--format", "csv")
-    rows = list(csv.DictReader(io.StringIO(table.stdout)))
-    assert rows
-    assert tuple(rows[0]) == columns
-    assert all(None not in row and None not in row.values() for row in rows)
-    markdown = run(*words, "--format", "markdown").stdout
+def tables(name, seen):
+    """Beginnings of lines, and the rows of the tables below them, from the JSON."""
+    if name == "compare":
+        keys = ("estimator", "samples", "error_mean", "standard_error", "error_worst", "worst_head")
+        rows = [[x[y] for y in (*keys, "seconds", "ratio")] for x in seen["results"]]
+        for row, x in zip(rows, seen["results"], strict=True):
+            row[3] = row[3] or None  # nothing is drawn
+            row[5] = str(x["worst_head"][0])
+            row += [x["error_tolerated"]]
+        yield "estimator", rows
+    elif name in ("profile", "measure"):
+        heads = seen["heads"]
+        for title, part in (("Moments", "moments"), ("Expected", "log_excess")):
+            columns = [[x[part][y] for x in heads] for y in heads[0][part]]
+            worst = [(min if "rank" in x else max) for x in heads[0][part]]
+            rows = [[str(i), *x] for i, x in enumerate(zip(*columns, strict=True))]
+            rows += [["median", *map(np.median, columns)]]
+            yield title, [*rows, ["worst", *(f(x) for f, x in zip(worst, columns, strict=True))]]
+        yield "Predicted", list(predicted(seen["predictions"]))
+        names = ("num_features_by_law", "law_holds_from")
+        rows = [[head[x][law] for law in profile.LAWS for x in names][:-1] for head in heads]
+        yield "S by the law", [[str(i), *row] for i, row in enumerate(rows)]  # not 1, of ra
+        if name == "measure":
+            last = [(x, x["steps"][-1]) for x in seen["measured"]["estimators"]]
+            rows = []
+            for x, y in last:
+                samples = str(y["samples"]) if x["reached"] else f"> {y['samples']}"
+                errors = (y["error_mean"], y["standard_error"], max(y["error_per_head"]))
+                rows.append([x["estimator"], samples, *errors, y["seconds"], x["cost_ratio"]])
+            yield "Measured", rows
+    elif name == "tolerance":
+        rows = [[x["profile"], x["atol"], x["proven"]] for x in seen["needs"] if x["head"] is None]
+        pairs = [x for x in seen["needs"] if x["head"] is None]
+        for row, x in zip(rows, pairs, strict=True):
+            row += [x[pair][y] for pair in ("pair", "proven_pair") for y in ("rtol", "atol")]
+        yield "What a correct kernel needs", rows
+
+
+def predicted(entries):
+    for samples in dict.fromkeys(x["samples"] for x in entries):
+        row = [samples]
+        for x in entries:
+            if x["samples"] == samples:
+                share = math.floor(100 * np.mean(x["share_in_regime_per_head"]))
+                row.append(f"- ({share}%)" if x["error_mean"] is None else x["error_mean"])
+        yield row
+
+
+def assert_cell(cell, value):
+    """A number is rounded to the digits that a cell has."""
+    if isinstance(value, str):
+        assert cell == value
+    else:
+        unit = 10.0 ** Decimal(cell).as_tuple().exponent
+        assert abs(float(cell) - value) <= 0.501 * unit
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_every_format_has_the_numbers_of_the_function(name):
+    text = output(name, "--format", "json", "--json", "out.json")
+    assert text == Path("out.json").read_text("utf-8")
+    seen = loads(text)
+    assert_says(seen, name)
+    shape = {"tolerance": [24, 32], "profile": [2, 24, 3], "measure": [2, 24, 3]}
+    if name != "check":
+        assert (seen["refattn"], seen["numpy"]) == (__version__, np.__version__)
+        assert seen["file"] == LINES[name].split()[1]
+        assert [seen["shapes"][x] for x in "qkv"] == [shape.get(name, [2, 24, 32])] * 3
+    for title, rows in tables(name, seen):
+        printed = cells(output(name), title)
+        for got, row in zip(printed, rows, strict=True):
+            for cell, value in zip(got, [x for x in row if x is not None], strict=True):
+                assert_cell(cell, value)
+    records = list(csv.DictReader(io.StringIO(output(name, "--format", "csv"))))
+    assert tuple(records[0]) == COLUMNS[name]
+    assert all(None not in row and None not in row.values() for row in records)
+    inside, found = numbers(seen), set()
+    for row in records:
+        for key in ("error", "standard_error", "error_worst", "atol", "z", "rms_z", "seconds"):
+            if name not in ("profile", "measure") and row.get(key):
+                found.add(float(row[key]))
+    assert found <= inside
+    markdown = output(name, "--format", "markdown")
     assert "─" not in markdown
     assert re.search(r"^\|( ---:? \|)+$" if name != "verify" else "^```$", markdown, re.M)
-    assert {shown.exit_code, plain.exit_code, table.exit_code} == {shown.exit_code}
 
 
-def test_numbers_of_the_csv_are_those_of_the_json():
-    words = COMMANDS["compare"][0]
-    found = json.loads(run(*words, "--format", "json").stdout)["results"]
-    rows = list(csv.DictReader(io.StringIO(run(*words, "--per-head", "--format", "csv").stdout)))
+def test_rows_of_the_csv_are_those_of_the_json():
+    found = loads(output("compare", "--format", "json"))["results"]
+    text = output("compare", "--per-head", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
     for x, row in zip(found, rows[: len(found)], strict=True):
         assert (row["estimator"], row["head"]) == (x["estimator"], "")
         assert row["samples"] == ("" if x["samples"] is None else str(x["samples"]))
-        for name, key in (("error", "error_mean"), ("standard_error", "standard_error")):
-            assert float(row[name]) == x[key]
+        assert float(row["error"]) == x["error_mean"]
     heads = [(row["estimator"], row["samples"], row["head"]) for row in rows[len(found) :]]
     assert len(heads) == 2 * len(found)
     per_head = [error for x in found for error in x["error_per_head"]]
     assert [float(row["error"]) for row in rows[len(found) :]] == per_head
 
 
-def test_standard_errors_are_over_draws():
-    words = COMMANDS["compare"][0]
-    for x in json.loads(run(*words, "--format", "json").stdout)["results"]:
-        means = np.mean(x["error_per_draw"], -1)
-        expected = np.std(means, ddof=1) / math.sqrt(2) if x["estimator"] in ESTIMATORS else 0.0
-        assert x["standard_error"] == pytest.approx(expected)
-    lines = run(*words, width=100).stdout.splitlines()
-    assert lines[2].split()[:5] == ["estimator", "S", "mean", "error", "±"]
-
-
-# --- width
-
-
-@pytest.mark.parametrize("name", [x for x in COMMANDS if x not in ("verify", "check")])
-def test_tables_fit_the_page(name):
-    narrow, wide = (run(*COMMANDS[name][0], width=width).stdout for width in (80, 300))
-    assert max(map(len, narrow.splitlines())) <= 80
-    assert "left out at this width" not in wide
-    rest = "left out at this width: names (--format csv has all)"
-
-    def words(text):
-        return {x for word in re.findall(r"[^\s\d─]+", text) if len(x := word.strip(",")) > 2}
-
-    assert words(narrow) <= words(wide) | words(rest)  # none is broken
-
-
-def test_the_least_important_columns_are_left_out():
-    table = page.Table("a", "bb", "ccc", "bb", drop=("bb", "ccc"))
-    table.add_row("1", "2", "3", "4")
-    assert table.fitting(17) == ([0, 1, 2, 3], [])  # 1 + 2 + 3 + 2, and three gaps of 3
-    assert table.fitting(16) == ([0, 2], ["bb"])
-    assert table.fitting(1) == ([0], ["bb", "ccc"])
-    pairs = page.Table("a", "bb", "ccc", "d", drop=(("bb", "d", "e"), "ccc"))
-    assert pairs.fitting(8) == ([0, 2], ["bb", "d"])
-    assert table.parts(9) == [[0, 1], [0, 2], [0, 3]]
-    assert [len(line) for line in page._drawn(table, [0, 1, 2, 3]).splitlines()] == [17] * 3
-    narrow, wide = (run("compare", *COMMANDS["compare"][0][1:], width=x).stdout for x in (80, 120))
-    assert "left out at this width: which, worst head (--format csv has all)\n" in narrow
-    assert "worst head" not in narrow.partition("left out")[0]
-    assert "worst head   which" in wide
-
-
-def test_tables_of_heads_are_split():
-    words = [*COMMANDS["compare"][0], "--per-head"]
-    narrow, wide = (run(*words, width=width).stdout for width in (40, 200))
-
-    def cells(output):
-        return {x for line in output.split("\n\n", 1)[1].splitlines() for x in line.split()[1:]}
-
-    assert {"rfa-iid@4", "lara-balance@4"} <= cells(narrow)
-    assert len(re.findall("^head", narrow, re.M)) > len(re.findall("^head", wide, re.M)) == 1
-
-
-def test_what_is_still_too_wide_is_split():
-    table = page.Table("a b", "S", "cccc", "dddd", "", "eeee", drop=("eeee",), keys=2)
-    table.add_row("x", "1", "2", "3", "no", "4")
-    kept, _ = table.fitting(19)
-    assert table.parts(26, kept) == [[0, 1, 2, 3, 4]]
-    assert table.parts(19, kept) == [[0, 1, 2], [0, 1, 3, 4]]  # what has no name is not alone
-    assert table.name(4, [0, 3, 4]) == ""
-    assert table.name(4, [0, 4]) == "dddd"
-
-
-@pytest.mark.parametrize("width", [32, 40, 60])
-@pytest.mark.parametrize("name", ["compare", "profile", "tolerance"])
-def test_tables_fit_narrow_pages(name, width):
-    words = COMMANDS[name][0]
-    shown = run(*words, width=width).stdout.splitlines()
-    long = [line for line in shown if len(line) > width]
-    assert not long
-    if name == "compare" and width < 60:  # rows are told by S too
-        heads = [line.split()[:2] for line in shown if line.startswith("estimator")]
-        assert len(heads) > 1
-        assert all(x == ["estimator", "S"] for x in heads)
-
-
-@pytest.mark.parametrize("width", [40, 60, 80])
-def test_verdicts_fit_the_page(width):
-    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 24, 8)).astype(np.float32)
-    np.savez("wrong.npz", q=q, k=k, v=v, out=1.01 * refattn.softmax_attention(q, k, v))
-    shown = run("verify", "wrong.npz", width=width).stdout
-    assert max(map(len, shown.splitlines())) <= width
-    start = shown[shown.index("FAIL: ") :].splitlines()
-    assert start[1].startswith("  ")  # what goes on is indented
-    for words in (
-        COMMANDS["check"][0],
-        ["check", "refattn.naive:rfa", "--estimator", "softmax", "--check", "contract"],
-        ["check", "--list"],
-        ["check", "--list-specs"],
-    ):
-        lines = run(*words, width=width).stdout.splitlines()
-        whole = run(*words, width=300).stdout
-        assert max(map(len, lines), default=0) <= width or width == 40, words
-        assert {x for line in lines for x in line.split()} <= {*whole.split()}  # none is broken
-
-
-def test_where_lines_are_broken(monkeypatch):
-    terminal = io.StringIO()
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr(sys, "stdout", terminal)
-    assert page.limit() is None
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    assert page.limit() == page.width()
-    monkeypatch.setattr(sys, "stdout", None)
-    assert page.limit() is None
-    monkeypatch.setenv("COLUMNS", "33")
-    assert page.limit() == 33
-    assert page.hanging("  one two three", 9) == "  one two\n      three"
-
-
-def test_a_pipe_has_one_line_for_each_fact():
-    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 24, 8)).astype(np.float32)
-    np.savez("wrong.npz", q=q, k=k, v=v, out=1.01 * refattn.softmax_attention(q, k, v))
-    env = {"COLUMNS": None}
-    shown = testing.CliRunner().invoke(cli.commands(), ["verify", "wrong.npz"], env=env).stdout
-    assert re.search(r"^FAIL: no correct kernel .* \(profiles tried: .*\)$", shown, re.M)
-    assert page.hanging("x" * 50 + " y", None) == "x" * 50 + " y"
-
-
-def test_what_markdown_and_csv_would_take_for_their_own():
-    shown = run("profile", "qkv.npz", "--features", "8", "--format", "markdown").stdout
-    assert "\\|mean q\\|" in shown
-    assert "||" not in shown
-    assert page.to_csv(["a"], [{"a": "x\x1b[31m"}]) == "a\nx\\x1b[31m\n"
+@pytest.mark.parametrize("name", ["compare", "measure"])
+def test_titles_and_answers(name):
+    lines = output(name).splitlines()
+    if name == "compare":
+        assert lines[2].split()[:5] == ["estimator", "S", "mean", "error", "±"]
+        return
+    measured = loads(output(name, "--format", "json"))["measured"]
+    line = f"measured 2 estimators, S = 1, 2, 4, ... up to 4, {measured['draws']} draws, on 2 heads"
+    assert line in lines
+    assert "recommended for relative error 0.1, as measured on 2 of 2 heads:" in lines
+    ratios = {x["estimator"]: x["cost_ratio"] for x in measured["estimators"] if x["reached"]}
+    ratios["exact attention"] = 1.0
+    best = min(ratios, key=lambda x: ratios[x])
+    assert measured["recommended"]["estimator"] == best
+    answer = lines[[x.startswith("recommended") for x in lines].index(True) + 1]
+    assert answer.startswith(best)
 
 
 def test_the_header_names_types_that_differ():
-    q, k, v = (x.astype(np.float32) for x in np.random.default_rng(0).standard_normal((3, 24, 8)))
-    mask = np.tril(np.ones((24, 24), bool))
-    out = refattn.softmax_attention(q, k, v, mask=mask)
-    for other, said in ((out, "out (24, 8)"), (out.astype(np.float16), "out (24, 8) float16")):
-        np.savez("types.npz", q=q, k=k, v=v, out=other, mask=mask)
-        first = run("verify", "types.npz", width=200).stdout.splitlines()[0]
+    arrays = dict(np.load("right.npz"))
+    mask = np.ones((24, 24), bool)
+    for dtype, said in (("float32", ""), ("float16", " float16")):
+        np.savez("types.npz", **arrays | {"out": arrays["out"].astype(dtype), "mask": mask})
+        first = run("verify", "types.npz").stdout.splitlines()[0]
+        shape = "(2, 24, 32)"
         assert first == (
-            f"types.npz: q (24, 8), k (24, 8), v (24, 8), {said}, mask (24, 24) bool, float32"
+            f"types.npz: q {shape}, k {shape}, v {shape}, out {shape}{said}, mask (24, 24) bool, "
+            "float32"
         )
 
 
-def test_more_heads_than_tokens_are_warned_of(capsys):
-    for heads, warned in ((8, False), (9, True)):
-        options.many_heads(heads, 8, "bhnd")
-        assert ("--layout bnhd" in capsys.readouterr().err) is warned
+# --- layouts and names
 
 
-# --- notices, times, some of the queries
-
-
-def test_numbers_that_overflow_are_not_warned_of():
-    found = profile.study(*np.random.default_rng(0).standard_normal((3, 24, 8)), sizes=[4])
-    for error, spread in ((math.inf, 0.0), (1e300, 1.0)):  # warnings are errors here
-        far = found._replace(error={"rfa": np.array([error])}, spread={"rfa": np.array(spread)})
-        assert not math.isfinite(far.standard_errors("rfa")[0])
-
-
-def test_empty_arrays_are_named():
-    x = np.random.default_rng(0).standard_normal((2, 24, 8)).astype(np.float32)
-    for name, arrays in {
-        "q": {"q": x[:, :0], "k": x, "v": x},
-        "k": {"q": x, "k": x[:, :0], "v": x[:, :0]},
-    }.items():
-        np.savez("empty.npz", **arrays)
-        failed = run("compare", "empty.npz")
-        said = f"Error: `{name}` must have at least one head and one row, got shape (2, 0, 8).\n"
-        assert (failed.exit_code, failed.stderr) == (2, said)
-    np.savez("empty.npz", q=x[:0], k=x[:0], v=x[:0])
-    assert "Error: `q` must have at least one head" in run("compare", "empty.npz").stderr
-
-
-def test_what_is_skipped_is_said_once_and_beside_the_results():
-    words = ["compare", "qkv.npz", "--features", "4,40,50", "--estimators", "lara,lara-own,rfa"]
-    for kind in ("table", "csv", "json", "markdown"):
-        result = run(*words, "--format", kind)
-        said = "skipped: S = 40, 50 of lara-balance, lara-own (at most 24 here)\n"
-        assert result.stderr == said
-        assert "skipped: " not in result.stdout
-    done = run("compare", "qkv.npz", "--features", 4, "--estimators", "coreset,rfa", "--causal")
-    assert done.stderr == "skipped: S = 4 of coreset (does not take `causal`)\n"
-
-
-def test_quadratic_estimators_are_measured_on_some_queries(monkeypatch):
-    words = ["compare", "qkv.npz", "--features", 512, "--estimators", "rfa,ra", "--format", "json"]
-    monkeypatch.setattr(compare, "QUADRATIC_PAIRS", 2 * 6 * 24)
-    monkeypatch.setattr(compare, "QUADRATIC_QUERIES", 4)
-    for more in ([], ["--causal"]):
-        result = run(*words, *more)
-        assert result.stderr == (
-            "ra: on 6 evenly spaced queries of each head, seconds in proportion "
-            "(--all-queries takes all)\n"
-        )
-        few = {x["estimator"]: x for x in json.loads(result.stdout)["results"]}
-        result = run(*words, *more, "--all-queries")
-        assert result.stderr == ""
-        every = {x["estimator"]: x for x in json.loads(result.stdout)["results"]}
-        assert few["rfa-iid"]["error_per_head"] == every["rfa-iid"]["error_per_head"]
-        assert [(x["ra"]["queries"], x["rfa-iid"]["queries"]) for x in (few, every)] == [
-            (6, None),
-            (None, None),
-        ]
-        assert few["ra"]["error_mean"] == pytest.approx(every["ra"]["error_mean"], rel=0.5)
-
-
-def test_few_queries_see_what_they_saw():
-    """Causal attention on some of the queries is that of those of all."""
-    q, k, v = (x[1, :2, :24].astype(float) for x in refattn.load_sample())
-    posed = compare.pose(q, k, v, causal=True)
-    few = compare.on_some(posed, 5)
-    np.testing.assert_array_equal(few.taken, [0, 6, 12, 17, 23])
-    record = ESTIMATORS["is"]
-    found = compare._evaluate(few, record, 8, 0)
-    np.testing.assert_allclose(found, compare._evaluate(posed, record, 8, 0)[:, few.taken])
-
-
-def test_times_are_foreseen():
-    q, k, v = (x[1, :2, :100] for x in refattn.load_sample())
-    told = []
-    found = compare.measure(q, k, v, estimators=["rfa", "ra"], sizes=[8, 64], announce=told.append)
-    spent = sum(4 * (row.seconds or 0.0) for row in found.rows)
-    assert len(told) == 1
-    assert 0.05 < told[0] / spent < 20
-    planned = profile.plan(q, k, v, estimators=["rfa"], most=4)
-    assert 0 < planned.seconds < 60
-    whole = [np.tile(x, (30, 3, 1)) for x in (q, k, v)]
-    assert profile.foreseen(*whole) > profile.foreseen(q, k, v) == 0.0
-
-
-def test_what_takes_long_is_announced(capsys):
-    assert progress.LONG == 10  # seconds, as the guide says
-    with progress.Work("Working") as work:
-        work.estimated(9.9)
-        work.estimated(100.0)
-    assert capsys.readouterr() == ("", "")
-    with progress.Work("Working") as work:
-        work.estimated(7000.0, " or more")
-        work.estimated(8000.0)
-    assert capsys.readouterr() == ("", "estimated time: about 1.2e+02 min or more\n")
-
-
-def test_the_rest_is_estimated_from_what_is_done(capsys, monkeypatch):
-    clock = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
-    with progress.Work("Working") as work:
-        assert list(work.track(range(5))) == list(range(5))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "estimated time: about 100 s"
-    assert re.fullmatch(r"Working: \d of 5 after \S+ \S+", lines[1])
-
-
-@pytest.mark.parametrize("name", ["compare", "verify", "tolerance", "measure"])
-def test_commands_announce_their_time(name, monkeypatch):
-    monkeypatch.setattr(progress, "LONG", -1.0)
-    result = run(*COMMANDS[name][0])
-    assert result.stderr.startswith("estimated time: about "), result.stderr
-
-
-def test_vectors_announce_their_time(monkeypatch):
-    pytest.importorskip("mpmath")
-    from refattn.conformance.vectors import recipes, solving
-
-    monkeypatch.setattr(progress, "LONG", -1.0)
-    monkeypatch.setattr(progress, "_SOON", -1.0)
-    seen = []
-    monkeypatch.setattr(solving, "_once", lambda recipe: seen.append(recipe.id))
-    monkeypatch.setattr(solving, "documents", dict)
-    with progress.Work("Solving") as work:
-        solving.prepare(work.track)
-    assert seen == [recipe.id for recipe in recipes.all_recipes()]
-    assert work.announced
-
-
-def test_checks_say_how_long_they_may_take(monkeypatch, capfd):
-    monkeypatch.setattr(progress, "_SOON", -1.0)
-    assert run(*COMMANDS["check"][0]).exit_code == 0
-    assert "estimated time: at most 2 min (--time-limit sets it)\n" in capfd.readouterr().err
-
-
-# --- layouts, names
-
-
+@pytest.mark.long("measure", "tolerance")
 @pytest.mark.parametrize("command", ["compare", "measure", "tolerance", "verify"])
 def test_layouts(command):
-    words = COMMANDS[command][0]
-    file = next(x for x in words if x.startswith(("qkv", "dump")))
-    swapped = ["swapped.npz" if x == file else x for x in words]
-    plain, found, wrong = (
-        run(*x, "--format", "json") for x in (words, [*swapped, "--layout", "bnhd"], swapped)
-    )
+    words = {
+        "compare": ["compare", "qkv.npz", "--features", "4", "--estimators", "ra", "--draws", "1"],
+        "measure": ["profile", "qkv.npz", "--measure", "--estimators", "ra", "--most", "2"],
+        "tolerance": ["tolerance", "qkv.npz", "--dtype", "bfloat16", "--profile", "flash"],
+        "verify": ["verify", "right.npz"],
+    }[command]
+    swapped = [words[0], "swapped.npz", *words[2:]]
+    plain, found = (run(*x, "--format", "json") for x in (words, [*swapped, "--layout", "bnhd"]))
     assert plain.exit_code == found.exit_code
     expected, got = (json.loads(x.stdout) for x in (plain, found))
-    for name in ("results", "heads", "needs", "z"):
+    numbers = lambda x: x["error_per_head"] if command == "compare" else x  # noqa: E731
+    for name in ("results", "needs", "z"):
         if name in expected:
-            assert without_times(got[name]) == without_times(expected[name])
+            pair = [x[name] if name == "z" else [*map(numbers, x[name])] for x in (got, expected)]
+            assert pair[0] == pair[1]
+    if command == "measure":
+        assert got["heads"] == expected["heads"]
     assert got["shapes"]["q"] == expected["shapes"]["q"]
     assert "warning" not in plain.stderr + found.stderr
-    assert (
-        "warning: 24 heads of 2 tokens in layout bhnd; if it is the other way round, say --layout "
-        "bnhd\n"
-    ) in wrong.stderr
-
-
-def test_layouts_need_an_axis_of_heads():
-    np.savez("flat.npz", **dict.fromkeys("qkv", np.ones((4, 2))))
-    result = run("compare", "flat.npz", "--layout", "bnhd")
-    assert result.exit_code == 2
-    assert "`q` must have axes (..., n, h, d) in bnhd, got shape (4, 2)." in result.stderr
-    assert run("compare", "flat.npz", "--layout", "nbhd").exit_code == 2
+    if command in ("compare", "verify"):
+        assert (
+            "warning: 24 heads of 2 tokens in layout bhnd; if it is the other way round, say "
+            "--layout bnhd\n"
+        ) in run(*swapped).stderr
 
 
 @pytest.mark.parametrize("name", ["performer", "favor"])
 def test_performer_is_a_name_of_random_features(name):
-    assert ESTIMATORS[name] is ESTIMATORS["rfa"]
-    words = ["compare", "qkv.npz", "--features", 4, "--format", "json", "--estimators"]
-    found, expected = (json.loads(run(*words, x).stdout)["results"] for x in (name, "rfa"))
-    assert without_times(found) == without_times(expected)
+    words = ["compare", "qkv.npz", "--features", 4, "--draws", 1, "--estimators"]
+    found, expected = (report(*words, x)["results"][2] for x in (name, "rfa"))
+    assert found["estimator"] == expected["estimator"] == "rfa-iid"
+    assert found["error_per_draw"] == expected["error_per_draw"]
     target = ["check", "refattn:random_feature_attention", "--check", "contract", "--estimator"]
-    assert run(*target, name).exit_code == 0
-    failed = run("verify", "dump.safetensors", "--estimator", name)
-    assert "`omega` must be in FILE" in failed.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (["compare", "--estimators", "perfomer"], "performer"),
-        (["profile", "--estimators", "lara-balanse"], "lara-balance"),
-        (["check", "refattn:attend", "--estimator", "sofmax"], "softmax"),
-        (["check", "refattn:attend", "--estimator", "rfa", "--spec", "torch-spda"], "torch-sdpa"),
-        (["verify", "dump.safetensors", "--estimator", "lineer"], "linear"),
-        (["tolerance", "--profile", "flsh"], "flash"),
-    ],
-)
-def test_names_that_are_close_are_suggested(words, name):
-    result = run(*words)
-    assert result.exit_code == 2
-    assert re.search(rf"Did you mean .*{name}.*\?$", result.stderr.strip())
-    unlike = run(*words[:-1], "zzz")
-    assert unlike.exit_code == 2
-    assert "Did you mean" not in unlike.stderr
-    with pytest.raises(ValueError, match=r"got 'perfomer'\. Did you mean performer\?$"):
-        compare.record_of("perfomer")
+    shown(*target, name)
 
 
 # --- help, completion, `python -m`
 
 
 def completed(words, start):
-    group = cli.commands()
-    found = ShellComplete(group, {}, "refattn", "_REFATTN_COMPLETE").get_completions(words, start)
-    return [x.value for x in found]
-
-
-def test_all_may_be_among_names():
-    words = ["compare", "qkv.npz", "--features", "4", "--draws", "1", "--format", "csv"]
-    found = [run(*words, "--estimators", x).stdout for x in ("all,performer", "performer,all")]
-    names = [list(dict.fromkeys(x.split(",")[0] for x in y.splitlines()[3:])) for y in found]
-    assert sorted(names[0]) == sorted(names[1])
-    assert set(names[0]) <= set(compare.names())
-    assert "ra" in names[0]
-
-
-def test_no_name_is_offered_twice():
-    said = run("verify", "dump.safetensors", "--estimator", "softmx").stderr
-    assert said.endswith("Did you mean softmax?\n")
-    found = completed(["verify", "--estimator"], "")
-    assert sorted(set(found)) == sorted(found)
+    complete = ShellComplete(cli.commands(), {}, "refattn", "_REFATTN_COMPLETE")
+    return [x.value for x in complete.get_completions(words, start)]
 
 
 def test_completion():
@@ -493,46 +274,43 @@ def test_completion():
     assert completed(["check", "x:y", "--capability"], "caus") == ["causal"]
     assert "flash-fast" in completed(["verify", "--profile"], "flash")
     assert completed(["verify", "--layout"], "b") == ["bhnd", "bnhd"]
+    found = completed(["verify", "--estimator"], "")
+    assert sorted(set(found)) == sorted(found)
     assert "_REFATTN_COMPLETE=bash_source refattn" in run("--help").stdout
 
 
-def process(*words, **env):
-    return subprocess.run(
-        [sys.executable, "-m", "refattn", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
-    )
-
-
-def test_the_module_is_the_command_line():
-    shown = process("compare", "--help")
-    assert shown.stdout.startswith("Usage: refattn compare [OPTIONS] [FILE]\n")
-    assert (
-        process(_REFATTN_COMPLETE="bash_source").stdout.lstrip().startswith("_refattn_completion")
-    )
-    found = process(_REFATTN_COMPLETE="bash_complete", COMP_WORDS="refattn ver", COMP_CWORD="1")
-    assert found.stdout == "plain,verify\n"
+@pytest.mark.long("source", "complete")
+@pytest.mark.parametrize("what", ["help", "source", "complete"])
+def test_the_module_is_the_command_line(what):
+    if what == "help":
+        done = process("compare", "--help")
+        assert done.stdout.startswith("Usage: refattn compare [OPTIONS] [FILE]\n")
+    elif what == "source":
+        done = process(env={"_REFATTN_COMPLETE": "bash_source"})
+        assert done.stdout.lstrip().startswith("_refattn_completion")
+    else:
+        words = {"COMP_WORDS": "refattn ver", "COMP_CWORD": "1"}
+        done = process(env={"_REFATTN_COMPLETE": "bash_complete"} | words)
+        assert done.stdout == "plain,verify\n"
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_a_pipe_has_no_colour(width):
-    shown = process(*COMMANDS["verify"][0], COLUMNS=str(width))
-    assert "\x1b" not in shown.stdout + shown.stderr
+def test_a_pipe_has_no_colour(forked, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = forked(*LINES["verify"].split())
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 @pytest.mark.skipif(os.name != "posix", reason="terminals as of POSIX")
+@pytest.mark.long("True")
 @pytest.mark.parametrize("plain", [False, True])
 def test_colour_on_a_terminal(plain):
     import pty
 
     ours, theirs = pty.openpty()
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
-    env = env | ({"NO_COLOR": "1"} if plain else {})
-    command = [sys.executable, "-m", "refattn", *COMMANDS["verify"][0]]
+    env = {"TERM": "xterm-256color", **({"NO_COLOR": "1"} if plain else {})}
     with open(ours, "rb", closefd=True) as terminal:
-        done = subprocess.run(command, env=env, stdout=theirs, stderr=subprocess.PIPE, timeout=60)
+        done = process(*LINES["verify"].split(), out=theirs, env=env)
         os.close(theirs)
         text = terminal.read1(2**16).decode()
     assert done.returncode in (0, 3)
@@ -540,28 +318,23 @@ def test_colour_on_a_terminal(plain):
     assert ("\x1b[3" in text) is not plain
 
 
+SLOW = ("vectors", "check refattn:random", "check refattn:softmax", "tolerance", "profile")
+
+
 def examples():
     for name, command in cli.commands().commands.items():
         lines = re.findall(r"^  refattn (.*)$", command.epilog or "", re.M)
         assert len(lines) in (2, 3), name
-        if name != "moments":
-            yield from (pytest.param(line, marks=_marks(line)) for line in lines)
+        for line in lines if name != "moments" else ():
+            slow = line == "compare" or "--layout" in line or line.startswith(SLOW)
+            yield pytest.param(line, marks=[pytest.mark.long] * slow)
 
 
-def _marks(line):
-    slow = ("vectors", "check refattn:random", "check refattn:softmax", "tolerance --dtype")
-    slow = (*slow, "profile qkv.npz --measure")
-    return [pytest.mark.long] if line.startswith(slow) or line == "compare" else []
-
-
-@pytest.mark.parametrize("line", list(examples()))
+@pytest.mark.parametrize("line", [*examples()])
 def test_examples_of_the_help(line):
     if "bnhd" in line:  # the same files, with their axes in the other order
-        arrays = dict(np.load("swapped.npz"))
-        np.savez("qkv.npz", **{x: arrays[x] for x in "qkv"})
-        from safetensors.numpy import save_file
-
-        save_file({x: np.ascontiguousarray(y) for x, y in arrays.items()}, "dump.safetensors")
+        shutil.copy("swapped.npz", "qkv.npz")
+        line = line.replace("dump.safetensors", "swapped.npz")
     if line.endswith("--check"):
         run("vectors", "golden", "--format", "npz")
     result = run(*line.split())

@@ -177,6 +177,11 @@ def test_errors_beyond_the_axis_are_said(drawn):
     assert (first, last) == ("≤2e-07", "≥4.8")
 
 
+def test_errors_that_are_all_zero(drawn):
+    figure = drawn(plots.plot_comparison, [x._replace(errors=0 * x.errors) for x in rows(["ra"])])
+    assert faults(figure) == []
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_references_that_are_not_finite_are_said(drawn, lost):
     table = rows(["ra", "rfa-iid"])
@@ -213,6 +218,7 @@ def test_no_estimator_is_told_by_its_name(drawn):
     assert [len(curves(axes)) for axes in figure.axes] == [8, 8, 1]
 
 
+@pytest.mark.long(".pdf", ".svg")
 @pytest.mark.parametrize("suffix", style.FORMATS)
 def test_formats(tmp_path, suffix):
     first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix.upper()}"
@@ -223,16 +229,18 @@ def test_formats(tmp_path, suffix):
     assert first.read_bytes() == second.read_bytes()  # no dates, no random ids
 
 
-def test_profile(drawn):
+@pytest.mark.long("all")
+@pytest.mark.parametrize("heads", ["all", "one"])
+def test_profile(drawn, heads):
     q, k, v = refattn.load_sample()
-    figure = drawn(plots.plot_profile, study(q, k, v))
+    found = study(q, k, v) if heads == "all" else study(q[0, 0], k[0, 0])
+    figure = drawn(plots.plot_profile, found)
     assert faults(figure) == []
-    assert len(figure.axes) == 3
-    figure = drawn(plots.plot_profile, study(q[0, 0], k[0, 0]))
-    assert faults(figure) == []
+    assert heads == "one" or len(figure.axes) == 3
 
 
-@pytest.mark.parametrize("lead", [(), (2, 3)])
+@pytest.mark.long("heads")
+@pytest.mark.parametrize("lead", [pytest.param((), id="one"), pytest.param((2, 3), id="heads")])
 def test_verified(monkeypatch, tmp_path, lead):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((*lead, 70, 8), dtype=np.float32) for _ in range(3))
@@ -260,6 +268,7 @@ def test_times():
     assert all(x.has_yerr for x in figure.axes[0].containers)
 
 
+@pytest.mark.long("2")
 @pytest.mark.parametrize("columns", [1, 2])
 def test_legends_of_claims_are_off_the_data(columns):
     def figure():

@@ -1,0 +1,58 @@
+"""A cheap example of every command that prints results; what it computes is computed once."""
+
+import pkgutil
+from collections import defaultdict
+
+import pytest
+
+from refattn.cli.show import records
+from tests.cli import running
+
+LINES = {
+    "compare": "compare qkv.npz --features 4,40 --estimators rfa,lara --draws 2",
+    "profile": "profile easy.npz --features 8,400",
+    "measure": "profile easy.npz --measure --features 8 --estimators ra,lara --most 4 --target 0.1",
+    "verify": "verify dump.safetensors",
+    "tolerance": "tolerance flat.npz --dtype float16 --profile flash",
+    "check": "check refattn:softmax_attention --estimator softmax --check contract",
+}
+COLUMNS = {
+    "compare": records.COMPARISON,
+    "profile": records.PROFILE,
+    "measure": records.PROFILE,
+    "verify": records.VERIFIED,
+    "tolerance": records.TOLERANCES,
+    "check": records.CHECKED,
+}
+FUNCTIONS = {
+    path: pkgutil.resolve_name(path)
+    for path in (
+        *("refattn.cli.compare.measure", "refattn.cli.compare.study", "refattn.cli.compare.search"),
+        *("refattn.verification.tolerance.of_problem", "refattn.verification.verdict.judge_all"),
+        "refattn.conformance.check",
+    )
+}
+RETURNED = defaultdict(dict)  # for each command, what its functions returned
+
+
+def output(name, *more, width=200):
+    """What a command prints: the numbers are the same each time, seconds too."""
+
+    def once(path):
+        def replay(*args, **options):
+            if path not in RETURNED[name]:
+                RETURNED[name][path] = FUNCTIONS[path](*args, **options)
+            return RETURNED[name][path]
+
+        return replay
+
+    with pytest.MonkeyPatch.context() as patch:
+        for path in FUNCTIONS:
+            patch.setattr(path, once(path))
+        result = running.run(*LINES[name].split(), *more, width=width)
+    assert result.exit_code in (0, 3), result.output
+    return result.stdout
+
+
+def returned(name, function):
+    return next(x for path, x in RETURNED[name].items() if path.endswith(f".{function}"))

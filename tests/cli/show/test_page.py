@@ -1,0 +1,107 @@
+"""Pages of any width: tables fit, the least important columns are left out, no word is broken."""
+
+import io
+import re
+import sys
+
+import pytest
+
+from refattn.cli.show import page
+from tests.cli.commands import LINES, output
+from tests.cli.running import run
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.mark.parametrize("name", ["compare", "profile", "measure", "tolerance"])
+def test_tables_fit_the_page(name):
+    wide = output(name, width=300)
+    assert "left out at this width" not in wide
+    rest = "left out at this width: names (--format csv has all)"
+
+    def words(text):
+        return {x for word in re.findall(r"[^\s\d─]+", text) if len(x := word.strip(",")) > 2}
+
+    for width in (32, 40, 60, 80):
+        narrow = output(name, width=width)
+        assert max(map(len, narrow.splitlines())) <= width
+        assert width < 80 or words(narrow) <= words(wide) | words(rest)  # none is broken
+        if name == "compare" and width < 60:  # rows are told by S too
+            heads = [x.split()[:2] for x in narrow.splitlines() if x.startswith("estimator")]
+            assert len(heads) > 1
+            assert all(x == ["estimator", "S"] for x in heads)
+
+
+def test_the_least_important_columns_are_left_out():
+    table = page.Table("a", "bb", "ccc", "bb", drop=("bb", "ccc"))
+    table.add_row("1", "2", "3", "4")
+    assert table.fitting(17) == ([0, 1, 2, 3], [])  # 1 + 2 + 3 + 2, and three gaps of 3
+    assert table.fitting(16) == ([0, 2], ["bb"])
+    assert table.fitting(1) == ([0], ["bb", "ccc"])
+    pairs = page.Table("a", "bb", "ccc", "d", drop=(("bb", "d", "e"), "ccc"))
+    assert pairs.fitting(8) == ([0, 2], ["bb", "d"])
+    assert table.parts(9) == [[0, 1], [0, 2], [0, 3]]
+    assert [len(line) for line in page._drawn(table, [0, 1, 2, 3]).splitlines()] == [17] * 3
+    narrow, wide = (output("compare", width=x) for x in (80, 120))
+    assert "left out at this width: which, worst head (--format csv has all)\n" in narrow
+    assert "worst head" not in narrow.partition("left out")[0]
+    assert "worst head   which" in wide
+
+
+def test_tables_of_heads_are_split():
+    narrow, wide = (output("compare", "--per-head", width=width) for width in (40, 200))
+    cells = {x for line in narrow.split("\n\n", 1)[1].splitlines() for x in line.split()[1:]}
+    assert {"rfa-iid@4", "lara-balance@4"} <= cells
+    assert len(re.findall("^head", narrow, re.M)) > len(re.findall("^head", wide, re.M)) == 1
+
+
+def test_tables_that_are_still_too_wide_are_split():
+    table = page.Table("a b", "S", "cccc", "dddd", "", "eeee", drop=("eeee",), keys=2)
+    table.add_row("x", "1", "2", "3", "no", "4")
+    kept, _ = table.fitting(19)
+    assert table.parts(26, kept) == [[0, 1, 2, 3, 4]]
+    assert table.parts(19, kept) == [[0, 1, 2], [0, 1, 3, 4]]  # what has no name is not alone
+    assert table.name(4, [0, 3, 4]) == ""
+    assert table.name(4, [0, 4]) == "dddd"
+
+
+@pytest.mark.long("60", "80")
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_verdicts_fit_the_page(width):
+    text = run("verify", "wrong.npz", width=width).stdout
+    assert max(map(len, text.splitlines())) <= width
+    start = text[text.index("FAIL: ") :].splitlines()
+    assert start[1].startswith("  ")  # what goes on is indented
+    naive = "check refattn.naive:rfa --estimator softmax --check contract"
+    for words in (LINES["check"], naive, "check --list", "check --list-specs"):
+        lines = run(*words.split(), width=width).stdout.splitlines()
+        whole = run(*words.split(), width=300).stdout
+        assert max(map(len, lines), default=0) <= width or width == 40, words
+        assert {x for line in lines for x in line.split()} <= {*whole.split()}  # none is broken
+
+
+def test_where_lines_are_broken(monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert page.limit() is None
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    assert page.limit() == page.width()
+    monkeypatch.setattr(sys, "stdout", None)
+    assert page.limit() is None
+    monkeypatch.setenv("COLUMNS", "33")
+    assert page.limit() == 33
+    assert page.hanging("  one two three", 9) == "  one two\n      three"
+
+
+def test_a_pipe_has_one_line_for_each_fact():
+    text = run("verify", "wrong.npz", width=None).stdout
+    assert re.search(r"^FAIL: no correct kernel .* \(profiles tried: .*\)$", text, re.M)
+    assert page.hanging("x" * 50 + " y", None) == "x" * 50 + " y"
+
+
+def test_characters_of_markdown_and_csv_are_escaped():
+    markdown = output("profile", "--format", "markdown")
+    assert "\\|mean q\\|" in markdown
+    assert "||" not in markdown
+    assert page.to_csv(["a"], [{"a": "x\x1b[31m"}]) == "a\nx\\x1b[31m\n"

@@ -1,0 +1,74 @@
+"""Announced times, and warnings beside the results."""
+
+import re
+
+import pytest
+
+from refattn.cli import options, progress
+from tests.cli.running import run
+
+CHECK = ("check", "refattn:softmax_attention", "--estimator", "softmax", "--check", "contract")
+
+
+def test_more_heads_than_tokens_are_warned_of(capsys):
+    for heads, warned in ((8, False), (9, True)):
+        options.many_heads(heads, 8, "bhnd")
+        assert ("--layout bnhd" in capsys.readouterr().err) is warned
+
+
+def test_long_work_is_announced_once(capsys):
+    assert progress.LONG == 10  # seconds, as the guide says
+    with progress.Work("Working") as work:
+        work.estimated(9.9)
+        work.estimated(100.0)
+    assert capsys.readouterr() == ("", "")
+    with progress.Work("Working") as work:
+        work.estimated(7000.0, " or more")
+        work.estimated(8000.0)
+    assert capsys.readouterr() == ("", "estimated time: about 1.2e+02 min or more\n")
+
+
+def test_the_rest_is_estimated_from_what_is_done(capsys, monkeypatch):
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    with progress.Work("Working") as work:
+        assert list(work.track(range(5))) == list(range(5))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "estimated time: about 100 s"
+    assert re.fullmatch(r"Working: \d of 5 after \S+ \S+", lines[1])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "compare flat.npz --features 4 --estimators ra --draws 1",
+        "profile flat.npz --features 4 --measure --estimators ra --most 2",
+        "verify dump.safetensors",
+        "tolerance flat.npz --dtype float16 --profile flash",
+    ],
+)
+def test_commands_announce_their_time(here, monkeypatch, words):
+    monkeypatch.setattr(progress, "LONG", -1.0)
+    result = run(*words.split())
+    assert result.stderr.startswith("estimated time: about "), result.stderr
+
+
+def test_checks_announce_their_time(monkeypatch, capfd):
+    monkeypatch.setattr(progress, "_SOON", -1.0)
+    assert run(*CHECK).exit_code == 0
+    assert "estimated time: at most 2 min (--time-limit sets it)\n" in capfd.readouterr().err
+
+
+def test_vectors_announce_their_time(monkeypatch):
+    pytest.importorskip("mpmath")
+    from refattn.conformance.vectors import recipes, solving
+
+    monkeypatch.setattr(progress, "LONG", -1.0)
+    monkeypatch.setattr(progress, "_SOON", -1.0)
+    seen = []
+    monkeypatch.setattr(solving, "_once", lambda recipe: seen.append(recipe.id))
+    monkeypatch.setattr(solving, "documents", dict)
+    with progress.Work("Solving") as work:
+        solving.prepare(work.track)
+    assert seen == [recipe.id for recipe in recipes.all_recipes()]
+    assert work.announced
