@@ -439,8 +439,8 @@ def _laws(
 
 def _unnormalised(law: theory.Law, exact: _Array) -> theory.Law:
     """Turn the law of one frequency of RFA into that of IS: second moments not about the mean."""
-    weight = 1 / law.ess[..., None]
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        weight = 1 / law.ess[..., None]
         variance = law.variance - 2 * law.bias * exact + (weight - 1) * exact**2
     variance = np.where(np.isnan(variance), math.inf, np.maximum(variance, 0.0))
     return theory.Law(np.zeros_like(variance), variance, law.ess)

@@ -116,8 +116,7 @@ def test_any_target(arrays):
 
 def test_outside_the_regime_there_is_no_prediction():
     qkv = 20 * np.random.default_rng(0).standard_normal((3, 8, 4))
-    with np.errstate(all="ignore"):
-        found = profile.study(*qkv, sizes=[4])
+    found = profile.study(*qkv, sizes=[4])
     assert np.isnan(found.predictions("rfa")[0])
     assert not np.isfinite(found.by_law["rfa"])
     assert found.recommended(()).estimator == profile.EXACT

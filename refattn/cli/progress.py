@@ -21,6 +21,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from .streams import drop
+
 __all__ = ["LONG", "Work", "checking", "notice", "spell"]
 
 LONG = 10.0  # seconds; what takes longer is announced
@@ -30,8 +32,10 @@ _SOON = 1.0  # seconds after which the rest is estimated from what is done
 
 def notice(text: str) -> None:
     """Print a line beside the results, which do not depend on whether anybody reads it."""
-    with suppress(OSError):
+    try:
         click.echo(text, err=True)
+    except OSError:
+        drop()
 
 
 def spell(seconds: float) -> str:
