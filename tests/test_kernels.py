@@ -99,30 +99,6 @@ def test_backends_agree(backend, dtype):
         np.testing.assert_allclose(backend.call(kernels.estimate, x, y, **kwargs), want, rtol=rtol)
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "error", "message"),
-    [
-        (np.ones(3), np.ones(4), ValueError, "`x` and `y` must have last axes of one length"),
-        (np.ones((2, 3)), np.ones((4, 3)), ValueError, "leading axes that broadcast"),
-        (np.ones(3), [1.0], TypeError, "`y` must be an array"),
-        (np.ones(3), np.ones(3, np.float32), TypeError, "`y` must have the dtype of `x`"),
-        (np.float64(3.0), np.ones(3), ValueError, "`x` must have at least 1 axis"),
-        (np.ones(3, int), np.ones(3, int), TypeError, "`x` must have dtype float32 or float64"),
-    ],
-)
-def test_bad_input(x, y, error, message):
-    for function in (kernels.softmax_kernel, kernels.gaussian_kernel):
-        with pytest.raises(error, match=message):
-            function(x, y)
-    with pytest.raises(error, match=message):
-        kernels.estimate(x, y, sampling.draw(2, 3, rng=0).omega)
-
-
-def test_unknown_features():
-    with pytest.raises(ValueError, match=r"`features` must be one of .*, got 'cubic'"):
-        kernels.estimate(np.ones(2), np.ones(2), np.ones((1, 2)), features="cubic")
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_features_of_the_estimate(weighted):
     rng = np.random.default_rng(5)
