@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from refattn import kernels, sampling
+from refattn import kernels
 from tests import reference
 from tests.conftest import Host
 from tests.reference import CONTRACT, mp
@@ -84,6 +84,7 @@ def test_gram_matrix():
     np.testing.assert_allclose(kernels.gaussian_kernel(x[:, None], y), relation, rtol=1e-14)
 
 
+@pytest.mark.long("jax", "dask")
 def test_backends_agree(backend, dtype):
     rng = np.random.default_rng(0)
     x, y = draw(rng, 5, 1, 3, dtype=dtype), draw(rng, 4, 3, dtype=dtype)

@@ -56,9 +56,11 @@ def block_diagonal(sizes, *, causal=False, window=None):
 
 
 def close(got, want):
-    assert got.shape == want.shape
-    assert got.dtype == want.dtype
-    np.testing.assert_allclose(got, want, rtol=0, atol=64 * np.finfo(got.dtype).eps)
+    """One array, or out and lse."""
+    for x, y in zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]:
+        assert x.shape == y.shape
+        assert x.dtype == y.dtype
+        np.testing.assert_allclose(x, y, rtol=0, atol=64 * np.finfo(x.dtype).eps)
 
 
 @st.composite
@@ -89,19 +91,17 @@ def test_packed_sequences_are_one_problem_with_a_block_diagonal_mask(problem):
     got = packed.varlen(refattn.attend, *arrays, **ends(sizes), **options)
     want = dense(sizes, arrays, **options)
     assert isinstance(got, Attended)
-    close(got.out, want.out)
-    close(got.lse, want.lse)
+    close(got, want)
 
 
 def test_long_sequences():
     """Past the ends of blocks of queries and keys."""
-    sizes = [(600, 1500), (0, 3), (1300, 1100)]
+    sizes = [(520, 1100), (0, 3), (600, 530)]
     arrays = tensors(np.random.default_rng(0), sizes, 1, 1)
-    options = {"causal": True, "window": (700, 0)}
+    options = {"causal": True, "window": (550, 0)}
     got = packed.varlen(refattn.attend, *arrays, **ends(sizes), **options)
     want = dense(sizes, arrays, **options)
-    close(got.out, want.out)
-    close(got.lse, want.lse)
+    close(got, want)
 
 
 def paginate(rng, lengths, size, *arrays):
@@ -128,8 +128,8 @@ def test_paged_keys_are_contiguous_keys(problem, size, seed):
     got = packed.paged(refattn.attend, q, *pages, block_table=table, lengths=lengths, **options)
     want = dense([(3, m) for m in lengths], (np.concatenate(q), k, v), **options)
     assert isinstance(got, Attended)
-    close(got.out, want.out.reshape(got.out.shape))
-    close(got.lse, np.stack(np.split(want.lse, len(sizes), axis=1)))
+    lse = np.stack(np.split(want.lse, len(sizes), axis=1))
+    close(got, Attended(want.out.reshape(got.out.shape), lse))
 
 
 def test_sequences_share_pages():
@@ -140,8 +140,7 @@ def test_sequences_share_pages():
     for s, rows in enumerate(([0, 1], [0, 2])):
         own = (heads_first(np.concatenate(x[rows])[: 4 - s]) for x in (k, v))
         want = refattn.attend(heads_first(q[s]), *own)
-        close(got.out[s], heads_first(want.out))
-        close(got.lse[s], want.lse)
+        close((got.out[s], got.lse[s]), (heads_first(want.out), want.lse))
 
 
 OMEGA = np.random.default_rng(1).standard_normal((5, D))
@@ -181,15 +180,8 @@ def test_any_function_is_called_once_for_each_sequence(function, options):
     pages, table = paginate(rng, [5, 2, 4], 3, k, v)
     q = np.stack([q[x : x + 2] for x in at["q_offsets"][:-1]])
     paged = packed.paged(function, q, *pages, block_table=table, lengths=[5, 2, 4], **options)
-    same = packed.varlen(
-        function,
-        np.concatenate(q),
-        k,
-        v,
-        q_offsets=[0, 2, 4, 6],
-        k_offsets=[0, 5, 7, 11],
-        **options,
-    )
+    at = {"q_offsets": [0, 2, 4, 6], "k_offsets": [0, 5, 7, 11]}
+    same = packed.varlen(function, np.concatenate(q), k, v, **at, **options)
     if lse:
         close(paged.lse, np.stack(np.split(same.lse, 3, axis=1)))
         paged, same = paged.out, same.out
@@ -207,6 +199,7 @@ def test_draws():
     assert not np.any(first == second)
 
 
+@pytest.mark.long("jax", "dask")
 def test_every_library(backend, dtype):
     sizes = [(2, 3), (0, 2), (1, 0), (2, 4)]
     rng, lengths = np.random.default_rng(0), [m for _, m in sizes]
@@ -214,8 +207,7 @@ def test_every_library(backend, dtype):
     options = {"causal": True, "sinks": draw(rng, 4, dtype=dtype)}
     want = packed.varlen(refattn.attend, q, k, v, **ends(sizes), **options)
     got = backend.call(packed.varlen, refattn.attend, q, k, v, **ends(sizes), **options)
-    close(got.out, want.out)
-    close(got.lse, want.lse)
+    close(got, want)
     got = backend.call(
         packed.varlen, refattn.softmax_attention, q, k, v, **ends(sizes), scale=1.0, **options
     )
@@ -227,10 +219,10 @@ def test_every_library(backend, dtype):
     want = packed.paged(refattn.attend, q, *pages, **more)
     assert np.all(np.isfinite(want.out))
     got = backend.call(packed.paged, refattn.attend, q, *pages, **more)
-    close(got.out, want.out)
-    close(got.lse, want.lse)
+    close(got, want)
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("convert", [tuple, np.int32, np.uint64, "array"])
 def test_offsets_and_tables_of_any_kind(backend, convert):
     def kind(x):
