@@ -87,6 +87,7 @@ def test_other_numbers_keep_the_digits_of_longdouble():
     assert (np.any(want != near)) == (float(THIRD) != THIRD)
 
 
+@pytest.mark.long("jax", "dask")
 def test_a_longdouble_scale_leaves_other_dtypes_alone(backend, dtype):
     q, k, v = (np.ones(shape, dtype) for shape in ((4, 3), (5, 3), (5, 6)))
     got = backend.call(softmax_attention, q, k, v, scale=THIRD)
