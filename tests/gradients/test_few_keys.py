@@ -6,6 +6,7 @@ import pytest
 
 import refattn
 from refattn.conformance import Adapter, check, checks_of
+from refattn.estimators.key_sampling import draw_keys
 from refattn.gradients import vjp
 
 
@@ -23,51 +24,37 @@ def with_pullback(fn, **fixed):
     return attention
 
 
-def verdict(fn, estimator, *capabilities):
-    adapter = Adapter(fn, estimator, ("vjp", *capabilities))
-    names = [x.name for x in checks_of(adapter) if x.name.startswith("gradients")]
-    return check(adapter, checks=names, rng=0)
-
-
 def drawing(law):
     """A sample of keys, drawn first: a constant of the pullback."""
 
     def attention(q, k, v, *, num_keys, seed, d_out=None, **options):
-        drawn = refattn.estimators.key_sampling.draw_keys(
-            q, k, v, num_keys=num_keys, law=law, rng=seed, **options
-        )
+        drawn = draw_keys(q, k, v, num_keys=num_keys, law=law, rng=seed, **options)
         fn = partial(refattn.sampled_key_attention, **drawn._asdict(), **options)
         return with_pullback(fn)(q, k, v, d_out=d_out)
 
     return attention
 
 
-OWN = {
-    "rfa-local": (
-        refattn.local_random_feature_attention,
-        {"window": (8, 8)},
-        ("mask", "causal", "gqa", "omega", "omega_per_head"),
-    ),
-    "eva": (refattn.eva_attention, {"sampled": False}, ("causal", "gqa")),
-    "eva-published": (
-        refattn.eva_attention,
-        {"sampled": False, "log_size": False},
-        ("causal", "gqa"),
-    ),
-    "eva-sampled": (refattn.eva_attention, {}, ("causal", "gqa")),
-    "second-order": (refattn.second_order_attention, {}, ("causal", "gqa")),
-}
+local = with_pullback(refattn.local_random_feature_attention, window=(8, 8))
+mean = with_pullback(refattn.eva_attention, sampled=False)
+published = with_pullback(refattn.eva_attention, sampled=False, log_size=False)
 
 
-@pytest.mark.long("published")
-@pytest.mark.parametrize("name", OWN)
-def test_conformance_of_near_and_far(name):
-    fn, fixed, capabilities = OWN[name]
-    report = verdict(with_pullback(fn, **fixed), name, *capabilities)
-    assert report.verdict == "PASS", report
-
-
-@pytest.mark.parametrize("law", ["uniform", "softmax"])
-def test_conformance_of_samples(law):
-    report = verdict(drawing(law), f"sampled-{law}", "gqa")
+@pytest.mark.long("local", "eva", "second")
+@pytest.mark.parametrize(
+    ("estimator", "fn", "takes"),
+    [
+        ("rfa-local", local, ("mask", "causal", "gqa", "omega", "omega_per_head")),
+        ("eva", mean, ("causal", "gqa")),
+        ("eva-published", published, ("causal", "gqa")),
+        ("eva-sampled", with_pullback(refattn.eva_attention), ("causal", "gqa")),
+        ("second-order", with_pullback(refattn.second_order_attention), ("causal", "gqa")),
+        ("sampled-uniform", drawing("uniform"), ("gqa",)),
+        ("sampled-softmax", drawing("softmax"), ("gqa",)),
+    ],
+)
+def test_own_pullbacks_pass_the_checks_of_gradients(estimator, fn, takes):
+    adapter = Adapter(fn, estimator, ("vjp", *takes))
+    names = [x.name for x in checks_of(adapter) if x.name.startswith("gradients")]
+    report = check(adapter, checks=names, rng=0)
     assert report.verdict == "PASS", report
