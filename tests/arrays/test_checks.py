@@ -6,23 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from refattn import (
-    Attended,
-    adapt,
-    attend,
-    diagnostics,
-    features,
-    importance_sampled_attention,
-    linear_randomized_attention,
-    merge,
-    random_feature_attention,
-    randomized_attention,
-    sampling,
-    softmax_attention,
-    streaming,
-)
+import refattn
+from refattn import attend, linear_randomized_attention, softmax_attention
 from tests.reference import CONTRACT
 
+RFA = refattn.random_feature_attention
 OMEGA = np.random.default_rng(1).standard_normal((6, 3))
 
 
@@ -32,7 +20,7 @@ def test_most_axes():
 
     x = axes(31)
     assert attend(x, x, x).out.ndim == 31
-    assert randomized_attention(x, x, x, num_samples=2, rng=0).ndim == 31
+    assert refattn.randomized_attention(x, x, x, num_samples=2, rng=0).ndim == 31
     assert attend(axes(30, 4), axes(30, 2), axes(30, 2)).out.ndim == 30
 
 
@@ -40,18 +28,22 @@ THIRD = np.longdouble(1) / 3
 TAKES_A_SCALE = {
     "attend": lambda q, k, v, **s: attend(q, k, v, **s).out,
     "softmax_attention": softmax_attention,
-    "random_feature_attention": partial(random_feature_attention, omega=OMEGA),
-    "trigonometric": partial(random_feature_attention, omega=OMEGA, features="trigonometric"),
-    "importance_sampled_attention": partial(importance_sampled_attention, omega=OMEGA),
-    "randomized_attention": lambda q, k, v, **s: randomized_attention(
+    "random_feature_attention": partial(refattn.random_feature_attention, omega=OMEGA),
+    "trigonometric": partial(
+        refattn.random_feature_attention, omega=OMEGA, features="trigonometric"
+    ),
+    "importance_sampled_attention": partial(refattn.importance_sampled_attention, omega=OMEGA),
+    "randomized_attention": lambda q, k, v, **s: refattn.randomized_attention(
         q, k, v, omega=np.stack([OMEGA] * 4, axis=-3), **s
     ),
     "linear_randomized_attention": partial(linear_randomized_attention, num_proposals=2, rng=0),
-    "log_weights": lambda q, k, v, **s: diagnostics.log_weights(q, k, omega=OMEGA, **s),
-    "draw_target": lambda q, k, v, **s: sampling.draw_target(q, k, num_samples=3, rng=0, **s),
-    "SoftmaxState": lambda q, k, v, **s: streaming.SoftmaxState.init(k, v, **s).read(q),
+    "log_weights": lambda q, k, v, **s: refattn.diagnostics.log_weights(q, k, omega=OMEGA, **s),
+    "draw_target": lambda q, k, v, **s: refattn.sampling.draw_target(
+        q, k, num_samples=3, rng=0, **s
+    ),
+    "SoftmaxState": lambda q, k, v, **s: refattn.streaming.SoftmaxState.init(k, v, **s).read(q),
     "PositiveState": lambda q, k, v, **s: (
-        streaming.PositiveState.init(k, v, omega=OMEGA, **s).update(k, v).read(q)
+        refattn.streaming.PositiveState.init(k, v, omega=OMEGA, **s).update(k, v).read(q)
     ),
 }
 
@@ -71,13 +63,13 @@ def test_a_scale_keeps_the_digits_of_longdouble(name, scale):
 def test_other_numbers_keep_the_digits_of_longdouble():
     rng, eps = np.random.default_rng(0), np.finfo(np.longdouble).eps
     q, k, v = (rng.standard_normal((4, 2)).astype(np.longdouble) for _ in range(3))
-    bias = adapt.centre(q, k, [1.0, 2.0], [0.0, 0.0], scale=THIRD).bias
+    bias = refattn.adapt.centre(q, k, [1.0, 2.0], [0.0, 0.0], scale=THIRD).bias
     np.testing.assert_allclose(bias[0], (k[:, 0] + 2 * k[:, 1]) / 3, rtol=float(16 * eps))
     shift = np.array([1, 2], np.longdouble) / 3
-    centred = adapt.centre(q, k, shift, -shift)
+    centred = refattn.adapt.centre(q, k, shift, -shift)
     np.testing.assert_array_equal(centred.q, q - shift)
     np.testing.assert_array_equal(centred.k, k + shift)
-    constant = features.positive_features(q, OMEGA[:, :2], square_norm=THIRD).log_scale
+    constant = refattn.features.positive_features(q, OMEGA[:, :2], square_norm=THIRD).log_scale
     peak = np.max(q @ OMEGA[:, :2].T, axis=-1)
     np.testing.assert_allclose(constant, peak - THIRD / 2, rtol=0, atol=float(16 * eps))
     options = {"num_proposals": 2, "weighting": "query", "rng": 0}
@@ -96,4 +88,4 @@ def test_a_longdouble_scale_leaves_other_dtypes_alone(backend, dtype):
 
 def test_merge_takes_a_plain_pair():
     a = attend(np.ones((2, 4, 3)), *np.ones((2, 2, 5, 3)))
-    assert isinstance(merge(a, tuple(a)), Attended)
+    assert isinstance(refattn.merge(a, tuple(a)), refattn.Attended)

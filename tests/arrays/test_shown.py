@@ -9,47 +9,36 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import (
-    certified,
-    compare,
-    conformance,
-    features,
-    moments,
-    profile,
-    rounding,
-    sampling,
-    streaming,
-    theory,
-)
 from refattn.arrays.shown import held, short
-from refattn.estimators import key_sampling
-from refattn.verification import tolerance
 
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((3, 2, 128, 8)).astype(np.float32)
-DOUBLE = [x[:, :16].astype(np.float64) for x in (Q, K, V)]
+SINGLE = [x[:, :16] for x in (Q, K, V)]
+DOUBLE = [x.astype(np.float64) for x in SINGLE]
 SMALL = [x[:1, :8] for x in DOUBLE]
 OMEGA = RNG.standard_normal((16, 8))
 
 HELD = {
     "Attended": lambda: refattn.attend(Q, K, V),
-    "Certified": lambda: certified.softmax_attention(*SMALL),
-    "Comparison": lambda: compare.measure(*DOUBLE, estimators=["ra"], sizes=[2], draws=2),
-    "Features": lambda: features.positive_features(Q, OMEGA),
-    "Gaussian": lambda: sampling.Gaussian(np.zeros(8), np.eye(8)),
+    "Certified": lambda: refattn.certified.softmax_attention(*SMALL),
+    "Comparison": lambda: refattn.compare.measure(*DOUBLE, estimators=["ra"], sizes=[2], draws=2),
+    "Features": lambda: refattn.features.positive_features(Q, OMEGA),
+    "Gaussian": lambda: refattn.sampling.Gaussian(np.zeros(8), np.eye(8)),
     "Gradients": lambda: refattn.vjp(refattn.softmax_attention, Q, K, V)[1](V),
-    "KeySample": lambda: key_sampling.draw_keys(Q, K, V, num_keys=20, rng=0),
-    "Law": lambda: theory.attention_law(*DOUBLE, num_features=4),
-    "Moments": lambda: moments.estimate(Q),
-    "Pair": lambda: certified.softmax_attention(*SMALL).out,
-    "Prediction": lambda: rounding.predict(Q, K, V, dtype="float32"),
-    "Profile": lambda: profile.study(*DOUBLE, sizes=[4]),
-    "Report": lambda: conformance.Report("<b>", "rfa", (), {}, "quick", 1e-6, 0, []),
-    "Rounded": lambda: certified.softmax_attention(*SMALL).rounded(),
-    "Samples": lambda: sampling.draw(64, 8, rng=0),
-    "SoftmaxState": lambda: streaming.SoftmaxState.init(K, V),
-    "Summary": lambda: moments.summary(moments.estimate(Q)),
-    "Tolerance": lambda: tolerance.study(Q[:, :16], K[:, :16], V[:, :16], dtype="float16"),
+    "KeySample": lambda: refattn.estimators.key_sampling.draw_keys(Q, K, V, num_keys=20, rng=0),
+    "Law": lambda: refattn.theory.attention_law(*DOUBLE, num_features=4),
+    "Moments": lambda: refattn.moments.estimate(Q),
+    "Pair": lambda: refattn.certified.softmax_attention(*SMALL).out,
+    "Prediction": lambda: refattn.rounding.predict(Q, K, V, dtype="float32"),
+    "Profile": lambda: refattn.profile.study(*DOUBLE, sizes=[4]),
+    "Report": lambda: refattn.conformance.Report("<b>", "rfa", (), {}, "quick", 1e-6, 0, []),
+    "Rounded": lambda: refattn.certified.softmax_attention(*SMALL).rounded(),
+    "Samples": lambda: refattn.sampling.draw(64, 8, rng=0),
+    "SoftmaxState": lambda: refattn.streaming.SoftmaxState.init(K, V),
+    "Summary": lambda: refattn.moments.summary(refattn.moments.estimate(Q)),
+    "Tolerance": lambda: refattn.verification.tolerance.study(
+        Q[:, :16], K[:, :16], V[:, :16], dtype="float16"
+    ),
     "Verdict": lambda: refattn.verify(q=Q, k=K, v=V, out=refattn.softmax_attention(Q, K, V)),
 }
 
