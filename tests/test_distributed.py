@@ -26,6 +26,10 @@ WEIGHT = np.random.default_rng(8).standard_normal(S)
 CHUNK = st.integers(1, 9)
 
 
+def cut_anywhere(draw, x):
+    return da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape))
+
+
 @st.composite
 def arrays(draw):
     """q, k, v with heads of their own, or that share keys, and the same in chunks of any size."""
@@ -37,7 +41,7 @@ def arrays(draw):
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     shapes = ((*lead, n, D), (*own, m, D), (*own, m, D_V))
     host = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
-    return host, [da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape)) for x in host]
+    return host, [cut_anywhere(draw, x) for x in host]
 
 
 SIDE = st.none() | st.integers(0, 12)
@@ -57,32 +61,29 @@ def with_options(draw):
         kept = tuple(n if x else 1 for n, x in zip(most, whole, strict=True))
         return kept[draw(st.integers(0, len(kept))) :]
 
-    def cut(x):
-        return da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape))
-
     def normal(most):
         return np.asarray(rng.standard_normal(shape(most)), dtype=q.dtype)
 
-    of_pairs = {
-        "bias": normal,
-        "mask": lambda most: np.asarray(rng.random(shape(most)) < 0.6),
-        "dropout": lambda most: (
-            np.asarray(rng.random(shape(most)) < 0.8, q.dtype) / q.dtype.type(0.8)
-        ),
-    }
-    names = draw(st.sets(st.sampled_from([*of_pairs, "sinks", "alibi"])))
+    def some(most):
+        return np.asarray(rng.random(shape(most)) < 0.7)
+
     plain = {
         "causal": draw(st.booleans()),
         "window": draw(st.none() | st.tuples(SIDE, SIDE)),
         "softcap": draw(st.none() | st.just(0.8)),
     }
     chunked = dict(plain)
-    for name in sorted(names - {"alibi"}):
-        plain[name] = of_pairs[name](scores) if name in of_pairs else normal(lead)
-        chunked[name] = cut(plain[name])
-    if "alibi" in names:
+    for name, array in {
+        "bias": normal(scores),
+        "mask": some(scores),
+        "dropout": some(scores) / q.dtype.type(0.7),
+        "sinks": normal(lead),
+    }.items():
+        if draw(st.booleans()):
+            plain[name], chunked[name] = array, cut_anywhere(draw, array)
+    if draw(st.booleans()):
         slopes = abs(normal(lead))
-        plain["bias"], chunked["bias"] = alibi(slopes), alibi(cut(slopes))
+        plain["bias"], chunked["bias"] = alibi(slopes), alibi(cut_anywhere(draw, slopes))
     return both, plain, chunked
 
 
@@ -110,23 +111,6 @@ def test_attention_with_any_options_is_that_of_one_machine(examples):
         agree((*got, out), (*want, refattn.softmax_attention(q, k, v, scale=0.7, **plain)))
 
     check()
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 6, 12])
-@pytest.mark.parametrize("name", ["bias", "mask", "dropout", "sinks", "alibi"])
-def test_options_of_heads_that_share_keys(name, chunk):
-    """Each query head has its own, however the heads are cut."""
-    rng = np.random.default_rng(0)
-    q, k = rng.standard_normal((12, 5, D)), rng.standard_normal((3, 5, D))
-    scores, slopes = rng.standard_normal((12, 5, 5)), rng.random(12)
-    cut = [da.from_array(x, chunks=(chunk, 2, D)) for x in (q, k, k)]
-    of_heads = {
-        "bias": scores, "mask": scores > 0, "dropout": abs(scores), "sinks": slopes,
-    }  # fmt: skip
-    plain = of_heads.get(name, alibi(slopes))
-    chunked = da.from_array(plain, chunks=5) if name in of_heads else alibi(da.asarray(slopes))
-    name = "bias" if name == "alibi" else name
-    agree(distributed.attend(*cut, **{name: chunked}), refattn.attend(q, k, k, **{name: plain}))
 
 
 @given(
@@ -311,6 +295,10 @@ def shipped(x):
     buffers = []
     head = pickle.dumps(x, protocol=5, buffer_callback=buffers.append)
     return pickle.loads(head, buffers=[memoryview(b"\0" + b.raw().tobytes())[1:] for b in buffers])
+
+
+def moving(task, *args, **options):
+    return task(*shipped(args), **shipped(options))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -95,44 +95,31 @@ def test_slopes_of_many_tokens(name, causal, n, m):
     agrees(case.fn, case.formula, arrays, own | options, rng)
 
 
+GAUGE = np.eye(D) + 0.2 * np.random.default_rng(0).standard_normal((4, D, D))
+GAUGED = {"proposal": sampling.Gaussian(np.zeros(D), gauge=GAUGE), "rng": 0}
+BESIDE = {"window": (2, 1), "num_features": 5, "rng": 1}
+
+
 @pytest.mark.parametrize(
-    ("fn", "options"),
+    ("fn", "arrays", "options"),
     [
-        (RFA, {"num_features": S}),
-        (LARA, {"num_proposals": C}),
-        (LOCAL, {"num_features": 5, "window": (2, 1)}),
+        (RFA, "positive", {"square_norms": (1.0, 1.0)}),
+        (RFA, "positive", {"square_norms": (1.0, 1.0), "features": "trigonometric"}),
+        (RFA, "softmax", {"num_features": S, **GAUGED}),
+        (LARA, "softmax", {"num_proposals": C, **GAUGED}),
+        (LOCAL, "softmax", {**BESIDE, **GAUGED}),
+        (LOCAL, "softmax", BESIDE),
+        (EVA, "softmax", {"window": W, "rng": 1}),
+        (EVA, "softmax", {"window": W, "rng": 1, "causal": True, "scale": 0.3}),
     ],
 )
-def test_slopes_in_a_gauge(fn, options):
-    rng = np.random.default_rng(0)
-    gauge = np.eye(D) + 0.2 * rng.standard_normal((4, D, D))
-    options = {**options, "proposal": sampling.Gaussian(np.zeros(D), gauge=gauge), "rng": 0}
-    arrays, _ = problem(CASES["softmax"], rng, heads=(4, 4))
-    if fn is not LOCAL:
+def test_slopes_of_what_has_no_formula_of_its_own(fn, arrays, options):
+    """Without norms, in gauges of heads, and with frequencies that are drawn at means of chunks."""
+    rng, gauged = np.random.default_rng(0), "proposal" in options
+    arrays, _ = problem(CASES[arrays], rng, heads=(4, 4 if gauged else 2))
+    if gauged and fn is not LOCAL:
         arrays["q"] = arrays["q"][0]  # of which heads with gauges of their own make four
-    agrees(fn, fn, arrays, options, rng)
-
-
-@pytest.mark.parametrize("feature", ["positive", "trigonometric"])
-def test_slopes_without_norms(feature):
-    rng = np.random.default_rng(0)
-    arrays, _ = problem(CASES["positive"], rng)
-    agrees(RFA, RFA, arrays, {"features": feature, "square_norms": (1.0, 1.0)}, rng)
-
-
-@pytest.mark.parametrize(
-    ("fn", "options"),
-    [
-        (EVA, {"window": W}),
-        (EVA, {"window": W, "causal": True, "scale": 0.3}),
-        (LOCAL, {"window": (2, 1), "num_features": 5}),
-    ],
-)
-def test_drawn_frequencies_of_summaries_move_with_the_means(fn, options):
-    """Those of local random features do not."""
-    rng = np.random.default_rng(2)
-    arrays, _ = problem(CASES["eva"], rng)
-    agrees(fn, fn, arrays, {**options, "rng": 1}, rng, each=True)
+    agrees(fn, fn, arrays, options, rng, each=True)
 
 
 # --- laws -----------------------------------------------------------------------------------------
@@ -459,23 +446,5 @@ def test_jax_differentiates(name, causal):
         return jax.numpy.sum(case.fn(**given, **options) * d_out)
 
     got = jax.jit(jax.vmap(jax.grad(loss)))(arrays, d_out)
-    for x, y in got.items():
-        np.testing.assert_allclose(y, want[x], rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.long(*(x for x in FEW if x != "sample"))
-@pytest.mark.parametrize("name", FEW)
-def test_jax_differentiates_the_formula(name):
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
-    case, rng = CASES[name], np.random.default_rng(0)
-    arrays, options = problem(case, rng, heads=None)
-    d_out = rng.standard_normal((N, D_V))
-    want = pulled(case.fn, arrays, d_out, **options)
-
-    def loss(given):
-        return jax.numpy.sum(case.formula(**given, **of_formula(options)) * d_out)
-
-    got = jax.jit(jax.grad(loss))({x: jax.numpy.asarray(y) for x, y in arrays.items()})
     for x, y in got.items():
         np.testing.assert_allclose(y, want[x], rtol=1e-8, atol=1e-10)
