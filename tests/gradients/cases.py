@@ -1,8 +1,7 @@
 """Attention functions with pullbacks, their formulas, and problems for both."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,18 +25,18 @@ WAVES = np.random.default_rng(9).standard_normal((5, D))
 class Case(NamedTuple):
     """A function, its formula, and what it takes beside q, k and v.
 
-    `shapes` gives the shapes of more arrays that are differentiated, for m keys, and `draw` options
-    that depend on the problem.
+    `shapes` are those of more arrays that are differentiated, of m keys if it is a function, and
+    `draw` gives options that depend on the problem.
     """
 
     fn: Callable[..., Any]
     formula: Callable[..., Any]
-    shapes: Callable[[int], dict] = lambda m: {}
-    options: Mapping = MappingProxyType({})
-    draw: Callable[..., dict] = lambda rng, n, m, lead: {}
-    causal: bool = True
-    each: bool = True  # whether queries may see different keys
-    positive: bool = False  # whether queries and keys have to be
+    shapes: Any
+    options: dict
+    draw: Callable[..., dict]
+    causal: bool
+    each: bool  # whether queries may see different keys
+    positive: bool  # whether queries and keys have to be
 
     def takes(self, causal, mask):
         """LARA has one mask or the other."""
@@ -46,47 +45,21 @@ class Case(NamedTuple):
         return (self.causal or not causal) and (self.each or not each) and not both
 
 
-def formula_of(fn):
-    return getattr(naive, fn.__name__)
+def case(fn, shapes=None, *, formula=None, causal=True, each=True, positive=False, **options):
+    draw = options.pop("draw", lambda rng, n, m, lead: {})
+    formula = formula or getattr(naive, fn.__name__)
+    return Case(fn, formula, shapes or {}, options, draw, causal, each, positive)
 
 
-def sizes(**shapes):
-    return lambda m: shapes
+def lara(weighting, shapes=None, **options):
+    """The function itself is the formula of frequencies that move with the proposals."""
+    own = {"formula": LARA} if "rng" in options else {}
+    causal = "query" not in weighting
+    return case(LARA, shapes, causal=causal, num_proposals=C, weighting=weighting, **own, **options)
 
 
-FREQUENCIES = sizes(omega=(S, D), log_weight=(S,))
-
-
-def softmax(**options):
-    more = sizes(sinks=()) if options.pop("sinks", False) else sizes()
-    return Case(SOFTMAX, formula_of(SOFTMAX), more, options)
-
-
-def rfa(**options):
-    return Case(RFA, formula_of(RFA), FREQUENCIES, options)
-
-
-def lara(weighting):
-    options, causal = {"num_proposals": C, "weighting": weighting}, "query" not in weighting
-    return Case(LARA, formula_of(LARA), sizes(omega=(2 * C, D)), options, causal=causal)
-
-
-def drawn(**options):
-    """Frequencies that move with the proposals: the function itself is the formula."""
-    options, causal = {"num_proposals": C, "rng": 3, **options}, "query" not in options["weighting"]
-    return Case(LARA, LARA, options=options, causal=causal)
-
-
-def linear(feature_map, *, positive=False):
-    return Case(LINEAR, LINEAR, options={"feature_map": feature_map}, positive=positive)
-
-
-def local(*sides):
-    return Case(LOCAL, formula_of(LOCAL), sizes(omega=(S, D)), {"window": sides})
-
-
-def eva(**options):
-    return Case(EVA, formula_of(EVA), options={"window": W, **options}, each=False)
+def linear(feature_map, **options):
+    return case(LINEAR, formula=LINEAR, feature_map=feature_map, **options)
 
 
 def sample(*, each, weighted=True):
@@ -95,28 +68,28 @@ def sample(*, each, weighted=True):
         found = {"indices": rng.integers(0, m, shape)}
         return found | ({"log_probability": rng.standard_normal(shape)} if weighted else {})
 
-    return Case(SAMPLED, formula_of(SAMPLED), draw=draw, causal=False)
+    return case(SAMPLED, draw=draw, causal=False)
 
 
+OMEGA, TWICE = {"omega": (S, D)}, {"omega": (2 * C, D)}
+WEIGHTED = {**OMEGA, "log_weight": (S,)}
 CASES = {
-    "softmax": softmax(scale=0.3),
-    "softmax window": softmax(window=(5, 2)),
-    "softmax capped": softmax(softcap=0.7, scale=2.0),
-    "softmax sinks": softmax(sinks=True, window=(300, None), softcap=2.0),
-    "positive": rfa(features="positive"),
-    "hyperbolic": rfa(features="hyperbolic"),
-    "trigonometric": rfa(features="trigonometric"),
-    "one log weight": rfa()._replace(shapes=sizes(omega=(S, D), log_weight=(1,))),
-    "importance": Case(IS, formula_of(IS), FREQUENCIES),
-    "mean of ratios": Case(MEAN, formula_of(MEAN), sizes(omega=(S, D))),
-    **{f"lara {x}": lara(x) for x in ("own", "balance", "query", "query-over-queries")},
-    "lara centres": Case(
-        LARA, formula_of(LARA), sizes(omega=(C, D)), {"centres": 0.5 * WAVES[:C]}, causal=False
-    ),
-    "lara drawn own": drawn(weighting="own"),
-    "lara drawn pairs": drawn(weighting="balance", antithetic=True),
-    "lara drawn query": drawn(weighting="query"),
-    "lara drawn over queries": drawn(weighting="query-over-queries", beta=0.5),
+    "softmax": case(SOFTMAX, scale=0.3),
+    "softmax window": case(SOFTMAX, window=(5, 2)),
+    "softmax capped": case(SOFTMAX, softcap=0.7, scale=2.0),
+    "softmax sinks": case(SOFTMAX, {"sinks": ()}, window=(300, None), softcap=2.0),
+    "positive": case(RFA, WEIGHTED, features="positive"),
+    "hyperbolic": case(RFA, WEIGHTED, features="hyperbolic"),
+    "trigonometric": case(RFA, WEIGHTED, features="trigonometric"),
+    "one log weight": case(RFA, {**OMEGA, "log_weight": (1,)}),
+    "importance": case(IS, WEIGHTED),
+    "mean of ratios": case(MEAN, OMEGA),
+    **{f"lara {x}": lara(x, TWICE) for x in ("own", "balance", "query", "query-over-queries")},
+    "lara centres": case(LARA, {"omega": (C, D)}, centres=0.5 * WAVES[:C], causal=False),
+    "lara drawn own": lara("own", rng=3),
+    "lara drawn pairs": lara("balance", rng=3, antithetic=True),
+    "lara drawn query": lara("query", rng=3),
+    "lara drawn over queries": lara("query-over-queries", rng=3, beta=0.5),
     "linear elu": linear(features.elu_features),
     "linear elu of slope": linear(partial(features.elu_features, alpha=0.2)),
     "linear relu": linear(features.relu_features, positive=True),
@@ -126,14 +99,14 @@ CASES = {
     "linear hyperbolic": linear(partial(features.hyperbolic_features, omega=WAVES)),
     "linear waves": linear(partial(features.trigonometric_features, omega=0.3 * WAVES)),
     "linear norms": linear(partial(features.positive_features, omega=WAVES, square_norm=1.0)),
-    "local": local(2, 1),
-    "local past": local(3, None),
-    "local future": local(None, 0),
-    "local all": local(None, None),
-    "eva": eva(sampled=False),
-    "eva published": eva(sampled=False, log_size=False),
-    "eva given": eva()._replace(shapes=lambda m: {"omega": (-(-m // W), D)}),
-    "second": Case(SECOND, formula_of(SECOND), options={"window": W}, each=False),
+    "local": case(LOCAL, OMEGA, window=(2, 1)),
+    "local past": case(LOCAL, OMEGA, window=(3, None)),
+    "local future": case(LOCAL, OMEGA, window=(None, 0)),
+    "local all": case(LOCAL, OMEGA, window=(None, None)),
+    "eva": case(EVA, window=W, sampled=False, each=False),
+    "eva published": case(EVA, window=W, sampled=False, log_size=False, each=False),
+    "eva given": case(EVA, lambda m: {"omega": (-(-m // W), D)}, window=W, each=False),
+    "second": case(SECOND, window=W, each=False),
     "sample": sample(each=False),
     "sample for each": sample(each=True),
     "sample of equals": sample(each=True, weighted=False),
@@ -148,8 +121,9 @@ def problem(case, rng, n=N, m=M, *, heads=(4, 2), dtype=np.float64, size=0.5):
         "q": size * rng.standard_normal((*outer, n, D)),
         "k": size * rng.standard_normal((*groups, m, D)),
         "v": rng.standard_normal((*groups, m, D_V)),
-        **{name: np.asarray(rng.standard_normal(x)) for name, x in case.shapes(m).items()},
     }
+    shapes = case.shapes(m) if callable(case.shapes) else case.shapes
+    arrays |= {name: np.asarray(rng.standard_normal(x)) for name, x in shapes.items()}
     if case.positive:
         arrays |= {name: np.abs(arrays[name]) for name in "qk"}
     arrays = {name: x.astype(dtype) for name, x in arrays.items()}

@@ -89,7 +89,7 @@ def test_slopes_of_many_tokens(name, causal, n, m):
     options = {"causal": causal} if case.causal else {}
     if case.fn is LARA:
         count = min(n, m, C)
-        case = case._replace(shapes=lambda m: {"omega": (2 * count, D)})
+        case = case._replace(shapes={"omega": (2 * count, D)})
         options["num_proposals"] = count
     arrays, own = problem(case, rng, n, m, heads=None)
     agrees(case.fn, case.formula, arrays, own | options, rng)
