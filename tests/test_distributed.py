@@ -173,7 +173,7 @@ def test_no_chunk_of_pairs_is_made():
 
 
 @given(arrays(), st.booleans())
-def test_random_feature_attention(both, causal):
+def test_random_feature_attention_is_that_of_one_machine(both, causal):
     (q, k, v), cut = both
     options = {"omega": OMEGA.astype(q.dtype), "log_weight": WEIGHT.astype(q.dtype), "scale": 0.7}
     agree(

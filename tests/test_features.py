@@ -88,7 +88,7 @@ def test_taylor_features_against_mpmath(degree, size, dtype, record_accuracy):
 
 
 @given(sizes, st.integers(0, 5), seeds)
-def test_polynomial_features(d, degree, seed):
+def test_products_of_polynomial_features_are_the_polynomial_kernel(d, degree, seed):
     rng = np.random.default_rng(seed)
     x, y = draw(rng, 3, d), draw(rng, 4, d)
     got = (
@@ -104,7 +104,7 @@ def test_polynomial_features(d, degree, seed):
         np.testing.assert_allclose(features.polynomial_features(x, degree=2), want)
 
 
-def test_elu_features(dtype):
+def test_elu_features_keep_their_digits(dtype):
     x = np.array([-1e4, -100.0, -20.0, -8.0, -1e-8, 0.0, 1e-8, 2.0, 1e30], dtype)
     eps = float(np.finfo(dtype).eps)
     for alpha in (1.0, 0.1):
@@ -146,7 +146,7 @@ def test_backends_agree(backend, dtype, wrap):
             np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
 
 
-def test_high_degrees():
+def test_features_of_high_degrees_stay_finite():
     # Coefficients exceed every float, and so may products of a few factors; the features do not.
     x = np.array([[0.6, 0.8]])
     norm = np.sum(features.polynomial_features(x, degree=1100) ** 2)

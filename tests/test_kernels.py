@@ -95,7 +95,7 @@ def test_backends_agree(backend, dtype):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_features_of_the_estimate(weighted):
+def test_estimates_of_other_features(weighted):
     rng = np.random.default_rng(5)
     x, y, omega = draw(rng, 5, 1, 3), draw(rng, 4, 3), draw(rng, 6, 3)
     log_weight = draw(rng, 6) if weighted else None

@@ -171,8 +171,7 @@ def test_any_function_is_called_once_for_each_sequence(function, options):
     close(np.concatenate(paged), same)
 
 
-def test_draws():
-    """An integer gives each sequence the same, a generator goes on."""
+def test_an_integer_seeds_every_sequence_and_a_generator_goes_on():
     q = np.tile(draw(np.random.default_rng(0), 3, 1, D), (2, 1, 1))
     at = ends([(3, 3), (3, 3)])
     call = partial(packed.varlen, refattn.random_feature_attention, q, q, q, **at, num_features=4)
@@ -183,7 +182,7 @@ def test_draws():
 
 
 @pytest.mark.long("jax", "dask")
-def test_every_library(backend, dtype):
+def test_every_library_agrees_with_numpy(backend, dtype):
     sizes = [(2, 3), (0, 2), (1, 0), (2, 4)]
     rng, lengths = np.random.default_rng(0), [m for _, m in sizes]
     q, k, v = (x.astype(dtype) for x in tensors(rng, sizes))
@@ -207,7 +206,7 @@ def test_every_library(backend, dtype):
 
 @pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("convert", [tuple, np.int32, np.uint64, "array"])
-def test_offsets_and_tables_of_any_kind(backend, convert):
+def test_offsets_and_tables_may_be_of_any_kind(backend, convert):
     def kind(x):
         if convert == "array":
             return backend.array(np.asarray(x))

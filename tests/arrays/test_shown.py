@@ -92,7 +92,7 @@ def vars_of(found):
     return [*vars(found).values()] if is_dataclass(found) else [*found]
 
 
-def test_a_tuple_is_what_it_was():
+def test_results_stay_tuples():
     found = refattn.attend(Q, K, V)
     assert repr(found).count("<float32 (2, 128") == 2
     assert isinstance(found, tuple)
@@ -134,20 +134,19 @@ def test_text_is_escaped():
         ((), "()"),
     ],
 )
-def test_values(value, shown):
+def test_short_values(value, shown):
     assert short(value) == shown
 
 
 @pytest.mark.parametrize("library", ["torch", "jax.numpy", "dask.array", "array_api_strict"])
-def test_arrays_of_other_libraries(library):
-    """Nothing is computed or moved for it."""
+def test_nothing_is_computed_to_show_arrays_of_other_libraries(library):
     xp = pytest.importorskip(library)
     found = refattn.Attended(xp.zeros((2, 64, 4), dtype=xp.float32), xp.zeros((2, 64)))
     assert "<float32 (2, 64, 4)>" in repr(found)
     assert "<float32 (2, 64, 4)>" in found._repr_html_().replace("&lt;", "<").replace("&gt;", ">")
 
 
-def test_values_that_are_traced():
+def test_traced_values_can_be_shown():
     jax = pytest.importorskip("jax")
 
     def trace(x):

@@ -1,7 +1,6 @@
 """Pullbacks: slopes of formulas, laws, array libraries, automatic differentiation."""
 
 from functools import partial
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -209,7 +208,7 @@ def test_laws_of_exact_attention():
 
 
 @every_case
-def test_linear_in_cotangents(name):
+def test_pullbacks_are_linear_in_cotangents(name):
     case, rng = CASES[name], np.random.default_rng(0)
     arrays, options = problem(case, rng)
     a, b = rng.standard_normal((2, 4, N, D_V))
@@ -274,7 +273,7 @@ def test_the_cotangent_of_normalisers_alone_gives_weights_and_both_add_up():
     causal=st.booleans(),
     name=st.sampled_from(["softmax", "positive", "hyperbolic", "linear elu"]),
 )
-def test_finite_wherever_they_are(seed, size, causal, name):
+def test_cotangents_are_finite_wherever_results_are(seed, size, causal, name):
     case, rng = CASES[name], np.random.default_rng(seed)
     n, m = (int(x) for x in rng.integers(1, 40, 2))
     arrays, options = problem(case, rng, n, m, heads=None, size=size)
@@ -289,7 +288,7 @@ def test_finite_wherever_they_are(seed, size, causal, name):
 @pytest.mark.parametrize(
     "name", ["softmax", "positive", "importance", "lara balance", "linear elu"]
 )
-def test_extended_precision(name, causal):
+def test_longdouble_stays_longdouble(name, causal):
     case = CASES[name]
     arrays, options = problem(case, np.random.default_rng(0), dtype=LONG)
     d_out = np.random.default_rng(1).standard_normal((4, N, D_V))
@@ -340,7 +339,7 @@ def test_outputs_may_be_written_to(fn, options, causal):
         assert (x is None and y is None) or np.array_equal(x, y)
 
 
-def test_functions_with_options():
+def test_options_may_be_bound_to_the_function():
     arrays, _ = problem(CASES["softmax"], np.random.default_rng(0))
     d_out = np.ones((4, N, D_V))
     want = vjp(SOFTMAX, **arrays, scale=0.2, causal=True)[1](d_out)
@@ -350,16 +349,6 @@ def test_functions_with_options():
 
 
 # --- libraries ------------------------------------------------------------------------------------
-
-
-class Parts(NamedTuple):
-    """Cotangents of what there is."""
-
-    q: Any
-    k: Any
-    v: Any
-    omega: Any = None
-    log_weight: Any = None
 
 
 @pytest.mark.soak("queries", "linear taylor", "mean of ratios")
@@ -375,14 +364,13 @@ class Parts(NamedTuple):
 )
 def test_every_library_agrees_with_numpy(backend, name, causal):
     case, rng = case_of(name, causal), np.random.default_rng(0)
-    arrays, options = problem(case, rng, 40, 45, heads=(2, 1))
+    arrays, options = problem(case, rng, 20, 25, heads=(2, 1))
     options |= {"causal": True} if causal else {}
-    d_out, mask = rng.standard_normal((2, 40, D_V)), rng.random(45) < 0.7
+    d_out, mask = rng.standard_normal((2, 20, D_V)), rng.random(25) < 0.7
     want = pulled(case.fn, arrays, d_out, mask=mask, **options)
 
     def pull(q, k, v, d_out, **given):
-        found = vjp(case.fn, q, k, v, **given)[1](d_out)
-        return Parts(*(x for x in found if x is not None))
+        return vjp(case.fn, q, k, v, **given)[1](d_out)
 
     held = {x: Host(y) if x == "indices" else y for x, y in options.items()}
     got = backend.call(pull, **arrays, d_out=d_out, mask=mask, **held)
