@@ -28,7 +28,7 @@ def blas_threads():
     return [library.num_threads for library in _blas().lib_controllers]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def several():
     """BLAS with two threads, whatever the machine has and whichever thread had control of it."""
     before = blas_threads()
@@ -48,7 +48,6 @@ def run(function, items, most=2):
     for_each(lambda: function, items, most=most)
 
 
-@pytest.mark.usefixtures("several")
 def test_items_run_at_the_same_time():
     both = threading.Barrier(2)
     run(lambda item: both.wait(timeout=30) and None, range(2))
@@ -80,7 +79,6 @@ def test_sums_of_blocks_do_not_depend_on_threads(monkeypatch):
 
 
 @pytest.mark.parametrize("most", [0, 1, 1000])
-@pytest.mark.usefixtures("several")
 def test_every_item_is_done_once_and_every_thread_has_its_own_function(most):
     done, workers = [], []
 
@@ -93,7 +91,6 @@ def test_every_item_is_done_once_and_every_thread_has_its_own_function(most):
     assert len(workers) == (2 if most > 1 else 1)
 
 
-@pytest.mark.usefixtures("several")
 def test_results_do_not_depend_on_threads(large):
     parallel = refattn.attend(*large, causal=True)
     with threadpool_limits(1, user_api="blas"):
@@ -107,7 +104,6 @@ def test_results_do_not_depend_on_threads(large):
     ("fn", "options"),
     [(refattn.linear_attention, {}), (refattn.random_feature_attention, {"omega": OMEGA})],
 )
-@pytest.mark.usefixtures("several")
 def test_threads_have_workspaces_of_their_own(fn, options, causal):
     q, k, v = np.random.default_rng(0).standard_normal((3, 16, 3000, 4))
     together = fn(q, k, v, causal=causal, **options)
@@ -125,7 +121,6 @@ def height(tree):
 
 
 @pytest.mark.parametrize("count", [*range(1, 18), 100])
-@pytest.mark.usefixtures("several")
 def test_a_tree_merges_neighbours_in_one_way_whoever_brings_them(count):
     def merged(places):
         tree, found = Tree(lambda a, b: (a, b), count), []
@@ -142,7 +137,6 @@ def test_a_tree_merges_neighbours_in_one_way_whoever_brings_them(count):
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": MASK}])
 @pytest.mark.parametrize("items", [1, 4, 128])
-@pytest.mark.usefixtures("several")
 def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, items, monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, n, 4)) for n in (9, MANY, MANY))
@@ -184,7 +178,6 @@ def test_memory_does_not_grow_with_the_keys_of_a_few_queries(threads):
         assert peak(2**18) < 1.2 * peak(2**15)
 
 
-@pytest.mark.usefixtures("several")
 def test_calls_from_several_threads_agree_and_blas_gets_its_threads_back(large):
     before = blas_threads()
     expected = refattn.softmax_attention(*large)
@@ -195,7 +188,6 @@ def test_calls_from_several_threads_agree_and_blas_gets_its_threads_back(large):
     assert blas_threads() == before
 
 
-@pytest.mark.usefixtures("several")
 def test_an_error_reaches_the_caller_ends_the_other_thread_and_gives_blas_back():
     before, done = blas_threads(), []
 
@@ -210,7 +202,6 @@ def test_an_error_reaches_the_caller_ends_the_other_thread_and_gives_blas_back()
     assert blas_threads() == before
 
 
-@pytest.mark.usefixtures("several")
 def test_threads_see_the_error_state_of_numpy():
     seen = []
     with np.errstate(over="raise", under="call"):
@@ -218,7 +209,6 @@ def test_threads_see_the_error_state_of_numpy():
         assert seen == [np.geterr()] * 4
 
 
-@pytest.mark.usefixtures("several")
 def test_blas_has_one_thread_from_whatever_thread_a_call_comes(large):
     seen, before = [], blas_threads()
     want = refattn.softmax_attention(*large)  # threadpoolctl lets this thread set limits, only
@@ -233,7 +223,6 @@ def test_blas_has_one_thread_from_whatever_thread_a_call_comes(large):
     assert blas_threads() == before
 
 
-@pytest.mark.usefixtures("several")
 def test_blas_keeps_one_thread_until_the_last_call_ends():
     before, first, second, seen = blas_threads(), threading.Event(), threading.Event(), []
 
@@ -264,7 +253,6 @@ def test_one_thread_where_there_is_no_blas_to_control(monkeypatch, large):
     assert refattn.softmax_attention(*large).shape == (2, 1300, 8)
 
 
-@pytest.mark.usefixtures("several")
 def test_a_worker_that_fails_ends_the_other_thread():
     done, workers, failed = [], [], threading.Event()
 
@@ -285,7 +273,6 @@ def test_a_worker_that_fails_ends_the_other_thread():
 
 
 @pytest.mark.parametrize("started", [0, 1])
-@pytest.mark.usefixtures("several")
 def test_without_new_threads_the_caller_does_the_work(started, monkeypatch):
     done, before, submit = [], blas_threads(), ThreadPoolExecutor.submit
 
@@ -323,7 +310,6 @@ refattn.attend(*numpy.ones((3, 1, 1)))
     assert output(code) == ("1.0\n", "")
 
 
-@pytest.mark.usefixtures("several")
 def test_limits_are_set_while_no_other_call_reads_them(monkeypatch):
     held, set_threads = [], arrays_threads._set_blas_threads
 

@@ -5,23 +5,8 @@ from functools import partial
 import pytest
 
 import refattn
-from refattn.conformance import Adapter, check, checks_of
 from refattn.estimators.key_sampling import draw_keys
-from refattn.gradients import vjp
-
-
-def with_pullback(fn, **fixed):
-    """The package's own function, with `d_out`."""
-
-    def attention(q, k, v, *, d_out=None, **options):
-        if "seed" in options:
-            options["rng"] = options.pop("seed")
-        if d_out is None:
-            return fn(q, k, v, **fixed, **options)
-        out, pullback = vjp(fn, q, k, v, **fixed, **options)
-        return (out, *pullback(d_out)[:3])
-
-    return attention
+from tests.conformance.checks.test_gradients import gradients, with_pullback
 
 
 def drawing(law):
@@ -54,7 +39,5 @@ published = with_pullback(refattn.eva_attention, sampled=False, log_size=False)
     ],
 )
 def test_own_pullbacks_pass_the_checks_of_gradients(estimator, fn, takes):
-    adapter = Adapter(fn, estimator, ("vjp", *takes))
-    names = [x.name for x in checks_of(adapter) if x.name.startswith("gradients")]
-    report = check(adapter, checks=names, rng=0)
+    report = gradients(fn, estimator, *takes)
     assert report.verdict == "PASS", report
