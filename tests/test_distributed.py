@@ -97,7 +97,10 @@ def agree(got, want):
         np.testing.assert_allclose(found, y, rtol=0, atol=64 * np.finfo(y.dtype).eps)
 
 
-@pytest.mark.parametrize("examples", [12, pytest.param(None, marks=pytest.mark.long)])
+FEW_EXAMPLES = pytest.mark.parametrize("examples", [12, pytest.param(None, marks=pytest.mark.long)])
+
+
+@FEW_EXAMPLES
 def test_attention_with_any_options_is_that_of_one_machine(examples):
     """Windows narrower and wider than chunks, a sink that enters once, queries that see nothing."""
 
@@ -172,14 +175,20 @@ def test_no_chunk_of_pairs_is_made():
     assert peak < (n // 2) ** 2 / 4  # bytes; a mask of two chunks has four times as many
 
 
-@given(arrays(), st.booleans())
-def test_random_feature_attention_is_that_of_one_machine(both, causal):
-    (q, k, v), cut = both
-    options = {"omega": OMEGA.astype(q.dtype), "log_weight": WEIGHT.astype(q.dtype), "scale": 0.7}
-    agree(
-        distributed.random_feature_attention(*cut, causal=causal, **options),
-        refattn.random_feature_attention(q, k, v, causal=causal, **options),
-    )
+@FEW_EXAMPLES
+def test_random_feature_attention_is_that_of_one_machine(examples):
+    @settings(max_examples=examples or settings.default.max_examples)
+    @given(arrays(), st.booleans())
+    def check(both, causal):
+        (q, k, v), cut = both
+        weighted = {"omega": OMEGA.astype(q.dtype), "log_weight": WEIGHT.astype(q.dtype)}
+        options = {"scale": 0.7, "causal": causal, **weighted}
+        agree(
+            distributed.random_feature_attention(*cut, **options),
+            refattn.random_feature_attention(q, k, v, **options),
+        )
+
+    check()
 
 
 STRETCHED = np.random.default_rng(0).standard_normal((6, 30, D)) * [1.0, 2.0, 0.5]
