@@ -10,6 +10,7 @@ import pytest
 
 import refattn
 from refattn.arrays.shown import held, short
+from refattn.verification import tolerance
 
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((3, 2, 128, 8)).astype(np.float32)
@@ -36,9 +37,7 @@ HELD = {
     "Samples": lambda: refattn.sampling.draw(64, 8, rng=0),
     "SoftmaxState": lambda: refattn.streaming.SoftmaxState.init(K, V),
     "Summary": lambda: refattn.moments.summary(refattn.moments.estimate(Q)),
-    "Tolerance": lambda: refattn.verification.tolerance.study(
-        Q[:, :16], K[:, :16], V[:, :16], dtype="float16"
-    ),
+    "Tolerance": lambda: tolerance.study(*SINGLE, dtype="float16"),
     "Verdict": lambda: refattn.verify(q=Q, k=K, v=V, out=refattn.softmax_attention(Q, K, V)),
 }
 
