@@ -10,13 +10,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refattn
 from refattn import adapt, distributed, naive, sampling
 from refattn.attention import alibi
 
+dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
 
 D, D_V, S = 3, 2, 5
@@ -25,28 +26,22 @@ WEIGHT = np.random.default_rng(8).standard_normal(S)
 CHUNK = st.integers(1, 9)
 
 
+def cut_anywhere(draw, x):
+    return da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape))
+
+
 @st.composite
 def arrays(draw):
-    """q, k, v, and the same as Dask arrays in chunks of any size."""
-    n, m = draw(st.integers(1, 12)), draw(st.integers(1, 12))
-    lead = draw(st.sampled_from([(), (2,), (2, 3)]))
-    dtype = draw(st.sampled_from(["float32", "float64"]))
+    """q, k, v with heads of their own, or that share keys, and the same in chunks of any size."""
+    n, m = draw(st.integers(1, 7)), draw(st.integers(1, 7))
+    dtype, outer = draw(st.sampled_from(["float32", "float64"])), draw(st.sampled_from([(), (2,)]))
+    groups = draw(st.none() | st.integers(1, 3))
+    lead = outer if groups is None else (*outer, groups * draw(st.integers(1, 3)))
+    own = outer if groups is None else (*outer, groups)
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    shapes = ((n, D), (m, D), (m, D_V))
-    host = [rng.standard_normal((*lead, *shape)).astype(dtype) for shape in shapes]
-    return host, [da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape)) for x in host]
-
-
-@st.composite
-def grouped(draw):
-    """Query heads that share key heads, cut anywhere."""
-    n, m, groups = (draw(st.integers(1, x)) for x in (5, 5, 4))
-    heads = groups * draw(st.integers(1, 4))
-    outer = draw(st.sampled_from([(), (2,)]))
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
-    shapes = ((heads, n, D), (groups, m, D), (groups, m, D_V))
-    host = [rng.standard_normal((*outer, *shape)) for shape in shapes]
-    return host, [da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape)) for x in host]
+    shapes = ((*lead, n, D), (*own, m, D), (*own, m, D_V))
+    host = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    return host, [cut_anywhere(draw, x) for x in host]
 
 
 SIDE = st.none() | st.integers(0, 12)
@@ -55,7 +50,7 @@ SIDE = st.none() | st.integers(0, 12)
 @st.composite
 def with_options(draw):
     """Arrays, and any options of exact attention for them, once more in chunks of any size."""
-    both = draw(arrays() | grouped())
+    both = draw(arrays())
     q, k, _ = both[0]
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     lead, scores = q.shape[:-2], (*q.shape[:-1], k.shape[-2])
@@ -66,89 +61,59 @@ def with_options(draw):
         kept = tuple(n if x else 1 for n, x in zip(most, whole, strict=True))
         return kept[draw(st.integers(0, len(kept))) :]
 
-    def cut(x):
-        return da.from_array(x, chunks=tuple(draw(CHUNK) for _ in x.shape))
-
     def normal(most):
         return np.asarray(rng.standard_normal(shape(most)), dtype=q.dtype)
 
-    of_pairs = {
-        "bias": normal,
-        "mask": lambda most: np.asarray(rng.random(shape(most)) < 0.6),
-        "dropout": lambda most: (
-            np.asarray(rng.random(shape(most)) < 0.8, q.dtype) / q.dtype.type(0.8)
-        ),
-    }
-    names = draw(st.sets(st.sampled_from([*of_pairs, "sinks", "alibi"])))
+    def some(most):
+        return np.asarray(rng.random(shape(most)) < 0.7)
+
     plain = {
         "causal": draw(st.booleans()),
         "window": draw(st.none() | st.tuples(SIDE, SIDE)),
         "softcap": draw(st.none() | st.just(0.8)),
     }
     chunked = dict(plain)
-    for name in sorted(names - {"alibi"}):
-        plain[name] = of_pairs[name](scores) if name in of_pairs else normal(lead)
-        chunked[name] = cut(plain[name])
-    if "alibi" in names:
+    for name, array in {
+        "bias": normal(scores),
+        "mask": some(scores),
+        "dropout": some(scores) / q.dtype.type(0.7),
+        "sinks": normal(lead),
+    }.items():
+        if draw(st.booleans()):
+            plain[name], chunked[name] = array, cut_anywhere(draw, array)
+    if draw(st.booleans()):
         slopes = abs(normal(lead))
-        plain["bias"], chunked["bias"] = alibi(slopes), alibi(cut(slopes))
+        plain["bias"], chunked["bias"] = alibi(slopes), alibi(cut_anywhere(draw, slopes))
     return both, plain, chunked
 
 
 def agree(got, want):
-    assert got.shape == want.shape
-    assert got.dtype == want.dtype
-    found = got.compute(scheduler="synchronous")
-    assert found.dtype == want.dtype
-    np.testing.assert_allclose(found, want, rtol=0, atol=64 * np.finfo(want.dtype).eps)
+    """One array, or a tuple of some, computed at once."""
+    pairs = [(got, want)] if hasattr(got, "shape") else [*zip(got, want, strict=True)]
+    computed = dask.compute(*(x for x, _ in pairs), scheduler="synchronous")
+    for found, (lazy, y) in zip(computed, pairs, strict=True):
+        assert lazy.shape == y.shape
+        assert lazy.dtype == found.dtype == y.dtype
+        np.testing.assert_allclose(found, y, rtol=0, atol=64 * np.finfo(y.dtype).eps)
 
 
-@given(arrays() | grouped(), st.booleans())
-def test_attend(both, causal):
-    (q, k, v), cut = both
-    want = refattn.attend(q, k, v, scale=0.7, causal=causal)
-    got = distributed.attend(*cut, scale=0.7, causal=causal)
-    agree(got.out, want.out)
-    agree(got.lse, want.lse)
-    agree(
-        distributed.softmax_attention(*cut, causal=causal),
-        refattn.softmax_attention(q, k, v, causal=causal),
-    )
+FEW_EXAMPLES = pytest.mark.parametrize("examples", [12, pytest.param(None, marks=pytest.mark.long)])
 
 
-@given(with_options())
-def test_options(given):
+@FEW_EXAMPLES
+def test_attention_with_any_options_is_that_of_one_machine(examples):
     """Windows narrower and wider than chunks, a sink that enters once, queries that see nothing."""
-    ((q, k, v), cut), plain, chunked = given
-    want = refattn.attend(q, k, v, scale=0.7, **plain)
-    got = distributed.attend(*cut, scale=0.7, **chunked)
-    agree(got.out, want.out)
-    agree(got.lse, want.lse)
-    agree(
-        distributed.softmax_attention(*cut, **chunked), refattn.softmax_attention(q, k, v, **plain)
-    )
 
+    @settings(max_examples=examples or settings.default.max_examples)
+    @given(with_options())
+    def check(problem):
+        ((q, k, v), cut), plain, chunked = problem
+        want = refattn.attend(q, k, v, scale=0.7, **plain)
+        got = distributed.attend(*cut, scale=0.7, **chunked)
+        out = distributed.softmax_attention(*cut, scale=0.7, **chunked)
+        agree((*got, out), (*want, refattn.softmax_attention(q, k, v, scale=0.7, **plain)))
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 6, 12])
-@pytest.mark.parametrize("name", ["bias", "mask", "dropout", "sinks", "alibi"])
-def test_options_of_heads_that_share_keys(name, chunk):
-    """Each query head has its own, however the heads are cut."""
-    rng = np.random.default_rng(0)
-    q, k = rng.standard_normal((12, 5, D)), rng.standard_normal((3, 5, D))
-    scores, slopes = rng.standard_normal((12, 5, 5)), rng.random(12)
-    cut = [da.from_array(x, chunks=(chunk, 2, D)) for x in (q, k, k)]
-    of_heads = {
-        "bias": scores, "mask": scores > 0, "dropout": abs(scores), "sinks": slopes,
-    }  # fmt: skip
-    plain = of_heads.get(name, alibi(slopes))
-    chunked = da.from_array(plain, chunks=5) if name in of_heads else alibi(da.asarray(slopes))
-    name = "bias" if name == "alibi" else name
-    got, want = (
-        distributed.attend(*cut, **{name: chunked}),
-        refattn.attend(q, k, k, **{name: plain}),
-    )
-    agree(got.out, want.out)
-    agree(got.lse, want.lse)
+    check()
 
 
 @given(
@@ -168,24 +133,33 @@ def test_chunks_that_are_not_seen_are_not_read(tokens, chunks, window, causal):
         for i in range(0, tokens[0], chunks[0])
         for j in range(0, tokens[1], chunks[1])
     )
-    assert len(tasks(out, "_part")) == want
+    assert len(tasks(out.__dask_graph__(), "_part")) == want
 
 
-def tasks(x, name):
-    """Tasks of the graph that call a function."""
-    return [key for key in map(str, x.__dask_graph__()) if key.startswith(f"{name}-")]
+def tasks(graph, name):
+    """Tasks that call a function."""
+    return [key for key in map(str, graph) if key.startswith(f"{name}-")]
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"sinks": da.zeros(2)}])
-def test_windows_take_time_linear_in_the_tokens(options):
-    """O(n w) tasks in all, where there would be O(n m)."""
-    sizes = []
-    for chunks in (16, 32, 64):
-        x = da.ones((2, 4 * chunks, D), chunks=(1, 4, D))
-        out = distributed.softmax_attention(x, x, x, window=(6, 3), **options)
-        sizes.append(len(out.__dask_graph__()))
-    assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])
-    assert len(tasks(out, "_part")) <= 2 * chunks * 4
+def local(x, **options):
+    return distributed.softmax_attention(x, x, x, window=(6, 3), **options)
+
+
+def random_features(x):
+    return distributed.random_feature_attention(x, x, x, omega=OMEGA)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [local, partial(local, causal=True), partial(local, sinks=da.zeros(())), random_features],
+)
+def test_tasks_grow_linearly_with_the_tokens(call):
+    """In windows, and with random features, whose frequencies stand in the graph once."""
+    graphs = [call(da.ones((4 * n, D), chunks=(4, D))).__dask_graph__() for n in (16, 32, 64)]
+    sizes = [*map(len, graphs)]
+    assert math.isclose(sizes[2] - sizes[1], 2 * (sizes[1] - sizes[0]), rel_tol=0.1)
+    if call is not random_features:
+        assert len(tasks(graphs[2], "_part")) <= 64 * 4
 
 
 def test_no_chunk_of_pairs_is_made():
@@ -201,50 +175,58 @@ def test_no_chunk_of_pairs_is_made():
     assert peak < (n // 2) ** 2 / 4  # bytes; a mask of two chunks has four times as many
 
 
-@given(arrays() | grouped(), st.booleans())
-def test_random_feature_attention(both, causal):
-    (q, k, v), cut = both
-    options = {"omega": OMEGA.astype(q.dtype), "log_weight": WEIGHT.astype(q.dtype), "scale": 0.7}
-    agree(
-        distributed.random_feature_attention(*cut, causal=causal, **options),
-        refattn.random_feature_attention(q, k, v, causal=causal, **options),
-    )
+@FEW_EXAMPLES
+def test_random_feature_attention_is_that_of_one_machine(examples):
+    @settings(max_examples=examples or settings.default.max_examples)
+    @given(arrays(), st.booleans())
+    def check(both, causal):
+        (q, k, v), cut = both
+        weighted = {"omega": OMEGA.astype(q.dtype), "log_weight": WEIGHT.astype(q.dtype)}
+        options = {"scale": 0.7, "causal": causal, **weighted}
+        agree(
+            distributed.random_feature_attention(*cut, **options),
+            refattn.random_feature_attention(q, k, v, **options),
+        )
+
+    check()
 
 
-@pytest.mark.parametrize("coupling", ["iid", "orthogonal"])
-def test_draws_are_those_of_one_machine(coupling):
-    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 8, D))
-    cut = [da.from_array(x, chunks=(1, 3, D)) for x in (q, k, v)]
-    options = {"num_features": 4, "coupling": coupling, "rng": 3}
-    options["proposal"] = sampling.Gaussian(np.full(D, 0.1), 1.2 * np.eye(D))
+STRETCHED = np.random.default_rng(0).standard_normal((6, 30, D)) * [1.0, 2.0, 0.5]
+FITTED = adapt.fit(STRETCHED[0], STRETCHED[1])  # with a gauge
+SHIFTED = sampling.Gaussian(np.full(D, 0.1), 1.2 * np.eye(D))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [2, 6])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"proposal": SHIFTED},
+        {"proposal": SHIFTED, "coupling": "orthogonal"},
+        {"proposal": FITTED},
+    ],
+)
+def test_draws_are_those_of_one_machine(options, heads, causal):
+    """Also of heads that share keys."""
+    assert FITTED.gauge is not None
+    q, k = STRETCHED[:heads], STRETCHED[-2:]
+    cut = [da.from_array(x, chunks=(4, 7, 2)) for x in (q, k, k)]
+    options = {"num_features": 4, "rng": 3, "causal": causal, **options}
     agree(
         distributed.random_feature_attention(*cut, **options),
-        refattn.random_feature_attention(q, k, v, **options),
+        refattn.random_feature_attention(q, k, k, **options),
     )
 
 
-def test_a_fitted_proposal_changes_the_gauge():
-    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 30, D)) * [1.0, 2.0, 0.5]
-    cut = [da.from_array(x, chunks=(1, 7, 2)) for x in (q, k, v)]
-    fitted = adapt.fit(q[0], k[0])
-    assert fitted.gauge is not None
-    options = {"num_features": 4, "proposal": fitted, "rng": 3}
-    for causal in (False, True):
-        agree(
-            distributed.random_feature_attention(*cut, causal=causal, **options),
-            refattn.random_feature_attention(q, k, v, causal=causal, **options),
-        )
-    with pytest.raises(ValueError, match=r"`proposal` must be one for all heads, got .* \(2,\)"):
-        distributed.random_feature_attention(*cut, num_features=4, proposal=adapt.fit(q, k))
-
-
-def test_no_keys_and_no_queries():
+def test_no_keys_no_queries_and_no_heads():
     q, k, v = (da.zeros((n, D), chunks=2) for n in (5, 0, 0))
     assert np.all(np.isneginf(distributed.attend(q, k, v).lse.compute()))
     assert not np.any(distributed.attend(q, k, v, causal=True).out.compute())
     got = distributed.random_feature_attention(q, k, v, omega=OMEGA, causal=True)
     assert not np.any(got.compute())
     assert distributed.softmax_attention(k, q, q).compute().shape == (0, D)
+    x = da.ones((0, 4, D))
+    assert distributed.attend(x, x, x).out.compute().shape == (0, 4, D)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 6, 12])
@@ -254,42 +236,8 @@ def test_heads_that_share_keys_share_their_states(chunk):
     out = distributed.random_feature_attention(q, k, k, omega=OMEGA)
     cuts = set(np.cumsum(out.chunks[0]))
     assert cuts >= set(np.cumsum(q.chunks[0]))
-    keys = [key for key in out.__dask_graph__() if str(key).startswith("_state-")]
     whole = {1: 3, 2: 3, 3: 3, 4: 3, 6: 3, 12: 1}[chunk]  # chunks of key heads
-    assert len(keys) == 2 * whole
-
-
-def test_proposals_with_grouped_heads():
-    rng = np.random.default_rng(0)
-    q, k = rng.standard_normal((6, 30, D)) * [1.0, 2.0, 0.5], rng.standard_normal((2, 30, D))
-    cut = [da.from_array(x, chunks=(4, 7, 2)) for x in (q, k, k)]
-    options = {"num_features": 4, "proposal": adapt.fit(q[0], k[0]), "rng": 3}
-    agree(
-        distributed.random_feature_attention(*cut, **options),
-        refattn.random_feature_attention(q, k, k, **options),
-    )
-
-
-@pytest.mark.parametrize(
-    ("q", "k", "v"),
-    [
-        ((4, 5, D), (3, 5, D), (3, 5, D)),
-        ((1, 5, D), (3, 5, D), (3, 5, D)),
-        ((4, 5, D), (2, 5, D), (4, 5, D)),
-        ((4, 5, D), (4, 5, D), (2, 5, D)),
-        ((2, 4, 5, D), (1, 2, 5, D), (1, 2, 5, D)),
-        ((4, 5, D), (5, D), (5, D)),
-        ((4, 5, D), (0, 5, D), (0, 5, D)),
-    ],
-)
-def test_heads_that_do_not_fit(q, k, v):
-    with pytest.raises(ValueError, match=r"must have (the )?leading axes"):
-        distributed.attend(*(da.ones(shape) for shape in (q, k, v)))
-
-
-def test_no_heads():
-    x = da.ones((0, 4, D))
-    assert distributed.attend(x, x, x).out.compute().shape == (0, 4, D)
+    assert len(tasks(out.__dask_graph__(), "_state")) == 2 * whole
 
 
 def test_nothing_is_computed_before_the_result_is():
@@ -300,73 +248,6 @@ def test_nothing_is_computed_before_the_result_is():
     out = distributed.random_feature_attention(x, x, x, omega=OMEGA, causal=True)
     with pytest.raises(AssertionError, match="computed"):
         out.compute(scheduler="synchronous")
-
-
-def test_size_of_the_graph():
-    """Linear in the number of chunks for random features; frequencies stand in it once."""
-    sizes = []
-    for chunks in (16, 32, 64):
-        x = da.ones((chunks, D), chunks=(1, D))
-        out = distributed.random_feature_attention(x, x, x, omega=OMEGA)
-        sizes.append(len(out.__dask_graph__()))
-    assert math.isclose(sizes[2] - sizes[1], 2 * (sizes[1] - sizes[0]), rel_tol=0.1)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "said"),
-    [
-        ({"q": np.ones((4, D))}, TypeError, "`q` must be a Dask array, got ndarray"),
-        ({"v": da.ones((3, D))}, ValueError, "`v`"),
-        ({"k": da.ones((2, 4, D)), "v": da.ones((2, 4, D))}, ValueError, "`k` must have the lead"),
-        ({"causal": 1}, TypeError, "`causal`"),
-        ({"scale": "1"}, TypeError, "`scale`"),
-        ({"q": da.ones((4, D), dtype="float32")}, TypeError, "dtype"),
-    ],
-)
-def test_bad_arguments(change, error, said):
-    given = {name: da.ones((4, D), chunks=(2, D)) for name in ("q", "k", "v")} | change
-    q, k, v = (given.pop(name) for name in ("q", "k", "v"))
-    for function in (distributed.attend, distributed.softmax_attention):
-        with pytest.raises(error, match=said):
-            function(q, k, v, **given)
-    with pytest.raises(error, match=said):
-        distributed.random_feature_attention(q, k, v, omega=OMEGA, **given)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "said"),
-    [
-        ({"bias": np.zeros((4, 4))}, TypeError, "`bias` must be a Dask array, got ndarray"),
-        ({"mask": np.ones((4, 4), bool)}, TypeError, "`mask` must be a Dask array, got ndarray"),
-        ({"sinks": np.zeros(2)}, TypeError, "`sinks` must be a Dask array, got ndarray"),
-        ({"dropout": 0.1}, TypeError, "`dropout` must be a Dask array, got float"),
-        ({"bias": alibi(np.zeros(2))}, TypeError, "`slopes` must be a Dask array, got ndarray"),
-        ({"bias": da.zeros((3, 4))}, ValueError, r"`bias` must broadcast to \(..., n, m\)"),
-        ({"dropout": da.zeros((3, 4))}, ValueError, r"`dropout` must broadcast to"),
-        ({"mask": da.ones((3, 4), dtype=bool)}, ValueError, "`mask` must broadcast to"),
-        ({"mask": da.ones((4, 4))}, TypeError, "`mask` must have dtype bool"),
-        ({"sinks": da.zeros(3)}, ValueError, r"`sinks` must broadcast to \(..., heads\)"),
-        ({"sinks": da.zeros(2, dtype="float32")}, TypeError, "`sinks` must have the dtype of `q`"),
-        ({"bias": alibi(da.zeros(3))}, ValueError, "`slopes` must broadcast to"),
-        ({"window": 3}, ValueError, "`window` must be a pair"),
-        ({"window": (-1, 0)}, ValueError, "`window` must be a non-negative integer"),
-        ({"softcap": 0.0}, ValueError, "`softcap` must be a positive finite real number"),
-    ],
-)
-def test_bad_options(options, error, said):
-    x = da.ones((2, 4, D), chunks=(1, 2, D))
-    for function in (distributed.attend, distributed.softmax_attention):
-        with pytest.raises(error, match=said):
-            function(x, x, x, **options)
-
-
-def test_chunks_of_unknown_size():
-    x = da.ones((4, D), chunks=(2, D))
-    with pytest.raises(ValueError, match="`q` must have chunks of known sizes"):
-        distributed.attend(x[x[:, 0] > 0], x, x)
-    bias = x[x[:, 0] > 0][:, :1]
-    with pytest.raises(ValueError, match="`bias` must have chunks of known sizes"):
-        distributed.attend(x, x, x, bias=bias)
 
 
 @pytest.fixture(scope="module")
@@ -404,6 +285,7 @@ def test_the_validation_suite_on_a_cluster(client, tmp_path):
     assert data[0] == data[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_worker_that_dies(client, tmp_path, causal):
     q, k, v = np.random.default_rng(0).standard_normal((3, 400, D))
@@ -422,6 +304,10 @@ def shipped(x):
     buffers = []
     head = pickle.dumps(x, protocol=5, buffer_callback=buffers.append)
     return pickle.loads(head, buffers=[memoryview(b"\0" + b.raw().tobytes())[1:] for b in buffers])
+
+
+def moving(task, *args, **options):
+    return task(*shipped(args), **shipped(options))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -462,8 +348,6 @@ def test_a_sink_of_queries_whose_chunk_sees_no_key():
     q, k, v = (rng.standard_normal((2, n, 3)) for n in (8, 4, 4))
     sinks = np.array([0.5, -1.0])
     chunked = [da.from_array(x, chunks=(1, 2, 3)) for x in (q, k, v)]
-    got = distributed.attend(*chunked, causal=True, sinks=da.from_array(sinks, chunks=1))
     want = refattn.attend(q, k, v, causal=True, sinks=sinks)
-    np.testing.assert_allclose(got.out.compute(), want.out, rtol=1e-12)
-    np.testing.assert_allclose(got.lse.compute(), want.lse, rtol=1e-12)
+    agree(distributed.attend(*chunked, causal=True, sinks=da.from_array(sinks, chunks=1)), want)
     np.testing.assert_array_equal(want.lse[:, :4], np.broadcast_to(sinks[:, None], (2, 4)))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.linalg import block_diag
 
 import refattn
 from refattn import naive, packed
@@ -40,25 +41,19 @@ def heads_first(x):
     return np.ascontiguousarray(np.swapaxes(x, 0, 1))
 
 
-def block_diagonal(sizes, *, causal=False, window=None):
+def block_diagonal(sizes, **options):
     """Which packed query sees which packed key, of its own sequence, whose ends are level."""
-    place = [np.arange(m - n, m) for n, m in sizes]
-    own_q = np.repeat(np.arange(len(sizes)), [n for n, _ in sizes])[:, None]
-    own_k = np.repeat(np.arange(len(sizes)), [m for _, m in sizes])
-    ahead = np.concatenate([np.arange(m) for _, m in sizes]) - np.concatenate(place)[:, None]
-    left, right = window or (None, None)
-    seen = own_q == own_k
-    if causal:
-        seen &= ahead <= 0
-    if left is not None:
-        seen &= ahead >= -left
-    return seen if right is None else seen & (ahead <= right)
+    own = [naive.visible(np.ones((n, 1)), np.ones((m, 1)), **options) for n, m in sizes]
+    own = [np.ones(size, bool) if x is None else x for size, x in zip(sizes, own, strict=True)]
+    return block_diag(*own).astype(bool)
 
 
 def close(got, want):
-    assert got.shape == want.shape
-    assert got.dtype == want.dtype
-    np.testing.assert_allclose(got, want, rtol=0, atol=64 * np.finfo(got.dtype).eps)
+    """One array, or out and lse."""
+    for x, y in zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]:
+        assert x.shape == y.shape
+        assert x.dtype == y.dtype
+        np.testing.assert_allclose(x, y, rtol=0, atol=64 * np.finfo(x.dtype).eps)
 
 
 @st.composite
@@ -89,19 +84,7 @@ def test_packed_sequences_are_one_problem_with_a_block_diagonal_mask(problem):
     got = packed.varlen(refattn.attend, *arrays, **ends(sizes), **options)
     want = dense(sizes, arrays, **options)
     assert isinstance(got, Attended)
-    close(got.out, want.out)
-    close(got.lse, want.lse)
-
-
-def test_long_sequences():
-    """Past the ends of blocks of queries and keys."""
-    sizes = [(600, 1500), (0, 3), (1300, 1100)]
-    arrays = tensors(np.random.default_rng(0), sizes, 1, 1)
-    options = {"causal": True, "window": (700, 0)}
-    got = packed.varlen(refattn.attend, *arrays, **ends(sizes), **options)
-    want = dense(sizes, arrays, **options)
-    close(got.out, want.out)
-    close(got.lse, want.lse)
+    close(got, want)
 
 
 def paginate(rng, lengths, size, *arrays):
@@ -128,8 +111,8 @@ def test_paged_keys_are_contiguous_keys(problem, size, seed):
     got = packed.paged(refattn.attend, q, *pages, block_table=table, lengths=lengths, **options)
     want = dense([(3, m) for m in lengths], (np.concatenate(q), k, v), **options)
     assert isinstance(got, Attended)
-    close(got.out, want.out.reshape(got.out.shape))
-    close(got.lse, np.stack(np.split(want.lse, len(sizes), axis=1)))
+    lse = np.stack(np.split(want.lse, len(sizes), axis=1))
+    close(got, Attended(want.out.reshape(got.out.shape), lse))
 
 
 def test_sequences_share_pages():
@@ -140,8 +123,7 @@ def test_sequences_share_pages():
     for s, rows in enumerate(([0, 1], [0, 2])):
         own = (heads_first(np.concatenate(x[rows])[: 4 - s]) for x in (k, v))
         want = refattn.attend(heads_first(q[s]), *own)
-        close(got.out[s], heads_first(want.out))
-        close(got.lse[s], want.lse)
+        close((got.out[s], got.lse[s]), (heads_first(want.out), want.lse))
 
 
 OMEGA = np.random.default_rng(1).standard_normal((5, D))
@@ -181,23 +163,15 @@ def test_any_function_is_called_once_for_each_sequence(function, options):
     pages, table = paginate(rng, [5, 2, 4], 3, k, v)
     q = np.stack([q[x : x + 2] for x in at["q_offsets"][:-1]])
     paged = packed.paged(function, q, *pages, block_table=table, lengths=[5, 2, 4], **options)
-    same = packed.varlen(
-        function,
-        np.concatenate(q),
-        k,
-        v,
-        q_offsets=[0, 2, 4, 6],
-        k_offsets=[0, 5, 7, 11],
-        **options,
-    )
+    at = {"q_offsets": [0, 2, 4, 6], "k_offsets": [0, 5, 7, 11]}
+    same = packed.varlen(function, np.concatenate(q), k, v, **at, **options)
     if lse:
         close(paged.lse, np.stack(np.split(same.lse, 3, axis=1)))
         paged, same = paged.out, same.out
     close(np.concatenate(paged), same)
 
 
-def test_draws():
-    """An integer gives each sequence the same, a generator goes on."""
+def test_an_integer_seeds_every_sequence_and_a_generator_goes_on():
     q = np.tile(draw(np.random.default_rng(0), 3, 1, D), (2, 1, 1))
     at = ends([(3, 3), (3, 3)])
     call = partial(packed.varlen, refattn.random_feature_attention, q, q, q, **at, num_features=4)
@@ -207,15 +181,15 @@ def test_draws():
     assert not np.any(first == second)
 
 
-def test_every_library(backend, dtype):
+@pytest.mark.long("jax", "dask")
+def test_every_library_agrees_with_numpy(backend, dtype):
     sizes = [(2, 3), (0, 2), (1, 0), (2, 4)]
     rng, lengths = np.random.default_rng(0), [m for _, m in sizes]
     q, k, v = (x.astype(dtype) for x in tensors(rng, sizes))
     options = {"causal": True, "sinks": draw(rng, 4, dtype=dtype)}
     want = packed.varlen(refattn.attend, q, k, v, **ends(sizes), **options)
     got = backend.call(packed.varlen, refattn.attend, q, k, v, **ends(sizes), **options)
-    close(got.out, want.out)
-    close(got.lse, want.lse)
+    close(got, want)
     got = backend.call(
         packed.varlen, refattn.softmax_attention, q, k, v, **ends(sizes), scale=1.0, **options
     )
@@ -227,12 +201,12 @@ def test_every_library(backend, dtype):
     want = packed.paged(refattn.attend, q, *pages, **more)
     assert np.all(np.isfinite(want.out))
     got = backend.call(packed.paged, refattn.attend, q, *pages, **more)
-    close(got.out, want.out)
-    close(got.lse, want.lse)
+    close(got, want)
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("convert", [tuple, np.int32, np.uint64, "array"])
-def test_offsets_and_tables_of_any_kind(backend, convert):
+def test_offsets_and_tables_may_be_of_any_kind(backend, convert):
     def kind(x):
         if convert == "array":
             return backend.array(np.asarray(x))
@@ -289,69 +263,3 @@ def test_other_dtypes_are_for_the_function_to_judge():
     x = np.ones((2, 1, 1), np.float16)
     got = packed.varlen(lambda q, k, v: q + v, x, x, x, q_offsets=[0, 2], k_offsets=[0, 2])
     assert got.dtype == np.float16
-    with pytest.raises(TypeError, match="`q` must have dtype float32 or float64"):
-        packed.varlen(refattn.attend, x, x, x, q_offsets=[0, 2], k_offsets=[0, 2])
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "said"),
-    [
-        ({"q_offsets": [0, 2]}, ValueError, r"end at the number of tokens of `q`, 3, got \[0, 2\]"),
-        ({"k_offsets": [1, 5]}, ValueError, r"`k_offsets` must .* begin at 0"),
-        ({"k_offsets": [0, 4, 3, 5]}, ValueError, "never fall"),
-        ({"k_offsets": [0, 3, 4, 5]}, ValueError, r"must have one length, .* got 3 and 4"),
-        ({"q_offsets": []}, ValueError, r"`q_offsets` must be at least 2 integers"),
-        ({"q_offsets": [0]}, ValueError, r"`q_offsets` must be at least 2 integers"),
-        ({"q_offsets": [[0, 3]]}, ValueError, r"must have shape \(sequences \+ 1,\), got \(1, 2\)"),
-        ({"q_offsets": 3}, ValueError, r"must have shape \(sequences \+ 1,\), got \(\)"),
-        ({"q_offsets": [[0], [1, 3]]}, ValueError, "got lists of several lengths"),
-        ({"q_offsets": [0.0, 3.0]}, TypeError, "`q_offsets` must hold integers, got .* float64"),
-        ({"q_offsets": [False, True]}, TypeError, "`q_offsets` must hold integers, got .* bool"),
-        ({"q_offsets": [0, 2**70]}, TypeError, "`q_offsets` must hold integers"),
-        ({"k_offsets": np.ma.array([0, 2, 5])}, TypeError, "`k_offsets` must have no hidden"),
-        ({"q": np.ones((3, D))}, ValueError, r"`q` must have 3 axes, got shape \(3, 3\)"),
-        ({"v": [1.0]}, TypeError, "`v` must be an array"),
-        ({"v": np.ones((6, 2, D_V))}, ValueError, "`k` and `v` must have first axes of one length"),
-        ({"function": 1}, TypeError, "`function` must be callable, got 1 of type int"),
-        ({"function": lambda q, k, v: q[0]}, ValueError, r"return `out` of shape .* got \(2, 3\)"),
-        ({"function": lambda q, k, v: (q, q)}, ValueError, r"return `lse` of shape \(heads, n\)"),
-        ({"function": lambda q, k, v: (q, q, q)}, ValueError, "got a tuple of length 3"),
-        ({"function": lambda q, k, v: None}, TypeError, "`out` must be an array"),
-    ],
-)
-def test_bad_packed_sequences(change, error, said):
-    q, k, v = tensors(np.random.default_rng(0), [(2, 2), (1, 3)])
-    plain = {"q": q, "k": k, "v": v, "q_offsets": [0, 2, 3], "k_offsets": [0, 2, 5]}
-    with pytest.raises(error, match=said):
-        packed.varlen(**{"function": refattn.attend, **plain, **change})
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "said"),
-    [
-        ({"lengths": [5, 2]}, ValueError, r"most_pages \* page_size = 4, got \[5, 2\]"),
-        ({"lengths": [4, -1]}, ValueError, "`lengths` must be between 0 and"),
-        ({"lengths": [4]}, ValueError, r"`lengths` must have a first axis .* of `q`, 2, "),
-        ({"lengths": [4.0, 2.0]}, TypeError, "`lengths` must hold integers"),
-        ({"lengths": [[4, 2]]}, ValueError, r"`lengths` must have shape \(batch,\)"),
-        ({"block_table": [[0, 3], [1, -1]]}, ValueError, r"of 3, .* got \[0, 3\] for sequence 0"),
-        ({"block_table": [[0, 1], [-1, 1]]}, ValueError, r"got \[-1\] for sequence 1"),
-        ({"block_table": [[0, 1]]}, ValueError, "`block_table` must have a first axis"),
-        ({"block_table": [0, 1]}, ValueError, r"`block_table` must have shape \(batch, most_pag"),
-        ({"block_table": [[0, 1], [1]]}, ValueError, "got lists of several lengths"),
-        ({"block_table": [[0.0, 1.0], [1.0, 1.0]]}, TypeError, "`block_table` must hold integers"),
-        ({"k_pages": np.ones((3, 3, 2, D))}, ValueError, "must have as many pages of one size"),
-        ({"v_pages": np.ones((3, 2, D))}, ValueError, "`v_pages` must have 4 axes"),
-        ({"q": np.ones((0, 1, 4, D))}, ValueError, "of `q`, 0, at least 1"),
-    ],
-)
-def test_bad_pages(change, error, said):
-    plain = {
-        "q": np.ones((2, 1, 4, D)),
-        "k_pages": np.ones((3, 2, 2, D)),
-        "v_pages": np.ones((3, 2, 2, D_V)),
-        "block_table": [[0, 1], [1, -1]],
-        "lengths": [4, 2],
-    }
-    with pytest.raises(error, match=said):
-        packed.paged(**{"function": refattn.attend, **plain, **change})

@@ -1,7 +1,5 @@
 """How results look: short, with no array of many numbers, and safe in a page."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import is_dataclass
 from html.parser import HTMLParser
@@ -11,46 +9,35 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import (
-    certified,
-    compare,
-    conformance,
-    features,
-    moments,
-    profile,
-    rounding,
-    sampling,
-    streaming,
-    theory,
-)
 from refattn.arrays.shown import held, short
-from refattn.estimators import key_sampling
 from refattn.verification import tolerance
 
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((3, 2, 128, 8)).astype(np.float32)
-DOUBLE = [x.astype(np.float64) for x in (Q, K, V)]
+SINGLE = [x[:, :16] for x in (Q, K, V)]
+DOUBLE = [x.astype(np.float64) for x in SINGLE]
+SMALL = [x[:1, :8] for x in DOUBLE]
 OMEGA = RNG.standard_normal((16, 8))
 
 HELD = {
     "Attended": lambda: refattn.attend(Q, K, V),
-    "Certified": lambda: certified.softmax_attention(*DOUBLE),
-    "Comparison": lambda: compare.measure(*DOUBLE, estimators=["ra"], sizes=[2], draws=2),
-    "Features": lambda: features.positive_features(Q, OMEGA),
-    "Gaussian": lambda: sampling.Gaussian(np.zeros(8), np.eye(8)),
+    "Certified": lambda: refattn.certified.softmax_attention(*SMALL),
+    "Comparison": lambda: refattn.compare.measure(*DOUBLE, estimators=["ra"], sizes=[2], draws=2),
+    "Features": lambda: refattn.features.positive_features(Q, OMEGA),
+    "Gaussian": lambda: refattn.sampling.Gaussian(np.zeros(8), np.eye(8)),
     "Gradients": lambda: refattn.vjp(refattn.softmax_attention, Q, K, V)[1](V),
-    "KeySample": lambda: key_sampling.draw_keys(Q, K, V, num_keys=20, rng=0),
-    "Law": lambda: theory.attention_law(*DOUBLE, num_features=4),
-    "Moments": lambda: moments.estimate(Q),
-    "Pair": lambda: certified.softmax_attention(*DOUBLE).out,
-    "Prediction": lambda: rounding.predict(Q, K, V, dtype="float32"),
-    "Profile": lambda: profile.study(*DOUBLE, sizes=[4]),
-    "Report": lambda: conformance.Report("<b>", "rfa", (), {}, "quick", 1e-6, 0, []),
-    "Rounded": lambda: certified.softmax_attention(*DOUBLE).rounded(),
-    "Samples": lambda: sampling.draw(64, 8, rng=0),
-    "SoftmaxState": lambda: streaming.SoftmaxState.init(K, V),
-    "Summary": lambda: moments.summary(moments.estimate(Q)),
-    "Tolerance": lambda: tolerance.study(Q[:, :16], K, V, dtype="float16"),
+    "KeySample": lambda: refattn.estimators.key_sampling.draw_keys(Q, K, V, num_keys=20, rng=0),
+    "Law": lambda: refattn.theory.attention_law(*DOUBLE, num_features=4),
+    "Moments": lambda: refattn.moments.estimate(Q),
+    "Pair": lambda: refattn.certified.softmax_attention(*SMALL).out,
+    "Prediction": lambda: refattn.rounding.predict(Q, K, V, dtype="float32"),
+    "Profile": lambda: refattn.profile.study(*DOUBLE, sizes=[4]),
+    "Report": lambda: refattn.conformance.Report("<b>", "rfa", (), {}, "quick", 1e-6, 0, []),
+    "Rounded": lambda: refattn.certified.softmax_attention(*SMALL).rounded(),
+    "Samples": lambda: refattn.sampling.draw(64, 8, rng=0),
+    "SoftmaxState": lambda: refattn.streaming.SoftmaxState.init(K, V),
+    "Summary": lambda: refattn.moments.summary(refattn.moments.estimate(Q)),
+    "Tolerance": lambda: tolerance.study(*SINGLE, dtype="float16"),
     "Verdict": lambda: refattn.verify(q=Q, k=K, v=V, out=refattn.softmax_attention(Q, K, V)),
 }
 
@@ -60,8 +47,7 @@ class Table(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open = []
-        self.cells = []
+        self.open, self.cells = [], []
         self.feed(text)
         self.close()
         assert not self.open
@@ -79,6 +65,7 @@ class Table(HTMLParser):
             self.cells[-1] += data
 
 
+@pytest.mark.long("Tolerance")
 @pytest.mark.parametrize("name", HELD)
 def test_results_are_short(name):
     found = HELD[name]()
@@ -104,7 +91,7 @@ def vars_of(found):
     return [*vars(found).values()] if is_dataclass(found) else [*found]
 
 
-def test_a_tuple_is_what_it_was():
+def test_results_stay_tuples():
     found = refattn.attend(Q, K, V)
     assert repr(found).count("<float32 (2, 128") == 2
     assert isinstance(found, tuple)
@@ -127,7 +114,7 @@ class Strange(NamedTuple):
 def test_text_is_escaped():
     found = Strange("<script>&\x1b", {"<i>": ["</td>", None, 1.5]})
     assert repr(found) == "Strange(first='<script>&\\x1b', ...)"
-    page = found._repr_html_()  # type: ignore[attr-defined]
+    page = found._repr_html_()
     assert not [x for x in ("<script>", "<i>", "\x1b") if x in page]
     assert Table(page).cells[1::2] == ["'<script>&\\x1b'", "{'<i>': ['</td>', None, 1.5]}"]
 
@@ -146,20 +133,19 @@ def test_text_is_escaped():
         ((), "()"),
     ],
 )
-def test_values(value, shown):
+def test_short_values(value, shown):
     assert short(value) == shown
 
 
 @pytest.mark.parametrize("library", ["torch", "jax.numpy", "dask.array", "array_api_strict"])
-def test_arrays_of_other_libraries(library):
-    """Nothing is computed or moved for it."""
+def test_nothing_is_computed_to_show_arrays_of_other_libraries(library):
     xp = pytest.importorskip(library)
     found = refattn.Attended(xp.zeros((2, 64, 4), dtype=xp.float32), xp.zeros((2, 64)))
     assert "<float32 (2, 64, 4)>" in repr(found)
     assert "<float32 (2, 64, 4)>" in found._repr_html_().replace("&lt;", "<").replace("&gt;", ">")
 
 
-def test_values_that_are_traced():
+def test_traced_values_can_be_shown():
     jax = pytest.importorskip("jax")
 
     def trace(x):

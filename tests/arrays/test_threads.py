@@ -19,6 +19,7 @@ from refattn.engine import kernel
 from refattn.rounding import problem
 
 MANY = 40_000  # keys
+OMEGA = np.random.default_rng(1).standard_normal((30, 4))
 MASK = np.arange(MANY) % 5000 > 4100
 
 
@@ -27,7 +28,7 @@ def blas_threads():
     return [library.num_threads for library in _blas().lib_controllers]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def several():
     """BLAS with two threads, whatever the machine has and whichever thread had control of it."""
     before = blas_threads()
@@ -40,43 +41,44 @@ def several():
 
 @pytest.fixture
 def large():
-    rng = np.random.default_rng(0)
-    return rng.standard_normal((3, 2, 1300, 8))
+    return np.random.default_rng(0).standard_normal((3, 2, 1300, 8))
 
 
-@pytest.mark.usefixtures("several")
+def run(function, items, most=2):
+    for_each(lambda: function, items, most=most)
+
+
 def test_items_run_at_the_same_time():
     both = threading.Barrier(2)
-    for_each(lambda: lambda item: both.wait(timeout=30) and None, range(2), most=2)
+    run(lambda item: both.wait(timeout=30) and None, range(2))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_functions_are_called_in_the_order_of_their_places(seed):
+def test_functions_are_called_in_the_order_of_their_places():
     called, queue = [], InOrder()
-    places = np.random.default_rng(seed).permutation(50)
-    for place in places:
+    for place in np.random.default_rng(0).permutation(200):
         queue.add(place, lambda place=place: called.append(place))
-    assert called == [*range(50)]
+    assert called == [*range(200)]
 
 
 def test_sums_of_blocks_do_not_depend_on_threads(monkeypatch):
-    rng = np.random.default_rng(1)
-    q, k, v = (rng.standard_normal((2, 1100, 16)).astype(np.float32) for _ in range(3))
+    monkeypatch.setattr(problem, "_ROWS", 16)
+    q, k, v = np.random.default_rng(1).standard_normal((3, 2, 70, 16)).astype(np.float32)
     given = {"q": q, "k": k, "v": v, "out": refattn.softmax_attention(q, k, v)}
-    expected = refattn.verify(**given)
+    expected, most = refattn.verify(**given), []
 
-    def last_first(worker, items, *, most):
-        for item in [*items][::-1]:
+    def last_first(worker, items, **options):
+        most.append(len(items := [*items]))
+        for item in items[::-1]:
             worker()(item)
 
     monkeypatch.setattr(problem, "for_each", last_first)
     found = refattn.verify(**given)
     assert found.tests == expected.tests
     assert found.z == expected.z
+    assert max(most) == 10
 
 
 @pytest.mark.parametrize("most", [0, 1, 1000])
-@pytest.mark.usefixtures("several")
 def test_every_item_is_done_once_and_every_thread_has_its_own_function(most):
     done, workers = [], []
 
@@ -89,7 +91,6 @@ def test_every_item_is_done_once_and_every_thread_has_its_own_function(most):
     assert len(workers) == (2 if most > 1 else 1)
 
 
-@pytest.mark.usefixtures("several")
 def test_results_do_not_depend_on_threads(large):
     parallel = refattn.attend(*large, causal=True)
     with threadpool_limits(1, user_api="blas"):
@@ -99,55 +100,43 @@ def test_results_do_not_depend_on_threads(large):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.usefixtures("several")
-def test_threads_have_workspaces_of_their_own(causal):
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [(refattn.linear_attention, {}), (refattn.random_feature_attention, {"omega": OMEGA})],
+)
+def test_threads_have_workspaces_of_their_own(fn, options, causal):
     q, k, v = np.random.default_rng(0).standard_normal((3, 16, 3000, 4))
-    omega = np.random.default_rng(1).standard_normal((30, 4))
-    together, first = (
-        (
-            refattn.linear_attention(*arrays, causal=causal),
-            refattn.random_feature_attention(*arrays, omega=omega, causal=causal),
-        )
-        for arrays in ((q, k, v), (q[:1], k[:1], v[:1]))
-    )
-    for a, b in zip(together, first, strict=True):
-        np.testing.assert_allclose(a[:1], b, rtol=0, atol=1e-12)
-    for a in together:
-        assert np.all(np.isfinite(a))
+    together = fn(q, k, v, causal=causal, **options)
+    first = fn(q[:1], k[:1], v[:1], causal=causal, **options)
+    np.testing.assert_allclose(together[:1], first, rtol=0, atol=1e-12)
+    assert np.all(np.isfinite(together))
+
+
+def leaves(tree):
+    return [tree] if isinstance(tree, int) else leaves(tree[0]) + leaves(tree[1])
+
+
+def height(tree):
+    return 0 if isinstance(tree, int) else 1 + max(map(height, tree))
 
 
 @pytest.mark.parametrize("count", [*range(1, 18), 100])
-@pytest.mark.usefixtures("several")
 def test_a_tree_merges_neighbours_in_one_way_whoever_brings_them(count):
-    def in_order(places):
+    def merged(places):
         tree, found = Tree(lambda a, b: (a, b), count), []
-
-        def bring(place):
-            whole = tree.add(place, place)
-            if whole is not None:
-                found.append(whole)
-
-        for_each(lambda: bring, places, most=2)
-        (whole,) = found
+        run(lambda place: found.append(tree.add(place, place)), places)
+        (whole,) = [x for x in found if x is not None]
         return whole
 
-    def leaves(tree):
-        return [tree] if isinstance(tree, int) else leaves(tree[0]) + leaves(tree[1])
-
-    def height(tree):
-        return 0 if isinstance(tree, int) else 1 + max(map(height, tree))
-
-    rng = np.random.default_rng(count)
-    want = in_order(range(count))
+    rng, want = np.random.default_rng(count), merged(range(count))
     assert leaves(want) == list(range(count))
     assert height(want) == (count - 1).bit_length()
     for _ in range(10):
-        assert in_order(rng.permutation(count).tolist()) == want
+        assert merged(rng.permutation(count).tolist()) == want
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": MASK}])
 @pytest.mark.parametrize("items", [1, 4, 128])
-@pytest.mark.usefixtures("several")
 def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, items, monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, n, 4)) for n in (9, MANY, MANY))
@@ -176,20 +165,19 @@ def test_causal_queries_see_no_key_of_most_spans(threads, shift):
 @pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 2])
 def test_memory_does_not_grow_with_the_keys_of_a_few_queries(threads):
-    peaks = []
-    for m in (2**15, 2**18):
+    def peak(m):
         q, k, v = np.ones((512, 4)), np.ones((m, 4)), np.ones((m, 64))
-        with threadpool_limits(threads, user_api="blas"):
-            tracemalloc.start()
-            try:
-                refattn.attend(q, k, v)
-                peaks.append(tracemalloc.get_traced_memory()[1])
-            finally:
-                tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
+        tracemalloc.start()
+        try:
+            refattn.attend(q, k, v)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    with threadpool_limits(threads, user_api="blas"):
+        assert peak(2**18) < 1.2 * peak(2**15)
 
 
-@pytest.mark.usefixtures("several")
 def test_calls_from_several_threads_agree_and_blas_gets_its_threads_back(large):
     before = blas_threads()
     expected = refattn.softmax_attention(*large)
@@ -200,7 +188,6 @@ def test_calls_from_several_threads_agree_and_blas_gets_its_threads_back(large):
     assert blas_threads() == before
 
 
-@pytest.mark.usefixtures("several")
 def test_an_error_reaches_the_caller_ends_the_other_thread_and_gives_blas_back():
     before, done = blas_threads(), []
 
@@ -210,26 +197,24 @@ def test_an_error_reaches_the_caller_ends_the_other_thread_and_gives_blas_back()
         done.append(item)
 
     with pytest.raises(ZeroDivisionError, match="item 3"):
-        for_each(lambda: function, iter(range(10**9)), most=2)
+        run(function, iter(range(10**9)))
     assert len(done) < 10**7
     assert blas_threads() == before
 
 
-@pytest.mark.usefixtures("several")
 def test_threads_see_the_error_state_of_numpy():
     seen = []
     with np.errstate(over="raise", under="call"):
-        for_each(lambda: lambda _: seen.append(np.geterr()), range(4), most=2)
+        run(lambda _: seen.append(np.geterr()), range(4))
         assert seen == [np.geterr()] * 4
 
 
-@pytest.mark.usefixtures("several")
 def test_blas_has_one_thread_from_whatever_thread_a_call_comes(large):
     seen, before = [], blas_threads()
     want = refattn.softmax_attention(*large)  # threadpoolctl lets this thread set limits, only
 
     def call():
-        for_each(lambda: lambda _: seen.extend(blas_threads()), range(4), most=2)
+        run(lambda _: seen.extend(blas_threads()), range(4))
         return refattn.softmax_attention(*large)
 
     with ThreadPoolExecutor(1) as pool:
@@ -238,7 +223,6 @@ def test_blas_has_one_thread_from_whatever_thread_a_call_comes(large):
     assert blas_threads() == before
 
 
-@pytest.mark.usefixtures("several")
 def test_blas_keeps_one_thread_until_the_last_call_ends():
     before, first, second, seen = blas_threads(), threading.Event(), threading.Event(), []
 
@@ -251,12 +235,12 @@ def test_blas_keeps_one_thread_until_the_last_call_ends():
         seen.extend(blas_threads())
 
     with ThreadPoolExecutor(2) as pool:
-        a = pool.submit(for_each, lambda: early, range(1), most=1)
+        a = pool.submit(run, early, range(1))
         for _ in range(6000):
             if blas_threads() == [1] * len(before):
                 break
             time.sleep(0.01)
-        b = pool.submit(for_each, lambda: late, range(1), most=1)
+        b = pool.submit(run, late, range(1))
         a.result()
         first.set()
         b.result()
@@ -269,7 +253,6 @@ def test_one_thread_where_there_is_no_blas_to_control(monkeypatch, large):
     assert refattn.softmax_attention(*large).shape == (2, 1300, 8)
 
 
-@pytest.mark.usefixtures("several")
 def test_a_worker_that_fails_ends_the_other_thread():
     done, workers, failed = [], [], threading.Event()
 
@@ -290,7 +273,6 @@ def test_a_worker_that_fails_ends_the_other_thread():
 
 
 @pytest.mark.parametrize("started", [0, 1])
-@pytest.mark.usefixtures("several")
 def test_without_new_threads_the_caller_does_the_work(started, monkeypatch):
     done, before, submit = [], blas_threads(), ThreadPoolExecutor.submit
 
@@ -302,9 +284,14 @@ def test_without_new_threads_the_caller_does_the_work(started, monkeypatch):
         return submit(pool, *args)
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
-    for_each(lambda: done.append, range(1000), most=2)
+    run(done.append, range(1000))
     assert sorted(done) == list(range(1000))
     assert blas_threads() == before
+
+
+def output(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return done.stdout, done.stderr
 
 
 def test_attention_while_the_interpreter_shuts_down():
@@ -320,11 +307,9 @@ def run():
 atexit.register(run)
 refattn.attend(*numpy.ones((3, 1, 1)))
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (result.stdout, result.stderr) == ("1.0\n", "")
+    assert output(code) == ("1.0\n", "")
 
 
-@pytest.mark.usefixtures("several")
 def test_limits_are_set_while_no_other_call_reads_them(monkeypatch):
     held, set_threads = [], arrays_threads._set_blas_threads
 
@@ -333,7 +318,7 @@ def test_limits_are_set_while_no_other_call_reads_them(monkeypatch):
         set_threads(numbers)
 
     monkeypatch.setattr(arrays_threads, "_set_blas_threads", watched)
-    for_each(lambda: lambda item: None, range(2), most=1)
+    run(lambda item: None, range(2), most=1)
     assert held == [True, True]
 
 
@@ -368,5 +353,4 @@ with threadpool_limits(2, user_api="blas"):
     call.join()
     print(status, threads() == before)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (result.stdout, result.stderr) == ("0 True\n", "")
+    assert output(code) == ("0 True\n", "")

@@ -1,0 +1,115 @@
+"""Decoding states, and the attention of whole sequences that they decode."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import refattn
+from refattn import features
+from refattn.estimators import near_and_far
+from refattn.streaming import (
+    EvaState,
+    LinearState,
+    LocalState,
+    PositiveState,
+    SecondOrderState,
+    SoftmaxState,
+)
+
+OMEGA = np.random.default_rng(9).standard_normal((40, 3))
+WEIGHT = np.random.default_rng(8).standard_normal(5)
+
+
+class Case(NamedTuple):
+    """How a state starts, and the whole of what it decodes, both with a window."""
+
+    init: Callable[..., Any]
+    whole: Callable[..., Any]  # of a window and a number of keys
+    queries: bool = False  # whether the state takes queries, too
+
+    def start(self, window, q, k, v):
+        init = self.init(window)
+        return init(k, v, q=q) if self.queries else init(k, v)
+
+    def step(self, state, q, k, v):
+        return state.update(k, v, q) if self.queries else state.update(k, v)
+
+
+def plain(state, whole, **options):
+    """A state without a window, of a function with the same options."""
+    return Case(lambda w: partial(state.init, **options), lambda w, m: partial(whole, **options))
+
+
+def eva(**options):
+    fn, options = refattn.eva_attention, {"sampled": False} | options
+    return Case(
+        lambda w: partial(EvaState.init, window=w, **options),
+        lambda w, m: partial(fn, window=w, **options),
+        queries=True,
+    )
+
+
+def local(q, k, v, *, window, **options):
+    """Local features at importance weights, which that function draws itself: by their copies."""
+    more = {"omega": OMEGA[:5], "log_weight": WEIGHT, "scale": 0.4, "coupling": "iid"}
+    arranged = near_and_far.arranged(q, k, v, **more, **options)
+    return arranged.ungroup(near_and_far.attend_locally(arranged, window, True).done.out)
+
+
+def taylor(x):
+    return features.taylor_features(x, degree=2)
+
+
+PLAIN = {
+    "softmax": plain(SoftmaxState, refattn.softmax_attention, scale=0.7),
+    "positive": plain(
+        PositiveState,
+        refattn.random_feature_attention,
+        omega=OMEGA[:5],
+        log_weight=WEIGHT,
+        scale=0.7,
+    ),
+    "elu": plain(LinearState, refattn.linear_attention),
+    "taylor": plain(LinearState, refattn.linear_attention, feature_map=taylor),
+}
+CHUNKED = {
+    "mean": eva(),
+    "published": eva(sampled=True, rng=3, log_size=False, scale=0.4),
+    "given": Case(
+        lambda w: partial(EvaState.init, window=w, omega=OMEGA),
+        lambda w, m: partial(refattn.eva_attention, window=w, omega=OMEGA[: -(-m // w)]),
+    ),
+    "second": Case(
+        lambda w: partial(SecondOrderState.init, window=w, scale=0.4),
+        lambda w, m: partial(refattn.second_order_attention, window=w, scale=0.4),
+    ),
+}
+LOCAL = Case(
+    lambda w: partial(LocalState.init, window=w - 1, omega=OMEGA[:5], log_weight=WEIGHT, scale=0.4),
+    lambda w, m: partial(local, window=(w - 1, 2)),
+)
+WINDOWED = CHUNKED | {"local": LOCAL}
+CASES = PLAIN | WINDOWED
+
+
+def draw(seed, m, heads=4, groups=2, size=1.0):
+    """Grouped heads of d = 3 and d_v = 2."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((h, m, d)) for h, d in ((heads, 3), (groups, 3), (groups, 2)))
+    return size * q, size * k, v
+
+
+def in_steps(name, window, q, k, v, cuts):
+    """Results of tokens from the first cut on, and those of the last token of each step."""
+    case, blocks, last = CASES[name], [], []
+    state = case.start(window, *(x[:, : cuts[0], :] for x in (q, k, v)))
+    for start, stop in pairwise(cuts):
+        own = [x[:, start:stop, :] for x in (q, k, v)]
+        if hasattr(state, "read_causal"):
+            blocks.append(state.read_causal(*own))
+        state = case.step(state, *own)
+        last.append(state.read(q[:, stop - 1 : stop, :]))
+    return blocks, last
