@@ -1,5 +1,8 @@
 """Candidates of the checks, made of the package's functions by what is changed in them."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 
 import refattn
@@ -31,6 +34,28 @@ def catalogued(name, **tags):
     if entry.estimator == "lara":
         tags["centres"] = "chunks"
     return Adapter(entry.fn, entry.estimator, capabilities, {**entry.tags, **tags}, name)
+
+
+def expanded(line):
+    """The rows that a line with <a/b> stands for."""
+    for choices in re.findall(r"<([\w.-]+(?:/[\w.-]+)+)>", line):
+        return [y for x in choices.split("/") for y in expanded(line.replace(f"<{choices}>", x))]
+    return [line]
+
+
+def rows(name):
+    """The rows of a table, each a list of its columns."""
+    text = Path(__file__).with_name(name).read_text("utf-8")
+    for line in text.splitlines():
+        for row in expanded(line) if line and line[0] != "#" else ():
+            yield [x.strip() for x in row.split(" |")]
+
+
+def declared(fn, words, names):
+    """The candidate of a row, whose function is an expression of these names."""
+    estimator, *words = words.split()
+    tags = dict(x.split("=") for x in words if "=" in x)
+    return of(eval(fn, names), estimator, *(x for x in words if "=" not in x), **tags)
 
 
 def failures(report):

@@ -1,9 +1,11 @@
 """Right candidates pass: the package's functions, other ways to compute them, other conventions.
 
-In each run by some cheap checks, with --full by all that apply, or those named in the table.
+`right_candidates.txt` is the table of them, beside the variants of the catalogue. In each run they
+are tried by some cheap checks, with --full by all that apply, or those named in the table.
 """
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from tests.conformance.candidates import (
     SEES,
     attending,
     catalogued,
+    declared,
     dropping,
     emptied,
     features,
@@ -30,6 +33,7 @@ from tests.conformance.candidates import (
     of,
     performer,
     pulled,
+    rows,
     selecting,
 )
 
@@ -38,10 +42,6 @@ CHEAP = (
     *("one_frequency", "batches_of_rows", "order_of_given_keys", "soft_caps", "weights_of_sinks"),
     *("gradients", "log_normalisers", "same_bits", "factors_of_dropout"),
 )
-DEAR = ("rows alone", "bits of RA", "everything")  # by any check
-
-
-# The package's functions, with the power that laws need.
 
 
 def kernel(x, y, *, num_features=None, seed=None, omega=None):
@@ -61,84 +61,13 @@ SAMPLED = refattn.sampled_key_attention
 waves = partial(RFA, features="trigonometric")
 relu = partial(LINEAR, feature_map=relu_features)
 
-OWN = {
-    "softmax": of(refattn.softmax_attention, "softmax", *SEES),
-    "linear": of(LINEAR, "linear", *SEES),
-    "linear-relu": of(relu, "linear", feature_map="relu"),
-    "moments": of(moments.estimate, "moments"),
-    "moments-0": of(partial(moments.estimate, ddof=0), "moments", ddof="0"),
-    "kernel": of(kernel, "kernel", "omega"),
-    "rfa": of(RFA, "rfa", "omega", "omega_per_head", *SEES),
-    "rfa-scale": of(partial(RFA, scale=0.4), "rfa", "omega", "causal", scale=0.4),
-    "rfa-moments": of(rfa_of_moments, "rfa", "moments"),
-    "rfa-drawn": of(waves, "rfa", "mask", "causal", features="trigonometric"),
-    "ra": of(RA, "ra", "omega", *SEES),
-    "lara": of(LARA, "lara", "omega", *SEES, centres="chunks"),
-    "lara-query": of(
-        partial(LARA, weighting="query"), "lara", "omega", "mask", weighting="query",
-        centres="chunks",
-    ),
-}  # fmt: skip
-OWN |= {
-    f"rfa-{name}": of(partial(RFA, coupling=name), "rfa", coupling=name)
-    for name in ("orthogonal", "antithetic")
-}
-OWN |= {
-    f"rfa-{name}": of(partial(RFA, features=name), "rfa", "omega", "mask", features=name)
-    for name in ("hyperbolic", "trigonometric")
-}
-OWN["rfa-trigonometric-gqa"] = of(waves, "rfa", "omega", *SEES, features="trigonometric")
-OWN |= {
-    f"{name}-float32": of(OWN[name].fn, name, *OWN[name].capabilities, **OWN[name].declared,
-                          dtype="float32")
-    for name in ("softmax", "linear", "moments", "kernel", "rfa", "lara")
-}  # fmt: skip
-OWN |= {
-    name: of(ESTIMATORS[name].fn, name, *capabilities)
-    for name, capabilities in {
-        "eva": ("causal", "gqa"),
-        "eva-sampled": ("causal", "gqa"),
-        "second-order": ("causal", "gqa"),
-        "rfa-local": ("omega", "omega_per_head", *SEES),
-        "coreset": ("gqa",),
-        "sampled-norms": ("gqa",),
-    }.items()
-}
-KEYS = ("coreset", "sampled-uniform", "sampled-norms", "sampled-softmax")
-FREE = ("gqa", "indices_only")
+
+def own(name):
+    return ESTIMATORS[name].fn
 
 
 def given_keys(name):
     return refattn.coreset_attention if name == "coreset" else SAMPLED
-
-
-GIVEN = {
-    f"{name}-indices-{dtype}": of(given_keys(name), name, *FREE, dtype=dtype)
-    for name in KEYS
-    for dtype in ("float32", "float64")
-}
-OWN |= GIVEN
-SOAK = (
-    *("rfa-scale", "rfa-antithetic", "eva-sampled", "second-order", "coreset", "sampled-norms"),
-    *("softmax-backward-of-weights", "rfa-backward-of-weights", "linear-backward-of-weights"),
-    *("softmax-backward-by-blocks", "rfa-backward-by-blocks", "linear-backward-by-blocks"),
-    *("softmax-upcast", "rfa-upcast", "lara-upcast", "softmax-online", "rfa-online", "eva-online"),
-    *("kernel-simplex", "rfa-simplex", "kernel-reversed", "rfa-reversed", "ra-gumbel-max"),
-    *("kernel-orthogonal", "rfa-orthogonal-variant", "rfa-trigonometric-variant"),
-    *("kernel-trigonometric", "sizes", "multiple", "omega only", "orthogonal"),
-    *("moments of frequencies", "logits", "square", "mean", "undefined", "causal LARA", "LARA"),
-    *("elu", "causal RA"),
-)
-
-
-# Other ways to compute the same, in the words of the catalogue: at few seeds, so without power.
-
-OTHER = {f"{m.name}-variant" if m.name in OWN else m.name: catalogued(m.name) for m in VARIANTS}
-OTHER |= {
-    f"{m.name}-float32": catalogued(m.name, dtype="float32")
-    for m in VARIANTS
-    if "indices_only" in m.capabilities or m.name == "eva-sampled"
-}
 
 
 # Those that take some problems only, and are asked no others.
@@ -212,10 +141,6 @@ def top_left(q, k, v):
     return refattn.softmax_attention(q, k, v, mask=np.tri(q.shape[-2], k.shape[-2], dtype=bool))
 
 
-def at_omega(q, k, v, omega, **options):
-    return RFA(q, k, v, omega=omega, **options)
-
-
 def summaries(causal_always=False, top_left=False):
     """EVA that is causal always, or aligned at the first token."""
 
@@ -232,69 +157,8 @@ def summaries(causal_always=False, top_left=False):
     return attention
 
 
-always = limited(lambda q, k, v: True, causal=True)
 fours = partial(multiple, of=4)
 eights = partial(multiple, of=8)
-frozen = limited(of_size(8), RFA, omega=np.random.default_rng(0).standard_normal((32, 8)))
-LIMITED = {
-    "sizes": of(limited(size), "softmax", *SEES, head_sizes=(64, 128)),
-    "multiple": of(limited(multiple), "softmax", *SEES, multiple_of=64),
-    "square": of(limited(square), "softmax", *SEES, self_attention=True),
-    "same length": of(limited(same_length), "softmax", *SEES, same_value_size=True),
-    "causal": of(always, "softmax", "mask", "gqa", causal_only=True),
-    "everything": of(
-        limited(everything, causal=True), "softmax", "mask", head_sizes="64,128",
-        multiple_of="64", self_attention="true", same_value_size="true", causal_only="true",
-    ),
-    "nan": of(emptied(lambda v: np.nan), "softmax", *SEES[:2], empty_rows="nan"),
-    "mean": of(emptied(lambda v: v), "softmax", *SEES[:2], empty_rows="mean"),
-    "undefined": of(emptied(lambda v: 3.0), "softmax", *SEES[:2], empty_rows="undefined"),
-    "logits": of(limited(small), "softmax", *SEES, max_logit=20),
-    "omega only": of(at_omega, "rfa", *SEES, "omega_only", "omega_per_head"),
-    "frozen": of(frozen, "rfa", *SEES, fixed_frequencies=True, head_sizes=8),
-    "orthogonal": of(
-        seeded(limited(of_size(16), RFA, coupling="orthogonal")), "rfa", *SEES, head_sizes=16,
-        coupling="orthogonal",
-    ),
-    "elu": of(limited(of_size(16), LINEAR), "linear", *SEES, head_sizes=16),
-    "moments of frequencies": of(shifted, "rfa", "moments", head_sizes=16),
-    "LARA": of(seeded(limited(eights, LARA)), "lara", "mask", multiple_of=8),
-    "causal LARA": of(seeded(partial(LARA, causal=True)), "lara", causal_only=True),
-    "top-left": of(top_left, "softmax", causal_only=True, causal="top-left"),
-    "causal RA": of(
-        causal_ra, "ra", "omega", causal_only=True, self_attention=True, head_sizes=8
-    ),
-    "causal window": of(local(causal=True), "rfa-local", "omega", "mask", causal_only=True),
-    "window in fours": of(limited(fours, local()), "rfa-local", "omega", "causal", multiple_of=4),
-    "causal chunks": of(summaries(causal_always=True), "eva", "causal", causal_only=True),
-    "chunks at the corner": of(summaries(top_left=True), "eva", "causal", causal="top-left"),
-}  # fmt: skip
-LIMITED |= {
-    f"epsilon of {place}{' drawn' * drawn}": of(
-        performer(**{place: 1e-6}), "rfa", *() if drawn else ("omega", "mask", "causal"),
-        epsilon=1e-6, hidden="finite",
-    )
-    for place in ("feature", "normaliser")
-    for drawn in (False, True)
-}  # fmt: skip
-LIMITED |= {
-    f"{name} in {limit}": of(limited(taken, given_keys(name)), name, *FREE, **tags)
-    for name in KEYS
-    for limit, taken, tags in (
-        (
-            "sizes",
-            lambda q, k, v: q.shape[-1] in (8, 64) and same_length(q, k, v) and fours(q, k, v),
-            {"head_sizes": "8,64", "multiple_of": 4, "same_value_size": True},
-        ),
-        (
-            "tokens",
-            lambda q, k, v: square(q, k, v) and fours(q, k, v),
-            {"self_attention": True, "multiple_of": 4},
-        ),
-    )
-}  # fmt: skip
-
-
 # Those of which some checks are made: options, log normalisers, gradients, bits, dropout.
 
 
@@ -364,225 +228,106 @@ def nan_where_empty(q, k, v, *, mask=None, d_out=None):
     return (out, *(np.where(np.all(seen), x, np.nan) for x in pullback(d_out)[:3]))
 
 
-def either(q, k, v, **options):
-    """As a library that takes a mask or a bias."""
-    only(not {"mask", "bias"} <= set(options))
-    return refattn.softmax_attention(q, k, v, **options)
-
-
-def without_infinite_caps(options):
-    return {k: x for k, x in options.items() if not (k == "softcap" and x == np.inf)}
-
-
-WITH_OPTIONS = (*SEES, *OPTIONS, *BACK)
 base_2 = attending(
     of_lse=lambda lse, *_: lse / np.log(2.0),
     of_back=lambda d_lse, _: None if d_lse is None else d_lse / np.log(2.0),
 )
-LAYOUTS = (
-    {"layout": "bhnd"},
-    {"layout": "bnd"},
-    {"layout": "nd"},
-    {"layout": "hnd", "empty_rows": "undefined"},
-    {"head_sizes": (8,), "same_value_size": True},
-    {"multiple_of": 8},
-    {"multiple_of": 8, "self_attention": True},
-    {"causal_only": True},
-    {"max_logit": 20.0},
+
+
+def in_fours(q, k, v):
+    return q.shape[-1] in (8, 64) and same_length(q, k, v) and fours(q, k, v)
+
+
+def square_in_fours(q, k, v):
+    return square(q, k, v) and fours(q, k, v)
+
+
+class Row(NamedTuple):
+    """A candidate, what is said of it, and of which kind it is."""
+
+    name: str
+    adapter: Any
+    checks: tuple
+    words: set
+    kind: str
+
+
+def catalogue():
+    """Other ways to compute the same: at few seeds, so without power."""
+    for m in VARIANTS:
+        soak = {"soak"} if m.name.endswith(LONGEST) else set()
+        yield Row(m.name, catalogued(m.name), (), soak, "other")
+        adapter = catalogued(m.name, dtype="float32")
+        if "indices_only" in m.capabilities or m.name == "eva-sampled":
+            yield Row(f"{m.name} in float32, catalogued", adapter, (), set(), "other")
+        if "vjp" in m.capabilities:
+            yield Row(f"gradients of {m.name} in float32", adapter, ("gradients",), set(), "other")
+
+
+LONGEST = (
+    *("-of-weights", "-by-blocks", "-upcast", "-online", "-simplex", "-reversed", "-gumbel-max"),
+    *("-orthogonal", "-trigonometric"),
 )
-LSE = ("log_normalisers", "normaliser_without_keys", "merged_parts", "gradients_of_normalisers")
-DROPOUT = ("factors_of_dropout", "law_of_dropout", "gradients_of_dropout")
-PART = {
-    **{
-        f"options in {tags}": (
-            of(attending(), "softmax",
-               *(x for x in WITH_OPTIONS if x != "gqa" or "h" in tags.get("layout", "h")), **tags),
-            OF_OPTIONS,
-        )
-        for tags in LAYOUTS
-    },
-    **{
-        f"options of {dtype}": (
-            of(attending(), "softmax", *WITH_OPTIONS, "lse", "d_lse", dtype=dtype), OF_OPTIONS
-        )
-        for dtype in ("float32", "float64")
-    },
-    **{
-        f"lse of {dtype}": (
-            of(fn, "softmax", *SEES, "vjp", "lse", "d_lse", dtype=dtype, **tags), LSE
-        )
-        for dtype in ("float32", "float64")
-        for fn, tags in ((attending(), {}), (base_2, {"lse_base": "2"}))
-    },
-    "tokens before heads": (
-        of(attending(axes=(0, 2, 1, 3)), "softmax", *SEES, *OPTIONS, layout="bnhd"), OF_OPTIONS
-    ),
-    "nan with options": (
-        of(emptied(lambda v: np.nan), "softmax", *SEES, *OPTIONS, empty_rows="nan"), OF_OPTIONS
-    ),
-    "mean with options": (
-        of(emptied(lambda v: v), "softmax", *SEES, *OPTIONS, empty_rows="mean"), OF_OPTIONS
-    ),
-    **{
-        f"{name} with lse and dropout": (
-            of(emptied(value, of_lse=-1e38), "softmax", *SEES, "window", "lse", "dropout",
-               empty_rows=name),
-            OF_OPTIONS,
-        )
-        for name, value in (("nan", lambda v: np.nan), ("mean", lambda v: v))
-    },
-    **{
-        f"dropout in {x}": (of(dropping(), "softmax", "dropout", "vjp", layout=x), DROPOUT)
-        for x in ("nd", "bnd", "hnd", None)
-    },
-    "dropout in all uses": (of(dropping(), "softmax", *SEES, "dropout", "vjp"), DROPOUT[2:]),
-    "a mask or a bias": (of(either, "softmax", *SEES, *OPTIONS), OF_OPTIONS),
-    "few exponents": (of(attending(), "softmax", "vjp", max_logit=2.0), ("gradients_of_large",)),
-    "rows alone": (of(by_rows, "softmax", "batch_invariant"), ("same_bits_in_any_batch",)),
-    "bits": (of(refattn.softmax_attention, "softmax", "deterministic"), ("same_bits",)),
-    "bits of RA": (of(RA, "ra", "omega_only", "deterministic", "batch_invariant"), ("same_bits",)),
-    "RA with an epsilon": (
-        of(ra_with_epsilon, "ra", epsilon=1e-12), ("mean_of_samples",)
-    ),
-    **{
-        f"epsilon {x:g} at the {place}": (
-            of(performer(feature=x, axes=axes), "rfa", epsilon=x),
-            ("contract", "weighted_mean", "one_function", "feature_sums", "frequency_law"),
-        )
-        for x in (1e-9, 1e-12, 1e-15)
-        for place, axes in (("query", (-1,)), ("largest", (-2, -1)))
-    },
-    "features in float32": (
-        of(features(), "rfa", dtype="float32"), ("one_function", "long_vectors")
-    ),
-    "features that are fixed": (
-        of(features(omega=np.random.default_rng(3).standard_normal((40, 8))), "rfa",
-           fixed_frequencies=True, head_sizes=8),
-        ("one_function",),
-    ),
-    "waves in float16": (
-        of(half_waves, "rfa", "omega_only", "causal", features="trigonometric", dtype="float16"),
-        ("causal",),
-    ),
-    "moments in float16": (of(half_moments, "moments", dtype="float16"), ()),
-    "sums in float16": (of(in_float32, "softmax", dtype="float16"), ("long_half_sums",)),
-    "finite values": (
-        of(selecting, "softmax", "mask", hidden="finite-values"), ("hidden_nonsense",)
-    ),
-    **{
-        f"gradients of {name} in {dtype}": (
-            of(pulled(fn), estimator, "vjp", *SEES, *more, dtype=dtype, **tags), ("gradients",)
-        )
-        for dtype in ("float32", "float64")
-        for name, fn, estimator, more, tags in (
-            ("softmax", refattn.softmax_attention, "softmax", (), {}),
-            ("rfa", RFA, "rfa", ("omega", "omega_per_head"), {}),
-            ("rfa drawn", RFA, "rfa", (), {}),
-            ("ra", RA, "ra", ("omega_only",), {}),
-            ("lara", LARA, "lara", ("omega",), {}),
-            ("is", refattn.importance_sampled_attention, "is", ("omega_only",), {}),
-            ("ratios", refattn.mean_of_ratios_attention, "mean-of-ratios", ("omega",), {}),
-            ("linear", LINEAR, "linear", (), {}),
-            ("relu", relu, "linear", (), {"feature_map": "relu"}),
-        )
-    },
-    **{
-        f"gradients of {m.name} in float32": (catalogued(m.name, dtype="float32"), ("gradients",))
-        for m in VARIANTS
-        if "vjp" in m.capabilities
-    },
-    "gradients of an epsilon": (of(with_epsilon, "linear", "vjp", epsilon=1e-6), ("gradients",)),
-    "gradients of nan": (
-        of(nan_where_empty, "softmax", "vjp", "mask", empty_rows="nan"), ("gradients",)
-    ),
-    "gradients of LARA drawn": (of(pulled(LARA), "lara", "vjp"), ("gradients",)),
-    "gradients of waves drawn": (of(pulled(waves), "rfa-trigonometric", "vjp"), ("gradients",)),
-    **{
-        f"gradients at keys of {name}": (of(pulled(SAMPLED), name, *FREE, "vjp"), ("gradients",))
-        for name in ("sampled-uniform", "sampled-softmax")
-    },
-    "gradients at frequencies of EVA": (
-        of(pulled(refattn.eva_attention), "eva-sampled", "gqa", "causal", "omega_only",
-           "omega_per_head", "vjp"),
-        ("gradients",),
-    ),
-    **{
-        f"{name} of tokens before heads": (
-            of(turned(given_keys(name), scale=0.25), name, *FREE, layout="bnhd",
-               scale=0.25),
-            (),
-        )
-        for name in KEYS
-    },
-    "EVA of tokens before heads": (
-        of(turned(refattn.eva_attention, scale=0.25), "eva-sampled", "omega_only",
-           "omega_per_head", "causal", layout="bnhd", scale=0.25),
-        (),
-    ),
-    **{
-        f"{name} that draws or is given": (
-            of(ESTIMATORS[name].fn, name, "indices", "gqa"),
-            ("contract", "reference_values", "weighted_mean", "calls_apart", "all_keys"),
-        )
-        for name in ("coreset", "sampled-uniform")
-    },
-}  # fmt: skip
 
 
-ROWS = {
-    **{name: (adapter, ()) for name, adapter in (OWN | OTHER | LIMITED).items()},
-    **PART,
-}
+def table():
+    kind = ""
+    for name, *rest in rows("right_candidates.txt"):
+        if not rest:
+            kind = name.strip("[]")
+            continue
+        fn, words, *checks = rest
+        checks = tuple(checks[0].split()) if checks else ()
+        checks = OF_OPTIONS if checks == ("options",) else checks
+        name, *marks = name.split(" (")
+        yield Row(name, declared(fn, words, globals()), checks, {x[:-1] for x in marks}, kind)
+
+
+ROWS = [*table(), *catalogue()]
 
 
 def cases():
-    for name in ROWS:
-        yield pytest.param(name, "cheap", marks=[pytest.mark.long] * (name in DEAR))
-        yield pytest.param(
-            name, "all", marks=pytest.mark.soak if name in SOAK else pytest.mark.long
-        )
+    for row in ROWS:
+        cheap = [pytest.mark.long] * ("dear" in row.words)
+        longest = pytest.mark.soak if "soak" in row.words else pytest.mark.long
+        yield pytest.param(row, "cheap", marks=cheap, id=f"{row.name}-cheap")
+        yield pytest.param(row, "all", marks=longest, id=f"{row.name}-all")
 
 
-@pytest.mark.parametrize(("name", "extent"), [*cases()])
-def test_right_candidates_pass(name, extent, monkeypatch):
+@pytest.mark.parametrize(("row", "extent"), [*cases()])
+def test_right_candidates_pass(row, extent, monkeypatch):
     """Laws have few seeds: of functions of the package as many as their power needs."""
-    monkeypatch.setitem(runner.LEVELS, "quick", 100 if name in OTHER else 500)
+    monkeypatch.setitem(runner.LEVELS, "quick", 100 if row.kind == "other" else 500)
     monkeypatch.setattr(runner, "_not_tried", lambda *_: {})
-    adapter, first = ROWS[name]
-    names = [x.name for x in checks_of(adapter) if x.name.startswith(first or ("",))]
+    names = [x.name for x in checks_of(row.adapter) if x.name.startswith(row.checks or ("",))]
     if extent == "cheap":
         names = [x for x in names if x in CHEAP][:3] or names[:1]
-    report = check(adapter, checks=names, rng=1)
-    powerless = name in OTHER or name in LIMITED or "epsilon" in name
-    assert report.verdict in ("PASS", "UNDERPOWERED" if powerless else "PASS"), str(report)
+    report = check(row.adapter, checks=names, rng=1)
+    power = row.kind in ("own", "part")
+    assert report.verdict in ("PASS", "PASS" if power else "UNDERPOWERED"), str(report)
     assert {r.check for r in report.results} | set(report.not_tried) >= set(names)
     for r in report.results:
         assert r.error is not None or r.p is not None or r.status != "PASS"
-        if name in OWN:
+        if row.kind == "own":
             assert all(r.detectable[key] <= target for key, target in r.target.items())
 
 
 def test_a_whole_run_passes(monkeypatch):
-    monkeypatch.setattr(uses, "_SIZES", [x for x in uses._SIZES if x.n * x.m < 2**13])
-    adapter = of(refattn.softmax_attention, "softmax", "mask")
+    monkeypatch.setattr(uses, "_SIZES", [x for x in uses._SIZES if x.n * x.m < 2**11])
+    adapter = of(refattn.softmax_attention, "softmax")
     report = check(adapter, rng=0)
     assert report.verdict == "PASS", str(report)
     assert [r.check for r in report.results] == [x.name for x in checks_of(adapter)]
 
 
-# Those that take a call without what they declare, and give another result or none is wrong.
-IDLE = (
-    *("causal", "omega only", "causal LARA", "top-left", "causal window", "causal chunks"),
-    *("chunks at the corner", "epsilon of feature drawn", "epsilon of normaliser drawn"),
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(x, id=x.name) for x in ROWS if x.kind == "limited" and "idle" not in x.words],
 )
-
-
-@pytest.mark.parametrize("name", [n for n in LIMITED if n not in IDLE])
-def test_undeclared_it_fails(name):
+def test_undeclared_it_fails(row):
     """Else the declaration would be idle, and the test above with it."""
-    adapter = LIMITED[name]
+    kept = {k: x for k, x in row.adapter.declared.items() if k in ("causal_only", "coupling")}
+    adapter = of(row.adapter.fn, row.adapter.estimator, *row.adapter.capabilities, **kept)
     first = ["contract", "reference_values", "query_without_keys", "value_length", "large_logits"]
-    kept = {k: x for k, x in adapter.declared.items() if k in ("causal_only", "coupling")}
-    adapter = of(adapter.fn, adapter.estimator, *adapter.capabilities, **kept)
-    names = [c.name for c in checks_of(adapter) if c.name in first]
+    names = [x.name for x in checks_of(adapter) if x.name in first]
     assert check(adapter, checks=names).verdict == "FAIL"

@@ -24,6 +24,7 @@ from tests.conformance.candidates import (
     catalogued,
     changed,
     checked,
+    declared,
     dropping,
     emptied,
     failures,
@@ -32,6 +33,7 @@ from tests.conformance.candidates import (
     of,
     performer,
     pulled,
+    rows,
     scores,
     seeing,
     selecting,
@@ -200,7 +202,11 @@ def test_defects_with_what_is_given_fail(mutant):
     assert report.results[0].reproducer
 
 
-# Exact attention.
+# Those that are written here, of which `wrong_candidates.txt` is the table.
+
+
+def entry(name):
+    return BY_NAME[name].fn
 
 
 def broken(result):
@@ -219,10 +225,6 @@ def scribbling(q, k, v):
     out = refattn.softmax_attention(q, k, v)
     k *= 2
     return out
-
-
-def restless(q, k, v, *, num_features, seed):
-    return RFA(q, k, v, num_features=num_features)
 
 
 def every_64th(out, *_):
@@ -280,71 +282,7 @@ def adding(q, k, v, mask=True):
     return averaged(scores(q, k) + np.where(mask, 0.0, -np.inf), v)
 
 
-EXACT = {
-    "raises": (of(raising), "contract", "RuntimeError: no GPU"),
-    "exits": (of(exiting), "contract", "SystemExit"),
-    "writes": (of(scribbling), "contract memory_layouts", "other numbers in it"),
-    "wrong shape": (of(lambda q, k, v: v[..., :1]), "contract", "shape (5, 1)"),
-    "wrong dtype": (of(broken(np.float32)), "contract", "float32"),
-    "not an array": (of(broken(lambda out: "no")), "contract", "a str"),
-    "nothing": (of(broken(lambda out: None)), "contract", "a NoneType"),
-    "a list": (of(broken(lambda out: out.tolist())), "contract", "a list"),
-    "objects": (of(broken(lambda out: out.astype(object))), "contract", "object"),
-    "not a number": (of(broken(lambda out: out * np.nan)), "contract", "NaN"),
-    "complex": (of(broken(lambda out: out + 0j)), "contract reference_values", "complex"),
-    "a pair": (of(lambda x: x.mean(-2), "moments"), "contract", "a ndarray"),
-    "takes no seed": (of(lambda q, k, v: v, "rfa"), "contract", "TypeError"),
-    "restless": (of(restless, "rfa"), "contract", ""),
-    "late tokens": (catalogued("softmax-causal-late-tokens"), "large_sizes", "formula token 1024"),
-    "late keys": (catalogued("softmax-late-keys-dropped"), "large_sizes", "formula"),
-    "every 64th": (of(changed(after=every_64th)), "large_sizes", "formula every 64th"),
-    "wide heads": (catalogued("softmax-head-size-128"), "large_sizes", "formula"),
-    "third member": (catalogued("softmax-batch-of-two"), "large_sizes", "formula head"),
-    "of heads": (catalogued("softmax-maximum-of-heads"), "heads_of_other_size", ""),
-    "as keys lie": (catalogued("softmax-keys-as-they-lie"), "memory_layouts", ""),
-    "workspace": (catalogued("softmax-workspace-handed-out"), "calls_apart", ""),
-    "0 times NaN": (catalogued("softmax-hidden-times-zero"), "hidden_nonsense", "range"),
-    "values times 0": (of(selecting, "softmax", "mask"), "hidden_nonsense", "range"),
-    "keys times 0": (
-        of(adding, "softmax", "mask", hidden="finite-values"), "hidden_nonsense", "range"
-    ),
-    "half sums": (catalogued("softmax-half-precision-sums"), "long_half_sums", ""),
-    "many rows": (catalogued("moments-first-4096"), "many_rows", ""),
-    "rows of groups": (of(seeing(rows_of_groups), "softmax", *SEES), "grouped_heads", ""),
-    "rows of a mask": (of(seeing(first_rows_of_mask), "softmax", "mask"), "mask", ""),
-    "last head": (of(changed(after=state_of_last_head), "softmax", "causal"), "causal", ""),
-    "one stride": (of(changed(one_stride), "softmax", "mask"), "memory_layouts", ""),
-    "mask as it lies": (of(changed(mask_as_it_lies), "softmax", "mask"), "memory_layouts", ""),
-    # Within what is declared.
-    "coordinate": (
-        of(changed(late_coordinate), "softmax", head_sizes=(64, 128)), "reference_values", ""
-    ),
-    "block": (of(changed(after=every_64th), "softmax", multiple_of=64), "reference_values", ""),
-    "future": (of(changed(one_key_ahead), "softmax", "mask", causal_only=True), "causal", ""),
-    "half empty": (
-        of(emptied(half_empty), "softmax", "mask", empty_rows="nan"), "query_without_keys", ""
-    ),
-    **{
-        f"0 for {other}": (
-            of(refattn.softmax_attention, "softmax", "mask", empty_rows=other),
-            "query_without_keys",
-            "",
-        )
-        for other in ("nan", "mean")
-    },
-    "nan for 0": (of(emptied(lambda v: np.nan), "softmax", *SEES), "query_without_keys", ""),
-    "mean for 0": (of(emptied(lambda v: v), "softmax", *SEES), "query_without_keys", ""),
-}  # fmt: skip
-
-
-# Random features, kernels and moments.
-
-
 OMEGA = np.random.default_rng(0).standard_normal((32, 8))
-
-
-def few_features(q, k, v, *, omega):
-    return RFA(q, k, v, omega=omega[..., :1024, :])
 
 
 def frozen_without_bias(q, k, v):
@@ -361,56 +299,7 @@ def by_head(q, num_features, seed):
     return omega * heads**-0.5
 
 
-CHANGES = {
-    "a constant": lambda phi, x: phi + phi.dtype.type(1e-6),
-    "clipped": lambda phi, x: np.clip(phi, np.exp(-8.0), np.exp(8.0)),
-    "rounded": lambda phi, x: np.round(phi, 5),
-}
-FROZEN = {"fixed_frequencies": True, "head_sizes": 8}
-DRAWN = {
-    "few features": (of(few_features, "rfa", "omega"), "large_sizes", ""),
-    "scale": (of(partial(RFA, scale=1.0), "rfa", "omega_only"), "reference_values", ""),
-    "frozen": (of(frozen_without_bias, "rfa", **FROZEN), "one_function", ""),
-    "squares": (
-        of(features(lambda phi, x: phi * phi, omega=OMEGA), "rfa", **FROZEN), "one_function", ""
-    ),
-    "seeds of heads": (catalogued("rfa-seed-plus-head"), "seeds", "the same bit for bit"),
-    "law of heads": (of(features(draw=by_head), "rfa"), "frequency_law", "last head"),
-    **{
-        f"features {change} in {name}": (
-            of(features(CHANGES[change]), "rfa", dtype="float32"), name, ""
-        )
-        for change in CHANGES
-        for name in ("one_function", "long_vectors")
-    },
-    **{
-        f"{change} in {dtype}": (of(fn, "rfa", dtype=dtype), "recovered_values", "")
-        for dtype in ("float32", "float64")
-        for change, fn in (
-            ("epsilon", performer(feature=1e-6)),
-            ("clip", features(lambda phi, x: np.exp(np.clip(x, -20, 20)))),
-        )
-    },
-    **{
-        f"epsilon of {x:g}": (
-            of(performer(feature=x, axes=(-2, -1)), "rfa"), "one_function", ""
-        )
-        for x in (1e-5, 1e-3)
-    },
-    **{
-        f"window of {sides}": (
-            of(local(sides, causal=True), "rfa-local", "omega", causal_only=True), "causal", "",
-        )
-        for sides in ((7, 8), (9, 8))
-    },
-}  # fmt: skip
-
-
 # Options and log normalisers, forth and back.
-
-
-def without(name):
-    return lambda options: {k: x for k, x in options.items() if k != name}
 
 
 def wider_cap(options):
@@ -434,145 +323,14 @@ def raw(lse, *_):
         return np.log(np.exp(lse))
 
 
-def lse_of(**options):
-    return lambda lse, q, k, given: attend(q, k, k, **{"scale": q.shape[-1] ** -0.5} | options).lse
-
-
-def alone(lse, q, k, given):
-    """Without the scale."""
-    return attend(q, k, k, **{x: y for x, y in given.items() if x != "scale"}).lse
-
-
-LSE = {
-    "base 2": lambda lse, *_: lse / np.log(2.0),
-    "no maximum": raw,
-    "the mean, not the sum": lambda lse, q, k, _: lse - np.log(k.shape[-2]),
-    "1 more": lambda lse, *_: np.log1p(np.exp(lse)),
-    "another sign": lambda lse, *_: -lse,
-    "mask left out": lse_of(),
-    "of another head": lambda lse, *_: np.roll(lse, 1, -2) if lse.ndim > 1 else lse,
-    "infinite without keys": lambda lse, *_: np.where(lse == -np.inf, np.inf, lse),
-    "a column": lambda lse, *_: lse[..., None],
-    "rounded": lambda lse, *_: lse.astype(np.float16).astype(lse.dtype),
-    "without scale": alone,
-}
-TOGETHER = {
-    "one query": lambda q, k, given: q.shape[-2] == 1,
-    "with causal": lambda q, k, given: given.get("causal"),
-    "groups and a mask": lambda q, k, given: "mask" in given and q.shape[:-2] != k.shape[:-2],
-    "a window and a cap": lambda q, k, given: {"window", "softcap"} <= set(given),
-}
-
-
 def more_when(when):
-    return lambda lse, q, k, given: lse + 1.0 * bool(when(q, k, given))
-
-
-def of_first_head(d_lse, options):
-    return d_lse if d_lse is None or d_lse.ndim < 2 else d_lse[..., :1, :] + 0 * d_lse
-
-
-def only_plain(d_lse, options):
-    return 0 * d_lse if d_lse is not None and options.get("causal") else d_lse
+    """Log normalisers that are larger in some calls."""
+    return attending(of_lse=lambda lse, q, k, options: lse + 1.0 * bool(when(q, k, options)))
 
 
 def period(axis, length):
     """Random numbers that come again after some."""
     return lambda u: np.take(u, np.arange(u.shape[axis]) % length, axis) if u.ndim > 2 else u
-
-
-def heads_of_a_group(u):
-    return u[..., np.arange(u.shape[-3]) // 2 * 2, :, :] if u.ndim > 2 else u
-
-
-NORMALISED = (*SEES, *OPTIONS, "lse")
-WITH_OPTIONS = {
-    **{
-        f"{name} forgotten behind": (
-            of(attending(behind=without(name)), "softmax", *SEES, *OPTIONS, *BACK),
-            "gradients_together",
-            "",
-        )
-        for name in OPTIONS
-    },
-    "half a cap behind": (
-        of(attending(behind=wider_cap), "softmax", *SEES, *OPTIONS, *BACK), "gradients_together", ""
-    ),
-    **{
-        f"gradients of {name}, {words}": (
-            of(pulled(change=of_one(name, change)), "softmax", *OPTIONS, *BACK),
-            "gradients_together",
-            f"d_{name}",
-        )
-        for name in ("bias", "sinks")
-        for words, change in (
-            ("sign", np.negative), ("a hundredth", lambda x: 1.01 * x), ("none", np.zeros_like),
-        )
-    },
-    "lse without caps": (
-        of(attending(of_lse=more_when(lambda q, k, given: "softcap" in given)), "softmax",
-           *NORMALISED),
-        "log_normalisers uses_together",
-        "",
-    ),
-    **{
-        f"lse: {name}": (
-            of(attending(of_lse=change), "softmax", *SEES, "lse", "d_lse"),
-            "normaliser_without_keys" if "without keys" in name else "log_normalisers",
-            "",
-        )
-        for name, change in LSE.items()
-    },
-    **{
-        f"lse: {name}": (
-            of(attending(of_lse=more_when(when)), "softmax", *NORMALISED), "uses_together", ""
-        )
-        for name, when in TOGETHER.items()
-    },
-    "lse: no key": (
-        of(attending(of_lse=lambda lse, *_: np.where(np.isneginf(lse), 0.0, lse)), "softmax",
-           *NORMALISED),
-        "normaliser_without_keys", "",
-    ),
-    "no lse": (
-        of(lambda q, k, v, **_: naive.softmax_attention(q, k, v), "softmax", "lse"),
-        "log_normalisers", "(out, lse)",
-    ),
-    "d_lse ignored": (
-        of(attending(of_back=lambda d_lse, _: d_lse if d_lse is None else 0 * d_lse), "softmax",
-           "vjp", "lse", "d_lse"),
-        "gradients_of_normalisers", "",
-    ),
-    **{
-        f"d_lse {name}": (
-            of(attending(of_back=change), "softmax", *SEES, *OPTIONS, *BACK, "lse", "d_lse"),
-            "gradients_together", "",
-        )
-        for name, change in (("where causal", only_plain), ("of the first head", of_first_head))
-    },
-    **{
-        f"dropout of {name} again": (
-            of(dropping(draw), "softmax", "gqa", "dropout"), "law_of_dropout", ""
-        )
-        for name, draw in (
-            ("64 keys", period(-1, 64)), ("16 keys", period(-1, 16)), ("8 queries", period(-2, 8)),
-            ("heads of a group", heads_of_a_group),
-        )
-    },
-    **{
-        f"dropout behind, {name}": (
-            of(dropping(behind=behind), "softmax", *SEES, "dropout", "vjp"),
-            "gradients_of_dropout",
-            "",
-        )
-        for name, behind in (
-            ("causal", lambda f, q, k, given: np.roll(f, 1, -1) if given.get("causal") else f),
-            ("mask", lambda f, q, k, given: np.roll(f, 1, -2) if "mask" in given else f),
-            ("groups", lambda f, q, k, given: (
-                f if k.shape[:-2] == q.shape[:-2] else f[..., :1, :, :] + 0 * f)),
-        )
-    },
-}  # fmt: skip
 
 
 # Gradients.
@@ -597,10 +355,6 @@ def write_to_d_out(found, given):
     given["d_out"][...] = 0.0
 
 
-def in_float64(found, given):
-    found[1] = found[1].astype(np.float64)
-
-
 def nan_of_hidden(found, given):
     if "mask" in given:
         found[1] = found[1] + 0.0 * given["k"].sum()
@@ -622,8 +376,9 @@ class Counting:
         return self.calls % self.every == 0
 
 
-def drawn(fn):
-    """A way back as it is where frequencies are drawn inside."""
+def drawn(name):
+    """A way back of the catalogue as it is where frequencies are drawn inside."""
+    fn = BY_NAME[f"rfa-backward-{name}"].fn
 
     def attention(q, k, v, *, num_features, seed, **options):
         omega = np.random.default_rng(seed).standard_normal((num_features, q.shape[-1]))
@@ -636,77 +391,6 @@ def once(found, given):
     """What a key takes of its places is not added."""
     counts = np.sum(given["indices"][..., None] == np.arange(given["k"].shape[-2]), -2)
     found[3] = found[3] / np.maximum(counts, 1)[..., None]
-
-
-def grouped(given):
-    return given["q"].shape[-3] > given["k"].shape[-3] and len(given["q"]) > 1
-
-
-def back(change, fn=refattn.softmax_attention, estimator="softmax", **tags):
-    return of(pulled(fn, change), estimator, "vjp", *SEES, dtype="float32", **tags)
-
-
-TOKENS = "gradients_of_many_tokens"
-GRADIENTS = {
-    "layouts": (back(as_contiguous), "gradients_of_layouts", ""),
-    "writes": (back(write_to_d_out), "gradients", ""),
-    "dtype": (back(in_float64), "gradients", ""),
-    "nan of hidden": (back(nan_of_hidden), "gradients_of_hidden_nonsense", ""),
-    "clamped": (back(clamped, LINEAR, "linear"), "gradients_of_extreme_features", ""),
-    "races": (back(halved(3, Counting(5))), "gradients_again", ""),
-    "long heads": (back(halved(1, lambda x: x["q"].shape[-1] > 64)), TOKENS, ""),
-    "long values": (back(halved(3, lambda x: x["v"].shape[-1] > 128)), TOKENS, ""),
-    "groups": (back(halved(2, grouped)), TOKENS, ""),
-    "ten heads": (back(halved(1, lambda x: x["q"].shape[:-2] == (1, 10))), "gradients", ""),
-    "large ones": (
-        back(halved(1, lambda x: abs(x["d_out"]).max() > 99)), "gradients_are_linear", ""
-    ),
-    "counted once": (
-        of(pulled(refattn.sampled_key_attention, once), "sampled-uniform", "indices_only", "vjp"),
-        "gradients", "",
-    ),
-    **{
-        f"{name} drawn": (of(pulled(fn, halved(3, bool)), name, "vjp"), failing, "")
-        for name, fn, failing in (
-            ("lara", refattn.linear_randomized_attention, "gradients_of_means"),
-            ("rfa-trigonometric", partial(RFA, features="trigonometric"), "gradients_are_slopes"),
-        )
-    },
-    **{
-        f"{name} drawn in {dtype}": (
-            of(drawn(BY_NAME[f"rfa-backward-{name}"].fn), "rfa", "vjp", *SEES, dtype=dtype),
-            seen_by,
-            "",
-        )
-        for dtype in ("float32", "float64")
-        for name, seen_by in {
-            "delta-dropped": "gradients_of_means",
-            "mask-ignored": "gradients_of_hidden",
-            "cotangents-are-ones": "gradients_are_linear",
-            **dict.fromkeys(
-                (
-                    *("normaliser-constant-for-keys", "norm-forgotten", "mask-of-first-query"),
-                    *("causal-ahead", "causal-top-left", "group-not-summed", "group-interleaved"),
-                    "root-missing",
-                ),
-                "gradients_are_slopes",
-            ),
-        }.items()
-    },
-    "the output alone": (
-        of(lambda q, k, v, *, d_out=None: refattn.softmax_attention(q, k, v), "softmax", "vjp"),
-        "gradients", "(out, dq, dk, dv) a ndarray",
-    ),
-    "without the output": (
-        of(pulled(change=lambda found, given: found[1:]), "softmax", "vjp"),
-        "gradients", "(out, dq, dk, dv) a tuple of 3",
-    ),
-    "transposed": (
-        of(pulled(change=lambda found, given: [*found[:2], found[2].mT, found[3]]), "softmax",
-           "vjp"),
-        "gradients", "shape (6, 4) shape (4, 6)",
-    ),
-}  # fmt: skip
 
 
 # The last bit.
@@ -729,85 +413,47 @@ def split(pieces):
     return attention
 
 
-def last_bit(when):
+def last_bit(when, every=2):
     """Another last bit at every second call in which `when` holds."""
-    calls = Counting()
-    return lambda out, q, k, v, given: out * (1 + 2.0**-52 * (when(q, k, given) and calls()))
+    calls = Counting(every)
+    return changed(
+        after=lambda out, q, k, v, options: out * (1 + 2.0**-52 * (when(q, k, options) and calls()))
+    )
 
 
-def of_values(calls):
-    def change(found, given):
-        found[3] = found[3] * (1 + 2.0**-52 * calls())
-
-    return change
+def last_bit_of_dv(found, given, calls=Counting()):  # noqa: B008
+    found[3] = found[3] * (1 + 2.0**-52 * calls())
 
 
-second, fourth = Counting(), Counting()
-BATCH = "same_bits_in_any_batch"
-BITS = {
-    "by queries": (of(split(lambda q: 1 if q.shape[-2] < 8 else 3), "softmax", "batch_invariant"),
-                   BATCH, ""),
-    "by batch": (of(split(len), "softmax", "batch_invariant"), BATCH, ""),
-    "by calls": (of(split(lambda q: 1 + second()), "softmax", "deterministic"), "same_bits", ""),
-    "of gradients": (
-        of(pulled(change=of_values(fourth)), "softmax", "deterministic", "vjp"), "same_bits", ""
-    ),
-    **{
-        f"of {name}": (
-            of(changed(after=last_bit(when)), "softmax", "deterministic", *SEES), "same_bits", ""
-        )
-        for name, when in (
-            ("groups", lambda q, k, given: q.shape[-3] != k.shape[-3]),
-            ("masks", lambda q, k, given: np.any(given.get("mask"))),
-            ("causal", lambda q, k, given: np.any(given.get("causal"))),
-        )
-    },
-    "of few with masks": (
-        of(
-            changed(after=lambda out, q, k, v, given: (
-                out * (1 + 2.0**-52 * (q.shape[-2] < 8 and given.get("mask") is not None))
-            )),
-            "softmax", "batch_invariant", "mask",
-        ),
-        BATCH, "",
-    ),
-}  # fmt: skip
+def table():
+    for name, *rest in rows("wrong_candidates.txt"):
+        long = [pytest.mark.long] * name.endswith(" (long)")
+        yield pytest.param(*rest, id=name, marks=long)
 
 
-ROWS = EXACT | DRAWN | WITH_OPTIONS | GRADIENTS | BITS
-LONG_ROWS = (  # over .2 s of CPU
-    *("late tokens", "law of heads", "lse: one query", "lse without caps", "lse: with causal"),
-    *(f"dropout of {x} again" for x in ("16 keys", "8 queries", "heads of a group")),
-    "lse: groups and a mask",
-)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.long] * (x in LONG_ROWS)) for x in ROWS]
-)
+@pytest.mark.parametrize(("fn", "words", "checks", "said"), [*table()])
 @pytest.mark.usefixtures("briefly")
-def test_wrong_candidates_fail(name, monkeypatch):
-    """All checks that are named fail, and every word is in what the first says."""
+def test_wrong_candidates_fail(fn, words, checks, said, monkeypatch):
+    """All checks that are named fail, and the first says all the words, in their order."""
     monkeypatch.setitem(runner.LEVELS, "quick", 300)
-    adapter, checks, words = ROWS[name]
-    level = "full" if checks in (TOKENS, "large_sizes") else "quick"  # which has time for all sizes
-    report = check(adapter, checks=checks.split(), level=level, rng=0)
+    level = "full" if checks in ("gradients_of_many_tokens", "large_sizes") else "quick"  # has time
+    report = check(declared(fn, words, globals()), checks=checks.split(), level=level, rng=0)
     assert failures(report) == {*checks.split()}, report
     first = report.results[0]
-    said = f"{first.severity} {first.expected} {first.got} {first.statistic}"
+    message = f"{first.severity} {first.expected} {first.got} {first.statistic}"
     position = 0
-    for word in words.split():
-        position = said.find(word, position)
-        assert position >= 0, (said, words)
-    assert "\n" not in said
-    assert "not taken" not in said
+    for word in said.split():
+        position = message.find(word, position)
+        assert position >= 0, (message, said)
+    assert "\n" not in message
+    assert "not taken" not in message
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", [x for x in WITH_OPTIONS if "behind" in x or "gradients" in x or x.endswith("caps")]
+    ("fn", "words", "checks", "said"),
+    [x for x in table() if " behind" in x.id or "gradient of" in x.id],
 )
-def test_mistakes_of_options_fail_no_other_check(name):
-    adapter, checks, _ = ROWS[name]
-    names = OF_OPTIONS if "dropout" not in name else ("gradients_of_dropout", "factors_of")
-    assert failures(checked(adapter, *names)) == {*checks.split()}
+def test_mistakes_of_options_fail_no_other_check(fn, words, checks, said):
+    names = ("gradients_of_dropout", "factors_of") if "dropout" in words else OF_OPTIONS
+    assert failures(checked(declared(fn, words, globals()), *names)) == {*checks.split()}
