@@ -183,7 +183,6 @@ def eager_torch(torch, delta=True):
         @staticmethod
         def forward(ctx, q, k, v):
             ctx.save_for_backward(q, k, v)
-            ctx.kept = Attention.kept
             Attention.kept[:] = [q, k, v]
             return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
 

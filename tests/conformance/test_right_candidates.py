@@ -19,22 +19,12 @@ from refattn.conformance.verdict import runner
 from refattn.features import elu_features, relu_features
 from refattn.registry import ESTIMATORS
 from tests.conformance.candidates import (
-    BACK,
     OF_OPTIONS,
-    OPTIONS,
-    SEES,
     attending,
     catalogued,
     declared,
-    dropping,
-    emptied,
-    features,
-    local,
     of,
-    performer,
-    pulled,
     rows,
-    selecting,
 )
 
 CHEAP = (
