@@ -4,6 +4,7 @@
 are tried by some cheap checks, with --full by all that apply, or those named in the table.
 """
 
+# ruff: noqa: F401 (the table names them)
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,8 +24,15 @@ from tests.conformance.candidates import (
     attending,
     catalogued,
     declared,
+    dropping,
+    emptied,
+    features,
+    local,
     of,
+    performer,
+    pulled,
     rows,
+    selecting,
 )
 
 CHEAP = (
@@ -300,6 +308,20 @@ def test_right_candidates_pass(row, extent, monkeypatch):
         assert r.error is not None or r.p is not None or r.status != "PASS"
         if row.kind == "own":
             assert all(r.detectable[key] <= target for key, target in r.target.items())
+
+
+@pytest.mark.soak
+def test_checks_of_a_batch_of_vectors_one_by_one(monkeypatch):
+    monkeypatch.setitem(runner.LEVELS, "quick", 500)
+
+    def single(x, y, *, num_features, seed):
+        if x.ndim != 1:
+            raise ValueError("one vector at a time")
+        return kernel(x, y, num_features=num_features, seed=seed)
+
+    names = ["frequency_law", "recovered_values"]
+    report = check(of(single, "kernel"), checks=names, time_limit=600)
+    assert report.verdict == "PASS", str(report)
 
 
 def test_a_whole_run_passes(monkeypatch):
