@@ -1,0 +1,302 @@
+"""Candidates that are programs: started for each call or kept, with files of arrays."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refattn.conformance import Adapter, Failure, Subprocess, check
+from tests.conformance.candidates import OF_OPTIONS, OPTIONS, SEES, checked, failures, of
+
+posix = pytest.mark.skipif(os.name != "posix", reason="signals as of POSIX")
+
+
+def python(code, *words):
+    return [sys.executable, "-c", code, *words]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    path = tmp_path_factory.mktemp("c") / "attention"
+    source = Path(__file__).with_name("attention.c")
+    subprocess.run([compiler, "-O2", "-o", path, source, "-lm"], check=True)
+    return str(path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("defect", "failing"),
+    [
+        ("", ()),
+        ("unstable", ("extreme_logits", "weighted_mean", "future_unseen")),
+        ("strict", ("causal", "causal_cross", "uses_together", "large_sizes")),
+    ],
+)
+def test_a_program_in_c(program, defect, failing):
+    fn = Subprocess(f"{program} {defect} {{input}} {{output}}")
+    report = check(of(fn, "softmax", "causal", layout="nd"), rng=0)
+    assert failures(report) == {*failing}, str(report)
+    if failing:
+        script = next(r.reproducer for r in report.results if r.reproducer)
+        assert f"Subprocess(['{program}'" in script
+
+
+@pytest.mark.parametrize(
+    "names", [["contract", "causal_cross"], pytest.param(None, marks=pytest.mark.long)]
+)
+def test_a_program_in_c_that_is_kept(program, names):
+    with contextlib.closing(Subprocess(f"{program} serve", keep=True)) as fn:
+        report = check(of(fn, "softmax", "causal", layout="nd"), rng=0, checks=names)
+    assert report.verdict == "PASS", str(report)
+
+
+# Exact attention with its options and gradients, or moments, in Python.
+PYTHON = """
+import sys
+from importlib import import_module
+import numpy as np, refattn
+
+npz = sys.argv[1] == "npz"
+
+def answer(source, target):
+    given = dict(np.load(source) if npz else import_module("safetensors.numpy").load_file(source))
+    if "x" in given:
+        found = refattn.moments.estimate(given["x"])._asdict()
+    else:
+        q, k, v = (given.pop(name) for name in "qkv")
+        lse, d_out = given.pop("return_lse", False), given.pop("d_out", None)
+        if "window" in given:
+            given["window"] = tuple(None if x < 0 else int(x) for x in given["window"])
+        for name, kind in (("causal", bool), ("softcap", float)):
+            given |= {name: kind(given[name])} if name in given else {}
+        if "mask" in given:
+            given["mask"] = given["mask"].astype(bool)
+        out, back = refattn.vjp(refattn.attend, q, k, v, scale=q.shape[-1] ** -0.5, **given)
+        found = {"out": out.out} | ({"lse": out.lse} if lse else {})
+        if d_out is not None:
+            dq, dk, dv = back((d_out, None))[:3]
+            found |= {"dq": dq, "dk": dk, "dv": dv}
+    if npz:
+        np.savez(target, **found)
+    else:
+        import_module("safetensors.numpy").save_file(found, target)
+
+if sys.argv[2:]:
+    answer(*sys.argv[2:])
+else:
+    for line in sys.stdin:
+        answer(*line.rstrip().split("\\t"))
+        print("ok", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def in_python(folder, form="npz", keep=True, code=PYTHON, **more):
+    path = folder / "program.py"
+    path.write_text(code, encoding="utf-8")
+    run = Subprocess([sys.executable, str(path), form], format=form, keep=keep, **more)
+    with contextlib.closing(run) as fn:
+        yield fn
+
+
+@pytest.mark.parametrize("moments", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_program_with_npz_files(tmp_path, moments):
+    with in_python(tmp_path, **({"names": ("x",)} if moments else {})) as fn:
+        adapter = of(fn, "moments" if moments else "softmax")
+        report = check(adapter, checks=["contract"], rng=0)
+    assert report.verdict == "PASS", str(report)
+
+
+@pytest.mark.long
+def test_a_program_with_options(tmp_path):
+    """A side of a window that has no limit is -1 in the file."""
+    with in_python(tmp_path) as fn:
+        report = checked(of(fn, "softmax", *SEES, *OPTIONS, "lse"), *OF_OPTIONS)
+    assert report.verdict == "PASS", report
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("form", "keep"), [("npz", False), ("npz", True), ("safetensors", True)])
+def test_a_program_writes_gradients(form, keep, tmp_path):
+    if form == "safetensors":
+        pytest.importorskip("safetensors")
+    for code, verdict in ((PYTHON, "PASS"), (PYTHON.replace('"dk": dk', '"dk": 2 * dk'), "FAIL")):
+        with in_python(tmp_path, form, keep, code) as fn:
+            adapter = of(fn, "softmax", "vjp", same_value_size=True)
+            report = check(adapter, checks=["gradients"], rng=0)
+        assert report.verdict == verdict, report
+
+
+def test_a_program_without_gradients(tmp_path):
+    with in_python(tmp_path, code=PYTHON.replace("d_out is not None", "False")) as fn:
+        report = check(of(fn, "softmax", "vjp"), checks=["gradients"], rng=0)
+    assert report.results[0].got == "RuntimeError: the program wrote ['out'] and not `dq`"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["/nonexistent"], "could not be started"),
+        (python("import sys; sys.exit('broken')"), "status 1: broken"),
+        (python("pass"), "no readable result"),
+    ],
+)
+def test_programs_that_fail(words, text):
+    x = np.ones((2, 2))
+    with pytest.raises(Failure, match=text):
+        Adapter(Subprocess(words), "softmax")(x, x, x)
+
+
+def test_programs_that_take_too_long():
+    slow = Subprocess(python("import time; time.sleep(9)"), timeout=0.2)
+    x = np.ones((2, 2))
+    with pytest.raises(Failure, match=r"more than 0\.2 s"):
+        Adapter(slow, "softmax")(x, x, x)
+
+
+def test_programs_that_write_dtypes_numpy_does_not_have():
+    pytest.importorskip("safetensors")
+    code = (
+        "import json, sys\n"
+        "head = {'out': {'dtype': 'F8_E4M3', 'shape': [2, 2], 'data_offsets': [0, 4]}}\n"
+        "text = json.dumps(head).encode()\n"
+        "open(sys.argv[2], 'wb').write(len(text).to_bytes(8, 'little') + text + bytes(4))\n"
+    )
+    run = Subprocess(python(code), format="safetensors")
+    with pytest.raises(RuntimeError, match=r"`out` must have a dtype that NumPy has.* got F8_E4M3"):
+        run(*np.ones((3, 2, 2)))
+
+
+def test_programs_and_their_words():
+    code = "import sys, numpy as np; np.savez(sys.argv[2], **{sys.argv[3]: np.eye(2)})"
+    words = python(code, "{input}", "{output}")
+    run = Subprocess([*words, "out"], format="npz", timeout=1e300)
+    np.testing.assert_array_equal(run(*np.ones((3, 2, 2))), np.eye(2))
+    run = Subprocess([*words, "mean"], format="npz", names=("x",))
+    with pytest.raises(RuntimeError, match=r"the program wrote \['mean'\] and not `cov`"):
+        run(np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("format", ["npz", "safetensors"])
+def test_programs_get_scalars_without_axes(tmp_path, format):
+    if format == "safetensors":
+        pytest.importorskip("safetensors")
+    kept = tmp_path / f"kept.{format}"
+    code = f"import shutil, sys; shutil.copy(sys.argv[1], {str(kept)!r})"
+    run = Subprocess(python(code), format=format)
+    q = np.ones((4, 3, 2))[:, ::2]
+    with pytest.raises(RuntimeError, match="wrote no readable result"):
+        run(q, q, q, num_features=2, seed=5, causal=True, mask=np.ones((2, 2), bool))
+    found = run._read(str(kept))
+    assert {name: (x.shape, str(x.dtype)) for name, x in found.items()} == {
+        **dict.fromkeys("qkv", ((4, 2, 2), "float64")),
+        **dict.fromkeys(("num_features", "seed", "causal"), ((), "int64")),
+        "mask": ((2, 2), "uint8"),
+    }
+    assert found["seed"] == 5
+
+
+# Programs that are kept
+
+
+KEPT = """
+import ctypes, os, sys, time
+import numpy as np
+
+with open("started", "a") as file:
+    file.write("x")
+print("started", flush=True)
+for line in sys.stdin:
+    given, target = line.rstrip("\\n").split("\\t")
+    seed = int(np.load(given)["seed"])
+    if seed == 1:
+        sys.stderr.write("last words")
+        sys.stderr.flush()
+        ctypes.string_at(0)
+    if seed == 2:
+        time.sleep(100)
+    if seed == 3:
+        print("error: no such seed", flush=True)
+        continue
+    if seed == 4:
+        os._exit(0)
+    if seed == 5:
+        sys.stderr.write("x" * 2**20)
+        print("noise " * 2**17)
+    np.savez(target, out=np.full((2, 2), os.getpid()))
+    print("ok", flush=True)
+"""
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(Subprocess(python(KEPT), format="npz", keep=True)) as run:
+        yield run
+
+
+def gone(process):
+    """Whether a process ends within seconds."""
+    for _ in range(100):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_program_is_kept_for_many_calls(kept):
+    q = np.ones((2, 2))
+    processes = {kept(q, q, q, seed=0)[0, 0] for _ in range(50)}
+    assert kept(q, q, q, seed=5)[0, 0] in processes  # noise fills no pipe
+    with pytest.raises(RuntimeError, match=r"^no such seed$"):
+        kept(q, q, q, seed=3)
+    processes.add(kept(q, q, q, seed=0)[0, 0])
+    assert len(processes) == 1
+    assert Path("started").read_text() == "x"
+
+
+@posix
+def test_a_kept_program_that_ends_is_started_again(kept):
+    q = np.ones((2, 2))
+    with pytest.raises(RuntimeError, match=r"ended by SIGSEGV \(signal 11\): last words$"):
+        kept(q, q, q, seed=1)
+    with pytest.raises(RuntimeError, match=r"ended with status 0$"):
+        kept(q, q, q, seed=4)
+    process = int(kept(q, q, q, seed=0)[0, 0])
+    kept.timeout = 0.2
+    with pytest.raises(RuntimeError, match=r"took more than 0\.2 s"):
+        kept(q, q, q, seed=2)
+    assert gone(process)
+    kept.timeout = 60.0
+    process = int(kept(q, q, q, seed=0)[0, 0])
+    os.kill(process, signal.SIGKILL)  # between two calls
+    with pytest.raises(RuntimeError, match=r"ended by SIGKILL \(signal 9\)$"):
+        kept(q, q, q, seed=0)
+    process = int(kept(q, q, q, seed=0)[0, 0])
+    kept.close()
+    assert gone(process)
+    assert Path("started").read_text() == "xxxxx"
+
+
+@posix
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_crash_of_a_program_is_a_failure(keep):
+    code = "import ctypes, sys; sys.argv[1:] or input(); ctypes.string_at(0)"
+    run = Subprocess(python(code), format="npz", keep=keep)
+    report = check(run, estimator="softmax", rng=0, checks=["contract", "value_length"])
+    contract = report.results[0]
+    assert (contract.status, contract.severity) == ("FAIL", "contract")
+    assert contract.got.startswith("RuntimeError: the program ended by SIGSEGV (signal 11)")
+    assert f"keep={keep})" in contract.reproducer

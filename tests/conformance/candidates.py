@@ -1,0 +1,238 @@
+"""Candidates of the checks, made of the package's functions by what is changed in them."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+import refattn
+from refattn import attend, sampling, softmax_attention, vjp
+from refattn.conformance import Adapter, check, checks_of
+from refattn.conformance.defects import MUTANTS, VARIANTS
+
+SEES = ("mask", "causal", "gqa")
+OPTIONS = ("window", "softcap", "sinks", "bias")
+BACK = ("vjp", "d_bias", "d_sinks")
+OF_OPTIONS = (
+    *("windows", "outside_of_windows", "soft_caps", "weights_of_sinks", "biases", "uses_together"),
+    *("factors_of_dropout", "gradients_of_dropout", "gradients_together", "log_normalisers"),
+)
+
+BY_NAME = {m.name: m for m in (*MUTANTS, *VARIANTS)}
+
+
+def of(fn, estimator="softmax", *capabilities, **tags):
+    return Adapter(fn, estimator, capabilities, tags)
+
+
+def catalogued(name, **tags):
+    """A candidate of the catalogue, which takes frequencies of each head where it takes them."""
+    entry = BY_NAME[name]
+    capabilities = set(entry.capabilities)
+    if entry.estimator == "rfa" and "omega" in capabilities:
+        capabilities.add("omega_per_head")
+    if entry.estimator == "lara":
+        tags["centres"] = "chunks"
+    return Adapter(entry.fn, entry.estimator, capabilities, {**entry.tags, **tags}, name)
+
+
+def expanded(line):
+    """The rows that a line with <a/b> stands for."""
+    for choices in re.findall(r"<([\w.-]+(?:/[\w.-]+)+)>", line):
+        return [y for x in choices.split("/") for y in expanded(line.replace(f"<{choices}>", x))]
+    return [line]
+
+
+def rows(name):
+    """The rows of a table, each a list of its columns."""
+    text = Path(__file__).with_name(name).read_text("utf-8")
+    for line in text.splitlines():
+        for row in expanded(line) if line and line[0] != "#" else ():
+            yield [x.strip() for x in row.split(" |")]
+
+
+def declared(fn, words, names):
+    """The candidate of a row, whose function is an expression of these names."""
+    estimator, *words = words.split()
+    tags = dict(x.split("=") for x in words if "=" in x)
+    return of(eval(fn, names), estimator, *(x for x in words if "=" not in x), **tags)
+
+
+def failures(report):
+    return {r.check for r in report.results if r.status == "FAIL"}
+
+
+def checked(adapter, *names, rng=0, **options):
+    """The report of these checks, or of those whose name begins so, as far as they apply."""
+    chosen = [x.name for x in checks_of(adapter) if x.name.startswith(names or ("",))]
+    return check(adapter, checks=chosen, rng=rng, **options)
+
+
+def result(adapter, name, **options):
+    return check(adapter, checks=[name], **{"rng": 0, **options}).results[0]
+
+
+def averaged(scores, v):
+    """Values weighed by the softmax of scores."""
+    w = np.exp(scores - np.max(scores, -1, keepdims=True))
+    return w @ v / np.sum(w, -1, keepdims=True)
+
+
+def scores(q, k):
+    return q @ np.swapaxes(k, -1, -2) * q.dtype.type(q.shape[-1] ** -0.5)
+
+
+def selecting(q, k, v, mask=True):
+    """Hidden keys may be anything, but 0 * nan of values is nan."""
+    return averaged(np.where(mask, scores(q, k), -np.inf), v)
+
+
+def changed(before=None, after=None, fn=softmax_attention):
+    """`fn` of `before(q, k, v, options)`; `after(out, q, k, v, options)` is returned."""
+
+    def attention(q, k, v, **options):
+        if before is not None:
+            q, k, v, options = before(q, k, v, dict(options))
+        out = fn(q, k, v, **options)
+        return out if after is None else after(out, q, k, v, options)
+
+    return attention
+
+
+def seeing(hide):
+    """Exact attention in which a query sees what `hide(seen, q, k, options)` leaves."""
+
+    def before(q, k, v, options):
+        n, m = q.shape[-2], k.shape[-2]
+        diagonal = m - n if options.get("causal") else m
+        mask = True if options.get("mask") is None else options["mask"]
+        return q, k, v, {"mask": hide(mask & np.tri(n, m, diagonal, dtype=bool), q, k, options)}
+
+    return changed(before)
+
+
+def attending(before=None, behind=None, of_lse=None, of_back=None, axes=None):
+    """Attention with all options, log normalisers and gradients.
+
+    `before` changes options (options, q, k), `behind` those of the way back, `of_lse` the log
+    normalisers (lse, q, k, options), `of_back` the cotangents (found, d_out, d_lse, q, options);
+    `axes` are those of a layout.
+    """
+
+    def attention(q, k, v, *, return_lse=False, d_out=None, d_lse=None, **options):
+        if axes is not None:
+            q, k, v = (np.transpose(x, axes) for x in (q, k, v))
+        options["scale"] = q.shape[-1] ** -0.5
+        options = options if before is None else before(options, q, k)
+        (out, lse), pullback = vjp(attend, q, k, v, **options)
+        if d_out is not None:
+            if behind is not None:
+                pullback = vjp(attend, q, k, v, **behind(dict(options)))[1]
+            if of_back is not None:
+                d_lse = of_back(d_lse, options)
+            return (out, *(x for x in pullback((d_out, d_lse)) if x is not None))
+        if axes is not None:
+            out = np.transpose(out, np.argsort(axes))
+        lse = lse if of_lse is None else of_lse(lse, q, k, options)
+        return (out, lse) if return_lse else out
+
+    return attention
+
+
+def pulled(fn=softmax_attention, change=None, **fixed):
+    """`fn` with its gradients; `change(found, given)` edits the output and the cotangents."""
+
+    def attention(q, k, v, *, d_out=None, **options):
+        if "seed" in options:
+            options["rng"] = options.pop("seed")
+        if d_out is None:
+            return fn(q, k, v, **fixed, **options)
+        out, pullback = vjp(fn, q, k, v, **fixed, **options)
+        back = pullback(d_out)
+        found = [out, *(x for x in (*back[:3], back.bias, back.sinks) if x is not None)]
+        if change is not None:
+            found = change(found, {"q": q, "k": k, "v": v, "d_out": d_out, **options}) or found
+        return tuple(found)
+
+    return attention
+
+
+def dropping(draw=lambda u: u, behind=lambda factors, q, k, options: factors):
+    """Attention with dropout by uniform numbers, whose way back may have other factors."""
+
+    def attention(q, k, v, *, dropout=0.0, seed=0, d_out=None, **options):
+        u = draw(np.random.default_rng(seed).random((*q.shape[:-1], k.shape[-2])))
+        factors = (u >= dropout) / (1 - dropout)
+        if d_out is None:
+            return softmax_attention(q, k, v, dropout=factors, **options)
+        out = softmax_attention(q, k, v, dropout=factors, **options)
+        factors = behind(factors, q, k, options)
+        return (out, *vjp(softmax_attention, q, k, v, dropout=factors, **options)[1](d_out)[:3])
+
+    return attention
+
+
+def emptied(value, of_lse=-np.inf):
+    """Attention that gives `value(v)`, and a log normaliser, where a query sees no key."""
+
+    def attention(q, k, v, *, return_lse=False, dropout=0.0, seed=0, **options):
+        out, lse = attend(q, k, v, scale=q.shape[-1] ** -0.5, **options)
+        if dropout:
+            kept = np.random.default_rng(seed).random((*q.shape[:-1], k.shape[-2])) >= dropout
+            out = softmax_attention(q, k, v, dropout=kept / (1 - dropout), **options)
+        nothing = np.isneginf(lse) if "sinks" not in options else np.zeros(lse.shape, bool)
+        out = np.where(nothing[..., None], value(softmax_attention(0 * q, k, v)), out)
+        return (out, np.where(nothing, of_lse, lse)) if return_lse else out
+
+    return attention
+
+
+def features(change=lambda phi, x: phi, omega=None, draw=None):
+    """Positive features, which `change(phi, exponents)` may edit; drawn anew unless given."""
+
+    def attention(q, k, v, *, num_features=1, seed=0, **options):
+        given = options.get("omega", omega)
+        if given is None and draw is not None:
+            given = draw(q, num_features, seed)
+        if given is None:
+            given = sampling.draw(num_features, q.shape[-1], rng=seed).omega
+        root = q.dtype.type(q.shape[-1] ** -0.25)
+        exponents = [
+            x @ given.T.astype(q.dtype) - np.sum(x * x, -1, keepdims=True) / 2
+            for x in (q * root, k * root)
+        ]
+        a, b = (change(np.exp(x), x) for x in exponents)
+        kernel = a @ np.swapaxes(b, -1, -2)
+        return (kernel @ v / np.sum(kernel, -1, keepdims=True)).astype(q.dtype)
+
+    return attention
+
+
+def performer(feature=0.0, normaliser=0.0, axes=(-1,)):
+    """Features stabilised by a maximum over `axes` of queries, with epsilons."""
+
+    def attention(q, k, v, *, omega=None, num_features=1, seed=0, causal=False, mask=None):
+        d = q.shape[-1]
+        omega = sampling.draw(num_features, d, rng=seed).omega if omega is None else omega
+        phi = []
+        for x, over in ((q * d**-0.25, axes), (k * d**-0.25, (-1, -2))):
+            y = x @ omega.T
+            y = y - np.sum(x * x, -1, keepdims=True) / 2 - np.max(y, over, keepdims=True)
+            phi.append(np.exp(y) + feature)
+        w = phi[0] @ np.swapaxes(phi[1], -1, -2)
+        n, m = w.shape[-2:]
+        w = w * np.tri(n, m, m - n if causal else m) * (1 if mask is None else mask)
+        mass = np.sum(w, -1, keepdims=True)
+        return (w @ v / (np.where(mass == 0, 1.0, mass) + normaliser)).astype(q.dtype)
+
+    return attention
+
+
+def local(window=(8, 8), **fixed):
+    """Features beside a window, perhaps causal whatever is asked."""
+
+    def attention(q, k, v, *, seed=None, **options):
+        options = {name: x for name, x in options.items() if name not in fixed} | fixed
+        return refattn.local_random_feature_attention(q, k, v, window=window, rng=seed, **options)
+
+    return attention

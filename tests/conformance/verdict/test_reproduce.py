@@ -1,0 +1,215 @@
+"""Scripts of failures run elsewhere, and show the failure until it is mended."""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn.conformance import Adapter, Failure, check
+from tests.conformance.candidates import catalogued, of, pulled
+
+# Candidates, which the scripts import
+
+
+def plain(q, k, v):
+    return refattn.softmax_attention(q, k, v)
+
+
+def unscaled(q, k, v):
+    return refattn.softmax_attention(q, k, v, scale=1.0)
+
+
+def single(q, k, v):
+    return plain(q, k, v).astype(np.float32)
+
+
+def writing(q, k, v):
+    out = plain(q, k, v)
+    v += 1
+    return out
+
+
+def listed(q, k, v):
+    return plain(q, k, v).tolist()
+
+
+def infinite(q, k, v):
+    return plain(q, k, v) * np.inf
+
+
+def mixed_queries(q, k, v):
+    return plain(q, k, v) + np.mean(q, -2, keepdims=True)
+
+
+def seedless(q, k, v, *, num_features, seed):
+    return refattn.random_feature_attention(q, k, v, num_features=num_features, rng=1)
+
+
+def wide(q, k, v, *, num_features, seed):
+    return refattn.random_feature_attention(
+        1.2 * q, 1.2 * k, v, num_features=num_features, rng=seed
+    )
+
+
+def exiting(q, k, v):
+    sys.exit(3)
+
+
+def uncentred(x):
+    return x.mean(-2), np.swapaxes(x, -1, -2) @ x / (x.shape[-2] - 1)
+
+
+class Unscaled:
+    def __call__(self, q, k, v):
+        return unscaled(q, k, v)
+
+    def method(self, q, k, v):
+        return unscaled(q, k, v)
+
+
+instance, unnamed = Unscaled(), lambda q, k, v: unscaled(q, k, v)
+
+
+def script(fn, estimator, name, **options):
+    adapter = fn if isinstance(fn, Adapter) else of(fn, estimator)
+    (result,) = check(adapter, rng=0, checks=[name], **options).results
+    assert result.status == "FAIL"
+    return result.reproducer
+
+
+def pasted(text):
+    """The output of a script."""
+    paths = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=600,
+    )
+    assert result.returncode == 1, result.stderr
+    return result
+
+
+def shown(text):
+    """What a script shows of the failure: an error that is too large, an exception, a report."""
+    result = pasted(text)
+    last = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1]
+    for error, allowed in re.findall(r"error (\S+) allowed (\S+)", result.stdout):
+        assert float(error) > float(allowed)
+        return "an error"
+    if "Failure: " in last:
+        return last
+    if result.stdout.startswith("FAIL: "):
+        return "a report"
+    assert "inf" in result.stdout or "nan" in result.stdout, result
+    return "nothing finite"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fn", "estimator", "name", "words", "what"),
+    [
+        (unscaled, "softmax", "reference_values", "fn = unscaled", "an error"),
+        (unscaled, "softmax", "value_length", "fn = unscaled", "an error"),
+        (uncentred, "moments", "reference_values", "", "an error"),
+        (uncentred, "moments", "large_mean", "", "an error"),
+        (infinite, "softmax", "contract", "", "nothing finite"),
+        # Comparisons of calls run the check again.
+        (mixed_queries, "softmax", "queries_apart", "rng=0", "a report"),
+        (seedless, "rfa", "seeds", "", "a report"),
+        (exiting, "softmax", "contract", "", "a report"),
+        # Misbehaviour raises.
+        (single, "softmax", "contract", "strict=True)", "float32"),
+        (writing, "softmax", "contract", "strict=True)", "other numbers in it"),
+        (listed, "softmax", "contract", "strict=True)", "a list"),
+    ],
+)
+def test_scripts_show_the_failure(fn, estimator, name, words, what):
+    text = script(fn, estimator, name)
+    assert words in text
+    assert what in shown(text)
+
+
+@pytest.mark.long
+def test_scripts_of_laws_have_the_level_of_the_run():
+    text = script(wide, "rfa", "feature_sums", level="full", alpha=1e-3)
+    assert "rng=0, level='full', alpha=0.001)" in text
+    assert shown(text) == "a report"
+
+
+def test_scripts_of_a_law_run_it_again():
+    text = script(catalogued("kernel-uniform"), None, "frequency_pairs")
+    assert "checks=['frequency_pairs'], rng=0" in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["instance", "instance.method", "unnamed"])
+def test_scripts_find_the_candidate_by_its_source(name):
+    adapter = Adapter(unscaled, "softmax", source=f"{__name__}:{name}")
+    text = script(adapter, "softmax", "value_length")
+    assert f"fn = {name}\n" in text
+    assert shown(text) == "an error"
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [instance, instance.method, unnamed, functools.partial(unscaled)],
+    ids=lambda x: type(x).__name__,
+)
+def test_scripts_of_what_has_no_name_leave_a_gap(fn):
+    assert "fn = ...  # the callable under test" in script(fn, "softmax", "value_length")
+
+
+def status(text):
+    """The exit status of a script."""
+    try:
+        exec(text, {"__name__": "__main__"})
+    except SystemExit as end:
+        return int(end.code or 0)
+    except Failure:
+        return 1
+    return 0
+
+
+SLOPES, LINEAR = "gradients_are_slopes", "gradients_are_linear"
+DEFECTS = {
+    "not finite": (lambda out, q, k, v: (out, q, k * np.nan, v), ("gradients", LINEAR, SLOPES)),
+    "an exception": (lambda out, q, k, v: {}[len(out)], ("gradients", SLOPES)),
+    "a shape": (lambda out, q, k, v: (out, q, np.swapaxes(k, -1, -2), v), ("gradients", LINEAR)),
+    "too few": (lambda out, q, k, v: (q, k, v), ("gradients", LINEAR)),
+    "twice": (lambda out, q, k, v: (out, q, 2 * k, v), ("gradients", SLOPES)),
+    "signs": (lambda out, q, k, v: (out, q, k, np.sign(v)), ("gradients_of_means", LINEAR, SLOPES)),
+}
+
+
+@pytest.mark.long("signs")
+@pytest.mark.parametrize("name", DEFECTS)
+def test_scripts_show_a_mistake_until_it_is_mended(name, monkeypatch):
+    defect, checks = DEFECTS[name]
+    wrong, right = pulled(change=lambda found, given: defect(*found)), pulled()
+    module = ModuleType("under_repair")
+    monkeypatch.setitem(sys.modules, "under_repair", module)
+    adapter = Adapter(wrong, "softmax", ("vjp",), source="under_repair:attention")
+    report = check(adapter, checks=checks, rng=0)
+    for module.attention, failed in ((wrong, 1), (right, 0)):
+        for result in report.results:
+            assert status(result.reproducer) == failed, (result.check, result.reproducer)
+
+
+def test_the_part_that_is_wrong_is_shown():
+    """Of no cotangent too, where the last comparison before was of another part."""
+
+    def change(found, given):
+        if not np.any(given["d_out"]):
+            found[2] = found[2] + 1
+
+    adapter = of(pulled(change=change), "softmax", "vjp", same_value_size=True)
+    assert "got = got[2]" in script(adapter, None, "gradients")

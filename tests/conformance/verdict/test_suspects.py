@@ -1,0 +1,67 @@
+"""Which catalogued defects a failure is like."""
+
+import pytest
+
+from refattn.conformance import check
+from refattn.conformance.verdict import runner
+from tests.conformance.candidates import catalogued, failures, of
+from tests.conformance.verdict.test_reproduce import wide
+
+
+def named(report):
+    return [s for r in report.results if r.status == "FAIL" for s in r.suspects]
+
+
+@pytest.mark.long("rfa", "eva", "second", "linear")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("rfa-key-norm-dropped", "softmax-scale-missing", "linear-softplus"),
+        *("eva-size-not-counted", "second-order-divisor-less-one", "rfa-local-edge-twice"),
+        "softmax-backward-scale-twice-in-dk",
+    ],
+)
+def test_a_known_defect_is_named(name):
+    check_of_it = "gradients" if "backward" in name else "reference_values"
+    report = check(catalogued(name), checks=[check_of_it], rng=2)
+    assert any(s.startswith(f"{name} (the same numbers)") for s in named(report)), named(report)
+
+
+@pytest.mark.long
+def test_a_known_defect_is_named_by_the_laws_that_it_fails():
+    report = check(catalogued("kernel-qr-unsigned"), rng=2)
+    words = "kernel-qr-unsigned (fails the same laws)"
+    assert any(s.startswith(words) for s in named(report)), named(report)
+
+
+def test_one_failed_law_is_no_pattern(monkeypatch):
+    monkeypatch.setitem(runner.LEVELS, "quick", 300)
+    report = check(of(wide, "rfa"), rng=0, checks=["contract", "feature_sums", "seeds"])
+    assert failures(report) == {"feature_sums"}
+    assert not any(r.suspects for r in report.results)
+
+
+@pytest.mark.long
+def test_failures_that_thirteen_defects_share_are_no_pattern():
+    report = check(catalogued("kernel-box-muller-half"), rng=2)
+    assert len(failures(report)) >= 4, str(report)
+    assert not any(r.suspects for r in report.results)
+
+
+def test_where_a_mistake_is_is_said():
+    report = check(catalogued("softmax-backward-scale-twice-in-dk"), checks=["gradients"], rng=0)
+    (result,) = report.results
+    assert result.expected.startswith("dk ")
+    assert "n = 4, m = 6: every token" in result.got
+    assert result.suspects[0].startswith("softmax-backward-scale-twice-in-dk (the same numbers)")
+    assert "d_out=d_out" in result.reproducer
+    assert "got = got[2]" in result.reproducer
+
+
+def test_what_is_made_of_several_calls_is_like_no_mistake():
+    """Neither a slope nor a multiple is what a catalogued mistake gives."""
+    adapter = catalogued("softmax-backward-cotangents-are-ones")
+    names = ["gradients", "gradients_are_slopes", "gradients_are_linear"]
+    report = check(adapter, checks=names, rng=0)
+    likeness = {r.check: len(r.likeness) for r in report.results}
+    assert likeness == dict(zip(names, (1, 0, 0), strict=True))
