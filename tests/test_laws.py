@@ -1,0 +1,665 @@
+"""Laws that every attention function of the package keeps: one table of cases, one test for each law.
+
+A new estimator is one row of `CASES`. The laws:
+
+- the engine gives what the formula (`refattn.naive`) gives, at any shapes, masks and dtypes;
+- both are right to the accuracy contract, against 50-digit arithmetic;
+- every array library agrees with NumPy, in float32 and float64; results keep library, dtype, device;
+- what a query does not see changes no bit of its result; hiding keys is deleting them;
+- grouped heads are repeated heads, and leading axes broadcast;
+- axes may be empty; values that are all the same are returned;
+- a scale multiplies queries and keys by its root;
+- `vjp` pulls back what difference quotients of the formula in extended precision say;
+- a decoding state, token by token, in parts and merged, gives what the whole sequence gives.
+"""
+
+from functools import partial
+from itertools import pairwise, product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import features, naive, streaming, vjp
+from refattn.attention import Alibi
+from refattn.conformance.truth import exact
+from refattn.estimators import lara, rfa
+from refattn.gradients import Gradients
+from tests import reference
+from tests.conftest import Host
+from tests.problems import (
+    LEADS,
+    Problem,
+    coreset_atol,
+    draw,
+    is_atol,
+    lara_atol,
+    largest,
+    linear_atol,
+    make,
+    near_and_far_atol,
+    problems,
+    rfa_atol,
+    rfa_tolerance,
+    second_order_atol,
+    softmax_atol,
+    trigonometric_atol,
+    with_norm,
+)
+from tests.reference import CONTRACT, mp
+
+
+class Case(NamedTuple):
+    """An attention function of the engine, its formula, and more of the same.
+
+    `draw` gives the options for a problem, and `atol` what two answers within the accuracy contract
+    may differ by, both as functions of them. `digits` computes 50 digits of one head, `state` starts
+    decoding. Words in `lacks`: "causal", "rows" (a mask for each query), "causal rows", "deletion"
+    (places count, so that a hidden key is not one that is not there), "mean", "scale", "vjp",
+    "no keys" and "no tokens" (which are errors), "formula" (of its own), "values" (with more leading
+    axes than queries and keys: other frequencies are drawn then).
+    """
+
+    fn: Any
+    formula: Any
+    draw: Any
+    atol: Any
+    digits: Any = None
+    state: Any = None
+    lacks: tuple = ()
+
+    def takes(self, p):
+        mask, causal = p.options.get("mask"), p.options.get("causal", False)
+        rows = mask is not None and mask.shape[-2:-1] not in ((), (1,))
+        found = {"causal": causal, "rows": rows, "causal rows": causal and rows}
+        return not any(found[x] for x in self.lacks if x in found)
+
+
+# --- options that are drawn -----------------------------------------------------------------------
+
+
+def heads_or_none(p):
+    return p.lead[-1:] if p.rng.random() < 0.5 else ()
+
+
+def frequencies(p):
+    lead, count = heads_or_none(p), p.rng.integers(1, 5)
+    return {
+        "omega": draw(p.rng, *lead, count, p.q.shape[-1]),
+        "log_weight": draw(p.rng, count),
+    }
+
+
+def omega_only(p):
+    return {"omega": frequencies(p)["omega"]}
+
+
+def own_frequencies(p):
+    return {"omega": draw(p.rng, *heads_or_none(p), p.q.shape[-2], 2, p.q.shape[-1])}
+
+
+def proposals(weighting, centred):
+    def options(p):
+        (n, d), m = p.q.shape[-2:], p.k.shape[-2]
+        count, repeats = p.rng.integers(1, min(n, m, 4) + 1), p.rng.integers(1, 3)
+        omega = draw(p.rng, *heads_or_none(p), count * repeats, d)
+        chosen = {"omega": omega, "weighting": weighting}
+        if "query" in weighting:
+            chosen["beta"] = 0.7
+        if centred:
+            return {**chosen, "centres": draw(p.rng, count, d)}
+        return {**chosen, "num_proposals": int(count)}
+
+    return options
+
+
+def scores(*names):
+    """Options of exact attention, of each query head or of all."""
+
+    def options(p):
+        n, m, dtype = p.q.shape[-2], p.k.shape[-2], p.q.dtype
+        heads = heads_or_none(p)
+        every = {
+            "bias": draw(p.rng, *heads, n, m, dtype=dtype),
+            "window": (2, 1),
+            "softcap": 1.5,
+            "sinks": np.asarray(draw(p.rng, *heads, dtype=dtype)),
+            "slopes": np.asarray(p.rng.random(heads).astype(dtype)),
+            "dropout": ((p.rng.random((*heads, n, m)) < 0.8) / 0.8).astype(dtype),
+        }
+        return {x: every[x] for x in names}
+
+    return options
+
+
+def with_slopes(fn):
+    return lambda *arrays, slopes, **options: fn(*arrays, bias=Alibi(slopes), **options)
+
+
+def pivots(p):
+    m = p.k.shape[-2]
+    return {"indices": p.rng.permutation(m)[: max(1, m // 2)]}
+
+
+def samples(p):
+    m, shape = p.k.shape[-2], (*p.lead, p.q.shape[-2], 3) if p.rng.random() < 0.5 else (3,)
+    return {"indices": p.rng.integers(0, m, shape), "log_probability": draw(p.rng, *shape)}
+
+
+def chunks(p):
+    return {"window": 2}
+
+
+def chunks_with_frequencies(p):
+    return {"window": 2, "omega": draw(p.rng, -(-p.k.shape[-2] // 2), p.q.shape[-1])}
+
+
+# --- 50 digits ------------------------------------------------------------------------------------
+
+
+def at(function, *names, **fixed):
+    """A function of 50 digits, with those of the options that it takes by these names."""
+
+    def digits(p, options):
+        some = {x: options[x] for x in names if x in options}
+        return function(*p.arrays, **some, visible=p.visible, **fixed)
+
+    return digits
+
+
+def digits_of_softmax(p, options):
+    seen = p.visible & naive.visible(p.q, p.k, window=options.get("window"))
+    names = {"bias": "bias", "softcap": "softcap", "dropout": "dropout", "sinks": "sink"}
+    some = {names[x]: y for x, y in options.items() if x in names}
+    return exact.softmax_attention(*p.arrays, visible=seen, **some)
+
+
+def digits_of_chunks(function, p, options):
+    return function(
+        *p.arrays, p.options.get("mask", True), causal=p.options.get("causal", False), **options
+    )
+
+
+def states(p, omega):
+    """f(omega_s) and log sum_j xi(k_j, omega_s) over visible keys, for each query."""
+    keys = exact.numbers(p.k) * reference.root(None, p.q.shape[-1])
+    logs = (exact.numbers(omega) @ keys.T - (keys**2).sum(-1)[None] / 2).astype(object)
+    return [
+        reference.weighted_mean(logs, exact.numbers(p.v), np.broadcast_to(seen, logs.shape))
+        for seen in p.visible
+    ]
+
+
+def digits_of_mean_of_ratios(p, options):
+    return np.stack([f.mean(0) for f, _ in states(p, options["omega"])])
+
+
+def weighted(p, omega, log_weights):
+    """Self-normalised mean over s of f(omega_s), and the log of the sum of its weights."""
+    q = exact.numbers(p.q) * reference.root(None, p.q.shape[-1])
+    rows = []
+    for i, (f, log_z) in enumerate(states(p, omega)):
+        logs = (exact.numbers(omega) @ q[i] + log_z + log_weights[i])[None]
+        out, lse = reference.weighted_mean(logs, f, np.ones(logs.shape, bool))
+        rows.append((out[0], lse[0]))
+    return rows
+
+
+def digits_of_importance_sampling(p, options):
+    omega, count = options["omega"], len(options["omega"])
+    weights = exact.numbers(np.broadcast_to(options["log_weight"], (len(p.q), count)))
+    scale = reference.root(None, p.q.shape[-1]) ** 2
+    total = reference.attend(*p.arrays, 0.0, p.visible, scale)[1]
+    rows = [
+        out * mp.exp(lse - (exact.numbers(q) ** 2).sum() * scale / 2 - exact_lse) / count
+        if seen.any() else 0 * out
+        for (out, lse), q, exact_lse, seen in zip(
+            weighted(p, omega, weights), p.q, total, p.visible, strict=True
+        )
+    ]  # fmt: skip
+    return np.stack(rows)
+
+
+def digits_of_lara(p, options):
+    """At given centres, a frequency or more of each: log alpha' (n, C) of reference 003."""
+    omega, centres, weighting = (options[x] for x in ("omega", "centres", "weighting"))
+    n, count = len(p.q), len(centres)
+    own = np.arange(len(omega)) // (len(omega) // count)
+    omega_, centres = exact.numbers(omega), exact.numbers(centres)
+    ratio = omega_ @ centres.T - (centres**2).sum(-1)[None, :] / 2
+    mix = np.array([mp.log(sum(mp.exp(x) for x in row)) for row in ratio], dtype=object)
+    mine = ratio[np.arange(len(own)), own]
+    if weighting == "own":
+        weights = np.tile(-mine, (n, 1))
+    elif weighting == "balance":
+        weights = np.tile(-mix, (n, 1))
+    else:
+        q = exact.numbers(p.q) * reference.root(None, p.q.shape[-1])
+        means = np.stack([q[np.arange(n) * count // n == c].mean(0) for c in range(count)])
+        t = np.array([[mp.exp(x) for x in row] for row in q @ means.T], dtype=object)
+        t = t / t.sum(axis=1 if weighting == "query" else 0, keepdims=True)
+        t = (t - t.mean(1, keepdims=True)) * mp.mpf(options["beta"])
+        alpha = np.array([mp.exp(x) for x in mine - mix], dtype=object) + t[:, own]
+        log_alpha = [[mp.log(a) if a > 0 else -mp.inf for a in row] for row in alpha]
+        weights = np.array(log_alpha, dtype=object) - mine
+    return np.stack([out for out, _ in weighted(p, omega, weights)])
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+SOFTMAX = refattn.softmax_attention, naive.softmax_attention
+RFA = refattn.random_feature_attention, naive.random_feature_attention
+LARA = refattn.linear_randomized_attention, naive.linear_randomized_attention
+LINEAR = refattn.linear_attention, naive.linear_attention
+EVA = refattn.eva_attention, naive.eva_attention
+SECOND = refattn.second_order_attention, naive.second_order_attention
+LOCAL = refattn.local_random_feature_attention, naive.local_random_feature_attention
+PLACES = ("deletion",)
+CHUNKED = ("rows", *PLACES)
+
+
+def exact_attention(*names, lacks=(), **more):
+    return Case(*SOFTMAX, scores(*names), softmax_atol, digits_of_softmax, lacks=lacks, **more)
+
+
+def positive_state(k, v, features, **options):
+    return streaming.PositiveState.init(k, v, **options)
+
+
+def features_of(name):
+    trigonometric = name == "trigonometric"
+    return Case(
+        *RFA,
+        lambda p: {**frequencies(p), "features": name},
+        trigonometric_atol if trigonometric else rfa_atol,
+        at(exact.random_feature_attention, "omega", "log_weight", "features"),
+        positive_state if name == "positive" else None,
+    )
+
+
+def weighted_proposals(name, centred):
+    draws, lacks = proposals(name, centred), ("causal" if centred else "causal rows", "no tokens")
+    return Case(*LARA, draws, lara_atol, digits_of_lara if centred else None, lacks=lacks)
+
+
+def linear(digits=None, **options):
+    state = streaming.LinearState.init
+    return Case(*LINEAR, lambda p: {**options}, linear_atol, digits, state, lacks=("scale",))
+
+
+def drawn(fn, lacks=(), **options):
+    """What draws its frequencies itself, which has no formula of its own."""
+    lacks = ("formula", *lacks)
+    return Case(fn, fn, lambda p: {**options}, drawn_atol, lacks=lacks)
+
+
+def drawn_atol(p, options):
+    omega = np.full((1, p.q.shape[-1]), 4.0)  # longer than most, with centres
+    return 100 * rfa_tolerance(p.q, p.k, omega) * largest(p.v)
+
+
+CASES = {
+    "softmax": exact_attention("bias", state=None),
+    "softmax plain": exact_attention(state=streaming.SoftmaxState.init),
+    "softmax capped": exact_attention("softcap", "bias"),
+    "softmax window": exact_attention("window", lacks=("mean", *PLACES)),
+    "softmax sinks": exact_attention("sinks", "softcap", lacks=("mean",)),
+    "softmax dropout": exact_attention("dropout", lacks=("mean", *PLACES)),
+    "softmax alibi": Case(
+        *map(with_slopes, SOFTMAX), scores("slopes"), softmax_atol, lacks=("vjp", *PLACES)
+    ),
+    **{f"rfa {name}": features_of(name) for name in rfa.FEATURES},
+    "is": Case(
+        refattn.importance_sampled_attention,
+        naive.importance_sampled_attention,
+        frequencies,
+        is_atol,
+        digits_of_importance_sampling,
+        lacks=("mean",),
+    ),
+    "ra": Case(
+        refattn.randomized_attention,
+        naive.randomized_attention,
+        own_frequencies,
+        rfa_atol,
+        at(exact.randomized_attention, "omega"),
+    ),
+    "mean of ratios": Case(
+        refattn.mean_of_ratios_attention,
+        naive.mean_of_ratios_attention,
+        omega_only,
+        rfa_atol,
+        digits_of_mean_of_ratios,
+    ),
+    **{
+        f"lara {name}{', centres' if centred else ''}": weighted_proposals(name, centred)
+        for name in lara.WEIGHTINGS
+        for centred in (False, True)
+        if centred or "query" not in name
+    },
+    "linear": linear(at(exact.linear_attention)),
+    "linear elu of slope": linear(feature_map=partial(features.elu_features, alpha=0.1)),
+    "linear taylor": linear(feature_map=partial(features.taylor_features, degree=2)),
+    "coreset": Case(
+        refattn.coreset_attention,
+        naive.coreset_attention,
+        pivots,
+        coreset_atol,
+        lacks=("causal", "vjp", "no keys", *CHUNKED),
+    ),
+    "sampled keys": Case(
+        refattn.sampled_key_attention,
+        naive.sampled_key_attention,
+        samples,
+        near_and_far_atol,
+        at(exact.sampled_key_attention, "indices", "log_probability"),
+        lacks=("causal", "no keys", *PLACES),
+    ),
+    "eva": Case(
+        *EVA,
+        chunks_with_frequencies,
+        near_and_far_atol,
+        partial(digits_of_chunks, exact.eva_attention),
+        streaming.EvaState.init,
+        lacks=CHUNKED,
+    ),
+    "second order": Case(
+        *SECOND,
+        chunks,
+        second_order_atol,
+        partial(digits_of_chunks, exact.second_order_attention),
+        streaming.SecondOrderState.init,
+        lacks=CHUNKED,
+    ),
+    "local": Case(
+        *LOCAL,
+        lambda p: {"window": (2, 1), **omega_only(p)},
+        near_and_far_atol,
+        at(exact.local_random_feature_attention, "omega", "window"),
+        lambda k, v, window, omega: streaming.LocalState.init(k, v, window=window[0], omega=omega),
+        lacks=PLACES,
+    ),
+    "rfa drawn": drawn(RFA[0], num_features=3, rng=1),
+    "ra drawn": drawn(refattn.randomized_attention, num_samples=2, rng=1, lacks=("vjp", "values")),
+    "mean of ratios drawn": drawn(refattn.mean_of_ratios_attention, num_samples=2, rng=1),
+    "lara drawn": drawn(LARA[0], num_proposals=2, rng=1, lacks=("causal rows", "no tokens")),
+    "lara drawn pairs": drawn(
+        *(LARA[0], ("causal", "no tokens")), num_proposals=2, rng=1, weighting="query",
+        antithetic=True,
+    ),
+    "eva drawn": drawn(EVA[0], window=2, rng=1, lacks=CHUNKED),
+}  # fmt: skip
+
+
+def those(*words, of=CASES):
+    """Cases that lack none of these."""
+    return pytest.mark.parametrize("name", [x for x, y in of.items() if not {*words} & {*y.lacks}])
+
+
+def assert_close(got, want, atol):
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    off = np.abs(got.astype(np.float64) - want)
+    assert np.all((off <= atol) | np.isinf(atol)), f"off by {np.max(off / atol):.3g} tolerances"
+
+
+def prepared(name, lead="none", n=5, m=7, mask="none", causal=False, seed=0, dtype=np.float64, d=3):
+    """A case, a problem, and its options; causal or with a mask of rows where the case takes it."""
+    case = CASES[name]
+    for some in ((mask, causal), (mask, False), ("keys" if mask == "rows" else mask, causal)):
+        p = make(lead, n, m, *some, seed, np.dtype(dtype), d)
+        if case.takes(p):
+            break
+    else:
+        p = make(lead, n, m, "keys" if mask == "rows" else mask, False, seed, np.dtype(dtype), d)
+    return case, p, case.draw(p)
+
+
+# --- the laws -------------------------------------------------------------------------------------
+
+
+@those("formula")
+@problems
+def test_the_engine_agrees_with_the_formula(name, p):
+    case = CASES[name]
+    if not case.takes(p):
+        return
+    options = case.draw(p)
+    got, want = (f(*p.arrays, **options, **p.options) for f in (case.formula, case.fn))
+    assert_close(got, want, case.atol(p, options))
+    np.testing.assert_array_equal(got[~np.any(p.visible, axis=-1)], 0)
+
+
+SIZES = [(3, 1.0), (1, 10.0), (64, 100.0), (2, 1e3)]
+MORE = [*product((1, 2, 64), (1e-3, 1.0, 10.0, 100.0, 1e3))]
+
+
+VARIANTS = [("none", False), ("none", True), ("keys", False), ("rows", False), ("rows", True)]
+
+
+@pytest.mark.parametrize(
+    ("d", "size"),
+    [*SIZES, *(pytest.param(*x, marks=pytest.mark.long) for x in MORE if x not in SIZES)],
+)
+@pytest.mark.parametrize("name", [x for x, case in CASES.items() if case.digits])
+def test_digits(name, d, size, dtype, record_accuracy):
+    """Against 50-digit arithmetic, in units of eps (1 + largest exponent)."""
+    case, tried = CASES[name], 0
+    for seed, (mask, causal) in enumerate(VARIANTS):
+        p = make("none", 5, 7, mask, causal, [d, int(size), seed], dtype, d)
+        if not case.takes(p):
+            continue
+        p = Problem(with_norm(p.q, size), with_norm(p.k, size), p.v, p.options, p.rng)
+        options = case.draw(p)
+        atol = np.max(case.atol(p, options)) / 2
+        if not 1e-30 < atol < 1e30:  # no digits are left
+            continue
+        want = case.digits(p, options)
+        for function in (case.formula, case.fn):
+            got = function(*p.arrays, **options, **p.options)
+            assert got.dtype == dtype
+            units = float(CONTRACT * np.max(np.abs(exact.numbers(got) - want)) / atol)
+            assert units <= CONTRACT, (function, mask, causal)
+        record_accuracy(f"{name}, {mask}{causal * ', causal'}, norms {size:g}", dtype, units)
+
+
+@pytest.mark.long("jax", "dask")
+@those()
+def test_every_library_agrees_with_numpy(backend, dtype, name):
+    """Options as arrays of NumPy and of the library; the engine and the formula."""
+    for seed, (lead, n, m, mask, causal, wrap) in enumerate(
+        [("grouped", 4, 6, "heads", True, Host), ("broadcast", 5, 3, "rows", False, np.asarray)]
+    ):
+        case, p, options = prepared(name, lead, n, m, mask, causal, seed, dtype)
+        given = {
+            key: wrap(x)
+            if (isinstance(x, np.ndarray) and x.dtype != dtype) or key == "omega"
+            else x
+            for key, x in options.items()
+        }
+        want = case.fn(*p.arrays, **options, **p.options)
+        for function in {case.fn, case.formula}:
+            got = backend.call(function, *p.arrays, **given, **p.options)
+            assert_close(got, want, case.atol(p, options))
+
+
+EDITS = (np.nan, np.inf, -np.inf, 1e300, 1e3, -1e3, 0.0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@those("causal")
+def test_the_future_changes_nothing(name, masked):
+    """Not a bit of the results before an edit of queries, keys and values."""
+    for n, cuts in ((7, range(1, 7)), (150, (1, 47, 48, 96, 97, 149))):
+        case, p, options = prepared(name, n=n, m=n, mask="keys" if masked else "none", causal=True)
+        if masked:
+            p.options["mask"][:] = p.rng.random(n) < 0.8
+            p.options["mask"][:2] = True
+        before = case.fn(*p.arrays, **options, **p.options)
+        for t in cuts:
+            after = [x.copy() for x in p.arrays]
+            for x in after:
+                x[t:] = p.rng.choice(EDITS, x[t:].shape)
+            with np.errstate(all="ignore"):
+                after = case.fn(*after, **options, **p.options)
+            np.testing.assert_array_equal(after[:t], before[:t])
+
+
+@pytest.mark.parametrize("mask", ["keys", "rows"])
+@pytest.mark.parametrize("causal", [False, True])
+@those()
+def test_what_is_hidden_reaches_nothing(name, causal, mask):
+    """And no warning comes of it, which would be an error here; rows without keys are 0."""
+    case, p, options = prepared(name, n=6, mask=mask, causal=causal, seed=3)
+    p.options["mask"][..., [1, 4]] = False
+    p.options["mask"][..., [0, 2]] = True
+    nothing = {**p.options, "mask": np.zeros_like(p.options["mask"])}
+    for function in (case.fn, case.formula):
+        want = function(*p.arrays, **options, **p.options)
+        for value in (np.nan, np.inf, 1e300):
+            k, v = p.k.copy(), p.v.copy()
+            k[[1, 4]] = v[[1, 4]] = value
+            np.testing.assert_array_equal(function(p.q, k, v, **options, **p.options), want)
+        np.testing.assert_array_equal(function(*p.arrays, **options, **nothing), 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@those("deletion")
+def test_masking_keys_is_deleting_them(name, seed):
+    n, m = (4, 6) if seed % 2 else (7, 9)
+    case, p, options = prepared(name, n=n, m=m, seed=seed)
+    kept = p.rng.random(m) < 0.6
+    kept[:4] = True  # as many as there are proposals
+    deleted = Problem(p.q, p.k[kept], p.v[kept], {}, p.rng)
+    own = {x: y[..., kept] if x == "bias" else y for x, y in options.items()}
+    want = case.fn(*deleted.arrays, **own)
+    p.k[~kept] = p.v[~kept] = np.nan
+    masks = [kept, kept[None]] + [np.tile(kept, (n, 1))] * ("rows" not in case.lacks)
+    for mask in masks:
+        got = case.fn(*p.arrays, **options, mask=mask)
+        assert_close(got, want, case.atol(deleted, own))
+
+
+@pytest.mark.parametrize("lead", [x for x in LEADS if x != "none"])
+@those()
+def test_heads_are_repeated_and_axes_broadcast(name, lead):
+    if lead in CASES[name].lacks:
+        pytest.skip("other frequencies are drawn")
+    for seed, (mask, causal) in enumerate(product(("none", "heads", "rows"), (False, True))):
+        case, p, options = prepared(name, lead, 5, 7, mask, causal, seed)
+        if mask == "heads":
+            p.options["mask"][..., :4] = True
+        got = case.fn(*p.arrays, **options, **p.options)
+        want = case.fn(*map(p.each, p.arrays), **options, **p.options)
+        assert_close(got, want, case.atol(p, options))
+
+
+@pytest.mark.long("jax", "dask")
+@those()
+def test_axes_may_be_empty(backend, name):
+    """No heads, queries, keys or columns of values: the shape, and 0 where no key is seen."""
+    case = CASES[name]
+    backend.jit = lambda run: run  # each shape would be compiled
+    lazy = backend.name in ("jax", "dask", "array_api_strict")
+    for heads, n, m, d_v in product((0, 3), repeat=4):
+        if 0 not in (heads, n, m, d_v) or (lazy and (heads, n, m, d_v).count(0) > 2):
+            continue
+        lost = {*("no keys",) * (m == 0), *("no tokens",) * (0 in (n, m))}
+        arrays = [np.ones((heads, *x)) for x in ((n, 3), (m, 3), (m, d_v))]
+        for mask, causal in product(("none", "keys", "rows"), (False, True)):
+            chosen = make("none", n, m, mask, causal, 0, np.float64)
+            p = Problem(*arrays, chosen.options, chosen.rng)
+            if not case.takes(p) or lost & {*case.lacks}:
+                continue
+            out = backend.call(case.fn, *p.arrays, **case.draw(p), **p.options)
+            assert out.shape == (heads, n, d_v)
+            assert np.all(np.isfinite(out))
+            assert np.all(out[~p.visible.any(-1)] == 0)
+
+
+@pytest.mark.parametrize("mask", ["none", "keys"])
+@pytest.mark.parametrize("causal", [False, True])
+@those("mean")
+def test_values_that_are_all_the_same_are_returned(name, causal, mask):
+    for lead in LEADS:
+        case, p, options = prepared(name, lead, 6, 7, mask, causal)
+        p.v[...] = p.v[..., :1, :]
+        if mask == "keys":
+            p.options["mask"][...] = np.arange(7) > 0
+        got = case.fn(*p.arrays, **options, **p.options)
+        want = np.where(p.visible.any(-1)[..., None], p.each(p.v)[..., :1, :], 0)
+        assert_close(got, want, case.atol(p, options))
+
+
+@pytest.mark.parametrize("scale", [0.3, 2.0])
+@those("scale")
+def test_a_scale_multiplies_queries_and_keys_by_its_root(name, scale):
+    case, p, options = prepared(name)
+    moved = Problem(scale**0.5 * p.q, scale**0.5 * p.k, p.v, {}, p.rng)
+    size = (scale * 3**0.5) ** 0.5  # tolerances know the default scale only
+    atol = 2 * case.atol(Problem(size * p.q, size * p.k, p.v, {}, p.rng), options)
+    for function in (case.fn, case.formula):
+        got = function(*p.arrays, **options, scale=scale)
+        assert_close(got, function(*moved.arrays, **options, scale=1.0), atol)
+        got = function(*p.arrays, **options, scale=3.0**-0.5)
+        assert_close(got, function(*p.arrays, **options), atol)
+
+
+def slope(formula, arrays, way, d_out, **options):
+    """Derivative of the weighted output along a way, in extended precision."""
+    step, total = np.longdouble(2.0**-18), np.longdouble(0)
+    floats = {x for x, y in options.items() if isinstance(y, np.ndarray) and y.dtype == float}
+    wide = options | {x: options[x].astype(np.longdouble) for x in floats}
+    for i, weight in ((1, 8), (2, -1)):  # the error is of the fourth order
+        for sign in (1, -1):
+            moved = {
+                x: y.astype(np.longdouble) + sign * i * step * way[x] for x, y in arrays.items()
+            }
+            total += sign * weight * np.sum(formula(**moved, **wide) * d_out)
+    return float(total / (12 * step))
+
+
+@pytest.mark.parametrize("mask", ["none", "heads", "rows"])
+@pytest.mark.parametrize("causal", [False, True])
+@those("vjp")
+def test_pullbacks_agree_with_difference_quotients(name, causal, mask):
+    """Of queries, keys, values and what else was given, each alone and all at once."""
+    case, p, options = prepared(name, "grouped", 5, 7, mask, causal)
+    arrays = {"q": p.q / 2, "k": p.k / 2, "v": p.v}
+    for x in {*Gradients._fields} & {*options}:
+        arrays[x] = options.pop(x)
+    options = {**options, **p.options}
+    out, pullback = vjp(case.fn, **arrays, **options)
+    np.testing.assert_array_equal(out, case.fn(**arrays, **options))
+    d_out = p.rng.standard_normal(out.shape)
+    found = {x: y for x, y in pullback(d_out)._asdict().items() if y is not None}
+    assert {*found} == {*arrays}
+    for moving in (*arrays, "all"):
+        way = {
+            x: p.rng.standard_normal(y.shape) * (moving in (x, "all")) for x, y in arrays.items()
+        }
+        want = slope(case.formula, arrays, way, d_out, **options)
+        terms = [np.sum(found[x] * way[x]) for x in arrays]
+        size = sum(float(np.sum(np.abs(found[x] * way[x]))) for x in arrays)
+        assert abs(sum(terms) - want) <= 1e-9 * (1 + size), moving
+
+
+@pytest.mark.parametrize("name", [x for x, case in CASES.items() if case.state])
+def test_decoding_in_steps_is_the_whole_sequence(name):
+    """Token by token and in parts; states of parts that are merged read as the whole."""
+    for seed, cuts in enumerate([range(10), (0, 4, 6, 9), (3, 4, 9), (0, 9)]):
+        case, p, options = prepared(name, "values" if seed % 2 else "none", 9, 9, seed=seed)
+        want = case.fn(*p.arrays, **options, causal=True)
+
+        def part(some, x):
+            return x[..., some, :]
+
+        first = slice(0, cuts[0])
+        state = case.state(part(first, p.k), part(first, p.v), **options)
+        for start, stop in pairwise(cuts):
+            some = slice(start, stop)
+            state = state.update(part(some, p.k), part(some, p.v))
+            last = slice(stop - 1, stop)
+            got = state.read(part(last, p.q))
+            np.testing.assert_allclose(got, part(last, want), rtol=0, atol=1e-12)
