@@ -40,6 +40,7 @@ LEADS = {  # leading axes of queries, keys and values
     "none": ((), (), ()),
     "broadcast": ((2, 3), (3,), (2, 1)),
     "values": ((), (), (2,)),
+    "keys": ((), (2,), ()),
     "grouped": ((2, 6), (2, 3), (3,)),
     "shared": ((4,), (1,), (1,)),
 }
@@ -232,14 +233,11 @@ def near_and_far_atol(p, options):
 
 def coreset_atol(p, options):
     """Times the root of the condition of the kernel of the chosen keys."""
-    keys = p.k.astype(np.float64)[..., options["indices"], :] * float(
-        reference.root(None, p.q.shape[-1])
-    )
-    apart = np.linalg.norm(keys[..., :, None, :] - keys[..., None, :, :], axis=-1)
-    condition = np.linalg.cond(np.exp(-(apart**2) / 2)) if keys.size else np.ones(1)
-    return (
-        40 * largest(np.sqrt(condition)) * len(options["indices"]) * near_and_far_atol(p, options)
-    )
+    chosen = p.wide(p.k)[..., options["indices"], :] / p.k.shape[-1] ** 0.25
+    apart = np.linalg.norm(chosen[..., :, None, :] - chosen[..., None, :, :], axis=-1)
+    condition = np.linalg.cond(np.exp(-(apart**2) / 2)) if chosen.size else np.ones(1)
+    terms = len(options["indices"]) * largest(np.sqrt(condition))
+    return 40 * terms * near_and_far_atol(p, options)
 
 
 def second_order_atol(p, options):

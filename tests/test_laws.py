@@ -1,16 +1,16 @@
-"""Laws that every attention function of the package keeps: one table of cases, one test for each law.
+"""Laws that every attention function of the package keeps: a table of cases, a test for each law.
 
 A new estimator is one row of `CASES`. The laws:
 
 - the engine gives what the formula (`refattn.naive`) gives, at any shapes, masks and dtypes;
 - both are right to the accuracy contract, against 50-digit arithmetic;
-- every array library agrees with NumPy, in float32 and float64; results keep library, dtype, device;
+- every array library agrees with NumPy in float32 and float64, and keeps library, dtype and device;
 - what a query does not see changes no bit of its result; hiding keys is deleting them;
 - grouped heads are repeated heads, and leading axes broadcast;
 - axes may be empty; values that are all the same are returned;
 - a scale multiplies queries and keys by its root;
 - `vjp` pulls back what difference quotients of the formula in extended precision say;
-- a decoding state, token by token, in parts and merged, gives what the whole sequence gives.
+- a decoding state, token by token and in parts, gives what the whole sequence gives.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import features, naive, streaming, vjp
+from refattn import features, naive, registry, streaming, vjp
 from refattn.attention import Alibi
 from refattn.conformance.truth import exact
 from refattn.estimators import lara, rfa
@@ -33,6 +33,7 @@ from tests.problems import (
     Problem,
     coreset_atol,
     draw,
+    exponent,
     is_atol,
     lara_atol,
     largest,
@@ -45,20 +46,20 @@ from tests.problems import (
     second_order_atol,
     softmax_atol,
     trigonometric_atol,
+    values_atol,
     with_norm,
 )
 from tests.reference import CONTRACT, mp
 
 
 class Case(NamedTuple):
-    """An attention function of the engine, its formula, and more of the same.
+    """An attention function of the engine, its formula, and what else the laws need.
 
     `draw` gives the options for a problem, and `atol` what two answers within the accuracy contract
-    may differ by, both as functions of them. `digits` computes 50 digits of one head, `state` starts
-    decoding. Words in `lacks`: "causal", "rows" (a mask for each query), "causal rows", "deletion"
-    (places count, so that a hidden key is not one that is not there), "mean", "scale", "vjp",
-    "no keys" and "no tokens" (which are errors), "formula" (of its own), "values" (with more leading
-    axes than queries and keys: other frequencies are drawn then).
+    may differ by. `digits` computes 50 digits of one head, and `state` starts decoding. `lacks` has
+    words: "causal", "rows" (a mask for each query), "causal rows", "deletion" (a key that is hidden
+    keeps its place), "mean", "scale", "vjp", "no keys", "no tokens", "formula" (of its own), and
+    "values" (leading axes of values alone: other frequencies are drawn).
     """
 
     fn: Any
@@ -114,6 +115,11 @@ def proposals(weighting, centred):
     return options
 
 
+def sides(p):
+    every = [(2, 1), (0, 0), (None, 1), (3, None), (None, None), (500, 0), (0, 500)]
+    return every[p.rng.integers(len(every))]
+
+
 def scores(*names):
     """Options of exact attention, of each query head or of all."""
 
@@ -122,7 +128,7 @@ def scores(*names):
         heads = heads_or_none(p)
         every = {
             "bias": draw(p.rng, *heads, n, m, dtype=dtype),
-            "window": (2, 1),
+            "window": sides(p),
             "softcap": 1.5,
             "sinks": np.asarray(draw(p.rng, *heads, dtype=dtype)),
             "slopes": np.asarray(p.rng.random(heads).astype(dtype)),
@@ -133,8 +139,15 @@ def scores(*names):
     return options
 
 
-def with_slopes(fn):
-    return lambda *arrays, slopes, **options: fn(*arrays, bias=Alibi(slopes), **options)
+def positive_map(p):
+    """Features that have a scale."""
+    omega = draw(p.rng, 3, p.q.shape[-1], dtype=p.q.dtype)
+    return {"feature_map": partial(features.positive_features, omega=omega)}
+
+
+def map_atol(p, options):
+    omega = options["feature_map"].keywords["omega"]
+    return (1 + exponent(p.q, p.k, omega, 1.0)) * values_atol(p)
 
 
 def pivots(p):
@@ -148,11 +161,12 @@ def samples(p):
 
 
 def chunks(p):
-    return {"window": 2}
+    return {"window": int(p.rng.integers(1, 6))}
 
 
 def chunks_with_frequencies(p):
-    return {"window": 2, "omega": draw(p.rng, -(-p.k.shape[-2] // 2), p.q.shape[-1])}
+    count = -(-p.k.shape[-2] // (window := chunks(p)["window"]))
+    return {"window": window, "omega": draw(p.rng, count, p.q.shape[-1])}
 
 
 # --- 50 digits ------------------------------------------------------------------------------------
@@ -200,6 +214,9 @@ def weighted(p, omega, log_weights):
     q = exact.numbers(p.q) * reference.root(None, p.q.shape[-1])
     rows = []
     for i, (f, log_z) in enumerate(states(p, omega)):
+        if not p.visible[i].any():
+            rows.append((f[0], log_z[0]))  # 0 and -inf
+            continue
         logs = (exact.numbers(omega) @ q[i] + log_z + log_weights[i])[None]
         out, lse = reference.weighted_mean(logs, f, np.ones(logs.shape, bool))
         rows.append((out[0], lse[0]))
@@ -263,6 +280,16 @@ def exact_attention(*names, lacks=(), **more):
     return Case(*SOFTMAX, scores(*names), softmax_atol, digits_of_softmax, lacks=lacks, **more)
 
 
+def with_slopes(*names):
+    """Slopes of alibi are arrays of their own, as the laws of libraries need them."""
+
+    def sloped(fn):
+        return lambda *arrays, slopes, **options: fn(*arrays, bias=Alibi(slopes), **options)
+
+    lacks = ("vjp", *PLACES, *(("mean",) if "dropout" in names else ()))
+    return Case(*map(sloped, SOFTMAX), scores(*names), softmax_atol, lacks=lacks)
+
+
 def positive_state(k, v, features, **options):
     return streaming.PositiveState.init(k, v, **options)
 
@@ -306,9 +333,8 @@ CASES = {
     "softmax window": exact_attention("window", lacks=("mean", *PLACES)),
     "softmax sinks": exact_attention("sinks", "softcap", lacks=("mean",)),
     "softmax dropout": exact_attention("dropout", lacks=("mean", *PLACES)),
-    "softmax alibi": Case(
-        *map(with_slopes, SOFTMAX), scores("slopes"), softmax_atol, lacks=("vjp", *PLACES)
-    ),
+    "softmax alibi": with_slopes("slopes"),
+    "softmax all": with_slopes("slopes", "window", "softcap", "sinks", "dropout"),
     **{f"rfa {name}": features_of(name) for name in rfa.FEATURES},
     "is": Case(
         refattn.importance_sampled_attention,
@@ -341,6 +367,9 @@ CASES = {
     "linear": linear(at(exact.linear_attention)),
     "linear elu of slope": linear(feature_map=partial(features.elu_features, alpha=0.1)),
     "linear taylor": linear(feature_map=partial(features.taylor_features, degree=2)),
+    "linear positive": Case(
+        *LINEAR, positive_map, map_atol, state=streaming.LinearState.init, lacks=("scale",)
+    ),
     "coreset": Case(
         refattn.coreset_attention,
         naive.coreset_attention,
@@ -364,6 +393,13 @@ CASES = {
         streaming.EvaState.init,
         lacks=CHUNKED,
     ),
+    "eva published": Case(
+        EVA[0],
+        lambda *arrays, sampled, **options: naive.eva_attention(*arrays, **options),
+        lambda p: {**chunks(p), "log_size": False, "sampled": False},
+        near_and_far_atol,
+        lacks=CHUNKED,
+    ),
     "second order": Case(
         *SECOND,
         chunks,
@@ -374,7 +410,7 @@ CASES = {
     ),
     "local": Case(
         *LOCAL,
-        lambda p: {"window": (2, 1), **omega_only(p)},
+        lambda p: {"window": sides(p), **omega_only(p)},
         near_and_far_atol,
         at(exact.local_random_feature_attention, "omega", "window"),
         lambda k, v, window, omega: streaming.LocalState.init(k, v, window=window[0], omega=omega),
@@ -431,11 +467,29 @@ def test_the_engine_agrees_with_the_formula(name, p):
     np.testing.assert_array_equal(got[~np.any(p.visible, axis=-1)], 0)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@those("formula")
+def test_the_engine_agrees_with_the_formula_of_many_tokens(name, causal, masked):
+    """Past the first leaves, chunks and steps, with ragged ends, and queries before all keys."""
+    for seed, (n, m) in enumerate([(140, 155), (155, 140), (1, 133), (129, 128), (3, 150)]):
+        case, p, options = prepared(
+            name, "shared", n, m, "keys" if masked else "none", causal, seed, np.float64
+        )
+        if causal and "causal" in case.lacks:
+            pytest.skip("not causal")
+        got, want = (f(*p.arrays, **options, **p.options) for f in (case.formula, case.fn))
+        assert_close(got, want, case.atol(p, options))
+
+
 SIZES = [(3, 1.0), (1, 10.0), (64, 100.0), (2, 1e3)]
 MORE = [*product((1, 2, 64), (1e-3, 1.0, 10.0, 100.0, 1e3))]
 
 
-VARIANTS = [("none", False), ("none", True), ("keys", False), ("rows", False), ("rows", True)]
+VARIANTS = [  # queries, keys, mask, causal
+    (5, 7, "none", False), (8, 3, "none", True), (4, 9, "none", True), (6, 6, "keys", True),
+    (5, 7, "keys", False), (5, 7, "rows", False), (5, 7, "rows", True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -445,9 +499,9 @@ VARIANTS = [("none", False), ("none", True), ("keys", False), ("rows", False), (
 @pytest.mark.parametrize("name", [x for x, case in CASES.items() if case.digits])
 def test_digits(name, d, size, dtype, record_accuracy):
     """Against 50-digit arithmetic, in units of eps (1 + largest exponent)."""
-    case, tried = CASES[name], 0
-    for seed, (mask, causal) in enumerate(VARIANTS):
-        p = make("none", 5, 7, mask, causal, [d, int(size), seed], dtype, d)
+    case = CASES[name]
+    for seed, (n, m, mask, causal) in enumerate(VARIANTS):
+        p = make("none", n, m, mask, causal, [d, int(size), seed], dtype, d)
         if not case.takes(p):
             continue
         p = Problem(with_norm(p.q, size), with_norm(p.k, size), p.v, p.options, p.rng)
@@ -460,7 +514,7 @@ def test_digits(name, d, size, dtype, record_accuracy):
             got = function(*p.arrays, **options, **p.options)
             assert got.dtype == dtype
             units = float(CONTRACT * np.max(np.abs(exact.numbers(got) - want)) / atol)
-            assert units <= CONTRACT, (function, mask, causal)
+            assert units <= CONTRACT, (function, VARIANTS[seed])
         record_accuracy(f"{name}, {mask}{causal * ', causal'}, norms {size:g}", dtype, units)
 
 
@@ -472,12 +526,8 @@ def test_every_library_agrees_with_numpy(backend, dtype, name):
         [("grouped", 4, 6, "heads", True, Host), ("broadcast", 5, 3, "rows", False, np.asarray)]
     ):
         case, p, options = prepared(name, lead, n, m, mask, causal, seed, dtype)
-        given = {
-            key: wrap(x)
-            if (isinstance(x, np.ndarray) and x.dtype != dtype) or key == "omega"
-            else x
-            for key, x in options.items()
-        }
+        drawn = {x for x, y in options.items() if isinstance(y, np.ndarray) and y.dtype != dtype}
+        given = options | {x: wrap(options[x]) for x in drawn | {"omega"} & {*options}}
         want = case.fn(*p.arrays, **options, **p.options)
         for function in {case.fn, case.formula}:
             got = backend.call(function, *p.arrays, **given, **p.options)
@@ -506,22 +556,36 @@ def test_the_future_changes_nothing(name, masked):
             np.testing.assert_array_equal(after[:t], before[:t])
 
 
-@pytest.mark.parametrize("mask", ["keys", "rows"])
 @pytest.mark.parametrize("causal", [False, True])
 @those()
-def test_what_is_hidden_reaches_nothing(name, causal, mask):
+def test_what_is_hidden_reaches_nothing(name, causal, dtype):
     """And no warning comes of it, which would be an error here; rows without keys are 0."""
-    case, p, options = prepared(name, n=6, mask=mask, causal=causal, seed=3)
-    p.options["mask"][..., [1, 4]] = False
-    p.options["mask"][..., [0, 2]] = True
-    nothing = {**p.options, "mask": np.zeros_like(p.options["mask"])}
-    for function in (case.fn, case.formula):
-        want = function(*p.arrays, **options, **p.options)
-        for value in (np.nan, np.inf, 1e300):
-            k, v = p.k.copy(), p.v.copy()
-            k[[1, 4]] = v[[1, 4]] = value
-            np.testing.assert_array_equal(function(p.q, k, v, **options, **p.options), want)
-        np.testing.assert_array_equal(function(*p.arrays, **options, **nothing), 0)
+    for mask in ("keys", "rows"):
+        case, p, options = prepared(name, n=6, mask=mask, causal=causal, seed=3, dtype=dtype)
+        p.options["mask"][..., [1, 4]] = False
+        p.options["mask"][..., [0, 2]] = True
+        nothing = {**p.options, "mask": np.zeros_like(p.options["mask"])}
+        for function in (case.fn, case.formula):
+            want = function(*p.arrays, **options, **p.options)
+            for value in (np.nan, np.inf, -np.inf, np.finfo(dtype).max):
+                k, v = p.k.copy(), p.v.copy()
+                k[[1, 4]] = v[[1, 4]] = value
+                np.testing.assert_array_equal(function(p.q, k, v, **options, **p.options), want)
+            np.testing.assert_array_equal(function(*p.arrays, **options, **nothing), 0)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (6, 1)], ids=str)
+@those()
+def test_masks_broadcast_along_keys(name, shape):
+    """A mask of True is none, and one of False gives 0."""
+    for causal in (False, True):
+        case, p, options = prepared(name, n=6, m=6, causal=causal)
+        want = case.fn(*p.arrays, **options, **p.options)
+        for value in (True, False):
+            p.options["mask"] = np.full(shape, value)
+            if case.takes(p):
+                got = case.fn(*p.arrays, **options, **p.options)
+                assert_close(got, want * value, case.atol(p, options))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -647,19 +711,71 @@ def test_pullbacks_agree_with_difference_quotients(name, causal, mask):
 
 @pytest.mark.parametrize("name", [x for x, case in CASES.items() if case.state])
 def test_decoding_in_steps_is_the_whole_sequence(name):
-    """Token by token and in parts; states of parts that are merged read as the whole."""
+    """Token by token and in parts, from no tokens or some; columns of values may be none."""
     for seed, cuts in enumerate([range(10), (0, 4, 6, 9), (3, 4, 9), (0, 9)]):
         case, p, options = prepared(name, "values" if seed % 2 else "none", 9, 9, seed=seed)
         want = case.fn(*p.arrays, **options, causal=True)
-
-        def part(some, x):
-            return x[..., some, :]
-
-        first = slice(0, cuts[0])
-        state = case.state(part(first, p.k), part(first, p.v), **options)
+        state = case.state(p.k[: cuts[0]], p.v[..., : cuts[0], :], **options)
         for start, stop in pairwise(cuts):
-            some = slice(start, stop)
-            state = state.update(part(some, p.k), part(some, p.v))
-            last = slice(stop - 1, stop)
-            got = state.read(part(last, p.q))
-            np.testing.assert_allclose(got, part(last, want), rtol=0, atol=1e-12)
+            state = state.update(p.k[start:stop], p.v[..., start:stop, :])
+            got = state.read(p.q[stop - 1 : stop])
+            np.testing.assert_allclose(got, want[..., stop - 1 : stop, :], rtol=0, atol=1e-12)
+
+
+TRACED = ("softmax plain", "rfa positive", "rfa trigonometric", "is", "lara balance")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TRACED)
+def test_jax_differentiates_and_maps(name):
+    """Arrays being traced have no device: they work beside concrete ones."""
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    case, p, options = prepared(name, n=5, m=5, causal=name == "rfa positive")
+    q, step = jax.numpy.asarray(p.q / 2), 1e-6 * p.rng.standard_normal(p.q.shape)
+
+    def function(q):
+        return case.fn(q, *map(jax.numpy.asarray, p.arrays[1:]), **options, **p.options)
+
+    gradient = jax.grad(lambda q: function(q).sum())(q)
+    difference = function(q + step).sum() - function(q - step).sum()
+    np.testing.assert_allclose(2 * (gradient * step).sum(), difference, rtol=1e-5)
+    batch = jax.numpy.stack([q, q / 2])
+    want = jax.numpy.stack([function(x) for x in batch])
+    np.testing.assert_allclose(jax.vmap(function)(batch), want, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize("empty", [False, True])
+def test_torch_differentiates(name, empty):
+    torch = pytest.importorskip("torch")
+    case, p, options = prepared(name, n=5, m=5)
+    k, v = (torch.asarray(x) for x in p.arrays[1:])
+    mask = torch.asarray(np.arange(5) < (0 if empty else 3))
+    q = torch.asarray(p.q / 2).requires_grad_(True)
+    case.fn(q, k, v, mask=mask, **options).sum().backward()
+    assert bool(torch.all(torch.isfinite(q.grad)))
+    step = 1e-6 * torch.asarray(p.rng.standard_normal(p.q.shape))
+    with torch.no_grad():
+        ends = (case.fn(x, k, v, mask=mask, **options).sum() for x in (q + step, q - step))
+        difference = next(ends) - next(ends)
+        np.testing.assert_allclose(2 * (q.grad * step).sum(), difference, rtol=1e-4, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_torch_autocast_changes_nothing(name):
+    torch = pytest.importorskip("torch")
+    case, p, options = prepared(name, n=64, m=64, dtype=np.float32, causal=name == "rfa positive")
+    arrays = [torch.asarray(x) for x in p.arrays]
+    want = case.fn(*arrays, **options, **p.options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = case.fn(*arrays, **options, **p.options)
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", [x for x, r in registry.ESTIMATORS.items() if r.approximates])
+def test_estimators_of_the_registry_take_no_heads(name):
+    """What is fitted to queries and keys, too: there are no moments then, and no results."""
+    record, x = registry.ESTIMATORS[name], np.ones((0, 6, 4))
+    options = record.sized(2) | ({"rng": 0} if record.has("random") else {})
+    assert record.fn(x, x, x, **options).shape == (0, 6, 4)
