@@ -198,17 +198,3 @@ def test_every_library_chooses_the_same(backend, dtype):
         want = chosen(law)(*(x.astype(np.float64) for x in (q, k, v)))
         got = backend.call(chosen(law), q, k, v)
         np.testing.assert_allclose(got, want, rtol=0, atol=300 * float(np.finfo(dtype).eps))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "said"),
-    [
-        ({"num_keys": 9}, ValueError, "`num_keys` must be at most 5, the number of keys, got 9"),
-        ({"num_keys": 0}, ValueError, "`num_keys` must be a positive integer"),
-        ({"num_keys": 2, "law": "best"}, ValueError, "`law` must be one of"),
-        ({"num_keys": 2, "mask": np.eye(5) > 0}, ValueError, "`mask` must be the same for all"),
-    ],
-)
-def test_what_is_refused(options, error, said):
-    with pytest.raises(error, match=said):
-        draw_keys(*3 * (np.ones((5, 3)),), **options)
