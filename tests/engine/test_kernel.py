@@ -344,6 +344,15 @@ def test_near_scores_are_small(seed, size_q, size_k, size_v, size_b, dtype):
         assert np.all(np.log(wide(largest)) - seen > np.log(wide(limits.smallest_normal)))
 
 
+@pytest.mark.parametrize("m", [1, 300, 2**20])
+def test_how_far_scores_may_reach_without_a_maximum(m, dtype):
+    """e^r (2 m)^2 <= eps / tiny: sums of m terms are added to others whose mass is 1 / (2 m)."""
+    limits, one = np.finfo(dtype), np.ones((1, 1), dtype)
+    most = np.log(float(limits.eps) / float(limits.smallest_normal) / (2 * m) ** 2)
+    norms = np.array([[most * 0.9999], [most * 1.0001]], dtype)
+    np.testing.assert_array_equal(_near(norms, _reach(one, None, one), m), [[True], [False]])
+
+
 def test_usual_scores_need_no_maximum(dtype):
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 2, 100, 64, dtype=dtype) for _ in range(3))

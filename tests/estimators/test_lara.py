@@ -86,6 +86,14 @@ def test_lara_with_general_gaussians():
     np.testing.assert_allclose(got, want, atol=1e-13)
 
 
+def test_weights_of_zero_are_dropped():
+    """At q = 0 the second proposal has alpha 0, and density 0 at its sample."""
+    q, k, v = np.zeros((2, 1)), np.array([[0.0], [1.0]]), np.array([[0.0], [3.0]])
+    options = {"omega": np.array([[30.0], [-40.0]]), "centres": np.array([[0.0], [60.0]])}
+    got = linear_randomized_attention(q, k, v, weighting="query", scale=1.0, **options)
+    np.testing.assert_allclose(got, 3.0, rtol=1e-12)
+
+
 def slow_causal_lara(q, k, v, noise, count, weighting, mask):
     """Causal LARA query by query: the proposals of its chunk, then plain SNIS over its keys."""
     n, d = q.shape
