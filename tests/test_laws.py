@@ -24,7 +24,7 @@ import refattn
 from refattn import features, naive, registry, streaming, vjp
 from refattn.attention import Alibi
 from refattn.conformance.truth import exact
-from refattn.estimators import lara, rfa
+from refattn.estimators import lara
 from refattn.gradients import Gradients
 from tests import reference
 from tests.conftest import Host
@@ -57,8 +57,8 @@ class Case(NamedTuple):
 
     `draw` gives the options for a problem, and `atol` what two answers within the accuracy contract
     may differ by. `digits` computes 50 digits of one head, and `state` starts decoding. `lacks` has
-    words: "causal", "rows" (a mask for each query), "causal rows", "deletion" (a key that is hidden
-    keeps its place), "mean", "scale", "vjp", "no keys", "no tokens", "formula" (of its own), and
+    words: "causal", "rows" (a mask for each query), "causal-rows", "deletion" (a key that is hidden
+    keeps its place), "mean", "scale", "vjp", "no-keys", "no-tokens", "formula" (of its own), and
     "values" (leading axes of values alone: other frequencies are drawn).
     """
 
@@ -73,7 +73,7 @@ class Case(NamedTuple):
     def takes(self, p):
         mask, causal = p.options.get("mask"), p.options.get("causal", False)
         rows = mask is not None and mask.shape[-2:-1] not in ((), (1,))
-        found = {"causal": causal, "rows": rows, "causal rows": causal and rows}
+        found = {"causal": causal, "rows": rows, "causal-rows": causal and rows}
         return not any(found[x] for x in self.lacks if x in found)
 
 
@@ -86,10 +86,16 @@ def heads_or_none(p):
 
 def frequencies(p):
     lead, count = heads_or_none(p), p.rng.integers(1, 5)
-    return {
-        "omega": draw(p.rng, *lead, count, p.q.shape[-1]),
-        "log_weight": draw(p.rng, count),
-    }
+    omega = draw(p.rng, *lead, count, p.q.shape[-1])
+    return {"omega": omega, "log_weight": draw(p.rng, count)}
+
+
+def just(**options):
+    return lambda p: {**options}
+
+
+def frequencies_for(features):
+    return lambda p: {**frequencies(p), "features": features}
 
 
 def omega_only(p):
@@ -100,7 +106,7 @@ def own_frequencies(p):
     return {"omega": draw(p.rng, *heads_or_none(p), p.q.shape[-2], 2, p.q.shape[-1])}
 
 
-def proposals(weighting, centred):
+def proposals(weighting, centred=False):
     def options(p):
         (n, d), m = p.q.shape[-2:], p.k.shape[-2]
         count, repeats = p.rng.integers(1, min(n, m, 4) + 1), p.rng.integers(1, 3)
@@ -189,10 +195,13 @@ def digits_of_softmax(p, options):
     return exact.softmax_attention(*p.arrays, visible=seen, **some)
 
 
+digits_of_rfa = at(exact.random_feature_attention, "omega", "log_weight", "features")
+
+
 def digits_of_chunks(function, p, options):
-    return function(
-        *p.arrays, p.options.get("mask", True), causal=p.options.get("causal", False), **options
-    )
+    mask, causal = p.options.get("mask", True), p.options.get("causal", False)
+    some = {x: y for x, y in options.items() if x != "sampled"}
+    return function(*p.arrays, mask, causal=causal, **some)
 
 
 def states(p, omega):
@@ -228,13 +237,10 @@ def digits_of_importance_sampling(p, options):
     weights = exact.numbers(np.broadcast_to(options["log_weight"], (len(p.q), count)))
     scale = reference.root(None, p.q.shape[-1]) ** 2
     total = reference.attend(*p.arrays, 0.0, p.visible, scale)[1]
-    rows = [
-        out * mp.exp(lse - (exact.numbers(q) ** 2).sum() * scale / 2 - exact_lse) / count
-        if seen.any() else 0 * out
-        for (out, lse), q, exact_lse, seen in zip(
-            weighted(p, omega, weights), p.q, total, p.visible, strict=True
-        )
-    ]  # fmt: skip
+    rows = []
+    for i, (out, lse) in enumerate(weighted(p, omega, weights)):
+        ratio = lse - (exact.numbers(p.q[i]) ** 2).sum() * scale / 2 - total[i]
+        rows.append(out * mp.exp(ratio) / count if p.visible[i].any() else out)
     return np.stack(rows)
 
 
@@ -265,60 +271,27 @@ def digits_of_lara(p, options):
 
 # --- the table ------------------------------------------------------------------------------------
 
-SOFTMAX = refattn.softmax_attention, naive.softmax_attention
-RFA = refattn.random_feature_attention, naive.random_feature_attention
-LARA = refattn.linear_randomized_attention, naive.linear_randomized_attention
-LINEAR = refattn.linear_attention, naive.linear_attention
-EVA = refattn.eva_attention, naive.eva_attention
-SECOND = refattn.second_order_attention, naive.second_order_attention
-LOCAL = refattn.local_random_feature_attention, naive.local_random_feature_attention
-PLACES = ("deletion",)
-CHUNKED = ("rows", *PLACES)
+
+def case(name, draw, atol, digits=None, state=None, lacks=""):
+    """The function of the engine and the formula of this name."""
+    words = tuple(lacks.split())
+    return Case(getattr(refattn, name), getattr(naive, name), draw, atol, digits, state, words)
 
 
-def exact_attention(*names, lacks=(), **more):
-    return Case(*SOFTMAX, scores(*names), softmax_atol, digits_of_softmax, lacks=lacks, **more)
+def sloped(*names, lacks=""):
+    """Exact attention by slopes of alibi: arrays of their own, as the laws of libraries need."""
 
-
-def with_slopes(*names):
-    """Slopes of alibi are arrays of their own, as the laws of libraries need them."""
-
-    def sloped(fn):
+    def with_bias(fn):
         return lambda *arrays, slopes, **options: fn(*arrays, bias=Alibi(slopes), **options)
 
-    lacks = ("vjp", *PLACES, *(("mean",) if "dropout" in names else ()))
-    return Case(*map(sloped, SOFTMAX), scores(*names), softmax_atol, lacks=lacks)
+    plain = case(SOFTMAX, scores("slopes", *names), softmax_atol, lacks=f"vjp deletion {lacks}")
+    return plain._replace(fn=with_bias(plain.fn), formula=with_bias(plain.formula))
 
 
-def positive_state(k, v, features, **options):
-    return streaming.PositiveState.init(k, v, **options)
-
-
-def features_of(name):
-    trigonometric = name == "trigonometric"
-    return Case(
-        *RFA,
-        lambda p: {**frequencies(p), "features": name},
-        trigonometric_atol if trigonometric else rfa_atol,
-        at(exact.random_feature_attention, "omega", "log_weight", "features"),
-        positive_state if name == "positive" else None,
-    )
-
-
-def weighted_proposals(name, centred):
-    draws, lacks = proposals(name, centred), ("causal" if centred else "causal rows", "no tokens")
-    return Case(*LARA, draws, lara_atol, digits_of_lara if centred else None, lacks=lacks)
-
-
-def linear(digits=None, **options):
-    state = streaming.LinearState.init
-    return Case(*LINEAR, lambda p: {**options}, linear_atol, digits, state, lacks=("scale",))
-
-
-def drawn(fn, lacks=(), **options):
+def drawn(name, lacks="", **options):
     """What draws its frequencies itself, which has no formula of its own."""
-    lacks = ("formula", *lacks)
-    return Case(fn, fn, lambda p: {**options}, drawn_atol, lacks=lacks)
+    fn = getattr(refattn, name)
+    return Case(fn, fn, just(**options), drawn_atol, lacks=("formula", *lacks.split()))
 
 
 def drawn_atol(p, options):
@@ -326,106 +299,85 @@ def drawn_atol(p, options):
     return 100 * rfa_tolerance(p.q, p.k, omega) * largest(p.v)
 
 
+def positive_state(k, v, features, **options):
+    return streaming.PositiveState.init(k, v, **options)
+
+
+def local_state(k, v, window, omega):
+    return streaming.LocalState.init(k, v, window=window[0], omega=omega)
+
+
+def mean_of_chunks(**options):
+    """EVA at the means of chunks: the formula has no other."""
+    found = case(EVA, lambda p: {**chunks(p), **options, "sampled": False}, near_and_far_atol,
+                 partial(digits_of_chunks, exact.eva_attention), lacks="rows deletion")  # fmt: skip
+    formula = found.formula
+    return found._replace(formula=lambda *arrays, sampled, **options: formula(*arrays, **options))
+
+
+SOFTMAX, RFA, LINEAR = "softmax_attention", "random_feature_attention", "linear_attention"
+IS, RA, MEAN = "importance_sampled_attention", "randomized_attention", "mean_of_ratios_attention"
+LARA, EVA, SECOND = "linear_randomized_attention", "eva_attention", "second_order_attention"
+CORESET, SAMPLE = "coreset_attention", "sampled_key_attention"
+LOCAL = "local_random_feature_attention"
+SLOPE = partial(features.elu_features, alpha=0.1)
+TAYLOR = partial(features.taylor_features, degree=2)
+SOFTMAX_STATE, LINEAR_STATE = streaming.SoftmaxState.init, streaming.LinearState.init
+
+# fmt: off
 CASES = {
-    "softmax": exact_attention("bias", state=None),
-    "softmax plain": exact_attention(state=streaming.SoftmaxState.init),
-    "softmax capped": exact_attention("softcap", "bias"),
-    "softmax window": exact_attention("window", lacks=("mean", *PLACES)),
-    "softmax sinks": exact_attention("sinks", "softcap", lacks=("mean",)),
-    "softmax dropout": exact_attention("dropout", lacks=("mean", *PLACES)),
-    "softmax alibi": with_slopes("slopes"),
-    "softmax all": with_slopes("slopes", "window", "softcap", "sinks", "dropout"),
-    **{f"rfa {name}": features_of(name) for name in rfa.FEATURES},
-    "is": Case(
-        refattn.importance_sampled_attention,
-        naive.importance_sampled_attention,
-        frequencies,
-        is_atol,
-        digits_of_importance_sampling,
-        lacks=("mean",),
-    ),
-    "ra": Case(
-        refattn.randomized_attention,
-        naive.randomized_attention,
-        own_frequencies,
-        rfa_atol,
-        at(exact.randomized_attention, "omega"),
-    ),
-    "mean of ratios": Case(
-        refattn.mean_of_ratios_attention,
-        naive.mean_of_ratios_attention,
-        omega_only,
-        rfa_atol,
-        digits_of_mean_of_ratios,
-    ),
-    **{
-        f"lara {name}{', centres' if centred else ''}": weighted_proposals(name, centred)
-        for name in lara.WEIGHTINGS
-        for centred in (False, True)
-        if centred or "query" not in name
-    },
-    "linear": linear(at(exact.linear_attention)),
-    "linear elu of slope": linear(feature_map=partial(features.elu_features, alpha=0.1)),
-    "linear taylor": linear(feature_map=partial(features.taylor_features, degree=2)),
-    "linear positive": Case(
-        *LINEAR, positive_map, map_atol, state=streaming.LinearState.init, lacks=("scale",)
-    ),
-    "coreset": Case(
-        refattn.coreset_attention,
-        naive.coreset_attention,
-        pivots,
-        coreset_atol,
-        lacks=("causal", "vjp", "no keys", *CHUNKED),
-    ),
-    "sampled keys": Case(
-        refattn.sampled_key_attention,
-        naive.sampled_key_attention,
-        samples,
-        near_and_far_atol,
-        at(exact.sampled_key_attention, "indices", "log_probability"),
-        lacks=("causal", "no keys", *PLACES),
-    ),
-    "eva": Case(
-        *EVA,
-        chunks_with_frequencies,
-        near_and_far_atol,
-        partial(digits_of_chunks, exact.eva_attention),
-        streaming.EvaState.init,
-        lacks=CHUNKED,
-    ),
-    "eva published": Case(
-        EVA[0],
-        lambda *arrays, sampled, **options: naive.eva_attention(*arrays, **options),
-        lambda p: {**chunks(p), "log_size": False, "sampled": False},
-        near_and_far_atol,
-        lacks=CHUNKED,
-    ),
-    "second order": Case(
-        *SECOND,
-        chunks,
-        second_order_atol,
-        partial(digits_of_chunks, exact.second_order_attention),
-        streaming.SecondOrderState.init,
-        lacks=CHUNKED,
-    ),
-    "local": Case(
-        *LOCAL,
-        lambda p: {"window": sides(p), **omega_only(p)},
-        near_and_far_atol,
-        at(exact.local_random_feature_attention, "omega", "window"),
-        lambda k, v, window, omega: streaming.LocalState.init(k, v, window=window[0], omega=omega),
-        lacks=PLACES,
-    ),
-    "rfa drawn": drawn(RFA[0], num_features=3, rng=1),
-    "ra drawn": drawn(refattn.randomized_attention, num_samples=2, rng=1, lacks=("vjp", "values")),
-    "mean of ratios drawn": drawn(refattn.mean_of_ratios_attention, num_samples=2, rng=1),
-    "lara drawn": drawn(LARA[0], num_proposals=2, rng=1, lacks=("causal rows", "no tokens")),
-    "lara drawn pairs": drawn(
-        *(LARA[0], ("causal", "no tokens")), num_proposals=2, rng=1, weighting="query",
-        antithetic=True,
-    ),
-    "eva drawn": drawn(EVA[0], window=2, rng=1, lacks=CHUNKED),
-}  # fmt: skip
+    "softmax": case(SOFTMAX, scores(), softmax_atol, digits_of_softmax, SOFTMAX_STATE),
+    "softmax bias": case(SOFTMAX, scores("bias"), softmax_atol, digits_of_softmax),
+    "softmax capped": case(SOFTMAX, scores("softcap", "bias"), softmax_atol, digits_of_softmax),
+    "softmax window": case(SOFTMAX, scores("window"), softmax_atol, digits_of_softmax,
+                           lacks="deletion mean"),
+    "softmax sinks": case(SOFTMAX, scores("sinks", "softcap"), softmax_atol, digits_of_softmax,
+                          lacks="mean"),
+    "softmax dropout": case(SOFTMAX, scores("dropout"), softmax_atol, digits_of_softmax,
+                            lacks="deletion mean"),
+    "softmax alibi": sloped(),
+    "softmax all": sloped("window", "softcap", "sinks", "dropout", lacks="mean"),
+    "rfa positive": case(RFA, frequencies_for("positive"), rfa_atol, digits_of_rfa, positive_state),
+    "rfa hyperbolic": case(RFA, frequencies_for("hyperbolic"), rfa_atol, digits_of_rfa),
+    "rfa trigonometric": case(RFA, frequencies_for("trigonometric"), trigonometric_atol,
+                              digits_of_rfa),
+    "rfa drawn": drawn(RFA, num_features=3, rng=1),
+    "is": case(IS, frequencies, is_atol, digits_of_importance_sampling, lacks="mean"),
+    "ra": case(RA, own_frequencies, rfa_atol, at(exact.randomized_attention, "omega")),
+    "ra drawn": drawn(RA, "vjp values", num_samples=2, rng=1),
+    "mean of ratios": case(MEAN, omega_only, rfa_atol, digits_of_mean_of_ratios),
+    "mean of ratios drawn": drawn(MEAN, num_samples=2, rng=1),
+    **{f"lara {x}": case(LARA, proposals(x), lara_atol, lacks="causal-rows no-tokens")
+       for x in ("balance", "own")},
+    **{f"lara {x}, centres": case(LARA, proposals(x, centred=True), lara_atol, digits_of_lara,
+                                  lacks="causal no-tokens") for x in lara.WEIGHTINGS},
+    "lara drawn": drawn(LARA, "causal-rows no-tokens", num_proposals=2, rng=1),
+    "lara drawn pairs": drawn(LARA, "causal no-tokens", num_proposals=2, rng=1, antithetic=True,
+                              weighting="query"),
+    "linear": case(LINEAR, just(), linear_atol, at(exact.linear_attention), LINEAR_STATE, "scale"),
+    "linear elu of slope": case(LINEAR, just(feature_map=SLOPE), linear_atol, None, LINEAR_STATE,
+                                "scale"),
+    "linear taylor": case(LINEAR, just(feature_map=TAYLOR), linear_atol, None, LINEAR_STATE,
+                          "scale"),
+    "linear positive": case(LINEAR, positive_map, map_atol, None, LINEAR_STATE, "scale"),
+    "coreset": case(CORESET, pivots, coreset_atol, lacks="causal rows deletion vjp no-keys"),
+    "sampled keys": case(SAMPLE, samples, near_and_far_atol,
+                         at(exact.sampled_key_attention, "indices", "log_probability"),
+                         lacks="causal deletion no-keys"),
+    "eva": case(EVA, chunks_with_frequencies, near_and_far_atol,
+                partial(digits_of_chunks, exact.eva_attention), streaming.EvaState.init,
+                "rows deletion"),
+    "eva mean": mean_of_chunks(),
+    "eva published": mean_of_chunks(log_size=False),
+    "eva drawn": drawn(EVA, "rows deletion", window=2, rng=1),
+    "second order": case(SECOND, chunks, second_order_atol,
+                         partial(digits_of_chunks, exact.second_order_attention),
+                         streaming.SecondOrderState.init, "rows deletion"),
+    "local": case(LOCAL, lambda p: {"window": sides(p), **omega_only(p)}, near_and_far_atol,
+                  at(exact.local_random_feature_attention, "omega", "window"), local_state,
+                  "deletion"),
+}
+# fmt: on
 
 
 def those(*words, of=CASES):
@@ -629,7 +581,7 @@ def test_axes_may_be_empty(backend, name):
     for heads, n, m, d_v in product((0, 3), repeat=4):
         if 0 not in (heads, n, m, d_v) or (lazy and (heads, n, m, d_v).count(0) > 2):
             continue
-        lost = {*("no keys",) * (m == 0), *("no tokens",) * (0 in (n, m))}
+        lost = {*("no-keys",) * (m == 0), *("no-tokens",) * (0 in (n, m))}
         arrays = [np.ones((heads, *x)) for x in ((n, 3), (m, 3), (m, d_v))]
         for mask, causal in product(("none", "keys", "rows"), (False, True)):
             chosen = make("none", n, m, mask, causal, 0, np.float64)
@@ -722,7 +674,7 @@ def test_decoding_in_steps_is_the_whole_sequence(name):
             np.testing.assert_allclose(got, want[..., stop - 1 : stop, :], rtol=0, atol=1e-12)
 
 
-TRACED = ("softmax plain", "rfa positive", "rfa trigonometric", "is", "lara balance")
+TRACED = ("softmax", "rfa positive", "rfa trigonometric", "is", "lara balance")
 
 
 @pytest.mark.long
