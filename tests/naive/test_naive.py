@@ -12,6 +12,7 @@ import refattn
 from refattn import naive
 from tests.problems import draw, seeds, sizes
 
+
 @pytest.mark.parametrize("window", [(0, 0), (2, 1), (None, 1), (1, None), (None, None), (40, 40)])
 @pytest.mark.parametrize("causal", [False, True])
 @given(sizes, sizes)
