@@ -419,19 +419,40 @@ def test_the_engine_agrees_with_the_formula(name, p):
     np.testing.assert_array_equal(got[~np.any(p.visible, axis=-1)], 0)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", ["none", "keys", "heads"])
 @those("formula")
-def test_the_engine_agrees_with_the_formula_of_many_tokens(name, causal, masked):
+def test_the_engine_agrees_with_the_formula_of_many_tokens(name, mask):
     """Past the first leaves, chunks and steps, with ragged ends, and queries before all keys."""
-    for seed, (n, m) in enumerate([(140, 155), (155, 140), (1, 133), (129, 128), (3, 150)]):
-        case, p, options = prepared(
-            name, "shared", n, m, "keys" if masked else "none", causal, seed, np.float64
-        )
-        if causal and "causal" in case.lacks:
-            pytest.skip("not causal")
+    sizes = [(140, 155), (155, 140), (1, 133), (129, 128), (3, 150)]
+    for seed, ((n, m), lead, causal) in enumerate(
+        zip(sizes, LEADS, (True, True, False, True, True), strict=False)
+    ):
+        case, p, options = prepared(name, lead, n, m, mask, causal, seed)
         got, want = (f(*p.arrays, **options, **p.options) for f in (case.formula, case.fn))
         assert_close(got, want, case.atol(p, options))
+
+
+BEYOND = [  # queries, keys, head size, columns of values, features
+    *((1, 48, 1, 0, 4), (3, 49, 129, 1, 4), (2, 64, 8, 0, 4), (5, 130, 130, 70, 50)),
+    *((8200, 2, 1, 1, 3), (2, 8300, 2, 3, 65), (520, 2100, 200, 2, 3), (1100, 20, 2, 70, 3)),
+    *((130, 130, 130, 3, 50), (700, 700, 2, 2, 130)),
+]
+
+
+@pytest.mark.long("jax", "dask", "shape5", "shape6", "shape8", "shape9")
+@pytest.mark.parametrize("shape", BEYOND)
+@pytest.mark.parametrize("name", ["softmax", "rfa positive", "is"])
+def test_libraries_agree_beyond_every_block(backend, name, shape):
+    """Terms of a product, rows in cache, rows and columns of a block, features of a chunk."""
+    n, m, d, d_v, count = shape
+    for seed, (mask, causal) in enumerate([("none", False), ("none", True), ("rows", False)]):
+        case, p, options = prepared(name, "none", n, m, mask, causal, seed, np.float32, d)
+        p.v = draw(p.rng, m, d_v, dtype=p.q.dtype)
+        if "omega" in options:
+            options = {**options, "omega": draw(p.rng, count, d), "log_weight": draw(p.rng, count)}
+        got = backend.call(case.fn, *p.arrays, **options, **p.options)
+        want = case.formula(*(x.astype(float) for x in p.arrays), **options, **p.options)
+        np.testing.assert_allclose(got, want, rtol=0, atol=largest(case.atol(p, options)))
 
 
 SIZES = [(3, 1.0), (1, 10.0), (64, 100.0), (2, 1e3)]

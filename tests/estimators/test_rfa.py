@@ -131,39 +131,6 @@ def test_same_seed_same_frequencies_everywhere(backend, dtype):
         np.testing.assert_allclose(got, want, rtol=0, atol=4 * tolerance(q, k, omega), err_msg=name)
 
 
-@pytest.mark.long("jax", "dask")
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("n", "m", "d", "d_v", "num_features"),
-    [
-        (3, 64, 8, 0, 4),
-        (130, 130, 130, 3, 50),
-        (2, 2100, 3, 1, 65),
-        (1100, 20, 2, 70, 3),
-        (700, 700, 2, 2, 130),
-    ],
-)
-def test_libraries_agree_beyond_every_block(backend, causal, n, m, d, d_v, num_features):
-    rng, dtype = np.random.default_rng(0), np.dtype(np.float32)
-    q, k, v = (draw(rng, *shape, dtype=dtype) for shape in ((n, d), (m, d), (m, d_v)))
-    omega = draw(rng, num_features, d, dtype=dtype)
-    got = backend.call(random_feature_attention, q, k, v, omega=omega, causal=causal)
-    wide = [x.astype(np.float64) for x in (q, k, v)]
-    want = random_feature_attention(*wide, omega=omega, causal=causal)
-    atol = tolerance(q, k, omega) * np.max(np.abs(v), initial=0)
-    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
-    if m <= 300:  # against the formula, where it is not too large
-        some = slice(0, 60)
-        mask = np.tri(n, m, m - n, dtype=bool)[some] if causal else None
-        slow = naive.random_feature_attention(wide[0][some], *wide[1:], omega=omega, mask=mask)
-        np.testing.assert_allclose(want[some], slow, rtol=0, atol=atol)
-    if not causal:
-        got = backend.call(importance_sampled_attention, q, k, v, omega=omega)
-        want = importance_sampled_attention(*wide, omega=omega)
-        size = atol * max(1.0, np.max(np.abs(want), initial=0))
-        np.testing.assert_allclose(got, want, rtol=0, atol=size)
-
-
 # --- as self-normalised importance sampling -------------------------------------------------------
 
 
