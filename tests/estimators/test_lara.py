@@ -21,13 +21,10 @@ def test_lara_with_standard_proposals_is_rfa(weighting):
     rng = np.random.default_rng(0)
     q, k, v, omega = draw(rng, 4, 3), draw(rng, 6, 3), draw(rng, 6, 2), draw(rng, 5, 3)
     want = random_feature_attention(q, k, v, omega=omega)
-    got = linear_randomized_attention(
-        q, k, v, omega=omega, centres=np.zeros((5, 3)), weighting=weighting
-    )
-    np.testing.assert_allclose(got, want, atol=1e-14)
-    one = [sampling.Gaussian(np.zeros(3))]
-    got = linear_randomized_attention(q, k, v, omega=omega, centres=one, weighting=weighting)
-    np.testing.assert_allclose(got, want, atol=1e-14)
+    for centres in (np.zeros((5, 3)), [sampling.Gaussian(np.zeros(3))]):
+        options = {"omega": omega, "centres": centres, "weighting": weighting}
+        got = linear_randomized_attention(q, k, v, **options)
+        np.testing.assert_allclose(got, want, atol=1e-14)
 
 
 def test_lara_with_delta_weights_is_ra():
@@ -45,29 +42,27 @@ def test_lara_takes_the_means_of_chunks():
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, 2, 11, 3), draw(rng, 2, 14, 3), draw(rng, 2, 14, 2)
     root, count = 3.0**-0.25, 4
-    chunks = [
-        [[i for i in range(n) if i * count // n == c] for c in range(count)] for n in (11, 14)
-    ]
-    centres = root * np.stack(
-        [q[:, a].mean(1) + k[:, b].mean(1) for a, b in zip(*chunks, strict=True)], axis=1
+    q_mean, k_mean = (
+        np.stack([x[:, np.arange(n) * count // n == c].mean(1) for c in range(count)], axis=1)
+        for x, n in ((q, 11), (k, 14))
     )
-    omega = draw(rng, 2, count, 3)
+    centres, omega = root * (q_mean + k_mean), draw(rng, 2, count, 3)
     for weighting in WEIGHTINGS:
-        kwargs = {"omega": omega, "weighting": weighting}
-        got = linear_randomized_attention(q, k, v, num_proposals=count, **kwargs)
-        want = linear_randomized_attention(q, k, v, centres=centres, **kwargs)
+        options = {"omega": omega, "weighting": weighting}
+        got = linear_randomized_attention(q, k, v, num_proposals=count, **options)
+        want = linear_randomized_attention(q, k, v, centres=centres, **options)
         np.testing.assert_allclose(got, want, atol=1e-13)
-    drawn = linear_randomized_attention(q, k, v, num_proposals=count, rng=3)
     z = np.random.default_rng(3).standard_normal((2, count, 3))
-    want = linear_randomized_attention(q, k, v, centres=centres, omega=centres + z)
-    np.testing.assert_allclose(drawn, want, atol=1e-13)
     pairs = np.stack([centres + z, centres - z], axis=2).reshape(2, 2 * count, 3)
-    drawn = linear_randomized_attention(q, k, v, num_proposals=count, rng=3, antithetic=True)
-    want = linear_randomized_attention(q, k, v, centres=centres, omega=pairs)
-    np.testing.assert_allclose(drawn, want, atol=1e-13)
     gaussians = [sampling.Gaussian(centres[:, c]) for c in range(count)]
-    drawn = linear_randomized_attention(q, k, v, centres=gaussians, rng=3, antithetic=True)
-    np.testing.assert_allclose(drawn, want, atol=1e-13)
+    for options, omega in (
+        ({"num_proposals": count}, centres + z),
+        ({"num_proposals": count, "antithetic": True}, pairs),
+        ({"centres": gaussians, "antithetic": True}, pairs),
+    ):
+        drawn = linear_randomized_attention(q, k, v, rng=3, **options)
+        want = linear_randomized_attention(q, k, v, centres=centres, omega=omega)
+        np.testing.assert_allclose(drawn, want, atol=1e-13)
 
 
 def test_lara_with_general_gaussians():
@@ -76,14 +71,13 @@ def test_lara_with_general_gaussians():
     q, k, v, omega = draw(rng, 4, 3), draw(rng, 6, 3), draw(rng, 6, 2), draw(rng, 5, 3)
     covs = [np.eye(3) + a[:, None] * a for a in draw(rng, 5, 3)]
     proposals = [sampling.Gaussian(m, c) for m, c in zip(draw(rng, 5, 3), covs, strict=True)]
-    got = linear_randomized_attention(q, k, v, omega=omega, centres=proposals)
-    log_weight = sampling.Mixture(proposals).log_ratio(omega)
-    want = random_feature_attention(q, k, v, omega=omega, log_weight=log_weight)
-    np.testing.assert_allclose(got, want, atol=1e-13)
-    got = linear_randomized_attention(q, k, v, omega=omega, centres=proposals, weighting="own")
     own = [p.log_ratio(omega[c : c + 1])[0] for c, p in enumerate(proposals)]
-    want = random_feature_attention(q, k, v, omega=omega, log_weight=np.array(own))
-    np.testing.assert_allclose(got, want, atol=1e-13)
+    mixture = sampling.Mixture(proposals).log_ratio(omega)
+    for weighting, log_weight in (("balance", mixture), ("own", np.array(own))):
+        options = {"omega": omega, "centres": proposals, "weighting": weighting}
+        got = linear_randomized_attention(q, k, v, **options)
+        want = random_feature_attention(q, k, v, omega=omega, log_weight=log_weight)
+        np.testing.assert_allclose(got, want, atol=1e-13)
 
 
 def test_weights_of_zero_are_dropped():
@@ -96,20 +90,17 @@ def test_weights_of_zero_are_dropped():
 
 def slow_causal_lara(q, k, v, noise, count, weighting, mask):
     """Causal LARA query by query: the proposals of its chunk, then plain SNIS over its keys."""
-    n, d = q.shape
-    shift = k.shape[0] - n
-    root = d**-0.25
+    (n, d), shift, root = q.shape, len(k) - len(q), q.shape[-1] ** -0.25
     edges = [-(-t * n // count) for t in range(count + 1)]
     out = np.zeros((n, v.shape[-1]))
     for i in range(n):
         t = max(c for c in range(count) if edges[c] <= i)
         centres = [np.zeros(d)]
         for c in range(t):
-            own = [
-                j for j in range(max(0, edges[c] + shift), max(0, edges[c + 1] + shift)) if mask[j]
-            ]
+            first, last = edges[c : c + 2]
+            own = [j for j in range(max(0, first + shift), max(0, last + shift)) if mask[j]]
             k_mean = k[own].mean(0) if own else np.zeros(d)
-            centres.append(root * (q[edges[c] : edges[c + 1]].mean(0) + k_mean))
+            centres.append(root * (q[first:last].mean(0) + k_mean))
         centres = np.array(centres)
         omega = centres + noise[: t + 1]
         ratio = omega @ centres.T - np.sum(centres**2, -1) / 2
@@ -124,6 +115,7 @@ def slow_causal_lara(q, k, v, noise, count, weighting, mask):
     return out
 
 
+@pytest.mark.long("260")
 @pytest.mark.parametrize(
     ("n", "m", "count"),
     [
@@ -137,16 +129,9 @@ def test_causal_lara(n, m, count, weighting, masked):
     rng = np.random.default_rng(n)
     q, k, v = draw(rng, n, 3), draw(rng, m, 3), draw(rng, m, 2)
     mask = rng.random(m) < 0.7 if masked else np.ones(m, bool)
-    got = linear_randomized_attention(
-        q,
-        k,
-        v,
-        num_proposals=count,
-        rng=8,
-        weighting=weighting,
-        causal=True,
-        mask=mask if masked else None,
-    )
+    options = {"num_proposals": count, "rng": 8, "weighting": weighting, "causal": True}
+    options |= {"mask": mask} if masked else {}
+    got = linear_randomized_attention(q, k, v, **options)
     noise = np.random.default_rng(8).standard_normal((count, 3))
     want = slow_causal_lara(q, k, v, noise, count, weighting, mask)
     np.testing.assert_allclose(got, want, atol=1e-12)
@@ -170,12 +155,8 @@ def test_causal_lara_of_several_samples(repeats):
 @pytest.mark.parametrize("given_omega", [False, True])
 def test_any_argument_of_causal_lara_may_have_the_heads(weighting, given_omega):
     rng = np.random.default_rng(0)
-    full = {
-        "q": draw(rng, 2, 6, 3),
-        "k": draw(rng, 2, 7, 3),
-        "v": draw(rng, 2, 7, 2),
-        "mask": rng.random((2, 1, 7)) < 0.7,
-    }
+    full = {"q": draw(rng, 2, 6, 3), "k": draw(rng, 2, 7, 3), "v": draw(rng, 2, 7, 2)}
+    full["mask"] = rng.random((2, 1, 7)) < 0.7
     if given_omega:
         full["omega"] = draw(rng, 2, 3, 3)
     for name in full:  # the one that has them
