@@ -394,13 +394,11 @@ def assert_close(got, want, atol):
 
 def prepared(name, lead="none", n=5, m=7, mask="none", causal=False, seed=0, dtype=np.float64, d=3):
     """A case, a problem, and its options; causal or with a mask of rows where the case takes it."""
-    case = CASES[name]
-    for some in ((mask, causal), (mask, False), ("keys" if mask == "rows" else mask, causal)):
+    case, fewer = CASES[name], "keys" if mask == "rows" else mask
+    for some in ((mask, causal), (mask, False), (fewer, causal), (fewer, False)):
         p = make(lead, n, m, *some, seed, np.dtype(dtype), d)
         if case.takes(p):
             break
-    else:
-        p = make(lead, n, m, "keys" if mask == "rows" else mask, False, seed, np.dtype(dtype), d)
     return case, p, case.draw(p)
 
 
@@ -592,14 +590,14 @@ def test_heads_are_repeated_and_axes_broadcast(name, lead):
         assert_close(got, want, case.atol(p, options))
 
 
-@pytest.mark.long("jax", "dask")
+@pytest.mark.long("jax", "dask", "coreset")
 @those()
 def test_axes_may_be_empty(backend, name):
     """No heads, queries, keys or columns of values: the shape, and 0 where no key is seen."""
     case = CASES[name]
     backend.jit = lambda run: run  # each shape would be compiled
     lazy = backend.name in ("jax", "dask", "array_api_strict")
-    for heads, n, m, d_v in product((0, 3), repeat=4):
+    for heads, n, m, d_v in (*product((0, 3), repeat=4), (0, 3, 300, 0), (0, 3, 300, 3)):
         if 0 not in (heads, n, m, d_v) or (lazy and (heads, n, m, d_v).count(0) > 2):
             continue
         lost = {*("no-keys",) * (m == 0), *("no-tokens",) * (0 in (n, m))}
@@ -693,6 +691,27 @@ def test_decoding_in_steps_is_the_whole_sequence(name):
             state = state.update(p.k[start:stop], p.v[..., start:stop, :])
             got = state.read(p.q[stop - 1 : stop])
             np.testing.assert_allclose(got, want[..., stop - 1 : stop, :], rtol=0, atol=1e-12)
+
+
+@pytest.mark.long("jax", "dask")
+@pytest.mark.parametrize("name", ["softmax", "rfa positive", "linear"])
+def test_states_of_empty_axes(backend, name):
+    """A state merged with one of no keys, and read by queries; 0 if there are no keys at all."""
+    case, _, options = prepared(name)
+    backend.jit = lambda run: run
+
+    def decode(q, k, v):
+        init = partial(case.state, **options)
+        return init(k, v).merge(init(k[..., :0, :], v[..., :0, :])).update(k, v).read(q)
+
+    def read_causal(q, k, v):
+        return case.state(k, v, **options).read_causal(q, k, v)
+
+    for heads, n, m, d_v in product((0, 3), repeat=4):
+        arrays = [np.ones((heads, *x)) for x in ((n, 3), (m, 3), (m, d_v))]
+        for function in (decode, read_causal)[: 1 + (name == "rfa positive")]:
+            out = backend.call(function, *arrays)
+            np.testing.assert_allclose(out, np.full((heads, n, d_v), float(m > 0)), rtol=1e-12)
 
 
 TRACED = ("softmax", "rfa positive", "rfa trigonometric", "is", "lara balance")
