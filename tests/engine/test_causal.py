@@ -135,7 +135,8 @@ def test_many_steps_of_a_library_that_traces(name, n, m, masked):
     q, k, v = (rng.standard_normal(s) for s in ((2, 2, n, 3), (2, 1, m, 3), (1, m, 2)))
     options = {"mask": rng.random(m) < 0.7} if masked else {}
     want = CAUSAL[name](q, k, v, **options)
-    run = jax.jit(lambda *arrays: CAUSAL[name](*arrays, **options))
+    moved = {key: jax.numpy.asarray(x) for key, x in options.items()}
+    run = jax.jit(lambda *arrays: CAUSAL[name](*arrays, **moved))
     got = run(*map(jax.numpy.asarray, (q, k, v)))
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
 
