@@ -111,6 +111,7 @@ def test_sums_of_local_features_are_unbiased():
     far = np.abs(np.arange(12) - np.arange(3)[:, None] - 9) > 2
     estimate = np.where(far, phi_q @ phi_k.mT / 50, kernel)
     sums = estimate.sum(-1)
-    got = refattn.local_random_feature_attention(q, k, v, omega=omega, window=(2, 2))
+    each = np.broadcast_to(q, (400, *q.shape))
+    got = refattn.local_random_feature_attention(each, k, v, omega=omega, window=(2, 2))
     np.testing.assert_allclose(got, estimate @ v / sums[..., None], rtol=1e-10, atol=1e-12)
     assert np.all(np.abs(np.mean(sums, 0) - kernel.sum(-1)) < 8 * np.std(sums, 0) / 20)
