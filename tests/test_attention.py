@@ -86,6 +86,7 @@ def test_merge_is_associative_and_commutative(problem):
         np.testing.assert_allclose(x.lse, y.lse, rtol=0, atol=atol)
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Dask, which computes later
 @pytest.mark.parametrize("weight", ["some", "underflows"])
 def test_infinite_values_with_a_mask_of_true(backend, dtype, weight):
@@ -140,6 +141,7 @@ def test_torch_autocast_changes_nothing():
     assert torch.equal(joined.out, merge(want, want).out)
 
 
+@pytest.mark.long("dask")
 def test_parts_merge_on_every_library(backend, dtype):
     """With a bias, and a query that sees no key of the first part."""
     rng = np.random.default_rng(0)

@@ -34,8 +34,8 @@ def tensors(rng, n, m):
     return draw(rng, 4, n, 3), draw(rng, 2, m, 3), draw(rng, 2, m, 2)
 
 
-@pytest.mark.long("2500", "513")
-@pytest.mark.parametrize(("n", "m"), [(1300, 700), (513, 1025), (1025, 2500)])
+@pytest.mark.long("1300", "2500", "513")
+@pytest.mark.parametrize(("n", "m"), [(260, 140), (1300, 700), (513, 1025), (1025, 2500)])
 @pytest.mark.parametrize("window", [(0, 0), (300, 20), (None, 600), (1100, 0), (10, None)])
 def test_windows_of_many_tokens(window, n, m):
     """Past the ends of blocks of queries and of keys, which a window skips."""
@@ -227,6 +227,7 @@ def test_decoding(window):
         np.testing.assert_array_equal(merged.k, state.k)
 
 
+@pytest.mark.long("jax", "dask")
 def test_extreme_caps(backend):
     """A cap that is far above all scores is none, and one far below leaves no scores."""
     rng = np.random.default_rng(0)
@@ -288,6 +289,7 @@ def test_cap_in_50_digits():
     assert float(got) == pytest.approx(4 * weight * (1 - weight) * math.exp(-120.0), rel=1e-12)
 
 
+@pytest.mark.long("jax", "dask")
 def test_windows_beyond_integers(backend):
     rng = np.random.default_rng(2)
     q, k, v = (backend.array(rng.standard_normal((n, 2))) for n in (3, 5, 5))
