@@ -1,55 +1,24 @@
-"""The causal machine: nothing of the future, whatever its numbers, and no digit lost on the way."""
-
-import operator
-from functools import partial
+"""The causal machine: nothing of the future, whatever its numbers, in leaves, steps and loops."""
 
 import numpy as np
 import pytest
 
-import refattn
-from refattn import linear_attention, linear_randomized_attention, naive, random_feature_attention
-from refattn.arrays.library import Workspace
+from refattn import (
+    Attended,
+    linear_attention,
+    linear_randomized_attention,
+    naive,
+    random_feature_attention,
+)
 from refattn.engine import causal as engine_causal
 from refattn.engine import positive, signed
-from refattn.features import elu_features, relu_features, taylor_features
 from tests import reference
+from tests.engine.causal_cases import CAUSAL
+from tests.problems import draw
 
-OMEGA = np.random.default_rng(5).standard_normal((7, 3))
-RFA = partial(random_feature_attention, causal=True, omega=OMEGA)
-LARA = partial(linear_randomized_attention, causal=True, rng=1)
-LINEAR = partial(linear_attention, causal=True)
-
-CAUSAL = {
-    "rfa": RFA,
-    "rfa hyperbolic": partial(RFA, features="hyperbolic"),
-    "rfa trigonometric": partial(RFA, features="trigonometric"),
-    "rfa weighted": partial(RFA, log_weight=np.array([-np.inf, 0.0, 40.0, -3.0, 0.0, -90.0, 1.0])),
-    "rfa norms": partial(RFA, square_norms=(0.0, 1.0)),
-    "lara": partial(LARA, num_proposals=5),
-    "lara own": partial(LARA, num_proposals=5, weighting="own"),
-    "lara antithetic": partial(LARA, num_proposals=5, antithetic=True),
-    "lara given": partial(LARA, num_proposals=7, omega=OMEGA, rng=None),
-    "linear": LINEAR,
-    "linear relu": partial(LINEAR, feature_map=relu_features),
-    "linear alpha": partial(LINEAR, feature_map=partial(elu_features, alpha=0.1)),
-    "linear signed": partial(LINEAR, feature_map=lambda x: x),
-    "linear taylor": partial(LINEAR, feature_map=partial(taylor_features, degree=2)),
-}
-
+NUMBERS = (np.nan, np.inf, -np.inf, 1e300, -1e300, 5e-324, 1e-200, 0.0, -0.0, 1.0, 1e3, 70.0)
 EDITS = {
-    "nan": lambda x, _: np.nan,
-    "inf": lambda x, _: np.inf,
-    "-inf": lambda x, _: -np.inf,
-    "1e300": lambda x, _: 1e300,
-    "-1e300": lambda x, _: -1e300,
-    "largest": lambda x, _: np.finfo(x.dtype).max,
-    "smallest": lambda x, _: np.finfo(x.dtype).smallest_subnormal,
-    "1e-200": lambda x, _: 1e-200,
-    "zero": lambda x, _: 0.0,
-    "-0": lambda x, _: -0.0,
-    "one": lambda x, _: 1.0,
-    "thousand": lambda x, _: 1e3,
-    "seventy": lambda x, _: 70.0,
+    **{str(x): lambda y, _, x=x: x for x in (*NUMBERS, np.finfo(float).max)},
     "mixed": lambda x, rng: rng.choice([1e3, -1e3, np.nan, np.inf, 0.0], x.shape),
     "signs": lambda x, rng: rng.choice([-40.0, 40.0], x.shape),
     "powers": lambda x, rng: 2.0 ** rng.integers(-1000, 1000, x.shape),
@@ -92,46 +61,14 @@ def test_the_future_leaves_every_bit_on_backends(backend, name, edit):
         np.testing.assert_array_equal(after[:t], before[:t])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e3, 1e4])
-@pytest.mark.parametrize("spread", [0.0, 25.0, 60.0])
-def test_accuracy_of_near_and_far(dtype, scale, spread):
-    """Exponents on both sides of what is near, and values of e^+-spread in columns of their own."""
+@pytest.mark.parametrize("n", [2000, 4100])
+def test_the_last_of_many_tokens_leaves_every_bit(n):
     rng = np.random.default_rng(0)
-    n, d, num_features = 130, 3, 5
-    norms = np.exp(rng.uniform(-3, 1, (2, n, 1)))
-    q, k = (norms * rng.standard_normal((2, n, d))).astype(dtype)
-    size = np.exp(spread * np.array([-1.0, 0.0, 1.0])).astype(dtype)
-    v = rng.standard_normal((n, 3)).astype(dtype) * size
-    v[::7] = 0
-    omega = rng.standard_normal((num_features, d)).astype(dtype)
-    got = random_feature_attention(q, k, v, omega=omega, scale=scale, causal=True)
-    wide = [x.astype(np.longdouble) for x in (q, k, v)]
-    want = naive.random_feature_attention(*wide, omega=omega, scale=scale, causal=True)
-    root = scale**0.5
-    norm = root * float(np.max(np.linalg.norm(omega, axis=-1)))
-    key = float(np.max(np.linalg.norm(k, axis=-1)))
-    exponent = norm * float(np.max(np.linalg.norm(q, axis=-1))) + norm * key + scale * key**2 / 2
-    unit = float(np.finfo(dtype).eps) * (1 + exponent)
-    error = np.max(np.abs(got - want), axis=0) / np.max(np.abs(v), axis=0)
-    assert np.all(error <= reference.CONTRACT * unit)
-
-
-def test_pairs_that_lose_digits_are_evaluated_anew(monkeypatch):
-    """Features of a query and of a key that are large in different places, against 50 digits."""
-    anew = []
-    log_sum_exp = positive.log_sum_exp
-    monkeypatch.setattr(positive, "log_sum_exp", lambda x: anew.append(len(x)) or log_sum_exp(x))
-    for reach in (30.0, 300.0, 360.0, 700.0):
-        q, k = np.array([[reach], [-reach], [1.0]]), np.array([[-reach], [reach], [reach]])
-        v, omega = np.array([[1.0], [-2.0], [3.0]]), np.array([[1.0], [-1.0], [0.5]])
-        got = random_feature_attention(q, k, v, omega=omega, scale=1.0, causal=True)
-        wide = [reference.exact(x) for x in (q, k, v)]
-        want = reference.random_feature_attention(
-            *wide, reference.exact(omega), visible=np.tri(3, dtype=bool)
-        )
-        assert reference.error(got, want, 3, 3 * reach + reach**2 / 2) <= reference.CONTRACT
-    assert anew
+    q, k, v = rng.standard_normal((3, n, 3))
+    before = linear_attention(q, k, v, causal=True)
+    for edit in (np.nan, 1e200, -np.inf):
+        k[-1] = edit
+        np.testing.assert_array_equal(linear_attention(q, k, v, causal=True)[:-1], before[:-1])
 
 
 def test_states_are_added_as_a_tree():
@@ -144,36 +81,47 @@ def test_states_are_added_as_a_tree():
         assert deepest <= 2 * count.bit_length()
 
 
-def test_many_tokens_add_few_rounding_errors():
-    n = 60_000
-    q, k, v = (
-        np.zeros((n, 1), np.float32),
-        np.zeros((n, 1), np.float32),
-        np.ones((n, 1), np.float32),
-    )
-    v[1::2] = 0.1
-    omega = np.zeros((2, 1), np.float32)
-    want = np.cumsum(v.astype(np.float64)) / np.arange(1, n + 1)
-    bound = reference.CONTRACT * float(np.finfo(np.float32).eps)
-    for got in (
-        random_feature_attention(q, k, v, omega=omega, causal=True),
-        linear_attention(q, k, v, causal=True),
-    ):
-        assert np.max(np.abs(got[:, 0] - want)) <= bound
+@pytest.mark.long("131072", "262145")
+@pytest.mark.parametrize("n", [2**12, 60_000, 2**17, 2**18 + 1])
+@pytest.mark.parametrize("values", [(0.7, 0.63), (1 / 3, 0.3), (1.0, 0.1)], ids=str)
+@pytest.mark.parametrize("name", ["rfa", "linear"])
+def test_sums_of_many_values_lose_few_digits(name, n, values, dtype):
+    """A state is the sum of few sums, of which each is the sum of few."""
+    q, v = np.zeros((n, 3), dtype), np.full((n, 1), values[0], dtype)
+    v[1::2] = values[1]
+    got = CAUSAL[name](q, q, v)
+    count, (odd, even) = np.arange(1, n + 1)[:, None], v[:2].astype(np.longdouble)
+    want = ((count + 1) // 2 * odd + count // 2 * even) / count
+    eps = float(np.finfo(dtype).eps) * float(odd[0])
+    assert float(np.max(np.abs(got - want))) <= reference.CONTRACT * eps
 
 
-def test_maps_of_heads_get_all_of_them():
-    """A map may hold arrays of each head."""
+def test_many_leaves_after_a_long_past():
     rng = np.random.default_rng(0)
-    q, k, v = rng.standard_normal((3, 9, 120, 4))
-    scales = rng.uniform(1, 2, (9, 1, 1))
-    for causal in (False, True):
-        got = linear_attention(q, k, v, feature_map=lambda x: np.exp(scales * x), causal=causal)
-        for h in range(9):
-            own = linear_attention(
-                q[h], k[h], v[h], feature_map=lambda x, h=h: np.exp(scales[h] * x), causal=causal
-            )
-            np.testing.assert_allclose(got[h], own, rtol=1e-12)
+    q, k, v = (rng.standard_normal((length, 3)) for length in (700, 1400, 1400))
+    for _ in range(2):
+        got, want = (f(q, k, v, causal=True) for f in (linear_attention, naive.linear_attention))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+        k[:100] = 1e200  # a past that is scaled, and leaves that are not
+
+
+@pytest.mark.long("jax")
+@pytest.mark.parametrize(("n", "m"), [(600, 600), (520, 530), (530, 520)])
+def test_causal_steps_on_backends(backend, n, m):
+    """More tokens than one step holds, in libraries whose steps are longer than NumPy's."""
+    if backend.name in ("numpy-readonly", "dask"):
+        pytest.skip("as NumPy, or slow")
+    rng = np.random.default_rng(n)
+    q, k, v, omega = draw(rng, n, 3), draw(rng, m, 3), draw(rng, m, 2), draw(rng, 4, 3)
+    mask = rng.random(m) < 0.7
+    for function, options in (
+        (random_feature_attention, {"omega": omega}),
+        (random_feature_attention, {"omega": omega, "log_weight": draw(rng, 4), "mask": mask}),
+        (linear_randomized_attention, {"num_proposals": 12, "rng": 1, "mask": mask}),
+    ):
+        got = backend.call(function, q, k, v, causal=True, **options)
+        want = function(q, k, v, causal=True, **options)
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-11)
 
 
 @pytest.mark.long
@@ -188,33 +136,74 @@ def test_many_steps_of_a_library_that_traces(name, n, m, masked):
     options = {"mask": rng.random(m) < 0.7} if masked else {}
     want = CAUSAL[name](q, k, v, **options)
     moved = {key: jax.numpy.asarray(x) for key, x in options.items()}
-    got = jax.jit(lambda *arrays: CAUSAL[name](*arrays, **moved))(
-        *map(jax.numpy.asarray, (q, k, v))
-    )
+    run = jax.jit(lambda *arrays: CAUSAL[name](*arrays, **moved))
+    got = run(*map(jax.numpy.asarray, (q, k, v)))
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
 
 
-def test_a_loop_is_traced_once():
+def test_steps_of_a_loop_are_filled_up_at_both_ends(monkeypatch):
+    """As in a library that traces, here one step after the other, of 8 tokens."""
+
+    def loop(step, state, items):
+        done = []
+        for i in range(len(items[0])):
+            state, out = step(state, tuple(None if x is None else x[i] for x in items))
+            done.append(out)
+        return Attended(*map(np.stack, zip(*done, strict=True)))
+
+    monkeypatch.setattr(engine_causal, "traced_once", lambda x: True)
+    monkeypatch.setattr(engine_causal, "loop", loop)
+    monkeypatch.setattr(positive.Exponential, "step", lambda self, q, lead: (2, 4))
+    rng = np.random.default_rng(0)
+    for n, m in ((23, 11), (23, 40), (30, 30)):
+        arrays = [draw(rng, 2, *x) for x in ((n, 3), (m, 3), (m, 2))]
+        for mask in (None, rng.random((1, m)) < 0.7):
+            options = {"omega": draw(rng, 4, 3), "mask": mask, "causal": True}
+            want = naive.random_feature_attention(*arrays, **options)
+            got = random_feature_attention(*arrays, **options)
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["rfa", "linear"])
+def test_a_loop_is_traced_once(name):
     jax = pytest.importorskip("jax")
-    lines = []
     for n in (4096, 65_536):
         x = jax.ShapeDtypeStruct((n, 3), np.float32)
-        for name in ("rfa", "linear"):
-            lines.append(jax.jit(CAUSAL[name]).lower(x, x, x).as_text().count("\n"))
-    assert max(lines) < 3000, lines
+        assert jax.jit(CAUSAL[name]).lower(x, x, x).as_text().count("\n") < 3000
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "most"), [("rfa", 200), ("lara", 300)])
+def test_few_programs_are_compiled(name, most):
+    """Outside `jax.jit`, the first call compiles each operation for each shape."""
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    counts = []
+
+    def listen(event, seconds, **_):
+        if event.endswith("backend_compile_duration"):
+            counts[-1] += 1
+
+    rng = np.random.default_rng(0)
+    options = {"omega": draw(rng, 7, 5)} if name == "rfa" else {"num_proposals": 7, "rng": 1}
+    function = random_feature_attention if name == "rfa" else linear_randomized_attention
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for n in (153, 1503):  # in one step, in two
+            counts.append(0)
+            arrays = (jax.numpy.asarray(draw(rng, n, size)) for size in (5, 5, 3))
+            function(*arrays, causal=True, **options)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert 0 < min(counts) <= max(counts) <= most, counts  # without steps of one shape 433, 1101
+
+
+@pytest.mark.long("dask")
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # of Dask, once it computes
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_largest_values_of_past_and_present(backend, dtype):
-    largest = np.finfo(dtype).max
-    q, k, v = (
-        np.zeros((200, 2), dtype),
-        np.zeros((200, 2), dtype),
-        np.full((200, 1), largest, dtype),
-    )
-    omega = np.zeros((3, 2), dtype)
-    got = backend.call(random_feature_attention, q, k, v, omega=omega, causal=True)
+    zeros, v = np.zeros((200, 2), dtype), np.full((200, 1), np.finfo(dtype).max, dtype)
+    options = {"omega": np.zeros((3, 2), dtype), "causal": True}
+    got = backend.call(random_feature_attention, zeros, zeros, v, **options)
     np.testing.assert_allclose(got, v, rtol=16 * np.finfo(dtype).eps)
 
 
@@ -234,161 +223,3 @@ def test_nothing_is_computed_in_another_dtype(name, monkeypatch):
     arrays[1][0] *= 30  # far
     CAUSAL[name](*arrays)
     assert dtypes == {np.dtype(np.float32)}
-
-
-def test_longdouble_near_and_far():
-    """Values that only longdouble holds are neither near nor lost."""
-    rng = np.random.default_rng(0)
-    q, k = rng.standard_normal((2, 130, 2)).astype(np.longdouble) * np.array([1, 60])[:, None, None]
-    for power in ("1e1200", "1e4900", "1e-4900"):
-        v = rng.standard_normal((130, 2)).astype(np.longdouble) * np.longdouble(power)
-        omega = np.array([[300.0, 0.0], [0.0, -1.0]])
-        got = random_feature_attention(q, k, v, omega=omega, scale=1.0, causal=True)
-        want = naive.random_feature_attention(q, k, v, omega=omega, scale=1.0, causal=True)
-        size, exponent = np.max(np.abs(v)), 300 * (np.max(np.abs(q)) + np.max(np.abs(k))) * 2
-        bound = reference.CONTRACT * np.finfo(np.longdouble).eps * (1 + exponent)
-        assert np.max(np.abs(got - want)) / size <= bound
-
-
-def test_infinite_features_warn_of_nothing():
-    q, k, v = np.full((3, 2), np.inf), np.ones((3, 2)), np.ones((3, 1))
-    assert np.isnan(linear_attention(q, k, v)).all()
-
-
-# --- axes that only some arguments have, many leaves, maps of one array ---------------------------
-
-
-@pytest.mark.parametrize("n", [20, 100, 150])
-@pytest.mark.parametrize("extreme", [False, True])
-def test_axes_that_keys_lack(n, extreme):
-    """Of queries, masks and frequencies, with features that are scaled and that are not."""
-    rng = np.random.default_rng(0)
-
-    def normal(*shape):
-        return rng.standard_normal(shape)
-
-    def keys(*lead):
-        k = normal(*lead, n, 5)
-        k[..., -1, :] = 1e200 if extreme else k[..., -1, :]  # scaled, and the last only
-        return k
-
-    padding = np.arange(n) > n // 3
-    linear = ("linear_attention", {})
-    scaled = ("linear_attention", {"feature_map": partial(taylor_features, degree=2)})
-
-    def waves(*lead):
-        return "random_feature_attention", {
-            "omega": normal(*lead, 4, 5), "features": "trigonometric"
-        }  # fmt: skip
-
-    cases = [
-        (linear, (3, n, 5), (), {"mask": np.broadcast_to(padding, (3, 1, n))}),
-        (linear, (8, 4, n, 5), (8, 1), {"mask": np.broadcast_to(padding, (8, 4, 1, n))}),
-    ]
-    if not extreme:
-        cases += [
-            (scaled, (2, n, 5), (), {"mask": np.ones((2, 1, n), bool)}),
-            (waves(3), (3, n, 5), (), {}),
-            (waves(16), (16, n, 5), (8,), {}),
-        ]
-    for (name, options), shape, lead, mask in cases:
-        q, k, v = normal(*shape), keys(*lead), normal(*lead, n, 3)
-        got, want = (
-            getattr(module, name)(q, k, v, causal=True, **options, **mask)
-            for module in (refattn, naive)
-        )
-        scale = np.max(np.abs(want[..., :-1, :]), initial=1.0)
-        np.testing.assert_allclose(got[..., :-1, :], want[..., :-1, :], rtol=0, atol=1e-10 * scale)
-
-
-def test_values_of_heads_with_keys_of_one():
-    rng = np.random.default_rng(0)
-    q, k = rng.standard_normal((2, 100, 5))
-    v, mask = rng.standard_normal((3, 100, 5)), rng.random((3, 1, 100)) < 0.8
-    mask[..., 0] = True
-    got, want = (
-        f(q, k, v, mask=mask, causal=True) for f in (linear_attention, naive.linear_attention)
-    )
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
-
-
-def test_many_leaves_after_a_long_past():
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((length, 3)) for length in (1500, 3000, 3000))
-    for _ in range(2):
-        got, want = (f(q, k, v, causal=True) for f in (linear_attention, naive.linear_attention))
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
-        k[:100] = 1e200  # a past that is scaled, and leaves that are not
-
-
-@pytest.mark.parametrize("n", [2000, 4100])
-def test_the_last_of_many_tokens_leaves_every_bit(n):
-    rng = np.random.default_rng(0)
-    q, k, v = rng.standard_normal((3, n, 3))
-    before = linear_attention(q, k, v, causal=True)
-    for edit in (np.nan, 1e200, -np.inf):
-        k[-1] = edit
-        np.testing.assert_array_equal(linear_attention(q, k, v, causal=True)[:-1], before[:-1])
-
-
-def test_exponents_that_are_near_on_one_side_only():
-    """Products of two features, each of which is a number, underflow."""
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((60, 1)) + shift for shift in (-30.0, -20.0, 0.0))
-    options = {"omega": np.array([[13.0], [12.5]]), "scale": 1.0, "causal": True}
-    got = random_feature_attention(q, k, v, **options)
-    want = naive.random_feature_attention(*(x.astype(np.longdouble) for x in (q, k, v)), **options)
-    bound = reference.CONTRACT * np.finfo(float).eps * (1 + 13 * 60 + 300)
-    assert np.max(np.abs(got - want)) / np.max(np.abs(v)) <= bound
-
-
-def test_a_query_without_a_positive_part_has_no_mean():
-    q, k, v = np.full((60, 2), -1.0), np.ones((60, 2)), np.ones((60, 1))
-    for causal in (False, True):
-        with np.errstate(all="ignore"):
-            got = linear_attention(q, k, v, feature_map=relu_features, causal=causal)
-        assert np.isnan(got).all()
-
-
-@pytest.mark.parametrize("n", [10, 48, 96, 150])
-def test_a_map_may_return_the_same_array_at_each_call(n):
-    room = {}
-
-    def into_one(x):
-        values = room.setdefault(x.shape, np.empty(x.shape))
-        values[...] = np.exp(x)
-        return values
-
-    q, k, v = np.random.default_rng(0).standard_normal((3, n, 4))
-    full = np.tri(n, dtype=bool)
-    for options in ({}, {"causal": True}, {"mask": full}, {"mask": full, "causal": True}):
-        got, want = (
-            linear_attention(q, k, v, feature_map=f, **options) for f in (into_one, np.exp)
-        )
-        np.testing.assert_array_equal(got, want)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("n", [2**12, 2**17, 2**18 + 1])
-@pytest.mark.parametrize("value", [0.7, 1 / 3])
-def test_sums_of_many_nearly_equal_values_lose_few_digits(n, value, dtype):
-    """A state is the sum of few sums, of which each is the sum of few."""
-    q, v = np.zeros((n, 1), dtype), np.full((n, 1), value, dtype)
-    v[1::2] *= dtype(0.9)
-    got = linear_attention(q, q, v, causal=True)
-    count, (odd, even) = np.arange(1, n + 1)[:, None], v[:2].astype(np.longdouble)
-    want = ((count + 1) // 2 * odd + count // 2 * even) / count
-    eps = float(np.finfo(dtype).eps) * float(odd[0])
-    assert float(np.max(np.abs(got - want))) <= reference.CONTRACT * eps
-
-
-@pytest.mark.parametrize("count", [1, 6, 7, 8, 14, 15, 48, 49, 50, 343, 344, 2402])
-def test_sums_of_arrays_are_those_of_states(count):
-    """To the bit, since a base that is needed later must not change what is there."""
-    rng = np.random.default_rng(count)
-    first, own = rng.standard_normal((2, 3, 4)), rng.standard_normal((2, count, 3, 4))
-    want, last = signed._in_groups(operator.add, first, [own[:, t] for t in range(count)])
-    got, total = signed._sums_in_groups(first, own.copy(), Workspace())
-    np.testing.assert_array_equal(got, np.stack(want, axis=1))
-    np.testing.assert_array_equal(total, last)
-    np.testing.assert_allclose(total, own.sum(axis=1), rtol=1e-10, atol=1e-10)

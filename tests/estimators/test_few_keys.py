@@ -1,17 +1,12 @@
-"""Coresets and samples of keys against 50 digits, their limits and what they are unbiased for."""
+"""Coresets and samples of keys: 50 digits, limits, and indices of every kind."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import refattn
 from refattn import coreset_attention, naive, sampled_key_attention, softmax_attention
 from refattn.conformance.truth import exact
-from tests.conftest import Host
-from tests.estimators.test_near_and_far import problem, units
-
-# --- coresets -------------------------------------------------------------------------------------
+from refattn.estimators import key_sampling
+from tests.estimators.problems import problem, units
 
 
 def condition(k, indices, mask=None):
@@ -103,9 +98,6 @@ def test_equal_and_hidden_keys_of_a_coreset_count_once():
         for function in (coreset_attention, naive.coreset_attention):
             got = function(q, k, v, indices=np.array(indices), mask=mask)
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
-    hidden = k.copy()
-    hidden[3] = np.nan
-    np.testing.assert_array_equal(coreset_attention(q, hidden, v, indices=[2, 0], mask=mask), want)
     nothing = coreset_attention(q, k, v, indices=[3], mask=mask)
     np.testing.assert_array_equal(nothing, 0 * want)
 
@@ -133,7 +125,7 @@ def test_far_keys_leave_each_key_its_own():
 @pytest.mark.parametrize("size", [1.0, 10.0, 100.0])
 def test_one_key_answers_what_it_reads_as_a_query(dtype, size):
     """J of one key s: softmax attention of the query k_s less the mean, whatever the query."""
-    q, k, v, _ = (np.asarray(x, dtype) for x in (*problem(9, 4, 12, size=size)[:3], 0))
+    q, k, v = (x.astype(dtype) for x in problem(9, 4, 12, size=size)[:3])
     k -= k.mean(0)
     for s in range(12):
         got = coreset_attention(q, k, v, indices=[s])
@@ -153,46 +145,6 @@ def test_what_is_not_finite_stays_in_its_column():
             np.testing.assert_allclose(got[:, 1], want[:, 1], rtol=0, atol=1e-13)
 
 
-@given(
-    st.integers(0, 2**32), st.integers(0, 20), st.integers(1, 60), st.integers(1, 60), st.booleans()
-)
-def test_engine_and_formula_at_any_size(seed, n, m, count, masked):
-    q, k, v, rng = problem(seed, n, m, d=5)
-    indices = rng.permutation(m)[: min(m, count)]
-    mask = rng.random(m) < 0.7 if masked else None
-    got = coreset_attention(q, k, v, indices=indices, mask=mask)
-    want = naive.coreset_attention(
-        *(x.astype(np.longdouble) for x in (q, k, v)), indices=indices, mask=mask
-    )
-    some = np.isfinite(np.asarray(want, float))
-    np.testing.assert_allclose(got[some], want[some].astype(float), rtol=1e-5, atol=1e-5)
-
-
-def test_drawing_and_evaluating_are_apart():
-    q, k, v, _ = problem(4, 5, 30)
-    for pivots in ("gaussian", "exponential"):
-        indices = refattn.estimators.key_sampling.draw_pivots(k, num_keys=7, pivots=pivots, rng=3)
-        want = coreset_attention(q, k, v, indices=indices)
-        got = coreset_attention(q, k, v, num_keys=7, pivots=pivots, rng=3)
-        np.testing.assert_array_equal(got, want)
-
-
-# --- samples --------------------------------------------------------------------------------------
-
-
-def test_samples_agree_with_50_digits(record_accuracy):
-    q, k, v, rng = problem(5, 4, 9)
-    for indices in (rng.integers(0, 9, 6), rng.integers(0, 9, (4, 6))):
-        log_p = rng.standard_normal(indices.shape)
-        for mask in (np.ones((4, 9), bool), rng.random(9) < 0.6, rng.random((4, 9)) < 0.6):
-            want = exact.sampled_key_attention(q, k, v, np.atleast_2d(indices), log_p, mask)
-            options = {"indices": indices, "log_probability": log_p, "mask": mask}
-            for function in (sampled_key_attention, naive.sampled_key_attention):
-                error = units(function(q, k, v, **options), want, q, k, v)
-                assert error < 16
-            record_accuracy("sampled keys", np.float64, error)
-
-
 def test_all_keys_once_are_exact_attention():
     q, k, v, rng = problem(6, 70, 150)
     want = softmax_attention(q, k, v)
@@ -201,60 +153,34 @@ def test_all_keys_once_are_exact_attention():
         assert units(got, want, q, k, v) < 16
 
 
-# --- libraries and heads --------------------------------------------------------------------------
-
-
-@pytest.mark.long("dask", "jax")
-def test_backends_agree(backend, dtype):
-    rng = np.random.default_rng(7)
-    shapes = ((2, 4, 5, 3), (2, 2, 11, 3), (2, 2, 11, 2))
-    q, k, v = (rng.standard_normal(s).astype(dtype) for s in shapes)
-    mask = rng.random((2, 1, 1, 11)) < 0.8
-    shared, each = rng.integers(0, 11, (2, 4, 4)), rng.integers(0, 11, (2, 4, 5, 4))
-    wide = [x.astype(np.float64) for x in (q, k, v)]
-    for function, options in (
-        (coreset_attention, {"indices": Host(rng.permutation(11)[:4])}),
-        (coreset_attention, {"num_keys": 4, "rng": 1}),
-        (sampled_key_attention, {"indices": Host(shared)}),
-        (sampled_key_attention, {"indices": Host(each)}),
-    ):
-        plain = {name: getattr(x, "value", x) for name, x in options.items()}
-        want = function(*wide, **plain, mask=mask)
-        got = backend.call(function, q, k, v, **options, mask=mask)
-        np.testing.assert_allclose(got, want, rtol=0, atol=2e4 * float(np.finfo(dtype).eps))
-
-
-def test_heads_share_keys():
+def test_indices_may_be_of_query_heads_or_of_key_heads():
     rng = np.random.default_rng(8)
     q, k, v = (rng.standard_normal(s) for s in ((6, 10, 3), (2, 12, 3), (2, 12, 2)))
-    for function, indices in (
-        (coreset_attention, rng.permutation(12)[:4]),
-        (coreset_attention, np.stack([rng.permutation(12)[:4] for _ in range(6)])),
-        (sampled_key_attention, rng.integers(0, 12, (6, 4))),
-        (sampled_key_attention, rng.integers(0, 12, (6, 10, 4))),
-        (coreset_attention, np.stack([rng.permutation(12)[:4] for _ in range(2)])),
-        (sampled_key_attention, rng.integers(0, 12, (2, 4))),
-    ):
-        each = indices if len(indices) != 2 else np.repeat(indices, 3, 0)
-        want = function(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), indices=each)
-        np.testing.assert_allclose(function(q, k, v, indices=indices), want, rtol=0, atol=1e-13)
+    for heads in (2, 6):
+        pivots = np.stack([rng.permutation(12)[:4] for _ in range(heads)])
+        for function, indices in (
+            (coreset_attention, pivots),
+            (sampled_key_attention, rng.integers(0, 12, (heads, 4))),
+        ):
+            each = np.repeat(indices, 6 // heads, 0)
+            want = function(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), indices=each)
+            got = function(q, k, v, indices=indices)
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
 
 
 def test_drawn_for_key_heads():
     """What is drawn is of a shape that is taken, with a mask of each query head too."""
     rng = np.random.default_rng(11)
     q, k, v = (rng.standard_normal(s) for s in ((6, 5, 3), (2, 9, 3), (2, 9, 2)))
-    indices = refattn.estimators.key_sampling.draw_pivots(k, num_keys=4, rng=0)
-    np.testing.assert_array_equal(
-        coreset_attention(q, k, v, indices=indices), coreset_attention(q, k, v, num_keys=4, rng=0)
-    )
-    for law in refattn.estimators.key_sampling.LAWS:
+    for pivots in key_sampling.PIVOTS:
+        indices = key_sampling.draw_pivots(k, num_keys=4, pivots=pivots, rng=0)
+        got = coreset_attention(q, k, v, num_keys=4, pivots=pivots, rng=0)
+        np.testing.assert_array_equal(got, coreset_attention(q, k, v, indices=indices))
+    for law in key_sampling.LAWS:
         for mask in (None, rng.random((6, 1, 9)) < 0.8):
             options = {"num_keys": 4, "law": law, "rng": 0, "mask": mask}
-            drawn = refattn.estimators.key_sampling.draw_keys(q, k, v, **options)
-            each = refattn.estimators.key_sampling.draw_keys(
-                q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), **options
-            )
+            drawn = key_sampling.draw_keys(q, k, v, **options)
+            each = key_sampling.draw_keys(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), **options)
             assert drawn.indices.shape == each.indices.shape
             if law == "softmax" or mask is not None:  # else those of one key head are the same
                 np.testing.assert_array_equal(drawn.indices, each.indices)
@@ -282,68 +208,16 @@ def test_lists_of_indices_of_each_head():
 X = np.ones((5, 3))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "said"),
-    [
-        (lambda: coreset_attention(X, X, X), ValueError, "Exactly one of `num_keys` and `indices`"),
-        (
-            lambda: coreset_attention(X, X, X, num_keys=6),
-            ValueError,
-            "`num_keys` must be at most 5",
-        ),
-        (lambda: coreset_attention(X, X, X, num_keys=2.0), TypeError, "`num_keys` must be a posi"),
-        (lambda: coreset_attention(X, X, X, indices=[0.5]), TypeError, "`indices` must hold integ"),
-        (
-            lambda: coreset_attention(X, X, X, indices=[[0], [1, 2]]),
-            ValueError,
-            "`indices` must have shape .* got lists of several lengths",
-        ),
-        (lambda: coreset_attention(X, X, X, indices=[5]), ValueError, "`indices` must be of keys"),
-        (lambda: coreset_attention(X, X, X, indices=[-1]), ValueError, "from 0 to 4, got -1 to -1"),
-        (
-            lambda: coreset_attention(X, X, X, indices=np.zeros((2, 3), int)),
-            ValueError,
-            "`indices` must broadcast to",
-        ),
-        (
-            lambda: coreset_attention(X, X, X, num_keys=2, pivots="uniform"),
-            ValueError,
-            "`pivots` must be one of",
-        ),
-        (
-            lambda: coreset_attention(X, X, X, num_keys=2, mask=np.eye(5) > 0),
-            ValueError,
-            "`mask` must be the same for all queries",
-        ),
-        (
-            lambda: sampled_key_attention(X, X, X, indices=np.zeros((4, 3), int)),
-            ValueError,
-            "`indices` must broadcast to",
-        ),
-        (
-            lambda: sampled_key_attention(X, X, X, indices=[0], log_probability=np.zeros(2)),
-            ValueError,
-            "`log_probability` must broadcast to",
-        ),
-    ],
-)
-def test_what_is_refused(call, error, said):
-    with pytest.raises(error, match=said):
-        call()
-
-
 @pytest.mark.parametrize("bad", [[0, 5], [-1, 2]])
 def test_indices_that_are_not_of_keys(backend, bad):
     """On every library where they have values."""
-    x, indices = backend.array(X), np.array(bad)
-    given = backend.array(indices)
     if backend.name == "dask":
         pytest.skip("has no values yet")
+    x, indices = backend.array(X), backend.array(np.array(bad))
+    words = rf"`indices` must be of keys, from 0 to 4, got {min(bad)} to"
     for function in (coreset_attention, sampled_key_attention):
-        with pytest.raises(
-            ValueError, match=rf"`indices` must be of keys, from 0 to 4, got {min(bad)} to"
-        ):
-            function(x, x, x, indices=given)
+        with pytest.raises(ValueError, match=words):
+            function(x, x, x, indices=indices)
 
 
 def test_indices_while_jax_traces():

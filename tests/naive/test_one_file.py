@@ -137,6 +137,7 @@ def test_names_that_are_not_there_are_refused():
     assert done.stdout == ""
 
 
+@pytest.mark.long("jax.numpy")
 @pytest.mark.parametrize("library", ["array_api_strict", "jax.numpy", "torch"])
 def test_arrays_of_other_libraries(library):
     xp = pytest.importorskip(library)

@@ -1,0 +1,103 @@
+"""Randomized attention: unbiased, by quadrature and by a one-dimensional identity."""
+
+import numpy as np
+import pytest
+from scipy.special import expit, roots_hermitenorm
+from scipy.stats import multivariate_normal
+
+from refattn import (
+    mean_of_ratios_attention,
+    random_feature_attention,
+    randomized_attention,
+    softmax_attention,
+)
+from tests.problems import draw
+
+
+def ra_single(q, k, v, omega):
+    """f_i(omega) for many omega (N, d) of one query: shape (N, d_v)."""
+    queries = np.broadcast_to(q, (len(omega), q.shape[-1]))
+    return randomized_attention(queries, k, v, omega=omega[:, None, :], scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("d", "nodes", "size", "tolerance_"),
+    [(1, 80, 1.0, 1e-13), (2, 50, 0.7, 1e-12), (3, 36, 0.35, 1e-11)],
+)
+def test_ra_expectation_is_softmax_attention(d, nodes, size, tolerance_):
+    # E under p of f, each Gaussian component by a tensor Gauss-Hermite rule. The control: under
+    # N(0, I), as in eq. (12) of reference 002, the expectation is far off.
+    rng = np.random.default_rng(d)
+    q, k, v = draw(rng, 1, d, size=size), draw(rng, 4, d, size=size), draw(rng, 4, 2)
+    x, w = roots_hermitenorm(nodes)
+    w = w / w.sum()
+    grid = np.stack(np.meshgrid(*[x] * d, indexing="ij"), -1).reshape(-1, d)
+    weight = np.prod(np.stack(np.meshgrid(*[w] * d, indexing="ij"), -1), -1).ravel()
+    pi = np.exp(k @ q[0])
+    pi /= pi.sum()
+    mean = sum(
+        p * (weight @ ra_single(q, k, v, grid + q + k_j)) for p, k_j in zip(pi, k, strict=True)
+    )
+    want = softmax_attention(q, k, v, scale=1.0)[0]
+    np.testing.assert_allclose(mean, want, rtol=0, atol=tolerance_)
+    biased = weight @ ra_single(q, k, v, grid)
+    assert np.max(np.abs(biased - want)) > 1e-3
+
+
+@pytest.mark.parametrize("d", [2, 8, 64])
+def test_ra_with_two_keys_in_any_dimension(d):
+    # With two keys and v = (1, 0), f is the logistic function of a scalar that is normal under
+    # each component: E f = sum_j pi_j E sigmoid(N(mu_j, sigma^2)) = pi_1.
+    rng = np.random.default_rng(d)
+    q, k = draw(rng, 1, d, size=d**-0.5), draw(rng, 2, d, size=0.5 * d**-0.5)
+    delta = k[0] - k[1]
+    sigma = np.linalg.norm(delta)
+    pi = np.exp(k @ q[0])
+    pi /= pi.sum()
+    x, w = roots_hermitenorm(100)
+    w = w / w.sum()
+    gap = (np.sum(k[0] ** 2) - np.sum(k[1] ** 2)) / 2
+    want = sum(
+        p * (w @ expit((q[0] + k_j) @ delta - gap + sigma * x))
+        for p, k_j in zip(pi, k, strict=True)
+    )
+    assert abs(want - pi[0]) < 1e-11
+    # The function itself is f on the line through the mean of each component.
+    line = sum(
+        p * (w @ ra_single(q, k, np.array([[1.0], [0.0]]), q + k_j + x[:, None] * delta / sigma))
+        for p, k_j in zip(pi, k, strict=True)
+    )
+    np.testing.assert_allclose(line, pi[0], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("d", [1, 4, 64])
+def test_f_is_the_posterior_of_the_mixture(d):
+    # With v = I, f_i(omega) is the probability of each component of p_i given omega.
+    rng = np.random.default_rng(d)
+    n, m = 3, 5
+    q, k, omega = (draw(rng, *s, size=d**-0.25) for s in ((n, d), (m, d), (n, 1, d)))
+    got = randomized_attention(q, k, np.eye(m), omega=omega, scale=1.0)
+    for i in range(n):
+        log_joint = k @ q[i] + [multivariate_normal(q[i] + k_j).logpdf(omega[i, 0]) for k_j in k]
+        joint = np.exp(log_joint - log_joint.max())
+        np.testing.assert_allclose(got[i], joint / joint.sum(), rtol=0, atol=1e-12)
+
+
+def test_ra_does_not_change_when_keys_shift():
+    rng = np.random.default_rng(0)
+    q, k, v, shift = draw(rng, 4, 3), draw(rng, 6, 3), draw(rng, 6, 2), draw(rng, 3)
+    a = randomized_attention(q, k, v, num_samples=3, rng=5, scale=1.0)
+    b = randomized_attention(q, k + shift, v, num_samples=3, rng=5, scale=1.0)
+    np.testing.assert_allclose(a, b, atol=1e-12)
+    omega = draw(rng, 8, 3)
+    a, b = (random_feature_attention(q, x, v, omega=omega) for x in (k, k + shift))
+    assert np.max(np.abs(a - b)) > 0.01  # RFA does
+
+
+@pytest.mark.parametrize("num_samples", [3, 11, 20, 49, 100])
+def test_means_of_the_largest_values_are_finite(num_samples, dtype):
+    largest = np.finfo(dtype).max
+    q, k, v = np.zeros((2, 1), dtype), np.zeros((50, 1), dtype), np.full((50, 1), largest, dtype)
+    for function in (randomized_attention, mean_of_ratios_attention):
+        got = function(q, k, v, num_samples=num_samples, rng=0)
+        np.testing.assert_allclose(got / largest, 1, rtol=1e-6)
