@@ -17,6 +17,7 @@ from refattn.conformance import check, checks_of
 from refattn.conformance.checks import uses
 from refattn.conformance.defects import VARIANTS
 from refattn.conformance.verdict import runner
+from refattn.estimators.key_sampling import draw_keys
 from refattn.features import elu_features, relu_features
 from refattn.registry import ESTIMATORS
 from tests.conformance.candidates import (
@@ -224,6 +225,17 @@ def nan_where_empty(q, k, v, *, mask=None, d_out=None):
     if d_out is None:
         return out
     return (out, *(np.where(np.all(seen), x, np.nan) for x in pullback(d_out)[:3]))
+
+
+def drawing(estimator):
+    """A sample of keys, drawn first: a constant of the pullback."""
+
+    def attention(q, k, v, *, num_keys, seed, d_out=None, **options):
+        law = estimator.removeprefix("sampled-")
+        drawn = draw_keys(q, k, v, num_keys=num_keys, law=law, rng=seed, **options)
+        return pulled(SAMPLED)(q, k, v, d_out=d_out, **drawn._asdict(), **options)
+
+    return attention
 
 
 base_2 = attending(
