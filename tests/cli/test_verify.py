@@ -17,7 +17,7 @@ from refattn.rounding import predict
 from refattn.rounding.formats import FORMATS
 from refattn.verification import given as verification_given
 from refattn.verification import verdict as verification_verdict
-from tests.rounded import Case, backward
+from tests.rounding.rounded import Case, backward
 from tests.validation import guide_blocks
 
 pytest.importorskip("rich")

@@ -12,7 +12,7 @@ from refattn.rounding import backward as rounding_backward
 from refattn.rounding import problem as rounding_problem
 from refattn.rounding.formats import FORMATS
 from refattn.verification import verdict as verification_verdict
-from tests.rounded import BACKWARD, RIGHT, Back, Case, Wrong, backward, scores_and_ratio
+from tests.rounding.rounded import BACKWARD, RIGHT, Back, Case, Wrong, backward, scores_and_ratio
 
 NAMES = ("dq", "dk", "dv")
 

@@ -16,7 +16,7 @@ from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS
 from refattn.verification import verify
 from refattn.verification.evidence import Moments, chernoff, symmetric_test
-from tests.rounded import (
+from tests.rounding.rounded import (
     BACKWARD,
     KERNELS,
     Case,

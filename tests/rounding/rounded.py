@@ -17,6 +17,27 @@ from refattn.rounding.formats import FORMATS, Format
 LOG2E = math.log2(math.e)
 Array = np.ndarray
 f32 = np.float32
+ALARM = 1e-9  # probability that a correct law fails one of the tests of laws, each
+EXACT = {"accumulate": "float64", "softmax": "float64", "exp": 0.0, "out": None}  # of a profile
+
+
+def interval(rows):
+    """Where the mean square of so many independent rows is, but for `ALARM`.
+
+    Of sub-Gaussian numbers of variance 1, below (x e^(1 - x))^(N / 2) = ALARM / 2, and above by
+    P(mean < 1 - t) <= exp(-N t^2 / (2 E z^4)) with E z^4 <= 3 for sums of uniform numbers.
+    """
+    need = math.log(2 / ALARM)
+    upper = 1.0
+    while rows / 2 * (upper - 1 - math.log(upper)) < need:
+        upper += 1e-3
+    return 1 - math.sqrt(6 * need / rows), upper
+
+
+def ratio(error, size):
+    """Largest |error| / size; 0 / 0 is 0, and anything may come out where there is no bound."""
+    error = np.where(np.isinf(size), 0.0, np.where(np.isnan(error), np.inf, np.abs(error)))
+    return float(np.max(np.where(error == 0, 0.0, error / np.where(size > 0, size, 1e-300))))
 
 
 class Case(NamedTuple):
