@@ -38,7 +38,7 @@ class Given(SimpleNamespace):
         exact = np.stack([x.out for x in self.rows])
         std = np.stack([x.std for x in self.rows])
         most = 0.9 * np.stack([x.bound for x in self.rows])
-        error = (wrong - 1) * exact + std * rng.standard_normal(exact.shape)
+        error = (wrong - 1) * exact + 1.4 * std * rng.standard_normal(exact.shape)
         self.got = exact + np.clip(error, -most, most)
         lse = np.stack([x.lse for x in self.rows])
         self.lse = FORMATS["float32"].round(lse + 1e-6 * rng.standard_normal(lse.shape))

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import refattn
 from refattn.features import elu_features
 from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS
 from refattn.verification import verify
-from refattn.verification.evidence import Moments, chernoff, symmetric_test
 from tests.rounding.rounded import (
     BACKWARD,
     KERNELS,
@@ -27,6 +25,7 @@ from tests.rounding.rounded import (
     positive_features,
     scores32,
 )
+from tests.verification.test_evidence import alarms
 
 Array = np.ndarray
 BF16 = FORMATS["bfloat16"].round
@@ -43,70 +42,6 @@ DTYPES = {
     "fp8": ("bfloat16",),
     "half-sums": ("float16",),
 }
-
-
-# --- the inequalities -----------------------------------------------------------------------------
-
-
-def alarms(log_p, level):
-    """Whether there are no more p-values below a level than there may be, but for 10^-9."""
-    found = int(np.sum(log_p <= math.log(level)))
-    return found <= stats.binom.ppf(1 - 1e-9, log_p.size, level)
-
-
-@pytest.mark.parametrize("spread", [0.0, 2.0])
-@pytest.mark.parametrize("copies", [1, 5])
-def test_symmetric_test_keeps_its_level(spread, copies):
-    """Whatever the variances, with a part of a deterministic error, and with copies of rows."""
-    rng = np.random.default_rng(0)
-    size = (20_000, 12)
-    own = rng.standard_normal(size) * (rng.random(size) < 0.5)
-    noise = (rng.random(size) - 0.5) * np.exp(spread * rng.standard_normal(size))
-    for share in (0.0, 0.4, 1.0):
-        t, u, g, slack = (
-            np.repeat(x, copies, -1) for x in (share * own + noise, own, own**2 + 1, 0 * own)
-        )
-        found = symmetric_test(Moments.of(t, u, g, slack, np.full(t.shape, 1 / copies)))
-        for level in (0.05, 0.01, 0.001):
-            assert alarms(found.log_p, level)
-
-
-def test_symmetric_test_measures():
-    rng = np.random.default_rng(1)
-    g = rng.random((500, 400)) + 0.5
-    t = 0.3 * g + rng.standard_normal(g.shape) * np.sqrt(g)
-    found = symmetric_test(Moments.of(t, 0 * t, g, 0 * t, np.ones_like(t)))
-    z = (found.value - 0.3) / found.error
-    assert abs(np.mean(z)) < 6 / math.sqrt(z.size)
-    assert 0.8 < np.std(z) < 1.2
-    assert (found.log_p < math.log(0.01)).mean() > 0.9
-
-
-def test_slack_is_not_held_against_a_kernel():
-    ones = np.ones((1, 400))
-    with_slack = symmetric_test(Moments.of(ones, 0 * ones, ones, ones, ones))
-    without = symmetric_test(Moments.of(ones, 0 * ones, ones, 0 * ones, ones))
-    assert with_slack.log_p == 0
-    assert without.log_p < math.log(1e-6)
-
-
-@pytest.mark.parametrize("columns", [1, 7])
-@pytest.mark.parametrize("copies", [1, 3])
-def test_mean_squares_keep_their_level(columns, copies):
-    """Of uniform numbers, of normal ones, and of rows with the same number in every column."""
-    rng = np.random.default_rng(2)
-    for rows in (1, 4, 30):
-        size = (20_000, rows, columns)
-        for z in (
-            math.sqrt(12) * (rng.random(size) - 0.5),
-            rng.standard_normal(size),
-            np.broadcast_to(rng.standard_normal((20_000, rows, 1)), size),
-        ):
-            square = np.repeat(np.mean(z * z, -1), copies, -1).mean(-1)
-            for level in (0.05, 0.01, 0.001):
-                assert alarms(chernoff(square, rows), level)
-    assert chernoff(4.0, 0.5) == 0  # less than a row says nothing
-    assert chernoff(4.0, 2.999) == chernoff(4.0, 2)
 
 
 # --- correct kernels ------------------------------------------------------------------------------
