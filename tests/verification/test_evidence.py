@@ -77,6 +77,7 @@ def test_parts_of_evidence_are_added():
     assert whole.size == pytest.approx(np.sum(weights * rows[2]))
 
 
+@pytest.mark.long("5")
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 @pytest.mark.parametrize("copies", [1, 5])
 def test_symmetric_test_keeps_its_level(spread, copies):
@@ -113,6 +114,7 @@ def test_slack_is_not_held_against_a_kernel():
     assert without.log_p < math.log(1e-6)
 
 
+@pytest.mark.long("7")
 @pytest.mark.parametrize("columns", [1, 7])
 @pytest.mark.parametrize("copies", [1, 3])
 def test_mean_squares_keep_their_level(columns, copies):

@@ -60,7 +60,7 @@ def test_a_defect_of_the_detectable_size_is_seen_half_of_the_times(name, seed):
     assert least <= seen <= most
 
 
-def draws_of_squares(rng, heads, n, columns=2):
+def draws_of_squares(rng, heads, n, columns=1):
     """What a trial collects of numbers of variance 1."""
     z = rng.standard_normal((heads, n, columns))
     ones = np.ones((heads, n))
@@ -83,7 +83,7 @@ def test_all_sizes_and_tiles_together_keep_their_level(seed):
     alarms = {}
     for _ in range(tries):
         found = draws_of_squares(rng, 300, 32)
-        for x in (*trial._of_sizes(found, 300 * 32 * 2), *trial._of_tiles(found)):
+        for x in (*trial._of_sizes(found, 300 * 32), *trial._of_tiles(found)):
             alarms[x.name] = alarms.get(x.name, 0) + (x.log_p <= math.log(0.05))
     assert {"mean square of tiles of 16", "mean square of heads", "factor of a tile"} <= {*alarms}
     assert max(alarms.values()) <= stats.binom.ppf(1 - ALARM, tries, 0.05)
