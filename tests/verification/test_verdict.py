@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +13,9 @@ import pytest
 
 import refattn
 from refattn.features import elu_features
-from refattn.rounding import PROFILES
+from refattn.rounding import PROFILES, softmax
 from refattn.rounding.formats import FORMATS
-from refattn.verification import verify
+from refattn.verification import verdict, verify
 from tests.rounding.rounded import (
     BACKWARD,
     KERNELS,
@@ -559,6 +561,35 @@ def test_underpowered():
     found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
     assert found.verdict == "UNDERPOWERED"
     assert str(found).startswith("UNDERPOWERED: ")
+
+
+def test_ranks_of_profiles(monkeypatch):
+    """What explains the numbers, then what does with a defect, then the nearest, in logarithms."""
+
+    def rank(rejected, inputs, explained, rms):
+        suspects = [SimpleNamespace(explained=x) for x in explained]
+        z = SimpleNamespace(rms=rms)
+        trial = SimpleNamespace(rejected=lambda _: rejected, suspects=suspects, z=z)
+        return verdict._rank(trial, PROFILES["tf32" if inputs else "math"], 1e-6)
+
+    assert rank(False, True, [], 9.0) < rank(True, False, [0.96], 1.0)
+    assert rank(True, False, [0.96], 9.0) < rank(True, False, [0.94, 0.5], 1.0)
+    assert rank(True, False, [], 9.0) < rank(True, True, [0.96], 1.0)
+    assert rank(True, False, [], 0.5) == pytest.approx(rank(True, False, [], 2.0))
+    for square in (0.25, 4.0):
+        monkeypatch.setattr(verdict, "_mean_square", lambda *_, x=square: x)
+        assert verdict._nearness(None, None, None) == pytest.approx(math.log(4))
+
+
+def test_what_an_element_may_be_off_by_is_told():
+    """WORST t, of P(|z| > t) <= 2 exp(-t^2 / 2) for all elements and all tests at alpha."""
+    q, k, v = (x[:1, :16] for x in sample())
+    out, _ = of_heads("flash", q, k, v, "bfloat16")
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
+    told = re.search(r"an element that is off by (\S+) standard deviations", str(found))
+    most = float(told[1]) / softmax.WORST
+    p = 2 * math.exp(-(most**2) / 2) * len(found.tests) * out.size
+    assert p == pytest.approx(found.alpha, rel=0.7)  # two digits are shown
 
 
 def test_every_profile_has_a_kernel():
