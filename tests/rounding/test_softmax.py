@@ -15,9 +15,7 @@ from refattn.rounding.problem import of_arrays
 from refattn.verification.trial import _CHANGES
 from tests.rounding import slow
 from tests.rounding.rounded import (
-    BACKWARD,
     EXACT,
-    KERNELS,
     Case,
     Nearest,
     Noise,
@@ -196,19 +194,9 @@ def test_sums(kind):
     assert lower * softmax.WORST**2 / 4 < mean < upper * softmax.WORST**2
 
 
-@pytest.mark.parametrize("name", ["math", "flash", "eager"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_kernels_follow_the_law(name, dtype):
-    q, k, v = numbers((500, 100, 32, 8), dtype, seed=10, heads=4)
-    out, _ = of_heads(name, q, k, v, dtype)
-    found = predict(q, k, v, dtype=dtype, profile=name)
-    z = (out - found.out) / found.std
-    lower, upper = interval(2000)
-    assert lower < np.mean(z * z) < upper
-
-
 SINKS = np.array([-3.0, 1.5, 3.25, 5.0])  # below, among and above the scores
 OF_EXACT = {
+    "plain": {},
     "sinks": {"sinks": SINKS},
     "cap": {"softcap": 3.0},
     "cap of a power of two": {"softcap": 2.0},
@@ -220,7 +208,7 @@ OF_EXACT = {
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("options", OF_EXACT)
 @pytest.mark.parametrize("name", ["math", "flash", "upcast", "eager", "eager-narrow"])
-def test_sinks_and_caps_follow_the_law(name, options, dtype):
+def test_kernels_follow_the_law(name, options, dtype):
     q, k, v = numbers((250, 100, 32, 8), dtype, seed=16, heads=4)
     given = OF_EXACT[options]
     out, lse = of_heads(name, q, k, v, dtype, **given)
@@ -237,12 +225,8 @@ def test_sinks_and_caps_follow_the_law(name, options, dtype):
 def test_a_sink_need_not_be_in_the_maximum(dtype):
     """The largest weight is 1 then, and is not rounded: the law is for those that round it."""
     q, k, v = numbers((250, 100, 32, 8), dtype, seed=17, heads=4)
-    out = np.stack(
-        [
-            flash(Case(*x, sinks=float(s)), dtype, sink_first=False)[0]
-            for *x, s in zip(q, k, v, SINKS, strict=True)
-        ]
-    )
+    cases = [Case(*x, sinks=float(s)) for *x, s in zip(q, k, v, SINKS, strict=True)]
+    out = np.stack([flash(x, dtype, sink_first=False)[0] for x in cases])
     found = predict(q, k, v, dtype=dtype, profile="flash", sinks=SINKS)
     z = (out - found.out) / found.std
     assert np.mean(z * z) < interval(1000)[1]
@@ -253,12 +237,8 @@ def test_a_sink_far_above_the_scores_in_float32():
     """Where it has no part in the maximum, its exponential is of a large number."""
     q, k, v = numbers((250, 100, 32, 8), "float32", seed=19, heads=4)
     v = FORMATS["float32"].round(v + 4)
-    out = np.stack(
-        [
-            flash(Case(*x, sinks=30.0), "float32", sink_first=False)[0]
-            for x in zip(q, k, v, strict=True)
-        ]
-    )
+    cases = [Case(*x, sinks=30.0) for x in zip(q, k, v, strict=True)]
+    out = np.stack([flash(x, "float32", sink_first=False)[0] for x in cases])
     found = predict(q, k, v, dtype="float32", profile="math", sinks=np.asarray(30.0))
     z = (out - found.out) / found.std
     assert np.mean(z * z) < interval(1000)[1] * softmax.WORST**2
@@ -339,7 +319,7 @@ def test_two_keys_with_every_weight_of_a_binade(normalised):
     weights = np.concatenate([0.5 + (np.arange(128) + f) / 256 for f in (0, 0.25, 0.5, 0.75)])
     gaps = np.log(weights)
     worst = 0.0
-    for x in gaps:
+    for x in gaps[:: 1 if normalised else 4]:
         q, k = np.array([[1.0]]), np.array([[0.0], [to.round(x)]])
         v = np.array([[1.0, 0.0], [-1.0, 1.0]])
         profile = Profile(weights="storage", normalised=normalised, **EXACT)
@@ -350,10 +330,10 @@ def test_two_keys_with_every_weight_of_a_binade(normalised):
 
 
 def test_one_dimension_with_every_key():
-    """Two keys, all bfloat16 keys of a binade, for every softmax profile."""
-    k = np.stack([np.zeros(128), 1 + np.arange(128) / 128], -1)[:, :, None]
-    q = np.broadcast_to(np.array([[1.0], [-1.5], [0.0]]), (128, 3, 1))
-    v = np.broadcast_to(np.array([[1.0, 0.0], [-1.0, 3.0]]), (128, 2, 2))
+    """Two keys, every other bfloat16 key of a binade, for every softmax profile."""
+    k = np.stack([np.zeros(64), 1 + np.arange(64) / 64], -1)[:, :, None]
+    q = np.broadcast_to(np.array([[1.0], [-1.5], [0.0]]), (64, 3, 1))
+    v = np.broadcast_to(np.array([[1.0, 0.0], [-1.0, 3.0]]), (64, 2, 2))
     for name, dtypes in DTYPES.items():
         if PROFILES[name].inputs == "float8_e4m3fn":
             continue
@@ -519,6 +499,7 @@ LIBRARIES = {
 }
 
 
+@pytest.mark.long("False", "float16")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("library", "name", "dtype"), LIBRARIES)
 def test_libraries_keep_to_the_bound(library, name, dtype, causal):
@@ -531,28 +512,3 @@ def test_libraries_keep_to_the_bound(library, name, dtype, causal):
     known = np.isfinite(found.std)
     z = np.where(known, (out - found.out) / found.std, 0.0)
     assert np.sum(z * z) / known.sum() < interval(192)[1]
-
-
-# --- arguments ------------------------------------------------------------------------------------
-
-
-def test_bad_arguments():
-    q, k, v = numbers((3, 4, 2, 2), "bfloat16")
-    for options, words in (
-        ({"dtype": "int8"}, "`dtype`"),
-        ({"dtype": "bfloat16", "profile": "none"}, "`profile`"),
-        ({"dtype": "bfloat16", "profile": Profile(weights="half")}, "weights"),
-        ({"dtype": "bfloat16", "window": 3}, "`window`"),
-        ({"dtype": "bfloat16", "log_weight": np.zeros(3)}, "`log_weight`"),
-        ({"dtype": "bfloat16", "omega": np.zeros((3, 2)), "softcap": 1.0}, "`softcap`"),
-        ({"dtype": "bfloat16", "omega": np.zeros((3, 2)), "sinks": np.zeros(1)}, "`sinks`"),
-        ({"dtype": "bfloat16", "sinks": np.zeros(3)}, r"`sinks` must broadcast to .* got shape"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            predict(q, k, v, **options)
-    with pytest.raises(TypeError, match="`sinks`"):
-        predict(q, k, v, dtype="bfloat16", sinks=1.0)
-    with pytest.raises(ValueError, match="round it first"):
-        predict(q, k, v + 1e-4, dtype="bfloat16")
-    double = {"math64", "serial64"}  # tests/test_verification_float64.py
-    assert set(PROFILES) - double == set(KERNELS) | set(BACKWARD)

@@ -266,65 +266,40 @@ WITHOUT_LAST = np.arange(128) < 127
 TWICE = np.where(np.arange(128) == 60, math.log(2), 0.0) + np.zeros((128, 1))
 SLOPE = -0.01 * np.abs(np.arange(128) - np.arange(128)[:, None])
 SCALE = 32**-0.5
+A = {"heads": ALL}
 C, ONE, CAP = {"causal": True}, np.eye(1, 128, dtype=bool), {"softcap": 20.0}
+LOST = np.tile(WITHOUT_LAST, (128, 1))
+EDGES = [np.tri(128, k=x, dtype=bool) | (ONE & ONE.T) for x in (1, -1)]
+EXACT, WINDOW = run(to="float32"), {"window": (64, 0)}
+CAPPED = "capped, softly: 1 / cap^2 is 2.4"
+
+
+def one_head_of(right, wrong):
+    return np.concatenate([right[:3], wrong[3:]])
+
+
+def one_row_of(right, wrong):
+    return np.concatenate([wrong[:1, :1], right[:1, 1:]], 1)
+
+
 # What is done, what is said, whether allclose(rtol=1e-2, atol=1e-2) sees it, and what is told.
 DEFECTS = {
-    "scale 1e-4": (
-        lambda: run(scale=SCALE * 1.0001, heads=ALL),
-        {"heads": ALL},
-        False,
-        "the scale is 1.000",
-    ),
-    "scale 2e-4": (
-        lambda: run(scale=SCALE * 1.0002, heads=ALL),
-        {"heads": ALL},
-        False,
-        "the scale is 1.000",
-    ),
+    "scale 1e-4": (lambda: run(scale=SCALE * 1.0001, heads=ALL), A, False, "the scale is 1.000"),
+    "scale 2e-4": (lambda: run(scale=SCALE * 1.0002, heads=ALL), A, False, "the scale is 1.000"),
     "scale 3e-3": (lambda: run(scale=SCALE * 1.003), {}, False, "the scale is 1.0029"),
-    "last key lost": (
-        lambda: run(mask=np.tile(WITHOUT_LAST, (128, 1))),
-        {},
-        True,
-        "key 127 is missing",
-    ),
+    "last key lost": (lambda: run(mask=LOST), {}, True, "key 127 is missing"),
     "key twice": (lambda: run(bias=TWICE), {}, True, "key 60 counts 1.9"),
-    "edge +1": (lambda: run(mask=np.tri(128, k=1, dtype=bool)), C, True, "one key more"),
-    "edge -1": (
-        lambda: run(mask=np.tri(128, k=-1, dtype=bool) | (ONE & ONE.T)),
-        C,
-        True,
-        "does not see its last key",
-    ),
-    "truncated": (lambda: truncated(run(to="float32")), {}, False, "is truncated, not rounded: "),
+    "edge +1": (lambda: run(mask=EDGES[0]), C, True, "one key more"),
+    "edge -1": (lambda: run(mask=EDGES[1]), C, True, "does not see its last key"),
+    "truncated": (lambda: truncated(EXACT), {}, False, "is truncated, not rounded: "),
     "epsilon 1e-3": (lambda: run(with_epsilon, epsilon=1e-3), {}, False, "0.001"),
-    "log2 e": (
-        lambda: run(base2=True, log2e=1.443, heads=ALL),
-        {"heads": ALL},
-        False,
-        "the scale is 1.00018",
-    ),
-    "tile": (
-        lambda: changed(run(to="float32"), np.s_[3, 32:48], lambda x: 1.01 * x),
-        {},
-        False,
-        "",
-    ),
+    "log2 e": (lambda: run(base2=True, log2e=1.443, heads=ALL), A, False, "the scale is 1.00018"),
+    "tile": (lambda: changed(EXACT, np.s_[3, 32:48], lambda x: 1.01 * x), {}, False, ""),
     "cap before": (lambda: run(cap_before_scale, **CAP), CAP, True, ""),
-    "cap of 200": (
-        lambda: run(softcap=200.0, heads=ALL),
-        {"heads": ALL},
-        False,
-        "capped, softly: 1 / cap^2 is 2.4",
-    ),
+    "cap of 200": (lambda: run(softcap=200.0, heads=ALL), A, False, CAPPED),
     "ALiBi": (lambda: run(bias=1.01 * SLOPE), {"bias": SLOPE}, False, ""),
-    "window": (lambda: run(window=(65, 0)), {"window": (64, 0)}, True, "reaches 65 to the left"),
-    "one head": (
-        lambda: np.concatenate([run()[:3], run(scale=SCALE * 1.003)[3:]]),
-        {},
-        False,
-        "head 3",
-    ),
+    "window": (lambda: run(window=(65, 0)), WINDOW, True, "reaches 65 to the left"),
+    "one head": (lambda: one_head_of(run(), run(scale=SCALE * 1.003)), {}, False, "head 3"),
     "no rescaling": (lambda: run(rescale=False), {}, True, ""),
     "columns": (lambda: run()[..., [1, 0, *range(2, 32)]], {}, True, ""),
     "NaN": (lambda: changed(run(), np.s_[2, 5, 3], lambda x: math.nan), {}, True, ""),
@@ -332,17 +307,8 @@ DEFECTS = {
     "transposed": (lambda: np.swapaxes(run(), 1, 2).reshape(4, 128, 32), {}, True, ""),
     "one number": (lambda: changed(run(), np.s_[2, 7, 9], lambda x: 1.02 * x), {}, False, ""),
     "row of the next": (lambda: run()[:, [*range(7), 8, *range(8, 128)]], {}, True, ""),
-    "one key in a row": (
-        lambda: np.concatenate(
-            [run(mask=np.tile(WITHOUT_LAST, (128, 1)))[:1, :1], run()[:1, 1:]], 1
-        ),
-        {"heads": [0]},
-        True,
-        "",
-    ),
+    "one key in a row": (lambda: one_row_of(run(), run(mask=LOST)), {"heads": SOME[:1]}, True, ""),
 }
-
-
 FAST = {"scale 3e-3", "last key lost", "edge -1", "truncated", "epsilon 1e-3", "window", "one head"}
 FAST |= {"tile", "NaN", "zeros"}
 
