@@ -117,7 +117,7 @@ def row(case, kernel, i):
         x.bound += h * (2 * (abs(x.gap) + x.bound) + 3) + u * kernel.exp
         x.bound += m / 16 * (h * (kernel.exp + 1) + u)  # a maximum that changes every 16 keys
         x.most, x.least = x.p * math.expm1(x.bound), x.p * math.exp(-x.bound)
-        x.rounded, x.wider, x.moved = 0.0, 0.0, x.most
+        x.rounded, x.wider, x.flushed, x.moved = 0.0, 0.0, 0.0, x.most
         if (to := kernel.weights) is not None:
             if kernel.normalised:
                 x.rounded = uniform(step(to, x.p))
@@ -125,6 +125,8 @@ def row(case, kernel, i):
                 x.rounded = uniform(step(to, x.weight) * whole)
                 widest = max(step(to, x.weight) * whole, 2 * to.unit * x.p)
                 x.wider = uniform(widest) - x.rounded
+                if x.weight < 4 * step(to, 0.0):  # they are rounded to 0, or as if they were
+                    x.flushed = step(to, 0.0) * whole / 2
             if x.p < 1:
                 last = 2.0 ** (to.least - to.digits) * (1.0 if kernel.normalised else whole)
                 x.moved += to.unit * (x.p + x.most) + last
@@ -165,7 +167,8 @@ def row(case, kernel, i):
         found.std.append(math.sqrt(variance))
         found.worst.append(math.sqrt(worst))
         found.bound.append(bound)
-        found.slack.append(u * slack)
+        flushed = sum(x.flushed * (abs(y) + abs(out)) for x, y in zip(keys, v, strict=True))
+        found.slack.append(u * slack + flushed)
     size = abs(lse) + 1 + math.log(m)
     relative = sum(x.p**2 * x.variance for x in keys)
     found.lse_std = math.sqrt(relative + BENFORD * u * u * (m / 3 + 2 * size**2))

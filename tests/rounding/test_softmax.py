@@ -31,7 +31,6 @@ from tests.rounding.rounded import (
     stepwise,
 )
 
-Array = np.ndarray
 NARROW = ("flash", "upcast", "flash-fast", "eager", "eager-narrow")
 DTYPES = dict.fromkeys(NARROW, ("bfloat16", "float16")) | {
     "math": ("bfloat16", "float16", "float32"),
@@ -121,6 +120,7 @@ def test_walk_is_the_mean_over_all_orders(terms, first):
 # --- term by term ---------------------------------------------------------------------------------
 
 
+STEEP = {"scale": _CHANGES["scale"]}
 SLOW = ("math", "serial", "flash", "flash-fast", "upcast", "eager", "eager-narrow", "half-sums")
 OF_SLOW = {
     "plain": {},
@@ -143,12 +143,25 @@ def test_variance_and_bound_term_by_term(name, out, options):
     case = Case(q, k, v, **given)
     kernel = PROFILES[name]._replace(out=out).kernel("bfloat16")
     problem = of_arrays(q, k, v, **case.options)
-    rows = softmax.analyse(problem.head(()), kernel, slice(0, 3), {"scale": _CHANGES["scale"]})
+    rows = softmax.analyse(problem.head(()), kernel, slice(0, 3), STEEP)
     for i in range(3):
         for field, expected in vars(slow.row(case, kernel, i)).items():
             rtol = 3e-4 if "bound" in field else 1e-7  # (1 + x) x is taken for e^x - 1, as a bound
             atol = 1e-14 if field == "out" else 0.0
             np.testing.assert_allclose(getattr(rows, field)[i], expected, rtol, atol, err_msg=field)
+
+
+def test_weights_of_the_size_of_the_smallest_numbers_term_by_term():
+    """Of 8 bits, below 4 spacings of the subnormal numbers: what they lose may be common to all."""
+    q, k, v = (x[0] for x in numbers((4, 6, 3, 2), "bfloat16", seed=24))
+    case, kernel = Case(3 * q, k, v), PROFILES["fp8-weights"].kernel("bfloat16")
+    rows = softmax.analyse(of_arrays(*case[:3]).head(()), kernel, slice(0, 4), STEEP)
+    for i in range(4):
+        found = slow.row(case, kernel, i)
+        assert rows.bound[i] == pytest.approx(found.bound, rel=1e-4)
+        assert rows.slack[i] == pytest.approx(found.slack)
+        known = np.isfinite(rows.std[i])
+        assert rows.worst[i][known] == pytest.approx(np.array(found.worst)[known])
 
 
 @pytest.mark.parametrize(("queries", "known"), [(16, True), (17, False)])

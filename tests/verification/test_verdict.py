@@ -29,7 +29,6 @@ from tests.rounding.rounded import (
 )
 from tests.verification.test_evidence import alarms
 
-Array = np.ndarray
 BF16 = FORMATS["bfloat16"].round
 DTYPES = {
     "math": ("bfloat16", "float16", "float32"),
