@@ -183,7 +183,7 @@ def test_laws_of_right_backward_passes(options, name, dtype):
         assert part.alpha == 1e-6 / 4
         bound = next(x for x in part.tests if x.name == "bound")
         assert bound.statistic <= 1
-        assert dtype == "float32" or 0.75 < part.z.rms < 1.3, str(part)
+        assert dtype == "float32" or 0.7 < part.z.rms < 1.3, str(part)
 
 
 @pytest.mark.parametrize("cap", [None, 1.0, 3.0, 30.0])

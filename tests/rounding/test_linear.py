@@ -163,3 +163,35 @@ def test_law_and_bound_term_by_term(name, kind, causal):
         seen = [none if causal and j > i else key for j, key in enumerate(keys)]
         for field, expected in vars(row_of(queries[i], seen, v, kernel)).items():
             np.testing.assert_allclose(getattr(rows, field)[i], expected, rtol=1e-7, err_msg=field)
+
+
+def test_errors_beyond_5_standard_deviations_have_no_law(monkeypatch):
+    """Forty keys with two features, of which all are rounded alike."""
+    rng, kernel = np.random.default_rng(2), PROFILES["flash"]._replace(out=None).kernel("bfloat16")
+    k = np.concatenate([np.full((20, 60), x) for x in (0.3, 0.7)]) * rng.uniform(1, 1.1, 60)
+    found, far = [], []
+    for key in k.T[:, :, None]:
+        given = (np.ones((1, 1)), key, np.repeat([[1.0], [-1.0]], 20, 0))
+        problem = rounding_problem.of_arrays(*given, feature_map=np.abs)
+        rows = linear.analyse(problem.features((), kernel), kernel, slice(0, 1))
+        found.append(bool(np.isinf(rows.std).item()))
+        with monkeypatch.context() as patched:
+            patched.setattr(linear, "SURE", math.inf)
+            rows = linear.analyse(problem.features((), kernel), kernel, slice(0, 1))
+        far.append(bool((np.abs(rows.nearest - rows.out) > 5 * rows.std).item()))
+    assert 5 < sum(far) < 55
+    assert found == far
+
+
+@pytest.mark.parametrize("to", ["float8_e4m3fn", "float8_e5m2"])
+def test_numbers_of_8_bits_are_scaled_to_their_range(to):
+    """Of all heads together: the largest becomes the largest of the type."""
+    rng, form = np.random.default_rng(3), FORMATS[to]
+    q, k, v = rng.standard_normal((3, 2, 5, 4)) * [[[[1e-3]]], [[[1.0]]], [[[1e3]]]]
+    problem = rounding_problem.of_arrays(q, k, v).rounded(form)
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        factor = form.largest / np.max(np.abs(x))
+        for h in range(2):
+            np.testing.assert_array_equal(
+                problem.read((h,))[name], form.round(x[h] * factor) / factor
+            )

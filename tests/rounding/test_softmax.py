@@ -115,6 +115,10 @@ def test_walk_is_the_mean_over_all_orders(terms, first):
     total, square = first + sum(terms), sum(x * x for x in terms)
     found = softmax.walk(float(first), float(total), float(square), len(terms), 1)
     assert found == pytest.approx(float(squares.mean()), rel=1e-9, abs=1e-9)
+    line, bridge = ((0.0, 2.0 * len(terms), 4.0 * len(terms)), (0.0, 0.0, 3.0))  # each in 4 lanes
+    for one, share in ((line, 16), (bridge, 4)):  # sums are shared, or walks are shorter
+        alone, four = (softmax.walk(*one, len(terms), lanes) for lanes in (1, 4))
+        assert alone == pytest.approx(share * four)
 
 
 # --- term by term ---------------------------------------------------------------------------------
@@ -170,6 +174,27 @@ def test_roundings_are_tied_where_more_than_16_queries_have_the_same(queries, kn
     q, k, v = (x[0] for x in numbers((1, 9, 4, 2), "bfloat16", seed=23))
     found = predict(np.repeat(q, queries, 0), k, v, dtype="bfloat16", profile="flash")
     assert (np.isfinite(found.std) == known).all()
+
+
+@pytest.mark.parametrize(("gap", "known"), [(3.97, False), (4.03, True)])
+def test_weights_within_4_units_of_the_largest_are_tied(gap, known):
+    q, k, v = np.ones((1, 1)), np.array([[0.0], [-gap * 2.0**-8]]), np.array([[1.0], [-1.0]])
+    kernel = PROFILES["flash"]._replace(out=None).kernel("bfloat16")
+    rows = softmax.analyse(of_arrays(q, k, v, scale=1.0).head(()), kernel, slice(0, 1))
+    assert np.isfinite(rows.std).all() == known
+
+
+def test_errors_beyond_5_standard_deviations_have_no_law(monkeypatch):
+    """160 keys with two weights, of which all are rounded alike."""
+    rng, kernel = np.random.default_rng(25), PROFILES["flash"]._replace(out=None).kernel("bfloat16")
+    k = np.array([[0.0]] + [[-1.0]] * 80 + [[-1.7]] * 80)
+    problem = of_arrays(rng.uniform(0.5, 1, (15, 1)), k, np.sign(k + 0.5), scale=1.0)
+    found = softmax.analyse(problem.head(()), kernel, slice(0, 15))
+    monkeypatch.setattr(softmax, "SURE", math.inf)
+    every = softmax.analyse(problem.head(()), kernel, slice(0, 15))
+    far = np.abs(every.nearest - every.out) > 5 * every.std
+    assert 2 < far.sum() < 13
+    np.testing.assert_array_equal(np.isinf(found.std), far)
 
 
 # --- the law --------------------------------------------------------------------------------------
