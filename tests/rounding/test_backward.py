@@ -1,6 +1,7 @@
 """Verdicts on gradients: right backward passes pass, wrong ones do not, and bounds hold."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -12,6 +13,7 @@ from refattn.rounding import backward as rounding_backward
 from refattn.rounding import problem as rounding_problem
 from refattn.rounding.formats import FORMATS
 from refattn.verification import verdict as verification_verdict
+from tests.rounding import slow
 from tests.rounding.rounded import BACKWARD, RIGHT, Back, Case, Wrong, backward, scores_and_ratio
 
 NAMES = ("dq", "dk", "dv")
@@ -411,6 +413,86 @@ def test_the_variance_of_a_sum_over_keys(of, sink, softcap):
     # moves the sum of the weights for independent of what moves each: it is too large by that.
     found = np.mean(np.var(total, 0) / expected)
     assert (0.7 if of == "dq" else 0.8) < found < 1.2
+
+
+def sum_of(kernel, scale, **fields):
+    found = rounding_backward._Sum(1, 1, kernel, scale, 1.0)
+    for name, x in fields.items():
+        setattr(found, name, x if name == "terms" else np.array([[x]]))
+    return found
+
+
+@pytest.mark.parametrize("name", ["math", "flash", "eager"])
+def test_law_and_bound_of_a_sum_by_the_formula(name):
+    """A sum of terms, times the scale, and rounded."""
+    kernel, c, u = PROFILES[name].kernel("bfloat16"), -0.7, 2.0**-24
+    x = {"total": 0.9, "near": 0.91, "sizes": 3.0, "running": 2.0}
+    x |= {"variance": 1e-4, "moved": 0.02, "flushed": 1e-5, "terms": 40}
+    rows = rounding_backward._rows(sum_of(kernel, c, **x), {"scale": np.array([[0.3]])})
+    walked = 2.0 + 0.9**2 if kernel.scores_matter else 40 * 0.9**2
+    variance = c * c * (1e-4 + slow.BENFORD * u * u * walked)
+    step = slow.step(kernel.out, c * 0.9)
+    assert rows.std**2 == pytest.approx(variance + slow.uniform(step))
+    assert rows.worst**2 == pytest.approx(slow.EDGE / slow.BENFORD * variance + slow.uniform(step))
+    gamma = slow.gamma(kernel, 40, 2) + 2 * u
+    bound = abs(c) * (0.02 + gamma * 3.02) + 2.0**-126
+    assert rows.bound == pytest.approx(bound + slow.step(kernel.out, 0.63 + bound) / 2)
+    exp = {"math": 1.0, "flash": 32.0, "eager": 1.0}[name]
+    common = 0.7 * (exp / 16 * 3.0 + 3 * 0.3) + 3 * 0.63  # exponentials, constants, and the factor
+    assert rows.slack == pytest.approx(u * common + 0.7 * 1e-5)
+    assert rows.apart == pytest.approx(
+        slow.BENFORD * (u * c) ** 2 * (2.0 + 0.9**2) + slow.uniform(step)
+    )
+
+
+@pytest.mark.parametrize(("off", "known"), [(3.9, True), (4.1, False)])
+def test_sums_beyond_4_standard_deviations_have_no_law(off, known):
+    kernel = PROFILES["flash"].kernel("bfloat16")
+    sum_ = sum_of(kernel, 2.0, total=1.0, near=1 + off * 0.01, variance=1e-4, terms=1)
+    rows = rounding_backward._rows(sum_, {"scale": np.zeros((1, 1))})
+    assert np.isfinite(rows.std).all() == known
+
+
+def test_running_sums_are_rounded_before_more_is_added():
+    """Each at the spacing of the sum times the scale; at the most with what it is off by."""
+    kernel, to, one = PROFILES["flash-32"].kernel("bfloat16"), FORMATS["bfloat16"], np.ones((1, 1))
+    sum_ = sum_of(kernel, 2.0, total=0.99, near=0.99, moved=0.02, terms=1)
+    sum_.add(one, one, 0 * one, 0 * one, one, to)
+    assert sum_.near.item() == to.round(1.98) / 2 + 1
+    assert sum_.variance.item() == pytest.approx(slow.uniform(slow.step(to, 1.98) / 2))
+    assert sum_.moved.item() == pytest.approx(0.02 + slow.step(to, 2.02) / 4, rel=1e-6)
+
+
+def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
+    """(p + e) (t - D + e') - p (t - D)."""
+    rng, cut = np.random.default_rng(18), np.s_[0:8]
+    q, k, v, g = (x[0] for x in arrays(rng, "bfloat16", 1, 8, 8, 4))
+    profile = PROFILES["eager"]._replace(d_scores=None)
+    problem = rounding_problem.of_arrays(q, k, v)
+    of = rounding_problem.gradients(problem, {"dq": q.shape}, lambda _: g, None, "float64")["dq"]
+    kernel = profile.kernel("bfloat16")
+    [(back, saved)] = of.gradient.saved((), kernel)
+    x = rounding_backward._pairs(back, saved, kernel, cut, cut)
+    _, _, t_bound = rounding_backward._products(back, kernel, cut, cut)
+    off, error = t_bound + saved.delta_bound[:, None], x.p_bound - x.p_flushed
+    apart = np.abs(x.t - saved.delta[:, None])
+    most = (x.p + error) * (apart + off) - x.p * apart
+    assert np.all(x.s_bound >= most)
+    np.testing.assert_allclose(x.s_bound, most, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.999])
+def test_errors_of_a_slope_of_a_cap(ratio):
+    """Var(1 - r^2) = u^2 (9 r^4 + (1 - r^2)^2) / (8 ln 2), and of the product as much again."""
+    u, slope = 2.0**-24, 1 - ratio**2
+    tile = SimpleNamespace(slope=np.array(slope), ratio=np.array(ratio))
+    given = rounding_backward._Derivative(*map(np.array, (0.7, 0.71, 1e-9, 1e-4)))
+    found = given.times(tile, 0.9 * slope, np.array(1e-3), u)
+    assert (found.s, found.near) == pytest.approx((0.7 * slope, 0.71 * 0.9 * slope))
+    square = u * u * slow.BENFORD * (9 * ratio**4 + 2 * slope**2)
+    assert found.variance == pytest.approx(1e-9 * slope**2 + 0.49 * square)
+    bound = 1e-4 * (slope + 1e-3) + 0.7e-3  # and of both products
+    assert found.bound == pytest.approx(bound * (1 + 4 * u) + 4 * u * 0.7 * slope)
 
 
 # Other libraries
