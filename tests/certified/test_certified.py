@@ -1,12 +1,16 @@
 """Attention in pairs: against 60 digits, whether bounds hold, and where nothing is proven."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 import refattn
 from refattn import certified
+from refattn.certified import kernel
+from refattn.certified import pairs as certified_pairs
+from refattn.certified.pairs import pair
 from refattn.conformance.truth import exact
 
 DPS = 60
@@ -21,6 +25,12 @@ def least_ratio(bound, error):
     """The least of bound over error."""
     pairs = zip(np.ravel(bound), np.ravel(error), strict=True)
     return min((float(b / e) for b, e in pairs if e), default=math.inf)
+
+
+def holds(got, out, lse=None):
+    """Whether results are within their bounds."""
+    held = least_ratio(got.error, abs(number(got.out) - out)) >= 1
+    return held and (lse is None or least_ratio(got.lse_error, abs(number(got.lse) - lse)) >= 1)
 
 
 def reference(q, k, v, omega=None, **options):
@@ -71,10 +81,7 @@ CASES = {
 def test_against_60_digits(case, logit):
     q, k, v = tensors(np.random.default_rng(1), 7, 33, 24, 3, logit)
     got = certified.softmax_attention(q, k, v, **CASES[case])
-    out, lse = reference(q, k, v, **CASES[case])
-    wrong, wrong_log = abs(number(got.out) - out), abs(number(got.lse) - lse)
-    assert least_ratio(got.error, wrong) >= 1
-    assert least_ratio(got.lse_error, wrong_log) >= 1
+    assert holds(got, *reference(q, k, v, **CASES[case]))
     assert (got.error <= 2.0**-60 * np.abs(v).max()).all()
     assert (got.lse_error <= 2.0**-60 * (1 + np.abs(got.lse.hi))).all()
     assert (got.out.hi == got.out.hi + got.out.lo).all()
@@ -122,8 +129,7 @@ def test_alibi_is_the_product_of_the_numbers():
     got = certified.attend(q, k, v, bias=refattn.attention.alibi(slope))
     distance = np.abs(np.arange(6)[:, None] + 2 - np.arange(8))
     bias = -exact.numbers(slope, dps=DPS)[()] * distance
-    out, _ = exact.attend(q, k, v, bias, dps=DPS)
-    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+    assert holds(got, *exact.attend(q, k, v, bias, dps=DPS))
     assert (got.error < 2.0**-60).all()
 
 
@@ -133,21 +139,31 @@ def test_pairs_in():
     q, k, v = (certified.Pair(x, x * 2.0**-55 * rng.random(x.shape)) for x in parts)
     bias = certified.Pair(np.full((4, 4), 0.3), np.full((4, 4), 2.0**-60))
     got = certified.attend(q, k, v, bias=bias)
-    out, lse = exact.attend(number(q), number(k), number(v), number(bias), dps=DPS)
-    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
-    assert least_ratio(got.lse_error, abs(number(got.lse) - lse)) >= 1
+    assert holds(got, *exact.attend(*map(number, (q, k, v, bias)), dps=DPS))
     alone = certified.attend(q.hi, k.hi, v.hi, bias=bias.hi)
     moved = abs((got.out.hi - alone.out.hi) + (got.out.lo - alone.out.lo))
     assert (moved > 100 * got.error).any()  # what the low parts say is seen
 
 
-def test_float32_is_taken_as_it_is():
-    rng = np.random.default_rng(6)
-    q, k, v = (x.astype(np.float32) for x in tensors(rng, 4, 9, 8, 2, 10.0))
+CHANGED = {
+    "float32": lambda *x: [y.astype(np.float32) for y in x],
+    "values of all sizes": lambda q, k, v: (q, k, v * 10.0 ** np.linspace(-20, 20, 9)[:, None]),
+    **{f"q times {x:g}": lambda q, k, v, x=x: (q * x, k, v) for x in (1e9, 1e80, 1e160, 1e300)},
+}
+for _size in (1e-310, 1e-200, 1e200, 1e305):
+    CHANGED[f"v times {_size:g}"] = lambda q, k, v, x=_size: (q, k, v * x)
+    CHANGED[f"q times {_size:g}, k over it"] = lambda q, k, v, x=_size: (
+        (q * x, k / max(x, 1e-290), v)
+    )
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_bounds_hold_for_any_sizes(change):
+    """Where too much is asked for, too: it is said by the bounds."""
+    q, k, v = CHANGED[change](*tensors(np.random.default_rng(6), 4, 9, 8, 2, 10.0))
     got = certified.softmax_attention(q, k, v)
     assert got.out.hi.dtype == np.float64
-    out, _ = reference(q, k, v)
-    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+    assert holds(got, *reference(q, k, v))
 
 
 @pytest.mark.parametrize("features", ["positive", "hyperbolic"])
@@ -163,7 +179,7 @@ def test_random_features(features, size):
     out = exact.random_feature_attention(
         q, k, v, omega, log_weight=log_weight, features=features, visible=mask, dps=DPS
     )
-    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
+    assert holds(got, out)
     assert (got.error <= 2.0**-55 * np.abs(v).max()).all()
 
 
@@ -178,8 +194,8 @@ def test_correct_rounding():
 
 
 def test_ties_are_not_proven():
-    pair = certified.Pair(np.asarray([1.0, 1.0]), np.asarray([2.0**-53, 2.0**-54]))
-    found = certified.Certified(pair, pair, np.full(2, 2.0**-70), np.zeros(2)).rounded()
+    both = certified.Pair(np.asarray([1.0, 1.0]), np.asarray([2.0**-53, 2.0**-54]))
+    found = certified.Certified(both, both, np.full(2, 2.0**-70), np.zeros(2)).rounded()
     assert found.proven.tolist() == [False, True]
 
 
@@ -212,39 +228,6 @@ def test_hidden_keys_do_not_count():
         got = certified.softmax_attention(q, k, v, mask=mask)
         assert (got.error <= 2.0**-60 * 4).all()
         np.testing.assert_array_equal(got.rounded().out, whole.rounded().out)
-
-
-@pytest.mark.parametrize("size", [1e9, 1e80, 1e160, 1e300])
-def test_too_much_is_said(size):
-    rng = np.random.default_rng(11)
-    q, k, v = tensors(rng, 4, 5, 3, 2, 1.0)
-    got = certified.softmax_attention(q * size, k, v)
-    out, _ = reference(q * size, k, v)
-    wrong = abs(number(got.out) - out)
-    assert least_ratio(got.error, wrong) >= 1
-
-
-@pytest.mark.parametrize("size", [1e-310, 1e-200, 1e200, 1e305])
-@pytest.mark.parametrize("of", ["v", "qk"])
-def test_extreme_sizes(size, of):
-    rng = np.random.default_rng(12)
-    q, k, v = tensors(rng, 4, 5, 3, 2, 1.0)
-    if of == "v":
-        v = v * size
-    else:
-        q, k = q * size, k / max(size, 1e-290)
-    got = certified.softmax_attention(q, k, v)
-    out, _ = reference(q, k, v)
-    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
-
-
-def test_values_of_very_different_sizes():
-    rng = np.random.default_rng(13)
-    q, k, v = tensors(rng, 4, 9, 3, 2, 60.0)
-    v = v * 10.0 ** rng.integers(-20, 20, (9, 1))
-    got = certified.softmax_attention(q, k, v)
-    out, _ = reference(q, k, v)
-    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
 
 
 def test_blocks_and_spans(monkeypatch):
@@ -293,32 +276,26 @@ def test_under_jit_it_says_why():
         jax.jit(lambda q: certified.softmax_attention(q, q, q).out.hi)(x)
 
 
-def test_self_test_finds_what_breaks_it(monkeypatch):
-    assert certified.self_test() == []
-    monkeypatch.setattr(
-        "refattn.certified.pairs.two_sum", lambda a, b: certified.Pair(a + b, 0 * a)
-    )
-    assert "sums in pairs have errors" in certified.self_test()
-    monkeypatch.undo()
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            "refattn.certified.pairs.two_product", lambda a, b: certified.Pair(a * b, 0 * a)
-        )
-        assert "products in pairs have errors" in certified.self_test()
+def coarse(*given, exact_products=certified_pairs.products):
+    """Products as an accelerator rounds them, to float32."""
+    for x in exact_products(*given):
+        yield x.astype(np.float32).astype(np.float64)
 
 
-def test_self_test_of_coarse_products(monkeypatch):
-    """Products that an accelerator rounds to float32 are found."""
-    from refattn.certified import pairs as certified_pairs
-
-    exact_products = certified_pairs.products
-
-    def coarse(*given):
-        for x in exact_products(*given):
-            yield x.astype(np.float32).astype(np.float64)
-
-    monkeypatch.setattr("refattn.certified.pairs.products", coarse)
-    assert any("products of matrices" in x for x in certified.self_test())
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("two_sum", lambda a, b: certified.Pair(a + b, 0 * a), "sums in pairs have errors"),
+        ("two_product", lambda a, b: certified.Pair(a * b, 0 * a), "products in pairs have errors"),
+        ("products", coarse, "products of matrices"),
+        ("", None, None),
+    ],
+)
+def test_self_test_finds_what_breaks_it(name, wrong, words, monkeypatch):
+    if name:
+        monkeypatch.setattr(f"refattn.certified.pairs.{name}", wrong)
+    found = certified.self_test()
+    assert any(words in x for x in found) if name else found == []
 
 
 def test_what_fails_the_test_is_refused(monkeypatch):
@@ -326,18 +303,6 @@ def test_what_fails_the_test_is_refused(monkeypatch):
     x = np.ones((2, 2))
     with pytest.raises(RuntimeError, match=r"must have sums and products .*: e\^x"):
         certified.attend(x, x, x)
-
-
-def test_bad_arguments():
-    x = np.ones((2, 2))
-    with pytest.raises(TypeError, match="float32 or float64"):
-        certified.attend(*(x.astype(np.longdouble),) * 3)
-    with pytest.raises(TypeError, match=r"`q` must be an array or a pair"):
-        certified.attend((x, x, x), x, x)
-    with pytest.raises(ValueError, match=r"`k\.lo` must have the shape"):
-        certified.attend(x, (x, x[:1]), x)
-    with pytest.raises(ValueError, match="`features` must be"):
-        certified.random_feature_attention(x, x, x, omega=x, features="trigonometric")
 
 
 GRADIENTS = {
@@ -419,8 +384,6 @@ def test_gradients_of_what_is_not_finite_are_not_certified():
     got = certified.softmax_gradients(q, k, v, np.ones((4, 2)), causal=True)
     assert (got.q.error[2:] == np.inf).all()
     assert np.isfinite(got.q.error[:2]).all()
-    with pytest.raises(ValueError, match="`d_out` must have the shape of the output"):
-        certified.softmax_gradients(q, k, v, np.ones((4, 3)))
     empty = certified.softmax_gradients(q[:0], k, v, np.ones((0, 2)))
     assert empty.q.value.hi.shape == (0, 3)
     assert (empty.k.value.hi == 0).all()
@@ -431,9 +394,7 @@ def test_parts_of_pairs_may_be_of_any_size():
     whole = tensors(rng, 4, 6, 5, 2, 20.0)
     rough = [x.astype(np.float32).astype(np.float64) for x in whole]
     got = certified.attend(*(certified.Pair(x, y - x) for x, y in zip(rough, whole, strict=True)))
-    out, lse = exact.attend(*whole, dps=DPS)
-    assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
-    assert least_ratio(got.lse_error, abs(number(got.lse) - lse)) >= 1
+    assert holds(got, *exact.attend(*whole, dps=DPS))
 
 
 def test_samples_whose_terms_overflow_are_not_certified():
@@ -491,8 +452,6 @@ def test_gradients_of_huge_arguments_have_no_finite_bound():
 
 
 def test_scales_keep_their_digits():
-    from fractions import Fraction
-
     q, k = np.asarray([[50.0]]), np.asarray([[0.0], [1.0]])
     for scale in (Fraction(1, 3), np.longdouble(1) / 3):
         got = certified.attend(q, k, k, scale=scale)
@@ -501,22 +460,11 @@ def test_scales_keep_their_digits():
             if not isinstance(scale, Fraction)
             else exact.context(DPS).mpf(1) / 3
         )
-        out, _ = exact.attend(q, k, k, scale=value, dps=DPS)
-        assert least_ratio(got.error, abs(number(got.out) - out)) >= 1
-
-
-def test_bad_cotangents():
-    x = np.ones((2, 2))
-    for dtype in (np.longdouble, complex):
-        with pytest.raises(TypeError, match="`d_out` must have dtype"):
-            certified.softmax_gradients(x, x, x, x.astype(dtype))
+        assert holds(got, *exact.attend(q, k, k, scale=value, dps=DPS))
 
 
 def test_errors_of_arguments_come_through():
     """What values and biases are wrong by is in the bound, in full."""
-    from refattn.certified import kernel
-    from refattn.certified.pairs import pair
-
     rng = np.random.default_rng(34)
     q, k = (pair(rng.standard_normal((3, 2))) for _ in range(2))
     given = kernel.Given(q, k, pair(np.ones((3, 2))))
@@ -528,9 +476,6 @@ def test_errors_of_arguments_come_through():
 
 
 def test_log_far_from_one():
-    from refattn.certified import kernel
-    from refattn.certified.pairs import pair
-
     for x in (0.6, 0.99, 1.0, 1.0 + 2.0**-40, 1.4):
         log, error = kernel._log(pair(np.asarray([x])))
         wrong = abs(number(log)[0] - exact.context(DPS).log(exact.numbers([x], dps=DPS)[0]))
@@ -539,8 +484,6 @@ def test_log_far_from_one():
 
 
 def test_bound_of_slices_is_that_of_the_formula():
-    from refattn.certified import pairs as certified_pairs
-
     u = 2.0**-53
     for count, bits, levels in ((64, 23, 3), (4096, 20, 4), (8, 25, 2)):
         terms = levels * count * u / (1 - levels * count * u)

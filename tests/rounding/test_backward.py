@@ -1,6 +1,7 @@
 """Verdicts on gradients: right backward passes pass, wrong ones do not, and bounds hold."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -12,7 +13,8 @@ from refattn.rounding import backward as rounding_backward
 from refattn.rounding import problem as rounding_problem
 from refattn.rounding.formats import FORMATS
 from refattn.verification import verdict as verification_verdict
-from tests.rounded import BACKWARD, RIGHT, Back, Case, Wrong, backward, scores_and_ratio
+from tests.rounding import slow
+from tests.rounding.rounded import BACKWARD, RIGHT, Back, Case, Wrong, backward, scores_and_ratio
 
 NAMES = ("dq", "dk", "dv")
 
@@ -127,63 +129,75 @@ def test_exact_gradients_against_50_digits(name, options):
 # Right backward passes
 
 USES = {
-    "plain": ((4, 96, 96, 32), {}),
-    "causal": ((4, 100, 100, 16), {"causal": True}),
-    "cross": ((3, 70, 133, 24), {}),
-    "fewer keys": ((3, 90, 40, 16), {"causal": True}),
-    "window": ((3, 80, 80, 16), {"window": (9, 4)}),
-    "large scale": ((3, 64, 64, 16), {"scale": 3.0}),
-    "small scale": ((3, 64, 64, 16), {"scale": 1e-4}),
-    "one key": ((3, 40, 1, 16), {}),
+    "plain": ((2, 64, 64, 16), {}),
+    "causal": ((2, 60, 60, 16), {"causal": True}),
+    "cross": ((2, 40, 77, 12), {}),
+    "fewer keys": ((2, 60, 24, 16), {"causal": True}),
+    "window": ((2, 50, 50, 16), {"window": (9, 4)}),
+    "large scale": ((2, 40, 40, 16), {"scale": 3.0}),
+    "small scale": ((2, 40, 40, 16), {"scale": 1e-4}),
+    "one key": ((2, 40, 1, 16), {}),
     "few": ((2, 3, 2, 4), {}),
-    "values": ((2, 150, 140, 8, 40), {}),
+    "values": ((2, 50, 40, 8, 40), {}),
 }
-
-
-@pytest.mark.soak("float16")
-@pytest.mark.long(
-    "float16",
-    "window",
-    "values",
-    "fewer keys",
-    "cross",
-    "32",
-    "64",
-    "256",
-    "fast",
-    "upcast",
-    "narrow",
+SINKS = np.array([-3.0, 1.5, 3.25, 5.0])
+OF_EXACT = {
+    "plain": {},
+    "sinks": {"sinks": SINKS},
+    "cap": {"softcap": 3.0},
+    "cap of a power of two": {"softcap": 2.0},
+    "both": {"softcap": 2.5, "sinks": SINKS, "causal": True},
+}
+MADE = [(x, y) for x in BACKWARD if x != "recomputed" for y in ("bfloat16", "float16")]
+MADE += [("math", "float32"), ("recomputed", "float32")]
+CHEAP = [("flash", "bfloat16"), ("recomputed", "float32")]
+of_each = pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(*x, id=f"{x}"[1:-1], marks=[] if x in CHEAP else [pytest.mark.long])
+        for x in MADE
+    ],
 )
-@pytest.mark.parametrize("name", [x for x in BACKWARD if x != "recomputed"])
+
+
+@pytest.mark.long("searched")
+@pytest.mark.parametrize("profile", ["named", "searched"])
+@of_each
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_right_backward_passes(name, use, dtype):
+def test_right_backward_passes(use, name, dtype, profile):
     shape, options = USES[use]
     given = arrays(np.random.default_rng(len(use)), dtype, *shape)
     found = made(name, *given, dtype, **options)
-    verdict = judged(*given, found, dtype, profile=name, **options)
-    assert verdict.verdict != "FAIL", str(verdict)
-    assert judged(*given, found, dtype, **options).verdict != "FAIL"
-
-
-@pytest.mark.long("recomputed", "values", "window", "fewer keys")
-@pytest.mark.parametrize("name", ["math", "recomputed"])
-@pytest.mark.parametrize("use", USES)
-def test_right_backward_passes_in_float32(name, use):
-    shape, options = USES[use]
-    given = arrays(np.random.default_rng(len(use)), "float32", *shape)
-    found = made(name, *given, "float32", **options)
-    verdict = judged(*given, found, "float32", **options)
+    named = {"profile": name} if profile == "named" else {}
+    verdict = judged(*given, found, dtype, **named, **options)
     assert verdict.verdict != "FAIL", str(verdict)
 
 
-@pytest.mark.parametrize("name", ["flash", "eager"])
-def test_the_law_has_the_right_size(name):
-    given = arrays(np.random.default_rng(1), "bfloat16", 4, 128, 128, 32)
-    verdict = judged(*given, made(name, *given, "bfloat16"), "bfloat16", profile=name)
+@of_each
+@pytest.mark.parametrize("options", OF_EXACT)
+def test_laws_of_right_backward_passes(options, name, dtype):
+    """Sizes of errors, with sinks and caps; a slope of a cap cancels, or rounds to 0."""
+    given = arrays(np.random.default_rng(14), dtype, 4, 64, 64, 32)
+    found = made(name, *given, dtype, **OF_EXACT[options])
+    verdict = judged(*given, found, dtype, profile=name, **OF_EXACT[options])
+    assert verdict.verdict == "PASS", str(verdict)
     for part in verdict.parts.values():
-        assert 0.8 < part.z.rms < 1.25, str(part)
-        assert part.verdict == "PASS"
+        assert part.alpha == 1e-6 / 4
+        bound = next(x for x in part.tests if x.name == "bound")
+        assert bound.statistic <= 1
+        assert dtype == "float32" or 0.7 < part.z.rms < 1.3, str(part)
+
+
+@pytest.mark.parametrize("cap", [None, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("name", ["math", pytest.param("recomputed", marks=pytest.mark.long)])
+def test_sinks_and_caps_of_large_scores(name, cap):
+    """A small cap: 1 - tanh^2 cancels, and what is left is 0 where it rounds to 1."""
+    given = arrays(np.random.default_rng(15), "float32", 4, 60, 60, 16)
+    given[0] = FORMATS["float32"].round(3 * given[0])
+    options = {"softcap": cap, "sinks": SINKS}
+    found = made(name, *given, "float32", **options)
+    verdict = judged(*given, found, "float32", profile=name, **options)
+    assert verdict.verdict == "PASS", str(verdict)
 
 
 def test_masks_biases_and_grouped_heads():
@@ -196,11 +210,13 @@ def test_masks_biases_and_grouped_heads():
     found = made("math", q, k, v, g, "bfloat16", **options)
     for x in ("dk", "dv"):  # one rounding more than there is in sums over heads
         found.pop(x)
-    assert judged(q, k, v, g, found, "bfloat16", **options).verdict == "PASS"
+    assert judged(q, k, v, g, found, "bfloat16", profile="math", **options).verdict == "PASS"
     half = made("math", q[::2], k, v, g[::2], "bfloat16", **options)
-    assert judged(q[::2], k, v, g[::2], half, "bfloat16", **options).verdict == "PASS"
+    assert (
+        judged(q[::2], k, v, g[::2], half, "bfloat16", profile="math", **options).verdict == "PASS"
+    )
     wrong = {"dk": half["dk"], "dv": half["dv"]}  # no sum over the heads of a group
-    verdict = judged(q, k, v, g, wrong, "bfloat16", **options)
+    verdict = judged(q, k, v, g, wrong, "bfloat16", profile="math", **options)
     assert [x.verdict for x in verdict.parts.values()] == ["FAIL", "FAIL"]
 
 
@@ -215,43 +231,6 @@ def test_sums_over_heads_that_share_keys():
     found = made("math", q, k1, v1, g, "float32")
     one = {x: np.sum(found[x], 0, keepdims=True) for x in ("dk", "dv")}  # over a batch
     verdict = judged(q, k1[:1], v1[:1], g, one, "float32")
-    assert verdict.verdict == "PASS", str(verdict)
-
-
-SINKS = np.array([-3.0, 1.5, 3.25, 5.0])
-OF_EXACT = {
-    "sinks": {"sinks": SINKS},
-    "cap": {"softcap": 3.0},
-    "cap of a power of two": {"softcap": 2.0},
-    "both": {"softcap": 2.5, "sinks": SINKS, "causal": True},
-}
-
-
-@pytest.mark.long("float16", "flash-32", "upcast", "eager-narrow", "cap of a power of two")
-@pytest.mark.parametrize("name", ["math", "flash", "flash-32", "upcast", "eager", "eager-narrow"])
-@pytest.mark.parametrize("options", OF_EXACT)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sinks_and_caps(name, options, dtype):
-    given = arrays(np.random.default_rng(14), dtype, 4, 128, 128, 32)
-    found = made(name, *given, dtype, **OF_EXACT[options])
-    verdict = judged(*given, found, dtype, profile=name, **OF_EXACT[options])
-    assert verdict.verdict == "PASS", str(verdict)
-    for part in verdict.parts.values():
-        assert 0.75 < part.z.rms < 1.25, str(part)
-        bound = next(x for x in part.tests if x.name == "bound")
-        assert bound.statistic <= 1
-
-
-@pytest.mark.long("recomputed")
-@pytest.mark.parametrize("cap", [None, 1.0, 3.0, 30.0])
-@pytest.mark.parametrize("name", ["math", "recomputed"])
-def test_sinks_and_caps_in_float32(name, cap):
-    """A small cap: 1 - tanh^2 cancels, and what is left is 0 where it rounds to 1."""
-    given = arrays(np.random.default_rng(15), "float32", 4, 96, 96, 16)
-    given[0] = FORMATS["float32"].round(3 * given[0])
-    options = {"softcap": cap, "sinks": SINKS}
-    found = made(name, *given, "float32", **options)
-    verdict = judged(*given, found, "float32", profile=name, **options)
     assert verdict.verdict == "PASS", str(verdict)
 
 
@@ -336,13 +315,13 @@ WRONG = {
 def test_wrong_backward_passes_fail(name, defect):
     wrong, options, expected = WRONG[defect]
     rng = np.random.default_rng(5)
-    given = arrays(rng, "bfloat16", 3, 80, 80, 24)
+    given = arrays(rng, "bfloat16", 3, 64, 64, 24)
     if "mask" in options:
-        options = {"mask": rng.random((80, 80)) < 0.7}
+        options = {"mask": rng.random((64, 64)) < 0.7}
     if wrong.scale != 1 and name == "math":
         pytest.skip("it has its weights of the forward pass")
     found = made(name, *given, "bfloat16", wrong, **options)
-    verdict = judged(*given, found, "bfloat16", **options)
+    verdict = judged(*given, found, "bfloat16", profile=name, **options)
     assert {x for x, y in verdict.parts.items() if y.verdict == "FAIL"} >= expected, str(verdict)
     assert verdict.parts["out"].verdict == "PASS"
     assert verdict.verdict == "FAIL"
@@ -359,7 +338,7 @@ def test_wrong_backward_passes_fail(name, defect):
     ],
 )
 def test_defects_are_named_and_measured(wrong, name, size, options):
-    given = arrays(np.random.default_rng(6), "bfloat16", 6, 256, 256, 32)
+    given = arrays(np.random.default_rng(6), "bfloat16", 6, 100, 100, 32)
     found = made("flash", *given, "bfloat16", wrong, **options)
     found = {x: found[x] for x in ("dq", *["out"] * ("sinks" in options))}
     suspects = judged(*given, found, "bfloat16", profile="flash", **options).parts["dq"].suspects
@@ -371,12 +350,13 @@ def test_defects_are_named_and_measured(wrong, name, size, options):
 # The bound and the variance of sums
 
 
+@pytest.mark.long("upcast", "32")
 @pytest.mark.parametrize("of", NAMES)
 @pytest.mark.parametrize("name", ["flash", "eager", "upcast", "flash-32"])
 def test_no_error_exceeds_its_bound(name, of):
     rng = np.random.default_rng(7)
     for causal in (False, True):
-        given = arrays(rng, "bfloat16", 8, 70, 70, 8)
+        given = arrays(rng, "bfloat16", 4, 60, 60, 8)
         found = made(name, *given, "bfloat16", causal=causal)
         verdict = judged(
             *given, {"out": found["out"], of: found[of]}, "bfloat16", profile=name, causal=causal
@@ -435,125 +415,209 @@ def test_the_variance_of_a_sum_over_keys(of, sink, softcap):
     assert (0.7 if of == "dq" else 0.8) < found < 1.2
 
 
+@pytest.mark.parametrize("of", NAMES)
+def test_the_variance_of_each_element(of):
+    """Of weights and products that are rounded, without scores: 1,500 draws, within 5 %."""
+    rng, to = np.random.default_rng(19), FORMATS["bfloat16"]
+    q, k, v, g = (x[0] for x in arrays(rng, "float64", 1, 20, 3, 6))
+    problem = rounding_problem.of_arrays(q, k, v)
+    shape = (20 if of == "dq" else 3, 6)
+    one = rounding_problem.gradients(problem, {of: shape}, lambda _: g, None, "float64")[of]
+    kernel = PROFILES["upcast"]._replace(out=None).kernel("bfloat16")
+    rows = one.analyse((), kernel, slice(0, shape[0]))
+
+    def noise(x):
+        return x + to.spacing(x) * (rng.random((1500, *x.shape)) - 0.5)
+
+    p = np.exp(q @ k.T * 6**-0.5)
+    p = p / p.sum(-1, keepdims=True)
+    t = noise(g @ v.T)
+    ds = p * (t - np.sum(p * t, -1, keepdims=True)) * 6**-0.5
+    found = {"dq": ds @ k, "dk": ds.swapaxes(1, 2) @ q, "dv": noise(p).swapaxes(1, 2) @ g}[of]
+    assert 0.95 < np.mean(np.var(found, 0) / rows.std**2) < 1.05
+
+
+@pytest.mark.parametrize("name", ["flash", "eager"])
+@pytest.mark.parametrize("of", ["dk", "dv"])
+def test_queries_that_are_the_same_have_the_same_errors(of, name):
+    """A sum over three copies of each has nine times the variance."""
+    rng, kernel = np.random.default_rng(20), PROFILES[name]._replace(out=None).kernel("bfloat16")
+    q, k, v, g = (x[0] for x in arrays(rng, "float64", 1, 7, 5, 4))
+    found = []
+    for copies in (1, 3):
+        queries, derivatives = (np.repeat(x, copies, 0) for x in (q, g))
+        problem = rounding_problem.of_arrays(queries, k, v)
+        given = ({of: (5, 4)}, lambda _, x=derivatives: x, None, "float64")
+        one = rounding_problem.gradients(problem, *given)[of]
+        saved = one.gradient.saved((), kernel)
+        found.append(rounding_backward.variance_along(saved, kernel, of, v))
+    assert found[1] == pytest.approx(9 * found[0])
+
+
+def sum_of(kernel, scale, **fields):
+    found = rounding_backward._Sum(1, 1, kernel, scale, 1.0)
+    for name, x in fields.items():
+        setattr(found, name, x if name == "terms" else np.array([[x]]))
+    return found
+
+
+@pytest.mark.parametrize("name", ["math", "flash", "eager"])
+def test_law_and_bound_of_a_sum_by_the_formula(name):
+    """A sum of terms, times the scale, and rounded."""
+    kernel, c, u = PROFILES[name].kernel("bfloat16"), -0.7, 2.0**-24
+    x = {"total": 0.9, "near": 0.91, "sizes": 3.0, "running": 2.0}
+    x |= {"variance": 1e-4, "moved": 0.02, "flushed": 1e-5, "terms": 40}
+    rows = rounding_backward._rows(sum_of(kernel, c, **x), {"scale": np.array([[0.3]])})
+    walked = 2.0 + 0.9**2 if kernel.scores_matter else 40 * 0.9**2
+    variance = c * c * (1e-4 + slow.BENFORD * u * u * walked)
+    step = slow.step(kernel.out, c * 0.9)
+    assert rows.std**2 == pytest.approx(variance + slow.uniform(step))
+    assert rows.worst**2 == pytest.approx(slow.EDGE / slow.BENFORD * variance + slow.uniform(step))
+    gamma = slow.gamma(kernel, 40, 2) + 2 * u
+    bound = abs(c) * (0.02 + gamma * 3.02) + 2.0**-126
+    assert rows.bound == pytest.approx(bound + slow.step(kernel.out, 0.63 + bound) / 2)
+    exp = {"math": 1.0, "flash": 32.0, "eager": 1.0}[name]
+    common = 0.7 * (exp / 16 * 3.0 + 3 * 0.3) + 3 * 0.63  # exponentials, constants, and the factor
+    assert rows.slack == pytest.approx(u * common + 0.7 * 1e-5)
+    alone = slow.BENFORD * (u * c) ** 2 * (2.0 + 0.9**2)
+    assert rows.apart == pytest.approx(alone + slow.uniform(step))
+
+
+@pytest.mark.parametrize(("off", "known"), [(3.9, True), (4.1, False)])
+def test_sums_beyond_4_standard_deviations_have_no_law(off, known):
+    kernel = PROFILES["flash"].kernel("bfloat16")
+    sum_ = sum_of(kernel, 2.0, total=1.0, near=1 + off * 0.01, variance=1e-4, terms=1)
+    rows = rounding_backward._rows(sum_, {"scale": np.zeros((1, 1))})
+    assert np.isfinite(rows.std).all() == known
+
+
+def test_running_sums_are_rounded_before_more_is_added():
+    """Each at the spacing of the sum times the scale; at the most with what it is off by."""
+    kernel, to, one = PROFILES["flash-32"].kernel("bfloat16"), FORMATS["bfloat16"], np.ones((1, 1))
+    sum_ = sum_of(kernel, 2.0, total=0.99, near=0.99, moved=0.02, terms=1)
+    sum_.add(one, one, 0 * one, 0 * one, one, to)
+    assert sum_.near.item() == to.round(1.98) / 2 + 1
+    assert sum_.variance.item() == pytest.approx(slow.uniform(slow.step(to, 1.98) / 2))
+    assert sum_.moved.item() == pytest.approx(0.02 + slow.step(to, 2.02) / 4, rel=1e-6)
+
+
+def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
+    """(p + e) (t - D + e') - p (t - D)."""
+    rng, cut = np.random.default_rng(18), np.s_[0:8]
+    q, k, v, g = (x[0] for x in arrays(rng, "bfloat16", 1, 8, 8, 4))
+    profile = PROFILES["eager"]._replace(d_scores=None)
+    problem = rounding_problem.of_arrays(q, k, v)
+    of = rounding_problem.gradients(problem, {"dq": q.shape}, lambda _: g, None, "float64")["dq"]
+    kernel = profile.kernel("bfloat16")
+    [(back, saved)] = of.gradient.saved((), kernel)
+    x = rounding_backward._pairs(back, saved, kernel, cut, cut)
+    _, _, t_bound = rounding_backward._products(back, kernel, cut, cut)
+    off, error = t_bound + saved.delta_bound[:, None], x.p_bound - x.p_flushed
+    apart = np.abs(x.t - saved.delta[:, None])
+    most = (x.p + error) * (apart + off) - x.p * apart
+    assert np.all(x.s_bound >= most)
+    np.testing.assert_allclose(x.s_bound, most, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.999])
+def test_errors_of_a_slope_of_a_cap(ratio):
+    """Var(1 - r^2) = u^2 (9 r^4 + (1 - r^2)^2) / (8 ln 2), and of the product as much again."""
+    u, slope = 2.0**-24, 1 - ratio**2
+    tile = SimpleNamespace(slope=np.array(slope), ratio=np.array(ratio))
+    given = rounding_backward._Derivative(*map(np.array, (0.7, 0.71, 1e-15, 1e-4)))
+    found = given.times(tile, 0.9 * slope, np.array(1e-3), u)
+    assert (found.s, found.near) == pytest.approx((0.7 * slope, 0.71 * 0.9 * slope))
+    square = u * u * slow.BENFORD * (9 * ratio**4 + 2 * slope**2)
+    np.testing.assert_allclose(found.variance, 1e-15 * slope**2 + 0.49 * square)
+    bound = 1e-4 * (slope + 1e-3) + 0.7e-3  # and of both products
+    assert found.bound == pytest.approx(bound * (1 + 4 * u) + 4 * u * 0.7 * slope)
+
+
 # Other libraries
+
+
+KINDS = ["fused", "math", "eager", "cap", "sink", "both", "sink, less the maximum"]
 
 
 @pytest.mark.soak("float16")
 @pytest.mark.long("False", "float16")
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", ["fused", "math", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_torch(kind, dtype, causal):
+    """Some models subtract the maximum in the storage type, before the softmax."""
     torch = pytest.importorskip("torch")
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    given = arrays(np.random.default_rng(9), dtype, 2, 130, 130, 32)
-    q, k, v, g = (torch.tensor(x[None]).to(getattr(torch, dtype)) for x in given)
-    for x in (q, k, v):
-        x.requires_grad_()
-    if kind == "eager":
-        s = (q @ k.transpose(-1, -2)) * 32**-0.5
-        if causal:
-            s = s.masked_fill(torch.ones(130, 130).triu(1).bool(), -torch.inf)
-        out = torch.softmax(s, -1) @ v
-    else:
-        backend = SDPBackend.FLASH_ATTENTION if kind == "fused" else SDPBackend.MATH
-        with sdpa_kernel(backend):
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    out.backward(g)
-    verdict = refattn.verify(
-        q=q.detach(), k=k.detach(), v=v.detach(), out=out.detach(), d_out=g,
-        dq=q.grad, dk=k.grad, dv=v.grad, causal=causal,
-    )  # fmt: skip
-    assert verdict.verdict == "PASS", str(verdict)
-
-
-@pytest.mark.soak("float16")
-@pytest.mark.long("float16")
-@pytest.mark.parametrize("kind", ["cap", "sink", "both", "sink, less the maximum"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_torch_with_a_sink_and_a_cap(kind, dtype):
-    """Step by step; some models subtract the maximum in the storage type, before the softmax."""
-    torch = pytest.importorskip("torch")
     given = arrays(np.random.default_rng(9), dtype, 4, 130, 130, 32)
     q, k, v, g = (torch.tensor(x[None]).to(getattr(torch, dtype)) for x in given)
     for x in (q, k, v):
         x.requires_grad_()
     options = {}
-    s = (q @ k.transpose(-1, -2)) * 32**-0.5
-    if kind in ("cap", "both"):
-        options["softcap"] = 3.0
-        s = torch.tanh(s / 3.0) * 3.0
-    s = s.masked_fill(torch.ones(130, 130).triu(1).bool(), -torch.inf)
-    if kind != "cap":
-        options["sinks"] = torch.tensor(SINKS).to(q.dtype)
-        s = torch.cat([s, options["sinks"][:, None, None].expand(1, 4, 130, 1)], -1)
-        if kind == "sink, less the maximum":
-            s = s - s.max(-1, keepdim=True).values
-    out = torch.softmax(s, -1)[..., :130] @ v
+    if kind in ("fused", "math"):
+        backend = SDPBackend.FLASH_ATTENTION if kind == "fused" else SDPBackend.MATH
+        with sdpa_kernel(backend):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    else:
+        s = (q @ k.transpose(-1, -2)) * 32**-0.5
+        if kind in ("cap", "both"):
+            options["softcap"] = 3.0
+            s = torch.tanh(s / 3.0) * 3.0
+        if causal:
+            s = s.masked_fill(torch.ones(130, 130).triu(1).bool(), -torch.inf)
+        if kind not in ("eager", "cap"):
+            options["sinks"] = torch.tensor(SINKS).to(q.dtype)
+            s = torch.cat([s, options["sinks"][:, None, None].expand(1, 4, 130, 1)], -1)
+            if kind == "sink, less the maximum":
+                s = s - s.max(-1, keepdim=True).values
+        out = torch.softmax(s, -1)[..., :130] @ v
     out.backward(g)
+    found = {"out": out.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
     verdict = refattn.verify(
-        q=q.detach(), k=k.detach(), v=v.detach(), out=out.detach(), d_out=g,
-        dq=q.grad, dk=k.grad, dv=v.grad, causal=True, **options,
-    )  # fmt: skip
+        q=q.detach(), k=k.detach(), v=v.detach(), d_out=g, causal=causal, **found, **options
+    )
     assert verdict.verdict == "PASS", str(verdict)
 
 
-@pytest.mark.long("False")
+@pytest.mark.long("False", "float32")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_jax(dtype, causal):
     jax = pytest.importorskip("jax")
-    given = arrays(np.random.default_rng(9), dtype, 4, 130, 130, 32)
+    given = arrays(np.random.default_rng(9), dtype, 2, 64, 64, 32)
     q, k, v, g = (jax.numpy.asarray(x.swapaxes(0, 1)[None], dtype) for x in given)
-    out, pullback = jax.vjp(
-        lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=causal), q, k, v
-    )
-    found = dict(zip(("out", *NAMES), (out, *pullback(g)), strict=True))
+
+    @jax.jit
+    def both(q, k, v, g):
+        out, pullback = jax.vjp(
+            lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=causal), q, k, v
+        )
+        return out, *pullback(g)
+
+    found = dict(zip(("out", *NAMES), both(q, k, v, g), strict=True))
     result = {x: np.asarray(y, np.float64)[0].swapaxes(0, 1) for x, y in found.items()}
-    verdict = judged(*given, result, dtype, causal=causal)
+    profile = {"profile": "eager"} if dtype == "bfloat16" else {}
+    verdict = judged(*given, result, dtype, causal=causal, **profile)
     assert verdict.verdict == "PASS", str(verdict)
 
 
 # What cannot be judged
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"d_out": None}, "`dq` must come with `d_out`"),
-        ({"d_out": np.full((2, 5, 4), 0.1)}, "`d_out` must hold numbers of float32 only"),
-        ({"dq": np.zeros((2, 5, 3))}, "`dq` must have the shape of `q`"),
-        ({"dk": np.zeros((1, 6, 4))}, "`dk` must have the shape of `k`"),
-        ({"softcap": -3.0}, "`softcap`"),
-        ({"sinks": np.zeros(3)}, "`sinks`"),
-        ({"estimator": "linear"}, "gradients are judged for softmax only"),
-        ({"out": None, "dq": None}, "must be given, to be judged"),
-        ({"out": None, "lse": np.zeros((2, 5))}, "`lse` must come with `out`"),
-    ],
-)
-def test_unusable(change, message):
-    rng = np.random.default_rng(0)
-    q, k, v, g = arrays(rng, "float32", 2, 5, 6, 4)
-    given = {"q": q, "k": k, "v": v, "d_out": g, "out": g, "dq": q} | change
-    with pytest.raises(ValueError, match=message):
-        refattn.verify(dtype="float32", **given)
-
-
 def test_gradients_without_the_output():
-    given = arrays(np.random.default_rng(4), "bfloat16", 6, 80, 80, 32)
+    given = arrays(np.random.default_rng(4), "bfloat16", 4, 64, 64, 32)
     found = made("flash", *given, "bfloat16")
     del found["out"]
-    verdict = judged(*given, found, "bfloat16")
+    verdict = judged(*given, found, "bfloat16", profile="flash", alpha=3e-5)
     assert verdict.verdict == "PASS"
-    assert [*verdict.parts] == [*NAMES]
-    found["dq"] = 1.05 * found["dq"]
-    assert judged(*given, found, "bfloat16").parts["dq"].verdict == "FAIL"
+    assert [(x, y.alpha) for x, y in verdict.parts.items()] == [(x, 1e-5) for x in NAMES]
+    found = {"dq": 1.05 * found["dq"]}
+    assert judged(*given, found, "bfloat16", profile="flash").parts["dq"].verdict == "FAIL"
 
 
 def test_the_wrong_sharing_of_keys_is_named():
     """Query head h with key head h % 2, forward and back, and sums over those heads."""
-    q, k, v, g = arrays(np.random.default_rng(4), "bfloat16", 6, 80, 80, 32)
+    q, k, v, g = arrays(np.random.default_rng(4), "bfloat16", 6, 40, 40, 32)
     k, v, order = k[:2], v[:2], [0, 2, 4, 1, 3, 5]  # heads of key 0, then those of key 1
     found = made("flash", q[order], k, v, g[order], "bfloat16")
     back = np.argsort(order)
@@ -564,6 +628,7 @@ def test_the_wrong_sharing_of_keys_is_named():
         assert part.suspects[0].text == "agrees if query head h shares key head h % 2"
 
 
+@pytest.mark.long("dq", "dk")
 @pytest.mark.parametrize("wrong", NAMES)
 def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
     """One that no profile explains is tried by all, the others by those that may explain them."""
@@ -575,7 +640,7 @@ def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
         return attempt(problem, *rest)
 
     monkeypatch.setattr(verification_verdict, "attempt", counted)
-    given = arrays(np.random.default_rng(4), "bfloat16", 4, 80, 80, 32)
+    given = arrays(np.random.default_rng(4), "bfloat16", 4, 48, 48, 32)
     found = made("flash", *given, "bfloat16")
     found[wrong] = FORMATS["bfloat16"].round(1.05 * found[wrong])
     verdict = judged(*given, found, "bfloat16")
@@ -642,7 +707,7 @@ HARD = {
 }
 
 
-@pytest.mark.long("recomputed", "eager")
+@pytest.mark.long("recomputed", "eager", "columns of one sign")
 @pytest.mark.parametrize("how", HARD)
 @pytest.mark.parametrize("name", ["math", "recomputed", "eager"])
 def test_hard_cases(name, how):
@@ -673,8 +738,10 @@ def test_no_heads_and_no_tokens():
         assert verdict.verdict == "UNDERPOWERED"
 
 
-@pytest.mark.parametrize("name", ["flash-32", "upcast", "eager", "math"])
+@pytest.mark.long("32", "upcast", "eager")
+@pytest.mark.parametrize("name", ["math", "flash-32", "upcast", "eager"])
 def test_one_profile_explains_all_gradients(name):
-    given = arrays(np.random.default_rng(12), "bfloat16", 4, 128, 128, 32)
+    shape = (2, 64, 64, 32) if name == "math" else (4, 128, 128, 32)
+    given = arrays(np.random.default_rng(12), "bfloat16", *shape)
     verdict = judged(*given, made(name, *given, "bfloat16"), "bfloat16")
     assert {verdict.parts[x].profile for x in NAMES} == {name}

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import refattn
 from refattn.features import elu_features
-from refattn.rounding import PROFILES
+from refattn.rounding import PROFILES, softmax
 from refattn.rounding.formats import FORMATS
-from refattn.verification import verify
-from refattn.verification.evidence import Moments, chernoff, symmetric_test
-from tests.rounded import (
+from refattn.verification import verdict, verify
+from tests.rounding.rounded import (
     BACKWARD,
     KERNELS,
     Case,
@@ -27,8 +27,8 @@ from tests.rounded import (
     positive_features,
     scores32,
 )
+from tests.verification.test_evidence import alarms
 
-Array = np.ndarray
 BF16 = FORMATS["bfloat16"].round
 DTYPES = {
     "math": ("bfloat16", "float16", "float32"),
@@ -43,70 +43,6 @@ DTYPES = {
     "fp8": ("bfloat16",),
     "half-sums": ("float16",),
 }
-
-
-# --- the inequalities -----------------------------------------------------------------------------
-
-
-def alarms(log_p, level):
-    """Whether there are no more p-values below a level than there may be, but for 10^-9."""
-    found = int(np.sum(log_p <= math.log(level)))
-    return found <= stats.binom.ppf(1 - 1e-9, log_p.size, level)
-
-
-@pytest.mark.parametrize("spread", [0.0, 2.0])
-@pytest.mark.parametrize("copies", [1, 5])
-def test_symmetric_test_keeps_its_level(spread, copies):
-    """Whatever the variances, with a part of a deterministic error, and with copies of rows."""
-    rng = np.random.default_rng(0)
-    size = (20_000, 12)
-    own = rng.standard_normal(size) * (rng.random(size) < 0.5)
-    noise = (rng.random(size) - 0.5) * np.exp(spread * rng.standard_normal(size))
-    for share in (0.0, 0.4, 1.0):
-        t, u, g, slack = (
-            np.repeat(x, copies, -1) for x in (share * own + noise, own, own**2 + 1, 0 * own)
-        )
-        found = symmetric_test(Moments.of(t, u, g, slack, np.full(t.shape, 1 / copies)))
-        for level in (0.05, 0.01, 0.001):
-            assert alarms(found.log_p, level)
-
-
-def test_symmetric_test_measures():
-    rng = np.random.default_rng(1)
-    g = rng.random((500, 400)) + 0.5
-    t = 0.3 * g + rng.standard_normal(g.shape) * np.sqrt(g)
-    found = symmetric_test(Moments.of(t, 0 * t, g, 0 * t, np.ones_like(t)))
-    z = (found.value - 0.3) / found.error
-    assert abs(np.mean(z)) < 6 / math.sqrt(z.size)
-    assert 0.8 < np.std(z) < 1.2
-    assert (found.log_p < math.log(0.01)).mean() > 0.9
-
-
-def test_slack_is_not_held_against_a_kernel():
-    ones = np.ones((1, 400))
-    with_slack = symmetric_test(Moments.of(ones, 0 * ones, ones, ones, ones))
-    without = symmetric_test(Moments.of(ones, 0 * ones, ones, 0 * ones, ones))
-    assert with_slack.log_p == 0
-    assert without.log_p < math.log(1e-6)
-
-
-@pytest.mark.parametrize("columns", [1, 7])
-@pytest.mark.parametrize("copies", [1, 3])
-def test_mean_squares_keep_their_level(columns, copies):
-    """Of uniform numbers, of normal ones, and of rows with the same number in every column."""
-    rng = np.random.default_rng(2)
-    for rows in (1, 4, 30):
-        size = (20_000, rows, columns)
-        for z in (
-            math.sqrt(12) * (rng.random(size) - 0.5),
-            rng.standard_normal(size),
-            np.broadcast_to(rng.standard_normal((20_000, rows, 1)), size),
-        ):
-            square = np.repeat(np.mean(z * z, -1), copies, -1).mean(-1)
-            for level in (0.05, 0.01, 0.001):
-                assert alarms(chernoff(square, rows), level)
-    assert chernoff(4.0, 0.5) == 0  # less than a row says nothing
-    assert chernoff(4.0, 2.999) == chernoff(4.0, 2)
 
 
 # --- correct kernels ------------------------------------------------------------------------------
@@ -200,24 +136,25 @@ def test_level():
         assert alarms(np.log(np.maximum(p, 1e-300)), level)
 
 
-def test_the_tightest_profile_is_found():
+@pytest.mark.long("eager", "narrow")
+@pytest.mark.parametrize("name", ["math", "flash", "eager", "eager-narrow"])
+def test_the_tightest_profile_is_found(name):
     q, k, v = sample()
-    for name in ("math", "flash", "eager", "eager-narrow"):
-        out, _ = of_heads(name, q, k, v, "bfloat16")
-        found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
-        assert (found.verdict, found.profile) == ("PASS", name)
-        assert found.known == 1
-        assert 0.7 < found.z.rms < 1.1
+    out, _ = of_heads(name, q, k, v, "bfloat16")
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
+    assert (found.verdict, found.profile) == ("PASS", name)
+    assert found.known == 1
+    assert 0.7 < found.z.rms < 1.1
 
 
 def odd():
     """Honest problems in which roundings are less independent than they look."""
     rng = np.random.default_rng(3)
-    q, k, v = (rng.standard_normal((3, 96, 16)) for _ in range(3))
-    key = rng.integers(0, 4, 96)
-    yield "equal queries", {"q": np.repeat(q[:, :1], 96, 1)}, {}
-    yield "equal queries, causal", {"q": np.repeat(q[:, :1], 96, 1)}, {"causal": True}
-    yield "padded with zeros", {"q": np.where(np.arange(96)[:, None] < 50, 0, q)}, {}
+    q, k, v = (rng.standard_normal((3, 48, 8)) for _ in range(3))
+    key = rng.integers(0, 4, 48)
+    yield "equal queries", {"q": np.repeat(q[:, :1], 48, 1)}, {}
+    yield "equal queries, causal", {"q": np.repeat(q[:, :1], 48, 1)}, {"causal": True}
+    yield "padded with zeros", {"q": np.where(np.arange(48)[:, None] < 25, 0, q)}, {}
     yield "few tokens", {"q": q[:, key], "k": k[:, key]}, {"causal": True}
     yield "equal keys", {"k": 0 * k}, {}
     yield "four keys", {"k": k[:, key]}, {}
@@ -234,36 +171,36 @@ def odd():
     yield "large mean", {"v": 100 + v}, {}
     yield "one value", {"v": 0 * v + 1}, {}
     yield "zero values", {"v": 0 * v}, {}
-    yield "values of a unit matrix", {"v": np.broadcast_to(np.eye(96), (3, 96, 96))}, {}
+    yield "values of a unit matrix", {"v": np.broadcast_to(np.eye(48), (3, 48, 48))}, {}
     yield "one key", {"k": k[:, :1], "v": v[:, :1]}, {}
     yield "two keys", {"k": k[:, :2], "v": v[:, :2]}, {}
     yield "one dimension", {"q": q[..., :1], "k": k[..., :1]}, {}
     yield "one column", {"v": v[..., :1]}, {}
     yield "heads of all sizes", {"v": v * np.array([1e-3, 1, 1e3])[:, None, None]}, {}
-    hidden = rng.random((96, 96)) < 0.5
+    hidden = rng.random((48, 48)) < 0.5
     yield "bias of -inf", {}, {"bias": np.where(hidden, -np.inf, 0.0)}
     yield "the least bias", {}, {"bias": np.where(hidden, -65504.0, 0.0)}
-    yield "empty rows", {}, {"mask": np.broadcast_to(np.arange(96)[:, None] > 20, (96, 96))}
+    yield "empty rows", {}, {"mask": np.broadcast_to(np.arange(48)[:, None] > 10, (48, 48))}
     for sink in (-20.0, 0.0, 5.0, 12.0):
         yield f"a sink of {sink}", {}, {"sinks": np.full(3, sink)}
     yield "a sink of -inf", {}, {"sinks": np.array([-np.inf, 1.0, 2.0])}
     yield (
         "a sink and empty rows",
         {},
-        {"mask": np.broadcast_to(np.arange(96)[:, None] > 20, (96, 96)), "sinks": np.full(3, 1.0)},
+        {"mask": np.broadcast_to(np.arange(48)[:, None] > 10, (48, 48)), "sinks": np.full(3, 1.0)},
     )
     yield "a small cap", {"q": 4 * q}, {"softcap": 0.5}
     yield "a narrow window", {}, {"window": (1, 0)}
 
 
-@pytest.mark.long("float16")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("name", ["math", "flash", "eager", "eager-narrow", "fp8-weights"])
+@pytest.mark.long("float16", "math", "eager", "narrow", "weights")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(x, y) for x in ("math", "flash", "eager", "eager-narrow", "fp8-weights") for y in DTYPES[x]],
+)
 def test_honest_uses_pass(name, dtype):
-    if dtype not in DTYPES[name]:
-        pytest.skip("not in use")
     rng, to = np.random.default_rng(3), FORMATS[dtype].round
-    usual = dict(zip("qkv", (rng.standard_normal((3, 96, 16)) for _ in range(3)), strict=True))
+    usual = dict(zip("qkv", (rng.standard_normal((3, 48, 8)) for _ in range(3)), strict=True))
     for words, changed, options in odd():
         x = {a: to(y) for a, y in (usual | changed).items()}
         with np.errstate(all="ignore"):
@@ -276,15 +213,20 @@ def test_honest_uses_pass(name, dtype):
 # --- defects --------------------------------------------------------------------------------------
 
 
-def sample():
-    """12 heads x 128 x 32 of trained tensors: 8, and 4 of which the queries are of other keys."""
+ALL = range(12)
+SOME = [0, 5, 9, 11]
+
+
+def sample(heads=SOME):
+    """128 x 32 trained tensors: of 12 heads 4 have the queries of other keys."""
     q, k, v = (BF16(x.reshape(8, 128, 32).astype(np.float64)) for x in refattn.load_sample())
-    return [np.concatenate([x, x[y]]) for x, y in ((q, [1, 0, 3, 2]), (k, range(4)), (v, range(4)))]
+    pairs = ((q, [1, 0, 3, 2]), (k, range(4)), (v, range(4)))
+    return [np.concatenate([x, x[y]])[list(heads)] for x, y in pairs]
 
 
-def run(kernel=flash, to="bfloat16", **options):
+def run(kernel=flash, to="bfloat16", heads=SOME, **options):
     """A kernel on the sample, with other conventions than will be said."""
-    q, k, v = sample()
+    q, k, v = sample(heads)
     own = {x: y for x, y in options.items() if x in Case._fields}
     rest = {x: y for x, y in options.items() if x not in own}
     if kernel is flash:
@@ -323,85 +265,80 @@ WITHOUT_LAST = np.arange(128) < 127
 TWICE = np.where(np.arange(128) == 60, math.log(2), 0.0) + np.zeros((128, 1))
 SLOPE = -0.01 * np.abs(np.arange(128) - np.arange(128)[:, None])
 SCALE = 32**-0.5
+A = {"heads": ALL}
 C, ONE, CAP = {"causal": True}, np.eye(1, 128, dtype=bool), {"softcap": 20.0}
+LOST = np.tile(WITHOUT_LAST, (128, 1))
+EDGES = [np.tri(128, k=x, dtype=bool) | (ONE & ONE.T) for x in (1, -1)]
+EXACT, WINDOW = run(to="float32"), {"window": (64, 0)}
+CAPPED = "capped, softly: 1 / cap^2 is 2.4"
+
+
+def one_head_of(right, wrong):
+    return np.concatenate([right[:3], wrong[3:]])
+
+
+def one_row_of(right, wrong):
+    return np.concatenate([wrong[:1, :1], right[:1, 1:]], 1)
+
+
 # What is done, what is said, whether allclose(rtol=1e-2, atol=1e-2) sees it, and what is told.
 DEFECTS = {
-    "scale 1e-4": (lambda: run(scale=SCALE * 1.0001), {}, False, "the scale is 1.000"),
-    "scale 2e-4": (lambda: run(scale=SCALE * 1.0002), {}, False, "the scale is 1.000"),
+    "scale 1e-4": (lambda: run(scale=SCALE * 1.0001, heads=ALL), A, False, "the scale is 1.000"),
+    "scale 2e-4": (lambda: run(scale=SCALE * 1.0002, heads=ALL), A, False, "the scale is 1.000"),
     "scale 3e-3": (lambda: run(scale=SCALE * 1.003), {}, False, "the scale is 1.0029"),
-    "last key lost": (
-        lambda: run(mask=np.tile(WITHOUT_LAST, (128, 1))),
-        {},
-        True,
-        "key 127 is missing",
-    ),
+    "last key lost": (lambda: run(mask=LOST), {}, True, "key 127 is missing"),
     "key twice": (lambda: run(bias=TWICE), {}, True, "key 60 counts 1.9"),
-    "edge +1": (lambda: run(mask=np.tri(128, k=1, dtype=bool)), C, True, "one key more"),
-    "edge -1": (
-        lambda: run(mask=np.tri(128, k=-1, dtype=bool) | (ONE & ONE.T)),
-        C,
-        True,
-        "does not see its last key",
-    ),
-    "truncated": (lambda: truncated(run(to="float32")), {}, False, "is truncated, not rounded: 1"),
+    "edge +1": (lambda: run(mask=EDGES[0]), C, True, "one key more"),
+    "edge -1": (lambda: run(mask=EDGES[1]), C, True, "does not see its last key"),
+    "truncated": (lambda: truncated(EXACT), {}, False, "is truncated, not rounded: "),
     "epsilon 1e-3": (lambda: run(with_epsilon, epsilon=1e-3), {}, False, "0.001"),
-    "log2 e": (lambda: run(base2=True, log2e=1.443), {}, False, "the scale is 1.00018"),
-    "tile": (
-        lambda: changed(run(to="float32"), np.s_[3, 32:48], lambda x: 1.01 * x),
-        {},
-        False,
-        "",
-    ),
+    "log2 e": (lambda: run(base2=True, log2e=1.443, heads=ALL), A, False, "the scale is 1.00018"),
+    "tile": (lambda: changed(EXACT, np.s_[3, 32:48], lambda x: 1.01 * x), {}, False, ""),
     "cap before": (lambda: run(cap_before_scale, **CAP), CAP, True, ""),
-    "cap of 200": (lambda: run(softcap=200.0), {}, False, "capped, softly: 1 / cap^2 is 2.4"),
+    "cap of 200": (lambda: run(softcap=200.0, heads=ALL), A, False, CAPPED),
     "ALiBi": (lambda: run(bias=1.01 * SLOPE), {"bias": SLOPE}, False, ""),
-    "window": (lambda: run(window=(65, 0)), {"window": (64, 0)}, True, "reaches 65 to the left"),
-    "one head": (
-        lambda: np.concatenate([run()[:11], run(scale=SCALE * 1.003)[11:]]),
-        {},
-        False,
-        "head 11",
-    ),
+    "window": (lambda: run(window=(65, 0)), WINDOW, True, "reaches 65 to the left"),
+    "one head": (lambda: one_head_of(run(), run(scale=SCALE * 1.003)), {}, False, "head 3"),
     "no rescaling": (lambda: run(rescale=False), {}, True, ""),
     "columns": (lambda: run()[..., [1, 0, *range(2, 32)]], {}, True, ""),
     "NaN": (lambda: changed(run(), np.s_[2, 5, 3], lambda x: math.nan), {}, True, ""),
     "zeros": (lambda: 0 * run(), {}, True, "times what it should be"),
-    "transposed": (lambda: np.swapaxes(run(), 1, 2).reshape(12, 128, 32), {}, True, ""),
-    "one number": (lambda: changed(run(), np.s_[4, 7, 9], lambda x: 1.02 * x), {}, False, ""),
+    "transposed": (lambda: np.swapaxes(run(), 1, 2).reshape(4, 128, 32), {}, True, ""),
+    "one number": (lambda: changed(run(), np.s_[2, 7, 9], lambda x: 1.02 * x), {}, False, ""),
     "row of the next": (lambda: run()[:, [*range(7), 8, *range(8, 128)]], {}, True, ""),
-    "one key in a row": (
-        lambda: np.concatenate(
-            [run(mask=np.tile(WITHOUT_LAST, (128, 1)))[:1, :1], run()[:1, 1:]], 1
-        ),
-        {"only": 1},
-        True,
-        "",
-    ),
+    "one key in a row": (lambda: one_row_of(run(), run(mask=LOST)), {"heads": SOME[:1]}, True, ""),
 }
+FAST = {"scale 3e-3", "last key lost", "edge -1", "truncated", "epsilon 1e-3", "window", "one head"}
+FAST |= {"tile", "NaN", "zeros"}
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
+def some(names, fast):
+    """Cases of which only some are not long."""
+    return [pytest.param(x, marks=[] if x in fast else [pytest.mark.long]) for x in names]
+
+
+@pytest.mark.parametrize("defect", some(DEFECTS, FAST))
 def test_defects_are_rejected(defect):
     make, said, seen, words = DEFECTS[defect]
     said = dict(said)
-    heads = said.pop("only", 12)
-    q, k, v = (x[:heads] for x in sample())
+    heads = said.pop("heads", SOME)
+    q, k, v = sample(heads)
     out = make()
     found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash", **said)
     assert found.verdict == "FAIL"
-    assert np.allclose(out, run(**said)[:heads], rtol=1e-2, atol=1e-2) != seen
+    assert np.allclose(out, run(heads=heads, **said), rtol=1e-2, atol=1e-2) != seen
     if words:
         assert words in found.suspects[0].text
     json.loads(found.to_json())
     assert str(found).startswith("FAIL: no correct kernel in bfloat16")
 
 
-SINKS = BF16(np.random.default_rng(7).normal(2, 1, 12))
+SINKS = BF16(np.random.default_rng(7).normal(2, 1, 4))
 
 
 def run_with_sinks(sinks, **options):
     """A kernel on the sample, with a sink for each head."""
-    given = [None] * 12 if sinks is None else [float(x) for x in sinks]
+    given = [None] * 4 if sinks is None else [float(x) for x in sinks]
     cases = (Case(*x, sinks=s) for *x, s in zip(*sample(), given, strict=True))
     return np.stack([flash(x, "bfloat16", **options)[0] for x in cases])
 
@@ -417,7 +354,7 @@ OF_SINKS = {
 }
 
 
-@pytest.mark.parametrize("defect", OF_SINKS)
+@pytest.mark.parametrize("defect", some(OF_SINKS, {"dropped", "a bit large"}))
 def test_wrong_sinks_are_rejected_and_named(defect):
     sinks, first, measured = OF_SINKS[defect]
     q, k, v = sample()
@@ -428,6 +365,7 @@ def test_wrong_sinks_are_rejected_and_named(defect):
     assert any(measured in x.text for x in found.suspects)
 
 
+@pytest.mark.long("True")
 @pytest.mark.parametrize("sink_first", [True, False])
 def test_right_sinks_pass(sink_first):
     q, k, v = sample()
@@ -439,28 +377,28 @@ def test_right_sinks_pass(sink_first):
 
 def test_a_sink_that_was_not_said_is_measured():
     q, k, v = sample()
-    out = run_with_sinks(np.full(12, math.log(0.01)))
+    out = run_with_sinks(np.full(4, math.log(0.05)))
     found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
     assert found.verdict == "FAIL"
     suspect = next(x for x in found.suspects if x.name == "sink")
-    assert abs(suspect.estimate - 0.01) < 6 * suspect.error
+    assert abs(suspect.estimate - 0.05) < 6 * suspect.error < 0.02
 
 
-def test_suspects_of_shared_keys_are_of_shared_keys_only():
+@pytest.mark.long("1", "4")
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_suspects_of_shared_keys_are_of_shared_keys_only(heads):
     q, k, v = sample()
-    for heads in (1, 4, 12):
-        given = {"q": q, "k": k[:heads], "v": v[:heads], "dtype": "bfloat16", "profile": "flash"}
-        out = np.stack(
-            [flash(Case(q[h], k[h % heads], v[h % heads]), "bfloat16")[0] for h in range(12)]
-        )
-        found = verify(**given, out=out)
-        assert found.verdict == ("FAIL" if heads == 4 else "PASS")
-        told = [x.text for x in found.suspects if "shares key head" in x.text]
-        assert told == ["agrees if query head h shares key head h % 4"] * (heads == 4)
-        off = verify(**given, out=BF16(1.01 * out))
-        assert heads == 4 or not any("shares" in x.text for x in off.suspects)
+    given = {"q": q, "k": k[:heads], "v": v[:heads], "dtype": "bfloat16", "profile": "flash"}
+    out = np.stack([flash(Case(q[h], k[h % heads], v[h % heads]), "bfloat16")[0] for h in range(4)])
+    found = verify(**given, out=out)
+    assert found.verdict == ("FAIL" if heads == 2 else "PASS")
+    told = [x.text for x in found.suspects if "shares key head" in x.text]
+    assert told == ["agrees if query head h shares key head h % 2"] * (heads == 2)
+    off = verify(**given, out=BF16(1.01 * out))
+    assert heads == 2 or not any("shares" in x.text for x in off.suspects)
 
 
+@pytest.mark.long("128")
 @pytest.mark.parametrize(
     ("ahead", "words"), [(1, "sees one key more, the next"), (-1, "does not see its last key")]
 )
@@ -482,7 +420,7 @@ def test_causal_attention_off_by_one_that_was_not_said(queries, ahead, words):
 def test_a_mask_that_hides_all_is_no_suspect():
     q, k, v = sample()
     given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "mask": np.ones(128, bool)}
-    found = verify(**given, out=BF16(1.01 * run()))
+    found = verify(**given, out=BF16(1.01 * run()), profile="flash")
     assert found.verdict == "FAIL"
     assert not any("inverted" in x.text for x in found.suspects)
 
@@ -532,9 +470,9 @@ def test_what_would_have_been_rejected_is():
 def test_remarks():
     q, k, v = sample()
     out = changed(run(), np.s_[2, 5:7, 3], lambda x: math.nan)
-    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
-    assert found.remarks == ["2 of 1536 rows hold NaN or infinity, the first is (2, 5)"]
-    found = verify(q=q, k=k, v=v, out=0 * run(), dtype="bfloat16")
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
+    assert found.remarks == ["2 of 512 rows hold NaN or infinity, the first is (2, 5)"]
+    found = verify(q=q, k=k, v=v, out=0 * run(), dtype="bfloat16", profile="flash")
     assert found.remarks == ["the output is 0 everywhere"]
 
 
@@ -590,26 +528,42 @@ def test_underpowered():
     assert str(found).startswith("UNDERPOWERED: ")
 
 
-def test_bad_arguments():
-    x = np.zeros((3, 2))
-    given = {"q": x, "k": x, "v": x, "out": x, "dtype": "bfloat16"}
-    for options, words in (
-        ({"alpha": 1.0}, "`alpha`"),
-        ({"alpha": 0.0}, "`alpha`"),
-        ({"out": np.zeros((3, 3))}, "`out` must have the shape"),
-        ({"lse": np.zeros((3, 1))}, "`lse` must have the shape"),
-        ({"estimator": "lara"}, "`estimator`"),
-        ({"estimator": "rfa"}, "`omega`"),
-        ({"omega": x}, "`omega`"),
-        ({"estimator": "linear", "lse": np.zeros(3)}, "`lse`"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            verify(**given | options)
-    double = {"math64", "serial64"}  # tests/test_verification_float64.py
+def test_ranks_of_profiles(monkeypatch):
+    """What explains the numbers, then what does with a defect, then the nearest, in logarithms."""
+
+    def rank(rejected, inputs, explained, rms):
+        suspects = [SimpleNamespace(explained=x) for x in explained]
+        z = SimpleNamespace(rms=rms)
+        trial = SimpleNamespace(rejected=lambda _: rejected, suspects=suspects, z=z)
+        return verdict._rank(trial, PROFILES["tf32" if inputs else "math"], 1e-6)
+
+    assert rank(False, True, [], 9.0) < rank(True, False, [0.96], 1.0)
+    assert rank(True, False, [0.96], 9.0) < rank(True, False, [0.94, 0.5], 1.0)
+    assert rank(True, False, [], 9.0) < rank(True, True, [0.96], 1.0)
+    assert rank(True, False, [], 0.5) == pytest.approx(rank(True, False, [], 2.0))
+    for square in (0.25, 4.0):
+        monkeypatch.setattr(verdict, "_mean_square", lambda *_, x=square: x)
+        assert verdict._nearness(None, None, None) == pytest.approx(math.log(4))
+
+
+def test_what_an_element_may_be_off_by_is_told():
+    """WORST t, of P(|z| > t) <= 2 exp(-t^2 / 2) for all elements and all tests at alpha."""
+    q, k, v = (x[:1, :16] for x in sample())
+    out, _ = of_heads("flash", q, k, v, "bfloat16")
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
+    told = re.search(r"an element that is off by (\S+) standard deviations", str(found))
+    most = float(told[1]) / softmax.WORST
+    p = 2 * math.exp(-(most**2) / 2) * len(found.tests) * out.size
+    assert p == pytest.approx(found.alpha, rel=0.7)  # two digits are shown
+
+
+def test_every_profile_has_a_kernel():
+    double = {"math64", "serial64"}  # test_float64.py
     assert set(PROFILES) - double == set(KERNELS) | set(BACKWARD)
     assert set(KERNELS) == set(DTYPES)
 
 
+@pytest.mark.long("inf")
 @pytest.mark.parametrize(("bad", "where"), [(math.nan, "kv"), (math.inf, "k"), (-math.inf, "v")])
 @pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])

@@ -4,10 +4,9 @@ A head is float64 arrays (n, d), (m, d), (m, d_v). Sums are sums of float32 numb
 rounding, the float64 sum to which the error of one rounding is added.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,27 @@ from refattn.rounding.formats import FORMATS, Format
 LOG2E = math.log2(math.e)
 Array = np.ndarray
 f32 = np.float32
+ALARM = 1e-9  # probability that a correct law fails one of the tests of laws, each
+EXACT = {"accumulate": "float64", "softmax": "float64", "exp": 0.0, "out": None}  # of a profile
+
+
+def interval(rows):
+    """Where the mean square of so many independent rows is, but for `ALARM`.
+
+    Of sub-Gaussian numbers of variance 1, below (x e^(1 - x))^(N / 2) = ALARM / 2, and above by
+    P(mean < 1 - t) <= exp(-N t^2 / (2 E z^4)) with E z^4 <= 3 for sums of uniform numbers.
+    """
+    need = math.log(2 / ALARM)
+    upper = 1.0
+    while rows / 2 * (upper - 1 - math.log(upper)) < need:
+        upper += 1e-3
+    return 1 - math.sqrt(6 * need / rows), upper
+
+
+def ratio(error, size):
+    """Largest |error| / size; 0 / 0 is 0, and anything may come out where there is no bound."""
+    error = np.where(np.isinf(size), 0.0, np.where(np.isnan(error), np.inf, np.abs(error)))
+    return float(np.max(np.where(error == 0, 0.0, error / np.where(size > 0, size, 1e-300))))
 
 
 class Case(NamedTuple):
@@ -185,16 +205,22 @@ def _top(s):
     return np.where(np.isfinite(top), top, f32(0)).astype(f32)
 
 
-def math32(case, dtype, out=None):
-    """Everything in float32; the result is rounded to the storage type."""
-    s = scores32(case)
+def plain(case, dtype, *, scores=False, weights=False, softmax=False, out=None):
+    """In float32, but for what is rounded: scores, probabilities, and steps of the softmax."""
+    to = FORMATS[dtype]
+
+    def narrow(x, really):
+        return to.round(x).astype(f32) if really else x
+
+    s = scores32(case, to if scores else None)
     top = _top(s)
-    w = np.exp(s - top)
-    total = w.sum(-1, keepdims=True, dtype=f32)
-    found = (w / np.where(total > 0, total, f32(1))) @ case.with_zero(case.v).astype(f32)
+    w = narrow(np.exp(narrow(s - top, softmax)), softmax)
+    w = np.where(np.isneginf(s), f32(0), w)
+    total = narrow(w.sum(-1, keepdims=True, dtype=f32), softmax)
+    p = narrow(w / np.where(total > 0, total, f32(1)), weights)
     with np.errstate(divide="ignore"):
-        lse = (top + np.log(total))[:, 0]
-    return FORMATS[out or dtype].round(found), lse
+        lse = None if weights else (top + np.log(total))[:, 0]
+    return FORMATS[out or dtype].round(p @ case.with_zero(case.v).astype(f32)), lse
 
 
 def flash(
@@ -249,21 +275,6 @@ def flash(
     return FORMATS[out or dtype].round(found), lse
 
 
-def eager(case, dtype, *, narrow=False):
-    """Every array is of the storage type; the softmax may be in float32 inside."""
-    to = FORMATS[dtype]
-    s = scores32(case, to)
-
-    def inner(x):
-        return to.round(x).astype(f32) if narrow else x
-
-    w = inner(np.exp(inner(s - _top(s))))
-    w = np.where(np.isneginf(s), f32(0), w)
-    total = inner(w.sum(-1, keepdims=True, dtype=f32))
-    p = to.round(w / np.where(total > 0, total, f32(1))).astype(f32)
-    return to.round(p @ case.with_zero(case.v).astype(f32)), None
-
-
 def serial(case, dtype):
     """Sums of products in float32, term by term."""
 
@@ -279,15 +290,6 @@ def serial(case, dtype):
     total = np.cumsum(w, -1, dtype=f32)[:, -1:]
     found = product(w, case.with_zero(case.v).T) / np.where(total > 0, total, f32(1))
     return FORMATS[dtype].round(found), None
-
-
-def upcast(case, dtype):
-    """Scores and probabilities in float32, and the latter rounded."""
-    s = scores32(case)
-    w = np.exp(s - _top(s))
-    total = w.sum(-1, keepdims=True, dtype=f32)
-    p = FORMATS[dtype].round(w / np.where(total > 0, total, f32(1))).astype(f32)
-    return FORMATS[dtype].round(p @ case.with_zero(case.v).astype(f32)), None
 
 
 def half_sums(case, dtype="float16"):
@@ -319,16 +321,16 @@ def quantised(to, *arrays):
 
 INPUTS = {"tf32": "tfloat32", "fp8": "float8_e4m3fn"}
 KERNELS = {
-    "math": math32,
+    "math": plain,
     "flash": flash,
     "serial": serial,
-    "upcast": upcast,
-    "flash-fast": lambda case, dtype: flash(case, dtype, base2=True, fast=2.0**-14),
-    "eager": eager,
-    "eager-narrow": lambda case, dtype: eager(case, dtype, narrow=True),
-    "tf32": lambda case, dtype: flash(case, dtype, weights="tfloat32", tile=32),
-    "fp8-weights": lambda case, dtype: flash(case, dtype, weights="float8_e4m3fn"),
-    "fp8": lambda case, dtype: flash(case, dtype, weights="float8_e4m3fn"),
+    "upcast": partial(plain, weights=True),
+    "flash-fast": partial(flash, base2=True, fast=2.0**-14),
+    "eager": partial(plain, scores=True, weights=True),
+    "eager-narrow": partial(plain, scores=True, weights=True, softmax=True),
+    "tf32": partial(flash, weights="tfloat32", tile=32),
+    "fp8-weights": partial(flash, weights="float8_e4m3fn"),
+    "fp8": partial(flash, weights="float8_e4m3fn"),
     "half-sums": half_sums,
 }
 
