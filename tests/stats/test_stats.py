@@ -767,54 +767,6 @@ def test_means_at_the_ends():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: stats.ks([0.1], 3), TypeError, "`cdf` must be callable, got int"),
-        (
-            lambda: stats.ks([0.1], lambda x: x[:0]),
-            ValueError,
-            r"array of shape \(1,\), got \(0,\)",
-        ),
-        (lambda: stats.ks([0.1], lambda x: x * np.nan), ValueError, "`cdf` must return prob"),
-        (lambda: stats.dkwm([0.1], lambda x: x + 1), ValueError, "`cdf` must return prob"),
-        (lambda: stats.dkwm([0.1], uniform, error=-1.0), ValueError, "`error` must be at least 0"),
-        (lambda: stats.normal_variance([0.1]), ValueError, r"\(n,\) with n >= 2, got \(1,\)"),
-        (lambda: stats.chi2([-0.1], 1), ValueError, r"`x` must lie in \[0, inf\], got -0.1"),
-        (lambda: stats.chi2([0.1], 0), ValueError, "`df` must be a positive"),
-        (lambda: stats.binomial(3, 2, 0.5), ValueError, r"`successes` must lie in \[0, 2\]"),
-        (lambda: stats.binomial(1, 2, 1.0), ValueError, "`p` must lie strictly"),
-        (lambda: stats.binomial(1.0, 2, 0.5), TypeError, "`successes` must be"),
-        (lambda: stats.hotelling(np.ones((2, 2)), [0, 0]), ValueError, "n > d"),
-        (lambda: stats.hotelling(np.ones((5, 2)), [0]), ValueError, r"`mean` \(d,\), got \(5, 2\)"),
-        (lambda: stats.lognormal_sum_cdf(1.0, 0.0), ValueError, r"`s` must lie in \[0.01, 10\]"),
-        (lambda: stats.hoeffding([1.5], 0.5), ValueError, r"`x` must lie in \[0.0, 1.0\], got 1.5"),
-        (lambda: stats.hoeffding([0.5], 2.0), ValueError, "`mean` must lie in"),
-        (lambda: stats.hoeffding([0.5], 0.5, 1, 0), ValueError, "`high` must be greater"),
-        (lambda: stats.bernstein([0.5], 0.5, -1.0), ValueError, "`variance` must be at least 0"),
-        (lambda: stats.betting([0.5], 1.0), ValueError, "`mean` must lie strictly"),
-        (lambda: stats.betting([0.5], 0.5, level=0.0), ValueError, "`level` must lie strictly"),
-        (lambda: stats.catoni([0.5], 0.5, 0.0), ValueError, "`variance` must be a positive"),
-        (lambda: stats.holm([0.5, 1.5]), ValueError, r"`p` must lie in \[0, 1\], got 1.5"),
-        (lambda: stats.suite_p([math.nan]), ValueError, "`p` must be finite"),
-        (lambda: stats.gandy_scott(0.5), TypeError, "`pvalue` must be callable, got float"),
-        (lambda: stats.gandy_scott(max, steps=0), ValueError, "`steps` must be a positive"),
-        (lambda: stats.clopper_pearson(-1, 5), ValueError, "`successes` must be"),
-        (lambda: stats.min_discrepancy(stats.ks, 0), ValueError, "`n` must be a positive"),
-        (lambda: stats.min_discrepancy(stats.ks, 9, beta=1), ValueError, "`beta` must lie"),
-        (
-            lambda: stats.min_discrepancy(stats.ks, 9, alpha=0.5, beta=0.5),
-            ValueError,
-            "`beta` must be less than 1 - `alpha`, got 0.5 and 0.5",
-        ),
-        (lambda: stats.min_samples(stats.ks, 0.0), ValueError, "`discrepancy` must be a positive"),
-    ],
-)
-def test_messages(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"means": np.zeros(2)}, "`means` must have shape"),
