@@ -169,6 +169,7 @@ def slack(*pairs):
     return 2 * CONTRACT * np.finfo(pairs[0][0].dtype).eps * (1 + largest)
 
 
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("shapes", ["plain", "grouped", "causal"])
 def test_gauge_leaves_exact_attention(backend, dtype, shapes):
     rng = np.random.default_rng(5)
@@ -202,6 +203,7 @@ def test_centring_leaves_exact_attention(backend, dtype):
     np.testing.assert_allclose(got, want, rtol=0, atol=slack((q, k)) * np.abs(v).max())
 
 
+@pytest.mark.long("of_q4")
 @pytest.mark.parametrize(
     ("of_q", "of_k", "of_a", "of_b"),
     [
@@ -486,6 +488,7 @@ def test_constants_for_norms_are_finite():
                 )  # fmt: skip
 
 
+@pytest.mark.long("jax")
 def test_constants_for_norms_on_every_library(backend, dtype):
     q, k, v = (draw(np.random.default_rng(16), 2, 5, 3, dtype=dtype) for _ in range(3))
     omega = np.random.default_rng(17).standard_normal((6, 3))

@@ -40,6 +40,7 @@ def test_effective_sample_size():
     np.testing.assert_allclose(diagnostics.effective_sample_size(np.zeros((2, 8))), 8.0)
 
 
+@pytest.mark.long("jax")
 def test_effective_sample_size_does_not_depend_on_the_unit(backend, dtype):
     # Nor is it above S, beyond rounding: equal weights may be of any size.
     sizes = np.array([1e6, -1e6, 20.7, 1e30, 0.0])
@@ -133,6 +134,7 @@ def test_pareto_k_grows_with_the_spread_until_it_is_infinite():
     assert k[-1] == np.inf
 
 
+@pytest.mark.long("jax")
 def test_backends(backend, dtype):
     rng = np.random.default_rng(0)
     q, k, omega = draw(rng, 2, 5, 3, dtype=dtype), draw(rng, 2, 7, 3, dtype=dtype), draw(rng, 6, 3)

@@ -95,6 +95,7 @@ def test_constant_leading_digits(digits, name, record_accuracy):
         assert units(naive(x), x) > 10 * CONTRACT  # the test sees the defect it is for
 
 
+@pytest.mark.long("outlier first")
 @pytest.mark.parametrize("name", ["float32", "float64", "longdouble"])
 @pytest.mark.parametrize("case", ["noise", "sorted", "equal terms", "outlier first", "scales"])
 def test_accuracy(case, name, record_accuracy):
@@ -123,6 +124,7 @@ def test_accuracy(case, name, record_accuracy):
     assert worst <= CONTRACT
 
 
+@pytest.mark.long("many blocks")
 @pytest.mark.parametrize("case", ["equal terms", "many blocks"])
 def test_error_does_not_grow_with_the_rows(case, monkeypatch):
     # Adding equal terms in turn has an error of thousands of eps, joining blocks in turn of tens.
@@ -348,7 +350,7 @@ def test_nan_stays_in_its_head_and_feature(value, row):
 # --- every array library -----------------------------------------------------------------------
 
 
-@pytest.mark.long("float32")
+@pytest.mark.long("float32", "jax", "dask")
 @pytest.mark.parametrize("axis", [-2, 0, (0, -2)])
 def test_backends_agree(backend, dtype, axis):
     x, y = draw(np.random.default_rng(7), 2, 3, 6, 5, dtype=dtype) + dtype.type(3.0)
@@ -380,6 +382,7 @@ def test_backends_agree(backend, dtype, axis):
     assert np.all(np.isnan(one.cov))
 
 
+@pytest.mark.long("jax")
 def test_backends_agree_on_what_follows(backend, dtype):
     m = estimate(draw(np.random.default_rng(8), 2, 5, 4, dtype=dtype))
     rtol = 100 * float(np.finfo(dtype).eps)
@@ -474,6 +477,7 @@ def test_law_of_gaussian_rows():
     assert p > 1e-6, f"corrected p = {p:.3g}, seed {seed}"
 
 
+@pytest.mark.long("ddof 0 sold as 1", "a row twice")
 @pytest.mark.parametrize(
     "defect",
     [

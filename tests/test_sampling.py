@@ -51,7 +51,7 @@ def projections(sampler, d, draws, seed=SEED):
 
 
 @pytest.mark.soak("halton", "sobol")
-@pytest.mark.long("halton", "sobol", "16")
+@pytest.mark.long("halton", "sobol", "16", "simplex", "orthogonal")
 @pytest.mark.parametrize("d", [2, 3, 4, 16])
 @pytest.mark.parametrize("coupling", sorted({*sampling.COUPLINGS} - sampling.BIASED_COUPLINGS))
 def test_each_frequency_is_standard_normal(coupling, d):
@@ -63,6 +63,7 @@ def test_each_frequency_is_standard_normal(coupling, d):
     assert p > ALPHA
 
 
+@pytest.mark.long("16")
 @pytest.mark.parametrize("d", [2, 3, 4, 16])
 def test_missing_signs_are_seen_in_single_frequencies(d):
     p = min(gaussian_p_value(z) for z in projections(unsigned, d, 4000)) * d
@@ -88,6 +89,7 @@ def haar_p_value(sampler, d, draws):
     return float(min(1.0, len(p) * min(p)))
 
 
+@pytest.mark.long("4")
 @pytest.mark.parametrize("d", [2, 3, 4])
 def test_directions_of_a_block_are_haar(d):
     def sampler(s, d, rng):
@@ -96,6 +98,7 @@ def test_directions_of_a_block_are_haar(d):
     assert haar_p_value(sampler, d, 4000) > ALPHA
 
 
+@pytest.mark.long("4")
 @pytest.mark.parametrize("d", [2, 3, 4])
 def test_missing_signs_are_seen_in_a_block(d):
     assert haar_p_value(unsigned, d, 4000) < ALPHA
@@ -196,6 +199,7 @@ def test_log_weights_are_log_density_ratios(name):
     np.testing.assert_allclose(log_weight, want, atol=1e-12)
 
 
+@pytest.mark.long("sobol", "simplex", "orthogonal", "halton")
 @pytest.mark.parametrize("coupling", sorted({*sampling.COUPLINGS} - sampling.BIASED_COUPLINGS))
 def test_couplings_compose_with_a_gaussian(coupling):
     # One row of each draw, whitened, is N(0, I).
@@ -313,6 +317,7 @@ def test_target_ignores_hidden_nan():
     np.testing.assert_array_equal(got[:3], want[:3])
 
 
+@pytest.mark.long("jax")
 @pytest.mark.parametrize("options", ["plain", "causal", "mask"])
 def test_target_on_backends(backend, dtype, options):
     rng = np.random.default_rng(0)
@@ -328,7 +333,7 @@ def test_target_on_backends(backend, dtype, options):
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 if dtype == np.float32 else 1e-13)
 
 
-@pytest.mark.long("mask")
+@pytest.mark.long("mask", "plain", "array_api_strict")
 @pytest.mark.parametrize("options", ["plain", "causal", "mask"])
 @pytest.mark.parametrize("library", ["jax", "array_api_strict"])
 def test_target_where_there_is_no_float64(library, options):

@@ -72,6 +72,7 @@ def test_ks_is_exact(n):
     assert stats.ks(x, uniform, error=1) == stats.dkwm(x, uniform, error=1) == 1
 
 
+@pytest.mark.long("100000")
 @pytest.mark.parametrize("n", [100, 1000, 100_000])
 @pytest.mark.parametrize("root", [2.0, 3.0, 5.0])
 def test_the_far_tail_of_ks_lies_between_its_bounds(n, root):
@@ -422,6 +423,7 @@ DEFECTS = {
 }
 
 
+@pytest.mark.long("one lognormal for the mean of two", "ks without the rounding", "ddof 0 for 1, pooled", "ddof 0 for 1")
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(DEFECTS, 100)))
 def test_planted_defects_are_unsound(seed, name):
     assert min(too_many(seed, DEFECTS[name])) < LEVEL / DECISIONS
@@ -634,6 +636,7 @@ def test_holm_by_closed_testing(p):
     assert stats.suite_p(p) == pytest.approx(np.min(stats.holm(p)))
 
 
+@pytest.mark.long("301")
 @pytest.mark.parametrize(("planted", "seed"), [(1.0, 300), (0.5, 301)])
 def test_level_of_the_sequential_test(planted, seed):
     """Uniform p-values reject with probability alpha exactly; halved ones do more often."""

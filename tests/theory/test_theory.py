@@ -188,6 +188,7 @@ def test_laws_against_mpmath(features, coupling, record_accuracy):
             assert worst <= CONTRACT, (d, size)
 
 
+@pytest.mark.long("hyperbolic", "64")
 @pytest.mark.parametrize(
     ("features", "d"), [(f, d) for f in FEATURES for d in (2, 3)] + [("positive", 64)]
 )
@@ -251,6 +252,7 @@ def proposal_units(x, y, proposal):
     return units(got, want, x, y, 1) / float(np.max(s) / np.min(np.abs(2 * s - 1)))
 
 
+@pytest.mark.long("16")
 @pytest.mark.parametrize("d", [1, 2, 3, 5, 16])
 def test_proposals_against_mpmath(d):
     rng = np.random.default_rng(d)
@@ -476,6 +478,7 @@ def test_attention_laws_by_quadrature(masking, d, name):
     np.testing.assert_array_equal(law.bias, np.zeros((3, 2)))
 
 
+@pytest.mark.long("causal")
 @pytest.mark.parametrize("name", PROPOSALS)
 @pytest.mark.parametrize("d", [1, 2])
 @pytest.mark.parametrize("masking", ["none", "mask", "causal"])
@@ -701,7 +704,7 @@ def blocks_of(coupling, d, size=None):
     return omega[:, :size]
 
 
-@pytest.mark.long("4")
+@pytest.mark.long("4", "2", "simplex", "regularised", "orthogonal")
 @pytest.mark.parametrize("d", BLOCKS)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_trigonometric_estimates(coupling, d):
@@ -726,7 +729,7 @@ def cosine_check(coupling, d):
                 reject(bounded_p_value(square, width, variance), ("variance", *label))
 
 
-@pytest.mark.long("4")
+@pytest.mark.long("4", "simplex", "regularised", "orthogonal")
 @pytest.mark.parametrize("d", [2, 4, 16])
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize("features", ["positive", "hyperbolic"])
@@ -793,6 +796,7 @@ def pair_check(features, coupling, d):
         assert abs(got - want) < 1e-7 * one, (features, coupling, d, count)
 
 
+@pytest.mark.long("4")
 @pytest.mark.parametrize("d", [2, 4, 16])
 @pytest.mark.parametrize("coupling", ["orthogonal", "simplex", "antithetic", "regularised"])
 def test_law_of_the_sum_of_two(coupling, d):
@@ -1355,6 +1359,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.long("no bias in the attention law", "C has the wrong sign", "2 V for V in the attention law")
 @pytest.mark.parametrize("name", MUTANTS)
 def test_wrong_laws_are_seen(name, monkeypatch):
     mutate, checks = MUTANTS[name]
