@@ -338,6 +338,7 @@ def test_hard_moments(of_q, of_k):
 # --- what it gains -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_adaptation_lowers_the_error_on_text_it_was_not_fitted_to():
     """Sign test over 300 draws: false-alarm probability 1e-6 if adapting did not help.
 

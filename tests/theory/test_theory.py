@@ -868,6 +868,7 @@ def attention_check():
     reject(bounded_p_value((out - mean) ** 2, max(mean, 1 - mean) ** 2, second, slack), "variance")
 
 
+@pytest.mark.long
 def test_bounds_hold_their_level():
     # The p-values are super-uniform: of 1000 more than 100 are below 5% with probability < 1e-10.
     rng = np.random.default_rng(SEED)
