@@ -132,6 +132,24 @@ def mutants(file):
         yield Mutant(file, line, lines[line - 1], after)
 
 
+def again(path):
+    """The mutants of a file that `--out` wrote, or someone by hand, where their lines are now."""
+    for x in json.loads(Path(path).read_text("utf-8")):
+        lines = (ROOT / x["file"]).read_text("utf-8").splitlines()
+        same = [i for i, line in enumerate(lines, 1) if line == x["before"]]
+        line = min(same, key=lambda i: abs(i - x["line"]))
+        yield Mutant(x["file"], line, x["before"], x["after"])
+
+
+def chosen(path, most, rng):
+    """Mutants of a module, of the modules of a folder, or of a file of mutants."""
+    if path.endswith(".json"):
+        return [*again(path)]
+    files = [path] if path.endswith(".py") else sorted(map(str, Path(path).rglob("*.py")))
+    every = [x for file in files for x in mutants(file)]
+    return sorted(rng.sample(every, min(most, len(every))))
+
+
 def reach(tests):
     """Run the default with coverage; keep which cases reach each line, and their seconds."""
     shutil.rmtree(KEPT, ignore_errors=True)
@@ -221,7 +239,7 @@ class Copies:
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("paths", nargs="*", help="modules, or folders of them")
+    parser.add_argument("paths", nargs="*", help="modules, folders of them, or what --out wrote")
     parser.add_argument("--most", type=int, default=20, help="mutants of each path, by chance")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
@@ -237,11 +255,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.workers) as pool:
         copies = Copies(Path(folder), given.workers)
         for path in given.paths:
-            files = [path] if path.endswith(".py") else sorted(map(str, Path(path).rglob("*.py")))
-            every = [x for file in files for x in mutants(file)]
-            chosen = sorted(rng.sample(every, min(given.most, len(every))))
-            cases = {file: cases_of(file) for file in {x.file for x in chosen}}
-            tasks = [(x, cases[x.file].get(x.line, []), given.limit) for x in chosen]
+            found = chosen(path, given.most, rng)
+            cases = {file: cases_of(file) for file in {x.file for x in found}}
+            tasks = [(x, cases[x.file].get(x.line, []), given.limit) for x in found]
             outcomes = Counter()
             for record in pool.map(lambda task: copies.attempt(*task), tasks):
                 records.append(record)
