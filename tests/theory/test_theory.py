@@ -1360,7 +1360,9 @@ MUTANTS = {
 }
 
 
-@pytest.mark.long("no bias in the attention law", "C has the wrong sign", "2 V for V in the attention law")
+@pytest.mark.long(
+    "no bias in the attention law", "C has the wrong sign", "2 V for V in the attention law"
+)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_wrong_laws_are_seen(name, monkeypatch):
     mutate, checks = MUTANTS[name]
