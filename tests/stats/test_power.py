@@ -68,6 +68,7 @@ def test_discrepancies_out_of_reach():
         (stats.hotelling, 4, {"dimension": 3}),
         (stats.binomial, 5, {"p": 0.5}),
         (stats.chernoff, 5, {"mean": 0.5}),
+        (stats.chernoff, 2, {"mean": 0.5, "alpha": 0.5, "beta": 0.25}),  # just so
         (stats.catoni, 10, {"variance": 1.0}),
     ]
     for test, n, more in infinite:

@@ -8,7 +8,7 @@ from refattn.sampling import Gaussian
 from tests.theory.formulas import PROPOSALS, SEED, densities, plane
 
 
-@pytest.mark.long("causal")
+@pytest.mark.long("causal", "2")
 @pytest.mark.parametrize("name", PROPOSALS)
 @pytest.mark.parametrize("d", [1, 2])
 @pytest.mark.parametrize("masking", ["none", "mask", "causal"])

@@ -297,7 +297,7 @@ def pair_check(features, coupling, d):
         assert abs(got - want) < 1e-7 * one, (features, coupling, d, count)
 
 
-@pytest.mark.long("4")
+@pytest.mark.long("2", "4")
 @pytest.mark.parametrize("d", [2, 4, 16])
 @pytest.mark.parametrize("coupling", ["orthogonal", "simplex", "antithetic", "regularised"])
 def test_law_of_the_sum_of_two(coupling, d):
@@ -547,7 +547,7 @@ WRONG = {
 }
 
 
-@pytest.mark.long("b for b (b - 1)", "no partial block")
+@pytest.mark.long("cosine_check")
 @pytest.mark.parametrize(
     ("name", "check", "arguments"),
     [
