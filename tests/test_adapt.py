@@ -479,16 +479,6 @@ def test_constants_for_norms_across_causal_chunks(features):
     np.testing.assert_allclose(causal, masked, rtol=0, atol=1e-11)
 
 
-def test_constants_for_norms_are_finite():
-    for constants in ((np.nan, 1.0), (1.0, np.array(np.inf)), (np.array([np.nan]), 1.0)):
-        for features in ("positive", "trigonometric"):
-            with pytest.raises(ValueError, match=r"`square_norms` must be .*finite"):
-                refattn.random_feature_attention(
-                    np.ones((1, 3, 2)), *np.ones((2, 3, 2)), num_features=1,
-                    features=features, square_norms=constants,
-                )  # fmt: skip
-
-
 @pytest.mark.long("jax")
 def test_constants_for_norms_on_every_library(backend, dtype):
     q, k, v = (draw(np.random.default_rng(16), 2, 5, 3, dtype=dtype) for _ in range(3))
@@ -550,12 +540,6 @@ def test_batches_of_proposals(outer, batch, fits, part):
                 mean = np.broadcast_to(proposal.mean, (*outer, 2))[index]
                 want = law(q[index], k[index], v[index], proposal=Gaussian(mean, **one))
                 np.testing.assert_allclose(got[index], want.variance, rtol=1e-9)
-
-
-# --- bad input ---------------------------------------------------------------------------------
-
-GOOD = Moments(5, np.zeros(2), np.eye(2))
-ONES = np.ones((3, 2))
 
 
 def test_each_key_head_may_have_a_gauge_of_its_own():
