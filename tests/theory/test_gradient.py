@@ -8,7 +8,7 @@ from refattn.sampling import Gaussian
 from tests.theory.formulas import PROPOSALS, SEED, densities, plane
 
 
-@pytest.mark.long("causal", "2")
+@pytest.mark.long("causal")
 @pytest.mark.parametrize("name", PROPOSALS)
 @pytest.mark.parametrize("d", [1, 2])
 @pytest.mark.parametrize("masking", ["none", "mask", "causal"])
@@ -23,7 +23,7 @@ def test_gradient_law_by_quadrature(masking, d, name):
     proposal, root = PROPOSALS[name](d), d**-0.25
     law = theory.gradient_law(q, k, v, d_out, num_features=7, proposal=proposal, **options)
     exact = vjp(softmax_attention, q, k, v, **options)[1](d_out).q
-    omega, cell = plane(d)
+    omega, cell = plane(d, 16.0, 201)
     p, p_over = densities(omega, proposal)
     q, k = root * q, root * k
     keys = np.exp(omega @ k.T - np.sum(k * k, -1) / 2)
@@ -43,6 +43,26 @@ def test_gradient_law_by_quadrature(masking, d, name):
             np.testing.assert_allclose(law.variance[i, c], variance, rtol=1e-8, atol=1e-20)
             np.testing.assert_allclose(law.bias[i, c], root * bias / 7, rtol=1e-8, atol=1e-11)
         np.testing.assert_allclose(law.ess[i], 7 / (cell * p_over @ a**2), rtol=1e-9)
+
+
+def test_gauges_and_shared_keys_are_heads_of_their_own():
+    """A diagonal gauge multiplies queries, and so divides their gradients, each by a number."""
+    rng = np.random.default_rng(1)
+    q, k, v, d_out = (
+        rng.standard_normal(shape) / 2 for shape in ((4, 3, 2), (2, 5, 2), (2, 5, 3), (4, 3, 3))
+    )
+    factors = np.array([[1.0, 0.5], [1.0, 0.5], [0.8, 1.5], [0.8, 1.5]])
+    mean, cov = np.array([0.2, -0.1]), np.array([[1.2, 0.3], [0.3, 1.1]])
+    proposal = Gaussian(mean, cov, gauge=factors[:, None, :] * np.eye(2))
+    law = theory.gradient_law(q, k, v, d_out, num_features=9, proposal=proposal)
+    for h, factor in enumerate(factors):
+        one = theory.gradient_law(
+            q[h] * factor, k[h // 2] / factor, v[h // 2], d_out[h],
+            num_features=9, proposal=Gaussian(mean, cov),
+        )  # fmt: skip
+        np.testing.assert_allclose(law.bias[h], one.bias * factor, rtol=1e-9)
+        np.testing.assert_allclose(law.variance[h], one.variance * factor**2, rtol=1e-9)
+        np.testing.assert_allclose(law.ess[h], one.ess, rtol=1e-9)
 
 
 @pytest.mark.soak

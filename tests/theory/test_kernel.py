@@ -480,6 +480,13 @@ def test_num_features_for_kernel_below_the_bias():
     for target, finite in ((bias * 0.999, False), (bias * 1.001, True)):
         got = theory.num_features_for_kernel(target, x, y, coupling="regularised")
         assert np.isfinite(got) == finite
+    limit = 2 * (math.log(1.1 * bias) + x @ y)
+    count = int(theory.num_features_for_kernel(1.1 * bias, x, y, coupling="regularised"))
+    errors = (
+        theory.log_kernel_mse(x, y, coupling="regularised", num_features=n)
+        for n in (count, count - 4)
+    )
+    assert next(errors) <= limit + 1e-12 < next(errors)
 
 
 def test_shapes():
