@@ -82,13 +82,13 @@ def haar_p_value(sampler, d, draws):
     return stats.suite_p(p)
 
 
-@pytest.mark.long("4")
+@pytest.mark.long("3", "4")
 @pytest.mark.parametrize("d", [2, 3, 4])
 def test_directions_of_a_block_are_haar(d):
     assert haar_p_value(sampler("orthogonal"), d, 4000) > ALPHA
 
 
-@pytest.mark.long("4")
+@pytest.mark.long("3", "4")
 @pytest.mark.parametrize("d", [2, 3, 4])
 def test_missing_signs_are_seen_in_a_block(d):
     assert haar_p_value(unsigned, d, 4000) < ALPHA
