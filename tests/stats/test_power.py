@@ -9,13 +9,13 @@ from scipy.optimize import brentq
 from scipy.special import betainc
 
 from refattn import stats
-from tests.stats.cases import CASES, DESIGNS
+from tests.stats.cases import DESIGNS
 
 
 @pytest.mark.parametrize("name", DESIGNS)
 @pytest.mark.parametrize(("alpha", "beta"), [(0.05, 0.1), (1e-6, 1e-6)])
 def test_sample_sizes_are_the_least(name, alpha, beta):
-    test, more = getattr(stats, name.split(",")[0]), CASES[name].parameters
+    test, more = getattr(stats, name.split(",")[0]), DESIGNS[name][2]
     rates = {"alpha": alpha, "beta": beta} | more
 
     def detected(n):
