@@ -6,7 +6,7 @@ at most ALPHA by the union bound. The seed is fixed, so that a run is repeatable
 
 import numpy as np
 import pytest
-from scipy.linalg import qr
+from scipy.linalg import qr, sqrtm
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta, chi2, multivariate_normal, norm
 
@@ -195,6 +195,14 @@ def test_couplings_compose_with_a_gaussian(coupling):
 
     rows = blocks(sampler, 3, 2, 3000)[:, 1]
     assert gaussian_p_value((rows - [1.0, -2.0]) @ root) > ALPHA
+
+
+@pytest.mark.parametrize("coupling", sampling.COUPLINGS)
+def test_a_covariance_turns_frequencies_by_its_symmetric_root(coupling):
+    options = {"coupling": coupling, "rng": SEED}
+    plain = sampling.draw(5, 2, **options).omega
+    got = sampling.draw(5, 2, proposal=sampling.Gaussian([1.0, -2.0], COV), **options).omega
+    np.testing.assert_allclose(got, [1.0, -2.0] + plain @ sqrtm(COV), rtol=0, atol=1e-12)
 
 
 def test_draws_from_a_mixture():
