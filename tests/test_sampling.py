@@ -200,9 +200,10 @@ def test_couplings_compose_with_a_gaussian(coupling):
 @pytest.mark.parametrize("coupling", sampling.COUPLINGS)
 def test_a_covariance_turns_frequencies_by_its_symmetric_root(coupling):
     options = {"coupling": coupling, "rng": SEED}
-    plain = sampling.draw(5, 2, **options).omega
-    got = sampling.draw(5, 2, proposal=sampling.Gaussian([1.0, -2.0], COV), **options).omega
-    np.testing.assert_allclose(got, [1.0, -2.0] + plain @ sqrtm(COV), rtol=0, atol=1e-12)
+    cov = np.cov(np.random.default_rng(SEED).standard_normal((3, 9)))
+    plain = sampling.draw(5, 3, **options).omega
+    got = sampling.draw(5, 3, proposal=sampling.Gaussian([1.0, -2.0, 0.5], cov), **options).omega
+    np.testing.assert_allclose(got, [1.0, -2.0, 0.5] + plain @ sqrtm(cov), rtol=0, atol=1e-12)
 
 
 def test_draws_from_a_mixture():
@@ -366,6 +367,31 @@ def test_target_of_traced_arrays_without_float64():
         got = jax.jit(lambda q, k: sampling.draw_target(q, k, num_samples=4, rng=1))(q, k)
     want = sampling.draw_target(q, k, num_samples=4, rng=1)
     np.testing.assert_allclose(np.asarray(got), want, rtol=0, atol=1e-5)
+
+
+def test_keys_of_float32_are_those_of_float64():
+    # Sums of 20,000 equal shares in float32 would take other keys.
+    q, k = np.zeros((1, 1), np.float32), np.arange(20_000, dtype=np.float32)[:, None]
+    options = {"num_samples": 100, "rng": 1, "scale": 1.0}
+    want = sampling.draw_target(q.astype(float), k.astype(float), **options)
+    np.testing.assert_allclose(sampling.draw_target(q, k, **options), want, rtol=0, atol=0.01)
+
+
+class AlmostOne(np.random.Generator):
+    """Uniform numbers that are 1 in float32."""
+
+    def random(self, shape):
+        return np.full(shape, 1 - 1e-9)
+
+
+def test_some_key_is_drawn_where_uniform_numbers_round_to_1():
+    jax = pytest.importorskip("jax")
+    options = {"num_samples": 2, "rng": AlmostOne(np.random.PCG64(0)), "scale": 1.0}
+    q, k = np.zeros((1, 1), np.float32), np.float32([[1], [2], [3]])
+    with jax.enable_x64(False):
+        got = jax.jit(lambda q, k: sampling.draw_target(q, k, **options))(q, k)
+    noise = np.random.default_rng(0).standard_normal((1, 2, 1))
+    np.testing.assert_allclose(got, 3 + noise, rtol=0, atol=1e-5)
 
 
 def test_weights_of_a_mixture_have_no_unit():
