@@ -477,8 +477,10 @@ def test_covariance_given_with_fewer_than_two_rows_stays():
 @pytest.mark.parametrize(
     ("n", "d"), [(2, 1), (2, 2), (2, 3), (5, 3), (12, 4), (100, 2), (7, 1), (4, 12)]
 )
-def test_intensity_against_mpmath(n, d, dtype):
-    m = estimate(draw(np.random.default_rng([n, d]), n, d, dtype=dtype))
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_intensity_against_mpmath(n, d, spread, dtype):
+    sizes = np.arange(1, d + 1, dtype=dtype) ** dtype.type(spread)
+    m = estimate(draw(np.random.default_rng([n, d]), n, d, dtype=dtype) * sizes)
     cov = reference.exact(m.cov)
     trace, squares = cov.trace(), (cov @ cov).trace()
     if d == 1:
@@ -486,6 +488,7 @@ def test_intensity_against_mpmath(n, d, dtype):
         return
     top = (1 - mp.mpf(2) / d) * squares + trace**2
     want = min(mp.mpf(1), top / ((n - 1 + 1 - mp.mpf(2) / d) * (squares - trace**2 / d)))
+    assert want < 1 or spread == 0 or n < 5  # at 1 nothing would be seen
     np.testing.assert_allclose(shrinkage_intensity(m), float(want), rtol=50 * np.finfo(dtype).eps)
     other = m._replace(cov=m.cov * dtype.type((n - 1) / n), ddof=0)
     np.testing.assert_allclose(shrinkage_intensity(other), float(want), rtol=1e-5)
@@ -495,6 +498,9 @@ def test_intensity_against_mpmath(n, d, dtype):
     target = (1 - want) * cov + want * trace / d * np.eye(d, dtype=int)
     atol = 20 * float(np.finfo(dtype).eps * trace)
     np.testing.assert_allclose(shrunk.cov, target.astype(float), rtol=0, atol=atol)
+    heads = m._replace(mean=np.stack([[m.mean] * 3] * 2), cov=np.stack([[m.cov] * 3] * 2))
+    batch = shrinkage_intensity(heads)
+    np.testing.assert_array_equal(batch, np.full((2, 3), shrinkage_intensity(m)))
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 31])
