@@ -17,8 +17,8 @@ from refattn.moments import Moments
 from refattn.sampling import Gaussian
 from tests import reference
 from tests.conftest import Host
+from tests.problems import draw, seeds, with_norm
 from tests.reference import CONTRACT, mp
-from tests.test_attention import draw, seeds, with_norm
 
 DATA = Path(__file__).parent.parent / "validation" / "data" / "minilm_zen128_slice.npz"
 

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refattn import Attended, attend, merge
-from tests.problems import draw, dtypes, magnitudes, seeds, sizes, tolerance, with_norm
-
-__all__ = ["draw", "seeds", "sizes", "tolerance", "with_norm"]  # imported from here elsewhere
+from tests.problems import draw, dtypes, magnitudes, seeds, sizes, tolerance
 
 
 def test_no_key_gives_the_identity_of_merge():

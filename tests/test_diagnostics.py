@@ -8,7 +8,7 @@ from mpmath import mp
 
 from refattn import diagnostics, random_feature_attention, randomized_attention
 from tests.conftest import Host
-from tests.test_attention import draw
+from tests.problems import draw
 
 
 def test_log_weights_are_those_of_the_estimator():

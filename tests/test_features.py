@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from refattn import features, kernels
 from tests import reference
 from tests.conftest import Host
+from tests.problems import draw, seeds, sizes
 from tests.reference import CONTRACT, mp
-from tests.test_attention import draw, seeds, sizes
 
 
 def gram(phi_x, phi_y):

@@ -7,8 +7,8 @@ from scipy import stats
 from refattn import kernels
 from tests import reference
 from tests.conftest import Host
+from tests.problems import draw
 from tests.reference import CONTRACT, mp
-from tests.test_attention import draw
 
 
 @pytest.mark.parametrize(

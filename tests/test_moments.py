@@ -13,8 +13,8 @@ from scipy.stats import binomtest, f, norm
 from refattn import moments, stats
 from refattn.moments import Moments, estimate, estimate_chunks, merge, shrink, shrinkage_intensity
 from tests import reference
+from tests.problems import draw, seeds
 from tests.reference import CONTRACT, mp
-from tests.test_attention import draw, seeds
 
 
 class Pair(NamedTuple):

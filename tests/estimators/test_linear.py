@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from refattn import features, linear_attention, naive, random_feature_attention
-from tests.test_attention import draw
+from tests.problems import draw
 
 MAPS = {
     "elu": features.elu_features,
