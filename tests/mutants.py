@@ -125,6 +125,8 @@ def mutants(file):
     for line, start, stop, new in sorted(set(Edits(source).found)):
         old = lines[line - 1].encode()
         after = (old[:start] + new.encode() + old[stop:]).decode()
+        if after.split() == lines[line - 1].split():  # twice 0.0
+            continue
         try:
             compile("\n".join([*lines[: line - 1], after, *lines[line:]]), file, "exec")
         except SyntaxError:

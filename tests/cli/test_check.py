@@ -87,8 +87,9 @@ def test_a_program(form):
 
 @pytest.mark.parametrize("seconds", ["1e-9", "1e10", "1e300"])
 def test_time_limits_of_any_size(seconds):
-    result = softmax("right", "--time-limit", seconds, "--check", "contract")
-    assert result.exit_code in ((1, 3) if seconds == "1e-9" else (0,))
+    some = () if seconds == "1e-9" else ("--check", "contract")
+    result = softmax("right", "--time-limit", seconds, *some)
+    assert result.exit_code in ((0,) if some else (1, 3))
 
 
 def test_list_of_specs():
