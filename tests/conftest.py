@@ -152,6 +152,7 @@ LONG_EXAMPLES = {  # of docstrings
     "refattn.conformance.vectors.archives.pack",
     "refattn.conformance.vectors.checking.lint",
     "refattn.conformance.vectors.exporting.export",
+    "refattn.conformance.vectors.reading.load",
     "refattn.conformance.vectors.writing.write",
     "refattn.conformance.verdict.runner.check",
 }

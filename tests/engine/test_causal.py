@@ -198,7 +198,7 @@ def test_few_programs_are_compiled(name, most):
     assert 0 < min(counts) <= max(counts) <= most, counts  # without steps of one shape 433, 1101
 
 
-@pytest.mark.long("dask")
+@pytest.mark.long("dask", "jax")
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # of Dask, once it computes
 def test_largest_values_of_past_and_present(backend, dtype):
     zeros, v = np.zeros((200, 2), dtype), np.full((200, 1), np.finfo(dtype).max, dtype)
