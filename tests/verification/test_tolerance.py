@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import cli, naive
+from refattn import naive
 from refattn.rounding import PROFILES
 from refattn.rounding import problem as rounding_problem
 from refattn.rounding.formats import FORMATS
@@ -279,15 +279,12 @@ def test_arrays_are_rounded_first(few):
     assert found == expected
 
 
-# The command.
-
-WIDE = {"COLUMNS": "200"}  # tables have all columns
-
-
 def run(*args):
     pytest.importorskip("rich")
-    testing = pytest.importorskip("click.testing")
-    return testing.CliRunner().invoke(cli.commands(), ["tolerance", *map(str, args)], env=WIDE)
+    pytest.importorskip("click.testing")
+    from tests.cli import running
+
+    return running.run("tolerance", *args)
 
 
 def fails(*args):
@@ -394,9 +391,6 @@ def test_one_line_for_bad_input(words, message, tmp_path, monkeypatch):
     np.savez("wide.npz", **dict(zip("qkv", sample(), strict=True)))
     np.savez("q.npz", q=np.ones((2, 2), np.float32))
     assert message in fails(*words.split())
-
-
-# In tests of kernels.
 
 
 def right(**options):
