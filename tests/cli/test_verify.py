@@ -49,13 +49,9 @@ def report(folder, *args):
     return loads((folder / "report.json").read_text())
 
 
-def number_type(name):
-    return getattr(ml_dtypes, name) if name == "bfloat16" else np.dtype(name)
-
-
 def save(path, arrays, dtype="bfloat16"):
     """Write arrays as a kernel holds them; the mask as it is."""
-    to = number_type(dtype)
+    to = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     given = {n: x if x.dtype == bool else x.astype(to) for n, x in arrays.items()}
     if path.suffix == ".npz":
         np.savez(path, **given)
@@ -158,19 +154,19 @@ def test_several_files(tmp_path, right, wrong, small):
 
 BIAS = np.linspace(-1, 1, M * 50).reshape(50, M)
 SEEN = np.arange(M) % 3 > 0
-CONVENTIONS = {
-    "causal": ({"causal": True}, ["--causal"]),
-    "scale": ({"scale": 0.1}, ["--scale", 0.1]),
-    "window": ({"window": (20, 3)}, ["--window", "20,3"]),
-    "left": ({"window": (20, None)}, ["--window", "20,"]),
-    "right": ({"window": (None, 0)}, ["--window", ",0"]),
-    "softcap": ({"softcap": 5.0}, ["--softcap", 5]),
-    "mask": ({"mask": SEEN}, []),
-    "bias": ({"bias": BIAS}, []),
-    "sinks": ({"sinks": np.array([-1.0, 1.0, 2.0, 3.5])}, []),
+CONVENTIONS = {  # and the words of the command
+    "causal": ({"causal": True}, "--causal"),
+    "scale": ({"scale": 0.1}, "--scale 0.1"),
+    "window": ({"window": (20, 3)}, "--window 20,3"),
+    "left": ({"window": (20, None)}, "--window 20,"),
+    "right": ({"window": (None, 0)}, "--window ,0"),
+    "softcap": ({"softcap": 5.0}, "--softcap 5"),
+    "mask": ({"mask": SEEN}, ""),
+    "bias": ({"bias": FORMATS["bfloat16"].round(BIAS)}, ""),
+    "sinks": ({"sinks": np.array([-1.0, 1.0, 2.0, 3.5])}, ""),
     "all": (
         {"causal": True, "scale": 0.2, "window": (50, 1), "softcap": 9.0, "mask": SEEN},
-        ["--causal", "--scale", 0.2, "--window", "50,1", "--softcap", 9],
+        "--causal --scale 0.2 --window 50,1 --softcap 9",
     ),
 }
 
@@ -178,11 +174,10 @@ CONVENTIONS = {
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_conventions(tmp_path, name):
     options, words = CONVENTIONS[name]
-    options = {x: FORMATS["bfloat16"].round(y) if x == "bias" else y for x, y in options.items()}
     arrays = problem(n=50, **options)
     more = {x: options[x] for x in ("mask", "bias", "sinks") if x in options}
     path = save(tmp_path / "file.safetensors", arrays | more)
-    result = run(path, *words)
+    result = run(path, *words.split())
     assert result.exit_code == 0, result.stdout
     without = save(tmp_path / "without.safetensors", arrays) if more else path
     assert run(without, *FLASH).exit_code == 1
@@ -238,32 +233,31 @@ def test_lse_is_judged(tmp_path):
 @pytest.fixture
 def features(tmp_path):
     """Files of random features and of linear attention, and what they may not hold."""
-    q, k, v = (0.3 * x[1, :, -M:] for x in refattn.load_sample())
-    omega = np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32)
-    wide = [x.astype(float) for x in (q, k, v)]
-    rfa = naive.random_feature_attention(*wide, omega=omega.astype(float))
-    weights = elu_features(wide[0]) @ np.swapaxes(elu_features(wide[1]), -1, -2)
-    linear = {"q": q, "k": k, "v": v, "out": weights @ wide[2] / np.sum(weights, -1, keepdims=True)}
-    files = {
-        "rfa": linear | {"out": rfa, "omega": omega},
-        "linear": linear,
-        "mask": linear | {"mask": np.ones((M, M), bool)},
-        "bias": linear | {"bias": np.zeros((M, M))},
-        "sinks": linear | {"sinks": np.zeros(4)},
-    }
-    for name, arrays in files.items():
-        save(tmp_path / f"{name}.safetensors", arrays, "float32")
+    q, k, v = (0.3 * x[1, :, -M:].astype(float) for x in refattn.load_sample())
+    omega = np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32).astype(float)
+    weights = elu_features(q) @ np.swapaxes(elu_features(k), -1, -2)
+    arrays = {"q": q, "k": k, "v": v, "out": weights @ v / np.sum(weights, -1, keepdims=True)}
+    rfa = {"out": naive.random_feature_attention(q, k, v, omega=omega), "omega": omega}
+    for name, more in {
+        "rfa": rfa,
+        "linear": {},
+        "mask": {"mask": np.ones((M, M), bool)},
+        "bias": {"bias": np.zeros((M, M))},
+        "sinks": {"sinks": np.zeros(4)},
+    }.items():
+        save(tmp_path / f"{name}.safetensors", arrays | more, "float32")
     return tmp_path
 
 
 def test_random_features_and_linear_attention(features):
-    result = run(features / "rfa.safetensors", "--estimator", "rfa")
+    rfa, linear = (features / f"{x}.safetensors" for x in ("rfa", "linear"))
+    result = run(rfa, "--estimator", "rfa")
     assert result.exit_code in (0, 3), result.stdout
     assert "\nrfa, scale 0.176777, not causal\n" in result.stdout
-    result = run(features / "rfa.safetensors", "--profile", "math")
+    result = run(rfa, "--profile", "math")
     assert result.exit_code == 1
     assert "\nomega is not used: it is for --estimator rfa\n" in result.stdout
-    assert run(features / "linear.safetensors", "--estimator", "linear").exit_code in (0, 3)
+    assert run(linear, "--estimator", "linear").exit_code in (0, 3)
 
 
 @pytest.mark.parametrize(

@@ -194,33 +194,29 @@ def test_sums_over_heads_that_share_keys():
     assert verdict.verdict == "PASS", str(verdict)
 
 
-def cotangents_of_scores(case, g, cap, by):
-    """Of q . k in float32, with the slope of the cap computed in one of three ways."""
-    f32 = np.float32
-    s, t = scores_and_ratio(case)
-    x = (case.q.astype(f32) @ case.k.T.astype(f32)) * f32(case.factor) / cap
-    slope = {"ratio": 1 - t * t, "capped": 1 - (s / cap) ** 2, "cosh": 1 / np.cosh(x) ** 2}[by]
-    p = np.exp(s - s.max(-1, keepdims=True))
-    p = p / p.sum(-1, keepdims=True)
-    gv = (g.astype(f32) @ case.v.T.astype(f32)).astype(f32)
-    return p * (gv - np.sum(p * gv, -1, keepdims=True)) * slope * f32(case.factor)
+def by_slopes(by, given, cap):
+    """dq and dk in float32, with the slope of the cap computed in one of three ways."""
+    found = {"dq": [], "dk": []}
+    for q, k, v, g in zip(*(x.astype(np.float32) for x in given), strict=True):
+        s, t = scores_and_ratio(Case(q, k, v, softcap=float(cap)))
+        factor = np.float32(q.shape[-1] ** -0.5)
+        x = q @ k.T * factor / cap
+        slope = {"ratio": 1 - t * t, "capped": 1 - (s / cap) ** 2, "cosh": 1 / np.cosh(x) ** 2}[by]
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p, t = p / p.sum(-1, keepdims=True), g @ v.T
+        ds = p * (t - np.sum(p * t, -1, keepdims=True)) * slope * factor
+        found["dq"].append(ds @ k)
+        found["dk"].append(ds.T @ q)
+    return {x: np.stack(y) for x, y in found.items()}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("by", ["ratio", "capped", "cosh"])
 def test_slopes_as_kernels_compute_them(by, dtype):
     """1 - t^2 of the tanh, or of the capped score over the cap, in float32; and 1 / cosh^2."""
-    rng = np.random.default_rng(16)
-    q, k, v, g = arrays(rng, dtype, 2, 150, 150, 16)
-    cap, f32 = np.float32(2.7), np.float32
-    found = []
-    for h in range(2):
-        case = Case(q[h], k[h], v[h], softcap=float(cap))
-        ds = cotangents_of_scores(case, g[h], cap, by)
-        to = FORMATS[dtype].round
-        found.append({"dq": to(ds @ k[h].astype(f32)), "dk": to(ds.T @ q[h].astype(f32))})
-    results = {x: np.stack([y[x] for y in found]) for x in ("dq", "dk")}
-    verdict = judged(q, k, v, g, results, dtype, profile="math", softcap=float(cap))
+    given, cap = arrays(np.random.default_rng(16), dtype, 2, 150, 150, 16), np.float32(2.7)
+    results = {x: FORMATS[dtype].round(y) for x, y in by_slopes(by, given, cap).items()}
+    verdict = judged(*given, results, dtype, profile="math", softcap=float(cap))
     assert verdict.verdict == "PASS", str(verdict)
 
 
@@ -228,18 +224,12 @@ def test_slopes_as_kernels_compute_them(by, dtype):
 @pytest.mark.parametrize("by", ["ratio", "capped", "cosh"])
 def test_slopes_where_all_cancels(by, of):
     """Two scores at 4 to 6 caps, in float32: slopes of 1e-3 to 1e-5 with errors of 1e-7."""
-    rng, f32, d, cap = np.random.default_rng(17), np.float32, 16, np.float32(1.3)
-    q = FORMATS["float32"].round(1.6 + 0.15 * rng.standard_normal((2, 500, d)))
-    k = FORMATS["float32"].round(np.array([[1], [-1]]) + 0.1 * rng.standard_normal((2, 2, d)))
-    v, g = numbers(rng, "float32", 2, 2, 8), numbers(rng, "float32", 2, 500, 8)
-    found = []
-    for h in range(2):
-        case = Case(q[h], k[h], v[h], softcap=float(cap))
-        ds = cotangents_of_scores(case, g[h], cap, by)
-        found.append(ds @ k[h].astype(f32) if of == "dq" else ds.T @ q[h].astype(f32))
-    verdict = judged(
-        q, k, v, g, {of: np.stack(found)}, "float32", profile="math", softcap=float(cap)
-    ).parts[of]
+    rng, to, cap = np.random.default_rng(17), FORMATS["float32"].round, np.float32(1.3)
+    q = to(1.6 + 0.15 * rng.standard_normal((2, 500, 16)))
+    k = to(np.array([[1], [-1]]) + 0.1 * rng.standard_normal((2, 2, 16)))
+    given = (q, k, numbers(rng, "float32", 2, 2, 8), numbers(rng, "float32", 2, 500, 8))
+    result = {of: by_slopes(by, given, cap)[of]}
+    verdict = judged(*given, result, "float32", profile="math", softcap=float(cap)).parts[of]
     bound = next(x for x in verdict.tests if x.name == "bound")
     assert verdict.verdict != "FAIL", str(verdict)
     assert bound.statistic <= 1

@@ -238,6 +238,7 @@ WITHOUT_LAST = np.arange(128) < 127
 TWICE = np.where(np.arange(128) == 60, math.log(2), 0.0) + np.zeros((128, 1))
 SLOPE = -0.01 * np.abs(np.arange(128) - np.arange(128)[:, None])
 SCALE = 32**-0.5
+RISE = 0.001 * (np.arange(128) - np.arange(128)[:, None])
 A = {"heads": ALL}
 C, ONE, CAP = {"causal": True}, np.eye(1, 128, dtype=bool), {"softcap": 20.0}
 LOST = np.tile(WITHOUT_LAST, (128, 1))
@@ -270,6 +271,9 @@ DEFECTS = {
     "cap before": (lambda: run(cap_before_scale, **CAP), CAP, True, ""),
     "cap of 200": (lambda: run(softcap=200.0, heads=ALL), A, False, CAPPED),
     "ALiBi": (lambda: run(bias=1.01 * SLOPE), {"bias": SLOPE}, False, ""),
+    "rise": (lambda: run(bias=RISE), {}, True, "scores rise by 0.001"),
+    "factor": (lambda: BF16(1.003 * EXACT), {}, False, "the output is 1.00"),
+    "epsilon 1e-2": (lambda: run(with_epsilon, epsilon=1e-2), {}, False, "to the normaliser"),
     "window": (lambda: run(window=(65, 0)), WINDOW, True, "reaches 65 to the left"),
     "one head": (lambda: one_head_of(run(), run(scale=SCALE * 1.003)), {}, False, "head 3"),
     "no rescaling": (lambda: run(rescale=False), {}, True, ""),
@@ -410,10 +414,12 @@ def test_remarks():
 
 
 def test_lse():
-    out, lse = of_heads("flash", *sample([0]), "bfloat16")
-    assert judged(out, heads=[0], lse=lse).verdict == "PASS"
+    q, k, v = sample([0])
+    q = q[:, :48]
+    out, lse = of_heads("flash", q, k, v, "bfloat16")
+    assert judged(out, heads=[0], q=q, lse=lse).verdict == "PASS"
     for wrong in (lse + 1e-4, lse * math.log2(math.e), np.where(lse == lse.max(), np.nan, lse)):
-        assert judged(out, heads=[0], lse=wrong).verdict == "FAIL"
+        assert judged(out, heads=[0], q=q, lse=wrong).verdict == "FAIL"
 
 
 def test_lse_of_an_empty_row_is_minus_infinity():
@@ -482,37 +488,31 @@ def test_every_profile_has_a_kernel():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_what_no_query_sees_may_hold_anything(dtype, by, where, bad):
     """A correct kernel does not fail for what padding holds; a visible one is refused."""
-    rng = np.random.default_rng(3)
-    to = FORMATS[dtype].round
+    rng, to = np.random.default_rng(3), FORMATS[dtype].round
     q, k, v, d_out = (to(rng.standard_normal((2, 40, 16))) for _ in range(4))
-    hidden = slice(30, 40)
-    if by == "mask":
-        options = {"mask": np.arange(40) < 30}
-    elif by == "bias":
-        options = {"bias": np.where(np.arange(40) < 30, 0.0, -np.inf) * np.ones((40, 1))}
-    elif by == "causal":  # the last query sees the last key
-        options = {"causal": True, "mask": np.arange(40) != 39}
-        hidden = slice(39, 40)
-    else:
+    few = np.arange(40) < 30
+    options, hidden = {
+        "mask": ({"mask": few}, slice(30, 40)),
+        "bias": ({"bias": np.where(few, 0.0, -np.inf) * np.ones((40, 1))}, slice(30, 40)),
+        "causal": ({"causal": True, "mask": np.arange(40) != 39}, slice(39, 40)),
+        "window": ({"window": (10, 0)}, slice(0, 20)),
+    }[by]
+    if by == "window":
         q, d_out = q[:, -10:], d_out[:, -10:]
-        options, hidden = {"window": (10, 0)}, slice(0, 20)
     out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, **options)
-    found = pullback(d_out)
-    results = {"out": out, "d_out": d_out, "dq": found.q, "dk": found.k, "dv": found.v}
-    results = {name: to(x) for name, x in results.items()}
-    arrays = {"k": k.copy(), "v": v.copy()}
+    gradients = dict(zip(("dq", "dk", "dv"), map(to, pullback(d_out)[:3]), strict=True))
+    arrays = {"q": q, "k": k.copy(), "v": v.copy()}
     for name in where:
         arrays[name][:, hidden] = bad
-    given = {"q": q, **arrays, **options, "dtype": dtype}
-    assert refattn.verify(**given, out=results["out"]).verdict == "PASS"
-    assert refattn.verify(**given, **results).verdict == "PASS"
-    assert refattn.verify(**given, out=to(1.05 * out)).verdict == "FAIL"
+    given = {**options, "dtype": dtype}
+    for results in ({"out": to(out)}, {"out": to(out), "d_out": d_out, **gradients}):
+        assert verify(**arrays, **given, **results).verdict == "PASS"
+    assert verify(**arrays, **given, out=to(1.05 * out)).verdict == "FAIL"
     arrays[where[0]][1, 25, 3] = bad
-    with pytest.raises(
-        ValueError, match=rf"`{where[0]}` must be finite where a query sees it, got"
-    ):
-        refattn.verify(**given, out=results["out"])
+    words = rf"`{where[0]}` must be finite where a query sees it, got"
+    with pytest.raises(ValueError, match=words):
+        verify(**arrays, **given, out=to(out))
     if where == "k":
         q[0, 2, 3] = bad
         with pytest.raises(ValueError, match=r"`q` must be finite, got -?(nan|inf) at \(2, 3\)"):
-            refattn.verify(**given, out=results["out"])
+            verify(**arrays, **given, out=to(out))
