@@ -15,7 +15,6 @@ from refattn.verification import verdict as verification_verdict
 from tests.rounding import slow
 from tests.rounding.rounded import (
     BACKWARD,
-    KERNELS,
     SINKS,
     Back,
     Case,
@@ -143,9 +142,10 @@ def test_laws_of_right_backward_passes(options, name, dtype):
         assert part.alpha == 1e-6 / 4
         bound = next(x for x in part.tests if x.name == "bound")
         assert (0.0 if dtype == "float32" or x == "out" else 0.02) < bound.statistic <= 1
-        assert dtype == "float32" or 0.7 < part.z.rms < 1.3, str(part)
-    if dtype != "float32" and name in KERNELS:
-        lower, upper = interval(4 * 64)
+        if dtype != "float32" and options != "causal":
+            assert 0.7 < part.z.rms < 1.3, str(part)
+    if dtype != "float32":
+        lower, upper = interval(1000)
         assert lower < verdict.parts["out"].z.rms ** 2 < upper
 
 
@@ -606,7 +606,9 @@ HARD = {
 }
 
 
-@pytest.mark.long("recomputed", "eager", "columns of one sign")
+@pytest.mark.long(
+    "recomputed", "eager", *[x for x in HARD if "alike" not in x and "overflow" not in x]
+)
 @pytest.mark.parametrize("how", HARD)
 @pytest.mark.parametrize("name", ["math", "recomputed", "eager"])
 def test_hard_cases(name, how):

@@ -201,6 +201,7 @@ def truth(name, size, arrays, options):
     return out
 
 
+@pytest.mark.long("False")
 @pytest.mark.parametrize("causal", [False, True])
 def test_defects_are_what_they_say(causal):
     arrays, options = sample("float32", 40, 80), {"causal": causal}
