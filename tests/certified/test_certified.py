@@ -33,24 +33,20 @@ def holds(got, out, lse=None):
     return held and (lse is None or least_ratio(got.lse_error, abs(number(got.lse) - lse)) >= 1)
 
 
-def reference(q, k, v, omega=None, **options):
+def seen_by(n, m, *, causal=False, window=(None, None), mask=True, bias=0.0, **_):
+    """What each query sees."""
+    ahead = np.arange(m) - np.arange(n)[:, None] - (m - n)
+    left, right = (math.inf if x is None else x for x in window)
+    seen = (ahead >= -left) & (ahead <= min(right, 0 if causal else math.inf))
+    return seen & mask & (np.asarray(bias) > -np.inf)
+
+
+def reference(q, k, v, **options):
     """One head of attention to 60 digits, with the scale of softmax attention."""
-    n, m, d = len(q), len(k), q.shape[-1]
-    visible = np.broadcast_to(options.get("mask", True), (n, m)).copy()
-    if options.get("causal"):
-        visible &= exact.causal(n, m)
-    left, right = options.get("window", (None, None))
-    place = np.arange(n)[:, None] + m - n
-    if left is not None:
-        visible &= np.arange(m) >= place - left
-    if right is not None:
-        visible &= np.arange(m) <= place + right
-    bias = options.get("bias", 0.0)
-    visible &= np.broadcast_to(np.asarray(bias) > -np.inf, (n, m))
-    bias = np.where(np.isfinite(bias), bias, 0.0)
-    factor = exact.root(options.get("scale"), d, dps=DPS) ** 2
+    bias = np.asarray(options.get("bias", 0.0))
+    factor = exact.root(options.get("scale"), q.shape[-1], dps=DPS) ** 2
     return exact.attend(
-        q, k, v, bias, visible, factor,
+        q, k, v, np.where(np.isfinite(bias), bias, 0.0), seen_by(len(q), len(k), **options), factor,
         softcap=options.get("softcap"), sink=options.get("sinks"), dps=DPS,
     )  # fmt: skip
 
@@ -80,6 +76,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_against_60_digits(case, logit):
     q, k, v = tensors(np.random.default_rng(1), 7, 33, 24, 3, logit)
+    for x in (q, k, v):
+        x.flags.writeable = False  # nobody is written to
     got = certified.softmax_attention(q, k, v, **CASES[case])
     assert holds(got, *reference(q, k, v, **CASES[case]))
     assert (got.error <= 2.0**-60 * np.abs(v).max()).all()
@@ -87,15 +85,19 @@ def test_against_60_digits(case, logit):
     assert (got.out.hi == got.out.hi + got.out.lo).all()
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 300, 5, 2), (2, 1100, 3, 1), (150, 9, 2, 4)])
+def apart(x, y):
+    """How far pairs are from each other."""
+    return abs((x.hi - y.hi) + (x.lo - y.lo))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 300, 2), (1, 1100, 1), (150, 9, 4)])
 @pytest.mark.parametrize("d", [pytest.param(64, id="64"), pytest.param(256, id="wide")])
 @pytest.mark.long("wide")
 def test_sizes(shape, d):
-    n, m, rows, d_v = shape
+    n, m, d_v = shape
     q, k, v = tensors(np.random.default_rng(2), n, m, d, d_v, 20.0)
     got = certified.softmax_attention(q, k, v, causal=n > 1)
-    seen = [0, n // 2, n - 1][:rows]
-    for i in seen:
+    for i in {0, n - 1} if n > m else {0, n // 2, n - 1}:
         reach = m - n + i + 1 if n > 1 else m
         if reach <= 0:
             assert (got.out.hi[i] == 0).all()
@@ -104,8 +106,7 @@ def test_sizes(shape, d):
             continue
         out, _ = reference(q[i : i + 1], k[:reach], v[:reach])
         row = certified.Pair(got.out.hi[i], got.out.lo[i])
-        wrong = abs(number(row) - out[0])
-        assert least_ratio(got.error[i], wrong) >= 1
+        assert least_ratio(got.error[i], abs(number(row) - out[0])) >= 1
         assert (got.error[i] <= 2.0**-60).all()
 
 
@@ -141,8 +142,11 @@ def test_pairs_in():
     got = certified.attend(q, k, v, bias=bias)
     assert holds(got, *exact.attend(*map(number, (q, k, v, bias)), dps=DPS))
     alone = certified.attend(q.hi, k.hi, v.hi, bias=bias.hi)
-    moved = abs((got.out.hi - alone.out.hi) + (got.out.lo - alone.out.lo))
-    assert (moved > 100 * got.error).any()  # what the low parts say is seen
+    assert (apart(got.out, alone.out) > 100 * got.error).any()  # what the low parts say is seen
+    whole = tensors(rng, 4, 6, 5, 2, 20.0)
+    rough = [x.astype(np.float32).astype(np.float64) for x in whole]  # low parts of any size
+    got = certified.attend(*(certified.Pair(x, y - x) for x, y in zip(rough, whole, strict=True)))
+    assert holds(got, *exact.attend(*whole, dps=DPS))
 
 
 CHANGED = {
@@ -237,17 +241,8 @@ def test_blocks_and_spans(monkeypatch):
     one = certified.softmax_attention(q, k, v, window=(2500, 100))
     monkeypatch.setattr("refattn.certified.kernel._NUMPY_BLOCK", (13, 77))
     other = certified.softmax_attention(q, k, v, window=(2500, 100))
-    apart = abs((one.out.hi - other.out.hi) + (one.out.lo - other.out.lo))
-    assert (apart <= one.error + other.error).all()
+    assert (apart(one.out, other.out) <= one.error + other.error).all()
     assert (one.error < 2.0**-60).all()
-
-
-def test_nobody_is_written_to():
-    rng = np.random.default_rng(15)
-    q, k, v = tensors(rng, 4, 5, 3, 2, 1.0)
-    for x in (q, k, v):
-        x.flags.writeable = False
-    certified.softmax_attention(q, k, v)
 
 
 @pytest.mark.parametrize("library", ["torch", "array_api_strict", "jax"])
@@ -262,9 +257,8 @@ def test_other_libraries(library):
     given = tensors(rng, 3, 5, 8, 2, 9.0)
     wanted = certified.softmax_attention(*given, causal=True)
     got = certified.softmax_attention(*(xp.asarray(x) for x in given), causal=True)
-    hi, lo, error = (np.asarray(x) for x in (*got.out, got.error))
-    apart = abs((hi - wanted.out.hi) + (lo - wanted.out.lo))
-    assert (apart <= error + wanted.error).all()
+    found, error = certified.Pair(*map(np.asarray, got.out)), np.asarray(got.error)
+    assert (apart(found, wanted.out) <= error + wanted.error).all()
     assert (error < 2.0**-60).all()
 
 
@@ -315,21 +309,13 @@ GRADIENTS = {
 }
 
 
-def pulled(q, k, v, d_out, **options):
+def pulled(q, k, v, d_out, scale=None, **options):
     """Gradients to 60 digits, by dual numbers."""
-    n, m = len(q), len(k)
-    visible = np.broadcast_to(options.get("mask", True), (n, m)).copy()
-    if options.get("causal"):
-        visible &= exact.causal(n, m)
-    if "window" in options:
-        place = np.arange(n)[:, None] + m - n
-        left, right = options["window"]
-        visible &= (np.arange(m) >= place - left) & (np.arange(m) <= place + right)
 
     def function(q, k, v):
         return exact.softmax_attention(
-            q, k, v, bias=options.get("bias", 0.0), sink=options.get("sinks"), visible=visible,
-            dps=DPS,
+            q, k, v, bias=options.get("bias", 0.0), sink=options.get("sinks"), scale=scale,
+            visible=seen_by(len(q), len(k), **options), dps=DPS,
         )  # fmt: skip
 
     return exact.gradients(function, d_out, dps=DPS, q=q, k=k, v=v)
@@ -389,14 +375,6 @@ def test_gradients_of_what_is_not_finite_are_not_certified():
     assert (empty.k.value.hi == 0).all()
 
 
-def test_parts_of_pairs_may_be_of_any_size():
-    rng = np.random.default_rng(30)
-    whole = tensors(rng, 4, 6, 5, 2, 20.0)
-    rough = [x.astype(np.float32).astype(np.float64) for x in whole]
-    got = certified.attend(*(certified.Pair(x, y - x) for x, y in zip(rough, whole, strict=True)))
-    assert holds(got, *exact.attend(*whole, dps=DPS))
-
-
 def test_samples_whose_terms_overflow_are_not_certified():
     given = (np.asarray([[x]]) for x in (1.0, 1e100, 1.0))
     got = certified.random_feature_attention(*given, omega=np.asarray([[-1e250]]), scale=1)
@@ -415,8 +393,7 @@ def test_hidden_keys_have_no_part_in_bounds_of_random_features():
         q, k, v, omega=omega, mask=mask, log_weight=np.asarray(without)
     )
     rest = certified.random_feature_attention(q, k, v, omega=omega[1:], mask=mask)
-    apart = abs((got.out.hi - rest.out.hi) + (got.out.lo - rest.out.lo))
-    assert (apart <= got.error + rest.error).all()
+    assert (apart(got.out, rest.out) <= got.error + rest.error).all()
     assert (got.error < 2.0**-58).all()
 
 
@@ -427,10 +404,7 @@ def test_bounds_of_gradients_are_scaled(scale):
     d_out = rng.standard_normal((3, 2))
     got = certified.softmax_gradients(q, k, v, d_out, scale=scale)
     plain = certified.softmax_gradients(q, k, v, d_out, scale=1.0)
-    want = exact.gradients(
-        lambda q, k, v: exact.softmax_attention(q, k, v, scale=scale, dps=DPS),
-        d_out, dps=DPS, q=q, k=k, v=v,
-    )  # fmt: skip
+    want = pulled(q, k, v, d_out, scale)
     for name, found in got._asdict().items():
         assert least_ratio(found.error, abs(number(found.value) - want[name])) >= 1
     if 1e-5 <= scale <= 7:
@@ -455,11 +429,9 @@ def test_scales_keep_their_digits():
     q, k = np.asarray([[50.0]]), np.asarray([[0.0], [1.0]])
     for scale in (Fraction(1, 3), np.longdouble(1) / 3):
         got = certified.attend(q, k, k, scale=scale)
-        value = (
-            exact.numbers(np.asarray([scale]), dps=DPS)[0]
-            if not isinstance(scale, Fraction)
-            else exact.context(DPS).mpf(1) / 3
-        )
+        value = exact.context(DPS).mpf(1) / 3
+        if not isinstance(scale, Fraction):
+            value = exact.numbers(np.asarray([scale]), dps=DPS)[0]
         assert holds(got, *exact.attend(q, k, k, scale=value, dps=DPS))
 
 

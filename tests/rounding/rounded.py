@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from refattn.rounding import problem as rounding_problem
 from refattn.rounding.formats import FORMATS, Format
 
 LOG2E = math.log2(math.e)
@@ -18,6 +19,7 @@ Array = np.ndarray
 f32 = np.float32
 ALARM = 1e-9  # probability that a correct law fails one of the tests of laws, each
 EXACT = {"accumulate": "float64", "softmax": "float64", "exp": 0.0, "out": None}  # of a profile
+SINKS = np.array([-3.0, 1.5, 3.25, 5.0])  # below, among and above the scores
 
 
 def interval(rows):
@@ -294,18 +296,8 @@ def serial(case, dtype):
 
 def half_sums(case, dtype="float16"):
     """Sums of products in float16, term by term."""
-    to = FORMATS["float16"]
-    s = running(case.q[:, None] * case.k, to.round)
-    s = to.round(s * case.factor)
-    if case.softcap is not None:
-        s = to.round(case.softcap * to.round(np.tanh(to.round(s / case.softcap))))
-    if case.bias is not None:
-        s = to.round(s + case.bias)
-    s = case.with_sink(np.where(case.seen(), s, -np.inf))
-    w = np.exp(s - _top(s))
-    total = w.sum(-1, keepdims=True)
-    found = running(to.round(w)[:, None] * case.with_zero(case.v).T, to.round)
-    return to.round(found / np.where(total > 0, total, 1.0)), None
+    to = Nearest(FORMATS["float16"])
+    return stepwise(case, Steps(scores=to, weights=to, sums=to, out=to)), None
 
 
 def quantised(to, *arrays):
@@ -332,6 +324,21 @@ KERNELS = {
     "fp8-weights": partial(flash, weights="float8_e4m3fn"),
     "fp8": partial(flash, weights="float8_e4m3fn"),
     "half-sums": half_sums,
+}
+
+
+DTYPES = {
+    "math": ("bfloat16", "float16", "float32"),
+    "serial": ("float32", "bfloat16"),
+    "flash": ("bfloat16", "float16"),
+    "upcast": ("bfloat16", "float16"),
+    "flash-fast": ("bfloat16", "float16"),
+    "eager": ("bfloat16", "float16"),
+    "eager-narrow": ("bfloat16", "float16"),
+    "tf32": ("float32",),
+    "fp8-weights": ("bfloat16", "float16"),
+    "fp8": ("bfloat16",),
+    "half-sums": ("float16",),
 }
 
 
@@ -393,6 +400,13 @@ def _linear(phi, psi, case, dtype, narrow):
         found = phi @ (psi.T @ with_ones)
     mass = found[:, -1:]
     return to.round(found[:, :-1] / np.where(mass == 0, f32(1), mass))
+
+
+def gradient(of, q, k, v, g, dtype="float64", **options):
+    """What of a gradient is analysed, of one head."""
+    problem = rounding_problem.of_arrays(q, k, v, **options)
+    shape = {"dq": q, "dk": k, "dv": v}[of].shape
+    return rounding_problem.gradients(problem, {of: shape}, lambda _: g, None, dtype)[of]
 
 
 # --- backward passes ------------------------------------------------------------------------------
@@ -526,3 +540,17 @@ def backward(name, case, d_out, dtype, wrong=RIGHT):
         return to.round(x)
 
     return out, final(dq), final(dk[: len(case.k)]), final(dv[: len(case.k)])
+
+
+def made(name, q, k, v, g, dtype, wrong=RIGHT, **options):
+    """What a backward pass gives, of heads that share keys where there are fewer of these."""
+    share, sinks = len(q) // len(k), options.pop("sinks", None)
+    found = [
+        backward(name, Case(q[h], k[h // share], v[h // share], **of_head), g[h], dtype, wrong)
+        for h in range(len(q))
+        for of_head in [options | ({} if sinks is None else {"sinks": float(sinks[h])})]
+    ]
+    out, dq, dk, dv = (np.stack(x) for x in zip(*found, strict=True))
+    to = FORMATS[dtype]
+    dk, dv = (to.round(x.reshape(len(k), share, *x.shape[1:]).sum(1)) for x in (dk, dv))
+    return {"out": out, "dq": dq, "dk": dk, "dv": dv}

@@ -3,18 +3,28 @@
 from collections import Counter
 from types import SimpleNamespace
 
-import mpmath
 import numpy as np
 import pytest
 
 import refattn
+from refattn.conformance.truth import exact
 from refattn.rounding import PROFILES, softmax
 from refattn.rounding import backward as rounding_backward
-from refattn.rounding import problem as rounding_problem
 from refattn.rounding.formats import FORMATS
 from refattn.verification import verdict as verification_verdict
 from tests.rounding import slow
-from tests.rounding.rounded import BACKWARD, RIGHT, Back, Case, Wrong, backward, scores_and_ratio
+from tests.rounding.rounded import (
+    BACKWARD,
+    SINKS,
+    Back,
+    Case,
+    Noise,
+    Wrong,
+    gradient,
+    interval,
+    made,
+    scores_and_ratio,
+)  # fmt: skip
 
 NAMES = ("dq", "dk", "dv")
 
@@ -31,102 +41,49 @@ def arrays(rng, dtype, heads, n, m, d, d_v=None):
     return [q, k, v, g]
 
 
-def made(name, q, k, v, g, dtype, wrong=RIGHT, **options):
-    """What a backward pass gives, of heads that share keys where there are fewer of these."""
-    share, sinks = len(q) // len(k), options.pop("sinks", None)
-    found = [
-        backward(name, Case(q[h], k[h // share], v[h // share], **of_head), g[h], dtype, wrong)
-        for h in range(len(q))
-        for of_head in [options | ({} if sinks is None else {"sinks": float(sinks[h])})]
-    ]
-    out, dq, dk, dv = (np.stack(x) for x in zip(*found, strict=True))
-    to = FORMATS[dtype]
-    dk, dv = (to.round(x.reshape(len(k), share, *x.shape[1:]).sum(1)) for x in (dk, dv))
-    return {"out": out, "dq": dq, "dk": dk, "dv": dv}
-
-
 def judged(q, k, v, g, found, dtype, **options):
     return refattn.verify(q=q, k=k, v=v, d_out=g, **found, dtype=dtype, **options)
 
 
-# The exact gradients
-
-
-def of_mpmath(case, g, name, index):
-    """The derivative of sum g * out by one number, with 50 digits."""
-    seen = case.seen()
-
-    def value(x):
-        given = {a: y.astype(object) for a, y in zip("qkv", case[:3], strict=True)}
-        given[name[1]][index] = x
-        total = mpmath.mpf(0)
-        for i in range(len(case.q)):
-            keys = np.flatnonzero(seen[i])
-            weights = [
-                mpmath.exp(
-                    capped(mpmath.mpf(case.factor) * sum(given["q"][i] * given["k"][j]))
-                    + bias(i, j)
-                )
-                for j in keys
-            ]
-            sink = 0 if case.sinks is None else mpmath.exp(mpmath.mpf(float(case.sinks)))
-            for c in range(g.shape[1]):
-                top = sum(w * given["v"][j, c] for w, j in zip(weights, keys, strict=True))
-                total += mpmath.mpf(g[i, c]) * top / (sum(weights) + sink) if len(keys) else 0
-        return total
-
-    def capped(s):
-        return s if case.softcap is None else case.softcap * mpmath.tanh(s / case.softcap)
-
-    def bias(i, j):
-        return 0 if case.bias is None else mpmath.mpf(case.bias[i, j])
-
-    with mpmath.workdps(60 if case.softcap != 0.02 else 400):
-        x = mpmath.mpf(getattr(case, name[1])[index])
-        return float(mpmath.diff(value, x))
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "options",
-    ["plain", "causal", "window", "mask", "bias", "cap", "small cap", "sink", "cap, sink and bias"],
-)
-def test_exact_gradients_against_50_digits(name, options):
-    rng = np.random.default_rng(3)
-    q, k, v, g = (x[0] for x in arrays(rng, "float32", 1, 4, 3, 2))
-    given = {
+def of_digits(rng):
+    cap, sinks = {"softcap": 1.5}, {"sinks": np.asarray(-0.4)}
+    bias = {"bias": numbers(rng, "float32", 4, 3)}
+    return {
         "plain": {},
         "causal": {"causal": True},  # the first query sees no key
         "window": {"window": (1, 0)},
         "mask": {"mask": rng.random((4, 3)) < 0.6},
-        "bias": {"bias": numbers(rng, "float32", 4, 3)},
-        "cap": {"softcap": 1.5},
+        "bias": bias,
+        "cap": cap,
         "small cap": {"softcap": 0.02},  # slopes down to 1e-90: 1 - tanh^2 has no digits left
         "sink": {"sinks": np.asarray(0.7)},
-        "cap, sink and bias": {
-            "softcap": 1.5,
-            "sinks": np.asarray(-0.4),
-            "bias": numbers(rng, "float32", 4, 3),
-        },
-    }[options]
-    case = Case(q, k, v, **given)
-    problem = rounding_problem.of_arrays(q, k, v, **given)
-    shape = getattr(case, name[1]).shape
-    of = rounding_problem.gradients(problem, {name: shape}, lambda _: g, None, "float64")[name]
-    kernel = PROFILES["math"].kernel("float32")
-    rows = of.analyse((), kernel, slice(0, of.shape[0]))
-    exact = of.exact((), kernel, slice(0, of.shape[0]))
-    expected = np.array(
-        [[of_mpmath(case, g, name, (i, c)) for c in range(of.shape[2])] for i in range(of.shape[0])]
-    )
+        "cap, sink and bias": cap | sinks | bias,
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", of_digits(np.random.default_rng(0)))
+def test_exact_gradients_against_50_digits(name, options):
+    rng = np.random.default_rng(3)
+    q, k, v, g = (x[0] for x in arrays(rng, "float32", 1, 4, 3, 2))
+    given = of_digits(rng)[options]
+    case, dps = Case(q, k, v, **given), 400 if options == "small cap" else 60
+
+    def attention(q, k, v):
+        return exact.softmax_attention(
+            q, k, v, bias=given.get("bias", 0.0), sink=given.get("sinks"),
+            softcap=case.softcap, visible=case.seen(), dps=dps,
+        )  # fmt: skip
+
+    expected = exact.gradients(attention, g, dps=dps, q=q, k=k, v=v)[name[1]].astype(float)
+    of, kernel = gradient(name, q, k, v, g, **given), PROFILES["math"].kernel("float32")
+    rows, found = (f((), kernel, slice(0, of.shape[0])) for f in (of.analyse, of.exact))
     scale = max(1.0, np.max(np.abs(expected)))
     if options == "small cap":
-        np.testing.assert_allclose(exact, expected, rtol=1e-10, atol=1e-300)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-300)
     np.testing.assert_allclose(rows.out, expected, rtol=0, atol=1e-14 * scale)
-    np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-14 * scale)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14 * scale)
 
-
-# Right backward passes
 
 USES = {
     "plain": ((2, 64, 64, 16), {}),
@@ -140,9 +97,9 @@ USES = {
     "few": ((2, 3, 2, 4), {}),
     "values": ((2, 50, 40, 8, 40), {}),
 }
-SINKS = np.array([-3.0, 1.5, 3.25, 5.0])
 OF_EXACT = {
     "plain": {},
+    "causal": {"causal": True},
     "sinks": {"sinks": SINKS},
     "cap": {"softcap": 3.0},
     "cap of a power of two": {"softcap": 2.0},
@@ -181,11 +138,15 @@ def test_laws_of_right_backward_passes(options, name, dtype):
     found = made(name, *given, dtype, **OF_EXACT[options])
     verdict = judged(*given, found, dtype, profile=name, **OF_EXACT[options])
     assert verdict.verdict == "PASS", str(verdict)
-    for part in verdict.parts.values():
+    for x, part in verdict.parts.items():
         assert part.alpha == 1e-6 / 4
         bound = next(x for x in part.tests if x.name == "bound")
-        assert bound.statistic <= 1
-        assert dtype == "float32" or 0.7 < part.z.rms < 1.3, str(part)
+        assert (0.0 if dtype == "float32" or x == "out" else 0.02) < bound.statistic <= 1
+        if dtype != "float32" and options != "causal":
+            assert 0.7 < part.z.rms < 1.3, str(part)
+    if dtype != "float32":
+        lower, upper = interval(1000)
+        assert lower < verdict.parts["out"].z.rms ** 2 < upper
 
 
 @pytest.mark.parametrize("cap", [None, 1.0, 3.0, 30.0])
@@ -211,10 +172,9 @@ def test_masks_biases_and_grouped_heads():
     for x in ("dk", "dv"):  # one rounding more than there is in sums over heads
         found.pop(x)
     assert judged(q, k, v, g, found, "bfloat16", profile="math", **options).verdict == "PASS"
-    half = made("math", q[::2], k, v, g[::2], "bfloat16", **options)
-    assert (
-        judged(q[::2], k, v, g[::2], half, "bfloat16", profile="math", **options).verdict == "PASS"
-    )
+    few = (q[::2], k, v, g[::2])
+    half = made("math", *few, "bfloat16", **options)
+    assert judged(*few, half, "bfloat16", profile="math", **options).verdict == "PASS"
     wrong = {"dk": half["dk"], "dv": half["dv"]}  # no sum over the heads of a group
     verdict = judged(q, k, v, g, wrong, "bfloat16", profile="math", **options)
     assert [x.verdict for x in verdict.parts.values()] == ["FAIL", "FAIL"]
@@ -234,33 +194,29 @@ def test_sums_over_heads_that_share_keys():
     assert verdict.verdict == "PASS", str(verdict)
 
 
-def cotangents_of_scores(case, g, cap, by):
-    """Of q . k in float32, with the slope of the cap computed in one of three ways."""
-    f32 = np.float32
-    s, t = scores_and_ratio(case)
-    x = (case.q.astype(f32) @ case.k.T.astype(f32)) * f32(case.factor) / cap
-    slope = {"ratio": 1 - t * t, "capped": 1 - (s / cap) ** 2, "cosh": 1 / np.cosh(x) ** 2}[by]
-    p = np.exp(s - s.max(-1, keepdims=True))
-    p = p / p.sum(-1, keepdims=True)
-    gv = (g.astype(f32) @ case.v.T.astype(f32)).astype(f32)
-    return p * (gv - np.sum(p * gv, -1, keepdims=True)) * slope * f32(case.factor)
+def by_slopes(by, given, cap):
+    """dq and dk in float32, with the slope of the cap computed in one of three ways."""
+    found = {"dq": [], "dk": []}
+    for q, k, v, g in zip(*(x.astype(np.float32) for x in given), strict=True):
+        s, t = scores_and_ratio(Case(q, k, v, softcap=float(cap)))
+        factor = np.float32(q.shape[-1] ** -0.5)
+        x = q @ k.T * factor / cap
+        slope = {"ratio": 1 - t * t, "capped": 1 - (s / cap) ** 2, "cosh": 1 / np.cosh(x) ** 2}[by]
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p, t = p / p.sum(-1, keepdims=True), g @ v.T
+        ds = p * (t - np.sum(p * t, -1, keepdims=True)) * slope * factor
+        found["dq"].append(ds @ k)
+        found["dk"].append(ds.T @ q)
+    return {x: np.stack(y) for x, y in found.items()}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("by", ["ratio", "capped", "cosh"])
 def test_slopes_as_kernels_compute_them(by, dtype):
     """1 - t^2 of the tanh, or of the capped score over the cap, in float32; and 1 / cosh^2."""
-    rng = np.random.default_rng(16)
-    q, k, v, g = arrays(rng, dtype, 2, 150, 150, 16)
-    cap, f32 = np.float32(2.7), np.float32
-    found = []
-    for h in range(2):
-        case = Case(q[h], k[h], v[h], softcap=float(cap))
-        ds = cotangents_of_scores(case, g[h], cap, by)
-        to = FORMATS[dtype].round
-        found.append({"dq": to(ds @ k[h].astype(f32)), "dk": to(ds.T @ q[h].astype(f32))})
-    results = {x: np.stack([y[x] for y in found]) for x in ("dq", "dk")}
-    verdict = judged(q, k, v, g, results, dtype, profile="math", softcap=float(cap))
+    given, cap = arrays(np.random.default_rng(16), dtype, 2, 150, 150, 16), np.float32(2.7)
+    results = {x: FORMATS[dtype].round(y) for x, y in by_slopes(by, given, cap).items()}
+    verdict = judged(*given, results, dtype, profile="math", softcap=float(cap))
     assert verdict.verdict == "PASS", str(verdict)
 
 
@@ -268,26 +224,18 @@ def test_slopes_as_kernels_compute_them(by, dtype):
 @pytest.mark.parametrize("by", ["ratio", "capped", "cosh"])
 def test_slopes_where_all_cancels(by, of):
     """Two scores at 4 to 6 caps, in float32: slopes of 1e-3 to 1e-5 with errors of 1e-7."""
-    rng, f32, d, cap = np.random.default_rng(17), np.float32, 16, np.float32(1.3)
-    q = FORMATS["float32"].round(1.6 + 0.15 * rng.standard_normal((2, 500, d)))
-    k = FORMATS["float32"].round(np.array([[1], [-1]]) + 0.1 * rng.standard_normal((2, 2, d)))
-    v, g = numbers(rng, "float32", 2, 2, 8), numbers(rng, "float32", 2, 500, 8)
-    found = []
-    for h in range(2):
-        case = Case(q[h], k[h], v[h], softcap=float(cap))
-        ds = cotangents_of_scores(case, g[h], cap, by)
-        found.append(ds @ k[h].astype(f32) if of == "dq" else ds.T @ q[h].astype(f32))
-    verdict = judged(
-        q, k, v, g, {of: np.stack(found)}, "float32", profile="math", softcap=float(cap)
-    ).parts[of]
+    rng, to, cap = np.random.default_rng(17), FORMATS["float32"].round, np.float32(1.3)
+    q = to(1.6 + 0.15 * rng.standard_normal((2, 500, 16)))
+    k = to(np.array([[1], [-1]]) + 0.1 * rng.standard_normal((2, 2, 16)))
+    given = (q, k, numbers(rng, "float32", 2, 2, 8), numbers(rng, "float32", 2, 500, 8))
+    result = {of: by_slopes(by, given, cap)[of]}
+    verdict = judged(*given, result, "float32", profile="math", softcap=float(cap)).parts[of]
     bound = next(x for x in verdict.tests if x.name == "bound")
     assert verdict.verdict != "FAIL", str(verdict)
     assert bound.statistic <= 1
     # The mean square of 1,000 rows is below 1.32 WORST^2, but for a probability of 1e-9.
     assert verdict.z.rms < 1.15 * softmax.WORST
 
-
-# Wrong ones
 
 WRONG = {
     "dq a bit too large": (Wrong(dq=1.002), {}, {"dq"}),
@@ -347,24 +295,6 @@ def test_defects_are_named_and_measured(wrong, name, size, options):
     assert next(x.name for x in suspects if x.name != "convention") == name
 
 
-# The bound and the variance of sums
-
-
-@pytest.mark.long("upcast", "32")
-@pytest.mark.parametrize("of", NAMES)
-@pytest.mark.parametrize("name", ["flash", "eager", "upcast", "flash-32"])
-def test_no_error_exceeds_its_bound(name, of):
-    rng = np.random.default_rng(7)
-    for causal in (False, True):
-        given = arrays(rng, "bfloat16", 4, 60, 60, 8)
-        found = made(name, *given, "bfloat16", causal=causal)
-        verdict = judged(
-            *given, {"out": found["out"], of: found[of]}, "bfloat16", profile=name, causal=causal
-        )
-        bound = next(x for x in verdict.parts[of].tests if x.name == "bound")
-        assert 0.02 < bound.statistic <= 1
-
-
 @pytest.mark.parametrize("softcap", [None, 1.3])
 @pytest.mark.parametrize("sink", [None, 1.0])
 @pytest.mark.parametrize("of", NAMES)
@@ -378,24 +308,16 @@ def test_the_variance_of_a_sum_over_keys(of, sink, softcap):
     k = k + 2 * (of == "dq")
     kernel = PROFILES["eager"].kernel("bfloat16")
     sinks = None if sink is None else np.asarray(sink)
-    problem = rounding_problem.of_arrays(q, k, v, softcap=softcap, sinks=sinks)
-    shape = (20 if of == "dq" else 30, 6)
-    one = rounding_problem.gradients(problem, {of: shape}, lambda _: g, None, "float64")[of]
-    assert one.gradient is not None
+    one = gradient(of, q, k, v, g, softcap=softcap, sinks=sinks)
     saved = one.gradient.saved((), kernel._replace(out=None))
-    w = rng.standard_normal(shape)
+    w = rng.standard_normal(k.shape)
     if of == "dq":
         rows = rounding_backward.analyse(saved, kernel._replace(out=None), of, slice(0, 20))
         expected = np.square(rows.std)
     else:
         expected = rounding_backward.variance_along(saved, kernel, of, w)
-    count, total = 2000, []
-    to = FORMATS["bfloat16"]
-
-    def noise(x):
-        return x + to.spacing(x) * (rng.random(x.shape) - 0.5)
-
-    for _ in range(count):
+    total, noise = [], Noise(FORMATS["bfloat16"], rng)
+    for _ in range(2000):
         scores = noise(noise(q @ k.T) * 6**-0.5)
         if softcap is not None:
             ratio = noise(np.tanh(noise(scores / softcap)))
@@ -420,11 +342,9 @@ def test_the_variance_of_each_element(of):
     """Of weights and products that are rounded, without scores: 1,500 draws, within 5 %."""
     rng, to = np.random.default_rng(19), FORMATS["bfloat16"]
     q, k, v, g = (x[0] for x in arrays(rng, "float64", 1, 20, 3, 6))
-    problem = rounding_problem.of_arrays(q, k, v)
-    shape = (20 if of == "dq" else 3, 6)
-    one = rounding_problem.gradients(problem, {of: shape}, lambda _: g, None, "float64")[of]
+    one = gradient(of, q, k, v, g)
     kernel = PROFILES["upcast"]._replace(out=None).kernel("bfloat16")
-    rows = one.analyse((), kernel, slice(0, shape[0]))
+    rows = one.analyse((), kernel, slice(0, one.shape[0]))
 
     def noise(x):
         return x + to.spacing(x) * (rng.random((1500, *x.shape)) - 0.5)
@@ -446,10 +366,7 @@ def test_queries_that_are_the_same_have_the_same_errors(of, name):
     found = []
     for copies in (1, 3):
         queries, derivatives = (np.repeat(x, copies, 0) for x in (q, g))
-        problem = rounding_problem.of_arrays(queries, k, v)
-        given = ({of: (5, 4)}, lambda _, x=derivatives: x, None, "float64")
-        one = rounding_problem.gradients(problem, *given)[of]
-        saved = one.gradient.saved((), kernel)
+        saved = gradient(of, queries, k, v, derivatives).gradient.saved((), kernel)
         found.append(rounding_backward.variance_along(saved, kernel, of, v))
     assert found[1] == pytest.approx(9 * found[0])
 
@@ -506,10 +423,8 @@ def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
     rng, cut = np.random.default_rng(18), np.s_[0:8]
     q, k, v, g = (x[0] for x in arrays(rng, "bfloat16", 1, 8, 8, 4))
     profile = PROFILES["eager"]._replace(d_scores=None)
-    problem = rounding_problem.of_arrays(q, k, v)
-    of = rounding_problem.gradients(problem, {"dq": q.shape}, lambda _: g, None, "float64")["dq"]
     kernel = profile.kernel("bfloat16")
-    [(back, saved)] = of.gradient.saved((), kernel)
+    [(back, saved)] = gradient("dq", q, k, v, g).gradient.saved((), kernel)
     x = rounding_backward._pairs(back, saved, kernel, cut, cut)
     _, _, t_bound = rounding_backward._products(back, kernel, cut, cut)
     off, error = t_bound + saved.delta_bound[:, None], x.p_bound - x.p_flushed
@@ -531,9 +446,6 @@ def test_errors_of_a_slope_of_a_cap(ratio):
     np.testing.assert_allclose(found.variance, 1e-15 * slope**2 + 0.49 * square)
     bound = 1e-4 * (slope + 1e-3) + 0.7e-3  # and of both products
     assert found.bound == pytest.approx(bound * (1 + 4 * u) + 4 * u * 0.7 * slope)
-
-
-# Other libraries
 
 
 KINDS = ["fused", "math", "eager", "cap", "sink", "both", "sink, less the maximum"]
@@ -584,7 +496,7 @@ def test_torch(kind, dtype, causal):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_jax(dtype, causal):
     jax = pytest.importorskip("jax")
-    given = arrays(np.random.default_rng(9), dtype, 2, 64, 64, 32)
+    given = arrays(np.random.default_rng(9), dtype, 2, 48, 48, 16)
     q, k, v, g = (jax.numpy.asarray(x.swapaxes(0, 1)[None], dtype) for x in given)
 
     @jax.jit
@@ -599,9 +511,6 @@ def test_jax(dtype, causal):
     profile = {"profile": "eager"} if dtype == "bfloat16" else {}
     verdict = judged(*given, result, dtype, causal=causal, **profile)
     assert verdict.verdict == "PASS", str(verdict)
-
-
-# What cannot be judged
 
 
 def test_gradients_without_the_output():
@@ -644,14 +553,10 @@ def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
     found = made("flash", *given, "bfloat16")
     found[wrong] = FORMATS["bfloat16"].round(1.05 * found[wrong])
     verdict = judged(*given, found, "bfloat16")
-    assert {x: verdict.parts[x].verdict for x in NAMES} == {
-        x: "FAIL" if x == wrong else "PASS" for x in NAMES
-    }
-    assert (
-        tried[wrong]
-        == len(verdict.parts[wrong].trials)
-        == len(verification_verdict._BACKWARD[True])
-    )
+    expected = ["FAIL" if x == wrong else "PASS" for x in NAMES]
+    assert [verdict.parts[x].verdict for x in NAMES] == expected
+    every = len(verification_verdict._BACKWARD[True])
+    assert tried[wrong] == len(verdict.parts[wrong].trials) == every
     assert sum(tried[x] for x in NAMES if x != wrong) <= 4
 
 
@@ -660,15 +565,9 @@ def test_every_profile_of_a_backward_pass_is_simulated():
     assert tried - {"serial"} == set(BACKWARD)
     for name, back in BACKWARD.items():
         profile = PROFILES[name]
-        assert back == Back(
-            profile.weights is not None,
-            profile.d_weights is not None,
-            profile.d_scores is not None,
-            profile.scores is not None,
-            profile.softmax != "float32",
-            profile.delta,
-            profile.parts,
-        )
+        rounded = (profile.weights, profile.d_weights, profile.d_scores, profile.scores)
+        narrow = profile.softmax != "float32"
+        assert back == Back(*(x is not None for x in rounded), narrow, profile.delta, profile.parts)
 
 
 @pytest.mark.soak("True")
@@ -707,7 +606,9 @@ HARD = {
 }
 
 
-@pytest.mark.long("recomputed", "eager", "columns of one sign")
+@pytest.mark.long(
+    "recomputed", "eager", *[x for x in HARD if "alike" not in x and "overflow" not in x]
+)
 @pytest.mark.parametrize("how", HARD)
 @pytest.mark.parametrize("name", ["math", "recomputed", "eager"])
 def test_hard_cases(name, how):

@@ -72,29 +72,17 @@ def test_spacing(name):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_random_numbers(name):
+    """Of float64, which is rounded once; ml_dtypes rounds to float32 first."""
     rng, to = np.random.default_rng(0), FORMATS[name]
     exponents = rng.uniform(to.least - to.digits - 2, math.log2(to.largest) + 1, 100_000)
     x = rng.choice([-1.0, 1.0], exponents.size) * 2**exponents
-    x = FORMATS["float32"].round(x) if name != "float32" else x  # ml_dtypes rounds twice otherwise
+    x = x if name in ("float16", "float32") else FORMATS["float32"].round(x)
     np.testing.assert_array_equal(to.round(x), cast(name, x))
-
-
-@given(st.floats(width=32))
-def test_any_number(x):
-    for name in TYPES:
-        np.testing.assert_array_equal(FORMATS[name].round(x), cast(name, np.array(x)), name)
 
 
 @given(st.floats())
 def test_float64_is_kept(x):
     np.testing.assert_array_equal(FORMATS["float64"].round(x), x)
-
-
-@pytest.mark.parametrize("name", ["float16", "float32"])
-def test_float64_is_rounded_once(name):
-    rng, to = np.random.default_rng(1), FORMATS[name]
-    x = rng.standard_normal(50_000) * 10 ** rng.uniform(-7, 4, 50_000)
-    np.testing.assert_array_equal(to.round(x), cast(name, x))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -21,6 +21,7 @@ from tests.rounding.rounded import (
     Noise,
     Steps,
     Stochastic,
+    gradient,
     interval,
     stepwise,
 )
@@ -118,15 +119,13 @@ def bounds_of(kind, values, profile):
         return found.out, found.bound
     if kind == "dv":  # p g, of one query
         q, g = q[:1], 2 * values[None]
-        given, shape = (q, 0 * k, np.zeros((2, len(values)))), (2, len(values))
+        given = (q, 0 * k, np.zeros((2, len(values))))
     else:  # c p (g v - D) k
         g, given = np.ones((1, 1)), (np.ones((1, len(values))), np.stack([0 * values, values]) * 4)
-        given, shape = (*given, np.array([[0.0], [1.0]])), (1, len(values))
+        given = (*given, np.array([[0.0], [1.0]]))
         if kind == "dk":
             given = (given[1][1:], 0 * given[1], given[2])
-            shape = given[1].shape
-    problem = rounding_problem.of_arrays(*given, scale=1.0)
-    of = rounding_problem.gradients(problem, {kind: shape}, lambda _: g, None, "float64")[kind]
+    of = gradient(kind, *given, g, scale=1.0)
     rows = of.analyse((), profile.kernel("bfloat16"), slice(0, of.shape[0]))
     return rows.out, rows.bound
 

@@ -15,43 +15,39 @@ def tensors(seed, h, n, m, d, size):
     return [q * size, k, v + seed % 3]
 
 
+def scores_of(q, k, causal):
+    n, m = q.shape[-2], k.shape[-2]
+    seen = np.tri(n, m, m - n, dtype=bool) if causal else True
+    return np.where(seen, q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5, -np.inf)
+
+
 def in_blocks(q, k, v, causal=False):
     """A fused kernel: a running maximum, sums rescaled, 48 keys at a time."""
-    n, m = q.shape[-2], k.shape[-2]
     total, mass, top = 0.0, 0.0, np.full((*q.shape[:-1], 1), -np.inf)
-    q = q * (1 / np.sqrt(q.shape[-1]))
-    for j in range(0, m, 48):
-        s = q @ k[..., j : j + 48, :].swapaxes(-1, -2)
-        if causal:
-            s = np.where(np.arange(j, min(j + 48, m)) <= np.arange(n)[:, None] + m - n, s, -np.inf)
+    scores = scores_of(q, k, causal)
+    for j in range(0, k.shape[-2], 48):
+        s = scores[..., j : j + 48]
         new = np.maximum(top, s.max(-1, keepdims=True))
         weights, factor, top = np.exp(s - new), np.exp(top - new), new
         total = total * factor + weights @ v[..., j : j + 48, :]
         mass = mass * factor + weights.sum(-1, keepdims=True)
-    return np.asarray(total / mass)
+    return total / mass
 
 
 def one_by_one(q, k, v, causal=False):
     """Sums in the order of their terms."""
-    scores = np.einsum("...id,...jd->...ij", q, k) * q.shape[-1] ** -0.5
-    if causal:
-        seen = np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2], dtype=bool)
-        scores = np.where(seen, scores, -np.inf)
+    products = np.einsum("...id,...jd->...ij", q, k) * q.shape[-1] ** -0.5
+    scores = np.where(np.isfinite(scores_of(q, k, causal)), products, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return (
-        np.asarray(np.cumsum(weights[..., None] * v[..., None, :, :], axis=-2)[..., -1, :])
-        / (np.cumsum(weights, axis=-1)[..., -1:])
-    )
+    total = np.cumsum(weights[..., None] * v[..., None, :, :], axis=-2)[..., -1, :]
+    return total / np.cumsum(weights, axis=-1)[..., -1:]
 
 
 def formula(q, k, v, causal=False):
     """Weights, then their quotient with their sum."""
-    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
-    if causal:
-        seen = np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2], dtype=bool)
-        scores = np.where(seen, scores, -np.inf)
+    scores = scores_of(q, k, causal)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.asarray((weights / weights.sum(-1, keepdims=True)) @ v)
+    return (weights / weights.sum(-1, keepdims=True)) @ v
 
 
 KERNELS = {
