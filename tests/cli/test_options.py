@@ -113,11 +113,19 @@ def tables(name, seen):
                 rows.append([x["estimator"], samples, *errors, y["seconds"], x["cost_ratio"]])
             yield "Measured", rows
     elif name == "tolerance":
-        rows = [[x["profile"], x["atol"], x["proven"]] for x in seen["needs"] if x["head"] is None]
-        pairs = [x for x in seen["needs"] if x["head"] is None]
-        for row, x in zip(rows, pairs, strict=True):
-            row += [x[pair][y] for pair in ("pair", "proven_pair") for y in ("rtol", "atol")]
-        yield "What a correct kernel needs", rows
+        yield "What a correct kernel needs", [[x["profile"], *needed(x)] for x in seen["needs"]]
+        rows = []
+        for x in seen["power"]:
+            marks = ["fails" if x[y] > 1 else "passes" for y in ("given", "ours")]
+            errors = (x["given"], marks[0], x["ours"], marks[1])
+            name = f"{x['defect']} {x['size']}".strip()
+            rows.append([name, *errors, x["verdict"], x["suspect"] or None])
+        yield "What lets a defect pass", rows
+
+
+def needed(x):
+    pairs = [x[pair][y] for pair in ("pair", "proven_pair") for y in ("rtol", "atol")]
+    return [x["atol"], x["proven"], *pairs]
 
 
 def predicted(entries):
@@ -167,6 +175,15 @@ def test_every_format_has_the_numbers_of_the_function(name):
     markdown = output(name, "--format", "markdown")
     assert "─" not in markdown
     assert re.search(r"^\|( ---:? \|)+$" if name != "verify" else "^```$", markdown, re.M)
+
+
+def test_rows_of_the_csv_of_tolerances_are_those_of_the_json():
+    seen = loads(output("tolerance", "--format", "json"))
+    _, *rows = csv.reader(io.StringIO(output("tolerance", "--format", "csv")))
+    expected = [["need", x["profile"], "", *needed(x), *[""] * 6] for x in seen["needs"]]
+    keys = ("defect", "size", "given", "ours", "verdict", "suspect")
+    expected += [["defect", "flash", *[""] * 7, *(x[y] for y in keys)] for x in seen["power"]]
+    assert rows == [[str(x) for x in row] for row in expected]
 
 
 def test_rows_of_the_csv_are_those_of_the_json():

@@ -272,6 +272,17 @@ def test_dtypes_that_are_not_read(tmp_path, suffix):
         fails(path, f"`{name}` must have dtype {known}, got {code}", TypeError)
 
 
+def test_longdouble_is_not_read(tmp_path):
+    """A .safetensors has no name for it."""
+    arrays = problem() | {"q": problem()["q"].astype(np.longdouble)}
+    if np.dtype(np.longdouble).itemsize > 8:
+        path = save(tmp_path, "npz", arrays)
+        fails(path, "`q` must have dtype .*, got float128", TypeError)
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(to_safetensors(arrays, {"q": "F128"}))
+    fails(path, "cannot read .*F128")
+
+
 @pytest.mark.parametrize("code", ["F8_E8M0", "F6_E2M3", "F4"])
 def test_codes_that_are_not_read(tmp_path, code):
     pytest.importorskip("safetensors", minversion="0.7")
@@ -306,9 +317,6 @@ def test_other_members_of_npz(tmp_path):
     fails(path, "cannot read .*`q` is not an array")
     swapped = {n: x.astype(x.dtype.newbyteorder(">")) for n, x in problem().items()}
     check_read(open_tensors(save(tmp_path, "npz", swapped)), problem(), (2, 6))
-    if np.dtype(np.longdouble).itemsize > 8:
-        path = save(tmp_path, "npz", problem() | {"q": problem()["q"].astype(np.longdouble)})
-        fails(path, "`q` must have dtype .*, got float128", TypeError)
 
 
 @pytest.mark.parametrize(
