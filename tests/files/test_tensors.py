@@ -258,7 +258,6 @@ def test_what_is_required(tmp_path):
     arrays = {name: x for name, x in problem().items() if name not in JUDGED}
     path = save(tmp_path, "npz", arrays)
     check_read(open_tensors(path, required=()), arrays, (2, 6))
-    fails(path, "FILE must hold one of the arrays out: ", required=["out"])
     open_tensors(save(tmp_path, "npz", arrays | {"lse": problem()["lse"]}))
 
 
@@ -372,14 +371,6 @@ def test_signalling_nan(tmp_path, dtype):
     arrays["k"].reshape(-1).view(f"u{size}")[5] = bits[dtype]
     message = r"`k` must be finite, got nan at index \(0, 0, 1, 1\)"
     fails(save(tmp_path, "safetensors", arrays), message)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_masks_of_other_bytes(tmp_path, suffix):
-    arrays = problem()
-    arrays["mask"].view(np.uint8)[1, 0, 2, 3] = 2
-    message = r"`mask` must hold bytes 0 and 1 only, got another at index \(1, 0, 2, 3\)"
-    fails(save(tmp_path, suffix, arrays), message)
 
 
 def test_bad_files(tmp_path):
