@@ -186,6 +186,29 @@ def test_rows_of_the_csv_of_tolerances_are_those_of_the_json():
     assert rows == [[str(x) for x in row] for row in expected]
 
 
+def test_rows_of_the_csv_of_profiles_are_those_of_the_json():
+    seen = loads(output("measure", "--format", "json"))
+    rows = csv.DictReader(io.StringIO(output("measure", "--format", "csv")))
+    expected = {}
+    for i, head in enumerate(seen["heads"]):
+        for table in ("moments", "log_excess"):
+            for name, value in head[table].items():
+                expected[table, str(i), "", "", name] = value
+        for quantity in ("num_features_by_law", "law_holds_from"):
+            for name, value in head[quantity].items():
+                called = {"law_holds_from": "holds_from"}.get(quantity, "num_features")
+                expected["law", str(i), name, "", called] = value
+    for x in seen["measured"]["estimators"]:
+        for y in x["steps"]:
+            key = "measured", "", x["estimator"], str(y["samples"]), "error"
+            expected[key] = y["error_mean"]
+    keys = ("table", "head", "estimator", "samples", "quantity")
+    found = {tuple(x[y] for y in keys): x["value"] for x in rows}
+    others = ("recommended", "prediction")  # one has no value, and the other is of all heads
+    found = {key: value for key, value in found.items() if key[0] not in others}
+    assert {key: float(value) for key, value in found.items()} == expected
+
+
 def test_rows_of_the_csv_are_those_of_the_json():
     found = loads(output("compare", "--format", "json"))["results"]
     text = output("compare", "--per-head", "--format", "csv")
