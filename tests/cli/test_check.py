@@ -184,18 +184,16 @@ def test_an_end_before_the_report_is_unusable(forked, end):
 
 @pytest.mark.parametrize("end", ["exit", "interrupt", "base", "attribute", "name"])
 def test_an_end_is_unusable_in_this_process_too(end):
-    Path("ending_here.py").write_text(ENDS[end][0], "utf-8")
-    result = softmax("ending_here:fn")
+    result = ended(run, ENDS[end][0])
     assert result.exit_code == 2
     assert ENDS[end][1] in result.output
 
 
 @pytest.mark.parametrize(
-    "raised", ["SystemExit(0)", "KeyboardInterrupt()", "BaseException('odd')", "GeneratorExit()"]
+    "raised", ["SystemExit(0)", "KeyboardInterrupt", "BaseException('odd')", "GeneratorExit"]
 )
 def test_an_end_in_a_call_is_a_failure(raised):
-    Path("ending_in_calls.py").write_text(f"def fn(q, k, v):\n    raise {raised}\n", "utf-8")
-    result = softmax("ending_in_calls:fn", "--check", "contract")
+    result = ended(run, f"def fn(q, k, v):\n    raise {raised}\n", "--check", "contract")
     assert result.exit_code == 1
     assert result.output.startswith("FAIL: ")
 

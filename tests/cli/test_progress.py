@@ -5,9 +5,8 @@ import re
 import pytest
 
 from refattn.cli import options, progress
+from tests.cli.commands import LINES
 from tests.cli.running import run
-
-CHECK = ("check", "refattn:softmax_attention", "--estimator", "softmax", "--check", "contract")
 
 
 def test_more_heads_than_tokens_are_warned_of(capsys):
@@ -38,24 +37,16 @@ def test_the_rest_is_estimated_from_what_is_done(capsys, monkeypatch):
     assert re.fullmatch(r"Working: \d of 5 after \S+ \S+", lines[1])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "compare flat.npz --features 4 --estimators ra --draws 1",
-        "profile flat.npz --features 4 --measure --estimators ra --most 2",
-        "verify dump.safetensors",
-        "tolerance flat.npz --dtype float16 --profile flash",
-    ],
-)
-def test_commands_announce_their_time(here, monkeypatch, words):
+@pytest.mark.parametrize("name", ["compare", "measure", "verify", "tolerance"])
+def test_commands_announce_their_time(here, monkeypatch, name):
     monkeypatch.setattr(progress, "LONG", -1.0)
-    result = run(*words.split())
+    result = run(*LINES[name].split())
     assert result.stderr.startswith("estimated time: about "), result.stderr
 
 
 def test_checks_announce_their_time(monkeypatch, capfd):
     monkeypatch.setattr(progress, "_SOON", -1.0)
-    assert run(*CHECK).exit_code == 0
+    assert run(*LINES["check"].split()).exit_code == 0
     assert "estimated time: at most 2 min (--time-limit sets it)\n" in capfd.readouterr().err
 
 

@@ -10,13 +10,14 @@ import pytest
 import refattn
 from refattn import cli
 from refattn.cli import progress
+from tests.cli.commands import LINES
 from tests.cli.running import process, run
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="pipes and closed files as of POSIX"),
     pytest.mark.usefixtures("here"),
 ]
-CHECK = "check refattn:softmax_attention --estimator softmax --check contract"
+CHECK = LINES["check"]
 
 
 @pytest.mark.parametrize(

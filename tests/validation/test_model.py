@@ -275,20 +275,6 @@ def test_the_figure_names_each_curve_once(results):
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--estimators", "softmax"], "--estimators must be all or of"),
-        (["--features", "0"], "--features must be positive integers, got '0'"),
-        (["--draws", "0"], "--draws"),
-    ],
-)
-def test_unusable_arguments(arguments, said):
-    result = CliRunner().invoke(cli.main, arguments)
-    assert result.exit_code == 2
-    assert said in result.output
-
-
 def test_without_the_weights_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setattr(minilm, "MODULES", ("no_such_module",))
     result = CliRunner().invoke(cli.main, [])

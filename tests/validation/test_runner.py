@@ -17,6 +17,8 @@ from refattn import stats
 from tests.validation.conftest import run_claim
 from validation import __main__ as cli
 from validation import runner, sources, suite
+from validation.bugs import __main__ as bugs
+from validation.model import __main__ as model
 from validation.suite import HOLDS, REFUTED, UNDERPOWERED, Claim, Compared, Findings, Statement
 from validation.suite import Shown as shown
 from validation.suite import Tested as tested
@@ -229,9 +231,14 @@ def test_a_result_that_does_not_come_back_is_an_error_of_its_claim(examples, go)
     assert "error" not in two
 
 
-@pytest.mark.parametrize("record", ["7", "{}", '{"claim": "one"}'])
-def test_a_record_that_is_none(record, examples, go, results):
-    results.write_text(json.dumps(runner.settings("tiny", 0)) + f"\n{record}\n")
+SETTINGS = json.dumps(runner.settings("tiny", 0)) + "\n"
+BROKEN = ["hello", "5", "[]", '{"level": "quick"}']
+BROKEN += [SETTINGS + x for x in ("7", "{}", '{"claim": "one"}')]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_file_that_is_no_file_of_results(text, examples, go, results):
+    results.write_text(f"{text}\n")
     with pytest.raises(ValueError, match="is not a file of results"):
         go("one", resume=True)
 
@@ -277,29 +284,32 @@ def test_a_claim_without_what_it_needs_is_left_out(examples, invoke, tmp_path):
     assert [one["claim"] for one in records] == ["one"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["no_such"], "Unknown claim 'no_such'"),
-        (["--level", "huge"], "huge"),
-        (["--workers", "0"], "--workers"),
-        (["--seed", "-1"], "--seed"),
-        (["--vary-seed", "--resume"], "--vary-seed"),
-    ],
-)
-def test_unusable_arguments(arguments, said, invoke):
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert said in result.output
-
-
-@pytest.mark.parametrize("text", ["hello\n", "5\n", "[]\n", '{"level": "quick"}\n'])
-def test_a_file_that_is_no_file_of_results(text, invoke, tmp_path):
+def test_a_bad_file_is_said_by_the_command(invoke, tmp_path):
     (tmp_path / "o").mkdir()
-    (tmp_path / "o" / "results.jsonl").write_text(text)
+    (tmp_path / "o" / "results.jsonl").write_text("hello\n")
     result = invoke("--resume", "one")
     assert result.exit_code == 2
     assert "is not a file of results" in result.output
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "said"),
+    [
+        (cli.main, "no_such", "Unknown claim 'no_such'"),
+        (cli.main, "--level huge", "huge"),
+        (cli.main, "--workers 0", "--workers"),
+        (cli.main, "--seed -1", "--seed"),
+        (cli.main, "--vary-seed --resume", "--vary-seed"),
+        (model.main, "--estimators softmax", "--estimators must be all or of"),
+        (model.main, "--features 0", "--features must be positive integers, got '0'"),
+        (model.main, "--draws 0", "--draws"),
+        (bugs.main, "none", ""),
+    ],
+)
+def test_unusable_arguments(main, words, said):
+    result = CliRunner().invoke(main, words.split())
+    assert result.exit_code == 2
+    assert said in result.output
 
 
 def test_the_list_of_claims():

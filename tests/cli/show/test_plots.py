@@ -32,12 +32,13 @@ SIZES = (8, 32, 128, 512)
 
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
-    """What a function of `cli.show.plots` would write."""
+    """What a function of `cli.show.plots` would write, if it has no faults."""
 
     def draw(function, *args):
         found = []
         monkeypatch.setattr(style, "save", lambda figure, path: found.append(figure))
         function(*args, tmp_path / "x.png")
+        assert faults(found[0]) == []
         return found[0]
 
     return draw
@@ -108,7 +109,6 @@ def faults(figure):
 def test_all_estimators(drawn):
     names = compare.names()
     figure = drawn(plots.plot_comparison, rows(names))
-    assert faults(figure) == []
     said = [x.get_texts()[0].get_text() for x in figure.findobj(Legend)]
     assert all(said.count(name) == 1 for name in names)
     assert said.count("exact") == said.count("mean of v") == len(figure.axes)
@@ -145,7 +145,6 @@ def test_what_is_wrong_is_found():
 @pytest.mark.parametrize("sizes", [SIZES, (3,), tuple(range(8, 40)), (1, 2, 2**40)])
 def test_any_sizes(drawn, sizes):
     figure = drawn(plots.plot_comparison, rows(list(compare.DEFAULT), sizes))
-    assert faults(figure) == []
     assert set(figure.axes[0].get_xticks()) <= set(sizes)
 
 
@@ -170,7 +169,6 @@ def test_errors_beyond_the_axis_are_said(drawn):
         Row("rfa-sobol", 8, np.full((3, 2), math.nan), 1.0),
     ]
     figure = drawn(plots.plot_comparison, table)
-    assert faults(figure) == []
     said = {x.get_texts()[0].get_text() for x in figure.findobj(Legend)}
     assert {"lara-own (to 200)", "lara-balance", "rfa-sobol: not finite"} <= said
     first, *_, last = (x.get_text() for x in figure.axes[0].get_yticklabels())
@@ -178,8 +176,7 @@ def test_errors_beyond_the_axis_are_said(drawn):
 
 
 def test_errors_that_are_all_zero(drawn):
-    figure = drawn(plots.plot_comparison, [x._replace(errors=0 * x.errors) for x in rows(["ra"])])
-    assert faults(figure) == []
+    drawn(plots.plot_comparison, [x._replace(errors=0 * x.errors) for x in rows(["ra"])])
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -187,7 +184,6 @@ def test_references_that_are_not_finite_are_said(drawn, lost):
     table = rows(["ra", "rfa-iid"])
     table[lost] = table[lost]._replace(errors=np.full((1, 2), math.nan))
     figure = drawn(plots.plot_comparison, table)
-    assert faults(figure) == []
     said = {x.get_texts()[0].get_text() for x in figure.findobj(Legend)}
     assert f"{table[lost].estimator}: not finite" in said
     figure.draw_without_rendering()
@@ -214,7 +210,6 @@ def test_what_is_not_finite_is_left_out(tmp_path, monkeypatch):
 def test_no_estimator_is_told_by_its_name(drawn):
     names = [f"unknown-{i}" for i in range(17)]
     figure = drawn(plots.plot_comparison, rows(names))
-    assert faults(figure) == []
     assert [len(curves(axes)) for axes in figure.axes] == [8, 8, 1]
 
 
@@ -235,7 +230,6 @@ def test_profile(drawn, heads):
     q, k, v = refattn.load_sample()
     found = study(q, k, v) if heads == "all" else study(q[0, 0], k[0, 0])
     figure = drawn(plots.plot_profile, found)
-    assert faults(figure) == []
     assert heads == "one" or len(figure.axes) == 3
 
 
