@@ -78,42 +78,6 @@ def test_a_record_is_found_by_all_its_names():
     assert {"uniform", "flat"} <= set(ESTIMATORS)
     assert kept.sized(3) == {}
     assert kept._replace(size="num_keys").sized(3) == {"num_keys": 3}
-    with pytest.raises(TypeError, match="item assignment"):
-        ESTIMATORS["uniform"] = kept
-
-
-NAME, ALIASES = "`name` must be of letters, digits, - and _, got ", "`aliases` must "
-BAD = [
-    ({"name": 3}, TypeError, "`name` must be a string, got int"),
-    ({"name": ""}, ValueError, NAME + "''"),
-    ({"name": "a,b"}, ValueError, NAME + "'a,b'"),
-    ({"name": "ra"}, ValueError, "must be new, got 'ra', which is taken"),
-    ({"name": "rfa"}, ValueError, "must be new, got 'rfa', which is taken"),
-    ({"aliases": ["is"]}, ValueError, "must be new, got 'is', which is taken"),
-    ({"aliases": ["uniform"]}, ValueError, ALIASES + "differ from `name` and each other"),
-    ({"aliases": ["a", "a"]}, ValueError, ALIASES + "differ from `name` and each other"),
-    ({"aliases": ["a b"]}, ValueError, ALIASES + "be of letters"),
-    ({"aliases": 3}, TypeError, ALIASES + "be an iterable of names, got int"),
-    ({"aliases": [3]}, TypeError, ALIASES + "hold names only, got int"),
-    ({"fn": 3}, TypeError, "`fn` must be callable, got int"),
-    ({"naive": None}, TypeError, "`naive` must be callable, got NoneType"),
-    ({"size": 3}, TypeError, "`size` must be a keyword or None, got int"),
-    ({"size": "num keys"}, ValueError, "`size` must be of keywords, got 'num keys'"),
-    ({"options": ["a-b"]}, ValueError, "`options` must be of keywords, got 'a-b'"),
-    ({"options": ["vjp"]}, ValueError, "leave out 'vjp' for uniform: there is no pullback"),
-    ({"traits": ["meen"]}, ValueError, "`traits` must be one of .*, got 'meen'"),
-    ({"state": int}, TypeError, "`state` must have init, update, read, merge, got"),
-]
-
-
-@pytest.mark.parametrize(("changes", "error", "text"), BAD)
-def test_bad_records_are_refused(changes, error, text, spare):
-    before = dict(spare)
-    with pytest.raises(error, match=text):
-        register(UNIFORM._replace(**changes))
-    assert spare == before
-    with pytest.raises(TypeError, match="`record` must be an Estimator, got tuple"):
-        register(tuple(UNIFORM))
 
 
 # --- entry points ---------------------------------------------------------------------------------

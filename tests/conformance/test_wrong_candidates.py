@@ -1,16 +1,14 @@
 """Wrong candidates fail the checks that are for their mistake, and the report says where."""
 
-# ruff: noqa: F401 (the table names them)
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import refattn
-from refattn import attend, conformance, moments, naive
+from refattn import conformance, naive
 from refattn.conformance import check
 from refattn.conformance.defects import MUTANTS
 from refattn.conformance.verdict import runner
@@ -23,21 +21,11 @@ from tests.conformance.candidates import (
     changed,
     checked,
     declared,
-    dropping,
-    emptied,
     failures,
-    features,
-    local,
-    performer,
-    pulled,
     rows,
     scores,
-    seeing,
-    selecting,
 )
-from tests.conformance.test_right_candidates import with_epsilon
 
-RFA, LINEAR = refattn.random_feature_attention, refattn.linear_attention
 KILLS = json.loads(
     (Path(conformance.__file__).parent / "verdict" / "kills.json").read_text("utf-8")
 )

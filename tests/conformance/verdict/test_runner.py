@@ -18,19 +18,19 @@ from refattn import conformance
 from refattn.conformance import Adapter, Report, Result, check
 from refattn.conformance.checks import identities, uses
 from refattn.conformance.verdict import runner
-from tests.conformance.candidates import averaged, changed, failures, of, scores
-from tests.conformance.test_right_candidates import kernel
+from tests.conformance.candidates import (
+    averaged,
+    changed,
+    failures,
+    kernel,
+    of,
+    plain,
+    scores,
+    unscaled,
+)
 
 SOFTMAX = {"estimator": "softmax", "rng": 0}
 FEW = ["contract", "reference_values", "value_length"]
-
-
-def plain(q, k, v):
-    return refattn.softmax_attention(q, k, v)
-
-
-def unscaled(q, k, v):
-    return refattn.softmax_attention(q, k, v, scale=1.0)
 
 
 def waiting(seconds, fn=plain):

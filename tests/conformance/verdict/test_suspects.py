@@ -4,8 +4,7 @@ import pytest
 
 from refattn.conformance import check
 from refattn.conformance.verdict import runner
-from tests.conformance.candidates import catalogued, failures, of
-from tests.conformance.verdict.test_reproduce import wide
+from tests.conformance.candidates import catalogued, failures, of, wide
 
 
 def named(report):
