@@ -52,7 +52,7 @@ def expanded(line):
 
 def rows(name):
     """The rows of a table, each a list of its columns."""
-    text = Path(__file__).with_name(name).read_text("utf-8")
+    text = (Path(__file__).parent / name).read_text("utf-8")
     for line in text.splitlines():
         for row in expanded(line) if line and line[0] != "#" else ():
             yield [x.strip() for x in row.split(" |")]
