@@ -4,14 +4,7 @@ import pytest
 
 import refattn
 from refattn.conformance import check
-from tests.conformance.candidates import (
-    BACK,
-    OF_OPTIONS,
-    SEES,
-    checked,
-    failures,
-    of,
-)
+from tests.conformance.candidates import BACK, OF_OPTIONS, SEES, checked, failures, of
 
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 
