@@ -89,6 +89,7 @@ def test_reprs_are_short_and_in_one_line():
         ([PASS, EXPECTED], PASS, "no deviation was found other than 1 expected"),
         ([PASS, UNDERPOWERED], UNDERPOWERED, "no deviation was found, but some checks say too lit"),
         ([], UNDERPOWERED, "nothing was checked"),
+        ([UNDERPOWERED, FAIL], FAIL, ""),
         ([PASS, STALE], FAIL, "1 passed, though a failure was expected"),
     ],
 )

@@ -12,21 +12,13 @@ from refattn.conformance import Adapter, Failure, check
 from tests.conformance import candidates
 from tests.conformance.candidates import (
     catalogued,
-    exiting,
-    infinite,
     instance,
-    listed,
-    mixed_queries,
     of,
     pasted,
     pulled,
-    seedless,
-    single,
-    uncentred,
     unnamed,
     unscaled,
     wide,
-    writing,
 )  # fmt: skip
 
 
@@ -52,27 +44,26 @@ def shown(text):
     return "nothing finite"
 
 
+SHOWN = """\
+unscaled      | softmax | reference_values | fn = unscaled | an error
+unscaled      | softmax | value_length     | fn = unscaled | an error
+uncentred     | moments | reference_values |               | an error
+uncentred     | moments | large_mean       |               | an error
+infinite      | softmax | contract         |               | nothing finite
+mixed_queries | softmax | queries_apart    | rng=0         | a report
+seedless      | rfa     | seeds            |               | a report
+exiting       | softmax | contract         |               | a report
+single        | softmax | contract         | strict=True)  | float32
+writing       | softmax | contract         | strict=True)  | other numbers in it
+listed        | softmax | contract         | strict=True)  | a list"""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("fn", "estimator", "name", "words", "what"),
-    [
-        (unscaled, "softmax", "reference_values", "fn = unscaled", "an error"),
-        (unscaled, "softmax", "value_length", "fn = unscaled", "an error"),
-        (uncentred, "moments", "reference_values", "", "an error"),
-        (uncentred, "moments", "large_mean", "", "an error"),
-        (infinite, "softmax", "contract", "", "nothing finite"),
-        # Comparisons of calls run the check again.
-        (mixed_queries, "softmax", "queries_apart", "rng=0", "a report"),
-        (seedless, "rfa", "seeds", "", "a report"),
-        (exiting, "softmax", "contract", "", "a report"),
-        # Misbehaviour raises.
-        (single, "softmax", "contract", "strict=True)", "float32"),
-        (writing, "softmax", "contract", "strict=True)", "other numbers in it"),
-        (listed, "softmax", "contract", "strict=True)", "a list"),
-    ],
-)
-def test_scripts_show_the_failure(fn, estimator, name, words, what):
-    text = script(fn, estimator, name)
+@pytest.mark.parametrize("row", SHOWN.splitlines())
+def test_scripts_show_the_failure(row):
+    """Comparisons of calls run the check again; misbehaviour raises."""
+    fn, estimator, name, words, what = (x.strip() for x in row.split("|"))
+    text = script(getattr(candidates, fn), estimator, name)
     assert words in text
     assert what in shown(text)
 

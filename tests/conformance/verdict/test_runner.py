@@ -364,20 +364,6 @@ def test_reports():
     assert json.loads(bad.to_json())["results"][0]["p"] is None
 
 
-@pytest.mark.parametrize(
-    ("statuses", "verdict"),
-    [
-        (("PASS", "EXPECTED FAILURE"), "PASS"),
-        (("PASS", "UNDERPOWERED"), "UNDERPOWERED"),
-        (("UNDERPOWERED", "FAIL"), "FAIL"),
-        (("STALE",), "FAIL"),
-    ],
-)
-def test_verdicts(statuses, verdict):
-    results = [Result(str(i), "", "law", status=s) for i, s in enumerate(statuses)]
-    assert Report("x", "rfa", (), {}, "quick", 1e-6, 0, results).verdict == verdict
-
-
 def test_pytest_parametrisation():
     def cases(adapter, **options):
         mark = conformance.parametrize_with_checks([adapter], **options)
