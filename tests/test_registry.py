@@ -246,9 +246,7 @@ def test_one_without_claims_is_compared_with_its_formula():
 @pytest.fixture
 def compared(tmp_path):
     """Run `refattn compare` on small tensors with two more estimators: rows, and what was said."""
-    pytest.importorskip("rich")
-    testing = pytest.importorskip("click.testing")
-    from refattn import cli
+    from tests.cli.running import run
 
     register(POOLED)
     register(UNIFORM)
@@ -258,7 +256,7 @@ def compared(tmp_path):
 
     def compared(*words):
         words = ["compare", str(path), "--features", "2,5", "--draws", "1", "--estimators", *words]
-        done = testing.CliRunner().invoke(cli.commands(), words, env={"COLUMNS": "200"})
+        done = run(*words)
         assert done.exit_code == 0, done.output
         table, *_ = done.stdout.split("\n±:")
         return [line.split() for line in table.splitlines()[4:]], done.stderr.splitlines()

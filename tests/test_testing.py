@@ -12,6 +12,7 @@ import pytest
 
 import refattn
 from refattn import pytest_plugin, softmax_attention, testing
+from tests.conformance.candidates import BY_NAME
 
 ROOT = Path(refattn.__file__).parent.parent
 
@@ -32,23 +33,14 @@ def test_cases_are_finite_and_exact_attention_passes(case, dtype):
     testing.assert_attention_close(exact.astype(held), q, k, v, dtype=dtype)
 
 
-def without_maximum(q, k, v):
-    weights = np.exp(q @ k.mT / np.float32(q.shape[-1] ** 0.5))
-    return weights @ v / np.sum(weights, -1, keepdims=True)
-
-
-def unscaled(q, k, v):
-    return softmax_attention(q, k, v, scale=1.0)
-
-
 def first_key_twice(q, k, v):
     k, v = (np.concat([x[..., :1, :], x], -2) for x in (k, v))
     return softmax_attention(q, k, v)
 
 
 SEEN = {  # in which cases a wrong kernel fails, for certain
-    without_maximum: "large shifted negative outlier",
-    unscaled: "sample normal large shifted negative",
+    BY_NAME["softmax-overflow"].fn: "large shifted negative outlier",
+    BY_NAME["softmax-scale-missing"].fn: "sample normal large shifted negative",
     first_key_twice: "sample normal shifted negative equal",
 }
 

@@ -19,6 +19,7 @@ from refattn.conformance import Adapter, Report, Result, check
 from refattn.conformance.checks import identities, uses
 from refattn.conformance.verdict import runner
 from tests.conformance.candidates import (
+    BY_NAME,
     averaged,
     changed,
     failures,
@@ -261,9 +262,7 @@ def test_severity_and_what_was_not_tried():
     assert "wrong at ordinary inputs" in str(report)
 
 
-def overflowing(q, k, v):
-    weights = np.exp(q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5)
-    return weights @ v / np.sum(weights, -1, keepdims=True)
+overflowing = BY_NAME["softmax-overflow"].fn
 
 
 def test_nothing_is_said_of_what_was_not_tried():
@@ -277,12 +276,7 @@ def test_nothing_is_said_of_what_was_not_tried():
 
 def test_a_convention_of_causal_attention_is_blamed_once():
     """Top-left attention gives 0 where no key is seen, whatever it takes for the past."""
-
-    def top_left(q, k, v, mask=True, causal=False):
-        n, m = q.shape[-2], k.shape[-2]
-        seen = mask & np.tri(n, m, 0 if causal else m, dtype=bool)
-        return refattn.softmax_attention(q, k, v, mask=seen)
-
+    top_left = BY_NAME["softmax-causal-top-left"].fn
     names = ["causal", "causal_cross", "query_without_keys"]
     report = check(of(top_left, "softmax", "mask", "causal"), checks=names)
     assert failures(report) == {"causal_cross"}
@@ -431,8 +425,7 @@ def test_what_a_candidate_prints_is_not_in_the_output(tmp_path, words):
 
 
 def test_json_alone_without_a_file_below(monkeypatch, tmp_path):
-    testing = pytest.importorskip("click.testing")
-    from refattn import cli
+    from tests.cli.running import run
 
     (tmp_path / "printing_here.py").write_text(
         "import refattn\n\ndef fn(q, k, v):\n"
@@ -442,7 +435,7 @@ def test_json_alone_without_a_file_below(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     words = ["check", "printing_here:fn", "--estimator", "softmax", "--json", "--check", "contract"]
-    result = testing.CliRunner().invoke(cli.commands(), words)
+    result = run(*words)
     assert json.loads(result.stdout)["verdict"] == "PASS"
     assert "printed" in result.stderr
 

@@ -11,15 +11,12 @@ def named(report):
     return [s for r in report.results if r.status == "FAIL" for s in r.suspects]
 
 
+NAMED = """rfa-key-norm-dropped softmax-scale-missing linear-softplus eva-size-not-counted
+    second-order-divisor-less-one rfa-local-edge-twice softmax-backward-scale-twice-in-dk"""
+
+
 @pytest.mark.long("rfa", "eva", "second", "linear")
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("rfa-key-norm-dropped", "softmax-scale-missing", "linear-softplus"),
-        *("eva-size-not-counted", "second-order-divisor-less-one", "rfa-local-edge-twice"),
-        "softmax-backward-scale-twice-in-dk",
-    ],
-)
+@pytest.mark.parametrize("name", NAMED.split())
 def test_a_known_defect_is_named(name):
     check_of_it = "gradients" if "backward" in name else "reference_values"
     report = check(catalogued(name), checks=[check_of_it], rng=2)
