@@ -7,8 +7,8 @@ import pytest
 
 import refattn
 from refattn.conformance.defects import MUTANTS
-from tests.conformance.candidates import rows
-from tests.conformance.defects.probes import BY_NAME, given, tokens
+from tests.conformance.candidates import BY_NAME, rows
+from tests.conformance.defects.probes import given, tokens
 
 Q, K, V = tokens(6, 4), tokens(6, 4, seed=1), tokens(6, 3, seed=2)
 ONES, EYE = np.ones((6, 1)), np.eye(6)

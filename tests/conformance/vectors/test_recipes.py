@@ -7,9 +7,8 @@ import pytest
 
 import refattn
 from refattn.conformance import vectors
-from refattn.conformance.defects import MUTANTS, VARIANTS
 from refattn.conformance.vectors import recipes, solving
-from tests.conformance.candidates import rows
+from tests.conformance.candidates import BY_NAME, rows
 from tests.conformance.vectors import running
 from tests.conformance.vectors.running import (
     catalogued,
@@ -23,8 +22,6 @@ from tests.conformance.vectors.running import (
     without,
 )
 
-CATALOGUE = {m.name: m for m in (*VARIANTS, *MUTANTS)}
-
 
 @pytest.fixture(scope="module")
 def cases(every):
@@ -34,7 +31,7 @@ def cases(every):
 def test_half_precision_can_meet_its_vectors(cases):
     """Arithmetic in float16 throughout."""
     half = [c for c in cases if "float16" in c.tolerance and c.estimator == "softmax"]
-    narrow = catalogued(CATALOGUE["softmax"])
+    narrow = catalogued(BY_NAME["softmax"])
     assert len(half) >= 3
     for case in half:
         assert error(case, narrow, "float16") <= 1
@@ -169,8 +166,8 @@ def test_flags_catch_what_they_name(flag, estimator, mistake, cases):
     wrong = eval(mistake, {**vars(running), **globals(), "e": estimator, "run": right})
     named = [c for c in cases if c.estimator == estimator and flag in c.flags]
     if isinstance(wrong, str):
-        wrong = catalogued(CATALOGUE[wrong])
-        right = right if estimator == "moments" else catalogued(CATALOGUE[estimator])
+        wrong = catalogued(BY_NAME[wrong])
+        right = right if estimator == "moments" else catalogued(BY_NAME[estimator])
         named = [c for c in named if takes(c)]
     elif "unstable" in mistake:
         named = [c for c in named if c.arguments.get("features", "positive") == "positive"]
