@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import kernels, naive, registry, sampling, theory, typing
+from refattn import kernels, registry, sampling, theory, typing
 from refattn.estimators import key_sampling, lara
 
 USE = '''
@@ -109,14 +109,6 @@ def test_every_option_of_names_is_typed():
             if isinstance(parameter.default, str):
                 assert get_origin(hints[name]) is Literal, (fn, name)
                 assert parameter.default in get_args(hints[name])
-
-
-def test_other_names_are_refused():
-    x = np.ones((2, 2))
-    with pytest.raises(ValueError, match='`coupling` must be one of "antithetic", "halton", "iid"'):
-        sampling.draw(2, 2, coupling="orthogonl")
-    with pytest.raises(ValueError, match='`features` must be one of "hyperbolic", "positive"'):
-        naive.random_feature_attention(x, x, x, omega=x, features="postive")
 
 
 def test_the_result_of_attend_is_a_tuple_as_ever():

@@ -1,14 +1,21 @@
 """Candidates of the checks, made of the package's functions by what is changed in them."""
 
+import os
 import re
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import refattn
-from refattn import attend, sampling, softmax_attention, vjp
+from refattn import attend, kernels, moments, naive, sampling, softmax_attention, vjp
 from refattn.conformance import Adapter, check, checks_of
 from refattn.conformance.defects import MUTANTS, VARIANTS
+from refattn.estimators.key_sampling import draw_keys
+from refattn.features import elu_features, relu_features
+from refattn.registry import ESTIMATORS
 
 SEES = ("mask", "causal", "gqa")
 OPTIONS = ("window", "softcap", "sinks", "bias")
@@ -45,17 +52,22 @@ def expanded(line):
 
 def rows(name):
     """The rows of a table, each a list of its columns."""
-    text = Path(__file__).with_name(name).read_text("utf-8")
+    text = (Path(__file__).parent / name).read_text("utf-8")
     for line in text.splitlines():
         for row in expanded(line) if line and line[0] != "#" else ():
             yield [x.strip() for x in row.split(" |")]
 
 
-def declared(fn, words, names):
-    """The candidate of a row, whose function is an expression of these names."""
+def declared(fn, words, names=()):
+    """The candidate of a row, whose function is an expression of names here, and of these."""
     estimator, *words = words.split()
     tags = dict(x.split("=") for x in words if "=" in x)
-    return of(eval(fn, names), estimator, *(x for x in words if "=" not in x), **tags)
+    return of(
+        eval(fn, {**globals(), **dict(names)}),
+        estimator,
+        *(x for x in words if "=" not in x),
+        **tags,
+    )
 
 
 def failures(report):
@@ -236,3 +248,277 @@ def local(window=(8, 8), **fixed):
         return refattn.local_random_feature_attention(q, k, v, window=window, rng=seed, **options)
 
     return attention
+
+
+# Right ones of the package, and by other formulas.
+
+
+def kernel(x, y, *, num_features=None, seed=None, omega=None):
+    omega = sampling.draw(num_features, x.shape[-1], rng=seed).omega if omega is None else omega
+    return kernels.estimate(x, y, omega)
+
+
+def rfa_of_moments(q, k, v, *, mean=None, cov=None, **options):
+    proposal = None if mean is None else sampling.Gaussian(mean, cov)
+    options["rng"] = options.pop("seed")
+    return refattn.random_feature_attention(q, k, v, proposal=proposal, **options)
+
+
+RFA, LARA = refattn.random_feature_attention, refattn.linear_randomized_attention
+RA, LINEAR = refattn.randomized_attention, refattn.linear_attention
+SAMPLED = refattn.sampled_key_attention
+waves = partial(RFA, features="trigonometric")
+relu = partial(LINEAR, feature_map=relu_features)
+
+
+def own(name):
+    return ESTIMATORS[name].fn
+
+
+def given_keys(name):
+    return refattn.coreset_attention if name == "coreset" else SAMPLED
+
+
+# Those that take some problems only, and are asked no others.
+
+
+def only(condition):
+    if not condition:
+        raise ValueError("not taken")
+
+
+def limited(taken, fn=refattn.softmax_attention, **fixed):
+    def attention(q, k, v, **options):
+        only(taken(q, k, v))
+        return fn(q, k, v, **options, **fixed)
+
+    return attention
+
+
+def of_size(*sizes):
+    return lambda q, k, v: q.shape[-1] in sizes
+
+
+def multiple(of):
+    return lambda q, k, v: q.shape[-2] % of == 0 == k.shape[-2] % of
+
+
+def square(q, k, v):
+    return q.shape[-2] == k.shape[-2]
+
+
+def same_length(q, k, v):
+    return q.shape[-1] == v.shape[-1]
+
+
+def both(*conditions):
+    return lambda *arrays: all(condition(*arrays) for condition in conditions)
+
+
+def small(q, k, v):
+    k = np.repeat(k, q.shape[-3] // k.shape[-3], -3) if k.ndim > 2 else k
+    with np.errstate(invalid="ignore"):
+        logits = np.abs(q @ np.swapaxes(k, -1, -2)) / np.sqrt(q.shape[-1])
+    return np.nanmax(logits, initial=0.0) <= 20
+
+
+def seeded(fn):
+    """With `seed` for `rng`."""
+    return lambda *arrays, seed, **options: fn(*arrays, rng=seed, **options)
+
+
+def shifted(q, k, v, *, num_features, seed, mean=None, cov=None):
+    only(q.shape[-1] == 16)
+    omega = np.random.default_rng(seed).standard_normal((num_features, 16))
+    if mean is not None:
+        omega = mean + omega @ np.linalg.cholesky(cov).T
+    return RFA(q, k, v, omega=omega)
+
+
+def causal_ra(q, k, v, **options):
+    only(q.shape[-1] == 8)
+    given = {"rng" if name == "seed" else name: x for name, x in options.items()}
+    return RA(q, k, v, causal=True, **given)
+
+
+def top_left(q, k, v):
+    """Always causal, aligned at the first token."""
+    return refattn.softmax_attention(q, k, v, mask=np.tri(q.shape[-2], k.shape[-2], dtype=bool))
+
+
+def summaries(causal_always=False, top_left=False):
+    """EVA that is causal always, or aligned at the first token."""
+
+    def attention(q, k, v, *, causal=False, **options):
+        n, m = q.shape[-2], k.shape[-2]
+        if top_left and causal and n < m:
+            k, v = k[..., :n, :], v[..., :n, :]
+        if top_left and causal and n > m:
+            k, v = (np.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, n - m), (0, 0)]) for x in (k, v))
+            options["mask"] = np.arange(n) < m
+        causal = causal or causal_always
+        return refattn.eva_attention(q, k, v, sampled=False, causal=causal, **options)
+
+    return attention
+
+
+# Those of which some checks are made: options, log normalisers, gradients, bits, dropout.
+
+
+def turned(fn, **fixed):
+    def attention(q, k, v, **options):
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        return fn(q, k, v, **fixed, **options).swapaxes(1, 2)
+
+    return attention
+
+
+def by_rows(q, k, v):
+    """Each query by itself, with sums whose order depends on nothing else."""
+    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    for at in np.ndindex(q.shape[:-1]):
+        scores = (k[at[:-1]] * q[at]).sum(-1) * q.shape[-1] ** -0.5
+        weights = np.exp(scores - scores.max())
+        out[at] = (weights[:, None] * v[at[:-1]]).sum(0) / weights.sum()
+    return out
+
+
+def ra_with_epsilon(q, k, v, *, num_samples, seed):
+    omega = sampling.draw_target(q, k, num_samples=num_samples, rng=seed)
+    y = k * q.shape[-1] ** -0.25
+    score = omega @ y[..., None, :, :].mT - np.sum(y * y, -1)[..., None, None, :] / 2
+    weight = np.exp(score - np.max(score, -1, keepdims=True)) + 1e-12
+    return np.mean(weight / np.sum(weight, -1, keepdims=True), -2) @ v
+
+
+def half_waves(q, k, v, *, omega, causal=False):
+    """Of some thousand queries at one seed, one has a mean of 78,539.7 by its formula."""
+    wide = (x.astype(np.float64) for x in (q, k, v))
+    options = {"features": "trigonometric", "omega": omega, "causal": causal}
+    return naive.random_feature_attention(*wide, **options).astype(np.float16)
+
+
+def half_moments(x):
+    wide = x.astype(np.float64)
+    return moments.estimate(wide).mean.astype(x.dtype), moments.estimate(wide).cov.astype(x.dtype)
+
+
+def in_float32(q, k, v):
+    wide = (x.astype(np.float32) for x in (q, k, v))
+    return naive.softmax_attention(*wide).astype(q.dtype)
+
+
+def with_epsilon(q, k, v, *, d_out=None):
+    """Linear attention with an epsilon in the normaliser."""
+    a, b = elu_features(q), elu_features(k)
+    kernel = a @ b.mT
+    total = kernel.sum(-1, keepdims=True) + 1e-6
+    out = kernel @ v / total
+    if d_out is None:
+        return out
+    pairs = (d_out @ v.mT - (d_out * out).sum(-1, keepdims=True)) / total
+    dq, dk = (np.exp(np.minimum(x, 0)) * y for x, y in ((q, pairs @ b), (k, pairs.mT @ a)))
+    return (out, dq, dk, (kernel / total).mT @ d_out)
+
+
+def nan_where_empty(q, k, v, *, mask=None, d_out=None):
+    mask = np.ones((q.shape[-2], k.shape[-2]), bool) if mask is None else mask
+    out, pullback = vjp(refattn.softmax_attention, q, k, v, mask=mask)
+    seen = np.any(mask, -1)[..., None]
+    out = np.where(seen, out, np.nan)
+    if d_out is None:
+        return out
+    return (out, *(np.where(np.all(seen), x, np.nan) for x in pullback(d_out)[:3]))
+
+
+def drawing(estimator):
+    """A sample of keys, drawn first: a constant of the pullback."""
+
+    def attention(q, k, v, *, num_keys, seed, d_out=None, **options):
+        law = estimator.removeprefix("sampled-")
+        drawn = draw_keys(q, k, v, num_keys=num_keys, law=law, rng=seed, **options)
+        return pulled(SAMPLED)(q, k, v, d_out=d_out, **drawn._asdict(), **options)
+
+    return attention
+
+
+base_2 = attending(
+    of_lse=lambda lse, *_: lse / np.log(2.0),
+    of_back=lambda d_lse, _: None if d_lse is None else d_lse / np.log(2.0),
+)
+
+
+# Those that scripts of failures import.
+
+
+def plain(q, k, v):
+    return refattn.softmax_attention(q, k, v)
+
+
+def unscaled(q, k, v):
+    return refattn.softmax_attention(q, k, v, scale=1.0)
+
+
+def single(q, k, v):
+    return plain(q, k, v).astype(np.float32)
+
+
+def writing(q, k, v):
+    out = plain(q, k, v)
+    v += 1
+    return out
+
+
+def listed(q, k, v):
+    return plain(q, k, v).tolist()
+
+
+def infinite(q, k, v):
+    return plain(q, k, v) * np.inf
+
+
+def mixed_queries(q, k, v):
+    return plain(q, k, v) + np.mean(q, -2, keepdims=True)
+
+
+def seedless(q, k, v, *, num_features, seed):
+    return refattn.random_feature_attention(q, k, v, num_features=num_features, rng=1)
+
+
+def wide(q, k, v, *, num_features, seed):
+    return refattn.random_feature_attention(
+        1.2 * q, 1.2 * k, v, num_features=num_features, rng=seed
+    )
+
+
+def exiting(q, k, v):
+    sys.exit(3)
+
+
+def uncentred(x):
+    return x.mean(-2), np.swapaxes(x, -1, -2) @ x / (x.shape[-2] - 1)
+
+
+class Unscaled:
+    def __call__(self, q, k, v):
+        return unscaled(q, k, v)
+
+    def method(self, q, k, v):
+        return unscaled(q, k, v)
+
+
+instance, unnamed = Unscaled(), lambda q, k, v: unscaled(q, k, v)
+
+
+def pasted(text):
+    """The output of a script."""
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=600,
+    )
+    assert result.returncode == 1, result.stderr
+    return result

@@ -1,16 +1,12 @@
 """Wrong candidates fail the checks that are for their mistake, and the report says where."""
 
-# ruff: noqa: F401 (the table names them)
 import json
-import sys
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import refattn
-from refattn import attend, conformance, moments, naive
+from refattn import conformance, naive
 from refattn.conformance import check
 from refattn.conformance.defects import MUTANTS
 from refattn.conformance.verdict import runner
@@ -23,24 +19,13 @@ from tests.conformance.candidates import (
     changed,
     checked,
     declared,
-    dropping,
-    emptied,
     failures,
-    features,
-    local,
-    performer,
-    pulled,
     rows,
     scores,
-    seeing,
-    selecting,
 )
-from tests.conformance.test_right_candidates import with_epsilon
+from validation import kills
 
-RFA, LINEAR = refattn.random_feature_attention, refattn.linear_attention
-KILLS = json.loads(
-    (Path(conformance.__file__).parent / "verdict" / "kills.json").read_text("utf-8")
-)
+KILLS = json.loads(kills.FILE.read_text("utf-8"))
 
 
 # The catalogue: each defect by one check that rejects it, as was measured once for all checks.
@@ -164,10 +149,6 @@ def broken(result):
 
 def raising(q, k, v):
     raise RuntimeError("no\nGPU")
-
-
-def exiting(q, k, v):
-    sys.exit(3)
 
 
 def scribbling(q, k, v):

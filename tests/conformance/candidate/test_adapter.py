@@ -5,18 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import refattn
 from refattn.conformance import Adapter, Failure, check
 from refattn.conformance.candidate.adapter import _in_memory
-from tests.conformance.candidates import of
-
-
-def plain(q, k, v):
-    return refattn.softmax_attention(q, k, v)
-
-
-def uncentred(x):
-    return x.mean(-2), np.swapaxes(x, -1, -2) @ x / (x.shape[-2] - 1)
+from tests.conformance.candidates import of, plain, uncentred
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from refattn.conformance import check
-from tests.conformance.verdict.test_reproduce import infinite, pasted, plain, single, writing
+from tests.conformance.candidates import infinite, pasted, plain, single, writing
 
 SOFTMAX = {"estimator": "softmax", "rng": 0, "isolate": True}
 

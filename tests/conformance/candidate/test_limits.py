@@ -6,8 +6,7 @@ import pytest
 import refattn
 from refattn.conformance import CHECKS, SPECS, TAGS, check
 from refattn.conformance.candidate.failures import Beyond
-from tests.conformance.candidates import SEES, attending, of
-from tests.conformance.test_right_candidates import limited, multiple, small
+from tests.conformance.candidates import SEES, attending, limited, multiple, of, small
 
 RNG = np.random.default_rng(0)
 
@@ -55,7 +54,7 @@ def test_sums_of_keys_that_come_many_times(seeds):
         weights = np.exp(scores - np.max(scores, -1, keepdims=True))
         return np.einsum("...ij,...jv->...iv", weights, v) / np.sum(weights, -1, keepdims=True)
 
-    adapter = of(limited(multiple, running), "softmax", multiple_of=64)
+    adapter = of(limited(multiple(64), running), "softmax", multiple_of=64)
     for seed in range(seeds):
         report = check(adapter, rng=30 - seeds + seed, checks=["value_length"])
         assert report.verdict == "PASS", (seed, report)

@@ -9,8 +9,7 @@ import refattn
 from refattn import sampling, stats
 from refattn.conformance.checks import laws, recovery, targets
 from refattn.conformance.checks.identities import Trial
-from tests.conformance.candidates import of
-from tests.conformance.test_right_candidates import kernel
+from tests.conformance.candidates import kernel, of
 
 
 def trial(fn, estimator, **tags):

@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from refattn.conformance.defects import MUTANTS, VARIANTS
 from refattn.estimators.key_sampling import LAWS
 from refattn.registry import ESTIMATORS
 
-BY_NAME = {m.name: m for m in (*VARIANTS, *MUTANTS)}
 COUNT = {"rfa": "num_features", "ra": "num_samples", "lara": "num_proposals"}
 SIZES = COUNT | {
     "rfa-local": "num_features",

@@ -9,8 +9,8 @@ from refattn import kernels, vjp
 from refattn.conformance import CAPABILITIES
 from refattn.conformance.defects import MUTANTS, VARIANTS, combined
 from refattn.registry import ESTIMATORS
+from tests.conformance.candidates import BY_NAME
 from tests.conformance.defects.probes import (
-    BY_NAME,
     CHUNKED,
     COUNT,
     SIZES,

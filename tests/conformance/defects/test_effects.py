@@ -7,7 +7,8 @@ import pytest
 
 import refattn
 from refattn.conformance.defects import MUTANTS
-from tests.conformance.defects.probes import BY_NAME, given, tokens
+from tests.conformance.candidates import BY_NAME, rows
+from tests.conformance.defects.probes import given, tokens
 
 Q, K, V = tokens(6, 4), tokens(6, 4, seed=1), tokens(6, 3, seed=2)
 ONES, EYE = np.ones((6, 1)), np.eye(6)
@@ -28,81 +29,17 @@ def logits(out):
     return np.log(out[:, 1:] / out[:, :1])
 
 
-# f is the defect, g the right one of its estimator. Truth values may be compared as well.
-ATTENTION = {
-    "softmax-scale-missing": lambda f, g: (f(Q, K, V), g(2 * Q, K, V)),
-    "softmax-scale-twice": lambda f, g: (f(Q, K, V), g(Q / 2, K, V)),
-    "softmax-base-two": lambda f, g: (f(Q, K, V), g(math.log(2) * Q, K, V)),
-    "softmax-mask-minus-1e9": lambda f, g: (f(Q, K, V, **EMPTY)[0], V.mean(0)),
-    "softmax-mask-minus-1e4": lambda f, g: (
-        [*f(Q, K, V, **EMPTY)[0], np.allclose(f(*FAR, **ONLY), 1)], [*V.mean(0), False]),
-    "softmax-empty-row-nan": lambda f, g: (np.isnan(f(Q, K, V, **EMPTY)[0]), True),
-    "softmax-mask-as-integer": lambda f, g: (
-        f(0 * Q, K, EYE, **HALF)[:, 3] / f(0 * Q, K, EYE, **HALF)[:, 0], math.exp(-1)),
-    "softmax-overflow": lambda f, g: (f(1e3 * Q, 1e3 * K, V), 0),
-    "softmax-epsilon": lambda f, g: (np.abs(f(Q, K, ONES) - (1 - 1e-8)) < 1e-8 - 1e-10, True),
-    "softmax-plus-one": lambda f, g: (f(Q, K, ONES) < 0.9, True),
-    "softmax-cosine": lambda f, g: (f(Q, K, V), f(9 * Q, K, V)),
-    "softmax-padded-blocks": lambda f, g: (f(Q, K, ONES) < 0.95, True),
-    "softmax-mask-on-values": lambda f, g: (f(0 * Q, K, V, **HALF), g(0 * Q, K, V, **HALF) / 2),
-    "softmax-gqa-interleaved": lambda f, g: (
-        f(*GROUPED), g(GROUPED[0], *(x[[0, 1, 0, 1]] for x in GROUPED[1:]))),
-    "softmax-gqa-first-head": lambda f, g: (
-        f(*GROUPED), g(GROUPED[0], *(x[[0, 0, 0, 0]] for x in GROUPED[1:]))),
-    "softmax-values-of-next-head": lambda f, g: (
-        f(GROUPED[0][:2], *GROUPED[1:]), g(GROUPED[0][:2], GROUPED[1], GROUPED[2][::-1])),
-    "rfa-root-twice": lambda f, g: (f(Q, K, V, **OMEGA), g(ROOT * Q, ROOT * K, V, **OMEGA)),
-    "rfa-root-missing": lambda f, g: (f(Q, K, V, **OMEGA), g(Q / ROOT, K / ROOT, V, **OMEGA)),
-    "rfa-frequency-negated": lambda f, g: (
-        f(Q, K, V, **OMEGA), g(-Q, K, V, omega=-OMEGA["omega"])),
-    "rfa-mean-of-ratios": lambda f, g: (
-        f(Q, K, V, **OMEGA), refattn.mean_of_ratios_attention(Q, K, V, **OMEGA)),
-    "rfa-last-feature-dropped": lambda f, g: (
-        f(Q, K, V, **OMEGA), g(Q, K, V, omega=OMEGA["omega"][:-1])),
-    "rfa-one-sample-used": lambda f, g: (f(Q, K, V, **OMEGA), g(Q, K, V, omega=OMEGA["omega"][:1])),
-    "rfa-trigonometric-two-pi": lambda f, g: (f(Q, K, V, **OMEGA), waves(2 * math.pi)),
-    "rfa-trigonometric-over-two-pi": lambda f, g: (f(Q, K, V, **OMEGA), waves(0.5 / math.pi)),
-    "rfa-exact": lambda f, g: (f(Q, K, V, **OMEGA), refattn.softmax_attention(Q, K, V)),
-    "rfa-key-norm-dropped": lambda f, g: (
-        logits(f(Q, K, EYE, **OMEGA)) - logits(g(Q, K, EYE, **OMEGA)),
-        np.sum((ROOT * K[1:]) ** 2, -1) / 2 - np.sum((ROOT * K[0]) ** 2) / 2 + 0 * Q[:, :1]),
-    "lara-own-weights": lambda f, g: (
-        f(Q, K, V, **LARA),
-        refattn.linear_randomized_attention(Q, K, V, weighting="own", **LARA)),
-    "lara-no-weights": lambda f, g: (
-        f(Q, K, V, **LARA), refattn.random_feature_attention(Q, K, V, omega=LARA["omega"])),
-    "lara-noise-dropped": lambda f, g: (
-        f(Q, K, V, num_proposals=3, seed=1), f(Q, K, V, num_proposals=3, seed=2)),
-    "linear-elu-cancels": lambda f, g: (
-        [np.isnan(h(-38 + 0 * Q, K, V)).all() for h in (f, g)], [True, False]),
-    "linear-absolute-epsilon": lambda f, g: (
-        [np.allclose(h(LOW, K, V), h(LOW - 5, K, V)) for h in (f, g)], [False, True]),
-    "linear-elu-blended": lambda f, g: (np.isnan(f(800 + 0 * Q, K, V)), True),
-    "linear-normaliser-clamped": lambda f, g: (f(2 * LOW, K, ONES) < 1e-2, True),
-    "linear-elu-without-one": lambda f, g: (np.min(f(Q - 1, K, EYE)) < 0, True),
-    "linear-not-normalised": lambda f, g: (f(np.abs(Q), np.abs(K), ONES) > 6, True),
-    "linear-mask-on-values": lambda f, g: (f(Q, 0 * K, V, **HALF), g(Q, 0 * K, V, **HALF) / 2),
-    "softmax-causal-strict": lambda f, g: (f(Q, K, V, causal=True)[0], 0),
-    "softmax-causal-ahead": lambda f, g: (
-        f(Q, K, V, causal=True)[:-1], g(Q[:-1], K, V, mask=np.tri(5, 6, 1, dtype=bool))),
-    "softmax-causal-ignored": lambda f, g: (f(Q, K, V, causal=True), g(Q, K, V)),
-    "linear-causal-over-channels": lambda f, g: (
-        f(Q, K, V, causal=True), np.cumsum(g(Q, K, V), -1) / np.arange(1, 4)),
-    "linear-causal-normaliser-global": lambda f, g: (
-        f(Q, 0 * K, V, causal=True),
-        g(Q, 0 * K, V, causal=True) * np.arange(1, 7)[:, None] / 6),
-}  # fmt: skip
-
-
 def waves(factor):
     omega = factor * OMEGA["omega"]
     return refattn.random_feature_attention(Q, K, V, omega=omega, features="trigonometric")
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-def test_attention(name):
-    got, want = ATTENTION[name](BY_NAME[name].fn, BY_NAME[name.partition("-")[0]].fn)
-    assert np.allclose(got, want, rtol=1e-7, atol=1e-12)
+@pytest.mark.parametrize(
+    ("name", "got", "want"), [pytest.param(*x, id=x[0]) for x in rows("defects/effects.txt")]
+)
+def test_attention(name, got, want):
+    names = {**globals(), "f": BY_NAME[name].fn, "g": BY_NAME[name.partition("-")[0]].fn}
+    assert np.allclose(eval(got, names), eval(want, names), rtol=1e-7, atol=1e-12)
 
 
 X, Y = np.array([0.6, 0.0, 0.3]), np.array([0.2, 0.7, 0.1])

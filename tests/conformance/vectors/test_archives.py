@@ -148,11 +148,10 @@ def test_what_is_no_archive_of_plain_files_is_refused(archives, tmp_path):
 
 
 def test_command_line(tmp_path, monkeypatch, few):
-    click_testing = pytest.importorskip("click.testing")
-    from refattn.cli import commands
+    from tests.cli.running import run as invoked
 
     def run(*words):
-        done = click_testing.CliRunner().invoke(commands(), ["vectors", *map(str, words)])
+        done = invoked("vectors", *words)
         return done.exit_code, done.output
 
     monkeypatch.setattr(solving, "all_recipes", list)  # none that is to be solved first

@@ -1,16 +1,18 @@
 """Golden vectors of conventions: each group is met under its own convention, and no other."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 
 from refattn.conformance import CONVENTIONS
-from refattn.conformance.conventions import OPTIONS
+from refattn.conformance.conventions import OPTIONS, Run
 from refattn.conformance.vectors import Convention, conventional
 from refattn.conformance.vectors.cases import GRADIENTS
-from tests.conformance.vectors.running import error, forward, of_file
+from tests.conformance.vectors.running import error, forward, of_file, only
 from tests.conformance.vectors.translating import PACKAGE, under
+from tests.libraries import driver
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,58 @@ def test_every_other_convention_fails(option, dtype, conventions):
         for other in groups:
             fails = any(error(case, under({option: other}), dtype) > 1 for case in cases)
             assert fails == (other != value), (value, other)
+
+
+# --- libraries ------------------------------------------------------------------------------------
+
+
+def batched(x):
+    return x[(None,) * (4 - x.ndim)]
+
+
+def by_library(name, **given):
+    """A driver's result for what a case gives; drivers have no scale."""
+    q, k, v = (batched(given[x]) for x in "qkv")
+    if CONVENTIONS[name].cells["same_value_size"].value:
+        v = np.concatenate([v, np.zeros((*v.shape[:-1], q.shape[-1] - v.shape[-1]), v.dtype)], -1)
+    options = {x: given[x] for x in ("mask", "window", "softcap") if x in given}
+    if "bias" in given:
+        options["mask"] = batched(given["bias"])
+    if "past_k" in given:
+        options["past"] = [batched(given[f"past_{x}"]) for x in "kv"]
+    for said, word in (("causal", "causal"), ("return_lse", "lse")):
+        options |= {word: True} if given.get(said) else {}
+    out = np.asarray(driver(name).call(q, k, v, **options))
+    out = out.reshape(*given["q"].shape[:-1], *out.shape[3:])
+    return {"lse": out} if "lse" in options else {"out": out[..., : given["v"].shape[-1]]}
+
+
+LIBRARIES = [
+    (name, option)
+    for name, row in CONVENTIONS.items()
+    for option in sorted(PACKAGE.keys() - {"dropout"})  # what is dropped is not for us to say
+    if option in row.cells
+    and isinstance(row.cells[option].source, Run)
+    and row.cells[option].value not in conventional.WITHOUT
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "option"), LIBRARIES)
+def test_libraries_meet_their_groups(name, option, conventions):
+    """The group that names a library holds for it, and no other group of the option."""
+    driver(name)  # or skip
+    met = []
+    for value, cases in groups_of(option, conventions).items():
+        few = [
+            only(case, "lse" if "lse" in case.expected else "out")
+            for case in cases
+            if case.arguments["scale"] is None
+            and (name != "hf-eager" or case.arguments.get("window", (0, 0))[1] == 0)
+        ]
+        if all(error(case, partial(by_library, name), "float32") <= 1 for case in few):
+            met.append(value)
+    assert met == [CONVENTIONS[name].cells[option].value]
 
 
 # --- what the files say ---------------------------------------------------------------------------

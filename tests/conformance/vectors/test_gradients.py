@@ -7,15 +7,15 @@ import refattn
 from refattn.conformance import vectors
 from refattn.conformance.defects import MUTANTS, VARIANTS
 from refattn.conformance.vectors.cases import GRADIENTS
+from tests.conformance.candidates import rows
+from tests.conformance.vectors import running
 from tests.conformance.vectors.running import (
-    at_others,
     catalogued,
     error,
     missed,
     of_file,
     only,
     package,
-    spoilt,
     takes,
 )
 
@@ -109,74 +109,25 @@ def root(x):
     return d**-0.25 if x["scale"] is None else x["scale"] ** 0.5
 
 
-RANDOM = ("ra", "lara", "rfa", "rfa-hyperbolic", "rfa-trigonometric")
-# What of, how something is changed, and what becomes of it.
-PLANTED = {
-    "lse dropped": (("softmax",), at_others, {"d_lse": lambda x: 0 * x["d_lse"]}),
-    "lse alone": (("softmax",), at_others, {
-        "d_out": lambda x: 0 * x["d_out"] if "d_lse" in x else x["d_out"]}),
-    "lse of another sign": (("softmax",), at_others, {"d_lse": lambda x: -x["d_lse"]}),
-    "scale ignored": (("softmax", *RANDOM), at_others, {"scale": lambda x: None}),
-    "scale of dk off": (("softmax", *RANDOM), spoilt, {"dk": lambda g, x: g * root(x) ** 2}),
-    "scale of dq off": (("softmax", *RANDOM[1:]), spoilt, {"dq": lambda g, x: g / root(x) ** 2}),
-    "root of frequencies": (RANDOM, spoilt, {"d_omega": lambda g, x: g * root(x)}),
-    "dk off": (("softmax", "linear", *RANDOM), spoilt, {"dk": lambda g, x: g * 1.0001}),
-    "queries of RA": (("ra",), spoilt, {"dq": lambda g, x: g + 1e-6 * x["q"]}),
-    "samples not averaged": (("ra",), spoilt, {"d_omega": lambda g, x: g * g.shape[-2]}),
-    "samples averaged": (("ra", "lara", "rfa"), spoilt, {
-        "d_omega": lambda g, x: 0 * g + g.mean(-2, keepdims=True)}),
-    "weights, not their logs": (("rfa",), spoilt, {
-        "d_log_weight": lambda g, x: g * np.exp(-x["log_weight"])}),
-    "weights forgotten": (("rfa",), at_others, {"log_weight": lambda x: 0 * x["log_weight"]}),
-    "frequencies of the first head": (("rfa",), spoilt, {
-        "d_omega": lambda g, x: 0 * g + g[:1] if g.ndim > 2 else g}),
-    "frequencies not summed over heads": (("rfa",), spoilt, {
-        "d_omega": lambda g, x: g / len(x["q"]) if x["q"].ndim > g.ndim else g}),
-    "one sign of two": (("rfa-hyperbolic",), at_others, {"features": lambda x: "positive"}),
-    "waves for exponentials": (("rfa-trigonometric",), at_others, {
-        "features": lambda x: "hyperbolic"}),
-    "causal forgotten": (RANDOM[2:], at_others, {"causal": lambda x: False}),
-    "mask forgotten": (("softmax", "rfa", "linear"), at_others, {
-        "mask": lambda x: x["mask"] | True}),
-}  # fmt: skip
-OF_OPTIONS = [
-    ("softcap", at_others, {"softcap": lambda x: 1e9}),
-    ("sinks", spoilt, {"d_sinks": lambda g, x: -g}),
-    ("sinks", spoilt, {"d_sinks": lambda g, x: g / x["q"].shape[-2]}),  # a mean
-    ("bias", spoilt, {"d_bias": lambda g, x: 0.25 * g}),
-    ("bias", spoilt, {"d_bias": lambda g, x: g / len(x["q"]) if x["q"].ndim > g.ndim else g}),
-    ("window", at_others, {"window": lambda x: None}),
-    ("alibi", at_others, {"slopes": lambda x: 0 * x["slopes"]}),
-    ("dropout", at_others, {"dropout": lambda x: 0 * x["dropout"] + 1}),
-    ("lse", at_others, {"d_lse": lambda x: 0 * x["d_lse"]}),
-    ("combined", spoilt, {"d_sinks": lambda g, x: g * 1.0001}),
+MISTAKES = [
+    (kind, mistake)
+    for kinds, mistake in rows("vectors/mistakes_on_the_way_back.txt")
+    for kind in kinds.split()
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for name, (kinds, *_) in PLANTED.items() for kind in kinds]
-)
-def test_planted_mistakes_miss_some(name, kind, cases):
+@pytest.mark.parametrize(("kind", "mistake"), MISTAKES)
+def test_planted_mistakes_miss_some(kind, mistake, cases, every):
     estimator, _, features = kind.partition("-")
-    _, way, edits = PLANTED[name]
-    chosen = [
+    chosen = [case for case in every if case.group == f"softmax-{kind}-gradients"] or [
         of_package(case)
         for case in cases
         if case.estimator == estimator
         and case.arguments.get("features", "positive") == (features or "positive")
     ]
-    assert any(missed(case, way(package(estimator), **edits)) for case in chosen)
-
-
-def test_weights_of_proposals_have_gradients(cases):
-    chosen = [of_package(case) for case in cases if case.estimator == "lara"]
-    assert any(missed(case, detached_density) for case in chosen)
-
-
-@pytest.mark.parametrize(("option", "way", "edits"), OF_OPTIONS)
-def test_mistakes_of_options_miss_some(option, way, edits, every):
-    chosen = [case for case in every if case.group == f"softmax-{option}-gradients"]
-    assert any(missed(case, way(package("softmax"), **edits)) for case in chosen)
+    run = package(chosen[0].estimator)
+    wrong = eval(mistake, {**vars(running), **globals(), "run": run})
+    assert any(missed(case, wrong) for case in chosen)
 
 
 def test_every_gradient_counts(cases):

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from refattn.conformance import vectors
-from refattn.conformance.defects import MUTANTS, VARIANTS
+from refattn.conformance.defects import MUTANTS
 from refattn.conformance.vectors import recipes
+from tests.conformance.candidates import BY_NAME
 from tests.conformance.vectors.running import (
     FILES,
     catalogued,
     changed,
+    error,
     forward,
     missed,
     of_file,
@@ -17,7 +19,8 @@ from tests.conformance.vectors.running import (
     spoilt,
     without,
 )
-from tests.conformance.vectors.translating import under
+from tests.conformance.vectors.translating import PACKAGE, row_sees, under
+from tests.libraries import driver
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +108,8 @@ def plain(cases):
 
 
 def test_another_style_meets_them(options):
-    right = next(m for m in VARIANTS if m.name == "softmax-options")
-    assert not any(missed(case, catalogued(right)) for case in plain(options))
+    right = catalogued(BY_NAME["softmax-options"])
+    assert not any(missed(case, right) for case in plain(options))
 
 
 @pytest.mark.parametrize("entry", DEFECTS, ids=lambda m: m.name)
@@ -133,6 +136,32 @@ def test_edges_of_tiles(options):
     squares = {(c.group, c.inputs["q"].shape[-2]) for c in tiles
                if c.inputs["q"].shape == c.inputs["k"].shape}  # fmt: skip
     assert squares == {(f"softmax-tile-{x}", n) for x in ("causal", "window") for n in powers}
+
+
+@pytest.mark.long
+def test_torch_meets_what_a_float_mask_can_say(options):
+    """Windows, causal attention, biases, slopes and grouped heads, by what is added to scores."""
+    call, count = driver("torch-sdpa").call, 0
+
+    def run(causal, window=None, scale=None, **given):
+        q, k, v = (given[x][(None,) * (4 - given[x].ndim)] for x in "qkv")
+        n, m = q.shape[-2], k.shape[-2]
+        rows = np.array([row_sees(i, n, m, 0, causal, window, PACKAGE) for i in range(n)])
+        added = given.get("bias", np.zeros((n, m), q.dtype))
+        if "slopes" in given:
+            distance = abs(np.arange(m) - np.arange(n)[:, None] - (m - n))
+            added = -given["slopes"][:, None, None] * distance
+        added = np.where(rows & given.get("mask", True), added, -np.inf).astype(q.dtype)
+        out = call(q, k, v, mask=added[(None,) * (4 - added.ndim)])
+        return out.reshape(*given["q"].shape[:-1], v.shape[-1])
+
+    for case in forward(options):
+        others = {"softcap", "return_lse"} & case.arguments.keys()
+        others |= {"sinks", "dropout"} & case.inputs.keys()
+        if not others and case.arguments["scale"] is None and "float32" in case.tolerance:
+            assert error(case, run, "float32") <= 1, case.id
+            count += 1
+    assert count > 60
 
 
 def test_ids_say_what_was_drawn():

@@ -1,14 +1,15 @@
 """Vectors of estimators: each flag catches the mistakes it names."""
 
-from functools import partial
+import itertools
 
 import numpy as np
 import pytest
 
 import refattn
 from refattn.conformance import vectors
-from refattn.conformance.defects import MUTANTS, VARIANTS
 from refattn.conformance.vectors import recipes, solving
+from tests.conformance.candidates import BY_NAME, rows
+from tests.conformance.vectors import running
 from tests.conformance.vectors.running import (
     catalogued,
     changed,
@@ -17,12 +18,9 @@ from tests.conformance.vectors.running import (
     missed,
     of_file,
     package,
-    spoilt,
     takes,
     without,
 )
-
-CATALOGUE = {m.name: m for m in (*VARIANTS, *MUTANTS)}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +31,7 @@ def cases(every):
 def test_half_precision_can_meet_its_vectors(cases):
     """Arithmetic in float16 throughout."""
     half = [c for c in cases if "float16" in c.tolerance and c.estimator == "softmax"]
-    narrow = catalogued(CATALOGUE["softmax"])
+    narrow = catalogued(BY_NAME["softmax"])
     assert len(half) >= 3
     for case in half:
         assert error(case, narrow, "float16") <= 1
@@ -156,98 +154,24 @@ def single(x):
     return {n: y.astype(np.float32) if isinstance(y, np.ndarray) else y for n, y in x.items()}
 
 
-P = {e: package(e) for e in vectors.ESTIMATORS}
-DENSE, DRAWN = ("softmax", "rfa", "linear"), ("rfa", "ra", "lara")
-SCALED, NEAR = ("softmax", *DRAWN), ("eva", "rfa-local", "second-order")
-SPARSE = ("coreset", "sampled-keys", *NEAR)
-MISTAKES = [  # flag, estimator, and a mistake, or the name of one in the catalogue
-    *(("BASIC", e, f"{e}-root-twice") for e in DRAWN),
-    ("BASIC", "softmax", "softmax-base-two"),
-    ("BASIC", "linear", "linear-exponential"),
-    ("BASIC", "kernel", "kernel-norm-unsquared"),
-    ("BASIC", "moments", "moments-ddof-0"),
-    ("BASIC", "rfa", without(P["rfa"], "log_weight")),
-    ("BASIC", "sampled-keys", without(P["sampled-keys"], "log_probability")),
-    ("BASIC", "eva", without(P["eva"], "omega")),
-    *(("BASIC", e, changed(P[e], scale=lambda x: 1.0)) for e in SPARSE),
-    *(("EXTREME", e, limited(P[e], 16)) for e in (*SCALED, "kernel")),
-    *(("EXTREME", e, limited(P[e], 4)) for e in SPARSE),
-    ("EXTREME", "softmax", "softmax-clipped"),
-    ("EXTREME", "moments", changed(P["moments"], x=lambda x: np.clip(x["x"], -65504, 65504))),
-    *((flag, "softmax", "softmax-overflow") for flag in ("OVERFLOW", "UNDERFLOW")),
-    *((flag, "rfa", "rfa-overflow") for flag in ("OVERFLOW", "UNDERFLOW")),
-    *((flag, e, unstable) for flag in ("OVERFLOW", "UNDERFLOW") for e in DRAWN),
-    ("OVERFLOW", "kernel", lambda **x: P["kernel"](**single(x))),
-    ("UNDERFLOW", "kernel", features_apart),
-    *(("MASK", e, without(P[e], "mask")) for e in (*DENSE, *SPARSE)),
-    *(("MASK", e, f"{e}-mask-on-values") for e in DENSE),
-    ("EMPTY_ROW", "softmax", "softmax-mask-minus-1e9"),
-    *(("EMPTY_ROW", e, without(P[e], "mask", "causal")) for e in ("rfa", "linear")),
-    ("EMPTY_ROW", "sampled-keys", without(P["sampled-keys"], "mask")),
-    *(("CAUSAL", e, f"{e}-causal-{way}") for e in DENSE for way in ("strict", "ahead")),
-    *(("CAUSAL", e, without(P[e], "causal")) for e in (*DENSE, *NEAR)),
-    *(("CROSS", e, lambda e=e, **x: P[e](**x | {"mask": top_left(x), "causal": False}))
-      for e in DENSE),
-    *(("CROSS", e, fewer_keys(P[e])) for e in ("ra", "lara", *NEAR)),
-    *(("GQA", e, changed(P[e], k=interleaved("k"), v=interleaved("v")))
-      for e in (*DENSE, "sampled-keys", *NEAR)),
-    ("EPS", "softmax", "softmax-epsilon"),
-    *(("EPS", e, partial(unstable, eps=1e-6)) for e in DRAWN),
-    ("EPS", "linear", "linear-absolute-epsilon"),
-    ("CANCELLATION", "moments", "moments-one-pass"),
-    ("CANCELLATION", "linear", "linear-elu-cancels"),
-    ("CANCELLATION", "rfa", spoilt(P["rfa"], out=lambda out, x: np.clip(
-        out, x["v"].min(0), x["v"].max(0)))),
-    *(("SCALING", e, without(P[e], "scale")) for e in (*SCALED, *SPARSE)),
-    *(("SCALING", e, changed(P[e], scale=power(0.25))) for e in (*SCALED, *SPARSE)),
-    *(("SCALING", e, changed(P[e], scale=power(1.0))) for e in SCALED),
-    ("SCALING", "moments", changed(P["moments"], x=lambda x: x["x"] + 1e-6)),
-    *(("MISSING_NORM", e, f"{e}-key-norm-dropped") for e in DRAWN),
-    ("MISSING_NORM", "rfa", "rfa-key-norm-whole"),
-    *(("MISSING_NORM", "kernel", f"kernel-{x}") for x in ("norm-of-y-dropped", "whole-norm")),
-    ("MISSING_NORM", "ra", changed(P["ra"], k=unit_keys)),
-    *(("HAAR", e, changed(P[e], omega=f)) for e in (*DRAWN, "kernel")
-      for f in (flipped, transposed)),
-    ("HAAR", "rfa", changed(P["rfa"], omega=lambda x: np.linalg.qr(x["omega"].T)[0].T
-                            if x["omega"].shape == (4, 4) else x["omega"])),
-    ("NORMALISATION", "rfa", partial(unstable, hidden=True)),
-    *(("NORMALISATION", e, f"{e}-mask-on-values") for e in DENSE),
-    *(("NORMALISATION", e, spoilt(P[e], out=times_count)) for e in ("ra", "lara", "kernel")),
-    ("NORMALISATION", "moments", "moments-mean-over-n-minus-1"),
-    *(("SHARED_RANDOMNESS", e, changed(P[e], omega=first_head)) for e in ("rfa", "ra")),
-    *(("DEGENERATE", e, spoilt(P[e], out=squeezed, cov=squeezed)) for e in vectors.ESTIMATORS),
-    *(("DIMENSION", e, changed(P[e], scale=lambda x: x["v"].shape[-1] ** -0.5
-       if x["scale"] is None else x["scale"])) for e in SCALED),
-    ("DIMENSION", "kernel", changed(P["kernel"], omega=some("omega", 32))),
-    ("DIMENSION", "linear", changed(P["linear"], q=some("q", 32))),
-    ("DIMENSION", "moments", spoilt(P["moments"], mean=lambda x, given: x[:8])),
-    *(("SAMPLE", e, changed(P[e], indices=lambda x: abs(x["indices"] - 1)))
-      for e in ("coreset", "sampled-keys")),
-    ("SAMPLE", "sampled-keys", without(P["sampled-keys"], "log_probability")),
-    ("SAMPLE", "sampled-keys", changed(P["sampled-keys"], log_probability=once)),
-    *(("CHUNK", e, changed(P[e], window=lambda x, by=by: x["window"] + by))
-      for e in ("eva", "second-order") for by in (-1, 1)),
-    ("CHUNK", "eva", changed(P["eva"], log_size=lambda x: not x["log_size"])),
-    *(("NEAR", "rfa-local", changed(P["rfa-local"], window=f)) for f in (
-        lambda x: x["window"][::-1],
-        lambda x: tuple(n and n - 1 for n in x["window"]),
-        lambda x: tuple(n if n is None else n + 1 for n in x["window"]))),
-    ("NEAR", "rfa-local", lambda omega, **x: P["softmax"](**x)),
-]  # fmt: skip
+def mistakes():
+    for flags, estimators, mistake in rows("vectors/mistakes.txt"):
+        named = vectors.ESTIMATORS if estimators == "ESTIMATORS" else estimators.split()
+        yield from itertools.product(flags.split(), named, [mistake])
 
 
-@pytest.mark.parametrize("index", range(len(MISTAKES)))
-def test_flags_catch_what_they_name(index, cases):
-    flag, estimator, wrong = MISTAKES[index]
-    right = P[estimator]
+@pytest.mark.parametrize(("flag", "estimator", "mistake"), [*mistakes()])
+def test_flags_catch_what_they_name(flag, estimator, mistake, cases):
+    right = package(estimator)
+    wrong = eval(mistake, {**vars(running), **globals(), "e": estimator, "run": right})
     named = [c for c in cases if c.estimator == estimator and flag in c.flags]
     if isinstance(wrong, str):
-        wrong = catalogued(CATALOGUE[wrong])
-        right = right if estimator == "moments" else catalogued(CATALOGUE[estimator])
+        wrong = catalogued(BY_NAME[wrong])
+        right = right if estimator == "moments" else catalogued(BY_NAME[estimator])
         named = [c for c in named if takes(c)]
-    elif wrong is unstable or isinstance(wrong, partial):
+    elif "unstable" in mistake:
         named = [c for c in named if c.arguments.get("features", "positive") == "positive"]
-        right = unstable if isinstance(wrong, partial) else right
+        right = unstable if wrong is not unstable else right
     caught = [c for c in named if missed(c, wrong)]
     assert caught
     for case in caught:
@@ -256,7 +180,7 @@ def test_flags_catch_what_they_name(index, cases):
 
 def test_every_flag_of_every_estimator_has_a_mistake(cases):
     used = {(flag, c.estimator) for c in cases for flag in c.flags}
-    assert {(flag, estimator) for flag, estimator, _ in MISTAKES} == used
+    assert {(flag, estimator) for flag, estimator, _ in mistakes()} == used
     others = {"GRADIENT", "ALIBI", "BIAS", "CONVENTION", "DROPOUT", "HARD", "LSE", "SINKS"}
     others |= {"SOFTCAP", "TILE", "WINDOW"}
     assert {flag for flag, _ in used} == set(vectors.FLAGS) - others

@@ -81,12 +81,10 @@ def test_other_files_are_left_alone(tmp_path, documents):
 
 
 def test_command_line(tmp_path, monkeypatch, documents):
-    from click.testing import CliRunner
-
-    from refattn.cli import commands
+    from tests.cli.running import run as invoked
 
     def run(*words):
-        done = CliRunner().invoke(commands(), ["vectors", str(tmp_path / "out"), *words])
+        done = invoked("vectors", tmp_path / "out", *words)
         return done.exit_code, done.output
 
     monkeypatch.setattr(solving, "all_recipes", list)  # none that is to be solved first

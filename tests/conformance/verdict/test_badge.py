@@ -1,7 +1,6 @@
 """The verdict as a small image."""
 
 import re
-import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -75,26 +74,3 @@ def test_it_needs_no_other_file():
     assert re.findall(r"url\((.*?)\)", text) == ["#round"]
     tags = {x.tag.removeprefix(SVG) for x in image.iter()}
     assert tags == {"svg", "title", "clipPath", "rect", "g", "text"}
-
-
-def test_the_command_line(tmp_path, monkeypatch):
-    testing = pytest.importorskip("click.testing")
-    pytest.importorskip("rich")
-    pytest.importorskip("jinja2")
-    from refattn import cli
-
-    def check(out):
-        given = ["refattn:softmax_attention", "--estimator", "softmax", "--check", "value_length"]
-        done = testing.CliRunner().invoke(cli.commands(), ["check", *given, "--badge", out])
-        return done.exit_code, done.output
-
-    monkeypatch.chdir(tmp_path)
-    status, said = check("out.svg")
-    assert status == 0, said
-    label, verdict = words(ElementTree.fromstring((tmp_path / "out.svg").read_bytes()))
-    assert verdict == PASS
-    assert label.startswith(f"refattn {refattn.__version__} | softmax | quick | 1 of ")
-    status, said = check("out.png")
-    assert (status, "must end in .svg, got 'out.png'" in said) == (2, True)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert check("out.svg") == (2, "Error: --badge needs `pip install 'refattn[cli]'`\n")

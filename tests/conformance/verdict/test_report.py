@@ -9,8 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+import refattn
 from refattn.conformance import Report, Result
 from refattn.conformance.verdict.report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED
+from tests.conformance.verdict.test_badge import words
 
 MARKUP = "<script>alert('&')</script> \"κ\" \x1b[31m\udcff"
 SHOWN = "<script>alert('&')</script> \"κ\" \\x1b[31m\\udcff"
@@ -89,6 +91,7 @@ def test_reprs_are_short_and_in_one_line():
         ([PASS, EXPECTED], PASS, "no deviation was found other than 1 expected"),
         ([PASS, UNDERPOWERED], UNDERPOWERED, "no deviation was found, but some checks say too lit"),
         ([], UNDERPOWERED, "nothing was checked"),
+        ([UNDERPOWERED, FAIL], FAIL, ""),
         ([PASS, STALE], FAIL, "1 passed, though a failure was expected"),
     ],
 )
@@ -222,32 +225,38 @@ def test_without_jinja2(monkeypatch):
 
 
 def check(*words, **options):
-    testing = pytest.importorskip("click.testing")
-    pytest.importorskip("rich")
-    from refattn import cli
+    from tests.cli.running import cli, testing
 
     given = ["check", *words, "--estimator", "softmax", "--check", "value_length"]
     done = testing.CliRunner().invoke(cli.commands(), given, **options)
     return done.exit_code, done.output
 
 
-def test_a_page_from_the_command_line(tmp_path, monkeypatch):
+MOVING = "import os, refattn\nos.chdir('elsewhere')\nfn = refattn.softmax_attention\n"
+
+
+@pytest.mark.parametrize(("option", "ending"), [("--html", ".html"), ("--badge", ".svg")])
+def test_pages_and_badges_from_the_command_line(option, ending, tmp_path, monkeypatch):
     pytest.importorskip("jinja2")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "moving", raising=False)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "moving.py").write_text(
-        "import os, refattn\nos.chdir('elsewhere')\nfn = refattn.softmax_attention\n"
-    )
-    status, said = check("moving:fn", "--html", "out.html")
+    (tmp_path / "moving.py").write_text(MOVING)
+    status, said = check("moving:fn", option, f"out{ending}")
     assert status == 0, said
-    text = (tmp_path / "out.html").read_text("utf-8")
-    assert "PASS softmax_attention as softmax" in Page(text).text()
-    status, said = check("refattn:softmax_attention", "--html", "out.txt")
-    assert (status, "must end in .html, got 'out.txt'" in said) == (2, True)
+    text = (tmp_path / f"out{ending}").read_text("utf-8")
+    if option == "--html":
+        assert "PASS softmax_attention as softmax" in Page(text).text()
+    else:
+        label, verdict = words(ElementTree.fromstring(text))
+        assert verdict == PASS
+        assert label.startswith(f"refattn {refattn.__version__} | softmax | quick | 1 of ")
+    status, said = check("refattn:softmax_attention", option, "out.png")
+    assert (status, f"must end in {ending}, got 'out.png'" in said) == (2, True)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    found = check("no_such_module:fn", "--html", "out.html")
-    assert found == (2, "Error: --html needs `pip install 'refattn[cli]'`\n")
+    found = check("no_such_module:fn", option, f"out{ending}")
+    assert found == (2, f"Error: {option} needs `pip install 'refattn[cli]'`\n")
 
 
 COLOURS = {PASS: 32, FAIL: 31, STALE: 31, UNDERPOWERED: 33, EXPECTED: 33}

@@ -1,80 +1,25 @@
 """Scripts of failures run elsewhere, and show the failure until it is mended."""
 
 import functools
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-import refattn
 from refattn.conformance import Adapter, Failure, check
-from tests.conformance.candidates import catalogued, of, pulled
-
-# Candidates, which the scripts import
-
-
-def plain(q, k, v):
-    return refattn.softmax_attention(q, k, v)
-
-
-def unscaled(q, k, v):
-    return refattn.softmax_attention(q, k, v, scale=1.0)
-
-
-def single(q, k, v):
-    return plain(q, k, v).astype(np.float32)
-
-
-def writing(q, k, v):
-    out = plain(q, k, v)
-    v += 1
-    return out
-
-
-def listed(q, k, v):
-    return plain(q, k, v).tolist()
-
-
-def infinite(q, k, v):
-    return plain(q, k, v) * np.inf
-
-
-def mixed_queries(q, k, v):
-    return plain(q, k, v) + np.mean(q, -2, keepdims=True)
-
-
-def seedless(q, k, v, *, num_features, seed):
-    return refattn.random_feature_attention(q, k, v, num_features=num_features, rng=1)
-
-
-def wide(q, k, v, *, num_features, seed):
-    return refattn.random_feature_attention(
-        1.2 * q, 1.2 * k, v, num_features=num_features, rng=seed
-    )
-
-
-def exiting(q, k, v):
-    sys.exit(3)
-
-
-def uncentred(x):
-    return x.mean(-2), np.swapaxes(x, -1, -2) @ x / (x.shape[-2] - 1)
-
-
-class Unscaled:
-    def __call__(self, q, k, v):
-        return unscaled(q, k, v)
-
-    def method(self, q, k, v):
-        return unscaled(q, k, v)
-
-
-instance, unnamed = Unscaled(), lambda q, k, v: unscaled(q, k, v)
+from tests.conformance import candidates
+from tests.conformance.candidates import (
+    catalogued,
+    instance,
+    of,
+    pasted,
+    pulled,
+    unnamed,
+    unscaled,
+    wide,
+)  # fmt: skip
 
 
 def script(fn, estimator, name, **options):
@@ -82,20 +27,6 @@ def script(fn, estimator, name, **options):
     (result,) = check(adapter, rng=0, checks=[name], **options).results
     assert result.status == "FAIL"
     return result.reproducer
-
-
-def pasted(text):
-    """The output of a script."""
-    paths = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
-    result = subprocess.run(
-        [sys.executable, "-c", text],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-        timeout=600,
-    )
-    assert result.returncode == 1, result.stderr
-    return result
 
 
 def shown(text):
@@ -113,27 +44,26 @@ def shown(text):
     return "nothing finite"
 
 
+SHOWN = """\
+unscaled      | softmax | reference_values | fn = unscaled | an error
+unscaled      | softmax | value_length     | fn = unscaled | an error
+uncentred     | moments | reference_values |               | an error
+uncentred     | moments | large_mean       |               | an error
+infinite      | softmax | contract         |               | nothing finite
+mixed_queries | softmax | queries_apart    | rng=0         | a report
+seedless      | rfa     | seeds            |               | a report
+exiting       | softmax | contract         |               | a report
+single        | softmax | contract         | strict=True)  | float32
+writing       | softmax | contract         | strict=True)  | other numbers in it
+listed        | softmax | contract         | strict=True)  | a list"""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("fn", "estimator", "name", "words", "what"),
-    [
-        (unscaled, "softmax", "reference_values", "fn = unscaled", "an error"),
-        (unscaled, "softmax", "value_length", "fn = unscaled", "an error"),
-        (uncentred, "moments", "reference_values", "", "an error"),
-        (uncentred, "moments", "large_mean", "", "an error"),
-        (infinite, "softmax", "contract", "", "nothing finite"),
-        # Comparisons of calls run the check again.
-        (mixed_queries, "softmax", "queries_apart", "rng=0", "a report"),
-        (seedless, "rfa", "seeds", "", "a report"),
-        (exiting, "softmax", "contract", "", "a report"),
-        # Misbehaviour raises.
-        (single, "softmax", "contract", "strict=True)", "float32"),
-        (writing, "softmax", "contract", "strict=True)", "other numbers in it"),
-        (listed, "softmax", "contract", "strict=True)", "a list"),
-    ],
-)
-def test_scripts_show_the_failure(fn, estimator, name, words, what):
-    text = script(fn, estimator, name)
+@pytest.mark.parametrize("row", SHOWN.splitlines())
+def test_scripts_show_the_failure(row):
+    """Comparisons of calls run the check again; misbehaviour raises."""
+    fn, estimator, name, words, what = (x.strip() for x in row.split("|"))
+    text = script(getattr(candidates, fn), estimator, name)
     assert words in text
     assert what in shown(text)
 
@@ -153,7 +83,7 @@ def test_scripts_of_a_law_run_it_again():
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["instance", "instance.method", "unnamed"])
 def test_scripts_find_the_candidate_by_its_source(name):
-    adapter = Adapter(unscaled, "softmax", source=f"{__name__}:{name}")
+    adapter = Adapter(unscaled, "softmax", source=f"{candidates.__name__}:{name}")
     text = script(adapter, "softmax", "value_length")
     assert f"fn = {name}\n" in text
     assert shown(text) == "an error"

@@ -18,19 +18,20 @@ from refattn import conformance
 from refattn.conformance import Adapter, Report, Result, check
 from refattn.conformance.checks import identities, uses
 from refattn.conformance.verdict import runner
-from tests.conformance.candidates import averaged, changed, failures, of, scores
-from tests.conformance.test_right_candidates import kernel
+from tests.conformance.candidates import (
+    BY_NAME,
+    averaged,
+    changed,
+    failures,
+    kernel,
+    of,
+    plain,
+    scores,
+    unscaled,
+)
 
 SOFTMAX = {"estimator": "softmax", "rng": 0}
 FEW = ["contract", "reference_values", "value_length"]
-
-
-def plain(q, k, v):
-    return refattn.softmax_attention(q, k, v)
-
-
-def unscaled(q, k, v):
-    return refattn.softmax_attention(q, k, v, scale=1.0)
 
 
 def waiting(seconds, fn=plain):
@@ -261,9 +262,7 @@ def test_severity_and_what_was_not_tried():
     assert "wrong at ordinary inputs" in str(report)
 
 
-def overflowing(q, k, v):
-    weights = np.exp(q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5)
-    return weights @ v / np.sum(weights, -1, keepdims=True)
+overflowing = BY_NAME["softmax-overflow"].fn
 
 
 def test_nothing_is_said_of_what_was_not_tried():
@@ -277,12 +276,7 @@ def test_nothing_is_said_of_what_was_not_tried():
 
 def test_a_convention_of_causal_attention_is_blamed_once():
     """Top-left attention gives 0 where no key is seen, whatever it takes for the past."""
-
-    def top_left(q, k, v, mask=True, causal=False):
-        n, m = q.shape[-2], k.shape[-2]
-        seen = mask & np.tri(n, m, 0 if causal else m, dtype=bool)
-        return refattn.softmax_attention(q, k, v, mask=seen)
-
+    top_left = BY_NAME["softmax-causal-top-left"].fn
     names = ["causal", "causal_cross", "query_without_keys"]
     report = check(of(top_left, "softmax", "mask", "causal"), checks=names)
     assert failures(report) == {"causal_cross"}
@@ -364,20 +358,6 @@ def test_reports():
     assert json.loads(bad.to_json())["results"][0]["p"] is None
 
 
-@pytest.mark.parametrize(
-    ("statuses", "verdict"),
-    [
-        (("PASS", "EXPECTED FAILURE"), "PASS"),
-        (("PASS", "UNDERPOWERED"), "UNDERPOWERED"),
-        (("UNDERPOWERED", "FAIL"), "FAIL"),
-        (("STALE",), "FAIL"),
-    ],
-)
-def test_verdicts(statuses, verdict):
-    results = [Result(str(i), "", "law", status=s) for i, s in enumerate(statuses)]
-    assert Report("x", "rfa", (), {}, "quick", 1e-6, 0, results).verdict == verdict
-
-
 def test_pytest_parametrisation():
     def cases(adapter, **options):
         mark = conformance.parametrize_with_checks([adapter], **options)
@@ -445,8 +425,7 @@ def test_what_a_candidate_prints_is_not_in_the_output(tmp_path, words):
 
 
 def test_json_alone_without_a_file_below(monkeypatch, tmp_path):
-    testing = pytest.importorskip("click.testing")
-    from refattn import cli
+    from tests.cli.running import run
 
     (tmp_path / "printing_here.py").write_text(
         "import refattn\n\ndef fn(q, k, v):\n"
@@ -456,7 +435,7 @@ def test_json_alone_without_a_file_below(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     words = ["check", "printing_here:fn", "--estimator", "softmax", "--json", "--check", "contract"]
-    result = testing.CliRunner().invoke(cli.commands(), words)
+    result = run(*words)
     assert json.loads(result.stdout)["verdict"] == "PASS"
     assert "printed" in result.stderr
 

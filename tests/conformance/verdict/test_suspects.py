@@ -4,23 +4,19 @@ import pytest
 
 from refattn.conformance import check
 from refattn.conformance.verdict import runner
-from tests.conformance.candidates import catalogued, failures, of
-from tests.conformance.verdict.test_reproduce import wide
+from tests.conformance.candidates import catalogued, failures, of, wide
 
 
 def named(report):
     return [s for r in report.results if r.status == "FAIL" for s in r.suspects]
 
 
+NAMED = """rfa-key-norm-dropped softmax-scale-missing linear-softplus eva-size-not-counted
+    second-order-divisor-less-one rfa-local-edge-twice softmax-backward-scale-twice-in-dk"""
+
+
 @pytest.mark.long("rfa", "eva", "second", "linear")
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("rfa-key-norm-dropped", "softmax-scale-missing", "linear-softplus"),
-        *("eva-size-not-counted", "second-order-divisor-less-one", "rfa-local-edge-twice"),
-        "softmax-backward-scale-twice-in-dk",
-    ],
-)
+@pytest.mark.parametrize("name", NAMED.split())
 def test_a_known_defect_is_named(name):
     check_of_it = "gradients" if "backward" in name else "reference_values"
     report = check(catalogued(name), checks=[check_of_it], rng=2)
