@@ -119,6 +119,20 @@ problems = given(
 )
 
 
+def slope(formula, arrays, way, d_out, **options):
+    """Derivative of the weighted output along a way, in extended precision."""
+    step, total = np.longdouble(2.0**-18), np.longdouble(0)
+    floats = {x for x, y in options.items() if isinstance(y, np.ndarray) and y.dtype == float}
+    wide = options | {x: options[x].astype(np.longdouble) for x in floats}
+    for i, weight in ((1, 8), (2, -1)):  # the error is of the fourth order
+        for sign in (1, -1):
+            moved = {
+                x: y.astype(np.longdouble) + sign * i * step * way[x] for x, y in arrays.items()
+            }
+            total += sign * weight * np.sum(formula(**moved, **wide) * d_out)
+    return float(total / (12 * step))
+
+
 # --- what two answers within the accuracy contract may differ by ----------------------------------
 
 

@@ -335,9 +335,7 @@ def test_bits_do_not_depend_on_where_tasks_run(causal, features, monkeypatch):
     want = attend()
     for name in ("_part", "_no_keys", "_state", "_read"):
         task = getattr(distributed, name)
-        moved = partial(
-            lambda task, *args, **options: task(*shipped(args), **shipped(options)), task
-        )
+        moved = partial(moving, task)
         monkeypatch.setattr(distributed, name, moved)
     np.testing.assert_array_equal(attend(), want)
 

@@ -44,6 +44,7 @@ from tests.problems import (
     rfa_atol,
     rfa_tolerance,
     second_order_atol,
+    slope,
     softmax_atol,
     trigonometric_atol,
     values_atol,
@@ -641,20 +642,6 @@ def test_a_scale_multiplies_queries_and_keys_by_its_root(name, scale):
         assert_close(got, function(*moved.arrays, **options, scale=1.0), atol)
         got = function(*p.arrays, **options, scale=3.0**-0.5)
         assert_close(got, function(*p.arrays, **options), atol)
-
-
-def slope(formula, arrays, way, d_out, **options):
-    """Derivative of the weighted output along a way, in extended precision."""
-    step, total = np.longdouble(2.0**-18), np.longdouble(0)
-    floats = {x for x, y in options.items() if isinstance(y, np.ndarray) and y.dtype == float}
-    wide = options | {x: options[x].astype(np.longdouble) for x in floats}
-    for i, weight in ((1, 8), (2, -1)):  # the error is of the fourth order
-        for sign in (1, -1):
-            moved = {
-                x: y.astype(np.longdouble) + sign * i * step * way[x] for x, y in arrays.items()
-            }
-            total += sign * weight * np.sum(formula(**moved, **wide) * d_out)
-    return float(total / (12 * step))
 
 
 @pytest.mark.parametrize("mask", ["none", "heads", "rows"])

@@ -11,14 +11,11 @@ from scipy.linalg import block_diag
 import refattn
 from refattn import naive, packed
 from refattn.attention import Attended
+from tests.problems import draw
 
 D, D_V = 3, 2
 SIDE = st.none() | st.integers(0, 6)
 SIZES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=4)
-
-
-def draw(rng, *shape, dtype=np.float64):
-    return np.asarray(rng.standard_normal(shape), dtype=dtype)
 
 
 def offsets(sizes):

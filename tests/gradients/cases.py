@@ -9,6 +9,7 @@ import numpy as np
 import refattn
 from refattn import features, naive
 from refattn.gradients import vjp
+from tests.problems import slope
 
 SOFTMAX, RFA = refattn.softmax_attention, refattn.random_feature_attention
 IS, RA = refattn.importance_sampled_attention, refattn.randomized_attention
@@ -140,16 +141,6 @@ def pulled(fn, arrays, d_out, **options):
     found = vjp(fn, **arrays, **options)[1](d_out)._asdict()
     assert {name for name, x in found.items() if x is not None} == set(arrays)
     return {name: x for name, x in found.items() if x is not None}
-
-
-def slope(formula, arrays, way, d_out, **options):
-    """Derivative of the weighted output along a way, in extended precision."""
-    step, total = LONG(2.0**-18), LONG(0)
-    for i, weight in ((1, 8), (2, -1)):  # the error is of the fourth order
-        for sign in (1, -1):
-            moved = {x: y.astype(LONG) + sign * i * step * way[x] for x, y in arrays.items()}
-            total += sign * weight * np.sum(formula(**moved, **options) * d_out)
-    return float(total / (12 * step))
 
 
 def agrees(fn, formula, arrays, options, rng, *, each=False):

@@ -426,3 +426,21 @@ def test_jax_differentiates(name, causal):
     got = jax.jit(jax.vmap(jax.grad(loss)))(arrays, d_out)
     for x, y in got.items():
         np.testing.assert_allclose(y, want[x], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FEW)
+def test_jax_differentiates_the_formula(name):
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    case, rng = CASES[name], np.random.default_rng(0)
+    arrays, options = problem(case, rng, heads=None)
+    d_out = rng.standard_normal((N, D_V))
+    want = pulled(case.fn, arrays, d_out, **options)
+
+    def loss(given):
+        return jax.numpy.sum(case.formula(**given, **of_formula(options)) * d_out)
+
+    got = jax.jit(jax.grad(loss))({x: jax.numpy.asarray(y) for x, y in arrays.items()})
+    for x, y in got.items():
+        np.testing.assert_allclose(y, want[x], rtol=1e-8, atol=1e-10)
