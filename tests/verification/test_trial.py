@@ -270,6 +270,22 @@ def test_rows_that_are_the_same_count_for_one():
     np.testing.assert_allclose(trial.row_weights(of, kernel), np.full((2, 6), 1 / 2))
 
 
+@pytest.mark.parametrize(("name", "shared"), [("math", True), ("upcast", True), ("flash", False)])
+def test_rows_with_the_same_products_count_for_one_where_these_matter(name, shared):
+    """Rows of d_out but for signs and powers of 2, in heads with the same values."""
+    rng = np.random.default_rng(0)
+    q, k, v, g = (BF16.round(x) for x in rng.standard_normal((4, 3, 6, 3)))
+    g[0, 3:] = g[0, 0] * np.array([[-1], [2], [0.25]])
+    g[1, 1], g[2, 0], v[1] = -g[0, 1], g[0, 2], v[0]
+    problem = rounding_problem.of_arrays(q, k, v)
+    of = rounding_problem.gradients(problem, {"dq": q.shape}, g.__getitem__, None, "bfloat16")["dq"]
+    expected = np.ones((3, 6))
+    if shared:
+        expected[0, [0, 3, 4, 5]], expected[[0, 1], 1] = 1 / 4, 1 / 2
+    weights = trial.row_weights(of, PROFILES[name].kernel("bfloat16"))
+    np.testing.assert_allclose(weights, expected)
+
+
 def test_suspects_that_explain_half_as_much_as_the_first_are_told():
     def suspect(name, explained):
         return trial.Suspect(name, 0.0, 0.0, 0.0, explained, "")
