@@ -507,9 +507,8 @@ def attempt(
         for x, known in found.known.items()
         if known.g > 0
     }
-    rows = float(np.sum(found.counted > 0))
-    seen = chernoff(_ONE_PERCENT**2 * found.strength / max(elements, 1.0), rows)
-    powered = bool(seen <= math.log(alpha / len(tests)))
+    square = _ONE_PERCENT**2 * found.strength / max(elements, 1.0)
+    powered = bool(chernoff(square, usable) <= math.log(alpha / len(tests)))
     powered = powered or detectable.get("factor", 1.0) <= _ONE_PERCENT
     total = math.prod(problem.lead) * problem.shape[0] * problem.shape[2]
     return Trial(
