@@ -89,6 +89,8 @@ class Saved(NamedTuple):
         Weighted means of what the log of the scale makes of scores, and of it times t - D.
     copies, key_copies : arrays, (n,) and (m,)
         How many queries, and keys, are the same: their weights have the same errors.
+    products : array, (n,)
+        How many times more queries, at most, have the same errors of products g . v.
     mean : array, (n, d)
         Weighted means of the keys, times the slope of the cap.
     own : list
@@ -110,6 +112,7 @@ class Saved(NamedTuple):
     moved_logit: _Floats
     copies: _Floats
     key_copies: _Floats
+    products: _Floats
     mean: _Floats
     own: list[softmax.Own]
 
@@ -238,7 +241,9 @@ def _products(back: Backward, kernel: Kernel, i: slice, j: slice) -> tuple[Any, 
 def prepare(back: Backward, kernel: Kernel) -> Saved:
     """Look at all pairs of a head once."""
     head, n = back.head, back.head.q.shape[0]
-    names = [x for x in Saved._fields if x not in ("copies", "key_copies", "mean", "own")]
+    counts = {"copies": _copies(head.q), "key_copies": _copies(head.k)}
+    counts["products"] = np.maximum(_copies(_unscaled(back.d_out)) / counts["copies"], 1.0)
+    names = [x for x in Saved._fields if x not in (*counts, "mean", "own")]
     found = {x: np.zeros(n) for x in names}
     mean, own_weights = np.zeros(head.q.shape), []
     for i in blocks(0, n, _QUERIES):
@@ -305,8 +310,15 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
         }
         for name in names:
             found[name][i] = row[name]
-    copies, key_copies = _copies(head.q), _copies(head.k)
-    return Saved(**found, copies=copies, key_copies=key_copies, mean=mean, own=own_weights)
+    return Saved(**found, **counts, mean=mean, own=own_weights)
+
+
+def _unscaled(x: _Floats) -> _Floats:
+    """Rows but for their signs and powers of 2, with which products are rounded in the same way."""
+    if not x.size:
+        return x
+    first = np.take_along_axis(x, np.argmax(x != 0, -1)[:, None], -1)
+    return x * np.copysign(np.ldexp(1.0, -np.frexp(first)[1]), first)
 
 
 def _copies(x: _Floats) -> _Floats:
@@ -531,13 +543,20 @@ def exact(backs: Sequence[tuple[Backward, Saved]], of: str, rows: slice) -> _Flo
     return found
 
 
-def given(backs: Sequence[Backward], of: str) -> _Floats:
-    """What makes a row of the gradient: rows with the same have the same roundings."""
-    head = backs[0].head
+def given(backs: Sequence[Backward], kernel: Kernel, of: str) -> list[_Floats]:
+    """What makes a row of the gradient: rows with the same have the same roundings.
+
+    Rows of dq with the same derivative have those of the products g . v, for other queries, too.
+    """
+    head, d_out = backs[0].head, backs[0].d_out
     k, v = head.k[: head.keys], head.v[: head.keys]
-    if of == "dq":
-        return np.concatenate([head.q, backs[0].d_out], -1)
-    return np.concatenate([k, v], -1) if of == "dk" else k
+    if of != "dq":
+        return [np.concatenate([k, v], -1) if of == "dk" else k]
+    found = [np.concatenate([head.q, d_out], -1)]
+    if kernel.products_matter:
+        values = np.full((len(d_out), 1), hash(v.tobytes()) % 2**52, np.float64)
+        found.append(np.concatenate([_unscaled(d_out), values], -1))
+    return found
 
 
 def variance_along(
@@ -577,7 +596,8 @@ def variance_along(
                     found = x.s_variance * y * y
                     for variance, factor in x.moves():
                         found += variance * np.square(apart * (factor * y - about) - off)
-                    found += size * x.t_variance * np.square(x.slope * y - about)
+                    products = saved.products[i, None] * x.t_variance
+                    found += size * products * np.square(x.slope * y - about)
                     if kernel.kept:
                         found += x.p_variance * np.square(apart * x.slope * y - x.t * mean)
                 total += float(np.sum(saved.copies[i, None] * found))
@@ -723,11 +743,13 @@ def _add_to_keys(
     apart = x.t - saved.delta[i, None]
     size = x.p * x.p
     found = size * apart * apart * (saved.scores_variance + saved.lse_variance)[i, None]
-    found += size * (x.t_variance + (saved.delta_variance + saved.shared_variance)[i, None])
+    times = saved.products[i, None]
+    products, shared = times * x.t_variance, times * saved.shared_variance[i, None]
+    found += size * (products + (saved.delta_variance[i, None] + shared))
     if kernel.kept:
         found += x.p_variance * (apart * apart - 2 * x.p * x.t * apart)
     if not kernel.delta_of_out:
-        found += size * (saved.moved_variance[i, None] - 2 * x.p * x.t_variance)
+        found += size * (saved.moved_variance[i, None] - 2 * x.p * products)
     found = x.s_variance + found * np.square(x.slope)
     for variance, factor in x.moves():
         found += variance * np.square(apart * factor)

@@ -124,12 +124,11 @@ class Problem(NamedTuple):
         saved = self.gradient.saved(index, kernel)
         return backward.exact(saved, self.gradient.of, i)
 
-    def rows_given(self, index: tuple[int, ...]) -> _Floats:
+    def rows_given(self, index: tuple[int, ...], kernel: softmax.Kernel) -> list[_Floats]:
         """What makes a row: its query, with the derivative to its output, or its key and value."""
         if self.gradient is None:
-            found: _Floats = self.read(index)["q"]
-            return found
-        return backward.given(self.gradient.backs(index), self.gradient.of)
+            return [self.read(index)["q"]]
+        return backward.given(self.gradient.backs(index), kernel, self.gradient.of)
 
     def features(self, index: tuple[int, ...], kernel: softmax.Kernel) -> linear.LinearHead:
         """Features of a head, of the estimator."""

@@ -112,6 +112,11 @@ class Kernel(NamedTuple):
             return True
         return max(self.accumulate.unit, self.softmax.unit) * _TRIFLE > self.weights.unit
 
+    @property
+    def products_matter(self) -> bool:
+        """Whether the errors of products of d_out and values are more than a trifle."""
+        return self.scores_matter or self.d_weights is not None
+
 
 class Head(NamedTuple):
     """Softmax attention of one head, in float64; a sink is a key of 0 at the end, with value 0."""

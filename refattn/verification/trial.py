@@ -342,17 +342,20 @@ def row_weights(problem: Problem, kernel: softmax.Kernel) -> _Floats:
         keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
         marks = np.concatenate([_marks(x.reshape(1, -1)) for x in keys])
         return np.repeat(_shares(marks)[:, None], n, 1)
-    given, results = (np.empty((heads, n), np.int64) for _ in range(2))
+    apart = np.arange(heads * n).reshape(1, heads, n)
+    equal = np.repeat(apart, 3, 0)  # numbers that are equal where rows are
 
     def mark(item: tuple[tuple[int, ...], slice]) -> None:
         index, i = item
         at: Any = (problem.number(index), i)
         with np.errstate(all="ignore"):
             exact = problem.exact(index, kernel, i).astype(np.float32)
-        given[at], results[at] = _marks(problem.rows_given(index)[i]), _marks(exact)
+        rows: list[Any] = [exact, *(x[i] for x in problem.rows_given(index, kernel))]
+        for number, x in enumerate(rows):
+            equal[(number, *at)] = _marks(x)
 
     for_each(lambda: mark, problem.items(), most=heads + n)
-    return np.minimum(_shares(given), _shares(results))
+    return np.asarray(np.min([_shares(x) for x in equal], 0))
 
 
 def _marks(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -504,9 +507,8 @@ def attempt(
         for x, known in found.known.items()
         if known.g > 0
     }
-    rows = float(np.sum(found.counted > 0))
-    seen = chernoff(_ONE_PERCENT**2 * found.strength / max(elements, 1.0), rows)
-    powered = bool(seen <= math.log(alpha / len(tests)))
+    square = _ONE_PERCENT**2 * found.strength / max(elements, 1.0)
+    powered = bool(chernoff(square, usable) <= math.log(alpha / len(tests)))
     powered = powered or detectable.get("factor", 1.0) <= _ONE_PERCENT
     total = math.prod(problem.lead) * problem.shape[0] * problem.shape[2]
     return Trial(

@@ -281,12 +281,13 @@ def _trials(
     alpha: float,
 ) -> Callable[[str], Trial]:
     """What tries a profile by name; weights of rows are computed once."""
-    weights: dict[tuple[str | None, bool], _Floats] = {}
+    weights: dict[tuple[str | None, bool, bool], _Floats] = {}
 
     def trial(name: str) -> Trial:
         chosen = profiles[name]
         kernel = chosen.kernel(dtype)
-        known = chosen.inputs, problem.rows_apart(kernel)
+        products = problem.gradient is not None and kernel.products_matter
+        known = chosen.inputs, problem.rows_apart(kernel), products
         if known not in weights:
             weights[known] = row_weights(problem.read_by(chosen), kernel)
         return attempt(problem, dtype, chosen, name, numbers, alpha, weights[known])

@@ -632,6 +632,44 @@ def test_hard_cases(name, how):
     assert verdict.verdict != "FAIL", str(verdict)
 
 
+def of_equal_rows(how, seed):
+    """Float32, values of which the sums cancel, and rows of d_out with the same products."""
+    rng, n = np.random.default_rng(seed), 120
+    q, k, v, g = arrays(rng, "float32", 2, n, 40, 64)
+    q, k = (FORMATS["float32"].round(x / 3) for x in (q, k))
+    v = np.abs(v) * np.where(np.arange(64) < 32, 1, -1)
+    if how == "powers":
+        g[:] = np.where(rng.random(n) < 0.5, 1, -2)[:, None]
+    elif how == "groups":
+        g[:] = np.where(np.arange(n) < n // 2, 1.0, 0.75)[:, None]
+    elif how == "one row":
+        g[:] = np.abs(g[:, :1])
+    else:
+        g[:] = 1
+    return np.abs(q) if how == "queries of one sign" else q, k, v, g
+
+
+@pytest.mark.parametrize(
+    ("how", "of", "seed"),
+    [
+        *(("ones", "dq", x) for x in (2, 11, 12, 13, 20)),
+        ("powers", "dq", 11),
+        ("groups", "dq", 20),
+        ("one row", "dq", 11),
+        ("powers", "dk", 11),
+        ("queries of one sign", "dk", 1),
+    ],
+)
+def test_rows_with_the_same_products_share_their_roundings(how, of, seed):
+    """The products of equal rows of d_out with the values are rounded in the same way."""
+    given = of_equal_rows(how, seed)
+    found = made("math", *given, "float32")
+    verdict = judged(*given, {of: found[of]}, "float32", profile="math")
+    assert verdict.verdict == "PASS", str(verdict)
+    wrong = {of: FORMATS["float32"].round(1.01 * found[of])}
+    assert judged(*given, wrong, "float32", profile="math").verdict == "FAIL"
+
+
 def test_no_heads_and_no_tokens():
     for shape in ((0, 5, 4), (2, 0, 4)):
         x = np.zeros(shape, np.float32)

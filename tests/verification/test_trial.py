@@ -231,16 +231,18 @@ def test_an_error_is_beyond_its_bound_or_it_is_not(of, size, p):
     assert found["bound" if of == "out" else "bound of lse"] == pytest.approx(p)
 
 
-def test_power_is_that_against_an_output_that_is_1_percent_too_large():
-    """80 rows are too few for directions, of which sizes are not told, but not for mean squares."""
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_power_is_that_against_an_output_that_is_1_percent_too_large(share):
+    """Few rows, of which some count for one, are too few for directions, not for mean squares."""
     given = Given()
+    given.weights *= share
     tried = given.tried()
     assert tried.detectable == {}
     strength = [float(np.mean(np.square(0.01 * x.out / x.worst))) for x in given.rows]
-    p = slow.chernoff(sum(strength) / HEADS, HEADS * N)
+    p = slow.chernoff(sum(strength) / HEADS, math.floor(np.sum(given.weights)))
     assert 1e-290 < p < 1e-20
-    for share, powered in ((0.99, False), (1.01, True)):
-        assert given.tried(alpha=share * p * len(tried.tests)).powered == powered
+    for factor, powered in ((0.99, False), (1.01, True)):
+        assert given.tried(alpha=factor * p * len(tried.tests)).powered == powered
 
 
 def test_directions_tell_sizes_from_twice_as_many_rows_as_they_need():
@@ -268,6 +270,22 @@ def test_rows_that_are_the_same_count_for_one():
     problem = rounding_problem.of_arrays(q, k, v)
     of = rounding_problem.gradients(problem, {"dv": v.shape}, q.__getitem__, None, "float64")["dv"]
     np.testing.assert_allclose(trial.row_weights(of, kernel), np.full((2, 6), 1 / 2))
+
+
+@pytest.mark.parametrize(("name", "shared"), [("math", True), ("upcast", True), ("flash", False)])
+def test_rows_with_the_same_products_count_for_one_where_these_matter(name, shared):
+    """Rows of d_out but for signs and powers of 2, in heads with the same values."""
+    rng = np.random.default_rng(0)
+    q, k, v, g = (BF16.round(x) for x in rng.standard_normal((4, 3, 6, 3)))
+    g[0, 3:] = g[0, 0] * np.array([[-1], [2], [0.25]])
+    g[1, 1], g[2, 0], v[1] = -g[0, 1], g[0, 2], v[0]
+    problem = rounding_problem.of_arrays(q, k, v)
+    of = rounding_problem.gradients(problem, {"dq": q.shape}, g.__getitem__, None, "bfloat16")["dq"]
+    expected = np.ones((3, 6))
+    if shared:
+        expected[0, [0, 3, 4, 5]], expected[[0, 1], 1] = 1 / 4, 1 / 2
+    weights = trial.row_weights(of, PROFILES[name].kernel("bfloat16"))
+    np.testing.assert_allclose(weights, expected)
 
 
 def test_suspects_that_explain_half_as_much_as_the_first_are_told():
