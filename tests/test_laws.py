@@ -610,7 +610,10 @@ def test_axes_may_be_empty(backend, name):
             p = Problem(*arrays, chosen.options, chosen.rng)
             if not case.takes(p) or lost & {*case.lacks}:
                 continue
-            out = backend.call(case.fn, *p.arrays, **case.draw(p), **p.options)
+            options = case.draw(p)
+            if backend.name == "dask" and 0 in (n, m) and "window" in options:
+                continue  # Dask cannot cut no tokens into chunks of any size
+            out = backend.call(case.fn, *p.arrays, **options, **p.options)
             assert out.shape == (heads, n, d_v)
             assert np.all(np.isfinite(out))
             assert np.all(out[~p.visible.any(-1)] == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import key_sampling
 from .few_keys import coreset_attention, sampled_key_attention
 from .lara import linear_randomized_attention
 from .linear import linear_attention
@@ -13,6 +14,7 @@ __all__ = [
     "coreset_attention",
     "eva_attention",
     "importance_sampled_attention",
+    "key_sampling",
     "linear_attention",
     "linear_randomized_attention",
     "local_random_feature_attention",

@@ -1,5 +1,6 @@
 """Candidates of the checks, made of the package's functions by what is changed in them."""
 
+import math
 import os
 import re
 import subprocess
@@ -443,8 +444,8 @@ def drawing(estimator):
 
 
 base_2 = attending(
-    of_lse=lambda lse, *_: lse / np.log(2.0),
-    of_back=lambda d_lse, _: None if d_lse is None else d_lse / np.log(2.0),
+    of_lse=lambda lse, *_: lse / math.log(2),
+    of_back=lambda d_lse, _: None if d_lse is None else d_lse / math.log(2),
 )
 
 

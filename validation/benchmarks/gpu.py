@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -35,7 +36,7 @@ except ModuleNotFoundError:
 import refattn
 from refattn.arrays import blocks as arrays_blocks
 from refattn.arrays import library
-from refattn.engine import hops as engine_hops
+from refattn.engine import causal, positive
 
 from . import peers
 from .timing import Timer, alternate, quartiles, ratio
@@ -313,11 +314,23 @@ def _checked(device: Device, call: Form, want: np.ndarray, dtype: str) -> Record
     return {"error_eps": units if math.isfinite(units) else None, "peak": peak}
 
 
+Patches = dict[str, Callable[[], Any]]
+
+
+@contextmanager
+def _steps(leaves: int, leaf: int) -> Iterator[None]:
+    """Causal steps of so many leaves, of so many tokens each."""
+    with mock.patch.object(causal, "_LEAVES", leaves), mock.patch.object(positive, "LEAF", leaf):
+        yield
+
+
 def sweep(device: Device, shape: Shape, features: int, repeats: int) -> list[Record]:
     """Time methods in float32 under several sizes of blocks, and of causal steps."""
     arrays = [device.xp.asarray(x) for x in draw(shape, features, "float32")]
-    blocks = {str(x): mock.patch.object(arrays_blocks, "_OTHER_BLOCK", x) for x in BLOCKS}
-    steps = {str(x): mock.patch.multiple(engine_hops, _LEAVES=x[0], _LEAF=x[1]) for x in STEPS}
+    blocks: Patches = {
+        str(x): partial(mock.patch.object, arrays_blocks, "_OTHER_BLOCK", x) for x in BLOCKS
+    }
+    steps: Patches = {str(x): partial(_steps, *x) for x in STEPS}
     plan = {"exact": blocks, "random features": blocks, "random features, causal": steps}
     records = []
     for name, patches in plan.items():
@@ -340,8 +353,8 @@ def _fitting(device: Device, forms: Mapping[str, Form]) -> Iterator[tuple[str, F
         yield name, form
 
 
-def _under(patch: Any, call: Form) -> Any:
-    with patch:
+def _under(patch: Callable[[], Any], call: Form) -> Any:
+    with patch():
         return call()
 
 
