@@ -189,6 +189,7 @@ def test_gauge_leaves_exact_attention(backend, dtype, shapes):
     np.testing.assert_allclose(got, want, rtol=0, atol=limit)
 
 
+@pytest.mark.long("jax", "dask")
 def test_centring_leaves_exact_attention(backend, dtype):
     rng = np.random.default_rng(6)
     q, k, v = (draw(rng, 2, 6, 3, dtype=dtype) + dtype.type(3) for _ in range(3))
@@ -203,7 +204,7 @@ def test_centring_leaves_exact_attention(backend, dtype):
     np.testing.assert_allclose(got, want, rtol=0, atol=slack((q, k)) * np.abs(v).max())
 
 
-@pytest.mark.long("of_q4")
+@pytest.mark.long("of_q4", "of_q5")
 @pytest.mark.parametrize(
     ("of_q", "of_k", "of_a", "of_b"),
     [

@@ -139,7 +139,7 @@ def test_torch_autocast_changes_nothing():
     assert torch.equal(joined.out, merge(want, want).out)
 
 
-@pytest.mark.long("dask")
+@pytest.mark.long("dask", "jax")
 def test_parts_merge_on_every_library(backend, dtype):
     """With a bias, and a query that sees no key of the first part."""
     rng = np.random.default_rng(0)

@@ -196,6 +196,7 @@ FITTED = adapt.fit(STRETCHED[0], STRETCHED[1])  # with a gauge
 SHIFTED = sampling.Gaussian(np.full(D, 0.1), 1.2 * np.eye(D))
 
 
+@pytest.mark.long("6")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize(

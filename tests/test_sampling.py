@@ -311,7 +311,7 @@ def test_target_shows_nan_that_is_seen_alone():
         np.testing.assert_array_equal(np.isnan(got).all((-1, -2)), [False] * 3 + [True] * 2)
 
 
-@pytest.mark.long("jax")
+@pytest.mark.long("jax", "dask")
 @pytest.mark.parametrize("options", ["plain", "causal", "mask"])
 def test_target_on_backends(backend, dtype, options):
     rng = np.random.default_rng(0)

@@ -31,7 +31,7 @@ def test_every_part_of_a_product(terms, lead):
             np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.long("shape0")
+@pytest.mark.long("shape0", "shape1")
 @pytest.mark.parametrize("shape", [(64, 64, 4096), (256, 64, 1024), (2000, 1, 4096), (1, 64, 4096)])
 def test_memory_of_a_product_does_not_depend_on_heads(shape):
     x, y = np.ones(shape), np.ones((shape[-1], 64))

@@ -65,7 +65,7 @@ class Table(HTMLParser):
             self.cells[-1] += data
 
 
-@pytest.mark.long("Tolerance")
+@pytest.mark.long("Tolerance", "Certified")
 @pytest.mark.parametrize("name", HELD)
 def test_results_are_short(name):
     found = HELD[name]()

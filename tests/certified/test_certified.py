@@ -92,7 +92,7 @@ def apart(x, y):
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 300, 2), (1, 1100, 1), (150, 9, 4)])
 @pytest.mark.parametrize("d", [pytest.param(64, id="64"), pytest.param(256, id="wide")])
-@pytest.mark.long("wide")
+@pytest.mark.long("wide", "shape2")
 def test_sizes(shape, d):
     n, m, d_v = shape
     q, k, v = tensors(np.random.default_rng(2), n, m, d, d_v, 20.0)
@@ -276,6 +276,7 @@ def coarse(*given, exact_products=certified_pairs.products):
         yield x.astype(np.float32).astype(np.float64)
 
 
+@pytest.mark.long("<lambda>", "None")
 @pytest.mark.parametrize(
     ("name", "wrong", "words"),
     [

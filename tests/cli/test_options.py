@@ -282,6 +282,7 @@ def test_layouts(command):
         ) in run(*swapped).stderr
 
 
+@pytest.mark.long("performer")
 @pytest.mark.parametrize("name", ["performer", "favor"])
 def test_performer_is_a_name_of_random_features(name):
     words = ["compare", "qkv.npz", "--features", 4, "--draws", 1, "--estimators"]

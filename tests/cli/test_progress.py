@@ -37,6 +37,7 @@ def test_the_rest_is_estimated_from_what_is_done(capsys, monkeypatch):
     assert re.fullmatch(r"Working: \d of 5 after \S+ \S+", lines[1])
 
 
+@pytest.mark.long("tolerance")
 @pytest.mark.parametrize("name", ["compare", "measure", "verify", "tolerance"])
 def test_commands_announce_their_time(here, monkeypatch, name):
     monkeypatch.setattr(progress, "LONG", -1.0)

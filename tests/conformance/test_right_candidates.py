@@ -74,6 +74,7 @@ def cases():
         yield pytest.param(row, "all", marks=longest, id=f"{row.name}-all")
 
 
+@pytest.mark.long("waves in float16")
 @pytest.mark.parametrize(("row", "extent"), [*cases()])
 def test_right_candidates_pass(row, extent, monkeypatch):
     """Laws have few seeds: of functions of the package as many as their power needs."""
@@ -114,6 +115,7 @@ def test_a_whole_run_passes(monkeypatch):
     assert [r.check for r in report.results] == [x.name for x in checks_of(adapter)]
 
 
+@pytest.mark.long("undefined")
 @pytest.mark.parametrize(
     "row",
     [pytest.param(x, id=x.name) for x in ROWS if x.kind == "limited" and "idle" not in x.words],

@@ -81,7 +81,7 @@ def test_states_are_added_as_a_tree():
         assert deepest <= 2 * count.bit_length()
 
 
-@pytest.mark.long("131072", "262145")
+@pytest.mark.long("131072", "262145", "(0.7, 0.63)", "rfa")
 @pytest.mark.parametrize("n", [2**12, 60_000, 2**17, 2**18 + 1])
 @pytest.mark.parametrize("values", [(0.7, 0.63), (1 / 3, 0.3), (1.0, 0.1)], ids=str)
 @pytest.mark.parametrize("name", ["rfa", "linear"])
@@ -164,6 +164,7 @@ def test_steps_of_a_loop_are_filled_up_at_both_ends(monkeypatch):
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
 
 
+@pytest.mark.long("rfa")
 @pytest.mark.parametrize("name", ["rfa", "linear"])
 def test_a_loop_is_traced_once(name):
     jax = pytest.importorskip("jax")

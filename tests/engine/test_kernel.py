@@ -116,7 +116,7 @@ def units_of_a_product(x, y, n, m, exponent=None):
     return units(Attended(got.out[:1], got.lse[:1]), want, 1, exponent)
 
 
-@pytest.mark.long("1024", "4096")
+@pytest.mark.long("1024", "4096", "256")
 @pytest.mark.parametrize("d", [64, 85, 160, 256, 1024, 4096])
 def test_products_of_nearly_equal_terms(d, dtype, record_accuracy):
     rows = [np.resize(rounded_one_way(t, 0.75, dtype), d) for t in (48, 64, d)]
@@ -171,6 +171,7 @@ def units_of_a_mean(values):
     return reference.error(got, want, float(np.max(values)), 0)
 
 
+@pytest.mark.long("7944")
 @pytest.mark.parametrize("m", [1024, 3904, 4112, 7944])
 @pytest.mark.parametrize("terms", [48, 64])
 def test_means_of_values_that_round_one_way(m, terms, dtype, record_accuracy):

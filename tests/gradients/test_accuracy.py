@@ -77,7 +77,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.long("10.0")
+@pytest.mark.long("10.0", "local future")
 @pytest.mark.parametrize("variant", ["full", "causal", "key mask", "mask"])
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_accuracy(name, size, variant, dtype, record_accuracy):

@@ -11,6 +11,7 @@ from refattn import naive
 from tests.problems import draw, sizes
 
 
+@pytest.mark.long("window0")
 @pytest.mark.parametrize("window", [(0, 0), (2, 1), (None, 1), (1, None), (None, None), (40, 40)])
 @pytest.mark.parametrize("causal", [False, True])
 @given(sizes, sizes)

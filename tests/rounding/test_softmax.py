@@ -247,6 +247,7 @@ def check_bound(name, dtype, seed):
     return out.size
 
 
+@pytest.mark.long("eager", "weights", "serial", "math", "flash")
 @pytest.mark.parametrize("seeds", [24, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", DTYPES)
 def test_bound(name, seeds):
@@ -394,7 +395,7 @@ def by_jax(q, k, v, dtype, causal):
 LIBRARIES = [("torch", "flash"), ("torch", "eager"), ("jax", "eager")]
 
 
-@pytest.mark.long("False", "float16")
+@pytest.mark.long("False", "float16", "bfloat16")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("library", "name"), LIBRARIES)

@@ -47,6 +47,7 @@ def test_every_state_of_the_registry_is_here():
     assert ESTIMATORS["rfa-local"].state is LocalState
 
 
+@pytest.mark.long("mean", "local")
 @pytest.mark.parametrize("most", [9, pytest.param(30, marks=pytest.mark.long)])
 @every_state
 @given(st.data(), seeds, st.integers(1, 12))

@@ -65,6 +65,7 @@ DIMENSIONS = [
 ]
 
 
+@pytest.mark.long("simplex")
 @pytest.mark.parametrize(("coupling", "d"), DIMENSIONS)
 @pytest.mark.parametrize("features", FEATURES)
 def test_laws_against_mpmath(features, coupling, d, record_accuracy):

@@ -325,6 +325,7 @@ import time:       300 |       1500 | refattn.estimators
     assert imports.total(log, "numpy") == 0
 
 
+@pytest.mark.long("True")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 @pytest.mark.parametrize("held", [False, True])
 def test_large_arrays_are_new_memory(held):

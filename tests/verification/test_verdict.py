@@ -294,6 +294,7 @@ def some(names, fast):
     return [pytest.param(x, marks=[] if x in fast else [pytest.mark.long]) for x in names]
 
 
+@pytest.mark.long("window")
 @pytest.mark.parametrize("defect", some(DEFECTS, FAST))
 def test_defects_are_rejected(defect):
     make, said, seen, words = DEFECTS[defect]
@@ -483,7 +484,7 @@ def test_every_profile_has_a_kernel():
     assert set(KERNELS) == set(DTYPES)
 
 
-@pytest.mark.long("inf")
+@pytest.mark.long("inf", "bfloat16")
 @pytest.mark.parametrize(("bad", "where"), [(math.nan, "kv"), (math.inf, "k"), (-math.inf, "v")])
 @pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])

@@ -13,6 +13,7 @@ from tests.cli.running import run
 pytestmark = pytest.mark.usefixtures("here")
 
 
+@pytest.mark.long("tolerance")
 @pytest.mark.parametrize("name", ["compare", "profile", "measure", "tolerance"])
 def test_tables_fit_the_page(name):
     wide = output(name, width=300)

@@ -28,7 +28,7 @@ def moved(tag, corner):
     return attending(before)
 
 
-@pytest.mark.long("all", "top")
+@pytest.mark.long("all", "top", "inclusive, top", "inclusive, bottom", "exclusive, bottom")
 @pytest.mark.parametrize("extent", ["windows", "all"])
 @pytest.mark.parametrize("tag", WINDOWS)
 @pytest.mark.parametrize("corner", ["bottom-right", "top-left"])

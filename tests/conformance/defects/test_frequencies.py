@@ -66,6 +66,7 @@ def test_every_law_has_a_test():
     assert set(LAWS) == {*KERNEL_RATIO, *CORRELATION, *NUMBERS, "qr-unsigned"}
 
 
+@pytest.mark.long("fixed")
 @pytest.mark.parametrize("name", KERNEL_RATIO)
 def test_kernel_ratio(name):
     ratio = np.exp(drawn(name, 40_000, seed=0)[:, 0] - 0.5).mean()
@@ -82,6 +83,7 @@ def test_correlation_between_frequencies(name):
     assert np.mean(omega[:, 0] ** 2) == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.long("uniforms")
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_of_other_laws(name):
     of, want, near = NUMBERS[name]
@@ -93,7 +95,7 @@ BIAS = ((2, "axis", 0.34), (4, "axis", 0.17), (4, "ones", 0.19), (16, "ones", 0.
         (64, "ones", 0.07))  # fmt: skip
 
 
-@pytest.mark.long("2", "64")
+@pytest.mark.long("2", "64", "4")
 @pytest.mark.parametrize(("d", "direction", "bias"), BIAS)
 def test_qr_without_sign_is_biased_and_haar_is_not(d, direction, bias):
     z = np.eye(d)[0] if direction == "axis" else np.full(d, d**-0.5)

@@ -32,7 +32,7 @@ def solved(q, k, v, indices, kind):
     return p @ (weights @ v) / (p @ weights).sum(-1, keepdims=True)
 
 
-@pytest.mark.long("20", "inverse", "orthogonal")
+@pytest.mark.long("20", "inverse", "orthogonal", "elimination")
 @pytest.mark.parametrize("seeds", [1, 20])
 @pytest.mark.parametrize("kind", ["elimination", "cholesky", "inverse", "orthogonal"])
 def test_correct_coresets_in_float32_stay_far_below_the_tolerance(kind, seeds):

@@ -120,7 +120,7 @@ DEFECTS = {
 }
 
 
-@pytest.mark.long("signs")
+@pytest.mark.long("signs", "twice")
 @pytest.mark.parametrize("name", DEFECTS)
 def test_scripts_show_a_mistake_until_it_is_mended(name, monkeypatch):
     defect, checks = DEFECTS[name]

@@ -325,6 +325,7 @@ def refusing(*names):
     return attention
 
 
+@pytest.mark.long("names2")
 @pytest.mark.parametrize(
     ("names", "able", "verdict"),
     [
