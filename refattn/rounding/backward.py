@@ -315,7 +315,7 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
 
 
 def _unscaled(x: _Floats) -> _Floats:
-    """Rows but for their signs and powers of 2, with which products are rounded in the same way."""
+    """Divide rows by the sign and power of 2 of their first number: roundings stay the same."""
     if not x.size:
         return x
     first = np.take_along_axis(x, np.argmax(x != 0, -1)[:, None], -1)
@@ -544,16 +544,17 @@ def exact(backs: Sequence[tuple[Backward, Saved]], of: str, rows: slice) -> _Flo
     return found
 
 
-def given(backs: Sequence[Backward], kernel: Kernel, of: str) -> list[_Floats]:
-    """What makes a row of the gradient: rows with the same have the same roundings.
+def given(backs: Sequence[Backward], kernel: Kernel, of: str, rows: slice) -> list[_Floats]:
+    """What makes some rows of the gradient: rows with the same have the same roundings.
 
-    Rows of dq with the same derivative have those of the products g . v, for other queries, too.
+    Rows of dq whose derivatives are equal share the roundings of g . v, whatever their queries are.
     """
-    head, d_out = backs[0].head, backs[0].d_out
+    head = backs[0].head
     k, v = head.k[: head.keys], head.v[: head.keys]
     if of != "dq":
-        return [np.concatenate([k, v], -1) if of == "dk" else k]
-    found = [np.concatenate([head.q, d_out], -1)]
+        return [np.concatenate([k[rows], v[rows]], -1) if of == "dk" else k[rows]]
+    q, d_out = head.q[rows], backs[0].d_out[rows]
+    found = [np.concatenate([q, d_out], -1)]
     if kernel.products_matter:
         values = np.full((len(d_out), 1), zlib.crc32(v.tobytes()), np.float64)
         found.append(np.concatenate([_unscaled(d_out), values], -1))

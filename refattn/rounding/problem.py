@@ -124,11 +124,11 @@ class Problem(NamedTuple):
         saved = self.gradient.saved(index, kernel)
         return backward.exact(saved, self.gradient.of, i)
 
-    def rows_given(self, index: tuple[int, ...], kernel: softmax.Kernel) -> list[_Floats]:
-        """What makes a row: its query, with the derivative to its output, or its key and value."""
+    def rows_given(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> list[_Floats]:
+        """What makes rows: queries, with the derivatives to outputs, or keys and values."""
         if self.gradient is None:
-            return [self.read(index)["q"]]
-        return backward.given(self.gradient.backs(index), kernel, self.gradient.of)
+            return [self.read(index)["q"][i]]
+        return backward.given(self.gradient.backs(index), kernel, self.gradient.of, i)
 
     def features(self, index: tuple[int, ...], kernel: softmax.Kernel) -> linear.LinearHead:
         """Features of a head, of the estimator."""

@@ -176,10 +176,9 @@ def min_samples(
 
 
 def _ks(n: int, alpha: float, beta: float, *, error: float = 0.0) -> float:
-    # The factor covers the error of SciPy's quantiles.
     from scipy import stats
 
-    alpha, beta = 0.99 * alpha, 0.99 * beta
+    alpha, beta = 0.99 * alpha, 0.99 * beta  # covers the error of SciPy's quantiles
     quantiles = stats.kstwo.isf(alpha, n) + stats.kstwo.isf(beta, n)
     return float(quantiles + 2 * check.non_negative("error", error))
 

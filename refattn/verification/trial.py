@@ -350,7 +350,7 @@ def row_weights(problem: Problem, kernel: softmax.Kernel) -> _Floats:
         at: Any = (problem.number(index), i)
         with np.errstate(all="ignore"):
             exact = problem.exact(index, kernel, i).astype(np.float32)
-        rows: list[Any] = [exact, *(x[i] for x in problem.rows_given(index, kernel))]
+        rows: list[Any] = [exact, *problem.rows_given(index, kernel, i)]
         for number, x in enumerate(rows):
             equal[(number, *at)] = _marks(x)
 
