@@ -227,9 +227,9 @@ class Seconds:
         result = yield
         seconds = cpu() - before
         item.user_properties.append(("seconds", seconds))
-        free = self.config.getoption("last_skipped")  # what a newcomer's machine does not run
-        free = free or any(is_marked(item, mark) for mark in ("long", "docs", "soak"))
-        if "CI" in os.environ and seconds > LIMIT and not free:
+        marked = any(is_marked(item, mark) for mark in ("long", "docs", "soak"))
+        default = not marked and not self.config.getoption("last_skipped")
+        if "CI" in os.environ and default and seconds > LIMIT:
             pytest.fail(f"{seconds:.1f} s of CPU: a case over {LIMIT} s must be marked long", False)
         return result
 
@@ -247,7 +247,8 @@ class Seconds:
 
 
 def pytest_configure(config):
-    if config.getoption("full") and not config.getoption("--hypothesis-profile"):
+    full = config.getoption("full") or config.getoption("soak")
+    if full and not config.getoption("--hypothesis-profile"):
         settings.load_profile("full")
     config.addinivalue_line(
         "markers", "long(*words): is run with --full only, if a parameter has one of these names"
@@ -336,7 +337,7 @@ class Accuracy:
     def pytest_runtest_logreport(self, report):
         for name, value in report.user_properties if report.when == "call" else ():
             if name == "accuracy":
-                case, dtype, units = value  # type: ignore[misc]
+                case, dtype, units = value
                 key = str(case), str(dtype)
                 self.worst[key] = max(float(units), self.worst.get(key, 0.0))
 

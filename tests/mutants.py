@@ -2,9 +2,9 @@
 
 `python -m tests.mutants refattn/rounding refattn/stats/exact.py --most 20 --reach` changes one
 operator, comparison, constant or sign at a time, in a copy of the checkout, and runs the cases of
-the default run that reach the line. `--reach` finds these by a run with coverage, and keeps them in
-`.mutants/` for the next call. It needs the extra `mutants`. mutmut and cosmic-ray do not mutate the
-constants of a module, or run every case for each mutant.
+the default run that reach the line. `--reach` finds these cases by a run with coverage and keeps
+them in `.mutants/` for the next call. It needs the extra `mutants`. mutmut does not mutate the
+constants of a module, and cosmic-ray runs every case for each mutant.
 """
 
 import argparse
