@@ -73,7 +73,7 @@ def attend(
         (left, right): query i sees key j only if i + m - n - left <= j <= i + m - n + right, of
         which None is no limit. Time is that of the keys in the window.
     softcap : float, optional
-        Positive c: cap(s) = c tanh(s / c) in place of cap(s) = s.
+        Cap c > 0: each score s becomes c tanh(s / c).
     sinks : array, broadcasting to (..., heads), dtype of `q`, optional
         Score of one more key for each head, that all its queries see and whose value is 0; finite,
         or -infinity for no sink.

@@ -68,7 +68,7 @@ class Arithmetic:
     memory = NO_WORKSPACES
 
     def alone(self, like: Array) -> Any:
-        """For one thread, with memory of its own."""
+        """Return a copy for one thread, which has its own workspaces."""
         own = copy(self)
         own.memory = Workspaces(workspace(like), workspace(like))
         return own

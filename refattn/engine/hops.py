@@ -48,7 +48,7 @@ class Keys(NamedTuple):
 
     @property
     def differ(self) -> bool:
-        """Whether queries see different keys, by a mask that each has of its own."""
+        """Whether the mask differs from query to query."""
         return self.mask is not None and self.mask.shape[-2] != 1
 
     def bias(self, k: Array) -> Array:
@@ -73,7 +73,7 @@ def sample(omega: Array, keys: Keys) -> Attended:
 
 
 def _nothing(omega: Array, v: Array, lead: tuple[int, ...]) -> Attended:
-    """What samples have seen of no key."""
+    """Return output 0 and lse -inf: the samples see no key."""
     xp, options = array_namespace(v), {"dtype": v.dtype, "device": device(v)}
     shape = (*lead, omega.shape[-2])
     return Attended(

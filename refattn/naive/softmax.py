@@ -57,7 +57,7 @@ def softmax_attention(
         (left, right): query i sees key j only if i + m - n - left <= j <= i + m - n + right. None
         is no limit on that side.
     softcap : float, optional
-        Positive c: cap(s) = c tanh(s / c) in place of cap(s) = s.
+        Cap c > 0: each score s becomes c tanh(s / c).
     sinks : array, shape (..., heads), optional
         Score of one more key for each head, that all its queries see and whose value is 0. Without
         them e^sink is 0.

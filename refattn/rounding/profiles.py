@@ -44,7 +44,7 @@ class Profile(NamedTuple):
         Of random features and linear attention, type of the sums over the keys.
     exp : float
         Largest error of an exponential before it is rounded, in units u of the type of the sums.
-        It is taken for random, but for that of e^0 and a sixteenth of the others.
+        The error of e^0 and a sixteenth of every other error are systematic, the rest random.
     d_weights : str or None
         Of a backward pass, type of the derivatives to the weights, d_out . v.
     d_scores : str or None

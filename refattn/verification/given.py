@@ -54,7 +54,7 @@ def of_tensors(
     window = checks.window(window)
     band = Band.of(m - n, causal, window)
 
-    @lru_cache(maxsize=4)  # a head is asked for by each block of its queries
+    @lru_cache(maxsize=4)  # every block of queries reads its head
     def read(index: tuple[int, ...]) -> Mapping[str, Any]:
         found: dict[str, Any] = {name: tensors.read(name, index) for name in names}
         if "omega" in found:

@@ -163,7 +163,7 @@ for _size in (1e-310, 1e-200, 1e200, 1e305):
 
 @pytest.mark.parametrize("change", CHANGED)
 def test_bounds_hold_for_any_sizes(change):
-    """Where too much is asked for, too: it is said by the bounds."""
+    """Bounds also hold where no digit is left: they are large there."""
     q, k, v = CHANGED[change](*tensors(np.random.default_rng(6), 4, 9, 8, 2, 10.0))
     got = certified.softmax_attention(q, k, v)
     assert got.out.hi.dtype == np.float64

@@ -1,4 +1,4 @@
-"""Run commands, in this process or in one of its own, and read what they print."""
+"""Run commands in this process or in a new one, and read what they print."""
 
 import contextlib
 import json
@@ -68,7 +68,7 @@ class Ended(NamedTuple):
 
 
 def process(*words, out="read", err="read", env=None, python=(), pass_fds=()):
-    """Run a command in a process of its own, with streams as of `STREAMS`."""
+    """Run a command in a new process; `out` and `err` are files or names of `STREAMS`."""
     shell = " ".join(f"{n}>&-" for n, what in ((1, out), (2, err)) if what == "closed")
     before = ["sh", "-c", f'exec "$@" {shell}', "sh"] if shell else []
     with contextlib.ExitStack() as stack:
