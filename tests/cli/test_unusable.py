@@ -33,6 +33,9 @@ def folder(here):
     np.savez("no-heads.npz", q=x[:, :0], k=x, v=x)
     np.savez("qk.npz", q=x, k=x)
     np.savez("wide.npz", q=np.eye(3) * 1e200, k=np.ones((4, 3)))
+    more = {"bias": np.zeros((24, 24)), "sinks": x[:, 0, 0], "mask": np.eye(24) > 0}
+    for name, array in more.items():
+        np.savez(f"{name}.npz", q=x, k=x, v=x, out=x, **{name: array})
     return here
 
 
@@ -54,29 +57,7 @@ def test_unusable(folder, row):
     for part in words.split(" ... "):
         position = line.find(part, position) + len(part)
         assert position >= len(part), line
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (["compare", "--estimators", "perfomer"], "performer"),
-        (["profile", "--estimators", "lara-balanse"], "lara-balance"),
-        (["check", "refattn:attend", "--estimator", "sofmax"], "softmax"),
-        (["check", "refattn:attend", "--estimator", "rfa", "--spec", "torch-spda"], "torch-sdpa"),
-        (["verify", "dump.safetensors", "--estimator", "lineer"], "linear"),
-        (["tolerance", "--profile", "flsh"], "flash"),
-    ],
-)
-def test_names_that_are_close_are_suggested(here, words, name):
-    line = refused(*words)
-    assert name in line.partition("Did you mean ")[2]
-    assert line.endswith("?")
-    assert "Did you mean" not in refused(*words[:-1], "zzz")
-
-
-def test_no_name_is_suggested_twice(here):
-    words = ("verify", "dump.safetensors", "--estimator", "softmx")
-    assert refused(*words).endswith("Did you mean softmax?")
+    assert ("Did you mean" in line) is ("Did you mean" in words)
 
 
 @pytest.mark.parametrize(("option", "suffix"), [("--json", ".json"), ("--plot", ".png")])

@@ -375,6 +375,7 @@ def test_signalling_nan(tmp_path, dtype):
 
 def test_bad_files(tmp_path):
     whole = save(tmp_path, "npz", problem()).read_bytes()
+    tensors = to_safetensors(problem())
     for name, content in {
         "text.npz": b"q,k,v\n1,2,3\n",
         "empty.npz": b"",
@@ -382,7 +383,8 @@ def test_bad_files(tmp_path):
         "text.safetensors": b"q,k,v\n1,2,3\n",
         "empty.safetensors": b"",
         "npz.safetensors": whole,
-        "safetensors.npz": to_safetensors(problem()),
+        "safetensors.npz": tensors,
+        "header.safetensors": tensors[:8] + b"?" + tensors[9:],
     }.items():
         path = tmp_path / name
         path.write_bytes(content)
