@@ -5,13 +5,12 @@ for each standard stream. Writes the exit status of each command.
 """
 
 import atexit
+import ctypes
 import gc
 import json
 import os
 import signal
 import sys
-import threading
-import traceback
 from multiprocessing import process
 
 from refattn import cli, compare, conformance, profile, verification  # noqa: F401
@@ -24,33 +23,13 @@ def status(child):
 
 
 def call(command):
-    """`subprocess.call` of `python -c code`, which ends as the interpreter ends."""
+    """`subprocess.call` of `python -c code`: the interpreter runs the code and ends."""
     if child := os.fork():
         return status(child)
-    code = 0
     atexit._clear()  # the folder of the answer is not this process's to remove
-    try:
-        sys.argv = ["-c", *command[3:]]
-        exec(command[2], {"__name__": "__main__"})
-    except SystemExit as ending:
-        code = ending.code or 0
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    end(code)
-
-
-def end(code):
-    """Exit as the interpreter does, without freeing memory."""
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            code = 120
-    os._exit(code)
+    sys.argv = ["-c", *command[3:]]
+    python = ctypes.pythonapi
+    python.Py_Exit(-python.PyRun_SimpleString(command[2].encode()))
 
 
 def serve():
@@ -59,21 +38,17 @@ def serve():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         words, folder, *streams = json.loads(line)
-        child = os.fork()
-        if not child:
-            signal.alarm(100)
-            os.chdir(folder)
-            process.ORIGINAL_DIR = folder  # of what --isolate spawns
-            for number, what in enumerate(streams, 1):
-                opened = STREAMS[what]() if what in STREAMS else os.open(what, os.O_WRONLY)
-                os.dup2(opened, number)
-                if what == "closed":
-                    os.close(number)
-                    setattr(sys, ["stdout", "stderr"][number - 1], None)
-            sys.argv = ["refattn", *words]
-            try:
-                cli.main()
-            except SystemExit as ending:
-                end(ending.code or 0)
-            end(1)
-        answers.write(f"{status(child)}\n")
+        if child := os.fork():
+            answers.write(f"{status(child)}\n")
+            continue
+        signal.alarm(100)
+        os.chdir(folder)
+        process.ORIGINAL_DIR = folder  # of what --isolate spawns
+        for number, what in enumerate(streams, 1):
+            opened = STREAMS[what]() if what in STREAMS else os.open(what, os.O_WRONLY)
+            os.dup2(opened, number)
+            if what == "closed":
+                os.close(number)
+                setattr(sys, ["stdout", "stderr"][number - 1], None)
+        sys.argv = ["refattn", *words]
+        return cli.main()

@@ -16,27 +16,26 @@ from refattn.conformance.verdict import runner
 from tests.cli.running import ENV, process, run, shown
 
 pytestmark = pytest.mark.usefixtures("here")
-long = partial(pytest.param, marks=pytest.mark.long)
 posix = pytest.mark.skipif(os.name != "posix", reason="signals, pipes and terminals as of POSIX")
 
 
 def softmax(name, *words):
-    target = name if ":" in name else f"candidates_under_test:{name}"
+    target = f"candidates_under_test:{name}"
     return run("check", target, "--estimator", "softmax", "--seed", "0", *words)
 
 
-@pytest.mark.parametrize("name", ["right", "Names.inner"])
-def test_pass(name):
-    words = ("--check", "mask_broadcasts", "--capability", "mask")
-    result = softmax(name, *words)
-    assert result.exit_code == 0, result.output
-    assert result.output.startswith("PASS: ")
-    assert "PASS          mask_broadcasts" in result.output
-
-
-def test_own_functions_as_they_stand():
-    words = ("--estimator", "rfa", "--capability", "omega", "--check", "reference_values")
-    shown("check", "refattn:random_feature_attention", *words, "--seed", "1")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("candidates_under_test:right", "softmax --check mask_broadcasts --capability mask"),
+        ("candidates_under_test:Names.inner", "softmax --check mask_broadcasts --capability mask"),
+        ("refattn:random_feature_attention", "rfa --check reference_values --capability omega"),
+    ],
+)
+def test_pass(name, words):
+    text = shown("check", name, "--estimator", *words.split())
+    assert text.startswith("PASS: ")
+    assert f"PASS          {words.split()[2]}" in text
 
 
 def test_fail_with_reports():
@@ -48,11 +47,6 @@ def test_fail_with_reports():
     assert "from candidates_under_test import wrong" in result.output
     assert json.loads(Path("out.json").read_text("utf-8"))["verdict"] == "FAIL"
     assert ElementTree.parse("out.xml").getroot().get("failures") == "1"
-
-
-def test_json_on_standard_output():
-    result = softmax("right", "--json", "--check", "contract")
-    assert json.loads(result.output)["verdict"] == "PASS"
 
 
 def test_underpowered_has_a_status_of_its_own(monkeypatch):
@@ -152,6 +146,10 @@ ENDS = {
         "def fn(q, k, v): _thread.interrupt_main(); time.sleep(1)",
         "ended by KeyboardInterrupt, without a verdict",
     ),
+    "crash": (
+        "import ctypes\ndef fn(q, k, v): ctypes.string_at(0)",
+        "the process ended by SIGSEGV (signal 11) before the report was out",
+    ),
     "hard exit": ("import os; os._exit(0)", "the process ended with status 0 before"),
     "hard exit in a call": (
         "import os\ndef fn(q, k, v): os._exit(0)",
@@ -172,12 +170,13 @@ def ended(how, text, *words, target="ending:fn", **options):
     return how("check", target, *given, **options)
 
 
-@pytest.mark.parametrize("end", ["exit", *(end for end in ENDS if " " in end)])
+@pytest.mark.parametrize(
+    "end", ["exit", pytest.param("crash", marks=posix), *(end for end in ENDS if " " in end)]
+)
 def test_an_end_before_the_report_is_unusable(forked, end):
     text, message = ENDS[end]
     done = ended(forked, text)
-    assert done.returncode == 2
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -213,22 +212,13 @@ def gone(process):
     return False
 
 
-CRASH = "import ctypes\ndef fn(q, k, v): ctypes.string_at(0)"
-
-
-@posix
-def test_a_crash_before_the_report_is_unusable(forked):
-    done = ended(forked, CRASH)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "the process ended by SIGSEGV (signal 11) before the report was out" in done.stderr
-
-
 @posix
 @pytest.mark.long("crash")
-@pytest.mark.parametrize("end", ["exit", "crash"])
-def test_an_end_in_a_call_is_a_failure_with_isolate(forked, end):
-    done = ended(forked, CRASH if end == "crash" else ENDS["hard exit in a call"][0], "--isolate")
-    how = "by SIGSEGV" if end == "crash" else "with status 0"
+@pytest.mark.parametrize(
+    ("end", "how"), [("hard exit in a call", "with status 0"), ("crash", "by SIGSEGV")]
+)
+def test_an_end_in_a_call_is_a_failure_with_isolate(forked, end, how):
+    done = ended(forked, ENDS[end][0], "--isolate")
     assert (done.returncode, done.stderr) == (1, "")
     start = "FAIL          value_length  expected a result; got the process ended"
     assert f"{start} {how}" in done.stdout

@@ -383,8 +383,8 @@ def test_bad_files(tmp_path):
         "text.safetensors": b"q,k,v\n1,2,3\n",
         "empty.safetensors": b"",
         "npz.safetensors": whole,
-        "safetensors.npz": tensors,
         "header.safetensors": tensors[:8] + b"?" + tensors[9:],
+        "safetensors.npz": tensors,
     }.items():
         path = tmp_path / name
         path.write_bytes(content)
