@@ -30,6 +30,8 @@ def softmax(name, *words):
         ("candidates_under_test:right", "softmax --check mask_broadcasts --capability mask"),
         ("candidates_under_test:Names.inner", "softmax --check mask_broadcasts --capability mask"),
         ("refattn:random_feature_attention", "rfa --check reference_values --capability omega"),
+        ("refattn:random_feature_attention", "performer --check contract"),
+        ("refattn:random_feature_attention", "favor --check contract"),
     ],
 )
 def test_pass(name, words):

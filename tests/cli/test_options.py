@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import os
 import re
@@ -16,7 +15,7 @@ from click.shell_completion import ShellComplete
 
 from refattn import __version__, cli, compare, profile
 from tests.cli.commands import COLUMNS, LINES, output, returned
-from tests.cli.running import cells, loads, process, report, run, shown
+from tests.cli.running import cells, loads, process, run
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -166,12 +165,9 @@ def test_every_format_has_the_numbers_of_the_function(name):
     records = list(csv.DictReader(io.StringIO(output(name, "--format", "csv"))))
     assert tuple(records[0]) == COLUMNS[name]
     assert all(None not in row and None not in row.values() for row in records)
-    inside, found = numbers(seen), set()
-    for row in records:
-        for key in ("error", "standard_error", "error_worst", "atol", "z", "rms_z", "seconds"):
-            if name not in ("profile", "measure") and row.get(key):
-                found.add(float(row[key]))
-    assert found <= inside
+    if name not in ("profile", "measure"):
+        keys = ("error", "standard_error", "error_worst", "atol", "z", "rms_z", "seconds")
+        assert {float(row[x]) for row in records for x in keys if row.get(x)} <= numbers(seen)
     markdown = output(name, "--format", "markdown")
     assert "─" not in markdown
     assert re.search(r"^\|( ---:? \|)+$" if name != "verify" else "^```$", markdown, re.M)
@@ -188,25 +184,22 @@ def test_rows_of_the_csv_of_tolerances_are_those_of_the_json():
 
 def test_rows_of_the_csv_of_profiles_are_those_of_the_json():
     seen = loads(output("measure", "--format", "json"))
-    rows = csv.DictReader(io.StringIO(output("measure", "--format", "csv")))
+    laws = {"num_features_by_law": "num_features", "law_holds_from": "holds_from"}
     expected = {}
     for i, head in enumerate(seen["heads"]):
         for table in ("moments", "log_excess"):
-            for name, value in head[table].items():
-                expected[table, str(i), "", "", name] = value
-        for quantity in ("num_features_by_law", "law_holds_from"):
-            for name, value in head[quantity].items():
-                called = {"law_holds_from": "holds_from"}.get(quantity, "num_features")
-                expected["law", str(i), name, "", called] = value
+            expected |= {(table, str(i), "", "", x): y for x, y in head[table].items()}
+        for key, called in laws.items():
+            expected |= {("law", str(i), x, "", called): y for x, y in head[key].items()}
     for x in seen["measured"]["estimators"]:
         for y in x["steps"]:
             key = "measured", "", x["estimator"], str(y["samples"]), "error"
             expected[key] = y["error_mean"]
-    keys = ("table", "head", "estimator", "samples", "quantity")
-    found = {tuple(x[y] for y in keys): x["value"] for x in rows}
-    others = ("recommended", "prediction")  # one has no value, and the other is of all heads
-    found = {key: value for key, value in found.items() if key[0] not in others}
-    assert {key: float(value) for key, value in found.items()} == expected
+    keys, found = ("table", "head", "estimator", "samples", "quantity"), {}
+    for x in csv.DictReader(io.StringIO(output("measure", "--format", "csv"))):
+        if x["table"] not in ("recommended", "prediction"):  # without a value; of all heads
+            found[tuple(x[y] for y in keys)] = float(x["value"])
+    assert found == expected
 
 
 def test_rows_of_the_csv_are_those_of_the_json():
@@ -229,9 +222,9 @@ def test_titles_and_answers():
     line = f"measured 2 estimators, S = 1, 2, 4, ... up to 4, {measured['draws']} draws, on 2 heads"
     assert line in lines
     assert "recommended for relative error 0.1, as measured on 2 of 2 heads:" in lines
-    ratios = {x["estimator"]: x["cost_ratio"] for x in measured["estimators"] if x["reached"]}
-    ratios["exact attention"] = 1.0
-    best = min(ratios, key=lambda x: ratios[x])
+    ratios = {x["cost_ratio"]: x["estimator"] for x in measured["estimators"] if x["reached"]}
+    ratios[1.0] = "exact attention"
+    best = ratios[min(ratios)]
     assert measured["recommended"]["estimator"] == best
     answer = lines[[x.startswith("recommended") for x in lines].index(True) + 1]
     assert answer.startswith(best)
@@ -253,82 +246,77 @@ def test_the_header_names_types_that_differ():
 # --- layouts and names
 
 
-@pytest.mark.long("measure", "tolerance")
-@pytest.mark.parametrize("command", ["compare", "measure", "tolerance", "verify"])
-def test_layouts(command):
-    words = {
-        "compare": ["compare", "qkv.npz", "--features", "4", "--estimators", "ra", "--draws", "1"],
-        "measure": ["profile", "qkv.npz", "--measure", "--estimators", "ra", "--most", "2"],
-        "tolerance": ["tolerance", "qkv.npz", "--dtype", "bfloat16", "--profile", "flash"],
-        "verify": ["verify", "right.npz"],
-    }[command]
-    swapped = [words[0], "swapped.npz", *words[2:]]
-    plain, found = (run(*x, "--format", "json") for x in (words, [*swapped, "--layout", "bnhd"]))
+LAYOUTS = {  # a command, and what does not depend on the layout
+    "compare qkv.npz --features 4 --estimators ra --draws 1": "results",
+    "profile qkv.npz --measure --estimators ra --most 2": "heads",
+    "tolerance qkv.npz --dtype bfloat16 --profile flash": "needs",
+    "verify right.npz": "z",
+}
+
+
+@pytest.mark.long("heads", "needs")
+@pytest.mark.parametrize(("line", "key"), LAYOUTS.items())
+def test_layouts(line, key):
+    command, _, *words = line.split()
+    swapped = [command, "swapped.npz", *words]
+    plain, found = (
+        run(*x, "--format", "json") for x in (line.split(), [*swapped, "--layout", "bnhd"])
+    )
     assert plain.exit_code == found.exit_code
-    expected, got = (json.loads(x.stdout) for x in (plain, found))
-    numbers = lambda x: x["error_per_head"] if command == "compare" else x  # noqa: E731
-    for name in ("results", "needs", "z"):
-        if name in expected:
-            pair = [x[name] if name == "z" else [*map(numbers, x[name])] for x in (got, expected)]
-            assert pair[0] == pair[1]
-    if command == "measure":
-        assert got["heads"] == expected["heads"]
-    assert got["shapes"]["q"] == expected["shapes"]["q"]
     assert "warning" not in plain.stderr + found.stderr
-    if command in ("compare", "verify"):
+    expected, got = (loads(x.stdout) for x in (plain, found))
+    assert got["shapes"]["q"] == expected["shapes"]["q"]
+    if key == "results":  # times differ
+        for x, y in zip(got[key], expected[key], strict=True):
+            assert x["error_per_head"] == y["error_per_head"]
+    else:
+        assert got[key] == expected[key]
+    if key in ("results", "z"):
         assert (
             "warning: 24 heads of 2 tokens in layout bhnd; if it is the other way round, say "
             "--layout bnhd\n"
         ) in run(*swapped).stderr
 
 
-@pytest.mark.long("performer")
-@pytest.mark.parametrize("name", ["performer", "favor"])
-def test_performer_is_a_name_of_random_features(name):
-    words = ["compare", "qkv.npz", "--features", 4, "--draws", 1, "--estimators"]
-    found, expected = (report(*words, x)["results"][2] for x in (name, "rfa"))
-    assert found["estimator"] == expected["estimator"] == "rfa-iid"
-    assert found["error_per_draw"] == expected["error_per_draw"]
-    target = ["check", "refattn:random_feature_attention", "--check", "contract", "--estimator"]
-    shown(*target, name)
-
-
 # --- help, completion, `python -m`
 
 
-def completed(words, start):
+def completed(line):
+    *words, start = line.split(" ")
     complete = ShellComplete(cli.commands(), {}, "refattn", "_REFATTN_COMPLETE")
     return [x.value for x in complete.get_completions(words, start)]
 
 
 def test_completion():
-    assert completed([], "to") == ["tolerance"]
-    assert completed(["compare", "--estimators"], "perf") == ["performer"]
-    assert completed(["compare", "--estimators"], "ra,lara-o") == ["ra,lara-own"]
-    assert completed(["check", "x:y", "--estimator"], "fav") == ["favor"]
-    assert "torch-sdpa" in completed(["check", "x:y", "--spec"], "torch")
-    assert "scale=" in completed(["check", "x:y", "--tag"], "sc")
-    assert completed(["check", "x:y", "--capability"], "caus") == ["causal"]
-    assert "flash-fast" in completed(["verify", "--profile"], "flash")
-    assert completed(["verify", "--layout"], "b") == ["bhnd", "bnhd"]
-    found = completed(["verify", "--estimator"], "")
+    assert completed("to") == ["tolerance"]
+    assert completed("compare --estimators perf") == ["performer"]
+    assert completed("compare --estimators ra,lara-o") == ["ra,lara-own"]
+    assert completed("check x:y --estimator fav") == ["favor"]
+    assert "torch-sdpa" in completed("check x:y --spec torch")
+    assert "scale=" in completed("check x:y --tag sc")
+    assert completed("check x:y --capability caus") == ["causal"]
+    assert "flash-fast" in completed("verify --profile flash")
+    assert completed("verify --layout b") == ["bhnd", "bnhd"]
+    found = completed("verify --estimator ")
+    assert found
     assert sorted(set(found)) == sorted(found)
     assert "_REFATTN_COMPLETE=bash_source refattn" in run("--help").stdout
 
 
-@pytest.mark.long("source", "complete")
-@pytest.mark.parametrize("what", ["help", "source", "complete"])
-def test_the_module_is_the_command_line(what):
-    if what == "help":
-        done = process("compare", "--help")
-        assert done.stdout.startswith("Usage: refattn compare [OPTIONS] [FILE]\n")
-    elif what == "source":
-        done = process(env={"_REFATTN_COMPLETE": "bash_source"})
-        assert done.stdout.lstrip().startswith("_refattn_completion")
-    else:
-        words = {"COMP_WORDS": "refattn ver", "COMP_CWORD": "1"}
-        done = process(env={"_REFATTN_COMPLETE": "bash_complete"} | words)
-        assert done.stdout == "plain,verify\n"
+COMPLETE = {"_REFATTN_COMPLETE": "bash_complete", "COMP_WORDS": "refattn ver", "COMP_CWORD": "1"}
+
+
+@pytest.mark.long("_refattn_completion", "plain,verify\n")
+@pytest.mark.parametrize(
+    ("words", "env", "start"),
+    [
+        (["compare", "--help"], {}, "Usage: refattn compare [OPTIONS] [FILE]\n"),
+        ([], {"_REFATTN_COMPLETE": "bash_source"}, "_refattn_completion"),
+        ([], COMPLETE, "plain,verify\n"),
+    ],
+)
+def test_the_module_is_the_command_line(words, env, start):
+    assert process(*words, env=env).stdout.lstrip().startswith(start)
 
 
 @pytest.mark.parametrize("width", [80, 200])
