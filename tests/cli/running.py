@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,6 +106,21 @@ class Forks:
 
     def close(self):
         self.driver.communicate()
+
+
+def gone(process):
+    """Whether a process ends within seconds; if not it is killed."""
+    for _ in range(100):
+        try:
+            os.kill(process, 0)
+            with open(f"/proc/{process}/stat") as file:
+                if file.read().split()[2] == "Z":  # nobody waits for it here
+                    return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.1)
+    os.kill(process, signal.SIGKILL)
+    return False
 
 
 def cells(output, title):

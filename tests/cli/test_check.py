@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from refattn.conformance.verdict import runner
-from tests.cli.running import ENV, process, run, shown
+from tests.cli.running import ENV, gone, process, run, shown
 
 pytestmark = pytest.mark.usefixtures("here")
 posix = pytest.mark.skipif(os.name != "posix", reason="signals, pipes and terminals as of POSIX")
@@ -197,21 +196,6 @@ def test_an_end_in_a_call_is_a_failure(raised):
     result = ended(run, f"def fn(q, k, v):\n    raise {raised}\n", "--check", "contract")
     assert result.exit_code == 1
     assert result.output.startswith("FAIL: ")
-
-
-def gone(process):
-    """Whether a process ends within seconds; if not it is killed."""
-    for _ in range(100):
-        try:
-            os.kill(process, 0)
-            with open(f"/proc/{process}/stat") as file:
-                if file.read().split()[2] == "Z":  # nobody waits for it here
-                    return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        time.sleep(0.1)
-    os.kill(process, signal.SIGKILL)
-    return False
 
 
 @posix

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from refattn import stats
+from tests.cli.running import gone
 from tests.validation.conftest import run_claim
 from validation import __main__ as cli
 from validation import runner, sources, suite
@@ -27,22 +28,10 @@ ROOT = Path(__file__).parents[2]
 FAST = ["proposition_1", "lara_cases", "mean_of_ratios", "moments"]
 
 
-class Here(Executor):
-    """An executor that does everything at once, in this thread."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
 def example(**options):
     """A claim with three tasks, whose results are sums of random numbers."""
-    given = {
-        "title": "An example",
-        "source": "999",
+    given = {"title": "An example", "source": "999", "method": "None."} | {
         "statements": {"s": Statement("It is so.")},
-        "method": "None.",
         "tasks": lambda level: [{"factor": i} for i in range(3)],
         "run": lambda rng, factor: float(factor * rng.standard_normal()),
         "judge": lambda results: Findings({"s": [Compared("c", 1.0, 2.0)]}, {"sums": results}),
@@ -60,16 +49,17 @@ def examples(monkeypatch):
 
 @pytest.fixture
 def results(tmp_path):
-    return tmp_path / "r.jsonl"
+    return tmp_path / "results.jsonl"
 
 
 @pytest.fixture
 def go(results):
-    """The runner, here and with one file of results, if nothing else is said."""
+    """The runner, in one thread and with one file of results, if nothing else is said."""
 
-    def run(*names, executor=None, level="tiny", seed=0, **options):
-        options |= {"level": level, "seed": seed, "results": results}
-        return runner.run([*names], executor or Here(), **options)
+    def run(*names, executor=ThreadPoolExecutor, level="tiny", seed=0, **options):
+        with executor(1) as threads:
+            options |= {"level": level, "seed": seed, "results": results}
+            return runner.run([*names], threads, **options)
 
     return run
 
@@ -80,10 +70,6 @@ def verdict(evidence, level=1e-6):
     return str(one["statements"][0]["verdict"])
 
 
-def fixed(found):
-    return lambda level: found
-
-
 @pytest.mark.parametrize(
     ("evidence", "expected"),
     [
@@ -91,9 +77,9 @@ def fixed(found):
         ([tested("t", 1e-6)], REFUTED),
         ([tested("t", 1.1e-6)], HOLDS),
         ([tested("t", 0.6e-6), tested("u", 0.5)], HOLDS),  # Holm: 1.2e-6
-        ([tested("t", 0.5, fixed(0.2), 0.1)], UNDERPOWERED),
-        ([tested("t", 0.5, fixed(0.2), 0.3)], HOLDS),
-        ([tested("t", 1e-9, fixed(0.2), 0.1)], REFUTED),
+        ([tested("t", 0.5, lambda level: 0.2, 0.1)], UNDERPOWERED),
+        ([tested("t", 0.5, lambda level: 0.2, 0.3)], HOLDS),
+        ([tested("t", 1e-9, lambda level: 0.2, 0.1)], REFUTED),
         ([shown("s", 1e-7)], HOLDS),
         ([shown("s", 1e-5)], UNDERPOWERED),
         ([shown("s", 1.0, 1e-9)], REFUTED),
@@ -147,8 +133,7 @@ def test_every_random_number_follows_from_the_seed_whatever_runs_it(examples, go
 
     here = data("one", "two")
     assert here["one"] != here["two"]
-    with ThreadPoolExecutor(3) as threads:
-        assert data("two", "one", executor=threads) == here
+    assert data("two", "one", executor=lambda _: ThreadPoolExecutor(3)) == here
     assert data("two") == {"two": here["two"]}
     assert data("one", seed=4)["one"] != here["one"]
 
@@ -218,15 +203,11 @@ def test_what_is_judged_wrongly_is_an_error_of_that_claim_alone(judge, examples,
 
 
 def test_a_result_that_does_not_come_back_is_an_error_of_its_claim(examples, go):
-    class Loses(Here):
-        def submit(self, fn, /, *args, **kwargs):
-            future = super().submit(fn, *args, **kwargs)
-            if args[0] == "one":
-                future = Future()
-                future.set_exception(SystemExit(3))
-            return future
+    class Loses(ThreadPoolExecutor):
+        def submit(self, fn, name, *rest):
+            return super().submit(*((sys.exit, 3) if name == "one" else (fn, name, *rest)))
 
-    one, two = go("one", "two", executor=Loses())
+    one, two = go("one", "two", executor=Loses)
     assert "SystemExit: 3" in one["error"]
     assert "error" not in two
 
@@ -255,12 +236,17 @@ def test_two_runs_do_not_write_to_one_file(examples, go, results):
 
 
 @pytest.fixture
-def invoke(examples, tmp_path, monkeypatch):
+def out(tmp_path):
+    return tmp_path / "o"
+
+
+@pytest.fixture
+def invoke(examples, out, monkeypatch):
     monkeypatch.setattr(cli, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(2))
-    return lambda *words: CliRunner().invoke(cli.main, [*words, "--out", str(tmp_path / "o")])
+    return lambda *words: CliRunner().invoke(cli.main, [*words, "--out", str(out)])
 
 
-def test_the_exit_status_says_whether_every_verdict_is_as_expected(examples, invoke, tmp_path):
+def test_the_exit_status_says_whether_every_verdict_is_as_expected(examples, invoke, out):
     assert invoke().exit_code == 0
     statements = {"s": Statement("It is not so.", expected=REFUTED)}
     examples["two"] = example(name="two", statements=statements)
@@ -271,25 +257,20 @@ def test_the_exit_status_says_whether_every_verdict_is_as_expected(examples, inv
     assert invoke("--resume", "--seed", "5").exit_code == 2
     assert invoke("--resume", "one", "two").exit_code == 1
     assert invoke("--vary-seed", "one").exit_code == 0
-    settings, _ = runner.read(tmp_path / "o" / "results.jsonl")
-    assert settings["seed"] > 5
+    assert runner.read(out / "results.jsonl")[0]["seed"] > 5
+    (out / "results.jsonl").write_text("hello\n")
+    result = invoke("--resume", "one")
+    assert result.exit_code == 2
+    assert "is not a file of results" in result.output
 
 
-def test_a_claim_without_what_it_needs_is_left_out(examples, invoke, tmp_path):
+def test_a_claim_without_what_it_needs_is_left_out(examples, invoke, out):
     examples["two"] = example(name="two", needs=("json", "no_such_module"))
     result = invoke()
     assert result.exit_code == 0
     assert "left out: two needs no_such_module" in result.output
-    _, records = runner.read(tmp_path / "o" / "results.jsonl")
+    _, records = runner.read(out / "results.jsonl")
     assert [one["claim"] for one in records] == ["one"]
-
-
-def test_a_bad_file_is_said_by_the_command(invoke, tmp_path):
-    (tmp_path / "o").mkdir()
-    (tmp_path / "o" / "results.jsonl").write_text("hello\n")
-    result = invoke("--resume", "one")
-    assert result.exit_code == 2
-    assert "is not a file of results" in result.output
 
 
 @pytest.mark.parametrize(
@@ -333,10 +314,10 @@ def test_the_documents_name_every_claim_once(file):
 
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
-def test_processes_find_what_one_thread_finds(workers, tmp_path):
+def test_processes_find_what_one_thread_finds(workers, results, tmp_path):
     process = suite_process("--out", tmp_path, "--workers", workers, *FAST)
     process.communicate(timeout=300)
-    _, records = runner.read(tmp_path / "results.jsonl")
+    _, records = runner.read(results)
     found = {r["claim"]: (r["statements"], r["data"]) for r in records}
     assert set(found) == set(FAST)
     for name in FAST:
@@ -353,10 +334,9 @@ def suite_process(*arguments):
 
 
 @pytest.mark.long
-def test_a_killed_run_is_resumed(tmp_path):
+def test_a_killed_run_is_resumed(results, tmp_path):
     claims = suite.claims().items()
     names = [name for name, c in claims if not c.alone and not suite.missing(c.needs)]
-    results = tmp_path / "results.jsonl"
     process = suite_process("--out", tmp_path, "--workers", 1, *names)
     end = time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None:
@@ -380,8 +360,7 @@ def test_a_killed_run_is_resumed(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_workers_end_with_a_killed_run(tmp_path):
     process = suite_process("--out", tmp_path, "--workers", 2)
-    deadline = time.monotonic() + 60
-    workers = []
+    deadline, workers = time.monotonic() + 60, []
     while len(workers) < 3 and time.monotonic() < deadline and process.poll() is None:
         command = ["ps", "--ppid", str(process.pid), "-o", "pid="]
         workers = subprocess.run(command, capture_output=True, text=True).stdout.split()
@@ -389,15 +368,5 @@ def test_workers_end_with_a_killed_run(tmp_path):
     time.sleep(1.0)  # they have started
     process.kill()
     process.communicate(timeout=60)
-
-    def alive(pid):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except FileNotFoundError:
-            return False
-        return state != "Z"
-
-    while any(map(alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.1)
     assert len(workers) >= 3
-    assert not any(map(alive, workers))
+    assert {gone(int(worker)) for worker in workers} == {True}
