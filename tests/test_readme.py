@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +15,16 @@ from tests.validation import guide_blocks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
-BLOCKS = guide_blocks.blocks(README)
-CONSOLE = {
-    line: shown
-    for block in BLOCKS
-    if block.language == "console"
-    for line, shown, *_ in guide_blocks.commands(block.text)
-}
+BLOCKS = [*guide_blocks.blocks(README)]
+TEXTS = [x.text for x in BLOCKS if x.language == "console"]
+CONSOLE = dict(pair for text in TEXTS for pair in guide_blocks.commands(text))
 
 
 def code(word):
-    """The block with a word, and the text of the block after it."""
-    (at,) = [i for i, x in enumerate(BLOCKS) if x.language[:2] == "py" and word in x.text]
-    return BLOCKS[at].text, BLOCKS[at + 1].text
+    """The text of the block with a word, and of the block after it."""
+    found = [x for x in pairwise(BLOCKS) if x[0].language[:2] == "py" and word in x[0].text]
+    ((block, after),) = found
+    return block.text, after.text
 
 
 def shows(word, folder, *, without=None):

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -83,25 +84,17 @@ def test_what_cannot_be_written_is_an_error(forked, words):
     assert done.stderr.endswith("No space left on device\n")
 
 
-def test_an_unforeseen_error_is_no_verdict(monkeypatch, capsys):
-    def fail(*_, **__):
-        raise ZeroDivisionError("unforeseen")
-
-    monkeypatch.setattr("refattn.cli.verify.open_tensors", fail)
-    monkeypatch.setattr(sys, "argv", ["refattn", "verify", "right.npz"])
+def test_an_error_or_an_interrupt_is_no_verdict(monkeypatch, capsys):
+    words, opened = ["verify", "right.npz"], "refattn.cli.verify.open_tensors"
+    monkeypatch.setattr(opened, Mock(side_effect=KeyboardInterrupt))
+    done = run(*words)
+    assert (done.exit_code, done.stderr) == (130, "Aborted!\n")
+    monkeypatch.setattr(opened, Mock(side_effect=ZeroDivisionError("unforeseen")))
+    monkeypatch.setattr(sys, "argv", ["refattn", *words])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
     assert "ZeroDivisionError: unforeseen" in capsys.readouterr().err
-
-
-def test_an_interrupt_is_no_verdict(monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("refattn.cli.verify.open_tensors", interrupt)
-    done = run("verify", "right.npz")
-    assert (done.exit_code, done.stderr) == (130, "Aborted!\n")
 
 
 def test_work_without_a_standard_error(monkeypatch):

@@ -6,6 +6,7 @@ evaluated, and anything may stand for ` ... `. What functions refuse is in `bad_
 
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -74,9 +75,7 @@ def test_outputs_are_checked_before_the_work(here, monkeypatch, option, suffix):
 
 
 def test_a_failure_to_write_comes_after_the_results(here, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(Path, "write_text", full)
     result = run("compare", "qkv.npz", "--features", 2, "--json", "out.json")
     assert result.exit_code == 2

@@ -31,16 +31,13 @@ class Block(NamedTuple):
     language: str
     words: list[str]
     text: str
-    start: int
-    end: int
 
 
 class Run(NamedTuple):
-    """Code or a command, what is shown of its output, where, and the output."""
+    """Code or a command, what is shown of its output, and the output."""
 
     code: str
     shown: str
-    span: tuple[int, int]
     printed: str
 
 
@@ -49,37 +46,31 @@ def page(name):
 
 
 def blocks(text):
-    found = []
-    for match in re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
-        language, *words = match[1].split() or [""]
-        found.append(Block(language, words, match[2], match.start(2), match.end(2)))
-    return found
+    for fence, inside in re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        language, *words = fence.split() or [""]
+        yield Block(language, words, inside)
 
 
 def runs(text, folder):
     """Run the blocks of a page in a folder, in which the process is."""
     scope = {"__name__": "__main__"}
-    for block, after in pairwise([*blocks(text), Block("end", [], "", 0, 0)]):
+    for block, after in pairwise([*blocks(text), Block("end", [], "")]):
         if "shown" in block.words:
             continue
         if block.language == "python" and (name := re.match(r"# (\w+\.py)\n", block.text)):
             (folder / name[1]).write_text(block.text)
         elif block.language == "python":
-            out = io.StringIO()
-            with contextlib.redirect_stdout(out):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(compile(block.text, f"<{block.text[:30]!r}>", "exec"), scope)
-            shown = ("", (0, 0)) if after.language else (after.text, (after.start, after.end))
-            yield Run(block.text, *shown, out.getvalue())
+            yield Run(block.text, "" if after.language else after.text, out.getvalue())
         elif block.language == "console":
-            for line, shown, start, end in commands(block.text):
-                span = block.start + start, block.start + end
-                yield Run(line, shown, span, command(line, folder))
+            for line, shown in commands(block.text):
+                yield Run(line, shown, command(line, folder))
 
 
 def commands(text):
-    """The commands of a console, what is shown of each, and where that begins and ends."""
-    for match in re.finditer(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-        yield match[1], match[2], match.start(2), match.end(2)
+    """The commands of a console, and what is shown of each."""
+    return re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
 
 
 def command(line, folder):
@@ -100,16 +91,9 @@ def command(line, folder):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "100"}
     if "check" in args:  # each finding in a line, as in a pipe
         del env["COLUMNS"]
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", *args],
-        cwd=folder,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    code = [sys.executable, "-W", "ignore", *args]
+    result = subprocess.run(code, cwd=folder, env=env, timeout=300, check=False, **pipes)
     # How long it takes depends on the machine, and is said beside the results.
     beside = r"^(?:estimated time: .*|check \d+ of \d+: .*|\w+: \d+ of \d+ after .*)\n"
     return re.sub(beside, "", result.stdout, flags=re.MULTILINE)
@@ -158,7 +142,7 @@ def difference(shown, printed, atol=1e-12):
             if all(same(a, b, atol) for a, b in zip(part, rest[at:], strict=False))
         ]
         if number == 0:
-            places = [at for at in places if at == 0]
+            places = [0] if 0 in places else []
         if last:
             places = [at for at in places if at + len(part) == len(rest)]
         if not places:

@@ -5,6 +5,7 @@ import math
 import platform
 import time
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -214,9 +215,7 @@ def test_the_command_fails_if_refattn_is_wrong(peers_are_missing, run, tmp_path,
 
 
 def test_a_peer_that_fails_is_not_measured():
-    def fails():
-        raise RuntimeError("no such kernel")
-
+    fails = Mock(side_effect=RuntimeError("no such kernel"))
     peer = cases.Form("peer", lambda: fails, lambda: np.zeros((2, 1)))
     record = cases.measure(case(form("a", RIGHT), peer), 1, pause=0.0)
     assert record["forms"][1]["missing"] == "fails: no such kernel"

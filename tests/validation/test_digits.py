@@ -2,6 +2,7 @@
 
 import json
 from fractions import Fraction
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -43,9 +44,9 @@ def test_search_finds_worse(family):
 
 
 def test_search_is_deterministic():
-    first, second = (search.climb(SMALL[0], steps=20) for _ in range(2))
+    first, second, other = (search.climb(SMALL[0], steps=20, seed=seed) for seed in (0, 0, 1))
     assert first == second
-    assert search.climb(SMALL[0], steps=20, seed=1).best != first.best
+    assert first.best != other.best
 
 
 def test_lost_digits_are_those_of_exact_numbers():
@@ -87,9 +88,8 @@ def test_winners_lose_more_than_starts(family):
 def test_search_command():
     found = CliRunner().invoke(search.main, ["--family", "large", "--steps", "2"])
     assert found.exit_code == 0
-    lines = found.output.splitlines()
-    assert len(lines) == 4
-    assert lines[2].startswith("| softmax-hard-large-level1-seed")
+    _, _, first, _ = found.output.splitlines()
+    assert first.startswith("| softmax-hard-large-level1-seed")
 
 
 # --- libraries ------------------------------------------------------------------------------------
@@ -139,13 +139,9 @@ def test_entries_of_a_level_are_pooled():
 
 
 def test_missing_and_failing_libraries_are_skipped():
-    def missing():
-        raise ModuleNotFoundError("no", name="nowhere")
-
-    def failing():
-        raise OSError("no float64\nhere")
-
-    broken = [Library("a", "numpy", missing), Library("b", "numpy", lambda: lambda *x: failing())]
+    missing = Mock(side_effect=ModuleNotFoundError("no", name="nowhere"))
+    failing = Mock(side_effect=OSError("no float64\nhere"))
+    broken = [Library("a", "numpy", missing), Library("b", "numpy", lambda: failing)]
     rows, skipped = libraries.measure(SMALL, broken)
     assert rows == []
     assert skipped == [("a", "nowhere is not installed"), ("b", "OSError('no float64\\nhere')")]
@@ -198,5 +194,4 @@ def test_tables_of_functions_and_costs():
     _, data = precision.functions_table(64)
     assert {x["dtype"] for x in data} == {"float64", "float32"}
     assert max(x["units"] for x in data) < 1
-    _, data = precision.costs_table(32, 64)
-    assert len(data) == 4
+    assert len(precision.costs_table(32, 64)[1]) == 4

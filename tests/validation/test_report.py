@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import numpy as np
@@ -44,8 +45,7 @@ def image(data):
     return figure
 
 
-def broken(data):
-    raise KeyError("no <m>")
+broken = Mock(side_effect=KeyError("no <m>"))
 
 
 def small(data):
@@ -332,11 +332,7 @@ def contents(folder):
 def test_a_report_that_fails_leaves_the_former(tmp_path, monkeypatch):
     report.write(SETTINGS, examples()[1:2], tmp_path, PLOTS)
     before = contents(tmp_path)
-
-    def full(*args, **options):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("No space left on device")))
     with pytest.raises(OSError, match="No space"):
         report.write(SETTINGS, examples()[1:], tmp_path, PLOTS)
     assert before == contents(tmp_path)
