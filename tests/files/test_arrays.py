@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from refattn.files.arrays import load
+from refattn.files.tensors import open_tensors
 from tests.files.problems import number_type, problem, save, to_safetensors
 
 
@@ -38,6 +39,9 @@ def test_dtypes_that_numpy_does_not_have(tmp_path, code):
     words = f"`q` must have a dtype that NumPy has, or bfloat16, got {code}: cast it"
     with pytest.raises(ValueError, match=words):
         load(path)
+    if code not in ("F8_E4M3", "F8_E5M2"):
+        with pytest.raises(TypeError, match=f"`q` must have dtype .*, got {code}"):
+            open_tensors(path, required=())
 
 
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="float64 under another name")
@@ -46,4 +50,6 @@ def test_longdouble_must_be_cast(tmp_path):
     path = save(tmp_path, "npz", dict.fromkeys("qkv", x))
     with pytest.raises(TypeError, match="`q` must have dtype float32 or float64, got float128"):
         load(path)
+    with pytest.raises(TypeError, match=r"`q` must have dtype .*, got float128"):
+        open_tensors(path, required=())
     same(load(path, "float64")[0], dict.fromkeys("qkv", x), "float64")
