@@ -281,6 +281,7 @@ def test_the_running_check_is_named_on_a_terminal_only(forked):
         "import sys; sys.stdout.close()",
         "import io, sys; sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
         "import os; os.close(1)",
+        "import threading; threading.Thread(target=threading.Event().wait).start()",
     ],
 )
 def test_the_report_and_its_status_come_out(forked, before):
@@ -309,10 +310,6 @@ def test_a_report_that_nobody_reads(forked, words):
 
 
 STRANGE = """
-class Odd(Exception):
-    def __str__(self):
-        raise RuntimeError("no words")
-
 def fn(q, k, v):
     raise ValueError("bad \\udcff\\x00\\x1b[31m\\x9b\\ufffe name")
 
@@ -352,8 +349,3 @@ def test_reports_go_where_the_caller_is(forked, here):
     assert done.returncode == 0, done.stderr
     assert sorted(x.name for x in here.glob("out.*")) == ["out.json", "out.xml"]
     assert not list((here / "elsewhere").iterdir())
-
-
-def test_a_thread_of_the_candidate_is_not_waited_for(forked):
-    endless = "import threading; threading.Thread(target=threading.Event().wait).start()\n"
-    assert ended(forked, endless + RIGHT).returncode == 0

@@ -55,8 +55,8 @@ def test_vectors_announce_their_time(monkeypatch):
     pytest.importorskip("mpmath")
     from refattn.conformance.vectors import recipes, solving
 
-    monkeypatch.setattr(progress, "LONG", -1.0)
-    monkeypatch.setattr(progress, "_SOON", -1.0)
+    for name in ("LONG", "_SOON"):
+        monkeypatch.setattr(progress, name, -1.0)
     seen = []
     monkeypatch.setattr(solving, "_once", lambda recipe: seen.append(recipe.id))
     monkeypatch.setattr(solving, "documents", dict)

@@ -22,18 +22,19 @@ def half(q, k, v):
     return refattn.softmax_attention(q, k, v) / 2
 
 
+def version(name):
+    if name not in VERSIONS:
+        raise metadata.PackageNotFoundError(name)
+    return VERSIONS[name]
+
+
 @pytest.fixture(autouse=True)
 def versions(monkeypatch):
-    def version(name):
-        if name not in VERSIONS:
-            raise metadata.PackageNotFoundError(name)
-        return VERSIONS[name]
-
     monkeypatch.setattr(runner.metadata, "version", version)
 
 
-def measured(value, bound=0.1):
-    return lambda: (Number("a | b", value, "0", bound), Number("to explain", 0.0, "0"))
+def measured(value):
+    return lambda: (Number("a | b", value, "0", 0.1), Number("to explain", 0.0, "0"))
 
 
 def finding(name="one", package="here", value=0.5, **more):
@@ -58,16 +59,16 @@ def test_what_reproduces_is_written():
     assert "Executed: 1 entries in 1 packages." in page
     assert r"| a \| b | 0.5 | 0 |" in page
     assert "**Note.** documented" in page
+    results, _ = collected(finding(value=float("nan")))  # which is wrong, too
+    assert results["found"][0]["numbers"][0]["value"] is None
+    assert "| not finite |" in report.render(results)
 
 
 def tried(value):
     return Tried("two", "here", "right", measured(value))
 
 
-def mended(value=0.5):
-    return finding(package="mended", value=value)
-
-
+MENDED = finding(package="mended")
 GONE = "removed: one: no longer reproduces with mended 2.0"
 ABSENT = "skipped: one: absent is not installed"
 KEPT = f"{ABSENT}; the entry of version 1.2 is kept"
@@ -78,8 +79,8 @@ NOT_FREE = "removed: two: is no longer free of findings with here 1.2"
 @pytest.mark.parametrize(
     ("entry", "before", "kept", "words"),
     [
-        (mended(0.05), mended(), [], GONE),
-        (mended(0.1), mended(), [], GONE),
+        (finding(package="mended", value=0.05), MENDED, [], GONE),
+        (finding(package="mended", value=0.1), MENDED, [], GONE),
         (finding(package="absent"), None, [], ABSENT),
         (finding(package="absent"), finding(), ["one"], KEPT),
         (finding()._replace(measure=lambda: 1 / 0), None, [], UNUSABLE),
@@ -95,12 +96,6 @@ def test_what_comes_of_an_entry(entry, before, kept, words):
     assert said[0] == words
     assert words != GONE or "bound 0.1" in said[1]
     assert words != KEPT or results["found"] == earlier["found"]
-
-
-def test_what_is_not_finite_is_wrong():
-    results, _ = collected(finding(value=float("nan")))
-    assert results["found"][0]["numbers"][0]["value"] is None
-    assert "| not finite |" in report.render(results)
 
 
 def test_only_the_entries_that_are_named_are_run():
@@ -130,25 +125,15 @@ def test_the_check_must_fail_too():
     assert f"$ {line}\nFAIL\n  FAIL reference_values: expected" in report.render(results)
 
 
-@pytest.fixture(scope="module")
-def bundled():
-    return json.loads((BUGS / "bugs.json").read_text("utf-8"))
-
-
-def test_the_page_is_of_its_results(bundled):
+def test_the_page_is_of_its_results_and_of_the_entries_of_the_script():
+    bundled = json.loads((BUGS / "bugs.json").read_text("utf-8"))
     assert (BUGS / "README.md").read_text("utf-8") == report.render(bundled)
-
-
-def test_every_entry_is_one_of_the_script(bundled):
     for name, entries in (("found", commands.FINDINGS), ("tried", commands.TRIED)):
         written = [x["name"] for x in bundled[name]]
         assert written == [x.name for x in entries if x.name in written]
     assert [x["name"] for x in bundled["read"]] == [x.name for x in commands.readings.READINGS]
     names = [x.name for x in (*commands.FINDINGS, *commands.TRIED)]
     assert len(set(names)) == len(names)
-
-
-def test_words_of_a_written_entry_are_those_of_the_script(bundled):
     entries = {x.name: x for x in commands.FINDINGS}
     for written in bundled["found"]:
         entry = entries[written["name"]]

@@ -357,20 +357,21 @@ def test_claims_of_one_name_or_a_strange_one_keep_apart(tmp_path):
     assert len(list((tmp_path / "figures").iterdir())) == 5
 
 
-def named(name):
-    return {"name": name, "verdict": "HOLDS", "expected": "HOLDS"}
-
-
 def test_records_may_have_little_and_names_alike(tmp_path):
-    x = {"claim": "x", "statements": [named(name) for name in ("eq. (6)", "eq 6", "Eq. 6", "κ")]}
-    page = written(tmp_path, [x, {"claim": "y", "statements": []}], PLOTS, settings={})
+    holds = {"verdict": "HOLDS", "expected": "HOLDS"}
+    x = [holds | {"name": name} for name in ("eq. (6)", "eq 6", "Eq. 6", "κ")]
+    records = [{"claim": "x", "statements": x}, {"claim": "y", "statements": []}]
+    page = written(tmp_path, records, PLOTS, settings={})
     assert page.text("h2") == ["All claims", "How to read this"]
     assert page.text("h3") == ["x", "y"]
     found = [a["id"] for a in page.all("article")]
     assert found == ["x--eq-6", "x--eq-6-2", "x--Eq-6-3", "x--claim"]
 
 
-def test_a_small_figure_that_cannot_be_drawn_leaves_its_text(tmp_path):
+def test_figures_of_the_suite_are_drawn_by_default(tmp_path):
+    paths = report.write(SETTINGS, [run_claim("proposition_1")], tmp_path)
+    assert tmp_path / "figures" / "proposition_1.svg" in paths
+    # One that cannot be drawn leaves its text.
     written(tmp_path, examples()[:1], {}, {"curves": [None, broken]})
     text = (tmp_path / "report.html").read_text("utf-8")
     assert "The lesser has no figure: KeyError" in text
@@ -424,11 +425,6 @@ def test_sources_go_by_name():
     assert sources.named("arXiv:2602.10056, key coresets") == "Key coresets"
     assert sources.named("999, x") == "999, x"
     assert sources.named("") == ""
-
-
-def test_figures_of_the_suite_are_drawn_by_default(tmp_path):
-    paths = report.write(SETTINGS, [run_claim("proposition_1")], tmp_path)
-    assert tmp_path / "figures" / "proposition_1.svg" in paths
 
 
 def test_the_summary_is_aligned():

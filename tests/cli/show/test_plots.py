@@ -7,11 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("click")
-pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-from click.testing import CliRunner
 from matplotlib.colors import to_hex
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
@@ -19,11 +16,11 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 
 import refattn
-from refattn import cli, compare
-from refattn.cli.group import group
+from refattn import compare
 from refattn.cli.show import plots, style
 from refattn.compare import Row
 from refattn.profile import study
+from tests.cli.running import run
 from validation import plotting, svg
 from validation.benchmarks import figures, scaling
 
@@ -88,9 +85,7 @@ def faults(figure):
         if one.shrunk(0.9, 0.9).overlaps(other.shrunk(0.9, 0.9))
     ]
     for text, box in seen:
-        if not figure.bbox.padded(1).contains(*box.min) or not figure.bbox.padded(1).contains(
-            *box.max
-        ):
+        if not all(figure.bbox.padded(1).contains(*corner) for corner in (box.min, box.max)):
             found.append(f"{text.get_text()!r} is cut off")
     for legend in figure.findobj(Legend):
         for axes in figure.axes:
@@ -120,31 +115,31 @@ def test_all_estimators(drawn):
         assert list(axes.get_xticks()) == list(SIZES)
 
 
-def old(names):
-    """All curves in one panel, in colours that repeat, with a legend on top of them."""
-    figure = Figure(figsize=(6, 4.5))
-    axes = figure.subplots()
-    for name in names:
-        axes.loglog(SIZES, [s**-0.1 for s in SIZES], marker="o", label=name)
-    axes.legend()
-    return figure
-
-
 def test_what_is_wrong_is_found():
+    def old(names):
+        """All curves in one panel, in colours that repeat, with a legend on top of them."""
+        figure = Figure(figsize=(6, 4.5))
+        axes = figure.subplots()
+        for name in names:
+            axes.loglog(SIZES, [s**-0.1 for s in SIZES], marker="o", label=name)
+        axes.legend()
+        return figure
+
     found = " ".join(faults(old(compare.names()[:9])))
     assert "is on data" in found
     assert "markers repeat" in found
     assert "colours" in found
     assert "cut off" in " ".join(faults(old(compare.names())))
-    crowded = Figure(figsize=(2, 2))
-    axes = crowded.subplots()
-    axes.set_xticks(range(0, 10**6, 10**5), [str(x) for x in range(0, 10**6, 10**5)])
+    crowded, ticks = Figure(figsize=(2, 2)), range(0, 10**6, 10**5)
+    crowded.subplots().set_xticks(ticks, map(str, ticks))
     assert any("'100000' is on '200000'" in x for x in faults(crowded))
 
 
+@pytest.mark.parametrize("factor", [1, 0])
 @pytest.mark.parametrize("sizes", [SIZES, (3,), tuple(range(8, 40)), (1, 2, 2**40)])
-def test_any_sizes(drawn, sizes):
-    figure = drawn(plots.plot_comparison, rows(list(compare.DEFAULT), sizes))
+def test_any_sizes_and_errors_that_are_all_zero(drawn, sizes, factor):
+    table = [x._replace(errors=factor * x.errors) for x in rows(list(compare.DEFAULT), sizes)]
+    figure = drawn(plots.plot_comparison, table)
     assert set(figure.axes[0].get_xticks()) <= set(sizes)
 
 
@@ -175,10 +170,6 @@ def test_errors_beyond_the_axis_are_said(drawn):
     assert (first, last) == ("≤2e-07", "≥4.8")
 
 
-def test_errors_that_are_all_zero(drawn):
-    drawn(plots.plot_comparison, [x._replace(errors=0 * x.errors) for x in rows(["ra"])])
-
-
 @pytest.mark.parametrize("lost", [0, 1])
 def test_references_that_are_not_finite_are_said(drawn, lost):
     table = rows(["ra", "rfa-iid"])
@@ -194,13 +185,13 @@ def test_what_is_not_finite_is_left_out(tmp_path, monkeypatch):
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 8, 4)).astype(np.float32)
     np.savez("far.npz", q=1e30 * q, k=1e30 * k, v=v)
     words = ["compare", "far.npz", "--draws", "1", "--features", "4", "--plot", "x.svg"]
-    assert CliRunner().invoke(cli.commands(), words).exit_code == 0
+    assert run(*words).exit_code == 0
     assert Path("x.svg").exists()  # of the mean of v
     Path("x.svg").unlink()
     lost = [Row(x, 8, np.full((1, 2), math.nan), 1.0) for x in ("exact", "mean of v", "ra")]
     nothing = compare.Comparison(lost, [], 1.0, False, 0, 1)
     monkeypatch.setattr("refattn.cli.compare.measure", lambda *_, **__: nothing)
-    done = CliRunner().invoke(cli.commands(), words)
+    done = run(*words)
     said = "Error: there is nothing to draw: no error is finite.\n"
     assert (done.exit_code, done.stderr) == (2, said)
     assert "mean of v" in done.stdout
@@ -245,7 +236,7 @@ def test_verified(monkeypatch, tmp_path, lead):
     np.savez(path, q=q, k=k, v=v, out=out)
     found = []
     monkeypatch.setattr(style, "save", lambda figure, path: found.append(figure))
-    result = CliRunner().invoke(group, ["verify", str(path), "--plot", str(tmp_path / "x.png")])
+    result = run("verify", path, "--plot", tmp_path / "x.png")
     assert result.exit_code == 1, result.output
     assert faults(found[0]) == []
 
