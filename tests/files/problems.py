@@ -12,15 +12,9 @@ pytest.importorskip("safetensors")
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 CODES = {
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "bool": "BOOL",
-    "int32": "I32",
-}
+    "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "bool": "BOOL", "int32": "I32",
+}  # fmt: skip
 IN_NPZ = ("float16", "float32", "float64")
 SUFFIXES = ("npz", "safetensors")
 
@@ -57,19 +51,11 @@ def problem(dtype="float32", lead=(2, 6), key_heads=None, n=3, m=5, seed=0):
     keys = lead if key_heads is None else (*lead[:-1], key_heads)
     d, dv, samples = 4, 2, 7
     shapes = {
-        "q": (*lead, n, d),
-        "k": (*keys, m, d),
-        "v": (*keys, m, dv),
-        "out": (*lead, n, dv),
-        "lse": (*lead, n),
-        "bias": (n, m),
-        "sinks": lead[-1:],
-        "omega": (*lead[-1:], samples, d),
-        "d_out": (*lead, n, dv),
-        "dq": (*lead, n, d),
-        "dk": (*keys, m, d),
-        "dv": (*keys, m, dv),
-    }
+        "q": (*lead, n, d), "k": (*keys, m, d), "v": (*keys, m, dv),
+        "out": (*lead, n, dv), "lse": (*lead, n),
+        "bias": (n, m), "sinks": lead[-1:], "omega": (*lead[-1:], samples, d),
+        "d_out": (*lead, n, dv), "dq": (*lead, n, d), "dk": (*keys, m, d), "dv": (*keys, m, dv),
+    }  # fmt: skip
     arrays = {
         k: np.asarray(rng.standard_normal(s)).astype(number_type(dtype)) for k, s in shapes.items()
     }

@@ -47,7 +47,6 @@ def invoke(output, *more):
 
 @pytest.fixture
 def run(tmp_path):
-    """The command, which writes to ``tmp_path``."""
     return partial(invoke, tmp_path)
 
 

@@ -18,7 +18,6 @@ BUGS = Path(runner.__file__).parent
 
 
 def half(q, k, v):
-    """Attention of half the size that it should have."""
     return refattn.softmax_attention(q, k, v) / 2
 
 

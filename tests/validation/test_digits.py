@@ -27,9 +27,6 @@ def exact_output(case):
     return solving.solved(hard.recipe(case))["expected"]["out"]["data"]
 
 
-# --- the search -----------------------------------------------------------------------------------
-
-
 @pytest.mark.long("cancelling", "equal", "large", "means", "sink", "tie")
 @pytest.mark.parametrize("family", hard.POWERS)
 def test_search_finds_worse(family):
@@ -90,9 +87,6 @@ def test_search_command():
     assert found.exit_code == 0
     _, _, first, _ = found.output.splitlines()
     assert first.startswith("| softmax-hard-large-level1-seed")
-
-
-# --- libraries ------------------------------------------------------------------------------------
 
 
 def test_digits_of_known_errors():

@@ -19,7 +19,6 @@ def _here(monkeypatch):
 
 
 def wide(x, y, *, num_features, seed):
-    """Frequencies twice as long as they should be."""
     omega = 2 * np.random.default_rng(seed).standard_normal((num_features, x.shape[-1]))
     return refattn.kernels.estimate(x, y, omega)
 
@@ -90,19 +89,16 @@ def test_every_estimator_and_value_is_a_candidate():
     assert [tag for tag in TAGS if all(x[tag] == plain[tag] for x in adapters)] == ["device"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_unusable_arguments(capsys):
+    for words, said in (
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["--workers", "-1"], "--workers must be at least 1, got -1"),
         (["nothing"], "names must be parts of names of candidates, got 'nothing'"),
-    ],
-)
-def test_unusable_arguments(words, said, capsys):
-    with pytest.raises(SystemExit) as error:
-        level.main(words)
-    assert error.value.code == 2
-    assert said in capsys.readouterr().err
+    ):
+        with pytest.raises(SystemExit) as error:
+            level.main(words)
+        assert error.value.code == 2
+        assert said in capsys.readouterr().err
 
 
 def test_candidates_whose_library_is_missing_are_named(monkeypatch, capsys):

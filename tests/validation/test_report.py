@@ -438,17 +438,14 @@ def test_the_summary_is_aligned():
     assert count.startswith("Of 5 statements of 5 claims, 2 hold")
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "counts"),
-    [
+def test_the_sentence_counts():
+    for verdicts, counts in (
         (["HOLDS"], "1 statement of 1 claim, 1 holds"),
         (["HOLDS", "REFUTED"], "2 statements of 1 claim, 1 holds, 1 is refuted as expected"),
-    ],
-)
-def test_the_sentence_counts(verdicts, counts):
-    statements = [{"name": "s", "verdict": v, "expected": v, "number": "1"} for v in verdicts]
-    last = report.summary([{"claim": "x", "statements": statements}]).splitlines()[-1]
-    assert last == f"Of {counts} and none contradicts what is expected."
+    ):
+        statements = [{"name": "s", "verdict": v, "expected": v, "number": "1"} for v in verdicts]
+        last = report.summary([{"claim": "x", "statements": statements}]).splitlines()[-1]
+        assert last == f"Of {counts} and none contradicts what is expected."
 
 
 CONTRASTS = """

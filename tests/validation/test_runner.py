@@ -94,17 +94,11 @@ def test_verdicts(evidence, expected):
     assert verdict(evidence) == expected
 
 
-@pytest.mark.parametrize(
-    ("evidence", "words"),
-    [
-        ({"s": [Compared("c", float("nan"), 1.0)]}, "c is not a number"),
-        ({"other": []}, "other"),
-        ({"s": []}, "evidence"),
-    ],
-)
-def test_what_is_no_evidence(evidence, words):
-    with pytest.raises(ValueError, match=words):
-        suite.record(example(name="e"), Findings(evidence, {}), 0.1)
+def test_what_is_no_evidence():
+    strange = {"s": [Compared("c", float("nan"), 1.0)]}
+    for evidence, words in ((strange, "c is not a number"), ({"o": []}, "o"), ({"s": []}, "evid")):
+        with pytest.raises(ValueError, match=words):
+            suite.record(example(name="e"), Findings(evidence, {}), 0.1)
 
 
 def test_a_detectable_discrepancy_is_at_the_level_that_each_test_may_have():
@@ -114,13 +108,10 @@ def test_a_detectable_discrepancy_is_at_the_level_that_each_test_may_have():
     assert levels == [5e-7]
 
 
-def test_the_level_of_all_statements_together():
+def test_false_alarms():
     count = sum(len(c.statements) for c in suite.claims().values())
     assert suite.alpha() * count == pytest.approx(suite.ALPHA)
-
-
-def test_false_alarms_of_a_statement():
-    level, runs = 0.05, 1000
+    level, runs = 0.05, 1000  # of a statement
     ps = np.random.default_rng(0).random((runs, 20))
     found = [verdict([tested(f"t{i}", float(p)) for i, p in enumerate(x)], level) for x in ps]
     lower, _ = stats.clopper_pearson(found.count(REFUTED), runs, 1 - 1e-6)
@@ -159,20 +150,15 @@ def test_resume_keeps_what_is_done_and_runs_what_failed(examples, go, results):
     assert [r["claim"] for r in runner.read(results)[1]] == ["one", "two"]
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        ({"seed": 2}, "seed 0, not 2"),
-        ({"level": "quick"}, "level 'tiny', not 'quick'"),
-        ({"code": "other"}, "it was made with code"),
-    ],
-)
-def test_what_is_not_resumed(other, words, examples, go, monkeypatch):
+def test_what_is_not_resumed(examples, go, monkeypatch):
     go("one")
-    if code := other.pop("code", None):
-        monkeypatch.setattr(runner, "_code", lambda: code)
-    with pytest.raises(ValueError, match=words):
-        go("one", resume=True, **other)
+    with pytest.raises(ValueError, match="seed 0, not 2"):
+        go("one", resume=True, seed=2)
+    with pytest.raises(ValueError, match="level 'tiny', not 'quick'"):
+        go("one", resume=True, level="quick")
+    monkeypatch.setattr(runner, "_code", lambda: "other")
+    with pytest.raises(ValueError, match="it was made with code"):
+        go("one", resume=True)
 
 
 def test_each_claim_is_written_when_it_ends(examples, go, results):
