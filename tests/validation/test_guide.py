@@ -8,12 +8,10 @@ from refattn.rounding import PROFILES
 from tests.validation import guide_blocks
 from tests.validation.guide_blocks import GUIDE, difference
 
-OUTPUTS = {"choose": 1, "ci": 5, "gradients": 2, "index": 1, "numbers": 2, "performer": 1} | {
-    "questions": 1,
-    "streaming": 5,
-    "tolerances": 1,
-    "verdicts": 2,
-}  # that are compared
+OUTPUTS = {  # that are compared
+    "choose": 1, "ci": 5, "gradients": 2, "index": 1, "numbers": 2, "performer": 1, "questions": 1,
+    "streaming": 5, "tolerances": 1, "verdicts": 2,
+}  # fmt: skip
 
 
 @pytest.mark.docs("choose", "ci", "gradients", "index", "numbers", "performer", "tolerances")
