@@ -198,18 +198,6 @@ def test_an_end_in_a_call_is_a_failure(raised):
     assert result.output.startswith("FAIL: ")
 
 
-@posix
-@pytest.mark.long("crash")
-@pytest.mark.parametrize(
-    ("end", "how"), [("hard exit in a call", "with status 0"), ("crash", "by SIGSEGV")]
-)
-def test_an_end_in_a_call_is_a_failure_with_isolate(forked, end, how):
-    done = ended(forked, ENDS[end][0], "--isolate")
-    assert (done.returncode, done.stderr) == (1, "")
-    start = "FAIL          value_length  expected a result; got the process ended"
-    assert f"{start} {how}" in done.stdout
-
-
 @pytest.mark.long("words1")
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_what_an_isolated_candidate_prints_is_kept(forked, words):

@@ -316,11 +316,6 @@ def test_the_module_is_the_command_line(words, env, start):
     assert process(*words, env=env).stdout.lstrip().startswith(start)
 
 
-def test_a_pipe_has_no_colour(forked):
-    done = forked(*LINES["verify"].split())
-    assert "\x1b" not in done.stdout + done.stderr
-
-
 @pytest.mark.skipif(os.name != "posix", reason="terminals as of POSIX")
 @pytest.mark.long("True")
 @pytest.mark.parametrize("plain", [False, True])

@@ -82,7 +82,7 @@ def test_broken_links_are_seen(tmp_path, before, after, what):
 
 
 @pytest.mark.docs
-def test_every_page_has_the_frame(built):
+def test_every_document_has_a_page_and_every_page_the_frame(built, read):
     titles = [entry.title for group in navigation.groups() for entry in group.entries]
     for path in built.rglob("*.html"):
         parts = path.relative_to(built).parts
@@ -91,10 +91,6 @@ def test_every_page_has_the_frame(built):
             assert text.count("<main") == text.count('id="site-pages"') == 1, path
             assert all(f">{title}</a>" in text for title in titles), path
             assert f'href="{"../" * (len(parts) - 1)}site.css"' in text, path
-
-
-@pytest.mark.docs
-def test_every_document_has_a_page(built, read):
     sources = {entry.source for group in navigation.groups() for entry in group.entries}
     validation = Path(suite.__file__).parent
     assert {*validation.glob("**/README.md"), *navigation.SITE.glob("guide/*.md")} <= sources
@@ -126,6 +122,12 @@ def test_every_public_name_is_documented_and_found(read):
         assert title, url
         file, _, anchor = url.partition("#")
         assert not anchor or f'id="{anchor}"' in read(file), url
+    assert api.url("refattn.verify") == "api/refattn.html#verify"
+    assert api.url("stats.holm") == "api/refattn/stats.html#holm"
+    assert api.url("attend()") == "api/refattn.html#attend"
+    assert api.url("refattn.gradients") == "api/refattn/gradients.html"
+    for word in ("gradients", "np.exp", "holm", "q, k"):
+        assert api.url(word) is None
 
 
 @pytest.mark.docs
@@ -196,17 +198,6 @@ def test_formulas_in_both_ways_of_writing_them():
     assert plain == quoted
     with pytest.raises(ValueError, match=r"no MathML for \\nothing"):
         formulas.mathml(r"x + \nothing")
-
-
-@pytest.mark.docs
-def test_names_lead_to_the_api():
-    url = Api().url
-    assert url("refattn.verify") == "api/refattn.html#verify"
-    assert url("stats.holm") == "api/refattn/stats.html#holm"
-    assert url("attend()") == "api/refattn.html#attend"
-    assert url("refattn.gradients") == "api/refattn/gradients.html"
-    for word in ("gradients", "np.exp", "holm", "q, k"):
-        assert url(word) is None
 
 
 def test_one_line_for_bad_input(tmp_path):

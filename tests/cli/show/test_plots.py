@@ -113,6 +113,8 @@ def test_all_estimators(drawn):
         others = [x for x in axes.lines if x.get_color() == style.PALE]
         assert len(others) == len(names) - len(curves(axes))
         assert list(axes.get_xticks()) == list(SIZES)
+    unknown = drawn(plots.plot_comparison, rows([f"unknown-{i}" for i in range(17)]))
+    assert [len(curves(axes)) for axes in unknown.axes] == [8, 8, 1]
 
 
 def test_what_is_wrong_is_found():
@@ -196,12 +198,6 @@ def test_what_is_not_finite_is_left_out(tmp_path, monkeypatch):
     assert (done.exit_code, done.stderr) == (2, said)
     assert "mean of v" in done.stdout
     assert not Path("x.svg").exists()
-
-
-def test_no_estimator_is_told_by_its_name(drawn):
-    names = [f"unknown-{i}" for i in range(17)]
-    figure = drawn(plots.plot_comparison, rows(names))
-    assert [len(curves(axes)) for axes in figure.axes] == [8, 8, 1]
 
 
 @pytest.mark.long(".pdf", ".svg")
