@@ -9,13 +9,17 @@ pytest_plugins = ["pytester"]
 
 FUNCTIONS = """
 import pytest
+
 def test_without(): pass
 def test_skips(): pytest.importorskip("peer")
+
 @pytest.fixture
 def needs(): pytest.importorskip("peer")
 def test_fixture_skips(needs): pass
+
 @pytest.mark.parametrize("name", ["sys", "peer"])
 def test_one_case_skips(name): pytest.importorskip(name)
+
 @pytest.mark.xfail(strict=True)
 def test_known_to_fail(): assert False
 @pytest.mark.checks_more
@@ -29,6 +33,7 @@ def test_long_where_wide(size): pass
 MODULE = """
 import pytest
 pytest.importorskip("peer")
+
 def test_first(): pass
 def test_second(): pass
 """
