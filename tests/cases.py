@@ -12,25 +12,8 @@ from refattn.attention import Alibi
 from refattn.conformance.truth import exact
 from refattn.estimators import lara
 from refattn.gradients import Gradients, vjp
-from tests import reference
-from tests.problems import (
-    coreset_atol,
-    draw,
-    exponent,
-    is_atol,
-    lara_atol,
-    largest,
-    linear_atol,
-    make,
-    near_and_far_atol,
-    rfa_atol,
-    rfa_tolerance,
-    second_order_atol,
-    slope,
-    softmax_atol,
-    trigonometric_atol,
-    values_atol,
-)
+from tests import problems, reference
+from tests.problems import draw, lara_atol, linear_atol, near_and_far_atol, rfa_atol, softmax_atol
 from tests.reference import mp
 
 
@@ -156,8 +139,8 @@ def mapped_atol(p, options):
     )
     lost = np.where(whole > 0, whole / np.maximum(np.abs(signed), 1e-300), 1)
     omega = phi.keywords["omega"] if hasattr(phi, "keywords") and "omega" in phi.keywords else None
-    units = 4 if omega is None else 1 + exponent(p.q, p.k, omega, 1.0)
-    return np.where(lost < 1e3, lost**2 * units * values_atol(p), np.inf)
+    units = 4 if omega is None else 1 + problems.exponent(p.q, p.k, omega, 1.0)
+    return np.where(lost < 1e3, lost**2 * units * problems.values_atol(p), np.inf)
 
 
 def pivots(p):
@@ -300,7 +283,7 @@ def drawn(name, lacks="", **options):
 
 def drawn_atol(p, options):
     omega = np.full((1, p.q.shape[-1]), 4.0)  # longer than most, with centres
-    return 100 * rfa_tolerance(p.q, p.k, omega) * largest(p.v)
+    return 100 * problems.rfa_tolerance(p.q, p.k, omega) * problems.largest(p.v)
 
 
 def mean_of_chunks(**options):
@@ -335,11 +318,11 @@ CASES = {
     "softmax all": sloped("window", "softcap", "sinks", "dropout", lacks="mean"),
     "rfa positive": case(RFA, frequencies_for("positive"), rfa_atol, digits_of_rfa),
     "rfa hyperbolic": case(RFA, frequencies_for("hyperbolic"), rfa_atol, digits_of_rfa),
-    "rfa trigonometric": case(RFA, frequencies_for("trigonometric"), trigonometric_atol,
+    "rfa trigonometric": case(RFA, frequencies_for("trigonometric"), problems.trigonometric_atol,
                               digits_of_rfa),
     "rfa drawn": drawn(RFA, num_features=3, rng=1),
     "rfa one weight": case(RFA, lambda p: omega_only(p) | {"log_weight": draw(p.rng, 1)}, rfa_atol),
-    "is": case(IS, frequencies, is_atol, digits_of_importance_sampling, lacks="mean"),
+    "is": case(IS, frequencies, problems.is_atol, digits_of_importance_sampling, lacks="mean"),
     "ra": case(RA, own_frequencies, rfa_atol, at(exact.randomized_attention, "omega")),
     "ra drawn": drawn(RA, "vjp values", num_samples=2, rng=1),
     "mean of ratios": case(MEAN, omega_only, rfa_atol, digits_of_mean_of_ratios),
@@ -361,7 +344,8 @@ CASES = {
     **{f"linear {x}": case(LINEAR, mapped(x), mapped_atol, lacks="scale")
        for x in ("positive", "hyperbolic", "trigonometric")},
     "linear norms": case(LINEAR, mapped("positive", square_norm=1.0), mapped_atol, lacks="scale"),
-    "coreset": case(CORESET, pivots, coreset_atol, lacks="causal rows deletion vjp no-keys"),
+    "coreset": case(CORESET, pivots, problems.coreset_atol,
+                    lacks="causal rows deletion vjp no-keys"),
     "sampled keys": case(SAMPLE, samples, near_and_far_atol,
                          at(exact.sampled_key_attention, "indices", "log_probability"),
                          lacks="causal deletion no-keys"),
@@ -372,7 +356,7 @@ CASES = {
     "eva mean": mean_of_chunks(),
     "eva published": mean_of_chunks(log_size=False),
     "eva drawn": drawn(EVA, "rows deletion", window=2, rng=1),
-    "second order": case(SECOND, chunks, second_order_atol,
+    "second order": case(SECOND, chunks, problems.second_order_atol,
                          partial(digits_of_chunks, exact.second_order_attention), "rows deletion"),
     "local": case(LOCAL, lambda p: {"window": sides(p), **omega_only(p)}, near_and_far_atol,
                   at(exact.local_random_feature_attention, "omega", "window"), "deletion"),
@@ -398,7 +382,7 @@ def prepared(name, lead="none", n=5, m=7, mask="none", causal=False, seed=0, dty
     """A case, a problem, and its options; causal or with a mask of rows where the case takes it."""
     case, fewer = CASES[name], "keys" if mask == "rows" else mask
     for some in ((mask, causal), (mask, False), (fewer, causal), (fewer, False)):
-        p = make(lead, n, m, *some, seed, np.dtype(dtype), d)
+        p = problems.make(lead, n, m, *some, seed, np.dtype(dtype), d)
         if case.takes(p):
             break
     return case, p, case.draw(p)
@@ -433,7 +417,7 @@ def agrees(fn, formula, arrays, options, rng, *, each=True):
     assert pullback(d_out).k.tobytes() == found["k"].tobytes()  # it may be called again
     for moving in (*arrays, "all") if each else ("all",):
         way = {x: rng.standard_normal(y.shape) * (moving in (x, "all")) for x, y in arrays.items()}
-        want = slope(formula, arrays, way, d_out, **options)
+        want = problems.slope(formula, arrays, way, d_out, **options)
         got = sum(float(np.sum(found[x] * way[x])) for x in arrays)
         size = sum(float(np.sum(np.abs(found[x] * way[x]))) for x in arrays)
         assert abs(got - want) <= 1e-9 * (1 + size), (moving, got, want)

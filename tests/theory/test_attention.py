@@ -8,16 +8,8 @@ from scipy import special
 
 from refattn import attend, theory
 from refattn.sampling import Gaussian
-from tests.theory.formulas import (
-    PROPOSALS,
-    SEED,
-    bounded_p_value,
-    densities,
-    gaussian_with,
-    log_normal,
-    plane,
-    reject,
-)
+from tests.theory import formulas
+from tests.theory.formulas import PROPOSALS, SEED, bounded_p_value, densities, plane, reject
 
 
 def attention_by_quadrature(q, k, v, proposal, visible):
@@ -112,7 +104,7 @@ def attention_check():
         return xi / np.sum(np.exp(q @ k.T))
 
     omega, cell = plane(1)
-    p, w = cell * np.exp(log_normal(omega, np.zeros(1), np.eye(1))), weights(omega)
+    p, w = cell * np.exp(formulas.log_normal(omega, np.zeros(1), np.eye(1))), weights(omega)
     n, b = w @ (v[:, 0] - mean), np.sum(w, -1) - 1
     law = theory.attention_law(q, k, v, num_features=count, scale=1.0)
     assert law.in_regime.all()
@@ -167,7 +159,7 @@ def test_leading_axes_grouped_heads_and_batches_of_proposals():
     one = theory.randomized_attention_law(q[1, 2], k[1, 1], v[1, 1], num_samples=3)
     np.testing.assert_allclose(bound.variance[1, 2], one.variance, rtol=1e-13)
     k, v = np.repeat(k, 2, 1), np.repeat(v, 2, 1)
-    cov = np.stack([gaussian_with([0.8, 1.5], seed).eigen[1] for seed in range(4)])
+    cov = np.stack([formulas.gaussian_with([0.8, 1.5], seed).eigen[1] for seed in range(4)])
     batch = Gaussian(rng.standard_normal((4, 2)), cov * [0.8, 1.5] @ np.swapaxes(cov, -1, -2))
     law = theory.attention_law(q, k, v, num_features=3, proposal=batch)
     x = rng.standard_normal((2, 4, 2))

@@ -15,29 +15,8 @@ from refattn import kernels, stats, theory
 from refattn.sampling import Gaussian, draw
 from refattn.theory import COUPLINGS
 from tests.reference import CONTRACT
-from tests.theory.formulas import (
-    ALPHA,
-    FEATURES,
-    PROPOSALS,
-    SEED,
-    TESTS,
-    accuracy,
-    block_size,
-    bounded_p_value,
-    densities,
-    exact,
-    log_variance,
-    log_weighted_second_moment,
-    mp,
-    one_estimate,
-    pair,
-    plane,
-    printed,
-    reject,
-    simplex_moments,
-    sizes_of_blocks,
-    units,
-)
+from tests.theory import formulas
+from tests.theory.formulas import FEATURES, SEED, block_size, exact, log_variance, mp, pair, reject
 
 
 def test_simplex_moments_by_expansion():
@@ -52,7 +31,7 @@ def test_simplex_moments_by_expansion():
             c = k - a - b
             count = math.factorial(k) // (math.factorial(a) * math.factorial(b) * math.factorial(c))
             total += count * mp.mpf(-1) ** c / 2**c * chi(2 * a + c) * chi(2 * b + c)
-    assert abs(simplex_moments(d, 1, k + 1)[k] / total - 1) < mp.mpf(10) ** -100
+    assert abs(formulas.simplex_moments(d, 1, k + 1)[k] / total - 1) < mp.mpf(10) ** -100
 
 
 DIMENSIONS = [
@@ -73,7 +52,7 @@ def test_laws_against_mpmath(features, coupling, d, record_accuracy):
     if coupling == "simplex":
         sizes = sizes[:5]  # where 90 terms of its sum give 50 digits
     for size in sizes:
-        worst = accuracy(features, coupling, d, size)
+        worst = formulas.accuracy(features, coupling, d, size)
         record_accuracy(f"theory, {features}, {coupling}, over b", "float64", worst)
         assert worst <= CONTRACT, size
 
@@ -101,12 +80,12 @@ def test_simplex_far_apart_against_mpmath(features, d):
                     return mp.sin(phi) ** (d - 1) * mp.hyp1f1(d, mp.mpf(d) / 2, z)
 
                 paired += 2 * mp.quad(term, [0, 1, mp.pi / 2]) / norm / len(signs)
-            _, one, _ = printed(features, "orthogonal", d, t)
+            _, one, _ = formulas.printed(features, "orthogonal", d, t)
             variance = (one + (d - 1) * (mp.exp(-sign * t) * paired - 1)) / d
             want = mp.log(variance) + 2 * (ex * ey).sum()
             names = {"features": features, "coupling": "simplex", "num_features": d}
             got = theory.log_kernel_variance(x, y, **names)
-            assert units(got, want, x, y, d) <= CONTRACT
+            assert formulas.units(got, want, x, y, d) <= CONTRACT
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 16])
@@ -118,27 +97,27 @@ def test_isotropic_proposals_in_blocks(coupling, scale, d):
     x, y = pair(d, 1.3, "positive")
     proposal = Gaussian(np.full(d, 0.3), scale * np.eye(d))
     first, b = 2 * (exact(x) * exact(y)).sum(), block_size(coupling, d)
-    one = mp.expm1(log_weighted_second_moment(x, y, proposal) - first)
+    one = mp.expm1(formulas.log_weighted_second_moment(x, y, proposal) - first)
     t = ((exact(x) + exact(y) - exact(proposal.mean)) ** 2).sum()
     if coupling == "antithetic":
         offset = mp.mpf(d) / 2 * mp.log(mp.mpf(scale) ** 2 / (2 * mp.mpf(scale) - 1))
         paired = mp.exp(offset - t) - 1
     else:
-        paired = printed("positive", coupling, d, t)[2] or mp.mpf(0)
+        paired = formulas.printed("positive", coupling, d, t)[2] or mp.mpf(0)
     want = mp.log((one + (b - 1) * paired) / b) + first
     got = theory.log_kernel_variance(x, y, coupling=coupling, num_features=b, proposal=proposal)
-    assert units(got, want, x, y, b * d) <= CONTRACT
+    assert formulas.units(got, want, x, y, b * d) <= CONTRACT
 
 
-@pytest.mark.parametrize("name", PROPOSALS)
+@pytest.mark.parametrize("name", formulas.PROPOSALS)
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("d", [1, 2])
 def test_variance_of_one_by_quadrature(features, name, d):
     x, y = np.array([0.7, -0.3])[:d], np.array([0.4, 0.5])[:d]
-    proposal = PROPOSALS[name](d)
-    omega, cell = plane(d)
-    p, p_over = densities(omega, proposal)
-    estimate = one_estimate(omega, x, y, features)
+    proposal = formulas.PROPOSALS[name](d)
+    omega, cell = formulas.plane(d)
+    p, p_over = formulas.densities(omega, proposal)
+    estimate = formulas.one_estimate(omega, x, y, features)
     mean = cell * np.sum(p * estimate)
     variance = cell * np.sum(p_over * estimate**2) - mean**2
     np.testing.assert_allclose(mean, theory.kernel_mean(x, y, features=features), rtol=1e-12)
@@ -161,7 +140,7 @@ def test_pairs_by_quadrature(features, coupling):
 
     def at(angle):
         unit = np.stack([np.cos(angle), np.sin(angle)], -1)
-        return one_estimate(r[:, None] * unit[:, None], x, y, features)  # (turns, radii)
+        return formulas.one_estimate(r[:, None] * unit[:, None], x, y, features)  # (turns, radii)
 
     one, two = at(turn), at(turn + apart)
     mean = np.mean(one @ weight)
@@ -230,10 +209,10 @@ def cosine_check(coupling, d):
             variance = float(theory.kernel_variance(x, y, num_features=count, **names)) * scale**2
             average = np.mean(np.cos(blocks_of(coupling, d, count) @ (x - y)), -1)
             label = (coupling, d, size, count)
-            reject(bounded_p_value(average, mean, -1.0, 1.0), ("mean", *label))
+            reject(formulas.bounded_p_value(average, mean, -1.0, 1.0), ("mean", *label))
             square = (average - mean) ** 2
             if coupling != "antithetic" or count == 2:
-                p = bounded_p_value(square, variance, 0.0, (1 + abs(mean)) ** 2)
+                p = formulas.bounded_p_value(square, variance, 0.0, (1 + abs(mean)) ** 2)
                 reject(p, ("variance", *label))
 
 
@@ -248,8 +227,8 @@ def test_means_of_positive_and_hyperbolic_estimates(features, coupling, d):
     names = {"features": features, "coupling": coupling}
     mean = float(theory.kernel_mean(x, y, **names))
     variance = float(theory.kernel_variance(x, y, num_features=b, **names))
-    average = np.mean(one_estimate(blocks_of(coupling, d), x, y, features), -1)
-    p = stats.catoni(average, mean, variance, level=ALPHA / TESTS)
+    average = np.mean(formulas.one_estimate(blocks_of(coupling, d), x, y, features), -1)
+    p = stats.catoni(average, mean, variance, level=formulas.ALPHA / formulas.TESTS)
     reject(p, (features, coupling, d))
 
 
@@ -299,7 +278,7 @@ def pair_check(features, coupling, d):
     names = {"features": features, "coupling": coupling}
     one = float(theory.kernel_variance(x, y, num_features=1, **names))
     for count in (b, b + 1, 3 * b + 1):
-        pairs = sum(n * (n - 1) for n in sizes_of_blocks(coupling, d, count))
+        pairs = sum(n * (n - 1) for n in formulas.sizes_of_blocks(coupling, d, count))
         want = one / count + pairs / count**2 * (product - mean**2)
         got = float(theory.kernel_variance(x, y, num_features=count, **names))
         assert abs(got - want) < 1e-7 * one, (features, coupling, d, count)
@@ -544,7 +523,7 @@ def standard_angles(original):
 
 
 def digits_check(coupling):
-    assert accuracy("positive", coupling, 4, 0.9) <= CONTRACT
+    assert formulas.accuracy("positive", coupling, 4, 0.9) <= CONTRACT
 
 
 def wrong_ratio(change):
