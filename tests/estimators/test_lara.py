@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 
-from refattn import (
-    linear_randomized_attention,
-    random_feature_attention,
-    randomized_attention,
-    sampling,
-)
+import refattn
+from refattn import linear_randomized_attention, random_feature_attention, sampling
 from refattn.engine import hops, positive
 from refattn.estimators import lara
 from tests.problems import draw
@@ -35,7 +31,7 @@ def test_lara_with_delta_weights_is_ra():
     delta = np.where(np.eye(4, dtype=bool), 0.0, -np.inf)
     keys = hops.Keys(k, v, half=0.5 * 3.0**-0.5)
     lara = positive.two_hops(q, hops.Samples(3.0**-0.25 * omega[:, 0], delta), keys, False).out
-    np.testing.assert_allclose(lara, randomized_attention(q, k, v, omega=omega), atol=1e-14)
+    np.testing.assert_allclose(lara, refattn.randomized_attention(q, k, v, omega=omega), atol=1e-14)
 
 
 def test_lara_takes_the_means_of_chunks():

@@ -89,10 +89,6 @@ def test_attention_law_in_its_regime():
     E N^2/B^2 = E N^2 - 2 E N^2(B-1) + 3 E N^2(B-1)^2 - ...
     Twice the terms of order 1/S^2 allows for the rest of series in 1/ess.
     """
-    attention_check()
-
-
-def attention_check():
     count, runs = 50, 100_000
     q, k = np.array([[0.5]]), np.array([[-0.6], [0.2], [0.6]])
     v = np.array([[0.0], [0.4], [1.0]])
@@ -139,7 +135,7 @@ def test_wrong_attention_laws_are_seen(change, monkeypatch):
     law = theory.attention_law
     monkeypatch.setattr(theory, "attention_law", lambda *a, **options: change(law(*a, **options)))
     with pytest.raises(AssertionError):
-        attention_check()
+        test_attention_law_in_its_regime()
 
 
 def test_leading_axes_grouped_heads_and_batches_of_proposals():

@@ -161,10 +161,6 @@ def test_pairs_by_quadrature(features, coupling):
 @pytest.mark.parametrize("d", [1, 2, 16, 64])
 def test_one_positive_estimate_is_lognormal(d, shift):
     """Exact: mean and variance of the law determine the lognormal of one weighted feature pair."""
-    lognormal_check(d, shift)
-
-
-def lognormal_check(d, shift):
     x, y = pair(d, 1.0, "positive")
     proposal = Gaussian(np.full(d, shift / math.sqrt(d))) if shift else None
     omega, log_weight = draw(20_000, d, proposal=proposal, rng=SEED)
@@ -196,10 +192,6 @@ def blocks_of(coupling, d, size=None):
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_trigonometric_estimates(coupling, d):
     """Bounded: without e^{a/2} the mean of cosines is in [-1, 1], and so is its mean's law."""
-    cosine_check(coupling, d)
-
-
-def cosine_check(coupling, d):
     for size in (1.0, 1.7):
         x, y = pair(d, size, "trigonometric")
         for count in {block_size(coupling, d), max(1, block_size(coupling, d) // 2)}:
@@ -254,10 +246,6 @@ def law_of_two(coupling, d):
 @pytest.mark.parametrize("features", FEATURES)
 def test_pairs_from_the_law_of_their_sum(features, coupling, d):
     # Deterministic: C from the law of |w_i + w_j|, which the next test finds in the draws.
-    pair_check(features, coupling, d)
-
-
-def pair_check(features, coupling, d):
     x, y = pair(d, 1.2, features)
     sign = -1 if features == "trigonometric" else 1
     t = np.sum((x + sign * y) ** 2)
@@ -522,8 +510,11 @@ def standard_angles(original):
     return lambda d, cosines, order: original(d // 2, cosines, order)
 
 
-def digits_check(coupling):
+def digits(coupling):
     assert formulas.accuracy("positive", coupling, 4, 0.9) <= CONTRACT
+
+
+DIGITS, PAIRS, COSINES = digits, test_pairs_from_the_law_of_their_sum, test_trigonometric_estimates
 
 
 def wrong_ratio(change):
@@ -541,24 +532,24 @@ WRONG = {
 }
 
 
-@pytest.mark.long("cosine_check")
+@pytest.mark.long("test_trigonometric_estimates")
 @pytest.mark.parametrize(
     ("name", "check", "arguments"),
     [
-        ("C has the wrong sign", digits_check, ("orthogonal",)),
-        ("C has the wrong sign", pair_check, ("positive", "orthogonal", 4)),
-        ("C has the wrong sign", cosine_check, ("orthogonal", 4)),
-        ("b for b (b - 1)", digits_check, ("simplex",)),
-        ("b for b (b - 1)", pair_check, ("hyperbolic", "orthogonal", 4)),
-        ("b for b (b - 1)", cosine_check, ("orthogonal", 4)),
-        ("e^{|z|^2} for 1F1", digits_check, ("orthogonal",)),
-        ("e^{|z|^2} for 1F1", pair_check, ("positive", "simplex", 4)),
-        ("e^{|z|^2} for 1F1", cosine_check, ("orthogonal", 4)),
-        ("d/2 for d", digits_check, ("orthogonal",)),
-        ("d/2 for d", pair_check, ("positive", "orthogonal", 4)),
-        ("no partial block", digits_check, ("orthogonal",)),
-        ("no partial block", pair_check, ("positive", "orthogonal", 4)),
-        ("z for z - mu", lognormal_check, (16, 0.4)),
+        ("C has the wrong sign", DIGITS, ("orthogonal",)),
+        ("C has the wrong sign", PAIRS, ("positive", "orthogonal", 4)),
+        ("C has the wrong sign", COSINES, ("orthogonal", 4)),
+        ("b for b (b - 1)", DIGITS, ("simplex",)),
+        ("b for b (b - 1)", PAIRS, ("hyperbolic", "orthogonal", 4)),
+        ("b for b (b - 1)", COSINES, ("orthogonal", 4)),
+        ("e^{|z|^2} for 1F1", DIGITS, ("orthogonal",)),
+        ("e^{|z|^2} for 1F1", PAIRS, ("positive", "simplex", 4)),
+        ("e^{|z|^2} for 1F1", COSINES, ("orthogonal", 4)),
+        ("d/2 for d", DIGITS, ("orthogonal",)),
+        ("d/2 for d", PAIRS, ("positive", "orthogonal", 4)),
+        ("no partial block", DIGITS, ("orthogonal",)),
+        ("no partial block", PAIRS, ("positive", "orthogonal", 4)),
+        ("z for z - mu", test_one_positive_estimate_is_lognormal, (16, 0.4)),
     ],
 )
 def test_wrong_laws_are_seen(name, check, arguments, monkeypatch):
