@@ -82,7 +82,13 @@ LOCAL = Case(
     lambda w: partial(LocalState.init, window=w - 1, scale=0.4, **WEIGHTED),
     lambda w, m: partial(local, window=(w - 1, 2)),
 )
-WINDOWED = CHUNKED | {"local": LOCAL}
+ONE = Case(
+    lambda w: partial(LocalState.init, window=w - 1, omega=OMEGA[:1]),
+    lambda w, m: partial(
+        refattn.local_random_feature_attention, window=(w - 1, 2), omega=OMEGA[:1]
+    ),
+)
+WINDOWED = CHUNKED | {"local": LOCAL, "local of one": ONE}
 CASES = PLAIN | WINDOWED
 
 

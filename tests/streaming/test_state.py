@@ -33,7 +33,7 @@ def test_every_state_of_the_registry_is_here():
     assert ESTIMATORS["rfa-local"].state is streaming.LocalState
 
 
-@pytest.mark.long("mean", "local")
+@pytest.mark.long("mean", "local", "local of one")
 @pytest.mark.parametrize("most", [9, pytest.param(30, marks=pytest.mark.long)])
 @every_state
 @given(st.data(), seeds, st.integers(1, 12))
@@ -99,7 +99,7 @@ def test_states_grow_by_their_summaries_only(name):
 
     def size(m):
         state = CASES[name].start(4, q[:, :m], k[:, :m], v[:, :m])
-        if name == "local":
+        if name.startswith("local"):
             assert state.near.k.shape[-2] <= 4
             return int(state.near.k.size + state.near.v.size + sum(map(np.size, state.far.samples)))
         if name in PLAIN:
