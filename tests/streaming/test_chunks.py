@@ -42,15 +42,6 @@ def test_a_window_of_all_is_softmax(name):
         np.testing.assert_allclose(last[-1], want[:, -1:], rtol=0, atol=1e-14)
 
 
-def test_equal_keys_are_summed_up_without_loss():
-    """A closed identity: where the keys of a chunk are the same, so is softmax attention."""
-    q, k, v = draw(2, 12)
-    k = np.repeat(k[:, ::4], 4, axis=-2)
-    want = softmax_attention(q, k, v, causal=True, scale=0.4)
-    blocks, _ = in_steps("second", 4, q, k, v, [0, 5, 6, 12])
-    np.testing.assert_allclose(np.concatenate(blocks, -2), want, rtol=0, atol=1e-13)
-
-
 def test_a_generator_is_left_where_it_was():
     q, k, v = draw(0, 9)
     rng = np.random.default_rng(5)
