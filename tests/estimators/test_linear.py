@@ -14,7 +14,7 @@ from tests.problems import draw
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mask", ["none", "heads", "rows"])
 def test_past_blocks_it_is_the_dense_form(name, mask, causal):
-    case, p, options = prepared(name, "broadcast", 300, 310, mask, causal)
+    case, p, options = prepared(name, "keys", 300, 310, mask, causal)
     got, want = (f(*p.arrays, **options, **p.options) for f in (case.fn, case.formula))
     assert_close(got, want, case.atol(p, options))
 
