@@ -143,8 +143,6 @@ def test_backends(backend, dtype):
     want = diagnostics.log_weights(q, k, omega=omega)
     got = backend.call(diagnostics.log_weights, q, k, omega=Host(omega))
     np.testing.assert_allclose(got, want, atol=atol)
-    got = backend.call(diagnostics.effective_sample_size, want.astype(dtype))
-    np.testing.assert_allclose(got, diagnostics.effective_sample_size(want), rtol=atol)
 
 
 def test_bad_input(monkeypatch):

@@ -1,14 +1,10 @@
-"""LARA: its special cases, its proposals, and the causal form query by query."""
+"""LARA: its special cases, its proposals, and the causal form."""
 
 import numpy as np
 import pytest
 
-from refattn import (
-    linear_randomized_attention,
-    random_feature_attention,
-    randomized_attention,
-    sampling,
-)
+import refattn
+from refattn import linear_randomized_attention, naive, random_feature_attention, sampling
 from refattn.engine import hops, positive
 from refattn.estimators import lara
 from tests.problems import draw
@@ -35,7 +31,7 @@ def test_lara_with_delta_weights_is_ra():
     delta = np.where(np.eye(4, dtype=bool), 0.0, -np.inf)
     keys = hops.Keys(k, v, half=0.5 * 3.0**-0.5)
     lara = positive.two_hops(q, hops.Samples(3.0**-0.25 * omega[:, 0], delta), keys, False).out
-    np.testing.assert_allclose(lara, randomized_attention(q, k, v, omega=omega), atol=1e-14)
+    np.testing.assert_allclose(lara, refattn.randomized_attention(q, k, v, omega=omega), atol=1e-14)
 
 
 def test_lara_takes_the_means_of_chunks():
@@ -88,33 +84,6 @@ def test_weights_of_zero_are_dropped():
     np.testing.assert_allclose(got, 3.0, rtol=1e-12)
 
 
-def slow_causal_lara(q, k, v, noise, count, weighting, mask):
-    """Causal LARA query by query: the proposals of its chunk, then plain SNIS over its keys."""
-    (n, d), shift, root = q.shape, len(k) - len(q), q.shape[-1] ** -0.25
-    edges = [-(-t * n // count) for t in range(count + 1)]
-    out = np.zeros((n, v.shape[-1]))
-    for i in range(n):
-        t = max(c for c in range(count) if edges[c] <= i)
-        centres = [np.zeros(d)]
-        for c in range(t):
-            first, last = edges[c : c + 2]
-            own = [j for j in range(max(0, first + shift), max(0, last + shift)) if mask[j]]
-            k_mean = k[own].mean(0) if own else np.zeros(d)
-            centres.append(root * (q[first:last].mean(0) + k_mean))
-        centres = np.array(centres)
-        omega = centres + noise[: t + 1]
-        ratio = omega @ centres.T - np.sum(centres**2, -1) / 2
-        log_weight = -np.diagonal(ratio)
-        if weighting == "balance":
-            log_weight = -np.logaddexp.reduce(ratio, -1)
-        seen = [j for j in range(min(len(k), i + shift + 1)) if mask[j]]
-        if seen:
-            out[i] = random_feature_attention(
-                q[i : i + 1], k[seen], v[seen], omega=omega, log_weight=log_weight
-            )[0]
-    return out
-
-
 @pytest.mark.long("260")
 @pytest.mark.parametrize(
     ("n", "m", "count"),
@@ -129,11 +98,13 @@ def test_causal_lara(n, m, count, weighting, masked):
     rng = np.random.default_rng(n)
     q, k, v = draw(rng, n, 3), draw(rng, m, 3), draw(rng, m, 2)
     mask = rng.random(m) < 0.7 if masked else np.ones(m, bool)
-    options = {"num_proposals": count, "rng": 8, "weighting": weighting, "causal": True}
+    options = {"num_proposals": count, "weighting": weighting, "causal": True}
     options |= {"mask": mask} if masked else {}
-    got = linear_randomized_attention(q, k, v, **options)
+    got = linear_randomized_attention(q, k, v, rng=8, **options)
     noise = np.random.default_rng(8).standard_normal((count, 3))
-    want = slow_causal_lara(q, k, v, noise, count, weighting, mask)
+    scaled = (3**-0.25 * x for x in (q, k))
+    centres = naive.lara._proposals(*scaled, None, count, mask[None], True)[1]
+    want = naive.linear_randomized_attention(q, k, v, omega=centres + noise, **options)
     np.testing.assert_allclose(got, want, atol=1e-12)
 
 

@@ -7,16 +7,7 @@ from hypothesis import strategies as st
 from scipy.special import roots_hermitenorm
 
 import refattn
-from refattn import (
-    diagnostics,
-    importance_sampled_attention,
-    naive,
-    random_feature_attention,
-    randomized_attention,
-    registry,
-    sampling,
-    softmax_attention,
-)
+from refattn import diagnostics, importance_sampled_attention, random_feature_attention, sampling
 from tests import reference
 from tests.problems import draw, exponent, seeds, sizes
 from tests.problems import rfa_tolerance as tolerance
@@ -87,7 +78,7 @@ def test_error_falls_as_features_grow():
     # A fixed draw, not evidence: the error of 2^14 features is far below that of 2^4.
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, 20, 4), draw(rng, 30, 4), draw(rng, 30, 2)
-    exact = softmax_attention(q, k, v)
+    exact = refattn.softmax_attention(q, k, v)
     errors = [
         np.linalg.norm(random_feature_attention(q, k, v, num_features=s, rng=1) - exact)
         for s in (2**4, 2**14)
@@ -107,7 +98,9 @@ def test_frequencies_of_batches_and_heads():
         np.testing.assert_allclose(got, want, atol=1e-13)
 
 
-@pytest.mark.parametrize("function", [random_feature_attention, naive.random_feature_attention])
+@pytest.mark.parametrize(
+    "function", [random_feature_attention, refattn.naive.random_feature_attention]
+)
 def test_overflowing_keys_are_not_hidden(function):
     x, v = np.full((4, 4), 1e30, np.float32), np.ones((4, 1), np.float32)
     x[1:] = 0
@@ -121,7 +114,7 @@ def test_overflowing_keys_are_not_hidden(function):
 def test_same_seed_same_frequencies_everywhere(backend, dtype):
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 5, 3, dtype=dtype) for _ in range(3))
-    for name, record in registry.ESTIMATORS.items():
+    for name, record in refattn.registry.ESTIMATORS.items():
         fitted = name.endswith(("-adapted", "-saderf"))
         if fitted or not (record.approximates and record.has("random")):
             continue  # those fitted read values: see test_adapt.py
@@ -146,10 +139,8 @@ def test_rfa_is_self_normalised_importance_sampling(n, m, d, count, seed):
     means = root * (q[:, None] + k[None])  # (n, m, d)
     log_ratio = omega @ np.swapaxes(means, -1, -2) - np.sum(means**2, -1)[:, None] / 2
     log_ratio = np.logaddexp.reduce(log_pi[:, None, :] + log_ratio, -1)  # (n, S)
-    f = randomized_attention(q, k, v @ np.eye(2), omega=np.broadcast_to(omega[:1], (n, 1, d)))
-    f = np.stack(
-        [randomized_attention(q, k, v, omega=np.broadcast_to(w, (n, 1, d))) for w in omega], axis=1
-    )  # (n, S, d_v)
+    f = [refattn.randomized_attention(q, k, v, omega=np.broadcast_to(w, (n, 1, d))) for w in omega]
+    f = np.stack(f, axis=1)  # (n, S, d_v)
     weight = np.exp(log_ratio - log_ratio.max(-1, keepdims=True))
     snis = np.sum(weight[..., None] * f, 1) / weight.sum(-1)[:, None]
     atol = tolerance(q, k, omega) * np.abs(v).max()
@@ -175,14 +166,12 @@ def test_importance_sampling_is_unbiased_by_quadrature():
     # Each node is one frequency; the weight of its node makes the mean over frequencies a rule.
     log_weight = np.log(w * len(x))
     got = importance_sampled_attention(q, k, v, omega=x[:, None], log_weight=log_weight, scale=1.0)
-    np.testing.assert_allclose(got, softmax_attention(q, k, v, scale=1.0), atol=1e-13)
+    np.testing.assert_allclose(got, refattn.softmax_attention(q, k, v, scale=1.0), atol=1e-13)
 
 
 def test_large_values_do_not_overflow():
     one, v = np.ones((3, 1)), np.full((3, 1), 1.5e308)
     for out in (
-        randomized_attention(one, one, v, num_samples=3, rng=0),
-        refattn.mean_of_ratios_attention(one, one, v, num_samples=3, rng=0),
         refattn.linear_randomized_attention(one, one, v, num_proposals=2, rng=0),
         random_feature_attention(one, one, v, num_features=3, rng=0),
     ):

@@ -5,27 +5,14 @@ from functools import partial
 import numpy as np
 import pytest
 
+import refattn
 from refattn.conformance.truth import exact
 from tests import reference
-from tests.gradients.cases import (
-    CASES,
-    D_V,
-    FEW,
-    LARA,
-    LINEAR,
-    LONG,
-    RA,
-    RFA,
-    SOFTMAX,
-    WAVES,
-    C,
-    D,
-    S,
-    of_formula,
-    problem,
-    pulled,
-)
+from tests.cases import CASES, LARA, LINEAR, RA, RFA, differentiable, pulled
+from tests.gradients.test_rules import FEW
 from tests.reference import CONTRACT
+
+LONG = np.longdouble
 
 
 def most_of(arrays, d_out, weights, *, scale, near, least=0.0):
@@ -59,48 +46,40 @@ def exponent(arrays, scale):
     return float(far + scale * norm["k"] ** 2 / 2)
 
 
-def digits_of(case, options):
-    """The formula in 50 digits."""
-    fixed = of_formula(options)
-    if "indices" in fixed:
-        fixed["indices"] = np.atleast_2d(fixed["indices"])
-    return partial(getattr(exact, case.fn.__name__), **fixed)
-
-
 SIZES = [
     *(
         (name, size)
-        for name in ("softmax", "positive", "hyperbolic")
+        for name in ("softmax", "rfa positive", "rfa hyperbolic")
         for size in (1.0, 10.0, 100.0)
     ),
     *((name, size) for name in FEW for size in (1.0, 10.0)),
 ]
 
 
-@pytest.mark.long("10.0", "local future")
+@pytest.mark.long("10.0")
 @pytest.mark.parametrize("variant", ["full", "causal", "key mask", "mask"])
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_accuracy(name, size, variant, dtype, record_accuracy):
     """Logits up to 1e4, where most weights are 0 and some 1."""
-    case, n, m = CASES[name], 4, 6
-    causal = variant == "causal"
-    if not case.takes(causal, "each" if variant == "mask" else "none"):
+    n, m, causal, lacks = 4, 6, variant == "causal", CASES[name].lacks
+    if (causal and "causal" in lacks) or (variant == "mask" and "rows" in lacks):
         pytest.skip("it does not take it")
-    rng = np.random.default_rng([int(size), len(name), len(variant)])
-    arrays, options = problem(case, rng, n, m, heads=None, dtype=dtype, size=size)
-    options.pop("scale", None)  # 1 / 2
-    given, fixed = dict(options), dict(options, visible=True)
+    mask = {"key mask": "keys", "mask": "rows"}.get(variant, "none")
+    seed = [int(size), len(name), len(variant)]
+    where = (name, "none", n, m, mask, causal, seed, dtype, 4)
+    case, arrays, options, rng = differentiable(*where, size=size)
+    fixed = {x: y for x, y in options.items() if x not in ("sampled", "mask", "causal")}
+    fixed |= {"visible": options.get("mask", True)}
     if causal:
-        given["causal"] = True
-        fixed |= {"visible": exact.causal(n, m)} if case.each else {"causal": True}
-    elif variant != "full":
-        given["mask"] = rng.random((n, m) if variant == "mask" else (m,)) < 0.6
-        fixed["visible"] = given["mask"]
-    d_out = rng.standard_normal((n, D_V)).astype(dtype)
-    want = exact.gradients(digits_of(case, fixed), d_out, **arrays)
-    got = pulled(case.fn, arrays, d_out, **given)
+        fixed |= {"causal": True} if "rows" in lacks else {"visible": exact.causal(n, m)}
+    if "indices" in fixed:
+        fixed["indices"] = np.atleast_2d(fixed["indices"])
+    d_out = rng.standard_normal((n, arrays["v"].shape[-1])).astype(dtype)
+    digits = partial(getattr(exact, case.fn.__name__), **fixed)
+    want = exact.gradients(digits, d_out, **arrays)
+    got = pulled(case.fn, arrays, d_out, **options)
     wide = {x: np.asarray(y, LONG) for x, y in arrays.items()} | {"v": np.eye(m, dtype=LONG)}
-    weights = case.formula(**wide, **of_formula(given))
+    weights = case.formula(**wide, **options)
     few = name in FEW
     near, least = few or name == "softmax", float(few)
     most = most_of(arrays, d_out, weights, scale=0.5, near=near, least=least)
@@ -111,23 +90,22 @@ def test_accuracy(name, size, variant, dtype, record_accuracy):
 
 
 @pytest.mark.parametrize(
-    ("fn", "shape", "options"),
+    ("name", "shape", "options"),
     [
-        (RA, (4, S, D), {}),
-        (LARA, (C, D), {"centres": WAVES[:C]}),
+        (RA, (4, 6, 3), {}),
+        (LARA, (3, 3), {"centres": np.random.default_rng(9).standard_normal((3, 3))}),
         (LINEAR, None, {}),
-        (RFA, (S, D), {"features": "trigonometric"}),
+        (RFA, (6, 3), {"features": "trigonometric"}),
     ],
 )
-def test_accuracy_of_others(fn, shape, options):
+def test_accuracy_of_others(name, shape, options):
     """At ordinary sizes: errors are of the size of eps."""
-    rng = np.random.default_rng(0)
-    arrays, _ = problem(CASES["softmax"], rng, 4, 6, heads=None)
+    _, arrays, _, rng = differentiable("softmax", n=4, m=6)
     if shape is not None:
         arrays["omega"] = 0.5 * rng.standard_normal(shape)
-    d_out = rng.standard_normal((4, D_V))
-    want = exact.gradients(partial(getattr(exact, fn.__name__), **options), d_out, **arrays)
-    for which, x in pulled(fn, arrays, d_out, **options).items():
+    d_out = rng.standard_normal((4, arrays["v"].shape[-1]))
+    want = exact.gradients(partial(getattr(exact, name), **options), d_out, **arrays)
+    for which, x in pulled(getattr(refattn, name), arrays, d_out, **options).items():
         size = float(max(map(abs, want[which].ravel()))) or 1.0
         assert reference.error(x, want[which], size, 0.0) <= CONTRACT
 
@@ -140,7 +118,9 @@ def test_accuracy_of_many_tokens(causal, n, m, dtype):
     rng = np.random.default_rng(n)
     q, k = (0.01 * rng.standard_normal((x, 8)).astype(dtype) for x in (n, m))
     v, d_out = (1 + 0.1 * rng.standard_normal((x, 4)).astype(dtype) for x in (m, n))
-    got = pulled(SOFTMAX, {"q": q, "k": k, "v": v}, d_out, causal=causal, scale=1.0)
+    got = pulled(
+        refattn.softmax_attention, {"q": q, "k": k, "v": v}, d_out, causal=causal, scale=1.0
+    )
     wide = {"q": q.astype(LONG), "k": k.astype(LONG), "v": v.astype(LONG)}
     weights, want = by_formula(**wide, d_out=d_out.astype(LONG), causal=causal)
     most = most_of(wide, d_out, weights, scale=1.0, near=True)

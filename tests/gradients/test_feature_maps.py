@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from refattn import features
+from refattn import linear_attention as fn
 from refattn.gradients import vjp
-from tests.gradients.cases import D_V, LINEAR, LONG, D, M, agrees, linear, problem, pulled
-
-ELU = linear(features.elu_features)
+from tests.cases import agrees, differentiable, pulled
 
 
 def square(x):
@@ -40,9 +39,8 @@ scaled.vjp = scaled_vjp
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("feature_map", [square, scaled])
 def test_maps_with_a_pullback_of_their_own(feature_map, causal):
-    rng = np.random.default_rng(0)
-    arrays, options = problem(linear(feature_map), rng, heads=None)
-    agrees(LINEAR, LINEAR, arrays, options | {"causal": causal}, rng)
+    _, arrays, options, rng = differentiable("linear", n=11, m=13, causal=causal)
+    agrees(fn, fn, arrays, options | {"feature_map": feature_map}, rng)
 
 
 def mixed(x):
@@ -62,29 +60,29 @@ mixed.vjp = mixed_vjp
 
 def test_maps_that_mix_heads_see_what_is_masked():
     rng = np.random.default_rng(0)
-    arrays, options = problem(linear(mixed), rng, heads=(3, 3))
-    options["mask"] = rng.random((3, 1, M)) < 0.7
-    agrees(LINEAR, LINEAR, arrays, options, rng)
+    arrays = {x: rng.standard_normal((3, n, 3)) for x, n in zip("qkv", (11, 13, 13), strict=True)}
+    mask = rng.random((3, 1, 13)) < 0.7
+    agrees(fn, fn, arrays, {"feature_map": mixed, "mask": mask}, rng)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_of_maps_may_be_written_to(causal):
     """What the pullback needs it keeps for itself."""
-    rng, held = np.random.default_rng(0), np.empty((300, D))
+    held = np.empty((300, 3))
 
     def into_memory(x):
         return np.exp(x, out=held[: x.shape[-2]])
 
     into_memory.vjp = lambda x: (into_memory(x), lambda c: np.exp(x) * c)
-    arrays, _ = problem(ELU, rng, 300, 300, heads=None)
-    d_out = rng.standard_normal((300, D_V))
-    out, pullback = vjp(LINEAR, **arrays, feature_map=into_memory, causal=causal)
-    found = pulled(LINEAR, arrays, d_out, feature_map=into_memory, causal=causal)
+    _, arrays, options, rng = differentiable("linear", n=300, m=300, causal=causal)
+    d_out = rng.standard_normal(arrays["v"].shape)
+    out, pullback = vjp(fn, **arrays, feature_map=into_memory, **options)
+    found = pulled(fn, arrays, d_out, feature_map=into_memory, **options)
     out += 1.0
     for x, y in zip(pullback(d_out)[:3], found.values(), strict=True):
         np.testing.assert_array_equal(x, y)
-    exponential = partial(features.positive_features, omega=np.eye(D), square_norm=0.0)
-    want = pulled(LINEAR, arrays, d_out, feature_map=exponential, causal=causal)
+    exponential = partial(features.positive_features, omega=np.eye(3), square_norm=0.0)
+    want = pulled(fn, arrays, d_out, feature_map=exponential, **options)
     for x, y in found.items():
         np.testing.assert_allclose(y, want[x], rtol=1e-9, atol=1e-12)
 
@@ -92,10 +90,11 @@ def test_memory_of_maps_may_be_written_to(causal):
 @pytest.mark.parametrize(("dtype", "low"), [("float32", -95.0), ("float64", -720.0)])
 def test_features_that_nearly_underflow(dtype, low):
     """Of elu below where its exponential is normal: finite, and right to what it holds."""
-    arrays, _ = problem(ELU, np.random.default_rng(0), 4, 5, heads=None, dtype=dtype)
+    _, arrays, _, _ = differentiable("linear", n=4, m=5, dtype=dtype)
     arrays["q"][1], arrays["k"][2] = low, low
-    d_out = np.ones((4, D_V), dtype)
-    found = pulled(LINEAR, arrays, d_out)
-    want = pulled(LINEAR, {x: y.astype(LONG) for x, y in arrays.items()}, d_out.astype(LONG))
+    d_out = np.ones((4, arrays["v"].shape[-1]), dtype)
+    found = pulled(fn, arrays, d_out)
+    wide = {x: y.astype(np.longdouble) for x, y in arrays.items()}
+    want = pulled(fn, wide, d_out.astype(np.longdouble))
     for x, y in found.items():
         np.testing.assert_allclose(y, want[x].astype(float), rtol=1e-2, atol=1e-5)

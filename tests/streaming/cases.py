@@ -8,19 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import refattn
-from refattn import features
+from refattn import features, streaming
 from refattn.estimators import near_and_far
-from refattn.streaming import (
-    EvaState,
-    LinearState,
-    LocalState,
-    PositiveState,
-    SecondOrderState,
-    SoftmaxState,
-)
+from refattn.streaming import EvaState, LinearState, LocalState, PositiveState, SecondOrderState
 
 OMEGA = np.random.default_rng(9).standard_normal((40, 3))
 WEIGHT = np.random.default_rng(8).standard_normal(5)
+WEIGHTED = {"omega": OMEGA[:5], "log_weight": WEIGHT}
 
 
 class Case(NamedTuple):
@@ -54,26 +48,23 @@ def eva(**options):
 
 def local(q, k, v, *, window, **options):
     """Local features at importance weights, which that function draws itself: by their copies."""
-    more = {"omega": OMEGA[:5], "log_weight": WEIGHT, "scale": 0.4, "coupling": "iid"}
+    more = {"scale": 0.4, "coupling": "iid", **WEIGHTED}
     arranged = near_and_far.arranged(q, k, v, **more, **options)
     return arranged.ungroup(near_and_far.attend_locally(arranged, window, True).done.out)
 
 
-def taylor(x):
-    return features.taylor_features(x, degree=2)
+taylor = partial(features.taylor_features, degree=2)
+slope = partial(features.elu_features, alpha=0.1)
+scaled = partial(features.positive_features, omega=OMEGA[:3])
 
 
 PLAIN = {
-    "softmax": plain(SoftmaxState, refattn.softmax_attention, scale=0.7),
-    "positive": plain(
-        PositiveState,
-        refattn.random_feature_attention,
-        omega=OMEGA[:5],
-        log_weight=WEIGHT,
-        scale=0.7,
-    ),
+    "softmax": plain(streaming.SoftmaxState, refattn.softmax_attention, scale=0.7),
+    "positive": plain(PositiveState, refattn.random_feature_attention, scale=0.7, **WEIGHTED),
     "elu": plain(LinearState, refattn.linear_attention),
     "taylor": plain(LinearState, refattn.linear_attention, feature_map=taylor),
+    "slope": plain(LinearState, refattn.linear_attention, feature_map=slope),
+    "scaled": plain(LinearState, refattn.linear_attention, feature_map=scaled),
 }
 CHUNKED = {
     "mean": eva(),
@@ -88,10 +79,16 @@ CHUNKED = {
     ),
 }
 LOCAL = Case(
-    lambda w: partial(LocalState.init, window=w - 1, omega=OMEGA[:5], log_weight=WEIGHT, scale=0.4),
+    lambda w: partial(LocalState.init, window=w - 1, scale=0.4, **WEIGHTED),
     lambda w, m: partial(local, window=(w - 1, 2)),
 )
-WINDOWED = CHUNKED | {"local": LOCAL}
+ONE = Case(
+    lambda w: partial(LocalState.init, window=w - 1, omega=OMEGA[:1]),
+    lambda w, m: partial(
+        refattn.local_random_feature_attention, window=(w - 1, 2), omega=OMEGA[:1]
+    ),
+)
+WINDOWED = CHUNKED | {"local": LOCAL, "local of one": ONE}
 CASES = PLAIN | WINDOWED
 
 
@@ -105,11 +102,11 @@ def draw(seed, m, heads=4, groups=2, size=1.0):
 def in_steps(name, window, q, k, v, cuts):
     """Results of tokens from the first cut on, and those of the last token of each step."""
     case, blocks, last = CASES[name], [], []
-    state = case.start(window, *(x[:, : cuts[0], :] for x in (q, k, v)))
+    state = case.start(window, *(x[..., : cuts[0], :] for x in (q, k, v)))
     for start, stop in pairwise(cuts):
-        own = [x[:, start:stop, :] for x in (q, k, v)]
+        own = [x[..., start:stop, :] for x in (q, k, v)]
         if hasattr(state, "read_causal"):
             blocks.append(state.read_causal(*own))
         state = case.step(state, *own)
-        last.append(state.read(q[:, stop - 1 : stop, :]))
+        last.append(state.read(q[..., stop - 1 : stop, :]))
     return blocks, last

@@ -3,6 +3,7 @@
 import pickle
 from dataclasses import fields, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,24 +14,9 @@ import refattn
 from refattn import features, streaming
 from refattn.arrays.library import array_namespace
 from refattn.registry import ESTIMATORS
-from refattn.streaming import (
-    EvaState,
-    LinearState,
-    LocalState,
-    PositiveState,
-    SecondOrderState,
-    write_random_feature_attention,
-)
-from tests.streaming.cases import (
-    CASES,
-    CHUNKED,
-    OMEGA,
-    PLAIN,
-    WEIGHT,
-    draw,
-    in_steps,
-    taylor,
-)
+from refattn.streaming import EvaState, LinearState, PositiveState
+from tests.streaming import cases
+from tests.streaming.cases import CASES, CHUNKED, OMEGA, PLAIN, WEIGHT, WEIGHTED, draw, in_steps
 
 every_state = pytest.mark.parametrize("name", CASES)
 plain_states = pytest.mark.parametrize("name", PLAIN)
@@ -43,11 +29,11 @@ def test_every_state_of_the_registry_is_here():
     assert states == {type(case.start(3, *draw(0, 2))) for case in CASES.values()}
     for name in ("eva", "eva-published", "eva-sampled"):
         assert ESTIMATORS[name].state is EvaState
-    assert ESTIMATORS["second-order"].state is SecondOrderState
-    assert ESTIMATORS["rfa-local"].state is LocalState
+    assert ESTIMATORS["second-order"].state is streaming.SecondOrderState
+    assert ESTIMATORS["rfa-local"].state is streaming.LocalState
 
 
-@pytest.mark.long("mean", "local")
+@pytest.mark.long("mean", "local", "local of one")
 @pytest.mark.parametrize("most", [9, pytest.param(30, marks=pytest.mark.long)])
 @every_state
 @given(st.data(), seeds, st.integers(1, 12))
@@ -113,10 +99,10 @@ def test_states_grow_by_their_summaries_only(name):
 
     def size(m):
         state = CASES[name].start(4, q[:, :m], k[:, :m], v[:, :m])
-        if name == "local":
+        if name.startswith("local"):
             assert state.near.k.shape[-2] <= 4
             return int(state.near.k.size + state.near.v.size + sum(map(np.size, state.far.samples)))
-        if name in ("positive", "elu", "taylor"):
+        if name in PLAIN:
             return sum(x.size for x in (state.samples if name == "positive" else state.sums))
         held = [getattr(state, x.name) for x in fields(state) if x.name != "omega"]
         return sum(x.size for x in held if isinstance(x, np.ndarray))
@@ -152,7 +138,7 @@ def test_states_do_not_change_with_the_arrays_of_the_caller(backend, name):
     arrays = [backend.array(x) for x in draw(0, 6)]
     more = {}
     if name == "positive":
-        more = {"omega": backend.array(OMEGA[:5]), "log_weight": backend.array(WEIGHT)}
+        more = {x: backend.array(y) for x, y in WEIGHTED.items()}
         state = PositiveState.init(*arrays[1:], **more)
     else:
         state = case.start(4, *arrays)
@@ -167,8 +153,9 @@ def test_states_do_not_change_with_the_arrays_of_the_caller(backend, name):
 @pytest.mark.long("jax", "dask")
 @every_state
 def test_every_library_agrees_with_numpy(backend, dtype, name):
-    """Steps, and where states have no chunks their merger with one more."""
+    """Steps of two kinds of values, and where states have no chunks their merger with one more."""
     q, k, v = (x.astype(dtype) for x in draw(0, 11))
+    v = np.stack([v, 1 - 2 * v])
     wide = [x.astype(np.float64) for x in (q, k, v)]
     case = CASES[name]
     want = case.whole(4, 11)(*wide, causal=True)
@@ -177,7 +164,7 @@ def test_every_library_agrees_with_numpy(backend, dtype, name):
         blocks, last = in_steps(name, 4, q, k, v, [2, 3, 9, 11])
         found = [*(blocks or last), last[-1]]
         if name not in CHUNKED:
-            a, b = (case.start(4, q[:, i, :], k[:, i, :], v[:, i, :]) for i in (PART, REST))
+            a, b = (case.start(4, q[:, i, :], k[:, i, :], v[..., i, :]) for i in (PART, REST))
             found.append(a.merge(b).read(q[:, 10:, :]))
         return array_namespace(q).concat(found, axis=-2)
 
@@ -185,27 +172,33 @@ def test_every_library_agrees_with_numpy(backend, dtype, name):
     rows += [10] * (1 if name in CHUNKED else 2)
     got = backend.call(decode, q, k, v)
     atol = 300 * float(np.finfo(dtype).eps)
-    np.testing.assert_allclose(got, want[:, rows], rtol=0, atol=atol)
+    np.testing.assert_allclose(got, want[..., rows, :], rtol=0, atol=atol)
 
 
 PART, REST = slice(0, 5), slice(5, 11)
 
 
+@pytest.mark.long("jax", "dask")
 @every_state
-def test_axes_may_be_empty(name):
-    case = CASES[name]
-    for heads in (0, 3):
-        for m in (0, 2):
-            for d_v in (0, 2):
-                q, k, v = (np.ones((heads, m, d)) for d in (3, 3, d_v))
-                state = case.start(4, q, k, v)
-                state = state.merge(case.start(4, q[:, :0], k[:, :0], v[:, :0]))
-                state = case.step(state, q, k, v)
-                for n in (0, 1):
-                    out = state.read(np.ones((heads, n, 3)))
-                    np.testing.assert_allclose(out, np.full((heads, n, d_v), float(m > 0)))
-                if hasattr(state, "read_causal"):
-                    assert state.read_causal(q[:, :0], k, v).shape == (heads, 0, d_v)
+def test_axes_may_be_empty(backend, name):
+    """A state merged with one of no keys, and read by queries; 0 if there are no keys at all."""
+    case, backend.jit = CASES[name], lambda run: run
+
+    def decode(new, q, k, v):
+        state = case.start(4, q, k, v)
+        nothing = case.start(4, *(x[:, :0, :] for x in (q, k, v)))
+        return case.step(state.merge(nothing), q, k, v).read(new)
+
+    def prompt(q, k, v):
+        return case.start(4, q, k, v).read_causal(q[:, :0, :], k, v)
+
+    for heads, m, d_v in product((0, 3), (0, 2), (0, 2)):
+        arrays = [np.ones((heads, m, d)) for d in (3, 3, d_v)]
+        for n in (0, 1):
+            out = backend.call(decode, np.ones((heads, n, 3)), *arrays)
+            np.testing.assert_allclose(out, np.full((heads, n, d_v), float(m > 0)), rtol=1e-12)
+        if name == "positive" or name not in PLAIN:
+            assert backend.call(prompt, *arrays).shape == (heads, 0, d_v)
 
 
 # --- what states refuse ---------------------------------------------------------------------------
@@ -240,7 +233,7 @@ def test_keys_of_another_length(name, d):
         state.update(k, other)
     with pytest.raises(ValueError, match="`q`"):
         state.read(other)
-    if name in ("elu", "taylor"):
+    if name in ("elu", "slope", "taylor"):
         with pytest.raises(ValueError, match="`other` must have the `d` of this state"):
             init(k[:, :1], k).merge(state)
 
@@ -294,7 +287,7 @@ def test_pickled_states_merge_if_their_feature_maps_are_the_same():
     state = LinearState.init(k, v, feature_map=phi())
     for other in (
         *(phi(degree=3), phi(shift=shift + 1), phi(shift=shift[:1]), phi(shift=0.0)),
-        *(phi(options=[1]), partial(degree_and_shift, shift=shift), taylor),
+        *(phi(options=[1]), partial(degree_and_shift, shift=shift), cases.taylor),
     ):
         with pytest.raises(ValueError, match="`feature_map` of this state"):
             state.merge(replace(state, feature_map=other))
@@ -311,8 +304,9 @@ def test_pickled_states_merge_if_their_feature_maps_are_the_same():
 def test_written_in_chunks(n, m, chunk, causal, seed):
     (q, _, _), (_, k, v) = draw(seed, n), draw(seed, m)
     out, options = np.full((4, n, 2), np.nan), {"causal": causal, "scale": 0.7}
-    options |= {"omega": OMEGA[:5], "log_weight": WEIGHT}
-    assert write_random_feature_attention(out, q, k, v, **options, chunk=chunk) is out
+    options |= WEIGHTED
+    write = streaming.write_random_feature_attention
+    assert write(out, q, k, v, **options, chunk=chunk) is out
     want = refattn.random_feature_attention(q, k, v, **options)
     np.testing.assert_allclose(out, want, rtol=0, atol=1e-11)
 
@@ -325,6 +319,7 @@ def test_written_to_a_memory_map(tmp_path):
     options = {"mode": "w+", "dtype": np.float32, "shape": (2, 50, 3)}
     out = np.lib.format.open_memmap(tmp_path / "out.npy", **options)
     omega = OMEGA[:5].astype(np.float32)
-    write_random_feature_attention(out, *maps, omega=omega, causal=True, chunk=16).flush()
+    write = streaming.write_random_feature_attention
+    write(out, *maps, omega=omega, causal=True, chunk=16).flush()
     want = refattn.random_feature_attention(*arrays, omega=omega, causal=True)
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), want, rtol=0, atol=1e-5)

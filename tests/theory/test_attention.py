@@ -8,16 +8,8 @@ from scipy import special
 
 from refattn import attend, theory
 from refattn.sampling import Gaussian
-from tests.theory.formulas import (
-    PROPOSALS,
-    SEED,
-    bounded_p_value,
-    densities,
-    gaussian_with,
-    log_normal,
-    plane,
-    reject,
-)
+from tests.theory import formulas
+from tests.theory.formulas import PROPOSALS, SEED, bounded_p_value, densities, plane, reject
 
 
 def attention_by_quadrature(q, k, v, proposal, visible):
@@ -97,10 +89,6 @@ def test_attention_law_in_its_regime():
     E N^2/B^2 = E N^2 - 2 E N^2(B-1) + 3 E N^2(B-1)^2 - ...
     Twice the terms of order 1/S^2 allows for the rest of series in 1/ess.
     """
-    attention_check()
-
-
-def attention_check():
     count, runs = 50, 100_000
     q, k = np.array([[0.5]]), np.array([[-0.6], [0.2], [0.6]])
     v = np.array([[0.0], [0.4], [1.0]])
@@ -112,7 +100,7 @@ def attention_check():
         return xi / np.sum(np.exp(q @ k.T))
 
     omega, cell = plane(1)
-    p, w = cell * np.exp(log_normal(omega, np.zeros(1), np.eye(1))), weights(omega)
+    p, w = cell * np.exp(formulas.log_normal(omega, np.zeros(1), np.eye(1))), weights(omega)
     n, b = w @ (v[:, 0] - mean), np.sum(w, -1) - 1
     law = theory.attention_law(q, k, v, num_features=count, scale=1.0)
     assert law.in_regime.all()
@@ -147,7 +135,7 @@ def test_wrong_attention_laws_are_seen(change, monkeypatch):
     law = theory.attention_law
     monkeypatch.setattr(theory, "attention_law", lambda *a, **options: change(law(*a, **options)))
     with pytest.raises(AssertionError):
-        attention_check()
+        test_attention_law_in_its_regime()
 
 
 def test_leading_axes_grouped_heads_and_batches_of_proposals():
@@ -167,7 +155,7 @@ def test_leading_axes_grouped_heads_and_batches_of_proposals():
     one = theory.randomized_attention_law(q[1, 2], k[1, 1], v[1, 1], num_samples=3)
     np.testing.assert_allclose(bound.variance[1, 2], one.variance, rtol=1e-13)
     k, v = np.repeat(k, 2, 1), np.repeat(v, 2, 1)
-    cov = np.stack([gaussian_with([0.8, 1.5], seed).eigen[1] for seed in range(4)])
+    cov = np.stack([formulas.gaussian_with([0.8, 1.5], seed).eigen[1] for seed in range(4)])
     batch = Gaussian(rng.standard_normal((4, 2)), cov * [0.8, 1.5] @ np.swapaxes(cov, -1, -2))
     law = theory.attention_law(q, k, v, num_features=3, proposal=batch)
     x = rng.standard_normal((2, 4, 2))

@@ -15,29 +15,8 @@ from refattn import kernels, stats, theory
 from refattn.sampling import Gaussian, draw
 from refattn.theory import COUPLINGS
 from tests.reference import CONTRACT
-from tests.theory.formulas import (
-    ALPHA,
-    FEATURES,
-    PROPOSALS,
-    SEED,
-    TESTS,
-    accuracy,
-    block_size,
-    bounded_p_value,
-    densities,
-    exact,
-    log_variance,
-    log_weighted_second_moment,
-    mp,
-    one_estimate,
-    pair,
-    plane,
-    printed,
-    reject,
-    simplex_moments,
-    sizes_of_blocks,
-    units,
-)
+from tests.theory import formulas
+from tests.theory.formulas import FEATURES, SEED, block_size, exact, log_variance, mp, pair, reject
 
 
 def test_simplex_moments_by_expansion():
@@ -52,7 +31,7 @@ def test_simplex_moments_by_expansion():
             c = k - a - b
             count = math.factorial(k) // (math.factorial(a) * math.factorial(b) * math.factorial(c))
             total += count * mp.mpf(-1) ** c / 2**c * chi(2 * a + c) * chi(2 * b + c)
-    assert abs(simplex_moments(d, 1, k + 1)[k] / total - 1) < mp.mpf(10) ** -100
+    assert abs(formulas.simplex_moments(d, 1, k + 1)[k] / total - 1) < mp.mpf(10) ** -100
 
 
 DIMENSIONS = [
@@ -70,43 +49,10 @@ DIMENSIONS = [
 @pytest.mark.parametrize("features", FEATURES)
 def test_laws_against_mpmath(features, coupling, d, record_accuracy):
     sizes = [1e-8, 1e-4, 0.05, 0.9, 1.1, 3.0, 10.0, 40.0]
-    if coupling == "simplex":
-        sizes = sizes[:5]  # where 90 terms of its sum give 50 digits
-    for size in sizes:
-        worst = accuracy(features, coupling, d, size)
+    for size in sizes[:7] if coupling == "simplex" else sizes:  # where its sum has 50 digits
+        worst = formulas.accuracy(features, coupling, d, size)
         record_accuracy(f"theory, {features}, {coupling}, over b", "float64", worst)
         assert worst <= CONTRACT, size
-
-
-@pytest.mark.long("hyperbolic", "64")
-@pytest.mark.parametrize(
-    ("features", "d"), [(f, d) for f in FEATURES for d in (2, 3)] + [("positive", 64)]
-)
-def test_simplex_far_apart_against_mpmath(features, d):
-    # |z| = 3 and 10 by mpmath quadrature over the angle between the norms, in place of the sum.
-    with mp.workdps(30):
-        norm = mp.beta(mp.mpf(d) / 2, mp.mpf(1) / 2)
-        for size in (3.0, 10.0):
-            x, y = pair(d, size, features)
-            ex, ey = exact(x), exact(y)
-            sign = -1 if features == "trigonometric" else 1
-            t = ((ex + sign * ey) ** 2).sum()
-            paired = mp.mpf(0)
-            signs = (1,) if features == "positive" else (1, -1)
-            for s in signs:
-                c = -mp.mpf(s) / (d - 1)
-
-                def term(phi, c=c, t=t, sign=sign):
-                    z = sign * t * (1 + c * mp.sin(phi)) / 2
-                    return mp.sin(phi) ** (d - 1) * mp.hyp1f1(d, mp.mpf(d) / 2, z)
-
-                paired += 2 * mp.quad(term, [0, 1, mp.pi / 2]) / norm / len(signs)
-            _, one, _ = printed(features, "orthogonal", d, t)
-            variance = (one + (d - 1) * (mp.exp(-sign * t) * paired - 1)) / d
-            want = mp.log(variance) + 2 * (ex * ey).sum()
-            names = {"features": features, "coupling": "simplex", "num_features": d}
-            got = theory.log_kernel_variance(x, y, **names)
-            assert units(got, want, x, y, d) <= CONTRACT
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 16])
@@ -118,27 +64,27 @@ def test_isotropic_proposals_in_blocks(coupling, scale, d):
     x, y = pair(d, 1.3, "positive")
     proposal = Gaussian(np.full(d, 0.3), scale * np.eye(d))
     first, b = 2 * (exact(x) * exact(y)).sum(), block_size(coupling, d)
-    one = mp.expm1(log_weighted_second_moment(x, y, proposal) - first)
+    one = mp.expm1(formulas.log_weighted_second_moment(x, y, proposal) - first)
     t = ((exact(x) + exact(y) - exact(proposal.mean)) ** 2).sum()
     if coupling == "antithetic":
         offset = mp.mpf(d) / 2 * mp.log(mp.mpf(scale) ** 2 / (2 * mp.mpf(scale) - 1))
         paired = mp.exp(offset - t) - 1
     else:
-        paired = printed("positive", coupling, d, t)[2] or mp.mpf(0)
+        paired = formulas.printed("positive", coupling, d, t)[2] or mp.mpf(0)
     want = mp.log((one + (b - 1) * paired) / b) + first
     got = theory.log_kernel_variance(x, y, coupling=coupling, num_features=b, proposal=proposal)
-    assert units(got, want, x, y, b * d) <= CONTRACT
+    assert formulas.units(got, want, x, y, b * d) <= CONTRACT
 
 
-@pytest.mark.parametrize("name", PROPOSALS)
+@pytest.mark.parametrize("name", formulas.PROPOSALS)
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("d", [1, 2])
 def test_variance_of_one_by_quadrature(features, name, d):
     x, y = np.array([0.7, -0.3])[:d], np.array([0.4, 0.5])[:d]
-    proposal = PROPOSALS[name](d)
-    omega, cell = plane(d)
-    p, p_over = densities(omega, proposal)
-    estimate = one_estimate(omega, x, y, features)
+    proposal = formulas.PROPOSALS[name](d)
+    omega, cell = formulas.plane(d)
+    p, p_over = formulas.densities(omega, proposal)
+    estimate = formulas.one_estimate(omega, x, y, features)
     mean = cell * np.sum(p * estimate)
     variance = cell * np.sum(p_over * estimate**2) - mean**2
     np.testing.assert_allclose(mean, theory.kernel_mean(x, y, features=features), rtol=1e-12)
@@ -161,7 +107,7 @@ def test_pairs_by_quadrature(features, coupling):
 
     def at(angle):
         unit = np.stack([np.cos(angle), np.sin(angle)], -1)
-        return one_estimate(r[:, None] * unit[:, None], x, y, features)  # (turns, radii)
+        return formulas.one_estimate(r[:, None] * unit[:, None], x, y, features)  # (turns, radii)
 
     one, two = at(turn), at(turn + apart)
     mean = np.mean(one @ weight)
@@ -182,10 +128,6 @@ def test_pairs_by_quadrature(features, coupling):
 @pytest.mark.parametrize("d", [1, 2, 16, 64])
 def test_one_positive_estimate_is_lognormal(d, shift):
     """Exact: mean and variance of the law determine the lognormal of one weighted feature pair."""
-    lognormal_check(d, shift)
-
-
-def lognormal_check(d, shift):
     x, y = pair(d, 1.0, "positive")
     proposal = Gaussian(np.full(d, shift / math.sqrt(d))) if shift else None
     omega, log_weight = draw(20_000, d, proposal=proposal, rng=SEED)
@@ -217,10 +159,6 @@ def blocks_of(coupling, d, size=None):
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_trigonometric_estimates(coupling, d):
     """Bounded: without e^{a/2} the mean of cosines is in [-1, 1], and so is its mean's law."""
-    cosine_check(coupling, d)
-
-
-def cosine_check(coupling, d):
     for size in (1.0, 1.7):
         x, y = pair(d, size, "trigonometric")
         for count in {block_size(coupling, d), max(1, block_size(coupling, d) // 2)}:
@@ -230,10 +168,10 @@ def cosine_check(coupling, d):
             variance = float(theory.kernel_variance(x, y, num_features=count, **names)) * scale**2
             average = np.mean(np.cos(blocks_of(coupling, d, count) @ (x - y)), -1)
             label = (coupling, d, size, count)
-            reject(bounded_p_value(average, mean, -1.0, 1.0), ("mean", *label))
+            reject(formulas.bounded_p_value(average, mean, -1.0, 1.0), ("mean", *label))
             square = (average - mean) ** 2
             if coupling != "antithetic" or count == 2:
-                p = bounded_p_value(square, variance, 0.0, (1 + abs(mean)) ** 2)
+                p = formulas.bounded_p_value(square, variance, 0.0, (1 + abs(mean)) ** 2)
                 reject(p, ("variance", *label))
 
 
@@ -248,8 +186,8 @@ def test_means_of_positive_and_hyperbolic_estimates(features, coupling, d):
     names = {"features": features, "coupling": coupling}
     mean = float(theory.kernel_mean(x, y, **names))
     variance = float(theory.kernel_variance(x, y, num_features=b, **names))
-    average = np.mean(one_estimate(blocks_of(coupling, d), x, y, features), -1)
-    p = stats.catoni(average, mean, variance, level=ALPHA / TESTS)
+    average = np.mean(formulas.one_estimate(blocks_of(coupling, d), x, y, features), -1)
+    p = stats.catoni(average, mean, variance, level=formulas.ALPHA / formulas.TESTS)
     reject(p, (features, coupling, d))
 
 
@@ -275,10 +213,6 @@ def law_of_two(coupling, d):
 @pytest.mark.parametrize("features", FEATURES)
 def test_pairs_from_the_law_of_their_sum(features, coupling, d):
     # Deterministic: C from the law of |w_i + w_j|, which the next test finds in the draws.
-    pair_check(features, coupling, d)
-
-
-def pair_check(features, coupling, d):
     x, y = pair(d, 1.2, features)
     sign = -1 if features == "trigonometric" else 1
     t = np.sum((x + sign * y) ** 2)
@@ -299,7 +233,7 @@ def pair_check(features, coupling, d):
     names = {"features": features, "coupling": coupling}
     one = float(theory.kernel_variance(x, y, num_features=1, **names))
     for count in (b, b + 1, 3 * b + 1):
-        pairs = sum(n * (n - 1) for n in sizes_of_blocks(coupling, d, count))
+        pairs = sum(n * (n - 1) for n in formulas.sizes_of_blocks(coupling, d, count))
         want = one / count + pairs / count**2 * (product - mean**2)
         got = float(theory.kernel_variance(x, y, num_features=count, **names))
         assert abs(got - want) < 1e-7 * one, (features, coupling, d, count)
@@ -543,8 +477,11 @@ def standard_angles(original):
     return lambda d, cosines, order: original(d // 2, cosines, order)
 
 
-def digits_check(coupling):
-    assert accuracy("positive", coupling, 4, 0.9) <= CONTRACT
+def digits(coupling):
+    assert formulas.accuracy("positive", coupling, 4, 0.9) <= CONTRACT
+
+
+DIGITS, PAIRS, COSINES = digits, test_pairs_from_the_law_of_their_sum, test_trigonometric_estimates
 
 
 def wrong_ratio(change):
@@ -562,24 +499,24 @@ WRONG = {
 }
 
 
-@pytest.mark.long("cosine_check")
+@pytest.mark.long("test_trigonometric_estimates")
 @pytest.mark.parametrize(
     ("name", "check", "arguments"),
     [
-        ("C has the wrong sign", digits_check, ("orthogonal",)),
-        ("C has the wrong sign", pair_check, ("positive", "orthogonal", 4)),
-        ("C has the wrong sign", cosine_check, ("orthogonal", 4)),
-        ("b for b (b - 1)", digits_check, ("simplex",)),
-        ("b for b (b - 1)", pair_check, ("hyperbolic", "orthogonal", 4)),
-        ("b for b (b - 1)", cosine_check, ("orthogonal", 4)),
-        ("e^{|z|^2} for 1F1", digits_check, ("orthogonal",)),
-        ("e^{|z|^2} for 1F1", pair_check, ("positive", "simplex", 4)),
-        ("e^{|z|^2} for 1F1", cosine_check, ("orthogonal", 4)),
-        ("d/2 for d", digits_check, ("orthogonal",)),
-        ("d/2 for d", pair_check, ("positive", "orthogonal", 4)),
-        ("no partial block", digits_check, ("orthogonal",)),
-        ("no partial block", pair_check, ("positive", "orthogonal", 4)),
-        ("z for z - mu", lognormal_check, (16, 0.4)),
+        ("C has the wrong sign", DIGITS, ("orthogonal",)),
+        ("C has the wrong sign", PAIRS, ("positive", "orthogonal", 4)),
+        ("C has the wrong sign", COSINES, ("orthogonal", 4)),
+        ("b for b (b - 1)", DIGITS, ("simplex",)),
+        ("b for b (b - 1)", PAIRS, ("hyperbolic", "orthogonal", 4)),
+        ("b for b (b - 1)", COSINES, ("orthogonal", 4)),
+        ("e^{|z|^2} for 1F1", DIGITS, ("orthogonal",)),
+        ("e^{|z|^2} for 1F1", PAIRS, ("positive", "simplex", 4)),
+        ("e^{|z|^2} for 1F1", COSINES, ("orthogonal", 4)),
+        ("d/2 for d", DIGITS, ("orthogonal",)),
+        ("d/2 for d", PAIRS, ("positive", "orthogonal", 4)),
+        ("no partial block", DIGITS, ("orthogonal",)),
+        ("no partial block", PAIRS, ("positive", "orthogonal", 4)),
+        ("z for z - mu", test_one_positive_estimate_is_lognormal, (16, 0.4)),
     ],
 )
 def test_wrong_laws_are_seen(name, check, arguments, monkeypatch):

@@ -1,0 +1,423 @@
+"""A table of attention functions: each with its formula, and what the tests of its laws need."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import features, naive
+from refattn.attention import Alibi
+from refattn.conformance.truth import exact
+from refattn.estimators import lara
+from refattn.gradients import Gradients, vjp
+from tests import problems, reference
+from tests.problems import draw, lara_atol, linear_atol, near_and_far_atol, rfa_atol, softmax_atol
+from tests.reference import mp
+
+
+class Case(NamedTuple):
+    """An attention function of the engine, its formula, and what else the laws need.
+
+    `draw` gives the options for a problem, and `atol` what two answers within the accuracy contract
+    may differ by. `digits` computes 50 digits of one head. `lacks` has
+    words: "causal", "rows" (a mask for each query), "causal-rows", "deletion" (a key that is hidden
+    keeps its place), "mean", "scale", "vjp", "no-keys", "no-tokens", "formula" (of its own), and
+    "values" (leading axes of values alone: other frequencies are drawn).
+    """
+
+    fn: Any
+    formula: Any
+    draw: Any
+    atol: Any
+    digits: Any = None
+    lacks: tuple = ()
+
+    def takes(self, p):
+        mask, causal = p.options.get("mask"), p.options.get("causal", False)
+        rows = mask is not None and mask.shape[-2:-1] not in ((), (1,))
+        found = {"causal": causal, "rows": rows, "causal-rows": causal and rows}
+        return not any(found[x] for x in self.lacks if x in found)
+
+
+# --- options that are drawn -----------------------------------------------------------------------
+
+
+def heads_or_none(p):
+    return p.lead[-1:] if p.rng.random() < 0.5 else ()
+
+
+def frequencies(p):
+    lead, count = heads_or_none(p), p.rng.integers(1, 5)
+    omega = draw(p.rng, *lead, count, p.q.shape[-1])
+    return {"omega": omega, "log_weight": draw(p.rng, count)}
+
+
+def just(**options):
+    return lambda p: {**options}
+
+
+def frequencies_for(features):
+    return lambda p: {**frequencies(p), "features": features}
+
+
+def omega_only(p):
+    return {"omega": frequencies(p)["omega"]}
+
+
+def own_frequencies(p):
+    return {"omega": draw(p.rng, *heads_or_none(p), p.q.shape[-2], 2, p.q.shape[-1])}
+
+
+def proposals(weighting, centred=False):
+    def options(p):
+        (n, d), m = p.q.shape[-2:], p.k.shape[-2]
+        count, repeats = p.rng.integers(1, min(n, m, 4) + 1), p.rng.integers(1, 3)
+        omega = draw(p.rng, *heads_or_none(p), count * repeats, d)
+        chosen = {"omega": omega, "weighting": weighting}
+        if "query" in weighting:
+            chosen["beta"] = 0.7
+        if centred:
+            return {**chosen, "centres": draw(p.rng, count, d)}
+        return {**chosen, "num_proposals": int(count)}
+
+    return options
+
+
+def sides(p):
+    every = [(2, 1), (0, 0), (None, 1), (3, None), (None, None), (500, 0), (0, 500)]
+    return every[p.rng.integers(len(every))]
+
+
+def scores(*names):
+    """Options of exact attention, of each query head or of all."""
+
+    def options(p):
+        n, m, dtype = p.q.shape[-2], p.k.shape[-2], p.q.dtype
+        heads = heads_or_none(p)
+        every = {
+            "bias": draw(p.rng, *heads, n, m, dtype=dtype),
+            "window": sides(p),
+            "softcap": 1.5,
+            "sinks": np.asarray(draw(p.rng, *heads, dtype=dtype)),
+            "slopes": np.asarray(p.rng.random(heads).astype(dtype)),
+            "dropout": ((p.rng.random((*heads, n, m)) < 0.8) / 0.8).astype(dtype),
+        }
+        return {x: every[x] for x in names}
+
+    return options
+
+
+def mapped(name, **options):
+    """Features that have a scale; those of waves are short, so that most sums are not near 0."""
+
+    def feature_map(p):
+        omega = draw(p.rng, 3, p.q.shape[-1], dtype=p.q.dtype)
+        omega *= 0.3 if name == "trigonometric" else 1
+        fn = getattr(features, f"{name}_features")
+        return {"feature_map": partial(fn, omega=omega, **options)}
+
+    return feature_map
+
+
+def above_zero(p):
+    """Features that are 0 below: queries and keys are made positive."""
+    p.q[...], p.k[...] = np.abs(p.q), np.abs(p.k)
+    return {"feature_map": features.relu_features}
+
+
+def mapped_atol(p, options):
+    """Relative to the sums of absolute products; infinite where features have few digits left."""
+    phi = options["feature_map"]
+    found = [phi(p.wide(x)) for x in (p.q, p.k)]
+    q, k = (getattr(x, "values", x) for x in found)
+    size = np.exp(getattr(found[1], "log_scale", np.zeros(k.shape[:-1])))[..., None, :]
+    signed, whole = (
+        np.sum(np.where(p.visible, size * (a @ np.swapaxes(b, -1, -2)), 0), -1, keepdims=True)
+        for a, b in ((q, k), (np.abs(q), np.abs(k)))
+    )
+    lost = np.where(whole > 0, whole / np.maximum(np.abs(signed), 1e-300), 1)
+    omega = phi.keywords["omega"] if hasattr(phi, "keywords") and "omega" in phi.keywords else None
+    units = 4 if omega is None else 1 + problems.exponent(p.q, p.k, omega, 1.0)
+    return np.where(lost < 1e3, lost**2 * units * problems.values_atol(p), np.inf)
+
+
+def pivots(p):
+    m = p.k.shape[-2]
+    return {"indices": p.rng.permutation(m)[: max(1, m // 2)]}
+
+
+def samples(p):
+    m, shape = p.k.shape[-2], (*p.lead, p.q.shape[-2], 3) if p.rng.random() < 0.5 else (3,)
+    return {"indices": p.rng.integers(0, m, shape), "log_probability": draw(p.rng, *shape)}
+
+
+def chunks(p):
+    return {"window": int(p.rng.integers(1, 6))}
+
+
+def chunks_with_frequencies(p):
+    count = -(-p.k.shape[-2] // (window := chunks(p)["window"]))
+    return {"window": window, "omega": draw(p.rng, count, p.q.shape[-1])}
+
+
+# --- 50 digits ------------------------------------------------------------------------------------
+
+
+def at(function, *names, **fixed):
+    """A function of 50 digits, with those of the options that it takes by these names."""
+
+    def digits(p, options):
+        some = {x: options[x] for x in names if x in options}
+        return function(*p.arrays, **some, visible=p.visible, **fixed)
+
+    return digits
+
+
+def digits_of_softmax(p, options):
+    seen = p.visible & naive.visible(p.q, p.k, window=options.get("window"))
+    names = {"bias": "bias", "softcap": "softcap", "dropout": "dropout", "sinks": "sink"}
+    some = {names[x]: y for x, y in options.items() if x in names}
+    return exact.softmax_attention(*p.arrays, visible=seen, **some)
+
+
+digits_of_rfa = at(exact.random_feature_attention, "omega", "log_weight", "features")
+
+
+def digits_of_chunks(function, p, options):
+    mask, causal = p.options.get("mask", True), p.options.get("causal", False)
+    some = {x: y for x, y in options.items() if x != "sampled"}
+    return function(*p.arrays, mask, causal=causal, **some)
+
+
+def states(p, omega):
+    """f(omega_s) and log sum_j xi(k_j, omega_s) over visible keys, for each query."""
+    keys = exact.numbers(p.k) * reference.root(None, p.q.shape[-1])
+    logs = (exact.numbers(omega) @ keys.T - (keys**2).sum(-1)[None] / 2).astype(object)
+    return [
+        reference.weighted_mean(logs, exact.numbers(p.v), np.broadcast_to(seen, logs.shape))
+        for seen in p.visible
+    ]
+
+
+def digits_of_mean_of_ratios(p, options):
+    return np.stack([f.mean(0) for f, _ in states(p, options["omega"])])
+
+
+def weighted(p, omega, log_weights):
+    """Self-normalised mean over s of f(omega_s), and the log of the sum of its weights."""
+    q = exact.numbers(p.q) * reference.root(None, p.q.shape[-1])
+    rows = []
+    for i, (f, log_z) in enumerate(states(p, omega)):
+        if not p.visible[i].any():
+            rows.append((f[0], log_z[0]))  # 0 and -inf
+            continue
+        logs = (exact.numbers(omega) @ q[i] + log_z + log_weights[i])[None]
+        out, lse = reference.weighted_mean(logs, f, np.ones(logs.shape, bool))
+        rows.append((out[0], lse[0]))
+    return rows
+
+
+def digits_of_importance_sampling(p, options):
+    omega, count = options["omega"], len(options["omega"])
+    weights = exact.numbers(np.broadcast_to(options["log_weight"], (len(p.q), count)))
+    scale = reference.root(None, p.q.shape[-1]) ** 2
+    total = reference.attend(*p.arrays, 0.0, p.visible, scale)[1]
+    rows = []
+    for i, (out, lse) in enumerate(weighted(p, omega, weights)):
+        ratio = lse - (exact.numbers(p.q[i]) ** 2).sum() * scale / 2 - total[i]
+        rows.append(out * mp.exp(ratio) / count if p.visible[i].any() else out)
+    return np.stack(rows)
+
+
+def digits_of_lara(p, options):
+    """At given centres, a frequency or more of each: log alpha' (n, C) of reference 003."""
+    omega, centres, weighting = (options[x] for x in ("omega", "centres", "weighting"))
+    n, count = len(p.q), len(centres)
+    own = np.arange(len(omega)) // (len(omega) // count)
+    omega_, centres = exact.numbers(omega), exact.numbers(centres)
+    ratio = omega_ @ centres.T - (centres**2).sum(-1)[None, :] / 2
+    mix = np.array([mp.log(sum(mp.exp(x) for x in row)) for row in ratio], dtype=object)
+    mine = ratio[np.arange(len(own)), own]
+    if weighting == "own":
+        weights = np.tile(-mine, (n, 1))
+    elif weighting == "balance":
+        weights = np.tile(-mix, (n, 1))
+    else:
+        q = exact.numbers(p.q) * reference.root(None, p.q.shape[-1])
+        means = np.stack([q[np.arange(n) * count // n == c].mean(0) for c in range(count)])
+        t = np.array([[mp.exp(x) for x in row] for row in q @ means.T], dtype=object)
+        t = t / t.sum(axis=1 if weighting == "query" else 0, keepdims=True)
+        t = (t - t.mean(1, keepdims=True)) * mp.mpf(options["beta"])
+        alpha = np.array([mp.exp(x) for x in mine - mix], dtype=object) + t[:, own]
+        log_alpha = [[mp.log(a) if a > 0 else -mp.inf for a in row] for row in alpha]
+        weights = np.array(log_alpha, dtype=object) - mine
+    return np.stack([out for out, _ in weighted(p, omega, weights)])
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def case(name, draw, atol, digits=None, lacks=""):
+    """The function of the engine and the formula of this name."""
+    words = tuple(lacks.split())
+    return Case(getattr(refattn, name), getattr(naive, name), draw, atol, digits, words)
+
+
+def sloped(*names, lacks=""):
+    """Exact attention by slopes of alibi: arrays of their own, as the laws of libraries need."""
+
+    def with_bias(fn):
+        return lambda *arrays, slopes, **options: fn(*arrays, bias=Alibi(slopes), **options)
+
+    plain = case(SOFTMAX, scores("slopes", *names), softmax_atol, lacks=f"vjp deletion {lacks}")
+    return plain._replace(fn=with_bias(plain.fn), formula=with_bias(plain.formula))
+
+
+def drawn(name, lacks="", **options):
+    """What draws its frequencies itself, which has no formula of its own."""
+    fn = getattr(refattn, name)
+    return Case(fn, fn, just(**options), drawn_atol, lacks=("formula", *lacks.split()))
+
+
+def drawn_atol(p, options):
+    omega = np.full((1, p.q.shape[-1]), 4.0)  # longer than most, with centres
+    return 100 * problems.rfa_tolerance(p.q, p.k, omega) * problems.largest(p.v)
+
+
+def mean_of_chunks(**options):
+    """EVA at the means of chunks: the formula has no other."""
+    found = case(EVA, lambda p: {**chunks(p), **options, "sampled": False}, near_and_far_atol,
+                 partial(digits_of_chunks, exact.eva_attention), lacks="rows deletion")  # fmt: skip
+    formula = found.formula
+    return found._replace(formula=lambda *arrays, sampled, **options: formula(*arrays, **options))
+
+
+SOFTMAX, RFA, LINEAR = "softmax_attention", "random_feature_attention", "linear_attention"
+IS, RA, MEAN = "importance_sampled_attention", "randomized_attention", "mean_of_ratios_attention"
+LARA, EVA, SECOND = "linear_randomized_attention", "eva_attention", "second_order_attention"
+CORESET, SAMPLE = "coreset_attention", "sampled_key_attention"
+LOCAL = "local_random_feature_attention"
+SLOPE = partial(features.elu_features, alpha=0.1)
+TAYLOR = partial(features.taylor_features, degree=2)
+POLYNOMIAL = partial(features.polynomial_features, degree=4)
+
+# fmt: off
+CASES = {
+    "softmax": case(SOFTMAX, scores(), softmax_atol, digits_of_softmax),
+    "softmax bias": case(SOFTMAX, scores("bias"), softmax_atol, digits_of_softmax),
+    "softmax capped": case(SOFTMAX, scores("softcap", "bias"), softmax_atol, digits_of_softmax),
+    "softmax window": case(SOFTMAX, scores("window"), softmax_atol, digits_of_softmax,
+                           lacks="deletion mean"),
+    "softmax sinks": case(SOFTMAX, scores("sinks", "softcap"), softmax_atol, digits_of_softmax,
+                          lacks="mean"),
+    "softmax dropout": case(SOFTMAX, scores("dropout"), softmax_atol, digits_of_softmax,
+                            lacks="deletion mean"),
+    "softmax alibi": sloped(),
+    "softmax all": sloped("window", "softcap", "sinks", "dropout", lacks="mean"),
+    "rfa positive": case(RFA, frequencies_for("positive"), rfa_atol, digits_of_rfa),
+    "rfa hyperbolic": case(RFA, frequencies_for("hyperbolic"), rfa_atol, digits_of_rfa),
+    "rfa trigonometric": case(RFA, frequencies_for("trigonometric"), problems.trigonometric_atol,
+                              digits_of_rfa),
+    "rfa drawn": drawn(RFA, num_features=3, rng=1),
+    "rfa one weight": case(RFA, lambda p: omega_only(p) | {"log_weight": draw(p.rng, 1)}, rfa_atol),
+    "is": case(IS, frequencies, problems.is_atol, digits_of_importance_sampling, lacks="mean"),
+    "ra": case(RA, own_frequencies, rfa_atol, at(exact.randomized_attention, "omega")),
+    "ra drawn": drawn(RA, "vjp values", num_samples=2, rng=1),
+    "mean of ratios": case(MEAN, omega_only, rfa_atol, digits_of_mean_of_ratios),
+    "mean of ratios drawn": drawn(MEAN, num_samples=2, rng=1),
+    **{f"lara {x}": case(LARA, proposals(x), lara_atol, lacks="causal-rows no-tokens")
+       for x in ("balance", "own")},
+    **{f"lara {x}, centres": case(LARA, proposals(x, centred=True), lara_atol, digits_of_lara,
+                                  lacks="causal no-tokens") for x in lara.WEIGHTINGS},
+    "lara drawn": drawn(LARA, "causal-rows no-tokens", num_proposals=2, rng=1),
+    "lara drawn pairs": drawn(LARA, "causal no-tokens", num_proposals=2, rng=1, antithetic=True,
+                              weighting="query"),
+    "lara drawn over queries": drawn(LARA, "causal no-tokens", num_proposals=2, rng=1, beta=0.5,
+                                     weighting="query-over-queries"),
+    "linear": case(LINEAR, just(), linear_atol, at(exact.linear_attention), "scale"),
+    "linear elu of slope": case(LINEAR, just(feature_map=SLOPE), linear_atol, lacks="scale"),
+    "linear relu": case(LINEAR, above_zero, mapped_atol, lacks="scale"),
+    "linear taylor": case(LINEAR, just(feature_map=TAYLOR), linear_atol, lacks="scale"),
+    "linear polynomial": case(LINEAR, just(feature_map=POLYNOMIAL), mapped_atol, lacks="scale"),
+    **{f"linear {x}": case(LINEAR, mapped(x), mapped_atol, lacks="scale")
+       for x in ("positive", "hyperbolic", "trigonometric")},
+    "linear norms": case(LINEAR, mapped("positive", square_norm=1.0), mapped_atol, lacks="scale"),
+    "coreset": case(CORESET, pivots, problems.coreset_atol,
+                    lacks="causal rows deletion vjp no-keys"),
+    "sampled keys": case(SAMPLE, samples, near_and_far_atol,
+                         at(exact.sampled_key_attention, "indices", "log_probability"),
+                         lacks="causal deletion no-keys"),
+    "sampled keys alike": case(SAMPLE, lambda p: {"indices": samples(p)["indices"]},
+                               near_and_far_atol, lacks="causal deletion no-keys"),
+    "eva": case(EVA, chunks_with_frequencies, near_and_far_atol,
+                partial(digits_of_chunks, exact.eva_attention), "rows deletion"),
+    "eva mean": mean_of_chunks(),
+    "eva published": mean_of_chunks(log_size=False),
+    "eva drawn": drawn(EVA, "rows deletion", window=2, rng=1),
+    "second order": case(SECOND, chunks, problems.second_order_atol,
+                         partial(digits_of_chunks, exact.second_order_attention), "rows deletion"),
+    "local": case(LOCAL, lambda p: {"window": sides(p), **omega_only(p)}, near_and_far_atol,
+                  at(exact.local_random_feature_attention, "omega", "window"), "deletion"),
+    "local drawn": drawn(LOCAL, "deletion", window=(2, 1), num_features=3, rng=1),
+}
+# fmt: on
+
+
+def those(*words):
+    """Cases that lack none of these."""
+    names = [x for x, case in CASES.items() if not {*words} & {*case.lacks}]
+    return pytest.mark.parametrize("name", names)
+
+
+def assert_close(got, want, atol):
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    off = np.abs(got.astype(np.float64) - want)
+    assert np.all((off <= atol) | np.isinf(atol)), f"off by {np.max(off / atol):.3g} tolerances"
+
+
+def prepared(name, lead="none", n=5, m=7, mask="none", causal=False, seed=0, dtype=np.float64, d=3):
+    """A case, a problem, and its options; causal or with a mask of rows where the case takes it."""
+    case, fewer = CASES[name], "keys" if mask == "rows" else mask
+    for some in ((mask, causal), (mask, False), (fewer, causal), (fewer, False)):
+        p = problems.make(lead, n, m, *some, seed, np.dtype(dtype), d)
+        if case.takes(p):
+            break
+    return case, p, case.draw(p)
+
+
+# --- derivatives ----------------------------------------------------------------------------------
+
+
+def differentiable(name, *where, size=0.5, **more):
+    """A case, what of its problem is differentiated, by name, its options, and a generator."""
+    case, p, options = prepared(name, *where, **more)
+    arrays = {"q": p.q.dtype.type(size) * p.q, "k": p.q.dtype.type(size) * p.k, "v": p.v}
+    given = [x for x in Gradients._fields if x in options]
+    arrays |= {x: options.pop(x).astype(p.q.dtype) for x in given}
+    return case, arrays, options | p.options, p.rng
+
+
+def pulled(fn, arrays, d_out, **options):
+    """Cotangents by name, of all that were given."""
+    found = vjp(fn, **arrays, **options)[1](d_out)._asdict()
+    found = {name: x for name, x in found.items() if x is not None}
+    assert {*found} == {*arrays}
+    return found
+
+
+def agrees(fn, formula, arrays, options, rng, *, each=True):
+    """The pullback and the slope of the formula, along a random way of all arrays, and of each."""
+    out, pullback = vjp(fn, **arrays, **options)
+    np.testing.assert_array_equal(out, fn(**arrays, **options))
+    d_out = rng.standard_normal(out.shape)
+    found = pulled(fn, arrays, d_out, **options)
+    assert pullback(d_out).k.tobytes() == found["k"].tobytes()  # it may be called again
+    for moving in (*arrays, "all") if each else ("all",):
+        way = {x: rng.standard_normal(y.shape) * (moving in (x, "all")) for x, y in arrays.items()}
+        want = problems.slope(formula, arrays, way, d_out, **options)
+        got = sum(float(np.sum(found[x] * way[x])) for x in arrays)
+        size = sum(float(np.sum(np.abs(found[x] * way[x]))) for x in arrays)
+        assert abs(got - want) <= 1e-9 * (1 + size), (moving, got, want)
