@@ -10,19 +10,8 @@ from refattn import conformance, naive
 from refattn.conformance import check
 from refattn.conformance.defects import MUTANTS
 from refattn.conformance.verdict import runner
-from tests.conformance.candidates import (
-    BY_NAME,
-    OF_OPTIONS,
-    attending,
-    averaged,
-    catalogued,
-    changed,
-    checked,
-    declared,
-    failures,
-    rows,
-    scores,
-)
+from tests.conformance import candidates
+from tests.conformance.candidates import BY_NAME, catalogued, changed, checked, declared, failures
 from validation import kills
 
 KILLS = json.loads(kills.FILE.read_text("utf-8"))
@@ -210,7 +199,7 @@ def half_empty(v):
 
 
 def adding(q, k, v, mask=True):
-    return averaged(scores(q, k) + np.where(mask, 0.0, -np.inf), v)
+    return candidates.averaged(candidates.scores(q, k) + np.where(mask, 0.0, -np.inf), v)
 
 
 OMEGA = np.random.default_rng(0).standard_normal((32, 8))
@@ -256,7 +245,9 @@ def raw(lse, *_):
 
 def more_when(when):
     """Log normalisers that are larger in some calls."""
-    return attending(of_lse=lambda lse, q, k, options: lse + 1.0 * bool(when(q, k, options)))
+    return candidates.attending(
+        of_lse=lambda lse, q, k, options: lse + 1.0 * bool(when(q, k, options))
+    )
 
 
 def period(axis, length):
@@ -357,7 +348,7 @@ def last_bit_of_dv(found, given, calls=Counting()):  # noqa: B008
 
 
 def table():
-    for name, *rest in rows("wrong_candidates.txt"):
+    for name, *rest in candidates.rows("wrong_candidates.txt"):
         long = [pytest.mark.long] * name.endswith(" (long)")
         yield pytest.param(*rest, id=name, marks=long)
 
@@ -387,5 +378,5 @@ def test_wrong_candidates_fail(fn, words, checks, said, monkeypatch):
     [x for x in table() if " behind" in x.id or "gradient of" in x.id],
 )
 def test_mistakes_of_options_fail_no_other_check(fn, words, checks, said):
-    names = ("gradients_of_dropout", "factors_of") if "dropout" in words else OF_OPTIONS
+    names = ("gradients_of_dropout", "factors_of") if "dropout" in words else candidates.OF_OPTIONS
     assert failures(checked(declared(fn, words, globals()), *names)) == {*checks.split()}

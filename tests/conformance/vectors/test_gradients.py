@@ -9,15 +9,7 @@ from refattn.conformance.defects import MUTANTS, VARIANTS
 from refattn.conformance.vectors.cases import GRADIENTS
 from tests.conformance.candidates import rows
 from tests.conformance.vectors import running
-from tests.conformance.vectors.running import (
-    catalogued,
-    error,
-    missed,
-    of_file,
-    only,
-    package,
-    takes,
-)
+from tests.conformance.vectors.running import catalogued, missed, of_file, only, package
 
 LONG = np.longdouble
 BACK = [m for m in MUTANTS if "vjp" in m.capabilities and "dropout" not in m.capabilities]
@@ -78,7 +70,7 @@ def test_what_nothing_moves_is_exactly_0(cases):
 
 
 def of_estimator(cases, entry):
-    chosen = [case for case in cases if case.estimator == entry.estimator and takes(case)]
+    chosen = [case for case in cases if case.estimator == entry.estimator and running.takes(case)]
     return [only(case, "out", "dq", "dk", "dv") for case in chosen]
 
 
@@ -135,7 +127,7 @@ def test_every_gradient_counts(cases):
     for case in cases:
         for name in set(case.expected) - {"out", "lse"}:
             zero = {name: np.zeros_like(case.expected[name])}
-            lost = error(only(case, name), lambda zero=zero, **x: zero, "float64", 1e-3) > 1
+            lost = running.error(only(case, name), lambda zero=zero, **x: zero, "float64", 1e-3) > 1
             assert lost or "BASIC" not in case.flags or (case.estimator, name) == ("ra", "dq")
 
 

@@ -7,18 +7,8 @@ from refattn.conformance import vectors
 from refattn.conformance.defects import MUTANTS
 from refattn.conformance.vectors import recipes
 from tests.conformance.candidates import BY_NAME
-from tests.conformance.vectors.running import (
-    FILES,
-    catalogued,
-    changed,
-    error,
-    forward,
-    missed,
-    of_file,
-    package,
-    spoilt,
-    without,
-)
+from tests.conformance.vectors import running
+from tests.conformance.vectors.running import forward, missed, of_file, package, spoilt, without
 from tests.conformance.vectors.translating import PACKAGE, row_sees, under
 from tests.libraries import driver
 
@@ -66,8 +56,8 @@ def normalised(out, x):
 
 
 MISTAKES = [  # other options have those of the catalogue
-    ("ALIBI", changed(P, slopes=lambda x: 0 * x["slopes"])),
-    ("ALIBI", changed(P, slopes=lambda x: 0 * x["slopes"] + x["slopes"][0])),
+    ("ALIBI", running.changed(P, slopes=lambda x: 0 * x["slopes"])),
+    ("ALIBI", running.changed(P, slopes=lambda x: 0 * x["slopes"] + x["slopes"][0])),
     ("ALIBI", other_distance(lambda i, j, n, m: j - i - (m - n))),
     ("ALIBI", other_distance(lambda i, j, n, m: abs(j - i))),
     ("DROPOUT", without(P, "dropout")),
@@ -108,7 +98,7 @@ def plain(cases):
 
 
 def test_another_style_meets_them(options):
-    right = catalogued(BY_NAME["softmax-options"])
+    right = running.catalogued(BY_NAME["softmax-options"])
     assert not any(missed(case, right) for case in plain(options))
 
 
@@ -117,12 +107,12 @@ def test_defects_miss_some(entry, options):
     """Of the flag that has the name of the option."""
     flag = entry.name.split("-")[1].upper().replace("SINK", "SINKS").replace("SINKSS", "SINKS")
     chosen = [case for case in plain(options) if {flag, "TILE"} & {*case.flags}]
-    caught = any(missed(case, catalogued(entry)) for case in chosen)
+    caught = any(missed(case, running.catalogued(entry)) for case in chosen)
     assert caught != (entry.name in TOO_SMALL)
 
 
 def test_every_flag_of_options_has_a_mistake(options, every):
-    known = {flag for case in every if FILES[case.id] == "softmax" for flag in case.flags}
+    known = {flag for case in every if running.FILES[case.id] == "softmax" for flag in case.flags}
     used = {flag for case in options for flag in case.flags} - known
     assert used == {flag for flag, _ in MISTAKES} | {"SOFTCAP", "SINKS", "BIAS"}
     assert used | known | {"CONVENTION"} <= set(vectors.FLAGS)
@@ -159,7 +149,7 @@ def test_torch_meets_what_a_float_mask_can_say(options):
         others = {"softcap", "return_lse"} & case.arguments.keys()
         others |= {"sinks", "dropout"} & case.inputs.keys()
         if not others and case.arguments["scale"] is None and "float32" in case.tolerance:
-            assert error(case, run, "float32") <= 1, case.id
+            assert running.error(case, run, "float32") <= 1, case.id
             count += 1
     assert count > 60
 

@@ -10,22 +10,12 @@ from refattn.conformance import vectors
 from refattn.conformance.vectors import recipes, solving
 from tests.conformance.candidates import BY_NAME, rows
 from tests.conformance.vectors import running
-from tests.conformance.vectors.running import (
-    catalogued,
-    changed,
-    error,
-    forward,
-    missed,
-    of_file,
-    package,
-    takes,
-    without,
-)
+from tests.conformance.vectors.running import catalogued, changed, missed, package, takes
 
 
 @pytest.fixture(scope="module")
 def cases(every):
-    return forward(of_file(every, *vectors.ESTIMATORS))
+    return running.forward(running.of_file(every, *vectors.ESTIMATORS))
 
 
 def test_half_precision_can_meet_its_vectors(cases):
@@ -34,9 +24,9 @@ def test_half_precision_can_meet_its_vectors(cases):
     narrow = catalogued(BY_NAME["softmax"])
     assert len(half) >= 3
     for case in half:
-        assert error(case, narrow, "float16") <= 1
+        assert running.error(case, narrow, "float16") <= 1
         if "MASK" in case.flags or "CAUSAL" in case.flags:
-            assert error(case, without(narrow, "mask", "causal"), "float16") > 1
+            assert running.error(case, running.without(narrow, "mask", "causal"), "float16") > 1
     assert sum("bfloat16" in c.tolerance for c in cases) >= 10
 
 
