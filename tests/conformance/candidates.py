@@ -44,6 +44,10 @@ def catalogued(name, **tags):
     return Adapter(entry.fn, entry.estimator, capabilities, {**entry.tags, **tags}, name)
 
 
+def entry(name):
+    return BY_NAME[name].fn
+
+
 def expanded(line):
     """The rows that a line with <a/b> stands for."""
     for choices in re.findall(r"<([\w.-]+(?:/[\w.-]+)+)>", line):
@@ -342,9 +346,20 @@ def causal_ra(q, k, v, **options):
     return RA(q, k, v, causal=True, **given)
 
 
-def top_left(q, k, v):
-    """Always causal, aligned at the first token."""
-    return refattn.softmax_attention(q, k, v, mask=np.tri(q.shape[-2], k.shape[-2], dtype=bool))
+def at_first_token(q, k, v, options):
+    """Causal attention is aligned there."""
+    if options.pop("causal", False):
+        options["mask"] = np.tri(q.shape[-2], k.shape[-2], dtype=bool) & options.get("mask", True)
+    return q, k, v, options
+
+
+def inverted(q, k, v, options):
+    return q, k, v, options | ({"mask": ~options["mask"]} if "mask" in options else {})
+
+
+def times_root(sign):
+    """Scores times the root of d, or over it."""
+    return lambda q, k, v, options: (q * q.shape[-1] ** (0.5 * sign), k, v, options)
 
 
 def summaries(causal_always=False, top_left=False):

@@ -129,10 +129,6 @@ def test_defects_fail(mutant, name, monkeypatch):
 # Those that are written here, of which `wrong_candidates.txt` is the table.
 
 
-def entry(name):
-    return BY_NAME[name].fn
-
-
 def broken(result):
     return lambda q, k, v: result(refattn.softmax_attention(q, k, v))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from refattn.conformance.candidate.adapter import CHOICES
-from tests.conformance.candidates import OF_OPTIONS, SEES, attending, checked, of
+from tests.conformance.candidates import OF_OPTIONS, SEES, at_first_token, attending, checked, of
 
 WINDOWS = CHOICES["window"]
 
@@ -20,10 +20,7 @@ def moved(tag, corner):
             least = -np.inf if left is None else ("exclusive" in tag) - left
             seen = (ahead >= least) & (ahead <= (np.inf if right is None else right))
             options["mask"] = seen & options.get("mask", True)
-        if options.get("causal") and corner == "top-left":
-            del options["causal"]
-            options["mask"] = np.tri(n, m, dtype=bool) & options.get("mask", True)
-        return options
+        return options if corner == "bottom-right" else at_first_token(q, k, None, options)[-1]
 
     return attending(before)
 
