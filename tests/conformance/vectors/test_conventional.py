@@ -9,7 +9,6 @@ import pytest
 from refattn.conformance import CONVENTIONS
 from refattn.conformance.conventions import OPTIONS, Run
 from refattn.conformance.vectors import Convention, conventional
-from refattn.conformance.vectors.cases import GRADIENTS
 from tests.conformance.vectors.running import error, forward, of_file, only
 from tests.conformance.vectors.translating import PACKAGE, under
 from tests.libraries import driver
@@ -31,22 +30,6 @@ def groups_of(option, cases):
         if case.convention is not None and case.convention.option == option:
             found.setdefault(case.convention.value, []).append(case)
     return found
-
-
-def test_gradients_of_a_cap_after_the_bias(conventions):
-    """By central differences: the package has no such cap."""
-    said = {"softcap": "after-bias"}
-    (case,) = (c for c in conventions if "d_out" in c.inputs and told(c) == said)
-    x = {name: value.astype(np.longdouble) for name, value in case.inputs.items()}
-    d_out, h = x.pop("d_out"), np.longdouble(2) ** -16
-    for name in x:
-        way = np.cos(np.arange(x[name].size, dtype=np.longdouble)).reshape(x[name].shape)
-        up, down = (
-            under(said)(**x | {name: x[name] + s * way}, **case.arguments)["out"] for s in (h, -h)
-        )
-        want = np.sum(case.expected[GRADIENTS[name]] * way)
-        size = np.max(case.size[GRADIENTS[name]]) * way.size
-        assert abs(np.sum(d_out * (up - down)) / (2 * h) - want) <= 1e-8 * size, name
 
 
 def test_every_value_of_every_option_has_a_group(conventions):

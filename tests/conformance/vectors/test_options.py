@@ -1,121 +1,20 @@
-"""Golden vectors of options and tiles: mistakes miss them."""
+"""Golden vectors of options and tiles, and how vectors are made."""
 
 import numpy as np
 import pytest
 
 from refattn.conformance import vectors
-from refattn.conformance.defects import MUTANTS
-from refattn.conformance.vectors import recipes
+from refattn.conformance.vectors import recipes, solving
 from tests.conformance.candidates import BY_NAME
 from tests.conformance.vectors import running
-from tests.conformance.vectors.running import forward, missed, of_file, package, spoilt, without
-from tests.conformance.vectors.translating import PACKAGE, row_sees, under
+from tests.conformance.vectors.running import catalogued, error, forward, without
+from tests.conformance.vectors.translating import PACKAGE, row_sees
 from tests.libraries import driver
 
 
 @pytest.fixture(scope="module")
 def options(every):
-    """Of all options and tiles, with gradients and without: the package's conventions."""
-    return of_file(every, "softmax-options", "softmax-tiles")
-
-
-P = package("softmax")
-
-
-def other_distance(of):
-    """Slopes times a function of the places of queries and keys, and how many there are."""
-
-    def run(slopes, q, k, **given):
-        n, m = q.shape[-2], k.shape[-2]
-        distance = of(np.arange(n)[:, None], np.arange(m), n, m)
-        bias = -slopes[:, None, None] * distance.astype(q.dtype)
-        return P(q=q, k=k, bias=bias, **given)
-
-    return run
-
-
-def cut(name, count):
-    """Queries or keys in tiles of `count`, of which the last is lost if it is not whole."""
-
-    def whole(x):
-        return np.arange(len(x)) < len(x) // count * count
-
-    if name == "q":
-        return spoilt(P, out=lambda out, x: np.where(whole(out)[:, None], out, 0))
-    return lambda **x: P(**x, mask=whole(x["k"]))
-
-
-def lse_without_maximum(lse, x):
-    k = np.repeat(x["k"], len(x["q"]) // len(x["k"]), axis=0) if x["q"].ndim > 2 else x["k"]
-    top = np.max(x["q"] @ k.swapaxes(-1, -2), -1) * x["q"].shape[-1] ** -0.5
-    return lse - np.where(np.isfinite(lse), top, 0)
-
-
-def normalised(out, x):
-    return out / np.maximum(P(**x | {"v": np.ones_like(x["v"][..., :1])})["out"], 1e-9)
-
-
-MISTAKES = [  # other options have those of the catalogue
-    ("ALIBI", running.changed(P, slopes=lambda x: 0 * x["slopes"])),
-    ("ALIBI", running.changed(P, slopes=lambda x: 0 * x["slopes"] + x["slopes"][0])),
-    ("ALIBI", other_distance(lambda i, j, n, m: j - i - (m - n))),
-    ("ALIBI", other_distance(lambda i, j, n, m: abs(j - i))),
-    ("DROPOUT", without(P, "dropout")),
-    ("DROPOUT", spoilt(P, out=normalised)),
-    ("LSE", spoilt(P, lse=lambda lse, x: without(P, "sinks")(**x)["lse"])),
-    ("LSE", spoilt(P, lse=lse_without_maximum)),
-    ("LSE", spoilt(P, lse=lambda lse, x: np.maximum(lse, np.finfo(np.float32).min))),
-    *(("TILE", cut(name, count)) for name in "qk" for count in (16, 32, 64, 128)),
-    ("TILE", under({"causal": "top-left"})),
-    ("TILE", under({"window": "inclusive, top-left"})),
-    ("WINDOW", under({"window": "exclusive, bottom-right"})),
-]
-
-
-@pytest.mark.parametrize("index", range(len(MISTAKES)))
-def test_flags_catch_what_they_name(index, options):
-    flag, wrong = MISTAKES[index]
-    named = [case for case in forward(options) if flag in case.flags]
-    for dtype in ("float32", "float64"):
-        assert any(missed(c, wrong, (dtype,)) for c in named)
-
-
-DEFECTS = [m for m in MUTANTS if "sinks" in m.capabilities and "vjp" not in m.capabilities]
-TOO_SMALL = {  # those of the catalogue that no vector can show, with what it would take
-    "softmax-sink-for-each-block": "sinks and more than 64 keys",
-    "softmax-bias-of-first-batch": "a batch of heads",
-}
-
-
-def plain(cases):
-    """Those without what implementations of the catalogue do not take."""
-    others = {"slopes", "dropout", "return_lse"}
-    return [
-        case
-        for case in forward(cases)
-        if case.arguments["scale"] is None and not others & {*case.inputs, *case.arguments}
-    ]
-
-
-def test_another_style_meets_them(options):
-    right = running.catalogued(BY_NAME["softmax-options"])
-    assert not any(missed(case, right) for case in plain(options))
-
-
-@pytest.mark.parametrize("entry", DEFECTS, ids=lambda m: m.name)
-def test_defects_miss_some(entry, options):
-    """Of the flag that has the name of the option."""
-    flag = entry.name.split("-")[1].upper().replace("SINK", "SINKS").replace("SINKSS", "SINKS")
-    chosen = [case for case in plain(options) if {flag, "TILE"} & {*case.flags}]
-    caught = any(missed(case, running.catalogued(entry)) for case in chosen)
-    assert caught != (entry.name in TOO_SMALL)
-
-
-def test_every_flag_of_options_has_a_mistake(options, every):
-    known = {flag for case in every if running.FILES[case.id] == "softmax" for flag in case.flags}
-    used = {flag for case in options for flag in case.flags} - known
-    assert used == {flag for flag, _ in MISTAKES} | {"SOFTCAP", "SINKS", "BIAS"}
-    assert used | known | {"CONVENTION"} <= set(vectors.FLAGS)
+    return running.of_options(every)
 
 
 def test_edges_of_tiles(options):
@@ -149,7 +48,7 @@ def test_torch_meets_what_a_float_mask_can_say(options):
         others = {"softcap", "return_lse"} & case.arguments.keys()
         others |= {"sinks", "dropout"} & case.inputs.keys()
         if not others and case.arguments["scale"] is None and "float32" in case.tolerance:
-            assert running.error(case, run, "float32") <= 1, case.id
+            assert error(case, run, "float32") <= 1, case.id
             count += 1
     assert count > 60
 
@@ -167,3 +66,23 @@ def test_ids_say_what_was_drawn():
         assert ("causal" in words) >= recipe.arguments["causal"]
         assert ("gradient" in words) == ("d_out" in recipe.inputs)
         assert ("lse" in words) >= ("d_lse" in recipe.inputs)
+
+
+def test_half_precision_can_meet_its_vectors(every):
+    """Arithmetic in float16 throughout."""
+    cases = forward(running.of_file(every, *vectors.ESTIMATORS))
+    half = [c for c in cases if "float16" in c.tolerance and c.estimator == "softmax"]
+    narrow = catalogued(BY_NAME["softmax"])
+    assert len(half) >= 3
+    for case in half:
+        assert error(case, narrow, "float16") <= 1
+        if "MASK" in case.flags or "CAUSAL" in case.flags:
+            assert error(case, without(narrow, "mask", "causal"), "float16") > 1
+    assert sum("bfloat16" in c.tolerance for c in cases) >= 10
+
+
+def test_digits_that_are_not_determined_are_refused(monkeypatch):
+    recipe = next(r for r in recipes.all_recipes() if r.id == "moments-basic-float64")
+    monkeypatch.setattr(solving, "PRECISIONS", (20, 80))
+    with pytest.raises(ValueError, match="is not determined to 30 digits"):
+        solving.solved(recipe)
