@@ -1,6 +1,5 @@
 """Candidates of the checks, made of the package's functions by what is changed in them."""
 
-import math
 import os
 import re
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import refattn
-from refattn import attend, kernels, moments, naive, sampling, softmax_attention, vjp
+from refattn import attend, kernels, moments, sampling, softmax_attention, vjp
 from refattn.conformance import Adapter, check, checks_of
 from refattn.conformance.defects import MUTANTS, VARIANTS
 from refattn.estimators.key_sampling import draw_keys
@@ -263,10 +262,9 @@ def kernel(x, y, *, num_features=None, seed=None, omega=None):
     return kernels.estimate(x, y, omega)
 
 
-def rfa_of_moments(q, k, v, *, mean=None, cov=None, **options):
+def rfa_of_moments(q, k, v, *, mean=None, cov=None, seed, **options):
     proposal = None if mean is None else sampling.Gaussian(mean, cov)
-    options["rng"] = options.pop("seed")
-    return refattn.random_feature_attention(q, k, v, proposal=proposal, **options)
+    return refattn.random_feature_attention(q, k, v, proposal=proposal, rng=seed, **options)
 
 
 RFA, LARA = refattn.random_feature_attention, refattn.linear_randomized_attention
@@ -287,15 +285,11 @@ def given_keys(name):
 # Those that take some problems only, and are asked no others.
 
 
-def only(condition):
-    if not condition:
-        raise ValueError("not taken")
-
-
 def limited(taken, fn=refattn.softmax_attention, **fixed):
-    def attention(q, k, v, **options):
-        only(taken(q, k, v))
-        return fn(q, k, v, **options, **fixed)
+    def attention(*arrays, **options):
+        if not taken(*arrays):
+            raise ValueError("not taken")
+        return fn(*arrays, **options, **fixed)
 
     return attention
 
@@ -329,21 +323,11 @@ def small(q, k, v):
 
 def seeded(fn):
     """With `seed` for `rng`."""
-    return lambda *arrays, seed, **options: fn(*arrays, rng=seed, **options)
 
+    def attention(*arrays, **options):
+        return fn(*arrays, **{"rng" if x == "seed" else x: y for x, y in options.items()})
 
-def shifted(q, k, v, *, num_features, seed, mean=None, cov=None):
-    only(q.shape[-1] == 16)
-    omega = np.random.default_rng(seed).standard_normal((num_features, 16))
-    if mean is not None:
-        omega = mean + omega @ np.linalg.cholesky(cov).T
-    return RFA(q, k, v, omega=omega)
-
-
-def causal_ra(q, k, v, **options):
-    only(q.shape[-1] == 8)
-    given = {"rng" if name == "seed" else name: x for name, x in options.items()}
-    return RA(q, k, v, causal=True, **given)
+    return attention
 
 
 def at_first_token(q, k, v, options):
@@ -407,21 +391,18 @@ def ra_with_epsilon(q, k, v, *, num_samples, seed):
     return np.mean(weight / np.sum(weight, -1, keepdims=True), -2) @ v
 
 
-def half_waves(q, k, v, *, omega, causal=False):
-    """Of some thousand queries at one seed, one has a mean of 78,539.7 by its formula."""
-    wide = (x.astype(np.float64) for x in (q, k, v))
-    options = {"features": "trigonometric", "omega": omega, "causal": causal}
-    return naive.random_feature_attention(*wide, **options).astype(np.float16)
+def widened(fn, dtype=np.float64):
+    """Computed in a wider dtype, and rounded once."""
+
+    def attention(*arrays, **options):
+        return fn(*(x.astype(dtype) for x in arrays), **options).astype(arrays[0].dtype)
+
+    return attention
 
 
 def half_moments(x):
     wide = x.astype(np.float64)
     return moments.estimate(wide).mean.astype(x.dtype), moments.estimate(wide).cov.astype(x.dtype)
-
-
-def in_float32(q, k, v):
-    wide = (x.astype(np.float32) for x in (q, k, v))
-    return naive.softmax_attention(*wide).astype(q.dtype)
 
 
 def with_epsilon(q, k, v, *, d_out=None):
@@ -456,12 +437,6 @@ def drawing(estimator):
         return pulled(SAMPLED)(q, k, v, d_out=d_out, **drawn._asdict(), **options)
 
     return attention
-
-
-base_2 = attending(
-    of_lse=lambda lse, *_: lse / math.log(2),
-    of_back=lambda d_lse, _: None if d_lse is None else d_lse / math.log(2),
-)
 
 
 # Those that scripts of failures import.

@@ -137,12 +137,6 @@ def raising(q, k, v):
     raise RuntimeError("no\nGPU")
 
 
-def scribbling(q, k, v):
-    out = refattn.softmax_attention(q, k, v)
-    k *= 2
-    return out
-
-
 def every_64th(out, *_):
     out[..., 63::64, :] = out[..., 62::64, :][..., : out[..., 63::64, :].shape[-2], :]
     return out
@@ -154,11 +148,6 @@ def rows_of_groups(seen, q, k, options):
     mask = True if options.get("mask") is None else options["mask"]
     odd = np.arange(q.shape[-3])[:, None, None] % 2 == 1 if shared else False
     return np.where(odd, mask, seen)
-
-
-def first_rows_of_mask(seen, *_):
-    """A mask is read anew for each 64 queries."""
-    return seen[..., np.arange(seen.shape[-2]) % 64, :]
 
 
 def state_of_last_head(out, q, k, v, options):
@@ -174,28 +163,6 @@ def one_stride(q, k, v, options):
     if v.strides != k.strides and v.shape == k.shape:
         v = np.ascontiguousarray(np.swapaxes(v, -1, -2)).reshape(v.shape)
     return q, k, v, options
-
-
-def mask_as_it_lies(q, k, v, options):
-    mask = options.get("mask")
-    return q, k, v, {} if mask is None else {"mask": mask.ravel("K").reshape(mask.shape)}
-
-
-def late_coordinate(q, k, v, options):
-    return np.where(np.arange(q.shape[-1]) < 40, q, 0.0), k, v, options
-
-
-def one_key_ahead(q, k, v, options):
-    n, m = q.shape[-2], k.shape[-2]
-    return q, k, v, {"mask": np.tri(n, m, m - n + 1, dtype=bool) & options.get("mask", True)}
-
-
-def half_empty(v):
-    return np.where(np.arange(v.shape[-1]) % 2, np.nan, 0.0)
-
-
-def adding(q, k, v, mask=True):
-    return candidates.averaged(candidates.scores(q, k) + np.where(mask, 0.0, -np.inf), v)
 
 
 OMEGA = np.random.default_rng(0).standard_normal((32, 8))
@@ -218,10 +185,6 @@ def by_head(q, num_features, seed):
 # Options and log normalisers, forth and back.
 
 
-def wider_cap(options):
-    return options | ({"softcap": 2 * options["softcap"]} if "softcap" in options else {})
-
-
 def of_one(name, change):
     """Edits the cotangent of a bias or of sinks."""
 
@@ -231,12 +194,6 @@ def of_one(name, change):
             found[4 + names.index(name)] = change(found[4 + names.index(name)])
 
     return edit
-
-
-def raw(lse, *_):
-    """Without a maximum."""
-    with np.errstate(all="ignore"):
-        return np.log(np.exp(lse))
 
 
 def more_when(when):
@@ -261,25 +218,6 @@ def halved(part, when):
         found[part] = found[part] * (0.5 if when(given) else 1.0)
 
     return change
-
-
-def as_contiguous(found, given):
-    """Read d_out without its strides."""
-    if not given["d_out"].flags.c_contiguous:
-        found[2] = found[2][..., ::-1, :]
-
-
-def write_to_d_out(found, given):
-    given["d_out"][...] = 0.0
-
-
-def nan_of_hidden(found, given):
-    if "mask" in given:
-        found[1] = found[1] + 0.0 * given["k"].sum()
-
-
-def clamped(found, given):
-    found[2] = np.where(given["k"] < -15, 0.0, found[2])
 
 
 class Counting:
@@ -337,10 +275,6 @@ def last_bit(when, every=2):
     return changed(
         after=lambda out, q, k, v, options: out * (1 + 2.0**-52 * (when(q, k, options) and calls()))
     )
-
-
-def last_bit_of_dv(found, given, calls=Counting()):  # noqa: B008
-    found[3] = found[3] * (1 + 2.0**-52 * calls())
 
 
 def table():
