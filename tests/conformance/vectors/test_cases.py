@@ -1,15 +1,18 @@
-"""The package meets every golden vector, in every dtype that it computes."""
+"""The package meets every golden vector, in every dtype; hard ones and ids are what they say."""
+
+import re
 
 import numpy as np
 import pytest
 
 from refattn import attend, naive
 from refattn.conformance import vectors
+from refattn.conformance.vectors import Convention, hard, meanings
 from tests.conformance.vectors.running import error, forward, of_file, only, package
 from tests.conformance.vectors.translating import under
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
-AFTER_BIAS = vectors.Convention("softcap", "after-bias")
+AFTER_BIAS = Convention("softcap", "after-bias")
 
 
 def checked(case, run, dtype, record_accuracy, most=1.0):
@@ -60,3 +63,75 @@ def test_there_are_enough_cases(every):
         assert {"d_bias", "d_sinks", "lse"} < names
     said = {case.convention.option for case in back if case.convention is not None}
     assert said == {"causal", "window", "softcap"}
+
+
+# --- those that lose digits
+
+
+def narrowed(*names):
+    """A dense softmax with some of its steps in float32."""
+
+    def cast(name, x):
+        return x.astype(np.float32).astype(x.dtype) if name in names else x
+
+    def run(q, k, v, scale, causal):
+        scores = cast("scores", q @ k.T * q.shape[-1] ** -0.5)
+        weights = cast("weights", np.exp(scores - scores.max(-1, keepdims=True)))
+        return cast("weights", weights / weights.sum(-1, keepdims=True)) @ cast("values", v)
+
+    return run
+
+
+CAUGHT = {
+    "scores": {"cancelling", "large", "means", "sink", "tie", "values"},
+    "weights": {"cancelling", "large", "means", "tie", "values"},
+    "values": {"cancelling", "equal", "large", "means", "tie", "values"},
+}
+
+
+@pytest.mark.parametrize("step", CAUGHT)
+def test_hard_cases_catch_narrow_steps(step, every):
+    cases = of_file(every, "softmax-hard")
+    assert all(error(case, narrowed()) <= 1 for case in cases)
+    assert all(c.flags == ("HARD",) and set(c.tolerance) == {"float64"} for c in cases)
+    caught = {case.id.split("-")[2] for case in cases if error(case, narrowed(step)) > 1}
+    assert caught >= CAUGHT[step]
+
+
+def test_levels_say_how_many_digits_are_lost(every):
+    """Of the median entry, in a plain evaluation: about 3 a level."""
+    cases = of_file(every, "softmax-hard")
+    for case, known in zip(cases, hard.CASES, strict=True):
+        got = narrowed()(**case.inputs, **case.arguments)
+        off = abs(got - case.expected["out"] - case.expected_low["out"])
+        digits = np.log10(np.median(off / abs(case.expected["out"])) * 2.0**53)
+        assert case.id == known.label
+        assert 3 * known.level - 2 <= digits <= 3 * known.level + 2, case.id
+
+
+# --- ids
+
+
+def test_ids_never_change_their_meaning(every):
+    """A new id is added to ids.json; what is there stays, also of cases that are no more."""
+    known = meanings.known()
+    assert {case.id: meanings.meaning(case) for case in every}.items() <= known.items()
+    assert len(set(known.values())) == len(known)
+    assert all(re.fullmatch("[0-9a-f]{64}", x) for x in known.values())
+
+
+def test_meanings_see_everything(every):
+    (case,) = (c for c in every if c.id == "softmax-window-left1-right0-n6-m6-d4-dv3-float32")
+    q = case.inputs["q"].copy()
+    q[0, 0] = np.nextafter(q[0, 0], 9)
+    others = [
+        case._replace(inputs=case.inputs | {"q": q}),
+        case._replace(inputs=case.inputs | {"q": case.inputs["q"].reshape(8, 3)}),
+        case._replace(inputs=case.inputs | {"mask": np.ones(6, bool)}),
+        case._replace(arguments=case.arguments | {"window": (1, 1)}),
+        case._replace(convention=Convention("window", "inclusive, top-left")),
+        case._replace(convention=Convention("window", "exclusive, top-left")),
+    ]
+    assert len({meanings.meaning(x) for x in (case, *others)}) == 1 + len(others)
+    same = case._replace(comment="", flags=(), cond=0.0, group="")
+    assert meanings.meaning(same) == meanings.meaning(case)
