@@ -208,9 +208,6 @@ def period(axis, length):
     return lambda u: np.take(u, np.arange(u.shape[axis]) % length, axis) if u.ndim > 2 else u
 
 
-# Gradients.
-
-
 def halved(part, when):
     """One of the output and the cotangents is halved where `when(**given)` holds."""
 
@@ -247,9 +244,6 @@ def once(found, given):
     """What a key takes of its places is not added."""
     counts = np.sum(given["indices"][..., None] == np.arange(given["k"].shape[-2]), -2)
     found[3] = found[3] / np.maximum(counts, 1)[..., None]
-
-
-# The last bit.
 
 
 def split(pieces):

@@ -49,9 +49,6 @@ def test_effects(row):
     assert np.allclose(eval(got, names), eval(want, names), rtol=rtol, atol=atol)
 
 
-# --- random frequencies ---------------------------------------------------------------------------
-
-
 def test_moments_that_are_not_used_as_they_should():
     keys = np.concatenate([np.zeros((1, 3)), np.eye(3)]) * 3**0.25
     options = {"num_features": 1, "mean": np.full(3, 2.0), "cov": 4 * np.eye(3)}
@@ -63,9 +60,6 @@ def test_moments_that_are_not_used_as_they_should():
         omega = logits(np.concatenate(out)) + 0.5
         np.testing.assert_allclose(omega.mean(0), location, atol=0.1 * scale)
         np.testing.assert_allclose(omega.std(0), scale, rtol=0.1)
-
-
-# --- randomized attention -------------------------------------------------------------------------
 
 
 # The logit of the weight of the first of two keys has a law with two normal components: their

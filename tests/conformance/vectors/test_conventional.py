@@ -60,9 +60,6 @@ def test_every_other_convention_fails(option, dtype, conventions):
             assert fails == (other != value), (value, other)
 
 
-# --- libraries ------------------------------------------------------------------------------------
-
-
 def batched(x):
     return x[(None,) * (4 - x.ndim)]
 
@@ -110,9 +107,6 @@ def test_libraries_meet_their_groups(name, option, conventions):
         if all(error(case, partial(by_library, name), "float32") <= 1 for case in few):
             met.append(value)
     assert met == [CONVENTIONS[name].cells[option].value]
-
-
-# --- what the files say ---------------------------------------------------------------------------
 
 
 def test_groups_carry_their_convention_and_libraries(folders):

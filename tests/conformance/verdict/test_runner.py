@@ -31,9 +31,6 @@ def waiting(seconds, fn=plain):
     return slow
 
 
-# Time
-
-
 @pytest.mark.long
 def test_a_slow_candidate_is_given_fewer_seeds_within_its_time_limit():
     slow = waiting(0.005, candidates.seeded(refattn.random_feature_attention))
@@ -149,9 +146,6 @@ def test_progress_is_followed_check_by_check():
 
     check(plain, checks=["contract", "value_length"], track=track, **SOFTMAX)
     assert seen == ["contract", "done", "value_length", "done"]
-
-
-# What comes of it
 
 
 def test_a_run_stops_where_every_call_raises():
@@ -296,9 +290,6 @@ def test_pytest_parametrisation():
     message = "range: wrong at extreme inputs only\nthe tag max_logit bounds what is asked\n"
     with pytest.raises(AssertionError, match=message):
         narrow["narrow-extreme_logits"]()
-
-
-# Command line
 
 
 PRINTING = """
