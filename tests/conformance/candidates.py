@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import refattn
-from refattn import attend, kernels, moments, sampling, softmax_attention, vjp
+from refattn import attend, kernels, moments, naive, sampling, softmax_attention, vjp
 from refattn.conformance import Adapter, check, checks_of
 from refattn.conformance.defects import MUTANTS, VARIANTS
 from refattn.estimators.key_sampling import draw_keys
@@ -119,10 +119,7 @@ def seeing(hide):
     """Exact attention in which a query sees what `hide(seen, q, k, options)` leaves."""
 
     def before(q, k, v, options):
-        n, m = q.shape[-2], k.shape[-2]
-        diagonal = m - n if options.get("causal") else m
-        mask = True if options.get("mask") is None else options["mask"]
-        return q, k, v, {"mask": hide(mask & np.tri(n, m, diagonal, dtype=bool), q, k, options)}
+        return q, k, v, {"mask": hide(naive.visible(q, k, **options), q, k, options)}
 
     return changed(before)
 
@@ -179,9 +176,9 @@ def dropping(draw=lambda u: u, behind=lambda factors, q, k, options: factors):
     def attention(q, k, v, *, dropout=0.0, seed=0, d_out=None, **options):
         u = draw(np.random.default_rng(seed).random((*q.shape[:-1], k.shape[-2])))
         factors = (u >= dropout) / (1 - dropout)
-        if d_out is None:
-            return softmax_attention(q, k, v, dropout=factors, **options)
         out = softmax_attention(q, k, v, dropout=factors, **options)
+        if d_out is None:
+            return out
         factors = behind(factors, q, k, options)
         return (out, *vjp(softmax_attention, q, k, v, dropout=factors, **options)[1](d_out)[:3])
 
@@ -203,23 +200,22 @@ def emptied(value, of_lse=-np.inf):
     return attention
 
 
-def features(change=lambda phi, x: phi, omega=None, draw=None):
-    """Positive features, which `change(phi, exponents)` may edit; drawn anew unless given."""
+def features(phi=lambda x, keys: np.exp(x), omega=None, draw=None, normaliser=0.0):
+    """Positive features, `phi(exponents, whether of keys)`; drawn anew unless given."""
 
-    def attention(q, k, v, *, num_features=1, seed=0, **options):
-        given = options.get("omega", omega)
-        if given is None and draw is not None:
-            given = draw(q, num_features, seed)
-        if given is None:
-            given = sampling.draw(num_features, q.shape[-1], rng=seed).omega
+    def attention(q, k, v, *, num_features=1, seed=0, omega=omega, mask=None, causal=False):
+        if omega is None and draw is not None:
+            omega = draw(q, num_features, seed)
+        if omega is None:
+            omega = sampling.draw(num_features, q.shape[-1], rng=seed).omega
         root = q.dtype.type(q.shape[-1] ** -0.25)
-        exponents = [
-            x @ given.T.astype(q.dtype) - np.sum(x * x, -1, keepdims=True) / 2
-            for x in (q * root, k * root)
-        ]
-        a, b = (change(np.exp(x), x) for x in exponents)
-        kernel = a @ np.swapaxes(b, -1, -2)
-        return (kernel @ v / np.sum(kernel, -1, keepdims=True)).astype(q.dtype)
+        a, b = (
+            phi(x @ omega.T.astype(q.dtype) - np.sum(x * x, -1, keepdims=True) / 2, keys)
+            for x, keys in ((q * root, False), (k * root, True))
+        )
+        w = a @ b.mT * naive.visible(q, k, mask=mask, causal=causal)
+        mass = np.sum(w, -1, keepdims=True)
+        return (w @ v / (np.where(mass == 0, 1.0, mass) + normaliser)).astype(q.dtype)
 
     return attention
 
@@ -227,21 +223,10 @@ def features(change=lambda phi, x: phi, omega=None, draw=None):
 def performer(feature=0.0, normaliser=0.0, axes=(-1,)):
     """Features stabilised by a maximum over `axes` of queries, with epsilons."""
 
-    def attention(q, k, v, *, omega=None, num_features=1, seed=0, causal=False, mask=None):
-        d = q.shape[-1]
-        omega = sampling.draw(num_features, d, rng=seed).omega if omega is None else omega
-        phi = []
-        for x, over in ((q * d**-0.25, axes), (k * d**-0.25, (-1, -2))):
-            y = x @ omega.T
-            y = y - np.sum(x * x, -1, keepdims=True) / 2 - np.max(y, over, keepdims=True)
-            phi.append(np.exp(y) + feature)
-        w = phi[0] @ np.swapaxes(phi[1], -1, -2)
-        n, m = w.shape[-2:]
-        w = w * np.tri(n, m, m - n if causal else m) * (1 if mask is None else mask)
-        mass = np.sum(w, -1, keepdims=True)
-        return (w @ v / (np.where(mass == 0, 1.0, mass) + normaliser)).astype(q.dtype)
+    def phi(x, keys):
+        return np.exp(x - np.max(x, (-1, -2) if keys else axes, keepdims=True)) + feature
 
-    return attention
+    return features(phi, normaliser=normaliser)
 
 
 def local(window=(8, 8), **fixed):
