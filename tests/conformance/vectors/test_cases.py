@@ -8,11 +8,13 @@ import pytest
 from refattn import attend, naive
 from refattn.conformance import vectors
 from refattn.conformance.vectors import Convention, hard, meanings, recipes, solving
+from refattn.conformance.vectors.cases import GRADIENTS
 from tests.conformance.candidates import BY_NAME
 from tests.conformance.vectors import running
 from tests.conformance.vectors.running import error, forward, of_file, only, package, without
 from tests.conformance.vectors.translating import PACKAGE, row_sees, under
 from tests.libraries import driver
+from tests.problems import slope
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
 AFTER_BIAS = Convention("softcap", "after-bias")
@@ -203,3 +205,62 @@ def test_digits_that_are_not_determined_are_refused(monkeypatch):
     monkeypatch.setattr(solving, "PRECISIONS", (20, 80))
     with pytest.raises(ValueError, match="is not determined to 30 digits"):
         solving.solved(recipe)
+
+
+@pytest.fixture(scope="module")
+def back(every):
+    plain = of_file(every, *vectors.ESTIMATORS)
+    return [case for case in plain if "d_out" in case.inputs]
+
+
+def test_gradients_that_the_package_does_not_have(every):
+    """By central differences: of proposals, and of a cap after the bias."""
+    cap, back = {"softcap": "after-bias"}, [case for case in every if "d_out" in case.inputs]
+    chosen = [(c, c.inputs, under(cap)) for c in back if c.convention == AFTER_BIAS]
+    chosen += [
+        (case, ["centres"], package("lara"))
+        for case in back
+        if "d_centres" in case.expected and "EXTREME" not in case.flags
+    ]
+    assert len(chosen) > 6
+    for case, names, run in chosen:
+        given = {**case.inputs, **case.arguments}
+        d_out = given.pop("d_out")
+        for name in {*names} - {"d_out"}:
+            x, part = given[name], GRADIENTS[name]
+            way = np.cos(np.arange(x.size, dtype=np.longdouble)).reshape(x.shape)
+            rest = {key: value for key, value in given.items() if key != name}
+            got = slope(lambda run=run, **x: run(**x)["out"], {name: x}, {name: way}, d_out, **rest)
+            most = 1e-8 * np.max(case.size[part]) * way.size
+            assert abs(got - np.sum(case.expected[part] * way)) <= most, (case.id, name)
+
+
+def test_what_nothing_moves_is_exactly_0(back):
+    for case in back:
+        mask = np.atleast_2d(case.inputs.get("mask", True))
+        for name, hidden in (("dk", ~mask.any(-2)), ("dv", ~mask.any(-2)), ("dq", ~mask.any(-1))):
+            x, size = case.expected[name], case.size[name]
+            rows = np.broadcast_to(hidden, x.shape[-2:-1])
+            assert not x[..., rows, :].any()
+            assert not np.broadcast_to(size, x.shape)[..., rows, :].any()
+        if {"constant", "one-key"} & set(case.id.split("-gradient-")[1].rsplit("-", 1)[:1]):
+            moved = {name for name, x in case.expected.items() if x.any()}
+            assert moved <= {"out", "lse", "dv"}
+    assert sum(not np.all(c.size["dk"]) for c in back) >= 3
+
+
+def test_every_gradient_counts(back):
+    """Each is missed if it is left out, but that of the queries of RA, which is 0."""
+    for case in back:
+        for name in set(case.expected) - {"out", "lse"}:
+            zero = {name: np.zeros_like(case.expected[name])}
+            lost = error(only(case, name), lambda zero=zero, **x: zero, "float64", 1e-3) > 1
+            assert lost or "BASIC" not in case.flags or (case.estimator, name) == ("ra", "dq")
+
+
+def test_names_of_gradients_go_with_what_is_given(every):
+    for case in every:
+        back = "d_out" in case.inputs
+        assert case.group.endswith("-gradients") == ("GRADIENT" in case.flags) == back
+        assert ("dq" in case.expected) == back
+        assert set(case.expected) - {"out", "lse", "mean", "cov"} <= set(GRADIENTS.values())

@@ -19,10 +19,6 @@ def conventions(every):
     return of_file(every, "softmax-conventions")
 
 
-def told(case):
-    return {} if case.convention is None else {case.convention.option: case.convention.value}
-
-
 def groups_of(option, cases):
     """Cases by the value of the option, of those that have it."""
     found = {}
