@@ -59,11 +59,6 @@ def ways(entry, lead):
     return [*found, own] if "omega" in entry.capabilities else found
 
 
-def given(estimator, n=8):
-    """The same for one head of size 4, of estimators that draw."""
-    return frequencies(estimator, (), n, 4) if estimator in COUNT else {}
-
-
 def probes(estimator, has):
     """Arguments, deterministic and seeded, that exercise the capabilities of an entry."""
     if estimator == "moments":

@@ -7,14 +7,14 @@ import pytest
 
 import refattn
 from tests.conformance.candidates import BY_NAME, rows
-from tests.conformance.defects.probes import given, tokens
+from tests.conformance.defects.probes import frequencies, tokens
 
 Q, K, V = tokens(6, 4), tokens(6, 4, seed=1), tokens(6, 3, seed=2)
 ONES, EYE = np.ones((6, 1)), np.eye(6)
 OMEGA = {"omega": tokens(5, 4, seed=3)}
 EMPTY = {"mask": np.arange(6) < np.arange(6)[:, None]}  # the first query sees no key
 HALF = {"mask": np.arange(6) < 3}
-LARA = given("lara", 6)
+LARA = frequencies("lara", (), 6, 4)
 ROOT = 4**-0.25
 LOW = np.full((1, 4), -20.0)  # of tiny features
 GROUPED = tokens(4, 5, 4), tokens(2, 5, 4, seed=1), tokens(2, 5, 3, seed=2)
