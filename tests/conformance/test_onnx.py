@@ -10,7 +10,6 @@ import pytest
 from refattn import softmax_attention
 from tests.libraries import run_onnx
 
-
 # A model of one node with what it takes and gives, by the names of the operator.
 Node = namedtuple("Node", "name attributes given wanted model")
 
