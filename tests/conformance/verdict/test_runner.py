@@ -58,16 +58,17 @@ def test_a_candidate_that_hangs_fails_and_costs_its_time_and_no_more(answers):
 
     def hanging(q, k, v):
         while not left:
-            pass
+            if answers:
+                time.sleep(0.01)
         left.pop()
         return plain(q, k, v)
 
     start = time.perf_counter()
-    report = check(hanging, time_limit=0.3, **SOFTMAX)
+    report = check(hanging, time_limit=0.2, **SOFTMAX)
     assert time.perf_counter() - start < 30
     (result,) = report.results
-    assert (result.status, result.summary) == ("FAIL", "expected an answer within 0.3 s; got none")
-    assert "time_limit=0.3)" in result.reproducer
+    assert (result.status, result.summary) == ("FAIL", "expected an answer within 0.2 s; got none")
+    assert "time_limit=0.2)" in result.reproducer
     assert check(plain, checks=FEW, **SOFTMAX).verdict == "PASS"
 
 
