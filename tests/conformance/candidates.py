@@ -1,6 +1,5 @@
 """Candidates of the checks, made of the package's functions by what is changed in them."""
 
-import math
 import os
 import re
 import subprocess
@@ -42,6 +41,10 @@ def catalogued(name, **tags):
     if entry.estimator == "lara":
         tags["centres"] = "chunks"
     return Adapter(entry.fn, entry.estimator, capabilities, {**entry.tags, **tags}, name)
+
+
+def entry(name):
+    return BY_NAME[name].fn
 
 
 def expanded(line):
@@ -116,10 +119,7 @@ def seeing(hide):
     """Exact attention in which a query sees what `hide(seen, q, k, options)` leaves."""
 
     def before(q, k, v, options):
-        n, m = q.shape[-2], k.shape[-2]
-        diagonal = m - n if options.get("causal") else m
-        mask = True if options.get("mask") is None else options["mask"]
-        return q, k, v, {"mask": hide(mask & np.tri(n, m, diagonal, dtype=bool), q, k, options)}
+        return q, k, v, {"mask": hide(naive.visible(q, k, **options), q, k, options)}
 
     return changed(before)
 
@@ -176,9 +176,9 @@ def dropping(draw=lambda u: u, behind=lambda factors, q, k, options: factors):
     def attention(q, k, v, *, dropout=0.0, seed=0, d_out=None, **options):
         u = draw(np.random.default_rng(seed).random((*q.shape[:-1], k.shape[-2])))
         factors = (u >= dropout) / (1 - dropout)
-        if d_out is None:
-            return softmax_attention(q, k, v, dropout=factors, **options)
         out = softmax_attention(q, k, v, dropout=factors, **options)
+        if d_out is None:
+            return out
         factors = behind(factors, q, k, options)
         return (out, *vjp(softmax_attention, q, k, v, dropout=factors, **options)[1](d_out)[:3])
 
@@ -200,23 +200,22 @@ def emptied(value, of_lse=-np.inf):
     return attention
 
 
-def features(change=lambda phi, x: phi, omega=None, draw=None):
-    """Positive features, which `change(phi, exponents)` may edit; drawn anew unless given."""
+def features(phi=lambda x, keys: np.exp(x), omega=None, draw=None, normaliser=0.0):
+    """Positive features, `phi(exponents, whether of keys)`; drawn anew unless given."""
 
-    def attention(q, k, v, *, num_features=1, seed=0, **options):
-        given = options.get("omega", omega)
-        if given is None and draw is not None:
-            given = draw(q, num_features, seed)
-        if given is None:
-            given = sampling.draw(num_features, q.shape[-1], rng=seed).omega
+    def attention(q, k, v, *, num_features=1, seed=0, omega=omega, mask=None, causal=False):
+        if omega is None and draw is not None:
+            omega = draw(q, num_features, seed)
+        if omega is None:
+            omega = sampling.draw(num_features, q.shape[-1], rng=seed).omega
         root = q.dtype.type(q.shape[-1] ** -0.25)
-        exponents = [
-            x @ given.T.astype(q.dtype) - np.sum(x * x, -1, keepdims=True) / 2
-            for x in (q * root, k * root)
-        ]
-        a, b = (change(np.exp(x), x) for x in exponents)
-        kernel = a @ np.swapaxes(b, -1, -2)
-        return (kernel @ v / np.sum(kernel, -1, keepdims=True)).astype(q.dtype)
+        a, b = (
+            phi(x @ omega.T.astype(q.dtype) - np.sum(x * x, -1, keepdims=True) / 2, keys)
+            for x, keys in ((q * root, False), (k * root, True))
+        )
+        w = a @ b.mT * naive.visible(q, k, mask=mask, causal=causal)
+        mass = np.sum(w, -1, keepdims=True)
+        return (w @ v / (np.where(mass == 0, 1.0, mass) + normaliser)).astype(q.dtype)
 
     return attention
 
@@ -224,21 +223,10 @@ def features(change=lambda phi, x: phi, omega=None, draw=None):
 def performer(feature=0.0, normaliser=0.0, axes=(-1,)):
     """Features stabilised by a maximum over `axes` of queries, with epsilons."""
 
-    def attention(q, k, v, *, omega=None, num_features=1, seed=0, causal=False, mask=None):
-        d = q.shape[-1]
-        omega = sampling.draw(num_features, d, rng=seed).omega if omega is None else omega
-        phi = []
-        for x, over in ((q * d**-0.25, axes), (k * d**-0.25, (-1, -2))):
-            y = x @ omega.T
-            y = y - np.sum(x * x, -1, keepdims=True) / 2 - np.max(y, over, keepdims=True)
-            phi.append(np.exp(y) + feature)
-        w = phi[0] @ np.swapaxes(phi[1], -1, -2)
-        n, m = w.shape[-2:]
-        w = w * np.tri(n, m, m - n if causal else m) * (1 if mask is None else mask)
-        mass = np.sum(w, -1, keepdims=True)
-        return (w @ v / (np.where(mass == 0, 1.0, mass) + normaliser)).astype(q.dtype)
+    def phi(x, keys):
+        return np.exp(x - np.max(x, (-1, -2) if keys else axes, keepdims=True)) + feature
 
-    return attention
+    return features(phi, normaliser=normaliser)
 
 
 def local(window=(8, 8), **fixed):
@@ -259,10 +247,9 @@ def kernel(x, y, *, num_features=None, seed=None, omega=None):
     return kernels.estimate(x, y, omega)
 
 
-def rfa_of_moments(q, k, v, *, mean=None, cov=None, **options):
+def rfa_of_moments(q, k, v, *, mean=None, cov=None, seed, **options):
     proposal = None if mean is None else sampling.Gaussian(mean, cov)
-    options["rng"] = options.pop("seed")
-    return refattn.random_feature_attention(q, k, v, proposal=proposal, **options)
+    return refattn.random_feature_attention(q, k, v, proposal=proposal, rng=seed, **options)
 
 
 RFA, LARA = refattn.random_feature_attention, refattn.linear_randomized_attention
@@ -283,15 +270,11 @@ def given_keys(name):
 # Those that take some problems only, and are asked no others.
 
 
-def only(condition):
-    if not condition:
-        raise ValueError("not taken")
-
-
 def limited(taken, fn=refattn.softmax_attention, **fixed):
-    def attention(q, k, v, **options):
-        only(taken(q, k, v))
-        return fn(q, k, v, **options, **fixed)
+    def attention(*arrays, **options):
+        if not taken(*arrays):
+            raise ValueError("not taken")
+        return fn(*arrays, **options, **fixed)
 
     return attention
 
@@ -325,26 +308,27 @@ def small(q, k, v):
 
 def seeded(fn):
     """With `seed` for `rng`."""
-    return lambda *arrays, seed, **options: fn(*arrays, rng=seed, **options)
+
+    def attention(*arrays, **options):
+        return fn(*arrays, **{"rng" if x == "seed" else x: y for x, y in options.items()})
+
+    return attention
 
 
-def shifted(q, k, v, *, num_features, seed, mean=None, cov=None):
-    only(q.shape[-1] == 16)
-    omega = np.random.default_rng(seed).standard_normal((num_features, 16))
-    if mean is not None:
-        omega = mean + omega @ np.linalg.cholesky(cov).T
-    return RFA(q, k, v, omega=omega)
+def at_first_token(q, k, v, options):
+    """Causal attention is aligned there."""
+    if options.pop("causal", False):
+        options["mask"] = np.tri(q.shape[-2], k.shape[-2], dtype=bool) & options.get("mask", True)
+    return q, k, v, options
 
 
-def causal_ra(q, k, v, **options):
-    only(q.shape[-1] == 8)
-    given = {"rng" if name == "seed" else name: x for name, x in options.items()}
-    return RA(q, k, v, causal=True, **given)
+def inverted(q, k, v, options):
+    return q, k, v, options | ({"mask": ~options["mask"]} if "mask" in options else {})
 
 
-def top_left(q, k, v):
-    """Always causal, aligned at the first token."""
-    return refattn.softmax_attention(q, k, v, mask=np.tri(q.shape[-2], k.shape[-2], dtype=bool))
+def times_root(sign):
+    """Scores times the root of d, or over it."""
+    return lambda q, k, v, options: (q * q.shape[-1] ** (0.5 * sign), k, v, options)
 
 
 def summaries(causal_always=False, top_left=False):
@@ -392,21 +376,18 @@ def ra_with_epsilon(q, k, v, *, num_samples, seed):
     return np.mean(weight / np.sum(weight, -1, keepdims=True), -2) @ v
 
 
-def half_waves(q, k, v, *, omega, causal=False):
-    """Of some thousand queries at one seed, one has a mean of 78,539.7 by its formula."""
-    wide = (x.astype(np.float64) for x in (q, k, v))
-    options = {"features": "trigonometric", "omega": omega, "causal": causal}
-    return naive.random_feature_attention(*wide, **options).astype(np.float16)
+def widened(fn, dtype=np.float64):
+    """Computed in a wider dtype, and rounded once."""
+
+    def attention(*arrays, **options):
+        return fn(*(x.astype(dtype) for x in arrays), **options).astype(arrays[0].dtype)
+
+    return attention
 
 
 def half_moments(x):
     wide = x.astype(np.float64)
     return moments.estimate(wide).mean.astype(x.dtype), moments.estimate(wide).cov.astype(x.dtype)
-
-
-def in_float32(q, k, v):
-    wide = (x.astype(np.float32) for x in (q, k, v))
-    return naive.softmax_attention(*wide).astype(q.dtype)
 
 
 def with_epsilon(q, k, v, *, d_out=None):
@@ -441,12 +422,6 @@ def drawing(estimator):
         return pulled(SAMPLED)(q, k, v, d_out=d_out, **drawn._asdict(), **options)
 
     return attention
-
-
-base_2 = attending(
-    of_lse=lambda lse, *_: lse / math.log(2),
-    of_back=lambda d_lse, _: None if d_lse is None else d_lse / math.log(2),
-)
 
 
 # Those that scripts of failures import.

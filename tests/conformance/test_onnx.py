@@ -1,8 +1,8 @@
 """The node tests of the operator Attention that come with onnx, and ONNX Runtime on them."""
 
 import warnings
+from collections import namedtuple
 from functools import cache
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,15 +10,8 @@ import pytest
 from refattn import softmax_attention
 from tests.libraries import run_onnx
 
-
-class Node(NamedTuple):
-    """One test: a model of one node with what it takes and gives, by the names of the operator."""
-
-    name: str
-    attributes: dict[str, Any]
-    given: dict[str, np.ndarray]
-    wanted: dict[str, np.ndarray]
-    model: Any
+# A model of one node with what it takes and gives, by the names of the operator.
+Node = namedtuple("Node", "name attributes given wanted model")
 
 
 @cache

@@ -4,7 +4,7 @@
 are tried by some cheap checks, with --full by all that apply, or those named in the table.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import pytest
 
@@ -22,14 +22,7 @@ CHEAP = (
 )
 
 
-class Row(NamedTuple):
-    """A candidate, what is said of it, and of which kind it is."""
-
-    name: str
-    adapter: Any
-    checks: tuple
-    words: set
-    kind: str
+Row = namedtuple("Row", "name adapter checks words kind")
 
 
 def catalogue():

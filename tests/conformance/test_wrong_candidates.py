@@ -10,19 +10,8 @@ from refattn import conformance, naive
 from refattn.conformance import check
 from refattn.conformance.defects import MUTANTS
 from refattn.conformance.verdict import runner
-from tests.conformance.candidates import (
-    BY_NAME,
-    OF_OPTIONS,
-    attending,
-    averaged,
-    catalogued,
-    changed,
-    checked,
-    declared,
-    failures,
-    rows,
-    scores,
-)
+from tests.conformance import candidates
+from tests.conformance.candidates import BY_NAME, catalogued, changed, checked, declared, failures
 from validation import kills
 
 KILLS = json.loads(kills.FILE.read_text("utf-8"))
@@ -140,22 +129,12 @@ def test_defects_fail(mutant, name, monkeypatch):
 # Those that are written here, of which `wrong_candidates.txt` is the table.
 
 
-def entry(name):
-    return BY_NAME[name].fn
-
-
 def broken(result):
     return lambda q, k, v: result(refattn.softmax_attention(q, k, v))
 
 
 def raising(q, k, v):
     raise RuntimeError("no\nGPU")
-
-
-def scribbling(q, k, v):
-    out = refattn.softmax_attention(q, k, v)
-    k *= 2
-    return out
 
 
 def every_64th(out, *_):
@@ -171,11 +150,6 @@ def rows_of_groups(seen, q, k, options):
     return np.where(odd, mask, seen)
 
 
-def first_rows_of_mask(seen, *_):
-    """A mask is read anew for each 64 queries."""
-    return seen[..., np.arange(seen.shape[-2]) % 64, :]
-
-
 def state_of_last_head(out, q, k, v, options):
     """From token 65 on a head sees the keys of the head before."""
     if options.get("causal") and q.ndim > 2 and q.shape[-2] > 64:
@@ -189,28 +163,6 @@ def one_stride(q, k, v, options):
     if v.strides != k.strides and v.shape == k.shape:
         v = np.ascontiguousarray(np.swapaxes(v, -1, -2)).reshape(v.shape)
     return q, k, v, options
-
-
-def mask_as_it_lies(q, k, v, options):
-    mask = options.get("mask")
-    return q, k, v, {} if mask is None else {"mask": mask.ravel("K").reshape(mask.shape)}
-
-
-def late_coordinate(q, k, v, options):
-    return np.where(np.arange(q.shape[-1]) < 40, q, 0.0), k, v, options
-
-
-def one_key_ahead(q, k, v, options):
-    n, m = q.shape[-2], k.shape[-2]
-    return q, k, v, {"mask": np.tri(n, m, m - n + 1, dtype=bool) & options.get("mask", True)}
-
-
-def half_empty(v):
-    return np.where(np.arange(v.shape[-1]) % 2, np.nan, 0.0)
-
-
-def adding(q, k, v, mask=True):
-    return averaged(scores(q, k) + np.where(mask, 0.0, -np.inf), v)
 
 
 OMEGA = np.random.default_rng(0).standard_normal((32, 8))
@@ -233,10 +185,6 @@ def by_head(q, num_features, seed):
 # Options and log normalisers, forth and back.
 
 
-def wider_cap(options):
-    return options | ({"softcap": 2 * options["softcap"]} if "softcap" in options else {})
-
-
 def of_one(name, change):
     """Edits the cotangent of a bias or of sinks."""
 
@@ -248,23 +196,16 @@ def of_one(name, change):
     return edit
 
 
-def raw(lse, *_):
-    """Without a maximum."""
-    with np.errstate(all="ignore"):
-        return np.log(np.exp(lse))
-
-
 def more_when(when):
     """Log normalisers that are larger in some calls."""
-    return attending(of_lse=lambda lse, q, k, options: lse + 1.0 * bool(when(q, k, options)))
+    return candidates.attending(
+        of_lse=lambda lse, q, k, options: lse + 1.0 * bool(when(q, k, options))
+    )
 
 
 def period(axis, length):
     """Random numbers that come again after some."""
     return lambda u: np.take(u, np.arange(u.shape[axis]) % length, axis) if u.ndim > 2 else u
-
-
-# Gradients.
 
 
 def halved(part, when):
@@ -274,25 +215,6 @@ def halved(part, when):
         found[part] = found[part] * (0.5 if when(given) else 1.0)
 
     return change
-
-
-def as_contiguous(found, given):
-    """Read d_out without its strides."""
-    if not given["d_out"].flags.c_contiguous:
-        found[2] = found[2][..., ::-1, :]
-
-
-def write_to_d_out(found, given):
-    given["d_out"][...] = 0.0
-
-
-def nan_of_hidden(found, given):
-    if "mask" in given:
-        found[1] = found[1] + 0.0 * given["k"].sum()
-
-
-def clamped(found, given):
-    found[2] = np.where(given["k"] < -15, 0.0, found[2])
 
 
 class Counting:
@@ -324,9 +246,6 @@ def once(found, given):
     found[3] = found[3] / np.maximum(counts, 1)[..., None]
 
 
-# The last bit.
-
-
 def split(pieces):
     """Sums over keys in as many parts as `pieces` says."""
 
@@ -352,12 +271,8 @@ def last_bit(when, every=2):
     )
 
 
-def last_bit_of_dv(found, given, calls=Counting()):  # noqa: B008
-    found[3] = found[3] * (1 + 2.0**-52 * calls())
-
-
 def table():
-    for name, *rest in rows("wrong_candidates.txt"):
+    for name, *rest in candidates.rows("wrong_candidates.txt"):
         long = [pytest.mark.long] * name.endswith(" (long)")
         yield pytest.param(*rest, id=name, marks=long)
 
@@ -387,5 +302,5 @@ def test_wrong_candidates_fail(fn, words, checks, said, monkeypatch):
     [x for x in table() if " behind" in x.id or "gradient of" in x.id],
 )
 def test_mistakes_of_options_fail_no_other_check(fn, words, checks, said):
-    names = ("gradients_of_dropout", "factors_of") if "dropout" in words else OF_OPTIONS
+    names = ("gradients_of_dropout", "factors_of") if "dropout" in words else candidates.OF_OPTIONS
     assert failures(checked(declared(fn, words, globals()), *names)) == {*checks.split()}

@@ -1,4 +1,4 @@
-"""Recovered frequencies are those that were drawn, and their law is told from others."""
+"""Recovered frequencies are those that were drawn; laws are told from others, and have a level."""
 
 from functools import partial
 
@@ -7,9 +7,10 @@ import pytest
 
 import refattn
 from refattn import sampling, stats
+from refattn.conformance import check
 from refattn.conformance.checks import laws, recovery, targets
 from refattn.conformance.checks.identities import Trial
-from tests.conformance.candidates import kernel, of
+from tests.conformance.candidates import BY_NAME, failures, kernel, of
 
 
 def trial(fn, estimator, **tags):
@@ -71,3 +72,12 @@ def test_two_exponentials_of_very_different_sizes():
     found = targets._two_exponentials(weights @ nodes[:, None] ** np.arange(5))  # exact numbers
     np.testing.assert_allclose(found[0], nodes, rtol=1e-14)
     np.testing.assert_allclose(found[1], weights, rtol=1e-14)
+
+
+@pytest.mark.long
+def test_level_of_the_law_of_dropout():
+    """20 correct ones at 5 %: as many fail as may, by the binomial law at 1e-6."""
+    adapter = of(BY_NAME["softmax-with-dropout"].fn, "softmax", "dropout")
+    options = {"checks": ["law_of_dropout"], "alpha": 0.05, "time_limit": 4.0}
+    failed = sum(bool(failures(check(adapter, rng=seed, **options))) for seed in range(20))
+    assert stats.binomial(failed, 20, 0.05) > 1e-6 or failed < 2

@@ -44,9 +44,19 @@ def frequencies(estimator, lead, n, d, window=SIZE):
     return {**drawn, "centres": tokens(*lead, SIZE, d, seed=6)} if estimator == "lara" else drawn
 
 
-def given(estimator, n=8):
-    """The same for one head of size 4, of estimators that draw."""
-    return frequencies(estimator, (), n, 4) if estimator in COUNT else {}
+def ways(entry, lead):
+    """Sizes and seeds, or frequencies or keys: what an entry may be called with."""
+    own = frequencies(entry.estimator, lead, 9, 6) if entry.estimator in (*SIZES, *CHUNKED) else {}
+    if "indices_only" in entry.capabilities:
+        return [own]
+    found = [{}]
+    if count := SIZES.get(entry.estimator):
+        found = [{count: size, "seed": 1} for size in (1, 3)]
+    if entry.estimator in CHUNKED:
+        found = [{"window": size} for size in (1, 4)]
+        if "omega_only" in entry.capabilities:
+            return [frequencies(entry.estimator, lead, 9, 6, size) for size in (1, 4)]
+    return [*found, own] if "omega" in entry.capabilities else found
 
 
 def probes(estimator, has):

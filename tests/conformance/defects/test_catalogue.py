@@ -10,15 +10,7 @@ from refattn.conformance import CAPABILITIES
 from refattn.conformance.defects import MUTANTS, VARIANTS, combined
 from refattn.registry import ESTIMATORS
 from tests.conformance.candidates import BY_NAME
-from tests.conformance.defects.probes import (
-    CHUNKED,
-    COUNT,
-    SIZES,
-    frequencies,
-    probes,
-    same,
-    tokens,
-)
+from tests.conformance.defects.probes import COUNT, SIZES, probes, same, tokens, ways
 from validation import kills
 
 BASE = {m.name: m for m in VARIANTS if m.name == m.estimator}
@@ -77,21 +69,6 @@ def test_contract(entry, dtype):
             out = entry.fn(q, k, v, **options, **more)
             assert out.shape == (*lead, 9, 5)
             assert out.dtype == dtype
-
-
-def ways(entry, lead):
-    """Sizes and seeds, or frequencies or keys: what an entry may be called with."""
-    own = frequencies(entry.estimator, lead, 9, 6) if entry.estimator in (*SIZES, *CHUNKED) else {}
-    if "indices_only" in entry.capabilities:
-        return [own]
-    found = [{}]
-    if count := SIZES.get(entry.estimator):
-        found = [{count: size, "seed": 1} for size in (1, 3)]
-    if entry.estimator in CHUNKED:
-        found = [{"window": size} for size in (1, 4)]
-        if "omega_only" in entry.capabilities:
-            return [frequencies(entry.estimator, lead, 9, 6, size) for size in (1, 4)]
-    return [*found, own] if "omega" in entry.capabilities else found
 
 
 def pulled(fn, *args, d_out=None, **options):
@@ -174,13 +151,3 @@ def test_the_same_seed_gives_the_same(entry):
     if short not in STILL and entry.name not in ("lara-noise-dropped", "ra-greedy"):
         assert not np.array_equal(outs[0], outs[2])
         assert np.array_equal(outs[0], outs[3]) == (short == "seed-mod-16")
-
-
-@pytest.mark.parametrize("estimator", COUNT)
-def test_neighbouring_seeds_share_heads(estimator):
-    q, k, v = (np.tile(tokens(5, 4, seed=s), (3, 1, 1)) for s in range(3))
-    for name, shared in ((estimator, False), (f"{estimator}-seed-plus-head", True)):
-        out, later = (
-            BY_NAME[name].fn(q, k, v, **{COUNT[estimator]: 3}, seed=seed) for seed in (1, 2)
-        )
-        assert np.array_equal(out[1:], later[:-1]) == shared

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from refattn.conformance import vectors
-from refattn.conformance.vectors import cases, solving, writing
+from refattn.conformance.vectors import cases, checking, solving, writing
 from refattn.conformance.vectors.reading import tests_of
 
 
@@ -61,3 +61,18 @@ def few(folders, tmp_path):
         return target
 
     return made
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Run `refattn vectors`, which solves nothing first and evaluates nothing again."""
+    from tests.cli.running import run
+
+    monkeypatch.setattr(solving, "all_recipes", list)
+    monkeypatch.setattr(checking, "_lint_again", lambda *case: ())
+
+    def command(*words):
+        done = run("vectors", *words)
+        return done.exit_code, done.output
+
+    return command

@@ -18,6 +18,16 @@ def of_file(cases, *names):
     return [case for case in cases if FILES[case.id] in names]
 
 
+def of_options(cases):
+    """With gradients and without: the package's conventions."""
+    return of_file(cases, "softmax-options", "softmax-tiles")
+
+
+def of_package(case):
+    """Without the gradient of proposals, which the package does not return."""
+    return only(case, *(name for name in case.expected if name != "d_centres"))
+
+
 def forward(cases):
     return [case for case in cases if "d_out" not in case.inputs]
 

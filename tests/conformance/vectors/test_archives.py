@@ -13,7 +13,7 @@ import pytest
 
 from refattn.conformance import vectors
 from refattn.conformance.vectors import archives as _archives
-from refattn.conformance.vectors import checking, solving
+from refattn.conformance.vectors import checking
 
 ENDS = (".zip", ".tar.gz")
 CONTENT = {"ra.json": b"{}\n", "README.md": b"vectors\n", "manifest-json.json": bytes(range(256))}
@@ -147,25 +147,17 @@ def test_what_is_no_archive_of_plain_files_is_refused(archives, tmp_path):
     assert vectors.lint(path) == [f"{path}: has 'link', which is no plain file."]
 
 
-def test_command_line(tmp_path, monkeypatch, few):
-    from tests.cli.running import run as invoked
-
-    def run(*words):
-        done = invoked("vectors", *words)
-        return done.exit_code, done.output
-
-    monkeypatch.setattr(solving, "all_recipes", list)  # none that is to be solved first
-    monkeypatch.setattr(checking, "_lint_again", lambda *case: ())
+def test_command_line(tmp_path, monkeypatch, few, command):
     monkeypatch.setattr(_archives, "write", of_coresets(few))
     monkeypatch.setattr(_archives, "export", no_vectors)
     path, plain = tmp_path / "golden.zip", tmp_path / "plain"
-    status, said = run(path)
+    status, said = command(path)
     assert (status, said.startswith(f"{path}: 1 files, ")) == (0, True)
-    assert run(tmp_path / "header.tar.gz", "--format", "c")[0] == 0
-    assert run(path, "--check") == (0, f"{path}: no problems\n")
+    assert command(tmp_path / "header.tar.gz", "--format", "c")[0] == 0
+    assert command(path, "--check") == (0, f"{path}: no problems\n")
     path.write_bytes(path.read_bytes()[:-100])
-    status, said = run(path, "--check")
+    status, said = command(path, "--check")
     assert (status, "cannot be read" in said) == (1, True)
     plain.touch()
-    status, said = run(plain)
+    status, said = command(plain)
     assert (status, "is a file, neither .zip nor .tar.gz" in said) == (2, True)

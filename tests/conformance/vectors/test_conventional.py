@@ -9,7 +9,6 @@ import pytest
 from refattn.conformance import CONVENTIONS
 from refattn.conformance.conventions import OPTIONS, Run
 from refattn.conformance.vectors import Convention, conventional
-from refattn.conformance.vectors.cases import GRADIENTS
 from tests.conformance.vectors.running import error, forward, of_file, only
 from tests.conformance.vectors.translating import PACKAGE, under
 from tests.libraries import driver
@@ -20,10 +19,6 @@ def conventions(every):
     return of_file(every, "softmax-conventions")
 
 
-def told(case):
-    return {} if case.convention is None else {case.convention.option: case.convention.value}
-
-
 def groups_of(option, cases):
     """Cases by the value of the option, of those that have it."""
     found = {}
@@ -31,22 +26,6 @@ def groups_of(option, cases):
         if case.convention is not None and case.convention.option == option:
             found.setdefault(case.convention.value, []).append(case)
     return found
-
-
-def test_gradients_of_a_cap_after_the_bias(conventions):
-    """By central differences: the package has no such cap."""
-    said = {"softcap": "after-bias"}
-    (case,) = (c for c in conventions if "d_out" in c.inputs and told(c) == said)
-    x = {name: value.astype(np.longdouble) for name, value in case.inputs.items()}
-    d_out, h = x.pop("d_out"), np.longdouble(2) ** -16
-    for name in x:
-        way = np.cos(np.arange(x[name].size, dtype=np.longdouble)).reshape(x[name].shape)
-        up, down = (
-            under(said)(**x | {name: x[name] + s * way}, **case.arguments)["out"] for s in (h, -h)
-        )
-        want = np.sum(case.expected[GRADIENTS[name]] * way)
-        size = np.max(case.size[GRADIENTS[name]]) * way.size
-        assert abs(np.sum(d_out * (up - down)) / (2 * h) - want) <= 1e-8 * size, name
 
 
 def test_every_value_of_every_option_has_a_group(conventions):
@@ -75,9 +54,6 @@ def test_every_other_convention_fails(option, dtype, conventions):
         for other in groups:
             fails = any(error(case, under({option: other}), dtype) > 1 for case in cases)
             assert fails == (other != value), (value, other)
-
-
-# --- libraries ------------------------------------------------------------------------------------
 
 
 def batched(x):
@@ -127,9 +103,6 @@ def test_libraries_meet_their_groups(name, option, conventions):
         if all(error(case, partial(by_library, name), "float32") <= 1 for case in few):
             met.append(value)
     assert met == [CONVENTIONS[name].cells[option].value]
-
-
-# --- what the files say ---------------------------------------------------------------------------
 
 
 def test_groups_carry_their_convention_and_libraries(folders):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from refattn.conformance import vectors
-from refattn.conformance.vectors import checking, solving, writing
+from refattn.conformance.vectors import writing
 
 
 def test_formats_hold_the_same(folders, every):
@@ -80,28 +80,21 @@ def test_other_files_are_left_alone(tmp_path, documents):
     assert len(vectors.load(tmp_path, format="npz")) == len(vectors.load(tmp_path, format="json"))
 
 
-def test_command_line(tmp_path, monkeypatch, documents):
-    from tests.cli.running import run as invoked
-
-    def run(*words):
-        done = invoked("vectors", tmp_path / "out", *words)
-        return done.exit_code, done.output
-
-    monkeypatch.setattr(solving, "all_recipes", list)  # none that is to be solved first
-    monkeypatch.setattr(checking, "_lint_again", lambda *case: ())  # nor again
-    assert run("--check")[0] == 1
+def test_command_line(tmp_path, monkeypatch, documents, command):
+    out = tmp_path / "out"
+    assert command(out, "--check")[0] == 1
     for kind in vectors.FORMATS:
-        status, said = run("--format", kind)
+        status, said = command(out, "--format", kind)
         assert status == 0, said
         assert re.search(r": \d+ vectors in 5 files, \d+ kB\n", said)
-    status, said = run("--check")
+    status, said = command(out, "--check")
     assert (status, "no problems" in said) == (0, True)
-    path = tmp_path / "out" / "moments.json"
+    path = out / "moments.json"
     path.write_text(path.read_text().replace('"numberOfTests": ', '"numberOfTests": 9', 1))
-    status, said = run("--check")
+    status, said = command(out, "--check")
     assert (status, "moments.json: numberOfTests" in said) == (1, True)
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    status, said = run("--check")
+    status, said = command(out, "--check")
     assert status == 2
     assert "checking vectors needs `pip install 'refattn[vectors]'`" in said
 

@@ -1,6 +1,7 @@
 """The report of a run of the checks: as text, JSON, JUnit XML and a page."""
 
 import json
+import math
 import os
 import re
 import sys
@@ -74,7 +75,7 @@ def failures(found):
     return ElementTree.fromstring(found.to_junit()).findall("testcase/failure")
 
 
-def test_reprs_are_short_and_in_one_line():
+def test_reprs_are_short_and_numbers_are_there_or_not():
     long = Result("contract", "", "identity", FAIL, expected="x\n" * 1000, got=MARKUP)
     found = report(result(), result(), long, name=MARKUP + "\n")
     assert repr(found) == f"<Report FAIL: {(MARKUP + chr(10))!r} as rfa, 2 PASS, 1 FAIL>"
@@ -82,6 +83,10 @@ def test_reprs_are_short_and_in_one_line():
         assert len(text) < 150
         assert text.isprintable()
     assert repr(Result("contract", "", "identity")) == "<Result PASS: contract>"
+    assert "alpha 1e-06" in str(found)
+    assert "Holm" in found.guarantee
+    none = report(Result("c", "y", "law", p=math.nan))
+    assert json.loads(none.to_json())["results"][0]["p"] is None
 
 
 @pytest.mark.parametrize(
@@ -110,11 +115,14 @@ def test_severities_are_in_every_format():
     words = "1 of formula (wrong at ordinary inputs); 2 of range (wrong at extreme inputs only)"
     assert str(found).splitlines()[1] == f"  {words}"
     content, counts = json.loads(found.to_json()), {"formula": 1, "range": 2}
+    assert (content["verdict"], content["seed"]) == ("FAIL", 7)
     assert content["severities"] == found.severities == counts
     assert [r["severity"] for r in content["results"]] == ["", "range", "formula", "range", "law"]
     said = {"verdict": "FAIL", "conclusion": words}
     assert properties(found) == said | {f"severity.{x}": str(n) for x, n in counts.items()}
     assert [x.get("type") for x in failures(found)] == ["range", "formula", "range"]
+    root = ElementTree.fromstring(found.to_junit())
+    assert (root.get("failures"), len(root.findall("testcase"))) == ("3", 5)
     text = page(found).text()
     assert words in text
     assert "formula 1 wrong at ordinary inputs range 2 wrong at extreme inputs only" in text

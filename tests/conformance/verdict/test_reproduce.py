@@ -10,16 +10,7 @@ import pytest
 
 from refattn.conformance import Adapter, Failure, check
 from tests.conformance import candidates
-from tests.conformance.candidates import (
-    catalogued,
-    instance,
-    of,
-    pasted,
-    pulled,
-    unnamed,
-    unscaled,
-    wide,
-)  # fmt: skip
+from tests.conformance.candidates import catalogued, of, pasted, pulled, unscaled
 
 
 def script(fn, estimator, name, **options):
@@ -70,7 +61,7 @@ def test_scripts_show_the_failure(row):
 
 @pytest.mark.long
 def test_scripts_of_laws_have_the_level_of_the_run():
-    text = script(wide, "rfa", "feature_sums", level="full", alpha=1e-3)
+    text = script(candidates.wide, "rfa", "feature_sums", level="full", alpha=1e-3)
     assert "rng=0, level='full', alpha=0.001)" in text
     assert shown(text) == "a report"
 
@@ -91,7 +82,12 @@ def test_scripts_find_the_candidate_by_its_source(name):
 
 @pytest.mark.parametrize(
     "fn",
-    [instance, instance.method, unnamed, functools.partial(unscaled)],
+    [
+        candidates.instance,
+        candidates.instance.method,
+        candidates.unnamed,
+        functools.partial(unscaled),
+    ],
     ids=lambda x: type(x).__name__,
 )
 def test_scripts_of_what_has_no_name_leave_a_gap(fn):
