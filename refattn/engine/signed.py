@@ -114,7 +114,8 @@ class Signed(Arithmetic):
         """Features of keys."""
         values, log_scale = self.phi_k(keys.k, self.head, self.memory.keys)
         values = self._checked(values)
-        plain = is_numpy_array(values) and not log_scale.any()
+        # A sum that is finite has finite terms only: no nan of a hidden key meets a weight of 0.
+        plain = is_numpy_array(values) and not log_scale.any() and bool(np.isfinite(values.sum()))
         return _Scaled(values, log_scale[..., None], with_ones(keys.v, self.memory.keys), plain)
 
     def _checked(self, values: Array) -> Array:

@@ -5,7 +5,7 @@ import operator
 import numpy as np
 import pytest
 
-from refattn import linear_attention, naive
+from refattn import linear_attention, naive, random_feature_attention
 from refattn.arrays.library import Workspace
 from refattn.engine import signed
 from refattn.features import relu_features
@@ -44,6 +44,20 @@ def test_a_last_key_that_is_scaled_under_masks_of_heads(n, lead, keys):
         for f in (linear_attention, naive.linear_attention)
     )
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-10 * max(1.0, np.max(np.abs(want))))
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"mask": np.tri(60, dtype=bool)}])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_features_of_a_hidden_key_reach_nothing(value, options):
+    """Where a map gives a scale of 1 to whatever it is given, too."""
+    rng = np.random.default_rng(0)
+    q, k, v, omega = draw(rng, 60, 3), draw(rng, 60, 3), draw(rng, 60, 2), draw(rng, 4, 3)
+    options = options | {"omega": omega, "features": "trigonometric", "square_norms": (1.0, 1.0)}
+    want = random_feature_attention(q, k, v, **options)
+    k[-1] = value
+    got = random_feature_attention(q, k, v, **options)
+    np.testing.assert_array_equal(got[:-1], want[:-1])
+    assert np.isnan(got[-1]).all()
 
 
 def test_a_query_without_a_positive_part_has_no_mean():
