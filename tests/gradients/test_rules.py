@@ -297,7 +297,7 @@ def test_every_library_agrees_with_numpy(backend, name, causal):
     if causal and "causal" in CASES[name].lacks:
         pytest.skip("it does not take it")
     n, m = (40, 45) if name not in FEW else (6, 9) if backend.name == "dask" else (20, 25)
-    case, arrays, options, rng = differentiable(name, "shared", n, m, "keys", causal)
+    case, arrays, options, rng = differentiable(name, "grouped", n, m, "keys", causal)
     d_out = rng.standard_normal(case.fn(**arrays, **options).shape)
     want = pulled(case.fn, arrays, d_out, **options)
 
