@@ -1,7 +1,7 @@
 """The formulas of `naive` as one file that imports nothing of the package, for others to keep.
 
 The file is made of the source of the package: the definitions that the formulas reach, in the
-order formulas, terms, checks. Checks have names that begin with `check_`, as there is one namespace
+order terms, formulas, checks. Checks have names that begin with `check_`, as there is one namespace
 only.
 """
 
@@ -23,9 +23,9 @@ __all__ = ["formulas"]
 
 # In the order of the file: what runs at import comes first.
 _MODULES = (
-    "typing", "naive.one_file_array", "arrays.heads", "naive.softmax", "naive.rfa",
-    "naive.ra", "naive.lara", "naive.linear", "naive.near_and_far", "naive.few_keys", "naive.terms",
-    "arrays.checks", "arrays.words",
+    "typing", "naive.one_file_array", "arrays.heads", "naive.terms", "naive.doors",
+    "naive.softmax", "naive.rfa", "naive.ra", "naive.lara", "naive.linear", "naive.near_and_far",
+    "naive.few_keys", "arrays.checks", "arrays.words",
 )  # fmt: skip
 _INSTEAD = {"arrays.library": "naive.one_file_array"}
 _PLAIN = {"ArrayT": "Array"}  # names of types that are not needed
