@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import moments, theory
-from .arrays import checks
+from .arrays import checks, matrices, qkv
 from .arrays.heads import group_heads, head_counts
 from .arrays.library import Array, array_namespace, constant, host_dtype, to_host
 from .estimators.rfa import random_feature_attention
@@ -199,8 +199,8 @@ def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Floats:
     q_cov, k_cov = (
         checks.host(name, x, "(..., d, d)", 2) for name, x in (("q_cov", q_cov), ("k_cov", k_cov))
     )
-    checks.semidefinite("q_cov", q_cov, q_cov.shape[-1])
-    checks.semidefinite("k_cov", k_cov, k_cov.shape[-1])
+    matrices.semidefinite("q_cov", q_cov, q_cov.shape[-1])
+    matrices.semidefinite("k_cov", k_cov, k_cov.shape[-1])
     checks.compatible("q_cov", q_cov, "k_cov", k_cov)
     floor = checks.real("floor", floor, positive=True)
     constant_rows = (_trace(q_cov) <= 0) | (_trace(k_cov) <= 0)
@@ -464,7 +464,7 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
     >>> attend(q, k, v, scale=2.0).out, attend(*centred[:2], v, bias=centred.bias, scale=2.0).out
     (array([[0.88079708]]), array([[0.88079708]]))
     """
-    checks.attention(q, k, k)
+    qkv.check(q, k, k)
     scale = checks.real("scale", scale, positive=True, optional=True, like=q)
     wide = host_dtype(q)
     a, b = (checks.host(name, x, "(..., d)", 1, wide) for name, x in (("a", a), ("b", b)))
@@ -519,7 +519,7 @@ def assess(
     (True, True)
     """
     checks.positive_integer("draws", draws)
-    checks.attention(q, k, v)
+    qkv.check(q, k, v)
     rng = checks.generator(rng)
     host = to_host(q), to_host(k), to_host(v)
     problem = Problem(*host, scale=scale)
@@ -574,7 +574,7 @@ def _host_moments(name: str, m: Any) -> Moments:
         cov = np.where(np.all(np.isnan(cov), axis=(-2, -1), keepdims=True), 0.0, cov)
     mean = checks.host(f"{name}.mean", mean, "(..., d)", 1)
     cov = checks.host(f"{name}.cov", cov, "(..., d, d)", 2)
-    checks.semidefinite(f"{name}.cov", cov, mean.shape[-1])
+    matrices.semidefinite(f"{name}.cov", cov, mean.shape[-1])
     return Moments(m.count, mean, cov, m.ddof)
 
 
@@ -582,7 +582,7 @@ def _kernel_moments(q: Any, k: Any, scale: float | None) -> tuple[Moments, Momen
     """Moments in kernel coordinates of arrays or from given moments, one for each query head."""
     scale = checks.real("scale", scale, positive=True, optional=True)
     if not isinstance(q, Moments) and not isinstance(k, Moments):
-        checks.attention(q, k, k)
+        qkv.check(q, k, k)
     of_q, of_k = (
         _host_moments(name, x if isinstance(x, Moments) else moments.estimate(x))
         for name, x in (("q", q), ("k", k))

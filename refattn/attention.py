@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .arrays import checks
+from .arrays import checks, qkv
 from .arrays.heads import Alibi, group_heads
 from .arrays.library import Array, constant
 from .engine import kernel
@@ -170,11 +170,11 @@ def arranged(
     """
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
-    checks.attention(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
+    qkv.check(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
     scale = checks.real("scale", scale, optional=rooted, like=q)
-    softcap = checks.softcap(softcap, q)
+    softcap = qkv.softcap(softcap, q)
     sinks, slopes = (
-        None if x is None else checks.of_heads(name, x, q, k, v)
+        None if x is None else qkv.of_heads(name, x, q, k, v)
         for name, x in (("sinks", sinks), ("slopes", slopes))
     )
     (q, k, v, bias, mask, *of_pairs), ungroup = group_heads(
@@ -182,7 +182,7 @@ def arranged(
     )
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
-    more = Options(checks.window(window), shift, softcap, *of_pairs)
+    more = Options(qkv.window(window), shift, softcap, *of_pairs)
     named = {"bias": bias, "mask": mask, "causal": causal, "scale": scale, "options": more}
     return Arranged((q, k, v), named, ungroup)
 
@@ -259,7 +259,7 @@ def merge(a: Attended[ArrayT], b: Attended[ArrayT]) -> Attended[ArrayT]:
     >>> merge(attend(q, k[:1], v[:1]), attend(q, k[1:], v[1:])).out, attend(q, k, v).out
     (array([[2.]]), array([[2.]]))
     """
-    checks.attended(a=a, b=b)
+    qkv.attended(a=a, b=b)
     return kernel.merge(Attended(*a), Attended(*b))
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import checks
+from .arrays import checks, qkv
 from .arrays.heads import broadcast_lead, group_heads
 from .arrays.shown import held
 from .arrays.words import close
@@ -236,7 +236,7 @@ def pose(
     >>> problem.row(refattn.registry.ESTIMATORS["ra"], 32, 2, warm=False).errors.shape
     (2, 2, 4)
     """
-    checks.attention(q, k, v, causal=causal)
+    qkv.check(q, k, v, causal=causal)
     found = checks.real("scale", scale, positive=True, optional=True)
     scale = q.shape[-1] ** -0.5 if found is None else found
     checks.non_negative_integer("seed", seed)
@@ -445,7 +445,7 @@ def measure(
     if queries is not None:
         checks.positive_integer("queries", queries)
     chosen = [record_of(name) for name in checks.names("estimators", estimators)]
-    checks.attention(q, k, v, causal=causal)
+    qkv.check(q, k, v, causal=causal)
     _check_some(q, k, v)
     if announce is not None:
         announce(_estimate(_unposed(q, k, v, scale, causal, seed), chosen, sizes, draws, queries))

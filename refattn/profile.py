@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import adapt, moments, theory
-from .arrays import checks
+from .arrays import checks, qkv
 from .arrays.heads import broadcast_lead, group_heads
 from .arrays.shown import held
 from .attention import softmax_attention
@@ -245,7 +245,7 @@ def study(
     >>> bool(found.table["trace_q"][0, 0] > 0)
     True
     """
-    checks.attention(q, k, k if v is None else v)
+    qkv.check(q, k, k if v is None else v)
     found = checks.real("scale", scale, positive=True, optional=True)
     scale = q.shape[-1] ** -0.5 if found is None else found
     target = checks.real("target", target, positive=True)
@@ -614,7 +614,7 @@ def plan(
     >>> len(planned.heads), planned.queries, planned.most
     (8, 32, 512)
     """
-    checks.attention(q, k, v)
+    qkv.check(q, k, v)
     target = checks.real("target", target, positive=True)
     checks.positive_integer("draws", draws)
     if draws < 2:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import checks
+from .arrays import checks, matrices, proposals, qkv
 from .arrays.blocks import block_shape, blocks, part, put, tiles
 from .arrays.heads import broadcast_lead, group_heads, head_counts
 from .arrays.library import (
@@ -134,12 +134,12 @@ class Gaussian:
         object.__setattr__(self, "mean", checks.host("mean", self.mean, "(..., d)", 1))
         if self.cov is not None:
             cov = checks.host("cov", self.cov, "(..., d, d)", 2)
-            checks.covariance("cov", cov, self.d)
+            matrices.covariance("cov", cov, self.d)
             object.__setattr__(self, "cov", (cov + np.swapaxes(cov, -1, -2)) / 2)
             checks.leading("mean", self.mean[..., None, :], "cov", cov)
         if self.gauge is not None:
             gauge = checks.host("gauge", self.gauge, "(..., d, d)", 2)
-            checks.invertible("gauge", gauge, self.d)
+            matrices.invertible("gauge", gauge, self.d)
             checks.leading("mean", self.mean[..., None, :], "gauge", gauge)
             object.__setattr__(self, "gauge", gauge)
 
@@ -173,11 +173,11 @@ class Gaussian:
 
     def gauges(self, q: Array, k: Array) -> tuple[Array, Array] | None:
         """Return what `change_gauge` multiplies rows of queries and of keys by: A^T and A^{-1}."""
-        checks.attention(q, k, k)
-        checks.over("proposal", self, q.shape[-1])
+        qkv.check(q, k, k)
+        proposals.over("proposal", self, q.shape[-1])
         if self.gauge is None:
             return None
-        checks.batch("proposal", self.gauge.shape[:-2], checks.lead(q, k, k))
+        proposals.batch("proposal", self.gauge.shape[:-2], qkv.lead(q, k, k))
         inverse = np.linalg.inv(self.gauge)
         heads, groups = head_counts(q, k, k)
         if min(heads, groups) > 1 and self.gauge.shape[:-2][-1:] == (heads,):
@@ -392,7 +392,7 @@ def draw(
         raise TypeError(
             f"`proposal` must be a Gaussian, a Mixture or None, got {type(proposal).__name__}."
         )
-    checks.over("proposal", proposal, d)
+    proposals.over("proposal", proposal, d)
     if not proposal.has_finite_variance():
         warnings.warn(
             "The covariance of `proposal` is not above I/2: importance weights have infinite "
@@ -463,14 +463,14 @@ def draw_target(
     >>> np.round(omega.mean(axis=-2), 1)
     array([[5., 0.]])
     """
-    checks.attention(q, k, k, mask=mask, causal=causal)
+    qkv.check(q, k, k, mask=mask, causal=causal)
     scale = checks.real("scale", scale, positive=True, optional=True, like=q)
-    lead, (n, d) = checks.lead(q, k, k), q.shape[-2:]
+    lead, (n, d) = qkv.lead(q, k, k), q.shape[-2:]
     checks.length("num_samples", num_samples, math.prod(lead) * n * d)
     rng = checks.generator(rng)
     shape = (*lead, n, num_samples)
     u, z = rng.random(shape), rng.standard_normal((*shape, d))
-    like, mask = q, checks.key_rows(mask, k)
+    like, mask = q, qkv.key_rows(mask, k)
     if not has_float64(q):
         with suppress(TypeError):  # the values of traced arrays are not known yet
             q, k, mask = (None if x is None else to_host(x, None) for x in (q, k, mask))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..arrays import checks
+from ..arrays import checks, key_samples, qkv
 from ..arrays.blocks import block_shape, blocks, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
@@ -123,11 +123,11 @@ def coreset_attention(
     True
     """
     scale, mask = check(q, k, v, scale, mask, causal=False)
-    mask = checks.one_row(mask, k)
+    mask = qkv.one_row(mask, k)
     checks.choice("pivots", pivots, PIVOTS)
     exactly_one(num_keys=num_keys, indices=indices)
     if indices is not None:
-        indices = checks.key_indices(indices, q, k, v)[..., None, :]
+        indices = key_samples.check_indices(indices, q, k, v)[..., None, :]
     (q, k, v, mask, indices), ungroup = group_heads(q, k, v, mask, indices)
     xp, root = array_namespace(q), root_scale(scale, q)
     if num_keys is not None:
@@ -364,10 +364,10 @@ def arranged_samples(
     mask: Array | None = None,
 ) -> Arranged:
     """Check arguments of `sampled_key_attention`."""
-    checks.attention(q, k, v, mask=mask)
-    indices, log_p = checks.sample_of_keys(indices, log_probability, q, k, v)
+    qkv.check(q, k, v, mask=mask)
+    indices, log_p = key_samples.check_samples(indices, log_probability, q, k, v)
     scale = checks.real("scale", scale, optional=True, like=q)
-    mask = checks.key_rows(mask, k)
+    mask = qkv.key_rows(mask, k)
     (q, k, v, mask, indices, log_p), ungroup = group_heads(q, k, v, mask, indices, log_p)
     scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
     return Arranged(Sample(q, k, v, mask, indices, log_p, scale), ungroup)

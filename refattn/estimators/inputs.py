@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from .. import sampling
-from ..arrays import checks
+from ..arrays import checks, frequencies, proposals, qkv
 from ..arrays.library import Array
 from ..typing import Coupling
 
-__all__ = ["change_gauge", "check", "exactly_one", "frequencies"]
+__all__ = ["change_gauge", "check", "exactly_one", "given_or_drawn"]
 
 
 def change_gauge(q: Array, k: Array, v: Array, proposal: Any) -> tuple[Array, Array]:
     """Queries and keys in the gauge of the proposal, if it has one; its batch must fit."""
     if isinstance(proposal, sampling.Gaussian | sampling.Mixture):
-        checks.batch("proposal", proposal.lead, checks.lead(q, k, v))
+        proposals.batch("proposal", proposal.lead, qkv.lead(q, k, v))
     if not isinstance(proposal, sampling.Gaussian):
         return q, k
     return proposal.change_gauge(q, k)
@@ -25,9 +25,9 @@ def check(
     q: Array, k: Array, v: Array, scale: Any, mask: Array | None, causal: Any
 ) -> tuple[float | None, Array | None]:
     """Check what every estimator takes; return the scale and the mask (..., n or 1, m)."""
-    checks.attention(q, k, v, mask=mask, causal=causal)
+    qkv.check(q, k, v, mask=mask, causal=causal)
     scale = checks.real("scale", scale, positive=True, optional=True, like=q)
-    return scale, checks.key_rows(mask, k)
+    return scale, qkv.key_rows(mask, k)
 
 
 def exactly_one(**options: Any) -> None:
@@ -37,7 +37,7 @@ def exactly_one(**options: Any) -> None:
         raise ValueError(f"Exactly one of `{a}` and `{b}` must be given, got {got}.")
 
 
-def frequencies(
+def given_or_drawn(
     like: Array,
     lead: tuple[int, ...],
     omega: Any,
@@ -61,4 +61,4 @@ def frequencies(
         omega, log_weight = sampling.draw(
             count, like.shape[-1], coupling=coupling, proposal=proposal, rng=rng
         )
-    return checks.frequencies(omega, log_weight, like, lead)
+    return frequencies.shared(omega, log_weight, like, lead)

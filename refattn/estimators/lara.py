@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from .. import sampling
-from ..arrays import checks
+from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import block_shape, blocks, most_threads, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
@@ -231,8 +231,8 @@ def arranged(
         sampling.check_gaussians("proposal", [proposal])
     q, k = change_gauge(q, k, v, proposal)
     if causal:
-        checks.causal_proposals(centres, weighting, mask)
-    lead, d = checks.lead(q, k, v), q.shape[-1]
+        frequencies.causal_proposals(centres, weighting, mask)
+    lead, d = qkv.lead(q, k, v), q.shape[-1]
     z = None
     if omega is None:
         z = checks.generator(rng).standard_normal((*lead, count, d))
@@ -242,9 +242,9 @@ def arranged(
         own, mixture = (constant(x, q)[..., None, :] for x in (own, mixture))
         centres = None
     if omega is not None:
-        omega, _ = checks.frequencies(omega, None, q, lead)
+        omega, _ = frequencies.shared(omega, None, q, lead)
     if centres is not None:
-        centres, _ = checks.frequencies(centres, None, q, lead, name="centres")
+        centres, _ = frequencies.shared(centres, None, q, lead, name="centres")
     if z is not None:
         z = constant(z, q)
     (q, k, v, mask, centres, omega, own, mixture, z), ungroup = group_heads(

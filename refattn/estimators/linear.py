@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import checks
+from ..arrays import checks, qkv
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, Workspace, array_namespace, as_written, device, is_numpy_array
 from ..engine import signed
@@ -115,12 +115,12 @@ def arranged(
     causal: bool = False,
 ) -> Arranged:
     """Arrange the arguments of `linear_attention`."""
-    checks.attention(q, k, v, mask=mask, causal=causal)
+    qkv.check(q, k, v, mask=mask, causal=causal)
     if not callable(feature_map):
         raise TypeError(
             f"`feature_map` must be a function of an array, got {type(feature_map).__name__}."
         )
-    (q, k, v, mask), ungroup = group_heads(q, k, v, checks.key_rows(mask, k))
+    (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.key_rows(mask, k))
     return Arranged(q, Keys(k, v, mask), ungroup)
 
 
@@ -134,7 +134,7 @@ def sums(k: Array, v: Array, feature_map: Callable[[Array], Array | Features]) -
 def read(q: Array, state: signed.Totals, feature_map: Callable[[Array], Array | Features]) -> Array:
     """Linear attention from the state of the keys."""
     checks.arrays(2, q=q, state=state.total)
-    xp, shape = array_namespace(q), (*checks.lead(q, state.total, state.total), q.shape[-2])
+    xp, shape = array_namespace(q), (*qkv.lead(q, state.total, state.total), q.shape[-2])
     if 0 in shape:  # Dask finds no maximum of no rows
         return xp.zeros((*shape, state.total.shape[-1] - 1), dtype=q.dtype, device=device(q))
     (q, *parts), ungroup = group_heads(q, *state)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from .. import sampling
-from ..arrays import checks
+from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import block_shape, blocks
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
@@ -189,12 +189,12 @@ def arranged_chunks(
 ) -> Summarised:
     """Check arguments of `eva_attention`, and draw frequencies."""
     scale, mask = check(q, k, v, scale, mask, causal)
-    mask, (window, count) = checks.one_row(mask, k), checks.chunks("window", window, q, k)
+    mask, (window, count) = qkv.one_row(mask, k), qkv.chunks("window", window, q, k)
     checks.flag("sampled", sampled)
     checks.flag("log_size", log_size)
-    noise, lead = None, checks.lead(q, k, v)
+    noise, lead = None, qkv.lead(q, k, v)
     if omega is not None:
-        omega = checks.chunk_frequencies(omega, count, q, lead)
+        omega = frequencies.of_chunks(omega, count, q, lead)
     elif sampled:
         noise = constant(checks.generator(rng).standard_normal((count, q.shape[-1])), q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
@@ -352,7 +352,7 @@ def arranged_moments(
 ) -> Moments:
     """Check arguments of `second_order_attention`, and take the moments."""
     scale, mask = check(q, k, v, scale, mask, causal)
-    mask, (window, _) = checks.one_row(mask, k), checks.chunks("window", window, q, k)
+    mask, (window, _) = qkv.one_row(mask, k), qkv.chunks("window", window, q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     found = moments_of(chunked(q, k, v, mask, window), root_scale(scale, q))
     return found._replace(causal=causal, ungroup=ungroup)
@@ -445,7 +445,7 @@ def local_random_feature_attention(
     array([[0.88079708],
            [0.73105858]])
     """
-    sides = checks.window(window)
+    sides = qkv.window(window)
     found = arranged(
         q, k, v, omega=omega, num_features=num_features, coupling=coupling, proposal=proposal,
         rng=rng, scale=scale, mask=mask, causal=causal,

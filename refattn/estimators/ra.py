@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import sampling
-from ..arrays import checks
+from ..arrays import frequencies, qkv
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, array_namespace, as_written, device, root_scale
 from ..engine.hops import Keys, Samples
@@ -14,7 +14,7 @@ from ..engine.kernel import Attended, mean
 from ..engine.positive import per_query
 from ..kernels import FEATURES
 from ..typing import ArrayT, Coupling
-from .inputs import check, exactly_one, frequencies
+from .inputs import check, exactly_one, given_or_drawn
 from .rfa import Arranged
 
 __all__ = ["FEATURES", "mean_of_ratios_attention", "randomized_attention"]
@@ -107,7 +107,7 @@ def arranged_by_query(
         omega = sampling.draw_target(
             q, k, num_samples=num_samples, rng=rng, scale=scale, mask=mask, causal=causal
         )
-    omega = checks.query_frequencies(omega, q, checks.lead(q, k, v))
+    omega = frequencies.of_queries(omega, q, qkv.lead(q, k, v))
     xp, tail = array_namespace(q), omega.shape[-2:]
     # With S and d as one axis, the heads are third from last, as group_heads expects.
     rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
@@ -203,8 +203,8 @@ def arranged_for_all(
 ) -> Arranged:
     """Arrange the arguments of `mean_of_ratios_attention`."""
     scale, mask = check(q, k, v, scale, mask, causal)
-    lead, drawn = checks.lead(q, k, v), {"coupling": coupling, "proposal": None, "rng": rng}
-    omega, _ = frequencies(q, lead, omega, None, num_samples=num_samples, **drawn)
+    lead, drawn = qkv.lead(q, k, v), {"coupling": coupling, "proposal": None, "rng": rng}
+    omega, _ = given_or_drawn(q, lead, omega, None, num_samples=num_samples, **drawn)
     (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
     return _without_weights(q, Keys(k, v, mask), omega[..., None, :, :], scale, ungroup)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import features, sampling
-from ..arrays import checks
+from ..arrays import checks, qkv
 from ..arrays.blocks import part
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, root_scale, square_norm
@@ -27,7 +27,7 @@ from ..engine.positive import two_hops
 from ..engine.signed import Signed
 from ..kernels import FEATURES, both_signs
 from ..typing import ArrayT, Coupling, Features
-from .inputs import change_gauge, check, frequencies
+from .inputs import change_gauge, check, given_or_drawn
 
 __all__ = ["FEATURES", "importance_sampled_attention", "random_feature_attention"]
 
@@ -202,11 +202,13 @@ def arranged(
     scale, mask = check(q, k, v, scale, mask, causal)
     checks.choice("features", features, FEATURES)
     q, k = change_gauge(q, k, v, proposal)
-    lead, drawn = checks.lead(q, k, v), {"coupling": coupling, "proposal": proposal, "rng": rng}
-    omega, log_weight = frequencies(q, lead, omega, log_weight, num_features=num_features, **drawn)
+    lead, drawn = qkv.lead(q, k, v), {"coupling": coupling, "proposal": proposal, "rng": rng}
+    omega, log_weight = given_or_drawn(
+        q, lead, omega, log_weight, num_features=num_features, **drawn
+    )
     norms = square_norms is None
     if not norms:
-        checks.pair("square_norms", square_norms, (q, k))
+        qkv.pair("square_norms", square_norms, (q, k))
     if features == "hyperbolic":
         omega, log_weight = both_signs(omega, log_weight)
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import qkv
 from ..arrays.words import said
 from . import safetensors
 from . import sample as files_sample
@@ -76,7 +76,7 @@ def load(
         arrays = {name: _heads_first(name, x) for name, x in arrays.items()}
     q, k = arrays["q"], arrays["k"]
     try:
-        checks.attention(q, k, arrays.get("v", k))
+        qkv.check(q, k, arrays.get("v", k))
         if q.dtype.itemsize > 8:
             raise TypeError(f"`q` must have dtype float32 or float64, got {q.dtype}.")
     except TypeError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import checks, frequencies, qkv
 from . import safetensors
 from .arrays import INSTALL, must_hold, read_file, read_npz
 
@@ -238,14 +238,14 @@ def _check_shapes(views: Mapping[str, _Array], per_query: bool) -> _Shape:
         for name, x in views.items()
     }
     q, k, v = (like[name] for name in "qkv")
-    checks.attention(q, k, v, bias=like.get("bias"), mask=like.get("mask"))
-    lead = checks.lead(q, k, v)
+    qkv.check(q, k, v, bias=like.get("bias"), mask=like.get("mask"))
+    lead = qkv.lead(q, k, v)
     if "sinks" in like:
-        checks.of_heads("sinks", like["sinks"], q, k, v)
+        qkv.of_heads("sinks", like["sinks"], q, k, v)
     if "omega" in like and per_query:
-        checks.query_frequencies(like["omega"], q, lead)
+        frequencies.of_queries(like["omega"], q, lead)
     elif "omega" in like:
-        checks.frequencies(like["omega"], None, q, lead)
+        frequencies.shared(like["omega"], None, q, lead)
     rows = (*lead, q.shape[-2])
     of_all = f"as for `q`, `k` and `v` of shapes {q.shape}, {k.shape} and {v.shape}"
     for name, shape, rule in (

@@ -14,7 +14,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 from .. import attention, naive, sampling
-from ..arrays import checks
+from ..arrays import checks, qkv
 from ..arrays.blocks import part, sum_to
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace
@@ -453,7 +453,7 @@ def _local(q: Array, k: Array, v: Array, *, window: near_and_far.Sides, **option
     """Pull `local_random_feature_attention` back, part by part."""
     fn = near_and_far.local_random_feature_attention
     signature(fn).bind(q, k, v, window=window, **options)  # it takes no other features
-    sides, causal = checks.window(window), options.get("causal", False)
+    sides, causal = qkv.window(window), options.get("causal", False)
     found, sources = rfa.arranged(q, k, v, **options), _sources(q, k, v, options)
     local = near_and_far.attend_locally(found, sides, causal)
     out = found.ungroup(local.done.out)

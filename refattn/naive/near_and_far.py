@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..arrays.library import Array, constant
 from ..typing import ArrayT
-from .doors import chunks, formula, frequencies, positive_scale
+from .doors import chunks, formula, positive_scale, shared_frequencies
 from .terms import (
     average,
     beside,
@@ -170,7 +170,7 @@ def second_order_attention(
     return _near_and_far(q, k, v, near, far, scores, v_mean, turned)
 
 
-@formula(frequencies, positive_scale)
+@formula(shared_frequencies, positive_scale)
 def local_random_feature_attention(
     q: ArrayT,
     k: ArrayT,

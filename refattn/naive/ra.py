@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array
 from ..typing import ArrayT
-from .doors import formula, frequencies, positive_scale, query_frequencies
+from .doors import formula, positive_scale, query_frequencies, shared_frequencies
 from .terms import (
     half_square_norm,
     hide,
@@ -70,7 +70,7 @@ def randomized_attention(
     return _mean_of_ratios(q, kernel_coordinates(k, scale), v, omega, seen)
 
 
-@formula(frequencies, positive_scale)
+@formula(shared_frequencies, positive_scale)
 def mean_of_ratios_attention(
     q: ArrayT,
     k: ArrayT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..arrays.library import Array, constant
 from ..typing import ArrayT, Features
-from .doors import formula, frequencies, named_features, positive_scale
+from .doors import formula, named_features, positive_scale, shared_frequencies
 from .terms import (
     average,
     finite,
@@ -23,7 +23,7 @@ from .terms import (
 __all__ = ["importance_sampled_attention", "random_feature_attention"]
 
 
-@formula(named_features, frequencies, positive_scale)
+@formula(named_features, shared_frequencies, positive_scale)
 def random_feature_attention(
     q: ArrayT,
     k: ArrayT,
@@ -96,7 +96,7 @@ def random_feature_attention(
     return ratio(xp.sum(weight * xp.cos(z_q - z_k), axis=-1), half, v, seen)
 
 
-@formula(frequencies, positive_scale)
+@formula(shared_frequencies, positive_scale)
 def importance_sampled_attention(
     q: ArrayT,
     k: ArrayT,

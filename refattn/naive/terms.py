@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from ..arrays import checks
+from ..arrays import qkv
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, constant, device
 
@@ -105,7 +105,7 @@ def visible(
     """
     ahead = offsets(q, k)
     far = sum(ahead.shape)  # beyond all keys
-    left, right = (None if x is None or x > far else x for x in checks.window(window))
+    left, right = (None if x is None or x > far else x for x in qkv.window(window))
     seen = xp.ones(ahead.shape, dtype=xp.bool, device=device(q))
     if mask is not None:
         seen = seen & mask

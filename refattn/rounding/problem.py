@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import blocks
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import array_namespace, to_host
@@ -28,12 +28,12 @@ __all__ = [
     "Problem",
     "conventions",
     "dtype_of",
-    "frequencies",
     "gradients",
     "holds",
     "key_heads",
     "of_arrays",
     "of_head",
+    "random_features",
     "refuse",
     "shown",
     "sweep",
@@ -412,23 +412,23 @@ def of_arrays(
         checks.is_array("mask", mask)
         numbers["mask"] = mask = to_host(mask, None)
     q, k, v = (numbers[name] for name in "qkv")
-    checks.attention(q, k, v, bias=numbers.get("bias"), mask=mask, causal=causal)
+    qkv.check(q, k, v, bias=numbers.get("bias"), mask=mask, causal=causal)
     if sinks is not None:
-        numbers["sinks"] = checks.of_heads("sinks", wide("sinks", sinks), q, k, v)
+        numbers["sinks"] = qkv.of_heads("sinks", wide("sinks", sinks), q, k, v)
     for name in {"bias", "sinks"} & set(numbers):
         if np.any(np.isnan(numbers[name]) | (numbers[name] == np.inf)):
             raise ValueError(f"`{name}` must be finite or -inf, got NaN or inf.")
     n, m = q.shape[-2], k.shape[-2]
     if kind == "frequencies":
-        numbers |= frequencies(omega, log_weight, features, q)
+        numbers |= random_features(omega, log_weight, features, q)
     if kind != "scores" and mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
         raise ValueError(
             f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {mask.shape}."
         )
-    window = checks.window(window)
+    window = qkv.window(window)
     band = Band.of(m - n, causal, window)
     lead = np.broadcast_shapes(
-        checks.lead(q, k, v), broadcast_lead(numbers.get("bias"), numbers.get("mask"))
+        qkv.lead(q, k, v), broadcast_lead(numbers.get("bias"), numbers.get("mask"))
     )
 
     def read(index: tuple[int, ...]) -> Mapping[str, Any]:
@@ -468,12 +468,12 @@ def refuse(name: str, x: Any, kind: str) -> None:
         )
 
 
-def frequencies(omega: Any, log_weight: Any, features: str, q: _Floats) -> dict[str, _Floats]:
+def random_features(omega: Any, log_weight: Any, features: str, q: _Floats) -> dict[str, _Floats]:
     """Frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
     checks.choice("features", features, ("positive", "hyperbolic"))
     omega = wide("omega", omega)
     weights = None if log_weight is None else wide("log_weight", log_weight)
-    omega, weights = checks.frequencies(omega, weights, q, q.shape[:-2])
+    omega, weights = frequencies.shared(omega, weights, q, q.shape[:-2])
     weights = np.broadcast_to(weights, omega.shape[:-1])
     if features == "hyperbolic":  # the positive ones of a frequency and of its negative
         omega, weights = np.concatenate([omega, -omega], -2), np.concatenate([weights] * 2, -1)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import checks, matrices
 from ..kernels import FEATURES
 from ..sampling import Gaussian
 from ..typing import Features, KnownCoupling
@@ -620,8 +620,8 @@ class Pair:
 def _vectors(x: Any, y: Any) -> tuple[Floats, Floats]:
     x, y = (checks.host(name, value, "(..., d)", 1) for name, value in (("x", x), ("y", y)))
     checks.compatible("x", x, "y", y)
-    checks.squares("x", x)
-    checks.squares("y", y)
+    matrices.squares("x", x)
+    matrices.squares("y", y)
     return x, y
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import checks, matrices, proposals, qkv
 from ..arrays.blocks import block_shape, blocks
 from ..arrays.heads import broadcast_lead, group_heads, head_counts
 from ..attention import attend
@@ -63,17 +63,17 @@ class Problem:
         )
         checks.whole("mask", mask)
         mask = None if mask is None else np.asarray(mask)
-        checks.attention(q, k, v, mask=mask, causal=causal)
+        qkv.check(q, k, v, mask=mask, causal=causal)
         scale = checks.real("scale", scale, positive=True, optional=True)
         root = q.shape[-1] ** -0.25 if scale is None else math.sqrt(scale)
         self.proposal = proposal
         if isinstance(proposal, Gaussian):
-            checks.batch("proposal", proposal.lead, checks.lead(q, k, v))
+            proposals.batch("proposal", proposal.lead, qkv.lead(q, k, v))
             q, k = proposal.change_gauge(q, k)
-        self.root, self.lead = root, checks.lead(q, k, v)
+        self.root, self.lead = root, qkv.lead(q, k, v)
         q, k = q * root, k * root
-        checks.squares("q", q)  # then scores are finite, and those of -inf hidden keys
-        checks.squares("k", k)
+        matrices.squares("q", q)  # then scores are finite, and those of -inf hidden keys
+        matrices.squares("k", k)
         heads, groups = head_counts(q, k, v)
         self.share = 1 if 1 in (heads, groups) else heads // max(groups, 1)
         unit = unit_of(v)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import proposals
 from ..sampling import Gaussian
 
 __all__ = ["SquaredWeights"]
@@ -30,7 +30,7 @@ class SquaredWeights:
                 f"{type(proposal).__name__}."
             )
         if proposal is not None:
-            checks.over("proposal", proposal, d)
+            proposals.over("proposal", proposal, d)
         self.rotated = proposal is not None and proposal.cov is not None
         self.standard = proposal is None or not (
             np.any(proposal.mean) or (self.rotated and np.any(proposal.cov != np.eye(d)))

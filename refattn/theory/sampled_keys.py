@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import checks, qkv
 from ..estimators.key_sampling import LAWS
 from ..typing import KeyLaw
 from .attention import ExactLaw, Law
@@ -112,7 +112,7 @@ def _rates(problem: Problem, draws: str) -> Floats:
     """Probability of each key in a draw, (..., m), and 1 where it is hidden from all."""
     *lead, _, _ = problem.shape
     m = problem.k.shape[-2]
-    mask = checks.one_row(problem.mask, problem.k)
+    mask = qkv.one_row(problem.mask, problem.k)
     seen = np.broadcast_to(True if mask is None else mask[..., 0, :], (*lead, m))
     share = 1 / np.maximum(np.sum(seen, axis=-1, keepdims=True), 1)
     if draws == "norms":
