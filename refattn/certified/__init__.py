@@ -193,7 +193,7 @@ def attend(
     """
     checks.real("scale", scale, like=_first(q))
     factor = None if scale == 1 else scale
-    given, ungroup = _arranged(
+    given, ungroup = _prepare(
         q, k, v, _number(factor),
         bias=bias, mask=mask, causal=causal, window=window, softcap=softcap, sinks=sinks,
     )  # fmt: skip
@@ -249,7 +249,7 @@ def softmax_attention(
            [ True]]))
     """
     factor = _usual(scale, q)
-    given, ungroup = _arranged(
+    given, ungroup = _prepare(
         q, k, v, factor,
         bias=bias, mask=mask, causal=causal, window=window, softcap=softcap, sinks=sinks,
     )  # fmt: skip
@@ -327,7 +327,7 @@ def softmax_gradients(
            [ 1.]]), True)
     """
     factor = _usual(scale, q)
-    given, _ = _arranged(
+    given, _ = _prepare(
         q, k, v, factor,
         bias=bias, mask=mask, causal=causal, window=window, softcap=None, sinks=sinks,
     )  # fmt: skip
@@ -507,14 +507,14 @@ def _require(like: Array) -> None:
         )
 
 
-class _Arranged(NamedTuple):
+class _Inputs(NamedTuple):
     """Arguments in pairs and in groups of heads, and what undoes the groups."""
 
     given: kernel.Given
     ungroup: Any
 
 
-def _arranged(
+def _prepare(
     q: Array | Pair,
     k: Array | Pair,
     v: Array | Pair,
@@ -523,8 +523,8 @@ def _arranged(
     bias: Array | Pair | Alibi | None,
     sinks: Array | None,
     **options: Any,
-) -> _Arranged:
-    """Check and arrange arguments."""
+) -> _Inputs:
+    """Check arguments, and group heads."""
     mask, causal = options["mask"], options["causal"]
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
@@ -556,7 +556,7 @@ def _arranged(
         Options(qkv.window(options["window"]), None, softcap, sinks, slopes),
         None if scale is None else _like(scale, q1),
     )
-    return _Arranged(given, ungroup)
+    return _Inputs(given, ungroup)
 
 
 def _ungrouped(found: kernel.Bounded, ungroup: Any) -> Certified:

@@ -149,27 +149,12 @@ def linear_randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.6)
     True
     """
-    found = arranged(
-        q,
-        k,
-        v,
-        num_proposals=num_proposals,
-        centres=centres,
-        omega=omega,
-        weighting=weighting,
-        beta=beta,
-        antithetic=antithetic,
-        proposal=proposal,
-        rng=rng,
-        scale=scale,
-        mask=mask,
-        causal=causal,
-    )
-    return found.ungroup(attend_arranged(found, causal).out)
+    inputs = prepare(locals())
+    return inputs.ungroup(attend_prepared(inputs, causal).out)
 
 
-def attend_arranged(found: Arranged, causal: bool) -> Attended:
-    """LARA of arguments that are arranged, and its log normaliser."""
+def attend_prepared(found: Inputs, causal: bool) -> Attended:
+    """Return LARA and its log normaliser."""
     q, keys, root, weighting = found.q, found.keys, found.root, found.options.weighting
     if causal:
         return causal_attention(q, keys, _Growing(found))
@@ -180,7 +165,7 @@ def attend_arranged(found: Arranged, causal: bool) -> Attended:
     return two_hops(q, samples, keys, False)
 
 
-class Arranged(NamedTuple):
+class Inputs(NamedTuple):
     """Arguments of LARA: checked, in groups of heads, and what is drawn."""
 
     q: Array
@@ -204,29 +189,17 @@ class Options(NamedTuple):
     beta: float
 
 
-def arranged(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    num_proposals: int | None = None,
-    centres: Array | Sequence[sampling.Gaussian] | None = None,
-    omega: Array | None = None,
-    weighting: Weighting = "balance",
-    beta: float = 1.0,
-    antithetic: bool = False,
-    proposal: sampling.Gaussian | None = None,
-    rng: Any = None,
-    scale: float | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Arranged:
-    """Arrange the arguments of `linear_randomized_attention`."""
-    scale, mask = check(q, k, v, scale, mask, causal)
+def prepare(given: dict[str, Any]) -> Inputs:
+    """Check arguments of `linear_randomized_attention`, draw noise, and group heads."""
+    q, k, v, scale, mask = check(given)
+    centres, omega, weighting, antithetic, proposal, causal = (
+        given[name]
+        for name in ("centres", "omega", "weighting", "antithetic", "proposal", "causal")
+    )
     checks.choice("weighting", weighting, WEIGHTINGS)
-    beta = checks.real("beta", beta, like=q)
+    beta = checks.real("beta", given["beta"], like=q)
     checks.flag("antithetic", antithetic)
-    count, repeats = _count_proposals(q, k, num_proposals, centres, omega, antithetic)
+    count, repeats = _count_proposals(q, k, given["num_proposals"], centres, omega, antithetic)
     if proposal is not None:
         sampling.check_gaussians("proposal", [proposal])
     q, k = change_gauge(q, k, v, proposal)
@@ -235,7 +208,7 @@ def arranged(
     lead, d = qkv.lead(q, k, v), q.shape[-1]
     z = None
     if omega is None:
-        z = checks.generator(rng).standard_normal((*lead, count, d))
+        z = checks.generator(given["rng"]).standard_normal((*lead, count, d))
     own = mixture = None
     if isinstance(centres, Sequence):
         omega, own, mixture = _from_sequence(centres, omega, z, repeats, lead, d)
@@ -255,7 +228,7 @@ def arranged(
     root = root_scale(scale, q)
     options = Options(count, repeats, weighting, beta)
     keys = Keys(k, v, mask, root * root / 2)
-    return Arranged(q, keys, root, ungroup, options, omega, centres, z, own, mixture)
+    return Inputs(q, keys, root, ungroup, options, omega, centres, z, own, mixture)
 
 
 class Proposals(NamedTuple):
@@ -268,7 +241,7 @@ class Proposals(NamedTuple):
     mixture: Array  # (..., S), of the sum of all
 
 
-def proposals(found: Arranged) -> Proposals:
+def proposals(found: Inputs) -> Proposals:
     """Make the proposals of chunks, and draw around them, where they are not given."""
     (count, repeats, *_), centres, omega = found.options, found.centres, found.omega
     q_mean = found.root * chunk_means(found.q, count, None)
@@ -295,7 +268,7 @@ def chunk_of_keys(keys: Keys, count: int) -> Array:
     return xp.asarray(chunk_of(keys.k.shape[-2], count), device=device(keys.k))
 
 
-def past_proposals(found: Arranged) -> tuple[Array, Array]:
+def past_proposals(found: Inputs) -> tuple[Array, Array]:
     """Means of the proposals of causal chunks (..., C, d), and their frequencies (..., S, d)."""
     count, repeats, *_ = found.options
     keys, omega = found.keys, found.omega
@@ -303,7 +276,7 @@ def past_proposals(found: Arranged) -> tuple[Array, Array]:
     return centres, _around(centres, found.noise, repeats) if omega is None else omega
 
 
-def past_chunks(found: Arranged) -> Iterator[tuple[Array, Array]]:
+def past_chunks(found: Inputs) -> Iterator[tuple[Array, Array]]:
     """Which of the chunks that make proposals each query and each key is in, or -1; and these."""
     n, count, xp = found.q.shape[-2], found.options.proposals, array_namespace(found.q)
     chunk = chunk_of(n, count)
@@ -322,7 +295,7 @@ def log_weights(made: Proposals, weighting: Weighting) -> Array:
     return math.log(made.q_mean.shape[-2]) - made.mixture
 
 
-def query_weights(found: Arranged, made: Proposals) -> QueryWeights:
+def query_weights(found: Inputs, made: Proposals) -> QueryWeights:
     """What the weights of samples are made of where they depend on the query."""
     balance = array_namespace(made.omega).exp(made.own - made.mixture)
     over = -1 if found.options.weighting == "query" else -2
@@ -519,7 +492,7 @@ class _Growing(Exponential):
     omega: Array  # (..., S, d)
     mixture: Array  # of the proposals so far at each of omega, log over N(0, I), (..., 1, S)
 
-    def __init__(self, found: Arranged) -> None:
+    def __init__(self, found: Inputs) -> None:
         self.found, self.options, self.alike = found, found.options, False
         noise = found.noise if found.omega is None else found.omega
         self.width, self.arrays = self.options.proposals * self.options.repeats, (noise,)

@@ -17,12 +17,12 @@ from ..features import Features, elu, elu_features, relu, relu_features
 from ..typing import ArrayT
 
 __all__ = [
-    "arranged",
     "checked",
     "evaluate",
     "is_elementwise",
     "linear_attention",
     "of_map",
+    "prepare",
     "read",
     "sums",
 ]
@@ -92,12 +92,12 @@ def linear_attention(
     >>> linear_attention(q, k, v)  # kernels 2 and 6
     array([[3.]])
     """
-    q, keys, ungroup = arranged(q, k, v, feature_map, mask=mask, causal=causal)
+    q, keys, ungroup = prepare(locals())
     features = of_map(feature_map, keys.k if keys.k.shape[-2] else q)
     return ungroup(signed.linear_attention(q, keys, features, causal))
 
 
-class Arranged(NamedTuple):
+class Inputs(NamedTuple):
     """Arguments of linear attention: checked, and in groups of heads."""
 
     q: Array
@@ -105,23 +105,16 @@ class Arranged(NamedTuple):
     ungroup: Callable[..., Array]
 
 
-def arranged(
-    q: Array,
-    k: Array,
-    v: Array,
-    feature_map: Any,
-    *,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Arranged:
-    """Arrange the arguments of `linear_attention`."""
-    qkv.check(q, k, v, mask=mask, causal=causal)
+def prepare(given: dict[str, Any]) -> Inputs:
+    """Check arguments of `linear_attention`, and group heads."""
+    q, k, v, feature_map, mask = (given[x] for x in ("q", "k", "v", "feature_map", "mask"))
+    qkv.check(q, k, v, mask=mask, causal=given["causal"])
     if not callable(feature_map):
         raise TypeError(
             f"`feature_map` must be a function of an array, got {type(feature_map).__name__}."
         )
     (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.key_rows(mask, k))
-    return Arranged(q, Keys(k, v, mask), ungroup)
+    return Inputs(q, Keys(k, v, mask), ungroup)
 
 
 @as_written

@@ -8,7 +8,7 @@ from ..engine import kernel_back
 from ..engine.hops import joined
 from ..engine.kernel import Attended
 from ..engine.kernel_back import Cotangents, zeros_of
-from ..estimators.few_keys import Arranged, Sample
+from ..estimators.few_keys import Inputs, Sample
 
 __all__ = ["pull"]
 
@@ -16,7 +16,7 @@ _WHOLE = slice(None)
 
 
 @as_written
-def pull(found: Arranged, done: Attended, d_out: Array) -> Cotangents:
+def pull(found: Inputs, done: Attended, d_out: Array) -> Cotangents:
     """Pull `few_keys.attend_samples`, which returned `done`, back."""
     q, k, v, _, indices, *_ = found.sample
     total = Cotangents(*map(zeros_of, (q, k, v)))

@@ -30,7 +30,7 @@ _WHOLE = slice(None)
 
 
 class Pulled(NamedTuple):
-    """Cotangents of what was arranged; of frequencies only if they were given."""
+    """Cotangents of arguments, in groups of heads; of frequencies only if they were given."""
 
     q: Array
     k: Array
@@ -48,7 +48,7 @@ class _Densities(NamedTuple):
 
 
 @as_written
-def pull(found: lara.Arranged, done: Attended, d_out: Array) -> Pulled:
+def pull(found: lara.Inputs, done: Attended, d_out: Array) -> Pulled:
     """Pull cotangents of LARA with weights of the proposals alone back."""
     made, own = lara.proposals(found), found.options.weighting == "own"
     log_weight = lara.log_weights(made, found.options.weighting)[..., None, :]
@@ -62,7 +62,7 @@ def pull(found: lara.Arranged, done: Attended, d_out: Array) -> Pulled:
 
 
 def _through_proposals(
-    found: lara.Arranged, made: lara.Proposals, taken: _Densities, q: Array, k: Array, v: Array
+    found: lara.Inputs, made: lara.Proposals, taken: _Densities, q: Array, k: Array, v: Array
 ) -> Pulled:
     """Go on to frequencies, centres, and the tokens that these are means of."""
     xp, (count, repeats, *_) = array_namespace(found.q), found.options
@@ -119,7 +119,7 @@ def _of_chunks(d_means: Array, chunk: Array, x: Array) -> Array:
 
 
 @as_written
-def pull_query_weighted(found: lara.Arranged, done: Attended, d_out: Array) -> Pulled:
+def pull_query_weighted(found: lara.Inputs, done: Attended, d_out: Array) -> Pulled:
     """The same with weights that depend on the query, which move with it and with mean queries."""
     q, keys, root, xp = found.q, found.keys, found.root, array_namespace(found.q)
     made = lara.proposals(found)
@@ -215,7 +215,7 @@ class _Sums(NamedTuple):
 
 
 @as_written
-def pull_causal(found: lara.Arranged, done: Attended, d_out: Array) -> Pulled:
+def pull_causal(found: lara.Inputs, done: Attended, d_out: Array) -> Pulled:
     """Pull causal LARA back, where queries know the samples of chunks before their own."""
     xp, (count, repeats, weighting, _) = array_namespace(found.q), found.options
     q, keys, root = found.q, found.keys, found.root
