@@ -18,12 +18,11 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from . import moments, theory
 from .arrays import checks, matrices, qkv
 from .arrays.heads import group_heads, head_counts
-from .arrays.library import Array, array_namespace, constant, host_dtype, to_host
+from .arrays.library import Array, Doubles, array_namespace, constant, host_dtype, to_host
 from .estimators.rfa import random_feature_attention
 from .moments import Moments
 from .sampling import Gaussian
@@ -49,9 +48,6 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
-
-
-Floats = npt.NDArray[np.float64]
 
 
 class Centred(NamedTuple):
@@ -83,9 +79,9 @@ class Assessment(NamedTuple):
         Harmonic mean over queries of the effective sample size that the law predicts.
     """
 
-    predicted: Floats
-    achieved: Floats
-    ess: Floats
+    predicted: Doubles
+    achieved: Doubles
+    ess: Doubles
 
     @property
     def in_regime(self) -> Any:
@@ -156,7 +152,7 @@ def fit(
     return Gaussian(best.mean, best.cov, gauge=a)
 
 
-def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Floats:
+def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Doubles:
     r"""Find the gauge in which queries and keys vary least.
 
     .. math::
@@ -373,7 +369,7 @@ def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:
     return Gaussian(of_q.mean + of_k.mean, _best_covariance(of_q.cov + of_k.cov))
 
 
-def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None) -> Floats:
+def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None) -> Doubles:
     r"""Expected log of the second moment of a kernel estimate, relative to the squared kernel.
 
     .. math::
@@ -539,19 +535,19 @@ def assess(
     return Assessment(theory.relative_error(law, exact), achieved, ess)
 
 
-def _best_variance(excess: Floats) -> Floats:
+def _best_variance(excess: Doubles) -> Doubles:
     r"""Minimise log(s / sqrt(2 s - 1)) + excess / (2 s - 1) over s: (1 + u) / 2 of `sderf`."""
     b = 1 + 2 * excess
     return (1 + (b + np.sqrt(b * b + 8 * excess)) / 2) / 2
 
 
-def _best_covariance(cov: Floats) -> Floats:
+def _best_covariance(cov: Doubles) -> Doubles:
     """Optimal covariance for q + k of second moment `cov` about the mean of the proposal."""
     values, vectors = np.linalg.eigh(cov)
     return _power((_best_variance(np.maximum(values, 0.0)), vectors), 1.0)
 
 
-def _second_moment(q: Moments, k: Moments) -> tuple[Floats, Floats]:
+def _second_moment(q: Moments, k: Moments) -> tuple[Doubles, Doubles]:
     """Mean and second moment of q + k."""
     of_q, of_k = _checked(q, k)
     mean = of_q.mean + of_k.mean
@@ -611,13 +607,13 @@ def _scaled(m: Moments, root: float, copies: int) -> Moments:
     return m._replace(mean=mean, cov=cov)
 
 
-def _turned(m: Moments, a: Floats) -> Moments:
+def _turned(m: Moments, a: Doubles) -> Moments:
     """Moments of A x."""
     mean = (a @ m.mean[..., None])[..., 0]
     return m._replace(mean=mean, cov=a @ m.cov @ np.swapaxes(a, -1, -2))
 
 
-def _eigh(cov: Floats, floor: float) -> tuple[Floats, Floats]:
+def _eigh(cov: Doubles, floor: float) -> tuple[Doubles, Doubles]:
     """Eigenpairs, with eigenvalues raised to `floor` times their mean (1 if that is 0)."""
     values, vectors = np.linalg.eigh((cov + np.swapaxes(cov, -1, -2)) / 2)
     mean = np.mean(values, axis=-1, keepdims=True)
@@ -625,17 +621,17 @@ def _eigh(cov: Floats, floor: float) -> tuple[Floats, Floats]:
     return np.maximum(values, floor * mean), vectors
 
 
-def _right_singular(b: Floats) -> tuple[Floats, Floats]:
+def _right_singular(b: Doubles) -> tuple[Doubles, Doubles]:
     """Eigenpairs of (B^T B)^{1/2}."""
     _, values, rows = np.linalg.svd(b)
     return values, np.swapaxes(rows, -1, -2)
 
 
-def _power(eigen: tuple[Floats, Floats], exponent: float) -> Floats:
+def _power(eigen: tuple[Doubles, Doubles], exponent: float) -> Doubles:
     """Power of a symmetric matrix."""
     values, vectors = eigen
     return (vectors * values[..., None, :] ** exponent) @ np.swapaxes(vectors, -1, -2)
 
 
-def _trace(cov: Floats) -> Floats:
+def _trace(cov: Doubles) -> Doubles:
     return np.asarray(np.trace(cov, axis1=-2, axis2=-1))

@@ -16,13 +16,13 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from .arrays import checks, matrices, proposals, qkv
 from .arrays.blocks import block_shape, blocks, part, put, tiles
 from .arrays.heads import broadcast_lead, group_heads, head_counts
 from .arrays.library import (
     Array,
+    Doubles,
     array_namespace,
     as_written,
     constant,
@@ -54,9 +54,6 @@ def __dir__() -> list[str]:
     return __all__
 
 
-Floats = npt.NDArray[np.float64]
-
-
 class InfiniteVarianceWarning(UserWarning):
     """The importance weights of a proposal have no variance: its covariance is not above I/2."""
 
@@ -73,8 +70,8 @@ class Samples(NamedTuple):
         log N(omega; 0, I) - log q(omega) for frequencies drawn from q, so 0 for q = N(0, I).
     """
 
-    omega: Floats
-    log_weight: Floats
+    omega: Doubles
+    log_weight: Doubles
 
 
 class Proposal(Protocol):
@@ -86,9 +83,9 @@ class Proposal(Protocol):
     @property
     def d(self) -> int: ...
 
-    def transform(self, z: Floats, rng: np.random.Generator) -> Floats: ...
+    def transform(self, z: Doubles, rng: np.random.Generator) -> Doubles: ...
 
-    def log_ratio(self, omega: Floats) -> Floats: ...
+    def log_ratio(self, omega: Doubles) -> Doubles: ...
 
     def has_finite_variance(self) -> bool: ...
 
@@ -126,9 +123,9 @@ class Gaussian:
     array([-2.18445066])
     """
 
-    mean: Floats
-    cov: Floats | None = None
-    gauge: Floats | None = None
+    mean: Doubles
+    cov: Doubles | None = None
+    gauge: Doubles | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", checks.host("mean", self.mean, "(..., d)", 1))
@@ -155,7 +152,7 @@ class Gaussian:
         return np.broadcast_shapes(self.mean.shape[:-1], outer)
 
     @cached_property
-    def eigen(self) -> tuple[Floats, Floats]:
+    def eigen(self) -> tuple[Doubles, Doubles]:
         """Eigenvalues (..., d) and eigenvectors (..., d, d), in columns, of the covariance."""
         cov = np.eye(self.d) if self.cov is None else self.cov
         values, vectors = np.linalg.eigh(cov)
@@ -188,7 +185,7 @@ class Gaussian:
                 )
         return constant(np.swapaxes(self.gauge, -1, -2), q), constant(inverse, k)
 
-    def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
+    def transform(self, z: Doubles, rng: np.random.Generator) -> Doubles:
         """Map standard normal rows z (..., S, d) to draws: mean + cov^{1/2} z."""
         if self.cov is not None:
             values, vectors = self.eigen
@@ -196,7 +193,7 @@ class Gaussian:
             z = z @ root
         return self.mean[..., None, :] + z
 
-    def log_ratio(self, omega: Floats) -> Floats:
+    def log_ratio(self, omega: Doubles) -> Doubles:
         """Evaluate log N(omega; 0, I) - log q(omega), (..., S, d) to (..., S)."""
         mean = self.mean[..., None, :]
         if self.cov is None:
@@ -206,7 +203,7 @@ class Gaussian:
         log_det = np.sum(np.log(values), axis=-1)[..., None]
         return np.asarray((np.sum(white**2, -1) - np.sum(omega**2, -1) + log_det) / 2)
 
-    def log_density(self, omega: Floats) -> Floats:
+    def log_density(self, omega: Doubles) -> Doubles:
         """Evaluate log q(omega), (..., S, d) to (..., S)."""
         standard = -np.sum(np.asarray(omega) ** 2, -1) / 2 - self.d / 2 * math.log(2 * math.pi)
         return np.asarray(standard - self.log_ratio(omega))
@@ -284,13 +281,13 @@ class Mixture:
         """Shape of the batch."""
         return np.broadcast_shapes(*(c.lead for c in self.components))
 
-    def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
+    def transform(self, z: Doubles, rng: np.random.Generator) -> Doubles:
         """Map standard normal rows z (..., S, d) to draws, each from a component drawn for it."""
         chosen = rng.choice(len(self.components), size=z.shape[:-1], p=self.weights)
         each = np.stack([c.transform(z, rng) for c in self.components])
         return np.asarray(np.take_along_axis(each, chosen[None, ..., None], axis=0)[0])
 
-    def log_ratio(self, omega: Floats) -> Floats:
+    def log_ratio(self, omega: Doubles) -> Doubles:
         """Evaluate log N(omega; 0, I) - log q(omega), (..., S, d) to (..., S)."""
         from scipy.special import logsumexp
 
@@ -298,7 +295,7 @@ class Mixture:
         weights = self.weights.reshape((-1,) + (1,) * (each.ndim - 1))
         return np.asarray(-logsumexp(each, axis=0, b=weights))
 
-    def log_density(self, omega: Floats) -> Floats:
+    def log_density(self, omega: Doubles) -> Doubles:
         """Evaluate log q(omega), (..., S, d) to (..., S)."""
         standard = Gaussian(np.zeros(self.d))
         return np.asarray(standard.log_density(omega) - self.log_ratio(omega))
@@ -485,8 +482,8 @@ def draw_target(
 def _draw_target(
     q: Array,
     k: Array,
-    u: Floats,
-    z: Floats,
+    u: Doubles,
+    z: Doubles,
     scale: float | None,
     mask: Array | None,
     causal: bool,
@@ -555,40 +552,40 @@ def _cumulative_share(
     return before + xp.cumulative_sum(share, axis=-1)
 
 
-def _iid(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _iid(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     return rng.standard_normal((num_samples, d))
 
 
-def _orthogonal(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _orthogonal(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     return _chi(_rotations(np.eye(d), num_samples, rng), rng)
 
 
-def _simplex(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _simplex(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     return _chi(_rotations(_simplex_directions(d), num_samples, rng), rng)
 
 
-def _antithetic(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _antithetic(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     half = rng.standard_normal((-(-num_samples // 2), d))
     return np.concatenate([half, -half])[:num_samples]
 
 
-def _sobol(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _sobol(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     from scipy.stats import qmc
 
     return _quasi(qmc.Sobol(d, rng=rng), num_samples)
 
 
-def _halton(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _halton(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     from scipy.stats import qmc
 
     return _quasi(qmc.Halton(d, rng=rng), num_samples)
 
 
-def _regularised(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _regularised(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     return math.sqrt(d) * _rotations(np.eye(d), num_samples, rng)
 
 
-def _rotations(directions: Floats, num_samples: int, rng: np.random.Generator) -> Floats:
+def _rotations(directions: Doubles, num_samples: int, rng: np.random.Generator) -> Doubles:
     """Rotate the unit vectors (d, d) anew for each block, cut to the number of samples."""
     d = directions.shape[-1]
     rows = np.empty((-(-num_samples // d), d, d))
@@ -597,13 +594,13 @@ def _rotations(directions: Floats, num_samples: int, rng: np.random.Generator) -
     return rows.reshape(-1, d)[:num_samples]
 
 
-def _chi(directions: Floats, rng: np.random.Generator) -> Floats:
+def _chi(directions: Doubles, rng: np.random.Generator) -> Doubles:
     """Give unit vectors independent chi_d norms: rows that are N(0, I) one by one."""
     num_samples, d = directions.shape
     return directions * np.sqrt(rng.chisquare(d, (num_samples, 1)))
 
 
-def _haar(d: int, rng: np.random.Generator) -> Floats:
+def _haar(d: int, rng: np.random.Generator) -> Doubles:
     """Draw a Haar-distributed orthogonal matrix (d, d): Mezzadri, arXiv:math-ph/0609050.
 
     LAPACK fixes the signs of R by convention, so that Q alone is not Haar; multiplying the
@@ -615,7 +612,7 @@ def _haar(d: int, rng: np.random.Generator) -> Floats:
     return np.asarray(q * np.where(np.diagonal(r) < 0, -1.0, 1.0))
 
 
-def _simplex_directions(d: int) -> Floats:
+def _simplex_directions(d: int) -> Doubles:
     """Corners of a regular simplex: unit vectors (d, d) with mutual products -1/(d - 1)."""
     if d == 1:
         return np.ones((1, 1))
@@ -625,7 +622,7 @@ def _simplex_directions(d: int) -> Floats:
     return np.asarray(rows)
 
 
-def _quasi(engine: Any, num_samples: int) -> Floats:
+def _quasi(engine: Any, num_samples: int) -> Doubles:
     """Standard normal points from a scrambled quasi-Monte Carlo engine."""
     from scipy.special import ndtri
 
@@ -635,7 +632,7 @@ def _quasi(engine: Any, num_samples: int) -> Floats:
     return np.asarray(ndtri(np.clip(points, 2.0**-54, 1 - 2.0**-53)))  # 0 would give -inf
 
 
-COUPLINGS: dict[Coupling, Callable[[int, int, np.random.Generator], Floats]] = {
+COUPLINGS: dict[Coupling, Callable[[int, int, np.random.Generator], Doubles]] = {
     "antithetic": _antithetic,
     "halton": _halton,
     "iid": _iid,

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
-from ..arrays.blocks import block_shape, blocks, most_threads, part, put, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, most_threads, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
     Array,
@@ -42,8 +42,6 @@ def __dir__() -> list[str]:
 
 
 WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
-
-_WHOLE = slice(None)
 
 
 def linear_randomized_attention(
@@ -449,8 +447,8 @@ class QueryWeights(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> QueryWeights:
         """Take some heads."""
-        balance, own = (part(x, (*head, _WHOLE)) for x in (self.balance, self.own))
-        q_mean = part(self.q_mean, (*head, _WHOLE, _WHOLE))
+        balance, own = (part(x, (*head, WHOLE)) for x in (self.balance, self.own))
+        q_mean = part(self.q_mean, (*head, WHOLE, WHOLE))
         return self._replace(q_mean=q_mean, balance=balance, own=own)
 
 
@@ -465,18 +463,18 @@ def query_weighted(
     lead, n = broadcast_lead(q, keys.k, keys.v, omega, keys.mask), q.shape[-2]
     out, lse = buffers(q, keys.v, lead)
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // omega.shape[-2]):
-        box, q_i = (*head, _WHOLE, _WHOLE), part(q, (*head, i, _WHOLE))
+        box, q_i = (*head, WHOLE, WHOLE), part(q, (*head, i, WHOLE))
         own = weights.part(tuple(head))
         t = own.softmax(root * q_i, None if norm is None else part(norm, box))
         log_weight = own.log(own.of(t))
         samples = Samples(part(omega, box), log_weight)
         if states is None:
-            seen = keys.part(tuple(head))._replace(mask=part(keys.mask, (*head, i, _WHOLE)))
+            seen = keys.part(tuple(head))._replace(mask=part(keys.mask, (*head, i, WHOLE)))
             done = two_hops(q_i, samples, seen, False)
         else:
-            f = Attended(part(states.out, box), part(states.lse, (*head, _WHOLE)))
+            f = Attended(part(states.out, box), part(states.lse, (*head, WHOLE)))
             done = read(q_i, samples, f)
-        out = put(out, (*head, i, _WHOLE), done.out)
+        out = put(out, (*head, i, WHOLE), done.out)
         lse = put(lse, (*head, i), done.lse)
     return Attended(out, lse)
 
@@ -500,7 +498,7 @@ class _Growing(Exponential):
 
     def part(self, head: tuple[slice, ...]) -> _Growing:
         """Take some heads, and draw their samples."""
-        own, found, box = copy(self), self.found, (*head, _WHOLE, _WHOLE)
+        own, found, box = copy(self), self.found, (*head, WHOLE, WHOLE)
         omega, noise = (None if x is None else part(x, box) for x in (found.omega, found.noise))
         own.found = found._replace(
             q=part(found.q, box), keys=found.keys.part(head), omega=omega, noise=noise

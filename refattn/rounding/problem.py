@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import blocks
 from ..arrays.heads import broadcast_lead
-from ..arrays.library import array_namespace, to_host
+from ..arrays.library import Doubles, array_namespace, to_host
 from ..arrays.threads import InOrder, for_each
 from ..engine.scores import Band
 from . import backward, linear, softmax
@@ -40,8 +40,6 @@ __all__ = [
     "wide",
 ]
 
-
-_Floats = npt.NDArray[np.float64]
 
 _ROWS = 256  # queries of a block
 
@@ -117,14 +115,14 @@ class Problem(NamedTuple):
             return softmax.analyse(self.head(index), kernel, i, changes)
         return linear.analyse(self.features(index, kernel), kernel, i)
 
-    def exact(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> _Floats:
+    def exact(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> Doubles:
         """The exact result for some rows of a head, where they are scores' or gradients'."""
         if self.gradient is None:
             return softmax.exact(self.head(index), i)
         saved = self.gradient.saved(index, kernel)
         return backward.exact(saved, self.gradient.of, i)
 
-    def rows_given(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> list[_Floats]:
+    def rows_given(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> list[Doubles]:
         """What makes rows: queries, with the derivatives to outputs, or keys and values."""
         if self.gradient is None:
             return [self.read(index)["q"][i]]
@@ -258,7 +256,7 @@ class Gradient(NamedTuple):
 
     of: str
     forward: Problem
-    given: Callable[[tuple[int, ...]], tuple[_Floats, _Floats | None]]
+    given: Callable[[tuple[int, ...]], tuple[Doubles, Doubles | None]]
     heads: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]]
     has_out: bool
     columns: int
@@ -297,7 +295,7 @@ class Gradient(NamedTuple):
     def rounded(self, to: Format) -> Gradient:
         """With queries, keys, values and derivatives rounded."""
 
-        def given(index: tuple[int, ...]) -> tuple[_Floats, _Floats | None]:
+        def given(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
             d_out, out = self.given(index)
             return to.round(d_out), out
 
@@ -320,8 +318,8 @@ class Gradient(NamedTuple):
 def gradients(
     problem: Problem,
     shapes: Mapping[str, tuple[int, ...]],
-    d_out: Callable[[tuple[int, ...]], _Floats],
-    out: Callable[[tuple[int, ...]], _Floats] | None,
+    d_out: Callable[[tuple[int, ...]], Doubles],
+    out: Callable[[tuple[int, ...]], Doubles] | None,
     dtype: str,
 ) -> dict[str, Problem]:
     """The problems of gradients, of which the shapes are given, by their names.
@@ -334,7 +332,7 @@ def gradients(
     for index in np.ndindex(problem.lead):
         all_hold("d_out", d_out(index), index, dtype)
 
-    def given(index: tuple[int, ...]) -> tuple[_Floats, _Floats | None]:
+    def given(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
         return d_out(index), None if out is None else out(index)
 
     found: dict[str, Problem] = {}
@@ -468,7 +466,7 @@ def refuse(name: str, x: Any, kind: str) -> None:
         )
 
 
-def random_features(omega: Any, log_weight: Any, features: str, q: _Floats) -> dict[str, _Floats]:
+def random_features(omega: Any, log_weight: Any, features: str, q: Doubles) -> dict[str, Doubles]:
     """Frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
     checks.choice("features", features, ("positive", "hyperbolic"))
     omega = wide("omega", omega)
@@ -497,7 +495,7 @@ def conventions(d: int, scale: float | None) -> float:
     return float(d**-0.5 if found is None else found)
 
 
-def wide(name: str, x: Any) -> _Floats:
+def wide(name: str, x: Any) -> Doubles:
     """Numbers of any floating-point type, in float64 on the host."""
     checks.is_array(name, x)
     dtype = dtype_of(x, name)
@@ -549,7 +547,7 @@ def holds(problem: Problem, dtype: str) -> None:
             all_hold(name, x[name], index, dtype)
 
 
-def all_hold(name: str, x: _Floats, index: tuple[int, ...], dtype: str) -> None:
+def all_hold(name: str, x: Doubles, index: tuple[int, ...], dtype: str) -> None:
     """Check that the numbers of a head are of the storage type."""
     held = FORMATS[dtype].holds(x)
     if not np.all(held):
