@@ -127,8 +127,7 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
         \hat\Sigma = \frac{1}{N - \mathrm{ddof}} \sum_{i=1}^N
                      (x_i - \hat\mu)(x_i - \hat\mu)^\top
 
-    Reference 002, eqs. (1) and (2). (The references are listed in
-    `validation/site/guide/where.md`.)
+    Reference 002, eqs. (1) and (2). (`refattn.naive` lists the references.)
 
     Parameters
     ----------

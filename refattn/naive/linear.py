@@ -19,7 +19,7 @@ def elu_plus_one(x: Array) -> Array:
 
     .. math:: \phi(x) = x + 1 \;(x > 0), \qquad e^x \;(x \le 0)
 
-    Reference 004, phi, with alpha = 1.
+    Katharopoulos et al., arXiv:2006.16236; reference 004, phi, with alpha = 1.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ def linear_attention(
         \mathrm{out}_i = \frac{\sum_j \phi(q_i) \cdot \phi(k_j) \, v_j}
                               {\sum_j \phi(q_i) \cdot \phi(k_j)}
 
-    over the keys j that query i sees. Reference 004, kernel_attn; reference 000,
-    KernelizedAttention.
+    over the keys j that query i sees. Katharopoulos et al., arXiv:2006.16236; reference 004,
+    kernel_attn; reference 000, KernelizedAttention.
 
     Parameters
     ----------

@@ -37,8 +37,8 @@ def randomized_attention(
         \mathrm{out}_i = \frac1S \sum_s f_i(\omega_{is}), \qquad
         f_i(\omega) = \frac{\sum_j \xi(k_j, \omega) \, v_j}{\sum_j \xi(k_j, \omega)}
 
-    over the keys j that query i sees. Reference 003, RA, for omega_is drawn from
-    p_i = sum_j softmax_j(q_i . k_j) N(q_i + k_j, I).
+    over the keys j that query i sees. Zheng et al., arXiv:2204.04667; reference 003, RA, for
+    omega_is drawn from p_i = sum_j softmax_j(q_i . k_j) N(q_i + k_j, I).
 
     Parameters
     ----------
