@@ -502,7 +502,12 @@ def _draw_target(
         k_h = part(k, (*head, slice(0, stop), whole))
         seen = None if mask is None else part(mask, (*head, i, slice(0, stop)))
         lse = attend(q_i, k_h, k_h[..., :1], mask=seen, causal=causal, scale=root * root).lse
-        shares = partial(_cumulative_share, q_i, k_h, lse[..., None], seen, causal, scale, wide)
+        lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))[..., None]
+        scaled = xp.astype(q_i, wide)
+        wide_root = root_scale(scale, scaled)
+        scaled = scaled * (wide_root * wide_root)
+        shift = stop - (i.stop - i.start) if causal else None
+        shares = partial(_cumulative_share, scaled, k_h, lse, seen, shift)
         zero = xp.zeros((1, 1), dtype=wide, device=device(q))
         total = zero
         for j in blocks(0, stop, columns):
@@ -532,21 +537,20 @@ def _cumulative_share(
     k: Array,
     lse: Array,
     mask: Array | None,
-    causal: bool,
-    scale: float | None,
-    wide: Any,
+    shift: int | None,
     j: slice,
     before: Array,
 ) -> Array:
-    """Distribution function of the attended key, over the keys j, from its value before them."""
-    xp, shift = array_namespace(q), k.shape[-2] - q.shape[-2]
-    q, k_j = xp.astype(q, wide), xp.astype(k[..., j, :], wide)
-    root = root_scale(scale, q)
-    lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))
-    share = xp.exp(multiply(q * (root * root), xp.matrix_transpose(k_j)) - lse)
+    """Distribution function of the attended key, over the keys j, from its value before them.
+
+    Queries are times the scale; in causal attention query i sees the keys up to i + shift.
+    """
+    xp, k_j = array_namespace(q), k[..., j, :]
+    scores = multiply(q, xp.matrix_transpose(xp.astype(k_j, q.dtype)))
+    share = xp.exp(scores - lse)
     if mask is not None:
         share = xp.where(mask[..., j], share, 0.0)
-    if causal:
+    if shift is not None:
         past = causal_mask(slice(0, q.shape[-2]), j, shift, device(q), xp)
         share = xp.where(past, share, 0.0)
     return before + xp.cumulative_sum(share, axis=-1)

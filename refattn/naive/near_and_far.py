@@ -92,14 +92,14 @@ def eva_attention(
            [2.]])
     """
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
-    member, near, far = _chunks(q, k, window, mask, causal)
+    member, seen = _chunks(q, k, window, mask, causal)
     mean = chunk_means(k, member)
     omega = _query_means(q, k, window) + mean if omega is None else omega
     weights = softmax(hide(products(omega, k) - half_square_norm(k), member))
     scores = products(q, mean)
     if log_size:
         scores = scores + log(chunk_sizes(member, q))
-    return _near_and_far(q, k, v, near, far, scores, weighted_sum(weights, v, member))
+    return _near_and_far(q, k, v, seen, scores, weighted_sum(weights, v, member))
 
 
 @formula(chunks, positive_scale)
@@ -150,7 +150,7 @@ def second_order_attention(
            [2.]])
     """
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
-    member, near, far = _chunks(q, k, window, mask, causal)
+    member, seen = _chunks(q, k, window, mask, causal)
     d, mean, v_mean = q.shape[-1], chunk_means(k, member), chunk_means(v, member)
     one = xp.matrix_transpose(xp.astype(member, q.dtype))  # (..., m, C)
     apart, v_apart = (
@@ -167,7 +167,7 @@ def second_order_attention(
     spread = xp.matrix_transpose(xp.sum(along * q[..., None, :, :], axis=-1))
     scores = products(q, mean) + spread / 2 + log(chunk_sizes(member, q))
     turned = q[..., None, :, :] @ cross  # Cov_c(v, k) q, (..., C, n, d_v)
-    return _near_and_far(q, k, v, near, far, scores, v_mean, turned)
+    return _near_and_far(q, k, v, seen, scores, v_mean, turned)
 
 
 @formula(shared_frequencies, positive_scale)
@@ -231,17 +231,18 @@ def local_random_feature_attention(
 
 def _chunks(
     q: Array, k: Array, window: int, mask: Array | None, causal: bool
-) -> tuple[Array, Array, Array]:
-    """Members of each chunk, (..., C, m); keys a query sees one by one; chunks it sees as a whole.
+) -> tuple[Array, tuple[Array, Array]]:
+    """Return which keys are in each chunk, (..., C, m), and what each query sees.
 
-    The last query is level with the last key. These are (..., n, m) and (..., n, C).
+    Which keys one by one, (..., n, m), and which chunks as a whole, (..., n, C). The last query is
+    level with the last key.
     """
     chunk = integers(0, _number_of_chunks(k, window), q)
     own, of_key = _chunk_of_query(q, k, window)[:, None], integers(0, k.shape[-2], q) // window
     member = (of_key == chunk[:, None]) & present(k, mask)
     near = visible(q, k, mask=mask, causal=causal) & (of_key == own)
     far = chunk < own if causal else chunk != own
-    return member, near, far & xp.any(member, axis=-1)[..., None, :]
+    return member, (near, far & xp.any(member, axis=-1)[..., None, :])
 
 
 def _chunk_of_query(q: Array, k: Array, window: int) -> Array:
@@ -263,8 +264,7 @@ def _near_and_far(
     q: Array,
     k: Array,
     v: Array,
-    near: Array,
-    far: Array,
+    seen: tuple[Array, Array],
     scores: Array,
     values: Array,
     turned: Array | None = None,
@@ -273,7 +273,7 @@ def _near_and_far(
 
     Scores of chunks are (..., n, C), their values (..., C, d_v) and these terms (..., C, n, d_v).
     """
-    m = k.shape[-2]
+    (near, far), m = seen, k.shape[-2]
     weights = softmax(beside(hide(products(q, k), near), hide(scores, far)))
     out = weighted_sum(weights[..., :m], v, near) + weighted_sum(weights[..., m:], values, far)
     if turned is None:
