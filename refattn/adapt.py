@@ -18,12 +18,11 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from . import moments, theory
-from .arrays import checks
+from .arrays import checks, matrices, qkv
 from .arrays.heads import group_heads, head_counts
-from .arrays.library import Array, array_namespace, constant, host_dtype, to_host
+from .arrays.library import Array, Doubles, array_namespace, constant, host_dtype, to_host
 from .estimators.rfa import random_feature_attention
 from .moments import Moments
 from .sampling import Gaussian
@@ -49,9 +48,6 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
-
-
-Floats = npt.NDArray[np.float64]
 
 
 class Centred(NamedTuple):
@@ -83,9 +79,9 @@ class Assessment(NamedTuple):
         Harmonic mean over queries of the effective sample size that the law predicts.
     """
 
-    predicted: Floats
-    achieved: Floats
-    ess: Floats
+    predicted: Doubles
+    achieved: Doubles
+    ess: Doubles
 
     @property
     def in_regime(self) -> Any:
@@ -156,7 +152,7 @@ def fit(
     return Gaussian(best.mean, best.cov, gauge=a)
 
 
-def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Floats:
+def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Doubles:
     r"""Find the gauge in which queries and keys vary least.
 
     .. math::
@@ -199,8 +195,8 @@ def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Floats:
     q_cov, k_cov = (
         checks.host(name, x, "(..., d, d)", 2) for name, x in (("q_cov", q_cov), ("k_cov", k_cov))
     )
-    checks.semidefinite("q_cov", q_cov, q_cov.shape[-1])
-    checks.semidefinite("k_cov", k_cov, k_cov.shape[-1])
+    matrices.semidefinite("q_cov", q_cov, q_cov.shape[-1])
+    matrices.semidefinite("k_cov", k_cov, k_cov.shape[-1])
     checks.compatible("q_cov", q_cov, "k_cov", k_cov)
     floor = checks.real("floor", floor, positive=True)
     constant_rows = (_trace(q_cov) <= 0) | (_trace(k_cov) <= 0)
@@ -373,7 +369,7 @@ def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:
     return Gaussian(of_q.mean + of_k.mean, _best_covariance(of_q.cov + of_k.cov))
 
 
-def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None) -> Floats:
+def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None) -> Doubles:
     r"""Expected log of the second moment of a kernel estimate, relative to the squared kernel.
 
     .. math::
@@ -464,7 +460,7 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
     >>> attend(q, k, v, scale=2.0).out, attend(*centred[:2], v, bias=centred.bias, scale=2.0).out
     (array([[0.88079708]]), array([[0.88079708]]))
     """
-    checks.attention(q, k, k)
+    qkv.check(q, k, k)
     scale = checks.real("scale", scale, positive=True, optional=True, like=q)
     wide = host_dtype(q)
     a, b = (checks.host(name, x, "(..., d)", 1, wide) for name, x in (("a", a), ("b", b)))
@@ -519,7 +515,7 @@ def assess(
     (True, True)
     """
     checks.positive_integer("draws", draws)
-    checks.attention(q, k, v)
+    qkv.check(q, k, v)
     rng = checks.generator(rng)
     host = to_host(q), to_host(k), to_host(v)
     problem = Problem(*host, scale=scale)
@@ -539,19 +535,19 @@ def assess(
     return Assessment(theory.relative_error(law, exact), achieved, ess)
 
 
-def _best_variance(excess: Floats) -> Floats:
+def _best_variance(excess: Doubles) -> Doubles:
     r"""Minimise log(s / sqrt(2 s - 1)) + excess / (2 s - 1) over s: (1 + u) / 2 of `sderf`."""
     b = 1 + 2 * excess
     return (1 + (b + np.sqrt(b * b + 8 * excess)) / 2) / 2
 
 
-def _best_covariance(cov: Floats) -> Floats:
+def _best_covariance(cov: Doubles) -> Doubles:
     """Optimal covariance for q + k of second moment `cov` about the mean of the proposal."""
     values, vectors = np.linalg.eigh(cov)
     return _power((_best_variance(np.maximum(values, 0.0)), vectors), 1.0)
 
 
-def _second_moment(q: Moments, k: Moments) -> tuple[Floats, Floats]:
+def _second_moment(q: Moments, k: Moments) -> tuple[Doubles, Doubles]:
     """Mean and second moment of q + k."""
     of_q, of_k = _checked(q, k)
     mean = of_q.mean + of_k.mean
@@ -574,7 +570,7 @@ def _host_moments(name: str, m: Any) -> Moments:
         cov = np.where(np.all(np.isnan(cov), axis=(-2, -1), keepdims=True), 0.0, cov)
     mean = checks.host(f"{name}.mean", mean, "(..., d)", 1)
     cov = checks.host(f"{name}.cov", cov, "(..., d, d)", 2)
-    checks.semidefinite(f"{name}.cov", cov, mean.shape[-1])
+    matrices.semidefinite(f"{name}.cov", cov, mean.shape[-1])
     return Moments(m.count, mean, cov, m.ddof)
 
 
@@ -582,7 +578,7 @@ def _kernel_moments(q: Any, k: Any, scale: float | None) -> tuple[Moments, Momen
     """Moments in kernel coordinates of arrays or from given moments, one for each query head."""
     scale = checks.real("scale", scale, positive=True, optional=True)
     if not isinstance(q, Moments) and not isinstance(k, Moments):
-        checks.attention(q, k, k)
+        qkv.check(q, k, k)
     of_q, of_k = (
         _host_moments(name, x if isinstance(x, Moments) else moments.estimate(x))
         for name, x in (("q", q), ("k", k))
@@ -611,13 +607,13 @@ def _scaled(m: Moments, root: float, copies: int) -> Moments:
     return m._replace(mean=mean, cov=cov)
 
 
-def _turned(m: Moments, a: Floats) -> Moments:
+def _turned(m: Moments, a: Doubles) -> Moments:
     """Moments of A x."""
     mean = (a @ m.mean[..., None])[..., 0]
     return m._replace(mean=mean, cov=a @ m.cov @ np.swapaxes(a, -1, -2))
 
 
-def _eigh(cov: Floats, floor: float) -> tuple[Floats, Floats]:
+def _eigh(cov: Doubles, floor: float) -> tuple[Doubles, Doubles]:
     """Eigenpairs, with eigenvalues raised to `floor` times their mean (1 if that is 0)."""
     values, vectors = np.linalg.eigh((cov + np.swapaxes(cov, -1, -2)) / 2)
     mean = np.mean(values, axis=-1, keepdims=True)
@@ -625,17 +621,17 @@ def _eigh(cov: Floats, floor: float) -> tuple[Floats, Floats]:
     return np.maximum(values, floor * mean), vectors
 
 
-def _right_singular(b: Floats) -> tuple[Floats, Floats]:
+def _right_singular(b: Doubles) -> tuple[Doubles, Doubles]:
     """Eigenpairs of (B^T B)^{1/2}."""
     _, values, rows = np.linalg.svd(b)
     return values, np.swapaxes(rows, -1, -2)
 
 
-def _power(eigen: tuple[Floats, Floats], exponent: float) -> Floats:
+def _power(eigen: tuple[Doubles, Doubles], exponent: float) -> Doubles:
     """Power of a symmetric matrix."""
     values, vectors = eigen
     return (vectors * values[..., None, :] ** exponent) @ np.swapaxes(vectors, -1, -2)
 
 
-def _trace(cov: Floats) -> Floats:
+def _trace(cov: Doubles) -> Doubles:
     return np.asarray(np.trace(cov, axis1=-2, axis2=-1))

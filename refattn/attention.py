@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .arrays import checks
+from .arrays import checks, qkv
 from .arrays.heads import Alibi, group_heads
 from .arrays.library import Array, constant
 from .engine import kernel
@@ -128,14 +128,10 @@ def attend(
     >>> attend(q, k, v, window=(1, 0)).out, attend(q, k, v, sinks=np.array(0.0)).out
     (array([[4.5]]), array([[2.25]]))
     """
-    given = arranged(
-        q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, rooted=False,
-        window=window, softcap=softcap, sinks=sinks, dropout=dropout,
-    )  # fmt: skip
-    return given.attend()
+    return prepare(locals()).attend()
 
 
-class Arranged(NamedTuple):
+class Inputs(NamedTuple):
     """Arguments of attention: checked, and in groups of heads."""
 
     arrays: tuple[Array, Array, Array]
@@ -148,43 +144,32 @@ class Arranged(NamedTuple):
         return Attended(self.ungroup(out), self.ungroup(lse, core=1))
 
 
-def arranged(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    scale: float | None,
-    bias: Array | Alibi | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-    rooted: bool = True,
-    window: tuple[int | None, int | None] | None = None,
-    shift: int | None = None,
-    softcap: float | None = None,
-    sinks: Array | None = None,
-    dropout: Array | None = None,
-) -> Arranged:
-    """Arrange the arguments of `softmax_attention`, or of `attend`, which has a scale.
+def prepare(given: dict[str, Any], *, rooted: bool = False, shift: int | None = None) -> Inputs:
+    """Check arguments of `attend`, or of `softmax_attention` if `rooted`, and group heads.
 
-    Of tokens that begin elsewhere, key i + shift is level with query i, where that is not m - n.
+    A scale of None is 1 / sqrt(d) if `rooted`. Of tokens that begin elsewhere, key i + shift is
+    level with query i, where that is not m - n.
     """
+    q, k, v, bias, mask, causal, dropout = (
+        given[name] for name in ("q", "k", "v", "bias", "mask", "causal", "dropout")
+    )
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
-    checks.attention(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
-    scale = checks.real("scale", scale, optional=rooted, like=q)
-    softcap = checks.softcap(softcap, q)
+    qkv.check(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
+    scale = checks.real("scale", given["scale"], optional=rooted, like=q)
+    softcap = qkv.softcap(given["softcap"], q)
     sinks, slopes = (
-        None if x is None else checks.of_heads(name, x, q, k, v)
-        for name, x in (("sinks", sinks), ("slopes", slopes))
+        None if x is None else qkv.of_heads(name, x, q, k, v)
+        for name, x in (("sinks", given["sinks"]), ("slopes", slopes))
     )
     (q, k, v, bias, mask, *of_pairs), ungroup = group_heads(
         q, k, v, bias, mask, sinks, slopes, dropout
     )
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
-    more = Options(checks.window(window), shift, softcap, *of_pairs)
+    more = Options(qkv.window(given["window"]), shift, softcap, *of_pairs)
     named = {"bias": bias, "mask": mask, "causal": causal, "scale": scale, "options": more}
-    return Arranged((q, k, v), named, ungroup)
+    return Inputs((q, k, v), named, ungroup)
 
 
 def alibi(slopes: Array) -> Alibi:
@@ -259,7 +244,7 @@ def merge(a: Attended[ArrayT], b: Attended[ArrayT]) -> Attended[ArrayT]:
     >>> merge(attend(q, k[:1], v[:1]), attend(q, k[1:], v[1:])).out, attend(q, k, v).out
     (array([[2.]]), array([[2.]]))
     """
-    checks.attended(a=a, b=b)
+    qkv.attended(a=a, b=b)
     return kernel.merge(Attended(*a), Attended(*b))
 
 
@@ -312,8 +297,4 @@ def softmax_attention(
     array([[2.],
            [3.]])
     """
-    given = arranged(
-        q, k, v, bias=bias, mask=mask, causal=causal, scale=scale,
-        window=window, softcap=softcap, sinks=sinks, dropout=dropout,
-    )  # fmt: skip
-    return given.attend().out
+    return prepare(locals(), rooted=True).attend().out

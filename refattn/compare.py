@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import checks
+from .arrays import checks, qkv
 from .arrays.heads import broadcast_lead, group_heads
+from .arrays.library import Floats
 from .arrays.shown import held
 from .arrays.words import close
 from .attention import softmax_attention
@@ -48,8 +49,6 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_Array = npt.NDArray[Any]
-
 REFUSALS = (ValueError, MemoryError, OverflowError)  # what an estimator may not take S with
 
 QUADRATIC_PAIRS = 2**19  # of query and key, for estimators that take n m S
@@ -63,12 +62,12 @@ class Row(NamedTuple):
 
     estimator: str
     samples: int | None  # S
-    errors: _Array  # (draws, ...), one for each draw and head
+    errors: Floats  # (draws, ...), one for each draw and head
     seconds: float | None  # for one evaluation of all heads, in proportion if of some queries
     queries: int | None = None  # of each head, evenly spaced; None for all
 
     @property
-    def per_head(self) -> _Array:
+    def per_head(self) -> Floats:
         """Mean over the draws, shape (...)."""
         return np.asarray(np.mean(self.errors, axis=0))
 
@@ -171,17 +170,17 @@ class Tolerated(NamedTuple):
 class Problem(NamedTuple):
     """Queries, keys and values, and exact attention over them in float64: see `pose`."""
 
-    q: _Array
-    k: _Array
-    v: _Array
+    q: Floats
+    k: Floats
+    v: Floats
     scale: float
     causal: bool
     seed: int
-    exact: _Array
-    size: _Array  # its norm in each head
-    taken: _Array | None = None  # which queries of a longer sequence these are; None for all
+    exact: Floats
+    size: Floats  # its norm in each head
+    taken: Floats | None = None  # which queries of a longer sequence these are; None for all
 
-    def error(self, estimate: _Array) -> _Array:
+    def error(self, estimate: Floats) -> Floats:
         """Relative error of each head."""
         difference = np.linalg.norm(estimate - self.exact, axis=(-2, -1))
         return np.asarray(difference / self.size)
@@ -203,9 +202,9 @@ class Problem(NamedTuple):
 
 
 def pose(
-    q: _Array,
-    k: _Array,
-    v: _Array,
+    q: Floats,
+    k: Floats,
+    v: Floats,
     *,
     scale: float | None = None,
     causal: bool = False,
@@ -236,7 +235,7 @@ def pose(
     >>> problem.row(refattn.registry.ESTIMATORS["ra"], 32, 2, warm=False).errors.shape
     (2, 2, 4)
     """
-    checks.attention(q, k, v, causal=causal)
+    qkv.check(q, k, v, causal=causal)
     found = checks.real("scale", scale, positive=True, optional=True)
     scale = q.shape[-1] ** -0.5 if found is None else found
     checks.non_negative_integer("seed", seed)
@@ -283,7 +282,7 @@ def places(count: int, most: int) -> npt.NDArray[np.intp]:
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.intp)
 
 
-def few_queries(q: _Array, k: _Array) -> int | None:
+def few_queries(q: Floats, k: Floats) -> int | None:
     """How many queries of each head to take for what takes n m S; None for all, if they are few."""
     heads = math.prod(broadcast_lead(*group_heads(q, k, k)[0]))
     most = max(QUADRATIC_QUERIES, QUADRATIC_PAIRS // max(1, heads * k.shape[-2]))
@@ -368,9 +367,9 @@ def tolerated() -> Tolerated:
 
 
 def measure(
-    q: _Array,
-    k: _Array,
-    v: _Array,
+    q: Floats,
+    k: Floats,
+    v: Floats,
     *,
     estimators: Iterable[str] = DEFAULT,
     sizes: Sequence[int] = (8, 32, 128, 512),
@@ -445,7 +444,7 @@ def measure(
     if queries is not None:
         checks.positive_integer("queries", queries)
     chosen = [record_of(name) for name in checks.names("estimators", estimators)]
-    checks.attention(q, k, v, causal=causal)
+    qkv.check(q, k, v, causal=causal)
     _check_some(q, k, v)
     if announce is not None:
         announce(_estimate(_unposed(q, k, v, scale, causal, seed), chosen, sizes, draws, queries))
@@ -479,7 +478,7 @@ def measure(
     return Comparison(rows, skipped, problem.scale, causal, seed, draws)
 
 
-def _size(exact: _Array) -> _Array:
+def _size(exact: Floats) -> Floats:
     """Norm of each head."""
     size = np.linalg.norm(exact, axis=(-2, -1))
     if not (size.size and np.all(np.isfinite(size) & (size > 0))):
@@ -490,7 +489,7 @@ def _size(exact: _Array) -> _Array:
     return np.asarray(size)
 
 
-def _check_some(q: _Array, k: _Array, v: _Array) -> None:
+def _check_some(q: Floats, k: Floats, v: Floats) -> None:
     """Check that there are heads and tokens."""
     for name, x in zip("qkv", (q, k, v), strict=True):
         if 0 in x.shape[:-1]:
@@ -499,7 +498,7 @@ def _check_some(q: _Array, k: _Array, v: _Array) -> None:
             )
 
 
-def exact_and_size(q: _Array, k: _Array, v: _Array, **settings: Any) -> tuple[_Array, _Array]:
+def exact_and_size(q: Floats, k: Floats, v: Floats, **settings: Any) -> tuple[Floats, Floats]:
     """Exact attention and its norm in each head, which errors are relative to."""
     _check_some(q, k, v)
     exact = np.asarray(softmax_attention(q, k, v, **settings))
@@ -535,7 +534,7 @@ def _skipped(problem: Problem, record: Estimator, samples: int | None, reason: s
 
 
 def _unposed(
-    q: _Array, k: _Array, v: _Array, scale: float | None, causal: bool, seed: int
+    q: Floats, k: Floats, v: Floats, scale: float | None, causal: bool, seed: int
 ) -> Problem:
     """A problem without exact attention, for times."""
     found = checks.real("scale", scale, positive=True, optional=True)
@@ -574,8 +573,8 @@ def _estimate(
 def _timed(
     name: str,
     samples: int | None,
-    evaluate: Callable[[int], _Array],
-    error: Callable[[_Array], _Array],
+    evaluate: Callable[[int], Floats],
+    error: Callable[[Floats], Floats],
     draws: int,
     *,
     warm: bool,
@@ -592,7 +591,7 @@ def _timed(
     return Row(name, samples, np.stack(errors), float(np.median(seconds)))
 
 
-def _evaluate(problem: Problem, record: Estimator, samples: int | None, draw: int) -> _Array:
+def _evaluate(problem: Problem, record: Estimator, samples: int | None, draw: int) -> Floats:
     """Evaluate an estimator; the seed depends on S and the draw, not on the estimator."""
     options: dict[str, Any] = {"scale": problem.scale, "causal": problem.causal}
     default = {"scale": problem.q.shape[-1] ** -0.5, "causal": False}

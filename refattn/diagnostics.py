@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import checks
+from .arrays import checks, frequencies, qkv
 from .arrays.heads import group_heads
 from .arrays.library import Array, array_namespace, as_written, is_numpy_array, root_scale
 from .arrays.products import multiply
@@ -73,10 +73,10 @@ def log_weights(
     >>> np.exp(diagnostics.log_weights(np.ones((1, 1)), np.ones((3, 1)), omega=omega))
     array([[0.5, 0.5]])
     """
-    checks.attention(q, k, k, mask=mask)
+    qkv.check(q, k, k, mask=mask)
     scale = checks.real("scale", scale, positive=True, optional=True, like=q)
-    lead = checks.lead(q, k, k)
-    omega, log_weight = checks.frequencies(omega, log_weight, q, lead)
+    lead = qkv.lead(q, k, k)
+    omega, log_weight = frequencies.shared(omega, log_weight, q, lead)
     if mask is not None:
         checks.broadcasts("mask", mask, (*lead, 1, k.shape[-2]), "(..., 1, m)")
     (q, k, _, omega, log_weight, mask), ungroup = group_heads(

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from . import attention, sampling
-from .arrays import checks
+from .arrays import checks, qkv
 from .arrays.library import Array, array_namespace, device, is_numpy_array
 from .attention import Alibi, Attended
 from .engine.scores import Band
-from .estimators.inputs import change_gauge, frequencies
+from .estimators.inputs import arguments, change_gauge, given_or_drawn
 from .streaming import PositiveState
 from .typing import Coupling
 
@@ -215,14 +215,14 @@ def random_feature_attention(
     >>> distributed.random_feature_attention(q, k, v, num_features=4, rng=0).compute().shape
     (6, 3)
     """
+    given = locals()
     _check(q, k, v, causal)
     scale = checks.real("scale", scale, positive=True, optional=True)
     if heads := getattr(proposal, "lead", ()):
         raise ValueError(f"`proposal` must be one for all heads, got a batch of shape {heads}.")
     q, k = change_gauge(q, k, v, proposal)
     like = np.empty((0, q.shape[-1]), q.dtype)
-    law = {"coupling": coupling, "proposal": proposal, "rng": rng}
-    drawn = frequencies(like, (), omega, log_weight, num_features=num_features, **law)
+    drawn = given_or_drawn(given, "num_features", like, ())
     delayed = _dask("delayed").delayed
     samples = delayed(drawn)  # one node of the graph, not a copy in each task
 
@@ -269,7 +269,7 @@ def _exact(
     of_pairs["bias"] = None if isinstance(bias, Alibi) else bias
     _check(q, k, v, causal, of_pairs, {"sinks": sinks, "slopes": slopes})
     checks.real("softcap", options["softcap"], positive=True, optional=True)
-    band = Band.of(k.shape[-2] - q.shape[-2], causal, checks.window(window))
+    band = Band.of(k.shape[-2] - q.shape[-2], causal, qkv.window(window))
 
     q, k, v = _cut(q, k, v, causal=False)
     scores = (*q.chunks[:-1], k.chunks[-2])
@@ -305,7 +305,9 @@ def _part(q: Array, k: Array, v: Array, **options: Any) -> Attended:
     """What one chunk of queries finds in one chunk of keys."""
     q, k, v = map(_aligned, (q, k, v))
     options = {name: _aligned(x) for name, x in options.items()}
-    return attention.arranged(q, k, v, **options).attend()
+    shift = options.pop("shift")
+    given = arguments(attention.softmax_attention, q, k, v, **options)
+    return attention.prepare(given, rooted=True, shift=shift).attend()
 
 
 def _no_keys(q: Array, d_v: int, sinks: Array | None) -> Attended:
@@ -473,10 +475,10 @@ def _check(
             raise TypeError(f"`{name}` must be a Dask array, got {type(x).__name__}.")
         if any(n != n for n in x.shape):
             raise ValueError(f"`{name}` must have chunks of known sizes, got {x.chunks}.")
-    checks.attention(q, k, v, causal=causal, **of_pairs)
+    qkv.check(q, k, v, causal=causal, **of_pairs)
     for name, x in of_heads.items():
         if x is not None:
-            checks.of_heads(name, x, q, k, v)
+            qkv.of_heads(name, x, q, k, v)
     grouped = min(q.ndim, k.ndim) > 2 and q.shape[:-3] == k.shape[:-3]
     grouped = grouped and 0 < k.shape[-3] <= q.shape[-3]
     for name, x, lead in (("k", k, k if grouped else q), ("v", v, k)):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import checks
+from .arrays import checks, frequencies, qkv
 from .arrays.library import (
     Array,
     Workspace,
@@ -443,7 +443,7 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
 def _products(x: Array, omega: Array) -> Array:
     """Products omega_s . x_i, shape (..., n, S)."""
     checks.arrays(2, x=x)
-    omega, _ = checks.frequencies(omega, None, x)
+    omega, _ = frequencies.shared(omega, None, x)
     checks.leading("x", x, "omega", omega)
     return multiply(x, array_namespace(x).matrix_transpose(omega))
 
@@ -452,7 +452,7 @@ def _square_norm(x: Array, given: Any) -> Array:
     """|x|^2 of the rows (..., n, d), or what is given in its place, shape (..., n)."""
     if given is None:
         return square_norm(x)
-    given = checks.per_head("square_norm", given, x)
+    given = qkv.per_head("square_norm", given, x)
     return array_namespace(x).broadcast_to(given[..., None], x.shape[:-1])
 
 

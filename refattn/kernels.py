@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from .arrays import checks
+from .arrays import checks, frequencies
 from .arrays.library import Array, array_namespace, as_written, constant, square_norm
 from .arrays.products import multiply
 from .engine.kernel import attend, finite
@@ -190,7 +190,7 @@ def estimate(
     """
     _pairs(x, y)
     checks.choice("features", features, FEATURES)
-    omega, log_weight = checks.frequencies(omega, log_weight, x)
+    omega, log_weight = frequencies.shared(omega, log_weight, x)
     checks.compatible("x", x, "omega", omega[..., 0, :])
     checks.compatible("y", y, "omega", omega[..., 0, :])
     xp = array_namespace(x)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import entr
 
-from .arrays import checks
+from .arrays import checks, rows
 from .arrays.blocks import block_shape, pairwise, part, tiles
 from .arrays.library import (
     Array,
@@ -127,8 +127,7 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
         \hat\Sigma = \frac{1}{N - \mathrm{ddof}} \sum_{i=1}^N
                      (x_i - \hat\mu)(x_i - \hat\mu)^\top
 
-    Reference 002, eqs. (1) and (2). (The references are listed in
-    `validation/site/guide/where.md`.)
+    Reference 002, eqs. (1) and (2). (`refattn.naive` lists the references.)
 
     Parameters
     ----------
@@ -226,7 +225,7 @@ def estimate_chunks(
     >>> moments.estimate_chunks(chunks)
     Moments(count=2, mean=array([1.]), cov=array([[2.]]), ddof=1)
     """
-    checks.iterable("chunks", chunks)
+    rows.iterable("chunks", chunks)
     return _estimate(((f"chunks[{i}]", x) for i, x in enumerate(chunks)), axis, ddof)
 
 
@@ -494,7 +493,7 @@ def mean_plus_trace(m: Moments) -> Array:
 
 def _estimate(named: Iterable[tuple[str, Array]], axis: Any, ddof: int) -> Moments:
     """Fold the rows of arrays, which come with the names that messages call them."""
-    checks.ddof("ddof", ddof)
+    rows.ddof("ddof", ddof)
     blocks = _blocks(named, axis)
     empty = next(blocks, None)
     if empty is None:
@@ -518,14 +517,14 @@ def _blocks(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[Array]:
     first, head = "", None
     for name, x in named:
         checks.arrays(2, **{name: x})
-        pooled = checks.row_axes(name, x, axis)
+        pooled = rows.axes_of_rows(name, x, axis)
         kept = tuple(i for i in range(x.ndim - 1) if i not in pooled)
         xp, lead, d = array_namespace(x), tuple(x.shape[i] for i in kept), x.shape[-1]
         if head is None:
             first, head = name, xp.zeros((*lead, 0, d), dtype=x.dtype, device=device(x))
             yield head
         x = xp.permute_dims(x, (*kept, *pooled, x.ndim - 1))
-        checks.rows(name, x, len(pooled), first, head)
+        rows.joining_rows(name, x, len(pooled), first, head)
         # d rows take the room of the result; with less, small products would dominate.
         size = max(d, math.prod(block_shape(x)) // max(1, math.prod(lead) * d))
         for box in tiles(x.shape[len(lead) : -1], size):
@@ -617,7 +616,7 @@ def check_moments(**named: Any) -> None:
         if not isinstance(m, Moments):
             raise TypeError(f"`{name}` must be a Moments, got {checks.describe(m)}.")
         checks.non_negative_integer(f"{name}.count", m.count)
-        checks.ddof(f"{name}.ddof", m.ddof)
+        rows.ddof(f"{name}.ddof", m.ddof)
         checks.arrays(1, **{f"{name}.mean": m.mean, f"{name}.cov": m.cov})
         shape = tuple(m.mean.shape)
         if shape[-1] == 0 or tuple(m.cov.shape) != (*shape, shape[-1]):

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from . import adapt, moments, theory
-from .arrays import checks
+from .arrays import checks, qkv
 from .arrays.heads import broadcast_lead, group_heads
+from .arrays.library import Floats
 from .arrays.shown import held
 from .attention import softmax_attention
 from .compare import (
@@ -63,8 +63,6 @@ __all__ = [
 def __dir__() -> list[str]:
     return __all__
 
-
-_Array = npt.NDArray[Any]
 
 PARTS = {  # of moments.Summary
     "mean_norm": "|mean {}|",
@@ -132,15 +130,15 @@ class Profile(NamedTuple):
     rows: tuple[int, int]
     lead: tuple[int, ...]
     advised: int
-    eigenvalues: dict[str, _Array]
-    table: dict[str, _Array]
-    excess: dict[str, _Array]
+    eigenvalues: dict[str, Floats]
+    table: dict[str, Floats]
+    excess: dict[str, Floats]
     queries: int
-    error: dict[str, _Array]
-    inside: dict[str, _Array]
-    by_law: dict[str, _Array]
-    holds_from: dict[str, _Array]
-    spread: dict[str, _Array]
+    error: dict[str, Floats]
+    inside: dict[str, Floats]
+    by_law: dict[str, Floats]
+    holds_from: dict[str, Floats]
+    spread: dict[str, Floats]
 
     @property
     def heads(self) -> list[tuple[int, ...]]:
@@ -160,7 +158,7 @@ class Profile(NamedTuple):
                 float(np.linalg.norm(e * self.spread[name]) / (2 * heads)) for e in self.error[name]
             ]
 
-    def promised(self, name: str) -> _Array:
+    def promised(self, name: str) -> Floats:
         """S at which the law gives the target and holds."""
         return np.maximum(self.by_law[name], self.holds_from[name])
 
@@ -185,13 +183,13 @@ class _Question(NamedTuple):
     scale: float
     target: float
     sizes: list[int]
-    estimate: Callable[[_Array], moments.Moments]
+    estimate: Callable[[Floats], moments.Moments]
 
 
 def study(
-    q: _Array,
-    k: _Array,
-    v: _Array | None = None,
+    q: Floats,
+    k: Floats,
+    v: Floats | None = None,
     *,
     sizes: Sequence[int] = (8, 32, 128, 512),
     target: float = 0.1,
@@ -245,7 +243,7 @@ def study(
     >>> bool(found.table["trace_q"][0, 0] > 0)
     True
     """
-    checks.attention(q, k, k if v is None else v)
+    qkv.check(q, k, k if v is None else v)
     found = checks.real("scale", scale, positive=True, optional=True)
     scale = q.shape[-1] ** -0.5 if found is None else found
     target = checks.real("target", target, positive=True)
@@ -258,7 +256,7 @@ def study(
     if values:
         exact_and_size(q, k, values[0], scale=scale)
 
-    def estimate(x: _Array) -> moments.Moments:
+    def estimate(x: Floats) -> moments.Moments:
         found = moments.estimate(x)
         return moments.shrink(found) if shrink else found
 
@@ -276,7 +274,7 @@ def study(
         for head, q_h, k_h, v_h in track(heads)
     ]
 
-    def stacked(part: str) -> dict[str, _Array]:
+    def stacked(part: str) -> dict[str, Floats]:
         """Join the heads; what has an axis over S gets it first."""
         joined = {}
         for name in of_heads[0][part]:
@@ -299,7 +297,7 @@ def study(
     )
 
 
-def foreseen(q: _Array, k: _Array, v: _Array | None = None, *, scale: float | None = None) -> float:
+def foreseen(q: Floats, k: Floats, v: Floats | None = None, *, scale: float | None = None) -> float:
     """About how many seconds `study` takes: a + b m^2 for each head, from two parts of one.
 
     Parameters
@@ -342,8 +340,8 @@ def foreseen(q: _Array, k: _Array, v: _Array | None = None, *, scale: float | No
 
 
 def _each_head(
-    q: _Array, k: _Array, v: _Array
-) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], _Array, _Array, _Array]]]:
+    q: Floats, k: Floats, v: Floats
+) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], Floats, Floats, Floats]]]:
     """Shape of the heads, and views (index, q, k, v) of each, also where they share keys."""
     grouped, ungroup = group_heads(q, k, v)
     inner = broadcast_lead(*grouped)
@@ -358,7 +356,7 @@ def _each_head(
     return lead, [(head, q[i], k[i], v[i]) for head, i in pairs]
 
 
-def _spaced(x: _Array, most: int) -> _Array:
+def _spaced(x: Floats, most: int) -> Floats:
     """At most so many rows, evenly spaced from the first to the last."""
     if len(x) <= most:
         return x
@@ -366,9 +364,9 @@ def _spaced(x: _Array, most: int) -> _Array:
 
 
 def _study_head(
-    q: _Array,
-    k: _Array,
-    v: _Array | None,
+    q: Floats,
+    k: Floats,
+    v: Floats | None,
     question: _Question,
     fitted: Gaussian,
 ) -> dict[str, dict[str, Any]]:
@@ -405,7 +403,7 @@ def _study_head(
 
 
 def _study_laws(
-    q: _Array, k: _Array, v: _Array, question: _Question, fitted: Gaussian
+    q: Floats, k: Floats, v: Floats, question: _Question, fitted: Gaussian
 ) -> dict[str, dict[str, Any]]:
     """Ask the laws of a head, for evenly spaced queries."""
     few = _spaced(q, LAW_QUERIES)
@@ -424,7 +422,7 @@ def _study_laws(
 
 
 def _laws(
-    q: _Array, k: _Array, v: _Array, exact: _Array, scale: float, fitted: Gaussian
+    q: Floats, k: Floats, v: Floats, exact: Floats, scale: float, fitted: Gaussian
 ) -> dict[str, theory.Law]:
     """The laws of one feature or sample."""
     attention_law = partial(theory.attention_law, q, k, v, num_features=1, scale=scale)
@@ -437,7 +435,7 @@ def _laws(
     }
 
 
-def _unnormalised(law: theory.Law, exact: _Array) -> theory.Law:
+def _unnormalised(law: theory.Law, exact: Floats) -> theory.Law:
     """Turn the law of one frequency of RFA into that of IS: second moments not about the mean."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         weight = 1 / law.ess[..., None]
@@ -446,7 +444,7 @@ def _unnormalised(law: theory.Law, exact: _Array) -> theory.Law:
     return theory.Law(np.zeros_like(variance), variance, law.ess)
 
 
-def _spread(law: theory.Law, exact: _Array, count: int) -> float:
+def _spread(law: theory.Law, exact: Floats, count: int) -> float:
     """Relative standard error of the sum of variances over that of squares, of some of the queries.
 
     That of a ratio of means, to first order, for queries taken at random without replacement.
@@ -557,9 +555,9 @@ class Search(NamedTuple):
 
 
 def plan(
-    q: _Array,
-    k: _Array,
-    v: _Array,
+    q: Floats,
+    k: Floats,
+    v: Floats,
     *,
     estimators: Iterable[str] | None = None,
     target: float = 0.1,
@@ -614,7 +612,7 @@ def plan(
     >>> len(planned.heads), planned.queries, planned.most
     (8, 32, 512)
     """
-    checks.attention(q, k, v)
+    qkv.check(q, k, v)
     target = checks.real("target", target, positive=True)
     checks.positive_integer("draws", draws)
     if draws < 2:

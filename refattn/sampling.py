@@ -16,13 +16,13 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from .arrays import checks
+from .arrays import checks, matrices, proposals, qkv
 from .arrays.blocks import block_shape, blocks, part, put, tiles
 from .arrays.heads import broadcast_lead, group_heads, head_counts
 from .arrays.library import (
     Array,
+    Doubles,
     array_namespace,
     as_written,
     constant,
@@ -54,9 +54,6 @@ def __dir__() -> list[str]:
     return __all__
 
 
-Floats = npt.NDArray[np.float64]
-
-
 class InfiniteVarianceWarning(UserWarning):
     """The importance weights of a proposal have no variance: its covariance is not above I/2."""
 
@@ -73,8 +70,8 @@ class Samples(NamedTuple):
         log N(omega; 0, I) - log q(omega) for frequencies drawn from q, so 0 for q = N(0, I).
     """
 
-    omega: Floats
-    log_weight: Floats
+    omega: Doubles
+    log_weight: Doubles
 
 
 class Proposal(Protocol):
@@ -86,9 +83,9 @@ class Proposal(Protocol):
     @property
     def d(self) -> int: ...
 
-    def transform(self, z: Floats, rng: np.random.Generator) -> Floats: ...
+    def transform(self, z: Doubles, rng: np.random.Generator) -> Doubles: ...
 
-    def log_ratio(self, omega: Floats) -> Floats: ...
+    def log_ratio(self, omega: Doubles) -> Doubles: ...
 
     def has_finite_variance(self) -> bool: ...
 
@@ -126,20 +123,20 @@ class Gaussian:
     array([-2.18445066])
     """
 
-    mean: Floats
-    cov: Floats | None = None
-    gauge: Floats | None = None
+    mean: Doubles
+    cov: Doubles | None = None
+    gauge: Doubles | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", checks.host("mean", self.mean, "(..., d)", 1))
         if self.cov is not None:
             cov = checks.host("cov", self.cov, "(..., d, d)", 2)
-            checks.covariance("cov", cov, self.d)
+            matrices.covariance("cov", cov, self.d)
             object.__setattr__(self, "cov", (cov + np.swapaxes(cov, -1, -2)) / 2)
             checks.leading("mean", self.mean[..., None, :], "cov", cov)
         if self.gauge is not None:
             gauge = checks.host("gauge", self.gauge, "(..., d, d)", 2)
-            checks.invertible("gauge", gauge, self.d)
+            matrices.invertible("gauge", gauge, self.d)
             checks.leading("mean", self.mean[..., None, :], "gauge", gauge)
             object.__setattr__(self, "gauge", gauge)
 
@@ -155,7 +152,7 @@ class Gaussian:
         return np.broadcast_shapes(self.mean.shape[:-1], outer)
 
     @cached_property
-    def eigen(self) -> tuple[Floats, Floats]:
+    def eigen(self) -> tuple[Doubles, Doubles]:
         """Eigenvalues (..., d) and eigenvectors (..., d, d), in columns, of the covariance."""
         cov = np.eye(self.d) if self.cov is None else self.cov
         values, vectors = np.linalg.eigh(cov)
@@ -173,11 +170,11 @@ class Gaussian:
 
     def gauges(self, q: Array, k: Array) -> tuple[Array, Array] | None:
         """Return what `change_gauge` multiplies rows of queries and of keys by: A^T and A^{-1}."""
-        checks.attention(q, k, k)
-        checks.over("proposal", self, q.shape[-1])
+        qkv.check(q, k, k)
+        proposals.over("proposal", self, q.shape[-1])
         if self.gauge is None:
             return None
-        checks.batch("proposal", self.gauge.shape[:-2], checks.lead(q, k, k))
+        proposals.batch("proposal", self.gauge.shape[:-2], qkv.lead(q, k, k))
         inverse = np.linalg.inv(self.gauge)
         heads, groups = head_counts(q, k, k)
         if min(heads, groups) > 1 and self.gauge.shape[:-2][-1:] == (heads,):
@@ -188,7 +185,7 @@ class Gaussian:
                 )
         return constant(np.swapaxes(self.gauge, -1, -2), q), constant(inverse, k)
 
-    def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
+    def transform(self, z: Doubles, rng: np.random.Generator) -> Doubles:
         """Map standard normal rows z (..., S, d) to draws: mean + cov^{1/2} z."""
         if self.cov is not None:
             values, vectors = self.eigen
@@ -196,7 +193,7 @@ class Gaussian:
             z = z @ root
         return self.mean[..., None, :] + z
 
-    def log_ratio(self, omega: Floats) -> Floats:
+    def log_ratio(self, omega: Doubles) -> Doubles:
         """Evaluate log N(omega; 0, I) - log q(omega), (..., S, d) to (..., S)."""
         mean = self.mean[..., None, :]
         if self.cov is None:
@@ -206,7 +203,7 @@ class Gaussian:
         log_det = np.sum(np.log(values), axis=-1)[..., None]
         return np.asarray((np.sum(white**2, -1) - np.sum(omega**2, -1) + log_det) / 2)
 
-    def log_density(self, omega: Floats) -> Floats:
+    def log_density(self, omega: Doubles) -> Doubles:
         """Evaluate log q(omega), (..., S, d) to (..., S)."""
         standard = -np.sum(np.asarray(omega) ** 2, -1) / 2 - self.d / 2 * math.log(2 * math.pi)
         return np.asarray(standard - self.log_ratio(omega))
@@ -284,13 +281,13 @@ class Mixture:
         """Shape of the batch."""
         return np.broadcast_shapes(*(c.lead for c in self.components))
 
-    def transform(self, z: Floats, rng: np.random.Generator) -> Floats:
+    def transform(self, z: Doubles, rng: np.random.Generator) -> Doubles:
         """Map standard normal rows z (..., S, d) to draws, each from a component drawn for it."""
         chosen = rng.choice(len(self.components), size=z.shape[:-1], p=self.weights)
         each = np.stack([c.transform(z, rng) for c in self.components])
         return np.asarray(np.take_along_axis(each, chosen[None, ..., None], axis=0)[0])
 
-    def log_ratio(self, omega: Floats) -> Floats:
+    def log_ratio(self, omega: Doubles) -> Doubles:
         """Evaluate log N(omega; 0, I) - log q(omega), (..., S, d) to (..., S)."""
         from scipy.special import logsumexp
 
@@ -298,7 +295,7 @@ class Mixture:
         weights = self.weights.reshape((-1,) + (1,) * (each.ndim - 1))
         return np.asarray(-logsumexp(each, axis=0, b=weights))
 
-    def log_density(self, omega: Floats) -> Floats:
+    def log_density(self, omega: Doubles) -> Doubles:
         """Evaluate log q(omega), (..., S, d) to (..., S)."""
         standard = Gaussian(np.zeros(self.d))
         return np.asarray(standard.log_density(omega) - self.log_ratio(omega))
@@ -392,7 +389,7 @@ def draw(
         raise TypeError(
             f"`proposal` must be a Gaussian, a Mixture or None, got {type(proposal).__name__}."
         )
-    checks.over("proposal", proposal, d)
+    proposals.over("proposal", proposal, d)
     if not proposal.has_finite_variance():
         warnings.warn(
             "The covariance of `proposal` is not above I/2: importance weights have infinite "
@@ -463,14 +460,14 @@ def draw_target(
     >>> np.round(omega.mean(axis=-2), 1)
     array([[5., 0.]])
     """
-    checks.attention(q, k, k, mask=mask, causal=causal)
+    qkv.check(q, k, k, mask=mask, causal=causal)
     scale = checks.real("scale", scale, positive=True, optional=True, like=q)
-    lead, (n, d) = checks.lead(q, k, k), q.shape[-2:]
+    lead, (n, d) = qkv.lead(q, k, k), q.shape[-2:]
     checks.length("num_samples", num_samples, math.prod(lead) * n * d)
     rng = checks.generator(rng)
     shape = (*lead, n, num_samples)
     u, z = rng.random(shape), rng.standard_normal((*shape, d))
-    like, mask = q, checks.key_rows(mask, k)
+    like, mask = q, qkv.key_rows(mask, k)
     if not has_float64(q):
         with suppress(TypeError):  # the values of traced arrays are not known yet
             q, k, mask = (None if x is None else to_host(x, None) for x in (q, k, mask))
@@ -485,8 +482,8 @@ def draw_target(
 def _draw_target(
     q: Array,
     k: Array,
-    u: Floats,
-    z: Floats,
+    u: Doubles,
+    z: Doubles,
     scale: float | None,
     mask: Array | None,
     causal: bool,
@@ -505,7 +502,12 @@ def _draw_target(
         k_h = part(k, (*head, slice(0, stop), whole))
         seen = None if mask is None else part(mask, (*head, i, slice(0, stop)))
         lse = attend(q_i, k_h, k_h[..., :1], mask=seen, causal=causal, scale=root * root).lse
-        shares = partial(_cumulative_share, q_i, k_h, lse[..., None], seen, causal, scale, wide)
+        lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))[..., None]
+        scaled = xp.astype(q_i, wide)
+        wide_root = root_scale(scale, scaled)
+        scaled = scaled * (wide_root * wide_root)
+        shift = stop - (i.stop - i.start) if causal else None
+        shares = partial(_cumulative_share, scaled, k_h, lse, seen, shift)
         zero = xp.zeros((1, 1), dtype=wide, device=device(q))
         total = zero
         for j in blocks(0, stop, columns):
@@ -535,60 +537,59 @@ def _cumulative_share(
     k: Array,
     lse: Array,
     mask: Array | None,
-    causal: bool,
-    scale: float | None,
-    wide: Any,
+    shift: int | None,
     j: slice,
     before: Array,
 ) -> Array:
-    """Distribution function of the attended key, over the keys j, from its value before them."""
-    xp, shift = array_namespace(q), k.shape[-2] - q.shape[-2]
-    q, k_j = xp.astype(q, wide), xp.astype(k[..., j, :], wide)
-    root = root_scale(scale, q)
-    lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))
-    share = xp.exp(multiply(q * (root * root), xp.matrix_transpose(k_j)) - lse)
+    """Distribution function of the attended key, over the keys j, from its value before them.
+
+    Queries are times the scale; in causal attention query i sees the keys up to i + shift.
+    """
+    xp, k_j = array_namespace(q), k[..., j, :]
+    scores = multiply(q, xp.matrix_transpose(xp.astype(k_j, q.dtype)))
+    share = xp.exp(scores - lse)
     if mask is not None:
         share = xp.where(mask[..., j], share, 0.0)
-    if causal:
+    if shift is not None:
         past = causal_mask(slice(0, q.shape[-2]), j, shift, device(q), xp)
         share = xp.where(past, share, 0.0)
     return before + xp.cumulative_sum(share, axis=-1)
 
 
-def _iid(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _iid(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     return rng.standard_normal((num_samples, d))
 
 
-def _orthogonal(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _orthogonal(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     return _chi(_rotations(np.eye(d), num_samples, rng), rng)
 
 
-def _simplex(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _simplex(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     return _chi(_rotations(_simplex_directions(d), num_samples, rng), rng)
 
 
-def _antithetic(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _antithetic(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     half = rng.standard_normal((-(-num_samples // 2), d))
     return np.concatenate([half, -half])[:num_samples]
 
 
-def _sobol(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _sobol(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     from scipy.stats import qmc
 
     return _quasi(qmc.Sobol(d, rng=rng), num_samples)
 
 
-def _halton(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _halton(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     from scipy.stats import qmc
 
     return _quasi(qmc.Halton(d, rng=rng), num_samples)
 
 
-def _regularised(num_samples: int, d: int, rng: np.random.Generator) -> Floats:
+def _regularised(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     return math.sqrt(d) * _rotations(np.eye(d), num_samples, rng)
 
 
-def _rotations(directions: Floats, num_samples: int, rng: np.random.Generator) -> Floats:
+def _rotations(directions: Doubles, num_samples: int, rng: np.random.Generator) -> Doubles:
     """Rotate the unit vectors (d, d) anew for each block, cut to the number of samples."""
     d = directions.shape[-1]
     rows = np.empty((-(-num_samples // d), d, d))
@@ -597,13 +598,13 @@ def _rotations(directions: Floats, num_samples: int, rng: np.random.Generator) -
     return rows.reshape(-1, d)[:num_samples]
 
 
-def _chi(directions: Floats, rng: np.random.Generator) -> Floats:
+def _chi(directions: Doubles, rng: np.random.Generator) -> Doubles:
     """Give unit vectors independent chi_d norms: rows that are N(0, I) one by one."""
     num_samples, d = directions.shape
     return directions * np.sqrt(rng.chisquare(d, (num_samples, 1)))
 
 
-def _haar(d: int, rng: np.random.Generator) -> Floats:
+def _haar(d: int, rng: np.random.Generator) -> Doubles:
     """Draw a Haar-distributed orthogonal matrix (d, d): Mezzadri, arXiv:math-ph/0609050.
 
     LAPACK fixes the signs of R by convention, so that Q alone is not Haar; multiplying the
@@ -615,7 +616,7 @@ def _haar(d: int, rng: np.random.Generator) -> Floats:
     return np.asarray(q * np.where(np.diagonal(r) < 0, -1.0, 1.0))
 
 
-def _simplex_directions(d: int) -> Floats:
+def _simplex_directions(d: int) -> Doubles:
     """Corners of a regular simplex: unit vectors (d, d) with mutual products -1/(d - 1)."""
     if d == 1:
         return np.ones((1, 1))
@@ -625,7 +626,7 @@ def _simplex_directions(d: int) -> Floats:
     return np.asarray(rows)
 
 
-def _quasi(engine: Any, num_samples: int) -> Floats:
+def _quasi(engine: Any, num_samples: int) -> Doubles:
     """Standard normal points from a scrambled quasi-Monte Carlo engine."""
     from scipy.special import ndtri
 
@@ -635,7 +636,7 @@ def _quasi(engine: Any, num_samples: int) -> Floats:
     return np.asarray(ndtri(np.clip(points, 2.0**-54, 1 - 2.0**-53)))  # 0 would give -inf
 
 
-COUPLINGS: dict[Coupling, Callable[[int, int, np.random.Generator], Floats]] = {
+COUPLINGS: dict[Coupling, Callable[[int, int, np.random.Generator], Doubles]] = {
     "antithetic": _antithetic,
     "halton": _halton,
     "iid": _iid,

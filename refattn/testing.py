@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .arrays import checks
+from .arrays.library import Floats
 from .arrays.words import close
 from .files.sample import load_sample
 from .rounding.formats import FORMATS
@@ -38,11 +38,9 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_Array = npt.NDArray[Any]
+_Triple = tuple[Floats, Floats, Floats]
 
-_Triple = tuple[_Array, _Array, _Array]
-
-_Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[_Array, ...]]
+_Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[Floats, ...]]
 
 
 _HELD = {"bfloat16": "float32"}  # NumPy has no such type
@@ -186,7 +184,7 @@ def draw_qkv(
     return q, k, v
 
 
-def _part(x: _Array, shape: Sequence[int] | None) -> _Array:
+def _part(x: Floats, shape: Sequence[int] | None) -> Floats:
     """A part of the sample: of its first heads, tokens and numbers."""
     if shape is None:
         return x
@@ -200,31 +198,31 @@ def _part(x: _Array, shape: Sequence[int] | None) -> _Array:
     return heads[:count, :n, :d].reshape(tuple(shape))
 
 
-def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
     return tuple(rng.standard_normal((3, *shape)))
 
 
-def _large(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+def _large(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
     q, k, v = _normal(rng, shape)
     return 12 * q, 12 * k, v
 
 
-def _shifted(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+def _shifted(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
     q, k, v = _normal(rng, shape)
     return q / 4 + 6, k / 2 + 24, v
 
 
-def _negative(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+def _negative(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
     q, k, v = _normal(rng, shape)
     return q / 4 + 12, k / 8 - 12, v
 
 
-def _equal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+def _equal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
     q, k, v = _normal(rng, shape)
     return q, np.broadcast_to(k.reshape(-1, shape[-1])[0], shape), v
 
 
-def _outlier(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[_Array, ...]:
+def _outlier(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
     q, k, v = _normal(rng, shape)
     q, at = np.abs(q) + 4, shape[-2] // 2
     k[..., at, :], v[..., at, :] = 16, 1000

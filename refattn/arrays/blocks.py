@@ -12,6 +12,7 @@ import numpy as np
 from .library import Array, array_namespace, is_jax_array, is_numpy_array
 
 __all__ = [
+    "WHOLE",
     "add_part",
     "block_shape",
     "blocks",
@@ -23,6 +24,8 @@ __all__ = [
     "sum_to",
     "tiles",
 ]
+
+WHOLE = slice(None)  # of an axis
 
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
 _NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192

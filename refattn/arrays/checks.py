@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from numbers import Integral, Rational, Real
 from typing import Any
 
 import numpy as np
 
-from .heads import broadcast_lead, head_counts
 from .library import (
     Array,
     array_namespace,
@@ -18,148 +17,37 @@ from .library import (
     device,
     is_array_api_obj,
     is_numpy_array,
-    known,
     to_host,
 )
 from .words import close
 
 __all__ = [
     "arrays",
+    "as_array",
     "at_most",
-    "attended",
-    "attention",
-    "batch",
     "boolean",
     "broadcasts",
-    "causal_proposals",
     "choice",
-    "chunk_frequencies",
-    "chunks",
     "compatible",
-    "covariance",
-    "ddof",
     "describe",
-    "double",
     "few_axes",
     "flag",
-    "frequencies",
+    "floats",
     "generator",
     "host",
     "integers",
-    "invertible",
     "is_array",
-    "iterable",
-    "key_indices",
-    "key_rows",
-    "lead",
     "leading",
     "length",
     "names",
     "non_negative_integer",
     "number",
-    "of_heads",
-    "one_row",
-    "over",
-    "pair",
-    "parts",
-    "per_head",
     "positive_integer",
-    "query_frequencies",
     "real",
-    "row_axes",
-    "rows",
     "same_home",
-    "sample_of_keys",
-    "semidefinite",
-    "softcap",
-    "square",
-    "squares",
-    "states",
-    "symmetric",
+    "shape_of",
     "whole",
-    "window",
 ]
-
-
-def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    bias: Array | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-    dropout: Array | None = None,
-) -> None:
-    """Check what attention functions take."""
-    arrays(2, q=q, k=k, v=v)
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            "`q` and `k` must have last axes of one length, the head size d, "
-            f"got shapes {_shape(q)} and {_shape(k)}."
-        )
-    if q.shape[-1] == 0:
-        raise ValueError(f"`q` must have a head size d of at least 1, got shape {_shape(q)}.")
-    if k.shape[-2] != v.shape[-2]:
-        raise ValueError(
-            "`k` and `v` must have next-to-last axes of one length, the number of keys m, "
-            f"got shapes {_shape(k)} and {_shape(v)}."
-        )
-    scores = (*lead(q, k, v), q.shape[-2], k.shape[-2])
-    for name, x in (("bias", bias), ("dropout", dropout)):
-        if x is not None:
-            arrays(0, q=q, **{name: x})
-            broadcasts(name, x, scores, "(..., n, m)")
-    if mask is not None:
-        boolean("mask", mask, "q", q)
-        broadcasts("mask", mask, scores, "(..., n, m)")
-    flag("causal", causal)
-
-
-def window(value: Any) -> tuple[int | None, int | None]:
-    """Check how far a query sees to the left and to the right; None is no limit."""
-    if value is None:
-        return None, None
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise ValueError(f"`window` must be a pair (left, right) or None, got {value!r}.")
-    for side in value:
-        if side is not None:
-            non_negative_integer("window", side)
-    left, right = (None if side is None else int(side) for side in value)
-    return left, right
-
-
-def of_heads(name: str, x: Array, q: Array, k: Array, v: Array) -> Array:
-    """Check a number for each head, (..., heads), and give it axes of queries and keys."""
-    arrays(0, q=q, **{name: x})
-    broadcasts(name, x, lead(q, k, v), "(..., heads)")
-    return x[..., None, None]
-
-
-def attended(a: Any, b: Any) -> None:
-    """Check two results of `attend` that are to be merged."""
-    for name, pair in (("a", a), ("b", b)):
-        if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise TypeError(f"`{name}` must be a pair (out, lse), got {describe(pair)}.")
-        out, lse = pair
-        is_array(f"{name}.lse", lse)
-        arrays(1, **{f"{name}.out": out, f"{name}.lse": lse})
-        if _shape(out)[:-1] != _shape(lse):
-            raise ValueError(
-                f"`{name}.lse` must have the shape of `{name}.out` without its last axis, "
-                f"got shapes {_shape(lse)} and {_shape(out)}."
-            )
-    arrays(1, **{"a.out": a[0], "b.out": b[0]})
-    try:
-        np.broadcast_shapes(_shape(a[1]), _shape(b[1]))
-        matches = a[0].shape[-1] == b[0].shape[-1]
-    except ValueError:
-        matches = False
-    if not matches:
-        raise ValueError(
-            "`a` and `b` must hold means of one length d_v for queries that broadcast, "
-            f"got `out` of shapes {_shape(a[0])} and {_shape(b[0])}."
-        )
 
 
 def arrays(min_ndim: int, **named: Array) -> None:
@@ -169,7 +57,7 @@ def arrays(min_ndim: int, **named: Array) -> None:
         few_axes(name, x)
         if x.ndim < min_ndim:
             axes = "1 axis" if min_ndim == 1 else f"{min_ndim} axes"
-            raise ValueError(f"`{name}` must have at least {axes}, got shape {_shape(x)}.")
+            raise ValueError(f"`{name}` must have at least {axes}, got shape {shape_of(x)}.")
     (first, head), *rest = named.items()
     xp = array_namespace(head)
     supported = [xp.float32, xp.float64]
@@ -219,76 +107,6 @@ def same_home(name: str, x: Array, first: str, head: Array) -> None:
         )
 
 
-def over(name: str, proposal: Any, d: int) -> None:
-    """Check that a proposal is for frequencies of length d."""
-    if proposal.d != d:
-        raise ValueError(f"`{name}` must be over vectors of length d = {d}, got {proposal.d}.")
-
-
-def batch(name: str, shape: tuple[int, ...], outer: tuple[int, ...]) -> None:
-    """Check that a batch of proposals broadcasts to the leading axes of q, k and v."""
-    try:
-        fits = np.broadcast_shapes(shape, outer) == outer
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"`{name}` must broadcast to the leading axes of `q`, `k` and `v`, {outer}, "
-            f"got a batch of shape {shape}."
-        )
-
-
-def states(**pairs: tuple[Array, Array]) -> None:
-    """Check arrays (..., m, c) of two states that are to be joined along the tokens."""
-    for name, (x, y) in pairs.items():
-        arrays(2, **{name: x, f"other {name}": y})
-        if _shape(x)[:-2] != _shape(y)[:-2] or x.shape[-1] != y.shape[-1]:
-            raise ValueError(
-                f"`{name}` must have the leading axes and the last axis of the state, "
-                f"got shapes {_shape(x)} and {_shape(y)}."
-            )
-
-
-def row_axes(name: str, x: Array, axis: Any) -> tuple[int, ...]:
-    """Check the axes of the rows of `x`, an array (..., d), and return them in ascending order."""
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    for i in axes:
-        if isinstance(i, bool | np.bool_) or not isinstance(i, Integral):
-            raise TypeError(f"`axis` must be an integer or a tuple of integers, got {describe(i)}.")
-    found = sorted({int(i) + x.ndim if i < 0 else int(i) for i in axes})
-    if not axes or len(found) < len(axes) or found[0] < 0 or found[-1] >= x.ndim - 1:
-        raise ValueError(
-            f"`axis` must name one or more axes of `{name}`, each once and never the last, "
-            f"got {axis} for shape {_shape(x)}."
-        )
-    if x.shape[-1] == 0:
-        raise ValueError(f"`{name}` must have rows of length d >= 1, got shape {_shape(x)}.")
-    return tuple(found)
-
-
-def rows(name: str, x: Array, pooled: int, first: str, head: Array) -> None:
-    """Check that rows (..., *pooled, d) may join those of `head`, an array (..., 0, d)."""
-    arrays(2, **{first: head, name: x})
-    axes, found = ((*_shape(y)[: -1 - n], y.shape[-1]) for y, n in ((head, 1), (x, pooled)))
-    if found != axes:
-        raise ValueError(
-            f"`{name}` must have the axes of `{first}` beside those in `axis`, {axes}, got {found}."
-        )
-
-
-def iterable(name: str, values: Any) -> None:
-    """Check an iterable of arrays."""
-    if not isinstance(values, Iterable):
-        raise TypeError(f"`{name}` must be an iterable of arrays, got {describe(values)}.")
-
-
-def ddof(name: str, value: Any) -> None:
-    """Check what is subtracted from the count."""
-    non_negative_integer(name, value)
-    if value > 1:
-        raise ValueError(f"`{name}` must be 0 or 1, got {value}.")
-
-
 def boolean(name: str, x: Any, first: str, head: Array) -> None:
     """Check a boolean array that goes with `head`."""
     is_array(name, x)
@@ -301,203 +119,39 @@ def boolean(name: str, x: Any, first: str, head: Array) -> None:
 def broadcasts(name: str, x: Array, shape: tuple[int, ...], rule: str) -> None:
     """Check that `x` broadcasts to `shape` without enlarging it."""
     try:
-        fits = np.broadcast_shapes(_shape(x), shape) == shape
+        fits = np.broadcast_shapes(shape_of(x), shape) == shape
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(f"`{name}` must broadcast to {rule} = {shape}, got shape {_shape(x)}.")
-
-
-def lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
-    """Return the broadcast leading axes of q, k and v, grouped heads included."""
-    heads, groups = head_counts(q, k, v)
-    shared = heads != groups and 1 not in (heads, groups)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        few_axes(name, x, 30 if shared else 31)  # shared keys take an axis of their own
-    try:
-        if not shared:
-            return broadcast_lead(q, k, v)
-        if groups and heads % groups == 0:
-            broadcast_lead(k, v)
-            return (*broadcast_lead(q, k, v, core=3), heads)
-    except ValueError:
-        pass
-    raise ValueError(
-        "`q`, `k` and `v` must have leading axes that broadcast, or a head axis (the third from "
-        "the end) whose length in `k` and `v` divides that in `q`, "
-        f"got shapes {_shape(q)}, {_shape(k)} and {_shape(v)}."
-    )
-
-
-def key_rows(mask: Array | None, k: Array) -> Array | None:
-    """View a mask, already checked, as (..., n or 1, m)."""
-    if mask is None:
-        return None
-    outer = (1,) if mask.ndim < 2 else _shape(mask)[:-1]
-    return array_namespace(mask).broadcast_to(mask, (*outer, k.shape[-2]))
-
-
-def one_row(mask: Array | None, k: Array) -> Array | None:
-    """View a mask, already checked, as (..., 1, m): the same for all queries."""
-    mask = key_rows(mask, k)
-    if mask is not None and mask.shape[-2] != 1:
-        raise ValueError(
-            "`mask` must be the same for all queries, of shape (..., 1, m) or (m,), "
-            f"got {_shape(mask)}."
-        )
-    return mask
-
-
-def chunks(name: str, size: Any, q: Array, k: Array) -> tuple[int, int]:
-    """Keys of a chunk, no more than there are tokens, and number of chunks."""
-    positive_integer(name, size)
-    n, m = q.shape[-2], k.shape[-2]
-    length = min(int(size), max(n, m, 1))
-    return length, -(-m // length)
-
-
-def chunk_frequencies(omega: Any, count: int, like: Array, outer: tuple[int, ...]) -> Array:
-    """Check frequencies (..., C, d), one of each chunk, and bring them to `like`."""
-    omega = _floats("omega", omega, like)
-    shape, d = _shape(omega), like.shape[-1]
-    if shape[-2:] != (count, d):
-        raise ValueError(
-            f"`omega` must have shape (..., C, d) = (..., {count}, {d}) with one frequency for "
-            f"each chunk, got {shape}."
-        )
-    broadcasts("omega", omega, (*outer, count, d), "(..., C, d)")
-    return omega
-
-
-def key_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: bool = False) -> Array:
-    """Check indices of keys, and bring them to `k`.
-
-    Of shape (..., S), of query heads or of key heads, or `of_queries`, which may have an axis of
-    theirs: then (..., n or 1, S).
-    """
-    whole("indices", indices)
-    xp, m, outer = array_namespace(k), k.shape[-2], lead(q, k, v)
-    given = _as_array("indices", indices, "(..., S)")
-    if not array_namespace(given).isdtype(given.dtype, "integral"):
-        raise TypeError(f"`indices` must hold integers, got {describe(indices)} of {given.dtype}.")
-    shape, rule = _shape(given), "(..., S)"
-    if not shape or shape[-1] < 1:
-        raise ValueError(f"`indices` must have shape (..., S) with S >= 1, got {shape}.")
-    core: tuple[int, ...] = shape[-1:]
-    if of_queries and len(shape) > len(outer) + 1:
-        core, rule = (q.shape[-2], *core), "(..., n, S)"
-    elif (groups := head_counts(q, k, v)[1]) > 1 and shape[-2:-1] == (groups,):
-        outer = (*outer[:-1], groups)  # of each key head
-    broadcasts("indices", given, (*outer, *core), rule)
-    if not is_numpy_array(given):
-        same_home("indices", given, "k", k)
-    values = known(given)
-    if values is not None and values.size and (values.min() < 0 or values.max() >= m):
-        raise ValueError(
-            f"`indices` must be of keys, from 0 to {m - 1}, got {values.min()} to {values.max()}."
-        )
-    if is_numpy_array(given):
-        given = xp.asarray(given, dtype=xp.int32, device=device(k))
-    else:
-        given = xp.astype(given, xp.int32)  # shorter integers may not count all keys
-    return given[..., None, :] if of_queries and len(core) == 1 else given
-
-
-def sample_of_keys(
-    indices: Any, log_probability: Any, q: Array, k: Array, v: Array
-) -> tuple[Array, Array]:
-    """Check the sample of each query, (..., n or 1, S), and the log of how often each is in one."""
-    found = key_indices(indices, q, k, v, of_queries=True)
-    given = np.zeros(1) if log_probability is None else log_probability
-    log_p, shape = _floats("log_probability", given, q), _shape(found)
-    if log_p.ndim > 1 and len(np.shape(indices)) < len(shape):
-        log_p = log_p[..., None, :]
-    broadcasts("log_probability", log_p, shape, "the shape of `indices`")
-    return found, array_namespace(q).broadcast_to(log_p, shape)
+        raise ValueError(f"`{name}` must broadcast to {rule} = {shape}, got shape {shape_of(x)}.")
 
 
 def leading(name: str, x: Array, other: str, y: Array) -> None:
     """Check that the axes before the last two broadcast."""
     try:
-        np.broadcast_shapes(_shape(x)[:-2], _shape(y)[:-2])
+        np.broadcast_shapes(shape_of(x)[:-2], shape_of(y)[:-2])
     except ValueError:
         raise ValueError(
             f"`{name}` and `{other}` must have leading axes that broadcast, "
-            f"got shapes {_shape(x)} and {_shape(y)}."
+            f"got shapes {shape_of(x)} and {shape_of(y)}."
         ) from None
 
 
 def compatible(name: str, x: Array, other: str, y: Array) -> None:
     """Check that vectors (..., d) have one length and leading axes that broadcast."""
     try:
-        np.broadcast_shapes(_shape(x), _shape(y))
+        np.broadcast_shapes(shape_of(x), shape_of(y))
         fits = x.shape[-1] == y.shape[-1] > 0
     except ValueError:
         fits = False
     if not fits:
         raise ValueError(
             f"`{name}` and `{other}` must have last axes of one length d >= 1 and leading axes "
-            f"that broadcast, got shapes {_shape(x)} and {_shape(y)}."
+            f"that broadcast, got shapes {shape_of(x)} and {shape_of(y)}."
         )
 
 
-def frequencies(
-    omega: Any,
-    log_weight: Any,
-    like: Array,
-    outer: tuple[int, ...] | None = None,
-    name: str = "omega",
-) -> tuple[Array, Array]:
-    """Check frequencies (..., S, d) and log weights (..., S), and bring them to `like`.
-
-    Both may be NumPy arrays, whatever `like`, an array (..., d), is. Leading axes broadcast to
-    `outer` if that is given.
-    """
-    d = like.shape[-1]
-    omega = _floats(name, omega, like)
-    log_weight = _floats("log_weight", np.zeros(1) if log_weight is None else log_weight, like)
-    if omega.ndim < 2 or omega.shape[-1] != d or omega.shape[-2] < 1:
-        raise ValueError(
-            f"`{name}` must have shape (..., S, {d}) with S >= 1, got {_shape(omega)}."
-        )
-    samples = omega.shape[-2]
-    if outer is None:
-        outer = _shape(omega)[:-2]
-    broadcasts(name, omega, (*outer, samples, d), "(..., S, d)")
-    broadcasts("log_weight", log_weight, (*outer, samples), "(..., S)")
-    shape = (*_shape(log_weight)[:-1], samples)
-    return omega, array_namespace(log_weight).broadcast_to(log_weight, shape)
-
-
-def query_frequencies(omega: Any, q: Array, outer: tuple[int, ...]) -> Array:
-    """Check frequencies (..., n, S, d) of each query, and bring them to `q`."""
-    omega = _floats("omega", omega, q)
-    n, d = q.shape[-2:]
-    shape = _shape(omega)
-    if omega.ndim < 3 or shape[-1] != d or shape[-2] < 1 or shape[-3] != n:
-        raise ValueError(
-            f"`omega` must have shape (..., n, S, d) = (..., {n}, S, {d}) with S >= 1, got {shape}."
-        )
-    broadcasts("omega", omega, (*outer, *shape[-3:]), "(..., n, S, d)")
-    return omega
-
-
-def causal_proposals(centres: Any, weighting: str, mask: Array | None) -> None:
-    """Check what causal LARA cannot combine."""
-    if centres is not None:
-        raise ValueError("`centres` must be None with `causal`: proposals are made of past chunks.")
-    if weighting not in ("balance", "own"):
-        raise ValueError(
-            f'`weighting` must be "balance" or "own" with `causal`, got {weighting!r}.'
-        )
-    if mask is not None and mask.shape[-2] > 1:
-        raise ValueError(
-            "`mask` must be the same for all queries, of shape (..., 1, m), with `causal`, "
-            f"got shape {_shape(mask)}."
-        )
-
-
-def _floats(name: str, x: Any, like: Array) -> Array:
+def floats(name: str, x: Any, like: Array) -> Array:
     """Check an array of real floats that is NumPy or of the library of `like`, and cast it."""
     is_array(name, x)
     few_axes(name, x, 32)
@@ -506,24 +160,6 @@ def _floats(name: str, x: Any, like: Array) -> Array:
     if not array_namespace(x).isdtype(x.dtype, "real floating"):
         raise TypeError(f"`{name}` must have a real floating dtype, got {x.dtype}.")
     return constant(x, like)
-
-
-def per_head(name: str, x: Any, like: Array) -> Array:
-    """Bring a number, or numbers (...) for rows (..., n, d), to the library of `like`."""
-    if isinstance(x, Real) and not isinstance(x, bool):
-        x = np.asarray(real(name, x, like=like))
-    values = _floats(name, x, like)
-    broadcasts(name, x, _shape(like)[:-2], "(...)")
-    if is_numpy_array(x) and not np.all(np.isfinite(x)):
-        raise ValueError(f"`{name}` must be finite, got nan or inf.")
-    return values
-
-
-def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
-    """Bring two of what `per_head` takes to the library of two arrays."""
-    if not isinstance(values, Sequence) or len(values) != 2:
-        raise TypeError(f"`{name}` must be a pair, for q and for k, got {describe(values)}.")
-    return [per_head(name, x, like) for x, like in zip(values, likes, strict=True)]
 
 
 def host(name: str, x: Any, rule: str, min_ndim: int, dtype: Any = np.float64) -> Any:
@@ -544,7 +180,7 @@ def host(name: str, x: Any, rule: str, min_ndim: int, dtype: Any = np.float64) -
 def integers(name: str, x: Any, rule: str, ndim: int) -> Any:
     """Turn host data, or an array of any library, into integers with so many axes."""
     whole(name, x)
-    x = _as_array(name, x, rule)
+    x = as_array(name, x, rule)
     values = x if is_numpy_array(x) else to_host(x, None)
     if values.size and values.dtype.kind not in "iu":
         raise TypeError(f"`{name}` must hold integers, got {describe(x)} of {values.dtype}.")
@@ -553,7 +189,7 @@ def integers(name: str, x: Any, rule: str, ndim: int) -> Any:
     return values.astype(np.int64)
 
 
-def _as_array(name: str, x: Any, rule: str) -> Array:
+def as_array(name: str, x: Any, rule: str) -> Array:
     """Turn lists of numbers into an array of NumPy."""
     try:
         return x if is_array_api_obj(x) else np.asarray(x)
@@ -567,67 +203,6 @@ def whole(name: str, x: Any) -> None:
     """Check that nothing is hidden in host data: a conversion would drop the mask of numpy.ma."""
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"`{name}` must have no hidden entries, got {describe(x)}.")
-
-
-def squares(name: str, x: Any) -> None:
-    """Check that the squared norms of host vectors (..., d) are representable."""
-    with np.errstate(over="ignore"):
-        largest = np.max(np.sum(x * x, axis=-1), initial=0.0)
-    if not np.isfinite(largest):
-        raise ValueError(
-            f"`{name}` must have squared norms that float64 can hold, in kernel coordinates, got "
-            f"an entry of size {np.max(np.abs(x)):.3g}."
-        )
-
-
-def symmetric(name: str, x: Any, d: int, tolerance: float = 1e-8) -> None:
-    """Check symmetric matrices (..., d, d) on the host."""
-    square(name, x, d)
-    apart = np.abs(x - np.swapaxes(x, -1, -2))
-    largest = np.max(np.abs(x), axis=(-2, -1), keepdims=True)
-    if np.any(apart > tolerance * largest):
-        raise ValueError(
-            f"`{name}` must be symmetric, got a mirrored pair {np.max(apart):.3g} apart."
-        )
-
-
-def semidefinite(name: str, cov: Any, d: int) -> None:
-    """Check covariances (..., d, d) of rows on the host, up to rounding in float32."""
-    symmetric(name, cov, d, tolerance=1e-4)
-    values = np.linalg.eigvalsh(cov)
-    if np.any(values[..., 0] < -1e-4 * np.max(np.abs(values), axis=-1, initial=0.0)):
-        raise ValueError(
-            f"`{name}` must be positive semidefinite, got an eigenvalue {np.min(values):.3g}."
-        )
-
-
-def covariance(name: str, cov: Any, d: int) -> None:
-    """Check symmetric positive definite matrices (..., d, d) on the host."""
-    symmetric(name, cov, d)
-    smallest = np.linalg.eigvalsh(cov)[..., 0]
-    if np.any(smallest <= 0):
-        head = np.unravel_index(np.argmin(smallest), smallest.shape)
-        where = f"head {tuple(int(i) for i in head)} has " if head else ""
-        raise ValueError(
-            f"`{name}` must be positive definite, got a matrix that is not: {where}smallest "
-            f"eigenvalue {np.min(smallest):.3g}."
-        )
-
-
-def square(name: str, x: Any, d: int | None = None) -> None:
-    """Check the shape of square matrices (..., d, d)."""
-    d = x.shape[-1] if d is None else d
-    if x.shape[-2:] != (d, d):
-        raise ValueError(f"`{name}` must have shape (..., {d}, {d}), got {x.shape}.")
-
-
-def invertible(name: str, x: Any, d: int) -> None:
-    """Check square matrices (..., d, d) that have an inverse, on the host."""
-    square(name, x, d)
-    try:
-        np.linalg.inv(x)  # a singular value of 0 may be rounded, on some machines
-    except np.linalg.LinAlgError:
-        raise ValueError(f"`{name}` must be invertible, got a singular matrix.") from None
 
 
 def real(
@@ -657,41 +232,6 @@ def real(
     if not np.isfinite(result) or (positive and result <= 0):
         raise ValueError(f"`{name}` must be a {kind}, got {number(value)}.")
     return result
-
-
-def parts(name: str, x: Any) -> None:
-    """Check a pair of arrays that stands for their sum."""
-    if len(x) != 2:
-        raise TypeError(f"`{name}` must be an array or a pair (hi, lo), got {describe(x)}.")
-    for part, y in zip(("hi", "lo"), x, strict=True):
-        is_array(f"{name}.{part}", y)
-        if y.dtype != array_namespace(y).float64:
-            raise TypeError(f"`{name}.{part}` must have dtype float64, got {y.dtype}.")
-    same_home(f"{name}.lo", x[1], f"{name}.hi", x[0])
-    if _shape(x[0]) != _shape(x[1]):
-        raise ValueError(
-            f"`{name}.lo` must have the shape of `{name}.hi`, "
-            f"got shapes {_shape(x[1])} and {_shape(x[0])}."
-        )
-
-
-def double(x: Array, name: str = "q") -> None:
-    """Check that numbers fit into float64."""
-    if is_numpy_array(x) and x.dtype.itemsize > 8:
-        raise TypeError(f"`{name}` must have dtype float32 or float64, got {x.dtype}.")
-
-
-def softcap(value: Any, like: Array) -> Any:
-    """Check a cap, and bring it to where it and its inverse are normal in the dtype of an array.
-
-    Larger ones cap no score of less than its inverse precision, and smaller ones leave no score.
-    """
-    cap = real("softcap", value, positive=True, optional=True, like=like)
-    if cap is None:
-        return None
-    info = array_namespace(like).finfo(like.dtype)
-    least, most = 4 * float(info.smallest_normal), float(info.eps / info.smallest_normal)
-    return cap if least <= cap <= most else min(max(float(cap), least), most)
 
 
 def _longdouble(value: Any) -> Any:
@@ -772,7 +312,7 @@ def choice(name: str, value: Any, options: Iterable[str]) -> None:
         raise ValueError(f"`{name}` must be one of {listed}, got {value!r}.{hint}")
 
 
-def _shape(x: Array) -> tuple[int, ...]:
+def shape_of(x: Array) -> tuple[int, ...]:
     return tuple(x.shape)
 
 

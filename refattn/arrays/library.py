@@ -25,9 +25,13 @@ from array_api_compat import (
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 Array = Any  # any array of a library that array_api_compat knows; shapes are in the docstrings
+Floats = np.ndarray[tuple[Any, ...], np.dtype[Any]]  # numbers on the host
+Doubles = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 __all__ = [
     "Array",
+    "Doubles",
+    "Floats",
     "Workspace",
     "add",
     "add_rows",

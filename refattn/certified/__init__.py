@@ -50,7 +50,7 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any, NamedTuple
 
-from ..arrays import checks
+from ..arrays import checks, frequencies, qkv
 from ..arrays.heads import Alibi, group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, device, has_float64
 from ..arrays.shown import held
@@ -193,7 +193,7 @@ def attend(
     """
     checks.real("scale", scale, like=_first(q))
     factor = None if scale == 1 else scale
-    given, ungroup = _arranged(
+    given, ungroup = _prepare(
         q, k, v, _number(factor),
         bias=bias, mask=mask, causal=causal, window=window, softcap=softcap, sinks=sinks,
     )  # fmt: skip
@@ -249,7 +249,7 @@ def softmax_attention(
            [ True]]))
     """
     factor = _usual(scale, q)
-    given, ungroup = _arranged(
+    given, ungroup = _prepare(
         q, k, v, factor,
         bias=bias, mask=mask, causal=causal, window=window, softcap=softcap, sinks=sinks,
     )  # fmt: skip
@@ -327,18 +327,18 @@ def softmax_gradients(
            [ 1.]]), True)
     """
     factor = _usual(scale, q)
-    given, _ = _arranged(
+    given, _ = _prepare(
         q, k, v, factor,
         bias=bias, mask=mask, causal=causal, window=window, softcap=None, sinks=sinks,
     )  # fmt: skip
     if isinstance(d_out, tuple):
-        checks.parts("d_out", d_out)
+        certified_pairs.check_parts("d_out", d_out)
     firsts = [_first(x) for x in (q, k, v)]
     checks.is_array("d_out", _first(d_out))
     checks.same_home("d_out", _first(d_out), "q", firsts[0])
     checks.arrays(2, d_out=_first(d_out))
-    checks.double(_first(d_out), "d_out")
-    shape = (*checks.lead(*firsts), firsts[0].shape[-2], firsts[2].shape[-1])
+    certified_pairs.check_double(_first(d_out), "d_out")
+    shape = (*qkv.lead(*firsts), firsts[0].shape[-2], firsts[2].shape[-1])
     if tuple(_first(d_out).shape) != shape:
         raise ValueError(
             f"`d_out` must have the shape of the output, {shape}, got {tuple(_first(d_out).shape)}."
@@ -409,12 +409,12 @@ def random_feature_attention(
     >>> bool(abs(out - found.out.hi) < 1e-15), bool(found.error < 1e-19)
     (True, True)
     """
-    checks.attention(q, k, v, mask=mask)
+    qkv.check(q, k, v, mask=mask)
     checks.choice("features", features, ("hyperbolic", "positive"))
     checks.real("scale", scale, positive=True, optional=True, like=q)
-    mask = checks.one_row(mask, k)
+    mask = qkv.one_row(mask, k)
     checks.is_array("omega", omega)
-    omega, log_weight = checks.frequencies(omega, log_weight, q, checks.lead(q, k, v))
+    omega, log_weight = frequencies.shared(omega, log_weight, q, qkv.lead(q, k, v))
     _require(q)
     xp = array_namespace(q)
     if features == "hyperbolic":
@@ -507,14 +507,14 @@ def _require(like: Array) -> None:
         )
 
 
-class _Arranged(NamedTuple):
+class _Inputs(NamedTuple):
     """Arguments in pairs and in groups of heads, and what undoes the groups."""
 
     given: kernel.Given
     ungroup: Any
 
 
-def _arranged(
+def _prepare(
     q: Array | Pair,
     k: Array | Pair,
     v: Array | Pair,
@@ -523,20 +523,20 @@ def _arranged(
     bias: Array | Pair | Alibi | None,
     sinks: Array | None,
     **options: Any,
-) -> _Arranged:
-    """Check and arrange arguments."""
+) -> _Inputs:
+    """Check arguments, and group heads."""
     mask, causal = options["mask"], options["causal"]
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
     for name, x in (("q", q), ("k", k), ("v", v), ("bias", bias)):
         if isinstance(x, tuple):
-            checks.parts(name, x)
+            certified_pairs.check_parts(name, x)
     q1, k1, v1, bias1 = (_first(x) for x in (q, k, v, bias))
-    checks.attention(q1, k1, v1, bias=bias1, mask=mask, causal=causal)
-    checks.double(q1)
-    softcap = checks.softcap(options["softcap"], q1)
+    qkv.check(q1, k1, v1, bias=bias1, mask=mask, causal=causal)
+    certified_pairs.check_double(q1)
+    softcap = qkv.softcap(options["softcap"], q1)
     sinks, slopes = (
-        None if x is None else checks.of_heads(name, x, q1, k1, v1)
+        None if x is None else qkv.of_heads(name, x, q1, k1, v1)
         for name, x in (("sinks", sinks), ("slopes", slopes))
     )
     _require(q1)
@@ -553,10 +553,10 @@ def _arranged(
         None if bias is None else Pair(bias1, bias2),
         mask,
         causal,
-        Options(checks.window(options["window"]), None, softcap, sinks, slopes),
+        Options(qkv.window(options["window"]), None, softcap, sinks, slopes),
         None if scale is None else _like(scale, q1),
     )
-    return _Arranged(given, ungroup)
+    return _Inputs(given, ungroup)
 
 
 def _ungrouped(found: kernel.Bounded, ungroup: Any) -> Certified:

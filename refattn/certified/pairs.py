@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays import checks
 from ..arrays.library import Array, array_namespace, constant, device, is_numpy_array, to_host
 from ..arrays.shown import held
 
@@ -378,3 +379,25 @@ def failures(like: Array | None, compiled: Any) -> list[str]:
     if not max(wrong) <= EXPONENTIAL:
         found.append(f"e^x is wrong by {float(max(wrong)):.1e} times itself")
     return found
+
+
+def check_parts(name: str, x: Any) -> None:
+    """Check a pair of arrays that stands for their sum."""
+    if len(x) != 2:
+        raise TypeError(f"`{name}` must be an array or a pair (hi, lo), got {checks.describe(x)}.")
+    for part, y in zip(("hi", "lo"), x, strict=True):
+        checks.is_array(f"{name}.{part}", y)
+        if y.dtype != array_namespace(y).float64:
+            raise TypeError(f"`{name}.{part}` must have dtype float64, got {y.dtype}.")
+    checks.same_home(f"{name}.lo", x[1], f"{name}.hi", x[0])
+    if tuple(x[0].shape) != tuple(x[1].shape):
+        raise ValueError(
+            f"`{name}.lo` must have the shape of `{name}.hi`, "
+            f"got shapes {tuple(x[1].shape)} and {tuple(x[0].shape)}."
+        )
+
+
+def check_double(x: Array, name: str = "q") -> None:
+    """Check that numbers fit into float64."""
+    if is_numpy_array(x) and x.dtype.itemsize > 8:
+        raise TypeError(f"`{name}` must have dtype float32 or float64, got {x.dtype}.")

@@ -269,7 +269,7 @@ def check(
             output(".json")(context, context.command.params[0], json_path)
         try:
             with kept(kind != "table"):
-                report = _check(target, xfails, **options)
+                report = _check(target, xfails, options)
         except (KeyboardInterrupt, SystemExit) as error:
             raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
     try:
@@ -292,23 +292,14 @@ def check(
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
 
 
-def _check(
-    target: str,
-    xfails: Path | None,
-    *,
-    estimator: str,
-    capabilities: tuple[str, ...],
-    tags: tuple[str, ...],
-    spec: str | None,
-    seed: int | None,
-    names: tuple[str, ...],
-    program: str | None,
-    keep: bool,
-    **options: Any,
-) -> Any:
+def _check(target: str, xfails: Path | None, options: dict[str, Any]) -> Any:
     """Run the checks on what the command line names."""
     from .. import conformance
 
+    estimator, capabilities, tags, spec, seed, names, program, keep = map(
+        options.pop,
+        ("estimator", "capabilities", "tags", "spec", "seed", "names", "program", "keep"),
+    )
     pairs = dict(tag.partition("=")[::2] for tag in tags)
     for tag in tags:
         if "=" not in tag:

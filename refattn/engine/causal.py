@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import block_shape, blocks, most_threads, part, put, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, most_threads, part, put, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
@@ -41,8 +41,6 @@ __all__ = [
     "running",
 ]
 
-
-_WHOLE = slice(None)
 
 _CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay in the cache
 
@@ -95,21 +93,21 @@ def causal_attention(
 
     def attend_head(mine: Any, head: tuple[slice, ...]) -> None:
         nonlocal out, lse
-        own, q_h, keys_h = mine.part(head), part(q, (*head, _WHOLE, _WHOLE)), keys.part(head)
+        own, q_h, keys_h = mine.part(head), part(q, (*head, WHOLE, WHOLE)), keys.part(head)
         seen = Seen(own.start(keys_h.tokens(0, shift)), own.join)
         if past is not None:
-            f, log_z = part(past.out, (*head, _WHOLE, _WHOLE)), part(past.lse, (*head, _WHOLE))
+            f, log_z = part(past.out, (*head, WHOLE, WHOLE)), part(past.lse, (*head, WHOLE))
             seen.add(own.remember(Attended(f, log_z)))
         if traced_once(q) and n > size and own.alike:
             done = _attend_in_loop(own, q_h, keys_h, seen, shape)
-            out = put(out, (*head, _WHOLE, _WHOLE), done.out)
-            lse = put(lse, (*head, _WHOLE), done.lse)
+            out = put(out, (*head, WHOLE, WHOLE), done.out)
+            lse = put(lse, (*head, WHOLE), done.lse)
             return
         for i in own.chunks(q_h, size):
             rows = own.queries(q_h[..., i, :], i)
             fresh = keys_h.tokens(i.start + shift, i.stop + shift)
             done = _attend_step(own, rows, fresh, seen, shape)
-            out = put(out, (*head, i, _WHOLE), done.out)
+            out = put(out, (*head, i, WHOLE), done.out)
             lse = put(lse, (*head, i), done.lse)
 
     most = most_threads(q, math.prod(lead) * n * (arithmetic.width + shape[1]))
@@ -279,5 +277,5 @@ def running(
 
 def at(state: Any, i: Any, axes: tuple[int, ...]) -> Any:
     """Take one of many states, or with None make it the only one along a new axis."""
-    index = ((..., i, *(_WHOLE,) * (-axis - 1)) for axis in axes)
+    index = ((..., i, *(WHOLE,) * (-axis - 1)) for axis in axes)
     return type(state)(*(x[j] for x, j in zip(state, index, strict=True)))

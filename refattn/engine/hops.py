@@ -15,15 +15,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..arrays.blocks import part
+from ..arrays.blocks import WHOLE, part
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, device, square_norm
 from .kernel import Attended, attend
 
 __all__ = ["Keys", "Samples", "concatenate", "joined", "read", "sample"]
-
-
-_WHOLE = slice(None)
 
 
 class Keys(NamedTuple):
@@ -36,7 +33,7 @@ class Keys(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> Keys:
         """Take some heads."""
-        box = (*head, _WHOLE, _WHOLE)
+        box = (*head, WHOLE, WHOLE)
         mask = None if self.mask is None else part(self.mask, box)
         return Keys(part(self.k, box), part(self.v, box), mask, self.half)
 

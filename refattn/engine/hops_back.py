@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..arrays.blocks import add_part, part, sum_to
+from ..arrays.blocks import WHOLE, add_part, part, sum_to
 from ..arrays.library import Array, array_namespace, as_written
 from . import kernel_back
 from .hops import Keys, Samples, joined, sample
@@ -19,8 +19,6 @@ from .positive import tiles_of_queries
 from .signed_back import Exponential, attend
 
 __all__ = ["Pulled", "Taken", "per_query", "read", "read_each", "sampled", "two_hops"]
-
-_WHOLE = slice(None)
 
 
 class Pulled(NamedTuple):
@@ -98,7 +96,7 @@ def read_each(done: Attended, d_out: Array, d_lse: Array | None) -> Any:
 
     def pull(box: tuple[slice, ...], q: Array, samples: Samples, states: Attended) -> Taken:
         own = Samples(samples.omega, samples.log_weight[..., None, :])
-        out, g = (part(x, (*box, _WHOLE))[..., None, :] for x in (done.out, d_out))
+        out, g = (part(x, (*box, WHOLE))[..., None, :] for x in (done.out, d_out))
         lse = part(done.lse, box)[..., None]
         d_lse_i = None if d_lse is None else part(d_lse, box)[..., None]
         found = read(q[..., None, :], own, states, Attended(out, lse), g, d_lse_i)
@@ -126,18 +124,18 @@ def per_query(
         flat = xp.broadcast_to(flat, (*shape[:-2], *flat.shape[-2:]))
         states = sample(flat, seen)
         of_each = Attended(xp.reshape(states.out, (*shape, d_v)), xp.reshape(states.lse, shape))
-        taken = taken_by(box, part(q, (*box, _WHOLE)), own, of_each)
+        taken = taken_by(box, part(q, (*box, WHOLE)), own, of_each)
         d_f = joined(xp.broadcast_to(taken.f, (*shape, d_v)))
         d_log_z = None if taken.log_z is None else xp.reshape(taken.log_z, states.lse.shape)
         first = sampled(flat, seen, states, d_f, d_log_z)
-        tokens = (*box, _WHOLE)
-        d_omega = add_part(total.omega, (*tokens, _WHOLE), xp.reshape(first.q, (*shape, d)))
+        tokens = (*box, WHOLE)
+        d_omega = add_part(total.omega, (*tokens, WHOLE), xp.reshape(first.q, (*shape, d)))
         if taken.omega is not None:
-            d_omega = add_part(d_omega, (*tokens, _WHOLE), taken.omega)
+            d_omega = add_part(d_omega, (*tokens, WHOLE), taken.omega)
         total = Pulled(
             total.q if taken.q is None else add_part(total.q, tokens, taken.q),
-            add_part(total.k, (*head, _WHOLE, _WHOLE), first.k),
-            add_part(total.v, (*head, _WHOLE, _WHOLE), first.v),
+            add_part(total.k, (*head, WHOLE, WHOLE), first.k),
+            add_part(total.v, (*head, WHOLE, WHOLE), first.v),
             d_omega,
             total.log_weight
             if taken.log_weight is None

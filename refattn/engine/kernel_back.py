@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..arrays.blocks import add_part, block_shape, blocks, most_threads, part, sum_to, tiles
+from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
@@ -39,7 +39,6 @@ from .scores import NO_OPTIONS, Options, cap, slope_of_cap
 
 __all__ = ["Cotangents", "attend", "zeros_of"]
 
-_WHOLE = slice(None)
 _ROWS, _COLUMNS = 8, 8  # blocks of which sums are made before these are added to the result
 
 
@@ -103,10 +102,10 @@ def attend(
 
     def tile(box: tuple[slice, ...], j: slice, memory: Workspace | None) -> _Tile:
         head, i = box[:-1], box[-1]
-        q_i, g = (part(x, (*box, _WHOLE)) for x in (q, d_out))
-        out, lse = part(done.out, (*box, _WHOLE)), part(done.lse, box)[..., None]
+        q_i, g = (part(x, (*box, WHOLE)) for x in (q, d_out))
+        out, lse = part(done.out, (*box, WHOLE)), part(done.lse, box)[..., None]
         delta = _delta(g, out, None if d_lse is None else part(d_lse, box))[..., None]
-        k_j, v_j = (part(x, (*head, j, _WHOLE)) for x in (k, v))
+        k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
         q_i = q_i if scale is None else q_i * scale
         scores = multiply(q_i, xp.matrix_transpose(k_j), memory, "scores")
         steep = None
@@ -165,7 +164,7 @@ def attend(
             d_bias: list[tuple[tuple[slice, ...], Array]] = []
 
             def gather(name: str, tokens: slice, x: Array, like: Array) -> None:
-                x = sum_to(x, (*part(like, (*head, tokens, _WHOLE)).shape[:-2], *x.shape[-2:]))
+                x = sum_to(x, (*part(like, (*head, tokens, WHOLE)).shape[:-2], *x.shape[-2:]))
                 at = (name, tokens.start, tokens.stop)
                 sums[at] = add(sums[at], x) if at in sums else x
 
@@ -184,7 +183,7 @@ def attend(
             def write() -> None:
                 nonlocal total
                 for (name, start, stop), x in sums.items():
-                    box = (*head, slice(start, stop), _WHOLE)
+                    box = (*head, slice(start, stop), WHOLE)
                     buffer = add_part(getattr(total, name), box, x)
                     total = total._replace(**{name: buffer})
                 for box, x in d_bias:

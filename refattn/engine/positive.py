@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import block_shape, blocks, part, put, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
@@ -40,8 +40,6 @@ __all__ = [
     "with_ones",
 ]
 
-
-_WHOLE = slice(None)
 
 _CHUNK = 128  # tokens of a step on NumPy, twice what one sum of products adds
 
@@ -78,8 +76,8 @@ def per_query(
         shape = (box[-1].stop - box[-1].start, num_samples)
         f = xp.reshape(f, (*f.shape[:-2], *shape, f.shape[-1]))
         log_z = xp.reshape(log_z, (*log_z.shape[:-1], *shape))
-        done = read(part(q, (*box, _WHOLE)), own, Attended(f, log_z))
-        out = put(out, (*box, _WHOLE), done.out)
+        done = read(part(q, (*box, WHOLE)), own, Attended(f, log_z))
+        out = put(out, (*box, WHOLE), done.out)
         lse = put(lse, box, done.lse)
     return Attended(out, lse)
 
@@ -104,10 +102,10 @@ def tiles_of_queries(
     width = max(1, d_v, m if causal or keys.mask is not None else 1)
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
         c, box = i.stop - i.start, (*head, i)
-        own = Samples(part(omega, (*box, _WHOLE, _WHOLE)), part(log_weight, (*box, _WHOLE)))
+        own = Samples(part(omega, (*box, WHOLE, WHOLE)), part(log_weight, (*box, WHOLE)))
         flat = joined(xp.broadcast_to(own.omega, (*own.omega.shape[:-3], c, num_samples, d)))
         k, v, _, half = keys.part(tuple(head))
-        seen = None if keys.mask is None else part(keys.mask, (*box, _WHOLE))
+        seen = None if keys.mask is None else part(keys.mask, (*box, WHOLE))
         if causal:
             past = causal_mask(i, slice(0, m), m - n, device(q), xp)
             seen = past if seen is None else seen & past
@@ -164,7 +162,7 @@ class Exponential(Arithmetic):
 
     def part(self, head: tuple[slice, ...]) -> Exponential:
         """Take some heads."""
-        box, own = (*head, _WHOLE, _WHOLE), copy(self)
+        box, own = (*head, WHOLE, WHOLE), copy(self)
         own.samples = Samples(*(part(x, box) for x in self.samples))
         own.arrays = own.samples
         return own
@@ -197,7 +195,7 @@ class Exponential(Arithmetic):
         omega = array_namespace(q).matrix_transpose(self.samples.omega)
         memory = self.memory.queries
         x = multiply(q, omega, memory, "exponents")
-        return exponents(add(x, part(self.samples.log_weight, (i, _WHOLE))), memory=memory)
+        return exponents(add(x, part(self.samples.log_weight, (i, WHOLE))), memory=memory)
 
     def keys(self, keys: Keys) -> _Exponents:
         """Features of keys."""

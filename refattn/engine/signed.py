@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import block_shape, blocks, most_threads, pairwise, part, put, put_quotient
+from ..arrays.blocks import (
+    WHOLE,
+    block_shape,
+    blocks,
+    most_threads,
+    pairwise,
+    part,
+    put,
+    put_quotient,
+)
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
@@ -36,7 +45,6 @@ __all__ = ["Signed", "Totals", "linear_attention", "merge_totals"]
 # Of tokens, which heads they are, and where features may be written on NumPy.
 FeatureMap = Callable[[Array, tuple[slice, ...], Workspace | None], Features]
 
-_WHOLE = slice(None)
 _LEAF = 48  # tokens of a leaf
 _SHARES = 4  # of the heads, of one of which the features fill a step
 _GROUP = 7  # states that are added in turn, before the sums of as many are, and so on
@@ -231,11 +239,11 @@ def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
 
         def attend_head(head: tuple[slice, ...]) -> None:
             nonlocal out
-            own, q_h, keys_h = mine.part(head), part(q, (*head, _WHOLE, _WHOLE)), keys.part(head)
+            own, q_h, keys_h = mine.part(head), part(q, (*head, WHOLE, WHOLE)), keys.part(head)
             state = own.start(keys_h)
             for i in blocks(0, n, own.block(q_h, keys_h.v)):
                 (found,) = own.read(own.queries(q_h[..., i, :], i), state)
-                out = put_quotient(out, (*head, i, _WHOLE), found.total, own.normaliser(found))
+                out = put_quotient(out, (*head, i, WHOLE), found.total, own.normaliser(found))
 
         return attend_head
 
@@ -250,7 +258,7 @@ def _attend_in_pairs(q: Array, keys: Keys, mask: Array, arithmetic: Signed, caus
     """The same where each query sees other keys: all pairs are evaluated."""
     xp, n, m = array_namespace(q), q.shape[-2], keys.k.shape[-2]
     lead = broadcast_lead(q, keys.k, keys.v, keys.mask)
-    own, whole = arithmetic.part(tuple(slice(0, length) for length in lead)), (_WHOLE,) * len(lead)
+    own, whole = arithmetic.part(tuple(slice(0, length) for length in lead)), (WHOLE,) * len(lead)
     out, _ = buffers(q, keys.v, lead)
     size = own.block(q, keys.v)
     nothing = own.start(keys.tokens(0, 0))
@@ -262,7 +270,7 @@ def _attend_in_pairs(q: Array, keys: Keys, mask: Array, arithmetic: Signed, caus
             if causal:
                 visible = visible & causal_mask(i, j, m - n, device(q), xp)
             found = [reduce(combine, [*found, *own.pairs(rows, own.keys(some), visible)])]
-        out = put(out, (*whole, i, _WHOLE), own.finish(found[0]).out)
+        out = put(out, (*whole, i, WHOLE), own.finish(found[0]).out)
     return out
 
 

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..arrays.blocks import add_part, block_shape, blocks, most_threads, part, sum_to, tiles
+from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
@@ -47,7 +47,6 @@ from .signed import Totals, merge_totals
 
 __all__ = ["Exponential", "Featured", "Pulled", "attend"]
 
-_WHOLE = slice(None)
 _AXES = (-3, -3)  # of leaves, in sums
 _LEAF, _OTHER_LEAF = 64, 16  # tokens of a leaf on NumPy, and elsewhere
 # Exponents of factors are a quarter of the largest, at most; those of longdouble are no floats.
@@ -95,20 +94,20 @@ class Exponential:
     def queries(self, q: Array, head: tuple[slice, ...], i: slice) -> Rows:
         """Features of queries."""
         xp = array_namespace(q)
-        omega = part(self.omega, (*head, _WHOLE, _WHOLE))
+        omega = part(self.omega, (*head, WHOLE, WHOLE))
         lse = part(self.lse, (*head, i))[..., None]
         log = add(multiply(q, xp.matrix_transpose(omega)), self.weights(head, i))
         log = xp.where(lse == -math.inf, -math.inf, add(log, -finite(lse, xp)))
 
         def pull(cotangent: Array) -> tuple[Array, list[Addend]]:
             d_omega = sum_of_products(xp.matrix_transpose(cotangent), q)
-            return multiply(cotangent, omega), [(0, _WHOLE, d_omega), *self.taken(i, cotangent)]
+            return multiply(cotangent, omega), [(0, WHOLE, d_omega), *self.taken(i, cotangent)]
 
         return Rows(None, log, pull)
 
     def weights(self, head: tuple[slice, ...], i: slice) -> Array:
         """Log weights of the samples for some queries."""
-        return part(self.log_weight, (*head, i, _WHOLE))
+        return part(self.log_weight, (*head, i, WHOLE))
 
     def taken(self, i: slice, cotangent: Array) -> list[Addend]:
         """What these take."""
@@ -116,7 +115,7 @@ class Exponential:
 
     def keys(self, k: Array, head: tuple[slice, ...]) -> Rows:
         """Features of keys."""
-        xp, omega = array_namespace(k), part(self.omega, (*head, _WHOLE, _WHOLE))
+        xp, omega = array_namespace(k), part(self.omega, (*head, WHOLE, WHOLE))
         log = multiply(k, xp.matrix_transpose(omega))
         if self.half is not None:
             log = add(log, -self.half * square_norm(k)[..., None])
@@ -126,7 +125,7 @@ class Exponential:
             d_k = multiply(cotangent, omega)
             if self.half is not None:
                 d_k = d_k - 2 * self.half * xp.sum(cotangent, axis=-1, keepdims=True) * k
-            return d_k, [(0, _WHOLE, d_omega)]
+            return d_k, [(0, WHOLE, d_omega)]
 
         return Rows(None, log, pull)
 
@@ -348,7 +347,7 @@ def attend(
     """
     if keys.differ:
         return _attend_in_pairs(q, keys, arithmetic, out, d_out, causal)
-    n, m, whole = q.shape[-2], keys.k.shape[-2], _WHOLE
+    n, m, whole = q.shape[-2], keys.k.shape[-2], WHOLE
     lead = broadcast_lead(q, keys.k, keys.v, keys.mask, *arithmetic.parameters)
     total = [zeros_of(x) for x in (q, keys.k, keys.v, *arithmetic.parameters)]
     alone = [tuple(x.shape[:-2]) == lead for x in total]  # what belongs to one head each
@@ -427,7 +426,7 @@ def _attend_in_pairs(
     logs = [xp.asarray(arithmetic.keys(k[..., j, :], head).log, copy=True) for j in columns]
 
     def give(to: int, tokens: slice, x: Array) -> None:
-        total[to] = add_part(total[to], (*head, tokens, _WHOLE), x)
+        total[to] = add_part(total[to], (*head, tokens, WHOLE), x)
 
     def pulled(to: int, tokens: slice, rows: Rows, x: Array) -> None:
         d_x, more = rows.pull(x)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..arrays import checks
+from ..arrays import checks, key_samples, qkv
 from ..arrays.blocks import block_shape, blocks, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
@@ -122,12 +122,12 @@ def coreset_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    scale, mask = check(q, k, v, scale, mask, causal=False)
-    mask = checks.one_row(mask, k)
+    q, k, v, scale, mask = check(locals())
+    mask = qkv.one_row(mask, k)
     checks.choice("pivots", pivots, PIVOTS)
     exactly_one(num_keys=num_keys, indices=indices)
     if indices is not None:
-        indices = checks.key_indices(indices, q, k, v)[..., None, :]
+        indices = key_samples.check_indices(indices, q, k, v)[..., None, :]
     (q, k, v, mask, indices), ungroup = group_heads(q, k, v, mask, indices)
     xp, root = array_namespace(q), root_scale(scale, q)
     if num_keys is not None:
@@ -290,10 +290,8 @@ def sampled_key_attention(
     >>> sampled_key_attention(q, k, v, indices=np.array([0, 2]), log_probability=np.log([0.25, 1]))
     array([[1.]])
     """
-    found = arranged_samples(
-        q, k, v, indices=indices, log_probability=log_probability, scale=scale, mask=mask
-    )
-    return found.ungroup(attend_samples(found).out)
+    inputs = prepare_samples(locals())
+    return inputs.ungroup(attend_samples(inputs).out)
 
 
 class Sample(NamedTuple):
@@ -322,7 +320,7 @@ class Sample(NamedTuple):
         return attend(self.q, k, v, **options)
 
 
-class Arranged(NamedTuple):
+class Inputs(NamedTuple):
     """Checked arguments of `sampled_key_attention`, heads in groups."""
 
     sample: Sample  # its indices may be (..., n, S)
@@ -353,33 +351,26 @@ class Arranged(NamedTuple):
             yield box, Sample(part(q, rows)[..., None, :], k_h, v_h, seen, at, of_at, scale)
 
 
-def arranged_samples(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    indices: Any,
-    log_probability: Any = None,
-    scale: float | None = None,
-    mask: Array | None = None,
-) -> Arranged:
-    """Check arguments of `sampled_key_attention`."""
-    checks.attention(q, k, v, mask=mask)
-    indices, log_p = checks.sample_of_keys(indices, log_probability, q, k, v)
-    scale = checks.real("scale", scale, optional=True, like=q)
-    mask = checks.key_rows(mask, k)
+def prepare_samples(given: dict[str, Any]) -> Inputs:
+    """Check arguments of `sampled_key_attention`, and group heads."""
+    q, k, v, mask = (given[name] for name in ("q", "k", "v", "mask"))
+    qkv.check(q, k, v, mask=mask)
+    sample = given["indices"], given["log_probability"]
+    indices, log_p = key_samples.check_samples(*sample, q, k, v)
+    scale = checks.real("scale", given["scale"], optional=True, like=q)
+    mask = qkv.key_rows(mask, k)
     (q, k, v, mask, indices, log_p), ungroup = group_heads(q, k, v, mask, indices, log_p)
     scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
-    return Arranged(Sample(q, k, v, mask, indices, log_p, scale), ungroup)
+    return Inputs(Sample(q, k, v, mask, indices, log_p, scale), ungroup)
 
 
 @as_written
-def attend_samples(found: Arranged) -> Attended:
+def attend_samples(inputs: Inputs) -> Attended:
     """Attend to samples, all at once where they are shared."""
-    if found.shared:
-        return found.sample.attend()
-    out, lse = buffers(found.sample.q, found.sample.v, found.lead)
-    for box, sample in found.each():
+    if inputs.shared:
+        return inputs.sample.attend()
+    out, lse = buffers(inputs.sample.q, inputs.sample.v, inputs.lead)
+    for box, sample in inputs.each():
         done = sample.attend()
         out = put(out, (*box, slice(None)), done.out[..., 0, :])
         lse = put(lse, box, done.lse[..., 0])

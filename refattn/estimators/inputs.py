@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, get_args
 
 from .. import sampling
-from ..arrays import checks
+from ..arrays import checks, frequencies, proposals, qkv
 from ..arrays.library import Array
 from ..typing import Coupling
 
-__all__ = ["change_gauge", "check", "exactly_one", "frequencies"]
+__all__ = ["arguments", "change_gauge", "check", "exactly_one", "given_or_drawn"]
+
+
+def arguments(fn: Any, *args: Any, **options: Any) -> dict[str, Any]:
+    """Arguments of a call by name, with those that `fn` takes by default."""
+    call = signature(fn).bind(*args, **options)
+    call.apply_defaults()
+    return call.arguments
 
 
 def change_gauge(q: Array, k: Array, v: Array, proposal: Any) -> tuple[Array, Array]:
     """Queries and keys in the gauge of the proposal, if it has one; its batch must fit."""
     if isinstance(proposal, sampling.Gaussian | sampling.Mixture):
-        checks.batch("proposal", proposal.lead, checks.lead(q, k, v))
+        proposals.batch("proposal", proposal.lead, qkv.lead(q, k, v))
     if not isinstance(proposal, sampling.Gaussian):
         return q, k
     return proposal.change_gauge(q, k)
 
 
-def check(
-    q: Array, k: Array, v: Array, scale: Any, mask: Array | None, causal: Any
-) -> tuple[float | None, Array | None]:
-    """Check what every estimator takes; return the scale and the mask (..., n or 1, m)."""
-    checks.attention(q, k, v, mask=mask, causal=causal)
-    scale = checks.real("scale", scale, positive=True, optional=True, like=q)
-    return scale, checks.key_rows(mask, k)
+def check(given: dict[str, Any]) -> tuple[Array, Array, Array, float | None, Array | None]:
+    """Check what every estimator takes; return q, k, v, scale and the mask (..., n or 1, m)."""
+    q, k, v, mask = (given[name] for name in ("q", "k", "v", "mask"))
+    qkv.check(q, k, v, mask=mask, causal=given.get("causal", False))
+    scale = checks.real("scale", given["scale"], positive=True, optional=True, like=q)
+    return q, k, v, scale, qkv.key_rows(mask, k)
 
 
 def exactly_one(**options: Any) -> None:
@@ -37,28 +44,24 @@ def exactly_one(**options: Any) -> None:
         raise ValueError(f"Exactly one of `{a}` and `{b}` must be given, got {got}.")
 
 
-def frequencies(
-    like: Array,
-    lead: tuple[int, ...],
-    omega: Any,
-    log_weight: Any,
-    *,
-    coupling: Coupling,
-    proposal: Any,
-    rng: Any,
-    **size: Any,
+def given_or_drawn(
+    given: dict[str, Any], size: str, like: Array, lead: tuple[int, ...]
 ) -> tuple[Array, Array]:
-    """Frequencies and log weights, given or drawn, as arrays of the library of `like`."""
+    """Frequencies and log weights, given or drawn, as arrays of the library of `like`.
+
+    How many are drawn is in the argument named `size`.
+    """
+    omega, log_weight, proposal = (given.get(x) for x in ("omega", "log_weight", "proposal"))
+    coupling, count = given.get("coupling", "iid"), given.get(size)
     checks.choice("coupling", coupling, get_args(Coupling))
-    exactly_one(omega=omega, **size)
+    exactly_one(**{"omega": omega, size: count})
     if log_weight is not None and omega is None:
         raise ValueError("`log_weight` must come with the `omega` it weighs, got no `omega`.")
     if omega is not None and proposal is not None:
         raise ValueError("`proposal` must not come with `omega`: give `log_weight` instead.")
     if omega is None:
-        ((name, count),) = size.items()
-        checks.length(name, count, like.shape[-1])
-        omega, log_weight = sampling.draw(
-            count, like.shape[-1], coupling=coupling, proposal=proposal, rng=rng
-        )
-    return checks.frequencies(omega, log_weight, like, lead)
+        d = like.shape[-1]
+        checks.length(size, count, d)
+        law = {"coupling": coupling, "proposal": proposal, "rng": given["rng"]}
+        omega, log_weight = sampling.draw(given[size], d, **law)
+    return frequencies.shared(omega, log_weight, like, lead)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, get_args
 
-from ..arrays import checks
+from ..arrays import checks, qkv
 from ..arrays.blocks import block_shape, blocks, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
@@ -109,12 +109,12 @@ def draw_pivots(
     >>> sorted(key_sampling.draw_pivots(k, num_keys=2, rng=0, scale=1.0).tolist())
     [0, 1]
     """
-    checks.attention(k, k, k, mask=mask)
+    qkv.check(k, k, k, mask=mask)
     scale = checks.real("scale", scale, positive=True, optional=True, like=k)
     checks.choice("pivots", pivots, PIVOTS)
     checks.length("num_keys", num_keys)
     checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
-    rng, mask = checks.generator(rng), checks.one_row(mask, k)
+    rng, mask = checks.generator(rng), qkv.one_row(mask, k)
     u = rng.random((*broadcast_lead(k, mask), num_keys))
     return _draw_pivots(k, u, pivots, scale, mask)
 
@@ -230,18 +230,18 @@ def draw_keys(
     >>> int(indices[1] - indices[0]), np.exp(log_p).round(6)
     (2, array([0.5, 0.5]))
     """
-    checks.attention(q, k, v, mask=mask)
+    qkv.check(q, k, v, mask=mask)
     scale = checks.real("scale", scale, optional=True, like=q)
     checks.choice("law", law, LAWS)
     checks.length("num_keys", num_keys)
     checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
     rng, n = checks.generator(rng), q.shape[-2]
     if law == "softmax":
-        mask = checks.key_rows(mask, k)
-        u = rng.random((*checks.lead(q, k, v), n, num_keys))
+        mask = qkv.key_rows(mask, k)
+        u = rng.random((*qkv.lead(q, k, v), n, num_keys))
         (q, k, v, mask, u), ungroup = group_heads(q, k, v, mask, u)
         return KeySample(*map(ungroup, _draw_from_softmax(q, k, u, scale, mask)))
-    (q, k, v, mask), ungroup = group_heads(q, k, v, checks.one_row(mask, k))
+    (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.one_row(mask, k))
     u = rng.random((*broadcast_lead(k, v, mask), 1))
     drawn = _draw_systematic(q, k, v if law == "norms" else None, num_keys, u, mask)
     xp, shape = array_namespace(q), (*broadcast_lead(q, k, v, mask), num_keys)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from .. import sampling
-from ..arrays import checks
-from ..arrays.blocks import block_shape, blocks, most_threads, part, put, tiles
+from ..arrays import checks, frequencies, qkv
+from ..arrays.blocks import WHOLE, block_shape, blocks, most_threads, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
     Array,
@@ -42,8 +42,6 @@ def __dir__() -> list[str]:
 
 
 WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
-
-_WHOLE = slice(None)
 
 
 def linear_randomized_attention(
@@ -149,27 +147,12 @@ def linear_randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.6)
     True
     """
-    found = arranged(
-        q,
-        k,
-        v,
-        num_proposals=num_proposals,
-        centres=centres,
-        omega=omega,
-        weighting=weighting,
-        beta=beta,
-        antithetic=antithetic,
-        proposal=proposal,
-        rng=rng,
-        scale=scale,
-        mask=mask,
-        causal=causal,
-    )
-    return found.ungroup(attend_arranged(found, causal).out)
+    inputs = prepare(locals())
+    return inputs.ungroup(attend_prepared(inputs, causal).out)
 
 
-def attend_arranged(found: Arranged, causal: bool) -> Attended:
-    """LARA of arguments that are arranged, and its log normaliser."""
+def attend_prepared(found: Inputs, causal: bool) -> Attended:
+    """Return LARA and its log normaliser."""
     q, keys, root, weighting = found.q, found.keys, found.root, found.options.weighting
     if causal:
         return causal_attention(q, keys, _Growing(found))
@@ -180,7 +163,7 @@ def attend_arranged(found: Arranged, causal: bool) -> Attended:
     return two_hops(q, samples, keys, False)
 
 
-class Arranged(NamedTuple):
+class Inputs(NamedTuple):
     """Arguments of LARA: checked, in groups of heads, and what is drawn."""
 
     q: Array
@@ -204,47 +187,35 @@ class Options(NamedTuple):
     beta: float
 
 
-def arranged(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    num_proposals: int | None = None,
-    centres: Array | Sequence[sampling.Gaussian] | None = None,
-    omega: Array | None = None,
-    weighting: Weighting = "balance",
-    beta: float = 1.0,
-    antithetic: bool = False,
-    proposal: sampling.Gaussian | None = None,
-    rng: Any = None,
-    scale: float | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Arranged:
-    """Arrange the arguments of `linear_randomized_attention`."""
-    scale, mask = check(q, k, v, scale, mask, causal)
+def prepare(given: dict[str, Any]) -> Inputs:
+    """Check arguments of `linear_randomized_attention`, draw noise, and group heads."""
+    q, k, v, scale, mask = check(given)
+    centres, omega, weighting, antithetic, proposal, causal = (
+        given[name]
+        for name in ("centres", "omega", "weighting", "antithetic", "proposal", "causal")
+    )
     checks.choice("weighting", weighting, WEIGHTINGS)
-    beta = checks.real("beta", beta, like=q)
+    beta = checks.real("beta", given["beta"], like=q)
     checks.flag("antithetic", antithetic)
-    count, repeats = _count_proposals(q, k, num_proposals, centres, omega, antithetic)
+    count, repeats = _count_proposals(q, k, given["num_proposals"], centres, omega, antithetic)
     if proposal is not None:
         sampling.check_gaussians("proposal", [proposal])
     q, k = change_gauge(q, k, v, proposal)
     if causal:
-        checks.causal_proposals(centres, weighting, mask)
-    lead, d = checks.lead(q, k, v), q.shape[-1]
+        frequencies.causal_proposals(centres, weighting, mask)
+    lead, d = qkv.lead(q, k, v), q.shape[-1]
     z = None
     if omega is None:
-        z = checks.generator(rng).standard_normal((*lead, count, d))
+        z = checks.generator(given["rng"]).standard_normal((*lead, count, d))
     own = mixture = None
     if isinstance(centres, Sequence):
         omega, own, mixture = _from_sequence(centres, omega, z, repeats, lead, d)
         own, mixture = (constant(x, q)[..., None, :] for x in (own, mixture))
         centres = None
     if omega is not None:
-        omega, _ = checks.frequencies(omega, None, q, lead)
+        omega, _ = frequencies.shared(omega, None, q, lead)
     if centres is not None:
-        centres, _ = checks.frequencies(centres, None, q, lead, name="centres")
+        centres, _ = frequencies.shared(centres, None, q, lead, name="centres")
     if z is not None:
         z = constant(z, q)
     (q, k, v, mask, centres, omega, own, mixture, z), ungroup = group_heads(
@@ -255,7 +226,7 @@ def arranged(
     root = root_scale(scale, q)
     options = Options(count, repeats, weighting, beta)
     keys = Keys(k, v, mask, root * root / 2)
-    return Arranged(q, keys, root, ungroup, options, omega, centres, z, own, mixture)
+    return Inputs(q, keys, root, ungroup, options, omega, centres, z, own, mixture)
 
 
 class Proposals(NamedTuple):
@@ -268,7 +239,7 @@ class Proposals(NamedTuple):
     mixture: Array  # (..., S), of the sum of all
 
 
-def proposals(found: Arranged) -> Proposals:
+def proposals(found: Inputs) -> Proposals:
     """Make the proposals of chunks, and draw around them, where they are not given."""
     (count, repeats, *_), centres, omega = found.options, found.centres, found.omega
     q_mean = found.root * chunk_means(found.q, count, None)
@@ -295,7 +266,7 @@ def chunk_of_keys(keys: Keys, count: int) -> Array:
     return xp.asarray(chunk_of(keys.k.shape[-2], count), device=device(keys.k))
 
 
-def past_proposals(found: Arranged) -> tuple[Array, Array]:
+def past_proposals(found: Inputs) -> tuple[Array, Array]:
     """Means of the proposals of causal chunks (..., C, d), and their frequencies (..., S, d)."""
     count, repeats, *_ = found.options
     keys, omega = found.keys, found.omega
@@ -303,7 +274,7 @@ def past_proposals(found: Arranged) -> tuple[Array, Array]:
     return centres, _around(centres, found.noise, repeats) if omega is None else omega
 
 
-def past_chunks(found: Arranged) -> Iterator[tuple[Array, Array]]:
+def past_chunks(found: Inputs) -> Iterator[tuple[Array, Array]]:
     """Which of the chunks that make proposals each query and each key is in, or -1; and these."""
     n, count, xp = found.q.shape[-2], found.options.proposals, array_namespace(found.q)
     chunk = chunk_of(n, count)
@@ -322,7 +293,7 @@ def log_weights(made: Proposals, weighting: Weighting) -> Array:
     return math.log(made.q_mean.shape[-2]) - made.mixture
 
 
-def query_weights(found: Arranged, made: Proposals) -> QueryWeights:
+def query_weights(found: Inputs, made: Proposals) -> QueryWeights:
     """What the weights of samples are made of where they depend on the query."""
     balance = array_namespace(made.omega).exp(made.own - made.mixture)
     over = -1 if found.options.weighting == "query" else -2
@@ -476,8 +447,8 @@ class QueryWeights(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> QueryWeights:
         """Take some heads."""
-        balance, own = (part(x, (*head, _WHOLE)) for x in (self.balance, self.own))
-        q_mean = part(self.q_mean, (*head, _WHOLE, _WHOLE))
+        balance, own = (part(x, (*head, WHOLE)) for x in (self.balance, self.own))
+        q_mean = part(self.q_mean, (*head, WHOLE, WHOLE))
         return self._replace(q_mean=q_mean, balance=balance, own=own)
 
 
@@ -492,18 +463,18 @@ def query_weighted(
     lead, n = broadcast_lead(q, keys.k, keys.v, omega, keys.mask), q.shape[-2]
     out, lse = buffers(q, keys.v, lead)
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // omega.shape[-2]):
-        box, q_i = (*head, _WHOLE, _WHOLE), part(q, (*head, i, _WHOLE))
+        box, q_i = (*head, WHOLE, WHOLE), part(q, (*head, i, WHOLE))
         own = weights.part(tuple(head))
         t = own.softmax(root * q_i, None if norm is None else part(norm, box))
         log_weight = own.log(own.of(t))
         samples = Samples(part(omega, box), log_weight)
         if states is None:
-            seen = keys.part(tuple(head))._replace(mask=part(keys.mask, (*head, i, _WHOLE)))
+            seen = keys.part(tuple(head))._replace(mask=part(keys.mask, (*head, i, WHOLE)))
             done = two_hops(q_i, samples, seen, False)
         else:
-            f = Attended(part(states.out, box), part(states.lse, (*head, _WHOLE)))
+            f = Attended(part(states.out, box), part(states.lse, (*head, WHOLE)))
             done = read(q_i, samples, f)
-        out = put(out, (*head, i, _WHOLE), done.out)
+        out = put(out, (*head, i, WHOLE), done.out)
         lse = put(lse, (*head, i), done.lse)
     return Attended(out, lse)
 
@@ -519,7 +490,7 @@ class _Growing(Exponential):
     omega: Array  # (..., S, d)
     mixture: Array  # of the proposals so far at each of omega, log over N(0, I), (..., 1, S)
 
-    def __init__(self, found: Arranged) -> None:
+    def __init__(self, found: Inputs) -> None:
         self.found, self.options, self.alike = found, found.options, False
         noise = found.noise if found.omega is None else found.omega
         self.width, self.arrays = self.options.proposals * self.options.repeats, (noise,)
@@ -527,7 +498,7 @@ class _Growing(Exponential):
 
     def part(self, head: tuple[slice, ...]) -> _Growing:
         """Take some heads, and draw their samples."""
-        own, found, box = copy(self), self.found, (*head, _WHOLE, _WHOLE)
+        own, found, box = copy(self), self.found, (*head, WHOLE, WHOLE)
         omega, noise = (None if x is None else part(x, box) for x in (found.omega, found.noise))
         own.found = found._replace(
             q=part(found.q, box), keys=found.keys.part(head), omega=omega, noise=noise

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import checks
+from ..arrays import checks, qkv
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, Workspace, array_namespace, as_written, device, is_numpy_array
 from ..engine import signed
@@ -17,12 +17,12 @@ from ..features import Features, elu, elu_features, relu, relu_features
 from ..typing import ArrayT
 
 __all__ = [
-    "arranged",
     "checked",
     "evaluate",
     "is_elementwise",
     "linear_attention",
     "of_map",
+    "prepare",
     "read",
     "sums",
 ]
@@ -92,12 +92,12 @@ def linear_attention(
     >>> linear_attention(q, k, v)  # kernels 2 and 6
     array([[3.]])
     """
-    q, keys, ungroup = arranged(q, k, v, feature_map, mask=mask, causal=causal)
+    q, keys, ungroup = prepare(locals())
     features = of_map(feature_map, keys.k if keys.k.shape[-2] else q)
     return ungroup(signed.linear_attention(q, keys, features, causal))
 
 
-class Arranged(NamedTuple):
+class Inputs(NamedTuple):
     """Arguments of linear attention: checked, and in groups of heads."""
 
     q: Array
@@ -105,23 +105,16 @@ class Arranged(NamedTuple):
     ungroup: Callable[..., Array]
 
 
-def arranged(
-    q: Array,
-    k: Array,
-    v: Array,
-    feature_map: Any,
-    *,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Arranged:
-    """Arrange the arguments of `linear_attention`."""
-    checks.attention(q, k, v, mask=mask, causal=causal)
+def prepare(given: dict[str, Any]) -> Inputs:
+    """Check arguments of `linear_attention`, and group heads."""
+    q, k, v, feature_map, mask = (given[x] for x in ("q", "k", "v", "feature_map", "mask"))
+    qkv.check(q, k, v, mask=mask, causal=given["causal"])
     if not callable(feature_map):
         raise TypeError(
             f"`feature_map` must be a function of an array, got {type(feature_map).__name__}."
         )
-    (q, k, v, mask), ungroup = group_heads(q, k, v, checks.key_rows(mask, k))
-    return Arranged(q, Keys(k, v, mask), ungroup)
+    (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.key_rows(mask, k))
+    return Inputs(q, Keys(k, v, mask), ungroup)
 
 
 @as_written
@@ -134,7 +127,7 @@ def sums(k: Array, v: Array, feature_map: Callable[[Array], Array | Features]) -
 def read(q: Array, state: signed.Totals, feature_map: Callable[[Array], Array | Features]) -> Array:
     """Linear attention from the state of the keys."""
     checks.arrays(2, q=q, state=state.total)
-    xp, shape = array_namespace(q), (*checks.lead(q, state.total, state.total), q.shape[-2])
+    xp, shape = array_namespace(q), (*qkv.lead(q, state.total, state.total), q.shape[-2])
     if 0 in shape:  # Dask finds no maximum of no rows
         return xp.zeros((*shape, state.total.shape[-1] - 1), dtype=q.dtype, device=device(q))
     (q, *parts), ungroup = group_heads(q, *state)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from .. import sampling
-from ..arrays import checks
+from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import block_shape, blocks
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
@@ -32,7 +32,7 @@ from ..engine.positive import two_hops
 from ..engine.scores import Options
 from ..typing import ArrayT, Coupling
 from .inputs import check
-from .rfa import Arranged, arranged
+from .rfa import Inputs, prepare
 
 __all__ = [
     "eva_attention",
@@ -127,11 +127,8 @@ def eva_attention(
            [2.],
            [2.]])
     """
-    found = arranged_chunks(
-        q, k, v, window=window, omega=omega, rng=rng, sampled=sampled, log_size=log_size,
-        scale=scale, mask=mask, causal=causal,
-    )  # fmt: skip
-    return found.ungroup(found.chunks.joined(attend_chunks(found).done.out))
+    inputs = prepare_chunks(locals())
+    return inputs.ungroup(inputs.chunks.joined(attend_chunks(inputs).done.out))
 
 
 class Summarised(NamedTuple):
@@ -173,34 +170,22 @@ class Summaries(NamedTuple):
 
 
 @as_written
-def arranged_chunks(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    window: int,
-    omega: Array | None = None,
-    rng: Any = None,
-    sampled: bool = True,
-    log_size: bool = True,
-    scale: float | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Summarised:
-    """Check arguments of `eva_attention`, and draw frequencies."""
-    scale, mask = check(q, k, v, scale, mask, causal)
-    mask, (window, count) = checks.one_row(mask, k), checks.chunks("window", window, q, k)
+def prepare_chunks(given: dict[str, Any]) -> Summarised:
+    """Check arguments of `eva_attention`, draw frequencies, and group heads."""
+    q, k, v, scale, mask = check(given)
+    omega, sampled, log_size = (given[name] for name in ("omega", "sampled", "log_size"))
+    mask, (window, count) = qkv.one_row(mask, k), qkv.chunks("window", given["window"], q, k)
     checks.flag("sampled", sampled)
     checks.flag("log_size", log_size)
-    noise, lead = None, checks.lead(q, k, v)
+    noise, lead = None, qkv.lead(q, k, v)
     if omega is not None:
-        omega = checks.chunk_frequencies(omega, count, q, lead)
+        omega = frequencies.of_chunks(omega, count, q, lead)
     elif sampled:
-        noise = constant(checks.generator(rng).standard_normal((count, q.shape[-1])), q)
+        noise = constant(checks.generator(given["rng"]).standard_normal((count, q.shape[-1])), q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
     chunks = chunked(q, k, v, mask, window)
     found = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size)
-    return found._replace(causal=causal, ungroup=ungroup)
+    return found._replace(causal=given["causal"], ungroup=ungroup)
 
 
 @as_written
@@ -275,8 +260,8 @@ def second_order_attention(
            [2.],
            [2.]])
     """
-    found = arranged_moments(q, k, v, window=window, scale=scale, mask=mask, causal=causal)
-    return found.ungroup(found.chunks.joined(attend_moments(found).out))
+    inputs = prepare_moments(locals())
+    return inputs.ungroup(inputs.chunks.joined(attend_moments(inputs).out))
 
 
 class Moments(NamedTuple):
@@ -340,22 +325,13 @@ def attend_squared(x: Array, features: Array, k: Array, v: Array, **options: Any
 
 
 @as_written
-def arranged_moments(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    window: int,
-    scale: float | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Moments:
-    """Check arguments of `second_order_attention`, and take the moments."""
-    scale, mask = check(q, k, v, scale, mask, causal)
-    mask, (window, _) = checks.one_row(mask, k), checks.chunks("window", window, q, k)
+def prepare_moments(given: dict[str, Any]) -> Moments:
+    """Check arguments of `second_order_attention`, group heads, and take the moments."""
+    q, k, v, scale, mask = check(given)
+    mask, (window, _) = qkv.one_row(mask, k), qkv.chunks("window", given["window"], q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     found = moments_of(chunked(q, k, v, mask, window), root_scale(scale, q))
-    return found._replace(causal=causal, ungroup=ungroup)
+    return found._replace(causal=given["causal"], ungroup=ungroup)
 
 
 @as_written
@@ -445,12 +421,8 @@ def local_random_feature_attention(
     array([[0.88079708],
            [0.73105858]])
     """
-    sides = checks.window(window)
-    found = arranged(
-        q, k, v, omega=omega, num_features=num_features, coupling=coupling, proposal=proposal,
-        rng=rng, scale=scale, mask=mask, causal=causal,
-    )  # fmt: skip
-    return found.ungroup(attend_locally(found, sides, causal).done.out)
+    inputs, sides = prepare(locals()), qkv.window(window)
+    return inputs.ungroup(attend_locally(inputs, sides, causal).done.out)
 
 
 class Field(NamedTuple):
@@ -493,7 +465,7 @@ def lacking(q: Array, root: Array, count: int) -> Array:
 
 
 @as_written
-def attend_locally(found: Arranged, sides: Sides, causal: bool) -> Local:
+def attend_locally(found: Inputs, sides: Sides, causal: bool) -> Local:
     """Attend to near keys exactly, and to others through random features."""
     q, keys, samples, root, _ = found
     done, far = attend(q, keys.k, keys.v, **near_options(keys, root, sides, causal)), []

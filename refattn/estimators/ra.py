@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import sampling
-from ..arrays import checks
+from ..arrays import frequencies, qkv
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, array_namespace, as_written, device, root_scale
 from ..engine.hops import Keys, Samples
@@ -14,8 +14,8 @@ from ..engine.kernel import Attended, mean
 from ..engine.positive import per_query
 from ..kernels import FEATURES
 from ..typing import ArrayT, Coupling
-from .inputs import check, exactly_one, frequencies
-from .rfa import Arranged
+from .inputs import check, exactly_one, given_or_drawn
+from .rfa import Inputs
 
 __all__ = ["FEATURES", "mean_of_ratios_attention", "randomized_attention"]
 
@@ -74,40 +74,19 @@ def randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    found = arranged_by_query(
-        q,
-        k,
-        v,
-        omega=omega,
-        num_samples=num_samples,
-        rng=rng,
-        scale=scale,
-        mask=mask,
-        causal=causal,
-    )
-    return found.ungroup(mean_of_states(found.q, found.samples, found.keys, causal))
+    inputs = prepare_by_query(locals())
+    return inputs.ungroup(mean_of_states(inputs.q, inputs.samples, inputs.keys, causal))
 
 
-def arranged_by_query(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    omega: Array | None = None,
-    num_samples: int | None = None,
-    rng: Any = None,
-    scale: float | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Arranged:
-    """Arrange the arguments of `randomized_attention`."""
-    scale, mask = check(q, k, v, scale, mask, causal)
+def prepare_by_query(given: dict[str, Any]) -> Inputs:
+    """Check arguments of `randomized_attention`, draw frequencies, and group heads."""
+    q, k, v, scale, mask = check(given)
+    omega, num_samples = given["omega"], given["num_samples"]
     exactly_one(omega=omega, num_samples=num_samples)
     if num_samples is not None:
-        omega = sampling.draw_target(
-            q, k, num_samples=num_samples, rng=rng, scale=scale, mask=mask, causal=causal
-        )
-    omega = checks.query_frequencies(omega, q, checks.lead(q, k, v))
+        options = {"rng": given["rng"], "scale": scale, "mask": mask, "causal": given["causal"]}
+        omega = sampling.draw_target(q, k, num_samples=num_samples, **options)
+    omega = frequencies.of_queries(omega, q, qkv.lead(q, k, v))
     xp, tail = array_namespace(q), omega.shape[-2:]
     # With S and d as one axis, the heads are third from last, as group_heads expects.
     rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
@@ -118,11 +97,11 @@ def arranged_by_query(
 
 def _without_weights(
     q: Array, keys: Keys, omega: Array, scale: float | None, ungroup: Callable[..., Array]
-) -> Arranged:
+) -> Inputs:
     xp, root = array_namespace(q), root_scale(scale, q)
     equal = xp.zeros((1, omega.shape[-2]), dtype=q.dtype, device=device(q))
     keys = keys._replace(half=root * root / 2)
-    return Arranged(q, keys, Samples(root * omega, equal), root, ungroup)
+    return Inputs(q, keys, Samples(root * omega, equal), root, ungroup)
 
 
 def mean_of_ratios_attention(
@@ -173,38 +152,14 @@ def mean_of_ratios_attention(
     array([[0.5],
            [0.5]])
     """
-    found = arranged_for_all(
-        q,
-        k,
-        v,
-        omega=omega,
-        num_samples=num_samples,
-        coupling=coupling,
-        rng=rng,
-        scale=scale,
-        mask=mask,
-        causal=causal,
-    )
-    return found.ungroup(mean_of_states(found.q, found.samples, found.keys, causal))
+    inputs = prepare_for_all(locals())
+    return inputs.ungroup(mean_of_states(inputs.q, inputs.samples, inputs.keys, causal))
 
 
-def arranged_for_all(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    omega: Array | None = None,
-    num_samples: int | None = None,
-    coupling: Coupling = "iid",
-    rng: Any = None,
-    scale: float | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Arranged:
-    """Arrange the arguments of `mean_of_ratios_attention`."""
-    scale, mask = check(q, k, v, scale, mask, causal)
-    lead, drawn = checks.lead(q, k, v), {"coupling": coupling, "proposal": None, "rng": rng}
-    omega, _ = frequencies(q, lead, omega, None, num_samples=num_samples, **drawn)
+def prepare_for_all(given: dict[str, Any]) -> Inputs:
+    """Check arguments of `mean_of_ratios_attention`, draw frequencies, and group heads."""
+    q, k, v, scale, mask = check(given)
+    omega, _ = given_or_drawn(given, "num_samples", q, qkv.lead(q, k, v))
     (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
     return _without_weights(q, Keys(k, v, mask), omega[..., None, :, :], scale, ungroup)
 

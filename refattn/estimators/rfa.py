@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import features, sampling
-from ..arrays import checks
+from ..arrays import checks, qkv
 from ..arrays.blocks import part
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, root_scale, square_norm
@@ -27,7 +27,7 @@ from ..engine.positive import two_hops
 from ..engine.signed import Signed
 from ..kernels import FEATURES, both_signs
 from ..typing import ArrayT, Coupling, Features
-from .inputs import change_gauge, check, frequencies
+from .inputs import change_gauge, check, given_or_drawn
 
 __all__ = ["FEATURES", "importance_sampled_attention", "random_feature_attention"]
 
@@ -146,29 +146,14 @@ def random_feature_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    found = arranged(
-        q,
-        k,
-        v,
-        omega=omega,
-        log_weight=log_weight,
-        num_features=num_features,
-        features=features,
-        coupling=coupling,
-        proposal=proposal,
-        square_norms=square_norms,
-        rng=rng,
-        scale=scale,
-        mask=mask,
-        causal=causal,
-    )
+    inputs = prepare(locals())
     if features == "trigonometric":
-        waves = trigonometric(*found.samples, found.root, square_norms is None)
-        return found.ungroup(signed.linear_attention(found.q, found.keys, waves, causal))
-    return found.ungroup(two_hops(found.q, found.samples, found.keys, causal).out)
+        waves = trigonometric(*inputs.samples, inputs.root, square_norms is None)
+        return inputs.ungroup(signed.linear_attention(inputs.q, inputs.keys, waves, causal))
+    return inputs.ungroup(two_hops(inputs.q, inputs.samples, inputs.keys, causal).out)
 
 
-class Arranged(NamedTuple):
+class Inputs(NamedTuple):
     """Arguments of random-feature attention: checked, in groups of heads, frequencies drawn.
 
     Frequencies are times the root of the scale, but for trigonometric features.
@@ -181,32 +166,16 @@ class Arranged(NamedTuple):
     ungroup: Callable[..., Array]
 
 
-def arranged(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    omega: Array | None = None,
-    log_weight: Array | None = None,
-    num_features: int | None = None,
-    features: Features = "positive",
-    coupling: Coupling = "iid",
-    proposal: sampling.Gaussian | sampling.Mixture | None = None,
-    square_norms: tuple[Any, Any] | None = None,
-    rng: Any = None,
-    scale: float | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Arranged:
-    """Arrange the arguments of `random_feature_attention`."""
-    scale, mask = check(q, k, v, scale, mask, causal)
+def prepare(given: dict[str, Any]) -> Inputs:
+    """Check arguments of random-feature attention, draw frequencies, and group heads."""
+    q, k, v, scale, mask = check(given)
+    features, square_norms = given.get("features", "positive"), given.get("square_norms")
     checks.choice("features", features, FEATURES)
-    q, k = change_gauge(q, k, v, proposal)
-    lead, drawn = checks.lead(q, k, v), {"coupling": coupling, "proposal": proposal, "rng": rng}
-    omega, log_weight = frequencies(q, lead, omega, log_weight, num_features=num_features, **drawn)
+    q, k = change_gauge(q, k, v, given.get("proposal"))
+    omega, log_weight = given_or_drawn(given, "num_features", q, qkv.lead(q, k, v))
     norms = square_norms is None
     if not norms:
-        checks.pair("square_norms", square_norms, (q, k))
+        qkv.pair("square_norms", square_norms, (q, k))
     if features == "hyperbolic":
         omega, log_weight = both_signs(omega, log_weight)
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
@@ -214,9 +183,9 @@ def arranged(
     )
     root = root_scale(scale, q)
     if features == "trigonometric":
-        return Arranged(q, Keys(k, v, mask), Samples(omega, log_weight), root, ungroup)
+        return Inputs(q, Keys(k, v, mask), Samples(omega, log_weight), root, ungroup)
     keys = Keys(k, v, mask, root * root / 2 if norms else None)
-    return Arranged(q, keys, Samples(root * omega, log_weight), root, ungroup)
+    return Inputs(q, keys, Samples(root * omega, log_weight), root, ungroup)
 
 
 @as_written
@@ -297,12 +266,10 @@ def importance_sampled_attention(
     array([[0.5]])
     """
     checks.is_array("omega", omega)  # it cannot be drawn
-    found = arranged(
-        q, k, v, omega=omega, log_weight=log_weight, scale=scale, mask=mask, causal=causal
-    )
-    done, _, log_ratio = importance_ratio(found, causal)
+    inputs = prepare(locals())
+    done, _, log_ratio = importance_ratio(inputs, causal)
     half = array_namespace(q).exp(log_ratio / 2)[..., None]
-    return found.ungroup(half * done.out * half)  # the ratio alone may overflow
+    return inputs.ungroup(half * done.out * half)  # the ratio alone may overflow
 
 
 class Ratio(NamedTuple):
@@ -314,10 +281,10 @@ class Ratio(NamedTuple):
 
 
 @as_written
-def importance_ratio(found: Arranged, causal: bool) -> Ratio:
+def importance_ratio(inputs: Inputs, causal: bool) -> Ratio:
     """What importance sampling multiplies RFA by."""
-    (q, (k, v, mask, _), samples, root, _), xp = found, array_namespace(found.q)
-    done = two_hops(q, samples, found.keys, causal)
+    (q, (k, v, mask, _), samples, root, _), xp = inputs, array_namespace(inputs.q)
+    done = two_hops(q, samples, inputs.keys, causal)
     exact = attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root)
     empty = exact.lse == -math.inf
     log_estimate, log_exact = (xp.where(empty, 0.0, x) for x in (done.lse, exact.lse))

@@ -5,19 +5,18 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import qkv
+from ..arrays.library import Floats
 from ..arrays.words import said
 from . import safetensors
 from . import sample as files_sample
 
 __all__ = ["INSTALL", "load", "must_hold", "read_file", "read_npz", "sample"]
 
-_Array = npt.NDArray[Any]
 _T = TypeVar("_T")
 
 _NARROW = ("float16", "bfloat16")  # float32 has all their numbers
@@ -36,7 +35,7 @@ def sample() -> Path:
 
 def load(
     path: Path, dtype: str | None = None, *, required: str = "qkv", layout: str = "bhnd"
-) -> tuple[dict[str, _Array], str]:
+) -> tuple[dict[str, Floats], str]:
     """Read and check q, k and v.
 
     Parameters
@@ -76,7 +75,7 @@ def load(
         arrays = {name: _heads_first(name, x) for name, x in arrays.items()}
     q, k = arrays["q"], arrays["k"]
     try:
-        checks.attention(q, k, arrays.get("v", k))
+        qkv.check(q, k, arrays.get("v", k))
         if q.dtype.itemsize > 8:
             raise TypeError(f"`q` must have dtype float32 or float64, got {q.dtype}.")
     except TypeError as error:
@@ -87,12 +86,12 @@ def load(
     return arrays, stored["q"]
 
 
-def _npz(path: Path) -> tuple[dict[str, _Array], dict[str, str]]:
+def _npz(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
     arrays, _ = read_npz(path, "qkv")
     return arrays, {name: x.dtype.name for name, x in arrays.items()}
 
 
-def _from_safetensors(path: Path) -> tuple[dict[str, _Array], dict[str, str]]:
+def _from_safetensors(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
     tensors, _ = safetensors.mapped(path)
     there = {name: tensors[name] for name in "qkv" if name in tensors}
     arrays = {name: tensor.numbers(name) for name, tensor in there.items()}
@@ -108,7 +107,7 @@ def _same(stored: Mapping[str, str]) -> None:
             )
 
 
-def _heads_first(name: str, x: _Array) -> _Array:
+def _heads_first(name: str, x: Floats) -> Floats:
     """Undo the layout (..., tokens, heads, size)."""
     if x.ndim < 3:
         raise ValueError(f"`{name}` must have axes (..., n, h, d) in bnhd, got shape {x.shape}.")
@@ -134,7 +133,7 @@ def read_file(path: Path, readers: Mapping[str, Callable[[Path], _T]]) -> _T:
         raise ValueError(f"cannot read {str(path)!r}: {words}") from None
 
 
-def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, _Array], list[str]]:
+def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, Floats], list[str]]:
     """Read the arrays of these names, as far as the file has them, and list all names in it."""
     with path.open("rb") as stream:  # of its own, NumPy leaves damaged files open
         if not zipfile.is_zipfile(stream):  # np.load would take it for a pickle
@@ -144,7 +143,7 @@ def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, _Array], list[
             return {name: _member(file, name) for name in names if name in file}, file.files
 
 
-def _member(file: Mapping[str, _Array], name: str) -> _Array:
+def _member(file: Mapping[str, Floats], name: str) -> Floats:
     try:
         x = file[name]
     except ValueError as error:

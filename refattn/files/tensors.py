@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import checks, frequencies, qkv
+from ..arrays.library import Floats
 from . import safetensors
 from .arrays import INSTALL, must_hold, read_file, read_npz
 
 __all__ = ["ARRAYS", "DTYPES", "JUDGED", "Tensors", "open_tensors"]
 
-_Array = npt.NDArray[Any]
 _Shape = tuple[int, ...]
-_Stored = Mapping[str, _Array | safetensors.Tensor]
+_Stored = Mapping[str, Floats | safetensors.Tensor]
 
 ARRAYS = ("q", "k", "v", "out", "lse", "mask", "bias", "sinks", "omega", "d_out", "dq", "dk", "dv")
 JUDGED = ("out", "lse", "dq", "dk", "dv")
@@ -61,7 +61,7 @@ class Tensors:
     def __init__(
         self,
         path: Path,
-        views: Mapping[str, _Array],
+        views: Mapping[str, Floats],
         dtypes: dict[str, str],
         lead: _Shape,
         others: Iterable[str],
@@ -88,7 +88,7 @@ class Tensors:
         axes = zip(head[skipped:], own, self.lead[skipped:], strict=True)
         return tuple(i * size // full for i, size, full in axes)
 
-    def read(self, name: str, head: _Shape) -> _Array:
+    def read(self, name: str, head: _Shape) -> Floats:
         """Read what a query head uses of an array, in float64; of the mask in bool.
 
         The axes are (n, d) and the like, (n,) for `lse`, none for `sinks`, (n, S, d) for `omega` of
@@ -97,14 +97,14 @@ class Tensors:
         """
         return self.part(name, self.index(name, head))
 
-    def part(self, name: str, index: _Shape) -> _Array:
+    def part(self, name: str, index: _Shape) -> Floats:
         """Read what is at an index of an array's own leading axes, as `read` does."""
         x = self._views[name][index]
         dtype = bool if name == "mask" else np.float64
         with np.errstate(invalid="ignore"):  # of signalling NaNs
             return np.array(x, dtype, ndmin=self._cores[name])
 
-    def read_all(self, head: _Shape) -> dict[str, _Array]:
+    def read_all(self, head: _Shape) -> dict[str, Floats]:
         """Read what a query head uses of every array, by name."""
         return {name: self.read(name, head) for name in self.shapes}
 
@@ -186,7 +186,7 @@ def _check_results(path: Path, stored: _Stored, required: Collection[str]) -> No
             raise ValueError(f"`{name}` must come with `d_out`: {str(path)!r} has none.")
 
 
-def _array(name: str, x: _Array | safetensors.Tensor) -> _Array:
+def _array(name: str, x: Floats | safetensors.Tensor) -> Floats:
     """Check the dtype of an array, and see its bytes as such numbers."""
     dtype = _CODES.get(x.dtype, x.dtype) if isinstance(x, safetensors.Tensor) else x.dtype.name
     if name == "mask" and dtype != "bool":
@@ -212,7 +212,7 @@ def _number_type(name: str) -> np.dtype[Any]:
     return number_type
 
 
-def _same_dtype(arrays: Mapping[str, _Array]) -> None:
+def _same_dtype(arrays: Mapping[str, Floats]) -> None:
     names = {name: arrays[name].dtype.name for name in "qkv"}
     for name in "kv":
         if names[name] != names["q"]:
@@ -221,7 +221,7 @@ def _same_dtype(arrays: Mapping[str, _Array]) -> None:
             )
 
 
-def _heads_first(name: str, x: _Array) -> _Array:
+def _heads_first(name: str, x: Floats) -> Floats:
     """Undo the layout (..., tokens, heads, size)."""
     if name in _FIRST:
         return x
@@ -231,21 +231,21 @@ def _heads_first(name: str, x: _Array) -> _Array:
     return np.swapaxes(x, -core, -core - 1)
 
 
-def _check_shapes(views: Mapping[str, _Array], per_query: bool) -> _Shape:
+def _check_shapes(views: Mapping[str, Floats], per_query: bool) -> _Shape:
     """Check shapes, as attention functions do, and return the axes of heads."""
     like = {  # one number stands for all
         name: np.broadcast_to(np.float32(0) if name != "mask" else np.False_, x.shape)
         for name, x in views.items()
     }
     q, k, v = (like[name] for name in "qkv")
-    checks.attention(q, k, v, bias=like.get("bias"), mask=like.get("mask"))
-    lead = checks.lead(q, k, v)
+    qkv.check(q, k, v, bias=like.get("bias"), mask=like.get("mask"))
+    lead = qkv.lead(q, k, v)
     if "sinks" in like:
-        checks.of_heads("sinks", like["sinks"], q, k, v)
+        qkv.of_heads("sinks", like["sinks"], q, k, v)
     if "omega" in like and per_query:
-        checks.query_frequencies(like["omega"], q, lead)
+        frequencies.of_queries(like["omega"], q, lead)
     elif "omega" in like:
-        checks.frequencies(like["omega"], None, q, lead)
+        frequencies.shared(like["omega"], None, q, lead)
     rows = (*lead, q.shape[-2])
     of_all = f"as for `q`, `k` and `v` of shapes {q.shape}, {k.shape} and {v.shape}"
     for name, shape, rule in (
@@ -263,7 +263,7 @@ def _check_shapes(views: Mapping[str, _Array], per_query: bool) -> _Shape:
     return lead
 
 
-def _check_numbers(name: str, x: _Array) -> None:
+def _check_numbers(name: str, x: Floats) -> None:
     """Check that what is given is finite; indices are those in the file."""
     if name == "mask":
         at = _first(x.view(np.uint8), lambda block: block > 1)
@@ -279,7 +279,7 @@ def _check_numbers(name: str, x: _Array) -> None:
             raise ValueError(f"`{name}` must be finite or -inf, got {float(x[at])} at index {at}.")
 
 
-def _dtypes(arrays: Mapping[str, _Array], dtype: str | None) -> dict[str, str]:
+def _dtypes(arrays: Mapping[str, Floats], dtype: str | None) -> dict[str, str]:
     """What each array holds, if float32 and float64 arrays may have been rounded to `dtype`."""
     found = {name: x.dtype.name for name, x in arrays.items()}
     if dtype is None:
@@ -303,14 +303,14 @@ def _dtypes(arrays: Mapping[str, _Array], dtype: str | None) -> dict[str, str]:
     return found
 
 
-def _holds(number_type: np.dtype[Any], x: _Array) -> npt.NDArray[np.bool_]:
+def _holds(number_type: np.dtype[Any], x: Floats) -> npt.NDArray[np.bool_]:
     """Which numbers, in float64, are NaN or of a type."""
     with np.errstate(all="ignore"):
         same: npt.NDArray[np.bool_] = x.astype(number_type).astype(np.float64) == x
     return same | np.isnan(x)
 
 
-def _first(x: _Array, bad: Callable[[_Array], npt.NDArray[np.bool_]]) -> _Shape | None:
+def _first(x: Floats, bad: Callable[[Floats], npt.NDArray[np.bool_]]) -> _Shape | None:
     """Index of the first number, in the order of the file, of which something is true."""
     flat = x.reshape(-1)
     for start in range(0, flat.size, _BLOCK):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import add_part, block_shape, blocks, part, sum_to, tiles
+from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, part, sum_to, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, constant, device, square_norm
 from ..arrays.products import multiply, sum_of_products
@@ -26,11 +26,9 @@ from ..estimators import lara
 
 __all__ = ["Pulled", "pull", "pull_causal", "pull_query_weighted"]
 
-_WHOLE = slice(None)
-
 
 class Pulled(NamedTuple):
-    """Cotangents of what was arranged; of frequencies only if they were given."""
+    """Cotangents of arguments, in groups of heads; of frequencies only if they were given."""
 
     q: Array
     k: Array
@@ -48,7 +46,7 @@ class _Densities(NamedTuple):
 
 
 @as_written
-def pull(found: lara.Arranged, done: Attended, d_out: Array) -> Pulled:
+def pull(found: lara.Inputs, done: Attended, d_out: Array) -> Pulled:
     """Pull cotangents of LARA with weights of the proposals alone back."""
     made, own = lara.proposals(found), found.options.weighting == "own"
     log_weight = lara.log_weights(made, found.options.weighting)[..., None, :]
@@ -62,7 +60,7 @@ def pull(found: lara.Arranged, done: Attended, d_out: Array) -> Pulled:
 
 
 def _through_proposals(
-    found: lara.Arranged, made: lara.Proposals, taken: _Densities, q: Array, k: Array, v: Array
+    found: lara.Inputs, made: lara.Proposals, taken: _Densities, q: Array, k: Array, v: Array
 ) -> Pulled:
     """Go on to frequencies, centres, and the tokens that these are means of."""
     xp, (count, repeats, *_) = array_namespace(found.q), found.options
@@ -114,12 +112,12 @@ def _of_chunks(d_means: Array, chunk: Array, x: Array) -> Array:
     sizes: Any = sum(xp.sum(members(j), axis=-1, keepdims=True) for j in columns)
     share = d_means / xp.where(sizes == 0, 1.0, sizes)
     for j in columns:
-        total = add_part(total, (j, _WHOLE), multiply(xp.matrix_transpose(members(j)), share))
+        total = add_part(total, (j, WHOLE), multiply(xp.matrix_transpose(members(j)), share))
     return total
 
 
 @as_written
-def pull_query_weighted(found: lara.Arranged, done: Attended, d_out: Array) -> Pulled:
+def pull_query_weighted(found: lara.Inputs, done: Attended, d_out: Array) -> Pulled:
     """The same with weights that depend on the query, which move with it and with mean queries."""
     q, keys, root, xp = found.q, found.keys, found.root, array_namespace(found.q)
     made = lara.proposals(found)
@@ -131,8 +129,8 @@ def pull_query_weighted(found: lara.Arranged, done: Attended, d_out: Array) -> P
     d_states: Any = None if states is None else Attended(*map(zeros_of, states))
     lead, n = broadcast_lead(q, keys.k, keys.v, omega, keys.mask), q.shape[-2]
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // omega.shape[-2]):
-        heads, rows = (*head, _WHOLE), (*head, i, _WHOLE)
-        box, q_i = (*heads, _WHOLE), part(q, rows)
+        heads, rows = (*head, WHOLE), (*head, i, WHOLE)
+        box, q_i = (*heads, WHOLE), part(q, rows)
         own = weights.part(tuple(head))
         t = own.softmax(root * q_i, None if norm is None else part(norm, box))
         samples = Samples(part(omega, box), own.log(own.of(t)))
@@ -215,7 +213,7 @@ class _Sums(NamedTuple):
 
 
 @as_written
-def pull_causal(found: lara.Arranged, done: Attended, d_out: Array) -> Pulled:
+def pull_causal(found: lara.Inputs, done: Attended, d_out: Array) -> Pulled:
     """Pull causal LARA back, where queries know the samples of chunks before their own."""
     xp, (count, repeats, weighting, _) = array_namespace(found.q), found.options
     q, keys, root = found.q, found.keys, found.root
@@ -268,7 +266,7 @@ class _Growing(Exponential):
 
     def weights(self, head: tuple[slice, ...], i: slice) -> Array:
         """Log weights of the samples for some queries."""
-        xp, rows = array_namespace(self.omega), part(self.log_weight, (*head, _WHOLE, _WHOLE))
+        xp, rows = array_namespace(self.omega), part(self.log_weight, (*head, WHOLE, WHOLE))
         return xp.take(rows, xp.asarray(self.chunk[i], device=device(rows)), axis=-2)
 
     def taken(self, i: slice, cotangent: Array) -> list[Any]:

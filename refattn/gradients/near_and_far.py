@@ -26,13 +26,13 @@ from ..estimators.near_and_far import (
     Summarised,
     near_options,
 )
-from ..estimators.rfa import Arranged
+from ..estimators.rfa import Inputs
 
 __all__ = ["pull_chunks", "pull_local", "pull_moments"]
 
 
 @as_written
-def pull_local(found: Arranged, sides: Sides, causal: bool, local: Local, d_out: Array) -> Pulled:
+def pull_local(found: Inputs, sides: Sides, causal: bool, local: Local, d_out: Array) -> Pulled:
     """Pull `near_and_far.attend_locally`, which returned `local`, back."""
     (q, keys, samples, root, _), done = found, local.done
     xp = array_namespace(q)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from inspect import signature
 from typing import Any, NamedTuple
 
 from .. import attention, naive, sampling
-from ..arrays import checks
+from ..arrays import checks, qkv
 from ..arrays.blocks import part, sum_to
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace
@@ -27,8 +26,8 @@ from ..engine.positive import two_hops
 from ..engine.signed import linear_attention
 from ..engine.signed_back import attend
 from ..estimators import few_keys, lara, linear, near_and_far, ra, rfa
-from ..estimators.rfa import Arranged
-from ..features import elu_features
+from ..estimators.inputs import arguments
+from ..estimators.rfa import Inputs
 from . import few_keys as gradients_few_keys
 from . import lara as gradients_lara
 from . import near_and_far as gradients_near_and_far
@@ -164,7 +163,7 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
         if fn is few_keys.coreset_attention:
             said = "`coreset_attention`, which has no pullback"
         raise TypeError(f"`fn` must be one of {names}, got {said}.")
-    out, pullback = known(q, k, v, **{**fixed, **options})
+    out, pullback = known(arguments(fn, q, k, v, **{**fixed, **options}))
     return _own(out), pullback
 
 
@@ -221,11 +220,11 @@ def _like(x: Array, given: Array) -> Array:
 # Exact attention.
 
 
-def _attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, **options: Any) -> Any:
+def _attend(given: dict[str, Any]) -> Any:
     """Pull `attend` back."""
-    given = attention.arranged(q, k, v, scale=scale, rooted=False, **options)
-    done, pull = _exact(given, q, k, v, options)
-    result = Attended(given.ungroup(done.out), given.ungroup(done.lse, core=1))
+    inputs = attention.prepare(given)
+    done, pull = _exact(inputs, given)
+    result = Attended(inputs.ungroup(done.out), inputs.ungroup(done.lse, core=1))
 
     def pullback(cotangents: Any) -> Gradients:
         if not isinstance(cotangents, tuple) or len(cotangents) != 2:
@@ -243,26 +242,25 @@ def _attend(q: Array, k: Array, v: Array, *, scale: float = 1.0, **options: Any)
     return result, pullback
 
 
-def _softmax(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Any:
+def _softmax(given: dict[str, Any]) -> Any:
     """Pull `softmax_attention` back."""
-    given = attention.arranged(q, k, v, scale=scale, **options)
-    done, pull = _exact(given, q, k, v, options)
-    out = given.ungroup(done.out)
+    inputs = attention.prepare(given, rooted=True)
+    done, pull = _exact(inputs, given)
+    out = inputs.ungroup(done.out)
     return out, lambda d_out: pull(_checked(d_out, out))
 
 
-def _exact(given: attention.Arranged, q: Array, k: Array, v: Array, options: Any) -> Any:
+def _exact(inputs: attention.Inputs, given: dict[str, Any]) -> Any:
     """Exact attention with its pullback, of cotangents of the output and of the normaliser."""
-    done = kernel.attend(*given.arrays, **given.options)
+    done = kernel.attend(*inputs.arrays, **inputs.options)
 
     def pull(d_out: Array, d_lse: Array | None = None) -> Gradients:
         d_lse = None if d_lse is None else _like(d_lse, done.lse)
         found = kernel_back.attend(
-            *given.arrays, done, _like(d_out, done.out), d_lse, **given.options
+            *inputs.arrays, done, _like(d_out, done.out), d_lse, **inputs.options
         )
-        sources = {**options, "q": q, "k": k, "v": v}
         named = {name: x for name, x in found._asdict().items() if x is not None}
-        return Gradients(**{name: _like(x, sources[name]) for name, x in named.items()})
+        return Gradients(**{name: _like(x, given[name]) for name, x in named.items()})
 
     return done, pull
 
@@ -284,7 +282,7 @@ class _Sources(NamedTuple):
     def gradients(
         self, q: Array, k: Array, v: Array, omega: Any = None, log_weight: Any = None
     ) -> Gradients:
-        """Cotangents of these from those of what they were arranged to."""
+        """Cotangents of these from those of what was made of them."""
         if self.gauges is None:
             q, k = _like(q, self.q), _like(k, self.k)
         else:
@@ -322,19 +320,23 @@ def _before_gauge(x: Array, given: Array, gauge: Array) -> Array:
     return sum_to(multiply(x, array_namespace(x).matrix_transpose(gauge)), given.shape)
 
 
-def _sources(q: Array, k: Array, v: Array, options: dict[str, Any]) -> _Sources:
-    proposal = options.get("proposal")
+def _sources(given: dict[str, Any]) -> _Sources:
+    q, k, v = _tokens(given)
+    proposal, both = given.get("proposal"), given.get("features") == "hyperbolic"
     gauges = proposal.gauges(q, k) if isinstance(proposal, sampling.Gaussian) else None
-    both = options.get("features") == "hyperbolic"
-    return _Sources(q, k, v, options.get("omega"), options.get("log_weight"), gauges, both)
+    return _Sources(q, k, v, given.get("omega"), given.get("log_weight"), gauges, both)
 
 
-def _random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def _tokens(given: dict[str, Any]) -> tuple[Array, Array, Array]:
+    return given["q"], given["k"], given["v"]
+
+
+def _random_features(given: dict[str, Any]) -> Any:
     """Pull `random_feature_attention` back: hop 2, then hop 1."""
-    found, causal = rfa.arranged(q, k, v, **options), options.get("causal", False)
-    sources, (q, keys, samples, root, ungroup) = _sources(q, k, v, options), found
-    if options.get("features") == "trigonometric":
-        norms = options.get("square_norms") is None
+    q, keys, samples, root, ungroup = rfa.prepare(given)
+    sources, causal = _sources(given), given["causal"]
+    if given["features"] == "trigonometric":
+        norms = given["square_norms"] is None
         waves = rfa.trigonometric(*samples, root, norms)
         raw = linear_attention(q, keys, waves, causal)
         back = of_waves(*samples, root, norms)
@@ -357,13 +359,13 @@ def _random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return out, pullback
 
 
-def _importance_sampled(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def _importance_sampled(given: dict[str, Any]) -> Any:
     """Pull `importance_sampled_attention` back: RFA times a ratio of normalisers."""
-    checks.is_array("omega", options.get("omega"))
-    found, causal = rfa.arranged(q, k, v, **options), options.get("causal", False)
-    sources, (q, keys, samples, root, ungroup) = _sources(q, k, v, options), found
+    checks.is_array("omega", given["omega"])
+    inputs, sources, causal = rfa.prepare(given), _sources(given), given["causal"]
+    q, keys, samples, root, ungroup = inputs
     xp = array_namespace(q)
-    done, exact, log_ratio = rfa.importance_ratio(found, causal)
+    done, exact, log_ratio = rfa.importance_ratio(inputs, causal)
     half = xp.exp(log_ratio / 2)[..., None]
     raw = half * done.out * half
     out = ungroup(raw)
@@ -392,9 +394,10 @@ def _importance_sampled(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return out, pullback
 
 
-def _means(found: Arranged, sources: _Sources, causal: bool) -> Any:
+def _means(inputs: Inputs, given: dict[str, Any]) -> Any:
     """Pull a mean of states back: every sample of a query takes the same."""
-    q, keys, samples, root, ungroup = found
+    q, keys, samples, root, ungroup = inputs
+    sources, causal = _sources(given), given["causal"]
     raw = ra.mean_of_states(q, samples, keys, causal)
     out, xp, size = ungroup(raw), array_namespace(q), samples.omega.shape[-2]
 
@@ -413,35 +416,33 @@ def _means(found: Arranged, sources: _Sources, causal: bool) -> Any:
     return out, pullback
 
 
-def _randomized(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def _randomized(given: dict[str, Any]) -> Any:
     """Pull `randomized_attention` back at given frequencies."""
-    if options.get("omega") is None:
+    if given["omega"] is None:
         raise ValueError(
             "`omega` must be given: draws from p_i jump between keys, and have no derivative."
         )
-    found = ra.arranged_by_query(q, k, v, **options)
-    return _means(found, _sources(q, k, v, options), options.get("causal", False))
+    return _means(ra.prepare_by_query(given), given)
 
 
-def _mean_of_ratios(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def _mean_of_ratios(given: dict[str, Any]) -> Any:
     """Pull `mean_of_ratios_attention` back."""
-    found = ra.arranged_for_all(q, k, v, **options)
-    return _means(found, _sources(q, k, v, options), options.get("causal", False))
+    return _means(ra.prepare_for_all(given), given)
 
 
-def _proposals(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def _proposals(given: dict[str, Any]) -> Any:
     """Pull `linear_randomized_attention` back, through proposals that are made of q and k."""
-    found, causal = lara.arranged(q, k, v, **options), options.get("causal", False)
-    sources, query_weighted = _sources(q, k, v, options), found.options.weighting in _OF_QUERY
-    if sources.omega is not None and found.own is not None:
+    inputs, sources, causal = lara.prepare(given), _sources(given), given["causal"]
+    query_weighted = inputs.options.weighting in _OF_QUERY
+    if sources.omega is not None and inputs.own is not None:
         sources = sources._replace(omega=None)
-    done = lara.attend_arranged(found, causal)
-    out, pull = found.ungroup(done.out), gradients_lara.pull
+    done = lara.attend_prepared(inputs, causal)
+    out, pull = inputs.ungroup(done.out), gradients_lara.pull
     if causal or query_weighted:
         pull = gradients_lara.pull_causal if causal else gradients_lara.pull_query_weighted
 
     def pullback(d_out: Array) -> Gradients:
-        return sources.gradients(*pull(found, done, _like(_checked(d_out, out), done.out)))
+        return sources.gradients(*pull(inputs, done, _like(_checked(d_out, out), done.out)))
 
     return out, pullback
 
@@ -449,48 +450,46 @@ def _proposals(q: Array, k: Array, v: Array, **options: Any) -> Any:
 # Near and far.
 
 
-def _local(q: Array, k: Array, v: Array, *, window: near_and_far.Sides, **options: Any) -> Any:
+def _local(given: dict[str, Any]) -> Any:
     """Pull `local_random_feature_attention` back, part by part."""
-    fn = near_and_far.local_random_feature_attention
-    signature(fn).bind(q, k, v, window=window, **options)  # it takes no other features
-    sides, causal = checks.window(window), options.get("causal", False)
-    found, sources = rfa.arranged(q, k, v, **options), _sources(q, k, v, options)
-    local = near_and_far.attend_locally(found, sides, causal)
-    out = found.ungroup(local.done.out)
+    sides, causal = qkv.window(given["window"]), given["causal"]
+    inputs, sources = rfa.prepare(given), _sources(given)
+    local = near_and_far.attend_locally(inputs, sides, causal)
+    out = inputs.ungroup(local.done.out)
 
     def pullback(d_out: Array) -> Gradients:
         d_out = _like(_checked(d_out, out), local.done.out)
-        pulled = gradients_near_and_far.pull_local(found, sides, causal, local, d_out)
-        return sources.gradients(*pulled[:3], found.root * pulled.omega)
+        pulled = gradients_near_and_far.pull_local(inputs, sides, causal, local, d_out)
+        return sources.gradients(*pulled[:3], inputs.root * pulled.omega)
 
     return out, pullback
 
 
-def _eva(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def _eva(given: dict[str, Any]) -> Any:
     """Pull `eva_attention` back, through the means that summaries are made of."""
-    found = near_and_far.arranged_chunks(q, k, v, **options)
-    done, sources = near_and_far.attend_chunks(found), _sources(q, k, v, options)
-    raw = found.chunks.joined(done.done.out)
-    out = found.ungroup(raw)
+    inputs, sources = near_and_far.prepare_chunks(given), _sources(given)
+    done = near_and_far.attend_chunks(inputs)
+    raw = inputs.chunks.joined(done.done.out)
+    out = inputs.ungroup(raw)
 
     def pullback(d_out: Array) -> Gradients:
         d_out = _like(_checked(d_out, out), raw)
-        pulled = gradients_near_and_far.pull_chunks(found, done, d_out, k.shape[-2])
+        pulled = gradients_near_and_far.pull_chunks(inputs, done, d_out, sources.k.shape[-2])
         return sources.gradients(*pulled)
 
     return out, pullback
 
 
-def _second_order(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def _second_order(given: dict[str, Any]) -> Any:
     """Pull `second_order_attention` back, through the moments."""
-    found, sources = near_and_far.arranged_moments(q, k, v, **options), _Sources(q, k, v)
-    done = near_and_far.attend_moments(found)
-    raw = found.chunks.joined(done.out)
-    out = found.ungroup(raw)
+    inputs, sources = near_and_far.prepare_moments(given), _sources(given)
+    done = near_and_far.attend_moments(inputs)
+    raw = inputs.chunks.joined(done.out)
+    out = inputs.ungroup(raw)
 
     def pullback(d_out: Array) -> Gradients:
         d_out = _like(_checked(d_out, out), raw)
-        pulled = gradients_near_and_far.pull_moments(found, done, d_out, k.shape[-2])
+        pulled = gradients_near_and_far.pull_moments(inputs, done, d_out, sources.k.shape[-2])
         return sources.gradients(*pulled)
 
     return out, pullback
@@ -499,15 +498,15 @@ def _second_order(q: Array, k: Array, v: Array, **options: Any) -> Any:
 # Samples of keys.
 
 
-def _sampled_keys(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def _sampled_keys(given: dict[str, Any]) -> Any:
     """Pull `sampled_key_attention` back at given samples."""
-    found = few_keys.arranged_samples(q, k, v, **options)
-    done, sources = few_keys.attend_samples(found), _Sources(q, k, v)
-    out = found.ungroup(done.out)
+    inputs, sources = few_keys.prepare_samples(given), _sources(given)
+    done = few_keys.attend_samples(inputs)
+    out = inputs.ungroup(done.out)
 
     def pullback(d_out: Array) -> Gradients:
         d_out = _like(_checked(d_out, out), done.out)
-        return sources.gradients(*gradients_few_keys.pull(found, done, d_out)[:3])
+        return sources.gradients(*gradients_few_keys.pull(inputs, done, d_out)[:3])
 
     return out, pullback
 
@@ -515,12 +514,10 @@ def _sampled_keys(q: Array, k: Array, v: Array, **options: Any) -> Any:
 # Linear attention.
 
 
-def _linear(
-    q: Array, k: Array, v: Array, *, feature_map: Any = elu_features, **options: Any
-) -> Any:
+def _linear(given: dict[str, Any]) -> Any:
     """Pull `linear_attention` back, through its features."""
-    sources, causal = _Sources(q, k, v), options.get("causal", False)
-    q, keys, ungroup = linear.arranged(q, k, v, feature_map, **options)
+    sources, causal, feature_map = _sources(given), given["causal"], given["feature_map"]
+    q, keys, ungroup = linear.prepare(given)
     check(feature_map)
     features = linear.of_map(feature_map, keys.k if keys.k.shape[-2] else q)
     raw = linear_attention(q, keys, features, causal)

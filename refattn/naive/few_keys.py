@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..arrays import checks
-from ..arrays.heads import group_heads
-from ..arrays.library import Array, array_namespace, as_written, constant
+from ..arrays.library import Array, constant
 from ..typing import ArrayT
+from .doors import any_scale, formula, key_indices, positive_scale, sampled_keys
 from .terms import (
     average,
     beside,
@@ -22,12 +21,13 @@ from .terms import (
     softmax,
     visible,
     weighted_sum,
+    xp,
 )
 
 __all__ = ["coreset_attention", "sampled_key_attention"]
 
 
-@as_written
+@formula(key_indices, positive_scale)
 def coreset_attention(
     q: ArrayT,
     k: ArrayT,
@@ -78,10 +78,7 @@ def coreset_attention(
     >>> naive.coreset_attention(q, k, v, indices=np.array([0, 1]))  # the third is the second
     array([[3.]])
     """
-    checks.attention(q, k, v, mask=mask)
-    indices, mask = checks.key_indices(indices, q, k, v), checks.one_row(mask, k)
-    (q, k, v, mask, indices), ungroup = group_heads(q, k, v, mask, indices[..., None])
-    xp, seen = array_namespace(q), present(k, mask)
+    seen = present(k, mask)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     one, some = xp.where(seen, constant(1.0, q), 0.0), xp.any(seen, axis=-1, keepdims=True)
     mean = weighted_sum(one, k, seen) / xp.where(some, xp.sum(one, axis=-1, keepdims=True), 1.0)
@@ -99,10 +96,10 @@ def coreset_attention(
     weights = softmax(products(q, chosen) - log_a_chosen)
     out, norm = (weights @ _solve(to_chosen, x) for x in carried)
     some = xp.any(there > 0, axis=-2, keepdims=True)
-    return ungroup(xp.where(some, out / xp.where(some, norm, 1.0), 0.0))
+    return xp.where(some, out / xp.where(some, norm, 1.0), 0.0)
 
 
-@as_written
+@formula(sampled_keys, any_scale)
 def sampled_key_attention(
     q: ArrayT,
     k: ArrayT,
@@ -156,15 +153,11 @@ def sampled_key_attention(
     ... )
     array([[1.]])
     """
-    checks.attention(q, k, v, mask=mask)
-    indices, log_p = checks.sample_of_keys(indices, log_probability, q, k, v)
-    scale = checks.real("scale", scale, optional=True, like=q)
-    (q, k, v, mask, indices, log_p), ungroup = group_heads(q, k, v, mask, indices, log_p)
-    factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
-    xp, member = array_namespace(q), one_hot(indices[..., None], k)  # (..., n or 1, S, m)
-    log_count = log_sum_exp(hide(-log_p[..., None, :], xp.matrix_transpose(member)))[..., 0]
+    member = one_hot(indices[..., None], k)  # (..., n or 1, S, m)
+    log_p = log_probability[..., None, :]
+    log_count = log_sum_exp(hide(-log_p, xp.matrix_transpose(member)))[..., 0]
     seen = visible(q, k, mask=mask) & xp.any(member, axis=-2)
-    return ungroup(average(factor * products(q, k) + log_count, v, seen))
+    return average(scale * products(q, k) + log_count, v, seen)
 
 
 def _solve(a: Array, b: Array) -> Array:
@@ -172,7 +165,7 @@ def _solve(a: Array, b: Array) -> Array:
 
     By elimination. An unknown is 0 if its row depends on those before it.
     """
-    xp, size = array_namespace(a), a.shape[-1]
+    size = a.shape[-1]
     rows, at = beside(a, b), integers(0, size, a)[:, None]
     for s in range(size):
         row, pivot = rows[..., s : s + 1, :], rows[..., s : s + 1, s : s + 1]

@@ -2,12 +2,11 @@ r"""Linear randomized attention."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from ..arrays import checks
-from ..arrays.heads import group_heads
-from ..arrays.library import Array, array_namespace, as_written, device
+from ..arrays.library import Array, device
 from ..typing import ArrayT, Weighting
+from .doors import formula, positive_scale, proposals
 from .terms import (
     average,
     chunk_means,
@@ -21,12 +20,13 @@ from .terms import (
     products,
     softmax,
     visible,
+    xp,
 )
 
 __all__ = ["linear_randomized_attention"]
 
 
-@as_written
+@formula(proposals, positive_scale)
 def linear_randomized_attention(
     q: ArrayT,
     k: ArrayT,
@@ -50,7 +50,7 @@ def linear_randomized_attention(
         \alpha'_{is} = \alpha_{is} \frac{N(\omega_s; 0, I)}{q_c(\omega_s)}
 
     with c = c(s) the proposal N(mu_c, I) of sample s, over the keys j that query i sees: RFA with
-    weights. Reference 003, LARA.
+    weights. Zheng et al., arXiv:2204.04667; reference 003, LARA.
 
     Parameters
     ----------
@@ -99,29 +99,11 @@ def linear_randomized_attention(
     >>> naive.linear_randomized_attention(q, k, v, omega=np.array([[0.5]]))  # e / (1 + e)
     array([[0.73105858]])
     """
-    checks.attention(q, k, v, mask=mask, causal=causal)
-    checks.choice("weighting", weighting, get_args(Weighting))
-    beta = checks.real("beta", beta, like=q)
-    outer, mask = checks.lead(q, k, v), checks.key_rows(mask, k)
-    omega, _ = checks.frequencies(omega, None, q, outer)
-    if causal:
-        checks.causal_proposals(centres, weighting, mask)
-    if centres is not None:
-        centres, _ = checks.frequencies(centres, None, q, outer, name="centres")
-        num_proposals = centres.shape[-2]
-    samples = omega.shape[-2]
-    count = samples if num_proposals is None else num_proposals
-    if count < 1 or samples % count:
-        raise ValueError(
-            f"`omega` must hold a multiple of the number of proposals, {count}, "
-            f"got {samples} frequencies."
-        )
-    (q, k, v, omega, centres, mask), ungroup = group_heads(q, k, v, omega, centres, mask)
     seen = visible(q, k, mask=mask, causal=causal)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
-    q_mean, centres, there = _proposals(q, k, centres, count, mask, causal)
+    q_mean, centres, there = _proposals(q, k, centres, num_proposals, mask, causal)
     log_weight = _log_alpha(q, omega, q_mean, centres, there, weighting, beta)
-    return ungroup(average(log_kernel(q, k, omega, log_weight), v, seen))
+    return average(log_kernel(q, k, omega, log_weight), v, seen)
 
 
 def _members(chunk: Array, count: int, like: Array) -> Array:
@@ -139,7 +121,7 @@ def _log_alpha(
     beta: float,
 ) -> Array:
     """Log of alpha'_is of LARA, (..., n or 1, S); -inf where query i does not have c(s) there."""
-    xp, (samples, count) = array_namespace(q), (omega.shape[-2], centres.shape[-2])
+    samples, count = omega.shape[-2], centres.shape[-2]
     repeats = samples // count
     # log q_c(omega_s) - log N(omega_s; 0, I), shape (..., S, C); of the own c; of the sum over c.
     log_ratio = products(omega, centres) - half_square_norm(centres)
@@ -162,13 +144,12 @@ def _log_alpha(
 
 
 def _proposals(
-    q: Array, k: Array, centres: Array | None, count: int, mask: Array | None, causal: bool
+    q: Array, k: Array, centres: Array | None, count: Any, mask: Array | None, causal: bool
 ) -> tuple[Array, Array, Array]:
     """Mean query of each chunk and mean of each proposal, (..., C, d), and who has it, (n or 1, C).
 
     Where attention is causal a query has N(0, I) and the proposals of the chunks before its own.
     """
-    xp = array_namespace(q)
     q_chunk, k_chunk = _chunks(q, k, count, mask, causal)
     q_mean = chunk_means(q, _members(q_chunk, count, q))
     if centres is None:
@@ -185,7 +166,7 @@ def _chunks(q: Array, k: Array, count: int, mask: Array | None, causal: bool) ->
     Chunks of keys have equal numbers of those that some query sees. Where attention is causal a
     key is in the chunk of the query that is level with it.
     """
-    xp, n, m = array_namespace(q), q.shape[-2], k.shape[-2]
+    n, m = q.shape[-2], k.shape[-2]
     chunk = integers(0, n, q) * count // max(n, 1)
     some = xp.ones((1, m), dtype=xp.bool, device=device(q)) if mask is None else mask
     some = xp.any(some, axis=-2)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..arrays import checks
-from ..arrays.heads import group_heads
-from ..arrays.library import Array, array_namespace, as_written
+from ..arrays.library import Array
 from ..typing import ArrayT
-from .terms import products, ratio, visible
+from .doors import formula
+from .terms import of_library, products, ratio, visible, xp
 
 __all__ = ["elu_plus_one", "linear_attention"]
 
 
+@of_library
 def elu_plus_one(x: Array) -> Array:
     r"""Map vectors to elu(x) + 1, elementwise.
 
     .. math:: \phi(x) = x + 1 \;(x > 0), \qquad e^x \;(x \le 0)
 
-    Reference 004, phi, with alpha = 1.
+    Katharopoulos et al., arXiv:2006.16236; reference 004, phi, with alpha = 1.
 
     Parameters
     ----------
@@ -38,11 +38,10 @@ def elu_plus_one(x: Array) -> Array:
     >>> naive.elu_plus_one(np.array([2.0, 0.0, -np.inf]))
     array([3., 1., 0.])
     """
-    xp = array_namespace(x)
     return xp.where(x > 0, x + 1, xp.exp(xp.where(x > 0, 0.0, x)))
 
 
-@as_written
+@formula()
 def linear_attention(
     q: ArrayT,
     k: ArrayT,
@@ -58,8 +57,8 @@ def linear_attention(
         \mathrm{out}_i = \frac{\sum_j \phi(q_i) \cdot \phi(k_j) \, v_j}
                               {\sum_j \phi(q_i) \cdot \phi(k_j)}
 
-    over the keys j that query i sees. Reference 004, kernel_attn; reference 000,
-    KernelizedAttention.
+    over the keys j that query i sees. Katharopoulos et al., arXiv:2006.16236; reference 004,
+    kernel_attn; reference 000, KernelizedAttention.
 
     Parameters
     ----------
@@ -88,16 +87,14 @@ def linear_attention(
     >>> naive.linear_attention(q, k, v)  # kernels 2 and 6
     array([[3.]])
     """
-    checks.attention(q, k, v, mask=mask, causal=causal)
-    (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     seen = visible(q, k, mask=mask, causal=causal)
     phi_q, _ = _with_scale(feature_map(q))  # the factor of a query cancels
     phi_k, log_scale = _with_scale(feature_map(k))
-    return ungroup(ratio(products(phi_q, phi_k), log_scale[..., None, :], v, seen))
+    return ratio(products(phi_q, phi_k), log_scale[..., None, :], v, seen)
 
 
 def _with_scale(phi: Any) -> tuple[Array, Array]:
     """Features, and the logarithm of the factor on each row: 0 if the map gives none."""
     if isinstance(phi, tuple):
         return phi
-    return phi, array_namespace(phi).zeros_like(phi[..., 0])
+    return phi, xp.zeros_like(phi[..., 0])

@@ -2,10 +2,9 @@ r"""Estimators beyond the references: a few keys for all, summaries of chunks, n
 
 from __future__ import annotations
 
-from ..arrays import checks
-from ..arrays.heads import group_heads
-from ..arrays.library import Array, array_namespace, as_written, constant
+from ..arrays.library import Array, constant
 from ..typing import ArrayT
+from .doors import chunks, formula, positive_scale, shared_frequencies
 from .terms import (
     average,
     beside,
@@ -22,12 +21,13 @@ from .terms import (
     softmax,
     visible,
     weighted_sum,
+    xp,
 )
 
 __all__ = ["eva_attention", "local_random_feature_attention", "second_order_attention"]
 
 
-@as_written
+@formula(chunks, positive_scale)
 def eva_attention(
     q: ArrayT,
     k: ArrayT,
@@ -91,23 +91,18 @@ def eva_attention(
            [2.],
            [2.]])
     """
-    checks.attention(q, k, v, mask=mask, causal=causal)
-    mask, (window, count) = checks.one_row(mask, k), checks.chunks("window", window, q, k)
-    if omega is not None:
-        omega = checks.chunk_frequencies(omega, count, q, checks.lead(q, k, v))
-    (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
-    member, near, far = _chunks(q, k, window, count, mask, causal)
+    member, seen = _chunks(q, k, window, mask, causal)
     mean = chunk_means(k, member)
-    omega = _query_means(q, k, window, count) + mean if omega is None else omega
+    omega = _query_means(q, k, window) + mean if omega is None else omega
     weights = softmax(hide(products(omega, k) - half_square_norm(k), member))
     scores = products(q, mean)
     if log_size:
         scores = scores + log(chunk_sizes(member, q))
-    return ungroup(_near_and_far(q, k, v, near, far, scores, weighted_sum(weights, v, member)))
+    return _near_and_far(q, k, v, seen, scores, weighted_sum(weights, v, member))
 
 
-@as_written
+@formula(chunks, positive_scale)
 def second_order_attention(
     q: ArrayT,
     k: ArrayT,
@@ -154,13 +149,9 @@ def second_order_attention(
            [2.],
            [2.]])
     """
-    checks.attention(q, k, v, mask=mask, causal=causal)
-    mask, (window, count) = checks.one_row(mask, k), checks.chunks("window", window, q, k)
-    (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
-    member, near, far = _chunks(q, k, window, count, mask, causal)
-    xp, d = array_namespace(q), q.shape[-1]
-    mean, v_mean = chunk_means(k, member), chunk_means(v, member)
+    member, seen = _chunks(q, k, window, mask, causal)
+    d, mean, v_mean = q.shape[-1], chunk_means(k, member), chunk_means(v, member)
     one = xp.matrix_transpose(xp.astype(member, q.dtype))  # (..., m, C)
     apart, v_apart = (
         xp.where(xp.any(member, axis=-2)[..., None], x - one @ y, 0.0)
@@ -176,10 +167,10 @@ def second_order_attention(
     spread = xp.matrix_transpose(xp.sum(along * q[..., None, :, :], axis=-1))
     scores = products(q, mean) + spread / 2 + log(chunk_sizes(member, q))
     turned = q[..., None, :, :] @ cross  # Cov_c(v, k) q, (..., C, n, d_v)
-    return ungroup(_near_and_far(q, k, v, near, far, scores, v_mean, turned))
+    return _near_and_far(q, k, v, seen, scores, v_mean, turned)
 
 
-@as_written
+@formula(shared_frequencies, positive_scale)
 def local_random_feature_attention(
     q: ArrayT,
     k: ArrayT,
@@ -231,32 +222,27 @@ def local_random_feature_attention(
     array([[0.88079708],
            [0.73105858]])
     """
-    checks.attention(q, k, v, mask=mask, causal=causal)
-    omega, log_weight = checks.frequencies(omega, None, q, checks.lead(q, k, v))
-    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
-        q, k, v, omega, log_weight[..., None, :], mask
-    )
-    xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal)
-    near = visible(q, k, window=window)
+    seen, near = visible(q, k, mask=mask, causal=causal), visible(q, k, window=window)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     of_query = xp.matrix_transpose(half_square_norm(q)) + xp.log(constant(omega.shape[-2], q))
-    log_estimate = log_kernel(q, k, omega, log_weight) - of_query
-    return ungroup(average(xp.where(near, products(q, k), log_estimate), v, seen))
+    log_estimate = log_kernel(q, k, omega, 0.0) - of_query
+    return average(xp.where(near, products(q, k), log_estimate), v, seen)
 
 
 def _chunks(
-    q: Array, k: Array, window: int, count: int, mask: Array | None, causal: bool
-) -> tuple[Array, Array, Array]:
-    """Members of each chunk, (..., C, m); keys a query sees one by one; chunks it sees as a whole.
+    q: Array, k: Array, window: int, mask: Array | None, causal: bool
+) -> tuple[Array, tuple[Array, Array]]:
+    """Return which keys are in each chunk, (..., C, m), and what each query sees.
 
-    The last query is level with the last key. These are (..., n, m) and (..., n, C).
+    Which keys one by one, (..., n, m), and which chunks as a whole, (..., n, C). The last query is
+    level with the last key.
     """
-    xp, chunk = array_namespace(q), integers(0, count, q)
+    chunk = integers(0, _number_of_chunks(k, window), q)
     own, of_key = _chunk_of_query(q, k, window)[:, None], integers(0, k.shape[-2], q) // window
     member = (of_key == chunk[:, None]) & present(k, mask)
     near = visible(q, k, mask=mask, causal=causal) & (of_key == own)
     far = chunk < own if causal else chunk != own
-    return member, near, far & xp.any(member, axis=-1)[..., None, :]
+    return member, (near, far & xp.any(member, axis=-1)[..., None, :])
 
 
 def _chunk_of_query(q: Array, k: Array, window: int) -> Array:
@@ -264,17 +250,21 @@ def _chunk_of_query(q: Array, k: Array, window: int) -> Array:
     return integers(m - n, m, q) // window
 
 
-def _query_means(q: Array, k: Array, window: int, count: int) -> Array:
+def _number_of_chunks(k: Array, window: int) -> int:
+    return -(-k.shape[-2] // window)
+
+
+def _query_means(q: Array, k: Array, window: int) -> Array:
     """Mean of the queries in each chunk."""
-    return chunk_means(q, _chunk_of_query(q, k, window) == integers(0, count, q)[:, None])
+    chunk = integers(0, _number_of_chunks(k, window), q)
+    return chunk_means(q, _chunk_of_query(q, k, window) == chunk[:, None])
 
 
 def _near_and_far(
     q: Array,
     k: Array,
     v: Array,
-    near: Array,
-    far: Array,
+    seen: tuple[Array, Array],
     scores: Array,
     values: Array,
     turned: Array | None = None,
@@ -283,7 +273,7 @@ def _near_and_far(
 
     Scores of chunks are (..., n, C), their values (..., C, d_v) and these terms (..., C, n, d_v).
     """
-    xp, m = array_namespace(q), k.shape[-2]
+    (near, far), m = seen, k.shape[-2]
     weights = softmax(beside(hide(products(q, k), near), hide(scores, far)))
     out = weighted_sum(weights[..., :m], v, near) + weighted_sum(weights[..., m:], values, far)
     if turned is None:

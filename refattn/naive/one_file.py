@@ -1,8 +1,7 @@
 """The formulas of `naive` as one file that imports nothing of the package, for others to keep.
 
 The file is made of the source of the package: the definitions that the formulas reach, in the
-order formulas, terms, checks. Checks have names that begin with `check_`, as there is one namespace
-only.
+order terms, formulas, checks.
 """
 
 from __future__ import annotations
@@ -23,10 +22,16 @@ __all__ = ["formulas"]
 
 # In the order of the file: what runs at import comes first.
 _MODULES = (
-    "typing", "naive.one_file_array", "arrays.heads", "naive.softmax", "naive.rfa",
-    "naive.ra", "naive.lara", "naive.linear", "naive.near_and_far", "naive.few_keys", "naive.terms",
-    "arrays.checks", "arrays.words",
+    "typing", "naive.one_file_array", "arrays.heads", "naive.terms", "naive.doors",
+    "naive.softmax", "naive.rfa", "naive.ra", "naive.lara", "naive.linear", "naive.near_and_far",
+    "naive.few_keys", "arrays.qkv", "arrays.frequencies", "arrays.key_samples", "arrays.checks",
+    "arrays.words",
 )  # fmt: skip
+# What names of a module begin with, as there is one namespace only.
+_PREFIXES = {
+    "arrays.checks": "check", "arrays.qkv": "qkv", "arrays.frequencies": "frequencies",
+    "arrays.key_samples": "key_samples",
+}  # fmt: skip
 _INSTEAD = {"arrays.library": "naive.one_file_array"}
 _PLAIN = {"ArrayT": "Array"}  # names of types that are not needed
 
@@ -153,7 +158,7 @@ def _uses(definition: _Definition) -> Iterator[tuple[ast.expr, str | None, str]]
         elif isinstance(x, ast.Name) and x.id not in bound:
             if x.id in own:
                 yield x, definition.module, x.id
-            elif x.id in imported and imported[x.id] != ("arrays.checks", ""):
+            elif x.id in imported and imported[x.id][1]:
                 where, name = imported[x.id]
                 yield x, where, name
 
@@ -178,12 +183,10 @@ def _reached(roots: Sequence[tuple[str, str]]) -> tuple[list[_Definition], set[s
 
 def _called(module: str, name: str) -> str:
     """The name in the file."""
-    if module == "arrays.checks" and not name.startswith("_"):
-        return f"check_{name}"
+    if module in _PREFIXES and not name.startswith("_"):
+        return f"{_PREFIXES[module]}_{name}"
     before = _MODULES[: _MODULES.index(module)]
-    if any(
-        name in _definitions(other) for other in before if other not in ("typing", "arrays.checks")
-    ):
+    if any(name in _definitions(other) for other in before if other not in ("typing", *_PREFIXES)):
         return f"_{module.rpartition('.')[2]}{name}"
     return name
 

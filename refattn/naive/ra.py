@@ -2,12 +2,10 @@ r"""Randomized attention."""
 
 from __future__ import annotations
 
-import math
-
-from ..arrays import checks
-from ..arrays.heads import broadcast_lead, group_heads
-from ..arrays.library import Array, array_namespace, as_written
+from ..arrays.heads import broadcast_lead
+from ..arrays.library import Array
 from ..typing import ArrayT
+from .doors import formula, positive_scale, query_frequencies, shared_frequencies
 from .terms import (
     half_square_norm,
     hide,
@@ -16,12 +14,13 @@ from .terms import (
     softmax,
     visible,
     weighted_sum,
+    xp,
 )
 
 __all__ = ["mean_of_ratios_attention", "randomized_attention"]
 
 
-@as_written
+@formula(query_frequencies, positive_scale)
 def randomized_attention(
     q: ArrayT,
     k: ArrayT,
@@ -38,8 +37,8 @@ def randomized_attention(
         \mathrm{out}_i = \frac1S \sum_s f_i(\omega_{is}), \qquad
         f_i(\omega) = \frac{\sum_j \xi(k_j, \omega) \, v_j}{\sum_j \xi(k_j, \omega)}
 
-    over the keys j that query i sees. Reference 003, RA, for omega_is drawn from
-    p_i = sum_j softmax_j(q_i . k_j) N(q_i + k_j, I).
+    over the keys j that query i sees. Zheng et al., arXiv:2204.04667; reference 003, RA, for
+    omega_is drawn from p_i = sum_j softmax_j(q_i . k_j) N(q_i + k_j, I).
 
     Parameters
     ----------
@@ -66,18 +65,12 @@ def randomized_attention(
     >>> naive.randomized_attention(q, k, v, omega=np.array([[[0.5]]]))  # e / (1 + e)
     array([[0.73105858]])
     """
-    checks.attention(q, k, v, mask=mask, causal=causal)
-    omega = checks.query_frequencies(omega, q, checks.lead(q, k, v))
-    xp, samples = array_namespace(q), omega.shape[-2:]
-    # group_heads expects the heads third from last: S and d as one axis.
-    rows = xp.reshape(omega, (*omega.shape[:-2], math.prod(samples)))
-    (q, k, v, rows, mask), ungroup = group_heads(q, k, v, rows, mask)
-    omega = xp.reshape(rows, (*rows.shape[:-1], *samples))
+    omega = xp.reshape(omega, (*omega.shape[:-1], -1, q.shape[-1]))
     seen = visible(q, k, mask=mask, causal=causal)
-    return ungroup(_mean_of_ratios(q, kernel_coordinates(k, scale), v, omega, seen))
+    return _mean_of_ratios(q, kernel_coordinates(k, scale), v, omega, seen)
 
 
-@as_written
+@formula(shared_frequencies, positive_scale)
 def mean_of_ratios_attention(
     q: ArrayT,
     k: ArrayT,
@@ -117,12 +110,9 @@ def mean_of_ratios_attention(
     >>> naive.mean_of_ratios_attention(q, k, v, omega=np.array([[0.5], [-0.5]]))
     array([[0.5]])
     """
-    checks.attention(q, k, v, mask=mask, causal=causal)
-    omega, _ = checks.frequencies(omega, None, q, checks.lead(q, k, v))
-    (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
     seen = visible(q, k, mask=mask, causal=causal)
     k, omega = kernel_coordinates(k, scale), omega[..., None, :, :]
-    return ungroup(_mean_of_ratios(q, k, v, omega, seen))
+    return _mean_of_ratios(q, k, v, omega, seen)
 
 
 def _mean_of_ratios(q: Array, k: Array, v: Array, omega: Array, seen: Array) -> Array:
@@ -130,7 +120,7 @@ def _mean_of_ratios(q: Array, k: Array, v: Array, omega: Array, seen: Array) -> 
 
     The values are the same for each s, so that the mean may be that of the weights.
     """
-    xp, k = array_namespace(q), k[..., None, :, :]
+    k = k[..., None, :, :]
     scores = products(omega, k) - half_square_norm(k)
     out = weighted_sum(xp.mean(softmax(hide(scores, seen[..., None, :])), axis=-2), v, seen)
     return xp.broadcast_to(out, (*broadcast_lead(q, out), *out.shape[-2:]))

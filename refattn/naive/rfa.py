@@ -2,12 +2,9 @@ r"""The estimators of the references, each as its formula is written."""
 
 from __future__ import annotations
 
-from typing import get_args
-
-from ..arrays import checks
-from ..arrays.heads import group_heads
-from ..arrays.library import Array, array_namespace, as_written, constant
+from ..arrays.library import Array, constant
 from ..typing import ArrayT, Features
+from .doors import formula, named_features, positive_scale, shared_frequencies
 from .terms import (
     average,
     finite,
@@ -20,12 +17,13 @@ from .terms import (
     ratio,
     visible,
     weighted_sum,
+    xp,
 )
 
 __all__ = ["importance_sampled_attention", "random_feature_attention"]
 
 
-@as_written
+@formula(named_features, shared_frequencies, positive_scale)
 def random_feature_attention(
     q: ArrayT,
     k: ArrayT,
@@ -51,8 +49,9 @@ def random_feature_attention(
     * ``"hyperbolic"``: cosh(omega_s . (q + k)) exp(-|k|^2/2);
     * ``"trigonometric"``: cos(omega_s . (q - k)) exp(|k|^2/2).
 
-    Reference 000, KernelizedAttention; reference 001, attention_hat; reference 002, eqs. (7) to
-    (10); reference 003, RFA. Hyperbolic features: Choromanski et al., arXiv:2009.14794.
+    Peng et al., arXiv:2103.02143 (RFA, trigonometric); Choromanski et al., arXiv:2009.14794
+    (Performer, positive and hyperbolic). Reference 000, KernelizedAttention; reference 001,
+    attention_hat; reference 002, eqs. (7) to (10); reference 003, RFA.
 
     Parameters
     ----------
@@ -85,27 +84,20 @@ def random_feature_attention(
     >>> naive.random_feature_attention(q, k, v, omega=np.array([[0.5]]))
     array([[0.5]])
     """
-    checks.attention(q, k, v, mask=mask, causal=causal)
-    checks.choice("features", features, get_args(Features))
-    omega, log_weight = checks.frequencies(omega, log_weight, q, checks.lead(q, k, v))
-    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
-        q, k, v, omega, log_weight[..., None, :], mask
-    )
     seen = visible(q, k, mask=mask, causal=causal)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     if features == "positive":
-        return ungroup(average(log_kernel(q, k, omega, log_weight), v, seen))
-    xp, half, log_weight = array_namespace(q), half_square_norm(k), log_weight[..., None, :]
+        return average(log_kernel(q, k, omega, log_weight), v, seen)
+    half, log_weight = half_square_norm(k), xp.expand_dims(log_weight, axis=-2)
+    z_q, z_k = products(q, omega)[..., :, None, :], products(k, omega)[..., None, :, :]
     if features == "hyperbolic":
-        z = products(q, omega)[..., :, None, :] + products(k, omega)[..., None, :, :]
-        estimate = log_sum_exp(log_weight + xp.logaddexp(z, -z))[..., 0] - half
-        return ungroup(average(estimate, v, seen))
-    z = products(q, omega)[..., :, None, :] - products(k, omega)[..., None, :, :]
+        log_terms = log_weight + xp.logaddexp(z_q + z_k, -(z_q + z_k))
+        return average(log_sum_exp(log_terms)[..., 0] - half, v, seen)
     weight = xp.exp(log_weight - xp.max(log_weight, axis=-1, keepdims=True))
-    return ungroup(ratio(xp.sum(weight * xp.cos(z), axis=-1), half, v, seen))
+    return ratio(xp.sum(weight * xp.cos(z_q - z_k), axis=-1), half, v, seen)
 
 
-@as_written
+@formula(shared_frequencies, positive_scale)
 def importance_sampled_attention(
     q: ArrayT,
     k: ArrayT,
@@ -123,9 +115,9 @@ def importance_sampled_attention(
         \mathrm{out}_i = \frac{\sum_j \hat\kappa_{ij} \, v_j}{\sum_j e^{q_i \cdot k_j}}, \qquad
         \hat\kappa_{ij} = \frac1S \sum_s w_s \, \xi(q_i, \omega_s) \, \xi(k_j, \omega_s)
 
-    over the keys j that query i sees. Reference 002, eq. (11); reference 003, importance sampling,
-    where the ratio p_i / N(0, I) at omega is xi(q_i, omega) sum_j xi(k_j, omega) over the
-    normaliser above.
+    over the keys j that query i sees. Zheng et al., arXiv:2204.04667; reference 002, eq. (11);
+    reference 003, importance sampling, where the ratio p_i / N(0, I) at omega is
+    xi(q_i, omega) sum_j xi(k_j, omega) over the normaliser above.
 
     Parameters
     ----------
@@ -150,15 +142,10 @@ def importance_sampled_attention(
     >>> naive.importance_sampled_attention(zero, zero, v, omega=np.ones((4, 1)))
     array([[3.]])
     """
-    checks.attention(q, k, v, mask=mask, causal=causal)
-    omega, log_weight = checks.frequencies(omega, log_weight, q, checks.lead(q, k, v))
-    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
-        q, k, v, omega, log_weight[..., None, :], mask
-    )
-    xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal)
+    seen = visible(q, k, mask=mask, causal=causal)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     log_size = xp.log(constant(omega.shape[-2], q))
     log_factor = xp.matrix_transpose(half_square_norm(q)) + log_size
     log_ratio = log_kernel(q, k, omega, log_weight) - log_factor
     log_exact = log_sum_exp(hide(products(q, k), seen))
-    return ungroup(weighted_sum(xp.exp(log_ratio - finite(log_exact)), v, seen))
+    return weighted_sum(xp.exp(log_ratio - finite(log_exact)), v, seen)

@@ -2,16 +2,16 @@ r"""Softmax attention."""
 
 from __future__ import annotations
 
-from ..arrays import checks
-from ..arrays.heads import Alibi, group_heads
-from ..arrays.library import Array, array_namespace, as_written, constant
+from ..arrays.heads import Alibi
+from ..arrays.library import Array
 from ..typing import ArrayT
-from .terms import distances, hide, products, softmax, visible, weighted_sum
+from .doors import any_scale, formula, score_options
+from .terms import hide, products, softmax, visible, weighted_sum, xp
 
 __all__ = ["softmax_attention"]
 
 
-@as_written
+@formula(any_scale, score_options)
 def softmax_attention(
     q: ArrayT,
     k: ArrayT,
@@ -33,8 +33,9 @@ def softmax_attention(
                               {e^{\mathrm{sink}} + \sum_j e^{s_{ij}}}, \qquad
         s_{ij} = \mathrm{cap}(\mathrm{scale}\; q_i \cdot k_j) + \mathrm{bias}_{ij}
 
-    over the keys j that query i sees. Reference 000, Attention(Q, K, V); reference 002, eq. (3);
-    reference 003, SoftmaxAttn: these have no sink, cap, bias or factor r.
+    over the keys j that query i sees. Vaswani et al., arXiv:1706.03762; reference 000,
+    Attention(Q, K, V); reference 002, eq. (3); reference 003, SoftmaxAttn: these have no sink, cap,
+    bias or factor r.
 
     Parameters
     ----------
@@ -89,22 +90,11 @@ def softmax_attention(
     array([[2.],
            [2.]])
     """
-    slopes = bias.slopes if isinstance(bias, Alibi) else None
-    bias = None if isinstance(bias, Alibi) else bias
-    checks.attention(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
-    if slopes is not None:
-        slopes = checks.of_heads("slopes", constant(slopes, q), q, k, v)
-        bias = -slopes * distances(q, k)
-    scale = checks.real("scale", scale, optional=True, like=q)
-    factor = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
-    sink = None if sinks is None else checks.of_heads("sinks", constant(sinks, q), q, k, v)
-    softcap = checks.softcap(softcap, q)
-    (q, k, v, bias, mask, sink, dropout), ungroup = group_heads(q, k, v, bias, mask, sink, dropout)
-    xp, seen = array_namespace(q), visible(q, k, mask=mask, causal=causal, window=window)
-    scores = factor * products(q, k)
+    seen = visible(q, k, mask=mask, causal=causal, window=window)
+    s = scale * products(q, k)
     if softcap is not None:
-        scores = softcap * xp.tanh(scores / softcap)
+        s = softcap * xp.tanh(s / softcap)
     if bias is not None:
-        scores = scores + bias
-    weights = softmax(hide(scores, seen), sink)
-    return ungroup(weighted_sum(weights if dropout is None else weights * dropout, v, seen))
+        s = s + bias
+    weights = softmax(hide(s, seen), sinks)
+    return weighted_sum(weights if dropout is None else weights * dropout, v, seen)

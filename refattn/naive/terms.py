@@ -3,10 +3,14 @@ r"""What the formulas are made of: sums over the keys that a query sees, and the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
-from ..arrays import checks
+from ..arrays import qkv
 from ..arrays.heads import broadcast_lead
-from ..arrays.library import Array, array_namespace, constant, device
+from ..arrays.library import Array, array_namespace, as_written, constant, device
 
 __all__ = [
     "average",
@@ -22,6 +26,7 @@ __all__ = [
     "log",
     "log_kernel",
     "log_sum_exp",
+    "of_library",
     "offsets",
     "one_hot",
     "present",
@@ -30,9 +35,42 @@ __all__ = [
     "softmax",
     "visible",
     "weighted_sum",
+    "xp",
 ]
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
+_running: ContextVar[Any] = ContextVar("running", default=None)
+
+
+class _Library:
+    """The functions of the array library of the formula that runs."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_running.get(), name)
+
+
+xp: Any = _Library()
+
+
+def of_library(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function of arrays to run with the library of the first as `xp`."""
+
+    @wraps(function)
+    @as_written
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        first = [*args, *kwargs.values()][:1]
+        before = _running.set(array_namespace(*first))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _running.reset(before)
+
+    return run
+
+
+@of_library
 def visible(
     q: Array,
     k: Array,
@@ -65,9 +103,9 @@ def visible(
     array([[ True,  True, False],
            [ True,  True,  True]])
     """
-    xp, ahead = array_namespace(q), offsets(q, k)
+    ahead = offsets(q, k)
     far = sum(ahead.shape)  # beyond all keys
-    left, right = (None if x is None or x > far else x for x in checks.window(window))
+    left, right = (None if x is None or x > far else x for x in qkv.window(window))
     seen = xp.ones(ahead.shape, dtype=xp.bool, device=device(q))
     if mask is not None:
         seen = seen & mask
@@ -93,14 +131,13 @@ def offsets(q: Array, k: Array) -> Array:
 
 def weighted_sum(weights: Array, v: Array, seen: Array) -> Array:
     """Sum of w_ij v_j over the keys j that query i sees, whatever the others hold."""
-    xp = array_namespace(v)
     terms = weights[..., None, :] * xp.matrix_transpose(v)[..., None, :, :]
     return xp.sum(xp.where(seen[..., None, :], terms, 0.0), axis=-1)
 
 
 def softmax(scores: Array, sink: Array | None = None) -> Array:
     """e^score over the sum of these along the last axis, that of a sink included; 0 of nothing."""
-    xp, log_total = array_namespace(scores), log_sum_exp(scores)
+    log_total = log_sum_exp(scores)
     if sink is not None:
         log_total = xp.logaddexp(log_total, sink)
     return xp.exp(scores - finite(log_total))
@@ -108,7 +145,6 @@ def softmax(scores: Array, sink: Array | None = None) -> Array:
 
 def log_sum_exp(x: Array) -> Array:
     """Log of the sum of e^x along the last axis, which is kept; -inf of nothing."""
-    xp = array_namespace(x)
     nothing = xp.full((*x.shape[:-1], 1), -math.inf, dtype=x.dtype, device=device(x))
     top = finite(xp.max(xp.concat([x, nothing], axis=-1), axis=-1, keepdims=True))
     return top + log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True))
@@ -116,18 +152,18 @@ def log_sum_exp(x: Array) -> Array:
 
 def log(x: Array) -> Array:
     """Logarithm, of 0 too."""
-    xp, zero = array_namespace(x), x == 0
+    zero = x == 0
     return xp.where(zero, -math.inf, xp.log(xp.where(zero, 1.0, x)))
 
 
 def hide(scores: Array, seen: Array) -> Array:
     """Scores of the keys seen, -inf of the others."""
-    return array_namespace(scores).where(seen, scores, -math.inf)
+    return xp.where(seen, scores, -math.inf)
 
 
 def finite(x: Array) -> Array:
     """0 in place of -inf, so that it may be subtracted from -inf."""
-    return array_namespace(x).where(x == -math.inf, 0.0, x)
+    return xp.where(x == -math.inf, 0.0, x)
 
 
 def log_kernel(q: Array, k: Array, omega: Array, log_weight: Array) -> Array:
@@ -142,43 +178,38 @@ def log_kernel(q: Array, k: Array, omega: Array, log_weight: Array) -> Array:
 
 def chunk_sizes(member: Array, like: Array) -> Array:
     """Number of rows in each chunk, (..., 1, C)."""
-    xp = array_namespace(member)
     return xp.sum(xp.astype(member, like.dtype), axis=-1)[..., None, :]
 
 
 def chunk_means(x: Array, member: Array) -> Array:
     """Means of the rows in each chunk, (..., C, d), of members (..., C, n); 0 of none."""
-    xp = array_namespace(x)
     size = xp.matrix_transpose(chunk_sizes(member, x))
     return weighted_sum(xp.astype(member, x.dtype) / xp.where(size == 0, 1.0, size), x, member)
 
 
 def kernel_coordinates(x: Array, scale: float | None) -> Array:
     """Queries or keys times the root of the scale, 1 / sqrt(d) by default."""
-    scale = checks.real("scale", scale, positive=True, optional=True, like=x)
     root = constant(x.shape[-1], x) ** -0.25 if scale is None else constant(scale, x) ** 0.5
     return root * x
 
 
 def products(x: Array, y: Array) -> Array:
     """x_i . y_j, shape (..., n, m)."""
-    return x @ array_namespace(x).matrix_transpose(y)
+    return x @ xp.matrix_transpose(y)
 
 
 def half_square_norm(x: Array) -> Array:
     """|x_j|^2 / 2 as a row, (..., 1, m); nan where it overflows, as -inf would hide a key."""
-    half = array_namespace(x).sum(x * x, axis=-1)[..., None, :] / 2
+    half = xp.sum(x * x, axis=-1)[..., None, :] / 2
     return half + 0.0 * half
 
 
 def integers(start: int, stop: int, like: Array) -> Array:
-    xp = array_namespace(like)
     return xp.arange(start, stop, dtype=xp.int32, device=device(like))
 
 
 def ratio(kernel: Array, log_scale: Array, v: Array, seen: Array) -> Array:
     """Mean of the values of the keys seen, with weights kernel e^log_scale of either sign."""
-    xp = array_namespace(v)
     weights = kernel * softmax(hide(log_scale, seen))
     total = xp.sum(xp.where(seen, weights, 0.0), axis=-1, keepdims=True)
     some = xp.any(seen, axis=-1, keepdims=True)
@@ -187,13 +218,11 @@ def ratio(kernel: Array, log_scale: Array, v: Array, seen: Array) -> Array:
 
 def distances(q: Array, k: Array) -> Array:
     """|i + m - n - j|, in the dtype of the queries."""
-    xp = array_namespace(q)
     return xp.astype(xp.abs(offsets(q, k)), q.dtype)
 
 
 def present(k: Array, mask: Array | None) -> Array:
     """Keys that all queries see, (..., 1, m)."""
-    xp = array_namespace(k)
     seen = xp.ones((1, k.shape[-2]), dtype=xp.bool, device=device(k))
     return seen if mask is None else seen & mask
 
@@ -205,5 +234,5 @@ def one_hot(indices: Array, k: Array) -> Array:
 
 def beside(a: Array, b: Array) -> Array:
     """Join along the last axis what has other leading axes."""
-    xp, lead = array_namespace(a), broadcast_lead(a, b)
+    lead = broadcast_lead(a, b)
     return xp.concat([xp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (a, b)], axis=-1)

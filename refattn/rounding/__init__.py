@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ..arrays.library import Doubles
 from ..arrays.shown import held
 from ..typing import Features
 from . import softmax
@@ -35,9 +35,6 @@ __all__ = ["PROFILES", "Prediction", "Profile", "predict"]
 
 def __dir__() -> list[str]:
     return __all__
-
-
-_Floats = npt.NDArray[np.float64]
 
 
 @held()
@@ -56,10 +53,10 @@ class Prediction(NamedTuple):
         What no error exceeds; infinite where the profile overflows.
     """
 
-    out: _Floats
-    lse: _Floats
-    std: _Floats
-    bound: _Floats
+    out: Doubles
+    lse: Doubles
+    std: Doubles
+    bound: Doubles
 
 
 def predict(

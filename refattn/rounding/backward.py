@@ -37,9 +37,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..arrays.blocks import blocks
+from ..arrays.library import Doubles
 from . import softmax
 from .formats import Format
 from .softmax import BIAS, CONSTANTS, RMS, WORST, Head, Kernel, Rows
@@ -55,7 +55,6 @@ __all__ = [
     "variance_along",
 ]
 
-_Floats = npt.NDArray[np.float64]
 
 _QUERIES = 256  # of a block
 _TOKENS = 256  # that are added at a time
@@ -67,8 +66,8 @@ class Backward(NamedTuple):
     """A head, the derivative to its output, and the output that the backward pass is given."""
 
     head: Head
-    d_out: _Floats
-    out: _Floats | None
+    d_out: Doubles
+    out: Doubles | None
 
 
 class Saved(NamedTuple):
@@ -98,23 +97,23 @@ class Saved(NamedTuple):
         Weights with the roundings of the profile, of each block of queries.
     """
 
-    lse: _Floats
-    top: _Floats
-    delta: _Floats
-    near_delta: _Floats
-    delta_variance: _Floats
-    shared_variance: _Floats
-    delta_bound: _Floats
-    scores_variance: _Floats
-    moved_variance: _Floats
-    lse_variance: _Floats
-    lse_bound: _Floats
-    logit: _Floats
-    moved_logit: _Floats
-    copies: _Floats
-    key_copies: _Floats
-    products: _Floats
-    mean: _Floats
+    lse: Doubles
+    top: Doubles
+    delta: Doubles
+    near_delta: Doubles
+    delta_variance: Doubles
+    shared_variance: Doubles
+    delta_bound: Doubles
+    scores_variance: Doubles
+    moved_variance: Doubles
+    lse_variance: Doubles
+    lse_bound: Doubles
+    logit: Doubles
+    moved_logit: Doubles
+    copies: Doubles
+    key_copies: Doubles
+    products: Doubles
+    mean: Doubles
     own: list[softmax.Own]
 
 
@@ -144,26 +143,26 @@ class _Pairs(NamedTuple):
         of slopes may have in common.
     """
 
-    p: _Floats
-    t: _Floats
-    s: _Floats
-    slope: _Floats | float
-    bent: _Floats | float
-    p_scale: _Floats
-    s_scale: _Floats
-    log_variance: _Floats
-    cap_variance: _Floats | None
-    p_variance: _Floats
-    t_variance: _Floats
-    s_variance: _Floats
-    near_p: _Floats
-    near_s: _Floats
-    p_bound: _Floats
-    s_bound: _Floats
-    p_flushed: _Floats
-    s_flushed: _Floats
+    p: Doubles
+    t: Doubles
+    s: Doubles
+    slope: Doubles | float
+    bent: Doubles | float
+    p_scale: Doubles
+    s_scale: Doubles
+    log_variance: Doubles
+    cap_variance: Doubles | None
+    p_variance: Doubles
+    t_variance: Doubles
+    s_variance: Doubles
+    near_p: Doubles
+    near_s: Doubles
+    p_bound: Doubles
+    s_bound: Doubles
+    p_flushed: Doubles
+    s_flushed: Doubles
 
-    def moves(self) -> Iterator[tuple[_Floats, _Floats | float]]:
+    def moves(self) -> Iterator[tuple[Doubles, Doubles | float]]:
         """Variances of weights before they are rounded, and what these move in place of slopes."""
         size = self.p * self.p
         if self.cap_variance is None:
@@ -173,15 +172,15 @@ class _Pairs(NamedTuple):
             yield size * self.cap_variance, self.bent
 
 
-def _spacing(to: Format, x: _Floats, scale: float) -> _Floats:
+def _spacing(to: Format, x: Doubles, scale: float) -> Doubles:
     """Distance of the numbers that x may become if it is rounded after a multiplication."""
     if scale == 0:
         return np.zeros_like(x)
-    found: _Floats = to.spacing(scale * x) / abs(scale)
+    found: Doubles = to.spacing(scale * x) / abs(scale)
     return found
 
 
-def _round(to: Format, x: _Floats, scale: float) -> _Floats:
+def _round(to: Format, x: Doubles, scale: float) -> Doubles:
     """Round to nearest after a multiplication, which is undone."""
     return x if scale == 0 else to.round(scale * x) / scale
 
@@ -191,13 +190,13 @@ def _gamma(terms: float, kernel: Kernel) -> float:
     return softmax.gamma(kernel, terms, 2)
 
 
-def _most(p: _Floats, logs: _Floats, epsilon: _Floats) -> _Floats:
+def _most(p: Doubles, logs: Doubles, epsilon: Doubles) -> Doubles:
     """How far weights may move if their logarithms do by epsilon."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(p > 0, p * np.expm1(epsilon), np.exp(logs + epsilon))
 
 
-def _shares(tile: softmax.Tile, lse: _Floats) -> tuple[_Floats, _Floats]:
+def _shares(tile: softmax.Tile, lse: Doubles) -> tuple[Doubles, Doubles]:
     """Weights, and their logs."""
     logs = np.minimum(tile.scores - np.where(np.isfinite(lse), lse, math.inf)[:, None], 0.0)
     if tile.visible is not None:
@@ -205,7 +204,7 @@ def _shares(tile: softmax.Tile, lse: _Floats) -> tuple[_Floats, _Floats]:
     return np.exp(logs), logs
 
 
-def _gap(tile: softmax.Tile, kernel: Kernel, lse: _Floats, top: _Floats) -> _Floats:
+def _gap(tile: softmax.Tile, kernel: Kernel, lse: Doubles, top: Doubles) -> Doubles:
     """Arguments of the exponentials: differences to the log normaliser, or to the largest score."""
     least = (lse if kernel.delta_of_out else top)[:, None]
     seen = np.isfinite(least) if tile.visible is None else tile.visible
@@ -314,7 +313,7 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
     return Saved(**found, **counts, mean=mean, own=own_weights)
 
 
-def _unscaled(x: _Floats) -> _Floats:
+def _unscaled(x: Doubles) -> Doubles:
     """Divide rows by the sign and power of 2 of their first number: roundings stay the same."""
     if not x.size:
         return x
@@ -322,21 +321,21 @@ def _unscaled(x: _Floats) -> _Floats:
     return x * np.copysign(np.ldexp(1.0, -np.frexp(first)[1]), first)
 
 
-def _copies(x: _Floats) -> _Floats:
+def _copies(x: Doubles) -> Doubles:
     """How often each row is there."""
     _, which, counts = np.unique(x, axis=0, return_inverse=True, return_counts=True)
-    found: _Floats = counts[which.reshape(-1)].astype(np.float64)
+    found: Doubles = counts[which.reshape(-1)].astype(np.float64)
     return found
 
 
-def _running(x: _Floats, first: _Floats | float = 0.0) -> _Floats:
+def _running(x: Doubles, first: Doubles | float = 0.0) -> Doubles:
     """Sum of the squares of terms and of their running sums, along the last axis."""
     sums = np.cumsum(x, -1) + (first if isinstance(first, float) else first[:, None])
-    found: _Floats = np.sum(x * x + sums * sums, -1)
+    found: Doubles = np.sum(x * x + sums * sums, -1)
     return found
 
 
-def _of_output(back: Backward, kernel: Kernel, i: slice) -> tuple[_Floats, _Floats, _Floats]:
+def _of_output(back: Backward, kernel: Kernel, i: slice) -> tuple[Doubles, Doubles, Doubles]:
     """D of an output: as roundings to nearest make it, variance and bound of the rest."""
     g, head = back.d_out[i], back.head
     rows = softmax.analyse(head, kernel, i)
@@ -433,10 +432,10 @@ def _pairs(back: Backward, saved: Saved, kernel: Kernel, i: slice, j: slice) -> 
 class _Derivative(NamedTuple):
     """Derivatives to scores: exact, as roundings to nearest make them, variance and bound."""
 
-    s: _Floats
-    near: _Floats
-    variance: _Floats
-    bound: _Floats
+    s: Doubles
+    near: Doubles
+    variance: Doubles
+    bound: Doubles
 
     def rounded(self, to: Format, by: float) -> _Derivative:
         """Rounded after a multiplication, which is undone."""
@@ -447,7 +446,7 @@ class _Derivative(NamedTuple):
         return _Derivative(self.s, _round(to, self.near, by), self.variance + variance, bound)
 
     def times(
-        self, tile: softmax.Tile, near: _Floats | float, most: _Floats, unit: float
+        self, tile: softmax.Tile, near: Doubles | float, most: Doubles, unit: float
     ) -> _Derivative:
         """Times the slope of the cap, of which roundings to nearest and the largest error are."""
         slope, ratio = tile.slope, np.square(tile.ratio)
@@ -491,11 +490,11 @@ class _Sum:
 
     def add(
         self,
-        x: _Floats,
-        near: _Floats,
-        bound: _Floats,
-        flushed: _Floats,
-        y: _Floats,
+        x: Doubles,
+        near: Doubles,
+        bound: Doubles,
+        flushed: Doubles,
+        y: Doubles,
         to: Format | None,
     ) -> None:
         """Products of x (rows, b) with y (b, columns), added to a sum that is rounded first."""
@@ -525,7 +524,7 @@ def directions(of: str, has_cap: bool, has_sinks: bool) -> list[str]:
     return common if of == "dv" else [*common, "delta"] + ["cap"] * has_cap
 
 
-def exact(backs: Sequence[tuple[Backward, Saved]], of: str, rows: slice) -> _Floats:
+def exact(backs: Sequence[tuple[Backward, Saved]], of: str, rows: slice) -> Doubles:
     """The exact gradient of some queries or keys."""
     found = np.zeros((rows.stop - rows.start, _columns(backs[0][0], of)))
     for back, saved in backs:
@@ -544,7 +543,7 @@ def exact(backs: Sequence[tuple[Backward, Saved]], of: str, rows: slice) -> _Flo
     return found
 
 
-def given(backs: Sequence[Backward], kernel: Kernel, of: str, rows: slice) -> list[_Floats]:
+def given(backs: Sequence[Backward], kernel: Kernel, of: str, rows: slice) -> list[Doubles]:
     """What makes some rows of the gradient: rows with the same have the same roundings.
 
     Rows of dq whose derivatives are equal share the roundings of g . v, whatever their queries are.
@@ -562,7 +561,7 @@ def given(backs: Sequence[Backward], kernel: Kernel, of: str, rows: slice) -> li
 
 
 def variance_along(
-    backs: Sequence[tuple[Backward, Saved]], kernel: Kernel, of: str, w: _Floats
+    backs: Sequence[tuple[Backward, Saved]], kernel: Kernel, of: str, w: Doubles
 ) -> float:
     r"""Variance of the sum over keys and columns of w times errors of dk or dv, w (m, columns).
 
@@ -678,12 +677,12 @@ def analyse(backs: Sequence[tuple[Backward, Saved]], kernel: Kernel, of: str, ro
     return _rows(sum_, tangents)
 
 
-def _flat(x: _Pairs, saved: Saved, i: slice) -> _Floats:
+def _flat(x: _Pairs, saved: Saved, i: slice) -> Doubles:
     """What derivatives to scores have too much of where a cap has no slope."""
     return np.asarray(x.p * (x.t - saved.delta[i, None]) * (1 - np.asarray(x.slope)))
 
 
-def _odds(back: Backward, saved: Saved, i: slice) -> _Floats:
+def _odds(back: Backward, saved: Saved, i: slice) -> Doubles:
     """What weights gain, over themselves, where the sink has no part in their sum."""
     if back.head.sink is None:
         return np.zeros((i.stop - i.start, 1))
@@ -691,7 +690,7 @@ def _odds(back: Backward, saved: Saved, i: slice) -> _Floats:
     return np.where(np.isfinite(odds), odds, 0.0)
 
 
-def _lost(x: _Pairs, back: Backward, saved: Saved, kernel: Kernel, i: slice) -> _Floats:
+def _lost(x: _Pairs, back: Backward, saved: Saved, kernel: Kernel, i: slice) -> Doubles:
     """What derivatives to scores gain without the sink; so does D, if it is made of weights."""
     odds, delta = _odds(back, saved, i), saved.delta[i, None]
     more = 0.0 if kernel.delta_of_out else (1 + odds) * odds * delta
@@ -714,8 +713,8 @@ def _add_to_queries(
     x: _Pairs,
     saved: Saved,
     i: slice,
-    k: _Floats,
-    copies: _Floats,
+    k: Doubles,
+    copies: Doubles,
     to: Format | None,
 ) -> None:
     """Errors of weights, and of D where it is made of them; keys of which there are copies."""
@@ -770,7 +769,7 @@ def _add_to_values(
     sum_.add(x.p.T, x.near_p.T, x.p_bound.T, x.p_flushed.T, g, to)
 
 
-def _rows(sum_: _Sum, tangents: dict[str, _Floats]) -> Rows:
+def _rows(sum_: _Sum, tangents: dict[str, Doubles]) -> Rows:
     """The law of the sums, times the scale, and rounded."""
     kernel, scale = sum_.kernel, sum_.scale
     unit = kernel.accumulate.unit

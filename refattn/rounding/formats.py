@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.library import Doubles
+
 __all__ = ["FORMATS", "Format"]
 
-_Floats = npt.NDArray[np.float64]
 _EXPONENT = np.int64(0x7FF << 52)
 
 
@@ -41,19 +42,19 @@ class Format(NamedTuple):
         """Smallest normal number: what is below may be flushed to 0."""
         return 2.0**self.least
 
-    def spacing(self, x: Any) -> _Floats:
+    def spacing(self, x: Any) -> Doubles:
         """Distance of neighbouring numbers in the binade of x."""
         bits = np.asarray(x, np.float64).view(np.int64) & _EXPONENT  # the power of two below
-        normal: _Floats = np.maximum(bits.view(np.float64), 2.0**self.least)
+        normal: Doubles = np.maximum(bits.view(np.float64), 2.0**self.least)
         return normal * 2.0 ** (1 - self.digits)
 
-    def round(self, x: Any) -> _Floats:
+    def round(self, x: Any) -> Doubles:
         """Round to nearest, ties to even; what is too large becomes infinite."""
         if self.digits == 53:
             return np.asarray(x, np.float64)
         x = np.asarray(x, np.float64)
         step = self.spacing(np.where(np.isfinite(x), x, 0.0))
-        found: _Floats = np.rint(x / step) * step
+        found: Doubles = np.rint(x / step) * step
         return np.where(np.abs(found) > self.largest, np.copysign(np.inf, found), found)
 
     def holds(self, x: Any) -> npt.NDArray[np.bool_]:

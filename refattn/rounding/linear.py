@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays.blocks import blocks
+from ..arrays.library import Doubles
 from .formats import Format
 from .softmax import RMS, SURE, WORST, Kernel, Rows, walk
 
 __all__ = ["Features", "LinearHead", "analyse", "exponential", "mapped"]
 
-_Floats = npt.NDArray[np.float64]
 _HELD = 2**21  # numbers of the sums over the keys of some queries
 
 
@@ -48,10 +48,10 @@ class Features(NamedTuple):
         Largest relative error is e^most - 1.
     """
 
-    value: _Floats
-    nearest: _Floats
-    variance: _Floats
-    most: _Floats
+    value: Doubles
+    nearest: Doubles
+    variance: Doubles
+    most: Doubles
 
     def rows(self, i: slice) -> Features:
         return Features(*(x[i] for x in self))
@@ -62,17 +62,17 @@ class LinearHead(NamedTuple):
 
     queries: Features
     keys: Features
-    v: _Floats
+    v: Doubles
     visible: npt.NDArray[np.bool_] | None  # keys, (m,)
     causal: bool
 
 
 def exponential(
-    q: _Floats,
-    k: _Floats,
-    v: _Floats,
-    omega: _Floats,
-    log_weight: _Floats,
+    q: Doubles,
+    k: Doubles,
+    v: Doubles,
+    omega: Doubles,
+    log_weight: Doubles,
     kernel: Kernel,
     *,
     scale: float,
@@ -106,8 +106,8 @@ def exponential(
 
 
 def _exponents(
-    x: _Floats, omega: _Floats, exponents: _Floats, squares: Any, kernel: Kernel
-) -> tuple[_Floats, _Floats]:
+    x: Doubles, omega: Doubles, exponents: Doubles, squares: Any, kernel: Kernel
+) -> tuple[Doubles, Doubles]:
     """Variance and bound of the errors of exponents and of the exponential."""
     d, unit, half = x.shape[-1], kernel.accumulate.unit, kernel.softmax.unit
     exponents = np.where(np.isfinite(exponents), exponents, 0.0)
@@ -125,7 +125,7 @@ def _exponents(
 
 
 def _rounded(
-    value: _Floats, stored: _Floats, variance: _Floats, most: _Floats, to: Format | None
+    value: Doubles, stored: Doubles, variance: Doubles, most: Doubles, to: Format | None
 ) -> Features:
     """Features of which a multiple is stored, with the errors of that."""
     if to is None:
@@ -138,10 +138,10 @@ def _rounded(
 
 
 def mapped(
-    q: _Floats,
-    k: _Floats,
-    v: _Floats,
-    feature_map: Callable[[_Floats], _Floats],
+    q: Doubles,
+    k: Doubles,
+    v: Doubles,
+    feature_map: Callable[[Doubles], Doubles],
     kernel: Kernel,
     *,
     visible: npt.NDArray[np.bool_] | None,
@@ -149,7 +149,7 @@ def mapped(
 ) -> LinearHead:
     """Features of a map that is computed to a few units of the type of the sums."""
 
-    def of(x: _Floats) -> Features:
+    def of(x: Doubles) -> Features:
         value = np.asarray(feature_map(x), np.float64)
         unit = kernel.accumulate.unit
         # What the storage type holds, as ReLU's, is not computed but copied.
@@ -166,15 +166,15 @@ def mapped(
 class _States(NamedTuple):
     """Sums over keys, (S, ...) or, for queries with keys of their own, (rows, S, ...)."""
 
-    total: _Floats  # psi v and psi
-    nearest: _Floats  # the same, rounded
-    noise: _Floats  # psi^2 var(beta) times v^2, v and 1
-    squares: _Floats  # psi^2 v^2
-    shift: _Floats  # |psi| (e^most - 1) times |v| and 1
-    sizes: _Floats  # |psi| times |v| and 1
+    total: Doubles  # psi v and psi
+    nearest: Doubles  # the same, rounded
+    noise: Doubles  # psi^2 var(beta) times v^2, v and 1
+    squares: Doubles  # psi^2 v^2
+    shift: Doubles  # |psi| (e^most - 1) times |v| and 1
+    sizes: Doubles  # |psi| times |v| and 1
 
 
-def _states(keys: Features, v: _Floats) -> Iterator[tuple[_Floats, _Floats]]:
+def _states(keys: Features, v: Doubles) -> Iterator[tuple[Doubles, Doubles]]:
     """Columns whose products with features, of the keys, are the states."""
     ones = np.ones((v.shape[0], 1))
     value, signed = np.abs(keys.value), np.concatenate([v, ones], -1)
@@ -222,11 +222,11 @@ def analyse(head: LinearHead, kernel: Kernel, i: slice) -> Rows:
     return Rows(**joined, tangents={})
 
 
-def _apply(weights: _Floats, states: _Floats) -> _Floats:
+def _apply(weights: Doubles, states: Doubles) -> Doubles:
     """Sum over S of weights (rows, S) times states (S, c) or (rows, S, c)."""
     if states.ndim == 2:
         return weights @ states
-    found: _Floats = (weights[:, None, :] @ states)[:, 0]
+    found: Doubles = (weights[:, None, :] @ states)[:, 0]
     return found
 
 
@@ -240,7 +240,7 @@ def _rows(queries: Features, states: _States, kernel: Kernel, m: int) -> Rows:
     out = sums[:, :-1] / np.where(seen, mass, 1.0)
     d_v, square = out.shape[-1], phi * phi
 
-    def about(x: _Floats) -> _Floats:
+    def about(x: Doubles) -> Doubles:
         """From sums with v^2, v and 1, those with (v - out)^2."""
         second, first, zeroth = np.split(x, [d_v, 2 * d_v], -1)
         return np.asarray(np.maximum(second - 2 * out * first + out * out * zeroth, 0.0))
@@ -293,8 +293,8 @@ def _rows(queries: Features, states: _States, kernel: Kernel, m: int) -> Rows:
 
 
 def _bound(
-    queries: Features, states: _States, phi: _Floats, out: _Floats, kernel: Kernel, m: int
-) -> _Floats:
+    queries: Features, states: _States, phi: Doubles, out: Doubles, kernel: Kernel, m: int
+) -> Doubles:
     """What no error exceeds: every rounding at its largest."""
     size, grown = np.abs(phi), np.abs(phi) * np.exp(queries.most)
     shift = _apply(grown, states.shift) + _apply(grown - size, states.sizes)

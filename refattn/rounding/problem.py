@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import blocks
 from ..arrays.heads import broadcast_lead
-from ..arrays.library import array_namespace, to_host
+from ..arrays.library import Doubles, array_namespace, to_host
 from ..arrays.threads import InOrder, for_each
 from ..engine.scores import Band
 from . import backward, linear, softmax
@@ -28,20 +28,18 @@ __all__ = [
     "Problem",
     "conventions",
     "dtype_of",
-    "frequencies",
     "gradients",
     "holds",
     "key_heads",
     "of_arrays",
     "of_head",
+    "random_features",
     "refuse",
     "shown",
     "sweep",
     "wide",
 ]
 
-
-_Floats = npt.NDArray[np.float64]
 
 _ROWS = 256  # queries of a block
 
@@ -117,14 +115,14 @@ class Problem(NamedTuple):
             return softmax.analyse(self.head(index), kernel, i, changes)
         return linear.analyse(self.features(index, kernel), kernel, i)
 
-    def exact(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> _Floats:
+    def exact(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> Doubles:
         """The exact result for some rows of a head, where they are scores' or gradients'."""
         if self.gradient is None:
             return softmax.exact(self.head(index), i)
         saved = self.gradient.saved(index, kernel)
         return backward.exact(saved, self.gradient.of, i)
 
-    def rows_given(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> list[_Floats]:
+    def rows_given(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> list[Doubles]:
         """What makes rows: queries, with the derivatives to outputs, or keys and values."""
         if self.gradient is None:
             return [self.read(index)["q"][i]]
@@ -258,7 +256,7 @@ class Gradient(NamedTuple):
 
     of: str
     forward: Problem
-    given: Callable[[tuple[int, ...]], tuple[_Floats, _Floats | None]]
+    given: Callable[[tuple[int, ...]], tuple[Doubles, Doubles | None]]
     heads: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]]
     has_out: bool
     columns: int
@@ -297,7 +295,7 @@ class Gradient(NamedTuple):
     def rounded(self, to: Format) -> Gradient:
         """With queries, keys, values and derivatives rounded."""
 
-        def given(index: tuple[int, ...]) -> tuple[_Floats, _Floats | None]:
+        def given(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
             d_out, out = self.given(index)
             return to.round(d_out), out
 
@@ -320,8 +318,8 @@ class Gradient(NamedTuple):
 def gradients(
     problem: Problem,
     shapes: Mapping[str, tuple[int, ...]],
-    d_out: Callable[[tuple[int, ...]], _Floats],
-    out: Callable[[tuple[int, ...]], _Floats] | None,
+    d_out: Callable[[tuple[int, ...]], Doubles],
+    out: Callable[[tuple[int, ...]], Doubles] | None,
     dtype: str,
 ) -> dict[str, Problem]:
     """The problems of gradients, of which the shapes are given, by their names.
@@ -334,7 +332,7 @@ def gradients(
     for index in np.ndindex(problem.lead):
         all_hold("d_out", d_out(index), index, dtype)
 
-    def given(index: tuple[int, ...]) -> tuple[_Floats, _Floats | None]:
+    def given(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
         return d_out(index), None if out is None else out(index)
 
     found: dict[str, Problem] = {}
@@ -412,23 +410,23 @@ def of_arrays(
         checks.is_array("mask", mask)
         numbers["mask"] = mask = to_host(mask, None)
     q, k, v = (numbers[name] for name in "qkv")
-    checks.attention(q, k, v, bias=numbers.get("bias"), mask=mask, causal=causal)
+    qkv.check(q, k, v, bias=numbers.get("bias"), mask=mask, causal=causal)
     if sinks is not None:
-        numbers["sinks"] = checks.of_heads("sinks", wide("sinks", sinks), q, k, v)
+        numbers["sinks"] = qkv.of_heads("sinks", wide("sinks", sinks), q, k, v)
     for name in {"bias", "sinks"} & set(numbers):
         if np.any(np.isnan(numbers[name]) | (numbers[name] == np.inf)):
             raise ValueError(f"`{name}` must be finite or -inf, got NaN or inf.")
     n, m = q.shape[-2], k.shape[-2]
     if kind == "frequencies":
-        numbers |= frequencies(omega, log_weight, features, q)
+        numbers |= random_features(omega, log_weight, features, q)
     if kind != "scores" and mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
         raise ValueError(
             f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {mask.shape}."
         )
-    window = checks.window(window)
+    window = qkv.window(window)
     band = Band.of(m - n, causal, window)
     lead = np.broadcast_shapes(
-        checks.lead(q, k, v), broadcast_lead(numbers.get("bias"), numbers.get("mask"))
+        qkv.lead(q, k, v), broadcast_lead(numbers.get("bias"), numbers.get("mask"))
     )
 
     def read(index: tuple[int, ...]) -> Mapping[str, Any]:
@@ -468,12 +466,12 @@ def refuse(name: str, x: Any, kind: str) -> None:
         )
 
 
-def frequencies(omega: Any, log_weight: Any, features: str, q: _Floats) -> dict[str, _Floats]:
+def random_features(omega: Any, log_weight: Any, features: str, q: Doubles) -> dict[str, Doubles]:
     """Frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
     checks.choice("features", features, ("positive", "hyperbolic"))
     omega = wide("omega", omega)
     weights = None if log_weight is None else wide("log_weight", log_weight)
-    omega, weights = checks.frequencies(omega, weights, q, q.shape[:-2])
+    omega, weights = frequencies.shared(omega, weights, q, q.shape[:-2])
     weights = np.broadcast_to(weights, omega.shape[:-1])
     if features == "hyperbolic":  # the positive ones of a frequency and of its negative
         omega, weights = np.concatenate([omega, -omega], -2), np.concatenate([weights] * 2, -1)
@@ -497,7 +495,7 @@ def conventions(d: int, scale: float | None) -> float:
     return float(d**-0.5 if found is None else found)
 
 
-def wide(name: str, x: Any) -> _Floats:
+def wide(name: str, x: Any) -> Doubles:
     """Numbers of any floating-point type, in float64 on the host."""
     checks.is_array(name, x)
     dtype = dtype_of(x, name)
@@ -549,7 +547,7 @@ def holds(problem: Problem, dtype: str) -> None:
             all_hold(name, x[name], index, dtype)
 
 
-def all_hold(name: str, x: _Floats, index: tuple[int, ...], dtype: str) -> None:
+def all_hold(name: str, x: Doubles, index: tuple[int, ...], dtype: str) -> None:
     """Check that the numbers of a head are of the storage type."""
     held = FORMATS[dtype].holds(x)
     if not np.all(held):

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays.blocks import blocks
+from ..arrays.library import Doubles
 from ..certified import kernel as certified_kernel
 from ..certified.pairs import Pair, pair
 from ..engine import kernel as engine_kernel
@@ -59,7 +60,6 @@ __all__ = [
     "walk",
 ]
 
-_Floats = npt.NDArray[np.float64]
 
 # Mean square of (h / sqrt(12)) / (u x) = 2^(1 - f) / sqrt(12) for x = 2^f, f uniform on [0, 1].
 RMS = math.sqrt(1 / (8 * math.log(2)))
@@ -121,11 +121,11 @@ class Kernel(NamedTuple):
 class Head(NamedTuple):
     """Softmax attention of one head, in float64; a sink is a key of 0 at the end, with value 0."""
 
-    q: _Floats
-    k: _Floats
-    v: _Floats
+    q: Doubles
+    k: Doubles
+    v: Doubles
     scale: float
-    bias: _Floats | None
+    bias: Doubles | None
     mask: npt.NDArray[np.bool_] | None
     causal: bool
     window: tuple[int | None, int | None]
@@ -178,12 +178,12 @@ class Tile(NamedTuple):
 
     keys: slice
     visible: npt.NDArray[np.bool_] | None
-    products: _Floats  # q . k
-    logits: _Floats  # times the scale
-    ratio: _Floats | float  # capped scores over the cap; 0 if there is none
-    capped: _Floats
-    scores: _Floats
-    slope: _Floats | float  # of the cap
+    products: Doubles  # q . k
+    logits: Doubles  # times the scale
+    ratio: Doubles | float  # capped scores over the cap; 0 if there is none
+    capped: Doubles
+    scores: Doubles
+    slope: Doubles | float  # of the cap
     is_sink: bool = False
 
 
@@ -218,26 +218,26 @@ class Rows(NamedTuple):
         What float64 leaves of the exact result, where a kernel sums in float64 itself.
     """
 
-    out: _Floats
-    lse: _Floats
-    top: _Floats
-    nearest: _Floats
-    std: _Floats
-    worst: _Floats
-    bound: _Floats
-    lse_std: _Floats
-    lse_bound: _Floats
-    lse_slack: _Floats
-    spacing: _Floats
-    slack: _Floats
-    tangents: dict[str, _Floats]
-    apart: _Floats | None = None
-    rest: _Floats | float = 0.0
-    lse_rest: _Floats | float = 0.0
+    out: Doubles
+    lse: Doubles
+    top: Doubles
+    nearest: Doubles
+    std: Doubles
+    worst: Doubles
+    bound: Doubles
+    lse_std: Doubles
+    lse_bound: Doubles
+    lse_slack: Doubles
+    spacing: Doubles
+    slack: Doubles
+    tangents: dict[str, Doubles]
+    apart: Doubles | None = None
+    rest: Doubles | float = 0.0
+    lse_rest: Doubles | float = 0.0
 
-    def errors(self, got: _Floats) -> _Floats:
+    def errors(self, got: Doubles) -> Doubles:
         """How far numbers are from the exact result."""
-        found: _Floats = got - self.out - self.rest
+        found: Doubles = got - self.out - self.rest
         return found
 
 
@@ -257,7 +257,7 @@ def tile_of(head: Head, i: slice, j: slice) -> Tile | None:
     return _steps(head, i, j, visible, head.q[i] @ head.k[j].T)
 
 
-def same(x: _Floats) -> _Floats:
+def same(x: Doubles) -> Doubles:
     """Rounds nothing."""
     return x
 
@@ -267,8 +267,8 @@ def _steps(
     i: slice,
     j: slice,
     visible: npt.NDArray[np.bool_] | None,
-    products: _Floats,
-    to: Callable[[_Floats], _Floats] = same,
+    products: Doubles,
+    to: Callable[[Doubles], Doubles] = same,
 ) -> Tile:
     """The steps from q . k to scores, each result passed through `to`."""
     if head.is_sink(j):
@@ -276,9 +276,9 @@ def _steps(
         return Tile(j, None, products, products, 0.0, products, products + head.sink, 0.0, True)
     products = to(products)
     logits = to(head.scale * products)
-    capped: _Floats = logits
-    ratio: _Floats | float = 0.0
-    slope: _Floats | float = 1.0
+    capped: Doubles = logits
+    ratio: Doubles | float = 0.0
+    slope: Doubles | float = 1.0
     if head.softcap is not None:
         x = to(logits / head.softcap)
         ratio = to(np.tanh(x))
@@ -287,7 +287,7 @@ def _steps(
     return Tile(j, visible, products, logits, ratio, capped, scores, slope)
 
 
-def _slope(x: _Floats) -> _Floats:
+def _slope(x: Doubles) -> Doubles:
     """1 - tanh(x)^2, where that cancels, too."""
     e = np.exp(-2 * np.abs(x))
     return np.asarray(4 * e / np.square(1 + e))
@@ -296,12 +296,12 @@ def _slope(x: _Floats) -> _Floats:
 class _First(NamedTuple):
     """Sums over the keys of a profile's own weights, and the largest score, with the sink's."""
 
-    out: _Floats
-    lse: _Floats
-    top: _Floats
+    out: Doubles
+    lse: Doubles
+    top: Doubles
 
 
-def attend(head: Head, i: slice, to: Callable[[_Floats], _Floats] | None) -> _First:
+def attend(head: Head, i: slice, to: Callable[[Doubles], Doubles] | None) -> _First:
     """Attention with scores that are exact, or rounded by `to`."""
     m, rows = head.k.shape[0], i.stop - i.start
     zero = np.zeros((1, 1))
@@ -320,7 +320,7 @@ def attend(head: Head, i: slice, to: Callable[[_Floats], _Floats] | None) -> _Fi
     return _First(np.broadcast_to(out, shape), np.broadcast_to(lse, rows), top)
 
 
-def relative_variance(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
+def relative_variance(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: Doubles) -> Doubles:
     """Variance of delta, of the scores and of the exponential."""
     unit, half = (RMS * kernel.accumulate.unit) ** 2, (RMS * kernel.softmax.unit) ** 2
     found = cap_variance(head, kernel, tile, i)
@@ -340,7 +340,7 @@ def relative_variance(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Fl
     return np.asarray(found)
 
 
-def cap_variance(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floats:
+def cap_variance(head: Head, kernel: Kernel, tile: Tile, i: slice) -> Doubles:
     r"""Variance of the capped score by errors of its tanh.
 
     They move the slope, too. For the capped score :math:`c\, \tau`, :math:`\tau = \tanh x`,
@@ -362,7 +362,7 @@ def cap_variance(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floats:
     return np.asarray(found)
 
 
-def _before(head: Head, tile: Tile) -> Iterator[tuple[_Floats, float]]:
+def _before(head: Head, tile: Tile) -> Iterator[tuple[Doubles, float]]:
     """What is rounded before the cap, and the derivative of the logit to it."""
     if tile.is_sink:
         return
@@ -373,7 +373,7 @@ def _before(head: Head, tile: Tile) -> Iterator[tuple[_Floats, float]]:
         yield tile.logits / head.softcap, head.softcap
 
 
-def _after(head: Head, tile: Tile) -> Iterator[_Floats]:
+def _after(head: Head, tile: Tile) -> Iterator[Doubles]:
     """What is rounded after the tanh of the cap."""
     if tile.is_sink:
         return
@@ -388,7 +388,7 @@ def is_power_of_two(x: float) -> bool:
     return abs(math.frexp(x)[0]) in (0.0, 0.5)
 
 
-def _running_products(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floats:
+def _running_products(head: Head, kernel: Kernel, tile: Tile, i: slice) -> Doubles:
     """Sum of the squares of the products in q . k, and of their running sums."""
     d = head.q.shape[-1]
     if not kernel.scores_matter:
@@ -406,10 +406,10 @@ def _running_products(head: Head, kernel: Kernel, tile: Tile, i: slice) -> _Floa
     return found
 
 
-def _norms(head: Head, tile: Tile, i: slice) -> _Floats:
+def _norms(head: Head, tile: Tile, i: slice) -> Doubles:
     """Norms of queries times norms of keys."""
     q, k = (np.sqrt(np.sum(np.square(x), -1)) for x in (head.q[i], head.k[tile.keys]))
-    found: _Floats = q[:, None] * k
+    found: Doubles = q[:, None] * k
     return found
 
 
@@ -437,7 +437,7 @@ def gamma(kernel: Kernel, terms: float, more: float) -> float:
     return found / (1 - found) if found < 1 else math.inf
 
 
-def exact(head: Head, i: slice) -> _Floats:
+def exact(head: Head, i: slice) -> Doubles:
     """The exact result for the queries i, rounded to float64."""
     return attend(head, i, None).out
 
@@ -566,11 +566,11 @@ class Own:
         to = self.kernel.scores.round
         return _steps(self.head, self.i, tile.keys, tile.visible, tile.products, to)
 
-    def slope(self, tile: Tile) -> _Floats | float:
+    def slope(self, tile: Tile) -> Doubles | float:
         """The slope of the cap, of a tanh that was rounded."""
         return self._tile(tile).slope
 
-    def _logs(self, tile: Tile) -> _Floats:
+    def _logs(self, tile: Tile) -> Doubles:
         """Logs of the weights over the largest."""
         tile = self._tile(tile)
         gap = np.minimum(tile.scores - self.top, 0.0)
@@ -580,7 +580,7 @@ class Own:
                 gap = np.log(to(np.exp(to(gap))))
         return gap if tile.visible is None else np.where(tile.visible, gap, -math.inf)
 
-    def weights(self, tile: Tile, rounded: bool = True) -> _Floats:
+    def weights(self, tile: Tile, rounded: bool = True) -> Doubles:
         """The weights of a tile, rounded where the profile does."""
         weights, to = np.exp(self._logs(tile)), self.kernel.weights
         if to is None or not rounded:
@@ -601,9 +601,9 @@ class _Shares(NamedTuple):
         e^gap, and these over their sum.
     """
 
-    gap: _Floats
-    weights: _Floats
-    shares: _Floats
+    gap: Doubles
+    weights: Doubles
+    shares: Doubles
 
 
 class _Law:
@@ -630,7 +630,7 @@ class _Law:
         self.gamma = gamma(kernel, m, 2 + 2 * m / _TILE)  # with changes of a running maximum
 
     def add(
-        self, head: Head, kernel: Kernel, tile: Tile, i: slice, of: _Shares, v: _Floats
+        self, head: Head, kernel: Kernel, tile: Tile, i: slice, of: _Shares, v: Doubles
     ) -> None:
         """Add the keys of a tile."""
         gap, _, shares = of
@@ -670,7 +670,7 @@ class _Law:
             if self.steps >= kernel.run:
                 self.close()
 
-    def _weights(self, kernel: Kernel, of: _Shares, squares: _Floats) -> _Floats:
+    def _weights(self, kernel: Kernel, of: _Shares, squares: Doubles) -> Doubles:
         """Variance of the rounding of the weights: over their sum, or over the largest, exactly 1.
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
@@ -698,7 +698,7 @@ class _Law:
         self._spread(size, gap)
         return step * step / 12
 
-    def _spread(self, size: _Floats, gap: _Floats) -> None:
+    def _spread(self, size: Doubles, gap: Doubles) -> None:
         """How far weights are from each other and from the largest."""
         self.near += np.stack([np.sum(size * x, -1) for x in (1.0, gap, gap * gap, size)], -1)
 
@@ -731,15 +731,15 @@ class _Law:
         self.running += np.square(self.runs)
         self.run, self.steps = np.zeros_like(self.run), 0
 
-    def common(self, out: _Floats) -> _Floats:
+    def common(self, out: Doubles) -> Doubles:
         """What errors of exponentials of one sign add up to, over their size.
 
         That of e^0 is always the same, and of others it averages to `BIAS` at most.
         """
-        found: _Floats = BIAS * (self.sizes + np.abs(out))
+        found: Doubles = BIAS * (self.sizes + np.abs(out))
         return found + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
 
-    def of_lse(self, head: Head, kernel: Kernel, lse: _Floats) -> tuple[_Floats, _Floats]:
+    def of_lse(self, head: Head, kernel: Kernel, lse: Doubles) -> tuple[Doubles, Doubles]:
         """Standard deviation and bound of the log normaliser."""
         m, unit = head.k.shape[0], kernel.accumulate.unit
         size = np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))
@@ -747,7 +747,7 @@ class _Law:
         spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
 
-    def result(self, head: Head, kernel: Kernel, out: _Floats) -> tuple[_Floats, _Floats, _Floats]:
+    def result(self, head: Head, kernel: Kernel, out: Doubles) -> tuple[Doubles, Doubles, Doubles]:
         """Variance, that at the least favourable digits, and bound, but for the last rounding."""
         if self.steps:
             self.close()
@@ -773,14 +773,14 @@ class _Law:
         return variance, worst, bound
 
 
-def _few(x: _Floats) -> bool:
+def _few(x: Doubles) -> bool:
     """Whether many numbers have few values."""
     return x.size > _KEYS * _ALIKE and np.unique(np.round(x * 2.0**20)).size * _ALIKE < x.size
 
 
 def _moved(
-    shares: _Floats, gap: _Floats, whole: _Floats, epsilon: _Floats
-) -> tuple[_Floats, _Floats]:
+    shares: Doubles, gap: Doubles, whole: Doubles, epsilon: Doubles
+) -> tuple[Doubles, Doubles]:
     """How far shares may move if their logarithms do by epsilon, and what is left at the least."""
     if np.max(epsilon, initial=0.0) < 2.0**-10:  # e^x - 1 <= x (1 + x) and e^-x >= 1 - x
         most, least = shares * (epsilon * (1 + epsilon)), shares * (1 - epsilon)
@@ -794,7 +794,7 @@ def _moved(
     return most, least
 
 
-def _largest_rounding(kernel: Kernel, of: _Shares, whole: _Floats, shares: _Floats) -> _Floats:
+def _largest_rounding(kernel: Kernel, of: _Shares, whole: Doubles, shares: Doubles) -> Doubles:
     """Bound of |eta|: of shares with their errors, and over any maximum that was before."""
     assert kernel.weights is not None
     least: Any = 2.0 ** (kernel.weights.least - kernel.weights.digits)
@@ -804,7 +804,7 @@ def _largest_rounding(kernel: Kernel, of: _Shares, whole: _Floats, shares: _Floa
     return np.where(rounded, kernel.weights.unit * shares + least, 0.0)
 
 
-def largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
+def largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: Doubles) -> Doubles:
     """Bound of |delta|: every rounding at its largest."""
     unit, half = kernel.accumulate.unit, kernel.softmax.unit
     found = _logit_error(head, kernel, tile, i, gap) + unit * 2 * np.abs(tile.scores)
@@ -821,7 +821,7 @@ def largest_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats
     return np.asarray(found + changes * (half * (kernel.exp + 1) + unit))
 
 
-def cap_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
+def cap_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: Doubles) -> Doubles:
     r"""Bound of the error of the slope :math:`1 - \tau^2` of the cap, :math:`\tau = \tanh x`.
 
     The derivative of its logarithm is :math:`2 |\tau| \le 2`, and the error :math:`\eta` of a tanh
@@ -845,7 +845,7 @@ def cap_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) ->
     return np.where(known, np.minimum(found, 1.0), 1.0)
 
 
-def _logit_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats) -> _Floats:
+def _logit_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: Doubles) -> Doubles:
     """Bound of the error of the scores before the cap."""
     unit, d = kernel.accumulate.unit, head.q.shape[-1]
     terms = gamma(kernel, d, 1)
@@ -859,7 +859,7 @@ def _logit_error(head: Head, kernel: Kernel, tile: Tile, i: slice, gap: _Floats)
     return np.asarray(found)
 
 
-def _rounded(to: Format, error: _Floats, number: _Floats, factor: float, gap: _Floats) -> _Floats:
+def _rounded(to: Format, error: Doubles, number: Doubles, factor: float, gap: Doubles) -> Doubles:
     """The largest error of what has the factor for derivative to a number that is rounded."""
     reach = np.abs(number) + error / np.abs(factor)  # with the errors before
     found = error + np.abs(factor) * to.spacing(reach) / 2

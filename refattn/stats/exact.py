@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from ..arrays import checks
+from ..arrays import checks, matrices
 from . import check
 from .multiple import suite_p
 
@@ -630,8 +630,8 @@ def _whiten(means: Any, covs: Any, count: int, mean: Any, cov: Any, ddof: int) -
     for name, x, shape in (("covs", covs, (r, d, d)), ("mean", mean, (d,)), ("cov", cov, (d, d))):
         if x.shape != shape:
             raise ValueError(f"`{name}` must have shape {shape}, got {x.shape}.")
-    checks.symmetric("covs", covs, d)
-    checks.covariance("cov", cov, d)
+    matrices.symmetric("covs", covs, d)
+    matrices.covariance("cov", cov, d)
     checks.positive_integer("count", count)
     if count <= d:
         raise ValueError(f"`count` must be greater than d = {d}, got {count}.")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import features
-from ..arrays import checks
+from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import blocks
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import Array, array_namespace, constant, root_scale
@@ -32,7 +32,7 @@ from ..engine.signed import merge_totals
 from ..estimators import linear
 from ..estimators.near_and_far import lacking, near_options
 from .chunks import EvaState, SecondOrderState
-from .state import check_keys, check_queries, check_same, own
+from .state import check_keys, check_queries, check_same, check_states, own
 
 __all__ = [
     "EvaState",
@@ -99,7 +99,7 @@ class SoftmaxState:
         With a `window` the last key and as many before it are kept, as in `softmax_attention` with
         ``window=(window, 0)``; `softcap` and `sinks` are as there.
         """
-        checks.attention(k, k, v)
+        qkv.check(k, k, v)
         scale = checks.real("scale", scale, optional=True, like=k)
         if window is not None:
             checks.non_negative_integer("window", window)
@@ -150,7 +150,7 @@ class SoftmaxState:
 
     def _joined(self, other: SoftmaxState) -> SoftmaxState:
         """The keys of both, of which some may leave the window."""
-        checks.states(k=(self.k, other.k), v=(self.v, other.v))
+        check_states(k=(self.k, other.k), v=(self.v, other.v))
         xp = array_namespace(self.k, other.k)
         k, v = (xp.concat([a, b], axis=-2) for a, b in ((self.k, other.k), (self.v, other.v)))
         return replace(self, k=k, v=v)
@@ -197,9 +197,9 @@ class PositiveState:
         `omega`, shape (..., S, d), `log_weight`, shape (..., S), and `scale` are as in
         `refattn.random_feature_attention`; leading axes are those of the keys.
         """
-        checks.attention(k, k, v)
+        qkv.check(k, k, v)
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
-        ours, _ = checks.frequencies(omega, log_weight, k, checks.lead(k, k, v))
+        ours, _ = frequencies.shared(omega, log_weight, k, qkv.lead(k, k, v))
         if log_weight is None:
             log_weight = np.zeros(omega.shape[-2])
         samples = _sample(ours, k, v, scale)
@@ -248,7 +248,7 @@ class PositiveState:
         q (..., n, d), k (..., m, d) and v (..., m, d_v) are as in causal attention; the state
         stays without the new keys. `read_causal`, then `update`, is one step over a long prompt.
         """
-        checks.attention(q, k, v, causal=True)
+        qkv.check(q, k, v, causal=True)
         check_keys(self, k, v)
         return self._read_causal(q, k, v).out
 
@@ -270,7 +270,7 @@ class PositiveState:
         f = self.samples.out
         checks.arrays(2, q=q, state=f)
         omega, log_weight = (constant(x, q) for x in (self.omega, self.log_weight))
-        checks.attention(q, omega, f)
+        qkv.check(q, omega, f)
         return omega, log_weight[..., None, :]
 
     def merge(self, other: PositiveState) -> PositiveState:
@@ -280,7 +280,7 @@ class PositiveState:
         arrays, only their shapes and dtypes are compared.
         """
         check_same(self, other, "scale", "lead", "omega", "log_weight")
-        checks.attended(self.samples, other.samples)
+        qkv.attended(self.samples, other.samples)
         return replace(self, samples=merge(self.samples, other.samples))
 
 
@@ -316,7 +316,7 @@ class LinearState:
 
         `feature_map` is as in `refattn.linear_attention`.
         """
-        checks.attention(k, k, v)
+        qkv.check(k, k, v)
         return cls(linear.sums(k, v, feature_map), int(k.shape[-1]), feature_map)
 
     @property
@@ -346,7 +346,7 @@ class LinearState:
     def merge(self, other: LinearState) -> LinearState:
         """Add the sums over other keys, of the same leading axes and the same feature map."""
         check_same(self, other, "d", "feature_map")
-        checks.states(**{"the state": (self.sums.total, other.sums.total)})
+        check_states(**{"the state": (self.sums.total, other.sums.total)})
         return replace(self, sums=merge_totals(self.sums, other.sums))
 
 
@@ -419,7 +419,7 @@ class LocalState:
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
-        checks.attention(q, self.near.k, self.near.v)
+        qkv.check(q, self.near.k, self.near.v)
         near = self._near(q, self.near, causal=False)
         return merge(near, self._whole(q, self.far._read(q))).out
 
@@ -524,10 +524,10 @@ def write_random_feature_attention(
     >>> bool(np.allclose(out, random_feature_attention(q, k, v, omega=omega)))
     True
     """
-    checks.attention(q, k, v, causal=causal)
+    qkv.check(q, k, v, causal=causal)
     checks.positive_integer("chunk", chunk)
     n, shift = q.shape[-2], k.shape[-2] - q.shape[-2]
-    shape = (*checks.lead(q, k, v), n, v.shape[-1])
+    shape = (*qkv.lead(q, k, v), n, v.shape[-1])
     if not (isinstance(out, np.ndarray) and out.dtype == q.dtype and out.flags.writeable):
         raise TypeError(f"`out` must be a writable NumPy array of {q.dtype}, got {_kind(out)}.")
     if out.shape != shape:

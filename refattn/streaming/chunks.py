@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import checks
+from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import block_shape, blocks
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, device, root_scale
@@ -24,7 +24,7 @@ from ..estimators.near_and_far import (
     squared,
     summaries_of,
 )
-from .state import check_keys, check_queries, check_same, own
+from .state import check_keys, check_queries, check_same, check_states, own
 
 __all__ = ["EvaState", "SecondOrderState"]
 
@@ -56,7 +56,7 @@ class _ChunkState:
     def _joined(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Keys and values from the first of the last chunk on."""
         check_keys(self, k, v)
-        checks.states(k=(self.k, k), v=(self.v, v))
+        check_states(k=(self.k, k), v=(self.v, v))
         xp = array_namespace(self.k, k)
         return xp.concat([self.k, k], axis=-2), xp.concat([self.v, v], axis=-2)
 
@@ -77,7 +77,7 @@ class _ChunkState:
                 f"`other` must come after whole chunks, of {self.window} keys each, "
                 f"got one after {m} keys of a chunk."
             )
-        checks.states(k=(self.k, other.k), v=(self.v, other.v))
+        check_states(k=(self.k, other.k), v=(self.v, other.v))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ class SecondOrderState(_ChunkState):
 
         The window and the scale are those of `refattn.second_order_attention`.
         """
-        checks.attention(k, k, v)
+        qkv.check(k, k, v)
         checks.positive_integer("window", window)
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
         d, d_v = k.shape[-1], v.shape[-1]
@@ -232,20 +232,20 @@ class EvaState(_ChunkState):
         needed. The other options are as in `refattn.eva_attention`. Of a generator that is given
         a copy is kept, so that the same frequencies are drawn after every step.
         """
-        checks.attention(k, k, v)
+        qkv.check(k, k, v)
         checks.positive_integer("window", window)
         checks.flag("sampled", sampled)
         checks.flag("log_size", log_size)
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
-        total, lead = None, checks.lead(k, k, v)
+        total, lead = None, qkv.lead(k, k, v)
         if omega is not None:
-            omega, _ = checks.frequencies(omega, None, k)
-            lead, omega, rng = checks.lead(omega, k, v), own(omega), None
+            omega, _ = frequencies.shared(omega, None, k)
+            lead, omega, rng = qkv.lead(omega, k, v), own(omega), None
         else:
             if q is not None:
                 check_queries(q, k, v)
                 total = _zeros(q, tuple(q.shape[:-2]), q.shape[-1], 1)
-                lead = checks.lead(q, k, v)
+                lead = qkv.lead(q, k, v)
             rng = copy.deepcopy(checks.generator(rng)) if sampled else None
         mean, f = _zeros(k, tuple(k.shape[:-2]), k.shape[-1]), _zeros(v, lead, v.shape[-1])
         of_chunks = (mean, f, omega, total, 0, rng, log_size)
@@ -265,7 +265,7 @@ class EvaState(_ChunkState):
 
     def _check_new(self, q: Array | None, k: Array, v: Array) -> None:
         """Check the queries of new tokens."""
-        checks.attention(k, k, v)
+        qkv.check(k, k, v)
         if q is None and self.omega is None:
             raise ValueError(
                 "`q` must be given, as frequencies are made of queries: with no row for tokens "
@@ -283,7 +283,7 @@ class EvaState(_ChunkState):
                 f"{tuple(self.total_query.shape[:-2])}, got shape {tuple(q.shape)}."
             )
         if self.omega is not None:
-            outer = checks.lead(q, self.k, self.v)
+            outer = qkv.lead(q, self.k, self.v)
             shape = (*outer, *self.omega.shape[-2:])
             checks.broadcasts("omega", self.omega, shape, "(..., C, d)")
 
@@ -400,7 +400,7 @@ class EvaState(_ChunkState):
         if not other.k.shape[-2]:
             return self
         self._check_whole(other)
-        checks.states(**{"the state": (self.f, other.f)})
+        check_states(**{"the state": (self.f, other.f)})
         sizes = np.array([self.num_queries])
         count, xp = self._count(self.k), array_namespace(self.k)
         whole = self._summed(self.k, self.v, self.total_query, sizes, count)
@@ -413,7 +413,7 @@ class EvaState(_ChunkState):
 def _check_query(state: _ChunkState, q: Array) -> None:
     """Check queries that are all level with the last key."""
     checks.arrays(2, q=q, state=state.v)
-    checks.attention(q, state.k, state.v)
+    qkv.check(q, state.k, state.v)
 
 
 @as_written

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import checks
+from ..arrays import checks, qkv
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, is_array_api_obj, is_numpy_array
 
-__all__ = ["check_keys", "check_queries", "check_same", "own"]
+__all__ = ["check_keys", "check_queries", "check_same", "check_states", "own"]
 
 
 def check_same(a: Any, b: Any, *fields: str) -> None:
@@ -47,7 +47,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def check_keys(state: Any, k: Array, v: Array) -> None:
     """Check more keys and values of a state: a token axis left out would read heads as tokens."""
-    checks.attention(k, k, v)
+    qkv.check(k, k, v)
     checks.arrays(2, k=k, state=state._totals)
     if broadcast_lead(k, v) != state.lead:
         raise ValueError(
@@ -63,7 +63,7 @@ def check_keys(state: Any, k: Array, v: Array) -> None:
 
 def check_queries(q: Array, k: Array, v: Array) -> None:
     """Check queries of the last of some new tokens."""
-    checks.attention(q, k, v)
+    qkv.check(q, k, v)
     if q.shape[-2] > k.shape[-2]:
         raise ValueError(
             "`q` must have no more rows than `k`, as queries of the last of these tokens, "
@@ -74,3 +74,14 @@ def check_queries(q: Array, k: Array, v: Array) -> None:
 def own(x: Array) -> Array:
     """Copy an array of the caller's: a state does not change when the caller writes to it."""
     return array_namespace(x).astype(x, x.dtype, copy=True)
+
+
+def check_states(**pairs: tuple[Array, Array]) -> None:
+    """Check arrays (..., m, c) of two states that are to be joined along the tokens."""
+    for name, (x, y) in pairs.items():
+        checks.arrays(2, **{name: x, f"other {name}": y})
+        if checks.shape_of(x)[:-2] != checks.shape_of(y)[:-2] or x.shape[-1] != y.shape[-1]:
+            raise ValueError(
+                f"`{name}` must have the leading axes and the last axis of the state, "
+                f"got shapes {checks.shape_of(x)} and {checks.shape_of(y)}."
+            )

@@ -6,9 +6,9 @@ import math
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ..arrays import checks
+from ..arrays.library import Doubles
 from ..arrays.shown import held
 from ..sampling import Gaussian
 from .elementary import quotient
@@ -28,7 +28,6 @@ __all__ = [
     "relative_error",
 ]
 
-Floats = npt.NDArray[np.float64]
 
 LARGE_SAMPLE = 10.0  # effective samples from which terms of order 1/S^2 matter little
 
@@ -47,16 +46,16 @@ class Law(NamedTuple):
         Effective sample size S / E[w^2] of the importance weights w, normalised to mean 1.
     """
 
-    bias: Floats
-    variance: Floats
-    ess: Floats
+    bias: Doubles
+    variance: Doubles
+    ess: Doubles
 
     @property
     def in_regime(self) -> Any:
         """Whether errors will look like those of the law: ess >= 10, shape (..., n)."""
         return self.ess >= LARGE_SAMPLE
 
-    def in_units(self, unit: Floats) -> Self:
+    def in_units(self, unit: Doubles) -> Self:
         """Turn the law for values v into that for unit v."""
         with np.errstate(over="ignore"):
             return self._replace(bias=self.bias * unit, variance=self.variance * unit * unit)
@@ -271,7 +270,7 @@ def num_features_for(
     scale: float | None = None,
     mask: Any = None,
     causal: bool = False,
-) -> Floats:
+) -> Doubles:
     r"""Find how many frequencies bring the relative error of RFA or SNIS to a target.
 
     .. math::
@@ -320,7 +319,7 @@ def num_features_for(
     return np.asarray(np.maximum(features_to_reach(target, law, sums.mean), _whole(regime)))
 
 
-def features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
+def features_to_reach(target: float, law: Law, exact: Doubles) -> Doubles:
     """S at which the law of one sample gives the target, also where it does not hold.
 
     The inverse of `relative_error`, see `num_features_for`.
@@ -339,21 +338,21 @@ def features_to_reach(target: float, law: Law, exact: Floats) -> Floats:
     return _whole(count)
 
 
-def features_to_hold(law: Law) -> Floats:
+def features_to_hold(law: Law) -> Doubles:
     """S from which the law of one sample holds for every query: `Law.in_regime`."""
     with np.errstate(over="ignore", divide="ignore"):
         count = np.where(law.in_regime, 1.0, LARGE_SAMPLE / law.ess)
     return _whole(np.max(count, axis=-1, initial=1.0))
 
 
-def _whole(count: Floats) -> Floats:
+def _whole(count: Doubles) -> Doubles:
     """Round up; a whole number that rounding has raised does not become the next one."""
     with np.errstate(invalid="ignore"):
         count = np.ceil(count * (1 - 1e-12))
     return np.where(np.isfinite(count), np.maximum(count, 1.0), math.inf)
 
 
-def relative_error(law: Law, exact: Any) -> Floats:
+def relative_error(law: Law, exact: Any) -> Doubles:
     r"""Turn the law of attention into the relative error to expect of each head.
 
     .. math::

@@ -5,30 +5,29 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
+
+from ..arrays.library import Doubles
 
 __all__ = ["dot", "log", "log_cosh", "log_expm1", "log_mean_exp", "quotient", "quotient_of_exp"]
 
-Floats = npt.NDArray[np.float64]
 
-
-def dot(x: Floats, y: Floats) -> Floats:
+def dot(x: Doubles, y: Doubles) -> Doubles:
     """Sum of products over the last axis."""
     return np.asarray(np.sum(x * y, axis=-1))
 
 
-def log(x: Floats) -> Floats:
+def log(x: Doubles) -> Doubles:
     """log x, -inf at 0."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(x))
 
 
-def log_expm1(x: Floats) -> Floats:
+def log_expm1(x: Doubles) -> Doubles:
     """log(e^x - 1) for x >= 0, to rounding."""
     return x + log(-np.expm1(-x))
 
 
-def log_cosh(x: Floats) -> Floats:
+def log_cosh(x: Doubles) -> Doubles:
     """log cosh x, to rounding near 0 too."""
     x = np.abs(x)
     return np.where(
@@ -38,17 +37,17 @@ def log_cosh(x: Floats) -> Floats:
     )
 
 
-def log_mean_exp(a: Floats, b: Floats) -> Floats:
+def log_mean_exp(a: Doubles, b: Doubles) -> Doubles:
     """log of the mean of e^a and e^b, to rounding where a = -b is near 0."""
     return (a + b) / 2 + log_cosh((a - b) / 2)
 
 
-def quotient(a: Floats, b: Floats) -> Floats:
+def quotient(a: Doubles, b: Doubles) -> Doubles:
     """a / b, or 0 where a is 0."""
     return np.asarray(a / np.where(a == 0, 1.0, b))
 
 
-def quotient_of_exp(a: Floats, b: Floats) -> Floats:
+def quotient_of_exp(a: Doubles, b: Doubles) -> Doubles:
     """e^(a - b), or 0 where both are infinite."""
     finite = np.isfinite(a)
     return np.where(finite, np.exp(np.where(finite, a, 0.0) - np.where(finite, b, 0.0)), 0.0)

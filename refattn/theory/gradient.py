@@ -6,16 +6,14 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..arrays import checks
+from ..arrays.library import Doubles
 from ..sampling import Gaussian
 from .attention import Law
 from .problem import PairWeights, Problem, pair_weights, scaled, scaled_exp
 
 __all__ = ["gradient_law"]
-
-Floats = npt.NDArray[np.float64]
 
 
 def gradient_law(
@@ -109,7 +107,7 @@ def _indices(index: Any) -> list[Any]:
     return [(*head, i) for i in range(rows.start, rows.stop)]
 
 
-def _of_query(some: PairWeights, ways: Floats, row: int, u: Floats) -> tuple[Any, Any, Any]:
+def _of_query(some: PairWeights, ways: Doubles, row: int, u: Doubles) -> tuple[Any, Any, Any]:
     """Bias, variance (d,) and the mean square of the weights of one query, for one frequency."""
     share = np.exp(some.scores[row])
     key_mean = share @ some.key

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import checks, matrices
+from ..arrays.library import Doubles
 from ..kernels import FEATURES
 from ..sampling import Gaussian
 from ..typing import Features, KnownCoupling
@@ -31,7 +31,6 @@ __all__ = [
     "num_features_for_kernel",
 ]
 
-Floats = npt.NDArray[np.float64]
 
 COUPLINGS: tuple[KnownCoupling, ...] = get_args(KnownCoupling)
 
@@ -43,7 +42,7 @@ def log_kernel_mean(
     features: Features = "positive",
     coupling: KnownCoupling = "iid",
     proposal: Gaussian | None = None,
-) -> Floats:
+) -> Doubles:
     r"""Log of the mean of the kernel estimate.
 
     .. math:: \log E\,\hat\kappa = x \cdot y
@@ -98,7 +97,7 @@ def log_kernel_variance(
     coupling: KnownCoupling = "iid",
     num_features: int = 1,
     proposal: Gaussian | None = None,
-) -> Floats:
+) -> Doubles:
     r"""Log of the variance of the kernel estimate from S frequencies.
 
     .. math::
@@ -191,7 +190,7 @@ def log_kernel_mse(
     coupling: KnownCoupling = "iid",
     num_features: int = 1,
     proposal: Gaussian | None = None,
-) -> Floats:
+) -> Doubles:
     r"""Log of the mean squared error of the kernel estimate from S frequencies.
 
     .. math:: \log (\mathrm{Var}\,\hat\kappa + (E\,\hat\kappa - \kappa)^2)
@@ -232,7 +231,7 @@ def kernel_mean(
     features: Features = "positive",
     coupling: KnownCoupling = "iid",
     proposal: Gaussian | None = None,
-) -> Floats:
+) -> Doubles:
     r"""Mean of the kernel estimate: exp of `log_kernel_mean`, with its sign.
 
     Parameters
@@ -270,7 +269,7 @@ def kernel_variance(
     coupling: KnownCoupling = "iid",
     num_features: int = 1,
     proposal: Gaussian | None = None,
-) -> Floats:
+) -> Doubles:
     r"""Variance of the kernel estimate: exp of `log_kernel_variance`.
 
     Parameters
@@ -316,7 +315,7 @@ def kernel_mse(
     coupling: KnownCoupling = "iid",
     num_features: int = 1,
     proposal: Gaussian | None = None,
-) -> Floats:
+) -> Doubles:
     r"""Mean squared error of the kernel estimate: exp of `log_kernel_mse`.
 
     Parameters
@@ -354,7 +353,7 @@ def kernel_mse(
         )
 
 
-def log_second_moment(x: Any, y: Any) -> Floats:
+def log_second_moment(x: Any, y: Any) -> Doubles:
     r"""Log of the second moment of one positive-feature estimate: the exponent of Proposition 2.
 
     .. math::
@@ -392,7 +391,7 @@ def log_second_moment(x: Any, y: Any) -> Floats:
 
 def log_norm_approximation_bias(
     x: Any, y: Any, square_x: Any, square_y: Any, *, features: Features = "positive"
-) -> Floats:
+) -> Doubles:
     r"""Log of the factor by which constants in place of squared norms change the mean estimate.
 
     .. math:: \log (E\,\hat\kappa / \kappa) = (|x|^2 - x')/2 + (|y|^2 - y')/2
@@ -451,7 +450,7 @@ def num_features_for_kernel(
     features: Features = "positive",
     coupling: KnownCoupling = "iid",
     proposal: Gaussian | None = None,
-) -> Floats:
+) -> Doubles:
     r"""Find how many frequencies bring the root mean squared error of the kernel to a target.
 
     .. math::
@@ -529,7 +528,7 @@ class Pair:
         sizes = {"iid": 1, "antithetic": 2}
         return sizes.get(self.coupling, int(self.d))
 
-    def mean(self) -> tuple[Floats, Floats]:
+    def mean(self) -> tuple[Doubles, Doubles]:
         """Sign and log of E estimate / kappa."""
         if self.coupling != "regularised":
             return np.ones_like(self.log_kappa), np.zeros_like(self.log_kappa)
@@ -539,7 +538,7 @@ class Pair:
         log_mean = series.log_series(self.d, self.square / 4, series.unit) - self.square / 2
         return np.ones_like(self.square), np.minimum(log_mean, 0.0)
 
-    def log_bias(self) -> Floats:
+    def log_bias(self) -> Doubles:
         """Log of |E estimate - kappa| / kappa."""
         if self.coupling != "regularised":
             return np.full_like(self.log_kappa, -math.inf)
@@ -550,7 +549,7 @@ class Pair:
         bias = series.mean_cosine(self.d, self.square, centred=True)
         return self.square / 2 + log(np.abs(bias))
 
-    def log_variance(self, count: int) -> Floats:
+    def log_variance(self, count: int) -> Doubles:
         """Log of Var / kappa^2 for a number of frequencies."""
         one = self.log_variance_of_one()
         full, rest = divmod(count, self.block)
@@ -562,7 +561,7 @@ class Pair:
         ratio = np.where(one == math.inf, 1.0, self.block_ratio(one))  # infinite for any number
         return one + log((most - pairs) / most + pairs / most * ratio) - math.log(count)
 
-    def log_variance_of_one(self) -> Floats:
+    def log_variance_of_one(self) -> Doubles:
         """Log of V / kappa^2."""
         law, square = self.law, self.square
         if self.coupling == "regularised":
@@ -589,7 +588,7 @@ class Pair:
         less = finite - quadratic + 2 * log(np.abs(np.sin(angle)))
         return most + log(np.maximum(1 - quotient_of_exp(less, most), 0.0))
 
-    def block_ratio(self, one: Floats) -> Floats:
+    def block_ratio(self, one: Doubles) -> Doubles:
         """(V + (b - 1) C) / V in a block of b; any number where V, whose log is `one`, is 0."""
         square, d = self.square, self.d
         if self.coupling == "antithetic":
@@ -617,11 +616,11 @@ class Pair:
         return np.asarray(np.maximum(1 + (d - 1) * ratio, 0.0))
 
 
-def _vectors(x: Any, y: Any) -> tuple[Floats, Floats]:
+def _vectors(x: Any, y: Any) -> tuple[Doubles, Doubles]:
     x, y = (checks.host(name, value, "(..., d)", 1) for name, value in (("x", x), ("y", y)))
     checks.compatible("x", x, "y", y)
-    checks.squares("x", x)
-    checks.squares("y", y)
+    matrices.squares("x", x)
+    matrices.squares("y", y)
     return x, y
 
 
@@ -640,6 +639,6 @@ def _check_known(features: Features, coupling: KnownCoupling, law: SquaredWeight
         )
 
 
-def _ratio(a: Floats, b: Floats) -> Floats:
+def _ratio(a: Doubles, b: Doubles) -> Doubles:
     """a / b, or 0 where both are 0."""
     return np.where(b == 0, 0.0, a / np.where(b == 0, 1.0, b))

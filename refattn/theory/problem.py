@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import checks, matrices, proposals, qkv
 from ..arrays.blocks import block_shape, blocks
 from ..arrays.heads import broadcast_lead, group_heads, head_counts
+from ..arrays.library import Doubles
 from ..attention import attend
 from ..sampling import Gaussian
 from .proposal import SquaredWeights
@@ -27,10 +27,8 @@ __all__ = [
     "unit_of",
 ]
 
-Floats = npt.NDArray[np.float64]
 
-
-def unit_of(x: Floats) -> Floats:
+def unit_of(x: Doubles) -> Doubles:
     """Power of 2 near the largest entry of each head (..., n, d_v), with a reciprocal."""
     _, exponent = np.frexp(np.max(np.abs(x), axis=(-2, -1), keepdims=True))
     return np.asarray(np.ldexp(1.0, np.clip(exponent, -1022, 1022)))
@@ -63,17 +61,17 @@ class Problem:
         )
         checks.whole("mask", mask)
         mask = None if mask is None else np.asarray(mask)
-        checks.attention(q, k, v, mask=mask, causal=causal)
+        qkv.check(q, k, v, mask=mask, causal=causal)
         scale = checks.real("scale", scale, positive=True, optional=True)
         root = q.shape[-1] ** -0.25 if scale is None else math.sqrt(scale)
         self.proposal = proposal
         if isinstance(proposal, Gaussian):
-            checks.batch("proposal", proposal.lead, checks.lead(q, k, v))
+            proposals.batch("proposal", proposal.lead, qkv.lead(q, k, v))
             q, k = proposal.change_gauge(q, k)
-        self.root, self.lead = root, checks.lead(q, k, v)
+        self.root, self.lead = root, qkv.lead(q, k, v)
         q, k = q * root, k * root
-        checks.squares("q", q)  # then scores are finite, and those of -inf hidden keys
-        checks.squares("k", k)
+        matrices.squares("q", q)  # then scores are finite, and those of -inf hidden keys
+        matrices.squares("k", k)
         heads, groups = head_counts(q, k, v)
         self.share = 1 if 1 in (heads, groups) else heads // max(groups, 1)
         unit = unit_of(v)
@@ -91,7 +89,7 @@ class Problem:
             return index
         return (*index[:-2], index[-2] * self.share + index[-1])
 
-    def ways(self, index: tuple[int, ...]) -> Floats:
+    def ways(self, index: tuple[int, ...]) -> Doubles:
         """Directions in kernel coordinates, in columns, of the coordinates of a head's queries."""
         gauge = None if self.proposal is None else self.proposal.gauge
         if gauge is None:
@@ -99,7 +97,7 @@ class Problem:
         own = np.broadcast_to(gauge, (*self.lead, self.d, self.d))
         return np.asarray(self.root * own[self.query_head(index)])
 
-    def blocks(self, *, centred: bool) -> Iterator[tuple[Any, Floats, Floats, Floats, Floats]]:
+    def blocks(self, *, centred: bool) -> Iterator[tuple[Any, Doubles, Doubles, Doubles, Doubles]]:
         """Yield (index, log pi, values less their mean if `centred`, queries, keys).
 
         Shapes (r, m), (r, d_v, m), (r, d) and (m, d) for r queries of a head.
@@ -134,24 +132,24 @@ class PairSums(NamedTuple):
     All in units of the size of the values, whose squares may overflow.
     """
 
-    square: Floats  # (..., n, d_v)
-    cross: Floats  # (..., n, d_v)
-    weight: Floats  # (..., n)
-    mean: Floats  # (..., n, d_v)
-    unit: Floats  # (..., 1, 1)
+    square: Doubles  # (..., n, d_v)
+    cross: Doubles  # (..., n, d_v)
+    weight: Doubles  # (..., n)
+    mean: Doubles  # (..., n, d_v)
+    unit: Doubles  # (..., 1, 1)
 
 
 class PairWeights(NamedTuple):
     """What makes E_ijj' / Z_i^2 = e^height b_j b_j' gram_jj' for some queries of a head."""
 
     index: Any
-    scores: Floats  # (r, m), log pi
-    values: Floats  # (r, d_v, m)
-    q: Floats  # (r, d), along the eigenvectors, as are keys
-    key: Floats  # (m, d)
-    log_b: Floats  # (r, m)
-    gram: Floats  # (m, m)
-    height: Floats  # (r,)
+    scores: Doubles  # (r, m), log pi
+    values: Doubles  # (r, d_v, m)
+    q: Doubles  # (r, d), along the eigenvectors, as are keys
+    key: Doubles  # (m, d)
+    log_b: Doubles  # (r, m)
+    gram: Doubles  # (m, m)
+    height: Doubles  # (r,)
     head: SquaredWeights
 
 
@@ -200,20 +198,20 @@ def pair_sums(problem: Problem, *, centred: bool) -> PairSums:
     return PairSums(*sums, problem.mean, problem.unit)
 
 
-def scaled_exp(x: Floats) -> tuple[Floats, Floats]:
+def scaled_exp(x: Doubles) -> tuple[Doubles, Doubles]:
     """e^(x - peak) and the peak of each row; 0 where all of a row is -inf."""
     peak = np.max(x, axis=-1)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     return np.exp(x - peak[..., None]), peak
 
 
-def scaled(log_size: Floats, sums: Floats) -> Floats:
+def scaled(log_size: Doubles, sums: Doubles) -> Doubles:
     """Scale rows; what is 0 stays 0 where the scale overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(np.where(sums == 0, 0.0, np.exp(log_size)[..., None] * sums))
 
 
-def _gaussian_gram(x: Floats) -> Floats:
+def _gaussian_gram(x: Doubles) -> Doubles:
     """exp(-|x_j - x_j'|^2), shape (m, m)."""
     from scipy.spatial.distance import cdist
 

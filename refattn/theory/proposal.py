@@ -7,14 +7,12 @@ from copy import copy
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import proposals
+from ..arrays.library import Doubles
 from ..sampling import Gaussian
 
 __all__ = ["SquaredWeights"]
-
-Floats = npt.NDArray[np.float64]
 
 
 class SquaredWeights:
@@ -30,7 +28,7 @@ class SquaredWeights:
                 f"{type(proposal).__name__}."
             )
         if proposal is not None:
-            checks.over("proposal", proposal, d)
+            proposals.over("proposal", proposal, d)
         self.rotated = proposal is not None and proposal.cov is not None
         self.standard = proposal is None or not (
             np.any(proposal.mean) or (self.rotated and np.any(proposal.cov != np.eye(d)))
@@ -50,14 +48,14 @@ class SquaredWeights:
             one.vectors = _member(self.vectors, index, 2)
         return one
 
-    def rotate(self, x: Floats) -> Floats:
+    def rotate(self, x: Doubles) -> Doubles:
         """Coordinates along the eigenvectors."""
         if not self.rotated:
             return x
         return np.asarray((x[..., None, :] @ self.vectors)[..., 0, :])
 
     @property
-    def curvature(self) -> Floats:
+    def curvature(self) -> Doubles:
         """1 / (2 s - 1) for each eigenvalue s; 0 where the variance is infinite anyway."""
         return np.where(
             self.eigenvalues > 0.5,
@@ -66,24 +64,24 @@ class SquaredWeights:
         )
 
     @property
-    def spread(self) -> Floats:
+    def spread(self) -> Doubles:
         """Variance s / (2 s - 1) of frequencies under their squared weights."""
         return np.asarray(self.eigenvalues * self.curvature)
 
     @property
-    def offset(self) -> Floats:
+    def offset(self) -> Doubles:
         """Log of the squared weights' mean at t = 0; inf where it is infinite."""
         # log(s / sqrt(2 s - 1)), to rounding near s = 1 too
         logs = np.log1p((self.eigenvalues - 1) ** 2 * self.curvature)
         finite = np.all(self.eigenvalues > 0.5, axis=-1)
         return np.where(finite, np.sum(logs, axis=-1) / 2, math.inf)
 
-    def quadratic(self, t: Floats) -> Floats:
+    def quadratic(self, t: Doubles) -> Doubles:
         """Sum of t_i^2 / (2 s_i - 1), t along the eigenvectors."""
         return np.asarray(np.sum(t * t * self.curvature, axis=-1))
 
 
-def _member(x: Floats, index: Any, core: int) -> Floats:
+def _member(x: Doubles, index: Any, core: int) -> Doubles:
     """Index the batch axes of x, the axes before the last `core`, as if they were broadcast."""
     lead = x.shape[: x.ndim - core]
     index = index[len(index) - len(lead) :]

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..arrays import checks
+from ..arrays import checks, qkv
+from ..arrays.library import Doubles
 from ..estimators.key_sampling import LAWS
 from ..typing import KeyLaw
 from .attention import ExactLaw, Law
 from .problem import Problem
 
 __all__ = ["sampled_keys_law"]
-
-Floats = npt.NDArray[np.float64]
 
 
 def sampled_keys_law(
@@ -108,11 +106,11 @@ def sampled_keys_law(
     return (ExactLaw if exact else Law)(bias, variance, ess).in_units(problem.unit)
 
 
-def _rates(problem: Problem, draws: str) -> Floats:
+def _rates(problem: Problem, draws: str) -> Doubles:
     """Probability of each key in a draw, (..., m), and 1 where it is hidden from all."""
     *lead, _, _ = problem.shape
     m = problem.k.shape[-2]
-    mask = checks.one_row(problem.mask, problem.k)
+    mask = qkv.one_row(problem.mask, problem.k)
     seen = np.broadcast_to(True if mask is None else mask[..., 0, :], (*lead, m))
     share = 1 / np.maximum(np.sum(seen, axis=-1, keepdims=True), 1)
     if draws == "norms":

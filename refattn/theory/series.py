@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from ..arrays.library import Doubles
 from .elementary import log
 
 __all__ = [
@@ -26,12 +26,11 @@ __all__ = [
     "unit",
 ]
 
-Floats = npt.NDArray[np.float64]
 
 # Orthogonal and simplex blocks
 
 
-def missing_angles(d: int, cosines: list[float], order: int) -> Floats:
+def missing_angles(d: int, cosines: list[float], order: int) -> Doubles:
     """1 - rho_k, k < order, of `log_kernel_variance`, averaged over the cosines."""
     k = np.arange(order)[:, None]
     log_rho = -_sums(np.log1p(k[:, 0] / (d + k[:, 0])))[:, None]
@@ -43,17 +42,17 @@ def missing_angles(d: int, cosines: list[float], order: int) -> Floats:
     return np.asarray(total / len(cosines))
 
 
-def missing_norms(d: int, order: int) -> Floats:
+def missing_norms(d: int, order: int) -> Doubles:
     """1 - prod_{i<k} d / (d + 2i), k < order, of the bias of norms sqrt(d)."""
     return -np.expm1(-_sums(np.log1p(2 * np.arange(order) / d)))
 
 
-def _sums(x: Floats) -> Floats:
+def _sums(x: Doubles) -> Doubles:
     """sum_{i<k} x_i for each k."""
     return np.concatenate([[0.0], np.cumsum(x)[:-1]])
 
 
-def _angles(d: int, cosine: float) -> tuple[Floats, Floats]:
+def _angles(d: int, cosine: float) -> tuple[Doubles, Doubles]:
     """Nodes cosine sin(phi) and weights of quadrature for phi of density ~ sin^(d-1) on (0, pi)."""
     from scipy.special import roots_legendre
 
@@ -66,12 +65,12 @@ def _angles(d: int, cosine: float) -> tuple[Floats, Floats]:
     return np.maximum(cosine * np.exp(log_sine), -1 + 1e-16), weight / weight.sum()
 
 
-def missing(d: int, square: Floats, terms: Callable[[int], Floats]) -> Floats:
+def missing(d: int, square: Doubles, terms: Callable[[int], Doubles]) -> Doubles:
     """E(1 - rho_K) for K ~ Poisson(square): sums of positive terms but for rounding."""
     return _poisson_mean(np.minimum(square, 4.0 * d + 1000.0), terms)  # beyond, far below V
 
 
-def _poisson_mean(u: Floats, terms: Callable[[int], Floats]) -> Floats:
+def _poisson_mean(u: Doubles, terms: Callable[[int], Doubles]) -> Doubles:
     """Mean of term_K for K ~ Poisson(u)."""
     from scipy.special import gammaln, xlogy
 
@@ -83,7 +82,7 @@ def _poisson_mean(u: Floats, terms: Callable[[int], Floats]) -> Floats:
     return total
 
 
-def cosine_covariance(d: int, t: Floats, cosines: list[float]) -> Floats:
+def cosine_covariance(d: int, t: Doubles, cosines: list[float]) -> Doubles:
     """Mean of 1F1(d; d/2; -t (1 + c sin phi) / 2), less e^-t."""
     from scipy.special import hyp1f1
 
@@ -104,29 +103,29 @@ def cosine_covariance(d: int, t: Floats, cosines: list[float]) -> Floats:
 # (d s)^k / (k! (d/2)_k), times factors; F(d s / 4)^2 has the factors tau_k, and F(d s / 2) has 2^-k
 
 
-def _log_twice_tau(d: int, order: int) -> Floats:
+def _log_twice_tau(d: int, order: int) -> Doubles:
     """log(2 tau_k) = sum_{0<i<k} log((d - 1 + 2i) / (2 (d - 1 + i))), for 0 < k < order."""
     i = np.arange(1, order)
     logs = np.log1p(-(d - 1) / (2 * (d - 1 + i)))
     return np.cumsum(logs) - logs
 
 
-def unit(d: int, order: int) -> Floats:
+def unit(d: int, order: int) -> Doubles:
     """Factors of the mean, F itself."""
     return np.ones(order)
 
 
-def second_less_square(d: int, order: int) -> Floats:
+def second_less_square(d: int, order: int) -> Doubles:
     """1 - tau_k, of the variance of exp(omega . z)."""
     return np.concatenate([[0.0], 1 - np.exp(_log_twice_tau(d, order)) / 2])
 
 
-def even_less_square(d: int, order: int) -> Floats:
+def even_less_square(d: int, order: int) -> Doubles:
     """[k = 0 or 1/2] - tau_k, of the variance of cosh(omega . z)."""
     return np.concatenate([[0.0], -np.expm1(_log_twice_tau(d, order)) / 2])
 
 
-def even_block(d: int, order: int) -> Floats:
+def even_block(d: int, order: int) -> Doubles:
     """[k = 0 or 1/2] - tau_k - (d - 1) (tau_k - 2^-k), of V + (d - 1) C of cosh; 0 for k < 4."""
     i = np.arange(1, order)
     logs = np.log1p(i / (d - 1 + i))
@@ -134,18 +133,18 @@ def even_block(d: int, order: int) -> Floats:
     return np.concatenate([np.zeros(4), (0.5 - (1 + pairs) * 0.5**i)[3:]])
 
 
-def block(d: int, order: int) -> Floats:
+def block(d: int, order: int) -> Doubles:
     """[k > 0] - tau_k - (d - 1) (tau_k - 2^-k), of V + (d - 1) C of exp."""
     return np.asarray(even_block(d, order) + np.append(0.0, np.full(order - 1, 0.5)))
 
 
-def _log_terms(d: int, order: int) -> Floats:
+def _log_terms(d: int, order: int) -> Doubles:
     """log(d^k / (k! (d/2)_k)), k < order."""
     k = np.arange(1, order)
     return np.concatenate([[0.0], np.cumsum(np.log(d / (k * (d / 2 + k - 1))))])
 
 
-def log_series(d: int, s: Floats, factors: Callable[[int, int], Floats]) -> Floats:
+def log_series(d: int, s: Doubles, factors: Callable[[int, int], Doubles]) -> Doubles:
     """log sum_k factor_k (d s)^k / (k! (d/2)_k), factors >= 0."""
     from scipy.special import xlogy
 
@@ -156,14 +155,14 @@ def log_series(d: int, s: Floats, factors: Callable[[int, int], Floats]) -> Floa
     return total
 
 
-def _alternating(d: int, t: Floats, factors: Callable[[int, int], Floats]) -> Floats:
+def _alternating(d: int, t: Doubles, factors: Callable[[int, int], Doubles]) -> Doubles:
     """sum_k factor_k (-d t)^k / (k! (d/2)_k) for 0 <= t <= 2."""
     k = np.arange(40)
     terms = factors(d, 40) * np.exp(_log_terms(d, 40)) * (-1.0) ** k
     return np.asarray(np.sum(terms * t[..., None] ** k, axis=-1))
 
 
-def mean_cosine(d: int, t: Floats, *, centred: bool = False) -> Floats:
+def mean_cosine(d: int, t: Doubles, *, centred: bool = False) -> Doubles:
     """Mean of cos(omega . D) for |omega|^2 = d, |D|^2 = t: F(-d t / 4), less e^(-t/2) if centred.
 
     Up to t = 1 + d/4 the mean of 1F1(-K; d/2; d/2) over K ~ Poisson(t/2), beyond a Bessel function,
@@ -171,7 +170,7 @@ def mean_cosine(d: int, t: Floats, *, centred: bool = False) -> Floats:
     """
     from scipy.special import gammaln, jv
 
-    def terms(order: int) -> Floats:
+    def terms(order: int) -> Doubles:
         values = [1.0, 0.0]
         for k in range(1, order - 1):
             values.append(k * (2 * values[k] - values[k - 1]) / (k + d / 2))
@@ -185,7 +184,7 @@ def mean_cosine(d: int, t: Floats, *, centred: bool = False) -> Floats:
     return np.where(t < border, _poisson_mean(np.minimum(t, border) / 2, terms), bessel)
 
 
-def fixed_norm_variance(d: int, t: Floats) -> Floats:
+def fixed_norm_variance(d: int, t: Doubles) -> Doubles:
     """Variance of cos(omega . D)."""
     if d == 1:
         return np.zeros_like(t)
@@ -194,7 +193,7 @@ def fixed_norm_variance(d: int, t: Floats) -> Floats:
     return np.where(t < 2, series, direct)
 
 
-def fixed_norm_block(d: int, t: Floats) -> Floats:
+def fixed_norm_block(d: int, t: Doubles) -> Doubles:
     """The same, plus d - 1 times the covariance for two frequencies at right angles."""
     series = _alternating(d, np.minimum(t, 2.0), even_block)
     mean_square = mean_cosine(d, t) ** 2

@@ -6,7 +6,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from ..arrays.library import Doubles
 
 __all__ = [
     "Estimate",
@@ -18,8 +19,6 @@ __all__ = [
     "evenly",
     "symmetric_test",
 ]
-
-_Floats = npt.NDArray[np.float64]
 
 
 class Sums(NamedTuple):
@@ -37,10 +36,10 @@ class Sums(NamedTuple):
         Of what errors of a correct kernel may have in common, at most.
     """
 
-    errors: _Floats
-    own: _Floats
-    size: _Floats
-    slack: _Floats
+    errors: Doubles
+    own: Doubles
+    size: Doubles
+    slack: Doubles
 
 
 class Moments(NamedTuple):
@@ -180,7 +179,7 @@ def symmetric_test(rows: Moments) -> Estimate:
     return Estimate(value, error, np.minimum(math.log(2) - statistic**2 / 2, 0.0), statistic)
 
 
-def _without_own(t: _Floats, u: _Floats) -> tuple[_Floats, _Floats]:
+def _without_own(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:
     """Sums of errors but for the share of their own roundings that leaves least, and that share."""
     share = np.clip(np.where(u == 0, 0.0, t / np.where(u == 0, 1.0, u)), 0.0, 1.0)
     return t - share * u, share

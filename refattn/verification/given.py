@@ -8,12 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import checks
+from ..arrays import checks, qkv
 from ..engine.scores import Band
 from ..features import elu_features
 from ..files.tensors import Tensors
 from ..registry import ESTIMATORS
-from ..rounding.problem import CALLED, Problem, conventions, frequencies, key_heads, refuse, shown
+from ..rounding.problem import (
+    CALLED,
+    Problem,
+    conventions,
+    key_heads,
+    random_features,
+    refuse,
+    shown,
+)
 
 __all__ = ["kind_of", "of_tensors"]
 
@@ -51,14 +59,14 @@ def of_tensors(
             )
     names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
-    window = checks.window(window)
+    window = qkv.window(window)
     band = Band.of(m - n, causal, window)
 
     @lru_cache(maxsize=4)  # every block of queries reads its head
     def read(index: tuple[int, ...]) -> Mapping[str, Any]:
         found: dict[str, Any] = {name: tensors.read(name, index) for name in names}
         if "omega" in found:
-            found |= frequencies(found["omega"], None, features, found["q"])
+            found |= random_features(found["omega"], None, features, found["q"])
         for name in {"bias", "mask"} & {*found}:
             found[name] = np.broadcast_to(found[name], (n, m))
         return shown(found, band)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import checks
+from ..arrays.library import Doubles
 from ..arrays.shown import held
 from ..rounding import problem as rounding_problem
 from ..rounding import softmax
@@ -36,7 +37,6 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_Floats = npt.NDArray[np.float64]
 _Index = tuple[int, ...]
 
 LEVEL = 1e-6  # probability that a correct kernel exceeds the tolerance
@@ -102,8 +102,8 @@ class Defect(NamedTuple):
     name: str
     size: str = ""
     problem: Callable[[Problem], Problem] = lambda x: x
-    change: Callable[[_Floats, softmax.Rows, _Index, slice], _Floats] = lambda x, *_: x
-    round: Callable[[Format, _Floats], _Floats] = Format.round
+    change: Callable[[Doubles, softmax.Rows, _Index, slice], Doubles] = lambda x, *_: x
+    round: Callable[[Format, Doubles], Doubles] = Format.round
     weights: str | None = None
 
 
@@ -308,17 +308,17 @@ def _given(dtype: str, atol: float | None, rtol: float | None) -> Pair:
 class _Elements(NamedTuple):
     """What is known of the errors of some elements: they are sub-Gaussian beyond `off`."""
 
-    size: _Floats  # of the exact result
-    off: _Floats
-    std: _Floats
-    bound: _Floats
+    size: Doubles  # of the exact result
+    off: Doubles
+    std: Doubles
+    bound: Doubles
 
     def less(self, rtol: float) -> _Elements:
         """Beyond a relative tolerance."""
         share = rtol * self.size
         return self._replace(off=self.off - share, bound=self.bound - share)
 
-    def limits(self, level: float) -> _Floats:
+    def limits(self, level: float) -> Doubles:
         """What each exceeds with its share of a probability at most."""
         t = math.sqrt(2 * math.log(2 * max(self.off.size, 1) / level))
         return np.minimum(self.bound, self.off + t * self.std)
@@ -358,7 +358,7 @@ def _need(name: str, head: _Index | None, elements: _Elements, unit: float) -> N
     )
 
 
-def _largest(x: _Floats) -> float:
+def _largest(x: Doubles) -> float:
     return max(float(np.max(x, initial=0.0)), 0.0)
 
 
@@ -494,26 +494,26 @@ def _not_rescaled(block: int, problem: Problem) -> Problem:
     return _biased(problem, bias)
 
 
-def _more(size: float, out: _Floats, rows: softmax.Rows, index: _Index, i: slice) -> _Floats:
+def _more(size: float, out: Doubles, rows: softmax.Rows, index: _Index, i: slice) -> Doubles:
     """With something added to the sum of the weights, of which the largest is 1."""
     with np.errstate(all="ignore"):
         share = np.nan_to_num(np.exp(rows.top - rows.lse))[:, None]
     return np.asarray(out / (1 + size * share))
 
 
-def _times(by: float, out: _Floats, *_: Any) -> _Floats:
+def _times(by: float, out: Doubles, *_: Any) -> Doubles:
     return by * out
 
 
 def _tile(
-    by: float, size: int, out: _Floats, rows: softmax.Rows, index: _Index, i: slice
-) -> _Floats:
+    by: float, size: int, out: Doubles, rows: softmax.Rows, index: _Index, i: slice
+) -> Doubles:
     """The first queries of the first head."""
     inside = (np.arange(i.start, i.stop) < size) & (not any(index))
     return np.where(inside[:, None], by * out, out)
 
 
-def _truncate(to: Format, x: _Floats) -> _Floats:
+def _truncate(to: Format, x: Doubles) -> Doubles:
     step = to.spacing(x)
     return np.asarray(np.trunc(x / step) * step)
 
@@ -544,7 +544,7 @@ def _power(
 
 def _simulated(
     problem: Problem, defect: Defect, dtype: str, profile: Profile
-) -> tuple[_Floats, _Floats]:
+) -> tuple[Doubles, Doubles]:
     """The exact result, and that of a kernel with a defect that rounds to nearest."""
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     exact, got = np.empty(shape), np.empty(shape)
@@ -564,7 +564,7 @@ def _simulated(
     return exact, got
 
 
-def _excess(got: _Floats, exact: _Floats, pair: Pair) -> float:
+def _excess(got: Doubles, exact: Doubles, pair: Pair) -> float:
     """Largest error over what is allowed."""
     error, allowed = np.abs(got - exact), pair.atol + pair.rtol * np.abs(exact)
     with np.errstate(divide="ignore", invalid="ignore"):

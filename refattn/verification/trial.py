@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import stats
+from ..arrays.library import Doubles
 from ..arrays.threads import for_each
 from ..rounding import backward, softmax
 from ..rounding import problem as rounding_problem
@@ -20,7 +21,6 @@ from .evidence import Evidence, Known, Moments, Sums, chernoff
 
 __all__ = ["Finding", "Numbers", "Suspect", "Trial", "Z", "attempt", "place", "row_weights"]
 
-_Floats = npt.NDArray[np.float64]
 
 _SMALLEST_TILE = 16
 _ONE_PERCENT = 0.01
@@ -144,9 +144,9 @@ class Numbers(NamedTuple):
         Their type.
     """
 
-    out: Callable[[tuple[int, ...]], _Floats]
+    out: Callable[[tuple[int, ...]], Doubles]
     out_dtype: str
-    lse: Callable[[tuple[int, ...]], _Floats] | None = None
+    lse: Callable[[tuple[int, ...]], Doubles] | None = None
     lse_dtype: str = "float32"
 
 
@@ -161,14 +161,14 @@ class _Found:
         problem: Problem,
         names: Sequence[str],
         numbers: Numbers,
-        weights: _Floats,
+        weights: Doubles,
         rows_apart: bool,
     ) -> None:
         (n, m, d_v), heads = problem.shape, math.prod(problem.lead)
         self.rows_apart = rows_apart
         m = m + problem.has_sinks if problem.is_mean else 0
-        self.along: dict[str, _Floats] = {}  # the weights of errors in sums along a direction
-        self.alone: dict[str, _Floats] = {}  # the variance of such a sum by what is in no other
+        self.along: dict[str, Doubles] = {}  # the weights of errors in sums along a direction
+        self.alone: dict[str, Doubles] = {}  # the variance of such a sum by what is in no other
         self.known: dict[str, Known] = {}  # those sums, over all heads
         if problem.gradient is not None and not rows_apart:
             self.along = {x: np.zeros((heads, n, d_v)) for x in names}
@@ -252,7 +252,7 @@ class _Found:
 
         return sums_of_all
 
-    def _lse(self, at: int, i: slice, got: _Floats, rows: softmax.Rows) -> Callable[[], None]:
+    def _lse(self, at: int, i: slice, got: Doubles, rows: softmax.Rows) -> Callable[[], None]:
         """The errors of the log normalisers."""
         to = FORMATS[self.numbers.lse_dtype]
         spacing = to.spacing(rows.lse)
@@ -290,8 +290,8 @@ class _Found:
         index: tuple[int, ...],
         i: slice,
         rows: softmax.Rows,
-        errors: _Floats,
-        own: _Floats,
+        errors: Doubles,
+        own: Doubles,
     ) -> Callable[[], None]:
         """The loss of each key, and sink: the derivative to its weight, p (v - out) / (1 - p)."""
         head = self.problem.head(index)
@@ -333,7 +333,7 @@ class _Found:
 _ALL = 1 - 2.0**-20
 
 
-def row_weights(problem: Problem, kernel: softmax.Kernel) -> _Floats:
+def row_weights(problem: Problem, kernel: softmax.Kernel) -> Doubles:
     """1 / g for g rows with one query, or one exact result; for heads of one key if rows depend."""
     heads, n = math.prod(problem.lead), problem.shape[0]
     if not heads * n:
@@ -363,26 +363,26 @@ def _marks(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.array([hash((x + 0).tobytes()) for x in rows], np.int64)
 
 
-def _shares(marks: npt.NDArray[np.int64]) -> _Floats:
+def _shares(marks: npt.NDArray[np.int64]) -> Doubles:
     """1 / g for g equal marks."""
     _, which, counts = np.unique(marks.ravel(), return_inverse=True, return_counts=True)
-    found: _Floats = 1 / counts[which]
+    found: Doubles = 1 / counts[which]
     return found.reshape(marks.shape)
 
 
-def _beyond(error: _Floats, bound: _Floats) -> _Floats:
+def _beyond(error: Doubles, bound: Doubles) -> Doubles:
     """Errors over their bounds; where a profile overflows, anything may come out."""
     found = np.abs(error) / np.where(bound > 0, bound, 1e-300)
     found = np.where(np.isnan(error), math.inf, np.where(error == 0, 0.0, found))
     return np.where(np.isinf(bound), 0.0, found)
 
 
-def _length(x: _Floats) -> _Floats:
+def _length(x: Doubles) -> Doubles:
     """Norms of rows."""
     return np.asarray(np.sqrt(np.sum(x * x, -1)))
 
 
-def _largest(x: _Floats, index: tuple[int, ...], i: slice) -> tuple[float, tuple[int, ...]]:
+def _largest(x: Doubles, index: tuple[int, ...], i: slice) -> tuple[float, tuple[int, ...]]:
     """The largest of an array, with its place."""
     if not x.size or not np.max(x) > 0:
         return 0.0, ()
@@ -392,7 +392,7 @@ def _largest(x: _Floats, index: tuple[int, ...], i: slice) -> tuple[float, tuple
 
 def _directions(
     problem: Problem, index: tuple[int, ...], i: slice, rows: softmax.Rows
-) -> Iterator[tuple[str, _Floats]]:
+) -> Iterator[tuple[str, Doubles]]:
     """Derivatives of the output to the sizes of defects."""
     yield from rows.tangents.items()
     yield "factor", rows.out
@@ -408,7 +408,7 @@ def _directions(
         yield "edge-1", _edge(head, i, rows, 0)
 
 
-def _edge(head: softmax.Head, i: slice, rows: softmax.Rows, ahead: int) -> _Floats:
+def _edge(head: softmax.Head, i: slice, rows: softmax.Rows, ahead: int) -> Doubles:
     """Change of the output where queries see the key next to the last, or lose the last."""
     n, m = head.q.shape[0], head.keys
     keys = np.arange(i.start, i.stop) + m - n + ahead
@@ -425,7 +425,7 @@ def _edge(head: softmax.Head, i: slice, rows: softmax.Rows, ahead: int) -> _Floa
         share = np.where(there, np.exp(scores - rows.lse), 0.0)
         part = share / (1 + share) if ahead else -share / (1 - share)
     part = np.where(np.isfinite(part) & (np.abs(share) < (math.inf if ahead else _ALL)), part, 0.0)
-    found: _Floats = part[:, None] * (head.v[j] - rows.out)
+    found: Doubles = part[:, None] * (head.v[j] - rows.out)
     return found
 
 
@@ -452,7 +452,7 @@ def attempt(
     name: str,
     numbers: Numbers,
     alpha: float,
-    weights: _Floats,
+    weights: Doubles,
 ) -> Trial:
     """Try whether the numbers can be those of a correct kernel of a profile.
 
@@ -661,7 +661,7 @@ def _of_tiles(found: _Found) -> Iterator[_Outcome]:
         yield best._replace(log_p=_many(best.log_p, count))
 
 
-def _cut(x: _Floats, size: int) -> _Floats:
+def _cut(x: Doubles, size: int) -> Doubles:
     """Rows (heads, n) as tiles (heads, tiles, size), with zeros at the end."""
     heads, n = x.shape
     return np.pad(x, ((0, 0), (0, -n % size))).reshape(heads, -1, size)

@@ -40,9 +40,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..arrays import checks
+from ..arrays.library import Doubles
 from ..arrays.shown import held
 from ..arrays.words import portable
 from ..features import elu_features
@@ -63,8 +63,6 @@ __all__ = ["Finding", "Numbers", "Suspect", "Verdict", "judge", "verify"]
 def __dir__() -> list[str]:
     return __all__
 
-
-_Floats = npt.NDArray[np.float64]
 
 _NARROW = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")  # from the tightest
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
@@ -281,7 +279,7 @@ def _trials(
     alpha: float,
 ) -> Callable[[str], Trial]:
     """What tries a profile by name; weights of rows are computed once."""
-    weights: dict[tuple[str | None, bool, bool], _Floats] = {}
+    weights: dict[tuple[str | None, bool, bool], Doubles] = {}
 
     def trial(name: str) -> Trial:
         chosen = profiles[name]
@@ -470,7 +468,7 @@ def _rank(trial: Trial, profile: Profile, alpha: float) -> tuple[bool, bool, boo
 
 def z_by_row(
     problem: Problem, numbers: Numbers, dtype: str, profile: str | Profile
-) -> tuple[_Floats, _Floats]:
+) -> tuple[Doubles, Doubles]:
     """Sums of z^2 over the columns, (heads, n), and the numbers of elements that have a law."""
     shape = math.prod(problem.lead), problem.shape[0]
     squares, counts = np.zeros(shape), np.zeros(shape)
@@ -490,7 +488,7 @@ def z_of_head(
     dtype: str,
     profile: str | Profile,
     index: tuple[int, ...],
-) -> _Floats:
+) -> Doubles:
     """Errors of a head over their standard deviations, (n, d_v); nan where there is no law."""
     found = np.empty((problem.shape[0], problem.shape[2]))
     chosen, got = _chosen(dtype, numbers.out_dtype, profile), numbers.out(index)
@@ -503,9 +501,9 @@ def z_of_head(
     return found
 
 
-def _z(got: _Floats, rows: softmax.Rows) -> _Floats:
+def _z(got: Doubles, rows: softmax.Rows) -> Doubles:
     error = rows.errors(got)
-    found: _Floats = np.where(np.isfinite(rows.std) & np.isfinite(error), error / rows.std, np.nan)
+    found: Doubles = np.where(np.isfinite(rows.std) & np.isfinite(error), error / rows.std, np.nan)
     return found
 
 
@@ -579,7 +577,7 @@ def _profiles(
     }
 
 
-def _remarks(problem: Problem, read: Callable[[tuple[int, ...]], _Floats]) -> Iterator[str]:
+def _remarks(problem: Problem, read: Callable[[tuple[int, ...]], Doubles]) -> Iterator[str]:
     """What is to be seen without any law."""
     zero, nan, rows, first = True, 0, 0, ""
     for index in np.ndindex(problem.lead):
@@ -798,7 +796,7 @@ def verify(
         "dk": (dk, tuple(k.shape), "`k`"),
         "dv": (dv, tuple(v.shape), "`v`"),
     }
-    got: dict[str, _Floats] = {}
+    got: dict[str, Doubles] = {}
     for name, (x, shape, of) in given.items():
         if x is not None:
             got[name] = rounding_problem.wide(name, x)
@@ -834,7 +832,7 @@ def verify(
     return judge_all(parts, dtype, profile, alpha)
 
 
-def narrowest(x: _Floats, dtype: str, own: str) -> str:
+def narrowest(x: Doubles, dtype: str, own: str) -> str:
     """The storage type where it holds the numbers, their own type otherwise."""
     return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else own
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import profile as study
+from ...arrays.library import Floats
 from ...arrays.words import head_number, printable
 from ...compare import Row
 from ...profile import Profile
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .results import Verified
 
 __all__ = ["plot_comparison", "plot_profile", "plot_verified"]
-
-_Array = npt.NDArray[Any]
 
 
 def plot_verified(found: Verified, path: Path) -> None:
@@ -73,7 +71,7 @@ _Z = 6.0  # colours end there
 _WIDTH = 512  # queries, or groups of them, of a map
 
 
-def _plot_map(figure: Any, axes: Any, z: _Array, worst: tuple[int, ...]) -> None:
+def _plot_map(figure: Any, axes: Any, z: Floats, worst: tuple[int, ...]) -> None:
     n, columns = z.shape
     group = -(-n // _WIDTH)
     shown = z
@@ -108,7 +106,7 @@ def _hatch(axes: Any) -> None:
     axes.patch.set(facecolor="white", edgecolor=style.GREY, hatch="/////", linewidth=0)
 
 
-def _plot_histogram(axes: Any, z: _Array) -> None:
+def _plot_histogram(axes: Any, z: Floats) -> None:
     known = z[~np.isnan(z)]
     end = min(max(5.0, math.ceil(float(np.max(np.abs(known), initial=0.0)))), 12.0)
     edges = np.linspace(-end, end, 61)
@@ -133,7 +131,7 @@ _LEAST = -2  # log2 of the rms z at which colours begin
 
 
 def _plot_tiles(
-    figure: Any, axes: Any, squares: _Array, counts: _Array, lead: tuple[int, ...]
+    figure: Any, axes: Any, squares: Floats, counts: Floats, lead: tuple[int, ...]
 ) -> None:
     heads, n = squares.shape
     size = 16

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import click
 import numpy as np
-import numpy.typing as npt
 
 from ... import profile as study
 from ..._version import __version__
+from ...arrays.library import Floats
 from ...arrays.words import head_number, portable, printable
 from ...compare import Comparison, Row, listed, tolerated
 from ...files.tensors import Tensors
@@ -39,7 +39,6 @@ __all__ = [
     "verified_to_json",
 ]
 
-_Array = npt.NDArray[Any]
 
 # Moments that a narrow page leaves out, the first of them first.
 _LEAST = (("5%", "95%"), ("rank q", "rank k"), ("cond q", "cond k"), "SDERF", "OPRF")
@@ -211,7 +210,7 @@ def tolerances_to_json(tensors: Tensors, problem: Problem, found: Tolerance) -> 
 
 
 def comparison(
-    path: Path, arrays: dict[str, _Array], found: Comparison, per_head: bool, page: Page
+    path: Path, arrays: dict[str, Floats], found: Comparison, per_head: bool, page: Page
 ) -> None:
     """Print the results as tables."""
     rows = found.rows
@@ -269,7 +268,7 @@ def notices(found: Comparison) -> Iterator[str]:
         )
 
 
-def _heading(path: Path, arrays: dict[str, _Array]) -> str:
+def _heading(path: Path, arrays: dict[str, Floats]) -> str:
     """Name of the file, shapes and dtype."""
     shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
     return f"{click.format_filename(path.name)}: {shapes}, {arrays['q'].dtype}"
@@ -285,7 +284,7 @@ def _digits(value: Any) -> str:
     return f"{value:#.3g}".rstrip(".")
 
 
-def comparison_to_json(path: Path, arrays: dict[str, _Array], found: Comparison) -> str:
+def comparison_to_json(path: Path, arrays: dict[str, Floats], found: Comparison) -> str:
     """Format the results as JSON; what is not finite becomes null."""
     reference, limits = found.rows[0].seconds, tolerated()
     report = {
@@ -317,7 +316,7 @@ def comparison_to_json(path: Path, arrays: dict[str, _Array], found: Comparison)
     return _dump(report)
 
 
-def _origin(path: Path, arrays: dict[str, _Array]) -> dict[str, Any]:
+def _origin(path: Path, arrays: dict[str, Floats]) -> dict[str, Any]:
     """Versions, and what was read."""
     return {
         "refattn": __version__,
@@ -333,7 +332,7 @@ def _dump(report: Any) -> str:
 
 
 def profile(
-    path: Path, arrays: dict[str, _Array], found: Profile, searched: Search | None, page: Page
+    path: Path, arrays: dict[str, Floats], found: Profile, searched: Search | None, page: Page
 ) -> None:
     """Print the answers as tables."""
     page.say(_heading(path, arrays))
@@ -415,7 +414,7 @@ def _worth(found: Profile) -> str:
     return f"{counts}\nN = {listed} {sign} d^2 = {found.advised}: covariances are rough"
 
 
-def _per_head(found: Profile, columns: dict[str, _Array]) -> Table:
+def _per_head(found: Profile, columns: dict[str, Floats]) -> Table:
     """Make a table of one row a head, the median and the worst."""
     table = Table("head", *columns, drop=_LEAST)
     for head in found.heads:
@@ -526,7 +525,7 @@ def _count(value: float) -> str:
 
 
 def profile_to_json(
-    path: Path, arrays: dict[str, _Array], found: Profile, searched: Search | None = None
+    path: Path, arrays: dict[str, Floats], found: Profile, searched: Search | None = None
 ) -> str:
     """Format the answers as JSON; what is not finite becomes null.
 

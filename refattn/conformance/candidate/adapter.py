@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays import checks
-from ...arrays.library import array_namespace
+from ...arrays.library import Floats, array_namespace
 from ...arrays.words import said
 from ...registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal
@@ -34,7 +34,6 @@ __all__ = [
     "written",
 ]
 
-Floats = npt.NDArray[Any]
 Window = tuple[int | None, int | None]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...arrays.library import Floats
 from .adapter import Adapter
 
 __all__ = ["few", "frequencies", "of_one_key"]
 
-Floats = npt.NDArray[Any]
 
 # What those before must leave of the diagonal of a key's kernel. The tolerance follows from the
 # keys whatever this is: it is such that it stays far below the values in single precision.

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from .failures import Beyond, Failure
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "tokens",
 ]
 
-Floats = npt.NDArray[Any]
 Call = Callable[..., Any]
 Arrays = tuple[Floats, ...]
 Options = dict[str, Any]

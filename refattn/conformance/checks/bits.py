@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..candidate.adapter import Adapter
 from .identities import Trial, attends, check, comparable, evaluated
 
 __all__: list[str] = []
 
-Floats = npt.NDArray[Any]
 
 _CALLS = 8
 _SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))

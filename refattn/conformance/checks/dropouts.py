@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import stats
+from ...arrays.library import Floats
 from ...attention import softmax_attention
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
@@ -32,7 +33,6 @@ from .recovery import draws, record
 
 __all__: list[str] = []
 
-Floats = npt.NDArray[Any]
 Arrays = tuple[Floats, Floats, Floats]
 Options = dict[str, Any]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import naive
+from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.given import few
 from ..truth.reference import of_function, tolerance
@@ -15,7 +15,6 @@ from .identities import Trial, attends, check
 
 __all__: list[str] = []
 
-Floats = npt.NDArray[Any]
 Arrays = tuple[Floats, ...]
 
 

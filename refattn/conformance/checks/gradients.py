@@ -11,8 +11,8 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
 from ..truth.reference import log_slopes, pulled, pulled_rounding, rounding
@@ -22,7 +22,6 @@ from .uses import places
 
 __all__ = ["compare_gradients"]
 
-Floats = npt.NDArray[Any]
 
 NAMES = ("out", "dq", "dk", "dv")
 _SECONDS = {"quick": 20.0, "full": 80.0, "soak": 320.0}

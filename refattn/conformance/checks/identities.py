@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
 from ..candidate.given import few, frequencies, of_one_key
@@ -36,7 +37,6 @@ __all__ = [
     "stabilised",
 ]
 
-Floats = npt.NDArray[Any]
 
 # Size of queries and keys of black boxes with an epsilon, or with trigonometric features: the
 # normaliser is large there, whatever the frequencies.

@@ -21,10 +21,10 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from ... import kernels, sampling, stats, theory
+from ...arrays.library import Floats
 from ..candidate.failures import Failure
 from ..candidate.limits import head_size, nearest_head_size
 from ..truth.reference import black_box, reference, tolerance
@@ -43,8 +43,6 @@ from .recovery import (
 )
 
 __all__: list[str] = []
-
-Floats = npt.NDArray[Any]
 
 
 def _estimates(t: Trial, x: Floats, y: Floats, samples: int, seed: int) -> Floats:

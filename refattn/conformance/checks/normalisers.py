@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...engine.kernel import Attended, merge
 from ..candidate.adapter import Adapter
@@ -17,8 +16,6 @@ from .gradients import compare_gradients
 from .identities import Trial, attends, check
 
 __all__: list[str] = []
-
-Floats = npt.NDArray[Any]
 
 
 def _normalised(adapter: Adapter) -> bool:

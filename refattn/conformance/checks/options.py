@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..candidate.adapter import Adapter
 from ..truth.reference import tolerance
@@ -16,7 +15,6 @@ from .identities import Trial, attends, check
 
 __all__: list[str] = []
 
-Floats = npt.NDArray[Any]
 
 _SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}
 

@@ -9,10 +9,10 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from ... import stats
+from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
 from ..truth.reference import CONTRACT
@@ -31,7 +31,6 @@ __all__ = [
     "told",
 ]
 
-Floats = npt.NDArray[Any]
 
 _MISS = 1e-6  # probability of missing a discrepancy of the size called detectable
 

@@ -12,18 +12,16 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from ... import stats
+from ...arrays.library import Floats
 from ..candidate.failures import Failure
 from ..truth.reference import tolerance
 from .identities import Trial, check
 from .recovery import draws, frequency, normal, precise, record, recovery_error, told
 
 __all__: list[str] = []
-
-Floats = npt.NDArray[Any]
 
 
 def _target(t: Trial, d: int) -> tuple[Floats, Floats, Floats]:

@@ -13,8 +13,8 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
 from ..candidate.limits import for_queries
@@ -32,7 +32,6 @@ from .identities import (
 
 __all__ = ["places"]
 
-Floats = npt.NDArray[Any]
 
 _SECONDS = {"quick": 6.0, "full": 60.0, "soak": 600.0}  # that large cases may take
 _ROWS = 24  # queries of a large case that are compared

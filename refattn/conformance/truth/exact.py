@@ -15,7 +15,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from ...arrays.library import Floats
 
 try:
     import mpmath
@@ -54,8 +55,6 @@ __all__ = [
     "softmax_attention",
     "weighted_mean",
 ]
-
-_Array = npt.NDArray[Any]
 
 
 @cache
@@ -152,8 +151,8 @@ def _summed(x: dict[int, Any], y: dict[int, Any]) -> dict[int, Any]:
 
 
 def gradients(
-    function: Callable[..., _Array], cotangent: Any, *, dps: int = 50, **arrays: Any
-) -> dict[str, _Array]:
+    function: Callable[..., Floats], cotangent: Any, *, dps: int = 50, **arrays: Any
+) -> dict[str, Floats]:
     r"""Pull a cotangent back through a function of this module, in dual numbers.
 
     .. math:: \bar x = \sum_i \bar g_i \, \partial f_i / \partial x
@@ -186,7 +185,7 @@ def gradients(
     }
 
 
-def numbers(x: Any, *, dps: int = 50) -> _Array:
+def numbers(x: Any, *, dps: int = 50) -> Floats:
     """Turn floats, of longdouble too, into numbers of `dps` digits with the same value.
 
     Examples
@@ -209,13 +208,13 @@ def numbers(x: Any, *, dps: int = 50) -> _Array:
     return converted.reshape(x.shape)
 
 
-def _map(function: Callable[[Any], Any], x: _Array) -> _Array:
+def _map(function: Callable[[Any], Any], x: Floats) -> Floats:
     out = np.empty(x.size, dtype=object)
     out[:] = [function(e) for e in x.ravel()]
     return out.reshape(x.shape)
 
 
-def causal(n: int, m: int) -> _Array:
+def causal(n: int, m: int) -> Floats:
     """Query i sees key j where j <= i + m - n: the last query sees every key.
 
     Examples
@@ -246,7 +245,7 @@ def heads(ndims: dict[str, int], **arrays: Any) -> list[dict[str, Any]]:
     ]
 
 
-def each_head(function: Callable[..., _Array], ndims: dict[str, int], **arrays: Any) -> _Array:
+def each_head(function: Callable[..., Floats], ndims: dict[str, int], **arrays: Any) -> Floats:
     """Apply `function` to each head and stack: of H heads, h uses slice h // (H / G) of G.
 
     `ndims` says how many axes an array of one head has; an array may have one more, of length H
@@ -266,14 +265,14 @@ def each_head(function: Callable[..., _Array], ndims: dict[str, int], **arrays: 
 
 
 def weighted_mean(
-    scores: _Array,
-    v: _Array,
+    scores: Floats,
+    v: Floats,
     visible: Any = True,
     sink: Any = None,
     dropout: Any = None,
     *,
     dps: int = 50,
-) -> tuple[_Array, _Array]:
+) -> tuple[Floats, Floats]:
     """Mean of v_j with weights exp(scores_ij), and the log of their sum: reference 003, softmax.
 
     A sink is the score of one more value, 0. Factors of dropout are on the weights above, not on
@@ -309,7 +308,7 @@ def attend(
     sink: Any = None,
     dropout: Any = None,
     dps: int = 50,
-) -> tuple[_Array, _Array]:
+) -> tuple[Floats, Floats]:
     """Softmax attention and its log normaliser: reference 003.
 
     With a bias, a cap, a sink and factors of dropout.
@@ -320,7 +319,7 @@ def attend(
     return weighted_mean(scores, numbers(v, dps=dps), visible, sink, dropout, dps=dps)
 
 
-def cap(scores: _Array, softcap: float | None, *, dps: int = 50) -> _Array:
+def cap(scores: Floats, softcap: float | None, *, dps: int = 50) -> Floats:
     """Evaluate c tanh(s / c), or s itself without a cap c.
 
     Examples
@@ -355,7 +354,7 @@ def softmax_attention(
     dropout: Any = None,
     visible: Any = True,
     dps: int = 50,
-) -> _Array:
+) -> Floats:
     """Softmax attention: reference 000, Attention; reference 003, softmax attention.
 
     Examples
@@ -371,14 +370,14 @@ def softmax_attention(
     return attend(q, k, v, bias, visible, factor, **options)[0]
 
 
-def log_positive(x: _Array, omega: _Array) -> _Array:
+def log_positive(x: Floats, omega: Floats) -> Floats:
     """Log of the positive feature xi(x_i, omega_s): reference 002, eq. (9), for exact numbers."""
     return np.asarray(x @ omega.T - (x * x).sum(-1)[:, None] / 2)
 
 
 def log_kernel_estimate(
     q: Any, k: Any, omega: Any, log_weight: Any = 0.0, *, dps: int = 50
-) -> _Array:
+) -> Floats:
     """Log of sum_s w_s xi(q_i, omega_s) xi(k_j, omega_s), without the factor exp(-|q_i|^2/2)."""
     mp, weight = context(dps), numbers(np.broadcast_to(log_weight, omega.shape[:1]), dps=dps)
     q, k, omega = (numbers(x, dps=dps) for x in (q, k, omega))
@@ -388,7 +387,7 @@ def log_kernel_estimate(
     )
 
 
-def feature_map(x: _Array, omega: _Array, features: str, *, dps: int = 50) -> _Array:
+def feature_map(x: Floats, omega: Floats, features: str, *, dps: int = 50) -> Floats:
     """Feature maps (n, F): reference 001, z_positive and z_sin/cos; reference 002, (8) and (9)."""
     mp, half = context(dps), (x * x).sum(-1)[:, None] / 2
     product = x @ omega.T
@@ -405,7 +404,7 @@ def feature_map(x: _Array, omega: _Array, features: str, *, dps: int = 50) -> _A
 
 def _kernel_matrix(
     x: Any, y: Any, omega: Any, log_weight: Any, features: str, root: Any, dps: int
-) -> _Array:
+) -> Floats:
     """(1/S) sum_s w_s phi_s(x_i) . phi_s(y_j): reference 002, eq. (7)."""
     count, omega = len(omega), numbers(omega, dps=dps)
     weight = _map(context(dps).exp, numbers(np.broadcast_to(log_weight, (count,)), dps=dps))
@@ -421,7 +420,7 @@ def kernel_estimate(
     features: str = "positive",
     log_weight: Any = 0.0,
     dps: int = 50,
-) -> _Array:
+) -> Floats:
     """Estimate exp(x_i . y_i) from features, for each pair of rows: reference 002, eq. (7).
 
     Examples
@@ -439,7 +438,7 @@ def kernel_estimate(
     return np.concatenate(list(pairs))
 
 
-def _ratio(kernel: _Array, v: Any, visible: Any, dps: int) -> _Array:
+def _ratio(kernel: Floats, v: Any, visible: Any, dps: int) -> Floats:
     """sum_j kernel_ij v_j / sum_j kernel_ij over visible keys: reference 000, KernelizedAttention.
 
     0 for a query that sees no key.
@@ -463,7 +462,7 @@ def random_feature_attention(
     *,
     features: str = "positive",
     dps: int = 50,
-) -> _Array:
+) -> Floats:
     """Attention with the estimated kernel (RFA): reference 002, eq. (10); reference 003, RFA.
 
     Examples
@@ -488,7 +487,7 @@ def randomized_attention(
     scale: float | None = None,
     *,
     dps: int = 50,
-) -> _Array:
+) -> Floats:
     """Mean over s of f_i(omega_is) = sum_j xi(k_j) v_j / sum_j xi(k_j): reference 003, RA.
 
     omega has shape (n, S, d).
@@ -521,7 +520,7 @@ def linear_randomized_attention(
     scale: float | None = None,
     *,
     dps: int = 50,
-) -> _Array:
+) -> Floats:
     """RFA with weights N(omega_s; 0, I) / sum_c N(omega_s; mu_c, I): reference 003, LARA, balance.
 
     Examples
@@ -541,7 +540,7 @@ def linear_randomized_attention(
 
 def coreset(
     k: Any, indices: Any, visible: Any = True, scale: float | None = None, *, dps: int = 50
-) -> tuple[_Array, _Array]:
+) -> tuple[Floats, Floats]:
     """Centred keys J, times the root of the scale, and W = h_JJ^-1 h_JK for the keys K seen.
 
     Examples
@@ -571,7 +570,7 @@ def coreset_attention(
     scale: float | None = None,
     *,
     dps: int = 50,
-) -> _Array:
+) -> Floats:
     """Attention with the kernel h_qJ h_JJ^-1 h_JK of centred keys: arXiv:2602.10056.
 
     Keys J are distinct, and visible, (m,), is the same for all queries.
@@ -602,7 +601,7 @@ def eva_attention(
     causal: bool = False,
     scale: float | None = None,
     dps: int = 50,
-) -> _Array:
+) -> Floats:
     """Attention to the keys of the own chunk and to one summary of each other: arXiv:2302.04542.
 
     visible, (m,), is the same for all queries.
@@ -618,7 +617,7 @@ def eva_attention(
     mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
     queries, keys, values = numbers(q, dps=dps) * r, numbers(k, dps=dps) * r, numbers(v, dps=dps)
 
-    def summary(c: int, i: int, members: list[int]) -> tuple[Any, _Array]:
+    def summary(c: int, i: int, members: list[int]) -> tuple[Any, Floats]:
         some = keys[members]
         mean, rows = some.sum(0) / len(members), _of_chunk(q, k, window, c)
         centre = mean + (queries[rows].sum(0) / len(rows) if rows else 0)
@@ -641,7 +640,7 @@ def second_order_attention(
     causal: bool = False,
     scale: float | None = None,
     dps: int = 50,
-) -> _Array:
+) -> Floats:
     """Attention to the keys of the own chunk and to the moments of each other.
 
     visible, (m,), is the same for all queries.
@@ -657,7 +656,7 @@ def second_order_attention(
     mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
     queries, keys, values = numbers(q, dps=dps) * r, numbers(k, dps=dps) * r, numbers(v, dps=dps)
 
-    def summary(c: int, i: int, members: list[int]) -> tuple[Any, _Array]:
+    def summary(c: int, i: int, members: list[int]) -> tuple[Any, Floats]:
         along, some, size = keys[members] @ queries[i], values[members], len(members)
         mean, value = along.sum() / size, some.sum(0) / size
         apart = along - mean
@@ -668,14 +667,14 @@ def second_order_attention(
 
 
 def _near_and_far(
-    q: _Array,
-    k: _Array,
-    v: _Array,
+    q: Floats,
+    k: Floats,
+    v: Floats,
     visible: Any,
     window: int,
     causal: bool,
-    summary: Callable[[int, int, list[int]], tuple[Any, _Array]],
-) -> _Array:
+    summary: Callable[[int, int, list[int]], tuple[Any, Floats]],
+) -> Floats:
     """Mean of the values of the own chunk and of summaries of others, query by query."""
     (n, m), seen = (len(q), len(k)), np.broadcast_to(visible, (len(k),))
     rows = []
@@ -712,7 +711,7 @@ def local_random_feature_attention(
     *,
     window: tuple[int | None, int | None],
     dps: int = 50,
-) -> _Array:
+) -> Floats:
     """Attention with the exact kernel in a window and the estimated one outside.
 
     Examples
@@ -744,7 +743,7 @@ def sampled_key_attention(
     scale: float | None = None,
     *,
     dps: int = 50,
-) -> _Array:
+) -> Floats:
     """Attention to the keys of each query's sample, (n or 1, S), over their probabilities.
 
     Examples
@@ -766,7 +765,7 @@ def sampled_key_attention(
     return np.stack(rows)
 
 
-def elu_plus_one(x: Any, *, dps: int = 50) -> _Array:
+def elu_plus_one(x: Any, *, dps: int = 50) -> Floats:
     """Evaluate x + 1 for x > 0 and e^x otherwise: reference 004, phi, with alpha = 1.
 
     Examples
@@ -780,7 +779,7 @@ def elu_plus_one(x: Any, *, dps: int = 50) -> _Array:
     return _map(lambda e: e + 1 if e > 0 else mp.exp(e), numbers(x, dps=dps))
 
 
-def linear_attention(q: Any, k: Any, v: Any, visible: Any = True, *, dps: int = 50) -> _Array:
+def linear_attention(q: Any, k: Any, v: Any, visible: Any = True, *, dps: int = 50) -> Floats:
     """Attention with the kernel phi(q) . phi(k), phi = elu + 1: reference 004, kernel_attn.
 
     Examples
@@ -794,7 +793,7 @@ def linear_attention(q: Any, k: Any, v: Any, visible: Any = True, *, dps: int = 
     return _ratio(elu_plus_one(q, dps=dps) @ elu_plus_one(k, dps=dps).T, v, visible, dps)
 
 
-def mean(x: Any, *, dps: int = 50) -> _Array:
+def mean(x: Any, *, dps: int = 50) -> Floats:
     """Mean of the rows: reference 002, eq. (1).
 
     Examples
@@ -807,7 +806,7 @@ def mean(x: Any, *, dps: int = 50) -> _Array:
     return np.asarray(numbers(x, dps=dps).sum(0) / len(x))
 
 
-def covariance(x: Any, ddof: int = 1, *, dps: int = 50) -> _Array:
+def covariance(x: Any, ddof: int = 1, *, dps: int = 50) -> Floats:
     """Covariance of the rows with divisor N - ddof: reference 002, eq. (2).
 
     Examples

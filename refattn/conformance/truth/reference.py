@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import features, kernels, naive
 from ...arrays.blocks import sum_to
+from ...arrays.library import Floats
 from ...attention import attend, softmax_attention
 from ...gradients.rules import vjp
 from ..candidate.adapter import Adapter, drawn
@@ -37,7 +37,6 @@ __all__ = [
     "tolerance",
 ]
 
-Floats = npt.NDArray[Any]
 
 # In error <= C eps (1 + largest exponent). Evaluations that round every operation and add in turn
 # stay below a tenth of it on sums of a few terms, as a test shows; the rest is for long sums, which

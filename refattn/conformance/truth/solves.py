@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from ...arrays.library import Floats
 
 __all__ = ["condition_of_solve"]
-
-Floats = npt.NDArray[Any]
 
 
 def condition_of_solve(q: Floats, k: Floats, v: Floats, indices: Any) -> float:

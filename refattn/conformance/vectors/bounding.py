@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import registry
+from ...arrays.library import Floats
 from .cases import GRADIENTS, Case
 from .drawing import Recipe
 from .formulas import Head, chunked, exact, formula, heads, value_of, with_lse
 
 __all__ = ["bounds"]
 
-_Array = npt.NDArray[Any]
 
-
-def bounds(case: Recipe | Case, values: dict[str, _Array]) -> tuple[float, dict[str, _Array]]:
+def bounds(case: Recipe | Case, values: dict[str, Floats]) -> tuple[float, dict[str, Floats]]:
     """Largest exponent and what errors are relative to: the accuracy contract.
 
     `values` are those of the outputs.
@@ -58,14 +56,14 @@ def _root(case: Recipe | Case, head: Head) -> Any:
     return exact().root(scale, head.q.shape[-1])
 
 
-def _largest(rows: _Array, name: str) -> _Array:
+def _largest(rows: Floats, name: str) -> Floats:
     """The largest size for all; gradients that nothing moves are exactly 0."""
     if name == "out":
         return np.array(np.max(rows), dtype=object)
     return np.where(rows == 0, 0, np.max(rows))
 
 
-def _bound(case: Recipe | Case, head: Head) -> tuple[Any, _Array]:
+def _bound(case: Recipe | Case, head: Head) -> tuple[Any, Floats]:
     """Largest exponent of one head and size of each of its rows, over keys that are seen."""
     mp, features = exact(), case.arguments.get("features")
     seen = head.visible.any(0) | (value_of(case, "empty_rows") == "mean")
@@ -140,7 +138,7 @@ def _terms_of_coreset(case: Recipe | Case, head: Head) -> Any:
 # --- gradients -----------------------------------------------------------------------------------
 
 
-def _gradients(case: Recipe | Case) -> dict[str, _Array]:
+def _gradients(case: Recipe | Case) -> dict[str, Floats]:
     """Sums of absolute terms of gradients, over all heads that share the argument."""
     of_head = _by_sample if registry.ESTIMATORS[case.estimator].has("per-query") else _by_query
     found, sizes = [of_head(case, head) for head in heads(case)], {}
@@ -151,7 +149,7 @@ def _gradients(case: Recipe | Case) -> dict[str, _Array]:
     return sizes
 
 
-def _by_query(case: Recipe | Case, head: Head) -> dict[str, _Array]:
+def _by_query(case: Recipe | Case, head: Head) -> dict[str, Floats]:
     """Sums of pairs of a query and a key, times how far the argument moves their logarithm.
 
     A query and a key move the pairs that they are in, all else moves every pair.
@@ -172,7 +170,7 @@ def _by_query(case: Recipe | Case, head: Head) -> dict[str, _Array]:
     return sizes
 
 
-def _by_sample(case: Recipe | Case, head: Head) -> dict[str, _Array]:
+def _by_sample(case: Recipe | Case, head: Head) -> dict[str, Floats]:
     """The same where each sample of a query has weights of its own: it moves them, not the query.
 
     The output is the mean over samples.
@@ -193,7 +191,7 @@ def _by_sample(case: Recipe | Case, head: Head) -> dict[str, _Array]:
     }
 
 
-def _pairs(p: _Array, g: _Array, head: Head) -> tuple[_Array, _Array]:
+def _pairs(p: Floats, g: Floats, head: Head) -> tuple[Floats, Floats]:
     """Cotangents of the logarithms of weights p, by absolute terms: p (g . v - g . out + d_lse).
 
     The second is what all pairs of a query have in common, g . out - d_lse.
@@ -204,7 +202,7 @@ def _pairs(p: _Array, g: _Array, head: Head) -> tuple[_Array, _Array]:
     return np.asarray(p * (products + delta[:, None])), np.asarray(delta)
 
 
-def _weights(case: Recipe | Case, head: Head) -> _Array:
+def _weights(case: Recipe | Case, head: Head) -> Floats:
     """Weights of pairs, (n, m); where they have signs, a bound of the terms and of their sums."""
     mp, features = exact(), case.arguments.get("features")
     if features != "trigonometric":
@@ -241,13 +239,13 @@ def _ways(case: Recipe | Case, head: Head) -> dict[str, Any]:
     }
 
 
-def _lengths(x: _Array) -> _Array:
+def _lengths(x: Floats) -> Floats:
     """Lengths of rows."""
     squares = (exact().numbers(x) ** 2).sum(-1)
     return np.array([exact().context().sqrt(e) for e in squares.ravel()]).reshape(squares.shape)
 
 
-def _longest(x: _Array) -> Any:
+def _longest(x: Floats) -> Any:
     """Largest length of a row."""
     return max(_lengths(x).ravel(), default=0)
 
@@ -257,5 +255,5 @@ def _up(x: Any) -> float:
     return float(f"{float(x) * 1.01:.3g}")
 
 
-def _ups(x: _Array) -> _Array:
+def _ups(x: Floats) -> Floats:
     return np.array([_up(e) for e in x.ravel()]).reshape(x.shape)

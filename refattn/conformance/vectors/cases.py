@@ -6,7 +6,8 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from ...arrays.library import Floats
 
 __all__ = [
     "CONTRACT",
@@ -28,7 +29,6 @@ __all__ = [
     "is_exact",
 ]
 
-_Array = npt.NDArray[Any]
 
 ESTIMATORS = (
     *("coreset", "eva", "kernel", "lara", "linear", "moments", "ra", "rfa", "rfa-local"),
@@ -278,10 +278,10 @@ class Case(NamedTuple):
     flags: tuple[str, ...]
     arguments: dict[str, Any]
     dtype: str
-    inputs: dict[str, _Array]
-    expected: dict[str, _Array]
-    expected_low: dict[str, _Array]
-    size: dict[str, _Array]
+    inputs: dict[str, Floats]
+    expected: dict[str, Floats]
+    expected_low: dict[str, Floats]
+    size: dict[str, Floats]
     cond: float
     tolerance: dict[str, float]
     result: str
@@ -301,7 +301,7 @@ def estimator_of(file: str) -> str:
     return max(named, key=len, default="")
 
 
-def is_exact(x: _Array, dtype: str) -> bool:
+def is_exact(x: Floats, dtype: str) -> bool:
     """Whether every number is one of the dtype; masks and indices have dtypes of their own."""
     if x.dtype.kind in "bi" or dtype == "float64":
         return True

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import registry
+from ...arrays.library import Floats
 from ..conventions import OPTIONS
 from .archives import SUMS, is_archive, unpacked, wrong_sums
 from .cases import (
@@ -37,7 +37,6 @@ from .writing import manifest_name, sealed
 
 __all__ = ["lint"]
 
-_Array = npt.NDArray[Any]
 _OF_PAIRS = ("bias", "dropout", "keep", "mask")  # of a query and a key
 _OF_SAMPLES = ("indices", "log_probability")
 
@@ -186,7 +185,7 @@ def _lint_ids(document: Any, ids: list[str]) -> Iterator[str]:
 def _lint_file(
     path: Path,
     document: Any,
-    arrays: dict[str, _Array] | None,
+    arrays: dict[str, Floats] | None,
     seen: Counter[Any],
     again: Callable[[], bool],
 ) -> Iterator[str]:
@@ -275,7 +274,7 @@ def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[st
         yield f"result {case.result!r} does not go with the flags"
 
 
-def _holes(case: Case, name: str) -> _Array:
+def _holes(case: Case, name: str) -> Floats:
     """Where an output may be nan or infinite: its row sees no key."""
     if name not in ("out", "lse") or np.all(np.isfinite(case.expected[name])):
         return np.array(False)

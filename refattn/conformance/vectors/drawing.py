@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from .cases import DTYPES, Convention
 
 __all__ = ["Drawn", "Recipe", "draw"]
-
-_Array = npt.NDArray[Any]
 
 
 class Recipe(NamedTuple):
@@ -26,7 +24,7 @@ class Recipe(NamedTuple):
     flags: tuple[str, ...]
     arguments: dict[str, Any]
     dtype: str
-    inputs: dict[str, _Array]
+    inputs: dict[str, Floats]
     file: str
     group: str
     convention: Convention | None = None
@@ -54,7 +52,7 @@ class Drawn:
         return 1.0 if self.dtype.endswith("16") else 2.0
 
 
-def draw(name: str, shape: tuple[int, ...], dtype: str, size: float) -> _Array:
+def draw(name: str, shape: tuple[int, ...], dtype: str, size: float) -> Floats:
     """Uniform on a grid of [-size, size) with as many bits as the dtype has; size a power of 2."""
     bits = DTYPES[dtype][0]
     raw = np.random.PCG64(zlib.crc32(name.encode())).random_raw(math.prod(shape))

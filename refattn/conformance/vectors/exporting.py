@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from ...registry import ESTIMATORS
 from ..conventions import CONVENTIONS, Library
 from .cases import INSTALL, Case
@@ -22,7 +22,6 @@ __all__ = ["EXPORTS", "export"]
 
 EXPORTS = ("c", "onnx")
 
-_Array = npt.NDArray[Any]
 _OPSETS = (23, 25)  # the first with Attention, and the first with windows
 
 
@@ -161,12 +160,12 @@ def _number(x: float) -> str:
     return "NAN" if math.isnan(x) else "-INFINITY" if x < 0 else "INFINITY"
 
 
-def _numbers(name: str, x: _Array) -> str:
+def _numbers(name: str, x: Floats) -> str:
     data = ", ".join(_number(value) for value in x.ravel())
     return f"static const double {name}[] = {{{data}}};\n"
 
 
-def _tensor(name: str, x: _Array, data: str, size: str) -> str:
+def _tensor(name: str, x: Floats, data: str, size: str) -> str:
     shape = ", ".join(str(length) for length in x.shape or (1,))
     return f'{{"{name}", {x.ndim}, {{{shape}}}, {data}, {size}}}'
 
@@ -212,7 +211,7 @@ def _models(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
         yield f"{case.id}/test_data_set_0/output_0.pb", data
 
 
-def _inputs(case: Case) -> dict[str, _Array]:
+def _inputs(case: Case) -> dict[str, Floats]:
     """The inputs as the operator takes them."""
     n, m = case.inputs["q"].shape[-2], case.inputs["k"].shape[-2]
     arrays = {name: _four_axes(x) for name, x in case.inputs.items() if name != "mask"}
@@ -262,6 +261,6 @@ def _expressible(case: Case, row: Library) -> bool:
     return known and square and "EMPTY_ROW" not in case.flags
 
 
-def _four_axes(x: _Array) -> _Array:
+def _four_axes(x: Floats) -> Floats:
     """Batch, heads, tokens, numbers."""
     return x.reshape((1,) * (4 - x.ndim) + x.shape)

@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import registry
+from ...arrays.library import Floats
 from .cases import GRADIENTS, Case
 from .drawing import Recipe
 
@@ -27,7 +27,6 @@ __all__ = [
     "with_lse",
 ]
 
-_Array = npt.NDArray[Any]
 
 # Axes of one head.
 NDIMS = {"q": 2, "k": 2, "v": 2, "visible": 2, "omega": 2, "centres": 2, "log_weight": 1}
@@ -38,19 +37,19 @@ NDIMS |= {"indices": 2, "log_probability": 2}
 class Head(NamedTuple):
     """The arrays of one head."""
 
-    q: _Array
-    k: _Array
-    v: _Array
-    visible: _Array
-    omega: _Array | None = None
+    q: Floats
+    k: Floats
+    v: Floats
+    visible: Floats
+    omega: Floats | None = None
     log_weight: Any = 0.0
-    centres: _Array | None = None
+    centres: Floats | None = None
     bias: Any = 0.0
     sinks: Any = None
     dropout: Any = None
     indices: Any = None
     log_probability: Any = 0.0
-    d_out: _Array | None = None
+    d_out: Floats | None = None
     d_lse: Any = 0.0
 
 
@@ -70,7 +69,7 @@ def value_of(case: Recipe | Case, option: str) -> str:
     return found.value if found is not None and found.option == option else ""
 
 
-def visible(case: Recipe | Case) -> _Array:
+def visible(case: Recipe | Case) -> Floats:
     """The mask, the causal form and the window in one."""
     x, past = case.inputs, case.inputs.get("past_k", np.empty((0, 1))).shape[-2]
     n, m = x["q"].shape[-2], past + x["k"].shape[-2]
@@ -90,7 +89,7 @@ def visible(case: Recipe | Case) -> _Array:
     return np.asarray(seen)
 
 
-def _ahead(n: int, m: int, corner: int) -> _Array:
+def _ahead(n: int, m: int, corner: int) -> Floats:
     """How far key j is ahead of that of query i, i + corner."""
     return np.asarray(np.arange(m) - np.arange(n)[:, None] - corner)
 
@@ -119,7 +118,7 @@ def heads(case: Recipe | Case) -> list[Head]:
     return [Head(**x) for x in exact().heads(_ndims(case), **arranged(case))]
 
 
-def formula(case: Recipe | Case, dps: int = 50) -> Callable[..., _Array]:
+def formula(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
     """The output of one head; of exact attention its log normaliser as one more column."""
     record = registry.ESTIMATORS[case.estimator]
     if record.has("exact"):
@@ -135,7 +134,7 @@ def formula(case: Recipe | Case, dps: int = 50) -> Callable[..., _Array]:
     return partial(_of_keys, found) if coreset or chunked(case) else found
 
 
-def _of_keys(function: Callable[..., _Array], visible: _Array, **arrays: Any) -> _Array:
+def _of_keys(function: Callable[..., Floats], visible: Floats, **arrays: Any) -> Floats:
     """A formula that takes what hides keys from all queries: the last sees all others."""
     return function(**arrays, visible=visible[-1])
 
@@ -150,7 +149,7 @@ def with_lse(case: Recipe | Case) -> bool:
     return bool("d_lse" in case.inputs or case.arguments.get("return_lse"))
 
 
-def solve(case: Recipe | Case, dps: int) -> dict[str, _Array]:
+def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
     """Evaluate a case with so many digits."""
     x, record = case.inputs, registry.ESTIMATORS[case.estimator]
     if record.has("rows"):
@@ -160,7 +159,7 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, _Array]:
         return {"out": exact().kernel_estimate(**x, **case.arguments, dps=dps)}
     d_v, lse = x["v"].shape[-1], with_lse(case)
 
-    def outputs(**given: Any) -> _Array:
+    def outputs(**given: Any) -> Floats:
         arrays = arranged(case, dps, **given)
         cotangents = ("d_out", "d_lse")
         arrays = {name: value for name, value in arrays.items() if name not in cotangents}
@@ -177,7 +176,7 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, _Array]:
     return found
 
 
-def _exact(case: Recipe | Case, dps: int, **arrays: Any) -> _Array:
+def _exact(case: Recipe | Case, dps: int, **arrays: Any) -> Floats:
     """Exact attention of one head under the convention of the case: reference 003."""
     e, x = exact(), Head(**arrays)
     scale, softcap = _scale(case, x.q.shape[-1], dps), case.arguments.get("softcap")

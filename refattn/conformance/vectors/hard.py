@@ -27,17 +27,16 @@ every machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from .drawing import Recipe, draw
 
 __all__ = ["CASES", "POWERS", "Hard", "recipe", "recipes"]
 
-_Array = npt.NDArray[Any]
-_Inputs = tuple[_Array, _Array, _Array]
+_Inputs = tuple[Floats, Floats, Floats]
 
 # The p above by level.
 POWERS: dict[str, tuple[int, ...]] = {
@@ -103,13 +102,13 @@ class Hard(NamedTuple):
         return "-".join(("softmax-hard", self.family, *words, *sizes, "float64"))
 
 
-def _cancelling(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+def _cancelling(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
     half = len(k) // 2
     k = np.concatenate([k[:half], k[:half]])
     return q * width, k, np.concatenate([v[:half], v[half:] * small - v[:half]])
 
 
-def _equal(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+def _equal(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
     half, size = len(k) // 2, abs(v)  # of one sign, so that partial sums grow
     return (
         q * width,
@@ -118,24 +117,24 @@ def _equal(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inpu
     )
 
 
-def _large(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+def _large(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
     way = k[0]
     return way + q / 8, way / small + k * width, v
 
 
-def _means(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+def _means(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
     half = k.shape[-1] // 2
     k = np.concatenate([k[:, :half], -k[:, :half]], -1)  # sums of 0: the mean of q moves nothing
     return q * width + 1 / small, k + 1 / small, v
 
 
-def _sink(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+def _sink(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
     way, first = k[0], np.arange(len(k))[:, None] == 0
     k = np.where(first, way * (8 * width), k) + way / small
     return way + q / 8, k, np.where(first, 0.0, v)
 
 
-def _tie(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+def _tie(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
     way = k[0]
     k, v = k.copy(), v.copy()
     k[0], k[1] = way * (32 * width), way * (32 * width) + k[1] * small
@@ -143,13 +142,13 @@ def _tie(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs
     return way + q / 8, k, v
 
 
-def _values(q: _Array, k: _Array, v: _Array, small: float, width: float) -> _Inputs:
+def _values(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
     v = v + 1 / small
     v[0] -= len(k) / small
     return q * width, k * small, v
 
 
-_FAMILIES: dict[str, Callable[[_Array, _Array, _Array, float, float], _Inputs]] = {
+_FAMILIES: dict[str, Callable[[Floats, Floats, Floats, float, float], _Inputs]] = {
     "cancelling": _cancelling,
     "equal": _equal,
     "large": _large,

@@ -11,15 +11,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from .cases import Convention
 from .drawing import Drawn, Recipe, draw
 
 __all__ = ["case", "recipes", "tiles"]
 
-_Array = npt.NDArray[Any]
-_Draw = Callable[..., _Array]
+_Draw = Callable[..., Floats]
 
 
 _GROUPED = Drawn(heads=(4,), key_heads=(2,), n=3, m=4, d_v=2)
@@ -28,19 +27,19 @@ _LONG = Drawn(n=6)
 _PULLED = Drawn(n=3, m=4, d=3, d_v=2, cotangents=("d_out",))
 
 
-def _third(n: int, m: int) -> _Array:
+def _third(n: int, m: int) -> Floats:
     """A mask that hides about every third key, others for each query."""
     index = np.arange(n * m).reshape(n, m)
     return np.asarray((index % 3 != 1) & (index % 7 != 5))
 
 
-def _empty(n: int, m: int) -> _Array:
+def _empty(n: int, m: int) -> Floats:
     """The same, and query 1 sees nothing."""
     return np.asarray(_third(n, m) & (np.arange(n) != 1)[:, None])
 
 
 # More inputs by the word for them in an id: of what was drawn, and a function that draws.
-_MORE: dict[str, Callable[[Drawn, _Draw], dict[str, _Array]]] = {
+_MORE: dict[str, Callable[[Drawn, _Draw], dict[str, Floats]]] = {
     "mask": lambda x, draw: {"mask": _third(x.n, x.m)},
     "emptyrow": lambda x, draw: {"mask": _empty(x.n, x.m)},
     "hidden": lambda x, draw: {"mask": ~_third(x.n, x.m)},
@@ -102,12 +101,12 @@ def case(
     )
 
 
-def _of_case(label: str, drawn: Drawn, name: str, shape: tuple[int, ...]) -> _Array:
+def _of_case(label: str, drawn: Drawn, name: str, shape: tuple[int, ...]) -> Floats:
     size = drawn.size if name in "qk" and drawn.size is not None else drawn.plain
     return draw(f"{label}/{name}", shape, drawn.dtype, size)
 
 
-def _rounded(x: _Array, dtype: str) -> _Array:
+def _rounded(x: Floats, dtype: str) -> Floats:
     return x if x.dtype == bool or dtype == "float64" else x.astype(np.float32).astype(np.float64)
 
 

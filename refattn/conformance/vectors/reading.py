@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from ...files.safetensors import read as read_safetensors
 from .cases import FILES, FORMATS, INSTALL, REALS, Case, Convention, check_format
 
 __all__ = ["case_of", "cases_of", "files_in", "load", "parse", "read", "tests_of"]
-
-_Array = npt.NDArray[Any]
 
 
 def load(directory: str | os.PathLike[str], *, format: str | None = None) -> list[Case]:
@@ -79,7 +77,7 @@ def files_in(directory: str | os.PathLike[str]) -> list[tuple[str, Path]]:
     return [(kind, path) for kind, path in paths if path.is_file()]
 
 
-def read(kind: str, path: Path) -> tuple[Any, dict[str, _Array] | None]:
+def read(kind: str, path: Path) -> tuple[Any, dict[str, Floats] | None]:
     """The document of a file and, if they are not in it, its arrays."""
     if kind == "json":
         return parse(path.read_text("utf-8")), None
@@ -115,7 +113,7 @@ def tests_of(document: Any) -> list[Any]:
     return [test for group in document["testGroups"] for test in group["tests"]]
 
 
-def cases_of(document: Any, arrays: dict[str, _Array] | None = None) -> list[Case]:
+def cases_of(document: Any, arrays: dict[str, Floats] | None = None) -> list[Case]:
     """The cases of a document, group by group."""
     name = document["estimator"]
     return [
@@ -129,7 +127,7 @@ def case_of(
     estimator: str,
     group: dict[str, Any],
     test: dict[str, Any],
-    arrays: dict[str, _Array] | None = None,
+    arrays: dict[str, Floats] | None = None,
 ) -> Case:
     """Turn an entry of a file, and the arrays that are not in it, into a case."""
     arguments: dict[str, Any] = {
@@ -185,6 +183,6 @@ def _rest(digits: str) -> float:
     return float(Fraction(digits) - Fraction(x)) if math.isfinite(x) else 0.0
 
 
-def _from_tensor(x: dict[str, Any]) -> _Array:
+def _from_tensor(x: dict[str, Any]) -> Floats:
     data = [float.fromhex(value) if isinstance(value, str) else value for value in x["data"]]
     return np.array(data).reshape(x["shape"])

@@ -8,33 +8,32 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import registry
+from ...arrays.library import Floats
 from . import conventional, hard, options, sparse
 from .drawing import Drawn, Recipe, draw
 
 __all__ = ["all_recipes"]
 
-_Array = npt.NDArray[Any]
-_Edit = Callable[[dict[str, _Array]], dict[str, Any]]
+_Edit = Callable[[dict[str, Floats]], dict[str, Any]]
 
 
 _USUAL = Drawn()
 _small = partial(Drawn, n=3, m=4, d=3, d_v=2, count=3, cotangents=("d_out",))  # for gradients
 
 
-def _unchanged(x: dict[str, _Array]) -> dict[str, Any]:
+def _unchanged(x: dict[str, Floats]) -> dict[str, Any]:
     return {}
 
 
-def _probes(d: int) -> _Array:
+def _probes(d: int) -> Floats:
     """Plus and minus e_i and (1, ..., 1)."""
     rows = np.concatenate([np.eye(d), np.ones((1, d))])
     return np.concatenate([rows, -rows])
 
 
-def _both_signs(omega: _Array) -> _Array:
+def _both_signs(omega: Floats) -> Floats:
     """Make the first entries of rows of alternating sign, so that a lost sign shows."""
     signs = np.where(np.arange(omega.shape[-2]) % 2, 1.0, -1.0)
     return np.concatenate([abs(omega[..., :1]) * signs[:, None], omega[..., 1:]], axis=-1)
@@ -89,25 +88,25 @@ def _attention(
     return Recipe(label, estimator, comment, words, arguments, dtype, x, estimator, group)
 
 
-def _mask(*shape: int) -> _Array:
+def _mask(*shape: int) -> Floats:
     """A mask that hides every third and every fifth key, differently for each query."""
     index = np.arange(math.prod(shape)).reshape(shape)
     return np.asarray((index % 3 != 1) & (index % 5 != 3))
 
 
-def _hide_huge(x: dict[str, _Array]) -> dict[str, Any]:
+def _hide_huge(x: dict[str, Floats]) -> dict[str, Any]:
     mask = np.arange(x["k"].shape[-2]) % 3 != 1
     huge = np.where(mask[:, None], 1.0, 2.0**40)
     return {"mask": mask, "k": x["k"] * huge, "v": x["v"] * huge}
 
 
-def _empty_row(x: dict[str, _Array]) -> dict[str, Any]:
+def _empty_row(x: dict[str, Floats]) -> dict[str, Any]:
     mask = _mask(x["q"].shape[-2], x["k"].shape[-2])
     mask[1] = False
     return {"mask": mask}
 
 
-def _constant(masked: bool, x: dict[str, _Array]) -> dict[str, Any]:
+def _constant(masked: bool, x: dict[str, Floats]) -> dict[str, Any]:
     mask = {"mask": _mask(x["q"].shape[-2], x["k"].shape[-2])} if masked else {}
     return {"v": np.ones_like(x["v"]), **mask}
 
@@ -230,7 +229,7 @@ def _softmax() -> Iterator[Recipe]:
         )
 
 
-def _lengths(x: dict[str, _Array]) -> dict[str, Any]:
+def _lengths(x: dict[str, Floats]) -> dict[str, Any]:
     """Keys in nearly one direction, of lengths from 1/4 to 4."""
     lengths = 2.0 ** (np.arange(x["k"].shape[-2]) % 5 - 2)
     return {"k": (np.ones_like(x["k"]) + x["k"] / 16) * lengths[:, None] / 2}
@@ -353,7 +352,7 @@ def _linear() -> Iterator[Recipe]:
         )
 
 
-def _near(x: dict[str, _Array]) -> dict[str, Any]:
+def _near(x: dict[str, Floats]) -> dict[str, Any]:
     return {"v": 1 + x["v"] / 1024}
 
 
@@ -656,7 +655,7 @@ def _moments() -> Iterator[Recipe]:
         name: str,
         flags: str,
         comment: str,
-        edit: Callable[[_Array], _Array] = lambda x: x,
+        edit: Callable[[Floats], Floats] = lambda x: x,
         *,
         dtype: str = "float32",
         rows: int = 9,

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from .bounding import bounds
 from .cases import CONTRACT, DIGITS, DTYPES, FILES, FLAGS, REALS, SCHEMA, VERSION, Case, is_exact
 from .drawing import Recipe
@@ -20,7 +20,6 @@ from .sources import libraries, sources
 
 __all__ = ["PRECISIONS", "documents", "prepare", "solved", "written"]
 
-_Array = npt.NDArray[Any]
 
 PRECISIONS = (50, 80)  # digits
 
@@ -44,7 +43,7 @@ def _decimal(low: Any, high: Any, size: float) -> str | None:
 
 
 def _tolerances(
-    inputs: dict[str, _Array], expected: Iterable[_Array], size: Iterable[_Array], cond: float
+    inputs: dict[str, Floats], expected: Iterable[Floats], size: Iterable[Floats], cond: float
 ) -> dict[str, float]:
     """Tolerances for the dtypes that hold inputs and outputs and in which they say something."""
     sizes = np.concatenate([x.ravel() for x in size])
@@ -103,7 +102,7 @@ def solved(recipe: Recipe | Case) -> dict[str, Any]:
     }
 
 
-def _tensor(x: _Array, hexed: bool = True) -> dict[str, Any]:
+def _tensor(x: Floats, hexed: bool = True) -> dict[str, Any]:
     data = x.ravel().tolist()
     if hexed and x.dtype.kind == "f":
         data = [written(value) for value in data]

@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from .drawing import Drawn, Recipe, draw
 
 __all__ = ["recipes"]
 
-_Array = npt.NDArray[Any]
 
 _USUAL, _CHUNKS = Drawn(), Drawn(n=7, m=7)
 _DOUBLE, _FAR = Drawn(dtype="float64"), Drawn(size=32.0, dtype="float64")
@@ -29,7 +28,7 @@ def _case(
     comment: str,
     drawn: Drawn = _USUAL,
     *,
-    given: dict[str, _Array] | None = None,
+    given: dict[str, Floats] | None = None,
     shapes: dict[str, tuple[int, ...]] | None = None,
     **arguments: Any,
 ) -> Recipe:
@@ -51,18 +50,18 @@ def _case(
     return Recipe(label, estimator, comment, words, arguments, drawn.dtype, x, estimator, estimator)
 
 
-def _mask(*shape: int) -> _Array:
+def _mask(*shape: int) -> Floats:
     """Hide every third and every fifth key, others from each query."""
     index = np.arange(np.prod(shape)).reshape(shape)
     return np.asarray((index % 3 != 1) & (index % 5 != 3))
 
 
-def _indices(*rows: list[int]) -> _Array:
+def _indices(*rows: list[int]) -> Floats:
     """Indices of one sample, or of those of queries."""
     return np.array(rows[0] if len(rows) == 1 else rows, np.int64)
 
 
-def _of_queries(drawn: Drawn) -> _Array:
+def _of_queries(drawn: Drawn) -> Floats:
     """Keys of each query that lie apart, `count` of them."""
     rows = np.arange(np.prod([*drawn.heads, drawn.n])).reshape(*drawn.heads, drawn.n, 1)
     return np.asarray((rows + 2 * np.arange(drawn.count)) % drawn.m, np.int64)

@@ -14,15 +14,14 @@ from string import Template
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from .cases import DIGITS, ESTIMATORS, FLAGS, GRADIENTS, SCHEMA, VERSION, check_format
 from .reading import cases_of, tests_of
 from .solving import documents
 
 __all__ = ["manifest_name", "sealed", "to_json", "write"]
 
-_Array = npt.NDArray[Any]
 
 # What the format calls each kind of numbers, and how it has them.
 _SAFETENSORS = {"b": ("BOOL", "?"), "f": ("F64", "<f8"), "i": ("I64", "<i8")}
@@ -106,9 +105,9 @@ def to_json(document: dict[str, Any]) -> bytes:
     return (text + "\n").encode("ascii")
 
 
-def _arrays(document: dict[str, Any]) -> tuple[bytes, dict[str, _Array]]:
+def _arrays(document: dict[str, Any]) -> tuple[bytes, dict[str, Floats]]:
     """Take the arrays out of a document: what is left, as JSON, and the arrays by name."""
-    arrays: dict[str, _Array] = {}
+    arrays: dict[str, Floats] = {}
     document = json.loads(json.dumps(document))
     for case, test in zip(cases_of(document), tests_of(document), strict=True):
         parts = {"expected": case.expected, "expected_low": case.expected_low, "size": case.size}

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ...arrays.library import Floats
 from ..candidate.adapter import CHOICES, Adapter
 from ..candidate.failures import Beyond, Failure
 from ..candidate.limits import head_size, nearest_head_size
@@ -19,7 +19,6 @@ from ..truth.reference import reference
 
 __all__ = ["diagnose"]
 
-Floats = npt.NDArray[Any]
 Problem = tuple[tuple[Floats, ...], dict[str, Any]]
 
 _SWAPPED = {"hnd": "nhd", "nhd": "hnd", "bhnd": "bnhd", "bnhd": "bhnd"}

@@ -1,0 +1,49 @@
+"""The names of the package and their homes: read by type checkers, and by `__init__.py`."""
+
+from . import adapt as adapt
+from . import attention as attention
+from . import certified as certified
+from . import compare as compare
+from . import conformance as conformance
+from . import diagnostics as diagnostics
+from . import distributed as distributed
+from . import estimators as estimators
+from . import features as features
+from . import gradients as gradients
+from . import kernels as kernels
+from . import moments as moments
+from . import naive as naive
+from . import packed as packed
+from . import profile as profile
+from . import registry as registry
+from . import rounding as rounding
+from . import sampling as sampling
+from . import stats as stats
+from . import streaming as streaming
+from . import testing as testing
+from . import theory as theory
+from . import typing as typing
+from . import verification as verification
+from ._version import __version__ as __version__
+from .attention import Attended as Attended
+from .attention import attend as attend
+from .attention import merge as merge
+from .attention import softmax_attention as softmax_attention
+from .estimators import coreset_attention as coreset_attention
+from .estimators import eva_attention as eva_attention
+from .estimators import importance_sampled_attention as importance_sampled_attention
+from .estimators import linear_attention as linear_attention
+from .estimators import linear_randomized_attention as linear_randomized_attention
+from .estimators import local_random_feature_attention as local_random_feature_attention
+from .estimators import mean_of_ratios_attention as mean_of_ratios_attention
+from .estimators import random_feature_attention as random_feature_attention
+from .estimators import randomized_attention as randomized_attention
+from .estimators import sampled_key_attention as sampled_key_attention
+from .estimators import second_order_attention as second_order_attention
+from .files.sample import load_sample as load_sample
+from .gradients import Gradients as Gradients
+from .gradients import vjp as vjp
+from .verification import Verdict as Verdict
+from .verification import verify as verify
+
+__all__: list[str]

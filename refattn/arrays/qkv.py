@@ -1,0 +1,188 @@
+"""Checks of queries, keys and values, and of what goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from . import checks
+from .checks import shape_of
+from .heads import broadcast_lead, head_counts
+from .library import Array, array_namespace, is_numpy_array
+
+__all__ = [
+    "attended",
+    "check",
+    "chunks",
+    "key_rows",
+    "lead",
+    "of_heads",
+    "one_row",
+    "pair",
+    "per_head",
+    "softcap",
+    "window",
+]
+
+
+def check(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    dropout: Array | None = None,
+) -> None:
+    """Check what attention functions take."""
+    checks.arrays(2, q=q, k=k, v=v)
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            "`q` and `k` must have last axes of one length, the head size d, "
+            f"got shapes {shape_of(q)} and {shape_of(k)}."
+        )
+    if q.shape[-1] == 0:
+        raise ValueError(f"`q` must have a head size d of at least 1, got shape {shape_of(q)}.")
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            "`k` and `v` must have next-to-last axes of one length, the number of keys m, "
+            f"got shapes {shape_of(k)} and {shape_of(v)}."
+        )
+    scores = (*lead(q, k, v), q.shape[-2], k.shape[-2])
+    for name, x in (("bias", bias), ("dropout", dropout)):
+        if x is not None:
+            checks.arrays(0, q=q, **{name: x})
+            checks.broadcasts(name, x, scores, "(..., n, m)")
+    if mask is not None:
+        checks.boolean("mask", mask, "q", q)
+        checks.broadcasts("mask", mask, scores, "(..., n, m)")
+    checks.flag("causal", causal)
+
+
+def lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
+    """Return the broadcast leading axes of q, k and v, grouped heads included."""
+    heads, groups = head_counts(q, k, v)
+    shared = heads != groups and 1 not in (heads, groups)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        checks.few_axes(name, x, 30 if shared else 31)  # shared keys take an axis of their own
+    try:
+        if not shared:
+            return broadcast_lead(q, k, v)
+        if groups and heads % groups == 0:
+            broadcast_lead(k, v)
+            return (*broadcast_lead(q, k, v, core=3), heads)
+    except ValueError:
+        pass
+    raise ValueError(
+        "`q`, `k` and `v` must have leading axes that broadcast, or a head axis (the third from "
+        "the end) whose length in `k` and `v` divides that in `q`, "
+        f"got shapes {shape_of(q)}, {shape_of(k)} and {shape_of(v)}."
+    )
+
+
+def window(value: Any) -> tuple[int | None, int | None]:
+    """Check how far a query sees to the left and to the right; None is no limit."""
+    if value is None:
+        return None, None
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"`window` must be a pair (left, right) or None, got {value!r}.")
+    for side in value:
+        if side is not None:
+            checks.non_negative_integer("window", side)
+    left, right = (None if side is None else int(side) for side in value)
+    return left, right
+
+
+def chunks(name: str, size: Any, q: Array, k: Array) -> tuple[int, int]:
+    """Keys of a chunk, no more than there are tokens, and number of chunks."""
+    checks.positive_integer(name, size)
+    n, m = q.shape[-2], k.shape[-2]
+    length = min(int(size), max(n, m, 1))
+    return length, -(-m // length)
+
+
+def of_heads(name: str, x: Array, q: Array, k: Array, v: Array) -> Array:
+    """Check a number for each head, (..., heads), and give it axes of queries and keys."""
+    checks.arrays(0, q=q, **{name: x})
+    checks.broadcasts(name, x, lead(q, k, v), "(..., heads)")
+    return x[..., None, None]
+
+
+def softcap(value: Any, like: Array) -> Any:
+    """Check a cap, and bring it to where it and its inverse are normal in the dtype of an array.
+
+    Larger ones cap no score of less than its inverse precision, and smaller ones leave no score.
+    """
+    cap = checks.real("softcap", value, positive=True, optional=True, like=like)
+    if cap is None:
+        return None
+    info = array_namespace(like).finfo(like.dtype)
+    least, most = 4 * float(info.smallest_normal), float(info.eps / info.smallest_normal)
+    return cap if least <= cap <= most else min(max(float(cap), least), most)
+
+
+def key_rows(mask: Array | None, k: Array) -> Array | None:
+    """View a mask, already checked, as (..., n or 1, m)."""
+    if mask is None:
+        return None
+    outer = (1,) if mask.ndim < 2 else shape_of(mask)[:-1]
+    return array_namespace(mask).broadcast_to(mask, (*outer, k.shape[-2]))
+
+
+def one_row(mask: Array | None, k: Array) -> Array | None:
+    """View a mask, already checked, as (..., 1, m): the same for all queries."""
+    mask = key_rows(mask, k)
+    if mask is not None and mask.shape[-2] != 1:
+        raise ValueError(
+            "`mask` must be the same for all queries, of shape (..., 1, m) or (m,), "
+            f"got {shape_of(mask)}."
+        )
+    return mask
+
+
+def attended(a: Any, b: Any) -> None:
+    """Check two results of `attend` that are to be merged."""
+    for name, pair in (("a", a), ("b", b)):
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise TypeError(f"`{name}` must be a pair (out, lse), got {checks.describe(pair)}.")
+        out, lse = pair
+        checks.is_array(f"{name}.lse", lse)
+        checks.arrays(1, **{f"{name}.out": out, f"{name}.lse": lse})
+        if shape_of(out)[:-1] != shape_of(lse):
+            raise ValueError(
+                f"`{name}.lse` must have the shape of `{name}.out` without its last axis, "
+                f"got shapes {shape_of(lse)} and {shape_of(out)}."
+            )
+    checks.arrays(1, **{"a.out": a[0], "b.out": b[0]})
+    try:
+        np.broadcast_shapes(shape_of(a[1]), shape_of(b[1]))
+        matches = a[0].shape[-1] == b[0].shape[-1]
+    except ValueError:
+        matches = False
+    if not matches:
+        raise ValueError(
+            "`a` and `b` must hold means of one length d_v for queries that broadcast, "
+            f"got `out` of shapes {shape_of(a[0])} and {shape_of(b[0])}."
+        )
+
+
+def per_head(name: str, x: Any, like: Array) -> Array:
+    """Bring a number, or numbers (...) for rows (..., n, d), to the library of `like`."""
+    if isinstance(x, Real) and not isinstance(x, bool):
+        x = np.asarray(checks.real(name, x, like=like))
+    values = checks.floats(name, x, like)
+    checks.broadcasts(name, x, shape_of(like)[:-2], "(...)")
+    if is_numpy_array(x) and not np.all(np.isfinite(x)):
+        raise ValueError(f"`{name}` must be finite, got nan or inf.")
+    return values
+
+
+def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
+    """Bring two of what `per_head` takes to the library of two arrays."""
+    if not isinstance(values, Sequence) or len(values) != 2:
+        raise TypeError(f"`{name}` must be a pair, for q and for k, got {checks.describe(values)}.")
+    return [per_head(name, x, like) for x, like in zip(values, likes, strict=True)]

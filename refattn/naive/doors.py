@@ -1,0 +1,176 @@
+"""The door of every formula: check the arguments, and give shared keys an axis of their own."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast, get_args
+
+from ..arrays import checks, frequencies, key_samples, qkv
+from ..arrays.heads import Alibi, group_heads
+from ..arrays.library import Array, array_namespace, constant, is_array_api_obj
+from ..typing import Features, Weighting
+from .terms import distances, of_library
+
+__all__ = [
+    "any_scale",
+    "chunks",
+    "formula",
+    "key_indices",
+    "named_features",
+    "positive_scale",
+    "proposals",
+    "query_frequencies",
+    "sampled_keys",
+    "score_options",
+    "shared_frequencies",
+]
+
+_Equation = TypeVar("_Equation", bound=Callable[..., Any])
+
+
+def formula(*rules: Callable[..., dict[str, Any]]) -> Callable[[_Equation], _Equation]:
+    """Decorate an equation to be given checked arguments, in which all heads broadcast.
+
+    A rule takes the arguments by name, checks some of them, and returns what the equation is given
+    in their place.
+    """
+
+    def decorate(equation: _Equation) -> _Equation:
+        signature, run = inspect.signature(equation), of_library(equation)
+
+        @wraps(equation)
+        def door(*args: Any, **kwargs: Any) -> Any:
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            values = call.arguments
+            for rule in (_attention, *rules):
+                values |= rule(**values)
+            names = [name for name, x in values.items() if is_array_api_obj(x)]
+            arrays, ungroup = group_heads(*(values[name] for name in names))
+            values |= dict(zip(names, arrays, strict=True))
+            return ungroup(run(*call.args, **call.kwargs))
+
+        return cast(_Equation, door)
+
+    return decorate
+
+
+def _attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    causal: bool = False,
+    bias: Any = None,
+    dropout: Array | None = None,
+    **_: Any,
+) -> dict[str, Any]:
+    bias = None if isinstance(bias, Alibi) else bias
+    qkv.check(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
+    return {}
+
+
+def any_scale(q: Array, scale: Any, **_: Any) -> dict[str, Any]:
+    """Any factor on the scores, 1 / sqrt(d) by default."""
+    factor = checks.real("scale", scale, optional=True, like=q)
+    return {"scale": constant(q.shape[-1], q) ** -0.5 if factor is None else factor}
+
+
+def positive_scale(q: Array, scale: Any, **_: Any) -> dict[str, Any]:
+    """A factor on the scores whose root brings queries and keys to kernel coordinates."""
+    return {"scale": checks.real("scale", scale, positive=True, optional=True, like=q)}
+
+
+def score_options(
+    q: Array, k: Array, v: Array, bias: Any, softcap: Any, sinks: Any, **_: Any
+) -> dict[str, Any]:
+    """What is done to the scores of exact attention."""
+    if isinstance(bias, Alibi):
+        slopes = qkv.of_heads("slopes", constant(bias.slopes, q), q, k, v)
+        bias = -slopes * of_library(distances)(q, k)
+    if sinks is not None:
+        sinks = qkv.of_heads("sinks", constant(sinks, q), q, k, v)
+    return {"bias": bias, "softcap": qkv.softcap(softcap, q), "sinks": sinks}
+
+
+def named_features(features: Any, **_: Any) -> dict[str, Any]:
+    """The name of random features."""
+    checks.choice("features", features, get_args(Features))
+    return {}
+
+
+def shared_frequencies(
+    q: Array, k: Array, v: Array, omega: Any, log_weight: Any = None, **_: Any
+) -> dict[str, Any]:
+    """Frequencies (..., S, d) with log weights (..., 1, S)."""
+    omega, log_weight = frequencies.shared(omega, log_weight, q, qkv.lead(q, k, v))
+    return {"omega": omega, "log_weight": log_weight[..., None, :]}
+
+
+def query_frequencies(q: Array, k: Array, v: Array, omega: Any, **_: Any) -> dict[str, Any]:
+    """Frequencies of each query, (..., n, S d): heads are the third axis from the end."""
+    omega = frequencies.of_queries(omega, q, qkv.lead(q, k, v))
+    rows = (*omega.shape[:-2], math.prod(omega.shape[-2:]))
+    return {"omega": array_namespace(omega).reshape(omega, rows)}
+
+
+def proposals(
+    q: Array,
+    k: Array,
+    v: Array,
+    omega: Any,
+    num_proposals: int | None,
+    centres: Any,
+    weighting: Any,
+    beta: Any,
+    mask: Array | None,
+    causal: bool,
+    **_: Any,
+) -> dict[str, Any]:
+    """Proposals of LARA and their weights."""
+    checks.choice("weighting", weighting, get_args(Weighting))
+    beta = checks.real("beta", beta, like=q)
+    outer, mask = qkv.lead(q, k, v), qkv.key_rows(mask, k)
+    omega, _ = frequencies.shared(omega, None, q, outer)
+    if causal:
+        frequencies.causal_proposals(centres, weighting, mask)
+    if centres is not None:
+        centres, _ = frequencies.shared(centres, None, q, outer, name="centres")
+        num_proposals = centres.shape[-2]
+    samples = omega.shape[-2]
+    count = samples if num_proposals is None else num_proposals
+    if count < 1 or samples % count:
+        raise ValueError(
+            f"`omega` must hold a multiple of the number of proposals, {count}, "
+            f"got {samples} frequencies."
+        )
+    return {"omega": omega, "num_proposals": count, "centres": centres, "beta": beta, "mask": mask}
+
+
+def chunks(
+    q: Array, k: Array, v: Array, window: Any, mask: Array | None, omega: Any = None, **_: Any
+) -> dict[str, Any]:
+    """Chunks of at most as many keys as there are tokens, with a frequency for each."""
+    mask, (window, count) = qkv.one_row(mask, k), qkv.chunks("window", window, q, k)
+    if omega is not None:
+        omega = frequencies.of_chunks(omega, count, q, qkv.lead(q, k, v))
+    return {"window": window, "mask": mask, "omega": omega}
+
+
+def key_indices(
+    q: Array, k: Array, v: Array, indices: Any, mask: Array | None, **_: Any
+) -> dict[str, Any]:
+    """Indices of keys, (..., S, 1)."""
+    indices = key_samples.check_indices(indices, q, k, v)
+    return {"indices": indices[..., None], "mask": qkv.one_row(mask, k)}
+
+
+def sampled_keys(
+    q: Array, k: Array, v: Array, indices: Any, log_probability: Any, **_: Any
+) -> dict[str, Any]:
+    """Indices of the keys of each query, (..., n or 1, S), and how often each is expected."""
+    indices, log_p = key_samples.check_samples(indices, log_probability, q, k, v)
+    return {"indices": indices, "log_probability": log_p}
