@@ -409,7 +409,7 @@ def prepared(name, lead="none", n=5, m=7, mask="none", causal=False, seed=0, dty
 
 @those()
 def test_tolerances_are_small(name):
-    """In float64, of tokens whose norms are about 1: what is as large as values, any answer keeps."""
+    """In float64, with norms of about 1: what is as large as the values, any answer keeps."""
     for causal in (False, True):
         case, p, options = prepared(name, causal=causal)
         assert largest(case.atol(p, options)) < 1e-8 * largest(p.v)
