@@ -302,7 +302,9 @@ def pytest_configure(config):
     # JAX compiles a third faster so. At level 0 it computes scores twice, with other roundings, and
     # looks for their maximum by comparing the two: where it finds none, its derivative is 0 / 0.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
-    if cache := getattr(config, "cache", None):  # programs that JAX compiled, for every process
+    cache = getattr(config, "cache", None)
+    if cache is not None and os.access(config.rootpath, os.W_OK):
+        # Programs that JAX compiled, for every process.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")

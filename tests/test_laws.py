@@ -407,6 +407,11 @@ def prepared(name, lead="none", n=5, m=7, mask="none", causal=False, seed=0, dty
 # --- the laws -------------------------------------------------------------------------------------
 
 
+def test_every_attention_function_has_a_row():
+    functions = {getattr(refattn, x) for x in refattn.__all__ if x.endswith("_attention")}
+    assert functions <= {case.fn for case in CASES.values()}
+
+
 @those()
 def test_tolerances_are_small(name):
     """In float64, with norms of about 1: what is as large as the values, any answer keeps."""
