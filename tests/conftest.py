@@ -5,6 +5,7 @@ import importlib
 import os
 import time
 import zlib
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -160,6 +161,8 @@ LONG_EXAMPLES = {  # of docstrings
 }
 SECONDS = "refattn/seconds"
 SKIPPED = "refattn/skipped"
+NOTHING = pytest.StashKey()  # words of marks
+FIXTURES = pytest.StashKey()  # seconds
 
 
 def pytest_addoption(parser):
@@ -180,8 +183,11 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # of all parameters
 def pytest_collection_modifyitems(config, items):
     soak, turn = config.getoption("soak"), config.getoption("turn")
+    if not any("::" in x or x.startswith("@") for x in config.args):  # else parameters are missing
+        fail_marks_of_nothing(items)
     for item in items:
         full = soak or config.getoption("full")
         if item.name in LONG_EXAMPLES:
@@ -196,10 +202,29 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="documentation; --full and --turn run it"))
 
 
+def words_of(item):
+    return set(getattr(getattr(item, "callspec", None), "id", "").split("-"))
+
+
 def is_marked(item, mark):
     """Whether a test has the mark, or has it with one of its parameters."""
-    words = set(getattr(getattr(item, "callspec", None), "id", "").split("-"))
-    return any(not m.args or words & set(m.args) for m in item.iter_markers(mark))
+    return any(not m.args or words_of(item) & set(m.args) for m in item.iter_markers(mark))
+
+
+def fail_marks_of_nothing(items):
+    """Where a word of a mark is no parameter's, which was renamed or has a hyphen."""
+    found = defaultdict(set)
+    for item in items:
+        found[item.nodeid.partition("[")[0]] |= words_of(item)
+    for item in items:
+        marks = (m for name in ("long", "docs", "soak") for m in item.iter_markers(name))
+        words = {x for m in marks for x in m.args}
+        item.stash[NOTHING] = words - found[item.nodeid.partition("[")[0]]
+
+
+def pytest_runtest_setup(item):
+    if words := item.stash.get(NOTHING, None):
+        pytest.fail(f"it is marked for {sorted(words)}, and has no such parameter", False)
 
 
 def cpu():
@@ -216,14 +241,26 @@ def pytest_sessionstart(session):
 
 
 class Seconds:
-    """Measures the CPU of each case, of examples in docstrings too, and writes it to the cache."""
+    """Measures the CPU of each case, of examples in docstrings too, and writes it to the cache.
+
+    With that of its own fixtures, not of those that it shares with other cases.
+    """
 
     def __init__(self, config):
         self.config, self.cases = config, {}
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item):
+    def pytest_fixture_setup(self, fixturedef, request):
         before = cpu()
+        result = yield
+        if fixturedef.scope == "function":
+            spent = request.node.stash.get(FIXTURES, 0.0)
+            request.node.stash[FIXTURES] = spent + cpu() - before
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        before = cpu() - item.stash.get(FIXTURES, 0.0)
         result = yield
         seconds = cpu() - before
         item.user_properties.append(("seconds", seconds))
@@ -248,7 +285,7 @@ class Seconds:
 
 def pytest_configure(config):
     full = config.getoption("full") or config.getoption("soak")
-    if full and not config.getoption("--hypothesis-profile"):
+    if full and not config.getoption("--hypothesis-profile", None):
         settings.load_profile("full")
     config.addinivalue_line(
         "markers", "long(*words): is run with --full only, if a parameter has one of these names"
@@ -265,7 +302,9 @@ def pytest_configure(config):
     # JAX compiles a third faster so. At level 0 it computes scores twice, with other roundings, and
     # looks for their maximum by comparing the two: where it finds none, its derivative is 0 / 0.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
-    if cache := getattr(config, "cache", None):  # programs that JAX compiled, for every process
+    cache = getattr(config, "cache", None)
+    if cache is not None and os.access(config.rootpath, os.W_OK):
+        # Programs that JAX compiled, for every process.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")

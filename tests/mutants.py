@@ -3,18 +3,20 @@
 `python -m tests.mutants refattn/rounding refattn/stats/exact.py --most 20 --reach` changes one
 operator, comparison, constant or sign at a time, in a copy of the checkout, and runs the cases of
 the default run that reach the line. `--reach` finds these cases by a run with coverage and keeps
-them in `.mutants/` for the next call. It needs the extra `mutants`. mutmut does not mutate the
-constants of a module, and cosmic-ray runs every case for each mutant.
+them in `.mutants/` for the next call. It needs the extra `mutants`. What runs in new processes only
+is unreached; what fails without the mutant too is unknown. mutmut does not mutate the constants of
+a module, and cosmic-ray runs every case for each mutant.
 """
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import queue
 import random
-import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,10 +24,12 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import CodeType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / ".mutants"
+FIRST, MOST = 60, 600  # cases that are run for a mutant, in two runs
 SWAPS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.Pow: "*",
@@ -139,6 +143,8 @@ def again(path):
     for x in json.loads(Path(path).read_text("utf-8")):
         lines = (ROOT / x["file"]).read_text("utf-8").splitlines()
         same = [i for i, line in enumerate(lines, 1) if line == x["before"]]
+        if not same:
+            raise SystemExit(f"{path}: {x['file']} has no line {x['before'].strip()!r}")
         line = min(same, key=lambda i: abs(i - x["line"]))
         yield Mutant(x["file"], line, x["before"], x["after"])
 
@@ -147,8 +153,11 @@ def chosen(path, most, rng):
     """Mutants of a module, of the modules of a folder, or of a file of mutants."""
     if path.endswith(".json"):
         return [*again(path)]
-    files = [path] if path.endswith(".py") else sorted(map(str, Path(path).rglob("*.py")))
-    every = [x for file in files for x in mutants(file)]
+    files = [Path(path)] if path.endswith(".py") else sorted(Path(path).rglob("*.py"))
+    names = [os.path.relpath(x, ROOT) for x in files if x.is_file()]
+    if not names or not all(x.startswith("refattn/") for x in names):
+        raise SystemExit(f"{path} is no module of refattn, nor a folder of them")
+    every = [x for file in names for x in mutants(file)]
     return sorted(rng.sample(every, min(most, len(every))))
 
 
@@ -162,53 +171,106 @@ def reach(tests):
     shutil.copy(ROOT / ".pytest_cache/v/refattn/seconds", KEPT / "seconds")
 
 
+def coded(code):
+    """The lines that instructions of compiled code, and of functions in it, are from."""
+    yield from (line for _, _, line in code.co_lines())
+    for x in code.co_consts:
+        if isinstance(x, CodeType):
+            yield from coded(x)
+
+
+def first_lines(source):
+    """The first line of its statement, for each line without instructions: of folded constants."""
+    first, own = {}, set(coded(compile(source, "", "exec")))
+    for node in ast.walk(ast.parse(source)):  # what is inside comes later
+        if isinstance(node, ast.stmt):
+            first |= dict.fromkeys(range(node.lineno, node.end_lineno + 1), node.lineno)
+    return {line: x for line, x in first.items() if line not in own}
+
+
 def cases_of(file):
     """Cases by line, those of the module's own folder first, the quickest first.
 
-    A line that runs when the module is imported is reached by every case of the module.
+    A line that runs when the module is imported is reached by every case of the module, or of its
+    folder if the module has no other lines.
     """
     from coverage import CoverageData
 
-    data = CoverageData(str(KEPT / "coverage"))
+    data, path = CoverageData(str(KEPT / "coverage")), ROOT / file
     data.read()
+    if str(path) not in data.measured_files():
+        raise SystemExit(f"the last --reach did not see {path}")
+    if path.stat().st_mtime > (KEPT / "coverage").stat().st_mtime:
+        raise SystemExit(f"{file} was changed after the last --reach: its lines may be others")
     seconds = json.loads((KEPT / "seconds").read_text())
     own = f"tests/{Path(file).parent.relative_to('refattn')}/".replace("/./", "/")
 
     def order(case):
         return not case.startswith((own, file)), seconds.get(case) or 0.0
 
-    found = {}
-    for line, contexts in data.contexts_by_lineno(str(ROOT / file)).items():
-        found[line] = {x.rpartition("|")[0] for x in contexts} - {""}
+    def cases(contexts):
+        return {x.rpartition("|")[0] for x in contexts} - {""}
+
+    found = {line: cases(x) for line, x in data.contexts_by_lineno(str(path)).items()}
+    for line, first in first_lines(path.read_text("utf-8")).items():
+        if first in found:
+            found.setdefault(line, found[first])
     every = set().union(*found.values())
-    return {line: sorted(cases or every, key=order) for line, cases in found.items()}
+    every = every or {x for x in cases(data.measured_contexts()) if x.startswith(own)}
+    return {line: sorted(x or every, key=order) for line, x in found.items()}
+
+
+def failure(cases, copy, limit):
+    """The first of the cases that fails, or "time" or a status; None if all pass."""
+    (copy / "cases").write_text("\n".join(cases))
+    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    with subprocess.Popen(
+        [*command, "--tb=no", "@cases"], cwd=copy, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+    ) as run:  # fmt: skip
+        try:
+            out = run.communicate(timeout=limit)[0]
+        except subprocess.TimeoutExpired:
+            return "time"
+        finally:  # and what it started
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+    if not run.returncode:
+        return None
+    lines = [f"{x} - " for x in out.splitlines()]
+    failed = [
+        x for x in cases if any(y.startswith((f"FAILED {x} - ", f"ERROR {x} - ")) for y in lines)
+    ]
+    return max(failed, key=len, default=f"status {run.returncode}")
 
 
 def killer(mutant, cases, copy, limit):
-    """The case that fails, or why there is none: "time" or a status; None if all pass."""
+    """What notices a mutant, and whether it is quiet without; None if all cases pass."""
     path, own = copy / mutant.file, (ROOT / mutant.file).read_text("utf-8")
     lines = own.splitlines(keepends=True)
     lines[mutant.line - 1] = mutant.after + "\n"
-    path.write_text("".join(lines))
-    for cached in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-        cached.unlink()
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    try:
-        for batch in filter(None, (cases[:60], cases[60:600])):
-            (copy / "cases").write_text("\n".join(batch))
-            done = subprocess.run(
-                [*command, "--tb=no", "@cases"], cwd=copy, env=environment, capture_output=True,
-                text=True, timeout=limit, check=False,
-            )  # fmt: skip
-            if done.returncode:
-                failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", done.stdout, re.MULTILINE)
-                return failed[0] if failed else f"status {done.returncode}"
-    except subprocess.TimeoutExpired:
-        return "time"
-    finally:
-        path.write_text(own)
+    for batch in filter(None, (cases[:FIRST], cases[FIRST:MOST])):
+        path.write_text("".join(lines))
+        for cached in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            cached.unlink()
+        try:
+            by = failure(batch, copy, limit)
+        finally:
+            path.write_text(own)
+        if by:
+            return by, passes((by,) if by in batch else tuple(batch), copy, limit)
     return None
+
+
+PASSES = {}
+
+
+def passes(cases, copy, limit):
+    """Whether these pass without a mutant."""
+    if cases not in PASSES:
+        PASSES[cases] = failure(cases, copy, limit) is None
+    return PASSES[cases]
 
 
 class Copies:
@@ -219,16 +281,18 @@ class Copies:
         for i in range(count):
             for part in ("refattn", "tests", "validation"):
                 shutil.copytree(ROOT / part, folder / str(i) / part)
-            for part in ("pyproject.toml", "README.md"):
+            for part in ("pyproject.toml", "README.md", "CITATION.cff"):
                 shutil.copy(ROOT / part, folder / str(i))
             self.free.put(folder / str(i))
 
     def attempt(self, mutant, cases, limit):
         """What becomes of a mutant, as a record."""
         copy, start = self.free.get(), time.monotonic()
-        by = killer(mutant, cases, copy, limit) if cases else None
+        by, alone = (cases and killer(mutant, cases, copy, limit)) or (None, None)
         self.free.put(copy)
-        outcome = "killed" if by else "survived" if cases else "unreached"
+        outcome = "survived" if cases else "unreached"
+        if by:
+            outcome = "killed" if alone else "unknown"
         seconds = round(time.monotonic() - start, 1)
         return {
             **mutant._asdict(),
@@ -265,7 +329,8 @@ def main():
                 records.append(record)
                 outcomes[record["outcome"]] += 1
                 if record["outcome"] != "killed":
-                    print("{file}:{line} {outcome} ({cases} cases)".format(**record))
+                    most = f"{MOST} of " * (record["cases"] > MOST)
+                    print("{file}:{line} {outcome} ({}{cases} cases)".format(most, **record))
                     print(
                         f"  - {record['before'].strip()}\n  + {record['after'].strip()}", flush=True
                     )

@@ -1,12 +1,14 @@
 """Bad arguments: what is raised and what the message says, from every `bad_arguments.txt`.
 
 A line `> statement` sets up names for the rows below it, beside `np`, `refattn` and `tmp_path`, a
-fresh folder. A row is `call | error | words`: the words stand in the message as they are, with
-anything in the place of ` ... `. Lines that begin with # are comments.
+fresh folder. A row is `call | error | words`: the error is of this class, not of one below it,
+and the words stand in the message as they are, with anything in the place of ` ... `. Lines that
+begin with # are comments.
 """
 
 import builtins
 import functools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +40,11 @@ def rows():
 
 @pytest.mark.parametrize(("setup", "call", "error", "words"), [*rows()])
 def test_bad_arguments(setup, call, error, words, tmp_path):
+    assert re.search(r"\w", words), "a row without words"
+    given = {**names(setup), "tmp_path": tmp_path}
     with pytest.raises(getattr(builtins, error)) as raised:
-        eval(call, {**names(setup), "tmp_path": tmp_path})
+        eval(call, given)
+    assert raised.type.__name__ == error
     message, position = str(raised.value), 0
     for part in words.split(" ... "):
         position = message.find(part, position)

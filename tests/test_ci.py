@@ -1,6 +1,5 @@
 """What is run before a change lands: the README's command, then what that skipped."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -37,13 +36,37 @@ pytest.importorskip("peer")
 def test_first(): pass
 def test_second(): pass
 """
+WRONG = """
+import pytest, time
+
+def work():
+    end = time.process_time() + 0.04
+    while time.process_time() < end: pass
+
+@pytest.fixture
+def slow(): work()
+@pytest.fixture(scope="module")
+def shared(): work()
+
+def test_slow(): work()
+def test_fixture_is_slow(slow): pass
+def test_fixture_is_shared(shared): pass
+@pytest.mark.long("slow")
+@pytest.mark.parametrize("size", ["slow", "fast"])
+def test_slow_and_marked(size): work() if size == "slow" else None
+@pytest.mark.long("wide", "as-tall")
+@pytest.mark.parametrize("size", ["wide", "as-tall"])
+def test_mark_has_a_hyphen(size): pass
+"""
 
 
 @pytest.fixture
 def run(pytester):
     """Run a folder of tests with the hooks of these."""
     pytester.makepyfile(test_function=FUNCTIONS, test_module=MODULE)
-    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
+    hooks = Path(__file__).with_name("conftest.py").read_text("utf-8")
+    hooks = hooks.replace("\nLIMIT = 2.0\n", "\nLIMIT = 0.02\n")
+    pytester.makeconftest(hooks.replace("importlib.import_module(name)", "pass"))
     return lambda *options: pytester.runpytest_inprocess("-rA", "--strict-markers", *options)
 
 
@@ -65,3 +88,14 @@ def test_what_was_skipped_must_be_known(options, run):
     result = run("--last-skipped", *options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "--last-skipped needs a run before it" in result.stderr.str()
+
+
+@pytest.mark.parametrize("ci", [False, True])
+def test_what_is_long_without_saying_so_fails(ci, run, pytester, monkeypatch):
+    monkeypatch.setenv("CI", "true") if ci else monkeypatch.delenv("CI", raising=False)
+    result = run(pytester.makepyfile(test_wrong=WRONG))
+    lines = [line.split()[:2] for line in result.outlines if line.startswith(("FAILED ", "ERROR "))]
+    failed = {test.split("::")[1] for _, test in lines if "::" in test}
+    slow = {"test_slow", "test_fixture_is_slow"} if ci else set()
+    assert failed == {"test_mark_has_a_hyphen[as-tall]"} | slow
+    assert run("--full", "test_wrong.py").parseoutcomes()["passed"] == 5 - len(slow)

@@ -27,6 +27,19 @@ from tests.problems import LEADS, Problem, draw, largest, make, problems, with_n
 from tests.reference import CONTRACT
 
 
+def test_every_attention_function_has_a_row():
+    functions = {getattr(refattn, x) for x in refattn.__all__ if x.endswith("_attention")}
+    assert functions <= {case.fn for case in CASES.values()}
+
+
+@those()
+def test_tolerances_are_small(name):
+    """In float64, with norms of about 1: what is as large as the values, any answer keeps."""
+    for causal in (False, True):
+        case, p, options = prepared(name, causal=causal)
+        assert largest(case.atol(p, options)) < 1e-8 * largest(p.v)
+
+
 @those("formula")
 @problems
 def test_the_engine_agrees_with_the_formula(name, p):
