@@ -19,6 +19,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+import refattn
 from refattn import registry
 from refattn.conformance.truth import exact
 from tests.cases import CASES, agrees, assert_close, differentiable, prepared, those
