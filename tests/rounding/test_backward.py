@@ -436,6 +436,16 @@ def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
     np.testing.assert_allclose(x.s_bound, most, rtol=1e-4)
 
 
+def test_the_bound_holds_where_the_normaliser_moves_the_sum_of_d_out_and_out():
+    """Scores that are rounded by half a spacing, up or down; a key of little weight is off most."""
+    q, v, g = np.ones((1, 1, 2)), np.array([[[1.0], [0.0], [0.0]]]), np.ones((1, 1, 1))
+    k = FORMATS["bfloat16"].round([[[17.5, 0.0632], [20.5, 0.0618], [16.5, 0.0632]]])
+    found = made("eager", q, k, v, g, "bfloat16", scale=1.0)["dk"][0]
+    of, kernel = gradient("dk", q[0], k[0], v[0], g[0], scale=1.0), PROFILES["eager"]
+    rows = of.analyse((), kernel.kernel("bfloat16"), slice(0, 3))
+    assert np.all(np.abs(found - rows.out) <= rows.bound)
+
+
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.999])
 def test_errors_of_a_slope_of_a_cap(ratio):
     """Var(1 - r^2) = u^2 (9 r^4 + (1 - r^2)^2) / (8 ln 2), and of the product as much again."""
