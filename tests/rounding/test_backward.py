@@ -421,7 +421,7 @@ def test_running_sums_are_rounded_before_more_is_added():
 
 
 def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
-    """(p + e) (t - D + e') - p (t - D)."""
+    """(p + e) (t - D + e') - p (t - D), and of D, of which the sum is rounded, too."""
     rng, cut = np.random.default_rng(18), np.s_[0:8]
     q, k, v, g = (x[0] for x in arrays(rng, "bfloat16", 1, 8, 8, 4))
     profile = PROFILES["eager"]._replace(d_scores=None)
@@ -434,6 +434,9 @@ def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
     most = (x.p + error) * (apart + off) - x.p * apart
     assert np.all(x.s_bound >= most)
     np.testing.assert_allclose(x.s_bound, most, rtol=1e-4)
+    largest = np.sum((x.p + error) * (np.abs(x.t) + t_bound), -1) * (1 + slow.gamma(kernel, 8, 2))
+    found = saved.delta_bound + np.sum(x.p * np.abs(x.t), -1)
+    np.testing.assert_allclose(found, largest, rtol=1e-12)
 
 
 def test_the_bound_holds_where_the_normaliser_moves_the_sum_of_d_out_and_out():
