@@ -473,7 +473,7 @@ def test_ranks_of_profiles(monkeypatch):
     assert verdict._in_order(None, None, "", near) == ["b", "d", "a", "c"]
 
 
-def test_what_an_element_may_be_off_by_is_told():
+def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_told():
     """WORST t, of P(|z| > t) <= 2 exp(-t^2 / 2) for all elements and all tests at alpha."""
     q, k, v = (x[:1, :16] for x in sample())
     out, _ = of_heads("flash", q, k, v, "bfloat16")
@@ -482,6 +482,11 @@ def test_what_an_element_may_be_off_by_is_told():
     most = float(told[1]) / softmax.WORST
     p = 2 * math.exp(-(most**2) / 2) * len(found.tests) * out.size
     assert p == pytest.approx(found.alpha, rel=0.7)  # two digits are shown
+    words = "\n  it is not what kernels of these profiles give: math\n"
+    assert words not in str(found)
+    tried = found._replace(trials={"math": 1e-9, "flash": 1.0})
+    assert words in str(tried)
+    assert words not in str(tried._replace(verdict="FAIL"))  # which names all that were tried
 
 
 def test_every_profile_has_a_kernel():
