@@ -76,6 +76,7 @@ def key_of(case, kernel, i, j):
         variance[where] += uniform(factor * step(to, number))
         if where == "before the cap":
             bound += abs(factor) * step(to, abs(number) + bound / abs(factor)) / 2
+    key.before_cap = bound
     bound += 2 * u * abs(key.score) + (6 * u * abs(key.capped) if cap else 0.0)
     for number, factor, where in both:
         if where == "the tanh":
@@ -87,6 +88,17 @@ def key_of(case, kernel, i, j):
     key.variance += variance["the tanh"] + variance["after the cap"]
     key.bound, key.risen = bound, key.logit * slope  # the derivative to log scale
     return key
+
+
+def slope_bound(case, kernel, key):
+    """(1 - t^2) (e^(2 |dx|) - 1) + 2 e (1 + e) + 2 u, with an error e of the tanh t; 1 at most."""
+    cap, u, to = case.softcap, kernel.accumulate.unit, kernel.scores
+    e = 6 * u * abs(key.ratio)
+    e += (step(to, key.ratio) + step(to, key.capped) / cap) / 2 if to else 0.0
+    if key.before_cap >= cap:
+        return 1.0
+    c = math.cosh(key.logit / cap)
+    return min(math.expm1(2 * key.before_cap / cap) / c / c + 2 * e * (1 + e) + 2 * u, 1.0)
 
 
 def sink_of(case, kernel, columns):

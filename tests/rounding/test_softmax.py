@@ -132,6 +132,19 @@ def test_variance_and_bound_term_by_term(name, out, options):
             np.testing.assert_allclose(getattr(rows, field)[i], expected, rtol, atol, err_msg=field)
 
 
+@pytest.mark.parametrize("cap", [3.0, 0.005])
+@pytest.mark.parametrize("name", ["math", "eager"])
+def test_the_bound_of_the_slope_of_a_cap_term_by_term(name, cap):
+    q, k, v = (x[0] for x in numbers((3, 5, 3, 2), "bfloat16", seed=21))
+    case, kernel, every = Case(q, k, v, softcap=cap), PROFILES[name].kernel("bfloat16"), np.s_[0:3]
+    head = of_arrays(q, k, v, **case.options).head(())
+    tile = softmax.tile_of(head, every, slice(0, 5))
+    found = softmax.cap_error(head, kernel, tile, every, np.zeros((3, 5)))
+    for i, j in np.ndindex(3, 5):
+        key = slow.key_of(case, kernel, i, j)
+        assert found[i, j] == pytest.approx(slow.slope_bound(case, kernel, key))
+
+
 def test_weights_of_the_size_of_the_smallest_numbers_term_by_term():
     """Of 8 bits, below 4 spacings of the subnormal numbers: what they lose may be common to all."""
     q, k, v = (x[0] for x in numbers((4, 6, 3, 2), "bfloat16", seed=24))
