@@ -396,10 +396,12 @@ def test_empty_arrays(tmp_path, shape, lead):
 
 
 def test_a_batch_of_none(tmp_path):
-    arrays = dict.fromkeys(("q", "k", "v", "out"), np.ones((0, 4, 32, 16)))  # of several tiles
-    result = run(save(tmp_path / "file.safetensors", arrays))
+    path, x = tmp_path / "file.safetensors", np.ones((0, 4, 32, 16), ml_dtypes.bfloat16)
+    save_file({"q": x, "k": x, "v": x, "out": x.astype(np.float32)}, path)  # of several tiles
+    result = run(path)
     assert (result.exit_code, result.stderr) == (3, "")
     assert "\nUNDERPOWERED: " in result.stdout
+    assert report(tmp_path, path)["out_dtype"] == "float32"
 
 
 DAMAGED = {  # what is done to the arrays or to the file, and what is said of it
