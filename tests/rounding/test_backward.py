@@ -373,6 +373,19 @@ def test_queries_that_are_the_same_have_the_same_errors(of, name):
     assert found[1] == pytest.approx(9 * found[0])
 
 
+@pytest.mark.parametrize("name", ["math", "flash", "eager"])
+def test_keys_that_are_hidden_have_no_part(name):
+    """But for sums of more terms, of which these are 0."""
+    q, k, v, g = (x[0] for x in arrays(np.random.default_rng(21), "float16", 1, 6, 9, 4))
+    few, kernel = {"k": k[:5], "v": v[:5]}, PROFILES[name].kernel("float16")
+    hidden, none = (
+        gradient("dq", q, **x, g=g).gradient.saved((), kernel)[0][1]
+        for x in ({"k": k, "v": v, "mask": np.arange(9) < 5}, few)
+    )
+    for field in ("near_delta", "shared_variance", "scores_variance", "moved_variance", "mean"):
+        np.testing.assert_allclose(getattr(hidden, field), getattr(none, field), rtol=1e-12)
+
+
 def sum_of(kernel, scale, **fields):
     found = rounding_backward._Sum(1, 1, kernel, scale, 1.0)
     for name, x in fields.items():
