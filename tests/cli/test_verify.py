@@ -328,10 +328,11 @@ def of_file(path, profile):
 
 
 @pytest.mark.parametrize("profile", ["flash", "fp8", None])
-def test_z_of_heads_and_rows(profile, right):
-    tensors, found, numbers, verdict = of_file(right, profile)
+def test_z_of_heads_and_rows(profile, tmp_path):
+    path = save(tmp_path / "file.safetensors", problem(n=40))
+    tensors, found, numbers, verdict = of_file(path, profile)
     squares, counts = verification_verdict.z_by_row(found, numbers, "bfloat16", verdict.by)
-    assert squares.shape == counts.shape == (4, M)
+    assert squares.shape == counts.shape == (4, 40)
     assert math.sqrt(np.sum(squares) / np.sum(counts)) == pytest.approx(verdict.z.rms)
     z = verification_verdict.z_of_head(found, numbers, "bfloat16", verdict.by, (2,))
     np.testing.assert_allclose(np.nansum(z * z, -1), squares[2])
