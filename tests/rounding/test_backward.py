@@ -387,7 +387,7 @@ def test_keys_that_are_hidden_have_no_part(name):
 
 
 def sum_of(kernel, scale, **fields):
-    found = rounding_backward._Sum(1, 1, kernel, scale, 1.0)
+    found = rounding_backward._Sum(1, 1, kernel, scale, 3.0)  # of three copies of each term
     for name, x in fields.items():
         setattr(found, name, x if name == "terms" else np.array([[x]]))
     return found
@@ -400,7 +400,7 @@ def test_law_and_bound_of_a_sum_by_the_formula(name):
     x = {"total": 0.9, "near": 0.91, "sizes": 3.0, "running": 2.0}
     x |= {"variance": 1e-4, "moved": 0.02, "flushed": 1e-5, "terms": 40}
     rows = rounding_backward._rows(sum_of(kernel, c, **x), {"scale": np.array([[0.3]])})
-    walked = 2.0 + 0.9**2 if kernel.scores_matter else 40 * 0.9**2
+    walked = 2.0 + 0.9**2 if kernel.scores_matter else 3 * 40 * 0.9**2
     variance = c * c * (1e-4 + slow.BENFORD * u * u * walked)
     step = slow.step(kernel.out, c * 0.9)
     assert rows.std**2 == pytest.approx(variance + slow.uniform(step))
@@ -413,6 +413,10 @@ def test_law_and_bound_of_a_sum_by_the_formula(name):
     assert rows.slack == pytest.approx(u * common + 0.7 * 1e-5)
     alone = slow.BENFORD * (u * c) ** 2 * (2.0 + 0.9**2)
     assert rows.apart == pytest.approx(alone + slow.uniform(step))
+    fine = sum_of(kernel._replace(out=None), c, **x | {"variance": 1e-14, "near": 0.9})
+    rows = rounding_backward._rows(fine, {"scale": np.array([[0.3]])})
+    expected = c * c * (1e-14 + slow.BENFORD * u * u * walked)
+    np.testing.assert_allclose(rows.std**2, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("off", "known"), [(3.9, True), (4.1, False)])
@@ -441,7 +445,11 @@ def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
     kernel = profile.kernel("bfloat16")
     [(back, saved)] = gradient("dq", q, k, v, g).gradient.saved((), kernel)
     x = rounding_backward._pairs(back, saved, kernel, cut, cut)
-    _, _, t_bound = rounding_backward._products(back, kernel, cut, cut)
+    t, _, t_bound = rounding_backward._products(back, kernel, cut, cut)
+    of_sum = slow.gamma(kernel, 4, 2) * np.outer(*(np.sqrt(np.sum(y * y, -1)) for y in (g, v)))
+    of_sum += 4 * 2.0**-126
+    expected = of_sum + FORMATS["bfloat16"].spacing(np.abs(t) + of_sum) / 2
+    np.testing.assert_allclose(t_bound, expected, rtol=1e-12)
     off, error = t_bound + saved.delta_bound[:, None], x.p_bound - x.p_flushed
     apart = np.abs(x.t - saved.delta[:, None])
     most = (x.p + error) * (apart + off) - x.p * apart

@@ -158,6 +158,15 @@ def test_weights_of_the_size_of_the_smallest_numbers_term_by_term():
         assert rows.worst[i][known] == pytest.approx(np.array(found.worst)[known])
 
 
+def test_results_in_pairs_of_some_queries():
+    q, k, v = (x[0] for x in numbers((9, 12, 3, 2), "bfloat16", seed=26))
+    options = {x: y for x, y in layouts(9, 12, 2)["all"].items() if x != "sinks"}
+    head = of_arrays(q, k, v, **options).head(())
+    whole, some = (softmax.certified(head, slice(*x))[:2] for x in ((0, 9), (3, 7)))
+    for x, y in zip(some, whole, strict=True):
+        np.testing.assert_allclose(x.hi, y.hi[3:7], rtol=1e-15)
+
+
 @pytest.mark.parametrize(("queries", "known"), [(16, True), (17, False)])
 def test_roundings_are_tied_where_more_than_16_queries_have_the_same(queries, known):
     """Sums over rows of errors are as much larger as there are equal rows."""
