@@ -373,6 +373,18 @@ def test_queries_that_are_the_same_have_the_same_errors(of, name):
     assert found[1] == pytest.approx(9 * found[0])
 
 
+@pytest.mark.parametrize("softcap", [None, 1.3])
+@pytest.mark.parametrize("of", NAMES)
+def test_the_direction_of_a_lost_sink_is_what_its_loss_changes(of, softcap):
+    given = (x[0] for x in arrays(np.random.default_rng(22), "float32", 1, 6, 5, 4))
+    given = dict(zip("qkvg", given, strict=True)) | {"softcap": softcap}
+    sink, none = (gradient(of, **given, sinks=x) for x in (np.asarray(0.7), None))
+    kernel, all_rows = PROFILES["math"].kernel("float32"), slice(0, sink.shape[0])
+    rows = sink.analyse((), kernel, all_rows)
+    change = none.exact((), kernel, all_rows) - rows.out
+    np.testing.assert_allclose(rows.tangents["lost sink"], change, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["math", "flash", "eager"])
 def test_keys_that_are_hidden_have_no_part(name):
     """But for sums of more terms, of which these are 0."""
