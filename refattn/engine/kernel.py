@@ -202,7 +202,7 @@ def buffers(q: Array, v: Array, lead: tuple[int, ...]) -> Attended:
     """Room for the result, (..., n, d_v) and (..., n)."""
     xp, shape, d_v = array_namespace(q), (*lead, q.shape[-2]), v.shape[-1]
     lse = xp.empty(shape, dtype=q.dtype, device=device(q))
-    if d_v == 0:  # of which Dask makes no empty array, as it divides by its size
+    if d_v == 0 and not is_numpy_array(q):  # Dask divides by the size of an empty array
         return Attended(xp.broadcast_to(q[..., :0], (*shape, 0)), lse)
     return Attended(xp.empty((*shape, d_v), dtype=q.dtype, device=device(q)), lse)
 

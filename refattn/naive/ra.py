@@ -65,7 +65,8 @@ def randomized_attention(
     >>> naive.randomized_attention(q, k, v, omega=np.array([[[0.5]]]))  # e / (1 + e)
     array([[0.73105858]])
     """
-    omega = xp.reshape(omega, (*omega.shape[:-1], -1, q.shape[-1]))
+    d = q.shape[-1]
+    omega = xp.reshape(omega, (*omega.shape[:-1], omega.shape[-1] // d, d))
     seen = visible(q, k, mask=mask, causal=causal)
     return _mean_of_ratios(q, kernel_coordinates(k, scale), v, omega, seen)
 

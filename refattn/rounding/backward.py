@@ -254,7 +254,7 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
         spread, log_variance, moved, near, variance, shared, bound, run = np.zeros(
             (8, i.stop - i.start)
         )
-        logit, moved_logit = np.zeros((2, i.stop - i.start))
+        logit, moved_logit, sizes = np.zeros((3, i.stop - i.start))
         if kernel.delta_of_out:
             near, variance, bound = _of_output(back, kernel, i)
         for tile in softmax.tiles(head, i, _QUERIES):
@@ -286,13 +286,17 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
                     shared += np.sum(rounding * t * t, -1)
                     width = kernel.weights.unit * (p + most) + kernel.weights.spacing(0.0)
                 bound += np.sum((p + most + width) * t_bound + (most + width) * np.abs(t), -1)
-                bound += _gamma(len(head.k), kernel) * np.sum(p * np.abs(t), -1)
-        unit = kernel.accumulate.unit
+                sizes += np.sum(p * np.abs(t), -1)
+        unit, gamma = kernel.accumulate.unit, _gamma(len(head.k), kernel)
         size = (
             np.where(np.isfinite(exact.lse), np.abs(exact.lse), 0.0)
             + 1
             + math.log(max(1, len(head.k)))
         )
+        lse_bound = np.log1p(spread) + (gamma + 4 * unit * size)
+        if not kernel.delta_of_out:  # of its sum, and of the normaliser, which moves all weights
+            for factor in (gamma, np.expm1(lse_bound)):
+                bound += factor * (sizes + bound)
         row = {
             "lse": exact.lse,
             "top": exact.top,
@@ -306,7 +310,7 @@ def prepare(back: Backward, kernel: Kernel) -> Saved:
             "scores_variance": log_variance,
             "moved_variance": moved,
             "lse_variance": (RMS * unit * (size if kernel.delta_of_out else 2.0)) ** 2,
-            "lse_bound": np.log1p(spread) + (_gamma(len(head.k), kernel) + 4 * unit * size),
+            "lse_bound": lse_bound,
         }
         for name in names:
             found[name][i] = row[name]

@@ -112,7 +112,7 @@ def _exponents(
     d, unit, half = x.shape[-1], kernel.accumulate.unit, kernel.softmax.unit
     exponents = np.where(np.isfinite(exponents), exponents, 0.0)
     terms = np.square(x) @ np.square(omega).T
-    sums = walk(0.0, exponents + squares, terms, d, kernel.lanes) + terms
+    sums = walk(0.0, x @ omega.T, terms, d, kernel.lanes) + terms
     sums = sums + np.square(squares) * (d / 3 + 2) + 2 * np.square(exponents)
     variance = (RMS * unit) ** 2 * sums + (RMS * half) ** 2 * (np.square(exponents) + 1)
     norms = np.sqrt(np.sum(x * x, -1))[:, None] * np.sqrt(np.sum(omega * omega, -1))

@@ -260,9 +260,11 @@ def of_file(name, profile):
 
 @pytest.mark.parametrize("profile", ["flash", "fp8", None])
 def test_z_of_heads_and_rows(profile):
-    tensors, found, numbers, verdict = of_file("right", profile)
+    """Of fewer queries than keys."""
+    save("fewer.safetensors", problem(n=40))
+    tensors, found, numbers, verdict = of_file("fewer", profile)
     squares, counts = verification_verdict.z_by_row(found, numbers, "bfloat16", verdict.by)
-    assert squares.shape == counts.shape == (4, M)
+    assert squares.shape == counts.shape == (4, 40)
     assert math.sqrt(np.sum(squares) / np.sum(counts)) == pytest.approx(verdict.z.rms)
     z = verification_verdict.z_of_head(found, numbers, "bfloat16", verdict.by, (2,))
     np.testing.assert_allclose(np.nansum(z * z, -1), squares[2])
@@ -321,10 +323,12 @@ def test_empty_arrays(shape, lead):
 
 
 def test_a_batch_of_none():
-    arrays = dict.fromkeys(("q", "k", "v", "out"), np.ones((0, 4, 32, 16)))  # of several tiles
-    result = run(save("file.safetensors", arrays))
+    x = np.ones((0, 4, 32, 16), ml_dtypes.bfloat16)  # of several tiles
+    save_file({"q": x, "k": x, "v": x, "out": x.astype(np.float32)}, "file.safetensors")
+    result = run("file.safetensors")
     assert (result.exit_code, result.stderr) == (3, "")
     assert "\nUNDERPOWERED: " in result.stdout
+    assert report("file.safetensors")["out_dtype"] == "float32"
 
 
 @pytest.mark.parametrize("judged", [False, pytest.param(True, marks=pytest.mark.long)])

@@ -76,6 +76,7 @@ def key_of(case, kernel, i, j):
         variance[where] += uniform(factor * step(to, number))
         if where == "before the cap":
             bound += abs(factor) * step(to, abs(number) + bound / abs(factor)) / 2
+    key.before_cap = bound
     bound += 2 * u * abs(key.score) + (6 * u * abs(key.capped) if cap else 0.0)
     for number, factor, where in both:
         if where == "the tanh":
@@ -87,6 +88,17 @@ def key_of(case, kernel, i, j):
     key.variance += variance["the tanh"] + variance["after the cap"]
     key.bound, key.risen = bound, key.logit * slope  # the derivative to log scale
     return key
+
+
+def slope_bound(case, kernel, key):
+    """(1 - t^2) (e^(2 |dx|) - 1) + 2 e (1 + e) + 2 u, with an error e of the tanh t; 1 at most."""
+    cap, u, to = case.softcap, kernel.accumulate.unit, kernel.scores
+    e = 6 * u * abs(key.ratio)
+    e += (step(to, key.ratio) + step(to, key.capped) / cap) / 2 if to else 0.0
+    if key.before_cap >= cap:
+        return 1.0
+    c = math.cosh(key.logit / cap)
+    return min(math.expm1(2 * key.before_cap / cap) / c / c + 2 * e * (1 + e) + 2 * u, 1.0)
 
 
 def sink_of(case, kernel, columns):
@@ -147,12 +159,14 @@ def row(case, kernel, i):
             own += sum(x.p**2 * x.variance * y * y for x, y in zip(keys, v, strict=True))
             scores, walked = 0.0, m * out**2
         sums = BENFORD * u * u * (walked + out**2) + BENFORD * (h * out) ** 2
+        last = m * step(kernel.accumulate, 0.0) * (1.0 if kernel.normalised else whole)
+        if abs(out) * u < last:  # sums in the range of subnormal numbers
+            sums += uniform(last) / m
         wider = sum(x.wider * y * y for x, y in zip(keys, v, strict=True))
         known, rest = (own, scores + sums) if kernel.scores is None else (own + scores, sums)
         variance, worst = known + rest, known + EDGE / BENFORD * rest + wider
         sizes = sum(x.p * abs(y) for x, y in zip(keys, v, strict=True))
         moved = sum(x.moved * abs(y) for x, y in zip(keys, v, strict=True))
-        last = m * step(kernel.accumulate, 0.0) * (1.0 if kernel.normalised else whole)
         bound = (moved + of_sum * (sizes + moved) + last / 2 + abs(out) * shift) / least
         bound += (2 * of_sum + 4 * h) * (abs(out) + bound)  # of both sums, and of the quotient
         if kernel.out is not None:
@@ -164,8 +178,9 @@ def row(case, kernel, i):
         steep = sum(x.p * x.risen * y for x, y in zip(keys, v, strict=True)) - rise * out
         slack = kernel.exp * (common + (sizes + abs(out)) / 16) + 3 * abs(steep)
         found.out.append(out)
-        found.std.append(math.sqrt(variance))
-        found.worst.append(math.sqrt(worst))
+        lost = 0 < sizes < 8 * last  # all of them
+        found.std.append(math.inf if lost else math.sqrt(variance))
+        found.worst.append(math.inf if lost else math.sqrt(worst))
         found.bound.append(bound)
         flushed = sum(x.flushed * (abs(y) + abs(out)) for x, y in zip(keys, v, strict=True))
         found.slack.append(u * slack + flushed)

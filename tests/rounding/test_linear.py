@@ -136,7 +136,7 @@ def row_of(query, keys, v, kernel):
 
 
 TRIED = {
-    "math": PROFILES["math"],
+    "math": PROFILES["math"]._replace(out=None),
     "flash": PROFILES["flash"],
     "states": PROFILES["flash"]._replace(states="storage", out=None),
     "scores": Profile(scores="storage", weights="storage", exp=3.0, softmax="float16"),

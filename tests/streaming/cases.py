@@ -48,9 +48,9 @@ def eva(**options):
 
 def local(q, k, v, *, window, **options):
     """Local features at importance weights, which that function draws itself: by their copies."""
-    more = {"scale": 0.4, "coupling": "iid", **WEIGHTED}
-    arranged = near_and_far.arranged(q, k, v, **more, **options)
-    return arranged.ungroup(near_and_far.attend_locally(arranged, window, True).done.out)
+    more = {"scale": 0.4, "mask": None, **WEIGHTED}
+    inputs = near_and_far.prepare({"q": q, "k": k, "v": v, **more, **options})
+    return inputs.ungroup(near_and_far.attend_locally(inputs, window, True).done.out)
 
 
 taylor = partial(features.taylor_features, degree=2)

@@ -97,6 +97,17 @@ def test_the_search_starts_from_what_each_element_exceeds_with_its_share():
     np.testing.assert_array_equal(limits[:5], off[:5])
 
 
+@pytest.mark.parametrize("units", [1, 2, 4])
+def test_the_relative_tolerance_is_the_one_that_allows_least(units):
+    """That with which a small and a large element need the same, by the law or by the bound."""
+    unit, size, std = 2.0**-8, np.array([2.0, 6.0]), np.full(2, 1e-30)
+    off, bound = (unit * np.array([x, x + 4 * y]) for x, y in ((20, units), (40, 4 / units)))
+    need = tolerance._need("", None, tolerance._Elements(size, off, std, bound), unit)
+    assert need.pair == pytest.approx((unit * (20 - 2 * units), unit * units))
+    assert need.proven_pair == pytest.approx((unit * (40 - 8 / units), unit * 4 / units))
+    assert (need.atol, need.proven) == pytest.approx((off[1], bound[1]))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_what_torch_gives_is_within(dtype):
     torch = pytest.importorskip("torch")
@@ -114,6 +125,9 @@ def test_what_torch_gives_is_within(dtype):
 
 
 def test_the_usual_tolerances_are_those_of_torch():
+    """Those of the table in the documentation of torch.testing.assert_close."""
+    table = {"float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5)}
+    assert {x: (rtol, atol) for x, (atol, rtol) in tolerance.USUAL.items()} == table
     torch = pytest.importorskip("torch")
     for name, pair in tolerance.USUAL.items():
         rtol, atol = torch.testing._comparison.default_tolerances(getattr(torch, name))
@@ -251,6 +265,11 @@ def test_the_last_queries_of_some_heads_stand_for_all():
     none = next(tolerance.catalogue(part))
     exact, _ = tolerance._simulated(part, none, "float32", PROFILES["math"])
     np.testing.assert_allclose(exact, flat[::2, -170:], atol=1e-12)
+    few = rounding_problem.of_arrays(*(x[:, :1] for x in (q, k, v)))
+    assert tolerance._part(few) == (few, 200)  # all, as they are
+    long = rounding_problem.of_arrays(np.zeros((2, 600, 4)), k[0, :2], v[0, :2])
+    part, rows = tolerance._part(long)
+    assert (part.lead, rows, part.shape) == ((2,), 512, (512, 200, 4))
 
 
 def test_arrays_are_rounded_first(few):

@@ -244,6 +244,7 @@ C, ONE, CAP = {"causal": True}, np.eye(1, 128, dtype=bool), {"softcap": 20.0}
 LOST = np.tile(WITHOUT_LAST, (128, 1))
 EDGES = [np.tri(128, k=x, dtype=bool) | (ONE & ONE.T) for x in (1, -1)]
 EXACT, WINDOW = run(to="float32"), {"window": (64, 0)}
+OWN, SMALL = {"heads": [0], "window": (1, 0)}, {"heads": [0], "sinks": np.array([-1.0])}
 CAPPED = "capped, softly: 1 / cap^2 is 2.4"
 
 
@@ -275,6 +276,8 @@ DEFECTS = {
     "factor": (lambda: BF16(1.003 * EXACT), {}, False, "the output is 1.00"),
     "epsilon 1e-2": (lambda: run(with_epsilon, epsilon=1e-2), {}, False, "to the normaliser"),
     "window": (lambda: run(window=(65, 0)), WINDOW, True, "reaches 65 to the left"),
+    "window of 1": (lambda: run(window=(0, 0), heads=[0]), OWN, True, "reaches 0 to the left"),
+    "no small sink": (lambda: run(heads=[0]), SMALL, False, "agrees if there is no sink"),
     "one head": (lambda: one_head_of(run(), run(scale=SCALE * 1.003)), {}, False, "head 3"),
     "no rescaling": (lambda: run(rescale=False), {}, True, ""),
     "columns": (lambda: run()[..., [1, 0, *range(2, 32)]], {}, True, ""),
@@ -286,7 +289,7 @@ DEFECTS = {
     "one key in a row": (lambda: one_row_of(run(), run(mask=LOST)), {"heads": SOME[:1]}, True, ""),
 }
 FAST = {"scale 3e-3", "last key lost", "edge -1", "truncated", "epsilon 1e-3", "window", "one head"}
-FAST |= {"tile", "NaN", "zeros"}
+FAST |= {"tile", "NaN", "zeros", "window of 1", "no small sink"}
 
 
 def some(names, fast):
@@ -465,9 +468,12 @@ def test_ranks_of_profiles(monkeypatch):
     for square in (0.25, 4.0):
         monkeypatch.setattr(verdict, "_mean_square", lambda *_, x=square: x)
         assert verdict._nearness(None, None, None) == pytest.approx(math.log(4))
+    near = {"a": math.inf, "b": 3.0, "c": math.inf, "d": 0.1}  # beyond a bound: tried last
+    monkeypatch.setattr(verdict, "_near", lambda *_: near)
+    assert verdict._in_order(None, None, "", near) == ["b", "d", "a", "c"]
 
 
-def test_what_an_element_may_be_off_by_is_told():
+def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_told():
     """WORST t, of P(|z| > t) <= 2 exp(-t^2 / 2) for all elements and all tests at alpha."""
     q, k, v = (x[:1, :16] for x in sample())
     out, _ = of_heads("flash", q, k, v, "bfloat16")
@@ -476,6 +482,11 @@ def test_what_an_element_may_be_off_by_is_told():
     most = float(told[1]) / softmax.WORST
     p = 2 * math.exp(-(most**2) / 2) * len(found.tests) * out.size
     assert p == pytest.approx(found.alpha, rel=0.7)  # two digits are shown
+    words = "\n  it is not what kernels of these profiles give: math\n"
+    assert words not in str(found)
+    tried = found._replace(trials={"math": 1e-9, "flash": 1.0})
+    assert words in str(tried)
+    assert words not in str(tried._replace(verdict="FAIL"))  # which names all that were tried
 
 
 def test_every_profile_has_a_kernel():
