@@ -303,7 +303,7 @@ def test_completion():
 COMPLETE = {"_REFATTN_COMPLETE": "bash_complete", "COMP_WORDS": "refattn ver", "COMP_CWORD": "1"}
 
 
-@pytest.mark.long("_refattn_completion", "plain,verify\n")
+@pytest.mark.long("words1", "words2")
 @pytest.mark.parametrize(
     ("words", "env", "start"),
     [
