@@ -197,7 +197,9 @@ def test_axes_may_be_empty(backend, name):
         for n in (0, 1):
             out = backend.call(decode, np.ones((heads, n, 3)), *arrays)
             np.testing.assert_allclose(out, np.full((heads, n, d_v), float(m > 0)), rtol=1e-12)
-        if name == "positive" or name not in PLAIN:
+        # Dask cannot cut arrays without elements into chunks.
+        chunks = backend.name == "dask" and name in CHUNKED
+        if name == "positive" or (name not in PLAIN and not chunks):
             assert backend.call(prompt, *arrays).shape == (heads, 0, d_v)
 
 
