@@ -320,3 +320,26 @@ def test_sums_of_gradients_along_a_direction(of):
         variance = EDGE / BENFORD * (along + np.sum(w * w * rows.apart))
         slack = np.sum(np.abs(w) * rows.slack)
         assert size == pytest.approx((t * math.sqrt(variance) + slack) / np.sum(w * x)), name
+
+
+def test_a_head_whose_rows_depend_counts_for_one_row():
+    """Whatever the number of its rows, in the mean square of each column."""
+    rng, heads, n, columns = np.random.default_rng(2), 3, 12, 4
+    q, k, v, g = (BF16.round(rng.standard_normal((heads, n, columns))) for _ in range(4))
+    kernel = PROFILES["eager"].kernel("bfloat16")
+    problem = rounding_problem.of_arrays(q, k, v)
+    of = rounding_problem.gradients(problem, {"dv": v.shape}, g.__getitem__, None, "bfloat16")["dv"]
+    rows = [of.analyse((h,), kernel, slice(0, n)) for h in range(heads)]
+    error = [3.0 * x.std * rng.standard_normal(x.std.shape) for x in rows]
+    numbers = Numbers(lambda index: rows[index[0]].out + error[index[0]], "bfloat16")
+    weights = np.array([[1.0], [0.5], [0.5]]) * np.ones((1, n))
+    tried = attempt(of, "bfloat16", PROFILES["eager"], "", numbers, 1e-6, weights)
+    means = np.zeros(columns)
+    for x, e, w in zip(rows, error, weights[:, 0], strict=True):
+        own = x.nearest - x.out
+        near = np.clip(e, np.minimum(own, 0) - x.slack, np.maximum(own, 0) + x.slack)
+        means += w * np.mean(((e - near) / x.worst) ** 2, 0) / np.sum(weights[:, 0])
+    found = next(x for x in tried.tests if x.name == "mean square of columns")
+    p = min(slow.chernoff(mean, np.sum(weights[:, 0])) for mean in means)
+    assert found.statistic == pytest.approx(max(means))
+    assert found.p_value == pytest.approx(slow.many(p, columns))
