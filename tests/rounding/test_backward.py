@@ -429,6 +429,18 @@ def test_law_and_bound_of_a_sum_by_the_formula(name):
     rows = rounding_backward._rows(fine, {"scale": np.array([[0.3]])})
     expected = c * c * (1e-14 + slow.BENFORD * u * u * walked)
     np.testing.assert_allclose(rows.std**2, expected, rtol=1e-6)
+    np.testing.assert_allclose(rows.apart, alone)
+
+
+@pytest.mark.parametrize(("of", "fewer"), [("dq", False), ("dk", True), ("dv", True)])
+def test_gradients_of_keys_are_rounded_after_some_queries(of, fewer):
+    """32 of 64 of them, which those of queries, sums over 64 keys, do not know of."""
+    q, k, v, g = np.random.default_rng(0).standard_normal((4, 64, 4))
+    std, whole = (
+        gradient(of, q, k=k, v=v, g=g).analyse((), PROFILES[x].kernel("bfloat16"), slice(0, 64)).std
+        for x in ("flash-32", "flash-64")
+    )
+    assert np.all(std > whole) if fewer else np.array_equal(std, whole)
 
 
 @pytest.mark.parametrize(("off", "known"), [(3.9, True), (4.1, False)])
