@@ -98,3 +98,15 @@ def test_features_that_nearly_underflow(dtype, low):
     want = pulled(fn, wide, d_out.astype(np.longdouble))
     for x, y in found.items():
         np.testing.assert_allclose(y, want[x].astype(float), rtol=1e-2, atol=1e-5)
+
+
+def test_the_kink_of_relu_has_the_slope_from_the_left():
+    """0: a query and a key at it have what those just below have."""
+    q, k, v = np.array([[1.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([[0.0], [1.0]])
+    below = (np.where(x == 0, -1e-3, x) for x in (q, k))
+    here, left = (
+        pulled(fn, {"q": q, "k": k, "v": v}, np.ones((1, 1)), feature_map=features.relu_features)
+        for q, k in ((q, k), below)
+    )
+    for x in "qk":
+        np.testing.assert_array_equal(here[x], left[x])
