@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits
 
 import refattn
 from refattn import sampled_key_attention, sampling, softmax_attention
+from refattn.engine import signed_back
 from refattn.gradients import Gradients, vjp
 from tests.cases import CASES, LARA, LOCAL, RFA, agrees, differentiable, pulled, those
 from tests.conftest import Host
@@ -391,3 +392,16 @@ def test_jax_differentiates_the_formula(name):
     got = jax.jit(jax.grad(loss))({x: jax.numpy.asarray(y) for x, y in arrays.items()})
     for x, y in got.items():
         np.testing.assert_allclose(y, want[x], rtol=1e-8, atol=1e-10)
+
+
+def test_leaves_of_tokens_without_heads(monkeypatch):
+    """Where pairs are evaluated one by one, in libraries other than NumPy, and a few at a time."""
+    xp = pytest.importorskip("array_api_strict")
+    monkeypatch.setattr(signed_back, "block_shape", lambda *_: (1, 1))  # one at a time
+    case, arrays, options, rng = differentiable("rfa positive", "none", n=20, m=20, causal=True)
+    d_out = rng.standard_normal(arrays["v"].shape)
+    want = pulled(case.fn, arrays, d_out, **options)
+    held = {x: xp.asarray(y) for x, y in arrays.items()}
+    got = pulled(case.fn, held, xp.asarray(d_out), **options)
+    for x, y in want.items():
+        np.testing.assert_allclose(np.asarray(got[x]), y, rtol=1e-9, atol=1e-11)
