@@ -318,4 +318,4 @@ del small
 print(min(faults() for _ in range(4)))
 """
     pages = 2**23 // 4096
-    assert int(run_python("-c", script).stdout) >= pages // 8  # mapped in larger pieces, perhaps
+    assert int(run_python("-c", script).stdout) >= pages // 512  # mapped in pieces of up to 2 MiB
