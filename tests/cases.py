@@ -365,10 +365,20 @@ CASES = {
 # fmt: on
 
 
+# Which differ from another row in what a slope is made of.
+FOR_SLOPES = {
+    *("rfa one weight", "lara drawn over queries", "linear relu", "linear polynomial"),
+    *("linear hyperbolic", "linear trigonometric", "linear norms", "local drawn"),
+    "sampled keys alike",
+}
+
+
 def those(*words):
-    """Cases that lack none of these."""
+    """Cases that lack none of these; those for slopes are long where slopes are not asked for."""
     names = [x for x, case in CASES.items() if not {*words} & {*case.lacks}]
-    return pytest.mark.parametrize("name", names)
+    long = FOR_SLOPES if "vjp" not in words else ()
+    marked = [pytest.param(x, marks=[pytest.mark.long] * (x in long)) for x in names]
+    return pytest.mark.parametrize("name", marked)
 
 
 def assert_close(got, want, atol):

@@ -354,7 +354,7 @@ def test_torch_differentiates_twice(name, causal):
     assert torch.autograd.gradgradcheck(attention, given)
 
 
-@pytest.mark.long("True", *TRACED[1:], "rfa hyperbolic", "linear")  # but for exact attention
+@pytest.mark.long
 @BOTH
 @names(*TRACED, "rfa hyperbolic", "linear")
 def test_jax_differentiates(name, causal):
