@@ -11,6 +11,7 @@ from scipy.special import logsumexp
 from refattn import attend, merge, naive, softmax_attention, vjp
 from refattn.attention import Alibi, alibi
 from refattn.conformance.truth import exact
+from refattn.engine.scores import Band
 from refattn.streaming import SoftmaxState
 from tests.problems import draw, largest
 from tests.reference import CONTRACT
@@ -339,3 +340,25 @@ def test_gradients_of_what_is_not_there():
     np.testing.assert_allclose(out, 1.0)
     found = pullback(np.ones((2, 1)))
     assert all(np.all(np.isfinite(x)) for x in found[:3])
+
+
+def test_blocks_are_masked_where_a_window_hides_a_pair_of_them():
+    """And nowhere else."""
+    for shift, left, right in itertools.product((-2, 0, 3), (None, 0, 2), (None, 0, 1)):
+        band = Band(shift, left, right)
+        for i, j in itertools.product(((0, 3), (2, 4), (5, 6)), ((0, 2), (1, 4), (3, 9))):
+            ahead = np.arange(*j) - np.arange(*i)[:, None] - shift
+            want = (ahead <= (99 if right is None else right)) & (
+                ahead >= -(99 if left is None else left)
+            )
+            found = band.visible(slice(*i), slice(*j), None, np)
+            assert want.all() if found is None else np.array_equal(found, want)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_times_a_weight_of_0_is_nan(value):
+    """As it is written, where a key is seen; beside a mask, which counts them."""
+    q, bias, v = np.zeros((1, 1)), np.array([0.0, -1e4]), np.array([[1.0], [value]])
+    for mask in (None, np.ones(2, bool)):
+        assert np.isnan(attend(q, np.zeros((2, 1)), v, bias=bias, mask=mask).out).all()
+    assert attend(q, np.zeros((2, 1)), v, bias=bias, mask=np.array([True, False])).out == 1.0

@@ -385,6 +385,19 @@ def test_the_direction_of_a_lost_sink_is_what_its_loss_changes(of, softcap):
     np.testing.assert_allclose(rows.tangents["lost sink"], change, atol=1e-12)
 
 
+@pytest.mark.parametrize("softcap", [None, 1.3])
+@pytest.mark.parametrize("of", NAMES)
+def test_the_direction_of_the_scale_is_its_derivative(of, softcap):
+    given = (x[0] for x in arrays(np.random.default_rng(22), "float32", 1, 6, 5, 4))
+    given = dict(zip("qkvg", given, strict=True)) | {"softcap": softcap}
+    kernel, h = PROFILES["math"].kernel("float32"), 1e-5
+    own, less, more = (gradient(of, **given, scale=0.6 * (1 + x)) for x in (0.0, -h, h))
+    all_rows = slice(0, own.shape[0])
+    slope = (more.exact((), kernel, all_rows) - less.exact((), kernel, all_rows)) / (2 * h)
+    found = own.analyse((), kernel, all_rows).tangents["scale"]
+    np.testing.assert_allclose(found, slope, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("name", ["math", "flash", "eager"])
 def test_keys_that_are_hidden_have_no_part(name):
     """But for sums of more terms, of which these are 0."""
