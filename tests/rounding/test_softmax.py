@@ -432,3 +432,12 @@ def test_libraries_keep_to_the_bound(library, name, dtype, causal):
     assert ratio(out - found.out, found.bound) <= 1
     z = ((out - found.out) / found.std)[np.isfinite(found.std)]
     assert np.mean(z * z) < interval(192)[1]
+
+
+def test_runs_are_added_to_the_sum_of_those_before():
+    """Each addition is rounded relative to what it gives: 2, then 2 + 3."""
+    law = softmax._Law(1, 1, 9, PROFILES["flash"].kernel("bfloat16"))
+    for run in (2.0, 3.0):
+        law.run = np.array([[run]])
+        law.close()
+    assert (law.runs.item(), law.running.item()) == (5.0, 2.0**2 + 5.0**2)
