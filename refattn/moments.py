@@ -21,7 +21,7 @@ import numpy as np
 from scipy.special import entr
 
 from .arrays import checks, rows
-from .arrays.blocks import block_shape, pairwise, part, tiles
+from .arrays.blocks import WHOLE, block_shape, pairwise, part, tiles
 from .arrays.library import (
     Array,
     add,
@@ -528,7 +528,7 @@ def _blocks(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[Array]:
         # d rows take the room of the result; with less, small products would dominate.
         size = max(d, math.prod(block_shape(x)) // max(1, math.prod(lead) * d))
         for box in tiles(x.shape[len(lead) : -1], size):
-            block = part(x, (*box, slice(None)))
+            block = part(x, (*box, WHOLE))
             yield xp.reshape(block, (*lead, math.prod(block.shape[len(lead) : -1]), d))
 
 

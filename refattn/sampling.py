@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 import numpy as np
 
 from .arrays import checks, matrices, proposals, qkv
-from .arrays.blocks import block_shape, blocks, part, put, tiles
+from .arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from .arrays.heads import broadcast_lead, group_heads, head_counts
 from .arrays.library import (
     Array,
@@ -491,15 +491,15 @@ def _draw_target(
     """Add to the noise z the query and the key whose share of the distribution function holds u."""
     xp = array_namespace(q, k)
     *lead, n, num_samples, d = z.shape
-    m, whole = k.shape[-2], slice(None)
+    m = k.shape[-2]
     wide = xp.float64 if q.dtype == xp.float32 and has_float64(q) else q.dtype
     root, columns = root_scale(scale, q), block_shape(q)[1]
     below_one = 1 - float(xp.finfo(wide).eps)
     out = xp.empty(z.shape, dtype=q.dtype, device=device(q))
     for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (columns * num_samples))):
         stop = max(0, min(m, i.stop + m - n)) if causal else m  # keys that some of the rows see
-        q_i = part(q, (*head, i, whole))
-        k_h = part(k, (*head, slice(0, stop), whole))
+        q_i = part(q, (*head, i, WHOLE))
+        k_h = part(k, (*head, slice(0, stop), WHOLE))
         seen = None if mask is None else part(mask, (*head, i, slice(0, stop)))
         lse = attend(q_i, k_h, k_h[..., :1], mask=seen, causal=causal, scale=root * root).lse
         lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))[..., None]

@@ -21,10 +21,11 @@ class Case(NamedTuple):
     """An attention function of the engine, its formula, and what else the laws need.
 
     `draw` gives the options for a problem, and `atol` what two answers within the accuracy contract
-    may differ by. `digits` computes 50 digits of one head. `lacks` has
-    words: "causal", "rows" (a mask for each query), "causal-rows", "deletion" (a key that is hidden
-    keeps its place), "mean", "scale", "vjp", "no-keys", "no-tokens", "formula" (of its own), and
-    "values" (leading axes of values alone: other frequencies are drawn).
+    may differ by. `digits` computes 50 digits of one head. `lacks` names what it does not take,
+    "causal", "rows" (a mask for each query), "causal-rows", "scale", "no-keys", "no-tokens" or
+    "values" (leading axes of values alone: other frequencies are drawn), and what it has not:
+    "mean" (weights that sum to 1), "vjp", a "formula" that is not itself, and "deletion" (hiding a
+    key is deleting it; elsewhere a hidden key keeps its place).
     """
 
     fn: Any
@@ -166,7 +167,7 @@ def chunks_with_frequencies(p):
 
 
 def at(function, *names, **fixed):
-    """A function of 50 digits, with those of the options that it takes by these names."""
+    """Return a function that computes 50 digits from the options of these names."""
 
     def digits(p, options):
         some = {x: options[x] for x in names if x in options}
@@ -276,7 +277,7 @@ def sloped(*names, lacks=""):
 
 
 def drawn(name, lacks="", **options):
-    """What draws its frequencies itself, which has no formula of its own."""
+    """A case that draws its own frequencies: the engine itself is its formula."""
     fn = getattr(refattn, name)
     return Case(fn, fn, just(**options), drawn_atol, lacks=("formula", *lacks.split()))
 

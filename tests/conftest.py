@@ -243,7 +243,7 @@ def pytest_sessionstart(session):
 class Seconds:
     """Measures the CPU of each case, of examples in docstrings too, and writes it to the cache.
 
-    With that of its own fixtures, not of those that it shares with other cases.
+    Fixtures of function scope count; those that cases share do not.
     """
 
     def __init__(self, config):

@@ -1,4 +1,4 @@
-"""What mutants are made of, and whose line is whose."""
+"""The mutants of a file, and the cases that reach each of its lines."""
 
 import json
 import random

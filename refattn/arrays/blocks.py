@@ -82,8 +82,7 @@ def part(x: Array, index: tuple[slice, ...]) -> Array:
     """Take `index` of the last axes of `x`, as if axes of length 1 were broadcast."""
     index = index[max(0, len(index) - x.ndim) :]
     shape = x.shape[x.ndim - len(index) :]
-    whole = slice(None)
-    return x[(..., *(whole if n == 1 else i for n, i in zip(shape, index, strict=True)))]
+    return x[(..., *(WHOLE if n == 1 else i for n, i in zip(shape, index, strict=True)))]
 
 
 def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
@@ -105,8 +104,8 @@ def add_part(out: Array, index: tuple[slice, ...], values: Array) -> Array:
     It is the pullback of `part`.
     """
     index = index[max(0, len(index) - out.ndim) :]
-    shape, whole = out.shape[out.ndim - len(index) :], slice(None)
-    at = (..., *(whole if n == 1 else i for n, i in zip(shape, index, strict=True)))
+    shape = out.shape[out.ndim - len(index) :]
+    at = (..., *(WHOLE if n == 1 else i for n, i in zip(shape, index, strict=True)))
     if 0 in out.shape or 0 in values.shape:
         return out
     values = sum_to(values, (*out.shape[: out.ndim - len(index)], *shape))

@@ -7,14 +7,14 @@ from itertools import product
 
 import numpy as np
 
-from .blocks import blocks, part, tiles
+from .blocks import WHOLE, blocks, part, tiles
 from .heads import broadcast_lead
 from .library import Array, Workspace, array_namespace, is_numpy_array
 
 __all__ = ["multiply", "sum_of_products"]
 
 _TERMS = 64  # that one matrix product may add
-_WHOLE = 128  # terms of a product of queries and keys that is not cut, which would take time
+_UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
 _FEW = 8  # products that are added in turn, of the 16 or 32 of a block and others
 _MOST = _FEW * _FEW * _TERMS  # terms of which all products are made at once
 # Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
@@ -24,7 +24,7 @@ _CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**21
 def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "product") -> Array:
     """Multiply matrices, in a workspace in the memory of that name."""
     out = _room(x, y, memory, name)
-    if y.shape[-2] > _WHOLE:
+    if y.shape[-2] > _UNCUT:
         return sum_of_products(x, y, memory, out)
     return x @ y if out is None else np.matmul(x, y, out=out)
 
@@ -72,9 +72,9 @@ def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> A
     fit = _CACHE_BYTES // (size * x.dtype.itemsize)
     rows = max(1, min(n, max(_CACHE_ROWS, fit)))
     heads = max(1, min(math.prod(lead), fit // rows))
-    products, whole = memory.empty("products", (heads * rows * size,), x.dtype), slice(None)
+    products = memory.empty("products", (heads * rows * size,), x.dtype)
     for head, i, j in product(tiles(lead, heads), blocks(0, n, rows), blocks(0, columns, width)):
-        x_part, y_part = part(x, (*head, i, whole)), part(y, (*head, whole, j))
+        x_part, y_part = part(x, (*head, i, WHOLE)), part(y, (*head, WHOLE, j))
         _sum_of_part(x_part, y_part, out[(*head, i, j)], products)
     return out
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import NamedTuple
 
-from ..arrays.blocks import blocks, most_threads, part, put, tiles
+from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
 from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
 from ..arrays.shown import held
 from ..arrays.threads import for_each
@@ -81,7 +81,7 @@ class _Back(NamedTuple):
 
     def tile(self, box: tuple[slice, ...], j: slice) -> _Tile:
         """Weights and derivatives to scores of some queries and keys."""
-        head, at = box[:-1], (*box, slice(None))
+        head, at = box[:-1], (*box, WHOLE)
         near = engine_kernel.Attended(self.forward.out.hi, self.forward.lse.hi)
         rows, xp = Rows(self.given, self.keys, near, box), array_namespace(self.d_out.hi)
         queries, power = rows.queries()
@@ -94,7 +94,7 @@ class _Back(NamedTuple):
 
         d_out = Pair(*(part(x, at) for x in self.d_out))
         g_power = part(self.g_power, at)
-        v_power = part(self.v_power, (*head, slice(None), slice(None)))
+        v_power = part(self.v_power, (*head, WHOLE, WHOLE))
         v = rows.values(self.given.v, j)
         a, b = (Slices.of(x, f, self.bits, _LEVELS) for x, f in ((d_out, g_power), (v, v_power)))
         d_weights = product(side_by_side(a), facing(b), _LEVELS)
@@ -134,26 +134,26 @@ def gradients(given: Given, d_out: Pair) -> tuple[Bound, Bound, Bound]:
 
     def of_queries(box: tuple[slice, ...]) -> list[_Sum]:
         """dq of a block of queries."""
-        head, whole = box[:-1], slice(None)
-        total = _Sum(m, *(part(x, (*head, whole, whole)) for x in (power, k_power)))
+        head = box[:-1]
+        total = _Sum(m, *(part(x, (*head, WHOLE, WHOLE)) for x in (power, k_power)))
         for span in blocks(0, m, SPAN):
             for j in blocks(span.start, span.stop, sizes[1]):
                 tile = back.tile(box, j)
-                k = _finite(Pair(*(part(x, (*head, j, whole)) for x in given.k)))
+                k = _finite(Pair(*(part(x, (*head, j, WHOLE)) for x in given.k)))
                 total.add(tile.d_scores, tile.error, k)
             total.close()
         return [total]
 
     def of_keys(box: tuple[slice, ...]) -> list[_Sum]:
         """dk and dv of a block of keys."""
-        head, j, whole = box[:-1], box[-1], slice(None)
-        d_k = _Sum(n, *(part(x, (*head, whole, whole)) for x in (power, q_power)))
-        d_v = _Sum(n, 1.0, part(g_power, (*head, whole, whole)))
+        head, j = box[:-1], box[-1]
+        d_k = _Sum(n, *(part(x, (*head, WHOLE, WHOLE)) for x in (power, q_power)))
+        d_v = _Sum(n, 1.0, part(g_power, (*head, WHOLE, WHOLE)))
         for span in blocks(0, n, SPAN):
             for i in blocks(span.start, span.stop, sizes[0]):
                 tile = back.tile((*head, i), j)
-                q = _finite(Pair(*(part(x, (*head, i, whole)) for x in given.q)))
-                g = Pair(*(part(x, (*head, i, whole)) for x in d_out))
+                q = _finite(Pair(*(part(x, (*head, i, WHOLE)) for x in given.q)))
+                g = Pair(*(part(x, (*head, i, WHOLE)) for x in d_out))
                 scores, weights = (
                     Pair(*(xp.matrix_transpose(x) for x in y))
                     for y in (tile.d_scores, tile.weights)
@@ -232,7 +232,7 @@ def sum_to(x: Bound, shape: tuple[int, ...], final: tuple[int, ...]) -> Bound:
 
 def _slab(x: Array, axis: int, i: int) -> Array:
     """One entry of an axis, which is kept."""
-    return x[(*(slice(None),) * axis, slice(i, i + 1), ...)]
+    return x[(*(WHOLE,) * axis, slice(i, i + 1), ...)]
 
 
 class _Sum:

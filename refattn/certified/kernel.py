@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..arrays.blocks import blocks, most_threads, part, put, tiles
+from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
 from ..arrays.threads import for_each
@@ -150,7 +150,7 @@ class Keys(NamedTuple):
             finite = xp.all(xp.isfinite(k), axis=-1) & xp.all(xp.isfinite(v), axis=-1)
             usable = finite
             if given.mask is not None:
-                usable = finite & xp.any(part(given.mask, (slice(None), j)), axis=-2)
+                usable = finite & xp.any(part(given.mask, (WHOLE, j)), axis=-2)
             power = xp.maximum(power, largest(_tidy(k, usable), (-2, -1)))
             column = xp.maximum(column, largest(_tidy(v, usable), (-2,)))
             all_usable.append(usable)
@@ -233,7 +233,7 @@ class Rows(NamedTuple):
     def attend(self, columns: int) -> Bounded:
         """Their results, of blocks of so many keys."""
         rows, power = self.queries()
-        lse = part(self.near.lse[..., None], (*self.box, slice(None)))
+        lse = part(self.near.lse[..., None], (*self.box, WHOLE))
         base = array_namespace(lse).where(lse == -math.inf, 0.0, lse)
         wrong = self.error_of_exponents(power, base)
         return self._means(self._sums(rows, base, columns), base, wrong, lse == -math.inf)
@@ -241,7 +241,7 @@ class Rows(NamedTuple):
     def queries(self) -> tuple[Array, Array]:
         """The first factor of scores, and the power of two of each query."""
         given = self.given
-        q = Pair(*(part(x, (*self.box, slice(None))) for x in given.q))
+        q = Pair(*(part(x, (*self.box, WHOLE)) for x in given.q))
         if given.scale is not None:
             q = multiply(q, given.scale)
         power = power_of_two(largest(q.hi, (-1,)))
@@ -254,10 +254,10 @@ class Rows(NamedTuple):
         return given.options.band(given.q.hi.shape[-2], given.k.hi.shape[-2], given.causal)
 
     def of_heads(self, x: Array) -> Array:
-        return part(x, (*self.box[:-1], slice(None), slice(None)))
+        return part(x, (*self.box[:-1], WHOLE, WHOLE))
 
     def of_keys(self, x: Array, j: slice) -> Array:
-        return part(x, (*self.box[:-1], j, slice(None)))
+        return part(x, (*self.box[:-1], j, WHOLE))
 
     def _of_pairs(self, x: Array, j: slice) -> Array:
         return part(x, (*self.box, j))
@@ -358,7 +358,7 @@ class Rows(NamedTuple):
         xp, m = array_namespace(base), self.given.k.hi.shape[-2]
         total, mass, absolute, inherited = sums
         bits, spans = bits_of_slices(SPAN, 3), -(-m // SPAN)
-        powers, at = self.of_heads(self.keys.powers), (*self.box, slice(None))
+        powers, at = self.of_heads(self.keys.powers), (*self.box, WHOLE)
         theta = error_of_weights(wrong)
         size = (1 + theta) * absolute * (1 + gamma(m + SPAN)) + UNDERFLOW * m * powers
         rest = (mass.hi + 1 + 6 * m) * 2.0 ** (-2 * bits) * gamma(3 * SPAN + 16)

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import block_shape, blocks, most_threads, pairwise, part, put, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, most_threads, pairwise, part, put, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
@@ -119,14 +119,14 @@ def attend(
 
     def block_sums(box: tuple[slice, ...], keys: slice, memory: Workspace | None) -> Iterator[Sums]:
         head, i = box[:-1], box[-1]
-        q_i = part(q, (*box, slice(None)))
+        q_i = part(q, (*box, WHOLE))
         if scale is not None:
             q_i = q_i * scale
         plain = bias is None and mask is None and slopes is None and dropout is None
         norms = norm_bound(q_i) if plain and _may_be_near(q_i, v) else None
         seen = band.keys(i, keys, band.step(rows, columns))
         for j in blocks(seen.start, seen.stop, columns):
-            k_j, v_j = (part(x, (*head, j, slice(None))) for x in (k, v))
+            k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
             scores = multiply(q_i, xp.matrix_transpose(k_j), memory)
             if softcap is not None:
                 scores = cap(scores, softcap)
@@ -152,7 +152,7 @@ def attend(
     def write(box: tuple[slice, ...], found: Sums) -> None:
         nonlocal out, lse
         if sinks is not None:
-            sink = part(sinks, (*box[:-1], slice(None), slice(None)))
+            sink = part(sinks, (*box[:-1], WHOLE, WHOLE))
             found = combine(found, Sums(zero, zero + 1.0, sink))
         done = normalise(found)
         out = put(out, (*box, slice(0, d_v)), done.out)

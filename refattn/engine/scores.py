@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..arrays.blocks import part
+from ..arrays.blocks import WHOLE, part
 from ..arrays.library import Array, array_namespace, device, is_numpy_array, times
 
 __all__ = ["NO_OPTIONS", "Band", "Options", "cap", "causal_mask", "slope_of_cap"]
@@ -86,7 +86,7 @@ class Band(NamedTuple):
 
     def alibi(self, slopes: Array, box: tuple[slice, ...], j: slice) -> Array:
         """The bias of `Alibi` for a box of heads and queries."""
-        own = part(slopes, (*box[:-1], slice(None), slice(None)))
+        own = part(slopes, (*box[:-1], WHOLE, WHOLE))
         return -own * self.distances(box[-1], j, slopes)
 
 

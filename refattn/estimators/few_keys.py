@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
-from ..arrays.blocks import block_shape, blocks, part, put, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
     Array,
@@ -341,10 +341,10 @@ class Inputs(NamedTuple):
     def each(self, at_least: int = 1) -> Iterator[tuple[tuple[slice, ...], Sample]]:
         """Which queries, and with an axis for each of them their samples, some at once."""
         q, k, v, mask, indices, log_p, scale = self.sample
-        whole, size = slice(None), max(1, indices.shape[-1] * (q.shape[-1] + v.shape[-1]))
+        size = max(1, indices.shape[-1] * (q.shape[-1] + v.shape[-1]))
         most = max(at_least, math.prod(block_shape(q)) // size)
         for box in tiles((*self.lead, q.shape[-2]), most):
-            rows, head = (*box, whole), (*box[:-1], whole, whole)
+            rows, head = (*box, WHOLE), (*box[:-1], WHOLE, WHOLE)
             k_h, v_h = (part(x, head)[..., None, :, :] for x in (k, v))
             seen = None if mask is None else part(mask, rows)[..., None, :]
             at, of_at = (part(x, rows)[..., None, :] for x in (indices, log_p))
@@ -372,6 +372,6 @@ def attend_samples(inputs: Inputs) -> Attended:
     out, lse = buffers(inputs.sample.q, inputs.sample.v, inputs.lead)
     for box, sample in inputs.each():
         done = sample.attend()
-        out = put(out, (*box, slice(None)), done.out[..., 0, :])
+        out = put(out, (*box, WHOLE), done.out[..., 0, :])
         lse = put(lse, box, done.lse[..., 0])
     return Attended(out, lse)

@@ -52,7 +52,8 @@ def given_or_drawn(
     How many are drawn is in the argument named `size`.
     """
     omega, log_weight, proposal = (given.get(x) for x in ("omega", "log_weight", "proposal"))
-    coupling, count = given.get("coupling", "iid"), given.get(size)
+    coupling: Any = given.get("coupling", "iid")
+    count: Any = given.get(size)
     checks.choice("coupling", coupling, get_args(Coupling))
     exactly_one(**{"omega": omega, size: count})
     if log_weight is not None and omega is None:
@@ -63,5 +64,5 @@ def given_or_drawn(
         d = like.shape[-1]
         checks.length(size, count, d)
         law = {"coupling": coupling, "proposal": proposal, "rng": given["rng"]}
-        omega, log_weight = sampling.draw(given[size], d, **law)
+        omega, log_weight = sampling.draw(count, d, **law)
     return frequencies.shared(omega, log_weight, like, lead)

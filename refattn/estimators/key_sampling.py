@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple, get_args
 
 from ..arrays import checks, qkv
-from ..arrays.blocks import block_shape, blocks, part, put, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
     Array,
@@ -288,13 +288,13 @@ def _draw_from_softmax(
     xp, (*lead, n, size), m = array_namespace(q), u.shape, k.shape[-2]
     wide = xp.float64 if q.dtype == xp.float32 and has_float64(q) else q.dtype
     scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
-    options, whole = {"device": device(q)}, slice(None)
+    options = {"device": device(q)}
     indices = xp.zeros((*lead, n, size), dtype=xp.int32, **options)
     log_p = xp.zeros((*lead, n, size), dtype=q.dtype, **options)
     below_one = 1 - xp.finfo(wide).eps
     for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (m * size))):
-        box = (*head, i, whole)
-        q_i, k_h = xp.astype(part(q, box), wide), xp.astype(part(k, (*head, whole, whole)), wide)
+        box = (*head, i, WHOLE)
+        q_i, k_h = xp.astype(part(q, box), wide), xp.astype(part(k, (*head, WHOLE, WHOLE)), wide)
         seen = None if mask is None else part(mask, box)
         lse = attend(q_i, k_h, k_h[..., :1], mask=seen, scale=scale).lse[..., None]
         scores = (q_i * scale) @ xp.matrix_transpose(k_h)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import checks, qkv
+from ..arrays.blocks import WHOLE
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, Workspace, array_namespace, as_written, device, is_numpy_array
 from ..engine import signed
@@ -132,7 +133,7 @@ def read(q: Array, state: signed.Totals, feature_map: Callable[[Array], Array | 
         return xp.zeros((*shape, state.total.shape[-1] - 1), dtype=q.dtype, device=device(q))
     (q, *parts), ungroup = group_heads(q, *state)
     features = of_map(feature_map, q)
-    (found,) = features.read(features.queries(q, slice(None)), signed.Totals(*parts))
+    (found,) = features.read(features.queries(q, WHOLE), signed.Totals(*parts))
     return ungroup(features.finish(found).out)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
-from ..arrays.blocks import block_shape, blocks
+from ..arrays.blocks import WHOLE, block_shape, blocks
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
     Array,
@@ -157,7 +157,7 @@ class Summarised(NamedTuple):
         """Summaries f (..., C, d_v) as keys and values, and how queries attend to them."""
         return (self.mean[..., None, :, :], f[..., None, :, :]), {
             "bias": self.bias[..., None, None, :],
-            "mask": self.chunks.others(slice(None), self.causal),
+            "mask": self.chunks.others(WHOLE, self.causal),
             "scale": self.root * self.root,
         }
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from .. import features, sampling
 from ..arrays import checks, qkv
-from ..arrays.blocks import part
+from ..arrays.blocks import WHOLE, part
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, root_scale, square_norm
 from ..engine import signed
@@ -195,7 +195,7 @@ def trigonometric(omega: Array, log_weight: Array, root: Array, norms: bool) -> 
     Without `norms` those of the keys count as equal, and cancel: any constant will do.
     """
     weight = wave_weights(log_weight)
-    square_norm, whole = None if norms else 0.0, (slice(None), slice(None))
+    square_norm, whole = None if norms else 0.0, (WHOLE, WHOLE)
 
     def phi_q(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
         values, log_scale = features.trigonometric_features(x * root, part(omega, (*head, *whole)))

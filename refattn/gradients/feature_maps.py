@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import checks
-from ..arrays.blocks import part
+from ..arrays.blocks import WHOLE, part
 from ..arrays.library import Array, array_namespace, as_written, constant, device, host_dtype
 from ..arrays.products import multiply
 from ..engine.signed import Signed
@@ -60,7 +60,7 @@ def of_map(feature_map: Callable[[Array], Any], features: Signed) -> Featured:
 
 def of_waves(omega: Array, log_weight: Array, root: Array, norms: bool) -> Featured:
     """Trigonometric features, with the weights of the samples on the side of the queries."""
-    weight, whole = wave_weights(log_weight), (slice(None), slice(None))
+    weight, whole = wave_weights(log_weight), (WHOLE, WHOLE)
 
     def phi(x: Array, head: tuple[slice, ...], *, of_query: bool) -> tuple[Features, Any]:
         own, x = part(omega, (*head, *whole)), x * root

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .. import attention, naive, sampling
 from ..arrays import checks, qkv
-from ..arrays.blocks import part, sum_to
+from ..arrays.blocks import WHOLE, part, sum_to
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace
 from ..arrays.products import multiply
@@ -407,7 +407,7 @@ def _means(inputs: Inputs, given: dict[str, Any]) -> Any:
             d_out, some = xp.sum(d_out, axis=-2, keepdims=True), q[..., :1, :]
 
         def read(box: tuple[slice, ...], q: Array, own: Samples, states: Attended) -> Any:
-            share = part(d_out, (*box, slice(None)))[..., None, :] / size
+            share = part(d_out, (*box, WHOLE))[..., None, :] / size
             return hops_back.Taken(None, None, None, share, None)
 
         pulled = hops_back.per_query(read, some, samples, keys, causal)

@@ -54,7 +54,7 @@ def results(tmp_path):
 
 @pytest.fixture
 def go(results):
-    """The runner, in one thread and with one file of results, if nothing else is said."""
+    """The runner in one thread, at level tiny and seed 0 unless others are given."""
 
     def run(*names, executor=ThreadPoolExecutor, level="tiny", seed=0, **options):
         with executor(1) as threads:

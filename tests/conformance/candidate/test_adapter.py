@@ -145,7 +145,7 @@ def test_what_the_limits_leave_is_compared():
 
 @pytest.mark.parametrize("corner", ["top-left", "bottom-right"])
 def test_causal_attention_is_not_moved(corner):
-    """Tokens that are added must leave the alignment, or nothing is asked."""
+    """Padding tokens must keep queries and keys aligned; otherwise the candidate is not called."""
     q, k, v = (np.ones((n, 4)) for n in (7, 4, 4))
     adapter = of(refattn.softmax_attention, "softmax", "causal", multiple_of=8, causal=corner)
     with pytest.raises(Beyond, match="multiple_of"):

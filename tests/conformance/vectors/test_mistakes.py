@@ -225,7 +225,7 @@ def test_every_flag_has_a_mistake(every):
     of_estimators = {(flag, c.estimator) for c in cases for flag in c.flags}
     flags = {flag for flag, _ in of_estimators}
     of_options = {flag for c in running.of_options(every) for flag in c.flags} - flags
-    others = {"BIAS", "GRADIENT", "SINKS", "SOFTCAP"}  # which have those of the catalogue
+    others = {"BIAS", "GRADIENT", "SINKS", "SOFTCAP"}  # their mistakes are in the catalogue
     known = {(flag, kind) for flag, kind, _ in mistakes() if flag != "GRADIENT"}
     assert known == of_estimators | {(flag, "options") for flag in of_options - others}
     assert flags | of_options == set(vectors.FLAGS) - {"CONVENTION", "HARD"}
@@ -276,7 +276,7 @@ def test_other_styles_meet_them(entry, every):
 
 @pytest.mark.parametrize("entry", WRONG, ids=lambda m: m.name)
 def test_defects_miss_some(entry, every):
-    """Of options: those of the flag that has the name of the option."""
+    """A defect of an option fails cases whose flag is named after the option."""
     name = entry.name.partition("-backward-" if "vjp" in entry.capabilities else "-")[2]
     flag = {"SINK": "SINKS"}.get(word := name.partition("-")[0].upper(), word)
     cases = given_to(entry, every, flag)
