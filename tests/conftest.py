@@ -1,6 +1,7 @@
 """One fixture for every array library, the time of each case, what a run skipped, and accuracy."""
 
 import contextlib
+import gc
 import importlib
 import os
 import time
@@ -200,6 +201,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="long; --full runs it"))
         elif is_marked(item, "docs") and not full and turn is None:
             item.add_marker(pytest.mark.skip(reason="documentation; --full and --turn run it"))
+
+
+def pytest_collection_finish():
+    """Look at the cases themselves no more each time that memory is collected."""
+    gc.collect()
+    gc.freeze()
 
 
 def words_of(item):
