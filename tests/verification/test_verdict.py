@@ -495,6 +495,60 @@ def test_every_profile_has_a_kernel():
     assert set(KERNELS) == set(DTYPES)
 
 
+ORDER = ("FAIL", "UNDERPOWERED", "PASS")
+
+
+@pytest.mark.parametrize("first", ORDER)
+@pytest.mark.parametrize("second", ORDER)
+def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
+    """The first of these, at its share of alpha; seconds are those of all."""
+    x = np.zeros((1, 2, 2))
+    plain = verify(q=x, k=x, v=x, out=x, profile="math")._replace(seconds=2.0)
+    asked = []
+
+    def one(problem, numbers, *rest):
+        asked.append((problem, numbers, *rest))
+        return plain._replace(verdict=first)
+
+    def gradients(parts, *rest):
+        asked.append((parts, *rest))
+        return dict(zip(parts, [plain._replace(verdict=y) for y in ("PASS", second)], strict=True))
+
+    monkeypatch.setattr(verdict, "judge", one)
+    monkeypatch.setattr(verdict, "_judge_gradients", gradients)
+    parts = {name: verdict.Part(name, name) for name in ("out", "dq", "dv")}
+    found = verdict.judge_all(parts, "float32", "math", 0.3)
+    worst = min(first, second, key=ORDER.index)
+    assert found.verdict == worst
+    names = {"out": first, "dq": "PASS", "dv": second}
+    assert found.of == next(name for name, x in names.items() if x == worst)
+    assert (found.alpha, found.seconds) == (0.3, 6.0)
+    assert {name: (x.of, x.verdict) for name, x in found.parts.items()} == {
+        name: (name, x) for name, x in names.items()
+    }
+    rest = {name: parts[name] for name in ("dq", "dv")}
+    share = pytest.approx(0.1)
+    assert asked == [("out", "out", "float32", "math", share), (rest, "float32", "math", share)]
+    del parts["out"]
+    alone = verdict.judge_all(parts, "float32", "math", 0.3)
+    assert (alone.verdict, [*alone.parts]) == (second, ["dq", "dv"])
+    one_part = verdict.judge_all({"out": verdict.Part(0, 1)}, "float32", None, 0.3)
+    assert (one_part.verdict, one_part.parts, asked[-1][-1]) == (first, {}, 0.3)
+
+
+def test_numbers_count_as_those_of_a_type_if_all_of_them_are():
+    some = np.array([[0.0, 1.0, 0.1]])
+    assert verdict.narrowest(some, "bfloat16", "float32") == "float32"
+    assert verdict.narrowest(some[:, :2], "bfloat16", "float32") == "bfloat16"
+    assert verdict.narrowest(some[:0], "bfloat16", "float32") == "float32"
+    q, k, v = (x[:1, :8] for x in sample())
+    out = refattn.naive.softmax_attention(q, k, v)
+    out[0, 0, 0] = BF16(out[0, 0, 0])
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "flash"}
+    assert verify(**given, out=out.astype(np.float32)).out_dtype == "float32"
+    assert verify(**given, out=BF16(out).astype(np.float32)).out_dtype == "bfloat16"
+
+
 @pytest.mark.long("inf", "bfloat16")
 @pytest.mark.parametrize(("bad", "where"), [(math.nan, "kv"), (math.inf, "k"), (-math.inf, "v")])
 @pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])
