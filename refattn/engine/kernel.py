@@ -237,7 +237,7 @@ def sums(
     mass = xp.sum(weights, axis=-1, keepdims=True)
     if dropout is not None:
         weights, kept = times(weights, dropout), dropout != 0
-        visible = visible if visible is None else visible & kept
+        visible = kept if visible is None else visible & kept
     total = (
         sum_of_products(weights, v, memory)
         if visible is None

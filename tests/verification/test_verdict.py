@@ -536,6 +536,70 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     assert (one_part.verdict, one_part.parts, asked[-1][-1]) == (first, {}, 0.3)
 
 
+# How far results are from a profile, where it is rejected, its rms there, what is tried in which
+# order, and what is chosen, of dq, dk and dv by math (m), flash (f) and upcast (u).
+OF_ALL = {
+    "the first explains all": ({}, "", {}, "dq m dk m dv m", "m"),
+    "the nearest": ({"dk f": 0.5}, "", {}, "dq f dk f dv f", "f"),
+    "one is beyond a bound": ({"dv m": math.inf, "dk u": 1.5}, "", {}, "dq f dk f dv f", "f"),
+    "all are beyond some bounds": (
+        {"dv m": math.inf, "dk m": math.inf, "dq f": math.inf, "dq u": math.inf, "dv f": 2.0},
+        "", {}, "dq u dk u dv u", "u",
+    ),
+    "the second": ({}, "dk m", {}, "dq m dk m dk f dq f dv f", "f"),
+    "none explains one of them": ({}, "dk m dk f dk u", {}, "dq m dk m dk f dk u dv m", "m"),
+    "none explains two": (
+        {}, "dq m dq f dk u dv u", {}, "dq m dq f dq u dk u dk m dv m", "m",
+    ),
+    "nearer where both fail": (
+        {"dv m": 0.1, "dq f": 0.2, "dk f": 0.2, "dv f": 5.0, "dq u": 9.0}, "dv m dv f dv u",
+        {"dk m": 3.0, "dv f": 0.5}, "dq m dk m dv m dv f dv u dq f dk f", "f",
+    ),
+    "farther where both fail": (
+        {"dv m": 0.1, "dq f": 0.2, "dk f": 0.2, "dv f": 5.0, "dq u": 9.0}, "dv m dv f dv u",
+        {"dk m": 1.5, "dv f": 0.5}, "dq m dk m dv m dv f dv u dq f dk f", "m",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+def test_gradients_are_judged_by_one_profile(name, monkeypatch):
+    near, rejected, rms, order, best = OF_ALL[name]
+    full, tried = {"m": "math", "f": "flash", "u": "upcast"}, []
+    near, rejected, rms = (
+        {(x[:2], full[x[3]]): y for x, y in items}
+        for items in (
+            near.items(),
+            ((rejected[i : i + 4], True) for i in range(0, len(rejected), 5)),
+            rms.items(),
+        )
+    )
+
+    def trials(problem, numbers, dtype, profiles, alpha):
+        def trial(profile):
+            tried.append(f"{problem} {profile[0]}")
+            no = (problem, profile) in rejected
+            z = SimpleNamespace(rms=rms.get((problem, profile), 1.0))
+            return SimpleNamespace(rejected=lambda x: no and x == 0.3, z=z, profile=profile)
+
+        return trial
+
+    def told(problem, numbers, dtype, alpha, made, chosen, start):
+        return (problem, numbers.out_dtype, dtype, alpha, {*made}, chosen.profile)
+
+    monkeypatch.setattr(verdict, "_trials", trials)
+    monkeypatch.setattr(verdict, "_verdict", told)
+    monkeypatch.setattr(
+        verdict, "_near", lambda x, numbers, dtype, all_: {y: near.get((x, y), 1.0) for y in all_}
+    )
+    parts = {x: verdict.Part(x, SimpleNamespace(out_dtype=x)) for x in ("dq", "dk", "dv")}
+    found = verdict._judge_gradients(parts, "bfloat16", list(full.values()), 0.3)
+    assert " ".join(tried) == order
+    for x in parts:
+        made = {full[y[3]] for y in tried if y[:2] == x}
+        assert found[x] == (x, x, "bfloat16", 0.3, made, full[best])
+
+
 def test_numbers_count_as_those_of_a_type_if_all_of_them_are():
     some = np.array([[0.0, 1.0, 0.1]])
     assert verdict.narrowest(some, "bfloat16", "float32") == "float32"
