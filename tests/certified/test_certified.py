@@ -398,7 +398,7 @@ def test_hidden_keys_have_no_part_in_bounds_of_random_features():
     assert (got.error < 2.0**-58).all()
 
 
-@pytest.mark.parametrize("scale", [7.0, 1e-5, 1e-300, 5e-324])
+@pytest.mark.parametrize("scale", [7.0, -7.0, -1e-5, 1e-5, 1e-300, 5e-324])
 def test_bounds_of_gradients_are_scaled(scale):
     rng = np.random.default_rng(32)
     q, k, v = (rng.standard_normal(x) for x in ((3, 2), (4, 2), (4, 2)))
@@ -408,9 +408,27 @@ def test_bounds_of_gradients_are_scaled(scale):
     want = pulled(q, k, v, d_out, scale)
     for name, found in got._asdict().items():
         assert least_ratio(found.error, abs(number(found.value) - want[name])) >= 1
+        assert (found.error <= 2.0**-54 * max(1, abs(scale))).all()
     if 1e-5 <= scale <= 7:
         smallest = scale * min(x.error.min() for x in plain[:2]) / 20
         assert min(x.error.min() for x in got[:2]) > smallest
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_hidden_keys_and_queries_that_see_none_have_no_part_in_gradients(bad):
+    rng = np.random.default_rng(11)
+    q, k, v = tensors(rng, 5, 9, 4, 2, 2.0)
+    d_out = rng.standard_normal((5, 2))
+    mask = (np.arange(9) != 4) & (np.arange(5) != 2)[:, None]
+    rest, others = np.arange(9) != 4, np.arange(5) != 2
+    want = certified.softmax_gradients(q[others], k[rest], v[rest], d_out[others])
+    k[4] = v[4] = bad
+    got = certified.softmax_gradients(q, k, v, d_out, mask=mask)
+    for found, expected, own in zip(got, want, (others, rest, rest), strict=True):
+        mine = certified.Pair(*(x[own] for x in found.value))
+        assert (apart(mine, expected.value) <= found.error[own] + expected.error).all()
+        assert (found.error <= 2.0**-50).all()
+        assert (found.value.hi[~own] == 0).all()
 
 
 def test_gradients_of_huge_arguments_have_no_finite_bound():

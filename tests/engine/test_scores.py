@@ -175,6 +175,30 @@ def test_given_dropout():
     assert np.isfinite(attend(q, k, v, dropout=kept / 0.6).out).all()
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (2, 1)}, {"mask": True}])
+def test_values_reach_those_queries_that_see_and_keep_them(options, value):
+    rng = np.random.default_rng(1)
+    (q, k, v), ahead = tensors(rng, 5, 7), np.arange(7) - np.arange(5)[:, None] - 2
+    kept, mask = rng.random((2, 4, 5, 7)) < 0.5
+    options = options | {"mask": mask} if "mask" in options else options
+    seen = mask if "mask" in options else np.ones_like(kept)
+    left, right = options.get("window", (9, 0 if "causal" in options else 9))
+    seen = seen & (ahead >= -left) & (ahead <= right)
+    k, v = (np.repeat(x, 2, 0) for x in (k, v))
+    before = attend(q, k, v, dropout=kept / 0.5, **options)
+    want = np.where(seen, q @ np.swapaxes(k, -1, -2), -np.inf)
+    with np.errstate(invalid="ignore"):
+        weights = np.nan_to_num(np.exp(want - before.lse[..., None]))
+    np.testing.assert_allclose(before.out, weights * kept / 0.5 @ v, rtol=1e-12, atol=1e-15)
+    v[:, 3, 0] = value
+    with np.errstate(invalid="ignore"):
+        after = attend(q, k, v, dropout=kept / 0.5, **options)
+    np.testing.assert_array_equal(np.isfinite(after.out[..., 0]), ~(seen & kept)[..., 3])
+    for x, y in ((after.out[..., 1:], before.out[..., 1:]), (after.lse, before.lse)):
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-15)
+
+
 def test_alibi_is_its_bias():
     rng = np.random.default_rng(0)
     q, k, v = tensors(rng, 700, 1100)

@@ -86,6 +86,12 @@ def test_a_bias_of_minus_infinity_is_a_mask():
     with_mask = predict(q, k, v, dtype="bfloat16", bias=np.zeros((20, 30)), mask=mask)
     for x, y in zip(with_bias, with_mask, strict=True):
         np.testing.assert_array_equal(x, y)
+    bias, other = np.where(mask, np.linspace(-1, 1, 30), -np.inf), np.arange(30) % 4 > 0
+    both = predict(q, k, v, dtype="bfloat16", bias=bias, mask=other)
+    finite = np.where(mask, bias, 7.0)
+    one = predict(q, k, v, dtype="bfloat16", bias=finite, mask=mask & other)
+    for x, y in zip(both, one, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=6), st.integers(-9, 9))

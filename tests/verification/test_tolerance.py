@@ -233,6 +233,34 @@ def test_defects_are_what_they_say(causal):
             assert np.any(got != rows_of(arrays, "float32", "math", **options)["nearest"])
 
 
+@pytest.mark.parametrize("profile", ["math", "tf32", "fp8"])
+def test_what_is_exact_is_of_the_inputs_as_they_are(profile):
+    """What a profile rounds first is an error of its kernel."""
+    arrays = sample("float32", 8, 24)
+    problem = rounding_problem.of_arrays(*arrays, scale=0.3)
+    none = next(tolerance.catalogue(problem))
+    exact, got = tolerance._simulated(problem, none, "float32", PROFILES[profile])
+    np.testing.assert_allclose(exact, naive.softmax_attention(*arrays, scale=0.3), atol=1e-12)
+    off = {"math": 2.0**-24, "tf32": 2.0**-11, "fp8": 2.0**-4}[profile]
+    assert off / 10 < np.max(np.abs(got - exact)) < 10 * off
+    law = rows_of(arrays, "float32", profile, scale=0.3)
+    np.testing.assert_array_equal(got, FORMATS["float32"].round(law["nearest"]))
+
+
+def test_errors_over_what_is_allowed():
+    """By one number alone, whatever its sign; one without an error is within any tolerance."""
+    exact, pair = np.array([[2.0, -4.0, 0.0]]), tolerance.Pair(0.5, 0.25)
+    for at, error, ratio in ((0, 0.5, 0.5), (0, -3.0, 3.0), (1, 3.0, 2.0), (2, -0.25, 0.5)):
+        got = exact.copy()
+        got[0, at] += error
+        assert tolerance._excess(got, exact, pair) == ratio
+        assert tolerance._excess(got, exact, tolerance.Pair(0.0, 0.0)) == math.inf
+        got[0, at] = math.nan
+        assert tolerance._excess(got, exact, pair) == math.inf
+    assert tolerance._excess(exact, exact, tolerance.Pair(0.0, 0.0)) == 0
+    assert tolerance._excess(exact[:0], exact[:0], pair) == 0
+
+
 def test_defects_of_what_was_asked_for():
     seen = np.arange(64) < 50
     bias = np.linspace(-1, 1, 64)

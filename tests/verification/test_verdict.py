@@ -495,6 +495,124 @@ def test_every_profile_has_a_kernel():
     assert set(KERNELS) == set(DTYPES)
 
 
+ORDER = ("FAIL", "UNDERPOWERED", "PASS")
+
+
+@pytest.mark.parametrize("first", ORDER)
+@pytest.mark.parametrize("second", ORDER)
+def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
+    """The first of these, at its share of alpha; seconds are those of all."""
+    x = np.zeros((1, 2, 2))
+    plain = verify(q=x, k=x, v=x, out=x, profile="math")._replace(seconds=2.0)
+    asked = []
+
+    def one(problem, numbers, *rest):
+        asked.append((problem, numbers, *rest))
+        return plain._replace(verdict=first)
+
+    def gradients(parts, *rest):
+        asked.append((parts, *rest))
+        return dict(zip(parts, [plain._replace(verdict=y) for y in ("PASS", second)], strict=True))
+
+    monkeypatch.setattr(verdict, "judge", one)
+    monkeypatch.setattr(verdict, "_judge_gradients", gradients)
+    parts = {name: verdict.Part(name, name) for name in ("out", "dq", "dv")}
+    found = verdict.judge_all(parts, "float32", "math", 0.3)
+    worst = min(first, second, key=ORDER.index)
+    assert found.verdict == worst
+    names = {"out": first, "dq": "PASS", "dv": second}
+    assert found.of == next(name for name, x in names.items() if x == worst)
+    assert (found.alpha, found.seconds) == (0.3, 6.0)
+    assert {name: (x.of, x.verdict) for name, x in found.parts.items()} == {
+        name: (name, x) for name, x in names.items()
+    }
+    rest = {name: parts[name] for name in ("dq", "dv")}
+    share = pytest.approx(0.1)
+    assert asked == [("out", "out", "float32", "math", share), (rest, "float32", "math", share)]
+    del parts["out"]
+    alone = verdict.judge_all(parts, "float32", "math", 0.3)
+    assert (alone.verdict, [*alone.parts]) == (second, ["dq", "dv"])
+    one_part = verdict.judge_all({"out": verdict.Part(0, 1)}, "float32", None, 0.3)
+    assert (one_part.verdict, one_part.parts, asked[-1][-1]) == (first, {}, 0.3)
+
+
+# How far results are from a profile, where it is rejected, its rms there, what is tried in which
+# order, and what is chosen, of dq, dk and dv by math (m), flash (f) and upcast (u).
+OF_ALL = {
+    "the first explains all": ({}, "", {}, "dq m dk m dv m", "m"),
+    "the nearest": ({"dk f": 0.5}, "", {}, "dq f dk f dv f", "f"),
+    "one is beyond a bound": ({"dv m": math.inf, "dk u": 1.5}, "", {}, "dq f dk f dv f", "f"),
+    "all are beyond some bounds": (
+        {"dv m": math.inf, "dk m": math.inf, "dq f": math.inf, "dq u": math.inf, "dv f": 2.0},
+        "", {}, "dq u dk u dv u", "u",
+    ),
+    "the second": ({}, "dk m", {}, "dq m dk m dk f dq f dv f", "f"),
+    "none explains one of them": ({}, "dk m dk f dk u", {}, "dq m dk m dk f dk u dv m", "m"),
+    "none explains two": (
+        {}, "dq m dq f dk u dv u", {}, "dq m dq f dq u dk u dk m dv m", "m",
+    ),
+    "nearer where both fail": (
+        {"dv m": 0.1, "dq f": 0.2, "dk f": 0.2, "dv f": 5.0, "dq u": 9.0}, "dv m dv f dv u",
+        {"dk m": 3.0, "dv f": 0.5}, "dq m dk m dv m dv f dv u dq f dk f", "f",
+    ),
+    "farther where both fail": (
+        {"dv m": 0.1, "dq f": 0.2, "dk f": 0.2, "dv f": 5.0, "dq u": 9.0}, "dv m dv f dv u",
+        {"dk m": 1.5, "dv f": 0.5}, "dq m dk m dv m dv f dv u dq f dk f", "m",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+def test_gradients_are_judged_by_one_profile(name, monkeypatch):
+    near, rejected, rms, order, best = OF_ALL[name]
+    full, tried = {"m": "math", "f": "flash", "u": "upcast"}, []
+    near, rejected, rms = (
+        {(x[:2], full[x[3]]): y for x, y in items}
+        for items in (
+            near.items(),
+            ((rejected[i : i + 4], True) for i in range(0, len(rejected), 5)),
+            rms.items(),
+        )
+    )
+
+    def trials(problem, numbers, dtype, profiles, alpha):
+        def trial(profile):
+            tried.append(f"{problem} {profile[0]}")
+            no = (problem, profile) in rejected
+            z = SimpleNamespace(rms=rms.get((problem, profile), 1.0))
+            return SimpleNamespace(rejected=lambda x: no and x == 0.3, z=z, profile=profile)
+
+        return trial
+
+    def told(problem, numbers, dtype, alpha, made, chosen, start):
+        return (problem, numbers.out_dtype, dtype, alpha, {*made}, chosen.profile)
+
+    monkeypatch.setattr(verdict, "_trials", trials)
+    monkeypatch.setattr(verdict, "_verdict", told)
+    monkeypatch.setattr(
+        verdict, "_near", lambda x, numbers, dtype, all_: {y: near.get((x, y), 1.0) for y in all_}
+    )
+    parts = {x: verdict.Part(x, SimpleNamespace(out_dtype=x)) for x in ("dq", "dk", "dv")}
+    found = verdict._judge_gradients(parts, "bfloat16", list(full.values()), 0.3)
+    assert " ".join(tried) == order
+    for x in parts:
+        made = {full[y[3]] for y in tried if y[:2] == x}
+        assert found[x] == (x, x, "bfloat16", 0.3, made, full[best])
+
+
+def test_numbers_count_as_those_of_a_type_if_all_of_them_are():
+    some = np.array([[0.0, 1.0, 0.1]])
+    assert verdict.narrowest(some, "bfloat16", "float32") == "float32"
+    assert verdict.narrowest(some[:, :2], "bfloat16", "float32") == "bfloat16"
+    assert verdict.narrowest(some[:0], "bfloat16", "float32") == "float32"
+    q, k, v = (x[:1, :8] for x in sample())
+    out = refattn.naive.softmax_attention(q, k, v)
+    out[0, 0, 0] = BF16(out[0, 0, 0])
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "flash"}
+    assert verify(**given, out=out.astype(np.float32)).out_dtype == "float32"
+    assert verify(**given, out=BF16(out).astype(np.float32)).out_dtype == "bfloat16"
+
+
 @pytest.mark.long("inf", "bfloat16")
 @pytest.mark.parametrize(("bad", "where"), [(math.nan, "kv"), (math.inf, "k"), (-math.inf, "v")])
 @pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])
