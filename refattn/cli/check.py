@@ -32,7 +32,7 @@ from .options import (
     words_of,
 )
 from .progress import checking
-from .show import records, results
+from .show import reports
 from .show.page import hanging, limit
 from .streams import kept, unread
 
@@ -275,9 +275,9 @@ def check(
     try:
         publish(
             Answer(
-                partial(results.checked, report, reproducers),
-                records.CHECKED,
-                partial(records.checked, report),
+                partial(reports.print_report, report, reproducers),
+                reports.REPORT_COLUMNS,
+                partial(reports.report_rows, report),
                 report.to_json,
             ),
             kind,

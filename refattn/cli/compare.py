@@ -33,7 +33,7 @@ from .options import (
     seed,
 )
 from .progress import Work, notice
-from .show import plots, records, results
+from .show import comparisons, plots, profiles
 
 __all__ = ["compare", "profile"]
 
@@ -111,7 +111,7 @@ def compare(
         path = file or sample()
         arrays = _read(path, dtype, layout)
         with Work("Comparing") as work:
-            found = measure(
+            comparison = measure(
                 **arrays,
                 estimators=estimators,
                 sizes=features,
@@ -123,19 +123,19 @@ def compare(
                 announce=work.estimated,
                 track=work.track,
             )
-    for line in results.notices(found):
+    for line in comparisons.comparison_notices(comparison):
         notice(line)
     publish(
         Answer(
-            partial(results.comparison, path, arrays, found, per_head),
-            records.COMPARISON,
-            partial(records.comparison, found, per_head),
-            partial(results.comparison_to_json, path, arrays, found),
+            partial(comparisons.print_comparison, path, arrays, comparison, per_head),
+            comparisons.COMPARISON_COLUMNS,
+            partial(comparisons.comparison_rows, comparison, per_head),
+            partial(comparisons.comparison_to_json, path, arrays, comparison),
         ),
         kind,
         json_path,
         plot_path,
-        partial(plots.plot_comparison, found.rows),
+        partial(plots.plot_comparison, comparison.rows),
     )
 
 
@@ -200,13 +200,12 @@ def profile(
     plot_path: Path | None,
     **options: Any,
 ) -> None:
-    """Say what to use: moments of queries and keys, predicted errors, and the cheapest estimator.
+    """Print the moments of queries and keys, and recommend an estimator: predicted errors, costs.
 
     FILE (.npz or .safetensors) holds arrays q, k of shape (..., n, d) and, for all but the
     moments, v; the default is a sample from a sentence encoder that comes with the package.
     Laws are evaluated for some of the queries, and errors are measured on some of the heads, where
     there are many; the output says on which. Without --measure no random numbers are used.
-    `refattn moments` is the same command.
     """
     with one_line(plot_path is not None):
         checks.real("scale", scale, positive=True, optional=True)
@@ -219,7 +218,7 @@ def profile(
                 planned = plan(*arrays.values(), target=target, scale=scale, **options)
             least = foreseen(**arrays, scale=scale)
             work.estimated(least + (planned.seconds if planned else 0.0))
-            found = study(
+            studied = study(
                 **arrays,
                 sizes=features,
                 target=target,
@@ -231,13 +230,13 @@ def profile(
                 searched = search(planned, track=work.track)
     publish(
         Answer(
-            partial(results.profile, path, arrays, found, searched),
-            records.PROFILE,
-            partial(records.profile, found, searched),
-            partial(results.profile_to_json, path, arrays, found, searched),
+            partial(profiles.print_profile, path, arrays, studied, searched),
+            profiles.PROFILE_COLUMNS,
+            partial(profiles.profile_rows, studied, searched),
+            partial(profiles.profile_to_json, path, arrays, studied, searched),
         ),
         kind,
         json_path,
         plot_path,
-        partial(plots.plot_profile, found),
+        partial(plots.plot_profile, studied),
     )

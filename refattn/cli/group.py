@@ -16,7 +16,7 @@ from .compare import compare, profile
 from .options import Unusable, examples, one_line
 from .progress import Work, notice
 from .streams import drop, unread
-from .verify import tolerances, verify
+from .verify import tolerance, verify
 
 __all__ = ["group"]
 
@@ -127,6 +127,5 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
         click.echo(f"{directory}: {vectors_in}{len(paths)} files, {size:.0f} kB")
 
 
-for _command in (compare, profile, check, verify, tolerances):
+for _command in (compare, profile, check, verify, tolerance):
     group.add_command(_command)
-group.add_command(profile, "moments")

@@ -12,9 +12,9 @@ from ..files.arrays import sample
 from ..files.tensors import DTYPES, open_tensors
 from ..rounding.problem import CALLED, Problem
 from ..rounding.profiles import PROFILES
-from ..verification import tolerance
 from ..verification import verdict as verification_verdict
 from ..verification.given import judged, of_tensors
+from ..verification.tolerance import USUAL, block_seconds, of_problem
 from .options import (
     Answer,
     causal_option,
@@ -34,9 +34,9 @@ from .options import (
     window_option,
 )
 from .progress import Work
-from .show import plots, records, results
+from .show import plots, tolerances, verdicts
 
-__all__ = ["tolerances", "verify"]
+__all__ = ["tolerance", "verify"]
 
 _PASSES = 2  # over all queries that a verdict takes, in times of their analysis
 
@@ -121,7 +121,7 @@ def verify(
     plot_path: Path | None,
     **options: Any,
 ) -> None:
-    found: list[results.Verified] = []
+    found: list[verdicts.Verified] = []
     with one_line(plot_path is not None):
         if plot_path is not None and len(files) > 1:
             raise ValueError(f"`--plot` must come with one FILE, got {len(files)}.")
@@ -142,12 +142,12 @@ def verify(
     context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
 
 
-def _answer(found: list[results.Verified], after: bool) -> Answer:
+def _answer(found: list[verdicts.Verified], after: bool) -> Answer:
     return Answer(
-        partial(results.verified, found[-1], after),
-        records.VERIFIED,
-        partial(records.verified, [(x.tensors.path.name, x.verdict) for x in found]),
-        partial(results.verified_to_json, found),
+        partial(verdicts.print_verdict, found[-1], after),
+        verdicts.VERDICT_COLUMNS,
+        partial(verdicts.verdict_rows, [(x.tensors.path.name, x.verdict) for x in found]),
+        partial(verdicts.verdicts_to_json, found),
     )
 
 
@@ -156,7 +156,7 @@ def _foreseen(problem: Problem, dtype: str, profile: str | None, parts: int) -> 
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
     names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))
-    block = tolerance.block_seconds(problem, dtype, PROFILES[names[0]])
+    block = block_seconds(problem, dtype, PROFILES[names[0]])
     words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
     return parts * _PASSES * block * sum(1 for _ in problem.items()), words
 
@@ -169,7 +169,7 @@ def _verified(
     profile: str | None,
     alpha: float,
     **options: Any,
-) -> results.Verified:
+) -> verdicts.Verified:
     """Judge what a file holds."""
     alpha = verification_verdict.alpha_of(alpha)
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
@@ -189,7 +189,7 @@ def _verified(
 
         judged = {name: shown(part) for name, part in parts.items()}
         verdict = verification_verdict.judge_all(judged, tensors.dtype, profile, alpha)
-    return results.Verified(tensors, problem, parts, verdict)
+    return verdicts.Verified(tensors, problem, parts, verdict)
 
 
 @click.command(
@@ -203,9 +203,9 @@ def _verified(
 @file_argument
 @known_option(
     "--dtype",
-    known=tolerance.USUAL,
+    known=USUAL,
     metavar="NAME",
-    help=f"What the kernel holds: {', '.join(tolerance.USUAL)}.  [default: what FILE holds]",
+    help=f"What the kernel holds: {', '.join(USUAL)}.  [default: what FILE holds]",
 )
 @profile_option
 @click.option("--atol", type=float, help="What you allow.  [default: as torch.testing]")
@@ -217,7 +217,7 @@ def _verified(
 @layout_option
 @format_option
 @json_option("Write all numbers, of every head.")
-def tolerances(
+def tolerance(
     file: Path | None,
     dtype: str | None,
     profile: str | None,
@@ -243,7 +243,7 @@ def tolerances(
         if tensors.lead:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         with Work("Trying") as work:
-            found = tolerance.of_problem(
+            found = of_problem(
                 problem,
                 dtype or tensors.dtype,
                 profile=profile,
@@ -254,10 +254,10 @@ def tolerances(
             )
     publish(
         Answer(
-            partial(results.tolerances, tensors, problem, found),
-            records.TOLERANCES,
-            partial(records.tolerances, found),
-            partial(results.tolerances_to_json, tensors, problem, found),
+            partial(tolerances.print_tolerance, tensors, problem, found),
+            tolerances.TOLERANCE_COLUMNS,
+            partial(tolerances.tolerance_rows, found),
+            partial(tolerances.tolerance_to_json, tensors, problem, found),
         ),
         kind,
         json_path,

@@ -18,10 +18,10 @@ from ...profile import Profile
 from ...registry import ESTIMATORS
 from ...verification import verdict as verification_verdict
 from . import style
-from .results import LABELS
+from .profiles import LABELS
 
 if TYPE_CHECKING:
-    from .results import Verified
+    from .verdicts import Verified
 
 __all__ = ["plot_comparison", "plot_profile", "plot_verified"]
 
