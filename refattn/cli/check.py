@@ -62,7 +62,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
         context.exit()
     known = {
         "--estimator": {
-            ", ".join((record.name, *record.aliases)): _means(record)
+            ", ".join((record.name, *record.aliases)): _describe_estimator(record)
             for record in dict.fromkeys(ESTIMATORS.values())
         },
         "--capability": conformance.CAPABILITIES,
@@ -98,7 +98,7 @@ def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
         yield from text
 
 
-def _means(record: Estimator) -> str:
+def _describe_estimator(record: Estimator) -> str:
     """What an estimator computes, in the words of its formula, and what it may be able to do."""
     from ..conformance.candidate.adapter import possible
 
@@ -269,7 +269,7 @@ def check(
             output(".json")(context, context.command.params[0], json_path)
         try:
             with kept(kind != "table"):
-                report = _check(target, xfails, options)
+                report = _run_checks(target, xfails, options)
         except (KeyboardInterrupt, SystemExit) as error:
             raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
     try:
@@ -292,7 +292,7 @@ def check(
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
 
 
-def _check(target: str, xfails: Path | None, options: dict[str, Any]) -> Any:
+def _run_checks(target: str, xfails: Path | None, options: dict[str, Any]) -> Any:
     """Run the checks on what the command line names."""
     from .. import conformance
 
@@ -313,7 +313,7 @@ def _check(target: str, xfails: Path | None, options: dict[str, Any]) -> Any:
             conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
             rng=seed,
             checks=names or None,
-            expected_failures=None if xfails is None else _expected(xfails),
+            expected_failures=None if xfails is None else _read_expected(xfails),
             track=partial(checking, most=most),
             **options,
         )
@@ -327,7 +327,7 @@ def _candidate(
     if program is None:
         if keep:
             raise ValueError("`--keep` must come with --subprocess.")
-        yield _imported(target), target
+        yield _import_target(target), target
         return
     from ..conformance import Subprocess
 
@@ -339,7 +339,7 @@ def _candidate(
         yield fn, None
 
 
-def _imported(target: str) -> Any:
+def _import_target(target: str) -> Any:
     """The object that MODULE:NAME or MODULE:NAME.NAME names, from the current directory too."""
     module, colon, name = target.partition(":")
     if not (module and colon and name):
@@ -358,7 +358,7 @@ def _imported(target: str) -> Any:
     return found
 
 
-def _expected(path: Path) -> dict[str, str]:
+def _read_expected(path: Path) -> dict[str, str]:
     """Expected failures, a line each: the name of a check, a colon and the reason."""
     found = {}
     try:

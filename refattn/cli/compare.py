@@ -38,7 +38,9 @@ from .show import comparisons, plots, profiles
 __all__ = ["compare", "profile"]
 
 
-def _read(path: Path, dtype: str | None, layout: str, *, required: str = "qkv") -> dict[str, Any]:
+def _read_qkv(
+    path: Path, dtype: str | None, layout: str, *, required: str = "qkv"
+) -> dict[str, Any]:
     """Read q, k and v, heads before tokens."""
     arrays, stored = load(path, dtype, required=required, layout=layout)
     q, k = arrays["q"], arrays["k"]
@@ -109,7 +111,7 @@ def compare(
     with one_line(plot_path is not None):
         checks.real("scale", scale, positive=True, optional=True)
         path = file or sample()
-        arrays = _read(path, dtype, layout)
+        arrays = _read_qkv(path, dtype, layout)
         with Work("Comparing") as work:
             comparison = measure(
                 **arrays,
@@ -211,7 +213,7 @@ def profile(
         checks.real("scale", scale, positive=True, optional=True)
         checks.real("target", target, positive=True)
         path = file or sample()
-        arrays = _read(path, dtype, layout, required="qkv" if measured else "qk")
+        arrays = _read_qkv(path, dtype, layout, required="qkv" if measured else "qk")
         searched, planned = None, None
         with Work("Studying") as work:
             if measured:

@@ -15,7 +15,7 @@ from .check import check
 from .compare import compare, profile
 from .options import Unusable, examples, one_line
 from .progress import Work, notice
-from .streams import drop, unread
+from .streams import drop_unread, unread
 from .verify import tolerance, verify
 
 __all__ = ["group"]
@@ -36,21 +36,21 @@ class _Group(click.Group):
     """Commands whose exit status is 1 for a FAIL only."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with _ended():
+        with _give_status():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _ended():
+        with _give_status():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _ended() -> Iterator[None]:
+def _give_status() -> Iterator[None]:
     """Give what ends a command before it has a result a status of its own."""
     try:
         yield
     except BrokenPipeError:
-        drop()
+        drop_unread()
         raise click.exceptions.Exit(_UNREAD) from None
     except OSError as error:
         raise Unusable(" ".join(str(error).split())) from None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ..arrays.words import ending
 from ..files.arrays import INSTALL
-from .streams import drop, opened
+from .streams import drop_unread, open_closed
 
 if TYPE_CHECKING:
     import click
@@ -30,7 +30,7 @@ __all__ = ["commands", "leave_status", "main"]
 
 def main() -> None:
     """Run the command line (the console script `refattn`)."""
-    opened()
+    open_closed()
     try:
         for name in ("click", "rich"):
             import_module(name)
@@ -51,7 +51,7 @@ def _run_commands() -> None:
         traceback.print_exc()
         sys.exit(2)
     finally:
-        drop()
+        drop_unread()
 
 
 def _check_in_a_process(words: list[str]) -> int:
@@ -89,7 +89,7 @@ def _report_lost(status: int) -> None:
 
 def leave_status(word: str, parent: int) -> None:
     """Run the command line, and leave word of its exit status in a file."""
-    opened()
+    open_closed()
     threading.Thread(target=_end_when_orphaned, args=(parent,), daemon=True).start()
     try:
         _run_commands()

@@ -38,7 +38,7 @@ from .show import plots, tolerances, verdicts
 
 __all__ = ["tolerance", "verify"]
 
-_PASSES = 2  # over all queries that a verdict takes, in times of their analysis
+_ANALYSES = 2  # over all queries that a verdict takes, in times of their analysis
 
 _VERIFY = """Say whether the numbers in a file can be those of a correct kernel.
 
@@ -128,13 +128,13 @@ def verify(
     for number, path in enumerate(files):
         with one_line(False):
             try:
-                found.append(_verified(path, **options))
+                found.append(_judge_file(path, **options))
             except (TypeError, ValueError) as error:
                 name = f"{path.name}: " if len(files) > 1 else ""
                 raise ValueError(f"{name}{error}") from None
         if kind in ("table", "markdown"):
-            publish(_answer(found[-1:], number > 0), kind)
-    rest = _answer(found, False)
+            publish(_answer_of_files(found[-1:], number > 0), kind)
+    rest = _answer_of_files(found, False)
     if kind in ("table", "markdown"):
         rest = rest._replace(show=lambda page: None)
     publish(rest, kind, json_path, plot_path, partial(plots.plot_verified, found[0]))
@@ -142,7 +142,7 @@ def verify(
     context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
 
 
-def _answer(found: list[verdicts.Verified], after: bool) -> Answer:
+def _answer_of_files(found: list[verdicts.Verified], after: bool) -> Answer:
     return Answer(
         partial(verdicts.print_verdict, found[-1], after),
         verdicts.VERDICT_COLUMNS,
@@ -151,17 +151,17 @@ def _answer(found: list[verdicts.Verified], after: bool) -> Answer:
     )
 
 
-def _foreseen(problem: Problem, dtype: str, profile: str | None, parts: int) -> tuple[float, str]:
+def _foresee(problem: Problem, dtype: str, profile: str | None, parts: int) -> tuple[float, str]:
     """Time of one profile, and how many may be tried."""
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
     names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))
     block = block_seconds(problem, dtype, PROFILES[names[0]])
     words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
-    return parts * _PASSES * block * sum(1 for _ in problem.items()), words
+    return parts * _ANALYSES * block * sum(1 for _ in problem.items()), words
 
 
-def _verified(
+def _judge_file(
     path: Path,
     *,
     dtype: str | None,
@@ -178,7 +178,7 @@ def _verified(
     if tensors.lead:
         many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
     with Work("Verifying", len(list(problem.items()))) as work:
-        work.estimated(*_foreseen(problem, tensors.dtype, profile, len(parts)))
+        work.estimated(*_foresee(problem, tensors.dtype, profile, len(parts)))
 
         def shown(part: verification_verdict.Part) -> verification_verdict.Part:
             def out(index: tuple[int, ...]) -> Any:

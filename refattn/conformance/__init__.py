@@ -11,7 +11,7 @@ from ..registry import ESTIMATORS
 from .candidate.adapter import CAPABILITIES, TAGS, Adapter
 from .candidate.failures import Failure
 from .candidate.programs import Subprocess
-from .checks.identities import CHECKS, Check
+from .checks.trials import CHECKS, Check
 from .conventions import CONVENTIONS, SPECS
 from .verdict.report import Report, Result
 from .verdict.runner import LEVELS, TIME_LIMITS, check, checks_of, parametrize_with_checks

@@ -345,6 +345,16 @@ class Adapter:
         return 2.0**-7 if self["dtype"] == "bfloat16" else float(np.finfo(self["dtype"]).eps)
 
     @property
+    def half(self) -> bool:
+        """Whether its numbers are of 16 bits."""
+        return self["dtype"] in ("float16", "bfloat16")
+
+    @property
+    def masks_future(self) -> bool:
+        """Whether it can be causal at frequencies that are given: proposals are of all queries."""
+        return self.can("causal") and not self.has("proposals")
+
+    @property
     def least(self) -> float:
         """The least positive number of all its digits."""
         return float(np.finfo("float32" if self["dtype"] == "bfloat16" else self["dtype"]).tiny)

@@ -28,8 +28,8 @@ from ..truth.reference import (
     reference,
 )
 from .combined import case_of, covering, in_time, levels, seeing
-from .identities import Trial, attends, check
-from .recovery import draws, record
+from .recovery import draw_results, keep_p
+from .trials import CheckRun, add_check, attends
 
 __all__: list[str] = []
 
@@ -38,7 +38,6 @@ Options = dict[str, Any]
 
 _RATES = (0.5, 0.1, 0.75)
 _SHARE = 1 / 6  # of the seeds of a law, as each says much
-_SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}
 
 
 def _drops(adapter: Adapter) -> bool:
@@ -52,7 +51,7 @@ def _shown(arrays: tuple[Floats, ...]) -> Arrays:
     return q / 2, k / 2, np.broadcast_to(np.eye(m), (*k.shape[:-1], m)).copy()
 
 
-def _problem(t: Trial) -> Arrays:
+def _problem(t: CheckRun) -> Arrays:
     """Past blocks of 128 keys, with heads in groups where they may be."""
     n, m, d = t.fit(40, 144, 16)
     if t.adapter["same_value_size"]:
@@ -61,12 +60,12 @@ def _problem(t: Trial) -> Arrays:
     return _shown(t.problem(n, m, d, lead=lead, groups=groups)[0])
 
 
-def _cases(t: Trial) -> Iterator[tuple[Arrays, Options]]:
+def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Options]]:
     """Any two of what else it takes, as far as time allows."""
     uses = {name: x for name, x in levels(t.adapter).items() if name not in ("d_v", "lse")}
     uses["n"] = (5, 1, 24)
     uses["more"] = tuple(x for x in uses["more"] if 0 <= x < 100)
-    for case in in_time(t, covering(uses, t.rng, 2), _SECONDS[t.level], "uses"):
+    for case in in_time(t, covering(uses, t.rng, 2), "uses"):
         arrays, options = case_of(t, case | {"d_v": None})
         n, m, d_v = arrays[0].shape[-2], arrays[1].shape[-2], arrays[2].shape[-1]
         if "mask" in options and t.adapter["empty_rows"] != "zero":
@@ -75,7 +74,7 @@ def _cases(t: Trial) -> Iterator[tuple[Arrays, Options]]:
             yield _shown(arrays), t.adapter.settled | options
 
 
-def _calls(t: Trial, back: bool = False) -> Iterator[tuple[Arrays, Options, Options, Any]]:
+def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Options, Options, Any]]:
     """Each case with dropout, and what came; what is refused with dropout is said."""
     refused: set[str] = set()
     for i, (arrays, options) in enumerate(_cases(t)):
@@ -101,13 +100,13 @@ class _Weights(NamedTuple):
     error: float
 
 
-def _weights(t: Trial, arrays: Any, options: dict[str, Any]) -> _Weights:
+def _weights(t: CheckRun, arrays: Any, options: dict[str, Any]) -> _Weights:
     exact = np.asarray(of_function(t.adapter, softmax_attention, arrays, options), float)
     unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
     return _Weights(exact, unit * (2 + largest_exponent(t.adapter, arrays, options)))
 
 
-def _kept(t: Trial, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
+def _kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
     """Which weights were kept; all others are to be 0, and these w / (1 - p)."""
     exact, allowed = weights
     known = exact > t.adapter.least / t.adapter.eps
@@ -125,8 +124,8 @@ def _kept(t: Trial, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[
     return found
 
 
-@check("exact", claim="weights that are kept are divided by 1 - p, all others 0", needs=_drops)
-def factors_of_dropout(t: Trial) -> None:
+@add_check("exact", claim="weights that are kept are divided by 1 - p, all others 0", needs=_drops)
+def factors_of_dropout(t: CheckRun) -> None:
     """In every use, the same twice at one seed; at p = 0 nothing is dropped."""
     adapter, plain = t.adapter, t.adapter.settled
     arrays, _ = t.problem(*t.fit(4, 6, 4))
@@ -137,13 +136,13 @@ def factors_of_dropout(t: Trial) -> None:
         t.equal(t.call(*arrays, **given), first, 0.0)
 
 
-@check(
+@add_check(
     "exact",
     claim="weights are kept with probability 1 - p, each independent of all others",
     layer="law",
     needs=_drops,
 )
-def law_of_dropout(t: Trial) -> None:
+def law_of_dropout(t: CheckRun) -> None:
     """Of all, of each weight, and of pairs: of heads, batches, queries, keys and seeds."""
     plain = t.adapter.settled
     for rate in _RATES:
@@ -153,21 +152,21 @@ def law_of_dropout(t: Trial) -> None:
         def one(seed: int, arrays: Any = arrays, weights: Any = weights, p: float = rate) -> Floats:
             return _kept(t, weights, p, t.call(*arrays, **plain, dropout=p, seed=seed))
 
-        kept = draws(t, one, _SHARE / len(_RATES)) > 0
+        kept = draw_results(t, one, _SHARE / len(_RATES)) > 0
         n, m = kept.shape[-2:]
         _independent(t, rate, kept, t.adapter.visible(n, m, plain))
 
 
-def _independent(t: Trial, rate: float, kept: npt.NDArray[np.bool_], seen: Any) -> None:
+def _independent(t: CheckRun, rate: float, kept: npt.NDArray[np.bool_], seen: Any) -> None:
     """Test indicators of shape (seeds, ..., n, m), of which those count that are seen."""
     seen = np.broadcast_to(seen, kept.shape)
     label = f"p = {rate:g}, "
     count = int(np.sum(seen))
     p = stats.binomial(int(np.sum(kept & seen)), count, 1 - rate)
-    record(t, f"{label}kept", p, count, stats.binomial, p=1 - rate)
+    keep_p(t, f"{label}kept", p, count, stats.binomial, p=1 - rate)
     each = np.sum(kept, 0)[seen[0]]
     p = min(1.0, each.size * min(stats.binomial(int(x), len(kept), 1 - rate) for x in set(each)))
-    record(t, f"{label}each", p, len(kept), stats.binomial, tries=each.size, p=1 - rate)
+    keep_p(t, f"{label}each", p, len(kept), stats.binomial, tries=each.size, p=1 - rate)
     same = rate**2 + (1 - rate) ** 2
     for name, axis in (("seeds", 0), ("queries", -2), ("keys", -1)):
         x, y = (np.moveaxis(z, axis, 0) for z in (kept, seen))
@@ -187,20 +186,20 @@ def _independent(t: Trial, rate: float, kept: npt.NDArray[np.bool_], seen: Any) 
         _alike(t, f"{label}heads", alike, same)
 
 
-def _alike(t: Trial, name: str, alike: list[npt.NDArray[np.bool_]], same: float) -> None:
+def _alike(t: CheckRun, name: str, alike: list[npt.NDArray[np.bool_]], same: float) -> None:
     """How many of the pairs have the same fate, the worst of several counts."""
     tries = len(alike)
     p = min(1.0, tries * min(stats.binomial(int(np.sum(x)), x.size, same) for x in alike))
     n = min(x.size for x in alike)
-    record(t, name, p, n, stats.binomial, tries=tries, p=same)
+    keep_p(t, name, p, n, stats.binomial, tries=tries, p=same)
 
 
-@check(
+@add_check(
     "exact",
     claim="gradients have the dropout of the result",
     needs=lambda adapter: _drops(adapter) and adapter.can("vjp"),
 )
-def gradients_of_dropout(t: Trial) -> None:
+def gradients_of_dropout(t: CheckRun) -> None:
     """The weights that were kept are seen in the result, and those of the formula."""
     for arrays, options, given, found in _calls(t, back=True):
         rate, d_out = given["dropout"], given["d_out"]

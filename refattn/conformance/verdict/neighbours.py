@@ -13,7 +13,7 @@ from ...arrays.library import Floats
 from ..candidate.adapter import CHOICES, Adapter
 from ..candidate.failures import Beyond, Failure
 from ..candidate.limits import head_size, nearest_head_size
-from ..checks.identities import Trial, attends, evaluated
+from ..checks.trials import CheckRun, attends, evaluated
 from ..conventions import SPECS
 from ..truth.reference import reference
 
@@ -33,7 +33,7 @@ class _Neighbour(NamedTuple):
     turn: Callable[[Callable[..., Any], Problem], Any] | None = None
 
 
-def diagnose(trial: Trial) -> list[str]:
+def diagnose(trial: CheckRun) -> list[str]:
     """Say of which convention other than the declared one the candidate is right, if of one.
 
     One convention is changed at a time, of those that are declared; then each of `SPECS` is tried,
@@ -43,10 +43,10 @@ def diagnose(trial: Trial) -> list[str]:
     --------
     >>> import refattn
     >>> from refattn.conformance import Adapter
-    >>> from refattn.conformance.checks.identities import Trial
+    >>> from refattn.conformance.checks.trials import CheckRun
     >>> from refattn.conformance.verdict.neighbours import diagnose
     >>> adapter = Adapter(refattn.softmax_attention, "softmax", ["causal"], {"causal": "top-left"})
-    >>> diagnose(Trial(adapter, "diagnosis", 0))
+    >>> diagnose(CheckRun(adapter, "diagnosis", 0))
     ['agrees with what is declared but for causal: bottom-right']
     """
     adapter = trial.adapter
@@ -64,7 +64,7 @@ def diagnose(trial: Trial) -> list[str]:
     return next(filter(None, (_changed(trial, *spec, problems) for spec in specs)), [])
 
 
-def _changed(trial: Trial, name: str, base: Adapter, problems: list[Problem]) -> list[str]:
+def _changed(trial: CheckRun, name: str, base: Adapter, problems: list[Problem]) -> list[str]:
     """Agreement but for one convention."""
     found: dict[str, str] = {}
     for x in _neighbours(base):
@@ -147,7 +147,7 @@ def _size(adapter: Adapter) -> int:
     return nearest_head_size(adapter, 6)
 
 
-def _problems(t: Trial) -> Iterator[Problem]:
+def _problems(t: CheckRun) -> Iterator[Problem]:
     """Small problems that tell conventions apart, the simplest first."""
     adapter = t.adapter
     (n, m, d), lead = t.fit(3, 5, _size(adapter)), adapter.lead(2, 2)
@@ -172,7 +172,7 @@ def _problems(t: Trial) -> Iterator[Problem]:
         yield arrays, options
 
 
-def _agrees(t: Trial, other: _Neighbour, problems: list[Problem]) -> bool:
+def _agrees(t: CheckRun, other: _Neighbour, problems: list[Problem]) -> bool:
     """Whether a candidate is right in all problems under the conventions of a neighbour."""
     t.adapter = other.adapter
     for arrays, options in problems:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..candidate.adapter import Adapter
 from ..candidate.programs import Subprocess
-from ..checks.identities import Case, Trial
+from ..checks.trials import Call, CheckRun
 from .report import Result
 
 __all__ = ["reproducer"]
@@ -20,7 +20,7 @@ __all__ = ["reproducer"]
 _LITERAL = 400  # numbers up to which an array is written out
 
 
-def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
+def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str:
     """A script that makes the failing call again, or runs the check again if no call shows it.
 
     Its exit status is 1 while the failure is there.
@@ -73,7 +73,7 @@ print("largest error", error, "allowed", {0!r})
 raise SystemExit(not error <= {0!r})"""
 
 
-def _shows(trial: Trial, case: Case) -> bool:
+def _shows(trial: CheckRun, case: Call) -> bool:
     """Whether the last call alone shows the failure: it raises, or its result is wrong as such."""
     if trial.got is None:
         return True

@@ -24,7 +24,7 @@ from ...arrays.words import said
 from ..candidate.adapter import CAPABILITIES, DEFAULTS, Adapter, written
 from ..candidate.failures import Beyond, Failure, Refusal
 from ..candidate.isolation import Crash, isolated
-from ..checks.identities import CHECKS, Check, Trial, attends
+from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
 from .neighbours import diagnose
 from .report import EXPECTED, FAIL, LEFT_OUT, PASS, STALE, UNDERPOWERED, Report, Result
@@ -164,7 +164,7 @@ def check(
         _known("checks", names, chosen)
         chosen = {name: c for name, c in chosen.items() if name in names}
     results: list[Result] = []
-    trials: list[Trial] = []
+    trials: list[CheckRun] = []
     stopped, beyond = "", {}
     with isolated(adapter) if isolate else nullcontext(adapter) as candidate:
         end = time.monotonic() + limit
@@ -172,7 +172,7 @@ def check(
             left = max(end - time.monotonic(), 0.0)
             shares = 1 if item.layer == "identity" else _laws_from(chosen, i)
             budget = min(_BUDGET[level], left / 2 / shares)
-            trial = Trial(candidate, item.name, seed, LEVELS[level], budget, level)
+            trial = CheckRun(candidate, item.name, seed, LEVELS[level], budget, level)
             result = _run(item, trial, left, limit / 2)
             if trial.beyond and trial.error is None and not trial.p:  # nothing was asked
                 beyond[item.name] = trial.beyond
@@ -222,7 +222,7 @@ def check(
 def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
     """Which convention the candidate follows instead, as far as time allows."""
     found: list[str] = []
-    trial = Trial(candidate, "diagnosis", seed)
+    trial = CheckRun(candidate, "diagnosis", seed)
     item = Check(
         trial.name, "", "identity", frozenset(), attends, lambda t: found.extend(diagnose(t))
     )
@@ -236,7 +236,7 @@ def _laws_from(chosen: Mapping[str, Check], i: int) -> int:
     return max(1, sum(item.layer != "identity" for item in list(chosen.values())[i:]))
 
 
-def _stops(item: Check, trial: Trial, result: Result) -> str:
+def _stops(item: Check, trial: CheckRun, result: Result) -> str:
     """Why no other check can say more, if none can."""
     if result.status == FAIL and trial.over:
         return "the candidate hangs"
@@ -251,7 +251,7 @@ def _stops(item: Check, trial: Trial, result: Result) -> str:
     return ""
 
 
-def _signatures(trial: Trial) -> str:
+def _signatures(trial: CheckRun) -> str:
     """How the candidate was called, and how it is defined."""
     names = list(trial.adapter.record.arrays)
     if trial.case is not None:
@@ -465,7 +465,7 @@ def _known(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
             raise ValueError(f"`{argument}` must name checks of this candidate, got {name!r}.")
 
 
-def _run(item: Check, trial: Trial, limit: float, patience: float) -> Result:
+def _run(item: Check, trial: CheckRun, limit: float, patience: float) -> Result:
     """One check within its time, whatever the candidate does.
 
     One whose call is not back after `patience` hangs; less of what is left is no evidence of that.
@@ -523,7 +523,7 @@ def _run(item: Check, trial: Trial, limit: float, patience: float) -> Result:
 _ORDINARY, _LARGE = 60.0, 1e4
 
 
-def _severity(item: Check, trial: Trial, error: BaseException | None) -> str:
+def _severity(item: Check, trial: CheckRun, error: BaseException | None) -> str:
     """What kind of failure it is, or would be."""
     if isinstance(error, Refusal) or item.name in _CONTRACTS:
         return "contract"
@@ -569,7 +569,7 @@ def _imports(ident: int) -> bool:
     return frame is not None
 
 
-def _correct(results: list[Result], trials: list[Trial], alpha: float) -> None:
+def _correct(results: list[Result], trials: list[CheckRun], alpha: float) -> None:
     """Holm's correction of all p-values of the run; those at most alpha are failures.
 
     What a check detects is reckoned at the smallest level that Holm's method may hold it to.

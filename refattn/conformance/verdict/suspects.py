@@ -12,7 +12,7 @@ import numpy as np
 
 from ...registry import ESTIMATORS
 from ..candidate.adapter import CAPABILITIES, Adapter
-from ..checks.identities import CHECKS, Trial
+from ..checks.trials import CHECKS, CheckRun
 from .report import EXPECTED, FAIL, Result
 
 __all__ = ["suspect"]
@@ -22,7 +22,7 @@ _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and 
 _NEAR = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
-def suspect(results: list[Result], trials: list[Trial]) -> None:
+def suspect(results: list[Result], trials: list[CheckRun]) -> None:
     """Name, for each failure, defects with the same numbers, or that fail the same laws."""
     failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
     if not failed:
@@ -38,7 +38,7 @@ def suspect(results: list[Result], trials: list[Trial]) -> None:
             result.suspects = list(_same_numbers(trial))[:_MOST] if result.compared else []
 
 
-def _comparable(trial: Trial) -> bool:
+def _comparable(trial: CheckRun) -> bool:
     """Whether the failing call can be made of catalogued defects."""
     adapter, case = trial.adapter, trial.case
     if case is None or case.want is None or trial.numbers is None:
@@ -46,7 +46,7 @@ def _comparable(trial: Trial) -> bool:
     return adapter["scale"] is None and "seed" not in case.options
 
 
-def _same_numbers(trial: Trial) -> Iterable[str]:
+def _same_numbers(trial: CheckRun) -> Iterable[str]:
     """Defects that give nearly what the candidate gave at the failing case, the nearest first."""
     from ..defects import MUTANTS
 
