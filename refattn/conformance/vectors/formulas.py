@@ -115,7 +115,7 @@ def arranged(case: Recipe | Case, dps: int = 50, **given: Any) -> dict[str, Any]
 
 def heads(case: Recipe | Case) -> list[Head]:
     """The arrays of each head."""
-    return [Head(**x) for x in exact().heads(_ndims(case), **arranged(case))]
+    return [Head(**x) for x in exact().heads_of(_ndims(case), **arranged(case))]
 
 
 def formula(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
@@ -153,8 +153,8 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
     """Evaluate a case with so many digits."""
     x, record = case.inputs, registry.ESTIMATORS[case.estimator]
     if record.has("rows"):
-        mean = exact().mean(x["x"], dps=dps)
-        return {"mean": mean, "cov": exact().covariance(x["x"], **case.arguments, dps=dps)}
+        mean = exact().mean_of_rows(x["x"], dps=dps)
+        return {"mean": mean, "cov": exact().covariance_of_rows(x["x"], **case.arguments, dps=dps)}
     if record.has("pairs"):
         return {"out": exact().kernel_estimate(**x, **case.arguments, dps=dps)}
     d_v, lse = x["v"].shape[-1], with_lse(case)
@@ -171,7 +171,7 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
     if "d_out" in x:
         cotangent = [x["d_out"], *(x[name][..., None] for name in x if name == "d_lse")]
         given = {name: x[name] for name in GRADIENTS if name in x}
-        pulled = exact().gradients(outputs, np.concatenate(cotangent, -1), dps=dps, **given)
+        pulled = exact().pull_back(outputs, np.concatenate(cotangent, -1), dps=dps, **given)
         found |= {GRADIENTS[name]: value for name, value in pulled.items()}
     return found
 
@@ -182,15 +182,15 @@ def _exact(case: Recipe | Case, dps: int, **arrays: Any) -> Floats:
     scale, softcap = _scale(case, x.q.shape[-1], dps), case.arguments.get("softcap")
     if value_of(case, "softcap") == "after-bias":
         scores = (e.numbers(x.q, dps=dps) * scale) @ e.numbers(x.k, dps=dps).T
-        scores = e.cap(scores + e.numbers(x.bias, dps=dps), softcap, dps=dps)
+        scores = e.cap_scores(scores + e.numbers(x.bias, dps=dps), softcap, dps=dps)
         values = e.numbers(x.v, dps=dps)
-        out, lse = e.weighted_mean(scores, values, x.visible, x.sinks, x.dropout, dps=dps)
+        out, lse = e.softmax_mean(scores, values, x.visible, x.sinks, x.dropout, dps=dps)
     else:
         options = {"softcap": softcap, "sink": x.sinks, "dropout": x.dropout, "dps": dps}
         out, lse = e.attend(x.q, x.k, x.v, x.bias, x.visible, scale, **options)
     empty = ~x.visible.any(-1)
     if x.sinks is None and empty.any():
-        rows = {"mean": e.mean(x.v, dps=dps), "nan": e.context(dps).nan}
+        rows = {"mean": e.mean_of_rows(x.v, dps=dps), "nan": e.context(dps).nan}
         out[empty] = rows.get(value_of(case, "empty_rows"), e.context(dps).mpf(0))
         lse[empty] = e.context(dps).inf * (1 if value_of(case, "lse_empty") == "inf" else -1)
     lse = lse / e.context(dps).log(2) if value_of(case, "lse") == "2" else lse
