@@ -219,7 +219,7 @@ def gradients_of_layouts(t: CheckRun) -> None:
 def gradients_again(t: CheckRun) -> None:
     """In many calls; torch: twice through one graph, with a call between, one input at a time."""
     arrays, given = t.problem(*t.fit(4, 6, 4), 4)
-    ways = ("second", "crossed", "alone") if t.adapter["library"] == "torch" else ()
+    ways = ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ()
     for way in ways:
         compare_gradients(t, arrays, **given, autograd=way)
     for _ in range(20):
