@@ -53,7 +53,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
     if not asked or context.resilient_parsing:
         return
     from .. import conformance
-    from ..conformance.candidate.adapter import written
+    from ..conformance.candidate.tags import write_tag
 
     page = limit() or 100
     if parameter.name == "list_specs":
@@ -68,7 +68,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
         "--capability": conformance.CAPABILITIES,
         "--tag": conformance.TAGS,
         "--spec": {
-            name: " ".join(f"{tag}={written(value)}" for tag, value in tags.items())
+            name: " ".join(f"{tag}={write_tag(value)}" for tag, value in tags.items())
             for name, tags in conformance.SPECS.items()
         },
     }
@@ -100,7 +100,7 @@ def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
 
 def _describe_estimator(record: Estimator) -> str:
     """What an estimator computes, in the words of its formula, and what it may be able to do."""
-    from ..conformance.candidate.adapter import possible
+    from ..conformance.candidate.tags import possible
 
     able = possible(record)
     formula = getattr(record.naive, "func", record.naive)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .candidate.adapter import CHOICES, DEFAULTS, TAGS, written
+from .candidate.tags import CHOICES, DEFAULTS, TAGS, write_tag
 
 __all__ = ["CONVENTIONS", "OPTIONS", "SPECS", "Cell", "Library", "Option", "Read", "Run", "listing"]
 
@@ -69,7 +69,7 @@ class Cell(NamedTuple):
     @property
     def words(self) -> str:
         """The value in text."""
-        return "any" if self.value is None else written(self.value)
+        return "any" if self.value is None else write_tag(self.value)
 
 
 class Option(NamedTuple):

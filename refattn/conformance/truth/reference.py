@@ -14,8 +14,9 @@ from ...arrays.blocks import sum_to
 from ...arrays.library import Floats
 from ...attention import attend, softmax_attention
 from ...gradients.rules import vjp
-from ..candidate.adapter import Adapter, drawn
+from ..candidate.adapter import Adapter
 from ..candidate.limits import copies, in_place, repeated
+from ..candidate.tags import draws_something
 from .solves import condition_of_solve
 
 __all__ = [
@@ -163,7 +164,7 @@ def rounding(
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
         condition = _cancellation(adapter, q, k, options)
         size += _norm(got)
-    elif adapter.has("solved") and not drawn(adapter.record, options):
+    elif adapter.has("solved") and not draws_something(adapter.record, options):
         condition = _of_solve(adapter, arrays, options)
         if condition * unit * (1 + exponent) > 1:  # which says nothing of the result
             return math.inf
@@ -230,7 +231,7 @@ def pulled_rounding(
     by_q, by_k = log_slopes(adapter, arrays, options)
     weights: Floats
     terms_of = g @ np.swapaxes(np.abs(repeated(v, q)), -1, -2)  # of g . v
-    if drawn(adapter.record, options):  # by frequencies that are not known
+    if draws_something(adapter.record, options):  # by frequencies that are not known
         row = _cancellation(adapter, root * q, root * k, options) if adapter.waves else 1.0
         pairs = np.full(terms_of.shape, 2 * row * row * _most(terms_of))
         weights = np.full(terms_of.shape, row)
@@ -400,7 +401,7 @@ def _condition(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, 
     is evaluated in two precisions; one that gives its frequencies to nobody, at one seed, is
     evaluated at arguments that differ in the last digits of single precision.
     """
-    rng, unknown = np.random.default_rng(0), drawn(adapter.record, options)
+    rng, unknown = np.random.default_rng(0), draws_something(adapter.record, options)
     dtype = np.dtype("float64" if adapter["dtype"] == "float64" else "float32")
     h = 2.0**-20
 

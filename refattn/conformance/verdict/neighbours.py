@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...arrays.library import Floats
-from ..candidate.adapter import CHOICES, Adapter
+from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure
 from ..candidate.limits import head_size, nearest_head_size
+from ..candidate.tags import CHOICES
 from ..checks.trials import CheckRun, attends, evaluated
 from ..conventions import SPECS
 from ..truth.reference import reference

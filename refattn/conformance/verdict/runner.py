@@ -21,9 +21,10 @@ import numpy as np
 from ... import stats
 from ...arrays import checks as arrays_checks
 from ...arrays.words import said
-from ..candidate.adapter import CAPABILITIES, DEFAULTS, Adapter, written
+from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal
 from ..candidate.isolation import Crash, isolated
+from ..candidate.tags import CAPABILITIES, DEFAULTS, write_tag
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
 from .neighbours import diagnose
@@ -297,7 +298,7 @@ def _needed(item: Check, adapter: Adapter) -> str:
     for name in _LIMITING:
         value = "chunks" if name == "centres" else DEFAULTS[name]
         if tags[name] != value:
-            more.append((f"--tag {name}={written(value)}", set(), {name: value}))
+            more.append((f"--tag {name}={write_tag(value)}", set(), {name: value}))
     for count in (1, 2):
         for some in combinations(more, count):
             capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ...registry import ESTIMATORS
-from ..candidate.adapter import CAPABILITIES, Adapter
+from ..candidate.adapter import Adapter
+from ..candidate.tags import CAPABILITIES
 from ..checks.trials import CHECKS, CheckRun
 from .report import EXPECTED, FAIL, Result
 
