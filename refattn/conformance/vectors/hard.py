@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...arrays.library import Floats
-from .drawing import Recipe, draw
+from .drawing import Recipe, draw_stream
 
 __all__ = ["CASES", "POWERS", "Hard", "recipe", "recipes"]
 
@@ -171,7 +171,9 @@ def recipe(hard: Hard) -> Recipe:
     """
     label, family = hard.label, hard.family
     shapes = {"q": (hard.n, hard.d), "k": (hard.m, hard.d), "v": (hard.m, hard.d_v)}
-    q, k, v = (draw(f"{label}/{name}", shape, "float64", 1.0) for name, shape in shapes.items())
+    q, k, v = (
+        draw_stream(f"{label}/{name}", shape, "float64", 1.0) for name, shape in shapes.items()
+    )
     small = 2.0 ** -POWERS[family][hard.level - 1]
     inputs = _FAMILIES[family](q, k, v, small, 2.0**hard.width)
     return Recipe(

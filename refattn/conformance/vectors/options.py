@@ -14,7 +14,7 @@ import numpy as np
 
 from ...arrays.library import Floats
 from .cases import Convention
-from .drawing import Drawn, Recipe, draw
+from .drawing import Drawn, Recipe, draw_input, draw_inputs, round_to_single
 
 __all__ = ["case", "recipes", "tiles"]
 
@@ -76,15 +76,8 @@ def case(
     tile = ["tile"] * (file == "softmax-tiles")
     words = (*_words(group, drawn, arguments), *more.split(), *_sizes(drawn))
     label = "-".join(dict.fromkeys(["softmax", *tile, *words]))
-    shapes = {
-        "q": (*drawn.heads, drawn.n, drawn.d),
-        "k": (*drawn.key_heads, drawn.m, drawn.d),
-        "v": (*drawn.key_heads, drawn.m, drawn.d_v),
-        "d_out": (*drawn.heads, drawn.n, drawn.d_v),
-        "d_lse": (*drawn.heads, drawn.n),
-    }
-    of = partial(_of_case, label, drawn)
-    x = {name: of(name, shapes[name]) for name in ("q", "k", "v", *drawn.cotangents)}
+    x = draw_inputs(label, drawn, drawn.shapes("q", "k", "v", *drawn.cotangents))
+    of = partial(draw_input, label, drawn)
     for word in more.split():
         x |= _MORE[word](drawn, of)
     return Recipe(
@@ -94,20 +87,11 @@ def case(
         flags=(*flags.split(), *["GRADIENT"] * bool(drawn.cotangents)),
         arguments={"scale": None, "causal": False} | arguments,
         dtype=drawn.dtype,
-        inputs={name: _rounded(value, drawn.dtype) for name, value in x.items()},
+        inputs={name: round_to_single(value, drawn.dtype) for name, value in x.items()},
         file=file,
         group="-".join(["softmax", *tile, group]) + "-gradients" * bool(drawn.cotangents),
         convention=convention,
     )
-
-
-def _of_case(label: str, drawn: Drawn, name: str, shape: tuple[int, ...]) -> Floats:
-    size = drawn.size if name in "qk" and drawn.size is not None else drawn.plain
-    return draw(f"{label}/{name}", shape, drawn.dtype, size)
-
-
-def _rounded(x: Floats, dtype: str) -> Floats:
-    return x if x.dtype == bool or dtype == "float64" else x.astype(np.float32).astype(np.float64)
 
 
 def _words(group: str, drawn: Drawn, arguments: dict[str, Any]) -> Iterator[str]:

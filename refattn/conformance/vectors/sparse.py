@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
-from .drawing import Drawn, Recipe, draw
+from .drawing import Drawn, Recipe, draw_inputs, hide_some
 
 __all__ = ["recipes"]
 
@@ -34,26 +34,9 @@ def _case(
 ) -> Recipe:
     """Draw q, k, v and arrays of other `shapes`, beside what is `given`."""
     label = f"{estimator}-{name}-{drawn.dtype}"
-    plain = drawn.plain
-    size = plain if drawn.size is None else drawn.size
-    drawn_shapes = {
-        "q": (*drawn.heads, drawn.n, drawn.d),
-        "k": (*drawn.key_heads, drawn.m, drawn.d),
-        "v": (*drawn.key_heads, drawn.m, drawn.d_v),
-    } | (shapes or {})
-    x = {
-        key: draw(f"{label}/{key}", shape, drawn.dtype, size if key in "qk" else plain)
-        for key, shape in drawn_shapes.items()
-    }
+    x = draw_inputs(label, drawn, drawn.shapes("q", "k", "v") | (shapes or {})) | (given or {})
     words, arguments = tuple(flags.split()), {"scale": None} | arguments
-    x |= given or {}
     return Recipe(label, estimator, comment, words, arguments, drawn.dtype, x, estimator, estimator)
-
-
-def _mask(*shape: int) -> Floats:
-    """Hide every third and every fifth key, others from each query."""
-    index = np.arange(np.prod(shape)).reshape(shape)
-    return np.asarray((index % 3 != 1) & (index % 5 != 3))
 
 
 def _indices(*rows: list[int]) -> Floats:
@@ -73,7 +56,7 @@ def _coreset() -> Iterator[Recipe]:
     for dtype in _DTYPES:
         yield case("basic", "BASIC", "3 of 6 keys.", Drawn(dtype=dtype), given=some)
     yield case("scale", "SCALING", "The scale is given.", given=some, scale=0.75)
-    hidden = {"indices": _indices([4, 0, 2]), "mask": _mask(6)}
+    hidden = {"indices": _indices([4, 0, 2]), "mask": hide_some(6)}
     comment = "Of the 3 keys one is hidden, and counts as not there; so do 2 of the others."
     yield case("mask", "MASK", comment, given=hidden)
     every = {"indices": _indices([3, 5, 0, 4, 2, 1])}
@@ -110,8 +93,8 @@ def _sampled() -> Iterator[Recipe]:
     yield case("all", "SAMPLE", "All keys, once each: exact attention.", every, given=equal)
     yield case("scale", "SCALING", "The scale is given.", few, scale=0.75)
     comment = "Some keys of samples are hidden, others for each query."
-    yield case("mask", "MASK", comment, few, given={"mask": _mask(4, 6)})
-    empty = {"mask": _mask(4, 6) & (np.arange(4) != 1)[:, None]}
+    yield case("mask", "MASK", comment, few, given={"mask": hide_some(4, 6)})
+    empty = {"mask": hide_some(4, 6) & (np.arange(4) != 1)[:, None]}
     comment = "Query 1 sees no key of its sample: its output is 0."
     yield case("empty-row", "MASK EMPTY_ROW", comment, few, given=empty)
     one = Drawn(n=1, count=1)
@@ -177,7 +160,7 @@ def _local() -> Iterator[Recipe]:
     comment = "Windows are level with the last keys."
     yield case("cross", "NEAR CROSS", comment, Drawn(n=3, m=7))
     yield case("scale", "SCALING", "The scale is given.", scale=0.75)
-    yield case("mask", "MASK", "Near and far keys are hidden.", given={"mask": _mask(4, 6)})
+    yield case("mask", "MASK", "Near and far keys are hidden.", given={"mask": hide_some(4, 6)})
     yield case("causal", "CAUSAL", "As many queries as keys.", Drawn(n=6), causal=True)
     comment = "The last query sees every key."
     yield case("causal-cross", "CAUSAL CROSS", comment, Drawn(n=3, m=7), causal=True)
