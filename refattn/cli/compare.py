@@ -11,7 +11,7 @@ import click
 from ..arrays import checks
 from ..compare import few_queries, measure
 from ..compare import names as comparable
-from ..files.arrays import load, sample
+from ..files.arrays import find_sample, load_qkv
 from ..profile import foreseen, plan, search, study
 from ..registry import DEFAULT
 from .options import (
@@ -42,7 +42,7 @@ def _read_qkv(
     path: Path, dtype: str | None, layout: str, *, required: str = "qkv"
 ) -> dict[str, Any]:
     """Read q, k and v, heads before tokens."""
-    arrays, stored = load(path, dtype, required=required, layout=layout)
+    arrays, stored = load_qkv(path, dtype, required=required, layout=layout)
     q, k = arrays["q"], arrays["k"]
     if dtype is None and stored != q.dtype.name:
         notice(f"read as {q.dtype}: the file has {stored}")
@@ -110,7 +110,7 @@ def compare(
     """
     with one_line(plot_path is not None):
         checks.real("scale", scale, positive=True, optional=True)
-        path = file or sample()
+        path = file or find_sample()
         arrays = _read_qkv(path, dtype, layout)
         with Work("Comparing") as work:
             comparison = measure(
@@ -212,7 +212,7 @@ def profile(
     with one_line(plot_path is not None):
         checks.real("scale", scale, positive=True, optional=True)
         checks.real("target", target, positive=True)
-        path = file or sample()
+        path = file or find_sample()
         arrays = _read_qkv(path, dtype, layout, required="qkv" if measured else "qk")
         searched, planned = None, None
         with Work("Studying") as work:

@@ -16,7 +16,7 @@ from .compare import compare, profile
 from .options import Unusable, examples, one_line
 from .progress import Work, notice
 from .streams import drop_unread, unread
-from .verify import tolerance, verify
+from .verify import tolerance_command, verify
 
 __all__ = ["group"]
 
@@ -127,5 +127,5 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
         click.echo(f"{directory}: {vectors_in}{len(paths)} files, {size:.0f} kB")
 
 
-for _command in (compare, profile, check, verify, tolerance):
+for _command in (compare, profile, check, verify, tolerance_command):
     group.add_command(_command)

@@ -20,7 +20,7 @@ from ..registry import DEFAULT, ESTIMATORS
 from ..rounding.profiles import PROFILES
 from .progress import notice
 from .show.page import Page, to_csv
-from .show.style import FORMATS
+from .show.style import FIGURE_FORMATS
 from .streams import unread
 
 __all__ = [
@@ -273,7 +273,7 @@ def plot_option(content: str) -> Callable[[Any], Any]:
     return click.option(
         *("--plot", "plot_path"),
         metavar="OUT.png",
-        callback=output(*FORMATS),
+        callback=output(*FIGURE_FORMATS),
         help=f"{content} SVG and PDF too, by the suffix.",
     )
 

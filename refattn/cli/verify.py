@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..files.arrays import sample
+from ..files.arrays import find_sample
 from ..files.tensors import DTYPES, open_tensors
 from ..rounding.problem import CALLED, Problem
 from ..rounding.profiles import PROFILES
@@ -36,7 +36,7 @@ from .options import (
 from .progress import Work
 from .show import plots, tolerances, verdicts
 
-__all__ = ["tolerance", "verify"]
+__all__ = ["tolerance_command", "verify"]
 
 _ANALYSES = 2  # over all queries that a verdict takes, in times of their analysis
 
@@ -217,7 +217,7 @@ def _judge_file(
 @layout_option
 @format_option
 @json_option("Write all numbers, of every head.")
-def tolerance(
+def tolerance_command(
     file: Path | None,
     dtype: str | None,
     profile: str | None,
@@ -237,7 +237,7 @@ def tolerance(
     a correct kernel needs, and by `refattn verify`.
     """
     with one_line(False):
-        path = file or sample()
+        path = file or find_sample()
         tensors = open_tensors(path, layout=layout, required=())
         problem = of_tensors(tensors, **options)
         if tensors.lead:

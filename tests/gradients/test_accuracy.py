@@ -71,7 +71,7 @@ def test_accuracy(name, size, variant, dtype, record_accuracy):
     fixed = {x: y for x, y in options.items() if x not in ("sampled", "mask", "causal")}
     fixed |= {"visible": options.get("mask", True)}
     if causal:
-        fixed |= {"causal": True} if "rows" in lacks else {"visible": exact.causal_mask(n, m)}
+        fixed |= {"causal": True} if "rows" in lacks else {"visible": exact.causal_keys(n, m)}
     if "indices" in fixed:
         fixed["indices"] = np.atleast_2d(fixed["indices"])
     d_out = rng.standard_normal((n, arrays["v"].shape[-1])).astype(dtype)

@@ -21,7 +21,7 @@ __all__ = [
     "COLOURS",
     "COLUMN",
     "DASHES",
-    "FORMATS",
+    "FIGURE_FORMATS",
     "GREY",
     "INK",
     "MARKERS",
@@ -48,7 +48,7 @@ MARKERS = "osD^vP*X<>hd"
 DASHES = ("-", "--", "-.", ":")
 
 COLUMN, PAGE = 3.5, 7.2  # widths in inches
-FORMATS = (".png", ".svg", ".pdf")
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
 
 
 def mark(i: int) -> dict[str, Any]:

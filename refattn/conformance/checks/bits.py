@@ -8,21 +8,22 @@ from typing import Any
 import numpy as np
 
 from ..candidate.adapter import Adapter
+from ..candidate.limits import Keywords
 from .trials import CheckRun, add_check, attends, comparable, evaluated
 
 __all__: list[str] = []
 
 
 _REPEATS = 8
-_TOKENS = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
+_BIT_SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
 
 
-def _problems(
+def _bit_problems(
     t: CheckRun,
 ) -> Iterator[tuple[tuple[int, int, int], dict[str, Any], int | None]]:
     """Sizes, plain, with keys that are masked, causal, and with fewer key heads."""
     causal = t.adapter.masks_future
-    for size in _TOKENS:
+    for size in _BIT_SIZES:
         n, m, d = t.fit(*size)
         yield (n, m, d), {}, None
         if t.adapter.can("mask"):
@@ -33,7 +34,7 @@ def _problems(
             yield (n, m, d), {}, 1
 
 
-def _options_of(t: CheckRun, given: dict[str, Any]) -> dict[str, Any]:
+def _options_of(t: CheckRun, given: Keywords) -> dict[str, Any]:
     """How the same thing is asked for again."""
     return t.adapter.settled | (given if evaluated(t.adapter) else t.options(5))
 
@@ -44,7 +45,7 @@ def _options_of(t: CheckRun, given: dict[str, Any]) -> dict[str, Any]:
 )
 def same_bits(t: CheckRun) -> None:
     """Many times, of gradients too, and with other calls between."""
-    for size, more, groups in _problems(t):
+    for size, more, groups in _bit_problems(t):
         arrays, given = t.problem(*size, 5, lead=t.adapter.lead(1, 2), groups=groups)
         options = _options_of(t, given) | more
         if t.adapter.can("vjp"):
@@ -70,7 +71,7 @@ def _is_apart(adapter: Adapter) -> bool:
 )
 def same_bits_in_any_batch(t: CheckRun) -> None:
     """Alone, with some others, in another order; a head alone, and in another batch."""
-    for (n, m, d), more, groups in _problems(t):
+    for (n, m, d), more, groups in _bit_problems(t):
         if more.get("causal"):  # whose queries have places
             continue
         lead = t.adapter.lead(3, 2)

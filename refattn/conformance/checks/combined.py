@@ -18,15 +18,16 @@ import numpy.typing as npt
 from ...attention import attend
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
+from ..candidate.limits import Keywords
 from ..truth.reference import CONTRACT, largest_exponent, of_function, terms, tolerance
 from .trials import CheckRun, add_check, attends, evaluated
 
 __all__ = [
-    "case_of",
     "compare_normalisers",
     "covering",
     "in_time",
     "levels",
+    "problem_of",
     "seeing",
     "try_cases",
 ]
@@ -74,7 +75,7 @@ def covering(
         row = max(tries, key=lambda guess: len(new(guess)), default=row)
 
 
-class _Shape(NamedTuple):
+class _MaskShape(NamedTuple):
     """What a mask is made for."""
 
     lead: tuple[int, ...]
@@ -89,14 +90,14 @@ def _mask_of_some(rng: np.random.Generator, *shape: int) -> Mask:
     return mask
 
 
-def _mask_of_padding(rng: np.random.Generator, size: _Shape) -> Mask:
+def _mask_of_padding(rng: np.random.Generator, size: _MaskShape) -> Mask:
     """Keys that are there, all of them in the first member of the batch."""
     mask = _mask_of_some(rng, size.lead[0], *[1] * len(size.lead[1:]), 1, size.m)
     mask[0] = True
     return mask
 
 
-def _mask_of_each(rng: np.random.Generator, size: _Shape) -> Mask:
+def _mask_of_each(rng: np.random.Generator, size: _MaskShape) -> Mask:
     """A mask for each query of each head, in the first of which it is that of all queries."""
     mask = _mask_of_some(rng, *size.lead, size.n, size.m)
     first = mask.reshape(-1, size.n, size.m)[0]
@@ -104,7 +105,7 @@ def _mask_of_each(rng: np.random.Generator, size: _Shape) -> Mask:
     return mask
 
 
-_MASKS: Mapping[str, Callable[[np.random.Generator, _Shape], Mask]] = {
+_MASKS: Mapping[str, Callable[[np.random.Generator, _MaskShape], Mask]] = {
     "pairs": lambda rng, s: _mask_of_some(rng, s.n, s.m),
     "keys": lambda rng, s: _mask_of_some(rng, s.m),
     "row": lambda rng, s: _mask_of_some(rng, 1, s.m),
@@ -116,7 +117,7 @@ _MASKS: Mapping[str, Callable[[np.random.Generator, _Shape], Mask]] = {
 
 
 _WINDOWS = ((2, 0), (0, 1), (70, 3), (3, None), (None, 2))
-_BIASES: Mapping[str, Callable[[_Shape], tuple[int, ...]]] = {
+_BIASES: Mapping[str, Callable[[_MaskShape], tuple[int, ...]]] = {
     "pairs": lambda s: (s.n, s.m),
     "keys": lambda s: (1, s.m),
     "heads": lambda s: (*s.lead[-1:], s.n, s.m),
@@ -190,7 +191,7 @@ def uses_together(t: CheckRun) -> None:
 def _is_aligned(t: CheckRun) -> bool:
     """Whether causal attention with more keys than queries is right where nothing else is asked."""
     plainest = {name: x[0] for name, x in levels(t.adapter).items()}
-    arrays, options = case_of(t, plainest | {"n": 3, "more": 2, "causal": True})
+    arrays, options = problem_of(t, plainest | {"n": 3, "more": 2, "causal": True})
     try:
         _compare_case(t, arrays, **options)
     except Failure:
@@ -247,7 +248,7 @@ def try_cases(
     """Compare each case, as far as time allows; two of mask, bias and causal may be refused."""
     refused = set[frozenset[str]]()
     for case in in_time(t, cases, "uses together", seconds):
-        arrays, options = case_of(t, case)
+        arrays, options = problem_of(t, case)
         try:
             compare(arrays, **options)
         except Refusal:
@@ -260,11 +261,11 @@ def try_cases(
             t.untried.append(f"{' and '.join(sorted(some))} together, which it refuses")
 
 
-def case_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def problem_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs that use a candidate in these ways."""
     adapter, lead, samples = t.adapter, t.adapter.lead(2, 4), 5
     n, m, d = t.fit(case["n"], max(1, case["n"] + case["more"]), 4)
-    size = _Shape(lead, n, m)
+    size = _MaskShape(lead, n, m)
     arrays, options = t.problem(n, m, d, samples, lead=lead, d_v=case["d_v"], groups=case["groups"])
     if case["own"]:
         options |= t.of_heads(arrays, options)
@@ -289,7 +290,7 @@ def case_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict
     return arrays, options
 
 
-def seeing(adapter: Adapter, n: int, m: int, options: dict[str, Any]) -> Mask:
+def seeing(adapter: Adapter, n: int, m: int, options: Keywords) -> Mask:
     """The mask without the rows of queries that would see no key."""
     empty = ~np.any(adapter.visible(n, m, options), -1, keepdims=True)
     mask: Mask = options["mask"] | empty

@@ -19,6 +19,7 @@ from ...arrays.library import Floats
 from ...attention import softmax_attention
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
+from ..candidate.limits import Arrays, Keywords
 from ..truth.reference import (
     CONTRACT,
     largest_exponent,
@@ -27,14 +28,12 @@ from ..truth.reference import (
     pulled_rounding,
     reference,
 )
-from .combined import case_of, covering, in_time, levels, seeing
+from .combined import covering, in_time, levels, problem_of, seeing
 from .recovery import draw_results, keep_p
 from .trials import CheckRun, add_check, attends
 
 __all__: list[str] = []
 
-Arrays = tuple[Floats, Floats, Floats]
-Options = dict[str, Any]
 
 _RATES = (0.5, 0.1, 0.75)
 _SHARE = 1 / 6  # of the seeds of a law, as each says much
@@ -44,7 +43,7 @@ def _drops(adapter: Adapter) -> bool:
     return attends(adapter) and adapter.can("dropout")
 
 
-def _shown(arrays: tuple[Floats, ...]) -> Arrays:
+def _shown(arrays: Arrays) -> Arrays:
     """The same queries and keys, of moderate weights, with values that show these."""
     q, k, _ = arrays
     m = k.shape[-2]
@@ -60,13 +59,13 @@ def _problem(t: CheckRun) -> Arrays:
     return _shown(t.problem(n, m, d, lead=lead, groups=groups)[0])
 
 
-def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Options]]:
+def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Keywords]]:
     """Any two of what else it takes, as far as time allows."""
     uses = {name: x for name, x in levels(t.adapter).items() if name not in ("d_v", "lse")}
     uses["n"] = (5, 1, 24)
     uses["more"] = tuple(x for x in uses["more"] if 0 <= x < 100)
     for case in in_time(t, covering(uses, t.rng, 2), "uses"):
-        arrays, options = case_of(t, case | {"d_v": None})
+        arrays, options = problem_of(t, case | {"d_v": None})
         n, m, d_v = arrays[0].shape[-2], arrays[1].shape[-2], arrays[2].shape[-1]
         if "mask" in options and t.adapter["empty_rows"] != "zero":
             options["mask"] = seeing(t.adapter, n, m, options)
@@ -74,7 +73,7 @@ def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Options]]:
             yield _shown(arrays), t.adapter.settled | options
 
 
-def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Options, Options, Any]]:
+def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Keywords, Keywords, Any]]:
     """Each case with dropout, and what came; what is refused with dropout is said."""
     refused: set[str] = set()
     for i, (arrays, options) in enumerate(_cases(t)):
@@ -100,13 +99,13 @@ class _Weights(NamedTuple):
     error: float
 
 
-def _weights(t: CheckRun, arrays: Any, options: dict[str, Any]) -> _Weights:
+def _weights_without(t: CheckRun, arrays: Any, options: Keywords) -> _Weights:
     exact = np.asarray(of_function(t.adapter, softmax_attention, arrays, options), float)
     unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
     return _Weights(exact, unit * (2 + largest_exponent(t.adapter, arrays, options)))
 
 
-def _kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
+def _find_kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
     """Which weights were kept; all others are to be 0, and these w / (1 - p)."""
     exact, allowed = weights
     known = exact > t.adapter.least / t.adapter.eps
@@ -132,7 +131,7 @@ def factors_of_dropout(t: CheckRun) -> None:
     got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())
     t.equal(got, *reference(adapter, arrays, plain))
     for arrays, options, given, first in _calls(t):
-        _kept(t, _weights(t, arrays, options), given["dropout"], first)
+        _find_kept(t, _weights_without(t, arrays, options), given["dropout"], first)
         t.equal(t.call(*arrays, **given), first, 0.0)
 
 
@@ -147,10 +146,10 @@ def law_of_dropout(t: CheckRun) -> None:
     plain = t.adapter.settled
     for rate in _RATES:
         arrays = _problem(t)
-        weights = _weights(t, arrays, plain)
+        weights = _weights_without(t, arrays, plain)
 
         def one(seed: int, arrays: Any = arrays, weights: Any = weights, p: float = rate) -> Floats:
-            return _kept(t, weights, p, t.call(*arrays, **plain, dropout=p, seed=seed))
+            return _find_kept(t, weights, p, t.call(*arrays, **plain, dropout=p, seed=seed))
 
         kept = draw_results(t, one, _SHARE / len(_RATES)) > 0
         n, m = kept.shape[-2:]
@@ -177,16 +176,16 @@ def _independent(t: CheckRun, rate: float, kept: npt.NDArray[np.bool_], seen: An
                 i = first[first // lag % 2 == phase]
                 if len(i):
                     apart.append((x[i] == x[i + lag])[y[i] & y[i + lag]])
-        _alike(t, f"{label}{name} apart by powers of two", apart, same)
+        _test_alike(t, f"{label}{name} apart by powers of two", apart, same)
     heads = kept.reshape(len(kept), -1, *kept.shape[-2:])
     own = seen.reshape(heads.shape)[:, 0]
     pairs = combinations(range(heads.shape[1]), 2)
     alike = [(heads[:, i] == heads[:, j])[own] for i, j in pairs]
     if alike:
-        _alike(t, f"{label}heads", alike, same)
+        _test_alike(t, f"{label}heads", alike, same)
 
 
-def _alike(t: CheckRun, name: str, alike: list[npt.NDArray[np.bool_]], same: float) -> None:
+def _test_alike(t: CheckRun, name: str, alike: list[npt.NDArray[np.bool_]], same: float) -> None:
     """How many of the pairs have the same fate, the worst of several counts."""
     tries = len(alike)
     p = min(1.0, tries * min(stats.binomial(int(np.sum(x)), x.size, same) for x in alike))
@@ -203,7 +202,7 @@ def gradients_of_dropout(t: CheckRun) -> None:
     """The weights that were kept are seen in the result, and those of the formula."""
     for arrays, options, given, found in _calls(t, back=True):
         rate, d_out = given["dropout"], given["d_out"]
-        factors = _kept(t, _weights(t, arrays, options), rate, found[0]) / (1 - rate)
+        factors = _find_kept(t, _weights_without(t, arrays, options), rate, found[0]) / (1 - rate)
         want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
         most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))
         names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in t.adapter.pulled(options)))

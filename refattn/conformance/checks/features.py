@@ -9,7 +9,7 @@ from ..truth.reference import reference
 from .trials import (
     CheckRun,
     add_check,
-    alike,
+    same_within,
     ways_to_call,
 )
 
@@ -27,7 +27,7 @@ def one_frequency(t: CheckRun) -> None:
     (q, k, v), given = t.problem(6, 7, 4, 1)
     for options in ways_to_call(t, given, 1):
         out = t.call(q, k, v, **options)
-        t.equal(out, np.broadcast_to(out[:1], out.shape), alike(t, (q, k, v), options))
+        t.equal(out, np.broadcast_to(out[:1], out.shape), same_within(t, (q, k, v), options))
 
 
 @add_check("average", claim="the estimate is the mean over frequencies", needs="omega")
@@ -37,7 +37,7 @@ def mean_over_frequencies(t: CheckRun) -> None:
     axis = -2
     omega = options["omega"]
     out = t.call(*arrays, omega=omega)
-    allowed = alike(t, arrays, options)
+    allowed = same_within(t, arrays, options)
     t.equal(t.call(*arrays, omega=np.flip(omega, axis).copy()), out, allowed)
     t.equal(t.call(*arrays, omega=np.concatenate([omega, omega], axis)), out, allowed)
 

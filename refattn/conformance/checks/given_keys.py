@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 
 from ... import naive
-from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
-from ..candidate.given import few
+from ..candidate.limits import Keywords
+from ..candidate.samples import draw_key_indices
 from ..truth.reference import of_function, tolerance
 from .trials import CheckRun, add_check, attends, compare_known
 
 __all__: list[str] = []
-
-Arrays = tuple[Floats, ...]
 
 
 def _takes_keys(adapter: Adapter) -> bool:
@@ -31,7 +29,7 @@ def _takes_sample(adapter: Adapter) -> bool:
 def _keys(t: CheckRun, n: int, *indices: int, log_p: Any = 0.0) -> dict[str, Any]:
     """Options that give these keys to n queries, in a sample with these log probabilities."""
     each = (n, len(indices)) if t.adapter.has("per-query") else (len(indices),)
-    options: dict[str, Any] = {"indices": np.broadcast_to(indices, each).copy()}
+    options: Keywords = {"indices": np.broadcast_to(indices, each).copy()}
     if _takes_sample(t.adapter):
         options["log_probability"] = t.adapter.exact(np.broadcast_to(log_p, each))
     return options
@@ -100,7 +98,7 @@ def any_probabilities(t: CheckRun) -> None:
     """Down to e^-1000, no number by itself; and above 1: a key is expected several times."""
     n, m, d = t.fit(4, 5, 4)
     (q, k, v), _ = t.problem(n, m, d)
-    given = few(t.adapter, t.rng, k, (), n, 4)
+    given = draw_key_indices(t.adapter, t.rng, k, (), n, 4)
     for size in (-100.0, -1000.0, 1.5):
         log_p = t.adapter.exact(size + given["log_probability"])
         t.compare(q, k, v, **given | {"log_probability": log_p})

@@ -15,6 +15,7 @@ import numpy as np
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
+from ..candidate.limits import Arrays, Keywords
 from ..truth.reference import log_slopes, pulled, pulled_rounding, rounding
 from .combined import covering, levels, seeing, try_cases
 from .trials import CheckRun, add_check, attends, evaluated, stabilised
@@ -40,18 +41,18 @@ def _averaged(adapter: Adapter) -> bool:
     return _differentiated(adapter) and (evaluated(adapter) or not adapter.waves)
 
 
-def _given_or_drawn(t: CheckRun, given: dict[str, Any], samples: int = 4) -> dict[str, Any]:
+def _given_or_drawn(t: CheckRun, given: Keywords, samples: int = 4) -> dict[str, Any]:
     """Options of a call: frequencies that are given to it, or a seed of which it draws."""
     return t.adapter.settled | (given if evaluated(t.adapter) else t.options(samples))
 
 
-def _cotangent(t: CheckRun, arrays: tuple[Floats, ...]) -> Floats:
+def _cotangent(t: CheckRun, arrays: Arrays) -> Floats:
     """Of the output: as many heads as queries have."""
     q, _, v = arrays
     return t.normal(*q.shape[:-1], v.shape[-1])
 
 
-def compare_gradients(t: CheckRun, arrays: tuple[Floats, ...], **options: Any) -> None:
+def compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
     """Compare output and gradients with the reference, and say where they are wrong."""
     memory = options.pop("memory", None)
     options = t.adapter.settled | options
@@ -93,7 +94,7 @@ def gradients(t: CheckRun) -> None:
 def gradients_together(t: CheckRun) -> None:
     """Any two of: masks of every shape, causal, one query or many, grouped heads, more keys."""
 
-    def compare(arrays: tuple[Floats, ...], **options: Any) -> None:
+    def compare(arrays: Arrays, **options: Any) -> None:
         if "mask" in options and t.adapter["empty_rows"] != "zero":
             n, m = (x.shape[-2] for x in arrays[:2])
             options["mask"] = seeing(t.adapter, n, m, options)
@@ -158,7 +159,7 @@ class _PulledSize(NamedTuple):
         groups = self.groups if t.adapter.grouped else None
         return _PulledSize(n, m, d, d_v, t.adapter.lead(*self.heads), samples, groups)
 
-    def problem(self, t: CheckRun, size: float = 1.0) -> tuple[tuple[Floats, ...], dict[str, Any]]:
+    def problem(self, t: CheckRun, size: float = 1.0) -> tuple[Arrays, Keywords]:
         """Random inputs."""
         named: Any = {"lead": self.heads, "d_v": self.d_v, "groups": self.groups}
         return t.problem(self.n, self.m, self.d, self.samples, size=size, **named)
@@ -396,7 +397,7 @@ def gradients_are_slopes(t: CheckRun) -> None:
             t.since = None
 
 
-def _slopes(t: CheckRun, arrays: tuple[Floats, ...], options: dict[str, Any]) -> None:
+def _slopes(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
     r"""Compare gradients with quotients of the fourth order, along one way of q, k and v each.
 
     Where log weights move by at most L to a unit of the way, a mean f of values is analytic where

@@ -26,7 +26,7 @@ from scipy import special
 from ... import kernels, sampling, stats, theory
 from ...arrays.library import Floats
 from ..candidate.failures import Failure
-from ..candidate.limits import head_size, nearest_head_size
+from ..candidate.limits import Arrays, Keywords, head_size, nearest_head_size
 from ..truth.reference import black_box, reference, tolerance
 from .recovery import (
     axes_and_sums,
@@ -373,7 +373,7 @@ def _recovered_values(
         """Means of e^{omega . y} over both frequencies, for each head."""
         if t.adapter.has("pairs"):
             return np.asarray(estimate_kernels(t, np.zeros(d), y, 2, seed) * square)
-        options: dict[str, Any] = {**sized, "seed": seed}
+        options: Keywords = {**sized, "seed": seed}
         out = t.call(np.zeros((*lead, n, d)), keys, values, **options)[..., 0, :]
         found: Floats = np.asarray(out[..., 1 : len(y) + 1] / out[..., :1] * square, float)
         return found
@@ -382,7 +382,7 @@ def _recovered_values(
     best = max(range(start, start + 8), key=lambda seed: separation(means(seed), d))
     mean = means(best)
 
-    def predict(mean: Floats, arrays: tuple[Floats, ...]) -> tuple[Any, Any]:
+    def predict(mean: Floats, arrays: Arrays) -> tuple[Any, Any]:
         omega = np.empty((*lead, 2, d))
         for index in np.ndindex(*lead):
             omega[index] = match_pair(mean[index], d, c)
@@ -391,14 +391,14 @@ def _recovered_values(
     for long in (1.0, 3.0, 6.0):
         if t.adapter.has("pairs"):
             sizes = (0.7 * long, 0.9)  # an estimate is e^(x . y)
-            arrays: tuple[Floats, ...] = tuple(t.normal(m, d, size=size) for size in sizes)
+            arrays: Arrays = tuple(t.normal(m, d, size=size) for size in sizes)
         else:
             sizes = (0.7 * long, 0.9 * long)
             q, k = (
                 t.normal(*lead, i, d, size=s / root) for i, s in zip((n, m), sizes, strict=True)
             )
             arrays = (q, k, t.normal(*lead, m, d))
-        options: dict[str, Any] = {**sized, "seed": best}
+        options: Keywords = {**sized, "seed": best}
         got = t.call(*arrays, **options)
         want, allowed = predict(mean, arrays)
         # The error of each mean moves the prediction: to first order, by the sum of the moves.
@@ -501,14 +501,14 @@ def own_law(t: CheckRun) -> None:
                 break
 
 
-def _depends_on_seed(t: CheckRun, arrays: tuple[Floats, ...], sized: dict[str, Any]) -> bool:
+def _depends_on_seed(t: CheckRun, arrays: Arrays, sized: Keywords) -> bool:
     """Whether what the registered function gives depends on the seed."""
     first, *others = (_ends(black_box(t.adapter, arrays, sized | {"seed": s})) for s in range(8))
     allowed = tolerance(t.adapter, arrays, sized | {"seed": 0}, first)
     return bool(np.max(np.abs(np.stack(others) - first)) > allowed)
 
 
-def _own_law(t: CheckRun, arrays: tuple[Floats, ...], sized: dict[str, Any]) -> None:
+def _own_law(t: CheckRun, arrays: Arrays, sized: Keywords) -> None:
     found = draw_results(t, lambda seed: _ends(t.call(*arrays, **sized, seed=seed)))
     own = np.stack([_ends(black_box(t.adapter, arrays, sized | {"seed": t.rng})) for _ in found])
     error = 2 * tolerance(t.adapter, arrays, sized | {"seed": t.new_seed()}, found)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..candidate.given import of_one_key
 from ..candidate.limits import for_heads
+from ..candidate.samples import options_of_one_key
 from .trials import (
     CheckRun,
     add_check,
-    alike,
     comparable,
     comparable_ways,
     compare_known,
     evaluated,
+    same_within,
     stabilised,
     ways_to_call,
 )
@@ -29,7 +29,7 @@ def weighted_mean(t: CheckRun) -> None:
     for size in (0.5, 2.0, 8.0 if low else 30.0) if stabilised(t.adapter) else (0.5,):
         (q, k, v), given = t.problem(5, 7, 4, 4, size=size)
         for options in ways_to_call(t, given):
-            allowed = alike(t, (q, k, v), options)
+            allowed = same_within(t, (q, k, v), options)
             out = t.call(q, k, v, **options)
             if positive:
                 lowest, highest = (np.broadcast_to(f(v, -2), out.shape) for f in (np.min, np.max))
@@ -43,7 +43,7 @@ def weighted_mean(t: CheckRun) -> None:
             if t.adapter.has("unordered"):
                 same, mean = np.broadcast_to(k[:1], k.shape), np.mean(v, -2)
                 compare_known(t, np.broadcast_to(mean, out.shape), 0.0, q, same, v, **options)
-            options = options | of_one_key(t.adapter, options)
+            options = options | options_of_one_key(t.adapter, options)
             compare_known(t, np.broadcast_to(v[0], out.shape), 0.0, q, k[:1], v[:1], **options)
 
 
@@ -53,7 +53,7 @@ def order_of_keys(t: CheckRun) -> None:
     (q, k, v), options = t.problem(4, 9, 4, 5)
     order = t.rng.permutation(9)
     out = t.call(q, k, v, **options)
-    t.equal(t.call(q, k[order], v[order], **options), out, alike(t, (q, k, v), options))
+    t.equal(t.call(q, k[order], v[order], **options), out, same_within(t, (q, k, v), options))
 
 
 @add_check(
@@ -73,7 +73,7 @@ def queries_apart(t: CheckRun) -> None:
     ways = comparable_ways(t, given)
     for options in ways[:1] if t.adapter.has("proposals") else ways:
         out = t.call(q, k, v, **options)
-        allowed = alike(t, (q, k, v), options)
+        allowed = same_within(t, (q, k, v), options)
         for size in (1.0, 8.0):
             edited = np.concatenate([q[:1], t.normal(3, 4, size=size)])
             t.equal(t.call(edited, k, v, **options)[:1], out[:1], allowed)
@@ -89,7 +89,7 @@ def heads_apart(t: CheckRun) -> None:
     (q, k, v), given = t.problem(5, 6, 4, 4, lead=lead)
     for options in comparable_ways(t, given):
         out = t.call(q, k, v, **options)
-        allowed = alike(t, (q, k, v), options)
+        allowed = same_within(t, (q, k, v), options)
         for index in np.ndindex(*lead):
             if "seed" not in options:
                 alone = options | for_heads(t.adapter, options, index)

@@ -15,6 +15,7 @@ from ... import stats
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
+from ..candidate.limits import Keywords
 from ..truth.reference import CONTRACT
 from .trials import CheckRun
 
@@ -222,7 +223,7 @@ def recovery_error(t: CheckRun, d: int, c: float) -> float:
 
 def estimate_kernels(t: CheckRun, x: Floats, y: Floats, samples: int, seed: int) -> Floats:
     """Kernel estimates of x with each row of y at one seed."""
-    options: dict[str, Any] = {**t.adapter.record.sized(samples), "seed": seed}
+    options: Keywords = {**t.adapter.record.sized(samples), "seed": seed}
     if t.adapter.has("pairs"):
         x = np.broadcast_to(x, y.shape)
         return np.asarray(t.call(t.adapter.exact(x), y, **options), float)

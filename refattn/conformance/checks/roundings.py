@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...rounding.problem import of_arrays
 from ...verification import verdict
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
+from ..candidate.limits import Keywords
 from ..truth.reference import FEATURE_MAPS
 from .trials import CheckRun, add_check, attends, evaluated
 
@@ -47,14 +46,14 @@ def rounding_errors(t: CheckRun) -> None:
     n, m, d = t.fit(*_ORDINARY_SIZES)
     arrays, options = t.problem(n, m, d, 32, lead=t.adapter.lead(3))
     for causal in (False, True) if t.adapter.can("causal") else (False,):
-        given: dict[str, Any] = {"causal": causal, "scale": t.adapter.root(d) ** 2}
+        given: Keywords = {"causal": causal, "scale": t.adapter.root(d) ** 2}
         if t.adapter.has("feature-map"):
             given = {"causal": causal, "feature_map": FEATURE_MAPS[t.adapter["feature_map"]]}
         elif t.adapter.has("random-features"):
             given["features"] = t.adapter["features"]
         q, k, v = arrays
         problem = of_arrays(q, k, v, **given, **options)
-        asked: dict[str, Any] = options | ({"causal": True} if causal else {})
+        asked: Keywords = options | ({"causal": True} if causal else {})
         got = t.call(*arrays, **asked)
         numbers = verdict.Numbers(got.__getitem__, dtype)
         profiles = None if dtype in ("float16", "bfloat16") else _WIDE_PROFILES

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -17,6 +16,7 @@ from scipy import special
 from ... import stats
 from ...arrays.library import Floats
 from ..candidate.failures import Failure
+from ..candidate.limits import Keywords
 from ..truth.reference import tolerance
 from .recovery import (
     check_normal,
@@ -94,7 +94,7 @@ def _target_law(
     queries, shown = t.normal(*lead, n, d), t.normal(*lead, d + 1, d)
     last = (-1,) * len(lead)
     queries[(*last, query)], shown[last] = q, keys
-    options: dict[str, Any] = {}
+    options: Keywords = {}
     if hide is not None:
         shown = np.concatenate([shown, (2 * q)[None]])
         seen = np.broadcast_to(np.arange(d + 2) <= d, (n, d + 2)).copy()
@@ -267,7 +267,7 @@ def sample_average(t: CheckRun) -> None:
     for samples in (16, 64):
         sized = t.adapter.record.sized(samples)
 
-        def one(seed: int, sized: dict[str, Any] = sized) -> Floats:
+        def one(seed: int, sized: Keywords = sized) -> Floats:
             return np.asarray(t.call(q, k, values, **sized, seed=seed)[-1])
 
         found = draw_results(t, one, 0.5)

@@ -18,8 +18,8 @@ import numpy as np
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
-from ..candidate.given import few, frequencies
-from ..candidate.limits import largest_logit, nearest_head_size, tokens
+from ..candidate.limits import Arrays, Keywords, largest_logit, nearest_head_size, tokens
+from ..candidate.samples import draw_frequencies, draw_key_indices
 from ..truth.reference import declared, of_rows, reference, rounding, tolerance
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "CheckRun",
     "add_check",
     "again",
-    "alike",
     "attends",
     "comparable",
     "comparable_ways",
@@ -37,6 +36,7 @@ __all__ = [
     "evaluated",
     "evaluates_with",
     "is_causal",
+    "same_within",
     "stabilised",
     "ways_to_call",
 ]
@@ -50,8 +50,8 @@ _SHORT = 0.02
 class Call(NamedTuple):
     """One call of the candidate, with what should come and how far from it is allowed."""
 
-    arrays: tuple[Floats, ...]
-    options: dict[str, Any]
+    arrays: Arrays
+    options: Keywords
     want: Floats | None = None
     allowed: float = 0.0
     strict: bool = False
@@ -128,7 +128,7 @@ class CheckRun:
         adapter = self.adapter
         return _SHORT if adapter.waves or (adapter["epsilon"] and adapter.has("random")) else 1.0
 
-    def declared(self, options: dict[str, Any]) -> float:
+    def declared(self, options: Keywords) -> float:
         """What the declared epsilon may do to the last call."""
         return 0.0 if self.case is None else declared(self.adapter, self.case.arrays, options)
 
@@ -145,7 +145,7 @@ class CheckRun:
         seed = {"seed": self.new_seed()} if self.adapter.has("random") else {}
         return self.adapter.record.sized(samples) | seed
 
-    def _may_overflow(self, arrays: tuple[Floats, ...], options: dict[str, Any]) -> bool:
+    def _may_overflow(self, arrays: Arrays, options: Keywords) -> bool:
         """Whether sums that cancel may leave the range of half precision, rightly."""
         if not self.adapter.waves or self.adapter["dtype"] != "float16":
             return False
@@ -244,7 +244,7 @@ class CheckRun:
         shift: float = 0.0,
         d_v: int | None = None,
         groups: int | None = None,
-    ) -> tuple[tuple[Floats, ...], dict[str, Any]]:
+    ) -> tuple[Arrays, Keywords]:
         """Inputs for the estimator, with frequencies where it takes them.
 
         `size` is that of queries and keys in kernel coordinates, and `shift` the mean of keys;
@@ -270,18 +270,18 @@ class CheckRun:
             q = adapter.exact(q * (0.9 * adapter["max_logit"] / most))
         v = self.normal(*shared, m, d if d_v is None else d_v)
         if adapter.given == "indices":
-            return (q, k, v), few(adapter, self.rng, k, lead, n, samples)
+            return (q, k, v), draw_key_indices(adapter, self.rng, k, lead, n, samples)
         if not record.takes("omega"):
             size_of_it = samples if record.has("any-size") else min(samples, n, m)
             return (q, k, v), {} if record.has("random") else record.sized(size_of_it)
-        return (q, k, v), frequencies(adapter, self.normal, (q, k), samples, size)
+        return (q, k, v), draw_frequencies(adapter, self.normal, (q, k), samples, size)
 
-    def of_heads(self, arrays: tuple[Floats, ...], options: dict[str, Any]) -> dict[str, Any]:
+    def of_heads(self, arrays: Arrays, options: Keywords) -> dict[str, Any]:
         """What is given to all heads, given anew to each."""
         (*lead, n, _), k = arrays[0].shape, arrays[1]
         if "indices" in options:
             samples = options["indices"].shape[-1]
-            return few(self.adapter, self.rng, k, tuple(lead), n, samples, each=True)
+            return draw_key_indices(self.adapter, self.rng, k, tuple(lead), n, samples, each=True)
         return {"omega": self.normal(*lead, *options["omega"].shape[-2:])}
 
 
@@ -330,7 +330,7 @@ def stabilised(adapter: Adapter) -> bool:
     return adapter.has("exponential") and not adapter.waves
 
 
-def ways_to_call(t: CheckRun, options: dict[str, Any], samples: int = 4) -> list[dict[str, Any]]:
+def ways_to_call(t: CheckRun, options: Keywords, samples: int = 4) -> list[dict[str, Any]]:
     """The ways to call the candidate: with frequencies if it takes them, and with a seed."""
     ways = [options] if evaluated(t.adapter) else []
     alone = t.adapter.has("random") and t.adapter.black_box
@@ -345,7 +345,7 @@ def comparable(adapter: Adapter) -> bool:
     return attends(adapter) and (evaluated(adapter) or adapter.has("common"))
 
 
-def comparable_ways(t: CheckRun, given: dict[str, Any], samples: int = 4) -> list[dict[str, Any]]:
+def comparable_ways(t: CheckRun, given: Keywords, samples: int = 4) -> list[dict[str, Any]]:
     """The ways to call it for which results for different inputs can be compared."""
     ways = ways_to_call(t, given, samples)
     return ways if t.adapter.has("common") else ways[:1]
@@ -355,14 +355,14 @@ def is_causal(adapter: Adapter) -> bool:
     return evaluates_with("causal")(adapter) and adapter.masks_future
 
 
-def again(t: CheckRun, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+def again(t: CheckRun, arrays: Arrays, options: Keywords) -> float:
     """Rounding between two equal calls."""
     if t.adapter.has("rows"):
         return float(np.max(of_rows(t.adapter, np.asarray(arrays[0], np.longdouble))[1]))
     return 2 * rounding(t.adapter, arrays, options, 0.0 if t.got is None else t.got)
 
 
-def alike(t: CheckRun, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+def same_within(t: CheckRun, arrays: Arrays, options: Keywords) -> float:
     """Allowed between two evaluations of the same numbers."""
     return 2 * tolerance(t.adapter, arrays, options, 0.0 if t.got is None else t.got)
 

@@ -17,7 +17,7 @@ import numpy as np
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
-from ..candidate.limits import for_queries
+from ..candidate.limits import Arrays, Keywords, for_queries
 from ..truth.reference import engine, in_pairs, reference, rounding, terms
 from .trials import (
     CheckRun,
@@ -147,8 +147,8 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
 
 
 def _take_rows(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], rows: Floats
-) -> tuple[tuple[Floats, ...], dict[str, Any]]:
+    adapter: Adapter, arrays: Arrays, options: Keywords, rows: Floats
+) -> tuple[Arrays, Keywords]:
     """The same problem for some of the queries."""
     q, *rest = arrays
     return (q[..., rows, :], *rest), options | for_queries(adapter, options, rows)
@@ -161,7 +161,7 @@ def _worst_row(got: Floats, want: Any) -> int:
 
 
 def _describe_wrong(
-    t: CheckRun, got: Floats, arrays: tuple[Floats, ...], options: dict[str, Any], allowed: float
+    t: CheckRun, got: Floats, arrays: Arrays, options: Keywords, allowed: float
 ) -> str:
     """Which tokens, heads and columns are wrong, by the package's own evaluation in float64."""
     try:

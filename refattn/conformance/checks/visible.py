@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...arrays.library import Floats
 from ..candidate.failures import Refusal
-from ..candidate.limits import nearest_head_size
+from ..candidate.limits import Arrays, Keywords, nearest_head_size
 from ..truth.reference import tolerance
 from .trials import (
     CheckRun,
     add_check,
-    alike,
     comparable,
     comparable_ways,
     evaluates_with,
     is_causal,
+    same_within,
     stabilised,
 )
 
@@ -79,7 +78,7 @@ def masked_keys_unseen(t: CheckRun) -> None:
         (q, k, v), given = t.problem(5, 6, 4, 4, size=size)
         for options in comparable_ways(t, given):
             out = t.call(q, k, v, **options, mask=seen)
-            allowed = alike(t, (q, k, v), options | {"mask": seen})
+            allowed = same_within(t, (q, k, v), options | {"mask": seen})
             for edit in edits:
                 hidden, values = (
                     np.concatenate([x[:4], t.normal(2, 4, size=edit)]) for x in (k, v)
@@ -149,7 +148,7 @@ def mask_with_causal(t: CheckRun) -> None:
     _compare_both(t, arrays, options | {"mask": _random_mask(t, 6, 6), "causal": True})
 
 
-def _compare_both(t: CheckRun, arrays: tuple[Floats, ...], options: dict[str, Any]) -> None:
+def _compare_both(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
     """A mask and causal at once, which a candidate that takes each alone may refuse."""
     try:
         t.adapter(*arrays, **options)
@@ -185,7 +184,7 @@ def future_unseen(t: CheckRun) -> None:
         ways = comparable_ways(t, given, 3)
         for options in ways[-1:] if t.adapter.has("proposals") else ways:
             out = t.call(q, k, v, **options, causal=True)
-            allowed = alike(t, (q, k, v), options | {"causal": True})
+            allowed = same_within(t, (q, k, v), options | {"causal": True})
             if t.adapter["feature_map"] == "relu":  # of queries that are 0 nothing is defined
                 edits = tuple(edit for edit in edits if edit)
             for edit in edits:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...arrays.library import Floats
-from .cases import DTYPES, Convention
+from .cases import DTYPE_FACTS, Convention
 
 __all__ = [
     "Drawn",
@@ -78,7 +78,7 @@ class Drawn:
 
 def draw_stream(name: str, shape: tuple[int, ...], dtype: str, size: float) -> Floats:
     """Uniform on a grid of [-size, size) with as many bits as the dtype has; size a power of 2."""
-    bits = DTYPES[dtype][0]
+    bits = DTYPE_FACTS[dtype][0]
     raw = np.random.PCG64(zlib.crc32(name.encode())).random_raw(math.prod(shape))
     steps = (raw >> np.uint64(64 - bits)).astype(np.int64) - 2 ** (bits - 1)
     return np.asarray(steps.reshape(shape) * (size * 2.0 ** (1 - bits)))

@@ -21,7 +21,7 @@ from .drawing import (
 )
 
 __all__ = [
-    "USUAL",
+    "USUAL_DRAW",
     "cases_of_lara",
     "cases_of_linear",
     "cases_of_ra",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-USUAL = Drawn()
+USUAL_DRAW = Drawn()
 
 
 def probe(d: int) -> Floats:
@@ -57,7 +57,7 @@ def draw_case(
     name: str,
     flags: str,
     comment: str,
-    drawn: Drawn = USUAL,
+    drawn: Drawn = USUAL_DRAW,
     *,
     edit: Edit = unchanged,
     **arguments: Any,

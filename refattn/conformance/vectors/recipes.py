@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from ...arrays.library import Floats
-from . import conventional, hard, options, sparse
+from .conventional import convention_recipes
 from .drawing import (
     Drawn,
     Edit,
@@ -17,7 +17,7 @@ from .drawing import (
     unchanged,
 )
 from .estimators import (
-    USUAL,
+    USUAL_DRAW,
     cases_of_lara,
     cases_of_linear,
     cases_of_ra,
@@ -26,7 +26,10 @@ from .estimators import (
     probe,
     show_signs,
 )
+from .hard import hard_recipes
+from .options import option_recipes, tile_recipes
 from .pulled import pulled_by_samples, pulled_linear, pulled_rfa, pulled_softmax
+from .sparse import sparse_recipes
 
 __all__ = ["all_recipes"]
 
@@ -37,7 +40,7 @@ def _cases_of_kernels() -> Iterator[Recipe]:
         name: str,
         flags: str,
         comment: str,
-        drawn: Drawn = USUAL,
+        drawn: Drawn = USUAL_DRAW,
         *,
         edit: Edit = unchanged,
     ) -> Recipe:
@@ -182,6 +185,6 @@ def all_recipes() -> tuple[Recipe, ...]:
         cases_of_softmax(),
     )
     parts += (pulled_by_samples(), pulled_linear(), pulled_rfa(), pulled_softmax())
-    parts += (options.recipes(), options.tiles(), conventional.recipes(), hard.recipes())
-    parts += (sparse.recipes(),)
+    parts += (option_recipes(), tile_recipes(), convention_recipes(), hard_recipes())
+    parts += (sparse_recipes(),)
     return tuple(recipe for part in parts for recipe in part)

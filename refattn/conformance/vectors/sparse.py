@@ -12,12 +12,12 @@ import numpy as np
 from ...arrays.library import Floats
 from .drawing import Drawn, Recipe, draw_inputs, hide_some
 
-__all__ = ["recipes"]
+__all__ = ["sparse_recipes"]
 
 
 _USUAL, _CHUNKS = Drawn(), Drawn(n=7, m=7)
 _DOUBLE, _FAR = Drawn(dtype="float64"), Drawn(size=32.0, dtype="float64")
-_GROUPED = Drawn(heads=(4,), key_heads=(2,), n=3, m=5, d_v=2, count=3)
+_GROUPED_FEW = Drawn(heads=(4,), key_heads=(2,), n=3, m=5, d_v=2, count=3)
 _DTYPES = ("float64", "float32", "bfloat16")
 
 
@@ -39,7 +39,7 @@ def _case(
     return Recipe(label, estimator, comment, words, arguments, drawn.dtype, x, estimator, estimator)
 
 
-def _indices(*rows: list[int]) -> Floats:
+def _index_rows(*rows: list[int]) -> Floats:
     """Indices of one sample, or of those of queries."""
     return np.array(rows[0] if len(rows) == 1 else rows, np.int64)
 
@@ -50,26 +50,26 @@ def _of_queries(drawn: Drawn) -> Floats:
     return np.asarray((rows + 2 * np.arange(drawn.count)) % drawn.m, np.int64)
 
 
-def _coreset() -> Iterator[Recipe]:
+def _cases_of_coresets() -> Iterator[Recipe]:
     case = partial(_case, "coreset")
-    some = {"indices": _indices([4, 1, 2])}
+    some = {"indices": _index_rows([4, 1, 2])}
     for dtype in _DTYPES:
         yield case("basic", "BASIC", "3 of 6 keys.", Drawn(dtype=dtype), given=some)
     yield case("scale", "SCALING", "The scale is given.", given=some, scale=0.75)
-    hidden = {"indices": _indices([4, 0, 2]), "mask": hide_some(6)}
+    hidden = {"indices": _index_rows([4, 0, 2]), "mask": hide_some(6)}
     comment = "Of the 3 keys one is hidden, and counts as not there; so do 2 of the others."
     yield case("mask", "MASK", comment, given=hidden)
-    every = {"indices": _indices([3, 5, 0, 4, 2, 1])}
+    every = {"indices": _index_rows([3, 5, 0, 4, 2, 1])}
     for dtype in ("float64", "float32"):
         comment = "All keys in another order: exact attention."
         yield case("all", "SAMPLE", comment, Drawn(dtype=dtype), given=every)
     comment = "One query, and one key that stands for all."
-    yield case("one", "DEGENERATE", comment, Drawn(n=1), given={"indices": _indices([2])})
+    yield case("one", "DEGENERATE", comment, Drawn(n=1), given={"indices": _index_rows([2])})
     comment = "Exponents to hundreds of both signs: keys are nearly at right angles."
     yield case("long", "EXTREME", comment, replace(_FAR, size=8.0), given=some)
 
 
-def _sampled() -> Iterator[Recipe]:
+def _cases_of_samples() -> Iterator[Recipe]:
     def case(name: str, flags: str, comment: str, drawn: Drawn, **options: Any) -> Recipe:
         given = {"indices": _of_queries(drawn)} | options.pop("given", {})
         shapes = {"log_probability": given["indices"].shape}
@@ -81,13 +81,13 @@ def _sampled() -> Iterator[Recipe]:
     for dtype in _DTYPES:
         comment = "3 keys for each query, with probabilities."
         yield case("basic", "BASIC", comment, replace(few, dtype=dtype))
-    shared = {"indices": _indices([5, 0, 3])}
+    shared = {"indices": _index_rows([5, 0, 3])}
     yield case("shared", "SAMPLE", "The same keys for all queries.", few, given=shared)
-    twice = {"indices": _indices([0, 0, 4], [1, 5, 1], [2, 2, 2], [3, 4, 3])}
+    twice = {"indices": _index_rows([0, 0, 4], [1, 5, 1], [2, 2, 2], [3, 4, 3])}
     yield case("repeated", "SAMPLE", "Keys that come twice count twice.", few, given=twice)
     every = replace(_DOUBLE, count=6)
     equal = {
-        "indices": np.tile(_indices([3, 5, 0, 4, 2, 1]), (4, 1)),
+        "indices": np.tile(_index_rows([3, 5, 0, 4, 2, 1]), (4, 1)),
         "log_probability": np.zeros((4, 6)),
     }
     yield case("all", "SAMPLE", "All keys, once each: exact attention.", every, given=equal)
@@ -99,11 +99,11 @@ def _sampled() -> Iterator[Recipe]:
     yield case("empty-row", "MASK EMPTY_ROW", comment, few, given=empty)
     one = Drawn(n=1, count=1)
     yield case("one", "DEGENERATE", "One key: the output is its value.", one)
-    yield case("gqa", "GQA", "4 query heads with samples of their own, 2 key heads.", _GROUPED)
+    yield case("gqa", "GQA", "4 query heads with samples of their own, 2 key heads.", _GROUPED_FEW)
     yield case("long", "EXTREME", "Scores to thousands.", replace(_FAR, count=3))
 
 
-def _chunked(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
+def _cases_of_chunks(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
     """Cases of estimators with chunks; `options` are of all of them."""
 
     def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **more: Any) -> Recipe:
@@ -127,12 +127,12 @@ def _chunked(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
     drawn = replace(_CHUNKS, dtype="float64")
     yield case("causal-mask", "CAUSAL MASK", comment, drawn, given=mask, window=2, causal=True)
     yield case("one", "DEGENERATE", "One query.", Drawn(n=1), window=2)
-    yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED, window=2)
+    yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED_FEW, window=2)
     yield case("long", "EXTREME", "Exponents to thousands of both signs.", far, window=2)
 
 
-def _eva() -> Iterator[Recipe]:
-    yield from _chunked("eva", _FAR, causal=False, log_size=True)
+def _cases_of_eva() -> Iterator[Recipe]:
+    yield from _cases_of_chunks("eva", _FAR, causal=False, log_size=True)
     case = partial(_case, "eva", causal=False)
     comment = "Each chunk counts as one key, as published."
     yield case("published", "CHUNK", comment, _CHUNKS, window=3, log_size=False)
@@ -143,7 +143,7 @@ def _eva() -> Iterator[Recipe]:
         yield case("omega", "BASIC", comment, drawn, shapes=shapes, window=3, log_size=True)
 
 
-def _local() -> Iterator[Recipe]:
+def _cases_of_windows() -> Iterator[Recipe]:
     def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **options: Any) -> Recipe:
         usual: dict[str, Any] = {"window": (1, 1), "causal": False}
         shapes: dict[str, tuple[int, ...]] = {"omega": (drawn.count, drawn.d)}
@@ -165,12 +165,12 @@ def _local() -> Iterator[Recipe]:
     comment = "The last query sees every key."
     yield case("causal-cross", "CAUSAL CROSS", comment, Drawn(n=3, m=7), causal=True)
     yield case("one", "DEGENERATE", "One query, one frequency.", Drawn(n=1, count=1))
-    yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED)
+    yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED_FEW)
     yield case("long", "EXTREME", "Exponents to thousands of both signs.", _FAR)
 
 
-def recipes() -> Iterator[Recipe]:
+def sparse_recipes() -> Iterator[Recipe]:
     """Cases of estimators of few keys and of near keys, without gradients."""
-    for part in (_coreset, _sampled, _eva, _local):
+    for part in (_cases_of_coresets, _cases_of_samples, _cases_of_eva, _cases_of_windows):
         yield from part()
-    yield from _chunked("second-order", replace(_FAR, size=8.0), causal=False)
+    yield from _cases_of_chunks("second-order", replace(_FAR, size=8.0), causal=False)

@@ -29,7 +29,7 @@ def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str
     """
     adapter, case = trial.adapter, trial.case
     lines = ["import numpy as np", "", "from refattn import conformance", ""]
-    lines += [*_imported(adapter), ""]
+    lines += [*_import_lines(adapter), ""]
     named = ", ".join(repr(c) for c in sorted(adapter.capabilities))
     given = f"fn, {adapter.estimator!r}, [{named}], {adapter.declared!r}"
     lines.append(f"candidate = conformance.Adapter({given})")
@@ -44,10 +44,10 @@ def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str
         return "\n".join(lines) + "\n"
     names = list(adapter.record.arrays[: len(case.arrays)])
     for name, x in zip(names, case.arrays, strict=True):
-        lines.append(f"{name} = {_array(x)}")
+        lines.append(f"{name} = {_write_array(x)}")
     for name, x in case.options.items():
         if isinstance(x, np.ndarray):
-            lines.append(f"{name} = {_array(x)}")
+            lines.append(f"{name} = {_write_array(x)}")
     words = names + [
         f"{k}={k}" if isinstance(x, np.ndarray) else f"{k}={x!r}" for k, x in case.options.items()
     ]
@@ -61,7 +61,7 @@ def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str
             "raise SystemExit(not all(np.all(np.isfinite(x)) for x in results))",
         ]
     else:
-        lines.append(f"want = {_array(case.want)}")
+        lines.append(f"want = {_write_array(case.want)}")
         if isinstance(trial.got, tuple):
             lines.append(f"got = got[{trial.part}]")
         lines.append(_VERDICT.format(case.allowed))
@@ -82,7 +82,7 @@ def _shows(trial: CheckRun, case: Call) -> bool:
     return trial.part is not None
 
 
-def _imported(adapter: Adapter) -> list[str]:
+def _import_lines(adapter: Adapter) -> list[str]:
     """Lines that define `fn`, if it can be imported."""
     fn = adapter.fn
     if isinstance(fn, Subprocess):
@@ -110,7 +110,7 @@ def _is_there(fn: Any, module: str, name: str) -> bool:
     return found is fn
 
 
-def _array(x: Any) -> str:
+def _write_array(x: Any) -> str:
     x = np.asarray(x)
     if x.size == 0:
         return f"np.empty({x.shape})"

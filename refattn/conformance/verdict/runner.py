@@ -144,7 +144,7 @@ def check(
     >>> report.verdict
     'PASS'
     """
-    adapter = _adapter(fn, estimator, capabilities, tags)
+    adapter = _adapter_of(fn, estimator, capabilities, tags)
     _usable(adapter)
     arrays_checks.choice("level", level, LEVELS)
     alpha = arrays_checks.real("alpha", alpha, positive=True)
@@ -154,15 +154,15 @@ def check(
     limit = 2 * _BUDGET[level] if limit is None else limit
     if on_result is not None and not callable(on_result):
         raise TypeError(f"`on_result` must be callable, got {type(on_result).__name__}.")
-    seed = _seed(rng)
+    seed = _seed_of(rng)
     chosen = {c.name: c for c in checks_of(adapter)}
     expected = _reasons(expected_failures)
-    _known("expected_failures", expected, chosen)
+    _refuse_unknown("expected_failures", expected, chosen)
     if checks is not None:
         names = arrays_checks.names("checks", checks)
         if not names:
             raise ValueError("`checks` must name at least one check, got none.")
-        _known("checks", names, chosen)
+        _refuse_unknown("checks", names, chosen)
         chosen = {name: c for name, c in chosen.items() if name in names}
     results: list[Result] = []
     trials: list[CheckRun] = []
@@ -174,7 +174,7 @@ def check(
             shares = 1 if item.layer == "identity" else _laws_from(chosen, i)
             budget = min(_BUDGET[level], left / 2 / shares)
             trial = CheckRun(candidate, item.name, seed, LEVELS[level], budget, level)
-            result = _run(item, trial, left, limit / 2)
+            result = _run_check(item, trial, left, limit / 2)
             if trial.beyond and trial.error is None and not trial.p:  # nothing was asked
                 beyond[item.name] = trial.beyond
                 continue
@@ -228,7 +228,7 @@ def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
         trial.name, "", "identity", frozenset(), attends, lambda t: found.extend(diagnose(t))
     )
     limit = min(max(left, 0.0), _TO_DIAGNOSE)
-    _run(item, trial, limit, limit)
+    _run_check(item, trial, limit, limit)
     return list(found)
 
 
@@ -368,7 +368,7 @@ def parametrize_with_checks(
             raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
         chosen = list(checks_of(adapter))
         own = expected.get(str(adapter.name), {}) if nested else expected
-        _known("expected_failures", own, [c.name for c in chosen])
+        _refuse_unknown("expected_failures", own, [c.name for c in chosen])
         statistical = max(sum(c.layer != "identity" for c in chosen), 1)
         for item in chosen:
 
@@ -408,7 +408,7 @@ def parametrize_with_checks(
     return pytest.mark.parametrize("check", cases)
 
 
-def _adapter(fn: Any, estimator: str | None, capabilities: Any, tags: Any) -> Adapter:
+def _adapter_of(fn: Any, estimator: str | None, capabilities: Any, tags: Any) -> Adapter:
     if isinstance(fn, Adapter):
         if estimator not in (None, fn.estimator) or capabilities or tags:
             raise ValueError("`estimator`, `capabilities` and `tags` must be left to the Adapter.")
@@ -435,7 +435,7 @@ def _usable(adapter: Adapter) -> None:
             )
 
 
-def _seed(rng: Any) -> int:
+def _seed_of(rng: Any) -> int:
     if rng is None:
         return secrets.randbits(31)
     if isinstance(rng, int | np.integer) and not isinstance(rng, bool):
@@ -458,7 +458,7 @@ def _reasons(expected_failures: Any) -> dict[str, str]:
     return {str(name): str(reason) for name, reason in expected_failures.items()}
 
 
-def _known(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
+def _refuse_unknown(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
     for name in names:
         if name not in CHECKS:
             arrays_checks.choice(argument, name, CHECKS)
@@ -466,7 +466,7 @@ def _known(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
             raise ValueError(f"`{argument}` must name checks of this candidate, got {name!r}.")
 
 
-def _run(item: Check, trial: CheckRun, limit: float, patience: float) -> Result:
+def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> Result:
     """One check within its time, whatever the candidate does.
 
     One whose call is not back after `patience` hangs; less of what is left is no evidence of that.

@@ -18,9 +18,9 @@ from .report import EXPECTED, FAIL, Result
 
 __all__ = ["suspect"]
 
-_MOST = 3  # suspects named for a failure
+_MOST_SUSPECTS = 3  # suspects named for a failure
 _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
-_NEAR = 0.05  # of the error that is found, for numbers to be nearly those of a defect
+_NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
 def suspect(results: list[Result], trials: list[CheckRun]) -> None:
@@ -36,7 +36,7 @@ def suspect(results: list[Result], trials: list[CheckRun]) -> None:
             result.suspects = drawn
         elif result.check in failed:
             result.compared = _comparable(trial)
-            result.suspects = list(_same_numbers(trial))[:_MOST] if result.compared else []
+            result.suspects = list(_same_numbers(trial))[:_MOST_SUSPECTS] if result.compared else []
 
 
 def _comparable(trial: CheckRun) -> bool:
@@ -73,7 +73,7 @@ def _same_numbers(trial: CheckRun) -> Iterable[str]:
             continue
         error = float(np.max(np.abs(trial.numbers - case.want), initial=0.0))
         apart = float(np.max(np.abs(got - trial.numbers), initial=0.0))
-        if apart < _NEAR * error:  # nearer to what came than the right numbers are
+        if apart < _NEARLY * error:  # nearer to what came than the right numbers are
             same = apart <= 4 * case.allowed
             words = "the same numbers" if same else "nearly the same numbers"
             found.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
@@ -99,7 +99,7 @@ def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
         and set(checks) & ran == failed
         and mutant in effects
     ]
-    if len(failed) < _ENOUGH_LAWS or len(found) > _MOST:
+    if len(failed) < _ENOUGH_LAWS or len(found) > _MOST_SUSPECTS:
         return []
     return [f"{mutant} (fails the same laws): {effects[mutant]}" for mutant in found]
 

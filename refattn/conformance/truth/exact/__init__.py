@@ -28,7 +28,7 @@ from .near_and_far import eva_attention, local_random_feature_attention, second_
 from .softmax import (
     attend,
     cap_scores,
-    causal_mask,
+    causal_keys,
     each_head,
     heads_of,
     root,
@@ -39,7 +39,7 @@ from .softmax import (
 __all__ = [
     "attend",
     "cap_scores",
-    "causal_mask",
+    "causal_keys",
     "context",
     "coreset",
     "coreset_attention",

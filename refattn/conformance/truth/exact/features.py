@@ -11,6 +11,7 @@ from .digits import context, map_numbers, numbers
 from .softmax import root, softmax_mean
 
 __all__ = [
+    "divide_by_sum",
     "elu_plus_one",
     "estimate_matrix",
     "feature_map",
@@ -19,7 +20,6 @@ __all__ = [
     "linear_randomized_attention",
     "log_kernel_estimate",
     "log_positive_feature",
-    "normalise",
     "random_feature_attention",
     "randomized_attention",
 ]
@@ -93,7 +93,7 @@ def kernel_estimate(
     return np.concatenate(list(pairs))
 
 
-def normalise(kernel: Floats, v: Any, visible: Any, dps: int) -> Floats:
+def divide_by_sum(kernel: Floats, v: Any, visible: Any, dps: int) -> Floats:
     """sum_j kernel_ij v_j / sum_j kernel_ij over visible keys: reference 000, KernelizedAttention.
 
     0 for a query that sees no key.
@@ -130,7 +130,7 @@ def random_feature_attention(
     """
     r = root(scale, q.shape[-1], dps=dps)
     kernel = estimate_matrix(q, k, omega, log_weight, features, r, dps)
-    return normalise(kernel, v, visible, dps)
+    return divide_by_sum(kernel, v, visible, dps)
 
 
 def randomized_attention(
@@ -218,4 +218,4 @@ def linear_attention(q: Any, k: Any, v: Any, visible: Any = True, *, dps: int = 
     >>> exact.linear_attention(q, k, v)  # kernels 2 and 6
     array([[mpf('3.0')]], dtype=object)
     """
-    return normalise(elu_plus_one(q, dps=dps) @ elu_plus_one(k, dps=dps).T, v, visible, dps)
+    return divide_by_sum(elu_plus_one(q, dps=dps) @ elu_plus_one(k, dps=dps).T, v, visible, dps)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
-from .features import normalise
+from .features import divide_by_sum
 from .softmax import root, softmax_mean
 
 __all__ = ["coreset", "coreset_attention", "sampled_key_attention"]
@@ -62,7 +62,7 @@ def coreset_attention(
     chosen, weights = coreset(k, indices, visible, scale, dps=dps)
     queries = numbers(q, dps=dps) * root(scale, q.shape[-1], dps=dps)
     kernel = map_numbers(context(dps).exp, queries @ chosen.T) @ weights
-    return normalise(kernel, v[np.broadcast_to(visible, (len(k),))], True, dps)
+    return divide_by_sum(kernel, v[np.broadcast_to(visible, (len(k),))], True, dps)
 
 
 def sampled_key_attention(

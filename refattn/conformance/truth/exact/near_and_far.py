@@ -9,7 +9,7 @@ import numpy as np
 
 from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
-from .features import estimate_matrix, log_positive_feature, normalise
+from .features import divide_by_sum, estimate_matrix, log_positive_feature
 from .softmax import root, softmax_mean
 
 __all__ = ["eva_attention", "local_random_feature_attention", "second_order_attention"]
@@ -156,4 +156,4 @@ def local_random_feature_attention(
     near = (-left <= ahead) & (ahead <= right)
     estimate = estimate_matrix(q, k, omega, 0.0, "positive", r, dps)
     kernel = map_numbers(mp.exp, (numbers(q, dps=dps) * r) @ (numbers(k, dps=dps) * r).T)
-    return normalise(np.where(near, kernel, estimate), v, visible, dps)
+    return divide_by_sum(np.where(near, kernel, estimate), v, visible, dps)

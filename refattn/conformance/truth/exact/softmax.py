@@ -13,7 +13,7 @@ from .digits import context, map_numbers, numbers
 __all__ = [
     "attend",
     "cap_scores",
-    "causal_mask",
+    "causal_keys",
     "each_head",
     "heads_of",
     "root",
@@ -22,13 +22,13 @@ __all__ = [
 ]
 
 
-def causal_mask(n: int, m: int) -> Floats:
+def causal_keys(n: int, m: int) -> Floats:
     """Query i sees key j where j <= i + m - n: the last query sees every key.
 
     Examples
     --------
     >>> from refattn.conformance.truth import exact
-    >>> exact.causal_mask(2, 3).astype(int)
+    >>> exact.causal_keys(2, 3).astype(int)
     array([[1, 1, 0],
            [1, 1, 1]])
     """
