@@ -78,8 +78,7 @@ def group() -> None:
 
 @group.command(
     epilog=examples(
-        "refattn vectors golden --format npz",
-        "refattn vectors golden --format npz --check",
+        "refattn vectors golden --format npz", "refattn vectors golden --format npz --check"
     )
 )
 @click.argument(

@@ -162,13 +162,7 @@ def _foresee(problem: Problem, dtype: str, profile: str | None, parts: int) -> t
 
 
 def _judge_file(
-    path: Path,
-    *,
-    dtype: str | None,
-    layout: str,
-    profile: str | None,
-    alpha: float,
-    **options: Any,
+    path: Path, *, dtype: str | None, layout: str, profile: str | None, alpha: float, **options: Any
 ) -> verdicts.Verified:
     """Judge what a file holds."""
     alpha = verification_verdict.alpha_of(alpha)

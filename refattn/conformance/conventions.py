@@ -186,8 +186,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             MappingProxyType({"-inf": "", "inf": "", "finite": "about the least float"} | _ABSENT),
         ),
         "dropout": Option(
-            "factor on weights that are kept",
-            MappingProxyType({"1/(1-p)": "", "1": ""} | _ABSENT),
+            "factor on weights that are kept", MappingProxyType({"1/(1-p)": "", "1": ""} | _ABSENT)
         ),
         "past": Option(
             "which key is that of query i in causal attention with past keys",
@@ -382,7 +381,7 @@ CONVENTIONS: Mapping[str, Library] = MappingProxyType(
                     "dropout": "1/(1-p)",
                     "same_value_size": False,
                     **_without("groups", "softcap", "lse", "lse_empty", "past"),
-                },
+                }
             },
         ),
         "keras": _library(

@@ -67,11 +67,7 @@ class Table:
     """
 
     def __init__(
-        self,
-        *names: str,
-        drop: Sequence[_Columns] = (),
-        left: Sequence[str] = (),
-        keys: int = 1,
+        self, *names: str, drop: Sequence[_Columns] = (), left: Sequence[str] = (), keys: int = 1
     ) -> None:
         self.names, self.drop, self.keys = names, drop, keys
         self.left = {names[0], *left}

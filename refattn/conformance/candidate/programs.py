@@ -174,10 +174,7 @@ class Subprocess:
         """Run the program for one call."""
         words = [w.replace("{input}", source).replace("{output}", target) for w in self.command]
         with subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         ) as process:
             self._process = process
             try:

@@ -48,11 +48,7 @@ def draw_key_indices(
 
 
 def draw_frequencies(
-    adapter: Adapter,
-    normal: Callable[..., Floats],
-    arrays: Arrays,
-    samples: int,
-    size: float,
+    adapter: Adapter, normal: Callable[..., Floats], arrays: Arrays, samples: int, size: float
 ) -> dict[str, Any]:
     """Options that give frequencies for these queries and keys, by normal numbers.
 

@@ -18,9 +18,7 @@ _REPEATS = 8
 _BIT_SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
 
 
-def _bit_problems(
-    t: CheckRun,
-) -> Iterator[tuple[tuple[int, int, int], dict[str, Any], int | None]]:
+def _bit_problems(t: CheckRun) -> Iterator[tuple[tuple[int, int, int], dict[str, Any], int | None]]:
     """Sizes, plain, with keys that are masked, causal, and with fewer key heads."""
     causal = t.adapter.masks_future
     for size in _BIT_SIZES:

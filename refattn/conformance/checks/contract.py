@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..candidate.failures import Failure
-from .trials import (
-    CheckRun,
-    add_check,
-    again,
-    attends,
-    ways_to_call,
-)
+from .trials import CheckRun, add_check, again, attends, ways_to_call
 
 __all__: list[str] = []
 

@@ -6,12 +6,7 @@ import numpy as np
 
 from ..candidate.failures import Failure
 from ..truth.reference import reference
-from .trials import (
-    CheckRun,
-    add_check,
-    same_within,
-    ways_to_call,
-)
+from .trials import CheckRun, add_check, same_within, ways_to_call
 
 __all__: list[str] = []
 

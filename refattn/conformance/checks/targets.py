@@ -135,10 +135,7 @@ def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
 
 
 @add_check(
-    "target",
-    claim="each sample chooses its key anew, light ones too",
-    layer="law",
-    needs=precise,
+    "target", claim="each sample chooses its key anew, light ones too", layer="law", needs=precise
 )
 def choices(t: CheckRun) -> None:
     """How many of 16 samples choose one of a thousand light keys: a binomial law.

@@ -6,13 +6,7 @@ import math
 
 import numpy as np
 
-from .trials import (
-    CheckRun,
-    add_check,
-    evaluated,
-    evaluates_with,
-    stabilised,
-)
+from .trials import CheckRun, add_check, evaluated, evaluates_with, stabilised
 
 __all__: list[str] = []
 
@@ -69,9 +63,7 @@ def value_length(t: CheckRun) -> None:
 
 
 @add_check(
-    "exponential",
-    claim="right where unstabilised exponentials lose digits",
-    needs=evaluated,
+    "exponential", claim="right where unstabilised exponentials lose digits", needs=evaluated
 )
 def large_logits(t: CheckRun) -> None:
     """Exponents of some tens."""

@@ -73,31 +73,21 @@ def in_pairs(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats | No
 
 
 def of_function(
-    adapter: Adapter,
-    function: Callable[..., Any],
-    arrays: Arrays,
-    options: Keywords,
+    adapter: Adapter, function: Callable[..., Any], arrays: Arrays, options: Keywords
 ) -> Any:
     """What a function of the same arguments gives in extended precision."""
     return _evaluate_as_declared(adapter, function, arrays, options, np.longdouble)
 
 
 def _formula(
-    adapter: Adapter,
-    arrays: Arrays,
-    options: Keywords,
-    dtype: Any = np.longdouble,
+    adapter: Adapter, arrays: Arrays, options: Keywords, dtype: Any = np.longdouble
 ) -> Any:
     """The estimator as it is written, in extended precision."""
     return _evaluate_as_declared(adapter, adapter.record.naive, arrays, options, dtype)
 
 
 def _evaluate_as_declared(
-    adapter: Adapter,
-    function: Callable[..., Any],
-    arrays: Arrays,
-    options: Keywords,
-    dtype: Any,
+    adapter: Adapter, function: Callable[..., Any], arrays: Arrays, options: Keywords, dtype: Any
 ) -> Any:
     """Call a function of the record with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
@@ -205,10 +195,7 @@ _MAPS = {"elu": features.elu_features, "relu": features.relu_features}
 
 
 def pulled_rounding(
-    adapter: Adapter,
-    arrays: Arrays,
-    options: Keywords,
-    d_out: Floats,
+    adapter: Adapter, arrays: Arrays, options: Keywords, d_out: Floats
 ) -> tuple[float, ...]:
     r"""C eps (1 + largest exponent) times the largest sum of absolute terms, for each result.
 

@@ -10,15 +10,7 @@ import numpy as np
 
 from ... import registry
 from ...arrays.library import Floats
-from .drawing import (
-    Drawn,
-    Edit,
-    Recipe,
-    draw_inputs,
-    hide_some,
-    round_to_single,
-    unchanged,
-)
+from .drawing import Drawn, Edit, Recipe, draw_inputs, hide_some, round_to_single, unchanged
 
 __all__ = [
     "USUAL_DRAW",

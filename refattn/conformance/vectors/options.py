@@ -125,12 +125,7 @@ def _with_window() -> Iterator[Recipe]:
         comment = "Two keys on the left, one on the right."
         yield of("WINDOW", comment, drawn=Drawn(n=n, m=m), window=(2, 1))
     for window in ((2, None), (None, 1), (0, 0), (9, 9)):
-        yield of(
-            "WINDOW",
-            "Sides without a limit, of nothing, of all.",
-            drawn=_SIX,
-            window=window,
-        )
+        yield of("WINDOW", "Sides without a limit, of nothing, of all.", drawn=_SIX, window=window)
     comment = "More queries than keys: the first 2 see none."
     yield of("WINDOW EMPTY_ROW", comment, drawn=Drawn(n=6, m=3), window=(1, 1))
     for window in ((2, 3), (1, None), (None, 0)):
@@ -258,10 +253,7 @@ def _with_all() -> Iterator[Recipe]:
 
 def _with_gradients() -> Iterator[Recipe]:
     """Cases with gradients, of bias and sinks too."""
-    few, grouped = (
-        _PULLED_BACK,
-        replace(_SHARING, n=3, m=3, d=2, d_v=1, cotangents=("d_out",)),
-    )
+    few, grouped = (_PULLED_BACK, replace(_SHARING, n=3, m=3, d=2, d_v=1, cotangents=("d_out",)))
     lse = ("d_out", "d_lse")
     for window, n, m in (((1, 0), 4, 4), ((1, 1), 2, 5), ((None, 0), 4, 2)):
         empty = " EMPTY_ROW" * (n > m)

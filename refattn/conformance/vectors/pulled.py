@@ -10,11 +10,7 @@ import numpy as np
 
 from ... import registry
 from ...arrays.library import Floats
-from .drawing import (
-    Drawn,
-    Recipe,
-    hide_some,
-)
+from .drawing import Drawn, Recipe, hide_some
 from .estimators import draw_case, empty_row, hide_huge, make_constant, stretch
 
 __all__ = ["pulled_by_samples", "pulled_linear", "pulled_rfa", "pulled_softmax"]

@@ -9,13 +9,7 @@ import numpy as np
 
 from ...arrays.library import Floats
 from .conventional import convention_recipes
-from .drawing import (
-    Drawn,
-    Edit,
-    Recipe,
-    draw_stream,
-    unchanged,
-)
+from .drawing import Drawn, Edit, Recipe, draw_stream, unchanged
 from .estimators import (
     USUAL_DRAW,
     cases_of_lara,

@@ -68,13 +68,7 @@ def estimate_matrix(
 
 
 def kernel_estimate(
-    x: Any,
-    y: Any,
-    omega: Any,
-    *,
-    features: str = "positive",
-    log_weight: Any = 0.0,
-    dps: int = 50,
+    x: Any, y: Any, omega: Any, *, features: str = "positive", log_weight: Any = 0.0, dps: int = 50
 ) -> Floats:
     """Estimate exp(x_i . y_i) from features, for each pair of rows: reference 002, eq. (7).
 
