@@ -110,18 +110,17 @@ def _cases_of_all(kind: str, *, masked: bool) -> Iterator[Recipe]:
         )
     yield case("cross", "CROSS", "2 queries, 9 keys.", Drawn(n=2, m=9))
     yield case("one-key", "DEGENERATE", "The output is the only value.", Drawn(m=1, n=3))
+    comment = "The output is the mean of the values."
     yield case(
-        "equal-keys",
-        "DEGENERATE",
-        "The output is the mean of the values.",
-        edit=lambda x: {"k": np.repeat(x["k"][:1], 6, 0)},
+        "equal-keys", "DEGENERATE", comment, edit=lambda x: {"k": np.repeat(x["k"][:1], 6, 0)}
     )
     yield case("d1", "DIMENSION DEGENERATE", "Head size 1, one query.", Drawn(d=1, n=1, d_v=2))
     yield case("d64", "DIMENSION", "Head size 64.", Drawn(d=64, n=2, m=5, d_v=2, count=3, size=0.5))
+    comment = "All values are 1, and so is the output."
     yield case(
         "constant",
         "NORMALISATION",
-        "All values are 1, and so is the output.",
+        comment,
         Drawn(dtype="float64"),
         edit=partial(make_constant, masked),
     )
@@ -133,49 +132,28 @@ def _cases_of_all(kind: str, *, masked: bool) -> Iterator[Recipe]:
 def _cases_with_masks(kind: str) -> Iterator[Recipe]:
     """Cases for kinds with masks, causal form and grouped heads."""
     case = partial(draw_case, kind)
+    comment = "A mask of its own for each query."
+    yield case("mask", "MASK", comment, edit=lambda x: {"mask": hide_some(4, 6)})
+    comment = "The same keys are hidden from all queries."
     yield case(
-        "mask",
-        "MASK",
-        "A mask of its own for each query.",
-        edit=lambda x: {"mask": hide_some(4, 6)},
-    )
-    yield case(
-        "key-mask",
-        "MASK",
-        "The same keys are hidden from all queries.",
-        Drawn(dtype="bfloat16"),
-        edit=lambda x: {"mask": hide_some(6)},
+        "key-mask", "MASK", comment, Drawn(dtype="bfloat16"), edit=lambda x: {"mask": hide_some(6)}
     )
     yield case(
         "hidden-huge", "MASK", "Hidden keys and values have entries near 2^40.", edit=hide_huge
     )
-    yield case(
-        "empty-row",
-        "EMPTY_ROW MASK",
-        "Query 1 sees no key.",
-        Drawn(dtype="float64"),
-        edit=empty_row,
-    )
+    comment = "Query 1 sees no key."
+    yield case("empty-row", "EMPTY_ROW MASK", comment, Drawn(dtype="float64"), edit=empty_row)
     yield case("causal", "CAUSAL", "As many queries as keys.", Drawn(n=6), causal=True)
-    yield case(
-        "causal-half",
-        "CAUSAL",
-        "The same, for half precision.",
-        Drawn(n=5, m=5, dtype="bfloat16"),
-        causal=True,
-    )
+    comment = "The same, for half precision."
+    yield case("causal-half", "CAUSAL", comment, Drawn(n=5, m=5, dtype="bfloat16"), causal=True)
     yield case("causal-cross", "CAUSAL CROSS", "The last query sees every key.", causal=True)
-    yield case(
-        "causal-empty",
-        "CAUSAL CROSS EMPTY_ROW",
-        "The first 3 queries see no key.",
-        Drawn(n=6, m=3),
-        causal=True,
-    )
+    comment = "The first 3 queries see no key."
+    yield case("causal-empty", "CAUSAL CROSS EMPTY_ROW", comment, Drawn(n=6, m=3), causal=True)
+    comment = "Causal, with a mask."
     yield case(
         "causal-mask",
         "CAUSAL MASK",
-        "Causal, with a mask.",
+        comment,
         Drawn(n=6, dtype="float64"),
         edit=lambda x: {"mask": hide_some(6, 6)},
         causal=True,
@@ -183,10 +161,11 @@ def _cases_with_masks(kind: str) -> Iterator[Recipe]:
     yield case(
         "gqa", "GQA", "4 query heads, 2 key heads.", Drawn(heads=(4,), key_heads=(2,), n=2, m=4)
     )
+    comment = "6 query heads, 3 key heads, causal."
     yield case(
         "gqa-causal",
         "GQA CAUSAL",
-        "6 query heads, 3 key heads, causal.",
+        comment,
         Drawn(heads=(6,), key_heads=(3,), n=2, m=2, d=2, d_v=2, count=3),
         causal=True,
     )
@@ -197,23 +176,21 @@ def cases_of_softmax() -> Iterator[Recipe]:
     yield from _cases_of_all("softmax", masked=True)
     yield from _cases_with_masks("softmax")
     for dtype in ("float64", "float32"):
-        yield case(
-            "extreme",
-            "EXTREME OVERFLOW",
-            "Scores to 1e4 of both signs.",
-            Drawn(size=64.0, dtype=dtype),
-        )
+        comment = "Scores to 1e4 of both signs."
+        yield case("extreme", "EXTREME OVERFLOW", comment, Drawn(size=64.0, dtype=dtype))
+        comment = "All scores near 1800."
         yield case(
             "overflow",
             "OVERFLOW",
-            "All scores near 1800.",
+            comment,
             Drawn(size=0.25, dtype=dtype),
             edit=lambda x: {"q": x["q"] + 30, "k": x["k"] + 30},
         )
+        comment = "All scores near -1800."
         yield case(
             "underflow",
             "UNDERFLOW",
-            "All scores near -1800.",
+            comment,
             Drawn(size=0.25, dtype=dtype),
             edit=lambda x: {"q": x["q"] + 30, "k": x["k"] - 30},
         )
@@ -231,28 +208,20 @@ def _cases_with_frequencies(
     """Cases for estimators with frequencies."""
     case = partial(draw_case, kind)
     for dtype in dtypes:
-        yield case(
-            "lengths",
-            "MISSING_NORM",
-            "Keys of very different length.",
-            Drawn(dtype=dtype),
-            edit=stretch,
-        )
-        yield case(
-            "long",
-            "OVERFLOW UNDERFLOW EXTREME",
-            "Exponents to thousands of both signs.",
-            Drawn(size=longest, dtype=dtype),
-        )
+        comment = "Keys of very different length."
+        yield case("lengths", "MISSING_NORM", comment, Drawn(dtype=dtype), edit=stretch)
+        comment = "Exponents to thousands of both signs."
+        yield case("long", "OVERFLOW UNDERFLOW EXTREME", comment, Drawn(size=longest, dtype=dtype))
     yield case("one-sample", "DEGENERATE", "One frequency.", Drawn(count=1))
 
 
 def _cases_at_probes(kind: str) -> Iterator[Recipe]:
+    comment = "Queries and keys at the probes, as many frequencies as d."
     yield draw_case(
         kind,
         "probes",
         "HAAR",
-        "Queries and keys at the probes, as many frequencies as d.",
+        comment,
         Drawn(n=10, m=10, count=4, d_v=2),
         edit=lambda x: {"q": probe(4), "k": probe(4), "omega": show_signs(x["omega"])},
     )
@@ -264,16 +233,13 @@ def cases_of_rfa() -> Iterator[Recipe]:
     yield from _cases_with_masks("rfa-positive")
     yield from _cases_with_frequencies("rfa-positive")
     yield from _cases_at_probes("rfa-positive")
-    yield case(
-        "weights",
-        "BASIC",
-        "Frequencies with log weights.",
-        edit=lambda x: {"log_weight": x["omega"][:, 0] * 2},
-    )
+    comment = "Frequencies with log weights."
+    yield case("weights", "BASIC", comment, edit=lambda x: {"log_weight": x["omega"][:, 0] * 2})
+    comment = "Frequencies of its own for each head."
     yield case(
         "heads",
         "SHARED_RANDOMNESS",
-        "Frequencies of its own for each head.",
+        comment,
         Drawn(heads=(3,), key_heads=(3,), omega_heads=(3,), n=2, m=4),
     )
     for kind, longest in (("rfa-hyperbolic", 64.0), ("rfa-trigonometric", 32.0)):
@@ -285,10 +251,11 @@ def cases_of_rfa() -> Iterator[Recipe]:
         yield case("causal", "CAUSAL", "As many queries as keys.", Drawn(n=6), causal=True)
         yield from _cases_with_frequencies(kind, ("float64",), longest)
         yield from _cases_at_probes(kind)
+    comment = "Terms of both signs nearly cancel in the normaliser."
     yield case(
         "signed",
         "CANCELLATION",
-        "Terms of both signs nearly cancel in the normaliser.",
+        comment,
         Drawn(dtype="float64"),
         edit=lambda x: {"k": -x["q"][[0, 1, 2, 3, 0, 1]]},
     )
@@ -297,18 +264,14 @@ def cases_of_rfa() -> Iterator[Recipe]:
 def cases_of_ra() -> Iterator[Recipe]:
     yield from _cases_of_all("ra", masked=False)
     yield from _cases_with_frequencies("ra")
-    yield draw_case(
-        "ra",
-        "queries",
-        "SHARED_RANDOMNESS",
-        "Frequencies of its own for each query.",
-        Drawn(n=6, count=2),
-    )
+    comment = "Frequencies of its own for each query."
+    yield draw_case("ra", "queries", "SHARED_RANDOMNESS", comment, Drawn(n=6, count=2))
+    comment = "Keys at the probes, as many frequencies as d."
     yield draw_case(
         "ra",
         "probes",
         "HAAR",
-        "Keys at the probes, as many frequencies as d.",
+        comment,
         Drawn(n=2, m=10, count=4, d_v=2),
         edit=lambda x: {"k": probe(4), "omega": show_signs(x["omega"])},
     )
@@ -318,11 +281,12 @@ def cases_of_lara() -> Iterator[Recipe]:
     yield from _cases_of_all("lara", masked=False)
     yield from _cases_with_frequencies("lara")
     yield from _cases_at_probes("lara")
+    comment = "Two frequencies for each of three centres."
     yield draw_case(
         "lara",
         "pairs",
         "BASIC",
-        "Two frequencies for each of three centres.",
+        comment,
         Drawn(count=6),
         edit=lambda x: {"centres": x["centres"][:3]},
     )
@@ -332,11 +296,12 @@ def cases_of_linear() -> Iterator[Recipe]:
     yield from _cases_of_all("linear", masked=True)
     yield from _cases_with_masks("linear")
     for dtype in ("float64", "float32"):
+        comment = "Entries near -20: elu + 1 is e^x."
         yield draw_case(
             "linear",
             "negative",
             "CANCELLATION",
-            "Entries near -20: elu + 1 is e^x.",
+            comment,
             Drawn(dtype=dtype),
             edit=lambda x: {"q": x["q"] / 2 - 20, "k": x["k"] / 2 - 20},
         )

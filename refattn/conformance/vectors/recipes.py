@@ -54,11 +54,12 @@ def _cases_of_kernels() -> Iterator[Recipe]:
 
     for features in ("positive", "hyperbolic", "trigonometric"):
         for dtype in ("float64", "float32", "bfloat16"):
+            comment = "Plain inputs of order one."
             yield case(
                 features,
                 "basic",
                 "BASIC",
-                "Plain inputs of order one.",
+                comment,
                 Drawn(dtype=dtype, size=1.0 if dtype != "bfloat16" else 0.5),
             )
         yield case(
@@ -73,51 +74,47 @@ def _cases_of_kernels() -> Iterator[Recipe]:
                 "omega": show_signs(x["omega"]),
             },
         )
+        comment = "exp(0) is estimated without error."
         yield case(
             features,
             "zero",
             "NORMALISATION",
-            "exp(0) is estimated without error.",
+            comment,
             edit=lambda x: {"x": 0 * x["x"], "y": 0 * x["y"]},
         )
-        yield case(
-            features,
-            "one",
-            "DEGENERATE",
-            "One pair, one frequency, head size 1.",
-            Drawn(d=1, count=1, n=1),
-        )
+        comment = "One pair, one frequency, head size 1."
+        yield case(features, "one", "DEGENERATE", comment, Drawn(d=1, count=1, n=1))
+    comment = "Vectors of lengths from 1/4 to 4."
     yield case(
         "positive",
         "lengths",
         "MISSING_NORM",
-        "Vectors of lengths from 1/4 to 4.",
+        comment,
         Drawn(size=2.0),
         edit=lambda x: {"y": x["y"] * 2.0 ** np.arange(-2, 2)[:, None]},
     )
     yield case("positive", "d64", "DIMENSION", "Head size 64.", Drawn(d=64, size=0.25))
+    comment = "Each factor over- or underflows and their product does not: y is close to -x."
     yield case(
         "positive",
         "far",
         "OVERFLOW UNDERFLOW EXTREME",
-        "Each factor over- or underflows and their product does not: y is close to -x.",
+        comment,
         Drawn(size=2.0),
         edit=lambda x: {"omega": x["omega"] * 512, "y": x["y"] / 1024 - x["x"]},
     )
+    comment = "The factor exp(|x|^2/2) is beyond float32."
     yield case(
         "trigonometric",
         "far",
         "OVERFLOW EXTREME",
-        "The factor exp(|x|^2/2) is beyond float32.",
+        comment,
         Drawn(size=2.0, dtype="float64"),
         edit=lambda x: {"x": x["x"] / 8 + 8, "y": x["y"] / 8 + 8},
     )
+    comment = "Frequencies with log weights."
     yield case(
-        "positive",
-        "weights",
-        "BASIC",
-        "Frequencies with log weights.",
-        edit=lambda x: {"log_weight": x["omega"][:, 0]},
+        "positive", "weights", "BASIC", comment, edit=lambda x: {"log_weight": x["omega"][:, 0]}
     )
 
 
@@ -141,29 +138,17 @@ def _cases_of_moments() -> Iterator[Recipe]:
     for dtype in ("float64", "float32", "bfloat16"):
         yield case("basic", "BASIC", "Plain rows.", dtype=dtype)
     yield case("offset", "CANCELLATION", "Four leading digits are shared.", lambda x: x + 4096)
-    yield case(
-        "offset",
-        "CANCELLATION",
-        "Nine leading digits are shared.",
-        lambda x: x + 2.0**30,
-        dtype="float64",
-    )
+    comment = "Nine leading digits are shared."
+    yield case("offset", "CANCELLATION", comment, lambda x: x + 2.0**30, dtype="float64")
     yield case("three", "NORMALISATION", "Three rows: N - 1 and N differ clearly.", rows=3)
     yield case("two", "DEGENERATE", "Two rows, covariance of rank 1.", rows=2)
-    yield case(
-        "equal",
-        "DEGENERATE",
-        "Rows all equal: covariance exactly 0.",
-        lambda x: np.repeat(x[:1], 8, 0),
-        dtype="bfloat16",
-    )
+    comment = "Rows all equal: covariance exactly 0."
+    yield case("equal", "DEGENERATE", comment, lambda x: np.repeat(x[:1], 8, 0), dtype="bfloat16")
     yield case("d1", "DIMENSION DEGENERATE", "One feature.", d=1)
     yield case("wide", "DIMENSION", "More features than rows.", rows=4, d=12)
+    comment = "Features of sizes from 2^-30 to 2^30."
     yield case(
-        "scales",
-        "EXTREME SCALING",
-        "Features of sizes from 2^-30 to 2^30.",
-        lambda x: x * np.array([2.0**-30, 1.0, 2.0**30]),
+        "scales", "EXTREME SCALING", comment, lambda x: x * np.array([2.0**-30, 1.0, 2.0**30])
     )
 
 
