@@ -40,10 +40,10 @@ def __dir__() -> list[str]:
 
 _Triple = tuple[Floats, Floats, Floats]
 
-_Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[Floats, ...]]
+_Drawer = Callable[[np.random.Generator, tuple[int, ...]], tuple[Floats, ...]]
 
 
-_HELD = {"bfloat16": "float32"}  # NumPy has no such type
+_STORED_AS = {"bfloat16": "float32"}  # NumPy has no such type
 
 
 def assert_attention_close(
@@ -111,10 +111,10 @@ def assert_attention_close(
                 f"{close(name, known)}"
             )
     options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale}
-    _verdict(q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
+    _verify_actual(q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
 
 
-def _verdict(**arguments: Any) -> Verdict:
+def _verify_actual(**arguments: Any) -> Verdict:
     """What `verify` says, its errors in the words of the assertion."""
     try:
         return verify(**arguments)
@@ -177,14 +177,14 @@ def draw_qkv(
         for size in shape:
             checks.positive_integer("shape", size)
     if case == "sample":
-        found = tuple(_part(x, shape) for x in load_sample())
+        found = tuple(_take_sample(x, shape) for x in load_sample())
     else:
-        found = _DRAWN[case](rng, (2, 64, 32) if shape is None else tuple(map(int, shape)))
-    q, k, v = (FORMATS[dtype].round(x).astype(_HELD.get(dtype, dtype)) for x in found)
+        found = _DRAWERS[case](rng, (2, 64, 32) if shape is None else tuple(map(int, shape)))
+    q, k, v = (FORMATS[dtype].round(x).astype(_STORED_AS.get(dtype, dtype)) for x in found)
     return q, k, v
 
 
-def _part(x: Floats, shape: Sequence[int] | None) -> Floats:
+def _take_sample(x: Floats, shape: Sequence[int] | None) -> Floats:
     """A part of the sample: of its first heads, tokens and numbers."""
     if shape is None:
         return x
@@ -198,44 +198,44 @@ def _part(x: Floats, shape: Sequence[int] | None) -> Floats:
     return heads[:count, :n, :d].reshape(tuple(shape))
 
 
-def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
+def _draw_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
     return tuple(rng.standard_normal((3, *shape)))
 
 
-def _large(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    q, k, v = _normal(rng, shape)
+def _draw_large(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
+    q, k, v = _draw_normal(rng, shape)
     return 12 * q, 12 * k, v
 
 
-def _shifted(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    q, k, v = _normal(rng, shape)
+def _draw_shifted(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
+    q, k, v = _draw_normal(rng, shape)
     return q / 4 + 6, k / 2 + 24, v
 
 
-def _negative(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    q, k, v = _normal(rng, shape)
+def _draw_negative(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
+    q, k, v = _draw_normal(rng, shape)
     return q / 4 + 12, k / 8 - 12, v
 
 
-def _equal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    q, k, v = _normal(rng, shape)
+def _draw_equal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
+    q, k, v = _draw_normal(rng, shape)
     return q, np.broadcast_to(k.reshape(-1, shape[-1])[0], shape), v
 
 
-def _outlier(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    q, k, v = _normal(rng, shape)
+def _draw_outlier(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
+    q, k, v = _draw_normal(rng, shape)
     q, at = np.abs(q) + 4, shape[-2] // 2
     k[..., at, :], v[..., at, :] = 16, 1000
     return q, k, v
 
 
-_DRAWN: dict[str, _Draw] = {
-    "normal": _normal,
-    "large": _large,
-    "shifted": _shifted,
-    "negative": _negative,
-    "equal": _equal,
-    "outlier": _outlier,
+_DRAWERS: dict[str, _Drawer] = {
+    "normal": _draw_normal,
+    "large": _draw_large,
+    "shifted": _draw_shifted,
+    "negative": _draw_negative,
+    "equal": _draw_equal,
+    "outlier": _draw_outlier,
 }
 
 

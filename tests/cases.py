@@ -197,7 +197,7 @@ def states(p, omega):
     keys = exact.numbers(p.k) * reference.root(None, p.q.shape[-1])
     logs = (exact.numbers(omega) @ keys.T - (keys**2).sum(-1)[None] / 2).astype(object)
     return [
-        reference.weighted_mean(logs, exact.numbers(p.v), np.broadcast_to(seen, logs.shape))
+        reference.softmax_mean(logs, exact.numbers(p.v), np.broadcast_to(seen, logs.shape))
         for seen in p.visible
     ]
 
@@ -215,7 +215,7 @@ def weighted(p, omega, log_weights):
             rows.append((f[0], log_z[0]))  # 0 and -inf
             continue
         logs = (exact.numbers(omega) @ q[i] + log_z + log_weights[i])[None]
-        out, lse = reference.weighted_mean(logs, f, np.ones(logs.shape, bool))
+        out, lse = reference.softmax_mean(logs, f, np.ones(logs.shape, bool))
         rows.append((out[0], lse[0]))
     return rows
 

@@ -5,30 +5,30 @@ import numpy as np
 from refattn.conformance.truth.exact import (
     attend,
     context,
-    covariance,
+    covariance_of_rows,
     log_kernel_estimate,
-    mean,
+    mean_of_rows,
     random_feature_attention,
     randomized_attention,
     root,
-    weighted_mean,
+    softmax_mean,
 )
 from refattn.conformance.truth.exact import numbers as exact
 
 __all__ = [
     "CONTRACT",
     "attend",
-    "covariance",
+    "covariance_of_rows",
     "error",
     "exact",
     "log_kernel_estimate",
-    "mean",
+    "mean_of_rows",
     "mp",
     "norm",
     "random_feature_attention",
     "randomized_attention",
     "root",
-    "weighted_mean",
+    "softmax_mean",
 ]
 
 CONTRACT = 16  # the constant C of the accuracy contract

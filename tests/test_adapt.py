@@ -447,7 +447,7 @@ def test_constants_for_norms_at_large_logits(size, features, case, dtype):
     both = np.concatenate([omega, -omega]) if features == "hyperbolic" else omega
     log_kernel = reference.log_kernel_estimate(reference.exact(q), reference.exact(k), both)
     scores = log_kernel + (reference.exact(k) ** 2).sum(-1) / 2
-    want = reference.weighted_mean(scores, reference.exact(v), visible)[0]
+    want = reference.softmax_mean(scores, reference.exact(v), visible)[0]
     assert reference.error(got, want, np.abs(v).max(), size**2) <= CONTRACT
 
 

@@ -33,7 +33,7 @@ from scipy import special
 from threadpoolctl import threadpool_limits
 
 from refattn import conformance, estimators, features, kernels, moments, sampling, stats
-from refattn.conformance.candidate.adapter import DTYPES
+from refattn.conformance.candidate.tags import TAGGED_DTYPES
 from refattn.conformance.conventions import SPECS
 from refattn.conformance.defects import VARIANTS
 from refattn.estimators import lara
@@ -56,7 +56,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "coupling": ("iid", "orthogonal", "simplex", "antithetic", "sobol", "halton"),
     "weighting": tuple(lara.WEIGHTINGS),
     "feature_map": ("elu", "relu"),
-    "dtype": DTYPES,
+    "dtype": TAGGED_DTYPES,
     "layout": ("nd", "hnd", "bhnd", "bnhd"),
     "scale": (0.3,),
     "ddof": (0,),

@@ -1,132 +1,17 @@
 """The command line.
 
-`refattn compare` measures every estimator against exact attention; `refattn profile`, also called
-`refattn moments`, says what to use for given queries, keys and values; `refattn check` says whether
-an implementation is right, and `refattn verify` whether numbers are; `refattn tolerance` says what
-a correct kernel needs; `refattn vectors` writes golden vectors. The commands themselves are in
-`cli.group`, which needs the packages of the extra ``cli``; this module says so where they are
-missing.
+`refattn compare` measures every estimator against exact attention; `refattn profile` prints the
+moments of queries and keys, and recommends an estimator for them; `refattn check` checks an
+implementation, and `refattn verify` the numbers in a file; `refattn tolerance` computes the
+tolerance that a correct kernel needs; `refattn vectors` writes golden vectors.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-import traceback
-from importlib import import_module
-from io import TextIOWrapper
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from ..arrays.words import ending
-from ..files.arrays import INSTALL
-from .streams import drop, opened
-
-if TYPE_CHECKING:
-    import click
+from .process import commands, main
 
 __all__ = ["commands", "main"]
 
 
-def main() -> None:
-    """Run the command line (the console script `refattn`)."""
-    opened()
-    try:
-        for name in ("click", "rich"):
-            import_module(name)
-    except ModuleNotFoundError:
-        sys.stderr.write(f"refattn: error: the command line {INSTALL}\n")
-        sys.exit(2)
-    if sys.argv[1:2] == ["check"]:
-        sys.exit(_answer_of(sys.argv[1:]))
-    _run()
-
-
-def _run() -> None:
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # characters that it does not have
-    try:
-        commands()(prog_name="refattn")
-    except Exception:  # Python's own status for these is 1, that of FAIL
-        traceback.print_exc()
-        sys.exit(2)
-    finally:
-        drop()
-
-
-def _answer_of(words: list[str]) -> int:
-    """Run a check in a process of its own: the status is what it leaves word of, and no other.
-
-    A candidate may end its process at any time, in compiled code too, and with status 0.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        word = Path(folder) / "status"
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}\n"
-            f"from refattn.cli import _answer; _answer({str(word)!r}, {os.getpid()})"
-        )
-        try:
-            ended = subprocess.call([sys.executable, "-c", code, *words])
-        except KeyboardInterrupt:
-            return 130
-        if word.exists():
-            return int(word.read_text("ascii"))
-    _lost(ended)
-    return 2
-
-
-def _lost(status: int) -> None:
-    """Say how the process ended; it may have left the cursor hidden, in a line that it wrote."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    console.show_cursor()
-    start = "\n" if console.is_terminal else ""
-    end = f"the process ended {ending(status)} before the report was out"
-    sys.stderr.write(f"{start}Error: {end}; --isolate may say in which check\n")
-
-
-def _answer(word: str, parent: int) -> None:
-    """Run the command line, and leave word of its exit status in a file."""
-    opened()
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
-    try:
-        _run()
-    except SystemExit as ending:
-        draft = Path(f"{word}.part")
-        draft.write_text(str(ending.code or 0), "ascii")
-        draft.replace(word)
-        _end(ending)
-        raise
-
-
-def _follow(parent: int) -> None:
-    """End when the process that waits for the answer is no more."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(2)
-
-
-def _end(ending: SystemExit) -> None:
-    """End at once if a candidate still hangs in compiled code, or has threads of its own.
-
-    The interpreter's own shutdown would unwind the first, and abort when the code is C++, and wait
-    for the others.
-    """
-    others = [t for t in threading.enumerate() if t is not threading.main_thread()]
-    if any(t.name.startswith("check ") or not t.daemon for t in others):
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        os._exit(int(ending.code or 0))
-
-
-def commands() -> click.Group:
-    """The command group; click and rich must be installed."""
-    from .group import group
-
-    return group
+def __dir__() -> list[str]:
+    return __all__

@@ -32,7 +32,7 @@ from .options import (
     words_of,
 )
 from .progress import checking
-from .show import records, results
+from .show import reports
 from .show.page import hanging, limit
 from .streams import kept, unread
 
@@ -53,7 +53,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
     if not asked or context.resilient_parsing:
         return
     from .. import conformance
-    from ..conformance.candidate.adapter import written
+    from ..conformance.candidate.tags import write_tag
 
     page = limit() or 100
     if parameter.name == "list_specs":
@@ -62,13 +62,13 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
         context.exit()
     known = {
         "--estimator": {
-            ", ".join((record.name, *record.aliases)): _means(record)
+            ", ".join((record.name, *record.aliases)): _describe_estimator(record)
             for record in dict.fromkeys(ESTIMATORS.values())
         },
         "--capability": conformance.CAPABILITIES,
         "--tag": conformance.TAGS,
         "--spec": {
-            name: " ".join(f"{tag}={written(value)}" for tag, value in tags.items())
+            name: " ".join(f"{tag}={write_tag(value)}" for tag, value in tags.items())
             for name, tags in conformance.SPECS.items()
         },
     }
@@ -98,9 +98,9 @@ def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
         yield from text
 
 
-def _means(record: Estimator) -> str:
+def _describe_estimator(record: Estimator) -> str:
     """What an estimator computes, in the words of its formula, and what it may be able to do."""
-    from ..conformance.candidate.adapter import possible
+    from ..conformance.candidate.tags import possible
 
     able = possible(record)
     formula = getattr(record.naive, "func", record.naive)
@@ -269,15 +269,15 @@ def check(
             output(".json")(context, context.command.params[0], json_path)
         try:
             with kept(kind != "table"):
-                report = _check(target, xfails, options)
+                report = _run_checks(target, xfails, options)
         except (KeyboardInterrupt, SystemExit) as error:
             raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
     try:
         publish(
             Answer(
-                partial(results.checked, report, reproducers),
-                records.CHECKED,
-                partial(records.checked, report),
+                partial(reports.print_report, report, reproducers),
+                reports.REPORT_COLUMNS,
+                partial(reports.report_rows, report),
                 report.to_json,
             ),
             kind,
@@ -292,7 +292,7 @@ def check(
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
 
 
-def _check(target: str, xfails: Path | None, options: dict[str, Any]) -> Any:
+def _run_checks(target: str, xfails: Path | None, options: dict[str, Any]) -> Any:
     """Run the checks on what the command line names."""
     from .. import conformance
 
@@ -313,7 +313,7 @@ def _check(target: str, xfails: Path | None, options: dict[str, Any]) -> Any:
             conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
             rng=seed,
             checks=names or None,
-            expected_failures=None if xfails is None else _expected(xfails),
+            expected_failures=None if xfails is None else _read_expected(xfails),
             track=partial(checking, most=most),
             **options,
         )
@@ -327,7 +327,7 @@ def _candidate(
     if program is None:
         if keep:
             raise ValueError("`--keep` must come with --subprocess.")
-        yield _imported(target), target
+        yield _import_target(target), target
         return
     from ..conformance import Subprocess
 
@@ -339,7 +339,7 @@ def _candidate(
         yield fn, None
 
 
-def _imported(target: str) -> Any:
+def _import_target(target: str) -> Any:
     """The object that MODULE:NAME or MODULE:NAME.NAME names, from the current directory too."""
     module, colon, name = target.partition(":")
     if not (module and colon and name):
@@ -358,7 +358,7 @@ def _imported(target: str) -> Any:
     return found
 
 
-def _expected(path: Path) -> dict[str, str]:
+def _read_expected(path: Path) -> dict[str, str]:
     """Expected failures, a line each: the name of a check, a colon and the reason."""
     found = {}
     try:

@@ -11,7 +11,7 @@ import click
 from ..arrays import checks
 from ..compare import few_queries, measure
 from ..compare import names as comparable
-from ..files.arrays import load, sample
+from ..files.arrays import find_sample, load_qkv
 from ..profile import foreseen, plan, search, study
 from ..registry import DEFAULT
 from .options import (
@@ -33,14 +33,16 @@ from .options import (
     seed,
 )
 from .progress import Work, notice
-from .show import plots, records, results
+from .show import comparisons, plots, profiles
 
 __all__ = ["compare", "profile"]
 
 
-def _read(path: Path, dtype: str | None, layout: str, *, required: str = "qkv") -> dict[str, Any]:
+def _read_qkv(
+    path: Path, dtype: str | None, layout: str, *, required: str = "qkv"
+) -> dict[str, Any]:
     """Read q, k and v, heads before tokens."""
-    arrays, stored = load(path, dtype, required=required, layout=layout)
+    arrays, stored = load_qkv(path, dtype, required=required, layout=layout)
     q, k = arrays["q"], arrays["k"]
     if dtype is None and stored != q.dtype.name:
         notice(f"read as {q.dtype}: the file has {stored}")
@@ -108,10 +110,10 @@ def compare(
     """
     with one_line(plot_path is not None):
         checks.real("scale", scale, positive=True, optional=True)
-        path = file or sample()
-        arrays = _read(path, dtype, layout)
+        path = file or find_sample()
+        arrays = _read_qkv(path, dtype, layout)
         with Work("Comparing") as work:
-            found = measure(
+            comparison = measure(
                 **arrays,
                 estimators=estimators,
                 sizes=features,
@@ -123,19 +125,19 @@ def compare(
                 announce=work.estimated,
                 track=work.track,
             )
-    for line in results.notices(found):
+    for line in comparisons.comparison_notices(comparison):
         notice(line)
     publish(
         Answer(
-            partial(results.comparison, path, arrays, found, per_head),
-            records.COMPARISON,
-            partial(records.comparison, found, per_head),
-            partial(results.comparison_to_json, path, arrays, found),
+            partial(comparisons.print_comparison, path, arrays, comparison, per_head),
+            comparisons.COMPARISON_COLUMNS,
+            partial(comparisons.comparison_rows, comparison, per_head),
+            partial(comparisons.comparison_to_json, path, arrays, comparison),
         ),
         kind,
         json_path,
         plot_path,
-        partial(plots.plot_comparison, found.rows),
+        partial(plots.plot_comparison, comparison.rows),
     )
 
 
@@ -200,26 +202,25 @@ def profile(
     plot_path: Path | None,
     **options: Any,
 ) -> None:
-    """Say what to use: moments of queries and keys, predicted errors, and the cheapest estimator.
+    """Print the moments of queries and keys, and recommend an estimator: predicted errors, costs.
 
     FILE (.npz or .safetensors) holds arrays q, k of shape (..., n, d) and, for all but the
     moments, v; the default is a sample from a sentence encoder that comes with the package.
     Laws are evaluated for some of the queries, and errors are measured on some of the heads, where
     there are many; the output says on which. Without --measure no random numbers are used.
-    `refattn moments` is the same command.
     """
     with one_line(plot_path is not None):
         checks.real("scale", scale, positive=True, optional=True)
         checks.real("target", target, positive=True)
-        path = file or sample()
-        arrays = _read(path, dtype, layout, required="qkv" if measured else "qk")
+        path = file or find_sample()
+        arrays = _read_qkv(path, dtype, layout, required="qkv" if measured else "qk")
         searched, planned = None, None
         with Work("Studying") as work:
             if measured:
                 planned = plan(*arrays.values(), target=target, scale=scale, **options)
             least = foreseen(**arrays, scale=scale)
             work.estimated(least + (planned.seconds if planned else 0.0))
-            found = study(
+            studied = study(
                 **arrays,
                 sizes=features,
                 target=target,
@@ -231,13 +232,13 @@ def profile(
                 searched = search(planned, track=work.track)
     publish(
         Answer(
-            partial(results.profile, path, arrays, found, searched),
-            records.PROFILE,
-            partial(records.profile, found, searched),
-            partial(results.profile_to_json, path, arrays, found, searched),
+            partial(profiles.print_profile, path, arrays, studied, searched),
+            profiles.PROFILE_COLUMNS,
+            partial(profiles.profile_rows, studied, searched),
+            partial(profiles.profile_to_json, path, arrays, studied, searched),
         ),
         kind,
         json_path,
         plot_path,
-        partial(plots.plot_profile, found),
+        partial(plots.plot_profile, studied),
     )

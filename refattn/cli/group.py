@@ -15,8 +15,8 @@ from .check import check
 from .compare import compare, profile
 from .options import Unusable, examples, one_line
 from .progress import Work, notice
-from .streams import drop, unread
-from .verify import tolerances, verify
+from .streams import drop_unread, unread
+from .verify import tolerance_command, verify
 
 __all__ = ["group"]
 
@@ -36,21 +36,21 @@ class _Group(click.Group):
     """Commands whose exit status is 1 for a FAIL only."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with _ended():
+        with _give_status():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _ended():
+        with _give_status():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _ended() -> Iterator[None]:
+def _give_status() -> Iterator[None]:
     """Give what ends a command before it has a result a status of its own."""
     try:
         yield
     except BrokenPipeError:
-        drop()
+        drop_unread()
         raise click.exceptions.Exit(_UNREAD) from None
     except OSError as error:
         raise Unusable(" ".join(str(error).split())) from None
@@ -78,8 +78,7 @@ def group() -> None:
 
 @group.command(
     epilog=examples(
-        "refattn vectors golden --format npz",
-        "refattn vectors golden --format npz --check",
+        "refattn vectors golden --format npz", "refattn vectors golden --format npz --check"
     )
 )
 @click.argument(
@@ -127,6 +126,5 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
         click.echo(f"{directory}: {vectors_in}{len(paths)} files, {size:.0f} kB")
 
 
-for _command in (compare, profile, check, verify, tolerances):
+for _command in (compare, profile, check, verify, tolerance_command):
     group.add_command(_command)
-group.add_command(profile, "moments")

@@ -20,7 +20,7 @@ from ..registry import DEFAULT, ESTIMATORS
 from ..rounding.profiles import PROFILES
 from .progress import notice
 from .show.page import Page, to_csv
-from .show.style import FORMATS
+from .show.style import FIGURE_FORMATS
 from .streams import unread
 
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+def _parse_numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
     """Parse positive integers separated by commas."""
     try:
         numbers = [int(item) for item in value.split(",")]
@@ -100,7 +100,7 @@ def _aliased() -> list[str]:
     return [name for name, record in ESTIMATORS.items() if record.approximates]
 
 
-def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
+def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
     """Parse names of estimators separated by commas."""
     names = list(DEFAULT) if value is None else [x.strip() for x in value.split(",")]
     found: list[str] = []
@@ -121,7 +121,7 @@ def estimators_option(default: str | None, help: str) -> Callable[[Any], Any]:
         "--estimators",
         metavar="NAME,NAME,...",
         default=default,
-        callback=_names,
+        callback=_parse_names,
         shell_complete=words_of(lambda: ["all", *_aliased()], many=True),
         help=help,
     )
@@ -198,7 +198,7 @@ def publish(
     """Print what was found in a format, and write the files that are asked for."""
     try:
         with unread(), np.errstate(all="ignore"):  # what is not finite is shown as it is
-            _print(answer, kind)
+            _print_answer(answer, kind)
         if json_path is not None:
             json_path.write_text(answer.to_json(), encoding="utf-8")
         if plot_path is not None and plot is not None:
@@ -208,7 +208,7 @@ def publish(
         raise Unusable(f"cannot write the results: {error}") from None
 
 
-def _print(answer: Answer, kind: str) -> None:
+def _print_answer(answer: Answer, kind: str) -> None:
     if kind == "json":
         click.echo(answer.to_json(), nl=False)
     elif kind == "csv":
@@ -249,7 +249,7 @@ features_option = click.option(
     default="8,32,128,512",
     show_default=True,
     metavar="S,S,...",
-    callback=_numbers,
+    callback=_parse_numbers,
     help="Numbers of features or samples.",
 )
 scale_option = click.option("--scale", type=float, help="Factor on q . k.  [default: 1/sqrt(d)]")
@@ -273,12 +273,12 @@ def plot_option(content: str) -> Callable[[Any], Any]:
     return click.option(
         *("--plot", "plot_path"),
         metavar="OUT.png",
-        callback=output(*FORMATS),
+        callback=output(*FIGURE_FORMATS),
         help=f"{content} SVG and PDF too, by the suffix.",
     )
 
 
-def _window(
+def _parse_window(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int | None, int | None] | None:
     """Parse two numbers of keys, of which one or both may be left out."""
@@ -319,7 +319,7 @@ def known_option(
 window_option = click.option(
     "--window",
     metavar="LEFT,RIGHT",
-    callback=_window,
+    callback=_parse_window,
     help="Keys that a query sees before and behind its own; 128, has no limit behind.",
 )
 softcap_option = click.option("--softcap", type=float, help="Scores are C tanh(score / C).")

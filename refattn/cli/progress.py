@@ -21,7 +21,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from .streams import drop
+from .streams import drop_unread
 
 __all__ = ["LONG", "Work", "checking", "notice", "spell"]
 
@@ -35,7 +35,7 @@ def notice(text: str) -> None:
     try:
         click.echo(text, err=True)
     except OSError:
-        drop()
+        drop_unread()
 
 
 def spell(seconds: float) -> str:

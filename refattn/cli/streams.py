@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["drop", "kept", "opened", "unread"]
+__all__ = ["drop_unread", "kept", "open_closed", "unread"]
 
 
-def opened() -> None:
+def open_closed() -> None:
     """Open what the process began without: Python has no object for a closed standard error."""
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
@@ -27,10 +27,10 @@ def unread() -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.EPIPE:
             raise
-        drop()
+        drop_unread()
 
 
-def drop() -> None:
+def drop_unread() -> None:
     """Drop what nobody reads any more: the interpreter would complain of it a second time."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -48,7 +48,7 @@ def kept(to_error: bool) -> Iterator[None]:
     What it prints, from compiled code too, may go to standard error instead.
     """
     leave, streams = sys.exit, (sys.stdout, sys.stderr)
-    files = [_copy(stream, fd) for fd, stream in enumerate(streams, 1)]
+    files = [_copy_file(stream, fd) for fd, stream in enumerate(streams, 1)]
     if to_error:
         if None not in files:
             os.dup2(2, 1)
@@ -59,25 +59,25 @@ def kept(to_error: bool) -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr, *streams):
             with suppress(Exception):  # it may be anything that a candidate has put there
                 stream.flush()
-        _flush()
+        _flush_c()
         for fd, file in enumerate(files, 1):
             if file is not None:
                 os.dup2(file, fd)
                 os.close(file)
         sys.exit = leave
-        sys.stdout, sys.stderr = (_opened(stream, fd) for fd, stream in enumerate(streams, 1))
+        sys.stdout, sys.stderr = (_reopen(stream, fd) for fd, stream in enumerate(streams, 1))
 
 
-def _copy(stream: Any, fd: int) -> int | None:
+def _copy_file(stream: Any, fd: int) -> int | None:
     """Another handle of the file below a standard stream, if it has one."""
     with suppress(AttributeError, OSError, ValueError):
         stream.flush()
-        _flush()
+        _flush_c()
         return os.dup(fd) if stream.fileno() == fd else None
     return None
 
 
-def _opened(stream: Any, fd: int) -> Any:
+def _reopen(stream: Any, fd: int) -> Any:
     """The stream, or another on its file if it was closed or detached."""
     with suppress(AttributeError, ValueError):
         if not stream.closed:
@@ -87,7 +87,7 @@ def _opened(stream: Any, fd: int) -> Any:
     return stream
 
 
-def _flush() -> None:
+def _flush_c() -> None:
     """Write out the buffers of C, while they still go to the right place."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).fflush(None)

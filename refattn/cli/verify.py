@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from ..files.arrays import sample
+from ..files.arrays import find_sample
 from ..files.tensors import DTYPES, open_tensors
 from ..rounding.problem import CALLED, Problem
 from ..rounding.profiles import PROFILES
-from ..verification import tolerance
 from ..verification import verdict as verification_verdict
 from ..verification.given import judged, of_tensors
+from ..verification.tolerance import USUAL, block_seconds, of_problem
 from .options import (
     Answer,
     causal_option,
@@ -34,11 +34,11 @@ from .options import (
     window_option,
 )
 from .progress import Work
-from .show import plots, records, results
+from .show import plots, tolerances, verdicts
 
-__all__ = ["tolerances", "verify"]
+__all__ = ["tolerance_command", "verify"]
 
-_PASSES = 2  # over all queries that a verdict takes, in times of their analysis
+_ANALYSES = 2  # over all queries that a verdict takes, in times of their analysis
 
 _VERIFY = """Say whether the numbers in a file can be those of a correct kernel.
 
@@ -121,20 +121,20 @@ def verify(
     plot_path: Path | None,
     **options: Any,
 ) -> None:
-    found: list[results.Verified] = []
+    found: list[verdicts.Verified] = []
     with one_line(plot_path is not None):
         if plot_path is not None and len(files) > 1:
             raise ValueError(f"`--plot` must come with one FILE, got {len(files)}.")
     for number, path in enumerate(files):
         with one_line(False):
             try:
-                found.append(_verified(path, **options))
+                found.append(_judge_file(path, **options))
             except (TypeError, ValueError) as error:
                 name = f"{path.name}: " if len(files) > 1 else ""
                 raise ValueError(f"{name}{error}") from None
         if kind in ("table", "markdown"):
-            publish(_answer(found[-1:], number > 0), kind)
-    rest = _answer(found, False)
+            publish(_answer_of_files(found[-1:], number > 0), kind)
+    rest = _answer_of_files(found, False)
     if kind in ("table", "markdown"):
         rest = rest._replace(show=lambda page: None)
     publish(rest, kind, json_path, plot_path, partial(plots.plot_verified, found[0]))
@@ -142,34 +142,28 @@ def verify(
     context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
 
 
-def _answer(found: list[results.Verified], after: bool) -> Answer:
+def _answer_of_files(found: list[verdicts.Verified], after: bool) -> Answer:
     return Answer(
-        partial(results.verified, found[-1], after),
-        records.VERIFIED,
-        partial(records.verified, [(x.tensors.path.name, x.verdict) for x in found]),
-        partial(results.verified_to_json, found),
+        partial(verdicts.print_verdict, found[-1], after),
+        verdicts.VERDICT_COLUMNS,
+        partial(verdicts.verdict_rows, [(x.tensors.path.name, x.verdict) for x in found]),
+        partial(verdicts.verdicts_to_json, found),
     )
 
 
-def _foreseen(problem: Problem, dtype: str, profile: str | None, parts: int) -> tuple[float, str]:
+def _foresee(problem: Problem, dtype: str, profile: str | None, parts: int) -> tuple[float, str]:
     """Time of one profile, and how many may be tried."""
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
     names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))
-    block = tolerance.block_seconds(problem, dtype, PROFILES[names[0]])
+    block = block_seconds(problem, dtype, PROFILES[names[0]])
     words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
-    return parts * _PASSES * block * sum(1 for _ in problem.items()), words
+    return parts * _ANALYSES * block * sum(1 for _ in problem.items()), words
 
 
-def _verified(
-    path: Path,
-    *,
-    dtype: str | None,
-    layout: str,
-    profile: str | None,
-    alpha: float,
-    **options: Any,
-) -> results.Verified:
+def _judge_file(
+    path: Path, *, dtype: str | None, layout: str, profile: str | None, alpha: float, **options: Any
+) -> verdicts.Verified:
     """Judge what a file holds."""
     alpha = verification_verdict.alpha_of(alpha)
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
@@ -178,7 +172,7 @@ def _verified(
     if tensors.lead:
         many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
     with Work("Verifying", len(list(problem.items()))) as work:
-        work.estimated(*_foreseen(problem, tensors.dtype, profile, len(parts)))
+        work.estimated(*_foresee(problem, tensors.dtype, profile, len(parts)))
 
         def shown(part: verification_verdict.Part) -> verification_verdict.Part:
             def out(index: tuple[int, ...]) -> Any:
@@ -189,7 +183,7 @@ def _verified(
 
         judged = {name: shown(part) for name, part in parts.items()}
         verdict = verification_verdict.judge_all(judged, tensors.dtype, profile, alpha)
-    return results.Verified(tensors, problem, parts, verdict)
+    return verdicts.Verified(tensors, problem, parts, verdict)
 
 
 @click.command(
@@ -203,9 +197,9 @@ def _verified(
 @file_argument
 @known_option(
     "--dtype",
-    known=tolerance.USUAL,
+    known=USUAL,
     metavar="NAME",
-    help=f"What the kernel holds: {', '.join(tolerance.USUAL)}.  [default: what FILE holds]",
+    help=f"What the kernel holds: {', '.join(USUAL)}.  [default: what FILE holds]",
 )
 @profile_option
 @click.option("--atol", type=float, help="What you allow.  [default: as torch.testing]")
@@ -217,7 +211,7 @@ def _verified(
 @layout_option
 @format_option
 @json_option("Write all numbers, of every head.")
-def tolerances(
+def tolerance_command(
     file: Path | None,
     dtype: str | None,
     profile: str | None,
@@ -237,13 +231,13 @@ def tolerances(
     a correct kernel needs, and by `refattn verify`.
     """
     with one_line(False):
-        path = file or sample()
+        path = file or find_sample()
         tensors = open_tensors(path, layout=layout, required=())
         problem = of_tensors(tensors, **options)
         if tensors.lead:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         with Work("Trying") as work:
-            found = tolerance.of_problem(
+            found = of_problem(
                 problem,
                 dtype or tensors.dtype,
                 profile=profile,
@@ -254,10 +248,10 @@ def tolerances(
             )
     publish(
         Answer(
-            partial(results.tolerances, tensors, problem, found),
-            records.TOLERANCES,
-            partial(records.tolerances, found),
-            partial(results.tolerances_to_json, tensors, problem, found),
+            partial(tolerances.print_tolerance, tensors, problem, found),
+            tolerances.TOLERANCE_COLUMNS,
+            partial(tolerances.tolerance_rows, found),
+            partial(tolerances.tolerance_to_json, tensors, problem, found),
         ),
         kind,
         json_path,

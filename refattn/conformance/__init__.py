@@ -8,10 +8,11 @@ callable is called; `Subprocess` makes a callable of a program in any language;
 from __future__ import annotations
 
 from ..registry import ESTIMATORS
-from .candidate.adapter import CAPABILITIES, TAGS, Adapter
+from .candidate.adapter import Adapter
 from .candidate.failures import Failure
 from .candidate.programs import Subprocess
-from .checks.identities import CHECKS, Check
+from .candidate.tags import CAPABILITIES, TAGS
+from .checks.trials import CHECKS, Check
 from .conventions import CONVENTIONS, SPECS
 from .verdict.report import Report, Result
 from .verdict.runner import LEVELS, TIME_LIMITS, check, checks_of, parametrize_with_checks

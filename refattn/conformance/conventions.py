@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .candidate.adapter import CHOICES, DEFAULTS, TAGS, written
+from .candidate.tags import CHOICES, DEFAULTS, TAGS, write_tag
 
 __all__ = ["CONVENTIONS", "OPTIONS", "SPECS", "Cell", "Library", "Option", "Read", "Run", "listing"]
 
@@ -69,7 +69,7 @@ class Cell(NamedTuple):
     @property
     def words(self) -> str:
         """The value in text."""
-        return "any" if self.value is None else written(self.value)
+        return "any" if self.value is None else write_tag(self.value)
 
 
 class Option(NamedTuple):
@@ -125,7 +125,7 @@ class Library(NamedTuple):
         return sum(isinstance(cell.source, kind) for cell in self.cells.values())
 
 
-def _tag(name: str) -> Option:
+def _option_of_tag(name: str) -> Option:
     """An option whose meaning and values are those of a tag."""
     return Option(TAGS[name], MappingProxyType(dict.fromkeys(CHOICES.get(name, ()), "")))
 
@@ -134,12 +134,12 @@ _ABSENT = {NONE: "no such argument"}
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
-        "layout": _tag("layout"),
+        "layout": _option_of_tag("layout"),
         "causal": Option(
             TAGS["causal"], MappingProxyType(dict.fromkeys(CHOICES["causal"], "") | _ABSENT)
         ),
-        "empty_rows": _tag("empty_rows"),
-        "hidden": _tag("hidden"),
+        "empty_rows": _option_of_tag("empty_rows"),
+        "hidden": _option_of_tag("hidden"),
         "mask": Option(
             "what True means in a boolean mask",
             MappingProxyType({"seen": "the query sees the key", "hidden": "it does not"} | _ABSENT),
@@ -186,8 +186,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             MappingProxyType({"-inf": "", "inf": "", "finite": "about the least float"} | _ABSENT),
         ),
         "dropout": Option(
-            "factor on weights that are kept",
-            MappingProxyType({"1/(1-p)": "", "1": ""} | _ABSENT),
+            "factor on weights that are kept", MappingProxyType({"1/(1-p)": "", "1": ""} | _ABSENT)
         ),
         "past": Option(
             "which key is that of query i in causal attention with past keys",
@@ -195,8 +194,8 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
                 {"behind": "past + i", "bottom-right": "i + m - n", "top-left": "i"} | _ABSENT
             ),
         ),
-        "same_value_size": _tag("same_value_size"),
-        "head_sizes": _tag("head_sizes"),
+        "same_value_size": _option_of_tag("same_value_size"),
+        "head_sizes": _option_of_tag("head_sizes"),
     }
 )
 
@@ -221,8 +220,8 @@ def _without(*options: str) -> dict[str, str]:
 
 _TORCH = {"library": "torch", "dtype": "float32"}
 _HALVES = {"library": "torch", "device": "cuda", "dtype": "float16"}
-_NUMPY = {"library": "numpy", "dtype": "float32"}
-_FLASH = "Dao-AILab/flash-attention"
+_OF_NUMPY = {"library": "numpy", "dtype": "float32"}
+_FLASH_REPOSITORY = "Dao-AILab/flash-attention"
 _XFORMERS = "facebookresearch/xformers"
 
 _ONNX = {
@@ -242,7 +241,7 @@ _ONNX = {
 
 
 def _flash(path: str) -> Read:
-    return Read(_FLASH, path, "v2.8.3")
+    return Read(_FLASH_REPOSITORY, path, "v2.8.3")
 
 
 CONVENTIONS: Mapping[str, Library] = MappingProxyType(
@@ -303,19 +302,19 @@ CONVENTIONS: Mapping[str, Library] = MappingProxyType(
             },
         ),
         "onnx-23": _library(
-            "Attention-23 by onnx.reference", "onnx 1.23.2, opset 23", _NUMPY, _ONNX
+            "Attention-23 by onnx.reference", "onnx 1.23.2, opset 23", _OF_NUMPY, _ONNX
         ),
         "onnx-24": _library(
-            "Attention-24 by onnx.reference", "onnx 1.23.2, opset 24", _NUMPY, _ONNX
+            "Attention-24 by onnx.reference", "onnx 1.23.2, opset 24", _OF_NUMPY, _ONNX
         ),
         "onnx-25": _library(
             "Attention-25 by onnx.reference",
             "onnx 1.23.2, opset 25",
-            _NUMPY,
+            _OF_NUMPY,
             _ONNX | {"window": "inclusive, top-left"},
         ),
         "onnxruntime": _library(
-            "Attention-24 on a CPU", "onnxruntime 1.32.0, opset 24", _NUMPY, _ONNX
+            "Attention-24 on a CPU", "onnxruntime 1.32.0, opset 24", _OF_NUMPY, _ONNX
         ),
         "flash-attn-2": _library(
             "flash_attn.flash_attn_func",
@@ -382,7 +381,7 @@ CONVENTIONS: Mapping[str, Library] = MappingProxyType(
                     "dropout": "1/(1-p)",
                     "same_value_size": False,
                     **_without("groups", "softcap", "lse", "lse_empty", "past"),
-                },
+                }
             },
         ),
         "keras": _library(
@@ -449,13 +448,13 @@ def listing(width: int = 98) -> str:
                 cell = row.cells[name]
                 mark = "" if isinstance(cell.source, Run) else "*"
                 found.setdefault(cell.words, []).append(library + mark)
-        lines += _wrapped(f"{name}: {option.meaning}", 0, width)
+        lines += _wrap(f"{name}: {option.meaning}", 0, width)
         for value, names in sorted(found.items(), key=lambda pair: pair[0] == NONE):
             meaning = option.values.get(value, "")
             words = f"{value}{f' ({meaning})' if meaning else ''}: {', '.join(names)}"
-            lines += _wrapped(words, 2, width)
+            lines += _wrap(words, 2, width)
     for library, row in CONVENTIONS.items():
-        lines += _wrapped(f"{library}: {row.function} ({row.version})", 0, width)
+        lines += _wrap(f"{library}: {row.function} ({row.version})", 0, width)
         read = dict.fromkeys(
             str(x.source) for x in row.cells.values() if isinstance(x.source, Read)
         )
@@ -467,7 +466,7 @@ def listing(width: int = 98) -> str:
     return "\n".join(lines)
 
 
-def _wrapped(text: str, indent: int, width: int) -> list[str]:
+def _wrap(text: str, indent: int, width: int) -> list[str]:
     return textwrap.wrap(
         text,
         width,

@@ -15,17 +15,17 @@ from ..arrays.words import said
 from . import safetensors
 from . import sample as files_sample
 
-__all__ = ["INSTALL", "load", "must_hold", "read_file", "read_npz", "sample"]
+__all__ = ["INSTALL", "find_sample", "load_qkv", "must_hold", "read_file", "read_npz"]
 
-_T = TypeVar("_T")
+_Read = TypeVar("_Read")
 
-_NARROW = ("float16", "bfloat16")  # float32 has all their numbers
+_SIXTEEN_BITS = ("float16", "bfloat16")  # float32 has all their numbers
 _CASTS = "(--dtype casts floating-point arrays.)"
 
 INSTALL = "needs `pip install 'refattn[cli]'`"
 
 
-def sample() -> Path:
+def find_sample() -> Path:
     """Find the data that come with the package."""
     try:
         return files_sample.path()
@@ -33,7 +33,7 @@ def sample() -> Path:
         raise ValueError(f"FILE must be given: {error}.") from None
 
 
-def load(
+def load_qkv(
     path: Path, dtype: str | None = None, *, required: str = "qkv", layout: str = "bhnd"
 ) -> tuple[dict[str, Floats], str]:
     """Read and check q, k and v.
@@ -62,17 +62,17 @@ def load(
     TypeError, ValueError
         If the file cannot be used.
     """
-    arrays, stored = read_file(path, {".npz": _npz, ".safetensors": _from_safetensors})
+    arrays, stored = read_file(path, {".npz": _read_npz_qkv, ".safetensors": _read_tensor_qkv})
     must_hold(path, arrays, required)
     arrays = {name: arrays[name] for name in "qkv" if name in arrays}  # in this order
-    if dtype is None and {*stored.values()} & {*_NARROW}:
-        _same(stored)
+    if dtype is None and {*stored.values()} & {*_SIXTEEN_BITS}:
+        _refuse_mixed(stored)
         dtype = "float32"
     if dtype is not None:
         with np.errstate(over="ignore"):
             arrays = {n: x.astype(dtype) if x.dtype.kind == "f" else x for n, x in arrays.items()}
     if layout == "bnhd":
-        arrays = {name: _heads_first(name, x) for name, x in arrays.items()}
+        arrays = {name: put_heads_first(name, x) for name, x in arrays.items()}
     q, k = arrays["q"], arrays["k"]
     try:
         qkv.check(q, k, arrays.get("v", k))
@@ -86,19 +86,19 @@ def load(
     return arrays, stored["q"]
 
 
-def _npz(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
+def _read_npz_qkv(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
     arrays, _ = read_npz(path, "qkv")
     return arrays, {name: x.dtype.name for name, x in arrays.items()}
 
 
-def _from_safetensors(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
-    tensors, _ = safetensors.mapped(path)
+def _read_tensor_qkv(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
+    tensors, _ = safetensors.map_tensors(path)
     there = {name: tensors[name] for name in "qkv" if name in tensors}
     arrays = {name: tensor.numbers(name) for name, tensor in there.items()}
     return arrays, {name: tensor.type_name() for name, tensor in there.items()}
 
 
-def _same(stored: Mapping[str, str]) -> None:
+def _refuse_mixed(stored: Mapping[str, str]) -> None:
     """Check that arrays in a narrow dtype are not mixed with others."""
     for name, dtype in stored.items():
         if dtype != stored["q"]:
@@ -107,14 +107,14 @@ def _same(stored: Mapping[str, str]) -> None:
             )
 
 
-def _heads_first(name: str, x: Floats) -> Floats:
+def put_heads_first(name: str, x: Floats) -> Floats:
     """Undo the layout (..., tokens, heads, size)."""
     if x.ndim < 3:
         raise ValueError(f"`{name}` must have axes (..., n, h, d) in bnhd, got shape {x.shape}.")
     return np.ascontiguousarray(np.swapaxes(x, -2, -3))
 
 
-def read_file(path: Path, readers: Mapping[str, Callable[[Path], _T]]) -> _T:
+def read_file(path: Path, readers: Mapping[str, Callable[[Path], _Read]]) -> _Read:
     """Read a file by the reader of its suffix, .npz or .safetensors.
 
     Raises
@@ -140,10 +140,10 @@ def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, Floats], list[
             raise ValueError("not a complete .npz archive")
         stream.seek(0)
         with np.load(stream, allow_pickle=False) as file:
-            return {name: _member(file, name) for name in names if name in file}, file.files
+            return {name: _read_member(file, name) for name in names if name in file}, file.files
 
 
-def _member(file: Mapping[str, Floats], name: str) -> Floats:
+def _read_member(file: Mapping[str, Floats], name: str) -> Floats:
     try:
         x = file[name]
     except ValueError as error:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Tensor", "mapped", "read"]
+__all__ = ["Tensor", "map_tensors", "read_tensors"]
 
-_NUMPY = {"BOOL": "?", "C64": "<c8"}
-_NUMPY |= {f"{kind}{8 * n}": f"<{kind.lower()}{n}" for kind in "IU" for n in (1, 2, 4, 8)}
-_NUMPY |= {f"F{8 * n}": f"<f{n}" for n in (2, 4, 8)}
+_NUMPY_TYPES = {"BOOL": "?", "C64": "<c8"}
+_NUMPY_TYPES |= {f"{kind}{8 * n}": f"<{kind.lower()}{n}" for kind in "IU" for n in (1, 2, 4, 8)}
+_NUMPY_TYPES |= {f"F{8 * n}": f"<f{n}" for n in (2, 4, 8)}
 _BFLOAT16 = "BF16"
 
 
@@ -33,7 +33,7 @@ class Tensor(NamedTuple):
         """Name the dtype as NumPy does, and bfloat16; else as the format does."""
         if self.dtype == _BFLOAT16:
             return "bfloat16"
-        return np.dtype(_NUMPY[self.dtype]).name if self.dtype in _NUMPY else self.dtype
+        return np.dtype(_NUMPY_TYPES[self.dtype]).name if self.dtype in _NUMPY_TYPES else self.dtype
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
         """Copy the numbers; those in bfloat16 into float32, which has them all.
@@ -45,16 +45,16 @@ class Tensor(NamedTuple):
         """
         if self.dtype == _BFLOAT16:  # the upper half of a float32
             return (self.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        if self.dtype not in _NUMPY:
+        if self.dtype not in _NUMPY_TYPES:
             raise TypeError(
                 f"`{name}` must have a dtype that NumPy has, or bfloat16, got {self.dtype}: "
                 "cast it before it is written."
             )
-        dtype = np.dtype(_NUMPY[self.dtype])
+        dtype = np.dtype(_NUMPY_TYPES[self.dtype])
         return self.view(dtype).astype(dtype.newbyteorder("="))
 
 
-def mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def map_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Map the tensors of a file into memory, and read its metadata.
 
     The safetensors package checks the file, but gives NumPy neither parts of tensors in 8 bits
@@ -85,7 +85,7 @@ def mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, s
     return tensors, metadata
 
 
-def read(
+def read_tensors(
     path: str | os.PathLike[str], names: Iterable[str] | None = None
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     """Read the tensors of a file, or those of the names that it has, and its metadata.
@@ -101,7 +101,7 @@ def read(
     ValueError
         If the file is damaged.
     """
-    tensors, metadata = mapped(path)
+    tensors, metadata = map_tensors(path)
     return {
         name: tensors[name].numbers(name) for name in names or sorted(tensors) if name in tensors
     }, metadata

@@ -147,9 +147,9 @@ def open_tensors(
     stored, names = read_file(path, {".npz": _read_npz, ".safetensors": _read_safetensors})
     must_hold(path, stored, "qkv")
     _check_results(path, stored, required)
-    arrays = {name: _array(name, stored[name]) for name in ARRAYS if name in stored}
+    arrays = {name: _view_array(name, stored[name]) for name in ARRAYS if name in stored}
     _same_dtype(arrays)
-    views = arrays if layout == "bhnd" else {n: _heads_first(n, x) for n, x in arrays.items()}
+    views = arrays if layout == "bhnd" else {n: _view_heads_first(n, x) for n, x in arrays.items()}
     try:
         lead = _check_shapes(views, per_query)
     except ValueError as error:
@@ -171,7 +171,7 @@ def _read_npz(path: Path) -> tuple[_Stored, list[str]]:
 
 
 def _read_safetensors(path: Path) -> tuple[_Stored, list[str]]:
-    tensors, _ = safetensors.mapped(path)
+    tensors, _ = safetensors.map_tensors(path)
     return tensors, list(tensors)
 
 
@@ -186,7 +186,7 @@ def _check_results(path: Path, stored: _Stored, required: Collection[str]) -> No
             raise ValueError(f"`{name}` must come with `d_out`: {str(path)!r} has none.")
 
 
-def _array(name: str, x: Floats | safetensors.Tensor) -> Floats:
+def _view_array(name: str, x: Floats | safetensors.Tensor) -> Floats:
     """Check the dtype of an array, and see its bytes as such numbers."""
     dtype = _CODES.get(x.dtype, x.dtype) if isinstance(x, safetensors.Tensor) else x.dtype.name
     if name == "mask" and dtype != "bool":
@@ -221,7 +221,7 @@ def _same_dtype(arrays: Mapping[str, Floats]) -> None:
             )
 
 
-def _heads_first(name: str, x: Floats) -> Floats:
+def _view_heads_first(name: str, x: Floats) -> Floats:
     """Undo the layout (..., tokens, heads, size)."""
     if name in _FIRST:
         return x
@@ -266,15 +266,15 @@ def _check_shapes(views: Mapping[str, Floats], per_query: bool) -> _Shape:
 def _check_numbers(name: str, x: Floats) -> None:
     """Check that what is given is finite; indices are those in the file."""
     if name == "mask":
-        at = _first(x.view(np.uint8), lambda block: block > 1)
+        at = _find_first(x.view(np.uint8), lambda block: block > 1)
         if at is not None:
             raise ValueError(f"`mask` must hold bytes 0 and 1 only, got another at index {at}.")
     elif name in _FINITE:
-        at = _first(x, lambda block: ~np.isfinite(block))
+        at = _find_first(x, lambda block: ~np.isfinite(block))
         if at is not None:
             raise ValueError(f"`{name}` must be finite, got {float(x[at])} at index {at}.")
     elif name in ("bias", "sinks"):
-        at = _first(x, lambda block: np.isnan(block) | (block == np.inf))
+        at = _find_first(x, lambda block: np.isnan(block) | (block == np.inf))
         if at is not None:
             raise ValueError(f"`{name}` must be finite or -inf, got {float(x[at])} at index {at}.")
 
@@ -288,7 +288,7 @@ def _dtypes(arrays: Mapping[str, Floats], dtype: str | None) -> dict[str, str]:
     for name, x in arrays.items():
         if x.dtype.name not in ("float32", "float64") or x.itemsize <= number_type.itemsize:
             continue
-        at = _first(x, lambda block: ~_holds(number_type, block))
+        at = _find_first(x, lambda block: ~_holds(number_type, block))
         if at is None:
             found[name] = dtype
         elif name in "qkv":
@@ -310,7 +310,7 @@ def _holds(number_type: np.dtype[Any], x: Floats) -> npt.NDArray[np.bool_]:
     return same | np.isnan(x)
 
 
-def _first(x: Floats, bad: Callable[[Floats], npt.NDArray[np.bool_]]) -> _Shape | None:
+def _find_first(x: Floats, bad: Callable[[Floats], npt.NDArray[np.bool_]]) -> _Shape | None:
     """Index of the first number, in the order of the file, of which something is true."""
     flat = x.reshape(-1)
     for start in range(0, flat.size, _BLOCK):

@@ -319,7 +319,7 @@ def pulled(q, k, v, d_out, scale=None, **options):
             visible=seen_by(len(q), len(k), **options), dps=DPS,
         )  # fmt: skip
 
-    return exact.gradients(function, d_out, dps=DPS, q=q, k=k, v=v)
+    return exact.pull_back(function, d_out, dps=DPS, q=q, k=k, v=v)
 
 
 @pytest.mark.parametrize("logit", [1.0, 300.0])

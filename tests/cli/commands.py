@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from refattn.cli.show import records
+from refattn.cli.show import comparisons, profiles, reports, tolerances, verdicts
 from tests.cli import running
 
 LINES = {
@@ -17,18 +17,18 @@ LINES = {
     "check": "check refattn:softmax_attention --estimator softmax --check contract",
 }
 COLUMNS = {
-    "compare": records.COMPARISON,
-    "profile": records.PROFILE,
-    "measure": records.PROFILE,
-    "verify": records.VERIFIED,
-    "tolerance": records.TOLERANCES,
-    "check": records.CHECKED,
+    "compare": comparisons.COMPARISON_COLUMNS,
+    "profile": profiles.PROFILE_COLUMNS,
+    "measure": profiles.PROFILE_COLUMNS,
+    "verify": verdicts.VERDICT_COLUMNS,
+    "tolerance": tolerances.TOLERANCE_COLUMNS,
+    "check": reports.REPORT_COLUMNS,
 }
 FUNCTIONS = {
     path: pkgutil.resolve_name(path)
     for path in (
         *("refattn.cli.compare.measure", "refattn.cli.compare.study", "refattn.cli.compare.search"),
-        *("refattn.verification.tolerance.of_problem", "refattn.verification.verdict.judge_all"),
+        *("refattn.cli.verify.of_problem", "refattn.verification.verdict.judge_all"),
         "refattn.conformance.check",
     )
 }

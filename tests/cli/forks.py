@@ -33,7 +33,7 @@ def call(command):
 
 
 def serve():
-    cli.subprocess.call = call
+    cli.process.subprocess.call = call
     gc.freeze()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:

@@ -336,7 +336,7 @@ def examples():
     for name, command in cli.commands().commands.items():
         lines = re.findall(r"^  refattn (.*)$", command.epilog or "", re.M)
         assert len(lines) in (2, 3), name
-        for line in lines if name != "moments" else ():
+        for line in lines:
             slow = line == "compare" or "--layout" in line or line.startswith(SLOW)
             yield pytest.param(line, marks=[pytest.mark.long] * slow)
 

@@ -101,7 +101,7 @@ def test_checks_of_a_batch_of_vectors_one_by_one(monkeypatch):
 
 
 def test_a_whole_run_passes(monkeypatch):
-    monkeypatch.setattr(uses, "_SIZES", [x for x in uses._SIZES if x.n * x.m < 2**11])
+    monkeypatch.setattr(uses, "_LARGE", [x for x in uses._LARGE if x.n * x.m < 2**11])
     adapter = of(refattn.softmax_attention, "softmax")
     report = check(adapter, rng=0)
     assert report.verdict == "PASS", str(report)

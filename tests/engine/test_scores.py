@@ -138,7 +138,7 @@ def test_fifty_digits(size, dtype, record_accuracy):
     record_accuracy("options of exact attention", np.dtype(dtype).name, worst)
     assert worst <= CONTRACT
     cotangent = np.column_stack([d_out, d_lse])
-    gradients = exact.gradients(both, cotangent, **arrays)
+    gradients = exact.pull_back(both, cotangent, **arrays)
     for name, x in pullback((d_out, d_lse))._asdict().items():
         if x is not None:
             error = largest(np.asarray(np.asarray(x) - gradients[name], float))
@@ -300,16 +300,16 @@ def test_cap_in_50_digits():
                 most = mpmath.mpf(float(cap))
                 grown = mpmath.exp(2 * mpmath.mpf(score) / most)
                 want = most * (grown - 1) / (grown + 1)
-                (got,) = exact.cap(exact.numbers([score]), cap)
+                (got,) = exact.cap_scores(exact.numbers([score]), cap)
                 assert abs(got - want) < 1e-48 * abs(want)
     with pytest.raises(ValueError, match="`softcap` must be positive"):
-        exact.cap(exact.numbers([1.0]), 0.0)
+        exact.cap_scores(exact.numbers([1.0]), 0.0)
 
     def attended(q, k, v):
         return exact.attend(q, k, v, 0.0, True, exact.numbers(1.0)[()], softcap=1.0)[0]
 
     far, pair = np.array([[60.0]]), np.array([[1.0], [0.0]])
-    got = exact.gradients(attended, np.ones((1, 1)), q=far, k=pair, v=pair)["q"][0, 0]
+    got = exact.pull_back(attended, np.ones((1, 1)), q=far, k=pair, v=pair)["q"][0, 0]
     weight = 1 / (1 + math.exp(-1.0))
     assert float(got) == pytest.approx(4 * weight * (1 - weight) * math.exp(-120.0), rel=1e-12)
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from refattn.files.arrays import load
+from refattn.files.arrays import load_qkv
 from refattn.files.tensors import open_tensors
 
 pytest.importorskip("safetensors")
@@ -95,4 +95,4 @@ def loaded(folder, dtype=None, **changes):
     rng = np.random.default_rng(0)
     shapes = {"q": (2, 3, 6, 4), "k": (2, 3, 7, 4), "v": (2, 3, 7, 4)}
     base = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-    return opened(folder, ("npz",), load, base, options, **changes)
+    return opened(folder, ("npz",), load_qkv, base, options, **changes)

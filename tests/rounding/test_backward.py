@@ -75,7 +75,7 @@ def test_exact_gradients_against_50_digits(name, options):
             softcap=case.softcap, visible=case.seen(), dps=dps,
         )  # fmt: skip
 
-    expected = exact.gradients(attention, g, dps=dps, q=q, k=k, v=v)[name[1]].astype(float)
+    expected = exact.pull_back(attention, g, dps=dps, q=q, k=k, v=v)[name[1]].astype(float)
     of, kernel = gradient(name, q, k, v, g, **given), PROFILES["math"].kernel("float32")
     rows, found = (f((), kernel, slice(0, of.shape[0])) for f in (of.analyse, of.exact))
     scale = max(1.0, np.max(np.abs(expected)))

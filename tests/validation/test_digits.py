@@ -67,17 +67,17 @@ def test_what_cannot_be_judged_is_refused(monkeypatch):
 
 def test_starts_are_where_the_winners_are_from():
     starts = list(search.starts())
-    assert starts == [case._replace(seed=0, width=0) for case in hard.CASES]
+    assert starts == [case._replace(seed=0, width=0) for case in hard.HARD_CASES]
     levels = {(x, 1 + i) for x, powers in hard.POWERS.items() for i in range(len(powers))}
     assert {(x.family, x.level) for x in starts} == levels
-    for case in hard.CASES:
+    for case in hard.HARD_CASES:
         assert search.WIDTHS[case.family][0] <= case.width <= search.WIDTHS[case.family][1]
         assert 0 <= case.seed < search.SEEDS
 
 
 @pytest.mark.parametrize("family", hard.POWERS)
 def test_winners_lose_more_than_starts(family):
-    for start, best in zip(search.starts(), hard.CASES, strict=True):
+    for start, best in zip(search.starts(), hard.HARD_CASES, strict=True):
         if start.family == family:
             assert search.lost(best).output > search.lost(start).output + 0.5
 

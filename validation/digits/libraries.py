@@ -218,7 +218,7 @@ def _digits(parts: Iterable[float], exact: Fraction, size: Fraction, most: float
 
 
 def measure(
-    cases: Sequence[Hard] = hard.CASES, libraries: Sequence[Library] = LIBRARIES
+    cases: Sequence[Hard] = hard.HARD_CASES, libraries: Sequence[Library] = LIBRARIES
 ) -> tuple[list[Row], list[Skipped]]:
     """Digits of each library in each family and at each level; those that are not here are skipped.
 

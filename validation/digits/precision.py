@@ -72,7 +72,7 @@ def _case(kind: str, d: int, logit: float, rng: Any) -> tuple[list[_Array], dict
     options: dict[str, Any] = {}
     visible = np.ones((n, m), bool)
     if kind == "causal":
-        options, visible = {"causal": True}, exact.causal(n, m)
+        options, visible = {"causal": True}, exact.causal_keys(n, m)
     elif kind == "mask":
         visible = rng.random((n, m)) < 0.6
         options = {"mask": visible}

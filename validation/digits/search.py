@@ -5,7 +5,7 @@
 what makes the largest error larger. Errors are those of `plain`, to the results in pairs of
 `refattn.certified`, whose proven bound must be far below them. Steps are drawn from a seed; what
 they lead to depends on the last bits of sums, and so on the BLAS. The winners that are golden
-vectors are `refattn.conformance.vectors.hard.CASES`.
+vectors are `refattn.conformance.vectors.hard.HARD_CASES`.
 """
 
 from __future__ import annotations

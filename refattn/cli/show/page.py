@@ -21,9 +21,9 @@ from rich.text import Text
 
 from ...arrays.words import printable
 
-__all__ = ["COLOURS", "Page", "Table", "hanging", "limit", "to_csv", "width"]
+__all__ = ["STATUS_COLOURS", "Page", "Table", "hanging", "limit", "to_csv", "width"]
 
-COLOURS = {
+STATUS_COLOURS = {
     "PASS": "green",
     "FAIL": "red",
     "UNDERPOWERED": "yellow",
@@ -32,12 +32,12 @@ COLOURS = {
     "passes": "green",
     "fails": "red",
 }
-_STATUS = re.compile(rf"^(  )?({'|'.join(filter(str.isupper, COLOURS))})\b", re.MULTILINE)
+_STATUS = re.compile(rf"^(  )?({'|'.join(filter(str.isupper, STATUS_COLOURS))})\b", re.MULTILINE)
 # A shape with its name, or a sum in brackets: stays in one line.
 _SHAPE = re.compile(r"(\b\w+ )?\([\d, ]+\)|\(\w+ \+ \w+\)|\|\w+ \+ \w+\|")
 _Columns = str | tuple[str, ...]
 _GAP = 3  # characters between columns
-_LEAST = 16  # of the first column, where it is broken
+_NARROWEST = 16  # of the first column, where it is broken
 
 
 def width() -> int:
@@ -67,11 +67,7 @@ class Table:
     """
 
     def __init__(
-        self,
-        *names: str,
-        drop: Sequence[_Columns] = (),
-        left: Sequence[str] = (),
-        keys: int = 1,
+        self, *names: str, drop: Sequence[_Columns] = (), left: Sequence[str] = (), keys: int = 1
     ) -> None:
         self.names, self.drop, self.keys = names, drop, keys
         self.left = {names[0], *left}
@@ -90,7 +86,7 @@ class Table:
         widths, kept, out = self.widths(), list(range(len(self.names))), list[str]()
         for item in self.drop:
             names = {item} if isinstance(item, str) else {*item} & {*self.names}
-            if _length(widths, kept) <= most:
+            if _line_length(widths, kept) <= most:
                 break
             kept = [i for i in kept if self.names[i] not in names]
             out += dict.fromkeys(name for name in self.names if name in names)
@@ -104,7 +100,7 @@ class Table:
         """
         kept = [*range(len(self.names))] if kept is None else kept
         widths, groups = self.widths(), list[list[int]]()
-        if _length([self.least(), *widths[1:]], kept) <= most:
+        if _line_length([self.least(), *widths[1:]], kept) <= most:
             return [[*kept]]
         for i in kept[self.keys :]:
             if groups and groups[-1][-1] == i - 1 and not self.names[i].strip():
@@ -114,7 +110,7 @@ class Table:
         keys = [*range(self.keys)]
         parts = [[*keys]]
         for group in groups:
-            if len(parts[-1]) > len(keys) and _length(widths, [*parts[-1], *group]) > most:
+            if len(parts[-1]) > len(keys) and _line_length(widths, [*parts[-1], *group]) > most:
                 parts.append([*keys])
             parts[-1] += group
         return parts
@@ -122,14 +118,14 @@ class Table:
     def least(self) -> int:
         """Characters that the first column needs: those of its longest word, and some more."""
         words = [word for row in (self.names, *self.rows) for word in row[0].split()]
-        return min(self.widths()[0], max(_LEAST, *map(cell_len, words), 0))
+        return min(self.widths()[0], max(_NARROWEST, *map(cell_len, words), 0))
 
     def name(self, i: int, kept: Sequence[int]) -> str:
         """What stands above: if it has no name, that of the column before, where this is out."""
         return self.names[i] if self.names[i].strip() or i - 1 in kept else self.names[i - 1]
 
 
-def _length(widths: Sequence[int], kept: Sequence[int]) -> int:
+def _line_length(widths: Sequence[int], kept: Sequence[int]) -> int:
     return sum(widths[i] for i in kept) + _GAP * (len(kept) - 1)
 
 
@@ -145,7 +141,7 @@ class Page:
             _echo(f"{text}\n" if text.strip() else "", nl=bool(text.strip()))
             return
         for line in text.split("\n"):
-            _echo("\n".join(_wrapped(line, width())))
+            _echo("\n".join(_wrap_line(line, width())))
 
     def table(self, table: Table, *, split: bool = False) -> None:
         """Print a table; where it is too wide some columns are left out, and others follow below.
@@ -157,7 +153,7 @@ class Page:
             return
         kept, out = (None, []) if split else table.fitting(width())
         for number, part in enumerate(table.parts(width(), kept)):
-            _echo("\n" * (number > 0) + _drawn(table, part, width()))
+            _echo("\n" * (number > 0) + _draw_columns(table, part, width()))
         if out:
             names = ", ".join(dict.fromkeys(out))
             self.say(f"left out at this width: {names} (--format csv has all)")
@@ -168,7 +164,7 @@ class Page:
             self.block(text)
             return
         text = hanging(text, limit())
-        self.block(_STATUS.sub(lambda found: click.style(found[0], COLOURS[found[2]]), text))
+        self.block(_STATUS.sub(lambda found: click.style(found[0], STATUS_COLOURS[found[2]]), text))
 
     def block(self, text: str) -> None:
         """Print lines as they are."""
@@ -197,11 +193,11 @@ def hanging(text: str, most: int | None) -> str:
     found: list[str] = []
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip()) + 4
-        found += [line] if cell_len(line) <= most else _wrapped(line, most, indent)
+        found += [line] if cell_len(line) <= most else _wrap_line(line, most, indent)
     return "\n".join(found)
 
 
-def _wrapped(line: str, most: int, indent: int = 0) -> list[str]:
+def _wrap_line(line: str, most: int, indent: int = 0) -> list[str]:
     """Lines no longer than the page, as far as words are not."""
     whole = _SHAPE.sub(lambda found: found[0].replace(" ", "\xa0"), line)
     lines = textwrap.wrap(
@@ -213,14 +209,14 @@ def _wrapped(line: str, most: int, indent: int = 0) -> list[str]:
     return [x.replace("\xa0", " ") for x in lines] or [""]
 
 
-def _first(table: Table, kept: Sequence[int], most: int) -> int:
+def _first_width(table: Table, kept: Sequence[int], most: int) -> int:
     """Characters of the first column: as many as the others leave, but no word is broken."""
     widths = table.widths()
-    rest = _length(widths, kept) - widths[0]
+    rest = _line_length(widths, kept) - widths[0]
     return min(widths[0], max(most - rest, table.least()))
 
 
-def _drawn(table: Table, kept: Sequence[int], most: int = 10_000) -> str:
+def _draw_columns(table: Table, kept: Sequence[int], most: int = 10_000) -> str:
     """Lines of some columns, without spaces at their ends."""
     console = Console(width=10_000, highlight=False, markup=False, emoji=False)
     drawn = Drawn(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -230,10 +226,10 @@ def _drawn(table: Table, kept: Sequence[int], most: int = 10_000) -> str:
             table.name(i, kept),
             justify="left" if name in table.left else "right",
             no_wrap=i > 0,
-            width=None if i else _first(table, kept, most),
+            width=None if i else _first_width(table, kept, most),
         )
     for row in table.rows:
-        drawn.add_row(*(Text(row[i], style=COLOURS.get(row[i], "")) for i in kept))
+        drawn.add_row(*(Text(row[i], style=STATUS_COLOURS.get(row[i], "")) for i in kept))
     with console.capture() as printed:
         console.print(drawn)
     return "\n".join(line.rstrip() for line in printed.get().splitlines())

@@ -18,10 +18,10 @@ from ...profile import Profile
 from ...registry import ESTIMATORS
 from ...verification import verdict as verification_verdict
 from . import style
-from .results import LABELS
+from .profiles import LABELS
 
 if TYPE_CHECKING:
-    from .results import Verified
+    from .verdicts import Verified
 
 __all__ = ["plot_comparison", "plot_profile", "plot_verified"]
 
@@ -68,12 +68,12 @@ def _title(found: Verified) -> str:
 
 
 _Z = 6.0  # colours end there
-_WIDTH = 512  # queries, or groups of them, of a map
+_MAP_WIDTH = 512  # queries, or groups of them, of a map
 
 
 def _plot_map(figure: Any, axes: Any, z: Floats, worst: tuple[int, ...]) -> None:
     n, columns = z.shape
-    group = -(-n // _WIDTH)
+    group = -(-n // _MAP_WIDTH)
     shown = z
     if group > 1:  # the largest of neighbours, with its sign
         padded = np.concatenate([z, np.full((-n % group, columns), np.nan)])
@@ -127,7 +127,7 @@ def _plot_histogram(axes: Any, z: Floats) -> None:
     axes.set_title(f"the same head: rms z {rms:.3g}; dashed: normal")
 
 
-_LEAST = -2  # log2 of the rms z at which colours begin
+_PALEST = -2  # log2 of the rms z at which colours begin
 
 
 def _plot_tiles(
@@ -146,12 +146,12 @@ def _plot_tiles(
         np.log2(np.maximum(rms, 2.0**-12)),
         aspect="auto",
         cmap="YlOrBr",  # dark is wrong, in grey too
-        vmin=_LEAST,
+        vmin=_PALEST,
         vmax=end,
         interpolation="nearest",
         extent=(0, len(cut) * size, heads - 0.5, -0.5),
     )
-    ticks = [x for x in range(_LEAST, end + 1) if end < 5 or x % 2 == 0]
+    ticks = [x for x in range(_PALEST, end + 1) if end < 5 or x % 2 == 0]
     bar = figure.colorbar(image, ax=axes, extend="both", ticks=ticks, fraction=0.06, pad=0.02)
     bar.ax.set_yticklabels([f"{2.0**x:.4g}" for x in ticks])
     labels = [head_number(tuple(map(int, x))) for x in np.ndindex(lead)]
@@ -163,13 +163,13 @@ def _plot_tiles(
     axes.set_title("rms z by tile")
 
 
-_MOST = 8  # curves of a panel
+_CURVES = 8  # curves of a panel
 
 
 _USELESS = 6  # times the error of the mean of v, beyond which errors are not told apart
 
 
-class _Scale(NamedTuple):
+class _ErrorScale(NamedTuple):
     """A logarithmic axis of errors; those of rounding, and useless ones, are drawn at its ends."""
 
     foot: float
@@ -191,11 +191,11 @@ def plot_comparison(rows: list[Row], path: Path) -> None:
     for row in rows[2:]:
         if np.all(np.isfinite(row.per_head)):
             own.setdefault(row.estimator, []).append(row)
-    if not own and not any(math.isfinite(_mean(row)) for row in rows[:2]):
+    if not own and not any(math.isfinite(_mean_error(row)) for row in rows[:2]):
         raise ValueError("there is nothing to draw: no error is finite.")
     names = list(dict.fromkeys(row.estimator for row in rows[2:]))
-    families = [("", names)] if len(names) <= _MOST else _families(names)
-    guide = [(x.samples, _mean(x)) for x in own.get(names[0], ()) if x.samples is not None]
+    families = [("", names)] if len(names) <= _CURVES else _families(names)
+    guide = [(x.samples, _mean_error(x)) for x in own.get(names[0], ()) if x.samples is not None]
     columns = min(len(families), 2)
     lines = -(-len(families) // 2)
     size = (style.PAGE, 0.35 + 1.95 * lines) if columns == 2 else (style.COLUMN, 2.6)
@@ -204,7 +204,7 @@ def plot_comparison(rows: list[Row], path: Path) -> None:
         panels = [*grid.flat][: len(families)]
         for axes in grid.flat[len(families) :]:
             axes.remove()
-        scale = _scale(rows)
+        scale = _scale_of(rows)
         _set_axes(panels, own, scale)
         for axes in panels[-columns:]:
             axes.tick_params(labelbottom=True)
@@ -227,7 +227,7 @@ def plot_comparison(rows: list[Row], path: Path) -> None:
         style.save(figure, path)
 
 
-def _mean(row: Row) -> float:
+def _mean_error(row: Row) -> float:
     return float(np.mean(row.per_head))
 
 
@@ -249,27 +249,29 @@ def _families(names: Iterable[str]) -> list[tuple[str, list[str]]]:
         by_thing.setdefault(_thing(name), []).append(name)
     found = []
     for thing, family in by_thing.items():
-        parts = [family[i : i + _MOST] for i in range(0, len(family), _MOST)]
+        parts = [family[i : i + _CURVES] for i in range(0, len(family), _CURVES)]
         for i, part in enumerate(parts):
             which = f", {i + 1} of {len(parts)}" if len(parts) > 1 else ""
             found.append((thing + which, part))
     return found
 
 
-def _scale(rows: Sequence[Row]) -> _Scale:
-    means = [_mean(row) for row in rows if np.all(np.isfinite(row.per_head))]
-    rounding = 10 * _mean(rows[0])
+def _scale_of(rows: Sequence[Row]) -> _ErrorScale:
+    means = [_mean_error(row) for row in rows if np.all(np.isfinite(row.per_head))]
+    rounding = 10 * _mean_error(rows[0])
     rounding = rounding if math.isfinite(rounding) else 0.0
     seen = [x for x in means[1:] if x > rounding] or [1.0]
-    bars = [_mean(x) + x.standard_error for x in rows[2:] if math.isfinite(x.standard_error)]
+    bars = [_mean_error(x) + x.standard_error for x in rows[2:] if math.isfinite(x.standard_error)]
     top = 1.1 * max([*seen, *(x for x in bars if math.isfinite(x))])
-    most = _USELESS * _mean(rows[1])
+    most = _USELESS * _mean_error(rows[1])
     cut = rounding < most < max(seen)
     said = max(x for x in [*means, 0.0] if x <= rounding)
-    return _Scale(min(seen) / 2.5, min(top, most) if most > rounding else top, rounding, said, cut)
+    return _ErrorScale(
+        min(seen) / 2.5, min(top, most) if most > rounding else top, rounding, said, cut
+    )
 
 
-def _set_axes(panels: Sequence[Any], own: Mapping[str, Sequence[Row]], scale: _Scale) -> None:
+def _set_axes(panels: Sequence[Any], own: Mapping[str, Sequence[Row]], scale: _ErrorScale) -> None:
     """Set scales, limits and ticks, which all panels share."""
     axes = panels[0]
     sizes = sorted({row.samples for x in own.values() for row in x if row.samples is not None})
@@ -297,7 +299,7 @@ def _set_sizes(axes: Any, sizes: Sequence[int]) -> None:
 
 
 def _draw_family(
-    axes: Any, own: Mapping[str, Sequence[Row]], family: Sequence[str], scale: _Scale
+    axes: Any, own: Mapping[str, Sequence[Row]], family: Sequence[str], scale: _ErrorScale
 ) -> list[style.Label]:
     """Draw some estimators over all others in grey, and name them."""
     labels = []
@@ -306,7 +308,7 @@ def _draw_family(
         if name not in family:
             axes.plot(
                 [row.samples for row in sized],
-                [scale.at(_mean(row)) for row in sized],
+                [scale.at(_mean_error(row)) for row in sized],
                 color=style.PALE,
                 linewidth=0.7,
                 zorder=0.5,
@@ -317,7 +319,7 @@ def _draw_family(
         if not rows:
             labels.append(style.Label(f"{name}: not finite", None, {}))
             continue
-        errors = [scale.at(_mean(row)) for row in rows]
+        errors = [scale.at(_mean_error(row)) for row in rows]
         if rows[0].samples is None:  # has no size
             del drawn["marker"]
             axes.axhline(errors[0], **drawn)
@@ -334,24 +336,24 @@ def _draw_family(
             )
             bars = {"yerr": reach, "elinewidth": 0.8} if any(spread) else {}
             axes.errorbar([row.samples for row in rows], errors, **bars, **drawn)
-        worst = max(map(_mean, rows))
+        worst = max(map(_mean_error, rows))
         said = f"{name} (to {worst:.3g})" if worst > scale.top else name
         labels.append(style.Label(said, (at, errors[-1]), drawn))
     return labels
 
 
-def _draw_references(axes: Any, rows: Sequence[Row], scale: _Scale) -> list[style.Label]:
+def _draw_references(axes: Any, rows: Sequence[Row], scale: _ErrorScale) -> list[style.Label]:
     labels: list[style.Label] = []
     for name, row, colour, dashes in (
         ("exact", rows[0], style.INK, "-"),
         ("mean of v", rows[1], style.GREY, (0, (1, 1))),
     ):
-        if not math.isfinite(_mean(row)):
+        if not math.isfinite(_mean_error(row)):
             labels.append(style.Label(f"{name}: not finite", None, {}))
             continue
         drawn = {"color": colour, "linestyle": dashes, "linewidth": 0.9}
-        axes.axhline(scale.at(_mean(row)), zorder=0.8, **drawn)
-        labels.append(style.Label(name, (axes.get_xlim()[1], scale.at(_mean(row))), drawn))
+        axes.axhline(scale.at(_mean_error(row)), zorder=0.8, **drawn)
+        labels.append(style.Label(name, (axes.get_xlim()[1], scale.at(_mean_error(row))), drawn))
     return labels
 
 

@@ -21,7 +21,7 @@ __all__ = [
     "COLOURS",
     "COLUMN",
     "DASHES",
-    "FORMATS",
+    "FIGURE_FORMATS",
     "GREY",
     "INK",
     "MARKERS",
@@ -48,7 +48,7 @@ MARKERS = "osD^vP*X<>hd"
 DASHES = ("-", "--", "-.", ":")
 
 COLUMN, PAGE = 3.5, 7.2  # widths in inches
-FORMATS = (".png", ".svg", ".pdf")
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
 
 
 def mark(i: int) -> dict[str, Any]:
@@ -200,10 +200,10 @@ def beside(panels: Mapping[Any, Sequence[Label]], size: float = 7) -> None:
         axes.get_figure().draw_without_rendering()  # for the height of the axes
         break
     for axes, labels in panels.items():
-        _name(axes, labels, size)
+        _write_label(axes, labels, size)
 
 
-def _name(axes: Any, labels: Sequence[Label], size: float) -> None:
+def _write_label(axes: Any, labels: Sequence[Label], size: float) -> None:
     from matplotlib.legend import Legend
     from matplotlib.lines import Line2D
     from matplotlib.transforms import ScaledTranslation

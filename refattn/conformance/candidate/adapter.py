@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,149 +17,27 @@ import numpy.typing as npt
 from ...arrays import checks
 from ...arrays.library import Floats, array_namespace
 from ...arrays.words import said
+from ...engine.scores import Window
 from ...registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal
+from .libraries import lay_out, pull_by_torch, receive
 from .limits import fitted, head_size
-
-__all__ = [
-    "CAPABILITIES",
-    "CHOICES",
-    "DEFAULTS",
-    "GIVEN",
-    "TAGS",
-    "Adapter",
-    "drawn",
-    "possible",
-    "written",
-]
-
-Window = tuple[int | None, int | None]
-
-
-# Options of an estimator that the checks know how to use.
-CAPABILITIES: Mapping[str, str] = MappingProxyType(
-    {
-        "batch_invariant": "a query has the same bits alone, in any batch and in any order",
-        "bias": "bias=, floats (..., n, m), added to the scores",
-        "causal": "causal=True: query i sees key j only if j <= i + m - n",
-        "d_bias": "with bias and vjp: returns d_bias after dv",
-        "d_lse": "with lse and vjp: d_lse=, a cotangent of lse beside d_out",
-        "d_sinks": "with sinks and vjp: returns d_sinks after these",
-        "deterministic": "the same call has the same bits, gradients too",
-        "dropout": "dropout=p, seed=: weights are kept with probability 1 - p, and divided by it",
-        "feature_map": "a kernel called as fn(x, omega=omega) returns features",
-        "gqa": "keys and values may have fewer heads than queries, shared by consecutive ones",
-        "indices": "indices=, keys (S,) or of each head, of sampled-softmax (n, S); of samples "
-        "with log_probability=, logs of how often each is expected",
-        "indices_only": "the same, and no other way to call it: it draws nothing by itself",
-        "lse": "return_lse=True: returns (out, lse), log normalisers (..., heads, n) without sinks",
-        "mask": "mask=, boolean (..., n, m), True where a query sees a key",
-        "moments": "mean= and cov= of the law of the frequencies",
-        "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=, of EVA "
-        "(C, d) for C chunks",
-        "omega_only": "the same, and no other way to call it: it draws nothing by itself",
-        "omega_per_head": "the frequencies may differ between heads",
-        "sinks": "sinks=, (heads,), the score for each query head of a key whose value is 0",
-        "softcap": "softcap=c: scores are c tanh(score / c), before a bias is added",
-        "vjp": "d_out=: returns (out, dq, dk, dv); of torch and jax the library differentiates",
-        "window": "window=(left, right): the query sees so many keys before its own, and after",
-    }
+from .tags import (
+    DEFAULTS,
+    GIVEN,
+    LIMITS,
+    TAGS,
+    only_of,
+    parse_tag,
+    possible,
+    refuse_limits,
+    write_tag,
 )
 
-DTYPES = ("float64", "float32", "float16", "bfloat16")
-LIBRARIES = ("numpy", "torch", "jax", "cupy")
-LAYOUTS = ("nd", "hnd", "nhd", "bnd", "bhnd", "bnhd")
+__all__ = ["Adapter"]
 
-TAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "scale": "factor on q . k; None, the default, for 1/sqrt(d)",
-        "coupling": 'how frequencies depend on each other, as in sampling.draw; "iid" by default',
-        "features": '"positive" (default), "hyperbolic" or "trigonometric"',
-        "feature_map": 'of linear attention: "elu" (default) or "relu"',
-        "weighting": 'of LARA: "balance" (default), "own", "query" or "query-over-queries"',
-        "dtype": f"of the arrays: {', '.join(DTYPES)}; float64 by default",
-        "library": f"of the arrays: {', '.join(LIBRARIES)}; numpy by default",
-        "device": "of the arrays, in the words of their library",
-        "layout": f"axes, one of {', '.join(LAYOUTS)}; by default any leading axes, then n, d",
-        "centres": '"chunks" if LARA as a black box takes its proposals as this package does',
-        "causal": '"bottom-right" (default) or "top-left": which keys a query sees if n != m',
-        "lse_base": 'of the log normalisers: "e" (default) or "2"',
-        "hidden": 'what masked keys and values may be: "any" (default), NaN too; "finite-values", '
-        'keys alone may be NaN; or "finite"',
-        "epsilon": "what is added to features or normalisers; 0 by default",
-        "ddof": "of the covariance: 0, or 1 by default",
-        "head_sizes": "the only d that it takes, such as 64,128; any by default",
-        "multiple_of": "what numbers of tokens must be multiples of; 1 by default",
-        "self_attention": "true if there must be as many queries as keys",
-        "causal_only": "true if every call is causal, with causal=True only if that is declared",
-        "same_value_size": "true if values must be as long as queries and keys",
-        "fixed_frequencies": "true if drawn when it was made: neither a size nor a seed is given",
-        "empty_rows": 'what a query gets that sees no key: "zero" (default), "nan", "mean" or '
-        '"undefined"',
-        "max_logit": "the largest |scale q . k| that it takes; any by default",
-        "window": 'which keys a window holds: "inclusive", so many besides the query\'s own, or '
-        '"exclusive", left counts that; and where it lies if n != m, "bottom-right" or "top-left"; '
-        '"inclusive, bottom-right" by default',
-    }
-)
 
-CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "coupling": ("iid", "orthogonal", "simplex", "antithetic", "sobol", "halton"),
-        "features": ("positive", "hyperbolic", "trigonometric"),
-        "feature_map": ("elu", "relu"),
-        "weighting": ("balance", "own", "query", "query-over-queries"),
-        "dtype": DTYPES,
-        "library": LIBRARIES,
-        "layout": LAYOUTS,
-        "causal": ("bottom-right", "top-left"),
-        "hidden": ("any", "finite-values", "finite"),
-        "lse_base": ("e", "2"),
-        "centres": ("own", "chunks"),
-        "empty_rows": ("zero", "nan", "mean", "undefined"),
-        "window": (
-            "inclusive, bottom-right",
-            "inclusive, top-left",
-            "exclusive, bottom-right",
-            "exclusive, top-left",
-        ),
-    }
-)
-
-_TRUE_OR_FALSE = ("self_attention", "causal_only", "same_value_size", "fixed_frequencies")
-# Limits of attention only.
-_OF_TOKENS = ("multiple_of", "self_attention", "causal_only", "same_value_size", "empty_rows")
-
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {name: options[0] for name, options in CHOICES.items()}
-    | dict.fromkeys(_TRUE_OR_FALSE, False)
-    | dict.fromkeys(("scale", "device", "layout", "head_sizes", "max_logit"))
-    | {"epsilon": 0.0, "ddof": 1, "multiple_of": 1}
-)
-
-_OF_BITS = ("batch_invariant", "deterministic")
-
-# What may be given of what an estimator draws: results are numbers then, and need no seed.
-GIVEN = ("omega", "indices")
 _OF_INDICES = ("indices", "log_probability")  # which have leading axes, and S
-
-# What a verdict does not cover where a tag or a capability says so.
-LIMITS: Mapping[str, str] = MappingProxyType(
-    {
-        "indices_only": "how keys are drawn is not its own",
-        "omega_only": "how frequencies are drawn is not its own",
-        "hidden": "what is hidden was finite",
-        "epsilon": "errors that it may cause were allowed",
-        "head_sizes": "no other length of queries and keys was asked",
-        "multiple_of": "no other number of tokens was asked",
-        "self_attention": "there were always as many queries as keys",
-        "causal_only": "every call was causal",
-        "same_value_size": "values were always as long as keys",
-        "fixed_frequencies": "the law of its frequencies was not tested",
-        "empty_rows": "queries that see no key were compared with that",
-        "max_logit": "no larger inner product was asked",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -239,12 +116,12 @@ class Adapter:
             )
         for name, value in (self.tags or {}).items():
             checks.choice("tags", name, TAGS)
-            tags[name] = _tag(name, value)
+            tags[name] = parse_tag(name, value)
         if tags["device"] is not None and tags["library"] == "numpy":
             raise ValueError(
                 f"`tags['device']` must be left out for NumPy arrays, got {tags['device']!r}."
             )
-        _limited(self.record, capabilities, tags)
+        refuse_limits(self.record, capabilities, tags)
         for attribute in ("name", "source"):
             given = getattr(self, attribute)
             if not isinstance(given, str | None):
@@ -252,7 +129,7 @@ class Adapter:
                 raise TypeError(f"`{attribute}` must be a string, got {kind}.")
         if self.source is not None and not all(self.source.partition(":")):
             raise ValueError(f"`source` must be module:name, got {self.source!r}.")
-        name = self.name or _name(self.fn)
+        name = self.name or _name_of(self.fn)
         for attribute, value in (("capabilities", capabilities), ("tags", tags), ("name", name)):
             object.__setattr__(self, attribute, value)
 
@@ -261,7 +138,7 @@ class Adapter:
 
     def can(self, *capabilities: str) -> bool:
         """Whether the candidate has all these capabilities, or others that imply them."""
-        implied = {name for name in GIVEN if _only(name) in self.capabilities}
+        implied = {name for name in GIVEN if only_of(name) in self.capabilities}
         if self["causal_only"]:
             implied.add("causal")
         return set(capabilities) <= implied.union(self.capabilities)
@@ -300,13 +177,13 @@ class Adapter:
     @property
     def black_box(self) -> bool:
         """Whether it can be called without what it would draw."""
-        return not set(map(_only, GIVEN)) & set(self.capabilities)
+        return not set(map(only_of, GIVEN)) & set(self.capabilities)
 
     @property
     def limits(self) -> dict[str, str]:
         """What a verdict does not cover, by what the candidate declares."""
         words = dict.fromkeys(self.capabilities, "")
-        words |= {tag: f"={written(value)}" for tag, value in self.declared.items()}
+        words |= {tag: f"={write_tag(value)}" for tag, value in self.declared.items()}
         return {f"{name}{words[name]}": text for name, text in LIMITS.items() if name in words}
 
     @property
@@ -343,6 +220,16 @@ class Adapter:
     def eps(self) -> float:
         """Distance from 1 to the next number of the candidate's dtype."""
         return 2.0**-7 if self["dtype"] == "bfloat16" else float(np.finfo(self["dtype"]).eps)
+
+    @property
+    def half(self) -> bool:
+        """Whether its numbers are of 16 bits."""
+        return self["dtype"] in ("float16", "bfloat16")
+
+    @property
+    def masks_future(self) -> bool:
+        """Whether it can be causal at frequencies that are given: proposals are of all queries."""
+        return self.can("causal") and not self.has("proposals")
 
     @property
     def least(self) -> float:
@@ -424,17 +311,17 @@ class Adapter:
     ) -> Any:
         layouts = memory or {}
         named = {
-            name: _in_memory(self._send(x), layouts.get(name))
+            name: lay_out(self._send(x), layouts.get(name))
             for name, x in zip(self.record.arrays, arrays, strict=False)
         }
         sent = list(named.values())
         keywords = {
-            self._seed if k == "seed" else k: _in_memory(self._option(k, x), layouts.get(k))
+            self._seed if k == "seed" else k: lay_out(self._option(k, x), layouts.get(k))
             for k, x in options.items()
         }
         held = {k: x for k, x in (named | keywords).items() if hasattr(x, "shape")}
         d_out = keywords.pop("d_out", None)
-        before = {k: self._receive(x).copy() for k, x in held.items()} if strict else {}
+        before = {k: receive(x).copy() for k, x in held.items()} if strict else {}
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
@@ -445,13 +332,13 @@ class Adapter:
         except Exception as error:
             raise Refusal("a result", f"{type(error).__name__}: {said(error)[:300]}") from error
         for k, x in before.items():
-            if not np.array_equal(self._receive(held[k]), x, equal_nan=True):
+            if not np.array_equal(receive(held[k]), x, equal_nan=True):
                 raise Failure(f"`{k}` to be left as it was", "other numbers in it after the call")
         if self.has("rows"):
             named_pair = hasattr(result, "mean") and hasattr(result, "cov")
             pair = (result.mean, result.cov) if named_pair else result
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise Failure("a pair (mean, cov)", _came(pair))
+                raise Failure("a pair (mean, cov)", _describe_type(pair))
             mean, cov = pair
             *lead, _, d = np.shape(arrays[0])
             return (
@@ -461,7 +348,7 @@ class Adapter:
         shape = self._shape(*arrays, **options)
         if d_out is None and "return_lse" in options:
             if not isinstance(result, tuple | list) or len(result) != 2:
-                raise Failure("(out, lse)", _came(result))
+                raise Failure("(out, lse)", _describe_type(result))
             out, lse = result
             return self._result(out, shape, sent[0], strict), self._normalisers(lse, shape)
         if d_out is None:
@@ -469,7 +356,7 @@ class Adapter:
         more = self.pulled(options)
         names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in more))
         if not isinstance(result, tuple | list) or len(result) != len(names):
-            raise Failure(f"({', '.join(names)})", _came(result))
+            raise Failure(f"({', '.join(names)})", _describe_type(result))
         shapes = (shape, *map(np.shape, arrays))
         main = (self._result(x, y, sent[0], strict) for x, y in zip(result, shapes, strict=False))
         others = (self._of_option(x, keywords[y], y) for x, y in zip(result[4:], more, strict=True))
@@ -512,35 +399,11 @@ class Adapter:
 
         sent = [*sent, *(keywords[name] for name in more)]
         if self["library"] == "torch":
-            out, *found = self._by_torch(call, sent, d_out, way)
+            out, *found = pull_by_torch(call, sent, d_out, way)
         else:
             out, pullback = import_module("jax").vjp(call, *sent)
             found = pullback(d_out)
         return (out[0] if "return_lse" in keywords else out, *found)
-
-    @staticmethod
-    def _by_torch(call: Callable[..., Any], sent: list[Any], d_out: Any, way: Any) -> Any:
-        """The same by torch: each input "alone", "again" through one graph, or "crossed" calls."""
-        torch = import_module("torch")
-
-        def forth(wanted: range) -> tuple[Any, list[Any]]:
-            given = [x.detach() for x in sent]
-            given = [x.requires_grad_() if i in wanted else x for i, x in enumerate(given)]
-            return call(*given), [given[i] for i in wanted]
-
-        def back(out: Any, given: list[Any]) -> list[Any]:
-            found = torch.autograd.grad(out, given, d_out, allow_unused=True, retain_graph=True)
-            pairs = zip(found, given, strict=True)
-            return [torch.zeros_like(x) if g is None else g for g, x in pairs]
-
-        out, given = forth(range(len(sent)))
-        if way == "alone":
-            return (out, *(back(*forth(range(i, i + 1)))[0] for i in range(len(sent))))
-        if way == "again":
-            back(out, given)
-        if way == "crossed":
-            call(*(2 * x.detach() for x in sent))
-        return (out, *back(out, given))
 
     def _shape(self, *arrays: Any, **options: Any) -> tuple[int, ...] | None:
         if self.has("pairs"):
@@ -564,7 +427,7 @@ class Adapter:
             if str(x.dtype) != str(like.dtype):
                 raise Failure(f"dtype {like.dtype}, that of the arguments", f"{x.dtype}")
         try:
-            got = self._receive(x)
+            got = receive(x)
         except Exception as error:
             raise Failure("an array", f"a {kind.__name__} ({said(error)})") from error
         if got.dtype.kind not in "fiub":
@@ -630,43 +493,8 @@ class Adapter:
             xp = array_namespace(xp.empty(0))  # whose asarray takes a device
         return xp.asarray(x, dtype=getattr(xp, dtype), **device)
 
-    def _receive(self, x: Any) -> Floats:
-        """The numbers of a result as a NumPy array, halves in float32."""
-        if hasattr(x, "detach"):
-            x = x.detach().cpu()
-        if str(getattr(x, "dtype", "")).endswith(("bfloat16", "float16")):
-            x = x.float() if hasattr(x, "float") else x.astype(np.float32)
-        if type(x).__module__.startswith("cupy"):
-            x = x.get()
-        return np.asarray(x)
 
-
-def _in_memory(x: Any, layout: str | None) -> Any:
-    """The same array of NumPy or torch, laid out otherwise."""
-    if layout is None or x.ndim < 2:
-        return x
-    if layout == "read-only":
-        if isinstance(x, np.ndarray):
-            x.flags.writeable = False
-        return x
-    xp = import_module(type(x).__module__.partition(".")[0])
-    if layout == "expanded":  # where all numbers are one
-        return xp.broadcast_to(x[(slice(0, 1),) * x.ndim], x.shape)
-    if layout == "reversed":
-        return np.flip(np.flip(x, -2).copy(), -2)
-    if layout in ("transposed", "heads inside"):
-        i, j = (-2, -1) if layout == "transposed" else (max(-3, -x.ndim), -2)
-        shape = list(x.shape)
-        shape[i], shape[j] = shape[j], shape[i]
-        room = xp.swapaxes(xp.zeros(tuple(shape), dtype=x.dtype), i, j)
-        room[...] = x
-        return room
-    room = xp.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=x.dtype)
-    room[..., ::2] = x
-    return room[..., ::2]
-
-
-def _name(fn: Any) -> str:
+def _name_of(fn: Any) -> str:
     """What a callable is called in reports: its own name if it has one, or that of its type."""
     try:
         name = fn.__qualname__
@@ -675,122 +503,7 @@ def _name(fn: Any) -> str:
     return name if isinstance(name, str) and name else type(fn).__name__
 
 
-def _came(result: Any) -> str:
+def _describe_type(result: Any) -> str:
     """What came in place of several arrays."""
     kind = type(result).__name__
     return f"a {kind} of {len(result)}" if isinstance(result, tuple | list) else f"a {kind}"
-
-
-def _brief(value: Any) -> str:
-    """What was received, shortened: digits may be thousands."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _only(name: str) -> str:
-    """The capability of what is called with this keyword, and in no other way."""
-    return f"{name}_only"
-
-
-def drawn(record: Estimator, options: Iterable[str]) -> bool:
-    """Whether something is drawn in a call with these options."""
-    return record.has("random") and not set(GIVEN) & set(options)
-
-
-def possible(record: Estimator) -> list[str]:
-    """Capabilities that implementations of an estimator may have."""
-    bits = _OF_BITS if len(record.arrays) == 3 else ()
-    only = [_only(name) for name in GIVEN if record.takes(name)]
-    return [name for name in CAPABILITIES if name in (*record.options, *bits, *only)]
-
-
-def _limited(record: Estimator, capabilities: Iterable[str], tags: Mapping[str, Any]) -> None:
-    """Refuse limits that an estimator cannot have."""
-    if len(record.arrays) < 3:
-        for tag in _OF_TOKENS:
-            if tags[tag] != DEFAULTS[tag]:
-                raise ValueError(
-                    f"`tags[{tag!r}]` must be left out for {record.name}, got {tags[tag]!r}."
-                )
-    if record.has("rows") and tags["head_sizes"] is not None:
-        raise ValueError(f"`tags['head_sizes']` must be left out for {record.name}.")
-    given = {*GIVEN, *map(_only, GIVEN)} & set(capabilities)
-    if tags["fixed_frequencies"] and (given or not record.has("random")):
-        raise ValueError(
-            "`tags['fixed_frequencies']` must be left out where no frequencies are drawn, or "
-            f"where they are given, got {tags['fixed_frequencies']!r}."
-        )
-    if tags["causal_only"] and not record.takes("causal"):
-        raise ValueError(f"`tags['causal_only']` must be left out for {record.name}.")
-
-
-def written(value: Any) -> str:
-    """The value of a tag as on the command line."""
-    if isinstance(value, tuple) and len(value) > 4:
-        return f"{value[0]},{value[1]},...,{value[-1]}"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _true(name: str, value: Any) -> bool:
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if not isinstance(value, bool) and str(value).lower() not in words:
-        raise ValueError(f"`tags[{name!r}]` must be true or false, got {_brief(value)}.")
-    return words[str(value).lower()]
-
-
-def _sizes(value: Any) -> tuple[int, ...] | None:
-    """Head sizes: a number, several, or as text separated by commas."""
-    if value is None:
-        return None
-    given = value.split(",") if isinstance(value, str) else value
-    try:
-        sizes = tuple(int(size) for size in (given if np.iterable(given) else (given,)))
-    except (TypeError, ValueError):
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"`tags['head_sizes']` must be positive integers, got {_brief(value)}.")
-    return tuple(sorted(set(sizes)))
-
-
-def _tag(name: str, value: Any) -> Any:
-    """The value of a tag, from its text where it is one."""
-    if name in _TRUE_OR_FALSE:
-        return _true(name, value)
-    if name == "head_sizes":
-        return _sizes(value)
-    if name in CHOICES:
-        if not (name == "layout" and value in (None, "None")):
-            checks.choice(f"tags[{name!r}]", value, CHOICES[name])
-        return None if value == "None" else value
-    if name == "device":
-        return value
-    if value is None or (name == "scale" and value == "None"):
-        return (
-            None
-            if name in ("scale", "device", "max_logit")
-            else checks.real(f"tags[{name!r}]", value)
-        )
-    if name == "ddof":
-        if isinstance(value, bool) or value not in (0, 1, "0", "1"):
-            raise ValueError(f"`tags['ddof']` must be 0 or 1, got {_brief(value)}.")
-        return int(value)
-    if isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"`tags[{name!r}]` must be a finite number, got {_brief(value)}.")
-        value = number
-    number = checks.real(f"tags[{name!r}]", value, positive=name in ("scale", "max_logit"))
-    if name == "multiple_of":
-        if number < 1 or number != int(number):
-            raise ValueError(f"`tags['multiple_of']` must be a positive integer, got {value!r}.")
-        return int(number)
-    if number < 0:
-        raise ValueError(f"`tags[{name!r}]` must be at least 0, got {value!r}.")
-    return float(number)

@@ -17,11 +17,9 @@ from typing import Any
 from ...arrays.words import ending, said
 from .adapter import Adapter
 from .failures import Failure, Refusal
-from .programs import Subprocess
+from .programs import GRACE, Subprocess
 
 __all__ = ["Crash", "isolated"]
-
-_GRACE = 1.0  # seconds that the process has to end by itself
 
 
 class Crash(Refusal):
@@ -65,7 +63,7 @@ class _Worker:
         # A forked process would lack the threads of libraries, which then wait for them.
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        self._process = context.Process(target=_work, args=(other,))
+        self._process = context.Process(target=_serve, args=(other,))
         self._process.start()
         other.close()
 
@@ -106,15 +104,15 @@ class _Worker:
         """End the process, whatever it does."""
         with suppress(OSError):
             self._connection.send(None)
-        self._process.join(_GRACE)
+        self._process.join(GRACE)
         self._process.kill()
         self._process.join()
 
 
-def _work(connection: Connection) -> None:
+def _serve(connection: Connection) -> None:
     """Make the calls that are asked for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process decides
-    threading.Thread(target=_follow, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     pickled, *rest = connection.recv()
     try:
         fn = pickle.loads(pickled)
@@ -124,10 +122,10 @@ def _work(connection: Connection) -> None:
         return
     connection.send("")
     while (question := connection.recv()) is not None:
-        connection.send(_answer(adapter, *question))
+        connection.send(_answer_call(adapter, *question))
 
 
-def _follow() -> None:
+def _end_with_parent() -> None:
     """End with the process that asks."""
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -135,7 +133,7 @@ def _follow() -> None:
     os._exit(1)
 
 
-def _answer(adapter: Adapter, arrays: Any, options: Any) -> tuple[type | None, Any]:
+def _answer_call(adapter: Adapter, arrays: Any, options: Any) -> tuple[type | None, Any]:
     """The result of a call, or the type and the arguments of an exception."""
     try:
         return None, adapter._call(*arrays, **options)

@@ -17,6 +17,8 @@ from ...arrays.library import Floats
 from .failures import Beyond, Failure
 
 __all__ = [
+    "Arrays",
+    "Keywords",
     "copies",
     "fitted",
     "for_heads",
@@ -28,32 +30,39 @@ __all__ = [
     "tokens",
 ]
 
-Call = Callable[..., Any]
+Function = Callable[..., Any]
 Arrays = tuple[Floats, ...]
-Options = dict[str, Any]
+Keywords = dict[str, Any]
 
 _FAR_BELOW = -1e4  # where elu + 1 and ReLU are 0, in every dtype
 _OF_FREQUENCIES = ("omega", "centres", "mean", "cov")  # options whose last axis is d
-_QUERIES = {"omega": -3, "indices": -2, "log_probability": -2}  # axes where each has its own
+_QUERY_AXES = {"omega": -3, "indices": -2, "log_probability": -2}  # axes where each has its own
 
 
-def fitted(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
+def fitted(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
     """Call with a problem within the limits, and take the part that was asked for."""
     if largest_logit(adapter, arrays) > (adapter["max_logit"] or np.inf):
         raise Beyond("max_logit")
     if adapter.has("local"):
         options = in_place(adapter, arrays, options)
     if {"d_out", "return_lse"} & set(options):  # whose sizes are those of a problem as it is
-        got = _keywords(adapter, call, arrays, options)
+        got = _leave_out_settled(adapter, call, arrays, options)
         if "d_out" in options:
             return got
-        return _without_keys(adapter, lambda *_: got[0], arrays, options), got[1]
-    for step in (_keywords, _without_keys, _coordinates, _tokens, _one_by_one, _size_of_values):
-        call = _within(step, adapter, call)
+        return _settle_empty_rows(adapter, lambda *_: got[0], arrays, options), got[1]
+    for step in (
+        _leave_out_settled,
+        _settle_empty_rows,
+        _pad_coordinates,
+        _add_tokens,
+        _ask_one_by_one,
+        _split_values,
+    ):
+        call = _wrap_step(step, adapter, call)
     return call(arrays, options)
 
 
-def in_place(adapter: Any, arrays: Any, options: Options) -> Options:
+def in_place(adapter: Any, arrays: Any, options: Keywords) -> Keywords:
     """What is asked of near and far keys: tokens stay in their places, or nothing is asked.
 
     Where only causal attention is had, all questions are about it.
@@ -71,7 +80,7 @@ def in_place(adapter: Any, arrays: Any, options: Options) -> Options:
     return options
 
 
-def _within(step: Callable[..., Any], adapter: Any, call: Call) -> Call:
+def _wrap_step(step: Callable[..., Any], adapter: Any, call: Function) -> Function:
     return lambda arrays, options: step(adapter, call, arrays, options)
 
 
@@ -92,7 +101,7 @@ def tokens(adapter: Any, n: int, m: int) -> tuple[int, int]:
     """The least numbers of queries and keys that are taken and not below these."""
     if adapter["self_attention"]:
         n = m = max(n, m)
-    return _up(adapter, n), _up(adapter, m)
+    return _next_multiple(adapter, n), _next_multiple(adapter, m)
 
 
 def largest_logit(adapter: Any, arrays: Arrays) -> float:
@@ -109,13 +118,13 @@ def largest_logit(adapter: Any, arrays: Arrays) -> float:
     return float(np.max(np.abs(np.nan_to_num(logits, posinf=np.inf, neginf=-np.inf)), initial=0.0))
 
 
-def _up(adapter: Any, count: int) -> int:
+def _next_multiple(adapter: Any, count: int) -> int:
     """The next multiple that is taken."""
     unit = int(adapter["multiple_of"])
     return -(-count // unit) * unit
 
 
-def _keywords(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
+def _leave_out_settled(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
     """Innermost: leave out what a candidate has settled by itself."""
     settled = {"seed", adapter.record.size} if adapter["fixed_frequencies"] else set()
     if adapter["causal_only"] and "causal" not in adapter.capabilities:
@@ -123,7 +132,7 @@ def _keywords(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any
     return call(*arrays, **{k: x for k, x in options.items() if k not in settled})
 
 
-def _without_keys(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
+def _settle_empty_rows(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
     """Queries that see no key: NaN or the mean of all values become 0, the package's convention."""
     got = call(arrays, options)
     given = adapter["empty_rows"]
@@ -141,7 +150,7 @@ def _without_keys(adapter: Any, call: Call, arrays: Arrays, options: Options) ->
     return got - np.where(empty, repeated(mean, got), 0.0)
 
 
-def _coordinates(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
+def _pad_coordinates(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
     """Coordinates of 0 for queries, keys and frequencies."""
     if adapter["head_sizes"] is None:
         return call(arrays, options)
@@ -149,29 +158,29 @@ def _coordinates(adapter: Any, call: Call, arrays: Arrays, options: Options) -> 
     room = head_size(adapter, d) - d
     if not room:
         return call(arrays, options)
-    more = {k: _padded(x, room) for k, x in options.items() if k in _OF_FREQUENCIES}
+    more = {k: _pad_last(x, room) for k, x in options.items() if k in _OF_FREQUENCIES}
     if "cov" in options:
         cov = np.eye(d + room)
         cov[:d, :d] = options["cov"]
         more["cov"] = cov
-    padded = [_padded(x, room) for x in arrays[:2]]
+    padded = [_pad_last(x, room) for x in arrays[:2]]
     if adapter.has("feature-map"):  # whose features of 0 are not 0, but those of this are
         padded[1][..., d:] = _FAR_BELOW
     return call((*padded, *arrays[2:]), options | more)
 
 
-def _size_of_values(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
+def _split_values(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
     """As many columns of the values at a time as queries and keys have coordinates."""
     if not adapter["same_value_size"]:
         return call(arrays, options)
     q, k, v = arrays
     d, d_v = head_size(adapter, q.shape[-1]), v.shape[-1]
     parts = [v[..., i : i + d] for i in range(0, d_v, d)]
-    outs = [call((q, k, _padded(part, d - part.shape[-1])), options) for part in parts]
+    outs = [call((q, k, _pad_last(part, d - part.shape[-1])), options) for part in parts]
     return np.concatenate(outs, -1)[..., :d_v]
 
 
-def _one_by_one(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
+def _ask_one_by_one(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
     """Where only causal attention is had: each query alone, as the last, which sees every key."""
     if not adapter["causal_only"] or options.get("causal"):
         return call(arrays, options)
@@ -184,33 +193,33 @@ def _one_by_one(adapter: Any, call: Call, arrays: Arrays, options: Options) -> A
     rows = k.shape[-2] if square else 1
     outs = []
     for i in range(q.shape[-2]):
-        own = {name: _of_row(x, i, name) for name, x in options.items()}
+        own = {name: _take_row(x, i, name) for name, x in options.items()}
         alone = np.repeat(q[..., i : i + 1, :], rows, -2)
         own |= for_queries(adapter, options, np.full(rows, i))
         outs.append(call((alone, k, v), own | {"causal": True})[..., -1:, :])
     return np.concatenate(outs, -2)
 
 
-def _of_row(x: Any, i: int, name: str) -> Any:
+def _take_row(x: Any, i: int, name: str) -> Any:
     """An option for one of the queries."""
     if name in ("mask", "bias") and np.ndim(x) > 1 and x.shape[-2] != 1:
         return x[..., i : i + 1, :]
     return x
 
 
-def for_queries(adapter: Any, options: Options, rows: Any) -> Options:
+def for_queries(adapter: Any, options: Keywords, rows: Any) -> Keywords:
     """What is given to some queries, by their numbers, where each has something of its own."""
-    own = _QUERIES.items() if adapter.has("per-query") else ()
+    own = _QUERY_AXES.items() if adapter.has("per-query") else ()
     return {name: np.take(options[name], rows, axis) for name, axis in own if name in options}
 
 
-def for_heads(adapter: Any, options: Options, index: tuple[int, ...]) -> Options:
+def for_heads(adapter: Any, options: Keywords, index: tuple[int, ...]) -> Keywords:
     """What is given to one head, where each query has something of its own."""
-    own = _QUERIES if adapter.has("per-query") else ()
+    own = _QUERY_AXES if adapter.has("per-query") else ()
     return {name: options[name][index] for name in own if name in options}
 
 
-def _tokens(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
+def _add_tokens(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
     """More queries, like the last; more keys, hidden by the mask or as the future; or all again."""
     if adapter["multiple_of"] == 1 and not adapter["self_attention"]:
         return call(arrays, options)
@@ -218,7 +227,7 @@ def _tokens(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
     n, m = q.shape[-2], k.shape[-2]
     times = copies(adapter, n, m, options)
     if options.get("causal"):
-        rows, columns = _of_causal(adapter, n, m)
+        rows, columns = _add_causal_tokens(adapter, n, m)
     elif "mask" in options:
         rows, columns = tokens(adapter, n, m)
     else:
@@ -228,35 +237,35 @@ def _tokens(adapter: Any, call: Call, arrays: Arrays, options: Options) -> Any:
         rows, columns = tokens(adapter, n, m * times)
     if {"window", "bias"} & set(options) and (rows, columns) != (n, m):
         raise Beyond("self_attention" if adapter["self_attention"] else "multiple_of")
-    q = _longer(q, rows - n)
-    k, v = (_longer(x, columns - x.shape[-2]) for x in (k, v))
-    more: Options = {}
+    q = _repeat_last(q, rows - n)
+    k, v = (_repeat_last(x, columns - x.shape[-2]) for x in (k, v))
+    more: Keywords = {}
     if "mask" in options:
         mask = options["mask"]
         hidden = np.zeros((*mask.shape[:-1], columns - m), dtype=bool)
         mask = np.concatenate([mask, hidden], -1)
         tall = mask.ndim > 1 and mask.shape[-2] == n
-        more["mask"] = _longer(mask, rows - n) if tall else mask
+        more["mask"] = _repeat_last(mask, rows - n) if tall else mask
     more |= for_queries(adapter, options, np.minimum(np.arange(rows), n - 1))
     if "indices" in options:  # the first of the copies of a key
         more["indices"] = times * (options | more)["indices"]
     return call((q, k, v), options | more)[..., :n, :]
 
 
-def copies(adapter: Any, n: int, m: int, options: Options) -> int:
+def copies(adapter: Any, n: int, m: int, options: Keywords) -> int:
     """How many times all keys come, where no others can be hidden."""
     if options.get("causal") or "mask" in options:
         return 1
     most = n + int(adapter["multiple_of"])
-    return next(r for r in range(1, most + 1) if _taken(adapter, n, m * r))
+    return next(r for r in range(1, most + 1) if _takes_keys_so_many(adapter, n, m * r))
 
 
-def _taken(adapter: Any, n: int, m: int) -> bool:
+def _takes_keys_so_many(adapter: Any, n: int, m: int) -> bool:
     """Whether so many keys are taken, with queries added."""
     return tokens(adapter, n, m)[1] == m
 
 
-def _of_causal(adapter: Any, n: int, m: int) -> tuple[int, int]:
+def _add_causal_tokens(adapter: Any, n: int, m: int) -> tuple[int, int]:
     """Numbers of tokens that leave causal attention of the first as it is."""
     rows, columns = tokens(adapter, n, m)
     aligned = rows - n == columns - m  # at the end, if as many queries are added as keys
@@ -272,12 +281,12 @@ def repeated(k: Floats, q: Floats) -> Floats:
     return k
 
 
-def _padded(x: Any, room: int) -> Floats:
+def _pad_last(x: Any, room: int) -> Floats:
     """Zeros after the last axis."""
     return np.pad(np.asarray(x), [(0, 0)] * (np.ndim(x) - 1) + [(0, room)])
 
 
-def _longer(x: Any, room: int) -> Any:
+def _repeat_last(x: Any, room: int) -> Any:
     """Rows like the last after the last axis but one."""
     if not room:
         return x

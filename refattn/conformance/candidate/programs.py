@@ -21,12 +21,12 @@ import numpy as np
 
 from ...arrays import checks
 from ...arrays.words import ending
-from ...files.safetensors import read
+from ...files.safetensors import read_tensors
 
-__all__ = ["Subprocess"]
+__all__ = ["GRACE", "Subprocess"]
 
 _LONGEST = 1e6  # seconds that every system can wait for a program
-_GRACE = 1.0  # seconds that a program has to end by itself
+GRACE = 1.0  # seconds that a program has to end by itself
 
 
 class Subprocess:
@@ -174,10 +174,7 @@ class Subprocess:
         """Run the program for one call."""
         words = [w.replace("{input}", source).replace("{output}", target) for w in self.command]
         with subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         ) as process:
             self._process = process
             try:
@@ -186,7 +183,7 @@ class Subprocess:
                 process.kill()
                 raise
         if process.returncode != 0:
-            raise _ended(process.returncode, errors)
+            raise _failure_of(process.returncode, errors)
 
     def _ask(self, source: str, target: str) -> None:
         """Have the program that is kept make one call, and start it if there is none."""
@@ -212,7 +209,7 @@ class Subprocess:
         if self.format == "npz":
             with np.load(path, allow_pickle=False) as file:
                 return dict(file)
-        return read(path)[0]
+        return read_tensors(path)[0]
 
 
 class _Program:
@@ -228,13 +225,13 @@ class _Program:
         self._readers = [
             threading.Thread(target=work, args=(stream, kept), daemon=True)
             for work, stream, kept in (
-                (_listen, self._process.stdout, self._answers),
+                (_pass_answers_on, self._process.stdout, self._answers),
                 (_keep_last, self._process.stderr, self._errors),
             )
         ]
         for reader in self._readers:
             reader.start()
-        self.end = weakref.finalize(self, _end, self._process)
+        self.end = weakref.finalize(self, _end_program, self._process)
 
     def ask(self, request: str, seconds: float) -> str:
         """The answer to a request: ``ok`` or an error."""
@@ -248,8 +245,8 @@ class _Program:
         if answer is None:
             status = self._process.wait(max(until - time.monotonic(), 0.0))
             for reader in self._readers:
-                reader.join(_GRACE)
-            raise _ended(status, b"".join(self._errors))
+                reader.join(GRACE)
+            raise _failure_of(status, b"".join(self._errors))
         return answer
 
     def kill(self) -> None:
@@ -258,7 +255,7 @@ class _Program:
         self.end()
 
 
-def _listen(stream: IO[bytes], answers: queue.SimpleQueue[str | None]) -> None:
+def _pass_answers_on(stream: IO[bytes], answers: queue.SimpleQueue[str | None]) -> None:
     """Pass answers on, and None at the end."""
     with stream:
         for line in stream:
@@ -273,17 +270,17 @@ def _keep_last(stream: IO[bytes], lines: deque[bytes]) -> None:
         lines.extend(stream)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_program(process: subprocess.Popen[bytes]) -> None:
     """End the input of a program, and the program if that does not."""
     process.stdin.close()  # type: ignore[union-attr]
     try:
-        process.wait(_GRACE)
+        process.wait(GRACE)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
-def _ended(status: int, errors: bytes) -> RuntimeError:
+def _failure_of(status: int, errors: bytes) -> RuntimeError:
     """What to say of a program that failed, with the last words of its standard error."""
     words = errors.decode(errors="replace").strip()[-200:]
     return RuntimeError(f"the program ended {ending(status)}{': ' if words else ''}{words}")

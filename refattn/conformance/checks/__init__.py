@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from . import (
-    bits,
-    combined,
-    dropouts,
-    given_keys,
-    gradients,
-    identities,
-    laws,
-    normalisers,
-    options,
-    recovery,
-    roundings,
-    targets,
-    uses,
-)
+# In this order they run, and reports list them.
+from . import contract, values, means, visible, features, bits, combined, dropouts  # isort: skip
+from . import given_keys, uses, gradients, laws, normalisers, options, roundings, targets  # isort: skip
 
 __all__ = [
     "bits",
     "combined",
+    "contract",
     "dropouts",
+    "features",
     "given_keys",
     "gradients",
-    "identities",
     "laws",
+    "means",
     "normalisers",
     "options",
-    "recovery",
     "roundings",
     "targets",
     "uses",
+    "values",
+    "visible",
 ]
 
 

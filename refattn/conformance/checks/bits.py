@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 
 from ..candidate.adapter import Adapter
-from .identities import Trial, attends, check, comparable, evaluated
+from ..candidate.limits import Keywords
+from .trials import CheckRun, add_check, attends, comparable, evaluated
 
 __all__: list[str] = []
 
 
-_CALLS = 8
-_SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
+_REPEATS = 8
+_BIT_SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
 
 
-def _uses(t: Trial) -> Iterator[tuple[tuple[int, int, int], dict[str, Any], int | None]]:
+def _bit_problems(t: CheckRun) -> Iterator[tuple[tuple[int, int, int], dict[str, Any], int | None]]:
     """Sizes, plain, with keys that are masked, causal, and with fewer key heads."""
-    causal = t.adapter.can("causal") and not t.adapter.has("proposals")
-    for size in _SIZES:
+    causal = t.adapter.masks_future
+    for size in _BIT_SIZES:
         n, m, d = t.fit(*size)
         yield (n, m, d), {}, None
         if t.adapter.can("mask"):
@@ -31,24 +32,24 @@ def _uses(t: Trial) -> Iterator[tuple[tuple[int, int, int], dict[str, Any], int 
             yield (n, m, d), {}, 1
 
 
-def _ways(t: Trial, given: dict[str, Any]) -> dict[str, Any]:
+def _options_of(t: CheckRun, given: Keywords) -> dict[str, Any]:
     """How the same thing is asked for again."""
     return t.adapter.settled | (given if evaluated(t.adapter) else t.options(5))
 
 
-@check(
+@add_check(
     claim="the same call has the same bits",
     needs=lambda adapter: attends(adapter) and adapter.can("deterministic"),
 )
-def same_bits(t: Trial) -> None:
+def same_bits(t: CheckRun) -> None:
     """Many times, of gradients too, and with other calls between."""
-    for size, more, groups in _uses(t):
+    for size, more, groups in _bit_problems(t):
         arrays, given = t.problem(*size, 5, lead=t.adapter.lead(1, 2), groups=groups)
-        options = _ways(t, given) | more
+        options = _options_of(t, given) | more
         if t.adapter.can("vjp"):
             options["d_out"] = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
         first = t.call(*arrays, **options)
-        for _ in range(_CALLS):
+        for _ in range(_REPEATS):
             got = t.call(*arrays, **options)
             t.equal(got, first, (0.0,) * 4 if isinstance(got, tuple) else 0.0)
         t.call(*(2 * x for x in arrays), **options)
@@ -56,24 +57,24 @@ def same_bits(t: Trial) -> None:
         t.equal(got, first, (0.0,) * 4 if isinstance(got, tuple) else 0.0)
 
 
-def _apart(adapter: Adapter) -> bool:
+def _is_apart(adapter: Adapter) -> bool:
     alike = not (adapter.has("per-query") or adapter.has("proposals") or adapter["causal_only"])
     return comparable(adapter) and adapter.has("separate") and alike
 
 
-@check(
+@add_check(
     "separate",
     claim="a query has the same bits in any company",
-    needs=lambda adapter: _apart(adapter) and adapter.can("batch_invariant"),
+    needs=lambda adapter: _is_apart(adapter) and adapter.can("batch_invariant"),
 )
-def same_bits_in_any_batch(t: Trial) -> None:
+def same_bits_in_any_batch(t: CheckRun) -> None:
     """Alone, with some others, in another order; a head alone, and in another batch."""
-    for (n, m, d), more, groups in _uses(t):
+    for (n, m, d), more, groups in _bit_problems(t):
         if more.get("causal"):  # whose queries have places
             continue
         lead = t.adapter.lead(3, 2)
         (q, k, v), given = t.problem(n, m, d, 5, lead=lead, groups=groups)
-        options = _ways(t, given) | more
+        options = _options_of(t, given) | more
         whole = t.call(q, k, v, **options)
         order = t.rng.permutation(n)
         t.equal(t.call(q[..., order, :], k, v, **options), whole[..., order, :], 0.0)

@@ -18,22 +18,23 @@ import numpy.typing as npt
 from ...attention import attend
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
+from ..candidate.limits import Keywords
 from ..truth.reference import CONTRACT, largest_exponent, of_function, terms, tolerance
-from .identities import Trial, attends, check, evaluated
+from .trials import CheckRun, add_check, attends, evaluated
 
 __all__ = [
-    "case_of",
     "compare_normalisers",
     "covering",
     "in_time",
     "levels",
+    "problem_of",
     "seeing",
     "try_cases",
 ]
 
 Mask = npt.NDArray[np.bool_]
 
-_SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}  # several times what fast candidates take
+SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}  # several times what fast candidates take
 _OPTIONS = ("window", "softcap", "sinks", "bias", "lse")
 _TRIES = 16  # rows of which the one is taken that covers most
 
@@ -74,7 +75,7 @@ def covering(
         row = max(tries, key=lambda guess: len(new(guess)), default=row)
 
 
-class _Size(NamedTuple):
+class _MaskShape(NamedTuple):
     """What a mask is made for."""
 
     lead: tuple[int, ...]
@@ -82,41 +83,41 @@ class _Size(NamedTuple):
     m: int
 
 
-def _random(rng: np.random.Generator, *shape: int) -> Mask:
+def _mask_of_some(rng: np.random.Generator, *shape: int) -> Mask:
     """A random mask of which every query sees the first key."""
     mask = rng.random(shape) < 0.6
     mask[..., 0] = True
     return mask
 
 
-def _padding(rng: np.random.Generator, size: _Size) -> Mask:
+def _mask_of_padding(rng: np.random.Generator, size: _MaskShape) -> Mask:
     """Keys that are there, all of them in the first member of the batch."""
-    mask = _random(rng, size.lead[0], *[1] * len(size.lead[1:]), 1, size.m)
+    mask = _mask_of_some(rng, size.lead[0], *[1] * len(size.lead[1:]), 1, size.m)
     mask[0] = True
     return mask
 
 
-def _of_each(rng: np.random.Generator, size: _Size) -> Mask:
+def _mask_of_each(rng: np.random.Generator, size: _MaskShape) -> Mask:
     """A mask for each query of each head, in the first of which it is that of all queries."""
-    mask = _random(rng, *size.lead, size.n, size.m)
+    mask = _mask_of_some(rng, *size.lead, size.n, size.m)
     first = mask.reshape(-1, size.n, size.m)[0]
     first[:] = first[:1]
     return mask
 
 
-_MASKS: Mapping[str, Callable[[np.random.Generator, _Size], Mask]] = {
-    "pairs": lambda rng, s: _random(rng, s.n, s.m),
-    "keys": lambda rng, s: _random(rng, s.m),
-    "row": lambda rng, s: _random(rng, 1, s.m),
+_MASKS: Mapping[str, Callable[[np.random.Generator, _MaskShape], Mask]] = {
+    "pairs": lambda rng, s: _mask_of_some(rng, s.n, s.m),
+    "keys": lambda rng, s: _mask_of_some(rng, s.m),
+    "row": lambda rng, s: _mask_of_some(rng, 1, s.m),
     "queries": lambda rng, s: np.repeat(rng.random((s.n, 1)) < 0.7, s.m, axis=1),
-    "heads": lambda rng, s: _random(rng, *s.lead[-1:], s.n, s.m),
-    "padding": _padding,
-    "all": _of_each,
+    "heads": lambda rng, s: _mask_of_some(rng, *s.lead[-1:], s.n, s.m),
+    "padding": _mask_of_padding,
+    "all": _mask_of_each,
 }
 
 
 _WINDOWS = ((2, 0), (0, 1), (70, 3), (3, None), (None, 2))
-_BIASES: Mapping[str, Callable[[_Size], tuple[int, ...]]] = {
+_BIASES: Mapping[str, Callable[[_MaskShape], tuple[int, ...]]] = {
     "pairs": lambda s: (s.n, s.m),
     "keys": lambda s: (1, s.m),
     "heads": lambda s: (*s.lead[-1:], s.n, s.m),
@@ -137,7 +138,7 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
         if (some or name not in ("heads", "padding", "all"))
         and (name != "queries" or adapter["empty_rows"] != "undefined")
     ]
-    causal = adapter.can("causal") and not adapter.has("proposals")
+    causal = adapter.masks_future
     biases = [x for x in _BIASES if some or x in ("pairs", "keys", "first keys hidden")]
     fewer = adapter["empty_rows"] == "undefined" or not adapter.can("mask")  # of keys
     own = {  # _OPTIONS
@@ -154,18 +155,18 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
         "causal": (True,) if adapter["causal_only"] else (False, True) if causal else (False,),
         "d_v": (None,) if adapter["same_value_size"] else (None, 1, 7),
         "groups": (None, 2, 1) if adapter.grouped else (None,),
-        "own": (False, True) if _own(adapter) else (False,),
+        "own": (False, True) if _own_of_heads(adapter) else (False,),
         **{name: x for name, x in own.items() if adapter.can(name)},
     }
 
 
-def _own(adapter: Adapter) -> bool:
+def _own_of_heads(adapter: Adapter) -> bool:
     """Whether heads may be given something of their own that they share otherwise."""
     indices = adapter.given == "indices" and not adapter.has("per-query")
     return indices or adapter.can("omega", "omega_per_head")
 
 
-def _many(adapter: Adapter) -> bool:
+def _has_uses(adapter: Adapter) -> bool:
     """Whether there are uses to put together."""
     if not (attends(adapter) and evaluated(adapter)):
         return False
@@ -174,32 +175,32 @@ def _many(adapter: Adapter) -> bool:
     return sum(len(x) > 1 for x in levels(adapter).values()) > 1
 
 
-@check(claim="what it takes one by one it takes together", needs=_many)
-def uses_together(t: Trial) -> None:
+@add_check(claim="what it takes one by one it takes together", needs=_has_uses)
+def uses_together(t: CheckRun) -> None:
     """Masks of every shape, causal, one query or many, grouped heads, frequencies of each head.
 
     Any two of a mask, a bias and causal may be refused, by an exception.
     """
     factors = levels(t.adapter)
-    if len(factors["more"]) > 1 and True in factors["causal"] and not _aligned(t):
+    if len(factors["more"]) > 1 and True in factors["causal"] and not _is_aligned(t):
         factors["more"] = (0,)  # another check says so, once
     cases = covering(factors, t.rng, paired=_OPTIONS if t.level == "quick" else ())
-    try_cases(t, cases, _SECONDS[t.level], partial(_compare, t))
+    try_cases(t, cases, partial(_compare_case, t))
 
 
-def _aligned(t: Trial) -> bool:
+def _is_aligned(t: CheckRun) -> bool:
     """Whether causal attention with more keys than queries is right where nothing else is asked."""
     plainest = {name: x[0] for name, x in levels(t.adapter).items()}
-    arrays, options = case_of(t, plainest | {"n": 3, "more": 2, "causal": True})
+    arrays, options = problem_of(t, plainest | {"n": 3, "more": 2, "causal": True})
     try:
-        _compare(t, arrays, **options)
+        _compare_case(t, arrays, **options)
     except Failure:
         t.error = t.since = t.case = None
         return False
     return True
 
 
-def _compare(t: Trial, arrays: tuple[Any, ...], **options: Any) -> None:
+def _compare_case(t: CheckRun, arrays: tuple[Any, ...], **options: Any) -> None:
     """Compare one case with the reference; -infinity is the lse of a query that sees no key."""
     if "return_lse" in options:
         compare_normalisers(t, arrays, **options)
@@ -207,7 +208,7 @@ def _compare(t: Trial, arrays: tuple[Any, ...], **options: Any) -> None:
         t.compare(*arrays, strict=True, **options)
 
 
-def compare_normalisers(t: Trial, arrays: tuple[Any, ...], **options: Any) -> None:
+def compare_normalisers(t: CheckRun, arrays: tuple[Any, ...], **options: Any) -> None:
     """Compare output and log normalisers with those of the formula, where a query sees a key."""
     options = t.adapter.settled | {k: x for k, x in options.items() if k != "return_lse"}
     out, lse = t.call(*arrays, **options, return_lse=True)
@@ -224,10 +225,13 @@ def compare_normalisers(t: Trial, arrays: tuple[Any, ...], **options: Any) -> No
 
 
 def in_time(
-    t: Trial, cases: Iterable[dict[str, Any]], seconds: float, called: str
+    t: CheckRun,
+    cases: Iterable[dict[str, Any]],
+    called: str,
+    seconds: Mapping[str, float] = SECONDS,
 ) -> Iterator[dict[str, Any]]:
     """The cases, as far as time allows; how many are left is said."""
-    end, cases = time.monotonic() + seconds, list(cases)
+    end, cases = time.monotonic() + seconds[t.level], list(cases)
     for i, case in enumerate(cases):
         if time.monotonic() > end:
             t.untried.append(f"{len(cases) - i} of {len(cases)} {called}, for want of time")
@@ -236,12 +240,15 @@ def in_time(
 
 
 def try_cases(
-    t: Trial, cases: Iterable[dict[str, Any]], seconds: float, compare: Callable[..., None]
+    t: CheckRun,
+    cases: Iterable[dict[str, Any]],
+    compare: Callable[..., None],
+    seconds: Mapping[str, float] = SECONDS,
 ) -> None:
     """Compare each case, as far as time allows; two of mask, bias and causal may be refused."""
     refused = set[frozenset[str]]()
-    for case in in_time(t, cases, seconds, "uses together"):
-        arrays, options = case_of(t, case)
+    for case in in_time(t, cases, "uses together", seconds):
+        arrays, options = problem_of(t, case)
         try:
             compare(arrays, **options)
         except Refusal:
@@ -254,11 +261,11 @@ def try_cases(
             t.untried.append(f"{' and '.join(sorted(some))} together, which it refuses")
 
 
-def case_of(t: Trial, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def problem_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs that use a candidate in these ways."""
     adapter, lead, samples = t.adapter, t.adapter.lead(2, 4), 5
     n, m, d = t.fit(case["n"], max(1, case["n"] + case["more"]), 4)
-    size = _Size(lead, n, m)
+    size = _MaskShape(lead, n, m)
     arrays, options = t.problem(n, m, d, samples, lead=lead, d_v=case["d_v"], groups=case["groups"])
     if case["own"]:
         options |= t.of_heads(arrays, options)
@@ -283,7 +290,7 @@ def case_of(t: Trial, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[st
     return arrays, options
 
 
-def seeing(adapter: Adapter, n: int, m: int, options: dict[str, Any]) -> Mask:
+def seeing(adapter: Adapter, n: int, m: int, options: Keywords) -> Mask:
     """The mask without the rows of queries that would see no key."""
     empty = ~np.any(adapter.visible(n, m, options), -1, keepdims=True)
     mask: Mask = options["mask"] | empty

@@ -19,6 +19,7 @@ from ...arrays.library import Floats
 from ...attention import softmax_attention
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
+from ..candidate.limits import Arrays, Keywords
 from ..truth.reference import (
     CONTRACT,
     largest_exponent,
@@ -27,32 +28,29 @@ from ..truth.reference import (
     pulled_rounding,
     reference,
 )
-from .combined import case_of, covering, in_time, levels, seeing
-from .identities import Trial, attends, check
-from .recovery import draws, record
+from .combined import covering, in_time, levels, problem_of, seeing
+from .recovery import draw_results, keep_p
+from .trials import CheckRun, add_check, attends
 
 __all__: list[str] = []
 
-Arrays = tuple[Floats, Floats, Floats]
-Options = dict[str, Any]
 
 _RATES = (0.5, 0.1, 0.75)
 _SHARE = 1 / 6  # of the seeds of a law, as each says much
-_SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}
 
 
 def _drops(adapter: Adapter) -> bool:
     return attends(adapter) and adapter.can("dropout")
 
 
-def _shown(arrays: tuple[Floats, ...]) -> Arrays:
+def _shown(arrays: Arrays) -> Arrays:
     """The same queries and keys, of moderate weights, with values that show these."""
     q, k, _ = arrays
     m = k.shape[-2]
     return q / 2, k / 2, np.broadcast_to(np.eye(m), (*k.shape[:-1], m)).copy()
 
 
-def _problem(t: Trial) -> Arrays:
+def _problem(t: CheckRun) -> Arrays:
     """Past blocks of 128 keys, with heads in groups where they may be."""
     n, m, d = t.fit(40, 144, 16)
     if t.adapter["same_value_size"]:
@@ -61,13 +59,13 @@ def _problem(t: Trial) -> Arrays:
     return _shown(t.problem(n, m, d, lead=lead, groups=groups)[0])
 
 
-def _cases(t: Trial) -> Iterator[tuple[Arrays, Options]]:
+def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Keywords]]:
     """Any two of what else it takes, as far as time allows."""
     uses = {name: x for name, x in levels(t.adapter).items() if name not in ("d_v", "lse")}
     uses["n"] = (5, 1, 24)
     uses["more"] = tuple(x for x in uses["more"] if 0 <= x < 100)
-    for case in in_time(t, covering(uses, t.rng, 2), _SECONDS[t.level], "uses"):
-        arrays, options = case_of(t, case | {"d_v": None})
+    for case in in_time(t, covering(uses, t.rng, 2), "uses"):
+        arrays, options = problem_of(t, case | {"d_v": None})
         n, m, d_v = arrays[0].shape[-2], arrays[1].shape[-2], arrays[2].shape[-1]
         if "mask" in options and t.adapter["empty_rows"] != "zero":
             options["mask"] = seeing(t.adapter, n, m, options)
@@ -75,7 +73,7 @@ def _cases(t: Trial) -> Iterator[tuple[Arrays, Options]]:
             yield _shown(arrays), t.adapter.settled | options
 
 
-def _calls(t: Trial, back: bool = False) -> Iterator[tuple[Arrays, Options, Options, Any]]:
+def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Keywords, Keywords, Any]]:
     """Each case with dropout, and what came; what is refused with dropout is said."""
     refused: set[str] = set()
     for i, (arrays, options) in enumerate(_cases(t)):
@@ -101,13 +99,13 @@ class _Weights(NamedTuple):
     error: float
 
 
-def _weights(t: Trial, arrays: Any, options: dict[str, Any]) -> _Weights:
+def _weights_without(t: CheckRun, arrays: Any, options: Keywords) -> _Weights:
     exact = np.asarray(of_function(t.adapter, softmax_attention, arrays, options), float)
     unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
     return _Weights(exact, unit * (2 + largest_exponent(t.adapter, arrays, options)))
 
 
-def _kept(t: Trial, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
+def _find_kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
     """Which weights were kept; all others are to be 0, and these w / (1 - p)."""
     exact, allowed = weights
     known = exact > t.adapter.least / t.adapter.eps
@@ -125,49 +123,49 @@ def _kept(t: Trial, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[
     return found
 
 
-@check("exact", claim="weights that are kept are divided by 1 - p, all others 0", needs=_drops)
-def factors_of_dropout(t: Trial) -> None:
+@add_check("exact", claim="weights that are kept are divided by 1 - p, all others 0", needs=_drops)
+def factors_of_dropout(t: CheckRun) -> None:
     """In every use, the same twice at one seed; at p = 0 nothing is dropped."""
     adapter, plain = t.adapter, t.adapter.settled
     arrays, _ = t.problem(*t.fit(4, 6, 4))
     got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())
     t.equal(got, *reference(adapter, arrays, plain))
     for arrays, options, given, first in _calls(t):
-        _kept(t, _weights(t, arrays, options), given["dropout"], first)
+        _find_kept(t, _weights_without(t, arrays, options), given["dropout"], first)
         t.equal(t.call(*arrays, **given), first, 0.0)
 
 
-@check(
+@add_check(
     "exact",
     claim="weights are kept with probability 1 - p, each independent of all others",
     layer="law",
     needs=_drops,
 )
-def law_of_dropout(t: Trial) -> None:
+def law_of_dropout(t: CheckRun) -> None:
     """Of all, of each weight, and of pairs: of heads, batches, queries, keys and seeds."""
     plain = t.adapter.settled
     for rate in _RATES:
         arrays = _problem(t)
-        weights = _weights(t, arrays, plain)
+        weights = _weights_without(t, arrays, plain)
 
         def one(seed: int, arrays: Any = arrays, weights: Any = weights, p: float = rate) -> Floats:
-            return _kept(t, weights, p, t.call(*arrays, **plain, dropout=p, seed=seed))
+            return _find_kept(t, weights, p, t.call(*arrays, **plain, dropout=p, seed=seed))
 
-        kept = draws(t, one, _SHARE / len(_RATES)) > 0
+        kept = draw_results(t, one, _SHARE / len(_RATES)) > 0
         n, m = kept.shape[-2:]
         _independent(t, rate, kept, t.adapter.visible(n, m, plain))
 
 
-def _independent(t: Trial, rate: float, kept: npt.NDArray[np.bool_], seen: Any) -> None:
+def _independent(t: CheckRun, rate: float, kept: npt.NDArray[np.bool_], seen: Any) -> None:
     """Test indicators of shape (seeds, ..., n, m), of which those count that are seen."""
     seen = np.broadcast_to(seen, kept.shape)
     label = f"p = {rate:g}, "
     count = int(np.sum(seen))
     p = stats.binomial(int(np.sum(kept & seen)), count, 1 - rate)
-    record(t, f"{label}kept", p, count, stats.binomial, p=1 - rate)
+    keep_p(t, f"{label}kept", p, count, stats.binomial, p=1 - rate)
     each = np.sum(kept, 0)[seen[0]]
     p = min(1.0, each.size * min(stats.binomial(int(x), len(kept), 1 - rate) for x in set(each)))
-    record(t, f"{label}each", p, len(kept), stats.binomial, tries=each.size, p=1 - rate)
+    keep_p(t, f"{label}each", p, len(kept), stats.binomial, tries=each.size, p=1 - rate)
     same = rate**2 + (1 - rate) ** 2
     for name, axis in (("seeds", 0), ("queries", -2), ("keys", -1)):
         x, y = (np.moveaxis(z, axis, 0) for z in (kept, seen))
@@ -178,33 +176,33 @@ def _independent(t: Trial, rate: float, kept: npt.NDArray[np.bool_], seen: Any) 
                 i = first[first // lag % 2 == phase]
                 if len(i):
                     apart.append((x[i] == x[i + lag])[y[i] & y[i + lag]])
-        _alike(t, f"{label}{name} apart by powers of two", apart, same)
+        _test_alike(t, f"{label}{name} apart by powers of two", apart, same)
     heads = kept.reshape(len(kept), -1, *kept.shape[-2:])
     own = seen.reshape(heads.shape)[:, 0]
     pairs = combinations(range(heads.shape[1]), 2)
     alike = [(heads[:, i] == heads[:, j])[own] for i, j in pairs]
     if alike:
-        _alike(t, f"{label}heads", alike, same)
+        _test_alike(t, f"{label}heads", alike, same)
 
 
-def _alike(t: Trial, name: str, alike: list[npt.NDArray[np.bool_]], same: float) -> None:
+def _test_alike(t: CheckRun, name: str, alike: list[npt.NDArray[np.bool_]], same: float) -> None:
     """How many of the pairs have the same fate, the worst of several counts."""
     tries = len(alike)
     p = min(1.0, tries * min(stats.binomial(int(np.sum(x)), x.size, same) for x in alike))
     n = min(x.size for x in alike)
-    record(t, name, p, n, stats.binomial, tries=tries, p=same)
+    keep_p(t, name, p, n, stats.binomial, tries=tries, p=same)
 
 
-@check(
+@add_check(
     "exact",
     claim="gradients have the dropout of the result",
     needs=lambda adapter: _drops(adapter) and adapter.can("vjp"),
 )
-def gradients_of_dropout(t: Trial) -> None:
+def gradients_of_dropout(t: CheckRun) -> None:
     """The weights that were kept are seen in the result, and those of the formula."""
     for arrays, options, given, found in _calls(t, back=True):
         rate, d_out = given["dropout"], given["d_out"]
-        factors = _kept(t, _weights(t, arrays, options), rate, found[0]) / (1 - rate)
+        factors = _find_kept(t, _weights_without(t, arrays, options), rate, found[0]) / (1 - rate)
         want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
         most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))
         names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in t.adapter.pulled(options)))

@@ -7,72 +7,65 @@ from typing import Any
 import numpy as np
 
 from ... import naive
-from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
-from ..candidate.given import few
+from ..candidate.limits import Keywords
+from ..candidate.samples import draw_key_indices
 from ..truth.reference import of_function, tolerance
-from .identities import Trial, attends, check
+from .trials import CheckRun, add_check, attends, compare_known
 
 __all__: list[str] = []
 
-Arrays = tuple[Floats, ...]
 
-
-def _given(adapter: Adapter) -> bool:
+def _takes_keys(adapter: Adapter) -> bool:
     """Whether it is given the keys that it attends to."""
     return attends(adapter) and adapter.given == "indices"
 
 
-def _sampled(adapter: Adapter) -> bool:
+def _takes_sample(adapter: Adapter) -> bool:
     """Whether they are a sample, in which a key may come several times."""
-    return _given(adapter) and adapter.record.takes("log_probability")
+    return _takes_keys(adapter) and adapter.record.takes("log_probability")
 
 
-def _keys(t: Trial, n: int, *indices: int, log_p: Any = 0.0) -> dict[str, Any]:
+def _keys(t: CheckRun, n: int, *indices: int, log_p: Any = 0.0) -> dict[str, Any]:
     """Options that give these keys to n queries, in a sample with these log probabilities."""
     each = (n, len(indices)) if t.adapter.has("per-query") else (len(indices),)
-    options: dict[str, Any] = {"indices": np.broadcast_to(indices, each).copy()}
-    if _sampled(t.adapter):
+    options: Keywords = {"indices": np.broadcast_to(indices, each).copy()}
+    if _takes_sample(t.adapter):
         options["log_probability"] = t.adapter.exact(np.broadcast_to(log_p, each))
     return options
 
 
-def _known(t: Trial, arrays: Arrays, options: dict[str, Any], want: Any, off: float = 0.0) -> None:
-    """Compare with what is known to within `off`, whatever the package's formula gives."""
-    got = t.call(*arrays, **options)
-    t.equal(got, want, off + tolerance(t.adapter, arrays, options, got))
-
-
-@check(claim="with all keys given it is exact attention", needs=_given)
-def all_keys(t: Trial) -> None:
+@add_check(claim="with all keys given it is exact attention", needs=_takes_keys)
+def all_keys(t: CheckRun) -> None:
     """In order and in another, with probabilities that are all the same; and one key of one."""
     for n, m, d in ((2, 1, 2), (3, 2, 3), (4, 6, 8)):
         n, m, d = t.fit(n, m, d)
         arrays, _ = t.problem(n, m, d)
         want = of_function(t.adapter, naive.softmax_attention, arrays, {})
         for order in (np.arange(m), t.rng.permutation(m)):
-            _known(t, arrays, _keys(t, n, *order, log_p=-0.5), want)
+            compare_known(t, want, 0.0, *arrays, **_keys(t, n, *order, log_p=-0.5))
 
 
-@check(claim="the order in which keys are given does not matter", needs=_given)
-def order_of_given_keys(t: Trial) -> None:
+@add_check(claim="the order in which keys are given does not matter", needs=_takes_keys)
+def order_of_given_keys(t: CheckRun) -> None:
     """Backwards, and with the keys themselves in another order."""
     n, m, d = t.fit(4, 9, 4)
     (q, k, v), options = t.problem(n, m, d, 4)
     out = t.call(q, k, v, **options)
     off = tolerance(t.adapter, (q, k, v), options, out)
-    _known(t, (q, k, v), {name: x[..., ::-1].copy() for name, x in options.items()}, out, off)
+    backwards = {name: x[..., ::-1].copy() for name, x in options.items()}
+    compare_known(t, out, off, q, k, v, **backwards)
     place = t.rng.permutation(m)  # of each key
     order = np.argsort(place)
     moved = options | {"indices": place[options["indices"]]}
-    _known(t, (q, k[order], v[order]), moved, out, off)
+    compare_known(t, out, off, q, k[order], v[order], **moved)
 
 
-@check(
+@add_check(
     claim="each head uses the keys given for it",
-    needs=lambda adapter: _given(adapter) and adapter.lead(2, 3) != (),
+    needs=lambda adapter: _takes_keys(adapter) and adapter.lead(2, 3) != (),
 )
-def keys_of_heads(t: Trial) -> None:
+def keys_of_heads(t: CheckRun) -> None:
     """Indices with the leading axes of queries, and of heads that share those of keys."""
     for heads, groups in ((3, None), (4, 2)) if t.adapter.grouped else ((3, None),):
         lead = t.adapter.lead(2, heads)
@@ -81,39 +74,43 @@ def keys_of_heads(t: Trial) -> None:
         t.compare(*arrays, **options | t.of_heads(arrays, options))
 
 
-@check(claim="a key that is given several times counts as often", needs=_sampled)
-def keys_given_again(t: Trial) -> None:
+@add_check(claim="a key that is given several times counts as often", needs=_takes_sample)
+def keys_given_again(t: CheckRun) -> None:
     """Twice is as once with half the probability; and a factor of all of them does not matter."""
     n, m, d = t.fit(4, 5, 4)
     arrays, _ = t.problem(n, m, d)
     first, second = -0.25, -1.5
     once = _keys(t, n, 3, 1, log_p=(first - np.log(2), second))
     want = of_function(t.adapter, naive.sampled_key_attention, arrays, once)
-    _known(t, arrays, _keys(t, n, 1, 3, 3, log_p=(second, first, first)), want)
-    _known(t, arrays, _keys(t, n, 3, 1, 3, log_p=(first - 4, second - 4, first - 4)), want)
-    _known(t, arrays, _keys(t, n, 2, 2, 2, log_p=second), np.broadcast_to(arrays[2][2], want.shape))
+    share = {"log_p": (second, first, first)}
+    compare_known(t, want, 0.0, *arrays, **_keys(t, n, 1, 3, 3, **share))
+    share = {"log_p": (first - 4, second - 4, first - 4)}
+    compare_known(t, want, 0.0, *arrays, **_keys(t, n, 3, 1, 3, **share))
+    value = np.broadcast_to(arrays[2][2], want.shape)
+    compare_known(t, value, 0.0, *arrays, **_keys(t, n, 2, 2, 2, log_p=second))
 
 
-@check(
-    claim="logs of probabilities may be large", needs=lambda x: _sampled(x) and x.has("exponential")
+@add_check(
+    claim="logs of probabilities may be large",
+    needs=lambda x: _takes_sample(x) and x.has("exponential"),
 )
-def any_probabilities(t: Trial) -> None:
+def any_probabilities(t: CheckRun) -> None:
     """Down to e^-1000, no number by itself; and above 1: a key is expected several times."""
     n, m, d = t.fit(4, 5, 4)
     (q, k, v), _ = t.problem(n, m, d)
-    given = few(t.adapter, t.rng, k, (), n, 4)
+    given = draw_key_indices(t.adapter, t.rng, k, (), n, 4)
     for size in (-100.0, -1000.0, 1.5):
         log_p = t.adapter.exact(size + given["log_probability"])
         t.compare(q, k, v, **given | {"log_probability": log_p})
 
 
-def _solved(adapter: Adapter) -> bool:
+def _solves_weights(adapter: Adapter) -> bool:
     """Whether the weights of the keys are solved for."""
-    return _given(adapter) and adapter.has("solved")
+    return _takes_keys(adapter) and adapter.has("solved")
 
 
-@check(claim="scores may be large", needs=_solved)
-def large_queries(t: Trial) -> None:
+@add_check(claim="scores may be large", needs=_solves_weights)
+def large_queries(t: CheckRun) -> None:
     """Queries are, whose exponentials alone are no numbers; keys are near enough to be solved."""
     n, m, d = t.fit(4, 9, 4)
     (q, k, v), options = t.problem(n, m, d, 3)
@@ -121,8 +118,8 @@ def large_queries(t: Trial) -> None:
         t.compare(t.adapter.exact(size * q), k, v, **options)
 
 
-@check(claim="weights of either sign are kept, in the normaliser too", needs=_solved)
-def negative_normalisers(t: Trial) -> None:
+@add_check(claim="weights of either sign are kept, in the normaliser too", needs=_solves_weights)
+def negative_normalisers(t: CheckRun) -> None:
     """Two near keys stand for far ones: the sum of weights is -3 to -5 times the largest share."""
     n, m, d = t.fit(4, 4, 2)
     _, _, v = t.problem(n, m, d)[0]

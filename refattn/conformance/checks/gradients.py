@@ -15,16 +15,17 @@ import numpy as np
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
+from ..candidate.limits import Arrays, Keywords
 from ..truth.reference import log_slopes, pulled, pulled_rounding, rounding
 from .combined import covering, levels, seeing, try_cases
-from .identities import Trial, attends, check, evaluated, stabilised
-from .uses import places
+from .trials import CheckRun, add_check, attends, evaluated, stabilised
+from .uses import describe_places
 
 __all__ = ["compare_gradients"]
 
 
 NAMES = ("out", "dq", "dk", "dv")
-_SECONDS = {"quick": 20.0, "full": 80.0, "soak": 320.0}
+_PULLED_SECONDS = {"quick": 20.0, "full": 80.0, "soak": 320.0}
 
 
 def _differentiated(adapter: Adapter) -> bool:
@@ -40,18 +41,18 @@ def _averaged(adapter: Adapter) -> bool:
     return _differentiated(adapter) and (evaluated(adapter) or not adapter.waves)
 
 
-def _drawn(t: Trial, given: dict[str, Any], samples: int = 4) -> dict[str, Any]:
+def _given_or_drawn(t: CheckRun, given: Keywords, samples: int = 4) -> dict[str, Any]:
     """Options of a call: frequencies that are given to it, or a seed of which it draws."""
     return t.adapter.settled | (given if evaluated(t.adapter) else t.options(samples))
 
 
-def _cotangent(t: Trial, arrays: tuple[Floats, ...]) -> Floats:
+def _cotangent(t: CheckRun, arrays: Arrays) -> Floats:
     """Of the output: as many heads as queries have."""
     q, _, v = arrays
     return t.normal(*q.shape[:-1], v.shape[-1])
 
 
-def compare_gradients(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> None:
+def compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
     """Compare output and gradients with the reference, and say where they are wrong."""
     memory = options.pop("memory", None)
     options = t.adapter.settled | options
@@ -69,12 +70,13 @@ def compare_gradients(t: Trial, arrays: tuple[Floats, ...], **options: Any) -> N
             wrong = np.abs(np.asarray(x, np.longdouble) - y) > most
             n, m = (z.shape[-2] for z in arrays[:2])
             raise Failure(
-                f"{name} {failure.expected}", f"{failure.got}; n = {n}, m = {m}: {places(wrong)}"
+                f"{name} {failure.expected}",
+                f"{failure.got}; n = {n}, m = {m}: {describe_places(wrong)}",
             ) from None
 
 
-@check(claim="gradients are those of the formula", needs=_compared)
-def gradients(t: Trial) -> None:
+@add_check(claim="gradients are those of the formula", needs=_compared)
+def gradients(t: CheckRun) -> None:
     """Without and with leading axes, of values of another length, and of no cotangent."""
     for lead in ((), t.adapter.lead(2, 3), t.adapter.lead(1, 10)):
         n, m, d = t.fit(4, 6, 4)
@@ -88,11 +90,11 @@ def gradients(t: Trial) -> None:
         t.equal(x, np.zeros(x.shape), 0.0)
 
 
-@check(claim="gradients are right in every use", needs=_compared)
-def gradients_together(t: Trial) -> None:
+@add_check(claim="gradients are right in every use", needs=_compared)
+def gradients_together(t: CheckRun) -> None:
     """Any two of: masks of every shape, causal, one query or many, grouped heads, more keys."""
 
-    def compare(arrays: tuple[Floats, ...], **options: Any) -> None:
+    def compare(arrays: Arrays, **options: Any) -> None:
         if "mask" in options and t.adapter["empty_rows"] != "zero":
             n, m = (x.shape[-2] for x in arrays[:2])
             options["mask"] = seeing(t.adapter, n, m, options)
@@ -105,30 +107,30 @@ def gradients_together(t: Trial) -> None:
         uses["more"] = tuple(x for x in uses["more"] if x >= 0)
     if not t.adapter.can("d_lse"):
         uses.pop("lse", None)
-    try_cases(t, covering(uses, t.rng, 2), _SECONDS[t.level], compare)
+    try_cases(t, covering(uses, t.rng, 2), compare, _PULLED_SECONDS)
 
 
-@check(
+@add_check(
     "exponential",
     claim="gradients are right at large logits",
     needs=lambda adapter: _compared(adapter) and stabilised(adapter),
 )
-def gradients_of_large_logits(t: Trial) -> None:
+def gradients_of_large_logits(t: CheckRun) -> None:
     """Exponents of tens and of thousands, where most weights vanish."""
-    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    low = t.adapter.half
     for size in (4.0, 10.0) if low else (4.0, 10.0, 40.0, 200.0):
         arrays, options = t.problem(*t.fit(5, 6, 4), 4, size=size)
         compare_gradients(t, arrays, **options)
 
 
-@check(
+@add_check(
     "feature-map",
     claim="gradients are right where features are tiny or large",
     needs=lambda adapter: _compared(adapter) and adapter["feature_map"] == "elu",
 )
-def gradients_of_extreme_features(t: Trial) -> None:
+def gradients_of_extreme_features(t: CheckRun) -> None:
     """Entries down to -20, where elu + 1 is e^-20 and so is its slope, and above 709."""
-    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    low = t.adapter.half
     (q, k, v), _ = t.problem(*t.fit(4, 5, 3), 4)
     for shift in (-2.0,) if low else (-4.0, -20.0):
         tiny_q, tiny_k = (t.adapter.exact(shift - np.abs(x)) for x in (q, k))
@@ -138,7 +140,7 @@ def gradients_of_extreme_features(t: Trial) -> None:
     compare_gradients(t, (t.adapter.exact(np.abs(q) + large), t.adapter.exact(k * large), v))
 
 
-class _Size(NamedTuple):
+class _PulledSize(NamedTuple):
     """Tokens, head sizes, heads and samples of a problem."""
 
     n: int
@@ -149,42 +151,42 @@ class _Size(NamedTuple):
     samples: int = 9
     groups: int | None = None
 
-    def fitted(self, t: Trial) -> _Size:
+    def fitted(self, t: CheckRun) -> _PulledSize:
         """As much of it as the candidate takes."""
         n, m, d = t.fit(self.n, self.m, self.d)
         samples = self.samples if t.adapter.has("any-size") else min(self.samples, n, m)
         d_v = d if t.adapter["same_value_size"] else self.d_v
         groups = self.groups if t.adapter.grouped else None
-        return _Size(n, m, d, d_v, t.adapter.lead(*self.heads), samples, groups)
+        return _PulledSize(n, m, d, d_v, t.adapter.lead(*self.heads), samples, groups)
 
-    def problem(self, t: Trial, size: float = 1.0) -> tuple[tuple[Floats, ...], dict[str, Any]]:
+    def problem(self, t: CheckRun, size: float = 1.0) -> tuple[Arrays, Keywords]:
         """Random inputs."""
         named: Any = {"lead": self.heads, "d_v": self.d_v, "groups": self.groups}
         return t.problem(self.n, self.m, self.d, self.samples, size=size, **named)
 
 
-_SIZES = (
-    _Size(17, 33, 3, 5),
-    _Size(129, 130, 8, 9),
-    _Size(65, 65, 40, 70, samples=100),
-    _Size(33, 30, 80, 130, heads=(1, 2)),
-    _Size(129, 129, 4, 5, heads=(2, 2), groups=1),
-    _Size(257, 257, 8, 9),
-    _Size(513, 1025, 8, 9),
-    _Size(1025, 1025, 8, 9),
+_RAGGED = (
+    _PulledSize(17, 33, 3, 5),
+    _PulledSize(129, 130, 8, 9),
+    _PulledSize(65, 65, 40, 70, samples=100),
+    _PulledSize(33, 30, 80, 130, heads=(1, 2)),
+    _PulledSize(129, 129, 4, 5, heads=(2, 2), groups=1),
+    _PulledSize(257, 257, 8, 9),
+    _PulledSize(513, 1025, 8, 9),
+    _PulledSize(1025, 1025, 8, 9),
 )
 
 
-@check(claim="gradients are right at ragged ends of blocks", needs=_compared)
-def gradients_of_many_tokens(t: Trial) -> None:
+@add_check(claim="gradients are right at ragged ends of blocks", needs=_compared)
+def gradients_of_many_tokens(t: CheckRun) -> None:
     """Past powers of two by one, in all sizes and causal too, as far as time allows."""
-    end, rate = time.monotonic() + _SECONDS[t.level], 0.0
+    end, rate = time.monotonic() + _PULLED_SECONDS[t.level], 0.0
     plain = not t.adapter["causal_only"]
-    causal = t.adapter.can("causal") and not t.adapter.has("proposals")
+    causal = t.adapter.masks_future
     ways: list[dict[str, Any]] = [{}] * plain + [{"causal": True}] * causal
     if t.adapter.can("window"):
         ways.append({"window": (40, 3)})
-    for each in _SIZES:
+    for each in _RAGGED:
         size = each._replace(m=max(each.m, each.n) if causal else each.m).fitted(t)
         pairs = size.n * size.m * math.prod(size.heads)
         for options in ways:
@@ -197,11 +199,11 @@ def gradients_of_many_tokens(t: Trial) -> None:
             rate = (time.monotonic() - began) / pairs
 
 
-@check(
+@add_check(
     claim="gradients do not depend on the layout of arrays in memory",
     needs=lambda adapter: _compared(adapter) and adapter["library"] in ("numpy", "torch"),
 )
-def gradients_of_layouts(t: Trial) -> None:
+def gradients_of_layouts(t: CheckRun) -> None:
     """Transposed, sliced and with heads inside, all alike and each alone; one cotangent for all."""
     arrays, given = t.problem(*t.fit(5, 6, 4), 4, lead=t.adapter.lead(2, 3))
     held = [name for name, x in given.items() if isinstance(x, np.ndarray)]
@@ -214,8 +216,8 @@ def gradients_of_layouts(t: Trial) -> None:
     compare_gradients(t, arrays, **given, d_out=ones, memory={"d_out": "expanded"})
 
 
-@check(claim="gradients are the same at every call", needs=_compared)
-def gradients_again(t: Trial) -> None:
+@add_check(claim="gradients are the same at every call", needs=_compared)
+def gradients_again(t: CheckRun) -> None:
     """In many calls; torch: twice through one graph, with a call between, one input at a time."""
     arrays, given = t.problem(*t.fit(4, 6, 4), 4)
     ways = ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ()
@@ -231,33 +233,33 @@ def gradients_again(t: Trial) -> None:
 
 def _hides(adapter: Adapter) -> bool:
     """Whether something is not seen by some query."""
-    causal = adapter.can("causal") and not adapter.has("proposals")
+    causal = adapter.masks_future
     separate = adapter.has("separate") and not adapter.has("proposals")
     return _differentiated(adapter) and (causal or separate or adapter.can("mask"))
 
 
-@check(claim="what a query does not see takes no gradient", needs=_hides)
-def gradients_of_hidden(t: Trial) -> None:
+@add_check(claim="what a query does not see takes no gradient", needs=_hides)
+def gradients_of_hidden(t: CheckRun) -> None:
     """Masked keys, future keys, and queries whose output has no cotangent.
 
     But for rounding: a maximum over all keys may be differentiated, and cancel.
     """
     n, m, d = t.fit(5, 7, 4)
     arrays, given = t.problem(n, m, d, 4)
-    options = _drawn(t, given)
+    options = _given_or_drawn(t, given)
     d_out = _cotangent(t, arrays)
     most = pulled_rounding(t.adapter, arrays, options, d_out)
     if t.adapter.can("mask"):
         mask = np.ones((n, m), dtype=bool)
         mask[:, 2] = False
         found = t.call(*arrays, d_out=d_out, mask=mask, **options)
-        _nothing(t, found, np.arange(m) == 2, most)
-    if t.adapter.can("causal") and not t.adapter.has("proposals"):
+        _take_nothing(t, found, np.arange(m) == 2, most)
+    if t.adapter.masks_future:
         first = d_out.copy()
         first[1:] = 0.0  # the first query sees the keys up to m - n, or one
         seen = 1 if t.adapter["causal"] == "top-left" else m - n + 1
         found = t.call(*arrays, d_out=first, **options | {"causal": True})
-        _nothing(t, found, np.arange(m) >= seen, most)
+        _take_nothing(t, found, np.arange(m) >= seen, most)
     if t.adapter.has("separate") and not t.adapter.has("proposals"):
         one = d_out.copy()
         one[[0, -1]] = 0.0
@@ -265,52 +267,52 @@ def gradients_of_hidden(t: Trial) -> None:
         t.equal(found[1][[0, -1]], np.zeros((2, d)), most[1])
 
 
-@check(
+@add_check(
     claim="NaN and infinity in what is masked have no effect on gradients",
     needs=lambda adapter: (
         _differentiated(adapter) and adapter.can("mask") and adapter["hidden"] == "any"
     ),
 )
-def gradients_of_hidden_nonsense(t: Trial) -> None:
+def gradients_of_hidden_nonsense(t: CheckRun) -> None:
     """In hidden keys and hidden values."""
     n, m, d = t.fit(5, 7, 4)
     (q, k, v), given = t.problem(n, m, d, 4)
-    options = _drawn(t, given)
+    options = _given_or_drawn(t, given)
     options |= {"d_out": _cotangent(t, (q, k, v)), "mask": np.arange(m) != 2}
     given = {name: x for name, x in options.items() if name != "d_out"}
     most = pulled_rounding(t.adapter, (q, k, v), given, options["d_out"])
     found = t.call(q, k, v, **options)
     k, v = k.copy(), v.copy()
     k[2], v[2] = np.nan, np.inf
-    again = t.call(q, k, v, **options)
-    for name, x, y, allowed in zip(NAMES, again, found, most, strict=True):
+    second = t.call(q, k, v, **options)
+    for name, x, y, allowed in zip(NAMES, second, found, most, strict=True):
         t.equal(x, y, 2 * allowed, name)
 
 
-def _nothing(t: Trial, found: Any, hidden: Floats, most: tuple[float, ...]) -> None:
+def _take_nothing(t: CheckRun, found: Any, hidden: Floats, most: tuple[float, ...]) -> None:
     """Keys and values that are hidden take nothing."""
     for part in (2, 3):
         x = found[part][hidden]
         t.equal(x, np.zeros(x.shape), most[part])
 
 
-@check("mean", "positive", claim="gradients are those of a mean", needs=_averaged)
-def gradients_of_means(t: Trial) -> None:
+@add_check("mean", "positive", claim="gradients are those of a mean", needs=_averaged)
+def gradients_of_means(t: CheckRun) -> None:
     """Of equal values queries and keys take none, and values take all that the output gives.
 
     In exact attention, which does not change when all keys move alike or queries grow as keys
     shrink, cotangents of keys sum to 0, and q . dq and k . dk to the same.
     """
     _averages(t, 1.0)
-    if stabilised(t.adapter) and t.adapter["dtype"] not in ("float16", "bfloat16"):
+    if stabilised(t.adapter) and not t.adapter.half:
         _averages(t, 10.0)
 
 
-def _averages(t: Trial, size: float) -> None:
+def _averages(t: CheckRun, size: float) -> None:
     """The same for queries and keys of a size."""
     n, m, d = t.fit(5, 7, 4)
     arrays, given = t.problem(n, m, d, 4, size=size)
-    options = _drawn(t, given)
+    options = _given_or_drawn(t, given)
     d_out = _cotangent(t, arrays)
     named = options | {"d_out": d_out}
     q, k = (np.asarray(x, np.longdouble) for x in arrays[:2])
@@ -327,13 +329,13 @@ def _averages(t: Trial, size: float) -> None:
         t.equal(found[i], np.zeros_like(found[i]), most[i], NAMES[i])
 
 
-@check(claim="gradients are linear in the cotangent", needs=_differentiated)
-def gradients_are_linear(t: Trial) -> None:
+@add_check(claim="gradients are linear in the cotangent", needs=_differentiated)
+def gradients_are_linear(t: CheckRun) -> None:
     """Twice a cotangent takes twice as much, and exactly so."""
     arrays, given = t.problem(*t.fit(4, 6, 4), 4)
-    options = _drawn(t, given)
+    options = _given_or_drawn(t, given)
     d_out = _cotangent(t, arrays)
-    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    low = t.adapter.half
     once = t.call(*arrays, d_out=d_out, **options)
     for factor in (4.0, 2.0**-6) if low else (4.0, 2.0**-6, 2.0**24, 2.0**-24):
         other = t.call(*arrays, d_out=factor * d_out, **options)
@@ -341,7 +343,7 @@ def gradients_are_linear(t: Trial) -> None:
             t.equal(y / factor, x, 8 * t.adapter.eps * float(np.max(np.abs(x), initial=0)), name)
 
 
-def _sloped(adapter: Adapter) -> bool:
+def _has_slopes(adapter: Adapter) -> bool:
     return _differentiated(adapter) and adapter.eps < 1e-4
 
 
@@ -355,18 +357,18 @@ def _moves(adapter: Adapter) -> str:
     return "qkv" if fixed and positive else "v"
 
 
-@check(claim="gradients are the slopes of its own results", needs=_sloped)
-def gradients_are_slopes(t: Trial) -> None:
+@add_check(claim="gradients are the slopes of its own results", needs=_has_slopes)
+def gradients_are_slopes(t: CheckRun) -> None:
     """Difference quotients along random ways, of what it computes at one seed, in each use."""
     adapter, plain = t.adapter, t.adapter.settled
     if _moves(adapter) == "v":
         t.untried.append("queries and keys, without frequencies that are given")
-    causal = adapter.can("causal") and not adapter.has("proposals")
-    few, many = _Size(4, 6, 4, 4, samples=4), _Size(40, 70, 4, 4)
+    causal = adapter.masks_future
+    few, many = _PulledSize(4, 6, 4, 4, samples=4), _PulledSize(40, 70, 4, 4)
     n, m, *_ = few.fitted(t)
     seen = np.ones((n, m), dtype=bool)
     seen[0, 1:] = seen[-1, :-1] = False
-    uses: list[tuple[_Size, dict[str, Any]]] = [
+    uses: list[tuple[_PulledSize, dict[str, Any]]] = [
         (few, plain),
         (few._replace(d_v=7, heads=(2, 3)), plain),
         (few._replace(n=1, samples=20), plain),
@@ -388,14 +390,14 @@ def gradients_are_slopes(t: Trial) -> None:
         if adapter.has("feature-map"):  # whose slopes are not continuous at 0
             q, k = (adapter.exact(x + np.where(x < 0, -0.25, 0.25)) for x in (q, k))
         try:
-            _slopes(t, (q, k, v), _drawn(t, given, size.samples) | use)
+            _slopes(t, (q, k, v), _given_or_drawn(t, given, size.samples) | use)
         except Refusal:
             if not {"mask", "causal"} <= set(use):
                 raise
             t.since = None
 
 
-def _slopes(t: Trial, arrays: tuple[Floats, ...], options: dict[str, Any]) -> None:
+def _slopes(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
     r"""Compare gradients with quotients of the fourth order, along one way of q, k and v each.
 
     Where log weights move by at most L to a unit of the way, a mean f of values is analytic where

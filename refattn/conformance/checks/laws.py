@@ -26,48 +26,39 @@ from scipy import special
 from ... import kernels, sampling, stats, theory
 from ...arrays.library import Floats
 from ..candidate.failures import Failure
-from ..candidate.limits import head_size, nearest_head_size
+from ..candidate.limits import Arrays, Keywords, head_size, nearest_head_size
 from ..truth.reference import black_box, reference, tolerance
-from .identities import Trial, check
 from .recovery import (
-    draws,
-    frequency,
+    axes_and_sums,
+    check_normal,
+    draw_results,
+    estimate_kernels,
+    keep_p,
     lawful,
-    normal,
+    match_pair,
+    p_of_scale,
     positive,
     precise,
-    record,
+    recover_alone,
+    recover_frequency,
+    recover_pair,
     recovery_error,
-    scale,
+    separation,
+    sign_of_norm,
     told,
 )
+from .trials import CheckRun, add_check
 
 __all__: list[str] = []
 
 
-def _estimates(t: Trial, x: Floats, y: Floats, samples: int, seed: int) -> Floats:
-    """Kernel estimates of x with each row of y at one seed."""
-    options: dict[str, Any] = {**t.adapter.record.sized(samples), "seed": seed}
-    if t.adapter.has("pairs"):
-        x = np.broadcast_to(x, y.shape)
-        return np.asarray(t.call(t.adapter.exact(x), y, **options), float)
-    root = t.adapter.root(len(x))
-    anchor = x if t.adapter["features"] == "trigonometric" else -x
-    keys = np.concatenate([anchor[None], y]) / root
-    out = t.call(x[None] / root, keys, np.eye(len(keys)), **options)[0]
-    if not (out[0] > 0 or (t.adapter["features"] == "trigonometric" and out[0] != 0)):
-        raise Failure("a positive weight of the key -q, where all terms are positive", f"{out[0]}")
-    sign = 1 if t.adapter["features"] == "trigonometric" else -1
-    return np.asarray(out[1:] / out[0] * math.exp(sign * np.sum(x * x)), float)
-
-
-@check(
+@add_check(
     "random-features",
     claim="frequencies are N(0, I), independent from seed to seed",
     layer="law",
     needs=lawful,
 )
-def frequency_law(t: Trial) -> None:
+def frequency_law(t: CheckRun) -> None:
     """Frequencies recovered at S = 1, d = 8, and with fewer seeds d = 1, 5 and 64.
 
     If they are iid, also at d = 256: half a million numbers at level quick, for the tails.
@@ -85,19 +76,19 @@ def frequency_law(t: Trial) -> None:
             continue
 
         def one(seed: int, d: int = d) -> Floats:
-            return _recovered(t, d, c, seed)
+            return recover_alone(t, d, c, seed)
 
-        z = draws(t, one, share)
+        z = draw_results(t, one, share)
         error = recovery_error(t, d, c)
         if not positive(t.adapter):
             z = z * t.rng.choice([-1.0, 1.0], (len(z), 1))
             error = math.sqrt(error)  # near 0 the inverse has no slope
-        normal(t, z, error, f"d = {d}, ")
+        check_normal(t, z, error, f"d = {d}, ")
     if positive(t.adapter) and not t.adapter.has("pairs") and t.adapter.lead(2, 3):
         _law_of_last_head(t, nearest_head_size(t.adapter, 4), c)
 
 
-def _law_of_last_head(t: Trial, d: int, c: float) -> None:
+def _law_of_last_head(t: CheckRun, d: int, c: float) -> None:
     """The same of the last query of the last head."""
     lead, keys = t.adapter.lead(2, 3), np.concatenate([np.zeros((1, d)), c * np.eye(d)])
     arrays = tuple(
@@ -107,39 +98,17 @@ def _law_of_last_head(t: Trial, d: int, c: float) -> None:
 
     def one(seed: int) -> Floats:
         out = t.call(*arrays, **t.adapter.record.sized(1), seed=seed)
-        return frequency(out[(-1,) * (out.ndim - 1)], keys)
+        return recover_frequency(out[(-1,) * (out.ndim - 1)], keys)
 
-    normal(t, draws(t, one, 0.5), recovery_error(t, d, c), "last head, ")
-
-
-def _recovered(t: Trial, d: int, c: float, seed: int) -> Floats:
-    """The frequency at S = 1, by its coordinate 0 being positive if its sign does not show."""
-    zero, axes = np.zeros(d), c * np.eye(d)
-    if positive(t.adapter):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return (np.log(_estimates(t, zero, axes, 1, seed)) + c * c / 2) / c
-    y = np.concatenate([axes, axes[:1] + axes[1:]])
-    even = _estimates(t, zero, y, 1, seed) * np.exp(-np.sum(y * y, -1) / 2 * _sign(t))
-    inverse = np.arccosh if t.adapter["features"] == "hyperbolic" else np.arccos
-    with np.errstate(invalid="ignore"):
-        size = inverse(np.clip(even[:d], *((1, np.inf) if _sign(t) < 0 else (-1, 1)))) / c
-    forward = np.cosh if _sign(t) < 0 else np.cos
-    same = np.abs(forward(c * (size[0] + size[1:])) - even[d:])
-    other = np.abs(forward(c * (size[0] - size[1:])) - even[d:])
-    return np.concatenate([size[:1], np.where(same <= other, 1, -1) * size[1:]])
+    check_normal(t, draw_results(t, one, 0.5), recovery_error(t, d, c), "last head, ")
 
 
-def _sign(t: Trial) -> int:
-    """Of |y|^2/2 in an estimate at x = 0: trigonometric features multiply by its exponential."""
-    return 1 if t.adapter["features"] == "trigonometric" else -1
-
-
-@check(
+@add_check(
     "random-features",
     claim="the estimate is a function of x + y, or of x - y where trigonometric, but for norms",
     needs=lambda adapter: precise(adapter) and adapter.black_box,
 )
-def one_function(t: Trial) -> None:
+def one_function(t: CheckRun) -> None:
     r"""The same sums x + y of other parts, whatever the frequencies, near the origin and far.
 
     Weights of keys :math:`z_j - x` at a query x, times :math:`e^{|z_j - x|^2/2}`, have the ratios
@@ -151,8 +120,8 @@ def one_function(t: Trial) -> None:
             _one_function(t, samples, length, lead)
 
 
-def _one_function(t: Trial, samples: int, length: float, lead: tuple[int, ...]) -> None:
-    d, sign = 4, _sign(t)
+def _one_function(t: CheckRun, samples: int, length: float, lead: tuple[int, ...]) -> None:
+    d, sign = 4, sign_of_norm(t)
     root, last = t.adapter.root(d), (-1,) * (len(lead) + 1)
     z = t.rng.standard_normal((5, d))
     z *= length / np.linalg.norm(z, axis=-1, keepdims=True)
@@ -185,13 +154,13 @@ def _one_function(t: Trial, samples: int, length: float, lead: tuple[int, ...]) 
         t.equal(ratio / ratio[0], np.ones(len(z)), 4 * float(np.max(error + unsure)))
 
 
-@check(
+@add_check(
     "random-features",
     claim="at one frequency the logarithm of the estimate is Gaussian, of variance |x + y|^2",
     layer="law",
     needs=lambda adapter: told(adapter) and positive(adapter),
 )
-def long_vectors(t: Trial) -> None:
+def long_vectors(t: CheckRun) -> None:
     """At x + y of lengths 2, 4 and 6, where a mean over seeds has too large a variance to tell.
 
     Exponents that are clipped, norms that are clamped and constants that are added show.
@@ -207,19 +176,19 @@ def long_vectors(t: Trial) -> None:
 
     def one(seed: int) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(spread @ (np.log(_estimates(t, x, y, 1, seed)) + square))
+            return np.asarray(spread @ (np.log(estimate_kernels(t, x, y, 1, seed)) + square))
 
     error = recovery_error(t, d, 1.0) * (1 + float(np.max(lengths)))
-    normal(t, draws(t, one), error)
+    check_normal(t, draw_results(t, one), error)
 
 
-@check(
+@add_check(
     "random-features",
     claim="frequencies given their mean and covariance have that law",
     layer="law",
     needs=lambda adapter: precise(adapter) and positive(adapter) and adapter.can("moments"),
 )
-def given_moments_law(t: Trial) -> None:
+def given_moments_law(t: CheckRun) -> None:
     """Frequencies recovered at S = 1, whitened by the moments given."""
     d, c = 4, 1.0
     mean = t.normal(d, size=0.5)
@@ -236,35 +205,12 @@ def given_moments_law(t: Trial) -> None:
             mean=mean,
             cov=cov,
         )[0]
-        return np.linalg.solve(factor, frequency(out, keys) - mean)
+        return np.linalg.solve(factor, recover_frequency(out, keys) - mean)
 
-    normal(t, draws(t, one), recovery_error(t, d, c))
-
-
-def _along(d: int, c: float) -> Floats:
-    """Points c e_i, 2 c e_i, and c (e_0 + e_i), which tell which number belongs with which."""
-    axes = np.eye(d)
-    return c * np.concatenate([axes, 2 * axes, axes[:1] + axes[1:]])
+    check_normal(t, draw_results(t, one), recovery_error(t, d, c))
 
 
-def _pairs(t: Trial, d: int, c: float, seed: int) -> tuple[Floats, Floats]:
-    """The two numbers e^{c omega_si} for each i at S = 2, the larger first.
-
-    Their power sums are estimates at c e_i and 2 c e_i.
-    """
-    y = np.concatenate([c * np.eye(d), 2 * c * np.eye(d)])
-    mean = _estimates(t, np.zeros(d), y, 2, seed) * np.exp(np.sum(y * y, -1) / 2)
-    return _roots(2 * mean[:d], 2 * mean[d:])
-
-
-def _roots(first: Floats, second: Floats) -> tuple[Floats, Floats]:
-    """Two numbers from their sum and the sum of their squares, the larger one first."""
-    gap = np.sqrt(np.maximum(2 * second - first * first, 0.0))
-    larger = (first + gap) / 2
-    return larger, (first * first - second) / (2 * larger)  # their product, without cancellation
-
-
-@check(
+@add_check(
     "random-features",
     claim="two frequencies of one set are coupled as declared",
     layer="law",
@@ -274,59 +220,61 @@ def _roots(first: Floats, second: Floats) -> tuple[Floats, Floats]:
         and adapter["coupling"] in ("iid", "orthogonal", "antithetic")
     ),
 )
-def frequency_pairs(t: Trial) -> None:
+def frequency_pairs(t: CheckRun) -> None:
     """Both frequencies recovered at S = 2: independent, at right angles, or opposite."""
     from scipy import stats as laws
 
     d, c, coupling = nearest_head_size(t.adapter, 4), 0.5, t.adapter["coupling"]
-    together = _along(d, c)
+    together = axes_and_sums(d, c)
     square = np.exp(np.sum(together * together, -1) / 2)
 
     def one(seed: int) -> Floats:
         if coupling == "orthogonal":  # whose lengths take both frequencies whole
-            return _paired(_estimates(t, np.zeros(d), together, 2, seed) * square, d, c)
-        a, b = _pairs(t, d, c, seed)
+            return match_pair(estimate_kernels(t, np.zeros(d), together, 2, seed) * square, d, c)
+        a, b = recover_pair(t, d, c, seed)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.stack([np.log(a), np.log(b)]) / c
 
-    pairs = draws(t, one, share=0.05 if coupling != "iid" else 1.0)
+    pairs = draw_results(t, one, share=0.05 if coupling != "iid" else 1.0)
     # Two numbers that are nearly equal are recovered to the root of the precision only.
     error = math.sqrt(recovery_error(t, d, c))
     if coupling == "antithetic":
-        _together(t, np.sum(pairs, 1), "omega_1 + omega_2 = 0", error)
+        _fail_above(t, np.sum(pairs, 1), "omega_1 + omega_2 = 0", error)
     elif coupling == "orthogonal":
-        _together(t, np.sum(pairs[:, 0] * pairs[:, 1], -1), "omega_1 . omega_2 = 0", 4 * d * error)
+        _fail_above(
+            t, np.sum(pairs[:, 0] * pairs[:, 1], -1), "omega_1 . omega_2 = 0", 4 * d * error
+        )
         if t.adapter["dtype"] == "float64":  # else the two may be mistaken for one another
             squares = np.sum(pairs * pairs, -1)
             share, law = squares[:, 0] / np.sum(squares, 1), laws.beta(d / 2, d / 2)
             delta = 4 * d * error * float(law.pdf(0.5))
-            record(t, "lengths", stats.ks(share, law.cdf, error=delta), len(share), stats.ks)
+            keep_p(t, "lengths", stats.ks(share, law.cdf, error=delta), len(share), stats.ks)
     else:
         total = np.sum(pairs, 1) / math.sqrt(2)
         gap = (pairs[:, 0] - pairs[:, 1]) / math.sqrt(2)
         n, delta = total.size, error / math.sqrt(2 * math.pi)
         p = stats.ks(total.ravel(), special.ndtr, error=delta)
-        record(t, "sums", p, n, stats.ks)
+        keep_p(t, "sums", p, n, stats.ks)
         p = stats.ks(np.abs(gap).ravel(), laws.halfnorm.cdf, error=2 * delta)
-        record(t, "gaps", p, n, stats.ks)
+        keep_p(t, "gaps", p, n, stats.ks)
         for name, x in (("scale of sums", total), ("scale of gaps", gap)):
-            record(t, name, scale(x, 1.5 * recovery_error(t, d, c)), n, stats.normal_scale)
+            keep_p(t, name, p_of_scale(x, 1.5 * recovery_error(t, d, c)), n, stats.normal_scale)
 
 
-def _together(t: Trial, x: Floats, rule: str, allowed: float) -> None:
+def _fail_above(t: CheckRun, x: Floats, rule: str, allowed: float) -> None:
     worst = float(np.max(np.abs(x)))
     t.error = worst / allowed
     if not worst <= allowed:
         raise Failure(f"{rule}, to within {allowed:.2g}", f"{worst:.3g} for some seed")
 
 
-@check(
+@add_check(
     "random-features",
     claim="sums over many frequencies, and over their squares, have the laws of their coupling",
     layer="law",
     needs=precise,
 )
-def feature_sums(t: Trial) -> None:
+def feature_sums(t: CheckRun) -> None:
     """Means of omega_i and of omega_i^2 over 15, 64 and 257 features, from small differences.
 
     The mean of e^{omega . y} at y = +-c e_i and +-2 c e_i gives both up to terms in c^4; of
@@ -341,24 +289,24 @@ def feature_sums(t: Trial) -> None:
         _feature_sums(t, samples, d, share)
 
 
-def _feature_sums(t: Trial, samples: int, d: int, share: float) -> None:
+def _feature_sums(t: CheckRun, samples: int, d: int, share: float) -> None:
     from scipy import stats as laws
 
     coupling, label = t.adapter["coupling"], f"S = {samples}, "
     c = 0.01 if t.adapter["dtype"] == "float64" else 0.02
     steps = c * np.array([1.0, -1.0, 2.0, -2.0])
     y = t.adapter.exact((steps[:, None, None] * np.eye(d)).reshape(-1, d))
-    square = np.exp(-_sign(t) * np.sum(y * y, -1) / 2)
+    square = np.exp(-sign_of_norm(t) * np.sum(y * y, -1) / 2)
     c = float(np.max(y[:d]))  # as it is in the candidate's dtype
 
     def one(seed: int) -> Floats:
-        mean = (_estimates(t, np.zeros(d), y, samples, seed) * square).reshape(4, d)
+        mean = (estimate_kernels(t, np.zeros(d), y, samples, seed) * square).reshape(4, d)
         odd, even = mean[::2] - mean[1::2], mean[::2] + mean[1::2] - 2
         first = (8 * odd[0] - odd[1]) / (12 * c)
         second = (16 * even[0] - even[1]) / (12 * c * c)
-        return np.stack([math.sqrt(samples) * first, -_sign(t) * samples * second])
+        return np.stack([math.sqrt(samples) * first, -sign_of_norm(t) * samples * second])
 
-    found = draws(t, one, share)
+    found = draw_results(t, one, share)
     # Of terms in c^4 with |omega| below 9, which all are but for one draw in 1e18, and of rounding.
     rounding = recovery_error(t, d, c) * c
     first = math.sqrt(samples) * (c**4 * 9.0**5 / 30 + 2 * rounding / c)
@@ -366,18 +314,18 @@ def _feature_sums(t: Trial, samples: int, d: int, share: float) -> None:
     signed = positive(t.adapter)
     if coupling == "iid":
         if signed:
-            normal(t, found[:, 0], first, label)
+            check_normal(t, found[:, 0], first, label)
         law = laws.chi2(samples)
         delta = second * float(law.pdf(max(samples - 2, 0.1)))  # the density is at most this steep
         if delta < 0.05:
             x = found[:, 1].ravel()
             p = stats.ks(x, law.cdf, error=delta)
-            record(t, f"{label}squares", p, x.size, stats.ks, hidden=2 * delta)
+            keep_p(t, f"{label}squares", p, x.size, stats.ks, hidden=2 * delta)
             if second < 0.01:
                 p = stats.chi2(np.maximum(x, 0.0), samples)
-                record(t, f"{label}scale", p, x.size, stats.chi2, df=samples)
+                keep_p(t, f"{label}scale", p, x.size, stats.chi2, df=samples)
         return
-    own = _own_frequencies(t, samples, d, max(int(share * t.size), 2))
+    own = _draw_own(t, samples, d, max(int(share * t.size), 2))
     sums = np.stack([math.sqrt(samples) * np.mean(own, 1), np.sum(own * own, 1)], 1)
     for j, name in enumerate(("sums", "squares")):
         if name == "sums" and (coupling == "antithetic" or not signed):
@@ -389,16 +337,16 @@ def _feature_sums(t: Trial, samples: int, d: int, share: float) -> None:
                 continue
             p = stats.dkwm_two_sample(found[:, j, i], sums[:, j, i], error=error)
             test, known = stats.dkwm_two_sample, {"reference": len(sums)}
-            record(t, f"{label}{name}, axis {i}", p, len(found), test, hidden=hidden, **known)
+            keep_p(t, f"{label}{name}, axis {i}", p, len(found), test, hidden=hidden, **known)
 
 
-@check(
+@add_check(
     "random-features",
     claim="results at one seed follow from the frequencies recovered at it",
     draws=True,
     needs=lambda adapter: precise(adapter) and positive(adapter),
 )
-def recovered_values(t: Trial) -> None:
+def recovered_values(t: CheckRun) -> None:
     """Two frequencies from outputs along the axes predict outputs at other points.
 
     Of attention for one query and for three, for few keys and many, in a batch of heads too: each
@@ -406,14 +354,14 @@ def recovered_values(t: Trial) -> None:
     exponents that are clipped and constants that are added show.
     """
     d, c = 3, 0.5
-    y = _along(d, c)
+    y = axes_and_sums(d, c)
     cases = [((), 1, len(y) + 1), ((), 3, 20), ((), 2, 257), (t.adapter.lead(2, 3), 3, 20)]
     for lead, n, m in cases[:1] if t.adapter.has("pairs") else cases:
         _recovered_values(t, d, c, y, lead, n, m)
 
 
 def _recovered_values(
-    t: Trial, d: int, c: float, y: Floats, lead: tuple[int, ...], n: int, m: int
+    t: CheckRun, d: int, c: float, y: Floats, lead: tuple[int, ...], n: int, m: int
 ) -> None:
     sized, root = t.adapter.record.sized(2), t.adapter.root(d)
     square = np.exp(np.sum(y * y, -1) / 2)
@@ -424,33 +372,33 @@ def _recovered_values(
     def means(seed: int) -> Floats:
         """Means of e^{omega . y} over both frequencies, for each head."""
         if t.adapter.has("pairs"):
-            return np.asarray(_estimates(t, np.zeros(d), y, 2, seed) * square)
-        options: dict[str, Any] = {**sized, "seed": seed}
+            return np.asarray(estimate_kernels(t, np.zeros(d), y, 2, seed) * square)
+        options: Keywords = {**sized, "seed": seed}
         out = t.call(np.zeros((*lead, n, d)), keys, values, **options)[..., 0, :]
         found: Floats = np.asarray(out[..., 1 : len(y) + 1] / out[..., :1] * square, float)
         return found
 
     start = t.new_seed()
-    best = max(range(start, start + 8), key=lambda seed: _separation(means(seed), d))
+    best = max(range(start, start + 8), key=lambda seed: separation(means(seed), d))
     mean = means(best)
 
-    def predict(mean: Floats, arrays: tuple[Floats, ...]) -> tuple[Any, Any]:
+    def predict(mean: Floats, arrays: Arrays) -> tuple[Any, Any]:
         omega = np.empty((*lead, 2, d))
         for index in np.ndindex(*lead):
-            omega[index] = _paired(mean[index], d, c)
+            omega[index] = match_pair(mean[index], d, c)
         return reference(t.adapter, arrays, {"omega": omega})
 
     for long in (1.0, 3.0, 6.0):
         if t.adapter.has("pairs"):
             sizes = (0.7 * long, 0.9)  # an estimate is e^(x . y)
-            arrays: tuple[Floats, ...] = tuple(t.normal(m, d, size=size) for size in sizes)
+            arrays: Arrays = tuple(t.normal(m, d, size=size) for size in sizes)
         else:
             sizes = (0.7 * long, 0.9 * long)
             q, k = (
                 t.normal(*lead, i, d, size=s / root) for i, s in zip((n, m), sizes, strict=True)
             )
             arrays = (q, k, t.normal(*lead, m, d))
-        options: dict[str, Any] = {**sized, "seed": best}
+        options: Keywords = {**sized, "seed": best}
         got = t.call(*arrays, **options)
         want, allowed = predict(mean, arrays)
         # The error of each mean moves the prediction: to first order, by the sum of the moves.
@@ -462,35 +410,13 @@ def _recovered_values(
         t.equal(got, want, float(allowed))
 
 
-def _separation(mean: Floats, d: int) -> float:
-    """How far apart the two numbers are that are recovered from their power sums, at least."""
-    a, b = _roots(2 * mean[..., :d], 2 * mean[..., d : 2 * d])
-    return float(np.min(np.abs(a - b) / (a + np.abs(b)))) if np.all(b > 0) else -1.0
-
-
-def _paired(mean: Floats, d: int, c: float) -> Floats:
-    """Two frequencies from the means at c e_i, 2 c e_i and c (e_0 + e_i)."""
-    a, b = _roots(2 * mean[:d], 2 * mean[d : 2 * d])
-    a, b = a.copy(), b.copy()
-    for i in range(1, d):
-        straight = (a[0] * a[i] + b[0] * b[i]) / 2
-        crossed = (a[0] * b[i] + b[0] * a[i]) / 2
-        measured = mean[2 * d + i - 1]
-        if abs(crossed - measured) < abs(straight - measured):
-            a[i], b[i] = b[i], a[i]
-    if not (np.all(a > 0) and np.all(b > 0)):
-        raise Failure("two frequencies that explain the results at S = 2", "none that do")
-    omega: Floats = np.log(np.stack([a, b])) / c
-    return omega
-
-
-@check(
+@add_check(
     "random-features",
     claim="the average over many features has the law of its coupling, and the right mean",
     layer="bound",
     needs=lawful,
 )
-def feature_average(t: Trial) -> None:
+def feature_average(t: CheckRun) -> None:
     """Fifteen or sixteen features at x + y along an axis, either way, and along the diagonal.
 
     The distribution of the estimate is compared with that of the package's own draws (DKWM), and
@@ -503,8 +429,8 @@ def feature_average(t: Trial) -> None:
     any_way /= np.linalg.norm(any_way)
     axes = np.stack([np.eye(d)[0], -np.eye(d)[0], np.full(d, d**-0.5), any_way])
     y = t.adapter.exact(axes - x)
-    found = draws(t, lambda seed: _estimates(t, x, y, samples, seed))
-    omega = _own_frequencies(t, samples, d, t.size)
+    found = draw_results(t, lambda seed: estimate_kernels(t, x, y, samples, seed))
+    omega = _draw_own(t, samples, d, t.size)
     own = np.stack([kernels.estimate(x, z, omega, features=features) for z in y], -1)
     n, many = len(found), len(own)
     error = recovery_error(t, d, 1.0)
@@ -517,7 +443,7 @@ def feature_average(t: Trial) -> None:
         else:
             logs = (np.log(np.maximum(z[:, i], 1e-300)) for z in (found, own))
             p = stats.dkwm_two_sample(*logs, error=error)
-        record(t, f"law, {name}", p, n, stats.dkwm_two_sample, reference=many)
+        keep_p(t, f"law, {name}", p, n, stats.dkwm_two_sample, reference=many)
         if coupling in theory.COUPLINGS and precise(t.adapter):
             kernel = math.exp(float(x @ y[i]))
             room = (0, head_size(t.adapter, d) - d)  # other coordinates are 0
@@ -529,14 +455,14 @@ def feature_average(t: Trial) -> None:
             )
             cap = float(variance) / kernel**2
             p = stats.catoni(found[:, i] / kernel, 1.0, cap)
-            record(t, f"mean, {name}", p, n, stats.catoni, variance=cap)
+            keep_p(t, f"mean, {name}", p, n, stats.catoni, variance=cap)
 
 
 # Own draws for each of the candidate's: as many as do not dominate the time.
 _OWN = {"iid": 25, "sobol": 2, "halton": 2}
 
 
-def _own_frequencies(t: Trial, samples: int, d: int, size: int) -> Floats:
+def _draw_own(t: CheckRun, samples: int, d: int, size: int) -> Floats:
     """Many sets of frequencies of the package's own, of which d coordinates show."""
     coupling = t.adapter["coupling"]
     sets = min(_OWN.get(coupling, 5) * size, 100_000)
@@ -551,7 +477,7 @@ def _own_frequencies(t: Trial, samples: int, d: int, size: int) -> Floats:
     )
 
 
-@check(
+@add_check(
     "random",
     claim="results at many seeds have the law of the estimator's own",
     layer="bound",
@@ -560,7 +486,7 @@ def _own_frequencies(t: Trial, samples: int, d: int, size: int) -> Floats:
         and not any(map(adapter.has, ("random-features", "target", "proposals")))  # known laws
     ),
 )
-def own_law(t: Trial) -> None:
+def own_law(t: CheckRun) -> None:
     """First and last entry of a result at S = 1 and 4 against the registered function's (DKWM).
 
     Of few keys, or of many where those are all near; a size at which nothing is drawn is left out.
@@ -570,20 +496,20 @@ def own_law(t: Trial) -> None:
         sized = t.adapter.record.sized(samples)
         for m in (6, 40):
             arrays = t.problem(5, m, 4, size=size)[0]
-            if _drawn(t, arrays, sized):
+            if _depends_on_seed(t, arrays, sized):
                 _own_law(t, arrays, sized)
                 break
 
 
-def _drawn(t: Trial, arrays: tuple[Floats, ...], sized: dict[str, Any]) -> bool:
+def _depends_on_seed(t: CheckRun, arrays: Arrays, sized: Keywords) -> bool:
     """Whether what the registered function gives depends on the seed."""
     first, *others = (_ends(black_box(t.adapter, arrays, sized | {"seed": s})) for s in range(8))
     allowed = tolerance(t.adapter, arrays, sized | {"seed": 0}, first)
     return bool(np.max(np.abs(np.stack(others) - first)) > allowed)
 
 
-def _own_law(t: Trial, arrays: tuple[Floats, ...], sized: dict[str, Any]) -> None:
-    found = draws(t, lambda seed: _ends(t.call(*arrays, **sized, seed=seed)))
+def _own_law(t: CheckRun, arrays: Arrays, sized: Keywords) -> None:
+    found = draw_results(t, lambda seed: _ends(t.call(*arrays, **sized, seed=seed)))
     own = np.stack([_ends(black_box(t.adapter, arrays, sized | {"seed": t.rng})) for _ in found])
     error = 2 * tolerance(t.adapter, arrays, sized | {"seed": t.new_seed()}, found)
     label = ", ".join(f"{name} = {value}" for name, value in sized.items()) or "any size"
@@ -592,14 +518,14 @@ def _own_law(t: Trial, arrays: tuple[Floats, ...], sized: dict[str, Any]) -> Non
         p = test(found[:, j], own[:, j], error=error)
         hidden = float(error > 1e-3 * np.std(own[:, j]))  # all of it, where rounding may matter
         known = {"reference": len(own)}
-        record(t, f"{label}, {name} entry", p, len(found), test, hidden=hidden, **known)
+        keep_p(t, f"{label}, {name} entry", p, len(found), test, hidden=hidden, **known)
 
 
 def _ends(out: Any) -> Floats:
     return np.asarray(out, float).reshape(-1)[[0, -1]]
 
 
-@check(
+@add_check(
     "random",
     claim="how frequencies are distributed shows in the results",
     layer="law",
@@ -607,6 +533,6 @@ def _ends(out: Any) -> Floats:
         not (precise(adapter) or (lawful(adapter) and adapter.has("random-features")))
     ),
 )
-def unseen_law(t: Trial) -> None:
+def unseen_law(t: CheckRun) -> None:
     """Nothing is tested: rounding or a declared epsilon hides the law, and this says so."""
     t.power["law of frequencies"] = (lambda alpha: math.inf, 1.0)

@@ -13,7 +13,7 @@ from ..candidate.failures import Failure
 from ..truth.reference import tolerance
 from .combined import compare_normalisers
 from .gradients import compare_gradients
-from .identities import Trial, attends, check
+from .trials import CheckRun, add_check, attends
 
 __all__: list[str] = []
 
@@ -22,8 +22,8 @@ def _normalised(adapter: Adapter) -> bool:
     return attends(adapter) and adapter.can("lse")
 
 
-@check("exact", claim="lse is the log of the sum of e^score", needs=_normalised)
-def log_normalisers(t: Trial) -> None:
+@add_check("exact", claim="lse is the log of the sum of e^score", needs=_normalised)
+def log_normalisers(t: CheckRun) -> None:
     """Without and with leading axes, of what is seen only, and at large scores."""
     uses: list[dict[str, Any]] = [{}]
     n, m, d = t.fit(5, 8, 4)
@@ -37,7 +37,7 @@ def log_normalisers(t: Trial) -> None:
     for use in uses:
         for lead in ((), t.adapter.lead(2, 3)):
             compare_normalisers(t, t.problem(n, m, d, lead=lead)[0], **use)
-    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    low = t.adapter.half
     for size in (4.0, 10.0) if low else (4.0, 40.0):
         compare_normalisers(t, t.problem(n, m, d, size=size)[0])
     if t.adapter.grouped:
@@ -47,7 +47,7 @@ def log_normalisers(t: Trial) -> None:
             compare_normalisers(t, t.problem(*t.fit(n, m, 8), lead=lead)[0])
 
 
-@check(
+@add_check(
     "exact",
     claim="lse of a query that sees no key is -inf",
     needs=lambda adapter: (
@@ -56,7 +56,7 @@ def log_normalisers(t: Trial) -> None:
         and adapter["empty_rows"] == "zero"
     ),
 )
-def normaliser_without_keys(t: Trial) -> None:
+def normaliser_without_keys(t: CheckRun) -> None:
     """So that what it is merged with stays as it is: masked, and before all keys."""
     ways: dict[str, Any] = {"mask": True, "causal": True, "window": (1, 0)}
     for name, way in ways.items():
@@ -78,8 +78,8 @@ def _parted(adapter: Adapter) -> bool:
     return _normalised(adapter) and alone
 
 
-@check("exact", claim="results over parts of the keys merge", needs=_parted)
-def merged_parts(t: Trial) -> None:
+@add_check("exact", claim="results over parts of the keys merge", needs=_parted)
+def merged_parts(t: CheckRun) -> None:
     """Two parts and three, of sizes that differ, with scores far apart."""
     unit = t.adapter["multiple_of"] * (1 if t.adapter["multiple_of"] > 2 else 3)
     for n, size in ((5, 1.0), (5, 4.0), (1, 1.0)):
@@ -98,12 +98,12 @@ def merged_parts(t: Trial) -> None:
             t.equal(found.out, whole[0], allowed)
 
 
-@check(
+@add_check(
     "exact",
     claim="gradients of lse are the weights",
     needs=lambda adapter: _normalised(adapter) and adapter.can("vjp", "d_lse"),
 )
-def gradients_of_normalisers(t: Trial) -> None:
+def gradients_of_normalisers(t: CheckRun) -> None:
     """Of a cotangent of lse beside that of the output."""
     for lead in ((), t.adapter.lead(2, 3)):
         for n, m in ((4, 6), (1, 6), (70, 70)):

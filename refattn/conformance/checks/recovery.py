@@ -15,19 +15,27 @@ from ... import stats
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
+from ..candidate.limits import Keywords
 from ..truth.reference import CONTRACT
-from .identities import Trial
+from .trials import CheckRun
 
 __all__ = [
-    "draws",
-    "frequency",
+    "axes_and_sums",
+    "check_normal",
+    "draw_results",
+    "estimate_kernels",
+    "keep_p",
     "lawful",
-    "normal",
+    "match_pair",
+    "p_of_scale",
     "positive",
     "precise",
-    "record",
+    "recover_alone",
+    "recover_frequency",
+    "recover_pair",
     "recovery_error",
-    "scale",
+    "separation",
+    "sign_of_norm",
     "told",
 ]
 
@@ -61,22 +69,22 @@ def positive(adapter: Adapter) -> bool:
     return bool(adapter["features"] == "positive")
 
 
-_LEAST = 6  # draws, whatever the time
+_FEWEST_DRAWS = 6  # draws, whatever the time
 _TAILS = (2.0, 3.0, 3.5, 4.0)  # bounds beyond which normal numbers are counted,
-_FEWEST = 10  # where so many are expected
+_FEWEST_BEYOND = 10  # where so many are expected
 
 
-def draws(t: Trial, one: Callable[[int], Floats], share: float = 1.0) -> Floats:
+def draw_results(t: CheckRun, one: Callable[[int], Floats], share: float = 1.0) -> Floats:
     """Results at consecutive seeds, as many as the level has or the time allows.
 
     How many is settled by the clock alone, whatever the results are.
     """
-    planned = max(int(share * t.size), _LEAST)
+    planned = max(int(share * t.size), _FEWEST_DRAWS)
     start, end = t.new_seed(), math.inf
     found: list[Floats] = []
     while len(found) < planned and time.perf_counter() < end:
         found.append(one(start + len(found)))
-        if len(found) == _LEAST:  # of which the first may take longer
+        if len(found) == _FEWEST_DRAWS:  # of which the first may take longer
             end = time.perf_counter() + share * t.budget
     t.reached = len(found) / planned
     t.samples = max(t.samples, len(found))
@@ -84,7 +92,7 @@ def draws(t: Trial, one: Callable[[int], Floats], share: float = 1.0) -> Floats:
     return np.stack(found)
 
 
-def frequency(out: Floats, keys: Floats) -> Floats:
+def recover_frequency(out: Floats, keys: Floats) -> Floats:
     """The frequency at which keys weigh xi(k, omega) = exp(omega . k - |k|^2/2), from weights."""
     with np.errstate(invalid="ignore", divide="ignore"):
         log_ratio = np.log(out[..., 1:] / out[..., :1])
@@ -93,8 +101,8 @@ def frequency(out: Floats, keys: Floats) -> Floats:
     return np.linalg.solve(keys[1:] - keys[0], right[..., None])[..., 0]
 
 
-def record(
-    t: Trial,
+def keep_p(
+    t: CheckRun,
     name: str,
     p: float,
     n: int,
@@ -124,7 +132,7 @@ def record(
     )
 
 
-def normal(t: Trial, z: Floats, error: float, label: str = "") -> None:
+def check_normal(t: CheckRun, z: Floats, error: float, label: str = "") -> None:
     """All that is asked of rows that should be iid N(0, I), each row from one seed.
 
     Coordinates pooled and one by one, their tails, sums and differences of two, lengths, means,
@@ -138,41 +146,41 @@ def normal(t: Trial, z: Floats, error: float, label: str = "") -> None:
         raise Failure("frequencies that can be recovered from the results", "none for some seeds")
     delta = min(1.0, error / math.sqrt(2 * math.pi))  # the normal density is at most this steep
     p = stats.ks(z.ravel(), special.ndtr, error=delta)
-    record(t, f"{label}coordinates", p, n * d, stats.ks, hidden=2 * delta)
+    keep_p(t, f"{label}coordinates", p, n * d, stats.ks, hidden=2 * delta)
     if d > 1:
         p = d * min(stats.ks(z[:, i], special.ndtr, error=delta) for i in range(d))
-        record(t, f"{label}each coordinate", min(1, p), n, stats.ks, tries=d, hidden=2 * delta)
+        keep_p(t, f"{label}each coordinate", min(1, p), n, stats.ks, tries=d, hidden=2 * delta)
     if not precise(t.adapter):
         return  # what follows has no room for rounding
-    record(t, f"{label}ties", _ties(z.ravel(), error), n * d, None)
+    keep_p(t, f"{label}ties", _p_of_ties(z.ravel(), error), n * d, None)
     for bound in _TAILS:
         share = 2 * float(special.ndtr(-bound))
-        if share * n * d >= _FEWEST:
-            p = _exceedances(z, bound, share, error)
-            record(t, f"{label}beyond {bound:g}", p, n * d, stats.binomial, p=share)
+        if share * n * d >= _FEWEST_BEYOND:
+            p = _p_of_tails(z, bound, share, error)
+            keep_p(t, f"{label}beyond {bound:g}", p, n * d, stats.binomial, p=share)
     length = np.sum(z * z, -1)
     p = stats.ks(length, laws.chi2(d).cdf, error=min(1.0, 2 * delta * d))
-    record(t, f"{label}lengths", p, n, stats.ks)
-    p = d * min(_mean(z[:, i], error) for i in range(d))
-    record(t, f"{label}means", min(1.0, p), n, stats.normal_mean, tries=d)
-    record(t, f"{label}scale", scale(z, error), n * d, stats.normal_scale)
+    keep_p(t, f"{label}lengths", p, n, stats.ks)
+    p = d * min(_p_of_mean(z[:, i], error) for i in range(d))
+    keep_p(t, f"{label}means", min(1.0, p), n, stats.normal_mean, tries=d)
+    keep_p(t, f"{label}scale", p_of_scale(z, error), n * d, stats.normal_scale)
     pairs = list(combinations(range(d), 2))
     if len(pairs) > 64:
         pairs = [pairs[i] for i in t.rng.choice(len(pairs), 64, replace=False)]
     if pairs:
         sums = [(z[:, i] + sign * z[:, j]) / math.sqrt(2) for i, j in pairs for sign in (1, -1)]
-        p = min(1.0, len(sums) * min(scale(x, 1.5 * error) for x in sums))
-        record(t, f"{label}pairs of coordinates", p, n, stats.normal_scale, tries=len(sums))
+        p = min(1.0, len(sums) * min(p_of_scale(x, 1.5 * error) for x in sums))
+        keep_p(t, f"{label}pairs of coordinates", p, n, stats.normal_scale, tries=len(sums))
     lags = [lag for lag in (1, 2, 3, 4, 8, n // 2) if 2 * lag <= n]
     apart = []
     for lag in dict.fromkeys(lags):
         rows = z[: n // (2 * lag) * 2 * lag].reshape(-1, 2, lag, d)
-        apart.append(scale((rows[:, 0] + rows[:, 1]) / math.sqrt(2), 1.5 * error))
+        apart.append(p_of_scale((rows[:, 0] + rows[:, 1]) / math.sqrt(2), 1.5 * error))
     p = min(1.0, len(apart) * min(apart))
-    record(t, f"{label}seeds apart", p, n * d // 4, stats.normal_scale, tries=len(apart))
+    keep_p(t, f"{label}seeds apart", p, n * d // 4, stats.normal_scale, tries=len(apart))
 
 
-def _exceedances(z: Floats, bound: float, share: float, error: float) -> float:
+def _p_of_tails(z: Floats, bound: float, share: float, error: float) -> float:
     """p-value of how many of normal numbers, known to within `error`, are beyond a bound."""
     size = np.abs(z)
     low, high = (int(np.sum(size > bound + e)) for e in (error, -error))
@@ -181,7 +189,7 @@ def _exceedances(z: Floats, bound: float, share: float, error: float) -> float:
     return max(stats.binomial(count, z.size, share) for count in (low, high))
 
 
-def scale(z: Floats, error: float) -> float:
+def p_of_scale(z: Floats, error: float) -> float:
     """p-value of the scale about 0 of normal numbers that are known to within `error`."""
     size = np.abs(z).ravel()
     low, high = np.maximum(size - error, 0.0), size + error
@@ -190,12 +198,12 @@ def scale(z: Floats, error: float) -> float:
     return max(stats.normal_scale(low), stats.normal_scale(high))
 
 
-def _mean(z: Floats, error: float) -> float:
+def _p_of_mean(z: Floats, error: float) -> float:
     """p-value of the mean of normal numbers that are known to within `error`."""
     return stats.normal_mean(z - np.clip(np.mean(z), -error, error))
 
 
-def _ties(z: Floats, error: float) -> float:
+def _p_of_ties(z: Floats, error: float) -> float:
     """p-value of the number of neighbours closer than their rounding, by Markov's inequality.
 
     Two independent normal numbers are within h with probability at most h / sqrt(pi).
@@ -205,9 +213,91 @@ def _ties(z: Floats, error: float) -> float:
     return min(1.0, pairs * 4 * error / math.sqrt(math.pi) / close) if close else 1.0
 
 
-def recovery_error(t: Trial, d: int, c: float) -> float:
+def recovery_error(t: CheckRun, d: int, c: float) -> float:
     """Rounding error of a recovered coordinate: that of a log ratio of two outputs, over c."""
     # Each output of honest evaluations in the halves is off by half an eps for each operation.
     unit = t.adapter.eps * (4 * CONTRACT[t.adapter["dtype"]] if t.adapter.eps < 1e-4 else 1.0)
     hidden = float(t.adapter["epsilon"]) * math.exp(12.0)
     return (unit * (1 + (math.sqrt(d) + 5) * c + c * c / 2) + hidden) / c
+
+
+def estimate_kernels(t: CheckRun, x: Floats, y: Floats, samples: int, seed: int) -> Floats:
+    """Kernel estimates of x with each row of y at one seed."""
+    options: Keywords = {**t.adapter.record.sized(samples), "seed": seed}
+    if t.adapter.has("pairs"):
+        x = np.broadcast_to(x, y.shape)
+        return np.asarray(t.call(t.adapter.exact(x), y, **options), float)
+    root = t.adapter.root(len(x))
+    anchor = x if t.adapter["features"] == "trigonometric" else -x
+    keys = np.concatenate([anchor[None], y]) / root
+    out = t.call(x[None] / root, keys, np.eye(len(keys)), **options)[0]
+    if not (out[0] > 0 or (t.adapter["features"] == "trigonometric" and out[0] != 0)):
+        raise Failure("a positive weight of the key -q, where all terms are positive", f"{out[0]}")
+    return np.asarray(out[1:] / out[0] * math.exp(sign_of_norm(t) * np.sum(x * x)), float)
+
+
+def recover_alone(t: CheckRun, d: int, c: float, seed: int) -> Floats:
+    """The frequency at S = 1, by its coordinate 0 being positive if its sign does not show."""
+    zero, axes = np.zeros(d), c * np.eye(d)
+    if positive(t.adapter):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return (np.log(estimate_kernels(t, zero, axes, 1, seed)) + c * c / 2) / c
+    y = np.concatenate([axes, axes[:1] + axes[1:]])
+    even = estimate_kernels(t, zero, y, 1, seed) * np.exp(-np.sum(y * y, -1) / 2 * sign_of_norm(t))
+    inverse = np.arccosh if t.adapter["features"] == "hyperbolic" else np.arccos
+    with np.errstate(invalid="ignore"):
+        size = inverse(np.clip(even[:d], *((1, np.inf) if sign_of_norm(t) < 0 else (-1, 1)))) / c
+    forward = np.cosh if sign_of_norm(t) < 0 else np.cos
+    same = np.abs(forward(c * (size[0] + size[1:])) - even[d:])
+    other = np.abs(forward(c * (size[0] - size[1:])) - even[d:])
+    return np.concatenate([size[:1], np.where(same <= other, 1, -1) * size[1:]])
+
+
+def sign_of_norm(t: CheckRun) -> int:
+    """Of |y|^2/2 in an estimate at x = 0: trigonometric features multiply by its exponential."""
+    return 1 if t.adapter["features"] == "trigonometric" else -1
+
+
+def axes_and_sums(d: int, c: float) -> Floats:
+    """Points c e_i, 2 c e_i, and c (e_0 + e_i), which tell which number belongs with which."""
+    axes = np.eye(d)
+    return c * np.concatenate([axes, 2 * axes, axes[:1] + axes[1:]])
+
+
+def recover_pair(t: CheckRun, d: int, c: float, seed: int) -> tuple[Floats, Floats]:
+    """The two numbers e^{c omega_si} for each i at S = 2, the larger first.
+
+    Their power sums are estimates at c e_i and 2 c e_i.
+    """
+    y = np.concatenate([c * np.eye(d), 2 * c * np.eye(d)])
+    mean = estimate_kernels(t, np.zeros(d), y, 2, seed) * np.exp(np.sum(y * y, -1) / 2)
+    return _solve_power_sums(2 * mean[:d], 2 * mean[d:])
+
+
+def _solve_power_sums(first: Floats, second: Floats) -> tuple[Floats, Floats]:
+    """Two numbers from their sum and the sum of their squares, the larger one first."""
+    gap = np.sqrt(np.maximum(2 * second - first * first, 0.0))
+    larger = (first + gap) / 2
+    return larger, (first * first - second) / (2 * larger)  # their product, without cancellation
+
+
+def separation(mean: Floats, d: int) -> float:
+    """How far apart the two numbers are that are recovered from their power sums, at least."""
+    a, b = _solve_power_sums(2 * mean[..., :d], 2 * mean[..., d : 2 * d])
+    return float(np.min(np.abs(a - b) / (a + np.abs(b)))) if np.all(b > 0) else -1.0
+
+
+def match_pair(mean: Floats, d: int, c: float) -> Floats:
+    """Two frequencies from the means at c e_i, 2 c e_i and c (e_0 + e_i)."""
+    a, b = _solve_power_sums(2 * mean[:d], 2 * mean[d : 2 * d])
+    a, b = a.copy(), b.copy()
+    for i in range(1, d):
+        straight = (a[0] * a[i] + b[0] * b[i]) / 2
+        crossed = (a[0] * b[i] + b[0] * a[i]) / 2
+        measured = mean[2 * d + i - 1]
+        if abs(crossed - measured) < abs(straight - measured):
+            a[i], b[i] = b[i], a[i]
+    if not (np.all(a > 0) and np.all(b > 0)):
+        raise Failure("two frequencies that explain the results at S = 2", "none that do")
+    omega: Floats = np.log(np.stack([a, b])) / c
+    return omega

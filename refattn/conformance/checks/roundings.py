@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...rounding.problem import of_arrays
 from ...verification import verdict
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
+from ..candidate.limits import Keywords
 from ..truth.reference import FEATURE_MAPS
-from .identities import Trial, attends, check, evaluated
+from .trials import CheckRun, add_check, attends, evaluated
 
 __all__ = ["rounding_errors"]
 
-_SIZES = (160, 160, 32)  # queries, keys, coordinates
+_ORDINARY_SIZES = (160, 160, 32)  # queries, keys, coordinates
 _ALPHA = 1e-9  # of any statement: nothing beside the level of a run
-_WIDE = ("math", "serial")
-_LARGE = 8.0  # |z| that no correct kernel has among so many elements
+_WIDE_PROFILES = ("math", "serial")
+_LARGE_Z = 8.0  # |z| that no correct kernel has among so many elements
 
 
 def _has_law(adapter: Adapter) -> bool:
@@ -38,32 +37,34 @@ def _has_law(adapter: Adapter) -> bool:
     )
 
 
-@check(claim="is off by as much as roundings may add up to, and in no direction", needs=_has_law)
-def rounding_errors(t: Trial) -> None:
+@add_check(
+    claim="is off by as much as roundings may add up to, and in no direction", needs=_has_law
+)
+def rounding_errors(t: CheckRun) -> None:
     """Ordinary numbers: errors over their standard deviations, and along known defects."""
     dtype = t.adapter["dtype"]
-    n, m, d = t.fit(*_SIZES)
+    n, m, d = t.fit(*_ORDINARY_SIZES)
     arrays, options = t.problem(n, m, d, 32, lead=t.adapter.lead(3))
     for causal in (False, True) if t.adapter.can("causal") else (False,):
-        given: dict[str, Any] = {"causal": causal, "scale": t.adapter.root(d) ** 2}
+        given: Keywords = {"causal": causal, "scale": t.adapter.root(d) ** 2}
         if t.adapter.has("feature-map"):
             given = {"causal": causal, "feature_map": FEATURE_MAPS[t.adapter["feature_map"]]}
         elif t.adapter.has("random-features"):
             given["features"] = t.adapter["features"]
         q, k, v = arrays
         problem = of_arrays(q, k, v, **given, **options)
-        asked: dict[str, Any] = options | ({"causal": True} if causal else {})
+        asked: Keywords = options | ({"causal": True} if causal else {})
         got = t.call(*arrays, **asked)
         numbers = verdict.Numbers(got.__getitem__, dtype)
-        profiles = None if dtype in ("float16", "bfloat16") else _WIDE
-        found = verdict.judge(problem, numbers, dtype, profiles, _ALPHA)
-        t.error = max(t.error or 0.0, min(1.0, found.z.largest / _LARGE))
-        if found.verdict == "FAIL":
-            words = [x.text for x in found.suspects[:1]] or [
-                f"{x.name} {x.statistic:.3g}, {x.where}" for x in found.tests[:1]
+        profiles = None if dtype in ("float16", "bfloat16") else _WIDE_PROFILES
+        judged = verdict.judge(problem, numbers, dtype, profiles, _ALPHA)
+        t.error = max(t.error or 0.0, min(1.0, judged.z.largest / _LARGE_Z))
+        if judged.verdict == "FAIL":
+            words = [x.text for x in judged.suspects[:1]] or [
+                f"{x.name} {x.statistic:.3g}, {x.where}" for x in judged.tests[:1]
             ]
             raise Failure(
                 f"errors of a correct kernel in {dtype} that adds in float32",
-                f"z of root mean square {found.z.rms:.3g}, largest {found.z.largest:.3g}; "
+                f"z of root mean square {judged.z.rms:.3g}, largest {judged.z.largest:.3g}; "
                 f"{words[0]}",
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -17,14 +16,23 @@ from scipy import special
 from ... import stats
 from ...arrays.library import Floats
 from ..candidate.failures import Failure
+from ..candidate.limits import Keywords
 from ..truth.reference import tolerance
-from .identities import Trial, check
-from .recovery import draws, frequency, normal, precise, record, recovery_error, told
+from .recovery import (
+    check_normal,
+    draw_results,
+    keep_p,
+    precise,
+    recover_frequency,
+    recovery_error,
+    told,
+)
+from .trials import CheckRun, add_check
 
 __all__: list[str] = []
 
 
-def _target(t: Trial, d: int) -> tuple[Floats, Floats, Floats]:
+def _target(t: CheckRun, d: int) -> tuple[Floats, Floats, Floats]:
     """A query, keys in general position and their weights, in kernel coordinates."""
     q = t.normal(d)
     q[-1] = 0.0
@@ -35,13 +43,13 @@ def _target(t: Trial, d: int) -> tuple[Floats, Floats, Floats]:
     return q, keys, special.softmax(keys @ q)
 
 
-@check(
+@add_check(
     "target",
     claim="frequencies of a query are drawn from its target, one mixture of Gaussians",
     layer="law",
     needs=told,
 )
-def target_law(t: Trial) -> None:
+def target_law(t: CheckRun) -> None:
     """Frequencies recovered from single samples of the second of three queries, d = 4.
 
     With fewer seeds of the last of six queries of the last head, d = 8.
@@ -50,30 +58,30 @@ def target_law(t: Trial) -> None:
     _target_law(t, 8, t.adapter.lead(2, 2), 6, 5, 0.5)
 
 
-@check(
+@add_check(
     "target",
     claim="frequencies are drawn from the target over the keys that a mask leaves",
     layer="law",
     needs=lambda adapter: told(adapter) and adapter.can("mask"),
 )
-def masked_target_law(t: Trial) -> None:
+def masked_target_law(t: CheckRun) -> None:
     """The same with a key of large weight masked."""
     _target_law(t, 4, (), 3, 1, 0.5, hide="mask")
 
 
-@check(
+@add_check(
     "target",
     claim="frequencies are drawn from the target over the keys that are not in the future",
     layer="law",
     needs=lambda adapter: told(adapter) and adapter.can("causal"),
 )
-def causal_target_law(t: Trial) -> None:
+def causal_target_law(t: CheckRun) -> None:
     """The same for the last query but one, causal, the last key having a large weight."""
     _target_law(t, 4, (), 6, 4, 0.5, hide="causal")
 
 
 def _target_law(
-    t: Trial,
+    t: CheckRun,
     d: int,
     lead: tuple[int, ...],
     n: int,
@@ -86,7 +94,7 @@ def _target_law(
     queries, shown = t.normal(*lead, n, d), t.normal(*lead, d + 1, d)
     last = (-1,) * len(lead)
     queries[(*last, query)], shown[last] = q, keys
-    options: dict[str, Any] = {}
+    options: Keywords = {}
     if hide is not None:
         shown = np.concatenate([shown, (2 * q)[None]])
         seen = np.broadcast_to(np.arange(d + 2) <= d, (n, d + 2)).copy()
@@ -96,16 +104,16 @@ def _target_law(
     def one(seed: int) -> Floats:
         given = {**t.adapter.record.sized(1), "seed": seed, **options}
         out = t.call(queries / root, shown / root, values, **given)
-        return frequency(out[(*last, query)][: d + 1], keys)
+        return recover_frequency(out[(*last, query)][: d + 1], keys)
 
-    omega = draws(t, one, share)
+    omega = draw_results(t, one, share)
     # One coordinate's map to a normal number has slope at most 1 (Jensen, since the normal density
     # is a concave function of the distribution function); the weights of the others add to it.
     size = math.sqrt(d) + 6 + float(np.max(np.linalg.norm(q + keys, axis=-1)))
     spread = float(np.linalg.norm(np.linalg.inv(keys[1:] - keys[0]), 2))
     far = float(np.max(np.abs(keys[:, None] - keys)))
     error = 64 * t.adapter.eps * (1 + size * float(np.max(np.abs(keys))) * d) * spread * (1 + far)
-    normal(t, _rosenblatt(omega, q + keys, weight), error, f"d = {d}, ")
+    check_normal(t, _rosenblatt(omega, q + keys, weight), error, f"d = {d}, ")
 
 
 def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
@@ -126,13 +134,10 @@ def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
     return np.stack(found, -1)
 
 
-@check(
-    "target",
-    claim="each sample chooses its key anew, light ones too",
-    layer="law",
-    needs=precise,
+@add_check(
+    "target", claim="each sample chooses its key anew, light ones too", layer="law", needs=precise
 )
-def choices(t: Trial) -> None:
+def choices(t: CheckRun) -> None:
     """How many of 16 samples choose one of a thousand light keys: a binomial law.
 
     A heavy key comes before them, and one that is never chosen after, far from them all, so that
@@ -154,7 +159,7 @@ def choices(t: Trial) -> None:
     def one(seed: int) -> Floats:
         return np.asarray(samples * t.call(q, keys, values, **sized, seed=seed)[0, 0])
 
-    found = draws(t, one)
+    found = draw_results(t, one)
     counts = np.round(found)
     if np.max(np.abs(found - counts)) > 0.01:
         raise Failure("whole numbers of samples", f"{found[np.argmax(np.abs(found - counts))]:.4g}")
@@ -162,20 +167,20 @@ def choices(t: Trial) -> None:
     law = laws.binom(samples, share)
     below, at = law.cdf(counts - 1), law.pmf(counts)
     uniform = np.clip(below + t.rng.random(n) * at, 0.0, 1.0)  # exactly so if counts are binomial
-    record(t, "counts", stats.ks(uniform, lambda u: u), n, stats.ks)
+    keep_p(t, "counts", stats.ks(uniform, lambda u: u), n, stats.ks)
     p = stats.binomial(int(np.sum(counts)), n * samples, share)
-    record(t, "share", p, n * samples, stats.binomial, p=share)
+    keep_p(t, "share", p, n * samples, stats.binomial, p=share)
 
 
-@check("target", claim="the mean over seeds is exact attention", layer="bound", needs=precise)
-def unbiased(t: Trial) -> None:
+@add_check("target", claim="the mean over seeds is exact attention", layer="bound", needs=precise)
+def unbiased(t: CheckRun) -> None:
     """Weights of three keys, bounded and of known mean, at S = 16 (betting)."""
     d, m, root = 4, 6, t.adapter.root(4)
     q, k = (t.normal(count, d, size=1 / root) for count in (3, m))
     k = t.adapter.exact(k + q[1] * (np.arange(m) < 2)[:, None])
     want = special.softmax((root * root) * (q @ k.T), -1)
     values, sized = np.eye(m), t.adapter.record.sized(16)
-    found = draws(t, lambda seed: t.call(q, k, values, **sized, seed=seed)[1])
+    found = draw_results(t, lambda seed: t.call(q, k, values, **sized, seed=seed)[1])
     n = len(found)
     allowed = 2 * tolerance(t.adapter, (q, k, values), {})
     if np.any((found < -allowed) | (found > 1 + allowed)):
@@ -183,19 +188,19 @@ def unbiased(t: Trial) -> None:
     for j in range(3):
         x = np.clip(found[:, j], 0.0, 1.0)
         mean = float(want[1, j])
-        record(t, f"weight of key {j}, bets", stats.betting(x, mean), n, None)
+        keep_p(t, f"weight of key {j}, bets", stats.betting(x, mean), n, None)
         p = stats.empirical_bernstein(x, mean)
         test = stats.empirical_bernstein  # bets have no proven power
-        record(t, f"weight of key {j}", p, n, test, variance=mean * (1 - mean))
+        keep_p(t, f"weight of key {j}", p, n, test, variance=mean * (1 - mean))
 
 
-@check(
+@add_check(
     "target",
     claim="with two samples the result is the mean of two different results",
     draws=True,
     needs=lambda adapter: precise(adapter),
 )
-def mean_of_samples(t: Trial) -> None:
+def mean_of_samples(t: CheckRun) -> None:
     r"""Both samples recovered from the weights of five keys j c e_0, at S = 2.
 
     Weights times e^{|k|^2/2} are A_1 a_1^j + A_2 a_2^j with a_s = e^{c omega_s}, and the mean of
@@ -244,13 +249,13 @@ def mean_of_samples(t: Trial) -> None:
     t.equal(found, np.ones(2), allowed)
 
 
-@check(
+@add_check(
     "target",
     claim="the result has the law of a mean of independent samples",
     layer="bound",
     needs=precise,
 )
-def sample_average(t: Trial) -> None:
+def sample_average(t: CheckRun) -> None:
     """Weights of two of twelve keys at S = 16 and 64 against the package's own (DKWM)."""
     d, m, many, root = 4, 12, min(10 * t.size, 20_000), t.adapter.root(4)
     q, k = (t.normal(count, d, size=1 / root) for count in (2, m))
@@ -259,26 +264,26 @@ def sample_average(t: Trial) -> None:
     for samples in (16, 64):
         sized = t.adapter.record.sized(samples)
 
-        def one(seed: int, sized: dict[str, Any] = sized) -> Floats:
+        def one(seed: int, sized: Keywords = sized) -> Floats:
             return np.asarray(t.call(q, k, values, **sized, seed=seed)[-1])
 
-        found = draws(t, one, 0.5)
+        found = draw_results(t, one, 0.5)
         queries = np.broadcast_to(q[-1:], (many, 1, d))
         own = t.adapter.record.fn(queries, k, values, **sized, scale=root * root, rng=t.rng)[:, 0]
         for j, key in enumerate(("first", "last")):
             p = stats.dkwm_two_sample(found[:, j], own[:, j])
             name, test = f"S = {samples}, weight of the {key} key", stats.dkwm_two_sample
-            record(t, name, p, len(found), test, reference=many)
+            keep_p(t, name, p, len(found), test, reference=many)
 
 
-@check(
+@add_check(
     "target",
     claim="queries and heads draw frequencies of their own",
     draws=True,
     # Halves may be equal by chance. Of what is only causal queries are asked one by one.
     needs=lambda adapter: adapter.eps < 1e-4 and not adapter["causal_only"],
 )
-def draws_apart(t: Trial) -> None:
+def draws_apart(t: CheckRun) -> None:
     """Equal queries, heads and members of a batch get different results.
 
     There are more queries than keys: some share a component, and would share a result if they
@@ -294,13 +299,13 @@ def draws_apart(t: Trial) -> None:
     t.error = 0.0
 
 
-@check(
+@add_check(
     "proposals",
     claim="with one proposal the frequency is Gaussian about a centre, with covariance I",
     layer="law",
     needs=lambda adapter: precise(adapter),
 )
-def proposal_noise(t: Trial) -> None:
+def proposal_noise(t: CheckRun) -> None:
     """Differences of frequencies recovered at C = 1 from successive seeds.
 
     Queries are equal and keys almost, so that a centre made of them, be it of a random one, is
@@ -313,12 +318,12 @@ def proposal_noise(t: Trial) -> None:
 
     def one(seed: int) -> Floats:
         out = t.call(q, keys / root, np.eye(d + 1), **t.adapter.record.sized(1), seed=seed)[0]
-        return frequency(out, keys)
+        return recover_frequency(out, keys)
 
-    omega = draws(t, one)
+    omega = draw_results(t, one)
     omega = omega[: len(omega) // 2 * 2]
     error = 2 * c + 2 * recovery_error(t, d, c)
-    normal(t, (omega[::2] - omega[1::2]) / math.sqrt(2), error)
+    check_normal(t, (omega[::2] - omega[1::2]) / math.sqrt(2), error)
 
 
 def _two_exponentials(m: Floats) -> tuple[Floats, Floats]:
@@ -345,7 +350,7 @@ def _two_exponentials(m: Floats) -> tuple[Floats, Floats]:
     return np.array(nodes, float), np.array(weights, float)
 
 
-@check(
+@add_check(
     "proposals",
     claim="two proposals are weighed by their features of the query",
     draws=True,
@@ -355,7 +360,7 @@ def _two_exponentials(m: Floats) -> tuple[Floats, Floats]:
         and not adapter["causal_only"]  # of which queries are asked one by one
     ),
 )
-def two_proposals(t: Trial) -> None:
+def two_proposals(t: CheckRun) -> None:
     """Both frequencies along an axis recovered at C = 2 from the weights of five keys on it.
 
     Two queries that differ by b e_0 weigh the proposals differently by e^{b (omega_1 - omega_2)}
@@ -404,7 +409,7 @@ def two_proposals(t: Trial) -> None:
     t.equal(np.array(excess(out)), np.zeros(()), allowed)
 
 
-@check(
+@add_check(
     "proposals",
     claim="weights of keys have the law they have with chunks of the sequence as proposals",
     layer="bound",
@@ -412,12 +417,12 @@ def two_proposals(t: Trial) -> None:
         precise(adapter) and adapter["centres"] == "chunks" and adapter["multiple_of"] == 1
     ),
 )
-def proposal_average(t: Trial) -> None:
+def proposal_average(t: CheckRun) -> None:
     """Weights at C = 3 against the distribution of the package's own (DKWM)."""
     d, m, many, root = 4, 6, min(25 * t.size, 100_000), t.adapter.root(4)
     q, k = (t.normal(m, d, size=1 / root) for _ in range(2))
     sized = t.adapter.record.sized(3)
-    found = draws(t, lambda seed: t.call(q, k, np.eye(m), **sized, seed=seed)[1])
+    found = draw_results(t, lambda seed: t.call(q, k, np.eye(m), **sized, seed=seed)[1])
     own = t.adapter.record.fn(
         *(np.broadcast_to(q, (many, m, d)), k, np.eye(m)),
         **sized,
@@ -427,4 +432,4 @@ def proposal_average(t: Trial) -> None:
     )[:, 1]
     for j in range(3):
         p = stats.dkwm_two_sample(found[:, j], own[:, j])
-        record(t, f"weight of key {j}", p, len(found), stats.dkwm_two_sample, reference=many)
+        keep_p(t, f"weight of key {j}", p, len(found), stats.dkwm_two_sample, reference=many)

@@ -17,27 +17,27 @@ import numpy as np
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
-from ..candidate.limits import for_queries
+from ..candidate.limits import Arrays, Keywords, for_queries
 from ..truth.reference import engine, in_pairs, reference, rounding, terms
-from .identities import (
-    Trial,
+from .trials import (
+    CheckRun,
+    add_check,
     again,
     attends,
-    check,
     comparable,
     comparable_ways,
     evaluated,
     stabilised,
 )
 
-__all__ = ["places"]
+__all__ = ["describe_places"]
 
 
-_SECONDS = {"quick": 6.0, "full": 60.0, "soak": 600.0}  # that large cases may take
-_ROWS = 24  # queries of a large case that are compared
+_LARGE_SECONDS = {"quick": 6.0, "full": 60.0, "soak": 600.0}  # that large cases may take
+_ROWS_COMPARED = 24  # queries of a large case that are compared
 
 
-class _Size(NamedTuple):
+class _LargeSize(NamedTuple):
     """A large case."""
 
     n: int
@@ -54,57 +54,57 @@ class _Size(NamedTuple):
 
 
 # Past every power of two up to 8,192 by one, in each of the lengths; the costliest last.
-_SIZES = (
-    *(_Size(3, 2**p + 1, 4) for p in range(7, 12)),
-    *(_Size(2**p + 1, 3, 4) for p in range(7, 12)),
-    *(_Size(5, 6, 2**p + 1, 3) for p in range(4, 8)),
-    _Size(5, 7, 128),
-    _Size(5, 7, 256),
-    *(_Size(5, 6, 4, 2**p + 1) for p in range(5, 11)),
-    _Size(5, 6, 4, 2048),
-    _Size(9, 17, 8, 5, (5, 3)),
-    _Size(5, 6, 4, 5, (2, 13)),
-    _Size(5, 6, 4, 5, (33,)),
-    _Size(5, 5, 4, 1025, (), True),
-    _Size(5, 5, 257, 3, (), True),
-    _Size(70, 70, 64, 65, (5,)),
-    *(_Size(2**p + 1, 2**p + 1, 4, 5, (), True) for p in range(7, 11)),
-    _Size(700, 700, 64, 129, (2,)),
-    _Size(2049, 2049, 8, 17),
-    _Size(2049, 2049, 8, 17, (), True),
-    _Size(3, 8193, 4),
-    _Size(8193, 3, 4),
-    _Size(4097, 4097, 4, 5, (), True),
-    _Size(8192, 8192, 2, 3),
-    _Size(8192, 8192, 2, 3, (), True),
+_LARGE = (
+    *(_LargeSize(3, 2**p + 1, 4) for p in range(7, 12)),
+    *(_LargeSize(2**p + 1, 3, 4) for p in range(7, 12)),
+    *(_LargeSize(5, 6, 2**p + 1, 3) for p in range(4, 8)),
+    _LargeSize(5, 7, 128),
+    _LargeSize(5, 7, 256),
+    *(_LargeSize(5, 6, 4, 2**p + 1) for p in range(5, 11)),
+    _LargeSize(5, 6, 4, 2048),
+    _LargeSize(9, 17, 8, 5, (5, 3)),
+    _LargeSize(5, 6, 4, 5, (2, 13)),
+    _LargeSize(5, 6, 4, 5, (33,)),
+    _LargeSize(5, 5, 4, 1025, (), True),
+    _LargeSize(5, 5, 257, 3, (), True),
+    _LargeSize(70, 70, 64, 65, (5,)),
+    *(_LargeSize(2**p + 1, 2**p + 1, 4, 5, (), True) for p in range(7, 11)),
+    _LargeSize(700, 700, 64, 129, (2,)),
+    _LargeSize(2049, 2049, 8, 17),
+    _LargeSize(2049, 2049, 8, 17, (), True),
+    _LargeSize(3, 8193, 4),
+    _LargeSize(8193, 3, 4),
+    _LargeSize(4097, 4097, 4, 5, (), True),
+    _LargeSize(8192, 8192, 2, 3),
+    _LargeSize(8192, 8192, 2, 3, (), True),
 )
 
 
-def _rows(n: int) -> Floats:
+def _edge_rows(n: int) -> Floats:
     """Some queries: the first and last, and those about powers of two."""
     edges = {0, 1, n - 2, n - 1}
     for p in range(4, 14):
         edges |= {2**p - 1, 2**p, 2**p + 1}
     known = sorted(i for i in edges if 0 <= i < n)
-    return np.array([*known[:: max(1, len(known) // _ROWS)], n - 1])
+    return np.array([*known[:: max(1, len(known) // _ROWS_COMPARED)], n - 1])
 
 
-def _apart(adapter: Adapter) -> bool:
+def _rows_alone(adapter: Adapter) -> bool:
     """Whether some of the queries can be evaluated alone."""
     alone = not adapter.has("proposals") or adapter["weighting"] in ("balance", "own")
     return evaluated(adapter) and attends(adapter) and adapter.has("separate") and alone
 
 
-@check(
+@add_check(
     claim="right at real sizes: long sequences, large heads, many features, many heads",
-    needs=_apart,
+    needs=_rows_alone,
 )
-def large_sizes(t: Trial) -> None:
+def large_sizes(t: CheckRun) -> None:
     """Lengths past every power of two by one, up to what the time allows."""
-    end, rate = time.monotonic() + _SECONDS[t.level], 0.0
-    causal = t.adapter.can("causal") and not t.adapter.has("proposals")
+    end, rate = time.monotonic() + _LARGE_SECONDS[t.level], 0.0
+    causal = t.adapter.masks_future
     plain = not t.adapter["causal_only"]
-    cases = [size for size in _SIZES if (causal if size.causal else plain)]
+    cases = [size for size in _LARGE if (causal if size.causal else plain)]
     for i, size in enumerate(cases):
         pairs = size.n * size.m * math.prod(size.lead)
         began = time.monotonic()
@@ -116,7 +116,7 @@ def large_sizes(t: Trial) -> None:
             rate = (time.monotonic() - began) / pairs
 
 
-def _compare_rows(t: Trial, size: _Size) -> None:
+def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
     """Compare some rows of a large case with the reference, and say which of all are wrong."""
     samples = min(size.samples, 65) if t.adapter.has("proposals") else size.samples
     if t.adapter.has("per-query"):
@@ -127,8 +127,8 @@ def _compare_rows(t: Trial, size: _Size) -> None:
     arrays, options = t.problem(size.n, size.m, size.d, samples, lead=lead)
     given = options | ({"causal": True} if size.causal else {})
     got = t.call(*arrays, **given)
-    rows = _rows(size.n)
-    some, chosen = _part(t.adapter, arrays, options, rows)
+    rows = _edge_rows(size.n)
+    some, chosen = _take_rows(t.adapter, arrays, options, rows)
     if size.causal:
         chosen["mask"] = np.tri(size.n, size.m, size.m - size.n, dtype=bool)[rows]
     want, allowed = reference(t.adapter, some, chosen)
@@ -141,43 +141,43 @@ def _compare_rows(t: Trial, size: _Size) -> None:
     except Failure as failure:
         t.case = t.case._replace(want=None) if t.case is not None else None
         raise Failure(
-            f"{failure.expected} (row {rows[_worst(got[..., rows, :], want)]}, {size})",
-            f"{failure.got}; {_where(t, got, arrays, given, allowed)}",
+            f"{failure.expected} (row {rows[_worst_row(got[..., rows, :], want)]}, {size})",
+            f"{failure.got}; {_describe_wrong(t, got, arrays, given, allowed)}",
         ) from None
 
 
-def _part(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], rows: Floats
-) -> tuple[tuple[Floats, ...], dict[str, Any]]:
+def _take_rows(
+    adapter: Adapter, arrays: Arrays, options: Keywords, rows: Floats
+) -> tuple[Arrays, Keywords]:
     """The same problem for some of the queries."""
     q, *rest = arrays
     return (q[..., rows, :], *rest), options | for_queries(adapter, options, rows)
 
 
-def _worst(got: Floats, want: Any) -> int:
+def _worst_row(got: Floats, want: Any) -> int:
     """Which of the rows is furthest off."""
     error = np.abs(np.asarray(got, np.longdouble) - want)
     return int(np.unravel_index(int(np.argmax(error)), error.shape)[-2])
 
 
-def _where(
-    t: Trial, got: Floats, arrays: tuple[Floats, ...], options: dict[str, Any], allowed: float
+def _describe_wrong(
+    t: CheckRun, got: Floats, arrays: Arrays, options: Keywords, allowed: float
 ) -> str:
     """Which tokens, heads and columns are wrong, by the package's own evaluation in float64."""
     try:
         right = engine(t.adapter, arrays, options)
     except Exception:  # an estimator from elsewhere may not take all of this
         return "which rows are wrong is not known"
-    return places(np.abs(got - right) > 2 * allowed)
+    return describe_places(np.abs(got - right) > 2 * allowed)
 
 
-def places(wrong: Any) -> str:
+def describe_places(wrong: Any) -> str:
     """Which tokens, heads and columns are wrong, in words."""
     axes = ((-2, "token"), (-3, "head"), (-1, "column"))
-    return ", ".join(words for axis, name in axes if (words := _indices(wrong, axis, name)))
+    return ", ".join(words for axis, name in axes if (words := _describe_axis(wrong, axis, name)))
 
 
-def _indices(wrong: Any, axis: int, name: str) -> str:
+def _describe_axis(wrong: Any, axis: int, name: str) -> str:
     """The first wrong index along an axis, how many there are, and their period."""
     if wrong.ndim < -axis:
         return ""
@@ -198,8 +198,8 @@ def _indices(wrong: Any, axis: int, name: str) -> str:
     return f"{words} ({len(index)} of {total})"
 
 
-@check("pairs", claim="estimates of many features, and of long vectors", needs=evaluated)
-def large_estimates(t: Trial) -> None:
+@add_check("pairs", claim="estimates of many features, and of long vectors", needs=evaluated)
+def large_estimates(t: CheckRun) -> None:
     """d and S past powers of two by one."""
     for d, samples in ((129, 3), (256, 3), (257, 3), (4, 257), (4, 513), (4, 1025), (4, 2049)):
         arrays, options = t.problem(*t.fit(3, 3, d), samples)
@@ -208,39 +208,39 @@ def large_estimates(t: Trial) -> None:
     t.compare(*arrays, **options)
 
 
-@check(
+@add_check(
     "rows",
     claim="moments of many rows are as right as those of few",
     needs=lambda adapter: adapter.eps < 1e-4,
 )
-def many_rows(t: Trial) -> None:
+def many_rows(t: CheckRun) -> None:
     """20,000 rows, and past powers of two by one."""
     for shape in ((4097, 3), (8193, 2), (20_000, 8), (*t.adapter.lead(2), 9000, 3)):
         t.compare(t.normal(*shape))
 
 
-@check(
+@add_check(
     "exponential",
     claim="heads of very different size do not share a maximum",
     needs=lambda x: evaluated(x) and attends(x) and stabilised(x) and x.lead(3) != (),
 )
-def heads_of_other_size(t: Trial) -> None:
+def heads_of_other_size(t: CheckRun) -> None:
     """Queries and keys of heads that differ by factors of thousands."""
     lead = t.adapter.lead(3)
-    low = t.adapter["dtype"] in ("float16", "bfloat16")
+    low = t.adapter.half
     (q, k, v), options = t.problem(5, 6, 4, 5, lead=lead)
     for sizes in ((1.0, 2.0**-8, 8.0), (8.0 if low else 256.0, 1.0, 2.0**-8)):
         factor = np.array(sizes)[:, None, None]
         t.compare(t.adapter.exact(q * factor), t.adapter.exact(k * factor), v, **options)
 
 
-@check(
+@add_check(
     claim="the layout of arrays in memory does not matter",
     needs=lambda adapter: (
         (comparable(adapter) or not attends(adapter)) and adapter["library"] in ("numpy", "torch")
     ),
 )
-def memory_layouts(t: Trial) -> None:
+def memory_layouts(t: CheckRun) -> None:
     """Transposed, sliced and read-only arrays, with heads beside numbers, and backwards."""
     arrays, given = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
     for options in comparable_ways(t, given):
@@ -257,8 +257,8 @@ def memory_layouts(t: Trial) -> None:
                 t.equal(got, out, (allowed, allowed) if isinstance(out, tuple) else allowed)
 
 
-@check(claim="a result stays as it is when other calls are made", needs=comparable)
-def calls_apart(t: Trial) -> None:
+@add_check(claim="a result stays as it is when other calls are made", needs=comparable)
+def calls_apart(t: CheckRun) -> None:
     """Calls of other sizes in between, and the first again."""
     for causal in (False, True) if t.adapter.can("causal") else (False,):
         seen: dict[str, Any] = {"causal": True} if causal else {}
@@ -280,13 +280,13 @@ def calls_apart(t: Trial) -> None:
             t.equal(t.call(*first, **options, **seen), before, allowed)
 
 
-@check(
+@add_check(
     claim="NaN, infinity and huge numbers in what is masked have no effect",
     needs=lambda adapter: (
         comparable(adapter) and adapter.can("mask") and adapter["hidden"] != "finite"
     ),
 )
-def hidden_nonsense(t: Trial) -> None:
+def hidden_nonsense(t: CheckRun) -> None:
     """In hidden keys and hidden values."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
     (q, k, v), given = t.problem(5, 6, 4, 4)
@@ -302,16 +302,16 @@ def hidden_nonsense(t: Trial) -> None:
                 t.equal(got, out, allowed + t.declared(options | {"mask": seen}))
 
 
-@check(
+@add_check(
     claim="sums of thousands of terms are not added in half precision",
     needs=lambda x: (
-        _apart(x)
-        and x["dtype"] in ("float16", "bfloat16")
+        _rows_alone(x)
+        and x.half
         and not x.has("per-query", "proposals")
         and x.given != "indices"  # of all keys only few are added
     ),
 )
-def long_half_sums(t: Trial) -> None:
+def long_half_sums(t: CheckRun) -> None:
     """8,192 equal keys, of which the values of the first half are 1 and the others 0."""
     (q, k, v), options = t.problem(2, 1, 4, 3, size=0.25)
     many = 8192

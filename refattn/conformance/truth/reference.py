@@ -14,8 +14,9 @@ from ...arrays.blocks import sum_to
 from ...arrays.library import Floats
 from ...attention import attend, softmax_attention
 from ...gradients.rules import vjp
-from ..candidate.adapter import Adapter, drawn
-from ..candidate.limits import copies, in_place, repeated
+from ..candidate.adapter import Adapter
+from ..candidate.limits import Arrays, Keywords, copies, in_place, repeated
+from ..candidate.tags import draws_something
 from .solves import condition_of_solve
 
 __all__ = [
@@ -43,12 +44,10 @@ __all__ = [
 # are not checked in the halves.
 CONTRACT = {"float64": 4.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 
-_LEAST = {"float16": 2.0**-24}  # numbers that ordinary estimates may be below
+_UNDERFLOWS = {"float16": 2.0**-24}  # numbers that ordinary estimates may be below
 
 
-def reference(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
-) -> tuple[Any, Any]:
+def reference(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Any, Any]:
     """What the estimator gives in extended precision, and how far from it a candidate may be."""
     if adapter.has("rows"):
         return of_rows(adapter, np.asarray(arrays[0], np.longdouble))
@@ -56,51 +55,39 @@ def reference(
     return want, tolerance(adapter, arrays, options, want)
 
 
-def engine(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Any:
+def engine(adapter: Adapter, arrays: Arrays, options: Keywords) -> Any:
     """What the registered function gives in float64, at sizes that the formula is too slow for."""
-    return _evaluate(adapter, adapter.record.fn, arrays, options, np.float64)
+    return _evaluate_as_declared(adapter, adapter.record.fn, arrays, options, np.float64)
 
 
-def in_pairs(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
-) -> Floats | None:
+def in_pairs(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats | None:
     """The exact result to more digits than float64 has, where the estimator is there in pairs."""
     function = adapter.record.certified
     if adapter["dtype"] != "float64" or function is None:
         return None
     if not set(options) <= set(inspect.signature(function).parameters):
         return None
-    out, _, error = _evaluate(adapter, function, arrays, options, np.float64)
+    out, _, error = _evaluate_as_declared(adapter, function, arrays, options, np.float64)
     exact: Floats = np.asarray(out.hi, np.longdouble) + out.lo
     return exact if np.all(np.isfinite(error)) else None
 
 
 def of_function(
-    adapter: Adapter,
-    function: Callable[..., Any],
-    arrays: tuple[Floats, ...],
-    options: dict[str, Any],
+    adapter: Adapter, function: Callable[..., Any], arrays: Arrays, options: Keywords
 ) -> Any:
     """What a function of the same arguments gives in extended precision."""
-    return _evaluate(adapter, function, arrays, options, np.longdouble)
+    return _evaluate_as_declared(adapter, function, arrays, options, np.longdouble)
 
 
 def _formula(
-    adapter: Adapter,
-    arrays: tuple[Floats, ...],
-    options: dict[str, Any],
-    dtype: Any = np.longdouble,
+    adapter: Adapter, arrays: Arrays, options: Keywords, dtype: Any = np.longdouble
 ) -> Any:
     """The estimator as it is written, in extended precision."""
-    return _evaluate(adapter, adapter.record.naive, arrays, options, dtype)
+    return _evaluate_as_declared(adapter, adapter.record.naive, arrays, options, dtype)
 
 
-def _evaluate(
-    adapter: Adapter,
-    function: Callable[..., Any],
-    arrays: tuple[Floats, ...],
-    options: dict[str, Any],
-    dtype: Any,
+def _evaluate_as_declared(
+    adapter: Adapter, function: Callable[..., Any], arrays: Arrays, options: Keywords, dtype: Any
 ) -> Any:
     """Call a function of the record with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
@@ -138,16 +125,12 @@ def of_rows(adapter: Adapter, x: Floats) -> tuple[Any, Any]:
     return (want.mean, want.cov), (off, unit * spread + 2 * off * math.sqrt(spread) + off**2)
 
 
-def tolerance(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any = 0.0
-) -> float:
+def tolerance(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
     """Allowed error: rounding, and declared epsilons. `got` is what came, or should come."""
     return rounding(adapter, arrays, options, got) + declared(adapter, arrays, options, got)
 
 
-def rounding(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any = 0.0
-) -> float:
+def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
     """C eps (1 + largest exponent) times the largest value.
 
     A quotient N / D of sums with cancellation, of condition c = sum |terms| / |D|, is off by
@@ -156,31 +139,31 @@ def rounding(
     unit = CONTRACT[adapter["dtype"]] * adapter.eps
     exponent = largest_exponent(adapter, arrays, options)
     if adapter.has("pairs"):
-        size = _estimated(adapter, arrays, options, got)
-        return unit * (1 + exponent) * size + _LEAST.get(str(adapter["dtype"]), 0.0)
+        size = _estimate_size(adapter, arrays, options, got)
+        return unit * (1 + exponent) * size + _UNDERFLOWS.get(str(adapter["dtype"]), 0.0)
     condition, size = 1.0, _norm(arrays[2])
     if adapter.waves:
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
         condition = _cancellation(adapter, q, k, options)
         size += _norm(got)
-    elif adapter.has("solved") and not drawn(adapter.record, options):
-        condition = _of_solve(adapter, arrays, options)
+    elif adapter.has("solved") and not draws_something(adapter.record, options):
+        condition = _condition_of_weights(adapter, arrays, options)
         if condition * unit * (1 + exponent) > 1:  # which says nothing of the result
             return math.inf
     elif not adapter.has("mean", "positive"):
-        condition = max(1.0, _condition(adapter, arrays, options))
-    return (condition * unit * (1 + exponent) + _of_copies(adapter, arrays, options)) * size
+        condition = max(1.0, _measure_condition(adapter, arrays, options))
+    return (
+        condition * unit * (1 + exponent) + _rounding_of_copies(adapter, arrays, options)
+    ) * size
 
 
-def pulled(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
-) -> tuple[tuple[Floats, ...], tuple[float, ...]]:
+def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays, tuple[float, ...]]:
     """Output and cotangents of q, k, v in extended precision, and how far from it is allowed.
 
     Of many pairs in float64, which takes far less time and has an error of its own. With a
     cotangent of lse its size counts as one of the output.
     """
-    many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY
+    many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY_PAIRS
     dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
     apart = ("d_out", "d_lse", "return_lse", "autograd")
     given = {k: x for k, x in options.items() if k not in apart}
@@ -194,7 +177,7 @@ def pulled(
         size = size + np.abs(d_lse)[..., None]
         times *= 1 + 1 / max(1e-3, _norm(arrays[2]))
 
-    def evaluate(*wide: Floats, **named: Any) -> tuple[Floats, ...]:
+    def evaluate(*wide: Floats, **named: Any) -> Arrays:
         if "feature_map" in named:
             named["feature_map"] = _MAPS[adapter["feature_map"]]
         q, k, v = wide
@@ -202,20 +185,17 @@ def pulled(
         found, out = (pullback(d_out), out) if cotangent is None else (pullback(cotangent), out.out)
         return (out, *found[:3], *(getattr(found, name) for name in adapter.pulled(given)))
 
-    want = _evaluate(adapter, evaluate, arrays, given, dtype)
+    want = _evaluate_as_declared(adapter, evaluate, arrays, given, dtype)
     allowed = pulled_rounding(adapter, arrays, given, size)
     return want, tuple(times * x + adapter.least for x in allowed)
 
 
-_MANY = 2**14  # pairs
+_MANY_PAIRS = 2**14  # pairs
 _MAPS = {"elu": features.elu_features, "relu": features.relu_features}
 
 
 def pulled_rounding(
-    adapter: Adapter,
-    arrays: tuple[Floats, ...],
-    options: dict[str, Any],
-    d_out: Floats,
+    adapter: Adapter, arrays: Arrays, options: Keywords, d_out: Floats
 ) -> tuple[float, ...]:
     r"""C eps (1 + largest exponent) times the largest sum of absolute terms, for each result.
 
@@ -230,19 +210,21 @@ def pulled_rounding(
     by_q, by_k = log_slopes(adapter, arrays, options)
     weights: Floats
     terms_of = g @ np.swapaxes(np.abs(repeated(v, q)), -1, -2)  # of g . v
-    if drawn(adapter.record, options):  # by frequencies that are not known
+    if draws_something(adapter.record, options):  # by frequencies that are not known
         row = _cancellation(adapter, root * q, root * k, options) if adapter.waves else 1.0
-        pairs = np.full(terms_of.shape, 2 * row * row * _most(terms_of))
+        pairs = np.full(terms_of.shape, 2 * row * row * _largest_of(terms_of))
         weights = np.full(terms_of.shape, row)
         by_row = pairs[..., :1]
     else:
         weights = _sizes_of_weights(adapter, arrays, options)
-        row = max(1.0, _most(np.sum(weights, -1)))
+        row = max(1.0, _largest_of(np.sum(weights, -1)))
         delta = np.sum(weights * terms_of, -1, keepdims=True)
         by_row = pairs = row * weights * (terms_of + delta)
         if not (adapter.has("mean") or adapter.waves):  # its normaliser is that of exact attention
             named = {name: x for name, x in options.items() if name != "omega"}
-            shares = _evaluate(adapter, _exact, (q, k, _unit(k)), named, np.float64)
+            shares = _evaluate_as_declared(
+                adapter, _attend_exactly, (q, k, _unit_rows(k)), named, np.float64
+            )
             by_row = pairs = pairs + shares * delta
     shared = k.ndim > 2 and weights.ndim > 2
     group = max(1, weights.shape[-3] // k.shape[-3]) if shared else 1
@@ -250,20 +232,20 @@ def pulled_rounding(
     unit *= 1 + largest_exponent(adapter, arrays, options)
     unit += terms(adapter, n * group + m)
     sizes = (
-        row * (_norm(v) + _most(weights @ np.abs(repeated(v, q)))),
-        by_q * _most(np.sum(by_row, -1)),
-        by_k * _most(np.sum(pairs, -2)) * group,
-        row * _most(np.swapaxes(weights, -1, -2) @ g) * group,
+        row * (_norm(v) + _largest_of(weights @ np.abs(repeated(v, q)))),
+        by_q * _largest_of(np.sum(by_row, -1)),
+        by_k * _largest_of(np.sum(pairs, -2)) * group,
+        row * _largest_of(np.swapaxes(weights, -1, -2) @ g) * group,
     )
     # What the declared epsilon may do: add its share to any weight, twice, in numerators and in the
     # normaliser, and as much again to the derivatives of both.
     most, queries = declared(adapter, arrays, options), n * group
-    share, products = 2 * most / _norm(v) if most else 0.0, _most(terms_of)
+    share, products = 2 * most / _norm(v) if most else 0.0, _largest_of(terms_of)
     hidden = (
         most,
         *(
             share * x
-            for x in (2 * by_q * products, 2 * queries * by_k * products, queries * _most(g))
+            for x in (2 * by_q * products, 2 * queries * by_k * products, queries * _largest_of(g))
         ),
     )
     allowed = [unit * x + y for x, y in zip(sizes, hidden, strict=True)]
@@ -273,39 +255,37 @@ def pulled_rounding(
         shape = np.shape(options[name]) + (1, 1) * (name == "sinks")
         total = sum_to(of_options[name], shape)
         added = of_options[name].size // max(1, total.size)
-        allowed.append((unit + terms(adapter, added)) * _most(total))
+        allowed.append((unit + terms(adapter, added)) * _largest_of(total))
     return tuple(allowed)
 
 
-def _sizes_of_weights(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
-) -> Floats:
+def _sizes_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats:
     """Sizes of the weights of keys, (..., n, m), at the frequencies that are given."""
     if adapter.waves:
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
         return _sizes_of_waves(adapter, q, k, options)
     fn: Any = adapter.record.differentiable
-    weights: Floats = _evaluate(adapter, fn, (*arrays[:2], _unit(arrays[1])), options, np.float64)
+    weights: Floats = _evaluate_as_declared(
+        adapter, fn, (*arrays[:2], _unit_rows(arrays[1])), options, np.float64
+    )
     return np.abs(weights)
 
 
-def _exact(q: Floats, k: Floats, v: Floats, *, features: str = "", **options: Any) -> Any:
+def _attend_exactly(q: Floats, k: Floats, v: Floats, *, features: str = "", **options: Any) -> Any:
     return softmax_attention(q, k, v, **options)
 
 
-def _unit(k: Floats) -> Floats:
+def _unit_rows(k: Floats) -> Floats:
     """Values that pick the weights of keys."""
     m = k.shape[-2]
     return np.broadcast_to(np.eye(m), (*k.shape[:-2], m, m))
 
 
-def _most(x: Floats) -> float:
+def _largest_of(x: Floats) -> float:
     return float(np.max(x, initial=0.0))
 
 
-def log_slopes(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
-) -> tuple[float, float]:
+def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[float, float]:
     """How fast the log weight of a pair may move with its query, and with its key.
 
     The other vector, in exact attention; frequencies, and the key itself, with features of them;
@@ -321,7 +301,7 @@ def log_slopes(
         return _norm(k) / least, _norm(q) / least
     exact = root**2 * _norm(k), root**2 * _norm(q)
     if adapter.has("random") and "indices" not in options:
-        way = root * _longest(adapter, arrays, options)
+        way = root * _longest_frequency(adapter, arrays, options)
         own = max(way, exact[0]) if adapter.has("local") else way, way + exact[0]
         return own if adapter.has("mean") else (own[0] + exact[0], own[1] + exact[1])
     return exact
@@ -335,16 +315,14 @@ def terms(adapter: Adapter, count: int) -> float:
     return count * min(adapter.eps, 2.0**-23)
 
 
-def _of_copies(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+def _rounding_of_copies(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
     """The same where limits make a candidate add every key many times."""
     n, m = (x.shape[-2] for x in arrays[:2])
     times = copies(adapter, n, m, options)
     return terms(adapter, m * times) if times > 1 else 0.0
 
 
-def _estimated(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any
-) -> float:
+def _estimate_size(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any) -> float:
     """Size of kernel estimates: at frequencies that are not known, of those that came."""
     x, y = (adapter.root(z.shape[-1]) * np.asarray(z, float) for z in arrays)
     if adapter["features"] == "trigonometric":
@@ -355,15 +333,13 @@ def _estimated(
     return float(np.max(kernels.estimate(x, y, omega, features=adapter["features"])))
 
 
-def largest_exponent(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]
-) -> float:
+def largest_exponent(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
     """Bound the exponents that an evaluation of the formulas in the log domain meets."""
     if adapter.has("rows"):
         return 0.0
     root = adapter.root(arrays[0].shape[-1])
     x, y = (root * _norm(z) for z in (arrays * 2)[:2])  # features are of one array
-    w = _longest(adapter, arrays, options)
+    w = _longest_frequency(adapter, arrays, options)
     if adapter.has("pairs"):
         return w * (x + y) + (x * x + y * y) / 2
     exponent = x * y
@@ -384,7 +360,7 @@ def largest_exponent(
     return exponent
 
 
-def _longest(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+def _longest_frequency(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
     """Length of the longest frequency; of those not known, that of a long Gaussian vector."""
     if "omega" in options:
         return _norm(options["omega"])
@@ -393,18 +369,18 @@ def _longest(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, An
     return math.sqrt(d) + 5 + adapter.root(d) * about  # they may lie about q + k
 
 
-def _condition(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
     """How many eps of the largest value an honest evaluation may lose, as measured near by.
 
     A mean with positive weights loses a few, but for the exponents. Of other estimators the formula
     is evaluated in two precisions; one that gives its frequencies to nobody, at one seed, is
     evaluated at arguments that differ in the last digits of single precision.
     """
-    rng, unknown = np.random.default_rng(0), drawn(adapter.record, options)
+    rng, unknown = np.random.default_rng(0), draws_something(adapter.record, options)
     dtype = np.dtype("float64" if adapter["dtype"] == "float64" else "float32")
     h = 2.0**-20
 
-    def near() -> tuple[tuple[Floats, ...], dict[str, Any]]:
+    def near() -> tuple[Arrays, Keywords]:
         def moved(x: Any) -> Floats:
             y: Floats = np.asarray(x, float) * (1 + h * rng.choice([-1.0, 1.0], np.shape(x)))
             return y if unknown else y.astype(dtype)
@@ -425,7 +401,7 @@ def _condition(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, 
     return most / max(_norm(arrays[2]), 1e-300)
 
 
-def _of_solve(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> float:
+def _condition_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
     """The condition of weights that are solved for, at indices that are given."""
     q, k, v = (np.asarray(x, float) for x in arrays)
     root = adapter.root(q.shape[-1])
@@ -433,7 +409,7 @@ def _of_solve(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, A
     return condition_of_solve(root * q, k, v, options["indices"])
 
 
-def black_box(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any]) -> Floats:
+def black_box(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats:
     """What the registered function gives at a seed."""
     given = {"rng": options.get("seed", 0), **{k: x for k, x in options.items() if k != "seed"}}
     if adapter.has("local"):
@@ -443,7 +419,7 @@ def black_box(adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, A
     return np.asarray(adapter.record.fn(*arrays, **given), float)
 
 
-def _cancellation(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> float:
+def _cancellation(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -> float:
     """Largest ratio of the sum of absolute terms to the normaliser of trigonometric features."""
     if "omega" not in options:  # no term is below cos(|omega| |q - k|) of its largest
         angle = (math.sqrt(q.shape[-1]) + 5) * (_norm(q) + _norm(k))
@@ -451,7 +427,7 @@ def _cancellation(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any
     return float(np.max(np.sum(_sizes_of_waves(adapter, q, k, options), -1)))
 
 
-def _sizes_of_waves(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> Floats:
+def _sizes_of_waves(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -> Floats:
     """The absolute terms of each pair over the normaliser of its query, which may be far less."""
     k = repeated(k, q)
     omega = np.swapaxes(np.asarray(options["omega"], float), -1, -2)
@@ -464,9 +440,7 @@ def _sizes_of_waves(adapter: Adapter, q: Floats, k: Floats, options: dict[str, A
     return np.where(seen, most, 0.0) / np.where(empty, 1.0, np.abs(normaliser))
 
 
-def declared(
-    adapter: Adapter, arrays: tuple[Floats, ...], options: dict[str, Any], got: Any = 0.0
-) -> float:
+def declared(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
     """Error that the declared epsilon may cause; infinite where that is all of it.
 
     Added to features or to the normaliser, it moves a mean of values by at most twice its share in
@@ -476,15 +450,15 @@ def declared(
         return 0.0
     if adapter.has("pairs"):
         longest = max(adapter.root(x.shape[-1]) * _norm(x) for x in arrays)
-        feature = math.exp(min(_longest(adapter, arrays, options) * longest, 700.0))
-        size = _estimated(adapter, arrays, options, got)
+        feature = math.exp(min(_longest_frequency(adapter, arrays, options) * longest, 700.0))
+        size = _estimate_size(adapter, arrays, options, got)
         return float(adapter["epsilon"]) * (2 * feature + size)
     q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
     share = _share(adapter, q, k, options)
     return _norm(arrays[2]) * 2 * share if share < 0.5 else math.inf
 
 
-def _share(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> float:
+def _share(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -> float:
     """Largest share of what the declared epsilon may add in the normaliser."""
     epsilon = float(adapter["epsilon"])
     if adapter.has("random") and "omega" not in options:
@@ -504,7 +478,7 @@ def _share(adapter: Adapter, q: Floats, k: Floats, options: dict[str, Any]) -> f
 
 
 def _terms(
-    adapter: Adapter, q: Floats, k: Floats, seen: Any, options: dict[str, Any]
+    adapter: Adapter, q: Floats, k: Floats, seen: Any, options: Keywords
 ) -> tuple[Floats, Floats]:
     """Terms (..., n, m) of the normaliser, and what the declared epsilon adds to each.
 

@@ -26,7 +26,7 @@ _UNREADABLE = (
     EOFError, NotImplementedError, OSError, RuntimeError, tarfile.TarError, zipfile.BadZipFile,
     zlib.error,
 )  # fmt: skip
-_LARGEST = 2**30  # bytes that are unpacked at most: vectors are a thousandth of it
+_LARGEST_ARCHIVE = 2**30  # bytes that are unpacked at most: vectors are a thousandth of it
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
@@ -94,7 +94,7 @@ def pack(path: str | os.PathLike[str], *, format: str = "json") -> list[Path]:
     with TemporaryDirectory() as folder:
         written = (export if format in EXPORTS else write)(folder, format=format)
         content = {x.relative_to(folder).as_posix(): x.read_bytes() for x in written}
-    content[SUMS] = _sums(content)
+    content[SUMS] = _write_sums(content)
     data = (_zip if target.suffix.lower() == ".zip" else _tar)(dict(sorted(content.items())))
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.part")
@@ -153,21 +153,25 @@ def wrong_sums(folder: Path) -> list[str]:
     if not path.is_file():
         return []
     there = {x.name: x.read_bytes() for x in folder.iterdir() if x.is_file() and x != path}
-    if path.read_bytes() == _sums(there):
+    if path.read_bytes() == _write_sums(there):
         return []
     lines = path.read_text("ascii", "replace").splitlines()
     given = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    bad = [name for name in sorted({*given, *there}) if given.get(name) != _sum(there.get(name))]
+    bad = [
+        name for name in sorted({*given, *there}) if given.get(name) != _checksum(there.get(name))
+    ]
     return [f"{SUMS}: is not that of {', '.join(bad)}" if bad else f"{SUMS}: is not as written"]
 
 
-def _sum(data: bytes | None) -> str | None:
+def _checksum(data: bytes | None) -> str | None:
     return None if data is None else hashlib.sha256(data).hexdigest()
 
 
-def _sums(content: dict[str, bytes]) -> bytes:
+def _write_sums(content: dict[str, bytes]) -> bytes:
     """Checksums as sha256sum reads them."""
-    return "".join(f"{_sum(content[name])}  {name}\n" for name in sorted(content)).encode("ascii")
+    return "".join(f"{_checksum(content[name])}  {name}\n" for name in sorted(content)).encode(
+        "ascii"
+    )
 
 
 def _zip(content: dict[str, bytes]) -> bytes:
@@ -199,7 +203,7 @@ def _of_zip(path: Path) -> list[tuple[str, bytes]]:
 
 def _of_tar(path: Path) -> list[tuple[str, bytes]]:
     with gzip.open(path) as stream:
-        data = stream.read(_LARGEST + 1)
+        data = stream.read(_LARGEST_ARCHIVE + 1)
     _plain({path.name: len(data)})
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         infos = archive.getmembers()
@@ -213,5 +217,5 @@ def _plain(sizes: dict[str, int]) -> None:
     for name, size in sizes.items():
         if size < 0 or not name or Path(name).name != name or "\\" in name or name == "..":
             raise ValueError(f"has {name!r}, which is no plain file.")
-    if sum(sizes.values()) > _LARGEST:
-        raise ValueError(f"is larger than {_LARGEST} bytes.")
+    if sum(sizes.values()) > _LARGEST_ARCHIVE:
+        raise ValueError(f"is larger than {_LARGEST_ARCHIVE} bytes.")

@@ -10,7 +10,7 @@ from ... import registry
 from ...arrays.library import Floats
 from .cases import GRADIENTS, Case
 from .drawing import Recipe
-from .formulas import Head, chunked, exact, formula, heads, value_of, with_lse
+from .formulas import HeadArrays, formula_of, has_chunks, heads_of_case, truth, value_of, with_lse
 
 __all__ = ["bounds"]
 
@@ -21,70 +21,73 @@ def bounds(case: Recipe | Case, values: dict[str, Floats]) -> tuple[float, dict[
     `values` are those of the outputs.
     """
     x, features = case.inputs, case.arguments.get("features")
-    record, mp = registry.ESTIMATORS[case.estimator], exact().context()
+    record, mp = registry.ESTIMATORS[case.estimator], truth().context()
     if record.has("rows"):
-        rows, mean, cov = exact().numbers(x["x"]), values["mean"], values["cov"]
+        rows, mean, cov = truth().numbers(x["x"]), values["mean"], values["cov"]
         sd = np.array([mp.sqrt(cov[i, i]) for i in range(len(mean))], dtype=object)
         z = abs(rows[0] - mean) / np.where(sd == 0, 1, sd)
-        return _up(max(z)), {"mean": _ups(abs(mean) + sd), "cov": _ups(np.outer(sd, sd))}
+        return _round_up(max(z)), {
+            "mean": _round_all_up(abs(mean) + sd),
+            "cov": _round_all_up(np.outer(sd, sd)),
+        }
     if record.has("pairs"):
         want = abs(values["out"])
-        long_x, long_y, long_omega = (_longest(x[name]) for name in ("x", "y", "omega"))
+        long_x, long_y, long_omega = (_longest_row(x[name]) for name in ("x", "y", "omega"))
         cond = long_omega * (long_x + long_y) + (long_x**2 + long_y**2) / 2
         if features == "trigonometric":
-            squares = sum((exact().numbers(x[name]) ** 2).sum(-1) for name in "xy")
+            squares = sum((truth().numbers(x[name]) ** 2).sum(-1) for name in "xy")
             want = np.array([mp.exp(s / 2) for s in squares], dtype=object)
         if "log_weight" in x:
-            cond += max(abs(exact().numbers(x["log_weight"])))
-        return _up(cond), {"out": _ups(want)}
-    conds, rows = zip(*(_bound(case, head) for head in heads(case)), strict=True)
+            cond += max(abs(truth().numbers(x["log_weight"])))
+        return _round_up(cond), {"out": _round_all_up(want)}
+    conds, rows = zip(*(_bound_head(case, head) for head in heads_of_case(case)), strict=True)
     size = {"out": np.reshape(rows, (*x["q"].shape[:-1], 1))}
     if "d_out" in x:
-        size |= _gradients(case)
+        size |= _gradient_sizes(case)
     if features != "trigonometric":
-        size = {name: _largest(rows, name) for name, rows in size.items()}
+        size = {name: _largest_size(rows, name) for name, rows in size.items()}
     if with_lse(case):
         base = mp.log(2) if value_of(case, "lse") == "2" else mp.mpf(1)
         size["lse"] = np.array(1 / base, dtype=object)
-    return _up(max(conds)), {name: _ups(rows) for name, rows in size.items()}
+    return _round_up(max(conds)), {name: _round_all_up(rows) for name, rows in size.items()}
 
 
-def _root(case: Recipe | Case, head: Head) -> Any:
+def _root_of_case(case: Recipe | Case, head: HeadArrays) -> Any:
     """Square root of the scale."""
     scales = {"1": 1.0, "1/d": 1 / head.q.shape[-1]}
     scale = scales.get(value_of(case, "default_scale"), case.arguments.get("scale"))
-    return exact().root(scale, head.q.shape[-1])
+    return truth().root(scale, head.q.shape[-1])
 
 
-def _largest(rows: Floats, name: str) -> Floats:
+def _largest_size(rows: Floats, name: str) -> Floats:
     """The largest size for all; gradients that nothing moves are exactly 0."""
     if name == "out":
         return np.array(np.max(rows), dtype=object)
     return np.where(rows == 0, 0, np.max(rows))
 
 
-def _bound(case: Recipe | Case, head: Head) -> tuple[Any, Floats]:
+def _bound_head(case: Recipe | Case, head: HeadArrays) -> tuple[Any, Floats]:
     """Largest exponent of one head and size of each of its rows, over keys that are seen."""
-    mp, features = exact(), case.arguments.get("features")
+    mp, features = truth(), case.arguments.get("features")
     seen = head.visible.any(0) | (value_of(case, "empty_rows") == "mean")
     q, k, v, visible = head.q, head.k[seen], head.v[seen], head.visible[:, seen]
-    root = _root(case, head)
-    a, b, size = _longest(q) * root, _longest(k) * root, _longest(v)
+    root = _root_of_case(case, head)
+    a, b, size = _longest_row(q) * root, _longest_row(k) * root, _longest_row(v)
     if head.dropout is not None:
         size *= np.max(head.dropout)
     cond, rows = a * b, [size] * len(q)
     cond += np.max(abs(np.where(head.visible, mp.numbers(head.bias), 0)), initial=0)
     cond += 0 if head.sinks is None else abs(mp.numbers(head.sinks)[()])
     if registry.ESTIMATORS[case.estimator].has("feature-map"):
-        cond = max(_longest(q), _longest(k))
-    elif _few(case):
-        cond, grown = _of_few(case, head, a, b)
+        cond = max(_longest_row(q), _longest_row(k))
+    elif _has_few_keys(case):
+        cond, grown = _bound_few_keys(case, head, a, b)
         rows = [size * grown] * len(q)
     elif head.omega is not None:
-        w = _longest(head.omega)
+        w = _longest_row(head.omega)
         cond = max(w * a, w * b + b**2 / 2) + np.max(abs(mp.numbers(head.log_weight)))
         if head.centres is not None:
-            cond += _longest(head.centres) * w + _longest(head.centres) ** 2
+            cond += _longest_row(head.centres) * w + _longest_row(head.centres) ** 2
         if features == "trigonometric":
             cond = w * (a + b) + (a**2 + b**2) / 2
             phi = [mp.feature_map(mp.numbers(x) * root, mp.numbers(head.omega), features)
@@ -97,37 +100,37 @@ def _bound(case: Recipe | Case, head: Head) -> tuple[Any, Floats]:
     return cond, np.array(rows, dtype=object)
 
 
-def _few(case: Recipe | Case) -> bool:
+def _has_few_keys(case: Recipe | Case) -> bool:
     """Whether few keys stand for all, or something for those outside a window or chunk."""
     hides = registry.ESTIMATORS[case.estimator].takes("window")  # what is outside is not seen
     return "indices" in case.inputs or ("window" in case.arguments and not hides)
 
 
-def _of_few(case: Recipe | Case, head: Head, a: Any, b: Any) -> tuple[Any, Any]:
+def _bound_few_keys(case: Recipe | Case, head: HeadArrays, a: Any, b: Any) -> tuple[Any, Any]:
     """Largest exponent, and what size grows by, for few keys or summaries in place of far ones.
 
     `a` and `b` are the largest lengths of queries and keys.
     """
-    mp, positive = exact().context(), registry.ESTIMATORS[case.estimator].has("positive")
+    mp, positive = truth().context(), registry.ESTIMATORS[case.estimator].has("positive")
     if "log_probability" in case.inputs:
-        return a * b + np.max(abs(exact().numbers(head.log_probability))), 1
+        return a * b + np.max(abs(truth().numbers(head.log_probability))), 1
     if "indices" in case.inputs:  # keys less their mean are at most twice as long
         return 2 * b * (a + b), _terms_of_coreset(case, head)
-    if chunked(case):
+    if has_chunks(case):
         near = a * b + mp.log(len(head.k))
         if not positive:  # the spread of a chunk along a query is at most b
             return near + (a * b) ** 2, 1 + a * b
-        w = a + b if head.omega is None else _longest(head.omega)
+        w = a + b if head.omega is None else _longest_row(head.omega)
         return max(near, w * b + b * b / 2), 1
     assert head.omega is not None
-    return _longest(head.omega) * (a + b) + (a * a + b * b) / 2, 1
+    return _longest_row(head.omega) * (a + b) + (a * a + b * b) / 2, 1
 
 
-def _terms_of_coreset(case: Recipe | Case, head: Head) -> Any:
+def _terms_of_coreset(case: Recipe | Case, head: HeadArrays) -> Any:
     """Sum of the absolute terms over the normaliser, times the condition of what is solved."""
-    e, mp = exact(), exact().context()
+    e, mp = truth(), truth().context()
     chosen, weights = e.coreset(head.k, head.indices, head.visible[-1], case.arguments["scale"])
-    kernel = (e.numbers(head.q) * _root(case, head)) @ chosen.T
+    kernel = (e.numbers(head.q) * _root_of_case(case, head)) @ chosen.T
     kernel = np.array([[mp.exp(x) for x in row] for row in kernel], dtype=object)
     terms = (kernel @ abs(weights).sum(1)) / abs((kernel @ weights).sum(1))
     apart = ((chosen[:, None] - chosen) ** 2).sum(-1)
@@ -138,10 +141,10 @@ def _terms_of_coreset(case: Recipe | Case, head: Head) -> Any:
 # --- gradients -----------------------------------------------------------------------------------
 
 
-def _gradients(case: Recipe | Case) -> dict[str, Floats]:
+def _gradient_sizes(case: Recipe | Case) -> dict[str, Floats]:
     """Sums of absolute terms of gradients, over all heads that share the argument."""
     of_head = _by_sample if registry.ESTIMATORS[case.estimator].has("per-query") else _by_query
-    found, sizes = [of_head(case, head) for head in heads(case)], {}
+    found, sizes = [of_head(case, head) for head in heads_of_case(case)], {}
     for name in found[0]:
         x, rows = case.inputs[name], np.stack([sizes[name] for sizes in found])
         lead = x.shape[: x.ndim + 1 - rows.ndim]
@@ -149,19 +152,19 @@ def _gradients(case: Recipe | Case) -> dict[str, Floats]:
     return sizes
 
 
-def _by_query(case: Recipe | Case, head: Head) -> dict[str, Floats]:
+def _by_query(case: Recipe | Case, head: HeadArrays) -> dict[str, Floats]:
     """Sums of pairs of a query and a key, times how far the argument moves their logarithm.
 
     A query and a key move the pairs that they are in, all else moves every pair.
     """
-    g, p = exact().numbers(head.d_out), _weights(case, head)
+    g, p = truth().numbers(head.d_out), _pair_weights(case, head)
     dropout = 1.0 if head.dropout is None else head.dropout
-    pairs, delta = _pairs(p, g, head)
-    sizes = {"v": ((p * dropout).T @ _lengths(g))[:, None], "bias": pairs}
+    pairs, delta = _pair_sizes(p, g, head)
+    sizes = {"v": ((p * dropout).T @ _row_lengths(g))[:, None], "bias": pairs}
     if head.sinks is not None:
         sizes["sinks"] = ((1 - p.sum(1)) * delta).sum()
     sizes = {name: rows for name, rows in sizes.items() if name in case.inputs}
-    for name, way in _ways(case, head).items():
+    for name, way in _log_slopes(case, head).items():
         if name in case.inputs:
             x, moved = getattr(head, name), pairs * way
             sums = {"q": moved.sum(1), "k": moved.sum(0)}
@@ -170,7 +173,7 @@ def _by_query(case: Recipe | Case, head: Head) -> dict[str, Floats]:
     return sizes
 
 
-def _by_sample(case: Recipe | Case, head: Head) -> dict[str, Floats]:
+def _by_sample(case: Recipe | Case, head: HeadArrays) -> dict[str, Floats]:
     """The same where each sample of a query has weights of its own: it moves them, not the query.
 
     The output is the mean over samples.
@@ -179,37 +182,37 @@ def _by_sample(case: Recipe | Case, head: Head) -> dict[str, Floats]:
     assert head.d_out is not None
     n, samples, d = head.omega.shape
     q, g, visible = (np.repeat(x, samples, 0) for x in (head.q, head.d_out, head.visible))
-    omega, g = head.omega.reshape(-1, 1, d), exact().numbers(g) / samples
-    p = _weights(case, head._replace(q=q, omega=omega, visible=visible))
-    pairs, root = _pairs(p, g, head)[0], exact().root(case.arguments["scale"], d)
-    w, b = _lengths(omega[:, 0])[:, None], _lengths(head.k) * root
+    omega, g = head.omega.reshape(-1, 1, d), truth().numbers(g) / samples
+    p = _pair_weights(case, head._replace(q=q, omega=omega, visible=visible))
+    pairs, root = _pair_sizes(p, g, head)[0], truth().root(case.arguments["scale"], d)
+    w, b = _row_lengths(omega[:, 0])[:, None], _row_lengths(head.k) * root
     return {
         "q": np.zeros((n, 1), int),
         "k": (pairs * (w + b) * root).sum(0)[:, None],
-        "v": (p.T @ _lengths(g))[:, None],
+        "v": (p.T @ _row_lengths(g))[:, None],
         "omega": (pairs * b).sum(1).reshape(n, samples, 1),
     }
 
 
-def _pairs(p: Floats, g: Floats, head: Head) -> tuple[Floats, Floats]:
+def _pair_sizes(p: Floats, g: Floats, head: HeadArrays) -> tuple[Floats, Floats]:
     """Cotangents of the logarithms of weights p, by absolute terms: p (g . v - g . out + d_lse).
 
     The second is what all pairs of a query have in common, g . out - d_lse.
     """
-    products = abs(g) @ abs(exact().numbers(head.v)).T
+    products = abs(g) @ abs(truth().numbers(head.v)).T
     products = products if head.dropout is None else products * head.dropout
-    delta = (p * products).sum(1) + abs(exact().numbers(head.d_lse))
+    delta = (p * products).sum(1) + abs(truth().numbers(head.d_lse))
     return np.asarray(p * (products + delta[:, None])), np.asarray(delta)
 
 
-def _weights(case: Recipe | Case, head: Head) -> Floats:
+def _pair_weights(case: Recipe | Case, head: HeadArrays) -> Floats:
     """Weights of pairs, (n, m); where they have signs, a bound of the terms and of their sums."""
-    mp, features = exact(), case.arguments.get("features")
+    mp, features = truth(), case.arguments.get("features")
     if features != "trigonometric":
         given = {name: getattr(head, name) for name in GRADIENTS if name in case.inputs}
         given |= {"v": np.eye(len(head.k)), "visible": head.visible}
         given |= {} if "slopes" not in case.inputs else {"bias": head.bias}
-        return formula(case)(**given)[:, : len(head.k)]
+        return formula_of(case)(**given)[:, : len(head.k)]
     root = mp.root(case.arguments["scale"], head.q.shape[-1])
     x, y, omega = mp.numbers(head.q) * root, mp.numbers(head.k) * root, mp.numbers(head.omega)
     kernel, most = (
@@ -221,15 +224,15 @@ def _weights(case: Recipe | Case, head: Head) -> Floats:
     return np.asarray(terms + p * terms.sum(1)[:, None])
 
 
-def _ways(case: Recipe | Case, head: Head) -> dict[str, Any]:
+def _log_slopes(case: Recipe | Case, head: HeadArrays) -> dict[str, Any]:
     """How far arguments move the logarithms of the kernel, and what they add to normalisers."""
-    root = exact().root(case.arguments.get("scale"), head.q.shape[-1])
-    a, b = _lengths(head.q)[:, None] * root, _lengths(head.k) * root
+    root = truth().root(case.arguments.get("scale"), head.q.shape[-1])
+    a, b = _row_lengths(head.q)[:, None] * root, _row_lengths(head.k) * root
     if registry.ESTIMATORS[case.estimator].has("feature-map"):
         return {"q": 1, "k": 1}  # at most: phi' <= phi
     if head.omega is None:
         return {"q": b * root, "k": a * root}
-    w, mu = _longest(head.omega), 0 if head.centres is None else _longest(head.centres)
+    w, mu = _longest_row(head.omega), 0 if head.centres is None else _longest_row(head.centres)
     return {
         "q": (w + a) * root,
         "k": (w + b) * root,
@@ -239,21 +242,21 @@ def _ways(case: Recipe | Case, head: Head) -> dict[str, Any]:
     }
 
 
-def _lengths(x: Floats) -> Floats:
+def _row_lengths(x: Floats) -> Floats:
     """Lengths of rows."""
-    squares = (exact().numbers(x) ** 2).sum(-1)
-    return np.array([exact().context().sqrt(e) for e in squares.ravel()]).reshape(squares.shape)
+    squares = (truth().numbers(x) ** 2).sum(-1)
+    return np.array([truth().context().sqrt(e) for e in squares.ravel()]).reshape(squares.shape)
 
 
-def _longest(x: Floats) -> Any:
+def _longest_row(x: Floats) -> Any:
     """Largest length of a row."""
-    return max(_lengths(x).ravel(), default=0)
+    return max(_row_lengths(x).ravel(), default=0)
 
 
-def _up(x: Any) -> float:
+def _round_up(x: Any) -> float:
     """Round up to three digits."""
     return float(f"{float(x) * 1.01:.3g}")
 
 
-def _ups(x: Floats) -> Floats:
-    return np.array([_up(e) for e in x.ravel()]).reshape(x.shape)
+def _round_all_up(x: Floats) -> Floats:
+    return np.array([_round_up(e) for e in x.ravel()]).reshape(x.shape)

@@ -10,15 +10,15 @@ import numpy as np
 from ...arrays.library import Floats
 
 __all__ = [
-    "CONTRACT",
+    "CONTRACT_FACTOR",
     "DIGITS",
-    "DTYPES",
+    "DTYPE_FACTS",
     "ESTIMATORS",
     "FILES",
     "FLAGS",
     "FORMATS",
     "GRADIENTS",
-    "INSTALL",
+    "INSTALL_VECTORS",
     "REALS",
     "SCHEMA",
     "VERSION",
@@ -41,17 +41,17 @@ FILES = tuple(sorted((*ESTIMATORS, *_OF_SOFTMAX)))
 FORMATS = ("json", "npz", "safetensors")
 
 # Significand bits, unit of the last place of 1, smallest normal and largest number.
-DTYPES = {
+DTYPE_FACTS = {
     "bfloat16": (8, 2.0**-7, 2.0**-126, 2.0**127 * (2 - 2.0**-7)),
     "float16": (11, 2.0**-10, 2.0**-14, 65504.0),
     "float32": (24, 2.0**-23, 2.0**-126, 2.0**127 * (2 - 2.0**-23)),
     "float64": (53, 2.0**-52, 2.0**-1022, float(np.finfo(np.float64).max)),
 }
-CONTRACT = 16  # the constant C of the accuracy contract
+CONTRACT_FACTOR = 16  # the constant C of the accuracy contract
 DIGITS = 34  # stored; 30 are asserted
 VERSION = 3  # of the schema
 SCHEMA = resources.files(__package__).joinpath("vectors.schema.json")
-INSTALL = "needs `pip install 'refattn[vectors]'`"
+INSTALL_VECTORS = "needs `pip install 'refattn[vectors]'`"
 
 REALS = ("dropout_p", "scale", "softcap")  # arguments that are numbers
 

@@ -17,11 +17,11 @@ from ...arrays.library import Floats
 from ..conventions import OPTIONS
 from .archives import SUMS, is_archive, unpacked, wrong_sums
 from .cases import (
-    CONTRACT,
-    DTYPES,
+    CONTRACT_FACTOR,
+    DTYPE_FACTS,
     FORMATS,
     GRADIENTS,
-    INSTALL,
+    INSTALL_VECTORS,
     SCHEMA,
     Case,
     Convention,
@@ -29,8 +29,8 @@ from .cases import (
     is_exact,
 )
 from .formulas import visible, with_lse
-from .meanings import known, meaning
-from .reading import case_of, files_in, parse, read, tests_of
+from .meanings import known_meanings, meaning
+from .reading import case_of, files_in, parse, read_vectors, tests_of
 from .solving import solved
 from .sources import libraries, sources
 from .writing import manifest_name, sealed
@@ -89,7 +89,7 @@ def lint(
     try:
         from jsonschema import Draft202012Validator
     except ModuleNotFoundError as error:
-        message = f"checking vectors {INSTALL}"
+        message = f"checking vectors {INSTALL_VECTORS}"
         raise ModuleNotFoundError(message, name=error.name) from None
     if is_archive(directory) and not os.path.isdir(directory):
         try:
@@ -123,7 +123,7 @@ def lint(
     seen: dict[str, Counter[Any]] = {kind: Counter() for kind in FORMATS}
     for kind, path in track(list(found)):
         try:
-            document, arrays = read(kind, path)
+            document, arrays = read_vectors(kind, path)
             wrong = _schema_errors(Draft202012Validator(schema), document)
         except ModuleNotFoundError:
             raise
@@ -217,7 +217,7 @@ def _lint_file(
                 problems.append("the same inputs and arguments as another case")
             if not problems and again():
                 problems = list(_lint_again(case, group, test, arrays is None))
-            if known().get(case.id, content) != content:
+            if known_meanings().get(case.id, content) != content:
                 problems.append("is the id of other inputs, arguments or another convention")
         except Exception as error:  # the numbers may be anything that the schema allows
             problems = [f"{type(error).__name__}: {error}"]
@@ -268,7 +268,7 @@ def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[st
     if (wanted := _shapes(case)) != shapes:
         yield f"shapes {shapes} do not follow from the inputs, {wanted}"
     for dtype, tolerance in case.tolerance.items():
-        if tolerance != CONTRACT * DTYPES[dtype][1] * (1 + case.cond):
+        if tolerance != CONTRACT_FACTOR * DTYPE_FACTS[dtype][1] * (1 + case.cond):
             yield f"tolerance for {dtype} is not 16 eps (1 + cond)"
     if (case.result == "acceptable") != ("EPS" in case.flags):
         yield f"result {case.result!r} does not go with the flags"

@@ -14,9 +14,9 @@ import numpy as np
 from ...arrays.library import Floats
 from ...registry import ESTIMATORS
 from ..conventions import CONVENTIONS, Library
-from .cases import INSTALL, Case
+from .cases import INSTALL_VECTORS, Case
 from .reading import cases_of
-from .solving import documents, written
+from .solving import documents, write_hex
 
 __all__ = ["EXPORTS", "export"]
 
@@ -63,7 +63,7 @@ def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
     if format not in EXPORTS:
         raise ValueError(f"`format` must be one of {', '.join(EXPORTS)}, got {format!r}.")
     cases = [case for document in documents().values() for case in cases_of(document)]
-    content = _header(cases) if format == "c" else _models(cases)
+    content = _c_header(cases) if format == "c" else _onnx_models(cases)
     paths = []
     for name, data in content:
         path = Path(directory, name)
@@ -104,27 +104,27 @@ typedef struct {
 """
 
 
-def _header(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
+def _c_header(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
     """One header with all cases."""
     arrays, rows = [], []
     for i, case in enumerate(cases):
         tables: dict[str, list[str]] = {"in": [], "out": []}
         for name, x in case.inputs.items():
             at = f"refattn_{i}_{name}"
-            arrays.append(_numbers(at, x))
-            tables["in"].append(_tensor(name, x, at, "0"))
+            arrays.append(_c_numbers(at, x))
+            tables["in"].append(_c_tensor(name, x, at, "0"))
         for name, x in case.expected.items():
             at = f"refattn_{i}_{name}_out"
             size = np.broadcast_to(case.size[name], x.shape)
-            arrays += [_numbers(at, x), _numbers(f"{at}_size", size)]
-            tables["out"].append(_tensor(name, x, at, f"{at}_size"))
+            arrays += [_c_numbers(at, x), _c_numbers(f"{at}_size", size)]
+            tables["out"].append(_c_tensor(name, x, at, f"{at}_size"))
         for side, table in tables.items():
             arrays.append(
                 f"static const refattn_tensor refattn_{i}_{side}puts[] = {{\n    "
                 + ",\n    ".join(table)
                 + "};\n"
             )
-        rows.append(_row(i, case))
+        rows.append(_c_row(i, case))
     text = _STRUCTS + "\n".join(arrays)
     text += (
         "\nstatic const refattn_case refattn_cases[] = {\n    " + ",\n    ".join(rows) + "};\n\n"
@@ -133,19 +133,19 @@ def _header(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
     yield "refattn_vectors.h", text.encode("ascii")
 
 
-def _row(i: int, case: Case) -> str:
+def _c_row(i: int, case: Case) -> str:
     arguments, convention = case.arguments, case.convention or ("", "")
     words = (case.id, case.estimator, case.group, arguments.get("features", ""), case.comment)
     reals = (arguments.get("scale"), *(arguments.get(x, 0.0) for x in ("softcap", "dropout_p")))
     window = arguments.get("window", (None, None))
     sides, chunk = ((None, None), window) if isinstance(window, int) else (window, 0)
     numbers = (
-        *(_number(math.nan if x is None else x) for x in reals),
+        *(_c_number(math.nan if x is None else x) for x in reals),
         str(int(arguments.get("causal", False))),
         *(str(-1 if keys is None else keys) for keys in sides),
         str(chunk),
         str(int(arguments.get("log_size", False))),
-        *(_number(case.tolerance.get(dtype, 0.0)) for dtype in ("float64", "float32")),
+        *(_c_number(case.tolerance.get(dtype, 0.0)) for dtype in ("float64", "float32")),
         str(len(case.inputs)),
         str(len(case.expected)),
         f"refattn_{i}_inputs",
@@ -154,18 +154,18 @@ def _row(i: int, case: Case) -> str:
     return "{" + ", ".join((*(f'"{x}"' for x in (*words, *convention)), *numbers)) + "}"
 
 
-def _number(x: float) -> str:
+def _c_number(x: float) -> str:
     if math.isfinite(x):
-        return written(x)
+        return write_hex(x)
     return "NAN" if math.isnan(x) else "-INFINITY" if x < 0 else "INFINITY"
 
 
-def _numbers(name: str, x: Floats) -> str:
-    data = ", ".join(_number(value) for value in x.ravel())
+def _c_numbers(name: str, x: Floats) -> str:
+    data = ", ".join(_c_number(value) for value in x.ravel())
     return f"static const double {name}[] = {{{data}}};\n"
 
 
-def _tensor(name: str, x: Floats, data: str, size: str) -> str:
+def _c_tensor(name: str, x: Floats, data: str, size: str) -> str:
     shape = ", ".join(str(length) for length in x.shape or (1,))
     return f'{{"{name}", {x.ndim}, {{{shape}}}, {data}, {size}}}'
 
@@ -173,18 +173,20 @@ def _tensor(name: str, x: Floats, data: str, size: str) -> str:
 # --- ONNX -----------------------------------------------------------------------------------------
 
 
-def _models(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
+def _onnx_models(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
     """Models of one node, with what goes in and what must come out."""
     try:
         helper, numpy_helper = (
             import_module(f"onnx.{name}") for name in ("helper", "numpy_helper")
         )
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"vectors for ONNX {INSTALL} and onnx", name=error.name) from None
+        raise ModuleNotFoundError(
+            f"vectors for ONNX {INSTALL_VECTORS} and onnx", name=error.name
+        ) from None
     for case, version in ((case, _opset(case)) for case in cases):
         if version is None:
             continue
-        arrays = {**_inputs(case), "out": _four_axes(case.expected["out"])}
+        arrays = {**_onnx_inputs(case), "out": _four_axes(case.expected["out"])}
         dtype = np.float32 if "float32" in case.tolerance else np.float64
         named = {
             name: numpy_helper.from_array(
@@ -211,7 +213,7 @@ def _models(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
         yield f"{case.id}/test_data_set_0/output_0.pb", data
 
 
-def _inputs(case: Case) -> dict[str, Floats]:
+def _onnx_inputs(case: Case) -> dict[str, Floats]:
     """The inputs as the operator takes them."""
     n, m = case.inputs["q"].shape[-2], case.inputs["k"].shape[-2]
     arrays = {name: _four_axes(x) for name, x in case.inputs.items() if name != "mask"}

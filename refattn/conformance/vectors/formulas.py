@@ -15,13 +15,13 @@ from .cases import GRADIENTS, Case
 from .drawing import Recipe
 
 __all__ = [
-    "Head",
+    "HeadArrays",
     "arranged",
-    "chunked",
-    "exact",
-    "formula",
-    "heads",
+    "formula_of",
+    "has_chunks",
+    "heads_of_case",
     "solve",
+    "truth",
     "value_of",
     "visible",
     "with_lse",
@@ -34,7 +34,7 @@ NDIMS |= {"d_out": 2, "d_lse": 1, "bias": 2, "sinks": 0, "dropout": 2}
 NDIMS |= {"indices": 2, "log_probability": 2}
 
 
-class Head(NamedTuple):
+class HeadArrays(NamedTuple):
     """The arrays of one head."""
 
     q: Floats
@@ -53,7 +53,7 @@ class Head(NamedTuple):
     d_lse: Any = 0.0
 
 
-def exact() -> Any:
+def truth() -> Any:
     """Arithmetic with any number of digits, which needs mpmath: not imported before it is used."""
     return import_module("refattn.conformance.truth.exact")
 
@@ -104,42 +104,42 @@ def arranged(case: Recipe | Case, dps: int = 50, **given: Any) -> dict[str, Any]
             x[name] = x[name][np.arange(len(x["q"])) % len(x[name])]
     n, m = x["visible"].shape[-2:]
     if "slopes" in x:
-        slopes = exact().numbers(x["slopes"], dps=dps)[..., None, None]
+        slopes = truth().numbers(x["slopes"], dps=dps)[..., None, None]
         x["bias"] = -slopes * abs(_ahead(n, m, m - n))
     if "keep" in x:
-        kept, p = exact().numbers(x["keep"], dps=dps), case.arguments["dropout_p"]
+        kept, p = truth().numbers(x["keep"], dps=dps), case.arguments["dropout_p"]
         x["dropout"] = kept / (1 - p) if value_of(case, "dropout") == "1/(1-p)" else kept
     others = {"mask", "past_k", "past_v", "slopes", "keep"}
     return {name: value for name, value in x.items() if name not in others}
 
 
-def heads(case: Recipe | Case) -> list[Head]:
+def heads_of_case(case: Recipe | Case) -> list[HeadArrays]:
     """The arrays of each head."""
-    return [Head(**x) for x in exact().heads(_ndims(case), **arranged(case))]
+    return [HeadArrays(**x) for x in truth().heads_of(_ndims(case), **arranged(case))]
 
 
-def formula(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
+def formula_of(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
     """The output of one head; of exact attention its log normaliser as one more column."""
     record = registry.ESTIMATORS[case.estimator]
     if record.has("exact"):
-        return partial(_exact, case, dps)
+        return partial(_attend_exactly_by_case, case, dps)
     # The same formula has the same name there.
     naive = record.naive.func if isinstance(record.naive, partial) else record.naive
-    function = getattr(exact(), naive.__name__)
-    others = ("weighting", "feature_map", *(() if chunked(case) else ("causal",)))
+    function = getattr(truth(), naive.__name__)
+    others = ("weighting", "feature_map", *(() if has_chunks(case) else ("causal",)))
     known = {name: value for name, value in case.arguments.items() if name not in others}
     found = partial(function, **known, dps=dps)
     # Weights of keys that are made for all queries know one row of what is hidden.
     coreset = "indices" in case.inputs and "log_probability" not in case.inputs
-    return partial(_of_keys, found) if coreset or chunked(case) else found
+    return partial(_for_all_queries, found) if coreset or has_chunks(case) else found
 
 
-def _of_keys(function: Callable[..., Floats], visible: Floats, **arrays: Any) -> Floats:
+def _for_all_queries(function: Callable[..., Floats], visible: Floats, **arrays: Any) -> Floats:
     """A formula that takes what hides keys from all queries: the last sees all others."""
     return function(**arrays, visible=visible[-1])
 
 
-def chunked(case: Recipe | Case) -> bool:
+def has_chunks(case: Recipe | Case) -> bool:
     """Whether keys are in chunks: the size of the estimator is that of a chunk."""
     return registry.ESTIMATORS[case.estimator].size == "window"
 
@@ -153,17 +153,17 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
     """Evaluate a case with so many digits."""
     x, record = case.inputs, registry.ESTIMATORS[case.estimator]
     if record.has("rows"):
-        mean = exact().mean(x["x"], dps=dps)
-        return {"mean": mean, "cov": exact().covariance(x["x"], **case.arguments, dps=dps)}
+        mean = truth().mean_of_rows(x["x"], dps=dps)
+        return {"mean": mean, "cov": truth().covariance_of_rows(x["x"], **case.arguments, dps=dps)}
     if record.has("pairs"):
-        return {"out": exact().kernel_estimate(**x, **case.arguments, dps=dps)}
+        return {"out": truth().kernel_estimate(**x, **case.arguments, dps=dps)}
     d_v, lse = x["v"].shape[-1], with_lse(case)
 
     def outputs(**given: Any) -> Floats:
         arrays = arranged(case, dps, **given)
         cotangents = ("d_out", "d_lse")
         arrays = {name: value for name, value in arrays.items() if name not in cotangents}
-        found = exact().each_head(formula(case, dps), _ndims(case), **arrays)
+        found = truth().each_head(formula_of(case, dps), _ndims(case), **arrays)
         return np.asarray(found[..., : d_v + lse])
 
     out = outputs()
@@ -171,35 +171,35 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
     if "d_out" in x:
         cotangent = [x["d_out"], *(x[name][..., None] for name in x if name == "d_lse")]
         given = {name: x[name] for name in GRADIENTS if name in x}
-        pulled = exact().gradients(outputs, np.concatenate(cotangent, -1), dps=dps, **given)
+        pulled = truth().pull_back(outputs, np.concatenate(cotangent, -1), dps=dps, **given)
         found |= {GRADIENTS[name]: value for name, value in pulled.items()}
     return found
 
 
-def _exact(case: Recipe | Case, dps: int, **arrays: Any) -> Floats:
+def _attend_exactly_by_case(case: Recipe | Case, dps: int, **arrays: Any) -> Floats:
     """Exact attention of one head under the convention of the case: reference 003."""
-    e, x = exact(), Head(**arrays)
-    scale, softcap = _scale(case, x.q.shape[-1], dps), case.arguments.get("softcap")
+    e, x = truth(), HeadArrays(**arrays)
+    scale, softcap = _scale_of_case(case, x.q.shape[-1], dps), case.arguments.get("softcap")
     if value_of(case, "softcap") == "after-bias":
         scores = (e.numbers(x.q, dps=dps) * scale) @ e.numbers(x.k, dps=dps).T
-        scores = e.cap(scores + e.numbers(x.bias, dps=dps), softcap, dps=dps)
+        scores = e.cap_scores(scores + e.numbers(x.bias, dps=dps), softcap, dps=dps)
         values = e.numbers(x.v, dps=dps)
-        out, lse = e.weighted_mean(scores, values, x.visible, x.sinks, x.dropout, dps=dps)
+        out, lse = e.softmax_mean(scores, values, x.visible, x.sinks, x.dropout, dps=dps)
     else:
         options = {"softcap": softcap, "sink": x.sinks, "dropout": x.dropout, "dps": dps}
         out, lse = e.attend(x.q, x.k, x.v, x.bias, x.visible, scale, **options)
     empty = ~x.visible.any(-1)
     if x.sinks is None and empty.any():
-        rows = {"mean": e.mean(x.v, dps=dps), "nan": e.context(dps).nan}
+        rows = {"mean": e.mean_of_rows(x.v, dps=dps), "nan": e.context(dps).nan}
         out[empty] = rows.get(value_of(case, "empty_rows"), e.context(dps).mpf(0))
         lse[empty] = e.context(dps).inf * (1 if value_of(case, "lse_empty") == "inf" else -1)
     lse = lse / e.context(dps).log(2) if value_of(case, "lse") == "2" else lse
     return np.column_stack([out, lse])
 
 
-def _scale(case: Recipe | Case, d: int, dps: int) -> Any:
+def _scale_of_case(case: Recipe | Case, d: int, dps: int) -> Any:
     """The factor on products."""
-    e, given = exact(), case.arguments["scale"]
+    e, given = truth(), case.arguments["scale"]
     default = value_of(case, "default_scale")
     if given is None and default in ("1", "1/d"):
         return e.context(dps).mpf(1) / (d if default == "1/d" else 1)

@@ -32,11 +32,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ...arrays.library import Floats
-from .drawing import Recipe, draw
+from .drawing import Recipe, draw_stream
 
-__all__ = ["CASES", "POWERS", "Hard", "recipe", "recipes"]
+__all__ = ["HARD_CASES", "POWERS", "Hard", "hard_recipes", "recipe"]
 
-_Inputs = tuple[Floats, Floats, Floats]
+_Qkv = tuple[Floats, Floats, Floats]
 
 # The p above by level.
 POWERS: dict[str, tuple[int, ...]] = {
@@ -102,13 +102,13 @@ class Hard(NamedTuple):
         return "-".join(("softmax-hard", self.family, *words, *sizes, "float64"))
 
 
-def _cancelling(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
+def _with_cancelling_values(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Qkv:
     half = len(k) // 2
     k = np.concatenate([k[:half], k[:half]])
     return q * width, k, np.concatenate([v[:half], v[half:] * small - v[:half]])
 
 
-def _equal(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
+def _with_equal_keys(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Qkv:
     half, size = len(k) // 2, abs(v)  # of one sign, so that partial sums grow
     return (
         q * width,
@@ -117,24 +117,24 @@ def _equal(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inpu
     )
 
 
-def _large(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
+def _with_large_logits(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Qkv:
     way = k[0]
     return way + q / 8, way / small + k * width, v
 
 
-def _means(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
+def _with_means(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Qkv:
     half = k.shape[-1] // 2
     k = np.concatenate([k[:, :half], -k[:, :half]], -1)  # sums of 0: the mean of q moves nothing
     return q * width + 1 / small, k + 1 / small, v
 
 
-def _sink(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
+def _with_sink(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Qkv:
     way, first = k[0], np.arange(len(k))[:, None] == 0
     k = np.where(first, way * (8 * width), k) + way / small
     return way + q / 8, k, np.where(first, 0.0, v)
 
 
-def _tie(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
+def _with_tie(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Qkv:
     way = k[0]
     k, v = k.copy(), v.copy()
     k[0], k[1] = way * (32 * width), way * (32 * width) + k[1] * small
@@ -142,20 +142,20 @@ def _tie(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs
     return way + q / 8, k, v
 
 
-def _values(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Inputs:
+def _with_mean_values(q: Floats, k: Floats, v: Floats, small: float, width: float) -> _Qkv:
     v = v + 1 / small
     v[0] -= len(k) / small
     return q * width, k * small, v
 
 
-_FAMILIES: dict[str, Callable[[Floats, Floats, Floats, float, float], _Inputs]] = {
-    "cancelling": _cancelling,
-    "equal": _equal,
-    "large": _large,
-    "means": _means,
-    "sink": _sink,
-    "tie": _tie,
-    "values": _values,
+_FAMILIES: dict[str, Callable[[Floats, Floats, Floats, float, float], _Qkv]] = {
+    "cancelling": _with_cancelling_values,
+    "equal": _with_equal_keys,
+    "large": _with_large_logits,
+    "means": _with_means,
+    "sink": _with_sink,
+    "tie": _with_tie,
+    "values": _with_mean_values,
 }
 
 
@@ -171,7 +171,9 @@ def recipe(hard: Hard) -> Recipe:
     """
     label, family = hard.label, hard.family
     shapes = {"q": (hard.n, hard.d), "k": (hard.m, hard.d), "v": (hard.m, hard.d_v)}
-    q, k, v = (draw(f"{label}/{name}", shape, "float64", 1.0) for name, shape in shapes.items())
+    q, k, v = (
+        draw_stream(f"{label}/{name}", shape, "float64", 1.0) for name, shape in shapes.items()
+    )
     small = 2.0 ** -POWERS[family][hard.level - 1]
     inputs = _FAMILIES[family](q, k, v, small, 2.0**hard.width)
     return Recipe(
@@ -188,7 +190,7 @@ def recipe(hard: Hard) -> Recipe:
 
 
 # What `python -m validation.digits.search` found.
-CASES: tuple[Hard, ...] = (
+HARD_CASES: tuple[Hard, ...] = (
     Hard("cancelling", 1, 1475, -2),
     Hard("cancelling", 2, 1201, 0, d=64),
     Hard("cancelling", 3, 2679, 0, m=200),
@@ -216,6 +218,6 @@ CASES: tuple[Hard, ...] = (
 )
 
 
-def recipes() -> Iterator[Recipe]:
+def hard_recipes() -> Iterator[Recipe]:
     """The worst cases that were found."""
-    yield from map(recipe, CASES)
+    yield from map(recipe, HARD_CASES)

@@ -10,11 +10,11 @@ from typing import Any
 
 from .cases import Case
 
-__all__ = ["known", "meaning"]
+__all__ = ["known_meanings", "meaning"]
 
 
 @cache
-def known() -> dict[str, str]:
+def known_meanings() -> dict[str, str]:
     """What ids have meant, those of earlier versions too."""
     text = resources.files(__package__).joinpath("ids.json").read_text("ascii")
     return dict(json.loads(text))

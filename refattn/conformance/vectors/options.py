@@ -14,17 +14,17 @@ import numpy as np
 
 from ...arrays.library import Floats
 from .cases import Convention
-from .drawing import Drawn, Recipe, draw
+from .drawing import Drawn, Recipe, draw_input, draw_inputs, round_to_single
 
-__all__ = ["case", "recipes", "tiles"]
+__all__ = ["case", "option_recipes", "tile_recipes"]
 
-_Draw = Callable[..., Floats]
+_Drawing = Callable[..., Floats]
 
 
-_GROUPED = Drawn(heads=(4,), key_heads=(2,), n=3, m=4, d_v=2)
-_HEADS = Drawn(heads=(4,), key_heads=(4,), n=3, m=4, d_v=2)
-_LONG = Drawn(n=6)
-_PULLED = Drawn(n=3, m=4, d=3, d_v=2, cotangents=("d_out",))
+_SHARING = Drawn(heads=(4,), key_heads=(2,), n=3, m=4, d_v=2)
+_FOUR = Drawn(heads=(4,), key_heads=(4,), n=3, m=4, d_v=2)
+_SIX = Drawn(n=6)
+_PULLED_BACK = Drawn(n=3, m=4, d=3, d_v=2, cotangents=("d_out",))
 
 
 def _third(n: int, m: int) -> Floats:
@@ -39,7 +39,7 @@ def _empty(n: int, m: int) -> Floats:
 
 
 # More inputs by the word for them in an id: of what was drawn, and a function that draws.
-_MORE: dict[str, Callable[[Drawn, _Draw], dict[str, Floats]]] = {
+_MORE: dict[str, Callable[[Drawn, _Drawing], dict[str, Floats]]] = {
     "mask": lambda x, draw: {"mask": _third(x.n, x.m)},
     "emptyrow": lambda x, draw: {"mask": _empty(x.n, x.m)},
     "hidden": lambda x, draw: {"mask": ~_third(x.n, x.m)},
@@ -74,17 +74,10 @@ def case(
     """Draw q, k, v, cotangents, and what `more` has words for; its name says all of it."""
     drawn = Drawn() if drawn is None else drawn
     tile = ["tile"] * (file == "softmax-tiles")
-    words = (*_words(group, drawn, arguments), *more.split(), *_sizes(drawn))
+    words = (*_argument_words(group, drawn, arguments), *more.split(), *_size_words(drawn))
     label = "-".join(dict.fromkeys(["softmax", *tile, *words]))
-    shapes = {
-        "q": (*drawn.heads, drawn.n, drawn.d),
-        "k": (*drawn.key_heads, drawn.m, drawn.d),
-        "v": (*drawn.key_heads, drawn.m, drawn.d_v),
-        "d_out": (*drawn.heads, drawn.n, drawn.d_v),
-        "d_lse": (*drawn.heads, drawn.n),
-    }
-    of = partial(_of_case, label, drawn)
-    x = {name: of(name, shapes[name]) for name in ("q", "k", "v", *drawn.cotangents)}
+    x = draw_inputs(label, drawn, drawn.shapes("q", "k", "v", *drawn.cotangents))
+    of = partial(draw_input, label, drawn)
     for word in more.split():
         x |= _MORE[word](drawn, of)
     return Recipe(
@@ -94,23 +87,14 @@ def case(
         flags=(*flags.split(), *["GRADIENT"] * bool(drawn.cotangents)),
         arguments={"scale": None, "causal": False} | arguments,
         dtype=drawn.dtype,
-        inputs={name: _rounded(value, drawn.dtype) for name, value in x.items()},
+        inputs={name: round_to_single(value, drawn.dtype) for name, value in x.items()},
         file=file,
         group="-".join(["softmax", *tile, group]) + "-gradients" * bool(drawn.cotangents),
         convention=convention,
     )
 
 
-def _of_case(label: str, drawn: Drawn, name: str, shape: tuple[int, ...]) -> Floats:
-    size = drawn.size if name in "qk" and drawn.size is not None else drawn.plain
-    return draw(f"{label}/{name}", shape, drawn.dtype, size)
-
-
-def _rounded(x: Floats, dtype: str) -> Floats:
-    return x if x.dtype == bool or dtype == "float64" else x.astype(np.float32).astype(np.float64)
-
-
-def _words(group: str, drawn: Drawn, arguments: dict[str, Any]) -> Iterator[str]:
+def _argument_words(group: str, drawn: Drawn, arguments: dict[str, Any]) -> Iterator[str]:
     """The arguments in words."""
     yield from ("gradient",) if drawn.cotangents else ()
     yield group
@@ -123,7 +107,7 @@ def _words(group: str, drawn: Drawn, arguments: dict[str, Any]) -> Iterator[str]
     yield from ("lse",) if arguments.get("return_lse") or "d_lse" in drawn.cotangents else ()
 
 
-def _sizes(drawn: Drawn) -> Iterator[str]:
+def _size_words(drawn: Drawn) -> Iterator[str]:
     """The shapes, sizes and dtype in words."""
     yield from (f"h{heads}" for heads in drawn.heads)
     yield from (f"g{heads}" for heads in drawn.key_heads)
@@ -132,7 +116,7 @@ def _sizes(drawn: Drawn) -> Iterator[str]:
     yield drawn.dtype
 
 
-def _window() -> Iterator[Recipe]:
+def _with_window() -> Iterator[Recipe]:
     of = partial(case, "window")
     for dtype in ("float64", "float32", "bfloat16"):
         comment = "One key on the left of the query's own, none on its right."
@@ -141,19 +125,19 @@ def _window() -> Iterator[Recipe]:
         comment = "Two keys on the left, one on the right."
         yield of("WINDOW", comment, drawn=Drawn(n=n, m=m), window=(2, 1))
     for window in ((2, None), (None, 1), (0, 0), (9, 9)):
-        yield of("WINDOW", "Sides without a limit, of nothing, of all.", drawn=_LONG, window=window)
+        yield of("WINDOW", "Sides without a limit, of nothing, of all.", drawn=_SIX, window=window)
     comment = "More queries than keys: the first 2 see none."
     yield of("WINDOW EMPTY_ROW", comment, drawn=Drawn(n=6, m=3), window=(1, 1))
     for window in ((2, 3), (1, None), (None, 0)):
         comment = "Causal too, which cuts the right side."
-        yield of("WINDOW CAUSAL", comment, drawn=_LONG, window=window, causal=True)
+        yield of("WINDOW CAUSAL", comment, drawn=_SIX, window=window, causal=True)
     comment = "Causal too, with fewer queries than keys."
     yield of("WINDOW CAUSAL", comment, drawn=Drawn(n=3, m=7), window=(2, 2), causal=True)
     yield of("WINDOW MASK", "With a mask.", "mask", Drawn(n=6, dtype="float64"), window=(3, 1))
-    yield of("WINDOW GQA", "2 query heads share a key head.", drawn=_GROUPED, window=(1, 1))
+    yield of("WINDOW GQA", "2 query heads share a key head.", drawn=_SHARING, window=(1, 1))
 
 
-def _softcap() -> Iterator[Recipe]:
+def _with_softcap() -> Iterator[Recipe]:
     of = partial(case, "softcap")
     for dtype in ("float64", "float32", "bfloat16"):
         yield of("SOFTCAP", "A cap among the scores.", drawn=Drawn(dtype=dtype), softcap=2.0)
@@ -167,61 +151,61 @@ def _softcap() -> Iterator[Recipe]:
     yield of("SOFTCAP MASK", "What is hidden is not capped.", "mask", softcap=1.0)
     comment = "Neither bias nor mask is capped."
     yield of("SOFTCAP BIAS MASK", comment, "bias emptyrow", Drawn(dtype="float64"), softcap=1.0)
-    yield of("SOFTCAP CAUSAL", "With causal attention.", drawn=_LONG, softcap=1.0, causal=True)
-    yield of("SOFTCAP GQA", "2 query heads share a key head.", drawn=_GROUPED, softcap=1.0)
+    yield of("SOFTCAP CAUSAL", "With causal attention.", drawn=_SIX, softcap=1.0, causal=True)
+    yield of("SOFTCAP GQA", "2 query heads share a key head.", drawn=_SHARING, softcap=1.0)
 
 
-def _sinks() -> Iterator[Recipe]:
+def _with_sinks() -> Iterator[Recipe]:
     of = partial(case, "sinks", more="sinks")
     for dtype in ("float64", "float32", "bfloat16"):
-        drawn = replace(_GROUPED, dtype=dtype)
+        drawn = replace(_SHARING, dtype=dtype)
         yield of("SINKS GQA", "A sink for each of 4 heads, 2 of which share keys.", drawn=drawn)
     yield of("SINKS", "No axis of heads.")
     yield of("SINKS SCALING", "The sink is not scaled.", scale=0.25)
-    yield of("SINKS CAUSAL", "With causal attention.", drawn=_LONG, causal=True)
+    yield of("SINKS CAUSAL", "With causal attention.", drawn=_SIX, causal=True)
     comment = "Query 1 sees the sink only: its output is 0."
     yield of("SINKS MASK", comment, more="sinks emptyrow", drawn=Drawn(dtype="float64"))
     comment = "The sink has nearly all of the weight: outputs are small."
-    yield of("SINKS EXTREME", comment, more="sinks32", drawn=_HEADS)
-    yield of("SINKS EXTREME", "The sink has no weight.", more="sinksminus32", drawn=_HEADS)
+    yield of("SINKS EXTREME", comment, more="sinks32", drawn=_FOUR)
+    yield of("SINKS EXTREME", "The sink has no weight.", more="sinksminus32", drawn=_FOUR)
 
 
-def _bias() -> Iterator[Recipe]:
+def _with_bias() -> Iterator[Recipe]:
     of = partial(case, "bias", more="bias")
     for dtype in ("float64", "float32", "bfloat16"):
         yield of("BIAS", "A bias for all pairs.", drawn=Drawn(dtype=dtype))
     yield of("BIAS SCALING", "The bias is not scaled.", scale=0.25)
     comment = "A bias of its own for each of 4 heads, 2 of which share keys."
-    yield of("BIAS GQA", comment, more="headbias", drawn=_GROUPED)
-    yield of("BIAS GQA", "The same bias for all heads.", drawn=_GROUPED)
+    yield of("BIAS GQA", comment, more="headbias", drawn=_SHARING)
+    yield of("BIAS GQA", "The same bias for all heads.", drawn=_SHARING)
     yield of("BIAS MASK", "With a mask.", more="bias mask")
-    yield of("BIAS CAUSAL", "With causal attention.", drawn=_LONG, causal=True)
+    yield of("BIAS CAUSAL", "With causal attention.", drawn=_SIX, causal=True)
     yield of(
         "BIAS EXTREME", "Of both signs, to 1024.", more="bias1024", drawn=Drawn(dtype="float64")
     )
 
 
-def _alibi() -> Iterator[Recipe]:
+def _with_alibi() -> Iterator[Recipe]:
     of = partial(case, "alibi", more="slopes")
     for dtype in ("float64", "float32", "bfloat16"):
-        yield of("ALIBI", "A slope for each of 4 heads.", drawn=replace(_HEADS, dtype=dtype))
-    yield of("ALIBI CAUSAL", "With causal attention.", drawn=_HEADS, causal=True)
+        yield of("ALIBI", "A slope for each of 4 heads.", drawn=replace(_FOUR, dtype=dtype))
+    yield of("ALIBI CAUSAL", "With causal attention.", drawn=_FOUR, causal=True)
     comment = "Distances count from key i + m - n."
-    yield of("ALIBI CROSS", comment, drawn=replace(_HEADS, n=2, m=6))
-    yield of("ALIBI GQA SCALING", "2 query heads share a key head.", drawn=_GROUPED, scale=0.25)
+    yield of("ALIBI CROSS", comment, drawn=replace(_FOUR, n=2, m=6))
+    yield of("ALIBI GQA SCALING", "2 query heads share a key head.", drawn=_SHARING, scale=0.25)
 
 
-def _dropout() -> Iterator[Recipe]:
+def _with_dropout() -> Iterator[Recipe]:
     of = partial(case, "dropout", more="dropout2")
     for dtype in ("float64", "float32", "bfloat16"):
         yield of("DROPOUT", "Factors 0 and 2, for p = 1/2.", drawn=Drawn(dtype=dtype))
     comment = "Factors 0 and 4, for p = 3/4, others for each head."
-    yield of("DROPOUT GQA", comment, more="dropout4", drawn=_GROUPED)
+    yield of("DROPOUT GQA", comment, more="dropout4", drawn=_SHARING)
     yield of("DROPOUT MASK", "With a mask, under which all is dropped.", more="dropout2 mask")
-    yield of("DROPOUT CAUSAL", "With causal attention.", drawn=_LONG, causal=True)
+    yield of("DROPOUT CAUSAL", "With causal attention.", drawn=_SIX, causal=True)
 
 
-def _lse() -> Iterator[Recipe]:
+def _with_lse() -> Iterator[Recipe]:
     of = partial(case, "lse", return_lse=True)
     for dtype in ("float64", "float32", "bfloat16"):
         yield of("LSE", "Without options.", drawn=Drawn(dtype=dtype))
@@ -229,22 +213,22 @@ def _lse() -> Iterator[Recipe]:
     yield of("LSE MASK EMPTY_ROW", "Query 1 sees no key: -inf.", "emptyrow")
     comment = "The first 3 queries see no key: -inf."
     yield of("LSE CAUSAL EMPTY_ROW", comment, drawn=Drawn(n=6, m=3), causal=True)
-    yield of("LSE SINKS GQA", "The sink counts.", "sinks", _GROUPED)
+    yield of("LSE SINKS GQA", "The sink counts.", "sinks", _SHARING)
     yield of("LSE SINKS MASK", "Query 1 sees the sink only.", "sinks emptyrow")
     yield of("LSE SOFTCAP BIAS", "Of capped scores, with the bias.", "bias", softcap=1.0)
-    yield of("LSE WINDOW", "Over the window.", drawn=_LONG, window=(2, 1))
+    yield of("LSE WINDOW", "Over the window.", drawn=_SIX, window=(2, 1))
     yield of("LSE DROPOUT", "Dropped weights count.", "dropout2")
     yield of("LSE EXTREME", "Scores to 1e4.", drawn=Drawn(size=64.0, dtype="float64"))
 
 
-def _combined() -> Iterator[Recipe]:
+def _with_all() -> Iterator[Recipe]:
     of = partial(case, "combined")
     flags = "WINDOW SINKS SOFTCAP GQA"
     all_four: dict[str, Any] = {"window": (3, 0), "softcap": 2.0}
     for dtype in ("float64", "float32", "bfloat16"):
-        drawn = replace(_GROUPED, n=5, m=6, dtype=dtype)
+        drawn = replace(_SHARING, n=5, m=6, dtype=dtype)
         yield of(flags, "Window, sinks, cap and grouped heads.", "sinks", drawn, **all_four)
-    drawn = replace(_GROUPED, n=5, m=6)
+    drawn = replace(_SHARING, n=5, m=6)
     yield of(f"{flags} CAUSAL", "Causal too.", "sinks", drawn, **all_four, causal=True)
     yield of(f"{flags} BIAS", "With a bias.", "sinks headbias", drawn, **all_four)
     yield of(f"{flags} MASK", "With a mask.", "sinks emptyrow", drawn, **all_four)
@@ -264,12 +248,12 @@ def _combined() -> Iterator[Recipe]:
         return_lse=True,
     )
     comment = "Sinks and a window of 2 keys over one query: a step of decoding."
-    yield of(flags, comment, "sinks", replace(_GROUPED, n=1, m=6), window=(1, 0), softcap=2.0)
+    yield of(flags, comment, "sinks", replace(_SHARING, n=1, m=6), window=(1, 0), softcap=2.0)
 
 
-def _pulled() -> Iterator[Recipe]:
+def _with_gradients() -> Iterator[Recipe]:
     """Cases with gradients, of bias and sinks too."""
-    few, grouped = _PULLED, replace(_GROUPED, n=3, m=3, d=2, d_v=1, cotangents=("d_out",))
+    few, grouped = (_PULLED_BACK, replace(_SHARING, n=3, m=3, d=2, d_v=1, cotangents=("d_out",)))
     lse = ("d_out", "d_lse")
     for window, n, m in (((1, 0), 4, 4), ((1, 1), 2, 5), ((None, 0), 4, 2)):
         empty = " EMPTY_ROW" * (n > m)
@@ -318,13 +302,23 @@ def _pulled() -> Iterator[Recipe]:
     )
 
 
-def recipes() -> Iterator[Recipe]:
+def option_recipes() -> Iterator[Recipe]:
     """Cases for each option, of combinations, and of their gradients."""
-    for part in (_window, _softcap, _sinks, _bias, _alibi, _dropout, _lse, _combined, _pulled):
+    for part in (
+        _with_window,
+        _with_softcap,
+        _with_sinks,
+        _with_bias,
+        _with_alibi,
+        _with_dropout,
+        _with_lse,
+        _with_all,
+        _with_gradients,
+    ):
         yield from part()
 
 
-def tiles() -> Iterator[Recipe]:
+def tile_recipes() -> Iterator[Recipe]:
     """Numbers of tokens about powers of two, where tiles of kernels end."""
     small = Drawn(d=2, d_v=1, dtype="bfloat16")
     of = partial(case, file="softmax-tiles")

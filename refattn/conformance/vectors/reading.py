@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
-from ...files.safetensors import read as read_safetensors
-from .cases import FILES, FORMATS, INSTALL, REALS, Case, Convention, check_format
+from ...files.safetensors import read_tensors
+from .cases import FILES, FORMATS, INSTALL_VECTORS, REALS, Case, Convention, check_format
 
-__all__ = ["case_of", "cases_of", "files_in", "load", "parse", "read", "tests_of"]
+__all__ = ["case_of", "cases_of", "files_in", "load", "parse", "read_vectors", "tests_of"]
 
 
 def load(directory: str | os.PathLike[str], *, format: str | None = None) -> list[Case]:
@@ -62,7 +62,7 @@ def load(directory: str | os.PathLike[str], *, format: str | None = None) -> lis
     cases = []
     for kind, path in found:
         try:
-            document, arrays = read(kind, path)
+            document, arrays = read_vectors(kind, path)
             cases += cases_of(document, arrays)
         except ModuleNotFoundError:
             raise
@@ -77,7 +77,7 @@ def files_in(directory: str | os.PathLike[str]) -> list[tuple[str, Path]]:
     return [(kind, path) for kind, path in paths if path.is_file()]
 
 
-def read(kind: str, path: Path) -> tuple[Any, dict[str, Floats] | None]:
+def read_vectors(kind: str, path: Path) -> tuple[Any, dict[str, Floats] | None]:
     """The document of a file and, if they are not in it, its arrays."""
     if kind == "json":
         return parse(path.read_text("utf-8")), None
@@ -87,9 +87,9 @@ def read(kind: str, path: Path) -> tuple[Any, dict[str, Floats] | None]:
             arrays = {name: file[name] for name in file.files}
         return parse(bytes(arrays.pop("metadata")).decode()), arrays
     try:
-        arrays, metadata = read_safetensors(path)
+        arrays, metadata = read_tensors(path)
     except ModuleNotFoundError as error:
-        message = f"reading .safetensors {INSTALL}"
+        message = f"reading .safetensors {INSTALL_VECTORS}"
         raise ModuleNotFoundError(message, name=error.name) from None
     return parse(metadata["refattn"]), arrays
 

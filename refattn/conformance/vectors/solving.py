@@ -12,13 +12,24 @@ import numpy as np
 
 from ...arrays.library import Floats
 from .bounding import bounds
-from .cases import CONTRACT, DIGITS, DTYPES, FILES, FLAGS, REALS, SCHEMA, VERSION, Case, is_exact
+from .cases import (
+    CONTRACT_FACTOR,
+    DIGITS,
+    DTYPE_FACTS,
+    FILES,
+    FLAGS,
+    REALS,
+    SCHEMA,
+    VERSION,
+    Case,
+    is_exact,
+)
 from .drawing import Recipe
-from .formulas import exact, solve
+from .formulas import solve, truth
 from .recipes import all_recipes
 from .sources import libraries, sources
 
-__all__ = ["PRECISIONS", "documents", "prepare", "solved", "written"]
+__all__ = ["PRECISIONS", "documents", "prepare", "solved", "write_hex"]
 
 
 PRECISIONS = (50, 80)  # digits
@@ -30,7 +41,7 @@ def _decimal(low: Any, high: Any, size: float) -> str | None:
     They must on 30 of its own digits, or on 45 of its size where terms of that size cancel: what is
     left has digits enough in the higher precision, or is 0.
     """
-    mp = exact().context(PRECISIONS[-1])
+    mp = truth().context(PRECISIONS[-1])
     if not mp.isfinite(high):  # of a query that sees no key
         return str(float(high)) if str(low) == str(high) else None
     off, digit = abs(mp.mpf(low) - high), mp.mpf(10)
@@ -50,8 +61,8 @@ def _tolerances(
     largest = max(float(np.max(np.abs(x), initial=0, where=np.isfinite(x))) for x in expected)
     smallest = float(np.min(sizes[sizes > 0], initial=math.inf))
     found = {}
-    for dtype, (_, eps, tiny, huge) in DTYPES.items():
-        tolerance = CONTRACT * eps * (1 + cond)
+    for dtype, (_, eps, tiny, huge) in DTYPE_FACTS.items():
+        tolerance = CONTRACT_FACTOR * eps * (1 + cond)
         fits = all(is_exact(x, dtype) for x in inputs.values())
         if fits and tolerance < 1 and largest < huge and smallest >= 1e4 * tiny:
             found[dtype] = tolerance
@@ -76,7 +87,7 @@ def solved(recipe: Recipe | Case) -> dict[str, Any]:
             decimals[name].append(digits)
     rounded = [np.array([float(x) for x in digits]) for digits in decimals.values()]
     arguments = {
-        name: written(x) if name in REALS and x is not None else x
+        name: write_hex(x) if name in REALS and x is not None else x
         for name, x in recipe.arguments.items()
     }
     if isinstance(arguments.get("window"), tuple):
@@ -87,12 +98,12 @@ def solved(recipe: Recipe | Case) -> dict[str, Any]:
         "flags": list(recipe.flags),
         "arguments": arguments,
         "dtype": recipe.dtype,
-        "inputs": {name: _tensor(x) for name, x in recipe.inputs.items()},
+        "inputs": {name: _tensor_entry(x) for name, x in recipe.inputs.items()},
         "expected": {
             name: {
                 "shape": list(high[name].shape),
                 "data": digits,
-                "size": _tensor(size[name], hexed=False),
+                "size": _tensor_entry(size[name], hexed=False),
             }
             for name, digits in decimals.items()
         },
@@ -102,19 +113,19 @@ def solved(recipe: Recipe | Case) -> dict[str, Any]:
     }
 
 
-def _tensor(x: Floats, hexed: bool = True) -> dict[str, Any]:
+def _tensor_entry(x: Floats, hexed: bool = True) -> dict[str, Any]:
     data = x.ravel().tolist()
     if hexed and x.dtype.kind == "f":
-        data = [written(value) for value in data]
+        data = [write_hex(value) for value in data]
     return {"shape": list(x.shape), "data": data}
 
 
-def written(x: float) -> str:
+def write_hex(x: float) -> str:
     """C99 hexadecimal, without zeros at the end.
 
     Examples
     --------
-    >>> written(-1.5), written(0.0)
+    >>> write_hex(-1.5), write_hex(0.0)
     ('-0x1.8p+0', '0x0.0p+0')
     """
     return re.sub(r"(\.[0-9a-f]+?)0+p", r"\1p", float(x).hex())

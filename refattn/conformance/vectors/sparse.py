@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
-from .drawing import Drawn, Recipe, draw
+from .drawing import Drawn, Recipe, draw_inputs, hide_some
 
-__all__ = ["recipes"]
+__all__ = ["sparse_recipes"]
 
 
 _USUAL, _CHUNKS = Drawn(), Drawn(n=7, m=7)
 _DOUBLE, _FAR = Drawn(dtype="float64"), Drawn(size=32.0, dtype="float64")
-_GROUPED = Drawn(heads=(4,), key_heads=(2,), n=3, m=5, d_v=2, count=3)
+_GROUPED_FEW = Drawn(heads=(4,), key_heads=(2,), n=3, m=5, d_v=2, count=3)
 _DTYPES = ("float64", "float32", "bfloat16")
 
 
@@ -34,29 +34,12 @@ def _case(
 ) -> Recipe:
     """Draw q, k, v and arrays of other `shapes`, beside what is `given`."""
     label = f"{estimator}-{name}-{drawn.dtype}"
-    plain = drawn.plain
-    size = plain if drawn.size is None else drawn.size
-    drawn_shapes = {
-        "q": (*drawn.heads, drawn.n, drawn.d),
-        "k": (*drawn.key_heads, drawn.m, drawn.d),
-        "v": (*drawn.key_heads, drawn.m, drawn.d_v),
-    } | (shapes or {})
-    x = {
-        key: draw(f"{label}/{key}", shape, drawn.dtype, size if key in "qk" else plain)
-        for key, shape in drawn_shapes.items()
-    }
+    x = draw_inputs(label, drawn, drawn.shapes("q", "k", "v") | (shapes or {})) | (given or {})
     words, arguments = tuple(flags.split()), {"scale": None} | arguments
-    x |= given or {}
     return Recipe(label, estimator, comment, words, arguments, drawn.dtype, x, estimator, estimator)
 
 
-def _mask(*shape: int) -> Floats:
-    """Hide every third and every fifth key, others from each query."""
-    index = np.arange(np.prod(shape)).reshape(shape)
-    return np.asarray((index % 3 != 1) & (index % 5 != 3))
-
-
-def _indices(*rows: list[int]) -> Floats:
+def _index_rows(*rows: list[int]) -> Floats:
     """Indices of one sample, or of those of queries."""
     return np.array(rows[0] if len(rows) == 1 else rows, np.int64)
 
@@ -67,26 +50,26 @@ def _of_queries(drawn: Drawn) -> Floats:
     return np.asarray((rows + 2 * np.arange(drawn.count)) % drawn.m, np.int64)
 
 
-def _coreset() -> Iterator[Recipe]:
+def _cases_of_coresets() -> Iterator[Recipe]:
     case = partial(_case, "coreset")
-    some = {"indices": _indices([4, 1, 2])}
+    some = {"indices": _index_rows([4, 1, 2])}
     for dtype in _DTYPES:
         yield case("basic", "BASIC", "3 of 6 keys.", Drawn(dtype=dtype), given=some)
     yield case("scale", "SCALING", "The scale is given.", given=some, scale=0.75)
-    hidden = {"indices": _indices([4, 0, 2]), "mask": _mask(6)}
+    hidden = {"indices": _index_rows([4, 0, 2]), "mask": hide_some(6)}
     comment = "Of the 3 keys one is hidden, and counts as not there; so do 2 of the others."
     yield case("mask", "MASK", comment, given=hidden)
-    every = {"indices": _indices([3, 5, 0, 4, 2, 1])}
+    every = {"indices": _index_rows([3, 5, 0, 4, 2, 1])}
     for dtype in ("float64", "float32"):
         comment = "All keys in another order: exact attention."
         yield case("all", "SAMPLE", comment, Drawn(dtype=dtype), given=every)
     comment = "One query, and one key that stands for all."
-    yield case("one", "DEGENERATE", comment, Drawn(n=1), given={"indices": _indices([2])})
+    yield case("one", "DEGENERATE", comment, Drawn(n=1), given={"indices": _index_rows([2])})
     comment = "Exponents to hundreds of both signs: keys are nearly at right angles."
     yield case("long", "EXTREME", comment, replace(_FAR, size=8.0), given=some)
 
 
-def _sampled() -> Iterator[Recipe]:
+def _cases_of_samples() -> Iterator[Recipe]:
     def case(name: str, flags: str, comment: str, drawn: Drawn, **options: Any) -> Recipe:
         given = {"indices": _of_queries(drawn)} | options.pop("given", {})
         shapes = {"log_probability": given["indices"].shape}
@@ -98,29 +81,29 @@ def _sampled() -> Iterator[Recipe]:
     for dtype in _DTYPES:
         comment = "3 keys for each query, with probabilities."
         yield case("basic", "BASIC", comment, replace(few, dtype=dtype))
-    shared = {"indices": _indices([5, 0, 3])}
+    shared = {"indices": _index_rows([5, 0, 3])}
     yield case("shared", "SAMPLE", "The same keys for all queries.", few, given=shared)
-    twice = {"indices": _indices([0, 0, 4], [1, 5, 1], [2, 2, 2], [3, 4, 3])}
+    twice = {"indices": _index_rows([0, 0, 4], [1, 5, 1], [2, 2, 2], [3, 4, 3])}
     yield case("repeated", "SAMPLE", "Keys that come twice count twice.", few, given=twice)
     every = replace(_DOUBLE, count=6)
     equal = {
-        "indices": np.tile(_indices([3, 5, 0, 4, 2, 1]), (4, 1)),
+        "indices": np.tile(_index_rows([3, 5, 0, 4, 2, 1]), (4, 1)),
         "log_probability": np.zeros((4, 6)),
     }
     yield case("all", "SAMPLE", "All keys, once each: exact attention.", every, given=equal)
     yield case("scale", "SCALING", "The scale is given.", few, scale=0.75)
     comment = "Some keys of samples are hidden, others for each query."
-    yield case("mask", "MASK", comment, few, given={"mask": _mask(4, 6)})
-    empty = {"mask": _mask(4, 6) & (np.arange(4) != 1)[:, None]}
+    yield case("mask", "MASK", comment, few, given={"mask": hide_some(4, 6)})
+    empty = {"mask": hide_some(4, 6) & (np.arange(4) != 1)[:, None]}
     comment = "Query 1 sees no key of its sample: its output is 0."
     yield case("empty-row", "MASK EMPTY_ROW", comment, few, given=empty)
     one = Drawn(n=1, count=1)
     yield case("one", "DEGENERATE", "One key: the output is its value.", one)
-    yield case("gqa", "GQA", "4 query heads with samples of their own, 2 key heads.", _GROUPED)
+    yield case("gqa", "GQA", "4 query heads with samples of their own, 2 key heads.", _GROUPED_FEW)
     yield case("long", "EXTREME", "Scores to thousands.", replace(_FAR, count=3))
 
 
-def _chunked(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
+def _cases_of_chunks(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
     """Cases of estimators with chunks; `options` are of all of them."""
 
     def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **more: Any) -> Recipe:
@@ -144,12 +127,12 @@ def _chunked(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
     drawn = replace(_CHUNKS, dtype="float64")
     yield case("causal-mask", "CAUSAL MASK", comment, drawn, given=mask, window=2, causal=True)
     yield case("one", "DEGENERATE", "One query.", Drawn(n=1), window=2)
-    yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED, window=2)
+    yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED_FEW, window=2)
     yield case("long", "EXTREME", "Exponents to thousands of both signs.", far, window=2)
 
 
-def _eva() -> Iterator[Recipe]:
-    yield from _chunked("eva", _FAR, causal=False, log_size=True)
+def _cases_of_eva() -> Iterator[Recipe]:
+    yield from _cases_of_chunks("eva", _FAR, causal=False, log_size=True)
     case = partial(_case, "eva", causal=False)
     comment = "Each chunk counts as one key, as published."
     yield case("published", "CHUNK", comment, _CHUNKS, window=3, log_size=False)
@@ -160,7 +143,7 @@ def _eva() -> Iterator[Recipe]:
         yield case("omega", "BASIC", comment, drawn, shapes=shapes, window=3, log_size=True)
 
 
-def _local() -> Iterator[Recipe]:
+def _cases_of_windows() -> Iterator[Recipe]:
     def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **options: Any) -> Recipe:
         usual: dict[str, Any] = {"window": (1, 1), "causal": False}
         shapes: dict[str, tuple[int, ...]] = {"omega": (drawn.count, drawn.d)}
@@ -177,17 +160,17 @@ def _local() -> Iterator[Recipe]:
     comment = "Windows are level with the last keys."
     yield case("cross", "NEAR CROSS", comment, Drawn(n=3, m=7))
     yield case("scale", "SCALING", "The scale is given.", scale=0.75)
-    yield case("mask", "MASK", "Near and far keys are hidden.", given={"mask": _mask(4, 6)})
+    yield case("mask", "MASK", "Near and far keys are hidden.", given={"mask": hide_some(4, 6)})
     yield case("causal", "CAUSAL", "As many queries as keys.", Drawn(n=6), causal=True)
     comment = "The last query sees every key."
     yield case("causal-cross", "CAUSAL CROSS", comment, Drawn(n=3, m=7), causal=True)
     yield case("one", "DEGENERATE", "One query, one frequency.", Drawn(n=1, count=1))
-    yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED)
+    yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED_FEW)
     yield case("long", "EXTREME", "Exponents to thousands of both signs.", _FAR)
 
 
-def recipes() -> Iterator[Recipe]:
+def sparse_recipes() -> Iterator[Recipe]:
     """Cases of estimators of few keys and of near keys, without gradients."""
-    for part in (_coreset, _sampled, _eva, _local):
+    for part in (_cases_of_coresets, _cases_of_samples, _cases_of_eva, _cases_of_windows):
         yield from part()
-    yield from _chunked("second-order", replace(_FAR, size=8.0), causal=False)
+    yield from _cases_of_chunks("second-order", replace(_FAR, size=8.0), causal=False)

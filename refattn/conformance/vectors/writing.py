@@ -161,7 +161,7 @@ def _readme() -> str:
     )
     return Template(_text("README.md.txt")).substitute(
         estimators=", ".join(ESTIMATORS),
-        conventions=_conventions(),
+        conventions=_table_of_conventions(),
         digits=DIGITS,
         gradients=", ".join(f"`{name}`" for name in GRADIENTS.values()),
         read_npz=_text("read_npz.py.txt"),
@@ -170,7 +170,7 @@ def _readme() -> str:
     )
 
 
-def _conventions() -> str:
+def _table_of_conventions() -> str:
     """A table of the groups of conventions."""
     groups = documents()["softmax-conventions"]["testGroups"]
     found = ((group["type"], group["convention"]) for group in groups if "convention" in group)

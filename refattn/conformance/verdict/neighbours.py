@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...arrays.library import Floats
-from ..candidate.adapter import CHOICES, Adapter
+from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure
-from ..candidate.limits import head_size, nearest_head_size
-from ..checks.identities import Trial, attends, evaluated
+from ..candidate.limits import Arrays, Keywords, head_size, nearest_head_size
+from ..candidate.tags import CHOICES
+from ..checks.trials import CheckRun, attends, evaluated
 from ..conventions import SPECS
 from ..truth.reference import reference
 
 __all__ = ["diagnose"]
 
-Problem = tuple[tuple[Floats, ...], dict[str, Any]]
+Question = tuple[Arrays, Keywords]
 
 _SWAPPED = {"hnd": "nhd", "nhd": "hnd", "bhnd": "bnhd", "bnhd": "bhnd"}
 
@@ -30,10 +30,10 @@ class _Neighbour(NamedTuple):
     option: str
     value: str
     adapter: Adapter
-    turn: Callable[[Callable[..., Any], Problem], Any] | None = None
+    turn: Callable[[Callable[..., Any], Question], Any] | None = None
 
 
-def diagnose(trial: Trial) -> list[str]:
+def diagnose(trial: CheckRun) -> list[str]:
     """Say of which convention other than the declared one the candidate is right, if of one.
 
     One convention is changed at a time, of those that are declared; then each of `SPECS` is tried,
@@ -43,10 +43,10 @@ def diagnose(trial: Trial) -> list[str]:
     --------
     >>> import refattn
     >>> from refattn.conformance import Adapter
-    >>> from refattn.conformance.checks.identities import Trial
+    >>> from refattn.conformance.checks.trials import CheckRun
     >>> from refattn.conformance.verdict.neighbours import diagnose
     >>> adapter = Adapter(refattn.softmax_attention, "softmax", ["causal"], {"causal": "top-left"})
-    >>> diagnose(Trial(adapter, "diagnosis", 0))
+    >>> diagnose(CheckRun(adapter, "diagnosis", 0))
     ['agrees with what is declared but for causal: bottom-right']
     """
     adapter = trial.adapter
@@ -56,15 +56,15 @@ def diagnose(trial: Trial) -> list[str]:
     if _agrees(trial, _Neighbour("", "", adapter), problems):
         return []
     declared, *specs = _bases(adapter)
-    if found := _changed(trial, *declared, problems):
+    if found := _find_change(trial, *declared, problems):
         return found
     for name, base in specs:
         if _agrees(trial, _Neighbour("", "", base), problems):
             return [f"agrees with {name}"]
-    return next(filter(None, (_changed(trial, *spec, problems) for spec in specs)), [])
+    return next(filter(None, (_find_change(trial, *spec, problems) for spec in specs)), [])
 
 
-def _changed(trial: Trial, name: str, base: Adapter, problems: list[Problem]) -> list[str]:
+def _find_change(trial: CheckRun, name: str, base: Adapter, problems: list[Question]) -> list[str]:
     """Agreement but for one convention."""
     found: dict[str, str] = {}
     for x in _neighbours(base):
@@ -84,12 +84,12 @@ def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
         names.setdefault((*own, tags.get("layout", adapter["layout"])), []).append(name)
     # What may be hidden in one may be hidden in the next.
     for values, some in sorted(names.items(), key=lambda x: CHOICES["hidden"].index(x[0][0])):
-        other = _with(adapter, dict(zip((*asked, "layout"), values, strict=True)))
+        other = _declare(adapter, dict(zip((*asked, "layout"), values, strict=True)))
         if other.tags != adapter.tags:
             yield f"spec {', '.join(some)}", other
 
 
-def _with(adapter: Adapter, tags: Mapping[str, Any]) -> Adapter:
+def _declare(adapter: Adapter, tags: Mapping[str, Any]) -> Adapter:
     return replace(adapter, tags={**(adapter.tags or {}), **tags})
 
 
@@ -105,22 +105,22 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
         if any(adapter.can(x) for x in able):
             for value in CHOICES[tag]:
                 if value not in (adapter[tag], "undefined"):
-                    yield _Neighbour(tag, value, _with(adapter, {tag: value}))
+                    yield _Neighbour(tag, value, _declare(adapter, {tag: value}))
     if adapter["layout"] in _SWAPPED:
         value = _SWAPPED[adapter["layout"]]
-        yield _Neighbour("layout", value, _with(adapter, {"layout": value}))
+        yield _Neighbour("layout", value, _declare(adapter, {"layout": value}))
     if adapter.record.takes("scale"):
-        d = head_size(adapter, _size(adapter))
+        d = head_size(adapter, _asked_size(adapter))
         for value, scale in (("1/sqrt(d)", None), ("1", 1.0), ("1/d", 1 / d)):
             if scale != adapter["scale"]:
-                yield _Neighbour("scale", value, _with(adapter, {"scale": scale}))
+                yield _Neighbour("scale", value, _declare(adapter, {"scale": scale}))
     if adapter.can("mask"):
-        yield _Neighbour("mask", "True hides a key", replace(adapter, fn=_inverted(adapter.fn)))
+        yield _Neighbour("mask", "True hides a key", replace(adapter, fn=_invert_masks(adapter.fn)))
     if adapter.can("gqa") and not adapter.has("per-query"):
-        yield _Neighbour("groups", "query head h shares key head h % G", adapter, _interleaved)
+        yield _Neighbour("groups", "query head h shares key head h % G", adapter, _interleave)
 
 
-def _inverted(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _invert_masks(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The same for masks of the other polarity."""
 
     @functools.wraps(fn, updated=())
@@ -132,7 +132,7 @@ def _inverted(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _interleaved(call: Callable[..., Any], problem: Problem) -> Any:
+def _interleave(call: Callable[..., Any], problem: Question) -> Any:
     """Query heads in the order that makes head h % G out of h // (H / G)."""
     (q, k, v), options = problem
     if q.ndim < 3 or q.shape[-3] == k.shape[-3]:
@@ -143,14 +143,14 @@ def _interleaved(call: Callable[..., Any], problem: Problem) -> Any:
     return out[..., np.argsort(order), :, :]
 
 
-def _size(adapter: Adapter) -> int:
+def _asked_size(adapter: Adapter) -> int:
     return nearest_head_size(adapter, 6)
 
 
-def _problems(t: Trial) -> Iterator[Problem]:
+def _problems(t: CheckRun) -> Iterator[Question]:
     """Small problems that tell conventions apart, the simplest first."""
     adapter = t.adapter
-    (n, m, d), lead = t.fit(3, 5, _size(adapter)), adapter.lead(2, 2)
+    (n, m, d), lead = t.fit(3, 5, _asked_size(adapter)), adapter.lead(2, 2)
     arrays, options = t.problem(n, m, d, 4, lead=lead)
     yield arrays, options
     if adapter.can("causal") and not adapter.has("proposals"):
@@ -172,7 +172,7 @@ def _problems(t: Trial) -> Iterator[Problem]:
         yield arrays, options
 
 
-def _agrees(t: Trial, other: _Neighbour, problems: list[Problem]) -> bool:
+def _agrees(t: CheckRun, other: _Neighbour, problems: list[Question]) -> bool:
     """Whether a candidate is right in all problems under the conventions of a neighbour."""
     t.adapter = other.adapter
     for arrays, options in problems:
@@ -187,7 +187,7 @@ def _agrees(t: Trial, other: _Neighbour, problems: list[Problem]) -> bool:
     return True
 
 
-def _hidden(adapter: Adapter, arrays: Any, options: dict[str, Any]) -> tuple[Floats, ...]:
+def _hidden(adapter: Adapter, arrays: Any, options: Keywords) -> Arrays:
     """The second key and value hold what the candidate is to take there, if they are hidden.
 
     Not where a query sees no key: its result may be made of them.

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..candidate.adapter import Adapter
 from ..candidate.programs import Subprocess
-from ..checks.identities import Case, Trial
+from ..checks.trials import Call, CheckRun
 from .report import Result
 
 __all__ = ["reproducer"]
@@ -20,7 +20,7 @@ __all__ = ["reproducer"]
 _LITERAL = 400  # numbers up to which an array is written out
 
 
-def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
+def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str:
     """A script that makes the failing call again, or runs the check again if no call shows it.
 
     Its exit status is 1 while the failure is there.
@@ -29,7 +29,7 @@ def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
     """
     adapter, case = trial.adapter, trial.case
     lines = ["import numpy as np", "", "from refattn import conformance", ""]
-    lines += [*_imported(adapter), ""]
+    lines += [*_import_lines(adapter), ""]
     named = ", ".join(repr(c) for c in sorted(adapter.capabilities))
     given = f"fn, {adapter.estimator!r}, [{named}], {adapter.declared!r}"
     lines.append(f"candidate = conformance.Adapter({given})")
@@ -44,10 +44,10 @@ def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
         return "\n".join(lines) + "\n"
     names = list(adapter.record.arrays[: len(case.arrays)])
     for name, x in zip(names, case.arrays, strict=True):
-        lines.append(f"{name} = {_array(x)}")
+        lines.append(f"{name} = {_write_array(x)}")
     for name, x in case.options.items():
         if isinstance(x, np.ndarray):
-            lines.append(f"{name} = {_array(x)}")
+            lines.append(f"{name} = {_write_array(x)}")
     words = names + [
         f"{k}={k}" if isinstance(x, np.ndarray) else f"{k}={x!r}" for k, x in case.options.items()
     ]
@@ -61,7 +61,7 @@ def reproducer(trial: Trial, result: Result, again: Mapping[str, Any]) -> str:
             "raise SystemExit(not all(np.all(np.isfinite(x)) for x in results))",
         ]
     else:
-        lines.append(f"want = {_array(case.want)}")
+        lines.append(f"want = {_write_array(case.want)}")
         if isinstance(trial.got, tuple):
             lines.append(f"got = got[{trial.part}]")
         lines.append(_VERDICT.format(case.allowed))
@@ -73,7 +73,7 @@ print("largest error", error, "allowed", {0!r})
 raise SystemExit(not error <= {0!r})"""
 
 
-def _shows(trial: Trial, case: Case) -> bool:
+def _shows(trial: CheckRun, case: Call) -> bool:
     """Whether the last call alone shows the failure: it raises, or its result is wrong as such."""
     if trial.got is None:
         return True
@@ -82,7 +82,7 @@ def _shows(trial: Trial, case: Case) -> bool:
     return trial.part is not None
 
 
-def _imported(adapter: Adapter) -> list[str]:
+def _import_lines(adapter: Adapter) -> list[str]:
     """Lines that define `fn`, if it can be imported."""
     fn = adapter.fn
     if isinstance(fn, Subprocess):
@@ -110,7 +110,7 @@ def _is_there(fn: Any, module: str, name: str) -> bool:
     return found is fn
 
 
-def _array(x: Any) -> str:
+def _write_array(x: Any) -> str:
     x = np.asarray(x)
     if x.size == 0:
         return f"np.empty({x.shape})"

@@ -21,10 +21,11 @@ import numpy as np
 from ... import stats
 from ...arrays import checks as arrays_checks
 from ...arrays.words import said
-from ..candidate.adapter import CAPABILITIES, DEFAULTS, Adapter, written
+from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal
 from ..candidate.isolation import Crash, isolated
-from ..checks.identities import CHECKS, Check, Trial, attends
+from ..candidate.tags import CAPABILITIES, DEFAULTS, write_tag
+from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
 from .neighbours import diagnose
 from .report import EXPECTED, FAIL, LEFT_OUT, PASS, STALE, UNDERPOWERED, Report, Result
@@ -143,7 +144,7 @@ def check(
     >>> report.verdict
     'PASS'
     """
-    adapter = _adapter(fn, estimator, capabilities, tags)
+    adapter = _adapter_of(fn, estimator, capabilities, tags)
     _usable(adapter)
     arrays_checks.choice("level", level, LEVELS)
     alpha = arrays_checks.real("alpha", alpha, positive=True)
@@ -153,18 +154,18 @@ def check(
     limit = 2 * _BUDGET[level] if limit is None else limit
     if on_result is not None and not callable(on_result):
         raise TypeError(f"`on_result` must be callable, got {type(on_result).__name__}.")
-    seed = _seed(rng)
+    seed = _seed_of(rng)
     chosen = {c.name: c for c in checks_of(adapter)}
     expected = _reasons(expected_failures)
-    _known("expected_failures", expected, chosen)
+    _refuse_unknown("expected_failures", expected, chosen)
     if checks is not None:
         names = arrays_checks.names("checks", checks)
         if not names:
             raise ValueError("`checks` must name at least one check, got none.")
-        _known("checks", names, chosen)
+        _refuse_unknown("checks", names, chosen)
         chosen = {name: c for name, c in chosen.items() if name in names}
     results: list[Result] = []
-    trials: list[Trial] = []
+    trials: list[CheckRun] = []
     stopped, beyond = "", {}
     with isolated(adapter) if isolate else nullcontext(adapter) as candidate:
         end = time.monotonic() + limit
@@ -172,8 +173,8 @@ def check(
             left = max(end - time.monotonic(), 0.0)
             shares = 1 if item.layer == "identity" else _laws_from(chosen, i)
             budget = min(_BUDGET[level], left / 2 / shares)
-            trial = Trial(candidate, item.name, seed, LEVELS[level], budget, level)
-            result = _run(item, trial, left, limit / 2)
+            trial = CheckRun(candidate, item.name, seed, LEVELS[level], budget, level)
+            result = _run_check(item, trial, left, limit / 2)
             if trial.beyond and trial.error is None and not trial.p:  # nothing was asked
                 beyond[item.name] = trial.beyond
                 continue
@@ -222,12 +223,12 @@ def check(
 def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
     """Which convention the candidate follows instead, as far as time allows."""
     found: list[str] = []
-    trial = Trial(candidate, "diagnosis", seed)
+    trial = CheckRun(candidate, "diagnosis", seed)
     item = Check(
         trial.name, "", "identity", frozenset(), attends, lambda t: found.extend(diagnose(t))
     )
     limit = min(max(left, 0.0), _TO_DIAGNOSE)
-    _run(item, trial, limit, limit)
+    _run_check(item, trial, limit, limit)
     return list(found)
 
 
@@ -236,7 +237,7 @@ def _laws_from(chosen: Mapping[str, Check], i: int) -> int:
     return max(1, sum(item.layer != "identity" for item in list(chosen.values())[i:]))
 
 
-def _stops(item: Check, trial: Trial, result: Result) -> str:
+def _stops(item: Check, trial: CheckRun, result: Result) -> str:
     """Why no other check can say more, if none can."""
     if result.status == FAIL and trial.over:
         return "the candidate hangs"
@@ -251,7 +252,7 @@ def _stops(item: Check, trial: Trial, result: Result) -> str:
     return ""
 
 
-def _signatures(trial: Trial) -> str:
+def _signatures(trial: CheckRun) -> str:
     """How the candidate was called, and how it is defined."""
     names = list(trial.adapter.record.arrays)
     if trial.case is not None:
@@ -297,7 +298,7 @@ def _needed(item: Check, adapter: Adapter) -> str:
     for name in _LIMITING:
         value = "chunks" if name == "centres" else DEFAULTS[name]
         if tags[name] != value:
-            more.append((f"--tag {name}={written(value)}", set(), {name: value}))
+            more.append((f"--tag {name}={write_tag(value)}", set(), {name: value}))
     for count in (1, 2):
         for some in combinations(more, count):
             capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))
@@ -367,7 +368,7 @@ def parametrize_with_checks(
             raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
         chosen = list(checks_of(adapter))
         own = expected.get(str(adapter.name), {}) if nested else expected
-        _known("expected_failures", own, [c.name for c in chosen])
+        _refuse_unknown("expected_failures", own, [c.name for c in chosen])
         statistical = max(sum(c.layer != "identity" for c in chosen), 1)
         for item in chosen:
 
@@ -407,7 +408,7 @@ def parametrize_with_checks(
     return pytest.mark.parametrize("check", cases)
 
 
-def _adapter(fn: Any, estimator: str | None, capabilities: Any, tags: Any) -> Adapter:
+def _adapter_of(fn: Any, estimator: str | None, capabilities: Any, tags: Any) -> Adapter:
     if isinstance(fn, Adapter):
         if estimator not in (None, fn.estimator) or capabilities or tags:
             raise ValueError("`estimator`, `capabilities` and `tags` must be left to the Adapter.")
@@ -434,7 +435,7 @@ def _usable(adapter: Adapter) -> None:
             )
 
 
-def _seed(rng: Any) -> int:
+def _seed_of(rng: Any) -> int:
     if rng is None:
         return secrets.randbits(31)
     if isinstance(rng, int | np.integer) and not isinstance(rng, bool):
@@ -457,7 +458,7 @@ def _reasons(expected_failures: Any) -> dict[str, str]:
     return {str(name): str(reason) for name, reason in expected_failures.items()}
 
 
-def _known(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
+def _refuse_unknown(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
     for name in names:
         if name not in CHECKS:
             arrays_checks.choice(argument, name, CHECKS)
@@ -465,7 +466,7 @@ def _known(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
             raise ValueError(f"`{argument}` must name checks of this candidate, got {name!r}.")
 
 
-def _run(item: Check, trial: Trial, limit: float, patience: float) -> Result:
+def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> Result:
     """One check within its time, whatever the candidate does.
 
     One whose call is not back after `patience` hangs; less of what is left is no evidence of that.
@@ -523,7 +524,7 @@ def _run(item: Check, trial: Trial, limit: float, patience: float) -> Result:
 _ORDINARY, _LARGE = 60.0, 1e4
 
 
-def _severity(item: Check, trial: Trial, error: BaseException | None) -> str:
+def _severity(item: Check, trial: CheckRun, error: BaseException | None) -> str:
     """What kind of failure it is, or would be."""
     if isinstance(error, Refusal) or item.name in _CONTRACTS:
         return "contract"
@@ -569,7 +570,7 @@ def _imports(ident: int) -> bool:
     return frame is not None
 
 
-def _correct(results: list[Result], trials: list[Trial], alpha: float) -> None:
+def _correct(results: list[Result], trials: list[CheckRun], alpha: float) -> None:
     """Holm's correction of all p-values of the run; those at most alpha are failures.
 
     What a check detects is reckoned at the smallest level that Holm's method may hold it to.

@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 
 from ...registry import ESTIMATORS
-from ..candidate.adapter import CAPABILITIES, Adapter
-from ..checks.identities import CHECKS, Trial
+from ..candidate.adapter import Adapter
+from ..candidate.tags import CAPABILITIES
+from ..checks.trials import CHECKS, CheckRun
 from .report import EXPECTED, FAIL, Result
 
 __all__ = ["suspect"]
 
-_MOST = 3  # suspects named for a failure
+_MOST_SUSPECTS = 3  # suspects named for a failure
 _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
-_NEAR = 0.05  # of the error that is found, for numbers to be nearly those of a defect
+_NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
-def suspect(results: list[Result], trials: list[Trial]) -> None:
+def suspect(results: list[Result], trials: list[CheckRun]) -> None:
     """Name, for each failure, defects with the same numbers, or that fail the same laws."""
     failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
     if not failed:
@@ -35,10 +36,10 @@ def suspect(results: list[Result], trials: list[Trial]) -> None:
             result.suspects = drawn
         elif result.check in failed:
             result.compared = _comparable(trial)
-            result.suspects = list(_same_numbers(trial))[:_MOST] if result.compared else []
+            result.suspects = list(_same_numbers(trial))[:_MOST_SUSPECTS] if result.compared else []
 
 
-def _comparable(trial: Trial) -> bool:
+def _comparable(trial: CheckRun) -> bool:
     """Whether the failing call can be made of catalogued defects."""
     adapter, case = trial.adapter, trial.case
     if case is None or case.want is None or trial.numbers is None:
@@ -46,7 +47,7 @@ def _comparable(trial: Trial) -> bool:
     return adapter["scale"] is None and "seed" not in case.options
 
 
-def _same_numbers(trial: Trial) -> Iterable[str]:
+def _same_numbers(trial: CheckRun) -> Iterable[str]:
     """Defects that give nearly what the candidate gave at the failing case, the nearest first."""
     from ..defects import MUTANTS
 
@@ -72,7 +73,7 @@ def _same_numbers(trial: Trial) -> Iterable[str]:
             continue
         error = float(np.max(np.abs(trial.numbers - case.want), initial=0.0))
         apart = float(np.max(np.abs(got - trial.numbers), initial=0.0))
-        if apart < _NEAR * error:  # nearer to what came than the right numbers are
+        if apart < _NEARLY * error:  # nearer to what came than the right numbers are
             same = apart <= 4 * case.allowed
             words = "the same numbers" if same else "nearly the same numbers"
             found.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
@@ -98,7 +99,7 @@ def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
         and set(checks) & ran == failed
         and mutant in effects
     ]
-    if len(failed) < _ENOUGH_LAWS or len(found) > _MOST:
+    if len(failed) < _ENOUGH_LAWS or len(found) > _MOST_SUSPECTS:
         return []
     return [f"{mutant} (fails the same laws): {effects[mutant]}" for mutant in found]
 

@@ -42,7 +42,7 @@ def test_the_least_important_columns_are_left_out():
     pairs = page.Table("a", "bb", "ccc", "d", drop=(("bb", "d", "e"), "ccc"))
     assert pairs.fitting(8) == ([0, 2], ["bb", "d"])
     assert table.parts(9) == [[0, 1], [0, 2], [0, 3]]
-    assert [len(line) for line in page._drawn(table, [0, 1, 2, 3]).splitlines()] == [17] * 3
+    assert [len(line) for line in page._draw_columns(table, [0, 1, 2, 3]).splitlines()] == [17] * 3
     narrow, wide = (output("compare", width=x) for x in (80, 120))
     assert "left out at this width: which, worst head (--format csv has all)\n" in narrow
     assert "worst head" not in narrow.partition("left out")[0]

@@ -201,7 +201,7 @@ def test_what_is_not_finite_is_left_out(tmp_path, monkeypatch):
 
 
 @pytest.mark.long(".pdf", ".svg")
-@pytest.mark.parametrize("suffix", style.FORMATS)
+@pytest.mark.parametrize("suffix", style.FIGURE_FORMATS)
 def test_formats(tmp_path, suffix):
     first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix.upper()}"
     for path in (first, second):

@@ -8,13 +8,13 @@ import pytest
 import refattn
 from refattn import sampling, stats
 from refattn.conformance import check
-from refattn.conformance.checks import laws, recovery, targets
-from refattn.conformance.checks.identities import Trial
+from refattn.conformance.checks import recovery, targets
+from refattn.conformance.checks.trials import CheckRun
 from tests.conformance.candidates import BY_NAME, failures, kernel, of
 
 
 def trial(fn, estimator, **tags):
-    return Trial(of(fn, estimator, **tags), "test", 0, 50)
+    return CheckRun(of(fn, estimator, **tags), "test", 0, 50)
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ def trial(fn, estimator, **tags):
 def test_frequencies_are_recovered(fn, estimator):
     t = trial(fn, estimator)
     d, c = 3, 0.5
-    got = np.log(laws._estimates(t, np.zeros(d), np.eye(d), 1, 7)) + 0.5
+    got = np.log(recovery.estimate_kernels(t, np.zeros(d), np.eye(d), 1, 7)) + 0.5
     np.testing.assert_allclose(got, sampling.draw(1, d, rng=7).omega[0], rtol=0, atol=1e-12)
     y = c * np.concatenate([np.eye(d), 2 * np.eye(d), np.eye(d)[:1] + np.eye(d)[1:]])
-    mean = laws._estimates(t, np.zeros(d), y, 2, 7) * np.exp(np.sum(y * y, -1) / 2)
+    mean = recovery.estimate_kernels(t, np.zeros(d), y, 2, 7) * np.exp(np.sum(y * y, -1) / 2)
     want = sampling.draw(2, d, rng=7).omega
-    got = laws._paired(mean, d, c)
+    got = recovery.match_pair(mean, d, c)
     np.testing.assert_allclose(sorted(got.tolist()), sorted(want.tolist()), atol=1e-10)
 
 
@@ -37,7 +37,7 @@ def test_frequencies_are_recovered_up_to_sign(features):
     fn = partial(refattn.random_feature_attention, features=features)
     t = trial(fn, "rfa", features=features)
     for seed in range(20):
-        got = laws._recovered(t, 5, 0.3, seed)
+        got = recovery.recover_alone(t, 5, 0.3, seed)
         want = sampling.draw(1, 5, rng=seed).omega[0]
         np.testing.assert_allclose(got, want * np.sign(want[0]), rtol=0, atol=1e-6)
 
@@ -50,7 +50,7 @@ def test_rosenblatt_makes_draws_from_a_mixture_normal():
 
     def p(weight):
         t = trial(kernel, "kernel")
-        recovery.normal(t, targets._rosenblatt(omega, centres, weight), 0.0)
+        recovery.check_normal(t, targets._rosenblatt(omega, centres, weight), 0.0)
         return stats.suite_p(list(t.p.values()))
 
     assert p(weight) > 1e-6 > p(weight[::-1].copy())
@@ -61,10 +61,10 @@ def test_rosenblatt_makes_draws_from_a_mixture_normal():
 def test_numbers_beyond_a_bound():
     z = np.random.default_rng(0).standard_normal(10**6)
     share = 0.0026997960632601866
-    assert recovery._exceedances(z, 3.0, share, 0.0) > 0.01
+    assert recovery._p_of_tails(z, 3.0, share, 0.0) > 0.01
     for wrong in (np.clip(z, -3.0, 3.0), 1.05 * z):  # too few, and too many
-        assert recovery._exceedances(wrong, 3.0, share, 0.0) < 1e-6
-    assert recovery._exceedances(1.05 * z, 3.0, share, 0.2) == 1.0  # as far as is known
+        assert recovery._p_of_tails(wrong, 3.0, share, 0.0) < 1e-6
+    assert recovery._p_of_tails(1.05 * z, 3.0, share, 0.2) == 1.0  # as far as is known
 
 
 def test_two_exponentials_of_very_different_sizes():

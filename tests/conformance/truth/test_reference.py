@@ -9,7 +9,7 @@ import pytest
 
 import refattn
 from refattn import naive
-from refattn.conformance.checks.identities import Trial
+from refattn.conformance.checks.trials import CheckRun
 from refattn.conformance.truth import exact, reference
 from tests.conformance.candidates import of, pulled
 
@@ -54,7 +54,7 @@ def test_honest_evaluations_stay_within_the_tolerance(estimator, dtype):
         return near(top / dot(a, total(b, -2)[..., None, :]))
 
     fn = {"softmax": softmax, "rfa": rfa}[estimator]
-    t = Trial(of(fn, estimator, dtype=dtype), "test", 0, 50)
+    t = CheckRun(of(fn, estimator, dtype=dtype), "test", 0, 50)
     worst = 0.0
     for seed, size in itertools.product(range(20), (0.3, 1.0, 2.0)):
         t.rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from refattn.conformance.checks.identities import Trial
+from refattn.conformance.checks.trials import CheckRun
 from refattn.conformance.truth.reference import reference
 from refattn.conformance.truth.solves import condition_of_solve
 from tests.conformance.candidates import of
@@ -40,7 +40,7 @@ def test_correct_coresets_in_float32_stay_far_below_the_tolerance(kind, seeds):
     adapter = of(partial(solved, kind=kind), "coreset", "indices_only", dtype="float32")
     worst, small = 0.0, []
     for seed in range(seeds):
-        t = Trial(adapter, "tolerance", seed)
+        t = CheckRun(adapter, "tolerance", seed)
         for n, m, d, samples, size in (
             *((3, 5, 4, 3, 1.0), (33, 33, 16, 65, 1.0), (6, 9, 5, 7, 0.3), (6, 9, 5, 7, 1.5)),
             *((24, 300, 16, 129, 1.0), (24, 300, 16, 9, 1.0), (4, 6, 128, 3, 1.0)),

@@ -125,7 +125,7 @@ def test_damage_is_named(name, edit, words, archives, tmp_path, monkeypatch):
         for name, data in content.items():
             if data is not None:
                 archive.writestr(name, data)
-    monkeypatch.setattr(checking, "read", lambda kind, path: 1 / 0)  # of no interest here
+    monkeypatch.setattr(checking, "read_vectors", lambda kind, path: 1 / 0)  # of no interest here
     assert words in "\n".join(vectors.lint(path))
 
 

@@ -103,7 +103,7 @@ def test_hard_cases_catch_narrow_steps(step, every):
 def test_levels_say_how_many_digits_are_lost(every):
     """Of the median entry, in a plain evaluation: about 3 a level."""
     cases = of_file(every, "softmax-hard")
-    for case, known in zip(cases, hard.CASES, strict=True):
+    for case, known in zip(cases, hard.HARD_CASES, strict=True):
         got = narrowed()(**case.inputs, **case.arguments)
         off = abs(got - case.expected["out"] - case.expected_low["out"])
         digits = np.log10(np.median(off / abs(case.expected["out"])) * 2.0**53)
@@ -113,7 +113,7 @@ def test_levels_say_how_many_digits_are_lost(every):
 
 def test_ids_never_change_their_meaning(every):
     """A new id is added to ids.json; what is there stays, also of cases that are no more."""
-    known = meanings.known()
+    known = meanings.known_meanings()
     assert {case.id: meanings.meaning(case) for case in every}.items() <= known.items()
     assert len(set(known.values())) == len(known)
     assert all(re.fullmatch("[0-9a-f]{64}", x) for x in known.values())

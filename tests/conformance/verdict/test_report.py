@@ -272,7 +272,7 @@ COLOURS = {PASS: 32, FAIL: 31, STALE: 31, UNDERPOWERED: 33, EXPECTED: 33}
 
 def on_a_terminal(found, monkeypatch, **variables):
     """What a terminal is sent of a report."""
-    show = pytest.importorskip("refattn.cli.show.results")
+    show = pytest.importorskip("refattn.cli.show.reports")
     tables = pytest.importorskip("refattn.cli.show.page")
     if os.name != "posix":
         pytest.skip("terminals as of POSIX")
@@ -285,7 +285,7 @@ def on_a_terminal(found, monkeypatch, **variables):
     with open(theirs, "w", encoding="utf-8") as file, open(ours, "rb", buffering=0) as screen:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", file)
-            show.checked(found, False, tables.Page())
+            show.print_report(found, False, tables.Page())
         return (screen.read(10**5) or b"").decode().replace("\r\n", "\n")
 
 

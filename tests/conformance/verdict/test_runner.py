@@ -14,7 +14,7 @@ import pytest
 import refattn
 from refattn import conformance
 from refattn.conformance import Adapter, check
-from refattn.conformance.checks import identities, uses
+from refattn.conformance.checks import trials, uses
 from refattn.conformance.verdict import runner
 from tests.conformance import candidates
 from tests.conformance.candidates import BY_NAME, changed, failures, of, plain
@@ -96,7 +96,7 @@ def test_time_that_is_over_before_the_first_call_is_no_failure(monkeypatch):
         time.sleep(0.5)
         raise AssertionError
 
-    monkeypatch.setattr(identities.Trial, "problem", slow)
+    monkeypatch.setattr(trials.CheckRun, "problem", slow)
     (result,) = check(plain, checks=["contract"], time_limit=0.1, **SOFTMAX).results
     assert (result.status, result.got) == ("UNDERPOWERED", "0 calls in 0.1 s")
 
@@ -110,14 +110,14 @@ def test_what_a_late_check_still_finds_does_not_count(monkeypatch):
             if len(trial.p) > 10**5:
                 return
 
-    late = dataclasses.replace(identities.CHECKS["contract"], run=adding)
-    monkeypatch.setitem(identities.CHECKS, "contract", late)
+    late = dataclasses.replace(trials.CHECKS["contract"], run=adding)
+    monkeypatch.setitem(trials.CHECKS, "contract", late)
     (result,) = check(plain, checks=["contract"], time_limit=0.05, **SOFTMAX).results
     assert result.status == "UNDERPOWERED"
 
 
 def test_what_time_did_not_allow_is_said(monkeypatch):
-    monkeypatch.setattr(uses, "_SECONDS", {"quick": 0.0})
+    monkeypatch.setattr(uses, "_LARGE_SECONDS", {"quick": 0.0})
     report = check(plain, checks=["large_sizes", "contract"], **SOFTMAX)
     assert "larger ones, for want of time" in report.not_tried["large_sizes"]
     assert "larger ones, for want of time" in str(report)

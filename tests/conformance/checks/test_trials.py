@@ -5,8 +5,8 @@ import pytest
 
 import refattn
 from refattn.conformance import Failure, checks_of
-from refattn.conformance.checks.identities import Trial
-from refattn.conformance.checks.uses import places
+from refattn.conformance.checks.trials import CheckRun
+from refattn.conformance.checks.uses import describe_places
 from refattn.registry import ESTIMATORS
 from tests.conformance.candidates import of, performer
 
@@ -46,7 +46,7 @@ def test_results_beyond_half_precision(dtype, angle, wide):
     fn = lambda q, k, v, omega: v * np.inf  # noqa: E731
     adapter = of(fn, "rfa", "omega", features="trigonometric", dtype=dtype)
     q, k, v, omega = np.array([[0.0]]), np.array([[angle]]), np.ones((1, 1)), np.ones((1, 1))
-    trial = Trial(adapter, "values_at_given_frequencies", 0)
+    trial = CheckRun(adapter, "values_at_given_frequencies", 0)
     if wide and dtype == "float16":
         trial.compare(q, k, v, omega=omega)
     else:
@@ -70,4 +70,4 @@ def wrong(*index):
     ],
 )
 def test_places_in_words(where, words):
-    assert places(where).startswith(words)
+    assert describe_places(where).startswith(words)

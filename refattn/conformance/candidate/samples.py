@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from ...arrays.library import Floats
 from .adapter import Adapter
+from .limits import Arrays, Keywords
 
-__all__ = ["few", "frequencies", "of_one_key"]
+__all__ = ["draw_frequencies", "draw_key_indices", "options_of_one_key"]
 
 
 # What those before must leave of the diagonal of a key's kernel. The tolerance follows from the
@@ -20,7 +21,7 @@ __all__ = ["few", "frequencies", "of_one_key"]
 _LEFT = 0.1
 
 
-def few(
+def draw_key_indices(
     adapter: Adapter,
     rng: np.random.Generator,
     k: Floats,
@@ -35,7 +36,7 @@ def few(
     """
     own = lead if each else ()
     if not adapter.record.takes("log_probability"):
-        return {"indices": _coreset(adapter, rng, k, own, samples)}
+        return {"indices": _draw_coreset(adapter, rng, k, own, samples)}
     shape = (*own, samples)
     if adapter.has("per-query"):
         shape = (*lead, n, samples)
@@ -46,12 +47,8 @@ def few(
     return {"indices": indices, "log_probability": log_p}
 
 
-def frequencies(
-    adapter: Adapter,
-    normal: Callable[..., Floats],
-    arrays: tuple[Floats, ...],
-    samples: int,
-    size: float,
+def draw_frequencies(
+    adapter: Adapter, normal: Callable[..., Floats], arrays: Arrays, samples: int, size: float
 ) -> dict[str, Any]:
     """Options that give frequencies for these queries and keys, by normal numbers.
 
@@ -74,7 +71,7 @@ def frequencies(
     return options
 
 
-def of_one_key(adapter: Adapter, options: dict[str, Any]) -> dict[str, Any]:
+def options_of_one_key(adapter: Adapter, options: Keywords) -> dict[str, Any]:
     """What has to be given otherwise where there is one key.
 
     A sample holds it as often as others before; a chunk is one key, and there is one chunk.
@@ -88,18 +85,18 @@ def of_one_key(adapter: Adapter, options: dict[str, Any]) -> dict[str, Any]:
     return adapter.record.sized(1) | omega
 
 
-def _coreset(
+def _draw_coreset(
     adapter: Adapter, rng: np.random.Generator, k: Floats, own: tuple[int, ...], samples: int
 ) -> npt.NDArray[np.int_]:
     """Keys that are apart, in any order; of each head some of such."""
     wanted = min(samples, k.shape[-2])
-    found = _apart(adapter.root(k.shape[-1]) * k, 2 * wanted if own else wanted)
+    found = _keys_apart(adapter.root(k.shape[-1]) * k, 2 * wanted if own else wanted)
     count = min(wanted, max(1, len(found) - 1)) if own else len(found)
     rows = [rng.permutation(found)[:count] for _ in np.ndindex(*own)]
     return np.reshape(rows, (*own, count))
 
 
-def _apart(k: Floats, most: int) -> npt.NDArray[np.int_]:
+def _keys_apart(k: Floats, most: int) -> npt.NDArray[np.int_]:
     """Keys of which each is far from those before, in all heads, until none is.
 
     Those of a pivoted Cholesky factor of the Gaussian kernel: the next is the one of which the
