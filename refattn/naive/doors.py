@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast, get_args
 from ..arrays import checks, frequencies, key_samples, qkv
 from ..arrays.heads import Alibi, group_heads
 from ..arrays.library import Array, array_namespace, constant, is_array_api_obj
+from ..arrays.proposals import samples_of_each
 from ..typing import Features, Weighting
 from .terms import distances, of_library
 
@@ -142,11 +143,7 @@ def proposals(
         num_proposals = centres.shape[-2]
     samples = omega.shape[-2]
     count = samples if num_proposals is None else num_proposals
-    if count < 1 or samples % count:
-        raise ValueError(
-            f"`omega` must hold a multiple of the number of proposals, {count}, "
-            f"got {samples} frequencies."
-        )
+    samples_of_each(samples, count)
     return {"omega": omega, "num_proposals": count, "centres": centres, "beta": beta, "mask": mask}
 
 
