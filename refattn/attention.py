@@ -145,18 +145,12 @@ class ExactInputs(NamedTuple):
 
 
 def prepare_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    options: dict[str, Any],
-    *,
-    rooted: bool = False,
-    shift: int | None = None,
+    q: Array, k: Array, v: Array, options: dict[str, Any], *, rooted: bool = False
 ) -> ExactInputs:
     """Check arguments of `attend`, or of `softmax_attention` if `rooted`, and group heads.
 
     A scale of None is 1 / sqrt(d) if `rooted`. Of tokens that begin elsewhere, key i + shift is
-    level with query i, where that is not m - n.
+    level with query i, where the option `shift` is there and not m - n.
     """
     bias, mask, causal, dropout = (options[x] for x in ("bias", "mask", "causal", "dropout"))
     slopes = bias.slopes if isinstance(bias, Alibi) else None
@@ -173,7 +167,7 @@ def prepare_attention(
     )
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
-    more = Options(qkv.window(options["window"]), shift, softcap, *of_pairs)
+    more = Options(qkv.window(options["window"]), options.get("shift"), softcap, *of_pairs)
     named = {"bias": bias, "mask": mask, "causal": causal, "scale": scale, "options": more}
     return ExactInputs((q, k, v), named, ungroup)
 

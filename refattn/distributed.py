@@ -223,9 +223,8 @@ def random_feature_attention(
     q, k = change_gauge(q, k, proposal, qkv.lead(q, k, v))
     like = np.empty((0, q.shape[-1]), q.dtype)
     delayed = _dask("delayed").delayed
-    samples = delayed(
-        choose_frequencies(options, "num_features", like, ())
-    )  # one node of the graph, not a copy in each task
+    drawn = choose_frequencies(options, "num_features", like, ())
+    samples = delayed(drawn)  # one node of the graph, not a copy in each task
 
     def rows(queries: list[Heads], keys: list[Any]) -> list[Heads]:
         state, read = delayed(_state), delayed(_read_state)
@@ -307,8 +306,8 @@ def _attend_chunk(q: Array, k: Array, v: Array, **options: Any) -> Attended:
     q, k, v = map(_align, (q, k, v))
     options = {name: _align(x) for name, x in options.items()}
     shift = options.pop("shift")
-    options = arguments(attention.softmax_attention, q, k, v, **options)
-    return attention.prepare_attention(q, k, v, options, rooted=True, shift=shift).attend()
+    options = arguments(attention.softmax_attention, q, k, v, **options) | {"shift": shift}
+    return attention.prepare_attention(q, k, v, options, rooted=True).attend()
 
 
 def _no_keys(q: Array, d_v: int, sinks: Array | None) -> Attended:

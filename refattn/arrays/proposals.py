@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["batch", "over", "samples_of_each"]
+__all__ = ["batch", "over"]
 
 
 def over(name: str, proposal: Any, d: int) -> None:
@@ -26,13 +26,3 @@ def batch(name: str, shape: tuple[int, ...], outer: tuple[int, ...]) -> None:
             f"`{name}` must broadcast to the leading axes of `q`, `k` and `v`, {outer}, "
             f"got a batch of shape {shape}."
         )
-
-
-def samples_of_each(samples: int, count: int) -> int:
-    """Check that so many frequencies are a multiple of the proposals, and divide them."""
-    if count < 1 or samples % count:
-        raise ValueError(
-            f"`omega` must hold a multiple of the number of proposals, {count}, "
-            f"got {samples} frequencies."
-        )
-    return samples // count

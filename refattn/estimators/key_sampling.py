@@ -116,7 +116,7 @@ def draw_pivots(
     checks.length("num_keys", num_keys)
     checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
     rng, mask = checks.generator(rng), qkv.one_row(mask, k)
-    u = _uniform(rng, num_keys, k, mask)
+    u = _uniform_by_head(rng, num_keys, k, mask)
     return _draw_pivots(k, u, pivots, scale, mask, array_namespace(k))
 
 
@@ -160,7 +160,7 @@ def widest(k: Array, xp: Any) -> Any:
     return xp.float64 if k.dtype == xp.float32 and has_float64(k) else k.dtype
 
 
-def _uniform(rng: Any, size: int, *arrays: Array | None) -> Any:
+def _uniform_by_head(rng: Any, size: int, *arrays: Array | None) -> Any:
     """Draw uniform numbers for each head of some arrays, (..., size)."""
     return rng.random((*broadcast_lead(*arrays), size))
 
@@ -249,7 +249,7 @@ def draw_keys(
         (q, k, v, mask, u), ungroup = group_heads(q, k, v, mask, u)
         return KeySample(*map(ungroup, _draw_from_softmax(q, k, u, scale, mask, xp)))
     (q, k, v, mask), lead, ungroup = group_with_lead(q, k, v, qkv.one_row(mask, k))
-    u = _uniform(rng, 1, k, v, mask)
+    u = _uniform_by_head(rng, 1, k, v, mask)
     sample = _draw_systematic(k, v if law == "norms" else None, num_keys, u, mask, xp)
     return KeySample(*(ungroup(xp.broadcast_to(x, (*lead, num_keys)), core=1) for x in sample))
 

@@ -25,7 +25,6 @@ from ..arrays.library import (
     square_norm,
 )
 from ..arrays.products import multiply
-from ..arrays.proposals import samples_of_each
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
 from ..engine.kernel import Attended, attend, buffers, log_sum_exp
@@ -176,7 +175,7 @@ class LaraInputs(NamedTuple):
     omega: Array | None  # (..., S, d), if given
     centres: Array | None  # (..., C, d), if given
     noise: Array | None  # (..., C, d), if frequencies are drawn around the centres
-    own: Array | None  # (..., S), of proposals that are given
+    log_own: Array | None  # (..., S), of proposals that are given
     mixture: Array | None
 
 
@@ -205,12 +204,12 @@ def prepare_lara(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LaraI
     q, k = change_gauge(q, k, proposal, lead)
     if options["causal"]:
         frequencies.causal_proposals(centres, weighting, mask)
-    z = own = mixture = None
+    z = log_own = mixture = None
     if omega is None:
         z = checks.generator(options["rng"]).standard_normal((*lead, count, d))
     if isinstance(centres, Sequence):
-        omega, own, mixture = _from_sequence(centres, omega, z, repeats, lead, d)
-        own, mixture = (constant(x, q)[..., None, :] for x in (own, mixture))
+        omega, log_own, mixture = _from_sequence(centres, omega, z, repeats, lead, d)
+        log_own, mixture = (constant(x, q)[..., None, :] for x in (log_own, mixture))
         centres = None
     if omega is not None:
         omega, _ = frequencies.shared(omega, None, q, lead)
@@ -218,14 +217,14 @@ def prepare_lara(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LaraI
         centres, _ = frequencies.shared(centres, None, q, lead, name="centres")
     if z is not None:
         z = constant(z, q)
-    (q, k, v, mask, centres, omega, own, mixture, z), lead, ungroup = group_with_lead(
-        q, k, v, mask, centres, omega, own, mixture, z
+    (q, k, v, mask, centres, omega, log_own, mixture, z), lead, ungroup = group_with_lead(
+        q, k, v, mask, centres, omega, log_own, mixture, z
     )
-    if own is not None:
-        own, mixture = own[..., 0, :], mixture[..., 0, :]
+    if log_own is not None:
+        log_own, mixture = log_own[..., 0, :], mixture[..., 0, :]
     root, counts = root_scale(scale, q), LaraOptions(count, repeats, weighting, beta)
     keys = Keys(k, v, mask, root * root / 2)
-    return LaraInputs(q, keys, root, lead, xp, ungroup, counts, omega, centres, z, own, mixture)
+    return LaraInputs(q, keys, root, lead, xp, ungroup, counts, omega, centres, z, log_own, mixture)
 
 
 class Proposals(NamedTuple):
@@ -234,7 +233,7 @@ class Proposals(NamedTuple):
     q_mean: Array  # (..., C, d), mean query of each chunk
     centres: Array | None  # (..., C, d); None where densities are given
     omega: Array  # (..., S, d)
-    own: Array  # (..., S), of the own proposal of each
+    log_own: Array  # (..., S), of the own proposal of each
     mixture: Array  # (..., S), of the sum of all
 
 
@@ -243,14 +242,14 @@ def make_proposals(inputs: LaraInputs) -> Proposals:
     (count, repeats, *_), centres, omega = inputs.options, inputs.centres, inputs.omega
     keys, root, xp = inputs.keys, inputs.root, inputs.xp
     q_mean = root * mean_of_chunks(inputs.q, count, None, xp)
-    if inputs.own is not None:
-        return Proposals(q_mean, None, omega, inputs.own, inputs.mixture)
+    if inputs.log_own is not None:
+        return Proposals(q_mean, None, omega, inputs.log_own, inputs.mixture)
     if centres is None:
         centres = q_mean + root * mean_of_chunks(keys.k, count, seen_keys(keys, xp), xp)
     if omega is None:
         omega = _draw_around(centres, inputs.noise, repeats, xp)
-    own, mixture = _log_own(omega, centres, repeats, xp), log_mixture(omega, centres).lse
-    return Proposals(q_mean, centres, omega, own, mixture)
+    log_own = _log_own(omega, centres, repeats, xp)
+    return Proposals(q_mean, centres, omega, log_own, log_mixture(omega, centres).lse)
 
 
 def past_proposals(inputs: LaraInputs) -> tuple[Array, Array]:
@@ -276,22 +275,25 @@ def past_chunks(inputs: LaraInputs) -> Iterator[tuple[Array, Array]]:
 def proposal_weights(made: Proposals, weighting: Weighting) -> Array:
     """Return log weights of samples that do not depend on the query, (..., S)."""
     if weighting == "own":
-        return -made.own
+        return -made.log_own
     return math.log(made.q_mean.shape[-2]) - made.mixture
 
 
 def query_weights(inputs: LaraInputs, made: Proposals) -> QueryWeights:
     """Return what the weights of samples are made of where they depend on the query."""
-    balance, (_, repeats, weighting, beta) = inputs.xp.exp(made.own - made.mixture), inputs.options
+    balance, (_, repeats, weighting, beta) = (
+        inputs.xp.exp(made.log_own - made.mixture),
+        inputs.options,
+    )
     over = -1 if weighting == "query" else -2
-    return QueryWeights(made.q_mean, balance, made.own, over, beta, repeats, inputs.xp)
+    return QueryWeights(made.q_mean, balance, made.log_own, over, beta, repeats, inputs.xp)
 
 
 @as_written
 def _log_own(omega: Array, centres: Array, repeats: int, xp: Any) -> Array:
     """log N(omega_s; mu_s, I) - log N(omega_s; 0, I) for the own proposal of each, (..., S)."""
-    own = xp.repeat(centres, repeats, axis=-2)
-    return xp.sum(omega * own, axis=-1) - square_norm(own) / 2
+    centres = xp.repeat(centres, repeats, axis=-2)
+    return xp.sum(omega * centres, axis=-1) - square_norm(centres) / 2
 
 
 def log_mixture(omega: Array, centres: Array) -> Attended:
@@ -335,12 +337,12 @@ def _from_sequence(
         raise ValueError(
             f"`omega` must be a NumPy array of shape (..., S, {d}) when `centres` is a sequence."
         )
-    own = [
+    log_own = [
         -p.log_ratio(omega[..., c * repeats : (c + 1) * repeats, :])
         for c, p in enumerate(proposals)
     ]
     mixture = reduce(np.logaddexp, (-p.log_ratio(omega) for p in proposals))
-    return omega, np.concatenate(np.broadcast_arrays(*own), axis=-1), mixture
+    return omega, np.concatenate(np.broadcast_arrays(*log_own), axis=-1), mixture
 
 
 class QueryWeights(NamedTuple):
@@ -348,7 +350,7 @@ class QueryWeights(NamedTuple):
 
     q_mean: Array  # (..., C, d), mean query of each chunk
     balance: Array  # (..., S), B_c
-    own: Array  # (..., S), log of the own proposal over N(0, I)
+    log_own: Array  # (..., S), log of the own proposal over N(0, I)
     over: int  # axis of the softmax t: -1 the proposals, -2 the queries
     beta: float
     repeats: int
@@ -377,13 +379,13 @@ class QueryWeights(NamedTuple):
         """Log of alpha over the own proposal, (..., n, S): negative weights are dropped."""
         xp = self.xp
         log_alpha = xp.where(alpha > 0, xp.log(xp.where(alpha > 0, alpha, 1.0)), -math.inf)
-        return log_alpha - self.own[..., None, :]
+        return log_alpha - self.log_own[..., None, :]
 
     def part(self, head: tuple[slice, ...]) -> QueryWeights:
         """Take some heads."""
-        balance, own = (part(x, (*head, WHOLE)) for x in (self.balance, self.own))
+        balance, log_own = (part(x, (*head, WHOLE)) for x in (self.balance, self.log_own))
         q_mean = part(self.q_mean, (*head, WHOLE, WHOLE))
-        return self._replace(q_mean=q_mean, balance=balance, own=own)
+        return self._replace(q_mean=q_mean, balance=balance, log_own=log_own)
 
 
 @as_written
@@ -557,7 +559,7 @@ def _count_proposals(n: int, m: int, options: dict[str, Any]) -> tuple[int, int]
             raise ValueError("`antithetic` must be False when `omega` is given.")
         samples = omega.shape[-2] if omega.ndim > 1 else 0
         count = samples if count is None else count
-        repeats = samples_of_each(samples, count)
+        repeats = frequencies.samples_of_each(samples, count)
     if count is None:
         raise ValueError("One of `num_proposals`, `centres` and `omega` must be given, got none.")
     if count < 1 or (centres is None and count > min(n, m)):

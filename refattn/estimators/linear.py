@@ -19,7 +19,6 @@ from ..typing import ArrayT
 
 __all__ = [
     "check_features",
-    "evaluate",
     "is_elementwise",
     "linear_attention",
     "map_features",
@@ -33,7 +32,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-FeatureMap = Callable[[Array], Array | Features]
+UserMap = Callable[[Array], Array | Features]
 
 # Maps that may be given some of the heads, as they are for trusted arrays.
 _ELEMENTWISE = ((elu_features, elu), (relu_features, relu))
@@ -44,7 +43,7 @@ def linear_attention(
     k: ArrayT,
     v: ArrayT,
     *,
-    feature_map: FeatureMap = elu_features,
+    feature_map: Callable[[Array], Array | Features] = elu_features,
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
@@ -96,7 +95,7 @@ def linear_attention(
     array([[3.]])
     """
     q, keys, xp, ungroup = prepare_linear(q, k, v, locals())
-    features = map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp=xp)
+    features = map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp)
     return ungroup(signed.linear_attention(q, keys, features, causal))
 
 
@@ -123,33 +122,34 @@ def prepare_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Lin
 
 
 @as_written
-def sum_keys(k: Array, v: Array, feature_map: FeatureMap) -> signed.Totals:
+def sum_keys(k: Array, v: Array, feature_map: UserMap) -> signed.Totals:
     """Return the state of linear attention over some keys."""
-    return map_features(feature_map, k, xp=array_namespace(k)).start(Keys(k, v))
+    return map_features(feature_map, k, array_namespace(k)).start(Keys(k, v))
 
 
 @as_written
-def read_sums(q: Array, state: signed.Totals, feature_map: FeatureMap) -> Array:
+def read_sums(q: Array, state: signed.Totals, feature_map: UserMap) -> Array:
     """Read linear attention from the state of the keys."""
     checks.arrays(2, q=q, state=state.total)
     xp, shape = array_namespace(q), (*qkv.lead(q, state.total, state.total), q.shape[-2])
     if 0 in shape:  # Dask finds no maximum of no rows
         return xp.zeros((*shape, state.total.shape[-1] - 1), dtype=q.dtype, device=device(q))
     (q, *parts), ungroup = group_heads(q, *state)
-    features = map_features(feature_map, q, xp=xp)
+    features = map_features(feature_map, q, xp)
     (sums,) = features.read(features.queries(q, WHOLE), signed.Totals(*parts))
     return ungroup(features.finish(sums).out)
 
 
-def map_features(feature_map: FeatureMap, like: Array, *, xp: Any) -> signed.Signed:
+def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
     """Make features of a map, of which a row like those of `like` shows how many there are."""
 
-    width = evaluate(feature_map, like[..., : min(1, like.shape[-2]), :], xp).values.shape[-1]
+    row = like[..., : min(1, like.shape[-2]), :]
+    width = check_features(feature_map(row), row, xp).values.shape[-1]
     trusted = next((fast for map, fast in _ELEMENTWISE if map is feature_map), None)
 
     def phi(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
         if trusted is None:
-            return evaluate(feature_map, x, xp)
+            return check_features(feature_map(x), x, xp)
         return _scale_rows(trusted(x, memory=memory), xp)
 
     def phi_q(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
@@ -160,15 +160,10 @@ def map_features(feature_map: FeatureMap, like: Array, *, xp: Any) -> signed.Sig
     return signed.Signed(phi_q, phi, width, splits=is_elementwise(feature_map))
 
 
-def is_elementwise(feature_map: FeatureMap) -> bool:
+def is_elementwise(feature_map: UserMap) -> bool:
     """Say whether a map may be given some of the heads."""
     function = feature_map.func if isinstance(feature_map, partial) else feature_map
     return any(map is function for map, _ in _ELEMENTWISE)
-
-
-def evaluate(feature_map: FeatureMap, x: Array, xp: Any) -> Features:
-    """Map `x` to features, and check them."""
-    return check_features(feature_map(x), x, xp)
 
 
 def check_features(phi: Any, x: Array, xp: Any) -> Features:

@@ -32,7 +32,7 @@ from ..engine.positive import two_hops
 from ..engine.scores import Options
 from ..typing import ArrayT, Coupling
 from .inputs import check_call
-from .rfa import RandomFeatureInputs, prepare_random_features
+from .rfa import RfaInputs, prepare_random_features
 
 __all__ = [
     "eva_attention",
@@ -186,19 +186,13 @@ def prepare_chunks(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Eva
         noise = constant(z, q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
     chunks = chunked(q, k, v, mask, window)
-    inputs = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size, xp=xp)
+    inputs = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size, xp)
     return inputs._replace(causal=options["causal"], ungroup=ungroup)
 
 
 @as_written
 def summaries_of(
-    chunks: Chunks,
-    root: Array,
-    omega: Array | None,
-    noise: Array | None,
-    log_size: bool,
-    *,
-    xp: Any,
+    chunks: Chunks, root: Array, omega: Array | None, noise: Array | None, log_size: bool, xp: Any
 ) -> EvaInputs:
     """Prepare summaries at frequencies given or those of the means, with their noise."""
     mean, moves = chunks.mean(chunks.k), omega is None
@@ -293,7 +287,7 @@ class ChunkMoments(NamedTuple):
 
     def queries(self, some: slice) -> tuple[Array, Array]:
         """Queries of some chunks and their features, as of `squared`."""
-        return squared(self.root * self.root * self.chunks.q[..., some, :, :], xp=self.xp)
+        return squared(self.root * self.root * self.chunks.q[..., some, :, :], self.xp)
 
     def far(self, some: slice) -> tuple[tuple[Array, Array], dict[str, Any]]:
         """Keys and values that stand for chunks, and how some chunks of queries attend to them."""
@@ -307,7 +301,7 @@ class ChunkMoments(NamedTuple):
         return _of_values(out, self.apart.shape[-1], self.xp)
 
 
-def squared(x: Array, *, xp: Any) -> tuple[Array, Array]:
+def squared(x: Array, xp: Any) -> tuple[Array, Array]:
     """Return queries x that have the scale in them, and their features x and x x^T.
 
     q . k + q^T cov q / 2 is a product with these.
@@ -326,7 +320,7 @@ def _of_values(out: Array, d: int, xp: Any) -> tuple[Array, Array]:
 
 @as_written
 def attend_squared(
-    x: Array, features: Array, k: Array, v: Array, *, xp: Any, **options: Any
+    x: Array, features: Array, k: Array, v: Array, xp: Any, **options: Any
 ) -> Attended:
     """Attend to moments of chunks, from queries and features of `squared`."""
     far = attend(features, k, v, **options)
@@ -342,12 +336,12 @@ def prepare_moments(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Ch
     mask, (window, _) = qkv.one_row(mask, k), qkv.chunks("window", options["window"], q, k)
     xp = array_namespace(q)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
-    moments = moments_of(chunked(q, k, v, mask, window), root_scale(scale, q), xp=xp)
+    moments = moments_of(chunked(q, k, v, mask, window), root_scale(scale, q), xp)
     return moments._replace(causal=options["causal"], ungroup=ungroup)
 
 
 @as_written
-def moments_of(chunks: Chunks, root: Array, *, xp: Any) -> ChunkMoments:
+def moments_of(chunks: Chunks, root: Array, xp: Any) -> ChunkMoments:
     """Compute means and covariances of the keys and values of each chunk."""
     mean, v_mean = chunks.mean(chunks.k), chunks.mean(chunks.v)
     apart, v_apart = (
@@ -370,7 +364,7 @@ def attend_moments(moments: ChunkMoments) -> Attended:
     for some in moments.blocks():
         x, features = moments.queries(some)
         keys, options = moments.far(some)
-        far = attend_squared(x, features, *keys, xp=moments.xp, **options)
+        far = attend_squared(x, features, *keys, moments.xp, **options)
         done.append(merge(Attended(near.out[..., some, :, :], near.lse[..., some, :]), far))
     if not done:
         return near
@@ -471,17 +465,17 @@ def near_options(keys: Keys, root: Array, sides: Sides, causal: bool) -> dict[st
     return {"mask": keys.mask, "causal": causal, "scale": root * root, "options": options}
 
 
-def lacking(q: Array, root: Array, count: int, *, xp: Any) -> Array:
+def lacking(q: Array, root: Array, count: int, xp: Any) -> Array:
     """Compute what normalisers of features lack to be those of keys, |q|^2 / 2 + log S."""
     return root * root * square_norm(q) / 2 + xp.log(constant(count, q))
 
 
 @as_written
-def attend_locally(inputs: RandomFeatureInputs, sides: Sides, causal: bool) -> Local:
+def attend_locally(inputs: RfaInputs, sides: Sides, causal: bool) -> Local:
     """Attend to near keys exactly, and to others through random features."""
     q, keys, samples, root, xp, _ = inputs
     done, far = attend(q, keys.k, keys.v, **near_options(keys, root, sides, causal)), []
-    of_query = lacking(q, root, samples.omega.shape[-2], xp=xp)
+    of_query = lacking(q, root, samples.omega.shape[-2], xp)
     for field in _far_fields(q, keys, causal, sides, xp):
         out, lse = field.attend(samples)
         far.append((field, Attended(out, lse - of_query)))

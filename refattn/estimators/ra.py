@@ -2,7 +2,6 @@ r"""Randomized attention: frequencies for every query."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .. import sampling
@@ -15,7 +14,7 @@ from ..engine.positive import per_query
 from ..kernels import FEATURES
 from ..typing import ArrayT, Coupling
 from .inputs import check_call, choose_frequencies, exactly_one
-from .rfa import RandomFeatureInputs
+from .rfa import RfaInputs
 
 __all__ = ["FEATURES", "mean_of_ratios_attention", "randomized_attention"]
 
@@ -78,7 +77,7 @@ def randomized_attention(
     return inputs.ungroup(mean_of_states(inputs, causal))
 
 
-def prepare_by_query(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RandomFeatureInputs:
+def prepare_by_query(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of `randomized_attention`, draw frequencies, and group heads."""
     scale, mask = check_call(q, k, v, options)
     xp, omega, num_samples = array_namespace(q), options["omega"], options["num_samples"]
@@ -92,16 +91,14 @@ def prepare_by_query(q: Array, k: Array, v: Array, options: dict[str, Any]) -> R
     rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
     (q, k, v, mask, rows), ungroup = group_heads(q, k, v, mask, rows)
     omega = xp.reshape(rows, (*rows.shape[:-1], *tail))
-    return _with_equal_weights(q, Keys(k, v, mask), omega, scale, xp, ungroup)
-
-
-def _with_equal_weights(
-    q: Array, keys: Keys, omega: Array, scale: float | None, xp: Any, ungroup: Callable[..., Array]
-) -> RandomFeatureInputs:
     root = root_scale(scale, q)
-    equal = xp.zeros((1, omega.shape[-2]), dtype=q.dtype, device=device(q))
-    keys = keys._replace(half=root * root / 2)
-    return RandomFeatureInputs(q, keys, Samples(root * omega, equal), root, xp, ungroup)
+    samples = _equal_samples(root * omega, xp)
+    return RfaInputs(q, Keys(k, v, mask, root * root / 2), samples, root, xp, ungroup)
+
+
+def _equal_samples(omega: Array, xp: Any) -> Samples:
+    equal = xp.zeros((1, omega.shape[-2]), dtype=omega.dtype, device=device(omega))
+    return Samples(omega, equal)
 
 
 def mean_of_ratios_attention(
@@ -156,17 +153,19 @@ def mean_of_ratios_attention(
     return inputs.ungroup(mean_of_states(inputs, causal))
 
 
-def prepare_for_all(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RandomFeatureInputs:
+def prepare_for_all(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of `mean_of_ratios_attention`, draw frequencies, and group heads."""
     scale, mask = check_call(q, k, v, options)
     xp = array_namespace(q)
     omega, _ = choose_frequencies(options, "num_samples", q, qkv.lead(q, k, v))
     (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
-    return _with_equal_weights(q, Keys(k, v, mask), omega[..., None, :, :], scale, xp, ungroup)
+    root = root_scale(scale, q)
+    samples = _equal_samples(root * omega[..., None, :, :], xp)
+    return RfaInputs(q, Keys(k, v, mask, root * root / 2), samples, root, xp, ungroup)
 
 
 @as_written
-def mean_of_states(inputs: RandomFeatureInputs, causal: bool) -> Array:
+def mean_of_states(inputs: RfaInputs, causal: bool) -> Array:
     """Average over samples, of each query or of all, what the first hop returns."""
     q, keys, samples, _, xp, _ = inputs
     n = q.shape[-2]

@@ -153,7 +153,7 @@ def random_feature_attention(
     return inputs.ungroup(two_hops(inputs.q, inputs.samples, inputs.keys, causal).out)
 
 
-class RandomFeatureInputs(NamedTuple):
+class RfaInputs(NamedTuple):
     """Arguments of random-feature attention: checked, in groups of heads, frequencies drawn.
 
     Frequencies are times the root of the scale, but for trigonometric features.
@@ -167,9 +167,7 @@ class RandomFeatureInputs(NamedTuple):
     ungroup: Callable[..., Array]
 
 
-def prepare_random_features(
-    q: Array, k: Array, v: Array, options: dict[str, Any]
-) -> RandomFeatureInputs:
+def prepare_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of random-feature attention, draw frequencies, and group heads."""
     scale, mask = check_call(q, k, v, options)
     xp, lead = array_namespace(q), qkv.lead(q, k, v)
@@ -190,11 +188,11 @@ def prepare_random_features(
     if features != "trigonometric":
         keys = keys._replace(half=root * root / 2 if norms else None)
         samples = samples._replace(omega=root * omega)
-    return RandomFeatureInputs(q, keys, samples, root, xp, ungroup)
+    return RfaInputs(q, keys, samples, root, xp, ungroup)
 
 
 @as_written
-def trigonometric(inputs: RandomFeatureInputs, norms: bool) -> Signed:
+def trigonometric(inputs: RfaInputs, norms: bool) -> Signed:
     """Make trigonometric features, with the weights of the samples on the side of the queries.
 
     Without `norms` those of the keys count as equal, and cancel: any constant will do.
@@ -286,7 +284,7 @@ class Ratio(NamedTuple):
 
 
 @as_written
-def importance_ratio(inputs: RandomFeatureInputs, causal: bool) -> Ratio:
+def importance_ratio(inputs: RfaInputs, causal: bool) -> Ratio:
     """Compute the factor by which importance sampling multiplies RFA."""
     q, keys, samples, root, xp, _ = inputs
     k, v, mask, _ = keys

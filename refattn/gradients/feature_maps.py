@@ -21,7 +21,7 @@ from ..arrays.products import multiply
 from ..engine.signed import Signed
 from ..engine.signed_back import Featured
 from ..estimators.linear import check_features
-from ..estimators.rfa import RandomFeatureInputs, wave_weights
+from ..estimators.rfa import RfaInputs, wave_weights
 from ..features import (
     Features,
     elu_features,
@@ -58,7 +58,7 @@ def map_with_pullback(feature_map: Callable[[Array], Any], features: Signed, xp:
     return Featured(phi, phi, features.width, splits=features.splits)
 
 
-def waves_with_pullback(inputs: RandomFeatureInputs, norms: bool) -> Featured:
+def waves_with_pullback(inputs: RfaInputs, norms: bool) -> Featured:
     """Make trigonometric features, with the weights of the samples on the side of the queries."""
     (omega, log_weight), root, xp = inputs.samples, inputs.root, inputs.xp
     weight, whole = wave_weights(log_weight, xp), (WHOLE, WHOLE)

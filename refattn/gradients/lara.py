@@ -40,7 +40,7 @@ class _Densities(NamedTuple):
     """Cotangents of frequencies, of log densities of proposals at these, and of mean queries."""
 
     omega: Array  # (..., S, d)
-    own: Array | None  # (..., S)
+    log_own: Array | None  # (..., S)
     mixture: Array | None  # (..., S)
     q_mean: Array | None = None  # (..., C, d)
 
@@ -67,10 +67,10 @@ def _through_proposals(
     d_omega, d_q_mean = taken.omega, taken.q_mean
     if made.centres is not None:
         d_centres = xp.zeros_like(made.centres)
-        if taken.own is not None:
-            own, some = xp.repeat(made.centres, repeats, axis=-2), taken.own[..., None]
-            d_omega = _plus(d_omega, some * own)
-            d_centres = _plus(d_centres, _sum_of_each(some * (made.omega - own), count, xp))
+        if taken.log_own is not None:
+            centre, some = xp.repeat(made.centres, repeats, axis=-2), taken.log_own[..., None]
+            d_omega = _plus(d_omega, some * centre)
+            d_centres = _plus(d_centres, _sum_of_each(some * (made.omega - centre), count, xp))
         if taken.mixture is not None:
             done = lara.log_mixture(made.omega, made.centres)
             half, none = constant(0.5, made.omega), made.omega[..., :0]
@@ -124,7 +124,7 @@ def pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) -
     states = None if keys.differ else sample(omega, keys)
     norm = weights.norm(q, root)
     total = _SumOverTiles(
-        *map(zeros_of, (q, keys.k, keys.v, omega, made.q_mean, made.own, made.own))
+        *map(zeros_of, (q, keys.k, keys.v, omega, made.q_mean, made.log_own, made.log_own))
     )
     d_norm = None if norm is None else zeros_of(norm)
     d_states: Any = None if states is None else Attended(*map(zeros_of, states))
@@ -150,7 +150,7 @@ def pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) -
             )
         moved = _of_weights(weights_h, root * q_i, t, d_log)
         total = total.add("q", rows, d_q).add("q", rows, root * moved.q).add("omega", box, d_omega)
-        total = total.add("q_mean", box, moved.q_mean).add("own", heads, moved.own)
+        total = total.add("q_mean", box, moved.q_mean).add("log_own", heads, moved.log_own)
         total = total.add("balance", heads, moved.balance)
         if d_norm is not None:
             d_norm = add_part(d_norm, box, moved.norm)
@@ -164,7 +164,7 @@ def pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) -
             made.q_mean, q, none, over, zeros_of(over.out), d_norm[..., 0, :], scale=root
         )
         total = total._replace(q=total.q + more.k, q_mean=total.q_mean + more.q)
-    d_own, d_mixture = total.own + total.balance, -total.balance
+    d_own, d_mixture = total.log_own + total.balance, -total.balance
     densities = _Densities(root * total.omega, d_own, d_mixture, total.q_mean)
     return _through_proposals(inputs, made, densities, *total[:3])
 
@@ -174,7 +174,7 @@ class _Moved(NamedTuple):
 
     q: Array
     q_mean: Array
-    own: Array
+    log_own: Array
     balance: Array  # of log B
     norm: Array | None
 
@@ -204,7 +204,7 @@ class _SumOverTiles(NamedTuple):
     v: Array
     omega: Array
     q_mean: Array
-    own: Array
+    log_own: Array
     balance: Array  # of log B
 
     def add(self, name: str, box: tuple[slice, ...], x: Array) -> _SumOverTiles:
@@ -220,12 +220,14 @@ def pull_causal(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCo
     centres, omega = lara.past_proposals(inputs)
     ratio = multiply(centres, xp.matrix_transpose(omega)) - square_norm(centres)[..., None] / 2
     chunk, proposal = np.arange(count)[:, None], np.arange(count * repeats) // repeats
-    known, own = (xp.asarray(x, device=device(q)) for x in (chunk >= proposal, chunk == proposal))
+    known, newest = (
+        xp.asarray(x, device=device(q)) for x in (chunk >= proposal, chunk == proposal)
+    )
     if weighting == "balance":
         mixture = lara.running_log_sum(ratio, xp)
         log_weight = -mixture
     else:
-        log_weight = -xp.sum(xp.where(own, ratio, 0.0), axis=-2, keepdims=True)
+        log_weight = -xp.sum(xp.where(newest, ratio, 0.0), axis=-2, keepdims=True)
     log_weight = xp.where(known, log_weight, -math.inf)
     arithmetic = _KnownSamples(inputs, root * omega, log_weight, done.lse, keys.half)
     pulled = attend(q, keys, arithmetic, done.out, d_out, causal=True)
@@ -233,7 +235,7 @@ def pull_causal(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCo
     if weighting == "balance":
         d_ratio = _of_running(-d_log, ratio, mixture, xp)
     else:
-        d_ratio = xp.where(own, -xp.sum(d_log, axis=-2, keepdims=True), 0.0)
+        d_ratio = xp.where(newest, -xp.sum(d_log, axis=-2, keepdims=True), 0.0)
     d_omega = _plus(root * d_omega, multiply(xp.matrix_transpose(d_ratio), centres))
     d_centres = multiply(d_ratio, omega) - xp.sum(d_ratio, axis=-1, keepdims=True) * centres
     if inputs.omega is None:

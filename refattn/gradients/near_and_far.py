@@ -28,15 +28,13 @@ from ..estimators.near_and_far import (
     Summaries,
     near_options,
 )
-from ..estimators.rfa import RandomFeatureInputs
+from ..estimators.rfa import RfaInputs
 
 __all__ = ["pull_chunks", "pull_local", "pull_moments"]
 
 
 @as_written
-def pull_local(
-    inputs: RandomFeatureInputs, sides: Sides, causal: bool, local: Local, d_out: Array
-) -> Pulled:
+def pull_local(inputs: RfaInputs, sides: Sides, causal: bool, local: Local, d_out: Array) -> Pulled:
     """Pull `near_and_far.attend_locally`, which returned `local`, back."""
     (q, keys, samples, root, xp, _), done = inputs, local.done
     options = near_options(keys, root, sides, causal)
@@ -61,7 +59,7 @@ def _turn_back(x: Array, field: Field) -> Array:
 
 @as_written
 def pull_chunks(
-    inputs: EvaInputs, done: Summaries, d_out: Array, m: int
+    inputs: EvaInputs, done: Summaries, m: int, d_out: Array
 ) -> tuple[Array, Array, Array, Array]:
     """Pull `near_and_far.attend_chunks`, which returned `done`, back: q, k, v, omega."""
     chunks, root, xp, (states, whole) = inputs.chunks, inputs.root, inputs.xp, done
@@ -83,7 +81,7 @@ def pull_chunks(
 
 @as_written
 def pull_moments(
-    moments: ChunkMoments, done: Attended, d_out: Array, m: int
+    moments: ChunkMoments, done: Attended, m: int, d_out: Array
 ) -> tuple[Array, Array, Array]:
     """Pull `near_and_far.attend_moments`, which returned `done`, back: q, k, v."""
     chunks, root, xp = moments.chunks, moments.root, moments.xp

@@ -27,7 +27,7 @@ from ..engine.signed import linear_attention
 from ..engine.signed_back import attend
 from ..estimators import few_keys, lara, linear, near_and_far, ra, rfa
 from ..estimators.inputs import arguments
-from ..estimators.rfa import RandomFeatureInputs
+from ..estimators.rfa import RfaInputs
 from . import few_keys as gradients_few_keys
 from . import lara as gradients_lara
 from . import near_and_far as gradients_near_and_far
@@ -164,7 +164,7 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
             said = "`coreset_attention`, which has no pullback"
         raise TypeError(f"`fn` must be one of {names}, got {said}.")
     out, pullback = vjp_of_fn(q, k, v, arguments(fn, q, k, v, **{**fixed, **options}))
-    return _copy(out, array_namespace(q)), pullback
+    return _copy_result(out, array_namespace(q)), pullback
 
 
 def open_partials(fn: Any) -> tuple[Any, dict[str, Any]]:
@@ -189,10 +189,10 @@ def pulled_back(fn: Any, formula: Any) -> Callable[..., Any] | None:
     return fn if isinstance(plain, Hashable) and plain in _VJPS else None
 
 
-def _copy(out: Any, xp: Any) -> Any:
+def _copy_result(out: Any, xp: Any) -> Any:
     """Copy a result for the caller, who may write to it; the pullback reads the original."""
     if isinstance(out, Attended):
-        return Attended(*(_copy(x, xp) for x in out))
+        return Attended(*(_copy_result(x, xp) for x in out))
     return xp.asarray(out, copy=True)
 
 
@@ -217,9 +217,7 @@ def _check_cotangent(d_out: Array, out: Array, name: str = "d_out") -> Array:
 
 def _vjp_attend(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `attend` back."""
-    inputs, xp = attention.prepare_attention(q, k, v, options), array_namespace(q)
-    done, pull = _pull_exact(inputs, {"q": q, "k": k, "v": v, **options}, xp)
-    result = Attended(inputs.ungroup(done.out), inputs.ungroup(done.lse, core=1))
+    (out, lse), pull, xp = _pull_exact(q, k, v, options)
 
     def pullback(cotangents: Any) -> Gradients:
         if not isinstance(cotangents, tuple) or len(cotangents) != 2:
@@ -228,25 +226,26 @@ def _vjp_attend(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
                 f"got {checks.describe(cotangents)}."
             )
         d_out, d_lse = cotangents
-        if d_out is None:
-            d_out = xp.zeros_like(result.out)
-        d_lse = None if d_lse is None else _check_cotangent(d_lse, result.lse, "d_lse")
-        gradients: Gradients = pull(_check_cotangent(d_out, result.out), d_lse)
+        d_out = xp.zeros_like(out) if d_out is None else d_out
+        d_lse = None if d_lse is None else _check_cotangent(d_lse, lse, "d_lse")
+        gradients: Gradients = pull(_check_cotangent(d_out, out), d_lse)
         return gradients
 
-    return result, pullback
+    return Attended(out, lse), pullback
 
 
 def _vjp_softmax(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `softmax_attention` back."""
-    inputs = attention.prepare_attention(q, k, v, options, rooted=True)
-    done, pull = _pull_exact(inputs, {"q": q, "k": k, "v": v, **options}, array_namespace(q))
-    out = inputs.ungroup(done.out)
+    (out, _), pull, _ = _pull_exact(q, k, v, options, rooted=True)
     return out, lambda d_out: pull(_check_cotangent(d_out, out))
 
 
-def _pull_exact(inputs: attention.ExactInputs, arrays: dict[str, Any], xp: Any) -> Any:
-    """Attend, and return the pullback of cotangents of the output and of the normaliser."""
+def _pull_exact(
+    q: Array, k: Array, v: Array, options: dict[str, Any], *, rooted: bool = False
+) -> tuple[Attended, Callable[..., Gradients], Any]:
+    """Attend; return also the pullback of cotangents of both results, and the namespace."""
+    inputs = attention.prepare_attention(q, k, v, options, rooted=rooted)
+    xp, arrays = array_namespace(q), {**options, "q": q, "k": k, "v": v}
     done = kernel.attend(*inputs.arrays, **inputs.options)
 
     def pull(d_out: Array, d_lse: Array | None = None) -> Gradients:
@@ -256,7 +255,7 @@ def _pull_exact(inputs: attention.ExactInputs, arrays: dict[str, Any], xp: Any) 
         named = {name: x for name, x in taken._asdict().items() if x is not None}
         return Gradients(**{name: xp.reshape(x, arrays[name].shape) for name, x in named.items()})
 
-    return done, pull
+    return Attended(inputs.ungroup(done.out), inputs.ungroup(done.lse, core=1)), pull, xp
 
 
 # Random features.
@@ -312,6 +311,19 @@ def _before_gauge(d_x: Array, x: Array, gauge: Array, xp: Any) -> Array:
     return sum_to(multiply(d_x, xp.matrix_transpose(gauge)), x.shape)
 
 
+def _with_pullback(
+    raw: Array, ungroup: Callable[..., Array], sources: _Sources, pull: Callable[[Array], Any]
+) -> tuple[Array, Pullback]:
+    """Undo the groups of heads of a result, and make its pullback from that of the groups."""
+    out = ungroup(raw)
+
+    def pullback(d_out: Array) -> Gradients:
+        d_out = sources.xp.reshape(_check_cotangent(d_out, out), raw.shape)
+        return sources.gradients(*pull(d_out))
+
+    return out, pullback
+
+
 def _sources(q: Array, k: Array, v: Array, options: dict[str, Any], xp: Any) -> _Sources:
     proposal, both = options.get("proposal"), options.get("features") == "hyperbolic"
     gauges = proposal.gauges(q, k) if isinstance(proposal, sampling.Gaussian) else None
@@ -322,28 +334,24 @@ def _vjp_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) 
     """Pull `random_feature_attention` back: hop 2, then hop 1."""
     inputs, causal = rfa.prepare_random_features(q, k, v, options), options["causal"]
     sources = _sources(q, k, v, options, inputs.xp)
-    q, keys, samples, root, xp, ungroup = inputs
+    q, keys, samples, root, _, ungroup = inputs
     if options["features"] == "trigonometric":
         norms = options["square_norms"] is None
         raw = linear_attention(q, keys, rfa.trigonometric(inputs, norms), causal)
         back = waves_with_pullback(inputs, norms)
-        out = ungroup(raw)
 
-        def pull(d_out: Array) -> Gradients:
-            d_out = xp.reshape(_check_cotangent(d_out, out), raw.shape)
+        def pull_waves(d_out: Array) -> Any:
             pulled = attend(q, keys, back, raw, d_out, causal=causal)
-            return sources.gradients(*pulled[:3], *pulled.parameters)
+            return *pulled[:3], *pulled.parameters
 
-        return out, pull
+        return _with_pullback(raw, ungroup, sources, pull_waves)
     done = two_hops(q, samples, keys, causal)
-    out = ungroup(done.out)
 
-    def pullback(d_out: Array) -> Gradients:
-        d_out = xp.reshape(_check_cotangent(d_out, out), done.out.shape)
+    def pull(d_out: Array) -> Any:
         pulled = hops_back.two_hops(q, samples, keys, causal, done, d_out)
-        return sources.gradients(*pulled[:3], root * pulled.omega, pulled.log_weight)
+        return *pulled[:3], root * pulled.omega, pulled.log_weight
 
-    return out, pullback
+    return _with_pullback(done.out, ungroup, sources, pull)
 
 
 def _vjp_importance_sampled(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
@@ -354,41 +362,28 @@ def _vjp_importance_sampled(q: Array, k: Array, v: Array, options: dict[str, Any
     q, keys, samples, root, xp, ungroup = inputs
     done, exact, log_ratio = rfa.importance_ratio(inputs, causal)
     half = xp.exp(log_ratio / 2)[..., None]
-    raw = half * done.out * half
-    out = ungroup(raw)
+    raw, square = half * done.out * half, root * root
+    scores = {"mask": keys.mask, "causal": causal, "scale": square}
 
-    def pullback(d_out: Array) -> Gradients:
-        d_out = xp.reshape(_check_cotangent(d_out, out), raw.shape)
-        d_log = xp.sum(d_out * raw, axis=-1)
+    def pull(d_out: Array) -> Any:
+        d_log, none = xp.sum(d_out * raw, axis=-1), d_out[..., :0]
         pulled = hops_back.two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
-        none, square = d_out[..., :0], root * root
-        normaliser = kernel_back.attend(
-            q,
-            keys.k,
-            keys.v[..., :0],
-            exact,
-            none,
-            -d_log,
-            mask=keys.mask,
-            causal=causal,
-            scale=square,
-        )
+        no_values = keys.v[..., :0]
+        normaliser = kernel_back.attend(q, keys.k, no_values, exact, none, -d_log, **scores)
         d_q = pulled.q + normaliser.q - sum_to(square * d_log[..., None] * q, q.shape)
-        return sources.gradients(
-            d_q, pulled.k + normaliser.k, pulled.v, root * pulled.omega, pulled.log_weight
-        )
+        d_k = pulled.k + normaliser.k
+        return d_q, d_k, pulled.v, root * pulled.omega, pulled.log_weight
 
-    return out, pullback
+    return _with_pullback(raw, ungroup, sources, pull)
 
 
-def _vjp_mean_of_states(inputs: RandomFeatureInputs, sources: _Sources, causal: bool) -> Any:
+def _vjp_mean_of_states(inputs: RfaInputs, sources: _Sources, causal: bool) -> Any:
     """Pull a mean of states back: every sample of a query takes the same."""
     q, keys, samples, root, xp, ungroup = inputs
-    raw = ra.mean_of_states(inputs, causal)
-    out, size = ungroup(raw), samples.omega.shape[-2]
+    size = samples.omega.shape[-2]
 
-    def pullback(d_out: Array) -> Gradients:
-        d_out, some = xp.reshape(_check_cotangent(d_out, out), raw.shape), q
+    def pull(d_out: Array) -> Any:
+        some = q
         if ra.alike(samples, keys, causal):
             d_out, some = xp.sum(d_out, axis=-2, keepdims=True), q[..., :1, :]
 
@@ -397,9 +392,9 @@ def _vjp_mean_of_states(inputs: RandomFeatureInputs, sources: _Sources, causal: 
             return hops_back.Taken(None, None, None, share, None)
 
         pulled = hops_back.per_query(read, some, samples, keys, causal)
-        return sources.gradients(kernel_back.zeros_of(q), pulled.k, pulled.v, root * pulled.omega)
+        return kernel_back.zeros_of(q), pulled.k, pulled.v, root * pulled.omega
 
-    return out, pullback
+    return _with_pullback(ra.mean_of_states(inputs, causal), ungroup, sources, pull)
 
 
 def _vjp_randomized(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
@@ -421,21 +416,15 @@ def _vjp_mean_of_ratios(q: Array, k: Array, v: Array, options: dict[str, Any]) -
 def _vjp_lara(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `linear_randomized_attention` back, through proposals that are made of q and k."""
     inputs, causal = lara.prepare_lara(q, k, v, options), options["causal"]
-    sources, xp = _sources(q, k, v, options, inputs.xp), inputs.xp
-    if sources.omega is not None and inputs.own is not None:
+    sources = _sources(q, k, v, options, inputs.xp)
+    if sources.omega is not None and inputs.log_own is not None:
         sources = sources._replace(omega=None)
-    done = lara.attend_prepared(inputs, causal)
-    out, pull = inputs.ungroup(done.out), gradients_lara.pull_lara
+    done, pull = lara.attend_prepared(inputs, causal), gradients_lara.pull_lara
     if causal:
         pull = gradients_lara.pull_causal
     elif inputs.options.weighting in _OF_QUERY:
         pull = gradients_lara.pull_query_weighted
-
-    def pullback(d_out: Array) -> Gradients:
-        d_out = xp.reshape(_check_cotangent(d_out, out), done.out.shape)
-        return sources.gradients(*pull(inputs, done, d_out))
-
-    return out, pullback
+    return _with_pullback(done.out, inputs.ungroup, sources, partial(pull, inputs, done))
 
 
 # Near and far.
@@ -445,48 +434,30 @@ def _vjp_local(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `local_random_feature_attention` back, part by part."""
     sides, causal = qkv.window(options["window"]), options["causal"]
     inputs = rfa.prepare_random_features(q, k, v, options)
-    sources, xp = _sources(q, k, v, options, inputs.xp), inputs.xp
+    sources = _sources(q, k, v, options, inputs.xp)
     local = near_and_far.attend_locally(inputs, sides, causal)
-    out = inputs.ungroup(local.done.out)
 
-    def pullback(d_out: Array) -> Gradients:
-        d_out = xp.reshape(_check_cotangent(d_out, out), local.done.out.shape)
+    def pull(d_out: Array) -> Any:
         pulled = gradients_near_and_far.pull_local(inputs, sides, causal, local, d_out)
-        return sources.gradients(*pulled[:3], inputs.root * pulled.omega)
+        return *pulled[:3], inputs.root * pulled.omega
 
-    return out, pullback
+    return _with_pullback(local.done.out, inputs.ungroup, sources, pull)
 
 
 def _vjp_eva(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `eva_attention` back, through the means that summaries are made of."""
     inputs = near_and_far.prepare_chunks(q, k, v, options)
-    sources, xp = _sources(q, k, v, options, inputs.xp), inputs.xp
-    done = near_and_far.attend_chunks(inputs)
-    raw = inputs.chunks.joined(done.done.out)
-    out = inputs.ungroup(raw)
-
-    def pullback(d_out: Array) -> Gradients:
-        d_out = xp.reshape(_check_cotangent(d_out, out), raw.shape)
-        pulled = gradients_near_and_far.pull_chunks(inputs, done, d_out, k.shape[-2])
-        return sources.gradients(*pulled)
-
-    return out, pullback
+    sources, done = _sources(q, k, v, options, inputs.xp), near_and_far.attend_chunks(inputs)
+    pull = partial(gradients_near_and_far.pull_chunks, inputs, done, k.shape[-2])
+    return _with_pullback(inputs.chunks.joined(done.done.out), inputs.ungroup, sources, pull)
 
 
 def _vjp_second_order(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `second_order_attention` back, through the moments."""
     inputs = near_and_far.prepare_moments(q, k, v, options)
-    sources, xp = _sources(q, k, v, options, inputs.xp), inputs.xp
-    done = near_and_far.attend_moments(inputs)
-    raw = inputs.chunks.joined(done.out)
-    out = inputs.ungroup(raw)
-
-    def pullback(d_out: Array) -> Gradients:
-        d_out = xp.reshape(_check_cotangent(d_out, out), raw.shape)
-        pulled = gradients_near_and_far.pull_moments(inputs, done, d_out, k.shape[-2])
-        return sources.gradients(*pulled)
-
-    return out, pullback
+    sources, done = _sources(q, k, v, options, inputs.xp), near_and_far.attend_moments(inputs)
+    pull = partial(gradients_near_and_far.pull_moments, inputs, done, k.shape[-2])
+    return _with_pullback(inputs.chunks.joined(done.out), inputs.ungroup, sources, pull)
 
 
 # Samples of keys.
@@ -495,16 +466,12 @@ def _vjp_second_order(q: Array, k: Array, v: Array, options: dict[str, Any]) -> 
 def _vjp_sampled_keys(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `sampled_key_attention` back at given samples."""
     inputs = few_keys.prepare_samples(q, k, v, options)
-    xp = inputs.sample.xp
-    sources = _sources(q, k, v, options, xp)
-    done = few_keys.attend_samples(inputs)
-    out = inputs.ungroup(done.out)
+    sources, done = _sources(q, k, v, options, inputs.sample.xp), few_keys.attend_samples(inputs)
 
-    def pullback(d_out: Array) -> Gradients:
-        d_out = xp.reshape(_check_cotangent(d_out, out), done.out.shape)
-        return sources.gradients(*gradients_few_keys.pull_samples(inputs, done, d_out)[:3])
+    def pull(d_out: Array) -> Any:
+        return gradients_few_keys.pull_samples(inputs, done, d_out)[:3]
 
-    return out, pullback
+    return _with_pullback(done.out, inputs.ungroup, sources, pull)
 
 
 # Linear attention.
@@ -517,16 +484,14 @@ def _vjp_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     sources = _sources(q, k, v, options, inputs.xp)
     q, keys, xp, ungroup = inputs
     check_pullback(feature_map)
-    features = linear.map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp=xp)
+    features = linear.map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp)
     raw = linear_attention(q, keys, features, causal)
-    out, back = ungroup(raw), map_with_pullback(feature_map, features, xp)
+    back = map_with_pullback(feature_map, features, xp)
 
-    def pullback(d_out: Array) -> Gradients:
-        d_out = xp.reshape(_check_cotangent(d_out, out), raw.shape)
-        pulled = attend(q, keys, back, raw, d_out, causal=causal)
-        return sources.gradients(*pulled[:3])
+    def pull(d_out: Array) -> Any:
+        return attend(q, keys, back, raw, d_out, causal=causal)[:3]
 
-    return out, pullback
+    return _with_pullback(raw, ungroup, sources, pull)
 
 
 _VJPS: dict[Any, Callable[..., Any]] = {

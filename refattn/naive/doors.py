@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast, get_args
 from ..arrays import checks, frequencies, key_samples, qkv
 from ..arrays.heads import Alibi, group_heads
 from ..arrays.library import Array, array_namespace, constant, is_array_api_obj
-from ..arrays.proposals import samples_of_each
 from ..typing import Features, Weighting
 from .terms import distances, of_library
 
@@ -143,7 +142,7 @@ def proposals(
         num_proposals = centres.shape[-2]
     samples = omega.shape[-2]
     count = samples if num_proposals is None else num_proposals
-    samples_of_each(samples, count)
+    frequencies.samples_of_each(samples, count)
     return {"omega": omega, "num_proposals": count, "centres": centres, "beta": beta, "mask": mask}
 
 

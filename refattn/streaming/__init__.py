@@ -449,8 +449,7 @@ class LocalState:
     def _whole(self, q: Array, far: Attended) -> Attended:
         """What features have seen, with normalisers beside those of keys."""
         root, count = root_scale(self.far.scale, q), self.far.omega.shape[-2]
-        xp = array_namespace(q)
-        return Attended(far.out, far.lse - lacking(q, root, count, xp=xp))
+        return Attended(far.out, far.lse - lacking(q, root, count, array_namespace(q)))
 
     def merge(self, other: LocalState) -> LocalState:
         """Add the state of later keys, of the same window, frequencies and log weights."""

@@ -130,7 +130,7 @@ class SecondOrderState(_ChunkState):
         if count:
             whole = slice(0, count * self.window)
             k_whole, v_whole = k[..., whole, :], v[..., whole, :]
-            found = moments_of(self._cut(None, k_whole, v_whole), root_scale(self.scale, k), xp=xp)
+            found = moments_of(self._cut(None, k_whole, v_whole), root_scale(self.scale, k), xp)
             far_k = xp.concat([far_k, found.far_k], axis=-2)
             far_v = xp.concat([far_v, found.far_v], axis=-2)
             # Copied, lest the keys of whole chunks stay in memory.
@@ -154,7 +154,7 @@ class SecondOrderState(_ChunkState):
         k, v = self._joined(k, v)
         (q, k, v, *far), ungroup = group_heads(q, k, v, self.far_k, self.far_v)
         root = root_scale(self.scale, q)
-        found = moments_of(self._cut(q, k, v), root, xp=array_namespace(q))
+        found = moments_of(self._cut(q, k, v), root, array_namespace(q))
         done = _rows_of(found.chunks, attend_moments(found))
         return ungroup(merge(done, self._far(root * root * q, *far)).out)
 
@@ -165,8 +165,7 @@ class SecondOrderState(_ChunkState):
         bias, done, xp = _full(math.log(self.window), x), [], array_namespace(x)
         size = max(1, math.prod(block_shape(x)) // int(x.shape[-1]) ** 2)
         for i in blocks(0, max(1, int(x.shape[-2])), size):
-            both = squared(x[..., i, :], xp=xp)
-            done.append(attend_squared(*both, far_k, far_v, xp=xp, bias=bias))
+            done.append(attend_squared(*squared(x[..., i, :], xp), far_k, far_v, xp, bias=bias))
         out, lse = zip(*done, strict=True)
         return Attended(xp.concat(list(out), axis=-2), xp.concat(list(lse), axis=-1))
 
@@ -353,10 +352,10 @@ class EvaState(_ChunkState):
         """What summaries are made of, at given frequencies or of mean queries."""
         root, xp = root_scale(self.scale, chunks.k), array_namespace(chunks.k)
         if self.omega is not None:
-            return summaries_of(chunks, root, law, None, self.log_size, xp=xp)
+            return summaries_of(chunks, root, law, None, self.log_size, xp)
         noise = None if noise is None else constant(noise, chunks.k)
         about = chunks._replace(mean_query=law)
-        return summaries_of(about, root, None, noise, self.log_size, xp=xp)
+        return summaries_of(about, root, None, noise, self.log_size, xp)
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
