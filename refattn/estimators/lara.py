@@ -281,11 +281,8 @@ def proposal_weights(made: Proposals, weighting: Weighting) -> Array:
 
 def query_weights(inputs: LaraInputs, made: Proposals) -> QueryWeights:
     """Return what the weights of samples are made of where they depend on the query."""
-    balance, (_, repeats, weighting, beta) = (
-        inputs.xp.exp(made.log_own - made.mixture),
-        inputs.options,
-    )
-    over = -1 if weighting == "query" else -2
+    _, repeats, weighting, beta = inputs.options
+    balance, over = inputs.xp.exp(made.log_own - made.mixture), -1 if weighting == "query" else -2
     return QueryWeights(made.q_mean, balance, made.log_own, over, beta, repeats, inputs.xp)
 
 
