@@ -128,11 +128,11 @@ def attend(
     >>> attend(q, k, v, window=(1, 0)).out, attend(q, k, v, sinks=np.array(0.0)).out
     (array([[4.5]]), array([[2.25]]))
     """
-    return prepare(locals()).attend()
+    return prepare_attention(q, k, v, locals()).attend()
 
 
-class Inputs(NamedTuple):
-    """Arguments of attention: checked, and in groups of heads."""
+class ExactInputs(NamedTuple):
+    """Arguments of exact attention: checked, and in groups of heads."""
 
     arrays: tuple[Array, Array, Array]
     options: dict[str, Any]
@@ -144,32 +144,32 @@ class Inputs(NamedTuple):
         return Attended(self.ungroup(out), self.ungroup(lse, core=1))
 
 
-def prepare(given: dict[str, Any], *, rooted: bool = False, shift: int | None = None) -> Inputs:
+def prepare_attention(
+    q: Array, k: Array, v: Array, options: dict[str, Any], *, rooted: bool = False
+) -> ExactInputs:
     """Check arguments of `attend`, or of `softmax_attention` if `rooted`, and group heads.
 
     A scale of None is 1 / sqrt(d) if `rooted`. Of tokens that begin elsewhere, key i + shift is
-    level with query i, where that is not m - n.
+    level with query i, where the option `shift` is there and not m - n.
     """
-    q, k, v, bias, mask, causal, dropout = (
-        given[name] for name in ("q", "k", "v", "bias", "mask", "causal", "dropout")
-    )
+    bias, mask, causal, dropout = (options[x] for x in ("bias", "mask", "causal", "dropout"))
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
     qkv.check(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
-    scale = checks.real("scale", given["scale"], optional=rooted, like=q)
-    softcap = qkv.softcap(given["softcap"], q)
+    scale = checks.real("scale", options["scale"], optional=rooted, like=q)
+    softcap = qkv.softcap(options["softcap"], q)
     sinks, slopes = (
         None if x is None else qkv.of_heads(name, x, q, k, v)
-        for name, x in (("sinks", given["sinks"]), ("slopes", slopes))
+        for name, x in (("sinks", options["sinks"]), ("slopes", slopes))
     )
     (q, k, v, bias, mask, *of_pairs), ungroup = group_heads(
         q, k, v, bias, mask, sinks, slopes, dropout
     )
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
-    more = Options(qkv.window(given["window"]), shift, softcap, *of_pairs)
+    more = Options(qkv.window(options["window"]), options.get("shift"), softcap, *of_pairs)
     named = {"bias": bias, "mask": mask, "causal": causal, "scale": scale, "options": more}
-    return Inputs((q, k, v), named, ungroup)
+    return ExactInputs((q, k, v), named, ungroup)
 
 
 def alibi(slopes: Array) -> Alibi:
@@ -297,4 +297,4 @@ def softmax_attention(
     array([[2.],
            [3.]])
     """
-    return prepare(locals(), rooted=True).attend().out
+    return prepare_attention(q, k, v, locals(), rooted=True).attend().out

@@ -12,7 +12,7 @@ from .arrays import checks, frequencies, qkv
 from .arrays.heads import group_heads
 from .arrays.library import Array, array_namespace, as_written, is_numpy_array, root_scale
 from .arrays.products import multiply
-from .engine.hops import Keys, sample
+from .engine.hops import Keys, Samples, sample
 from .engine.kernel import finite, log_sum_exp, nonzero
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
@@ -22,7 +22,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_LEAST = math.log(1e-292)  # smallest normal number / eps: below it the fit loses digits
+_LEAST_EXCESS = math.log(1e-292)  # smallest normal number / eps: below it the fit loses digits
 
 
 def log_weights(
@@ -82,15 +82,16 @@ def log_weights(
     (q, k, _, omega, log_weight, mask), ungroup = group_heads(
         q, k, k, omega, log_weight[..., None, :], mask
     )
-    return ungroup(_log_weights(q, k, omega, log_weight, root_scale(scale, q), mask))
+    samples, root, xp = Samples(omega, log_weight), root_scale(scale, q), array_namespace(q)
+    return ungroup(_normalised_scores(q, k, samples, root, mask, xp))
 
 
 @as_written
-def _log_weights(
-    q: Array, k: Array, omega: Array, log_weight: Array, root: Array, mask: Array | None
+def _normalised_scores(
+    q: Array, k: Array, samples: Samples, root: Array, mask: Array | None, xp: Any
 ) -> Array:
-    """Scores of samples, less their log-sum-exp."""
-    xp = array_namespace(q)
+    """Return scores of samples, less their log-sum-exp."""
+    omega, log_weight = samples
     log_z = sample(root * omega, Keys(k, k[..., :1], mask, root * root / 2)).lse[..., None, :]
     scores = multiply(q * root, xp.matrix_transpose(omega)) + log_z + log_weight
     return scores - finite(log_sum_exp(scores), xp)[..., None]
@@ -203,7 +204,7 @@ def pareto_k(log_weights: Array) -> Any:
     k = np.where(equal, -math.inf, math.inf)
     k[np.isnan(top) | (top == math.inf)] = math.nan
     # The fit divides by the first quartile.
-    fits = (k == math.inf) & (tail[:, int(length / 4 + 0.5) - 1] > _LEAST)
+    fits = (k == math.inf) & (tail[:, int(length / 4 + 0.5) - 1] > _LEAST_EXCESS)
     if np.any(fits):
         rows = np.full((np.count_nonzero(fits), size), -math.inf)
         rows[:, -length:] = tail[fits]

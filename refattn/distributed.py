@@ -28,7 +28,7 @@ from .arrays import checks, qkv
 from .arrays.library import Array, array_namespace, device, is_numpy_array
 from .attention import Alibi, Attended
 from .engine.scores import Band
-from .estimators.inputs import arguments, change_gauge, given_or_drawn
+from .estimators.inputs import arguments, change_gauge, choose_frequencies
 from .streaming import PositiveState
 from .typing import Coupling
 
@@ -107,7 +107,7 @@ def attend(
     >>> distributed.attend(q, k, v).out.compute().shape
     (2, 6, 3)
     """
-    return _exact(
+    return _attend_in_chunks(
         q, k, v, bias=bias, mask=mask, causal=causal, scale=checks.real("scale", scale),
         window=window, softcap=softcap, sinks=sinks, dropout=dropout,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def softmax_attention(
     >>> float(distributed.softmax_attention(q, k, v, causal=True).sum().compute())
     18.0
     """
-    return _exact(
+    return _attend_in_chunks(
         q, k, v, bias=bias, mask=mask, causal=causal,
         scale=checks.real("scale", scale, optional=True),
         window=window, softcap=softcap, sinks=sinks, dropout=dropout,
@@ -215,19 +215,19 @@ def random_feature_attention(
     >>> distributed.random_feature_attention(q, k, v, num_features=4, rng=0).compute().shape
     (6, 3)
     """
-    given = locals()
-    _check(q, k, v, causal)
+    options = locals()
+    _check_dask(q, k, v, causal)
     scale = checks.real("scale", scale, positive=True, optional=True)
     if heads := getattr(proposal, "lead", ()):
         raise ValueError(f"`proposal` must be one for all heads, got a batch of shape {heads}.")
-    q, k = change_gauge(q, k, v, proposal)
+    q, k = change_gauge(q, k, proposal, qkv.lead(q, k, v))
     like = np.empty((0, q.shape[-1]), q.dtype)
-    drawn = given_or_drawn(given, "num_features", like, ())
     delayed = _dask("delayed").delayed
+    drawn = choose_frequencies(options, "num_features", like, ())
     samples = delayed(drawn)  # one node of the graph, not a copy in each task
 
     def rows(queries: list[Heads], keys: list[Any]) -> list[Heads]:
-        state, read = delayed(_state), delayed(_read)
+        state, read = delayed(_state), delayed(_read_state)
         states = [state(samples, scale, *pair) for pair in keys]
         if not causal:
             whole = _tree(PositiveState.merge, states)
@@ -243,11 +243,11 @@ def random_feature_attention(
                 past = merge(past, states[first + i])
         return out
 
-    q, k, v = _cut(q, k, v, causal)
-    return _assemble(_rows(q, k, v, rows), q, v.shape[-1:])
+    q, k, v = _rechunk(q, k, v, causal)
+    return _assemble(_apply_to_heads(q, k, v, rows), q, v.shape[-1:])
 
 
-def _exact(
+def _attend_in_chunks(
     q: Array,
     k: Array,
     v: Array,
@@ -267,27 +267,27 @@ def _exact(
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     of_pairs = {x: options.pop(x) for x in ("mask", "dropout")}
     of_pairs["bias"] = None if isinstance(bias, Alibi) else bias
-    _check(q, k, v, causal, of_pairs, {"sinks": sinks, "slopes": slopes})
+    _check_dask(q, k, v, causal, of_pairs, {"sinks": sinks, "slopes": slopes})
     checks.real("softcap", options["softcap"], positive=True, optional=True)
     band = Band.of(k.shape[-2] - q.shape[-2], causal, qkv.window(window))
 
-    q, k, v = _cut(q, k, v, causal=False)
+    q, k, v = _rechunk(q, k, v, causal=False)
     scores = (*q.chunks[:-1], k.chunks[-2])
     of_pairs = {name: _grid(x, scores) for name, x in of_pairs.items() if x is not None}
     sinks, slopes = (None if x is None else _grid(x, q.chunks[:-2]) for x in (sinks, slopes))
     queries, keys, values = (x.to_delayed()[..., 0] for x in (q, k, v))
-    rows, columns = _spans(q.chunks[-2]), _spans(k.chunks[-2])
+    rows, columns = _tokens_of_chunks(q.chunks[-2]), _tokens_of_chunks(k.chunks[-2])
     delayed = _dask("delayed").delayed
-    attend, no_keys = delayed(_part), delayed(_no_keys)
+    attend, no_keys = delayed(_attend_chunk), delayed(_no_keys)
     options |= {"causal": causal, "window": window}
 
     def row(g: tuple[int, ...], h: tuple[int, ...], i: int) -> Any:
         def part(j: int) -> Any:
-            own = {name: x[(*h, i, j)] for name, x in of_pairs.items()}
+            pairs = {name: x[(*h, i, j)] for name, x in of_pairs.items()}
             if slopes is not None:
-                own["bias"] = Alibi(slopes[h])
-            own["shift"] = band.shift + rows[i].start - columns[j].start
-            return attend(queries[(*h, i)], keys[(*g, j)], values[(*g, j)], **own, **options)
+                pairs["bias"] = Alibi(slopes[h])
+            pairs["shift"] = band.shift + rows[i].start - columns[j].start
+            return attend(queries[(*h, i)], keys[(*g, j)], values[(*g, j)], **pairs, **options)
 
         parts = [part(j) for j in _seen(band, rows[i], columns)]
         if sinks is not None or not parts:
@@ -295,26 +295,26 @@ def _exact(
             parts.append(no_keys(queries[(*h, i)], v.shape[-1], sink))
         return _tree(attention.merge, parts)
 
-    heads = [(g, h) for g, readers in _groups(q, k) for h in readers]
+    heads = [(g, h) for g, readers in _head_groups(q, k) for h in readers]
     grid = {(*h, i): row(g, h, i) for g, h in heads for i in range(len(rows))}
     out = _assemble({i: x[0] for i, x in grid.items()}, q, v.shape[-1:])
     return Attended(out, _assemble({i: x[1] for i, x in grid.items()}, q, ()))
 
 
-def _part(q: Array, k: Array, v: Array, **options: Any) -> Attended:
+def _attend_chunk(q: Array, k: Array, v: Array, **options: Any) -> Attended:
     """What one chunk of queries finds in one chunk of keys."""
-    q, k, v = map(_aligned, (q, k, v))
-    options = {name: _aligned(x) for name, x in options.items()}
+    q, k, v = map(_align, (q, k, v))
+    options = {name: _align(x) for name, x in options.items()}
     shift = options.pop("shift")
-    given = arguments(attention.softmax_attention, q, k, v, **options)
-    return attention.prepare(given, rooted=True, shift=shift).attend()
+    options = arguments(attention.softmax_attention, q, k, v, **options) | {"shift": shift}
+    return attention.prepare_attention(q, k, v, options, rooted=True).attend()
 
 
 def _no_keys(q: Array, d_v: int, sinks: Array | None) -> Attended:
     """What a chunk of queries finds where there is at most a sink: (0, sink), or (0, -inf)."""
-    xp, q = array_namespace(q), _aligned(q)
+    xp, q = array_namespace(q), _align(q)
     v = xp.zeros((*q.shape[:-2], 0, d_v), dtype=q.dtype, device=device(q))
-    return attention.attend(q, q[..., :0, :], v, sinks=_aligned(sinks))
+    return attention.attend(q, q[..., :0, :], v, sinks=_align(sinks))
 
 
 def _seen(band: Band, i: slice, columns: list[slice]) -> range:
@@ -324,15 +324,15 @@ def _seen(band: Band, i: slice, columns: list[slice]) -> range:
     return range(first, bisect_left(columns, span.stop, key=lambda j: j.start))
 
 
-def _spans(chunks: tuple[int, ...]) -> list[slice]:
-    """Tokens of each chunk."""
+def _tokens_of_chunks(chunks: tuple[int, ...]) -> list[slice]:
+    """Return the tokens of each chunk."""
     return [slice(*ends) for ends in pairwise(accumulate(chunks, initial=0))]
 
 
 def _grid(x: Array, chunks: tuple[tuple[int, ...], ...]) -> Any:
     """The chunks of an array that broadcasts to one in `chunks`, by their index in that."""
-    own = zip(x.shape, chunks[len(chunks) - x.ndim :], strict=True)
-    cut = x.rechunk(tuple((1,) if n == 1 else sizes for n, sizes in own))
+    axes = zip(x.shape, chunks[len(chunks) - x.ndim :], strict=True)
+    cut = x.rechunk(tuple((1,) if n == 1 else sizes for n, sizes in axes))
     return np.broadcast_to(cut.to_delayed(), tuple(map(len, chunks)))
 
 
@@ -341,25 +341,25 @@ def _state(
 ) -> PositiveState:
     """What the samples find in one chunk of keys, or in its first tokens."""
     k, v = k[..., :tokens, :], v[..., :tokens, :]
-    k, v, omega, log_weight = map(_aligned, (k, v, *samples))
+    k, v, omega, log_weight = map(_align, (k, v, *samples))
     return PositiveState.init(k, v, omega=omega, log_weight=log_weight, scale=scale)
 
 
-def _read(state: PositiveState, q: Array, *own: Array) -> Array:
-    """What a chunk of queries reads from a state and, causally, from its own keys and values."""
-    state, q, own = _aligned(state), _aligned(q), tuple(map(_aligned, own))
-    return state.read_causal(q, *own) if own else state.read(q)
+def _read_state(state: PositiveState, q: Array, *tokens: Array) -> Array:
+    """Read a state from a chunk of queries and, causally, its own keys and values."""
+    state, q, tokens = _align(state), _align(q), tuple(map(_align, tokens))
+    return state.read_causal(q, *tokens) if tokens else state.read(q)
 
 
-def _aligned(x: Any) -> Any:
-    """Arrays as they were where they were made: from another worker they begin at any byte.
+def _align(x: Any) -> Any:
+    """Align arrays as where they were made: from another worker they begin at any byte.
 
     NumPy multiplies arrays that are not aligned in another way, which rounds differently.
     """
     if isinstance(x, Attended | Alibi):
-        return type(x)(*map(_aligned, x))
+        return type(x)(*map(_align, x))
     if isinstance(x, PositiveState):
-        return replace(x, **{name: _aligned(value) for name, value in vars(x).items()})
+        return replace(x, **{name: _align(value) for name, value in vars(x).items()})
     return np.require(x, None, "A") if is_numpy_array(x) else x
 
 
@@ -371,20 +371,20 @@ def _tree(merge: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
     return parts[0]
 
 
-def _rows(
+def _apply_to_heads(
     q: Array, k: Array, v: Array, rows: Callable[[list[Heads], list[Any]], list[Heads]]
 ) -> dict[tuple[int, ...], Any]:
     """Apply `rows` to the chunks of keys with values of each chunk of heads, and their queries."""
     queries, keys, values = (x.to_delayed()[..., 0] for x in (q, k, v))
     grid: dict[tuple[int, ...], Any] = {}
-    for head, heads in _groups(q, k):
+    for head, heads in _head_groups(q, k):
         tokens = [[queries[(*h, i)] for h in heads] for i in range(queries.shape[-1])]
-        found = rows(tokens, list(zip(keys[head], values[head], strict=True)))
-        grid |= {(*h, i): x for i, row in enumerate(found) for h, x in zip(heads, row, strict=True)}
+        read = rows(tokens, list(zip(keys[head], values[head], strict=True)))
+        grid |= {(*h, i): x for i, row in enumerate(read) for h, x in zip(heads, row, strict=True)}
     return grid
 
 
-def _groups(q: Array, k: Array) -> Iterator[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
+def _head_groups(q: Array, k: Array) -> Iterator[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
     """Each chunk of key heads, with the chunks of query heads that read it, as indices."""
     readers = _readers(q, k)
     for head in product(*map(range, k.numblocks[:-2])):
@@ -397,10 +397,10 @@ def _readers(q: Array, k: Array) -> dict[tuple[int, ...], list[tuple[int, ...]]]
         return {(): [()]}
     ratio = max(1, q.shape[-3] // max(1, k.shape[-3]))
     ends = list(accumulate(k.chunks[-3]))
-    found: dict[tuple[int, ...], list[tuple[int, ...]]] = {(g,): [] for g in range(len(ends))}
+    readers: dict[tuple[int, ...], list[tuple[int, ...]]] = {(g,): [] for g in range(len(ends))}
     for h, start in enumerate(accumulate(q.chunks[-3][:-1], initial=0)):
-        found[(bisect_right(ends[:-1], start // ratio),)].append((h,))
-    return found
+        readers[(bisect_right(ends[:-1], start // ratio),)].append((h,))
+    return readers
 
 
 def _assemble(grid: dict[tuple[int, ...], Any], q: Array, core: tuple[int, ...]) -> Array:
@@ -414,7 +414,7 @@ def _assemble(grid: dict[tuple[int, ...], Any], q: Array, core: tuple[int, ...])
     return da.Array(graph, name, chunks, dtype=q.dtype)
 
 
-def _cut(q: Array, k: Array, v: Array, causal: bool) -> tuple[Array, Array, Array]:
+def _rechunk(q: Array, k: Array, v: Array, causal: bool) -> tuple[Array, Array, Array]:
     """Give the arrays chunks of heads that go together, and rows that are whole.
 
     If causal, keys are cut where queries are, so that a chunk of queries sees whole chunks of keys
@@ -422,14 +422,14 @@ def _cut(q: Array, k: Array, v: Array, causal: bool) -> tuple[Array, Array, Arra
     """
     tokens, shift = q.chunks[-2], k.shape[-2] - q.shape[-2]
     if causal:
-        tokens = _split(tokens, max(-shift, 0))
-        seen = _split(k.chunks[-2], max(shift, 0))
+        tokens = _cut_at(tokens, max(-shift, 0))
+        seen = _cut_at(k.chunks[-2], max(shift, 0))
         before = [n for n, end in zip(seen, accumulate(seen), strict=True) if end <= shift]
         unseen = [n for n, end in zip(tokens, accumulate(tokens), strict=True) if end <= -shift]
         columns = (*before, *tokens[len(unseen) :]) or (0,)
     else:
         columns = k.chunks[-2]
-    lead, heads, groups = q.chunks[:-3], *_cut_heads(q, k)
+    lead, heads, groups = q.chunks[:-3], *_chunks_of_heads(q, k)
     return (
         q.rechunk((*lead, *heads, tokens, q.shape[-1:])),
         k.rechunk((*lead, *groups, columns, k.shape[-1:])),
@@ -437,7 +437,7 @@ def _cut(q: Array, k: Array, v: Array, causal: bool) -> tuple[Array, Array, Arra
     )
 
 
-def _cut_heads(q: Array, k: Array) -> tuple[Any, Any]:
+def _chunks_of_heads(q: Array, k: Array) -> tuple[Any, Any]:
     """Chunks of query and of key heads: several whole groups, or a part of one, go together."""
     if q.ndim < 3 or q.shape[-3] == k.shape[-3]:
         return q.chunks[-3:-2], q.chunks[-3:-2]
@@ -452,13 +452,13 @@ def _cut_heads(q: Array, k: Array) -> tuple[Any, Any]:
     return (of_q,), (of_k,)
 
 
-def _split(chunks: tuple[int, ...], at: int) -> tuple[int, ...]:
+def _cut_at(chunks: tuple[int, ...], at: int) -> tuple[int, ...]:
     """Cut the chunk that reaches beyond `at` in two."""
     ends = sorted({*accumulate(chunks), *([at] if at else [])})
     return tuple(b - a for a, b in zip([0, *ends[:-1]], ends, strict=True))
 
 
-def _check(
+def _check_dask(
     q: Any,
     k: Any,
     v: Any,

@@ -96,21 +96,23 @@ def varlen(
     >>> out[:, 0, 0]
     array([3., 3., 9.])
     """
-    _check(function, 3, q=q, k=k, v=v)
+    _check_packed(function, 3, q=q, k=k, v=v)
     if v.shape[0] != k.shape[0]:
         raise ValueError(
             "`k` and `v` must have first axes of one length, the number of tokens, "
             f"got shapes {tuple(k.shape)} and {tuple(v.shape)}."
         )
-    queries, keys = _spans("q_offsets", q_offsets, "q", q), _spans("k_offsets", k_offsets, "k", k)
+    queries = _tokens_of_each("q_offsets", q_offsets, "q", q)
+    keys = _tokens_of_each("k_offsets", k_offsets, "k", k)
     if len(queries) != len(keys):
         raise ValueError(
             "`q_offsets` and `k_offsets` must have one length, the number of sequences and 1, "
             f"got {len(queries) + 1} and {len(keys) + 1}."
         )
-    xp, call = array_namespace(q), partial(_attend, function, options)
-    found = [call(q[i, ...], k[j, ...], v[j, ...]) for i, j in zip(queries, keys, strict=True)]
-    return _joined(found, partial(xp.concat, axis=0), partial(xp.concat, axis=1))
+    xp = array_namespace(q)
+    attend = partial(_attend_one_sequence, function, options, xp)
+    parts = [attend(q[i, ...], k[j, ...], v[j, ...]) for i, j in zip(queries, keys, strict=True)]
+    return _join_sequences(parts, partial(xp.concat, axis=0), partial(xp.concat, axis=1))
 
 
 def paged(
@@ -176,33 +178,33 @@ def paged(
     >>> packed.paged(softmax_attention, q, k, pages, block_table=table, lengths=lengths)[:, 0, 0, 0]
     array([5., 9.])
     """
-    _check(function, 4, q=q, k_pages=k_pages, v_pages=v_pages)
+    _check_packed(function, 4, q=q, k_pages=k_pages, v_pages=v_pages)
     if v_pages.shape[:2] != k_pages.shape[:2] or k_pages.shape[1] == 0:
         raise ValueError(
             "`k_pages` and `v_pages` must have as many pages of one size, at least 1, "
             f"got shapes {tuple(k_pages.shape)} and {tuple(v_pages.shape)}."
         )
-    found, stack = [], partial(array_namespace(q).stack, axis=0)
+    xp, parts = array_namespace(q), []
     for s, (table, length) in enumerate(_pages(block_table, lengths, q, k_pages)):
-        k, v = (_contiguous(pages, table, length) for pages in (k_pages, v_pages))
-        found.append(_attend(function, options, q[s, ...], k, v))
-    return _joined(found, stack, stack)
+        k, v = (_contiguous(pages, table, length, xp) for pages in (k_pages, v_pages))
+        parts.append(_attend_one_sequence(function, options, xp, q[s, ...], k, v))
+    stack = partial(xp.stack, axis=0)
+    return _join_sequences(parts, stack, stack)
 
 
-def _attend(
-    function: Callable[..., Any], options: dict[str, Any], q: Array, k: Array, v: Array
+def _attend_one_sequence(
+    function: Callable[..., Any], options: dict[str, Any], xp: Any, q: Array, k: Array, v: Array
 ) -> list[Array]:
     """Call the function on one sequence, tokens before heads; return `out` so, and `lse` if any."""
-    xp = array_namespace(q, k, v)
-    found = function(*(xp.permute_dims(x, (1, 0, 2)) for x in (q, k, v)), **options)
-    found = found if isinstance(found, tuple) else (found,)
-    if len(found) not in (1, 2):
+    result = function(*(xp.permute_dims(x, (1, 0, 2)) for x in (q, k, v)), **options)
+    result = result if isinstance(result, tuple) else (result,)
+    if len(result) not in (1, 2):
         raise ValueError(
             "`function` must return an array or a pair (out, lse), "
-            f"got a tuple of length {len(found)}."
+            f"got a tuple of length {len(result)}."
         )
     n, heads, _ = q.shape
-    for name, ndim, x in zip(("out", "lse"), (3, 2), found, strict=False):
+    for name, ndim, x in zip(("out", "lse"), (3, 2), result, strict=False):
         checks.is_array(name, x)
         if x.ndim != ndim or tuple(x.shape[:2]) != (heads, n):
             rule = "(heads, n, d_v)" if ndim == 3 else "(heads, n)"
@@ -210,29 +212,29 @@ def _attend(
                 f"`function` must return `{name}` of shape {rule} with heads = {heads} and "
                 f"n = {n}, got {tuple(x.shape)}."
             )
-    out, *lse = found
+    out, *lse = result
     return [xp.permute_dims(out, (1, 0, 2)), *lse]
 
 
-def _joined(
-    found: list[list[Array]], join: Callable[[Any], Array], join_lse: Callable[[Any], Array]
+def _join_sequences(
+    parts: list[list[Array]], join: Callable[[Any], Array], join_lse: Callable[[Any], Array]
 ) -> Any:
-    """One result of those of all sequences."""
-    outs, *lses = zip(*found, strict=True)
+    """Make one result of those of all sequences."""
+    outs, *lses = zip(*parts, strict=True)
     return Attended(join(outs), join_lse(*lses)) if lses else join(outs)
 
 
-def _contiguous(pages: Array, table: list[int], length: int) -> Array:
-    """The tokens of a sequence, shape (length, heads, d), of pages that are read in order."""
-    xp, size = array_namespace(pages), pages.shape[1]
+def _contiguous(pages: Array, table: list[int], length: int, xp: Any) -> Array:
+    """Read the tokens of a sequence, shape (length, heads, d), from its pages in order."""
+    size = pages.shape[1]
     none = xp.zeros((0, *pages.shape[2:]), dtype=pages.dtype, device=device(pages))
     starts = range(0, length, size)
     read = zip(table, starts, strict=True)
     return xp.concat([none, *(pages[p, : min(size, length - at), ...] for p, at in read)], axis=0)
 
 
-def _spans(name: str, offsets: Any, of: str, x: Array) -> list[slice]:
-    """The tokens of each sequence."""
+def _tokens_of_each(name: str, offsets: Any, of: str, x: Array) -> list[slice]:
+    """Return the tokens of each sequence."""
     ends = checks.integers(name, offsets, "(sequences + 1,)", 1)
     if len(ends) < 2 or ends[0] != 0 or np.any(np.diff(ends) < 0) or ends[-1] != x.shape[0]:
         raise ValueError(
@@ -243,7 +245,7 @@ def _spans(name: str, offsets: Any, of: str, x: Array) -> list[slice]:
 
 
 def _pages(block_table: Any, lengths: Any, q: Array, pages: Array) -> list[tuple[list[int], int]]:
-    """The pages of each sequence that are read, and its length."""
+    """Return the pages of each sequence that are read, and its length."""
     table = checks.integers("block_table", block_table, "(batch, most_pages)", 2)
     counts = checks.integers("lengths", lengths, "(batch,)", 1)
     batch, (count, size) = q.shape[0], pages.shape[:2]
@@ -269,7 +271,7 @@ def _pages(block_table: Any, lengths: Any, q: Array, pages: Array) -> list[tuple
     return [(row.tolist(), length) for row, length in zip(read, counts.tolist(), strict=True)]
 
 
-def _check(function: Any, ndim: int, **arrays: Array) -> None:
+def _check_packed(function: Any, ndim: int, **arrays: Array) -> None:
     """Check the function, and arrays of one library and device with so many axes."""
     if not callable(function):
         raise TypeError(f"`function` must be callable, got {checks.describe(function)}.")

@@ -133,7 +133,7 @@ def test_chunks_that_are_not_seen_are_not_read(tokens, chunks, window, causal):
         for i in range(0, tokens[0], chunks[0])
         for j in range(0, tokens[1], chunks[1])
     )
-    assert len(tasks(out.__dask_graph__(), "_part")) == want
+    assert len(tasks(out.__dask_graph__(), "_attend_chunk")) == want
 
 
 def tasks(graph, name):
@@ -159,7 +159,7 @@ def test_tasks_grow_linearly_with_the_tokens(call):
     sizes = [*map(len, graphs)]
     assert math.isclose(sizes[2] - sizes[1], 2 * (sizes[1] - sizes[0]), rel_tol=0.1)
     if call is not random_features:
-        assert len(tasks(graphs[2], "_part")) <= 64 * 4
+        assert len(tasks(graphs[2], "_attend_chunk")) <= 64 * 4
 
 
 def test_no_chunk_of_pairs_is_made():
@@ -334,7 +334,7 @@ def test_bits_do_not_depend_on_where_tasks_run(causal, features, monkeypatch):
         ).compute(scheduler="synchronous")
 
     want = attend()
-    for name in ("_part", "_no_keys", "_state", "_read"):
+    for name in ("_attend_chunk", "_no_keys", "_state", "_read_state"):
         task = getattr(distributed, name)
         moved = partial(moving, task)
         monkeypatch.setattr(distributed, name, moved)

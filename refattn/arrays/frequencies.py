@@ -10,7 +10,7 @@ from . import checks
 from .checks import shape_of
 from .library import Array, array_namespace
 
-__all__ = ["causal_proposals", "of_chunks", "of_queries", "shared"]
+__all__ = ["causal_proposals", "of_chunks", "of_queries", "samples_of_each", "shared"]
 
 
 def shared(
@@ -82,3 +82,13 @@ def causal_proposals(centres: Any, weighting: str, mask: Array | None) -> None:
             "`mask` must be the same for all queries, of shape (..., 1, m), with `causal`, "
             f"got shape {shape_of(mask)}."
         )
+
+
+def samples_of_each(samples: int, count: int) -> int:
+    """Check that so many frequencies are a multiple of the proposals, and divide them."""
+    if count < 1 or samples % count:
+        raise ValueError(
+            f"`omega` must hold a multiple of the number of proposals, {count}, "
+            f"got {samples} frequencies."
+        )
+    return samples // count

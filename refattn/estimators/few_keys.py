@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
-from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.heads import group_heads
 from ..arrays.library import (
     Array,
     array_namespace,
@@ -16,7 +16,6 @@ from ..arrays.library import (
     centred,
     constant,
     device,
-    has_float64,
     reverse,
     root_scale,
     square_norm,
@@ -26,8 +25,8 @@ from ..engine.kernel import Attended, attend, buffers, finite, merge
 from ..engine.positive import with_ones
 from ..typing import ArrayT, Pivots
 from . import key_sampling
-from .inputs import check, exactly_one
-from .key_sampling import PIVOTS
+from .inputs import check_call, exactly_one, group_with_lead
+from .key_sampling import PIVOTS, widest
 
 __all__ = ["PIVOTS", "coreset_attention", "sampled_key_attention"]
 
@@ -122,14 +121,14 @@ def coreset_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    q, k, v, scale, mask = check(locals())
-    mask = qkv.one_row(mask, k)
+    scale, mask = check_call(q, k, v, locals())
+    xp, mask = array_namespace(q), qkv.one_row(mask, k)
     checks.choice("pivots", pivots, PIVOTS)
     exactly_one(num_keys=num_keys, indices=indices)
     if indices is not None:
         indices = key_samples.check_indices(indices, q, k, v)[..., None, :]
     (q, k, v, mask, indices), ungroup = group_heads(q, k, v, mask, indices)
-    xp, root = array_namespace(q), root_scale(scale, q)
+    root = root_scale(scale, q)
     if num_keys is not None:
         indices = key_sampling.draw_pivots(
             k, num_keys=num_keys, pivots=pivots, rng=rng, scale=scale, mask=mask
@@ -139,22 +138,21 @@ def coreset_attention(
     q, k = root * q, root * centred(k, mask)
     chosen, v_chosen = take_rows(k, indices), take_rows(v, indices)
     half = square_norm(chosen)[..., None, :] / 2
-    factor, free = _cholesky(_gaussian(chosen, mask, indices))
+    factor, free = _factor_kernel(_gaussian_kernel(chosen, mask, indices, xp), xp)
     free = free[..., None, :]
-    own = attend(q, chosen, with_ones(v_chosen), mask=free)
-    f, log_z = attend(chosen, k, v, mask=_others(indices, free, mask, k))
-    carried, log_size = _carried(factor, free, with_ones(f), log_z - half[..., 0, :])
+    identity = attend(q, chosen, with_ones(v_chosen), mask=free)
+    f, log_z = attend(chosen, k, v, mask=_not_chosen(indices, free, mask, k, xp))
+    carried, log_size = _carry(factor, free, with_ones(f), log_z - half[..., 0, :], xp)
     rest = attend(q, chosen, carried, bias=log_size[..., None, :] - half)
-    both = merge(own, rest)
+    both = merge(identity, rest)
     seen = both.lse > -math.inf
     norm = xp.where(seen[..., None], both.out[..., -1:], 1.0)
     return ungroup(both.out[..., :-1] / norm)
 
 
-def _gaussian(x: Array, mask: Array | None, indices: Array) -> Array:
+def _gaussian_kernel(x: Array, mask: Array | None, indices: Array, xp: Any) -> Array:
     """Gaussian kernel of the keys of J, in float64 where the device has it; 0 of hidden ones."""
-    xp = array_namespace(x)
-    x = xp.astype(x, xp.float64) if x.dtype == xp.float32 and has_float64(x) else x
+    x = xp.astype(x, widest(x, xp), copy=False)
     half = square_norm(x)[..., None, :] / 2
     gram = xp.exp(x @ xp.matrix_transpose(x) - half - xp.matrix_transpose(half))
     if mask is None:
@@ -162,39 +160,38 @@ def _gaussian(x: Array, mask: Array | None, indices: Array) -> Array:
     return xp.where(take_rows(xp.matrix_transpose(mask), indices), gram, 0.0)
 
 
-def _carried(factor: Array, free: Array, f: Array, log_z: Array) -> tuple[Array, Array]:
-    """What keys of J carry of the others, g^-1 (Z f): rows of size 1, and logs of their sizes."""
-    xp, dtype = array_namespace(f), f.dtype
+def _carry(factor: Array, free: Array, f: Array, log_z: Array, xp: Any) -> tuple[Array, Array]:
+    """Return what keys of J carry of the others, g^-1 (Z f): rows of size 1, and logs of sizes."""
     log_z = xp.where(free[..., 0, :], xp.astype(log_z, factor.dtype), -math.inf)
     top = finite(xp.max(log_z, axis=-1, keepdims=True), xp)
     b = xp.exp(log_z - top)[..., None] * xp.astype(f, factor.dtype)
-    x = _solve(factor, free, b)
+    x = _solve_factored(factor, free, b, xp)
     # What is not finite stays in its column.
     size = xp.max(xp.where(xp.isfinite(x), xp.abs(x), 1.0), axis=-1, keepdims=True)
     some = size > 0
     x = x / xp.where(some, size, 1.0)
     log_size = xp.where(some, xp.log(xp.where(some, size, 1.0)), -math.inf)[..., 0] + top
-    return xp.astype(x, dtype), xp.astype(log_size, dtype)
+    return xp.astype(x, f.dtype), xp.astype(log_size, f.dtype)
 
 
-def _others(indices: Array, free: Array, mask: Array | None, k: Array) -> Array:
-    """Keys that are seen and not among those of J that are `free`, (..., 1, m)."""
-    xp, m, found = array_namespace(k), k.shape[-2], []
+def _not_chosen(indices: Array, free: Array, mask: Array | None, k: Array, xp: Any) -> Array:
+    """Find keys that are seen and not among those of J that are `free`, (..., 1, m)."""
+    m, parts = k.shape[-2], []
     at, there = indices[..., None], xp.matrix_transpose(free)
     for j in blocks(0, m, max(1, math.prod(block_shape(k)) // indices.shape[-1])):
         keys = xp.arange(j.start, j.stop, dtype=at.dtype, device=device(k))
-        found.append(~xp.any(there & (at == keys), axis=-2, keepdims=True))
-    others = xp.concat(found, axis=-1)
+        parts.append(~xp.any(there & (at == keys), axis=-2, keepdims=True))
+    others = xp.concat(parts, axis=-1)
     return others if mask is None else others & mask
 
 
-def _cholesky(a: Array) -> tuple[Array, Array]:
+def _factor_kernel(a: Array, xp: Any) -> tuple[Array, Array]:
     """Factor a positive semidefinite matrix with ones on its diagonal.
 
     Returns the lower factor and which rows do not depend on those before, (..., S), to rounding:
     columns of the others are 0.
     """
-    xp, size = array_namespace(a), a.shape[-1]
+    size = a.shape[-1]
     least = size * xp.finfo(a.dtype).eps
     columns: list[Array] = []
     free: list[Array] = []
@@ -209,18 +206,16 @@ def _cholesky(a: Array) -> tuple[Array, Array]:
     return xp.concat(columns, axis=-1), xp.concat(free, axis=-1)
 
 
-def _solve(factor: Array, free: Array, b: Array) -> Array:
+def _solve_factored(factor: Array, free: Array, b: Array, xp: Any) -> Array:
     """Solve L L^T x = b; x is 0 where a row is not `free`, (..., 1, S)."""
-    xp = array_namespace(b)
     there = xp.matrix_transpose(free)
-    y = _substitute(factor, there, b)
+    y = _substitute(factor, there, b, xp)
     turned = reverse(reverse(xp.matrix_transpose(factor), -1), -2)
-    return reverse(_substitute(turned, reverse(there, -2), reverse(y, -2)), -2)
+    return reverse(_substitute(turned, reverse(there, -2), reverse(y, -2), xp), -2)
 
 
-def _substitute(lower: Array, free: Array, b: Array) -> Array:
+def _substitute(lower: Array, free: Array, b: Array, xp: Any) -> Array:
     """Solve L x = b row by row, with 0 in rows that are not `free`, (..., S, 1)."""
-    xp = array_namespace(b)
     x = xp.where(free[..., :1, :], b[..., :1, :], 0.0)[..., :0, :]
     for s in range(lower.shape[-1]):
         row = b[..., s : s + 1, :] - lower[..., s : s + 1, :s] @ x
@@ -290,11 +285,11 @@ def sampled_key_attention(
     >>> sampled_key_attention(q, k, v, indices=np.array([0, 2]), log_probability=np.log([0.25, 1]))
     array([[1.]])
     """
-    inputs = prepare_samples(locals())
+    inputs = prepare_samples(q, k, v, locals())
     return inputs.ungroup(attend_samples(inputs).out)
 
 
-class Sample(NamedTuple):
+class KeysOfQueries(NamedTuple):
     """Some queries, and the keys that their one sample (..., 1, S) is drawn from."""
 
     q: Array
@@ -304,12 +299,12 @@ class Sample(NamedTuple):
     indices: Array
     log_p: Array
     scale: Any
+    xp: Any  # the array namespace
 
     def taken(self) -> tuple[Array, Array, dict[str, Any]]:
-        """Keys and values of the sample, and how to attend to them."""
-        at, mask = self.indices[..., 0, :], self.mask
+        """Take keys and values of the sample; return them, and how to attend to them."""
+        at, mask, xp = self.indices[..., 0, :], self.mask, self.xp
         if mask is not None:
-            xp = array_namespace(mask)
             mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at))
         k, v = take_rows(self.k, at), take_rows(self.v, at)
         return k, v, {"bias": -self.log_p, "mask": mask, "scale": self.scale}
@@ -320,27 +315,22 @@ class Sample(NamedTuple):
         return attend(self.q, k, v, **options)
 
 
-class Inputs(NamedTuple):
+class SampledKeyInputs(NamedTuple):
     """Checked arguments of `sampled_key_attention`, heads in groups."""
 
-    sample: Sample  # its indices may be (..., n, S)
+    sample: KeysOfQueries  # its indices may be (..., n, S)
+    lead: tuple[int, ...]  # the axes before those of queries
     ungroup: Callable[..., Array]
 
     @property
     def shared(self) -> bool:
-        """Whether all queries have one sample, of which they see the same keys."""
+        """Say whether all queries have one sample, of which they see the same keys."""
         mask = self.sample.mask
         return self.sample.indices.shape[-2] == 1 and (mask is None or mask.shape[-2] == 1)
 
-    @property
-    def lead(self) -> tuple[int, ...]:
-        """The axes before those of queries."""
-        q, k, v, mask, indices, *_ = self.sample
-        return broadcast_lead(q, k, v, mask, indices)
-
-    def each(self, at_least: int = 1) -> Iterator[tuple[tuple[slice, ...], Sample]]:
-        """Which queries, and with an axis for each of them their samples, some at once."""
-        q, k, v, mask, indices, log_p, scale = self.sample
+    def each(self, at_least: int = 1) -> Iterator[tuple[tuple[slice, ...], KeysOfQueries]]:
+        """Yield which queries, and with an axis for each of them their samples, some at once."""
+        q, k, v, mask, indices, log_p, scale, xp = self.sample
         size = max(1, indices.shape[-1] * (q.shape[-1] + v.shape[-1]))
         most = max(at_least, math.prod(block_shape(q)) // size)
         for box in tiles((*self.lead, q.shape[-2]), most):
@@ -348,24 +338,26 @@ class Inputs(NamedTuple):
             k_h, v_h = (part(x, head)[..., None, :, :] for x in (k, v))
             seen = None if mask is None else part(mask, rows)[..., None, :]
             at, of_at = (part(x, rows)[..., None, :] for x in (indices, log_p))
-            yield box, Sample(part(q, rows)[..., None, :], k_h, v_h, seen, at, of_at, scale)
+            q_i = part(q, rows)[..., None, :]
+            yield box, KeysOfQueries(q_i, k_h, v_h, seen, at, of_at, scale, xp)
 
 
-def prepare_samples(given: dict[str, Any]) -> Inputs:
+def prepare_samples(q: Array, k: Array, v: Array, options: dict[str, Any]) -> SampledKeyInputs:
     """Check arguments of `sampled_key_attention`, and group heads."""
-    q, k, v, mask = (given[name] for name in ("q", "k", "v", "mask"))
+    mask, sample = options["mask"], (options["indices"], options["log_probability"])
     qkv.check(q, k, v, mask=mask)
-    sample = given["indices"], given["log_probability"]
     indices, log_p = key_samples.check_samples(*sample, q, k, v)
-    scale = checks.real("scale", given["scale"], optional=True, like=q)
-    mask = qkv.key_rows(mask, k)
-    (q, k, v, mask, indices, log_p), ungroup = group_heads(q, k, v, mask, indices, log_p)
+    scale = checks.real("scale", options["scale"], optional=True, like=q)
+    xp, mask = array_namespace(q), qkv.key_rows(mask, k)
+    more = (mask, indices, log_p)
+    (q, k, v, mask, indices, log_p), lead, ungroup = group_with_lead(q, k, v, *more)
     scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
-    return Inputs(Sample(q, k, v, mask, indices, log_p, scale), ungroup)
+    keys = KeysOfQueries(q, k, v, mask, indices, log_p, scale, xp)
+    return SampledKeyInputs(keys, lead, ungroup)
 
 
 @as_written
-def attend_samples(inputs: Inputs) -> Attended:
+def attend_samples(inputs: SampledKeyInputs) -> Attended:
     """Attend to samples, all at once where they are shared."""
     if inputs.shared:
         return inputs.sample.attend()

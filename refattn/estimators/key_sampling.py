@@ -28,8 +28,9 @@ from ..arrays.library import (
 from ..arrays.shown import held
 from ..engine.kernel import attend, finite
 from ..typing import KeyLaw, Pivots
+from .inputs import group_with_lead
 
-__all__ = ["LAWS", "PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
+__all__ = ["LAWS", "PIVOTS", "KeySample", "draw_keys", "draw_pivots", "widest"]
 
 
 def __dir__() -> list[str]:
@@ -115,17 +116,16 @@ def draw_pivots(
     checks.length("num_keys", num_keys)
     checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
     rng, mask = checks.generator(rng), qkv.one_row(mask, k)
-    u = rng.random((*broadcast_lead(k, mask), num_keys))
-    return _draw_pivots(k, u, pivots, scale, mask)
+    u = _uniform_by_head(rng, num_keys, k, mask)
+    return _draw_pivots(k, u, pivots, scale, mask, array_namespace(k))
 
 
 @as_written
 def _draw_pivots(
-    k: Array, u: Any, pivots: Pivots, scale: float | None, mask: Array | None
+    k: Array, u: Any, pivots: Pivots, scale: float | None, mask: Array | None, xp: Any
 ) -> Array:
     """Choose a key for each number of u, (..., S), by the residual diagonal of the kernel."""
-    xp = array_namespace(k)
-    wide = xp.float64 if k.dtype == xp.float32 and has_float64(k) else k.dtype
+    wide = widest(k, xp)
     x = xp.astype(centred(k, mask), wide)
     x = root_scale(scale, x) * x
     m, (*lead, size) = x.shape[-2], u.shape
@@ -139,8 +139,8 @@ def _draw_pivots(
     for s in range(size):
         log_weight = xp.where(left > 0, log_factor, -math.inf)
         top = finite(xp.max(log_weight, axis=-1, keepdims=True), xp)  # of those that are left
-        at = _found(
-            xp.exp(log_weight - top) * left, xp.minimum(constant(u[..., s : s + 1], x), 1 - eps)
+        at = _invert(
+            xp.exp(log_weight - top) * left, xp.minimum(constant(u[..., s : s + 1], x), 1 - eps), xp
         )
         apart = xp.sum((x - take_rows(x, at)) ** 2, axis=-1)
         before = rows[..., :s, :]
@@ -155,22 +155,29 @@ def _draw_pivots(
     return xp.concat(chosen, axis=-1)
 
 
-def _found(share: Array, u: Array) -> Array:
-    """Index whose part of the sum of shares (..., m) holds u, (..., S) as shares of the sum."""
-    xp = array_namespace(share)
+def widest(k: Array, xp: Any) -> Any:
+    """Return the dtype in which keys are chosen: float64 where the device has it."""
+    return xp.float64 if k.dtype == xp.float32 and has_float64(k) else k.dtype
+
+
+def _uniform_by_head(rng: Any, size: int, *arrays: Array | None) -> Any:
+    """Draw uniform numbers for each head of some arrays, (..., size)."""
+    return rng.random((*broadcast_lead(*arrays), size))
+
+
+def _invert(share: Array, u: Array, xp: Any) -> Array:
+    """Find whose part of the sum of shares (..., m) holds u, (..., S) as shares of the sum."""
     upper = xp.cumulative_sum(share, axis=-1)
-    return xp.minimum(_not_above(upper, u * upper[..., -1:]), share.shape[-1] - 1)
+    return xp.minimum(_not_above(upper, u * upper[..., -1:], xp), share.shape[-1] - 1)
 
 
-def _not_above(upper: Array, points: Array) -> Array:
-    """How many of the numbers (..., m) are not above each point, (..., S)."""
-    xp, found = array_namespace(upper), []
-    for some in blocks(
-        0, points.shape[-1], max(1, math.prod(block_shape(upper)) // upper.shape[-1])
-    ):
+def _not_above(upper: Array, points: Array, xp: Any) -> Array:
+    """Count the numbers (..., m) that are not above each point, (..., S)."""
+    size, counts = max(1, math.prod(block_shape(upper)) // upper.shape[-1]), []
+    for some in blocks(0, points.shape[-1], size):
         below = upper[..., None, :] <= points[..., some][..., None]
-        found.append(xp.sum(xp.astype(below, xp.int32), axis=-1, dtype=xp.int32))
-    return xp.concat(found, axis=-1)
+        counts.append(xp.sum(xp.astype(below, xp.int32), axis=-1, dtype=xp.int32))
+    return xp.concat(counts, axis=-1)
 
 
 def draw_keys(
@@ -235,26 +242,24 @@ def draw_keys(
     checks.choice("law", law, LAWS)
     checks.length("num_keys", num_keys)
     checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
-    rng, n = checks.generator(rng), q.shape[-2]
+    xp, rng = array_namespace(q), checks.generator(rng)
     if law == "softmax":
         mask = qkv.key_rows(mask, k)
-        u = rng.random((*qkv.lead(q, k, v), n, num_keys))
+        u = rng.random((*qkv.lead(q, k, v), q.shape[-2], num_keys))
         (q, k, v, mask, u), ungroup = group_heads(q, k, v, mask, u)
-        return KeySample(*map(ungroup, _draw_from_softmax(q, k, u, scale, mask)))
-    (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.one_row(mask, k))
-    u = rng.random((*broadcast_lead(k, v, mask), 1))
-    drawn = _draw_systematic(q, k, v if law == "norms" else None, num_keys, u, mask)
-    xp, shape = array_namespace(q), (*broadcast_lead(q, k, v, mask), num_keys)
-    return KeySample(*(ungroup(xp.broadcast_to(x, shape), core=1) for x in drawn))
+        return KeySample(*map(ungroup, _draw_from_softmax(q, k, u, scale, mask, xp)))
+    (q, k, v, mask), lead, ungroup = group_with_lead(q, k, v, qkv.one_row(mask, k))
+    u = _uniform_by_head(rng, 1, k, v, mask)
+    sample = _draw_systematic(k, v if law == "norms" else None, num_keys, u, mask, xp)
+    return KeySample(*(ungroup(xp.broadcast_to(x, (*lead, num_keys)), core=1) for x in sample))
 
 
 @as_written
 def _draw_systematic(
-    q: Array, k: Array, v: Array | None, num_keys: int, u: Any, mask: Array | None
+    k: Array, v: Array | None, num_keys: int, u: Any, mask: Array | None, xp: Any
 ) -> KeySample:
     """Draw keys at u, u + 1, ... of the sum of their inclusion probabilities."""
-    xp, m = array_namespace(k), k.shape[-2]
-    wide = xp.float64 if k.dtype == xp.float32 and has_float64(k) else k.dtype
+    m, wide = k.shape[-2], widest(k, xp)
     seen = xp.ones((*u.shape[:-1], m), dtype=xp.bool, device=device(k))
     seen = seen if mask is None else seen & mask[..., 0, :]
     share = xp.where(seen, xp.ones((m,), dtype=wide, device=device(k)), 0.0)
@@ -274,19 +279,18 @@ def _draw_systematic(
         )
     upper = xp.cumulative_sum(p, axis=-1)
     points = constant(u, p) + xp.arange(num_keys, dtype=wide, device=device(k))
-    at = _not_above(upper, points)
+    at = _not_above(upper, points, xp)
     empty, at = at >= m, xp.minimum(at, m - 1)
     log_p = xp.where(empty, math.inf, xp.log(take_rows(p[..., None], at)[..., 0]))
-    return KeySample(at, xp.astype(log_p, q.dtype))
+    return KeySample(at, xp.astype(log_p, k.dtype))
 
 
 @as_written
 def _draw_from_softmax(
-    q: Array, k: Array, u: Any, scale: Any, mask: Array | None
+    q: Array, k: Array, u: Any, scale: Any, mask: Array | None, xp: Any
 ) -> tuple[Array, Array]:
     """Invert the distribution function of each query's softmax at u, (..., n, S)."""
-    xp, (*lead, n, size), m = array_namespace(q), u.shape, k.shape[-2]
-    wide = xp.float64 if q.dtype == xp.float32 and has_float64(q) else q.dtype
+    (*lead, n, size), m, wide = u.shape, k.shape[-2], widest(k, xp)
     scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
     options = {"device": device(q)}
     indices = xp.zeros((*lead, n, size), dtype=xp.int32, **options)
@@ -301,12 +305,11 @@ def _draw_from_softmax(
         scores = scores if seen is None else xp.where(seen, scores, -math.inf)
         blind = lse == -math.inf
         lse = xp.where(blind, 0.0, lse)
-        at = _found(
-            xp.exp(scores - lse),
-            xp.minimum(constant(u[(*head, i)], scores), below_one),
+        at = _invert(
+            xp.exp(scores - lse), xp.minimum(constant(u[(*head, i)], scores), below_one), xp
         )
-        found = take_rows(scores[..., None], at)[..., 0]
-        found = xp.where(blind, math.inf, found - lse + math.log(size))
+        score = take_rows(scores[..., None], at)[..., 0]
+        log_p_i = xp.where(blind, math.inf, score - lse + math.log(size))
         indices = put(indices, box, at)
-        log_p = put(log_p, box, xp.astype(found, q.dtype))
+        log_p = put(log_p, box, xp.astype(log_p_i, q.dtype))
     return indices, log_p

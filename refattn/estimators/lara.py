@@ -13,8 +13,7 @@ import numpy as np
 
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
-from ..arrays.blocks import WHOLE, block_shape, blocks, most_threads, part, put, tiles
-from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from ..arrays.library import (
     Array,
     array_namespace,
@@ -25,14 +24,14 @@ from ..arrays.library import (
     root_scale,
     square_norm,
 )
-from ..arrays.products import multiply, sum_of_products
-from ..arrays.threads import for_each
+from ..arrays.products import multiply
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
 from ..engine.kernel import Attended, attend, buffers, log_sum_exp
 from ..engine.positive import Exponential, exponents, two_hops
 from ..typing import ArrayT, Weighting
-from .inputs import change_gauge, check
+from .inputs import change_gauge, check_call, group_with_lead
+from .token_chunks import chunk_of, mean_of_chunks, seen_keys
 
 __all__ = ["WEIGHTINGS", "linear_randomized_attention"]
 
@@ -147,38 +146,40 @@ def linear_randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.6)
     True
     """
-    inputs = prepare(locals())
+    inputs = prepare_lara(q, k, v, locals())
     return inputs.ungroup(attend_prepared(inputs, causal).out)
 
 
-def attend_prepared(found: Inputs, causal: bool) -> Attended:
+def attend_prepared(inputs: LaraInputs, causal: bool) -> Attended:
     """Return LARA and its log normaliser."""
-    q, keys, root, weighting = found.q, found.keys, found.root, found.options.weighting
+    weighting = inputs.options.weighting
     if causal:
-        return causal_attention(q, keys, _Growing(found))
-    made = proposals(found)
+        return causal_attention(inputs.q, inputs.keys, _GrowingSamples(inputs))
+    made = make_proposals(inputs)
     if weighting not in ("own", "balance"):
-        return query_weighted(q, made.omega, keys, root, query_weights(found, made))
-    samples = Samples(root * made.omega, log_weights(made, weighting)[..., None, :])
-    return two_hops(q, samples, keys, False)
+        return query_weighted(inputs, made.omega, query_weights(inputs, made))
+    samples = Samples(inputs.root * made.omega, proposal_weights(made, weighting)[..., None, :])
+    return two_hops(inputs.q, samples, inputs.keys, False)
 
 
-class Inputs(NamedTuple):
+class LaraInputs(NamedTuple):
     """Arguments of LARA: checked, in groups of heads, and what is drawn."""
 
     q: Array
     keys: Keys
     root: Array
+    lead: tuple[int, ...]  # that q, keys and values broadcast to
+    xp: Any  # the array namespace
     ungroup: Callable[..., Array]
-    options: Options
+    options: LaraOptions
     omega: Array | None  # (..., S, d), if given
     centres: Array | None  # (..., C, d), if given
     noise: Array | None  # (..., C, d), if frequencies are drawn around the centres
-    own: Array | None  # (..., S), of proposals that are given
+    log_own: Array | None  # (..., S), of proposals that are given
     mixture: Array | None
 
 
-class Options(NamedTuple):
+class LaraOptions(NamedTuple):
     """How many proposals and samples of each there are, and how they are weighted."""
 
     proposals: int
@@ -187,30 +188,28 @@ class Options(NamedTuple):
     beta: float
 
 
-def prepare(given: dict[str, Any]) -> Inputs:
+def prepare_lara(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LaraInputs:
     """Check arguments of `linear_randomized_attention`, draw noise, and group heads."""
-    q, k, v, scale, mask = check(given)
-    centres, omega, weighting, antithetic, proposal, causal = (
-        given[name]
-        for name in ("centres", "omega", "weighting", "antithetic", "proposal", "causal")
+    scale, mask = check_call(q, k, v, options)
+    xp, lead, d = array_namespace(q), qkv.lead(q, k, v), q.shape[-1]
+    centres, omega, weighting, proposal = (
+        options[name] for name in ("centres", "omega", "weighting", "proposal")
     )
     checks.choice("weighting", weighting, WEIGHTINGS)
-    beta = checks.real("beta", given["beta"], like=q)
-    checks.flag("antithetic", antithetic)
-    count, repeats = _count_proposals(q, k, given["num_proposals"], centres, omega, antithetic)
+    beta = checks.real("beta", options["beta"], like=q)
+    checks.flag("antithetic", options["antithetic"])
+    count, repeats = _count_proposals(q.shape[-2], k.shape[-2], options)
     if proposal is not None:
         sampling.check_gaussians("proposal", [proposal])
-    q, k = change_gauge(q, k, v, proposal)
-    if causal:
+    q, k = change_gauge(q, k, proposal, lead)
+    if options["causal"]:
         frequencies.causal_proposals(centres, weighting, mask)
-    lead, d = qkv.lead(q, k, v), q.shape[-1]
-    z = None
+    z = log_own = mixture = None
     if omega is None:
-        z = checks.generator(given["rng"]).standard_normal((*lead, count, d))
-    own = mixture = None
+        z = checks.generator(options["rng"]).standard_normal((*lead, count, d))
     if isinstance(centres, Sequence):
-        omega, own, mixture = _from_sequence(centres, omega, z, repeats, lead, d)
-        own, mixture = (constant(x, q)[..., None, :] for x in (own, mixture))
+        omega, log_own, mixture = _from_sequence(centres, omega, z, repeats, lead, d)
+        log_own, mixture = (constant(x, q)[..., None, :] for x in (log_own, mixture))
         centres = None
     if omega is not None:
         omega, _ = frequencies.shared(omega, None, q, lead)
@@ -218,15 +217,14 @@ def prepare(given: dict[str, Any]) -> Inputs:
         centres, _ = frequencies.shared(centres, None, q, lead, name="centres")
     if z is not None:
         z = constant(z, q)
-    (q, k, v, mask, centres, omega, own, mixture, z), ungroup = group_heads(
-        q, k, v, mask, centres, omega, own, mixture, z
+    (q, k, v, mask, centres, omega, log_own, mixture, z), lead, ungroup = group_with_lead(
+        q, k, v, mask, centres, omega, log_own, mixture, z
     )
-    if own is not None:
-        own, mixture = own[..., 0, :], mixture[..., 0, :]
-    root = root_scale(scale, q)
-    options = Options(count, repeats, weighting, beta)
+    if log_own is not None:
+        log_own, mixture = log_own[..., 0, :], mixture[..., 0, :]
+    root, counts = root_scale(scale, q), LaraOptions(count, repeats, weighting, beta)
     keys = Keys(k, v, mask, root * root / 2)
-    return Inputs(q, keys, root, ungroup, options, omega, centres, z, own, mixture)
+    return LaraInputs(q, keys, root, lead, xp, ungroup, counts, omega, centres, z, log_own, mixture)
 
 
 class Proposals(NamedTuple):
@@ -235,78 +233,64 @@ class Proposals(NamedTuple):
     q_mean: Array  # (..., C, d), mean query of each chunk
     centres: Array | None  # (..., C, d); None where densities are given
     omega: Array  # (..., S, d)
-    own: Array  # (..., S), of the own proposal of each
+    log_own: Array  # (..., S), of the own proposal of each
     mixture: Array  # (..., S), of the sum of all
 
 
-def proposals(found: Inputs) -> Proposals:
+def make_proposals(inputs: LaraInputs) -> Proposals:
     """Make the proposals of chunks, and draw around them, where they are not given."""
-    (count, repeats, *_), centres, omega = found.options, found.centres, found.omega
-    q_mean = found.root * chunk_means(found.q, count, None)
-    if found.own is not None:
-        return Proposals(q_mean, None, omega, found.own, found.mixture)
+    (count, repeats, *_), centres, omega = inputs.options, inputs.centres, inputs.omega
+    keys, root, xp = inputs.keys, inputs.root, inputs.xp
+    q_mean = root * mean_of_chunks(inputs.q, count, None, xp)
+    if inputs.log_own is not None:
+        return Proposals(q_mean, None, omega, inputs.log_own, inputs.mixture)
     if centres is None:
-        centres = q_mean + found.root * chunk_means(found.keys.k, count, seen_keys(found.keys))
+        centres = q_mean + root * mean_of_chunks(keys.k, count, seen_keys(keys, xp), xp)
     if omega is None:
-        omega = _around(centres, found.noise, repeats)
-    own, mixture = _log_own(omega, centres, repeats), log_mixture(omega, centres).lse
-    return Proposals(q_mean, centres, omega, own, mixture)
+        omega = _draw_around(centres, inputs.noise, repeats, xp)
+    log_own = _log_own(omega, centres, repeats, xp)
+    return Proposals(q_mean, centres, omega, log_own, log_mixture(omega, centres).lse)
 
 
-def seen_keys(keys: Keys) -> Array | None:
-    """Which keys some query sees, (..., m)."""
-    return None if keys.mask is None else array_namespace(keys.mask).any(keys.mask, axis=-2)
+def past_proposals(inputs: LaraInputs) -> tuple[Array, Array]:
+    """Return means of the proposals of causal chunks (..., C, d), and frequencies (..., S, d)."""
+    centres, omega = _past_centres(inputs), inputs.omega
+    if omega is None:
+        omega = _draw_around(centres, inputs.noise, inputs.options.repeats, inputs.xp)
+    return centres, omega
 
 
-def chunk_of_keys(keys: Keys, count: int) -> Array:
-    """Which of the chunks each key is in, -1 if it is masked."""
-    seen, xp = seen_keys(keys), array_namespace(keys.k)
-    if seen is not None:
-        return chunk_of_seen(seen, count)
-    return xp.asarray(chunk_of(keys.k.shape[-2], count), device=device(keys.k))
-
-
-def past_proposals(found: Inputs) -> tuple[Array, Array]:
-    """Means of the proposals of causal chunks (..., C, d), and their frequencies (..., S, d)."""
-    count, repeats, *_ = found.options
-    keys, omega = found.keys, found.omega
-    centres = _past_centres(found.q, keys.k, keys.mask, count, found.root)
-    return centres, _around(centres, found.noise, repeats) if omega is None else omega
-
-
-def past_chunks(found: Inputs) -> Iterator[tuple[Array, Array]]:
-    """Which of the chunks that make proposals each query and each key is in, or -1; and these."""
-    n, count, xp = found.q.shape[-2], found.options.proposals, array_namespace(found.q)
+def past_chunks(inputs: LaraInputs) -> Iterator[tuple[Array, Array]]:
+    """Yield which of the chunks that make proposals each query and key is in, or -1; and these."""
+    q, (k, _, mask, _), xp = inputs.q, inputs.keys, inputs.xp
+    (n, m), count = (q.shape[-2], k.shape[-2]), inputs.options.proposals
     chunk = chunk_of(n, count)
     chunk[chunk == count - 1] = -1  # the last makes none
-    yield xp.asarray(chunk, device=device(found.q)), found.q
-    (k, _, mask, _), place = found.keys, np.arange(found.keys.k.shape[-2])
-    query = place - len(place) + n
-    own = xp.asarray(np.where(query < 0, -1, chunk[query.clip(0)]), device=device(k))
-    yield own if mask is None else xp.where(mask[..., 0, :], own, -1), k
+    yield xp.asarray(chunk, device=device(q)), q
+    query = np.arange(m) - m + n
+    of_keys = xp.asarray(np.where(query < 0, -1, chunk[query.clip(0)]), device=device(k))
+    yield of_keys if mask is None else xp.where(mask[..., 0, :], of_keys, -1), k
 
 
-def log_weights(made: Proposals, weighting: Weighting) -> Array:
-    """Log weights of samples that do not depend on the query, (..., S)."""
+def proposal_weights(made: Proposals, weighting: Weighting) -> Array:
+    """Return log weights of samples that do not depend on the query, (..., S)."""
     if weighting == "own":
-        return -made.own
+        return -made.log_own
     return math.log(made.q_mean.shape[-2]) - made.mixture
 
 
-def query_weights(found: Inputs, made: Proposals) -> QueryWeights:
-    """What the weights of samples are made of where they depend on the query."""
-    balance = array_namespace(made.omega).exp(made.own - made.mixture)
-    over = -1 if found.options.weighting == "query" else -2
-    options = (over, found.options.beta, found.options.repeats)
-    return QueryWeights(made.q_mean, balance, made.own, *options)
+def query_weights(inputs: LaraInputs, made: Proposals) -> QueryWeights:
+    """Return what the weights of samples are made of where they depend on the query."""
+    _, repeats, weighting, beta = inputs.options
+    balance, over = inputs.xp.exp(made.log_own - made.mixture), -1 if weighting == "query" else -2
+    return QueryWeights(made.q_mean, balance, made.log_own, over, beta, repeats, inputs.xp)
 
 
 @as_written
-def _log_own(omega: Array, centres: Array, repeats: int = 1) -> Array:
+def _log_own(omega: Array, centres: Array, repeats: int, xp: Any) -> Array:
     """log N(omega_s; mu_s, I) - log N(omega_s; 0, I) for the own proposal of each, (..., S)."""
-    xp = array_namespace(omega)
-    own = xp.repeat(centres, repeats, axis=-2)
-    return xp.sum(omega * own, axis=-1) - square_norm(own) / 2
+    centres = xp.repeat(centres, repeats, axis=-2)
+    return xp.sum(omega * centres, axis=-1) - square_norm(centres) / 2
 
 
 def log_mixture(omega: Array, centres: Array) -> Attended:
@@ -316,11 +300,10 @@ def log_mixture(omega: Array, centres: Array) -> Attended:
     )
 
 
-def _around(centres: Array, z: Array, repeats: int) -> Array:
-    """Frequencies mu_c + z_c, or pairs mu_c + z_c and mu_c - z_c, shape (..., repeats C, d)."""
+def _draw_around(centres: Array, z: Array, repeats: int, xp: Any) -> Array:
+    """Return frequencies mu_c + z_c, or pairs mu_c + z_c, mu_c - z_c, shape (..., repeats C, d)."""
     if repeats == 1:
         return centres + z
-    xp = array_namespace(z)
     pairs = xp.stack([centres + z, centres - z], axis=-2)
     *lead, count, _, d = pairs.shape
     return xp.reshape(pairs, (*lead, repeats * count, d))
@@ -351,62 +334,12 @@ def _from_sequence(
         raise ValueError(
             f"`omega` must be a NumPy array of shape (..., S, {d}) when `centres` is a sequence."
         )
-    own = [
+    log_own = [
         -p.log_ratio(omega[..., c * repeats : (c + 1) * repeats, :])
         for c, p in enumerate(proposals)
     ]
     mixture = reduce(np.logaddexp, (-p.log_ratio(omega) for p in proposals))
-    return omega, np.concatenate(np.broadcast_arrays(*own), axis=-1), mixture
-
-
-@as_written
-def chunk_means(x: Array, count: int, seen: Array | None) -> Array:
-    """Means of `count` contiguous chunks with equal numbers of seen rows: (..., count, d)."""
-    xp, n, size = array_namespace(x), x.shape[-2], block_shape(x)[1]
-    few, lead, home = max(1, size // 2 * count // max(n, 1)), broadcast_lead(x), device(x)
-    if seen is None:
-        chunk = xp.asarray(chunk_of(n, count), device=home)
-    else:  # any row may be in any chunk
-        few, chunk, lead = count, chunk_of_seen(seen, count), broadcast_lead(x, seen[..., None])
-    means = xp.empty((*lead, count, x.shape[-1]), dtype=x.dtype, device=home)
-
-    def average(c: slice) -> None:
-        nonlocal means
-        sums = sizes = xp.zeros((1, 1), dtype=x.dtype, device=home)
-        for j in blocks(-(-c.start * n // count), -(-c.stop * n // count), size):
-            member, x_j = members(chunk[..., j], c, x), x[..., j, :]
-            if seen is not None:
-                x_j = xp.where(seen[..., j][..., None], x_j, 0.0)
-            sums = sums + sum_of_products(member, x_j)
-            sizes = sizes + xp.sum(member, axis=-1, keepdims=True)
-        whole = tuple(slice(0, length) for length in lead)
-        mean = sums / xp.where(sizes == 0, 1.0, sizes)
-        means = put(means, (*whole, c, slice(0, x.shape[-1])), mean)
-
-    most = most_threads(x, math.prod(x.shape))
-    for_each(lambda: average, blocks(0, count, few), most=most)
-    return means
-
-
-def chunk_of(n: int, count: int) -> Any:
-    """Which of the chunks each of n tokens is in."""
-    return np.arange(n) * count // max(n, 1)
-
-
-def chunk_of_seen(seen: Array, count: int) -> Array:
-    """Which of chunks of equally many seen tokens each is in, (..., m), and -1 if it is not."""
-    xp, home = array_namespace(seen), device(seen)
-    visible = xp.astype(seen, xp.arange(0, device=home).dtype)  # JAX may have no int64
-    rank = xp.cumulative_sum(visible, axis=-1) - 1
-    total = xp.maximum(xp.sum(visible, axis=-1, keepdims=True), xp.asarray(1, device=home))
-    return xp.where(seen, rank * count // total, -1)
-
-
-def members(chunk: Array, c: slice, like: Array) -> Array:
-    """1 where a token is in a chunk, else 0, (..., chunks, tokens)."""
-    xp = array_namespace(like)
-    chunks = xp.arange(c.start, c.stop, device=device(like))[:, None]
-    return xp.astype(chunk[..., None, :] == chunks, like.dtype)
+    return omega, np.concatenate(np.broadcast_arrays(*log_own), axis=-1), mixture
 
 
 class QueryWeights(NamedTuple):
@@ -414,10 +347,11 @@ class QueryWeights(NamedTuple):
 
     q_mean: Array  # (..., C, d), mean query of each chunk
     balance: Array  # (..., S), B_c
-    own: Array  # (..., S), log of the own proposal over N(0, I)
+    log_own: Array  # (..., S), log of the own proposal over N(0, I)
     over: int  # axis of the softmax t: -1 the proposals, -2 the queries
     beta: float
     repeats: int
+    xp: Any  # the array namespace
 
     def norm(self, q: Array, root: Array) -> Array | None:
         """Log normaliser of the softmax over queries; that over proposals is of each alone."""
@@ -429,45 +363,42 @@ class QueryWeights(NamedTuple):
 
     def softmax(self, q: Array, norm: Array | None) -> Array:
         """t_ic, (..., n, C)."""
-        xp = array_namespace(q)
-        t = multiply(q, xp.matrix_transpose(self.q_mean))
-        return xp.exp(t - (log_sum_exp(t)[..., None] if norm is None else norm))
+        t = multiply(q, self.xp.matrix_transpose(self.q_mean))
+        return self.xp.exp(t - (log_sum_exp(t)[..., None] if norm is None else norm))
 
     def of(self, t: Array) -> Array:
         """alpha, (..., n, S)."""
-        xp = array_namespace(t)
+        xp = self.xp
         t = xp.repeat(t - xp.mean(t, axis=-1, keepdims=True), self.repeats, axis=-1)
         return self.balance[..., None, :] + self.beta * t
 
     def log(self, alpha: Array) -> Array:
         """Log of alpha over the own proposal, (..., n, S): negative weights are dropped."""
-        xp = array_namespace(alpha)
+        xp = self.xp
         log_alpha = xp.where(alpha > 0, xp.log(xp.where(alpha > 0, alpha, 1.0)), -math.inf)
-        return log_alpha - self.own[..., None, :]
+        return log_alpha - self.log_own[..., None, :]
 
     def part(self, head: tuple[slice, ...]) -> QueryWeights:
         """Take some heads."""
-        balance, own = (part(x, (*head, WHOLE)) for x in (self.balance, self.own))
+        balance, log_own = (part(x, (*head, WHOLE)) for x in (self.balance, self.log_own))
         q_mean = part(self.q_mean, (*head, WHOLE, WHOLE))
-        return self._replace(q_mean=q_mean, balance=balance, own=own)
+        return self._replace(q_mean=q_mean, balance=balance, log_own=log_own)
 
 
 @as_written
-def query_weighted(
-    q: Array, omega: Array, keys: Keys, root: Array, weights: QueryWeights
-) -> Attended:
-    """LARA with weights that depend on the query."""
+def query_weighted(inputs: LaraInputs, omega: Array, weights: QueryWeights) -> Attended:
+    """Attend with weights that depend on the query."""
+    q, keys, root = inputs.q, inputs.keys, inputs.root
     omega = root * omega
     states = None if keys.differ else sample(omega, keys)
     norm = weights.norm(q, root)
-    lead, n = broadcast_lead(q, keys.k, keys.v, omega, keys.mask), q.shape[-2]
-    out, lse = buffers(q, keys.v, lead)
-    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // omega.shape[-2]):
+    out, lse = buffers(q, keys.v, inputs.lead)
+    most = math.prod(block_shape(q)) // omega.shape[-2]
+    for *head, i in tiles((*inputs.lead, q.shape[-2]), most):
         box, q_i = (*head, WHOLE, WHOLE), part(q, (*head, i, WHOLE))
-        own = weights.part(tuple(head))
-        t = own.softmax(root * q_i, None if norm is None else part(norm, box))
-        log_weight = own.log(own.of(t))
-        samples = Samples(part(omega, box), log_weight)
+        weights_h = weights.part(tuple(head))
+        t = weights_h.softmax(root * q_i, None if norm is None else part(norm, box))
+        samples = Samples(part(omega, box), weights_h.log(weights_h.of(t)))
         if states is None:
             seen = keys.part(tuple(head))._replace(mask=part(keys.mask, (*head, i, WHOLE)))
             done = two_hops(q_i, samples, seen, False)
@@ -479,7 +410,7 @@ def query_weighted(
     return Attended(out, lse)
 
 
-class _Growing(Exponential):
+class _GrowingSamples(Exponential):
     """Samples of causal LARA, of which a query knows those of the chunks before its own.
 
     What is past of a chunk's first token makes its proposal, whose samples join the others. All
@@ -490,24 +421,25 @@ class _Growing(Exponential):
     omega: Array  # (..., S, d)
     mixture: Array  # of the proposals so far at each of omega, log over N(0, I), (..., 1, S)
 
-    def __init__(self, found: Inputs) -> None:
-        self.found, self.options, self.alike = found, found.options, False
-        noise = found.noise if found.omega is None else found.omega
+    def __init__(self, inputs: LaraInputs) -> None:
+        self.inputs, self.options, self.alike = inputs, inputs.options, False
+        noise = inputs.noise if inputs.omega is None else inputs.omega
         self.width, self.arrays = self.options.proposals * self.options.repeats, (noise,)
-        self.chunk = chunk_of(found.q.shape[-2], self.options.proposals)
+        self.chunk = chunk_of(inputs.q.shape[-2], self.options.proposals)
 
-    def part(self, head: tuple[slice, ...]) -> _Growing:
+    def part(self, head: tuple[slice, ...]) -> _GrowingSamples:
         """Take some heads, and draw their samples."""
-        own, found, box = copy(self), self.found, (*head, WHOLE, WHOLE)
-        omega, noise = (None if x is None else part(x, box) for x in (found.omega, found.noise))
-        own.found = found._replace(
-            q=part(found.q, box), keys=found.keys.part(head), omega=omega, noise=noise
+        some, inputs, box = copy(self), self.inputs, (*head, WHOLE, WHOLE)
+        omega, noise = (None if x is None else part(x, box) for x in (inputs.omega, inputs.noise))
+        some.inputs = inputs._replace(
+            q=part(inputs.q, box), keys=inputs.keys.part(head), omega=omega, noise=noise
         )
-        own.centres, own.omega = past_proposals(own.found)
-        log_weight = -_log_own(own.omega, own.centres, self.options.repeats)[..., None, :]
-        own.samples = Samples(found.root * own.omega, log_weight)
-        own.mixture = array_namespace(log_weight).full_like(log_weight, -math.inf)
-        return own
+        some.centres, some.omega = past_proposals(some.inputs)
+        log_own = _log_own(some.omega, some.centres, self.options.repeats, inputs.xp)
+        log_weight = -log_own[..., None, :]
+        some.samples = Samples(inputs.root * some.omega, log_weight)
+        some.mixture = inputs.xp.full_like(log_weight, -math.inf)
+        return some
 
     def chunks(self, q: Array, size: int) -> Iterator[slice]:
         """Cut the queries into steps: on NumPy those of a step know the same samples."""
@@ -524,7 +456,7 @@ class _Growing(Exponential):
 
     def queries(self, q: Array, i: slice) -> Any:
         """Features of queries, for the samples that they know."""
-        xp, home, chunk = array_namespace(q), device(q), self.chunk[i]
+        xp, chunk = self.inputs.xp, self.chunk[i]
         proposal = np.arange(self.width) // self.options.repeats
         weight = (
             self._weights(i) if self.options.weighting == "balance" else self.samples.log_weight
@@ -534,65 +466,61 @@ class _Growing(Exponential):
             omega, weight = self.samples.omega[..., known, :], weight[..., known]
             return exponents(multiply(q, omega.mT) + weight)
         x = multiply(q, xp.matrix_transpose(self.samples.omega)) + weight
-        return exponents(x, known=xp.asarray(proposal <= chunk[:, None], device=home))
+        return exponents(x, known=xp.asarray(proposal <= chunk[:, None], device=device(q)))
 
     def _weights(self, i: slice) -> Array:
         """Weights of the balance heuristic over the proposals that there are, (..., c or 1, S)."""
-        xp, home, (count, n) = (
-            array_namespace(self.omega),
-            device(self.omega),
-            (self.options.proposals, len(self.chunk)),
-        )
+        xp, omega, home = self.inputs.xp, self.omega, device(self.omega)
+        count, n = self.options.proposals, len(self.chunk)
         first, last = (-(-j * count // n) for j in (i.start, i.stop))
         most = -(-(i.stop - i.start) * count // n)  # chunks that start in one step
         rows = np.arange(first, first + most)
-        centre = xp.take(
-            self.centres, xp.asarray(np.minimum(rows, count - 1), device=home), axis=-2
-        )
-        ratio = (
-            multiply(centre, xp.matrix_transpose(self.omega)) - square_norm(centre)[..., None] / 2
-        )
+        at = xp.asarray(np.minimum(rows, count - 1), device=home)
+        centre = xp.take(self.centres, at, axis=-2)
+        ratio = multiply(centre, xp.matrix_transpose(omega)) - square_norm(centre)[..., None] / 2
         started = xp.asarray((rows < last)[:, None], device=home)
         ratio = xp.where(started, ratio, -math.inf)
-        mixture = running_log_sum(concatenate(self.mixture, ratio, -2))
+        mixture = running_log_sum(concatenate(self.mixture, ratio, -2), xp)
         self.mixture = mixture[..., -1:, :]
         which = self.chunk[i] - first + 1
-        which = which[:1] if is_numpy_array(self.omega) else which
+        which = which[:1] if is_numpy_array(omega) else which
         return -xp.take(mixture, xp.asarray(which, device=home), axis=-2)
 
 
-def _past_centres(q: Array, k: Array, mask: Array | None, count: int, root: Array) -> Array:
+def _past_centres(inputs: LaraInputs) -> Array:
     """Means of the proposals of causal chunks (..., C, d), each of the chunk before; 0 at first."""
-    xp, n, d, home = array_namespace(q), q.shape[-2], q.shape[-1], device(q)
-    lead = broadcast_lead(q, k, mask)
+    q, (k, _, mask, _), xp, home = inputs.q, inputs.keys, inputs.xp, device(inputs.q)
+    (n, d), count = q.shape[-2:], inputs.options.proposals
     edges = -(-np.arange(count + 1) * n // count)
     length = -(-n // count)
 
     def mean(x: Array, seen: Array | None, chunks: slice, shift: int) -> Array:
         tokens = edges[:-1][chunks, None] + np.arange(length)
-        own = (tokens < edges[1:][chunks, None]) & (tokens + shift >= 0)
+        inside = (tokens < edges[1:][chunks, None]) & (tokens + shift >= 0)
         rows = xp.asarray((tokens + shift).clip(0, x.shape[-2] - 1).ravel(), device=home)
-        visible = xp.asarray(own[..., None], device=home)
+        visible = xp.asarray(inside[..., None], device=home)
         if seen is not None:
             some = xp.take(xp.matrix_transpose(seen), rows, axis=-2)
-            visible = visible & xp.reshape(some, (*some.shape[:-2], *own.shape, 1))
+            visible = visible & xp.reshape(some, (*some.shape[:-2], *inside.shape, 1))
         values = xp.take(x, rows, axis=-2)
-        values = xp.reshape(values, (*values.shape[:-2], *own.shape, d))
+        values = xp.reshape(values, (*values.shape[:-2], *inside.shape, d))
         sums = xp.sum(xp.where(visible, values, 0.0), axis=-2)
         sizes = xp.sum(xp.astype(visible, x.dtype), axis=-2)
         return sums / xp.where(sizes == 0, 1.0, sizes)
 
-    few = max(1, math.prod(block_shape(q)) // (length * d * math.prod(lead)))
-    centres = [xp.zeros((*lead, 1, d), dtype=q.dtype, device=home)]
-    for chunks in blocks(0, count - 1, few):
-        centre = root * (mean(q, None, chunks, 0) + mean(k, mask, chunks, k.shape[-2] - n))
-        centres.append(xp.broadcast_to(centre, (*lead, *centre.shape[-2:])))
-    return xp.concat(centres, axis=-2)
+    heads = max(1, *(math.prod(x.shape[:-2]) for x in (q, k)))
+    few = max(1, math.prod(block_shape(q)) // (length * d * heads))
+    centres = [
+        inputs.root * (mean(q, None, chunks, 0) + mean(k, mask, chunks, k.shape[-2] - n))
+        for chunks in list(blocks(0, count - 1, few)) or [slice(0, 0)]
+    ]
+    first = xp.zeros((*centres[0].shape[:-2], 1, d), dtype=q.dtype, device=home)
+    return xp.concat([first, *centres], axis=-2)
 
 
-def running_log_sum(x: Array) -> Array:
+def running_log_sum(x: Array, xp: Any) -> Array:
     """log(e^x_0 + ... + e^x_t) along the axis before the last, of 2, 4, 8, ... rows."""
-    xp, step = array_namespace(x), 1
+    step = 1
     while step < x.shape[-2]:
         none = xp.full_like(x[..., :step, :], -math.inf)
         x = xp.logaddexp(x, concatenate(none, x[..., :-step, :], -2))
@@ -600,10 +528,11 @@ def running_log_sum(x: Array) -> Array:
     return x
 
 
-def _count_proposals(
-    q: Array, k: Array, num_proposals: Any, centres: Any, omega: Any, antithetic: bool
-) -> tuple[int, int]:
-    """Number of proposals C, and of samples for each."""
+def _count_proposals(n: int, m: int, options: dict[str, Any]) -> tuple[int, int]:
+    """Return the number of proposals C, and of samples for each."""
+    num_proposals, centres, omega, antithetic = (
+        options[name] for name in ("num_proposals", "centres", "omega", "antithetic")
+    )
     if num_proposals is not None:
         checks.positive_integer("num_proposals", num_proposals)
     count = num_proposals
@@ -614,12 +543,12 @@ def _count_proposals(
                 raise ValueError(
                     f"`centres` must have shape (..., C, d), got {tuple(centres.shape)}."
                 )
-        given = len(centres) if isinstance(centres, Sequence) else centres.shape[-2]
-        if count not in (None, given):
+        size = len(centres) if isinstance(centres, Sequence) else centres.shape[-2]
+        if count not in (None, size):
             raise ValueError(
-                f"`num_proposals` must be the number of `centres`, {given}, got {count}."
+                f"`num_proposals` must be the number of `centres`, {size}, got {count}."
             )
-        count = given
+        count = size
     repeats = 2 if antithetic else 1
     if omega is not None:
         checks.is_array("omega", omega)
@@ -627,15 +556,9 @@ def _count_proposals(
             raise ValueError("`antithetic` must be False when `omega` is given.")
         samples = omega.shape[-2] if omega.ndim > 1 else 0
         count = samples if count is None else count
-        if count == 0 or samples % count:
-            raise ValueError(
-                f"`omega` must hold a multiple of the number of proposals, {count}, "
-                f"got {samples} frequencies."
-            )
-        repeats = samples // count
+        repeats = frequencies.samples_of_each(samples, count)
     if count is None:
         raise ValueError("One of `num_proposals`, `centres` and `omega` must be given, got none.")
-    n, m = q.shape[-2], k.shape[-2]
     if count < 1 or (centres is None and count > min(n, m)):
         raise ValueError(
             "The number of proposals must be at least 1 and at most the numbers of queries and "

@@ -18,20 +18,21 @@ from ..features import Features, elu, elu_features, relu, relu_features
 from ..typing import ArrayT
 
 __all__ = [
-    "checked",
-    "evaluate",
+    "check_features",
     "is_elementwise",
     "linear_attention",
-    "of_map",
-    "prepare",
-    "read",
-    "sums",
+    "map_features",
+    "prepare_linear",
+    "read_sums",
+    "sum_keys",
 ]
 
 
 def __dir__() -> list[str]:
     return __all__
 
+
+UserMap = Callable[[Array], Array | Features]
 
 # Maps that may be given some of the heads, as they are for trusted arrays.
 _ELEMENTWISE = ((elu_features, elu), (relu_features, relu))
@@ -93,58 +94,63 @@ def linear_attention(
     >>> linear_attention(q, k, v)  # kernels 2 and 6
     array([[3.]])
     """
-    q, keys, ungroup = prepare(locals())
-    features = of_map(feature_map, keys.k if keys.k.shape[-2] else q)
+    q, keys, xp, ungroup = prepare_linear(q, k, v, locals())
+    features = map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp)
     return ungroup(signed.linear_attention(q, keys, features, causal))
 
 
-class Inputs(NamedTuple):
+class LinearInputs(NamedTuple):
     """Arguments of linear attention: checked, and in groups of heads."""
 
     q: Array
     keys: Keys
+    xp: Any  # the array namespace
     ungroup: Callable[..., Array]
 
 
-def prepare(given: dict[str, Any]) -> Inputs:
+def prepare_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LinearInputs:
     """Check arguments of `linear_attention`, and group heads."""
-    q, k, v, feature_map, mask = (given[x] for x in ("q", "k", "v", "feature_map", "mask"))
-    qkv.check(q, k, v, mask=mask, causal=given["causal"])
+    feature_map, mask = options["feature_map"], options["mask"]
+    qkv.check(q, k, v, mask=mask, causal=options["causal"])
     if not callable(feature_map):
         raise TypeError(
             f"`feature_map` must be a function of an array, got {type(feature_map).__name__}."
         )
+    xp = array_namespace(q)
     (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.key_rows(mask, k))
-    return Inputs(q, Keys(k, v, mask), ungroup)
+    return LinearInputs(q, Keys(k, v, mask), xp, ungroup)
 
 
 @as_written
-def sums(k: Array, v: Array, feature_map: Callable[[Array], Array | Features]) -> signed.Totals:
-    """The state of linear attention over some keys."""
-    return of_map(feature_map, k).start(Keys(k, v))
+def sum_keys(k: Array, v: Array, feature_map: UserMap) -> signed.Totals:
+    """Return the state of linear attention over some keys."""
+    return map_features(feature_map, k, array_namespace(k)).start(Keys(k, v))
 
 
 @as_written
-def read(q: Array, state: signed.Totals, feature_map: Callable[[Array], Array | Features]) -> Array:
-    """Linear attention from the state of the keys."""
+def read_sums(q: Array, state: signed.Totals, feature_map: UserMap) -> Array:
+    """Read linear attention from the state of the keys."""
     checks.arrays(2, q=q, state=state.total)
     xp, shape = array_namespace(q), (*qkv.lead(q, state.total, state.total), q.shape[-2])
     if 0 in shape:  # Dask finds no maximum of no rows
         return xp.zeros((*shape, state.total.shape[-1] - 1), dtype=q.dtype, device=device(q))
     (q, *parts), ungroup = group_heads(q, *state)
-    features = of_map(feature_map, q)
-    (found,) = features.read(features.queries(q, WHOLE), signed.Totals(*parts))
-    return ungroup(features.finish(found).out)
+    features = map_features(feature_map, q, xp)
+    (sums,) = features.read(features.queries(q, WHOLE), signed.Totals(*parts))
+    return ungroup(features.finish(sums).out)
 
 
-def of_map(feature_map: Callable[[Array], Array | Features], like: Array) -> signed.Signed:
-    """The features of a map, of which a row like those of `like` shows how many there are."""
+def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
+    """Make features of a map, of which a row like those of `like` shows how many there are."""
 
-    width = evaluate(feature_map, like[..., : min(1, like.shape[-2]), :]).values.shape[-1]
+    row = like[..., : min(1, like.shape[-2]), :]
+    width = check_features(feature_map(row), row, xp).values.shape[-1]
     trusted = next((fast for map, fast in _ELEMENTWISE if map is feature_map), None)
 
     def phi(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
-        return evaluate(feature_map, x) if trusted is None else scaled(trusted(x, memory=memory))
+        if trusted is None:
+            return check_features(feature_map(x), x, xp)
+        return _scale_rows(trusted(x, memory=memory), xp)
 
     def phi_q(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
         values, log_scale = phi(x, head, memory)
@@ -154,19 +160,14 @@ def of_map(feature_map: Callable[[Array], Array | Features], like: Array) -> sig
     return signed.Signed(phi_q, phi, width, splits=is_elementwise(feature_map))
 
 
-def is_elementwise(feature_map: Callable[[Array], Array | Features]) -> bool:
-    """Whether a map may be given some of the heads."""
+def is_elementwise(feature_map: UserMap) -> bool:
+    """Say whether a map may be given some of the heads."""
     function = feature_map.func if isinstance(feature_map, partial) else feature_map
     return any(map is function for map, _ in _ELEMENTWISE)
 
 
-def evaluate(feature_map: Callable[[Array], Array | Features], x: Array) -> Features:
-    """Features of `x`, checked."""
-    return checked(feature_map(x), x)
-
-
-def checked(phi: Any, x: Array) -> Features:
-    """What a map made of `x`, checked."""
+def check_features(phi: Any, x: Array, xp: Any) -> Features:
+    """Check the result of a map of `x`, and scale its rows."""
     values: Any = phi[0] if isinstance(phi, Features) else phi
     log_scale: Any = phi[1] if isinstance(phi, Features) else x[..., 0]
     for name, y, ndim, rule in (
@@ -184,16 +185,15 @@ def checked(phi: Any, x: Array) -> Features:
             )
     if isinstance(phi, Features):
         return phi
-    return scaled(values)
+    return _scale_rows(values, xp)
 
 
 @as_written
-def scaled(values: Array) -> Features:
-    """Features with rows scaled by their largest: products neither overflow nor underflow.
+def _scale_rows(values: Array, xp: Any) -> Features:
+    """Scale rows by their largest features: products neither overflow nor underflow.
 
     Rows of ordinary size are as they are, on NumPy.
     """
-    xp = array_namespace(values)
     if is_numpy_array(values):
         most = np.exp(np.log(np.finfo(values.dtype).max) / 8)
         if values.size and np.min(values) >= 1 / most and np.max(values) <= most:

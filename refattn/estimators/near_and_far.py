@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks
-from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.heads import group_heads
 from ..arrays.library import (
     Array,
     array_namespace,
@@ -31,8 +31,8 @@ from ..engine.kernel import Attended, attend, merge
 from ..engine.positive import two_hops
 from ..engine.scores import Options
 from ..typing import ArrayT, Coupling
-from .inputs import check
-from .rfa import Inputs, prepare
+from .inputs import check_call
+from .rfa import RfaInputs, prepare_random_features
 
 __all__ = [
     "eva_attention",
@@ -127,11 +127,11 @@ def eva_attention(
            [2.],
            [2.]])
     """
-    inputs = prepare_chunks(locals())
+    inputs = prepare_chunks(q, k, v, locals())
     return inputs.ungroup(inputs.chunks.joined(attend_chunks(inputs).done.out))
 
 
-class Summarised(NamedTuple):
+class EvaInputs(NamedTuple):
     """Checked arguments of `eva_attention`, heads in groups, and what summaries are made of."""
 
     chunks: Chunks
@@ -140,6 +140,7 @@ class Summarised(NamedTuple):
     moves: bool  # whether frequencies are made of the means
     bias: Array  # log of how often each summary counts, (..., C)
     root: Array
+    xp: Any  # the array namespace
     causal: bool = True
     ungroup: Callable[..., Array] = as_it_is
 
@@ -170,46 +171,47 @@ class Summaries(NamedTuple):
 
 
 @as_written
-def prepare_chunks(given: dict[str, Any]) -> Summarised:
+def prepare_chunks(q: Array, k: Array, v: Array, options: dict[str, Any]) -> EvaInputs:
     """Check arguments of `eva_attention`, draw frequencies, and group heads."""
-    q, k, v, scale, mask = check(given)
-    omega, sampled, log_size = (given[name] for name in ("omega", "sampled", "log_size"))
-    mask, (window, count) = qkv.one_row(mask, k), qkv.chunks("window", given["window"], q, k)
+    scale, mask = check_call(q, k, v, options)
+    omega, sampled, log_size = (options[name] for name in ("omega", "sampled", "log_size"))
+    mask, (window, count) = qkv.one_row(mask, k), qkv.chunks("window", options["window"], q, k)
     checks.flag("sampled", sampled)
     checks.flag("log_size", log_size)
-    noise, lead = None, qkv.lead(q, k, v)
+    xp, noise = array_namespace(q), None
     if omega is not None:
-        omega = frequencies.of_chunks(omega, count, q, lead)
+        omega = frequencies.of_chunks(omega, count, q, qkv.lead(q, k, v))
     elif sampled:
-        noise = constant(checks.generator(given["rng"]).standard_normal((count, q.shape[-1])), q)
+        z = checks.generator(options["rng"]).standard_normal((count, q.shape[-1]))
+        noise = constant(z, q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
     chunks = chunked(q, k, v, mask, window)
-    found = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size)
-    return found._replace(causal=given["causal"], ungroup=ungroup)
+    inputs = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size, xp)
+    return inputs._replace(causal=options["causal"], ungroup=ungroup)
 
 
 @as_written
 def summaries_of(
-    chunks: Chunks, root: Array, omega: Array | None, noise: Array | None, log_size: bool
-) -> Summarised:
-    """What summaries are made of, at frequencies given or those of the means, with their noise."""
+    chunks: Chunks, root: Array, omega: Array | None, noise: Array | None, log_size: bool, xp: Any
+) -> EvaInputs:
+    """Prepare summaries at frequencies given or those of the means, with their noise."""
     mean, moves = chunks.mean(chunks.k), omega is None
     if omega is None:
         omega = root * (chunks.mean_query + mean)
         omega = omega if noise is None else omega + noise
     bias = chunks.log_size
     if not log_size:
-        bias = array_namespace(bias).where(bias == -math.inf, bias, 0.0)
-    return Summarised(chunks, mean, root * omega, moves, bias, root)
+        bias = xp.where(bias == -math.inf, bias, 0.0)
+    return EvaInputs(chunks, mean, root * omega, moves, bias, root, xp)
 
 
 @as_written
-def attend_chunks(found: Summarised) -> Summaries:
+def attend_chunks(inputs: EvaInputs) -> Summaries:
     """Attend to the keys of the own chunk, and to summaries of others."""
-    states = found.sampled()
-    keys, options = found.far(states.out[..., 0, :])
-    near = found.chunks.near(found.root * found.root, found.causal)
-    return Summaries(states, merge(near, attend(found.chunks.q, *keys, **options)))
+    states = inputs.sampled()
+    keys, options = inputs.far(states.out[..., 0, :])
+    near = inputs.chunks.near(inputs.root * inputs.root, inputs.causal)
+    return Summaries(states, merge(near, attend(inputs.chunks.q, *keys, **options)))
 
 
 def second_order_attention(
@@ -260,11 +262,11 @@ def second_order_attention(
            [2.],
            [2.]])
     """
-    inputs = prepare_moments(locals())
+    inputs = prepare_moments(q, k, v, locals())
     return inputs.ungroup(inputs.chunks.joined(attend_moments(inputs).out))
 
 
-class Moments(NamedTuple):
+class ChunkMoments(NamedTuple):
     """Checked arguments of `second_order_attention`, heads in groups, and moments of chunks."""
 
     chunks: Chunks
@@ -273,6 +275,7 @@ class Moments(NamedTuple):
     far_k: Array  # means and half the covariances of keys, (..., C, d + d d)
     far_v: Array  # means of values and their covariances with keys, (..., C, d_v + d d_v)
     root: Array
+    xp: Any  # the array namespace
     causal: bool = True
     ungroup: Callable[..., Array] = as_it_is
 
@@ -284,7 +287,7 @@ class Moments(NamedTuple):
 
     def queries(self, some: slice) -> tuple[Array, Array]:
         """Queries of some chunks and their features, as of `squared`."""
-        return squared(self.root * self.root * self.chunks.q[..., some, :, :])
+        return squared(self.root * self.root * self.chunks.q[..., some, :, :], self.xp)
 
     def far(self, some: slice) -> tuple[tuple[Array, Array], dict[str, Any]]:
         """Keys and values that stand for chunks, and how some chunks of queries attend to them."""
@@ -295,74 +298,78 @@ class Moments(NamedTuple):
 
     def turned(self, out: Array) -> tuple[Array, Array]:
         """Means of values, and covariances of keys and values, (..., w, d, d_v)."""
-        return _of_values(out, self.apart.shape[-1])
+        return _of_values(out, self.apart.shape[-1], self.xp)
 
 
-def squared(x: Array) -> tuple[Array, Array]:
-    """Queries x that have the scale in them, and their features x and x x^T.
+def squared(x: Array, xp: Any) -> tuple[Array, Array]:
+    """Return queries x that have the scale in them, and their features x and x x^T.
 
     q . k + q^T cov q / 2 is a product with these.
     """
-    xp, square = array_namespace(x), x[..., :, None] * x[..., None, :]
+    square = x[..., :, None] * x[..., None, :]
     square = xp.reshape(square, (*x.shape[:-1], x.shape[-1] ** 2))
     return x, xp.concat([x, square], axis=-1)
 
 
-def _of_values(out: Array, d: int) -> tuple[Array, Array]:
-    """Means (..., d_v) of values, and their covariances with keys, (..., d, d_v)."""
+def _of_values(out: Array, d: int, xp: Any) -> tuple[Array, Array]:
+    """Split into means (..., d_v) of values, and their covariances with keys, (..., d, d_v)."""
     d_v = out.shape[-1] // (1 + d)
-    turned = array_namespace(out).reshape(out[..., d_v:], (*out.shape[:-1], d, d_v))
+    turned = xp.reshape(out[..., d_v:], (*out.shape[:-1], d, d_v))
     return out[..., :d_v], turned
 
 
 @as_written
-def attend_squared(x: Array, features: Array, k: Array, v: Array, **options: Any) -> Attended:
+def attend_squared(
+    x: Array, features: Array, k: Array, v: Array, xp: Any, **options: Any
+) -> Attended:
     """Attend to moments of chunks, from queries and features of `squared`."""
     far = attend(features, k, v, **options)
-    plain, turned = _of_values(far.out, x.shape[-1])
-    turned = array_namespace(x).sum(x[..., None] * turned, axis=-2)
+    plain, turned = _of_values(far.out, x.shape[-1], xp)
+    turned = xp.sum(x[..., None] * turned, axis=-2)
     return Attended(plain + turned, far.lse)
 
 
 @as_written
-def prepare_moments(given: dict[str, Any]) -> Moments:
+def prepare_moments(q: Array, k: Array, v: Array, options: dict[str, Any]) -> ChunkMoments:
     """Check arguments of `second_order_attention`, group heads, and take the moments."""
-    q, k, v, scale, mask = check(given)
-    mask, (window, _) = qkv.one_row(mask, k), qkv.chunks("window", given["window"], q, k)
+    scale, mask = check_call(q, k, v, options)
+    mask, (window, _) = qkv.one_row(mask, k), qkv.chunks("window", options["window"], q, k)
+    xp = array_namespace(q)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
-    found = moments_of(chunked(q, k, v, mask, window), root_scale(scale, q))
-    return found._replace(causal=given["causal"], ungroup=ungroup)
+    moments = moments_of(chunked(q, k, v, mask, window), root_scale(scale, q), xp)
+    return moments._replace(causal=options["causal"], ungroup=ungroup)
 
 
 @as_written
-def moments_of(chunks: Chunks, root: Array) -> Moments:
-    """Means and covariances of the keys and values of each chunk."""
-    xp = array_namespace(chunks.k)
+def moments_of(chunks: Chunks, root: Array, xp: Any) -> ChunkMoments:
+    """Compute means and covariances of the keys and values of each chunk."""
     mean, v_mean = chunks.mean(chunks.k), chunks.mean(chunks.v)
     apart, v_apart = (
         chunks.seen(x - y[..., None, :]) for x, y in ((chunks.k, mean), (chunks.v, v_mean))
     )
     share = xp.matrix_transpose(apart) / xp.maximum(chunks.size, xp.ones_like(chunks.size))
     cov, cross = share @ apart, share @ v_apart  # (..., C, d, d) and (..., C, d, d_v)
-    flat = [xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1])) for x in (cov / 2, cross)]
-    far_k, far_v = _joined([mean, flat[0]]), _joined([v_mean, flat[1]])
-    return Moments(chunks, apart, v_apart, far_k, far_v, root)
+    cov, cross = (
+        xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1])) for x in (cov / 2, cross)
+    )
+    v_mean = xp.broadcast_to(v_mean, (*cross.shape[:-1], v_mean.shape[-1]))  # values of all heads
+    far_k, far_v = xp.concat([mean, cov], axis=-1), xp.concat([v_mean, cross], axis=-1)
+    return ChunkMoments(chunks, apart, v_apart, far_k, far_v, root, xp)
 
 
 @as_written
-def attend_moments(found: Moments) -> Attended:
+def attend_moments(moments: ChunkMoments) -> Attended:
     """Attend to the keys of the own chunk, and to the moments of others."""
-    near, done = found.chunks.near(found.root * found.root, found.causal), []
-    xp = array_namespace(near.out)
-    for some in found.blocks():
-        x, features = found.queries(some)
-        keys, options = found.far(some)
-        far = attend_squared(x, features, *keys, **options)
+    near, done = moments.chunks.near(moments.root * moments.root, moments.causal), []
+    for some in moments.blocks():
+        x, features = moments.queries(some)
+        keys, options = moments.far(some)
+        far = attend_squared(x, features, *keys, moments.xp, **options)
         done.append(merge(Attended(near.out[..., some, :, :], near.lse[..., some, :]), far))
     if not done:
         return near
     out, lse = zip(*done, strict=True)
-    return Attended(xp.concat(list(out), axis=-3), xp.concat(list(lse), axis=-2))
+    return Attended(moments.xp.concat(list(out), axis=-3), moments.xp.concat(list(lse), axis=-2))
 
 
 def local_random_feature_attention(
@@ -421,7 +428,7 @@ def local_random_feature_attention(
     array([[0.88079708],
            [0.73105858]])
     """
-    inputs, sides = prepare(locals()), qkv.window(window)
+    inputs, sides = prepare_random_features(q, k, v, locals()), qkv.window(window)
     return inputs.ungroup(attend_locally(inputs, sides, causal).done.out)
 
 
@@ -458,28 +465,27 @@ def near_options(keys: Keys, root: Array, sides: Sides, causal: bool) -> dict[st
     return {"mask": keys.mask, "causal": causal, "scale": root * root, "options": options}
 
 
-def lacking(q: Array, root: Array, count: int) -> Array:
-    """What normalisers of features lack to be those of keys, |q|^2 / 2 + log S."""
-    log_count = array_namespace(q).log(constant(count, q))
-    return root * root * square_norm(q) / 2 + log_count
+def lacking(q: Array, root: Array, count: int, xp: Any) -> Array:
+    """Compute what normalisers of features lack to be those of keys, |q|^2 / 2 + log S."""
+    return root * root * square_norm(q) / 2 + xp.log(constant(count, q))
 
 
 @as_written
-def attend_locally(found: Inputs, sides: Sides, causal: bool) -> Local:
+def attend_locally(inputs: RfaInputs, sides: Sides, causal: bool) -> Local:
     """Attend to near keys exactly, and to others through random features."""
-    q, keys, samples, root, _ = found
+    q, keys, samples, root, xp, _ = inputs
     done, far = attend(q, keys.k, keys.v, **near_options(keys, root, sides, causal)), []
-    of_query = lacking(q, root, samples.omega.shape[-2])
-    for field in _fields(q, keys, causal, sides):
+    of_query = lacking(q, root, samples.omega.shape[-2], xp)
+    for field in _far_fields(q, keys, causal, sides, xp):
         out, lse = field.attend(samples)
         far.append((field, Attended(out, lse - of_query)))
         done = merge(done, far[-1][1])
     return Local(done, of_query, far)
 
 
-def _fields(q: Array, keys: Keys, causal: bool, sides: Sides) -> Iterator[Field]:
-    """The keys before the windows, and those after them."""
-    (left, right), (n, m), xp = sides, (q.shape[-2], keys.k.shape[-2]), array_namespace(q)
+def _far_fields(q: Array, keys: Keys, causal: bool, sides: Sides, xp: Any) -> Iterator[Field]:
+    """Yield the keys before the windows, and those after them."""
+    (left, right), (n, m) = sides, (q.shape[-2], keys.k.shape[-2])
     if keys.differ:
         near = Options(sides).band(n, m, False).visible(slice(0, n), slice(0, m), device(q), xp)
         if near is not None:
@@ -491,20 +497,14 @@ def _fields(q: Array, keys: Keys, causal: bool, sides: Sides) -> Iterator[Field]
         # The other way round the last are the first, and the keys after become those before.
         mask = None if keys.mask is None else reverse(keys.mask, -1)
         turned = keys._replace(k=reverse(keys.k, -2), v=reverse(keys.v, -2), mask=mask)
-        yield Field(reverse(q, -2), _padded(turned, n - right - 1), True, turned=True)
+        yield Field(reverse(q, -2), _first_keys(turned, n - right - 1, xp), True, turned=True)
 
 
-def _padded(keys: Keys, count: int) -> Keys:
-    """The first `count` keys, with hidden ones after them if there are fewer."""
-    m, xp = keys.k.shape[-2], array_namespace(keys.k)
+def _first_keys(keys: Keys, count: int, xp: Any) -> Keys:
+    """Take the first `count` keys, with hidden ones after them if there are fewer."""
+    m = keys.k.shape[-2]
     if count <= m:
         return keys.tokens(0, count)
     mask = xp.ones((1, m), dtype=xp.bool, device=device(keys.k)) if keys.mask is None else keys.mask
     mask = xp.matrix_transpose(rows(xp.matrix_transpose(mask), 0, count))
     return Keys(rows(keys.k, 0, count), rows(keys.v, 0, count), mask, keys.half)
-
-
-def _joined(parts: list[Array]) -> Array:
-    """Join along the last axis what has other leading axes."""
-    xp, lead = array_namespace(*parts), broadcast_lead(*parts)
-    return xp.concat([xp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in parts], axis=-1)

@@ -2,7 +2,6 @@ r"""Randomized attention: frequencies for every query."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .. import sampling
@@ -14,8 +13,8 @@ from ..engine.kernel import Attended, mean
 from ..engine.positive import per_query
 from ..kernels import FEATURES
 from ..typing import ArrayT, Coupling
-from .inputs import check, exactly_one, given_or_drawn
-from .rfa import Inputs
+from .inputs import check_call, choose_frequencies, exactly_one
+from .rfa import RfaInputs
 
 __all__ = ["FEATURES", "mean_of_ratios_attention", "randomized_attention"]
 
@@ -74,34 +73,32 @@ def randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    inputs = prepare_by_query(locals())
-    return inputs.ungroup(mean_of_states(inputs.q, inputs.samples, inputs.keys, causal))
+    inputs = prepare_by_query(q, k, v, locals())
+    return inputs.ungroup(mean_of_states(inputs, causal))
 
 
-def prepare_by_query(given: dict[str, Any]) -> Inputs:
+def prepare_by_query(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of `randomized_attention`, draw frequencies, and group heads."""
-    q, k, v, scale, mask = check(given)
-    omega, num_samples = given["omega"], given["num_samples"]
+    scale, mask = check_call(q, k, v, options)
+    xp, omega, num_samples = array_namespace(q), options["omega"], options["num_samples"]
     exactly_one(omega=omega, num_samples=num_samples)
     if num_samples is not None:
-        options = {"rng": given["rng"], "scale": scale, "mask": mask, "causal": given["causal"]}
-        omega = sampling.draw_target(q, k, num_samples=num_samples, **options)
+        target = {"rng": options["rng"], "scale": scale, "mask": mask, "causal": options["causal"]}
+        omega = sampling.draw_target(q, k, num_samples=num_samples, **target)
     omega = frequencies.of_queries(omega, q, qkv.lead(q, k, v))
-    xp, tail = array_namespace(q), omega.shape[-2:]
+    tail = omega.shape[-2:]
     # With S and d as one axis, the heads are third from last, as group_heads expects.
     rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
     (q, k, v, mask, rows), ungroup = group_heads(q, k, v, mask, rows)
     omega = xp.reshape(rows, (*rows.shape[:-1], *tail))
-    return _without_weights(q, Keys(k, v, mask), omega, scale, ungroup)
+    root = root_scale(scale, q)
+    samples = _equal_samples(root * omega, xp)
+    return RfaInputs(q, Keys(k, v, mask, root * root / 2), samples, root, xp, ungroup)
 
 
-def _without_weights(
-    q: Array, keys: Keys, omega: Array, scale: float | None, ungroup: Callable[..., Array]
-) -> Inputs:
-    xp, root = array_namespace(q), root_scale(scale, q)
-    equal = xp.zeros((1, omega.shape[-2]), dtype=q.dtype, device=device(q))
-    keys = keys._replace(half=root * root / 2)
-    return Inputs(q, keys, Samples(root * omega, equal), root, ungroup)
+def _equal_samples(omega: Array, xp: Any) -> Samples:
+    equal = xp.zeros((1, omega.shape[-2]), dtype=omega.dtype, device=device(omega))
+    return Samples(omega, equal)
 
 
 def mean_of_ratios_attention(
@@ -152,22 +149,26 @@ def mean_of_ratios_attention(
     array([[0.5],
            [0.5]])
     """
-    inputs = prepare_for_all(locals())
-    return inputs.ungroup(mean_of_states(inputs.q, inputs.samples, inputs.keys, causal))
+    inputs = prepare_for_all(q, k, v, locals())
+    return inputs.ungroup(mean_of_states(inputs, causal))
 
 
-def prepare_for_all(given: dict[str, Any]) -> Inputs:
+def prepare_for_all(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of `mean_of_ratios_attention`, draw frequencies, and group heads."""
-    q, k, v, scale, mask = check(given)
-    omega, _ = given_or_drawn(given, "num_samples", q, qkv.lead(q, k, v))
+    scale, mask = check_call(q, k, v, options)
+    xp = array_namespace(q)
+    omega, _ = choose_frequencies(options, "num_samples", q, qkv.lead(q, k, v))
     (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
-    return _without_weights(q, Keys(k, v, mask), omega[..., None, :, :], scale, ungroup)
+    root = root_scale(scale, q)
+    samples = _equal_samples(root * omega[..., None, :, :], xp)
+    return RfaInputs(q, Keys(k, v, mask, root * root / 2), samples, root, xp, ungroup)
 
 
 @as_written
-def mean_of_states(q: Array, samples: Samples, keys: Keys, causal: bool) -> Array:
-    """Mean over samples, of each query or of all, of the first hop."""
-    xp, n = array_namespace(q), q.shape[-2]
+def mean_of_states(inputs: RfaInputs, causal: bool) -> Array:
+    """Average over samples, of each query or of all, what the first hop returns."""
+    q, keys, samples, _, xp, _ = inputs
+    n = q.shape[-2]
 
     def mean_of(q: Array, samples: Samples, states: Attended) -> Attended:
         share = states.out / states.out.shape[-2]  # the sum of large values may overflow
@@ -181,5 +182,5 @@ def mean_of_states(q: Array, samples: Samples, keys: Keys, causal: bool) -> Arra
 
 
 def alike(samples: Samples, keys: Keys, causal: bool) -> bool:
-    """Whether samples and keys are the same for every query."""
+    """Say whether samples and keys are the same for every query."""
     return samples.omega.shape[-3] == 1 and not causal and not keys.differ

@@ -27,7 +27,7 @@ from ..engine.positive import two_hops
 from ..engine.signed import Signed
 from ..kernels import FEATURES, both_signs
 from ..typing import ArrayT, Coupling, Features
-from .inputs import change_gauge, check, given_or_drawn
+from .inputs import change_gauge, check_call, choose_frequencies
 
 __all__ = ["FEATURES", "importance_sampled_attention", "random_feature_attention"]
 
@@ -146,14 +146,14 @@ def random_feature_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    inputs = prepare(locals())
+    inputs = prepare_random_features(q, k, v, locals())
     if features == "trigonometric":
-        waves = trigonometric(*inputs.samples, inputs.root, square_norms is None)
+        waves = trigonometric(inputs, square_norms is None)
         return inputs.ungroup(signed.linear_attention(inputs.q, inputs.keys, waves, causal))
     return inputs.ungroup(two_hops(inputs.q, inputs.samples, inputs.keys, causal).out)
 
 
-class Inputs(NamedTuple):
+class RfaInputs(NamedTuple):
     """Arguments of random-feature attention: checked, in groups of heads, frequencies drawn.
 
     Frequencies are times the root of the scale, but for trigonometric features.
@@ -163,16 +163,18 @@ class Inputs(NamedTuple):
     keys: Keys
     samples: Samples
     root: Array
+    xp: Any  # the array namespace
     ungroup: Callable[..., Array]
 
 
-def prepare(given: dict[str, Any]) -> Inputs:
+def prepare_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of random-feature attention, draw frequencies, and group heads."""
-    q, k, v, scale, mask = check(given)
-    features, square_norms = given.get("features", "positive"), given.get("square_norms")
+    scale, mask = check_call(q, k, v, options)
+    xp, lead = array_namespace(q), qkv.lead(q, k, v)
+    features, square_norms = options.get("features", "positive"), options.get("square_norms")
     checks.choice("features", features, FEATURES)
-    q, k = change_gauge(q, k, v, given.get("proposal"))
-    omega, log_weight = given_or_drawn(given, "num_features", q, qkv.lead(q, k, v))
+    q, k = change_gauge(q, k, options.get("proposal"), lead)
+    omega, log_weight = choose_frequencies(options, "num_features", q, lead)
     norms = square_norms is None
     if not norms:
         qkv.pair("square_norms", square_norms, (q, k))
@@ -182,19 +184,21 @@ def prepare(given: dict[str, Any]) -> Inputs:
         q, k, v, omega, log_weight[..., None, :], mask
     )
     root = root_scale(scale, q)
-    if features == "trigonometric":
-        return Inputs(q, Keys(k, v, mask), Samples(omega, log_weight), root, ungroup)
-    keys = Keys(k, v, mask, root * root / 2 if norms else None)
-    return Inputs(q, keys, Samples(root * omega, log_weight), root, ungroup)
+    keys, samples = Keys(k, v, mask), Samples(omega, log_weight)
+    if features != "trigonometric":
+        keys = keys._replace(half=root * root / 2 if norms else None)
+        samples = samples._replace(omega=root * omega)
+    return RfaInputs(q, keys, samples, root, xp, ungroup)
 
 
 @as_written
-def trigonometric(omega: Array, log_weight: Array, root: Array, norms: bool) -> Signed:
-    """Trigonometric features, with the weights of the samples on the side of the queries.
+def trigonometric(inputs: RfaInputs, norms: bool) -> Signed:
+    """Make trigonometric features, with the weights of the samples on the side of the queries.
 
     Without `norms` those of the keys count as equal, and cancel: any constant will do.
     """
-    weight = wave_weights(log_weight)
+    (omega, log_weight), root = inputs.samples, inputs.root
+    weight = wave_weights(log_weight, inputs.xp)
     square_norm, whole = None if norms else 0.0, (WHOLE, WHOLE)
 
     def phi_q(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
@@ -208,9 +212,8 @@ def trigonometric(omega: Array, log_weight: Array, root: Array, norms: bool) -> 
     return Signed(phi_q, phi_k, 2 * omega.shape[-2], arrays=(omega, weight))
 
 
-def wave_weights(log_weight: Array) -> Array:
-    """Weights of cosines and sines, up to a factor."""
-    xp = array_namespace(log_weight)
+def wave_weights(log_weight: Array, xp: Any) -> Array:
+    """Return the weights of cosines and sines, up to a factor."""
     weight = xp.exp(log_weight - finite(xp.max(log_weight, axis=-1, keepdims=True), xp))
     return xp.concat([weight, weight], axis=-1)
 
@@ -266,9 +269,9 @@ def importance_sampled_attention(
     array([[0.5]])
     """
     checks.is_array("omega", omega)  # it cannot be drawn
-    inputs = prepare(locals())
+    inputs = prepare_random_features(q, k, v, locals())
     done, _, log_ratio = importance_ratio(inputs, causal)
-    half = array_namespace(q).exp(log_ratio / 2)[..., None]
+    half = inputs.xp.exp(log_ratio / 2)[..., None]
     return inputs.ungroup(half * done.out * half)  # the ratio alone may overflow
 
 
@@ -281,10 +284,11 @@ class Ratio(NamedTuple):
 
 
 @as_written
-def importance_ratio(inputs: Inputs, causal: bool) -> Ratio:
-    """What importance sampling multiplies RFA by."""
-    (q, (k, v, mask, _), samples, root, _), xp = inputs, array_namespace(inputs.q)
-    done = two_hops(q, samples, inputs.keys, causal)
+def importance_ratio(inputs: RfaInputs, causal: bool) -> Ratio:
+    """Compute the factor by which importance sampling multiplies RFA."""
+    q, keys, samples, root, xp, _ = inputs
+    k, v, mask, _ = keys
+    done = two_hops(q, samples, keys, causal)
     exact = attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root)
     empty = exact.lse == -math.inf
     log_estimate, log_exact = (xp.where(empty, 0.0, x) for x in (done.lse, exact.lse))

@@ -16,12 +16,12 @@ import numpy as np
 
 from ..arrays import checks
 from ..arrays.blocks import WHOLE, part
-from ..arrays.library import Array, array_namespace, as_written, constant, device, host_dtype
+from ..arrays.library import Array, as_written, constant, device, host_dtype
 from ..arrays.products import multiply
 from ..engine.signed import Signed
 from ..engine.signed_back import Featured
-from ..estimators.linear import checked
-from ..estimators.rfa import wave_weights
+from ..estimators.linear import check_features
+from ..estimators.rfa import RfaInputs, wave_weights
 from ..features import (
     Features,
     elu_features,
@@ -34,23 +34,23 @@ from ..features import (
     trigonometric_features,
 )
 
-__all__ = ["check", "of_map", "of_waves"]
+__all__ = ["check_pullback", "map_with_pullback", "waves_with_pullback"]
 
 
-def of_map(feature_map: Callable[[Array], Any], features: Signed) -> Featured:
-    """The features of a map, with their pullback."""
+def map_with_pullback(feature_map: Callable[[Array], Any], features: Signed, xp: Any) -> Featured:
+    """Make the features of a map, with their pullback."""
 
     def phi(x: Array, head: tuple[slice, ...]) -> tuple[Features, Any]:
-        found, pull = _vjp(feature_map, x)
-        values, log_scale = checked(found, x)
+        mapped, pull = _vjp(feature_map, x, xp)
+        values, log_scale = check_features(mapped, x, xp)
 
         def pull_features(d_values: Array, d_log: Array | None) -> tuple[Array, list[Any]]:
-            if isinstance(found, Features):
-                return _shaped(pull(d_values, d_log), x), []
+            if isinstance(mapped, Features):
+                return _check_shape(pull(d_values, d_log), x), []
             # In halves: the scale of a row may be so small that there is no inverse of it.
-            half = array_namespace(x).exp(-log_scale / 2)[..., None]
-            if _known(feature_map) is None:  # other rows may come of this one
-                return _shaped(pull(d_values * half * half), x), []
+            half = xp.exp(-log_scale / 2)[..., None]
+            if _pullback_of(feature_map) is None:  # other rows may come of this one
+                return _check_shape(pull(d_values * half * half), x), []
             return half * pull(half * d_values), []
 
         return Features(values, log_scale), pull_features
@@ -58,20 +58,21 @@ def of_map(feature_map: Callable[[Array], Any], features: Signed) -> Featured:
     return Featured(phi, phi, features.width, splits=features.splits)
 
 
-def of_waves(omega: Array, log_weight: Array, root: Array, norms: bool) -> Featured:
-    """Trigonometric features, with the weights of the samples on the side of the queries."""
-    weight, whole = wave_weights(log_weight), (WHOLE, WHOLE)
+def waves_with_pullback(inputs: RfaInputs, norms: bool) -> Featured:
+    """Make trigonometric features, with the weights of the samples on the side of the queries."""
+    (omega, log_weight), root, xp = inputs.samples, inputs.root, inputs.xp
+    weight, whole = wave_weights(log_weight, xp), (WHOLE, WHOLE)
 
     def phi(x: Array, head: tuple[slice, ...], *, of_query: bool) -> tuple[Features, Any]:
-        own, x = part(omega, (*head, *whole)), x * root
+        omega_h, x = part(omega, (*head, *whole)), x * root
         square_norm = None if norms else 0.0
-        values, log_scale = trigonometric_features(x, own, square_norm=square_norm)
+        values, log_scale = trigonometric_features(x, omega_h, square_norm=square_norm)
         scale = part(weight, (*head, *whole)) if of_query else 1.0
 
         def pull(d_values: Array, d_log: Array | None) -> tuple[Array, list[Any]]:
-            xp, half = array_namespace(x), own.shape[-2]
+            half = omega_h.shape[-2]
             d_log = d_log if norms else None
-            d_x, turned = _waves(x, own, values, d_values * scale, d_log)
+            d_x, turned = _pull_waves(x, omega_h, values, d_values * scale, d_log)
             more = [(0, whole[0], multiply(xp.matrix_transpose(turned), x))]
             if of_query:
                 moved = xp.sum(d_values * values * scale, axis=-2, keepdims=True)
@@ -84,34 +85,34 @@ def of_waves(omega: Array, log_weight: Array, root: Array, norms: bool) -> Featu
     return Featured(phi_q, phi_k, 2 * omega.shape[-2], (omega, log_weight))
 
 
-def _vjp(feature_map: Any, x: Array) -> tuple[Any, Callable[..., Array]]:
+def _vjp(feature_map: Any, x: Array, xp: Any) -> tuple[Any, Callable[..., Array]]:
     """Evaluate a feature map, and return its pullback too."""
-    own = getattr(feature_map, "vjp", None)
-    if own is not None:
-        found: tuple[Any, Callable[..., Array]] = own(x)
-        return found
-    known, options, phi = _known(feature_map), getattr(feature_map, "keywords", {}), feature_map(x)
-    return phi, partial(known, x, phi, **options)
+    vjp = getattr(feature_map, "vjp", None)
+    if vjp is not None:
+        mapped, pull = vjp(x)
+        return mapped, pull
+    options, phi = getattr(feature_map, "keywords", {}), feature_map(x)
+    return phi, partial(_pullback_of(feature_map), x, phi, xp=xp, **options)
 
 
-def _known(feature_map: Any) -> Any:
-    """The pullback of a map of `refattn.features`, perhaps with options; None of another."""
+def _pullback_of(feature_map: Any) -> Any:
+    """Return the pullback of a map of `refattn.features`, perhaps with options; None of another."""
     if isinstance(feature_map, partial):
-        return None if feature_map.args else _known(feature_map.func)
+        return None if feature_map.args else _pullback_of(feature_map.func)
     return _PULLBACKS.get(feature_map) if isinstance(feature_map, Hashable) else None
 
 
-def check(feature_map: Any) -> None:
+def check_pullback(feature_map: Any) -> None:
     """Check that a map has a pullback."""
-    if _known(feature_map) is None and not callable(getattr(feature_map, "vjp", None)):
+    if _pullback_of(feature_map) is None and not callable(getattr(feature_map, "vjp", None)):
         raise TypeError(
             "`feature_map` must have a pullback, in an attribute `vjp`, or be a map of "
             f"`refattn.features`, got {getattr(feature_map, '__name__', feature_map)!r}."
         )
 
 
-def _shaped(d_x: Any, x: Array) -> Array:
-    """What a pullback of a user's gave, if it has the shape of x."""
+def _check_shape(d_x: Any, x: Array) -> Array:
+    """Check that the result of a user's pullback has the shape of x."""
     checks.is_array("feature_map.vjp", d_x)
     if d_x.shape[-2:] != x.shape[-2:]:  # of as many heads as the output has
         raise ValueError(
@@ -121,26 +122,25 @@ def _shaped(d_x: Any, x: Array) -> Array:
     return d_x
 
 
-def _elu(x: Array, phi: Array, cotangent: Array, *, alpha: float = 1.0) -> Array:
-    """Slope 1 above 0, alpha e^x below."""
-    xp = array_namespace(x)
+def _pull_elu(x: Array, phi: Array, cotangent: Array, *, xp: Any, alpha: float = 1.0) -> Array:
+    """Multiply by the slope: 1 above 0, alpha e^x below."""
     return cotangent * xp.where(x > 0, 1.0, alpha * xp.exp(xp.minimum(x, xp.zeros_like(x))))
 
 
-def _relu(x: Array, phi: Array, cotangent: Array) -> Array:
-    """Slope 1 above 0, 0 below."""
-    return array_namespace(x).where(x > 0, cotangent, 0.0)
+def _pull_relu(x: Array, phi: Array, cotangent: Array, *, xp: Any) -> Array:
+    """Multiply by the slope: 1 above 0, 0 below."""
+    return xp.where(x > 0, cotangent, 0.0)
 
 
 @as_written
-def _polynomial(x: Array, phi: Any, cotangent: Array, *, degree: int) -> Array:
+def _pull_polynomial(x: Array, phi: Any, cotangent: Array, *, xp: Any, degree: int) -> Array:
     r"""Pull the normalised monomials of a degree back.
 
     .. math:: \frac{\partial}{\partial x_c} \sqrt{\tfrac{p!}{\alpha!}} \, x^\alpha
         = \sqrt{p \, \alpha_c} \; \sqrt{\tfrac{(p - 1)!}{\beta!}} \, x^\beta,
         \qquad \beta = \alpha - e_c
     """
-    xp, d = array_namespace(x), x.shape[-1]
+    d = x.shape[-1]
     if degree == 0:
         return xp.zeros_like(x)
     lower = polynomial_features(x, degree=degree - 1)
@@ -154,7 +154,7 @@ def _polynomial(x: Array, phi: Any, cotangent: Array, *, degree: int) -> Array:
 
 @cache
 def _raised(d: int, degree: int) -> tuple[Any, Any]:
-    """Which monomial x_c times one of degree - 1 is, (F, d), and degree times the power of x_c."""
+    """Find which monomial x_c times one of degree - 1 is, (F, d), and degree times its power."""
     place = {x: i for i, x in enumerate(combinations_with_replacement(range(d), degree))}
     lower = list(combinations_with_replacement(range(d), degree - 1))
     above = [[place[tuple(sorted((*x, c)))] for c in range(d)] for x in lower]
@@ -163,33 +163,34 @@ def _raised(d: int, degree: int) -> tuple[Any, Any]:
 
 
 @as_written
-def _taylor(
-    x: Array, phi: Features, d_values: Array, d_log_scale: Array | None, *, degree: int
+def _pull_taylor(
+    x: Array, phi: Features, d_values: Array, d_log_scale: Array | None, *, xp: Any, degree: int
 ) -> Array:
-    """Each degree p as `_polynomial`, over root p! and with the scale of the row divided out."""
-    xp, d, first = array_namespace(x), x.shape[-1], 0
+    """Pull each degree p as `_pull_polynomial`, over root p!, without the scale of the row."""
+    d, first = x.shape[-1], 0
     unit, log_size, logs, peak = taylor_scales(x, degree)
     total = xp.zeros_like(x)
     for p, log in enumerate(logs):
         count = math.comb(d + p - 1, p)
-        own = _polynomial(unit, None, d_values[..., first : first + count], degree=p)
-        total = total + xp.exp(log - peak - log_size) * own if p else total
+        d_unit = _pull_polynomial(unit, None, d_values[..., first : first + count], xp=xp, degree=p)
+        total = total + xp.exp(log - peak - log_size) * d_unit if p else total
         first += count
     return total
 
 
 @as_written
-def _exponential(
+def _pull_exponential(
     x: Array,
     phi: Features,
     d_values: Array,
     d_log_scale: Array | None,
     *,
+    xp: Any,
     omega: Array,
     square_norm: Any = None,
     both: bool = False,
 ) -> Array:
-    """Features e^(omega . x - |x|^2 / 2): of each its exponent, of all the norm."""
+    """Pull features e^(omega . x - |x|^2 / 2) back: each by its exponent, all by the norm."""
     omega, moved = constant(omega, x), d_values * phi.values
     if both:
         half = omega.shape[-2]
@@ -200,25 +201,26 @@ def _exponential(
     return d_x - d_log_scale[..., None] * x
 
 
-def _trigonometric(
+def _pull_trigonometric(
     x: Array,
     phi: Features,
     d_values: Array,
     d_log_scale: Array | None,
     *,
+    xp: Any,
     omega: Array,
     square_norm: Any = None,
 ) -> Array:
-    """Features e^(|x|^2 / 2) [cos, sin](omega . x)."""
+    """Pull features e^(|x|^2 / 2) [cos, sin](omega . x) back."""
     d_log_scale = None if square_norm is not None else d_log_scale
-    return _waves(x, constant(omega, x), phi.values, d_values, d_log_scale)[0]
+    return _pull_waves(x, constant(omega, x), phi.values, d_values, d_log_scale)[0]
 
 
 @as_written
-def _waves(
+def _pull_waves(
     x: Array, omega: Array, values: Array, d_values: Array, d_log_scale: Array | None
 ) -> tuple[Array, Array]:
-    """Cotangents of vectors and of omega . x for trigonometric features."""
+    """Return cotangents of vectors and of omega . x for trigonometric features."""
     half = omega.shape[-2]
     turned = d_values[..., half:] * values[..., :half] - d_values[..., :half] * values[..., half:]
     d_x = multiply(turned, omega)
@@ -227,11 +229,11 @@ def _waves(
 
 # Of a map: the vectors, what it made of them, and cotangents to those of the vectors.
 _PULLBACKS: dict[Any, Callable[..., Array]] = {
-    elu_features: _elu,
-    relu_features: _relu,
-    polynomial_features: _polynomial,
-    taylor_features: _taylor,
-    positive_features: _exponential,
-    hyperbolic_features: partial(_exponential, both=True),
-    trigonometric_features: _trigonometric,
+    elu_features: _pull_elu,
+    relu_features: _pull_relu,
+    polynomial_features: _pull_polynomial,
+    taylor_features: _pull_taylor,
+    positive_features: _pull_exponential,
+    hyperbolic_features: partial(_pull_exponential, both=True),
+    trigonometric_features: _pull_trigonometric,
 }

@@ -3,51 +3,54 @@
 from __future__ import annotations
 
 from ..arrays.blocks import WHOLE, add_part, part
-from ..arrays.library import Array, add_rows, array_namespace, as_written
+from ..arrays.library import Array, add_rows, as_written
 from ..engine import kernel_back
 from ..engine.hops import joined
 from ..engine.kernel import Attended
 from ..engine.kernel_back import Cotangents, zeros_of
-from ..estimators.few_keys import Inputs, Sample
+from ..estimators.few_keys import KeysOfQueries, SampledKeyInputs
 
-__all__ = ["pull"]
+__all__ = ["pull_samples"]
 
 
 @as_written
-def pull(found: Inputs, done: Attended, d_out: Array) -> Cotangents:
+def pull_samples(inputs: SampledKeyInputs, done: Attended, d_out: Array) -> Cotangents:
     """Pull `few_keys.attend_samples`, which returned `done`, back."""
-    q, k, v, _, indices, *_ = found.sample
+    q, k, v, _, indices, *_ = inputs.sample
     total = Cotangents(*map(zeros_of, (q, k, v)))
-    if found.shared:
-        box = tuple(slice(0, length) for length in (*found.lead, q.shape[-2]))
-        return _added(total, box, _pull(found.sample, done, d_out))
+    if inputs.shared:
+        box = tuple(slice(0, length) for length in (*inputs.lead, q.shape[-2]))
+        return _add_box(total, box, _pull_sample(inputs.sample, done, d_out))
     # As many places at once as there are keys: sums over keys take no more time than those.
-    for box, sample in found.each(at_least=-(-k.shape[-2] // max(1, indices.shape[-1]))):
+    for box, sample in inputs.each(at_least=-(-k.shape[-2] // max(1, indices.shape[-1]))):
         out, g = (part(x, (*box, WHOLE))[..., None, :] for x in (done.out, d_out))
-        own = _pull(sample, Attended(out, part(done.lse, box)[..., None]), g, several=True)
-        total = _added(total, box, own._replace(q=own.q[..., 0, :]))
+        done_i = Attended(out, part(done.lse, box)[..., None])
+        pulled = _pull_sample(sample, done_i, g, several=True)
+        total = _add_box(total, box, pulled._replace(q=pulled.q[..., 0, :]))
     return total
 
 
-def _pull(sample: Sample, done: Attended, d_out: Array, *, several: bool = False) -> Cotangents:
-    """Cotangents of queries and of all keys: what `several` samples take is added."""
+def _pull_sample(
+    sample: KeysOfQueries, done: Attended, d_out: Array, *, several: bool = False
+) -> Cotangents:
+    """Return cotangents of queries and of all keys: what `several` samples take is added."""
     k, v, options = sample.taken()
-    found = kernel_back.attend(sample.q, k, v, done, d_out, **options)
+    pulled = kernel_back.attend(sample.q, k, v, done, d_out, **options)
 
-    def added(rows: Array) -> Array:
-        at = array_namespace(rows).broadcast_to(sample.indices[..., 0, :], rows.shape[:-1])
+    def add(rows: Array) -> Array:
+        at = sample.xp.broadcast_to(sample.indices[..., 0, :], rows.shape[:-1])
         if several:
             rows, at = joined(rows), joined(at[..., None])[..., 0]
         return add_rows(rows, at, sample.k.shape[-2])
 
-    return Cotangents(found.q, added(found.k), added(found.v))
+    return Cotangents(pulled.q, add(pulled.k), add(pulled.v))
 
 
-def _added(total: Cotangents, box: tuple[slice, ...], own: Cotangents) -> Cotangents:
+def _add_box(total: Cotangents, box: tuple[slice, ...], taken: Cotangents) -> Cotangents:
     """Add what some queries and all keys take."""
     keys = (*box[:-1], WHOLE, WHOLE)
     return Cotangents(
-        add_part(total.q, (*box, WHOLE), own.q),
-        add_part(total.k, keys, own.k),
-        add_part(total.v, keys, own.v),
+        add_part(total.q, (*box, WHOLE), taken.q),
+        add_part(total.k, keys, taken.k),
+        add_part(total.v, keys, taken.v),
     )

@@ -9,8 +9,10 @@ so that each part is pulled back as it is, with the output and the normaliser of
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..arrays.blocks import sum_to
-from ..arrays.library import Array, array_namespace, as_written, reverse
+from ..arrays.library import Array, as_written, reverse
 from ..engine import hops_back, kernel_back
 from ..engine.chunks import Chunks, rows
 from ..engine.hops_back import Pulled
@@ -18,106 +20,108 @@ from ..engine.kernel import Attended, attend, finite
 from ..engine.kernel_back import zeros_of
 from ..engine.scores import Options
 from ..estimators.near_and_far import (
+    ChunkMoments,
+    EvaInputs,
     Field,
     Local,
-    Moments,
     Sides,
     Summaries,
-    Summarised,
     near_options,
 )
-from ..estimators.rfa import Inputs
+from ..estimators.rfa import RfaInputs
 
 __all__ = ["pull_chunks", "pull_local", "pull_moments"]
 
 
 @as_written
-def pull_local(found: Inputs, sides: Sides, causal: bool, local: Local, d_out: Array) -> Pulled:
+def pull_local(inputs: RfaInputs, sides: Sides, causal: bool, local: Local, d_out: Array) -> Pulled:
     """Pull `near_and_far.attend_locally`, which returned `local`, back."""
-    (q, keys, samples, root, _), done = found, local.done
-    xp = array_namespace(q)
+    (q, keys, samples, root, xp, _), done = inputs, local.done
     options = near_options(keys, root, sides, causal)
     near = kernel_back.attend(q, keys.k, keys.v, done, d_out, **options)
     total = Pulled(near.q, near.k, near.v, *map(zeros_of, samples))
     for field, part in local.far:
         whole = field.turn(Attended(done.out, done.lse + local.of_query))
         g = reverse(d_out, -2) if field.turned else d_out
-        own = hops_back.two_hops(field.q, samples, field.keys, field.causal, whole, g)
+        pulled = hops_back.two_hops(field.q, samples, field.keys, field.causal, whole, g)
         share = xp.exp(part.lse - finite(done.lse, xp))
         d_norm = share * xp.sum(d_out * (part.out - done.out), axis=-1)
-        d_q = _turned(own.q, field) - sum_to(root * root * d_norm[..., None] * q, q.shape)
-        d_k, d_v = (_turned(rows(x, 0, keys.k.shape[-2]), field) for x in (own.k, own.v))
-        more = Pulled(d_q, d_k, d_v, own.omega, own.log_weight)
+        d_q = _turn_back(pulled.q, field) - sum_to(root * root * d_norm[..., None] * q, q.shape)
+        d_k, d_v = (_turn_back(rows(x, 0, keys.k.shape[-2]), field) for x in pulled[1:3])
+        more = Pulled(d_q, d_k, d_v, pulled.omega, pulled.log_weight)
         total = Pulled(*(x + y for x, y in zip(total, more, strict=True)))
     return total
 
 
-def _turned(x: Array, field: Field) -> Array:
+def _turn_back(x: Array, field: Field) -> Array:
     return reverse(x, -2) if field.turned else x
 
 
 @as_written
 def pull_chunks(
-    found: Summarised, done: Summaries, d_out: Array, m: int
+    inputs: EvaInputs, done: Summaries, m: int, d_out: Array
 ) -> tuple[Array, Array, Array, Array]:
     """Pull `near_and_far.attend_chunks`, which returned `done`, back: q, k, v, omega."""
-    chunks, root, (states, whole) = found.chunks, found.root, done
-    g, near = _cut_as_queries(d_out, chunks), _near(chunks, root, found.causal, whole, d_out)
-    (mean, f), options = found.far(states.out[..., 0, :])
+    chunks, root, xp, (states, whole) = inputs.chunks, inputs.root, inputs.xp, done
+    g = _cut_as_queries(d_out, chunks, xp)
+    near = _pull_near(chunks, root, inputs.causal, whole, g)
+    (mean, f), options = inputs.far(states.out[..., 0, :])
     far = kernel_back.attend(chunks.q, mean, f, whole, g, **options)
     of_f = far.v[..., 0, :, :][..., None, :]
-    first = hops_back.sampled(found.omega[..., None, :], found.keys, states, of_f, None)
+    first = hops_back.sampled(inputs.omega[..., None, :], inputs.keys, states, of_f, None)
     d_omega = root * first.q[..., 0, :]
     d_q, d_mean = near.q + far.q, far.k[..., 0, :, :]
-    if found.moves:
+    if inputs.moves:
         d_mean = d_mean + sum_to(root * d_omega, d_mean.shape)
-        d_q = d_q + _of_mean_query(sum_to(root * d_omega, chunks.mean_query.shape), chunks)
-    d_k = first.k + _of_mean(d_mean, chunks.k, chunks)
-    of_keys = (_of_keys(*x, chunks, m) for x in ((d_k, near.k), (first.v, near.v)))
+        d_q = d_q + _of_mean_query(sum_to(root * d_omega, chunks.mean_query.shape), chunks, xp)
+    d_k = first.k + _of_mean(d_mean, chunks.k, chunks, xp)
+    of_keys = (_rows_of_keys(*x, chunks, m, xp) for x in ((d_k, near.k), (first.v, near.v)))
     return chunks.joined(d_q), *of_keys, d_omega
 
 
 @as_written
 def pull_moments(
-    found: Moments, done: Attended, d_out: Array, m: int
+    moments: ChunkMoments, done: Attended, m: int, d_out: Array
 ) -> tuple[Array, Array, Array]:
     """Pull `near_and_far.attend_moments`, which returned `done`, back: q, k, v."""
-    chunks, root, xp = found.chunks, found.root, array_namespace(d_out)
-    g, near = _cut_as_queries(d_out, chunks), _near(chunks, root, found.causal, done, d_out)
-    far_k, far_v, of_queries = zeros_of(found.far_k), zeros_of(found.far_v), []
-    for some in found.blocks():
-        x, features = found.queries(some)
-        keys, options = found.far(some)
+    chunks, root, xp = moments.chunks, moments.root, moments.xp
+    g = _cut_as_queries(d_out, chunks, xp)
+    near = _pull_near(chunks, root, moments.causal, done, g)
+    far_k, far_v, of_queries = zeros_of(moments.far_k), zeros_of(moments.far_v), []
+    for some in moments.blocks():
+        x, features = moments.queries(some)
+        keys, options = moments.far(some)
         out, d_some = (y[..., some, :, :] for y in (done.out, g))
         lse = done.lse[..., some, :]
-        own = attend(features, *keys, **options)
-        _, turned = found.turned(own.out)
+        far = attend(features, *keys, **options)
+        _, turned = moments.turned(far.out)
         # Values are read twice: as they are, and turned by the query.
         by_query = x[..., :, None] * d_some[..., None, :]
-        d_both = xp.concat([d_some, _as_row(by_query)], axis=-1)
-        both = xp.concat([out, xp.zeros_like(_as_row(by_query))], axis=-1)
+        by_query = xp.reshape(by_query, (*by_query.shape[:-2], x.shape[-1] * d_some.shape[-1]))
+        d_both = xp.concat([d_some, by_query], axis=-1)
+        both = xp.concat([out, xp.zeros_like(by_query)], axis=-1)
         pulled = kernel_back.attend(features, *keys, Attended(both, lse), d_both, **options)
         far_k = far_k + pulled.k[..., 0, :, :]
         far_v = far_v + pulled.v[..., 0, :, :]
         d = x.shape[-1]
         steep = xp.reshape(pulled.q[..., d:], (*pulled.q.shape[:-1], d, d))
         steep = steep + xp.matrix_transpose(steep)
-        share = xp.exp(own.lse - finite(lse, xp))[..., None]
+        share = xp.exp(far.lse - finite(lse, xp))[..., None]
         d_x = pulled.q[..., :d] + xp.sum(steep * x[..., None, :], axis=-1)
         d_turn = share * xp.sum(turned * d_some[..., None, :], axis=-1)
         of_queries.append(root * root * (d_x + sum_to(d_turn, d_x.shape)))
     d_q = near.q + xp.concat(of_queries, axis=-3) if of_queries else near.q
-    d_k, d_v = _of_moments(found, far_k, far_v)
-    of_keys = (_of_keys(*x, chunks, m) for x in ((d_k, near.k), (d_v, near.v)))
+    d_k, d_v = _of_moments(moments, far_k, far_v)
+    of_keys = (_rows_of_keys(*x, chunks, m, xp) for x in ((d_k, near.k), (d_v, near.v)))
     return chunks.joined(d_q), *of_keys
 
 
-def _of_moments(found: Moments, far_k: Array, far_v: Array) -> tuple[Array, Array]:
-    """Cotangents of keys and values from those of means and covariances.
+def _of_moments(moments: ChunkMoments, far_k: Array, far_v: Array) -> tuple[Array, Array]:
+    """Return cotangents of keys and values from those of means and covariances.
 
     Vectors less their mean add up to 0, so that the mean takes nothing of covariances.
     """
-    (chunks, apart, v_apart, *_), xp = found, array_namespace(far_k)
+    (chunks, apart, v_apart, *_), xp = moments, moments.xp
     d, d_v = apart.shape[-1], v_apart.shape[-1]
     size = xp.maximum(chunks.size, xp.ones_like(chunks.size))
     cov = xp.reshape(far_k[..., d:], (*far_k.shape[:-1], d, d)) / 2
@@ -129,55 +133,49 @@ def _of_moments(found: Moments, far_k: Array, far_v: Array) -> tuple[Array, Arra
     d_k = seen(apart @ (cov + xp.matrix_transpose(cov)), chunks.k.shape)
     d_k = d_k + seen(v_apart @ xp.matrix_transpose(cross), chunks.k.shape)
     d_v_apart = seen(apart @ cross, chunks.v.shape)
-    d_k = d_k + _of_mean(far_k[..., :d], chunks.k, chunks)
-    return d_k, d_v_apart + _of_mean(far_v[..., :d_v], chunks.v, chunks)
+    d_k = d_k + _of_mean(far_k[..., :d], chunks.k, chunks, xp)
+    return d_k, d_v_apart + _of_mean(far_v[..., :d_v], chunks.v, chunks, xp)
 
 
-def _as_row(x: Array) -> Array:
-    """Matrices as rows."""
-    return array_namespace(x).reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
-
-
-def _near(
-    chunks: Chunks, root: Array, causal: bool, whole: Attended, d_out: Array
+def _pull_near(
+    chunks: Chunks, root: Array, causal: bool, whole: Attended, g: Array
 ) -> kernel_back.Cotangents:
-    """Pull `Chunks.near` back, whose part `whole` has."""
+    """Pull `Chunks.near` back, whose part `whole` has, with cotangents g cut as queries."""
     k, v, mask = chunks.own
-    given = {"mask": mask, "causal": causal, "scale": root * root}
-    options, g = Options(shift=chunks.ahead), _cut_as_queries(d_out, chunks)
-    return kernel_back.attend(chunks.q, k, v, whole, g, options=options, **given)
+    scores = {"mask": mask, "causal": causal, "scale": root * root}
+    options = Options(shift=chunks.ahead)
+    return kernel_back.attend(chunks.q, k, v, whole, g, options=options, **scores)
 
 
-def _of_keys(every: Array, own: Array, chunks: Chunks, m: int) -> Array:
-    """Rows of keys, from those of all chunks and of the chunks of queries."""
+def _rows_of_keys(every: Array, near: Array, chunks: Chunks, m: int, xp: Any) -> Array:
+    """Join rows of keys, from those of all chunks and of the chunks of queries."""
     start = chunks.first * chunks.k.shape[-2]
-    return rows(_flat(every), 0, m) + rows(_flat(own), -start, m - start)
+    return rows(_as_rows(every, xp), 0, m) + rows(_as_rows(near, xp), -start, m - start)
 
 
-def _flat(x: Array) -> Array:
-    """Rows (..., C, w, d) of chunks as (..., C w, d)."""
-    return array_namespace(x).reshape(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))
+def _as_rows(x: Array, xp: Any) -> Array:
+    """Reshape rows (..., C, w, d) of chunks to (..., C w, d)."""
+    return xp.reshape(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))
 
 
-def _cut_as_queries(x: Array, chunks: Chunks) -> Array:
+def _cut_as_queries(x: Array, chunks: Chunks, xp: Any) -> Array:
     """Cut rows of queries as these are: the pullback of `Chunks.joined`."""
     count, size = chunks.q.shape[-3:-1]
     start = chunks.rows.start
     x = rows(x, -start, count * size - start)
-    return array_namespace(x).reshape(x, (*x.shape[:-2], count, size, x.shape[-1]))
+    return xp.reshape(x, (*x.shape[:-2], count, size, x.shape[-1]))
 
 
-def _of_mean(d_mean: Array, x: Array, chunks: Chunks) -> Array:
+def _of_mean(d_mean: Array, x: Array, chunks: Chunks, xp: Any) -> Array:
     """Pull `Chunks.mean` of x back: each key that is seen has its share."""
-    xp = array_namespace(x)
     share = d_mean / xp.maximum(chunks.size, xp.ones_like(chunks.size))[..., 0]
     share = share[..., None, :]
     return sum_to(chunks.seen(xp.broadcast_to(share, (*share.shape[:-2], *x.shape[-2:]))), x.shape)
 
 
-def _of_mean_query(d_mean: Array, chunks: Chunks) -> Array:
+def _of_mean_query(d_mean: Array, chunks: Chunks, xp: Any) -> Array:
     """Pull the mean queries of chunks back."""
-    xp, count = array_namespace(d_mean), chunks.num_queries
+    count = chunks.num_queries
     share = rows(d_mean, chunks.first, chunks.first + chunks.q.shape[-3])
     share = share / xp.where(count > 0, count, 1.0)
     return xp.broadcast_to(share[..., None, :], chunks.q.shape)

@@ -27,11 +27,11 @@ from ..engine.signed import linear_attention
 from ..engine.signed_back import attend
 from ..estimators import few_keys, lara, linear, near_and_far, ra, rfa
 from ..estimators.inputs import arguments
-from ..estimators.rfa import Inputs
+from ..estimators.rfa import RfaInputs
 from . import few_keys as gradients_few_keys
 from . import lara as gradients_lara
 from . import near_and_far as gradients_near_and_far
-from .feature_maps import check, of_map, of_waves
+from .feature_maps import check_pullback, map_with_pullback, waves_with_pullback
 
 __all__ = ["Gradients", "vjp"]
 
@@ -153,22 +153,22 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     >>> found.q, found.k.T, found.v.T
     (array([[0.]]), array([[-1.,  1.]]), array([[0.5, 0.5]]))
     """
-    fn, fixed = opened(fn)
+    fn, fixed = open_partials(fn)
     if isinstance(fn, partial):
         raise TypeError(f"`fn` must have options by keyword only, got {fn!r}.")
-    known = _PULLBACKS.get(fn) if isinstance(fn, Hashable) else None
-    if known is None:
-        names = ", ".join(sorted(x.__name__ for x in _PULLBACKS))
+    vjp_of_fn = _VJPS.get(fn) if isinstance(fn, Hashable) else None
+    if vjp_of_fn is None:
+        names = ", ".join(sorted(x.__name__ for x in _VJPS))
         said = checks.describe(fn)
         if fn is few_keys.coreset_attention:
             said = "`coreset_attention`, which has no pullback"
         raise TypeError(f"`fn` must be one of {names}, got {said}.")
-    out, pullback = known(arguments(fn, q, k, v, **{**fixed, **options}))
-    return _own(out), pullback
+    out, pullback = vjp_of_fn(q, k, v, arguments(fn, q, k, v, **{**fixed, **options}))
+    return _copy_result(out, array_namespace(q)), pullback
 
 
-def opened(fn: Any) -> tuple[Any, dict[str, Any]]:
-    """The function within partials, and the options that they give by keyword."""
+def open_partials(fn: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the function within partials, and the options that they give by keyword."""
     options: dict[str, Any] = {}
     while isinstance(fn, partial) and not fn.args:
         fn, options = fn.func, {**fn.keywords, **options}
@@ -176,28 +176,28 @@ def opened(fn: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def pulled_back(fn: Any, formula: Any) -> Callable[..., Any] | None:
-    """What `vjp` takes for an estimator and its formula, if it takes anything.
+    """Return what `vjp` takes for an estimator and its formula, if it takes anything.
 
     The function of the same name where the formula is of `naive`, with what the estimator fixes if
     it is that function, or the estimator itself.
     """
-    formula, options = opened(formula)
-    plain, own = opened(fn)
-    for known in _PULLBACKS:
+    formula, options = open_partials(formula)
+    plain, fixed = open_partials(fn)
+    for known in _VJPS:
         if getattr(naive, known.__name__, None) is formula:
-            return partial(known, **{**(own if plain is known else {}), **options})
-    return fn if isinstance(plain, Hashable) and plain in _PULLBACKS else None
+            return partial(known, **{**(fixed if plain is known else {}), **options})
+    return fn if isinstance(plain, Hashable) and plain in _VJPS else None
 
 
-def _own(out: Any) -> Any:
-    """A copy for the caller, who may write to it; the pullback reads the original."""
+def _copy_result(out: Any, xp: Any) -> Any:
+    """Copy a result for the caller, who may write to it; the pullback reads the original."""
     if isinstance(out, Attended):
-        return Attended(*map(_own, out))
-    return array_namespace(out).asarray(out, copy=True)
+        return Attended(*(_copy_result(x, xp) for x in out))
+    return xp.asarray(out, copy=True)
 
 
-def _checked(d_out: Array, out: Array, name: str = "d_out") -> Array:
-    """A cotangent that matches the result."""
+def _check_cotangent(d_out: Array, out: Array, name: str = "d_out") -> Array:
+    """Check that a cotangent matches the result."""
     checks.arrays(0, **{name: d_out})
     checks.same_home(name, d_out, "out", out)
     if d_out.dtype != out.dtype:
@@ -212,19 +212,12 @@ def _checked(d_out: Array, out: Array, name: str = "d_out") -> Array:
     return d_out
 
 
-def _like(x: Array, given: Array) -> Array:
-    """Undo the grouping of heads."""
-    return array_namespace(x).reshape(x, given.shape)
-
-
 # Exact attention.
 
 
-def _attend(given: dict[str, Any]) -> Any:
+def _vjp_attend(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `attend` back."""
-    inputs = attention.prepare(given)
-    done, pull = _exact(inputs, given)
-    result = Attended(inputs.ungroup(done.out), inputs.ungroup(done.lse, core=1))
+    (out, lse), pull, xp = _pull_exact(q, k, v, options)
 
     def pullback(cotangents: Any) -> Gradients:
         if not isinstance(cotangents, tuple) or len(cotangents) != 2:
@@ -233,47 +226,48 @@ def _attend(given: dict[str, Any]) -> Any:
                 f"got {checks.describe(cotangents)}."
             )
         d_out, d_lse = cotangents
-        if d_out is None:
-            d_out = array_namespace(result.out).zeros_like(result.out)
-        d_lse = None if d_lse is None else _checked(d_lse, result.lse, "d_lse")
-        found: Gradients = pull(_checked(d_out, result.out), d_lse)
-        return found
+        d_out = xp.zeros_like(out) if d_out is None else d_out
+        d_lse = None if d_lse is None else _check_cotangent(d_lse, lse, "d_lse")
+        gradients: Gradients = pull(_check_cotangent(d_out, out), d_lse)
+        return gradients
 
-    return result, pullback
+    return Attended(out, lse), pullback
 
 
-def _softmax(given: dict[str, Any]) -> Any:
+def _vjp_softmax(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `softmax_attention` back."""
-    inputs = attention.prepare(given, rooted=True)
-    done, pull = _exact(inputs, given)
-    out = inputs.ungroup(done.out)
-    return out, lambda d_out: pull(_checked(d_out, out))
+    (out, _), pull, _ = _pull_exact(q, k, v, options, rooted=True)
+    return out, lambda d_out: pull(_check_cotangent(d_out, out))
 
 
-def _exact(inputs: attention.Inputs, given: dict[str, Any]) -> Any:
-    """Exact attention with its pullback, of cotangents of the output and of the normaliser."""
+def _pull_exact(
+    q: Array, k: Array, v: Array, options: dict[str, Any], *, rooted: bool = False
+) -> tuple[Attended, Callable[..., Gradients], Any]:
+    """Attend; return also the pullback of cotangents of both results, and the namespace."""
+    inputs = attention.prepare_attention(q, k, v, options, rooted=rooted)
+    xp, arrays = array_namespace(q), {**options, "q": q, "k": k, "v": v}
     done = kernel.attend(*inputs.arrays, **inputs.options)
 
     def pull(d_out: Array, d_lse: Array | None = None) -> Gradients:
-        d_lse = None if d_lse is None else _like(d_lse, done.lse)
-        found = kernel_back.attend(
-            *inputs.arrays, done, _like(d_out, done.out), d_lse, **inputs.options
-        )
-        named = {name: x for name, x in found._asdict().items() if x is not None}
-        return Gradients(**{name: _like(x, given[name]) for name, x in named.items()})
+        d_lse = None if d_lse is None else xp.reshape(d_lse, done.lse.shape)
+        d_out = xp.reshape(d_out, done.out.shape)
+        taken = kernel_back.attend(*inputs.arrays, done, d_out, d_lse, **inputs.options)
+        named = {name: x for name, x in taken._asdict().items() if x is not None}
+        return Gradients(**{name: xp.reshape(x, arrays[name].shape) for name, x in named.items()})
 
-    return done, pull
+    return Attended(inputs.ungroup(done.out), inputs.ungroup(done.lse, core=1)), pull, xp
 
 
 # Random features.
 
 
 class _Sources(NamedTuple):
-    """The arguments as they were given, whose shapes cotangents have."""
+    """The arguments as the caller has them, whose shapes cotangents have."""
 
     q: Array
     k: Array
     v: Array
+    xp: Any
     omega: Array | None = None
     log_weight: Array | None = None
     gauges: tuple[Array, Array] | None = None
@@ -282,17 +276,16 @@ class _Sources(NamedTuple):
     def gradients(
         self, q: Array, k: Array, v: Array, omega: Any = None, log_weight: Any = None
     ) -> Gradients:
-        """Cotangents of these from those of what was made of them."""
+        """Return cotangents of these from those of what was made of them."""
         if self.gauges is None:
-            q, k = _like(q, self.q), _like(k, self.k)
+            q, k = self.xp.reshape(q, self.q.shape), self.xp.reshape(k, self.k.shape)
         else:
             q, k = (
-                _before_gauge(x, given, gauge)
-                for x, given, gauge in zip((q, k), self[:2], self.gauges, strict=True)
+                _before_gauge(d_x, x, gauge, self.xp)
+                for d_x, x, gauge in zip((q, k), self[:2], self.gauges, strict=True)
             )
-        return Gradients(
-            q, k, _like(v, self.v), None, self._omega(omega), self._log_weight(log_weight)
-        )
+        v = self.xp.reshape(v, self.v.shape)
+        return Gradients(q, k, v, None, self._omega(omega), self._log_weight(log_weight))
 
     def _omega(self, omega: Array | None) -> Array | None:
         if self.omega is None or omega is None:
@@ -300,7 +293,7 @@ class _Sources(NamedTuple):
         if self.both:
             half = omega.shape[-2] // 2
             omega = omega[..., :half, :] - omega[..., half:, :]
-        return _like(omega, self.omega)
+        return self.xp.reshape(omega, self.omega.shape)
 
     def _log_weight(self, log_weight: Array | None) -> Array | None:
         if self.log_weight is None or log_weight is None:
@@ -308,240 +301,210 @@ class _Sources(NamedTuple):
         half = log_weight.shape[-1] // 2
         if self.both:
             log_weight = log_weight[..., :half] + log_weight[..., half:]
-        return _like(
-            sum_to(log_weight, (*log_weight.shape[:-1], self.log_weight.shape[-1])), self.log_weight
-        )
+        shape = (*log_weight.shape[:-1], self.log_weight.shape[-1])
+        return self.xp.reshape(sum_to(log_weight, shape), self.log_weight.shape)
 
 
-def _before_gauge(x: Array, given: Array, gauge: Array) -> Array:
-    """Cotangent of what was multiplied by the gauge, which may have more heads."""
-    lead = broadcast_lead(given, gauge)
-    x = array_namespace(x).reshape(x, (*lead, *given.shape[-2:]))
-    return sum_to(multiply(x, array_namespace(x).matrix_transpose(gauge)), given.shape)
+def _before_gauge(d_x: Array, x: Array, gauge: Array, xp: Any) -> Array:
+    """Pull the product of x and the gauge, which may have more heads, back."""
+    d_x = xp.reshape(d_x, (*broadcast_lead(x, gauge), *x.shape[-2:]))
+    return sum_to(multiply(d_x, xp.matrix_transpose(gauge)), x.shape)
 
 
-def _sources(given: dict[str, Any]) -> _Sources:
-    q, k, v = _tokens(given)
-    proposal, both = given.get("proposal"), given.get("features") == "hyperbolic"
-    gauges = proposal.gauges(q, k) if isinstance(proposal, sampling.Gaussian) else None
-    return _Sources(q, k, v, given.get("omega"), given.get("log_weight"), gauges, both)
-
-
-def _tokens(given: dict[str, Any]) -> tuple[Array, Array, Array]:
-    return given["q"], given["k"], given["v"]
-
-
-def _random_features(given: dict[str, Any]) -> Any:
-    """Pull `random_feature_attention` back: hop 2, then hop 1."""
-    q, keys, samples, root, ungroup = rfa.prepare(given)
-    sources, causal = _sources(given), given["causal"]
-    if given["features"] == "trigonometric":
-        norms = given["square_norms"] is None
-        waves = rfa.trigonometric(*samples, root, norms)
-        raw = linear_attention(q, keys, waves, causal)
-        back = of_waves(*samples, root, norms)
-        out = ungroup(raw)
-
-        def pull(d_out: Array) -> Gradients:
-            d_out = _like(_checked(d_out, out), raw)
-            pulled = attend(q, keys, back, raw, d_out, causal=causal)
-            return sources.gradients(*pulled[:3], *pulled.parameters)
-
-        return out, pull
-    done = two_hops(q, samples, keys, causal)
-    out = ungroup(done.out)
-
-    def pullback(d_out: Array) -> Gradients:
-        d_out = _like(_checked(d_out, out), done.out)
-        pulled = hops_back.two_hops(q, samples, keys, causal, done, d_out)
-        return sources.gradients(*pulled[:3], root * pulled.omega, pulled.log_weight)
-
-    return out, pullback
-
-
-def _importance_sampled(given: dict[str, Any]) -> Any:
-    """Pull `importance_sampled_attention` back: RFA times a ratio of normalisers."""
-    checks.is_array("omega", given["omega"])
-    inputs, sources, causal = rfa.prepare(given), _sources(given), given["causal"]
-    q, keys, samples, root, ungroup = inputs
-    xp = array_namespace(q)
-    done, exact, log_ratio = rfa.importance_ratio(inputs, causal)
-    half = xp.exp(log_ratio / 2)[..., None]
-    raw = half * done.out * half
+def _with_pullback(
+    raw: Array, ungroup: Callable[..., Array], sources: _Sources, pull: Callable[[Array], Any]
+) -> tuple[Array, Pullback]:
+    """Undo the groups of heads of a result, and make its pullback from that of the groups."""
     out = ungroup(raw)
 
     def pullback(d_out: Array) -> Gradients:
-        d_out = _like(_checked(d_out, out), raw)
-        d_log = xp.sum(d_out * raw, axis=-1)
-        pulled = hops_back.two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
-        none, square = d_out[..., :0], root * root
-        normaliser = kernel_back.attend(
-            q,
-            keys.k,
-            keys.v[..., :0],
-            exact,
-            none,
-            -d_log,
-            mask=keys.mask,
-            causal=causal,
-            scale=square,
-        )
-        d_q = pulled.q + normaliser.q - sum_to(square * d_log[..., None] * q, q.shape)
-        return sources.gradients(
-            d_q, pulled.k + normaliser.k, pulled.v, root * pulled.omega, pulled.log_weight
-        )
+        d_out = sources.xp.reshape(_check_cotangent(d_out, out), raw.shape)
+        return sources.gradients(*pull(d_out))
 
     return out, pullback
 
 
-def _means(inputs: Inputs, given: dict[str, Any]) -> Any:
-    """Pull a mean of states back: every sample of a query takes the same."""
-    q, keys, samples, root, ungroup = inputs
-    sources, causal = _sources(given), given["causal"]
-    raw = ra.mean_of_states(q, samples, keys, causal)
-    out, xp, size = ungroup(raw), array_namespace(q), samples.omega.shape[-2]
+def _sources(q: Array, k: Array, v: Array, options: dict[str, Any], xp: Any) -> _Sources:
+    proposal, both = options.get("proposal"), options.get("features") == "hyperbolic"
+    gauges = proposal.gauges(q, k) if isinstance(proposal, sampling.Gaussian) else None
+    return _Sources(q, k, v, xp, options.get("omega"), options.get("log_weight"), gauges, both)
 
-    def pullback(d_out: Array) -> Gradients:
-        d_out, some = _like(_checked(d_out, out), raw), q
+
+def _vjp_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
+    """Pull `random_feature_attention` back: hop 2, then hop 1."""
+    inputs, causal = rfa.prepare_random_features(q, k, v, options), options["causal"]
+    sources = _sources(q, k, v, options, inputs.xp)
+    q, keys, samples, root, _, ungroup = inputs
+    if options["features"] == "trigonometric":
+        norms = options["square_norms"] is None
+        raw = linear_attention(q, keys, rfa.trigonometric(inputs, norms), causal)
+        back = waves_with_pullback(inputs, norms)
+
+        def pull_waves(d_out: Array) -> Any:
+            pulled = attend(q, keys, back, raw, d_out, causal=causal)
+            return *pulled[:3], *pulled.parameters
+
+        return _with_pullback(raw, ungroup, sources, pull_waves)
+    done = two_hops(q, samples, keys, causal)
+
+    def pull(d_out: Array) -> Any:
+        pulled = hops_back.two_hops(q, samples, keys, causal, done, d_out)
+        return *pulled[:3], root * pulled.omega, pulled.log_weight
+
+    return _with_pullback(done.out, ungroup, sources, pull)
+
+
+def _vjp_importance_sampled(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
+    """Pull `importance_sampled_attention` back: RFA times a ratio of normalisers."""
+    checks.is_array("omega", options["omega"])
+    inputs, causal = rfa.prepare_random_features(q, k, v, options), options["causal"]
+    sources = _sources(q, k, v, options, inputs.xp)
+    q, keys, samples, root, xp, ungroup = inputs
+    done, exact, log_ratio = rfa.importance_ratio(inputs, causal)
+    half = xp.exp(log_ratio / 2)[..., None]
+    raw, square = half * done.out * half, root * root
+    scores = {"mask": keys.mask, "causal": causal, "scale": square}
+
+    def pull(d_out: Array) -> Any:
+        d_log, none = xp.sum(d_out * raw, axis=-1), d_out[..., :0]
+        pulled = hops_back.two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
+        no_values = keys.v[..., :0]
+        normaliser = kernel_back.attend(q, keys.k, no_values, exact, none, -d_log, **scores)
+        d_q = pulled.q + normaliser.q - sum_to(square * d_log[..., None] * q, q.shape)
+        d_k = pulled.k + normaliser.k
+        return d_q, d_k, pulled.v, root * pulled.omega, pulled.log_weight
+
+    return _with_pullback(raw, ungroup, sources, pull)
+
+
+def _vjp_mean_of_states(inputs: RfaInputs, sources: _Sources, causal: bool) -> Any:
+    """Pull a mean of states back: every sample of a query takes the same."""
+    q, keys, samples, root, xp, ungroup = inputs
+    size = samples.omega.shape[-2]
+
+    def pull(d_out: Array) -> Any:
+        some = q
         if ra.alike(samples, keys, causal):
             d_out, some = xp.sum(d_out, axis=-2, keepdims=True), q[..., :1, :]
 
-        def read(box: tuple[slice, ...], q: Array, own: Samples, states: Attended) -> Any:
+        def read(box: tuple[slice, ...], q: Array, samples: Samples, states: Attended) -> Any:
             share = part(d_out, (*box, WHOLE))[..., None, :] / size
             return hops_back.Taken(None, None, None, share, None)
 
         pulled = hops_back.per_query(read, some, samples, keys, causal)
-        return sources.gradients(kernel_back.zeros_of(q), pulled.k, pulled.v, root * pulled.omega)
+        return kernel_back.zeros_of(q), pulled.k, pulled.v, root * pulled.omega
 
-    return out, pullback
+    return _with_pullback(ra.mean_of_states(inputs, causal), ungroup, sources, pull)
 
 
-def _randomized(given: dict[str, Any]) -> Any:
+def _vjp_randomized(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `randomized_attention` back at given frequencies."""
-    if given["omega"] is None:
+    if options["omega"] is None:
         raise ValueError(
             "`omega` must be given: draws from p_i jump between keys, and have no derivative."
         )
-    return _means(ra.prepare_by_query(given), given)
+    inputs = ra.prepare_by_query(q, k, v, options)
+    return _vjp_mean_of_states(inputs, _sources(q, k, v, options, inputs.xp), options["causal"])
 
 
-def _mean_of_ratios(given: dict[str, Any]) -> Any:
+def _vjp_mean_of_ratios(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `mean_of_ratios_attention` back."""
-    return _means(ra.prepare_for_all(given), given)
+    inputs = ra.prepare_for_all(q, k, v, options)
+    return _vjp_mean_of_states(inputs, _sources(q, k, v, options, inputs.xp), options["causal"])
 
 
-def _proposals(given: dict[str, Any]) -> Any:
+def _vjp_lara(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `linear_randomized_attention` back, through proposals that are made of q and k."""
-    inputs, sources, causal = lara.prepare(given), _sources(given), given["causal"]
-    query_weighted = inputs.options.weighting in _OF_QUERY
-    if sources.omega is not None and inputs.own is not None:
+    inputs, causal = lara.prepare_lara(q, k, v, options), options["causal"]
+    sources = _sources(q, k, v, options, inputs.xp)
+    if sources.omega is not None and inputs.log_own is not None:
         sources = sources._replace(omega=None)
-    done = lara.attend_prepared(inputs, causal)
-    out, pull = inputs.ungroup(done.out), gradients_lara.pull
-    if causal or query_weighted:
-        pull = gradients_lara.pull_causal if causal else gradients_lara.pull_query_weighted
-
-    def pullback(d_out: Array) -> Gradients:
-        return sources.gradients(*pull(inputs, done, _like(_checked(d_out, out), done.out)))
-
-    return out, pullback
+    done, pull = lara.attend_prepared(inputs, causal), gradients_lara.pull_lara
+    if causal:
+        pull = gradients_lara.pull_causal
+    elif inputs.options.weighting in _OF_QUERY:
+        pull = gradients_lara.pull_query_weighted
+    return _with_pullback(done.out, inputs.ungroup, sources, partial(pull, inputs, done))
 
 
 # Near and far.
 
 
-def _local(given: dict[str, Any]) -> Any:
+def _vjp_local(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `local_random_feature_attention` back, part by part."""
-    sides, causal = qkv.window(given["window"]), given["causal"]
-    inputs, sources = rfa.prepare(given), _sources(given)
+    sides, causal = qkv.window(options["window"]), options["causal"]
+    inputs = rfa.prepare_random_features(q, k, v, options)
+    sources = _sources(q, k, v, options, inputs.xp)
     local = near_and_far.attend_locally(inputs, sides, causal)
-    out = inputs.ungroup(local.done.out)
 
-    def pullback(d_out: Array) -> Gradients:
-        d_out = _like(_checked(d_out, out), local.done.out)
+    def pull(d_out: Array) -> Any:
         pulled = gradients_near_and_far.pull_local(inputs, sides, causal, local, d_out)
-        return sources.gradients(*pulled[:3], inputs.root * pulled.omega)
+        return *pulled[:3], inputs.root * pulled.omega
 
-    return out, pullback
+    return _with_pullback(local.done.out, inputs.ungroup, sources, pull)
 
 
-def _eva(given: dict[str, Any]) -> Any:
+def _vjp_eva(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `eva_attention` back, through the means that summaries are made of."""
-    inputs, sources = near_and_far.prepare_chunks(given), _sources(given)
-    done = near_and_far.attend_chunks(inputs)
-    raw = inputs.chunks.joined(done.done.out)
-    out = inputs.ungroup(raw)
-
-    def pullback(d_out: Array) -> Gradients:
-        d_out = _like(_checked(d_out, out), raw)
-        pulled = gradients_near_and_far.pull_chunks(inputs, done, d_out, sources.k.shape[-2])
-        return sources.gradients(*pulled)
-
-    return out, pullback
+    inputs = near_and_far.prepare_chunks(q, k, v, options)
+    sources, done = _sources(q, k, v, options, inputs.xp), near_and_far.attend_chunks(inputs)
+    pull = partial(gradients_near_and_far.pull_chunks, inputs, done, k.shape[-2])
+    return _with_pullback(inputs.chunks.joined(done.done.out), inputs.ungroup, sources, pull)
 
 
-def _second_order(given: dict[str, Any]) -> Any:
+def _vjp_second_order(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `second_order_attention` back, through the moments."""
-    inputs, sources = near_and_far.prepare_moments(given), _sources(given)
-    done = near_and_far.attend_moments(inputs)
-    raw = inputs.chunks.joined(done.out)
-    out = inputs.ungroup(raw)
-
-    def pullback(d_out: Array) -> Gradients:
-        d_out = _like(_checked(d_out, out), raw)
-        pulled = gradients_near_and_far.pull_moments(inputs, done, d_out, sources.k.shape[-2])
-        return sources.gradients(*pulled)
-
-    return out, pullback
+    inputs = near_and_far.prepare_moments(q, k, v, options)
+    sources, done = _sources(q, k, v, options, inputs.xp), near_and_far.attend_moments(inputs)
+    pull = partial(gradients_near_and_far.pull_moments, inputs, done, k.shape[-2])
+    return _with_pullback(inputs.chunks.joined(done.out), inputs.ungroup, sources, pull)
 
 
 # Samples of keys.
 
 
-def _sampled_keys(given: dict[str, Any]) -> Any:
+def _vjp_sampled_keys(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `sampled_key_attention` back at given samples."""
-    inputs, sources = few_keys.prepare_samples(given), _sources(given)
-    done = few_keys.attend_samples(inputs)
-    out = inputs.ungroup(done.out)
+    inputs = few_keys.prepare_samples(q, k, v, options)
+    sources, done = _sources(q, k, v, options, inputs.sample.xp), few_keys.attend_samples(inputs)
 
-    def pullback(d_out: Array) -> Gradients:
-        d_out = _like(_checked(d_out, out), done.out)
-        return sources.gradients(*gradients_few_keys.pull(inputs, done, d_out)[:3])
+    def pull(d_out: Array) -> Any:
+        return gradients_few_keys.pull_samples(inputs, done, d_out)[:3]
 
-    return out, pullback
+    return _with_pullback(done.out, inputs.ungroup, sources, pull)
 
 
 # Linear attention.
 
 
-def _linear(given: dict[str, Any]) -> Any:
+def _vjp_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     """Pull `linear_attention` back, through its features."""
-    sources, causal, feature_map = _sources(given), given["causal"], given["feature_map"]
-    q, keys, ungroup = linear.prepare(given)
-    check(feature_map)
-    features = linear.of_map(feature_map, keys.k if keys.k.shape[-2] else q)
+    causal, feature_map = options["causal"], options["feature_map"]
+    inputs = linear.prepare_linear(q, k, v, options)
+    sources = _sources(q, k, v, options, inputs.xp)
+    q, keys, xp, ungroup = inputs
+    check_pullback(feature_map)
+    features = linear.map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp)
     raw = linear_attention(q, keys, features, causal)
-    out, back = ungroup(raw), of_map(feature_map, features)
+    back = map_with_pullback(feature_map, features, xp)
 
-    def pullback(d_out: Array) -> Gradients:
-        d_out = _like(_checked(d_out, out), raw)
-        pulled = attend(q, keys, back, raw, d_out, causal=causal)
-        return sources.gradients(*pulled[:3])
+    def pull(d_out: Array) -> Any:
+        return attend(q, keys, back, raw, d_out, causal=causal)[:3]
 
-    return out, pullback
+    return _with_pullback(raw, ungroup, sources, pull)
 
 
-_PULLBACKS: dict[Any, Callable[..., Any]] = {
-    attention.attend: _attend,
-    attention.softmax_attention: _softmax,
-    rfa.random_feature_attention: _random_features,
-    rfa.importance_sampled_attention: _importance_sampled,
-    ra.randomized_attention: _randomized,
-    ra.mean_of_ratios_attention: _mean_of_ratios,
-    lara.linear_randomized_attention: _proposals,
-    few_keys.sampled_key_attention: _sampled_keys,
-    near_and_far.eva_attention: _eva,
-    near_and_far.second_order_attention: _second_order,
-    near_and_far.local_random_feature_attention: _local,
-    linear.linear_attention: _linear,
+_VJPS: dict[Any, Callable[..., Any]] = {
+    attention.attend: _vjp_attend,
+    attention.softmax_attention: _vjp_softmax,
+    rfa.random_feature_attention: _vjp_random_features,
+    rfa.importance_sampled_attention: _vjp_importance_sampled,
+    ra.randomized_attention: _vjp_randomized,
+    ra.mean_of_ratios_attention: _vjp_mean_of_ratios,
+    lara.linear_randomized_attention: _vjp_lara,
+    few_keys.sampled_key_attention: _vjp_sampled_keys,
+    near_and_far.eva_attention: _vjp_eva,
+    near_and_far.second_order_attention: _vjp_second_order,
+    near_and_far.local_random_feature_attention: _vjp_local,
+    linear.linear_attention: _vjp_linear,
 }

@@ -142,11 +142,7 @@ def proposals(
         num_proposals = centres.shape[-2]
     samples = omega.shape[-2]
     count = samples if num_proposals is None else num_proposals
-    if count < 1 or samples % count:
-        raise ValueError(
-            f"`omega` must hold a multiple of the number of proposals, {count}, "
-            f"got {samples} frequencies."
-        )
+    frequencies.samples_of_each(samples, count)
     return {"omega": omega, "num_proposals": count, "centres": centres, "beta": beta, "mask": mask}
 
 

@@ -317,7 +317,7 @@ class LinearState:
         `feature_map` is as in `refattn.linear_attention`.
         """
         qkv.check(k, k, v)
-        return cls(linear.sums(k, v, feature_map), int(k.shape[-1]), feature_map)
+        return cls(linear.sum_keys(k, v, feature_map), int(k.shape[-1]), feature_map)
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -341,7 +341,7 @@ class LinearState:
             raise ValueError(
                 f"`q` must have the last axis of the state, {self.d}, got {q.shape[-1]}."
             )
-        return linear.read(q, self.sums, self.feature_map)
+        return linear.read_sums(q, self.sums, self.feature_map)
 
     def merge(self, other: LinearState) -> LinearState:
         """Add the sums over other keys, of the same leading axes and the same feature map."""
@@ -449,7 +449,7 @@ class LocalState:
     def _whole(self, q: Array, far: Attended) -> Attended:
         """What features have seen, with normalisers beside those of keys."""
         root, count = root_scale(self.far.scale, q), self.far.omega.shape[-2]
-        return Attended(far.out, far.lse - lacking(q, root, count))
+        return Attended(far.out, far.lse - lacking(q, root, count, array_namespace(q)))
 
     def merge(self, other: LocalState) -> LocalState:
         """Add the state of later keys, of the same window, frequencies and log weights."""

@@ -16,7 +16,7 @@ from ..arrays.library import Array, array_namespace, as_written, constant, devic
 from ..engine.chunks import Chunks, chunked, rows
 from ..engine.kernel import Attended, attend, merge
 from ..estimators.near_and_far import (
-    Summarised,
+    EvaInputs,
     attend_chunks,
     attend_moments,
     attend_squared,
@@ -130,7 +130,7 @@ class SecondOrderState(_ChunkState):
         if count:
             whole = slice(0, count * self.window)
             k_whole, v_whole = k[..., whole, :], v[..., whole, :]
-            found = moments_of(self._cut(None, k_whole, v_whole), root_scale(self.scale, k))
+            found = moments_of(self._cut(None, k_whole, v_whole), root_scale(self.scale, k), xp)
             far_k = xp.concat([far_k, found.far_k], axis=-2)
             far_v = xp.concat([far_v, found.far_v], axis=-2)
             # Copied, lest the keys of whole chunks stay in memory.
@@ -154,7 +154,7 @@ class SecondOrderState(_ChunkState):
         k, v = self._joined(k, v)
         (q, k, v, *far), ungroup = group_heads(q, k, v, self.far_k, self.far_v)
         root = root_scale(self.scale, q)
-        found = moments_of(self._cut(q, k, v), root)
+        found = moments_of(self._cut(q, k, v), root, array_namespace(q))
         done = _rows_of(found.chunks, attend_moments(found))
         return ungroup(merge(done, self._far(root * root * q, *far)).out)
 
@@ -162,12 +162,11 @@ class SecondOrderState(_ChunkState):
         """Attend from queries times the scale to moments of chunks, some at once."""
         if not far_k.shape[-2]:
             return _nothing(x, far_v, int(self.v.shape[-1]))
-        bias, done = _full(math.log(self.window), x), []
+        bias, done, xp = _full(math.log(self.window), x), [], array_namespace(x)
         size = max(1, math.prod(block_shape(x)) // int(x.shape[-1]) ** 2)
         for i in blocks(0, max(1, int(x.shape[-2])), size):
-            done.append(attend_squared(*squared(x[..., i, :]), far_k, far_v, bias=bias))
+            done.append(attend_squared(*squared(x[..., i, :], xp), far_k, far_v, xp, bias=bias))
         out, lse = zip(*done, strict=True)
-        xp = array_namespace(x)
         return Attended(xp.concat(list(out), axis=-2), xp.concat(list(lse), axis=-1))
 
     def merge(self, other: SecondOrderState) -> SecondOrderState:
@@ -349,13 +348,14 @@ class EvaState(_ChunkState):
         rng = copy.deepcopy(self.rng)
         return rng.standard_normal((count, self.d)), rng
 
-    def _summaries(self, chunks: Chunks, law: Array, noise: Any) -> Summarised:
+    def _summaries(self, chunks: Chunks, law: Array, noise: Any) -> EvaInputs:
         """What summaries are made of, at given frequencies or of mean queries."""
-        root = root_scale(self.scale, chunks.k)
+        root, xp = root_scale(self.scale, chunks.k), array_namespace(chunks.k)
         if self.omega is not None:
-            return summaries_of(chunks, root, law, None, self.log_size)
+            return summaries_of(chunks, root, law, None, self.log_size, xp)
         noise = None if noise is None else constant(noise, chunks.k)
-        return summaries_of(chunks._replace(mean_query=law), root, None, noise, self.log_size)
+        about = chunks._replace(mean_query=law)
+        return summaries_of(about, root, None, noise, self.log_size, xp)
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""

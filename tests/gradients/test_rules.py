@@ -405,3 +405,10 @@ def test_leaves_of_tokens_without_heads(monkeypatch):
     got = pulled(case.fn, held, xp.asarray(d_out), **options)
     for x, y in want.items():
         np.testing.assert_allclose(np.asarray(got[x]), y, rtol=1e-9, atol=1e-11)
+
+
+def test_causal_lara_of_an_empty_batch():
+    q, k, v = np.ones((3, 0, 4, 2))
+    options = {"num_proposals": 2, "causal": True, "rng": 0}
+    out, pullback = vjp(refattn.linear_randomized_attention, q, k, v, **options)
+    assert [x.shape for x in (out, *pullback(out)[:3])] == [(0, 4, 2)] * 4

@@ -49,7 +49,7 @@ def eva(**options):
 def local(q, k, v, *, window, **options):
     """Local features at importance weights, which that function draws itself: by their copies."""
     more = {"scale": 0.4, "mask": None, **WEIGHTED}
-    inputs = near_and_far.prepare({"q": q, "k": k, "v": v, **more, **options})
+    inputs = near_and_far.prepare_random_features(q, k, v, {**more, **options})
     return inputs.ungroup(near_and_far.attend_locally(inputs, window, True).done.out)
 
 

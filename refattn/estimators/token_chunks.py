@@ -1,0 +1,82 @@
+"""Tokens in contiguous chunks, of equal numbers of those that are seen, and the means of chunks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..arrays.blocks import block_shape, blocks, most_threads, put
+from ..arrays.library import Array, as_written, device
+from ..arrays.products import sum_of_products
+from ..arrays.threads import for_each
+from ..engine.hops import Keys
+
+__all__ = ["chunk_of", "chunk_of_keys", "mean_of_chunks", "members", "seen_keys"]
+
+
+@as_written
+def mean_of_chunks(x: Array, count: int, seen: Array | None, xp: Any) -> Array:
+    """Average `count` contiguous chunks with equal numbers of seen rows: (..., count, d)."""
+    (n, d), size, home = x.shape[-2:], block_shape(x)[1], device(x)
+    if seen is None:
+        chunk = xp.asarray(chunk_of(n, count), device=home)
+    else:
+        chunk = _chunk_of_seen(seen, count, xp)
+
+    def average(c: slice) -> Array:
+        sums = sizes = xp.zeros((1, 1), dtype=x.dtype, device=home)
+        for j in blocks(-(-c.start * n // count), -(-c.stop * n // count), size):
+            member, x_j = members(chunk[..., j], c, x, xp), x[..., j, :]
+            if seen is not None:
+                x_j = xp.where(seen[..., j][..., None], x_j, 0.0)
+            sums = sums + sum_of_products(member, x_j)
+            sizes = sizes + xp.sum(member, axis=-1, keepdims=True)
+        return sums / xp.where(sizes == 0, 1.0, sizes)
+
+    if seen is not None:  # any row may be in any chunk
+        return average(slice(0, count))
+    means = xp.empty((*x.shape[:-2], count, d), dtype=x.dtype, device=home)
+
+    def write(c: slice) -> None:
+        nonlocal means
+        whole = tuple(slice(0, length) for length in x.shape[:-2])
+        means = put(means, (*whole, c, slice(0, d)), average(c))
+
+    few = max(1, size // 2 * count // max(n, 1))
+    for_each(lambda: write, blocks(0, count, few), most=most_threads(x, math.prod(x.shape)))
+    return means
+
+
+def chunk_of(n: int, count: int) -> Any:
+    """Return which of the chunks each of n tokens is in."""
+    return np.arange(n) * count // max(n, 1)
+
+
+def seen_keys(keys: Keys, xp: Any) -> Array | None:
+    """Return which keys some query sees, (..., m)."""
+    return None if keys.mask is None else xp.any(keys.mask, axis=-2)
+
+
+def chunk_of_keys(keys: Keys, count: int, xp: Any) -> Array:
+    """Return which of the chunks each key is in, -1 if it is masked."""
+    seen = seen_keys(keys, xp)
+    if seen is not None:
+        return _chunk_of_seen(seen, count, xp)
+    return xp.asarray(chunk_of(keys.k.shape[-2], count), device=device(keys.k))
+
+
+def _chunk_of_seen(seen: Array, count: int, xp: Any) -> Array:
+    """Return which of chunks of equally many seen tokens each is in, (..., m), -1 if unseen."""
+    home = device(seen)
+    visible = xp.astype(seen, xp.arange(0, device=home).dtype)  # JAX may have no int64
+    rank = xp.cumulative_sum(visible, axis=-1) - 1
+    total = xp.maximum(xp.sum(visible, axis=-1, keepdims=True), xp.asarray(1, device=home))
+    return xp.where(seen, rank * count // total, -1)
+
+
+def members(chunk: Array, c: slice, like: Array, xp: Any) -> Array:
+    """Return 1 where a token is in a chunk, else 0, (..., chunks, tokens)."""
+    chunks = xp.arange(c.start, c.stop, device=device(like))[:, None]
+    return xp.astype(chunk[..., None, :] == chunks, like.dtype)
