@@ -177,10 +177,10 @@ def draw_qkv(
         for size in shape:
             checks.positive_integer("shape", size)
     if case == "sample":
-        found = tuple(_take_sample(x, shape) for x in load_sample())
+        arrays = tuple(_take_sample(x, shape) for x in load_sample())
     else:
-        found = _DRAWERS[case](rng, (2, 64, 32) if shape is None else tuple(map(int, shape)))
-    q, k, v = (FORMATS[dtype].round(x).astype(_STORED_AS.get(dtype, dtype)) for x in found)
+        arrays = _DRAWERS[case](rng, (2, 64, 32) if shape is None else tuple(map(int, shape)))
+    q, k, v = (FORMATS[dtype].round(x).astype(_STORED_AS.get(dtype, dtype)) for x in arrays)
     return q, k, v
 
 
@@ -300,7 +300,7 @@ def assert_close(
     AssertionError: FAIL: no correct kernel in float32 gives such numbers ...
     """
     __tracebackhide__ = True  # pytest shows the line that calls
-    found = verify(
+    verdict = verify(
         q=q, k=k, v=v, out=got, lse=lse, dtype=dtype, profile=profile, alpha=alpha, **options
     )
-    found.accept(stacklevel=3)
+    verdict.accept(stacklevel=3)

@@ -104,9 +104,9 @@ def _describe_estimator(record: Estimator) -> str:
 
     able = possible(record)
     formula = getattr(record.naive, "func", record.naive)
-    given = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
+    fixed = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
     summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
-    summary += "".join(f" {name} = {value}." for name, value in given.items())
+    summary += "".join(f" {name} = {value}." for name, value in fixed.items())
     return f"{summary} May have: {', '.join(able)}." if able else summary
 
 
@@ -237,9 +237,6 @@ def check(
     target: str,
     kind: str,
     json_path: str | None,
-    junit_path: Path | None,
-    html_path: Path | None,
-    badge_path: Path | None,
     xfails: Path | None,
     reproducers: bool,
     **options: Any,
@@ -258,12 +255,11 @@ def check(
     kind = "json" if quiet else kind
     # A candidate may change the working directory.
     json_path = json_path if json_path is None or quiet else str(Path(json_path).absolute())
-    junit_path = None if junit_path is None else junit_path.absolute()
-    html_path = None if html_path is None else html_path.absolute()
-    badge_path = None if badge_path is None else badge_path.absolute()
-    for name, path in (("--html", html_path), ("--badge", badge_path)):
-        if path is not None:
-            installed(name, "jinja2")
+    forms = {x: options.pop(f"{x}_path") for x in ("junit", "html", "badge")}
+    paths: dict[str, Path] = {x: path.absolute() for x, path in forms.items() if path is not None}
+    for form in ("html", "badge"):
+        if form in paths:
+            installed(f"--{form}", "jinja2")
     with one_line(False):
         if json_path is not None and not quiet:
             output(".json")(context, context.command.params[0], json_path)
@@ -284,9 +280,8 @@ def check(
         )
         if json_path is not None and not quiet:
             Path(json_path).write_text(report.to_json(), encoding="utf-8")
-        for form, path in (("junit", junit_path), ("html", html_path), ("badge", badge_path)):
-            if path is not None:
-                path.write_text(getattr(report, f"to_{form}")(), encoding="utf-8")
+        for form, path in paths.items():
+            path.write_text(getattr(report, f"to_{form}")(), encoding="utf-8")
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
@@ -347,20 +342,20 @@ def _import_target(target: str) -> Any:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = import_module(module)
+        target_object = import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target_object = getattr(target_object, part)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"cannot import {target!r}: {said(error)}") from None
     except BaseException as error:  # also SystemExit and the like
         kind = type(error).__name__
         raise ValueError(f"importing {module!r} failed: {kind}: {said(error)}") from None
-    return found
+    return target_object
 
 
 def _read_expected(path: Path) -> dict[str, str]:
     """Expected failures, a line each: the name of a check, a colon and the reason."""
-    found = {}
+    reasons = {}
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -372,7 +367,7 @@ def _read_expected(path: Path) -> dict[str, str]:
         name, colon, reason = (part.strip() for part in line.partition(":"))
         if not (colon and reason):
             raise ValueError(f"line {number} of {path} must be `check: reason`, got {line!r}.")
-        if name in found:
+        if name in reasons:
             raise ValueError(f"line {number} of {path} names {name!r} a second time.")
-        found[name] = reason
-    return found
+        reasons[name] = reason
+    return reasons

@@ -103,17 +103,17 @@ def _aliased() -> list[str]:
 def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
     """Parse names of estimators separated by commas."""
     names = list(DEFAULT) if value is None else [x.strip() for x in value.split(",")]
-    found: list[str] = []
+    chosen: list[str] = []
     for name in names:
         if name == "all":
-            found += comparable()
+            chosen += comparable()
         elif name in ESTIMATORS and ESTIMATORS[name].approximates:
-            found.append(ESTIMATORS[name].name)
+            chosen.append(ESTIMATORS[name].name)
         else:
             known = ", ".join(comparable())
             hint = close(name, ["all", *_aliased()])
             raise click.BadParameter(f"must be all or of {known}, got {name!r}.{hint}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(chosen))
 
 
 def estimators_option(default: str | None, help: str) -> Callable[[Any], Any]:

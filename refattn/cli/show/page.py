@@ -164,7 +164,7 @@ class Page:
             self.block(text)
             return
         text = hanging(text, limit())
-        self.block(_STATUS.sub(lambda found: click.style(found[0], STATUS_COLOURS[found[2]]), text))
+        self.block(_STATUS.sub(lambda match: click.style(match[0], STATUS_COLOURS[match[2]]), text))
 
     def block(self, text: str) -> None:
         """Print lines as they are."""
@@ -190,16 +190,16 @@ def hanging(text: str, most: int | None) -> str:
     """
     if most is None:
         return text
-    found: list[str] = []
+    lines: list[str] = []
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip()) + 4
-        found += [line] if cell_len(line) <= most else _wrap_line(line, most, indent)
-    return "\n".join(found)
+        lines += [line] if cell_len(line) <= most else _wrap_line(line, most, indent)
+    return "\n".join(lines)
 
 
 def _wrap_line(line: str, most: int, indent: int = 0) -> list[str]:
     """Lines no longer than the page, as far as words are not."""
-    whole = _SHAPE.sub(lambda found: found[0].replace(" ", "\xa0"), line)
+    whole = _SHAPE.sub(lambda match: match[0].replace(" ", "\xa0"), line)
     lines = textwrap.wrap(
         *(whole, most),
         subsequent_indent=" " * indent,

@@ -123,9 +123,9 @@ class Adapter:
             )
         refuse_limits(self.record, capabilities, tags)
         for attribute in ("name", "source"):
-            given = getattr(self, attribute)
-            if not isinstance(given, str | None):
-                kind = type(given).__name__
+            text = getattr(self, attribute)
+            if not isinstance(text, str | None):
+                kind = type(text).__name__
                 raise TypeError(f"`{attribute}` must be a string, got {kind}.")
         if self.source is not None and not all(self.source.partition(":")):
             raise ValueError(f"`source` must be module:name, got {self.source!r}.")
@@ -208,10 +208,10 @@ class Adapter:
     def _batches(self) -> bool:
         """Whether a kernel takes several vectors in a call; if not it is called for each."""
         x = np.array([[0.5, 0.25], [0.125, -0.5]])
-        given: dict[str, Any] = {"num_features": 3, "seed": 1}
+        sized: dict[str, Any] = {"num_features": 3, "seed": 1}
         try:
-            both = self._within((x, x[::-1]), given)
-            one = self._within((x[1], x[0]), given)
+            both = self._within((x, x[::-1]), sized)
+            one = self._within((x[1], x[0]), sized)
         except Failure:
             return False
         return bool(np.allclose(both[1], one, rtol=1e-2))
@@ -399,11 +399,11 @@ class Adapter:
 
         sent = [*sent, *(keywords[name] for name in more)]
         if self["library"] == "torch":
-            out, *found = pull_by_torch(call, sent, d_out, way)
+            out, *cotangents = pull_by_torch(call, sent, d_out, way)
         else:
             out, pullback = import_module("jax").vjp(call, *sent)
-            found = pullback(d_out)
-        return (out[0] if "return_lse" in keywords else out, *found)
+            cotangents = pullback(d_out)
+        return (out[0] if "return_lse" in keywords else out, *cotangents)
 
     def _shape(self, *arrays: Any, **options: Any) -> tuple[int, ...] | None:
         if self.has("pairs"):

@@ -40,8 +40,8 @@ def isolated(adapter: Adapter) -> Iterator[Adapter]:
     worker = _Worker()
     try:
         worker.take(adapter)
-        given = {field.name: getattr(adapter, field.name) for field in fields(adapter)}
-        yield _Isolated(**given, worker=worker)
+        attributes = {field.name: getattr(adapter, field.name) for field in fields(adapter)}
+        yield _Isolated(**attributes, worker=worker)
     finally:
         worker.end()
 

@@ -135,13 +135,17 @@ def _leave_out_settled(adapter: Any, call: Function, arrays: Arrays, options: Ke
 def _settle_empty_rows(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
     """Queries that see no key: NaN or the mean of all values become 0, the package's convention."""
     got = call(arrays, options)
-    given = adapter["empty_rows"]
-    if given == "zero" or "sinks" in options or not {"mask", "causal", "window"} & set(options):
+    convention = adapter["empty_rows"]
+    if (
+        convention == "zero"
+        or "sinks" in options
+        or not {"mask", "causal", "window"} & set(options)
+    ):
         return got
     n, m = (x.shape[-2] for x in arrays[:2])
     seen = np.broadcast_to(adapter.visible(n, m, options), (*got.shape[:-2], n, m))
     empty = ~np.any(seen, -1)[..., None]
-    if given == "nan":
+    if convention == "nan":
         wrong = int(np.sum(empty & ~np.isnan(got)))
         if wrong:
             raise Failure("NaN for queries that see no key", f"{wrong} numbers")
@@ -193,10 +197,10 @@ def _ask_one_by_one(adapter: Any, call: Function, arrays: Arrays, options: Keywo
     rows = k.shape[-2] if square else 1
     outs = []
     for i in range(q.shape[-2]):
-        own = {name: _take_row(x, i, name) for name, x in options.items()}
+        alone_options = {name: _take_row(x, i, name) for name, x in options.items()}
         alone = np.repeat(q[..., i : i + 1, :], rows, -2)
-        own |= for_queries(adapter, options, np.full(rows, i))
-        outs.append(call((alone, k, v), own | {"causal": True})[..., -1:, :])
+        alone_options |= for_queries(adapter, options, np.full(rows, i))
+        outs.append(call((alone, k, v), alone_options | {"causal": True})[..., -1:, :])
     return np.concatenate(outs, -2)
 
 
@@ -209,14 +213,14 @@ def _take_row(x: Any, i: int, name: str) -> Any:
 
 def for_queries(adapter: Any, options: Keywords, rows: Any) -> Keywords:
     """What is given to some queries, by their numbers, where each has something of its own."""
-    own = _QUERY_AXES.items() if adapter.has("per-query") else ()
-    return {name: np.take(options[name], rows, axis) for name, axis in own if name in options}
+    axes = _QUERY_AXES.items() if adapter.has("per-query") else ()
+    return {name: np.take(options[name], rows, axis) for name, axis in axes if name in options}
 
 
 def for_heads(adapter: Any, options: Keywords, index: tuple[int, ...]) -> Keywords:
     """What is given to one head, where each query has something of its own."""
-    own = _QUERY_AXES if adapter.has("per-query") else ()
-    return {name: options[name][index] for name in own if name in options}
+    names = _QUERY_AXES if adapter.has("per-query") else ()
+    return {name: options[name][index] for name in names if name in options}
 
 
 def _add_tokens(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:

@@ -195,8 +195,8 @@ def refuse_limits(record: Estimator, capabilities: Iterable[str], tags: Mapping[
                 )
     if record.has("rows") and tags["head_sizes"] is not None:
         raise ValueError(f"`tags['head_sizes']` must be left out for {record.name}.")
-    given = {*GIVEN, *map(only_of, GIVEN)} & set(capabilities)
-    if tags["fixed_frequencies"] and (given or not record.has("random")):
+    drawn_outside = {*GIVEN, *map(only_of, GIVEN)} & set(capabilities)
+    if tags["fixed_frequencies"] and (drawn_outside or not record.has("random")):
         raise ValueError(
             "`tags['fixed_frequencies']` must be left out where no frequencies are drawn, or "
             f"where they are given, got {tags['fixed_frequencies']!r}."
@@ -265,9 +265,9 @@ def _parse_sizes(value: Any) -> tuple[int, ...] | None:
     """Head sizes: a number, several, or as text separated by commas."""
     if value is None:
         return None
-    given = value.split(",") if isinstance(value, str) else value
+    words = value.split(",") if isinstance(value, str) else value
     try:
-        sizes = tuple(int(size) for size in (given if np.iterable(given) else (given,)))
+        sizes = tuple(int(size) for size in (words if np.iterable(words) else (words,)))
     except (TypeError, ValueError):
         sizes = ()
     if not sizes or min(sizes) < 1:

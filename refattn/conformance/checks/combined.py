@@ -58,8 +58,8 @@ def covering(
     missing = {(s, x) for s in subsets for x in product(*(choices[i] for i in s))}
 
     def new(row: list[int]) -> list[Any]:
-        found = ((s, tuple(row[i] for i in s)) for s in subsets)
-        return [each for each in found if each in missing]
+        choices_of_row = ((s, tuple(row[i] for i in s)) for s in subsets)
+        return [each for each in choices_of_row if each in missing]
 
     row = [0] * len(names)
     while missing:
@@ -141,7 +141,7 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
     causal = adapter.masks_future
     biases = [x for x in _BIASES if some or x in ("pairs", "keys", "first keys hidden")]
     fewer = adapter["empty_rows"] == "undefined" or not adapter.can("mask")  # of keys
-    own = {  # _OPTIONS
+    of_options = {  # _OPTIONS
         "window": (None, *_WINDOWS),
         "softcap": (None, 2.0),
         "sinks": (None, "moderate", "far"),
@@ -156,7 +156,7 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
         "d_v": (None,) if adapter["same_value_size"] else (None, 1, 7),
         "groups": (None, 2, 1) if adapter.grouped else (None,),
         "own": (False, True) if _own_of_heads(adapter) else (False,),
-        **{name: x for name, x in own.items() if adapter.can(name)},
+        **{name: x for name, x in of_options.items() if adapter.can(name)},
     }
 
 

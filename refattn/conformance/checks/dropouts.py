@@ -77,17 +77,17 @@ def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Keywords, 
     """Each case with dropout, and what came; what is refused with dropout is said."""
     refused: set[str] = set()
     for i, (arrays, options) in enumerate(_cases(t)):
-        given = options | {"dropout": _RATES[i % len(_RATES)], "seed": t.new_seed()}
+        dropping = options | {"dropout": _RATES[i % len(_RATES)], "seed": t.new_seed()}
         if back:
-            given["d_out"] = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
+            dropping["d_out"] = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
         try:
-            found = t.call(*arrays, **given)
+            results = t.call(*arrays, **dropping)
         except Refusal:
             if options == t.adapter.settled:
                 raise
             t.since, refused = None, refused | {" and ".join(sorted(options))}
             continue
-        yield arrays, options, given, found
+        yield arrays, options, dropping, results
     if refused:
         t.untried.append(f"with {', '.join(sorted(refused, key=len)[:3])}, which it refuses")
 
@@ -130,9 +130,9 @@ def factors_of_dropout(t: CheckRun) -> None:
     arrays, _ = t.problem(*t.fit(4, 6, 4))
     got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())
     t.equal(got, *reference(adapter, arrays, plain))
-    for arrays, options, given, first in _calls(t):
-        _find_kept(t, _weights_without(t, arrays, options), given["dropout"], first)
-        t.equal(t.call(*arrays, **given), first, 0.0)
+    for arrays, options, dropping, first in _calls(t):
+        _find_kept(t, _weights_without(t, arrays, options), dropping["dropout"], first)
+        t.equal(t.call(*arrays, **dropping), first, 0.0)
 
 
 @add_check(
@@ -178,9 +178,9 @@ def _independent(t: CheckRun, rate: float, kept: npt.NDArray[np.bool_], seen: An
                     apart.append((x[i] == x[i + lag])[y[i] & y[i + lag]])
         _test_alike(t, f"{label}{name} apart by powers of two", apart, same)
     heads = kept.reshape(len(kept), -1, *kept.shape[-2:])
-    own = seen.reshape(heads.shape)[:, 0]
+    seen_of_head = seen.reshape(heads.shape)[:, 0]
     pairs = combinations(range(heads.shape[1]), 2)
-    alike = [(heads[:, i] == heads[:, j])[own] for i, j in pairs]
+    alike = [(heads[:, i] == heads[:, j])[seen_of_head] for i, j in pairs]
     if alike:
         _test_alike(t, f"{label}heads", alike, same)
 
@@ -200,11 +200,11 @@ def _test_alike(t: CheckRun, name: str, alike: list[npt.NDArray[np.bool_]], same
 )
 def gradients_of_dropout(t: CheckRun) -> None:
     """The weights that were kept are seen in the result, and those of the formula."""
-    for arrays, options, given, found in _calls(t, back=True):
-        rate, d_out = given["dropout"], given["d_out"]
-        factors = _find_kept(t, _weights_without(t, arrays, options), rate, found[0]) / (1 - rate)
+    for arrays, options, dropping, results in _calls(t, back=True):
+        rate, d_out = dropping["dropout"], dropping["d_out"]
+        factors = _find_kept(t, _weights_without(t, arrays, options), rate, results[0]) / (1 - rate)
         want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
         most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))
         names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in t.adapter.pulled(options)))
-        for name, x, y, allowed in zip(names, found, want, most, strict=True):
+        for name, x, y, allowed in zip(names, results, want, most, strict=True):
             t.equal(x, y, allowed / (1 - rate if name == "out" else 1.0), name)

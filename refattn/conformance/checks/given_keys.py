@@ -98,10 +98,10 @@ def any_probabilities(t: CheckRun) -> None:
     """Down to e^-1000, no number by itself; and above 1: a key is expected several times."""
     n, m, d = t.fit(4, 5, 4)
     (q, k, v), _ = t.problem(n, m, d)
-    given = draw_key_indices(t.adapter, t.rng, k, (), n, 4)
+    sample = draw_key_indices(t.adapter, t.rng, k, (), n, 4)
     for size in (-100.0, -1000.0, 1.5):
-        log_p = t.adapter.exact(size + given["log_probability"])
-        t.compare(q, k, v, **given | {"log_probability": log_p})
+        log_p = t.adapter.exact(size + sample["log_probability"])
+        t.compare(q, k, v, **sample | {"log_probability": log_p})
 
 
 def _solves_weights(adapter: Adapter) -> bool:

@@ -81,15 +81,15 @@ def draw_results(t: CheckRun, one: Callable[[int], Floats], share: float = 1.0) 
     """
     planned = max(int(share * t.size), _FEWEST_DRAWS)
     start, end = t.new_seed(), math.inf
-    found: list[Floats] = []
-    while len(found) < planned and time.perf_counter() < end:
-        found.append(one(start + len(found)))
-        if len(found) == _FEWEST_DRAWS:  # of which the first may take longer
+    results: list[Floats] = []
+    while len(results) < planned and time.perf_counter() < end:
+        results.append(one(start + len(results)))
+        if len(results) == _FEWEST_DRAWS:  # of which the first may take longer
             end = time.perf_counter() + share * t.budget
-    t.reached = len(found) / planned
-    t.samples = max(t.samples, len(found))
+    t.reached = len(results) / planned
+    t.samples = max(t.samples, len(results))
     t.case = None
-    return np.stack(found)
+    return np.stack(results)
 
 
 def recover_frequency(out: Floats, keys: Floats) -> Floats:

@@ -71,8 +71,8 @@ class Check:
 
     def applies(self, adapter: Adapter) -> bool:
         """Whether the check can be made of this candidate."""
-        own = adapter.draws or not self.of_draws
-        return adapter.has(*self.traits) and own and self.needs(adapter)
+        drawn = adapter.draws or not self.of_draws
+        return adapter.has(*self.traits) and drawn and self.needs(adapter)
 
     @property
     def of_draws(self) -> bool:
@@ -345,9 +345,9 @@ def comparable(adapter: Adapter) -> bool:
     return attends(adapter) and (evaluated(adapter) or adapter.has("common"))
 
 
-def comparable_ways(t: CheckRun, given: Keywords, samples: int = 4) -> list[dict[str, Any]]:
+def comparable_ways(t: CheckRun, frequencies: Keywords, samples: int = 4) -> list[dict[str, Any]]:
     """The ways to call it for which results for different inputs can be compared."""
-    ways = ways_to_call(t, given, samples)
+    ways = ways_to_call(t, frequencies, samples)
     return ways if t.adapter.has("common") else ways[:1]
 
 

@@ -125,14 +125,14 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
     n, m, d = t.fit(size.n, size.m, size.d)
     size = size._replace(n=n, m=m, d=d)
     arrays, options = t.problem(size.n, size.m, size.d, samples, lead=lead)
-    given = options | ({"causal": True} if size.causal else {})
-    got = t.call(*arrays, **given)
+    asked = options | ({"causal": True} if size.causal else {})
+    got = t.call(*arrays, **asked)
     rows = _edge_rows(size.n)
     some, chosen = _take_rows(t.adapter, arrays, options, rows)
     if size.causal:
         chosen["mask"] = np.tri(size.n, size.m, size.m - size.n, dtype=bool)[rows]
     want, allowed = reference(t.adapter, some, chosen)
-    whole = in_pairs(t.adapter, arrays, given)
+    whole = in_pairs(t.adapter, arrays, asked)
     if whole is not None:
         want, rows = whole, np.arange(size.n)
     allowed += terms(t.adapter, max(size.m, samples, size.d)) * float(np.max(np.abs(arrays[2])))
@@ -142,7 +142,7 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
         t.case = t.case._replace(want=None) if t.case is not None else None
         raise Failure(
             f"{failure.expected} (row {rows[_worst_row(got[..., rows, :], want)]}, {size})",
-            f"{failure.got}; {_describe_wrong(t, got, arrays, given, allowed)}",
+            f"{failure.got}; {_describe_wrong(t, got, arrays, asked, allowed)}",
         ) from None
 
 
@@ -242,8 +242,8 @@ def heads_of_other_size(t: CheckRun) -> None:
 )
 def memory_layouts(t: CheckRun) -> None:
     """Transposed, sliced and read-only arrays, with heads beside numbers, and backwards."""
-    arrays, given = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
-    for options in comparable_ways(t, given):
+    arrays, frequencies = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
+    for options in comparable_ways(t, frequencies):
         if t.adapter.can("mask") and attends(t.adapter):
             options = options | {"mask": np.arange(5)[:, None] >= np.arange(6) - 2}
         out = t.call(*arrays, **options)
@@ -263,8 +263,8 @@ def calls_apart(t: CheckRun) -> None:
     for causal in (False, True) if t.adapter.can("causal") else (False,):
         seen: dict[str, Any] = {"causal": True} if causal else {}
         n, m, d = t.fit(6, 7, 4)
-        first, given = t.problem(n, m, d, 4)
-        ways = comparable_ways(t, given)
+        first, frequencies = t.problem(n, m, d, 4)
+        ways = comparable_ways(t, frequencies)
         for options in ways[-1:] if causal and t.adapter.has("proposals") else ways:
             kept = t.call(*first, **options, **seen)
             before, allowed = np.array(kept), again(t, first, options | seen)
@@ -289,9 +289,9 @@ def calls_apart(t: CheckRun) -> None:
 def hidden_nonsense(t: CheckRun) -> None:
     """In hidden keys and hidden values."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
-    (q, k, v), given = t.problem(5, 6, 4, 4)
+    (q, k, v), frequencies = t.problem(5, 6, 4, 4)
     huge = {"float64": 1e300, "float16": 6e4}.get(t.adapter["dtype"], 1e37)
-    for options in comparable_ways(t, given):
+    for options in comparable_ways(t, frequencies):
         out = t.call(q, k, v, **options, mask=seen)
         allowed = again(t, (q, k, v), options)
         for nonsense in (huge, math.inf, math.nan):

@@ -91,20 +91,20 @@ def _evaluate_as_declared(
 ) -> Any:
     """Call a function of the record with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
-    given = {k: np.asarray(x, dtype) if k in _FLOATS else x for k, x in options.items()}
+    named = {k: np.asarray(x, dtype) if k in _FLOATS else x for k, x in options.items()}
     if adapter.has("local"):
-        given = in_place(adapter, wide, given)
-    elif any(given.get(tag) and "top-left" in adapter[tag] for tag in ("causal", "window")):
-        given["mask"] = adapter.visible(wide[0].shape[-2], wide[1].shape[-2], given)
-        given = {k: x for k, x in given.items() if k not in ("causal", "window")}
+        named = in_place(adapter, wide, named)
+    elif any(named.get(tag) and "top-left" in adapter[tag] for tag in ("causal", "window")):
+        named["mask"] = adapter.visible(wide[0].shape[-2], wide[1].shape[-2], named)
+        named = {k: x for k, x in named.items() if k not in ("causal", "window")}
     if adapter.record.takes("scale"):
-        given["scale"] = adapter.root(wide[0].shape[-1]) ** 2
+        named["scale"] = adapter.root(wide[0].shape[-1]) ** 2
     for trait, tag in _DECLARED.items():
         if adapter.has(trait):
-            given[tag] = adapter[tag]
+            named[tag] = adapter[tag]
     if adapter.has("feature-map"):
-        given["feature_map"] = FEATURE_MAPS[adapter["feature_map"]]
-    return function(*wide, **given)
+        named["feature_map"] = FEATURE_MAPS[adapter["feature_map"]]
+    return function(*wide, **named)
 
 
 # Options that are arrays of floats.
@@ -166,7 +166,7 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
     many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY_PAIRS
     dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
     apart = ("d_out", "d_lse", "return_lse", "autograd")
-    given = {k: x for k, x in options.items() if k not in apart}
+    usual = {k: x for k, x in options.items() if k not in apart}
     d_out, size = np.asarray(options["d_out"], dtype), np.abs(options["d_out"])
     fn, cotangent = adapter.record.differentiable, None
     if "d_lse" in options:
@@ -182,11 +182,17 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
             named["feature_map"] = _MAPS[adapter["feature_map"]]
         q, k, v = wide
         out, pullback = vjp(fn, q, k, v, **named)
-        found, out = (pullback(d_out), out) if cotangent is None else (pullback(cotangent), out.out)
-        return (out, *found[:3], *(getattr(found, name) for name in adapter.pulled(given)))
+        cotangents, out = (
+            (pullback(d_out), out) if cotangent is None else (pullback(cotangent), out.out)
+        )
+        return (
+            out,
+            *cotangents[:3],
+            *(getattr(cotangents, name) for name in adapter.pulled(usual)),
+        )
 
-    want = _evaluate_as_declared(adapter, evaluate, arrays, given, dtype)
-    allowed = pulled_rounding(adapter, arrays, given, size)
+    want = _evaluate_as_declared(adapter, evaluate, arrays, usual, dtype)
+    allowed = pulled_rounding(adapter, arrays, usual, size)
     return want, tuple(times * x + adapter.least for x in allowed)
 
 
@@ -302,8 +308,8 @@ def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[flo
     exact = root**2 * _norm(k), root**2 * _norm(q)
     if adapter.has("random") and "indices" not in options:
         way = root * _longest_frequency(adapter, arrays, options)
-        own = max(way, exact[0]) if adapter.has("local") else way, way + exact[0]
-        return own if adapter.has("mean") else (own[0] + exact[0], own[1] + exact[1])
+        slopes = max(way, exact[0]) if adapter.has("local") else way, way + exact[0]
+        return slopes if adapter.has("mean") else (slopes[0] + exact[0], slopes[1] + exact[1])
     return exact
 
 
@@ -386,15 +392,15 @@ def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> f
             return y if unknown else y.astype(dtype)
 
         floats = ("omega", "centres", "log_probability")
-        given = {k: moved(x) if k in floats else x for k, x in options.items()}
-        return tuple(map(moved, arrays)), given
+        moved_options = {k: moved(x) if k in floats else x for k, x in options.items()}
+        return tuple(map(moved, arrays)), moved_options
 
     def apart() -> Floats:
-        x, given = near()
+        x, moved_options = near()
         if unknown:
-            return (black_box(adapter, x, given) - black_box(adapter, *near())) / (2 * h)
-        low = _formula(adapter, x, given, dtype)
-        lost: Floats = np.asarray(low - _formula(adapter, x, given)) / np.finfo(dtype).eps
+            return (black_box(adapter, x, moved_options) - black_box(adapter, *near())) / (2 * h)
+        low = _formula(adapter, x, moved_options, dtype)
+        lost: Floats = np.asarray(low - _formula(adapter, x, moved_options)) / np.finfo(dtype).eps
         return lost
 
     most = max(float(np.max(np.abs(apart()), initial=0.0)) for _ in range(4))
@@ -411,12 +417,12 @@ def _condition_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -
 
 def black_box(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats:
     """What the registered function gives at a seed."""
-    given = {"rng": options.get("seed", 0), **{k: x for k, x in options.items() if k != "seed"}}
+    named = {"rng": options.get("seed", 0), **{k: x for k, x in options.items() if k != "seed"}}
     if adapter.has("local"):
-        given = in_place(adapter, arrays, given)
+        named = in_place(adapter, arrays, named)
     if adapter.record.takes("scale"):
-        given["scale"] = adapter.root(arrays[0].shape[-1]) ** 2
-    return np.asarray(adapter.record.fn(*arrays, **given), float)
+        named["scale"] = adapter.root(arrays[0].shape[-1]) ** 2
+    return np.asarray(adapter.record.fn(*arrays, **named), float)
 
 
 def _cancellation(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -> float:

@@ -156,9 +156,9 @@ def wrong_sums(folder: Path) -> list[str]:
     if path.read_bytes() == _write_sums(there):
         return []
     lines = path.read_text("ascii", "replace").splitlines()
-    given = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     bad = [
-        name for name in sorted({*given, *there}) if given.get(name) != _checksum(there.get(name))
+        name for name in sorted({*listed, *there}) if listed.get(name) != _checksum(there.get(name))
     ]
     return [f"{SUMS}: is not that of {', '.join(bad)}" if bad else f"{SUMS}: is not as written"]
 

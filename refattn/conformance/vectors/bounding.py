@@ -144,9 +144,9 @@ def _terms_of_coreset(case: Recipe | Case, head: HeadArrays) -> Any:
 def _gradient_sizes(case: Recipe | Case) -> dict[str, Floats]:
     """Sums of absolute terms of gradients, over all heads that share the argument."""
     of_head = _by_sample if registry.ESTIMATORS[case.estimator].has("per-query") else _by_query
-    found, sizes = [of_head(case, head) for head in heads_of_case(case)], {}
-    for name in found[0]:
-        x, rows = case.inputs[name], np.stack([sizes[name] for sizes in found])
+    of_heads, sizes = [of_head(case, head) for head in heads_of_case(case)], {}
+    for name in of_heads[0]:
+        x, rows = case.inputs[name], np.stack([sizes[name] for sizes in of_heads])
         lead = x.shape[: x.ndim + 1 - rows.ndim]
         sizes[GRADIENTS[name]] = rows.reshape(*lead, -1, *rows.shape[1:]).sum(len(lead))
     return sizes
@@ -209,10 +209,10 @@ def _pair_weights(case: Recipe | Case, head: HeadArrays) -> Floats:
     """Weights of pairs, (n, m); where they have signs, a bound of the terms and of their sums."""
     mp, features = truth(), case.arguments.get("features")
     if features != "trigonometric":
-        given = {name: getattr(head, name) for name in GRADIENTS if name in case.inputs}
-        given |= {"v": np.eye(len(head.k)), "visible": head.visible}
-        given |= {} if "slopes" not in case.inputs else {"bias": head.bias}
-        return formula_of(case)(**given)[:, : len(head.k)]
+        inputs = {name: getattr(head, name) for name in GRADIENTS if name in case.inputs}
+        inputs |= {"v": np.eye(len(head.k)), "visible": head.visible}
+        inputs |= {} if "slopes" not in case.inputs else {"bias": head.bias}
+        return formula_of(case)(**inputs)[:, : len(head.k)]
     root = mp.root(case.arguments["scale"], head.q.shape[-1])
     x, y, omega = mp.numbers(head.q) * root, mp.numbers(head.k) * root, mp.numbers(head.omega)
     kernel, most = (

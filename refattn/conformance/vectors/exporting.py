@@ -232,12 +232,12 @@ def _slots(inputs: list[str]) -> list[str]:
 
 def _attributes(case: Case) -> dict[str, Any]:
     """The arguments as attributes of the operator."""
-    given: dict[str, Any] = {"is_causal": int(case.arguments["causal"])}
-    given |= {x: case.arguments[x] for x in ("scale", "softcap") if case.arguments.get(x)}
+    attributes: dict[str, Any] = {"is_causal": int(case.arguments["causal"])}
+    attributes |= {x: case.arguments[x] for x in ("scale", "softcap") if case.arguments.get(x)}
     if "window" in case.arguments:
         sides = zip(("left", "right"), case.arguments["window"], strict=True)
-        given |= {f"{side}_window_size": -1 if keys is None else keys for side, keys in sides}
-    return given
+        attributes |= {f"{side}_window_size": -1 if keys is None else keys for side, keys in sides}
+    return attributes
 
 
 def _opset(case: Case) -> int | None:

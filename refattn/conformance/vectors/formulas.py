@@ -65,8 +65,8 @@ def _ndims(case: Recipe | Case) -> dict[str, int]:
 
 def value_of(case: Recipe | Case, option: str) -> str:
     """What the convention of a case says of an option, nothing where it is the package's."""
-    found = case.convention
-    return found.value if found is not None and found.option == option else ""
+    convention = case.convention
+    return convention.value if convention is not None and convention.option == option else ""
 
 
 def visible(case: Recipe | Case) -> Floats:
@@ -128,10 +128,10 @@ def formula_of(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
     function = getattr(truth(), naive.__name__)
     others = ("weighting", "feature_map", *(() if has_chunks(case) else ("causal",)))
     known = {name: value for name, value in case.arguments.items() if name not in others}
-    found = partial(function, **known, dps=dps)
+    output = partial(function, **known, dps=dps)
     # Weights of keys that are made for all queries know one row of what is hidden.
     coreset = "indices" in case.inputs and "log_probability" not in case.inputs
-    return partial(_for_all_queries, found) if coreset or has_chunks(case) else found
+    return partial(_for_all_queries, output) if coreset or has_chunks(case) else output
 
 
 def _for_all_queries(function: Callable[..., Floats], visible: Floats, **arrays: Any) -> Floats:
@@ -159,21 +159,21 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
         return {"out": truth().kernel_estimate(**x, **case.arguments, dps=dps)}
     d_v, lse = x["v"].shape[-1], with_lse(case)
 
-    def outputs(**given: Any) -> Floats:
-        arrays = arranged(case, dps, **given)
+    def outputs(**sloped: Any) -> Floats:
+        arrays = arranged(case, dps, **sloped)
         cotangents = ("d_out", "d_lse")
         arrays = {name: value for name, value in arrays.items() if name not in cotangents}
-        found = truth().each_head(formula_of(case, dps), _ndims(case), **arrays)
-        return np.asarray(found[..., : d_v + lse])
+        columns = truth().each_head(formula_of(case, dps), _ndims(case), **arrays)
+        return np.asarray(columns[..., : d_v + lse])
 
     out = outputs()
-    found = {"out": out[..., :d_v]} | ({"lse": out[..., d_v]} if lse else {})
+    outputs_by_name = {"out": out[..., :d_v]} | ({"lse": out[..., d_v]} if lse else {})
     if "d_out" in x:
         cotangent = [x["d_out"], *(x[name][..., None] for name in x if name == "d_lse")]
-        given = {name: x[name] for name in GRADIENTS if name in x}
-        pulled = truth().pull_back(outputs, np.concatenate(cotangent, -1), dps=dps, **given)
-        found |= {GRADIENTS[name]: value for name, value in pulled.items()}
-    return found
+        sloped = {name: x[name] for name in GRADIENTS if name in x}
+        pulled = truth().pull_back(outputs, np.concatenate(cotangent, -1), dps=dps, **sloped)
+        outputs_by_name |= {GRADIENTS[name]: value for name, value in pulled.items()}
+    return outputs_by_name
 
 
 def _attend_exactly_by_case(case: Recipe | Case, dps: int, **arrays: Any) -> Floats:
@@ -199,8 +199,8 @@ def _attend_exactly_by_case(case: Recipe | Case, dps: int, **arrays: Any) -> Flo
 
 def _scale_of_case(case: Recipe | Case, d: int, dps: int) -> Any:
     """The factor on products."""
-    e, given = truth(), case.arguments["scale"]
+    e, scale = truth(), case.arguments["scale"]
     default = value_of(case, "default_scale")
-    if given is None and default in ("1", "1/d"):
+    if scale is None and default in ("1", "1/d"):
         return e.context(dps).mpf(1) / (d if default == "1/d" else 1)
-    return e.root(given, d, dps=dps) ** 2
+    return e.root(scale, d, dps=dps) ** 2

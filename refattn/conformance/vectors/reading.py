@@ -52,15 +52,15 @@ def load(directory: str | os.PathLike[str], *, format: str | None = None) -> lis
     """
     if format is not None:
         check_format(format)
-    found = [(kind, path) for kind, path in files_in(directory) if format in (None, kind)]
-    kinds = sorted({kind for kind, _ in found})
+    files = [(kind, path) for kind, path in files_in(directory) if format in (None, kind)]
+    kinds = sorted({kind for kind, _ in files})
     if len(kinds) != 1:
         raise ValueError(
             f"`directory` must hold vectors of one format, or `format` be given: {str(directory)!r}"
             f" has {', '.join(kinds) or 'none'}."
         )
     cases = []
-    for kind, path in found:
+    for kind, path in files:
         try:
             document, arrays = read_vectors(kind, path)
             cases += cases_of(document, arrays)

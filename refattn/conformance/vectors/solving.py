@@ -60,13 +60,13 @@ def _tolerances(
     sizes = np.concatenate([x.ravel() for x in size])
     largest = max(float(np.max(np.abs(x), initial=0, where=np.isfinite(x))) for x in expected)
     smallest = float(np.min(sizes[sizes > 0], initial=math.inf))
-    found = {}
+    tolerances = {}
     for dtype, (_, eps, tiny, huge) in DTYPE_FACTS.items():
         tolerance = CONTRACT_FACTOR * eps * (1 + cond)
         fits = all(is_exact(x, dtype) for x in inputs.values())
         if fits and tolerance < 1 and largest < huge and smallest >= 1e4 * tiny:
-            found[dtype] = tolerance
-    return found
+            tolerances[dtype] = tolerance
+    return tolerances
 
 
 def solved(recipe: Recipe | Case) -> dict[str, Any]:

@@ -173,10 +173,12 @@ def _readme() -> str:
 def _table_of_conventions() -> str:
     """A table of the groups of conventions."""
     groups = documents()["softmax-conventions"]["testGroups"]
-    found = ((group["type"], group["convention"]) for group in groups if "convention" in group)
+    conventions = (
+        (group["type"], group["convention"]) for group in groups if "convention" in group
+    )
     rows = {
         kind: (said["option"], said["value"], ", ".join(said["libraries"]))
-        for kind, said in found
+        for kind, said in conventions
         if not kind.endswith("-gradients")
     }
     return "\n".join(f"| {' | '.join((kind, *row))} |" for kind, row in rows.items())

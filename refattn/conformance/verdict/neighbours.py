@@ -56,8 +56,8 @@ def diagnose(trial: CheckRun) -> list[str]:
     if _agrees(trial, _Neighbour("", "", adapter), problems):
         return []
     declared, *specs = _bases(adapter)
-    if found := _find_change(trial, *declared, problems):
-        return found
+    if changes := _find_change(trial, *declared, problems):
+        return changes
     for name, base in specs:
         if _agrees(trial, _Neighbour("", "", base), problems):
             return [f"agrees with {name}"]
@@ -66,11 +66,11 @@ def diagnose(trial: CheckRun) -> list[str]:
 
 def _find_change(trial: CheckRun, name: str, base: Adapter, problems: list[Question]) -> list[str]:
     """Agreement but for one convention."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for x in _neighbours(base):
-        if x.option not in found and _agrees(trial, x, problems):
-            found[x.option] = x.value
-    return [f"agrees with {name} but for {option}: {value}" for option, value in found.items()]
+        if x.option not in values and _agrees(trial, x, problems):
+            values[x.option] = x.value
+    return [f"agrees with {name} but for {option}: {value}" for option, value in values.items()]
 
 
 def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
@@ -80,8 +80,8 @@ def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
     names: dict[tuple[Any, ...], list[str]] = {}
     asked = ("hidden", "causal", "empty_rows", *(["window"] if adapter.can("window") else []))
     for name, tags in SPECS.items():
-        own = tuple(tags.get(tag, CHOICES[tag][0]) for tag in asked)
-        names.setdefault((*own, tags.get("layout", adapter["layout"])), []).append(name)
+        values_of_spec = tuple(tags.get(tag, CHOICES[tag][0]) for tag in asked)
+        names.setdefault((*values_of_spec, tags.get("layout", adapter["layout"])), []).append(name)
     # What may be hidden in one may be hidden in the next.
     for values, some in sorted(names.items(), key=lambda x: CHOICES["hidden"].index(x[0][0])):
         other = _declare(adapter, dict(zip((*asked, "layout"), values, strict=True)))

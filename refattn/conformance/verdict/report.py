@@ -200,8 +200,8 @@ class Report:
     @property
     def severities(self) -> dict[str, int]:
         """How many failures there are of each severity."""
-        found = Counter(result.severity for result in self.results if result.status == FAIL)
-        return {name: found[name] for name in SEVERITIES if name in found}
+        counts = Counter(result.severity for result in self.results if result.status == FAIL)
+        return {name: counts[name] for name in SEVERITIES if name in counts}
 
     @property
     def conclusion(self) -> str:
@@ -211,8 +211,8 @@ class Report:
         if not self.results:
             return "nothing was checked"
         expected = self.counts[EXPECTED]
-        found = "no deviation was found" + f" other than {expected} expected" * bool(expected)
-        return found if self.verdict == PASS else f"{found}, but some checks say too little"
+        deviation = "no deviation was found" + f" other than {expected} expected" * bool(expected)
+        return deviation if self.verdict == PASS else f"{deviation}, but some checks say too little"
 
     @property
     def guarantee(self) -> str:
@@ -368,10 +368,10 @@ class Report:
     @property
     def untried(self) -> dict[str, list[str]]:
         """The checks that were not tried, by the reason."""
-        found: dict[str, list[str]] = {}
+        reasons: dict[str, list[str]] = {}
         for name, why in self.not_tried.items():
-            found.setdefault(why, []).append(name)
-        return found
+            reasons.setdefault(why, []).append(name)
+        return reasons
 
     def _left_out(self, width: int) -> Iterator[str]:
         """A line for each check that was not tried, or for all after which the run stopped."""

@@ -222,14 +222,14 @@ def check(
 
 def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
     """Which convention the candidate follows instead, as far as time allows."""
-    found: list[str] = []
+    lines: list[str] = []
     trial = CheckRun(candidate, "diagnosis", seed)
     item = Check(
-        trial.name, "", "identity", frozenset(), attends, lambda t: found.extend(diagnose(t))
+        trial.name, "", "identity", frozenset(), attends, lambda t: lines.extend(diagnose(t))
     )
     limit = min(max(left, 0.0), _TO_DIAGNOSE)
     _run_check(item, trial, limit, limit)
-    return list(found)
+    return list(lines)
 
 
 def _laws_from(chosen: Mapping[str, Check], i: int) -> int:
@@ -270,15 +270,15 @@ def _signatures(trial: CheckRun) -> str:
 def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
     """Checks of such estimators that were not made, and why."""
     left = [item for item in CHECKS.values() if item.name not in set(chosen)]
-    found = {}
+    reasons = {}
     for item in (item for item in left if adapter.has(*item.traits)):
         if item.applies(adapter):
-            found[item.name] = LEFT_OUT
+            reasons[item.name] = LEFT_OUT
         elif adapter.has("random") and not adapter.draws and item.of_draws:
-            found[item.name] = "needs frequencies of its own for each seed"
+            reasons[item.name] = "needs frequencies of its own for each seed"
         elif needed := _needed(item, adapter):
-            found[item.name] = f"needs {needed}"
-    return found
+            reasons[item.name] = f"needs {needed}"
+    return reasons
 
 
 # Tags without which, or with another value of which, more checks may apply.
@@ -302,9 +302,9 @@ def _needed(item: Check, adapter: Adapter) -> str:
     for count in (1, 2):
         for some in combinations(more, count):
             capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))
-            given = tags | {name: value for _, _, tag in some for name, value in tag.items()}
+            changed = tags | {name: value for _, _, tag in some for name, value in tag.items()}
             try:
-                other = Adapter(adapter.fn, adapter.estimator, capabilities, given)
+                other = Adapter(adapter.fn, adapter.estimator, capabilities, changed)
             except (TypeError, ValueError):
                 continue
             if item.applies(other):
@@ -367,8 +367,8 @@ def parametrize_with_checks(
         if not isinstance(adapter, Adapter):
             raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
         chosen = list(checks_of(adapter))
-        own = expected.get(str(adapter.name), {}) if nested else expected
-        _refuse_unknown("expected_failures", own, [c.name for c in chosen])
+        reasons_of = expected.get(str(adapter.name), {}) if nested else expected
+        _refuse_unknown("expected_failures", reasons_of, [c.name for c in chosen])
         statistical = max(sum(c.layer != "identity" for c in chosen), 1)
         for item in chosen:
 
@@ -376,9 +376,9 @@ def parametrize_with_checks(
                 adapter: Adapter = adapter,
                 name: str = item.name,
                 n: int = statistical,
-                own: Mapping[str, str] = own,
+                reasons_of: Mapping[str, str] = reasons_of,
             ) -> None:
-                reasons = {k: x for k, x in own.items() if k == name}
+                reasons = {k: x for k, x in reasons_of.items() if k == name}
                 report = check(
                     adapter,
                     level=level,

@@ -57,7 +57,7 @@ def _same_numbers(trial: CheckRun) -> Iterable[str]:
     asked = {"lse" if name == "return_lse" else name for name in case.options}
     needed = ({*CAPABILITIES} & asked) - {adapter.record.size}  # the window of EVA is its size
     gradient = "d_out" in case.options
-    found = []
+    near = []
     for mutant in MUTANTS:
         if ESTIMATORS[mutant.estimator] is not adapter.record:
             continue
@@ -76,8 +76,8 @@ def _same_numbers(trial: CheckRun) -> Iterable[str]:
         if apart < _NEARLY * error:  # nearer to what came than the right numbers are
             same = apart <= 4 * case.allowed
             words = "the same numbers" if same else "nearly the same numbers"
-            found.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
-    yield from (text for _, text in sorted(found))
+            near.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
+    yield from (text for _, text in sorted(near))
 
 
 def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
@@ -92,16 +92,16 @@ def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
         for mutant in MUTANTS
         if mutant.tags.get("coupling", "iid") == adapter["coupling"]
     }
-    found = [
+    alike = [
         mutant
         for mutant, checks in _killers(adapter).items()
         if all(CHECKS[c].layer != "identity" for c in checks)
         and set(checks) & ran == failed
         and mutant in effects
     ]
-    if len(failed) < _ENOUGH_LAWS or len(found) > _MOST_SUSPECTS:
+    if len(failed) < _ENOUGH_LAWS or len(alike) > _MOST_SUSPECTS:
         return []
-    return [f"{mutant} (fails the same laws): {effects[mutant]}" for mutant in found]
+    return [f"{mutant} (fails the same laws): {effects[mutant]}" for mutant in alike]
 
 
 def _killers(adapter: Adapter) -> dict[str, list[str]]:

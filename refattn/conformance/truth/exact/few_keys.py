@@ -21,9 +21,7 @@ def coreset(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
-    >>> chosen, weights = exact.coreset(np.array([[-1.0], [1.0]]), [1, 0])
+    >>> chosen, weights = coreset(np.array([[-1.0], [1.0]]), [1, 0])
     >>> np.abs(weights.astype(float)).round(6)
     array([[0., 1.],
            [1., 0.]])
@@ -53,10 +51,8 @@ def coreset_attention(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.array([[0.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [3.0]])
-    >>> float(exact.coreset_attention(q, k, v, np.array([1, 0]))[0, 0])
+    >>> float(coreset_attention(q, k, v, np.array([1, 0]))[0, 0])
     1.5
     """
     chosen, weights = coreset(k, indices, visible, scale, dps=dps)
@@ -80,10 +76,8 @@ def sampled_key_attention(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.zeros((1, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
-    >>> float(exact.sampled_key_attention(q, k, v, np.array([[0, 2]]))[0, 0])
+    >>> float(sampled_key_attention(q, k, v, np.array([[0, 2]]))[0, 0])
     2.5
     """
     n, m = len(q), len(k)

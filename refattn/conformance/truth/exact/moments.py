@@ -17,9 +17,7 @@ def mean_of_rows(x: Any, *, dps: int = 50) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
-    >>> exact.mean_of_rows(np.array([[1.0], [2.0]]))
+    >>> mean_of_rows(np.array([[1.0], [2.0]]))
     array([mpf('1.5')], dtype=object)
     """
     return np.asarray(numbers(x, dps=dps).sum(0) / len(x))
@@ -30,9 +28,7 @@ def covariance_of_rows(x: Any, ddof: int = 1, *, dps: int = 50) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
-    >>> exact.covariance_of_rows(np.array([[1.0], [2.0]]))
+    >>> covariance_of_rows(np.array([[1.0], [2.0]]))
     array([[mpf('0.5')]], dtype=object)
     """
     rows = numbers(x, dps=dps) - mean_of_rows(x, dps=dps)

@@ -34,10 +34,8 @@ def eva_attention(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.zeros((3, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
-    >>> float(exact.eva_attention(q, k, v, window=2)[0, 0])
+    >>> float(eva_attention(q, k, v, window=2)[0, 0])
     2.0
     """
     mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
@@ -73,10 +71,8 @@ def second_order_attention(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.zeros((3, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
-    >>> float(exact.second_order_attention(q, k, v, window=2)[0, 0])
+    >>> float(second_order_attention(q, k, v, window=2)[0, 0])
     2.0
     """
     mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
@@ -106,12 +102,12 @@ def _attend_by_chunks(
     rows = []
     for i in range(n):
         at = i + m - n
-        own = at // window
-        near = [j for j in range(m) if seen[j] and j // window == own and (j <= at or not causal)]
+        chunk = at // window
+        near = [j for j in range(m) if seen[j] and j // window == chunk and (j <= at or not causal)]
         pairs = [(q[i] @ k[j], v[j]) for j in near]
         for c in range(-(-m // window)):
             members = [j for j in range(m) if seen[j] and j // window == c]
-            if members and (c < own or (c > own and not causal)):
+            if members and (c < chunk or (c > chunk and not causal)):
                 pairs.append(summary(c, i, members))
         if not pairs:
             rows.append(0 * v[:1].sum(0))
@@ -142,11 +138,9 @@ def local_random_feature_attention(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v, omega = (np.array([[x]]) for x in (0.0, 0.0, 4.0, 1.0))
     >>> options = {"window": (None, None)}
-    >>> float(exact.local_random_feature_attention(q, k, v, omega, **options)[0, 0])
+    >>> float(local_random_feature_attention(q, k, v, omega, **options)[0, 0])
     4.0
     """
     mp, r = context(dps), root(scale, q.shape[-1], dps=dps)

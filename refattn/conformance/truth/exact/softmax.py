@@ -27,8 +27,7 @@ def causal_keys(n: int, m: int) -> Floats:
 
     Examples
     --------
-    >>> from refattn.conformance.truth import exact
-    >>> exact.causal_keys(2, 3).astype(int)
+    >>> causal_keys(2, 3).astype(int)
     array([[1, 1, 0],
            [1, 1, 1]])
     """
@@ -95,8 +94,7 @@ def cap_scores(scores: Floats, softcap: float | None, *, dps: int = 50) -> Float
 
     Examples
     --------
-    >>> from refattn.conformance.truth import exact
-    >>> [float(x) for x in exact.cap_scores(exact.numbers([0.0, 1e9]), 2.0)]
+    >>> [float(x) for x in cap_scores(numbers([0.0, 1e9]), 2.0)]
     [0.0, 2.0]
     """
     if softcap is None:
@@ -130,10 +128,8 @@ def softmax_attention(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.array([[1.0]]), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
-    >>> float(exact.softmax_attention(q, k, v)[0, 0])  # e / (1 + e)
+    >>> float(softmax_attention(q, k, v)[0, 0])  # e / (1 + e)
     0.7310585786300049
     """
     options = {"softcap": softcap, "sink": sink, "dropout": dropout, "dps": dps}
@@ -146,9 +142,7 @@ def heads_of(ndims: dict[str, int], **arrays: Any) -> list[dict[str, Any]]:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
-    >>> [x["k"].tolist() for x in exact.heads_of({"q": 1, "k": 1}, q=np.ones((2, 1)), k=np.ones(1))]
+    >>> [x["k"].tolist() for x in heads_of({"q": 1, "k": 1}, q=np.ones((2, 1)), k=np.ones(1))]
     [[1.0], [1.0]]
     """
     batched = {name for name, x in arrays.items() if np.ndim(x) > ndims.get(name, np.inf)}
@@ -167,12 +161,10 @@ def each_head(function: Callable[..., Floats], ndims: dict[str, int], **arrays: 
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k = np.zeros((4, 1)), np.array([[5], [7]])
-    >>> exact.each_head(lambda q, k: q + k, {"q": 1, "k": 1}, q=q, k=k)[:, 0]
+    >>> each_head(lambda q, k: q + k, {"q": 1, "k": 1}, q=q, k=k)[:, 0]
     array([5., 5., 7., 7.])
     """
-    found = [function(**arguments) for arguments in heads_of(ndims, **arrays)]
+    results = [function(**arguments) for arguments in heads_of(ndims, **arrays)]
     stacked = any(np.ndim(x) > ndims.get(name, np.inf) for name, x in arrays.items())
-    return np.stack(found) if stacked else found[0]
+    return np.stack(results) if stacked else results[0]
