@@ -115,7 +115,7 @@ def assert_attention_close(
 
 
 def _verify_actual(**arguments: Any) -> Verdict:
-    """What `verify` says, its errors in the words of the assertion."""
+    """Verify the output, with errors in the words of the assertion."""
     try:
         return verify(**arguments)
     except (TypeError, ValueError) as error:
@@ -185,7 +185,7 @@ def draw_qkv(
 
 
 def _take_sample(x: Floats, shape: Sequence[int] | None) -> Floats:
-    """A part of the sample: of its first heads, tokens and numbers."""
+    """Return a part of the sample: of its first heads, tokens and numbers."""
     if shape is None:
         return x
     *lead, n, d = shape

@@ -42,7 +42,7 @@ _ROOM = 24  # characters beside a word, at least, or its meaning is below it
 
 
 def _conformance() -> Any:
-    """The package of the checks, which is imported where it is needed."""
+    """Return the package of the checks, which is imported where it is needed."""
     from .. import conformance
 
     return conformance
@@ -79,7 +79,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
 
 
 def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
-    """Lines of words with their meanings beside them, or below where there is little room."""
+    """Yield lines of words with their meanings beside them, or below where there is little room."""
     width = max(map(len, words))
     beside = page - width - 4 >= _ROOM
     indent = " " * (width + 4 if beside else 6)
@@ -99,7 +99,7 @@ def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
 
 
 def _describe_estimator(record: Estimator) -> str:
-    """What an estimator computes, in the words of its formula, and what it may be able to do."""
+    """Describe an estimator in the words of its formula, and list its capabilities."""
     from ..conformance.candidate.tags import possible
 
     able = possible(record)
@@ -318,7 +318,7 @@ def _run_checks(target: str, xfails: Path | None, options: dict[str, Any]) -> An
 def _candidate(
     target: str, estimator: str, program: str | None, keep: bool
 ) -> Iterator[tuple[Any, str | None]]:
-    """What is called, and where it can be imported from; a program ends with the context."""
+    """Open the callable or program, and say where it can be imported from."""
     if program is None:
         if keep:
             raise ValueError("`--keep` must come with --subprocess.")
@@ -335,7 +335,7 @@ def _candidate(
 
 
 def _import_target(target: str) -> Any:
-    """The object that MODULE:NAME or MODULE:NAME.NAME names, from the current directory too."""
+    """Import the object MODULE:NAME or MODULE:NAME.NAME, from the current directory too."""
     module, colon, name = target.partition(":")
     if not (module and colon and name):
         raise ValueError(f"the target must be MODULE:CALLABLE, got {target!r}.")
@@ -354,7 +354,7 @@ def _import_target(target: str) -> Any:
 
 
 def _read_expected(path: Path) -> dict[str, str]:
-    """Expected failures, a line each: the name of a check, a colon and the reason."""
+    """Read expected failures, a line each: the name of a check, a colon and the reason."""
     reasons = {}
     try:
         text = path.read_text(encoding="utf-8")

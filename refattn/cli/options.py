@@ -84,7 +84,7 @@ def seed_or_random(ctx: click.Context, param: click.Parameter, value: str) -> in
 
 
 def words_of(known: Callable[[], Iterable[str]], *, many: bool = False) -> Callable[..., Any]:
-    """What completes a word in the shell, or the last of several separated by commas."""
+    """Make the completion of a word in the shell, or of the last of several with commas."""
 
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str
@@ -96,7 +96,7 @@ def words_of(known: Callable[[], Iterable[str]], *, many: bool = False) -> Calla
 
 
 def _aliased() -> list[str]:
-    """Names of the estimators that stand for softmax attention, other names too."""
+    """Return names of the estimators that stand for softmax attention, other names too."""
     return [name for name, record in ESTIMATORS.items() if record.approximates]
 
 
@@ -228,7 +228,7 @@ def many_heads(heads: int, tokens: int, layout: str) -> None:
 
 
 def examples(*lines: str) -> str:
-    """The end of a help text: commands that work as they stand."""
+    """Return the end of a help text: commands that work as they stand."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 

@@ -152,7 +152,7 @@ def _answer_of_files(judged_files: list[verdicts.Verified], after: bool) -> Answ
 
 
 def _foresee(problem: Problem, dtype: str, profile: str | None, parts: int) -> tuple[float, str]:
-    """Time of one profile, and how many may be tried."""
+    """Return the time of one profile, and how many may be tried."""
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
     names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))

@@ -121,12 +121,12 @@ class Library(NamedTuple):
         return {name: x for name, x in tags.items() if x not in (NONE, DEFAULTS[name])}
 
     def count(self, kind: type[Run] | type[Read]) -> int:
-        """How many of its cells are run, or read."""
+        """Count the cells that are run, or read."""
         return sum(isinstance(cell.source, kind) for cell in self.cells.values())
 
 
 def _option_of_tag(name: str) -> Option:
-    """An option whose meaning and values are those of a tag."""
+    """Return an option whose meaning and values are those of a tag."""
     return Option(TAGS[name], MappingProxyType(dict.fromkeys(CHOICES.get(name, ()), "")))
 
 
@@ -432,7 +432,7 @@ SPECS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def listing(width: int = 98) -> str:
-    """The table in text: for each option which library has which value, then the libraries.
+    """Return the table in text: for each option which library has which value, then the libraries.
 
     Examples
     --------

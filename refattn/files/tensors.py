@@ -77,11 +77,11 @@ class Tensors:
         self._cores = dict.fromkeys(views, 2) | {"lse": 1, "sinks": 0, "omega": 2 + per_query}
 
     def heads(self) -> Iterator[_Shape]:
-        """Indices of all query heads."""
+        """Yield indices of all query heads."""
         yield from np.ndindex(self.lead)
 
     def index(self, name: str, head: _Shape) -> _Shape:
-        """Where an array holds what a query head reads: one place for heads that share it."""
+        """Find where an array holds what a query head reads; shared heads have one place."""
         shape = self.shapes[name]
         own_axes = shape[: max(0, len(shape) - self._cores[name])]
         skipped = len(self.lead) - len(own_axes)
@@ -280,7 +280,7 @@ def _check_numbers(name: str, x: Floats) -> None:
 
 
 def _dtypes(arrays: Mapping[str, Floats], dtype: str | None) -> dict[str, str]:
-    """What each array holds, if float32 and float64 arrays may have been rounded to `dtype`."""
+    """Return the dtype of each array's numbers, which `dtype` may narrow."""
     dtypes = {name: x.dtype.name for name, x in arrays.items()}
     if dtype is None:
         return dtypes
@@ -304,7 +304,7 @@ def _dtypes(arrays: Mapping[str, Floats], dtype: str | None) -> dict[str, str]:
 
 
 def _holds(number_type: np.dtype[Any], x: Floats) -> npt.NDArray[np.bool_]:
-    """Which numbers, in float64, are NaN or of a type."""
+    """Return which numbers, in float64, are NaN or of a type."""
     with np.errstate(all="ignore"):
         same: npt.NDArray[np.bool_] = x.astype(number_type).astype(np.float64) == x
     return same | np.isnan(x)

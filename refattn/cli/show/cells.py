@@ -36,7 +36,7 @@ def digits(value: Any) -> str:
 
 
 def uncertainty(value: float) -> str:
-    """A standard error; nothing where there is no chance, - where it is not known."""
+    """Return a standard error; nothing where there is no chance, - where it is not known."""
     return "-" if math.isnan(value) else f"{value:.2g}" if value else ""
 
 
@@ -57,7 +57,7 @@ def heading(path: Path, arrays: dict[str, Floats]) -> str:
 
 
 def origin(path: Path, arrays: dict[str, Floats]) -> dict[str, Any]:
-    """Versions, and what was read."""
+    """Return versions, and what was read."""
     return {
         "refattn": __version__,
         "numpy": np.__version__,

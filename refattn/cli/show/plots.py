@@ -54,7 +54,7 @@ _LINE = 100  # characters of a title
 
 
 def _title(verified: Verified) -> str:
-    """File, verdict and first suspect, or where the deviation is surest, in short lines."""
+    """Return file, verdict and first suspect, or the surest deviation, in short lines."""
     verdict = verified.verdict
     first = str(verdict).splitlines()[0].partition(" (")[0]
     first += f"; {verdict.of}" if verdict.parts else ""
@@ -232,7 +232,7 @@ def _mean_error(row: Row) -> float:
 
 
 def _thing(name: str) -> str:
-    """What the size of an estimator counts."""
+    """Name the thing that the size of an estimator counts."""
     size = ESTIMATORS[name].size if name in ESTIMATORS else None
     return "no size" if size is None else size.removeprefix("num_").replace("_", " ")
 
@@ -243,7 +243,7 @@ def _things(names: Iterable[str]) -> str:
 
 
 def _families(names: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """Estimators by what S counts, at most eight in each."""
+    """Group estimators by the thing that S counts, at most eight in each."""
     by_thing: dict[str, list[str]] = {}
     for name in names:
         by_thing.setdefault(_thing(name), []).append(name)
@@ -392,7 +392,7 @@ _THINGS = {"q": "queries", "k": "keys"}
 
 
 def _plot_spectra(panels: Sequence[Any], profile: Profile) -> None:
-    """Eigenvalues of each head in grey, and their median, on one scale."""
+    """Plot eigenvalues of each head in grey, and their median, on one scale."""
     spectra = {name: x.reshape(-1, x.shape[-1]) for name, x in profile.eigenvalues.items()}
     known = np.concatenate([x[x > 0] for x in spectra.values()])
     for i, (axes, (name, values)) in enumerate(zip(panels, spectra.items(), strict=True)):
@@ -420,7 +420,7 @@ def _plot_spectra(panels: Sequence[Any], profile: Profile) -> None:
 
 
 def _plot_predictions(axes: Any, profile: Profile) -> None:
-    """Errors by the laws, with the standard error where not all queries were taken."""
+    """Plot errors by the laws, with standard errors if some queries were left out."""
     curves: dict[str, list[tuple[int, float, float]]] = {}
     for name in study.LAWS:
         triples = zip(

@@ -52,7 +52,7 @@ FIGURE_FORMATS = (".png", ".svg", ".pdf")
 
 
 def mark(i: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the curve of this number; 48 differ, 8 in their markers too.
+    """Return colour, marker and dashes of a curve by its number; 48 differ.
 
     >>> mark(1)
     {'color': '#d55e00', 'marker': 's', 'linestyle': '--'}
@@ -130,7 +130,7 @@ def number(x: float) -> str:
 
 
 def few(values: Iterable[float], share: float = 0.13) -> list[float]:
-    """Those of some numbers that a logarithmic axis has room for: the ends, and some between.
+    """Choose the numbers that a logarithmic axis has room for: the ends, and some between.
 
     >>> few([8, 9, 10, 32, 128])
     [8, 32, 128]

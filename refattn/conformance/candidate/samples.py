@@ -30,7 +30,7 @@ def draw_key_indices(
     samples: int,
     each: bool = False,
 ) -> dict[str, Any]:
-    """Options that name a few of these keys for queries (*lead, n), the same for heads or `each`.
+    """Draw options that name a few keys for queries (*lead, n), alike for heads or of `each`.
 
     In any order; a sample may hold a key several times, and the keys of a coreset are apart.
     """
@@ -50,7 +50,7 @@ def draw_key_indices(
 def draw_frequencies(
     adapter: Adapter, normal: Callable[..., Floats], arrays: Arrays, samples: int, size: float
 ) -> dict[str, Any]:
-    """Options that give frequencies for these queries and keys, by normal numbers.
+    """Return options that give frequencies for these queries and keys, by normal numbers.
 
     With what has to be given beside them; queries and keys have a size in kernel coordinates.
     """
@@ -72,7 +72,7 @@ def draw_frequencies(
 
 
 def options_of_one_key(adapter: Adapter, options: Keywords) -> dict[str, Any]:
-    """What has to be given otherwise where there is one key.
+    """Return the options that change where there is one key.
 
     A sample holds it as often as others before; a chunk is one key, and there is one chunk.
     """
@@ -88,7 +88,7 @@ def options_of_one_key(adapter: Adapter, options: Keywords) -> dict[str, Any]:
 def _draw_coreset(
     adapter: Adapter, rng: np.random.Generator, k: Floats, head_axes: tuple[int, ...], samples: int
 ) -> npt.NDArray[np.int_]:
-    """Keys that are apart, in any order; of each head some of such."""
+    """Return keys that are apart, in any order; of each head some of such."""
     wanted = min(samples, k.shape[-2])
     apart = _keys_apart(adapter.root(k.shape[-1]) * k, 2 * wanted if head_axes else wanted)
     count = min(wanted, max(1, len(apart) - 1)) if head_axes else len(apart)
@@ -97,7 +97,7 @@ def _draw_coreset(
 
 
 def _keys_apart(k: Floats, most: int) -> npt.NDArray[np.int_]:
-    """Keys of which each is far from those before, in all heads, until none is.
+    """Return keys of which each is far from those before, in all heads, until none is.
 
     Those of a pivoted Cholesky factor of the Gaussian kernel: the next is the one of which the
     least that is left in any head is largest.

@@ -169,19 +169,19 @@ LIMITS: Mapping[str, str] = MappingProxyType(
 
 
 def draws_something(record: Estimator, options: Iterable[str]) -> bool:
-    """Whether something is drawn in a call with these options."""
+    """Return whether something is drawn in a call with these options."""
     return record.has("random") and not set(GIVEN) & set(options)
 
 
 def possible(record: Estimator) -> list[str]:
-    """Capabilities that implementations of an estimator may have."""
+    """List the capabilities that implementations of an estimator may have."""
     bits = _OF_BITS if len(record.arrays) == 3 else ()
     only = [only_of(name) for name in GIVEN if record.takes(name)]
     return [name for name in CAPABILITIES if name in (*record.options, *bits, *only)]
 
 
 def only_of(name: str) -> str:
-    """The capability of what is called with this keyword, and in no other way."""
+    """Return the capability of what is called with this keyword, and in no other way."""
     return f"{name}_only"
 
 
@@ -206,7 +206,7 @@ def refuse_limits(record: Estimator, capabilities: Iterable[str], tags: Mapping[
 
 
 def write_tag(value: Any) -> str:
-    """The value of a tag as on the command line."""
+    """Return the value of a tag as on the command line."""
     if isinstance(value, tuple) and len(value) > 4:
         return f"{value[0]},{value[1]},...,{value[-1]}"
     if isinstance(value, tuple):
@@ -215,7 +215,7 @@ def write_tag(value: Any) -> str:
 
 
 def parse_tag(name: str, value: Any) -> Any:
-    """The value of a tag, from its text where it is one."""
+    """Return the value of a tag, from its text where it is one."""
     if name in _TRUE_OR_FALSE:
         return _parse_truth(name, value)
     if name == "head_sizes":
@@ -262,7 +262,7 @@ def _parse_truth(name: str, value: Any) -> bool:
 
 
 def _parse_sizes(value: Any) -> tuple[int, ...] | None:
-    """Head sizes: a number, several, or as text separated by commas."""
+    """Parse head sizes: a number, several, or text separated by commas."""
     if value is None:
         return None
     words = value.split(",") if isinstance(value, str) else value
@@ -276,7 +276,7 @@ def _parse_sizes(value: Any) -> tuple[int, ...] | None:
 
 
 def _brief(value: Any) -> str:
-    """What was received, shortened: digits may be thousands."""
+    """Shorten a value that was received: digits may be thousands."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)

@@ -19,7 +19,7 @@ _BIT_SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
 
 
 def _bit_problems(t: CheckRun) -> Iterator[tuple[tuple[int, int, int], dict[str, Any], int | None]]:
-    """Sizes, plain, with keys that are masked, causal, and with fewer key heads."""
+    """Yield sizes, plain, with keys that are masked, causal, and with fewer key heads."""
     causal = t.adapter.masks_future
     for size in _BIT_SIZES:
         n, m, d = t.fit(*size)
@@ -33,7 +33,7 @@ def _bit_problems(t: CheckRun) -> Iterator[tuple[tuple[int, int, int], dict[str,
 
 
 def _options_of(t: CheckRun, frequencies: Keywords) -> dict[str, Any]:
-    """How the same thing is asked for again."""
+    """Return the options of calls that are repeated."""
     return t.adapter.settled | (frequencies if evaluated(t.adapter) else t.options(5))
 
 

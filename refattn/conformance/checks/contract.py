@@ -65,14 +65,14 @@ def seeds(t: CheckRun) -> None:
 
 
 def _refuse_repeat(seed_of: dict[bytes, int], got: Any, seed: int) -> None:
-    """No other seed may have given the same."""
+    """Fail if another seed has given the same."""
     other = seed_of.setdefault(np.asarray(got).tobytes(), seed)
     if other != seed:
         raise Failure(f"different results for seeds {other} and {seed}", "the same bit for bit")
 
 
 def _seeds_of_heads(t: CheckRun, start: int) -> None:
-    """Heads that are equal get other results at other seeds, be it of one another."""
+    """Check that equal heads get other results at other seeds, of one another too."""
     arrays, _ = t.problem(3, 9, 8)
     lead = t.adapter.lead(2, 3)
     arrays = tuple(np.broadcast_to(x, (*lead, *x.shape)).copy() for x in arrays)

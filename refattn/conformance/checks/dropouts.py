@@ -44,14 +44,14 @@ def _drops(adapter: Adapter) -> bool:
 
 
 def _shown(arrays: Arrays) -> Arrays:
-    """The same queries and keys, of moderate weights, with values that show these."""
+    """Return the same queries and keys, of moderate weights, with values that show these."""
     q, k, _ = arrays
     m = k.shape[-2]
     return q / 2, k / 2, np.broadcast_to(np.eye(m), (*k.shape[:-1], m)).copy()
 
 
 def _problem(t: CheckRun) -> Arrays:
-    """Past blocks of 128 keys, with heads in groups where they may be."""
+    """Draw a problem past blocks of 128 keys, with grouped heads if they are taken."""
     n, m, d = t.fit(40, 144, 16)
     if t.adapter["same_value_size"]:
         n, m, d = t.fit(40, d, d)
@@ -60,7 +60,7 @@ def _problem(t: CheckRun) -> Arrays:
 
 
 def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Keywords]]:
-    """Any two of what else it takes, as far as time allows."""
+    """Yield any two of the other uses, as far as time allows."""
     uses = {name: x for name, x in levels(t.adapter).items() if name not in ("d_v", "lse")}
     uses["n"] = (5, 1, 24)
     uses["more"] = tuple(x for x in uses["more"] if 0 <= x < 100)
@@ -74,7 +74,7 @@ def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Keywords]]:
 
 
 def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Keywords, Keywords, Any]]:
-    """Each case with dropout, and what came; what is refused with dropout is said."""
+    """Yield each case with dropout and its results, and note what is refused."""
     refused: set[str] = set()
     for i, (arrays, options) in enumerate(_cases(t)):
         dropping = options | {"dropout": _RATES[i % len(_RATES)], "seed": t.new_seed()}
@@ -106,7 +106,7 @@ def _weights_without(t: CheckRun, arrays: Any, options: Keywords) -> _Weights:
 
 
 def _find_kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
-    """Which weights were kept; all others are to be 0, and these w / (1 - p)."""
+    """Find the weights that were kept; all others are to be 0, and these w / (1 - p)."""
     exact, allowed = weights
     known = exact > t.adapter.least / t.adapter.eps
     share = np.divide(out * (1 - rate), exact, out=np.zeros(out.shape), where=known)
@@ -186,7 +186,7 @@ def _independent(t: CheckRun, rate: float, kept: npt.NDArray[np.bool_], seen: An
 
 
 def _test_alike(t: CheckRun, name: str, alike: list[npt.NDArray[np.bool_]], same: float) -> None:
-    """How many of the pairs have the same fate, the worst of several counts."""
+    """Test how many of the pairs have the same fate, the worst of several counts."""
     tries = len(alike)
     p = min(1.0, tries * min(stats.binomial(int(np.sum(x)), x.size, same) for x in alike))
     n = min(x.size for x in alike)

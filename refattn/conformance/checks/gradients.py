@@ -37,17 +37,17 @@ def _compared(adapter: Adapter) -> bool:
 
 
 def _averaged(adapter: Adapter) -> bool:
-    """Whether its weights are known, or known to be positive."""
+    """Return whether its weights are known, or known to be positive."""
     return _differentiated(adapter) and (evaluated(adapter) or not adapter.waves)
 
 
 def _given_or_drawn(t: CheckRun, frequencies: Keywords, samples: int = 4) -> dict[str, Any]:
-    """Options of a call: frequencies that are given to it, or a seed of which it draws."""
+    """Return options of a call: frequencies that are given to it, or a seed of which it draws."""
     return t.adapter.settled | (frequencies if evaluated(t.adapter) else t.options(samples))
 
 
 def _cotangent(t: CheckRun, arrays: Arrays) -> Floats:
-    """Of the output: as many heads as queries have."""
+    """Draw a cotangent of the output, with the heads of queries."""
     q, _, v = arrays
     return t.normal(*q.shape[:-1], v.shape[-1])
 
@@ -152,7 +152,7 @@ class _PulledSize(NamedTuple):
     groups: int | None = None
 
     def fitted(self, t: CheckRun) -> _PulledSize:
-        """As much of it as the candidate takes."""
+        """Return as much of the size as the candidate takes."""
         n, m, d = t.fit(self.n, self.m, self.d)
         samples = self.samples if t.adapter.has("any-size") else min(self.samples, n, m)
         d_v = d if t.adapter["same_value_size"] else self.d_v
@@ -160,7 +160,7 @@ class _PulledSize(NamedTuple):
         return _PulledSize(n, m, d, d_v, t.adapter.lead(*self.heads), samples, groups)
 
     def problem(self, t: CheckRun, size: float = 1.0) -> tuple[Arrays, Keywords]:
-        """Random inputs."""
+        """Draw random inputs."""
         named: Any = {"lead": self.heads, "d_v": self.d_v, "groups": self.groups}
         return t.problem(self.n, self.m, self.d, self.samples, size=size, **named)
 
@@ -232,7 +232,7 @@ def gradients_again(t: CheckRun) -> None:
 
 
 def _hides(adapter: Adapter) -> bool:
-    """Whether something is not seen by some query."""
+    """Return whether something is not seen by some query."""
     causal = adapter.masks_future
     separate = adapter.has("separate") and not adapter.has("proposals")
     return _differentiated(adapter) and (causal or separate or adapter.can("mask"))
@@ -290,7 +290,7 @@ def gradients_of_hidden_nonsense(t: CheckRun) -> None:
 
 
 def _take_nothing(t: CheckRun, results: Any, hidden: Floats, most: tuple[float, ...]) -> None:
-    """Keys and values that are hidden take nothing."""
+    """Check that keys and values that are hidden have no gradient."""
     for part in (2, 3):
         x = results[part][hidden]
         t.equal(x, np.zeros(x.shape), most[part])
@@ -309,7 +309,7 @@ def gradients_of_means(t: CheckRun) -> None:
 
 
 def _averages(t: CheckRun, size: float) -> None:
-    """The same for queries and keys of a size."""
+    """Check the sums of gradients of means, for queries and keys of a size."""
     n, m, d = t.fit(5, 7, 4)
     arrays, frequencies = t.problem(n, m, d, 4, size=size)
     options = _given_or_drawn(t, frequencies)
@@ -348,7 +348,7 @@ def _has_slopes(adapter: Adapter) -> bool:
 
 
 def _moves(adapter: Adapter) -> str:
-    """Of what slopes can be told from quotients: of values always, as results are linear in them.
+    """Name the arrays whose slopes quotients can tell: values always, by linearity.
 
     Of queries and keys where weights are positive and what is drawn at one seed does not move.
     """

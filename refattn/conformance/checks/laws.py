@@ -89,7 +89,7 @@ def frequency_law(t: CheckRun) -> None:
 
 
 def _law_of_last_head(t: CheckRun, d: int, c: float) -> None:
-    """The same of the last query of the last head."""
+    """Test the law of frequencies of the last query of the last head."""
     lead, keys = t.adapter.lead(2, 3), np.concatenate([np.zeros((1, d)), c * np.eye(d)])
     arrays = tuple(
         np.broadcast_to(x, (*lead, *x.shape))
@@ -129,7 +129,7 @@ def _one_function(t: CheckRun, samples: int, length: float, lead: tuple[int, ...
     options = t.options(samples)
 
     def sums(x: Floats) -> tuple[Any, Any]:
-        """Sums over the frequencies at each z, but for a factor, and how far off their logs are."""
+        """Return sums over the frequencies at each z, but for a factor, and log errors."""
         x = root * t.adapter.exact(x / root)
         y = root * t.adapter.exact((z - x if sign < 0 else x - z) / root)
         half = (np.sum(x * x) + np.sum(y * y, -1)) / 2
@@ -370,7 +370,7 @@ def _recovered_values(
     values = np.broadcast_to(np.eye(m), (*lead, m, m))
 
     def means(seed: int) -> Floats:
-        """Means of e^{omega . y} over both frequencies, for each head."""
+        """Return means of e^{omega . y} over both frequencies, for each head."""
         if t.adapter.has("pairs"):
             return np.asarray(estimate_kernels(t, np.zeros(d), y, 2, seed) * square)
         options: Keywords = {**sized, "seed": seed}
@@ -463,7 +463,7 @@ _OWN = {"iid": 25, "sobol": 2, "halton": 2}
 
 
 def _draw_own(t: CheckRun, samples: int, d: int, size: int) -> Floats:
-    """Many sets of frequencies of the package's own, of which d coordinates show."""
+    """Return many sets of frequencies of the package's own, of which d coordinates show."""
     coupling = t.adapter["coupling"]
     sets = min(_OWN.get(coupling, 5) * size, 100_000)
     if coupling == "iid":
@@ -502,7 +502,7 @@ def own_law(t: CheckRun) -> None:
 
 
 def _depends_on_seed(t: CheckRun, arrays: Arrays, sized: Keywords) -> bool:
-    """Whether what the registered function gives depends on the seed."""
+    """Return whether what the registered function gives depends on the seed."""
     first, *others = (_ends(black_box(t.adapter, arrays, sized | {"seed": s})) for s in range(8))
     allowed = tolerance(t.adapter, arrays, sized | {"seed": 0}, first)
     return bool(np.max(np.abs(np.stack(others) - first)) > allowed)

@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 
 def _key_heads(adapter: Adapter) -> tuple[int | None, ...]:
-    """Numbers of key heads: as many as query heads, or fewer."""
+    """Return numbers of key heads: as many as query heads, or fewer."""
     return (None, 2) if adapter.grouped else (None,)
 
 

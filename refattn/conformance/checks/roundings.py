@@ -19,7 +19,7 @@ _LARGE_Z = 8.0  # |z| that no correct kernel has among so many elements
 
 
 def _has_law(adapter: Adapter) -> bool:
-    """Whether errors of such a candidate have a law: no epsilon, features that are not signed.
+    """Return whether errors have a law: no epsilon, features that are not signed.
 
     In half precision features are rounded in more ways than profiles have.
     """

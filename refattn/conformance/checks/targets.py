@@ -33,7 +33,7 @@ __all__: list[str] = []
 
 
 def _target(t: CheckRun, d: int) -> tuple[Floats, Floats, Floats]:
-    """A query, keys in general position and their weights, in kernel coordinates."""
+    """Return a query, keys in general position and their weights, in kernel coordinates."""
     q = t.normal(d)
     q[-1] = 0.0
     keys = np.concatenate([np.zeros((1, d)), 2 * np.eye(d)]) + t.normal(d, size=0.3)
@@ -216,7 +216,7 @@ def mean_of_samples(t: CheckRun) -> None:
     start = t.new_seed()
 
     def shares(out: Floats) -> tuple[Floats, float]:
-        """A_s times twice the normaliser, 1 each, and how far apart the frequencies are."""
+        """Return A_s times twice the normaliser, 1 each, and the gap of the frequencies."""
         m = out * square
         pivot = m[0] * m[2] - m[1] ** 2
         total, product = (m[0] * m[3] - m[1] * m[2]) / pivot, (m[1] * m[3] - m[2] ** 2) / pivot
@@ -329,7 +329,7 @@ def proposal_noise(t: CheckRun) -> None:
 
 
 def _two_exponentials(m: Floats) -> tuple[Floats, Floats]:
-    """Nodes x and weights of rows m_i = w_0 x_0^i + w_1 x_1^i (Prony's method).
+    """Return nodes x and weights of rows w_0 x_0^i + w_1 x_1^i (Prony's method).
 
     In rationals: the numbers of a row may differ by many orders, and a solution in floats is off by
     roundings of the largest.
@@ -376,7 +376,7 @@ def two_proposals(t: CheckRun) -> None:
     q[1, 0] = b
 
     def mixture(out: Floats) -> tuple[Floats, Floats]:
-        """Nodes e^{c omega} and log ratios of the weights at both queries."""
+        """Return nodes e^{c omega} and log ratios of the weights at both queries."""
         nodes, weights = _two_exponentials(out[:2] * square)
         return nodes, np.log(weights[:, 0] / weights[:, 1])
 

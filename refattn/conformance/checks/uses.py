@@ -81,7 +81,7 @@ _LARGE = (
 
 
 def _edge_rows(n: int) -> Floats:
-    """Some queries: the first and last, and those about powers of two."""
+    """Choose some queries: the first and last, and those about powers of two."""
     edges = {0, 1, n - 2, n - 1}
     for p in range(4, 14):
         edges |= {2**p - 1, 2**p, 2**p + 1}
@@ -90,7 +90,7 @@ def _edge_rows(n: int) -> Floats:
 
 
 def _rows_alone(adapter: Adapter) -> bool:
-    """Whether some of the queries can be evaluated alone."""
+    """Return whether some of the queries can be evaluated alone."""
     alone = not adapter.has("proposals") or adapter["weighting"] in ("balance", "own")
     return evaluated(adapter) and attends(adapter) and adapter.has("separate") and alone
 
@@ -149,13 +149,13 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
 def _take_rows(
     adapter: Adapter, arrays: Arrays, options: Keywords, rows: Floats
 ) -> tuple[Arrays, Keywords]:
-    """The same problem for some of the queries."""
+    """Take the same problem for some of the queries."""
     q, *rest = arrays
     return (q[..., rows, :], *rest), options | for_queries(adapter, options, rows)
 
 
 def _worst_row(got: Floats, want: Any) -> int:
-    """Which of the rows is furthest off."""
+    """Return the row that is furthest off."""
     error = np.abs(np.asarray(got, np.longdouble) - want)
     return int(np.unravel_index(int(np.argmax(error)), error.shape)[-2])
 
@@ -163,7 +163,7 @@ def _worst_row(got: Floats, want: Any) -> int:
 def _describe_wrong(
     t: CheckRun, got: Floats, arrays: Arrays, options: Keywords, allowed: float
 ) -> str:
-    """Which tokens, heads and columns are wrong, by the package's own evaluation in float64."""
+    """Describe wrong tokens, heads and columns, by the package's evaluation in float64."""
     try:
         right = engine(t.adapter, arrays, options)
     except Exception:  # an estimator from elsewhere may not take all of this
@@ -172,13 +172,13 @@ def _describe_wrong(
 
 
 def describe_places(wrong: Any) -> str:
-    """Which tokens, heads and columns are wrong, in words."""
+    """Describe which tokens, heads and columns are wrong."""
     axes = ((-2, "token"), (-3, "head"), (-1, "column"))
     return ", ".join(words for axis, name in axes if (words := _describe_axis(wrong, axis, name)))
 
 
 def _describe_axis(wrong: Any, axis: int, name: str) -> str:
-    """The first wrong index along an axis, how many there are, and their period."""
+    """Return the first wrong index along an axis, how many there are, and their period."""
     if wrong.ndim < -axis:
         return ""
     others = tuple(i for i in range(wrong.ndim) if i != wrong.ndim + axis)

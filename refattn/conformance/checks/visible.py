@@ -25,7 +25,7 @@ __all__: list[str] = []
 
 
 def _random_mask(t: CheckRun, n: int, m: int, lead: tuple[int, ...] = ()) -> npt.NDArray[Any]:
-    """A random mask with at least one key for each query, and a row that sees the first only."""
+    """Draw a mask: each query sees some key, and the first row the first key only."""
     mask = t.rng.random((*lead, n, m)) < 0.6
     mask[..., np.arange(n), np.arange(n) % m] = True
     mask[..., 0, 1:] = False
@@ -88,7 +88,7 @@ def masked_keys_unseen(t: CheckRun) -> None:
 
 
 def _edits(t: CheckRun) -> list[tuple[float, tuple[float, ...]]]:
-    """Sizes of visible keys, and of hidden ones that may not matter: also 0 among far ones."""
+    """Return sizes of visible keys, and of hidden ones that may not matter."""
     low = t.adapter.half
     if not stabilised(t.adapter):
         return [(1.0, (0.0, 1.0, 10.0))]
@@ -146,7 +146,7 @@ def mask_with_causal(t: CheckRun) -> None:
 
 
 def _compare_both(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
-    """A mask and causal at once, which a candidate that takes each alone may refuse."""
+    """Compare with a mask and causal at once, which a candidate may refuse."""
     try:
         t.adapter(*arrays, **options)
     except Refusal:

@@ -148,7 +148,7 @@ def _schema_errors(schema: Any, document: Any) -> list[str]:
 
 
 def _lint_manifest(path: Path, schema: Any) -> tuple[Any, list[str]]:
-    """A manifest, or None if it is of no use, and what is wrong with it."""
+    """Return a manifest, or None if it is of no use, and what is wrong with it."""
     try:
         data = path.read_bytes()
         manifest = parse(data.decode("ascii"))
@@ -275,7 +275,7 @@ def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[st
 
 
 def _holes(case: Case, name: str) -> Floats:
-    """Where an output may be nan or infinite: its row sees no key."""
+    """Mark where an output may be nan or infinite: its row sees no key."""
     if name not in ("out", "lse") or np.all(np.isfinite(case.expected[name])):
         return np.array(False)
     empty = np.asarray(~visible(case).any(-1))
@@ -283,7 +283,7 @@ def _holes(case: Case, name: str) -> Floats:
 
 
 def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
-    """Shapes of the outputs; raises where those of the inputs do not agree."""
+    """Return shapes of the outputs; raises where those of the inputs do not agree."""
     x = {name: value.shape for name, value in case.inputs.items()}
     others = ("v", "past_v", "d_out", "d_lse", "log_weight", "sinks", "slopes", *_OF_SAMPLES)
     sizes = {shape[-1] for name, shape in x.items() if name not in (*others, *_OF_PAIRS)}

@@ -54,7 +54,7 @@ class HeadArrays(NamedTuple):
 
 
 def truth() -> Any:
-    """Arithmetic with any number of digits, which needs mpmath: not imported before it is used."""
+    """Import arithmetic with any number of digits, which needs mpmath, when it is used."""
     return import_module("refattn.conformance.truth.exact")
 
 
@@ -64,13 +64,13 @@ def _ndims(case: Recipe | Case) -> dict[str, int]:
 
 
 def value_of(case: Recipe | Case, option: str) -> str:
-    """What the convention of a case says of an option, nothing where it is the package's."""
+    """Return the value of an option in the case's convention, nothing if it is the package's."""
     convention = case.convention
     return convention.value if convention is not None and convention.option == option else ""
 
 
 def visible(case: Recipe | Case) -> Floats:
-    """The mask, the causal form and the window in one."""
+    """Return the mask, the causal form and the window in one."""
     x, past = case.inputs, case.inputs.get("past_k", np.empty((0, 1))).shape[-2]
     n, m = x["q"].shape[-2], past + x["k"].shape[-2]
     mask = x.get("mask", np.array(True))
@@ -90,12 +90,12 @@ def visible(case: Recipe | Case) -> Floats:
 
 
 def _ahead(n: int, m: int, corner: int) -> Floats:
-    """How far key j is ahead of that of query i, i + corner."""
+    """Count how far key j is ahead of that of query i, i + corner."""
     return np.asarray(np.arange(m) - np.arange(n)[:, None] - corner)
 
 
 def arranged(case: Recipe | Case, dps: int = 50, **given: Any) -> dict[str, Any]:
-    """The arrays as formulas take them: what hides keys in one, slopes as a bias, and so on."""
+    """Arrange the arrays as formulas take them: one mask, slopes as a bias, and so on."""
     x = {**case.inputs, **given, "visible": visible(case)}
     for name in ("k", "v"):
         if f"past_{name}" in x:
@@ -114,12 +114,12 @@ def arranged(case: Recipe | Case, dps: int = 50, **given: Any) -> dict[str, Any]
 
 
 def heads_of_case(case: Recipe | Case) -> list[HeadArrays]:
-    """The arrays of each head."""
+    """Return the arrays of each head."""
     return [HeadArrays(**x) for x in truth().heads_of(_ndims(case), **arranged(case))]
 
 
 def formula_of(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
-    """The output of one head; of exact attention its log normaliser as one more column."""
+    """Return the output of one head; of exact attention its log normaliser as one more column."""
     record = registry.ESTIMATORS[case.estimator]
     if record.has("exact"):
         return partial(_attend_exactly_by_case, case, dps)
@@ -135,17 +135,17 @@ def formula_of(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
 
 
 def _for_all_queries(function: Callable[..., Floats], visible: Floats, **arrays: Any) -> Floats:
-    """A formula that takes what hides keys from all queries: the last sees all others."""
+    """Return a formula that takes what hides keys from all queries: the last sees all others."""
     return function(**arrays, visible=visible[-1])
 
 
 def has_chunks(case: Recipe | Case) -> bool:
-    """Whether keys are in chunks: the size of the estimator is that of a chunk."""
+    """Return whether keys are in chunks: the size of the estimator is that of a chunk."""
     return registry.ESTIMATORS[case.estimator].size == "window"
 
 
 def with_lse(case: Recipe | Case) -> bool:
-    """Whether the log normaliser is expected too."""
+    """Return whether the log normaliser is expected too."""
     return bool("d_lse" in case.inputs or case.arguments.get("return_lse"))
 
 
@@ -177,7 +177,7 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
 
 
 def _attend_exactly_by_case(case: Recipe | Case, dps: int, **arrays: Any) -> Floats:
-    """Exact attention of one head under the convention of the case: reference 003."""
+    """Attend exactly for one head under the convention of the case: reference 003."""
     e, x = truth(), HeadArrays(**arrays)
     scale, softcap = _scale_of_case(case, x.q.shape[-1], dps), case.arguments.get("softcap")
     if value_of(case, "softcap") == "after-bias":
@@ -198,7 +198,7 @@ def _attend_exactly_by_case(case: Recipe | Case, dps: int, **arrays: Any) -> Flo
 
 
 def _scale_of_case(case: Recipe | Case, d: int, dps: int) -> Any:
-    """The factor on products."""
+    """Return the factor on products."""
     e, scale = truth(), case.arguments["scale"]
     default = value_of(case, "default_scale")
     if scale is None and default in ("1", "1/d"):

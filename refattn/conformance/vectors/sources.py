@@ -55,7 +55,7 @@ _FORMULAS["softmax-combined"] = tuple(
 
 
 def sources(kind: str, convention: Convention | None = None) -> list[str]:
-    """Reference and equation of a group, or library, version and what its convention is known from.
+    """List reference and equation of a group, or library, version and their source.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def sources(kind: str, convention: Convention | None = None) -> list[str]:
 
 
 def libraries(convention: Convention) -> list[str]:
-    """The functions of `CONVENTIONS` that have a convention.
+    """Return the functions of `CONVENTIONS` that have a convention.
 
     Examples
     --------

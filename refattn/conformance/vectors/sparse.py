@@ -40,12 +40,12 @@ def _case(
 
 
 def _index_rows(*rows: list[int]) -> Floats:
-    """Indices of one sample, or of those of queries."""
+    """Return indices of one sample, or of those of queries."""
     return np.array(rows[0] if len(rows) == 1 else rows, np.int64)
 
 
 def _of_queries(drawn: Drawn) -> Floats:
-    """Keys of each query that lie apart, `count` of them."""
+    """Return keys of each query that lie apart, `count` of them."""
     rows = np.arange(np.prod([*drawn.heads, drawn.n])).reshape(*drawn.heads, drawn.n, 1)
     return np.asarray((rows + 2 * np.arange(drawn.count)) % drawn.m, np.int64)
 
@@ -104,7 +104,7 @@ def _cases_of_samples() -> Iterator[Recipe]:
 
 
 def _cases_of_chunks(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
-    """Cases of estimators with chunks; `options` are of all of them."""
+    """Yield cases of estimators with chunks; `options` are of all of them."""
 
     def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **more: Any) -> Recipe:
         return _case(estimator, name, flags, comment, drawn, **options | more)
@@ -170,7 +170,7 @@ def _cases_of_windows() -> Iterator[Recipe]:
 
 
 def sparse_recipes() -> Iterator[Recipe]:
-    """Cases of estimators of few keys and of near keys, without gradients."""
+    """Yield cases of estimators of few keys and of near keys, without gradients."""
     for part in (_cases_of_coresets, _cases_of_samples, _cases_of_eva, _cases_of_windows):
         yield from part()
     yield from _cases_of_chunks("second-order", replace(_FAR, size=8.0), causal=False)

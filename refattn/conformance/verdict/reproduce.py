@@ -21,7 +21,7 @@ _LITERAL = 400  # numbers up to which an array is written out
 
 
 def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str:
-    """A script that makes the failing call again, or runs the check again if no call shows it.
+    """Write a script that makes the failing call again, or runs the check again.
 
     Its exit status is 1 while the failure is there.
 
@@ -74,7 +74,7 @@ raise SystemExit(not error <= {0!r})"""
 
 
 def _shows(trial: CheckRun, case: Call) -> bool:
-    """Whether the last call alone shows the failure: it raises, or its result is wrong as such."""
+    """Return whether the last call alone shows the failure: it raises or is wrong."""
     if trial.got is None:
         return True
     if case.want is None:
@@ -83,7 +83,7 @@ def _shows(trial: CheckRun, case: Call) -> bool:
 
 
 def _import_lines(adapter: Adapter) -> list[str]:
-    """Lines that define `fn`, if it can be imported."""
+    """Return lines that define `fn`, if it can be imported."""
     fn = adapter.fn
     if isinstance(fn, Subprocess):
         return [
@@ -101,7 +101,7 @@ def _import_lines(adapter: Adapter) -> list[str]:
 
 
 def _is_there(fn: Any, module: str, name: str) -> bool:
-    """Whether the name leads to the callable: that of a bound method, say, need not."""
+    """Return whether the name leads to the callable: that of a bound method, say, need not."""
     named: Any = sys.modules.get(module)
     for part in name.split("."):
         named = getattr(named, part, None)

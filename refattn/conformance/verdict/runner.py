@@ -221,7 +221,7 @@ def check(
 
 
 def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
-    """Which convention the candidate follows instead, as far as time allows."""
+    """Diagnose which convention the candidate follows instead, as far as time allows."""
     lines: list[str] = []
     trial = CheckRun(candidate, "diagnosis", seed)
     item = Check(
@@ -233,12 +233,12 @@ def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
 
 
 def _laws_from(chosen: Mapping[str, Check], i: int) -> int:
-    """How many statistical checks are left, of those that share the time."""
+    """Count the statistical checks that are left and share the time."""
     return max(1, sum(item.layer != "identity" for item in list(chosen.values())[i:]))
 
 
 def _stops(item: Check, trial: CheckRun, result: Result) -> str:
-    """Why no other check can say more, if none can."""
+    """Return why no other check can say more, if none can."""
     if result.status == FAIL and trial.over:
         return "the candidate hangs"
     if result.status == UNDERPOWERED and trial.over:
@@ -253,7 +253,7 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
 
 
 def _signatures(trial: CheckRun) -> str:
-    """How the candidate was called, and how it is defined."""
+    """Describe how the candidate was called, and how it is defined."""
     names = list(trial.adapter.record.arrays)
     if trial.case is not None:
         names += [
@@ -268,7 +268,7 @@ def _signatures(trial: CheckRun) -> str:
 
 
 def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
-    """Checks of such estimators that were not made, and why."""
+    """Return checks of such estimators that were not made, and why."""
     left = [item for item in CHECKS.values() if item.name not in set(chosen)]
     reasons = {}
     for item in (item for item in left if adapter.has(*item.traits)):
@@ -289,7 +289,7 @@ _LIMITING = (
 
 
 def _needed(item: Check, adapter: Adapter) -> str:
-    """What would have to be declared for a check to apply, in the words of the command line."""
+    """Name what must be declared for a check to apply, as on the command line."""
     tags: dict[str, Any] = dict(adapter.tags or {})
     more: list[tuple[str, set[str], dict[str, Any]]] = [
         (f"--capability {name}", {name}, {})
@@ -313,7 +313,7 @@ def _needed(item: Check, adapter: Adapter) -> str:
 
 
 def checks_of(adapter: Adapter) -> Iterator[Check]:
-    """The checks that apply to a candidate."""
+    """Return the checks that apply to a candidate."""
     return (item for item in CHECKS.values() if item.applies(adapter))
 
 
@@ -467,7 +467,7 @@ def _refuse_unknown(argument: str, names: Iterable[str], chosen: Iterable[str]) 
 
 
 def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> Result:
-    """One check within its time, whatever the candidate does.
+    """Run one check within its time, whatever the candidate does.
 
     One whose call is not back after `patience` hangs; less of what is left is no evidence of that.
     """
@@ -525,7 +525,7 @@ _ORDINARY, _LARGE = 60.0, 1e4
 
 
 def _severity(item: Check, trial: CheckRun, error: BaseException | None) -> str:
-    """What kind of failure it is, or would be."""
+    """Return what kind of failure it is, or would be."""
     if isinstance(error, Refusal) or item.name in _CONTRACTS:
         return "contract"
     if item.layer != "identity":
@@ -563,7 +563,7 @@ def _interrupt(thread: threading.Thread) -> None:
 
 
 def _imports(ident: int) -> bool:
-    """Whether a thread is within an import."""
+    """Return whether a thread is within an import."""
     frame = sys._current_frames().get(ident)
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
@@ -571,7 +571,7 @@ def _imports(ident: int) -> bool:
 
 
 def _correct(results: list[Result], trials: list[CheckRun], alpha: float) -> None:
-    """Holm's correction of all p-values of the run; those at most alpha are failures.
+    """Correct all p-values of the run by Holm's method; at most alpha is a failure.
 
     What a check detects is reckoned at the smallest level that Holm's method may hold it to.
     """

@@ -40,7 +40,7 @@ def suspect(results: list[Result], trials: list[CheckRun]) -> None:
 
 
 def _comparable(trial: CheckRun) -> bool:
-    """Whether the failing call can be made of catalogued defects."""
+    """Return whether the failing call can be made of catalogued defects."""
     adapter, case = trial.adapter, trial.case
     if case is None or case.want is None or trial.numbers is None:
         return False
@@ -48,7 +48,7 @@ def _comparable(trial: CheckRun) -> bool:
 
 
 def _same_numbers(trial: CheckRun) -> Iterable[str]:
-    """Defects that give nearly what the candidate gave at the failing case, the nearest first."""
+    """Yield defects that give nearly the candidate's numbers, the nearest first."""
     from ..defects import MUTANTS
 
     adapter, case = trial.adapter, trial.case
@@ -81,7 +81,7 @@ def _same_numbers(trial: CheckRun) -> Iterable[str]:
 
 
 def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
-    """Defects of the draw alone that fail the same laws, of those that ran, unless many do.
+    """Return defects of the draw alone that fail the same laws, of those that ran, unless many do.
 
     Only those of the candidate's coupling: other laws are tried of others.
     """
@@ -105,14 +105,14 @@ def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
 
 
 def _killers(adapter: Adapter) -> dict[str, list[str]]:
-    """Defects of the estimator and the checks that each fails."""
+    """Return defects of the estimator and the checks that each fails."""
     names = (adapter.record.name, *adapter.record.aliases)
     return {mutant: x for name in names for mutant, x in _kills().get(name, {}).items()}
 
 
 @cache
 def _kills() -> dict[str, dict[str, list[str]]]:
-    """Which checks fail for which defect, as measured; see `defects`."""
+    """Load which checks fail for which defect, as measured; see `defects`."""
     text = resources.files(__package__).joinpath("kills.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content

@@ -44,7 +44,7 @@ def context(dps: int = 50) -> Any:
 
 
 def _of_both(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Any:
-    """A function of numbers, and of dual ones too."""
+    """Make a function of numbers one of dual numbers too."""
 
     def of_either(x: Any) -> Any:
         if not isinstance(x, _Dual):

@@ -26,14 +26,14 @@ __all__ = [
 
 
 def log_positive_feature(x: Floats, omega: Floats) -> Floats:
-    """Log of the positive feature xi(x_i, omega_s): reference 002, eq. (9), for exact numbers."""
+    """Evaluate log xi(x_i, omega_s): reference 002, eq. (9), for exact numbers."""
     return np.asarray(x @ omega.T - (x * x).sum(-1)[:, None] / 2)
 
 
 def log_kernel_estimate(
     q: Any, k: Any, omega: Any, log_weight: Any = 0.0, *, dps: int = 50
 ) -> Floats:
-    """Log of sum_s w_s xi(q_i, omega_s) xi(k_j, omega_s), without the factor exp(-|q_i|^2/2)."""
+    """Evaluate log sum_s w_s xi(q_i, omega_s) xi(k_j, omega_s), but for exp(-|q_i|^2/2)."""
     mp, weight = context(dps), numbers(np.broadcast_to(log_weight, omega.shape[:1]), dps=dps)
     q, k, omega = (numbers(x, dps=dps) for x in (q, k, omega))
     a, b = q @ omega.T + weight, log_positive_feature(k, omega)
@@ -43,7 +43,7 @@ def log_kernel_estimate(
 
 
 def feature_map(x: Floats, omega: Floats, features: str, *, dps: int = 50) -> Floats:
-    """Feature maps (n, F): reference 001, z_positive and z_sin/cos; reference 002, (8) and (9)."""
+    """Evaluate feature maps (n, F): reference 001; reference 002, (8) and (9)."""
     mp, half = context(dps), (x * x).sum(-1)[:, None] / 2
     product = x @ omega.T
     if features == "positive":
@@ -60,7 +60,7 @@ def feature_map(x: Floats, omega: Floats, features: str, *, dps: int = 50) -> Fl
 def estimate_matrix(
     x: Any, y: Any, omega: Any, log_weight: Any, features: str, root: Any, dps: int
 ) -> Floats:
-    """(1/S) sum_s w_s phi_s(x_i) . phi_s(y_j): reference 002, eq. (7)."""
+    """Evaluate (1/S) sum_s w_s phi_s(x_i) . phi_s(y_j): reference 002, eq. (7)."""
     count, omega = len(omega), numbers(omega, dps=dps)
     weight = map_numbers(context(dps).exp, numbers(np.broadcast_to(log_weight, (count,)), dps=dps))
     a, b = (feature_map(numbers(z, dps=dps) * root, omega, features, dps=dps) for z in (x, y))
@@ -86,7 +86,7 @@ def kernel_estimate(
 
 
 def divide_by_sum(kernel: Floats, v: Any, visible: Any, dps: int) -> Floats:
-    """sum_j kernel_ij v_j / sum_j kernel_ij over visible keys: reference 000, KernelizedAttention.
+    """Evaluate sum_j kernel_ij v_j / sum_j kernel_ij over visible keys: reference 000.
 
     0 for a query that sees no key.
     """
@@ -110,7 +110,7 @@ def random_feature_attention(
     features: str = "positive",
     dps: int = 50,
 ) -> Floats:
-    """Attention with the estimated kernel (RFA): reference 002, eq. (10); reference 003, RFA.
+    """Attend with the estimated kernel (RFA): reference 002, eq. (10); reference 003.
 
     Examples
     --------
@@ -133,7 +133,7 @@ def randomized_attention(
     *,
     dps: int = 50,
 ) -> Floats:
-    """Mean over s of f_i(omega_is) = sum_j xi(k_j) v_j / sum_j xi(k_j): reference 003, RA.
+    """Average sum_j xi(k_j) v_j / sum_j xi(k_j) over the samples: reference 003, RA.
 
     omega has shape (n, S, d).
 
@@ -164,7 +164,7 @@ def linear_randomized_attention(
     *,
     dps: int = 50,
 ) -> Floats:
-    """RFA with weights N(omega_s; 0, I) / sum_c N(omega_s; mu_c, I): reference 003, LARA, balance.
+    """Attend with weights N(omega; 0, I) / sum_c N(omega; mu_c, I): reference 003, LARA.
 
     Examples
     --------
@@ -192,7 +192,7 @@ def elu_plus_one(x: Any, *, dps: int = 50) -> Floats:
 
 
 def linear_attention(q: Any, k: Any, v: Any, visible: Any = True, *, dps: int = 50) -> Floats:
-    """Attention with the kernel phi(q) . phi(k), phi = elu + 1: reference 004, kernel_attn.
+    """Attend with the kernel phi(q) . phi(k), phi = elu + 1: reference 004.
 
     Examples
     --------

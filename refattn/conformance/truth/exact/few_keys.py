@@ -17,7 +17,7 @@ __all__ = ["coreset", "coreset_attention", "sampled_key_attention"]
 def coreset(
     k: Any, indices: Any, visible: Any = True, scale: float | None = None, *, dps: int = 50
 ) -> tuple[Floats, Floats]:
-    """Centred keys J, times the root of the scale, and W = h_JJ^-1 h_JK for the keys K seen.
+    """Return centred keys J, times the root of the scale, and W = h_JJ^-1 h_JK.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def coreset_attention(
     *,
     dps: int = 50,
 ) -> Floats:
-    """Attention with the kernel h_qJ h_JJ^-1 h_JK of centred keys: arXiv:2602.10056.
+    """Attend with the kernel h_qJ h_JJ^-1 h_JK of centred keys: arXiv:2602.10056.
 
     Keys J are distinct, and visible, (m,), is the same for all queries.
 
@@ -72,7 +72,7 @@ def sampled_key_attention(
     *,
     dps: int = 50,
 ) -> Floats:
-    """Attention to the keys of each query's sample, (n or 1, S), over their probabilities.
+    """Attend to the keys of each query's sample, (n or 1, S), over their probabilities.
 
     Examples
     --------

@@ -13,7 +13,7 @@ __all__ = ["covariance_of_rows", "mean_of_rows"]
 
 
 def mean_of_rows(x: Any, *, dps: int = 50) -> Floats:
-    """Mean of the rows: reference 002, eq. (1).
+    """Average the rows: reference 002, eq. (1).
 
     Examples
     --------
@@ -24,7 +24,7 @@ def mean_of_rows(x: Any, *, dps: int = 50) -> Floats:
 
 
 def covariance_of_rows(x: Any, ddof: int = 1, *, dps: int = 50) -> Floats:
-    """Covariance of the rows with divisor N - ddof: reference 002, eq. (2).
+    """Return the covariance of the rows, with divisor N - ddof: reference 002, eq. (2).
 
     Examples
     --------

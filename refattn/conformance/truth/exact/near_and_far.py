@@ -28,7 +28,7 @@ def eva_attention(
     scale: float | None = None,
     dps: int = 50,
 ) -> Floats:
-    """Attention to the keys of the own chunk and to one summary of each other: arXiv:2302.04542.
+    """Attend to the own chunk's keys and one summary of each other: arXiv:2302.04542.
 
     visible, (m,), is the same for all queries.
 
@@ -65,7 +65,7 @@ def second_order_attention(
     scale: float | None = None,
     dps: int = 50,
 ) -> Floats:
-    """Attention to the keys of the own chunk and to the moments of each other.
+    """Attend to the keys of the own chunk and to the moments of each other.
 
     visible, (m,), is the same for all queries.
 
@@ -97,7 +97,7 @@ def _attend_by_chunks(
     causal: bool,
     summary: Callable[[int, int, list[int]], tuple[Any, Floats]],
 ) -> Floats:
-    """Mean of the values of the own chunk and of summaries of others, query by query."""
+    """Average the values of the own chunk and summaries of others, query by query."""
     (n, m), seen = (len(q), len(k)), np.broadcast_to(visible, (len(k),))
     rows = []
     for i in range(n):
@@ -118,7 +118,7 @@ def _attend_by_chunks(
 
 
 def _of_chunk(q: Any, k: Any, window: int, c: int) -> list[int]:
-    """Queries of a chunk: the last query is level with the last key."""
+    """Return queries of a chunk: the last query is level with the last key."""
     n, m = len(q), len(k)
     return [i for i in range(n) if (i + m - n) // window == c]
 
@@ -134,7 +134,7 @@ def local_random_feature_attention(
     window: tuple[int | None, int | None],
     dps: int = 50,
 ) -> Floats:
-    """Attention with the exact kernel in a window and the estimated one outside.
+    """Attend with the exact kernel in a window and the estimated one outside.
 
     Examples
     --------

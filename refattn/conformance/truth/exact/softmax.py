@@ -23,7 +23,7 @@ __all__ = [
 
 
 def causal_keys(n: int, m: int) -> Floats:
-    """Query i sees key j where j <= i + m - n: the last query sees every key.
+    """Let query i see key j where j <= i + m - n: the last query sees every key.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def softmax_mean(
     *,
     dps: int = 50,
 ) -> tuple[Floats, Floats]:
-    """Mean of v_j with weights exp(scores_ij), and the log of their sum: reference 003, softmax.
+    """Average v_j with weights exp(scores_ij), and return their log sum: reference 003.
 
     A sink is the score of one more value, 0. Factors of dropout are on the weights above, not on
     those in the sum below. A query that sees nothing has mean 0 and log -inf.
@@ -79,7 +79,7 @@ def attend(
     dropout: Any = None,
     dps: int = 50,
 ) -> tuple[Floats, Floats]:
-    """Softmax attention and its log normaliser: reference 003.
+    """Return softmax attention and its log normaliser: reference 003.
 
     With a bias, a cap, a sink and factors of dropout.
     """
@@ -106,7 +106,7 @@ def cap_scores(scores: Floats, softcap: float | None, *, dps: int = 50) -> Float
 
 
 def root(scale: float | None, d: int, *, dps: int = 50) -> Any:
-    """Square root of the scale, 1/sqrt(d) by default: the factor of kernel coordinates."""
+    """Return the square root of the scale, 1/sqrt(d) by default: for kernel coordinates."""
     mp = context(dps)
     return mp.sqrt(1 / mp.sqrt(d) if scale is None else mp.mpf(scale))
 
@@ -124,7 +124,7 @@ def softmax_attention(
     visible: Any = True,
     dps: int = 50,
 ) -> Floats:
-    """Softmax attention: reference 000, Attention; reference 003, softmax attention.
+    """Attend by softmax: reference 000, Attention; reference 003, softmax attention.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def softmax_attention(
 
 
 def heads_of(ndims: dict[str, int], **arrays: Any) -> list[dict[str, Any]]:
-    """The arrays of each head, as `each_head` takes them.
+    """Return the arrays of each head, as `each_head` takes them.
 
     Examples
     --------
