@@ -22,6 +22,7 @@ from ..registry import ESTIMATORS, Estimator
 from .options import (
     Answer,
     Unusable,
+    alpha_option,
     examples,
     format_option,
     installed,
@@ -165,13 +166,7 @@ def _describe_estimator(record: Estimator) -> str:
     show_default=True,
     help="How many seeds the statistical checks use.",
 )
-@click.option(
-    "--alpha",
-    type=float,
-    default=1e-6,
-    show_default=True,
-    help="Largest probability that a correct implementation fails.",
-)
+@alpha_option("implementation")
 @format_option
 @click.option(
     "--json",

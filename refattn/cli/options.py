@@ -26,6 +26,7 @@ from .streams import unread
 __all__ = [
     "Answer",
     "Unusable",
+    "alpha_option",
     "causal_option",
     "dtype_option",
     "estimators_option",
@@ -252,6 +253,14 @@ features_option = click.option(
     callback=_parse_numbers,
     help="Numbers of features or samples.",
 )
+
+
+def alpha_option(who: str) -> Callable[[Any], Any]:
+    """Make the option of the level of a verdict."""
+    words = f"Largest probability that a correct {who} fails."
+    return click.option("--alpha", type=float, default=1e-6, show_default=True, help=words)
+
+
 scale_option = click.option("--scale", type=float, help="Factor on q . k.  [default: 1/sqrt(d)]")
 
 

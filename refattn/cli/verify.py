@@ -17,6 +17,7 @@ from ..verification.given import judged, of_tensors
 from ..verification.tolerance import USUAL, block_seconds, of_problem
 from .options import (
     Answer,
+    alpha_option,
     causal_option,
     examples,
     file_argument,
@@ -101,13 +102,7 @@ the whole program (validation/site/guide/numbers.md).
 @window_option
 @softcap_option
 @layout_option
-@click.option(
-    "--alpha",
-    type=float,
-    default=1e-6,
-    show_default=True,
-    help="Largest probability that a correct kernel fails.",
-)
+@alpha_option("kernel")
 @format_option
 @json_option("Write the verdict; of several files, a list.")
 @plot_option("Draw the errors of the worst head over their standard deviations.")

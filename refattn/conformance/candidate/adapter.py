@@ -24,7 +24,7 @@ from .libraries import lay_out, pull_by_torch, receive
 from .limits import fitted, head_size
 from .tags import (
     DEFAULTS,
-    GIVEN,
+    DRAWN_KEYWORDS,
     LIMITS,
     TAGS,
     only_of,
@@ -138,7 +138,7 @@ class Adapter:
 
     def can(self, *capabilities: str) -> bool:
         """Return whether the candidate has all these capabilities, or others that imply them."""
-        implied = {name for name in GIVEN if only_of(name) in self.capabilities}
+        implied = {name for name in DRAWN_KEYWORDS if only_of(name) in self.capabilities}
         if self["causal_only"]:
             implied.add("causal")
         return set(capabilities) <= implied.union(self.capabilities)
@@ -154,9 +154,9 @@ class Adapter:
         return self.has("waves") or tagged
 
     @property
-    def given(self) -> str:
+    def drawn_keyword(self) -> str:
         """The keyword for what it would draw by itself; empty if it does not take that."""
-        return next(filter(self.can, GIVEN), "")
+        return next(filter(self.can, DRAWN_KEYWORDS), "")
 
     @property
     def draws(self) -> bool:
@@ -177,7 +177,7 @@ class Adapter:
     @property
     def black_box(self) -> bool:
         """Whether it can be called without what it would draw."""
-        return not set(map(only_of, GIVEN)) & set(self.capabilities)
+        return not set(map(only_of, DRAWN_KEYWORDS)) & set(self.capabilities)
 
     @property
     def limits(self) -> dict[str, str]:

@@ -66,11 +66,11 @@ def pull_by_torch(call: Callable[..., Any], sent: list[Any], d_out: Any, way: An
         pairs = zip(grads, inputs, strict=True)
         return [torch.zeros_like(x) if g is None else g for g, x in pairs]
 
-    out, given = forth(range(len(sent)))
+    out, leaves = forth(range(len(sent)))
     if way == "alone":
         return (out, *(back(*forth(range(i, i + 1)))[0] for i in range(len(sent))))
     if way == "again":
-        back(out, given)
+        back(out, leaves)
     if way == "crossed":
         call(*(2 * x.detach() for x in sent))
-    return (out, *back(out, given))
+    return (out, *back(out, leaves))

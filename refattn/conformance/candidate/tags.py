@@ -16,7 +16,7 @@ __all__ = [
     "CAPABILITIES",
     "CHOICES",
     "DEFAULTS",
-    "GIVEN",
+    "DRAWN_KEYWORDS",
     "LIMITS",
     "TAGGED_DTYPES",
     "TAGS",
@@ -146,7 +146,7 @@ _OF_BITS = ("batch_invariant", "deterministic")
 
 
 # What may be given of what an estimator draws: results are numbers then, and need no seed.
-GIVEN = ("omega", "indices")
+DRAWN_KEYWORDS = ("omega", "indices")
 
 
 # What a verdict does not cover where a tag or a capability says so.
@@ -170,13 +170,13 @@ LIMITS: Mapping[str, str] = MappingProxyType(
 
 def draws_something(record: Estimator, options: Iterable[str]) -> bool:
     """Return whether something is drawn in a call with these options."""
-    return record.has("random") and not set(GIVEN) & set(options)
+    return record.has("random") and not set(DRAWN_KEYWORDS) & set(options)
 
 
 def possible(record: Estimator) -> list[str]:
     """List the capabilities that implementations of an estimator may have."""
     bits = _OF_BITS if len(record.arrays) == 3 else ()
-    only = [only_of(name) for name in GIVEN if record.takes(name)]
+    only = [only_of(name) for name in DRAWN_KEYWORDS if record.takes(name)]
     return [name for name in CAPABILITIES if name in (*record.options, *bits, *only)]
 
 
@@ -195,7 +195,7 @@ def refuse_limits(record: Estimator, capabilities: Iterable[str], tags: Mapping[
                 )
     if record.has("rows") and tags["head_sizes"] is not None:
         raise ValueError(f"`tags['head_sizes']` must be left out for {record.name}.")
-    drawn_outside = {*GIVEN, *map(only_of, GIVEN)} & set(capabilities)
+    drawn_outside = {*DRAWN_KEYWORDS, *map(only_of, DRAWN_KEYWORDS)} & set(capabilities)
     if tags["fixed_frequencies"] and (drawn_outside or not record.has("random")):
         raise ValueError(
             "`tags['fixed_frequencies']` must be left out where no frequencies are drawn, or "

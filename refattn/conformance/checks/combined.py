@@ -162,7 +162,7 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
 
 def _own_of_heads(adapter: Adapter) -> bool:
     """Return whether heads may be given something of their own that they share otherwise."""
-    indices = adapter.given == "indices" and not adapter.has("per-query")
+    indices = adapter.drawn_keyword == "indices" and not adapter.has("per-query")
     return indices or adapter.can("omega", "omega_per_head")
 
 

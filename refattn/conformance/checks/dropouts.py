@@ -110,7 +110,7 @@ def _find_kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.
     exact, allowed = weights
     known = exact > t.adapter.least / t.adapter.eps
     share = np.divide(out * (1 - rate), exact, out=np.zeros(out.shape), where=known)
-    kept = share > 0.5
+    kept: npt.NDArray[np.bool_] = share > 0.5
     error = np.abs(share - kept)
     worst = np.unravel_index(int(np.argmax(error)), error.shape)
     t.error = max(t.error or 0.0, float(error[worst]) / allowed)
@@ -119,8 +119,7 @@ def _find_kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.
             f"weights that are dropped, or divided by {1 - rate:g}",
             f"{share[worst]:.6g} times that at {tuple(int(i) for i in worst)}",
         )
-    found: npt.NDArray[np.bool_] = kept
-    return found
+    return kept
 
 
 @add_check("exact", claim="weights that are kept are divided by 1 - p, all others 0", needs=_drops)

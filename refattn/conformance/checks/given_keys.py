@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 def _takes_keys(adapter: Adapter) -> bool:
     """Return whether it is given the keys that it attends to."""
-    return attends(adapter) and adapter.given == "indices"
+    return attends(adapter) and adapter.drawn_keyword == "indices"
 
 
 def _takes_sample(adapter: Adapter) -> bool:

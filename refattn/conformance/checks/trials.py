@@ -251,7 +251,7 @@ class CheckRun:
         with `groups` keys and values have that many heads in place of the last of `lead`.
         """
         adapter, record = self.adapter, self.adapter.record
-        if not adapter.given:
+        if not adapter.drawn_keyword:
             size *= self.near
         elif record.has("solved"):
             size *= min(1.0, 1.5 / math.sqrt(d))  # rows of e^(k . k') are to be of like size
@@ -269,7 +269,7 @@ class CheckRun:
         if most > (adapter["max_logit"] or math.inf):
             q = adapter.exact(q * (0.9 * adapter["max_logit"] / most))
         v = self.normal(*shared, m, d if d_v is None else d_v)
-        if adapter.given == "indices":
+        if adapter.drawn_keyword == "indices":
             return (q, k, v), draw_key_indices(adapter, self.rng, k, lead, n, samples)
         if not record.takes("omega"):
             size_of_it = samples if record.has("any-size") else min(samples, n, m)
@@ -312,7 +312,7 @@ def add_check(
 
 def evaluated(adapter: Adapter) -> bool:
     """Return whether the candidate can be compared number by number."""
-    return not adapter.has("random") or bool(adapter.given)
+    return not adapter.has("random") or bool(adapter.drawn_keyword)
 
 
 def attends(adapter: Adapter) -> bool:

@@ -308,7 +308,7 @@ def hidden_nonsense(t: CheckRun) -> None:
         _rows_alone(x)
         and x.half
         and not x.has("per-query", "proposals")
-        and x.given != "indices"  # of all keys only few are added
+        and x.drawn_keyword != "indices"  # of all keys only few are added
     ),
 )
 def long_half_sums(t: CheckRun) -> None:

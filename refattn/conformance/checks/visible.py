@@ -75,16 +75,16 @@ def masked_keys_unseen(t: CheckRun) -> None:
     """Editing masked keys and values changes nothing."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
     for size, edits in _edits(t):
-        (q, k, v), given = t.problem(5, 6, 4, 4, size=size)
-        for options in comparable_ways(t, given):
+        (q, k, v), frequencies = t.problem(5, 6, 4, 4, size=size)
+        for options in comparable_ways(t, frequencies):
             out = t.call(q, k, v, **options, mask=seen)
             allowed = same_within(t, (q, k, v), options | {"mask": seen})
             for edit in edits:
                 hidden, values = (
                     np.concatenate([x[:4], t.normal(2, 4, size=edit)]) for x in (k, v)
                 )
-                given = options | {"mask": seen}
-                t.equal(t.call(q, hidden, values, **given), out, allowed + t.declared(given))
+                masked = options | {"mask": seen}
+                t.equal(t.call(q, hidden, values, **masked), out, allowed + t.declared(masked))
 
 
 def _edits(t: CheckRun) -> list[tuple[float, tuple[float, ...]]]:
@@ -177,8 +177,8 @@ def causal_cross(t: CheckRun) -> None:
 def future_unseen(t: CheckRun) -> None:
     """Editing later keys and values, and then later queries too, leaves earlier results."""
     for size, edits in _edits(t):
-        (q, k, v), given = t.problem(9, 9, 4, 3, size=size)
-        ways = comparable_ways(t, given, 3)
+        (q, k, v), frequencies = t.problem(9, 9, 4, 3, size=size)
+        ways = comparable_ways(t, frequencies, 3)
         for options in ways[-1:] if t.adapter.has("proposals") else ways:
             out = t.call(q, k, v, **options, causal=True)
             allowed = same_within(t, (q, k, v), options | {"causal": True})
@@ -190,9 +190,9 @@ def future_unseen(t: CheckRun) -> None:
                         np.concatenate([x[:first], t.normal(9 - first, 4, size=edit)])
                         for x in (q, k, v)
                     ]
-                    given = options | {"causal": True}
-                    later = t.call(*edited, **given)
-                    t.equal(later[:first], out[:first], allowed + t.declared(given))
+                    asked = options | {"causal": True}
+                    later = t.call(*edited, **asked)
+                    t.equal(later[:first], out[:first], allowed + t.declared(asked))
 
 
 @add_check(

@@ -94,9 +94,9 @@ def _ahead(n: int, m: int, corner: int) -> Floats:
     return np.asarray(np.arange(m) - np.arange(n)[:, None] - corner)
 
 
-def arranged(case: Recipe | Case, dps: int = 50, **given: Any) -> dict[str, Any]:
+def arranged(case: Recipe | Case, dps: int = 50, **replaced: Any) -> dict[str, Any]:
     """Arrange the arrays as formulas take them: one mask, slopes as a bias, and so on."""
-    x = {**case.inputs, **given, "visible": visible(case)}
+    x = {**case.inputs, **replaced, "visible": visible(case)}
     for name in ("k", "v"):
         if f"past_{name}" in x:
             x[name] = np.concatenate([x[f"past_{name}"], x[name]], axis=-2)

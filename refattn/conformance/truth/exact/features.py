@@ -8,7 +8,7 @@ import numpy as np
 
 from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
-from .softmax import root, softmax_mean
+from .softmax import Scale, root, softmax_mean
 
 __all__ = [
     "divide_by_sum",
@@ -105,7 +105,7 @@ def random_feature_attention(
     omega: Any,
     log_weight: Any = 0.0,
     visible: Any = True,
-    scale: float | None = None,
+    scale: Scale = None,
     *,
     features: str = "positive",
     dps: int = 50,
@@ -124,14 +124,7 @@ def random_feature_attention(
 
 
 def randomized_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    omega: Any,
-    visible: Any = True,
-    scale: float | None = None,
-    *,
-    dps: int = 50,
+    q: Any, k: Any, v: Any, omega: Any, visible: Any = True, scale: Scale = None, *, dps: int = 50
 ) -> Floats:
     """Average sum_j xi(k_j) v_j / sum_j xi(k_j) over the samples: reference 003, RA.
 
@@ -160,7 +153,7 @@ def linear_randomized_attention(
     omega: Any,
     centres: Any,
     visible: Any = True,
-    scale: float | None = None,
+    scale: Scale = None,
     *,
     dps: int = 50,
 ) -> Floats:

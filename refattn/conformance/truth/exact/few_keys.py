@@ -9,13 +9,13 @@ import numpy as np
 from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
 from .features import divide_by_sum
-from .softmax import root, softmax_mean
+from .softmax import Scale, root, softmax_mean
 
 __all__ = ["coreset", "coreset_attention", "sampled_key_attention"]
 
 
 def coreset(
-    k: Any, indices: Any, visible: Any = True, scale: float | None = None, *, dps: int = 50
+    k: Any, indices: Any, visible: Any = True, scale: Scale = None, *, dps: int = 50
 ) -> tuple[Floats, Floats]:
     """Return centred keys J, times the root of the scale, and W = h_JJ^-1 h_JK.
 
@@ -36,14 +36,7 @@ def coreset(
 
 
 def coreset_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    indices: Any,
-    visible: Any = True,
-    scale: float | None = None,
-    *,
-    dps: int = 50,
+    q: Any, k: Any, v: Any, indices: Any, visible: Any = True, scale: Scale = None, *, dps: int = 50
 ) -> Floats:
     """Attend with the kernel h_qJ h_JJ^-1 h_JK of centred keys: arXiv:2602.10056.
 
@@ -68,7 +61,7 @@ def sampled_key_attention(
     indices: Any,
     log_probability: Any = 0.0,
     visible: Any = True,
-    scale: float | None = None,
+    scale: Scale = None,
     *,
     dps: int = 50,
 ) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
 from .features import divide_by_sum, estimate_matrix, log_positive_feature
-from .softmax import root, softmax_mean
+from .softmax import Scale, root, softmax_mean
 
 __all__ = ["eva_attention", "local_random_feature_attention", "second_order_attention"]
 
@@ -25,7 +25,7 @@ def eva_attention(
     omega: Any = None,
     log_size: bool = True,
     causal: bool = False,
-    scale: float | None = None,
+    scale: Scale = None,
     dps: int = 50,
 ) -> Floats:
     """Attend to the own chunk's keys and one summary of each other: arXiv:2302.04542.
@@ -62,7 +62,7 @@ def second_order_attention(
     *,
     window: int,
     causal: bool = False,
-    scale: float | None = None,
+    scale: Scale = None,
     dps: int = 50,
 ) -> Floats:
     """Attend to the keys of the own chunk and to the moments of each other.
@@ -129,7 +129,7 @@ def local_random_feature_attention(
     v: Any,
     omega: Any,
     visible: Any = True,
-    scale: float | None = None,
+    scale: Scale = None,
     *,
     window: tuple[int | None, int | None],
     dps: int = 50,

@@ -11,6 +11,7 @@ from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
 
 __all__ = [
+    "Scale",
     "attend",
     "cap_scores",
     "causal_keys",
@@ -20,6 +21,8 @@ __all__ = [
     "softmax_attention",
     "softmax_mean",
 ]
+
+Scale = float | None  # None for 1/sqrt(d)
 
 
 def causal_keys(n: int, m: int) -> Floats:
@@ -105,7 +108,7 @@ def cap_scores(scores: Floats, softcap: float | None, *, dps: int = 50) -> Float
     return map_numbers(lambda s: most * mp.tanh(s / most), scores)
 
 
-def root(scale: float | None, d: int, *, dps: int = 50) -> Any:
+def root(scale: Scale, d: int, *, dps: int = 50) -> Any:
     """Return the square root of the scale, 1/sqrt(d) by default: for kernel coordinates."""
     mp = context(dps)
     return mp.sqrt(1 / mp.sqrt(d) if scale is None else mp.mpf(scale))
@@ -118,7 +121,7 @@ def softmax_attention(
     *,
     bias: Any = 0.0,
     sink: Any = None,
-    scale: float | None = None,
+    scale: Scale = None,
     softcap: float | None = None,
     dropout: Any = None,
     visible: Any = True,
