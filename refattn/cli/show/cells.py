@@ -51,7 +51,7 @@ def digits_or_dash(value: Any) -> str:
 
 
 def heading(path: Path, arrays: dict[str, Floats]) -> str:
-    """Name of the file, shapes and dtype."""
+    """Write the name of the file, shapes and dtype."""
     shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
     return f"{click.format_filename(path.name)}: {shapes}, {arrays['q'].dtype}"
 

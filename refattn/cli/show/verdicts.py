@@ -60,7 +60,7 @@ def print_verdict(verified: Verified, after: bool, page: Page) -> None:
 
 
 def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
-    """Name of the file, shapes, dtype, and the conventions, in two lines."""
+    """Write the name of the file, shapes, dtype, and the conventions, in two lines."""
     differing = {name: f" {x}" * (x != tensors.dtype) for name, x in tensors.dtypes.items()}
     shapes = ", ".join(f"{name} {x}{differing.get(name, '')}" for name, x in tensors.shapes.items())
     rounded = f" rounded to {dtype}" if tensors.dtype != dtype else ""
