@@ -37,8 +37,7 @@ def log_normalisers(t: CheckRun) -> None:
     for use in uses:
         for lead in ((), t.adapter.lead(2, 3)):
             compare_normalisers(t, t.problem(n, m, d, lead=lead)[0], **use)
-    low = t.adapter.half
-    for size in (4.0, 10.0) if low else (4.0, 40.0):
+    for size in (4.0, 10.0) if t.adapter.half else (4.0, 40.0):
         compare_normalisers(t, t.problem(n, m, d, size=size)[0])
     if t.adapter.grouped:
         compare_normalisers(t, t.problem(n, m, d, lead=t.adapter.lead(2, 4), groups=2)[0])

@@ -227,9 +227,8 @@ def many_rows(t: CheckRun) -> None:
 def heads_of_other_size(t: CheckRun) -> None:
     """Queries and keys of heads that differ by factors of thousands."""
     lead = t.adapter.lead(3)
-    low = t.adapter.half
     (q, k, v), options = t.problem(5, 6, 4, 5, lead=lead)
-    for sizes in ((1.0, 2.0**-8, 8.0), (8.0 if low else 256.0, 1.0, 2.0**-8)):
+    for sizes in ((1.0, 2.0**-8, 8.0), (8.0 if t.adapter.half else 256.0, 1.0, 2.0**-8)):
         factor = np.array(sizes)[:, None, None]
         t.compare(t.adapter.exact(q * factor), t.adapter.exact(k * factor), v, **options)
 

@@ -89,12 +89,11 @@ def masked_keys_unseen(t: CheckRun) -> None:
 
 def _edits(t: CheckRun) -> list[tuple[float, tuple[float, ...]]]:
     """Return sizes of visible keys, and of hidden ones that may not matter."""
-    low = t.adapter.half
     if not stabilised(t.adapter):
         return [(1.0, (0.0, 1.0, 10.0))]
     return (
         [(1.0, (0.0, 1.0, 10.0)), (8.0, (0.0, 1.0))]
-        if low
+        if t.adapter.half
         else [(1.0, (0.0, 1.0, 3000.0)), (40.0, (0.0, 1.0, 300.0))]
     )
 
