@@ -115,7 +115,7 @@ def assert_attention_close(
 
 
 def _verify_actual(**arguments: Any) -> Verdict:
-    """What `verify` says, its errors in the words of the assertion."""
+    """Verify the output, with errors in the words of the assertion."""
     try:
         return verify(**arguments)
     except (TypeError, ValueError) as error:
@@ -177,15 +177,15 @@ def draw_qkv(
         for size in shape:
             checks.positive_integer("shape", size)
     if case == "sample":
-        found = tuple(_take_sample(x, shape) for x in load_sample())
+        arrays = tuple(_take_sample(x, shape) for x in load_sample())
     else:
-        found = _DRAWERS[case](rng, (2, 64, 32) if shape is None else tuple(map(int, shape)))
-    q, k, v = (FORMATS[dtype].round(x).astype(_STORED_AS.get(dtype, dtype)) for x in found)
+        arrays = _DRAWERS[case](rng, (2, 64, 32) if shape is None else tuple(map(int, shape)))
+    q, k, v = (FORMATS[dtype].round(x).astype(_STORED_AS.get(dtype, dtype)) for x in arrays)
     return q, k, v
 
 
 def _take_sample(x: Floats, shape: Sequence[int] | None) -> Floats:
-    """A part of the sample: of its first heads, tokens and numbers."""
+    """Return a part of the sample: of its first heads, tokens and numbers."""
     if shape is None:
         return x
     *lead, n, d = shape
@@ -300,7 +300,7 @@ def assert_close(
     AssertionError: FAIL: no correct kernel in float32 gives such numbers ...
     """
     __tracebackhide__ = True  # pytest shows the line that calls
-    found = verify(
+    verdict = verify(
         q=q, k=k, v=v, out=got, lse=lse, dtype=dtype, profile=profile, alpha=alpha, **options
     )
-    found.accept(stacklevel=3)
+    verdict.accept(stacklevel=3)

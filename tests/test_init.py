@@ -145,6 +145,6 @@ def test_the_guide_shows_what_compare_prints():
 
 
 def test_the_sample_is_what_the_command_line_reads():
-    arrays, _ = files_arrays.load(files_arrays.sample())
+    arrays, _ = files_arrays.load_qkv(files_arrays.find_sample())
     for name, x in zip("qkv", refattn.load_sample(), strict=True):
         np.testing.assert_array_equal(x, arrays[name])

@@ -22,6 +22,7 @@ from ..registry import ESTIMATORS, Estimator
 from .options import (
     Answer,
     Unusable,
+    alpha_option,
     examples,
     format_option,
     installed,
@@ -42,7 +43,7 @@ _ROOM = 24  # characters beside a word, at least, or its meaning is below it
 
 
 def _conformance() -> Any:
-    """The package of the checks, which is imported where it is needed."""
+    """Return the package of the checks, which is imported where it is needed."""
     from .. import conformance
 
     return conformance
@@ -79,7 +80,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
 
 
 def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
-    """Lines of words with their meanings beside them, or below where there is little room."""
+    """Yield lines of words with their meanings beside them, or below where there is little room."""
     width = max(map(len, words))
     beside = page - width - 4 >= _ROOM
     indent = " " * (width + 4 if beside else 6)
@@ -99,14 +100,14 @@ def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
 
 
 def _describe_estimator(record: Estimator) -> str:
-    """What an estimator computes, in the words of its formula, and what it may be able to do."""
+    """Describe an estimator in the words of its formula, and list its capabilities."""
     from ..conformance.candidate.tags import possible
 
     able = possible(record)
     formula = getattr(record.naive, "func", record.naive)
-    given = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
+    fixed = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
     summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
-    summary += "".join(f" {name} = {value}." for name, value in given.items())
+    summary += "".join(f" {name} = {value}." for name, value in fixed.items())
     return f"{summary} May have: {', '.join(able)}." if able else summary
 
 
@@ -165,13 +166,7 @@ def _describe_estimator(record: Estimator) -> str:
     show_default=True,
     help="How many seeds the statistical checks use.",
 )
-@click.option(
-    "--alpha",
-    type=float,
-    default=1e-6,
-    show_default=True,
-    help="Largest probability that a correct implementation fails.",
-)
+@alpha_option("implementation")
 @format_option
 @click.option(
     "--json",
@@ -237,9 +232,6 @@ def check(
     target: str,
     kind: str,
     json_path: str | None,
-    junit_path: Path | None,
-    html_path: Path | None,
-    badge_path: Path | None,
     xfails: Path | None,
     reproducers: bool,
     **options: Any,
@@ -258,12 +250,11 @@ def check(
     kind = "json" if quiet else kind
     # A candidate may change the working directory.
     json_path = json_path if json_path is None or quiet else str(Path(json_path).absolute())
-    junit_path = None if junit_path is None else junit_path.absolute()
-    html_path = None if html_path is None else html_path.absolute()
-    badge_path = None if badge_path is None else badge_path.absolute()
-    for name, path in (("--html", html_path), ("--badge", badge_path)):
-        if path is not None:
-            installed(name, "jinja2")
+    forms = {x: options.pop(f"{x}_path") for x in ("junit", "html", "badge")}
+    paths: dict[str, Path] = {x: path.absolute() for x, path in forms.items() if path is not None}
+    for form in ("html", "badge"):
+        if form in paths:
+            installed(f"--{form}", "jinja2")
     with one_line(False):
         if json_path is not None and not quiet:
             output(".json")(context, context.command.params[0], json_path)
@@ -284,9 +275,8 @@ def check(
         )
         if json_path is not None and not quiet:
             Path(json_path).write_text(report.to_json(), encoding="utf-8")
-        for form, path in (("junit", junit_path), ("html", html_path), ("badge", badge_path)):
-            if path is not None:
-                path.write_text(getattr(report, f"to_{form}")(), encoding="utf-8")
+        for form, path in paths.items():
+            path.write_text(getattr(report, f"to_{form}")(), encoding="utf-8")
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
@@ -323,7 +313,7 @@ def _run_checks(target: str, xfails: Path | None, options: dict[str, Any]) -> An
 def _candidate(
     target: str, estimator: str, program: str | None, keep: bool
 ) -> Iterator[tuple[Any, str | None]]:
-    """What is called, and where it can be imported from; a program ends with the context."""
+    """Open the callable or program, and say where it can be imported from."""
     if program is None:
         if keep:
             raise ValueError("`--keep` must come with --subprocess.")
@@ -340,27 +330,27 @@ def _candidate(
 
 
 def _import_target(target: str) -> Any:
-    """The object that MODULE:NAME or MODULE:NAME.NAME names, from the current directory too."""
+    """Import the object MODULE:NAME or MODULE:NAME.NAME, from the current directory too."""
     module, colon, name = target.partition(":")
     if not (module and colon and name):
         raise ValueError(f"the target must be MODULE:CALLABLE, got {target!r}.")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = import_module(module)
+        target_object = import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target_object = getattr(target_object, part)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"cannot import {target!r}: {said(error)}") from None
     except BaseException as error:  # also SystemExit and the like
         kind = type(error).__name__
         raise ValueError(f"importing {module!r} failed: {kind}: {said(error)}") from None
-    return found
+    return target_object
 
 
 def _read_expected(path: Path) -> dict[str, str]:
-    """Expected failures, a line each: the name of a check, a colon and the reason."""
-    found = {}
+    """Read expected failures, a line each: the name of a check, a colon and the reason."""
+    reasons = {}
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -372,7 +362,7 @@ def _read_expected(path: Path) -> dict[str, str]:
         name, colon, reason = (part.strip() for part in line.partition(":"))
         if not (colon and reason):
             raise ValueError(f"line {number} of {path} must be `check: reason`, got {line!r}.")
-        if name in found:
+        if name in reasons:
             raise ValueError(f"line {number} of {path} names {name!r} a second time.")
-        found[name] = reason
-    return found
+        reasons[name] = reason
+    return reasons

@@ -26,6 +26,7 @@ from .streams import unread
 __all__ = [
     "Answer",
     "Unusable",
+    "alpha_option",
     "causal_option",
     "dtype_option",
     "estimators_option",
@@ -84,7 +85,7 @@ def seed_or_random(ctx: click.Context, param: click.Parameter, value: str) -> in
 
 
 def words_of(known: Callable[[], Iterable[str]], *, many: bool = False) -> Callable[..., Any]:
-    """What completes a word in the shell, or the last of several separated by commas."""
+    """Make the completion of a word in the shell, or of the last of several with commas."""
 
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str
@@ -96,24 +97,24 @@ def words_of(known: Callable[[], Iterable[str]], *, many: bool = False) -> Calla
 
 
 def _aliased() -> list[str]:
-    """Names of the estimators that stand for softmax attention, other names too."""
+    """Return names of the estimators that stand for softmax attention, other names too."""
     return [name for name, record in ESTIMATORS.items() if record.approximates]
 
 
 def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
     """Parse names of estimators separated by commas."""
     names = list(DEFAULT) if value is None else [x.strip() for x in value.split(",")]
-    found: list[str] = []
+    chosen: list[str] = []
     for name in names:
         if name == "all":
-            found += comparable()
+            chosen += comparable()
         elif name in ESTIMATORS and ESTIMATORS[name].approximates:
-            found.append(ESTIMATORS[name].name)
+            chosen.append(ESTIMATORS[name].name)
         else:
             known = ", ".join(comparable())
             hint = close(name, ["all", *_aliased()])
             raise click.BadParameter(f"must be all or of {known}, got {name!r}.{hint}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(chosen))
 
 
 def estimators_option(default: str | None, help: str) -> Callable[[Any], Any]:
@@ -228,7 +229,7 @@ def many_heads(heads: int, tokens: int, layout: str) -> None:
 
 
 def examples(*lines: str) -> str:
-    """The end of a help text: commands that work as they stand."""
+    """Return the end of a help text: commands that work as they stand."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
@@ -252,6 +253,14 @@ features_option = click.option(
     callback=_parse_numbers,
     help="Numbers of features or samples.",
 )
+
+
+def alpha_option(who: str) -> Callable[[Any], Any]:
+    """Make the option of the level of a verdict."""
+    words = f"Largest probability that a correct {who} fails."
+    return click.option("--alpha", type=float, default=1e-6, show_default=True, help=words)
+
+
 scale_option = click.option("--scale", type=float, help="Factor on q . k.  [default: 1/sqrt(d)]")
 
 

@@ -123,7 +123,7 @@ def _end_at_once(ending: SystemExit) -> None:
 
 
 def commands() -> click.Group:
-    """The command group; click and rich must be installed."""
+    """Return the command group; click and rich must be installed."""
     from .group import group
 
     return group

@@ -39,7 +39,7 @@ def notice(text: str) -> None:
 
 
 def spell(seconds: float) -> str:
-    """A time to two digits.
+    """Return a time to two digits.
 
     >>> spell(14.3), spell(200), spell(9000)
     ('14 s', '3.3 min', '2.5 h')

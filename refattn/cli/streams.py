@@ -69,7 +69,7 @@ def kept(to_error: bool) -> Iterator[None]:
 
 
 def _copy_file(stream: Any, fd: int) -> int | None:
-    """Another handle of the file below a standard stream, if it has one."""
+    """Copy the file descriptor below a standard stream, if it has one."""
     with suppress(AttributeError, OSError, ValueError):
         stream.flush()
         _flush_c()
@@ -78,7 +78,7 @@ def _copy_file(stream: Any, fd: int) -> int | None:
 
 
 def _reopen(stream: Any, fd: int) -> Any:
-    """The stream, or another on its file if it was closed or detached."""
+    """Return the stream, or another on its file if it was closed or detached."""
     with suppress(AttributeError, ValueError):
         if not stream.closed:
             return stream

@@ -17,6 +17,7 @@ from ..verification.given import judged, of_tensors
 from ..verification.tolerance import USUAL, block_seconds, of_problem
 from .options import (
     Answer,
+    alpha_option,
     causal_option,
     examples,
     file_argument,
@@ -101,13 +102,7 @@ the whole program (validation/site/guide/numbers.md).
 @window_option
 @softcap_option
 @layout_option
-@click.option(
-    "--alpha",
-    type=float,
-    default=1e-6,
-    show_default=True,
-    help="Largest probability that a correct kernel fails.",
-)
+@alpha_option("kernel")
 @format_option
 @json_option("Write the verdict; of several files, a list.")
 @plot_option("Draw the errors of the worst head over their standard deviations.")
@@ -121,38 +116,38 @@ def verify(
     plot_path: Path | None,
     **options: Any,
 ) -> None:
-    found: list[verdicts.Verified] = []
+    judged_files: list[verdicts.Verified] = []
     with one_line(plot_path is not None):
         if plot_path is not None and len(files) > 1:
             raise ValueError(f"`--plot` must come with one FILE, got {len(files)}.")
     for number, path in enumerate(files):
         with one_line(False):
             try:
-                found.append(_judge_file(path, **options))
+                judged_files.append(_judge_file(path, **options))
             except (TypeError, ValueError) as error:
                 name = f"{path.name}: " if len(files) > 1 else ""
                 raise ValueError(f"{name}{error}") from None
         if kind in ("table", "markdown"):
-            publish(_answer_of_files(found[-1:], number > 0), kind)
-    rest = _answer_of_files(found, False)
+            publish(_answer_of_files(judged_files[-1:], number > 0), kind)
+    rest = _answer_of_files(judged_files, False)
     if kind in ("table", "markdown"):
         rest = rest._replace(show=lambda page: None)
-    publish(rest, kind, json_path, plot_path, partial(plots.plot_verified, found[0]))
-    words = {x.verdict.verdict for x in found}
+    publish(rest, kind, json_path, plot_path, partial(plots.plot_verified, judged_files[0]))
+    words = {x.verdict.verdict for x in judged_files}
     context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
 
 
-def _answer_of_files(found: list[verdicts.Verified], after: bool) -> Answer:
+def _answer_of_files(judged_files: list[verdicts.Verified], after: bool) -> Answer:
     return Answer(
-        partial(verdicts.print_verdict, found[-1], after),
+        partial(verdicts.print_verdict, judged_files[-1], after),
         verdicts.VERDICT_COLUMNS,
-        partial(verdicts.verdict_rows, [(x.tensors.path.name, x.verdict) for x in found]),
-        partial(verdicts.verdicts_to_json, found),
+        partial(verdicts.verdict_rows, [(x.tensors.path.name, x.verdict) for x in judged_files]),
+        partial(verdicts.verdicts_to_json, judged_files),
     )
 
 
 def _foresee(problem: Problem, dtype: str, profile: str | None, parts: int) -> tuple[float, str]:
-    """Time of one profile, and how many may be tried."""
+    """Return the time of one profile, and how many may be tried."""
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
     names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))
@@ -237,7 +232,7 @@ def tolerance_command(
         if tensors.lead:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         with Work("Trying") as work:
-            found = of_problem(
+            needed = of_problem(
                 problem,
                 dtype or tensors.dtype,
                 profile=profile,
@@ -248,10 +243,10 @@ def tolerance_command(
             )
     publish(
         Answer(
-            partial(tolerances.print_tolerance, tensors, problem, found),
+            partial(tolerances.print_tolerance, tensors, problem, needed),
             tolerances.TOLERANCE_COLUMNS,
-            partial(tolerances.tolerance_rows, found),
-            partial(tolerances.tolerance_to_json, tensors, problem, found),
+            partial(tolerances.tolerance_rows, needed),
+            partial(tolerances.tolerance_to_json, tensors, problem, needed),
         ),
         kind,
         json_path,

@@ -117,16 +117,16 @@ class Library(NamedTuple):
     def tags(self) -> dict[str, Any]:
         """Its conventions as tags of an `Adapter`, those that are not the default."""
         known = {name: cell.value for name, cell in self.cells.items() if name in TAGS}
-        found = dict(self.arrays) | known
-        return {name: x for name, x in found.items() if x not in (NONE, DEFAULTS[name])}
+        tags = dict(self.arrays) | known
+        return {name: x for name, x in tags.items() if x not in (NONE, DEFAULTS[name])}
 
     def count(self, kind: type[Run] | type[Read]) -> int:
-        """How many of its cells are run, or read."""
+        """Count the cells that are run, or read."""
         return sum(isinstance(cell.source, kind) for cell in self.cells.values())
 
 
 def _option_of_tag(name: str) -> Option:
-    """An option whose meaning and values are those of a tag."""
+    """Return an option whose meaning and values are those of a tag."""
     return Option(TAGS[name], MappingProxyType(dict.fromkeys(CHOICES.get(name, ()), "")))
 
 
@@ -432,7 +432,7 @@ SPECS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def listing(width: int = 98) -> str:
-    """The table in text: for each option which library has which value, then the libraries.
+    """Return the table in text: for each option which library has which value, then the libraries.
 
     Examples
     --------
@@ -442,14 +442,14 @@ def listing(width: int = 98) -> str:
     """
     lines = []
     for name, option in OPTIONS.items():
-        found: dict[str, list[str]] = {}
+        libraries: dict[str, list[str]] = {}
         for library, row in CONVENTIONS.items():
             if name in row.cells:
                 cell = row.cells[name]
                 mark = "" if isinstance(cell.source, Run) else "*"
-                found.setdefault(cell.words, []).append(library + mark)
+                libraries.setdefault(cell.words, []).append(library + mark)
         lines += _wrap(f"{name}: {option.meaning}", 0, width)
-        for value, names in sorted(found.items(), key=lambda pair: pair[0] == NONE):
+        for value, names in sorted(libraries.items(), key=lambda pair: pair[0] == NONE):
             meaning = option.values.get(value, "")
             words = f"{value}{f' ({meaning})' if meaning else ''}: {', '.join(names)}"
             lines += _wrap(words, 2, width)

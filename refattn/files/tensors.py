@@ -77,15 +77,15 @@ class Tensors:
         self._cores = dict.fromkeys(views, 2) | {"lse": 1, "sinks": 0, "omega": 2 + per_query}
 
     def heads(self) -> Iterator[_Shape]:
-        """Indices of all query heads."""
+        """Yield indices of all query heads."""
         yield from np.ndindex(self.lead)
 
     def index(self, name: str, head: _Shape) -> _Shape:
-        """Where an array holds what a query head reads: one place for heads that share it."""
+        """Find where an array holds what a query head reads; shared heads have one place."""
         shape = self.shapes[name]
-        own = shape[: max(0, len(shape) - self._cores[name])]
-        skipped = len(self.lead) - len(own)
-        axes = zip(head[skipped:], own, self.lead[skipped:], strict=True)
+        own_axes = shape[: max(0, len(shape) - self._cores[name])]
+        skipped = len(self.lead) - len(own_axes)
+        axes = zip(head[skipped:], own_axes, self.lead[skipped:], strict=True)
         return tuple(i * size // full for i, size, full in axes)
 
     def read(self, name: str, head: _Shape) -> Floats:
@@ -280,31 +280,31 @@ def _check_numbers(name: str, x: Floats) -> None:
 
 
 def _dtypes(arrays: Mapping[str, Floats], dtype: str | None) -> dict[str, str]:
-    """What each array holds, if float32 and float64 arrays may have been rounded to `dtype`."""
-    found = {name: x.dtype.name for name, x in arrays.items()}
+    """Return the dtype of each array's numbers, which `dtype` may narrow."""
+    dtypes = {name: x.dtype.name for name, x in arrays.items()}
     if dtype is None:
-        return found
+        return dtypes
     number_type = _number_type(dtype)
     for name, x in arrays.items():
         if x.dtype.name not in ("float32", "float64") or x.itemsize <= number_type.itemsize:
             continue
         at = _find_first(x, lambda block: ~_holds(number_type, block))
         if at is None:
-            found[name] = dtype
+            dtypes[name] = dtype
         elif name in "qkv":
             raise ValueError(
                 f"`{name}` must hold {dtype} numbers only, got {float(x[at])} at index {at}."
             )
-    if found["q"] != dtype:
+    if dtypes["q"] != dtype:
         raise ValueError(
-            f"`dtype` must be {found['q']}, the dtype of `q`, or a narrower one that float32 or "
+            f"`dtype` must be {dtypes['q']}, the dtype of `q`, or a narrower one that float32 or "
             f"float64 numbers were rounded to, got {dtype!r}."
         )
-    return found
+    return dtypes
 
 
 def _holds(number_type: np.dtype[Any], x: Floats) -> npt.NDArray[np.bool_]:
-    """Which numbers, in float64, are NaN or of a type."""
+    """Return which numbers, in float64, are NaN or of a type."""
     with np.errstate(all="ignore"):
         same: npt.NDArray[np.bool_] = x.astype(number_type).astype(np.float64) == x
     return same | np.isnan(x)
@@ -315,7 +315,7 @@ def _find_first(x: Floats, bad: Callable[[Floats], npt.NDArray[np.bool_]]) -> _S
     flat = x.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
         with np.errstate(invalid="ignore"):  # of signalling NaNs
-            found = np.flatnonzero(bad(flat[start : start + _BLOCK].astype(np.float64)))
-        if found.size:
-            return tuple(int(i) for i in np.unravel_index(start + found[0], x.shape))
+            places = np.flatnonzero(bad(flat[start : start + _BLOCK].astype(np.float64)))
+        if places.size:
+            return tuple(int(i) for i in np.unravel_index(start + places[0], x.shape))
     return None

@@ -36,7 +36,7 @@ def digits(value: Any) -> str:
 
 
 def uncertainty(value: float) -> str:
-    """A standard error; nothing where there is no chance, - where it is not known."""
+    """Return a standard error; nothing where there is no chance, - where it is not known."""
     return "-" if math.isnan(value) else f"{value:.2g}" if value else ""
 
 
@@ -51,13 +51,13 @@ def digits_or_dash(value: Any) -> str:
 
 
 def heading(path: Path, arrays: dict[str, Floats]) -> str:
-    """Name of the file, shapes and dtype."""
+    """Write the name of the file, shapes and dtype."""
     shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
     return f"{click.format_filename(path.name)}: {shapes}, {arrays['q'].dtype}"
 
 
 def origin(path: Path, arrays: dict[str, Floats]) -> dict[str, Any]:
-    """Versions, and what was read."""
+    """Return versions, and what was read."""
     return {
         "refattn": __version__,
         "numpy": np.__version__,

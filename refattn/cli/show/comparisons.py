@@ -64,7 +64,7 @@ def print_comparison(
 
 
 def comparison_notices(comparison: Comparison) -> Iterator[str]:
-    """What was left out of a comparison, a line each."""
+    """Yield what a comparison left out, a line each."""
     if comparison.skipped:
         yield f"skipped: {listed(comparison.skipped)}"
     part = {row.queries: list[str]() for row in comparison.rows if row.queries is not None}
@@ -123,7 +123,7 @@ COMPARISON_COLUMNS = (
 
 
 def comparison_rows(comparison: Comparison, per_head: bool) -> Iterator[dict[str, Any]]:
-    """A row for each estimator and S, of all heads; then of each head, if they are asked for."""
+    """Yield a row for each estimator and S, and of each head if `per_head` is set."""
     reference, limits = comparison.rows[0].seconds, tolerated().errors
     for row in comparison.rows:
         yield {

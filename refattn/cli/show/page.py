@@ -41,12 +41,12 @@ _NARROWEST = 16  # of the first column, where it is broken
 
 
 def width() -> int:
-    """Columns of the page: $COLUMNS, or those of the terminal, or 80."""
+    """Return columns of the page: $COLUMNS, or those of the terminal, or 80."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
 def limit() -> int | None:
-    """Columns of a terminal, or $COLUMNS; None for a pipe or a file, where a fact is one line."""
+    """Return the columns of a terminal, or $COLUMNS; None for a pipe or a file."""
     asked = os.environ.get("COLUMNS", "").isdigit()
     return width() if asked or (sys.stdout is not None and sys.stdout.isatty()) else None
 
@@ -77,12 +77,12 @@ class Table:
         self.rows.append(cells)
 
     def widths(self) -> list[int]:
-        """Characters of each column."""
+        """Return characters of each column."""
         rows = [self.names, *self.rows]
         return [max(cell_len(row[i]) for row in rows) for i in range(len(self.names))]
 
     def fitting(self, most: int) -> tuple[list[int], list[str]]:
-        """Columns that fit on a page, and names of those left out."""
+        """Return columns that fit on a page, and names of those left out."""
         widths, kept, out = self.widths(), list(range(len(self.names))), list[str]()
         for item in self.drop:
             names = {item} if isinstance(item, str) else {*item} & {*self.names}
@@ -93,7 +93,7 @@ class Table:
         return kept, out
 
     def parts(self, most: int, kept: Sequence[int] | None = None) -> list[list[int]]:
-        """Columns of several tables that fit on a page, each with the keys.
+        """Return columns of several tables that fit on a page, each with the keys.
 
         What has no name belongs to the column before it. The first is broken between words if all
         others are beside it then.
@@ -116,12 +116,12 @@ class Table:
         return parts
 
     def least(self) -> int:
-        """Characters that the first column needs: those of its longest word, and some more."""
+        """Return the characters of the first column's longest word, and some more."""
         words = [word for row in (self.names, *self.rows) for word in row[0].split()]
         return min(self.widths()[0], max(_NARROWEST, *map(cell_len, words), 0))
 
     def name(self, i: int, kept: Sequence[int]) -> str:
-        """What stands above: if it has no name, that of the column before, where this is out."""
+        """Return the name of a column, or of the one before if it has none and that is out."""
         return self.names[i] if self.names[i].strip() or i - 1 in kept else self.names[i - 1]
 
 
@@ -164,7 +164,7 @@ class Page:
             self.block(text)
             return
         text = hanging(text, limit())
-        self.block(_STATUS.sub(lambda found: click.style(found[0], STATUS_COLOURS[found[2]]), text))
+        self.block(_STATUS.sub(lambda match: click.style(match[0], STATUS_COLOURS[match[2]]), text))
 
     def block(self, text: str) -> None:
         """Print lines as they are."""
@@ -190,16 +190,16 @@ def hanging(text: str, most: int | None) -> str:
     """
     if most is None:
         return text
-    found: list[str] = []
+    lines: list[str] = []
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip()) + 4
-        found += [line] if cell_len(line) <= most else _wrap_line(line, most, indent)
-    return "\n".join(found)
+        lines += [line] if cell_len(line) <= most else _wrap_line(line, most, indent)
+    return "\n".join(lines)
 
 
 def _wrap_line(line: str, most: int, indent: int = 0) -> list[str]:
-    """Lines no longer than the page, as far as words are not."""
-    whole = _SHAPE.sub(lambda found: found[0].replace(" ", "\xa0"), line)
+    """Return lines no longer than the page, as far as words are not."""
+    whole = _SHAPE.sub(lambda match: match[0].replace(" ", "\xa0"), line)
     lines = textwrap.wrap(
         *(whole, most),
         subsequent_indent=" " * indent,
@@ -210,14 +210,14 @@ def _wrap_line(line: str, most: int, indent: int = 0) -> list[str]:
 
 
 def _first_width(table: Table, kept: Sequence[int], most: int) -> int:
-    """Characters of the first column: as many as the others leave, but no word is broken."""
+    """Return characters of the first column: as many as the others leave, but no word is broken."""
     widths = table.widths()
     rest = _line_length(widths, kept) - widths[0]
     return min(widths[0], max(most - rest, table.least()))
 
 
 def _draw_columns(table: Table, kept: Sequence[int], most: int = 10_000) -> str:
-    """Lines of some columns, without spaces at their ends."""
+    """Return lines of some columns, without spaces at their ends."""
     console = Console(width=10_000, highlight=False, markup=False, emoji=False)
     drawn = Drawn(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for i in kept:
@@ -244,7 +244,7 @@ def _to_markdown(table: Table) -> str:
 
 
 def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """One flat table; what a row has no word for is empty."""
+    """Write one flat table; cells without a value are empty."""
     file = io.StringIO()
     writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
     writer.writeheader()

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["plot_comparison", "plot_profile", "plot_verified"]
 
 
-def plot_verified(found: Verified, path: Path) -> None:
+def plot_verified(verified: Verified, path: Path) -> None:
     """Draw z of the worst head over queries and columns, its histogram, and rms z by tile."""
     from matplotlib.figure import Figure
 
-    part = found.parts[found.verdict.of]
-    judged = (part.problem, part.numbers, found.tensors.dtype, found.verdict.by)
+    part = verified.parts[verified.verdict.of]
+    judged = (part.problem, part.numbers, verified.tensors.dtype, verified.verdict.by)
     squares, counts = verification_verdict.z_by_row(*judged)
     if not squares.size:
         raise ValueError("there is nothing to draw: the output is empty.")
@@ -46,19 +46,19 @@ def plot_verified(found: Verified, path: Path) -> None:
         _plot_map(figure, panels["map"], z, worst)
         _plot_tiles(figure, panels["tiles"], squares, counts, part.problem.lead)
         _plot_histogram(panels["histogram"], z)
-        figure.suptitle(_title(found))
+        figure.suptitle(_title(verified))
         style.save(figure, path)
 
 
 _LINE = 100  # characters of a title
 
 
-def _title(found: Verified) -> str:
-    """File, verdict and first suspect, or where the deviation is surest, in short lines."""
-    verdict = found.verdict
+def _title(verified: Verified) -> str:
+    """Return file, verdict and first suspect, or the surest deviation, in short lines."""
+    verdict = verified.verdict
     first = str(verdict).splitlines()[0].partition(" (")[0]
     first += f"; {verdict.of}" if verdict.parts else ""
-    said = [f"{found.tensors.path.name}: {first} (z by profile {verdict.by})"]
+    said = [f"{verified.tensors.path.name}: {first} (z by profile {verdict.by})"]
     if verdict.suspects and verdict.verdict == "FAIL":
         said.append(verdict.suspects[0].text)
     elif verdict.verdict == "FAIL" and verdict.tests:
@@ -187,15 +187,15 @@ def plot_comparison(rows: list[Row], path: Path) -> None:
 
     More than eight estimators are drawn in a panel for each kind of S, over all others in grey.
     """
-    own: dict[str, list[Row]] = {}
+    curves: dict[str, list[Row]] = {}
     for row in rows[2:]:
         if np.all(np.isfinite(row.per_head)):
-            own.setdefault(row.estimator, []).append(row)
-    if not own and not any(math.isfinite(_mean_error(row)) for row in rows[:2]):
+            curves.setdefault(row.estimator, []).append(row)
+    if not curves and not any(math.isfinite(_mean_error(row)) for row in rows[:2]):
         raise ValueError("there is nothing to draw: no error is finite.")
     names = list(dict.fromkeys(row.estimator for row in rows[2:]))
     families = [("", names)] if len(names) <= _CURVES else _families(names)
-    guide = [(x.samples, _mean_error(x)) for x in own.get(names[0], ()) if x.samples is not None]
+    guide = [(x.samples, _mean_error(x)) for x in curves.get(names[0], ()) if x.samples is not None]
     columns = min(len(families), 2)
     lines = -(-len(families) // 2)
     size = (style.PAGE, 0.35 + 1.95 * lines) if columns == 2 else (style.COLUMN, 2.6)
@@ -205,14 +205,14 @@ def plot_comparison(rows: list[Row], path: Path) -> None:
         for axes in grid.flat[len(families) :]:
             axes.remove()
         scale = _scale_of(rows)
-        _set_axes(panels, own, scale)
+        _set_axes(panels, curves, scale)
         for axes in panels[-columns:]:
             axes.tick_params(labelbottom=True)
         named = {}
         for axes, (title, family) in zip(panels, families, strict=True):
             axes.set_title(title)
             labels = _draw_references(axes, rows, scale)
-            labels += _draw_family(axes, own, family, scale)
+            labels += _draw_family(axes, curves, family, scale)
             if len(families) == 1:
                 labels += _draw_guide(axes, guide)
             named[axes] = labels
@@ -232,28 +232,28 @@ def _mean_error(row: Row) -> float:
 
 
 def _thing(name: str) -> str:
-    """What the size of an estimator counts."""
+    """Name the thing that the size of an estimator counts."""
     size = ESTIMATORS[name].size if name in ESTIMATORS else None
     return "no size" if size is None else size.removeprefix("num_").replace("_", " ")
 
 
 def _things(names: Iterable[str]) -> str:
-    found = sorted({_thing(name) for name in names} - {"no size"})
-    return "\n".join(textwrap.wrap(", ".join(found) or "features", 32))
+    things = sorted({_thing(name) for name in names} - {"no size"})
+    return "\n".join(textwrap.wrap(", ".join(things) or "features", 32))
 
 
 def _families(names: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """Estimators by what S counts, at most eight in each."""
+    """Group estimators by the thing that S counts, at most eight in each."""
     by_thing: dict[str, list[str]] = {}
     for name in names:
         by_thing.setdefault(_thing(name), []).append(name)
-    found = []
+    families = []
     for thing, family in by_thing.items():
         parts = [family[i : i + _CURVES] for i in range(0, len(family), _CURVES)]
         for i, part in enumerate(parts):
             which = f", {i + 1} of {len(parts)}" if len(parts) > 1 else ""
-            found.append((thing + which, part))
-    return found
+            families.append((thing + which, part))
+    return families
 
 
 def _scale_of(rows: Sequence[Row]) -> _ErrorScale:
@@ -271,10 +271,12 @@ def _scale_of(rows: Sequence[Row]) -> _ErrorScale:
     )
 
 
-def _set_axes(panels: Sequence[Any], own: Mapping[str, Sequence[Row]], scale: _ErrorScale) -> None:
+def _set_axes(
+    panels: Sequence[Any], curves: Mapping[str, Sequence[Row]], scale: _ErrorScale
+) -> None:
     """Set scales, limits and ticks, which all panels share."""
     axes = panels[0]
-    sizes = sorted({row.samples for x in own.values() for row in x if row.samples is not None})
+    sizes = sorted({row.samples for x in curves.values() for row in x if row.samples is not None})
     _set_sizes(axes, sizes or [1])
     axes.set_yscale("log")
     axes.set_ylim(scale.foot / 1.15, scale.top * 1.15)
@@ -299,11 +301,11 @@ def _set_sizes(axes: Any, sizes: Sequence[int]) -> None:
 
 
 def _draw_family(
-    axes: Any, own: Mapping[str, Sequence[Row]], family: Sequence[str], scale: _ErrorScale
+    axes: Any, curves: Mapping[str, Sequence[Row]], family: Sequence[str], scale: _ErrorScale
 ) -> list[style.Label]:
     """Draw some estimators over all others in grey, and name them."""
     labels = []
-    for name, rows in own.items():
+    for name, rows in curves.items():
         sized = [row for row in rows if row.samples is not None]
         if name not in family:
             axes.plot(
@@ -314,7 +316,7 @@ def _draw_family(
                 zorder=0.5,
             )
     for i, name in enumerate(family):
-        rows = own.get(name, ())
+        rows = curves.get(name, ())
         drawn = style.mark(i)
         if not rows:
             labels.append(style.Label(f"{name}: not finite", None, {}))
@@ -368,30 +370,30 @@ def _draw_guide(axes: Any, points: Sequence[tuple[int, float]]) -> list[style.La
     return [style.Label("slope 1/√S", line[-1], drawn)]
 
 
-def plot_profile(found: Profile, path: Path) -> None:
+def plot_profile(profile: Profile, path: Path) -> None:
     """Draw the spectra of q and k and, if there are predictions, error against S."""
-    names = list(found.eigenvalues)
-    count = len(names) + bool(found.error)
+    names = list(profile.eigenvalues)
+    count = len(names) + bool(profile.error)
     with style.style():
-        widths = [1.0] * len(names) + [1.25] * bool(found.error)
+        widths = [1.0] * len(names) + [1.25] * bool(profile.error)
         figure, (panels,) = style.panels(
             1,
             count,
-            size=(style.PAGE if found.error else 5.0, 2.5),
+            size=(style.PAGE if profile.error else 5.0, 2.5),
             gridspec_kw={"width_ratios": widths},
         )
-        _plot_spectra(panels[: len(names)], found)
-        if found.error:
-            _plot_predictions(panels[-1], found)
+        _plot_spectra(panels[: len(names)], profile)
+        if profile.error:
+            _plot_predictions(panels[-1], profile)
         style.save(figure, path)
 
 
 _THINGS = {"q": "queries", "k": "keys"}
 
 
-def _plot_spectra(panels: Sequence[Any], found: Profile) -> None:
-    """Eigenvalues of each head in grey, and their median, on one scale."""
-    spectra = {name: x.reshape(-1, x.shape[-1]) for name, x in found.eigenvalues.items()}
+def _plot_spectra(panels: Sequence[Any], profile: Profile) -> None:
+    """Plot eigenvalues of each head in grey, and their median, on one scale."""
+    spectra = {name: x.reshape(-1, x.shape[-1]) for name, x in profile.eigenvalues.items()}
     known = np.concatenate([x[x > 0] for x in spectra.values()])
     for i, (axes, (name, values)) in enumerate(zip(panels, spectra.items(), strict=True)):
         rank = np.arange(1, values.shape[-1] + 1)
@@ -417,17 +419,17 @@ def _plot_spectra(panels: Sequence[Any], found: Profile) -> None:
     panels[0].set_ylabel("eigenvalue of the covariance,\nin kernel coordinates")
 
 
-def _plot_predictions(axes: Any, found: Profile) -> None:
-    """Errors by the laws, with the standard error where not all queries were taken."""
+def _plot_predictions(axes: Any, profile: Profile) -> None:
+    """Plot errors by the laws, with standard errors if some queries were left out."""
     curves: dict[str, list[tuple[int, float, float]]] = {}
     for name in study.LAWS:
         triples = zip(
-            found.sizes, found.predictions(name), found.standard_errors(name), strict=True
+            profile.sizes, profile.predictions(name), profile.standard_errors(name), strict=True
         )
         curves[name] = [x for x in triples if math.isfinite(x[1])]
     errors = [error for points in curves.values() for _, error, _ in points if error > 0]
     low, high = min(errors, default=0.1) / 1.5, 1.5 * max(errors, default=1.0)
-    _set_sizes(axes, found.sizes)
+    _set_sizes(axes, profile.sizes)
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     ticks = style.decades(low, high)

@@ -177,7 +177,7 @@ def _print_search(searched: Search, profile: Profile, page: Page) -> None:
 
 
 def _missed(candidate: Candidate) -> str:
-    """More than the largest S tried; of windows, from the root of m on both ways, none."""
+    """Write that S must be larger than all that were tried, or that no window does."""
     tried = [row.samples or 0 for row in candidate.steps]
     return f"> {tried[-1]}" if tried[-1] == max(tried) else "none"
 
@@ -315,7 +315,7 @@ PROFILE_COLUMNS = (
 
 
 def profile_rows(profile: Profile, searched: Search | None) -> Iterator[dict[str, Any]]:
-    """A row for each number: moments, log excess, laws and predictions, what was measured."""
+    """Yield a row for each number: moments, log excess, laws and predictions, what was measured."""
     for head in profile.heads:
         at = {"head": head_cell(head)}
         for table, values in (("moments", profile.table), ("log_excess", profile.excess)):

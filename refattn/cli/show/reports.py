@@ -47,7 +47,7 @@ REPORT_COLUMNS = (
 
 
 def report_rows(report: Any) -> Iterator[dict[str, Any]]:
-    """A row for each check, and one for each that was not tried."""
+    """Yield a row for each check, and one for each that was not tried."""
     for result in report.results:
         row = {name: getattr(result, name) for name in REPORT_COLUMNS}
         yield row | {"suspects": "; ".join(result.suspects)}

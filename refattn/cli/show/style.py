@@ -52,7 +52,7 @@ FIGURE_FORMATS = (".png", ".svg", ".pdf")
 
 
 def mark(i: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the curve of this number; 48 differ, 8 in their markers too.
+    """Return colour, marker and dashes of a curve by its number; 48 differ.
 
     >>> mark(1)
     {'color': '#d55e00', 'marker': 's', 'linestyle': '--'}
@@ -130,20 +130,20 @@ def number(x: float) -> str:
 
 
 def few(values: Iterable[float], share: float = 0.13) -> list[float]:
-    """Those of some numbers that a logarithmic axis has room for: the ends, and some between.
+    """Choose the numbers that a logarithmic axis has room for: the ends, and some between.
 
     >>> few([8, 9, 10, 32, 128])
     [8, 32, 128]
     """
-    found = sorted(set(values))
-    if len(found) < 2:
-        return found
-    gap = share * math.log(found[-1] / found[0])
-    kept = [found[-1]]
-    for x in reversed(found):
+    ordered = sorted(set(values))
+    if len(ordered) < 2:
+        return ordered
+    gap = share * math.log(ordered[-1] / ordered[0])
+    kept = [ordered[-1]]
+    for x in reversed(ordered):
         if math.log(kept[-1] / x) >= gap:
             kept.append(x)
-    return [found[0], *kept[-2::-1]] if len(kept) > 1 else [found[0], found[-1]]
+    return [ordered[0], *kept[-2::-1]] if len(kept) > 1 else [ordered[0], ordered[-1]]
 
 
 def decades(low: float, high: float, most: int = 6) -> list[float]:
@@ -154,10 +154,10 @@ def decades(low: float, high: float, most: int = 6) -> list[float]:
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3), (1,)):
-        found = [float(f"{s}e{p}") for p in powers for s in steps if low <= s * 10.0**p <= high]
-        if len(found) <= most:
+        ticks = [float(f"{s}e{p}") for p in powers for s in steps if low <= s * 10.0**p <= high]
+        if len(ticks) <= most:
             break
-    return found[:: -(-len(found) // most)]
+    return ticks[:: -(-len(ticks) // most)]
 
 
 # Names of curves.

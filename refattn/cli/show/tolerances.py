@@ -85,7 +85,7 @@ TOLERANCE_COLUMNS = (
 
 
 def tolerance_rows(tolerance: Tolerance) -> Iterator[dict[str, Any]]:
-    """A row for each profile and head, and one for each defect."""
+    """Yield a row for each profile and head, and one for each defect."""
     for x in tolerance.needs:
         yield {
             "table": "need",

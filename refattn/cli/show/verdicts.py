@@ -37,7 +37,7 @@ class Verified(NamedTuple):
     verdict: verification_verdict.Verdict
 
     def unread(self) -> Iterator[str]:
-        """What the file holds that was not judged or not used, a line each."""
+        """Yield what the file holds that was not judged or not used, a line each."""
         shapes = self.tensors.shapes
         if "d_out" in shapes and not {"dq", "dk", "dv"} & {*shapes}:
             yield "d_out is not used: there is no dq, dk or dv"
@@ -60,9 +60,9 @@ def print_verdict(verified: Verified, after: bool, page: Page) -> None:
 
 
 def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
-    """Name of the file, shapes, dtype, and the conventions, in two lines."""
-    own = {name: f" {x}" * (x != tensors.dtype) for name, x in tensors.dtypes.items()}
-    shapes = ", ".join(f"{name} {x}{own.get(name, '')}" for name, x in tensors.shapes.items())
+    """Write the name of the file, shapes, dtype, and the conventions, in two lines."""
+    differing = {name: f" {x}" * (x != tensors.dtype) for name, x in tensors.dtypes.items()}
+    shapes = ", ".join(f"{name} {x}{differing.get(name, '')}" for name, x in tensors.shapes.items())
     rounded = f" rounded to {dtype}" if tensors.dtype != dtype else ""
     said = [
         CALLED[problem.kind],
@@ -79,7 +79,7 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
 
 
 def source_of(tensors: Tensors, problem: Problem) -> dict[str, Any]:
-    """Versions, what was read, and what it was compared with."""
+    """Return versions, what was read, and what it was compared with."""
     conventions = ("scale", "causal", "window", "softcap")
     return {
         "refattn": __version__,
@@ -111,7 +111,7 @@ VERDICT_COLUMNS = (
 def verdict_rows(
     files: Sequence[tuple[str, verification_verdict.Verdict]],
 ) -> Iterator[dict[str, Any]]:
-    """A row for each suspect of each part of a file, or one for a part without any."""
+    """Yield a row for each suspect of each part of a file, or one for a part without any."""
     for file, whole in files:
         parts: Mapping[str, verification_verdict.Verdict] = whole.parts or {whole.of: whole}
         for part, verdict in parts.items():

@@ -24,7 +24,7 @@ from .libraries import lay_out, pull_by_torch, receive
 from .limits import fitted, head_size
 from .tags import (
     DEFAULTS,
-    GIVEN,
+    DRAWN_KEYWORDS,
     LIMITS,
     TAGS,
     only_of,
@@ -123,9 +123,9 @@ class Adapter:
             )
         refuse_limits(self.record, capabilities, tags)
         for attribute in ("name", "source"):
-            given = getattr(self, attribute)
-            if not isinstance(given, str | None):
-                kind = type(given).__name__
+            text = getattr(self, attribute)
+            if not isinstance(text, str | None):
+                kind = type(text).__name__
                 raise TypeError(f"`{attribute}` must be a string, got {kind}.")
         if self.source is not None and not all(self.source.partition(":")):
             raise ValueError(f"`source` must be module:name, got {self.source!r}.")
@@ -137,14 +137,14 @@ class Adapter:
         return self.tags[tag]  # type: ignore[index]
 
     def can(self, *capabilities: str) -> bool:
-        """Whether the candidate has all these capabilities, or others that imply them."""
-        implied = {name for name in GIVEN if only_of(name) in self.capabilities}
+        """Return whether the candidate has all these capabilities, or others that imply them."""
+        implied = {name for name in DRAWN_KEYWORDS if only_of(name) in self.capabilities}
         if self["causal_only"]:
             implied.add("causal")
         return set(capabilities) <= implied.union(self.capabilities)
 
     def has(self, *traits: str) -> bool:
-        """Whether the estimator has all these traits."""
+        """Return whether the estimator has all these traits."""
         return self.record.has(*traits)
 
     @property
@@ -154,9 +154,9 @@ class Adapter:
         return self.has("waves") or tagged
 
     @property
-    def given(self) -> str:
+    def drawn_keyword(self) -> str:
         """The keyword for what it would draw by itself; empty if it does not take that."""
-        return next(filter(self.can, GIVEN), "")
+        return next(filter(self.can, DRAWN_KEYWORDS), "")
 
     @property
     def draws(self) -> bool:
@@ -177,7 +177,7 @@ class Adapter:
     @property
     def black_box(self) -> bool:
         """Whether it can be called without what it would draw."""
-        return not set(map(only_of, GIVEN)) & set(self.capabilities)
+        return not set(map(only_of, DRAWN_KEYWORDS)) & set(self.capabilities)
 
     @property
     def limits(self) -> dict[str, str]:
@@ -208,10 +208,10 @@ class Adapter:
     def _batches(self) -> bool:
         """Whether a kernel takes several vectors in a call; if not it is called for each."""
         x = np.array([[0.5, 0.25], [0.125, -0.5]])
-        given: dict[str, Any] = {"num_features": 3, "seed": 1}
+        sized: dict[str, Any] = {"num_features": 3, "seed": 1}
         try:
-            both = self._within((x, x[::-1]), given)
-            one = self._within((x[1], x[0]), given)
+            both = self._within((x, x[::-1]), sized)
+            one = self._within((x[1], x[0]), sized)
         except Failure:
             return False
         return bool(np.allclose(both[1], one, rtol=1e-2))
@@ -237,7 +237,7 @@ class Adapter:
         return float(np.finfo("float32" if self["dtype"] == "bfloat16" else self["dtype"]).tiny)
 
     def root(self, d: int) -> float:
-        """Square root of the scale: what turns inputs into kernel coordinates."""
+        """Return the square root of the scale: what turns inputs into kernel coordinates."""
         if not self.record.takes("scale"):
             return 1.0
         if self["scale"] is None:
@@ -245,7 +245,7 @@ class Adapter:
         return float(self["scale"] ** 0.5)
 
     def visible(self, n: int, m: int, options: Mapping[str, Any]) -> Any:
-        """Which of n queries sees which of m keys, (..., n, m); True where all see all."""
+        """Return which of n queries sees which of m keys, (..., n, m); True if all see all."""
         seen = options.get("mask", True)
         if options.get("causal"):
             seen = np.asarray(seen) & self._band(n, m, "causal", (None, 0))
@@ -254,13 +254,13 @@ class Adapter:
         return seen
 
     def _band(self, n: int, m: int, tag: str, window: Window) -> npt.NDArray[np.bool_]:
-        """The keys of a window, where the tag says that it lies."""
+        """Return the keys of a window, where the tag says that it lies."""
         ahead = np.arange(m) - np.arange(n)[:, None] - (0 if "top-left" in self[tag] else m - n)
         left, right = (math.inf if x is None else x for x in window)
         return (-left <= ahead) & (ahead <= right)
 
     def lead(self, *sizes: int) -> tuple[int, ...]:
-        """As many of the sizes of leading axes (batch, heads) as the layout has."""
+        """Keep as many sizes of leading axes (batch, heads) as the layout has."""
         return sizes if self["layout"] is None else sizes[len(sizes) - self._axes :]
 
     @property
@@ -268,7 +268,7 @@ class Adapter:
         return len(self["layout"]) - 2
 
     def exact(self, x: Any) -> Floats:
-        """The numbers rounded to the candidate's dtype, in float64."""
+        """Return the numbers rounded to the candidate's dtype, in float64."""
         if self["dtype"] != "bfloat16":
             return np.asarray(x, dtype=self["dtype"]).astype(np.float64)
         bits = np.asarray(x, np.float32).view(np.uint32)
@@ -366,18 +366,18 @@ class Adapter:
         )
 
     def pulled(self, options: Mapping[str, Any]) -> list[str]:
-        """The options of a call whose cotangents it gives."""
+        """Return the options of a call whose cotangents it gives."""
         return [name for name in ("bias", "sinks") if name in options and self.can(f"d_{name}")]
 
     def _of_option(self, x: Any, like: Any, name: str) -> Floats:
-        """A cotangent, which has the shape of what it is of."""
+        """Return a cotangent, which has the shape of what it is of."""
         got = self._result(x, None, like, False)
         if got.shape != tuple(like.shape):
             raise Failure(f"d_{name} of shape {tuple(like.shape)}", f"shape {got.shape}")
         return got
 
     def _normalisers(self, lse: Any, shape: Any) -> Floats:
-        """Log normalisers to base e, with queries last whatever the layout."""
+        """Return log normalisers to base e, with queries last whatever the layout."""
         got = self._result(lse, None, lse, False)
         axes = () if self["layout"] is None else (1,) * (self._axes + 2 - len(shape))
         full = (*axes, *shape[:-1])
@@ -386,7 +386,7 @@ class Adapter:
         return got.reshape(shape[:-1]) * (math.log(2) if self["lse_base"] == "2" else 1.0)
 
     def _differentiated(self, sent: list[Any], keywords: dict[str, Any], d_out: Any) -> Any:
-        """The result and the cotangents of queries, keys and values."""
+        """Return the result and the cotangents of queries, keys and values."""
         way = keywords.pop("autograd", None)
         if self["library"] not in ("torch", "jax"):
             return self.fn(*sent, d_out=d_out, **keywords)
@@ -399,11 +399,11 @@ class Adapter:
 
         sent = [*sent, *(keywords[name] for name in more)]
         if self["library"] == "torch":
-            out, *found = pull_by_torch(call, sent, d_out, way)
+            out, *cotangents = pull_by_torch(call, sent, d_out, way)
         else:
             out, pullback = import_module("jax").vjp(call, *sent)
-            found = pullback(d_out)
-        return (out[0] if "return_lse" in keywords else out, *found)
+            cotangents = pullback(d_out)
+        return (out[0] if "return_lse" in keywords else out, *cotangents)
 
     def _shape(self, *arrays: Any, **options: Any) -> tuple[int, ...] | None:
         if self.has("pairs"):
@@ -477,7 +477,7 @@ class Adapter:
         return self._convert(x, {"mask": "bool", "indices": integers}.get(name))
 
     def _convert(self, x: Floats, kind: str | None = None) -> Any:
-        """A fresh array of the candidate's library and device, and of its dtype or another kind."""
+        """Convert to a fresh array of the candidate's library, device and dtype, or another."""
         dtype, library = kind or self["dtype"], self["library"]
         held = "float32" if dtype == "bfloat16" else dtype
         x = np.array(self.exact(x) if kind is None else x, dtype=held, order="C")
@@ -495,7 +495,7 @@ class Adapter:
 
 
 def _name_of(fn: Any) -> str:
-    """What a callable is called in reports: its own name if it has one, or that of its type."""
+    """Return the name of a callable in reports: its own name, or that of its type."""
     try:
         name = fn.__qualname__
     except Exception:  # it may be anything that a candidate has written
@@ -504,6 +504,6 @@ def _name_of(fn: Any) -> str:
 
 
 def _describe_type(result: Any) -> str:
-    """What came in place of several arrays."""
+    """Describe a result that is not the arrays expected."""
     kind = type(result).__name__
     return f"a {kind} of {len(result)}" if isinstance(result, tuple | list) else f"a {kind}"

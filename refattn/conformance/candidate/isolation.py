@@ -28,7 +28,7 @@ class Crash(Refusal):
 
 @contextmanager
 def isolated(adapter: Adapter) -> Iterator[Adapter]:
-    """The same candidate, called in another process, which ends with the context.
+    """Call the same candidate in another process, which ends with the context.
 
     Raises
     ------
@@ -40,8 +40,8 @@ def isolated(adapter: Adapter) -> Iterator[Adapter]:
     worker = _Worker()
     try:
         worker.take(adapter)
-        given = {field.name: getattr(adapter, field.name) for field in fields(adapter)}
-        yield _Isolated(**given, worker=worker)
+        attributes = {field.name: getattr(adapter, field.name) for field in fields(adapter)}
+        yield _Isolated(**attributes, worker=worker)
     finally:
         worker.end()
 
@@ -83,7 +83,7 @@ class _Worker:
             )
 
     def call(self, arrays: Any, options: Any) -> Any:
-        """What the candidate returns; as of the adapter, it may raise `Failure`."""
+        """Return the candidate's result; like the adapter, it may raise `Failure`."""
         kind, content = self._ask((arrays, options))
         if kind is not None:
             raise kind(*content)
@@ -134,7 +134,7 @@ def _end_with_parent() -> None:
 
 
 def _answer_call(adapter: Adapter, arrays: Any, options: Any) -> tuple[type | None, Any]:
-    """The result of a call, or the type and the arguments of an exception."""
+    """Return the result of a call, or the type and the arguments of an exception."""
     try:
         return None, adapter._call(*arrays, **options)
     except Failure as failure:

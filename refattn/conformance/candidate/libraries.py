@@ -57,20 +57,20 @@ def pull_by_torch(call: Callable[..., Any], sent: list[Any], d_out: Any, way: An
     torch = import_module("torch")
 
     def forth(wanted: range) -> tuple[Any, list[Any]]:
-        given = [x.detach() for x in sent]
-        given = [x.requires_grad_() if i in wanted else x for i, x in enumerate(given)]
-        return call(*given), [given[i] for i in wanted]
+        inputs = [x.detach() for x in sent]
+        inputs = [x.requires_grad_() if i in wanted else x for i, x in enumerate(inputs)]
+        return call(*inputs), [inputs[i] for i in wanted]
 
-    def back(out: Any, given: list[Any]) -> list[Any]:
-        found = torch.autograd.grad(out, given, d_out, allow_unused=True, retain_graph=True)
-        pairs = zip(found, given, strict=True)
+    def back(out: Any, inputs: list[Any]) -> list[Any]:
+        grads = torch.autograd.grad(out, inputs, d_out, allow_unused=True, retain_graph=True)
+        pairs = zip(grads, inputs, strict=True)
         return [torch.zeros_like(x) if g is None else g for g, x in pairs]
 
-    out, given = forth(range(len(sent)))
+    out, leaves = forth(range(len(sent)))
     if way == "alone":
         return (out, *(back(*forth(range(i, i + 1)))[0] for i in range(len(sent))))
     if way == "again":
-        back(out, given)
+        back(out, leaves)
     if way == "crossed":
         call(*(2 * x.detach() for x in sent))
-    return (out, *back(out, given))
+    return (out, *back(out, leaves))

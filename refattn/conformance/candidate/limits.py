@@ -63,7 +63,7 @@ def fitted(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> A
 
 
 def in_place(adapter: Any, arrays: Any, options: Keywords) -> Keywords:
-    """What is asked of near and far keys: tokens stay in their places, or nothing is asked.
+    """Settle the question about near and far keys: tokens stay in place, or none is asked.
 
     Where only causal attention is had, all questions are about it.
     """
@@ -85,7 +85,7 @@ def _wrap_step(step: Callable[..., Any], adapter: Any, call: Function) -> Functi
 
 
 def head_size(adapter: Any, d: int) -> int:
-    """The least head size that is taken and has room for d coordinates."""
+    """Return the least head size that is taken and has room for d coordinates."""
     sizes = [size for size in adapter["head_sizes"] or (d,) if size >= d]
     if not sizes:
         raise Beyond("head_sizes")
@@ -93,19 +93,19 @@ def head_size(adapter: Any, d: int) -> int:
 
 
 def nearest_head_size(adapter: Any, d: int) -> int:
-    """The same, or the largest that is taken."""
+    """Return the least head size with room for d coordinates, or the largest that is taken."""
     return head_size(adapter, min(d, max(adapter["head_sizes"] or (d,))))
 
 
 def tokens(adapter: Any, n: int, m: int) -> tuple[int, int]:
-    """The least numbers of queries and keys that are taken and not below these."""
+    """Return the least numbers of queries and keys that are taken and not below these."""
     if adapter["self_attention"]:
         n = m = max(n, m)
     return _next_multiple(adapter, n), _next_multiple(adapter, m)
 
 
 def largest_logit(adapter: Any, arrays: Arrays) -> float:
-    """Largest |scale q . k|, hidden ones too; 0 where nothing limits it, NaN left out."""
+    """Return the largest |scale q . k|, hidden ones too; 0 where nothing limits it."""
     if adapter["max_logit"] is None or len(arrays) < 2:
         return 0.0
     q, k = (np.asarray(x, float) for x in arrays[:2])
@@ -119,13 +119,13 @@ def largest_logit(adapter: Any, arrays: Arrays) -> float:
 
 
 def _next_multiple(adapter: Any, count: int) -> int:
-    """The next multiple that is taken."""
+    """Return the next multiple that is taken."""
     unit = int(adapter["multiple_of"])
     return -(-count // unit) * unit
 
 
 def _leave_out_settled(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
-    """Innermost: leave out what a candidate has settled by itself."""
+    """Leave out what a candidate has settled by itself; this is the innermost step."""
     settled = {"seed", adapter.record.size} if adapter["fixed_frequencies"] else set()
     if adapter["causal_only"] and "causal" not in adapter.capabilities:
         settled.add("causal")
@@ -133,15 +133,19 @@ def _leave_out_settled(adapter: Any, call: Function, arrays: Arrays, options: Ke
 
 
 def _settle_empty_rows(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
-    """Queries that see no key: NaN or the mean of all values become 0, the package's convention."""
+    """Turn NaN or the mean of all values into 0 where a query sees no key."""
     got = call(arrays, options)
-    given = adapter["empty_rows"]
-    if given == "zero" or "sinks" in options or not {"mask", "causal", "window"} & set(options):
+    convention = adapter["empty_rows"]
+    if (
+        convention == "zero"
+        or "sinks" in options
+        or not {"mask", "causal", "window"} & set(options)
+    ):
         return got
     n, m = (x.shape[-2] for x in arrays[:2])
     seen = np.broadcast_to(adapter.visible(n, m, options), (*got.shape[:-2], n, m))
     empty = ~np.any(seen, -1)[..., None]
-    if given == "nan":
+    if convention == "nan":
         wrong = int(np.sum(empty & ~np.isnan(got)))
         if wrong:
             raise Failure("NaN for queries that see no key", f"{wrong} numbers")
@@ -151,7 +155,7 @@ def _settle_empty_rows(adapter: Any, call: Function, arrays: Arrays, options: Ke
 
 
 def _pad_coordinates(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
-    """Coordinates of 0 for queries, keys and frequencies."""
+    """Add coordinates of 0 to queries, keys and frequencies."""
     if adapter["head_sizes"] is None:
         return call(arrays, options)
     d = arrays[0].shape[-1]
@@ -170,7 +174,7 @@ def _pad_coordinates(adapter: Any, call: Function, arrays: Arrays, options: Keyw
 
 
 def _split_values(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
-    """As many columns of the values at a time as queries and keys have coordinates."""
+    """Call with as many columns of the values at a time as queries have coordinates."""
     if not adapter["same_value_size"]:
         return call(arrays, options)
     q, k, v = arrays
@@ -181,7 +185,7 @@ def _split_values(adapter: Any, call: Function, arrays: Arrays, options: Keyword
 
 
 def _ask_one_by_one(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
-    """Where only causal attention is had: each query alone, as the last, which sees every key."""
+    """Ask for each query alone, as the last, if only causal attention is taken."""
     if not adapter["causal_only"] or options.get("causal"):
         return call(arrays, options)
     if "window" in options:  # which moves with the query
@@ -193,34 +197,34 @@ def _ask_one_by_one(adapter: Any, call: Function, arrays: Arrays, options: Keywo
     rows = k.shape[-2] if square else 1
     outs = []
     for i in range(q.shape[-2]):
-        own = {name: _take_row(x, i, name) for name, x in options.items()}
+        alone_options = {name: _take_row(x, i, name) for name, x in options.items()}
         alone = np.repeat(q[..., i : i + 1, :], rows, -2)
-        own |= for_queries(adapter, options, np.full(rows, i))
-        outs.append(call((alone, k, v), own | {"causal": True})[..., -1:, :])
+        alone_options |= for_queries(adapter, options, np.full(rows, i))
+        outs.append(call((alone, k, v), alone_options | {"causal": True})[..., -1:, :])
     return np.concatenate(outs, -2)
 
 
 def _take_row(x: Any, i: int, name: str) -> Any:
-    """An option for one of the queries."""
+    """Take an option of one query."""
     if name in ("mask", "bias") and np.ndim(x) > 1 and x.shape[-2] != 1:
         return x[..., i : i + 1, :]
     return x
 
 
 def for_queries(adapter: Any, options: Keywords, rows: Any) -> Keywords:
-    """What is given to some queries, by their numbers, where each has something of its own."""
-    own = _QUERY_AXES.items() if adapter.has("per-query") else ()
-    return {name: np.take(options[name], rows, axis) for name, axis in own if name in options}
+    """Take frequencies or keys of some queries, where each has its own."""
+    axes = _QUERY_AXES.items() if adapter.has("per-query") else ()
+    return {name: np.take(options[name], rows, axis) for name, axis in axes if name in options}
 
 
 def for_heads(adapter: Any, options: Keywords, index: tuple[int, ...]) -> Keywords:
-    """What is given to one head, where each query has something of its own."""
-    own = _QUERY_AXES if adapter.has("per-query") else ()
-    return {name: options[name][index] for name in own if name in options}
+    """Take frequencies or keys of one head, where each query has its own."""
+    names = _QUERY_AXES if adapter.has("per-query") else ()
+    return {name: options[name][index] for name in names if name in options}
 
 
 def _add_tokens(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
-    """More queries, like the last; more keys, hidden by the mask or as the future; or all again."""
+    """Add queries like the last, and keys that are hidden or in the future, or repeat all."""
     if adapter["multiple_of"] == 1 and not adapter["self_attention"]:
         return call(arrays, options)
     q, k, v = arrays
@@ -253,7 +257,7 @@ def _add_tokens(adapter: Any, call: Function, arrays: Arrays, options: Keywords)
 
 
 def copies(adapter: Any, n: int, m: int, options: Keywords) -> int:
-    """How many times all keys come, where no others can be hidden."""
+    """Return how many times all keys are repeated, where no others can be hidden."""
     if options.get("causal") or "mask" in options:
         return 1
     most = n + int(adapter["multiple_of"])
@@ -261,12 +265,12 @@ def copies(adapter: Any, n: int, m: int, options: Keywords) -> int:
 
 
 def _takes_keys_so_many(adapter: Any, n: int, m: int) -> bool:
-    """Whether so many keys are taken, with queries added."""
+    """Return whether so many keys are taken, with queries added."""
     return tokens(adapter, n, m)[1] == m
 
 
 def _add_causal_tokens(adapter: Any, n: int, m: int) -> tuple[int, int]:
-    """Numbers of tokens that leave causal attention of the first as it is."""
+    """Return numbers of tokens that leave causal attention of the first as it is."""
     rows, columns = tokens(adapter, n, m)
     aligned = rows - n == columns - m  # at the end, if as many queries are added as keys
     if not (n <= m or columns == m if adapter["causal"] == "top-left" else aligned):
@@ -275,19 +279,19 @@ def _add_causal_tokens(adapter: Any, n: int, m: int) -> tuple[int, int]:
 
 
 def repeated(k: Floats, q: Floats) -> Floats:
-    """Keys with a head for each head of the queries."""
+    """Repeat heads of keys for the heads of queries that share them."""
     if k.ndim > 2 and q.ndim == k.ndim and q.shape[-3] != k.shape[-3]:
         return np.repeat(k, q.shape[-3] // k.shape[-3], -3)
     return k
 
 
 def _pad_last(x: Any, room: int) -> Floats:
-    """Zeros after the last axis."""
+    """Add zeros after the last axis."""
     return np.pad(np.asarray(x), [(0, 0)] * (np.ndim(x) - 1) + [(0, room)])
 
 
 def _repeat_last(x: Any, room: int) -> Any:
-    """Rows like the last after the last axis but one."""
+    """Repeat the last row of the last axis but one."""
     if not room:
         return x
     return np.concatenate([x, np.repeat(x[..., -1:, :], room, -2)], -2)

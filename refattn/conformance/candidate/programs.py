@@ -234,7 +234,7 @@ class _Program:
         self.end = weakref.finalize(self, _end_program, self._process)
 
     def ask(self, request: str, seconds: float) -> str:
-        """The answer to a request: ``ok`` or an error."""
+        """Return the answer to a request: ``ok`` or an error."""
         until = time.monotonic() + seconds
         with suppress(OSError):  # the program has ended
             os.write(self._process.stdin.fileno(), os.fsencode(request))  # type: ignore[union-attr]
@@ -281,7 +281,7 @@ def _end_program(process: subprocess.Popen[bytes]) -> None:
 
 
 def _failure_of(status: int, errors: bytes) -> RuntimeError:
-    """What to say of a program that failed, with the last words of its standard error."""
+    """Make the error of a program that failed, with the last words of its standard error."""
     words = errors.decode(errors="replace").strip()[-200:]
     return RuntimeError(f"the program ended {ending(status)}{': ' if words else ''}{words}")
 

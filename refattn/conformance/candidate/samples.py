@@ -30,14 +30,14 @@ def draw_key_indices(
     samples: int,
     each: bool = False,
 ) -> dict[str, Any]:
-    """Options that name a few of these keys for queries (*lead, n), the same for heads or `each`.
+    """Draw options that name a few keys for queries (*lead, n), alike for heads or of `each`.
 
     In any order; a sample may hold a key several times, and the keys of a coreset are apart.
     """
-    own = lead if each else ()
+    head_axes = lead if each else ()
     if not adapter.record.takes("log_probability"):
-        return {"indices": _draw_coreset(adapter, rng, k, own, samples)}
-    shape = (*own, samples)
+        return {"indices": _draw_coreset(adapter, rng, k, head_axes, samples)}
+    shape = (*head_axes, samples)
     if adapter.has("per-query"):
         shape = (*lead, n, samples)
     indices = rng.integers(k.shape[-2], size=shape)
@@ -50,7 +50,7 @@ def draw_key_indices(
 def draw_frequencies(
     adapter: Adapter, normal: Callable[..., Floats], arrays: Arrays, samples: int, size: float
 ) -> dict[str, Any]:
-    """Options that give frequencies for these queries and keys, by normal numbers.
+    """Return options that give frequencies for these queries and keys, by normal numbers.
 
     With what has to be given beside them; queries and keys have a size in kernel coordinates.
     """
@@ -72,7 +72,7 @@ def draw_frequencies(
 
 
 def options_of_one_key(adapter: Adapter, options: Keywords) -> dict[str, Any]:
-    """What has to be given otherwise where there is one key.
+    """Return the options that change where there is one key.
 
     A sample holds it as often as others before; a chunk is one key, and there is one chunk.
     """
@@ -86,28 +86,28 @@ def options_of_one_key(adapter: Adapter, options: Keywords) -> dict[str, Any]:
 
 
 def _draw_coreset(
-    adapter: Adapter, rng: np.random.Generator, k: Floats, own: tuple[int, ...], samples: int
+    adapter: Adapter, rng: np.random.Generator, k: Floats, head_axes: tuple[int, ...], samples: int
 ) -> npt.NDArray[np.int_]:
-    """Keys that are apart, in any order; of each head some of such."""
+    """Return keys that are apart, in any order; of each head some of such."""
     wanted = min(samples, k.shape[-2])
-    found = _keys_apart(adapter.root(k.shape[-1]) * k, 2 * wanted if own else wanted)
-    count = min(wanted, max(1, len(found) - 1)) if own else len(found)
-    rows = [rng.permutation(found)[:count] for _ in np.ndindex(*own)]
-    return np.reshape(rows, (*own, count))
+    apart = _keys_apart(adapter.root(k.shape[-1]) * k, 2 * wanted if head_axes else wanted)
+    count = min(wanted, max(1, len(apart) - 1)) if head_axes else len(apart)
+    rows = [rng.permutation(apart)[:count] for _ in np.ndindex(*head_axes)]
+    return np.reshape(rows, (*head_axes, count))
 
 
 def _keys_apart(k: Floats, most: int) -> npt.NDArray[np.int_]:
-    """Keys of which each is far from those before, in all heads, until none is.
+    """Return keys of which each is far from those before, in all heads, until none is.
 
     Those of a pivoted Cholesky factor of the Gaussian kernel: the next is the one of which the
     least that is left in any head is largest.
     """
     k = np.reshape(k, (-1, *k.shape[-2:]))
-    left, rows, found = np.ones(k.shape[:-1]), list[Floats](), list[int]()
-    while len(found) < min(most, k.shape[-2]):
+    left, rows, pivots = np.ones(k.shape[:-1]), list[Floats](), list[int]()
+    while len(pivots) < min(most, k.shape[-2]):
         least = np.min(left, 0)
         pivot = int(np.argmax(least))
-        if found and least[pivot] < _LEFT:
+        if pivots and least[pivot] < _LEFT:
             break
         row = np.exp(-np.sum((k - k[:, pivot : pivot + 1]) ** 2, -1) / 2)
         for before in rows:
@@ -115,6 +115,6 @@ def _keys_apart(k: Floats, most: int) -> npt.NDArray[np.int_]:
         row /= np.sqrt(left[:, pivot : pivot + 1])
         left = left - row * row
         left[:, pivot] = 0.0
-        found.append(pivot)
+        pivots.append(pivot)
         rows.append(row)
-    return np.array(found)
+    return np.array(pivots)

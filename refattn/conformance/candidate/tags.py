@@ -16,7 +16,7 @@ __all__ = [
     "CAPABILITIES",
     "CHOICES",
     "DEFAULTS",
-    "GIVEN",
+    "DRAWN_KEYWORDS",
     "LIMITS",
     "TAGGED_DTYPES",
     "TAGS",
@@ -146,7 +146,7 @@ _OF_BITS = ("batch_invariant", "deterministic")
 
 
 # What may be given of what an estimator draws: results are numbers then, and need no seed.
-GIVEN = ("omega", "indices")
+DRAWN_KEYWORDS = ("omega", "indices")
 
 
 # What a verdict does not cover where a tag or a capability says so.
@@ -169,19 +169,19 @@ LIMITS: Mapping[str, str] = MappingProxyType(
 
 
 def draws_something(record: Estimator, options: Iterable[str]) -> bool:
-    """Whether something is drawn in a call with these options."""
-    return record.has("random") and not set(GIVEN) & set(options)
+    """Return whether something is drawn in a call with these options."""
+    return record.has("random") and not set(DRAWN_KEYWORDS) & set(options)
 
 
 def possible(record: Estimator) -> list[str]:
-    """Capabilities that implementations of an estimator may have."""
+    """List the capabilities that implementations of an estimator may have."""
     bits = _OF_BITS if len(record.arrays) == 3 else ()
-    only = [only_of(name) for name in GIVEN if record.takes(name)]
+    only = [only_of(name) for name in DRAWN_KEYWORDS if record.takes(name)]
     return [name for name in CAPABILITIES if name in (*record.options, *bits, *only)]
 
 
 def only_of(name: str) -> str:
-    """The capability of what is called with this keyword, and in no other way."""
+    """Return the capability of what is called with this keyword, and in no other way."""
     return f"{name}_only"
 
 
@@ -195,8 +195,8 @@ def refuse_limits(record: Estimator, capabilities: Iterable[str], tags: Mapping[
                 )
     if record.has("rows") and tags["head_sizes"] is not None:
         raise ValueError(f"`tags['head_sizes']` must be left out for {record.name}.")
-    given = {*GIVEN, *map(only_of, GIVEN)} & set(capabilities)
-    if tags["fixed_frequencies"] and (given or not record.has("random")):
+    drawn_outside = {*DRAWN_KEYWORDS, *map(only_of, DRAWN_KEYWORDS)} & set(capabilities)
+    if tags["fixed_frequencies"] and (drawn_outside or not record.has("random")):
         raise ValueError(
             "`tags['fixed_frequencies']` must be left out where no frequencies are drawn, or "
             f"where they are given, got {tags['fixed_frequencies']!r}."
@@ -206,7 +206,7 @@ def refuse_limits(record: Estimator, capabilities: Iterable[str], tags: Mapping[
 
 
 def write_tag(value: Any) -> str:
-    """The value of a tag as on the command line."""
+    """Return the value of a tag as on the command line."""
     if isinstance(value, tuple) and len(value) > 4:
         return f"{value[0]},{value[1]},...,{value[-1]}"
     if isinstance(value, tuple):
@@ -215,7 +215,7 @@ def write_tag(value: Any) -> str:
 
 
 def parse_tag(name: str, value: Any) -> Any:
-    """The value of a tag, from its text where it is one."""
+    """Return the value of a tag, from its text where it is one."""
     if name in _TRUE_OR_FALSE:
         return _parse_truth(name, value)
     if name == "head_sizes":
@@ -262,12 +262,12 @@ def _parse_truth(name: str, value: Any) -> bool:
 
 
 def _parse_sizes(value: Any) -> tuple[int, ...] | None:
-    """Head sizes: a number, several, or as text separated by commas."""
+    """Parse head sizes: a number, several, or text separated by commas."""
     if value is None:
         return None
-    given = value.split(",") if isinstance(value, str) else value
+    words = value.split(",") if isinstance(value, str) else value
     try:
-        sizes = tuple(int(size) for size in (given if np.iterable(given) else (given,)))
+        sizes = tuple(int(size) for size in (words if np.iterable(words) else (words,)))
     except (TypeError, ValueError):
         sizes = ()
     if not sizes or min(sizes) < 1:
@@ -276,7 +276,7 @@ def _parse_sizes(value: Any) -> tuple[int, ...] | None:
 
 
 def _brief(value: Any) -> str:
-    """What was received, shortened: digits may be thousands."""
+    """Shorten a value that was received: digits may be thousands."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)

@@ -19,7 +19,7 @@ _BIT_SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
 
 
 def _bit_problems(t: CheckRun) -> Iterator[tuple[tuple[int, int, int], dict[str, Any], int | None]]:
-    """Sizes, plain, with keys that are masked, causal, and with fewer key heads."""
+    """Yield sizes, plain, with keys that are masked, causal, and with fewer key heads."""
     causal = t.adapter.masks_future
     for size in _BIT_SIZES:
         n, m, d = t.fit(*size)
@@ -32,9 +32,9 @@ def _bit_problems(t: CheckRun) -> Iterator[tuple[tuple[int, int, int], dict[str,
             yield (n, m, d), {}, 1
 
 
-def _options_of(t: CheckRun, given: Keywords) -> dict[str, Any]:
-    """How the same thing is asked for again."""
-    return t.adapter.settled | (given if evaluated(t.adapter) else t.options(5))
+def _options_of(t: CheckRun, frequencies: Keywords) -> dict[str, Any]:
+    """Return the options of calls that are repeated."""
+    return t.adapter.settled | (frequencies if evaluated(t.adapter) else t.options(5))
 
 
 @add_check(
@@ -44,8 +44,8 @@ def _options_of(t: CheckRun, given: Keywords) -> dict[str, Any]:
 def same_bits(t: CheckRun) -> None:
     """Many times, of gradients too, and with other calls between."""
     for size, more, groups in _bit_problems(t):
-        arrays, given = t.problem(*size, 5, lead=t.adapter.lead(1, 2), groups=groups)
-        options = _options_of(t, given) | more
+        arrays, frequencies = t.problem(*size, 5, lead=t.adapter.lead(1, 2), groups=groups)
+        options = _options_of(t, frequencies) | more
         if t.adapter.can("vjp"):
             options["d_out"] = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
         first = t.call(*arrays, **options)
@@ -73,8 +73,8 @@ def same_bits_in_any_batch(t: CheckRun) -> None:
         if more.get("causal"):  # whose queries have places
             continue
         lead = t.adapter.lead(3, 2)
-        (q, k, v), given = t.problem(n, m, d, 5, lead=lead, groups=groups)
-        options = _options_of(t, given) | more
+        (q, k, v), frequencies = t.problem(n, m, d, 5, lead=lead, groups=groups)
+        options = _options_of(t, frequencies) | more
         whole = t.call(q, k, v, **options)
         order = t.rng.permutation(n)
         t.equal(t.call(q[..., order, :], k, v, **options), whole[..., order, :], 0.0)

@@ -45,7 +45,7 @@ def covering(
     strength: int = 3,
     paired: Collection[str] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Choices of a level of each factor in which any few factors have all of their levels.
+    """Yield choices of levels in which any few factors have all of their levels.
 
     As many as `strength` says, or two if one of them is `paired`. The first has the first level of
     each. Each other begins with levels that are still missing, and the best of some is taken: far
@@ -58,8 +58,8 @@ def covering(
     missing = {(s, x) for s in subsets for x in product(*(choices[i] for i in s))}
 
     def new(row: list[int]) -> list[Any]:
-        found = ((s, tuple(row[i] for i in s)) for s in subsets)
-        return [each for each in found if each in missing]
+        choices_of_row = ((s, tuple(row[i] for i in s)) for s in subsets)
+        return [each for each in choices_of_row if each in missing]
 
     row = [0] * len(names)
     while missing:
@@ -84,21 +84,21 @@ class _MaskShape(NamedTuple):
 
 
 def _mask_of_some(rng: np.random.Generator, *shape: int) -> Mask:
-    """A random mask of which every query sees the first key."""
+    """Return a random mask of which every query sees the first key."""
     mask = rng.random(shape) < 0.6
     mask[..., 0] = True
     return mask
 
 
 def _mask_of_padding(rng: np.random.Generator, size: _MaskShape) -> Mask:
-    """Keys that are there, all of them in the first member of the batch."""
+    """Return keys that are there, all of them in the first member of the batch."""
     mask = _mask_of_some(rng, size.lead[0], *[1] * len(size.lead[1:]), 1, size.m)
     mask[0] = True
     return mask
 
 
 def _mask_of_each(rng: np.random.Generator, size: _MaskShape) -> Mask:
-    """A mask for each query of each head, in the first of which it is that of all queries."""
+    """Draw a mask for each query of each head; in the first head all queries have one."""
     mask = _mask_of_some(rng, *size.lead, size.n, size.m)
     first = mask.reshape(-1, size.n, size.m)[0]
     first[:] = first[:1]
@@ -130,7 +130,7 @@ _BIASES: Mapping[str, Callable[[_MaskShape], tuple[int, ...]]] = {
 
 
 def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
-    """The uses of a candidate, the plainest first."""
+    """Return the uses of a candidate, the plainest first."""
     some = adapter.lead(2, 4)
     masks = [
         name
@@ -141,7 +141,7 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
     causal = adapter.masks_future
     biases = [x for x in _BIASES if some or x in ("pairs", "keys", "first keys hidden")]
     fewer = adapter["empty_rows"] == "undefined" or not adapter.can("mask")  # of keys
-    own = {  # _OPTIONS
+    of_options = {  # _OPTIONS
         "window": (None, *_WINDOWS),
         "softcap": (None, 2.0),
         "sinks": (None, "moderate", "far"),
@@ -156,18 +156,18 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
         "d_v": (None,) if adapter["same_value_size"] else (None, 1, 7),
         "groups": (None, 2, 1) if adapter.grouped else (None,),
         "own": (False, True) if _own_of_heads(adapter) else (False,),
-        **{name: x for name, x in own.items() if adapter.can(name)},
+        **{name: x for name, x in of_options.items() if adapter.can(name)},
     }
 
 
 def _own_of_heads(adapter: Adapter) -> bool:
-    """Whether heads may be given something of their own that they share otherwise."""
-    indices = adapter.given == "indices" and not adapter.has("per-query")
+    """Return whether heads may be given something of their own that they share otherwise."""
+    indices = adapter.drawn_keyword == "indices" and not adapter.has("per-query")
     return indices or adapter.can("omega", "omega_per_head")
 
 
 def _has_uses(adapter: Adapter) -> bool:
-    """Whether there are uses to put together."""
+    """Return whether there are uses to put together."""
     if not (attends(adapter) and evaluated(adapter)):
         return False
     if adapter["causal_only"] and not adapter.can("causal"):
@@ -189,7 +189,7 @@ def uses_together(t: CheckRun) -> None:
 
 
 def _is_aligned(t: CheckRun) -> bool:
-    """Whether causal attention with more keys than queries is right where nothing else is asked."""
+    """Return whether causal attention with more keys than queries is right by itself."""
     plainest = {name: x[0] for name, x in levels(t.adapter).items()}
     arrays, options = problem_of(t, plainest | {"n": 3, "more": 2, "causal": True})
     try:
@@ -230,7 +230,7 @@ def in_time(
     called: str,
     seconds: Mapping[str, float] = SECONDS,
 ) -> Iterator[dict[str, Any]]:
-    """The cases, as far as time allows; how many are left is said."""
+    """Yield the cases, as far as time allows; how many are left is said."""
     end, cases = time.monotonic() + seconds[t.level], list(cases)
     for i, case in enumerate(cases):
         if time.monotonic() > end:
@@ -262,7 +262,7 @@ def try_cases(
 
 
 def problem_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs that use a candidate in these ways."""
+    """Return inputs that use a candidate in these ways."""
     adapter, lead, samples = t.adapter, t.adapter.lead(2, 4), 5
     n, m, d = t.fit(case["n"], max(1, case["n"] + case["more"]), 4)
     size = _MaskShape(lead, n, m)
@@ -291,7 +291,7 @@ def problem_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], d
 
 
 def seeing(adapter: Adapter, n: int, m: int, options: Keywords) -> Mask:
-    """The mask without the rows of queries that would see no key."""
+    """Return the mask without the rows of queries that would see no key."""
     empty = ~np.any(adapter.visible(n, m, options), -1, keepdims=True)
     mask: Mask = options["mask"] | empty
     return mask

@@ -17,10 +17,10 @@ def contract(t: CheckRun) -> None:
     """Library, dtype and shape of the result, arguments left alone, repeatability."""
     for sizes in ((), (2,), (2, 3)):
         n, m, _ = t.fit(5, 5, 4)  # with a mask and without it the same keys, for what is drawn
-        arrays, given = t.problem(n, m, 4, 4, lead=t.adapter.lead(*sizes))
+        arrays, frequencies = t.problem(n, m, 4, 4, lead=t.adapter.lead(*sizes))
         if t.adapter.has("pairs"):
             arrays = tuple(x[0] for x in arrays)
-        for options in ways_to_call(t, given):
+        for options in ways_to_call(t, frequencies):
             first = t.call(*arrays, strict=True, **options)
             second = t.call(*arrays, **options)
             allowed = again(t, arrays, options)
@@ -52,10 +52,10 @@ def seeds(t: CheckRun) -> None:
     start = options.pop("seed")
     typed = [0, 1, 42, 2**31 - 1]
     near = [] if few else [*range(start, start + 32), *(start ^ 2**j for j in range(5, 31))]
-    found: dict[bytes, int] = {}
+    seed_of: dict[bytes, int] = {}
     for seed in [*typed, *near]:
         got = t.call(*arrays, **options, seed=seed)
-        _refuse_repeat(found, got, seed)
+        _refuse_repeat(seed_of, got, seed)
         if seed in typed:
             allowed = again(t, arrays, options)
             t.equal(t.call(*arrays, **options, seed=seed), got, allowed)
@@ -64,20 +64,20 @@ def seeds(t: CheckRun) -> None:
         _seeds_of_heads(t, start)
 
 
-def _refuse_repeat(found: dict[bytes, int], got: Any, seed: int) -> None:
-    """No other seed may have given the same."""
-    other = found.setdefault(np.asarray(got).tobytes(), seed)
+def _refuse_repeat(seed_of: dict[bytes, int], got: Any, seed: int) -> None:
+    """Fail if another seed has given the same."""
+    other = seed_of.setdefault(np.asarray(got).tobytes(), seed)
     if other != seed:
         raise Failure(f"different results for seeds {other} and {seed}", "the same bit for bit")
 
 
 def _seeds_of_heads(t: CheckRun, start: int) -> None:
-    """Heads that are equal get other results at other seeds, be it of one another."""
+    """Check that equal heads get other results at other seeds, of one another too."""
     arrays, _ = t.problem(3, 9, 8)
     lead = t.adapter.lead(2, 3)
     arrays = tuple(np.broadcast_to(x, (*lead, *x.shape)).copy() for x in arrays)
-    options, found = t.options(2), dict[bytes, int]()
+    options, seed_of = t.options(2), dict[bytes, int]()
     for seed in range(start, start + 8):
         out = t.call(*arrays, **(options | {"seed": seed}))
         for head in (out[index] for index in np.ndindex(*lead)):
-            _refuse_repeat(found, head, seed)
+            _refuse_repeat(seed_of, head, seed)

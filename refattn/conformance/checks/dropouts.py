@@ -44,14 +44,14 @@ def _drops(adapter: Adapter) -> bool:
 
 
 def _shown(arrays: Arrays) -> Arrays:
-    """The same queries and keys, of moderate weights, with values that show these."""
+    """Return the same queries and keys, of moderate weights, with values that show these."""
     q, k, _ = arrays
     m = k.shape[-2]
     return q / 2, k / 2, np.broadcast_to(np.eye(m), (*k.shape[:-1], m)).copy()
 
 
 def _problem(t: CheckRun) -> Arrays:
-    """Past blocks of 128 keys, with heads in groups where they may be."""
+    """Draw a problem past blocks of 128 keys, with grouped heads if they are taken."""
     n, m, d = t.fit(40, 144, 16)
     if t.adapter["same_value_size"]:
         n, m, d = t.fit(40, d, d)
@@ -60,7 +60,7 @@ def _problem(t: CheckRun) -> Arrays:
 
 
 def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Keywords]]:
-    """Any two of what else it takes, as far as time allows."""
+    """Yield any two of the other uses, as far as time allows."""
     uses = {name: x for name, x in levels(t.adapter).items() if name not in ("d_v", "lse")}
     uses["n"] = (5, 1, 24)
     uses["more"] = tuple(x for x in uses["more"] if 0 <= x < 100)
@@ -74,20 +74,20 @@ def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Keywords]]:
 
 
 def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Keywords, Keywords, Any]]:
-    """Each case with dropout, and what came; what is refused with dropout is said."""
+    """Yield each case with dropout and its results, and note what is refused."""
     refused: set[str] = set()
     for i, (arrays, options) in enumerate(_cases(t)):
-        given = options | {"dropout": _RATES[i % len(_RATES)], "seed": t.new_seed()}
+        dropping = options | {"dropout": _RATES[i % len(_RATES)], "seed": t.new_seed()}
         if back:
-            given["d_out"] = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
+            dropping["d_out"] = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
         try:
-            found = t.call(*arrays, **given)
+            results = t.call(*arrays, **dropping)
         except Refusal:
             if options == t.adapter.settled:
                 raise
             t.since, refused = None, refused | {" and ".join(sorted(options))}
             continue
-        yield arrays, options, given, found
+        yield arrays, options, dropping, results
     if refused:
         t.untried.append(f"with {', '.join(sorted(refused, key=len)[:3])}, which it refuses")
 
@@ -106,11 +106,11 @@ def _weights_without(t: CheckRun, arrays: Any, options: Keywords) -> _Weights:
 
 
 def _find_kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
-    """Which weights were kept; all others are to be 0, and these w / (1 - p)."""
+    """Find the weights that were kept; all others are to be 0, and these w / (1 - p)."""
     exact, allowed = weights
     known = exact > t.adapter.least / t.adapter.eps
     share = np.divide(out * (1 - rate), exact, out=np.zeros(out.shape), where=known)
-    kept = share > 0.5
+    kept: npt.NDArray[np.bool_] = share > 0.5
     error = np.abs(share - kept)
     worst = np.unravel_index(int(np.argmax(error)), error.shape)
     t.error = max(t.error or 0.0, float(error[worst]) / allowed)
@@ -119,8 +119,7 @@ def _find_kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.
             f"weights that are dropped, or divided by {1 - rate:g}",
             f"{share[worst]:.6g} times that at {tuple(int(i) for i in worst)}",
         )
-    found: npt.NDArray[np.bool_] = kept
-    return found
+    return kept
 
 
 @add_check("exact", claim="weights that are kept are divided by 1 - p, all others 0", needs=_drops)
@@ -130,9 +129,9 @@ def factors_of_dropout(t: CheckRun) -> None:
     arrays, _ = t.problem(*t.fit(4, 6, 4))
     got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())
     t.equal(got, *reference(adapter, arrays, plain))
-    for arrays, options, given, first in _calls(t):
-        _find_kept(t, _weights_without(t, arrays, options), given["dropout"], first)
-        t.equal(t.call(*arrays, **given), first, 0.0)
+    for arrays, options, dropping, first in _calls(t):
+        _find_kept(t, _weights_without(t, arrays, options), dropping["dropout"], first)
+        t.equal(t.call(*arrays, **dropping), first, 0.0)
 
 
 @add_check(
@@ -178,15 +177,15 @@ def _independent(t: CheckRun, rate: float, kept: npt.NDArray[np.bool_], seen: An
                     apart.append((x[i] == x[i + lag])[y[i] & y[i + lag]])
         _test_alike(t, f"{label}{name} apart by powers of two", apart, same)
     heads = kept.reshape(len(kept), -1, *kept.shape[-2:])
-    own = seen.reshape(heads.shape)[:, 0]
+    seen_of_head = seen.reshape(heads.shape)[:, 0]
     pairs = combinations(range(heads.shape[1]), 2)
-    alike = [(heads[:, i] == heads[:, j])[own] for i, j in pairs]
+    alike = [(heads[:, i] == heads[:, j])[seen_of_head] for i, j in pairs]
     if alike:
         _test_alike(t, f"{label}heads", alike, same)
 
 
 def _test_alike(t: CheckRun, name: str, alike: list[npt.NDArray[np.bool_]], same: float) -> None:
-    """How many of the pairs have the same fate, the worst of several counts."""
+    """Test how many of the pairs have the same fate, the worst of several counts."""
     tries = len(alike)
     p = min(1.0, tries * min(stats.binomial(int(np.sum(x)), x.size, same) for x in alike))
     n = min(x.size for x in alike)
@@ -200,11 +199,11 @@ def _test_alike(t: CheckRun, name: str, alike: list[npt.NDArray[np.bool_]], same
 )
 def gradients_of_dropout(t: CheckRun) -> None:
     """The weights that were kept are seen in the result, and those of the formula."""
-    for arrays, options, given, found in _calls(t, back=True):
-        rate, d_out = given["dropout"], given["d_out"]
-        factors = _find_kept(t, _weights_without(t, arrays, options), rate, found[0]) / (1 - rate)
+    for arrays, options, dropping, results in _calls(t, back=True):
+        rate, d_out = dropping["dropout"], dropping["d_out"]
+        factors = _find_kept(t, _weights_without(t, arrays, options), rate, results[0]) / (1 - rate)
         want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
         most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))
         names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in t.adapter.pulled(options)))
-        for name, x, y, allowed in zip(names, found, want, most, strict=True):
+        for name, x, y, allowed in zip(names, results, want, most, strict=True):
             t.equal(x, y, allowed / (1 - rate if name == "out" else 1.0), name)

@@ -19,8 +19,8 @@ __all__: list[str] = []
 )
 def one_frequency(t: CheckRun) -> None:
     """At S = 1 the result is the same for every query."""
-    (q, k, v), given = t.problem(6, 7, 4, 1)
-    for options in ways_to_call(t, given, 1):
+    (q, k, v), frequencies = t.problem(6, 7, 4, 1)
+    for options in ways_to_call(t, frequencies, 1):
         out = t.call(q, k, v, **options)
         t.equal(out, np.broadcast_to(out[:1], out.shape), same_within(t, (q, k, v), options))
 

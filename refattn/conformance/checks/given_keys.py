@@ -17,17 +17,17 @@ __all__: list[str] = []
 
 
 def _takes_keys(adapter: Adapter) -> bool:
-    """Whether it is given the keys that it attends to."""
-    return attends(adapter) and adapter.given == "indices"
+    """Return whether it is given the keys that it attends to."""
+    return attends(adapter) and adapter.drawn_keyword == "indices"
 
 
 def _takes_sample(adapter: Adapter) -> bool:
-    """Whether they are a sample, in which a key may come several times."""
+    """Return whether they are a sample, in which a key may come several times."""
     return _takes_keys(adapter) and adapter.record.takes("log_probability")
 
 
 def _keys(t: CheckRun, n: int, *indices: int, log_p: Any = 0.0) -> dict[str, Any]:
-    """Options that give these keys to n queries, in a sample with these log probabilities."""
+    """Return options that give these keys to n queries, with log probabilities in a sample."""
     each = (n, len(indices)) if t.adapter.has("per-query") else (len(indices),)
     options: Keywords = {"indices": np.broadcast_to(indices, each).copy()}
     if _takes_sample(t.adapter):
@@ -98,14 +98,14 @@ def any_probabilities(t: CheckRun) -> None:
     """Down to e^-1000, no number by itself; and above 1: a key is expected several times."""
     n, m, d = t.fit(4, 5, 4)
     (q, k, v), _ = t.problem(n, m, d)
-    given = draw_key_indices(t.adapter, t.rng, k, (), n, 4)
+    sample = draw_key_indices(t.adapter, t.rng, k, (), n, 4)
     for size in (-100.0, -1000.0, 1.5):
-        log_p = t.adapter.exact(size + given["log_probability"])
-        t.compare(q, k, v, **given | {"log_probability": log_p})
+        log_p = t.adapter.exact(size + sample["log_probability"])
+        t.compare(q, k, v, **sample | {"log_probability": log_p})
 
 
 def _solves_weights(adapter: Adapter) -> bool:
-    """Whether the weights of the keys are solved for."""
+    """Return whether the weights of the keys are solved for."""
     return _takes_keys(adapter) and adapter.has("solved")
 
 

@@ -37,17 +37,17 @@ def _compared(adapter: Adapter) -> bool:
 
 
 def _averaged(adapter: Adapter) -> bool:
-    """Whether its weights are known, or known to be positive."""
+    """Return whether its weights are known, or known to be positive."""
     return _differentiated(adapter) and (evaluated(adapter) or not adapter.waves)
 
 
-def _given_or_drawn(t: CheckRun, given: Keywords, samples: int = 4) -> dict[str, Any]:
-    """Options of a call: frequencies that are given to it, or a seed of which it draws."""
-    return t.adapter.settled | (given if evaluated(t.adapter) else t.options(samples))
+def _given_or_drawn(t: CheckRun, frequencies: Keywords, samples: int = 4) -> dict[str, Any]:
+    """Return options of a call: frequencies that are given to it, or a seed of which it draws."""
+    return t.adapter.settled | (frequencies if evaluated(t.adapter) else t.options(samples))
 
 
 def _cotangent(t: CheckRun, arrays: Arrays) -> Floats:
-    """Of the output: as many heads as queries have."""
+    """Draw a cotangent of the output, with the heads of queries."""
     q, _, v = arrays
     return t.normal(*q.shape[:-1], v.shape[-1])
 
@@ -117,8 +117,7 @@ def gradients_together(t: CheckRun) -> None:
 )
 def gradients_of_large_logits(t: CheckRun) -> None:
     """Exponents of tens and of thousands, where most weights vanish."""
-    low = t.adapter.half
-    for size in (4.0, 10.0) if low else (4.0, 10.0, 40.0, 200.0):
+    for size in (4.0, 10.0) if t.adapter.half else (4.0, 10.0, 40.0, 200.0):
         arrays, options = t.problem(*t.fit(5, 6, 4), 4, size=size)
         compare_gradients(t, arrays, **options)
 
@@ -152,7 +151,7 @@ class _PulledSize(NamedTuple):
     groups: int | None = None
 
     def fitted(self, t: CheckRun) -> _PulledSize:
-        """As much of it as the candidate takes."""
+        """Return as much of the size as the candidate takes."""
         n, m, d = t.fit(self.n, self.m, self.d)
         samples = self.samples if t.adapter.has("any-size") else min(self.samples, n, m)
         d_v = d if t.adapter["same_value_size"] else self.d_v
@@ -160,7 +159,7 @@ class _PulledSize(NamedTuple):
         return _PulledSize(n, m, d, d_v, t.adapter.lead(*self.heads), samples, groups)
 
     def problem(self, t: CheckRun, size: float = 1.0) -> tuple[Arrays, Keywords]:
-        """Random inputs."""
+        """Draw random inputs."""
         named: Any = {"lead": self.heads, "d_v": self.d_v, "groups": self.groups}
         return t.problem(self.n, self.m, self.d, self.samples, size=size, **named)
 
@@ -194,8 +193,8 @@ def gradients_of_many_tokens(t: CheckRun) -> None:
             if began + rate * pairs > end:
                 t.untried.append(f"{size.n} queries and more, for want of time")
                 return
-            arrays, given = size.problem(t)
-            compare_gradients(t, arrays, **given, **options)
+            arrays, frequencies = size.problem(t)
+            compare_gradients(t, arrays, **frequencies, **options)
             rate = (time.monotonic() - began) / pairs
 
 
@@ -205,34 +204,34 @@ def gradients_of_many_tokens(t: CheckRun) -> None:
 )
 def gradients_of_layouts(t: CheckRun) -> None:
     """Transposed, sliced and with heads inside, all alike and each alone; one cotangent for all."""
-    arrays, given = t.problem(*t.fit(5, 6, 4), 4, lead=t.adapter.lead(2, 3))
-    held = [name for name, x in given.items() if isinstance(x, np.ndarray)]
+    arrays, frequencies = t.problem(*t.fit(5, 6, 4), 4, lead=t.adapter.lead(2, 3))
+    held = [name for name, x in frequencies.items() if isinstance(x, np.ndarray)]
     names = [*t.adapter.record.arrays, *held, "d_out"]
     backwards = ["reversed"] if t.adapter["library"] == "numpy" else []
     for layout in ("transposed", "sliced", "heads inside", *backwards):
         for some in (names, *([name] for name in names)):
-            compare_gradients(t, arrays, **given, memory=dict.fromkeys(some, layout))
+            compare_gradients(t, arrays, **frequencies, memory=dict.fromkeys(some, layout))
     ones = np.ones_like(_cotangent(t, arrays))  # that of a plain sum
-    compare_gradients(t, arrays, **given, d_out=ones, memory={"d_out": "expanded"})
+    compare_gradients(t, arrays, **frequencies, d_out=ones, memory={"d_out": "expanded"})
 
 
 @add_check(claim="gradients are the same at every call", needs=_compared)
 def gradients_again(t: CheckRun) -> None:
     """In many calls; torch: twice through one graph, with a call between, one input at a time."""
-    arrays, given = t.problem(*t.fit(4, 6, 4), 4)
+    arrays, frequencies = t.problem(*t.fit(4, 6, 4), 4)
     ways = ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ()
     for way in ways:
-        compare_gradients(t, arrays, **given, autograd=way)
+        compare_gradients(t, arrays, **frequencies, autograd=way)
     for _ in range(20):
         try:
-            compare_gradients(t, arrays, **given)
+            compare_gradients(t, arrays, **frequencies)
         except Failure:
             t.part = None  # one call may be right
             raise
 
 
 def _hides(adapter: Adapter) -> bool:
-    """Whether something is not seen by some query."""
+    """Return whether something is not seen by some query."""
     causal = adapter.masks_future
     separate = adapter.has("separate") and not adapter.has("proposals")
     return _differentiated(adapter) and (causal or separate or adapter.can("mask"))
@@ -245,26 +244,26 @@ def gradients_of_hidden(t: CheckRun) -> None:
     But for rounding: a maximum over all keys may be differentiated, and cancel.
     """
     n, m, d = t.fit(5, 7, 4)
-    arrays, given = t.problem(n, m, d, 4)
-    options = _given_or_drawn(t, given)
+    arrays, frequencies = t.problem(n, m, d, 4)
+    options = _given_or_drawn(t, frequencies)
     d_out = _cotangent(t, arrays)
     most = pulled_rounding(t.adapter, arrays, options, d_out)
     if t.adapter.can("mask"):
         mask = np.ones((n, m), dtype=bool)
         mask[:, 2] = False
-        found = t.call(*arrays, d_out=d_out, mask=mask, **options)
-        _take_nothing(t, found, np.arange(m) == 2, most)
+        results = t.call(*arrays, d_out=d_out, mask=mask, **options)
+        _take_nothing(t, results, np.arange(m) == 2, most)
     if t.adapter.masks_future:
         first = d_out.copy()
         first[1:] = 0.0  # the first query sees the keys up to m - n, or one
         seen = 1 if t.adapter["causal"] == "top-left" else m - n + 1
-        found = t.call(*arrays, d_out=first, **options | {"causal": True})
-        _take_nothing(t, found, np.arange(m) >= seen, most)
+        results = t.call(*arrays, d_out=first, **options | {"causal": True})
+        _take_nothing(t, results, np.arange(m) >= seen, most)
     if t.adapter.has("separate") and not t.adapter.has("proposals"):
         one = d_out.copy()
         one[[0, -1]] = 0.0
-        found = t.call(*arrays, d_out=one, **options)
-        t.equal(found[1][[0, -1]], np.zeros((2, d)), most[1])
+        results = t.call(*arrays, d_out=one, **options)
+        t.equal(results[1][[0, -1]], np.zeros((2, d)), most[1])
 
 
 @add_check(
@@ -276,23 +275,23 @@ def gradients_of_hidden(t: CheckRun) -> None:
 def gradients_of_hidden_nonsense(t: CheckRun) -> None:
     """In hidden keys and hidden values."""
     n, m, d = t.fit(5, 7, 4)
-    (q, k, v), given = t.problem(n, m, d, 4)
-    options = _given_or_drawn(t, given)
+    (q, k, v), frequencies = t.problem(n, m, d, 4)
+    options = _given_or_drawn(t, frequencies)
     options |= {"d_out": _cotangent(t, (q, k, v)), "mask": np.arange(m) != 2}
-    given = {name: x for name, x in options.items() if name != "d_out"}
-    most = pulled_rounding(t.adapter, (q, k, v), given, options["d_out"])
-    found = t.call(q, k, v, **options)
+    frequencies = {name: x for name, x in options.items() if name != "d_out"}
+    most = pulled_rounding(t.adapter, (q, k, v), frequencies, options["d_out"])
+    results = t.call(q, k, v, **options)
     k, v = k.copy(), v.copy()
     k[2], v[2] = np.nan, np.inf
     second = t.call(q, k, v, **options)
-    for name, x, y, allowed in zip(NAMES, second, found, most, strict=True):
+    for name, x, y, allowed in zip(NAMES, second, results, most, strict=True):
         t.equal(x, y, 2 * allowed, name)
 
 
-def _take_nothing(t: CheckRun, found: Any, hidden: Floats, most: tuple[float, ...]) -> None:
-    """Keys and values that are hidden take nothing."""
+def _take_nothing(t: CheckRun, results: Any, hidden: Floats, most: tuple[float, ...]) -> None:
+    """Check that keys and values that are hidden have no gradient."""
     for part in (2, 3):
-        x = found[part][hidden]
+        x = results[part][hidden]
         t.equal(x, np.zeros(x.shape), most[part])
 
 
@@ -309,10 +308,10 @@ def gradients_of_means(t: CheckRun) -> None:
 
 
 def _averages(t: CheckRun, size: float) -> None:
-    """The same for queries and keys of a size."""
+    """Check the sums of gradients of means, for queries and keys of a size."""
     n, m, d = t.fit(5, 7, 4)
-    arrays, given = t.problem(n, m, d, 4, size=size)
-    options = _given_or_drawn(t, given)
+    arrays, frequencies = t.problem(n, m, d, 4, size=size)
+    options = _given_or_drawn(t, frequencies)
     d_out = _cotangent(t, arrays)
     named = options | {"d_out": d_out}
     q, k = (np.asarray(x, np.longdouble) for x in arrays[:2])
@@ -324,20 +323,19 @@ def _averages(t: CheckRun, size: float) -> None:
         both = n * d * most[1] * np.max(np.abs(q)) + m * d * most[2] * np.max(np.abs(k))
         t.equal(np.sum(k * dk), np.sum(q * dq), both, "k . dk, in all,")
     same = (*arrays[:2], np.repeat(arrays[2][:1], m, 0))
-    found = t.call(*same, **named)
+    results = t.call(*same, **named)
     for i in (1, 2):
-        t.equal(found[i], np.zeros_like(found[i]), most[i], NAMES[i])
+        t.equal(results[i], np.zeros_like(results[i]), most[i], NAMES[i])
 
 
 @add_check(claim="gradients are linear in the cotangent", needs=_differentiated)
 def gradients_are_linear(t: CheckRun) -> None:
     """Twice a cotangent takes twice as much, and exactly so."""
-    arrays, given = t.problem(*t.fit(4, 6, 4), 4)
-    options = _given_or_drawn(t, given)
+    arrays, frequencies = t.problem(*t.fit(4, 6, 4), 4)
+    options = _given_or_drawn(t, frequencies)
     d_out = _cotangent(t, arrays)
-    low = t.adapter.half
     once = t.call(*arrays, d_out=d_out, **options)
-    for factor in (4.0, 2.0**-6) if low else (4.0, 2.0**-6, 2.0**24, 2.0**-24):
+    for factor in (4.0, 2.0**-6) if t.adapter.half else (4.0, 2.0**-6, 2.0**24, 2.0**-24):
         other = t.call(*arrays, d_out=factor * d_out, **options)
         for name, x, y in zip(NAMES[1:], once[1:], other[1:], strict=True):
             t.equal(y / factor, x, 8 * t.adapter.eps * float(np.max(np.abs(x), initial=0)), name)
@@ -348,7 +346,7 @@ def _has_slopes(adapter: Adapter) -> bool:
 
 
 def _moves(adapter: Adapter) -> str:
-    """Of what slopes can be told from quotients: of values always, as results are linear in them.
+    """Name the arrays whose slopes quotients can tell: values always, by linearity.
 
     Of queries and keys where weights are positive and what is drawn at one seed does not move.
     """
@@ -384,13 +382,13 @@ def gradients_are_slopes(t: CheckRun) -> None:
         uses.append((few._replace(heads=(4,), groups=2), plain))
     for each, use in uses:
         size = each.fitted(t)
-        (q, k, v), given = size.problem(t, 0.5)
+        (q, k, v), frequencies = size.problem(t, 0.5)
         if "mask" in use and adapter["empty_rows"] != "zero":
             use = use | {"mask": seeing(adapter, size.n, size.m, use)}
         if adapter.has("feature-map"):  # whose slopes are not continuous at 0
             q, k = (adapter.exact(x + np.where(x < 0, -0.25, 0.25)) for x in (q, k))
         try:
-            _slopes(t, (q, k, v), _given_or_drawn(t, given, size.samples) | use)
+            _slopes(t, (q, k, v), _given_or_drawn(t, frequencies, size.samples) | use)
         except Refusal:
             if not {"mask", "causal"} <= set(use):
                 raise
@@ -407,7 +405,7 @@ def _slopes(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
     """
     d_out, root = _cotangent(t, arrays), arrays[0].shape[-1] ** 0.5
     d_out[..., :-4, :] = 0.0  # of many queries: sums of many errors may be as large as slopes
-    found = t.call(*arrays, d_out=d_out, **options)
+    results = t.call(*arrays, d_out=d_out, **options)
     off, size = rounding(t.adapter, arrays, options), float(np.max(np.abs(arrays[2])))
     steepest = root * (1 / root + sum(log_slopes(t.adapter, arrays, options)))
     step = 2.0 ** math.floor(math.log2((off / size / 20) ** 0.2 / steepest))
@@ -422,6 +420,6 @@ def _slopes(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
             moved[i] = t.adapter.exact(arrays[i] + far * step * way)
             total += weight * float(np.sum(t.call(*moved, **options) * d_out))
         want = np.asarray(total / (12 * step))
-        got = np.asarray(np.sum(found[i + 1] * way))
+        got = np.asarray(np.sum(results[i + 1] * way))
         allowed = quotient * float(np.sum(np.abs(d_out)))
         t.equal(got, want, allowed, f"a slope along {name} of")

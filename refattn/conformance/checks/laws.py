@@ -89,7 +89,7 @@ def frequency_law(t: CheckRun) -> None:
 
 
 def _law_of_last_head(t: CheckRun, d: int, c: float) -> None:
-    """The same of the last query of the last head."""
+    """Test the law of frequencies of the last query of the last head."""
     lead, keys = t.adapter.lead(2, 3), np.concatenate([np.zeros((1, d)), c * np.eye(d)])
     arrays = tuple(
         np.broadcast_to(x, (*lead, *x.shape))
@@ -129,18 +129,18 @@ def _one_function(t: CheckRun, samples: int, length: float, lead: tuple[int, ...
     options = t.options(samples)
 
     def sums(x: Floats) -> tuple[Any, Any]:
-        """Sums over the frequencies at each z, but for a factor, and how far off their logs are."""
+        """Return sums over the frequencies at each z, but for a factor, and log errors."""
         x = root * t.adapter.exact(x / root)
         y = root * t.adapter.exact((z - x if sign < 0 else x - z) / root)
         half = (np.sum(x * x) + np.sum(y * y, -1)) / 2
         if t.adapter.has("pairs"):
-            found = t.call(np.broadcast_to(x, y.shape), y, **options)
+            results = t.call(np.broadcast_to(x, y.shape), y, **options)
         else:
             arrays = (np.stack([0 * x, x]) / root, y / root, np.eye(len(y)))
-            found = t.call(*(np.broadcast_to(z, (*lead, *z.shape)) for z in arrays), **options)
-            found = found[last]
+            results = t.call(*(np.broadcast_to(z, (*lead, *z.shape)) for z in arrays), **options)
+            results = results[last]
         longest = np.linalg.norm(x) + np.linalg.norm(y, axis=-1)
-        return found * np.exp(-sign * half), recovery_error(t, d, 1.0) * (1 + longest)
+        return results * np.exp(-sign * half), recovery_error(t, d, 1.0) * (1 + longest)
 
     x = t.rng.standard_normal((2, d))
     x *= length / 2 / np.linalg.norm(x, axis=-1, keepdims=True)
@@ -306,7 +306,7 @@ def _feature_sums(t: CheckRun, samples: int, d: int, share: float) -> None:
         second = (16 * even[0] - even[1]) / (12 * c * c)
         return np.stack([math.sqrt(samples) * first, -sign_of_norm(t) * samples * second])
 
-    found = draw_results(t, one, share)
+    theirs = draw_results(t, one, share)
     # Of terms in c^4 with |omega| below 9, which all are but for one draw in 1e18, and of rounding.
     rounding = recovery_error(t, d, c) * c
     first = math.sqrt(samples) * (c**4 * 9.0**5 / 30 + 2 * rounding / c)
@@ -314,19 +314,19 @@ def _feature_sums(t: CheckRun, samples: int, d: int, share: float) -> None:
     signed = positive(t.adapter)
     if coupling == "iid":
         if signed:
-            check_normal(t, found[:, 0], first, label)
+            check_normal(t, theirs[:, 0], first, label)
         law = laws.chi2(samples)
         delta = second * float(law.pdf(max(samples - 2, 0.1)))  # the density is at most this steep
         if delta < 0.05:
-            x = found[:, 1].ravel()
+            x = theirs[:, 1].ravel()
             p = stats.ks(x, law.cdf, error=delta)
             keep_p(t, f"{label}squares", p, x.size, stats.ks, hidden=2 * delta)
             if second < 0.01:
                 p = stats.chi2(np.maximum(x, 0.0), samples)
                 keep_p(t, f"{label}scale", p, x.size, stats.chi2, df=samples)
         return
-    own = _draw_own(t, samples, d, max(int(share * t.size), 2))
-    sums = np.stack([math.sqrt(samples) * np.mean(own, 1), np.sum(own * own, 1)], 1)
+    ours = _draw_own(t, samples, d, max(int(share * t.size), 2))
+    sums = np.stack([math.sqrt(samples) * np.mean(ours, 1), np.sum(ours * ours, 1)], 1)
     for j, name in enumerate(("sums", "squares")):
         if name == "sums" and (coupling == "antithetic" or not signed):
             continue  # they are 0 and rounding, which `frequency_pairs` sees to, or unknown
@@ -335,9 +335,9 @@ def _feature_sums(t: CheckRun, samples: int, d: int, share: float) -> None:
             hidden = 2 * error / (1 if j == 0 else 2 * math.sqrt(samples))  # by the steepest law
             if hidden > 0.1:
                 continue
-            p = stats.dkwm_two_sample(found[:, j, i], sums[:, j, i], error=error)
+            p = stats.dkwm_two_sample(theirs[:, j, i], sums[:, j, i], error=error)
             test, known = stats.dkwm_two_sample, {"reference": len(sums)}
-            keep_p(t, f"{label}{name}, axis {i}", p, len(found), test, hidden=hidden, **known)
+            keep_p(t, f"{label}{name}, axis {i}", p, len(theirs), test, hidden=hidden, **known)
 
 
 @add_check(
@@ -370,13 +370,13 @@ def _recovered_values(
     values = np.broadcast_to(np.eye(m), (*lead, m, m))
 
     def means(seed: int) -> Floats:
-        """Means of e^{omega . y} over both frequencies, for each head."""
+        """Return means of e^{omega . y} over both frequencies, for each head."""
         if t.adapter.has("pairs"):
             return np.asarray(estimate_kernels(t, np.zeros(d), y, 2, seed) * square)
         options: Keywords = {**sized, "seed": seed}
         out = t.call(np.zeros((*lead, n, d)), keys, values, **options)[..., 0, :]
-        found: Floats = np.asarray(out[..., 1 : len(y) + 1] / out[..., :1] * square, float)
-        return found
+        ratios: Floats = np.asarray(out[..., 1 : len(y) + 1] / out[..., :1] * square, float)
+        return ratios
 
     start = t.new_seed()
     best = max(range(start, start + 8), key=lambda seed: separation(means(seed), d))
@@ -429,19 +429,19 @@ def feature_average(t: CheckRun) -> None:
     any_way /= np.linalg.norm(any_way)
     axes = np.stack([np.eye(d)[0], -np.eye(d)[0], np.full(d, d**-0.5), any_way])
     y = t.adapter.exact(axes - x)
-    found = draw_results(t, lambda seed: estimate_kernels(t, x, y, samples, seed))
+    estimates = draw_results(t, lambda seed: estimate_kernels(t, x, y, samples, seed))
     omega = _draw_own(t, samples, d, t.size)
-    own = np.stack([kernels.estimate(x, z, omega, features=features) for z in y], -1)
-    n, many = len(found), len(own)
+    ours = np.stack([kernels.estimate(x, z, omega, features=features) for z in y], -1)
+    n, many = len(estimates), len(ours)
     error = recovery_error(t, d, 1.0)
     for i, name in enumerate(("axis 0", "axis 0 reversed", "diagonal", "a random direction")):
         # In the halves rounding moves estimates, by as much as their logarithms' recovery allows.
         if precise(t.adapter):
-            p = stats.dkwm_two_sample(found[:, i], own[:, i])
+            p = stats.dkwm_two_sample(estimates[:, i], ours[:, i])
         elif features == "trigonometric":
             continue
         else:
-            logs = (np.log(np.maximum(z[:, i], 1e-300)) for z in (found, own))
+            logs = (np.log(np.maximum(z[:, i], 1e-300)) for z in (estimates, ours))
             p = stats.dkwm_two_sample(*logs, error=error)
         keep_p(t, f"law, {name}", p, n, stats.dkwm_two_sample, reference=many)
         if coupling in theory.COUPLINGS and precise(t.adapter):
@@ -454,7 +454,7 @@ def feature_average(t: CheckRun) -> None:
                 num_features=samples,
             )
             cap = float(variance) / kernel**2
-            p = stats.catoni(found[:, i] / kernel, 1.0, cap)
+            p = stats.catoni(estimates[:, i] / kernel, 1.0, cap)
             keep_p(t, f"mean, {name}", p, n, stats.catoni, variance=cap)
 
 
@@ -463,7 +463,7 @@ _OWN = {"iid": 25, "sobol": 2, "halton": 2}
 
 
 def _draw_own(t: CheckRun, samples: int, d: int, size: int) -> Floats:
-    """Many sets of frequencies of the package's own, of which d coordinates show."""
+    """Return many sets of frequencies of the package's own, of which d coordinates show."""
     coupling = t.adapter["coupling"]
     sets = min(_OWN.get(coupling, 5) * size, 100_000)
     if coupling == "iid":
@@ -502,23 +502,23 @@ def own_law(t: CheckRun) -> None:
 
 
 def _depends_on_seed(t: CheckRun, arrays: Arrays, sized: Keywords) -> bool:
-    """Whether what the registered function gives depends on the seed."""
+    """Return whether what the registered function gives depends on the seed."""
     first, *others = (_ends(black_box(t.adapter, arrays, sized | {"seed": s})) for s in range(8))
     allowed = tolerance(t.adapter, arrays, sized | {"seed": 0}, first)
     return bool(np.max(np.abs(np.stack(others) - first)) > allowed)
 
 
 def _own_law(t: CheckRun, arrays: Arrays, sized: Keywords) -> None:
-    found = draw_results(t, lambda seed: _ends(t.call(*arrays, **sized, seed=seed)))
-    own = np.stack([_ends(black_box(t.adapter, arrays, sized | {"seed": t.rng})) for _ in found])
-    error = 2 * tolerance(t.adapter, arrays, sized | {"seed": t.new_seed()}, found)
+    entries = draw_results(t, lambda seed: _ends(t.call(*arrays, **sized, seed=seed)))
+    ours = np.stack([_ends(black_box(t.adapter, arrays, sized | {"seed": t.rng})) for _ in entries])
+    error = 2 * tolerance(t.adapter, arrays, sized | {"seed": t.new_seed()}, entries)
     label = ", ".join(f"{name} = {value}" for name, value in sized.items()) or "any size"
     for j, name in enumerate(("first", "last")):
         test = stats.dkwm_two_sample
-        p = test(found[:, j], own[:, j], error=error)
-        hidden = float(error > 1e-3 * np.std(own[:, j]))  # all of it, where rounding may matter
-        known = {"reference": len(own)}
-        keep_p(t, f"{label}, {name} entry", p, len(found), test, hidden=hidden, **known)
+        p = test(entries[:, j], ours[:, j], error=error)
+        hidden = float(error > 1e-3 * np.std(ours[:, j]))  # all of it, where rounding may matter
+        known = {"reference": len(ours)}
+        keep_p(t, f"{label}, {name} entry", p, len(entries), test, hidden=hidden, **known)
 
 
 def _ends(out: Any) -> Floats:

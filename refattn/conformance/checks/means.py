@@ -27,8 +27,8 @@ def weighted_mean(t: CheckRun) -> None:
     low = t.adapter.half
     positive = t.adapter.has("positive") and not t.adapter.waves
     for size in (0.5, 2.0, 8.0 if low else 30.0) if stabilised(t.adapter) else (0.5,):
-        (q, k, v), given = t.problem(5, 7, 4, 4, size=size)
-        for options in ways_to_call(t, given):
+        (q, k, v), frequencies = t.problem(5, 7, 4, 4, size=size)
+        for options in ways_to_call(t, frequencies):
             allowed = same_within(t, (q, k, v), options)
             out = t.call(q, k, v, **options)
             if positive:
@@ -69,8 +69,8 @@ def order_of_keys(t: CheckRun) -> None:
 )
 def queries_apart(t: CheckRun) -> None:
     """Editing other queries, far away too, leaves a query's result."""
-    (q, k, v), given = t.problem(4, 6, 4, 4)
-    ways = comparable_ways(t, given)
+    (q, k, v), frequencies = t.problem(4, 6, 4, 4)
+    ways = comparable_ways(t, frequencies)
     for options in ways[:1] if t.adapter.has("proposals") else ways:
         out = t.call(q, k, v, **options)
         allowed = same_within(t, (q, k, v), options)
@@ -86,8 +86,8 @@ def queries_apart(t: CheckRun) -> None:
 def heads_apart(t: CheckRun) -> None:
     """Editing one head leaves the others; with given frequencies each equals itself alone."""
     lead = t.adapter.lead(2, 3)
-    (q, k, v), given = t.problem(5, 6, 4, 4, lead=lead)
-    for options in comparable_ways(t, given):
+    (q, k, v), frequencies = t.problem(5, 6, 4, 4, lead=lead)
+    for options in comparable_ways(t, frequencies):
         out = t.call(q, k, v, **options)
         allowed = same_within(t, (q, k, v), options)
         for index in np.ndindex(*lead):

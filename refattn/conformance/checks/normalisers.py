@@ -37,8 +37,7 @@ def log_normalisers(t: CheckRun) -> None:
     for use in uses:
         for lead in ((), t.adapter.lead(2, 3)):
             compare_normalisers(t, t.problem(n, m, d, lead=lead)[0], **use)
-    low = t.adapter.half
-    for size in (4.0, 10.0) if low else (4.0, 40.0):
+    for size in (4.0, 10.0) if t.adapter.half else (4.0, 40.0):
         compare_normalisers(t, t.problem(n, m, d, size=size)[0])
     if t.adapter.grouped:
         compare_normalisers(t, t.problem(n, m, d, lead=t.adapter.lead(2, 4), groups=2)[0])
@@ -65,9 +64,9 @@ def normaliser_without_keys(t: CheckRun) -> None:
             continue
         way = np.arange(n)[:, None] != np.ones(m) if name == "mask" else way
         arrays, _ = t.problem(n, m, d, lead=t.adapter.lead(2, 3))
-        given = t.adapter.settled | {name: way}
-        _, lse = t.call(*arrays, return_lse=True, **given)
-        empty = np.broadcast_to(~np.any(t.adapter.visible(n, m, given), -1), lse.shape)
+        hiding = t.adapter.settled | {name: way}
+        _, lse = t.call(*arrays, return_lse=True, **hiding)
+        empty = np.broadcast_to(~np.any(t.adapter.visible(n, m, hiding), -1), lse.shape)
         if np.any(lse[empty] != -math.inf):
             raise Failure("an lse of -inf", f"{lse[empty][0]}")
     t.error = 0.0
@@ -91,11 +90,11 @@ def merged_parts(t: CheckRun) -> None:
                 Attended(*t.call(q, *part, return_lse=True))
                 for part in zip(np.split(k, cuts, -2), np.split(v, cuts, -2), strict=True)
             ]
-            found = parts[0]
+            merged = parts[0]
             for part in parts[1:]:
-                found = merge(found, part)
+                merged = merge(merged, part)
             allowed = (1 + len(parts)) * tolerance(t.adapter, (q, k, v), {}, whole[0])
-            t.equal(found.out, whole[0], allowed)
+            t.equal(merged.out, whole[0], allowed)
 
 
 @add_check(

@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 
 def _key_heads(adapter: Adapter) -> tuple[int | None, ...]:
-    """Numbers of key heads: as many as query heads, or fewer."""
+    """Return numbers of key heads: as many as query heads, or fewer."""
     return (None, 2) if adapter.grouped else (None,)
 
 
@@ -45,15 +45,15 @@ def outside_of_windows(t: CheckRun) -> None:
     for n, m in ((6, 9), (130, 130)):
         n, m, d = t.fit(n, m, 4)
         (q, k, v), _ = t.problem(n, m, d)
-        sides, given = (2, 0), t.adapter.settled
-        seen = t.adapter.visible(n, m, given | {"window": sides})[-1]
+        sides, plain = (2, 0), t.adapter.settled
+        seen = t.adapter.visible(n, m, plain | {"window": sides})[-1]
         if np.all(seen):
             continue
-        out = t.call(q, k, v, **given, window=sides)[-1]
-        allowed = 2 * tolerance(t.adapter, (q, k, v), given, out)
+        out = t.call(q, k, v, **plain, window=sides)[-1]
+        allowed = 2 * tolerance(t.adapter, (q, k, v), plain, out)
         k, v = k.copy(), v.copy()
         k[~seen], v[~seen] = 8 * k[~seen], 1e3
-        t.equal(t.call(q, k, v, **given, window=sides)[-1], out, allowed)
+        t.equal(t.call(q, k, v, **plain, window=sides)[-1], out, allowed)
 
 
 @add_check("exact", claim="scores are capped before bias and mask", needs=evaluates_with("softcap"))
@@ -92,8 +92,8 @@ def weights_of_sinks(t: CheckRun) -> None:
     if adapter.can("mask"):
         mask = np.ones((n, m), dtype=bool)
         mask[:, 1:4] = mask[1] = False
-        given = {"mask": mask} if adapter["empty_rows"] == "zero" else {"mask": mask[0]}
-        _compare_sizes(t, (n, m, d), sinks=np.asarray(1.0), **given)
+        hiding = {"mask": mask} if adapter["empty_rows"] == "zero" else {"mask": mask[0]}
+        _compare_sizes(t, (n, m, d), sinks=np.asarray(1.0), **hiding)
     if adapter.can("causal"):
         arrays, _ = t.problem(n, m, d)
         t.compare(*arrays, strict=True, causal=True, sinks=np.asarray(1.0))

@@ -47,7 +47,7 @@ _MARGIN = 1.25  # a check is underpowered if it detects no less than this times 
 
 
 def lawful(adapter: Adapter) -> bool:
-    """Whether an epsilon added to features leaves frequencies recoverable.
+    """Return whether an epsilon added to features leaves frequencies recoverable.
 
     In what is asked of a black box features are above e^-12 of the largest.
     """
@@ -56,12 +56,12 @@ def lawful(adapter: Adapter) -> bool:
 
 
 def precise(adapter: Adapter) -> bool:
-    """Whether frequencies can be recovered to more digits than their law has."""
+    """Return whether frequencies can be recovered to more digits than their law has."""
     return lawful(adapter) and bool(adapter["dtype"] in ("float32", "float64"))
 
 
 def told(adapter: Adapter) -> bool:
-    """Whether they can be however far out they are, or vectors: nothing is added to features."""
+    """Return whether far frequencies and vectors are recovered too: nothing is added."""
     return precise(adapter) and not adapter["epsilon"]
 
 
@@ -75,25 +75,25 @@ _FEWEST_BEYOND = 10  # where so many are expected
 
 
 def draw_results(t: CheckRun, one: Callable[[int], Floats], share: float = 1.0) -> Floats:
-    """Results at consecutive seeds, as many as the level has or the time allows.
+    """Return results at consecutive seeds, as many as the level has or the time allows.
 
     How many is settled by the clock alone, whatever the results are.
     """
     planned = max(int(share * t.size), _FEWEST_DRAWS)
     start, end = t.new_seed(), math.inf
-    found: list[Floats] = []
-    while len(found) < planned and time.perf_counter() < end:
-        found.append(one(start + len(found)))
-        if len(found) == _FEWEST_DRAWS:  # of which the first may take longer
+    results: list[Floats] = []
+    while len(results) < planned and time.perf_counter() < end:
+        results.append(one(start + len(results)))
+        if len(results) == _FEWEST_DRAWS:  # of which the first may take longer
             end = time.perf_counter() + share * t.budget
-    t.reached = len(found) / planned
-    t.samples = max(t.samples, len(found))
+    t.reached = len(results) / planned
+    t.samples = max(t.samples, len(results))
     t.case = None
-    return np.stack(found)
+    return np.stack(results)
 
 
 def recover_frequency(out: Floats, keys: Floats) -> Floats:
-    """The frequency at which keys weigh xi(k, omega) = exp(omega . k - |k|^2/2), from weights."""
+    """Recover the frequency at which keys weigh xi(k, omega) from their weights."""
     with np.errstate(invalid="ignore", divide="ignore"):
         log_ratio = np.log(out[..., 1:] / out[..., :1])
     square = np.sum(keys * keys, -1)
@@ -133,7 +133,7 @@ def keep_p(
 
 
 def check_normal(t: CheckRun, z: Floats, error: float, label: str = "") -> None:
-    """All that is asked of rows that should be iid N(0, I), each row from one seed.
+    """Test all that is known of rows that are iid N(0, I), each row from one seed.
 
     Coordinates pooled and one by one, their tails, sums and differences of two, lengths, means,
     scale, and sums of rows from seeds near each other and far apart. `error` is how far off an
@@ -181,7 +181,7 @@ def check_normal(t: CheckRun, z: Floats, error: float, label: str = "") -> None:
 
 
 def _p_of_tails(z: Floats, bound: float, share: float, error: float) -> float:
-    """p-value of how many of normal numbers, known to within `error`, are beyond a bound."""
+    """Return the p-value of the count of normal numbers, off by `error`, beyond a bound."""
     size = np.abs(z)
     low, high = (int(np.sum(size > bound + e)) for e in (error, -error))
     if low <= share * z.size <= high:
@@ -190,7 +190,7 @@ def _p_of_tails(z: Floats, bound: float, share: float, error: float) -> float:
 
 
 def p_of_scale(z: Floats, error: float) -> float:
-    """p-value of the scale about 0 of normal numbers that are known to within `error`."""
+    """Return the p-value of the scale about 0 of normal numbers that are off by `error`."""
     size = np.abs(z).ravel()
     low, high = np.maximum(size - error, 0.0), size + error
     if np.sum(low * low) <= size.size <= np.sum(high * high):
@@ -199,12 +199,12 @@ def p_of_scale(z: Floats, error: float) -> float:
 
 
 def _p_of_mean(z: Floats, error: float) -> float:
-    """p-value of the mean of normal numbers that are known to within `error`."""
+    """Return the p-value of the mean of normal numbers that are off by `error`."""
     return stats.normal_mean(z - np.clip(np.mean(z), -error, error))
 
 
 def _p_of_ties(z: Floats, error: float) -> float:
-    """p-value of the number of neighbours closer than their rounding, by Markov's inequality.
+    """Return a p-value for neighbours closer than their rounding, by Markov's inequality.
 
     Two independent normal numbers are within h with probability at most h / sqrt(pi).
     """
@@ -214,7 +214,7 @@ def _p_of_ties(z: Floats, error: float) -> float:
 
 
 def recovery_error(t: CheckRun, d: int, c: float) -> float:
-    """Rounding error of a recovered coordinate: that of a log ratio of two outputs, over c."""
+    """Return the error of a recovered coordinate: that of a log ratio of outputs, over c."""
     # Each output of honest evaluations in the halves is off by half an eps for each operation.
     unit = t.adapter.eps * (4 * CONTRACT[t.adapter["dtype"]] if t.adapter.eps < 1e-4 else 1.0)
     hidden = float(t.adapter["epsilon"]) * math.exp(12.0)
@@ -222,7 +222,7 @@ def recovery_error(t: CheckRun, d: int, c: float) -> float:
 
 
 def estimate_kernels(t: CheckRun, x: Floats, y: Floats, samples: int, seed: int) -> Floats:
-    """Kernel estimates of x with each row of y at one seed."""
+    """Return kernel estimates of x with each row of y at one seed."""
     options: Keywords = {**t.adapter.record.sized(samples), "seed": seed}
     if t.adapter.has("pairs"):
         x = np.broadcast_to(x, y.shape)
@@ -237,7 +237,7 @@ def estimate_kernels(t: CheckRun, x: Floats, y: Floats, samples: int, seed: int)
 
 
 def recover_alone(t: CheckRun, d: int, c: float, seed: int) -> Floats:
-    """The frequency at S = 1, by its coordinate 0 being positive if its sign does not show."""
+    """Recover the frequency at S = 1, with a positive first coordinate if it has no sign."""
     zero, axes = np.zeros(d), c * np.eye(d)
     if positive(t.adapter):
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -254,18 +254,18 @@ def recover_alone(t: CheckRun, d: int, c: float, seed: int) -> Floats:
 
 
 def sign_of_norm(t: CheckRun) -> int:
-    """Of |y|^2/2 in an estimate at x = 0: trigonometric features multiply by its exponential."""
+    """Return the sign of |y|^2/2 in an estimate at x = 0; trigonometric features have +."""
     return 1 if t.adapter["features"] == "trigonometric" else -1
 
 
 def axes_and_sums(d: int, c: float) -> Floats:
-    """Points c e_i, 2 c e_i, and c (e_0 + e_i), which tell which number belongs with which."""
+    """Return points c e_i, 2 c e_i, and c (e_0 + e_i), which tell what belongs together."""
     axes = np.eye(d)
     return c * np.concatenate([axes, 2 * axes, axes[:1] + axes[1:]])
 
 
 def recover_pair(t: CheckRun, d: int, c: float, seed: int) -> tuple[Floats, Floats]:
-    """The two numbers e^{c omega_si} for each i at S = 2, the larger first.
+    """Return the two numbers e^{c omega_si} for each i at S = 2, the larger first.
 
     Their power sums are estimates at c e_i and 2 c e_i.
     """
@@ -275,20 +275,20 @@ def recover_pair(t: CheckRun, d: int, c: float, seed: int) -> tuple[Floats, Floa
 
 
 def _solve_power_sums(first: Floats, second: Floats) -> tuple[Floats, Floats]:
-    """Two numbers from their sum and the sum of their squares, the larger one first."""
+    """Return two numbers from their sum and the sum of their squares, the larger one first."""
     gap = np.sqrt(np.maximum(2 * second - first * first, 0.0))
     larger = (first + gap) / 2
     return larger, (first * first - second) / (2 * larger)  # their product, without cancellation
 
 
 def separation(mean: Floats, d: int) -> float:
-    """How far apart the two numbers are that are recovered from their power sums, at least."""
+    """Return how far apart the two recovered numbers are, at least."""
     a, b = _solve_power_sums(2 * mean[..., :d], 2 * mean[..., d : 2 * d])
     return float(np.min(np.abs(a - b) / (a + np.abs(b)))) if np.all(b > 0) else -1.0
 
 
 def match_pair(mean: Floats, d: int, c: float) -> Floats:
-    """Two frequencies from the means at c e_i, 2 c e_i and c (e_0 + e_i)."""
+    """Return two frequencies from the means at c e_i, 2 c e_i and c (e_0 + e_i)."""
     a, b = _solve_power_sums(2 * mean[:d], 2 * mean[d : 2 * d])
     a, b = a.copy(), b.copy()
     for i in range(1, d):

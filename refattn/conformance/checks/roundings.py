@@ -19,7 +19,7 @@ _LARGE_Z = 8.0  # |z| that no correct kernel has among so many elements
 
 
 def _has_law(adapter: Adapter) -> bool:
-    """Whether errors of such a candidate have a law: no epsilon, features that are not signed.
+    """Return whether errors have a law: no epsilon, features that are not signed.
 
     In half precision features are rounded in more ways than profiles have.
     """
@@ -46,13 +46,13 @@ def rounding_errors(t: CheckRun) -> None:
     n, m, d = t.fit(*_ORDINARY_SIZES)
     arrays, options = t.problem(n, m, d, 32, lead=t.adapter.lead(3))
     for causal in (False, True) if t.adapter.can("causal") else (False,):
-        given: Keywords = {"causal": causal, "scale": t.adapter.root(d) ** 2}
+        conventions: Keywords = {"causal": causal, "scale": t.adapter.root(d) ** 2}
         if t.adapter.has("feature-map"):
-            given = {"causal": causal, "feature_map": FEATURE_MAPS[t.adapter["feature_map"]]}
+            conventions = {"causal": causal, "feature_map": FEATURE_MAPS[t.adapter["feature_map"]]}
         elif t.adapter.has("random-features"):
-            given["features"] = t.adapter["features"]
+            conventions["features"] = t.adapter["features"]
         q, k, v = arrays
-        problem = of_arrays(q, k, v, **given, **options)
+        problem = of_arrays(q, k, v, **conventions, **options)
         asked: Keywords = options | ({"causal": True} if causal else {})
         got = t.call(*arrays, **asked)
         numbers = verdict.Numbers(got.__getitem__, dtype)

@@ -33,7 +33,7 @@ __all__: list[str] = []
 
 
 def _target(t: CheckRun, d: int) -> tuple[Floats, Floats, Floats]:
-    """A query, keys in general position and their weights, in kernel coordinates."""
+    """Return a query, keys in general position and their weights, in kernel coordinates."""
     q = t.normal(d)
     q[-1] = 0.0
     keys = np.concatenate([np.zeros((1, d)), 2 * np.eye(d)]) + t.normal(d, size=0.3)
@@ -102,8 +102,8 @@ def _target_law(
     values = np.broadcast_to(np.eye(shown.shape[-2]), (*lead, *[shown.shape[-2]] * 2))
 
     def one(seed: int) -> Floats:
-        given = {**t.adapter.record.sized(1), "seed": seed, **options}
-        out = t.call(queries / root, shown / root, values, **given)
+        asked = {**t.adapter.record.sized(1), "seed": seed, **options}
+        out = t.call(queries / root, shown / root, values, **asked)
         return recover_frequency(out[(*last, query)][: d + 1], keys)
 
     omega = draw_results(t, one, share)
@@ -122,16 +122,16 @@ def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
     U_i is the distribution function of coordinate i given those before it (Rosenblatt, 1952).
     """
     log_r = np.broadcast_to(np.log(weight), (len(omega), len(weight)))
-    found = []
+    columns = []
     for i in range(omega.shape[-1]):
         z = omega[:, i, None] - centres[:, i]
         log_r = log_r - special.logsumexp(log_r, -1, keepdims=True)
         # Both tails in the log domain, or far coordinates are lost to rounding.
         low = special.logsumexp(log_r + special.log_ndtr(z), -1)
         high = special.logsumexp(log_r + special.log_ndtr(-z), -1)
-        found.append(np.where(low < high, special.ndtri_exp(low), -special.ndtri_exp(high)))
+        columns.append(np.where(low < high, special.ndtri_exp(low), -special.ndtri_exp(high)))
         log_r = log_r - z * z / 2
-    return np.stack(found, -1)
+    return np.stack(columns, -1)
 
 
 @add_check(
@@ -159,10 +159,12 @@ def choices(t: CheckRun) -> None:
     def one(seed: int) -> Floats:
         return np.asarray(samples * t.call(q, keys, values, **sized, seed=seed)[0, 0])
 
-    found = draw_results(t, one)
-    counts = np.round(found)
-    if np.max(np.abs(found - counts)) > 0.01:
-        raise Failure("whole numbers of samples", f"{found[np.argmax(np.abs(found - counts))]:.4g}")
+    results = draw_results(t, one)
+    counts = np.round(results)
+    if np.max(np.abs(results - counts)) > 0.01:
+        raise Failure(
+            "whole numbers of samples", f"{results[np.argmax(np.abs(results - counts))]:.4g}"
+        )
     n = len(counts)
     law = laws.binom(samples, share)
     below, at = law.cdf(counts - 1), law.pmf(counts)
@@ -180,13 +182,13 @@ def unbiased(t: CheckRun) -> None:
     k = t.adapter.exact(k + q[1] * (np.arange(m) < 2)[:, None])
     want = special.softmax((root * root) * (q @ k.T), -1)
     values, sized = np.eye(m), t.adapter.record.sized(16)
-    found = draw_results(t, lambda seed: t.call(q, k, values, **sized, seed=seed)[1])
-    n = len(found)
+    weights = draw_results(t, lambda seed: t.call(q, k, values, **sized, seed=seed)[1])
+    n = len(weights)
     allowed = 2 * tolerance(t.adapter, (q, k, values), {})
-    if np.any((found < -allowed) | (found > 1 + allowed)):
-        raise Failure("weights between 0 and 1", f"{np.min(found):.3g} to {np.max(found):.3g}")
+    if np.any((weights < -allowed) | (weights > 1 + allowed)):
+        raise Failure("weights between 0 and 1", f"{np.min(weights):.3g} to {np.max(weights):.3g}")
     for j in range(3):
-        x = np.clip(found[:, j], 0.0, 1.0)
+        x = np.clip(weights[:, j], 0.0, 1.0)
         mean = float(want[1, j])
         keep_p(t, f"weight of key {j}, bets", stats.betting(x, mean), n, None)
         p = stats.empirical_bernstein(x, mean)
@@ -214,7 +216,7 @@ def mean_of_samples(t: CheckRun) -> None:
     start = t.new_seed()
 
     def shares(out: Floats) -> tuple[Floats, float]:
-        """A_s times twice the normaliser, 1 each, and how far apart the frequencies are."""
+        """Return A_s times twice the normaliser, 1 each, and the gap of the frequencies."""
         m = out * square
         pivot = m[0] * m[2] - m[1] ** 2
         total, product = (m[0] * m[3] - m[1] * m[2]) / pivot, (m[1] * m[3] - m[2] ** 2) / pivot
@@ -238,15 +240,15 @@ def mean_of_samples(t: CheckRun) -> None:
     if not bend > 1e3 * t.adapter.eps:  # by chance only if 16 pairs all lie within 1e-2
         raise Failure("the mean of two different samples", "the result of a single one")
     out = t.call(q, line / root, np.eye(5), **sized, seed=best[1])[1]
-    found = shares(out)[0]
+    sums = shares(out)[0]
     allowed = 0.0
     unit = recovery_error(t, d, 4 * c) * 4 * c  # of the output of the longest key
     for j in range(5):  # to first order, by how much each output's rounding moves the shares
         moved = out.copy()
         moved[j] *= 1 + unit
-        allowed += float(np.max(np.abs(shares(moved)[0] - found)))
+        allowed += float(np.max(np.abs(shares(moved)[0] - sums)))
     t.case = None
-    t.equal(found, np.ones(2), allowed)
+    t.equal(sums, np.ones(2), allowed)
 
 
 @add_check(
@@ -267,13 +269,13 @@ def sample_average(t: CheckRun) -> None:
         def one(seed: int, sized: Keywords = sized) -> Floats:
             return np.asarray(t.call(q, k, values, **sized, seed=seed)[-1])
 
-        found = draw_results(t, one, 0.5)
+        weights = draw_results(t, one, 0.5)
         queries = np.broadcast_to(q[-1:], (many, 1, d))
-        own = t.adapter.record.fn(queries, k, values, **sized, scale=root * root, rng=t.rng)[:, 0]
+        ours = t.adapter.record.fn(queries, k, values, **sized, scale=root * root, rng=t.rng)[:, 0]
         for j, key in enumerate(("first", "last")):
-            p = stats.dkwm_two_sample(found[:, j], own[:, j])
+            p = stats.dkwm_two_sample(weights[:, j], ours[:, j])
             name, test = f"S = {samples}, weight of the {key} key", stats.dkwm_two_sample
-            keep_p(t, name, p, len(found), test, reference=many)
+            keep_p(t, name, p, len(weights), test, reference=many)
 
 
 @add_check(
@@ -327,7 +329,7 @@ def proposal_noise(t: CheckRun) -> None:
 
 
 def _two_exponentials(m: Floats) -> tuple[Floats, Floats]:
-    """Nodes x and weights of rows m_i = w_0 x_0^i + w_1 x_1^i (Prony's method).
+    """Return nodes x and weights of rows w_0 x_0^i + w_1 x_1^i (Prony's method).
 
     In rationals: the numbers of a row may differ by many orders, and a solution in floats is off by
     roundings of the largest.
@@ -374,7 +376,7 @@ def two_proposals(t: CheckRun) -> None:
     q[1, 0] = b
 
     def mixture(out: Floats) -> tuple[Floats, Floats]:
-        """Nodes e^{c omega} and log ratios of the weights at both queries."""
+        """Return nodes e^{c omega} and log ratios of the weights at both queries."""
         nodes, weights = _two_exponentials(out[:2] * square)
         return nodes, np.log(weights[:, 0] / weights[:, 1])
 
@@ -422,8 +424,8 @@ def proposal_average(t: CheckRun) -> None:
     d, m, many, root = 4, 6, min(25 * t.size, 100_000), t.adapter.root(4)
     q, k = (t.normal(m, d, size=1 / root) for _ in range(2))
     sized = t.adapter.record.sized(3)
-    found = draw_results(t, lambda seed: t.call(q, k, np.eye(m), **sized, seed=seed)[1])
-    own = t.adapter.record.fn(
+    weights = draw_results(t, lambda seed: t.call(q, k, np.eye(m), **sized, seed=seed)[1])
+    ours = t.adapter.record.fn(
         *(np.broadcast_to(q, (many, m, d)), k, np.eye(m)),
         **sized,
         weighting=t.adapter["weighting"],
@@ -431,5 +433,5 @@ def proposal_average(t: CheckRun) -> None:
         rng=t.rng,
     )[:, 1]
     for j in range(3):
-        p = stats.dkwm_two_sample(found[:, j], own[:, j])
-        keep_p(t, f"weight of key {j}", p, len(found), stats.dkwm_two_sample, reference=many)
+        p = stats.dkwm_two_sample(weights[:, j], ours[:, j])
+        keep_p(t, f"weight of key {j}", p, len(weights), stats.dkwm_two_sample, reference=many)

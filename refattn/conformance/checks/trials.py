@@ -70,9 +70,9 @@ class Check:
     draws: bool = False
 
     def applies(self, adapter: Adapter) -> bool:
-        """Whether the check can be made of this candidate."""
-        own = adapter.draws or not self.of_draws
-        return adapter.has(*self.traits) and own and self.needs(adapter)
+        """Return whether the check can be made of this candidate."""
+        drawn = adapter.draws or not self.of_draws
+        return adapter.has(*self.traits) and drawn and self.needs(adapter)
 
     @property
     def of_draws(self) -> bool:
@@ -115,7 +115,7 @@ class CheckRun:
         self.rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
 
     def normal(self, *shape: int, size: float = 1.0) -> Floats:
-        """Normal numbers that are exact in the candidate's dtype; with relu, their sizes only.
+        """Draw normal numbers that are exact in the candidate's dtype; with relu, their sizes.
 
         Queries and keys of either sign may share no positive feature, and then nothing is defined.
         """
@@ -129,24 +129,24 @@ class CheckRun:
         return _SHORT if adapter.waves or (adapter["epsilon"] and adapter.has("random")) else 1.0
 
     def declared(self, options: Keywords) -> float:
-        """What the declared epsilon may do to the last call."""
+        """Return the error that the declared epsilon may cause in the last call."""
         return 0.0 if self.case is None else declared(self.adapter, self.case.arrays, options)
 
     def fit(self, n: int, m: int, d: int) -> tuple[int, int, int]:
-        """Sizes near these that the candidate takes as they are."""
+        """Return sizes near these that the candidate takes as they are."""
         return *tokens(self.adapter, n, m), nearest_head_size(self.adapter, d)
 
     def new_seed(self) -> int:
-        """A seed to give to the candidate."""
+        """Return a seed to give to the candidate."""
         return int(self.rng.integers(2**31 - 2**20))
 
     def options(self, samples: int) -> dict[str, Any]:
-        """How a black box is asked for a number of samples, at one seed."""
+        """Return the options that ask a black box for a number of samples, at one seed."""
         seed = {"seed": self.new_seed()} if self.adapter.has("random") else {}
         return self.adapter.record.sized(samples) | seed
 
     def _may_overflow(self, arrays: Arrays, options: Keywords) -> bool:
-        """Whether sums that cancel may leave the range of half precision, rightly."""
+        """Return whether sums that cancel may leave the range of half precision, rightly."""
         if not self.adapter.waves or self.adapter["dtype"] != "float16":
             return False
         largest, most = 0.0, tolerance(self.adapter, arrays, options)
@@ -245,13 +245,13 @@ class CheckRun:
         d_v: int | None = None,
         groups: int | None = None,
     ) -> tuple[Arrays, Keywords]:
-        """Inputs for the estimator, with frequencies where it takes them.
+        """Return inputs for the estimator, with frequencies where it takes them.
 
         `size` is that of queries and keys in kernel coordinates, and `shift` the mean of keys;
         with `groups` keys and values have that many heads in place of the last of `lead`.
         """
         adapter, record = self.adapter, self.adapter.record
-        if not adapter.given:
+        if not adapter.drawn_keyword:
             size *= self.near
         elif record.has("solved"):
             size *= min(1.0, 1.5 / math.sqrt(d))  # rows of e^(k . k') are to be of like size
@@ -269,7 +269,7 @@ class CheckRun:
         if most > (adapter["max_logit"] or math.inf):
             q = adapter.exact(q * (0.9 * adapter["max_logit"] / most))
         v = self.normal(*shared, m, d if d_v is None else d_v)
-        if adapter.given == "indices":
+        if adapter.drawn_keyword == "indices":
             return (q, k, v), draw_key_indices(adapter, self.rng, k, lead, n, samples)
         if not record.takes("omega"):
             size_of_it = samples if record.has("any-size") else min(samples, n, m)
@@ -277,7 +277,7 @@ class CheckRun:
         return (q, k, v), draw_frequencies(adapter, self.normal, (q, k), samples, size)
 
     def of_heads(self, arrays: Arrays, options: Keywords) -> dict[str, Any]:
-        """What is given to all heads, given anew to each."""
+        """Draw for each head what all heads were given."""
         (*lead, n, _), k = arrays[0].shape, arrays[1]
         if "indices" in options:
             samples = options["indices"].shape[-1]
@@ -311,43 +311,43 @@ def add_check(
 
 
 def evaluated(adapter: Adapter) -> bool:
-    """Whether the candidate can be compared number by number."""
-    return not adapter.has("random") or bool(adapter.given)
+    """Return whether the candidate can be compared number by number."""
+    return not adapter.has("random") or bool(adapter.drawn_keyword)
 
 
 def attends(adapter: Adapter) -> bool:
-    """Whether it is attention: a result for each query, of its values."""
+    """Return whether it is attention: a result for each query, of its values."""
     return len(adapter.record.arrays) == 3
 
 
 def evaluates_with(*capabilities: str) -> Callable[[Adapter], bool]:
-    """Attention that can be compared number by number, with these capabilities."""
+    """Make a condition: attention compared number by number, with these capabilities."""
     return lambda x: attends(x) and evaluated(x) and x.can(*capabilities)
 
 
 def stabilised(adapter: Adapter) -> bool:
-    """Whether large exponents are asked of it: cosines lose all digits to them."""
+    """Return whether large exponents are asked of it: cosines lose all digits to them."""
     return adapter.has("exponential") and not adapter.waves
 
 
 def ways_to_call(t: CheckRun, options: Keywords, samples: int = 4) -> list[dict[str, Any]]:
-    """The ways to call the candidate: with frequencies if it takes them, and with a seed."""
+    """Return the ways to call the candidate: with frequencies if it takes them, and with a seed."""
     ways = [options] if evaluated(t.adapter) else []
     alone = t.adapter.has("random") and t.adapter.black_box
     return ways + ([t.options(samples)] if alone else [])
 
 
 def comparable(adapter: Adapter) -> bool:
-    """Whether results for different inputs can be compared.
+    """Return whether results for different inputs can be compared.
 
     With a seed they can if the draws do not depend on the inputs; those of RA do by definition.
     """
     return attends(adapter) and (evaluated(adapter) or adapter.has("common"))
 
 
-def comparable_ways(t: CheckRun, given: Keywords, samples: int = 4) -> list[dict[str, Any]]:
-    """The ways to call it for which results for different inputs can be compared."""
-    ways = ways_to_call(t, given, samples)
+def comparable_ways(t: CheckRun, frequencies: Keywords, samples: int = 4) -> list[dict[str, Any]]:
+    """Return the ways to call it for which results for different inputs can be compared."""
+    ways = ways_to_call(t, frequencies, samples)
     return ways if t.adapter.has("common") else ways[:1]
 
 
@@ -356,14 +356,14 @@ def is_causal(adapter: Adapter) -> bool:
 
 
 def again(t: CheckRun, arrays: Arrays, options: Keywords) -> float:
-    """Rounding between two equal calls."""
+    """Return the rounding error between two equal calls."""
     if t.adapter.has("rows"):
         return float(np.max(of_rows(t.adapter, np.asarray(arrays[0], np.longdouble))[1]))
     return 2 * rounding(t.adapter, arrays, options, 0.0 if t.got is None else t.got)
 
 
 def same_within(t: CheckRun, arrays: Arrays, options: Keywords) -> float:
-    """Allowed between two evaluations of the same numbers."""
+    """Return the error allowed between two evaluations of the same numbers."""
     return 2 * tolerance(t.adapter, arrays, options, 0.0 if t.got is None else t.got)
 
 

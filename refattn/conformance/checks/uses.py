@@ -81,7 +81,7 @@ _LARGE = (
 
 
 def _edge_rows(n: int) -> Floats:
-    """Some queries: the first and last, and those about powers of two."""
+    """Choose some queries: the first and last, and those about powers of two."""
     edges = {0, 1, n - 2, n - 1}
     for p in range(4, 14):
         edges |= {2**p - 1, 2**p, 2**p + 1}
@@ -90,7 +90,7 @@ def _edge_rows(n: int) -> Floats:
 
 
 def _rows_alone(adapter: Adapter) -> bool:
-    """Whether some of the queries can be evaluated alone."""
+    """Return whether some of the queries can be evaluated alone."""
     alone = not adapter.has("proposals") or adapter["weighting"] in ("balance", "own")
     return evaluated(adapter) and attends(adapter) and adapter.has("separate") and alone
 
@@ -125,14 +125,14 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
     n, m, d = t.fit(size.n, size.m, size.d)
     size = size._replace(n=n, m=m, d=d)
     arrays, options = t.problem(size.n, size.m, size.d, samples, lead=lead)
-    given = options | ({"causal": True} if size.causal else {})
-    got = t.call(*arrays, **given)
+    asked = options | ({"causal": True} if size.causal else {})
+    got = t.call(*arrays, **asked)
     rows = _edge_rows(size.n)
     some, chosen = _take_rows(t.adapter, arrays, options, rows)
     if size.causal:
         chosen["mask"] = np.tri(size.n, size.m, size.m - size.n, dtype=bool)[rows]
     want, allowed = reference(t.adapter, some, chosen)
-    whole = in_pairs(t.adapter, arrays, given)
+    whole = in_pairs(t.adapter, arrays, asked)
     if whole is not None:
         want, rows = whole, np.arange(size.n)
     allowed += terms(t.adapter, max(size.m, samples, size.d)) * float(np.max(np.abs(arrays[2])))
@@ -142,20 +142,20 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
         t.case = t.case._replace(want=None) if t.case is not None else None
         raise Failure(
             f"{failure.expected} (row {rows[_worst_row(got[..., rows, :], want)]}, {size})",
-            f"{failure.got}; {_describe_wrong(t, got, arrays, given, allowed)}",
+            f"{failure.got}; {_describe_wrong(t, got, arrays, asked, allowed)}",
         ) from None
 
 
 def _take_rows(
     adapter: Adapter, arrays: Arrays, options: Keywords, rows: Floats
 ) -> tuple[Arrays, Keywords]:
-    """The same problem for some of the queries."""
+    """Take the same problem for some of the queries."""
     q, *rest = arrays
     return (q[..., rows, :], *rest), options | for_queries(adapter, options, rows)
 
 
 def _worst_row(got: Floats, want: Any) -> int:
-    """Which of the rows is furthest off."""
+    """Return the row that is furthest off."""
     error = np.abs(np.asarray(got, np.longdouble) - want)
     return int(np.unravel_index(int(np.argmax(error)), error.shape)[-2])
 
@@ -163,7 +163,7 @@ def _worst_row(got: Floats, want: Any) -> int:
 def _describe_wrong(
     t: CheckRun, got: Floats, arrays: Arrays, options: Keywords, allowed: float
 ) -> str:
-    """Which tokens, heads and columns are wrong, by the package's own evaluation in float64."""
+    """Describe wrong tokens, heads and columns, by the package's evaluation in float64."""
     try:
         right = engine(t.adapter, arrays, options)
     except Exception:  # an estimator from elsewhere may not take all of this
@@ -172,13 +172,13 @@ def _describe_wrong(
 
 
 def describe_places(wrong: Any) -> str:
-    """Which tokens, heads and columns are wrong, in words."""
+    """Describe which tokens, heads and columns are wrong."""
     axes = ((-2, "token"), (-3, "head"), (-1, "column"))
     return ", ".join(words for axis, name in axes if (words := _describe_axis(wrong, axis, name)))
 
 
 def _describe_axis(wrong: Any, axis: int, name: str) -> str:
-    """The first wrong index along an axis, how many there are, and their period."""
+    """Return the first wrong index along an axis, how many there are, and their period."""
     if wrong.ndim < -axis:
         return ""
     others = tuple(i for i in range(wrong.ndim) if i != wrong.ndim + axis)
@@ -227,9 +227,8 @@ def many_rows(t: CheckRun) -> None:
 def heads_of_other_size(t: CheckRun) -> None:
     """Queries and keys of heads that differ by factors of thousands."""
     lead = t.adapter.lead(3)
-    low = t.adapter.half
     (q, k, v), options = t.problem(5, 6, 4, 5, lead=lead)
-    for sizes in ((1.0, 2.0**-8, 8.0), (8.0 if low else 256.0, 1.0, 2.0**-8)):
+    for sizes in ((1.0, 2.0**-8, 8.0), (8.0 if t.adapter.half else 256.0, 1.0, 2.0**-8)):
         factor = np.array(sizes)[:, None, None]
         t.compare(t.adapter.exact(q * factor), t.adapter.exact(k * factor), v, **options)
 
@@ -242,8 +241,8 @@ def heads_of_other_size(t: CheckRun) -> None:
 )
 def memory_layouts(t: CheckRun) -> None:
     """Transposed, sliced and read-only arrays, with heads beside numbers, and backwards."""
-    arrays, given = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
-    for options in comparable_ways(t, given):
+    arrays, frequencies = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
+    for options in comparable_ways(t, frequencies):
         if t.adapter.can("mask") and attends(t.adapter):
             options = options | {"mask": np.arange(5)[:, None] >= np.arange(6) - 2}
         out = t.call(*arrays, **options)
@@ -263,8 +262,8 @@ def calls_apart(t: CheckRun) -> None:
     for causal in (False, True) if t.adapter.can("causal") else (False,):
         seen: dict[str, Any] = {"causal": True} if causal else {}
         n, m, d = t.fit(6, 7, 4)
-        first, given = t.problem(n, m, d, 4)
-        ways = comparable_ways(t, given)
+        first, frequencies = t.problem(n, m, d, 4)
+        ways = comparable_ways(t, frequencies)
         for options in ways[-1:] if causal and t.adapter.has("proposals") else ways:
             kept = t.call(*first, **options, **seen)
             before, allowed = np.array(kept), again(t, first, options | seen)
@@ -289,9 +288,9 @@ def calls_apart(t: CheckRun) -> None:
 def hidden_nonsense(t: CheckRun) -> None:
     """In hidden keys and hidden values."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
-    (q, k, v), given = t.problem(5, 6, 4, 4)
+    (q, k, v), frequencies = t.problem(5, 6, 4, 4)
     huge = {"float64": 1e300, "float16": 6e4}.get(t.adapter["dtype"], 1e37)
-    for options in comparable_ways(t, given):
+    for options in comparable_ways(t, frequencies):
         out = t.call(q, k, v, **options, mask=seen)
         allowed = again(t, (q, k, v), options)
         for nonsense in (huge, math.inf, math.nan):
@@ -308,7 +307,7 @@ def hidden_nonsense(t: CheckRun) -> None:
         _rows_alone(x)
         and x.half
         and not x.has("per-query", "proposals")
-        and x.given != "indices"  # of all keys only few are added
+        and x.drawn_keyword != "indices"  # of all keys only few are added
     ),
 )
 def long_half_sums(t: CheckRun) -> None:

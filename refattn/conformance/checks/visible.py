@@ -25,7 +25,7 @@ __all__: list[str] = []
 
 
 def _random_mask(t: CheckRun, n: int, m: int, lead: tuple[int, ...] = ()) -> npt.NDArray[Any]:
-    """A random mask with at least one key for each query, and a row that sees the first only."""
+    """Draw a mask: each query sees some key, and the first row the first key only."""
     mask = t.rng.random((*lead, n, m)) < 0.6
     mask[..., np.arange(n), np.arange(n) % m] = True
     mask[..., 0, 1:] = False
@@ -75,26 +75,25 @@ def masked_keys_unseen(t: CheckRun) -> None:
     """Editing masked keys and values changes nothing."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
     for size, edits in _edits(t):
-        (q, k, v), given = t.problem(5, 6, 4, 4, size=size)
-        for options in comparable_ways(t, given):
+        (q, k, v), frequencies = t.problem(5, 6, 4, 4, size=size)
+        for options in comparable_ways(t, frequencies):
             out = t.call(q, k, v, **options, mask=seen)
             allowed = same_within(t, (q, k, v), options | {"mask": seen})
             for edit in edits:
                 hidden, values = (
                     np.concatenate([x[:4], t.normal(2, 4, size=edit)]) for x in (k, v)
                 )
-                given = options | {"mask": seen}
-                t.equal(t.call(q, hidden, values, **given), out, allowed + t.declared(given))
+                masked = options | {"mask": seen}
+                t.equal(t.call(q, hidden, values, **masked), out, allowed + t.declared(masked))
 
 
 def _edits(t: CheckRun) -> list[tuple[float, tuple[float, ...]]]:
-    """Sizes of visible keys, and of hidden ones that may not matter: also 0 among far ones."""
-    low = t.adapter.half
+    """Return sizes of visible keys, and of hidden ones that may not matter."""
     if not stabilised(t.adapter):
         return [(1.0, (0.0, 1.0, 10.0))]
     return (
         [(1.0, (0.0, 1.0, 10.0)), (8.0, (0.0, 1.0))]
-        if low
+        if t.adapter.half
         else [(1.0, (0.0, 1.0, 3000.0)), (40.0, (0.0, 1.0, 300.0))]
     )
 
@@ -146,7 +145,7 @@ def mask_with_causal(t: CheckRun) -> None:
 
 
 def _compare_both(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
-    """A mask and causal at once, which a candidate that takes each alone may refuse."""
+    """Compare with a mask and causal at once, which a candidate may refuse."""
     try:
         t.adapter(*arrays, **options)
     except Refusal:
@@ -177,8 +176,8 @@ def causal_cross(t: CheckRun) -> None:
 def future_unseen(t: CheckRun) -> None:
     """Editing later keys and values, and then later queries too, leaves earlier results."""
     for size, edits in _edits(t):
-        (q, k, v), given = t.problem(9, 9, 4, 3, size=size)
-        ways = comparable_ways(t, given, 3)
+        (q, k, v), frequencies = t.problem(9, 9, 4, 3, size=size)
+        ways = comparable_ways(t, frequencies, 3)
         for options in ways[-1:] if t.adapter.has("proposals") else ways:
             out = t.call(q, k, v, **options, causal=True)
             allowed = same_within(t, (q, k, v), options | {"causal": True})
@@ -190,9 +189,9 @@ def future_unseen(t: CheckRun) -> None:
                         np.concatenate([x[:first], t.normal(9 - first, 4, size=edit)])
                         for x in (q, k, v)
                     ]
-                    given = options | {"causal": True}
-                    later = t.call(*edited, **given)
-                    t.equal(later[:first], out[:first], allowed + t.declared(given))
+                    asked = options | {"causal": True}
+                    later = t.call(*edited, **asked)
+                    t.equal(later[:first], out[:first], allowed + t.declared(asked))
 
 
 @add_check(
@@ -215,8 +214,10 @@ def visible_part(t: CheckRun) -> None:
             out = t.call(q, k, v, **options, **{name: value})
             allowed = tolerance(t.adapter, (q, k, v), options | {name: value}, out)
             for i in range(6):
-                own = tolerance(t.adapter, (q[i : i + 1], k[seen[i]], v[seen[i]]), options, out[i])
-                t.equal(t.call(q, k[seen[i]], v[seen[i]], **options)[i], out[i], allowed + own)
+                alone = tolerance(
+                    t.adapter, (q[i : i + 1], k[seen[i]], v[seen[i]]), options, out[i]
+                )
+                t.equal(t.call(q, k[seen[i]], v[seen[i]], **options)[i], out[i], allowed + alone)
 
 
 @add_check(

@@ -48,7 +48,7 @@ _UNDERFLOWS = {"float16": 2.0**-24}  # numbers that ordinary estimates may be be
 
 
 def reference(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Any, Any]:
-    """What the estimator gives in extended precision, and how far from it a candidate may be."""
+    """Return the estimator's result in extended precision, and the error allowed."""
     if adapter.has("rows"):
         return of_rows(adapter, np.asarray(arrays[0], np.longdouble))
     want = _formula(adapter, arrays, options)
@@ -56,12 +56,12 @@ def reference(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Any,
 
 
 def engine(adapter: Adapter, arrays: Arrays, options: Keywords) -> Any:
-    """What the registered function gives in float64, at sizes that the formula is too slow for."""
+    """Evaluate the registered function in float64, where the formula is too slow."""
     return _evaluate_as_declared(adapter, adapter.record.fn, arrays, options, np.float64)
 
 
 def in_pairs(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats | None:
-    """The exact result to more digits than float64 has, where the estimator is there in pairs."""
+    """Return the exact result to more digits than float64 has, if there are pairs."""
     function = adapter.record.certified
     if adapter["dtype"] != "float64" or function is None:
         return None
@@ -75,14 +75,14 @@ def in_pairs(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats | No
 def of_function(
     adapter: Adapter, function: Callable[..., Any], arrays: Arrays, options: Keywords
 ) -> Any:
-    """What a function of the same arguments gives in extended precision."""
+    """Evaluate a function of the same arguments in extended precision."""
     return _evaluate_as_declared(adapter, function, arrays, options, np.longdouble)
 
 
 def _formula(
     adapter: Adapter, arrays: Arrays, options: Keywords, dtype: Any = np.longdouble
 ) -> Any:
-    """The estimator as it is written, in extended precision."""
+    """Return the estimator as it is written, in extended precision."""
     return _evaluate_as_declared(adapter, adapter.record.naive, arrays, options, dtype)
 
 
@@ -91,20 +91,20 @@ def _evaluate_as_declared(
 ) -> Any:
     """Call a function of the record with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
-    given = {k: np.asarray(x, dtype) if k in _FLOATS else x for k, x in options.items()}
+    named = {k: np.asarray(x, dtype) if k in _FLOATS else x for k, x in options.items()}
     if adapter.has("local"):
-        given = in_place(adapter, wide, given)
-    elif any(given.get(tag) and "top-left" in adapter[tag] for tag in ("causal", "window")):
-        given["mask"] = adapter.visible(wide[0].shape[-2], wide[1].shape[-2], given)
-        given = {k: x for k, x in given.items() if k not in ("causal", "window")}
+        named = in_place(adapter, wide, named)
+    elif any(named.get(tag) and "top-left" in adapter[tag] for tag in ("causal", "window")):
+        named["mask"] = adapter.visible(wide[0].shape[-2], wide[1].shape[-2], named)
+        named = {k: x for k, x in named.items() if k not in ("causal", "window")}
     if adapter.record.takes("scale"):
-        given["scale"] = adapter.root(wide[0].shape[-1]) ** 2
+        named["scale"] = adapter.root(wide[0].shape[-1]) ** 2
     for trait, tag in _DECLARED.items():
         if adapter.has(trait):
-            given[tag] = adapter[tag]
+            named[tag] = adapter[tag]
     if adapter.has("feature-map"):
-        given["feature_map"] = FEATURE_MAPS[adapter["feature_map"]]
-    return function(*wide, **given)
+        named["feature_map"] = FEATURE_MAPS[adapter["feature_map"]]
+    return function(*wide, **named)
 
 
 # Options that are arrays of floats.
@@ -117,7 +117,7 @@ FEATURE_MAPS = {"elu": naive.elu_plus_one, "relu": features.relu_features}
 
 
 def of_rows(adapter: Adapter, x: Floats) -> tuple[Any, Any]:
-    """Mean and covariance; deviations off by delta move the latter by 2 delta sigma + delta^2."""
+    """Return mean and covariance, and the errors allowed."""
     want = adapter.record.naive(x, ddof=adapter["ddof"])
     unit = (CONTRACT[adapter["dtype"]] + math.sqrt(x.shape[-2])) * adapter.eps  # running sums
     off = unit * float(np.max(np.abs(x)))
@@ -126,12 +126,12 @@ def of_rows(adapter: Adapter, x: Floats) -> tuple[Any, Any]:
 
 
 def tolerance(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
-    """Allowed error: rounding, and declared epsilons. `got` is what came, or should come."""
+    """Return the allowed error: rounding, and declared epsilons."""
     return rounding(adapter, arrays, options, got) + declared(adapter, arrays, options, got)
 
 
 def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
-    """C eps (1 + largest exponent) times the largest value.
+    """Return C eps (1 + largest exponent) times the largest value.
 
     A quotient N / D of sums with cancellation, of condition c = sum |terms| / |D|, is off by
     c eps of the largest value through N, and by c eps of itself through D.
@@ -158,7 +158,7 @@ def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0
 
 
 def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays, tuple[float, ...]]:
-    """Output and cotangents of q, k, v in extended precision, and how far from it is allowed.
+    """Return output and cotangents of q, k, v in extended precision, and errors allowed.
 
     Of many pairs in float64, which takes far less time and has an error of its own. With a
     cotangent of lse its size counts as one of the output.
@@ -166,7 +166,7 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
     many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY_PAIRS
     dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
     apart = ("d_out", "d_lse", "return_lse", "autograd")
-    given = {k: x for k, x in options.items() if k not in apart}
+    usual = {k: x for k, x in options.items() if k not in apart}
     d_out, size = np.asarray(options["d_out"], dtype), np.abs(options["d_out"])
     fn, cotangent = adapter.record.differentiable, None
     if "d_lse" in options:
@@ -182,11 +182,17 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
             named["feature_map"] = _MAPS[adapter["feature_map"]]
         q, k, v = wide
         out, pullback = vjp(fn, q, k, v, **named)
-        found, out = (pullback(d_out), out) if cotangent is None else (pullback(cotangent), out.out)
-        return (out, *found[:3], *(getattr(found, name) for name in adapter.pulled(given)))
+        cotangents, out = (
+            (pullback(d_out), out) if cotangent is None else (pullback(cotangent), out.out)
+        )
+        return (
+            out,
+            *cotangents[:3],
+            *(getattr(cotangents, name) for name in adapter.pulled(usual)),
+        )
 
-    want = _evaluate_as_declared(adapter, evaluate, arrays, given, dtype)
-    allowed = pulled_rounding(adapter, arrays, given, size)
+    want = _evaluate_as_declared(adapter, evaluate, arrays, usual, dtype)
+    allowed = pulled_rounding(adapter, arrays, usual, size)
     return want, tuple(times * x + adapter.least for x in allowed)
 
 
@@ -197,7 +203,7 @@ _MAPS = {"elu": features.elu_features, "relu": features.relu_features}
 def pulled_rounding(
     adapter: Adapter, arrays: Arrays, options: Keywords, d_out: Floats
 ) -> tuple[float, ...]:
-    r"""C eps (1 + largest exponent) times the largest sum of absolute terms, for each result.
+    r"""Bound the rounding of each result by its largest sum of absolute terms.
 
     With the weights p of pairs, a cotangent of v is a sum of p g over queries, and one of q or k of
     p (g . v_j - g . out_i) times how a pair's log weight moves. Sums over queries and keys may be
@@ -260,7 +266,7 @@ def pulled_rounding(
 
 
 def _sizes_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats:
-    """Sizes of the weights of keys, (..., n, m), at the frequencies that are given."""
+    """Return sizes of the weights of keys, (..., n, m), at the frequencies that are given."""
     if adapter.waves:
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
         return _sizes_of_waves(adapter, q, k, options)
@@ -276,7 +282,7 @@ def _attend_exactly(q: Floats, k: Floats, v: Floats, *, features: str = "", **op
 
 
 def _unit_rows(k: Floats) -> Floats:
-    """Values that pick the weights of keys."""
+    """Return values that pick the weights of keys."""
     m = k.shape[-2]
     return np.broadcast_to(np.eye(m), (*k.shape[:-2], m, m))
 
@@ -286,7 +292,7 @@ def _largest_of(x: Floats) -> float:
 
 
 def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[float, float]:
-    """How fast the log weight of a pair may move with its query, and with its key.
+    """Bound how fast the log weight of a pair moves with its query, and with its key.
 
     The other vector, in exact attention; frequencies, and the key itself, with features of them;
     phi(k) over phi(q) . phi(k) where phi is ReLU, and at most 1 where it is elu + 1.
@@ -302,13 +308,13 @@ def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[flo
     exact = root**2 * _norm(k), root**2 * _norm(q)
     if adapter.has("random") and "indices" not in options:
         way = root * _longest_frequency(adapter, arrays, options)
-        own = max(way, exact[0]) if adapter.has("local") else way, way + exact[0]
-        return own if adapter.has("mean") else (own[0] + exact[0], own[1] + exact[1])
+        slopes = max(way, exact[0]) if adapter.has("local") else way, way + exact[0]
+        return slopes if adapter.has("mean") else (slopes[0] + exact[0], slopes[1] + exact[1])
     return exact
 
 
 def terms(adapter: Adapter, count: int) -> float:
-    """Rounding of sums of so many terms that are added in turn, relative to the largest value.
+    """Bound the rounding of sums of so many terms, relative to the largest value.
 
     Halves are added in single precision.
     """
@@ -316,14 +322,14 @@ def terms(adapter: Adapter, count: int) -> float:
 
 
 def _rounding_of_copies(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
-    """The same where limits make a candidate add every key many times."""
+    """Bound the rounding where limits make a candidate add every key many times."""
     n, m = (x.shape[-2] for x in arrays[:2])
     times = copies(adapter, n, m, options)
     return terms(adapter, m * times) if times > 1 else 0.0
 
 
 def _estimate_size(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any) -> float:
-    """Size of kernel estimates: at frequencies that are not known, of those that came."""
+    """Return the size of kernel estimates, at known frequencies or of those that came."""
     x, y = (adapter.root(z.shape[-1]) * np.asarray(z, float) for z in arrays)
     if adapter["features"] == "trigonometric":
         return math.exp((_norm(x) ** 2 + _norm(y) ** 2) / 2)
@@ -361,7 +367,7 @@ def largest_exponent(adapter: Adapter, arrays: Arrays, options: Keywords) -> flo
 
 
 def _longest_frequency(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
-    """Length of the longest frequency; of those not known, that of a long Gaussian vector."""
+    """Return the length of the longest frequency, or of a long Gaussian vector."""
     if "omega" in options:
         return _norm(options["omega"])
     d = arrays[0].shape[-1]
@@ -370,7 +376,7 @@ def _longest_frequency(adapter: Adapter, arrays: Arrays, options: Keywords) -> f
 
 
 def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
-    """How many eps of the largest value an honest evaluation may lose, as measured near by.
+    """Measure how many eps of the largest value an honest evaluation may lose.
 
     A mean with positive weights loses a few, but for the exponents. Of other estimators the formula
     is evaluated in two precisions; one that gives its frequencies to nobody, at one seed, is
@@ -386,15 +392,15 @@ def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> f
             return y if unknown else y.astype(dtype)
 
         floats = ("omega", "centres", "log_probability")
-        given = {k: moved(x) if k in floats else x for k, x in options.items()}
-        return tuple(map(moved, arrays)), given
+        moved_options = {k: moved(x) if k in floats else x for k, x in options.items()}
+        return tuple(map(moved, arrays)), moved_options
 
     def apart() -> Floats:
-        x, given = near()
+        x, moved_options = near()
         if unknown:
-            return (black_box(adapter, x, given) - black_box(adapter, *near())) / (2 * h)
-        low = _formula(adapter, x, given, dtype)
-        lost: Floats = np.asarray(low - _formula(adapter, x, given)) / np.finfo(dtype).eps
+            return (black_box(adapter, x, moved_options) - black_box(adapter, *near())) / (2 * h)
+        low = _formula(adapter, x, moved_options, dtype)
+        lost: Floats = np.asarray(low - _formula(adapter, x, moved_options)) / np.finfo(dtype).eps
         return lost
 
     most = max(float(np.max(np.abs(apart()), initial=0.0)) for _ in range(4))
@@ -402,7 +408,7 @@ def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> f
 
 
 def _condition_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
-    """The condition of weights that are solved for, at indices that are given."""
+    """Return the condition of weights that are solved for, at indices that are given."""
     q, k, v = (np.asarray(x, float) for x in arrays)
     root = adapter.root(q.shape[-1])
     k, v = (repeated(x, q) for x in (root * k, v))
@@ -410,17 +416,17 @@ def _condition_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -
 
 
 def black_box(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats:
-    """What the registered function gives at a seed."""
-    given = {"rng": options.get("seed", 0), **{k: x for k, x in options.items() if k != "seed"}}
+    """Evaluate the registered function at a seed."""
+    named = {"rng": options.get("seed", 0), **{k: x for k, x in options.items() if k != "seed"}}
     if adapter.has("local"):
-        given = in_place(adapter, arrays, given)
+        named = in_place(adapter, arrays, named)
     if adapter.record.takes("scale"):
-        given["scale"] = adapter.root(arrays[0].shape[-1]) ** 2
-    return np.asarray(adapter.record.fn(*arrays, **given), float)
+        named["scale"] = adapter.root(arrays[0].shape[-1]) ** 2
+    return np.asarray(adapter.record.fn(*arrays, **named), float)
 
 
 def _cancellation(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -> float:
-    """Largest ratio of the sum of absolute terms to the normaliser of trigonometric features."""
+    """Return the largest ratio of absolute terms to the normaliser of trigonometric features."""
     if "omega" not in options:  # no term is below cos(|omega| |q - k|) of its largest
         angle = (math.sqrt(q.shape[-1]) + 5) * (_norm(q) + _norm(k))
         return 1 / math.cos(angle) if angle < math.pi / 2 else math.inf
@@ -428,7 +434,7 @@ def _cancellation(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -> 
 
 
 def _sizes_of_waves(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -> Floats:
-    """The absolute terms of each pair over the normaliser of its query, which may be far less."""
+    """Return the absolute terms of each pair over the normaliser of its query."""
     k = repeated(k, q)
     omega = np.swapaxes(np.asarray(options["omega"], float), -1, -2)
     a, b = q @ omega, k @ omega
@@ -441,7 +447,7 @@ def _sizes_of_waves(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -
 
 
 def declared(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
-    """Error that the declared epsilon may cause; infinite where that is all of it.
+    """Bound the error that the declared epsilon may cause; infinite if that is all of it.
 
     Added to features or to the normaliser, it moves a mean of values by at most twice its share in
     the normaliser, over the keys that a query sees.
@@ -459,7 +465,7 @@ def declared(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0
 
 
 def _share(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -> float:
-    """Largest share of what the declared epsilon may add in the normaliser."""
+    """Return the largest share of what the declared epsilon may add in the normaliser."""
     epsilon = float(adapter["epsilon"])
     if adapter.has("random") and "omega" not in options:
         # The largest feature of a query is 1; no other of a key is e^(2 |omega| |k| + ...) of it.
@@ -480,7 +486,7 @@ def _share(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -> float:
 def _terms(
     adapter: Adapter, q: Floats, k: Floats, seen: Any, options: Keywords
 ) -> tuple[Floats, Floats]:
-    """Terms (..., n, m) of the normaliser, and what the declared epsilon adds to each.
+    """Return terms (..., n, m) of the normaliser, and what the epsilon adds to each.
 
     Features are taken as small as they may be: stabilised or not, by the largest omega . x of a
     query, and of all keys. Exponentials of softmax are stabilised by the largest that is seen.
@@ -513,12 +519,12 @@ def _terms(
 
 
 def _half_square(x: Floats) -> Floats:
-    """Half the squared length of rows, (..., n, 1)."""
+    """Return half the squared length of rows, (..., n, 1)."""
     half: Floats = np.sum(x * x, -1, keepdims=True) / 2
     return half
 
 
 def _norm(x: Any) -> float:
-    """Largest length of a row."""
+    """Return the largest length of a row."""
     x = np.asarray(x, float)
     return float(np.max(np.sqrt(np.sum(x * x, -1)), initial=0.0))

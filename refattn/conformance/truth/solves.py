@@ -12,7 +12,7 @@ __all__ = ["condition_of_solve"]
 
 
 def condition_of_solve(q: Floats, k: Floats, v: Floats, indices: Any) -> float:
-    r"""Relative errors of a coreset's result over those of its kernels, at most.
+    r"""Return relative errors of a coreset's result over those of its kernels, at most.
 
     With r = e^{q . k_s} up to factors, A = g_JJ and B = g_JK a, where
     :math:`h_{ij} = a_i g_{ij} a_j`, the result is N / D, N = r A^-1 B v and D = r A^-1 B 1. Let all
@@ -62,7 +62,7 @@ def condition_of_solve(q: Floats, k: Floats, v: Floats, indices: Any) -> float:
     off = gram + gram.shape[-1] * np.exp(spread) * (lower @ np.swapaxes(lower, -1, -2))
 
     def of(values: Floats) -> tuple[Floats, Floats]:
-        """The sum over the keys of J, and its error over delta."""
+        """Return the sum over the keys of J, and its error over delta."""
         x = inverse @ (near @ values)
         moved = near @ np.abs(values) + off @ np.abs(x)
         return shares @ x, shares @ (np.abs(x) + np.abs(inverse) @ moved)

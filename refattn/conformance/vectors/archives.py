@@ -30,7 +30,7 @@ _LARGEST_ARCHIVE = 2**30  # bytes that are unpacked at most: vectors are a thous
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Whether the name is that of an archive, in small letters or not.
+    """Return whether the name is that of an archive, in small letters or not.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def unpacked(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def wrong_sums(folder: Path) -> list[str]:
-    """What is wrong with the checksums of a directory; nothing if it has none."""
+    """Describe what is wrong with the checksums of a directory; nothing if it has none."""
     path = folder / SUMS
     if not path.is_file():
         return []
@@ -156,9 +156,9 @@ def wrong_sums(folder: Path) -> list[str]:
     if path.read_bytes() == _write_sums(there):
         return []
     lines = path.read_text("ascii", "replace").splitlines()
-    given = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     bad = [
-        name for name in sorted({*given, *there}) if given.get(name) != _checksum(there.get(name))
+        name for name in sorted({*listed, *there}) if listed.get(name) != _checksum(there.get(name))
     ]
     return [f"{SUMS}: is not that of {', '.join(bad)}" if bad else f"{SUMS}: is not as written"]
 
@@ -168,7 +168,7 @@ def _checksum(data: bytes | None) -> str | None:
 
 
 def _write_sums(content: dict[str, bytes]) -> bytes:
-    """Checksums as sha256sum reads them."""
+    """Return checksums as sha256sum reads them."""
     return "".join(f"{_checksum(content[name])}  {name}\n" for name in sorted(content)).encode(
         "ascii"
     )

@@ -16,7 +16,7 @@ __all__ = ["bounds"]
 
 
 def bounds(case: Recipe | Case, values: dict[str, Floats]) -> tuple[float, dict[str, Floats]]:
-    """Largest exponent and what errors are relative to: the accuracy contract.
+    """Return the largest exponent and what errors are relative to: the accuracy contract.
 
     `values` are those of the outputs.
     """
@@ -53,21 +53,21 @@ def bounds(case: Recipe | Case, values: dict[str, Floats]) -> tuple[float, dict[
 
 
 def _root_of_case(case: Recipe | Case, head: HeadArrays) -> Any:
-    """Square root of the scale."""
+    """Return the square root of the scale."""
     scales = {"1": 1.0, "1/d": 1 / head.q.shape[-1]}
     scale = scales.get(value_of(case, "default_scale"), case.arguments.get("scale"))
     return truth().root(scale, head.q.shape[-1])
 
 
 def _largest_size(rows: Floats, name: str) -> Floats:
-    """The largest size for all; gradients that nothing moves are exactly 0."""
+    """Return the largest size for all; gradients that nothing moves are exactly 0."""
     if name == "out":
         return np.array(np.max(rows), dtype=object)
     return np.where(rows == 0, 0, np.max(rows))
 
 
 def _bound_head(case: Recipe | Case, head: HeadArrays) -> tuple[Any, Floats]:
-    """Largest exponent of one head and size of each of its rows, over keys that are seen."""
+    """Bound the exponent of one head and size each row, over keys that are seen."""
     mp, features = truth(), case.arguments.get("features")
     seen = head.visible.any(0) | (value_of(case, "empty_rows") == "mean")
     q, k, v, visible = head.q, head.k[seen], head.v[seen], head.visible[:, seen]
@@ -101,13 +101,13 @@ def _bound_head(case: Recipe | Case, head: HeadArrays) -> tuple[Any, Floats]:
 
 
 def _has_few_keys(case: Recipe | Case) -> bool:
-    """Whether few keys stand for all, or something for those outside a window or chunk."""
+    """Return whether few keys stand for all, or something for those outside a window or chunk."""
     hides = registry.ESTIMATORS[case.estimator].takes("window")  # what is outside is not seen
     return "indices" in case.inputs or ("window" in case.arguments and not hides)
 
 
 def _bound_few_keys(case: Recipe | Case, head: HeadArrays, a: Any, b: Any) -> tuple[Any, Any]:
-    """Largest exponent, and what size grows by, for few keys or summaries in place of far ones.
+    """Bound the exponent, and what size grows by, for few keys or summaries.
 
     `a` and `b` are the largest lengths of queries and keys.
     """
@@ -142,18 +142,18 @@ def _terms_of_coreset(case: Recipe | Case, head: HeadArrays) -> Any:
 
 
 def _gradient_sizes(case: Recipe | Case) -> dict[str, Floats]:
-    """Sums of absolute terms of gradients, over all heads that share the argument."""
+    """Return sums of absolute terms of gradients, over all heads that share the argument."""
     of_head = _by_sample if registry.ESTIMATORS[case.estimator].has("per-query") else _by_query
-    found, sizes = [of_head(case, head) for head in heads_of_case(case)], {}
-    for name in found[0]:
-        x, rows = case.inputs[name], np.stack([sizes[name] for sizes in found])
+    of_heads, sizes = [of_head(case, head) for head in heads_of_case(case)], {}
+    for name in of_heads[0]:
+        x, rows = case.inputs[name], np.stack([sizes[name] for sizes in of_heads])
         lead = x.shape[: x.ndim + 1 - rows.ndim]
         sizes[GRADIENTS[name]] = rows.reshape(*lead, -1, *rows.shape[1:]).sum(len(lead))
     return sizes
 
 
 def _by_query(case: Recipe | Case, head: HeadArrays) -> dict[str, Floats]:
-    """Sums of pairs of a query and a key, times how far the argument moves their logarithm.
+    """Return sums of pairs of a query and a key, times how far the argument moves their logarithm.
 
     A query and a key move the pairs that they are in, all else moves every pair.
     """
@@ -174,7 +174,7 @@ def _by_query(case: Recipe | Case, head: HeadArrays) -> dict[str, Floats]:
 
 
 def _by_sample(case: Recipe | Case, head: HeadArrays) -> dict[str, Floats]:
-    """The same where each sample of a query has weights of its own: it moves them, not the query.
+    """Sum pairs where each sample of a query has weights of its own: it moves them.
 
     The output is the mean over samples.
     """
@@ -195,7 +195,7 @@ def _by_sample(case: Recipe | Case, head: HeadArrays) -> dict[str, Floats]:
 
 
 def _pair_sizes(p: Floats, g: Floats, head: HeadArrays) -> tuple[Floats, Floats]:
-    """Cotangents of the logarithms of weights p, by absolute terms: p (g . v - g . out + d_lse).
+    """Bound cotangents of log weights p by absolute terms: p (g . v - g . out + d_lse).
 
     The second is what all pairs of a query have in common, g . out - d_lse.
     """
@@ -206,13 +206,13 @@ def _pair_sizes(p: Floats, g: Floats, head: HeadArrays) -> tuple[Floats, Floats]
 
 
 def _pair_weights(case: Recipe | Case, head: HeadArrays) -> Floats:
-    """Weights of pairs, (n, m); where they have signs, a bound of the terms and of their sums."""
+    """Return weights of pairs, (n, m); where they have signs, a bound of their sums."""
     mp, features = truth(), case.arguments.get("features")
     if features != "trigonometric":
-        given = {name: getattr(head, name) for name in GRADIENTS if name in case.inputs}
-        given |= {"v": np.eye(len(head.k)), "visible": head.visible}
-        given |= {} if "slopes" not in case.inputs else {"bias": head.bias}
-        return formula_of(case)(**given)[:, : len(head.k)]
+        inputs = {name: getattr(head, name) for name in GRADIENTS if name in case.inputs}
+        inputs |= {"v": np.eye(len(head.k)), "visible": head.visible}
+        inputs |= {} if "slopes" not in case.inputs else {"bias": head.bias}
+        return formula_of(case)(**inputs)[:, : len(head.k)]
     root = mp.root(case.arguments["scale"], head.q.shape[-1])
     x, y, omega = mp.numbers(head.q) * root, mp.numbers(head.k) * root, mp.numbers(head.omega)
     kernel, most = (
@@ -225,7 +225,7 @@ def _pair_weights(case: Recipe | Case, head: HeadArrays) -> Floats:
 
 
 def _log_slopes(case: Recipe | Case, head: HeadArrays) -> dict[str, Any]:
-    """How far arguments move the logarithms of the kernel, and what they add to normalisers."""
+    """Bound how far arguments move the logarithms of the kernel and the normalisers."""
     root = truth().root(case.arguments.get("scale"), head.q.shape[-1])
     a, b = _row_lengths(head.q)[:, None] * root, _row_lengths(head.k) * root
     if registry.ESTIMATORS[case.estimator].has("feature-map"):
@@ -243,13 +243,13 @@ def _log_slopes(case: Recipe | Case, head: HeadArrays) -> dict[str, Any]:
 
 
 def _row_lengths(x: Floats) -> Floats:
-    """Lengths of rows."""
+    """Return lengths of rows."""
     squares = (truth().numbers(x) ** 2).sum(-1)
     return np.array([truth().context().sqrt(e) for e in squares.ravel()]).reshape(squares.shape)
 
 
 def _longest_row(x: Floats) -> Any:
-    """Largest length of a row."""
+    """Return the largest length of a row."""
     return max(_row_lengths(x).ravel(), default=0)
 
 

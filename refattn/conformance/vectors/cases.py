@@ -290,7 +290,7 @@ class Case(NamedTuple):
 
 
 def estimator_of(file: str) -> str:
-    """The estimator that a file is of: the longest name that it starts with.
+    """Return the estimator that a file is of: the longest name that it starts with.
 
     Examples
     --------
@@ -302,7 +302,7 @@ def estimator_of(file: str) -> str:
 
 
 def is_exact(x: Floats, dtype: str) -> bool:
-    """Whether every number is one of the dtype; masks and indices have dtypes of their own."""
+    """Return whether every number is one of the dtype; masks and indices always are."""
     if x.dtype.kind in "bi" or dtype == "float64":
         return True
     with np.errstate(over="ignore"):

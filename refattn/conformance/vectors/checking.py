@@ -99,13 +99,13 @@ def lint(
             return [f"{os.fspath(directory)}: {error}"]
     schema = json.loads(SCHEMA.read_text("utf-8"))
     of_manifests = {"$ref": "#/$defs/manifest", "$defs": schema["$defs"]}
-    folder, found = Path(directory), files_in(directory)
+    folder, files = Path(directory), files_in(directory)
     kinds = {kind for kind in FORMATS if (folder / manifest_name(kind)).is_file()}
-    if not found and not kinds:
+    if not files and not kinds:
         return [f"{os.fspath(directory)}: no vectors"]
     generator, problems = np.random.default_rng(rng), []
     manifests: dict[str, Any] = {}
-    for kind in sorted(kinds | {kind for kind, _ in found}):
+    for kind in sorted(kinds | {kind for kind, _ in files}):
         name = manifest_name(kind)
         if kind not in kinds:
             problems.append(f"{name}: is missing; vectors without one must be written again")
@@ -121,7 +121,7 @@ def lint(
             f"{name}: is in no manifest" for name in sorted(there - listed - {SUMS, *manifests})
         ]
     seen: dict[str, Counter[Any]] = {kind: Counter() for kind in FORMATS}
-    for kind, path in track(list(found)):
+    for kind, path in track(list(files)):
         try:
             document, arrays = read_vectors(kind, path)
             wrong = _schema_errors(Draft202012Validator(schema), document)
@@ -148,7 +148,7 @@ def _schema_errors(schema: Any, document: Any) -> list[str]:
 
 
 def _lint_manifest(path: Path, schema: Any) -> tuple[Any, list[str]]:
-    """A manifest, or None if it is of no use, and what is wrong with it."""
+    """Return a manifest, or None if it is of no use, and what is wrong with it."""
     try:
         data = path.read_bytes()
         manifest = parse(data.decode("ascii"))
@@ -275,7 +275,7 @@ def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[st
 
 
 def _holes(case: Case, name: str) -> Floats:
-    """Where an output may be nan or infinite: its row sees no key."""
+    """Mark where an output may be nan or infinite: its row sees no key."""
     if name not in ("out", "lse") or np.all(np.isfinite(case.expected[name])):
         return np.array(False)
     empty = np.asarray(~visible(case).any(-1))
@@ -283,7 +283,7 @@ def _holes(case: Case, name: str) -> Floats:
 
 
 def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
-    """Shapes of the outputs; raises where those of the inputs do not agree."""
+    """Return shapes of the outputs; raises where those of the inputs do not agree."""
     x = {name: value.shape for name, value in case.inputs.items()}
     others = ("v", "past_v", "d_out", "d_lse", "log_weight", "sinks", "slopes", *_OF_SAMPLES)
     sizes = {shape[-1] for name, shape in x.items() if name not in (*others, *_OF_PAIRS)}
@@ -321,13 +321,13 @@ def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
 
 def _check_sample(case: Case, pairs: tuple[int, ...]) -> None:
     """Raise where indices are not of keys, or not of the queries that there are."""
-    found, (*rows, m) = case.inputs["indices"], pairs
-    if found.min() < 0 or found.max() >= m:
-        raise ValueError(f"indices from {found.min()} to {found.max()} are not of {m} keys")
-    if found.shape[:-1] not in ((), tuple(rows)):
-        raise ValueError(f"shape {found.shape} of indices does not fit queries {tuple(rows)}")
-    if case.inputs.get("log_probability", found).shape != found.shape:
-        raise ValueError(f"log_probability has not the shape {found.shape} of indices")
+    indices, (*rows, m) = case.inputs["indices"], pairs
+    if indices.min() < 0 or indices.max() >= m:
+        raise ValueError(f"indices from {indices.min()} to {indices.max()} are not of {m} keys")
+    if indices.shape[:-1] not in ((), tuple(rows)):
+        raise ValueError(f"shape {indices.shape} of indices does not fit queries {tuple(rows)}")
+    if case.inputs.get("log_probability", indices).shape != indices.shape:
+        raise ValueError(f"log_probability has not the shape {indices.shape} of indices")
 
 
 def _lint_again(

@@ -27,7 +27,7 @@ _FEW_WITH_COTANGENT = Drawn(n=3, m=5, d=2, d_v=2, cotangents=("d_out",))
 
 
 def group_name(convention: Convention) -> str:
-    """The type of its group, and the start of the ids in it.
+    """Return the type of its group, and the start of the ids in it.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def group_name(convention: Convention) -> str:
 
 
 def convention_recipes() -> Iterator[Recipe]:
-    """Cases of one option each; all else is as in the package."""
+    """Yield cases of one option each; all else is as in the package."""
     for option, cases in _CASES.items():
         for value in OPTIONS[option].values:
             if value not in WITHOUT:
@@ -49,7 +49,7 @@ def convention_recipes() -> Iterator[Recipe]:
 
 
 def _of(convention: Convention, flags: str, comment: str) -> partial[Recipe]:
-    """What makes the cases of a group."""
+    """Make the function that draws the cases of a group."""
     name = group_name(convention)
     return partial(
         case,

@@ -60,7 +60,7 @@ class Drawn:
     size: float | None = None  # of queries and keys, or of the vectors of a kernel
 
     def shapes(self, *names: str) -> dict[str, tuple[int, ...]]:
-        """Shapes of queries, keys, values or cotangents."""
+        """Return shapes of queries, keys, values or cotangents."""
         sizes = {
             "q": (*self.heads, self.n, self.d),
             "k": (*self.key_heads, self.m, self.d),
@@ -77,7 +77,7 @@ class Drawn:
 
 
 def draw_stream(name: str, shape: tuple[int, ...], dtype: str, size: float) -> Floats:
-    """Uniform on a grid of [-size, size) with as many bits as the dtype has; size a power of 2."""
+    """Draw from a grid of [-size, size) with as many bits as the dtype has; size is 2^p."""
     bits = DTYPE_FACTS[dtype][0]
     raw = np.random.PCG64(zlib.crc32(name.encode())).random_raw(math.prod(shape))
     steps = (raw >> np.uint64(64 - bits)).astype(np.int64) - 2 ** (bits - 1)

@@ -33,7 +33,7 @@ USUAL_DRAW = Drawn()
 
 
 def probe(d: int) -> Floats:
-    """Plus and minus e_i and (1, ..., 1)."""
+    """Return plus and minus e_i and (1, ..., 1)."""
     rows = np.concatenate([np.eye(d), np.ones((1, d))])
     return np.concatenate([rows, -rows])
 
@@ -99,7 +99,7 @@ def make_constant(masked: bool, x: dict[str, Floats]) -> dict[str, Any]:
 
 
 def _cases_of_all(kind: str, *, masked: bool) -> Iterator[Recipe]:
-    """Cases for every kind of attention."""
+    """Yield cases for every kind of attention."""
     case = partial(draw_case, kind)
     for dtype in ("float64", "float32", "bfloat16"):
         yield case("basic", "BASIC", "Plain inputs of order one.", Drawn(dtype=dtype))
@@ -130,7 +130,7 @@ def _cases_of_all(kind: str, *, masked: bool) -> Iterator[Recipe]:
 
 
 def _cases_with_masks(kind: str) -> Iterator[Recipe]:
-    """Cases for kinds with masks, causal form and grouped heads."""
+    """Yield cases for kinds with masks, causal form and grouped heads."""
     case = partial(draw_case, kind)
     comment = "A mask of its own for each query."
     yield case("mask", "MASK", comment, edit=lambda x: {"mask": hide_some(4, 6)})
@@ -197,7 +197,7 @@ def cases_of_softmax() -> Iterator[Recipe]:
 
 
 def stretch(x: dict[str, Floats]) -> dict[str, Any]:
-    """Keys in nearly one direction, of lengths from 1/4 to 4."""
+    """Return keys in nearly one direction, of lengths from 1/4 to 4."""
     lengths = 2.0 ** (np.arange(x["k"].shape[-2]) % 5 - 2)
     return {"k": (np.ones_like(x["k"]) + x["k"] / 16) * lengths[:, None] / 2}
 
@@ -205,7 +205,7 @@ def stretch(x: dict[str, Floats]) -> dict[str, Any]:
 def _cases_with_frequencies(
     kind: str, dtypes: tuple[str, ...] = ("float64", "float32"), longest: float = 64.0
 ) -> Iterator[Recipe]:
-    """Cases for estimators with frequencies."""
+    """Yield cases for estimators with frequencies."""
     case = partial(draw_case, kind)
     for dtype in dtypes:
         comment = "Keys of very different length."

@@ -105,7 +105,7 @@ typedef struct {
 
 
 def _c_header(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
-    """One header with all cases."""
+    """Yield one header with all cases."""
     arrays, rows = [], []
     for i, case in enumerate(cases):
         tables: dict[str, list[str]] = {"in": [], "out": []}
@@ -174,7 +174,7 @@ def _c_tensor(name: str, x: Floats, data: str, size: str) -> str:
 
 
 def _onnx_models(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
-    """Models of one node, with what goes in and what must come out."""
+    """Yield models of one node, with inputs and expected outputs."""
     try:
         helper, numpy_helper = (
             import_module(f"onnx.{name}") for name in ("helper", "numpy_helper")
@@ -214,7 +214,7 @@ def _onnx_models(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
 
 
 def _onnx_inputs(case: Case) -> dict[str, Floats]:
-    """The inputs as the operator takes them."""
+    """Return the inputs as the operator takes them."""
     n, m = case.inputs["q"].shape[-2], case.inputs["k"].shape[-2]
     arrays = {name: _four_axes(x) for name, x in case.inputs.items() if name != "mask"}
     if "mask" in case.inputs:
@@ -224,24 +224,24 @@ def _onnx_inputs(case: Case) -> dict[str, Floats]:
 
 
 def _slots(inputs: list[str]) -> list[str]:
-    """The inputs in their places; mask or bias have the fourth."""
+    """Return the inputs in their places; mask or bias have the fourth."""
     fourth = next((name for name in ("mask", "bias") if name in inputs), "")
     slots = [*inputs[:3], fourth, *(name for name in inputs if name.startswith("past_"))]
     return slots if len(slots) > 4 or fourth else slots[:3]
 
 
 def _attributes(case: Case) -> dict[str, Any]:
-    """The arguments as attributes of the operator."""
-    given: dict[str, Any] = {"is_causal": int(case.arguments["causal"])}
-    given |= {x: case.arguments[x] for x in ("scale", "softcap") if case.arguments.get(x)}
+    """Return the arguments as attributes of the operator."""
+    attributes: dict[str, Any] = {"is_causal": int(case.arguments["causal"])}
+    attributes |= {x: case.arguments[x] for x in ("scale", "softcap") if case.arguments.get(x)}
     if "window" in case.arguments:
         sides = zip(("left", "right"), case.arguments["window"], strict=True)
-        given |= {f"{side}_window_size": -1 if keys is None else keys for side, keys in sides}
-    return given
+        attributes |= {f"{side}_window_size": -1 if keys is None else keys for side, keys in sides}
+    return attributes
 
 
 def _opset(case: Case) -> int | None:
-    """The first opset whose operator has the case, as far as the table of conventions knows."""
+    """Find the first opset whose operator has the case, by the table of conventions."""
     exact = ESTIMATORS[case.estimator].has("exact")
     if not (exact and {"float32", "float64"} & set(case.tolerance)):
         return None
@@ -249,7 +249,7 @@ def _opset(case: Case) -> int | None:
 
 
 def _expressible(case: Case, row: Library) -> bool:
-    """Whether a version of the operator has the case: no gradients, no query without keys."""
+    """Return whether a version of the operator has the case: no gradients, no empty row."""
     x, arguments = case.inputs, case.arguments
     others = x.keys() - {"q", "k", "v", "mask", "bias", "past_k", "past_v"}
     if others or {"mask", "bias"} <= x.keys() or arguments.get("return_lse"):
@@ -264,5 +264,5 @@ def _expressible(case: Case, row: Library) -> bool:
 
 
 def _four_axes(x: Floats) -> Floats:
-    """Batch, heads, tokens, numbers."""
+    """Reshape to batch, heads, tokens, numbers."""
     return x.reshape((1,) * (4 - x.ndim) + x.shape)

@@ -54,7 +54,7 @@ class HeadArrays(NamedTuple):
 
 
 def truth() -> Any:
-    """Arithmetic with any number of digits, which needs mpmath: not imported before it is used."""
+    """Import arithmetic with any number of digits, which needs mpmath, when it is used."""
     return import_module("refattn.conformance.truth.exact")
 
 
@@ -64,13 +64,13 @@ def _ndims(case: Recipe | Case) -> dict[str, int]:
 
 
 def value_of(case: Recipe | Case, option: str) -> str:
-    """What the convention of a case says of an option, nothing where it is the package's."""
-    found = case.convention
-    return found.value if found is not None and found.option == option else ""
+    """Return the value of an option in the case's convention, nothing if it is the package's."""
+    convention = case.convention
+    return convention.value if convention is not None and convention.option == option else ""
 
 
 def visible(case: Recipe | Case) -> Floats:
-    """The mask, the causal form and the window in one."""
+    """Return the mask, the causal form and the window in one."""
     x, past = case.inputs, case.inputs.get("past_k", np.empty((0, 1))).shape[-2]
     n, m = x["q"].shape[-2], past + x["k"].shape[-2]
     mask = x.get("mask", np.array(True))
@@ -90,13 +90,13 @@ def visible(case: Recipe | Case) -> Floats:
 
 
 def _ahead(n: int, m: int, corner: int) -> Floats:
-    """How far key j is ahead of that of query i, i + corner."""
+    """Count how far key j is ahead of that of query i, i + corner."""
     return np.asarray(np.arange(m) - np.arange(n)[:, None] - corner)
 
 
-def arranged(case: Recipe | Case, dps: int = 50, **given: Any) -> dict[str, Any]:
-    """The arrays as formulas take them: what hides keys in one, slopes as a bias, and so on."""
-    x = {**case.inputs, **given, "visible": visible(case)}
+def arranged(case: Recipe | Case, dps: int = 50, **replaced: Any) -> dict[str, Any]:
+    """Arrange the arrays as formulas take them: one mask, slopes as a bias, and so on."""
+    x = {**case.inputs, **replaced, "visible": visible(case)}
     for name in ("k", "v"):
         if f"past_{name}" in x:
             x[name] = np.concatenate([x[f"past_{name}"], x[name]], axis=-2)
@@ -114,12 +114,12 @@ def arranged(case: Recipe | Case, dps: int = 50, **given: Any) -> dict[str, Any]
 
 
 def heads_of_case(case: Recipe | Case) -> list[HeadArrays]:
-    """The arrays of each head."""
+    """Return the arrays of each head."""
     return [HeadArrays(**x) for x in truth().heads_of(_ndims(case), **arranged(case))]
 
 
 def formula_of(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
-    """The output of one head; of exact attention its log normaliser as one more column."""
+    """Return the output of one head; of exact attention its log normaliser as one more column."""
     record = registry.ESTIMATORS[case.estimator]
     if record.has("exact"):
         return partial(_attend_exactly_by_case, case, dps)
@@ -128,24 +128,24 @@ def formula_of(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
     function = getattr(truth(), naive.__name__)
     others = ("weighting", "feature_map", *(() if has_chunks(case) else ("causal",)))
     known = {name: value for name, value in case.arguments.items() if name not in others}
-    found = partial(function, **known, dps=dps)
+    output = partial(function, **known, dps=dps)
     # Weights of keys that are made for all queries know one row of what is hidden.
     coreset = "indices" in case.inputs and "log_probability" not in case.inputs
-    return partial(_for_all_queries, found) if coreset or has_chunks(case) else found
+    return partial(_for_all_queries, output) if coreset or has_chunks(case) else output
 
 
 def _for_all_queries(function: Callable[..., Floats], visible: Floats, **arrays: Any) -> Floats:
-    """A formula that takes what hides keys from all queries: the last sees all others."""
+    """Return a formula that takes what hides keys from all queries: the last sees all others."""
     return function(**arrays, visible=visible[-1])
 
 
 def has_chunks(case: Recipe | Case) -> bool:
-    """Whether keys are in chunks: the size of the estimator is that of a chunk."""
+    """Return whether keys are in chunks: the size of the estimator is that of a chunk."""
     return registry.ESTIMATORS[case.estimator].size == "window"
 
 
 def with_lse(case: Recipe | Case) -> bool:
-    """Whether the log normaliser is expected too."""
+    """Return whether the log normaliser is expected too."""
     return bool("d_lse" in case.inputs or case.arguments.get("return_lse"))
 
 
@@ -159,25 +159,25 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
         return {"out": truth().kernel_estimate(**x, **case.arguments, dps=dps)}
     d_v, lse = x["v"].shape[-1], with_lse(case)
 
-    def outputs(**given: Any) -> Floats:
-        arrays = arranged(case, dps, **given)
+    def outputs(**sloped: Any) -> Floats:
+        arrays = arranged(case, dps, **sloped)
         cotangents = ("d_out", "d_lse")
         arrays = {name: value for name, value in arrays.items() if name not in cotangents}
-        found = truth().each_head(formula_of(case, dps), _ndims(case), **arrays)
-        return np.asarray(found[..., : d_v + lse])
+        columns = truth().each_head(formula_of(case, dps), _ndims(case), **arrays)
+        return np.asarray(columns[..., : d_v + lse])
 
     out = outputs()
-    found = {"out": out[..., :d_v]} | ({"lse": out[..., d_v]} if lse else {})
+    outputs_by_name = {"out": out[..., :d_v]} | ({"lse": out[..., d_v]} if lse else {})
     if "d_out" in x:
         cotangent = [x["d_out"], *(x[name][..., None] for name in x if name == "d_lse")]
-        given = {name: x[name] for name in GRADIENTS if name in x}
-        pulled = truth().pull_back(outputs, np.concatenate(cotangent, -1), dps=dps, **given)
-        found |= {GRADIENTS[name]: value for name, value in pulled.items()}
-    return found
+        sloped = {name: x[name] for name in GRADIENTS if name in x}
+        pulled = truth().pull_back(outputs, np.concatenate(cotangent, -1), dps=dps, **sloped)
+        outputs_by_name |= {GRADIENTS[name]: value for name, value in pulled.items()}
+    return outputs_by_name
 
 
 def _attend_exactly_by_case(case: Recipe | Case, dps: int, **arrays: Any) -> Floats:
-    """Exact attention of one head under the convention of the case: reference 003."""
+    """Attend exactly for one head under the convention of the case: reference 003."""
     e, x = truth(), HeadArrays(**arrays)
     scale, softcap = _scale_of_case(case, x.q.shape[-1], dps), case.arguments.get("softcap")
     if value_of(case, "softcap") == "after-bias":
@@ -198,9 +198,9 @@ def _attend_exactly_by_case(case: Recipe | Case, dps: int, **arrays: Any) -> Flo
 
 
 def _scale_of_case(case: Recipe | Case, d: int, dps: int) -> Any:
-    """The factor on products."""
-    e, given = truth(), case.arguments["scale"]
+    """Return the factor on products."""
+    e, scale = truth(), case.arguments["scale"]
     default = value_of(case, "default_scale")
-    if given is None and default in ("1", "1/d"):
+    if scale is None and default in ("1", "1/d"):
         return e.context(dps).mpf(1) / (d if default == "1/d" else 1)
-    return e.root(given, d, dps=dps) ** 2
+    return e.root(scale, d, dps=dps) ** 2

@@ -219,5 +219,5 @@ HARD_CASES: tuple[Hard, ...] = (
 
 
 def hard_recipes() -> Iterator[Recipe]:
-    """The worst cases that were found."""
+    """Yield the worst cases that were found."""
     yield from map(recipe, HARD_CASES)

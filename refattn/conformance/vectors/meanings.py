@@ -15,13 +15,13 @@ __all__ = ["known_meanings", "meaning"]
 
 @cache
 def known_meanings() -> dict[str, str]:
-    """What ids have meant, those of earlier versions too."""
+    """Load what ids have meant, those of earlier versions too."""
     text = resources.files(__package__).joinpath("ids.json").read_text("ascii")
     return dict(json.loads(text))
 
 
 def meaning(case: Case) -> str:
-    """SHA-256 of what the case asks: its convention, arguments and inputs."""
+    """Hash what the case asks by SHA-256: its convention, arguments and inputs."""
     content = {
         "arguments": {name: _value(x) for name, x in case.arguments.items()},
         "convention": case.convention and list(case.convention),
@@ -35,7 +35,7 @@ def meaning(case: Case) -> str:
 
 
 def _value(x: Any) -> Any:
-    """Floats to the last bit, and pairs as lists."""
+    """Write floats to the last bit, and pairs as lists."""
     if isinstance(x, tuple):
         return list(x)
     return x.hex() if isinstance(x, float) else x

@@ -28,13 +28,13 @@ _PULLED_BACK = Drawn(n=3, m=4, d=3, d_v=2, cotangents=("d_out",))
 
 
 def _third(n: int, m: int) -> Floats:
-    """A mask that hides about every third key, others for each query."""
+    """Return a mask that hides about every third key, others for each query."""
     index = np.arange(n * m).reshape(n, m)
     return np.asarray((index % 3 != 1) & (index % 7 != 5))
 
 
 def _empty(n: int, m: int) -> Floats:
-    """The same, and query 1 sees nothing."""
+    """Return the same, and query 1 sees nothing."""
     return np.asarray(_third(n, m) & (np.arange(n) != 1)[:, None])
 
 
@@ -95,7 +95,7 @@ def case(
 
 
 def _argument_words(group: str, drawn: Drawn, arguments: dict[str, Any]) -> Iterator[str]:
-    """The arguments in words."""
+    """Yield the arguments in words."""
     yield from ("gradient",) if drawn.cotangents else ()
     yield group
     for side, keys in zip(("left", "right"), arguments.get("window", (None, None)), strict=True):
@@ -108,7 +108,7 @@ def _argument_words(group: str, drawn: Drawn, arguments: dict[str, Any]) -> Iter
 
 
 def _size_words(drawn: Drawn) -> Iterator[str]:
-    """The shapes, sizes and dtype in words."""
+    """Yield the shapes, sizes and dtype in words."""
     yield from (f"h{heads}" for heads in drawn.heads)
     yield from (f"g{heads}" for heads in drawn.key_heads)
     yield from (f"n{drawn.n}", f"m{drawn.m}", f"d{drawn.d}", f"dv{drawn.d_v}")
@@ -252,7 +252,7 @@ def _with_all() -> Iterator[Recipe]:
 
 
 def _with_gradients() -> Iterator[Recipe]:
-    """Cases with gradients, of bias and sinks too."""
+    """Yield cases with gradients, of bias and sinks too."""
     few, grouped = (_PULLED_BACK, replace(_SHARING, n=3, m=3, d=2, d_v=1, cotangents=("d_out",)))
     lse = ("d_out", "d_lse")
     for window, n, m in (((1, 0), 4, 4), ((1, 1), 2, 5), ((None, 0), 4, 2)):
@@ -303,7 +303,7 @@ def _with_gradients() -> Iterator[Recipe]:
 
 
 def option_recipes() -> Iterator[Recipe]:
-    """Cases for each option, of combinations, and of their gradients."""
+    """Yield cases for each option, of combinations, and of their gradients."""
     for part in (
         _with_window,
         _with_softcap,
@@ -319,7 +319,7 @@ def option_recipes() -> Iterator[Recipe]:
 
 
 def tile_recipes() -> Iterator[Recipe]:
-    """Numbers of tokens about powers of two, where tiles of kernels end."""
+    """Yield numbers of tokens about powers of two, where tiles of kernels end."""
     small = Drawn(d=2, d_v=1, dtype="bfloat16")
     of = partial(case, file="softmax-tiles")
     sides = [power + step for power in (16, 32, 64, 128) for step in (-1, 0, 1)]

@@ -24,7 +24,7 @@ def _share_digits(x: dict[str, Floats]) -> dict[str, Any]:
 
 
 def _pulled_of_all(kind: str) -> Iterator[Recipe]:
-    """Cases with gradients for every kind of attention."""
+    """Yield cases with gradients for every kind of attention."""
     case, small = partial(draw_case, kind), _small
     record = registry.ESTIMATORS[kind.partition("-")[0]]
     for dtype in ("float64", "float32", "bfloat16"):
@@ -61,7 +61,7 @@ def _pulled_of_all(kind: str) -> Iterator[Recipe]:
 
 
 def _pulled_with_masks(kind: str) -> Iterator[Recipe]:
-    """Cases with gradients for kinds with masks, causal form and grouped heads."""
+    """Yield cases with gradients for kinds with masks, causal form and grouped heads."""
     case, small = partial(draw_case, kind), _small
     comment = "A mask of its own for each query."
     yield case(

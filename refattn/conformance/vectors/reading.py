@@ -52,15 +52,15 @@ def load(directory: str | os.PathLike[str], *, format: str | None = None) -> lis
     """
     if format is not None:
         check_format(format)
-    found = [(kind, path) for kind, path in files_in(directory) if format in (None, kind)]
-    kinds = sorted({kind for kind, _ in found})
+    files = [(kind, path) for kind, path in files_in(directory) if format in (None, kind)]
+    kinds = sorted({kind for kind, _ in files})
     if len(kinds) != 1:
         raise ValueError(
             f"`directory` must hold vectors of one format, or `format` be given: {str(directory)!r}"
             f" has {', '.join(kinds) or 'none'}."
         )
     cases = []
-    for kind, path in found:
+    for kind, path in files:
         try:
             document, arrays = read_vectors(kind, path)
             cases += cases_of(document, arrays)
@@ -78,7 +78,7 @@ def files_in(directory: str | os.PathLike[str]) -> list[tuple[str, Path]]:
 
 
 def read_vectors(kind: str, path: Path) -> tuple[Any, dict[str, Floats] | None]:
-    """The document of a file and, if they are not in it, its arrays."""
+    """Return the document of a file and, if they are not in it, its arrays."""
     if kind == "json":
         return parse(path.read_text("utf-8")), None
     if kind == "npz":
@@ -114,7 +114,7 @@ def tests_of(document: Any) -> list[Any]:
 
 
 def cases_of(document: Any, arrays: dict[str, Floats] | None = None) -> list[Case]:
-    """The cases of a document, group by group."""
+    """Return the cases of a document, group by group."""
     name = document["estimator"]
     return [
         case_of(name, group, test, arrays)
@@ -178,7 +178,7 @@ def case_of(
 
 
 def _rest(digits: str) -> float:
-    """What rounding to float64 leaves of a number, 0 of those that are none."""
+    """Return what rounding to float64 leaves of a number, 0 if it is none."""
     x = float(digits)
     return float(Fraction(digits) - Fraction(x)) if math.isfinite(x) else 0.0
 

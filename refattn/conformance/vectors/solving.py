@@ -36,7 +36,7 @@ PRECISIONS = (50, 80)  # digits
 
 
 def _decimal(low: Any, high: Any, size: float) -> str | None:
-    """Digits of a number that was evaluated twice, None where they do not agree.
+    """Return digits of a number that was evaluated twice, None where they do not agree.
 
     They must on 30 of its own digits, or on 45 of its size where terms of that size cancel: what is
     left has digits enough in the higher precision, or is 0.
@@ -56,17 +56,17 @@ def _decimal(low: Any, high: Any, size: float) -> str | None:
 def _tolerances(
     inputs: dict[str, Floats], expected: Iterable[Floats], size: Iterable[Floats], cond: float
 ) -> dict[str, float]:
-    """Tolerances for the dtypes that hold inputs and outputs and in which they say something."""
+    """Return tolerances for the dtypes that hold inputs and outputs and say something."""
     sizes = np.concatenate([x.ravel() for x in size])
     largest = max(float(np.max(np.abs(x), initial=0, where=np.isfinite(x))) for x in expected)
     smallest = float(np.min(sizes[sizes > 0], initial=math.inf))
-    found = {}
+    tolerances = {}
     for dtype, (_, eps, tiny, huge) in DTYPE_FACTS.items():
         tolerance = CONTRACT_FACTOR * eps * (1 + cond)
         fits = all(is_exact(x, dtype) for x in inputs.values())
         if fits and tolerance < 1 and largest < huge and smallest >= 1e4 * tiny:
-            found[dtype] = tolerance
-    return found
+            tolerances[dtype] = tolerance
+    return tolerances
 
 
 def solved(recipe: Recipe | Case) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _tensor_entry(x: Floats, hexed: bool = True) -> dict[str, Any]:
 
 
 def write_hex(x: float) -> str:
-    """C99 hexadecimal, without zeros at the end.
+    """Write a number in C99 hexadecimal, without zeros at the end.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def prepare(track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
 
 @cache
 def documents() -> dict[str, Any]:
-    """The content of every file by its name."""
+    """Return the content of every file by its name."""
     from ... import __version__
 
     documents = {}
@@ -188,7 +188,7 @@ def documents() -> dict[str, Any]:
 
 
 def _group(recipe: Recipe) -> dict[str, Any]:
-    """A group without tests: what it is of, where that is from, and who has its convention."""
+    """Make a group without tests: its subject, its source, and libraries of its convention."""
     convention, of = recipe.convention, {"type": recipe.group}
     about: dict[str, Any] = {"source": sources(recipe.group, convention)}
     if convention is not None:

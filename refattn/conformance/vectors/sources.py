@@ -55,7 +55,7 @@ _FORMULAS["softmax-combined"] = tuple(
 
 
 def sources(kind: str, convention: Convention | None = None) -> list[str]:
-    """Reference and equation of a group, or library, version and what its convention is known from.
+    """List reference and equation of a group, or library, version and their source.
 
     Examples
     --------
@@ -65,21 +65,21 @@ def sources(kind: str, convention: Convention | None = None) -> list[str]:
     'lse: base of the log normaliser it returns, of scaled, biased scores; here 2'
     """
     plain = kind.removesuffix("-gradients")
-    found = [_written(x) for x in _FORMULAS.get(plain, _EXACT if convention else ())]
+    texts = [_written(x) for x in _FORMULAS.get(plain, _EXACT if convention else ())]
     if plain != kind:
-        found.append(_GRADIENTS)
+        texts.append(_GRADIENTS)
     if convention is None:
-        return found
+        return texts
     for name in libraries(convention):
         row = CONVENTIONS[name]
-        found.append(f"{name}, {row.version}: {row.cells[convention.option].source}")
+        texts.append(f"{name}, {row.version}: {row.cells[convention.option].source}")
     option = OPTIONS[convention.option]
     words = [convention.value, option.values[convention.value]]
-    return [*found, f"{convention.option}: {option.meaning}; here {', '.join(filter(None, words))}"]
+    return [*texts, f"{convention.option}: {option.meaning}; here {', '.join(filter(None, words))}"]
 
 
 def libraries(convention: Convention) -> list[str]:
-    """The functions of `CONVENTIONS` that have a convention.
+    """Return the functions of `CONVENTIONS` that have a convention.
 
     Examples
     --------

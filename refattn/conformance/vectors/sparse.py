@@ -28,24 +28,24 @@ def _case(
     comment: str,
     drawn: Drawn = _USUAL,
     *,
-    given: dict[str, Floats] | None = None,
+    fixed: dict[str, Floats] | None = None,
     shapes: dict[str, tuple[int, ...]] | None = None,
     **arguments: Any,
 ) -> Recipe:
-    """Draw q, k, v and arrays of other `shapes`, beside what is `given`."""
+    """Draw q, k, v and arrays of other `shapes`, beside what is `fixed`."""
     label = f"{estimator}-{name}-{drawn.dtype}"
-    x = draw_inputs(label, drawn, drawn.shapes("q", "k", "v") | (shapes or {})) | (given or {})
+    x = draw_inputs(label, drawn, drawn.shapes("q", "k", "v") | (shapes or {})) | (fixed or {})
     words, arguments = tuple(flags.split()), {"scale": None} | arguments
     return Recipe(label, estimator, comment, words, arguments, drawn.dtype, x, estimator, estimator)
 
 
 def _index_rows(*rows: list[int]) -> Floats:
-    """Indices of one sample, or of those of queries."""
+    """Return indices of one sample, or of those of queries."""
     return np.array(rows[0] if len(rows) == 1 else rows, np.int64)
 
 
 def _of_queries(drawn: Drawn) -> Floats:
-    """Keys of each query that lie apart, `count` of them."""
+    """Return keys of each query that lie apart, `count` of them."""
     rows = np.arange(np.prod([*drawn.heads, drawn.n])).reshape(*drawn.heads, drawn.n, 1)
     return np.asarray((rows + 2 * np.arange(drawn.count)) % drawn.m, np.int64)
 
@@ -54,27 +54,27 @@ def _cases_of_coresets() -> Iterator[Recipe]:
     case = partial(_case, "coreset")
     some = {"indices": _index_rows([4, 1, 2])}
     for dtype in _DTYPES:
-        yield case("basic", "BASIC", "3 of 6 keys.", Drawn(dtype=dtype), given=some)
-    yield case("scale", "SCALING", "The scale is given.", given=some, scale=0.75)
+        yield case("basic", "BASIC", "3 of 6 keys.", Drawn(dtype=dtype), fixed=some)
+    yield case("scale", "SCALING", "The scale is given.", fixed=some, scale=0.75)
     hidden = {"indices": _index_rows([4, 0, 2]), "mask": hide_some(6)}
     comment = "Of the 3 keys one is hidden, and counts as not there; so do 2 of the others."
-    yield case("mask", "MASK", comment, given=hidden)
+    yield case("mask", "MASK", comment, fixed=hidden)
     every = {"indices": _index_rows([3, 5, 0, 4, 2, 1])}
     for dtype in ("float64", "float32"):
         comment = "All keys in another order: exact attention."
-        yield case("all", "SAMPLE", comment, Drawn(dtype=dtype), given=every)
+        yield case("all", "SAMPLE", comment, Drawn(dtype=dtype), fixed=every)
     comment = "One query, and one key that stands for all."
-    yield case("one", "DEGENERATE", comment, Drawn(n=1), given={"indices": _index_rows([2])})
+    yield case("one", "DEGENERATE", comment, Drawn(n=1), fixed={"indices": _index_rows([2])})
     comment = "Exponents to hundreds of both signs: keys are nearly at right angles."
-    yield case("long", "EXTREME", comment, replace(_FAR, size=8.0), given=some)
+    yield case("long", "EXTREME", comment, replace(_FAR, size=8.0), fixed=some)
 
 
 def _cases_of_samples() -> Iterator[Recipe]:
     def case(name: str, flags: str, comment: str, drawn: Drawn, **options: Any) -> Recipe:
-        given = {"indices": _of_queries(drawn)} | options.pop("given", {})
-        shapes = {"log_probability": given["indices"].shape}
+        fixed = {"indices": _of_queries(drawn)} | options.pop("fixed", {})
+        shapes = {"log_probability": fixed["indices"].shape}
         return _case(
-            "sampled-keys", name, flags, comment, drawn, given=given, shapes=shapes, **options
+            "sampled-keys", name, flags, comment, drawn, fixed=fixed, shapes=shapes, **options
         )
 
     few = Drawn(count=3)
@@ -82,21 +82,21 @@ def _cases_of_samples() -> Iterator[Recipe]:
         comment = "3 keys for each query, with probabilities."
         yield case("basic", "BASIC", comment, replace(few, dtype=dtype))
     shared = {"indices": _index_rows([5, 0, 3])}
-    yield case("shared", "SAMPLE", "The same keys for all queries.", few, given=shared)
+    yield case("shared", "SAMPLE", "The same keys for all queries.", few, fixed=shared)
     twice = {"indices": _index_rows([0, 0, 4], [1, 5, 1], [2, 2, 2], [3, 4, 3])}
-    yield case("repeated", "SAMPLE", "Keys that come twice count twice.", few, given=twice)
+    yield case("repeated", "SAMPLE", "Keys that come twice count twice.", few, fixed=twice)
     every = replace(_DOUBLE, count=6)
     equal = {
         "indices": np.tile(_index_rows([3, 5, 0, 4, 2, 1]), (4, 1)),
         "log_probability": np.zeros((4, 6)),
     }
-    yield case("all", "SAMPLE", "All keys, once each: exact attention.", every, given=equal)
+    yield case("all", "SAMPLE", "All keys, once each: exact attention.", every, fixed=equal)
     yield case("scale", "SCALING", "The scale is given.", few, scale=0.75)
     comment = "Some keys of samples are hidden, others for each query."
-    yield case("mask", "MASK", comment, few, given={"mask": hide_some(4, 6)})
+    yield case("mask", "MASK", comment, few, fixed={"mask": hide_some(4, 6)})
     empty = {"mask": hide_some(4, 6) & (np.arange(4) != 1)[:, None]}
     comment = "Query 1 sees no key of its sample: its output is 0."
-    yield case("empty-row", "MASK EMPTY_ROW", comment, few, given=empty)
+    yield case("empty-row", "MASK EMPTY_ROW", comment, few, fixed=empty)
     one = Drawn(n=1, count=1)
     yield case("one", "DEGENERATE", "One key: the output is its value.", one)
     yield case("gqa", "GQA", "4 query heads with samples of their own, 2 key heads.", _GROUPED_FEW)
@@ -104,7 +104,7 @@ def _cases_of_samples() -> Iterator[Recipe]:
 
 
 def _cases_of_chunks(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
-    """Cases of estimators with chunks; `options` are of all of them."""
+    """Yield cases of estimators with chunks; `options` are of all of them."""
 
     def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **more: Any) -> Recipe:
         return _case(estimator, name, flags, comment, drawn, **options | more)
@@ -119,13 +119,13 @@ def _cases_of_chunks(estimator: str, far: Drawn, **options: Any) -> Iterator[Rec
     yield case("scale", "SCALING", "The scale is given.", window=2, scale=0.75)
     mask = {"mask": np.array([True, False, True, False, False, True, True])}
     comment = "Hidden keys, among them all of a chunk."
-    yield case("mask", "MASK", comment, _CHUNKS, given=mask, window=2)
+    yield case("mask", "MASK", comment, _CHUNKS, fixed=mask, window=2)
     yield case("causal", "CAUSAL", "As many queries as keys.", _CHUNKS, window=3, causal=True)
     comment = "The last query sees every key."
     yield case("causal-cross", "CAUSAL CROSS", comment, Drawn(n=4, m=7), window=3, causal=True)
     comment = "Causal, with hidden keys."
     drawn = replace(_CHUNKS, dtype="float64")
-    yield case("causal-mask", "CAUSAL MASK", comment, drawn, given=mask, window=2, causal=True)
+    yield case("causal-mask", "CAUSAL MASK", comment, drawn, fixed=mask, window=2, causal=True)
     yield case("one", "DEGENERATE", "One query.", Drawn(n=1), window=2)
     yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED_FEW, window=2)
     yield case("long", "EXTREME", "Exponents to thousands of both signs.", far, window=2)
@@ -160,7 +160,7 @@ def _cases_of_windows() -> Iterator[Recipe]:
     comment = "Windows are level with the last keys."
     yield case("cross", "NEAR CROSS", comment, Drawn(n=3, m=7))
     yield case("scale", "SCALING", "The scale is given.", scale=0.75)
-    yield case("mask", "MASK", "Near and far keys are hidden.", given={"mask": hide_some(4, 6)})
+    yield case("mask", "MASK", "Near and far keys are hidden.", fixed={"mask": hide_some(4, 6)})
     yield case("causal", "CAUSAL", "As many queries as keys.", Drawn(n=6), causal=True)
     comment = "The last query sees every key."
     yield case("causal-cross", "CAUSAL CROSS", comment, Drawn(n=3, m=7), causal=True)
@@ -170,7 +170,7 @@ def _cases_of_windows() -> Iterator[Recipe]:
 
 
 def sparse_recipes() -> Iterator[Recipe]:
-    """Cases of estimators of few keys and of near keys, without gradients."""
+    """Yield cases of estimators of few keys and of near keys, without gradients."""
     for part in (_cases_of_coresets, _cases_of_samples, _cases_of_eva, _cases_of_windows):
         yield from part()
     yield from _cases_of_chunks("second-order", replace(_FAR, size=8.0), causal=False)

@@ -80,7 +80,7 @@ def manifest_name(format: str) -> str:
 
 
 def _manifest(content: dict[str, bytes]) -> bytes:
-    """Checksums of files by name, and the names of the cases in those of an estimator."""
+    """Return checksums of files by name, and the names of the cases in those of an estimator."""
     tests = {name: [test["id"] for test in tests_of(doc)] for name, doc in documents().items()}
     files = {}
     for name, data in content.items():
@@ -93,7 +93,7 @@ def _manifest(content: dict[str, bytes]) -> bytes:
 
 
 def sealed(manifest: dict[str, Any]) -> bytes:
-    """The file of a manifest, with the checksum of all else in it."""
+    """Return the file of a manifest, with the checksum of all else in it."""
     body = {key: value for key, value in manifest.items() if key != "sha256"}
     return to_json(body | {"sha256": hashlib.sha256(to_json(body)).hexdigest()})
 
@@ -154,7 +154,7 @@ def _to_safetensors(document: dict[str, Any]) -> bytes:
 
 
 def _readme() -> str:
-    """The README of the directory."""
+    """Return the README of the directory."""
     rows = (
         " | ".join(cell.replace("|", "\\|") for cell in (name, *FLAGS[name]))
         for name in sorted(FLAGS)
@@ -171,17 +171,19 @@ def _readme() -> str:
 
 
 def _table_of_conventions() -> str:
-    """A table of the groups of conventions."""
+    """Return a table of the groups of conventions."""
     groups = documents()["softmax-conventions"]["testGroups"]
-    found = ((group["type"], group["convention"]) for group in groups if "convention" in group)
+    conventions = (
+        (group["type"], group["convention"]) for group in groups if "convention" in group
+    )
     rows = {
         kind: (said["option"], said["value"], ", ".join(said["libraries"]))
-        for kind, said in found
+        for kind, said in conventions
         if not kind.endswith("-gradients")
     }
     return "\n".join(f"| {' | '.join((kind, *row))} |" for kind, row in rows.items())
 
 
 def _text(name: str) -> str:
-    """A text file of the package."""
+    """Return a text file of the package."""
     return resources.files(__package__).joinpath("text", name).read_text("utf-8")

@@ -56,8 +56,8 @@ def diagnose(trial: CheckRun) -> list[str]:
     if _agrees(trial, _Neighbour("", "", adapter), problems):
         return []
     declared, *specs = _bases(adapter)
-    if found := _find_change(trial, *declared, problems):
-        return found
+    if changes := _find_change(trial, *declared, problems):
+        return changes
     for name, base in specs:
         if _agrees(trial, _Neighbour("", "", base), problems):
             return [f"agrees with {name}"]
@@ -65,23 +65,23 @@ def diagnose(trial: CheckRun) -> list[str]:
 
 
 def _find_change(trial: CheckRun, name: str, base: Adapter, problems: list[Question]) -> list[str]:
-    """Agreement but for one convention."""
-    found: dict[str, str] = {}
+    """Find the one convention but for which it agrees."""
+    values: dict[str, str] = {}
     for x in _neighbours(base):
-        if x.option not in found and _agrees(trial, x, problems):
-            found[x.option] = x.value
-    return [f"agrees with {name} but for {option}: {value}" for option, value in found.items()]
+        if x.option not in values and _agrees(trial, x, problems):
+            values[x.option] = x.value
+    return [f"agrees with {name} but for {option}: {value}" for option, value in values.items()]
 
 
 def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
-    """What is declared, and then the conventions of each well-known function, each once."""
+    """Yield what is declared, and then the conventions of each well-known function."""
     same = [name for name, tags in SPECS.items() if dict(tags) == adapter.declared]
     yield f"spec {', '.join(same)}" if same else "what is declared", adapter
     names: dict[tuple[Any, ...], list[str]] = {}
     asked = ("hidden", "causal", "empty_rows", *(["window"] if adapter.can("window") else []))
     for name, tags in SPECS.items():
-        own = tuple(tags.get(tag, CHOICES[tag][0]) for tag in asked)
-        names.setdefault((*own, tags.get("layout", adapter["layout"])), []).append(name)
+        values_of_spec = tuple(tags.get(tag, CHOICES[tag][0]) for tag in asked)
+        names.setdefault((*values_of_spec, tags.get("layout", adapter["layout"])), []).append(name)
     # What may be hidden in one may be hidden in the next.
     for values, some in sorted(names.items(), key=lambda x: CHOICES["hidden"].index(x[0][0])):
         other = _declare(adapter, dict(zip((*asked, "layout"), values, strict=True)))
@@ -94,7 +94,7 @@ def _declare(adapter: Adapter, tags: Mapping[str, Any]) -> Adapter:
 
 
 def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
-    """One convention changed at a time."""
+    """Yield candidates with one convention changed."""
     seen = {
         "causal": ("causal",),
         "window": ("window",),
@@ -121,7 +121,7 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
 
 
 def _invert_masks(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for masks of the other polarity."""
+    """Call with masks of the other polarity."""
 
     @functools.wraps(fn, updated=())
     def call(*arrays: Any, **options: Any) -> Any:
@@ -133,7 +133,7 @@ def _invert_masks(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _interleave(call: Callable[..., Any], problem: Question) -> Any:
-    """Query heads in the order that makes head h % G out of h // (H / G)."""
+    """Order query heads so that head h % G comes out of h // (H / G)."""
     (q, k, v), options = problem
     if q.ndim < 3 or q.shape[-3] == k.shape[-3]:
         return call(q, k, v, **options)
@@ -148,7 +148,7 @@ def _asked_size(adapter: Adapter) -> int:
 
 
 def _problems(t: CheckRun) -> Iterator[Question]:
-    """Small problems that tell conventions apart, the simplest first."""
+    """Yield small problems that tell conventions apart, the simplest first."""
     adapter = t.adapter
     (n, m, d), lead = t.fit(3, 5, _asked_size(adapter)), adapter.lead(2, 2)
     arrays, options = t.problem(n, m, d, 4, lead=lead)
@@ -173,7 +173,7 @@ def _problems(t: CheckRun) -> Iterator[Question]:
 
 
 def _agrees(t: CheckRun, other: _Neighbour, problems: list[Question]) -> bool:
-    """Whether a candidate is right in all problems under the conventions of a neighbour."""
+    """Return whether a candidate is right in all problems under the conventions of a neighbour."""
     t.adapter = other.adapter
     for arrays, options in problems:
         want, allowed = reference(other.adapter, arrays, options)
@@ -188,7 +188,7 @@ def _agrees(t: CheckRun, other: _Neighbour, problems: list[Question]) -> bool:
 
 
 def _hidden(adapter: Adapter, arrays: Any, options: Keywords) -> Arrays:
-    """The second key and value hold what the candidate is to take there, if they are hidden.
+    """Return the second key and value hold what the candidate is to take there, if they are hidden.
 
     Not where a query sees no key: its result may be made of them.
     """

@@ -200,8 +200,8 @@ class Report:
     @property
     def severities(self) -> dict[str, int]:
         """How many failures there are of each severity."""
-        found = Counter(result.severity for result in self.results if result.status == FAIL)
-        return {name: found[name] for name in SEVERITIES if name in found}
+        counts = Counter(result.severity for result in self.results if result.status == FAIL)
+        return {name: counts[name] for name in SEVERITIES if name in counts}
 
     @property
     def conclusion(self) -> str:
@@ -211,8 +211,8 @@ class Report:
         if not self.results:
             return "nothing was checked"
         expected = self.counts[EXPECTED]
-        found = "no deviation was found" + f" other than {expected} expected" * bool(expected)
-        return found if self.verdict == PASS else f"{found}, but some checks say too little"
+        deviation = "no deviation was found" + f" other than {expected} expected" * bool(expected)
+        return deviation if self.verdict == PASS else f"{deviation}, but some checks say too little"
 
     @property
     def guarantee(self) -> str:
@@ -224,14 +224,14 @@ class Report:
         )
 
     def to_json(self) -> str:
-        """The report as JSON; what is not finite is null, and strange characters are escaped."""
+        """Write the report as JSON; what is not finite is null, odd characters are escaped."""
         said = ("verdict", "conclusion", "severities", "guarantee")
         content = {name: getattr(self, name) for name in said} | asdict(self)
         text = json.dumps(portable(content), indent=2, default=lambda x: printable(str(x)))
         return text + "\n"
 
     def to_junit(self) -> str:
-        """The report as JUnit XML."""
+        """Return the report as JUnit XML."""
         counts = self.counts
         suite = ElementTree.Element(
             "testsuite",
@@ -260,7 +260,7 @@ class Report:
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
     def _properties(self) -> dict[str, str]:
-        """What JUnit XML says of all of the run."""
+        """Return the properties of the run in JUnit XML."""
         return {
             "verdict": self.verdict,
             "conclusion": self.conclusion,
@@ -270,7 +270,7 @@ class Report:
         }
 
     def to_html(self) -> str:
-        """The report as a page that needs no other file.
+        """Return the report as a page that needs no other file.
 
         Raises
         ------
@@ -280,14 +280,14 @@ class Report:
         return self._rendered("page.html")
 
     def _repr_html_(self) -> str | None:
-        """The report as a part of a page, for notebooks; without jinja2 they show the `repr`."""
+        """Return the report as a part of a page, for notebooks; without jinja2, nothing."""
         try:
             return self._rendered("part.html")
         except ModuleNotFoundError:
             return None
 
     def to_badge(self) -> str:
-        """The verdict as a small image in SVG, which needs no other file, for a README.
+        """Return the verdict as a small image in SVG, which needs no other file, for a README.
 
         It has the verdict as a word and as a colour, the estimator, the level and the version of
         the package, and how many checks were made if not all that apply were. Its title, which
@@ -336,7 +336,7 @@ class Report:
         return f"<Report {self.verdict}: {self.name!r} as {self.estimator}{counts}>"
 
     def text(self, width: int = 100) -> str:
-        """The report in words; of what has no line of its own, lines are no longer than `width`."""
+        """Return the report in words, with lines no longer than `width` where they may break."""
         able = f" with {', '.join(self.capabilities)}" if self.capabilities else ""
         lines = [
             f"{self.verdict}: {self.name} as {self.estimator}{able} "
@@ -368,13 +368,13 @@ class Report:
     @property
     def untried(self) -> dict[str, list[str]]:
         """The checks that were not tried, by the reason."""
-        found: dict[str, list[str]] = {}
+        reasons: dict[str, list[str]] = {}
         for name, why in self.not_tried.items():
-            found.setdefault(why, []).append(name)
-        return found
+            reasons.setdefault(why, []).append(name)
+        return reasons
 
     def _left_out(self, width: int) -> Iterator[str]:
-        """A line for each check that was not tried, or for all after which the run stopped."""
+        """Yield a line for each check that was not tried, or for all after the run stopped."""
         longest = max(map(len, self.not_tried))
         for why, names in self.untried.items():
             if why in STOPS:
@@ -384,7 +384,7 @@ class Report:
                 yield from (f"  {name:<{longest}}  {why}" for name in names)
 
     def _failures(self) -> Iterator[str]:
-        """How many failures there are of each severity, and what that means."""
+        """Yield how many failures there are of each severity, and their meaning."""
         for name, count in self.severities.items():
             yield f"{count} of {name} ({SEVERITIES[name]})"
         failed = {r.severity for r in self.results if r.status in (FAIL, EXPECTED)}

@@ -21,7 +21,7 @@ _LITERAL = 400  # numbers up to which an array is written out
 
 
 def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str:
-    """A script that makes the failing call again, or runs the check again if no call shows it.
+    """Write a script that makes the failing call again, or runs the check again.
 
     Its exit status is 1 while the failure is there.
 
@@ -31,13 +31,13 @@ def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str
     lines = ["import numpy as np", "", "from refattn import conformance", ""]
     lines += [*_import_lines(adapter), ""]
     named = ", ".join(repr(c) for c in sorted(adapter.capabilities))
-    given = f"fn, {adapter.estimator!r}, [{named}], {adapter.declared!r}"
-    lines.append(f"candidate = conformance.Adapter({given})")
+    arguments = f"fn, {adapter.estimator!r}, [{named}], {adapter.declared!r}"
+    lines.append(f"candidate = conformance.Adapter({arguments})")
     if case is None or result.p is not None or not _shows(trial, case):
-        given = ", ".join(f"{k}={x!r}" for k, x in again.items())
+        arguments = ", ".join(f"{k}={x!r}" for k, x in again.items())
         lines += [
             'if __name__ == "__main__":',
-            f"    report = conformance.check(candidate, checks=[{result.check!r}], {given})",
+            f"    report = conformance.check(candidate, checks=[{result.check!r}], {arguments})",
             "    print(report)",
             '    raise SystemExit(report.verdict == "FAIL")',
         ]
@@ -74,7 +74,7 @@ raise SystemExit(not error <= {0!r})"""
 
 
 def _shows(trial: CheckRun, case: Call) -> bool:
-    """Whether the last call alone shows the failure: it raises, or its result is wrong as such."""
+    """Return whether the last call alone shows the failure: it raises or is wrong."""
     if trial.got is None:
         return True
     if case.want is None:
@@ -83,7 +83,7 @@ def _shows(trial: CheckRun, case: Call) -> bool:
 
 
 def _import_lines(adapter: Adapter) -> list[str]:
-    """Lines that define `fn`, if it can be imported."""
+    """Return lines that define `fn`, if it can be imported."""
     fn = adapter.fn
     if isinstance(fn, Subprocess):
         return [
@@ -101,13 +101,13 @@ def _import_lines(adapter: Adapter) -> list[str]:
 
 
 def _is_there(fn: Any, module: str, name: str) -> bool:
-    """Whether the name leads to the callable: that of a bound method, say, need not."""
-    found: Any = sys.modules.get(module)
+    """Return whether the name leads to the callable: that of a bound method, say, need not."""
+    named: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(fn, MethodType) and isinstance(found, MethodType):
-        return found == fn  # each look-up makes another object
-    return found is fn
+        named = getattr(named, part, None)
+    if isinstance(fn, MethodType) and isinstance(named, MethodType):
+        return named == fn  # each look-up makes another object
+    return named is fn
 
 
 def _write_array(x: Any) -> str:

@@ -221,24 +221,24 @@ def check(
 
 
 def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
-    """Which convention the candidate follows instead, as far as time allows."""
-    found: list[str] = []
+    """Diagnose which convention the candidate follows instead, as far as time allows."""
+    lines: list[str] = []
     trial = CheckRun(candidate, "diagnosis", seed)
     item = Check(
-        trial.name, "", "identity", frozenset(), attends, lambda t: found.extend(diagnose(t))
+        trial.name, "", "identity", frozenset(), attends, lambda t: lines.extend(diagnose(t))
     )
     limit = min(max(left, 0.0), _TO_DIAGNOSE)
     _run_check(item, trial, limit, limit)
-    return list(found)
+    return list(lines)
 
 
 def _laws_from(chosen: Mapping[str, Check], i: int) -> int:
-    """How many statistical checks are left, of those that share the time."""
+    """Count the statistical checks that are left and share the time."""
     return max(1, sum(item.layer != "identity" for item in list(chosen.values())[i:]))
 
 
 def _stops(item: Check, trial: CheckRun, result: Result) -> str:
-    """Why no other check can say more, if none can."""
+    """Return why no other check can say more, if none can."""
     if result.status == FAIL and trial.over:
         return "the candidate hangs"
     if result.status == UNDERPOWERED and trial.over:
@@ -253,7 +253,7 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
 
 
 def _signatures(trial: CheckRun) -> str:
-    """How the candidate was called, and how it is defined."""
+    """Describe how the candidate was called, and how it is defined."""
     names = list(trial.adapter.record.arrays)
     if trial.case is not None:
         names += [
@@ -268,17 +268,17 @@ def _signatures(trial: CheckRun) -> str:
 
 
 def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
-    """Checks of such estimators that were not made, and why."""
+    """Return checks of such estimators that were not made, and why."""
     left = [item for item in CHECKS.values() if item.name not in set(chosen)]
-    found = {}
+    reasons = {}
     for item in (item for item in left if adapter.has(*item.traits)):
         if item.applies(adapter):
-            found[item.name] = LEFT_OUT
+            reasons[item.name] = LEFT_OUT
         elif adapter.has("random") and not adapter.draws and item.of_draws:
-            found[item.name] = "needs frequencies of its own for each seed"
+            reasons[item.name] = "needs frequencies of its own for each seed"
         elif needed := _needed(item, adapter):
-            found[item.name] = f"needs {needed}"
-    return found
+            reasons[item.name] = f"needs {needed}"
+    return reasons
 
 
 # Tags without which, or with another value of which, more checks may apply.
@@ -289,7 +289,7 @@ _LIMITING = (
 
 
 def _needed(item: Check, adapter: Adapter) -> str:
-    """What would have to be declared for a check to apply, in the words of the command line."""
+    """Name what must be declared for a check to apply, as on the command line."""
     tags: dict[str, Any] = dict(adapter.tags or {})
     more: list[tuple[str, set[str], dict[str, Any]]] = [
         (f"--capability {name}", {name}, {})
@@ -302,9 +302,9 @@ def _needed(item: Check, adapter: Adapter) -> str:
     for count in (1, 2):
         for some in combinations(more, count):
             capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))
-            given = tags | {name: value for _, _, tag in some for name, value in tag.items()}
+            changed = tags | {name: value for _, _, tag in some for name, value in tag.items()}
             try:
-                other = Adapter(adapter.fn, adapter.estimator, capabilities, given)
+                other = Adapter(adapter.fn, adapter.estimator, capabilities, changed)
             except (TypeError, ValueError):
                 continue
             if item.applies(other):
@@ -313,7 +313,7 @@ def _needed(item: Check, adapter: Adapter) -> str:
 
 
 def checks_of(adapter: Adapter) -> Iterator[Check]:
-    """The checks that apply to a candidate."""
+    """Return the checks that apply to a candidate."""
     return (item for item in CHECKS.values() if item.applies(adapter))
 
 
@@ -367,8 +367,8 @@ def parametrize_with_checks(
         if not isinstance(adapter, Adapter):
             raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
         chosen = list(checks_of(adapter))
-        own = expected.get(str(adapter.name), {}) if nested else expected
-        _refuse_unknown("expected_failures", own, [c.name for c in chosen])
+        reasons_of = expected.get(str(adapter.name), {}) if nested else expected
+        _refuse_unknown("expected_failures", reasons_of, [c.name for c in chosen])
         statistical = max(sum(c.layer != "identity" for c in chosen), 1)
         for item in chosen:
 
@@ -376,9 +376,9 @@ def parametrize_with_checks(
                 adapter: Adapter = adapter,
                 name: str = item.name,
                 n: int = statistical,
-                own: Mapping[str, str] = own,
+                reasons_of: Mapping[str, str] = reasons_of,
             ) -> None:
-                reasons = {k: x for k, x in own.items() if k == name}
+                reasons = {k: x for k, x in reasons_of.items() if k == name}
                 report = check(
                     adapter,
                     level=level,
@@ -467,7 +467,7 @@ def _refuse_unknown(argument: str, names: Iterable[str], chosen: Iterable[str]) 
 
 
 def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> Result:
-    """One check within its time, whatever the candidate does.
+    """Run one check within its time, whatever the candidate does.
 
     One whose call is not back after `patience` hangs; less of what is left is no evidence of that.
     """
@@ -525,7 +525,7 @@ _ORDINARY, _LARGE = 60.0, 1e4
 
 
 def _severity(item: Check, trial: CheckRun, error: BaseException | None) -> str:
-    """What kind of failure it is, or would be."""
+    """Return what kind of failure it is, or would be."""
     if isinstance(error, Refusal) or item.name in _CONTRACTS:
         return "contract"
     if item.layer != "identity":
@@ -563,7 +563,7 @@ def _interrupt(thread: threading.Thread) -> None:
 
 
 def _imports(ident: int) -> bool:
-    """Whether a thread is within an import."""
+    """Return whether a thread is within an import."""
     frame = sys._current_frames().get(ident)
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
@@ -571,7 +571,7 @@ def _imports(ident: int) -> bool:
 
 
 def _correct(results: list[Result], trials: list[CheckRun], alpha: float) -> None:
-    """Holm's correction of all p-values of the run; those at most alpha are failures.
+    """Correct all p-values of the run by Holm's method; at most alpha is a failure.
 
     What a check detects is reckoned at the smallest level that Holm's method may hold it to.
     """

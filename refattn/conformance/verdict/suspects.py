@@ -40,7 +40,7 @@ def suspect(results: list[Result], trials: list[CheckRun]) -> None:
 
 
 def _comparable(trial: CheckRun) -> bool:
-    """Whether the failing call can be made of catalogued defects."""
+    """Return whether the failing call can be made of catalogued defects."""
     adapter, case = trial.adapter, trial.case
     if case is None or case.want is None or trial.numbers is None:
         return False
@@ -48,7 +48,7 @@ def _comparable(trial: CheckRun) -> bool:
 
 
 def _same_numbers(trial: CheckRun) -> Iterable[str]:
-    """Defects that give nearly what the candidate gave at the failing case, the nearest first."""
+    """Yield defects that give nearly the candidate's numbers, the nearest first."""
     from ..defects import MUTANTS
 
     adapter, case = trial.adapter, trial.case
@@ -57,7 +57,7 @@ def _same_numbers(trial: CheckRun) -> Iterable[str]:
     asked = {"lse" if name == "return_lse" else name for name in case.options}
     needed = ({*CAPABILITIES} & asked) - {adapter.record.size}  # the window of EVA is its size
     gradient = "d_out" in case.options
-    found = []
+    near = []
     for mutant in MUTANTS:
         if ESTIMATORS[mutant.estimator] is not adapter.record:
             continue
@@ -76,12 +76,12 @@ def _same_numbers(trial: CheckRun) -> Iterable[str]:
         if apart < _NEARLY * error:  # nearer to what came than the right numbers are
             same = apart <= 4 * case.allowed
             words = "the same numbers" if same else "nearly the same numbers"
-            found.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
-    yield from (text for _, text in sorted(found))
+            near.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
+    yield from (text for _, text in sorted(near))
 
 
 def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
-    """Defects of the draw alone that fail the same laws, of those that ran, unless many do.
+    """Return defects of the draw alone that fail the same laws, of those that ran, unless many do.
 
     Only those of the candidate's coupling: other laws are tried of others.
     """
@@ -92,27 +92,27 @@ def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
         for mutant in MUTANTS
         if mutant.tags.get("coupling", "iid") == adapter["coupling"]
     }
-    found = [
+    alike = [
         mutant
         for mutant, checks in _killers(adapter).items()
         if all(CHECKS[c].layer != "identity" for c in checks)
         and set(checks) & ran == failed
         and mutant in effects
     ]
-    if len(failed) < _ENOUGH_LAWS or len(found) > _MOST_SUSPECTS:
+    if len(failed) < _ENOUGH_LAWS or len(alike) > _MOST_SUSPECTS:
         return []
-    return [f"{mutant} (fails the same laws): {effects[mutant]}" for mutant in found]
+    return [f"{mutant} (fails the same laws): {effects[mutant]}" for mutant in alike]
 
 
 def _killers(adapter: Adapter) -> dict[str, list[str]]:
-    """Defects of the estimator and the checks that each fails."""
+    """Return defects of the estimator and the checks that each fails."""
     names = (adapter.record.name, *adapter.record.aliases)
     return {mutant: x for name in names for mutant, x in _kills().get(name, {}).items()}
 
 
 @cache
 def _kills() -> dict[str, dict[str, list[str]]]:
-    """Which checks fail for which defect, as measured; see `defects`."""
+    """Load which checks fail for which defect, as measured; see `defects`."""
     text = resources.files(__package__).joinpath("kills.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content

@@ -18,7 +18,6 @@ from .features import (
     linear_attention,
     linear_randomized_attention,
     log_kernel_estimate,
-    log_positive_feature,
     random_feature_attention,
     randomized_attention,
 )
@@ -54,7 +53,6 @@ __all__ = [
     "linear_randomized_attention",
     "local_random_feature_attention",
     "log_kernel_estimate",
-    "log_positive_feature",
     "mean_of_rows",
     "numbers",
     "pull_back",

@@ -26,8 +26,7 @@ def context(dps: int = 50) -> Any:
 
     Examples
     --------
-    >>> from refattn.conformance.truth import exact
-    >>> print(exact.context(30).exp(1))
+    >>> print(context(30).exp(1))
     2.71828182845904523536028747135
     """
     mp = mpmath.mp.clone()
@@ -45,7 +44,7 @@ def context(dps: int = 50) -> Any:
 
 
 def _of_both(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Any:
-    """A function of numbers, and of dual ones too."""
+    """Make a function of numbers one of dual numbers too."""
 
     def of_either(x: Any) -> Any:
         if not isinstance(x, _Dual):
@@ -126,18 +125,17 @@ def pull_back(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
+    >>> from refattn.conformance.truth.exact import softmax_attention
     >>> q, k, v = np.array([[1.0]]), np.array([[0.0], [0.0]]), np.array([[0.0], [4.0]])
-    >>> found = exact.pull_back(exact.softmax_attention, np.ones((1, 1)), q=q, k=k, v=v)
+    >>> found = pull_back(softmax_attention, np.ones((1, 1)), q=q, k=k, v=v)
     >>> {name: [float(e) for e in x.ravel()] for name, x in found.items()}
     {'q': [0.0], 'k': [-1.0, 1.0], 'v': [0.5, 0.5]}
     """
-    given, duals, first = {name: numbers(x, dps=dps) for name, x in arrays.items()}, {}, 0
-    for name, x in given.items():
-        own = np.empty(x.size, dtype=object)
-        own[:] = [_Dual(e, {i: 1}) for i, e in enumerate(x.ravel(), first)]
-        duals[name], first = own.reshape(x.shape), first + x.size
+    exact, duals, first = {name: numbers(x, dps=dps) for name, x in arrays.items()}, {}, 0
+    for name, x in exact.items():
+        flat = np.empty(x.size, dtype=object)
+        flat[:] = [_Dual(e, {i: 1}) for i, e in enumerate(x.ravel(), first)]
+        duals[name], first = flat.reshape(x.shape), first + x.size
     pairs = zip(numbers(cotangent, dps=dps).ravel(), function(**duals).ravel(), strict=True)
     total: dict[int, Any] = {}
     zero = context(dps).mpf(0)
@@ -154,8 +152,7 @@ def numbers(x: Any, *, dps: int = 50) -> Floats:
 
     Examples
     --------
-    >>> from refattn.conformance.truth import exact
-    >>> float(exact.numbers([0.1])[0])
+    >>> float(numbers([0.1])[0])
     0.1
     """
     mp, x = context(dps), np.asarray(x)

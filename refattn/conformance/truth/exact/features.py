@@ -8,7 +8,7 @@ import numpy as np
 
 from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
-from .softmax import root, softmax_mean
+from .softmax import Scale, root, softmax_mean
 
 __all__ = [
     "divide_by_sum",
@@ -26,14 +26,14 @@ __all__ = [
 
 
 def log_positive_feature(x: Floats, omega: Floats) -> Floats:
-    """Log of the positive feature xi(x_i, omega_s): reference 002, eq. (9), for exact numbers."""
+    """Evaluate log xi(x_i, omega_s): reference 002, eq. (9), for exact numbers."""
     return np.asarray(x @ omega.T - (x * x).sum(-1)[:, None] / 2)
 
 
 def log_kernel_estimate(
     q: Any, k: Any, omega: Any, log_weight: Any = 0.0, *, dps: int = 50
 ) -> Floats:
-    """Log of sum_s w_s xi(q_i, omega_s) xi(k_j, omega_s), without the factor exp(-|q_i|^2/2)."""
+    """Evaluate log sum_s w_s xi(q_i, omega_s) xi(k_j, omega_s), but for exp(-|q_i|^2/2)."""
     mp, weight = context(dps), numbers(np.broadcast_to(log_weight, omega.shape[:1]), dps=dps)
     q, k, omega = (numbers(x, dps=dps) for x in (q, k, omega))
     a, b = q @ omega.T + weight, log_positive_feature(k, omega)
@@ -43,7 +43,7 @@ def log_kernel_estimate(
 
 
 def feature_map(x: Floats, omega: Floats, features: str, *, dps: int = 50) -> Floats:
-    """Feature maps (n, F): reference 001, z_positive and z_sin/cos; reference 002, (8) and (9)."""
+    """Evaluate feature maps (n, F): reference 001; reference 002, (8) and (9)."""
     mp, half = context(dps), (x * x).sum(-1)[:, None] / 2
     product = x @ omega.T
     if features == "positive":
@@ -60,7 +60,7 @@ def feature_map(x: Floats, omega: Floats, features: str, *, dps: int = 50) -> Fl
 def estimate_matrix(
     x: Any, y: Any, omega: Any, log_weight: Any, features: str, root: Any, dps: int
 ) -> Floats:
-    """(1/S) sum_s w_s phi_s(x_i) . phi_s(y_j): reference 002, eq. (7)."""
+    """Evaluate (1/S) sum_s w_s phi_s(x_i) . phi_s(y_j): reference 002, eq. (7)."""
     count, omega = len(omega), numbers(omega, dps=dps)
     weight = map_numbers(context(dps).exp, numbers(np.broadcast_to(log_weight, (count,)), dps=dps))
     a, b = (feature_map(numbers(z, dps=dps) * root, omega, features, dps=dps) for z in (x, y))
@@ -74,10 +74,8 @@ def kernel_estimate(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> one = np.ones((1, 1))
-    >>> float(exact.kernel_estimate(one, one, one)[0])  # e
+    >>> float(kernel_estimate(one, one, one)[0])  # e
     2.718281828459045
     """
     pairs = (
@@ -88,7 +86,7 @@ def kernel_estimate(
 
 
 def divide_by_sum(kernel: Floats, v: Any, visible: Any, dps: int) -> Floats:
-    """sum_j kernel_ij v_j / sum_j kernel_ij over visible keys: reference 000, KernelizedAttention.
+    """Evaluate sum_j kernel_ij v_j / sum_j kernel_ij over visible keys: reference 000.
 
     0 for a query that sees no key.
     """
@@ -107,19 +105,17 @@ def random_feature_attention(
     omega: Any,
     log_weight: Any = 0.0,
     visible: Any = True,
-    scale: float | None = None,
+    scale: Scale = None,
     *,
     features: str = "positive",
     dps: int = 50,
 ) -> Floats:
-    """Attention with the estimated kernel (RFA): reference 002, eq. (10); reference 003, RFA.
+    """Attend with the estimated kernel (RFA): reference 002, eq. (10); reference 003.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.array([[9.0]]), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
-    >>> float(exact.random_feature_attention(q, k, v, np.array([[0.5]]))[0, 0])
+    >>> float(random_feature_attention(q, k, v, np.array([[0.5]]))[0, 0])
     0.5
     """
     r = root(scale, q.shape[-1], dps=dps)
@@ -128,25 +124,16 @@ def random_feature_attention(
 
 
 def randomized_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    omega: Any,
-    visible: Any = True,
-    scale: float | None = None,
-    *,
-    dps: int = 50,
+    q: Any, k: Any, v: Any, omega: Any, visible: Any = True, scale: Scale = None, *, dps: int = 50
 ) -> Floats:
-    """Mean over s of f_i(omega_is) = sum_j xi(k_j) v_j / sum_j xi(k_j): reference 003, RA.
+    """Average sum_j xi(k_j) v_j / sum_j xi(k_j) over the samples: reference 003, RA.
 
     omega has shape (n, S, d).
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.array([[9.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [1.0]])
-    >>> float(exact.randomized_attention(q, k, v, np.array([[[0.5]]]))[0, 0])  # e / (1 + e)
+    >>> float(randomized_attention(q, k, v, np.array([[[0.5]]]))[0, 0])  # e / (1 + e)
     0.7310585786300049
     """
     keys = numbers(k, dps=dps) * root(scale, q.shape[-1], dps=dps)
@@ -166,19 +153,17 @@ def linear_randomized_attention(
     omega: Any,
     centres: Any,
     visible: Any = True,
-    scale: float | None = None,
+    scale: Scale = None,
     *,
     dps: int = 50,
 ) -> Floats:
-    """RFA with weights N(omega_s; 0, I) / sum_c N(omega_s; mu_c, I): reference 003, LARA, balance.
+    """Attend with weights N(omega; 0, I) / sum_c N(omega; mu_c, I): reference 003, LARA.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.array([[9.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [1.0]])
     >>> omega, centres = np.array([[0.5]]), np.array([[2.0]])
-    >>> float(exact.linear_randomized_attention(q, k, v, omega, centres)[0, 0])
+    >>> float(linear_randomized_attention(q, k, v, omega, centres)[0, 0])
     0.7310585786300049
     """
     mp = context(dps)
@@ -192,9 +177,7 @@ def elu_plus_one(x: Any, *, dps: int = 50) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
-    >>> exact.elu_plus_one(np.array([2.0, 0.0]))
+    >>> elu_plus_one(np.array([2.0, 0.0]))
     array([mpf('3.0'), mpf('1.0')], dtype=object)
     """
     mp = context(dps)
@@ -202,14 +185,12 @@ def elu_plus_one(x: Any, *, dps: int = 50) -> Floats:
 
 
 def linear_attention(q: Any, k: Any, v: Any, visible: Any = True, *, dps: int = 50) -> Floats:
-    """Attention with the kernel phi(q) . phi(k), phi = elu + 1: reference 004, kernel_attn.
+    """Attend with the kernel phi(q) . phi(k), phi = elu + 1: reference 004.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.zeros((1, 2)), np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[0.0], [4.0]])
-    >>> exact.linear_attention(q, k, v)  # kernels 2 and 6
+    >>> linear_attention(q, k, v)  # kernels 2 and 6
     array([[mpf('3.0')]], dtype=object)
     """
     return divide_by_sum(elu_plus_one(q, dps=dps) @ elu_plus_one(k, dps=dps).T, v, visible, dps)

@@ -9,21 +9,19 @@ import numpy as np
 from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
 from .features import divide_by_sum
-from .softmax import root, softmax_mean
+from .softmax import Scale, root, softmax_mean
 
 __all__ = ["coreset", "coreset_attention", "sampled_key_attention"]
 
 
 def coreset(
-    k: Any, indices: Any, visible: Any = True, scale: float | None = None, *, dps: int = 50
+    k: Any, indices: Any, visible: Any = True, scale: Scale = None, *, dps: int = 50
 ) -> tuple[Floats, Floats]:
-    """Centred keys J, times the root of the scale, and W = h_JJ^-1 h_JK for the keys K seen.
+    """Return centred keys J, times the root of the scale, and W = h_JJ^-1 h_JK.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
-    >>> chosen, weights = exact.coreset(np.array([[-1.0], [1.0]]), [1, 0])
+    >>> chosen, weights = coreset(np.array([[-1.0], [1.0]]), [1, 0])
     >>> np.abs(weights.astype(float)).round(6)
     array([[0., 1.],
            [1., 0.]])
@@ -38,25 +36,16 @@ def coreset(
 
 
 def coreset_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    indices: Any,
-    visible: Any = True,
-    scale: float | None = None,
-    *,
-    dps: int = 50,
+    q: Any, k: Any, v: Any, indices: Any, visible: Any = True, scale: Scale = None, *, dps: int = 50
 ) -> Floats:
-    """Attention with the kernel h_qJ h_JJ^-1 h_JK of centred keys: arXiv:2602.10056.
+    """Attend with the kernel h_qJ h_JJ^-1 h_JK of centred keys: arXiv:2602.10056.
 
     Keys J are distinct, and visible, (m,), is the same for all queries.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.array([[0.0]]), np.array([[-1.0], [1.0]]), np.array([[0.0], [3.0]])
-    >>> float(exact.coreset_attention(q, k, v, np.array([1, 0]))[0, 0])
+    >>> float(coreset_attention(q, k, v, np.array([1, 0]))[0, 0])
     1.5
     """
     chosen, weights = coreset(k, indices, visible, scale, dps=dps)
@@ -72,18 +61,16 @@ def sampled_key_attention(
     indices: Any,
     log_probability: Any = 0.0,
     visible: Any = True,
-    scale: float | None = None,
+    scale: Scale = None,
     *,
     dps: int = 50,
 ) -> Floats:
-    """Attention to the keys of each query's sample, (n or 1, S), over their probabilities.
+    """Attend to the keys of each query's sample, (n or 1, S), over their probabilities.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.zeros((1, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
-    >>> float(exact.sampled_key_attention(q, k, v, np.array([[0, 2]]))[0, 0])
+    >>> float(sampled_key_attention(q, k, v, np.array([[0, 2]]))[0, 0])
     2.5
     """
     n, m = len(q), len(k)

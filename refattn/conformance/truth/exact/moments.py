@@ -13,26 +13,22 @@ __all__ = ["covariance_of_rows", "mean_of_rows"]
 
 
 def mean_of_rows(x: Any, *, dps: int = 50) -> Floats:
-    """Mean of the rows: reference 002, eq. (1).
+    """Average the rows: reference 002, eq. (1).
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
-    >>> exact.mean_of_rows(np.array([[1.0], [2.0]]))
+    >>> mean_of_rows(np.array([[1.0], [2.0]]))
     array([mpf('1.5')], dtype=object)
     """
     return np.asarray(numbers(x, dps=dps).sum(0) / len(x))
 
 
 def covariance_of_rows(x: Any, ddof: int = 1, *, dps: int = 50) -> Floats:
-    """Covariance of the rows with divisor N - ddof: reference 002, eq. (2).
+    """Return the covariance of the rows, with divisor N - ddof: reference 002, eq. (2).
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
-    >>> exact.covariance_of_rows(np.array([[1.0], [2.0]]))
+    >>> covariance_of_rows(np.array([[1.0], [2.0]]))
     array([[mpf('0.5')]], dtype=object)
     """
     rows = numbers(x, dps=dps) - mean_of_rows(x, dps=dps)

@@ -10,7 +10,7 @@ import numpy as np
 from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
 from .features import divide_by_sum, estimate_matrix, log_positive_feature
-from .softmax import root, softmax_mean
+from .softmax import Scale, root, softmax_mean
 
 __all__ = ["eva_attention", "local_random_feature_attention", "second_order_attention"]
 
@@ -25,19 +25,17 @@ def eva_attention(
     omega: Any = None,
     log_size: bool = True,
     causal: bool = False,
-    scale: float | None = None,
+    scale: Scale = None,
     dps: int = 50,
 ) -> Floats:
-    """Attention to the keys of the own chunk and to one summary of each other: arXiv:2302.04542.
+    """Attend to the own chunk's keys and one summary of each other: arXiv:2302.04542.
 
     visible, (m,), is the same for all queries.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.zeros((3, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
-    >>> float(exact.eva_attention(q, k, v, window=2)[0, 0])
+    >>> float(eva_attention(q, k, v, window=2)[0, 0])
     2.0
     """
     mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
@@ -64,19 +62,17 @@ def second_order_attention(
     *,
     window: int,
     causal: bool = False,
-    scale: float | None = None,
+    scale: Scale = None,
     dps: int = 50,
 ) -> Floats:
-    """Attention to the keys of the own chunk and to the moments of each other.
+    """Attend to the keys of the own chunk and to the moments of each other.
 
     visible, (m,), is the same for all queries.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.zeros((3, 1)), np.zeros((3, 1)), np.array([[0.0], [1.0], [5.0]])
-    >>> float(exact.second_order_attention(q, k, v, window=2)[0, 0])
+    >>> float(second_order_attention(q, k, v, window=2)[0, 0])
     2.0
     """
     mp, r = context(dps), root(scale, q.shape[-1], dps=dps)
@@ -101,17 +97,17 @@ def _attend_by_chunks(
     causal: bool,
     summary: Callable[[int, int, list[int]], tuple[Any, Floats]],
 ) -> Floats:
-    """Mean of the values of the own chunk and of summaries of others, query by query."""
+    """Average the values of the own chunk and summaries of others, query by query."""
     (n, m), seen = (len(q), len(k)), np.broadcast_to(visible, (len(k),))
     rows = []
     for i in range(n):
         at = i + m - n
-        own = at // window
-        near = [j for j in range(m) if seen[j] and j // window == own and (j <= at or not causal)]
+        chunk = at // window
+        near = [j for j in range(m) if seen[j] and j // window == chunk and (j <= at or not causal)]
         pairs = [(q[i] @ k[j], v[j]) for j in near]
         for c in range(-(-m // window)):
             members = [j for j in range(m) if seen[j] and j // window == c]
-            if members and (c < own or (c > own and not causal)):
+            if members and (c < chunk or (c > chunk and not causal)):
                 pairs.append(summary(c, i, members))
         if not pairs:
             rows.append(0 * v[:1].sum(0))
@@ -122,7 +118,7 @@ def _attend_by_chunks(
 
 
 def _of_chunk(q: Any, k: Any, window: int, c: int) -> list[int]:
-    """Queries of a chunk: the last query is level with the last key."""
+    """Return queries of a chunk: the last query is level with the last key."""
     n, m = len(q), len(k)
     return [i for i in range(n) if (i + m - n) // window == c]
 
@@ -133,20 +129,18 @@ def local_random_feature_attention(
     v: Any,
     omega: Any,
     visible: Any = True,
-    scale: float | None = None,
+    scale: Scale = None,
     *,
     window: tuple[int | None, int | None],
     dps: int = 50,
 ) -> Floats:
-    """Attention with the exact kernel in a window and the estimated one outside.
+    """Attend with the exact kernel in a window and the estimated one outside.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v, omega = (np.array([[x]]) for x in (0.0, 0.0, 4.0, 1.0))
     >>> options = {"window": (None, None)}
-    >>> float(exact.local_random_feature_attention(q, k, v, omega, **options)[0, 0])
+    >>> float(local_random_feature_attention(q, k, v, omega, **options)[0, 0])
     4.0
     """
     mp, r = context(dps), root(scale, q.shape[-1], dps=dps)

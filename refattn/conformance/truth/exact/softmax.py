@@ -11,6 +11,7 @@ from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
 
 __all__ = [
+    "Scale",
     "attend",
     "cap_scores",
     "causal_keys",
@@ -21,14 +22,15 @@ __all__ = [
     "softmax_mean",
 ]
 
+Scale = float | None  # None for 1/sqrt(d)
+
 
 def causal_keys(n: int, m: int) -> Floats:
-    """Query i sees key j where j <= i + m - n: the last query sees every key.
+    """Let query i see key j where j <= i + m - n: the last query sees every key.
 
     Examples
     --------
-    >>> from refattn.conformance.truth import exact
-    >>> exact.causal_keys(2, 3).astype(int)
+    >>> causal_keys(2, 3).astype(int)
     array([[1, 1, 0],
            [1, 1, 1]])
     """
@@ -44,7 +46,7 @@ def softmax_mean(
     *,
     dps: int = 50,
 ) -> tuple[Floats, Floats]:
-    """Mean of v_j with weights exp(scores_ij), and the log of their sum: reference 003, softmax.
+    """Average v_j with weights exp(scores_ij), and return their log sum: reference 003.
 
     A sink is the score of one more value, 0. Factors of dropout are on the weights above, not on
     those in the sum below. A query that sees nothing has mean 0 and log -inf.
@@ -80,7 +82,7 @@ def attend(
     dropout: Any = None,
     dps: int = 50,
 ) -> tuple[Floats, Floats]:
-    """Softmax attention and its log normaliser: reference 003.
+    """Return softmax attention and its log normaliser: reference 003.
 
     With a bias, a cap, a sink and factors of dropout.
     """
@@ -95,8 +97,7 @@ def cap_scores(scores: Floats, softcap: float | None, *, dps: int = 50) -> Float
 
     Examples
     --------
-    >>> from refattn.conformance.truth import exact
-    >>> [float(x) for x in exact.cap_scores(exact.numbers([0.0, 1e9]), 2.0)]
+    >>> [float(x) for x in cap_scores(numbers([0.0, 1e9]), 2.0)]
     [0.0, 2.0]
     """
     if softcap is None:
@@ -107,8 +108,8 @@ def cap_scores(scores: Floats, softcap: float | None, *, dps: int = 50) -> Float
     return map_numbers(lambda s: most * mp.tanh(s / most), scores)
 
 
-def root(scale: float | None, d: int, *, dps: int = 50) -> Any:
-    """Square root of the scale, 1/sqrt(d) by default: the factor of kernel coordinates."""
+def root(scale: Scale, d: int, *, dps: int = 50) -> Any:
+    """Return the square root of the scale, 1/sqrt(d) by default: for kernel coordinates."""
     mp = context(dps)
     return mp.sqrt(1 / mp.sqrt(d) if scale is None else mp.mpf(scale))
 
@@ -120,20 +121,18 @@ def softmax_attention(
     *,
     bias: Any = 0.0,
     sink: Any = None,
-    scale: float | None = None,
+    scale: Scale = None,
     softcap: float | None = None,
     dropout: Any = None,
     visible: Any = True,
     dps: int = 50,
 ) -> Floats:
-    """Softmax attention: reference 000, Attention; reference 003, softmax attention.
+    """Attend by softmax: reference 000, Attention; reference 003, softmax attention.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k, v = np.array([[1.0]]), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
-    >>> float(exact.softmax_attention(q, k, v)[0, 0])  # e / (1 + e)
+    >>> float(softmax_attention(q, k, v)[0, 0])  # e / (1 + e)
     0.7310585786300049
     """
     options = {"softcap": softcap, "sink": sink, "dropout": dropout, "dps": dps}
@@ -142,13 +141,11 @@ def softmax_attention(
 
 
 def heads_of(ndims: dict[str, int], **arrays: Any) -> list[dict[str, Any]]:
-    """The arrays of each head, as `each_head` takes them.
+    """Return the arrays of each head, as `each_head` takes them.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
-    >>> [x["k"].tolist() for x in exact.heads_of({"q": 1, "k": 1}, q=np.ones((2, 1)), k=np.ones(1))]
+    >>> [x["k"].tolist() for x in heads_of({"q": 1, "k": 1}, q=np.ones((2, 1)), k=np.ones(1))]
     [[1.0], [1.0]]
     """
     batched = {name for name, x in arrays.items() if np.ndim(x) > ndims.get(name, np.inf)}
@@ -167,12 +164,10 @@ def each_head(function: Callable[..., Floats], ndims: dict[str, int], **arrays: 
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from refattn.conformance.truth import exact
     >>> q, k = np.zeros((4, 1)), np.array([[5], [7]])
-    >>> exact.each_head(lambda q, k: q + k, {"q": 1, "k": 1}, q=q, k=k)[:, 0]
+    >>> each_head(lambda q, k: q + k, {"q": 1, "k": 1}, q=q, k=k)[:, 0]
     array([5., 5., 7., 7.])
     """
-    found = [function(**arguments) for arguments in heads_of(ndims, **arrays)]
+    results = [function(**arguments) for arguments in heads_of(ndims, **arrays)]
     stacked = any(np.ndim(x) > ndims.get(name, np.inf) for name, x in arrays.items())
-    return np.stack(found) if stacked else found[0]
+    return np.stack(results) if stacked else results[0]
