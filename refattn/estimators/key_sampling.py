@@ -27,16 +27,15 @@ from ..arrays.library import (
 )
 from ..arrays.shown import held
 from ..engine.kernel import attend, finite
-from ..typing import KeyLaw, Pivots
+from ..typing import KEY_LAWS, KeyLaw, Pivots
 
-__all__ = ["LAWS", "PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
+__all__ = ["PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-LAWS: tuple[KeyLaw, ...] = get_args(KeyLaw)
 PIVOTS: tuple[Pivots, ...] = get_args(Pivots)
 _ROUNDS = 32  # of shares that are cut at 1; each cuts one at least, and most all
 
@@ -232,7 +231,7 @@ def draw_keys(
     """
     qkv.check(q, k, v, mask=mask)
     scale = checks.real("scale", scale, optional=True, like=q)
-    checks.choice("law", law, LAWS)
+    checks.choice("law", law, KEY_LAWS)
     checks.length("num_keys", num_keys)
     checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
     rng, n = checks.generator(rng), q.shape[-2]

@@ -12,7 +12,7 @@ from ..arrays.library import Doubles
 from ..arrays.shown import held
 from ..sampling import Gaussian
 from .elementary import quotient
-from .problem import PairSums, Problem, pair_sums, unit_of
+from .second_moments import KernelAttention, PairSums, sum_pairs, unit_of
 
 __all__ = [
     "LARGE_SAMPLE",
@@ -135,8 +135,8 @@ def attention_law(
     (array([[0.00253]]), array([97.]))
     """
     checks.positive_integer("num_features", num_features)
-    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
-    sums = pair_sums(problem, centred=True)
+    problem = KernelAttention(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
+    sums = sum_pairs(problem, centred=True)
     return first_order(sums, num_features).in_units(sums.unit)
 
 
@@ -193,8 +193,8 @@ def importance_sampling_law(
     array([[0.03141]])
     """
     checks.positive_integer("num_features", num_features)
-    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
-    sums = pair_sums(problem, centred=False)
+    problem = KernelAttention(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
+    sums = sum_pairs(problem, centred=False)
     variance = np.maximum(sums.square - sums.mean**2, 0.0) / num_features
     law = Law(np.zeros_like(variance), variance, num_features / sums.weight)
     return law.in_units(sums.unit)
@@ -248,7 +248,7 @@ def randomized_attention_law(
     array([[0.25]])
     """
     checks.positive_integer("num_samples", num_samples)
-    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal)
+    problem = KernelAttention(q, k, v, scale=scale, mask=mask, causal=causal)
     variance = np.zeros(problem.shape)
     for index, scores, values, _, _ in problem.blocks(centred=True):
         share = np.exp(scores)[..., None, :]
@@ -311,8 +311,8 @@ def num_features_for(
     array(632.)
     """
     target = checks.real("target_error", target_error, positive=True)
-    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
-    sums = pair_sums(problem, centred=True)
+    problem = KernelAttention(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
+    sums = sum_pairs(problem, centred=True)
     law = first_order(sums, 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         regime = LARGE_SAMPLE * np.mean(1 / law.ess, axis=-1)

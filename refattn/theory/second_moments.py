@@ -17,13 +17,13 @@ from ..sampling import Gaussian
 from .proposal import SquaredWeights
 
 __all__ = [
+    "KernelAttention",
     "PairSums",
     "PairWeights",
-    "Problem",
-    "pair_sums",
-    "pair_weights",
-    "scaled",
+    "factor_pairs",
     "scaled_exp",
+    "sum_pairs",
+    "times_exp",
     "unit_of",
 ]
 
@@ -34,7 +34,7 @@ def unit_of(x: Doubles) -> Doubles:
     return np.asarray(np.ldexp(1.0, np.clip(exponent, -1022, 1022)))
 
 
-class Problem:
+class KernelAttention:
     """Attention in kernel coordinates, in float64 on the host, one block of queries at a time.
 
     Values are in units of `unit`, a power of 2 for each head: their squares may overflow.
@@ -153,7 +153,7 @@ class PairWeights(NamedTuple):
     head: SquaredWeights
 
 
-def pair_weights(problem: Problem, *, centred: bool) -> Iterator[PairWeights]:
+def factor_pairs(problem: KernelAttention, *, centred: bool) -> Iterator[PairWeights]:
     r"""Factor the second moments of weighted features of pairs of keys.
 
     The integral of `log_kernel_variance` with 2z = 2 q + k + k' factors into
@@ -175,7 +175,7 @@ def pair_weights(problem: Problem, *, centred: bool) -> Iterator[PairWeights]:
         yield PairWeights(index, scores, values, q, key, log_b, gram, height, head)
 
 
-def pair_sums(problem: Problem, *, centred: bool) -> PairSums:
+def sum_pairs(problem: KernelAttention, *, centred: bool) -> PairSums:
     """Sum the second moments of weighted features over all pairs of keys.
 
     Values are taken less their mean if `centred`. The largest log b is carried apart for all keys
@@ -183,15 +183,15 @@ def pair_sums(problem: Problem, *, centred: bool) -> PairSums:
     """
     square, cross = np.zeros(problem.shape), np.zeros(problem.shape)
     weight = np.ones(problem.shape[:-1])
-    for index, scores, values, _, _, log_b, gram, height, _ in pair_weights(
+    for index, scores, values, _, _, log_b, gram, height, _ in factor_pairs(
         problem, centred=centred
     ):
         b, peak = scaled_exp(log_b)
         b_u, peak_u = scaled_exp(np.where(np.any(values != 0, axis=1), log_b, -math.inf))
         u, pairs = values * b_u[:, None, :], (b @ gram)[:, None, :]
-        square[index] = scaled(height + 2 * peak_u, np.sum((u @ gram) * u, axis=-1))
-        cross[index] = scaled(height + peak + peak_u, np.sum(pairs * u, axis=-1))
-        total = scaled(height + 2 * peak, np.sum(pairs * b[:, None, :], axis=-1))[:, 0]
+        square[index] = times_exp(height + 2 * peak_u, np.sum((u @ gram) * u, axis=-1))
+        cross[index] = times_exp(height + peak + peak_u, np.sum(pairs * u, axis=-1))
+        total = times_exp(height + 2 * peak, np.sum(pairs * b[:, None, :], axis=-1))[:, 0]
         weight[index] = np.where(np.any(np.isfinite(scores), axis=-1), total, 1.0)
     ungroup = problem.ungroup
     sums = ungroup(square), ungroup(cross), ungroup(weight, core=1)
@@ -205,7 +205,7 @@ def scaled_exp(x: Doubles) -> tuple[Doubles, Doubles]:
     return np.exp(x - peak[..., None]), peak
 
 
-def scaled(log_size: Doubles, sums: Doubles) -> Doubles:
+def times_exp(log_size: Doubles, sums: Doubles) -> Doubles:
     """Scale rows; what is 0 stays 0 where the scale overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(np.where(sums == 0, 0.0, np.exp(log_size)[..., None] * sums))
