@@ -10,7 +10,7 @@ import click
 
 from ..files.arrays import sample
 from ..files.tensors import DTYPES, open_tensors
-from ..rounding.problem import CALLED, Problem
+from ..rounding.problems import CALLED, Problem
 from ..rounding.profiles import PROFILES
 from ..verification import tolerance
 from ..verification import verdict as verification_verdict

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..arrays import checks
-from . import softmax as rounding_softmax
 from .formats import FORMATS, Format
+from .roundings import Roundings
 
 __all__ = ["PROFILES", "Profile", "profile_of"]
 
@@ -73,7 +73,7 @@ class Profile(NamedTuple):
     delta: str = "weights"
     parts: tuple[int, int] | None = None
 
-    def kernel(self, dtype: str) -> rounding_softmax.Kernel:
+    def kernel(self, dtype: str) -> Roundings:
         """The formats for a storage type."""
 
         def of(name: str | None) -> Format | None:
@@ -82,7 +82,7 @@ class Profile(NamedTuple):
         softmax, accumulate = of(self.softmax), of(self.accumulate)
         assert softmax is not None
         assert accumulate is not None
-        return rounding_softmax.Kernel(
+        return Roundings(
             of(self.scores),
             of(self.weights),
             softmax,

@@ -13,14 +13,14 @@ from ..engine.scores import Band
 from ..features import elu_features
 from ..files.tensors import Tensors
 from ..registry import ESTIMATORS
-from ..rounding.problem import (
+from ..rounding.problems import (
     CALLED,
     Problem,
-    conventions,
-    key_heads,
-    random_features,
+    count_key_heads,
+    hide_unseen,
+    read_frequencies,
     refuse,
-    shown,
+    scale_or_default,
 )
 
 __all__ = ["kind_of", "of_tensors"]
@@ -66,23 +66,23 @@ def of_tensors(
     def read(index: tuple[int, ...]) -> Mapping[str, Any]:
         found: dict[str, Any] = {name: tensors.read(name, index) for name in names}
         if "omega" in found:
-            found |= random_features(found["omega"], None, features, found["q"])
+            found |= read_frequencies(found["omega"], None, features, found["q"])
         for name in {"bias", "mask"} & {*found}:
             found[name] = np.broadcast_to(found[name], (n, m))
-        return shown(found, band)
+        return hide_unseen(found, band)
 
     return Problem(
         tensors.lead,
         (n, m, shapes["v"][-1]),
         read,
-        conventions(shapes["q"][-1], scale),
+        scale_or_default(shapes["q"][-1], scale),
         causal,
         window,
         checks.real("softcap", softcap, positive=True, optional=True),
         (feature_map or elu_features) if kind == "map" else None,
         kind,
         has_sinks="sinks" in names,
-        key_heads=key_heads(shapes["k"], shapes["v"], tensors.lead),
+        key_heads=count_key_heads(shapes["k"], shapes["v"], tensors.lead),
     )
 
 

@@ -23,11 +23,12 @@ import numpy.typing as npt
 from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.shown import held
-from ..rounding import problem as rounding_problem
-from ..rounding import softmax
+from ..rounding import problems
 from ..rounding.formats import FORMATS, Format
-from ..rounding.problem import Problem
+from ..rounding.head import scan_tiles
+from ..rounding.problems import Problem
 from ..rounding.profiles import PROFILES, Profile
+from ..rounding.roundings import RowErrors
 from . import verdict as verification_verdict
 
 __all__ = ["Defect", "Need", "Pair", "Power", "Tolerance", "catalogue", "study"]
@@ -102,7 +103,7 @@ class Defect(NamedTuple):
     name: str
     size: str = ""
     problem: Callable[[Problem], Problem] = lambda x: x
-    change: Callable[[Doubles, softmax.Rows, _Index, slice], Doubles] = lambda x, *_: x
+    change: Callable[[Doubles, RowErrors, _Index, slice], Doubles] = lambda x, *_: x
     round: Callable[[Format, Doubles], Doubles] = Format.round
     weights: str | None = None
 
@@ -220,7 +221,7 @@ def study(
     >>> row.ours < 1, row.verdict  # passes at what is needed, and yet it can be told
     (True, 'FAIL')
     """
-    problem = rounding_problem.of_arrays(
+    problem = problems.pose_arrays(
         q,
         k,
         v,
@@ -231,7 +232,7 @@ def study(
         window=window,
         softcap=softcap,
     )
-    dtype = rounding_problem.dtype_of(q) if dtype is None else dtype
+    dtype = problems.dtype_of(q) if dtype is None else dtype
     return of_problem(problem, dtype, profile=profile, atol=atol, rtol=rtol, track=track)
 
 
@@ -329,13 +330,13 @@ def _needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     found = _Elements(*(np.empty(shape) for _ in _Elements._fields))
 
-    def add(index: _Index, i: slice, rows: softmax.Rows) -> None:
+    def add(index: _Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         found.size[at] = np.abs(rows.out)
         found.off[at] = np.abs(rows.nearest - rows.out) + rows.slack
         found.std[at], found.bound[at] = rows.worst, rows.bound
 
-    rounding_problem.sweep(problem, dtype, PROFILES[name], add)
+    problems.sweep(problem, dtype, PROFILES[name], add)
     unit = FORMATS[dtype].unit
     yield _need(name, None, _Elements(*(x.ravel() for x in found)), unit)
     for head in np.ndindex(problem.lead) if math.prod(problem.lead) > 1 else ():
@@ -482,7 +483,7 @@ def _not_rescaled(block: int, problem: Problem) -> Problem:
         head = problem.head(index)
         n, m = head.q.shape[0], head.keys
         found, top = np.zeros((n, m)), np.full((n, 1), -math.inf)
-        for tile in softmax.tiles(head, slice(0, n), block):
+        for tile in scan_tiles(head, slice(0, n), block):
             if tile.is_sink:
                 continue
             scores = np.broadcast_to(tile.scores, (n, tile.scores.shape[-1]))
@@ -494,7 +495,7 @@ def _not_rescaled(block: int, problem: Problem) -> Problem:
     return _biased(problem, bias)
 
 
-def _more(size: float, out: Doubles, rows: softmax.Rows, index: _Index, i: slice) -> Doubles:
+def _more(size: float, out: Doubles, rows: RowErrors, index: _Index, i: slice) -> Doubles:
     """With something added to the sum of the weights, of which the largest is 1."""
     with np.errstate(all="ignore"):
         share = np.nan_to_num(np.exp(rows.top - rows.lse))[:, None]
@@ -505,9 +506,7 @@ def _times(by: float, out: Doubles, *_: Any) -> Doubles:
     return by * out
 
 
-def _tile(
-    by: float, size: int, out: Doubles, rows: softmax.Rows, index: _Index, i: slice
-) -> Doubles:
+def _tile(by: float, size: int, out: Doubles, rows: RowErrors, index: _Index, i: slice) -> Doubles:
     """The first queries of the first head."""
     inside = (np.arange(i.start, i.stop) < size) & (not any(index))
     return np.where(inside[:, None], by * out, out)
@@ -551,16 +550,16 @@ def _simulated(
     to = FORMATS[dtype if profile.out in (None, "storage") else str(profile.out)]
     changed = profile._replace(out=None, weights=defect.weights or profile.weights)
 
-    def write(index: _Index, i: slice, rows: softmax.Rows) -> None:
+    def write(index: _Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         got[at] = defect.round(to, defect.change(rows.nearest, rows, index, i))
 
-    def keep(index: _Index, i: slice, rows: softmax.Rows) -> None:
+    def keep(index: _Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         exact[at] = rows.out
 
-    rounding_problem.sweep(problem, dtype, profile._replace(inputs=None), keep)
-    rounding_problem.sweep(defect.problem(problem), dtype, changed, write)
+    problems.sweep(problem, dtype, profile._replace(inputs=None), keep)
+    problems.sweep(defect.problem(problem), dtype, changed, write)
     return exact, got
 
 

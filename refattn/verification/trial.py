@@ -12,11 +12,13 @@ import numpy.typing as npt
 from .. import stats
 from ..arrays.library import Doubles
 from ..arrays.threads import for_each
-from ..rounding import backward, softmax
-from ..rounding import problem as rounding_problem
+from ..rounding import problems
+from ..rounding.backward import list_directions, variance_along
 from ..rounding.formats import FORMATS
-from ..rounding.problem import Problem
+from ..rounding.head import SoftmaxHead, Tile, scan_tiles
+from ..rounding.problems import Problem
 from ..rounding.profiles import Profile
+from ..rounding.roundings import WORST, Roundings, RowErrors
 from .evidence import Evidence, Known, Moments, Sums, chernoff
 
 __all__ = ["Finding", "Numbers", "Suspect", "Trial", "Z", "attempt", "place", "row_weights"]
@@ -92,7 +94,7 @@ for _type in (Finding, Suspect):
     _type.__module__ = "refattn.verification"  # where users find them, and so do pickles
 
 # Defects that change scores: derivative of the score, and what a size means.
-_CHANGES: Mapping[str, Callable[[softmax.Head, softmax.Tile, slice], Any]] = {
+_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
     "scale": lambda head, tile, i: tile.logits * tile.slope,
     "softcap": lambda head, tile, i: -(tile.logits**3) / 3,
     "slope": lambda head, tile, i: head.ahead(i, tile.keys),
@@ -200,7 +202,7 @@ class _Found:
             for name, sums in self.sums.items()
         }
 
-    def add(self, index: tuple[int, ...], i: slice, rows: softmax.Rows) -> Callable[[], None]:
+    def add(self, index: tuple[int, ...], i: slice, rows: RowErrors) -> Callable[[], None]:
         """Write what belongs to a block of queries; returned is what adds its part of the sums."""
         at = self.problem.number(index)
         error, own = rows.errors(self.numbers.out(index)[i]), rows.errors(rows.nearest)
@@ -252,7 +254,7 @@ class _Found:
 
         return sums_of_all
 
-    def _lse(self, at: int, i: slice, got: Doubles, rows: softmax.Rows) -> Callable[[], None]:
+    def _lse(self, at: int, i: slice, got: Doubles, rows: RowErrors) -> Callable[[], None]:
         """The errors of the log normalisers."""
         to = FORMATS[self.numbers.lse_dtype]
         spacing = to.spacing(rows.lse)
@@ -274,7 +276,7 @@ class _Found:
         apart = self.weights[at, i]
         beyond = np.maximum(np.abs(error) - slack, 0.0)
         largest = float(np.max(ratio, initial=0.0))
-        square = float(np.sum(apart * weight * beyond * beyond)) / softmax.WORST**2
+        square = float(np.sum(apart * weight * beyond * beyond)) / WORST**2
         count = float(np.sum(apart * known))
 
         def sums_of_all() -> None:
@@ -289,7 +291,7 @@ class _Found:
         at: int,
         index: tuple[int, ...],
         i: slice,
-        rows: softmax.Rows,
+        rows: RowErrors,
         errors: Doubles,
         own: Doubles,
     ) -> Callable[[], None]:
@@ -300,7 +302,7 @@ class _Found:
         slack = inverse * rows.slack  # times |v - out|, by Cauchy and Schwarz
         far, about = _length(slack)[:, None], np.sum(slack * np.abs(rows.out), -1)[:, None]
         parts: list[tuple[slice, Evidence]] = []
-        for tile in softmax.tiles(head, i, 512):
+        for tile in scan_tiles(head, i, 512):
             share = np.exp(np.minimum(tile.scores - lse, 0.0))
             if tile.visible is not None:
                 share = np.where(tile.visible, share, 0.0)
@@ -333,7 +335,7 @@ class _Found:
 _ALL = 1 - 2.0**-20
 
 
-def row_weights(problem: Problem, kernel: softmax.Kernel) -> Doubles:
+def row_weights(problem: Problem, kernel: Roundings) -> Doubles:
     """1 / g for g rows with one query, or one exact result; for heads of one key if rows depend."""
     heads, n = math.prod(problem.lead), problem.shape[0]
     if not heads * n:
@@ -350,7 +352,7 @@ def row_weights(problem: Problem, kernel: softmax.Kernel) -> Doubles:
         at: Any = (problem.number(index), i)
         with np.errstate(all="ignore"):
             exact = problem.exact(index, kernel, i).astype(np.float32)
-        rows: list[Any] = [exact, *problem.rows_given(index, kernel, i)]
+        rows: list[Any] = [exact, *problem.list_sources(index, kernel, i)]
         for number, x in enumerate(rows):
             equal[(number, *at)] = _marks(x)
 
@@ -391,7 +393,7 @@ def _largest(x: Doubles, index: tuple[int, ...], i: slice) -> tuple[float, tuple
 
 
 def _directions(
-    problem: Problem, index: tuple[int, ...], i: slice, rows: softmax.Rows
+    problem: Problem, index: tuple[int, ...], i: slice, rows: RowErrors
 ) -> Iterator[tuple[str, Doubles]]:
     """Derivatives of the output to the sizes of defects."""
     yield from rows.tangents.items()
@@ -408,7 +410,7 @@ def _directions(
         yield "edge-1", _edge(head, i, rows, 0)
 
 
-def _edge(head: softmax.Head, i: slice, rows: softmax.Rows, ahead: int) -> Doubles:
+def _edge(head: SoftmaxHead, i: slice, rows: RowErrors, ahead: int) -> Doubles:
     """Change of the output where queries see the key next to the last, or lose the last."""
     n, m = head.q.shape[0], head.keys
     keys = np.arange(i.start, i.stop) + m - n + ahead
@@ -463,14 +465,14 @@ def attempt(
     rows_apart = problem.rows_apart(kernel)
     if problem.gradient is not None:
         has_cap = problem.softcap is not None
-        names += backward.directions(problem.gradient.of, has_cap, problem.has_sinks)
+        names += list_directions(problem.gradient.of, has_cap, problem.has_sinks)
     if problem.is_mean:
         changes = {x: f for x, f in _CHANGES.items() if x != "softcap" or problem.softcap is None}
         names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]
     if numbers.lse is not None:
         names.append("lse")
     found = _Found(problem, names, numbers, weights, rows_apart)
-    rounding_problem.sweep(problem, dtype, profile, found.add, changes)
+    problems.sweep(problem, dtype, profile, found.add, changes)
     if not rows_apart:
         found.of_heads()
     elements = float(found.elements)
@@ -612,7 +614,7 @@ def _of_directions(found: _Found) -> Iterator[_Outcome]:
         yield from _grouped(found, name, rows, _sentence(found.problem, name))
 
 
-def _of_gradients(found: _Found, problem: Problem, kernel: softmax.Kernel) -> Iterator[_Outcome]:
+def _of_gradients(found: _Found, problem: Problem, kernel: Roundings) -> Iterator[_Outcome]:
     """Directions of which the sums have a known variance, over all heads and in the surest."""
     gradient = problem.gradient
     assert gradient is not None
@@ -621,10 +623,8 @@ def _of_gradients(found: _Found, problem: Problem, kernel: softmax.Kernel) -> It
         for number, index in enumerate(np.ndindex(problem.lead)):
             saved = gradient.saved(index, kernel)
             with np.errstate(all="ignore"):
-                variance[number] += backward.variance_along(
-                    saved, kernel, gradient.of, along[number]
-                )
-        sums = (*(x[:, 0] for x in found.sums[name]), softmax.WORST**2 * variance)
+                variance[number] += variance_along(saved, kernel, gradient.of, along[number])
+        sums = (*(x[:, 0] for x in found.sums[name]), WORST**2 * variance)
         rows = Known(*(found.weights[:, 0] * x for x in sums))
         found.known[name] = rows.over(0)
         yield from _grouped(found, name, rows, _sentence(found.problem, name))

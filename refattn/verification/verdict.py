@@ -47,12 +47,12 @@ from ..arrays.shown import held
 from ..arrays.words import portable
 from ..features import elu_features
 from ..files.tensors import Tensors
-from ..rounding import problem as rounding_problem
+from ..rounding import problems
 from ..rounding import profiles as rounding_profiles
-from ..rounding import softmax
 from ..rounding.formats import FORMATS
-from ..rounding.problem import Problem
+from ..rounding.problems import Problem
 from ..rounding.profiles import PROFILES, Profile
+from ..rounding.roundings import WORST, Roundings, RowErrors
 from ..typing import Features
 from . import given as verification_given
 from .trial import Finding, Numbers, Suspect, Trial, Z, attempt, place, row_weights
@@ -230,7 +230,7 @@ def _lines(found: Verdict) -> Iterator[str]:
             if x in _DEFECTS
         ]
         rows = math.prod(found.shape)
-        most = softmax.WORST * math.sqrt(2 * math.log(2 * len(found.tests) * rows / found.alpha))
+        most = WORST * math.sqrt(2 * math.log(2 * len(found.tests) * rows / found.alpha))
         sizes.append(f"an element that is off by {most:.2g} standard deviations")
         yield f"  would have been rejected: {', '.join(sizes)}"
     yield _PROVEN
@@ -430,13 +430,13 @@ def _off(near: Sequence[float]) -> tuple[int, float]:
     return sum(x == math.inf for x in near), sum(x for x in near if x < math.inf)
 
 
-def _nearness(problem: Problem, numbers: Numbers, kernel: softmax.Kernel) -> float:
+def _nearness(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
     """How far z of a few blocks is from 1 in root mean square; infinite beyond a bound."""
     square = _mean_square(problem, numbers, kernel)
     return abs(math.log(square)) if square else 0.0
 
 
-def _mean_square(problem: Problem, numbers: Numbers, kernel: softmax.Kernel) -> float:
+def _mean_square(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
     """Of z of a few blocks of queries; infinite beyond a bound, or where none sees a key.
 
     Those that see none are left out: kernels give 0 for them, NaN or the mean of all values.
@@ -473,12 +473,12 @@ def z_by_row(
     shape = math.prod(problem.lead), problem.shape[0]
     squares, counts = np.zeros(shape), np.zeros(shape)
 
-    def add(index: tuple[int, ...], i: slice, rows: softmax.Rows) -> None:
+    def add(index: tuple[int, ...], i: slice, rows: RowErrors) -> None:
         at = problem.number(index)
         z = _z(numbers.out(index)[i], rows)
         squares[at, i], counts[at, i] = np.nansum(z * z, -1), np.sum(~np.isnan(z), -1)
 
-    rounding_problem.sweep(problem, dtype, _chosen(dtype, numbers.out_dtype, profile), add)
+    problems.sweep(problem, dtype, _chosen(dtype, numbers.out_dtype, profile), add)
     return squares, counts
 
 
@@ -494,14 +494,14 @@ def z_of_head(
     chosen, got = _chosen(dtype, numbers.out_dtype, profile), numbers.out(index)
     problem = problem.read_by(chosen)  # 8 bits have a scale for all heads
 
-    def add(_: tuple[int, ...], i: slice, rows: softmax.Rows) -> None:
+    def add(_: tuple[int, ...], i: slice, rows: RowErrors) -> None:
         found[i] = _z(got[i], rows)
 
-    rounding_problem.sweep(problem.alone(index), dtype, chosen._replace(inputs=None), add)
+    problems.sweep(problem.alone(index), dtype, chosen._replace(inputs=None), add)
     return found
 
 
-def _z(got: Doubles, rows: softmax.Rows) -> Doubles:
+def _z(got: Doubles, rows: RowErrors) -> Doubles:
     error = rows.errors(got)
     found: Doubles = np.where(np.isfinite(rows.std) & np.isfinite(error), error / rows.std, np.nan)
     return found
@@ -535,7 +535,7 @@ def parts_of(tensors: Tensors, problem: Problem) -> dict[str, Part]:
         d_out = partial(tensors.read, "d_out")
         dtype = found["out"].numbers.out_dtype if "out" in shapes else tensors.dtype
         results: dict[str, Any] = {name: shapes[name] for name in names}
-        backward = rounding_problem.gradients(problem, results, d_out, out, dtype)
+        backward = problems.pose_gradients(problem, results, d_out, out, dtype)
         for name, one in backward.items():
             own = partial(tensors.part, name)
             found[name] = Part(one, Numbers(own, _held(tensors, name)))
@@ -775,7 +775,7 @@ def verify(
     ('FAIL', 'scale')
     """
     settings = {"bias": bias, "mask": mask, "causal": causal, "window": window}
-    problem = rounding_problem.of_arrays(
+    problem = problems.pose_arrays(
         q,
         k,
         v,
@@ -799,14 +799,14 @@ def verify(
     got: dict[str, Doubles] = {}
     for name, (x, shape, of) in given.items():
         if x is not None:
-            got[name] = rounding_problem.wide(name, x)
+            got[name] = problems.widen(name, x)
             if got[name].shape != shape:
                 raise ValueError(
                     f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
                 )
-    dtype = rounding_problem.dtype_of(q) if dtype is None else dtype
-    rounding_problem.holds(problem, dtype)
-    types = {x: narrowest(got[x], dtype, rounding_problem.dtype_of(given[x][0], x)) for x in got}
+    dtype = problems.dtype_of(q) if dtype is None else dtype
+    problems.check_holds(problem, dtype)
+    types = {x: narrowest(got[x], dtype, problems.dtype_of(given[x][0], x)) for x in got}
     parts: dict[str, Part] = {}
     if "out" in got:
         parts["out"] = Part(problem, Numbers(got["out"].__getitem__, types["out"]))
@@ -822,7 +822,7 @@ def verify(
             raise ValueError(f"`{next(iter(results))}` must come with `d_out`, got None.")
         read = got["out"].__getitem__ if "out" in got else None
         written = types.get("out", dtype)
-        backward = rounding_problem.gradients(
+        backward = problems.pose_gradients(
             problem, results, got["d_out"].__getitem__, read, written
         )
         for name, one in backward.items():

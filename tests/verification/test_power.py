@@ -11,8 +11,7 @@ import pytest
 from scipy import stats
 
 from refattn import naive
-from refattn.rounding import PROFILES
-from refattn.rounding import problem as rounding_problem
+from refattn.rounding import PROFILES, problems
 from refattn.rounding.formats import FORMATS
 from refattn.verification import trial
 from refattn.verification.evidence import Evidence
@@ -25,7 +24,7 @@ ALPHA = 1e-6
 def of_arrays(seed, heads, n, m, d=3, **options):
     rng, to = np.random.default_rng(seed), FORMATS["bfloat16"].round
     q, k, v = (to(rng.standard_normal((heads, *x))) for x in ((n, d), (m, d), (m, 2)))
-    return rng, rounding_problem.of_arrays(q, k, v, **options), (q, k, v)
+    return rng, problems.pose_arrays(q, k, v, **options), (q, k, v)
 
 
 def tried(problem, profile, out, alpha=ALPHA):
@@ -96,7 +95,7 @@ def test_errors_that_kernels_have_in_common_are_no_evidence(causal, sign):
     profile = PROFILES["math"]._replace(out=None)
     _, _, (q, k, v) = of_arrays(3, 2, 200, 5)
     v = np.abs(v) * (np.arange(5) > 0)[:, None]
-    problem = rounding_problem.of_arrays(q, k, v, causal=causal)
+    problem = problems.pose_arrays(q, k, v, causal=causal)
     changes = {"scale": trial._CHANGES["scale"]}
     kernel = profile.kernel("bfloat16")
     rows = [problem.analyse((h,), kernel, slice(0, 200), changes) for h in range(2)]
@@ -112,7 +111,7 @@ def test_whole_defects_have_the_size_1(name):
     _, problem, (q, k, v) = of_arrays(4, 2, 100, 100 + 3 * causal, causal=causal)
     k = k if causal else k[:, :3]
     v = v[:, : k.shape[1]]
-    problem = rounding_problem.of_arrays(q, k, v, causal=causal)
+    problem = problems.pose_arrays(q, k, v, causal=causal)
     n, m, _ = problem.shape
     seen = np.arange(m) != 1
     if causal:
@@ -128,7 +127,7 @@ def test_the_same_roundings_in_all_rows_are_no_evidence():
     to = FORMATS["bfloat16"]
     _, _, (_, k, v) = of_arrays(5, 1, 1, 9)
     q = 1 + 1e-6 * np.arange(300)[None, :, None] * np.ones(3)
-    problem = rounding_problem.of_arrays(q, k, v)
+    problem = problems.pose_arrays(q, k, v)
     s = 3**-0.5 * q[0] @ k[0].T
     w = np.exp(s - np.max(s, -1, keepdims=True))
     out = to.round(w * 1.4) / 1.4 @ v[0] / np.sum(w, -1, keepdims=True)

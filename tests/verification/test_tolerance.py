@@ -9,8 +9,7 @@ import pytest
 
 import refattn
 from refattn import naive
-from refattn.rounding import PROFILES
-from refattn.rounding import problem as rounding_problem
+from refattn.rounding import PROFILES, problems
 from refattn.rounding.formats import FORMATS
 from refattn.testing import assert_close
 from refattn.verification import tolerance, verdict
@@ -40,7 +39,7 @@ def few(monkeypatch):
 
 def rows_of(arrays, dtype, profile, **options):
     """What is known of all elements."""
-    problem = rounding_problem.of_arrays(*arrays, **options)
+    problem = problems.pose_arrays(*arrays, **options)
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     found = {x: np.empty(shape) for x in ("out", "nearest", "worst", "bound", "slack", "std")}
 
@@ -48,7 +47,7 @@ def rows_of(arrays, dtype, profile, **options):
         for name, x in found.items():
             x[(*index, i)] = getattr(rows, name)
 
-    rounding_problem.sweep(problem, dtype, PROFILES[profile], add)
+    problems.sweep(problem, dtype, PROFILES[profile], add)
     return found
 
 
@@ -67,7 +66,7 @@ OF_NEEDS = [(x, y) for x in ("bfloat16", "float16", "float32") for y in verdict.
 def test_the_smallest_tolerance(dtype, name):
     """A correct kernel exceeds it with a probability of 1e-6, and a smaller one more often."""
     arrays = sample(dtype, 24, 64)
-    whole, *heads = tolerance._needs(rounding_problem.of_arrays(*arrays), dtype, name)
+    whole, *heads = tolerance._needs(problems.pose_arrays(*arrays), dtype, name)
     assert [x.head for x in (whole, *heads)] == [None, (0,), (1,), (2,)]
     every = rows_of(arrays, dtype, name)
     for need in (whole, *heads):
@@ -115,7 +114,7 @@ def test_what_torch_gives_is_within(dtype):
     narrow = [torch.tensor(x).to(getattr(torch, dtype)) for x in arrays]
     got = torch.nn.functional.scaled_dot_product_attention(*narrow).double().numpy()
     exact = naive.softmax_attention(*arrays)
-    for need in tolerance._needs(rounding_problem.of_arrays(*arrays), dtype, "flash"):
+    for need in tolerance._needs(problems.pose_arrays(*arrays), dtype, "flash"):
         error, size = np.abs(got - exact), np.abs(exact)
         if need.head is not None:
             error, size = error[need.head], size[need.head]
@@ -219,7 +218,7 @@ def truth(name, size, arrays, options):
 @pytest.mark.parametrize("causal", [False, True])
 def test_defects_are_what_they_say(causal):
     arrays, options = sample("float32", 40, 80), {"causal": causal}
-    problem = rounding_problem.of_arrays(*arrays, **options)
+    problem = problems.pose_arrays(*arrays, **options)
     for defect in tolerance.catalogue(problem):
         exact, got = tolerance._simulated(problem, defect, "float32", PROFILES["math"])
         np.testing.assert_allclose(exact, naive.softmax_attention(*arrays, **options), atol=1e-12)
@@ -238,7 +237,7 @@ def test_defects_of_what_was_asked_for():
     bias = np.linspace(-1, 1, 64)
     arrays = sample("float32", 24, 64)
     options = {"window": (9, 3), "softcap": 5.0, "mask": seen, "bias": bias}
-    problem = rounding_problem.of_arrays(*arrays, **options)
+    problem = problems.pose_arrays(*arrays, **options)
     found = {x.name: x for x in tolerance.catalogue(problem)}
     for name, changed in {
         "window ends early, by": {"window": (8, 3)},
@@ -250,7 +249,7 @@ def test_defects_of_what_was_asked_for():
         expected = naive.softmax_attention(*arrays, **(options | changed))
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
     assert "causal edge moved by" not in found
-    one = rounding_problem.of_arrays(*(x[:, :1] for x in arrays))
+    one = problems.pose_arrays(*(x[:, :1] for x in arrays))
     assert not any("key" in x.name for x in tolerance.catalogue(one))
 
 
@@ -258,16 +257,16 @@ def test_the_last_queries_of_some_heads_stand_for_all():
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(2, 6, 200, 4)) for _ in range(3))
     mask = rng.random((200, 200)) < 0.9
-    problem = rounding_problem.of_arrays(q, k, v, causal=True, mask=mask)
+    problem = problems.pose_arrays(q, k, v, causal=True, mask=mask)
     part, rows = tolerance._part(problem)
     assert (part.lead, rows, part.shape) == ((6,), 170, (170, 200, 4))
     flat = naive.softmax_attention(q, k, v, causal=True, mask=mask).reshape(12, 200, 4)
     none = next(tolerance.catalogue(part))
     exact, _ = tolerance._simulated(part, none, "float32", PROFILES["math"])
     np.testing.assert_allclose(exact, flat[::2, -170:], atol=1e-12)
-    few = rounding_problem.of_arrays(*(x[:, :1] for x in (q, k, v)))
+    few = problems.pose_arrays(*(x[:, :1] for x in (q, k, v)))
     assert tolerance._part(few) == (few, 200)  # all, as they are
-    long = rounding_problem.of_arrays(np.zeros((2, 600, 4)), k[0, :2], v[0, :2])
+    long = problems.pose_arrays(np.zeros((2, 600, 4)), k[0, :2], v[0, :2])
     part, rows = tolerance._part(long)
     assert (part.lead, rows, part.shape) == ((2,), 512, (512, 200, 4))
 

@@ -10,8 +10,9 @@ import pytest
 
 import refattn
 from refattn.features import elu_features
-from refattn.rounding import PROFILES, softmax
+from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS
+from refattn.rounding.roundings import WORST
 from refattn.verification import verdict, verify
 from tests.rounding.rounded import (
     BACKWARD,
@@ -479,7 +480,7 @@ def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_tol
     out, _ = of_heads("flash", q, k, v, "bfloat16")
     found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
     told = re.search(r"an element that is off by (\S+) standard deviations", str(found))
-    most = float(told[1]) / softmax.WORST
+    most = float(told[1]) / WORST
     p = 2 * math.exp(-(most**2) / 2) * len(found.tests) * out.size
     assert p == pytest.approx(found.alpha, rel=0.7)  # two digits are shown
     words = "\n  it is not what kernels of these profiles give: math\n"

@@ -19,7 +19,7 @@ from ...compare import Comparison, Row, listed, tolerated
 from ...files.tensors import Tensors
 from ...profile import Candidate, Choice, Profile, Search
 from ...registry import ESTIMATORS
-from ...rounding.problem import CALLED, Problem
+from ...rounding.problems import CALLED, Problem
 from ...verification import verdict as verification_verdict
 from ...verification.tolerance import LEVEL, Tolerance
 from .page import Page, Table, limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...rounding.problem import of_arrays
+from ...rounding.problems import pose_arrays
 from ...verification import verdict
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
@@ -51,7 +51,7 @@ def rounding_errors(t: Trial) -> None:
         elif t.adapter.has("random-features"):
             given["features"] = t.adapter["features"]
         q, k, v = arrays
-        problem = of_arrays(q, k, v, **given, **options)
+        problem = pose_arrays(q, k, v, **given, **options)
         asked: dict[str, Any] = options | ({"causal": True} if causal else {})
         got = t.call(*arrays, **asked)
         numbers = verdict.Numbers(got.__getitem__, dtype)

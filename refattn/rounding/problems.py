@@ -1,4 +1,4 @@
-r"""Profiles of kernels, and the problems that kernels are given."""
+"""Problems that kernels are given: arrays, conventions, and what the results may be."""
 
 from __future__ import annotations
 
@@ -18,32 +18,38 @@ from ..arrays.heads import broadcast_lead
 from ..arrays.library import Doubles, array_namespace, to_host
 from ..arrays.threads import InOrder, for_each
 from ..engine.scores import Band
-from . import backward, linear, softmax
+from .backward import analyse_gradient, exact_gradient, list_sources
 from .formats import FORMATS, Format
+from .head import SoftmaxHead, exact_rows
+from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
+from .roundings import Roundings, RowErrors
+from .saved import BackwardHead, save_queries
+from .softmax import analyse_softmax
 
 __all__ = [
     "CALLED",
     "Gradient",
     "Problem",
-    "conventions",
+    "check_all_hold",
+    "check_holds",
+    "count_key_heads",
     "dtype_of",
-    "gradients",
-    "holds",
-    "key_heads",
-    "of_arrays",
-    "of_head",
-    "random_features",
+    "hide_unseen",
+    "pose_arrays",
+    "pose_gradients",
+    "read_frequencies",
     "refuse",
-    "shown",
+    "scale_or_default",
     "sweep",
-    "wide",
+    "take_head",
+    "widen",
 ]
 
 
-_ROWS = 256  # queries of a block
+_BLOCK_ROWS = 256  # queries of a block
 
-_NUMPY = ("float16", "float32", "float64")
+_NUMPY_DTYPES = ("float16", "float32", "float64")
 
 
 class Problem(NamedTuple):
@@ -94,7 +100,7 @@ class Problem(NamedTuple):
         """What the rows of the result belong to."""
         return "queries" if self.gradient is None or self.gradient.of == "dq" else "keys"
 
-    def rows_apart(self, kernel: softmax.Kernel) -> bool:
+    def rows_apart(self, kernel: Roundings) -> bool:
         """Whether no rounding that matters has a part in two rows of the result."""
         if self.gradient is None or self.gradient.of == "dq":
             return self.kind == "scores"
@@ -103,38 +109,38 @@ class Problem(NamedTuple):
     def analyse(
         self,
         index: tuple[int, ...],
-        kernel: softmax.Kernel,
+        kernel: Roundings,
         i: slice,
         changes: Mapping[str, Any] = MappingProxyType({}),
-    ) -> softmax.Rows:
+    ) -> RowErrors:
         """What a kernel may give for the queries i of a head."""
         if self.gradient is not None:
             saved = self.gradient.saved(index, kernel)
-            return backward.analyse(saved, kernel, self.gradient.of, i)
+            return analyse_gradient(saved, kernel, self.gradient.of, i)
         if self.kind == "scores":
-            return softmax.analyse(self.head(index), kernel, i, changes)
-        return linear.analyse(self.features(index, kernel), kernel, i)
+            return analyse_softmax(self.head(index), kernel, i, changes)
+        return analyse_linear(self.features(index, kernel), kernel, i)
 
-    def exact(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> Doubles:
+    def exact(self, index: tuple[int, ...], kernel: Roundings, i: slice) -> Doubles:
         """The exact result for some rows of a head, where they are scores' or gradients'."""
         if self.gradient is None:
-            return softmax.exact(self.head(index), i)
+            return exact_rows(self.head(index), i)
         saved = self.gradient.saved(index, kernel)
-        return backward.exact(saved, self.gradient.of, i)
+        return exact_gradient(saved, self.gradient.of, i)
 
-    def rows_given(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> list[Doubles]:
+    def list_sources(self, index: tuple[int, ...], kernel: Roundings, i: slice) -> list[Doubles]:
         """What makes rows: queries, with the derivatives to outputs, or keys and values."""
         if self.gradient is None:
             return [self.read(index)["q"][i]]
-        return backward.given(self.gradient.backs(index), kernel, self.gradient.of, i)
+        return list_sources(self.gradient.backs(index), kernel, self.gradient.of, i)
 
-    def features(self, index: tuple[int, ...], kernel: softmax.Kernel) -> linear.LinearHead:
+    def features(self, index: tuple[int, ...], kernel: Roundings) -> LinearHead:
         """Features of a head, of the estimator."""
         x = self.read(index)
         mask = x.get("mask")
         visible = None if mask is None else mask[0]
         if self.feature_map is not None:
-            return linear.mapped(
+            return map_head(
                 x["q"],
                 x["k"],
                 x["v"],
@@ -143,7 +149,7 @@ class Problem(NamedTuple):
                 visible=visible,
                 causal=self.causal,
             )
-        return linear.exponential(
+        return random_feature_head(
             x["q"],
             x["k"],
             x["v"],
@@ -155,18 +161,18 @@ class Problem(NamedTuple):
             causal=self.causal,
         )
 
-    def head(self, index: tuple[int, ...]) -> softmax.Head:
+    def head(self, index: tuple[int, ...]) -> SoftmaxHead:
         """The arrays and the conventions of a head."""
         x = self.read(index)
-        bias, mask = _finite(x.get("bias"), x.get("mask"))
+        bias, mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))
         conventions = (self.causal, self.window, self.softcap)
-        head = softmax.Head(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
+        head = SoftmaxHead(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
         return head.with_sink(x["sinks"].item()) if self.has_sinks else head
 
     def items(self) -> Iterator[tuple[tuple[int, ...], slice]]:
         """Heads and blocks of their queries."""
         for index in np.ndindex(self.lead):
-            yield from ((index, i) for i in blocks(0, self.shape[0], _ROWS))
+            yield from ((index, i) for i in blocks(0, self.shape[0], _BLOCK_ROWS))
 
     def number(self, index: tuple[int, ...]) -> int:
         """Which head that is."""
@@ -244,7 +250,7 @@ class Gradient(NamedTuple):
         Which one.
     forward : Problem
         What the output is of.
-    given : callable
+    derivatives : callable
         Gives, for a query head, the derivative to the output, and the output or None.
     heads : dict
         The query heads that have a part in each head of the gradient.
@@ -256,17 +262,17 @@ class Gradient(NamedTuple):
 
     of: str
     forward: Problem
-    given: Callable[[tuple[int, ...]], tuple[Doubles, Doubles | None]]
+    derivatives: Callable[[tuple[int, ...]], tuple[Doubles, Doubles | None]]
     heads: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]]
     has_out: bool
     columns: int
-    saved: Callable[[tuple[int, ...], softmax.Kernel], Any] = lambda index, kernel: None
+    saved: Callable[[tuple[int, ...], Roundings], Any] = lambda index, kernel: None
 
-    def back(self, head: tuple[int, ...]) -> backward.Backward:
+    def back(self, head: tuple[int, ...]) -> BackwardHead:
         """A query head with the derivative to its output."""
-        return backward.Backward(self.forward.head(head), *self.given(head))
+        return BackwardHead(self.forward.head(head), *self.derivatives(head))
 
-    def backs(self, index: tuple[int, ...]) -> list[backward.Backward]:
+    def backs(self, index: tuple[int, ...]) -> list[BackwardHead]:
         """All that have a part in a head of the gradient."""
         return [self.back(x) for x in self.heads[index]]
 
@@ -276,11 +282,11 @@ class Gradient(NamedTuple):
         lock = Lock()  # others wait: they would need the same
 
         @lru_cache(maxsize=most + 3)
-        def look(index: tuple[int, ...], kernel: softmax.Kernel) -> Any:
+        def look(index: tuple[int, ...], kernel: Roundings) -> Any:
             back = self.back(index)
-            return back, backward.prepare(back, kernel)
+            return back, save_queries(back, kernel)
 
-        def saved(index: tuple[int, ...], kernel: softmax.Kernel) -> Any:
+        def saved(index: tuple[int, ...], kernel: Roundings) -> Any:
             with lock:
                 return [look(x, kernel) for x in self.heads[index]]
 
@@ -295,11 +301,11 @@ class Gradient(NamedTuple):
     def rounded(self, to: Format) -> Gradient:
         """With queries, keys, values and derivatives rounded."""
 
-        def given(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
-            d_out, out = self.given(index)
+        def derivatives(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
+            d_out, out = self.derivatives(index)
             return to.round(d_out), out
 
-        return self._replace(forward=self.forward.rounded(to), given=given)
+        return self._replace(forward=self.forward.rounded(to), derivatives=derivatives)
 
     def dealt(self) -> Gradient:
         """With keys dealt to query heads in turn: other heads have a part in a gradient."""
@@ -315,7 +321,7 @@ class Gradient(NamedTuple):
         return self._replace(forward=forward.dealt(), heads=heads)
 
 
-def gradients(
+def pose_gradients(
     problem: Problem,
     shapes: Mapping[str, tuple[int, ...]],
     d_out: Callable[[tuple[int, ...]], Doubles],
@@ -330,9 +336,9 @@ def gradients(
         raise ValueError(f"gradients are judged for softmax only, got {CALLED[problem.kind]}.")
 
     for index in np.ndindex(problem.lead):
-        all_hold("d_out", d_out(index), index, dtype)
+        check_all_hold("d_out", d_out(index), index, dtype)
 
-    def given(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
+    def derivatives(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
         return d_out(index), None if out is None else out(index)
 
     found: dict[str, Problem] = {}
@@ -340,24 +346,24 @@ def gradients(
         heads: dict[tuple[int, ...], list[tuple[int, ...]]] = {x: [] for x in np.ndindex(*lead)}
         for index in np.ndindex(problem.lead):
             heads[_place(index, problem.lead, tuple(lead))].append(index)
-        gradient = Gradient(name, problem, given, heads, out is not None, columns)
+        gradient = Gradient(name, problem, derivatives, heads, out is not None, columns)
         found[name] = gradient.problem(tuple(lead))
     return found
 
 
-def _finite(bias: Any, mask: Any) -> tuple[Any, Any]:
+def _hide_infinite_bias(bias: Any, mask: Any) -> tuple[Any, Any]:
     """A bias of -inf hides a key, as a mask does."""
     if bias is None or not np.any(hidden := np.isneginf(bias)):
         return bias, mask
     return np.where(hidden, 0.0, bias), ~hidden if mask is None else mask & ~hidden
 
 
-def shown(x: dict[str, Any], band: Band) -> dict[str, Any]:
+def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
     """The arrays of a head, with 0 in place of what is not finite and no query sees.
 
     A hidden key does not exist, whatever it holds; one that a query sees must be finite.
     """
-    mask = _finite(x.get("bias"), x.get("mask"))[1]
+    mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))[1]
     finite = {name: np.isfinite(x[name]).all(-1) for name in "qkv"}
     for j in np.flatnonzero(~(finite["k"] & finite["v"])).tolist():
         key = slice(j, j + 1)
@@ -377,7 +383,7 @@ def shown(x: dict[str, Any], band: Band) -> dict[str, Any]:
     return x
 
 
-def of_arrays(
+def pose_arrays(
     q: Any,
     k: Any,
     v: Any,
@@ -405,20 +411,20 @@ def of_arrays(
     else:
         refuse("log_weight", log_weight, kind)
     given = {"q": q, "k": k, "v": v, "bias": bias}
-    numbers = {name: wide(name, x) for name, x in given.items() if x is not None}
+    numbers = {name: widen(name, x) for name, x in given.items() if x is not None}
     if mask is not None:
         checks.is_array("mask", mask)
         numbers["mask"] = mask = to_host(mask, None)
     q, k, v = (numbers[name] for name in "qkv")
     qkv.check(q, k, v, bias=numbers.get("bias"), mask=mask, causal=causal)
     if sinks is not None:
-        numbers["sinks"] = qkv.of_heads("sinks", wide("sinks", sinks), q, k, v)
+        numbers["sinks"] = qkv.of_heads("sinks", widen("sinks", sinks), q, k, v)
     for name in {"bias", "sinks"} & set(numbers):
         if np.any(np.isnan(numbers[name]) | (numbers[name] == np.inf)):
             raise ValueError(f"`{name}` must be finite or -inf, got NaN or inf.")
     n, m = q.shape[-2], k.shape[-2]
     if kind == "frequencies":
-        numbers |= random_features(omega, log_weight, features, q)
+        numbers |= read_frequencies(omega, log_weight, features, q)
     if kind != "scores" and mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
         raise ValueError(
             f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {mask.shape}."
@@ -430,27 +436,27 @@ def of_arrays(
     )
 
     def read(index: tuple[int, ...]) -> Mapping[str, Any]:
-        found = {name: of_head(x, index, lead) for name, x in numbers.items()}
+        found = {name: take_head(x, index, lead) for name, x in numbers.items()}
         for name in {"bias", "mask"} & {*found}:
             found[name] = np.broadcast_to(found[name], (n, m))
-        return shown(found, band)
+        return hide_unseen(found, band)
 
     return Problem(
         lead,
         (n, m, v.shape[-1]),
         read,
-        conventions(q.shape[-1], scale),
+        scale_or_default(q.shape[-1], scale),
         causal,
         window,
         checks.real("softcap", softcap, positive=True, optional=True),
         feature_map,
         kind,
         has_sinks=sinks is not None,
-        key_heads=key_heads(k.shape, v.shape, lead),
+        key_heads=count_key_heads(k.shape, v.shape, lead),
     )
 
 
-def key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
+def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
     """The number of heads of keys where query heads share these in groups."""
     found = max(x[-3] if len(x) > 2 else 1 for x in (k, v))
     return found if lead and 1 < found < lead[-1] else None
@@ -466,11 +472,11 @@ def refuse(name: str, x: Any, kind: str) -> None:
         )
 
 
-def random_features(omega: Any, log_weight: Any, features: str, q: Doubles) -> dict[str, Doubles]:
+def read_frequencies(omega: Any, log_weight: Any, features: str, q: Doubles) -> dict[str, Doubles]:
     """Frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
     checks.choice("features", features, ("positive", "hyperbolic"))
-    omega = wide("omega", omega)
-    weights = None if log_weight is None else wide("log_weight", log_weight)
+    omega = widen("omega", omega)
+    weights = None if log_weight is None else widen("log_weight", log_weight)
     omega, weights = frequencies.shared(omega, weights, q, q.shape[:-2])
     weights = np.broadcast_to(weights, omega.shape[:-1])
     if features == "hyperbolic":  # the positive ones of a frequency and of its negative
@@ -478,7 +484,7 @@ def random_features(omega: Any, log_weight: Any, features: str, q: Doubles) -> d
     return {"omega": omega, "log_weight": weights[..., None, :]}
 
 
-def of_head(x: Any, index: tuple[int, ...], lead: tuple[int, ...]) -> Any:
+def take_head(x: Any, index: tuple[int, ...], lead: tuple[int, ...]) -> Any:
     """Part of an array that a head takes: axes broadcast, and heads share keys in groups."""
     return x[_place(index, lead, x.shape[: max(0, x.ndim - 2)])]
 
@@ -489,19 +495,19 @@ def _place(index: tuple[int, ...], lead: tuple[int, ...], own: tuple[int, ...]) 
     return tuple(i * length // whole for i, whole, length in at)
 
 
-def conventions(d: int, scale: float | None) -> float:
+def scale_or_default(d: int, scale: float | None) -> float:
     """The scale, given or 1 / sqrt(d)."""
     found = checks.real("scale", scale, optional=True)
     return float(d**-0.5 if found is None else found)
 
 
-def wide(name: str, x: Any) -> Doubles:
+def widen(name: str, x: Any) -> Doubles:
     """Numbers of any floating-point type, in float64 on the host."""
     checks.is_array(name, x)
     dtype = dtype_of(x, name)
     if not isinstance(x, np.ndarray):
         xp = array_namespace(x)
-        x = to_host(x if dtype in _NUMPY else xp.astype(x, xp.float32), None)
+        x = to_host(x if dtype in _NUMPY_DTYPES else xp.astype(x, xp.float32), None)
     return np.asarray(x, np.float64)
 
 
@@ -518,7 +524,7 @@ def sweep(
     problem: Problem,
     dtype: str,
     profile: Profile,
-    use: Callable[[tuple[int, ...], slice, softmax.Rows], Callable[[], None] | None],
+    use: Callable[[tuple[int, ...], slice, RowErrors], Callable[[], None] | None],
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Analyse all blocks of queries, on the threads that BLAS may use, and use what is found.
@@ -538,16 +544,16 @@ def sweep(
     )
 
 
-def holds(problem: Problem, dtype: str) -> None:
+def check_holds(problem: Problem, dtype: str) -> None:
     """Check that queries, keys and values are numbers of the storage type."""
     checks.choice("dtype", dtype, FORMATS)
     for index in np.ndindex(problem.lead):
         x = problem.read(index)
         for name in "qkv":
-            all_hold(name, x[name], index, dtype)
+            check_all_hold(name, x[name], index, dtype)
 
 
-def all_hold(name: str, x: Doubles, index: tuple[int, ...], dtype: str) -> None:
+def check_all_hold(name: str, x: Doubles, index: tuple[int, ...], dtype: str) -> None:
     """Check that the numbers of a head are of the storage type."""
     held = FORMATS[dtype].holds(x)
     if not np.all(held):
