@@ -13,8 +13,11 @@ from ..files.tensors import DTYPES, open_tensors
 from ..rounding.problems import CALLED, Problem
 from ..rounding.profiles import PROFILES
 from ..verification import tolerance
-from ..verification import verdict as verification_verdict
-from ..verification.given import judged, of_tensors
+from ..verification.choice import usual_profiles
+from ..verification.door import check_alpha
+from ..verification.findings import Part
+from ..verification.judging import judge_all
+from ..verification.reading import list_judged, pose_tensors, read_parts
 from .options import (
     Answer,
     causal_option,
@@ -83,7 +86,7 @@ the whole program (validation/site/guide/numbers.md).
 @known_option(
     "--estimator",
     known=CALLED.values(),
-    aliases=judged(),
+    aliases=list_judged(),
     metavar="NAME",
     default="softmax",
     show_default=True,
@@ -155,7 +158,7 @@ def _foreseen(problem: Problem, dtype: str, profile: str | None, parts: int) -> 
     """Time of one profile, and how many may be tried."""
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
-    names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))
+    names = [profile] if profile is not None else list(usual_profiles(dtype))
     block = tolerance.block_seconds(problem, dtype, PROFILES[names[0]])
     words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
     return parts * _PASSES * block * sum(1 for _ in problem.items()), words
@@ -171,16 +174,16 @@ def _verified(
     **options: Any,
 ) -> results.Verified:
     """Judge what a file holds."""
-    alpha = verification_verdict.alpha_of(alpha)
+    alpha = check_alpha(alpha)
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
-    problem = of_tensors(tensors, **options)
-    parts = verification_verdict.parts_of(tensors, problem)
+    problem = pose_tensors(tensors, **options)
+    parts = read_parts(tensors, problem)
     if tensors.lead:
         many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
     with Work("Verifying", len(list(problem.items()))) as work:
         work.estimated(*_foreseen(problem, tensors.dtype, profile, len(parts)))
 
-        def shown(part: verification_verdict.Part) -> verification_verdict.Part:
+        def shown(part: Part) -> Part:
             def out(index: tuple[int, ...]) -> Any:
                 work.tick()
                 return part.numbers.out(index)
@@ -188,7 +191,7 @@ def _verified(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = {name: shown(part) for name, part in parts.items()}
-        verdict = verification_verdict.judge_all(judged, tensors.dtype, profile, alpha)
+        verdict = judge_all(judged, tensors.dtype, profile, alpha)
     return results.Verified(tensors, problem, parts, verdict)
 
 
@@ -239,11 +242,11 @@ def tolerances(
     with one_line(False):
         path = file or sample()
         tensors = open_tensors(path, layout=layout, required=())
-        problem = of_tensors(tensors, **options)
+        problem = pose_tensors(tensors, **options)
         if tensors.lead:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         with Work("Trying") as work:
-            found = tolerance.of_problem(
+            found = tolerance.study_problem(
                 problem,
                 dtype or tensors.dtype,
                 profile=profile,

@@ -1,4 +1,4 @@
-"""Softmax attention of some queries of a head, exact: scores in scan_tiles of keys, and results."""
+"""Softmax attention of some queries of a head, exact: scores in tiles of keys, and results."""
 
 from __future__ import annotations
 

@@ -496,7 +496,7 @@ def bernoulli_divergence(a: float, b: float) -> float:
 
 
 def two_sample_unit(n: int, m: int) -> float:
-    """Return how far two empirical distribution functions are apart, in the exponent of 1."""
+    """Return the sum of 1 / sqrt(2 n) over the sizes n of both samples."""
     return float(1 / math.sqrt(2 * n) + 1 / math.sqrt(2 * m))
 
 

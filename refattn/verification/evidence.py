@@ -10,25 +10,25 @@ import numpy as np
 from ..arrays.library import Doubles
 
 __all__ = [
+    "DirectionSums",
     "Estimate",
     "Evidence",
     "Known",
-    "Moments",
-    "Sums",
-    "chernoff",
+    "Tally",
     "evenly",
+    "log_chernoff",
     "symmetric_test",
 ]
 
 
-class Sums(NamedTuple):
+class DirectionSums(NamedTuple):
     """Of each row (..., n), sums over its columns along one direction.
 
     Attributes
     ----------
     errors : array
         Of the errors.
-    own : array
+    nearest : array
         Of what rounding to nearest makes of the exact numbers.
     size : array
         Of the direction itself: what the errors are if the defect has size 1.
@@ -37,12 +37,12 @@ class Sums(NamedTuple):
     """
 
     errors: Doubles
-    own: Doubles
+    nearest: Doubles
     size: Doubles
     slack: Doubles
 
 
-class Moments(NamedTuple):
+class Tally(NamedTuple):
     """Weighted sums over rows, of T, U, G and L of `Sums`, and of TT, TU, UU, TG, UG and GG."""
 
     t: Any
@@ -57,14 +57,14 @@ class Moments(NamedTuple):
     gg: Any
 
     @classmethod
-    def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Moments:
+    def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Tally:
         """Sums over an axis."""
         parts = (t, u, g, slack, t * t, t * u, u * u, t * g, u * g, g * g)
         return cls(*(np.sum(weights * x, axis=axis) for x in parts))
 
-    def over(self, axis: int) -> Moments:
+    def over(self, axis: int) -> Tally:
         """Sums over one more axis."""
-        return Moments(*(np.sum(x, axis=axis) for x in self))
+        return Tally(*(np.sum(x, axis=axis) for x in self))
 
 
 def evenly(t: Any, u: Any, g: Any, slack: Any) -> tuple[Any, Any, Any, Any]:
@@ -79,8 +79,8 @@ class Evidence(NamedTuple):
     Where few rows have nearly all of the weight they alone are no evidence of symmetric errors.
     """
 
-    best: Moments
-    even: Moments
+    best: Tally
+    even: Tally
 
     @property
     def size(self) -> Any:
@@ -90,8 +90,8 @@ class Evidence(NamedTuple):
     @classmethod
     def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Evidence:
         """Sums over an axis of what `Sums` holds."""
-        even = Moments.of(*evenly(t, u, g, slack), weights, axis=axis)
-        return cls(Moments.of(t, u, g, slack, weights, axis), even)
+        even = Tally.of(*evenly(t, u, g, slack), weights, axis=axis)
+        return cls(Tally.of(t, u, g, slack, weights, axis), even)
 
     def over(self, axis: int) -> Evidence:
         """Sums over one more axis."""
@@ -137,7 +137,7 @@ class Known(NamedTuple):
     def test(self) -> Estimate:
         r"""Test by :math:`P(|\sum_i T_i| > t \sigma) \le 2 e^{-t^2/2}`."""
         t, u, g, slack, variance = (np.asarray(x, np.float64) for x in self)
-        total, std = _without_own(t, u)[0], np.sqrt(variance)
+        total, std = _remove_rounding(t, u)[0], np.sqrt(variance)
         known = (std > 0) & np.isfinite(std)
         beyond = np.maximum(np.abs(total) - slack, 0.0)
         statistic = np.where(known, beyond / np.where(known, std, 1.0), 0.0)
@@ -159,7 +159,7 @@ class Estimate(NamedTuple):
     statistic: Any
 
 
-def symmetric_test(rows: Moments) -> Estimate:
+def symmetric_test(rows: Tally) -> Estimate:
     r"""Test that errors have no part in a direction, whatever their variances.
 
     .. math:: P\Big(\Big|\sum_i T_i\Big| > t \sqrt{\textstyle\sum_i T_i^2}\Big) \le 2 e^{-t^2 / 2}
@@ -168,7 +168,7 @@ def symmetric_test(rows: Moments) -> Estimate:
     rounding the exact numbers gives that makes the sum least, and for what they may have in common.
     """
     t, u, g, slack, tt, tu, uu, tg, ug, gg = (np.asarray(x, np.float64) for x in rows)
-    total, share = _without_own(t, u)
+    total, share = _remove_rounding(t, u)
     root = np.sqrt(np.maximum(tt - 2 * share * tu + share * share * uu, 0.0))
     beyond = np.maximum(np.abs(total) - slack, 0.0)
     statistic = np.where(root > 0, beyond / np.where(root > 0, root, 1.0), 0.0)
@@ -179,13 +179,13 @@ def symmetric_test(rows: Moments) -> Estimate:
     return Estimate(value, error, np.minimum(math.log(2) - statistic**2 / 2, 0.0), statistic)
 
 
-def _without_own(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:
+def _remove_rounding(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:
     """Sums of errors but for the share of their own roundings that leaves least, and that share."""
     share = np.clip(np.where(u == 0, 0.0, t / np.where(u == 0, 1.0, u)), 0.0, 1.0)
     return t - share * u, share
 
 
-def chernoff(square: Any, rows: Any) -> Any:
+def log_chernoff(square: Any, rows: Any) -> Any:
     r"""Log of the largest probability that the mean square of so many rows is so large.
 
     .. math:: P(\overline{z^2} > x) \le (x e^{1 - x})^{N / 2}

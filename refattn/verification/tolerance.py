@@ -23,15 +23,16 @@ import numpy.typing as npt
 from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.shown import held
-from ..rounding import problems
 from ..rounding.formats import FORMATS, Format
 from ..rounding.head import scan_tiles
-from ..rounding.problems import Problem
+from ..rounding.problems import Problem, dtype_of, pose_arrays, sweep
 from ..rounding.profiles import PROFILES, Profile
 from ..rounding.roundings import RowErrors
-from . import verdict as verification_verdict
+from .choice import usual_profiles
+from .findings import Numbers
+from .judging import judge
 
-__all__ = ["Defect", "Need", "Pair", "Power", "Tolerance", "catalogue", "study"]
+__all__ = ["Allowance", "Defect", "Need", "Power", "Tolerance", "catalogue", "study"]
 
 
 def __dir__() -> list[str]:
@@ -41,11 +42,11 @@ def __dir__() -> list[str]:
 _Index = tuple[int, ...]
 
 LEVEL = 1e-6  # probability that a correct kernel exceeds the tolerance
-_PASSES = 3  # over the queries that it takes about to judge a defect
+_DEFECT_PASSES = 3  # over the queries that it takes about to judge a defect
 _HEADS, _QUERIES = 8, 1024  # of the power table, queries of all heads together
 
 
-class Pair(NamedTuple):
+class Allowance(NamedTuple):
     """A tolerance: |got - exact| <= atol + rtol |exact|."""
 
     atol: float
@@ -53,10 +54,10 @@ class Pair(NamedTuple):
 
 
 # Of torch.testing.assert_close.
-USUAL: Mapping[str, Pair] = {
-    "float32": Pair(1e-5, 1.3e-6),
-    "float16": Pair(1e-5, 1e-3),
-    "bfloat16": Pair(1e-5, 1.6e-2),
+USUAL: Mapping[str, Allowance] = {
+    "float32": Allowance(1e-5, 1.3e-6),
+    "float16": Allowance(1e-5, 1e-3),
+    "bfloat16": Allowance(1e-5, 1.6e-2),
 }
 
 
@@ -71,7 +72,7 @@ class Need(NamedTuple):
         Index of the head; None for all heads.
     atol, proven : float
         For rtol 0: with probability 1 - 1e-6 by the law, and for certain by the bound.
-    pair, proven_pair : Pair
+    pair, proven_pair : Allowance
         The same with the rtol, of some multiples of the unit, that allows least on average.
     """
 
@@ -79,8 +80,8 @@ class Need(NamedTuple):
     head: _Index | None
     atol: float
     proven: float
-    pair: Pair
-    proven_pair: Pair
+    pair: Allowance
+    proven_pair: Allowance
 
 
 class Defect(NamedTuple):
@@ -144,7 +145,7 @@ class Tolerance(NamedTuple):
         Of each defect, from no defect on.
     dtype, profile : str
         The storage type, and what the kernels with defects round.
-    given, ours : Pair
+    given, ours : Allowance
         The tolerance that was given, and what that profile needs.
     lead, rows : tuple of int and int
         Heads, and queries of each, that defects were tried on.
@@ -154,8 +155,8 @@ class Tolerance(NamedTuple):
     power: list[Power]
     dtype: str
     profile: str
-    given: Pair
-    ours: Pair
+    given: Allowance
+    ours: Allowance
     lead: _Index
     rows: int
 
@@ -221,7 +222,7 @@ def study(
     >>> row.ours < 1, row.verdict  # passes at what is needed, and yet it can be told
     (True, 'FAIL')
     """
-    problem = problems.pose_arrays(
+    problem = pose_arrays(
         q,
         k,
         v,
@@ -232,11 +233,11 @@ def study(
         window=window,
         softcap=softcap,
     )
-    dtype = problems.dtype_of(q) if dtype is None else dtype
-    return of_problem(problem, dtype, profile=profile, atol=atol, rtol=rtol, track=track)
+    dtype = dtype_of(q) if dtype is None else dtype
+    return study_problem(problem, dtype, profile=profile, atol=atol, rtol=rtol, track=track)
 
 
-def of_problem(
+def study_problem(
     problem: Problem,
     dtype: str,
     *,
@@ -256,31 +257,31 @@ def of_problem(
             f"`q`, `k` and `v` must not be empty, got leading axes {problem.lead} and "
             f"n, m, d_v = {sizes}."
         )
-    given = _given(dtype, atol, rtol)
+    given = _check_allowance(dtype, atol, rtol)
     problem = problem.rounded(FORMATS[dtype])
     for index in np.ndindex(problem.lead):
         for name, x in problem.read(index).items():
             if name in "qkv" and not np.all(np.isfinite(x)):
                 raise ValueError(f"`{name}` must be finite in {dtype}, got NaN or infinity.")
-    names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))
+    names = [profile] if profile is not None else list(usual_profiles(dtype))
     simulated = profile or ("math" if dtype == "float32" else "flash")
-    part, rows = _part(problem)
+    part, rows = _choose_part(problem)
     defects = list(catalogue(part))
     if announce is not None:
-        passes = _PASSES if profile is None else 2
+        passes = _DEFECT_PASSES if profile is None else 2
         block = block_seconds(problem, dtype, PROFILES[names[0]])
         blocks = [sum(1 for _ in x.items()) for x in (problem, part)]
         announce(block * (len(names) * blocks[0] + len(defects) * passes * blocks[1]))
     needs: list[Need] = []
     power: list[Power] = []
-    ours = Pair(math.nan, math.nan)
+    ours = Allowance(math.nan, math.nan)
     for item in track([*names, *defects]):
         if isinstance(item, str):
-            needs += _needs(problem, dtype, item)
+            needs += _measure_needs(problem, dtype, item)
         else:
             if not power:
                 ours = next(x.pair for x in needs if x.head is None and x.profile == simulated)
-            power.append(_power(part, item, dtype, simulated, profile, given, ours))
+            power.append(_try_defect(part, item, dtype, simulated, profile, given, ours))
     return Tolerance(needs, power, dtype, simulated, given, ours, part.lead, rows)
 
 
@@ -294,7 +295,7 @@ def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
     return time.perf_counter() - start
 
 
-def _given(dtype: str, atol: float | None, rtol: float | None) -> Pair:
+def _check_allowance(dtype: str, atol: float | None, rtol: float | None) -> Allowance:
     if atol is None and rtol is None:
         return USUAL[dtype]
     found = []
@@ -303,10 +304,10 @@ def _given(dtype: str, atol: float | None, rtol: float | None) -> Pair:
         if value < 0:
             raise ValueError(f"`{name}` must be at least 0, got {value}.")
         found.append(value)
-    return Pair(*found)
+    return Allowance(*found)
 
 
-class _Elements(NamedTuple):
+class _ElementErrors(NamedTuple):
     """What is known of the errors of some elements: they are sub-Gaussian beyond `off`."""
 
     size: Doubles  # of the exact result
@@ -314,7 +315,7 @@ class _Elements(NamedTuple):
     std: Doubles
     bound: Doubles
 
-    def less(self, rtol: float) -> _Elements:
+    def less(self, rtol: float) -> _ElementErrors:
         """Beyond a relative tolerance."""
         share = rtol * self.size
         return self._replace(off=self.off - share, bound=self.bound - share)
@@ -325,10 +326,10 @@ class _Elements(NamedTuple):
         return np.minimum(self.bound, self.off + t * self.std)
 
 
-def _needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
+def _measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
     """What a profile needs, for all heads and for each."""
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
-    found = _Elements(*(np.empty(shape) for _ in _Elements._fields))
+    found = _ElementErrors(*(np.empty(shape) for _ in _ElementErrors._fields))
 
     def add(index: _Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
@@ -336,41 +337,41 @@ def _needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
         found.off[at] = np.abs(rows.nearest - rows.out) + rows.slack
         found.std[at], found.bound[at] = rows.worst, rows.bound
 
-    problems.sweep(problem, dtype, PROFILES[name], add)
+    sweep(problem, dtype, PROFILES[name], add)
     unit = FORMATS[dtype].unit
-    yield _need(name, None, _Elements(*(x.ravel() for x in found)), unit)
+    yield _need_of(name, None, _ElementErrors(*(x.ravel() for x in found)), unit)
     for head in np.ndindex(problem.lead) if math.prod(problem.lead) > 1 else ():
-        yield _need(name, head, _Elements(*(x[head].ravel() for x in found)), unit)
+        yield _need_of(name, head, _ElementErrors(*(x[head].ravel() for x in found)), unit)
 
 
-def _need(name: str, head: _Index | None, elements: _Elements, unit: float) -> Need:
+def _need_of(name: str, head: _Index | None, elements: _ElementErrors, unit: float) -> Need:
     mean = float(np.mean(elements.size))
     of = {x * unit: elements.less(x * unit) for x in (1.0, 2.0, 4.0)}
-    cost = {x: _largest(y.limits(LEVEL)) + x * mean for x, y in of.items()}
-    sure = {x: _largest(y.bound) + x * mean for x, y in of.items()}
+    cost = {x: _largest_or_zero(y.limits(LEVEL)) + x * mean for x, y in of.items()}
+    sure = {x: _largest_or_zero(y.bound) + x * mean for x, y in of.items()}
     rtol, proven = min(cost, key=cost.__getitem__), min(sure, key=sure.__getitem__)
     return Need(
         name,
         head,
-        _smallest(elements),
-        _largest(elements.bound),
-        Pair(_smallest(of[rtol]), rtol),
-        Pair(_largest(of[proven].bound), proven),
+        _smallest_atol(elements),
+        _largest_or_zero(elements.bound),
+        Allowance(_smallest_atol(of[rtol]), rtol),
+        Allowance(_largest_or_zero(of[proven].bound), proven),
     )
 
 
-def _largest(x: Doubles) -> float:
+def _largest_or_zero(x: Doubles) -> float:
     return max(float(np.max(x, initial=0.0)), 0.0)
 
 
-def _smallest(elements: _Elements) -> float:
+def _smallest_atol(elements: _ElementErrors) -> float:
     """The smallest atol that all errors stay within, but for a probability of `LEVEL`."""
     limits = elements.limits(LEVEL / 100)
-    high = _largest(limits)
+    high = _largest_or_zero(limits)
     if not 0 < high < math.inf:
         return high
     low = high / 2
-    near = _Elements(*(x[limits > low] for x in elements))  # others exceed it with LEVEL / 100
+    near = _ElementErrors(*(x[limits > low] for x in elements))  # others exceed it with LEVEL / 100
     for _ in range(30):
         middle = (low + high) / 2
         t = np.maximum(middle - near.off, 0.0) / near.std
@@ -379,7 +380,7 @@ def _smallest(elements: _Elements) -> float:
     return high
 
 
-def _part(problem: Problem) -> tuple[Problem, int]:
+def _choose_part(problem: Problem) -> tuple[Problem, int]:
     """Some heads, and the last queries of them."""
     heads = list(np.ndindex(problem.lead))
     chosen = heads if len(heads) <= _HEADS else heads[:: -(-len(heads) // _HEADS)]
@@ -396,7 +397,7 @@ def _part(problem: Problem) -> tuple[Problem, int]:
     return problem._replace(lead=(len(chosen),), shape=(rows, m, d_v), read=read), rows
 
 
-def _biased(problem: Problem, bias: Callable[[_Index], Any]) -> Problem:
+def _add_bias(problem: Problem, bias: Callable[[_Index], Any]) -> Problem:
     return problem.replaced("bias", lambda index, x: bias(index) + (0.0 if x is None else x))
 
 
@@ -404,26 +405,28 @@ def catalogue(problem: Problem) -> Iterator[Defect]:
     """Mistakes that kernels are known for, as far as the problem can show them; first none."""
     yield Defect("none")
     for by in (3e-4, 1e-3, 3e-3, 1e-2):
-        yield Defect("scale times", f"{1 + by:g}", partial(_scaled, 1 + by))
+        yield Defect("scale times", f"{1 + by:g}", partial(_multiply_scale, 1 + by))
     for value in (1.443, 1.44):
-        yield Defect("log2(e) as", f"{value}", partial(_scaled, value * math.log(2)))
-    yield from _of_keys(problem)
-    yield from _of_conventions(problem)
+        yield Defect("log2(e) as", f"{value}", partial(_multiply_scale, value * math.log(2)))
+    yield from _list_key_defects(problem)
+    yield from _list_convention_defects(problem)
     for size in (1e-4, 1e-3, 1e-2):
-        yield Defect("ALiBi slope of", f"{size:g}", partial(_sloped, size))
+        yield Defect("ALiBi slope of", f"{size:g}", partial(_add_slope, size))
     for size in (1e-4, 1e-3, 1e-2):
-        yield Defect("added to the normaliser", f"{size:g}", change=partial(_more, size))
+        yield Defect(
+            "added to the normaliser", f"{size:g}", change=partial(_add_to_normaliser, size)
+        )
     for by in (3e-4, 1e-3, 3e-3):
-        yield Defect("output times", f"{1 + by:g}", change=partial(_times, 1 + by))
+        yield Defect("output times", f"{1 + by:g}", change=partial(_multiply_output, 1 + by))
     tile = min(64, problem.shape[0])
     for by in (3e-3, 1e-2, 3e-2):
         words = f"{tile} queries of a head times"
-        yield Defect(words, f"{1 + by:g}", change=partial(_tile, 1 + by, tile))
+        yield Defect(words, f"{1 + by:g}", change=partial(_multiply_tile, 1 + by, tile))
     yield Defect("output truncated, not rounded", round=_truncate)
     yield Defect("weights in float8_e4m3fn", weights="float8_e4m3fn")
 
 
-def _of_keys(problem: Problem) -> Iterator[Defect]:
+def _list_key_defects(problem: Problem) -> Iterator[Defect]:
     n, m, _ = problem.shape
     if m < 2:
         return
@@ -433,50 +436,50 @@ def _of_keys(problem: Problem) -> Iterator[Defect]:
         yield Defect("lost: key", f"{key}", partial(Problem.masked, seen=mask))
     twice = np.zeros((n, m))
     twice[:, m // 2] = math.log(2)
-    yield Defect("counted twice: key", f"{m // 2}", partial(_biased, bias=lambda index: twice))
+    yield Defect("counted twice: key", f"{m // 2}", partial(_add_bias, bias=lambda index: twice))
     block = 64 if m > 64 else -(-m // 2)
-    yield Defect("not rescaled: blocks of keys of", f"{block}", partial(_not_rescaled, block))
+    yield Defect("not rescaled: blocks of keys of", f"{block}", partial(_forget_rescaling, block))
 
 
-def _of_conventions(problem: Problem) -> Iterator[Defect]:
+def _list_convention_defects(problem: Problem) -> Iterator[Defect]:
     n, m, _ = problem.shape
     if problem.causal:
         for by in (1, -1):
             edge = np.tri(n, m, m - n + by, dtype=bool)
-            yield Defect("causal edge moved by", f"{by:+d}", partial(_edge, edge))
+            yield Defect("causal edge moved by", f"{by:+d}", partial(_move_edge, edge))
     left, right = problem.window
     if left:
         yield Defect("window ends early, by", "1", lambda x: x._replace(window=(left - 1, right)))
     if problem.softcap is None:
         for cap in (50.0, 30.0):
-            yield Defect("softcap of", f"{cap:g}", partial(_capped, cap))
+            yield Defect("softcap of", f"{cap:g}", partial(_replace_cap, cap))
     else:
-        yield Defect("softcap left out", "", partial(_capped, None))
+        yield Defect("softcap left out", "", partial(_replace_cap, None))
     first = problem.read((0,) * len(problem.lead))
     for name in ("mask", "bias", "sinks"):
         if name in first:
             yield Defect(f"{name} left out", "", partial(Problem.without, name=name))
 
 
-def _scaled(by: float, problem: Problem) -> Problem:
+def _multiply_scale(by: float, problem: Problem) -> Problem:
     return problem._replace(scale=problem.scale * by)
 
 
-def _capped(cap: float | None, problem: Problem) -> Problem:
+def _replace_cap(cap: float | None, problem: Problem) -> Problem:
     return problem._replace(softcap=cap)
 
 
-def _edge(edge: npt.NDArray[np.bool_], problem: Problem) -> Problem:
+def _move_edge(edge: npt.NDArray[np.bool_], problem: Problem) -> Problem:
     return problem._replace(causal=False).masked(edge)
 
 
-def _sloped(slope: float, problem: Problem) -> Problem:
+def _add_slope(slope: float, problem: Problem) -> Problem:
     n, m, _ = problem.shape
     ahead = slope * (np.arange(m) - np.arange(m - n, m)[:, None])
-    return _biased(problem, lambda index: ahead)
+    return _add_bias(problem, lambda index: ahead)
 
 
-def _not_rescaled(block: int, problem: Problem) -> Problem:
+def _forget_rescaling(block: int, problem: Problem) -> Problem:
     """What was summed before the maximum grew stays as it was."""
 
     def bias(index: _Index) -> Any:
@@ -492,21 +495,25 @@ def _not_rescaled(block: int, problem: Problem) -> Problem:
             found[:, tile.keys] = np.where(np.isfinite(top), -top, 0.0)
         return found
 
-    return _biased(problem, bias)
+    return _add_bias(problem, bias)
 
 
-def _more(size: float, out: Doubles, rows: RowErrors, index: _Index, i: slice) -> Doubles:
+def _add_to_normaliser(
+    size: float, out: Doubles, rows: RowErrors, index: _Index, i: slice
+) -> Doubles:
     """With something added to the sum of the weights, of which the largest is 1."""
     with np.errstate(all="ignore"):
         share = np.nan_to_num(np.exp(rows.top - rows.lse))[:, None]
     return np.asarray(out / (1 + size * share))
 
 
-def _times(by: float, out: Doubles, *_: Any) -> Doubles:
+def _multiply_output(by: float, out: Doubles, *_: Any) -> Doubles:
     return by * out
 
 
-def _tile(by: float, size: int, out: Doubles, rows: RowErrors, index: _Index, i: slice) -> Doubles:
+def _multiply_tile(
+    by: float, size: int, out: Doubles, rows: RowErrors, index: _Index, i: slice
+) -> Doubles:
     """The first queries of the first head."""
     inside = (np.arange(i.start, i.stop) < size) & (not any(index))
     return np.where(inside[:, None], by * out, out)
@@ -517,31 +524,31 @@ def _truncate(to: Format, x: Doubles) -> Doubles:
     return np.asarray(np.trunc(x / step) * step)
 
 
-def _power(
+def _try_defect(
     problem: Problem,
     defect: Defect,
     dtype: str,
     simulated: str,
     profile: str | None,
-    given: Pair,
-    ours: Pair,
+    given: Allowance,
+    ours: Allowance,
 ) -> Power:
     """Try the output of a kernel with a defect."""
-    exact, got = _simulated(problem, defect, dtype, PROFILES[simulated])
-    numbers = verification_verdict.Numbers(got.__getitem__, dtype)
-    found = verification_verdict.judge(problem, numbers, dtype, profile, LEVEL)
+    exact, got = _simulate(problem, defect, dtype, PROFILES[simulated])
+    numbers = Numbers(got.__getitem__, dtype)
+    found = judge(problem, numbers, dtype, profile, LEVEL)
     suspect = found.suspects[0].text if found.suspects and found.verdict == "FAIL" else ""
     return Power(
         defect.name,
         defect.size,
-        _excess(got, exact, given),
-        _excess(got, exact, ours),
+        _largest_excess(got, exact, given),
+        _largest_excess(got, exact, ours),
         found.verdict,
         suspect,
     )
 
 
-def _simulated(
+def _simulate(
     problem: Problem, defect: Defect, dtype: str, profile: Profile
 ) -> tuple[Doubles, Doubles]:
     """The exact result, and that of a kernel with a defect that rounds to nearest."""
@@ -558,12 +565,12 @@ def _simulated(
         at: Any = (*index, i)
         exact[at] = rows.out
 
-    problems.sweep(problem, dtype, profile._replace(inputs=None), keep)
-    problems.sweep(defect.problem(problem), dtype, changed, write)
+    sweep(problem, dtype, profile._replace(inputs=None), keep)
+    sweep(defect.problem(problem), dtype, changed, write)
     return exact, got
 
 
-def _excess(got: Doubles, exact: Doubles, pair: Pair) -> float:
+def _largest_excess(got: Doubles, exact: Doubles, pair: Allowance) -> float:
     """Largest error over what is allowed."""
     error, allowed = np.abs(got - exact), pair.atol + pair.rtol * np.abs(exact)
     with np.errstate(divide="ignore", invalid="ignore"):

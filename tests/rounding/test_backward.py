@@ -14,7 +14,8 @@ from refattn.rounding.formats import FORMATS
 from refattn.rounding.roundings import WORST
 from refattn.rounding.saved import multiply_values
 from refattn.rounding.score_gradients import _ScoreGradient, analyse_pairs
-from refattn.verification import verdict as verification_verdict
+from refattn.verification import judging
+from refattn.verification.choice import BACKWARD_PROFILES
 from tests.rounding import slow
 from tests.rounding.rounded import (
     BACKWARD,
@@ -618,26 +619,26 @@ def test_the_wrong_sharing_of_keys_is_named():
 def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
     """One that no profile explains is tried by all, the others by those that may explain them."""
     tried = Counter()
-    attempt = verification_verdict.attempt
+    attempt = judging.attempt
 
     def counted(problem, *rest):
         tried[problem.result] += 1
         return attempt(problem, *rest)
 
-    monkeypatch.setattr(verification_verdict, "attempt", counted)
+    monkeypatch.setattr(judging, "attempt", counted)
     given = arrays(np.random.default_rng(4), "bfloat16", 4, 48, 48, 32)
     found = made("flash", *given, "bfloat16")
     found[wrong] = FORMATS["bfloat16"].round(1.05 * found[wrong])
     verdict = judged(*given, found, "bfloat16")
     expected = ["FAIL" if x == wrong else "PASS" for x in NAMES]
     assert [verdict.parts[x].verdict for x in NAMES] == expected
-    every = len(verification_verdict._BACKWARD[True])
+    every = len(BACKWARD_PROFILES[True])
     assert tried[wrong] == len(verdict.parts[wrong].trials) == every
     assert sum(tried[x] for x in NAMES if x != wrong) <= 4
 
 
 def test_every_profile_of_a_backward_pass_is_simulated():
-    tried = {x for names in refattn.verification.verdict._BACKWARD.values() for x in names}
+    tried = {x for names in BACKWARD_PROFILES.values() for x in names}
     assert tried - {"serial"} == set(BACKWARD)
     for name, back in BACKWARD.items():
         profile = PROFILES[name]

@@ -19,7 +19,7 @@ from refattn.rounding.problems import pose_arrays
 from refattn.rounding.roundings import WORST, walk
 from refattn.rounding.softmax import _ErrorSums, analyse_softmax
 from refattn.rounding.weight_errors import cap_error
-from refattn.verification.trial import _CHANGES
+from refattn.verification.directions import SCORE_CHANGES
 from tests.rounding import slow
 from tests.rounding.rounded import (
     DTYPES,
@@ -105,7 +105,7 @@ def test_walk_is_the_mean_over_all_orders(terms, first):
         assert alone == pytest.approx(share * four)
 
 
-STEEP = {"scale": _CHANGES["scale"]}
+STEEP = {"scale": SCORE_CHANGES["scale"]}
 SLOW = ("math", "serial", "flash", "flash-fast", "upcast", "eager", "eager-narrow", "half-sums")
 OF_SLOW = {
     "plain": {},

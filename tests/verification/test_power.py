@@ -14,8 +14,10 @@ from refattn import naive
 from refattn.rounding import PROFILES, problems
 from refattn.rounding.formats import FORMATS
 from refattn.verification import trial
+from refattn.verification.directions import SCORE_CHANGES, list_tangents
 from refattn.verification.evidence import Evidence
-from refattn.verification.trial import Numbers, attempt
+from refattn.verification.findings import Numbers
+from refattn.verification.trial import attempt
 
 ALARM = 1e-9
 ALPHA = 1e-6
@@ -42,10 +44,10 @@ def test_a_defect_of_the_detectable_size_is_seen_half_of_the_times(name, seed):
     """
     profile, draws, n = PROFILES["flash"], 400, 1000
     rng, problem, _ = of_arrays(seed, 1, n, 8)
-    changes = {"scale": trial._CHANGES["scale"]}
+    changes = {"scale": SCORE_CHANGES["scale"]}
     rows = problem.analyse((0,), profile.kernel("bfloat16"), slice(0, n), changes)
     one = tried(problem, profile, rows.out[None])
-    steep = dict(trial._directions(problem, (0,), slice(0, n), rows))[name]
+    steep = dict(list_tangents(problem, (0,), slice(0, n), rows))[name]
     g = np.sum(np.square(steep / rows.std), -1)
     slack = np.sum(np.abs(steep) * rows.slack / rows.std**2, -1)
     t = one.detectable[name] * g - slack + np.sqrt(g) * rng.standard_normal((draws, n))
@@ -82,7 +84,7 @@ def test_all_sizes_and_tiles_together_keep_their_level(seed):
     alarms = {}
     for _ in range(tries):
         found = draws_of_squares(rng, 300, 32)
-        for x in (*trial._of_sizes(found, 300 * 32), *trial._of_tiles(found)):
+        for x in (*trial._test_sizes(found, 300 * 32), *trial._test_tiles(found)):
             alarms[x.name] = alarms.get(x.name, 0) + (x.log_p <= math.log(0.05))
     assert {"mean square of tiles of 16", "mean square of heads", "factor of a tile"} <= {*alarms}
     assert max(alarms.values()) <= stats.binom.ppf(1 - ALARM, tries, 0.05)
@@ -96,7 +98,7 @@ def test_errors_that_kernels_have_in_common_are_no_evidence(causal, sign):
     _, _, (q, k, v) = of_arrays(3, 2, 200, 5)
     v = np.abs(v) * (np.arange(5) > 0)[:, None]
     problem = problems.pose_arrays(q, k, v, causal=causal)
-    changes = {"scale": trial._CHANGES["scale"]}
+    changes = {"scale": SCORE_CHANGES["scale"]}
     kernel = profile.kernel("bfloat16")
     rows = [problem.analyse((h,), kernel, slice(0, 200), changes) for h in range(2)]
     out = np.stack([x.out + sign * x.slack for x in rows])

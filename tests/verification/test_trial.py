@@ -11,7 +11,10 @@ from refattn.rounding import PROFILES, problems
 from refattn.rounding.backward import variance_along
 from refattn.rounding.formats import FORMATS
 from refattn.verification import trial
-from refattn.verification.trial import Numbers, attempt
+from refattn.verification.directions import SCORE_CHANGES
+from refattn.verification.findings import Numbers, Suspect
+from refattn.verification.head_sums import row_weights
+from refattn.verification.trial import attempt
 from tests.rounding.slow import BENFORD, EDGE
 from tests.verification import slow
 
@@ -31,7 +34,7 @@ class Given(SimpleNamespace):
         self.arrays, self.options = (q, k, v), {"causal": causal, "softcap": softcap}
         self.problem = problems.pose_arrays(q, k, v, **self.options)
         self.kernel, self.profile = PROFILES[name].kernel("bfloat16"), PROFILES[name]
-        changes = {x: f for x, f in trial._CHANGES.items() if x != "softcap" or softcap is None}
+        changes = {x: f for x, f in SCORE_CHANGES.items() if x != "softcap" or softcap is None}
         self.rows = [
             self.problem.analyse((h,), self.kernel, slice(0, N), changes) for h in range(HEADS)
         ]
@@ -197,7 +200,7 @@ def expected(given):
 )
 def test_a_trial_number_by_number(causal, softcap, name, monkeypatch):
     given = Given(causal, softcap, name, wrong=1.004)
-    monkeypatch.setattr(trial, "_telling", list)
+    monkeypatch.setattr(trial, "_keep_telling", list)
     tried = given.tried(alpha=0.999)
     p, told, sums = expected(given)
     of_trial = {x.name: x.p_value for x in tried.tests}
@@ -262,14 +265,14 @@ def test_rows_that_are_the_same_count_for_one():
     q[1, 3] = 0.0
     k[1], v[1] = k[0], v[0]
     kernel = PROFILES["flash"].kernel("bfloat16")
-    weights = trial.row_weights(problems.pose_arrays(q, k, v), kernel)
+    weights = row_weights(problems.pose_arrays(q, k, v), kernel)
     expected = [[1 / 4, 1 / 2, 1, 1 / 4, 1 / 4, 1 / 4], [1, 1, 1, 1 / 2, 1 / 2, 1 / 2]]
     np.testing.assert_allclose(weights, expected)
-    alike = trial.row_weights(problems.pose_arrays(q, 0 * k, v), kernel)
+    alike = row_weights(problems.pose_arrays(q, 0 * k, v), kernel)
     np.testing.assert_allclose(alike, np.full((2, 6), 1 / 12))
     problem = problems.pose_arrays(q, k, v)
     of = problems.pose_gradients(problem, {"dv": v.shape}, q.__getitem__, None, "float64")["dv"]
-    np.testing.assert_allclose(trial.row_weights(of, kernel), np.full((2, 6), 1 / 2))
+    np.testing.assert_allclose(row_weights(of, kernel), np.full((2, 6), 1 / 2))
 
 
 @pytest.mark.parametrize(("name", "shared"), [("math", True), ("upcast", True), ("flash", False)])
@@ -285,15 +288,15 @@ def test_rows_with_the_same_products_count_for_one_where_these_matter(name, shar
     expected = np.ones((3, 6))
     if shared:
         expected[0, [0, 3, 4, 5]], expected[[0, 1], 1] = 1 / 4, 1 / 2
-    weights = trial.row_weights(of, PROFILES[name].kernel("bfloat16"))
+    weights = row_weights(of, PROFILES[name].kernel("bfloat16"))
     np.testing.assert_allclose(weights, expected)
 
 
 def test_suspects_that_explain_half_as_much_as_the_first_are_told():
     def suspect(name, explained):
-        return trial.Suspect(name, 0.0, 0.0, 0.0, explained, "")
+        return Suspect(name, 0.0, 0.0, 0.0, explained, "")
 
-    found = trial._telling(
+    found = trial._keep_telling(
         [suspect(*x) for x in (("a", 0.7), ("b", 0.41), ("c", 0.39), ("a of a head", 0.8))]
     )
     assert [(x.name, x.explained) for x in found] == [("a of a head", 0.8), ("b", 0.41)]

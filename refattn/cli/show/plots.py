@@ -16,7 +16,7 @@ from ...arrays.words import head_number, printable
 from ...compare import Row
 from ...profile import Profile
 from ...registry import ESTIMATORS
-from ...verification import verdict as verification_verdict
+from ...verification.z_scores import z_by_row, z_of_head
 from . import style
 from .results import LABELS
 
@@ -32,12 +32,12 @@ def plot_verified(found: Verified, path: Path) -> None:
 
     part = found.parts[found.verdict.of]
     judged = (part.problem, part.numbers, found.tensors.dtype, found.verdict.by)
-    squares, counts = verification_verdict.z_by_row(*judged)
+    squares, counts = z_by_row(*judged)
     if not squares.size:
         raise ValueError("there is nothing to draw: the output is empty.")
     means = np.sum(squares, -1) / np.maximum(np.sum(counts, -1), 1)
     worst = tuple(map(int, np.unravel_index(int(np.argmax(means)), part.problem.lead)))
-    z = verification_verdict.z_of_head(*judged, worst)
+    z = z_of_head(*judged, worst)
     with style.style():
         figure = Figure(figsize=(style.PAGE, 5.2), layout="constrained")
         panels = figure.subplot_mosaic(

@@ -11,8 +11,8 @@ from ...arrays.words import head_number
 from ...compare import Comparison, Row, tolerated
 from ...profile import Profile, Search
 from ...registry import ESTIMATORS
-from ...verification import verdict as verification_verdict
 from ...verification.tolerance import Tolerance
+from ...verification.verdict import Verdict
 
 __all__ = [
     "CHECKED",
@@ -163,10 +163,10 @@ def tolerances(found: Tolerance) -> Iterator[_Record]:
         }
 
 
-def verified(found: Sequence[tuple[str, verification_verdict.Verdict]]) -> Iterator[_Record]:
+def verified(found: Sequence[tuple[str, Verdict]]) -> Iterator[_Record]:
     """A row for each suspect of each part of a file, or one for a part without any."""
     for file, whole in found:
-        parts: Mapping[str, verification_verdict.Verdict] = whole.parts or {whole.of: whole}
+        parts: Mapping[str, Verdict] = whole.parts or {whole.of: whole}
         for part, verdict in parts.items():
             said = {
                 "file": file,

@@ -20,8 +20,9 @@ from ...files.tensors import Tensors
 from ...profile import Candidate, Choice, Profile, Search
 from ...registry import ESTIMATORS
 from ...rounding.problems import CALLED, Problem
-from ...verification import verdict as verification_verdict
+from ...verification.findings import Part
 from ...verification.tolerance import LEVEL, Tolerance
+from ...verification.verdict import Verdict
 from .page import Page, Table, limit
 
 __all__ = [
@@ -80,8 +81,8 @@ class Verified(NamedTuple):
 
     tensors: Tensors
     problem: Problem
-    parts: Mapping[str, verification_verdict.Part]
-    verdict: verification_verdict.Verdict
+    parts: Mapping[str, Part]
+    verdict: Verdict
 
     def unread(self) -> Iterator[str]:
         """What the file holds that was not judged or not used, a line each."""

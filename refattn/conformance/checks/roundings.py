@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...rounding.problems import pose_arrays
-from ...verification import verdict
+from ...verification.findings import Numbers
+from ...verification.judging import judge
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
 from ..truth.reference import FEATURE_MAPS
@@ -54,9 +55,9 @@ def rounding_errors(t: Trial) -> None:
         problem = pose_arrays(q, k, v, **given, **options)
         asked: dict[str, Any] = options | ({"causal": True} if causal else {})
         got = t.call(*arrays, **asked)
-        numbers = verdict.Numbers(got.__getitem__, dtype)
+        numbers = Numbers(got.__getitem__, dtype)
         profiles = None if dtype in ("float16", "bfloat16") else _WIDE
-        found = verdict.judge(problem, numbers, dtype, profiles, _ALPHA)
+        found = judge(problem, numbers, dtype, profiles, _ALPHA)
         t.error = max(t.error or 0.0, min(1.0, found.z.largest / _LARGE))
         if found.verdict == "FAIL":
             words = [x.text for x in found.suspects[:1]] or [

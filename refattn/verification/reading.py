@@ -2,8 +2,9 @@ r"""What a file or a call gives to verify."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,23 @@ from ..engine.scores import Band
 from ..features import elu_features
 from ..files.tensors import Tensors
 from ..registry import ESTIMATORS
+from ..rounding.formats import FORMATS
 from ..rounding.problems import (
     CALLED,
     Problem,
     count_key_heads,
     hide_unseen,
+    pose_gradients,
     read_frequencies,
     refuse,
     scale_or_default,
 )
+from .findings import Numbers, Part
 
-__all__ = ["kind_of", "of_tensors"]
+__all__ = ["kind_of", "list_judged", "pose_tensors", "read_parts"]
 
 
-def of_tensors(
+def pose_tensors(
     tensors: Tensors,
     *,
     estimator: str = "softmax",
@@ -97,7 +101,7 @@ def kind_of(estimator: Any) -> str:
     raise ValueError(f"`estimator` must be of {known}, got {estimator!r}.")
 
 
-def judged() -> list[str]:
+def list_judged() -> list[str]:
     """Names and other names of the estimators whose numbers can be judged."""
     return [
         name
@@ -107,3 +111,43 @@ def judged() -> list[str]:
 
 
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
+
+
+def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
+    """The results in a file: the output, with log normalisers, and gradients."""
+    shapes = tensors.shapes
+    names = [x for x in ("dq", "dk", "dv") if x in shapes]
+    if "out" not in shapes and not names:
+        raise ValueError(
+            f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
+            f"{str(tensors.path)!r} has none."
+        )
+    found: dict[str, Part] = {}
+    if "out" in shapes:
+        lse = "lse" in shapes and problem.kind == "scores"
+        numbers = Numbers(
+            partial(tensors.read, "out"),
+            _storage_type(tensors, "out"),
+            partial(tensors.read, "lse") if lse else None,
+            _storage_type(tensors, "lse") if lse else "float32",
+        )
+        found["out"] = Part(problem, numbers)
+    if names:
+        out = partial(tensors.read, "out") if "out" in shapes else None
+        d_out = partial(tensors.read, "d_out")
+        dtype = found["out"].numbers.out_dtype if "out" in shapes else tensors.dtype
+        results: dict[str, Any] = {name: shapes[name] for name in names}
+        backward = pose_gradients(problem, results, d_out, out, dtype)
+        for name, one in backward.items():
+            own = partial(tensors.part, name)
+            found[name] = Part(one, Numbers(own, _storage_type(tensors, name)))
+    return found
+
+
+def _storage_type(tensors: Tensors, name: str) -> str:
+    """The type of the queries where it holds all numbers, their own type otherwise."""
+    dtype, own = tensors.dtype, tensors.dtypes[name]
+    if own == dtype or not math.prod(tensors.shapes[name]):
+        return own
+    all_held = all(np.all(FORMATS[dtype].holds(tensors.read(name, x))) for x in tensors.heads())
+    return dtype if all_held else own

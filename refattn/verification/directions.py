@@ -1,0 +1,105 @@
+"""Known defects: the derivative of the output to the size of each, and what a size means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..arrays.library import Doubles
+from ..rounding.head import SoftmaxHead, Tile
+from ..rounding.problems import Problem
+from ..rounding.roundings import RowErrors
+
+__all__ = ["NEARLY_ONE", "SCORE_CHANGES", "explain_size", "give_error", "list_tangents"]
+
+
+# Defects that change scores: derivative of the score, and what a size means.
+SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
+    "scale": lambda head, tile, i: tile.logits * tile.slope,
+    "softcap": lambda head, tile, i: -(tile.logits**3) / 3,
+    "slope": lambda head, tile, i: head.ahead(i, tile.keys),
+}
+
+_SENTENCES: Mapping[str, Callable[[float, float], str]] = {
+    "scale": lambda x, e: f"the scale is {_give_factor(x, e)} times what was said",
+    "softcap": lambda x, e: f"scores are capped, softly: 1 / cap^2 is {give_error(x, e)}",
+    "slope": lambda x, e: f"scores rise by {give_error(x, e)} with each key, as with ALiBi",
+    "lse": lambda x, e: f"lse is {give_error(x, e)} too large",
+    "factor": lambda x, e: f"the output is {_give_factor(x, e)} times what it should be",
+    "truncated": lambda x, e: (
+        f"the output is truncated, not rounded: {give_error(x, e)} times as far"
+    ),
+    "epsilon": lambda x, e: f"{give_error(x, e)} is added to the normaliser, of weights up to 1",
+    "sink": lambda x, e: f"{give_error(x, e)} is added to the normaliser, of weights e^score",
+    "lost sink": lambda x, e: (
+        f"the sink counts {give_error(1 - x, e)} times in the sum of the weights"
+    ),
+    "delta": lambda x, e: f"the part of sum d_out * out counts {give_error(1 + x, e)} times",
+    "cap": lambda x, e: (
+        f"tanh^2 counts {give_error(1 - x, e)} times in the slope of the cap, 1 - tanh^2"
+    ),
+    "edge+1": lambda x, e: f"a query sees one key more, the next: {give_error(x, e)} of its weight",
+    "edge-1": lambda x, e: f"a query does not see its last key: {give_error(x, e)} of its weight",
+}
+
+
+def explain_size(problem: Problem, name: str) -> Callable[[float, float], str]:
+    """What a size of a defect means, for the output or a gradient."""
+    return lambda x, e: _SENTENCES[name](x, e).replace("the output", problem.result)
+
+
+def give_error(x: float, error: float) -> str:
+    return f"{x:.4g} ± {error:.1g}"
+
+
+def _give_factor(x: float, error: float) -> str:
+    """A factor 1 + x with the digits that are known."""
+    digits = min(max(2, 1 - math.floor(math.log10(error))), 15) if 0 < error < 1 else 6
+    return f"{1 + x:.{digits}f} ± {error:.1g}"
+
+
+NEARLY_ONE = 1 - 2.0**-20
+
+
+def list_tangents(
+    problem: Problem, index: tuple[int, ...], i: slice, rows: RowErrors
+) -> Iterator[tuple[str, Doubles]]:
+    """Derivatives of the output to the sizes of defects."""
+    yield from rows.tangents.items()
+    yield "factor", rows.out
+    yield "truncated", -np.sign(rows.out) * rows.spacing / 2
+    if not problem.is_mean:
+        return
+    with np.errstate(all="ignore"):
+        yield "epsilon", np.nan_to_num(-rows.out * np.exp(rows.top - rows.lse)[:, None])
+        yield "sink", np.nan_to_num(-rows.out * np.exp(-rows.lse)[:, None], posinf=0.0, neginf=0.0)
+    if problem.causal and problem.shape[1]:
+        head = problem.head(index)
+        yield "edge+1", _tangent_of_edge(head, i, rows, 1)
+        yield "edge-1", _tangent_of_edge(head, i, rows, 0)
+
+
+def _tangent_of_edge(head: SoftmaxHead, i: slice, rows: RowErrors, ahead: int) -> Doubles:
+    """Change of the output where queries see the key next to the last, or lose the last."""
+    n, m = head.q.shape[0], head.keys
+    keys = np.arange(i.start, i.stop) + m - n + ahead
+    there = (keys >= 0) & (keys < m)
+    j = np.clip(keys, 0, m - 1)
+    scores = head.scale * np.sum(head.q[i] * head.k[j], -1)
+    if head.softcap is not None:
+        scores = head.softcap * np.tanh(scores / head.softcap)
+    if head.bias is not None:
+        scores = scores + head.bias[np.arange(i.start, i.stop), j]
+    if head.mask is not None:
+        there &= head.mask[np.arange(i.start, i.stop), j]
+    with np.errstate(all="ignore"):
+        share = np.where(there, np.exp(scores - rows.lse), 0.0)
+        part = share / (1 + share) if ahead else -share / (1 - share)
+    part = np.where(
+        np.isfinite(part) & (np.abs(share) < (math.inf if ahead else NEARLY_ONE)), part, 0.0
+    )
+    found: Doubles = part[:, None] * (head.v[j] - rows.out)
+    return found
