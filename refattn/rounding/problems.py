@@ -40,7 +40,6 @@ __all__ = [
     "pose_gradients",
     "read_frequencies",
     "refuse",
-    "scale_or_default",
     "sweep",
     "take_head",
     "widen",
@@ -445,7 +444,7 @@ def pose_arrays(
         lead,
         (n, m, v.shape[-1]),
         read,
-        scale_or_default(q.shape[-1], scale),
+        qkv.scale_or_default(scale, q.shape[-1]),
         causal,
         window,
         checks.real("softcap", softcap, positive=True, optional=True),
@@ -493,12 +492,6 @@ def _place(index: tuple[int, ...], lead: tuple[int, ...], own: tuple[int, ...]) 
     """Index in own leading axes of what a head takes."""
     at = zip(index[len(index) - len(own) :], lead[len(lead) - len(own) :], own, strict=True)
     return tuple(i * length // whole for i, whole, length in at)
-
-
-def scale_or_default(d: int, scale: float | None) -> float:
-    """The scale, given or 1 / sqrt(d)."""
-    found = checks.real("scale", scale, optional=True)
-    return float(d**-0.5 if found is None else found)
 
 
 def widen(name: str, x: Any) -> Doubles:

@@ -23,7 +23,6 @@ from ..rounding.problems import (
     pose_gradients,
     read_frequencies,
     refuse,
-    scale_or_default,
 )
 from .findings import Numbers, Part
 
@@ -79,7 +78,7 @@ def pose_tensors(
         tensors.lead,
         (n, m, shapes["v"][-1]),
         read,
-        scale_or_default(shapes["q"][-1], scale),
+        qkv.scale_or_default(scale, shapes["q"][-1]),
         causal,
         window,
         checks.real("softcap", softcap, positive=True, optional=True),

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ... import profile as study
 from ...arrays.library import Floats
 from ...arrays.words import head_number, printable
 from ...compare import Row
-from ...profile import Profile
+from ...profile import Advice, advice
 from ...registry import ESTIMATORS
 from ...verification.z_scores import z_by_row, z_of_head
 from . import style
@@ -366,7 +365,7 @@ def _draw_guide(axes: Any, points: Sequence[tuple[int, float]]) -> list[style.La
     return [style.Label("slope 1/√S", line[-1], drawn)]
 
 
-def plot_profile(found: Profile, path: Path) -> None:
+def plot_profile(found: Advice, path: Path) -> None:
     """Draw the spectra of q and k and, if there are predictions, error against S."""
     names = list(found.eigenvalues)
     count = len(names) + bool(found.error)
@@ -387,7 +386,7 @@ def plot_profile(found: Profile, path: Path) -> None:
 _THINGS = {"q": "queries", "k": "keys"}
 
 
-def _plot_spectra(panels: Sequence[Any], found: Profile) -> None:
+def _plot_spectra(panels: Sequence[Any], found: Advice) -> None:
     """Eigenvalues of each head in grey, and their median, on one scale."""
     spectra = {name: x.reshape(-1, x.shape[-1]) for name, x in found.eigenvalues.items()}
     known = np.concatenate([x[x > 0] for x in spectra.values()])
@@ -415,10 +414,10 @@ def _plot_spectra(panels: Sequence[Any], found: Profile) -> None:
     panels[0].set_ylabel("eigenvalue of the covariance,\nin kernel coordinates")
 
 
-def _plot_predictions(axes: Any, found: Profile) -> None:
+def _plot_predictions(axes: Any, found: Advice) -> None:
     """Errors by the laws, with the standard error where not all queries were taken."""
     curves: dict[str, list[tuple[int, float, float]]] = {}
-    for name in study.LAWS:
+    for name in advice.LAWS:
         triples = zip(
             found.sizes, found.predictions(name), found.standard_errors(name), strict=True
         )

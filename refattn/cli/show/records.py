@@ -9,7 +9,7 @@ import numpy as np
 
 from ...arrays.words import head_number
 from ...compare import Comparison, Row, tolerated
-from ...profile import Profile, Search
+from ...profile import Advice, Search
 from ...registry import ESTIMATORS
 from ...verification.tolerance import Tolerance
 from ...verification.verdict import Verdict
@@ -84,7 +84,7 @@ def _draws(row: Row) -> bool:
     return row.estimator in ESTIMATORS and ESTIMATORS[row.estimator].has("random")
 
 
-def profile(found: Profile, searched: Search | None) -> Iterator[_Record]:
+def profile(found: Advice, searched: Search | None) -> Iterator[_Record]:
     """A row for each number: moments, log excess, laws and predictions, what was measured."""
     for head in found.heads:
         at = {"head": _head(head)}

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from ... import profile as study
 from ..._version import __version__
 from ...arrays.library import Floats
 from ...arrays.words import head_number, portable, printable
 from ...compare import Comparison, Row, listed, tolerated
 from ...files.tensors import Tensors
-from ...profile import Candidate, Choice, Profile, Search
+from ...profile import Advice, Candidate, Choice, Search, advice
 from ...registry import ESTIMATORS
 from ...rounding.problems import CALLED, Problem
 from ...verification.findings import Part
@@ -44,7 +43,7 @@ __all__ = [
 # Moments that a narrow page leaves out, the first of them first.
 _LEAST = (("5%", "95%"), ("rank q", "rank k"), ("cond q", "cond k"), "SDERF", "OPRF")
 
-LABELS = {**dict(zip(study.LAWS, study.LAWS, strict=True)), "ra": "ra (bound)"}
+LABELS = {**dict(zip(advice.LAWS, advice.LAWS, strict=True)), "ra": "ra (bound)"}
 
 
 def checked(report: Any, reproducers: bool, page: Page) -> None:
@@ -333,7 +332,7 @@ def _dump(report: Any) -> str:
 
 
 def profile(
-    path: Path, arrays: dict[str, Floats], found: Profile, searched: Search | None, page: Page
+    path: Path, arrays: dict[str, Floats], found: Advice, searched: Search | None, page: Page
 ) -> None:
     """Print the answers as tables."""
     page.say(_heading(path, arrays))
@@ -345,11 +344,11 @@ def profile(
         "\nMoments in kernel coordinates, sqrt(scale) q and sqrt(scale) k: norm of the mean; "
         "trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2"
     )
-    labels = {f"{part}_{x}": label.format(x) for part, label in study.PARTS.items() for x in "qk"}
-    labels |= {name: f"{p:.0%}" for name, p in study.QUANTILES.items()}
+    labels = {f"{part}_{x}": label.format(x) for part, label in advice.PARTS.items() for x in "qk"}
+    labels |= {name: f"{p:.0%}" for name, p in advice.QUANTILES.items()}
     page.table(_per_head(found, {labels[name]: x for name, x in found.table.items()}))
-    if max(found.rows) > study.QUANTILE_ROWS:
-        page.say(f"quantiles: over at most {study.QUANTILE_ROWS} evenly spaced queries and keys")
+    if max(found.rows) > advice.QUANTILE_ROWS:
+        page.say(f"quantiles: over at most {advice.QUANTILE_ROWS} evenly spaced queries and keys")
     page.say("\nExpected log excess of the variance of a kernel estimate, by proposal (best: 0)")
     page.table(_per_head(found, found.excess))
     if not found.error:
@@ -361,14 +360,14 @@ def profile(
     _show_recommendation(found, searched, page)
 
 
-def _show_laws(found: Profile, page: Page) -> None:
+def _show_laws(found: Advice, page: Page) -> None:
     page.say("\nPredicted relative error, mean over heads (ra: an upper bound)")
     table = Table("S", *LABELS.values(), drop=("rfa-adapted", "is"))
     some = found.queries < found.rows[0]
     outside = False
     for i, samples in enumerate(found.sizes):
         cells = []
-        for name in study.LAWS:
+        for name in advice.LAWS:
             value, share = found.predictions(name)[i], float(np.mean(found.inside[name][i]))
             outside = outside or share < 1
             error = f" ± {found.standard_errors(name)[i]:.1g}" if some else ""
@@ -403,7 +402,7 @@ def _show_laws(found: Profile, page: Page) -> None:
         page.say(", ".join(spreads))
 
 
-def _worth(found: Profile) -> str:
+def _worth(found: Advice) -> str:
     """Compare the numbers of rows with d^2."""
     n, m = found.rows
     counts = f"n = {n}, m = {m}"
@@ -415,7 +414,7 @@ def _worth(found: Profile) -> str:
     return f"{counts}\nN = {listed} {sign} d^2 = {found.advised}: covariances are rough"
 
 
-def _per_head(found: Profile, columns: dict[str, Floats]) -> Table:
+def _per_head(found: Advice, columns: dict[str, Floats]) -> Table:
     """Make a table of one row a head, the median and the worst."""
     table = Table("head", *columns, drop=_LEAST)
     for head in found.heads:
@@ -434,7 +433,7 @@ def _cell(value: Any) -> str:
     return "-" if math.isnan(value) else _digits(value)
 
 
-def _show_search(searched: Search, found: Profile, page: Page) -> None:
+def _show_search(searched: Search, found: Advice, page: Page) -> None:
     plan, rows, heads = searched.plan, found.rows[0], len(found.heads)
     page.say(
         f"\nmeasured {len(plan.problems)} estimators, S = 1, 2, 4, ... up to {plan.most}, "
@@ -487,7 +486,7 @@ def _uncertainty(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2g}" if value else ""
 
 
-def _show_recommendation(found: Profile, searched: Search | None, page: Page) -> None:
+def _show_recommendation(found: Advice, searched: Search | None, page: Page) -> None:
     heads, target = len(found.heads), f"recommended for relative error {found.target:g}"
     page.say()
     if searched is not None:
@@ -513,10 +512,10 @@ def _show_recommendation(found: Profile, searched: Search | None, page: Page) ->
 def _priced(choice: Choice, price: str) -> str:
     """Name an estimator with its S, and its price relative to exact attention."""
     name, samples, ratio = choice
-    if name == study.EXACT:
+    if name == advice.EXACT:
         return name
     size = "" if samples is None else f" with S = {_count(samples)}"
-    return f"{name}{size}, {_digits(ratio)} of the {price} of {study.EXACT}"
+    return f"{name}{size}, {_digits(ratio)} of the {price} of {advice.EXACT}"
 
 
 def _count(value: float) -> str:
@@ -526,7 +525,7 @@ def _count(value: float) -> str:
 
 
 def profile_to_json(
-    path: Path, arrays: dict[str, Floats], found: Profile, searched: Search | None = None
+    path: Path, arrays: dict[str, Floats], found: Advice, searched: Search | None = None
 ) -> str:
     """Format the answers as JSON; what is not finite becomes null.
 
