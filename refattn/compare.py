@@ -116,8 +116,8 @@ def listed(skipped: Iterable[Skipped]) -> str:
         words = re.sub(r",? got [^,]*$", "", words).rstrip(".")
         sizes.setdefault((x.estimator, words), []).extend([f"{x.samples}"] * bool(x.samples))
     alike: dict[tuple[str, str], list[str]] = {}
-    for (name, words), found in sizes.items():
-        which = f"S = {', '.join(found)} of " if found else ""
+    for (name, words), tried in sizes.items():
+        which = f"S = {', '.join(tried)} of " if tried else ""
         alike.setdefault((which, words), []).append(name)
     return "; ".join(f"{which}{', '.join(x)} ({words})" for (which, words), x in alike.items())
 

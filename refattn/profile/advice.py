@@ -232,8 +232,8 @@ def study(
         exact_and_size(q, k, values[0], scale=scale)
 
     def estimate(x: Floats) -> moments.Moments:
-        found = moments.estimate(x)
-        return moments.shrink(found) if shrink else found
+        estimated = moments.estimate(x)
+        return moments.shrink(estimated) if shrink else estimated
 
     fitted = adapt.fit(estimate(q), estimate(k), scale=scale)
     assert fitted.cov is not None
@@ -306,12 +306,12 @@ def foreseen(q: Floats, k: Floats, v: Floats | None = None, *, scale: float | No
 
     timed(2)  # what is imported first does not count
     most = min(m, _PART)
-    found = timed(most)
+    time_of_head = timed(most)
     if m > most:
         half = most // 2
-        slope = max(0.0, found - timed(half)) / (most**2 - half**2)
-        found += slope * (m**2 - most**2)
-    return float(heads * found)
+        slope = max(0.0, time_of_head - timed(half)) / (most**2 - half**2)
+        time_of_head += slope * (m**2 - most**2)
+    return float(heads * time_of_head)
 
 
 def split_heads(

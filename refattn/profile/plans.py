@@ -264,10 +264,10 @@ def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = i
     >>> [(row.samples, row.per_head.shape) for row in profile.search(planned).candidates[0].steps]
     [(1, (8,)), (2, (8,)), (4, (8,)), (8, (8,)), (16, (8,)), (32, (8,))]
     """
-    found = [_search_one(planned, ESTIMATORS[name]) for name in track(list(planned.problems))]
-    if found and not any(candidate.steps for candidate in found):
-        raise ValueError(f"{found[0].estimator}: {found[0].reason}")
-    return Search(planned, found)
+    candidates = [_search_one(planned, ESTIMATORS[name]) for name in track(list(planned.problems))]
+    if candidates and not any(candidate.steps for candidate in candidates):
+        raise ValueError(f"{candidates[0].estimator}: {candidates[0].reason}")
+    return Search(planned, candidates)
 
 
 def _search_one(planned: Plan, record: Estimator) -> Candidate:

@@ -108,7 +108,7 @@ def list_directions(of: str, has_cap: bool, has_sinks: bool) -> list[str]:
 
 def exact_gradient(backs: Sequence[tuple[BackwardHead, Saved]], of: str, rows: slice) -> Doubles:
     """The exact gradient of some queries or keys."""
-    found = np.zeros((rows.stop - rows.start, _count_columns(backs[0][0], of)))
+    gradient = np.zeros((rows.stop - rows.start, _count_columns(backs[0][0], of)))
     for back, saved in backs:
         head = back.head
         for at in blocks(0, head.keys if of == "dq" else len(head.q), _SUM_TOKENS):
@@ -117,12 +117,12 @@ def exact_gradient(backs: Sequence[tuple[BackwardHead, Saved]], of: str, rows: s
             if tile is not None:
                 p, _ = share_tile(tile, saved.lse[i])
                 if of == "dv":
-                    found += p.T @ back.d_out[i]
+                    gradient += p.T @ back.d_out[i]
                     continue
                 t = back.d_out[i] @ head.v[j].T
                 s = head.scale * p * (t - saved.delta[i, None]) * tile.slope
-                found += s @ head.k[j] if of == "dq" else s.T @ head.q[i]
-    return found
+                gradient += s @ head.k[j] if of == "dq" else s.T @ head.q[i]
+    return gradient
 
 
 def list_sources(
@@ -137,11 +137,11 @@ def list_sources(
     if of != "dq":
         return [np.concatenate([k[rows], v[rows]], -1) if of == "dk" else k[rows]]
     q, d_out = head.q[rows], backs[0].d_out[rows]
-    found = [np.concatenate([q, d_out], -1)]
+    sources = [np.concatenate([q, d_out], -1)]
     if kernel.products_matter:
         values = np.full((len(d_out), 1), zlib.crc32(v.tobytes()), np.float64)
-        found.append(np.concatenate([unscale_rows(d_out), values], -1))
-    return found
+        sources.append(np.concatenate([unscale_rows(d_out), values], -1))
+    return sources
 
 
 def variance_along(
@@ -175,25 +175,25 @@ def variance_along(
                 apart = x.t - saved.delta[i, None]
                 about = 0.0 if kernel.delta_of_out else mean
                 if of == "dv":
-                    found = x.p_variance * y * y + size * x.log_variance * np.square(y - about)
+                    variances = x.p_variance * y * y + size * x.log_variance * np.square(y - about)
                 else:
                     off = 0.0 if kernel.delta_of_out else moved
-                    found = x.s_variance * y * y
+                    variances = x.s_variance * y * y
                     for variance, factor in x.moves():
-                        found += variance * np.square(apart * (factor * y - about) - off)
+                        variances += variance * np.square(apart * (factor * y - about) - off)
                     products = saved.products[i, None] * x.t_variance
-                    found += size * products * np.square(x.slope * y - about)
+                    variances += size * products * np.square(x.slope * y - about)
                     if kernel.kept:
-                        found += x.p_variance * np.square(apart * x.slope * y - x.t * mean)
-                total += float(np.sum(saved.copies[i, None] * found))
+                        variances += x.p_variance * np.square(apart * x.slope * y - x.t * mean)
+                total += float(np.sum(saved.copies[i, None] * variances))
             common = mean if of == "dv" else moved
             shared = saved.lse_variance[i]
             if kernel.delta_of_out:
                 shared = shared + saved.scores_variance[i]
             total += float(np.sum(saved.copies[i] * shared * np.square(common[:, 0])))
             if of == "dk":
-                own = saved.copies[i] * saved.delta_variance[i]
-                total += float(np.sum(own * np.square(mean[:, 0])))
+                variance_of_delta = saved.copies[i] * saved.delta_variance[i]
+                total += float(np.sum(variance_of_delta * np.square(mean[:, 0])))
     return total
 
 
@@ -320,9 +320,9 @@ def _add_to_queries(
             whole, part = np.sum(moved, -1, keepdims=True), (moved * factor) @ k
             sum_.variance += mean * mean * whole - 2 * mean * part
     if kernel.kept:
-        own = copies * x.p_variance
-        sum_.variance += (own * np.square(apart * x.slope)) @ squares
-        both, again = own * x.t * apart * x.slope, own * x.t * x.t
+        rounding = copies * x.p_variance
+        sum_.variance += (rounding * np.square(apart * x.slope)) @ squares
+        both, again = rounding * x.t * apart * x.slope, rounding * x.t * x.t
         sum_.variance += mean * mean * np.sum(again, -1, keepdims=True) - 2 * mean * (both @ k)
     sum_.add(x.s, x.near_s, x.s_bound, x.s_flushed, k, to)
 
@@ -333,19 +333,19 @@ def _add_to_keys(
     q, kernel = back.head.q[i], sum_.kernel
     apart = x.t - saved.delta[i, None]
     size = x.p * x.p
-    found = size * apart * apart * (saved.scores_variance + saved.lse_variance)[i, None]
+    variances = size * apart * apart * (saved.scores_variance + saved.lse_variance)[i, None]
     times = saved.products[i, None]
     products, shared = times * x.t_variance, times * saved.shared_variance[i, None]
-    found += size * (products + (saved.delta_variance[i, None] + shared))
+    variances += size * (products + (saved.delta_variance[i, None] + shared))
     if kernel.kept:
-        found += x.p_variance * (apart * apart - 2 * x.p * x.t * apart)
+        variances += x.p_variance * (apart * apart - 2 * x.p * x.t * apart)
     if not kernel.delta_of_out:
-        found += size * (saved.moved_variance[i, None] - 2 * x.p * products)
-    found = x.s_variance + found * np.square(x.slope)
+        variances += size * (saved.moved_variance[i, None] - 2 * x.p * products)
+    variances = x.s_variance + variances * np.square(x.slope)
     for variance, factor in x.moves():
-        found += variance * np.square(apart * factor)
-    found = saved.copies[i, None] * found
-    sum_.variance += np.maximum(found, 0.0).T @ (q * q)
+        variances += variance * np.square(apart * factor)
+    variances = saved.copies[i, None] * variances
+    sum_.variance += np.maximum(variances, 0.0).T @ (q * q)
     sum_.add(x.s.T, x.near_s.T, x.s_bound.T, x.s_flushed.T, q, to)
 
 
@@ -354,8 +354,8 @@ def _add_to_values(
 ) -> None:
     g = back.d_out[i]
     shared = (saved.scores_variance + saved.lse_variance)[i, None]
-    found = x.p_variance + x.p * x.p * (x.log_variance + shared)
-    sum_.variance += (saved.copies[i, None] * found).T @ (g * g)
+    variances = x.p_variance + x.p * x.p * (x.log_variance + shared)
+    sum_.variance += (saved.copies[i, None] * variances).T @ (g * g)
     sum_.add(x.p.T, x.near_p.T, x.p_bound.T, x.p_flushed.T, g, to)
 
 

@@ -82,10 +82,10 @@ class SoftmaxHead(NamedTuple):
         if self.is_sink(j):
             return np.zeros((i.stop - i.start, 1), np.int64)
         shift = self.keys - self.q.shape[0]
-        found: npt.NDArray[np.int64] = (
+        distance: npt.NDArray[np.int64] = (
             np.arange(j.start, j.stop) - np.arange(i.start + shift, i.stop + shift)[:, None]
         )
-        return found
+        return distance
 
 
 class Tile(NamedTuple):
@@ -174,8 +174,8 @@ def attend_rows(head: SoftmaxHead, i: slice, to: Callable[[Doubles], Doubles] | 
         scores = np.array(np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1])))
         seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
         top = np.maximum(top, seen.max(-1))
-        found = sums(scores, head.v[tile.keys], tile.visible, m)
-        total = combine(total, found)
+        part = sums(scores, head.v[tile.keys], tile.visible, m)
+        total = combine(total, part)
     out, lse = normalise(total)
     shape = (rows, head.v.shape[-1])
     return ScoredRows(np.broadcast_to(out, shape), np.broadcast_to(lse, rows), top)

@@ -210,13 +210,13 @@ def analyse_linear(head: LinearHead, kernel: Roundings, i: slice) -> RowErrors:
             for x, y in _list_columns(head.keys.rows(more), head.v[more])
         ]
         seen = np.clip(np.arange(block.start, block.stop) + 1 + m - n, 0, m) - first
-        own = []
+        seen_sums = []
         for start, rest in zip(known, fresh, strict=True):
             padded = np.concatenate([np.zeros((1, *start.shape)), rest])
-            own.append(start + padded[np.maximum(seen, 0)])
-        found = _analyse_rows(head.queries.rows(block), _States(*own), kernel, m)
+            seen_sums.append(start + padded[np.maximum(seen, 0)])
+        rows = _analyse_rows(head.queries.rows(block), _States(*seen_sums), kernel, m)
         empty = (seen + first <= 0)[:, None]
-        parts.append(found._replace(out=np.where(empty, 0.0, found.out)))
+        parts.append(rows._replace(out=np.where(empty, 0.0, rows.out)))
     fields = [
         x for x in RowErrors._fields if x != "tangents" and x not in RowErrors._field_defaults
     ]
@@ -230,8 +230,8 @@ def _weigh_states(weights: Doubles, states: Doubles) -> Doubles:
     """Sum over S of weights (rows, S) times states (S, c) or (rows, S, c)."""
     if states.ndim == 2:
         return weights @ states
-    found: Doubles = (weights[:, None, :] @ states)[:, 0]
-    return found
+    sums: Doubles = (weights[:, None, :] @ states)[:, 0]
+    return sums
 
 
 def _analyse_rows(queries: FeatureErrors, states: _States, kernel: Roundings, m: int) -> RowErrors:

@@ -187,8 +187,8 @@ class Problem(NamedTuple):
         """With another mask, bias or sink, made of the index of the head and of what was."""
 
         def read(index: tuple[int, ...]) -> Mapping[str, Any]:
-            found = self.read(index)
-            return {**found, name: change(index, found.get(name))}
+            arrays = self.read(index)
+            return {**arrays, name: change(index, arrays.get(name))}
 
         return self._replace(read=read)
 
@@ -234,8 +234,8 @@ class Problem(NamedTuple):
             factor = {name: to.largest / x if x else 1.0 for name, x in largest.items()}
 
         def read(index: tuple[int, ...]) -> Mapping[str, Any]:
-            found = dict(self.read(index))
-            return found | {name: to.round(found[name] * x) / x for name, x in factor.items()}
+            arrays = dict(self.read(index))
+            return arrays | {name: to.round(arrays[name] * x) / x for name, x in factor.items()}
 
         return self._replace(read=read)
 
@@ -340,14 +340,14 @@ def pose_gradients(
     def derivatives(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
         return d_out(index), None if out is None else out(index)
 
-    found: dict[str, Problem] = {}
+    backward: dict[str, Problem] = {}
     for name, (*lead, _, columns) in shapes.items():
         heads: dict[tuple[int, ...], list[tuple[int, ...]]] = {x: [] for x in np.ndindex(*lead)}
         for index in np.ndindex(problem.lead):
             heads[_place(index, problem.lead, tuple(lead))].append(index)
         gradient = Gradient(name, problem, derivatives, heads, out is not None, columns)
-        found[name] = gradient.problem(tuple(lead))
-    return found
+        backward[name] = gradient.problem(tuple(lead))
+    return backward
 
 
 def _hide_infinite_bias(bias: Any, mask: Any) -> tuple[Any, Any]:
@@ -366,8 +366,8 @@ def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
     finite = {name: np.isfinite(x[name]).all(-1) for name in "qkv"}
     for j in np.flatnonzero(~(finite["k"] & finite["v"])).tolist():
         key = slice(j, j + 1)
-        own = None if mask is None else mask[:, key]
-        seen = band.visible(slice(0, len(x["q"])), key, None, np, own)
+        mask_of_key = None if mask is None else mask[:, key]
+        seen = band.visible(slice(0, len(x["q"])), key, None, np, mask_of_key)
         finite["k"][j] |= seen is not None and not seen.any()
         finite["v"][j] |= seen is not None and not seen.any()
     for name in "qkv":
@@ -409,8 +409,8 @@ def pose_arrays(
             refuse(name, x, kind)
     else:
         refuse("log_weight", log_weight, kind)
-    given = {"q": q, "k": k, "v": v, "bias": bias}
-    numbers = {name: widen(name, x) for name, x in given.items() if x is not None}
+    arrays = {"q": q, "k": k, "v": v, "bias": bias}
+    numbers = {name: widen(name, x) for name, x in arrays.items() if x is not None}
     if mask is not None:
         checks.is_array("mask", mask)
         numbers["mask"] = mask = to_host(mask, None)
@@ -435,10 +435,10 @@ def pose_arrays(
     )
 
     def read(index: tuple[int, ...]) -> Mapping[str, Any]:
-        found = {name: take_head(x, index, lead) for name, x in numbers.items()}
-        for name in {"bias", "mask"} & {*found}:
-            found[name] = np.broadcast_to(found[name], (n, m))
-        return hide_unseen(found, band)
+        head = {name: take_head(x, index, lead) for name, x in numbers.items()}
+        for name in {"bias", "mask"} & {*head}:
+            head[name] = np.broadcast_to(head[name], (n, m))
+        return hide_unseen(head, band)
 
     return Problem(
         lead,
@@ -457,8 +457,8 @@ def pose_arrays(
 
 def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
     """The number of heads of keys where query heads share these in groups."""
-    found = max(x[-3] if len(x) > 2 else 1 for x in (k, v))
-    return found if lead and 1 < found < lead[-1] else None
+    heads = max(x[-3] if len(x) > 2 else 1 for x in (k, v))
+    return heads if lead and 1 < heads < lead[-1] else None
 
 
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
@@ -488,9 +488,9 @@ def take_head(x: Any, index: tuple[int, ...], lead: tuple[int, ...]) -> Any:
     return x[_place(index, lead, x.shape[: max(0, x.ndim - 2)])]
 
 
-def _place(index: tuple[int, ...], lead: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
+def _place(index: tuple[int, ...], lead: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
     """Index in own leading axes of what a head takes."""
-    at = zip(index[len(index) - len(own) :], lead[len(lead) - len(own) :], own, strict=True)
+    at = zip(index[len(index) - len(part) :], lead[len(lead) - len(part) :], part, strict=True)
     return tuple(i * length // whole for i, whole, length in at)
 
 
@@ -506,11 +506,11 @@ def widen(name: str, x: Any) -> Doubles:
 
 def dtype_of(x: Any, name: str = "q") -> str:
     """The name of a floating-point dtype."""
-    found = str(x.dtype).removeprefix("torch.")
-    if found not in FORMATS:
+    dtype = str(x.dtype).removeprefix("torch.")
+    if dtype not in FORMATS:
         known = ", ".join(name for name in FORMATS if name != "tfloat32")
         raise TypeError(f"`{name}` must have a dtype of {known}, got {x.dtype}.")
-    return found
+    return dtype
 
 
 def sweep(
@@ -548,9 +548,9 @@ def check_holds(problem: Problem, dtype: str) -> None:
 
 def check_all_hold(name: str, x: Doubles, index: tuple[int, ...], dtype: str) -> None:
     """Check that the numbers of a head are of the storage type."""
-    held = FORMATS[dtype].holds(x)
-    if not np.all(held):
-        at = np.argwhere(~held)[0]
+    holds = FORMATS[dtype].holds(x)
+    if not np.all(holds):
+        at = np.argwhere(~holds)[0]
         raise ValueError(
             f"`{name}` must hold numbers of {dtype} only, got {x[tuple(at)]!r} at "
             f"{(*index, *map(int, at))}: round it first."

@@ -103,11 +103,13 @@ class Profile(NamedTuple):
 Profile.__module__ = "refattn.rounding"  # where users find it, and so do pickles
 
 
-_FLASH = Profile(weights="storage", exp=32.0, d_scores="storage", delta="out")
+_FUSED = Profile(weights="storage", exp=32.0, d_scores="storage", delta="out")
 
-_FAST = _FLASH._replace(exp=2048.0)
+_FUSED_FAST = _FUSED._replace(exp=2048.0)
 
-_EAGER = Profile("storage", "storage", normalised=True, d_weights="storage", d_scores="storage")
+_STEP_BY_STEP = Profile(
+    "storage", "storage", normalised=True, d_weights="storage", d_scores="storage"
+)
 
 
 PROFILES: Mapping[str, Profile] = {
@@ -115,19 +117,19 @@ PROFILES: Mapping[str, Profile] = {
     "math": Profile(),
     "serial": Profile(run=2**40),
     # Fused: weights over the largest are rounded, with a good exponential or a fast one (a cubic).
-    "flash": _FLASH,
-    "flash-fast": _FAST,
+    "flash": _FUSED,
+    "flash-fast": _FUSED_FAST,
     # The same, but that gradients are summed by blocks, after which sums are rounded.
-    "flash-256": _FAST._replace(parts=(256, 512)),
-    "flash-64": _FAST._replace(parts=(64, 512)),
-    "flash-32": _FAST._replace(parts=(32, 512)),
+    "flash-256": _FUSED_FAST._replace(parts=(256, 512)),
+    "flash-64": _FUSED_FAST._replace(parts=(64, 512)),
+    "flash-32": _FUSED_FAST._replace(parts=(32, 512)),
     # As "math", but that a backward pass computes weights again, from log normalisers.
     "recomputed": Profile(delta="out"),
     # Scores and softmax in float32, then probabilities are rounded.
     "upcast": Profile(weights="storage", normalised=True, d_weights="storage"),
     # Step by step: scores are rounded, and probabilities; or every step of the softmax, too.
-    "eager": _EAGER,
-    "eager-narrow": _EAGER._replace(softmax="storage"),
+    "eager": _STEP_BY_STEP,
+    "eager-narrow": _STEP_BY_STEP._replace(softmax="storage"),
     # Matrix units that round what they are given.
     "tf32": Profile(weights="tfloat32", inputs="tfloat32"),
     "fp8-weights": Profile(weights="float8_e4m3fn"),

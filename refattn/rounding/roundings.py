@@ -137,8 +137,8 @@ class RowErrors(NamedTuple):
 
     def errors(self, got: Doubles) -> Doubles:
         """How far numbers are from the exact result."""
-        found: Doubles = got - self.out - self.rest
-        return found
+        errors: Doubles = got - self.out - self.rest
+        return errors
 
 
 def is_power_of_two(x: float) -> bool:
@@ -166,5 +166,5 @@ def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
 def sum_error(kernel: Roundings, terms: float, more: float) -> float:
     """Largest relative error of a sum of so many terms, with so many roundings more."""
     steps = min(terms, kernel.run) / kernel.lanes + kernel.lanes + terms / kernel.run + more
-    found = steps * kernel.accumulate.unit
-    return found / (1 - found) if found < 1 else math.inf
+    bound = steps * kernel.accumulate.unit
+    return bound / (1 - bound) if bound < 1 else math.inf

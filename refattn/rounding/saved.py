@@ -144,7 +144,7 @@ def save_queries(back: BackwardHead, kernel: Roundings) -> Saved:
     counts = {"copies": _count_copies(head.q), "key_copies": _count_copies(head.k)}
     counts["products"] = np.maximum(_count_copies(unscale_rows(back.d_out)) / counts["copies"], 1.0)
     names = [x for x in Saved._fields if x not in (*counts, "mean", "weights")]
-    found = {x: np.zeros(n) for x in names}
+    columns = {x: np.zeros(n) for x in names}
     mean, nearest_weights = np.zeros(head.q.shape), []
     for i in blocks(0, n, BLOCK_QUERIES):
         exact = attend_rows(head, i, None)
@@ -213,8 +213,8 @@ def save_queries(back: BackwardHead, kernel: Roundings) -> Saved:
             "lse_bound": lse_bound,
         }
         for name in names:
-            found[name][i] = row[name]
-    return Saved(**found, **counts, mean=mean, weights=nearest_weights)
+            columns[name][i] = row[name]
+    return Saved(**columns, **counts, mean=mean, weights=nearest_weights)
 
 
 def unscale_rows(x: Doubles) -> Doubles:
@@ -228,15 +228,15 @@ def unscale_rows(x: Doubles) -> Doubles:
 def _count_copies(x: Doubles) -> Doubles:
     """How often each row is there."""
     _, which, counts = np.unique(x, axis=0, return_inverse=True, return_counts=True)
-    found: Doubles = counts[which.reshape(-1)].astype(np.float64)
-    return found
+    copies: Doubles = counts[which.reshape(-1)].astype(np.float64)
+    return copies
 
 
 def _sum_running_squares(x: Doubles, first: Doubles | float = 0.0) -> Doubles:
     """Sum of the squares of terms and of their running sums, along the last axis."""
     sums = np.cumsum(x, -1) + (first if isinstance(first, float) else first[:, None])
-    found: Doubles = np.sum(x * x + sums * sums, -1)
-    return found
+    squares: Doubles = np.sum(x * x + sums * sums, -1)
+    return squares
 
 
 def _take_delta_from_output(

@@ -85,8 +85,8 @@ def scaled_spacing(to: Format, x: Doubles, scale: float) -> Doubles:
     """Distance of the numbers that x may become if it is rounded after a multiplication."""
     if scale == 0:
         return np.zeros_like(x)
-    found: Doubles = to.spacing(scale * x) / abs(scale)
-    return found
+    spacing: Doubles = to.spacing(scale * x) / abs(scale)
+    return spacing
 
 
 def round_scaled(to: Format, x: Doubles, scale: float) -> Doubles:
@@ -111,8 +111,8 @@ def analyse_pairs(
     unit = kernel.accumulate.unit
     epsilon = largest_error(head, kernel, tile, i, finite) + saved.lse_bound[i, None]
     p_bound = move_weights(p, logs, epsilon)
-    own = saved.weights[i.start // BLOCK_QUERIES].part(i)
-    raw = own.weights(tile, rounded=False)
+    nearest = saved.weights[i.start // BLOCK_QUERIES].part(i)
+    raw = nearest.weights(tile, rounded=False)
     near_p, p_variance, rounded_bound = raw, np.zeros_like(p), p_bound
     if kernel.weights is not None:
         near_p = kernel.weights.round(raw)
@@ -126,18 +126,18 @@ def analyse_pairs(
     s_bound = s_bound * (1 + 8 * unit) + 8 * unit * np.abs(s)
     # Of the product, and of the difference: where it cancels, nothing else is left.
     s_variance = (RMS * unit * p) ** 2 * (np.square(t) + np.square(saved.delta[i, None]))
-    found = _ScoreGradient(s, near_s, s_variance, s_bound)
+    gradient = _ScoreGradient(s, near_s, s_variance, s_bound)
     to, (before, after) = kernel.d_scores, _list_factors(head, kernel)
     if to is not None:
         for by in before:
-            found = found.rounded(to, by)
+            gradient = gradient.rounded(to, by)
     if head.softcap is not None:
         most = cap_error(head, kernel, tile, i, finite)
-        found = found.times(tile, own.slope(tile), most, unit)
+        gradient = gradient.times(tile, nearest.slope(tile), most, unit)
     if to is not None:
         for by in after:
-            found = found.rounded(to, by)
-    s = found.s
+            gradient = gradient.rounded(to, by)
+    s = gradient.s
     hidden, tiny = p == 0, kernel.accumulate.tiny
     p_flushed = np.where(p < tiny, p, 0.0)
     s_flushed = np.where(np.abs(s) < tiny, np.abs(s), 0.0) + p_flushed * np.abs(apart)
@@ -160,11 +160,11 @@ def analyse_pairs(
         None if head.softcap is None else cap_variance(head, kernel, tile, i),
         p_variance,
         np.where(hidden, 0.0, t_variance),
-        np.where(hidden, 0.0, found.variance),
+        np.where(hidden, 0.0, gradient.variance),
         np.where(hidden, 0.0, near_p),
-        np.where(hidden, 0.0, found.near),
+        np.where(hidden, 0.0, gradient.near),
         rounded_bound + p_flushed,
-        found.bound + s_flushed,
+        gradient.bound + s_flushed,
         p_flushed,
         s_flushed,
     )

@@ -62,7 +62,7 @@ def analyse_softmax(
 ) -> RowErrors:
     """Say what a kernel that rounds like this may give for the queries i."""
     exact = attend_rows(head, i, None)
-    own = NearestWeights(head, kernel, i, exact)
+    rounded = NearestWeights(head, kernel, i, exact)
     rows, d_v = exact.out.shape
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
@@ -77,7 +77,7 @@ def analyse_softmax(
         weights = np.exp(gap)
         shares = weights * law.whole
         law.add(head, kernel, tile, i, _Shares(gap, weights, shares), v)
-        nearest += own.weights(tile) @ v
+        nearest += rounded.weights(tile) @ v
         with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
             steep[name] += (shares * change(head, tile, i)) @ with_ones
@@ -146,9 +146,9 @@ class NearestWeights:
 
     def part(self, i: slice) -> NearestWeights:
         """The same for some of the queries."""
-        found, at = copy(self), slice(i.start - self.i.start, i.stop - self.i.start)
-        found.i, found.top, found.total = i, self.top[at], self.total[at]
-        return found
+        weights, at = copy(self), slice(i.start - self.i.start, i.stop - self.i.start)
+        weights.i, weights.top, weights.total = i, self.top[at], self.total[at]
+        return weights
 
     def _tile(self, tile: Tile) -> Tile:
         """Scores with their roundings."""
@@ -298,8 +298,8 @@ class _ErrorSums:
     def lost(self, kernel: Roundings) -> npt.NDArray[np.bool_]:
         """Whether products are as small as the smallest numbers of the sums."""
         smallest = kernel.accumulate.spacing(0.0) * (1.0 if kernel.normalised else self.whole)
-        found: npt.NDArray[np.bool_] = self.sizes < 8 * max(self.keys, 1) * smallest
-        return found & (self.sizes > 0)
+        small: npt.NDArray[np.bool_] = self.sizes < 8 * max(self.keys, 1) * smallest
+        return small & (self.sizes > 0)
 
     def tied(self, kernel: Roundings) -> npt.NDArray[np.bool_]:
         """Whether weights are rounded alike, or their sums.
@@ -313,10 +313,10 @@ class _ErrorSums:
         square, mean = second / total, first / total
         limit = (_TIED_UNITS * unit) ** 2
         many = zeroth * zeroth > 8 * fourth
-        found: npt.NDArray[np.bool_] = (zeroth > 0) & (
+        near: npt.NDArray[np.bool_] = (zeroth > 0) & (
             (square < limit) | (many & (square - mean * mean < limit))
         )
-        return found | (self.together > _ALIKE * self.alone) | self.lattice
+        return near | (self.together > _ALIKE * self.alone) | self.lattice
 
     def close(self) -> None:
         """End a run of the sum over the keys: it is added to those before."""
@@ -329,8 +329,8 @@ class _ErrorSums:
 
         That of e^0 is always the same, and of others it averages to `BIAS` at most.
         """
-        found: Doubles = BIAS * (self.sizes + np.abs(out))
-        return found + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
+        sizes: Doubles = BIAS * (self.sizes + np.abs(out))
+        return sizes + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
 
     def of_lse(self, head: SoftmaxHead, kernel: Roundings, lse: Doubles) -> tuple[Doubles, Doubles]:
         """Standard deviation and bound of the log normaliser."""

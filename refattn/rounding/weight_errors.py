@@ -25,21 +25,21 @@ def relative_variance(
 ) -> Doubles:
     """Variance of delta, of the scores and of the exponential."""
     unit, half = (RMS * kernel.accumulate.unit) ** 2, (RMS * kernel.softmax.unit) ** 2
-    found = cap_variance(head, kernel, tile, i)
+    variance = cap_variance(head, kernel, tile, i)
     if head.bias is not None or tile.is_sink:  # which is multiplied by log2 e
-        found = found + unit * np.square(tile.scores)
-    found = found + half * np.square(gap)
-    found += (kernel.exp * kernel.accumulate.unit / 2) ** 2 * (gap < 0)
+        variance = variance + unit * np.square(tile.scores)
+    variance = variance + half * np.square(gap)
+    variance += (kernel.exp * kernel.accumulate.unit / 2) ** 2 * (gap < 0)
     if head.softcap is not None:
-        found += unit * np.square(tile.capped)
+        variance += unit * np.square(tile.capped)
     if kernel.scores is not None:
         for number in _rounded_after_cap(head, tile):
-            found += np.square(kernel.scores.spacing(number)) / 12
+            variance += np.square(kernel.scores.spacing(number)) / 12
     if kernel.softmax.unit > kernel.accumulate.unit:
         weight = np.exp(gap)
         step = kernel.softmax.spacing(weight) / np.where(weight > 0, weight, math.inf)
-        found += np.square(step) / 12 * (gap < 0)
-    return np.asarray(found)
+        variance += np.square(step) / 12 * (gap < 0)
+    return np.asarray(variance)
 
 
 def cap_variance(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice) -> Doubles:
@@ -52,16 +52,16 @@ def cap_variance(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice) -> 
     """
     unit = (RMS * kernel.accumulate.unit) ** 2
     logits = np.square(tile.logits) * (1 if head.softcap is None else 2)  # divided by the cap
-    found = unit * (head.scale**2 * _sum_running_products(head, kernel, tile, i) + logits)
+    variance = unit * (head.scale**2 * _sum_running_products(head, kernel, tile, i) + logits)
     if kernel.scores is not None:
         for number, factor in _rounded_before_cap(head, tile):
-            found += np.square(factor * kernel.scores.spacing(number)) / 12
-    found = found * np.square(tile.slope)
+            variance += np.square(factor * kernel.scores.spacing(number)) / 12
+    variance = variance * np.square(tile.slope)
     if head.softcap is not None:
-        found += unit * np.square(tile.capped)
+        variance += unit * np.square(tile.capped)
         if kernel.scores is not None:
-            found += np.square(head.softcap * kernel.scores.spacing(np.asarray(tile.ratio))) / 12
-    return np.asarray(found)
+            variance += np.square(head.softcap * kernel.scores.spacing(np.asarray(tile.ratio))) / 12
+    return np.asarray(variance)
 
 
 def _rounded_before_cap(head: SoftmaxHead, tile: Tile) -> Iterator[tuple[Doubles, float]]:
@@ -92,22 +92,22 @@ def _sum_running_products(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: s
         return np.asarray(np.square(_multiply_norms(head, tile, i)) * d)
     width = _KNOWN_WIDTH if kernel.fine else d
     q, k = head.q[i], head.k[tile.keys]
-    found = np.zeros((q.shape[0], k.shape[0]))
-    first = np.zeros_like(found)
+    sums = np.zeros((q.shape[0], k.shape[0]))
+    first = np.zeros_like(sums)
     for at in blocks(0, d, width):
         x, y = q[:, at], k[:, at]
         last = first + x @ y.T if width < d else tile.products
         squares = np.square(x) @ np.square(y).T
-        found += walk(first, last, squares, x.shape[-1], kernel.lanes) + squares
+        sums += walk(first, last, squares, x.shape[-1], kernel.lanes) + squares
         first = last
-    return found
+    return sums
 
 
 def _multiply_norms(head: SoftmaxHead, tile: Tile, i: slice) -> Doubles:
     """Norms of queries times norms of keys."""
     q, k = (np.sqrt(np.sum(np.square(x), -1)) for x in (head.q[i], head.k[tile.keys]))
-    found: Doubles = q[:, None] * k
-    return found
+    products: Doubles = q[:, None] * k
+    return products
 
 
 def largest_error(
@@ -115,18 +115,18 @@ def largest_error(
 ) -> Doubles:
     """Bound of |delta|: every rounding at its largest."""
     unit, half = kernel.accumulate.unit, kernel.softmax.unit
-    found = _logit_error(head, kernel, tile, i, gap) + unit * 2 * np.abs(tile.scores)
+    bound = _logit_error(head, kernel, tile, i, gap) + unit * 2 * np.abs(tile.scores)
     if head.softcap is not None:
-        found = found + 6 * unit * np.abs(tile.capped)
+        bound = bound + 6 * unit * np.abs(tile.capped)
     if kernel.scores is not None:
         if head.softcap is not None:
-            found = found + head.softcap * kernel.scores.spacing(np.asarray(tile.ratio)) / 2
+            bound = bound + head.softcap * kernel.scores.spacing(np.asarray(tile.ratio)) / 2
         for number in _rounded_after_cap(head, tile):
-            found = _add_rounding(kernel.scores, found, number, 1.0, gap)
+            bound = _add_rounding(kernel.scores, bound, number, 1.0, gap)
     # Changes of a running maximum, each with an exponential.
     changes = head.k.shape[0] / MAXIMUM_KEYS
-    found = found + half * (2 * (np.abs(gap) + found) + 3) + unit * kernel.exp
-    return np.asarray(found + changes * (half * (kernel.exp + 1) + unit))
+    bound = bound + half * (2 * (np.abs(gap) + bound) + 3) + unit * kernel.exp
+    return np.asarray(bound + changes * (half * (kernel.exp + 1) + unit))
 
 
 def cap_error(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: Doubles) -> Doubles:
@@ -149,8 +149,8 @@ def cap_error(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: D
         off = off + kernel.scores.spacing(np.asarray(tile.ratio)) / 2
         off = off + kernel.scores.spacing(tile.capped) / (2 * head.softcap)
     known = moved < 1
-    found = tile.slope * np.expm1(2 * np.where(known, moved, 0.0)) + 2 * off * (1 + off) + 2 * unit
-    return np.where(known, np.minimum(found, 1.0), 1.0)
+    bound = tile.slope * np.expm1(2 * np.where(known, moved, 0.0)) + 2 * off * (1 + off) + 2 * unit
+    return np.where(known, np.minimum(bound, 1.0), 1.0)
 
 
 def _logit_error(
@@ -162,11 +162,11 @@ def _logit_error(
     least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
     norms = _multiply_norms(head, tile, i)
     norms = np.where(norms > kernel.accumulate.largest, math.inf, norms)
-    found = abs(head.scale) * (terms * norms + least) + unit * 2 * np.abs(tile.logits)
+    bound = abs(head.scale) * (terms * norms + least) + unit * 2 * np.abs(tile.logits)
     if kernel.scores is not None:
         for number, factor in _rounded_before_cap(head, tile):
-            found = _add_rounding(kernel.scores, found, number, factor, gap)
-    return np.asarray(found)
+            bound = _add_rounding(kernel.scores, bound, number, factor, gap)
+    return np.asarray(bound)
 
 
 def _add_rounding(
@@ -174,6 +174,6 @@ def _add_rounding(
 ) -> Doubles:
     """The largest error of what has the factor for derivative to a number that is rounded."""
     reach = np.abs(number) + error / np.abs(factor)  # with the errors before
-    found = error + np.abs(factor) * to.spacing(reach) / 2
+    bound = error + np.abs(factor) * to.spacing(reach) / 2
     beyond = (reach > to.largest) & ((number > 0) | (gap > _GONE))
-    return np.where(beyond, math.inf, found)
+    return np.where(beyond, math.inf, bound)

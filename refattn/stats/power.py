@@ -51,7 +51,7 @@ from . import bounds, check, exact, gaussian
 
 __all__ = ["min_discrepancy", "min_samples"]
 
-_MOST = 2**50
+_MOST_SAMPLES = 2**50
 
 
 def min_discrepancy(
@@ -166,7 +166,7 @@ def min_samples(
     high = 1
     while not enough(high):
         high *= 2
-        if high > _MOST:
+        if high > _MOST_SAMPLES:
             raise ValueError(f"`discrepancy` {discrepancy} needs more than 2^50 samples.")
     low = high // 2
     while high - low > 1:

@@ -94,8 +94,8 @@ class KernelAttention:
         gauge = None if self.proposal is None else self.proposal.gauge
         if gauge is None:
             return self.root * np.eye(self.d)
-        own = np.broadcast_to(gauge, (*self.lead, self.d, self.d))
-        return np.asarray(self.root * own[self.query_head(index)])
+        gauges = np.broadcast_to(gauge, (*self.lead, self.d, self.d))
+        return np.asarray(self.root * gauges[self.query_head(index)])
 
     def blocks(self, *, centred: bool) -> Iterator[tuple[Any, Doubles, Doubles, Doubles, Doubles]]:
         """Yield (index, log pi, values less their mean if `centred`, queries, keys).

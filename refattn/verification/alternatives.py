@@ -51,11 +51,11 @@ def list_conventions(
 ) -> Iterator[Suspect]:
     """Other conventions by which a part of the numbers is within its bound, the nearest first."""
     kernel = profile.kernel(dtype)
-    found = [
+    squares = [
         (mean_square(x, numbers, kernel), f"agrees if {text}")
         for text, x in _list_problems(problem)
     ]
-    for square, text in sorted(found, key=lambda x: x[0]):
+    for square, text in sorted(squares, key=lambda x: x[0]):
         if square < math.inf:
             yield Suspect("convention", math.nan, math.nan, math.nan, 1.0, text)
 

@@ -101,5 +101,5 @@ def _tangent_of_edge(head: SoftmaxHead, i: slice, rows: RowErrors, ahead: int) -
     part = np.where(
         np.isfinite(part) & (np.abs(share) < (math.inf if ahead else NEARLY_ONE)), part, 0.0
     )
-    found: Doubles = part[:, None] * (head.v[j] - rows.out)
-    return found
+    tangent: Doubles = part[:, None] * (head.v[j] - rows.out)
+    return tangent

@@ -121,7 +121,7 @@ def verify(
     alpha = check_alpha(alpha)
     n, _, d_v = problem.shape
     of_result = "the result"
-    given = {
+    results_by_name = {
         "out": (out, (*problem.lead, n, d_v), of_result),
         "lse": (lse, (*problem.lead, n), of_result),
         "d_out": (d_out, (*problem.lead, n, d_v), of_result),
@@ -130,7 +130,7 @@ def verify(
         "dv": (dv, tuple(v.shape), "`v`"),
     }
     got: dict[str, Doubles] = {}
-    for name, (x, shape, of) in given.items():
+    for name, (x, shape, of) in results_by_name.items():
         if x is not None:
             got[name] = widen(name, x)
             if got[name].shape != shape:
@@ -139,7 +139,7 @@ def verify(
                 )
     dtype = dtype_of(q) if dtype is None else dtype
     check_holds(problem, dtype)
-    types = {x: narrowest(got[x], dtype, dtype_of(given[x][0], x)) for x in got}
+    types = {x: narrowest(got[x], dtype, dtype_of(results_by_name[x][0], x)) for x in got}
     parts: dict[str, Part] = {}
     if "out" in got:
         parts["out"] = Part(problem, Numbers(got["out"].__getitem__, types["out"]))
@@ -163,17 +163,17 @@ def verify(
     return judge_all(parts, dtype, profile, alpha)
 
 
-def narrowest(x: Doubles, dtype: str, own: str) -> str:
+def narrowest(x: Doubles, dtype: str, stored: str) -> str:
     """The storage type where it holds the numbers, their own type otherwise."""
-    return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else own
+    return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else stored
 
 
 def check_alpha(alpha: Any) -> float:
     """Check a level."""
-    found = float(checks.real("alpha", alpha, positive=True))
-    if found >= 1:
-        raise ValueError(f"`alpha` must be between 0 and 1, got {found}.")
-    return found
+    level = float(checks.real("alpha", alpha, positive=True))
+    if level >= 1:
+        raise ValueError(f"`alpha` must be between 0 and 1, got {level}.")
+    return level
 
 
 def _options_of_estimator(
@@ -182,8 +182,8 @@ def _options_of_estimator(
     """What the estimator takes beside queries, keys and values."""
     kind = kind_of(estimator)
     if kind == "scores":
-        given = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
-        for option, x in given.items():
+        of_features = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
+        for option, x in of_features.items():
             if x is not None:
                 raise ValueError(f"`{option}` must not be given for softmax.")
         return {}

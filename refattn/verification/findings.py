@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..arrays.library import Doubles
 from ..rounding.problems import Problem
 
-__all__ = ["Finding", "Numbers", "Part", "Suspect", "Trial", "Z", "place"]
+__all__ = ["Finding", "Numbers", "Part", "ProfileTrial", "Suspect", "Z", "place"]
 
 
 class Finding(NamedTuple):
@@ -105,7 +105,7 @@ for _type in (Finding, Suspect, Numbers):
     _type.__module__ = "refattn.verification"  # where users find them, and so do pickles
 
 
-class Trial(NamedTuple):
+class ProfileTrial(NamedTuple):
     """What the numbers say of one profile."""
 
     profile: str

@@ -74,11 +74,11 @@ class HeadSums:
     def add(self, index: tuple[int, ...], i: slice, rows: RowErrors) -> Callable[[], None]:
         """Write what belongs to a block of queries; returned is what adds its part of the sums."""
         at = self.problem.number(index)
-        error, own = rows.errors(self.numbers.out(index)[i]), rows.errors(rows.nearest)
+        error, rounding = rows.errors(self.numbers.out(index)[i]), rows.errors(rows.nearest)
         ratio = _over_bound(error, rows.bound)
         known = np.isfinite(rows.std) & np.isfinite(error)
-        error, own = (np.where(known, x, 0.0) for x in (error, own))
-        near = np.minimum(own, 0.0) - rows.slack, np.maximum(own, 0.0) + rows.slack
+        error, rounding = (np.where(known, x, 0.0) for x in (error, rounding))
+        near = np.minimum(rounding, 0.0) - rows.slack, np.maximum(rounding, 0.0) + rows.slack
         z = (error - np.clip(error, *near)) / rows.worst
         count = np.sum(known, -1)
         self.square[at, i] = np.sum(z * z, -1) / np.maximum(count, 1)
@@ -88,11 +88,11 @@ class HeadSums:
             if self.rows_apart
             else self.weights[at, 0] / (self.weights.shape[1])
         )
-        errors, owns, slacks = (x / rows.std for x in (error, own, rows.slack))
+        errors, roundings, slacks = (x / rows.std for x in (error, rounding, rows.slack))
         for name, change in list_tangents(self.problem, index, i, rows):
             steep, sums = np.where(known, change / rows.std, 0.0), self.sums[name]
             sums.errors[at, i] = np.sum(steep * errors, -1)
-            sums.nearest[at, i] = np.sum(steep * owns, -1)
+            sums.nearest[at, i] = np.sum(steep * roundings, -1)
             sums.size[at, i] = np.sum(steep * steep, -1)
             sums.slack[at, i] = np.sum(np.abs(steep) * slacks, -1)
             if name in self.along:
@@ -107,7 +107,7 @@ class HeadSums:
         )
         more = []
         if self.problem.is_mean:
-            more.append(self._add_keys(at, index, i, rows, errors / rows.std, owns / rows.std))
+            more.append(self._add_keys(at, index, i, rows, errors / rows.std, roundings / rows.std))
         if self.numbers.lse is not None:
             more.append(self._add_lse(at, i, self.numbers.lse(index)[i], rows))
 
@@ -139,11 +139,11 @@ class HeadSums:
         known = np.isfinite(error) & ~empty
         weight = np.where(known, 1 / variance, 0.0)
         error, exact = np.where(known, error, 0.0), np.where(known, rows.lse, 0.0)
-        own = to.round(exact) - exact - np.where(known, rows.lse_rest, 0.0)
+        rounding = to.round(exact) - exact - np.where(known, rows.lse_rest, 0.0)
         slack = rows.lse_slack + to.spacing(exact) / 2
         sums = self.sums["lse"]
         sums.errors[at, i], sums.size[at, i] = weight * error, weight
-        sums.nearest[at, i], sums.slack[at, i] = weight * own, weight * slack
+        sums.nearest[at, i], sums.slack[at, i] = weight * rounding, weight * slack
         apart = self.weights[at, i]
         beyond = np.maximum(np.abs(error) - slack, 0.0)
         largest = float(np.max(ratio, initial=0.0))
@@ -164,7 +164,7 @@ class HeadSums:
         i: slice,
         rows: RowErrors,
         errors: Doubles,
-        own: Doubles,
+        roundings: Doubles,
     ) -> Callable[[], None]:
         """The loss of each key, and sink: the derivative to its weight, p (v - out) / (1 - p)."""
         head = self.problem.head(index)
@@ -180,7 +180,8 @@ class HeadSums:
             share = np.where(share < NEARLY_ONE, share / (1 - np.minimum(share, NEARLY_ONE)), 0.0)
             v = head.v[tile.keys]
             e, d = (
-                -share * (x @ v.T - np.sum(x * rows.out, -1, keepdims=True)) for x in (errors, own)
+                -share * (x @ v.T - np.sum(x * rows.out, -1, keepdims=True))
+                for x in (errors, roundings)
             )
             size = (
                 share
@@ -236,15 +237,15 @@ def _mark_rows(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 def _share_marks(marks: npt.NDArray[np.int64]) -> Doubles:
     """1 / g for g equal marks."""
     _, which, counts = np.unique(marks.ravel(), return_inverse=True, return_counts=True)
-    found: Doubles = 1 / counts[which]
-    return found.reshape(marks.shape)
+    shares: Doubles = 1 / counts[which]
+    return shares.reshape(marks.shape)
 
 
 def _over_bound(error: Doubles, bound: Doubles) -> Doubles:
     """Errors over their bounds; where a profile overflows, anything may come out."""
-    found = np.abs(error) / np.where(bound > 0, bound, 1e-300)
-    found = np.where(np.isnan(error), math.inf, np.where(error == 0, 0.0, found))
-    return np.where(np.isinf(bound), 0.0, found)
+    ratio = np.abs(error) / np.where(bound > 0, bound, 1e-300)
+    ratio = np.where(np.isnan(error), math.inf, np.where(error == 0, 0.0, ratio))
+    return np.where(np.isinf(bound), 0.0, ratio)
 
 
 def _row_norms(x: Doubles) -> Doubles:

@@ -40,7 +40,7 @@ from ..rounding.profiles import PROFILES, Profile
 from ..rounding.roundings import Roundings
 from .alternatives import list_conventions, list_remarks, suspect_narrower
 from .choice import BACKWARD_PROFILES, choose_profiles, is_narrow
-from .findings import Numbers, Part, Trial
+from .findings import Numbers, Part, ProfileTrial
 from .head_sums import row_weights
 from .trial import attempt
 from .verdict import Verdict
@@ -64,7 +64,7 @@ def judge(
     start = time.perf_counter()
     profiles = choose_profiles(dtype, numbers.out_dtype, profile)
     trial = _prepare_trials(problem, numbers, dtype, profiles, alpha)
-    trials: dict[str, Trial] = {}
+    trials: dict[str, ProfileTrial] = {}
     for name in _order_profiles(problem, numbers, dtype, profiles):
         trials[name] = trial(name)
         if name != _LIKE_THE_NEXT and _any_explains(trials, alpha):
@@ -79,11 +79,11 @@ def _prepare_trials(
     dtype: str,
     profiles: Mapping[str, Profile],
     alpha: float,
-) -> Callable[[str], Trial]:
+) -> Callable[[str], ProfileTrial]:
     """What tries a profile by name; weights of rows are computed once."""
     weights: dict[tuple[str | None, bool, bool], Doubles] = {}
 
-    def trial(name: str) -> Trial:
+    def trial(name: str) -> ProfileTrial:
         chosen = profiles[name]
         kernel = chosen.kernel(dtype)
         products = problem.gradient is not None and kernel.products_matter
@@ -100,8 +100,8 @@ def _conclude(
     numbers: Numbers,
     dtype: str,
     alpha: float,
-    trials: Mapping[str, Trial],
-    best: Trial,
+    trials: Mapping[str, ProfileTrial],
+    best: ProfileTrial,
     start: float,
 ) -> Verdict:
     """What a trial says, of all that were made."""
@@ -142,16 +142,18 @@ def judge_all(
 ) -> Verdict:
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
     share = alpha / len(parts)
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     if "out" in parts:
-        found["out"] = judge(*parts["out"], dtype, profile, share)
+        verdicts["out"] = judge(*parts["out"], dtype, profile, share)
         if len(parts) == 1:
-            return found["out"]
-    found |= _judge_gradients({x: y for x, y in parts.items() if x != "out"}, dtype, profile, share)
-    found = {name: x._replace(of=name) for name, x in found.items()}
-    first = min(found.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
-    seconds = sum(x.seconds for x in found.values())
-    return first._replace(alpha=alpha, seconds=seconds, parts=found)
+            return verdicts["out"]
+    verdicts |= _judge_gradients(
+        {x: y for x, y in parts.items() if x != "out"}, dtype, profile, share
+    )
+    verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
+    first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
+    seconds = sum(x.seconds for x in verdicts.values())
+    return first._replace(alpha=alpha, seconds=seconds, parts=verdicts)
 
 
 def _judge_gradients(
@@ -168,7 +170,7 @@ def _judge_gradients(
     names = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
     profiles = {x: choose_profiles(dtype, y.numbers.out_dtype, names) for x, y in parts.items()}
     trial = {x: _prepare_trials(*y, dtype, profiles[x], alpha) for x, y in parts.items()}
-    trials: dict[str, dict[str, Trial]] = {x: {} for x in parts}
+    trials: dict[str, dict[str, ProfileTrial]] = {x: {} for x in parts}
     spent = dict.fromkeys(parts, 0.0)
     every = next(iter(profiles.values()))
     near = {x: _measure_distances(*y, dtype, every) for x, y in parts.items()}
@@ -201,7 +203,7 @@ def _judge_gradients(
     }
 
 
-def _any_explains(trials: Mapping[str, Trial], alpha: float) -> bool:
+def _any_explains(trials: Mapping[str, ProfileTrial], alpha: float) -> bool:
     """Whether one of the profiles explains the numbers."""
     return not all(x.rejected(alpha) for x in trials.values())
 
@@ -234,7 +236,9 @@ def _distance_of_profile(problem: Problem, numbers: Numbers, kernel: Roundings) 
     return abs(math.log(square)) if square else 0.0
 
 
-def _rank_trial(trial: Trial, profile: Profile, alpha: float) -> tuple[bool, bool, bool, float]:
+def _rank_trial(
+    trial: ProfileTrial, profile: Profile, alpha: float
+) -> tuple[bool, bool, bool, float]:
     """What explains the numbers is first, then what does with a known defect, then the nearest.
 
     Sizes of defects are right for the problem as it was given, with inputs as they are.

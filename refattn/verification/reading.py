@@ -67,12 +67,12 @@ def pose_tensors(
 
     @lru_cache(maxsize=4)  # every block of queries reads its head
     def read(index: tuple[int, ...]) -> Mapping[str, Any]:
-        found: dict[str, Any] = {name: tensors.read(name, index) for name in names}
-        if "omega" in found:
-            found |= read_frequencies(found["omega"], None, features, found["q"])
-        for name in {"bias", "mask"} & {*found}:
-            found[name] = np.broadcast_to(found[name], (n, m))
-        return hide_unseen(found, band)
+        arrays: dict[str, Any] = {name: tensors.read(name, index) for name in names}
+        if "omega" in arrays:
+            arrays |= read_frequencies(arrays["omega"], None, features, arrays["q"])
+        for name in {"bias", "mask"} & {*arrays}:
+            arrays[name] = np.broadcast_to(arrays[name], (n, m))
+        return hide_unseen(arrays, band)
 
     return Problem(
         tensors.lead,
@@ -121,7 +121,7 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
             f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
             f"{str(tensors.path)!r} has none."
         )
-    found: dict[str, Part] = {}
+    results_of_file: dict[str, Part] = {}
     if "out" in shapes:
         lse = "lse" in shapes and problem.kind == "scores"
         numbers = Numbers(
@@ -130,23 +130,23 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
             partial(tensors.read, "lse") if lse else None,
             _storage_type(tensors, "lse") if lse else "float32",
         )
-        found["out"] = Part(problem, numbers)
+        results_of_file["out"] = Part(problem, numbers)
     if names:
         out = partial(tensors.read, "out") if "out" in shapes else None
         d_out = partial(tensors.read, "d_out")
-        dtype = found["out"].numbers.out_dtype if "out" in shapes else tensors.dtype
+        dtype = results_of_file["out"].numbers.out_dtype if "out" in shapes else tensors.dtype
         results: dict[str, Any] = {name: shapes[name] for name in names}
         backward = pose_gradients(problem, results, d_out, out, dtype)
         for name, one in backward.items():
-            own = partial(tensors.part, name)
-            found[name] = Part(one, Numbers(own, _storage_type(tensors, name)))
-    return found
+            read = partial(tensors.part, name)
+            results_of_file[name] = Part(one, Numbers(read, _storage_type(tensors, name)))
+    return results_of_file
 
 
 def _storage_type(tensors: Tensors, name: str) -> str:
     """The type of the queries where it holds all numbers, their own type otherwise."""
-    dtype, own = tensors.dtype, tensors.dtypes[name]
-    if own == dtype or not math.prod(tensors.shapes[name]):
-        return own
+    dtype, stored = tensors.dtype, tensors.dtypes[name]
+    if stored == dtype or not math.prod(tensors.shapes[name]):
+        return stored
     all_held = all(np.all(FORMATS[dtype].holds(tensors.read(name, x))) for x in tensors.heads())
-    return dtype if all_held else own
+    return dtype if all_held else stored

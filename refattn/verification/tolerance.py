@@ -298,13 +298,13 @@ def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
 def _check_allowance(dtype: str, atol: float | None, rtol: float | None) -> Allowance:
     if atol is None and rtol is None:
         return USUAL[dtype]
-    found = []
+    limits = []
     for name, x in (("atol", atol), ("rtol", rtol)):
         value = float(checks.real(name, 0.0 if x is None else x))
         if value < 0:
             raise ValueError(f"`{name}` must be at least 0, got {value}.")
-        found.append(value)
-    return Allowance(*found)
+        limits.append(value)
+    return Allowance(*limits)
 
 
 class _ElementErrors(NamedTuple):
@@ -329,19 +329,19 @@ class _ElementErrors(NamedTuple):
 def _measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
     """What a profile needs, for all heads and for each."""
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
-    found = _ElementErrors(*(np.empty(shape) for _ in _ElementErrors._fields))
+    elements = _ElementErrors(*(np.empty(shape) for _ in _ElementErrors._fields))
 
     def add(index: _Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
-        found.size[at] = np.abs(rows.out)
-        found.off[at] = np.abs(rows.nearest - rows.out) + rows.slack
-        found.std[at], found.bound[at] = rows.worst, rows.bound
+        elements.size[at] = np.abs(rows.out)
+        elements.off[at] = np.abs(rows.nearest - rows.out) + rows.slack
+        elements.std[at], elements.bound[at] = rows.worst, rows.bound
 
     sweep(problem, dtype, PROFILES[name], add)
     unit = FORMATS[dtype].unit
-    yield _need_of(name, None, _ElementErrors(*(x.ravel() for x in found)), unit)
+    yield _need_of(name, None, _ElementErrors(*(x.ravel() for x in elements)), unit)
     for head in np.ndindex(problem.lead) if math.prod(problem.lead) > 1 else ():
-        yield _need_of(name, head, _ElementErrors(*(x[head].ravel() for x in found)), unit)
+        yield _need_of(name, head, _ElementErrors(*(x[head].ravel() for x in elements)), unit)
 
 
 def _need_of(name: str, head: _Index | None, elements: _ElementErrors, unit: float) -> Need:
@@ -390,9 +390,9 @@ def _choose_part(problem: Problem) -> tuple[Problem, int]:
         return problem, n
 
     def read(index: _Index) -> Mapping[str, Any]:
-        found = dict(problem.read(chosen[index[0]]))
-        last = {x: found[x][n - rows :] for x in ("q", "mask", "bias") if x in found}
-        return found | last
+        arrays = dict(problem.read(chosen[index[0]]))
+        last = {x: arrays[x][n - rows :] for x in ("q", "mask", "bias") if x in arrays}
+        return arrays | last
 
     return problem._replace(lead=(len(chosen),), shape=(rows, m, d_v), read=read), rows
 
@@ -485,15 +485,15 @@ def _forget_rescaling(block: int, problem: Problem) -> Problem:
     def bias(index: _Index) -> Any:
         head = problem.head(index)
         n, m = head.q.shape[0], head.keys
-        found, top = np.zeros((n, m)), np.full((n, 1), -math.inf)
+        shift, top = np.zeros((n, m)), np.full((n, 1), -math.inf)
         for tile in scan_tiles(head, slice(0, n), block):
             if tile.is_sink:
                 continue
             scores = np.broadcast_to(tile.scores, (n, tile.scores.shape[-1]))
             seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
             top = np.maximum(top, np.max(seen, -1, keepdims=True))
-            found[:, tile.keys] = np.where(np.isfinite(top), -top, 0.0)
-        return found
+            shift[:, tile.keys] = np.where(np.isfinite(top), -top, 0.0)
+        return shift
 
     return _add_bias(problem, bias)
 
@@ -536,14 +536,14 @@ def _try_defect(
     """Try the output of a kernel with a defect."""
     exact, got = _simulate(problem, defect, dtype, PROFILES[simulated])
     numbers = Numbers(got.__getitem__, dtype)
-    found = judge(problem, numbers, dtype, profile, LEVEL)
-    suspect = found.suspects[0].text if found.suspects and found.verdict == "FAIL" else ""
+    verdict = judge(problem, numbers, dtype, profile, LEVEL)
+    suspect = verdict.suspects[0].text if verdict.suspects and verdict.verdict == "FAIL" else ""
     return Power(
         defect.name,
         defect.size,
         _largest_excess(got, exact, given),
         _largest_excess(got, exact, ours),
-        found.verdict,
+        verdict.verdict,
         suspect,
     )
 

@@ -16,7 +16,7 @@ from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings
 from .directions import SCORE_CHANGES, explain_size, give_error
 from .evidence import Evidence, Known, log_chernoff
-from .findings import Finding, Numbers, Suspect, Trial, Z, place
+from .findings import Finding, Numbers, ProfileTrial, Suspect, Z, place
 from .head_sums import HeadSums
 
 __all__ = ["attempt"]
@@ -34,7 +34,7 @@ def attempt(
     numbers: Numbers,
     alpha: float,
     weights: Doubles,
-) -> Trial:
+) -> ProfileTrial:
     """Try whether the numbers can be those of a correct kernel of a profile.
 
     The weights are those of `row_weights`, for queries, keys and values as the profile reads them.
@@ -96,7 +96,7 @@ def attempt(
     powered = bool(log_chernoff(square, usable) <= math.log(alpha / len(tests)))
     powered = powered or detectable.get("factor", 1.0) <= _ONE_PERCENT
     total = math.prod(problem.lead) * problem.shape[0] * problem.shape[2]
-    return Trial(
+    return ProfileTrial(
         name,
         tests,
         suspects,
@@ -109,11 +109,11 @@ def attempt(
 
 def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:
     """Those that explain most; one head is named where it explains more than all together."""
-    found: dict[str, Suspect] = {}
+    telling: dict[str, Suspect] = {}
     for suspect in sorted(suspects, key=lambda x: -x.explained):
-        found.setdefault(suspect.name.removesuffix(_OF_HEAD), suspect)
-    most = max((x.explained for x in found.values()), default=0.0)
-    return [x for x in found.values() if x.explained >= most / 2]
+        telling.setdefault(suspect.name.removesuffix(_OF_HEAD), suspect)
+    most = max((x.explained for x in telling.values()), default=0.0)
+    return [x for x in telling.values() if x.explained >= most / 2]
 
 
 _OF_HEAD = " of a head"

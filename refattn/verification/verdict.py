@@ -85,13 +85,13 @@ class Verdict(NamedTuple):
 
     def to_json(self) -> str:
         """The verdict as JSON."""
-        found = self._asdict()
-        found["z"] = self.z._asdict()
-        found["tests"], found["suspects"] = (
+        fields = self._asdict()
+        fields["z"] = self.z._asdict()
+        fields["tests"], fields["suspects"] = (
             [x._asdict() for x in items] for items in (self.tests, self.suspects)
         )
-        found["parts"] = {name: json.loads(x.to_json()) for name, x in self.parts.items()}
-        return json.dumps(portable(found), indent=1) + "\n"
+        fields["parts"] = {name: json.loads(x.to_json()) for name, x in self.parts.items()}
+        return json.dumps(portable(fields), indent=1) + "\n"
 
     def accept(self, stacklevel: int = 2) -> None:
         """Raise an AssertionError if it is FAIL, and warn if it is UNDERPOWERED.
@@ -108,62 +108,64 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         """The verdict in words."""
         if not self.parts:
-            return "\n".join(_list_lines(self))
+            return "\n".join(_write_lines(self))
         words = [f"{name} {x.verdict}" for name, x in self.parts.items()]
         lines = [f"{self.verdict}: {', '.join(words)}"]
         for name, part in self.parts.items():
-            lines += [f"{name}: {_list_lines(part)[0]}", *_list_lines(part)[1:-1]]
+            first, *rest, _ = _write_lines(part)
+            lines += [f"{name}: {first}", *rest]
         return "\n".join([*lines, _PROVEN])
 
 
-def _list_lines(found: Verdict) -> list[str]:
-    return list(_write_lines(found))
-
-
-def _write_lines(found: Verdict) -> Iterator[str]:
-    one = "an output" if found.of == "out" else found.of
-    types = found.dtype if found.out_dtype == found.dtype else f"{found.dtype} to {found.out_dtype}"
-    said = {
-        "PASS": f"a correct kernel in {types} gives such numbers (profile {found.profile})",
+def _write_lines(verdict: Verdict) -> Iterator[str]:
+    """Say what a verdict is, and what it rests on, line by line."""
+    one = "an output" if verdict.of == "out" else verdict.of
+    types = (
+        verdict.dtype
+        if verdict.out_dtype == verdict.dtype
+        else f"{verdict.dtype} to {verdict.out_dtype}"
+    )
+    words = {
+        "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.profile})",
         "FAIL": f"no correct kernel in {types} gives such numbers (profiles tried: "
-        f"{', '.join(found.trials)})",
+        f"{', '.join(verdict.trials)})",
         "UNDERPOWERED": f"{one} that is 1 % too large would not have been rejected",
     }
-    yield f"{found.verdict}: {said[found.verdict]}"
-    rows = math.prod(found.shape[:-1])
+    yield f"{verdict.verdict}: {words[verdict.verdict]}"
+    rows = math.prod(verdict.shape[:-1])
     yield (
-        f"  {rows} rows of {found.shape[-1]}, {found.known:.1%} of the elements have a law; "
-        f"alpha {found.alpha:g}, {len(found.tests)} tests, {found.seconds:.1f} s"
+        f"  {rows} rows of {verdict.shape[-1]}, {verdict.known:.1%} of the elements have a law; "
+        f"alpha {verdict.alpha:g}, {len(verdict.tests)} tests, {verdict.seconds:.1f} s"
     )
-    there = f" at {place(found.z.where)}" if found.z.where else ""
+    there = f" at {place(verdict.z.where)}" if verdict.z.where else ""
     yield (
-        f"  z = error / standard deviation: rms {found.z.rms:.3f}, "
-        f"largest {found.z.largest:.3g}{there}"
+        f"  z = error / standard deviation: rms {verdict.z.rms:.3f}, "
+        f"largest {verdict.z.largest:.3g}{there}"
     )
-    yield from (f"  {x}" for x in found.remarks)
-    shown = [x for x in found.tests if x.adjusted <= found.alpha and x.name in _SHOWN]
-    tiles = [x for x in found.tests if x.adjusted <= found.alpha and x.name.startswith(_PARTS)]
-    for x in (*shown, *tiles[:1]):  # of tiles and heads where it is surest
+    yield from (f"  {x}" for x in verdict.remarks)
+    rejecting = [x for x in verdict.tests if x.adjusted <= verdict.alpha and x.name in _SHOWN]
+    tiles = [x for x in verdict.tests if x.adjusted <= verdict.alpha and x.name.startswith(_PARTS)]
+    for x in (*rejecting, *tiles[:1]):  # of tiles and heads where it is surest
         yield f"  {x.name}: {x.statistic:.3g}, p {_write_p(x.adjusted)}, {x.where}"
-    if found.verdict == "FAIL":
+    if verdict.verdict == "FAIL":
         yield "  suspects, and the share of the mean square that each explains:"
-        for suspect in found.suspects[:5]:
+        for suspect in verdict.suspects[:5]:
             yield f"    {suspect.explained:6.1%}  {suspect.text}"
-        if not found.suspects:
+        if not verdict.suspects:
             yield "    none of the known defects"
-        elif max(x.explained for x in found.suspects) < _MUCH:
+        elif max(x.explained for x in verdict.suspects) < _MUCH:
             yield "    none of them explains much"
-    rejected = [x for x, p in found.trials.items() if p <= found.alpha]
-    if found.verdict != "FAIL" and rejected:
+    rejected = [x for x, p in verdict.trials.items() if p <= verdict.alpha]
+    if verdict.verdict != "FAIL" and rejected:
         yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
-    if found.verdict != "FAIL" and found.known:
+    if verdict.verdict != "FAIL" and verdict.known:
         sizes = [
             f"{_DEFECTS[x].format(one)} {size:.2g}"
-            for x, size in found.detectable.items()
+            for x, size in verdict.detectable.items()
             if x in _DEFECTS
         ]
-        rows = math.prod(found.shape)
-        most = WORST * math.sqrt(2 * math.log(2 * len(found.tests) * rows / found.alpha))
+        rows = math.prod(verdict.shape)
+        most = WORST * math.sqrt(2 * math.log(2 * len(verdict.tests) * rows / verdict.alpha))
         sizes.append(f"an element that is off by {most:.2g} standard deviations")
         yield f"  would have been rejected: {', '.join(sizes)}"
     yield _PROVEN

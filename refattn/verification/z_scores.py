@@ -62,21 +62,21 @@ def z_of_head(
     index: tuple[int, ...],
 ) -> Doubles:
     """Errors of a head over their standard deviations, (n, d_v); nan where there is no law."""
-    found = np.empty((problem.shape[0], problem.shape[2]))
+    z = np.empty((problem.shape[0], problem.shape[2]))
     chosen, got = _choose_profile(dtype, numbers.out_dtype, profile), numbers.out(index)
     problem = problem.read_by(chosen)  # 8 bits have a scale for all heads
 
     def add(_: tuple[int, ...], i: slice, rows: RowErrors) -> None:
-        found[i] = _divide_by_std(got[i], rows)
+        z[i] = _divide_by_std(got[i], rows)
 
     sweep(problem.alone(index), dtype, chosen._replace(inputs=None), add)
-    return found
+    return z
 
 
 def _divide_by_std(got: Doubles, rows: RowErrors) -> Doubles:
     error = rows.errors(got)
-    found: Doubles = np.where(np.isfinite(rows.std) & np.isfinite(error), error / rows.std, np.nan)
-    return found
+    z: Doubles = np.where(np.isfinite(rows.std) & np.isfinite(error), error / rows.std, np.nan)
+    return z
 
 
 def _choose_profile(dtype: str, out_dtype: str, profile: str | Profile) -> Profile:
