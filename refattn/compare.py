@@ -105,7 +105,7 @@ class Skipped(NamedTuple):
 
 
 def listed(skipped: Iterable[Skipped]) -> str:
-    """All that was skipped, in one line.
+    """List all that was skipped in one line.
 
     >>> listed([Skipped("a", 9, "", "at most 8"), Skipped("b", 9, "", "at most 8")])
     'S = 9 of a, b (at most 8)'
@@ -181,19 +181,19 @@ class Inputs(NamedTuple):
     taken: Floats | None = None  # which queries of a longer sequence these are; None for all
 
     def error(self, estimate: Floats) -> Floats:
-        """Relative error of each head."""
+        """Return the relative error of each head."""
         difference = np.linalg.norm(estimate - self.exact, axis=(-2, -1))
         return np.asarray(difference / self.size)
 
     def row_of_exact(self, draws: int) -> Row:
-        """Error and time of exact attention in the dtype of the arrays."""
+        """Measure exact attention in the dtype of the arrays."""
         plain = partial(
             softmax_attention, self.q, self.k, self.v, scale=self.scale, causal=self.causal
         )
         return _timed("exact", None, lambda draw: plain(), self.error, draws, warm=False)
 
     def row(self, record: Estimator, samples: int | None, draws: int, *, warm: bool) -> Row:
-        """Errors and time of an estimator; the first evaluation of all, not `warm`, is not timed.
+        """Measure an estimator; the first evaluation of all, not `warm`, is not timed.
 
         Raises what the estimator does, ValueError among others, if it does not take this S.
         """
@@ -277,19 +277,19 @@ def on_some(inputs: Inputs, queries: int) -> Inputs:
 
 
 def places(count: int, most: int) -> npt.NDArray[np.intp]:
-    """At most so many of the numbers below `count`, evenly spaced from the first to the last."""
+    """Take at most so many of the numbers below `count`, evenly spaced from first to last."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.intp)
 
 
 def few_queries(q: Floats, k: Floats) -> int | None:
-    """How many queries of each head to take for what takes n m S; None for all, if they are few."""
+    """Choose how many queries of each head to take for what takes n m S; None for all, if few."""
     heads = math.prod(broadcast_lead(*group_heads(q, k, k)[0]))
     most = max(QUADRATIC_QUERIES, QUADRATIC_PAIRS // max(1, heads * k.shape[-2]))
     return most if most < q.shape[-2] else None
 
 
 def seconds(inputs: Inputs, record: Estimator, sizes: Sequence[int | None], draws: int) -> float:
-    """Time of an estimator at all sizes, if it grows as a straight line from one S to another.
+    """Estimate the time of an estimator at all sizes, as a straight line from one S to another.
 
     It is measured at the least S and another up to 64, on some of the heads.
     """
@@ -316,7 +316,7 @@ def _time_once(evaluate: Callable[[int], Any]) -> float:
 
 
 def _some_heads(inputs: Inputs) -> Inputs:
-    """Heads of few pairs of query and key, without exact attention."""
+    """Take heads of few pairs of query and key, without exact attention."""
     q, k, v = inputs[:3]
     pairs = q.shape[-2] * k.shape[-2]
     lead = q.shape[:-2]
@@ -328,7 +328,7 @@ def _some_heads(inputs: Inputs) -> Inputs:
 
 
 def names() -> list[str]:
-    """Names of the estimators that stand for softmax attention, in the order of the registry."""
+    """Name the estimators that stand for softmax attention, in the order of the registry."""
     return [x.name for name, x in ESTIMATORS.items() if x.approximates and x.name == name]
 
 
@@ -475,7 +475,7 @@ def measure(
 
 
 def _norm_heads(exact: Floats) -> Floats:
-    """Norm of each head."""
+    """Compute the norm of each head."""
     size = np.linalg.norm(exact, axis=(-2, -1))
     if not (size.size and np.all(np.isfinite(size) & (size > 0))):
         raise ValueError(
@@ -495,7 +495,7 @@ def _check_some(q: Floats, k: Floats, v: Floats) -> None:
 
 
 def exact_and_size(q: Floats, k: Floats, v: Floats, **settings: Any) -> tuple[Floats, Floats]:
-    """Exact attention and its norm in each head, which errors are relative to."""
+    """Compute exact attention and its norm in each head, which errors are relative to."""
     _check_some(q, k, v)
     exact = np.asarray(softmax_attention(q, k, v, **settings))
     return exact, _norm_heads(exact)
@@ -512,12 +512,12 @@ def record_of(name: str) -> Estimator:
 
 
 def on_part(record: Estimator) -> bool:
-    """Whether it takes too long on all queries, and gives the same on some."""
+    """Tell whether an estimator takes too long on all queries, and gives the same on some."""
     return record.has("quadratic", "separate", "unordered")
 
 
 def _on_some(record: Estimator, causal: bool) -> bool:
-    """Whether it is measured on some queries: of causal ones what they see is a mask."""
+    """Tell whether it is measured on some queries: of causal ones what they see is a mask."""
     return on_part(record) and (not causal or record.takes("causal", "mask"))
 
 
@@ -544,7 +544,7 @@ def _estimate_seconds(
     draws: int,
     queries: int | None,
 ) -> float:
-    """Time that a comparison takes, with that of exact attention."""
+    """Estimate the time of a comparison, with that of exact attention."""
     n, m = inputs.q.shape[-2], inputs.k.shape[-2]
     most = max(1, _TIMED_PAIRS // m)
     few = _some_heads(inputs._replace(q=inputs.q[..., places(n, most), :], causal=False))
@@ -570,7 +570,7 @@ def _timed(
     *,
     warm: bool,
 ) -> Row:
-    """Errors of the draws and the median time of one; the first evaluation of all is not timed."""
+    """Return errors of the draws and the median time; the first evaluation of all is not timed."""
     if not warm:
         evaluate(0)
     errors, seconds = [], []

@@ -122,12 +122,12 @@ class Advice(NamedTuple):
         return list(np.ndindex(self.lead))
 
     def predictions(self, name: str) -> list[float]:
-        """Mean error over heads for each S, nan if any query is outside the regime."""
+        """Average the error over heads for each S; nan if any query is outside the regime."""
         pairs = zip(self.error[name], self.inside[name], strict=True)
         return [float(np.mean(e)) if np.all(share == 1) else math.nan for e, share in pairs]
 
     def standard_errors(self, name: str) -> list[float]:
-        """Of `predictions`, as not all queries were taken."""
+        """Return standard errors of `predictions`, as not all queries were taken."""
         heads = math.prod(self.lead)
         with np.errstate(all="ignore"):  # of errors that are not finite
             return [
@@ -135,11 +135,11 @@ class Advice(NamedTuple):
             ]
 
     def promised(self, name: str) -> Floats:
-        """S at which the law gives the target and holds."""
+        """Return the S at which the law gives the target and holds."""
         return np.maximum(self.by_law[name], self.holds_from[name])
 
     def recommended(self, head: tuple[int, ...]) -> Choice:
-        """What reaches the target for least by a law that holds, in multiply-adds."""
+        """Choose what reaches the target for least by a law that holds, in multiply-adds."""
         options = [Choice(EXACT, None, 1.0)]
         for name in self.by_law:
             samples = float(self.promised(name)[head])
@@ -147,7 +147,7 @@ class Advice(NamedTuple):
         return min(options, key=lambda option: option.cost_ratio)
 
     def cost(self, estimator: str, samples: float) -> float:
-        """Multiply-adds of an estimator for a head, relative to exact attention."""
+        """Count multiply-adds of an estimator for a head, relative to exact attention."""
         n, m = self.rows
         quadratic = ESTIMATORS[estimator].has("quadratic")
         return samples * (n * m if quadratic else n + m) / (n * m)
@@ -273,7 +273,7 @@ def study(
 
 
 def foreseen(q: Floats, k: Floats, v: Floats | None = None, *, scale: float | None = None) -> float:
-    """About how many seconds `study` takes: a + b m^2 for each head, from two parts of one.
+    """Estimate how many seconds `study` takes: a + b m^2 for each head, from two parts of one.
 
     Parameters
     ----------
@@ -317,7 +317,7 @@ def foreseen(q: Floats, k: Floats, v: Floats | None = None, *, scale: float | No
 def split_heads(
     q: Floats, k: Floats, v: Floats
 ) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], Floats, Floats, Floats]]]:
-    """Shape of the heads, and views (index, q, k, v) of each, also where they share keys."""
+    """Return the shape of the heads, and views (index, q, k, v) of each, also if they share keys."""
     grouped, ungroup = group_heads(q, k, v)
     inner = broadcast_lead(*grouped)
     lead = ungroup(np.broadcast_to(0.0, (*inner, 1, 1))).shape[:-2]
@@ -332,7 +332,7 @@ def split_heads(
 
 
 def _spaced(x: Floats, most: int) -> Floats:
-    """At most so many rows, evenly spaced from the first to the last."""
+    """Take at most so many rows, evenly spaced from the first to the last."""
     if len(x) <= most:
         return x
     return np.asarray(x[places(len(x), most)])
@@ -380,7 +380,7 @@ def _study_head(
 def _study_laws(
     q: Floats, k: Floats, v: Floats, question: _Question, fitted: Gaussian
 ) -> dict[str, dict[str, Any]]:
-    """Ask the laws of a head, for evenly spaced queries."""
+    """Evaluate the laws of a head, for evenly spaced queries."""
     few = _spaced(q, LAW_QUERIES)
     exact = softmax_attention(few, k, v, scale=question.scale)
     answers = {}
@@ -399,7 +399,7 @@ def _study_laws(
 def _list_laws(
     q: Floats, k: Floats, v: Floats, exact: Floats, scale: float, fitted: Gaussian
 ) -> dict[str, theory.Law]:
-    """The laws of one feature or sample."""
+    """Compute the laws of one feature or sample."""
     attention_law = partial(theory.attention_law, q, k, v, num_features=1, scale=scale)
     rfa = attention_law()
     return {
@@ -420,7 +420,7 @@ def _unnormalised(law: theory.Law, exact: Floats) -> theory.Law:
 
 
 def _spread_of_queries(law: theory.Law, exact: Floats, count: int) -> float:
-    """Relative standard error of the sum of variances over that of squares, of some of the queries.
+    """Return the relative standard error of the sum of variances over that of squares.
 
     That of a ratio of means, to first order, for queries taken at random without replacement.
     """

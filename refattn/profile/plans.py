@@ -104,7 +104,7 @@ class Search(NamedTuple):
     candidates: list[Candidate]
 
     def standard_error(self, row: Row) -> float:
-        """Of a mean error: over draws, if there are any, and for not all heads were taken."""
+        """Return the standard error of a mean error: over draws, and for not all heads were taken."""
         heads, every = row.per_head.size, math.prod(self.plan.lead)
         over_draws = 0.0 if len(row.errors) == 1 else row.standard_error
         if heads == every:
@@ -205,7 +205,7 @@ def plan(
 
 
 def _list_sizes(planned: Plan, record: Estimator) -> list[int | None]:
-    """Powers of 2 that an estimator is tried at, or one of no size.
+    """List the powers of 2 that an estimator is tried at, or None if it has no size.
 
     Windows of chunks are in the order of the terms that a query has, the own keys and the other
     chunks; one key to a chunk, which is exact attention and no cheaper, is left out, and so are
@@ -227,7 +227,7 @@ def _count_draws(planned: Plan, record: Estimator) -> int:
 
 
 def _time_all_sizes(planned: Plan, record: Estimator) -> float:
-    """Time at all S that may be tried."""
+    """Estimate the time at all S that may be tried."""
     problem, draws = planned.problems[record.name], _count_draws(planned, record)
     return seconds(problem, record, _list_sizes(planned, record), draws)
 

@@ -79,7 +79,7 @@ class _GradientSum:
         y: Doubles,
         to: Format | None,
     ) -> None:
-        """Products of x (rows, b) with y (b, columns), added to a sum that is rounded first."""
+        """Add products of x (rows, b) with y (b, columns) to a sum that is rounded first."""
         if to is not None and self.terms:
             self.variance += np.square(scaled_spacing(to, self.total, self.scale)) / 12
             self.moved += scaled_spacing(to, np.abs(self.total) + self.moved, self.scale) / 2
@@ -101,13 +101,13 @@ class _GradientSum:
 
 
 def list_directions(of: str, has_cap: bool, has_sinks: bool) -> list[str]:
-    """Names of defects that have a derivative."""
+    """Name the defects that have a derivative."""
     common = ["scale"] + ["lost sink"] * has_sinks
     return common if of == "dv" else [*common, "delta"] + ["cap"] * has_cap
 
 
 def exact_gradient(backs: Sequence[tuple[BackwardHead, Saved]], of: str, rows: slice) -> Doubles:
-    """The exact gradient of some queries or keys."""
+    """Compute the exact gradient of some queries or keys."""
     gradient = np.zeros((rows.stop - rows.start, _count_columns(backs[0][0], of)))
     for back, saved in backs:
         head = back.head
@@ -128,7 +128,7 @@ def exact_gradient(backs: Sequence[tuple[BackwardHead, Saved]], of: str, rows: s
 def list_sources(
     backs: Sequence[BackwardHead], kernel: Roundings, of: str, rows: slice
 ) -> list[Doubles]:
-    """What makes some rows of the gradient: rows with the same have the same roundings.
+    """List what makes some rows of the gradient: rows with the same have the same roundings.
 
     Rows of dq whose derivatives are equal share the roundings of g . v, whatever their queries are.
     """
@@ -147,7 +147,7 @@ def list_sources(
 def variance_along(
     backs: Sequence[tuple[BackwardHead, Saved]], kernel: Roundings, of: str, w: Doubles
 ) -> float:
-    r"""Variance of the sum over keys and columns of w times errors of dk or dv, w (m, columns).
+    r"""Return the variance of the sum of w (m, columns) times errors of dk or dv.
 
     With :math:`y_{ij} = c\, q_i \cdot w_j` the sum for dk is that of :math:`\bar s_{ij} y_{ij}`, in
     which y is what values are for the output: one query moves its weights for all keys.
@@ -198,7 +198,7 @@ def variance_along(
 
 
 def _block_tokens(kernel: Roundings, of: str) -> tuple[int, Format | None]:
-    """Tokens of a block, and what the sum is rounded to after each."""
+    """Return the tokens of a block, and what the sum is rounded to after each."""
     if kernel.parts is None:
         return _SUM_TOKENS, None
     return kernel.parts[of == "dq"], kernel.out
@@ -266,12 +266,12 @@ def analyse_gradient(
 
 
 def _tangent_of_cap(x: PairErrors, saved: Saved, i: slice) -> Doubles:
-    """What derivatives to scores have too much of where a cap has no slope."""
+    """Return what derivatives to scores gain if a cap has no slope."""
     return np.asarray(x.p * (x.t - saved.delta[i, None]) * (1 - np.asarray(x.slope)))
 
 
 def _odds_without_sink(back: BackwardHead, saved: Saved, i: slice) -> Doubles:
-    """What weights gain, over themselves, where the sink has no part in their sum."""
+    """Return what weights gain, over themselves, if the sink has no part in their sum."""
     if back.head.sink is None:
         return np.zeros((i.stop - i.start, 1))
     odds = 1 / np.expm1(saved.lse[i, None] - back.head.sink)
@@ -281,14 +281,14 @@ def _odds_without_sink(back: BackwardHead, saved: Saved, i: slice) -> Doubles:
 def _tangent_of_sink(
     x: PairErrors, back: BackwardHead, saved: Saved, kernel: Roundings, i: slice
 ) -> Doubles:
-    """What derivatives to scores gain without the sink; so does D, if it is made of weights."""
+    """Return what derivatives to scores gain without the sink; D too, if it is made of weights."""
     odds, delta = _odds_without_sink(back, saved, i), saved.delta[i, None]
     more = 0.0 if kernel.delta_of_out else (1 + odds) * odds * delta
     return np.asarray((odds * (x.t - delta) - more) * x.p * x.slope)
 
 
 def _query_blocks(n: int, size: int) -> Iterator[slice]:
-    """Blocks of so many queries, cut where the weights of others begin."""
+    """List blocks of so many queries, cut where the next saved weights begin."""
     for i in blocks(0, n, BLOCK_QUERIES):
         yield from blocks(i.start, i.stop, size)
 
@@ -307,7 +307,7 @@ def _add_to_queries(
     copies: Doubles,
     to: Format | None,
 ) -> None:
-    """Errors of weights, and of D where it is made of them; keys of which there are copies."""
+    """Add errors of weights, and of D if it is made of them; keys may have copies."""
     kernel = sum_.kernel
     mean, apart = saved.mean[i], x.t - saved.delta[i, None]
     squares = k * k
@@ -360,7 +360,7 @@ def _add_to_values(
 
 
 def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
-    """The law of the sums, times the scale, and rounded."""
+    """Multiply the sums by the scale, round them, and return their law."""
     kernel, scale = sum_.kernel, sum_.scale
     unit = kernel.accumulate.unit
     variance = sum_.variance

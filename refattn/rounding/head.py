@@ -48,7 +48,7 @@ class SoftmaxHead(NamedTuple):
     sink: float | None = None
 
     def with_sink(self, sink: float) -> SoftmaxHead:
-        """With a sink; one of -inf is none."""
+        """Add a sink; one of -inf is none."""
         if sink == -math.inf:
             return self
         k, v = (np.concatenate([x, np.zeros((1, x.shape[-1]))]) for x in (self.k, self.v))
@@ -60,16 +60,16 @@ class SoftmaxHead(NamedTuple):
         return len(self.k) - (self.sink is not None)
 
     def blocks(self, size: int) -> Iterator[slice]:
-        """Blocks of keys; the sink is alone, and the last."""
+        """Cut the keys into blocks; the sink is alone, and the last."""
         yield from blocks(0, self.keys, size)
         yield from blocks(self.keys, self.k.shape[0], 1)
 
     def is_sink(self, j: slice) -> bool:
-        """Whether a block of keys is the sink."""
+        """Tell whether a block of keys is the sink."""
         return self.sink is not None and j.start >= self.keys
 
     def visible(self, i: slice, j: slice) -> npt.NDArray[np.bool_] | None:
-        """Which keys the queries see; None for all."""
+        """Return which keys the queries see; None for all."""
         if self.is_sink(j):
             return None
         mask = None if self.mask is None else np.asarray(self.mask[i, j])
@@ -78,7 +78,7 @@ class SoftmaxHead(NamedTuple):
         return seen
 
     def ahead(self, i: slice, j: slice) -> npt.NDArray[np.int64]:
-        """How far keys are ahead of queries, j - (i + m - n)."""
+        """Return how far keys are ahead of queries, j - (i + m - n)."""
         if self.is_sink(j):
             return np.zeros((i.stop - i.start, 1), np.int64)
         shift = self.keys - self.q.shape[0]
@@ -103,7 +103,7 @@ class Tile(NamedTuple):
 
 
 def scan_tiles(head: SoftmaxHead, i: slice, size: int = TILE_KEYS) -> Iterator[Tile]:
-    """Scores of the queries i with all keys."""
+    """Compute scores of the queries i with all keys."""
     for j in head.blocks(size):
         tile = scan_tile(head, i, j)
         if tile is not None:
@@ -111,7 +111,7 @@ def scan_tiles(head: SoftmaxHead, i: slice, size: int = TILE_KEYS) -> Iterator[T
 
 
 def scan_tile(head: SoftmaxHead, i: slice, j: slice) -> Tile | None:
-    """Scores of the queries i with the keys j; None if no query sees one."""
+    """Compute scores of the queries i with the keys j; None if no query sees one."""
     visible = head.visible(i, j)
     if visible is not None and not visible.any():
         return None
@@ -119,7 +119,7 @@ def scan_tile(head: SoftmaxHead, i: slice, j: slice) -> Tile | None:
 
 
 def same(x: Doubles) -> Doubles:
-    """Rounds nothing."""
+    """Round nothing."""
     return x
 
 
@@ -131,7 +131,7 @@ def score_tile(
     products: Doubles,
     to: Callable[[Doubles], Doubles] = same,
 ) -> Tile:
-    """The steps from q . k to scores, each result passed through `to`."""
+    """Take the steps from q . k to scores, each result passed through `to`."""
     if head.is_sink(j):
         assert head.sink is not None
         return Tile(j, None, products, products, 0.0, products, products + head.sink, 0.0, True)
@@ -149,7 +149,7 @@ def score_tile(
 
 
 def _slope(x: Doubles) -> Doubles:
-    """1 - tanh(x)^2, where that cancels, too."""
+    """Return 1 - tanh(x)^2, also where that cancels."""
     e = np.exp(-2 * np.abs(x))
     return np.asarray(4 * e / np.square(1 + e))
 
@@ -163,7 +163,7 @@ class ScoredRows(NamedTuple):
 
 
 def attend_rows(head: SoftmaxHead, i: slice, to: Callable[[Doubles], Doubles] | None) -> ScoredRows:
-    """Attention with scores that are exact, or rounded by `to`."""
+    """Attend with scores that are exact, or rounded by `to`."""
     m, rows = head.k.shape[0], i.stop - i.start
     zero = np.zeros((1, 1))
     total = Sums(zero, zero, zero - math.inf)
@@ -182,12 +182,12 @@ def attend_rows(head: SoftmaxHead, i: slice, to: Callable[[Doubles], Doubles] | 
 
 
 def exact_rows(head: SoftmaxHead, i: slice) -> Doubles:
-    """The exact result for the queries i, rounded to float64."""
+    """Compute the exact result for the queries i, rounded to float64."""
     return attend_rows(head, i, None).out
 
 
 def certify_rows(head: SoftmaxHead, i: slice) -> Bounded:
-    """The exact result for the queries i in pairs, with a proven bound of its error."""
+    """Compute the exact result for the queries i in pairs, with a proven bound of its error."""
     keys = slice(0, head.keys)
     bias, mask = (None if x is None else np.atleast_2d(x) for x in (head.bias, head.mask))
     bias, mask = (x if x is None or len(x) == 1 else x[i] for x in (bias, mask))

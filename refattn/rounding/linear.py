@@ -79,7 +79,7 @@ def random_feature_head(
     visible: npt.NDArray[np.bool_] | None,
     causal: bool,
 ) -> LinearHead:
-    """Positive random features exp(omega . x - |x|^2 / 2) of x = sqrt(scale) q, with weights."""
+    """Take random features exp(omega . x - |x|^2 / 2) of x = sqrt(scale) q, with weights."""
     q, k = math.sqrt(scale) * q, math.sqrt(scale) * k
     of_queries, of_keys = q @ omega.T, k @ omega.T
     squares = np.sum(k * k, -1, keepdims=True) / 2
@@ -108,7 +108,7 @@ def random_feature_head(
 def _exponent_errors(
     x: Doubles, omega: Doubles, exponents: Doubles, squares: Any, kernel: Roundings
 ) -> tuple[Doubles, Doubles]:
-    """Variance and bound of the errors of exponents and of the exponential."""
+    """Return variance and bound of the errors of exponents and of the exponential."""
     d, unit, half = x.shape[-1], kernel.accumulate.unit, kernel.softmax.unit
     exponents = np.where(np.isfinite(exponents), exponents, 0.0)
     terms = np.square(x) @ np.square(omega).T
@@ -127,7 +127,7 @@ def _exponent_errors(
 def _round_features(
     value: Doubles, stored: Doubles, variance: Doubles, most: Doubles, to: Format | None
 ) -> FeatureErrors:
-    """Features of which a multiple is stored, with the errors of that."""
+    """Round features of which a multiple is stored."""
     if to is None:
         return FeatureErrors(value, value, variance, most)
     size = np.where(stored == 0, 1.0, np.abs(stored))
@@ -149,7 +149,7 @@ def map_head(
     visible: npt.NDArray[np.bool_] | None,
     causal: bool,
 ) -> LinearHead:
-    """Features of a map that is computed to a few units of the type of the sums."""
+    """Take features of a map that is computed to a few units of the type of the sums."""
 
     def of(x: Doubles) -> FeatureErrors:
         value = np.asarray(feature_map(x), np.float64)
@@ -177,7 +177,7 @@ class _States(NamedTuple):
 
 
 def _list_columns(keys: FeatureErrors, v: Doubles) -> Iterator[tuple[Doubles, Doubles]]:
-    """Columns whose products with features, of the keys, are the states."""
+    """List features of keys, and columns whose products with them are the states."""
     ones = np.ones((v.shape[0], 1))
     value, signed = np.abs(keys.value), np.concatenate([v, ones], -1)
     size = np.concatenate([np.abs(v), ones], -1)
@@ -227,7 +227,7 @@ def analyse_linear(head: LinearHead, kernel: Roundings, i: slice) -> RowErrors:
 
 
 def _weigh_states(weights: Doubles, states: Doubles) -> Doubles:
-    """Sum over S of weights (rows, S) times states (S, c) or (rows, S, c)."""
+    """Sum weights (rows, S) times states (S, c) or (rows, S, c) over S."""
     if states.ndim == 2:
         return weights @ states
     sums: Doubles = (weights[:, None, :] @ states)[:, 0]
@@ -303,7 +303,7 @@ def _analyse_rows(queries: FeatureErrors, states: _States, kernel: Roundings, m:
 def _bound_errors(
     queries: FeatureErrors, states: _States, phi: Doubles, out: Doubles, kernel: Roundings, m: int
 ) -> Doubles:
-    """What no error exceeds: every rounding at its largest."""
+    """Bound the errors: every rounding at its largest."""
     size, grown = np.abs(phi), np.abs(phi) * np.exp(queries.most)
     shift = _weigh_states(grown, states.shift) + _weigh_states(grown - size, states.sizes)
     features = phi.shape[-1]

@@ -100,7 +100,7 @@ class Problem(NamedTuple):
         return "queries" if self.gradient is None or self.gradient.of == "dq" else "keys"
 
     def rows_apart(self, kernel: Roundings) -> bool:
-        """Whether no rounding that matters has a part in two rows of the result."""
+        """Tell whether no rounding that matters has a part in two rows of the result."""
         if self.gradient is None or self.gradient.of == "dq":
             return self.kind == "scores"
         return kernel.delta_of_out and not kernel.scores_matter and self.gradient.has_out
@@ -112,7 +112,7 @@ class Problem(NamedTuple):
         i: slice,
         changes: Mapping[str, Any] = MappingProxyType({}),
     ) -> RowErrors:
-        """What a kernel may give for the queries i of a head."""
+        """Say what a kernel may give for the queries i of a head."""
         if self.gradient is not None:
             saved = self.gradient.saved(index, kernel)
             return analyse_gradient(saved, kernel, self.gradient.of, i)
@@ -121,20 +121,20 @@ class Problem(NamedTuple):
         return analyse_linear(self.features(index, kernel), kernel, i)
 
     def exact(self, index: tuple[int, ...], kernel: Roundings, i: slice) -> Doubles:
-        """The exact result for some rows of a head, where they are scores' or gradients'."""
+        """Compute the exact result for some rows of a head, of scores or of a gradient."""
         if self.gradient is None:
             return exact_rows(self.head(index), i)
         saved = self.gradient.saved(index, kernel)
         return exact_gradient(saved, self.gradient.of, i)
 
     def list_sources(self, index: tuple[int, ...], kernel: Roundings, i: slice) -> list[Doubles]:
-        """What makes rows: queries, with the derivatives to outputs, or keys and values."""
+        """List what makes rows: queries, with the derivatives to outputs, or keys and values."""
         if self.gradient is None:
             return [self.read(index)["q"][i]]
         return list_sources(self.gradient.backs(index), kernel, self.gradient.of, i)
 
     def features(self, index: tuple[int, ...], kernel: Roundings) -> LinearHead:
-        """Features of a head, of the estimator."""
+        """Take the features of a head that the estimator has."""
         x = self.read(index)
         mask = x.get("mask")
         visible = None if mask is None else mask[0]
@@ -161,7 +161,7 @@ class Problem(NamedTuple):
         )
 
     def head(self, index: tuple[int, ...]) -> SoftmaxHead:
-        """The arrays and the conventions of a head."""
+        """Read the arrays of a head, with the conventions."""
         x = self.read(index)
         bias, mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))
         conventions = (self.causal, self.window, self.softcap)
@@ -169,22 +169,22 @@ class Problem(NamedTuple):
         return head.with_sink(x["sinks"].item()) if self.has_sinks else head
 
     def items(self) -> Iterator[tuple[tuple[int, ...], slice]]:
-        """Heads and blocks of their queries."""
+        """List heads and blocks of their queries."""
         for index in np.ndindex(self.lead):
             yield from ((index, i) for i in blocks(0, self.shape[0], _BLOCK_ROWS))
 
     def number(self, index: tuple[int, ...]) -> int:
-        """Which head that is."""
+        """Return the number of a head."""
         return int(np.ravel_multi_index(index, self.lead)) if index else 0
 
     def alone(self, index: tuple[int, ...]) -> Problem:
-        """One head of it."""
+        """Take one head."""
         if self.gradient is None:
             return self._replace(lead=(), read=lambda _: self.read(index))
         return self.gradient._replace(heads={(): self.gradient.heads[index]}).problem(())
 
     def replaced(self, name: str, change: Callable[[tuple[int, ...], Any], Any]) -> Problem:
-        """With another mask, bias or sink, made of the index of the head and of what was."""
+        """Replace the mask, bias or sink by a function of the index of the head and of what was."""
 
         def read(index: tuple[int, ...]) -> Mapping[str, Any]:
             arrays = self.read(index)
@@ -193,7 +193,7 @@ class Problem(NamedTuple):
         return self._replace(read=read)
 
     def dealt(self) -> Problem:
-        """With heads of keys dealt to query heads in turn, not shared by groups of neighbours."""
+        """Deal heads of keys to query heads in turn, not to groups of neighbours."""
         if self.gradient is not None:
             return self.gradient.dealt().problem(self.lead)
         heads, keys = self.lead[-1], self.key_heads
@@ -206,22 +206,22 @@ class Problem(NamedTuple):
         return self._replace(read=read)
 
     def masked(self, seen: npt.NDArray[np.bool_]) -> Problem:
-        """With one more mask."""
+        """Add one more mask."""
         return self.replaced("mask", lambda index, x: seen if x is None else seen & x)
 
     def without(self, name: str) -> Problem:
-        """Without the mask, the bias or the sinks."""
+        """Leave out the mask, the bias or the sinks."""
         if name == "sinks":
             return self._replace(has_sinks=False)
         read = self.read
         return self._replace(read=lambda index: {x: y for x, y in read(index).items() if x != name})
 
     def read_by(self, profile: Profile) -> Problem:
-        """With queries, keys and values as a profile rounds them first."""
+        """Round queries, keys and values as a profile does first."""
         return self if profile.inputs is None else self.rounded(FORMATS[profile.inputs])
 
     def rounded(self, to: Format) -> Problem:
-        """With queries, keys and values rounded; those of 8 bits are scaled to their range."""
+        """Round queries, keys and values; for 8 bits scale them to the range first."""
         if self.gradient is not None:
             return self.gradient.rounded(to).problem(self.lead)
         factor = dict.fromkeys("qkv", 1.0)
@@ -268,15 +268,15 @@ class Gradient(NamedTuple):
     saved: Callable[[tuple[int, ...], Roundings], Any] = lambda index, kernel: None
 
     def back(self, head: tuple[int, ...]) -> BackwardHead:
-        """A query head with the derivative to its output."""
+        """Read a query head with the derivative to its output."""
         return BackwardHead(self.forward.head(head), *self.derivatives(head))
 
     def backs(self, index: tuple[int, ...]) -> list[BackwardHead]:
-        """All that have a part in a head of the gradient."""
+        """Read all query heads that have a part in a head of the gradient."""
         return [self.back(x) for x in self.heads[index]]
 
     def problem(self, lead: tuple[int, ...]) -> Problem:
-        """The problem of it, which looks at a head once for all blocks of its rows."""
+        """Pose the problem of the gradient, looking at a head once for all blocks of its rows."""
         most = max((len(x) for x in self.heads.values()), default=1)
         lock = Lock()  # others wait: they would need the same
 
@@ -298,7 +298,7 @@ class Gradient(NamedTuple):
         )
 
     def rounded(self, to: Format) -> Gradient:
-        """With queries, keys, values and derivatives rounded."""
+        """Round queries, keys, values and derivatives."""
 
         def derivatives(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
             d_out, out = self.derivatives(index)
@@ -307,7 +307,7 @@ class Gradient(NamedTuple):
         return self._replace(forward=self.forward.rounded(to), derivatives=derivatives)
 
     def dealt(self) -> Gradient:
-        """With keys dealt to query heads in turn: other heads have a part in a gradient."""
+        """Deal keys to query heads in turn: other heads have a part in a gradient."""
         heads, forward = self.heads, self.forward
         keys = forward.key_heads
         assert keys is not None
@@ -327,7 +327,7 @@ def pose_gradients(
     out: Callable[[tuple[int, ...]], Doubles] | None,
     dtype: str,
 ) -> dict[str, Problem]:
-    """The problems of gradients, of which the shapes are given, by their names.
+    """Pose the problems of gradients, whose shapes are given by name.
 
     The derivatives `d_out` must be numbers of the type, as those that a kernel was given.
     """
@@ -351,14 +351,14 @@ def pose_gradients(
 
 
 def _hide_infinite_bias(bias: Any, mask: Any) -> tuple[Any, Any]:
-    """A bias of -inf hides a key, as a mask does."""
+    """Move hidden keys from the bias, where they are -inf, to the mask."""
     if bias is None or not np.any(hidden := np.isneginf(bias)):
         return bias, mask
     return np.where(hidden, 0.0, bias), ~hidden if mask is None else mask & ~hidden
 
 
 def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
-    """The arrays of a head, with 0 in place of what is not finite and no query sees.
+    """Put 0 in place of what is not finite and no query of a head sees.
 
     A hidden key does not exist, whatever it holds; one that a query sees must be finite.
     """
@@ -399,7 +399,7 @@ def pose_arrays(
     features: str = "positive",
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Problem:
-    """The problem of arrays in memory."""
+    """Pose the problem of arrays in memory."""
     kind = "scores"
     if omega is not None or feature_map is not None:
         kind = "frequencies" if feature_map is None else "map"
@@ -456,7 +456,7 @@ def pose_arrays(
 
 
 def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
-    """The number of heads of keys where query heads share these in groups."""
+    """Count the heads of keys if query heads share them in groups."""
     heads = max(x[-3] if len(x) > 2 else 1 for x in (k, v))
     return heads if lead and 1 < heads < lead[-1] else None
 
@@ -472,7 +472,7 @@ def refuse(name: str, x: Any, kind: str) -> None:
 
 
 def read_frequencies(omega: Any, log_weight: Any, features: str, q: Doubles) -> dict[str, Doubles]:
-    """Frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
+    """Check frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
     checks.choice("features", features, ("positive", "hyperbolic"))
     omega = widen("omega", omega)
     weights = None if log_weight is None else widen("log_weight", log_weight)
@@ -484,18 +484,18 @@ def read_frequencies(omega: Any, log_weight: Any, features: str, q: Doubles) -> 
 
 
 def take_head(x: Any, index: tuple[int, ...], lead: tuple[int, ...]) -> Any:
-    """Part of an array that a head takes: axes broadcast, and heads share keys in groups."""
+    """Take the part of an array for a head: axes broadcast, and heads share keys in groups."""
     return x[_place(index, lead, x.shape[: max(0, x.ndim - 2)])]
 
 
 def _place(index: tuple[int, ...], lead: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
-    """Index in own leading axes of what a head takes."""
+    """Return where a head reads in an array with these leading axes."""
     at = zip(index[len(index) - len(part) :], lead[len(lead) - len(part) :], part, strict=True)
     return tuple(i * length // whole for i, whole, length in at)
 
 
 def widen(name: str, x: Any) -> Doubles:
-    """Numbers of any floating-point type, in float64 on the host."""
+    """Convert numbers of any floating-point type to float64 on the host."""
     checks.is_array(name, x)
     dtype = dtype_of(x, name)
     if not isinstance(x, np.ndarray):
@@ -505,7 +505,7 @@ def widen(name: str, x: Any) -> Doubles:
 
 
 def dtype_of(x: Any, name: str = "q") -> str:
-    """The name of a floating-point dtype."""
+    """Return the name of a floating-point dtype."""
     dtype = str(x.dtype).removeprefix("torch.")
     if dtype not in FORMATS:
         known = ", ".join(name for name in FORMATS if name != "tfloat32")

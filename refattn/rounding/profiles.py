@@ -74,7 +74,7 @@ class Profile(NamedTuple):
     parts: tuple[int, int] | None = None
 
     def kernel(self, dtype: str) -> Roundings:
-        """The formats for a storage type."""
+        """Look up the formats for a storage type."""
 
         def of(name: str | None) -> Format | None:
             return None if name is None else FORMATS[dtype if name == "storage" else name]

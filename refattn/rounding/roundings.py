@@ -136,18 +136,18 @@ class RowErrors(NamedTuple):
     lse_rest: Doubles | float = 0.0
 
     def errors(self, got: Doubles) -> Doubles:
-        """How far numbers are from the exact result."""
+        """Return how far numbers are from the exact result."""
         errors: Doubles = got - self.out - self.rest
         return errors
 
 
 def is_power_of_two(x: float) -> bool:
-    """Whether nothing is rounded in a multiplication; so it is by 0."""
+    """Tell whether a multiplication rounds nothing; 0 counts, too."""
     return abs(math.frexp(x)[0]) in (0.0, 0.5)
 
 
 def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
-    r"""Expected sum of squares of the running sums between two of them.
+    r"""Return the expected sum of squares of the running sums between two of them.
 
     Terms of which the sum of squares is known, in random order: the running sums are a line and a
     bridge, :math:`E S_t^2 = (a + t (b - a) / n)^2 + t (n - t) / (n (n - 1)) (Q - (b - a)^2 / n)`.
@@ -164,7 +164,7 @@ def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
 
 
 def sum_error(kernel: Roundings, terms: float, more: float) -> float:
-    """Largest relative error of a sum of so many terms, with so many roundings more."""
+    """Bound the relative error of a sum of so many terms, with so many roundings more."""
     steps = min(terms, kernel.run) / kernel.lanes + kernel.lanes + terms / kernel.run + more
     bound = steps * kernel.accumulate.unit
     return bound / (1 - bound) if bound < 1 else math.inf

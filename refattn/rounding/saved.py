@@ -89,13 +89,13 @@ class Saved(NamedTuple):
 
 
 def move_weights(p: Doubles, logs: Doubles, epsilon: Doubles) -> Doubles:
-    """How far weights may move if their logarithms do by epsilon."""
+    """Return how far weights may move if their logarithms do by epsilon."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(p > 0, p * np.expm1(epsilon), np.exp(logs + epsilon))
 
 
 def share_tile(tile: Tile, lse: Doubles) -> tuple[Doubles, Doubles]:
-    """Weights, and their logs."""
+    """Return the weights of a tile, and their logs."""
     logs = np.minimum(tile.scores - np.where(np.isfinite(lse), lse, math.inf)[:, None], 0.0)
     if tile.visible is not None:
         logs = np.where(tile.visible, logs, -math.inf)
@@ -103,7 +103,7 @@ def share_tile(tile: Tile, lse: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def take_gaps(tile: Tile, kernel: Roundings, lse: Doubles, top: Doubles) -> Doubles:
-    """Arguments of the exponentials: differences to the log normaliser, or to the largest score."""
+    """Subtract the log normaliser, or the largest score: the arguments of the exponentials."""
     least = (lse if kernel.delta_of_out else top)[:, None]
     seen = np.isfinite(least) if tile.visible is None else tile.visible
     return np.where(seen, np.minimum(tile.scores - least, 0.0), 0.0)
@@ -112,7 +112,7 @@ def take_gaps(tile: Tile, kernel: Roundings, lse: Doubles, top: Doubles) -> Doub
 def multiply_values(
     back: BackwardHead, kernel: Roundings, i: slice, j: slice
 ) -> tuple[Any, Any, Any]:
-    """Products g . v, their variance but for a last rounding, and their bound."""
+    """Multiply g . v; return the variance but for a last rounding, and the bound, too."""
     g, v = back.d_out[i], back.head.v[j]
     t = g @ v.T
     d_v = v.shape[-1]
@@ -226,14 +226,14 @@ def unscale_rows(x: Doubles) -> Doubles:
 
 
 def _count_copies(x: Doubles) -> Doubles:
-    """How often each row is there."""
+    """Count how often each row is there."""
     _, which, counts = np.unique(x, axis=0, return_inverse=True, return_counts=True)
     copies: Doubles = counts[which.reshape(-1)].astype(np.float64)
     return copies
 
 
 def _sum_running_squares(x: Doubles, first: Doubles | float = 0.0) -> Doubles:
-    """Sum of the squares of terms and of their running sums, along the last axis."""
+    """Sum the squares of terms and of their running sums, along the last axis."""
     sums = np.cumsum(x, -1) + (first if isinstance(first, float) else first[:, None])
     squares: Doubles = np.sum(x * x + sums * sums, -1)
     return squares
@@ -242,7 +242,7 @@ def _sum_running_squares(x: Doubles, first: Doubles | float = 0.0) -> Doubles:
 def _take_delta_from_output(
     back: BackwardHead, kernel: Roundings, i: slice
 ) -> tuple[Doubles, Doubles, Doubles]:
-    """D of an output: as roundings to nearest make it, variance and bound of the rest."""
+    """Take D from an output: as roundings to nearest make it, variance and bound of the rest."""
     g, head = back.d_out[i], back.head
     rows = analyse_softmax(head, kernel, i)
     if back.out is None:

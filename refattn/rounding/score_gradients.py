@@ -72,7 +72,7 @@ class PairErrors(NamedTuple):
     s_flushed: Doubles
 
     def moves(self) -> Iterator[tuple[Doubles, Doubles | float]]:
-        """Variances of weights before they are rounded, and what these move in place of slopes."""
+        """List variances of weights before their rounding, and what these move in place of slopes."""
         size = self.p * self.p
         if self.cap_variance is None:
             yield size * self.log_variance, self.slope
@@ -82,7 +82,7 @@ class PairErrors(NamedTuple):
 
 
 def scaled_spacing(to: Format, x: Doubles, scale: float) -> Doubles:
-    """Distance of the numbers that x may become if it is rounded after a multiplication."""
+    """Return the distance of numbers near x that is rounded after a multiplication."""
     if scale == 0:
         return np.zeros_like(x)
     spacing: Doubles = to.spacing(scale * x) / abs(scale)
@@ -97,7 +97,7 @@ def round_scaled(to: Format, x: Doubles, scale: float) -> Doubles:
 def analyse_pairs(
     back: BackwardHead, saved: Saved, kernel: Roundings, i: slice, j: slice
 ) -> PairErrors | None:
-    """All of some queries and keys; None if no query sees one."""
+    """Analyse some queries and keys; None if no query sees one."""
     head = back.head
     tile = scan_tile(head, i, j)
     if tile is None:
@@ -179,7 +179,7 @@ class _ScoreGradient(NamedTuple):
     bound: Doubles
 
     def rounded(self, to: Format, by: float) -> _ScoreGradient:
-        """Rounded after a multiplication, which is undone."""
+        """Round after a multiplication, which is undone."""
         most = np.abs(self.s) + self.bound
         variance = np.where(self.s != 0, np.square(scaled_spacing(to, self.s, by)) / 12, 0.0)
         bound = self.bound + scaled_spacing(to, most, by) / 2
@@ -191,7 +191,7 @@ class _ScoreGradient(NamedTuple):
     def times(
         self, tile: Tile, near: Doubles | float, most: Doubles, unit: float
     ) -> _ScoreGradient:
-        """Times the slope of the cap, of which roundings to nearest and the largest error are."""
+        """Multiply by the slope of the cap, with its value to nearest and its largest error."""
         slope, ratio = tile.slope, np.square(tile.ratio)
         rounding = (RMS * unit) ** 2 * (9 * np.square(ratio) + 2 * np.square(slope))
         variance = self.variance * np.square(slope) + np.square(self.s) * rounding
@@ -201,7 +201,7 @@ class _ScoreGradient(NamedTuple):
 
 
 def _list_factors(head: SoftmaxHead, kernel: Roundings) -> tuple[list[float], list[float]]:
-    """By what derivatives to scores are multiplied when they are rounded, before the slope, after.
+    """List factors of derivatives to scores when they are rounded, before the slope and after.
 
     Once, before a product with queries or keys. Step by step, arrays are multiplied by the cap, the
     slope, and the scale, and divided by the cap.

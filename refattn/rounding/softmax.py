@@ -145,24 +145,24 @@ class NearestWeights:
         self.total = np.where(total > 0, total, 1.0)
 
     def part(self, i: slice) -> NearestWeights:
-        """The same for some of the queries."""
+        """Take some of the queries."""
         weights, at = copy(self), slice(i.start - self.i.start, i.stop - self.i.start)
         weights.i, weights.top, weights.total = i, self.top[at], self.total[at]
         return weights
 
     def _tile(self, tile: Tile) -> Tile:
-        """Scores with their roundings."""
+        """Round the scores."""
         if self.kernel.scores is None:
             return tile
         to = self.kernel.scores.round
         return score_tile(self.head, self.i, tile.keys, tile.visible, tile.products, to)
 
     def slope(self, tile: Tile) -> Doubles | float:
-        """The slope of the cap, of a tanh that was rounded."""
+        """Return the slope of the cap, of a tanh that was rounded."""
         return self._tile(tile).slope
 
     def _logs(self, tile: Tile) -> Doubles:
-        """Logs of the weights over the largest."""
+        """Return logs of the weights over the largest."""
         tile = self._tile(tile)
         gap = np.minimum(tile.scores - self.top, 0.0)
         if self.narrow:
@@ -172,7 +172,7 @@ class NearestWeights:
         return gap if tile.visible is None else np.where(tile.visible, gap, -math.inf)
 
     def weights(self, tile: Tile, rounded: bool = True) -> Doubles:
-        """The weights of a tile, rounded where the profile does."""
+        """Return the weights of a tile, rounded if the profile does."""
         weights, to = np.exp(self._logs(tile)), self.kernel.weights
         if to is None or not rounded:
             return np.asarray(weights / self.total)
@@ -264,7 +264,7 @@ class _ErrorSums:
                 self.close()
 
     def _weights(self, kernel: Roundings, of: _Shares, squares: Doubles) -> Doubles:
-        """Variance of the rounding of the weights: over their sum, or over the largest, exactly 1.
+        """Return the variance of rounding the weights: over their sum, or over the largest, 1.
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
         """
@@ -292,17 +292,17 @@ class _ErrorSums:
         return step * step / 12
 
     def _spread(self, size: Doubles, gap: Doubles) -> None:
-        """How far weights are from each other and from the largest."""
+        """Add how far weights are from each other and from the largest."""
         self.near += np.stack([np.sum(size * x, -1) for x in (1.0, gap, gap * gap, size)], -1)
 
     def lost(self, kernel: Roundings) -> npt.NDArray[np.bool_]:
-        """Whether products are as small as the smallest numbers of the sums."""
+        """Tell whether products are as small as the smallest numbers of the sums."""
         smallest = kernel.accumulate.spacing(0.0) * (1.0 if kernel.normalised else self.whole)
         small: npt.NDArray[np.bool_] = self.sizes < 8 * max(self.keys, 1) * smallest
         return small & (self.sizes > 0)
 
     def tied(self, kernel: Roundings) -> npt.NDArray[np.bool_]:
-        """Whether weights are rounded alike, or their sums.
+        """Tell whether weights are rounded alike, or their sums.
 
         They are where they are near to each other or to the largest, where they take few values, or
         where queries are nearly the same.
@@ -325,7 +325,7 @@ class _ErrorSums:
         self.run, self.steps = np.zeros_like(self.run), 0
 
     def common(self, out: Doubles) -> Doubles:
-        """What errors of exponentials of one sign add up to, over their size.
+        """Return what errors of exponentials of one sign add up to, over their size.
 
         That of e^0 is always the same, and of others it averages to `BIAS` at most.
         """
@@ -333,7 +333,7 @@ class _ErrorSums:
         return sizes + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
 
     def of_lse(self, head: SoftmaxHead, kernel: Roundings, lse: Doubles) -> tuple[Doubles, Doubles]:
-        """Standard deviation and bound of the log normaliser."""
+        """Return standard deviation and bound of the log normaliser."""
         m, unit = head.k.shape[0], kernel.accumulate.unit
         size = np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))
         std = np.sqrt(self.relative + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
@@ -343,7 +343,7 @@ class _ErrorSums:
     def result(
         self, head: SoftmaxHead, kernel: Roundings, out: Doubles
     ) -> tuple[Doubles, Doubles, Doubles]:
-        """Variance, that at the least favourable digits, and bound, but for the last rounding."""
+        """Return variance, that at the least favourable digits, and bound, before the last rounding."""
         if self.steps:
             self.close()
         unit, half, d_v = kernel.accumulate.unit, kernel.softmax.unit, out.shape[-1]
@@ -369,14 +369,14 @@ class _ErrorSums:
 
 
 def _has_few_values(x: Doubles) -> bool:
-    """Whether many numbers have few values."""
+    """Tell whether many numbers have few values."""
     return x.size > TILE_KEYS * _ALIKE and np.unique(np.round(x * 2.0**20)).size * _ALIKE < x.size
 
 
 def _move_shares(
     shares: Doubles, gap: Doubles, whole: Doubles, epsilon: Doubles
 ) -> tuple[Doubles, Doubles]:
-    """How far shares may move if their logarithms do by epsilon, and what is left at the least."""
+    """Return how far shares may move if their logs do by epsilon, and what is left at the least."""
     if np.max(epsilon, initial=0.0) < 2.0**-10:  # e^x - 1 <= x (1 + x) and e^-x >= 1 - x
         most, least = shares * (epsilon * (1 + epsilon)), shares * (1 - epsilon)
     else:
@@ -390,7 +390,7 @@ def _move_shares(
 
 
 def _largest_rounding(kernel: Roundings, of: _Shares, whole: Doubles, shares: Doubles) -> Doubles:
-    """Bound of |eta|: of shares with their errors, and over any maximum that was before."""
+    """Bound |eta|: of shares with their errors, and over any maximum that was before."""
     assert kernel.weights is not None
     least: Any = 2.0 ** (kernel.weights.least - kernel.weights.digits)
     if not kernel.normalised:  # in shares, the largest of which is not 1

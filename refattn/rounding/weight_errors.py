@@ -23,7 +23,7 @@ _GONE = -700.0  # difference to the largest score of weights that are 0 in any p
 def relative_variance(
     head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: Doubles
 ) -> Doubles:
-    """Variance of delta, of the scores and of the exponential."""
+    """Return the variance of delta, of the scores and of the exponential."""
     unit, half = (RMS * kernel.accumulate.unit) ** 2, (RMS * kernel.softmax.unit) ** 2
     variance = cap_variance(head, kernel, tile, i)
     if head.bias is not None or tile.is_sink:  # which is multiplied by log2 e
@@ -43,7 +43,7 @@ def relative_variance(
 
 
 def cap_variance(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice) -> Doubles:
-    r"""Variance of the capped score by errors of its tanh.
+    r"""Return the variance of the capped score by errors of its tanh.
 
     They move the slope, too. For the capped score :math:`c\, \tau`, :math:`\tau = \tanh x`,
 
@@ -65,7 +65,7 @@ def cap_variance(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice) -> 
 
 
 def _rounded_before_cap(head: SoftmaxHead, tile: Tile) -> Iterator[tuple[Doubles, float]]:
-    """What is rounded before the cap, and the derivative of the logit to it."""
+    """List what is rounded before the cap, and the derivative of the logit to it."""
     if tile.is_sink:
         return
     if not is_power_of_two(head.scale):
@@ -76,7 +76,7 @@ def _rounded_before_cap(head: SoftmaxHead, tile: Tile) -> Iterator[tuple[Doubles
 
 
 def _rounded_after_cap(head: SoftmaxHead, tile: Tile) -> Iterator[Doubles]:
-    """What is rounded after the tanh of the cap."""
+    """List what is rounded after the tanh of the cap."""
     if tile.is_sink:
         return
     if head.softcap is not None and not is_power_of_two(head.softcap):
@@ -86,7 +86,7 @@ def _rounded_after_cap(head: SoftmaxHead, tile: Tile) -> Iterator[Doubles]:
 
 
 def _sum_running_products(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice) -> Doubles:
-    """Sum of the squares of the products in q . k, and of their running sums."""
+    """Sum the squares of the products in q . k, and of their running sums."""
     d = head.q.shape[-1]
     if not kernel.scores_matter:
         return np.asarray(np.square(_multiply_norms(head, tile, i)) * d)
@@ -104,7 +104,7 @@ def _sum_running_products(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: s
 
 
 def _multiply_norms(head: SoftmaxHead, tile: Tile, i: slice) -> Doubles:
-    """Norms of queries times norms of keys."""
+    """Multiply norms of queries by norms of keys."""
     q, k = (np.sqrt(np.sum(np.square(x), -1)) for x in (head.q[i], head.k[tile.keys]))
     products: Doubles = q[:, None] * k
     return products
@@ -113,7 +113,7 @@ def _multiply_norms(head: SoftmaxHead, tile: Tile, i: slice) -> Doubles:
 def largest_error(
     head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: Doubles
 ) -> Doubles:
-    """Bound of |delta|: every rounding at its largest."""
+    """Bound |delta|: every rounding at its largest."""
     unit, half = kernel.accumulate.unit, kernel.softmax.unit
     bound = _logit_error(head, kernel, tile, i, gap) + unit * 2 * np.abs(tile.scores)
     if head.softcap is not None:
@@ -130,7 +130,7 @@ def largest_error(
 
 
 def cap_error(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: Doubles) -> Doubles:
-    r"""Bound of the error of the slope :math:`1 - \tau^2` of the cap, :math:`\tau = \tanh x`.
+    r"""Bound the error of the slope :math:`1 - \tau^2` of the cap, :math:`\tau = \tanh x`.
 
     The derivative of its logarithm is :math:`2 |\tau| \le 2`, and the error :math:`\eta` of a tanh
     moves it by :math:`\eta (2 |\tau| + \eta)`:
@@ -156,7 +156,7 @@ def cap_error(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: D
 def _logit_error(
     head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: Doubles
 ) -> Doubles:
-    """Bound of the error of the scores before the cap."""
+    """Bound the error of the scores before the cap."""
     unit, d = kernel.accumulate.unit, head.q.shape[-1]
     terms = sum_error(kernel, d, 1)
     least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
@@ -172,7 +172,7 @@ def _logit_error(
 def _add_rounding(
     to: Format, error: Doubles, number: Doubles, factor: float, gap: Doubles
 ) -> Doubles:
-    """The largest error of what has the factor for derivative to a number that is rounded."""
+    """Add the rounding of a number to a bound, whose derivative to it is the factor."""
     reach = np.abs(number) + error / np.abs(factor)  # with the errors before
     bound = error + np.abs(factor) * to.spacing(reach) / 2
     beyond = (reach > to.largest) & ((number > 0) | (gap > _GONE))

@@ -141,7 +141,7 @@ def attention_law(
 
 
 def first_order(sums: PairSums, num_features: int) -> Law:
-    """The law of `attention_law`, in units of the size of the values."""
+    """Return the law of `attention_law`, in units of the size of the values."""
     bias, variance = -sums.cross / num_features, sums.square / num_features
     return Law(bias, variance, num_features / sums.weight)
 
@@ -320,7 +320,7 @@ def num_features_for(
 
 
 def features_to_reach(target: float, law: Law, exact: Doubles) -> Doubles:
-    """S at which the law of one sample gives the target, also where it does not hold.
+    """Find the S at which the law of one sample gives the target, even if it does not hold there.
 
     The inverse of `relative_error`, see `num_features_for`.
     """
@@ -339,7 +339,7 @@ def features_to_reach(target: float, law: Law, exact: Doubles) -> Doubles:
 
 
 def features_to_hold(law: Law) -> Doubles:
-    """S from which the law of one sample holds for every query: `Law.in_regime`."""
+    """Find the S from which the law of one sample holds for every query: `Law.in_regime`."""
     with np.errstate(over="ignore", divide="ignore"):
         count = np.where(law.in_regime, 1.0, LARGE_SAMPLE / law.ess)
     return _whole(np.max(count, axis=-1, initial=1.0))

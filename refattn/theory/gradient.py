@@ -102,13 +102,13 @@ def gradient_law(
 
 
 def _query_indices(index: Any) -> list[Any]:
-    """Of each query of a block."""
+    """List the indices of the queries of a block."""
     *head, rows = index
     return [(*head, i) for i in range(rows.start, rows.stop)]
 
 
 def _sum_query(some: PairWeights, ways: Doubles, row: int, u: Doubles) -> tuple[Any, Any, Any]:
-    """Bias, variance (d,) and the mean square of the weights of one query, for one frequency."""
+    """Sum bias, variance (d,) and mean square of the weights of one query, for one frequency."""
     share = np.exp(some.scores[row])
     key_mean = share @ some.key
     apart = some.key - key_mean

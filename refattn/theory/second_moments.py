@@ -29,7 +29,7 @@ __all__ = [
 
 
 def unit_of(x: Doubles) -> Doubles:
-    """Power of 2 near the largest entry of each head (..., n, d_v), with a reciprocal."""
+    """Return the power of 2 near the largest entry of each head (..., n, d_v)."""
     _, exponent = np.frexp(np.max(np.abs(x), axis=(-2, -1), keepdims=True))
     return np.asarray(np.ldexp(1.0, np.clip(exponent, -1022, 1022)))
 
@@ -84,13 +84,13 @@ class KernelAttention:
         self.unit = self.ungroup(np.broadcast_to(unit, (*self.shape[:-2], 1, 1)))
 
     def query_head(self, index: tuple[int, ...]) -> tuple[int, ...]:
-        """Index among the heads of q of a head among groups of them."""
+        """Return the index among the heads of q of a head among groups of them."""
         if self.share == 1:
             return index
         return (*index[:-2], index[-2] * self.share + index[-1])
 
     def ways(self, index: tuple[int, ...]) -> Doubles:
-        """Directions in kernel coordinates, in columns, of the coordinates of a head's queries."""
+        """Return the directions in kernel coordinates, in columns, of a head's coordinates."""
         gauge = None if self.proposal is None else self.proposal.gauge
         if gauge is None:
             return self.root * np.eye(self.d)
@@ -199,7 +199,7 @@ def sum_pairs(problem: KernelAttention, *, centred: bool) -> PairSums:
 
 
 def scaled_exp(x: Doubles) -> tuple[Doubles, Doubles]:
-    """e^(x - peak) and the peak of each row; 0 where all of a row is -inf."""
+    """Return e^(x - peak) and the peak of each row; 0 where all of a row is -inf."""
     peak = np.max(x, axis=-1)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     return np.exp(x - peak[..., None]), peak

@@ -19,7 +19,7 @@ __all__ = ["list_conventions", "list_remarks", "suspect_narrower"]
 
 
 def list_remarks(problem: Problem, read: Callable[[tuple[int, ...]], Doubles]) -> Iterator[str]:
-    """What is to be seen without any law."""
+    """List what the numbers show without a law."""
     zero, nan, rows, first = True, 0, 0, ""
     for index in np.ndindex(problem.lead):
         got = read(index)
@@ -35,7 +35,7 @@ def list_remarks(problem: Problem, read: Callable[[tuple[int, ...]], Doubles]) -
 
 
 def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
-    """Whether queries, keys and values look like those of a narrower type."""
+    """Say if queries, keys and values look like those of a narrower type."""
     for name in ("bfloat16", "float16"):
         to = FORMATS[name]
         heads = (problem.read(index) for index in np.ndindex(problem.lead))
@@ -49,7 +49,7 @@ def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
 def list_conventions(
     problem: Problem, numbers: Numbers, dtype: str, profile: Profile
 ) -> Iterator[Suspect]:
-    """Other conventions by which a part of the numbers is within its bound, the nearest first."""
+    """List conventions by which a part of the numbers is within its bound, the nearest first."""
     kernel = profile.kernel(dtype)
     squares = [
         (mean_square(x, numbers, kernel), f"agrees if {text}")
@@ -61,7 +61,7 @@ def list_conventions(
 
 
 def _list_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Problems that are often taken for this one, of gradients those of their output."""
+    """List problems that are often taken for this one; for gradients, those of their output."""
     gradient = problem.gradient
     for text, other in _list_forward_problems(problem if gradient is None else gradient.forward):
         if gradient is not None:
@@ -74,7 +74,7 @@ def _list_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _list_sinks(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Problems with other sinks."""
+    """List problems with other sinks."""
     changes: Mapping[str, Callable[[Any, Any], Any]] = {
         "is multiplied by the scale, too": lambda index, x: problem.scale * x,
         "is multiplied by log2(e) once more": lambda index, x: math.log2(math.e) * x,
@@ -85,7 +85,7 @@ def _list_sinks(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _list_forward_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Problems that are often taken for each other."""
+    """List problems that are often taken for this one."""
     first = problem.read((0,) * len(problem.lead))
     d = first["q"].shape[-1]
     n, m, _ = problem.shape

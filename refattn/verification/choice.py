@@ -40,7 +40,7 @@ BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narro
 
 
 def usual_profiles(dtype: str) -> Sequence[str]:
-    """Names of the profiles to try for a storage type, from the tightest."""
+    """Name the profiles to try for a storage type, from the tightest."""
     if dtype == "float64":
         return _DOUBLE_PROFILES
     return _NARROW_PROFILES if is_narrow(dtype) else _WIDE_PROFILES
@@ -53,7 +53,7 @@ def is_narrow(dtype: str) -> bool:
 def choose_profiles(
     dtype: str, out_dtype: str, profile: str | Profile | Sequence[str] | None
 ) -> dict[str, Profile]:
-    """Those to try, from the tightest, with the type of the output."""
+    """Choose the profiles to try, from the tightest, with the type of the output."""
     if isinstance(profile, str | Profile):
         name = profile if isinstance(profile, str) else "given"
         chosen = {name: profile_of(profile)}

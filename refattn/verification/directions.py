@@ -47,7 +47,7 @@ _SENTENCES: Mapping[str, Callable[[float, float], str]] = {
 
 
 def explain_size(problem: Problem, name: str) -> Callable[[float, float], str]:
-    """What a size of a defect means, for the output or a gradient."""
+    """Return what puts the size of a defect into words, for the output or a gradient."""
     return lambda x, e: _SENTENCES[name](x, e).replace("the output", problem.result)
 
 
@@ -56,7 +56,7 @@ def give_error(x: float, error: float) -> str:
 
 
 def _give_factor(x: float, error: float) -> str:
-    """A factor 1 + x with the digits that are known."""
+    """Write a factor 1 + x with the digits that are known."""
     digits = min(max(2, 1 - math.floor(math.log10(error))), 15) if 0 < error < 1 else 6
     return f"{1 + x:.{digits}f} ± {error:.1g}"
 
@@ -67,7 +67,7 @@ NEARLY_ONE = 1 - 2.0**-20
 def list_tangents(
     problem: Problem, index: tuple[int, ...], i: slice, rows: RowErrors
 ) -> Iterator[tuple[str, Doubles]]:
-    """Derivatives of the output to the sizes of defects."""
+    """List the derivatives of the output to the sizes of defects."""
     yield from rows.tangents.items()
     yield "factor", rows.out
     yield "truncated", -np.sign(rows.out) * rows.spacing / 2
@@ -83,7 +83,7 @@ def list_tangents(
 
 
 def _tangent_of_edge(head: SoftmaxHead, i: slice, rows: RowErrors, ahead: int) -> Doubles:
-    """Change of the output where queries see the key next to the last, or lose the last."""
+    """Return the change of the output if queries see one key more, or lose the last."""
     n, m = head.q.shape[0], head.keys
     keys = np.arange(i.start, i.stop) + m - n + ahead
     there = (keys >= 0) & (keys < m)

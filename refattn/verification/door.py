@@ -164,7 +164,7 @@ def verify(
 
 
 def narrowest(x: Doubles, dtype: str, stored: str) -> str:
-    """The storage type where it holds the numbers, their own type otherwise."""
+    """Return the storage type if it holds the numbers, else the type they are stored in."""
     return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else stored
 
 
@@ -179,7 +179,7 @@ def check_alpha(alpha: Any) -> float:
 def _options_of_estimator(
     estimator: Any, omega: Any, log_weight: Any, features: str, feature_map: Any
 ) -> dict[str, Any]:
-    """What the estimator takes beside queries, keys and values."""
+    """Check what the estimator takes beside queries, keys and values."""
     kind = kind_of(estimator)
     if kind == "scores":
         of_features = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}

@@ -68,7 +68,7 @@ class Tally(NamedTuple):
 
 
 def evenly(t: Any, u: Any, g: Any, slack: Any) -> tuple[Any, Any, Any, Any]:
-    """The rows of a direction over their standard deviations: none outweighs the others."""
+    """Divide the rows of a direction by their standard deviations: none outweighs the others."""
     factor = np.where(g > 0, 1 / np.sqrt(np.where(g > 0, g, 1.0)), 0.0)
     return t * factor, u * factor, g * factor, slack * factor
 
@@ -103,7 +103,7 @@ class Evidence(NamedTuple):
             mine[at] += new
 
     def test(self) -> Estimate:
-        """The size by the best weights, and the surer of the two tests."""
+        """Estimate the size by the best weights, and take the surer of the two tests."""
         best, even = symmetric_test(self.best), symmetric_test(self.even)
         return Estimate(
             best.value,
@@ -180,13 +180,13 @@ def symmetric_test(rows: Tally) -> Estimate:
 
 
 def _remove_rounding(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:
-    """Sums of errors but for the share of their own roundings that leaves least, and that share."""
+    """Subtract the share of the roundings that leaves the smallest sums; return that share too."""
     share = np.clip(np.where(u == 0, 0.0, t / np.where(u == 0, 1.0, u)), 0.0, 1.0)
     return t - share * u, share
 
 
 def log_chernoff(square: Any, rows: Any) -> Any:
-    r"""Log of the largest probability that the mean square of so many rows is so large.
+    r"""Bound the log of the probability that the mean square of so many rows is so large.
 
     .. math:: P(\overline{z^2} > x) \le (x e^{1 - x})^{N / 2}
 

@@ -117,7 +117,7 @@ class ProfileTrial(NamedTuple):
     powered: bool  # whether an output that is 1 % too large would have been rejected
 
     def rejected(self, alpha: float) -> bool:
-        """Whether a kernel of this profile gives such numbers with probability at most alpha."""
+        """Tell whether such numbers have probability alpha at most for this profile."""
         return min((x.adjusted for x in self.tests), default=1.0) <= alpha
 
 

@@ -60,7 +60,7 @@ class HeadSums:
         self.lse_beyond = self.lse_square = self.lse_rows = 0.0
 
     def merge_rows(self) -> None:
-        """Take heads for rows, where the rows of a head have roundings in common."""
+        """Merge the rows of each head into one, as they have roundings in common."""
         used = self.counted > 0
         rows = np.sum(used, -1, keepdims=True)
         self.square = np.sum(self.square * used, -1, keepdims=True) / np.maximum(rows, 1)
@@ -72,7 +72,7 @@ class HeadSums:
         }
 
     def add(self, index: tuple[int, ...], i: slice, rows: RowErrors) -> Callable[[], None]:
-        """Write what belongs to a block of queries; returned is what adds its part of the sums."""
+        """Write the rows of a block of queries; return what adds its part of the sums."""
         at = self.problem.number(index)
         error, rounding = rows.errors(self.numbers.out(index)[i]), rows.errors(rows.nearest)
         ratio = _over_bound(error, rows.bound)
@@ -126,7 +126,7 @@ class HeadSums:
         return sums_of_all
 
     def _add_lse(self, at: int, i: slice, got: Doubles, rows: RowErrors) -> Callable[[], None]:
-        """The errors of the log normalisers."""
+        """Write the errors of the log normalisers; return what adds their part of the sums."""
         to = FORMATS[self.numbers.lse_dtype]
         spacing = to.spacing(rows.lse)
         empty = np.isneginf(rows.lse)
@@ -166,7 +166,7 @@ class HeadSums:
         errors: Doubles,
         roundings: Doubles,
     ) -> Callable[[], None]:
-        """The loss of each key, and sink: the derivative to its weight, p (v - out) / (1 - p)."""
+        """Sum errors along the loss of each key, and sink: the derivative p (v - out) / (1 - p)."""
         head = self.problem.head(index)
         lse = np.where(np.isfinite(rows.lse), rows.lse, math.inf)[:, None]
         inverse = 1 / np.square(rows.std)
@@ -205,7 +205,7 @@ class HeadSums:
 
 
 def row_weights(problem: Problem, kernel: Roundings) -> Doubles:
-    """1 / g for g rows with one query, or one exact result; for heads of one key if rows depend."""
+    """Return 1 / g for g rows with one query or exact result; for heads of one key if rows depend."""
     heads, n = math.prod(problem.lead), problem.shape[0]
     if not heads * n:
         return np.ones((heads, n))
@@ -230,31 +230,31 @@ def row_weights(problem: Problem, kernel: Roundings) -> Doubles:
 
 
 def _mark_rows(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Numbers that are equal where rows are."""
+    """Return numbers that are equal if rows are."""
     return np.array([hash((x + 0).tobytes()) for x in rows], np.int64)
 
 
 def _share_marks(marks: npt.NDArray[np.int64]) -> Doubles:
-    """1 / g for g equal marks."""
+    """Return 1 / g for g equal marks."""
     _, which, counts = np.unique(marks.ravel(), return_inverse=True, return_counts=True)
     shares: Doubles = 1 / counts[which]
     return shares.reshape(marks.shape)
 
 
 def _over_bound(error: Doubles, bound: Doubles) -> Doubles:
-    """Errors over their bounds; where a profile overflows, anything may come out."""
+    """Divide errors by their bounds; if a profile overflows, anything may come out."""
     ratio = np.abs(error) / np.where(bound > 0, bound, 1e-300)
     ratio = np.where(np.isnan(error), math.inf, np.where(error == 0, 0.0, ratio))
     return np.where(np.isinf(bound), 0.0, ratio)
 
 
 def _row_norms(x: Doubles) -> Doubles:
-    """Norms of rows."""
+    """Return the norms of rows."""
     return np.asarray(np.sqrt(np.sum(x * x, -1)))
 
 
 def _find_largest(x: Doubles, index: tuple[int, ...], i: slice) -> tuple[float, tuple[int, ...]]:
-    """The largest of an array, with its place."""
+    """Find the largest number of an array, and its place."""
     if not x.size or not np.max(x) > 0:
         return 0.0, ()
     row, column = np.unravel_index(int(np.argmax(x)), x.shape)

@@ -80,7 +80,7 @@ def _prepare_trials(
     profiles: Mapping[str, Profile],
     alpha: float,
 ) -> Callable[[str], ProfileTrial]:
-    """What tries a profile by name; weights of rows are computed once."""
+    """Return what tries a profile by name; weights of rows are computed once."""
     weights: dict[tuple[str | None, bool, bool], Doubles] = {}
 
     def trial(name: str) -> ProfileTrial:
@@ -104,7 +104,7 @@ def _conclude(
     best: ProfileTrial,
     start: float,
 ) -> Verdict:
-    """What a trial says, of all that were made."""
+    """Write the verdict of the best of the trials."""
     failed = best.rejected(alpha)
     verdict = "FAIL" if failed else "PASS" if best.powered else "UNDERPOWERED"
     suspects = list(best.suspects)
@@ -204,14 +204,14 @@ def _judge_gradients(
 
 
 def _any_explains(trials: Mapping[str, ProfileTrial], alpha: float) -> bool:
-    """Whether one of the profiles explains the numbers."""
+    """Tell whether one of the profiles explains the numbers."""
     return not all(x.rejected(alpha) for x in trials.values())
 
 
 def _order_profiles(
     problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
 ) -> list[str]:
-    """Those first of which a few blocks are within the bounds, from the tightest."""
+    """Put the profiles first whose bounds hold for a few blocks, from the tightest."""
     near = _measure_distances(problem, numbers, dtype, profiles)
     return sorted(profiles, key=lambda x: near[x] == math.inf)
 
@@ -219,19 +219,19 @@ def _order_profiles(
 def _measure_distances(
     problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
 ) -> dict[str, float]:
-    """By profile, `_nearness`; where there is one to choose from it is not asked for."""
+    """Return `_distance_of_profile` for each profile; 0 if there is only one."""
     if len(profiles) == 1:
         return dict.fromkeys(profiles, 0.0)
     return {x: _distance_of_profile(problem, numbers, y.kernel(dtype)) for x, y in profiles.items()}
 
 
 def _count_off(near: Sequence[float]) -> tuple[int, float]:
-    """How many results are beyond a bound, and how far the others are from a profile."""
+    """Count results beyond a bound, and sum the distances of the rest."""
     return sum(x == math.inf for x in near), sum(x for x in near if x < math.inf)
 
 
 def _distance_of_profile(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
-    """How far z of a few blocks is from 1 in root mean square; infinite beyond a bound."""
+    """Return how far the mean square of z of a few blocks is from 1; infinite beyond a bound."""
     square = mean_square(problem, numbers, kernel)
     return abs(math.log(square)) if square else 0.0
 
@@ -239,7 +239,7 @@ def _distance_of_profile(problem: Problem, numbers: Numbers, kernel: Roundings) 
 def _rank_trial(
     trial: ProfileTrial, profile: Profile, alpha: float
 ) -> tuple[bool, bool, bool, float]:
-    """What explains the numbers is first, then what does with a known defect, then the nearest.
+    """Rank first what explains the numbers, then what does with a known defect, then the nearest.
 
     Sizes of defects are right for the problem as it was given, with inputs as they are.
     """
@@ -249,7 +249,7 @@ def _rank_trial(
 
 
 def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: float) -> Iterator[str]:
-    """Whether float64 numbers are those of sums or exponentials in float32."""
+    """Say if float64 numbers are those of sums or exponentials in float32."""
     if dtype == "float64" and problem.gradient is None:
         trial = _prepare_trials(
             problem, numbers, dtype, choose_profiles(dtype, numbers.out_dtype, "math"), alpha

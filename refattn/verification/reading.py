@@ -40,7 +40,7 @@ def pose_tensors(
     features: str = "positive",
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Problem:
-    """The problem of a file, of which no more than some heads are in memory."""
+    """Pose the problem of a file, reading one head at a time."""
     shapes = tensors.shapes
     used = {"scores": ("bias", "mask", "sinks"), "frequencies": ("omega", "mask"), "map": ("mask",)}
     kind = kind_of(estimator)
@@ -90,7 +90,7 @@ def pose_tensors(
 
 
 def kind_of(estimator: Any) -> str:
-    """What the weights of an estimator are made of: scores, frequencies or a map of features."""
+    """Return what weights of an estimator are made of: scores, frequencies or a map of features."""
     record = ESTIMATORS.get(estimator) if isinstance(estimator, str) else None
     if record is not None and record.arrays == ("q", "k", "v"):
         for trait, kind in _KINDS.items():
@@ -101,7 +101,7 @@ def kind_of(estimator: Any) -> str:
 
 
 def list_judged() -> list[str]:
-    """Names and other names of the estimators whose numbers can be judged."""
+    """List names and aliases of the estimators whose numbers can be judged."""
     return [
         name
         for name, record in ESTIMATORS.items()
@@ -113,7 +113,7 @@ _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "m
 
 
 def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
-    """The results in a file: the output, with log normalisers, and gradients."""
+    """Read the results in a file: the output, with log normalisers, and gradients."""
     shapes = tensors.shapes
     names = [x for x in ("dq", "dk", "dv") if x in shapes]
     if "out" not in shapes and not names:
@@ -144,7 +144,7 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
 
 
 def _storage_type(tensors: Tensors, name: str) -> str:
-    """The type of the queries where it holds all numbers, their own type otherwise."""
+    """Return the type of the queries if it holds all numbers, else the type they are stored in."""
     dtype, stored = tensors.dtype, tensors.dtypes[name]
     if stored == dtype or not math.prod(tensors.shapes[name]):
         return stored

@@ -247,7 +247,7 @@ def study_problem(
     announce: Callable[[float], None] | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Tolerance:
-    """What `study` says of a problem."""
+    """Study a problem as `study` does arrays."""
     checks.choice("dtype", dtype, USUAL)
     if profile is not None:
         checks.choice("profile", profile, PROFILES)
@@ -286,7 +286,7 @@ def study_problem(
 
 
 def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
-    """Time of the analysis of one block of queries."""
+    """Time the analysis of one block of queries."""
     index, i = next(problem.items())
     kernel, problem = profile.kernel(dtype), problem.read_by(profile)
     start = time.perf_counter()
@@ -316,18 +316,18 @@ class _ElementErrors(NamedTuple):
     bound: Doubles
 
     def less(self, rtol: float) -> _ElementErrors:
-        """Beyond a relative tolerance."""
+        """Take a relative tolerance off."""
         share = rtol * self.size
         return self._replace(off=self.off - share, bound=self.bound - share)
 
     def limits(self, level: float) -> Doubles:
-        """What each exceeds with its share of a probability at most."""
+        """Return what each error exceeds with its share of a probability at most."""
         t = math.sqrt(2 * math.log(2 * max(self.off.size, 1) / level))
         return np.minimum(self.bound, self.off + t * self.std)
 
 
 def _measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
-    """What a profile needs, for all heads and for each."""
+    """Find what a profile needs, for all heads and for each."""
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     elements = _ElementErrors(*(np.empty(shape) for _ in _ElementErrors._fields))
 
@@ -365,7 +365,7 @@ def _largest_or_zero(x: Doubles) -> float:
 
 
 def _smallest_atol(elements: _ElementErrors) -> float:
-    """The smallest atol that all errors stay within, but for a probability of `LEVEL`."""
+    """Find the smallest atol that all errors stay within, but for a probability of `LEVEL`."""
     limits = elements.limits(LEVEL / 100)
     high = _largest_or_zero(limits)
     if not 0 < high < math.inf:
@@ -381,7 +381,7 @@ def _smallest_atol(elements: _ElementErrors) -> float:
 
 
 def _choose_part(problem: Problem) -> tuple[Problem, int]:
-    """Some heads, and the last queries of them."""
+    """Take some heads, and their last queries."""
     heads = list(np.ndindex(problem.lead))
     chosen = heads if len(heads) <= _HEADS else heads[:: -(-len(heads) // _HEADS)]
     n, m, d_v = problem.shape
@@ -402,7 +402,7 @@ def _add_bias(problem: Problem, bias: Callable[[_Index], Any]) -> Problem:
 
 
 def catalogue(problem: Problem) -> Iterator[Defect]:
-    """Mistakes that kernels are known for, as far as the problem can show them; first none."""
+    """List mistakes that kernels are known for, as far as the problem can show them; first none."""
     yield Defect("none")
     for by in (3e-4, 1e-3, 3e-3, 1e-2):
         yield Defect("scale times", f"{1 + by:g}", partial(_multiply_scale, 1 + by))
@@ -480,7 +480,7 @@ def _add_slope(slope: float, problem: Problem) -> Problem:
 
 
 def _forget_rescaling(block: int, problem: Problem) -> Problem:
-    """What was summed before the maximum grew stays as it was."""
+    """Leave what was summed before the maximum grew as it was."""
 
     def bias(index: _Index) -> Any:
         head = problem.head(index)
@@ -501,7 +501,7 @@ def _forget_rescaling(block: int, problem: Problem) -> Problem:
 def _add_to_normaliser(
     size: float, out: Doubles, rows: RowErrors, index: _Index, i: slice
 ) -> Doubles:
-    """With something added to the sum of the weights, of which the largest is 1."""
+    """Add something to the sum of the weights, of which the largest is 1."""
     with np.errstate(all="ignore"):
         share = np.nan_to_num(np.exp(rows.top - rows.lse))[:, None]
     return np.asarray(out / (1 + size * share))
@@ -514,7 +514,7 @@ def _multiply_output(by: float, out: Doubles, *_: Any) -> Doubles:
 def _multiply_tile(
     by: float, size: int, out: Doubles, rows: RowErrors, index: _Index, i: slice
 ) -> Doubles:
-    """The first queries of the first head."""
+    """Multiply the output of the first queries of the first head."""
     inside = (np.arange(i.start, i.stop) < size) & (not any(index))
     return np.where(inside[:, None], by * out, out)
 
@@ -551,7 +551,7 @@ def _try_defect(
 def _simulate(
     problem: Problem, defect: Defect, dtype: str, profile: Profile
 ) -> tuple[Doubles, Doubles]:
-    """The exact result, and that of a kernel with a defect that rounds to nearest."""
+    """Simulate a kernel with a defect that rounds to nearest; return the exact result too."""
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     exact, got = np.empty(shape), np.empty(shape)
     to = FORMATS[dtype if profile.out in (None, "storage") else str(profile.out)]
@@ -571,7 +571,7 @@ def _simulate(
 
 
 def _largest_excess(got: Doubles, exact: Doubles, pair: Allowance) -> float:
-    """Largest error over what is allowed."""
+    """Return the largest error over what is allowed."""
     error, allowed = np.abs(got - exact), pair.atol + pair.rtol * np.abs(exact)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error == 0, 0.0, error / allowed)

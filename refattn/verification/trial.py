@@ -108,7 +108,7 @@ def attempt(
 
 
 def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:
-    """Those that explain most; one head is named where it explains more than all together."""
+    """Keep the suspects that explain most; name one head if it explains more than all together."""
     telling: dict[str, Suspect] = {}
     for suspect in sorted(suspects, key=lambda x: -x.explained):
         telling.setdefault(suspect.name.removesuffix(_OF_HEAD), suspect)
@@ -148,7 +148,7 @@ def _test_lse(errors: HeadSums) -> Iterator[_Outcome]:
 
 
 def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
-    """The largest |z|, and mean squares: of all, of heads, of tiles of rows and of columns."""
+    """Test the largest |z|, and mean squares: of all, of heads, of tiles of rows and of columns."""
     if not elements:
         return
     z, where = errors.largest
@@ -189,7 +189,7 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
 
 
 def _tile_sizes(n: int) -> Iterator[int]:
-    """Sizes of tiles: all rows of a head, and smaller powers of two."""
+    """List sizes of tiles: all rows of a head, and smaller powers of two."""
     yield n
     size = _SMALLEST_TILE
     while size < n:
@@ -204,7 +204,7 @@ def _test_directions(errors: HeadSums) -> Iterator[_Outcome]:
 
 
 def _test_gradients(errors: HeadSums, problem: Problem, kernel: Roundings) -> Iterator[_Outcome]:
-    """Directions of which the sums have a known variance, over all heads and in the surest."""
+    """Test directions whose sums have a known variance, over all heads and in the surest."""
     gradient = problem.gradient
     assert gradient is not None
     for name, along in errors.along.items():
@@ -220,7 +220,7 @@ def _test_gradients(errors: HeadSums, problem: Problem, kernel: Roundings) -> It
 
 
 def _test_tiles(errors: HeadSums) -> Iterator[_Outcome]:
-    """The tile of queries of one head of which a factor on the output explains most."""
+    """Test the tile of queries of one head in which a factor on the output explains most."""
     sums, (heads, n) = errors.sums["factor"], errors.square.shape
     tried: list[_Outcome] = []
     count = 0
@@ -251,7 +251,7 @@ def _test_tiles(errors: HeadSums) -> Iterator[_Outcome]:
 
 
 def _cut_tiles(x: Doubles, size: int) -> Doubles:
-    """Rows (heads, n) as tiles (heads, tiles, size), with zeros at the end."""
+    """Cut rows (heads, n) into tiles (heads, tiles, size), with zeros at the end."""
     heads, n = x.shape
     return np.pad(x, ((0, 0), (0, -n % size))).reshape(heads, -1, size)
 
@@ -259,7 +259,7 @@ def _cut_tiles(x: Doubles, size: int) -> Doubles:
 def _test_direction(
     errors: HeadSums, name: str, rows: Evidence | Known, sentence: Callable[[float, float], str]
 ) -> Iterator[_Outcome]:
-    """One direction over all heads and, where there are several, in the head where it is surest."""
+    """Test a direction over all heads and, if there are several, in the head where it is surest."""
     for of_head in (False, True)[: 1 + (len(rows.size) > 1)]:
         total = rows if of_head else rows.over(0)
         tried = total.test()
@@ -282,7 +282,7 @@ def _test_direction(
 
 
 def _test_keys(errors: HeadSums) -> Iterator[_Outcome]:
-    """The key whose loss, or second use, explains most; a sink is the last."""
+    """Test the key whose loss, or second use, explains most; a sink is the last."""
     heads, m = errors.keys.best.t.shape
     if not m:
         return
@@ -316,7 +316,7 @@ def _test_keys(errors: HeadSums) -> Iterator[_Outcome]:
 
 
 def _correct_for_tries(log_p: float, tries: float) -> float:
-    """Bonferroni's correction."""
+    """Correct for many tries, by Bonferroni."""
     return min(log_p + math.log(max(tries, 1.0)), 0.0)
 
 

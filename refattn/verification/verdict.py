@@ -84,7 +84,7 @@ class Verdict(NamedTuple):
     parts: Mapping[str, Verdict] = MappingProxyType({})
 
     def to_json(self) -> str:
-        """The verdict as JSON."""
+        """Write the verdict as JSON."""
         fields = self._asdict()
         fields["z"] = self.z._asdict()
         fields["tests"], fields["suspects"] = (
@@ -106,7 +106,7 @@ class Verdict(NamedTuple):
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
     def __str__(self) -> str:
-        """The verdict in words."""
+        """Put the verdict into words."""
         if not self.parts:
             return "\n".join(_write_lines(self))
         words = [f"{name} {x.verdict}" for name, x in self.parts.items()]

@@ -19,7 +19,7 @@ _COMPARED_BLOCKS = 4  # blocks of queries that are looked at before all
 
 
 def mean_square(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
-    """Of z of a few blocks of queries; infinite beyond a bound, or where none sees a key.
+    """Return the mean square of z of a few blocks; infinite beyond a bound, or if none sees a key.
 
     Those that see none are left out: kernels give 0 for them, NaN or the mean of all values.
     """
@@ -41,7 +41,7 @@ def mean_square(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
 def z_by_row(
     problem: Problem, numbers: Numbers, dtype: str, profile: str | Profile
 ) -> tuple[Doubles, Doubles]:
-    """Sums of z^2 over the columns, (heads, n), and the numbers of elements that have a law."""
+    """Sum z^2 over the columns, (heads, n), and count the elements that have a law."""
     shape = math.prod(problem.lead), problem.shape[0]
     squares, counts = np.zeros(shape), np.zeros(shape)
 
@@ -61,7 +61,7 @@ def z_of_head(
     profile: str | Profile,
     index: tuple[int, ...],
 ) -> Doubles:
-    """Errors of a head over their standard deviations, (n, d_v); nan where there is no law."""
+    """Divide errors of a head by their standard deviations, (n, d_v); nan where there is no law."""
     z = np.empty((problem.shape[0], problem.shape[2]))
     chosen, got = _choose_profile(dtype, numbers.out_dtype, profile), numbers.out(index)
     problem = problem.read_by(chosen)  # 8 bits have a scale for all heads
