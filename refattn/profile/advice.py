@@ -317,7 +317,7 @@ def foreseen(q: Floats, k: Floats, v: Floats | None = None, *, scale: float | No
 def split_heads(
     q: Floats, k: Floats, v: Floats
 ) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], Floats, Floats, Floats]]]:
-    """Return the shape of the heads, and views (index, q, k, v) of each, also if they share keys."""
+    """Return the shape of the heads, and views (index, q, k, v) of each, even of shared keys."""
     grouped, ungroup = group_heads(q, k, v)
     inner = broadcast_lead(*grouped)
     lead = ungroup(np.broadcast_to(0.0, (*inner, 1, 1))).shape[:-2]

@@ -104,7 +104,7 @@ class Search(NamedTuple):
     candidates: list[Candidate]
 
     def standard_error(self, row: Row) -> float:
-        """Return the standard error of a mean error: over draws, and for not all heads were taken."""
+        """Return the standard error of a mean error: over draws, and for heads not taken."""
         heads, every = row.per_head.size, math.prod(self.plan.lead)
         over_draws = 0.0 if len(row.errors) == 1 else row.standard_error
         if heads == every:

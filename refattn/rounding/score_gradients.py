@@ -72,7 +72,7 @@ class PairErrors(NamedTuple):
     s_flushed: Doubles
 
     def moves(self) -> Iterator[tuple[Doubles, Doubles | float]]:
-        """List variances of weights before their rounding, and what these move in place of slopes."""
+        """List variances of weights before they are rounded, and what moves in place of slopes."""
         size = self.p * self.p
         if self.cap_variance is None:
             yield size * self.log_variance, self.slope

@@ -343,7 +343,7 @@ class _ErrorSums:
     def result(
         self, head: SoftmaxHead, kernel: Roundings, out: Doubles
     ) -> tuple[Doubles, Doubles, Doubles]:
-        """Return variance, that at the least favourable digits, and bound, before the last rounding."""
+        """Return variance, the same at the least favourable digits, and bound, before rounding."""
         if self.steps:
             self.close()
         unit, half, d_v = kernel.accumulate.unit, kernel.softmax.unit, out.shape[-1]

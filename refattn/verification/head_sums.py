@@ -205,7 +205,7 @@ class HeadSums:
 
 
 def row_weights(problem: Problem, kernel: Roundings) -> Doubles:
-    """Return 1 / g for g rows with one query or exact result; for heads of one key if rows depend."""
+    """Return 1 / g for g rows with one query or result; for heads of one key if rows depend."""
     heads, n = math.prod(problem.lead), problem.shape[0]
     if not heads * n:
         return np.ones((heads, n))
