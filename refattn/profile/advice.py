@@ -17,11 +17,7 @@ from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import Floats
 from ..arrays.shown import held
 from ..attention import softmax_attention
-from ..compare import (
-    REFUSALS,
-    exact_and_size,
-    places,
-)
+from ..compare import REFUSALS, exact_and_size, places
 from ..registry import ESTIMATORS
 from ..sampling import Gaussian
 from ..theory.attention import features_to_hold, features_to_reach
@@ -339,11 +335,7 @@ def _spaced(x: Floats, most: int) -> Floats:
 
 
 def _study_head(
-    q: Floats,
-    k: Floats,
-    v: Floats | None,
-    question: _Question,
-    fitted: Gaussian,
+    q: Floats, k: Floats, v: Floats | None, question: _Question, fitted: Gaussian
 ) -> dict[str, dict[str, Any]]:
     from scipy.spatial.distance import cdist
 

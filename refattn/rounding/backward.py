@@ -394,20 +394,7 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     slack = abs(scale) * (kernel.exp * BIAS * sum_.sizes + CONSTANTS * np.abs(tangents["scale"]))
     slack = unit * (slack + CONSTANTS * np.abs(total))
     slack += abs(scale) * sum_.flushed + np.where(np.abs(total) < tiny, np.abs(total), 0.0)
-    none = np.zeros(len(total))
+    none, steep = np.zeros(len(total)), {name: scale * x for name, x in tangents.items()}
     return RowErrors(
-        total,
-        none,
-        none,
-        near,
-        std,
-        least,
-        bound,
-        none,
-        none,
-        none,
-        spacing,
-        slack,
-        {name: scale * x for name, x in tangents.items()},
-        apart,
+        total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep, apart
     )

@@ -277,27 +277,13 @@ def _analyse_rows(queries: FeatureErrors, states: _States, kernel: Roundings, m:
         near = kernel.out.round(near)
     free = ~loose & (std > 0) & seen
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
-    nothing = np.zeros(out.shape[0])
+    none = np.zeros(out.shape[0])
     slack = (
         (kernel.exp / 16 + 4)
         * unit
         * (_weigh_states(np.abs(phi), states.sizes)[:, :-1] + np.abs(out))
     )
-    return RowErrors(
-        out,
-        nothing,
-        nothing,
-        near,
-        std,
-        worst,
-        bound,
-        nothing,
-        nothing,
-        nothing,
-        spacing,
-        slack,
-        {},
-    )
+    return RowErrors(out, none, none, near, std, worst, bound, none, none, none, spacing, slack, {})
 
 
 def _bound_errors(

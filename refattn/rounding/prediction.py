@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays.library import Doubles
 from ..arrays.shown import held
 from ..typing import Features
-from .problems import check_holds, pose_arrays, sweep
+from .problems import Index, check_holds, pose_arrays, sweep
 from .profiles import Profile, profile_of
 from .roundings import RowErrors
 
@@ -166,7 +166,7 @@ def predict(
     out, std, bound = (np.empty((*problem.lead, n, d_v)) for _ in range(3))
     lse = np.empty((*problem.lead, n))
 
-    def write(index: tuple[int, ...], i: slice, rows: RowErrors) -> None:
+    def write(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         out[at], lse[at], std[at], bound[at] = rows.out, rows.lse, rows.std, rows.bound
 

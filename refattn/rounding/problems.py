@@ -30,6 +30,7 @@ from .softmax import analyse_softmax
 __all__ = [
     "CALLED",
     "Gradient",
+    "Index",
     "Problem",
     "check_all_hold",
     "check_holds",
@@ -45,6 +46,8 @@ __all__ = [
     "widen",
 ]
 
+
+Index = tuple[int, ...]  # of a head among the leading axes
 
 _BLOCK_ROWS = 256  # queries of a block
 
@@ -73,7 +76,7 @@ class Problem(NamedTuple):
 
     lead: tuple[int, ...]
     shape: tuple[int, int, int]
-    read: Callable[[tuple[int, ...]], Mapping[str, Any]]
+    read: Callable[[Index], Mapping[str, Any]]
     scale: float
     causal: bool
     window: tuple[int | None, int | None]
@@ -107,7 +110,7 @@ class Problem(NamedTuple):
 
     def analyse(
         self,
-        index: tuple[int, ...],
+        index: Index,
         kernel: Roundings,
         i: slice,
         changes: Mapping[str, Any] = MappingProxyType({}),
@@ -120,47 +123,30 @@ class Problem(NamedTuple):
             return analyse_softmax(self.head(index), kernel, i, changes)
         return analyse_linear(self.features(index, kernel), kernel, i)
 
-    def exact(self, index: tuple[int, ...], kernel: Roundings, i: slice) -> Doubles:
+    def exact(self, index: Index, kernel: Roundings, i: slice) -> Doubles:
         """Compute the exact result for some rows of a head, of scores or of a gradient."""
         if self.gradient is None:
             return exact_rows(self.head(index), i)
         saved = self.gradient.saved(index, kernel)
         return exact_gradient(saved, self.gradient.of, i)
 
-    def list_sources(self, index: tuple[int, ...], kernel: Roundings, i: slice) -> list[Doubles]:
+    def list_sources(self, index: Index, kernel: Roundings, i: slice) -> list[Doubles]:
         """List what makes rows: queries, with the derivatives to outputs, or keys and values."""
         if self.gradient is None:
             return [self.read(index)["q"][i]]
         return list_sources(self.gradient.backs(index), kernel, self.gradient.of, i)
 
-    def features(self, index: tuple[int, ...], kernel: Roundings) -> LinearHead:
+    def features(self, index: Index, kernel: Roundings) -> LinearHead:
         """Take the features of a head that the estimator has."""
         x = self.read(index)
-        mask = x.get("mask")
-        visible = None if mask is None else mask[0]
+        q, k, v = (x[name] for name in "qkv")
+        keys: Any = {"visible": x["mask"][0] if "mask" in x else None, "causal": self.causal}
         if self.feature_map is not None:
-            return map_head(
-                x["q"],
-                x["k"],
-                x["v"],
-                self.feature_map,
-                kernel,
-                visible=visible,
-                causal=self.causal,
-            )
-        return random_feature_head(
-            x["q"],
-            x["k"],
-            x["v"],
-            x["omega"],
-            x["log_weight"],
-            kernel,
-            scale=self.scale,
-            visible=visible,
-            causal=self.causal,
-        )
+            return map_head(q, k, v, self.feature_map, kernel, **keys)
+        omega, log_weight = x["omega"], x["log_weight"]
+        return random_feature_head(q, k, v, omega, log_weight, kernel, scale=self.scale, **keys)
 
-    def head(self, index: tuple[int, ...]) -> SoftmaxHead:
+    def head(self, index: Index) -> SoftmaxHead:
         """Read the arrays of a head, with the conventions."""
         x = self.read(index)
         bias, mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))
@@ -168,25 +154,25 @@ class Problem(NamedTuple):
         head = SoftmaxHead(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
         return head.with_sink(x["sinks"].item()) if self.has_sinks else head
 
-    def items(self) -> Iterator[tuple[tuple[int, ...], slice]]:
+    def items(self) -> Iterator[tuple[Index, slice]]:
         """List heads and blocks of their queries."""
         for index in np.ndindex(self.lead):
             yield from ((index, i) for i in blocks(0, self.shape[0], _BLOCK_ROWS))
 
-    def number(self, index: tuple[int, ...]) -> int:
+    def number(self, index: Index) -> int:
         """Return the number of a head."""
         return int(np.ravel_multi_index(index, self.lead)) if index else 0
 
-    def alone(self, index: tuple[int, ...]) -> Problem:
+    def alone(self, index: Index) -> Problem:
         """Take one head."""
         if self.gradient is None:
             return self._replace(lead=(), read=lambda _: self.read(index))
         return self.gradient._replace(heads={(): self.gradient.heads[index]}).problem(())
 
-    def replaced(self, name: str, change: Callable[[tuple[int, ...], Any], Any]) -> Problem:
+    def replaced(self, name: str, change: Callable[[Index, Any], Any]) -> Problem:
         """Replace the mask, bias or sink by a function of the index of the head and of what was."""
 
-        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+        def read(index: Index) -> Mapping[str, Any]:
             arrays = self.read(index)
             return {**arrays, name: change(index, arrays.get(name))}
 
@@ -199,7 +185,7 @@ class Problem(NamedTuple):
         heads, keys = self.lead[-1], self.key_heads
         assert keys is not None
 
-        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+        def read(index: Index) -> Mapping[str, Any]:
             other = self.read((*index[:-1], index[-1] % keys * (heads // keys)))
             return {**self.read(index), "k": other["k"], "v": other["v"]}
 
@@ -233,7 +219,7 @@ class Problem(NamedTuple):
                         largest[name] = max(largest[name], float(np.max(np.abs(x), initial=0.0)))
             factor = {name: to.largest / x if x else 1.0 for name, x in largest.items()}
 
-        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+        def read(index: Index) -> Mapping[str, Any]:
             arrays = dict(self.read(index))
             return arrays | {name: to.round(arrays[name] * x) / x for name, x in factor.items()}
 
@@ -261,17 +247,17 @@ class Gradient(NamedTuple):
 
     of: str
     forward: Problem
-    derivatives: Callable[[tuple[int, ...]], tuple[Doubles, Doubles | None]]
-    heads: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]]
+    derivatives: Callable[[Index], tuple[Doubles, Doubles | None]]
+    heads: Mapping[Index, Sequence[Index]]
     has_out: bool
     columns: int
-    saved: Callable[[tuple[int, ...], Roundings], Any] = lambda index, kernel: None
+    saved: Callable[[Index, Roundings], Any] = lambda index, kernel: None
 
-    def back(self, head: tuple[int, ...]) -> BackwardHead:
+    def back(self, head: Index) -> BackwardHead:
         """Read a query head with the derivative to its output."""
         return BackwardHead(self.forward.head(head), *self.derivatives(head))
 
-    def backs(self, index: tuple[int, ...]) -> list[BackwardHead]:
+    def backs(self, index: Index) -> list[BackwardHead]:
         """Read all query heads that have a part in a head of the gradient."""
         return [self.back(x) for x in self.heads[index]]
 
@@ -281,11 +267,11 @@ class Gradient(NamedTuple):
         lock = Lock()  # others wait: they would need the same
 
         @lru_cache(maxsize=most + 3)
-        def look(index: tuple[int, ...], kernel: Roundings) -> Any:
+        def look(index: Index, kernel: Roundings) -> Any:
             back = self.back(index)
             return back, save_queries(back, kernel)
 
-        def saved(index: tuple[int, ...], kernel: Roundings) -> Any:
+        def saved(index: Index, kernel: Roundings) -> Any:
             with lock:
                 return [look(x, kernel) for x in self.heads[index]]
 
@@ -300,7 +286,7 @@ class Gradient(NamedTuple):
     def rounded(self, to: Format) -> Gradient:
         """Round queries, keys, values and derivatives."""
 
-        def derivatives(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
+        def derivatives(index: Index) -> tuple[Doubles, Doubles | None]:
             d_out, out = self.derivatives(index)
             return to.round(d_out), out
 
@@ -323,8 +309,8 @@ class Gradient(NamedTuple):
 def pose_gradients(
     problem: Problem,
     shapes: Mapping[str, tuple[int, ...]],
-    d_out: Callable[[tuple[int, ...]], Doubles],
-    out: Callable[[tuple[int, ...]], Doubles] | None,
+    d_out: Callable[[Index], Doubles],
+    out: Callable[[Index], Doubles] | None,
     dtype: str,
 ) -> dict[str, Problem]:
     """Pose the problems of gradients, whose shapes are given by name.
@@ -337,12 +323,12 @@ def pose_gradients(
     for index in np.ndindex(problem.lead):
         check_all_hold("d_out", d_out(index), index, dtype)
 
-    def derivatives(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
+    def derivatives(index: Index) -> tuple[Doubles, Doubles | None]:
         return d_out(index), None if out is None else out(index)
 
     backward: dict[str, Problem] = {}
     for name, (*lead, _, columns) in shapes.items():
-        heads: dict[tuple[int, ...], list[tuple[int, ...]]] = {x: [] for x in np.ndindex(*lead)}
+        heads: dict[Index, list[Index]] = {x: [] for x in np.ndindex(*lead)}
         for index in np.ndindex(problem.lead):
             heads[_place(index, problem.lead, tuple(lead))].append(index)
         gradient = Gradient(name, problem, derivatives, heads, out is not None, columns)
@@ -362,6 +348,8 @@ def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
 
     A hidden key does not exist, whatever it holds; one that a query sees must be finite.
     """
+    for name in {"bias", "mask"} & {*x}:
+        x[name] = np.broadcast_to(x[name], (len(x["q"]), len(x["k"])))
     mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))[1]
     finite = {name: np.isfinite(x[name]).all(-1) for name in "qkv"}
     for j in np.flatnonzero(~(finite["k"] & finite["v"])).tolist():
@@ -434,11 +422,8 @@ def pose_arrays(
         qkv.lead(q, k, v), broadcast_lead(numbers.get("bias"), numbers.get("mask"))
     )
 
-    def read(index: tuple[int, ...]) -> Mapping[str, Any]:
-        head = {name: take_head(x, index, lead) for name, x in numbers.items()}
-        for name in {"bias", "mask"} & {*head}:
-            head[name] = np.broadcast_to(head[name], (n, m))
-        return hide_unseen(head, band)
+    def read(index: Index) -> Mapping[str, Any]:
+        return hide_unseen({x: take_head(y, index, lead) for x, y in numbers.items()}, band)
 
     return Problem(
         lead,
@@ -483,12 +468,12 @@ def read_frequencies(omega: Any, log_weight: Any, features: str, q: Doubles) -> 
     return {"omega": omega, "log_weight": weights[..., None, :]}
 
 
-def take_head(x: Any, index: tuple[int, ...], lead: tuple[int, ...]) -> Any:
+def take_head(x: Any, index: Index, lead: tuple[int, ...]) -> Any:
     """Take the part of an array for a head: axes broadcast, and heads share keys in groups."""
     return x[_place(index, lead, x.shape[: max(0, x.ndim - 2)])]
 
 
-def _place(index: tuple[int, ...], lead: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
+def _place(index: Index, lead: tuple[int, ...], part: tuple[int, ...]) -> Index:
     """Return where a head reads in an array with these leading axes."""
     at = zip(index[len(index) - len(part) :], lead[len(lead) - len(part) :], part, strict=True)
     return tuple(i * length // whole for i, whole, length in at)
@@ -517,7 +502,7 @@ def sweep(
     problem: Problem,
     dtype: str,
     profile: Profile,
-    use: Callable[[tuple[int, ...], slice, RowErrors], Callable[[], None] | None],
+    use: Callable[[Index, slice, RowErrors], Callable[[], None] | None],
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Analyse all blocks of queries, on the threads that BLAS may use, and use what is found.
@@ -526,7 +511,7 @@ def sweep(
     """
     kernel, problem, sums = profile.kernel(dtype), problem.read_by(profile), InOrder()
 
-    def work(item: tuple[int, tuple[tuple[int, ...], slice]]) -> None:
+    def work(item: tuple[int, tuple[Index, slice]]) -> None:
         place, (index, i) = item
         with np.errstate(all="ignore"):
             rest = use(index, i, problem.analyse(index, kernel, i, changes))
@@ -546,7 +531,7 @@ def check_holds(problem: Problem, dtype: str) -> None:
             check_all_hold(name, x[name], index, dtype)
 
 
-def check_all_hold(name: str, x: Doubles, index: tuple[int, ...], dtype: str) -> None:
+def check_all_hold(name: str, x: Doubles, index: Index, dtype: str) -> None:
     """Check that the numbers of a head are of the storage type."""
     holds = FORMATS[dtype].holds(x)
     if not np.all(holds):

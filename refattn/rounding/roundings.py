@@ -36,13 +36,9 @@ RMS = math.sqrt(1 / (8 * math.log(2)))
 WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits
 
 BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
-
 _TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
-
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other
-
 MAXIMUM_KEYS = 16  # keys after which a running maximum may change, at the least
-
 CONSTANTS = 3  # units by which the product of a scale and log2 e, both rounded, may be off
 
 

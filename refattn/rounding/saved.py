@@ -29,7 +29,6 @@ __all__ = [
 
 
 BLOCK_QUERIES = 256  # of a block
-
 RUN_STEPS = 16  # tokens between running sums that are known, if they matter
 
 

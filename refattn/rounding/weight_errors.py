@@ -16,7 +16,6 @@ from .roundings import MAXIMUM_KEYS, RMS, Roundings, is_power_of_two, sum_error,
 __all__ = ["cap_error", "cap_variance", "largest_error", "relative_variance"]
 
 _KNOWN_WIDTH = 8  # coordinates between running sums of q . k that are known, if they matter
-
 _GONE = -700.0  # difference to the largest score of weights that are 0 in any precision
 
 

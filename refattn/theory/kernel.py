@@ -287,17 +287,11 @@ def kernel_variance(
     >>> float(value.round(4))  # (e - 1) / 4
     0.4296
     """
+    log_variance = log_kernel_variance(
+        x, y, features=features, coupling=coupling, num_features=num_features, proposal=proposal
+    )
     with np.errstate(over="ignore"):
-        return np.exp(
-            log_kernel_variance(
-                x,
-                y,
-                features=features,
-                coupling=coupling,
-                num_features=num_features,
-                proposal=proposal,
-            )
-        )
+        return np.exp(log_variance)
 
 
 def kernel_mse(
@@ -333,17 +327,11 @@ def kernel_mse(
     >>> float(value.round(4))  # e (1 - 1/e)^2 / 2
     0.5431
     """
+    log_mse = log_kernel_mse(
+        x, y, features=features, coupling=coupling, num_features=num_features, proposal=proposal
+    )
     with np.errstate(over="ignore"):
-        return np.exp(
-            log_kernel_mse(
-                x,
-                y,
-                features=features,
-                coupling=coupling,
-                num_features=num_features,
-                proposal=proposal,
-            )
-        )
+        return np.exp(log_mse)
 
 
 def log_second_moment(x: Any, y: Any) -> Doubles:

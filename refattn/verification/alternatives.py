@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays.library import Doubles
 from ..rounding.formats import FORMATS
-from ..rounding.problems import Problem
+from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from .findings import Numbers, Suspect, place
 from .z_scores import mean_square
@@ -18,7 +18,7 @@ from .z_scores import mean_square
 __all__ = ["list_conventions", "list_remarks", "suspect_narrower"]
 
 
-def list_remarks(problem: Problem, read: Callable[[tuple[int, ...]], Doubles]) -> Iterator[str]:
+def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
     """List what the numbers show without a law."""
     zero, nan, rows, first = True, 0, 0, ""
     for index in np.ndindex(problem.lead):

@@ -7,34 +7,19 @@ from collections.abc import Mapping, Sequence
 from ..rounding.formats import FORMATS
 from ..rounding.profiles import Profile, profile_of
 
-__all__ = ["BACKWARD_PROFILES", "choose_profiles", "is_narrow", "usual_profiles"]
+__all__ = ["BACKWARD_PROFILES", "ProfileChoice", "choose_profiles", "is_narrow", "usual_profiles"]
 
 
-_NARROW_PROFILES = (
-    "math",
-    "flash",
-    "upcast",
-    "flash-fast",
-    "eager",
-    "eager-narrow",
-)  # from the tightest
+ProfileChoice = str | Profile | Sequence[str] | None
+
+_NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 
 _WIDE_PROFILES = ("math", "serial", "tf32")
 
 _DOUBLE_PROFILES = ("math64", "serial64")
 
 BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
-    True: (
-        "math",
-        "flash",
-        "upcast",
-        "flash-fast",
-        "flash-256",
-        "flash-64",
-        "flash-32",
-        "eager",
-        "eager-narrow",
-    ),
+    True: (*_NARROW_PROFILES[:4], "flash-256", "flash-64", "flash-32", *_NARROW_PROFILES[4:]),
     False: ("math", "recomputed", "serial"),
 }
 
@@ -50,9 +35,7 @@ def is_narrow(dtype: str) -> bool:
     return FORMATS[dtype].digits <= FORMATS["float16"].digits
 
 
-def choose_profiles(
-    dtype: str, out_dtype: str, profile: str | Profile | Sequence[str] | None
-) -> dict[str, Profile]:
+def choose_profiles(dtype: str, out_dtype: str, profile: ProfileChoice) -> dict[str, Profile]:
     """Choose the profiles to try, from the tightest, with the type of the output."""
     if isinstance(profile, str | Profile):
         name = profile if isinstance(profile, str) else "given"

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays.library import Doubles
 from ..rounding.head import SoftmaxHead, Tile
-from ..rounding.problems import Problem
+from ..rounding.problems import Index, Problem
 from ..rounding.roundings import RowErrors
 
 __all__ = ["NEARLY_ONE", "SCORE_CHANGES", "explain_size", "give_error", "list_tangents"]
@@ -23,32 +23,32 @@ SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
     "slope": lambda head, tile, i: head.ahead(i, tile.keys),
 }
 
-_SENTENCES: Mapping[str, Callable[[float, float], str]] = {
-    "scale": lambda x, e: f"the scale is {_give_factor(x, e)} times what was said",
-    "softcap": lambda x, e: f"scores are capped, softly: 1 / cap^2 is {give_error(x, e)}",
-    "slope": lambda x, e: f"scores rise by {give_error(x, e)} with each key, as with ALiBi",
-    "lse": lambda x, e: f"lse is {give_error(x, e)} too large",
-    "factor": lambda x, e: f"the output is {_give_factor(x, e)} times what it should be",
-    "truncated": lambda x, e: (
-        f"the output is truncated, not rounded: {give_error(x, e)} times as far"
-    ),
-    "epsilon": lambda x, e: f"{give_error(x, e)} is added to the normaliser, of weights up to 1",
-    "sink": lambda x, e: f"{give_error(x, e)} is added to the normaliser, of weights e^score",
-    "lost sink": lambda x, e: (
-        f"the sink counts {give_error(1 - x, e)} times in the sum of the weights"
-    ),
-    "delta": lambda x, e: f"the part of sum d_out * out counts {give_error(1 + x, e)} times",
-    "cap": lambda x, e: (
-        f"tanh^2 counts {give_error(1 - x, e)} times in the slope of the cap, 1 - tanh^2"
-    ),
-    "edge+1": lambda x, e: f"a query sees one key more, the next: {give_error(x, e)} of its weight",
-    "edge-1": lambda x, e: f"a query does not see its last key: {give_error(x, e)} of its weight",
+_SENTENCES: Mapping[str, str] = {
+    "scale": "the scale is {factor} times what was said",
+    "softcap": "scores are capped, softly: 1 / cap^2 is {size}",
+    "slope": "scores rise by {size} with each key, as with ALiBi",
+    "lse": "lse is {size} too large",
+    "factor": "{result} is {factor} times what it should be",
+    "truncated": "{result} is truncated, not rounded: {size} times as far",
+    "epsilon": "{size} is added to the normaliser, of weights up to 1",
+    "sink": "{size} is added to the normaliser, of weights e^score",
+    "lost sink": "the sink counts {rest} times in the sum of the weights",
+    "delta": "the part of sum d_out * out counts {more} times",
+    "cap": "tanh^2 counts {rest} times in the slope of the cap, 1 - tanh^2",
+    "edge+1": "a query sees one key more, the next: {size} of its weight",
+    "edge-1": "a query does not see its last key: {size} of its weight",
 }
 
 
 def explain_size(problem: Problem, name: str) -> Callable[[float, float], str]:
     """Return what puts the size of a defect into words, for the output or a gradient."""
-    return lambda x, e: _SENTENCES[name](x, e).replace("the output", problem.result)
+    return lambda x, e: _SENTENCES[name].format(
+        result=problem.result,
+        size=give_error(x, e),
+        rest=give_error(1 - x, e),
+        more=give_error(1 + x, e),
+        factor=_give_factor(x, e),
+    )
 
 
 def give_error(x: float, error: float) -> str:
@@ -65,7 +65,7 @@ NEARLY_ONE = 1 - 2.0**-20
 
 
 def list_tangents(
-    problem: Problem, index: tuple[int, ...], i: slice, rows: RowErrors
+    problem: Problem, index: Index, i: slice, rows: RowErrors
 ) -> Iterator[tuple[str, Doubles]]:
     """List the derivatives of the output to the sizes of defects."""
     yield from rows.tangents.items()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..arrays.library import Doubles
-from ..rounding.problems import Problem
+from ..rounding.problems import Index, Problem
 
 __all__ = ["Finding", "Numbers", "Part", "ProfileTrial", "Suspect", "Z", "place"]
 
@@ -88,9 +88,9 @@ class Numbers(NamedTuple):
         Their type.
     """
 
-    out: Callable[[tuple[int, ...]], Doubles]
+    out: Callable[[Index], Doubles]
     out_dtype: str
-    lse: Callable[[tuple[int, ...]], Doubles] | None = None
+    lse: Callable[[Index], Doubles] | None = None
     lse_dtype: str = "float32"
 
 
@@ -121,5 +121,5 @@ class ProfileTrial(NamedTuple):
         return min((x.adjusted for x in self.tests), default=1.0) <= alpha
 
 
-def place(index: tuple[int, ...]) -> str:
+def place(index: Index) -> str:
     return f"({', '.join(map(str, index))})" if len(index) != 1 else str(index[0])

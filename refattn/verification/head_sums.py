@@ -13,7 +13,7 @@ from ..arrays.library import Doubles
 from ..arrays.threads import for_each
 from ..rounding.formats import FORMATS
 from ..rounding.head import scan_tiles
-from ..rounding.problems import Problem
+from ..rounding.problems import Index, Problem
 from ..rounding.roundings import WORST, Roundings, RowErrors
 from .directions import NEARLY_ONE, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
@@ -54,9 +54,9 @@ class HeadSums:
         self.strength = 0.0  # sum of squares of outputs over their standard deviations
         self.plain = 0.0  # sum of squares of errors over standard deviations
         self.elements = 0  # that have a law
-        self.farthest: tuple[float, tuple[int, ...]] = (0.0, ())  # error over standard deviation
-        self.largest: tuple[float, tuple[int, ...]] = (0.0, ())  # of what tests take for z
-        self.beyond: tuple[float, tuple[int, ...]] = (0.0, ())  # error over bound
+        self.farthest: tuple[float, Index] = (0.0, ())  # error over standard deviation
+        self.largest: tuple[float, Index] = (0.0, ())  # of what tests take for z
+        self.beyond: tuple[float, Index] = (0.0, ())  # error over bound
         self.lse_beyond = self.lse_square = self.lse_rows = 0.0
 
     def merge_rows(self) -> None:
@@ -71,7 +71,7 @@ class HeadSums:
             for name, sums in self.sums.items()
         }
 
-    def add(self, index: tuple[int, ...], i: slice, rows: RowErrors) -> Callable[[], None]:
+    def add(self, index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
         """Write the rows of a block of queries; return what adds its part of the sums."""
         at = self.problem.number(index)
         error, rounding = rows.errors(self.numbers.out(index)[i]), rows.errors(rows.nearest)
@@ -158,13 +158,7 @@ class HeadSums:
         return sums_of_all
 
     def _add_keys(
-        self,
-        at: int,
-        index: tuple[int, ...],
-        i: slice,
-        rows: RowErrors,
-        errors: Doubles,
-        roundings: Doubles,
+        self, at: int, index: Index, i: slice, rows: RowErrors, errors: Doubles, roundings: Doubles
     ) -> Callable[[], None]:
         """Sum errors along the loss of each key, and sink: the derivative p (v - out) / (1 - p)."""
         head = self.problem.head(index)
@@ -216,7 +210,7 @@ def row_weights(problem: Problem, kernel: Roundings) -> Doubles:
     apart = np.arange(heads * n).reshape(1, heads, n)
     equal = np.repeat(apart, 3, 0)  # numbers that are equal where rows are
 
-    def mark(item: tuple[tuple[int, ...], slice]) -> None:
+    def mark(item: tuple[Index, slice]) -> None:
         index, i = item
         at: Any = (problem.number(index), i)
         with np.errstate(all="ignore"):
@@ -253,7 +247,7 @@ def _row_norms(x: Doubles) -> Doubles:
     return np.asarray(np.sqrt(np.sum(x * x, -1)))
 
 
-def _find_largest(x: Doubles, index: tuple[int, ...], i: slice) -> tuple[float, tuple[int, ...]]:
+def _find_largest(x: Doubles, index: Index, i: slice) -> tuple[float, Index]:
     """Find the largest number of an array, and its place."""
     if not x.size or not np.max(x) > 0:
         return 0.0, ()

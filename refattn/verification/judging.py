@@ -39,7 +39,7 @@ from ..rounding.problems import Problem
 from ..rounding.profiles import PROFILES, Profile
 from ..rounding.roundings import Roundings
 from .alternatives import list_conventions, list_remarks, suspect_narrower
-from .choice import BACKWARD_PROFILES, choose_profiles, is_narrow
+from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
 from .findings import Numbers, Part, ProfileTrial
 from .head_sums import row_weights
 from .trial import attempt
@@ -49,7 +49,6 @@ from .z_scores import mean_square
 __all__ = ["judge", "judge_all"]
 
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
-
 _LIKE_THE_NEXT = "upcast"  # neither is the tighter one: that whose rms is nearer to 1 is named
 
 
@@ -57,7 +56,7 @@ def judge(
     problem: Problem,
     numbers: Numbers,
     dtype: str,
-    profile: str | Profile | Sequence[str] | None = None,
+    profile: ProfileChoice = None,
     alpha: float = 1e-6,
 ) -> Verdict:
     """Say whether what a kernel gave for a problem can be that of a correct kernel."""
@@ -74,11 +73,7 @@ def judge(
 
 
 def _prepare_trials(
-    problem: Problem,
-    numbers: Numbers,
-    dtype: str,
-    profiles: Mapping[str, Profile],
-    alpha: float,
+    problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile], alpha: float
 ) -> Callable[[str], ProfileTrial]:
     """Return what tries a profile by name; weights of rows are computed once."""
     weights: dict[tuple[str | None, bool, bool], Doubles] = {}
@@ -135,10 +130,7 @@ def _conclude(
 
 
 def judge_all(
-    parts: Mapping[str, Part],
-    dtype: str,
-    profile: str | Profile | Sequence[str] | None = None,
-    alpha: float = 1e-6,
+    parts: Mapping[str, Part], dtype: str, profile: ProfileChoice = None, alpha: float = 1e-6
 ) -> Verdict:
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
     share = alpha / len(parts)
@@ -157,10 +149,7 @@ def judge_all(
 
 
 def _judge_gradients(
-    parts: Mapping[str, Part],
-    dtype: str,
-    profile: str | Profile | Sequence[str] | None,
-    alpha: float,
+    parts: Mapping[str, Part], dtype: str, profile: ProfileChoice, alpha: float
 ) -> dict[str, Verdict]:
     """Judge the gradients of one backward pass by one profile: the first that explains most.
 

@@ -17,6 +17,7 @@ from ..registry import ESTIMATORS
 from ..rounding.formats import FORMATS
 from ..rounding.problems import (
     CALLED,
+    Index,
     Problem,
     count_key_heads,
     hide_unseen,
@@ -66,12 +67,10 @@ def pose_tensors(
     band = Band.of(m - n, causal, window)
 
     @lru_cache(maxsize=4)  # every block of queries reads its head
-    def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+    def read(index: Index) -> Mapping[str, Any]:
         arrays: dict[str, Any] = {name: tensors.read(name, index) for name in names}
         if "omega" in arrays:
             arrays |= read_frequencies(arrays["omega"], None, features, arrays["q"])
-        for name in {"bias", "mask"} & {*arrays}:
-            arrays[name] = np.broadcast_to(arrays[name], (n, m))
         return hide_unseen(arrays, band)
 
     return Problem(

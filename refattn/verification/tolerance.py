@@ -25,7 +25,7 @@ from ..arrays.library import Doubles
 from ..arrays.shown import held
 from ..rounding.formats import FORMATS, Format
 from ..rounding.head import scan_tiles
-from ..rounding.problems import Problem, dtype_of, pose_arrays, sweep
+from ..rounding.problems import Index, Problem, dtype_of, pose_arrays, sweep
 from ..rounding.profiles import PROFILES, Profile
 from ..rounding.roundings import RowErrors
 from .choice import usual_profiles
@@ -38,8 +38,6 @@ __all__ = ["Allowance", "Defect", "Need", "Power", "Tolerance", "catalogue", "st
 def __dir__() -> list[str]:
     return __all__
 
-
-_Index = tuple[int, ...]
 
 LEVEL = 1e-6  # probability that a correct kernel exceeds the tolerance
 _DEFECT_PASSES = 3  # over the queries that it takes about to judge a defect
@@ -77,7 +75,7 @@ class Need(NamedTuple):
     """
 
     profile: str
-    head: _Index | None
+    head: Index | None
     atol: float
     proven: float
     pair: Allowance
@@ -104,7 +102,7 @@ class Defect(NamedTuple):
     name: str
     size: str = ""
     problem: Callable[[Problem], Problem] = lambda x: x
-    change: Callable[[Doubles, RowErrors, _Index, slice], Doubles] = lambda x, *_: x
+    change: Callable[[Doubles, RowErrors, Index, slice], Doubles] = lambda x, *_: x
     round: Callable[[Format, Doubles], Doubles] = Format.round
     weights: str | None = None
 
@@ -157,7 +155,7 @@ class Tolerance(NamedTuple):
     profile: str
     given: Allowance
     ours: Allowance
-    lead: _Index
+    lead: tuple[int, ...]
     rows: int
 
 
@@ -223,15 +221,7 @@ def study(
     (True, 'FAIL')
     """
     problem = pose_arrays(
-        q,
-        k,
-        v,
-        scale=scale,
-        bias=bias,
-        mask=mask,
-        causal=causal,
-        window=window,
-        softcap=softcap,
+        q, k, v, scale=scale, bias=bias, mask=mask, causal=causal, window=window, softcap=softcap
     )
     dtype = dtype_of(q) if dtype is None else dtype
     return study_problem(problem, dtype, profile=profile, atol=atol, rtol=rtol, track=track)
@@ -331,7 +321,7 @@ def _measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     elements = _ElementErrors(*(np.empty(shape) for _ in _ElementErrors._fields))
 
-    def add(index: _Index, i: slice, rows: RowErrors) -> None:
+    def add(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         elements.size[at] = np.abs(rows.out)
         elements.off[at] = np.abs(rows.nearest - rows.out) + rows.slack
@@ -344,7 +334,7 @@ def _measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
         yield _need_of(name, head, _ElementErrors(*(x[head].ravel() for x in elements)), unit)
 
 
-def _need_of(name: str, head: _Index | None, elements: _ElementErrors, unit: float) -> Need:
+def _need_of(name: str, head: Index | None, elements: _ElementErrors, unit: float) -> Need:
     mean = float(np.mean(elements.size))
     of = {x * unit: elements.less(x * unit) for x in (1.0, 2.0, 4.0)}
     cost = {x: _largest_or_zero(y.limits(LEVEL)) + x * mean for x, y in of.items()}
@@ -389,7 +379,7 @@ def _choose_part(problem: Problem) -> tuple[Problem, int]:
     if rows == n and len(chosen) == len(heads):
         return problem, n
 
-    def read(index: _Index) -> Mapping[str, Any]:
+    def read(index: Index) -> Mapping[str, Any]:
         arrays = dict(problem.read(chosen[index[0]]))
         last = {x: arrays[x][n - rows :] for x in ("q", "mask", "bias") if x in arrays}
         return arrays | last
@@ -397,7 +387,7 @@ def _choose_part(problem: Problem) -> tuple[Problem, int]:
     return problem._replace(lead=(len(chosen),), shape=(rows, m, d_v), read=read), rows
 
 
-def _add_bias(problem: Problem, bias: Callable[[_Index], Any]) -> Problem:
+def _add_bias(problem: Problem, bias: Callable[[Index], Any]) -> Problem:
     return problem.replaced("bias", lambda index, x: bias(index) + (0.0 if x is None else x))
 
 
@@ -482,7 +472,7 @@ def _add_slope(slope: float, problem: Problem) -> Problem:
 def _forget_rescaling(block: int, problem: Problem) -> Problem:
     """Leave what was summed before the maximum grew as it was."""
 
-    def bias(index: _Index) -> Any:
+    def bias(index: Index) -> Any:
         head = problem.head(index)
         n, m = head.q.shape[0], head.keys
         shift, top = np.zeros((n, m)), np.full((n, 1), -math.inf)
@@ -499,7 +489,7 @@ def _forget_rescaling(block: int, problem: Problem) -> Problem:
 
 
 def _add_to_normaliser(
-    size: float, out: Doubles, rows: RowErrors, index: _Index, i: slice
+    size: float, out: Doubles, rows: RowErrors, index: Index, i: slice
 ) -> Doubles:
     """Add something to the sum of the weights, of which the largest is 1."""
     with np.errstate(all="ignore"):
@@ -512,7 +502,7 @@ def _multiply_output(by: float, out: Doubles, *_: Any) -> Doubles:
 
 
 def _multiply_tile(
-    by: float, size: int, out: Doubles, rows: RowErrors, index: _Index, i: slice
+    by: float, size: int, out: Doubles, rows: RowErrors, index: Index, i: slice
 ) -> Doubles:
     """Multiply the output of the first queries of the first head."""
     inside = (np.arange(i.start, i.stop) < size) & (not any(index))
@@ -557,11 +547,11 @@ def _simulate(
     to = FORMATS[dtype if profile.out in (None, "storage") else str(profile.out)]
     changed = profile._replace(out=None, weights=defect.weights or profile.weights)
 
-    def write(index: _Index, i: slice, rows: RowErrors) -> None:
+    def write(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         got[at] = defect.round(to, defect.change(rows.nearest, rows, index, i))
 
-    def keep(index: _Index, i: slice, rows: RowErrors) -> None:
+    def keep(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         exact[at] = rows.out
 

@@ -95,16 +95,9 @@ def attempt(
     square = _ONE_PERCENT**2 * errors.strength / max(elements, 1.0)
     powered = bool(log_chernoff(square, usable) <= math.log(alpha / len(tests)))
     powered = powered or detectable.get("factor", 1.0) <= _ONE_PERCENT
-    total = math.prod(problem.lead) * problem.shape[0] * problem.shape[2]
-    return ProfileTrial(
-        name,
-        tests,
-        suspects,
-        Z(rms, *errors.farthest),
-        elements / max(total, 1),
-        detectable,
-        powered,
-    )
+    known = elements / max(math.prod(problem.lead) * problem.shape[0] * problem.shape[2], 1)
+    z = Z(rms, *errors.farthest)
+    return ProfileTrial(name, tests, suspects, z, known, detectable, powered)
 
 
 def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ..arrays.library import Doubles
-from ..rounding.problems import Problem, sweep
+from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings, RowErrors
 from .choice import choose_profiles
@@ -45,7 +45,7 @@ def z_by_row(
     shape = math.prod(problem.lead), problem.shape[0]
     squares, counts = np.zeros(shape), np.zeros(shape)
 
-    def add(index: tuple[int, ...], i: slice, rows: RowErrors) -> None:
+    def add(index: Index, i: slice, rows: RowErrors) -> None:
         at = problem.number(index)
         z = _divide_by_std(numbers.out(index)[i], rows)
         squares[at, i], counts[at, i] = np.nansum(z * z, -1), np.sum(~np.isnan(z), -1)
@@ -55,18 +55,14 @@ def z_by_row(
 
 
 def z_of_head(
-    problem: Problem,
-    numbers: Numbers,
-    dtype: str,
-    profile: str | Profile,
-    index: tuple[int, ...],
+    problem: Problem, numbers: Numbers, dtype: str, profile: str | Profile, index: Index
 ) -> Doubles:
     """Divide errors of a head by their standard deviations, (n, d_v); nan where there is no law."""
     z = np.empty((problem.shape[0], problem.shape[2]))
     chosen, got = _choose_profile(dtype, numbers.out_dtype, profile), numbers.out(index)
     problem = problem.read_by(chosen)  # 8 bits have a scale for all heads
 
-    def add(_: tuple[int, ...], i: slice, rows: RowErrors) -> None:
+    def add(_: Index, i: slice, rows: RowErrors) -> None:
         z[i] = _divide_by_std(got[i], rows)
 
     sweep(problem.alone(index), dtype, chosen._replace(inputs=None), add)
