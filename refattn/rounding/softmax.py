@@ -81,7 +81,7 @@ def analyse_softmax(
         with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
             steep[name] += (shares * change(head, tile, i)) @ with_ones
-    variance, least_favourable, bound = law.result(head, kernel, exact.out)
+    variance, least_favourable, bound = law.bound_result(head, kernel, exact.out)
     std, worst = np.sqrt(variance), np.sqrt(least_favourable)
     tangents = {name: x[:, :-1] - x[:, -1:] * exact.out for name, x in steep.items()}
     loose = (np.abs(nearest - exact.out) > SURE * std) | law.tied(kernel)[:, None]
@@ -96,7 +96,7 @@ def analyse_softmax(
         bound = np.where(np.abs(exact.out) + bound > kernel.out.largest, math.inf, bound)
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
-    lse_std, lse_bound = law.of_lse(head, kernel, exact.lse)
+    lse_std, lse_bound = law.bound_lse(head, kernel, exact.lse)
     drift = CONSTANTS * np.abs(steep.get("scale", np.zeros((rows, d_v + 1))))
     slack = kernel.exp * law.common(exact.out)
     if "scale" in tangents:
@@ -332,7 +332,7 @@ class _ErrorSums:
         sizes: Doubles = BIAS * (self.sizes + np.abs(out))
         return sizes + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
 
-    def of_lse(self, head: SoftmaxHead, kernel: Roundings, lse: Doubles) -> tuple[Doubles, Doubles]:
+    def bound_lse(self, head: SoftmaxHead, kernel: Roundings, lse: Doubles) -> tuple[Doubles, Doubles]:
         """Return standard deviation and bound of the log normaliser."""
         m, unit = head.k.shape[0], kernel.accumulate.unit
         size = np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))
@@ -340,7 +340,7 @@ class _ErrorSums:
         spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
 
-    def result(
+    def bound_result(
         self, head: SoftmaxHead, kernel: Roundings, out: Doubles
     ) -> tuple[Doubles, Doubles, Doubles]:
         """Return variance, the same at the least favourable digits, and bound, before rounding."""
