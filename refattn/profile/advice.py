@@ -36,7 +36,6 @@ __all__ = [
     "study",
 ]
 
-
 PARTS = {  # of moments.Summary
     "mean_norm": "|mean {}|",
     "trace": "tr {}",

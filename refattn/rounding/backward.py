@@ -52,6 +52,7 @@ __all__ = [
     "list_sources",
     "variance_along",
 ]
+
 _SUM_TOKENS = 256  # that are added at a time
 _SURE_OF_GRADIENTS = 4.0  # standard deviations beyond which roundings are tied to each other
 

@@ -46,11 +46,10 @@ __all__ = [
     "widen",
 ]
 
+CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
 Index = tuple[int, ...]  # of a head among the leading axes
-
 _BLOCK_ROWS = 256  # queries of a block
-
 _NUMPY_DTYPES = ("float16", "float32", "float64")
 
 
@@ -444,9 +443,6 @@ def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...
     """Count the heads of keys if query heads share them in groups."""
     heads = max(x[-3] if len(x) > 2 else 1 for x in (k, v))
     return heads if lead and 1 < heads < lead[-1] else None
-
-
-CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
 
 def refuse(name: str, x: Any, kind: str) -> None:

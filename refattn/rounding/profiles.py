@@ -102,15 +102,9 @@ class Profile(NamedTuple):
 
 Profile.__module__ = "refattn.rounding"  # where users find it, and so do pickles
 
-
 _FUSED = Profile(weights="storage", exp=32.0, d_scores="storage", delta="out")
-
 _FUSED_FAST = _FUSED._replace(exp=2048.0)
-
-_STEP_BY_STEP = Profile(
-    "storage", "storage", normalised=True, d_weights="storage", d_scores="storage"
-)
-
+_STEPWISE = Profile("storage", "storage", normalised=True, d_weights="storage", d_scores="storage")
 
 PROFILES: Mapping[str, Profile] = {
     # All but the result in float32, sums in runs or one term after the other.
@@ -128,8 +122,8 @@ PROFILES: Mapping[str, Profile] = {
     # Scores and softmax in float32, then probabilities are rounded.
     "upcast": Profile(weights="storage", normalised=True, d_weights="storage"),
     # Step by step: scores are rounded, and probabilities; or every step of the softmax, too.
-    "eager": _STEP_BY_STEP,
-    "eager-narrow": _STEP_BY_STEP._replace(softmax="storage"),
+    "eager": _STEPWISE,
+    "eager-narrow": _STEPWISE._replace(softmax="storage"),
     # Matrix units that round what they are given.
     "tf32": Profile(weights="tfloat32", inputs="tfloat32"),
     "fp8-weights": Profile(weights="float8_e4m3fn"),

@@ -29,12 +29,9 @@ __all__ = [
     "walk",
 ]
 
-
 # Mean square of (h / sqrt(12)) / (u x) = 2^(1 - f) / sqrt(12) for x = 2^f, f uniform on [0, 1].
 RMS = math.sqrt(1 / (8 * math.log(2)))
-
 WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits
-
 BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
 _TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other

@@ -27,7 +27,6 @@ __all__ = [
     "unscale_rows",
 ]
 
-
 BLOCK_QUERIES = 256  # of a block
 RUN_STEPS = 16  # tokens between running sums that are known, if they matter
 

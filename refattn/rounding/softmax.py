@@ -49,6 +49,7 @@ from .roundings import (
 from .weight_errors import largest_error, relative_variance
 
 __all__ = ["NearestWeights", "analyse_softmax"]
+
 _TIED_UNITS = 4  # units: weights nearer than that to each other, or to 1, are rounded together
 _ALIKE = 16  # roundings that may be the same before they are taken for tied
 _FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
@@ -218,9 +219,8 @@ class _ErrorSums:
         self.flushed = np.zeros((rows, d_v + 1))  # half the last spacing times |v| and 1
         self.sizes = np.zeros((rows, d_v))  # p |v|
         self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
-        self.gamma = sum_error(
-            kernel, m, 2 + 2 * m / MAXIMUM_KEYS
-        )  # with changes of a running maximum
+        # With changes of a running maximum.
+        self.gamma = sum_error(kernel, m, 2 + 2 * m / MAXIMUM_KEYS)
 
     def add(
         self, head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, of: _Shares, v: Doubles
@@ -332,7 +332,9 @@ class _ErrorSums:
         sizes: Doubles = BIAS * (self.sizes + np.abs(out))
         return sizes + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
 
-    def bound_lse(self, head: SoftmaxHead, kernel: Roundings, lse: Doubles) -> tuple[Doubles, Doubles]:
+    def bound_lse(
+        self, head: SoftmaxHead, kernel: Roundings, lse: Doubles
+    ) -> tuple[Doubles, Doubles]:
         """Return standard deviation and bound of the log normaliser."""
         m, unit = head.k.shape[0], kernel.accumulate.unit
         size = np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))

@@ -28,7 +28,6 @@ __all__ = [
     "relative_error",
 ]
 
-
 LARGE_SAMPLE = 10.0  # effective samples from which terms of order 1/S^2 matter little
 
 

@@ -18,7 +18,6 @@ from .proposal import SquaredWeights
 
 __all__ = ["COUPLINGS", "KernelLaw", "check_vectors"]
 
-
 COUPLINGS: tuple[KnownCoupling, ...] = get_args(KnownCoupling)
 
 

@@ -9,13 +9,10 @@ from ..rounding.profiles import Profile, profile_of
 
 __all__ = ["BACKWARD_PROFILES", "ProfileChoice", "choose_profiles", "is_narrow", "usual_profiles"]
 
-
 ProfileChoice = str | Profile | Sequence[str] | None
 
 _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
-
 _WIDE_PROFILES = ("math", "serial", "tf32")
-
 _DOUBLE_PROFILES = ("math64", "serial64")
 
 BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow

@@ -15,6 +15,7 @@ from ..rounding.roundings import RowErrors
 
 __all__ = ["NEARLY_ONE", "SCORE_CHANGES", "explain_size", "give_error", "list_tangents"]
 
+NEARLY_ONE = 1 - 2.0**-20
 
 # Defects that change scores: derivative of the score, and what a size means.
 SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
@@ -59,9 +60,6 @@ def _give_factor(x: float, error: float) -> str:
     """Write a factor 1 + x with the digits that are known."""
     digits = min(max(2, 1 - math.floor(math.log10(error))), 15) if 0 < error < 1 else 6
     return f"{1 + x:.{digits}f} ± {error:.1g}"
-
-
-NEARLY_ONE = 1 - 2.0**-20
 
 
 def list_tangents(

@@ -29,6 +29,8 @@ from .findings import Numbers, Part
 
 __all__ = ["kind_of", "list_judged", "pose_tensors", "read_parts"]
 
+_KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
+
 
 def pose_tensors(
     tensors: Tensors,
@@ -106,9 +108,6 @@ def list_judged() -> list[str]:
         for name, record in ESTIMATORS.items()
         if record.arrays == ("q", "k", "v") and any(record.has(x) for x in _KINDS)
     ]
-
-
-_KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 
 
 def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:

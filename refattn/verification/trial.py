@@ -21,7 +21,7 @@ from .head_sums import HeadSums
 
 __all__ = ["attempt"]
 
-
+_OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
 _ONE_PERCENT = 0.01
 
@@ -107,9 +107,6 @@ def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:
         telling.setdefault(suspect.name.removesuffix(_OF_HEAD), suspect)
     most = max((x.explained for x in telling.values()), default=0.0)
     return [x for x in telling.values() if x.explained >= most / 2]
-
-
-_OF_HEAD = " of a head"
 
 
 class _Outcome(NamedTuple):

@@ -16,6 +16,15 @@ from .findings import Finding, Suspect, Z, place
 
 __all__ = ["Verdict"]
 
+_PROVEN = "  proven: the bound. If roundings are independent and symmetric: the rest."
+_TESTS_OF_ALL = ("bound", "largest z", "mean square", "mean square of columns")
+_TESTS_OF_PARTS = ("mean square of tiles", "mean square of heads")
+_DEFECTS = {
+    "scale": "a scale wrong by",
+    "factor": "{} wrong by a factor 1 +",
+    "delta": "sum d_out * out wrong by a factor 1 +",
+    "epsilon": "an epsilon in the normaliser of",
+}
 
 _MUCH = 0.5  # share below which the best of the suspects is no diagnosis
 
@@ -143,8 +152,14 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
         f"largest {verdict.z.largest:.3g}{there}"
     )
     yield from (f"  {x}" for x in verdict.remarks)
-    rejecting = [x for x in verdict.tests if x.adjusted <= verdict.alpha and x.name in _SHOWN]
-    tiles = [x for x in verdict.tests if x.adjusted <= verdict.alpha and x.name.startswith(_PARTS)]
+    rejecting = [
+        x for x in verdict.tests if x.adjusted <= verdict.alpha and x.name in _TESTS_OF_ALL
+    ]
+    tiles = [
+        x
+        for x in verdict.tests
+        if x.adjusted <= verdict.alpha and x.name.startswith(_TESTS_OF_PARTS)
+    ]
     for x in (*rejecting, *tiles[:1]):  # of tiles and heads where it is surest
         yield f"  {x.name}: {x.statistic:.3g}, p {_write_p(x.adjusted)}, {x.where}"
     if verdict.verdict == "FAIL":
@@ -169,17 +184,6 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
         sizes.append(f"an element that is off by {most:.2g} standard deviations")
         yield f"  would have been rejected: {', '.join(sizes)}"
     yield _PROVEN
-
-
-_PROVEN = "  proven: the bound. If roundings are independent and symmetric: the rest."
-_SHOWN = ("bound", "largest z", "mean square", "mean square of columns")
-_PARTS = ("mean square of tiles", "mean square of heads")
-_DEFECTS = {
-    "scale": "a scale wrong by",
-    "factor": "{} wrong by a factor 1 +",
-    "delta": "sum d_out * out wrong by a factor 1 +",
-    "epsilon": "an epsilon in the normaliser of",
-}
 
 
 def _write_p(p: float) -> str:
