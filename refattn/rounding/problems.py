@@ -34,6 +34,7 @@ __all__ = [
     "Problem",
     "check_all_hold",
     "check_holds",
+    "check_mask_of_keys",
     "count_key_heads",
     "dtype_of",
     "hide_unseen",
@@ -411,10 +412,7 @@ def pose_arrays(
     n, m = q.shape[-2], k.shape[-2]
     if kind == "frequencies":
         numbers |= read_frequencies(omega, log_weight, features, q)
-    if kind != "scores" and mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
-        raise ValueError(
-            f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {mask.shape}."
-        )
+    check_mask_of_keys(() if mask is None else mask.shape, kind)
     window = qkv.window(window)
     band = Band.of(m - n, causal, window)
     lead = np.broadcast_shapes(
@@ -449,6 +447,14 @@ def refuse(name: str, x: Any, kind: str) -> None:
     if x is not None:
         raise ValueError(
             f"`{name}` must not be given for {CALLED[kind]}, got {checks.describe(x)}."
+        )
+
+
+def check_mask_of_keys(shape: tuple[int, ...], kind: str) -> None:
+    """Check that a mask is the same for all queries, where weights are not of scores."""
+    if kind != "scores" and (1, 1, *shape)[-2] != 1:
+        raise ValueError(
+            f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {shape}."
         )
 
 

@@ -43,7 +43,7 @@ class DirectionSums(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """Weighted sums over rows, of T, U, G and L of `Sums`, and of TT, TU, UU, TG, UG and GG."""
+    """Weighted sums over rows, of T, U, G, L of `DirectionSums`, and of TT, TU, UU, TG, UG, GG."""
 
     t: Any
     u: Any
@@ -58,12 +58,12 @@ class Tally(NamedTuple):
 
     @classmethod
     def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Tally:
-        """Sums over an axis."""
+        """Sum over an axis."""
         parts = (t, u, g, slack, t * t, t * u, u * u, t * g, u * g, g * g)
         return cls(*(np.sum(weights * x, axis=axis) for x in parts))
 
     def over(self, axis: int) -> Tally:
-        """Sums over one more axis."""
+        """Sum over one more axis."""
         return Tally(*(np.sum(x, axis=axis) for x in self))
 
 
@@ -89,12 +89,12 @@ class Evidence(NamedTuple):
 
     @classmethod
     def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Evidence:
-        """Sums over an axis of what `Sums` holds."""
+        """Sum over an axis what `DirectionSums` holds."""
         even = Tally.of(*evenly(t, u, g, slack), weights, axis=axis)
         return cls(Tally.of(t, u, g, slack, weights, axis), even)
 
     def over(self, axis: int) -> Evidence:
-        """Sums over one more axis."""
+        """Sum over one more axis."""
         return Evidence(self.best.over(axis), self.even.over(axis))
 
     def add(self, other: Evidence, at: Any) -> None:
@@ -114,7 +114,7 @@ class Evidence(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Sums of `Sums` over heads, of which the variance of the errors is known.
+    """Sums of `DirectionSums` over heads, of which the variance of the errors is known.
 
     They are sub-Gaussian with it, about a share of what rounding the exact numbers gives.
     """
@@ -131,7 +131,7 @@ class Known(NamedTuple):
         return self.g
 
     def over(self, axis: int) -> Known:
-        """Sums over an axis."""
+        """Sum over an axis."""
         return Known(*(np.sum(x, axis=axis) for x in self))
 
     def test(self) -> Estimate:

@@ -19,6 +19,7 @@ from ..rounding.problems import (
     CALLED,
     Index,
     Problem,
+    check_mask_of_keys,
     count_key_heads,
     hide_unseen,
     pose_gradients,
@@ -57,12 +58,7 @@ def pose_tensors(
             refuse(name, shapes.get(name), kind)
         refuse("window", window, kind)
         refuse("softcap", softcap, kind)
-        rows = (1, 1, *shapes.get("mask", ()))[-2]
-        if rows != 1:
-            raise ValueError(
-                f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, "
-                f"got shape {shapes['mask']}."
-            )
+    check_mask_of_keys(shapes.get("mask", ()), kind)
     names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
     window = qkv.window(window)

@@ -77,7 +77,7 @@ def of_frequencies(q, k, omega, log_weight, scale, kernel):
 
 
 def row_of(query, keys, v, kernel):
-    """What `linear.analyse` says of a query, of keys in one run."""
+    """What `analyse_linear` says of a query, of keys in one run."""
     u, m, size = kernel.accumulate.unit, len(keys), len(query)
     assert m <= kernel.run
     found = SimpleNamespace(out=[], std=[], worst=[], bound=[], slack=[])
