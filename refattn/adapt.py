@@ -28,8 +28,8 @@ from .moments import Moments
 from .sampling import Gaussian
 from .theory.attention import LARGE_SAMPLE, first_order
 from .theory.elementary import quotient
-from .theory.problem import Problem, pair_sums
 from .theory.proposal import SquaredWeights
+from .theory.second_moments import KernelAttention, sum_pairs
 
 __all__ = [
     "Assessment",
@@ -518,7 +518,7 @@ def assess(
     qkv.check(q, k, v)
     rng = checks.generator(rng)
     host = to_host(q), to_host(k), to_host(v)
-    problem = Problem(*host, scale=scale)
+    problem = KernelAttention(*host, scale=scale)
     exact = problem.mean
     size = np.sum(exact**2, axis=(-2, -1))
     squares = np.zeros_like(size)
@@ -527,7 +527,7 @@ def assess(
             q, k, v, num_features=num_features, proposal=proposal, rng=rng, scale=scale
         )
         squares += np.sum((to_host(approx) / problem.unit - exact) ** 2, axis=(-2, -1)) / draws
-    sums = pair_sums(Problem(*host, scale=scale, proposal=proposal), centred=True)
+    sums = sum_pairs(KernelAttention(*host, scale=scale, proposal=proposal), centred=True)
     law = first_order(sums, num_features)
     with np.errstate(divide="ignore"):
         ess = 1 / np.mean(1 / law.ess, axis=-1)

@@ -28,7 +28,7 @@ from .registry import DEFAULT, ESTIMATORS, Estimator
 
 __all__ = [
     "Comparison",
-    "Problem",
+    "Inputs",
     "Row",
     "Skipped",
     "Tolerated",
@@ -105,7 +105,7 @@ class Skipped(NamedTuple):
 
 
 def listed(skipped: Iterable[Skipped]) -> str:
-    """All that was skipped, in one line.
+    """List all that was skipped in one line.
 
     >>> listed([Skipped("a", 9, "", "at most 8"), Skipped("b", 9, "", "at most 8")])
     'S = 9 of a, b (at most 8)'
@@ -116,8 +116,8 @@ def listed(skipped: Iterable[Skipped]) -> str:
         words = re.sub(r",? got [^,]*$", "", words).rstrip(".")
         sizes.setdefault((x.estimator, words), []).extend([f"{x.samples}"] * bool(x.samples))
     alike: dict[tuple[str, str], list[str]] = {}
-    for (name, words), found in sizes.items():
-        which = f"S = {', '.join(found)} of " if found else ""
+    for (name, words), tried in sizes.items():
+        which = f"S = {', '.join(tried)} of " if tried else ""
         alike.setdefault((which, words), []).append(name)
     return "; ".join(f"{which}{', '.join(x)} ({words})" for (which, words), x in alike.items())
 
@@ -167,7 +167,7 @@ class Tolerated(NamedTuple):
     errors: dict[str, float]
 
 
-class Problem(NamedTuple):
+class Inputs(NamedTuple):
     """Queries, keys and values, and exact attention over them in float64: see `pose`."""
 
     q: Floats
@@ -181,23 +181,23 @@ class Problem(NamedTuple):
     taken: Floats | None = None  # which queries of a longer sequence these are; None for all
 
     def error(self, estimate: Floats) -> Floats:
-        """Relative error of each head."""
+        """Return the relative error of each head."""
         difference = np.linalg.norm(estimate - self.exact, axis=(-2, -1))
         return np.asarray(difference / self.size)
 
     def row_of_exact(self, draws: int) -> Row:
-        """Error and time of exact attention in the dtype of the arrays."""
+        """Measure exact attention in the dtype of the arrays."""
         plain = partial(
             softmax_attention, self.q, self.k, self.v, scale=self.scale, causal=self.causal
         )
         return _timed("exact", None, lambda draw: plain(), self.error, draws, warm=False)
 
     def row(self, record: Estimator, samples: int | None, draws: int, *, warm: bool) -> Row:
-        """Errors and time of an estimator; the first evaluation of all, not `warm`, is not timed.
+        """Measure an estimator; the first evaluation of all, not `warm`, is not timed.
 
         Raises what the estimator does, ValueError among others, if it does not take this S.
         """
-        evaluate = partial(_evaluate, self, record, samples)
+        evaluate = partial(_evaluate_draw, self, record, samples)
         return _timed(record.name, samples, evaluate, self.error, draws, warm=warm)
 
 
@@ -209,7 +209,7 @@ def pose(
     scale: float | None = None,
     causal: bool = False,
     seed: int = 0,
-) -> Problem:
+) -> Inputs:
     """Check queries, keys and values, and evaluate exact attention, which errors are relative to.
 
     Parameters
@@ -219,7 +219,7 @@ def pose(
 
     Returns
     -------
-    Problem
+    Inputs
         What `measure` measures estimators on.
 
     Raises
@@ -231,32 +231,31 @@ def pose(
     --------
     >>> import refattn
     >>> from refattn import compare
-    >>> problem = compare.pose(*refattn.load_sample())
-    >>> problem.row(refattn.registry.ESTIMATORS["ra"], 32, 2, warm=False).errors.shape
+    >>> inputs = compare.pose(*refattn.load_sample())
+    >>> inputs.row(refattn.registry.ESTIMATORS["ra"], 32, 2, warm=False).errors.shape
     (2, 2, 4)
     """
     qkv.check(q, k, v, causal=causal)
-    found = checks.real("scale", scale, positive=True, optional=True)
-    scale = q.shape[-1] ** -0.5 if found is None else found
+    inputs = _without_exact(q, k, v, scale, causal, seed)
     checks.non_negative_integer("seed", seed)
     wide = (x.astype(np.float64) for x in (q, k, v))
-    exact, size = exact_and_size(*wide, scale=scale, causal=causal)
-    return Problem(q, k, v, scale, causal, seed, exact, size)
+    exact, size = exact_and_size(*wide, scale=inputs.scale, causal=causal)
+    return inputs._replace(exact=exact, size=size)
 
 
-def on_some(problem: Problem, queries: int) -> Problem:
-    """Pose a problem for some of its queries, evenly spaced from the first to the last.
+def on_some(inputs: Inputs, queries: int) -> Inputs:
+    """Take some of the queries, evenly spaced from the first to the last.
 
     Parameters
     ----------
-    problem : Problem
+    inputs : Inputs
         Of all queries.
     queries : int
         How many to take of each head, at most.
 
     Returns
     -------
-    Problem
+    Inputs
         That for which an estimator gives the same, if a query's result does not depend on others.
 
     Raises
@@ -271,65 +270,65 @@ def on_some(problem: Problem, queries: int) -> Problem:
     >>> compare.on_some(compare.pose(*refattn.load_sample()), 32).q.shape
     (2, 4, 32, 32)
     """
-    taken = places(problem.q.shape[-2], queries)
-    exact = problem.exact[..., taken, :]
-    size = _size(exact)
-    return problem._replace(q=problem.q[..., taken, :], exact=exact, size=size, taken=taken)
+    taken = places(inputs.q.shape[-2], queries)
+    exact = inputs.exact[..., taken, :]
+    size = _norm_heads(exact)
+    return inputs._replace(q=inputs.q[..., taken, :], exact=exact, size=size, taken=taken)
 
 
 def places(count: int, most: int) -> npt.NDArray[np.intp]:
-    """At most so many of the numbers below `count`, evenly spaced from the first to the last."""
+    """Take at most so many of the numbers below `count`, evenly spaced from first to last."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.intp)
 
 
 def few_queries(q: Floats, k: Floats) -> int | None:
-    """How many queries of each head to take for what takes n m S; None for all, if they are few."""
+    """Choose how many queries of each head to take for what takes n m S; None for all, if few."""
     heads = math.prod(broadcast_lead(*group_heads(q, k, k)[0]))
     most = max(QUADRATIC_QUERIES, QUADRATIC_PAIRS // max(1, heads * k.shape[-2]))
     return most if most < q.shape[-2] else None
 
 
-def seconds(problem: Problem, record: Estimator, sizes: Sequence[int | None], draws: int) -> float:
-    """Time of an estimator at all sizes, if it grows as a straight line from one S to another.
+def seconds(inputs: Inputs, record: Estimator, sizes: Sequence[int | None], draws: int) -> float:
+    """Estimate the time of an estimator at all sizes, as a straight line from one S to another.
 
     It is measured at the least S and another up to 64, on some of the heads.
     """
     low = min(x or 1 for x in sizes)
     high = max((x for x in sizes if x and x <= _TIMED_SIZE), default=low)
-    few = _some_heads(problem)
-    found = []
+    few = _some_heads(inputs)
+    times = []
     for x in (low, high) if high > low else (low,):
         with suppress(*REFUSALS):
             samples = None if sizes[0] is None else x
-            found.append(_seconds(partial(_evaluate, few, record, samples)))
-    if not found:
+            times.append(_time_once(partial(_evaluate_draw, few, record, samples)))
+    if not times:
         return 0.0
-    share = math.prod(problem.q.shape[:-2]) / max(1, math.prod(few.q.shape[:-2]))
-    slope = max(0.0, found[-1] - found[0]) / max(1, high - low)
-    return share * draws * sum(found[0] + slope * ((x or 1) - low) for x in sizes)
+    share = math.prod(inputs.q.shape[:-2]) / max(1, math.prod(few.q.shape[:-2]))
+    slope = max(0.0, times[-1] - times[0]) / max(1, high - low)
+    return share * draws * sum(times[0] + slope * ((x or 1) - low) for x in sizes)
 
 
-def _seconds(evaluate: Callable[[int], Any]) -> float:
+def _time_once(evaluate: Callable[[int], Any]) -> float:
     evaluate(0)  # the first is not timed
     start = time.perf_counter()
     evaluate(0)
     return time.perf_counter() - start
 
 
-def _some_heads(problem: Problem) -> Problem:
-    """Heads of few pairs of query and key, without exact attention."""
-    q, k, v = problem[:3]
+def _some_heads(inputs: Inputs) -> Inputs:
+    """Take heads of few pairs of query and key, without exact attention."""
+    q, k, v = inputs[:3]
     pairs = q.shape[-2] * k.shape[-2]
     lead = q.shape[:-2]
     if math.prod(lead) * pairs <= _TIMED_PAIRS or k.shape[:-2] != lead or v.shape[:-2] != lead:
-        return problem
+        return inputs
     most = max(1, _TIMED_PAIRS // pairs)
     q, k, v = (x.reshape(-1, *x.shape[-2:])[:most] for x in (q, k, v))
-    return problem._replace(q=q, k=k, v=v)
+    return inputs._replace(q=q, k=k, v=v)
 
 
 def names() -> list[str]:
-    """Names of the estimators that stand for softmax attention, in the order of the registry."""
+    """Name the estimators that stand for softmax attention, in the order of the registry."""
     return [x.name for name, x in ESTIMATORS.items() if x.approximates and x.name == name]
 
 
@@ -447,39 +446,36 @@ def measure(
     qkv.check(q, k, v, causal=causal)
     _check_some(q, k, v)
     if announce is not None:
-        announce(_estimate(_unposed(q, k, v, scale, causal, seed), chosen, sizes, draws, queries))
-    problem = pose(q, k, v, scale=scale, causal=causal, seed=seed)
-    few = None
-    if queries is not None and queries < q.shape[-2]:
-        few = on_some(problem, queries)
+        unposed = _without_exact(q, k, v, scale, causal, seed)
+        announce(_estimate_seconds(unposed, chosen, sizes, draws, queries))
+    inputs = pose(q, k, v, scale=scale, causal=causal, seed=seed)
+    few = on_some(inputs, queries) if queries is not None and queries < q.shape[-2] else None
     wide_k, wide_v = (x.astype(np.float64) for x in (k, v))
     uniform = softmax_attention(
-        np.zeros_like(q, dtype=np.float64), wide_k, wide_v, scale=problem.scale, causal=causal
+        np.zeros_like(q, dtype=np.float64), wide_k, wide_v, scale=inputs.scale, causal=causal
     )
-    rows = [
-        problem.row_of_exact(draws),
-        Row("mean of v", None, problem.error(uniform)[None], None),
-    ]
+    mean_of_v = Row("mean of v", None, inputs.error(uniform)[None], None)
+    rows = [inputs.row_of_exact(draws), mean_of_v]
     skipped, warm = [], set()
     for record, samples in track([(x, s) for x in chosen for s in (sizes if x.size else [None])]):
-        posed = few if few is not None and _on_some(record, causal) else problem
+        posed = few if few is not None and _on_some(record, causal) else inputs
         try:
             row = posed.row(record, samples, draws, warm=record.name in warm)
         except REFUSALS as refusal:
-            skipped.append(_skipped(problem, record, samples, str(refusal)))
+            skipped.append(_skipped(inputs, record, samples, str(refusal)))
         else:
-            if posed is not problem and row.seconds is not None:
+            if posed is not inputs and row.seconds is not None:
                 share = q.shape[-2] / posed.q.shape[-2]
                 row = row._replace(seconds=share * row.seconds, queries=posed.q.shape[-2])
             rows.append(row)
             warm.add(record.name)
     if len(rows) == 2 and skipped:
         raise ValueError(f"{skipped[0].label}: {skipped[0].reason}")
-    return Comparison(rows, skipped, problem.scale, causal, seed, draws)
+    return Comparison(rows, skipped, inputs.scale, causal, seed, draws)
 
 
-def _size(exact: Floats) -> Floats:
-    """Norm of each head."""
+def _norm_heads(exact: Floats) -> Floats:
+    """Compute the norm of each head."""
     size = np.linalg.norm(exact, axis=(-2, -1))
     if not (size.size and np.all(np.isfinite(size) & (size > 0))):
         raise ValueError(
@@ -499,10 +495,10 @@ def _check_some(q: Floats, k: Floats, v: Floats) -> None:
 
 
 def exact_and_size(q: Floats, k: Floats, v: Floats, **settings: Any) -> tuple[Floats, Floats]:
-    """Exact attention and its norm in each head, which errors are relative to."""
+    """Compute exact attention and its norm in each head, which errors are relative to."""
     _check_some(q, k, v)
     exact = np.asarray(softmax_attention(q, k, v, **settings))
-    return exact, _size(exact)
+    return exact, _norm_heads(exact)
 
 
 def record_of(name: str) -> Estimator:
@@ -516,57 +512,52 @@ def record_of(name: str) -> Estimator:
 
 
 def on_part(record: Estimator) -> bool:
-    """Whether it takes too long on all queries, and gives the same on some."""
+    """Tell whether an estimator takes too long on all queries, and gives the same on some."""
     return record.has("quadratic", "separate", "unordered")
 
 
 def _on_some(record: Estimator, causal: bool) -> bool:
-    """Whether it is measured on some queries: of causal ones what they see is a mask."""
+    """Tell whether it is measured on some queries: of causal ones what they see is a mask."""
     return on_part(record) and (not causal or record.takes("causal", "mask"))
 
 
-def _skipped(problem: Problem, record: Estimator, samples: int | None, reason: str) -> Skipped:
-    n, m = problem.q.shape[-2], problem.k.shape[-2]
+def _skipped(inputs: Inputs, record: Estimator, samples: int | None, reason: str) -> Skipped:
+    n, m = inputs.q.shape[-2], inputs.k.shape[-2]
     limit = ""
     if samples is not None and samples > min(n, m) and not record.has("any-size"):
         limit = f"at most {n} here" if n == m else f"more than the {n} queries or {m} keys"
     return Skipped(record.name, samples, reason, limit)
 
 
-def _unposed(
+def _without_exact(
     q: Floats, k: Floats, v: Floats, scale: float | None, causal: bool, seed: int
-) -> Problem:
-    """A problem without exact attention, for times."""
-    found = checks.real("scale", scale, positive=True, optional=True)
-    none = np.empty(0)
-    return Problem(
-        q, k, v, q.shape[-1] ** -0.5 if found is None else found, causal, seed, none, none
-    )
+) -> Inputs:
+    """Check the scale, and leave exact attention out: for times."""
+    none, scale = np.empty(0), qkv.scale_or_default(scale, q.shape[-1], positive=True)
+    return Inputs(q, k, v, scale, causal, seed, none, none)
 
 
-def _estimate(
-    problem: Problem,
+def _estimate_seconds(
+    inputs: Inputs,
     chosen: Sequence[Estimator],
     sizes: Sequence[int],
     draws: int,
     queries: int | None,
 ) -> float:
-    """Time that a comparison takes, with that of exact attention."""
-    n, m = problem.q.shape[-2], problem.k.shape[-2]
+    """Estimate the time of a comparison, with that of exact attention."""
+    n, m = inputs.q.shape[-2], inputs.k.shape[-2]
     most = max(1, _TIMED_PAIRS // m)
-    few = _some_heads(problem._replace(q=problem.q[..., places(n, most), :], causal=False))
-    exact = partial(softmax_attention, few.q, few.k, few.v, scale=problem.scale)
-    share = n * math.prod(problem.q.shape[:-2]) / max(1, math.prod(few.q.shape[:-1]))
-    total = (draws + 5) * share * _seconds(lambda draw: exact())  # twice in float64
-    part = problem._replace(q=problem.q[..., places(n, queries or QUADRATIC_QUERIES), :])
-    part = part._replace(causal=False)
+    few = _some_heads(inputs._replace(q=inputs.q[..., places(n, most), :], causal=False))
+    exact = partial(softmax_attention, few.q, few.k, few.v, scale=inputs.scale)
+    share = n * math.prod(inputs.q.shape[:-2]) / max(1, math.prod(few.q.shape[:-1]))
+    total = (draws + 5) * share * _time_once(lambda draw: exact())  # twice in float64
+    taken = places(n, queries or QUADRATIC_QUERIES)
+    part = inputs._replace(q=inputs.q[..., taken, :], causal=False)
+    share = 1.0 if queries is not None else n / part.q.shape[-2]
     for record in chosen:
         tried = list(sizes) if record.size else [None]
-        if on_part(record):
-            share = 1.0 if queries is not None else n / part.q.shape[-2]
-            total += share * seconds(part, record, tried, draws)
-        else:
-            total += seconds(problem, record, tried, draws)
+        asked, times = (part, share) if on_part(record) else (inputs, 1.0)
+        total += times * seconds(asked, record, tried, draws)
     return float(total)
 
 
@@ -579,7 +570,7 @@ def _timed(
     *,
     warm: bool,
 ) -> Row:
-    """Errors of the draws and the median time of one; the first evaluation of all is not timed."""
+    """Return errors of the draws and the median time; the first evaluation of all is not timed."""
     if not warm:
         evaluate(0)
     errors, seconds = [], []
@@ -591,19 +582,19 @@ def _timed(
     return Row(name, samples, np.stack(errors), float(np.median(seconds)))
 
 
-def _evaluate(problem: Problem, record: Estimator, samples: int | None, draw: int) -> Floats:
+def _evaluate_draw(inputs: Inputs, record: Estimator, samples: int | None, draw: int) -> Floats:
     """Evaluate an estimator; the seed depends on S and the draw, not on the estimator."""
-    options: dict[str, Any] = {"scale": problem.scale, "causal": problem.causal}
-    default = {"scale": problem.q.shape[-1] ** -0.5, "causal": False}
+    options: dict[str, Any] = {"scale": inputs.scale, "causal": inputs.causal}
+    default = {"scale": inputs.q.shape[-1] ** -0.5, "causal": False}
     for name in default:
         if not record.takes(name) and options.pop(name) != default[name]:
             raise ValueError(f"{record.name} does not take `{name}`.")
     sized = {} if samples is None else record.sized(samples)
-    if problem.causal and problem.taken is not None:
-        n, m = int(problem.taken[-1]) + 1, problem.k.shape[-2]  # the last is always there
+    if inputs.causal and inputs.taken is not None:
+        n, m = int(inputs.taken[-1]) + 1, inputs.k.shape[-2]  # the last is always there
         del options["causal"]
-        options["mask"] = np.tri(n, m, m - n, dtype=bool)[problem.taken]
+        options["mask"] = np.tri(n, m, m - n, dtype=bool)[inputs.taken]
     if record.has("random"):
-        seed = np.random.SeedSequence(problem.seed, spawn_key=(samples or 0, draw))
+        seed = np.random.SeedSequence(inputs.seed, spawn_key=(samples or 0, draw))
         sized["rng"] = np.random.default_rng(seed)
-    return np.asarray(record.fn(problem.q, problem.k, problem.v, **sized, **options))
+    return np.asarray(record.fn(inputs.q, inputs.k, inputs.v, **sized, **options))

@@ -27,7 +27,7 @@ from .arrays.library import Array
 from .arrays.words import said
 from .estimators import few_keys, key_sampling, lara, linear, near_and_far, ra, rfa
 from .gradients import rules
-from .typing import Features, KeyLaw
+from .typing import KEY_LAWS, Features, KeyLaw
 
 __all__ = ["DEFAULT", "ESTIMATORS", "GROUP", "TRAITS", "Estimator", "register"]
 
@@ -538,7 +538,7 @@ for _record in (
             ),
             aliases=("sampled-keys",) if law == "uniform" else (),
         )
-        for law in reversed(key_sampling.LAWS)
+        for law in reversed(KEY_LAWS)
     ),
     *(
         Estimator(

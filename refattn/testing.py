@@ -29,7 +29,8 @@ from .files.sample import load_sample
 from .rounding.formats import FORMATS
 from .rounding.profiles import PROFILES, Profile
 from .typing import CASES, DTYPES, Case, Dtype
-from .verification.verdict import Verdict, verify
+from .verification.door import verify
+from .verification.verdict import Verdict
 
 __all__ = ["CASES", "PROFILES", "Profile", "assert_attention_close", "assert_close", "draw_qkv"]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 __all__ = [
     "CASES",
     "DTYPES",
+    "KEY_LAWS",
     "ArrayT",
     "Case",
     "Coupling",
@@ -87,6 +88,8 @@ Pivots = Literal["exponential", "gaussian"]
 
 KeyLaw = Literal["norms", "softmax", "uniform"]
 """Laws that keys of a sample are drawn from."""
+
+KEY_LAWS: tuple[KeyLaw, ...] = get_args(KeyLaw)
 
 
 Case = Literal["sample", "normal", "large", "shifted", "negative", "equal", "outlier"]

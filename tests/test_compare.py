@@ -101,7 +101,7 @@ def test_few_queries_see_what_they_saw(qkv):
     posed = compare.pose(q, k, v, causal=True)
     few = compare.on_some(posed, 5)
     np.testing.assert_array_equal(few.taken, [0, 6, 12, 17, 23])
-    whole, found = (compare._evaluate(x, ESTIMATORS["is"], 8, 0) for x in (posed, few))
+    whole, found = (compare._evaluate_draw(x, ESTIMATORS["is"], 8, 0) for x in (posed, few))
     np.testing.assert_allclose(found, whole[:, few.taken])
 
 

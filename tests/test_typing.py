@@ -67,7 +67,7 @@ def wrong(name: str) -> None:
 TAKEN = {
     typing.Coupling: sampling.COUPLINGS,
     typing.Features: kernels.FEATURES,
-    typing.KeyLaw: key_sampling.LAWS,
+    typing.KeyLaw: typing.KEY_LAWS,
     typing.KnownCoupling: theory.COUPLINGS,
     typing.Pivots: key_sampling.PIVOTS,
     typing.Weighting: lara.WEIGHTINGS,

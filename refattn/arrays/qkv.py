@@ -23,6 +23,7 @@ __all__ = [
     "one_row",
     "pair",
     "per_head",
+    "scale_or_default",
     "softcap",
     "window",
 ]
@@ -186,3 +187,9 @@ def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
     if not isinstance(values, Sequence) or len(values) != 2:
         raise TypeError(f"`{name}` must be a pair, for q and for k, got {checks.describe(values)}.")
     return [per_head(name, x, like) for x, like in zip(values, likes, strict=True)]
+
+
+def scale_or_default(scale: Any, d: int, *, positive: bool = False) -> float:
+    """Check the scale of the scores and return it, 1 / sqrt(d) by default."""
+    number = checks.real("scale", scale, positive=positive, optional=True)
+    return float(d**-0.5 if number is None else number)

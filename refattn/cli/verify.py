@@ -10,11 +10,14 @@ import click
 
 from ..files.arrays import find_sample
 from ..files.tensors import DTYPES, open_tensors
-from ..rounding.problem import CALLED, Problem
+from ..rounding.problems import CALLED, Problem
 from ..rounding.profiles import PROFILES
-from ..verification import verdict as verification_verdict
-from ..verification.given import judged, of_tensors
-from ..verification.tolerance import USUAL, block_seconds, of_problem
+from ..verification.choice import usual_profiles
+from ..verification.door import check_alpha
+from ..verification.findings import Part
+from ..verification.judging import judge_all
+from ..verification.reading import list_judged, pose_tensors, read_parts
+from ..verification.tolerance import USUAL, block_seconds, study_problem
 from .options import (
     Answer,
     alpha_option,
@@ -84,7 +87,7 @@ the whole program (validation/site/guide/numbers.md).
 @known_option(
     "--estimator",
     known=CALLED.values(),
-    aliases=judged(),
+    aliases=list_judged(),
     metavar="NAME",
     default="softmax",
     show_default=True,
@@ -150,7 +153,7 @@ def _foresee(problem: Problem, dtype: str, profile: str | None, parts: int) -> t
     """Return the time of one profile, and how many may be tried."""
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
-    names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))
+    names = [profile] if profile is not None else list(usual_profiles(dtype))
     block = block_seconds(problem, dtype, PROFILES[names[0]])
     words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
     return parts * _ANALYSES * block * sum(1 for _ in problem.items()), words
@@ -160,16 +163,16 @@ def _judge_file(
     path: Path, *, dtype: str | None, layout: str, profile: str | None, alpha: float, **options: Any
 ) -> verdicts.Verified:
     """Judge what a file holds."""
-    alpha = verification_verdict.alpha_of(alpha)
+    alpha = check_alpha(alpha)
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
-    problem = of_tensors(tensors, **options)
-    parts = verification_verdict.parts_of(tensors, problem)
+    problem = pose_tensors(tensors, **options)
+    parts = read_parts(tensors, problem)
     if tensors.lead:
         many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
     with Work("Verifying", len(list(problem.items()))) as work:
         work.estimated(*_foresee(problem, tensors.dtype, profile, len(parts)))
 
-        def shown(part: verification_verdict.Part) -> verification_verdict.Part:
+        def shown(part: Part) -> Part:
             def out(index: tuple[int, ...]) -> Any:
                 work.tick()
                 return part.numbers.out(index)
@@ -177,7 +180,7 @@ def _judge_file(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = {name: shown(part) for name, part in parts.items()}
-        verdict = verification_verdict.judge_all(judged, tensors.dtype, profile, alpha)
+        verdict = judge_all(judged, tensors.dtype, profile, alpha)
     return verdicts.Verified(tensors, problem, parts, verdict)
 
 
@@ -228,11 +231,11 @@ def tolerance_command(
     with one_line(False):
         path = file or find_sample()
         tensors = open_tensors(path, layout=layout, required=())
-        problem = of_tensors(tensors, **options)
+        problem = pose_tensors(tensors, **options)
         if tensors.lead:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         with Work("Trying") as work:
-            needed = of_problem(
+            needed = study_problem(
                 problem,
                 dtype or tensors.dtype,
                 profile=profile,

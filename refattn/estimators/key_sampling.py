@@ -27,17 +27,16 @@ from ..arrays.library import (
 )
 from ..arrays.shown import held
 from ..engine.kernel import attend, finite
-from ..typing import KeyLaw, Pivots
+from ..typing import KEY_LAWS, KeyLaw, Pivots
 from .inputs import group_with_lead
 
-__all__ = ["LAWS", "PIVOTS", "KeySample", "draw_keys", "draw_pivots", "widest"]
+__all__ = ["PIVOTS", "KeySample", "draw_keys", "draw_pivots", "widest"]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-LAWS: tuple[KeyLaw, ...] = get_args(KeyLaw)
 PIVOTS: tuple[Pivots, ...] = get_args(Pivots)
 _ROUNDS = 32  # of shares that are cut at 1; each cuts one at least, and most all
 
@@ -239,7 +238,7 @@ def draw_keys(
     """
     qkv.check(q, k, v, mask=mask)
     scale = checks.real("scale", scale, optional=True, like=q)
-    checks.choice("law", law, LAWS)
+    checks.choice("law", law, KEY_LAWS)
     checks.length("num_keys", num_keys)
     checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
     xp, rng = array_namespace(q), checks.generator(rng)

@@ -43,7 +43,7 @@ class Format(NamedTuple):
         return 2.0**self.least
 
     def spacing(self, x: Any) -> Doubles:
-        """Distance of neighbouring numbers in the binade of x."""
+        """Return the distance of neighbouring numbers in the binade of x."""
         bits = np.asarray(x, np.float64).view(np.int64) & _EXPONENT  # the power of two below
         normal: Doubles = np.maximum(bits.view(np.float64), 2.0**self.least)
         return normal * 2.0 ** (1 - self.digits)
@@ -54,14 +54,14 @@ class Format(NamedTuple):
             return np.asarray(x, np.float64)
         x = np.asarray(x, np.float64)
         step = self.spacing(np.where(np.isfinite(x), x, 0.0))
-        found: Doubles = np.rint(x / step) * step
-        return np.where(np.abs(found) > self.largest, np.copysign(np.inf, found), found)
+        nearest: Doubles = np.rint(x / step) * step
+        return np.where(np.abs(nearest) > self.largest, np.copysign(np.inf, nearest), nearest)
 
     def holds(self, x: Any) -> npt.NDArray[np.bool_]:
-        """Whether these are numbers of the format; infinities and NaN are taken for such."""
+        """Tell whether these are numbers of the format; infinities and NaN are taken for such."""
         x = np.asarray(x, np.float64)
-        found: npt.NDArray[np.bool_] = (self.round(x) == x) | ~np.isfinite(x)
-        return found
+        held_or_infinite: npt.NDArray[np.bool_] = (self.round(x) == x) | ~np.isfinite(x)
+        return held_or_infinite
 
 
 FORMATS: Mapping[str, Format] = {

@@ -26,14 +26,14 @@ import numpy.typing as npt
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from .formats import Format
-from .softmax import RMS, SURE, WORST, Kernel, Rows, walk
+from .roundings import RMS, SURE, WORST, Roundings, RowErrors, walk
 
-__all__ = ["Features", "LinearHead", "analyse", "exponential", "mapped"]
+__all__ = ["FeatureErrors", "LinearHead", "analyse_linear", "map_head", "random_feature_head"]
 
-_HELD = 2**21  # numbers of the sums over the keys of some queries
+_STATE_NUMBERS = 2**21  # numbers of the sums over the keys of some queries
 
 
-class Features(NamedTuple):
+class FeatureErrors(NamedTuple):
     """Features (rows, S), up to a factor for each row or each S that cancels.
 
     Attributes
@@ -53,33 +53,33 @@ class Features(NamedTuple):
     variance: Doubles
     most: Doubles
 
-    def rows(self, i: slice) -> Features:
-        return Features(*(x[i] for x in self))
+    def rows(self, i: slice) -> FeatureErrors:
+        return FeatureErrors(*(x[i] for x in self))
 
 
 class LinearHead(NamedTuple):
     """Features of the queries and keys of a head, in float64, and the values."""
 
-    queries: Features
-    keys: Features
+    queries: FeatureErrors
+    keys: FeatureErrors
     v: Doubles
     visible: npt.NDArray[np.bool_] | None  # keys, (m,)
     causal: bool
 
 
-def exponential(
+def random_feature_head(
     q: Doubles,
     k: Doubles,
     v: Doubles,
     omega: Doubles,
     log_weight: Doubles,
-    kernel: Kernel,
+    kernel: Roundings,
     *,
     scale: float,
     visible: npt.NDArray[np.bool_] | None,
     causal: bool,
 ) -> LinearHead:
-    """Positive random features exp(omega . x - |x|^2 / 2) of x = sqrt(scale) q, with weights."""
+    """Take random features exp(omega . x - |x|^2 / 2) of x = sqrt(scale) q, with weights."""
     q, k = math.sqrt(scale) * q, math.sqrt(scale) * k
     of_queries, of_keys = q @ omega.T, k @ omega.T
     squares = np.sum(k * k, -1, keepdims=True) / 2
@@ -94,21 +94,21 @@ def exponential(
     stored = of_queries - np.max(of_queries, -1, keepdims=True)
     highest = np.max(of_keys, initial=-math.inf)
     highest = highest if np.isfinite(highest) else 0.0
-    phi = _exponents(q, omega, of_queries, 0.0, kernel)
-    psi = _exponents(k, omega, of_keys, squares, kernel)
+    phi = _exponent_errors(q, omega, of_queries, 0.0, kernel)
+    psi = _exponent_errors(k, omega, of_keys, squares, kernel)
     return LinearHead(
-        _rounded(np.exp(gaps), np.exp(stored), *phi, kernel.weights),
-        _rounded(np.exp(of_keys - top), np.exp(of_keys - highest), *psi, kernel.weights),
+        _round_features(np.exp(gaps), np.exp(stored), *phi, kernel.weights),
+        _round_features(np.exp(of_keys - top), np.exp(of_keys - highest), *psi, kernel.weights),
         v,
         visible,
         causal,
     )
 
 
-def _exponents(
-    x: Doubles, omega: Doubles, exponents: Doubles, squares: Any, kernel: Kernel
+def _exponent_errors(
+    x: Doubles, omega: Doubles, exponents: Doubles, squares: Any, kernel: Roundings
 ) -> tuple[Doubles, Doubles]:
-    """Variance and bound of the errors of exponents and of the exponential."""
+    """Return variance and bound of the errors of exponents and of the exponential."""
     d, unit, half = x.shape[-1], kernel.accumulate.unit, kernel.softmax.unit
     exponents = np.where(np.isfinite(exponents), exponents, 0.0)
     terms = np.square(x) @ np.square(omega).T
@@ -124,42 +124,44 @@ def _exponents(
     return variance, most
 
 
-def _rounded(
+def _round_features(
     value: Doubles, stored: Doubles, variance: Doubles, most: Doubles, to: Format | None
-) -> Features:
-    """Features of which a multiple is stored, with the errors of that."""
+) -> FeatureErrors:
+    """Round features of which a multiple is stored."""
     if to is None:
-        return Features(value, value, variance, most)
+        return FeatureErrors(value, value, variance, most)
     size = np.where(stored == 0, 1.0, np.abs(stored))
     nearest = to.round(stored)
     step = np.where(nearest == stored, 0.0, to.spacing(stored) / size)
     ratio = np.where(stored == 0, 1.0, nearest / np.where(stored == 0, 1.0, stored))
-    return Features(value, value * ratio, variance + step * step / 12, most + np.log1p(step / 2))
+    return FeatureErrors(
+        value, value * ratio, variance + step * step / 12, most + np.log1p(step / 2)
+    )
 
 
-def mapped(
+def map_head(
     q: Doubles,
     k: Doubles,
     v: Doubles,
     feature_map: Callable[[Doubles], Doubles],
-    kernel: Kernel,
+    kernel: Roundings,
     *,
     visible: npt.NDArray[np.bool_] | None,
     causal: bool,
 ) -> LinearHead:
-    """Features of a map that is computed to a few units of the type of the sums."""
+    """Take features of a map that is computed to a few units of the type of the sums."""
 
-    def of(x: Doubles) -> Features:
+    def of(x: Doubles) -> FeatureErrors:
         value = np.asarray(feature_map(x), np.float64)
         unit = kernel.accumulate.unit
         # What the storage type holds, as ReLU's, is not computed but copied.
         variance = np.where(value == 0, 0.0, np.full_like(value, (2 * RMS * unit) ** 2))
         most = np.full_like(value, (kernel.exp + 4) * unit)
-        return _rounded(value, value, variance, most, kernel.weights)
+        return _round_features(value, value, variance, most, kernel.weights)
 
     keys = of(k)
     if visible is not None:
-        keys = Features(*(np.where(visible[:, None], x, 0.0) for x in keys))
+        keys = FeatureErrors(*(np.where(visible[:, None], x, 0.0) for x in keys))
     return LinearHead(of(q), keys, v, visible, causal)
 
 
@@ -174,8 +176,8 @@ class _States(NamedTuple):
     sizes: Doubles  # |psi| times |v| and 1
 
 
-def _states(keys: Features, v: Doubles) -> Iterator[tuple[Doubles, Doubles]]:
-    """Columns whose products with features, of the keys, are the states."""
+def _list_columns(keys: FeatureErrors, v: Doubles) -> Iterator[tuple[Doubles, Doubles]]:
+    """List features of keys, and columns whose products with them are the states."""
     ones = np.ones((v.shape[0], 1))
     value, signed = np.abs(keys.value), np.concatenate([v, ones], -1)
     size = np.concatenate([np.abs(v), ones], -1)
@@ -190,50 +192,52 @@ def _states(keys: Features, v: Doubles) -> Iterator[tuple[Doubles, Doubles]]:
     )
 
 
-def analyse(head: LinearHead, kernel: Kernel, i: slice) -> Rows:
+def analyse_linear(head: LinearHead, kernel: Roundings, i: slice) -> RowErrors:
     """Say what a kernel that rounds like this may give for the queries i."""
     m, n = head.v.shape[0], head.queries.value.shape[0]
     if not head.causal:
-        states = _States(*(x.T @ y for x, y in _states(head.keys, head.v)))
-        return _rows(head.queries.rows(i), states, kernel, m)
+        states = _States(*(x.T @ y for x, y in _list_columns(head.keys, head.v)))
+        return _analyse_rows(head.queries.rows(i), states, kernel, m)
     parts, sums = [], head.keys.value.shape[-1] * (2 * head.v.shape[-1] + 1)
-    for block in blocks(i.start, i.stop, max(1, min(64, _HELD // max(sums, 1)))):
+    for block in blocks(i.start, i.stop, max(1, min(64, _STATE_NUMBERS // max(sums, 1)))):
         first = max(0, min(m, block.start + 1 + m - n))
-        before = Features(*(x[:first] for x in head.keys))
-        known = [x.T @ y for x, y in _states(before, head.v[:first])]
+        before = FeatureErrors(*(x[:first] for x in head.keys))
+        known = [x.T @ y for x, y in _list_columns(before, head.v[:first])]
         last = max(first, min(m, block.stop + m - n))
         more = slice(first, last)
         fresh = [
             np.cumsum(x[:, :, None] * y[:, None, :], axis=0)
-            for x, y in _states(head.keys.rows(more), head.v[more])
+            for x, y in _list_columns(head.keys.rows(more), head.v[more])
         ]
         seen = np.clip(np.arange(block.start, block.stop) + 1 + m - n, 0, m) - first
-        own = []
+        seen_sums = []
         for start, rest in zip(known, fresh, strict=True):
             padded = np.concatenate([np.zeros((1, *start.shape)), rest])
-            own.append(start + padded[np.maximum(seen, 0)])
-        found = _rows(head.queries.rows(block), _States(*own), kernel, m)
+            seen_sums.append(start + padded[np.maximum(seen, 0)])
+        rows = _analyse_rows(head.queries.rows(block), _States(*seen_sums), kernel, m)
         empty = (seen + first <= 0)[:, None]
-        parts.append(found._replace(out=np.where(empty, 0.0, found.out)))
-    fields = [x for x in Rows._fields if x != "tangents" and x not in Rows._field_defaults]
+        parts.append(rows._replace(out=np.where(empty, 0.0, rows.out)))
+    fields = [
+        x for x in RowErrors._fields if x != "tangents" and x not in RowErrors._field_defaults
+    ]
     joined: dict[str, Any] = {
         x: np.concatenate([getattr(part, x) for part in parts]) for x in fields
     }
-    return Rows(**joined, tangents={})
+    return RowErrors(**joined, tangents={})
 
 
-def _apply(weights: Doubles, states: Doubles) -> Doubles:
-    """Sum over S of weights (rows, S) times states (S, c) or (rows, S, c)."""
+def _weigh_states(weights: Doubles, states: Doubles) -> Doubles:
+    """Sum weights (rows, S) times states (S, c) or (rows, S, c) over S."""
     if states.ndim == 2:
         return weights @ states
-    found: Doubles = (weights[:, None, :] @ states)[:, 0]
-    return found
+    sums: Doubles = (weights[:, None, :] @ states)[:, 0]
+    return sums
 
 
-def _rows(queries: Features, states: _States, kernel: Kernel, m: int) -> Rows:
+def _analyse_rows(queries: FeatureErrors, states: _States, kernel: Roundings, m: int) -> RowErrors:
     unit, narrow = kernel.accumulate.unit, kernel.states
     value = queries.value
-    sums = _apply(value, states.total)
+    sums = _weigh_states(value, states.total)
     mass = sums[:, -1:]
     seen = mass != 0
     phi = value / np.where(seen, mass, 1.0)
@@ -247,21 +251,21 @@ def _rows(queries: Features, states: _States, kernel: Kernel, m: int) -> Rows:
 
     total, count = states.total[..., :-1], states.total[..., -1:]
     states_squared = np.concatenate([total * total, total * count, count * count], -1)
-    benford = about(_apply(square * queries.variance, states_squared))
-    benford += about(_apply(square, states.noise))
+    benford = about(_weigh_states(square * queries.variance, states_squared))
+    benford += about(_weigh_states(square, states.noise))
     features = value.shape[-1]
     run = max(1, min(m, kernel.run))
-    walked = _apply(
+    walked = _weigh_states(
         square,
         walk(0.0, total, states.squares, run, kernel.lanes) + total * total * max(1, m / run),
     )
-    walked += walk(0.0, out, _apply(square, total * total), features, kernel.lanes)
+    walked += walk(0.0, out, _weigh_states(square, total * total), features, kernel.lanes)
     benford += (RMS * unit) ** 2 * (walked + 3 * out * out)
     if narrow is not None:
-        ends = _apply(square, np.concatenate([total * total, count * count], -1))
+        ends = _weigh_states(square, np.concatenate([total * total, count * count], -1))
         benford += (RMS * narrow.unit) ** 2 * (ends[:, :-1] + out * out * ends[:, -1:])
-    bound = _bound(queries, states, phi, out, kernel, m)
-    nearest = _apply(queries.nearest, states.nearest)
+    bound = _bound_errors(queries, states, phi, out, kernel, m)
+    nearest = _weigh_states(queries.nearest, states.nearest)
     near = nearest[:, :-1] / np.where(nearest[:, -1:] == 0, 1.0, nearest[:, -1:])
     std, worst = np.sqrt(benford), WORST * np.sqrt(benford)
     loose = np.abs(near - out) > SURE * std
@@ -273,37 +277,27 @@ def _rows(queries: Features, states: _States, kernel: Kernel, m: int) -> Rows:
         near = kernel.out.round(near)
     free = ~loose & (std > 0) & seen
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
-    nothing = np.zeros(out.shape[0])
-    slack = (kernel.exp / 16 + 4) * unit * (_apply(np.abs(phi), states.sizes)[:, :-1] + np.abs(out))
-    return Rows(
-        out,
-        nothing,
-        nothing,
-        near,
-        std,
-        worst,
-        bound,
-        nothing,
-        nothing,
-        nothing,
-        spacing,
-        slack,
-        {},
+    none = np.zeros(out.shape[0])
+    slack = (
+        (kernel.exp / 16 + 4)
+        * unit
+        * (_weigh_states(np.abs(phi), states.sizes)[:, :-1] + np.abs(out))
     )
+    return RowErrors(out, none, none, near, std, worst, bound, none, none, none, spacing, slack, {})
 
 
-def _bound(
-    queries: Features, states: _States, phi: Doubles, out: Doubles, kernel: Kernel, m: int
+def _bound_errors(
+    queries: FeatureErrors, states: _States, phi: Doubles, out: Doubles, kernel: Roundings, m: int
 ) -> Doubles:
-    """What no error exceeds: every rounding at its largest."""
+    """Bound the errors: every rounding at its largest."""
     size, grown = np.abs(phi), np.abs(phi) * np.exp(queries.most)
-    shift = _apply(grown, states.shift) + _apply(grown - size, states.sizes)
+    shift = _weigh_states(grown, states.shift) + _weigh_states(grown - size, states.sizes)
     features = phi.shape[-1]
     gamma = (min(m, kernel.run) + m / kernel.run + features + 4) * kernel.accumulate.unit
     if kernel.states is not None:
         gamma += 1.01 * kernel.states.unit
     gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
-    sizes = _apply(size, states.sizes)
+    sizes = _weigh_states(size, states.sizes)
     error = shift + gamma * (sizes + shift)
     mass, off = error[:, -1:], error[:, :-1]
     least = np.where(mass < 1, 1 - mass, 0.0)

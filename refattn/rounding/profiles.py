@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..arrays import checks
-from . import softmax as rounding_softmax
 from .formats import FORMATS, Format
+from .roundings import Roundings
 
 __all__ = ["PROFILES", "Profile", "profile_of"]
 
@@ -73,8 +73,8 @@ class Profile(NamedTuple):
     delta: str = "weights"
     parts: tuple[int, int] | None = None
 
-    def kernel(self, dtype: str) -> rounding_softmax.Kernel:
-        """The formats for a storage type."""
+    def kernel(self, dtype: str) -> Roundings:
+        """Look up the formats for a storage type."""
 
         def of(name: str | None) -> Format | None:
             return None if name is None else FORMATS[dtype if name == "storage" else name]
@@ -82,7 +82,7 @@ class Profile(NamedTuple):
         softmax, accumulate = of(self.softmax), of(self.accumulate)
         assert softmax is not None
         assert accumulate is not None
-        return rounding_softmax.Kernel(
+        return Roundings(
             of(self.scores),
             of(self.weights),
             softmax,
@@ -102,32 +102,28 @@ class Profile(NamedTuple):
 
 Profile.__module__ = "refattn.rounding"  # where users find it, and so do pickles
 
-
-_FLASH = Profile(weights="storage", exp=32.0, d_scores="storage", delta="out")
-
-_FAST = _FLASH._replace(exp=2048.0)
-
-_EAGER = Profile("storage", "storage", normalised=True, d_weights="storage", d_scores="storage")
-
+_FUSED = Profile(weights="storage", exp=32.0, d_scores="storage", delta="out")
+_FUSED_FAST = _FUSED._replace(exp=2048.0)
+_STEPWISE = Profile("storage", "storage", normalised=True, d_weights="storage", d_scores="storage")
 
 PROFILES: Mapping[str, Profile] = {
     # All but the result in float32, sums in runs or one term after the other.
     "math": Profile(),
     "serial": Profile(run=2**40),
     # Fused: weights over the largest are rounded, with a good exponential or a fast one (a cubic).
-    "flash": _FLASH,
-    "flash-fast": _FAST,
+    "flash": _FUSED,
+    "flash-fast": _FUSED_FAST,
     # The same, but that gradients are summed by blocks, after which sums are rounded.
-    "flash-256": _FAST._replace(parts=(256, 512)),
-    "flash-64": _FAST._replace(parts=(64, 512)),
-    "flash-32": _FAST._replace(parts=(32, 512)),
+    "flash-256": _FUSED_FAST._replace(parts=(256, 512)),
+    "flash-64": _FUSED_FAST._replace(parts=(64, 512)),
+    "flash-32": _FUSED_FAST._replace(parts=(32, 512)),
     # As "math", but that a backward pass computes weights again, from log normalisers.
     "recomputed": Profile(delta="out"),
     # Scores and softmax in float32, then probabilities are rounded.
     "upcast": Profile(weights="storage", normalised=True, d_weights="storage"),
     # Step by step: scores are rounded, and probabilities; or every step of the softmax, too.
-    "eager": _EAGER,
-    "eager-narrow": _EAGER._replace(softmax="storage"),
+    "eager": _STEPWISE,
+    "eager-narrow": _STEPWISE._replace(softmax="storage"),
     # Matrix units that round what they are given.
     "tf32": Profile(weights="tfloat32", inputs="tfloat32"),
     "fp8-weights": Profile(weights="float8_e4m3fn"),

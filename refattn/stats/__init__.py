@@ -1,8 +1,10 @@
 """Tests with a proven level and a proven power, for what is random.
 
-`exact` has p-values from exact laws, `bounds` from bounds that hold at every sample size, `power`
-what they detect, and `multiple` what keeps the level when there are many. Nothing here knows of
-attention. Every p-value satisfies P(p <= a) <= a for every a under its null, by a theorem; the
+`exact` and `gaussian` have p-values from exact laws, `bounds` from bounds that hold at every sample
+size, `power` what they detect, and `multiple` what keeps the level when there are many. Nothing
+here knows of attention.
+
+Every p-value satisfies P(p <= a) <= a for every a under its null, by a theorem; the
 samples are arrays of finite numbers, and p-values are floats.
 """
 
@@ -20,12 +22,8 @@ from .bounds import (
     hoeffding,
 )
 from .exact import (
-    GaussianEstimates,
-    bartlett,
     binomial,
     chi2,
-    gaussian_estimates,
-    hotelling,
     ks,
     lognormal_pair,
     lognormal_sum_cdf,
@@ -33,6 +31,7 @@ from .exact import (
     normal_scale,
     normal_variance,
 )
+from .gaussian import GaussianEstimates, bartlett, gaussian_estimates, hotelling
 from .multiple import Sequential, clopper_pearson, gandy_scott, holm, suite_p
 from .power import min_discrepancy, min_samples
 

@@ -32,15 +32,18 @@ from . import check
 from .exact import kolmogorov_distance
 
 __all__ = [
+    "bernoulli_divergence",
     "bernstein",
     "betting",
     "catoni",
+    "catoni_scale",
     "chernoff",
     "dkwm",
     "dkwm_mean",
     "dkwm_two_sample",
     "empirical_bernstein",
     "hoeffding",
+    "two_sample_unit",
 ]
 
 
@@ -122,7 +125,7 @@ def chernoff(x: Any, mean: float) -> float:
     1.91e-06
     """
     x, mean, _ = check.bounded(x, mean, 0, 1)
-    return _two_sided(len(x) * _kl(float(np.mean(x)), mean))
+    return _two_sided(len(x) * bernoulli_divergence(float(np.mean(x)), mean))
 
 
 def bernstein(x: Any, mean: float, variance: float, low: float = 0.0, high: float = 1.0) -> float:
@@ -318,10 +321,10 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
     >>> stats.catoni(x, 0.0, 3.0) > 0.01 > 1e-6 > stats.catoni(x, 0.1, 3.0)
     True
     """
-    x = check.sample("x", x)
+    x = check.read_sample("x", x)
     mean = checks.real("mean", mean)
     variance = checks.real("variance", variance, positive=True)
-    scale = _catoni_scale(len(x), variance, check.fraction("level", level))
+    scale = catoni_scale(len(x), variance, check.fraction("level", level))
     with np.errstate(over="ignore"):
         y = np.clip(scale * (x - mean), -1e300, 1e300)
     # 1 + |y| + y^2 / 2 = (1 + (1 + |y|)^2) / 2, whose hypot overflows for no y.
@@ -369,7 +372,7 @@ def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     >>> round(stats.dkwm(np.full(20, 0.5), lambda u: u), 6)  # 2 exp(-10)
     9.1e-05
     """
-    x = np.sort(check.sample("x", x))
+    x = np.sort(check.read_sample("x", x))
     distance = kolmogorov_distance(check.probabilities(cdf, x))
     distance = max(0.0, distance - check.non_negative("error", error))
     return _two_sided(2 * len(x) * distance**2)
@@ -418,7 +421,7 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
     >>> round(stats.dkwm_two_sample(np.zeros(50), np.ones(50)), 10)  # 4 exp(-25)
     1e-10
     """
-    x, y = np.sort(check.sample("x", x)), np.sort(check.sample("y", y))
+    x, y = np.sort(check.read_sample("x", x)), np.sort(check.read_sample("y", y))
     error = check.non_negative("error", error)
     gap = 0.0
     for sign in (1, -1):
@@ -427,7 +430,7 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
         share = np.searchsorted(moved, at, "right") / len(x)
         excess = share - np.searchsorted(y, at, "right") / len(y)
         gap = max(gap, float(np.max(sign * excess)))
-    return _two_sided((gap / _split(len(x), len(y))) ** 2, 4)
+    return _two_sided((gap / two_sample_unit(len(x), len(y))) ** 2, 4)
 
 
 def dkwm_mean(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float:
@@ -487,16 +490,18 @@ def _two_sided(exponent: float, factor: float = 2) -> float:
     return min(1.0, factor * math.exp(-max(0.0, float(exponent))))
 
 
-def _kl(a: float, b: float) -> float:
+def bernoulli_divergence(a: float, b: float) -> float:
     """Return the divergence of Bernoulli(a) from Bernoulli(b), inf for b = 0 or 1."""
     return float(rel_entr(a, b) + rel_entr(1 - a, 1 - b))
 
 
-def _split(n: int, m: int) -> float:
+def two_sample_unit(n: int, m: int) -> float:
+    """Return the sum of 1 / sqrt(2 n) over the sizes n of both samples."""
     return float(1 / math.sqrt(2 * n) + 1 / math.sqrt(2 * m))
 
 
-def _catoni_scale(n: int, variance: float, level: float) -> float:
+def catoni_scale(n: int, variance: float, level: float) -> float:
+    """Return the lambda of `catoni` that is best at the level."""
     return math.sqrt(2 * math.log(2 / level) / n / variance)
 
 

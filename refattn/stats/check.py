@@ -15,19 +15,19 @@ __all__ = [
     "non_negative",
     "p_values",
     "probabilities",
-    "rows",
-    "sample",
+    "read_rows",
+    "read_sample",
     "support",
     "within",
 ]
 
 
-def sample(name: str, x: Any, least: int = 1) -> Any:
+def read_sample(name: str, x: Any, least: int = 1) -> Any:
     """Return float64 numbers (n,), n >= `least`, all finite."""
-    return rows(name, x, 1, f"(n,) with n >= {least}", least)
+    return read_rows(name, x, 1, f"(n,) with n >= {least}", least)
 
 
-def rows(name: str, x: Any, ndim: int, rule: str, least: int = 1) -> Any:
+def read_rows(name: str, x: Any, ndim: int, rule: str, least: int = 1) -> Any:
     """Return a float64 array of exactly `ndim` axes, the first at least `least` long."""
     values = checks.host(name, x, rule, ndim)
     if values.ndim != ndim or len(values) < least:
@@ -52,7 +52,7 @@ def support(low: Any, high: Any) -> tuple[float, float]:
 
 def bounded(x: Any, mean: Any, low: Any, high: Any, least: int = 1) -> tuple[Any, float, float]:
     """Return a sample as numbers in [0, 1], its mean under the null, and the length high - low."""
-    x = sample("x", x, least)
+    x = read_sample("x", x, least)
     low, high = support(low, high)
     mean = checks.real("mean", mean)
     within("x", x, low, high)
@@ -79,7 +79,7 @@ def non_negative(name: str, value: Any) -> float:
 
 def p_values(p: Any) -> Any:
     """Return p-values (m,) in [0, 1]."""
-    p = rows("p", p, 1, "(m,) with m >= 1")
+    p = read_rows("p", p, 1, "(m,) with m >= 1")
     within("p", p, 0, 1)
     return p
 

@@ -247,11 +247,11 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.99) -> tuple[f
     >>> low, round(high, 5)
     (0.0, 0.00115)
     """
-    from scipy import stats as scipy_stats
+    from scipy.stats import binomtest
 
     checks.positive_integer("n", n)
     checks.non_negative_integer("successes", successes)
     check.within("successes", successes, 0, n)
     confidence = check.fraction("confidence", confidence)
-    interval = scipy_stats.binomtest(int(successes), int(n)).proportion_ci(confidence)
+    interval = binomtest(int(successes), int(n)).proportion_ci(confidence)
     return float(interval.low), float(interval.high)

@@ -47,11 +47,11 @@ from typing import Any
 from scipy import special
 
 from ..arrays import checks
-from . import bounds, check, exact
+from . import bounds, check, exact, gaussian
 
 __all__ = ["min_discrepancy", "min_samples"]
 
-_MOST = 2**50
+_MOST_SAMPLES = 2**50
 
 
 def min_discrepancy(
@@ -166,7 +166,7 @@ def min_samples(
     high = 1
     while not enough(high):
         high *= 2
-        if high > _MOST:
+        if high > _MOST_SAMPLES:
             raise ValueError(f"`discrepancy` {discrepancy} needs more than 2^50 samples.")
     low = high // 2
     while high - low > 1:
@@ -184,7 +184,7 @@ def _ks(n: int, alpha: float, beta: float, *, error: float = 0.0) -> float:
 
 
 def _lognormal_pair(n: int, alpha: float, beta: float, *, error: float = 0.0) -> float:
-    return _ks(n, alpha, beta, error=check.non_negative("error", error) + exact._CDF_ERROR)
+    return _ks(n, alpha, beta, error=check.non_negative("error", error) + exact.CDF_ERROR)
 
 
 def _dkwm(n: int, alpha: float, beta: float, *, error: float = 0.0) -> float:
@@ -195,7 +195,7 @@ def _dkwm(n: int, alpha: float, beta: float, *, error: float = 0.0) -> float:
 def _dkwm_two_sample(n: int, alpha: float, beta: float, *, reference: int) -> float:
     checks.positive_integer("reference", reference)
     roots = math.sqrt(math.log(4 / alpha)) + math.sqrt(math.log(4 / beta))
-    return roots * bounds._split(n, int(reference))
+    return roots * bounds.two_sample_unit(n, int(reference))
 
 
 def _normal_mean(n: int, alpha: float, beta: float) -> float:
@@ -268,15 +268,15 @@ def _chernoff_above(n: int, alpha: float, beta: float, mean: float) -> float:
     from scipy.optimize import brentq
 
     cost = math.log(2 / alpha) / n
-    if bounds._kl(1, mean) <= cost:
+    if bounds.bernoulli_divergence(1, mean) <= cost:
         return math.inf
-    limit = brentq(lambda a: bounds._kl(a, mean) - cost, mean, 1)
+    limit = brentq(lambda a: bounds.bernoulli_divergence(a, mean) - cost, mean, 1)
     cost = math.log(1 / beta) / n
     # kl(limit, 1) is inf: the root is in between, or 1 to working precision.
     last = math.nextafter(1, 0)
-    if limit >= last or bounds._kl(limit, last) <= cost:
+    if limit >= last or bounds.bernoulli_divergence(limit, last) <= cost:
         return 1 - mean
-    return float(brentq(lambda b: bounds._kl(limit, b) - cost, limit, last)) - mean
+    return float(brentq(lambda b: bounds.bernoulli_divergence(limit, b) - cost, limit, last)) - mean
 
 
 def _bernstein_shift(n: int, log: float, variance: float) -> float:
@@ -313,7 +313,7 @@ def _catoni(n: int, alpha: float, beta: float, *, variance: float, level: float 
     increases, what holds for a shift holds for every greater one.
     """
     variance = checks.real("variance", variance, positive=True)
-    scale = bounds._catoni_scale(n, variance, check.fraction("level", level))
+    scale = bounds.catoni_scale(n, variance, check.fraction("level", level))
     half = scale * scale * variance / 2
     rest = half - math.expm1(-half - math.log(2 / alpha / beta) / n)
     if rest > 0.5:
@@ -329,7 +329,7 @@ _DETECTABLE: dict[Callable[..., float], Callable[..., float]] = {
     exact.normal_variance: _normal_variance,
     exact.chi2: _chi2,
     exact.binomial: _binomial,
-    exact.hotelling: _hotelling,
+    gaussian.hotelling: _hotelling,
     bounds.hoeffding: _hoeffding,
     bounds.dkwm_mean: _hoeffding,
     bounds.chernoff: _chernoff,

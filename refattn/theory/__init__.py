@@ -22,7 +22,6 @@ from .attention import (
 )
 from .gradient import gradient_law
 from .kernel import (
-    COUPLINGS,
     kernel_mean,
     kernel_mse,
     kernel_variance,
@@ -33,6 +32,7 @@ from .kernel import (
     log_second_moment,
     num_features_for_kernel,
 )
+from .kernel_law import COUPLINGS
 from .sampled_keys import sampled_keys_law
 
 __all__ = [

@@ -12,7 +12,7 @@ from ..arrays.library import Doubles
 from ..arrays.shown import held
 from ..sampling import Gaussian
 from .elementary import quotient
-from .problem import PairSums, Problem, pair_sums, unit_of
+from .second_moments import KernelAttention, PairSums, sum_pairs, unit_of
 
 __all__ = [
     "LARGE_SAMPLE",
@@ -27,7 +27,6 @@ __all__ = [
     "randomized_attention_law",
     "relative_error",
 ]
-
 
 LARGE_SAMPLE = 10.0  # effective samples from which terms of order 1/S^2 matter little
 
@@ -135,13 +134,13 @@ def attention_law(
     (array([[0.00253]]), array([97.]))
     """
     checks.positive_integer("num_features", num_features)
-    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
-    sums = pair_sums(problem, centred=True)
+    problem = KernelAttention(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
+    sums = sum_pairs(problem, centred=True)
     return first_order(sums, num_features).in_units(sums.unit)
 
 
 def first_order(sums: PairSums, num_features: int) -> Law:
-    """The law of `attention_law`, in units of the size of the values."""
+    """Return the law of `attention_law`, in units of the size of the values."""
     bias, variance = -sums.cross / num_features, sums.square / num_features
     return Law(bias, variance, num_features / sums.weight)
 
@@ -193,8 +192,8 @@ def importance_sampling_law(
     array([[0.03141]])
     """
     checks.positive_integer("num_features", num_features)
-    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
-    sums = pair_sums(problem, centred=False)
+    problem = KernelAttention(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
+    sums = sum_pairs(problem, centred=False)
     variance = np.maximum(sums.square - sums.mean**2, 0.0) / num_features
     law = Law(np.zeros_like(variance), variance, num_features / sums.weight)
     return law.in_units(sums.unit)
@@ -248,7 +247,7 @@ def randomized_attention_law(
     array([[0.25]])
     """
     checks.positive_integer("num_samples", num_samples)
-    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal)
+    problem = KernelAttention(q, k, v, scale=scale, mask=mask, causal=causal)
     variance = np.zeros(problem.shape)
     for index, scores, values, _, _ in problem.blocks(centred=True):
         share = np.exp(scores)[..., None, :]
@@ -311,8 +310,8 @@ def num_features_for(
     array(632.)
     """
     target = checks.real("target_error", target_error, positive=True)
-    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
-    sums = pair_sums(problem, centred=True)
+    problem = KernelAttention(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
+    sums = sum_pairs(problem, centred=True)
     law = first_order(sums, 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         regime = LARGE_SAMPLE * np.mean(1 / law.ess, axis=-1)
@@ -320,7 +319,7 @@ def num_features_for(
 
 
 def features_to_reach(target: float, law: Law, exact: Doubles) -> Doubles:
-    """S at which the law of one sample gives the target, also where it does not hold.
+    """Find the S at which the law of one sample gives the target, even if it does not hold there.
 
     The inverse of `relative_error`, see `num_features_for`.
     """
@@ -339,7 +338,7 @@ def features_to_reach(target: float, law: Law, exact: Doubles) -> Doubles:
 
 
 def features_to_hold(law: Law) -> Doubles:
-    """S from which the law of one sample holds for every query: `Law.in_regime`."""
+    """Find the S from which the law of one sample holds for every query: `Law.in_regime`."""
     with np.errstate(over="ignore", divide="ignore"):
         count = np.where(law.in_regime, 1.0, LARGE_SAMPLE / law.ess)
     return _whole(np.max(count, axis=-1, initial=1.0))

@@ -8,23 +8,31 @@ import numpy as np
 
 from ..arrays.library import Doubles
 
-__all__ = ["dot", "log", "log_cosh", "log_expm1", "log_mean_exp", "quotient", "quotient_of_exp"]
+__all__ = [
+    "inner_product",
+    "log_cosh",
+    "log_expm1",
+    "log_mean_exp",
+    "quiet_log",
+    "quotient",
+    "quotient_of_exp",
+]
 
 
-def dot(x: Doubles, y: Doubles) -> Doubles:
+def inner_product(x: Doubles, y: Doubles) -> Doubles:
     """Sum of products over the last axis."""
     return np.asarray(np.sum(x * y, axis=-1))
 
 
-def log(x: Doubles) -> Doubles:
-    """log x, -inf at 0."""
+def quiet_log(x: Doubles) -> Doubles:
+    """log x, -inf at 0 without a warning."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(x))
 
 
 def log_expm1(x: Doubles) -> Doubles:
     """log(e^x - 1) for x >= 0, to rounding."""
-    return x + log(-np.expm1(-x))
+    return x + quiet_log(-np.expm1(-x))
 
 
 def log_cosh(x: Doubles) -> Doubles:

@@ -11,7 +11,7 @@ from ..arrays import checks
 from ..arrays.library import Doubles
 from ..sampling import Gaussian
 from .attention import Law
-from .problem import PairWeights, Problem, pair_weights, scaled, scaled_exp
+from .second_moments import KernelAttention, PairWeights, factor_pairs, scaled_exp, times_exp
 
 __all__ = ["gradient_law"]
 
@@ -80,7 +80,7 @@ def gradient_law(
     array([[0.0051]])
     """
     checks.positive_integer("num_features", num_features)
-    problem = Problem(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
+    problem = KernelAttention(q, k, v, scale=scale, mask=mask, causal=causal, proposal=proposal)
     d_out = checks.host("d_out", d_out, "(..., n, d_v)", 2)
     if d_out.shape != problem.mean.shape:
         raise ValueError(
@@ -89,26 +89,26 @@ def gradient_law(
     shape = (*problem.shape[:-1], problem.d)
     bias, variance, weight = np.zeros(shape), np.zeros(shape), np.ones(shape[:-1])
     cotangent = d_out.reshape(problem.shape)
-    for some in pair_weights(problem, centred=True):
+    for some in factor_pairs(problem, centred=True):
         g = cotangent[some.index]
         u = np.sum(some.values * g[..., None], axis=1)
         ways = some.head.rotate(problem.ways(some.index[:-1]).T).T  # (d, d), in columns
-        for row, at in enumerate(_indices(some.index)):
+        for row, at in enumerate(_query_indices(some.index)):
             if np.any(np.isfinite(some.scores[row])):
-                bias[at], variance[at], weight[at] = _of_query(some, ways, row, u[row])
+                bias[at], variance[at], weight[at] = _sum_query(some, ways, row, u[row])
     bias, variance = (problem.ungroup(x) / num_features for x in (bias, variance))
     law = Law(bias, variance, num_features / problem.ungroup(weight, core=1))
     return law.in_units(problem.unit)
 
 
-def _indices(index: Any) -> list[Any]:
-    """Of each query of a block."""
+def _query_indices(index: Any) -> list[Any]:
+    """List the indices of the queries of a block."""
     *head, rows = index
     return [(*head, i) for i in range(rows.start, rows.stop)]
 
 
-def _of_query(some: PairWeights, ways: Doubles, row: int, u: Doubles) -> tuple[Any, Any, Any]:
-    """Bias, variance (d,) and the mean square of the weights of one query, for one frequency."""
+def _sum_query(some: PairWeights, ways: Doubles, row: int, u: Doubles) -> tuple[Any, Any, Any]:
+    """Sum bias, variance (d,) and mean square of the weights of one query, for one frequency."""
     share = np.exp(some.scores[row])
     key_mean = share @ some.key
     apart = some.key - key_mean
@@ -128,7 +128,7 @@ def _of_query(some: PairWeights, ways: Doubles, row: int, u: Doubles) -> tuple[A
     square += 2 * (gram_x @ (x_off * off)) + 2 * np.sum(x_off * (some.gram @ x_off), axis=0)
     cross = 2 * (near * (x @ gram_b) + gram_b @ x_off + gram_x @ b_off)
     height = some.height[row]
-    square, cross = scaled(height + 2 * peak_u, square), scaled(height + peak + peak_u, cross)
-    weight = scaled(height + 2 * peak, np.atleast_1d(b @ gram_b))[0]
+    square, cross = times_exp(height + 2 * peak_u, square), times_exp(height + peak + peak_u, cross)
+    weight = times_exp(height + 2 * peak, np.atleast_1d(b @ gram_b))[0]
     variance = np.maximum(square - q_bar * cross + q_bar * q_bar * weight, 0.0)
     return q_bar * weight - cross, variance, weight

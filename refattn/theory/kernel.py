@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from ..arrays import checks, matrices
+from ..arrays import checks
 from ..arrays.library import Doubles
 from ..kernels import FEATURES
 from ..sampling import Gaussian
 from ..typing import Features, KnownCoupling
-from . import series
-from .elementary import dot, log, log_cosh, log_expm1, log_mean_exp, quotient_of_exp
-from .proposal import SquaredWeights
+from .elementary import inner_product
+from .kernel_law import KernelLaw, check_vectors
 
 __all__ = [
-    "COUPLINGS",
-    "Pair",
     "kernel_mean",
     "kernel_mse",
     "kernel_variance",
@@ -30,9 +26,6 @@ __all__ = [
     "log_second_moment",
     "num_features_for_kernel",
 ]
-
-
-COUPLINGS: tuple[KnownCoupling, ...] = get_args(KnownCoupling)
 
 
 def log_kernel_mean(
@@ -84,7 +77,7 @@ def log_kernel_mean(
     >>> theory.log_kernel_mean([1.0, 2.0], [0.5, 0.0], coupling="orthogonal")
     array(0.5)
     """
-    pair = Pair(x, y, features, coupling, proposal)
+    pair = KernelLaw(x, y, features, coupling, proposal)
     sign, log_ratio = pair.mean()
     return np.where(sign > 0, pair.log_kappa + log_ratio, math.nan)
 
@@ -177,7 +170,7 @@ def log_kernel_variance(
     1.342
     0.973
     """
-    pair = Pair(x, y, features, coupling, proposal)
+    pair = KernelLaw(x, y, features, coupling, proposal)
     checks.positive_integer("num_features", num_features)
     return 2 * pair.log_kappa + pair.log_variance(num_features)
 
@@ -218,7 +211,7 @@ def log_kernel_mse(
     >>> theory.log_kernel_mse([1.0, 2.0], [-1.0, -2.0])
     array(-inf)
     """
-    pair = Pair(x, y, features, coupling, proposal)
+    pair = KernelLaw(x, y, features, coupling, proposal)
     checks.positive_integer("num_features", num_features)
     log_mse = np.logaddexp(pair.log_variance(num_features), 2 * pair.log_bias())
     return np.asarray(2 * pair.log_kappa + log_mse)
@@ -255,7 +248,7 @@ def kernel_mean(
     >>> float(theory.kernel_mean([1.0], [1.0], coupling="regularised").round(4))  # cosh(2) / e
     1.384
     """
-    pair = Pair(x, y, features, coupling, proposal)
+    pair = KernelLaw(x, y, features, coupling, proposal)
     sign, log_ratio = pair.mean()
     with np.errstate(over="ignore"):
         return np.asarray(sign * np.exp(pair.log_kappa + log_ratio))
@@ -294,17 +287,11 @@ def kernel_variance(
     >>> float(value.round(4))  # (e - 1) / 4
     0.4296
     """
+    log_variance = log_kernel_variance(
+        x, y, features=features, coupling=coupling, num_features=num_features, proposal=proposal
+    )
     with np.errstate(over="ignore"):
-        return np.exp(
-            log_kernel_variance(
-                x,
-                y,
-                features=features,
-                coupling=coupling,
-                num_features=num_features,
-                proposal=proposal,
-            )
-        )
+        return np.exp(log_variance)
 
 
 def kernel_mse(
@@ -340,17 +327,11 @@ def kernel_mse(
     >>> float(value.round(4))  # e (1 - 1/e)^2 / 2
     0.5431
     """
+    log_mse = log_kernel_mse(
+        x, y, features=features, coupling=coupling, num_features=num_features, proposal=proposal
+    )
     with np.errstate(over="ignore"):
-        return np.exp(
-            log_kernel_mse(
-                x,
-                y,
-                features=features,
-                coupling=coupling,
-                num_features=num_features,
-                proposal=proposal,
-            )
-        )
+        return np.exp(log_mse)
 
 
 def log_second_moment(x: Any, y: Any) -> Doubles:
@@ -385,8 +366,8 @@ def log_second_moment(x: Any, y: Any) -> Doubles:
     >>> theory.log_second_moment([1.0, 0.0], [-9.0, 0.0])
     array(46.)
     """
-    x, y = _vectors(x, y)
-    return np.asarray(dot(x, x) + dot(y, y) + 4 * dot(x, y))
+    x, y = check_vectors(x, y)
+    return np.asarray(inner_product(x, x) + inner_product(y, y) + 4 * inner_product(x, y))
 
 
 def log_norm_approximation_bias(
@@ -426,7 +407,7 @@ def log_norm_approximation_bias(
     >>> theory.log_norm_approximation_bias([2.0], [1.0], 3.0, 1.0)
     array(0.5)
     """
-    x, y = _vectors(x, y)
+    x, y = check_vectors(x, y)
     square_x = checks.host("square_x", square_x, "(...)", 0)
     square_y = checks.host("square_y", square_y, "(...)", 0)
     checks.choice("features", features, FEATURES)
@@ -439,7 +420,9 @@ def log_norm_approximation_bias(
             f"`x` and `y`, {lead}, got shapes {square_x.shape} and {square_y.shape}."
         ) from None
     sign = -1 if features == "trigonometric" else 1
-    return np.asarray(sign * ((dot(x, x) - square_x) / 2 + (dot(y, y) - square_y) / 2))
+    return np.asarray(
+        sign * ((inner_product(x, x) - square_x) / 2 + (inner_product(y, y) - square_y) / 2)
+    )
 
 
 def num_features_for_kernel(
@@ -485,160 +468,9 @@ def num_features_for_kernel(
     array(172.)
     """
     target = 2 * math.log(checks.real("target_error", target_error, positive=True))
-    pair = Pair(x, y, features, coupling, proposal)
+    pair = KernelLaw(x, y, features, coupling, proposal)
     size, bias = pair.block, 2 * pair.log_bias()
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         room = np.where(bias < target, target + np.log(-np.expm1(bias - target)), -math.inf)
         count = size * np.ceil(np.exp(pair.log_variance(size) - room))
     return np.where(np.isnan(count), math.inf, np.maximum(count, size))
-
-
-# One pair of vectors
-
-
-class Pair:
-    """The laws of one pair of vectors, relative to the kernel, for a coupling of frequencies."""
-
-    def __init__(
-        self, x: Any, y: Any, features: Features, coupling: KnownCoupling, proposal: Any
-    ) -> None:
-        x, y = _vectors(x, y)
-        checks.choice("features", features, FEATURES)
-        checks.choice("coupling", coupling, COUPLINGS)
-        self.features, self.coupling, self.d = features, coupling, x.shape[-1]
-        self.law = SquaredWeights(proposal, self.d)
-        _check_known(features, coupling, self.law)
-        checks.compatible("proposal", self.law.mean, "x + y", x + y)
-        if proposal is not None and proposal.gauge is not None:
-            gauge = proposal.gauge[..., 0]
-            checks.compatible("proposal", gauge, "x + y", x + y)
-            shape = np.broadcast_shapes(x.shape, y.shape, gauge.shape)
-            x, y = (np.broadcast_to(u, shape)[..., None, :] for u in (x, y))
-            x, y = (u[..., 0, :] for u in proposal.change_gauge(x, y))
-        shape = np.broadcast_shapes((x + y).shape, self.law.mean.shape)[:-1]
-        self.log_kappa = np.broadcast_to(dot(x, y), shape)
-        self.sum, self.difference = self.law.rotate(x + y), self.law.rotate(x - y)
-        # What estimates with several frequencies depend on: |x + y - mean|^2, or |x - y|^2.
-        t = self.difference if features == "trigonometric" else self.sum - self.law.mean
-        self.square = dot(t, t)
-
-    @property
-    def block(self) -> int:
-        """How many frequencies depend on each other."""
-        sizes = {"iid": 1, "antithetic": 2}
-        return sizes.get(self.coupling, int(self.d))
-
-    def mean(self) -> tuple[Doubles, Doubles]:
-        """Sign and log of E estimate / kappa."""
-        if self.coupling != "regularised":
-            return np.ones_like(self.log_kappa), np.zeros_like(self.log_kappa)
-        if self.features == "trigonometric":
-            value = series.mean_cosine(self.d, self.square)
-            return np.sign(value), self.square / 2 + log(np.abs(value))
-        log_mean = series.log_series(self.d, self.square / 4, series.unit) - self.square / 2
-        return np.ones_like(self.square), np.minimum(log_mean, 0.0)
-
-    def log_bias(self) -> Doubles:
-        """Log of |E estimate - kappa| / kappa."""
-        if self.coupling != "regularised":
-            return np.full_like(self.log_kappa, -math.inf)
-        if self.features != "trigonometric":
-            return log(
-                series.missing(self.d, self.square / 2, partial(series.missing_norms, self.d))
-            )
-        bias = series.mean_cosine(self.d, self.square, centred=True)
-        return self.square / 2 + log(np.abs(bias))
-
-    def log_variance(self, count: int) -> Doubles:
-        """Log of Var / kappa^2 for a number of frequencies."""
-        one = self.log_variance_of_one()
-        full, rest = divmod(count, self.block)
-        pairs = full * self.block * (self.block - 1) + rest * (rest - 1)
-        if pairs == 0:
-            return one - math.log(count)
-        # V/S + pairs C / S^2 as a sum of terms >= 0: V + (b - 1) C may be far below V.
-        most = count * (self.block - 1)
-        ratio = np.where(one == math.inf, 1.0, self.block_ratio(one))  # infinite for any number
-        return one + log((most - pairs) / most + pairs / most * ratio) - math.log(count)
-
-    def log_variance_of_one(self) -> Doubles:
-        """Log of V / kappa^2."""
-        law, square = self.law, self.square
-        if self.coupling == "regularised":
-            if self.features == "trigonometric":
-                return square + log(series.fixed_norm_variance(self.d, square))
-            terms = (
-                series.second_less_square
-                if self.features == "positive"
-                else series.even_less_square
-            )
-            return series.log_series(self.d, square, terms) - square
-        if self.features == "positive":
-            return log_expm1(law.offset + law.quadratic(self.sum - law.mean))
-        base = law.offset + law.quadratic(law.mean)
-        if self.features == "hyperbolic":
-            tilt = log_cosh(2 * dot(self.sum * law.curvature, law.mean))
-            return log_expm1(
-                base + log_mean_exp(law.quadratic(self.sum) + tilt, -dot(self.sum, self.sum))
-            )
-        angle = dot(self.difference * law.curvature, law.mean)
-        quadratic = law.quadratic(self.difference)
-        most = log_expm1(base + log_mean_exp(square, -quadratic))
-        finite = np.where(np.isfinite(base), base, 0.0)
-        less = finite - quadratic + 2 * log(np.abs(np.sin(angle)))
-        return most + log(np.maximum(1 - quotient_of_exp(less, most), 0.0))
-
-    def block_ratio(self, one: Doubles) -> Doubles:
-        """(V + (b - 1) C) / V in a block of b; any number where V, whose log is `one`, is 0."""
-        square, d = self.square, self.d
-        if self.coupling == "antithetic":
-            if self.features != "positive":
-                return np.full_like(square, 2.0)  # features of omega and -omega are the same
-            log_pair = math.log(2) + log_expm1(
-                self.law.offset
-                + log_mean_exp(self.law.quadratic(self.sum - self.law.mean), -square)
-            )
-            return quotient_of_exp(log_pair, one)
-        if self.coupling == "regularised":
-            if self.features == "trigonometric":
-                return _ratio(
-                    series.fixed_norm_block(d, square), series.fixed_norm_variance(d, square)
-                )
-            terms = series.block if self.features == "positive" else series.even_block
-            return quotient_of_exp(series.log_series(d, square, terms) - square, one)
-        cosines = [0.0] if self.coupling == "orthogonal" else [-1 / (d - 1), 1 / (d - 1)]
-        if self.features == "trigonometric":
-            ratio = 2 * _ratio(series.cosine_covariance(d, square, cosines), np.expm1(-square) ** 2)
-        else:
-            cosines = cosines[:1] if self.features == "positive" else cosines
-            missing = series.missing(d, square, partial(series.missing_angles, d, cosines))
-            ratio = -np.sign(missing) * quotient_of_exp(log(np.abs(missing)), one)
-        return np.asarray(np.maximum(1 + (d - 1) * ratio, 0.0))
-
-
-def _vectors(x: Any, y: Any) -> tuple[Doubles, Doubles]:
-    x, y = (checks.host(name, value, "(..., d)", 1) for name, value in (("x", x), ("y", y)))
-    checks.compatible("x", x, "y", y)
-    matrices.squares("x", x)
-    matrices.squares("y", y)
-    return x, y
-
-
-def _check_known(features: Features, coupling: KnownCoupling, law: SquaredWeights) -> None:
-    """Refuse what has no law in closed form."""
-    if law.standard or coupling == "iid" or (features, coupling) == ("positive", "antithetic"):
-        return
-    s = law.eigenvalues
-    isotropic = bool(np.all(np.abs(s - s[..., :1]) <= 1e-12 * s[..., :1]))
-    fits = isotropic if coupling != "regularised" else bool(np.all(s == 1))
-    if features != "positive" or not fits:
-        raise ValueError(
-            "`proposal` must be None, or for positive features have an isotropic covariance "
-            f"(that of N(mean, I) if regularised): no closed form is known for {features} "
-            f"features, coupling {coupling!r} and this proposal."
-        )
-
-
-def _ratio(a: Doubles, b: Doubles) -> Doubles:
-    """a / b, or 0 where both are 0."""
-    return np.where(b == 0, 0.0, a / np.where(b == 0, 1.0, b))

@@ -42,10 +42,10 @@ class SquaredWeights:
     def at(self, index: Any) -> SquaredWeights:
         """Take one member of a batch, whose axes broadcast."""
         one = copy(self)
-        one.mean = _member(self.mean, index, 1)
-        one.eigenvalues = _member(self.eigenvalues, index, 1)
+        one.mean = _batch_member(self.mean, index, 1)
+        one.eigenvalues = _batch_member(self.eigenvalues, index, 1)
         if self.rotated:
-            one.vectors = _member(self.vectors, index, 2)
+            one.vectors = _batch_member(self.vectors, index, 2)
         return one
 
     def rotate(self, x: Doubles) -> Doubles:
@@ -81,7 +81,7 @@ class SquaredWeights:
         return np.asarray(np.sum(t * t * self.curvature, axis=-1))
 
 
-def _member(x: Doubles, index: Any, core: int) -> Doubles:
+def _batch_member(x: Doubles, index: Any, core: int) -> Doubles:
     """Index the batch axes of x, the axes before the last `core`, as if they were broadcast."""
     lead = x.shape[: x.ndim - core]
     index = index[len(index) - len(lead) :]

@@ -8,10 +8,9 @@ import numpy as np
 
 from ..arrays import checks, qkv
 from ..arrays.library import Doubles
-from ..estimators.key_sampling import LAWS
-from ..typing import KeyLaw
+from ..typing import KEY_LAWS, KeyLaw
 from .attention import ExactLaw, Law
-from .problem import Problem
+from .second_moments import KernelAttention
 
 __all__ = ["sampled_keys_law"]
 
@@ -86,8 +85,8 @@ def sampled_keys_law(
     (array([[0.04]]), array([18.75]))
     """
     checks.positive_integer("num_samples", num_samples)
-    checks.choice("draws", draws, LAWS)
-    problem = Problem(q, k, v, scale=scale, mask=mask)
+    checks.choice("draws", draws, KEY_LAWS)
+    problem = KernelAttention(q, k, v, scale=scale, mask=mask)
     exact = draws == "softmax"
     rate = None if exact else _rates(problem, draws)
     bias, variance = np.zeros(problem.shape), np.zeros(problem.shape)
@@ -106,7 +105,7 @@ def sampled_keys_law(
     return (ExactLaw if exact else Law)(bias, variance, ess).in_units(problem.unit)
 
 
-def _rates(problem: Problem, draws: str) -> Doubles:
+def _rates(problem: KernelAttention, draws: str) -> Doubles:
     """Probability of each key in a draw, (..., m), and 1 where it is hidden from all."""
     *lead, _, _ = problem.shape
     m = problem.k.shape[-2]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..arrays.library import Doubles
-from .elementary import log
+from .elementary import quiet_log
 
 __all__ = [
     "block",
@@ -33,7 +33,7 @@ __all__ = [
 def missing_angles(d: int, cosines: list[float], order: int) -> Doubles:
     """1 - rho_k, k < order, of `log_kernel_variance`, averaged over the cosines."""
     k = np.arange(order)[:, None]
-    log_rho = -_sums(np.log1p(k[:, 0] / (d + k[:, 0])))[:, None]
+    log_rho = -_sums_before(np.log1p(k[:, 0] / (d + k[:, 0])))[:, None]
     total = np.zeros(order)
     for excess, weight in (_angles(d, cosine) for cosine in cosines):
         total -= np.expm1(log_rho + k * np.log1p(excess)) @ weight
@@ -44,10 +44,10 @@ def missing_angles(d: int, cosines: list[float], order: int) -> Doubles:
 
 def missing_norms(d: int, order: int) -> Doubles:
     """1 - prod_{i<k} d / (d + 2i), k < order, of the bias of norms sqrt(d)."""
-    return -np.expm1(-_sums(np.log1p(2 * np.arange(order) / d)))
+    return -np.expm1(-_sums_before(np.log1p(2 * np.arange(order) / d)))
 
 
-def _sums(x: Doubles) -> Doubles:
+def _sums_before(x: Doubles) -> Doubles:
     """sum_{i<k} x_i for each k."""
     return np.concatenate([[0.0], np.cumsum(x)[:-1]])
 
@@ -150,7 +150,7 @@ def log_series(d: int, s: Doubles, factors: Callable[[int, int], Doubles]) -> Do
 
     order = int(math.sqrt(2 * d * float(np.max(s, initial=0.0)))) + 72
     total = np.full(np.shape(s), -math.inf)
-    for k, log_term in enumerate(_log_terms(d, order) + log(factors(d, order))):
+    for k, log_term in enumerate(_log_terms(d, order) + quiet_log(factors(d, order))):
         total = np.logaddexp(total, log_term + xlogy(k, s))
     return total
 

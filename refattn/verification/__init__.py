@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from . import tolerance
-from .trial import Finding, Numbers, Suspect
-from .verdict import Verdict, judge, verify
+from .door import verify
+from .findings import Finding, Numbers, Suspect
+from .judging import judge
+from .verdict import Verdict
 
 __all__ = ["Finding", "Numbers", "Suspect", "Verdict", "judge", "tolerance", "verify"]
 

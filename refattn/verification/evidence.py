@@ -10,25 +10,25 @@ import numpy as np
 from ..arrays.library import Doubles
 
 __all__ = [
+    "DirectionSums",
     "Estimate",
     "Evidence",
     "Known",
-    "Moments",
-    "Sums",
-    "chernoff",
+    "Tally",
     "evenly",
+    "log_chernoff",
     "symmetric_test",
 ]
 
 
-class Sums(NamedTuple):
+class DirectionSums(NamedTuple):
     """Of each row (..., n), sums over its columns along one direction.
 
     Attributes
     ----------
     errors : array
         Of the errors.
-    own : array
+    nearest : array
         Of what rounding to nearest makes of the exact numbers.
     size : array
         Of the direction itself: what the errors are if the defect has size 1.
@@ -37,13 +37,13 @@ class Sums(NamedTuple):
     """
 
     errors: Doubles
-    own: Doubles
+    nearest: Doubles
     size: Doubles
     slack: Doubles
 
 
-class Moments(NamedTuple):
-    """Weighted sums over rows, of T, U, G and L of `Sums`, and of TT, TU, UU, TG, UG and GG."""
+class Tally(NamedTuple):
+    """Weighted sums over rows, of T, U, G, L of `DirectionSums`, and of TT, TU, UU, TG, UG, GG."""
 
     t: Any
     u: Any
@@ -57,18 +57,18 @@ class Moments(NamedTuple):
     gg: Any
 
     @classmethod
-    def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Moments:
-        """Sums over an axis."""
+    def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Tally:
+        """Sum over an axis."""
         parts = (t, u, g, slack, t * t, t * u, u * u, t * g, u * g, g * g)
         return cls(*(np.sum(weights * x, axis=axis) for x in parts))
 
-    def over(self, axis: int) -> Moments:
-        """Sums over one more axis."""
-        return Moments(*(np.sum(x, axis=axis) for x in self))
+    def over(self, axis: int) -> Tally:
+        """Sum over one more axis."""
+        return Tally(*(np.sum(x, axis=axis) for x in self))
 
 
 def evenly(t: Any, u: Any, g: Any, slack: Any) -> tuple[Any, Any, Any, Any]:
-    """The rows of a direction over their standard deviations: none outweighs the others."""
+    """Divide the rows of a direction by their standard deviations: none outweighs the others."""
     factor = np.where(g > 0, 1 / np.sqrt(np.where(g > 0, g, 1.0)), 0.0)
     return t * factor, u * factor, g * factor, slack * factor
 
@@ -79,8 +79,8 @@ class Evidence(NamedTuple):
     Where few rows have nearly all of the weight they alone are no evidence of symmetric errors.
     """
 
-    best: Moments
-    even: Moments
+    best: Tally
+    even: Tally
 
     @property
     def size(self) -> Any:
@@ -89,12 +89,12 @@ class Evidence(NamedTuple):
 
     @classmethod
     def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Evidence:
-        """Sums over an axis of what `Sums` holds."""
-        even = Moments.of(*evenly(t, u, g, slack), weights, axis=axis)
-        return cls(Moments.of(t, u, g, slack, weights, axis), even)
+        """Sum over an axis what `DirectionSums` holds."""
+        even = Tally.of(*evenly(t, u, g, slack), weights, axis=axis)
+        return cls(Tally.of(t, u, g, slack, weights, axis), even)
 
     def over(self, axis: int) -> Evidence:
-        """Sums over one more axis."""
+        """Sum over one more axis."""
         return Evidence(self.best.over(axis), self.even.over(axis))
 
     def add(self, other: Evidence, at: Any) -> None:
@@ -103,7 +103,7 @@ class Evidence(NamedTuple):
             mine[at] += new
 
     def test(self) -> Estimate:
-        """The size by the best weights, and the surer of the two tests."""
+        """Estimate the size by the best weights, and take the surer of the two tests."""
         best, even = symmetric_test(self.best), symmetric_test(self.even)
         return Estimate(
             best.value,
@@ -114,7 +114,7 @@ class Evidence(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Sums of `Sums` over heads, of which the variance of the errors is known.
+    """Sums of `DirectionSums` over heads, of which the variance of the errors is known.
 
     They are sub-Gaussian with it, about a share of what rounding the exact numbers gives.
     """
@@ -131,13 +131,13 @@ class Known(NamedTuple):
         return self.g
 
     def over(self, axis: int) -> Known:
-        """Sums over an axis."""
+        """Sum over an axis."""
         return Known(*(np.sum(x, axis=axis) for x in self))
 
     def test(self) -> Estimate:
         r"""Test by :math:`P(|\sum_i T_i| > t \sigma) \le 2 e^{-t^2/2}`."""
         t, u, g, slack, variance = (np.asarray(x, np.float64) for x in self)
-        total, std = _without_own(t, u)[0], np.sqrt(variance)
+        total, std = _remove_rounding(t, u)[0], np.sqrt(variance)
         known = (std > 0) & np.isfinite(std)
         beyond = np.maximum(np.abs(total) - slack, 0.0)
         statistic = np.where(known, beyond / np.where(known, std, 1.0), 0.0)
@@ -159,7 +159,7 @@ class Estimate(NamedTuple):
     statistic: Any
 
 
-def symmetric_test(rows: Moments) -> Estimate:
+def symmetric_test(rows: Tally) -> Estimate:
     r"""Test that errors have no part in a direction, whatever their variances.
 
     .. math:: P\Big(\Big|\sum_i T_i\Big| > t \sqrt{\textstyle\sum_i T_i^2}\Big) \le 2 e^{-t^2 / 2}
@@ -168,7 +168,7 @@ def symmetric_test(rows: Moments) -> Estimate:
     rounding the exact numbers gives that makes the sum least, and for what they may have in common.
     """
     t, u, g, slack, tt, tu, uu, tg, ug, gg = (np.asarray(x, np.float64) for x in rows)
-    total, share = _without_own(t, u)
+    total, share = _remove_rounding(t, u)
     root = np.sqrt(np.maximum(tt - 2 * share * tu + share * share * uu, 0.0))
     beyond = np.maximum(np.abs(total) - slack, 0.0)
     statistic = np.where(root > 0, beyond / np.where(root > 0, root, 1.0), 0.0)
@@ -179,14 +179,14 @@ def symmetric_test(rows: Moments) -> Estimate:
     return Estimate(value, error, np.minimum(math.log(2) - statistic**2 / 2, 0.0), statistic)
 
 
-def _without_own(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:
-    """Sums of errors but for the share of their own roundings that leaves least, and that share."""
+def _remove_rounding(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:
+    """Subtract the share of the roundings that leaves the smallest sums; return that share too."""
     share = np.clip(np.where(u == 0, 0.0, t / np.where(u == 0, 1.0, u)), 0.0, 1.0)
     return t - share * u, share
 
 
-def chernoff(square: Any, rows: Any) -> Any:
-    r"""Log of the largest probability that the mean square of so many rows is so large.
+def log_chernoff(square: Any, rows: Any) -> Any:
+    r"""Bound the log of the probability that the mean square of so many rows is so large.
 
     .. math:: P(\overline{z^2} > x) \le (x e^{1 - x})^{N / 2}
 

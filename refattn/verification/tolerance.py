@@ -23,28 +23,28 @@ import numpy.typing as npt
 from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.shown import held
-from ..rounding import problem as rounding_problem
-from ..rounding import softmax
 from ..rounding.formats import FORMATS, Format
-from ..rounding.problem import Problem
+from ..rounding.head import scan_tiles
+from ..rounding.problems import Index, Problem, dtype_of, pose_arrays, sweep
 from ..rounding.profiles import PROFILES, Profile
-from . import verdict as verification_verdict
+from ..rounding.roundings import RowErrors
+from .choice import usual_profiles
+from .findings import Numbers
+from .judging import judge
 
-__all__ = ["Defect", "Need", "Pair", "Power", "Tolerance", "catalogue", "study"]
+__all__ = ["Allowance", "Defect", "Need", "Power", "Tolerance", "catalogue", "study"]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-_Index = tuple[int, ...]
-
 LEVEL = 1e-6  # probability that a correct kernel exceeds the tolerance
-_PASSES = 3  # over the queries that it takes about to judge a defect
+_DEFECT_PASSES = 3  # over the queries that it takes about to judge a defect
 _HEADS, _QUERIES = 8, 1024  # of the power table, queries of all heads together
 
 
-class Pair(NamedTuple):
+class Allowance(NamedTuple):
     """A tolerance: |got - exact| <= atol + rtol |exact|."""
 
     atol: float
@@ -52,10 +52,10 @@ class Pair(NamedTuple):
 
 
 # Of torch.testing.assert_close.
-USUAL: Mapping[str, Pair] = {
-    "float32": Pair(1e-5, 1.3e-6),
-    "float16": Pair(1e-5, 1e-3),
-    "bfloat16": Pair(1e-5, 1.6e-2),
+USUAL: Mapping[str, Allowance] = {
+    "float32": Allowance(1e-5, 1.3e-6),
+    "float16": Allowance(1e-5, 1e-3),
+    "bfloat16": Allowance(1e-5, 1.6e-2),
 }
 
 
@@ -70,16 +70,16 @@ class Need(NamedTuple):
         Index of the head; None for all heads.
     atol, proven : float
         For rtol 0: with probability 1 - 1e-6 by the law, and for certain by the bound.
-    pair, proven_pair : Pair
+    pair, proven_pair : Allowance
         The same with the rtol, of some multiples of the unit, that allows least on average.
     """
 
     profile: str
-    head: _Index | None
+    head: Index | None
     atol: float
     proven: float
-    pair: Pair
-    proven_pair: Pair
+    pair: Allowance
+    proven_pair: Allowance
 
 
 class Defect(NamedTuple):
@@ -102,7 +102,7 @@ class Defect(NamedTuple):
     name: str
     size: str = ""
     problem: Callable[[Problem], Problem] = lambda x: x
-    change: Callable[[Doubles, softmax.Rows, _Index, slice], Doubles] = lambda x, *_: x
+    change: Callable[[Doubles, RowErrors, Index, slice], Doubles] = lambda x, *_: x
     round: Callable[[Format, Doubles], Doubles] = Format.round
     weights: str | None = None
 
@@ -143,7 +143,7 @@ class Tolerance(NamedTuple):
         Of each defect, from no defect on.
     dtype, profile : str
         The storage type, and what the kernels with defects round.
-    given, ours : Pair
+    given, ours : Allowance
         The tolerance that was given, and what that profile needs.
     lead, rows : tuple of int and int
         Heads, and queries of each, that defects were tried on.
@@ -153,9 +153,9 @@ class Tolerance(NamedTuple):
     power: list[Power]
     dtype: str
     profile: str
-    given: Pair
-    ours: Pair
-    lead: _Index
+    given: Allowance
+    ours: Allowance
+    lead: tuple[int, ...]
     rows: int
 
 
@@ -220,22 +220,14 @@ def study(
     >>> row.ours < 1, row.verdict  # passes at what is needed, and yet it can be told
     (True, 'FAIL')
     """
-    problem = rounding_problem.of_arrays(
-        q,
-        k,
-        v,
-        scale=scale,
-        bias=bias,
-        mask=mask,
-        causal=causal,
-        window=window,
-        softcap=softcap,
+    problem = pose_arrays(
+        q, k, v, scale=scale, bias=bias, mask=mask, causal=causal, window=window, softcap=softcap
     )
-    dtype = rounding_problem.dtype_of(q) if dtype is None else dtype
-    return of_problem(problem, dtype, profile=profile, atol=atol, rtol=rtol, track=track)
+    dtype = dtype_of(q) if dtype is None else dtype
+    return study_problem(problem, dtype, profile=profile, atol=atol, rtol=rtol, track=track)
 
 
-def of_problem(
+def study_problem(
     problem: Problem,
     dtype: str,
     *,
@@ -245,7 +237,7 @@ def of_problem(
     announce: Callable[[float], None] | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Tolerance:
-    """What `study` says of a problem."""
+    """Study a problem as `study` does arrays."""
     checks.choice("dtype", dtype, USUAL)
     if profile is not None:
         checks.choice("profile", profile, PROFILES)
@@ -255,36 +247,36 @@ def of_problem(
             f"`q`, `k` and `v` must not be empty, got leading axes {problem.lead} and "
             f"n, m, d_v = {sizes}."
         )
-    given = _given(dtype, atol, rtol)
+    given = _check_allowance(dtype, atol, rtol)
     problem = problem.rounded(FORMATS[dtype])
     for index in np.ndindex(problem.lead):
         for name, x in problem.read(index).items():
             if name in "qkv" and not np.all(np.isfinite(x)):
                 raise ValueError(f"`{name}` must be finite in {dtype}, got NaN or infinity.")
-    names = [profile] if profile is not None else list(verification_verdict.usual_profiles(dtype))
+    names = [profile] if profile is not None else list(usual_profiles(dtype))
     simulated = profile or ("math" if dtype == "float32" else "flash")
-    part, rows = _part(problem)
+    part, rows = _choose_part(problem)
     defects = list(catalogue(part))
     if announce is not None:
-        passes = _PASSES if profile is None else 2
+        passes = _DEFECT_PASSES if profile is None else 2
         block = block_seconds(problem, dtype, PROFILES[names[0]])
         blocks = [sum(1 for _ in x.items()) for x in (problem, part)]
         announce(block * (len(names) * blocks[0] + len(defects) * passes * blocks[1]))
     needs: list[Need] = []
     power: list[Power] = []
-    ours = Pair(math.nan, math.nan)
+    ours = Allowance(math.nan, math.nan)
     for item in track([*names, *defects]):
         if isinstance(item, str):
-            needs += _needs(problem, dtype, item)
+            needs += _measure_needs(problem, dtype, item)
         else:
             if not power:
                 ours = next(x.pair for x in needs if x.head is None and x.profile == simulated)
-            power.append(_power(part, item, dtype, simulated, profile, given, ours))
+            power.append(_try_defect(part, item, dtype, simulated, profile, given, ours))
     return Tolerance(needs, power, dtype, simulated, given, ours, part.lead, rows)
 
 
 def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
-    """Time of the analysis of one block of queries."""
+    """Time the analysis of one block of queries."""
     index, i = next(problem.items())
     kernel, problem = profile.kernel(dtype), problem.read_by(profile)
     start = time.perf_counter()
@@ -293,19 +285,19 @@ def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
     return time.perf_counter() - start
 
 
-def _given(dtype: str, atol: float | None, rtol: float | None) -> Pair:
+def _check_allowance(dtype: str, atol: float | None, rtol: float | None) -> Allowance:
     if atol is None and rtol is None:
         return USUAL[dtype]
-    found = []
+    limits = []
     for name, x in (("atol", atol), ("rtol", rtol)):
         value = float(checks.real(name, 0.0 if x is None else x))
         if value < 0:
             raise ValueError(f"`{name}` must be at least 0, got {value}.")
-        found.append(value)
-    return Pair(*found)
+        limits.append(value)
+    return Allowance(*limits)
 
 
-class _Elements(NamedTuple):
+class _ElementErrors(NamedTuple):
     """What is known of the errors of some elements: they are sub-Gaussian beyond `off`."""
 
     size: Doubles  # of the exact result
@@ -313,63 +305,63 @@ class _Elements(NamedTuple):
     std: Doubles
     bound: Doubles
 
-    def less(self, rtol: float) -> _Elements:
-        """Beyond a relative tolerance."""
+    def less(self, rtol: float) -> _ElementErrors:
+        """Take a relative tolerance off."""
         share = rtol * self.size
         return self._replace(off=self.off - share, bound=self.bound - share)
 
     def limits(self, level: float) -> Doubles:
-        """What each exceeds with its share of a probability at most."""
+        """Return what each error exceeds with its share of a probability at most."""
         t = math.sqrt(2 * math.log(2 * max(self.off.size, 1) / level))
         return np.minimum(self.bound, self.off + t * self.std)
 
 
-def _needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
-    """What a profile needs, for all heads and for each."""
+def _measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
+    """Find what a profile needs, for all heads and for each."""
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
-    found = _Elements(*(np.empty(shape) for _ in _Elements._fields))
+    elements = _ElementErrors(*(np.empty(shape) for _ in _ElementErrors._fields))
 
-    def add(index: _Index, i: slice, rows: softmax.Rows) -> None:
+    def add(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
-        found.size[at] = np.abs(rows.out)
-        found.off[at] = np.abs(rows.nearest - rows.out) + rows.slack
-        found.std[at], found.bound[at] = rows.worst, rows.bound
+        elements.size[at] = np.abs(rows.out)
+        elements.off[at] = np.abs(rows.nearest - rows.out) + rows.slack
+        elements.std[at], elements.bound[at] = rows.worst, rows.bound
 
-    rounding_problem.sweep(problem, dtype, PROFILES[name], add)
+    sweep(problem, dtype, PROFILES[name], add)
     unit = FORMATS[dtype].unit
-    yield _need(name, None, _Elements(*(x.ravel() for x in found)), unit)
+    yield _need_of(name, None, _ElementErrors(*(x.ravel() for x in elements)), unit)
     for head in np.ndindex(problem.lead) if math.prod(problem.lead) > 1 else ():
-        yield _need(name, head, _Elements(*(x[head].ravel() for x in found)), unit)
+        yield _need_of(name, head, _ElementErrors(*(x[head].ravel() for x in elements)), unit)
 
 
-def _need(name: str, head: _Index | None, elements: _Elements, unit: float) -> Need:
+def _need_of(name: str, head: Index | None, elements: _ElementErrors, unit: float) -> Need:
     mean = float(np.mean(elements.size))
     of = {x * unit: elements.less(x * unit) for x in (1.0, 2.0, 4.0)}
-    cost = {x: _largest(y.limits(LEVEL)) + x * mean for x, y in of.items()}
-    sure = {x: _largest(y.bound) + x * mean for x, y in of.items()}
+    cost = {x: _largest_or_zero(y.limits(LEVEL)) + x * mean for x, y in of.items()}
+    sure = {x: _largest_or_zero(y.bound) + x * mean for x, y in of.items()}
     rtol, proven = min(cost, key=cost.__getitem__), min(sure, key=sure.__getitem__)
     return Need(
         name,
         head,
-        _smallest(elements),
-        _largest(elements.bound),
-        Pair(_smallest(of[rtol]), rtol),
-        Pair(_largest(of[proven].bound), proven),
+        _smallest_atol(elements),
+        _largest_or_zero(elements.bound),
+        Allowance(_smallest_atol(of[rtol]), rtol),
+        Allowance(_largest_or_zero(of[proven].bound), proven),
     )
 
 
-def _largest(x: Doubles) -> float:
+def _largest_or_zero(x: Doubles) -> float:
     return max(float(np.max(x, initial=0.0)), 0.0)
 
 
-def _smallest(elements: _Elements) -> float:
-    """The smallest atol that all errors stay within, but for a probability of `LEVEL`."""
+def _smallest_atol(elements: _ElementErrors) -> float:
+    """Find the smallest atol that all errors stay within, but for a probability of `LEVEL`."""
     limits = elements.limits(LEVEL / 100)
-    high = _largest(limits)
+    high = _largest_or_zero(limits)
     if not 0 < high < math.inf:
         return high
     low = high / 2
-    near = _Elements(*(x[limits > low] for x in elements))  # others exceed it with LEVEL / 100
+    near = _ElementErrors(*(x[limits > low] for x in elements))  # others exceed it with LEVEL / 100
     for _ in range(30):
         middle = (low + high) / 2
         t = np.maximum(middle - near.off, 0.0) / near.std
@@ -378,8 +370,8 @@ def _smallest(elements: _Elements) -> float:
     return high
 
 
-def _part(problem: Problem) -> tuple[Problem, int]:
-    """Some heads, and the last queries of them."""
+def _choose_part(problem: Problem) -> tuple[Problem, int]:
+    """Take some heads, and their last queries."""
     heads = list(np.ndindex(problem.lead))
     chosen = heads if len(heads) <= _HEADS else heads[:: -(-len(heads) // _HEADS)]
     n, m, d_v = problem.shape
@@ -387,42 +379,44 @@ def _part(problem: Problem) -> tuple[Problem, int]:
     if rows == n and len(chosen) == len(heads):
         return problem, n
 
-    def read(index: _Index) -> Mapping[str, Any]:
-        found = dict(problem.read(chosen[index[0]]))
-        last = {x: found[x][n - rows :] for x in ("q", "mask", "bias") if x in found}
-        return found | last
+    def read(index: Index) -> Mapping[str, Any]:
+        arrays = dict(problem.read(chosen[index[0]]))
+        last = {x: arrays[x][n - rows :] for x in ("q", "mask", "bias") if x in arrays}
+        return arrays | last
 
     return problem._replace(lead=(len(chosen),), shape=(rows, m, d_v), read=read), rows
 
 
-def _biased(problem: Problem, bias: Callable[[_Index], Any]) -> Problem:
+def _add_bias(problem: Problem, bias: Callable[[Index], Any]) -> Problem:
     return problem.replaced("bias", lambda index, x: bias(index) + (0.0 if x is None else x))
 
 
 def catalogue(problem: Problem) -> Iterator[Defect]:
-    """Mistakes that kernels are known for, as far as the problem can show them; first none."""
+    """List mistakes that kernels are known for, as far as the problem can show them; first none."""
     yield Defect("none")
     for by in (3e-4, 1e-3, 3e-3, 1e-2):
-        yield Defect("scale times", f"{1 + by:g}", partial(_scaled, 1 + by))
+        yield Defect("scale times", f"{1 + by:g}", partial(_multiply_scale, 1 + by))
     for value in (1.443, 1.44):
-        yield Defect("log2(e) as", f"{value}", partial(_scaled, value * math.log(2)))
-    yield from _of_keys(problem)
-    yield from _of_conventions(problem)
+        yield Defect("log2(e) as", f"{value}", partial(_multiply_scale, value * math.log(2)))
+    yield from _list_key_defects(problem)
+    yield from _list_convention_defects(problem)
     for size in (1e-4, 1e-3, 1e-2):
-        yield Defect("ALiBi slope of", f"{size:g}", partial(_sloped, size))
+        yield Defect("ALiBi slope of", f"{size:g}", partial(_add_slope, size))
     for size in (1e-4, 1e-3, 1e-2):
-        yield Defect("added to the normaliser", f"{size:g}", change=partial(_more, size))
+        yield Defect(
+            "added to the normaliser", f"{size:g}", change=partial(_add_to_normaliser, size)
+        )
     for by in (3e-4, 1e-3, 3e-3):
-        yield Defect("output times", f"{1 + by:g}", change=partial(_times, 1 + by))
+        yield Defect("output times", f"{1 + by:g}", change=partial(_multiply_output, 1 + by))
     tile = min(64, problem.shape[0])
     for by in (3e-3, 1e-2, 3e-2):
         words = f"{tile} queries of a head times"
-        yield Defect(words, f"{1 + by:g}", change=partial(_tile, 1 + by, tile))
+        yield Defect(words, f"{1 + by:g}", change=partial(_multiply_tile, 1 + by, tile))
     yield Defect("output truncated, not rounded", round=_truncate)
     yield Defect("weights in float8_e4m3fn", weights="float8_e4m3fn")
 
 
-def _of_keys(problem: Problem) -> Iterator[Defect]:
+def _list_key_defects(problem: Problem) -> Iterator[Defect]:
     n, m, _ = problem.shape
     if m < 2:
         return
@@ -432,83 +426,85 @@ def _of_keys(problem: Problem) -> Iterator[Defect]:
         yield Defect("lost: key", f"{key}", partial(Problem.masked, seen=mask))
     twice = np.zeros((n, m))
     twice[:, m // 2] = math.log(2)
-    yield Defect("counted twice: key", f"{m // 2}", partial(_biased, bias=lambda index: twice))
+    yield Defect("counted twice: key", f"{m // 2}", partial(_add_bias, bias=lambda index: twice))
     block = 64 if m > 64 else -(-m // 2)
-    yield Defect("not rescaled: blocks of keys of", f"{block}", partial(_not_rescaled, block))
+    yield Defect("not rescaled: blocks of keys of", f"{block}", partial(_forget_rescaling, block))
 
 
-def _of_conventions(problem: Problem) -> Iterator[Defect]:
+def _list_convention_defects(problem: Problem) -> Iterator[Defect]:
     n, m, _ = problem.shape
     if problem.causal:
         for by in (1, -1):
             edge = np.tri(n, m, m - n + by, dtype=bool)
-            yield Defect("causal edge moved by", f"{by:+d}", partial(_edge, edge))
+            yield Defect("causal edge moved by", f"{by:+d}", partial(_move_edge, edge))
     left, right = problem.window
     if left:
         yield Defect("window ends early, by", "1", lambda x: x._replace(window=(left - 1, right)))
     if problem.softcap is None:
         for cap in (50.0, 30.0):
-            yield Defect("softcap of", f"{cap:g}", partial(_capped, cap))
+            yield Defect("softcap of", f"{cap:g}", partial(_replace_cap, cap))
     else:
-        yield Defect("softcap left out", "", partial(_capped, None))
+        yield Defect("softcap left out", "", partial(_replace_cap, None))
     first = problem.read((0,) * len(problem.lead))
     for name in ("mask", "bias", "sinks"):
         if name in first:
             yield Defect(f"{name} left out", "", partial(Problem.without, name=name))
 
 
-def _scaled(by: float, problem: Problem) -> Problem:
+def _multiply_scale(by: float, problem: Problem) -> Problem:
     return problem._replace(scale=problem.scale * by)
 
 
-def _capped(cap: float | None, problem: Problem) -> Problem:
+def _replace_cap(cap: float | None, problem: Problem) -> Problem:
     return problem._replace(softcap=cap)
 
 
-def _edge(edge: npt.NDArray[np.bool_], problem: Problem) -> Problem:
+def _move_edge(edge: npt.NDArray[np.bool_], problem: Problem) -> Problem:
     return problem._replace(causal=False).masked(edge)
 
 
-def _sloped(slope: float, problem: Problem) -> Problem:
+def _add_slope(slope: float, problem: Problem) -> Problem:
     n, m, _ = problem.shape
     ahead = slope * (np.arange(m) - np.arange(m - n, m)[:, None])
-    return _biased(problem, lambda index: ahead)
+    return _add_bias(problem, lambda index: ahead)
 
 
-def _not_rescaled(block: int, problem: Problem) -> Problem:
-    """What was summed before the maximum grew stays as it was."""
+def _forget_rescaling(block: int, problem: Problem) -> Problem:
+    """Leave what was summed before the maximum grew as it was."""
 
-    def bias(index: _Index) -> Any:
+    def bias(index: Index) -> Any:
         head = problem.head(index)
         n, m = head.q.shape[0], head.keys
-        found, top = np.zeros((n, m)), np.full((n, 1), -math.inf)
-        for tile in softmax.tiles(head, slice(0, n), block):
+        shift, top = np.zeros((n, m)), np.full((n, 1), -math.inf)
+        for tile in scan_tiles(head, slice(0, n), block):
             if tile.is_sink:
                 continue
             scores = np.broadcast_to(tile.scores, (n, tile.scores.shape[-1]))
             seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
             top = np.maximum(top, np.max(seen, -1, keepdims=True))
-            found[:, tile.keys] = np.where(np.isfinite(top), -top, 0.0)
-        return found
+            shift[:, tile.keys] = np.where(np.isfinite(top), -top, 0.0)
+        return shift
 
-    return _biased(problem, bias)
+    return _add_bias(problem, bias)
 
 
-def _more(size: float, out: Doubles, rows: softmax.Rows, index: _Index, i: slice) -> Doubles:
-    """With something added to the sum of the weights, of which the largest is 1."""
+def _add_to_normaliser(
+    size: float, out: Doubles, rows: RowErrors, index: Index, i: slice
+) -> Doubles:
+    """Add something to the sum of the weights, of which the largest is 1."""
     with np.errstate(all="ignore"):
         share = np.nan_to_num(np.exp(rows.top - rows.lse))[:, None]
     return np.asarray(out / (1 + size * share))
 
 
-def _times(by: float, out: Doubles, *_: Any) -> Doubles:
+def _multiply_output(by: float, out: Doubles, *_: Any) -> Doubles:
     return by * out
 
 
-def _tile(
-    by: float, size: int, out: Doubles, rows: softmax.Rows, index: _Index, i: slice
+def _multiply_tile(
+    by: float, size: int, out: Doubles, rows: RowErrors, index: Index, i: slice
 ) -> Doubles:
-    """The first queries of the first head."""
+    """Multiply the output of the first queries of the first head."""
     inside = (np.arange(i.start, i.stop) < size) & (not any(index))
     return np.where(inside[:, None], by * out, out)
 
@@ -518,54 +514,54 @@ def _truncate(to: Format, x: Doubles) -> Doubles:
     return np.asarray(np.trunc(x / step) * step)
 
 
-def _power(
+def _try_defect(
     problem: Problem,
     defect: Defect,
     dtype: str,
     simulated: str,
     profile: str | None,
-    given: Pair,
-    ours: Pair,
+    given: Allowance,
+    ours: Allowance,
 ) -> Power:
     """Try the output of a kernel with a defect."""
-    exact, got = _simulated(problem, defect, dtype, PROFILES[simulated])
-    numbers = verification_verdict.Numbers(got.__getitem__, dtype)
-    found = verification_verdict.judge(problem, numbers, dtype, profile, LEVEL)
-    suspect = found.suspects[0].text if found.suspects and found.verdict == "FAIL" else ""
+    exact, got = _simulate(problem, defect, dtype, PROFILES[simulated])
+    numbers = Numbers(got.__getitem__, dtype)
+    verdict = judge(problem, numbers, dtype, profile, LEVEL)
+    suspect = verdict.suspects[0].text if verdict.suspects and verdict.verdict == "FAIL" else ""
     return Power(
         defect.name,
         defect.size,
-        _excess(got, exact, given),
-        _excess(got, exact, ours),
-        found.verdict,
+        _largest_excess(got, exact, given),
+        _largest_excess(got, exact, ours),
+        verdict.verdict,
         suspect,
     )
 
 
-def _simulated(
+def _simulate(
     problem: Problem, defect: Defect, dtype: str, profile: Profile
 ) -> tuple[Doubles, Doubles]:
-    """The exact result, and that of a kernel with a defect that rounds to nearest."""
+    """Simulate a kernel with a defect that rounds to nearest; return the exact result too."""
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     exact, got = np.empty(shape), np.empty(shape)
     to = FORMATS[dtype if profile.out in (None, "storage") else str(profile.out)]
     changed = profile._replace(out=None, weights=defect.weights or profile.weights)
 
-    def write(index: _Index, i: slice, rows: softmax.Rows) -> None:
+    def write(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         got[at] = defect.round(to, defect.change(rows.nearest, rows, index, i))
 
-    def keep(index: _Index, i: slice, rows: softmax.Rows) -> None:
+    def keep(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         exact[at] = rows.out
 
-    rounding_problem.sweep(problem, dtype, profile._replace(inputs=None), keep)
-    rounding_problem.sweep(defect.problem(problem), dtype, changed, write)
+    sweep(problem, dtype, profile._replace(inputs=None), keep)
+    sweep(defect.problem(problem), dtype, changed, write)
     return exact, got
 
 
-def _excess(got: Doubles, exact: Doubles, pair: Pair) -> float:
-    """Largest error over what is allowed."""
+def _largest_excess(got: Doubles, exact: Doubles, pair: Allowance) -> float:
+    """Return the largest error over what is allowed."""
     error, allowed = np.abs(got - exact), pair.atol + pair.rtol * np.abs(exact)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error == 0, 0.0, error / allowed)

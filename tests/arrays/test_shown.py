@@ -31,7 +31,7 @@ HELD = {
     "Moments": lambda: refattn.moments.estimate(Q),
     "Pair": lambda: refattn.certified.softmax_attention(*SMALL).out,
     "Prediction": lambda: refattn.rounding.predict(Q, K, V, dtype="float32"),
-    "Profile": lambda: refattn.profile.study(*DOUBLE, sizes=[4]),
+    "Advice": lambda: refattn.profile.study(*DOUBLE, sizes=[4]),
     "Report": lambda: refattn.conformance.Report("<b>", "rfa", (), {}, "quick", 1e-6, 0, []),
     "Rounded": lambda: refattn.certified.softmax_attention(*SMALL).rounded(),
     "Samples": lambda: refattn.sampling.draw(64, 8, rng=0),

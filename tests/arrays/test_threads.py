@@ -16,7 +16,7 @@ import refattn
 from refattn.arrays import threads as arrays_threads
 from refattn.arrays.threads import InOrder, Tree, _blas, for_each
 from refattn.engine import kernel
-from refattn.rounding import problem
+from refattn.rounding import problems
 
 MANY = 40_000  # keys
 OMEGA = np.random.default_rng(1).standard_normal((30, 4))
@@ -61,7 +61,7 @@ def test_functions_are_called_in_the_order_of_their_places():
 
 
 def test_sums_of_blocks_do_not_depend_on_threads(monkeypatch):
-    monkeypatch.setattr(problem, "_ROWS", 16)
+    monkeypatch.setattr(problems, "_BLOCK_ROWS", 16)
     q, k, v = np.random.default_rng(1).standard_normal((3, 2, 70, 16)).astype(np.float32)
     given = {"q": q, "k": k, "v": v, "out": refattn.softmax_attention(q, k, v)}
     expected, most = refattn.verify(**given), []
@@ -71,7 +71,7 @@ def test_sums_of_blocks_do_not_depend_on_threads(monkeypatch):
         for item in items[::-1]:
             worker()(item)
 
-    monkeypatch.setattr(problem, "for_each", last_first)
+    monkeypatch.setattr(problems, "for_each", last_first)
     found = refattn.verify(**given)
     assert found.tests == expected.tests
     assert found.z == expected.z

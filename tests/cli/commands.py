@@ -28,7 +28,7 @@ FUNCTIONS = {
     path: pkgutil.resolve_name(path)
     for path in (
         *("refattn.cli.compare.measure", "refattn.cli.compare.study", "refattn.cli.compare.search"),
-        *("refattn.cli.verify.of_problem", "refattn.verification.verdict.judge_all"),
+        *("refattn.cli.verify.study_problem", "refattn.cli.verify.judge_all"),
         "refattn.conformance.check",
     )
 }

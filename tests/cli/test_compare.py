@@ -9,6 +9,7 @@ import pytest
 from refattn import __version__, cli, compare, profile
 from refattn.compare import DEFAULT, names
 from refattn.files import sample
+from refattn.profile import advice, plans
 from refattn.registry import ESTIMATORS
 from tests.cli.running import cells, loads, process, report, run, shown
 from tests.cli.test_unusable import refused
@@ -201,8 +202,8 @@ def test_recommendations_are_printed():
 
 
 def test_measured_on_some_of_the_data(monkeypatch):
-    monkeypatch.setattr(profile, "PAIRS", 24 * 24)
-    monkeypatch.setattr(profile, "QUADRATIC_QUERIES", 5)
+    monkeypatch.setattr(plans, "PAIRS", 24 * 24)
+    monkeypatch.setattr(plans, "QUADRATIC_QUERIES", 5)
     words = ("--measure", "--estimators", "ra,lara", "--most", 16, "--target", 1e-3)
     output = shown("profile", "easy.npz", *words)
     assert "heads, evenly spaced: 0\n" in output
@@ -238,8 +239,8 @@ def test_what_is_taken_of_the_rows_is_said(monkeypatch):
     output = shown("profile", "easy.npz")
     assert "evenly spaced" not in output
     assert "±" not in output
-    monkeypatch.setattr(profile, "QUANTILE_ROWS", 20)
-    monkeypatch.setattr(profile, "LAW_QUERIES", 3)
+    monkeypatch.setattr(advice, "QUANTILE_ROWS", 20)
+    monkeypatch.setattr(advice, "LAW_QUERIES", 3)
     output = shown("profile", "easy.npz", "--features", 4000)
     assert "quantiles: over at most 20 evenly spaced queries and keys\n" in output
     assert "laws: of 3 evenly spaced queries of each head, and all keys;\n" in output

@@ -55,7 +55,7 @@ def assert_says(seen, name):
             assert x["ratio"] == (row.seconds and row.seconds / found.rows[0].seconds)
             assert x["error_tolerated"] == compare.tolerated().errors.get(row.estimator)
     elif name == "tolerance":
-        assert numbers(returned(name, "of_problem")) <= numbers(seen)
+        assert numbers(returned(name, "study_problem")) <= numbers(seen)
     else:
         found, inside = returned(name, "study"), {*pairs(seen)}
         assert numbers(found._replace(rows=())) <= numbers(seen) | {float(found.sizes[0])}

@@ -16,8 +16,8 @@ from refattn.features import elu_features
 from refattn.files.tensors import open_tensors
 from refattn.rounding import predict
 from refattn.rounding.formats import FORMATS
-from refattn.verification import given as verification_given
-from refattn.verification import verdict as verification_verdict
+from refattn.verification.reading import pose_tensors, read_parts
+from refattn.verification.z_scores import z_by_row, z_of_head
 from tests.cli import running
 from tests.cli.running import loads
 from tests.cli.test_unusable import refused
@@ -253,8 +253,8 @@ def test_gradients(layout):
 def of_file(name, profile):
     """What is judged, its numbers, and the verdict."""
     tensors = open_tensors(Path(f"{name}.safetensors"))
-    found = verification_given.of_tensors(tensors)
-    numbers = verification_verdict.parts_of(tensors, found)["out"].numbers
+    found = pose_tensors(tensors)
+    numbers = read_parts(tensors, found)["out"].numbers
     return tensors, found, numbers, verification.judge(found, numbers, "bfloat16", profile)
 
 
@@ -263,10 +263,10 @@ def test_z_of_heads_and_rows(profile):
     """Of fewer queries than keys."""
     save("fewer.safetensors", problem(n=40))
     tensors, found, numbers, verdict = of_file("fewer", profile)
-    squares, counts = verification_verdict.z_by_row(found, numbers, "bfloat16", verdict.by)
+    squares, counts = z_by_row(found, numbers, "bfloat16", verdict.by)
     assert squares.shape == counts.shape == (4, 40)
     assert math.sqrt(np.sum(squares) / np.sum(counts)) == pytest.approx(verdict.z.rms)
-    z = verification_verdict.z_of_head(found, numbers, "bfloat16", verdict.by, (2,))
+    z = z_of_head(found, numbers, "bfloat16", verdict.by, (2,))
     np.testing.assert_allclose(np.nansum(z * z, -1), squares[2])
     if profile == "flash":
         arrays = [np.stack([tensors.read(x, (h,)) for h in range(4)]) for x in ("q", "k", "v")]
@@ -278,7 +278,7 @@ def test_z_of_heads_and_rows(profile):
 def test_the_largest_z_is_that_of_the_figure():
     _, found, numbers, verdict = of_file("wrong", "flash")
     *head, row, column = verdict.z.where
-    z = np.abs(verification_verdict.z_of_head(found, numbers, "bfloat16", verdict.by, tuple(head)))
+    z = np.abs(z_of_head(found, numbers, "bfloat16", verdict.by, tuple(head)))
     assert np.nanmax(z) == z[row, column] == pytest.approx(verdict.z.largest)
 
 
@@ -303,7 +303,7 @@ def test_one_block_of_heads_is_in_memory(monkeypatch):
     tensors = open_tensors(Path("right.safetensors"))
     read, asked = tensors.read, []
     monkeypatch.setattr(tensors, "read", lambda *args: asked.append(args) or read(*args))
-    found = verification_given.of_tensors(tensors)
+    found = pose_tensors(tensors)
     for index in np.ndindex(found.lead):
         for _ in range(3):
             assert set(found.read(index)) == {"q", "k", "v"}

@@ -6,6 +6,7 @@ import pytest
 from refattn import coreset_attention, naive, sampled_key_attention, softmax_attention
 from refattn.conformance.truth import exact
 from refattn.estimators import key_sampling
+from refattn.typing import KEY_LAWS
 from tests.estimators.problems import problem, units
 
 
@@ -176,7 +177,7 @@ def test_drawn_for_key_heads():
         indices = key_sampling.draw_pivots(k, num_keys=4, pivots=pivots, rng=0)
         got = coreset_attention(q, k, v, num_keys=4, pivots=pivots, rng=0)
         np.testing.assert_array_equal(got, coreset_attention(q, k, v, indices=indices))
-    for law in key_sampling.LAWS:
+    for law in KEY_LAWS:
         for mask in (None, rng.random((6, 1, 9)) < 0.8):
             options = {"num_keys": 4, "law": law, "rng": 0, "mask": mask}
             drawn = key_sampling.draw_keys(q, k, v, **options)

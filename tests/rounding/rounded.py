@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refattn.rounding import problem as rounding_problem
+from refattn.rounding import problems
 from refattn.rounding.formats import FORMATS, Format
 
 LOG2E = math.log2(math.e)
@@ -404,9 +404,9 @@ def _linear(phi, psi, case, dtype, narrow):
 
 def gradient(of, q, k, v, g, dtype="float64", **options):
     """What of a gradient is analysed, of one head."""
-    problem = rounding_problem.of_arrays(q, k, v, **options)
+    problem = problems.pose_arrays(q, k, v, **options)
     shape = {"dq": q, "dk": k, "dv": v}[of].shape
-    return rounding_problem.gradients(problem, {of: shape}, lambda _: g, None, dtype)[of]
+    return problems.pose_gradients(problem, {of: shape}, lambda _: g, None, dtype)[of]
 
 
 # --- backward passes ------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def sink_of(case, kernel, columns):
 
 
 def row(case, kernel, i):
-    """What `softmax.analyse` says of the query i, but for what is tied."""
+    """What `analyse_softmax` says of the query i, but for what is tied."""
     u, h, m, columns = kernel.accumulate.unit, kernel.softmax.unit, len(case.k), len(case.v[0])
     keys = [key_of(case, kernel, i, j) for j in range(m) if case.seen()[i, j]]
     if case.sinks is not None:

@@ -8,10 +8,14 @@ import pytest
 
 import refattn
 from refattn.conformance.truth import exact
-from refattn.rounding import PROFILES, softmax
-from refattn.rounding import backward as rounding_backward
+from refattn.rounding import PROFILES
+from refattn.rounding.backward import _close_sum, _GradientSum, analyse_gradient, variance_along
 from refattn.rounding.formats import FORMATS
-from refattn.verification import verdict as verification_verdict
+from refattn.rounding.roundings import WORST
+from refattn.rounding.saved import multiply_values
+from refattn.rounding.score_gradients import _ScoreGradient, analyse_pairs
+from refattn.verification import judging
+from refattn.verification.choice import BACKWARD_PROFILES
 from tests.rounding import slow
 from tests.rounding.rounded import (
     BACKWARD,
@@ -234,7 +238,7 @@ def test_slopes_where_all_cancels(by, of):
     assert verdict.verdict != "FAIL", str(verdict)
     assert bound.statistic <= 1
     # The mean square of 1,000 rows is below 1.32 WORST^2, but for a probability of 1e-9.
-    assert verdict.z.rms < 1.15 * softmax.WORST
+    assert verdict.z.rms < 1.15 * WORST
 
 
 WRONG = {
@@ -312,10 +316,10 @@ def test_the_variance_of_a_sum_over_keys(of, sink, softcap):
     saved = one.gradient.saved((), kernel._replace(out=None))
     w = rng.standard_normal(k.shape)
     if of == "dq":
-        rows = rounding_backward.analyse(saved, kernel._replace(out=None), of, slice(0, 20))
+        rows = analyse_gradient(saved, kernel._replace(out=None), of, slice(0, 20))
         expected = np.square(rows.std)
     else:
-        expected = rounding_backward.variance_along(saved, kernel, of, w)
+        expected = variance_along(saved, kernel, of, w)
     total, noise = [], Noise(FORMATS["bfloat16"], rng)
     for _ in range(2000):
         scores = noise(noise(q @ k.T) * 6**-0.5)
@@ -369,7 +373,7 @@ def test_queries_that_are_the_same_have_the_same_errors(of, name):
     for copies in (1, 3):
         queries, derivatives = (np.repeat(x, copies, 0) for x in (q, g))
         saved = gradient(of, queries, k, v, derivatives).gradient.saved((), kernel)
-        found.append(rounding_backward.variance_along(saved, kernel, of, v))
+        found.append(variance_along(saved, kernel, of, v))
     assert found[1] == pytest.approx(9 * found[0])
 
 
@@ -412,7 +416,7 @@ def test_keys_that_are_hidden_have_no_part(name):
 
 
 def sum_of(kernel, scale, **fields):
-    found = rounding_backward._Sum(1, 1, kernel, scale, 3.0)  # of three copies of each term
+    found = _GradientSum(1, 1, kernel, scale, 3.0)  # of three copies of each term
     for name, x in fields.items():
         setattr(found, name, x if name == "terms" else np.array([[x]]))
     return found
@@ -424,7 +428,7 @@ def test_law_and_bound_of_a_sum_by_the_formula(name):
     kernel, c, u = PROFILES[name].kernel("bfloat16"), -0.7, 2.0**-24
     x = {"total": 0.9, "near": 0.91, "sizes": 3.0, "running": 2.0}
     x |= {"variance": 1e-4, "moved": 0.02, "flushed": 1e-5, "terms": 40}
-    rows = rounding_backward._rows(sum_of(kernel, c, **x), {"scale": np.array([[0.3]])})
+    rows = _close_sum(sum_of(kernel, c, **x), {"scale": np.array([[0.3]])})
     walked = 2.0 + 0.9**2 if kernel.scores_matter else 3 * 40 * 0.9**2
     variance = c * c * (1e-4 + slow.BENFORD * u * u * walked)
     step = slow.step(kernel.out, c * 0.9)
@@ -439,7 +443,7 @@ def test_law_and_bound_of_a_sum_by_the_formula(name):
     alone = slow.BENFORD * (u * c) ** 2 * (2.0 + 0.9**2)
     assert rows.apart == pytest.approx(alone + slow.uniform(step))
     fine = sum_of(kernel._replace(out=None), c, **x | {"variance": 1e-14, "near": 0.9})
-    rows = rounding_backward._rows(fine, {"scale": np.array([[0.3]])})
+    rows = _close_sum(fine, {"scale": np.array([[0.3]])})
     expected = c * c * (1e-14 + slow.BENFORD * u * u * walked)
     np.testing.assert_allclose(rows.std**2, expected, rtol=1e-6)
     np.testing.assert_allclose(rows.apart, alone)
@@ -460,7 +464,7 @@ def test_gradients_of_keys_are_rounded_after_some_queries(of, fewer):
 def test_sums_beyond_4_standard_deviations_have_no_law(off, known):
     kernel = PROFILES["flash"].kernel("bfloat16")
     sum_ = sum_of(kernel, 2.0, total=1.0, near=1 + off * 0.01, variance=1e-4, terms=1)
-    rows = rounding_backward._rows(sum_, {"scale": np.zeros((1, 1))})
+    rows = _close_sum(sum_, {"scale": np.zeros((1, 1))})
     assert np.isfinite(rows.std).all() == known
 
 
@@ -481,8 +485,8 @@ def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
     profile = PROFILES["eager"]._replace(d_scores=None)
     kernel = profile.kernel("bfloat16")
     [(back, saved)] = gradient("dq", q, k, v, g).gradient.saved((), kernel)
-    x = rounding_backward._pairs(back, saved, kernel, cut, cut)
-    t, _, t_bound = rounding_backward._products(back, kernel, cut, cut)
+    x = analyse_pairs(back, saved, kernel, cut, cut)
+    t, _, t_bound = multiply_values(back, kernel, cut, cut)
     of_sum = slow.gamma(kernel, 4, 2) * np.outer(*(np.sqrt(np.sum(y * y, -1)) for y in (g, v)))
     of_sum += 4 * 2.0**-126
     expected = of_sum + FORMATS["bfloat16"].spacing(np.abs(t) + of_sum) / 2
@@ -512,7 +516,7 @@ def test_errors_of_a_slope_of_a_cap(ratio):
     """Var(1 - r^2) = u^2 (9 r^4 + (1 - r^2)^2) / (8 ln 2), and of the product as much again."""
     u, slope = 2.0**-24, 1 - ratio**2
     tile = SimpleNamespace(slope=np.array(slope), ratio=np.array(ratio))
-    given = rounding_backward._Derivative(*map(np.array, (0.7, 0.71, 1e-15, 1e-4)))
+    given = _ScoreGradient(*map(np.array, (0.7, 0.71, 1e-15, 1e-4)))
     found = given.times(tile, 0.9 * slope, np.array(1e-3), u)
     assert (found.s, found.near) == pytest.approx((0.7 * slope, 0.71 * 0.9 * slope))
     square = u * u * slow.BENFORD * (9 * ratio**4 + 2 * slope**2)
@@ -615,26 +619,26 @@ def test_the_wrong_sharing_of_keys_is_named():
 def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
     """One that no profile explains is tried by all, the others by those that may explain them."""
     tried = Counter()
-    attempt = verification_verdict.attempt
+    attempt = judging.attempt
 
     def counted(problem, *rest):
         tried[problem.result] += 1
         return attempt(problem, *rest)
 
-    monkeypatch.setattr(verification_verdict, "attempt", counted)
+    monkeypatch.setattr(judging, "attempt", counted)
     given = arrays(np.random.default_rng(4), "bfloat16", 4, 48, 48, 32)
     found = made("flash", *given, "bfloat16")
     found[wrong] = FORMATS["bfloat16"].round(1.05 * found[wrong])
     verdict = judged(*given, found, "bfloat16")
     expected = ["FAIL" if x == wrong else "PASS" for x in NAMES]
     assert [verdict.parts[x].verdict for x in NAMES] == expected
-    every = len(verification_verdict._BACKWARD[True])
+    every = len(BACKWARD_PROFILES[True])
     assert tried[wrong] == len(verdict.parts[wrong].trials) == every
     assert sum(tried[x] for x in NAMES if x != wrong) <= 4
 
 
 def test_every_profile_of_a_backward_pass_is_simulated():
-    tried = {x for names in refattn.verification.verdict._BACKWARD.values() for x in names}
+    tried = {x for names in BACKWARD_PROFILES.values() for x in names}
     assert tried - {"serial"} == set(BACKWARD)
     for name, back in BACKWARD.items():
         profile = PROFILES[name]

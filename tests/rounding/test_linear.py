@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from refattn.rounding import PROFILES, Profile, linear
-from refattn.rounding import problem as rounding_problem
+from refattn.rounding import PROFILES, Profile, linear, problems
 from refattn.rounding.formats import FORMATS
+from refattn.rounding.linear import analyse_linear
 from tests.rounding.slow import BENFORD, EDGE, running, step, uniform
 
 
@@ -77,7 +77,7 @@ def of_frequencies(q, k, omega, log_weight, scale, kernel):
 
 
 def row_of(query, keys, v, kernel):
-    """What `linear.analyse` says of a query, of keys in one run."""
+    """What `analyse_linear` says of a query, of keys in one run."""
     u, m, size = kernel.accumulate.unit, len(keys), len(query)
     assert m <= kernel.run
     found = SimpleNamespace(out=[], std=[], worst=[], bound=[], slack=[])
@@ -156,8 +156,8 @@ def test_law_and_bound_term_by_term(name, kind, causal):
         queries, keys = ([*of_map(x, kernel, given["feature_map"])] for x in (q, k))
     else:
         queries, keys = of_frequencies(q, k, omega, log_weight, 0.7, kernel)
-    problem = rounding_problem.of_arrays(q, k, v, causal=causal, **given)
-    rows = linear.analyse(problem.features((), kernel), kernel, slice(0, 4))
+    problem = problems.pose_arrays(q, k, v, causal=causal, **given)
+    rows = analyse_linear(problem.features((), kernel), kernel, slice(0, 4))
     for i in range(4):
         none = [SimpleNamespace(value=0.0, variance=0.0, most=0.0)] * len(keys[0])
         seen = [none if causal and j > i else key for j, key in enumerate(keys)]
@@ -172,12 +172,12 @@ def test_errors_beyond_5_standard_deviations_have_no_law(monkeypatch):
     found, far = [], []
     for key in k.T[:, :, None]:
         given = (np.ones((1, 1)), key, np.repeat([[1.0], [-1.0]], 20, 0))
-        problem = rounding_problem.of_arrays(*given, feature_map=np.abs)
-        rows = linear.analyse(problem.features((), kernel), kernel, slice(0, 1))
+        problem = problems.pose_arrays(*given, feature_map=np.abs)
+        rows = analyse_linear(problem.features((), kernel), kernel, slice(0, 1))
         found.append(bool(np.isinf(rows.std).item()))
         with monkeypatch.context() as patched:
             patched.setattr(linear, "SURE", math.inf)
-            rows = linear.analyse(problem.features((), kernel), kernel, slice(0, 1))
+            rows = analyse_linear(problem.features((), kernel), kernel, slice(0, 1))
         far.append(bool((np.abs(rows.nearest - rows.out) > 5 * rows.std).item()))
     assert 5 < sum(far) < 55
     assert found == far
@@ -188,7 +188,7 @@ def test_numbers_of_8_bits_are_scaled_to_their_range(to):
     """Of all heads together: the largest becomes the largest of the type."""
     rng, form = np.random.default_rng(3), FORMATS[to]
     q, k, v = rng.standard_normal((3, 2, 5, 4)) * [[[[1e-3]]], [[[1.0]]], [[[1e3]]]]
-    problem = rounding_problem.of_arrays(q, k, v).rounded(form)
+    problem = problems.pose_arrays(q, k, v).rounded(form)
     for name, x in {"q": q, "k": k, "v": v}.items():
         factor = form.largest / np.max(np.abs(x))
         for h in range(2):

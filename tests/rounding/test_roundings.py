@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from refattn.rounding import PROFILES, Profile, predict, softmax
-from refattn.rounding import problem as rounding_problem
+from refattn.rounding import PROFILES, Profile, predict, problems
 from refattn.rounding.formats import FORMATS
+from refattn.rounding.roundings import RMS, WORST, sum_error
+from refattn.rounding.softmax import analyse_softmax
 from tests.rounding import slow
 from tests.rounding.rounded import (
     ALARM,
@@ -42,8 +43,8 @@ def test_a_rounding_to_nearest_is_uniform(name, seed):
     assert abs(np.mean(error**2) - slow.uniform(1.0)) < off
     relative = (to.round(x) - x) / x / to.unit
     assert abs(np.mean(relative**2) - slow.BENFORD) < 4 * off
-    assert math.isclose(softmax.RMS**2, slow.BENFORD, rel_tol=1e-6)
-    assert math.isclose((softmax.WORST * softmax.RMS) ** 2, slow.EDGE)
+    assert math.isclose(RMS**2, slow.BENFORD, rel_tol=1e-6)
+    assert math.isclose((WORST * RMS) ** 2, slow.EDGE)
 
 
 STEPS = {
@@ -78,10 +79,10 @@ def test_each_rounding_has_its_variance(step, options, kind, seed):
     case = Case(q, k, v, **given)
     if case.bias is not None:
         case = case._replace(bias=np.broadcast_to(case.bias, (DRAWS, 3)))
-    problem = rounding_problem.of_arrays(q, k, v, **case.options)
+    problem = problems.pose_arrays(q, k, v, **case.options)
     fine = FORMATS["float64"]._replace(digits=52)  # no result in pairs, which takes long
     kernel = profile.kernel("bfloat16")._replace(accumulate=fine)
-    rows = softmax.analyse(problem.head(()), kernel, slice(0, DRAWS))
+    rows = analyse_softmax(problem.head(()), kernel, slice(0, DRAWS))
     made = {"nearest": Nearest(to), "noise": Noise(to, rng), "stochastic": Stochastic(to, rng)}
     steps = Steps(normalised=step == "shares")._replace(**{name: made[kind]})
     known = np.isfinite(rows.std)
@@ -105,7 +106,7 @@ def test_a_sum_that_is_rounded_up_each_time_is_within_gamma(run):
         if t % run == run - 1 or t == len(terms) - 1:
             total, part = float(to.round(total + part)), 0.0
     error = abs(total / sum(terms) - 1)
-    found = softmax.gamma(kernel, len(terms), 0)
+    found = sum_error(kernel, len(terms), 0)
     assert 0.1 < error <= found == pytest.approx(slow.gamma(kernel, len(terms), 0))
 
 

@@ -14,8 +14,12 @@ from refattn import naive
 from refattn.features import elu_features
 from refattn.rounding import PROFILES, Profile, predict, softmax
 from refattn.rounding.formats import FORMATS
-from refattn.rounding.problem import of_arrays
-from refattn.verification.trial import _CHANGES
+from refattn.rounding.head import certify_rows, scan_tile
+from refattn.rounding.problems import pose_arrays
+from refattn.rounding.roundings import WORST, walk
+from refattn.rounding.softmax import _ErrorSums, analyse_softmax
+from refattn.rounding.weight_errors import cap_error
+from refattn.verification.directions import SCORE_CHANGES
 from tests.rounding import slow
 from tests.rounding.rounded import (
     DTYPES,
@@ -99,15 +103,15 @@ def test_walk_is_the_mean_over_all_orders(terms, first):
     orders = list(itertools.permutations(terms))
     squares = np.square(first + np.cumsum(orders, -1)).sum(-1)
     total, square = first + sum(terms), sum(x * x for x in terms)
-    found = softmax.walk(float(first), float(total), float(square), len(terms), 1)
+    found = walk(float(first), float(total), float(square), len(terms), 1)
     assert found == pytest.approx(float(squares.mean()), rel=1e-9, abs=1e-9)
     line, bridge = ((0.0, 2.0 * len(terms), 4.0 * len(terms)), (0.0, 0.0, 3.0))  # each in 4 lanes
     for one, share in ((line, 16), (bridge, 4)):  # sums are shared, or walks are shorter
-        alone, four = (softmax.walk(*one, len(terms), lanes) for lanes in (1, 4))
+        alone, four = (walk(*one, len(terms), lanes) for lanes in (1, 4))
         assert alone == pytest.approx(share * four)
 
 
-STEEP = {"scale": _CHANGES["scale"]}
+STEEP = {"scale": SCORE_CHANGES["scale"]}
 SLOW = ("math", "serial", "flash", "flash-fast", "upcast", "eager", "eager-narrow", "half-sums")
 OF_SLOW = {
     "plain": {},
@@ -131,8 +135,8 @@ def test_variance_and_bound_term_by_term(name, out, options):
         given["bias"] = numbers((3, 5, 5, 1), "bfloat16", seed=22)[0][0]
     case = Case(q, k, v, **given)
     kernel = PROFILES[name]._replace(out=out).kernel("bfloat16")
-    problem = of_arrays(q, k, v, **case.options)
-    rows = softmax.analyse(problem.head(()), kernel, slice(0, 3), STEEP)
+    problem = pose_arrays(q, k, v, **case.options)
+    rows = analyse_softmax(problem.head(()), kernel, slice(0, 3), STEEP)
     for i in range(3):
         for field, expected in vars(slow.row(case, kernel, i)).items():
             rtol = 3e-4 if "bound" in field else 1e-7  # (1 + x) x is taken for e^x - 1, as a bound
@@ -145,9 +149,9 @@ def test_variance_and_bound_term_by_term(name, out, options):
 def test_the_bound_of_the_slope_of_a_cap_term_by_term(name, cap):
     q, k, v = (x[0] for x in numbers((3, 5, 3, 2), "bfloat16", seed=21))
     case, kernel, every = Case(q, k, v, softcap=cap), PROFILES[name].kernel("bfloat16"), np.s_[0:3]
-    head = of_arrays(q, k, v, **case.options).head(())
-    tile = softmax.tile_of(head, every, slice(0, 5))
-    found = softmax.cap_error(head, kernel, tile, every, np.zeros((3, 5)))
+    head = pose_arrays(q, k, v, **case.options).head(())
+    tile = scan_tile(head, every, slice(0, 5))
+    found = cap_error(head, kernel, tile, every, np.zeros((3, 5)))
     for i, j in np.ndindex(3, 5):
         key = slow.key_of(case, kernel, i, j)
         assert found[i, j] == pytest.approx(slow.slope_bound(case, kernel, key))
@@ -157,7 +161,7 @@ def test_weights_of_the_size_of_the_smallest_numbers_term_by_term():
     """Of 8 bits, below 4 spacings of the subnormal numbers: what they lose may be common to all."""
     q, k, v = (x[0] for x in numbers((4, 6, 3, 2), "bfloat16", seed=24))
     case, kernel = Case(3 * q, k, v), PROFILES["fp8-weights"].kernel("bfloat16")
-    rows = softmax.analyse(of_arrays(*case[:3]).head(()), kernel, slice(0, 4), STEEP)
+    rows = analyse_softmax(pose_arrays(*case[:3]).head(()), kernel, slice(0, 4), STEEP)
     for i in range(4):
         found = slow.row(case, kernel, i)
         assert rows.bound[i] == pytest.approx(found.bound, rel=1e-4)
@@ -169,8 +173,8 @@ def test_weights_of_the_size_of_the_smallest_numbers_term_by_term():
 def test_results_in_pairs_of_some_queries():
     q, k, v = (x[0] for x in numbers((9, 12, 3, 2), "bfloat16", seed=26))
     options = {x: y for x, y in layouts(9, 12, 2)["all"].items() if x != "sinks"}
-    head = of_arrays(q, k, v, **options).head(())
-    whole, some = (softmax.certified(head, slice(*x))[:2] for x in ((0, 9), (3, 7)))
+    head = pose_arrays(q, k, v, **options).head(())
+    whole, some = (certify_rows(head, slice(*x))[:2] for x in ((0, 9), (3, 7)))
     for x, y in zip(some, whole, strict=True):
         np.testing.assert_allclose(x.hi, y.hi[3:7], rtol=1e-15)
 
@@ -187,7 +191,7 @@ def test_roundings_are_tied_where_more_than_16_queries_have_the_same(queries, kn
 def test_weights_within_4_units_of_the_largest_are_tied(gap, known):
     q, k, v = np.ones((1, 1)), np.array([[0.0], [-gap * 2.0**-8]]), np.array([[1.0], [-1.0]])
     kernel = PROFILES["flash"]._replace(out=None).kernel("bfloat16")
-    rows = softmax.analyse(of_arrays(q, k, v, scale=1.0).head(()), kernel, slice(0, 1))
+    rows = analyse_softmax(pose_arrays(q, k, v, scale=1.0).head(()), kernel, slice(0, 1))
     assert np.isfinite(rows.std).all() == known
 
 
@@ -195,10 +199,10 @@ def test_errors_beyond_5_standard_deviations_have_no_law(monkeypatch):
     """160 keys with two weights, of which all are rounded alike."""
     rng, kernel = np.random.default_rng(25), PROFILES["flash"]._replace(out=None).kernel("bfloat16")
     k = np.array([[0.0]] + [[-1.0]] * 80 + [[-1.7]] * 80)
-    problem = of_arrays(rng.uniform(0.5, 1, (15, 1)), k, np.sign(k + 0.5), scale=1.0)
-    found = softmax.analyse(problem.head(()), kernel, slice(0, 15))
+    problem = pose_arrays(rng.uniform(0.5, 1, (15, 1)), k, np.sign(k + 0.5), scale=1.0)
+    found = analyse_softmax(problem.head(()), kernel, slice(0, 15))
     monkeypatch.setattr(softmax, "SURE", math.inf)
-    every = softmax.analyse(problem.head(()), kernel, slice(0, 15))
+    every = analyse_softmax(problem.head(()), kernel, slice(0, 15))
     far = np.abs(every.nearest - every.out) > 5 * every.std
     assert 2 < far.sum() < 13
     np.testing.assert_array_equal(np.isinf(found.std), far)
@@ -216,7 +220,7 @@ def test_sums(kind):
     found = predict(q, k, v, dtype="bfloat16", profile=profile, scale=0.3)
     mean = np.mean(np.square((out - found.out) / found.std))
     lower, upper = interval(len(q))
-    assert lower * softmax.WORST**2 / 4 < mean < upper * softmax.WORST**2
+    assert lower * WORST**2 / 4 < mean < upper * WORST**2
 
 
 @pytest.mark.parametrize(
@@ -224,7 +228,7 @@ def test_sums(kind):
     [
         ("bfloat16", "flash", SINKS, 0.0, 1.0),
         ("float16", "flash", SINKS, 0.0, 1.0),
-        ("float32", "math", np.full(4, 30.0), 4.0, softmax.WORST**2),  # e^30 is not of a gap
+        ("float32", "math", np.full(4, 30.0), 4.0, WORST**2),  # e^30 is not of a gap
     ],
 )
 def test_a_sink_need_not_be_in_the_maximum(dtype, profile, sinks, mean, off):
@@ -398,7 +402,7 @@ def test_linear(kind, causal, dtype):
         assert ratio(out - found.out, found.bound) <= 1
         z = ((out - found.out) / found.std)[np.isfinite(found.std)]
         squares.append(np.mean(z * z))
-    assert np.mean(squares) < interval(20)[1] * softmax.WORST**2  # rows of a head share errors
+    assert np.mean(squares) < interval(20)[1] * WORST**2  # rows of a head share errors
 
 
 def by_torch(name, q, k, v, dtype, causal):
@@ -442,7 +446,7 @@ def test_libraries_keep_to_the_bound(library, name, dtype, causal):
 
 def test_runs_are_added_to_the_sum_of_those_before():
     """Each addition is rounded relative to what it gives: 2, then 2 + 3."""
-    law = softmax._Law(1, 1, 9, PROFILES["flash"].kernel("bfloat16"))
+    law = _ErrorSums(1, 1, 9, PROFILES["flash"].kernel("bfloat16"))
     for run in (2.0, 3.0):
         law.run = np.array([[run]])
         law.close()

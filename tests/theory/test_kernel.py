@@ -14,6 +14,7 @@ from scipy.stats import beta, chi2
 from refattn import kernels, stats, theory
 from refattn.sampling import Gaussian, draw
 from refattn.theory import COUPLINGS
+from refattn.theory.kernel_law import KernelLaw
 from tests.reference import CONTRACT
 from tests.theory import formulas
 from tests.theory.formulas import FEATURES, SEED, block_size, exact, log_variance, mp, pair, reject
@@ -486,7 +487,7 @@ DIGITS, PAIRS, COSINES = digits, test_pairs_from_the_law_of_their_sum, test_trig
 
 def wrong_ratio(change):
     """Change (V + (b - 1) C) / V."""
-    return theory.kernel.Pair, "block_ratio", lambda f: lambda self, one: change(self, f(self, one))
+    return KernelLaw, "block_ratio", lambda f: lambda self, one: change(self, f(self, one))
 
 
 WRONG = {
@@ -494,7 +495,7 @@ WRONG = {
     "b for b (b - 1)": wrong_ratio(lambda self, ratio: 1 + (ratio - 1) / (self.block - 1)),
     "e^{|z|^2} for 1F1": wrong_ratio(lambda self, ratio: 0 * ratio + 1),
     "d/2 for d": (theory.series, "missing_angles", standard_angles),
-    "no partial block": (theory.kernel.Pair, "log_variance", forget_partial_block),
+    "no partial block": (KernelLaw, "log_variance", forget_partial_block),
     "z for z - mu": (theory.proposal.SquaredWeights, "__init__", forget_mean),
 }
 

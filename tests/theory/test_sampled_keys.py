@@ -9,6 +9,7 @@ from scipy import special
 
 from refattn import sampled_key_attention, softmax_attention, theory
 from refattn.estimators import key_sampling
+from refattn.typing import KEY_LAWS
 from tests.theory.formulas import bounded_p_value, reject
 
 RNG = np.random.default_rng(5)
@@ -116,7 +117,7 @@ def test_keys_that_are_drawn_are_unbiased():
         reject(bounded_p_value(square, law.variance[i, c], 0.0, 1.0), ("variance", i, c))
 
 
-@pytest.mark.parametrize("draws", key_sampling.LAWS)
+@pytest.mark.parametrize("draws", KEY_LAWS)
 def test_heads_masks_and_units(draws):
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal(shape) for shape in ((2, 4, 3, 2), (2, 2, 5, 2), (2, 2, 5, 3)))

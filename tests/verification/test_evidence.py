@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from refattn.verification.evidence import Evidence, Known, Moments, chernoff, symmetric_test
+from refattn.verification.evidence import Evidence, Known, Tally, log_chernoff, symmetric_test
 from tests.verification import slow
 
 
@@ -33,7 +33,7 @@ def test_sums_along_a_direction_row_by_row(own, slack):
         rows, weights = rows_of(seed, own, slack)
         listed = list(zip(*rows, strict=True))
         for found, expected in (
-            (symmetric_test(Moments.of(*rows, weights)), slow.symmetric(listed, weights)),
+            (symmetric_test(Tally.of(*rows, weights)), slow.symmetric(listed, weights)),
             (Evidence.of(*rows, weights).test(), slow.surer(listed, weights)),
         ):
             value, error, p, statistic = expected
@@ -58,9 +58,9 @@ def test_sums_of_known_variance(heads):
 
 def test_mean_squares():
     for square, rows in ((1.7, 12.0), (0.9, 5.0), (3.0, 7.6), (3.0, 0.4), (2.0, 3 - 2.0**-30)):
-        assert chernoff(square, rows) == pytest.approx(math.log(slow.chernoff(square, rows)))
-    assert chernoff(4.0, 0.5) == 0  # less than a row says nothing
-    assert chernoff(4.0, 2.999) == chernoff(4.0, 2)
+        assert log_chernoff(square, rows) == pytest.approx(math.log(slow.chernoff(square, rows)))
+    assert log_chernoff(4.0, 0.5) == 0  # less than a row says nothing
+    assert log_chernoff(4.0, 2.999) == log_chernoff(4.0, 2)
 
 
 def test_parts_of_evidence_are_added():
@@ -90,7 +90,7 @@ def test_symmetric_test_keeps_its_level(spread, copies):
         t, u, g, slack = (
             np.repeat(x, copies, -1) for x in (share * own + noise, own, own**2 + 1, 0 * own)
         )
-        found = symmetric_test(Moments.of(t, u, g, slack, np.full(t.shape, 1 / copies)))
+        found = symmetric_test(Tally.of(t, u, g, slack, np.full(t.shape, 1 / copies)))
         for level in (0.05, 0.01, 0.001):
             assert alarms(found.log_p, level)
 
@@ -99,7 +99,7 @@ def test_symmetric_test_measures():
     rng = np.random.default_rng(1)
     g = rng.random((500, 400)) + 0.5
     t = 0.3 * g + rng.standard_normal(g.shape) * np.sqrt(g)
-    found = symmetric_test(Moments.of(t, 0 * t, g, 0 * t, np.ones_like(t)))
+    found = symmetric_test(Tally.of(t, 0 * t, g, 0 * t, np.ones_like(t)))
     z = (found.value - 0.3) / found.error
     assert abs(np.mean(z)) < 6 / math.sqrt(z.size)
     assert 0.8 < np.std(z) < 1.2
@@ -108,8 +108,8 @@ def test_symmetric_test_measures():
 
 def test_slack_is_not_held_against_a_kernel():
     ones = np.ones((1, 400))
-    with_slack = symmetric_test(Moments.of(ones, 0 * ones, ones, ones, ones))
-    without = symmetric_test(Moments.of(ones, 0 * ones, ones, 0 * ones, ones))
+    with_slack = symmetric_test(Tally.of(ones, 0 * ones, ones, ones, ones))
+    without = symmetric_test(Tally.of(ones, 0 * ones, ones, 0 * ones, ones))
     assert with_slack.log_p == 0
     assert without.log_p < math.log(1e-6)
 
@@ -129,4 +129,4 @@ def test_mean_squares_keep_their_level(columns, copies):
         ):
             square = np.repeat(np.mean(z * z, -1), copies, -1).mean(-1)
             for level in (0.05, 0.01, 0.001):
-                assert alarms(chernoff(square, rows), level)
+                assert alarms(log_chernoff(square, rows), level)

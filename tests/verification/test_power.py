@@ -11,12 +11,13 @@ import pytest
 from scipy import stats
 
 from refattn import naive
-from refattn.rounding import PROFILES
-from refattn.rounding import problem as rounding_problem
+from refattn.rounding import PROFILES, problems
 from refattn.rounding.formats import FORMATS
 from refattn.verification import trial
+from refattn.verification.directions import SCORE_CHANGES, list_tangents
 from refattn.verification.evidence import Evidence
-from refattn.verification.trial import Numbers, attempt
+from refattn.verification.findings import Numbers
+from refattn.verification.trial import attempt
 
 ALARM = 1e-9
 ALPHA = 1e-6
@@ -25,7 +26,7 @@ ALPHA = 1e-6
 def of_arrays(seed, heads, n, m, d=3, **options):
     rng, to = np.random.default_rng(seed), FORMATS["bfloat16"].round
     q, k, v = (to(rng.standard_normal((heads, *x))) for x in ((n, d), (m, d), (m, 2)))
-    return rng, rounding_problem.of_arrays(q, k, v, **options), (q, k, v)
+    return rng, problems.pose_arrays(q, k, v, **options), (q, k, v)
 
 
 def tried(problem, profile, out, alpha=ALPHA):
@@ -43,10 +44,10 @@ def test_a_defect_of_the_detectable_size_is_seen_half_of_the_times(name, seed):
     """
     profile, draws, n = PROFILES["flash"], 400, 1000
     rng, problem, _ = of_arrays(seed, 1, n, 8)
-    changes = {"scale": trial._CHANGES["scale"]}
+    changes = {"scale": SCORE_CHANGES["scale"]}
     rows = problem.analyse((0,), profile.kernel("bfloat16"), slice(0, n), changes)
     one = tried(problem, profile, rows.out[None])
-    steep = dict(trial._directions(problem, (0,), slice(0, n), rows))[name]
+    steep = dict(list_tangents(problem, (0,), slice(0, n), rows))[name]
     g = np.sum(np.square(steep / rows.std), -1)
     slack = np.sum(np.abs(steep) * rows.slack / rows.std**2, -1)
     t = one.detectable[name] * g - slack + np.sqrt(g) * rng.standard_normal((draws, n))
@@ -83,7 +84,7 @@ def test_all_sizes_and_tiles_together_keep_their_level(seed):
     alarms = {}
     for _ in range(tries):
         found = draws_of_squares(rng, 300, 32)
-        for x in (*trial._of_sizes(found, 300 * 32), *trial._of_tiles(found)):
+        for x in (*trial._test_sizes(found, 300 * 32), *trial._test_tiles(found)):
             alarms[x.name] = alarms.get(x.name, 0) + (x.log_p <= math.log(0.05))
     assert {"mean square of tiles of 16", "mean square of heads", "factor of a tile"} <= {*alarms}
     assert max(alarms.values()) <= stats.binom.ppf(1 - ALARM, tries, 0.05)
@@ -96,8 +97,8 @@ def test_errors_that_kernels_have_in_common_are_no_evidence(causal, sign):
     profile = PROFILES["math"]._replace(out=None)
     _, _, (q, k, v) = of_arrays(3, 2, 200, 5)
     v = np.abs(v) * (np.arange(5) > 0)[:, None]
-    problem = rounding_problem.of_arrays(q, k, v, causal=causal)
-    changes = {"scale": trial._CHANGES["scale"]}
+    problem = problems.pose_arrays(q, k, v, causal=causal)
+    changes = {"scale": SCORE_CHANGES["scale"]}
     kernel = profile.kernel("bfloat16")
     rows = [problem.analyse((h,), kernel, slice(0, 200), changes) for h in range(2)]
     out = np.stack([x.out + sign * x.slack for x in rows])
@@ -112,7 +113,7 @@ def test_whole_defects_have_the_size_1(name):
     _, problem, (q, k, v) = of_arrays(4, 2, 100, 100 + 3 * causal, causal=causal)
     k = k if causal else k[:, :3]
     v = v[:, : k.shape[1]]
-    problem = rounding_problem.of_arrays(q, k, v, causal=causal)
+    problem = problems.pose_arrays(q, k, v, causal=causal)
     n, m, _ = problem.shape
     seen = np.arange(m) != 1
     if causal:
@@ -128,7 +129,7 @@ def test_the_same_roundings_in_all_rows_are_no_evidence():
     to = FORMATS["bfloat16"]
     _, _, (_, k, v) = of_arrays(5, 1, 1, 9)
     q = 1 + 1e-6 * np.arange(300)[None, :, None] * np.ones(3)
-    problem = rounding_problem.of_arrays(q, k, v)
+    problem = problems.pose_arrays(q, k, v)
     s = 3**-0.5 * q[0] @ k[0].T
     w = np.exp(s - np.max(s, -1, keepdims=True))
     out = to.round(w * 1.4) / 1.4 @ v[0] / np.sum(w, -1, keepdims=True)

@@ -9,11 +9,11 @@ import pytest
 
 import refattn
 from refattn import naive
-from refattn.rounding import PROFILES
-from refattn.rounding import problem as rounding_problem
+from refattn.rounding import PROFILES, problems
 from refattn.rounding.formats import FORMATS
 from refattn.testing import assert_close
-from refattn.verification import tolerance, verdict
+from refattn.verification import tolerance
+from refattn.verification.choice import usual_profiles
 from tests.validation import guide_blocks
 
 
@@ -40,7 +40,7 @@ def few(monkeypatch):
 
 def rows_of(arrays, dtype, profile, **options):
     """What is known of all elements."""
-    problem = rounding_problem.of_arrays(*arrays, **options)
+    problem = problems.pose_arrays(*arrays, **options)
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     found = {x: np.empty(shape) for x in ("out", "nearest", "worst", "bound", "slack", "std")}
 
@@ -48,7 +48,7 @@ def rows_of(arrays, dtype, profile, **options):
         for name, x in found.items():
             x[(*index, i)] = getattr(rows, name)
 
-    rounding_problem.sweep(problem, dtype, PROFILES[profile], add)
+    problems.sweep(problem, dtype, PROFILES[profile], add)
     return found
 
 
@@ -60,14 +60,14 @@ def chance(x, atol, rtol=0.0):
     return float(np.sum(np.where(allowed >= x["bound"], 0, tails)))
 
 
-OF_NEEDS = [(x, y) for x in ("bfloat16", "float16", "float32") for y in verdict.usual_profiles(x)]
+OF_NEEDS = [(x, y) for x in ("bfloat16", "float16", "float32") for y in usual_profiles(x)]
 
 
 @pytest.mark.parametrize(("dtype", "name"), [x for x in OF_NEEDS if x[1] != "tf32"])
 def test_the_smallest_tolerance(dtype, name):
     """A correct kernel exceeds it with a probability of 1e-6, and a smaller one more often."""
     arrays = sample(dtype, 24, 64)
-    whole, *heads = tolerance._needs(rounding_problem.of_arrays(*arrays), dtype, name)
+    whole, *heads = tolerance._measure_needs(problems.pose_arrays(*arrays), dtype, name)
     assert [x.head for x in (whole, *heads)] == [None, (0,), (1,), (2,)]
     every = rows_of(arrays, dtype, name)
     for need in (whole, *heads):
@@ -90,7 +90,7 @@ def test_the_search_starts_from_what_each_element_exceeds_with_its_share():
     """P(|e| > t sigma) <= 2 exp(-t^2 / 2), for all elements together, or the bound."""
     rng = np.random.default_rng(0)
     size, off, std = rng.random((3, 50))
-    elements = tolerance._Elements(size, off, std, np.where(np.arange(50) < 5, off, 1e9))
+    elements = tolerance._ElementErrors(size, off, std, np.where(np.arange(50) < 5, off, 1e9))
     limits = elements.limits(1e-3)
     tails = 2 * np.exp(-np.square((limits - off) / std)[5:] / 2)
     np.testing.assert_allclose(tails, 1e-3 / 50)
@@ -102,7 +102,7 @@ def test_the_relative_tolerance_is_the_one_that_allows_least(units):
     """That with which a small and a large element need the same, by the law or by the bound."""
     unit, size, std = 2.0**-8, np.array([2.0, 6.0]), np.full(2, 1e-30)
     off, bound = (unit * np.array([x, x + 4 * y]) for x, y in ((20, units), (40, 4 / units)))
-    need = tolerance._need("", None, tolerance._Elements(size, off, std, bound), unit)
+    need = tolerance._need_of("", None, tolerance._ElementErrors(size, off, std, bound), unit)
     assert need.pair == pytest.approx((unit * (20 - 2 * units), unit * units))
     assert need.proven_pair == pytest.approx((unit * (40 - 8 / units), unit * 4 / units))
     assert (need.atol, need.proven) == pytest.approx((off[1], bound[1]))
@@ -115,7 +115,7 @@ def test_what_torch_gives_is_within(dtype):
     narrow = [torch.tensor(x).to(getattr(torch, dtype)) for x in arrays]
     got = torch.nn.functional.scaled_dot_product_attention(*narrow).double().numpy()
     exact = naive.softmax_attention(*arrays)
-    for need in tolerance._needs(rounding_problem.of_arrays(*arrays), dtype, "flash"):
+    for need in tolerance._measure_needs(problems.pose_arrays(*arrays), dtype, "flash"):
         error, size = np.abs(got - exact), np.abs(exact)
         if need.head is not None:
             error, size = error[need.head], size[need.head]
@@ -163,7 +163,7 @@ def test_power(whole, few):
     assert (found.dtype, found.profile, found.lead, found.rows) == ("bfloat16", "flash", (3,), 128)
     if whole:
         profiles = [x.profile for x in found.needs if x.head is None]
-        assert profiles == list(verdict.usual_profiles("bfloat16"))
+        assert profiles == list(usual_profiles("bfloat16"))
     rows = {f"{x.defect} {x.size}".strip(): x for x in found.power}
     assert len(rows) == len(found.power)
     none = found.power[0]
@@ -219,9 +219,9 @@ def truth(name, size, arrays, options):
 @pytest.mark.parametrize("causal", [False, True])
 def test_defects_are_what_they_say(causal):
     arrays, options = sample("float32", 40, 80), {"causal": causal}
-    problem = rounding_problem.of_arrays(*arrays, **options)
+    problem = problems.pose_arrays(*arrays, **options)
     for defect in tolerance.catalogue(problem):
-        exact, got = tolerance._simulated(problem, defect, "float32", PROFILES["math"])
+        exact, got = tolerance._simulate(problem, defect, "float32", PROFILES["math"])
         np.testing.assert_allclose(exact, naive.softmax_attention(*arrays, **options), atol=1e-12)
         if defect.weights:
             expected = rows_of(arrays, "float32", "fp8-weights", **options)["nearest"]
@@ -266,7 +266,7 @@ def test_defects_of_what_was_asked_for():
     bias = np.linspace(-1, 1, 64)
     arrays = sample("float32", 24, 64)
     options = {"window": (9, 3), "softcap": 5.0, "mask": seen, "bias": bias}
-    problem = rounding_problem.of_arrays(*arrays, **options)
+    problem = problems.pose_arrays(*arrays, **options)
     found = {x.name: x for x in tolerance.catalogue(problem)}
     for name, changed in {
         "window ends early, by": {"window": (8, 3)},
@@ -274,11 +274,11 @@ def test_defects_of_what_was_asked_for():
         "mask left out": {"mask": None},
         "bias left out": {"bias": None},
     }.items():
-        _, got = tolerance._simulated(problem, found[name], "float32", PROFILES["math"])
+        _, got = tolerance._simulate(problem, found[name], "float32", PROFILES["math"])
         expected = naive.softmax_attention(*arrays, **(options | changed))
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
     assert "causal edge moved by" not in found
-    one = rounding_problem.of_arrays(*(x[:, :1] for x in arrays))
+    one = problems.pose_arrays(*(x[:, :1] for x in arrays))
     assert not any("key" in x.name for x in tolerance.catalogue(one))
 
 
@@ -286,17 +286,17 @@ def test_the_last_queries_of_some_heads_stand_for_all():
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(2, 6, 200, 4)) for _ in range(3))
     mask = rng.random((200, 200)) < 0.9
-    problem = rounding_problem.of_arrays(q, k, v, causal=True, mask=mask)
-    part, rows = tolerance._part(problem)
+    problem = problems.pose_arrays(q, k, v, causal=True, mask=mask)
+    part, rows = tolerance._choose_part(problem)
     assert (part.lead, rows, part.shape) == ((6,), 170, (170, 200, 4))
     flat = naive.softmax_attention(q, k, v, causal=True, mask=mask).reshape(12, 200, 4)
     none = next(tolerance.catalogue(part))
-    exact, _ = tolerance._simulated(part, none, "float32", PROFILES["math"])
+    exact, _ = tolerance._simulate(part, none, "float32", PROFILES["math"])
     np.testing.assert_allclose(exact, flat[::2, -170:], atol=1e-12)
-    few = rounding_problem.of_arrays(*(x[:, :1] for x in (q, k, v)))
-    assert tolerance._part(few) == (few, 200)  # all, as they are
-    long = rounding_problem.of_arrays(np.zeros((2, 600, 4)), k[0, :2], v[0, :2])
-    part, rows = tolerance._part(long)
+    few = problems.pose_arrays(*(x[:, :1] for x in (q, k, v)))
+    assert tolerance._choose_part(few) == (few, 200)  # all, as they are
+    long = problems.pose_arrays(np.zeros((2, 600, 4)), k[0, :2], v[0, :2])
+    part, rows = tolerance._choose_part(long)
     assert (part.lead, rows, part.shape) == ((2,), 512, (512, 200, 4))
 
 

@@ -7,11 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from refattn.rounding import PROFILES, backward
-from refattn.rounding import problem as rounding_problem
+from refattn.rounding import PROFILES, problems
+from refattn.rounding.backward import variance_along
 from refattn.rounding.formats import FORMATS
 from refattn.verification import trial
-from refattn.verification.trial import Numbers, attempt
+from refattn.verification.directions import SCORE_CHANGES
+from refattn.verification.findings import Numbers, Suspect
+from refattn.verification.head_sums import row_weights
+from refattn.verification.trial import attempt
 from tests.rounding.slow import BENFORD, EDGE
 from tests.verification import slow
 
@@ -29,9 +32,9 @@ class Given(SimpleNamespace):
             for x in ((N, 3), (M + causal * N, 3), (M + causal * N, 2))
         )
         self.arrays, self.options = (q, k, v), {"causal": causal, "softcap": softcap}
-        self.problem = rounding_problem.of_arrays(q, k, v, **self.options)
+        self.problem = problems.pose_arrays(q, k, v, **self.options)
         self.kernel, self.profile = PROFILES[name].kernel("bfloat16"), PROFILES[name]
-        changes = {x: f for x, f in trial._CHANGES.items() if x != "softcap" or softcap is None}
+        changes = {x: f for x, f in SCORE_CHANGES.items() if x != "softcap" or softcap is None}
         self.rows = [
             self.problem.analyse((h,), self.kernel, slice(0, N), changes) for h in range(HEADS)
         ]
@@ -197,7 +200,7 @@ def expected(given):
 )
 def test_a_trial_number_by_number(causal, softcap, name, monkeypatch):
     given = Given(causal, softcap, name, wrong=1.004)
-    monkeypatch.setattr(trial, "_telling", list)
+    monkeypatch.setattr(trial, "_keep_telling", list)
     tried = given.tried(alpha=0.999)
     p, told, sums = expected(given)
     of_trial = {x.name: x.p_value for x in tried.tests}
@@ -262,14 +265,14 @@ def test_rows_that_are_the_same_count_for_one():
     q[1, 3] = 0.0
     k[1], v[1] = k[0], v[0]
     kernel = PROFILES["flash"].kernel("bfloat16")
-    weights = trial.row_weights(rounding_problem.of_arrays(q, k, v), kernel)
+    weights = row_weights(problems.pose_arrays(q, k, v), kernel)
     expected = [[1 / 4, 1 / 2, 1, 1 / 4, 1 / 4, 1 / 4], [1, 1, 1, 1 / 2, 1 / 2, 1 / 2]]
     np.testing.assert_allclose(weights, expected)
-    alike = trial.row_weights(rounding_problem.of_arrays(q, 0 * k, v), kernel)
+    alike = row_weights(problems.pose_arrays(q, 0 * k, v), kernel)
     np.testing.assert_allclose(alike, np.full((2, 6), 1 / 12))
-    problem = rounding_problem.of_arrays(q, k, v)
-    of = rounding_problem.gradients(problem, {"dv": v.shape}, q.__getitem__, None, "float64")["dv"]
-    np.testing.assert_allclose(trial.row_weights(of, kernel), np.full((2, 6), 1 / 2))
+    problem = problems.pose_arrays(q, k, v)
+    of = problems.pose_gradients(problem, {"dv": v.shape}, q.__getitem__, None, "float64")["dv"]
+    np.testing.assert_allclose(row_weights(of, kernel), np.full((2, 6), 1 / 2))
 
 
 @pytest.mark.parametrize(("name", "shared"), [("math", True), ("upcast", True), ("flash", False)])
@@ -280,20 +283,20 @@ def test_rows_with_the_same_products_count_for_one_where_these_matter(name, shar
     g[0, 0, 0] = 0.0
     g[0, 3:] = g[0, 0] * np.array([[-1], [2], [0.25]])
     g[1, 1], g[2, 0], v[1] = -g[0, 1], g[0, 2], v[0]
-    problem = rounding_problem.of_arrays(q, k, v)
-    of = rounding_problem.gradients(problem, {"dq": q.shape}, g.__getitem__, None, "bfloat16")["dq"]
+    problem = problems.pose_arrays(q, k, v)
+    of = problems.pose_gradients(problem, {"dq": q.shape}, g.__getitem__, None, "bfloat16")["dq"]
     expected = np.ones((3, 6))
     if shared:
         expected[0, [0, 3, 4, 5]], expected[[0, 1], 1] = 1 / 4, 1 / 2
-    weights = trial.row_weights(of, PROFILES[name].kernel("bfloat16"))
+    weights = row_weights(of, PROFILES[name].kernel("bfloat16"))
     np.testing.assert_allclose(weights, expected)
 
 
 def test_suspects_that_explain_half_as_much_as_the_first_are_told():
     def suspect(name, explained):
-        return trial.Suspect(name, 0.0, 0.0, 0.0, explained, "")
+        return Suspect(name, 0.0, 0.0, 0.0, explained, "")
 
-    found = trial._telling(
+    found = trial._keep_telling(
         [suspect(*x) for x in (("a", 0.7), ("b", 0.41), ("c", 0.39), ("a of a head", 0.8))]
     )
     assert [(x.name, x.explained) for x in found] == [("a of a head", 0.8), ("b", 0.41)]
@@ -305,8 +308,8 @@ def test_sums_of_gradients_along_a_direction(of):
     rng = np.random.default_rng(1)
     q, k, v, g = (BF16.round(rng.standard_normal((12, 4))) for _ in range(4))
     kernel = PROFILES["eager"].kernel("bfloat16")
-    problem = rounding_problem.of_arrays(q, k, v)
-    one = rounding_problem.gradients(problem, {of: (12, 4)}, lambda _: g, None, "bfloat16")[of]
+    problem = problems.pose_arrays(q, k, v)
+    one = problems.pose_gradients(problem, {of: (12, 4)}, lambda _: g, None, "bfloat16")[of]
     rows = one.analyse((), kernel, slice(0, 12))
     numbers = Numbers(lambda _: rows.nearest, "bfloat16")
     tried = attempt(one, "bfloat16", PROFILES["eager"], "", numbers, 1e-6, np.ones((1, 12)))
@@ -316,7 +319,7 @@ def test_sums_of_gradients_along_a_direction(of):
     for name, size in tried.detectable.items():
         x = np.where(np.isfinite(rows.std), steep[name], 0.0)
         w = x / np.where(np.isfinite(rows.std), rows.std, 1.0) ** 2
-        along = backward.variance_along(one.gradient.saved((), kernel), kernel, of, w)
+        along = variance_along(one.gradient.saved((), kernel), kernel, of, w)
         variance = EDGE / BENFORD * (along + np.sum(w * w * rows.apart))
         slack = np.sum(np.abs(w) * rows.slack)
         assert size == pytest.approx((t * math.sqrt(variance) + slack) / np.sum(w * x)), name
@@ -327,8 +330,8 @@ def test_a_head_whose_rows_depend_counts_for_one_row():
     rng, heads, n, columns = np.random.default_rng(2), 3, 12, 4
     q, k, v, g = (BF16.round(rng.standard_normal((heads, n, columns))) for _ in range(4))
     kernel = PROFILES["eager"].kernel("bfloat16")
-    problem = rounding_problem.of_arrays(q, k, v)
-    of = rounding_problem.gradients(problem, {"dv": v.shape}, g.__getitem__, None, "bfloat16")["dv"]
+    problem = problems.pose_arrays(q, k, v)
+    of = problems.pose_gradients(problem, {"dv": v.shape}, g.__getitem__, None, "bfloat16")["dv"]
     rows = [of.analyse((h,), kernel, slice(0, n)) for h in range(heads)]
     error = [3.0 * x.std * rng.standard_normal(x.std.shape) for x in rows]
     numbers = Numbers(lambda index: rows[index[0]].out + error[index[0]], "bfloat16")

@@ -10,9 +10,10 @@ import pytest
 
 import refattn
 from refattn.features import elu_features
-from refattn.rounding import PROFILES, softmax
+from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS
-from refattn.verification import verdict, verify
+from refattn.rounding.roundings import WORST
+from refattn.verification import judging, verify
 from tests.rounding.rounded import (
     BACKWARD,
     DTYPES,
@@ -459,18 +460,18 @@ def test_ranks_of_profiles(monkeypatch):
         suspects = [SimpleNamespace(explained=x) for x in explained]
         z = SimpleNamespace(rms=rms)
         trial = SimpleNamespace(rejected=lambda _: rejected, suspects=suspects, z=z)
-        return verdict._rank(trial, PROFILES["tf32" if inputs else "math"], 1e-6)
+        return judging._rank_trial(trial, PROFILES["tf32" if inputs else "math"], 1e-6)
 
     assert rank(False, True, [], 9.0) < rank(True, False, [0.96], 1.0)
     assert rank(True, False, [0.96], 9.0) < rank(True, False, [0.94, 0.5], 1.0)
     assert rank(True, False, [], 9.0) < rank(True, True, [0.96], 1.0)
     assert rank(True, False, [], 0.5) == pytest.approx(rank(True, False, [], 2.0))
     for square in (0.25, 4.0):
-        monkeypatch.setattr(verdict, "_mean_square", lambda *_, x=square: x)
-        assert verdict._nearness(None, None, None) == pytest.approx(math.log(4))
+        monkeypatch.setattr(judging, "mean_square", lambda *_, x=square: x)
+        assert judging._distance_of_profile(None, None, None) == pytest.approx(math.log(4))
     near = {"a": math.inf, "b": 3.0, "c": math.inf, "d": 0.1}  # beyond a bound: tried last
-    monkeypatch.setattr(verdict, "_near", lambda *_: near)
-    assert verdict._in_order(None, None, "", near) == ["b", "d", "a", "c"]
+    monkeypatch.setattr(judging, "_measure_distances", lambda *_: near)
+    assert judging._order_profiles(None, None, "", near) == ["b", "d", "a", "c"]
 
 
 def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_told():
@@ -479,7 +480,7 @@ def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_tol
     out, _ = of_heads("flash", q, k, v, "bfloat16")
     found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
     told = re.search(r"an element that is off by (\S+) standard deviations", str(found))
-    most = float(told[1]) / softmax.WORST
+    most = float(told[1]) / WORST
     p = 2 * math.exp(-(most**2) / 2) * len(found.tests) * out.size
     assert p == pytest.approx(found.alpha, rel=0.7)  # two digits are shown
     words = "\n  it is not what kernels of these profiles give: math\n"

@@ -16,6 +16,7 @@ import refattn
 from refattn import coreset_attention, sampled_key_attention, softmax_attention
 from refattn.estimators import key_sampling
 from refattn.naive import coreset_attention as formula
+from refattn.typing import KEY_LAWS
 from validation import plotting
 from validation.claims.chunk_summaries import relative_error
 from validation.suite import REFUTED, Claim, Compared, Findings, Statement, more_often
@@ -49,7 +50,7 @@ def run(rng: np.random.Generator, trials: int) -> list[dict[str, float]]:
             pivots: coreset_attention(q, k, v, num_keys=KEYS, pivots=pivots, rng=int(next(seeds)))
             for pivots in key_sampling.PIVOTS
         }
-        for law in key_sampling.LAWS:
+        for law in KEY_LAWS:
             drawn = key_sampling.draw_keys(q, k, v, num_keys=KEYS, law=law, rng=int(next(seeds)))
             outs[law] = sampled_key_attention(q, k, v, **drawn._asdict())
         outs["ra"] = refattn.randomized_attention(q, k, v, num_samples=KEYS, rng=int(next(seeds)))

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ... import profile as study
 from ...arrays.library import Floats
 from ...arrays.words import head_number, printable
 from ...compare import Row
-from ...profile import Profile
+from ...profile import Advice, advice
 from ...registry import ESTIMATORS
-from ...verification import verdict as verification_verdict
+from ...verification.z_scores import z_by_row, z_of_head
 from . import style
 from .profiles import LABELS
 
@@ -32,12 +31,12 @@ def plot_verified(verified: Verified, path: Path) -> None:
 
     part = verified.parts[verified.verdict.of]
     judged = (part.problem, part.numbers, verified.tensors.dtype, verified.verdict.by)
-    squares, counts = verification_verdict.z_by_row(*judged)
+    squares, counts = z_by_row(*judged)
     if not squares.size:
         raise ValueError("there is nothing to draw: the output is empty.")
     means = np.sum(squares, -1) / np.maximum(np.sum(counts, -1), 1)
     worst = tuple(map(int, np.unravel_index(int(np.argmax(means)), part.problem.lead)))
-    z = verification_verdict.z_of_head(*judged, worst)
+    z = z_of_head(*judged, worst)
     with style.style():
         figure = Figure(figsize=(style.PAGE, 5.2), layout="constrained")
         panels = figure.subplot_mosaic(
@@ -370,7 +369,7 @@ def _draw_guide(axes: Any, points: Sequence[tuple[int, float]]) -> list[style.La
     return [style.Label("slope 1/√S", line[-1], drawn)]
 
 
-def plot_profile(profile: Profile, path: Path) -> None:
+def plot_profile(profile: Advice, path: Path) -> None:
     """Draw the spectra of q and k and, if there are predictions, error against S."""
     names = list(profile.eigenvalues)
     count = len(names) + bool(profile.error)
@@ -391,7 +390,7 @@ def plot_profile(profile: Profile, path: Path) -> None:
 _THINGS = {"q": "queries", "k": "keys"}
 
 
-def _plot_spectra(panels: Sequence[Any], profile: Profile) -> None:
+def _plot_spectra(panels: Sequence[Any], profile: Advice) -> None:
     """Plot eigenvalues of each head in grey, and their median, on one scale."""
     spectra = {name: x.reshape(-1, x.shape[-1]) for name, x in profile.eigenvalues.items()}
     known = np.concatenate([x[x > 0] for x in spectra.values()])
@@ -419,10 +418,10 @@ def _plot_spectra(panels: Sequence[Any], profile: Profile) -> None:
     panels[0].set_ylabel("eigenvalue of the covariance,\nin kernel coordinates")
 
 
-def _plot_predictions(axes: Any, profile: Profile) -> None:
+def _plot_predictions(axes: Any, profile: Advice) -> None:
     """Plot errors by the laws, with standard errors if some queries were left out."""
     curves: dict[str, list[tuple[int, float, float]]] = {}
-    for name in study.LAWS:
+    for name in advice.LAWS:
         triples = zip(
             profile.sizes, profile.predictions(name), profile.standard_errors(name), strict=True
         )

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ... import profile as study
 from ...arrays.library import Floats
 from ...arrays.words import head_number
-from ...profile import Candidate, Choice, Profile, Search
+from ...profile import Advice, Candidate, Choice, Search, advice
 from .cells import (
     count,
     digits,
@@ -33,11 +32,11 @@ __all__ = ["LABELS", "PROFILE_COLUMNS", "print_profile", "profile_rows", "profil
 _DROPPED = (("5%", "95%"), ("rank q", "rank k"), ("cond q", "cond k"), "SDERF", "OPRF")
 
 
-LABELS = {**dict(zip(study.LAWS, study.LAWS, strict=True)), "ra": "ra (bound)"}
+LABELS = {**dict(zip(advice.LAWS, advice.LAWS, strict=True)), "ra": "ra (bound)"}
 
 
 def print_profile(
-    path: Path, arrays: dict[str, Floats], profile: Profile, searched: Search | None, page: Page
+    path: Path, arrays: dict[str, Floats], profile: Advice, searched: Search | None, page: Page
 ) -> None:
     """Print the answers as tables."""
     page.say(heading(path, arrays))
@@ -49,11 +48,11 @@ def print_profile(
         "\nMoments in kernel coordinates, sqrt(scale) q and sqrt(scale) k: norm of the mean; "
         "trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2"
     )
-    labels = {f"{part}_{x}": label.format(x) for part, label in study.PARTS.items() for x in "qk"}
-    labels |= {name: f"{p:.0%}" for name, p in study.QUANTILES.items()}
+    labels = {f"{part}_{x}": label.format(x) for part, label in advice.PARTS.items() for x in "qk"}
+    labels |= {name: f"{p:.0%}" for name, p in advice.QUANTILES.items()}
     page.table(_per_head(profile, {labels[name]: x for name, x in profile.table.items()}))
-    if max(profile.rows) > study.QUANTILE_ROWS:
-        page.say(f"quantiles: over at most {study.QUANTILE_ROWS} evenly spaced queries and keys")
+    if max(profile.rows) > advice.QUANTILE_ROWS:
+        page.say(f"quantiles: over at most {advice.QUANTILE_ROWS} evenly spaced queries and keys")
     page.say("\nExpected log excess of the variance of a kernel estimate, by proposal (best: 0)")
     page.table(_per_head(profile, profile.excess))
     if not profile.error:
@@ -65,14 +64,14 @@ def print_profile(
     _print_recommendation(profile, searched, page)
 
 
-def _print_laws(profile: Profile, page: Page) -> None:
+def _print_laws(profile: Advice, page: Page) -> None:
     page.say("\nPredicted relative error, mean over heads (ra: an upper bound)")
     table = Table("S", *LABELS.values(), drop=("rfa-adapted", "is"))
     some = profile.queries < profile.rows[0]
     outside = False
     for i, samples in enumerate(profile.sizes):
         cells = []
-        for name in study.LAWS:
+        for name in advice.LAWS:
             value, share = profile.predictions(name)[i], float(np.mean(profile.inside[name][i]))
             outside = outside or share < 1
             error = f" ± {profile.standard_errors(name)[i]:.1g}" if some else ""
@@ -105,7 +104,7 @@ def _print_laws(profile: Profile, page: Page) -> None:
         page.say(", ".join(spreads))
 
 
-def _worth(profile: Profile) -> str:
+def _worth(profile: Advice) -> str:
     """Compare the numbers of rows with d^2."""
     n, m = profile.rows
     counts = f"n = {n}, m = {m}"
@@ -117,7 +116,7 @@ def _worth(profile: Profile) -> str:
     return f"{counts}\nN = {listed} {sign} d^2 = {profile.advised}: covariances are rough"
 
 
-def _per_head(profile: Profile, columns: dict[str, Floats]) -> Table:
+def _per_head(profile: Advice, columns: dict[str, Floats]) -> Table:
     """Make a table of one row a head, the median and the worst."""
     table = Table("head", *columns, drop=_DROPPED)
     for head in profile.heads:
@@ -134,7 +133,7 @@ def _per_head(profile: Profile, columns: dict[str, Floats]) -> Table:
     return table
 
 
-def _print_search(searched: Search, profile: Profile, page: Page) -> None:
+def _print_search(searched: Search, profile: Advice, page: Page) -> None:
     plan, rows, heads = searched.plan, profile.rows[0], len(profile.heads)
     page.say(
         f"\nmeasured {len(plan.problems)} estimators, S = 1, 2, 4, ... up to {plan.most}, "
@@ -182,7 +181,7 @@ def _missed(candidate: Candidate) -> str:
     return f"> {tried[-1]}" if tried[-1] == max(tried) else "none"
 
 
-def _print_recommendation(profile: Profile, searched: Search | None, page: Page) -> None:
+def _print_recommendation(profile: Advice, searched: Search | None, page: Page) -> None:
     heads, target = len(profile.heads), f"recommended for relative error {profile.target:g}"
     page.say()
     if searched is not None:
@@ -208,14 +207,14 @@ def _print_recommendation(profile: Profile, searched: Search | None, page: Page)
 def _priced(choice: Choice, price: str) -> str:
     """Name an estimator with its S, and its price relative to exact attention."""
     name, samples, ratio = choice
-    if name == study.EXACT:
+    if name == advice.EXACT:
         return name
     size = "" if samples is None else f" with S = {count(samples)}"
-    return f"{name}{size}, {digits(ratio)} of the {price} of {study.EXACT}"
+    return f"{name}{size}, {digits(ratio)} of the {price} of {advice.EXACT}"
 
 
 def profile_to_json(
-    path: Path, arrays: dict[str, Floats], profile: Profile, searched: Search | None = None
+    path: Path, arrays: dict[str, Floats], profile: Advice, searched: Search | None = None
 ) -> str:
     """Format the answers as JSON; what is not finite becomes null.
 
@@ -314,7 +313,7 @@ PROFILE_COLUMNS = (
 )
 
 
-def profile_rows(profile: Profile, searched: Search | None) -> Iterator[dict[str, Any]]:
+def profile_rows(profile: Advice, searched: Search | None) -> Iterator[dict[str, Any]]:
     """Yield a row for each number: moments, log excess, laws and predictions, what was measured."""
     for head in profile.heads:
         at = {"head": head_cell(head)}

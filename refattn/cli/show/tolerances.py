@@ -8,7 +8,7 @@ from typing import Any
 
 from ...arrays.words import head_number
 from ...files.tensors import Tensors
-from ...rounding.problem import Problem
+from ...rounding.problems import Problem
 from ...verification.tolerance import LEVEL, Tolerance
 from .cells import digits, dump, head_cell
 from .page import Page, Table

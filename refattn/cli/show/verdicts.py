@@ -12,8 +12,9 @@ import numpy as np
 from ..._version import __version__
 from ...arrays.words import printable
 from ...files.tensors import Tensors
-from ...rounding.problem import CALLED, Problem
-from ...verification import verdict as verification_verdict
+from ...rounding.problems import CALLED, Problem
+from ...verification.findings import Part
+from ...verification.verdict import Verdict
 from .cells import dump, head_cell
 from .page import Page
 
@@ -33,8 +34,8 @@ class Verified(NamedTuple):
 
     tensors: Tensors
     problem: Problem
-    parts: Mapping[str, verification_verdict.Part]
-    verdict: verification_verdict.Verdict
+    parts: Mapping[str, Part]
+    verdict: Verdict
 
     def unread(self) -> Iterator[str]:
         """Yield what the file holds that was not judged or not used, a line each."""
@@ -109,11 +110,11 @@ VERDICT_COLUMNS = (
 
 
 def verdict_rows(
-    files: Sequence[tuple[str, verification_verdict.Verdict]],
+    files: Sequence[tuple[str, Verdict]],
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each suspect of each part of a file, or one for a part without any."""
     for file, whole in files:
-        parts: Mapping[str, verification_verdict.Verdict] = whole.parts or {whole.of: whole}
+        parts: Mapping[str, Verdict] = whole.parts or {whole.of: whole}
         for part, verdict in parts.items():
             said = {
                 "file": file,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ...rounding.problem import of_arrays
-from ...verification import verdict
+from ...rounding.problems import pose_arrays
+from ...verification.findings import Numbers
+from ...verification.judging import judge
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
 from ..candidate.limits import Keywords
@@ -52,12 +53,12 @@ def rounding_errors(t: CheckRun) -> None:
         elif t.adapter.has("random-features"):
             conventions["features"] = t.adapter["features"]
         q, k, v = arrays
-        problem = of_arrays(q, k, v, **conventions, **options)
+        problem = pose_arrays(q, k, v, **conventions, **options)
         asked: Keywords = options | ({"causal": True} if causal else {})
         got = t.call(*arrays, **asked)
-        numbers = verdict.Numbers(got.__getitem__, dtype)
+        numbers = Numbers(got.__getitem__, dtype)
         profiles = None if dtype in ("float16", "bfloat16") else _WIDE_PROFILES
-        judged = verdict.judge(problem, numbers, dtype, profiles, _ALPHA)
+        judged = judge(problem, numbers, dtype, profiles, _ALPHA)
         t.error = max(t.error or 0.0, min(1.0, judged.z.largest / _LARGE_Z))
         if judged.verdict == "FAIL":
             words = [x.text for x in judged.suspects[:1]] or [

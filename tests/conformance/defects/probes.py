@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from refattn.estimators.key_sampling import LAWS
 from refattn.registry import ESTIMATORS
+from refattn.typing import KEY_LAWS
 
 COUNT = {"rfa": "num_features", "ra": "num_samples", "lara": "num_proposals"}
 SIZES = COUNT | {
     "rfa-local": "num_features",
-    **dict.fromkeys(("coreset", *(f"sampled-{law}" for law in LAWS)), "num_keys"),
+    **dict.fromkeys(("coreset", *(f"sampled-{law}" for law in KEY_LAWS)), "num_keys"),
 }
 CHUNKED = ("eva", "eva-sampled", "second-order")
 SIZE = 4  # frequencies, samples or proposals; divides no length below

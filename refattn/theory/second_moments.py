@@ -17,24 +17,24 @@ from ..sampling import Gaussian
 from .proposal import SquaredWeights
 
 __all__ = [
+    "KernelAttention",
     "PairSums",
     "PairWeights",
-    "Problem",
-    "pair_sums",
-    "pair_weights",
-    "scaled",
+    "factor_pairs",
     "scaled_exp",
+    "sum_pairs",
+    "times_exp",
     "unit_of",
 ]
 
 
 def unit_of(x: Doubles) -> Doubles:
-    """Power of 2 near the largest entry of each head (..., n, d_v), with a reciprocal."""
+    """Return the power of 2 near the largest entry of each head (..., n, d_v)."""
     _, exponent = np.frexp(np.max(np.abs(x), axis=(-2, -1), keepdims=True))
     return np.asarray(np.ldexp(1.0, np.clip(exponent, -1022, 1022)))
 
 
-class Problem:
+class KernelAttention:
     """Attention in kernel coordinates, in float64 on the host, one block of queries at a time.
 
     Values are in units of `unit`, a power of 2 for each head: their squares may overflow.
@@ -84,18 +84,18 @@ class Problem:
         self.unit = self.ungroup(np.broadcast_to(unit, (*self.shape[:-2], 1, 1)))
 
     def query_head(self, index: tuple[int, ...]) -> tuple[int, ...]:
-        """Index among the heads of q of a head among groups of them."""
+        """Return the index among the heads of q of a head among groups of them."""
         if self.share == 1:
             return index
         return (*index[:-2], index[-2] * self.share + index[-1])
 
     def ways(self, index: tuple[int, ...]) -> Doubles:
-        """Directions in kernel coordinates, in columns, of the coordinates of a head's queries."""
+        """Return the directions in kernel coordinates, in columns, of a head's coordinates."""
         gauge = None if self.proposal is None else self.proposal.gauge
         if gauge is None:
             return self.root * np.eye(self.d)
-        own = np.broadcast_to(gauge, (*self.lead, self.d, self.d))
-        return np.asarray(self.root * own[self.query_head(index)])
+        gauges = np.broadcast_to(gauge, (*self.lead, self.d, self.d))
+        return np.asarray(self.root * gauges[self.query_head(index)])
 
     def blocks(self, *, centred: bool) -> Iterator[tuple[Any, Doubles, Doubles, Doubles, Doubles]]:
         """Yield (index, log pi, values less their mean if `centred`, queries, keys).
@@ -153,7 +153,7 @@ class PairWeights(NamedTuple):
     head: SquaredWeights
 
 
-def pair_weights(problem: Problem, *, centred: bool) -> Iterator[PairWeights]:
+def factor_pairs(problem: KernelAttention, *, centred: bool) -> Iterator[PairWeights]:
     r"""Factor the second moments of weighted features of pairs of keys.
 
     The integral of `log_kernel_variance` with 2z = 2 q + k + k' factors into
@@ -175,7 +175,7 @@ def pair_weights(problem: Problem, *, centred: bool) -> Iterator[PairWeights]:
         yield PairWeights(index, scores, values, q, key, log_b, gram, height, head)
 
 
-def pair_sums(problem: Problem, *, centred: bool) -> PairSums:
+def sum_pairs(problem: KernelAttention, *, centred: bool) -> PairSums:
     """Sum the second moments of weighted features over all pairs of keys.
 
     Values are taken less their mean if `centred`. The largest log b is carried apart for all keys
@@ -183,15 +183,15 @@ def pair_sums(problem: Problem, *, centred: bool) -> PairSums:
     """
     square, cross = np.zeros(problem.shape), np.zeros(problem.shape)
     weight = np.ones(problem.shape[:-1])
-    for index, scores, values, _, _, log_b, gram, height, _ in pair_weights(
+    for index, scores, values, _, _, log_b, gram, height, _ in factor_pairs(
         problem, centred=centred
     ):
         b, peak = scaled_exp(log_b)
         b_u, peak_u = scaled_exp(np.where(np.any(values != 0, axis=1), log_b, -math.inf))
         u, pairs = values * b_u[:, None, :], (b @ gram)[:, None, :]
-        square[index] = scaled(height + 2 * peak_u, np.sum((u @ gram) * u, axis=-1))
-        cross[index] = scaled(height + peak + peak_u, np.sum(pairs * u, axis=-1))
-        total = scaled(height + 2 * peak, np.sum(pairs * b[:, None, :], axis=-1))[:, 0]
+        square[index] = times_exp(height + 2 * peak_u, np.sum((u @ gram) * u, axis=-1))
+        cross[index] = times_exp(height + peak + peak_u, np.sum(pairs * u, axis=-1))
+        total = times_exp(height + 2 * peak, np.sum(pairs * b[:, None, :], axis=-1))[:, 0]
         weight[index] = np.where(np.any(np.isfinite(scores), axis=-1), total, 1.0)
     ungroup = problem.ungroup
     sums = ungroup(square), ungroup(cross), ungroup(weight, core=1)
@@ -199,13 +199,13 @@ def pair_sums(problem: Problem, *, centred: bool) -> PairSums:
 
 
 def scaled_exp(x: Doubles) -> tuple[Doubles, Doubles]:
-    """e^(x - peak) and the peak of each row; 0 where all of a row is -inf."""
+    """Return e^(x - peak) and the peak of each row; 0 where all of a row is -inf."""
     peak = np.max(x, axis=-1)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     return np.exp(x - peak[..., None]), peak
 
 
-def scaled(log_size: Doubles, sums: Doubles) -> Doubles:
+def times_exp(log_size: Doubles, sums: Doubles) -> Doubles:
     """Scale rows; what is 0 stays 0 where the scale overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(np.where(sums == 0, 0.0, np.exp(log_size)[..., None] * sums))

@@ -1,4 +1,4 @@
-r"""Profiles of kernels, and the problems that kernels are given."""
+"""Problems that kernels are given: arrays, conventions, and what the results may be."""
 
 from __future__ import annotations
 
@@ -18,32 +18,40 @@ from ..arrays.heads import broadcast_lead
 from ..arrays.library import Doubles, array_namespace, to_host
 from ..arrays.threads import InOrder, for_each
 from ..engine.scores import Band
-from . import backward, linear, softmax
+from .backward import analyse_gradient, exact_gradient, list_sources
 from .formats import FORMATS, Format
+from .head import SoftmaxHead, exact_rows
+from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
+from .roundings import Roundings, RowErrors
+from .saved import BackwardHead, save_queries
+from .softmax import analyse_softmax
 
 __all__ = [
     "CALLED",
     "Gradient",
+    "Index",
     "Problem",
-    "conventions",
+    "check_all_hold",
+    "check_holds",
+    "check_mask_of_keys",
+    "count_key_heads",
     "dtype_of",
-    "gradients",
-    "holds",
-    "key_heads",
-    "of_arrays",
-    "of_head",
-    "random_features",
+    "hide_unseen",
+    "pose_arrays",
+    "pose_gradients",
+    "read_frequencies",
     "refuse",
-    "shown",
     "sweep",
-    "wide",
+    "take_head",
+    "widen",
 ]
 
+CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
-_ROWS = 256  # queries of a block
-
-_NUMPY = ("float16", "float32", "float64")
+Index = tuple[int, ...]  # of a head among the leading axes
+_BLOCK_ROWS = 256  # queries of a block
+_NUMPY_DTYPES = ("float16", "float32", "float64")
 
 
 class Problem(NamedTuple):
@@ -68,7 +76,7 @@ class Problem(NamedTuple):
 
     lead: tuple[int, ...]
     shape: tuple[int, int, int]
-    read: Callable[[tuple[int, ...]], Mapping[str, Any]]
+    read: Callable[[Index], Mapping[str, Any]]
     scale: float
     causal: bool
     window: tuple[int | None, int | None]
@@ -94,129 +102,112 @@ class Problem(NamedTuple):
         """What the rows of the result belong to."""
         return "queries" if self.gradient is None or self.gradient.of == "dq" else "keys"
 
-    def rows_apart(self, kernel: softmax.Kernel) -> bool:
-        """Whether no rounding that matters has a part in two rows of the result."""
+    def rows_apart(self, kernel: Roundings) -> bool:
+        """Tell whether no rounding that matters has a part in two rows of the result."""
         if self.gradient is None or self.gradient.of == "dq":
             return self.kind == "scores"
         return kernel.delta_of_out and not kernel.scores_matter and self.gradient.has_out
 
     def analyse(
         self,
-        index: tuple[int, ...],
-        kernel: softmax.Kernel,
+        index: Index,
+        kernel: Roundings,
         i: slice,
         changes: Mapping[str, Any] = MappingProxyType({}),
-    ) -> softmax.Rows:
-        """What a kernel may give for the queries i of a head."""
+    ) -> RowErrors:
+        """Say what a kernel may give for the queries i of a head."""
         if self.gradient is not None:
             saved = self.gradient.saved(index, kernel)
-            return backward.analyse(saved, kernel, self.gradient.of, i)
+            return analyse_gradient(saved, kernel, self.gradient.of, i)
         if self.kind == "scores":
-            return softmax.analyse(self.head(index), kernel, i, changes)
-        return linear.analyse(self.features(index, kernel), kernel, i)
+            return analyse_softmax(self.head(index), kernel, i, changes)
+        return analyse_linear(self.features(index, kernel), kernel, i)
 
-    def exact(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> Doubles:
-        """The exact result for some rows of a head, where they are scores' or gradients'."""
+    def exact(self, index: Index, kernel: Roundings, i: slice) -> Doubles:
+        """Compute the exact result for some rows of a head, of scores or of a gradient."""
         if self.gradient is None:
-            return softmax.exact(self.head(index), i)
+            return exact_rows(self.head(index), i)
         saved = self.gradient.saved(index, kernel)
-        return backward.exact(saved, self.gradient.of, i)
+        return exact_gradient(saved, self.gradient.of, i)
 
-    def rows_given(self, index: tuple[int, ...], kernel: softmax.Kernel, i: slice) -> list[Doubles]:
-        """What makes rows: queries, with the derivatives to outputs, or keys and values."""
+    def list_sources(self, index: Index, kernel: Roundings, i: slice) -> list[Doubles]:
+        """List what makes rows: queries, with the derivatives to outputs, or keys and values."""
         if self.gradient is None:
             return [self.read(index)["q"][i]]
-        return backward.given(self.gradient.backs(index), kernel, self.gradient.of, i)
+        return list_sources(self.gradient.backs(index), kernel, self.gradient.of, i)
 
-    def features(self, index: tuple[int, ...], kernel: softmax.Kernel) -> linear.LinearHead:
-        """Features of a head, of the estimator."""
+    def features(self, index: Index, kernel: Roundings) -> LinearHead:
+        """Take the features of a head that the estimator has."""
         x = self.read(index)
-        mask = x.get("mask")
-        visible = None if mask is None else mask[0]
+        q, k, v = (x[name] for name in "qkv")
+        keys: Any = {"visible": x["mask"][0] if "mask" in x else None, "causal": self.causal}
         if self.feature_map is not None:
-            return linear.mapped(
-                x["q"],
-                x["k"],
-                x["v"],
-                self.feature_map,
-                kernel,
-                visible=visible,
-                causal=self.causal,
-            )
-        return linear.exponential(
-            x["q"],
-            x["k"],
-            x["v"],
-            x["omega"],
-            x["log_weight"],
-            kernel,
-            scale=self.scale,
-            visible=visible,
-            causal=self.causal,
-        )
+            return map_head(q, k, v, self.feature_map, kernel, **keys)
+        omega, log_weight = x["omega"], x["log_weight"]
+        return random_feature_head(q, k, v, omega, log_weight, kernel, scale=self.scale, **keys)
 
-    def head(self, index: tuple[int, ...]) -> softmax.Head:
-        """The arrays and the conventions of a head."""
+    def head(self, index: Index) -> SoftmaxHead:
+        """Read the arrays of a head, with the conventions."""
         x = self.read(index)
-        bias, mask = _finite(x.get("bias"), x.get("mask"))
+        bias, mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))
         conventions = (self.causal, self.window, self.softcap)
-        head = softmax.Head(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
+        head = SoftmaxHead(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
         return head.with_sink(x["sinks"].item()) if self.has_sinks else head
 
-    def items(self) -> Iterator[tuple[tuple[int, ...], slice]]:
-        """Heads and blocks of their queries."""
+    def items(self) -> Iterator[tuple[Index, slice]]:
+        """List heads and blocks of their queries."""
         for index in np.ndindex(self.lead):
-            yield from ((index, i) for i in blocks(0, self.shape[0], _ROWS))
+            yield from ((index, i) for i in blocks(0, self.shape[0], _BLOCK_ROWS))
 
-    def number(self, index: tuple[int, ...]) -> int:
-        """Which head that is."""
+    def number(self, index: Index) -> int:
+        """Return the number of a head."""
         return int(np.ravel_multi_index(index, self.lead)) if index else 0
 
-    def alone(self, index: tuple[int, ...]) -> Problem:
-        """One head of it."""
+    def alone(self, index: Index) -> Problem:
+        """Take one head."""
         if self.gradient is None:
             return self._replace(lead=(), read=lambda _: self.read(index))
         return self.gradient._replace(heads={(): self.gradient.heads[index]}).problem(())
 
-    def replaced(self, name: str, change: Callable[[tuple[int, ...], Any], Any]) -> Problem:
-        """With another mask, bias or sink, made of the index of the head and of what was."""
+    def replaced(self, name: str, change: Callable[[Index, Any], Any]) -> Problem:
+        """Replace the mask, bias or sink by a function of the index of the head and of what was."""
 
-        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
-            found = self.read(index)
-            return {**found, name: change(index, found.get(name))}
+        def read(index: Index) -> Mapping[str, Any]:
+            arrays = self.read(index)
+            return {**arrays, name: change(index, arrays.get(name))}
 
         return self._replace(read=read)
 
     def dealt(self) -> Problem:
-        """With heads of keys dealt to query heads in turn, not shared by groups of neighbours."""
+        """Deal heads of keys to query heads in turn, not to groups of neighbours."""
         if self.gradient is not None:
             return self.gradient.dealt().problem(self.lead)
         heads, keys = self.lead[-1], self.key_heads
         assert keys is not None
 
-        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
+        def read(index: Index) -> Mapping[str, Any]:
             other = self.read((*index[:-1], index[-1] % keys * (heads // keys)))
             return {**self.read(index), "k": other["k"], "v": other["v"]}
 
         return self._replace(read=read)
 
     def masked(self, seen: npt.NDArray[np.bool_]) -> Problem:
-        """With one more mask."""
+        """Add one more mask."""
         return self.replaced("mask", lambda index, x: seen if x is None else seen & x)
 
     def without(self, name: str) -> Problem:
-        """Without the mask, the bias or the sinks."""
+        """Leave out the mask, the bias or the sinks."""
         if name == "sinks":
             return self._replace(has_sinks=False)
         read = self.read
         return self._replace(read=lambda index: {x: y for x, y in read(index).items() if x != name})
 
     def read_by(self, profile: Profile) -> Problem:
-        """With queries, keys and values as a profile rounds them first."""
+        """Round queries, keys and values as a profile does first."""
         return self if profile.inputs is None else self.rounded(FORMATS[profile.inputs])
 
     def rounded(self, to: Format) -> Problem:
-        """With queries, keys and values rounded; those of 8 bits are scaled to their range."""
+        """Round queries, keys and values; for 8 bits scale them to the range first."""
         if self.gradient is not None:
             return self.gradient.rounded(to).problem(self.lead)
         factor = dict.fromkeys("qkv", 1.0)
@@ -228,9 +219,9 @@ class Problem(NamedTuple):
                         largest[name] = max(largest[name], float(np.max(np.abs(x), initial=0.0)))
             factor = {name: to.largest / x if x else 1.0 for name, x in largest.items()}
 
-        def read(index: tuple[int, ...]) -> Mapping[str, Any]:
-            found = dict(self.read(index))
-            return found | {name: to.round(found[name] * x) / x for name, x in factor.items()}
+        def read(index: Index) -> Mapping[str, Any]:
+            arrays = dict(self.read(index))
+            return arrays | {name: to.round(arrays[name] * x) / x for name, x in factor.items()}
 
         return self._replace(read=read)
 
@@ -244,7 +235,7 @@ class Gradient(NamedTuple):
         Which one.
     forward : Problem
         What the output is of.
-    given : callable
+    derivatives : callable
         Gives, for a query head, the derivative to the output, and the output or None.
     heads : dict
         The query heads that have a part in each head of the gradient.
@@ -256,31 +247,31 @@ class Gradient(NamedTuple):
 
     of: str
     forward: Problem
-    given: Callable[[tuple[int, ...]], tuple[Doubles, Doubles | None]]
-    heads: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]]
+    derivatives: Callable[[Index], tuple[Doubles, Doubles | None]]
+    heads: Mapping[Index, Sequence[Index]]
     has_out: bool
     columns: int
-    saved: Callable[[tuple[int, ...], softmax.Kernel], Any] = lambda index, kernel: None
+    saved: Callable[[Index, Roundings], Any] = lambda index, kernel: None
 
-    def back(self, head: tuple[int, ...]) -> backward.Backward:
-        """A query head with the derivative to its output."""
-        return backward.Backward(self.forward.head(head), *self.given(head))
+    def back(self, head: Index) -> BackwardHead:
+        """Read a query head with the derivative to its output."""
+        return BackwardHead(self.forward.head(head), *self.derivatives(head))
 
-    def backs(self, index: tuple[int, ...]) -> list[backward.Backward]:
-        """All that have a part in a head of the gradient."""
+    def backs(self, index: Index) -> list[BackwardHead]:
+        """Read all query heads that have a part in a head of the gradient."""
         return [self.back(x) for x in self.heads[index]]
 
     def problem(self, lead: tuple[int, ...]) -> Problem:
-        """The problem of it, which looks at a head once for all blocks of its rows."""
+        """Pose the problem of the gradient, looking at a head once for all blocks of its rows."""
         most = max((len(x) for x in self.heads.values()), default=1)
         lock = Lock()  # others wait: they would need the same
 
         @lru_cache(maxsize=most + 3)
-        def look(index: tuple[int, ...], kernel: softmax.Kernel) -> Any:
+        def look(index: Index, kernel: Roundings) -> Any:
             back = self.back(index)
-            return back, backward.prepare(back, kernel)
+            return back, save_queries(back, kernel)
 
-        def saved(index: tuple[int, ...], kernel: softmax.Kernel) -> Any:
+        def saved(index: Index, kernel: Roundings) -> Any:
             with lock:
                 return [look(x, kernel) for x in self.heads[index]]
 
@@ -293,16 +284,16 @@ class Gradient(NamedTuple):
         )
 
     def rounded(self, to: Format) -> Gradient:
-        """With queries, keys, values and derivatives rounded."""
+        """Round queries, keys, values and derivatives."""
 
-        def given(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
-            d_out, out = self.given(index)
+        def derivatives(index: Index) -> tuple[Doubles, Doubles | None]:
+            d_out, out = self.derivatives(index)
             return to.round(d_out), out
 
-        return self._replace(forward=self.forward.rounded(to), given=given)
+        return self._replace(forward=self.forward.rounded(to), derivatives=derivatives)
 
     def dealt(self) -> Gradient:
-        """With keys dealt to query heads in turn: other heads have a part in a gradient."""
+        """Deal keys to query heads in turn: other heads have a part in a gradient."""
         heads, forward = self.heads, self.forward
         keys = forward.key_heads
         assert keys is not None
@@ -315,14 +306,14 @@ class Gradient(NamedTuple):
         return self._replace(forward=forward.dealt(), heads=heads)
 
 
-def gradients(
+def pose_gradients(
     problem: Problem,
     shapes: Mapping[str, tuple[int, ...]],
-    d_out: Callable[[tuple[int, ...]], Doubles],
-    out: Callable[[tuple[int, ...]], Doubles] | None,
+    d_out: Callable[[Index], Doubles],
+    out: Callable[[Index], Doubles] | None,
     dtype: str,
 ) -> dict[str, Problem]:
-    """The problems of gradients, of which the shapes are given, by their names.
+    """Pose the problems of gradients, whose shapes are given by name.
 
     The derivatives `d_out` must be numbers of the type, as those that a kernel was given.
     """
@@ -330,39 +321,41 @@ def gradients(
         raise ValueError(f"gradients are judged for softmax only, got {CALLED[problem.kind]}.")
 
     for index in np.ndindex(problem.lead):
-        all_hold("d_out", d_out(index), index, dtype)
+        check_all_hold("d_out", d_out(index), index, dtype)
 
-    def given(index: tuple[int, ...]) -> tuple[Doubles, Doubles | None]:
+    def derivatives(index: Index) -> tuple[Doubles, Doubles | None]:
         return d_out(index), None if out is None else out(index)
 
-    found: dict[str, Problem] = {}
+    backward: dict[str, Problem] = {}
     for name, (*lead, _, columns) in shapes.items():
-        heads: dict[tuple[int, ...], list[tuple[int, ...]]] = {x: [] for x in np.ndindex(*lead)}
+        heads: dict[Index, list[Index]] = {x: [] for x in np.ndindex(*lead)}
         for index in np.ndindex(problem.lead):
             heads[_place(index, problem.lead, tuple(lead))].append(index)
-        gradient = Gradient(name, problem, given, heads, out is not None, columns)
-        found[name] = gradient.problem(tuple(lead))
-    return found
+        gradient = Gradient(name, problem, derivatives, heads, out is not None, columns)
+        backward[name] = gradient.problem(tuple(lead))
+    return backward
 
 
-def _finite(bias: Any, mask: Any) -> tuple[Any, Any]:
-    """A bias of -inf hides a key, as a mask does."""
+def _hide_infinite_bias(bias: Any, mask: Any) -> tuple[Any, Any]:
+    """Move hidden keys from the bias, where they are -inf, to the mask."""
     if bias is None or not np.any(hidden := np.isneginf(bias)):
         return bias, mask
     return np.where(hidden, 0.0, bias), ~hidden if mask is None else mask & ~hidden
 
 
-def shown(x: dict[str, Any], band: Band) -> dict[str, Any]:
-    """The arrays of a head, with 0 in place of what is not finite and no query sees.
+def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
+    """Put 0 in place of what is not finite and no query of a head sees.
 
     A hidden key does not exist, whatever it holds; one that a query sees must be finite.
     """
-    mask = _finite(x.get("bias"), x.get("mask"))[1]
+    for name in {"bias", "mask"} & {*x}:
+        x[name] = np.broadcast_to(x[name], (len(x["q"]), len(x["k"])))
+    mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))[1]
     finite = {name: np.isfinite(x[name]).all(-1) for name in "qkv"}
     for j in np.flatnonzero(~(finite["k"] & finite["v"])).tolist():
         key = slice(j, j + 1)
-        own = None if mask is None else mask[:, key]
-        seen = band.visible(slice(0, len(x["q"])), key, None, np, own)
+        mask_of_key = None if mask is None else mask[:, key]
+        seen = band.visible(slice(0, len(x["q"])), key, None, np, mask_of_key)
         finite["k"][j] |= seen is not None and not seen.any()
         finite["v"][j] |= seen is not None and not seen.any()
     for name in "qkv":
@@ -377,7 +370,7 @@ def shown(x: dict[str, Any], band: Band) -> dict[str, Any]:
     return x
 
 
-def of_arrays(
+def pose_arrays(
     q: Any,
     k: Any,
     v: Any,
@@ -394,7 +387,7 @@ def of_arrays(
     features: str = "positive",
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Problem:
-    """The problem of arrays in memory."""
+    """Pose the problem of arrays in memory."""
     kind = "scores"
     if omega is not None or feature_map is not None:
         kind = "frequencies" if feature_map is None else "map"
@@ -404,59 +397,50 @@ def of_arrays(
             refuse(name, x, kind)
     else:
         refuse("log_weight", log_weight, kind)
-    given = {"q": q, "k": k, "v": v, "bias": bias}
-    numbers = {name: wide(name, x) for name, x in given.items() if x is not None}
+    arrays = {"q": q, "k": k, "v": v, "bias": bias}
+    numbers = {name: widen(name, x) for name, x in arrays.items() if x is not None}
     if mask is not None:
         checks.is_array("mask", mask)
         numbers["mask"] = mask = to_host(mask, None)
     q, k, v = (numbers[name] for name in "qkv")
     qkv.check(q, k, v, bias=numbers.get("bias"), mask=mask, causal=causal)
     if sinks is not None:
-        numbers["sinks"] = qkv.of_heads("sinks", wide("sinks", sinks), q, k, v)
+        numbers["sinks"] = qkv.of_heads("sinks", widen("sinks", sinks), q, k, v)
     for name in {"bias", "sinks"} & set(numbers):
         if np.any(np.isnan(numbers[name]) | (numbers[name] == np.inf)):
             raise ValueError(f"`{name}` must be finite or -inf, got NaN or inf.")
     n, m = q.shape[-2], k.shape[-2]
     if kind == "frequencies":
-        numbers |= random_features(omega, log_weight, features, q)
-    if kind != "scores" and mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
-        raise ValueError(
-            f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {mask.shape}."
-        )
+        numbers |= read_frequencies(omega, log_weight, features, q)
+    check_mask_of_keys(() if mask is None else mask.shape, kind)
     window = qkv.window(window)
     band = Band.of(m - n, causal, window)
     lead = np.broadcast_shapes(
         qkv.lead(q, k, v), broadcast_lead(numbers.get("bias"), numbers.get("mask"))
     )
 
-    def read(index: tuple[int, ...]) -> Mapping[str, Any]:
-        found = {name: of_head(x, index, lead) for name, x in numbers.items()}
-        for name in {"bias", "mask"} & {*found}:
-            found[name] = np.broadcast_to(found[name], (n, m))
-        return shown(found, band)
+    def read(index: Index) -> Mapping[str, Any]:
+        return hide_unseen({x: take_head(y, index, lead) for x, y in numbers.items()}, band)
 
     return Problem(
         lead,
         (n, m, v.shape[-1]),
         read,
-        conventions(q.shape[-1], scale),
+        qkv.scale_or_default(scale, q.shape[-1]),
         causal,
         window,
         checks.real("softcap", softcap, positive=True, optional=True),
         feature_map,
         kind,
         has_sinks=sinks is not None,
-        key_heads=key_heads(k.shape, v.shape, lead),
+        key_heads=count_key_heads(k.shape, v.shape, lead),
     )
 
 
-def key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
-    """The number of heads of keys where query heads share these in groups."""
-    found = max(x[-3] if len(x) > 2 else 1 for x in (k, v))
-    return found if lead and 1 < found < lead[-1] else None
-
-
-CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
+def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
+    """Count the heads of keys if query heads share them in groups."""
+    heads = max(x[-3] if len(x) > 2 else 1 for x in (k, v))
+    return heads if lead and 1 < heads < lead[-1] else None
 
 
 def refuse(name: str, x: Any, kind: str) -> None:
@@ -466,11 +450,19 @@ def refuse(name: str, x: Any, kind: str) -> None:
         )
 
 
-def random_features(omega: Any, log_weight: Any, features: str, q: Doubles) -> dict[str, Doubles]:
-    """Frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
+def check_mask_of_keys(shape: tuple[int, ...], kind: str) -> None:
+    """Check that a mask is the same for all queries, where weights are not of scores."""
+    if kind != "scores" and (1, 1, *shape)[-2] != 1:
+        raise ValueError(
+            f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {shape}."
+        )
+
+
+def read_frequencies(omega: Any, log_weight: Any, features: str, q: Doubles) -> dict[str, Doubles]:
+    """Check frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
     checks.choice("features", features, ("positive", "hyperbolic"))
-    omega = wide("omega", omega)
-    weights = None if log_weight is None else wide("log_weight", log_weight)
+    omega = widen("omega", omega)
+    weights = None if log_weight is None else widen("log_weight", log_weight)
     omega, weights = frequencies.shared(omega, weights, q, q.shape[:-2])
     weights = np.broadcast_to(weights, omega.shape[:-1])
     if features == "hyperbolic":  # the positive ones of a frequency and of its negative
@@ -478,47 +470,41 @@ def random_features(omega: Any, log_weight: Any, features: str, q: Doubles) -> d
     return {"omega": omega, "log_weight": weights[..., None, :]}
 
 
-def of_head(x: Any, index: tuple[int, ...], lead: tuple[int, ...]) -> Any:
-    """Part of an array that a head takes: axes broadcast, and heads share keys in groups."""
+def take_head(x: Any, index: Index, lead: tuple[int, ...]) -> Any:
+    """Take the part of an array for a head: axes broadcast, and heads share keys in groups."""
     return x[_place(index, lead, x.shape[: max(0, x.ndim - 2)])]
 
 
-def _place(index: tuple[int, ...], lead: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
-    """Index in own leading axes of what a head takes."""
-    at = zip(index[len(index) - len(own) :], lead[len(lead) - len(own) :], own, strict=True)
+def _place(index: Index, lead: tuple[int, ...], part: tuple[int, ...]) -> Index:
+    """Return where a head reads in an array with these leading axes."""
+    at = zip(index[len(index) - len(part) :], lead[len(lead) - len(part) :], part, strict=True)
     return tuple(i * length // whole for i, whole, length in at)
 
 
-def conventions(d: int, scale: float | None) -> float:
-    """The scale, given or 1 / sqrt(d)."""
-    found = checks.real("scale", scale, optional=True)
-    return float(d**-0.5 if found is None else found)
-
-
-def wide(name: str, x: Any) -> Doubles:
-    """Numbers of any floating-point type, in float64 on the host."""
+def widen(name: str, x: Any) -> Doubles:
+    """Convert numbers of any floating-point type to float64 on the host."""
     checks.is_array(name, x)
     dtype = dtype_of(x, name)
     if not isinstance(x, np.ndarray):
         xp = array_namespace(x)
-        x = to_host(x if dtype in _NUMPY else xp.astype(x, xp.float32), None)
+        x = to_host(x if dtype in _NUMPY_DTYPES else xp.astype(x, xp.float32), None)
     return np.asarray(x, np.float64)
 
 
 def dtype_of(x: Any, name: str = "q") -> str:
-    """The name of a floating-point dtype."""
-    found = str(x.dtype).removeprefix("torch.")
-    if found not in FORMATS:
+    """Return the name of a floating-point dtype."""
+    dtype = str(x.dtype).removeprefix("torch.")
+    if dtype not in FORMATS:
         known = ", ".join(name for name in FORMATS if name != "tfloat32")
         raise TypeError(f"`{name}` must have a dtype of {known}, got {x.dtype}.")
-    return found
+    return dtype
 
 
 def sweep(
     problem: Problem,
     dtype: str,
     profile: Profile,
-    use: Callable[[tuple[int, ...], slice, softmax.Rows], Callable[[], None] | None],
+    use: Callable[[Index, slice, RowErrors], Callable[[], None] | None],
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Analyse all blocks of queries, on the threads that BLAS may use, and use what is found.
@@ -527,7 +513,7 @@ def sweep(
     """
     kernel, problem, sums = profile.kernel(dtype), problem.read_by(profile), InOrder()
 
-    def work(item: tuple[int, tuple[tuple[int, ...], slice]]) -> None:
+    def work(item: tuple[int, tuple[Index, slice]]) -> None:
         place, (index, i) = item
         with np.errstate(all="ignore"):
             rest = use(index, i, problem.analyse(index, kernel, i, changes))
@@ -538,20 +524,20 @@ def sweep(
     )
 
 
-def holds(problem: Problem, dtype: str) -> None:
+def check_holds(problem: Problem, dtype: str) -> None:
     """Check that queries, keys and values are numbers of the storage type."""
     checks.choice("dtype", dtype, FORMATS)
     for index in np.ndindex(problem.lead):
         x = problem.read(index)
         for name in "qkv":
-            all_hold(name, x[name], index, dtype)
+            check_all_hold(name, x[name], index, dtype)
 
 
-def all_hold(name: str, x: Doubles, index: tuple[int, ...], dtype: str) -> None:
+def check_all_hold(name: str, x: Doubles, index: Index, dtype: str) -> None:
     """Check that the numbers of a head are of the storage type."""
-    held = FORMATS[dtype].holds(x)
-    if not np.all(held):
-        at = np.argwhere(~held)[0]
+    holds = FORMATS[dtype].holds(x)
+    if not np.all(holds):
+        at = np.argwhere(~holds)[0]
         raise ValueError(
             f"`{name}` must hold numbers of {dtype} only, got {x[tuple(at)]!r} at "
             f"{(*index, *map(int, at))}: round it first."

@@ -1,0 +1,163 @@
+"""What a kernel rounds, in formats, and what that makes of sums and of rows.
+
+A rounding to nearest moves a number by at most half of the distance of its neighbours h, and by
+h / sqrt(12) in root mean square where nothing ties it to h. Where a number is not known that well,
+and for its leading digits the law of Benford is taken, that is `RMS` units.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays.library import Doubles
+from .formats import Format
+
+__all__ = [
+    "BIAS",
+    "CONSTANTS",
+    "MAXIMUM_KEYS",
+    "RMS",
+    "SURE",
+    "WORST",
+    "Roundings",
+    "RowErrors",
+    "is_power_of_two",
+    "sum_error",
+    "walk",
+]
+
+# Mean square of (h / sqrt(12)) / (u x) = 2^(1 - f) / sqrt(12) for x = 2^f, f uniform on [0, 1].
+RMS = math.sqrt(1 / (8 * math.log(2)))
+WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits
+BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
+_TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
+SURE = 5.0  # standard deviations beyond which roundings are tied to each other
+MAXIMUM_KEYS = 16  # keys after which a running maximum may change, at the least
+CONSTANTS = 3  # units by which the product of a scale and log2 e, both rounded, may be off
+
+
+class Roundings(NamedTuple):
+    """What a kernel rounds, in formats: `Profile` for a storage type."""
+
+    scores: Format | None
+    weights: Format | None
+    softmax: Format
+    accumulate: Format
+    out: Format | None
+    lanes: int
+    normalised: bool
+    run: int
+    states: Format | None  # sums over keys, that queries read
+    exp: float  # largest error of an exponential, which may have a sign, in units of the sums
+    d_weights: Format | None  # of a backward pass: derivatives to the weights
+    d_scores: Format | None
+    delta_of_out: bool  # whether D is taken from the output
+    parts: tuple[int, int] | None  # queries and keys after which running sums are rounded
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing but sums and elementary functions is rounded."""
+        return self.scores is None and self.weights is None
+
+    @property
+    def kept(self) -> bool:
+        """Whether a backward pass has the weights as they were rounded, not computed again."""
+        return self.scores is not None and self.weights is not None
+
+    @property
+    def scores_matter(self) -> bool:
+        """Whether the errors of scores and sums are more than a trifle beside those of weights."""
+        if self.weights is None or self.scores is not None:
+            return True
+        return max(self.accumulate.unit, self.softmax.unit) * _TRIFLE > self.weights.unit
+
+    @property
+    def products_matter(self) -> bool:
+        """Whether the errors of products of d_out and values are more than a trifle."""
+        return self.scores_matter or self.d_weights is not None
+
+
+class RowErrors(NamedTuple):
+    """What is known of some queries.
+
+    Attributes
+    ----------
+    out, lse, top : arrays, (b, d_v), (b,) and (b,)
+        The exact result, and the largest score.
+    nearest : array, (b, d_v)
+        The result where every rounding of the profile but those of sums is to nearest.
+    std : array, (b, d_v)
+        Standard deviation of the error; infinite where its law is not known.
+    worst : array, (b, d_v)
+        The same at the least favourable leading digits: the error is sub-Gaussian with it.
+    bound : array, (b, d_v)
+        What no error exceeds.
+    lse_std, lse_bound : arrays, (b,)
+        Of the log normaliser, before it is rounded itself.
+    lse_slack : array, (b,)
+        How much of that may be the same for all, by the exponentials and by rounded constants.
+    spacing : array, (b, d_v)
+        Distance of the numbers that the result may be rounded to; 0 if it is not rounded.
+    slack : array, (b, d_v)
+        How much of the error may be the same for all, by the exponentials and rounded constants.
+    tangents : dict of arrays, (b, d_v)
+        Derivative of the result with respect to a change of the scores.
+    apart : array, (b, d_v), or None
+        Variance of what has no part in another element, of gradients.
+    rest, lse_rest : arrays, (b, d_v) and (b,), or 0
+        What float64 leaves of the exact result, where a kernel sums in float64 itself.
+    """
+
+    out: Doubles
+    lse: Doubles
+    top: Doubles
+    nearest: Doubles
+    std: Doubles
+    worst: Doubles
+    bound: Doubles
+    lse_std: Doubles
+    lse_bound: Doubles
+    lse_slack: Doubles
+    spacing: Doubles
+    slack: Doubles
+    tangents: dict[str, Doubles]
+    apart: Doubles | None = None
+    rest: Doubles | float = 0.0
+    lse_rest: Doubles | float = 0.0
+
+    def errors(self, got: Doubles) -> Doubles:
+        """Return how far numbers are from the exact result."""
+        errors: Doubles = got - self.out - self.rest
+        return errors
+
+
+def is_power_of_two(x: float) -> bool:
+    """Tell whether a multiplication rounds nothing; 0 counts, too."""
+    return abs(math.frexp(x)[0]) in (0.0, 0.5)
+
+
+def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
+    r"""Return the expected sum of squares of the running sums between two of them.
+
+    Terms of which the sum of squares is known, in random order: the running sums are a line and a
+    bridge, :math:`E S_t^2 = (a + t (b - a) / n)^2 + t (n - t) / (n (n - 1)) (Q - (b - a)^2 / n)`.
+    With lanes, each holds a share.
+    """
+    rise = last - first
+    line = (
+        steps * first * (first + rise)
+        + first * rise
+        + rise * rise * ((steps + 1) * (2 * steps + 1) / (6 * steps))
+    )
+    bridge = np.maximum(squares - rise * rise / steps, 0.0) * (steps + 1) / 6
+    return line / lanes**2 + bridge / lanes
+
+
+def sum_error(kernel: Roundings, terms: float, more: float) -> float:
+    """Bound the relative error of a sum of so many terms, with so many roundings more."""
+    steps = min(terms, kernel.run) / kernel.lanes + kernel.lanes + terms / kernel.run + more
+    bound = steps * kernel.accumulate.unit
+    return bound / (1 - bound) if bound < 1 else math.inf

@@ -1,0 +1,259 @@
+"""What a backward pass has of the queries of a head before gradients are summed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays.blocks import blocks
+from ..arrays.library import Doubles
+from .head import SoftmaxHead, Tile, attend_rows, scan_tiles
+from .roundings import RMS, Roundings, sum_error, walk
+from .softmax import NearestWeights, analyse_softmax
+from .weight_errors import largest_error, relative_variance
+
+__all__ = [
+    "BLOCK_QUERIES",
+    "RUN_STEPS",
+    "BackwardHead",
+    "Saved",
+    "move_weights",
+    "multiply_values",
+    "save_queries",
+    "share_tile",
+    "take_gaps",
+    "unscale_rows",
+]
+
+BLOCK_QUERIES = 256  # of a block
+RUN_STEPS = 16  # tokens between running sums that are known, if they matter
+
+
+class BackwardHead(NamedTuple):
+    """A head, the derivative to its output, and the output that the backward pass is given."""
+
+    head: SoftmaxHead
+    d_out: Doubles
+    out: Doubles | None
+
+
+class Saved(NamedTuple):
+    """What is known of the queries of a head before gradients are summed.
+
+    Attributes
+    ----------
+    lse, top, delta : arrays, (n,)
+        Log normalisers, largest scores and D, exact.
+    near_delta : array, (n,)
+        D as roundings to nearest make it.
+    delta_variance, shared_variance, delta_bound : arrays, (n,)
+        Of the sums of D, of what weights and products bring to it, and of all.
+    scores_variance, moved_variance : arrays, (n,)
+        Of the sums over keys of p times errors of scores, and of these times t - D.
+    lse_variance, lse_bound : arrays, (n,)
+        Of log normalisers.
+    logit, moved_logit : arrays, (n,)
+        Weighted means of what the log of the scale makes of scores, and of it times t - D.
+    copies, key_copies : arrays, (n,) and (m,)
+        How many queries, and keys, are the same: their weights have the same errors.
+    products : array, (n,)
+        How many times more queries, at most, have the same errors of products g . v.
+    mean : array, (n, d)
+        Weighted means of the keys, times the slope of the cap.
+    weights : list
+        Weights with the roundings of the profile, of each block of queries.
+    """
+
+    lse: Doubles
+    top: Doubles
+    delta: Doubles
+    near_delta: Doubles
+    delta_variance: Doubles
+    shared_variance: Doubles
+    delta_bound: Doubles
+    scores_variance: Doubles
+    moved_variance: Doubles
+    lse_variance: Doubles
+    lse_bound: Doubles
+    logit: Doubles
+    moved_logit: Doubles
+    copies: Doubles
+    key_copies: Doubles
+    products: Doubles
+    mean: Doubles
+    weights: list[NearestWeights]
+
+
+def move_weights(p: Doubles, logs: Doubles, epsilon: Doubles) -> Doubles:
+    """Return how far weights may move if their logarithms do by epsilon."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(p > 0, p * np.expm1(epsilon), np.exp(logs + epsilon))
+
+
+def share_tile(tile: Tile, lse: Doubles) -> tuple[Doubles, Doubles]:
+    """Return the weights of a tile, and their logs."""
+    logs = np.minimum(tile.scores - np.where(np.isfinite(lse), lse, math.inf)[:, None], 0.0)
+    if tile.visible is not None:
+        logs = np.where(tile.visible, logs, -math.inf)
+    return np.exp(logs), logs
+
+
+def take_gaps(tile: Tile, kernel: Roundings, lse: Doubles, top: Doubles) -> Doubles:
+    """Subtract the log normaliser, or the largest score: the arguments of the exponentials."""
+    least = (lse if kernel.delta_of_out else top)[:, None]
+    seen = np.isfinite(least) if tile.visible is None else tile.visible
+    return np.where(seen, np.minimum(tile.scores - least, 0.0), 0.0)
+
+
+def multiply_values(
+    back: BackwardHead, kernel: Roundings, i: slice, j: slice
+) -> tuple[Any, Any, Any]:
+    """Multiply g . v; return the variance but for a last rounding, and the bound, too."""
+    g, v = back.d_out[i], back.head.v[j]
+    t = g @ v.T
+    d_v = v.shape[-1]
+    sizes = np.sqrt(np.sum(g * g, -1))[:, None] * np.sqrt(np.sum(v * v, -1))
+    bound = sum_error(kernel, d_v, 2) * sizes
+    # Of a difference of nearly equal numbers all the rest is these.
+    variance: Any = np.zeros_like(t)
+    run = np.zeros_like(t)
+    for at in blocks(0, d_v, RUN_STEPS if kernel.scores_matter else d_v):
+        last = run + g[:, at] @ v[:, at].T
+        squares = np.square(g[:, at]) @ np.square(v[:, at]).T
+        steps = at.stop - at.start
+        variance += walk(run, last, squares, steps, kernel.lanes) + squares
+        run = last
+    variance = (RMS * kernel.accumulate.unit) ** 2 * variance
+    bound = bound + d_v * kernel.accumulate.tiny
+    bound = np.where(sizes > kernel.accumulate.largest, math.inf, bound)
+    if kernel.d_weights is not None:
+        variance = variance + np.square(kernel.d_weights.spacing(t)) / 12
+        most = np.abs(t) + bound
+        bound = bound + kernel.d_weights.spacing(most) / 2
+        bound = np.where(most > kernel.d_weights.largest, math.inf, bound)
+    return t, variance, bound
+
+
+def save_queries(back: BackwardHead, kernel: Roundings) -> Saved:
+    """Look at all pairs of a head once."""
+    head, n = back.head, back.head.q.shape[0]
+    counts = {"copies": _count_copies(head.q), "key_copies": _count_copies(head.k)}
+    counts["products"] = np.maximum(_count_copies(unscale_rows(back.d_out)) / counts["copies"], 1.0)
+    names = [x for x in Saved._fields if x not in (*counts, "mean", "weights")]
+    columns = {x: np.zeros(n) for x in names}
+    mean, nearest_weights = np.zeros(head.q.shape), []
+    for i in blocks(0, n, BLOCK_QUERIES):
+        exact = attend_rows(head, i, None)
+        nearest = NearestWeights(head, kernel, i, exact)
+        nearest_weights.append(nearest)
+        delta = np.sum(back.d_out[i] * exact.out, -1)
+        spread, log_variance, moved, near, variance, shared, bound, run = np.zeros(
+            (8, i.stop - i.start)
+        )
+        logit, moved_logit, sizes = np.zeros((3, i.stop - i.start))
+        if kernel.delta_of_out:
+            near, variance, bound = _take_delta_from_output(back, kernel, i)
+        for tile in scan_tiles(head, i, BLOCK_QUERIES):
+            j = tile.keys
+            p, logs = share_tile(tile, exact.lse)
+            finite = take_gaps(tile, kernel, exact.lse, exact.top)
+            mean[i] += (p * tile.slope) @ head.k[j]
+            noise = p * p * relative_variance(head, kernel, tile, i, finite)
+            epsilon = largest_error(head, kernel, tile, i, finite)
+            most = move_weights(p, logs, epsilon)
+            spread += np.sum(most, -1)
+            t, t_variance, t_bound = multiply_values(back, kernel, i, j)
+            apart = t - delta[:, None]
+            log_variance += np.sum(noise, -1)
+            moved += np.sum(noise * apart * apart, -1)
+            risen = tile.logits * tile.slope
+            logit += np.sum(p * risen, -1)
+            moved_logit += np.sum(p * apart * risen, -1)
+            if not kernel.delta_of_out:
+                near_t = t if kernel.d_weights is None else kernel.d_weights.round(t)
+                near += np.sum(nearest.weights(tile, rounded=kernel.kept) * near_t, -1)
+                shared += np.sum(p * p * t_variance, -1)
+                variance += (RMS * kernel.accumulate.unit) ** 2 * _sum_running_squares(p * t, run)
+                run = run + np.sum(p * t, -1)
+                width: Any = 0.0
+                if kernel.kept:
+                    assert kernel.weights is not None
+                    rounding = np.square(kernel.weights.spacing(p)) / 12 * (p > 0)
+                    shared += np.sum(rounding * t * t, -1)
+                    width = kernel.weights.unit * (p + most) + kernel.weights.spacing(0.0)
+                bound += np.sum((p + most + width) * t_bound + (most + width) * np.abs(t), -1)
+                sizes += np.sum(p * np.abs(t), -1)
+        unit, gamma = kernel.accumulate.unit, sum_error(kernel, len(head.k), 2)
+        size = (
+            np.where(np.isfinite(exact.lse), np.abs(exact.lse), 0.0)
+            + 1
+            + math.log(max(1, len(head.k)))
+        )
+        lse_bound = np.log1p(spread) + (gamma + 4 * unit * size)
+        if not kernel.delta_of_out:  # of its sum, and of the normaliser, which moves all weights
+            for factor in (gamma, np.expm1(lse_bound)):
+                bound += factor * (sizes + bound)
+        row = {
+            "lse": exact.lse,
+            "top": exact.top,
+            "delta": delta,
+            "near_delta": near,
+            "logit": logit,
+            "moved_logit": moved_logit,
+            "delta_variance": variance,
+            "shared_variance": shared,
+            "delta_bound": bound,
+            "scores_variance": log_variance,
+            "moved_variance": moved,
+            "lse_variance": (RMS * unit * (size if kernel.delta_of_out else 2.0)) ** 2,
+            "lse_bound": lse_bound,
+        }
+        for name in names:
+            columns[name][i] = row[name]
+    return Saved(**columns, **counts, mean=mean, weights=nearest_weights)
+
+
+def unscale_rows(x: Doubles) -> Doubles:
+    """Divide rows by the sign and power of 2 of their first number: roundings stay the same."""
+    if not x.size:
+        return x
+    first = np.take_along_axis(x, np.argmax(x != 0, -1)[:, None], -1)
+    return x * np.copysign(np.ldexp(1.0, -np.frexp(first)[1]), first)
+
+
+def _count_copies(x: Doubles) -> Doubles:
+    """Count how often each row is there."""
+    _, which, counts = np.unique(x, axis=0, return_inverse=True, return_counts=True)
+    copies: Doubles = counts[which.reshape(-1)].astype(np.float64)
+    return copies
+
+
+def _sum_running_squares(x: Doubles, first: Doubles | float = 0.0) -> Doubles:
+    """Sum the squares of terms and of their running sums, along the last axis."""
+    sums = np.cumsum(x, -1) + (first if isinstance(first, float) else first[:, None])
+    squares: Doubles = np.sum(x * x + sums * sums, -1)
+    return squares
+
+
+def _take_delta_from_output(
+    back: BackwardHead, kernel: Roundings, i: slice
+) -> tuple[Doubles, Doubles, Doubles]:
+    """Take D from an output: as roundings to nearest make it, variance and bound of the rest."""
+    g, head = back.d_out[i], back.head
+    rows = analyse_softmax(head, kernel, i)
+    if back.out is None:
+        known = np.where(np.isfinite(rows.std), rows.std, rows.bound)
+        near, variance = np.sum(g * rows.nearest, -1), np.sum(np.square(g * known), -1)
+        bound = np.sum(np.abs(g) * rows.bound, -1)
+        out = rows.nearest
+    else:
+        out = back.out[i]
+        near, variance = np.sum(g * out, -1), np.zeros(len(g))
+        bound = np.abs(np.sum(g * (out - rows.out), -1))
+        bound += np.sum(np.abs(g) * rows.bound, -1)  # where another was read, not yet rounded
+    sizes = np.sum(np.abs(g * out), -1)
+    unit, d_v = kernel.accumulate.unit, g.shape[-1]
+    variance = variance + (RMS * unit) ** 2 * _sum_running_squares(g * out)
+    return near, variance, bound + sum_error(kernel, d_v, 2) * sizes

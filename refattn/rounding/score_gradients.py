@@ -1,0 +1,217 @@
+"""Weights and derivatives to the scores of some queries and keys, with their errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays.library import Doubles
+from .formats import Format
+from .head import SoftmaxHead, Tile, scan_tile
+from .roundings import RMS, Roundings, is_power_of_two
+from .saved import (
+    BLOCK_QUERIES,
+    BackwardHead,
+    Saved,
+    move_weights,
+    multiply_values,
+    share_tile,
+    take_gaps,
+)
+from .weight_errors import cap_error, cap_variance, largest_error, relative_variance
+
+__all__ = ["PairErrors", "analyse_pairs", "round_scaled", "scaled_spacing"]
+
+
+class PairErrors(NamedTuple):
+    """Queries and keys, (queries, keys) each.
+
+    Attributes
+    ----------
+    p, t, s : arrays
+        Weights, products of g and v, and derivatives to the scores before the cap.
+    slope, bent : arrays
+        Of the cap; and what its product with the weight changes by, over the weight, with the
+        capped score.
+    p_scale, s_scale : arrays
+        What a change of the logarithm of the scale makes of p and s, by the scores.
+    log_variance, cap_variance : arrays
+        Relative variance of a weight before it is rounded, and the part that bends the slope of a
+        cap, if there is one.
+    p_variance, t_variance, s_variance : arrays
+        Of the roundings of each.
+    near_p, near_s : arrays
+        As roundings to nearest make them.
+    p_bound, s_bound : arrays
+        What errors do not exceed.
+    p_flushed, s_flushed : arrays
+        What is lost where numbers below the smallest normal one are flushed to 0; and what errors
+        of slopes may have in common.
+    """
+
+    p: Doubles
+    t: Doubles
+    s: Doubles
+    slope: Doubles | float
+    bent: Doubles | float
+    p_scale: Doubles
+    s_scale: Doubles
+    log_variance: Doubles
+    cap_variance: Doubles | None
+    p_variance: Doubles
+    t_variance: Doubles
+    s_variance: Doubles
+    near_p: Doubles
+    near_s: Doubles
+    p_bound: Doubles
+    s_bound: Doubles
+    p_flushed: Doubles
+    s_flushed: Doubles
+
+    def moves(self) -> Iterator[tuple[Doubles, Doubles | float]]:
+        """List variances of weights before they are rounded, and what moves in place of slopes."""
+        size = self.p * self.p
+        if self.cap_variance is None:
+            yield size * self.log_variance, self.slope
+        else:
+            yield size * (self.log_variance - self.cap_variance), self.slope
+            yield size * self.cap_variance, self.bent
+
+
+def scaled_spacing(to: Format, x: Doubles, scale: float) -> Doubles:
+    """Return the distance of numbers near x that is rounded after a multiplication."""
+    if scale == 0:
+        return np.zeros_like(x)
+    spacing: Doubles = to.spacing(scale * x) / abs(scale)
+    return spacing
+
+
+def round_scaled(to: Format, x: Doubles, scale: float) -> Doubles:
+    """Round to nearest after a multiplication, which is undone."""
+    return x if scale == 0 else to.round(scale * x) / scale
+
+
+def analyse_pairs(
+    back: BackwardHead, saved: Saved, kernel: Roundings, i: slice, j: slice
+) -> PairErrors | None:
+    """Analyse some queries and keys; None if no query sees one."""
+    head = back.head
+    tile = scan_tile(head, i, j)
+    if tile is None:
+        return None
+    p, logs = share_tile(tile, saved.lse[i])
+    finite = take_gaps(tile, kernel, saved.lse[i], saved.top[i])
+    relative = relative_variance(head, kernel, tile, i, finite)
+    t, t_variance, t_bound = multiply_values(back, kernel, i, j)
+    apart = t - saved.delta[i, None]
+    s = p * apart
+    unit = kernel.accumulate.unit
+    epsilon = largest_error(head, kernel, tile, i, finite) + saved.lse_bound[i, None]
+    p_bound = move_weights(p, logs, epsilon)
+    nearest = saved.weights[i.start // BLOCK_QUERIES].part(i)
+    raw = nearest.weights(tile, rounded=False)
+    near_p, p_variance, rounded_bound = raw, np.zeros_like(p), p_bound
+    if kernel.weights is not None:
+        near_p = kernel.weights.round(raw)
+        p_variance = np.where(p > 0, np.square(kernel.weights.spacing(p)) / 12, 0.0)
+        rounded_bound = p_bound + kernel.weights.unit * (p + p_bound) + kernel.weights.spacing(0.0)
+    used_bound = rounded_bound if kernel.kept else p_bound
+    near_t = t if kernel.d_weights is None else kernel.d_weights.round(t)
+    near_s = (near_p if kernel.kept else raw) * (near_t - saved.near_delta[i, None])
+    off = t_bound + np.abs(saved.delta_bound[i, None])
+    s_bound = (p + used_bound) * off + used_bound * np.abs(apart)
+    s_bound = s_bound * (1 + 8 * unit) + 8 * unit * np.abs(s)
+    # Of the product, and of the difference: where it cancels, nothing else is left.
+    s_variance = (RMS * unit * p) ** 2 * (np.square(t) + np.square(saved.delta[i, None]))
+    gradient = _ScoreGradient(s, near_s, s_variance, s_bound)
+    to, (before, after) = kernel.d_scores, _list_factors(head, kernel)
+    if to is not None:
+        for by in before:
+            gradient = gradient.rounded(to, by)
+    if head.softcap is not None:
+        most = cap_error(head, kernel, tile, i, finite)
+        gradient = gradient.times(tile, nearest.slope(tile), most, unit)
+    if to is not None:
+        for by in after:
+            gradient = gradient.rounded(to, by)
+    s = gradient.s
+    hidden, tiny = p == 0, kernel.accumulate.tiny
+    p_flushed = np.where(p < tiny, p, 0.0)
+    s_flushed = np.where(np.abs(s) < tiny, np.abs(s), 0.0) + p_flushed * np.abs(apart)
+    s_flushed += 2 * back.d_out.shape[-1] * tiny * p
+    # A tanh that is 1, its errors of one sign, and its square, which rounds down: u in common.
+    s_flushed += unit * p * np.abs(apart) * np.square(tile.ratio)
+    turned = 0.0 if head.softcap is None else 2 * tile.ratio / head.softcap
+    risen = tile.logits * tile.slope
+    p_scale = p * (risen - saved.logit[i, None])
+    s_scale = (p_scale * apart - p * saved.moved_logit[i, None]) * tile.slope
+    return PairErrors(
+        p,
+        t,
+        s,
+        tile.slope,
+        tile.slope - turned,
+        p_scale,
+        s_scale - p * apart * turned * risen,
+        relative,
+        None if head.softcap is None else cap_variance(head, kernel, tile, i),
+        p_variance,
+        np.where(hidden, 0.0, t_variance),
+        np.where(hidden, 0.0, gradient.variance),
+        np.where(hidden, 0.0, near_p),
+        np.where(hidden, 0.0, gradient.near),
+        rounded_bound + p_flushed,
+        gradient.bound + s_flushed,
+        p_flushed,
+        s_flushed,
+    )
+
+
+class _ScoreGradient(NamedTuple):
+    """Derivatives to scores: exact, as roundings to nearest make them, variance and bound."""
+
+    s: Doubles
+    near: Doubles
+    variance: Doubles
+    bound: Doubles
+
+    def rounded(self, to: Format, by: float) -> _ScoreGradient:
+        """Round after a multiplication, which is undone."""
+        most = np.abs(self.s) + self.bound
+        variance = np.where(self.s != 0, np.square(scaled_spacing(to, self.s, by)) / 12, 0.0)
+        bound = self.bound + scaled_spacing(to, most, by) / 2
+        bound = np.where(abs(by) * most > to.largest, math.inf, bound)
+        return _ScoreGradient(
+            self.s, round_scaled(to, self.near, by), self.variance + variance, bound
+        )
+
+    def times(
+        self, tile: Tile, near: Doubles | float, most: Doubles, unit: float
+    ) -> _ScoreGradient:
+        """Multiply by the slope of the cap, with its value to nearest and its largest error."""
+        slope, ratio = tile.slope, np.square(tile.ratio)
+        rounding = (RMS * unit) ** 2 * (9 * np.square(ratio) + 2 * np.square(slope))
+        variance = self.variance * np.square(slope) + np.square(self.s) * rounding
+        bound = (self.bound * (slope + most) + np.abs(self.s) * most) * (1 + 4 * unit)
+        bound = np.where(self.bound < math.inf, bound + 4 * unit * np.abs(self.s * slope), math.inf)
+        return _ScoreGradient(self.s * slope, self.near * near, variance, bound)
+
+
+def _list_factors(head: SoftmaxHead, kernel: Roundings) -> tuple[list[float], list[float]]:
+    """List factors of derivatives to scores when they are rounded, before the slope and after.
+
+    Once, before a product with queries or keys. Step by step, arrays are multiplied by the cap, the
+    slope, and the scale, and divided by the cap.
+    """
+    cap = head.softcap
+    if not kernel.kept:
+        return ([], [1.0]) if cap is not None else ([1.0], [])
+    after = [] if is_power_of_two(head.scale) else [head.scale]
+    if cap is None:
+        return [1.0], after
+    if is_power_of_two(cap):
+        return [1.0], [1.0, *after]
+    return [1.0, cap], [cap, 1.0, *after]

@@ -1,0 +1,45 @@
+"""Which profiles are tried, from the tightest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..rounding.formats import FORMATS
+from ..rounding.profiles import Profile, profile_of
+
+__all__ = ["BACKWARD_PROFILES", "ProfileChoice", "choose_profiles", "is_narrow", "usual_profiles"]
+
+ProfileChoice = str | Profile | Sequence[str] | None
+
+_NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
+_WIDE_PROFILES = ("math", "serial", "tf32")
+_DOUBLE_PROFILES = ("math64", "serial64")
+
+BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
+    True: (*_NARROW_PROFILES[:4], "flash-256", "flash-64", "flash-32", *_NARROW_PROFILES[4:]),
+    False: ("math", "recomputed", "serial"),
+}
+
+
+def usual_profiles(dtype: str) -> Sequence[str]:
+    """Name the profiles to try for a storage type, from the tightest."""
+    if dtype == "float64":
+        return _DOUBLE_PROFILES
+    return _NARROW_PROFILES if is_narrow(dtype) else _WIDE_PROFILES
+
+
+def is_narrow(dtype: str) -> bool:
+    return FORMATS[dtype].digits <= FORMATS["float16"].digits
+
+
+def choose_profiles(dtype: str, out_dtype: str, profile: ProfileChoice) -> dict[str, Profile]:
+    """Choose the profiles to try, from the tightest, with the type of the output."""
+    if isinstance(profile, str | Profile):
+        name = profile if isinstance(profile, str) else "given"
+        chosen = {name: profile_of(profile)}
+    else:
+        names = profile or usual_profiles(dtype)
+        chosen = {x: profile_of(x) for x in names}
+    return {
+        name: x._replace(out=out_dtype) if x.out == "storage" else x for name, x in chosen.items()
+    }

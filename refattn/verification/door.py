@@ -1,0 +1,194 @@
+"""`verify`: check arguments, pose the problem, and judge the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..arrays import checks
+from ..arrays.library import Doubles
+from ..features import elu_features
+from ..rounding.formats import FORMATS
+from ..rounding.problems import check_holds, dtype_of, pose_arrays, pose_gradients, widen
+from ..rounding.profiles import Profile
+from ..typing import Features
+from .findings import Numbers, Part
+from .judging import judge_all
+from .reading import kind_of
+from .verdict import Verdict
+
+__all__ = ["check_alpha", "narrowest", "verify"]
+
+
+def verify(
+    *,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any = None,
+    lse: Any = None,
+    d_out: Any = None,
+    dq: Any = None,
+    dk: Any = None,
+    dv: Any = None,
+    omega: Any = None,
+    log_weight: Any = None,
+    estimator: str = "softmax",
+    dtype: str | None = None,
+    profile: str | Profile | None = None,
+    alpha: float = 1e-6,
+    scale: float | None = None,
+    bias: Any = None,
+    mask: Any = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    features: Features = "positive",
+    feature_map: Callable[[Any], Any] | None = None,
+) -> Verdict:
+    """Say whether numbers can be those of a correct kernel, to rounding.
+
+    They are compared with exact attention, by what `rounding.predict` says of errors; the tests,
+    and what they assume, are those of `refattn.verification`. Profiles are tried from the tightest
+    until one explains the numbers.
+
+    Parameters
+    ----------
+    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        What the kernel was given, of any floating-point dtype and library.
+    out : array, shape (..., n, d_v), optional
+        What it gave.
+    lse : array, shape (..., n), optional
+        The log normalisers that it gave, natural, of softmax attention.
+    d_out : array, shape (..., n, d_v), optional
+        What its backward pass was given: the derivative to the output, in numbers of the type of
+        `out` or, without it, of the storage type.
+    dq, dk, dv : arrays, shapes of `q`, `k` and `v`, optional
+        What its backward pass gave, of softmax attention. It is taken to have had the numbers of
+        `out`, if they are given, and to sum over heads that share keys.
+    omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
+        Frequencies of random feature attention, and their log weights.
+    estimator : {"softmax", "rfa", "linear"}
+        What the kernel computes.
+    dtype : str, optional
+        The storage type, by default that of `q`: what the numbers of `q`, `k` and `v` were rounded
+        to, if they come in a wider type. So is that of `out`, if it holds all of its numbers.
+    profile : str or Profile, optional
+        What the kernel rounds, where that is known: no other is tried.
+    alpha : float, default 1e-6
+        Largest probability that a correct kernel fails.
+    scale, bias, mask, causal, window, softcap, sinks, features, feature_map
+        As in `rounding.predict`; for linear attention the map is `elu_features` by default.
+
+    Returns
+    -------
+    Verdict
+        PASS, FAIL or UNDERPOWERED, the profile that explains the numbers, and the suspects.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `rounding.predict`; also if there is nothing to judge, if shapes of results do not
+        match, if gradients come without `d_out`, or if an option is not one of the estimator.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import refattn
+    >>> q, k, v = refattn.load_sample()
+    >>> out = refattn.softmax_attention(q, k, v)
+    >>> refattn.verify(q=q, k=k, v=v, out=out).profile
+    'math'
+    >>> off = refattn.softmax_attention(q, k, v, scale=32**-0.5 * 1.00001)
+    >>> found = refattn.verify(q=q, k=k, v=v, out=off)
+    >>> found.verdict, found.suspects[0].name
+    ('FAIL', 'scale')
+    """
+    settings = {"bias": bias, "mask": mask, "causal": causal, "window": window}
+    problem = pose_arrays(
+        q,
+        k,
+        v,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        **settings,
+        **_options_of_estimator(estimator, omega, log_weight, features, feature_map),
+    )
+    alpha = check_alpha(alpha)
+    n, _, d_v = problem.shape
+    of_result = "the result"
+    results_by_name = {
+        "out": (out, (*problem.lead, n, d_v), of_result),
+        "lse": (lse, (*problem.lead, n), of_result),
+        "d_out": (d_out, (*problem.lead, n, d_v), of_result),
+        "dq": (dq, tuple(q.shape), "`q`"),
+        "dk": (dk, tuple(k.shape), "`k`"),
+        "dv": (dv, tuple(v.shape), "`v`"),
+    }
+    got: dict[str, Doubles] = {}
+    for name, (x, shape, of) in results_by_name.items():
+        if x is not None:
+            got[name] = widen(name, x)
+            if got[name].shape != shape:
+                raise ValueError(
+                    f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
+                )
+    dtype = dtype_of(q) if dtype is None else dtype
+    check_holds(problem, dtype)
+    types = {x: narrowest(got[x], dtype, dtype_of(results_by_name[x][0], x)) for x in got}
+    parts: dict[str, Part] = {}
+    if "out" in got:
+        parts["out"] = Part(problem, Numbers(got["out"].__getitem__, types["out"]))
+    if "lse" in got:
+        if problem.kind != "scores" or "out" not in got:
+            raise ValueError("`lse` must come with `out`, of softmax attention.")
+        numbers = parts["out"].numbers
+        numbers = numbers._replace(lse=got["lse"].__getitem__, lse_dtype=types["lse"])
+        parts["out"] = Part(problem, numbers)
+    results: dict[str, Any] = {x: got[x].shape for x in ("dq", "dk", "dv") if x in got}
+    if results:
+        if "d_out" not in got:
+            raise ValueError(f"`{next(iter(results))}` must come with `d_out`, got None.")
+        read = got["out"].__getitem__ if "out" in got else None
+        written = types.get("out", dtype)
+        backward = pose_gradients(problem, results, got["d_out"].__getitem__, read, written)
+        for name, one in backward.items():
+            parts[name] = Part(one, Numbers(got[name].__getitem__, types[name]))
+    if not parts:
+        raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
+    return judge_all(parts, dtype, profile, alpha)
+
+
+def narrowest(x: Doubles, dtype: str, stored: str) -> str:
+    """Return the storage type if it holds the numbers, else the type they are stored in."""
+    return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else stored
+
+
+def check_alpha(alpha: Any) -> float:
+    """Check a level."""
+    level = float(checks.real("alpha", alpha, positive=True))
+    if level >= 1:
+        raise ValueError(f"`alpha` must be between 0 and 1, got {level}.")
+    return level
+
+
+def _options_of_estimator(
+    estimator: Any, omega: Any, log_weight: Any, features: str, feature_map: Any
+) -> dict[str, Any]:
+    """Check what the estimator takes beside queries, keys and values."""
+    kind = kind_of(estimator)
+    if kind == "scores":
+        of_features = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
+        for option, x in of_features.items():
+            if x is not None:
+                raise ValueError(f"`{option}` must not be given for softmax.")
+        return {}
+    if kind == "map":
+        return {"feature_map": elu_features if feature_map is None else feature_map}
+    if omega is None:
+        raise ValueError("`omega` must be given for rfa: frequencies (..., S, d), got None.")
+    return {"omega": omega, "log_weight": log_weight, "features": features}

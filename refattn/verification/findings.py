@@ -1,0 +1,125 @@
+"""What is judged, and what is found: numbers, statements about them, suspects, trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..arrays.library import Doubles
+from ..rounding.problems import Index, Problem
+
+__all__ = ["Finding", "Numbers", "Part", "ProfileTrial", "Suspect", "Z", "place"]
+
+
+class Finding(NamedTuple):
+    """A statement about a correct kernel, and how surely the numbers violate it.
+
+    Attributes
+    ----------
+    name : str
+        What was tried.
+    p_value : float
+        At most this is the probability that a correct kernel deviates so much.
+    adjusted : float
+        After Holm's correction for all that was tried.
+    statistic : float
+        Ratio to the bound, largest |z| or mean square of z, each at its least (see `Z`), or a sum
+        over its root mean square.
+    where : str
+        Where, in words.
+    """
+
+    name: str
+    p_value: float
+    adjusted: float
+    statistic: float
+    where: str
+
+
+class Suspect(NamedTuple):
+    """A known defect, with its size.
+
+    Attributes
+    ----------
+    name : str
+        Of the defect.
+    estimate, error : float
+        Its size, 0 when absent, and the standard error of that.
+    adjusted : float
+        The corrected p-value of its absence; nan if it was only found to agree.
+    explained : float
+        Share of the mean square of z that it explains.
+    text : str
+        In a sentence.
+    """
+
+    name: str
+    estimate: float
+    error: float
+    adjusted: float
+    explained: float
+    text: str
+
+
+class Z(NamedTuple):
+    """Errors over their standard deviations, where these are known.
+
+    Tests take each at its least: without what rounding the exact number gives, and over the
+    standard deviation for the least favourable leading digits.
+    """
+
+    rms: float
+    largest: float
+    where: tuple[int, ...]
+
+
+class Numbers(NamedTuple):
+    """What a kernel gave, read by heads.
+
+    Attributes
+    ----------
+    out : callable
+        Gives the output of a head, (n, d_v).
+    out_dtype : str
+        Its type.
+    lse : callable or None
+        Gives the log normalisers of a head, (n,).
+    lse_dtype : str
+        Their type.
+    """
+
+    out: Callable[[Index], Doubles]
+    out_dtype: str
+    lse: Callable[[Index], Doubles] | None = None
+    lse_dtype: str = "float32"
+
+
+class Part(NamedTuple):
+    """Numbers to be judged, and what they are to be."""
+
+    problem: Problem
+    numbers: Numbers
+
+
+for _type in (Finding, Suspect, Numbers):
+    _type.__module__ = "refattn.verification"  # where users find them, and so do pickles
+
+
+class ProfileTrial(NamedTuple):
+    """What the numbers say of one profile."""
+
+    profile: str
+    tests: list[Finding]
+    suspects: list[Suspect]
+    z: Z
+    known: float  # share of the elements that have a law
+    detectable: dict[str, float]
+    powered: bool  # whether an output that is 1 % too large would have been rejected
+
+    def rejected(self, alpha: float) -> bool:
+        """Tell whether such numbers have probability alpha at most for this profile."""
+        return min((x.adjusted for x in self.tests), default=1.0) <= alpha
+
+
+def place(index: Index) -> str:
+    return f"({', '.join(map(str, index))})" if len(index) != 1 else str(index[0])

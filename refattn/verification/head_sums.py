@@ -1,0 +1,255 @@
+"""Sums over rows and keys of the errors of a kernel, by head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays.library import Doubles
+from ..arrays.threads import for_each
+from ..rounding.formats import FORMATS
+from ..rounding.head import scan_tiles
+from ..rounding.problems import Index, Problem
+from ..rounding.roundings import WORST, Roundings, RowErrors
+from .directions import NEARLY_ONE, list_tangents
+from .evidence import DirectionSums, Evidence, Known, Tally
+from .findings import Numbers
+
+__all__ = ["HeadSums", "row_weights"]
+
+
+class HeadSums:
+    """What the sweep over the heads collects for one profile."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        names: Sequence[str],
+        numbers: Numbers,
+        weights: Doubles,
+        rows_apart: bool,
+    ) -> None:
+        (n, m, d_v), heads = problem.shape, math.prod(problem.lead)
+        self.rows_apart = rows_apart
+        m = m + problem.has_sinks if problem.is_mean else 0
+        self.along: dict[str, Doubles] = {}  # the weights of errors in sums along a direction
+        self.alone: dict[str, Doubles] = {}  # the variance of such a sum by what is in no other
+        self.known: dict[str, Known] = {}  # those sums, over all heads
+        if problem.gradient is not None and not rows_apart:
+            self.along = {x: np.zeros((heads, n, d_v)) for x in names}
+            self.alone = {x: np.zeros((heads, n)) for x in names}
+        self.weights = weights  # of rows, (heads, n)
+        self.problem, self.numbers = problem, numbers
+        self.sums = {
+            x: DirectionSums(*(np.zeros((heads, n)) for _ in DirectionSums._fields)) for x in names
+        }
+        best, even = (Tally(*(np.zeros((heads, m)) for _ in Tally._fields)) for _ in range(2))
+        self.keys = Evidence(best, even)
+        self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
+        self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
+        self.strength = 0.0  # sum of squares of outputs over their standard deviations
+        self.plain = 0.0  # sum of squares of errors over standard deviations
+        self.elements = 0  # that have a law
+        self.farthest: tuple[float, Index] = (0.0, ())  # error over standard deviation
+        self.largest: tuple[float, Index] = (0.0, ())  # of what tests take for z
+        self.beyond: tuple[float, Index] = (0.0, ())  # error over bound
+        self.lse_beyond = self.lse_square = self.lse_rows = 0.0
+
+    def merge_rows(self) -> None:
+        """Merge the rows of each head into one, as they have roundings in common."""
+        used = self.counted > 0
+        rows = np.sum(used, -1, keepdims=True)
+        self.square = np.sum(self.square * used, -1, keepdims=True) / np.maximum(rows, 1)
+        self.counted = np.sum(self.counted, -1, keepdims=True)
+        self.weights = np.max(self.weights, -1, keepdims=True, initial=0.0)
+        self.sums = {
+            name: DirectionSums(*(np.sum(x, -1, keepdims=True) for x in sums))
+            for name, sums in self.sums.items()
+        }
+
+    def add(self, index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
+        """Write the rows of a block of queries; return what adds its part of the sums."""
+        at = self.problem.number(index)
+        error, rounding = rows.errors(self.numbers.out(index)[i]), rows.errors(rows.nearest)
+        ratio = _over_bound(error, rows.bound)
+        known = np.isfinite(rows.std) & np.isfinite(error)
+        error, rounding = (np.where(known, x, 0.0) for x in (error, rounding))
+        near = np.minimum(rounding, 0.0) - rows.slack, np.maximum(rounding, 0.0) + rows.slack
+        z = (error - np.clip(error, *near)) / rows.worst
+        count = np.sum(known, -1)
+        self.square[at, i] = np.sum(z * z, -1) / np.maximum(count, 1)
+        self.counted[at, i] = count
+        of_row = (
+            self.weights[at, i, None]
+            if self.rows_apart
+            else self.weights[at, 0] / (self.weights.shape[1])
+        )
+        errors, roundings, slacks = (x / rows.std for x in (error, rounding, rows.slack))
+        for name, change in list_tangents(self.problem, index, i, rows):
+            steep, sums = np.where(known, change / rows.std, 0.0), self.sums[name]
+            sums.errors[at, i] = np.sum(steep * errors, -1)
+            sums.nearest[at, i] = np.sum(steep * roundings, -1)
+            sums.size[at, i] = np.sum(steep * steep, -1)
+            sums.slack[at, i] = np.sum(np.abs(steep) * slacks, -1)
+            if name in self.along:
+                assert rows.apart is not None
+                self.along[name][at, i] = w = steep / rows.std
+                self.alone[name][at, i] = np.sum(w * w * rows.apart, -1)
+        strength = float(np.sum(np.square(np.where(known, rows.out / rows.worst, 0.0))))
+        plain, elements = float(np.sum(np.square(errors))), int(np.sum(known))
+        column, column_rows = np.sum(of_row * z * z, 0), np.sum(of_row * known, 0)
+        far, largest, beyond = (
+            _find_largest(x, index, i) for x in (np.abs(errors), np.abs(z), ratio)
+        )
+        more = []
+        if self.problem.is_mean:
+            more.append(self._add_keys(at, index, i, rows, errors / rows.std, roundings / rows.std))
+        if self.numbers.lse is not None:
+            more.append(self._add_lse(at, i, self.numbers.lse(index)[i], rows))
+
+        def sums_of_all() -> None:
+            self.strength += strength
+            self.plain += plain
+            self.elements += elements
+            self.column += column
+            self.column_rows += column_rows
+            self.farthest = max(self.farthest, far, key=lambda x: x[0])
+            self.largest = max(self.largest, largest, key=lambda x: x[0])
+            self.beyond = max(self.beyond, beyond, key=lambda x: x[0])
+            for add in more:
+                add()
+
+        return sums_of_all
+
+    def _add_lse(self, at: int, i: slice, got: Doubles, rows: RowErrors) -> Callable[[], None]:
+        """Write the errors of the log normalisers; return what adds their part of the sums."""
+        to = FORMATS[self.numbers.lse_dtype]
+        spacing = to.spacing(rows.lse)
+        empty = np.isneginf(rows.lse)
+        with np.errstate(invalid="ignore"):
+            error = np.where(
+                empty, np.where(got == rows.lse, 0.0, math.inf), got - rows.lse - rows.lse_rest
+            )
+        ratio = _over_bound(error, rows.lse_bound + np.where(empty, 0.0, spacing / 2))
+        variance = np.square(rows.lse_std) + np.where(empty, 0.0, spacing * spacing / 12)
+        known = np.isfinite(error) & ~empty
+        weight = np.where(known, 1 / variance, 0.0)
+        error, exact = np.where(known, error, 0.0), np.where(known, rows.lse, 0.0)
+        rounding = to.round(exact) - exact - np.where(known, rows.lse_rest, 0.0)
+        slack = rows.lse_slack + to.spacing(exact) / 2
+        sums = self.sums["lse"]
+        sums.errors[at, i], sums.size[at, i] = weight * error, weight
+        sums.nearest[at, i], sums.slack[at, i] = weight * rounding, weight * slack
+        apart = self.weights[at, i]
+        beyond = np.maximum(np.abs(error) - slack, 0.0)
+        largest = float(np.max(ratio, initial=0.0))
+        square = float(np.sum(apart * weight * beyond * beyond)) / WORST**2
+        count = float(np.sum(apart * known))
+
+        def sums_of_all() -> None:
+            self.lse_beyond = max(self.lse_beyond, largest)
+            self.lse_square += square
+            self.lse_rows += count
+
+        return sums_of_all
+
+    def _add_keys(
+        self, at: int, index: Index, i: slice, rows: RowErrors, errors: Doubles, roundings: Doubles
+    ) -> Callable[[], None]:
+        """Sum errors along the loss of each key, and sink: the derivative p (v - out) / (1 - p)."""
+        head = self.problem.head(index)
+        lse = np.where(np.isfinite(rows.lse), rows.lse, math.inf)[:, None]
+        inverse = 1 / np.square(rows.std)
+        slack = inverse * rows.slack  # times |v - out|, by Cauchy and Schwarz
+        far, about = _row_norms(slack)[:, None], np.sum(slack * np.abs(rows.out), -1)[:, None]
+        parts: list[tuple[slice, Evidence]] = []
+        for tile in scan_tiles(head, i, 512):
+            share = np.exp(np.minimum(tile.scores - lse, 0.0))
+            if tile.visible is not None:
+                share = np.where(tile.visible, share, 0.0)
+            share = np.where(share < NEARLY_ONE, share / (1 - np.minimum(share, NEARLY_ONE)), 0.0)
+            v = head.v[tile.keys]
+            e, d = (
+                -share * (x @ v.T - np.sum(x * rows.out, -1, keepdims=True))
+                for x in (errors, roundings)
+            )
+            size = (
+                share
+                * share
+                * (
+                    inverse @ np.square(v).T
+                    - 2 * (inverse * rows.out) @ v.T
+                    + np.sum(inverse * np.square(rows.out), -1, keepdims=True)
+                )
+            )
+            common = share * (far * _row_norms(v) + about)
+            size = np.maximum(size, 0.0)
+            new = Evidence.of(e, d, size, common, self.weights[at, i, None], 0)
+            parts.append((tile.keys, new))
+
+        def sums_of_all() -> None:
+            for keys, new in parts:
+                self.keys.add(new, (at, keys))
+
+        return sums_of_all
+
+
+def row_weights(problem: Problem, kernel: Roundings) -> Doubles:
+    """Return 1 / g for g rows with one query or result; for heads of one key if rows depend."""
+    heads, n = math.prod(problem.lead), problem.shape[0]
+    if not heads * n:
+        return np.ones((heads, n))
+    if not problem.rows_apart(kernel):
+        keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
+        marks = np.concatenate([_mark_rows(x.reshape(1, -1)) for x in keys])
+        return np.repeat(_share_marks(marks)[:, None], n, 1)
+    apart = np.arange(heads * n).reshape(1, heads, n)
+    equal = np.repeat(apart, 3, 0)  # numbers that are equal where rows are
+
+    def mark(item: tuple[Index, slice]) -> None:
+        index, i = item
+        at: Any = (problem.number(index), i)
+        with np.errstate(all="ignore"):
+            exact = problem.exact(index, kernel, i).astype(np.float32)
+        rows: list[Any] = [exact, *problem.list_sources(index, kernel, i)]
+        for number, x in enumerate(rows):
+            equal[(number, *at)] = _mark_rows(x)
+
+    for_each(lambda: mark, problem.items(), most=heads + n)
+    return np.asarray(np.min([_share_marks(x) for x in equal], 0))
+
+
+def _mark_rows(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return numbers that are equal if rows are."""
+    return np.array([hash((x + 0).tobytes()) for x in rows], np.int64)
+
+
+def _share_marks(marks: npt.NDArray[np.int64]) -> Doubles:
+    """Return 1 / g for g equal marks."""
+    _, which, counts = np.unique(marks.ravel(), return_inverse=True, return_counts=True)
+    shares: Doubles = 1 / counts[which]
+    return shares.reshape(marks.shape)
+
+
+def _over_bound(error: Doubles, bound: Doubles) -> Doubles:
+    """Divide errors by their bounds; if a profile overflows, anything may come out."""
+    ratio = np.abs(error) / np.where(bound > 0, bound, 1e-300)
+    ratio = np.where(np.isnan(error), math.inf, np.where(error == 0, 0.0, ratio))
+    return np.where(np.isinf(bound), 0.0, ratio)
+
+
+def _row_norms(x: Doubles) -> Doubles:
+    """Return the norms of rows."""
+    return np.asarray(np.sqrt(np.sum(x * x, -1)))
+
+
+def _find_largest(x: Doubles, index: Index, i: slice) -> tuple[float, Index]:
+    """Find the largest number of an array, and its place."""
+    if not x.size or not np.max(x) > 0:
+        return 0.0, ()
+    row, column = np.unravel_index(int(np.argmax(x)), x.shape)
+    return float(x[row, column]), (*index, i.start + int(row), int(column))

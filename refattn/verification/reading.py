@@ -1,0 +1,146 @@
+r"""What a file or a call gives to verify."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from ..arrays import checks, qkv
+from ..engine.scores import Band
+from ..features import elu_features
+from ..files.tensors import Tensors
+from ..registry import ESTIMATORS
+from ..rounding.formats import FORMATS
+from ..rounding.problems import (
+    CALLED,
+    Index,
+    Problem,
+    check_mask_of_keys,
+    count_key_heads,
+    hide_unseen,
+    pose_gradients,
+    read_frequencies,
+    refuse,
+)
+from .findings import Numbers, Part
+
+__all__ = ["kind_of", "list_judged", "pose_tensors", "read_parts"]
+
+_KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
+
+
+def pose_tensors(
+    tensors: Tensors,
+    *,
+    estimator: str = "softmax",
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    features: str = "positive",
+    feature_map: Callable[[Any], Any] | None = None,
+) -> Problem:
+    """Pose the problem of a file, reading one head at a time."""
+    shapes = tensors.shapes
+    used = {"scores": ("bias", "mask", "sinks"), "frequencies": ("omega", "mask"), "map": ("mask",)}
+    kind = kind_of(estimator)
+    if kind == "frequencies" and "omega" not in shapes:
+        raise ValueError(
+            f"`omega` must be in FILE for rfa: frequencies (..., S, d); "
+            f"{str(tensors.path)!r} has none."
+        )
+    if kind != "scores":
+        for name in ("bias", "sinks"):
+            refuse(name, shapes.get(name), kind)
+        refuse("window", window, kind)
+        refuse("softcap", softcap, kind)
+    check_mask_of_keys(shapes.get("mask", ()), kind)
+    names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
+    n, m = shapes["q"][-2], shapes["k"][-2]
+    window = qkv.window(window)
+    band = Band.of(m - n, causal, window)
+
+    @lru_cache(maxsize=4)  # every block of queries reads its head
+    def read(index: Index) -> Mapping[str, Any]:
+        arrays: dict[str, Any] = {name: tensors.read(name, index) for name in names}
+        if "omega" in arrays:
+            arrays |= read_frequencies(arrays["omega"], None, features, arrays["q"])
+        return hide_unseen(arrays, band)
+
+    return Problem(
+        tensors.lead,
+        (n, m, shapes["v"][-1]),
+        read,
+        qkv.scale_or_default(scale, shapes["q"][-1]),
+        causal,
+        window,
+        checks.real("softcap", softcap, positive=True, optional=True),
+        (feature_map or elu_features) if kind == "map" else None,
+        kind,
+        has_sinks="sinks" in names,
+        key_heads=count_key_heads(shapes["k"], shapes["v"], tensors.lead),
+    )
+
+
+def kind_of(estimator: Any) -> str:
+    """Return what weights of an estimator are made of: scores, frequencies or a map of features."""
+    record = ESTIMATORS.get(estimator) if isinstance(estimator, str) else None
+    if record is not None and record.arrays == ("q", "k", "v"):
+        for trait, kind in _KINDS.items():
+            if record.has(trait):
+                return kind
+    known = ", ".join(CALLED.values())
+    raise ValueError(f"`estimator` must be of {known}, got {estimator!r}.")
+
+
+def list_judged() -> list[str]:
+    """List names and aliases of the estimators whose numbers can be judged."""
+    return [
+        name
+        for name, record in ESTIMATORS.items()
+        if record.arrays == ("q", "k", "v") and any(record.has(x) for x in _KINDS)
+    ]
+
+
+def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
+    """Read the results in a file: the output, with log normalisers, and gradients."""
+    shapes = tensors.shapes
+    names = [x for x in ("dq", "dk", "dv") if x in shapes]
+    if "out" not in shapes and not names:
+        raise ValueError(
+            f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
+            f"{str(tensors.path)!r} has none."
+        )
+    results_of_file: dict[str, Part] = {}
+    if "out" in shapes:
+        lse = "lse" in shapes and problem.kind == "scores"
+        numbers = Numbers(
+            partial(tensors.read, "out"),
+            _storage_type(tensors, "out"),
+            partial(tensors.read, "lse") if lse else None,
+            _storage_type(tensors, "lse") if lse else "float32",
+        )
+        results_of_file["out"] = Part(problem, numbers)
+    if names:
+        out = partial(tensors.read, "out") if "out" in shapes else None
+        d_out = partial(tensors.read, "d_out")
+        dtype = results_of_file["out"].numbers.out_dtype if "out" in shapes else tensors.dtype
+        results: dict[str, Any] = {name: shapes[name] for name in names}
+        backward = pose_gradients(problem, results, d_out, out, dtype)
+        for name, one in backward.items():
+            read = partial(tensors.part, name)
+            results_of_file[name] = Part(one, Numbers(read, _storage_type(tensors, name)))
+    return results_of_file
+
+
+def _storage_type(tensors: Tensors, name: str) -> str:
+    """Return the type of the queries if it holds all numbers, else the type they are stored in."""
+    dtype, stored = tensors.dtype, tensors.dtypes[name]
+    if stored == dtype or not math.prod(tensors.shapes[name]):
+        return stored
+    all_held = all(np.all(FORMATS[dtype].holds(tensors.read(name, x))) for x in tensors.heads())
+    return dtype if all_held else stored

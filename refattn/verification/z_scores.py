@@ -1,0 +1,79 @@
+"""Errors over their standard deviations, by row, by head and in a few blocks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..arrays.library import Doubles
+from ..rounding.problems import Index, Problem, sweep
+from ..rounding.profiles import Profile
+from ..rounding.roundings import Roundings, RowErrors
+from .choice import choose_profiles
+from .findings import Numbers
+
+__all__ = ["mean_square", "z_by_row", "z_of_head"]
+
+_COMPARED_BLOCKS = 4  # blocks of queries that are looked at before all
+
+
+def mean_square(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
+    """Return the mean square of z of a few blocks; infinite beyond a bound, or if none sees a key.
+
+    Those that see none are left out: kernels give 0 for them, NaN or the mean of all values.
+    """
+    items, squares, count, compared = list(problem.items()), 0.0, 0, 0
+    for index, i in items[:: max(1, len(items) // _COMPARED_BLOCKS)][:_COMPARED_BLOCKS]:
+        with np.errstate(all="ignore"):
+            rows, got = problem.analyse(index, kernel, i), numbers.out(index)[i]
+        seen = ~np.isneginf(rows.lse) if problem.is_mean else np.ones(len(got), bool)
+        if not np.all((np.abs(rows.errors(got)) <= rows.bound)[seen]):
+            return math.inf
+        z = _divide_by_std(got, rows)[seen]
+        squares, count = squares + float(np.nansum(z * z)), count + int(np.sum(~np.isnan(z)))
+        compared += int(np.sum(seen))
+    if not compared:
+        return math.inf
+    return squares / count if count else 0.0
+
+
+def z_by_row(
+    problem: Problem, numbers: Numbers, dtype: str, profile: str | Profile
+) -> tuple[Doubles, Doubles]:
+    """Sum z^2 over the columns, (heads, n), and count the elements that have a law."""
+    shape = math.prod(problem.lead), problem.shape[0]
+    squares, counts = np.zeros(shape), np.zeros(shape)
+
+    def add(index: Index, i: slice, rows: RowErrors) -> None:
+        at = problem.number(index)
+        z = _divide_by_std(numbers.out(index)[i], rows)
+        squares[at, i], counts[at, i] = np.nansum(z * z, -1), np.sum(~np.isnan(z), -1)
+
+    sweep(problem, dtype, _choose_profile(dtype, numbers.out_dtype, profile), add)
+    return squares, counts
+
+
+def z_of_head(
+    problem: Problem, numbers: Numbers, dtype: str, profile: str | Profile, index: Index
+) -> Doubles:
+    """Divide errors of a head by their standard deviations, (n, d_v); nan where there is no law."""
+    z = np.empty((problem.shape[0], problem.shape[2]))
+    chosen, got = _choose_profile(dtype, numbers.out_dtype, profile), numbers.out(index)
+    problem = problem.read_by(chosen)  # 8 bits have a scale for all heads
+
+    def add(_: Index, i: slice, rows: RowErrors) -> None:
+        z[i] = _divide_by_std(got[i], rows)
+
+    sweep(problem.alone(index), dtype, chosen._replace(inputs=None), add)
+    return z
+
+
+def _divide_by_std(got: Doubles, rows: RowErrors) -> Doubles:
+    error = rows.errors(got)
+    z: Doubles = np.where(np.isfinite(rows.std) & np.isfinite(error), error / rows.std, np.nan)
+    return z
+
+
+def _choose_profile(dtype: str, out_dtype: str, profile: str | Profile) -> Profile:
+    return next(iter(choose_profiles(dtype, out_dtype, profile).values()))
