@@ -185,10 +185,10 @@ def _pull_exponential(
     d_values: Array,
     d_log_scale: Array | None,
     *,
-    xp: Any,
     omega: Array,
     square_norm: Any = None,
     both: bool = False,
+    **_: Any,
 ) -> Array:
     """Pull features e^(omega . x - |x|^2 / 2) back: each by its exponent, all by the norm."""
     omega, moved = constant(omega, x), d_values * phi.values
@@ -207,9 +207,9 @@ def _pull_trigonometric(
     d_values: Array,
     d_log_scale: Array | None,
     *,
-    xp: Any,
     omega: Array,
     square_norm: Any = None,
+    **_: Any,
 ) -> Array:
     """Pull features e^(|x|^2 / 2) [cos, sin](omega . x) back."""
     d_log_scale = None if square_norm is not None else d_log_scale

@@ -237,9 +237,9 @@ def test_defects_are_what_they_say(causal):
 def test_what_is_exact_is_of_the_inputs_as_they_are(profile):
     """What a profile rounds first is an error of its kernel."""
     arrays = sample("float32", 8, 24)
-    problem = rounding_problem.of_arrays(*arrays, scale=0.3)
+    problem = problems.pose_arrays(*arrays, scale=0.3)
     none = next(tolerance.catalogue(problem))
-    exact, got = tolerance._simulated(problem, none, "float32", PROFILES[profile])
+    exact, got = tolerance._simulate(problem, none, "float32", PROFILES[profile])
     np.testing.assert_allclose(exact, naive.softmax_attention(*arrays, scale=0.3), atol=1e-12)
     off = {"math": 2.0**-24, "tf32": 2.0**-11, "fp8": 2.0**-4}[profile]
     assert off / 10 < np.max(np.abs(got - exact)) < 10 * off
@@ -249,16 +249,16 @@ def test_what_is_exact_is_of_the_inputs_as_they_are(profile):
 
 def test_errors_over_what_is_allowed():
     """By one number alone, whatever its sign; one without an error is within any tolerance."""
-    exact, pair = np.array([[2.0, -4.0, 0.0]]), tolerance.Pair(0.5, 0.25)
+    exact, pair = np.array([[2.0, -4.0, 0.0]]), tolerance.Allowance(0.5, 0.25)
     for at, error, ratio in ((0, 0.5, 0.5), (0, -3.0, 3.0), (1, 3.0, 2.0), (2, -0.25, 0.5)):
         got = exact.copy()
         got[0, at] += error
-        assert tolerance._excess(got, exact, pair) == ratio
-        assert tolerance._excess(got, exact, tolerance.Pair(0.0, 0.0)) == math.inf
+        assert tolerance._largest_excess(got, exact, pair) == ratio
+        assert tolerance._largest_excess(got, exact, tolerance.Allowance(0.0, 0.0)) == math.inf
         got[0, at] = math.nan
-        assert tolerance._excess(got, exact, pair) == math.inf
-    assert tolerance._excess(exact, exact, tolerance.Pair(0.0, 0.0)) == 0
-    assert tolerance._excess(exact[:0], exact[:0], pair) == 0
+        assert tolerance._largest_excess(got, exact, pair) == math.inf
+    assert tolerance._largest_excess(exact, exact, tolerance.Allowance(0.0, 0.0)) == 0
+    assert tolerance._largest_excess(exact[:0], exact[:0], pair) == 0
 
 
 def test_defects_of_what_was_asked_for():

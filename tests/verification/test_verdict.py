@@ -13,7 +13,7 @@ from refattn.features import elu_features
 from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS
 from refattn.rounding.roundings import WORST
-from refattn.verification import judging, verify
+from refattn.verification import door, findings, judging, verify
 from tests.rounding.rounded import (
     BACKWARD,
     DTYPES,
@@ -515,10 +515,10 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
         asked.append((parts, *rest))
         return dict(zip(parts, [plain._replace(verdict=y) for y in ("PASS", second)], strict=True))
 
-    monkeypatch.setattr(verdict, "judge", one)
-    monkeypatch.setattr(verdict, "_judge_gradients", gradients)
-    parts = {name: verdict.Part(name, name) for name in ("out", "dq", "dv")}
-    found = verdict.judge_all(parts, "float32", "math", 0.3)
+    monkeypatch.setattr(judging, "judge", one)
+    monkeypatch.setattr(judging, "_judge_gradients", gradients)
+    parts = {name: findings.Part(name, name) for name in ("out", "dq", "dv")}
+    found = judging.judge_all(parts, "float32", "math", 0.3)
     worst = min(first, second, key=ORDER.index)
     assert found.verdict == worst
     names = {"out": first, "dq": "PASS", "dv": second}
@@ -531,9 +531,9 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     share = pytest.approx(0.1)
     assert asked == [("out", "out", "float32", "math", share), (rest, "float32", "math", share)]
     del parts["out"]
-    alone = verdict.judge_all(parts, "float32", "math", 0.3)
+    alone = judging.judge_all(parts, "float32", "math", 0.3)
     assert (alone.verdict, [*alone.parts]) == (second, ["dq", "dv"])
-    one_part = verdict.judge_all({"out": verdict.Part(0, 1)}, "float32", None, 0.3)
+    one_part = judging.judge_all({"out": findings.Part(0, 1)}, "float32", None, 0.3)
     assert (one_part.verdict, one_part.parts, asked[-1][-1]) == (first, {}, 0.3)
 
 
@@ -588,13 +588,15 @@ def test_gradients_are_judged_by_one_profile(name, monkeypatch):
     def told(problem, numbers, dtype, alpha, made, chosen, start):
         return (problem, numbers.out_dtype, dtype, alpha, {*made}, chosen.profile)
 
-    monkeypatch.setattr(verdict, "_trials", trials)
-    monkeypatch.setattr(verdict, "_verdict", told)
+    monkeypatch.setattr(judging, "_prepare_trials", trials)
+    monkeypatch.setattr(judging, "_conclude", told)
     monkeypatch.setattr(
-        verdict, "_near", lambda x, numbers, dtype, all_: {y: near.get((x, y), 1.0) for y in all_}
+        judging,
+        "_measure_distances",
+        lambda x, numbers, dtype, all_: {y: near.get((x, y), 1.0) for y in all_},
     )
-    parts = {x: verdict.Part(x, SimpleNamespace(out_dtype=x)) for x in ("dq", "dk", "dv")}
-    found = verdict._judge_gradients(parts, "bfloat16", list(full.values()), 0.3)
+    parts = {x: findings.Part(x, SimpleNamespace(out_dtype=x)) for x in ("dq", "dk", "dv")}
+    found = judging._judge_gradients(parts, "bfloat16", list(full.values()), 0.3)
     assert " ".join(tried) == order
     for x in parts:
         made = {full[y[3]] for y in tried if y[:2] == x}
@@ -603,9 +605,9 @@ def test_gradients_are_judged_by_one_profile(name, monkeypatch):
 
 def test_numbers_count_as_those_of_a_type_if_all_of_them_are():
     some = np.array([[0.0, 1.0, 0.1]])
-    assert verdict.narrowest(some, "bfloat16", "float32") == "float32"
-    assert verdict.narrowest(some[:, :2], "bfloat16", "float32") == "bfloat16"
-    assert verdict.narrowest(some[:0], "bfloat16", "float32") == "float32"
+    assert door.narrowest(some, "bfloat16", "float32") == "float32"
+    assert door.narrowest(some[:, :2], "bfloat16", "float32") == "bfloat16"
+    assert door.narrowest(some[:0], "bfloat16", "float32") == "float32"
     q, k, v = (x[:1, :8] for x in sample())
     out = refattn.naive.softmax_attention(q, k, v)
     out[0, 0, 0] = BF16(out[0, 0, 0])

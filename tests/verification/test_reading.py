@@ -8,9 +8,9 @@ import pytest
 
 from refattn.features import elu_features
 from refattn.files.tensors import Tensors, open_tensors
-from refattn.rounding.problem import of_arrays
-from refattn.verification import verdict
-from refattn.verification.given import judged, kind_of, of_tensors
+from refattn.rounding.problems import pose_arrays
+from refattn.verification import reading
+from refattn.verification.reading import kind_of, list_judged, pose_tensors
 from tests.files import problems
 
 
@@ -52,9 +52,9 @@ def test_a_file_is_the_problem_of_its_arrays(name):
         arrays = {x: y[0] if x != "q" else y for x, y in arrays.items()}
         arrays = {"q": np.repeat(arrays["q"], 2, 0), **{x: np.stack([arrays[x]] * 2) for x in "kv"}}
     lead = arrays["q"].shape[:1]
-    found = of_tensors(held(arrays, lead), estimator=estimator, **options)
+    found = pose_tensors(held(arrays, lead), estimator=estimator, **options)
     by_map = {"feature_map": elu_features} if estimator == "linear" else {}
-    want = of_arrays(**by_map | arrays | options)
+    want = pose_arrays(**by_map | arrays | options)
     assert found._replace(read=None) == want._replace(read=None)
     for head in np.ndindex(lead):
         one, other = found.read(head), want.read(head)
@@ -74,7 +74,7 @@ def test_a_key_may_hold_anything_where_no_query_sees_it(n, m, options):
     for j in range(m):
         arrays = draw(n=n, m=m) | {"mask": allowed}
         arrays["k"][0, j], arrays["v"][0, j, 1] = np.nan, np.inf
-        problem = of_tensors(held(arrays), **options)
+        problem = pose_tensors(held(arrays), **options)
         if seen[j]:
             with pytest.raises(ValueError, match="`k` must be finite where a query sees it"):
                 problem.read((0,))
@@ -88,7 +88,7 @@ def test_kinds_of_estimators():
     for other in ("lara", "kernel", "nothing", None, 3):
         with pytest.raises(ValueError, match="`estimator` must be of softmax, rfa, linear, got"):
             kind_of(other)
-    assert {kind_of(x) for x in judged()} == {"scores", "frequencies", "map"}
+    assert {kind_of(x) for x in list_judged()} == {"scores", "frequencies", "map"}
 
 
 def test_results_of_a_file(tmp_path):
@@ -105,8 +105,8 @@ def test_results_of_a_file(tmp_path):
     arrays["mask"] = arrays["mask"][0]
     file = problems.save(tmp_path, "npz", arrays)
     tensors = open_tensors(file, dtype="bfloat16")
-    problem = of_tensors(tensors)
-    parts = verdict.parts_of(tensors, problem)
+    problem = pose_tensors(tensors)
+    parts = reading.read_parts(tensors, problem)
     assert list(parts) == ["out", "dq", "dk", "dv"]
     assert parts["out"].problem is problem
     types = {name: part.numbers.out_dtype for name, part in parts.items()}
@@ -123,7 +123,7 @@ def test_results_of_a_file(tmp_path):
         assert gradient.heads == {
             (h,): [(share * h + x,) for x in range(share)] for h in range(lead)
         }
-        for x, y in zip(gradient.given((3,)), ("d_out", "out"), strict=True):
+        for x, y in zip(gradient.derivatives((3,)), ("d_out", "out"), strict=True):
             np.testing.assert_array_equal(x, arrays[y][3])
 
 
@@ -137,7 +137,7 @@ def test_types_of_results_of_a_file(tmp_path):
     def parts(estimator="softmax", dtype="float16", **results):
         file = problems.save(tmp_path, "npz", base | results)
         tensors = open_tensors(file, dtype=dtype)
-        return verdict.parts_of(tensors, of_tensors(tensors, estimator=estimator))
+        return reading.read_parts(tensors, pose_tensors(tensors, estimator=estimator))
 
     found = parts(out=out, lse=lse)["out"].numbers
     assert (found.out_dtype, found.lse_dtype) == ("float32", "float32")
