@@ -93,7 +93,7 @@ def _log_weights(
     xp = array_namespace(q)
     log_z = sample(root * omega, Keys(k, k[..., :1], mask, root * root / 2)).lse[..., None, :]
     scores = multiply(q * root, xp.matrix_transpose(omega)) + log_z + log_weight
-    return scores - finite(log_sum_exp(scores), xp)[..., None]
+    return scores - finite(log_sum_exp(scores, xp), xp)[..., None]
 
 
 def effective_sample_size(log_weights: Array) -> Array:

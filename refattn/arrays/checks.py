@@ -37,6 +37,7 @@ __all__ = [
     "host",
     "integers",
     "is_array",
+    "is_of",
     "leading",
     "length",
     "names",
@@ -50,8 +51,8 @@ __all__ = [
 ]
 
 
-def arrays(min_ndim: int, **named: Array) -> None:
-    """Check that arrays share one library, one supported dtype and one device."""
+def arrays(min_ndim: int, **named: Array) -> Any:
+    """Check that arrays share a library, a supported dtype and a device; return the library."""
     for name, x in named.items():
         is_array(name, x)
         few_axes(name, x)
@@ -75,6 +76,7 @@ def arrays(min_ndim: int, **named: Array) -> None:
                 f"`{name}` must have the dtype of `{first}`, {head.dtype}, got {x.dtype}: "
                 "cast one of them first."
             )
+    return xp
 
 
 def is_array(name: str, x: Any) -> None:
@@ -107,12 +109,17 @@ def same_home(name: str, x: Array, first: str, head: Array) -> None:
         )
 
 
+def is_of(x: Array, kind: str) -> bool:
+    """Say whether an array has a dtype of some kind."""
+    return bool(array_namespace(x).isdtype(x.dtype, kind))
+
+
 def boolean(name: str, x: Any, first: str, head: Array) -> None:
     """Check a boolean array that goes with `head`."""
     is_array(name, x)
     few_axes(name, x)
     same_home(name, x, first, head)
-    if not array_namespace(x).isdtype(x.dtype, "bool"):
+    if not is_of(x, "bool"):
         raise TypeError(f"`{name}` must have dtype bool (True = attend), got {x.dtype}.")
 
 
@@ -157,7 +164,7 @@ def floats(name: str, x: Any, like: Array) -> Array:
     few_axes(name, x, 32)
     if not is_numpy_array(x):
         same_home(name, x, "q", like)
-    if not array_namespace(x).isdtype(x.dtype, "real floating"):
+    if not is_of(x, "real floating"):
         raise TypeError(f"`{name}` must have a real floating dtype, got {x.dtype}.")
     return constant(x, like)
 
@@ -288,17 +295,17 @@ def flag(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be True or False, got {describe(value)}.")
 
 
-def names(argument: str, given: Any) -> list[str]:
+def names(argument: str, value: Any) -> list[str]:
     """Check an iterable of names, or one name."""
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, Iterable):
-        raise TypeError(f"`{argument}` must be an iterable of names, got {type(given).__name__}.")
-    found = list(given)
-    for name in found:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Iterable):
+        raise TypeError(f"`{argument}` must be an iterable of names, got {type(value).__name__}.")
+    listed = list(value)
+    for name in listed:
         if not isinstance(name, str):
             raise TypeError(f"`{argument}` must hold names only, got {type(name).__name__}.")
-    return found
+    return listed
 
 
 def choice(name: str, value: Any, options: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import checks
 from .checks import shape_of
-from .heads import broadcast_lead, head_counts
+from .heads import broadcast_lead, broadcast_to, head_counts
 from .library import Array, array_namespace, is_numpy_array
 
 __all__ = [
@@ -70,11 +70,12 @@ def lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
     for name, x in (("q", q), ("k", k), ("v", v)):
         checks.few_axes(name, x, 30 if shared else 31)  # shared keys take an axis of their own
     try:
+        outer = broadcast_lead(q, k, v, core=3 if shared else 2)
         if not shared:
-            return broadcast_lead(q, k, v)
-        if groups and heads % groups == 0:
-            broadcast_lead(k, v)
-            return (*broadcast_lead(q, k, v, core=3), heads)
+            return outer
+        one = all(x.ndim < 3 or x.shape[-3] in (1, groups) for x in (k, v))
+        if one and groups and heads % groups == 0:
+            return (*outer, heads)
     except ValueError:
         pass
     raise ValueError(
@@ -130,7 +131,7 @@ def key_rows(mask: Array | None, k: Array) -> Array | None:
     if mask is None:
         return None
     outer = (1,) if mask.ndim < 2 else shape_of(mask)[:-1]
-    return array_namespace(mask).broadcast_to(mask, (*outer, k.shape[-2]))
+    return broadcast_to(mask, (*outer, k.shape[-2]))
 
 
 def one_row(mask: Array | None, k: Array) -> Array | None:

@@ -125,7 +125,7 @@ class _Control:
     """How many calls hold BLAS to one thread, and what its libraries had before the first."""
 
     calls = 0
-    found: Sequence[int] = ()
+    before: Sequence[int] = ()
 
 
 class _ControlOfThread(local, _Control):
@@ -142,7 +142,7 @@ def _after_fork() -> None:
     for control in (_of_process, _of_thread):
         if control.calls:
             control.calls = 0
-            _set_blas_threads(control.found)
+            _set_blas_threads(control.before)
 
 
 if hasattr(os, "register_at_fork"):
@@ -157,8 +157,8 @@ def _blas_threads() -> Iterator[int]:
     control, count = _of_thread if openmp else _of_process, 1
     with _lock:
         if control.calls == 0:
-            control.found = [library.num_threads or 1 for library in libraries]
-            count = max(control.found, default=1)
+            control.before = [library.num_threads or 1 for library in libraries]
+            count = max(control.before, default=1)
             if count > 1:
                 _set_blas_threads([1] * len(libraries))
         control.calls += 1
@@ -167,8 +167,8 @@ def _blas_threads() -> Iterator[int]:
     finally:
         with _lock:
             control.calls -= 1
-            if control.calls == 0 and max(control.found, default=1) > 1:
-                _set_blas_threads(control.found)
+            if control.calls == 0 and max(control.before, default=1) > 1:
+                _set_blas_threads(control.before)
 
 
 def _set_blas_threads(numbers: Sequence[int]) -> None:

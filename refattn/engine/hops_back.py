@@ -15,8 +15,8 @@ from . import kernel_back
 from .hops import Keys, Samples, joined, sample
 from .kernel import Attended
 from .kernel_back import Cotangents, zeros_of
-from .positive import tiles_of_queries
-from .signed_back import Exponential, attend
+from .positive import lead_of_each, tiles_of_queries
+from .signed_back import ExponentialBack, pull_linear
 
 __all__ = ["Pulled", "Taken", "per_query", "read", "read_each", "sampled", "two_hops"]
 
@@ -51,16 +51,16 @@ def two_hops(
     d_out: Array,
     d_lse: Array | None = None,
 ) -> Pulled:
-    """Pull cotangents of `_hops.two_hops`, which returned `done`, back."""
+    """Pull cotangents of `positive.two_hops`, which returned `done`, back."""
     omega, log_weight = samples
     if keys.differ:
-        own = Samples(omega[..., None, :, :], log_weight)
-        pulled = per_query(read_each(done, d_out, d_lse), q, own, keys, causal)
+        of_each = Samples(omega[..., None, :, :], log_weight)
+        pulled = per_query(read_each(done, d_out, d_lse), q, of_each, keys, causal)
         return pulled._replace(omega=pulled.omega[..., 0, :, :])
     if causal:
-        arithmetic = Exponential(omega, log_weight, done.lse, keys.half)
-        found = attend(q, keys, arithmetic, done.out, d_out, d_lse, causal=True)
-        return Pulled(*found[:3], *found.parameters)
+        arithmetic = ExponentialBack(omega, log_weight, done.lse, keys.half)
+        linear = pull_linear(q, keys, arithmetic, done.out, d_out, d_lse, causal=True)
+        return Pulled(*linear[:3], *linear.parameters)
     states = sample(omega, keys)
     second = read(q, samples, states, done, d_out, d_lse)
     d_bias: Array = second.bias
@@ -95,15 +95,15 @@ def read_each(done: Attended, d_out: Array, d_lse: Array | None) -> Any:
     """Pull the second hop of queries with samples of their own back."""
 
     def pull(box: tuple[slice, ...], q: Array, samples: Samples, states: Attended) -> Taken:
-        own = Samples(samples.omega, samples.log_weight[..., None, :])
+        samples = Samples(samples.omega, samples.log_weight[..., None, :])
         out, g = (part(x, (*box, WHOLE))[..., None, :] for x in (done.out, d_out))
         lse = part(done.lse, box)[..., None]
         d_lse_i = None if d_lse is None else part(d_lse, box)[..., None]
-        found = read(q[..., None, :], own, states, Attended(out, lse), g, d_lse_i)
-        d_bias: Array = found.bias
+        second = read(q[..., None, :], samples, states, Attended(out, lse), g, d_lse_i)
+        d_bias: Array = second.bias
         d_log = d_bias[..., 0, :]
         d_log_z = sum_to(d_log, states.lse.shape)
-        return Taken(found.q[..., 0, :], found.k, d_log, found.v, d_log_z)
+        return Taken(second.q[..., 0, :], second.k, d_log, second.v, d_log_z)
 
     return pull
 
@@ -115,17 +115,18 @@ def per_query(
     keys: Keys,
     causal: bool,
 ) -> Pulled:
-    """Pull `_hops.per_query` back, with the second hop of some queries as `taken_by` has it."""
+    """Pull `positive.per_query` back, with the second hop of some queries as `taken_by` has it."""
     xp, (num_samples, d), d_v = array_namespace(q), samples.omega.shape[-2:], keys.v.shape[-1]
     total = Pulled(*map(zeros_of, (q, keys.k, keys.v, *samples)))
-    for box, own, flat, seen in tiles_of_queries(q, samples, keys, causal):
+    lead = lead_of_each(q, samples, keys)
+    for box, some, flat, seen in tiles_of_queries(q, samples, keys, causal, lead, xp):
         head = box[:-1]
         shape = (*(s.stop - s.start for s in box), num_samples)
         flat = xp.broadcast_to(flat, (*shape[:-2], *flat.shape[-2:]))
         states = sample(flat, seen)
         of_each = Attended(xp.reshape(states.out, (*shape, d_v)), xp.reshape(states.lse, shape))
-        taken = taken_by(box, part(q, (*box, WHOLE)), own, of_each)
-        d_f = joined(xp.broadcast_to(taken.f, (*shape, d_v)))
+        taken = taken_by(box, part(q, (*box, WHOLE)), some, of_each)
+        d_f = joined(xp.broadcast_to(taken.f, (*shape, d_v)), xp)
         d_log_z = None if taken.log_z is None else xp.reshape(taken.log_z, states.lse.shape)
         first = sampled(flat, seen, states, d_f, d_log_z)
         tokens = (*box, WHOLE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..arrays.blocks import WHOLE, part
-from ..arrays.library import Array, array_namespace, device, is_numpy_array, times
+from ..arrays.library import Array, device, is_numpy_array, times
 
 __all__ = ["NO_OPTIONS", "Band", "Options", "cap", "causal_mask", "slope_of_cap"]
 
@@ -77,36 +77,33 @@ class Band(NamedTuple):
             seen = late if seen is None else seen & late
         return seen
 
-    def distances(self, i: slice, j: slice, like: Array) -> Array:
-        """|i + shift - j|, shape (rows, columns)."""
-        xp, home = array_namespace(like), device(like)
+    def distances(self, i: slice, j: slice, like: Array, xp: Any) -> Array:
+        """Compute |i + shift - j|, shape (rows, columns)."""
+        home = device(like)
         queries = xp.arange(i.start + self.shift, i.stop + self.shift, device=home)
         keys = xp.arange(j.start, j.stop, device=home)
         return xp.astype(xp.abs(queries[:, None] - keys[None, :]), like.dtype)
 
-    def alibi(self, slopes: Array, box: tuple[slice, ...], j: slice) -> Array:
-        """The bias of `Alibi` for a box of heads and queries."""
-        own = part(slopes, (*box[:-1], WHOLE, WHOLE))
-        return -own * self.distances(box[-1], j, slopes)
+    def alibi(self, slopes: Array, box: tuple[slice, ...], j: slice, xp: Any) -> Array:
+        """Compute the bias of `Alibi` for a box of heads and queries."""
+        return -part(slopes, (*box[:-1], WHOLE, WHOLE)) * self.distances(box[-1], j, slopes, xp)
 
 
 def causal_mask(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:
-    """Whether query i sees key j in causal attention: j <= i + shift, shape (rows, columns)."""
+    """Say whether query i sees key j in causal attention: j <= i + shift, shape (rows, columns)."""
     queries = xp.arange(i.start + shift, i.stop + shift, device=device)
     keys = xp.arange(j.start, j.stop, device=device)
     return queries[:, None] >= keys[None, :]
 
 
-def cap(scores: Array, most: float) -> Array:
-    """c tanh(s / c) of our own temporary; in place on NumPy."""
-    xp = array_namespace(scores)
+def cap(scores: Array, most: float, xp: Any) -> Array:
+    """Compute c tanh(s / c) of our own temporary; in place on NumPy."""
     ratio = times(scores, xp.asarray(1 / most, dtype=scores.dtype, device=device(scores)))
     ratio = xp.tanh(ratio, out=ratio) if is_numpy_array(ratio) else xp.tanh(ratio)
     return times(ratio, xp.asarray(most, dtype=scores.dtype, device=device(scores)))
 
 
-def slope_of_cap(scores: Array, most: float) -> Array:
-    """The derivative 1 / cosh(s / c)^2 of `cap`, all digits of it where it is small."""
-    xp = array_namespace(scores)
+def slope_of_cap(scores: Array, most: float, xp: Any) -> Array:
+    """Differentiate `cap` to 1 / cosh(s / c)^2, with all digits where it is small."""
     fallen = xp.exp(-2 * xp.abs(scores / most))
     return 4 * fallen / (1 + fallen) ** 2

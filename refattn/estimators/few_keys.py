@@ -136,14 +136,14 @@ def coreset_attention(
         )
     else:
         indices = indices[..., 0, :]
-    q, k = root * q, root * centred(k, mask)
-    chosen, v_chosen = take_rows(k, indices), take_rows(v, indices)
+    q, k = root * q, root * centred(k, mask, xp)
+    chosen, v_chosen = take_rows(k, indices, xp), take_rows(v, indices, xp)
     half = square_norm(chosen)[..., None, :] / 2
     factor, free = _cholesky(_gaussian(chosen, mask, indices))
     free = free[..., None, :]
-    own = attend(q, chosen, with_ones(v_chosen), mask=free)
+    own = attend(q, chosen, with_ones(v_chosen, xp), mask=free)
     f, log_z = attend(chosen, k, v, mask=_others(indices, free, mask, k))
-    carried, log_size = _carried(factor, free, with_ones(f), log_z - half[..., 0, :])
+    carried, log_size = _carried(factor, free, with_ones(f, xp), log_z - half[..., 0, :])
     rest = attend(q, chosen, carried, bias=log_size[..., None, :] - half)
     both = merge(own, rest)
     seen = both.lse > -math.inf
@@ -154,12 +154,12 @@ def coreset_attention(
 def _gaussian(x: Array, mask: Array | None, indices: Array) -> Array:
     """Gaussian kernel of the keys of J, in float64 where the device has it; 0 of hidden ones."""
     xp = array_namespace(x)
-    x = xp.astype(x, xp.float64) if x.dtype == xp.float32 and has_float64(x) else x
+    x = xp.astype(x, xp.float64) if x.dtype == xp.float32 and has_float64(x, xp) else x
     half = square_norm(x)[..., None, :] / 2
     gram = xp.exp(x @ xp.matrix_transpose(x) - half - xp.matrix_transpose(half))
     if mask is None:
         return gram
-    return xp.where(take_rows(xp.matrix_transpose(mask), indices), gram, 0.0)
+    return xp.where(take_rows(xp.matrix_transpose(mask), indices, xp), gram, 0.0)
 
 
 def _carried(factor: Array, free: Array, f: Array, log_z: Array) -> tuple[Array, Array]:
@@ -307,11 +307,10 @@ class Sample(NamedTuple):
 
     def taken(self) -> tuple[Array, Array, dict[str, Any]]:
         """Keys and values of the sample, and how to attend to them."""
-        at, mask = self.indices[..., 0, :], self.mask
+        at, mask, xp = self.indices[..., 0, :], self.mask, array_namespace(self.k)
         if mask is not None:
-            xp = array_namespace(mask)
-            mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at))
-        k, v = take_rows(self.k, at), take_rows(self.v, at)
+            mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at, xp))
+        k, v = take_rows(self.k, at, xp), take_rows(self.v, at, xp)
         return k, v, {"bias": -self.log_p, "mask": mask, "scale": self.scale}
 
     def attend(self) -> Attended:
@@ -369,7 +368,8 @@ def attend_samples(inputs: Inputs) -> Attended:
     """Attend to samples, all at once where they are shared."""
     if inputs.shared:
         return inputs.sample.attend()
-    out, lse = buffers(inputs.sample.q, inputs.sample.v, inputs.lead)
+    q, v = inputs.sample.q, inputs.sample.v
+    out, lse = buffers(q, v, inputs.lead, array_namespace(q))
     for box, sample in inputs.each():
         done = sample.attend()
         out = put(out, (*box, WHOLE), done.out[..., 0, :])

@@ -125,8 +125,8 @@ def _draw_pivots(
 ) -> Array:
     """Choose a key for each number of u, (..., S), by the residual diagonal of the kernel."""
     xp = array_namespace(k)
-    wide = xp.float64 if k.dtype == xp.float32 and has_float64(k) else k.dtype
-    x = xp.astype(centred(k, mask), wide)
+    wide = xp.float64 if k.dtype == xp.float32 and has_float64(k, xp) else k.dtype
+    x = xp.astype(centred(k, mask, xp), wide)
     x = root_scale(scale, x) * x
     m, (*lead, size) = x.shape[-2], u.shape
     # The residual of e^(k . k') is that of the Gaussian kernel times e^(|k|^2).
@@ -142,11 +142,11 @@ def _draw_pivots(
         at = _found(
             xp.exp(log_weight - top) * left, xp.minimum(constant(u[..., s : s + 1], x), 1 - eps)
         )
-        apart = xp.sum((x - take_rows(x, at)) ** 2, axis=-1)
+        apart = xp.sum((x - take_rows(x, at, xp)) ** 2, axis=-1)
         before = rows[..., :s, :]
-        known = take_rows(xp.matrix_transpose(before), at) @ before
+        known = take_rows(xp.matrix_transpose(before), at, xp) @ before
         row = xp.exp(-apart / 2)[..., None, :] - known
-        pivot = take_rows(left[..., None], at)
+        pivot = take_rows(left[..., None], at, xp)
         row = xp.where(pivot > 0, row / xp.sqrt(xp.where(pivot > 0, pivot, 1.0)), 0.0)
         left = left - row[..., 0, :] ** 2
         left = xp.where(left > size * eps, left, 0.0)
@@ -254,7 +254,7 @@ def _draw_systematic(
 ) -> KeySample:
     """Draw keys at u, u + 1, ... of the sum of their inclusion probabilities."""
     xp, m = array_namespace(k), k.shape[-2]
-    wide = xp.float64 if k.dtype == xp.float32 and has_float64(k) else k.dtype
+    wide = xp.float64 if k.dtype == xp.float32 and has_float64(k, xp) else k.dtype
     seen = xp.ones((*u.shape[:-1], m), dtype=xp.bool, device=device(k))
     seen = seen if mask is None else seen & mask[..., 0, :]
     share = xp.where(seen, xp.ones((m,), dtype=wide, device=device(k)), 0.0)
@@ -276,7 +276,7 @@ def _draw_systematic(
     points = constant(u, p) + xp.arange(num_keys, dtype=wide, device=device(k))
     at = _not_above(upper, points)
     empty, at = at >= m, xp.minimum(at, m - 1)
-    log_p = xp.where(empty, math.inf, xp.log(take_rows(p[..., None], at)[..., 0]))
+    log_p = xp.where(empty, math.inf, xp.log(take_rows(p[..., None], at, xp)[..., 0]))
     return KeySample(at, xp.astype(log_p, q.dtype))
 
 
@@ -286,7 +286,7 @@ def _draw_from_softmax(
 ) -> tuple[Array, Array]:
     """Invert the distribution function of each query's softmax at u, (..., n, S)."""
     xp, (*lead, n, size), m = array_namespace(q), u.shape, k.shape[-2]
-    wide = xp.float64 if q.dtype == xp.float32 and has_float64(q) else q.dtype
+    wide = xp.float64 if q.dtype == xp.float32 and has_float64(q, xp) else q.dtype
     scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
     options = {"device": device(q)}
     indices = xp.zeros((*lead, n, size), dtype=xp.int32, **options)
@@ -305,7 +305,7 @@ def _draw_from_softmax(
             xp.exp(scores - lse),
             xp.minimum(constant(u[(*head, i)], scores), below_one),
         )
-        found = take_rows(scores[..., None], at)[..., 0]
+        found = take_rows(scores[..., None], at, xp)[..., 0]
         found = xp.where(blind, math.inf, found - lse + math.log(size))
         indices = put(indices, box, at)
         log_p = put(log_p, box, xp.astype(found, q.dtype))

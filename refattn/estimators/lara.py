@@ -431,7 +431,7 @@ class QueryWeights(NamedTuple):
         """t_ic, (..., n, C)."""
         xp = array_namespace(q)
         t = multiply(q, xp.matrix_transpose(self.q_mean))
-        return xp.exp(t - (log_sum_exp(t)[..., None] if norm is None else norm))
+        return xp.exp(t - (log_sum_exp(t, xp)[..., None] if norm is None else norm))
 
     def of(self, t: Array) -> Array:
         """alpha, (..., n, S)."""
@@ -461,7 +461,7 @@ def query_weighted(
     states = None if keys.differ else sample(omega, keys)
     norm = weights.norm(q, root)
     lead, n = broadcast_lead(q, keys.k, keys.v, omega, keys.mask), q.shape[-2]
-    out, lse = buffers(q, keys.v, lead)
+    out, lse = buffers(q, keys.v, lead, array_namespace(q))
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // omega.shape[-2]):
         box, q_i = (*head, WHOLE, WHOLE), part(q, (*head, i, WHOLE))
         own = weights.part(tuple(head))
@@ -492,6 +492,7 @@ class _Growing(Exponential):
 
     def __init__(self, found: Inputs) -> None:
         self.found, self.options, self.alike = found, found.options, False
+        self.xp = array_namespace(found.q)
         noise = found.noise if found.omega is None else found.omega
         self.width, self.arrays = self.options.proposals * self.options.repeats, (noise,)
         self.chunk = chunk_of(found.q.shape[-2], self.options.proposals)
@@ -554,7 +555,7 @@ class _Growing(Exponential):
         )
         started = xp.asarray((rows < last)[:, None], device=home)
         ratio = xp.where(started, ratio, -math.inf)
-        mixture = running_log_sum(concatenate(self.mixture, ratio, -2))
+        mixture = running_log_sum(concatenate(self.mixture, ratio, -2, xp))
         self.mixture = mixture[..., -1:, :]
         which = self.chunk[i] - first + 1
         which = which[:1] if is_numpy_array(self.omega) else which
@@ -595,7 +596,7 @@ def running_log_sum(x: Array) -> Array:
     xp, step = array_namespace(x), 1
     while step < x.shape[-2]:
         none = xp.full_like(x[..., :step, :], -math.inf)
-        x = xp.logaddexp(x, concatenate(none, x[..., :-step, :], -2))
+        x = xp.logaddexp(x, concatenate(none, x[..., :-step, :], -2, xp))
         step *= 2
     return x
 

@@ -141,17 +141,22 @@ def of_map(feature_map: Callable[[Array], Array | Features], like: Array) -> sig
     """The features of a map, of which a row like those of `like` shows how many there are."""
 
     width = evaluate(feature_map, like[..., : min(1, like.shape[-2]), :]).values.shape[-1]
-    trusted = next((fast for map, fast in _ELEMENTWISE if map is feature_map), None)
+    xp, trusted = (
+        array_namespace(like),
+        next((fast for map, fast in _ELEMENTWISE if map is feature_map), None),
+    )
 
     def phi(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
-        return evaluate(feature_map, x) if trusted is None else scaled(trusted(x, memory=memory))
+        return (
+            evaluate(feature_map, x) if trusted is None else scaled(trusted(x, xp, memory=memory))
+        )
 
     def phi_q(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
         values, log_scale = phi(x, head, memory)
         # A map may write the features of keys where it has written these.
         return Features(values if trusted else 1.0 * values, log_scale)
 
-    return signed.Signed(phi_q, phi, width, splits=is_elementwise(feature_map))
+    return signed.Signed(phi_q, phi, width, xp=xp, splits=is_elementwise(feature_map))
 
 
 def is_elementwise(feature_map: Callable[[Array], Array | Features]) -> bool:

@@ -500,8 +500,8 @@ def _padded(keys: Keys, count: int) -> Keys:
     if count <= m:
         return keys.tokens(0, count)
     mask = xp.ones((1, m), dtype=xp.bool, device=device(keys.k)) if keys.mask is None else keys.mask
-    mask = xp.matrix_transpose(rows(xp.matrix_transpose(mask), 0, count))
-    return Keys(rows(keys.k, 0, count), rows(keys.v, 0, count), mask, keys.half)
+    mask = xp.matrix_transpose(rows(xp.matrix_transpose(mask), 0, count, xp))
+    return Keys(rows(keys.k, 0, count, xp), rows(keys.v, 0, count, xp), mask, keys.half)
 
 
 def _joined(parts: list[Array]) -> Array:

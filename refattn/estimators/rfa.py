@@ -177,7 +177,7 @@ def prepare(given: dict[str, Any]) -> Inputs:
     if not norms:
         qkv.pair("square_norms", square_norms, (q, k))
     if features == "hyperbolic":
-        omega, log_weight = both_signs(omega, log_weight)
+        omega, log_weight = both_signs(omega, log_weight, array_namespace(q))
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
@@ -205,7 +205,8 @@ def trigonometric(omega: Array, log_weight: Array, root: Array, norms: bool) -> 
         omega_h = part(omega, (*head, *whole))
         return features.trigonometric_features(x * root, omega_h, square_norm=square_norm)
 
-    return Signed(phi_q, phi_k, 2 * omega.shape[-2], arrays=(omega, weight))
+    xp = array_namespace(omega)
+    return Signed(phi_q, phi_k, 2 * omega.shape[-2], xp=xp, arrays=(omega, weight))
 
 
 def wave_weights(log_weight: Array) -> Array:

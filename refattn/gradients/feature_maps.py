@@ -168,7 +168,7 @@ def _taylor(
 ) -> Array:
     """Each degree p as `_polynomial`, over root p! and with the scale of the row divided out."""
     xp, d, first = array_namespace(x), x.shape[-1], 0
-    unit, log_size, logs, peak = taylor_scales(x, degree)
+    unit, log_size, logs, peak = taylor_scales(x, degree, xp)
     total = xp.zeros_like(x)
     for p, log in enumerate(logs):
         count = math.comb(d + p - 1, p)

@@ -35,10 +35,11 @@ def _pull(sample: Sample, done: Attended, d_out: Array, *, several: bool = False
     found = kernel_back.attend(sample.q, k, v, done, d_out, **options)
 
     def added(rows: Array) -> Array:
-        at = array_namespace(rows).broadcast_to(sample.indices[..., 0, :], rows.shape[:-1])
+        xp = array_namespace(rows)
+        at = xp.broadcast_to(sample.indices[..., 0, :], rows.shape[:-1])
         if several:
-            rows, at = joined(rows), joined(at[..., None])[..., 0]
-        return add_rows(rows, at, sample.k.shape[-2])
+            rows, at = joined(rows, xp), joined(at[..., None], xp)[..., 0]
+        return add_rows(rows, at, sample.k.shape[-2], xp)
 
     return Cotangents(found.q, added(found.k), added(found.v))
 

@@ -21,7 +21,7 @@ from ..engine import hops_back, kernel_back
 from ..engine.hops import Samples, sample
 from ..engine.kernel import Attended
 from ..engine.kernel_back import zeros_of
-from ..engine.signed_back import Exponential, attend
+from ..engine.signed_back import ExponentialBack, pull_linear
 from ..estimators import lara
 
 __all__ = ["Pulled", "pull", "pull_causal", "pull_query_weighted"]
@@ -228,7 +228,7 @@ def pull_causal(found: lara.Inputs, done: Attended, d_out: Array) -> Pulled:
         log_weight = -xp.sum(xp.where(own, ratio, 0.0), axis=-2, keepdims=True)
     log_weight = xp.where(known, log_weight, -math.inf)
     arithmetic = _Growing(q.shape[-2], root * omega, log_weight, done.lse, keys.half)
-    pulled = attend(q, keys, arithmetic, done.out, d_out, causal=True)
+    pulled = pull_linear(q, keys, arithmetic, done.out, d_out, causal=True)
     d_omega, d_log = pulled.parameters
     if weighting == "balance":
         d_ratio = _of_running(-d_log, ratio, mixture)
@@ -257,7 +257,7 @@ def _of_running(d_sums: Array, x: Array, sums: Array) -> Array:
     return xp.stack(rows[::-1], axis=-2)
 
 
-class _Growing(Exponential):
+class _Growing(ExponentialBack):
     """Features of queries, which know the samples of their chunk: weights (..., C, S)."""
 
     def __init__(self, n: int, *arrays: Any) -> None:

@@ -46,7 +46,7 @@ def pull_local(found: Inputs, sides: Sides, causal: bool, local: Local, d_out: A
         share = xp.exp(part.lse - finite(done.lse, xp))
         d_norm = share * xp.sum(d_out * (part.out - done.out), axis=-1)
         d_q = _turned(own.q, field) - sum_to(root * root * d_norm[..., None] * q, q.shape)
-        d_k, d_v = (_turned(rows(x, 0, keys.k.shape[-2]), field) for x in (own.k, own.v))
+        d_k, d_v = (_turned(rows(x, 0, keys.k.shape[-2], xp), field) for x in (own.k, own.v))
         more = Pulled(d_q, d_k, d_v, own.omega, own.log_weight)
         total = Pulled(*(x + y for x, y in zip(total, more, strict=True)))
     return total
@@ -142,7 +142,7 @@ def _near(
     chunks: Chunks, root: Array, causal: bool, whole: Attended, d_out: Array
 ) -> kernel_back.Cotangents:
     """Pull `Chunks.near` back, whose part `whole` has."""
-    k, v, mask = chunks.own
+    k, v, mask = chunks.near_keys
     given = {"mask": mask, "causal": causal, "scale": root * root}
     options, g = Options(shift=chunks.ahead), _cut_as_queries(d_out, chunks)
     return kernel_back.attend(chunks.q, k, v, whole, g, options=options, **given)
@@ -151,7 +151,8 @@ def _near(
 def _of_keys(every: Array, own: Array, chunks: Chunks, m: int) -> Array:
     """Rows of keys, from those of all chunks and of the chunks of queries."""
     start = chunks.first * chunks.k.shape[-2]
-    return rows(_flat(every), 0, m) + rows(_flat(own), -start, m - start)
+    xp = chunks.xp
+    return rows(_flat(every), 0, m, xp) + rows(_flat(own), -start, m - start, xp)
 
 
 def _flat(x: Array) -> Array:
@@ -163,8 +164,8 @@ def _cut_as_queries(x: Array, chunks: Chunks) -> Array:
     """Cut rows of queries as these are: the pullback of `Chunks.joined`."""
     count, size = chunks.q.shape[-3:-1]
     start = chunks.rows.start
-    x = rows(x, -start, count * size - start)
-    return array_namespace(x).reshape(x, (*x.shape[:-2], count, size, x.shape[-1]))
+    x = rows(x, -start, count * size - start, chunks.xp)
+    return chunks.xp.reshape(x, (*x.shape[:-2], count, size, x.shape[-1]))
 
 
 def _of_mean(d_mean: Array, x: Array, chunks: Chunks) -> Array:
@@ -178,6 +179,6 @@ def _of_mean(d_mean: Array, x: Array, chunks: Chunks) -> Array:
 def _of_mean_query(d_mean: Array, chunks: Chunks) -> Array:
     """Pull the mean queries of chunks back."""
     xp, count = array_namespace(d_mean), chunks.num_queries
-    share = rows(d_mean, chunks.first, chunks.first + chunks.q.shape[-3])
+    share = rows(d_mean, chunks.first, chunks.first + chunks.q.shape[-3], xp)
     share = share / xp.where(count > 0, count, 1.0)
     return xp.broadcast_to(share[..., None, :], chunks.q.shape)

@@ -24,7 +24,7 @@ from ..engine.hops import Samples
 from ..engine.kernel import Attended
 from ..engine.positive import two_hops
 from ..engine.signed import linear_attention
-from ..engine.signed_back import attend
+from ..engine.signed_back import pull_linear
 from ..estimators import few_keys, lara, linear, near_and_far, ra, rfa
 from ..estimators.inputs import arguments
 from ..estimators.rfa import Inputs
@@ -344,7 +344,7 @@ def _random_features(given: dict[str, Any]) -> Any:
 
         def pull(d_out: Array) -> Gradients:
             d_out = _like(_checked(d_out, out), raw)
-            pulled = attend(q, keys, back, raw, d_out, causal=causal)
+            pulled = pull_linear(q, keys, back, raw, d_out, causal=causal)
             return sources.gradients(*pulled[:3], *pulled.parameters)
 
         return out, pull
@@ -525,7 +525,7 @@ def _linear(given: dict[str, Any]) -> Any:
 
     def pullback(d_out: Array) -> Gradients:
         d_out = _like(_checked(d_out, out), raw)
-        pulled = attend(q, keys, back, raw, d_out, causal=causal)
+        pulled = pull_linear(q, keys, back, raw, d_out, causal=causal)
         return sources.gradients(*pulled[:3])
 
     return out, pullback

@@ -313,9 +313,10 @@ def attend(head: Head, i: slice, to: Callable[[Doubles], Doubles] | None) -> _Fi
         scores = np.array(np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1])))
         seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
         top = np.maximum(top, seen.max(-1))
-        found = engine_kernel.sums(scores, head.v[tile.keys], tile.visible, m)
-        total = engine_kernel.combine(total, found)
-    out, lse = engine_kernel.normalise(total)
+        weights = engine_kernel.weigh(scores, tile.visible, m, np)
+        sums = engine_kernel.sum_values(*weights, head.v[tile.keys], tile.visible, np)
+        total = engine_kernel.combine(total, sums, np)
+    out, lse = engine_kernel.normalise(total, np)
     shape = (rows, head.v.shape[-1])
     return _First(np.broadcast_to(out, shape), np.broadcast_to(lse, rows), top)
 

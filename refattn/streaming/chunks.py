@@ -303,7 +303,8 @@ class EvaState(_ChunkState):
         count, new, d = max(1, self._count(k)), int(k.shape[-2]), q.shape[-1]
         size = min(self.window, max(1, new))
         first = int(q.shape[-2]) - new
-        xp, totals = array_namespace(q), rows(q, first, first + count * size)
+        xp = array_namespace(q)
+        totals = rows(q, first, first + count * size, xp)
         totals = xp.sum(xp.reshape(totals, (*q.shape[:-2], count, size, d)), axis=-2)
         totals = xp.concat([self.total_query + totals[..., :1, :], totals[..., 1:, :]], axis=-2)
         places = np.arange(count * size)
