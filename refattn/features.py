@@ -114,12 +114,12 @@ def random_features(
     >>> values, log_scale
     (array([[0.5, 0.5, 0.5, 0.5]]), array([0.]))
     """
-    product, xp = _products(x, omega)
+    product, xp = _project_rows(x, omega)
     if callable(functions) or not all(callable(f) for f in functions):
         raise TypeError("`functions` must be a sequence of functions of an array.")
     if not functions:
         raise ValueError("`functions` must hold at least one function, got none.")
-    values = xp.concat([f(product) for f in functions], axis=-1) / _root(product)
+    values = xp.concat([f(product) for f in functions], axis=-1) / _root_of_length(product)
     return Features(values, xp.zeros_like(x[..., 0]) if log_h is None else log_h(x))
 
 
@@ -158,7 +158,7 @@ def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Fea
     >>> np.exp(log_scale) * values
     array([[0.70710678, 0.70710678]])
     """
-    exponent, xp = _products(x, omega)
+    exponent, xp = _project_rows(x, omega)
     return _exponential_features(exponent, _square_norm(x, square_norm, xp), xp)
 
 
@@ -191,7 +191,7 @@ def hyperbolic_features(x: Array, omega: Array, *, square_norm: Any = None) -> F
     >>> features.hyperbolic_features(np.zeros((1, 2)), np.ones((1, 2))).values
     array([[0.70710678, 0.70710678]])
     """
-    product, xp = _products(x, omega)
+    product, xp = _project_rows(x, omega)
     exponent = xp.concat([product, -product], axis=-1)
     return _exponential_features(exponent, _square_norm(x, square_norm, xp), xp)
 
@@ -225,8 +225,8 @@ def trigonometric_features(x: Array, omega: Array, *, square_norm: Any = None) -
     >>> features.trigonometric_features(np.full((1, 1), 60.0), np.zeros((1, 1)))
     Features(values=array([[1., 0.]]), log_scale=array([1800.]))
     """
-    product, xp = _products(x, omega)
-    values = xp.concat([xp.cos(product), xp.sin(product)], axis=-1) / _root(product)
+    product, xp = _project_rows(x, omega)
+    values = xp.concat([xp.cos(product), xp.sin(product)], axis=-1) / _root_of_length(product)
     return Features(values, _square_norm(x, square_norm, xp) / 2)
 
 
@@ -426,7 +426,7 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
 
 
 @as_written
-def _products(x: Array, omega: Array) -> tuple[Array, Any]:
+def _project_rows(x: Array, omega: Array) -> tuple[Array, Any]:
     """Check vectors and frequencies; return omega_s . x_i, (..., n, S), and the namespace."""
     xp = checks.arrays(2, x=x)
     omega, _ = frequencies.shared(omega, None, x)
@@ -446,11 +446,11 @@ def _square_norm(x: Array, instead: Any, xp: Any) -> Array:
 def _exponential_features(exponent: Array, square_norm: Array, xp: Any) -> Features:
     """Compute exp(exponent - square_norm / 2) over the root of the number of features."""
     peak = xp.max(exponent, axis=-1, keepdims=True)
-    values = xp.exp(exponent - peak) / _root(exponent)
+    values = xp.exp(exponent - peak) / _root_of_length(exponent)
     return Features(values, peak[..., 0] - square_norm / 2)
 
 
-def _root(x: Array) -> Array:
+def _root_of_length(x: Array) -> Array:
     """Square root of the length of the last axis, in the dtype of `x`."""
     return constant(x.shape[-1], x) ** 0.5
 

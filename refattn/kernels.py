@@ -195,7 +195,7 @@ def estimate(
     if features == "hyperbolic":
         omega, log_weight = both_signs(omega, log_weight, xp)
     # The estimate is the normaliser of the query x attending to the frequencies.
-    bias = _project(y, omega, xp) - square_norm(y)[..., None] / 2 + log_weight
+    bias = _project_vectors(y, omega, xp) - square_norm(y)[..., None] / 2 + log_weight
     unit = xp.ones_like(omega[..., :1])
     lse = attend(x[..., None, :], omega, unit, bias=bias[..., None, :]).lse[..., 0]
     return xp.exp(lse - square_norm(x) / 2 - xp.log(constant(omega.shape[-2], x)))
@@ -203,7 +203,7 @@ def estimate(
 
 def _average_waves(x: Array, y: Array, omega: Array, log_weight: Array, xp: Any) -> Array:
     """Average e^(|x|^2/2 + |y|^2/2) cos(omega . (x - y)) over frequencies."""
-    product = _project(x - y, omega, xp)
+    product = _project_vectors(x - y, omega, xp)
     peak = finite(xp.max(log_weight, axis=-1, keepdims=True), xp)
     mean = xp.mean(xp.exp(log_weight - peak) * xp.cos(product), axis=-1)
     size = xp.where(mean == 0, 1.0, xp.abs(mean))
@@ -217,7 +217,7 @@ def both_signs(omega: Array, log_weight: Array, xp: Any) -> tuple[Array, Array]:
 
 
 @as_written
-def _project(x: Array, omega: Array, xp: Any) -> Array:
+def _project_vectors(x: Array, omega: Array, xp: Any) -> Array:
     """Multiply to omega_s . x, shape (..., S)."""
     return multiply(x[..., None, :], xp.matrix_transpose(omega))[..., 0, :]
 

@@ -23,13 +23,13 @@ _CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**21
 
 def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "product") -> Array:
     """Multiply matrices, in a workspace in the memory of that name."""
-    out = None if memory is None else memory.empty(name, _shape(x, y), x.dtype)
+    out = None if memory is None else memory.empty(name, _product_shape(x, y), x.dtype)
     if y.shape[-2] > _UNCUT:
         return sum_of_products(x, y, memory, out)
     return x @ y if out is None else np.matmul(x, y, out=out)
 
 
-def _shape(x: Array, y: Array) -> tuple[int, ...]:
+def _product_shape(x: Array, y: Array) -> tuple[int, ...]:
     """Return the shape of a product of matrices."""
     return (*broadcast_lead(x, y), x.shape[-2], y.shape[-1])
 
@@ -62,7 +62,7 @@ def sum_of_products(
 
 def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> Array:
     """`sum_of_products` on NumPy: of a part of the result at a time, in memory in the cache."""
-    terms, shape = x.shape[-1], _shape(x, y)
+    terms, shape = x.shape[-1], _product_shape(x, y)
     lead, (n, columns) = shape[:-2], shape[-2:]
     if out is None:
         out = np.empty(shape, dtype=x.dtype)
@@ -92,7 +92,7 @@ def _sum_of_part(x: Array, y: Array, out: Array, memory: Array) -> None:
     whole = math.prod(grid)
     x_grid = x[..., :whole].reshape((*x.shape[:-1], *grid)).swapaxes(-4, -3).swapaxes(-3, -2)
     y_grid = y[..., :whole, :].reshape((*y.shape[:-2], *grid, columns))
-    shape = _shape(x_grid, y_grid)
+    shape = _product_shape(x_grid, y_grid)
     products = np.matmul(x_grid, y_grid, out=memory[: math.prod(shape)].reshape(shape))
     sums = np.add.reduce(products, axis=-3) if few > 1 else products[..., 0, :, :]
     np.add.reduce(sums, axis=-3, out=out)

@@ -42,7 +42,7 @@ __all__ = [
 
 _CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay in the cache
 
-_FEWEST = 2  # shares, at least, that heads are cut into for threads
+_FEWEST_SHARES = 2  # shares, at least, that heads are cut into for threads
 
 # Elsewhere a step is of many leaves at once, of so few tokens where pairs are evaluated one by one.
 _LEAVES, LEAF = 64, 16
@@ -175,7 +175,7 @@ def heads_at_once(
     if not arithmetic.splits:
         return tiles(lead, count)
     if is_numpy_array(q):
-        return tiles(lead, min(count // max(_FEWEST, available()), chunk_size(q) // row))
+        return tiles(lead, min(count // max(_FEWEST_SHARES, available()), chunk_size(q) // row))
     return tiles(lead, math.prod(block_shape(q)) // (row * shape[1]))
 
 

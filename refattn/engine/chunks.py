@@ -9,7 +9,7 @@ from ..arrays.library import Array, array_namespace, device
 from .kernel import Attended, attend
 from .scores import Options
 
-__all__ = ["Chunks", "chunked", "rows"]
+__all__ = ["Chunks", "cut_chunks", "slice_rows"]
 
 
 class Chunks(NamedTuple):
@@ -65,7 +65,7 @@ class Chunks(NamedTuple):
         return self.xp.reshape(out, shape)[..., self.rows, :]
 
 
-def chunked(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Chunks:
+def cut_chunks(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Chunks:
     """Cut tokens into chunks; the last query is level with the last key."""
     xp, n, m = array_namespace(q), q.shape[-2], k.shape[-2]
     shift, count = m - n, -(-m // window)
@@ -73,7 +73,7 @@ def chunked(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Ch
     start, stop, end = first * window, count * window, count * window - shift
 
     def cut(x: Array, start: int, stop: int) -> Array:
-        x = rows(x, start, stop, xp)
+        x = slice_rows(x, start, stop, xp)
         return xp.reshape(x, (*x.shape[:-2], (stop - start) // window, window, x.shape[-1]))
 
     def keys(start: int) -> tuple[Array, Array, Array | None]:
@@ -98,13 +98,13 @@ def chunked(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Ch
     some = some[None, :, :] if few else cut(some, start - shift, end)
     most = xp.sum(some, axis=-2)
     mean = xp.sum(of_queries, axis=-2) / xp.where(most > 0, most, 1.0)
-    mean = rows(mean, -first, count - first, xp)
+    mean = slice_rows(mean, -first, count - first, xp)
     ahead = shift - start if few else 0
     seen_keys = (*all_keys, size)
     return Chunks(of_queries, keys(start), *seen_keys, mean, most, first, ahead, places, xp)
 
 
-def rows(x: Array, start: int, stop: int, xp: Any) -> Array:
+def slice_rows(x: Array, start: int, stop: int, xp: Any) -> Array:
     """Take rows from `start` to `stop` of x, (..., m, d), and zeros beyond those that there are."""
     m = x.shape[-2]
     inside = x[..., max(0, min(start, m)) : max(0, min(stop, m)), :]

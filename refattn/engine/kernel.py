@@ -31,7 +31,7 @@ from ..arrays.products import multiply, sum_of_products
 from ..arrays.shown import held
 from ..arrays.threads import Tree, for_each
 from ..typing import ArrayT
-from .scores import NO_OPTIONS, Options, cap
+from .scores import NO_OPTIONS, Options, cap_scores
 
 __all__ = [
     "Attended",
@@ -130,7 +130,7 @@ def attend(
             k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
             scores = multiply(q_i, xp.matrix_transpose(k_j), memory)
             if softcap is not None:
-                scores = cap(scores, softcap, xp)
+                scores = cap_scores(scores, softcap, xp)
             bias_j = None if key_bias is None else key_bias(k_j)[..., None, :]
             if bias_j is not None:
                 scores = add(scores, bias_j)

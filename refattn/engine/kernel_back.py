@@ -35,9 +35,9 @@ from ..arrays.library import (
 from ..arrays.products import multiply, sum_of_products
 from ..arrays.threads import InOrder, for_each
 from .kernel import Attended, finite, sum_of_visible
-from .scores import NO_OPTIONS, Options, cap, slope_of_cap
+from .scores import NO_OPTIONS, Options, cap_scores, slope_of_cap
 
-__all__ = ["Cotangents", "attend", "zeros_of"]
+__all__ = ["Cotangents", "pull_attend", "pull_normaliser", "zeros_of"]
 
 _ROWS, _COLUMNS = 8, 8  # blocks of which sums are made before these are added to the result
 
@@ -52,7 +52,7 @@ class Cotangents(NamedTuple):
     sinks: Array | None = None
 
 
-class _Tile(NamedTuple):
+class _Addends(NamedTuple):
     """What some queries and keys bring to the sums, for all leading axes."""
 
     q: Array  # (..., rows, d)
@@ -68,7 +68,7 @@ def zeros_of(x: Array) -> Array:
 
 
 @as_written
-def attend(
+def pull_attend(
     q: Array,
     k: Array,
     v: Array,
@@ -100,17 +100,17 @@ def attend(
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
     total = Cotangents(*(None if x is None else zeros_of(x) for x in (q, k, v, bias)))
 
-    def tile(box: tuple[slice, ...], j: slice, memory: Workspace | None) -> _Tile:
+    def tile(box: tuple[slice, ...], j: slice, memory: Workspace | None) -> _Addends:
         head, i = box[:-1], box[-1]
         q_i, g = (part(x, (*box, WHOLE)) for x in (q, d_out))
         out, lse = part(done.out, (*box, WHOLE)), part(done.lse, box)[..., None]
-        delta = _delta(g, out, None if d_lse is None else part(d_lse, box), xp)[..., None]
+        delta = pull_normaliser(g, out, None if d_lse is None else part(d_lse, box), xp)[..., None]
         k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
         q_i = q_i if scale is None else q_i * scale
         scores = multiply(q_i, xp.matrix_transpose(k_j), memory, "scores")
         steep = None
         if softcap is not None:
-            steep, scores = slope_of_cap(scores, softcap, xp), cap(scores, softcap, xp)
+            steep, scores = slope_of_cap(scores, softcap, xp), cap_scores(scores, softcap, xp)
         if half is not None:
             scores = add(scores, -half * square_norm(k_j)[..., None, :])
         if bias is not None:
@@ -140,7 +140,7 @@ def attend(
         if half is not None:
             column = xp.sum(d_scores, axis=-2)[..., None]
             d_k = d_k - xp.where(column == 0, 0.0, 2 * half * column * k_j)
-        return _Tile(d_q if scale is None else d_q * scale, d_k, d_v, d_scores)
+        return _Addends(d_q if scale is None else d_q * scale, d_k, d_v, d_scores)
 
     most = most_threads(q, math.prod(lead) * n * m)
     heads = budget // (rows * columns * min(4, most or 1))  # small ones together, but for threads
@@ -200,8 +200,8 @@ def attend(
     return total
 
 
-def _delta(d_out: Array, out: Array, d_lse: Array | None, xp: Any) -> Array:
-    """Compute the cotangent of minus the log normaliser of each query."""
+def pull_normaliser(d_out: Array, out: Array, d_lse: Array | None, xp: Any) -> Array:
+    """Pull the output back to minus the log normaliser of each query."""
     delta = xp.sum(d_out * out, axis=-1)
     return delta if d_lse is None else delta - d_lse
 
@@ -209,7 +209,7 @@ def _delta(d_out: Array, out: Array, d_lse: Array | None, xp: Any) -> Array:
 def _pull_sinks(sinks: Array, done: Attended, d_out: Array, d_lse: Array | None, xp: Any) -> Array:
     """Pull cotangents of sinks, keys whose value is 0, back."""
     weights = xp.exp(sinks[..., 0] - finite(done.lse, xp))
-    d_sinks = xp.where(weights == 0, 0.0, -weights * _delta(d_out, done.out, d_lse, xp))
+    d_sinks = xp.where(weights == 0, 0.0, -weights * pull_normaliser(d_out, done.out, d_lse, xp))
     return sum_to(d_sinks[..., None], sinks.shape)
 
 

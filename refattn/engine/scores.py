@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 from ..arrays.blocks import WHOLE, part
 from ..arrays.library import Array, device, is_numpy_array, times
 
-__all__ = ["NO_OPTIONS", "Band", "Options", "cap", "causal_mask", "slope_of_cap"]
+__all__ = ["NO_OPTIONS", "Band", "Options", "cap_scores", "causal_mask", "slope_of_cap"]
 
-Window = tuple[int | None, int | None]
+Reach = tuple[int | None, int | None]
 
 
 class Options(NamedTuple):
     """What exact attention takes and the estimators do not."""
 
-    window: Window = (None, None)
+    window: Reach = (None, None)
     shift: int | None = None  # key i + shift is level with query i; m - n by default
     softcap: float | None = None
     sinks: Array | None = None  # (..., 1, 1)
@@ -41,7 +41,7 @@ class Band(NamedTuple):
     right: int | None = None
 
     @classmethod
-    def of(cls, shift: int, causal: bool, window: Window = (None, None)) -> Band:
+    def of(cls, shift: int, causal: bool, window: Reach = (None, None)) -> Band:
         """Causal attention is a window that ends at the query itself."""
         left, right = window
         if causal:
@@ -96,7 +96,7 @@ def causal_mask(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:
     return queries[:, None] >= keys[None, :]
 
 
-def cap(scores: Array, most: float, xp: Any) -> Array:
+def cap_scores(scores: Array, most: float, xp: Any) -> Array:
     """Compute c tanh(s / c) of our own temporary; in place on NumPy."""
     ratio = times(scores, xp.asarray(1 / most, dtype=scores.dtype, device=device(scores)))
     ratio = xp.tanh(ratio, out=ratio) if is_numpy_array(ratio) else xp.tanh(ratio)
@@ -104,6 +104,6 @@ def cap(scores: Array, most: float, xp: Any) -> Array:
 
 
 def slope_of_cap(scores: Array, most: float, xp: Any) -> Array:
-    """Differentiate `cap` to 1 / cosh(s / c)^2, with all digits where it is small."""
+    """Differentiate `cap_scores` to 1 / cosh(s / c)^2, with all digits where it is small."""
     fallen = xp.exp(-2 * xp.abs(scores / most))
     return 4 * fallen / (1 + fallen) ** 2

@@ -41,7 +41,7 @@ from ..features import Features
 from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running
 from .hops import Keys, joined
 from .kernel import finite, sum_of_visible
-from .kernel_back import zeros_of
+from .kernel_back import pull_normaliser, zeros_of
 from .positive import with_ones
 from .scores import causal_mask
 from .signed import Totals, merge_totals
@@ -64,8 +64,9 @@ class PulledLinear(NamedTuple):
     parameters: tuple[Array, ...]
 
 
-# What is added to which parameter, and to which of its rows.
-Addend = tuple[int, slice, Array]
+# What tokens take, and which parameters take what in which of their rows.
+TakenByTokens = tuple[Array, list[tuple[int, slice, Array]]]
+Give = Callable[[int, slice, Array], None]  # of which argument or parameter, to which rows
 
 
 class Mapped(NamedTuple):
@@ -76,7 +77,7 @@ class Mapped(NamedTuple):
 
     values: Array | None  # (..., c, F), None for 1
     log: Array  # (..., c, F), or (..., c, 1) where the features of a token have one scale
-    pull: Callable[[Array], tuple[Array, list[Addend]]]
+    pull: Callable[[Array], TakenByTokens]
     xp: Any  # namespace of the arrays
 
     def over(self, base: Array, blind: Array) -> Mapped:
@@ -99,6 +100,10 @@ class Mapped(NamedTuple):
         """Pull x, which the tokens bring to pairs with those that were summed, back to features."""
         moved = multiply(x, self.xp.matrix_transpose(totals.total))
         return times(moved, self.xp.exp(self.log + self.xp.matrix_transpose(totals.base)))
+
+    def pull_values(self, totals: Totals) -> Array:
+        """Pull sums over queries back to the values of the keys."""
+        return multiply(self.at_base_of(totals), totals.total[..., :-1])
 
     def cut(self, shape: tuple[int, int]) -> Mapped:
         """Cut tokens into leaves; what is missing has no features."""
@@ -131,7 +136,7 @@ class ExponentialBack:
         log = add(multiply(q, xp.matrix_transpose(omega)), self.weights(head, i))
         log = xp.where(lse == -math.inf, -math.inf, add(log, -finite(lse, xp)))
 
-        def pull(cotangent: Array) -> tuple[Array, list[Addend]]:
+        def pull(cotangent: Array) -> TakenByTokens:
             d_omega = sum_of_products(xp.matrix_transpose(cotangent), q)
             return multiply(cotangent, omega), [(0, WHOLE, d_omega), *self.taken(i, cotangent)]
 
@@ -141,8 +146,8 @@ class ExponentialBack:
         """Take the log weights of the samples for some queries."""
         return part(self.log_weight, (*head, i, WHOLE))
 
-    def taken(self, i: slice, cotangent: Array) -> list[Addend]:
-        """Say what these take."""
+    def taken(self, i: slice, cotangent: Array) -> list[tuple[int, slice, Array]]:
+        """Say what the log weights take."""
         return [(1, i, cotangent)]
 
     def keys(self, k: Array, head: tuple[slice, ...], xp: Any) -> Mapped:
@@ -152,7 +157,7 @@ class ExponentialBack:
         if self.half is not None:
             log = add(log, -self.half * square_norm(k)[..., None])
 
-        def pull(cotangent: Array) -> tuple[Array, list[Addend]]:
+        def pull(cotangent: Array) -> TakenByTokens:
             d_omega = sum_of_products(xp.matrix_transpose(cotangent), k)
             d_k = multiply(cotangent, omega)
             if self.half is not None:
@@ -161,9 +166,7 @@ class ExponentialBack:
 
         return Mapped(None, log, pull, xp)
 
-    def scale(
-        self, queries: Mapped, before: Totals, keys: Mapped | None, visible: Array | None
-    ) -> None:
+    def scale(self, *_: Any) -> None:
         """Leave the scale of the features of queries as it is."""
 
     def to_queries(self, queries: Mapped, keys: Mapped, products: Array, visible: Array) -> Array:
@@ -226,7 +229,7 @@ def _few_rows(queries: Mapped, keys: Mapped) -> Iterator[slice]:
 
 
 # How features of tokens are pulled back: cotangents of values, and of log scales if these matter.
-Pull = Callable[[Array, Array | None], tuple[Array, list[Addend]]]
+Pull = Callable[[Array, Array | None], TakenByTokens]
 PulledMap = Callable[[Array, tuple[slice, ...]], tuple[Features, Pull]]
 
 
@@ -257,11 +260,8 @@ class Featured:
     def keys(self, k: Array, head: tuple[slice, ...], xp: Any) -> Mapped:
         """Make features of keys."""
         (values, log_scale), pull = self.phi_k(k, head)
-
-        def pull_both(x: Array) -> tuple[Array, list[Addend]]:
-            return pull(x, xp.sum(x * values, axis=-1))
-
-        return Mapped(values, log_scale[..., None], pull_both, xp)
+        log = log_scale[..., None]
+        return Mapped(values, log, lambda x: pull(x, xp.sum(x * values, axis=-1)), xp)
 
     def scale(
         self, queries: Mapped, before: Totals, keys: Mapped | None, visible: Array | None
@@ -280,13 +280,12 @@ class Featured:
 
     def weights(self, queries: Mapped, keys: Mapped, visible: Array | None) -> Array:
         """Evaluate the kernels of pairs, 0 where hidden."""
-        xp = queries.xp
-        products = multiply(queries.values, xp.matrix_transpose(keys.values))
-        return _scaled(queries, keys, products, visible)
+        products = multiply(queries.values, queries.xp.matrix_transpose(keys.values))
+        return _scale_pairs(queries, keys, products, visible)
 
     def to_queries(self, queries: Mapped, keys: Mapped, products: Array, visible: Array) -> Array:
         """Pull cotangents of pairs of a leaf back to the features of queries."""
-        products = _scaled(queries, keys, products, visible)
+        products = _scale_pairs(queries, keys, products, visible)
         return sum_of_visible(products, keys.values, visible, queries.xp, signed=True)
 
     def to_keys(
@@ -294,7 +293,7 @@ class Featured:
     ) -> tuple[Array, Array]:
         """Pull cotangents back to the features of keys; return also the weights of pairs."""
         turned = queries.xp.matrix_transpose
-        products, seen = turned(_scaled(queries, keys, products, visible)), turned(visible)
+        products, seen = turned(_scale_pairs(queries, keys, products, visible)), turned(visible)
         moved = sum_of_visible(products, queries.values, seen, queries.xp, signed=True)
         return moved, self.weights(queries, keys, visible)
 
@@ -304,7 +303,7 @@ def _inverse(mass: Array, blind: Array, xp: Any) -> Array:
     return xp.where(blind, 0.0, 1.0 / xp.where(blind, 1.0, mass))
 
 
-def _scaled(queries: Mapped, keys: Mapped, products: Array, visible: Array | None) -> Array:
+def _scale_pairs(queries: Mapped, keys: Mapped, products: Array, visible: Array | None) -> Array:
     """Multiply pairs (..., c, c) by their e^log, 0 where hidden."""
     xp = queries.xp
     logs = xp.where(visible, queries.log + xp.matrix_transpose(keys.log), -math.inf)
@@ -360,27 +359,24 @@ def pull_linear(
 
     most = most_threads(q, math.prod(lead) * (n + m) * arithmetic.width)
     for_each(lambda: pull_head, enumerate(_heads_at_once(lead, q, arithmetic)), most=most)
-    q_bar, k_bar, v_bar, *parameters = total
-    return PulledLinear(q_bar, k_bar, v_bar, tuple(parameters))
+    return PulledLinear(total[0], total[1], total[2], tuple(total[3:]))
 
 
 def _cotangents(d_out: Array, out: Array, xp: Any, d_lse: Array | None = None) -> Array:
     """Join what queries bring to pairs but for the normaliser, [g_i, -delta_i]."""
-    delta = xp.sum(d_out * out, axis=-1)
-    delta = delta if d_lse is None else delta - d_lse
-    return xp.concat([d_out, -delta[..., None]], axis=-1)
+    return xp.concat([d_out, -pull_normaliser(d_out, out, d_lse, xp)[..., None]], axis=-1)
 
 
 def _heads_at_once(lead: tuple[int, ...], q: Array, arithmetic: Any) -> Iterator[tuple[slice, ...]]:
     """Cut heads as on the way forth, but whatever threads there are: their sums have one order."""
-    shape = _shape(q, q.shape[-2], arithmetic)
+    shape = _step_shape(q, q.shape[-2], arithmetic)
     if not is_numpy_array(q) or not arithmetic.splits:
         return heads_at_once(lead, q, shape, arithmetic)
     fit = chunk_size(q) // (math.prod(shape) * arithmetic.width)
     return tiles(lead, min(math.prod(lead) // _SHARES, fit))
 
 
-def _shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
+def _step_shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
     """Say how many leaves a step has, and tokens a leaf."""
     if not is_numpy_array(like):
         return leaf_shape(n, _OTHER_LEAF)
@@ -414,12 +410,6 @@ def _pull_in_pairs(
     def give(to: int, tokens: slice, x: Array) -> None:
         total[to] = add_part(total[to], (*head, tokens, WHOLE), x)
 
-    def pull(to: int, tokens: slice, features: Mapped, x: Array) -> None:
-        d_x, more = features.pull(x)
-        give(to, tokens, d_x)
-        for which, where, value in more:
-            give(3 + which, where, value)
-
     for i in blocks(0, n, size):
         queries, base = arithmetic.queries(q[..., i, :], head, i, xp), None
         for j, log in zip(columns, logs, strict=True):
@@ -438,11 +428,18 @@ def _pull_in_pairs(
             products = multiply(x, xp.matrix_transpose(ones[..., j, :]))
             moved = moved + arithmetic.to_queries(queries, keys_j, products, visible)
             d_keys, weights = arithmetic.to_keys(queries, keys_j, products, visible)
-            pull(1, j, keys_j, d_keys)
+            _give_taken(give, 1, j, keys_j.pull(d_keys))
             give(2, j, _sum_of_pairs(weights, visible, x[..., :-1], xp))
-        pull(0, i, queries, moved)
-    q_bar, k_bar, v_bar, *parameters = total
-    return PulledLinear(q_bar, k_bar, v_bar, tuple(parameters))
+        _give_taken(give, 0, i, queries.pull(moved))
+    return PulledLinear(total[0], total[1], total[2], tuple(total[3:]))
+
+
+def _give_taken(give: Give, to: int, tokens: slice, taken: TakenByTokens) -> None:
+    """Give what the features of some tokens take: to the tokens and to the parameters."""
+    d_tokens, of_parameters = taken
+    give(to, tokens, d_tokens)
+    for which, where, x in of_parameters:
+        give(3 + which, where, x)
 
 
 def _where_known(x: Array, seen: Array, xp: Any) -> Array:
@@ -456,11 +453,6 @@ def _sum_of_pairs(weights: Array, visible: Array, x: Array, xp: Any) -> Array:
     return sum_of_visible(turned(weights), x, turned(visible), xp, signed=True)
 
 
-def _pull_values(keys: Mapped, totals: Totals) -> Array:
-    """Pull sums over queries back to the values of keys."""
-    return multiply(keys.at_base_of(totals), totals.total[..., :-1])
-
-
 class _Heads:
     """Some heads, on the way forth and back."""
 
@@ -471,7 +463,7 @@ class _Heads:
         q: Array,
         keys: Keys,
         cotangents: Array,
-        give: Callable[[int, slice, Array], None],
+        give: Give,
         xp: Any,
     ) -> None:
         self.arithmetic, self.head, self.q, self.give, self.xp = arithmetic, head, q, give, xp
@@ -488,7 +480,7 @@ class _Heads:
         first = max(0, m - n) if causal else m  # keys before the first query's own
         self.shift = m - n
         start = max(0, n - m) if causal else 0  # queries before see no key
-        self.shape = _shape(self.q, n - start, self.arithmetic)
+        self.shape = _step_shape(self.q, n - start, self.arithmetic)
         size = math.prod(self.shape)
         steps, before = list(blocks(start, n, size)), list(blocks(0, first, size))
         past, later = Seen(self.nothing(), merge_totals), Seen(self.nothing(), merge_totals)
@@ -499,14 +491,16 @@ class _Heads:
                 self.forth(i, past)
             else:
                 queries, x = self.queries_of(i, past.state)
-                self.to_queries(queries, i, queries.pull_pairs(x, past.state))
+                moved = queries.pull_pairs(x, past.state)
+                _give_taken(self.give, 0, i, queries.pull(moved))
                 later.add(queries.sums(x))
         for i in reversed(steps) if causal else ():
             self.back(i, later)
         for j in before:
             keys = self.keys_of(j)
             moved = keys.pull_pairs(self.ones[..., j, :], later.state)
-            self.to_keys(keys, j, moved, _pull_values(keys, later.state))
+            _give_taken(self.give, 1, j, keys.pull(moved))
+            self.give(2, j, keys.pull_values(later.state))
 
     def nothing(self) -> Totals:
         """Make sums over no tokens."""
@@ -547,24 +541,6 @@ class _Heads:
         shift, inverse = self.scales[i.start]
         return queries._replace(log=shift), x * inverse
 
-    def to_queries(self, queries: Mapped, i: slice, cotangent: Array) -> None:
-        """Give what the features of some queries take."""
-        d_q, more = queries.pull(cotangent)
-        self.give(0, i, d_q)
-        self.to_parameters(more)
-
-    def to_keys(self, keys: Mapped, j: slice, cotangent: Array, d_v: Array) -> None:
-        """Give what the features and the values of some keys take."""
-        d_k, more = keys.pull(cotangent)
-        self.give(1, j, d_k)
-        self.give(2, j, d_v)
-        self.to_parameters(more)
-
-    def to_parameters(self, more: list[Addend]) -> None:
-        """Give what parameters take."""
-        for which, tokens, x in more:
-            self.give(3 + which, tokens, x)
-
     def forth(self, i: slice, past: Seen) -> None:
         """Let queries of a step read what is before them, which its keys are added to."""
         step, xp = self.step(i), self.xp
@@ -575,7 +551,8 @@ class _Heads:
         products = multiply(x, xp.matrix_transpose(step.ones))
         moved = queries.pull_pairs(x, before)
         moved = moved + self.arithmetic.to_queries(queries, step.keys, products, step.visible)
-        self.to_queries(queries, i, joined(moved, xp)[..., : i.stop - i.start, :])
+        moved = joined(moved, xp)[..., : i.stop - i.start, :]
+        _give_taken(self.give, 0, i, queries.pull(moved))
 
     def back(self, i: slice, later: Seen) -> None:
         """Let keys of a step be read by its queries and by those after them."""
@@ -586,11 +563,13 @@ class _Heads:
         after = Totals(*(xp.flip(y, axis=-3) for y in after))
         later.add(before)
         products = multiply(x, xp.matrix_transpose(step.ones))
-        moved, d_v = step.keys.pull_pairs(step.ones, after), _pull_values(step.keys, after)
+        moved, d_v = step.keys.pull_pairs(step.ones, after), step.keys.pull_values(after)
         more, weights = self.arithmetic.to_keys(queries, step.keys, products, step.visible)
         d_v = d_v + _sum_of_pairs(weights, step.visible, x[..., :-1], xp)
         j = slice(i.start + self.shift, i.stop + self.shift)
-        self.to_keys(step.keys, j, *(joined(y, xp)[..., :count, :] for y in (moved + more, d_v)))
+        moved, d_v = (joined(y, xp)[..., :count, :] for y in (moved + more, d_v))
+        _give_taken(self.give, 1, j, step.keys.pull(moved))
+        self.give(2, j, d_v)
 
     def step(self, i: slice) -> _Step:
         """Cut queries of a step and their own keys into leaves."""

@@ -25,7 +25,7 @@ from ..arrays.library import (
     root_scale,
     square_norm,
 )
-from ..engine.chunks import Chunks, chunked, rows
+from ..engine.chunks import Chunks, cut_chunks, slice_rows
 from ..engine.hops import Keys, Samples, sample
 from ..engine.kernel import Attended, attend, merge
 from ..engine.positive import two_hops
@@ -183,7 +183,7 @@ def prepare_chunks(given: dict[str, Any]) -> Summarised:
     elif sampled:
         noise = constant(checks.generator(given["rng"]).standard_normal((count, q.shape[-1])), q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
-    chunks = chunked(q, k, v, mask, window)
+    chunks = cut_chunks(q, k, v, mask, window)
     found = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size)
     return found._replace(causal=given["causal"], ungroup=ungroup)
 
@@ -330,7 +330,7 @@ def prepare_moments(given: dict[str, Any]) -> Moments:
     q, k, v, scale, mask = check(given)
     mask, (window, _) = qkv.one_row(mask, k), qkv.chunks("window", given["window"], q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
-    found = moments_of(chunked(q, k, v, mask, window), root_scale(scale, q))
+    found = moments_of(cut_chunks(q, k, v, mask, window), root_scale(scale, q))
     return found._replace(causal=given["causal"], ungroup=ungroup)
 
 
@@ -500,8 +500,8 @@ def _padded(keys: Keys, count: int) -> Keys:
     if count <= m:
         return keys.tokens(0, count)
     mask = xp.ones((1, m), dtype=xp.bool, device=device(keys.k)) if keys.mask is None else keys.mask
-    mask = xp.matrix_transpose(rows(xp.matrix_transpose(mask), 0, count, xp))
-    return Keys(rows(keys.k, 0, count, xp), rows(keys.v, 0, count, xp), mask, keys.half)
+    mask = xp.matrix_transpose(slice_rows(xp.matrix_transpose(mask), 0, count, xp))
+    return Keys(slice_rows(keys.k, 0, count, xp), slice_rows(keys.v, 0, count, xp), mask, keys.half)
 
 
 def _joined(parts: list[Array]) -> Array:

@@ -32,7 +32,7 @@ def pull(found: Inputs, done: Attended, d_out: Array) -> Cotangents:
 def _pull(sample: Sample, done: Attended, d_out: Array, *, several: bool = False) -> Cotangents:
     """Cotangents of queries and of all keys: what `several` samples take is added."""
     k, v, options = sample.taken()
-    found = kernel_back.attend(sample.q, k, v, done, d_out, **options)
+    found = kernel_back.pull_attend(sample.q, k, v, done, d_out, **options)
 
     def added(rows: Array) -> Array:
         xp = array_namespace(rows)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from ..arrays.blocks import sum_to
 from ..arrays.library import Array, array_namespace, as_written, reverse
 from ..engine import hops_back, kernel_back
-from ..engine.chunks import Chunks, rows
-from ..engine.hops_back import Pulled
+from ..engine.chunks import Chunks, slice_rows
+from ..engine.hops_back import PulledHops
 from ..engine.kernel import Attended, attend, finite
 from ..engine.kernel_back import zeros_of
 from ..engine.scores import Options
@@ -32,23 +32,23 @@ __all__ = ["pull_chunks", "pull_local", "pull_moments"]
 
 
 @as_written
-def pull_local(found: Inputs, sides: Sides, causal: bool, local: Local, d_out: Array) -> Pulled:
+def pull_local(found: Inputs, sides: Sides, causal: bool, local: Local, d_out: Array) -> PulledHops:
     """Pull `near_and_far.attend_locally`, which returned `local`, back."""
     (q, keys, samples, root, _), done = found, local.done
     xp = array_namespace(q)
     options = near_options(keys, root, sides, causal)
-    near = kernel_back.attend(q, keys.k, keys.v, done, d_out, **options)
-    total = Pulled(near.q, near.k, near.v, *map(zeros_of, samples))
+    near = kernel_back.pull_attend(q, keys.k, keys.v, done, d_out, **options)
+    total = PulledHops(near.q, near.k, near.v, *map(zeros_of, samples))
     for field, part in local.far:
         whole = field.turn(Attended(done.out, done.lse + local.of_query))
         g = reverse(d_out, -2) if field.turned else d_out
-        own = hops_back.two_hops(field.q, samples, field.keys, field.causal, whole, g)
+        own = hops_back.pull_two_hops(field.q, samples, field.keys, field.causal, whole, g)
         share = xp.exp(part.lse - finite(done.lse, xp))
         d_norm = share * xp.sum(d_out * (part.out - done.out), axis=-1)
         d_q = _turned(own.q, field) - sum_to(root * root * d_norm[..., None] * q, q.shape)
-        d_k, d_v = (_turned(rows(x, 0, keys.k.shape[-2], xp), field) for x in (own.k, own.v))
-        more = Pulled(d_q, d_k, d_v, own.omega, own.log_weight)
-        total = Pulled(*(x + y for x, y in zip(total, more, strict=True)))
+        d_k, d_v = (_turned(slice_rows(x, 0, keys.k.shape[-2], xp), field) for x in (own.k, own.v))
+        more = PulledHops(d_q, d_k, d_v, own.omega, own.log_weight)
+        total = PulledHops(*(x + y for x, y in zip(total, more, strict=True)))
     return total
 
 
@@ -64,9 +64,9 @@ def pull_chunks(
     chunks, root, (states, whole) = found.chunks, found.root, done
     g, near = _cut_as_queries(d_out, chunks), _near(chunks, root, found.causal, whole, d_out)
     (mean, f), options = found.far(states.out[..., 0, :])
-    far = kernel_back.attend(chunks.q, mean, f, whole, g, **options)
+    far = kernel_back.pull_attend(chunks.q, mean, f, whole, g, **options)
     of_f = far.v[..., 0, :, :][..., None, :]
-    first = hops_back.sampled(found.omega[..., None, :], found.keys, states, of_f, None)
+    first = hops_back.pull_sample(found.omega[..., None, :], found.keys, states, of_f, None)
     d_omega = root * first.q[..., 0, :]
     d_q, d_mean = near.q + far.q, far.k[..., 0, :, :]
     if found.moves:
@@ -96,7 +96,7 @@ def pull_moments(
         by_query = x[..., :, None] * d_some[..., None, :]
         d_both = xp.concat([d_some, _as_row(by_query)], axis=-1)
         both = xp.concat([out, xp.zeros_like(_as_row(by_query))], axis=-1)
-        pulled = kernel_back.attend(features, *keys, Attended(both, lse), d_both, **options)
+        pulled = kernel_back.pull_attend(features, *keys, Attended(both, lse), d_both, **options)
         far_k = far_k + pulled.k[..., 0, :, :]
         far_v = far_v + pulled.v[..., 0, :, :]
         d = x.shape[-1]
@@ -145,14 +145,14 @@ def _near(
     k, v, mask = chunks.near_keys
     given = {"mask": mask, "causal": causal, "scale": root * root}
     options, g = Options(shift=chunks.ahead), _cut_as_queries(d_out, chunks)
-    return kernel_back.attend(chunks.q, k, v, whole, g, options=options, **given)
+    return kernel_back.pull_attend(chunks.q, k, v, whole, g, options=options, **given)
 
 
 def _of_keys(every: Array, own: Array, chunks: Chunks, m: int) -> Array:
     """Rows of keys, from those of all chunks and of the chunks of queries."""
     start = chunks.first * chunks.k.shape[-2]
     xp = chunks.xp
-    return rows(_flat(every), 0, m, xp) + rows(_flat(own), -start, m - start, xp)
+    return slice_rows(_flat(every), 0, m, xp) + slice_rows(_flat(own), -start, m - start, xp)
 
 
 def _flat(x: Array) -> Array:
@@ -164,7 +164,7 @@ def _cut_as_queries(x: Array, chunks: Chunks) -> Array:
     """Cut rows of queries as these are: the pullback of `Chunks.joined`."""
     count, size = chunks.q.shape[-3:-1]
     start = chunks.rows.start
-    x = rows(x, -start, count * size - start, chunks.xp)
+    x = slice_rows(x, -start, count * size - start, chunks.xp)
     return chunks.xp.reshape(x, (*x.shape[:-2], count, size, x.shape[-1]))
 
 
@@ -179,6 +179,6 @@ def _of_mean(d_mean: Array, x: Array, chunks: Chunks) -> Array:
 def _of_mean_query(d_mean: Array, chunks: Chunks) -> Array:
     """Pull the mean queries of chunks back."""
     xp, count = array_namespace(d_mean), chunks.num_queries
-    share = rows(d_mean, chunks.first, chunks.first + chunks.q.shape[-3], xp)
+    share = slice_rows(d_mean, chunks.first, chunks.first + chunks.q.shape[-3], xp)
     share = share / xp.where(count > 0, count, 1.0)
     return xp.broadcast_to(share[..., None, :], chunks.q.shape)

@@ -256,7 +256,7 @@ def _exact(inputs: attention.Inputs, given: dict[str, Any]) -> Any:
 
     def pull(d_out: Array, d_lse: Array | None = None) -> Gradients:
         d_lse = None if d_lse is None else _like(d_lse, done.lse)
-        found = kernel_back.attend(
+        found = kernel_back.pull_attend(
             *inputs.arrays, done, _like(d_out, done.out), d_lse, **inputs.options
         )
         named = {name: x for name, x in found._asdict().items() if x is not None}
@@ -353,7 +353,7 @@ def _random_features(given: dict[str, Any]) -> Any:
 
     def pullback(d_out: Array) -> Gradients:
         d_out = _like(_checked(d_out, out), done.out)
-        pulled = hops_back.two_hops(q, samples, keys, causal, done, d_out)
+        pulled = hops_back.pull_two_hops(q, samples, keys, causal, done, d_out)
         return sources.gradients(*pulled[:3], root * pulled.omega, pulled.log_weight)
 
     return out, pullback
@@ -373,9 +373,9 @@ def _importance_sampled(given: dict[str, Any]) -> Any:
     def pullback(d_out: Array) -> Gradients:
         d_out = _like(_checked(d_out, out), raw)
         d_log = xp.sum(d_out * raw, axis=-1)
-        pulled = hops_back.two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
+        pulled = hops_back.pull_two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
         none, square = d_out[..., :0], root * root
-        normaliser = kernel_back.attend(
+        normaliser = kernel_back.pull_attend(
             q,
             keys.k,
             keys.v[..., :0],
@@ -410,7 +410,7 @@ def _means(inputs: Inputs, given: dict[str, Any]) -> Any:
             share = part(d_out, (*box, WHOLE))[..., None, :] / size
             return hops_back.Taken(None, None, None, share, None)
 
-        pulled = hops_back.per_query(read, some, samples, keys, causal)
+        pulled = hops_back.pull_per_query(read, some, samples, keys, causal)
         return sources.gradients(kernel_back.zeros_of(q), pulled.k, pulled.v, root * pulled.omega)
 
     return out, pullback
