@@ -38,6 +38,11 @@ def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:
     return array_namespace(x).broadcast_to(x, shape)
 
 
+def _reshape(x: Array, shape: tuple[int, ...]) -> Array:
+    """Give an array, which may be on the host, another shape."""
+    return array_namespace(x).reshape(x, shape)
+
+
 def group_heads(q: Array, k: Array, v: Array, *more: Array | None) -> tuple[list[Array], Any]:
     """Give query heads that share a key head an axis of their own, so that they broadcast.
 
@@ -48,16 +53,15 @@ def group_heads(q: Array, k: Array, v: Array, *more: Array | None) -> tuple[list
     heads, groups = head_counts(q, k, v)
     if heads == groups or 1 in (heads, groups):
         return [q, k, v, *more], lambda x, core=2: x
-    xp = array_namespace(q)
 
     def split(x: Array | None) -> Array | None:
         if x is None or x.ndim < 3:
             return x
         inner = (groups, heads // groups) if x.shape[-3] == heads else (x.shape[-3], 1)
-        return xp.reshape(x, (*x.shape[:-3], *inner, *x.shape[-2:]))
+        return _reshape(x, (*x.shape[:-3], *inner, *x.shape[-2:]))
 
     def join(x: Array, core: int = 2) -> Array:
-        return xp.reshape(x, (*x.shape[: x.ndim - core - 2], heads, *x.shape[x.ndim - core :]))
+        return _reshape(x, (*x.shape[: x.ndim - core - 2], heads, *x.shape[x.ndim - core :]))
 
     return [split(x) for x in (q, k, v, *more)], join
 

@@ -127,16 +127,16 @@ def tiles_of_queries(
 
 
 class _Exponents(NamedTuple):
-    """Features e^x of tokens. On NumPy they are near where plain arithmetic loses nothing."""
+    """Features e^x of tokens. On NumPy they are bounded where plain arithmetic loses nothing."""
 
     x: Array  # (..., c, S)
     known: Array = None  # which samples there are for a query, (c, S); all if None
     values: Array = None  # e^(x - base)
-    base: Array = None  # (..., c, 1), 0 for rows that are near
-    near: Array = None  # (..., c, 1)
+    base: Array = None  # (..., c, 1), 0 for rows that are bounded
+    bounded: Array = None  # (..., c, 1)
     v: Array = None  # (..., c, d_v), of keys
-    ones: Array = None  # (..., c, d_v + 1), of keys: values [v_j, 1] where these are near
-    plain: bool = False  # whether all rows are near
+    ones: Array = None  # (..., c, d_v + 1), of keys: values [v_j, 1] where these are bounded
+    plain: bool = False  # whether all rows are bounded
 
     def map(self, function: Callable[[Array], Array]) -> _Exponents:
         """Apply a function to what there is in libraries other than NumPy."""
@@ -145,10 +145,10 @@ class _Exponents(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What samples have seen: sums over terms that are near, and the mean of others."""
+    """What samples have seen: sums over terms that are bounded, and the mean of others."""
 
-    near: Array = None  # (..., S, d_v + 1), sums of e^y_js [v_j, 1]; on NumPy
-    far: Attended | None = None
+    bounded: Array = None  # (..., S, d_v + 1), sums of e^y_js [v_j, 1]; on NumPy
+    rest: Attended | None = None
 
 
 class Exponential(Arithmetic):
@@ -157,9 +157,9 @@ class Exponential(Arithmetic):
     Where exponents and values are bounded, sums are of plain numbers, as in `Signed`: products of
     such features with each other, with values and with the number of terms neither overflow nor
     underflow. All else is in the log domain: a pair is the log of a product of rows, each less
-    its own maximum, or where that may have lost digits a log-sum-exp. What is near is decided
+    its own maximum, or where that may have lost digits a log-sum-exp. What is bounded is decided
     for each term alone, so that a result does not depend on what its query does not see.
-    Other libraries than NumPy do not branch on values: all is far there, and pairs are
+    Other libraries than NumPy do not branch on values: nothing is bounded there, and pairs are
     log-sum-exps.
     """
 
@@ -178,11 +178,11 @@ class Exponential(Arithmetic):
         return some
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
-        """Leaves of a step, and tokens of a leaf."""
+        """Say how many leaves a step has, and tokens a leaf."""
         return (1, _STEP) if is_numpy_array(q) else leaf_shape(q.shape[-2], LEAF)
 
     def in_leaves(self, like: Array) -> bool:
-        """Whether a step is cut into leaves."""
+        """Say whether a step is cut into leaves."""
         return not is_numpy_array(like)
 
     def start(self, keys: Keys) -> _State:
@@ -190,15 +190,15 @@ class Exponential(Arithmetic):
         return self.remember(sample(self.samples.omega, keys))
 
     def remember(self, states: Attended) -> _State:
-        """Take over what samples have seen, as sums that are near and others."""
+        """Take over what samples have seen, as sums that are bounded and others."""
         f, lse = states
         if not is_numpy_array(f):
-            return _State(far=states)
-        near = (np.abs(lse) <= _limits(f)[1])[..., None] & _near_rows(f)
-        mass = np.where(near, np.exp(np.where(near, lse[..., None], 0.0)), 0.0)
-        sums = mass * with_ones(np.where(near, f, 0.0), np)
-        far = np.where(near[..., 0], -math.inf, lse)
-        return _State(sums, None if (far == -math.inf).all() else Attended(f, far))
+            return _State(rest=states)
+        bounded = (np.abs(lse) <= _limits(f)[1])[..., None] & _bounded_rows(f)
+        mass = np.where(bounded, np.exp(np.where(bounded, lse[..., None], 0.0)), 0.0)
+        sums = mass * with_ones(np.where(bounded, f, 0.0), np)
+        rest = np.where(bounded[..., 0], -math.inf, lse)
+        return _State(sums, None if (rest == -math.inf).all() else Attended(f, rest))
 
     def queries(self, q: Array, i: slice) -> _Exponents:
         """Make features of queries, with the weights of the samples."""
@@ -220,25 +220,25 @@ class Exponential(Arithmetic):
         size = y.shape[-2]
         if not is_numpy_array(y):
             weights = weigh(xp.matrix_transpose(y), mask, size, xp)
-            return _State(far=normalise(sum_values(*weights, v, mask, xp), xp))
+            return _State(rest=normalise(sum_values(*weights, v, mask, xp), xp))
         if keys.plain and mask is None:
             return _State(sum_of_products(keys.values.mT, keys.ones, self.memory.keys))
         seen, (low, high) = np.True_ if mask is None else mask.mT, _limits(y)
-        near_rows = _near_rows(v)
-        near = (y >= low) & (y <= high) & near_rows & seen
-        ones = with_ones(np.where(near_rows, v, 0.0), np)
-        sums = sum_of_products(np.exp(np.where(near, y, -math.inf)).mT, ones)
-        far = (seen & ~near).mT
-        if not far.any():
+        bounded_rows = _bounded_rows(v)
+        bounded = (y >= low) & (y <= high) & bounded_rows & seen
+        ones = with_ones(np.where(bounded_rows, v, 0.0), np)
+        sums = sum_of_products(np.exp(np.where(bounded, y, -math.inf)).mT, ones)
+        rest = (seen & ~bounded).mT
+        if not rest.any():
             return _State(sums)
-        of_far = sum_values(*weigh(y.mT, far, size, np), v, far, np)
-        return _State(sums, normalise(of_far, np))
+        others = sum_values(*weigh(y.mT, rest, size, np), v, rest, np)
+        return _State(sums, normalise(others, np))
 
     def join(self, a: _State, b: _State) -> _State:
         """Add what was seen of other keys."""
-        near = None if a.near is None else a.near + b.near
-        far = a.far or b.far
-        return _State(near, merge(a.far, b.far) if a.far and b.far else far)
+        bounded = None if a.bounded is None else a.bounded + b.bounded
+        rest = a.rest or b.rest
+        return _State(bounded, merge(a.rest, b.rest) if a.rest and b.rest else rest)
 
     def pairs(self, queries: _Exponents, keys: _Exponents, visible: Array) -> Iterator[Sums]:
         """Read the visible keys of a chunk one by one."""
@@ -257,35 +257,35 @@ class Exponential(Arithmetic):
             weights = hidden(products, visible)
             yield _plain_sums(sum_of_products(weights, keys.ones, self.memory.keys))
             return
-        near = queries.near & keys.near.mT & visible
-        if near.any():
-            yield _plain_sums(sum_of_products(np.where(near, products, 0.0), keys.ones))
-        far = visible & ~near
-        if far.any():
-            weights = weigh(_log_products(queries, keys, products, far), far, most, np)
-            yield sum_values(*weights, v, far, np)
+        bounded = queries.bounded & keys.bounded.mT & visible
+        if bounded.any():
+            yield _plain_sums(sum_of_products(np.where(bounded, products, 0.0), keys.ones))
+        rest = visible & ~bounded
+        if rest.any():
+            weights = weigh(_log_products(queries, keys, products, rest), rest, most, np)
+            yield sum_values(*weights, v, rest, np)
 
     def read(self, queries: _Exponents, state: _State) -> Iterator[Sums]:
         """Read what samples have seen."""
         x = queries.x
         size = x.shape[-1]
-        if state.near is not None:
-            near, values = state.near[..., :size, :], queries.values
+        if state.bounded is not None:
+            bounded, values = state.bounded[..., :size, :], queries.values
             if not queries.plain:
-                values = np.where(queries.near, values, 0.0)
-                f, lse = normalise(_plain_sums(near), np)
-                scores = np.where(queries.near, -math.inf, x + lse[..., None, :])
+                values = np.where(queries.bounded, values, 0.0)
+                f, lse = normalise(_plain_sums(bounded), np)
+                scores = np.where(queries.bounded, -math.inf, x + lse[..., None, :])
                 yield sum_values(*weigh(scores, None, size, np), f, None, np)
-            yield _plain_sums(sum_of_products(values, near, self.memory.queries))
-        if state.far is not None:
-            f, lse = state.far.out[..., :size, :], state.far.lse[..., None, :size]
+            yield _plain_sums(sum_of_products(values, bounded, self.memory.queries))
+        if state.rest is not None:
+            f, lse = state.rest.out[..., :size, :], state.rest.lse[..., None, :size]
             weights = weigh(x + lse, queries.known, 2 * size, self.xp)
             yield sum_values(*weights, f, queries.known, self.xp)
 
     def before(self, state: _State, leaves: _State) -> tuple[_State, _State]:
         """Find the states before each of many leaves, and after all."""
-        before, after = running(merge, state.far, leaves.far, (-3, -2), self.xp)
-        return _State(far=before), _State(far=after)
+        before, after = running(merge, state.rest, leaves.rest, (-3, -2), self.xp)
+        return _State(rest=before), _State(rest=after)
 
     def finish(self, sums: Sums) -> Attended:
         """Return the mean and the log normaliser."""
@@ -293,7 +293,7 @@ class Exponential(Arithmetic):
 
 
 def _limits(x: Array) -> tuple[float, float]:
-    """Between which exponents are near.
+    """Say between which limits exponents are bounded.
 
     A product of two features, a value up to e^high or down to e^-high, and the sum of e^high such
     terms are between the smallest normal and the largest number.
@@ -302,8 +302,8 @@ def _limits(x: Array) -> tuple[float, float]:
     return -largest / 3, largest / 4
 
 
-def _near_rows(v: Array) -> Array:
-    """Whether all values (..., c, d_v) of a row are 0 or neither large nor small, (..., c, 1)."""
+def _bounded_rows(v: Array) -> Array:
+    """Say whether values (..., c, d_v) of a row are 0 or neither large nor small, (..., c, 1)."""
     if not v.size:
         return np.ones((*v.shape[:-1], 1), dtype=bool)
     high = np.exp(v.dtype.type(_limits(v)[1]))
@@ -321,24 +321,24 @@ def exponents(
     known: Array | None = None,
     memory: Workspace | None = None,
 ) -> _Exponents:
-    """Exponents of tokens, with their values if they are keys; what has large values is far."""
+    """Evaluate e^x of tokens, with values if they are keys; large values are not bounded."""
     if not is_numpy_array(x):
         return _Exponents(x, known, v=v)
     low, high = _limits(x)
-    near = np.ones((*x.shape[:-1], 1), dtype=bool) if v is None else _near_rows(v)
+    bounded = np.ones((*x.shape[:-1], 1), dtype=bool) if v is None else _bounded_rows(v)
     if not (np.max(x) <= high and np.min(x) >= low):  # rows are looked at where it is not for all
         largest, least = (f(x, axis=-1, keepdims=True) for f in (np.max, np.min))
-        near = near & (largest <= high) & (least >= low)
-    bounded = v if v is None or near.all() else np.where(near, v, 0.0)
-    ones = None if bounded is None else with_ones(bounded, np, memory)
-    if near.all():
+        bounded = bounded & (largest <= high) & (least >= low)
+    plain, ones = bool(bounded.all()), None
+    if v is not None:
+        ones = with_ones(v if plain else np.where(bounded, v, 0.0), np, memory)
+    if plain:
         out = None if memory is None else memory.empty("features", x.shape, x.dtype)
-        return _Exponents(
-            x, None, np.exp(x, out=out), np.zeros_like(x[..., :1]), near, v, ones, True
-        )
-    base = np.where(near, 0.0, finite(np.max(x, axis=-1, keepdims=True), np))
+        values, base = np.exp(x, out=out), np.zeros_like(x[..., :1])
+        return _Exponents(x, None, values, base, bounded, v, ones, True)
+    base = np.where(bounded, 0.0, finite(np.max(x, axis=-1, keepdims=True), np))
     values = exp(flush_small(x - base, np), np)
-    return _Exponents(x, None, values, base, near, v, ones)
+    return _Exponents(x, None, values, base, bounded, v, ones)
 
 
 def _of_known(keys: _Exponents, known: int) -> _Exponents:
@@ -357,7 +357,7 @@ def _plain_sums(totals: Array) -> Sums:
 
 
 def hidden(products: Array, visible: Array) -> Array:
-    """Finite products, our own, with 0 for what is not visible, in less time than `where` takes."""
+    """Put 0 for hidden ones of finite products, our own, in less time than `where` takes."""
     fits = np.broadcast_shapes(products.shape, visible.shape) == products.shape
     return np.multiply(products, visible, out=products if fits else None)
 
@@ -368,14 +368,14 @@ def base_of(some: Array, like: Array) -> Array:
     return np.where(some, zero, nothing)
 
 
-def _log_products(queries: _Exponents, keys: _Exponents, products: Array, far: Array) -> Array:
-    """log sum_s e^(x_is + y_js) of far pairs, (..., n, c), from products of rows less their bases.
+def _log_products(queries: _Exponents, keys: _Exponents, products: Array, rest: Array) -> Array:
+    """Evaluate log sum_s e^(x_is + y_js) of some pairs from products of rows less their bases.
 
     Where all terms of a product are so small that they may have lost digits, it is evaluated anew.
     """
     limits, size = np.finfo(products.dtype), queries.x.shape[-1]
-    # A product with a row that is near loses nothing: its exponents are above log(tiny) / 3.
-    lost = (products < size * (limits.smallest_normal / limits.eps)) & far
+    # A product with a bounded row loses nothing: its exponents are above log(tiny) / 3.
+    lost = (products < size * (limits.smallest_normal / limits.eps)) & rest
     scores = np.log(products)
     scores += queries.base
     scores += keys.base.mT

@@ -78,7 +78,7 @@ class Signed(Arithmetic):
         return some
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
-        """Leaves of a step, and tokens of a leaf."""
+        """Say how many leaves a step has, and tokens a leaf."""
         if not is_numpy_array(q):
             return leaf_shape(q.shape[-2], _LEAF)
         # Whatever threads there are: the order of sums depends on the size of a step.
@@ -86,7 +86,7 @@ class Signed(Arithmetic):
         return leaf_shape(q.shape[-2], _LEAF, max(1, chunk_size(q) // (heads * self.width * _LEAF)))
 
     def in_leaves(self, like: Array) -> bool:
-        """Whether a step is cut into leaves."""
+        """Say whether a step is cut into leaves."""
         return True
 
     def start(self, keys: Keys) -> Totals:
