@@ -354,7 +354,7 @@ def pull_linear(
         q_h, out_h, d_out_h = (part(x, (*head, whole, whole)) for x in (q, out, d_out))
         d_lse_h = None if d_lse is None else part(d_lse, (*head, whole))
         bring = _cotangents(d_out_h, out_h, xp, d_lse_h)
-        _Heads(arithmetic, head, q_h, keys.part(head), bring, give, xp).pull(causal)
+        _Heads(arithmetic, head, (q_h, bring), keys.part(head), give, xp).pull(causal)
         order.add(place, write)
 
     most = most_threads(q, math.prod(lead) * (n + m) * arithmetic.width)
@@ -460,18 +460,18 @@ class _Heads:
         self,
         arithmetic: Any,
         head: tuple[slice, ...],
-        q: Array,
+        queries: tuple[Array, Array],  # with what they bring to pairs
         keys: Keys,
-        cotangents: Array,
         give: Give,
         xp: Any,
     ) -> None:
-        self.arithmetic, self.head, self.q, self.give, self.xp = arithmetic, head, q, give, xp
+        self.arithmetic, self.head, self.give, self.xp = arithmetic, head, give, xp
+        self.q, self.cotangents = queries
         k, v, self.mask, _ = keys
-        self.lead = keys._replace(v=k).lead(q, cotangents)
+        self.lead = keys._replace(v=k).lead(*queries)
         if self.mask is not None:
             k, v = (_where_known(x, xp.matrix_transpose(self.mask), xp) for x in (k, v))
-        self.k, self.ones, self.cotangents = k, with_ones(v, xp), cotangents
+        self.k, self.ones = k, with_ones(v, xp)
         self.scales: dict[int, tuple[Array, Array]] = {}  # of queries, by the first of a step
 
     def pull(self, causal: bool) -> None:
