@@ -501,10 +501,10 @@ def _check_size(pool: int, d: int, degree: int) -> None:
     if count > _LARGEST_MAP:
         raise ValueError(
             f"`degree` must give at most {_LARGEST_MAP:,} features, got degree {degree} for "
-            f"vectors of length {d}: {checks.number(count, ',')} features."
+            f"vectors of length {d}: {checks.show(count, ',')} features."
         )
     if count * degree > _FACTORS:
         raise ValueError(
             f"`degree` must give features of at most {_FACTORS:,} factors in all, got degree "
-            f"{degree} for vectors of length {d}: {checks.number(count, ',')} features."
+            f"{degree} for vectors of length {d}: {checks.show(count, ',')} features."
         )

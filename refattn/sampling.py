@@ -131,7 +131,7 @@ class Gaussian:
         object.__setattr__(self, "mean", checks.host("mean", self.mean, "(..., d)", 1))
         if self.cov is not None:
             cov = checks.host("cov", self.cov, "(..., d, d)", 2)
-            matrices.covariance("cov", cov, self.d)
+            matrices.definite("cov", cov, self.d)
             object.__setattr__(self, "cov", (cov + np.swapaxes(cov, -1, -2)) / 2)
             checks.leading("mean", self.mean[..., None, :], "cov", cov)
         if self.gauge is not None:

@@ -35,18 +35,18 @@ __all__ = [
     "floats",
     "generator",
     "host",
-    "integers",
+    "host_integers",
     "is_array",
     "is_of",
     "leading",
     "length",
-    "names",
+    "list_names",
     "non_negative_integer",
-    "number",
     "positive_integer",
     "real",
     "same_home",
     "shape_of",
+    "show",
     "whole",
 ]
 
@@ -184,7 +184,7 @@ def host(name: str, x: Any, rule: str, min_ndim: int, dtype: Any = np.float64) -
     return values
 
 
-def integers(name: str, x: Any, rule: str, ndim: int) -> Any:
+def host_integers(name: str, x: Any, rule: str, ndim: int) -> Any:
     """Turn host data, or an array of any library, into integers with so many axes."""
     whole(name, x)
     x = as_array(name, x, rule)
@@ -237,7 +237,7 @@ def real(
     except (OverflowError, ValueError):  # of integers with too many digits
         result = math.inf
     if not np.isfinite(result) or (positive and result <= 0):
-        raise ValueError(f"`{name}` must be a {kind}, got {number(value)}.")
+        raise ValueError(f"`{name}` must be a {kind}, got {show(value)}.")
     return result
 
 
@@ -273,7 +273,7 @@ def length(name: str, value: Any, size: int = 1) -> None:
 def at_most(name: str, value: Any, most: int, rule: str) -> None:
     """Check an upper limit, which `rule` explains."""
     if value > most:
-        raise ValueError(f"`{name}` must be at most {number(most)}, {rule}, got {number(value)}.")
+        raise ValueError(f"`{name}` must be at most {show(most)}, {rule}, got {show(value)}.")
 
 
 def non_negative_integer(name: str, value: Any) -> None:
@@ -285,7 +285,7 @@ def _integer(name: str, value: Any, least: int, kind: str) -> None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be a {kind}, got {describe(value)}.")
     if value < least:
-        raise ValueError(f"`{name}` must be a {kind}, got {number(value)}.")
+        raise ValueError(f"`{name}` must be a {kind}, got {show(value)}.")
     at_most(name, value, 10**308, "what float64 holds")
 
 
@@ -295,7 +295,7 @@ def flag(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be True or False, got {describe(value)}.")
 
 
-def names(argument: str, value: Any) -> list[str]:
+def list_names(argument: str, value: Any) -> list[str]:
     """Check an iterable of names, or one name."""
     if isinstance(value, str):
         return [value]
@@ -328,11 +328,11 @@ def describe(x: Any) -> str:
     kind = type(x)
     if is_array_api_obj(x):
         return f"{kind.__module__}.{kind.__qualname__}"
-    value = f"{number(x)} of type " if isinstance(x, str | int | float) else ""
+    value = f"{show(x)} of type " if isinstance(x, str | int | float) else ""
     return value + kind.__qualname__
 
 
-def number(x: Any, spec: str = "") -> str:
+def show(x: Any, spec: str = "") -> str:
     """Show a value; of a long integer its size: Python refuses to print the longest."""
     whole = int(x.numerator) // int(x.denominator) if isinstance(x, Rational) else 0
     if abs(whole) < 10**20:

@@ -16,14 +16,14 @@ from .library import Array, array_namespace, is_numpy_array
 __all__ = [
     "attended",
     "check",
-    "chunks",
+    "cut_evenly",
     "key_rows",
     "lead",
     "of_heads",
     "one_row",
-    "pair",
     "per_head",
     "softcap",
+    "two_per_head",
     "window",
 ]
 
@@ -98,8 +98,8 @@ def window(value: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-def chunks(name: str, size: Any, q: Array, k: Array) -> tuple[int, int]:
-    """Keys of a chunk, no more than there are tokens, and number of chunks."""
+def cut_evenly(name: str, size: Any, q: Array, k: Array) -> tuple[int, int]:
+    """Find how many keys a chunk has, at most all tokens, and how many chunks there are."""
     checks.positive_integer(name, size)
     n, m = q.shape[-2], k.shape[-2]
     length = min(int(size), max(n, m, 1))
@@ -182,7 +182,7 @@ def per_head(name: str, x: Any, like: Array) -> Array:
     return values
 
 
-def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
+def two_per_head(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
     """Bring two of what `per_head` takes to the library of two arrays."""
     if not isinstance(values, Sequence) or len(values) != 2:
         raise TypeError(f"`{name}` must be a pair, for q and for k, got {checks.describe(values)}.")

@@ -11,7 +11,7 @@ from functools import cache, partial
 from threading import Lock, local
 from typing import Any
 
-__all__ = ["InOrder", "Tree", "available", "for_each"]
+__all__ = ["Sequencer", "Tree", "available", "for_each"]
 
 _lock = Lock()
 
@@ -76,7 +76,7 @@ def available() -> int:
     return max((library.num_threads or 1 for library in _blas().lib_controllers), default=1)
 
 
-class InOrder:
+class Sequencer:
     """Call the functions of places 0, 1, ... in that order, whichever threads bring them."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ their own chunk pair by pair, in matrix products. These are of the kernel of que
 
 .. math:: \kappa_{ij} = \sum_s \phi_s(q_i) \, \phi_s(k_j)
 
-in one of two arithmetics: `Exponential` for positive features e^x, of which only exponents need
+in one of two arithmetics: `Positive` for positive features e^x, of which only exponents need
 be representable, and `Signed` for those of any feature map.
 """
 

@@ -16,7 +16,7 @@ from .hops import Keys, Samples, joined, sample
 from .kernel import Attended
 from .kernel_back import Cotangents, zeros_of
 from .positive import lead_of_each, tiles_of_queries
-from .signed_back import ExponentialBack, pull_linear
+from .signed_back import PositiveBack, pull_linear
 
 __all__ = ["PulledHops", "Taken", "pull_per_query", "pull_read", "pull_sample", "pull_two_hops"]
 
@@ -58,7 +58,7 @@ def pull_two_hops(
         pulled = pull_per_query(pull_read_of_each(done, d_out, d_lse), q, of_each, keys, causal)
         return pulled._replace(omega=pulled.omega[..., 0, :, :])
     if causal:
-        arithmetic = ExponentialBack(omega, log_weight, done.lse, keys.half)
+        arithmetic = PositiveBack(omega, log_weight, done.lse, keys.half)
         linear = pull_linear(q, keys, arithmetic, done.out, d_out, d_lse, causal=True)
         return PulledHops(*linear[:3], *linear.parameters)
     states = sample(omega, keys)

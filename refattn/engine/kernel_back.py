@@ -33,7 +33,7 @@ from ..arrays.library import (
     workspace,
 )
 from ..arrays.products import multiply, sum_of_products
-from ..arrays.threads import InOrder, for_each
+from ..arrays.threads import Sequencer, for_each
 from .kernel import Attended, finite, sum_of_visible
 from .scores import NO_OPTIONS, Options, cap_scores, slope_of_cap
 
@@ -154,7 +154,7 @@ def pull_attend(
                     yield place, head, i, j
                     place += 1
 
-    order = InOrder()
+    order = Sequencer()
 
     def worker() -> Callable[[Any], None]:
         memory = workspace(q)

@@ -38,7 +38,7 @@ from .kernel import (
 from .scores import causal_mask
 
 __all__ = [
-    "Exponential",
+    "Positive",
     "base_of",
     "exponents",
     "hidden",
@@ -67,7 +67,7 @@ def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool) -> Attended:
         omega = samples.omega[..., None, :, :]
         return per_query(read_own, q, Samples(omega, samples.log_weight), keys, causal)
     if causal:
-        return causal_attention(q, keys, Exponential(samples))
+        return causal_attention(q, keys, Positive(samples))
     return read(q, samples, sample(samples.omega, keys))
 
 
@@ -151,7 +151,7 @@ class _State(NamedTuple):
     rest: Attended | None = None
 
 
-class Exponential(Arithmetic):
+class Positive(Arithmetic):
     r"""Positive features of queries and keys, e^x_is and e^y_js, of any size.
 
     Where exponents and values are bounded, sums are of plain numbers, as in `Signed`: products of
@@ -171,7 +171,7 @@ class Exponential(Arithmetic):
         self.width = samples.omega.shape[-2]
         self.arrays: tuple[Array, ...] = samples
 
-    def part(self, head: tuple[slice, ...]) -> Exponential:
+    def part(self, head: tuple[slice, ...]) -> Positive:
         """Take some heads."""
         box, some = (*head, WHOLE, WHOLE), copy(self)
         some.samples = some.arrays = Samples(*(part(x, box) for x in self.samples))

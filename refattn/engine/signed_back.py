@@ -36,7 +36,7 @@ from ..arrays.library import (
     times,
 )
 from ..arrays.products import multiply, sum_of_products
-from ..arrays.threads import InOrder, for_each
+from ..arrays.threads import Sequencer, for_each
 from ..features import Features
 from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running
 from .hops import Keys, joined
@@ -46,7 +46,7 @@ from .positive import with_ones
 from .scores import causal_mask
 from .signed import Totals, merge_totals
 
-__all__ = ["ExponentialBack", "Featured", "PulledLinear", "pull_linear"]
+__all__ = ["PositiveBack", "PulledLinear", "SignedBack", "pull_linear"]
 
 _AXES = (-3, -3)  # of leaves, in sums
 _LEAF, _OTHER_LEAF = 64, 16  # tokens of a leaf on NumPy, and elsewhere
@@ -116,7 +116,7 @@ class Mapped(NamedTuple):
         return self._replace(values=values, log=leaves(log, shape, xp))
 
 
-class ExponentialBack:
+class PositiveBack:
     """Positive features: e^(omega . q + log_weight - lse) and e^(omega . k - half |k|^2).
 
     Their sums over keys and samples are 1 for each query.
@@ -233,7 +233,7 @@ Pull = Callable[[Array, Array | None], TakenByTokens]
 PulledMap = Callable[[Array, tuple[slice, ...]], tuple[Features, Pull]]
 
 
-class Featured:
+class SignedBack:
     """Features of either sign, of any map that has a pullback; a scale of queries cancels."""
 
     bases = 1
@@ -323,7 +323,7 @@ def pull_linear(
 ) -> PulledLinear:
     """Pull cotangents of attention that is linear in features back.
 
-    With a mask of each query's own, features are to be `Featured`.
+    With a mask of each query's own, features are to be `SignedBack`.
     """
     xp = array_namespace(q)
     if keys.differ:
@@ -332,7 +332,7 @@ def pull_linear(
     lead = keys.lead(q, *arithmetic.parameters)
     total = [zeros_of(x) for x in (q, keys.k, keys.v, *arithmetic.parameters)]
     alone = [tuple(x.shape[:-2]) == lead for x in total]  # what belongs to one head each
-    order = InOrder()
+    order = Sequencer()
 
     def pull_head(item: tuple[int, tuple[slice, ...]]) -> None:
         place, head = item
@@ -384,7 +384,7 @@ def _step_shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
 
 
 def _pull_in_pairs(
-    q: Array, keys: Keys, arithmetic: Featured, out: Array, d_out: Array, causal: bool, xp: Any
+    q: Array, keys: Keys, arithmetic: SignedBack, out: Array, d_out: Array, causal: bool, xp: Any
 ) -> PulledLinear:
     """Evaluate all pairs, where each query sees other keys."""
     n, m = q.shape[-2], keys.k.shape[-2]

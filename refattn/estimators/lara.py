@@ -30,7 +30,7 @@ from ..arrays.threads import for_each
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
 from ..engine.kernel import Attended, attend, buffers, log_sum_exp
-from ..engine.positive import Exponential, exponents, two_hops
+from ..engine.positive import Positive, exponents, two_hops
 from ..typing import ArrayT, Weighting
 from .inputs import change_gauge, check
 
@@ -479,7 +479,7 @@ def query_weighted(
     return Attended(out, lse)
 
 
-class _Growing(Exponential):
+class _Growing(Positive):
     """Samples of causal LARA, of which a query knows those of the chunks before its own.
 
     What is past of a chunk's first token makes its proposal, whose samples join the others. All

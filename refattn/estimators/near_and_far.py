@@ -174,7 +174,7 @@ def prepare_chunks(given: dict[str, Any]) -> Summarised:
     """Check arguments of `eva_attention`, draw frequencies, and group heads."""
     q, k, v, scale, mask = check(given)
     omega, sampled, log_size = (given[name] for name in ("omega", "sampled", "log_size"))
-    mask, (window, count) = qkv.one_row(mask, k), qkv.chunks("window", given["window"], q, k)
+    mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", given["window"], q, k)
     checks.flag("sampled", sampled)
     checks.flag("log_size", log_size)
     noise, lead = None, qkv.lead(q, k, v)
@@ -328,7 +328,7 @@ def attend_squared(x: Array, features: Array, k: Array, v: Array, **options: Any
 def prepare_moments(given: dict[str, Any]) -> Moments:
     """Check arguments of `second_order_attention`, group heads, and take the moments."""
     q, k, v, scale, mask = check(given)
-    mask, (window, _) = qkv.one_row(mask, k), qkv.chunks("window", given["window"], q, k)
+    mask, (window, _) = qkv.one_row(mask, k), qkv.cut_evenly("window", given["window"], q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     found = moments_of(cut_chunks(q, k, v, mask, window), root_scale(scale, q))
     return found._replace(causal=given["causal"], ungroup=ungroup)

@@ -175,7 +175,7 @@ def prepare(given: dict[str, Any]) -> Inputs:
     omega, log_weight = given_or_drawn(given, "num_features", q, qkv.lead(q, k, v))
     norms = square_norms is None
     if not norms:
-        qkv.pair("square_norms", square_norms, (q, k))
+        qkv.two_per_head("square_norms", square_norms, (q, k))
     if features == "hyperbolic":
         omega, log_weight = both_signs(omega, log_weight, array_namespace(q))
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(

@@ -19,7 +19,7 @@ from ..arrays.blocks import WHOLE, part
 from ..arrays.library import Array, array_namespace, as_written, constant, device, host_dtype
 from ..arrays.products import multiply
 from ..engine.signed import Signed
-from ..engine.signed_back import Featured
+from ..engine.signed_back import SignedBack
 from ..estimators.linear import checked
 from ..estimators.rfa import wave_weights
 from ..features import (
@@ -37,7 +37,7 @@ from ..features import (
 __all__ = ["check", "of_map", "of_waves"]
 
 
-def of_map(feature_map: Callable[[Array], Any], features: Signed) -> Featured:
+def of_map(feature_map: Callable[[Array], Any], features: Signed) -> SignedBack:
     """The features of a map, with their pullback."""
 
     def phi(x: Array, head: tuple[slice, ...]) -> tuple[Features, Any]:
@@ -55,10 +55,10 @@ def of_map(feature_map: Callable[[Array], Any], features: Signed) -> Featured:
 
         return Features(values, log_scale), pull_features
 
-    return Featured(phi, phi, features.width, splits=features.splits)
+    return SignedBack(phi, phi, features.width, splits=features.splits)
 
 
-def of_waves(omega: Array, log_weight: Array, root: Array, norms: bool) -> Featured:
+def of_waves(omega: Array, log_weight: Array, root: Array, norms: bool) -> SignedBack:
     """Trigonometric features, with the weights of the samples on the side of the queries."""
     weight, whole = wave_weights(log_weight), (WHOLE, WHOLE)
 
@@ -81,7 +81,7 @@ def of_waves(omega: Array, log_weight: Array, root: Array, norms: bool) -> Featu
         return Features(values * scale, log_scale), pull
 
     phi_q, phi_k = partial(phi, of_query=True), partial(phi, of_query=False)
-    return Featured(phi_q, phi_k, 2 * omega.shape[-2], (omega, log_weight))
+    return SignedBack(phi_q, phi_k, 2 * omega.shape[-2], (omega, log_weight))
 
 
 def _vjp(feature_map: Any, x: Array) -> tuple[Any, Callable[..., Array]]:

@@ -21,7 +21,7 @@ from ..engine import hops_back, kernel_back
 from ..engine.hops import Samples, sample
 from ..engine.kernel import Attended
 from ..engine.kernel_back import zeros_of
-from ..engine.signed_back import ExponentialBack, pull_linear
+from ..engine.signed_back import PositiveBack, pull_linear
 from ..estimators import lara
 
 __all__ = ["Pulled", "pull", "pull_causal", "pull_query_weighted"]
@@ -257,7 +257,7 @@ def _of_running(d_sums: Array, x: Array, sums: Array) -> Array:
     return xp.stack(rows[::-1], axis=-2)
 
 
-class _Growing(ExponentialBack):
+class _Growing(PositiveBack):
     """Features of queries, which know the samples of their chunk: weights (..., C, S)."""
 
     def __init__(self, n: int, *arrays: Any) -> None:

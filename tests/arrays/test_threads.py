@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 import refattn
 from refattn.arrays import threads as arrays_threads
-from refattn.arrays.threads import InOrder, Tree, _blas, for_each
+from refattn.arrays.threads import Sequencer, Tree, _blas, for_each
 from refattn.engine import kernel
 from refattn.rounding import problem
 
@@ -54,7 +54,7 @@ def test_items_run_at_the_same_time():
 
 
 def test_functions_are_called_in_the_order_of_their_places():
-    called, queue = [], InOrder()
+    called, queue = [], Sequencer()
     for place in np.random.default_rng(0).permutation(200):
         queue.add(place, lambda place=place: called.append(place))
     assert called == [*range(200)]

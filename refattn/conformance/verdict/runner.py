@@ -158,7 +158,7 @@ def check(
     expected = _reasons(expected_failures)
     _known("expected_failures", expected, chosen)
     if checks is not None:
-        names = arrays_checks.names("checks", checks)
+        names = arrays_checks.list_names("checks", checks)
         if not names:
             raise ValueError("`checks` must name at least one check, got none.")
         _known("checks", names, chosen)
