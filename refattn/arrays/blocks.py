@@ -50,7 +50,7 @@ def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[i
 
 
 def most_threads(x: Array, work: int) -> int:
-    """Threads that save more time than they take for so many scores; 0 but on NumPy."""
+    """Say how many threads save time for so many scores; 0 but on NumPy."""
     return max(1, work // _NUMPY_WORK) if is_numpy_array(x) else 0
 
 

@@ -116,7 +116,7 @@ def to_host(x: Array, dtype: Any = np.float64) -> Any:
 
 
 def host_values(x: Array) -> Any:
-    """Values as a NumPy array; None where there are none yet, of Dask or while JAX traces."""
+    """Bring values to NumPy; None where there are none yet, of Dask or while JAX traces."""
     if is_dask_array(x):
         return None
     try:
@@ -126,7 +126,7 @@ def host_values(x: Array) -> Any:
 
 
 def host_dtype(like: Array) -> Any:
-    """Dtype in which constants for `like` are computed on the host."""
+    """Return the dtype in which constants for `like` are computed on the host."""
     return np.result_type(like, np.float64) if is_numpy_array(like) else np.float64
 
 
@@ -215,7 +215,7 @@ def norm_bound(x: Array, xp: Any) -> Array:
 
 
 def root_scale(scale: float | None, q: Array) -> Array:
-    """Square root of the scale, the factor to kernel coordinates, in the dtype of `q`."""
+    """Take the square root of the scale, the factor to kernel coordinates, in the dtype of `q`."""
     return constant(q.shape[-1], q) ** -0.25 if scale is None else constant(scale, q) ** 0.5
 
 

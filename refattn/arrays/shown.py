@@ -87,7 +87,7 @@ class _Shown:
 
 
 def _short_array(x: Any) -> str:
-    """Dtype and shape of an array, and of NumPy the range; it as it is if it has few numbers."""
+    """Show dtype and shape of an array, and of NumPy the range; or few numbers as they are."""
     shape = tuple(x.shape)
     if all(isinstance(n, int) for n in shape) and math.prod(shape) <= _FEW_NUMBERS:
         return repr(x)

@@ -72,7 +72,7 @@ def for_each(
 
 
 def available() -> int:
-    """Threads that the next `for_each` may have; 1 within one."""
+    """Say how many threads the next `for_each` may have; 1 within one."""
     return max((library.num_threads or 1 for library in _blas().lib_controllers), default=1)
 
 

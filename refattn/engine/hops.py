@@ -51,11 +51,11 @@ class Keys(NamedTuple):
 
     @property
     def differ(self) -> bool:
-        """Whether the mask differs from query to query."""
+        """Say whether the mask differs from query to query."""
         return self.mask is not None and self.mask.shape[-2] != 1
 
     def bias(self, k: Array) -> Array:
-        """-scale |k|^2 / 2 of some of the keys."""
+        """Compute -scale |k|^2 / 2 of some of the keys."""
         return -self.half * square_norm(k)
 
 

@@ -23,7 +23,7 @@ class Options(NamedTuple):
     dropout: Array | None = None  # broadcasting to (..., n, m)
 
     def band(self, n: int, m: int, causal: bool) -> Band:
-        """The keys, of m, that each of n queries sees by its place."""
+        """Find the keys, of m, that each of n queries sees by its place."""
         return Band.of(m - n if self.shift is None else self.shift, causal, self.window)
 
 
@@ -49,7 +49,7 @@ class Band(NamedTuple):
         return cls(shift, left, right)
 
     def keys(self, i: slice, span: slice, step: int = 1) -> slice:
-        """Keys of a span that some of the queries i see, from a multiple of `step` on."""
+        """Find the keys of a span that some queries i see, from a multiple of `step` on."""
         start, stop = span.start, span.stop
         if self.left is not None:
             first = max(start, min(stop, i.start + self.shift - self.left))
@@ -59,7 +59,7 @@ class Band(NamedTuple):
         return slice(start, stop)
 
     def step(self, rows: int, columns: int) -> int:
-        """Where blocks of keys start: anywhere if one of them is all that some queries see."""
+        """Say where blocks of keys start: anywhere if one is all that some queries see."""
         if self.left is None or self.right is None:
             return columns
         return 1 if rows + self.left + self.right <= columns else columns
@@ -67,7 +67,7 @@ class Band(NamedTuple):
     def visible(
         self, i: slice, j: slice, home: Any, xp: Any, mask: Array | None = None
     ) -> Array | None:
-        """Which of the queries i see which of the keys j, and a mask lets them; None if all do."""
+        """Say which of the queries i see which of the keys j, if a mask lets them; None: all do."""
         seen = mask
         if self.right is not None and j.stop - 1 > i.start + self.shift + self.right:
             early = causal_mask(i, j, self.shift + self.right, home, xp)
